@@ -1,0 +1,323 @@
+"""Weights and configs in Hugging Face layout: folders in, folders out.
+
+Reading goes straight from safetensors, one tensor at a time: a tensor is copied from the mapped
+file, converted, put on the device, and forgotten, so the host never holds the model twice.
+Everything that can be wrong with a checkpoint is found in the files' headers, before the first
+byte of a weight is read, and reported at once.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import math
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from .config import DecoderConfig
+from .decoder import Decoder
+from .families import (
+    Tensor,
+    config_from_hf,
+    config_to_hf,
+    family_of,
+    is_harmless,
+    tensors_of,
+)
+
+DTYPES = {
+    "float32": jnp.float32,
+    "bfloat16": jnp.bfloat16,
+    "float16": jnp.float16,
+}
+_FILE_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_WEIGHT_FILE = r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
+_LISTED = 8  # problems of one kind that an error names before it only counts
+
+
+def check_dtype(dtype: object) -> np.dtype | None:
+    """The dtype asked for, or None. Raises ValueError naming the accepted ones."""
+    if dtype is None:
+        return None
+    try:
+        name = dtype if isinstance(dtype, str) else jnp.dtype(dtype).name
+    except TypeError:
+        name = None
+    if name not in DTYPES:
+        raise ValueError(f"dtype={dtype!r} is not supported; accepted: {', '.join(DTYPES)}, None")
+    return jnp.dtype(DTYPES[name])
+
+
+def read_json(folder: str | os.PathLike, name: str) -> dict:
+    """One JSON file of a model's folder, with errors that say what is wrong with it."""
+    path = Path(folder) / name
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path.parent} is not a folder")
+    if not path.is_file():
+        present = ", ".join(sorted(p.name for p in path.parent.iterdir())) or "nothing"
+        raise FileNotFoundError(f"{path.parent} has no {name} (it holds: {present})")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}, not an object")
+    return content
+
+
+def load_config(folder: str | os.PathLike) -> DecoderConfig:
+    """Reads ``config.json``; end-of-text ids of ``generation_config.json`` take precedence."""
+    raw = read_json(folder, "config.json")
+    if (Path(folder) / "generation_config.json").is_file():
+        eos = read_json(folder, "generation_config.json").get("eos_token_id")
+        raw = raw if eos is None else raw | {"eos_token_id": eos}
+    return config_from_hf(raw)
+
+
+def load_weights(
+    folder: str | os.PathLike, config: DecoderConfig, dtype: object = None
+) -> nnx.State:
+    """Reads a checkpoint onto the default device.
+
+    Args:
+      folder: holds ``model.safetensors``, or its shards and ``model.safetensors.index.json``.
+      config: what the checkpoint should be.
+      dtype: of the parameters. Default: float32 on CPU, where bfloat16 is slower, else the
+        type in which most of the checkpoint is stored.
+
+    Returns:
+      The state of ``Decoder(config)``, as ``nnx.split`` returns it.
+
+    Raises:
+      FileNotFoundError: no weights, or a shard is absent.
+      ValueError: corrupt or truncated files; missing, misshapen or left-over tensors.
+    """
+    folder, dtype, state = Path(folder), check_dtype(dtype), _abstract(config)
+    shapes = {name: param.get_value().shape for name, param in _named(state)}
+    wanted = tensors_of(config, shapes)
+    stored = _headers(folder, family_of(config.model_type).prefix, wanted)
+    _check(folder, config, wanted, stored, shapes)
+    if dtype is None:
+        dtype = jnp.dtype("float32" if jax.default_backend() == "cpu" else _main_dtype(stored))
+
+    arrays: dict[str, jax.Array] = {}
+    for path in sorted({entry.path for entry in stored.values()}):
+        with safe_open(path, "np") as file:
+            for name in (n for n in wanted if stored[n].path == path):
+                array = file.get_tensor(stored[name].name)
+                for part, piece in _split(array, wanted[name], shapes):
+                    arrays[part] = jax.device_put(np.ascontiguousarray(piece, dtype=dtype))
+    return _filled(state, arrays)
+
+
+def save_pretrained(
+    model,
+    folder: str | os.PathLike,
+    *,
+    dtype: object = None,
+    tokenizer=None,
+    max_shard_bytes: int = 5_000_000_000,
+) -> None:
+    """Writes ``config.json`` and the weights so that transformers and ``load`` read them.
+
+    Every file is written beside its place and then renamed, ``config.json`` last, so that an
+    interruption leaves no half-written file. Shards of an earlier save are removed.
+
+    Args:
+      model: a ``Decoder``, or an ``LM``, whose tokenizer is then saved too.
+      folder: made if it does not exist.
+      dtype: of the file; default: that of the parameters.
+      tokenizer: anything with ``save_pretrained(folder)``, or a ``tokenizers.Tokenizer``.
+      max_shard_bytes: a file grows no larger than this, unless a single tensor is.
+    """
+    dtype = check_dtype(dtype)
+    state = model.params if hasattr(model, "params") else nnx.state(model)
+    params = {name: param.get_value() for name, param in _named(state)}
+    dtype = dtype or next(iter(params.values())).dtype
+    tensors = tensors_of(model.config, params)
+    config = config_to_hf(model.config) | {"torch_dtype": dtype.name}
+    tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=".saving-", dir=folder))
+    try:
+        _write_weights(staging, tensors, params, dtype, max_shard_bytes)
+        if hasattr(tokenizer, "save_pretrained"):
+            tokenizer.save_pretrained(staging)
+        elif tokenizer is not None:
+            tokenizer.save(str(staging / "tokenizer.json"))
+        _write_json(staging / "config.json", config)
+        written = sorted((p.name for p in staging.iterdir()), key=lambda n: n == "config.json")
+        for name in written:
+            os.replace(staging / name, folder / name)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    for path in folder.iterdir():
+        if re.fullmatch(_WEIGHT_FILE, path.name) and path.name not in written:
+            path.unlink()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stored:
+    """Where a tensor lies and what the header says of it."""
+
+    path: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def _abstract(config: DecoderConfig) -> nnx.State:
+    return nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))[1]
+
+
+def _named(state: nnx.State) -> Iterator[tuple[str, nnx.Variable]]:
+    for path, param in nnx.to_flat_state(state):
+        yield ".".join(map(str, path)), param
+
+
+def _filled(state: nnx.State, arrays: Mapping[str, jax.Array]) -> nnx.State:
+    flat = nnx.to_flat_state(state)
+    return nnx.from_flat_state(
+        [(path, param.replace(arrays[".".join(map(str, path))])) for path, param in flat]
+    )
+
+
+def _shape(tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape of a tensor in the file: its parts stacked on axis 0, perhaps transposed."""
+    parts = [shapes[part] for part in tensor.parts]
+    shape = (sum(part[0] for part in parts), *parts[0][1:])
+    return shape[::-1] if tensor.transposed else shape
+
+
+def _split(array: np.ndarray, tensor: Tensor, shapes) -> Iterator[tuple[str, np.ndarray]]:
+    array, row = array.T if tensor.transposed else array, 0
+    for part in tensor.parts:
+        yield part, array[row : row + shapes[part][0]]
+        row += shapes[part][0]
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / _INDEX).is_file():
+        names = read_json(folder, _INDEX).get("weight_map")
+        if not isinstance(names, dict) or not names:
+            raise ValueError(f"{folder / _INDEX} has no weight_map")
+        files = sorted({folder / str(name) for name in names.values()})
+        absent = [path.name for path in files if not path.is_file()]
+        if absent:
+            raise FileNotFoundError(
+                f"{folder} lacks {len(absent)} of the {len(files)} shards that its index names: "
+                f"{_some(absent)}; download it again"
+            )
+        return files
+    if (folder / _SINGLE).is_file():
+        return [folder / _SINGLE]
+    present = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+    pickled = any(name.endswith((".bin", ".pt", ".pth")) for name in present)
+    raise FileNotFoundError(
+        f"{folder} has no weights: neither {_SINGLE} nor {_INDEX} "
+        f"(it holds: {', '.join(present) or 'nothing'})"
+        + ("; save PyTorch pickles again as safetensors with transformers" if pickled else "")
+    )
+
+
+def _headers(folder: Path, prefix: str, wanted: Iterable[str]) -> dict[str, _Stored]:
+    """Every tensor of the checkpoint by its full name, from the files' headers alone."""
+    wanted, stored = set(wanted), {}
+    for path in _weight_files(folder):
+        try:
+            with safe_open(path, "np") as file:
+                for name in file.keys():
+                    full = prefix + name if prefix + name in wanted else name
+                    piece = file.get_slice(name)
+                    stored[full] = _Stored(path, name, tuple(piece.get_shape()), piece.get_dtype())
+        except SafetensorError as error:
+            raise ValueError(
+                f"{path} is truncated or corrupt ({path.stat().st_size} bytes; {error}); "
+                "download or save it again"
+            ) from None
+    return stored
+
+
+def _check(folder: Path, config: DecoderConfig, wanted, stored, shapes) -> None:
+    """Compares what the files hold with what the config promises. Raises with all differences."""
+    missing = [name for name in wanted if name not in stored]
+    left_over = [n for n in stored if n not in wanted and not is_harmless(config, n)]
+    misshapen, mistyped = [], []
+    for name in (n for n in wanted if n in stored):
+        expected = _shape(wanted[name], shapes)
+        if stored[name].shape != expected:
+            misshapen.append(f"{name} is {list(stored[name].shape)}, expected {list(expected)}")
+        if stored[name].dtype not in _FILE_DTYPES:
+            mistyped.append(f"{name} is {stored[name].dtype}, expected {'/'.join(_FILE_DTYPES)}")
+    problems = {
+        "missing": missing,
+        "wrong shape": misshapen,
+        "wrong type": mistyped,
+        "left over": left_over,
+    }
+    if any(problems.values()):
+        lines = [f"  {kind} ({len(n)}): {_some(n)}" for kind, n in problems.items() if n]
+        raise ValueError(
+            f"the weights in {folder} are not those of its config.json "
+            f"(model_type={config.model_type!r}):\n" + "\n".join(lines)
+        )
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - _LISTED
+    return "; ".join(names[:_LISTED]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _main_dtype(stored: Mapping[str, _Stored]) -> str:
+    counts = collections.Counter()
+    for entry in stored.values():
+        counts[entry.dtype] += math.prod(entry.shape)
+    return next(_FILE_DTYPES[d] for d, _ in counts.most_common() if d in _FILE_DTYPES)
+
+
+def _write_weights(folder: Path, tensors, params, dtype, max_shard_bytes: int) -> None:
+    """One file, or shards and their index; the host holds one shard at a time."""
+    shapes = {name: value.shape for name, value in params.items()}
+    sizes = {n: math.prod(_shape(t, shapes)) * dtype.itemsize for n, t in tensors.items()}
+    shards: list[list[str]] = [[]]
+    room = max_shard_bytes
+    for name, size in sizes.items():
+        if size > room and shards[-1]:
+            shards.append([])
+            room = max_shard_bytes
+        shards[-1].append(name)
+        room -= size
+
+    def gathered(tensor: Tensor) -> np.ndarray:
+        array = np.concatenate([np.asarray(params[part]) for part in tensor.parts])
+        return np.ascontiguousarray(array.T if tensor.transposed else array, dtype=dtype)
+
+    weight_map = {}
+    for i, names in enumerate(shards):
+        file = _SINGLE
+        if len(shards) > 1:
+            file = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
+        weight_map |= dict.fromkeys(names, file)
+        save_file({n: gathered(tensors[n]) for n in names}, folder / file, {"format": "pt"})
+    if len(shards) > 1:
+        total = {"total_size": sum(sizes.values())}
+        _write_json(folder / _INDEX, {"metadata": total, "weight_map": weight_map})
+
+
+def _write_json(path: Path, content: dict) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
