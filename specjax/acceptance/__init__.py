@@ -1,0 +1,34 @@
+"""Acceptance rules: which drafted tokens the target keeps, and the token that follows.
+
+A rule is a frozen dataclass, one file each, registered here by one line. Its ``name`` says
+``approximate`` if the output law is not the target's.
+"""
+
+from __future__ import annotations
+
+from ..types import Draft
+from .delta import Delta
+from .greedy import Greedy
+from .rejection import Rejection
+
+RULES = {rule.name: rule for rule in (Greedy(), Rejection(), Delta())}
+
+
+def choose(rule, draft: Draft, greedy: bool):
+    """The rule object for ``rule`` (``auto``, a name, or an object), checked against the draft.
+
+    ``auto``: greedy sampling takes ``greedy``; a draft with proposal laws ``rejection``; a draft
+    that is a function of the context ``delta``.
+
+    Raises:
+      ValueError: an unknown name, or a rule that would change the target's law on this draft.
+    """
+    if rule == "auto":
+        rule = "greedy" if greedy else "delta" if draft.laws is None else "rejection"
+    if isinstance(rule, str):
+        if rule not in RULES:
+            raise ValueError(f"rule={rule!r} is unknown; known: auto, {', '.join(sorted(RULES))}")
+        rule = RULES[rule]
+    rule.check(draft, greedy)
+    # at temperature 0 every lossless rule is the greedy one, without its randomness
+    return RULES["greedy"] if greedy and rule.lossless else rule

@@ -1,0 +1,34 @@
+"""Greedy acceptance: keep what the target's argmax says."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from .. import sampling as law
+from ..types import Draft, Verdict
+from .walk import match
+
+
+@dataclasses.dataclass(frozen=True)
+class Greedy:
+    """Accepts a node if it is the target's most probable token; then emits the next argmax.
+
+    Lossless: yes for greedy decoding (temperature 0), for every draft; token for token in
+    float32. In lower precision near-ties may fall otherwise than in one-token passes.
+
+    References: Stern et al., Blockwise Parallel Decoding, arXiv 1811.03115; Leviathan et al.,
+    arXiv 2211.17192, at temperature 0.
+    """
+
+    name = "greedy"
+    lossless = True
+
+    def check(self, draft: Draft, greedy: bool) -> None:
+        if not greedy:
+            raise ValueError(
+                "rule='greedy' with a temperature above 0 (or an array of temperatures) would not "
+                "sample the target's law; use rule='auto', or temperature=0"
+            )
+
+    def __call__(self, params, draft: Draft, target_law, draft_law, key) -> Verdict:
+        return match(draft, law.argmax(target_law.adjusted()))

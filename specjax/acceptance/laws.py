@@ -1,0 +1,75 @@
+"""The laws p and q at the nodes of a draft, computed only where a rule asks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from .. import tree
+from ..sampling import Prefix, Sampling
+from ..types import POINT_MASS, Context, Draft
+from .walk import at_node
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetLaw:
+    """``law(node int32 [B]) -> p float32 [B, V]``: the target's law after each row's node."""
+
+    draft: Draft
+    logits: jax.Array
+    context: Context
+
+    def __call__(self, node: jax.Array) -> jax.Array:
+        return self.sampling.probabilities(at_node(self.logits, node), self._prefix(node))
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.context.sampling
+
+    def adjusted(self) -> jax.Array:
+        """Logits ``[B, N, V]`` after penalty and bias: what greedy decoding takes the argmax of."""
+        if self.sampling.repetition_penalty is None and self.sampling.logit_bias is None:
+            return self.logits
+        batch, nodes = self.draft.tokens.shape
+
+        def at(node):
+            node = jnp.full((batch,), node, jnp.int32)
+            return self.sampling.adjust(at_node(self.logits, node), self._prefix(node))
+
+        return jax.vmap(at, out_axes=1)(jnp.arange(nodes))
+
+    def _prefix(self, node):
+        if not self.sampling.needs_prefix:
+            return None
+        path = tree.prefix_tokens(self.draft, node)
+        return Prefix(tokens=self.context.tokens, length=self.context.length, path=path)
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftLaw:
+    """``law(node int32 [B]) -> q float32 [B, V]``: the law that each row's node was drawn from."""
+
+    draft: Draft
+    vocab_size: int
+
+    def __call__(self, node: jax.Array) -> jax.Array:
+        draft, vocab = self.draft, self.vocab_size
+        point = jnp.arange(vocab) == at_node(draft.tokens, node)[:, None]
+        point = point.astype(jnp.float32)
+        if draft.laws is None:
+            return point
+        index = at_node(draft.law, node)
+        q = at_node(draft.laws, jnp.maximum(index, 0))
+        rows = jnp.arange(q.shape[0])[:, None]
+        if draft.vocab is not None:
+            q = jnp.zeros((q.shape[0], vocab)).at[rows, draft.vocab].add(q, mode="drop")
+        if draft.draws == "distinct":
+            parent = tree.parents(draft)
+            earlier = (parent == at_node(jnp.broadcast_to(parent, draft.law.shape), node)[:, None])
+            earlier &= (draft.law == index[:, None]) & (jnp.arange(draft.num_nodes) < node[:, None])
+            gone = jnp.where(earlier, draft.tokens, vocab)
+            q = q.at[rows, gone].set(0.0, mode="drop")
+            q = q / jnp.maximum(jnp.sum(q, axis=-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
+        return jnp.where((index == POINT_MASS)[:, None], point, q)

@@ -1,0 +1,74 @@
+"""Rejection sampling with the true draft law, for one or several siblings."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from .. import sampling as law
+from ..types import ROOT, Draft, Verdict
+from .walk import at_node, eligible, next_child, verdict
+
+
+@dataclasses.dataclass(frozen=True)
+class Rejection:
+    """Recursive rejection: siblings in draw order, each against what the earlier ones left of p.
+
+    At a node with target law ``p``, for each child ``x`` drawn from ``q``::
+
+        accept x with probability min(1, p(x) / q(x));  else  p <- norm((p - q)+)
+
+    If no child is left a token is drawn from the current ``p``. With one child a node this is
+    speculative sampling. A child that was not drawn (``law = -1``) has a point mass for ``q``.
+    With ``draws="distinct"`` a child's ``q`` is its law without the earlier siblings from it.
+
+    Lossless: yes, if each node was drawn from the law that the draft states.
+
+    References: Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318,
+    algorithm 2; several siblings: SpecInfer, arXiv 2305.09781; without replacement: Jeon et al.,
+    arXiv 2402.14160, Sequoia, arXiv 2402.12374.
+    """
+
+    name = "rejection"
+    lossless = True
+
+    def check(self, draft: Draft, greedy: bool) -> None:
+        if draft.draws not in ("iid", "distinct"):
+            raise ValueError(
+                f"rule='rejection' needs siblings drawn 'iid' or 'distinct', not {draft.draws!r}; "
+                "use rule='delta', which admits every draft"
+            )
+
+    def __call__(self, params, draft: Draft, target_law, draft_law, key) -> Verdict:
+        able = eligible(draft)
+        uniform = law.uniforms(key, draft.num_nodes)
+        batch = draft.tokens.shape[0]
+        rows = jnp.arange(batch)
+
+        def test(state):
+            node, last, p, going = state
+            child, found = next_child(draft, node, last, able)
+            x = at_node(draft.tokens, child)
+            q = draft_law(child)
+            # u q(x) < p(x), u in [0, 1): a token of probability zero is never accepted
+            accept = at_node(uniform, child) * q[rows, x] < p[rows, x]
+            left = jnp.maximum(p - q, 0.0)
+            mass = jnp.sum(left, axis=-1, keepdims=True)
+            left = jnp.where(mass > 0, left / jnp.where(mass > 0, mass, 1.0), p)
+            after = jnp.where(accept[:, None], target_law(child), left)
+            tested, moved = going & found, going & found & accept
+            return (
+                jnp.where(moved, child, node),
+                jnp.where(tested, child, last),
+                jnp.where(tested[:, None], after, p),
+                tested,
+            )
+
+        start = jnp.full((batch,), ROOT, jnp.int32)
+        state = (start, start, target_law(start), jnp.ones((batch,), bool))
+        if draft.num_nodes > 1:
+            state = jax.lax.while_loop(lambda s: jnp.any(s[3]), test, state)
+        node, _, p, _ = state
+        return verdict(draft, node, law.draw(p, uniform[:, ROOT]))

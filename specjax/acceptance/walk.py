@@ -1,0 +1,61 @@
+"""Walks down a draft, shared by the rules.
+
+Nodes are listed from the root down and siblings in draw order, so the next node to look at is
+always the first one, after the last looked at, whose parent is where the row stands.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from .. import tree
+from ..types import ROOT, Draft, Verdict
+
+
+def eligible(draft: Draft) -> jax.Array:
+    """bool ``[B, N]``: nodes that may be accepted (never the root, never a passenger)."""
+    able = jnp.broadcast_to(jnp.arange(draft.num_nodes) > ROOT, draft.tokens.shape)
+    return able if draft.candidate is None else able & draft.candidate
+
+
+def next_child(draft: Draft, at: jax.Array, after: jax.Array, able: jax.Array):
+    """First eligible child of ``at`` behind node ``after``, all ``[B]``; and whether there is one."""
+    index = jnp.arange(draft.num_nodes)
+    child = able & (tree.parents(draft) == at[:, None]) & (index > after[:, None])
+    first = jnp.min(jnp.where(child, index, draft.num_nodes), axis=1).astype(jnp.int32)
+    return jnp.minimum(first, draft.num_nodes - 1), first < draft.num_nodes
+
+
+def at_node(x: jax.Array, node: jax.Array) -> jax.Array:
+    """``x[b, node[b]]``."""
+    shape = (-1,) + (1,) * (x.ndim - 1)
+    return jnp.take_along_axis(x, node.reshape(shape), axis=1, mode="clip")[:, 0]
+
+
+def verdict(draft: Draft, node: jax.Array, token: jax.Array) -> Verdict:
+    """The path to ``node``, then ``token``."""
+    path, depth = tree.path_to(draft, node)
+    return Verdict(path=path, count=depth, token=token.astype(jnp.int32))
+
+
+def match(draft: Draft, choice: jax.Array) -> Verdict:
+    """Descends while a child equals the token chosen at its parent.
+
+    Args:
+      choice: int32 ``[B, N]``, the token that the target says after each node.
+
+    Equal siblings that both match are followed to the deepest end.
+    """
+    batch, nodes = draft.tokens.shape
+    parent = jnp.broadcast_to(jnp.maximum(tree.parents(draft), 0), (batch, nodes))
+    said = jnp.take_along_axis(choice, parent, axis=1)
+    agrees = (said == draft.tokens) & eligible(draft)
+    if draft.topology == tree.chain_topology(nodes - 1):
+        node = jnp.sum(jnp.cumprod(agrees[:, 1:].astype(jnp.int32), axis=1), axis=1)
+    else:
+        agrees = agrees.at[:, ROOT].set(True)
+        lawful = jnp.all(agrees[:, :, None] | ~tree.ancestors(draft), axis=1)
+        node = jnp.argmax(jnp.where(lawful, tree.depths(draft), -1), axis=1)
+    node = node.astype(jnp.int32)
+    return verdict(draft, node, at_node(choice, node))

@@ -1,0 +1,33 @@
+"""What most drafters share: they want no features, keep nothing, learn nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class ChainDrafter:
+    """Defaults of the ``types.Drafter`` protocol for a drafter of chains without state."""
+
+    num_draft: int = 4
+
+    name = "chain"
+    features = ()
+
+    def __post_init__(self):
+        if self.num_draft < 0:
+            raise ValueError(f"num_draft={self.num_draft} must be at least 0")
+
+    @property
+    def depth(self) -> int:
+        """Depth of the deepest node that is ever proposed."""
+        return self.num_draft
+
+    def init(self, params, batch, capacity, inputs=None):
+        return ()
+
+    def readout(self, draft, scores):
+        return None
+
+    def observe(self, params, state, segment):
+        return state

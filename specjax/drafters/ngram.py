@@ -1,0 +1,59 @@
+"""Prompt lookup: what followed the last few tokens when they stood there before."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from .. import tree
+from .base import ChainDrafter
+
+
+@dataclasses.dataclass(frozen=True)
+class NGram(ChainDrafter):
+    """Copies the continuation of an earlier occurrence of the current suffix.
+
+    Of all earlier positions the one with the longest match of the last ``longest`` tokens wins,
+    and of several the most recent. Where the match overlaps the end, the copy runs on
+    periodically. Without a match of ``shortest`` tokens nothing is proposed.
+
+    Lossless: yes, under ``greedy`` and ``delta`` (the draft is a function of the context).
+
+    Differs from the reference implementation, which takes the earliest full match.
+
+    References: A. Saxena, prompt lookup decoding, 2023; LLMA, arXiv 2304.04487.
+    """
+
+    longest: int = 4
+    shortest: int = 1
+    name = "ngram"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not 1 <= self.shortest <= self.longest:
+            raise ValueError(
+                f"shortest={self.shortest}, longest={self.longest}: need 1 <= shortest <= longest"
+            )
+
+    def draft_step(self, params, state, context):
+        tokens, length = context.tokens, context.length
+        size = tokens.shape[1]
+        index = jnp.arange(size, dtype=jnp.int32)
+        run = jnp.ones(tokens.shape, bool)
+        matched = jnp.zeros(tokens.shape, jnp.int32)
+        for back in range(self.longest):  # does token[i - back] equal token[length - 1 - back]?
+            tail = jnp.maximum(length - 1 - back, 0)[:, None]
+            wanted = jnp.take_along_axis(tokens, tail, axis=1)
+            shifted = jnp.pad(tokens, ((0, 0), (back, 0)), constant_values=-1)[:, :size]
+            run &= (shifted == wanted) & (index - back >= 0) & (length[:, None] - 1 - back >= 0)
+            matched += run
+        matched = jnp.where(index < length[:, None] - 1, matched, 0)  # the suffix itself is no match
+        end = jnp.max(matched * size + index, axis=1)  # longest first, then most recent
+        found = end // size >= self.shortest
+        end = end % size
+        steps = jnp.arange(self.num_draft, dtype=jnp.int32)
+        period = jnp.maximum(length - 1 - end, 1)[:, None]
+        copied = jnp.take_along_axis(tokens, end[:, None] + 1 + steps % period, axis=1, mode="clip")
+        candidate = jnp.broadcast_to(found[:, None], copied.shape)
+        return tree.chain(context, copied, candidate=candidate), state

@@ -1,0 +1,22 @@
+"""No drafter: plain decoding through the same loop, the baseline of every figure."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from .. import tree
+from .base import ChainDrafter
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain(ChainDrafter):
+    """Proposes nothing: a tree of one node."""
+
+    num_draft: int = 0
+    name = "plain"
+
+    def draft_step(self, params, state, context):
+        nothing = jnp.zeros((context.tokens.shape[0], 0), jnp.int32)
+        return tree.chain(context, nothing), state

@@ -1,0 +1,388 @@
+"""The loop: draft, verify, accept, commit, observe, in one compiled ``lax.while_loop``.
+
+``decode`` runs it to the end; ``start`` and ``burst`` run the same round a few at a time, which
+is what streaming does. ``draft_step``, ``verify`` and ``accept`` are one round's parts, pure and
+public: call one alone and look at what comes out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from . import acceptance, tree
+from . import stats as statistics
+from .acceptance.laws import DraftLaw, TargetLaw
+from .pytree import pytree_dataclass
+from .sampling import Sampling
+from .stats import Stats
+from .types import Context, Draft, Drafter, PyTree, Scores, Segment, Target, Verdict
+from .validate import check_request
+
+PREFILL_CHUNK = 256  # prompt tokens fed at once: bounds the memory of a long prompt
+DRAFT, ACCEPT = 0, 1  # the two roles a random key can have within a round
+
+
+@pytree_dataclass
+class Decoded:
+    """Attributes:
+    tokens: int32 ``[B, L]``, prompts and what was generated; zeros behind ``lengths``.
+    lengths: int32 ``[B]``.
+    from_draft: bool ``[B, L]``, the token was drafted and accepted (else: the target's own).
+    stats: ``Stats``.
+    """
+
+    tokens: jax.Array
+    lengths: jax.Array
+    from_draft: jax.Array
+    stats: Stats
+
+
+@pytree_dataclass
+class Request:
+    """What a batch asks for, in the shapes of the loop: see ``decode``. Leaves lead with B."""
+
+    tokens: jax.Array
+    lengths: jax.Array
+    key: jax.Array
+    budget: jax.Array
+    sampling: Sampling
+    stops: jax.Array
+    inputs: PyTree = None
+
+
+@pytree_dataclass
+class State:
+    """All that the loop carries; every leaf leads with B.
+
+    Evolving: tokens, length, budget (0: finished), the two caches. Constant: key, sampling,
+    stops. Output: from_draft, stats.
+    """
+
+    tokens: jax.Array
+    length: jax.Array
+    budget: jax.Array
+    cache: PyTree
+    drafter: PyTree
+    key: jax.Array
+    sampling: Sampling
+    stops: jax.Array
+    from_draft: jax.Array
+    stats: Stats
+
+
+# ---------------------------------------------------------------- one round, part by part
+
+
+def draft_step(drafter: Drafter, params, state, context: Context) -> tuple[Draft, PyTree]:
+    """Proposes a tree of N nodes below each row's root. Pure."""
+    return drafter.draft_step(params, state, context)
+
+
+def verify(target: Target, params, cache, draft: Draft, *, features=()) -> Scores:
+    """Scores all nodes in ONE pass of the target. Reads the cache, never writes. Pure."""
+    return target.verify(params["target"], cache, draft, features=features)
+
+
+def accept(rule, params, draft: Draft, scores: Scores, context: Context, key) -> Verdict:
+    """The longest lawful path through the draft, and one more token. Pure.
+
+    Args:
+      rule: a name, ``auto``, or a rule object.
+      context: its sampling settings make the law; its tokens matter under a repetition penalty.
+      key: random keys ``[B]``.
+    """
+    rule = acceptance.choose(rule, draft, context.sampling.greedy)
+    p = TargetLaw(draft, scores.logits, context)
+    q = DraftLaw(draft, scores.logits.shape[-1])
+    return rule(params, draft, p, q, key)
+
+
+def truncate(draft: Draft, verdict: Verdict, state: State) -> tuple[Verdict, jax.Array]:
+    """Cuts a verdict at the first stop token and at the budget; rows out of budget do nothing.
+
+    Returns:
+      the verdict, and the emitted tokens int32 ``[B, D + 1]``, -1 behind the last.
+    """
+    steps = jnp.arange(verdict.path.shape[1])
+    drafted = jnp.take_along_axis(draft.tokens, verdict.path, axis=1)
+    drafted = jnp.concatenate([drafted[:, 1:], jnp.zeros_like(drafted[:, :1])], axis=1)
+    tokens = jnp.where(steps == verdict.count[:, None], verdict.token[:, None], drafted)
+    stop = jnp.any(tokens[:, :, None] == state.stops[:, None, :], axis=-1)
+    before = jnp.cumsum(stop, axis=1) - stop  # stops strictly before each token
+    emitted = (steps <= verdict.count[:, None]) & (before == 0) & (steps < state.budget[:, None])
+    num = jnp.sum(emitted, axis=1).astype(jnp.int32)
+    last = jnp.take_along_axis(tokens, jnp.maximum(num - 1, 0)[:, None], axis=1)[:, 0]
+    none = num == 0
+    kept = dataclasses.replace(
+        verdict, count=jnp.where(none, -1, num - 1), token=jnp.where(none, -1, last)
+    )
+    return kept, jnp.where(emitted, tokens, -1)
+
+
+def run_round(target, drafter, rule, params, state: State) -> State:
+    """One round for every row that is not finished. Finished rows stay as they are, bit by bit."""
+    root = state.length - 1
+    keys = jax.vmap(jax.random.fold_in)(state.key, root)
+    role = functools.partial(jax.vmap(jax.random.fold_in, in_axes=(0, None)), keys)
+    context = Context(
+        tokens=state.tokens,
+        length=state.length,
+        budget=state.budget,
+        key=role(DRAFT),
+        sampling=state.sampling,
+        cache=state.cache,
+    )
+    draft, proposed = draft_step(drafter, params, state.drafter, context)
+    scores = verify(target, params, state.cache, draft, features=drafter.features)
+    full = accept(rule, params, draft, scores, context, role(ACCEPT))
+    verdict, emitted = truncate(draft, full, state)
+    cache = target.commit(state.cache, scores.entries, root, verdict)
+
+    num = verdict.count + 1
+    fed = jnp.take_along_axis(draft.tokens, verdict.path, axis=1)
+    features = scores.features
+    if features is not None:
+        features = jnp.take_along_axis(features, verdict.path[:, :, None], axis=1)
+    segment = Segment(
+        tokens=fed,
+        next=emitted,
+        features=features,
+        start=root,
+        num=num,
+        round=(draft, verdict, drafter.readout(draft, scores)),
+    )
+    learned = drafter.observe(params, proposed, segment)
+
+    # emitted tokens go behind the root; column L does not exist, so it drops what is not emitted
+    steps = jnp.arange(emitted.shape[1])
+    where = jnp.where(emitted >= 0, state.length[:, None] + steps, state.tokens.shape[1])
+    rows = jnp.arange(where.shape[0])[:, None]
+    from_draft = (steps < full.count[:, None]) & (emitted >= 0)
+    stopped = jnp.any(verdict.token[:, None] == state.stops, axis=1) & (num > 0)
+    return dataclasses.replace(
+        state,
+        tokens=state.tokens.at[rows, where].set(emitted, mode="drop"),
+        length=state.length + num,
+        budget=jnp.where(stopped, 0, state.budget - num),
+        cache=cache,
+        drafter=learned,
+        from_draft=state.from_draft.at[rows, where].set(from_draft, mode="drop"),
+        stats=_count(state, draft, num, from_draft),
+    )
+
+
+def _count(state: State, draft: Draft, num, from_draft) -> Stats:
+    stats, live = state.stats, (num > 0).astype(jnp.int32)
+    accepted = from_draft[:, : stats.accepted_at.shape[1]].astype(jnp.int32)
+    candidates = acceptance.walk.eligible(draft)
+    # a node that could only stand beyond the budget is not held against the drafter
+    reachable = candidates & (tree.depths(draft) <= state.budget[:, None])
+    return dataclasses.replace(
+        stats,
+        rounds=stats.rounds + live,
+        emitted=stats.emitted + num,
+        drafted=stats.drafted + live * jnp.sum(reachable, axis=1),
+        accepted=stats.accepted + jnp.sum(accepted, axis=1),
+        accepted_at=stats.accepted_at + accepted,
+    )
+
+
+# ---------------------------------------------------------------- start and run
+
+
+def start(target, drafter, rule, capacity, params, request: Request) -> State:
+    """Fills the caches from the prompts, in chunks that bound the memory."""
+    prompt, lengths, inputs = request.tokens, request.lengths, request.inputs
+    batch, width = prompt.shape
+    tokens = jnp.pad(prompt[:, :capacity], ((0, 0), (0, max(0, capacity - width))))
+    tokens = jnp.where(jnp.arange(capacity) < lengths[:, None], tokens, 0)
+    cache = target.init(params["target"], batch, capacity, inputs)
+    learned = drafter.init(params, batch, capacity, inputs)
+    chunk = min(PREFILL_CHUNK, width, capacity)
+
+    def feed(index, carry):
+        cache, learned = carry
+        begin = index * chunk
+        where = begin + jnp.arange(chunk)
+        piece = jnp.take(tokens, jnp.minimum(where, capacity - 1), axis=1)
+        after = jnp.take(tokens, jnp.minimum(where + 1, capacity - 1), axis=1)
+        num = jnp.clip(lengths - 1 - begin, 0, chunk)
+        at = jnp.full((batch,), begin, jnp.int32)
+        draft = Draft(start=at, tokens=piece, topology=tree.chain_topology(chunk - 1))
+        scores = target.verify(
+            params["target"], cache, draft, features=drafter.features, logits=False
+        )
+        path = jnp.broadcast_to(jnp.arange(chunk, dtype=jnp.int32), piece.shape)
+        verdict = Verdict(path=path, count=num - 1, token=jnp.full((batch,), -1, jnp.int32))
+        cache = target.commit(cache, scores.entries, at, verdict)
+        segment = Segment(tokens=piece, next=after, features=scores.features, start=at, num=num)
+        return cache, drafter.observe(params, learned, segment)
+
+    chunks = (jnp.max(lengths) - 1 + chunk - 1) // chunk
+    cache, learned = jax.lax.fori_loop(0, chunks, feed, (cache, learned))
+    known = acceptance.RULES.get(rule) if isinstance(rule, str) else rule
+    names = dict(
+        drafter=getattr(drafter, "name", type(drafter).__name__),
+        rule=rule if isinstance(rule, str) else rule.name,
+        approximate=not getattr(known, "lossless", True),
+    )
+    return State(
+        tokens=tokens,
+        length=lengths,
+        budget=jnp.minimum(request.budget, capacity - lengths),
+        cache=cache,
+        drafter=learned,
+        key=request.key,
+        sampling=request.sampling,
+        stops=request.stops,
+        from_draft=jnp.zeros(tokens.shape, bool),
+        stats=statistics.start(batch, drafter.depth, **names),
+    )
+
+
+def burst(target, drafter, rule, rounds, params, state: State) -> State:
+    """At most ``rounds`` rounds (None: as many as it takes), one ``while_loop``."""
+
+    def going(carry):
+        done, state = carry
+        more = jnp.any(state.budget > 0)
+        return more if rounds is None else more & (done < rounds)
+
+    def body(carry):
+        done, state = carry
+        return done + 1, run_round(target, drafter, rule, params, state)
+
+    return jax.lax.while_loop(going, body, (jnp.int32(0), state))[1]
+
+
+def result(state: State) -> Decoded:
+    return Decoded(
+        tokens=state.tokens,
+        lengths=state.length,
+        from_draft=state.from_draft,
+        stats=state.stats,
+    )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _decode(target, drafter, rule, capacity, params, request):
+    state = start(target, drafter, rule, capacity, params, request)
+    return result(burst(target, drafter, rule, None, params, state))
+
+
+_start = jax.jit(start, static_argnums=(0, 1, 2, 3))
+_burst = jax.jit(burst, static_argnums=(0, 1, 2, 3), donate_argnums=(5,))
+
+
+def decode(
+    target: Target,
+    drafter: Drafter,
+    params: PyTree,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    *,
+    key: jax.Array,
+    max_new_tokens: jax.typing.ArrayLike,
+    sampling: Sampling = Sampling(),
+    rule="auto",
+    capacity: int | None = None,
+    stops: jax.typing.ArrayLike = (),
+    inputs: PyTree = None,
+) -> Decoded:
+    """Generates until every row has met a stop or spent its budget, in one compiled loop.
+
+    Args:
+      target, drafter: hashable objects that implement the protocols of ``types.py``.
+      params: ``{"target": ..., "drafter": ...}`` (and ``"rule"`` for rules that learn).
+      tokens: int32 ``[B, T]``, prompts padded on the right with anything.
+      lengths: int32 ``[B]``, tokens of each prompt, at least 1.
+      key: one random key (rows get keys of their own from it, by their index), or keys ``[B]``.
+        A row's text depends on its key, prompt and settings alone, not on its batch mates.
+      max_new_tokens: an int, or int32 ``[B]``; may be traced if ``capacity`` is given.
+      sampling: the law; ``Sampling()`` is greedy.
+      rule: an acceptance rule's name or object; ``auto`` is lossless and chosen by the draft.
+      capacity: slots ``L`` of the token buffer; default ``T + max(max_new_tokens)``. A row that
+        fills it ends there.
+      stops: token ids that end a row (they are kept): ``[E]`` for all rows or ``[B, E]``, padded
+        with -1.
+      inputs: encoder memory or the like, passed to ``init`` of target and drafter.
+
+    Returns:
+      ``Decoded``. It can be called within your own ``jit``, ``vmap``-free ``scan`` or mesh.
+
+    Raises:
+      ValueError: before anything is compiled, naming the argument and the way out.
+
+    Example::
+
+        out = specjax.decode(
+            target, specjax.drafters.NGram(num_draft=4), {"target": weights},
+            tokens, lengths, key=jax.random.key(0), max_new_tokens=64,
+        )
+        text_ids = out.tokens[0, : out.lengths[0]]
+    """
+    request, capacity = prepare(
+        target, drafter, tokens, lengths, key, max_new_tokens, sampling, capacity, stops, inputs
+    )
+    return _decode(target, drafter, rule, capacity, params, request)
+
+
+def stream(
+    target,
+    drafter,
+    params,
+    tokens,
+    lengths,
+    *,
+    key,
+    max_new_tokens,
+    sampling=Sampling(),
+    rule="auto",
+    capacity=None,
+    stops=(),
+    inputs=None,
+    rounds: int = 1,
+):
+    """The same as ``decode``, as a generator: yields ``Decoded`` after every burst of rounds.
+
+    Each ``Decoded`` holds all that is committed so far; the first comes before any round. Ends
+    when every row has. ``rounds``: how many rounds one compiled burst runs.
+    """
+    request, capacity = prepare(
+        target, drafter, tokens, lengths, key, max_new_tokens, sampling, capacity, stops, inputs
+    )
+    state = _start(target, drafter, rule, capacity, params, request)
+    while True:
+        # copies: the state itself is donated to the next burst
+        yield jax.tree.map(jnp.copy, result(state))
+        if not bool(jnp.any(state.budget > 0)):
+            return
+        state = _burst(target, drafter, rule, rounds, params, state)
+
+
+def prepare(
+    target, drafter, tokens, lengths, key, max_new_tokens, sampling, capacity, stops, inputs=None
+) -> tuple[Request, int]:
+    """Checks the arguments of ``decode`` and brings them into the shapes of the loop."""
+    capacity = check_request(target, drafter, tokens, lengths, max_new_tokens, capacity, sampling)
+    tokens, lengths = jnp.asarray(tokens, jnp.int32), jnp.asarray(lengths, jnp.int32)
+    batch = tokens.shape[0]
+    if key.ndim == 0:
+        key = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(batch))
+    stops = jnp.asarray(stops, jnp.int32)
+    if stops.size == 0:
+        stops = jnp.full((1,), -1, jnp.int32)
+    request = Request(
+        tokens=tokens,
+        lengths=lengths,
+        key=key,
+        budget=jnp.broadcast_to(jnp.asarray(max_new_tokens, jnp.int32), (batch,)),
+        sampling=sampling.rows(batch),
+        stops=jnp.broadcast_to(stops, (batch, stops.shape[-1])),
+        inputs=inputs,
+    )
+    return request, capacity

@@ -1,0 +1,75 @@
+"""A decoder as a target: the three functions that the loop needs of a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from .. import cache as kv_cache
+from .. import tree
+from ..types import Draft, PyTree, Scores, Verdict
+from .attention import prefix_sizes
+from .config import DecoderConfig
+from .decoder import Decoder
+
+
+@functools.cache
+def graph_definition(config: DecoderConfig) -> nnx.GraphDef:
+    """The structure of the decoder, without its weights."""
+    return nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class CausalLM:
+    """Implements ``types.Target`` for every decoder-only family. ``params`` is its NNX state."""
+
+    config: DecoderConfig
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def max_positions(self) -> int:
+        return self.config.max_positions
+
+    def init(self, params, batch: int, capacity: int, inputs=None) -> PyTree:
+        c = self.config
+        dtype = jax.tree.leaves(params)[0].dtype
+        return kv_cache.init(c.num_layers, batch, c.num_kv_heads, capacity, c.head_dim, dtype)
+
+    def verify(
+        self, params, cache, draft: Draft, *, features=(), since=0, entries=None, logits=True
+    ) -> Scores:
+        model = nnx.merge(graph_definition(self.config), params)
+        batch = draft.tokens.shape[0]
+        depth = tree.depths(draft)
+        positions = draft.start[:, None] + depth
+        sees = tree.ancestors(draft)
+        if draft.scored is not None:
+            sees = sees & draft.scored[:, :, None]
+        if draft.topology is None or len(draft.topology) > 1:
+            # a node before the first token does not exist; the root itself always does in a round
+            sees = (sees & (positions >= 0)[:, :, None]) | jnp.eye(draft.num_nodes, dtype=bool)
+        length = jnp.maximum(draft.start, 0)
+        sizes = jnp.asarray(prefix_sizes(jax.tree.leaves(cache)[0].shape[2]))
+        hidden, tapped, fresh = model.hidden(
+            draft.tokens[:, since:],
+            positions[:, since:],
+            sees[:, :, since:],
+            prefix=cache,
+            length=length,
+            choice=jnp.sum(sizes < jnp.max(length)),
+            earlier=entries,
+            taps=features,
+        )
+        return Scores(
+            logits=model.head(hidden, batch) if logits else None, features=tapped, entries=fresh
+        )
+
+    def commit(self, cache, entries, start, verdict: Verdict) -> PyTree:
+        return kv_cache.commit(cache, entries, start, verdict)

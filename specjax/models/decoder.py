@@ -1,0 +1,195 @@
+"""One decoder for every family: a configurable pre-norm Transformer in Flax NNX."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from .attention import attend
+from .config import DecoderConfig
+from .layers import ACTIVATIONS, Linear, Norm, product, rope_frequencies, rotate
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention; what it attends to is the caller's business."""
+
+    def __init__(self, config: DecoderConfig, *, rngs, param_dtype):
+        self.config = config
+        heads, kv, size = config.num_heads, config.num_kv_heads, config.head_dim
+        common = dict(rngs=rngs, param_dtype=param_dtype)
+        self.q = Linear(config.hidden_size, heads * size, bias=config.qkv_bias, **common)
+        self.k = Linear(config.hidden_size, kv * size, bias=config.qkv_bias, **common)
+        self.v = Linear(config.hidden_size, kv * size, bias=config.qkv_bias, **common)
+        out_scale = (2 * config.num_layers) ** -0.5  # GPT-2's residual initialisation
+        self.o = Linear(
+            heads * size, config.hidden_size, bias=config.o_bias, scale=out_scale, **common
+        )
+        make_norm = lambda: Norm(size, config, kind="rms", param_dtype=param_dtype)  # noqa: E731
+        self.q_norm = make_norm() if config.qk_norm else None
+        self.k_norm = make_norm() if config.qk_norm else None
+
+    def __call__(self, x, rope, batch, attention):
+        c = self.config
+        kv, size, groups = c.num_kv_heads, c.head_dim, c.num_groups
+        nodes = x.shape[1] // batch
+        q = self.q(x).reshape(kv, groups, size, batch, nodes).transpose(2, 3, 0, 1, 4)
+        k = self.k(x).reshape(kv, size, batch, nodes).transpose(1, 2, 0, 3)
+        v = self.v(x).reshape(kv, size, batch, nodes).transpose(2, 0, 3, 1)
+        if self.q_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if rope is not None:
+            cos, sin = rope  # [E / 2, B, N]
+            q = rotate(q, cos[:, :, None, None], sin[:, :, None, None], axis=0)
+            k = rotate(k, cos[:, :, None], sin[:, :, None], axis=0)
+        q = q.transpose(1, 2, 0, 3, 4)  # [B, K, E, G, N]
+        k = k.transpose(1, 2, 3, 0)  # [B, K, N, E]
+        out, entries = attention(q, k, v)  # [B, K, E, G, N]
+        out = out.transpose(1, 3, 2, 0, 4).reshape(kv * groups * size, batch * nodes)
+        return self.o(out), entries
+
+
+class MLP(nnx.Module):
+    """Gated (Llama) or plain (GPT-2) feed-forward layer."""
+
+    def __init__(self, config: DecoderConfig, *, rngs, param_dtype):
+        wide, common = config.intermediate_size, dict(
+            bias=config.mlp_bias, rngs=rngs, param_dtype=param_dtype
+        )
+        self.activation = ACTIVATIONS[config.activation]
+        self.gate = Linear(config.hidden_size, wide, **common) if config.gated_mlp else None
+        self.up = Linear(config.hidden_size, wide, **common)
+        self.down = Linear(
+            wide, config.hidden_size, scale=(2 * config.num_layers) ** -0.5, **common
+        )
+
+    def __call__(self, x):
+        if self.gate is None:
+            return self.down(self.activation(self.up(x)))
+        return self.down(self.activation(self.gate(x)) * self.up(x))
+
+
+class Block(nnx.Module):
+    """Pre-norm attention and feed-forward layer on a residual stream ``[H, B * N]``."""
+
+    def __init__(self, config: DecoderConfig, *, rngs, param_dtype):
+        common = dict(param_dtype=param_dtype)
+        self.attention_norm = Norm(config.hidden_size, config, **common)
+        self.attention = Attention(config, rngs=rngs, **common)
+        self.mlp_norm = Norm(config.hidden_size, config, **common)
+        self.mlp = MLP(config, rngs=rngs, **common)
+
+    def __call__(self, x, rope, batch, attention):
+        out, entries = self.attention(self.attention_norm(x), rope, batch, attention)
+        x = x + out
+        return x + self.mlp(self.mlp_norm(x)), entries
+
+
+class Decoder(nnx.Module):
+    """Token ids to logits. Training calls it; the decoding loop calls ``hidden`` and ``head``.
+
+    ``model(tokens [B, T], segments=None) -> logits float32 [B, T, V]``. ``segments`` (int32
+    ``[B, T]``) keeps packed documents apart: a token sees only earlier ones of its own segment.
+    """
+
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, param_dtype=jnp.float32):
+        self.config = config
+        common = dict(rngs=rngs, param_dtype=param_dtype)
+        shape = (config.vocab_size, config.hidden_size)
+        self.embedding = nnx.Param(
+            (jax.random.normal(rngs.params(), shape) * 0.02).astype(param_dtype)
+        )
+        learned = config.positions == "learned"
+        self.position_embedding = (
+            nnx.Param(
+                (
+                    jax.random.normal(rngs.params(), (config.max_positions, config.hidden_size))
+                    * 0.02
+                ).astype(param_dtype)
+            )
+            if learned
+            else None
+        )
+        self.blocks = nnx.List([Block(config, **common) for _ in range(config.num_layers)])
+        self.norm = Norm(config.hidden_size, config, param_dtype=param_dtype)
+        self.lm_head = (
+            None if config.tie_embeddings else Linear(config.hidden_size, config.vocab_size, **common)
+        )
+
+    def hidden(
+        self,
+        tokens,
+        positions,
+        own_mask,
+        *,
+        prefix=None,
+        length=None,
+        choice=None,
+        earlier=None,
+        taps=(),
+    ):
+        """The trunk over ``N`` nodes a row.
+
+        Args:
+          tokens, positions: int32 ``[B, N]``.
+          own_mask: bool ``[B or 1, M, N]``: node ``n`` sees entry ``m`` of (earlier, these nodes).
+          prefix: per layer ``(keys, values)`` of the committed tokens, or None.
+          length, choice: see ``attend``.
+          earlier: entries of nodes that went before in the same draft, as returned here, or None.
+          taps: indices ``i`` of hidden states to return, counted as ``hidden_states[i]`` of
+            Hugging Face (0: embeddings, ``i``: output of layer ``i``; the last one is normed).
+
+        Returns:
+          ``(normed hidden [H, B * N], tapped [B, N, F] or None, entries)``; the entries are, per
+          layer, ``(keys, values)`` of the earlier and these nodes, each ``[B, K, M, E]``.
+        """
+        c, (batch, nodes) = self.config, tokens.shape
+        x = self.embedding[...][tokens.reshape(-1)]
+        rope = None
+        if self.position_embedding is not None:
+            where = jnp.clip(positions, 0, c.max_positions - 1)  # beyond it nothing is emitted
+            x = x + self.position_embedding[...][where.reshape(-1)]
+        else:
+            inverse, factor = rope_frequencies(
+                c.head_dim, c.rope_theta, c.rope_scaling, c.max_positions
+            )
+            angle = inverse[:, None, None] * positions.astype(jnp.float32)
+            rope = tuple((f(angle) * factor).astype(x.dtype) for f in (jnp.cos, jnp.sin))
+        x, entries = x.T, []
+        states = {0: x}  # feature-major, kept only as far as they are tapped
+        for i, block in enumerate(self.blocks):
+            past = None if prefix is None else prefix[i]
+            before = None if earlier is None else earlier[i]
+
+            def attention(q, k, v, past=past, before=before):
+                if before is not None:
+                    k, v = (jnp.concatenate(pair, axis=2) for pair in zip(before, (k, v)))
+                return attend(q, k, v, own_mask, past, length, choice), (k, v)
+
+            x, entry = block(x, rope, batch, attention)
+            entries.append(entry)
+            states[i + 1] = x
+        out = self.norm(x)
+        states[len(self.blocks)] = out
+        tapped = None
+        if taps:
+            tapped = jnp.concatenate([states[i] for i in taps], axis=0)
+            tapped = tapped.T.reshape(batch, nodes, -1)
+        return out, tapped, tuple(entries)
+
+    def head(self, hidden: jax.Array, batch: int) -> jax.Array:
+        """``[H, B * N] -> float32 logits [B, N, V]``."""
+        if self.lm_head is None:
+            logits = product(self.embedding[...], hidden)
+        else:
+            logits = self.lm_head(hidden)
+        return logits.astype(jnp.float32).T.reshape(batch, -1, self.config.vocab_size)
+
+    def __call__(self, tokens: jax.Array, segments: jax.Array | None = None) -> jax.Array:
+        batch, nodes = tokens.shape
+        positions = jnp.broadcast_to(jnp.arange(nodes, dtype=jnp.int32), tokens.shape)
+        mask = jnp.triu(jnp.ones((nodes, nodes), bool))[None]  # [key, query]
+        if segments is not None:
+            mask = mask & (segments[:, :, None] == segments[:, None, :])
+        hidden, _, _ = self.hidden(tokens, positions, mask)
+        return self.head(hidden, batch)

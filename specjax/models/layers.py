@@ -1,0 +1,109 @@
+"""The few operations that a decoder is made of, in the layout that makes small batches cheap.
+
+Activations are *feature-major*: ``[features, tokens]``, tokens being the flattened ``B * N``.
+Weights are ``[out, in]``, as safetensors files hold them. A product is then ``W @ x``, which the
+CPU backend computes for 8 tokens in little more than the time of one, since the weights are
+read once; ``x @ W.T`` costs almost twice as much at 8. GPUs and TPUs take either order.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from .config import DecoderConfig, RopeScaling
+
+ACTIVATIONS = {
+    "silu": jax.nn.silu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "relu": jax.nn.relu,
+}
+
+
+def product(weight: jax.Array, x: jax.Array) -> jax.Array:
+    """``weight [out, in] @ x [in, M] -> [out, M]``.
+
+    The barrier keeps a later transposition of the result from being folded back into the
+    product, where it would select the slow operand order (CPU only; elsewhere it would
+    prevent fused epilogues).
+    """
+    y = jnp.dot(weight, x)
+    return jax.lax.optimization_barrier(y) if jax.default_backend() == "cpu" else y
+
+
+class Linear(nnx.Module):
+    """``W x + b`` over feature-major activations."""
+
+    def __init__(self, num_in, num_out, *, bias=False, rngs, param_dtype=jnp.float32, scale=1.0):
+        init = jax.random.normal(rngs.params(), (num_out, num_in), jnp.float32)
+        self.weight = nnx.Param((init * (scale / math.sqrt(num_in))).astype(param_dtype))
+        self.bias = nnx.Param(jnp.zeros((num_out,), param_dtype)) if bias else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = product(self.weight[...], x)
+        return y if self.bias is None else y + self.bias[...][:, None]
+
+
+class Norm(nnx.Module):
+    """RMS or layer norm over axis 0, in float32. GPT-2 has a bias, the others do not."""
+
+    def __init__(self, size, config: DecoderConfig, *, kind=None, param_dtype=jnp.float32):
+        self.kind, self.eps = kind or config.norm, config.norm_eps
+        self.weight = nnx.Param(jnp.ones((size,), param_dtype))
+        self.bias = nnx.Param(jnp.zeros((size,), param_dtype)) if self.kind == "layer" else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        shape = (-1,) + (1,) * (x.ndim - 1)
+        y = x.astype(jnp.float32)
+        if self.kind == "layer":
+            y = y - jnp.mean(y, axis=0, keepdims=True)
+        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=0, keepdims=True) + self.eps)
+        y = y.astype(x.dtype) * self.weight[...].reshape(shape)
+        return y if self.bias is None else y + self.bias[...].reshape(shape)
+
+
+def rope_frequencies(dim: int, theta: float, scaling: RopeScaling | None, max_positions: int):
+    """Inverse frequencies ``[dim // 2]`` (radians a position) and the factor on cos and sin.
+
+    Scalings: ``linear``, ``llama3`` (Llama 3.1: long wavelengths are stretched, short ones kept,
+    a ramp between), ``yarn`` (2309.00071; Qwen2.5's long-context option), ``default``.
+    """
+    inverse = theta ** (-jnp.arange(0, dim, 2, dtype=jnp.float32) / dim)
+    scaling = dict(scaling or ())
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind == "default":
+        return inverse, 1.0
+    factor = float(scaling["factor"])
+    if kind == "linear":
+        return inverse / factor, 1.0
+    original = scaling.get("original_max_position_embeddings") or max_positions
+    if kind == "llama3":
+        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        turns = original * inverse / (2 * math.pi)  # full turns within the original context
+        smooth = jnp.clip((turns - low) / (high - low), 0.0, 1.0)
+        return (1 - smooth) * inverse / factor + smooth * inverse, 1.0
+    if kind == "yarn":
+        fast, slow = scaling.get("beta_fast") or 32, scaling.get("beta_slow") or 1
+
+        def dimension(turns):
+            return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+        first, last = dimension(fast), dimension(slow)
+        if scaling.get("truncate", True):
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, dim - 1)
+        ramp = (jnp.arange(dim // 2) - first) / max(last - first, 1e-3)
+        keep = 1 - jnp.clip(ramp, 0.0, 1.0)
+        attention = scaling.get("attention_factor") or 0.1 * math.log(factor) + 1.0
+        return inverse / factor * (1 - keep) + inverse * keep, attention
+    raise ValueError(f"rope_type={kind!r} is unknown; known: default, linear, llama3, yarn")
+
+
+def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, axis: int) -> jax.Array:
+    """Rotary embedding, halves convention: ``x`` times (cos, sin) of half its size on ``axis``."""
+    first, second = jnp.split(x, 2, axis=axis)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=axis)

@@ -1,0 +1,219 @@
+"""The law that tokens are drawn from, and drawing.
+
+One function turns raw logits into the law, for the target and for the drafter alike:
+repetition penalty and bias, then temperature, then top-k, top-p, min-p (the order of Hugging
+Face). Acceptance rules compare the two laws *after* it, so whatever is set here stays exact.
+"""
+
+from __future__ import annotations
+
+import numbers
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .pytree import pytree_dataclass, static
+
+
+@pytree_dataclass
+class Prefix:
+    """The tokens before a position: a committed prefix, then a path through a draft.
+
+    Attributes:
+      tokens: int32 ``[B, L]``, of which the first ``length`` (int32 ``[B]``) count.
+      path: int32 ``[B, K]``, further tokens in any order, -1 where there is none.
+    """
+
+    tokens: jax.Array
+    length: jax.Array
+    path: jax.Array
+
+
+@pytree_dataclass
+class Sampling:
+    """How tokens are drawn. Every setting is a scalar or an array with one value a row.
+
+    Attributes:
+      temperature: at least 0. The Python number 0 (default) selects greedy decoding, compiled
+        without any softmax; an array selects the sampled program, exact for its rows at zero.
+      top_k: keep the ``top_k`` most probable tokens (ties at the threshold are kept); 0: all.
+      top_p: keep the smallest set of most probable tokens whose mass reaches ``top_p``, in (0, 1].
+      min_p: keep tokens at least ``min_p`` times as probable as the most probable, in [0, 1].
+      repetition_penalty: above 0; positive logits of tokens already present (prompt included) are
+        divided by it, negative ones multiplied (1909.05858).
+      logit_bias: float32 ``[V]`` or ``[B, V]``, added to the logits.
+      greedy: derived; give it only to force the sampled program at temperature 0.
+
+    Raises:
+      ValueError: a value outside of its range, when it is concrete.
+    """
+
+    temperature: jax.typing.ArrayLike = 0.0
+    top_k: jax.typing.ArrayLike | None = None
+    top_p: jax.typing.ArrayLike | None = None
+    min_p: jax.typing.ArrayLike | None = None
+    repetition_penalty: jax.typing.ArrayLike | None = None
+    logit_bias: jax.typing.ArrayLike | None = None
+    greedy: bool | None = static(None)
+
+    def __post_init__(self):
+        if self.greedy is None:
+            number = isinstance(self.temperature, numbers.Real | np.generic)
+            object.__setattr__(self, "greedy", bool(number and self.temperature == 0))
+        _check("temperature", self.temperature, lambda x: (x >= 0) & np.isfinite(x), "at least 0")
+        _check("top_k", self.top_k, lambda x: x >= 0, "at least 0 (0 keeps all)")
+        _check("top_p", self.top_p, lambda x: (x > 0) & (x <= 1), "in (0, 1]")
+        _check("min_p", self.min_p, lambda x: (x >= 0) & (x <= 1), "in [0, 1]")
+        _check("repetition_penalty", self.repetition_penalty, lambda x: x > 0, "above 0")
+
+    def rows(self, batch: int) -> Sampling:
+        """Every setting as an array ``[B]`` (the bias ``[B, V]``)."""
+
+        def row(x, dtype, rank=1):
+            if x is None:
+                return None
+            x = jnp.asarray(x, dtype)
+            shape = (batch,) + x.shape[x.ndim - rank + 1 :]
+            if x.ndim == rank and x.shape[0] != batch:
+                raise ValueError(
+                    f"a sampling setting has {x.shape[0]} rows, the batch has {batch}: "
+                    "give a scalar or one value a row"
+                )
+            return jnp.broadcast_to(x, shape)
+
+        f32 = jnp.float32
+        return Sampling(
+            temperature=row(self.temperature, f32),
+            top_k=row(self.top_k, jnp.int32),
+            top_p=row(self.top_p, f32),
+            min_p=row(self.min_p, f32),
+            repetition_penalty=row(self.repetition_penalty, f32),
+            logit_bias=row(self.logit_bias, f32, rank=2),
+            greedy=self.greedy,
+        )
+
+    @property
+    def needs_prefix(self) -> bool:
+        """Whether the law at a node depends on more than its logits."""
+        return self.repetition_penalty is not None
+
+    def adjust(self, logits: jax.Array, prefix: Prefix | None) -> jax.Array:
+        """Penalty and bias, the part of the law that greedy decoding needs: ``[B, V]`` logits."""
+        if self.repetition_penalty is not None:
+            penalty = self.repetition_penalty[:, None]
+            penalised = jnp.where(logits > 0, logits / penalty, logits * penalty)
+            logits = jnp.where(_seen(prefix, logits.shape[-1]), penalised, logits)
+        return logits if self.logit_bias is None else logits + self.logit_bias
+
+    def probabilities(self, logits: jax.Array, prefix: Prefix | None = None) -> jax.Array:
+        """The law: raw float32 logits ``[B, V]`` to probabilities ``[B, V]``, rows as in ``rows``."""
+        logits = self.adjust(logits, prefix)
+        cold = self.temperature == 0
+        scaled = logits / jnp.where(cold, 1.0, self.temperature)[:, None]
+        if self.top_k is not None:
+            vocab = logits.shape[-1]
+            wanted = jnp.where(self.top_k > 0, jnp.minimum(self.top_k, vocab), vocab)
+            ordered = _ordered(scaled)
+            edge = _threshold(ordered, lambda kept: jnp.sum(kept, axis=-1) >= wanted)
+            scaled = jnp.where(ordered >= edge[:, None], scaled, -jnp.inf)
+        p = jax.nn.softmax(scaled, axis=-1)
+        if self.top_p is not None:
+            ordered = _ordered(p)
+            mass = jnp.minimum(self.top_p, 1.0)
+
+            def enough(kept):
+                return jnp.sum(jnp.where(kept, p, 0.0), axis=-1) >= mass
+
+            edge = _threshold(ordered, enough)
+            p = jnp.where((ordered >= edge[:, None]) | (mass >= 1)[:, None], p, 0.0)
+        if self.min_p is not None:
+            p = jnp.where(p >= self.min_p[:, None] * jnp.max(p, axis=-1, keepdims=True), p, 0.0)
+        if self.top_p is not None or self.min_p is not None:
+            p = p / jnp.sum(p, axis=-1, keepdims=True)
+        one_hot = jnp.arange(logits.shape[-1]) == argmax(logits)[:, None]
+        return jnp.where(cold[:, None], one_hot.astype(p.dtype), p)
+
+
+def argmax(x: jax.Array) -> jax.Array:
+    """Index of the first maximum over the last axis, int32.
+
+    Two vectorised reductions; ``jnp.argmax`` is a scalar loop on CPU, ten times slower at 32k.
+    A row without any finite number gives 0.
+    """
+    top = jnp.max(x, axis=-1, keepdims=True)
+    index = jnp.arange(x.shape[-1], dtype=jnp.int32)
+    first = jnp.min(jnp.where(x == top, index, x.shape[-1]), axis=-1)
+    return jnp.where(first == x.shape[-1], 0, first)
+
+
+def draw(weights: jax.Array, uniform: jax.Array) -> jax.Array:
+    """One token a row from unnormalised ``weights [B, V]`` by one uniform in [0, 1), int32 ``[B]``.
+
+    Inverse CDF in two levels, so that no cumulative sum runs over the whole vocabulary. A token of
+    weight zero is never drawn.
+    """
+    batch, vocab = weights.shape
+    width = 1 << max(3, (vocab - 1).bit_length() // 2)
+    blocks = jnp.pad(weights, ((0, 0), (0, -vocab % width))).reshape(batch, -1, width)
+
+    def pick(mass, level):
+        """First index whose cumulative mass exceeds ``level``, and the mass before it."""
+        total = jnp.cumsum(mass, axis=-1)
+        last = jnp.max(jnp.where(mass > 0, jnp.arange(mass.shape[-1]), 0), axis=-1)
+        index = jnp.minimum(jnp.sum(total <= level[:, None], axis=-1), last)
+        before = jnp.where(index > 0, _take(total, jnp.maximum(index - 1, 0)), 0.0)
+        return index, before
+
+    sums = jnp.sum(blocks, axis=-1)
+    level = uniform * jnp.sum(sums, axis=-1)
+    block, before = pick(sums, level)
+    inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+    offset, _ = pick(inside, level - before)
+    return (block * width + offset).astype(jnp.int32)
+
+
+def uniforms(keys: jax.Array, count: int) -> jax.Array:
+    """float32 ``[B, count]`` in [0, 1); column ``n`` belongs to node ``n``, whatever ``count``."""
+    return jax.vmap(lambda key: jax.random.uniform(key, (count,)))(keys)
+
+
+def _take(x, index):
+    return jnp.take_along_axis(x, index[:, None], axis=-1)[:, 0]
+
+
+def _seen(prefix: Prefix, vocab: int) -> jax.Array:
+    """bool ``[B, V]``: the token occurs in the prefix."""
+    batch, size = prefix.tokens.shape
+    valid = jnp.arange(size) < prefix.length[:, None]
+    tokens = jnp.concatenate([jnp.where(valid, prefix.tokens, -1), prefix.path], axis=1)
+    where = jnp.where(tokens >= 0, tokens, vocab)
+    rows = jnp.arange(batch)[:, None]
+    return jnp.zeros((batch, vocab), bool).at[rows, where].set(True, mode="drop")
+
+
+def _ordered(x: jax.Array) -> jax.Array:
+    """float32 to uint32, keeping the order of the numbers."""
+    bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32) + 0.0, jnp.uint32)
+    return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
+
+
+def _threshold(ordered: jax.Array, enough) -> jax.Array:
+    """uint32 ``[B]``: the largest ``t`` for which ``enough(ordered >= t)``, bit by bit, no sort."""
+
+    def step(i, edge):
+        trial = edge | (jnp.uint32(1) << (31 - i).astype(jnp.uint32))
+        return jnp.where(enough(ordered >= trial[:, None]), trial, edge)
+
+    return jax.lax.fori_loop(0, 32, step, jnp.zeros(ordered.shape[0], jnp.uint32))
+
+
+def _check(name, value, accept, accepted):
+    """Raises for a concrete value out of range; traced values are the caller's word."""
+    if value is None or not isinstance(value, numbers.Number | np.ndarray | jax.Array | list | tuple):
+        return
+    if isinstance(value, jax.core.Tracer):
+        return
+    value = np.asarray(value)
+    if value.dtype != object and not np.all(accept(value)):
+        raise ValueError(f"{name}={value} is out of range: it must be {accepted}")

@@ -1,0 +1,190 @@
+"""The contract: what flows between drafters, targets, acceptance rules and the loop.
+
+Shape letters, used in every docstring of the project::
+
+    B batch rows          T tokens of a segment      L slots of the token buffer
+    S slots of a cache    N nodes of a draft         D depth of the deepest node
+    Q proposal laws       V vocabulary               F features
+
+The invariant. A row has ``length`` committed tokens; the target's cache holds the entries of
+``tokens[:length - 1]``. ``tokens[length - 1]`` is the *root*: known, not yet fed. The last
+prompt token is the first root.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from .pytree import pytree_dataclass, static
+from .sampling import Sampling
+
+PyTree = Any
+ROOT = 0  # index of the root among the nodes of a draft
+POINT_MASS = -1  # value of `Draft.law` for a node that was not drawn from a law
+
+
+@pytree_dataclass
+class Draft:
+    """A tree of proposed tokens for every row. Build one with the functions of ``tree.py``.
+
+    Node 0 is the root and ``parent[n] < n``, so every prefix of the nodes is a subtree.
+    Siblings stand in the order in which they were drawn; equal siblings are kept: each is a draw.
+
+    Attributes:
+      start: int32 ``[B]``, position of the root. It may be -1 in a drafter's own pass, where
+        the node at a negative position does not exist.
+      tokens: int32 ``[B, N]``.
+      parent: int32 ``[B, N]``, or None where ``topology`` is static. ``parent[:, 0] = -1``.
+      scored: bool ``[B, N]`` or None (all): the node goes through the target.
+      candidate: bool ``[B, N]`` or None (all): the node may be accepted. A node that is scored
+        but no candidate is a *passenger*.
+      law: int32 ``[B, N]`` or None (all are point masses): the row of ``laws`` from which this
+        node was drawn, -1 for a point mass. Before a draw its law was the row of ``laws``
+        itself (``iid``), or that row without the earlier siblings from it (``distinct``).
+      laws: float32 ``[B, Q, Vq]`` probabilities, or None.
+      vocab: int32 ``[B, Vq]`` or None, draft id -> target id where the draft vocabulary is smaller.
+      partial: entries that the target computed while drafting (self-drafting), or None.
+      topology: the static ``parent``, a tuple of N ints beginning with -1, or None.
+      draws: how siblings were drawn: ``iid`` or ``distinct`` (without replacement).
+    """
+
+    start: jax.Array
+    tokens: jax.Array
+    parent: jax.Array | None = None
+    scored: jax.Array | None = None
+    candidate: jax.Array | None = None
+    law: jax.Array | None = None
+    laws: jax.Array | None = None
+    vocab: jax.Array | None = None
+    partial: PyTree = None
+    topology: tuple[int, ...] | None = static(None)
+    draws: str = static("iid")
+
+    @property
+    def num_nodes(self) -> int:
+        return self.tokens.shape[1]
+
+
+@pytree_dataclass
+class Scores:
+    """What one pass of the target over a draft returns.
+
+    Attributes:
+      logits: float32 ``[B, N, V]``, raw; row ``n`` is about the token after node ``n``. None if
+        they were not asked for.
+      features: ``[B, N, F]``, those that the drafter asked for, or None.
+      entries: what ``commit`` needs to keep of each node; leaves lead with B, opaque otherwise.
+    """
+
+    logits: jax.Array | None
+    features: jax.Array | None
+    entries: PyTree
+
+
+@pytree_dataclass
+class Verdict:
+    """The longest lawful path and one more token.
+
+    Attributes:
+      path: int32 ``[B, D + 1]``, nodes from the root down; beyond ``count`` meaningless but valid.
+      count: int32 ``[B]``, accepted nodes, the root not counted; -1 where nothing happens to the
+        row (it is finished, or the round emits nothing).
+      token: int32 ``[B]``, the correction or bonus token: the next root; -1 where nothing happens.
+    """
+
+    path: jax.Array
+    count: jax.Array
+    token: jax.Array
+
+
+@pytree_dataclass
+class Segment:
+    """Freshly committed tokens, the only thing from which a drafter learns.
+
+    Attributes:
+      tokens: int32 ``[B, T]`` at positions ``start ...``; the first ``num`` of a row are valid.
+      next: int32 ``[B, T]``, the token after each of them.
+      features: ``[B, T, F]`` of ``tokens``, or None.
+      start, num: int32 ``[B]``; ``num = 0`` where nothing happened to the row.
+      round: None on the prompt, else ``(draft, verdict, readout)``.
+    """
+
+    tokens: jax.Array
+    next: jax.Array
+    features: jax.Array | None
+    start: jax.Array
+    num: jax.Array
+    round: tuple | None = None
+
+
+@pytree_dataclass
+class Context:
+    """What a drafter may look at, read only.
+
+    Attributes:
+      tokens: int32 ``[B, L]``; the first ``length`` of a row are committed.
+      length: int32 ``[B]``.
+      budget: int32 ``[B]``, tokens that the row may still emit; 0 when it is finished.
+      key: random keys ``[B]``, already folded with the root's position and the drafting role.
+      sampling: the law's settings, rows aligned with B.
+      cache: the target's.
+    """
+
+    tokens: jax.Array
+    length: jax.Array
+    budget: jax.Array
+    key: jax.Array
+    sampling: Sampling
+    cache: PyTree = None
+
+    @property
+    def root(self) -> jax.Array:
+        """int32 ``[B]``, the last committed token."""
+        return jnp.take_along_axis(self.tokens, self.length[:, None] - 1, axis=1)[:, 0]
+
+
+class Target(Protocol):
+    """A model that scores drafts. Hashable, without arrays; ``params`` hold its weights.
+
+    ``verify`` only reads the cache, so that rounds of several widths, rollback and drafting with
+    a part of the target copy nothing; ``commit`` is the only writer, at most D + 1 entries a row.
+    """
+
+    vocab_size: int
+
+    def init(self, params, batch: int, capacity: int, inputs=None) -> PyTree:
+        """An empty cache with ``capacity`` slots a row; every leaf leads with B."""
+
+    def verify(
+        self, params, cache, draft: Draft, *, features=(), since=0, entries=None, logits=True
+    ) -> Scores:
+        """One pass over nodes ``since:`` of ``draft``, each seeing the committed prefix
+        (``cache[:start]``), its ancestors and itself. ``entries`` are those of nodes ``:since``."""
+
+    def commit(self, cache, entries, start, verdict: Verdict) -> PyTree:
+        """Writes the entries of ``verdict.path[:, :count + 1]`` at positions ``start ...``."""
+
+
+class Drafter(Protocol):
+    """A proposer. Hashable, without arrays. ``params`` is the whole pytree of ``decode``.
+
+    ``num_draft``: tokens proposed a round (nodes without the root). ``features``: which hidden
+    """
+
+    num_draft: int
+    features: tuple[int, ...]
+
+    def init(self, params, batch: int, capacity: int, inputs=None) -> PyTree:
+        """An empty state; every leaf leads with B."""
+
+    def draft_step(self, params, state, context: Context) -> tuple[Draft, PyTree]:
+        """Proposes a draft whose root is ``context.root``."""
+
+    def readout(self, draft: Draft, scores: Scores) -> PyTree:
+        """What the drafter wants to keep of ALL nodes (default: nothing)."""
+
+    def observe(self, params, state, segment: Segment) -> PyTree:
+        """Takes in what was committed."""

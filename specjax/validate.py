@@ -1,0 +1,92 @@
+"""Checks of a request, before anything is compiled. Traced values are the caller's word."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+
+def _concrete(x) -> np.ndarray | None:
+    return None if isinstance(x, jax.core.Tracer) else np.asarray(x)
+
+
+def check_request(target, drafter, tokens, lengths, max_new_tokens, capacity, sampling) -> int:
+    """Raises ``ValueError`` for what cannot be decoded; returns the capacity of the buffer."""
+    if np.ndim(tokens) != 2:
+        raise ValueError(
+            f"tokens has shape {np.shape(tokens)}: it must be [batch, tokens]; "
+            "for one prompt give tokens[None]"
+        )
+    batch, width = np.shape(tokens)
+    if batch == 0:
+        raise ValueError("tokens: the batch is empty; give at least one prompt")
+    if np.shape(lengths) != (batch,):
+        raise ValueError(
+            f"lengths has shape {np.shape(lengths)}, tokens has {batch} rows: give one length a row"
+        )
+    longest = width
+    sizes = _concrete(lengths)
+    if width == 0 or (sizes is not None and sizes.min() < 1):
+        raise ValueError("lengths: an empty prompt; every row needs at least one token (e.g. BOS)")
+    if sizes is not None:
+        longest = int(sizes.max())
+        if longest > width:
+            raise ValueError(f"lengths: {longest} tokens in a row of {width}")
+    budget = _concrete(max_new_tokens)
+    if budget is not None and (budget.size == 0 or budget.min() < 1):
+        raise ValueError(f"max_new_tokens={budget} must be at least 1")
+    if budget is not None and budget.ndim and budget.shape != (batch,):
+        raise ValueError(
+            f"max_new_tokens has shape {budget.shape}: give an int or one value for each of "
+            f"{batch} rows"
+        )
+    context = getattr(target, "max_positions", None)
+    if context is not None and longest > context:
+        raise ValueError(
+            f"lengths: a prompt of {longest} tokens exceeds the target's context of {context}; "
+            "shorten the prompt"
+        )
+    if capacity is None:
+        if budget is None:
+            raise ValueError(
+                "capacity: it must be given where max_new_tokens is traced, since it is the size "
+                "of a buffer"
+            )
+        capacity = longest + int(budget.max())
+        if context is not None and capacity > context:
+            raise ValueError(
+                f"max_new_tokens={int(budget.max())} behind a prompt of {longest} tokens exceeds "
+                f"the target's context of {context}; ask for at most {context - longest}, or give "
+                f"capacity={context} to stop there"
+            )
+    elif longest > capacity:
+        raise ValueError(
+            f"capacity={capacity}: a prompt of {longest} tokens does not fit; give at least "
+            f"{longest}, plus what is to be generated"
+        )
+    elif context is not None and capacity > context:
+        raise ValueError(f"capacity={capacity} exceeds the target's context of {context}")
+    values = _concrete(tokens)
+    if values is not None:
+        if not np.issubdtype(values.dtype, np.integer):
+            raise ValueError(f"tokens has dtype {values.dtype}: token ids are integers")
+        if sizes is not None:
+            values = values[np.arange(width) < sizes[:, None]]
+        if values.min() < 0 or values.max() >= target.vocab_size:
+            raise ValueError(
+                f"tokens: ids from {values.min()} to {values.max()}, the target's vocabulary has "
+                f"{target.vocab_size}: was another tokenizer used?"
+            )
+    size = getattr(drafter, "vocab_size", None)
+    if size is not None and size != target.vocab_size:
+        raise ValueError(
+            f"drafter: its vocabulary has {size} tokens, the target's {target.vocab_size}; they "
+            "must share one (see specjax.load for checking tokenizers)"
+        )
+    bias = sampling.logit_bias
+    if bias is not None and np.shape(bias)[-1] != target.vocab_size:
+        raise ValueError(
+            f"logit_bias has {np.shape(bias)[-1]} entries, the target's vocabulary "
+            f"{target.vocab_size}"
+        )
+    return int(capacity)
