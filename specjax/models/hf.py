@@ -211,7 +211,8 @@ def _split(array: np.ndarray, tensor: Tensor, shapes) -> Iterator[tuple[str, np.
         row += shapes[part][0]
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint. Raises FileNotFoundError if any is absent."""
     if (folder / _INDEX).is_file():
         names = read_json(folder, _INDEX).get("weight_map")
         if not isinstance(names, dict) or not names:
@@ -238,7 +239,7 @@ def _weight_files(folder: Path) -> list[Path]:
 def _headers(folder: Path, prefix: str, wanted: Iterable[str]) -> dict[str, _Stored]:
     """Every tensor of the checkpoint by its full name, from the files' headers alone."""
     wanted, stored = set(wanted), {}
-    for path in _weight_files(folder):
+    for path in weight_files(folder):
         try:
             with safe_open(path, "np") as file:
                 for name in file.keys():

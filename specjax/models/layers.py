@@ -12,6 +12,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from .config import DecoderConfig, RopeScaling
@@ -71,8 +72,12 @@ def rope_frequencies(dim: int, theta: float, scaling: RopeScaling | None, max_po
 
     Scalings: ``linear``, ``llama3`` (Llama 3.1: long wavelengths are stretched, short ones kept,
     a ramp between), ``yarn`` (2309.00071; Qwen2.5's long-context option), ``default``.
+
+    Computed on the host and rounded where PyTorch's implementations round: the last bit of a
+    frequency is 0.01 radians at position 100,000.
     """
-    inverse = theta ** (-jnp.arange(0, dim, 2, dtype=jnp.float32) / dim)
+    exponent = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
+    inverse = 1 / np.power(theta, exponent, dtype=np.float64).astype(np.float32)
     scaling = dict(scaling or ())
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
@@ -84,7 +89,7 @@ def rope_frequencies(dim: int, theta: float, scaling: RopeScaling | None, max_po
     if kind == "llama3":
         low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
         turns = original * inverse / (2 * math.pi)  # full turns within the original context
-        smooth = jnp.clip((turns - low) / (high - low), 0.0, 1.0)
+        smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
         return (1 - smooth) * inverse / factor + smooth * inverse, 1.0
     if kind == "yarn":
         fast, slow = scaling.get("beta_fast") or 32, scaling.get("beta_slow") or 1
@@ -96,9 +101,16 @@ def rope_frequencies(dim: int, theta: float, scaling: RopeScaling | None, max_po
         if scaling.get("truncate", True):
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, dim - 1)
-        ramp = (jnp.arange(dim // 2) - first) / max(last - first, 1e-3)
-        keep = 1 - jnp.clip(ramp, 0.0, 1.0)
-        attention = scaling.get("attention_factor") or 0.1 * math.log(factor) + 1.0
+        ramp = (np.arange(dim // 2, dtype=np.float32) - first) / max(last - first, 1e-3)
+        keep = 1 - np.clip(ramp, 0.0, 1.0)
+
+        def magnitude(scale=1.0):
+            return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+        attention = scaling.get("attention_factor")
+        if attention is None:
+            scales = scaling.get("mscale"), scaling.get("mscale_all_dim")
+            attention = magnitude(scales[0]) / magnitude(scales[1]) if all(scales) else magnitude()
         return inverse / factor * (1 - keep) + inverse * keep, attention
     raise ValueError(f"rope_type={kind!r} is unknown; known: default, linear, llama3, yarn")
 

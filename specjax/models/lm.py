@@ -1,0 +1,201 @@
+"""``load``: a checkpoint, its tokenizer and its weights, ready to decode."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ..types import PyTree
+from .causal_lm import CausalLM
+from .config import DecoderConfig
+from .hf import check_dtype, load_config, load_weights, weight_files
+from .tokenizer import Tokenizer, load_tokenizer, wrap_tokenizer
+
+_EMBEDDED = Path(__file__).parent / "embedded"
+EMBEDDED = {"embedded": _EMBEDDED / "target", "embedded-draft": _EMBEDDED / "draft"}
+_HUB_NAME = r"[\w.-]+(/[\w.-]+)?"
+_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+_CHUNK = 1 << 20  # bytes
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LM:
+    """A language model as ``generate`` takes it.
+
+    Attributes:
+      target: the model's three functions, without arrays (see ``types.Target``).
+      params: its weights.
+      tokenizer: None if the model was loaded with ``tokenizer=False``.
+      name: what ``load`` was asked for.
+      fingerprint: identifies the checkpoint (config and weights).
+    """
+
+    target: CausalLM
+    params: PyTree
+    tokenizer: Tokenizer | None
+    name: str
+    fingerprint: str
+
+    @property
+    def config(self) -> DecoderConfig:
+        return self.target.config
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a conversation in the model's chat template (see ``Tokenizer.chat``)."""
+        if self.tokenizer is None:
+            raise ValueError(f"{self.name} was loaded without a tokenizer")
+        return self.tokenizer.chat(messages)
+
+
+def load(
+    name_or_folder: str | os.PathLike,
+    *,
+    dtype: object = None,
+    revision: str | None = None,
+    tokenizer: object = None,
+) -> LM:
+    """Loads a model in Hugging Face layout.
+
+    Args:
+      name_or_folder: ``"embedded"`` or ``"embedded-draft"`` (the pair inside this package), a
+        folder, or a name on the Hugging Face hub.
+      dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``; default: float32 on CPU, elsewhere
+        that of the checkpoint.
+      revision: branch, tag or commit on the hub.
+      tokenizer: another folder's tokenizer, a tokenizer object, or False for none.
+
+    Raises:
+      FileNotFoundError: no such folder, or it lacks its config, tokenizer or weights.
+      ValueError: unknown model type or dtype; broken or mismatched files.
+      OSError: the hub does not have the model, or cannot be reached.
+
+    Example::
+
+        lm = specjax.load("embedded")
+        lm.tokenizer.encode("def f(x):")
+    """
+    check_dtype(dtype)
+    name = os.fspath(name_or_folder)
+    folder = _folder_of(name, revision)
+    config = load_config(folder)
+    found = None
+    if tokenizer is None:
+        found = load_tokenizer(folder, config.eos_ids)
+    elif isinstance(tokenizer, str | os.PathLike):
+        found = load_tokenizer(tokenizer, config.eos_ids)
+    elif tokenizer is not False:
+        found = wrap_tokenizer(tokenizer, config.eos_ids)
+    if found is not None and not config.eos_ids:
+        config = dataclasses.replace(config, eos_ids=found.eos_ids)
+    return LM(
+        target=CausalLM(config),
+        params=load_weights(folder, config, dtype),
+        tokenizer=found,
+        name=name,
+        fingerprint=_fingerprint(folder, config),
+    )
+
+
+def check_same_tokenizer(target: LM, draft: LM) -> int:
+    """Checks that a token id means the same to a drafter as to its target.
+
+    Two vocabularies agree if every id that both have names the same token, and if a token that
+    only one of them has is an *added* one (a chat model and its base). How many rows a model has
+    beyond its vocabulary does not matter: Qwen2.5 pads the same tokens to 151,936 rows in small
+    models and to 152,064 in large ones. Merges and normalisation do not matter either: only ids
+    pass between the two.
+
+    Returns:
+      How many leading rows of the two output layers correspond; a drafter proposes only these.
+
+    Raises:
+      ValueError: with the sizes and the first tokens that differ.
+    """
+    sizes = target.config.vocab_size, draft.config.vocab_size
+    if target.tokenizer is None or draft.tokenizer is None:
+        if sizes[0] != sizes[1]:
+            raise ValueError(
+                f"the drafter {draft.name} has a vocabulary of {sizes[1]}, the target "
+                f"{target.name} one of {sizes[0]}, and without both tokenizers there is no "
+                "telling which ids correspond; load both with their tokenizers"
+            )
+        return sizes[0]
+    if target.tokenizer.fingerprint == draft.tokenizer.fingerprint:
+        return min(sizes)
+    ours, theirs = target.tokenizer.vocabulary, draft.tokenizer.vocabulary
+    added = target.tokenizer.added | draft.tokenizer.added
+    differing = [i for i in sorted(ours.keys() & theirs.keys()) if ours[i] != theirs[i]]
+    differing += [i for i in sorted(ours.keys() ^ theirs.keys()) if i not in added]
+    if differing:
+        shown = "; ".join(f"id {i}: {ours.get(i)!r} / {theirs.get(i)!r}" for i in differing[:4])
+        raise ValueError(
+            f"the drafter {draft.name} has another tokenizer than the target {target.name}: "
+            f"{len(differing)} token ids differ (target / drafter: {shown}); the target has "
+            f"{len(ours)} tokens in {sizes[0]} rows, the drafter {len(theirs)} in {sizes[1]}. "
+            "Drafts are compared by token id: take a drafter of the target's own family, or "
+            "train one with the target's tokenizer"
+        )
+    return min(sizes)
+
+
+def _folder_of(name: str, revision: str | None) -> Path:
+    if name in EMBEDDED:
+        if not EMBEDDED[name].is_dir():
+            raise FileNotFoundError(f"the {name} weights are not part of this installation")
+        return EMBEDDED[name]
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file():
+        raise FileNotFoundError(f"{path} is a file; give the folder that holds config.json")
+    if not re.fullmatch(_HUB_NAME, name) or name.startswith("."):
+        raise FileNotFoundError(
+            f"{name} is neither a folder, nor a name on the hub (owner/name), nor one of "
+            f"{', '.join(EMBEDDED)}"
+        )
+    return _download(name, revision)
+
+
+def _download(name: str, revision: str | None) -> Path:
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    at = f"{name} (revision {revision})" if revision else name
+    try:
+        # files in subfolders are other formats of the same weights
+        return Path(
+            huggingface_hub.snapshot_download(
+                name, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=["*/*"]
+            )
+        )
+    except errors.GatedRepoError:
+        reason = "its owner grants access on request: accept its licence there, then log in"
+    except errors.RepositoryNotFoundError:
+        reason = f"no such model there or as a folder here; also known: {', '.join(EMBEDDED)}"
+    except errors.RevisionNotFoundError:
+        reason = "it has no such revision"
+    except (errors.LocalEntryNotFoundError, OSError) as error:
+        reason = f"no connection, and it was not downloaded before ({_first_line(error)})"
+    raise OSError(f"cannot load {at} from the Hugging Face hub: {reason}")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _fingerprint(folder: Path, config: DecoderConfig) -> str:
+    """Hash of the config and of the weight files: whole up to 64 MiB each, else 64 samples."""
+    digest = hashlib.sha256(repr(config).encode())
+    for path in weight_files(folder):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        chunks = max(-(-size // _CHUNK), 1)
+        with path.open("rb") as file:
+            for i in range(min(chunks, 64)):
+                file.seek(i * chunks // min(chunks, 64) * _CHUNK)
+                digest.update(file.read(_CHUNK))
+    return digest.hexdigest()[:16]

@@ -1,0 +1,228 @@
+"""Text to token ids and back, behind one small interface.
+
+A folder with a bare ``tokenizer.json`` is read by the light ``tokenizers`` library; one that has
+a ``tokenizer_config.json`` by transformers, which also knows its chat template.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+REPLACEMENT = "\ufffd"  # what an incomplete or invalid UTF-8 sequence decodes to
+
+
+class Tokenizer(abc.ABC):
+    """What the project needs of a tokenizer.
+
+    ``eos_ids``: the ids that end a text.
+    """
+
+    eos_ids: tuple[int, ...]
+
+    @abc.abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """The ids of ``text``, with the special tokens that the tokenizer itself puts around."""
+
+    @abc.abstractmethod
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ``ids`` without special tokens; incomplete characters become U+FFFD."""
+
+    @abc.abstractmethod
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """The prompt of a conversation, up to where the assistant's answer begins.
+
+        Args:
+          messages: ``[{"role": "user", "content": "..."}, ...]``.
+
+        Raises:
+          ValueError: the tokenizer has no chat template.
+        """
+
+    @abc.abstractmethod
+    def save_pretrained(self, folder: str | os.PathLike) -> None:
+        """Writes the files from which ``load_tokenizer`` makes it again."""
+
+    @property
+    @abc.abstractmethod
+    def vocabulary(self) -> dict[int, str]:
+        """Id -> token as the vocabulary spells it, added tokens included."""
+
+    @property
+    @abc.abstractmethod
+    def added(self) -> frozenset[int]:
+        """Ids of the tokens that were added to a finished vocabulary (special tokens)."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id. A model may have more rows than this, as padding."""
+        return max(self.vocabulary) + 1
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A hash of the vocabulary: equal where every id names the same token."""
+        listing = json.dumps(sorted(self.vocabulary.items()))
+        return hashlib.sha256(listing.encode()).hexdigest()[:16]
+
+
+class FileTokenizer(Tokenizer):
+    """A ``tokenizers.Tokenizer``, as ``tokenizer.json`` describes it completely."""
+
+    def __init__(self, backend, eos_ids: Iterable[int] = ()):
+        self.backend, self.eos_ids = backend, tuple(eos_ids)
+
+    def encode(self, text: str) -> list[int]:
+        return self.backend.encode(text).ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self.backend.decode([int(i) for i in ids], skip_special_tokens=True)
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        raise ValueError(_NO_TEMPLATE)
+
+    def save_pretrained(self, folder: str | os.PathLike) -> None:
+        self.backend.save(str(Path(folder) / "tokenizer.json"))
+
+    @functools.cached_property
+    def vocabulary(self) -> dict[int, str]:
+        return {i: token for token, i in self.backend.get_vocab().items()}
+
+    @property
+    def added(self) -> frozenset[int]:
+        return frozenset(self.backend.get_added_tokens_decoder())
+
+
+class TransformersTokenizer(Tokenizer):
+    """A tokenizer of transformers, fast or slow, with its chat template."""
+
+    def __init__(self, backend, eos_ids: Iterable[int] = ()):
+        eos = () if backend.eos_token_id is None else (backend.eos_token_id,)
+        self.backend, self.eos_ids = backend, tuple(eos_ids) or eos
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.backend.encode(text))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self.backend.decode(
+            [int(i) for i in ids], skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        if not self.backend.chat_template:
+            raise ValueError(_NO_TEMPLATE)
+        return list(
+            self.backend.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+        )
+
+    def save_pretrained(self, folder: str | os.PathLike) -> None:
+        self.backend.save_pretrained(folder)
+
+    @functools.cached_property
+    def vocabulary(self) -> dict[int, str]:
+        return {i: token for token, i in self.backend.get_vocab().items()}
+
+    @property
+    def added(self) -> frozenset[int]:
+        return frozenset(self.backend.added_tokens_decoder)
+
+
+_NO_TEMPLATE = (
+    "this tokenizer has no chat template: use an instruction-tuned checkpoint, or write the "
+    "prompt as plain text"
+)
+_ACCEPTED = "a Tokenizer, a tokenizers.Tokenizer or a tokenizer of transformers"
+
+
+def load_tokenizer(folder: str | os.PathLike, eos_ids: Iterable[int] = ()) -> Tokenizer:
+    """Reads the tokenizer of a model's folder.
+
+    Args:
+      eos_ids: the ids that end a text; default: the one that the tokenizer names.
+
+    Raises:
+      FileNotFoundError: the folder has no tokenizer.
+      ValueError: its files cannot be read.
+    """
+    folder = Path(folder)
+    file = folder / "tokenizer.json"
+    if file.is_file() and not (folder / "tokenizer_config.json").is_file():
+        from tokenizers import Tokenizer as Backend
+
+        try:
+            return FileTokenizer(Backend.from_file(str(file)), eos_ids)
+        except Exception as error:  # the library raises bare Exception
+            raise ValueError(f"{file} is not a tokenizer: {error}") from None
+    names = ("tokenizer_config.json", "tokenizer.model", "vocab.json")
+    if not any((folder / name).is_file() for name in names):
+        present = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+        raise FileNotFoundError(
+            f"{folder} has no tokenizer: neither tokenizer.json nor {' nor '.join(names)} "
+            f"(it holds: {', '.join(present) or 'nothing'}); pass tokenizer=<folder or "
+            "tokenizer>, or tokenizer=False to work with token ids alone"
+        )
+    from transformers import AutoTokenizer
+
+    try:
+        return TransformersTokenizer(AutoTokenizer.from_pretrained(str(folder)), eos_ids)
+    except Exception as error:  # whatever its many readers raise on a broken file
+        raise ValueError(f"transformers cannot read the tokenizer in {folder}: {error}") from error
+
+
+def wrap_tokenizer(backend: object, eos_ids: Iterable[int] = ()) -> Tokenizer:
+    """A tokenizer of either library behind the interface. Raises TypeError for other things."""
+    if isinstance(backend, Tokenizer):
+        return backend
+    if hasattr(backend, "apply_chat_template"):
+        return TransformersTokenizer(backend, eos_ids)
+    if hasattr(backend, "get_added_tokens_decoder"):
+        return FileTokenizer(backend, eos_ids)
+    raise TypeError(f"tokenizer={backend!r}: expected {_ACCEPTED}")
+
+
+class StreamDecoder:
+    """Ids in, text out as it becomes certain; never half a character.
+
+    What ``push`` returned, joined, and ``flush`` at the end make ``decode`` of all ids. A
+    character may take several tokens: as long as the text ends in U+FFFD, up to three of them
+    (the most that an unfinished UTF-8 character can leave) are held back.
+
+        stream = StreamDecoder(tokenizer)
+        stream.push([226, 130])  # ''
+        stream.push([172])       # '€'
+    """
+
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()):
+        """``context``: ids before the first pushed one (a prompt). Some tokenizers drop the
+        space in front of a text's first word, which the context then keeps."""
+        self._tokenizer = tokenizer
+        self._restart([int(i) for i in context][-16:])
+
+    def _restart(self, window: list[int]) -> None:
+        # A window begins at a token that was shown, so that decoding it treats what follows as
+        # the middle of a text; it holds little, so that a push costs the same at any length.
+        self._window, self._fresh = list(window), []
+        self._shown = len(self._tokenizer.decode(window)) if window else 0
+
+    def push(self, ids: Iterable[int]) -> str:
+        """The text that became certain with ``ids``; it may be empty."""
+        self._fresh += [int(i) for i in ids]
+        text = self._tokenizer.decode(self._window + self._fresh)
+        held = min(len(text) - len(text.rstrip(REPLACEMENT)), 3)
+        new = text[self._shown : len(text) - held]
+        self._shown += len(new)
+        if not held and self._tokenizer.decode(self._fresh):
+            self._restart(self._fresh)
+        return new
+
+    def flush(self) -> str:
+        """What is still held back; the stream then begins anew."""
+        rest = self._tokenizer.decode(self._window + self._fresh)[self._shown :]
+        self._restart([])
+        return rest

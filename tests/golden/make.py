@@ -1,0 +1,128 @@
+"""Makes the golden files: ``python tests/golden/make.py`` (needs torch and transformers).
+
+One folder a case: a tiny random checkpoint as transformers writes it (bfloat16, so that reading
+that type is tested too) and ``expected.npz`` with token ids and the logits that PyTorch computes
+from it in float32. Biases and norms are random as well: at their usual zeros and ones a mistake
+in them would not show.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+SMALL = dict(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=40,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    max_position_embeddings=64,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+GROUPED = SMALL | dict(num_key_value_heads=2)
+ORIGINAL = dict(original_max_position_embeddings=16)  # the 40 tokens below go well beyond it
+LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
+YARN = dict(rope_type="yarn", factor=4.0)
+
+# name -> (model class, config)
+CASES: dict[str, tuple[str, dict]] = {
+    "llama": ("Llama", SMALL),
+    "llama_scaled": (
+        "Llama",
+        GROUPED
+        | dict(
+            head_dim=16,
+            attention_bias=True,
+            mlp_bias=True,
+            tie_word_embeddings=True,
+            eos_token_id=[2, 3],
+            rope_parameters=LLAMA3 | ORIGINAL | dict(rope_theta=500.0),
+        ),
+    ),
+    "llama_linear": (
+        "Llama",
+        GROUPED | dict(rope_parameters=dict(rope_type="linear", factor=4.0, rope_theta=1000.0)),
+    ),
+    "llama_yarn": (
+        "Llama",
+        GROUPED | dict(head_dim=16, rope_parameters=YARN | ORIGINAL | dict(rope_theta=300.0)),
+    ),
+    "qwen2": (
+        "Qwen2",
+        GROUPED | dict(use_sliding_window=False, sliding_window=8, max_window_layers=1),
+    ),
+    "qwen2_yarn": (
+        "Qwen2",
+        GROUPED
+        | dict(
+            tie_word_embeddings=True,
+            rope_parameters=YARN
+            | ORIGINAL
+            | dict(rope_theta=1e6, beta_fast=8.0, beta_slow=0.5, attention_factor=1.2),
+        ),
+    ),
+    "qwen3": ("Qwen3", GROUPED | dict(head_dim=16)),
+    "qwen3_tied": ("Qwen3", GROUPED | dict(attention_bias=True, tie_word_embeddings=True)),
+    "gpt2": (
+        "GPT2LMHead",
+        dict(vocab_size=64, n_positions=64, n_embd=32, n_layer=2, n_head=4)
+        | dict(bos_token_id=1, eos_token_id=2),
+    ),
+    "gpt2_untied": (
+        "GPT2LMHead",
+        dict(vocab_size=64, n_positions=64, n_embd=32, n_layer=2, n_head=4, n_inner=48)
+        | dict(bos_token_id=1, eos_token_id=2, activation_function="relu")
+        | dict(tie_word_embeddings=False),
+    ),
+}
+
+
+def random_model(case: str, seed: int):
+    """A transformers model of ``case`` in float32, every parameter random, values in bfloat16."""
+    import torch
+    import transformers
+
+    kind, options = CASES[case]
+    name = "GPT2LMHeadModel" if kind == "GPT2LMHead" else f"{kind}ForCausalLM"
+    config = getattr(transformers, kind.removesuffix("LMHead") + "Config")(**options)
+    model = getattr(transformers, name)(config).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for key, value in model.named_parameters():
+            noise = torch.randn(value.shape, generator=generator)
+            if value.ndim > 1:
+                value.copy_(noise * (0.5 if "emb" in key or "wte" in key else 0.2))
+            else:
+                value.copy_(noise * 0.2 + float("norm" in key or "ln_" in key))
+            value.copy_(value.bfloat16().float())
+    return model
+
+
+def logits_of(model, tokens: np.ndarray) -> np.ndarray:
+    """Float32 ``[B, T, V]`` of a transformers model."""
+    import torch
+
+    with torch.no_grad():
+        return model(torch.tensor(tokens)).logits.numpy()
+
+
+def main(folder: Path) -> None:
+    import torch
+
+    for seed, case in enumerate(CASES):
+        model = random_model(case, seed)
+        tokens = np.random.default_rng(seed).integers(64, size=(2, 40))
+        expected = logits_of(model, tokens)
+        model.to(torch.bfloat16).save_pretrained(folder / case)
+        np.savez_compressed(
+            folder / case / "expected.npz", tokens=tokens.astype(np.int32), logits=expected
+        )
+        print(f"{case}: logits within ±{np.abs(expected).max():.1f}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main(Path(__file__).parent)
