@@ -35,7 +35,7 @@ class CausalLM:
 
     @property
     def max_positions(self) -> int:
-        return self.config.max_positions
+        return self.config.context_length
 
     def init(self, params, batch: int, capacity: int, inputs=None) -> PyTree:
         c = self.config

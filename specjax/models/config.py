@@ -52,3 +52,13 @@ class DecoderConfig:
     def num_groups(self) -> int:
         """Query heads that share one key/value head."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def context_length(self) -> int:
+        """Positions that the model is made for: RoPE scalings that files leave out of
+        ``max_positions`` (Qwen2.5 with yarn, older linear ones) are counted."""
+        scaling = dict(self.rope_scaling or ())
+        if scaling.get("rope_type") not in ("yarn", "linear"):
+            return self.max_positions
+        original = scaling.get("original_max_position_embeddings", self.max_positions)
+        return max(self.max_positions, int(original * scaling["factor"]))

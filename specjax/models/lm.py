@@ -178,8 +178,10 @@ def _download(name: str, revision: str | None) -> Path:
         reason = f"no such model there or as a folder here; also known: {', '.join(EMBEDDED)}"
     except errors.RevisionNotFoundError:
         reason = "it has no such revision"
-    except (errors.LocalEntryNotFoundError, OSError) as error:
+    except errors.LocalEntryNotFoundError as error:
         reason = f"no connection, and it was not downloaded before ({_first_line(error)})"
+    except OSError as error:
+        reason = _first_line(error)
     raise OSError(f"cannot load {at} from the Hugging Face hub: {reason}")
 
 

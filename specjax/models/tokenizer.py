@@ -1,7 +1,7 @@
 """Text to token ids and back, behind one small interface.
 
-A folder with a bare ``tokenizer.json`` is read by the light ``tokenizers`` library; one that has
-a ``tokenizer_config.json`` by transformers, which also knows its chat template.
+Where ``tokenizer.json`` says everything, the light ``tokenizers`` library reads it; tokenizers
+with a class of their own or a chat template are read by transformers, a slow import.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+
+from .hf import read_json
 
 REPLACEMENT = "\ufffd"  # what an incomplete or invalid UTF-8 sequence decodes to
 
@@ -87,6 +89,11 @@ class FileTokenizer(Tokenizer):
 
     def save_pretrained(self, folder: str | os.PathLike) -> None:
         self.backend.save(str(Path(folder) / "tokenizer.json"))
+        config = {"tokenizer_class": _GENERIC[0], "clean_up_tokenization_spaces": False}
+        if self.eos_ids:
+            config["eos_token"] = self.backend.id_to_token(self.eos_ids[0])
+        text = json.dumps(config, indent=2) + "\n"
+        (Path(folder) / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
     @functools.cached_property
     def vocabulary(self) -> dict[int, str]:
@@ -137,6 +144,8 @@ _NO_TEMPLATE = (
     "this tokenizer has no chat template: use an instruction-tuned checkpoint, or write the "
     "prompt as plain text"
 )
+_GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes that add nothing
+_CONFIG, _TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 _ACCEPTED = "a Tokenizer, a tokenizers.Tokenizer or a tokenizer of transformers"
 
 
@@ -152,14 +161,10 @@ def load_tokenizer(folder: str | os.PathLike, eos_ids: Iterable[int] = ()) -> To
     """
     folder = Path(folder)
     file = folder / "tokenizer.json"
-    if file.is_file() and not (folder / "tokenizer_config.json").is_file():
-        from tokenizers import Tokenizer as Backend
-
-        try:
-            return FileTokenizer(Backend.from_file(str(file)), eos_ids)
-        except Exception as error:  # the library raises bare Exception
-            raise ValueError(f"{file} is not a tokenizer: {error}") from None
-    names = ("tokenizer_config.json", "tokenizer.model", "vocab.json")
+    config = read_json(folder, _CONFIG) if (folder / _CONFIG).is_file() else {}
+    if file.is_file() and _says_everything(folder, config):
+        return _read_light(file, config.get("eos_token"), eos_ids)
+    names = (_CONFIG, "tokenizer.model", "vocab.json")
     if not any((folder / name).is_file() for name in names):
         present = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
         raise FileNotFoundError(
@@ -173,6 +178,25 @@ def load_tokenizer(folder: str | os.PathLike, eos_ids: Iterable[int] = ()) -> To
         return TransformersTokenizer(AutoTokenizer.from_pretrained(str(folder)), eos_ids)
     except Exception as error:  # whatever its many readers raise on a broken file
         raise ValueError(f"transformers cannot read the tokenizer in {folder}: {error}") from error
+
+
+def _says_everything(folder: Path, config: Mapping[str, object]) -> bool:
+    """Whether ``tokenizer.json`` alone defines the tokenizer of a folder."""
+    templates = "chat_template" in config or (folder / _TEMPLATE).is_file()
+    return config.get("tokenizer_class", _GENERIC[0]) in _GENERIC and not templates
+
+
+def _read_light(file: Path, eos_token: object, eos_ids: Iterable[int]) -> FileTokenizer:
+    from tokenizers import Tokenizer as Backend
+
+    try:
+        backend = Backend.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception
+        raise ValueError(f"{file} is not a tokenizer: {error}") from None
+    if isinstance(eos_token, Mapping):  # as transformers writes an added token
+        eos_token = eos_token.get("content")
+    eos = backend.token_to_id(eos_token) if eos_token else None
+    return FileTokenizer(backend, tuple(eos_ids) or (() if eos is None else (eos,)))
 
 
 def wrap_tokenizer(backend: object, eos_ids: Iterable[int] = ()) -> Tokenizer:

@@ -1,0 +1,58 @@
+"""Small checkpoints and tokenizers for the tests of loading."""
+
+import functools
+import importlib.util
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from specjax.models import DecoderConfig, load_config, load_weights
+from specjax.models.causal_lm import graph_definition
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CASES = sorted(path.parent.name for path in GOLDEN.glob("*/expected.npz"))
+
+SMALL = DecoderConfig(
+    vocab_size=320,
+    hidden_size=32,
+    intermediate_size=48,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    eos_ids=(0,),
+)
+
+
+def golden_maker():
+    """``tests/golden/make.py`` as a module; importing it needs no torch."""
+    spec = importlib.util.spec_from_file_location("golden_make", GOLDEN / "make.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@functools.cache
+def _forward(config: DecoderConfig):
+    graph = graph_definition(config)
+    return jax.jit(lambda params, tokens: nnx.merge(graph, params)(tokens))
+
+
+def logits_of(folder, tokens):
+    """Float32 logits of the checkpoint in ``folder``; one compilation for each config."""
+    config = load_config(folder)
+    return _forward(config)(load_weights(folder, config, "float32"), jnp.asarray(tokens))
+
+
+def byte_tokenizer(*words: str, size: int = 257, end: str = "<|endoftext|>") -> Tokenizer:
+    """Byte-level BPE: an end-of-text token, ``size - 1`` bytes, and ``words`` as added tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[: size - 1]
+    vocabulary = {end: 0} | {c: i + 1 for i, c in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([end, *words])
+    return tokenizer

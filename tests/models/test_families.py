@@ -1,0 +1,122 @@
+"""Config files of Hugging Face, in the layouts of transformers 4 and 5, to and from ours."""
+
+import dataclasses
+import json
+
+import pytest
+from checkpoints import CASES, GOLDEN, SMALL
+
+from specjax.models import load_config
+from specjax.models.families import FAMILIES, config_from_hf, config_to_hf
+
+LLAMA = json.loads((GOLDEN / "llama" / "config.json").read_text())
+LLAMA = {k: v for k, v in LLAMA.items() if not k.startswith("rope")}
+QWEN = LLAMA | {"model_type": "qwen2"}
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_config_survives_the_way_to_hugging_face_and_back(case):
+    config = load_config(GOLDEN / case)
+    again = json.loads(json.dumps(config_to_hf(config)))
+    assert config_from_hf(again) == config
+
+
+def test_rope_settings_read_alike_in_both_layouts():
+    old = LLAMA | {"rope_theta": 5e5, "rope_scaling": LLAMA3 | {"rope_type": "llama3"}}
+    older = LLAMA | {"rope_theta": 5e5, "rope_scaling": LLAMA3 | {"type": "llama3"}}
+    new = LLAMA | {"rope_parameters": LLAMA3 | {"rope_type": "llama3", "rope_theta": 5e5}}
+    assert config_from_hf(old) == config_from_hf(older) == config_from_hf(new)
+    assert config_from_hf(new).rope_theta == 5e5
+    assert dict(config_from_hf(new).rope_scaling) == LLAMA3 | {"rope_type": "llama3"}
+
+
+def test_a_plain_rope_needs_no_scaling():
+    assert config_from_hf(LLAMA).rope_scaling is None
+    assert config_from_hf(LLAMA).rope_theta == 10_000.0
+    named = LLAMA | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
+    assert config_from_hf(named) == config_from_hf(LLAMA | {"rope_theta": 1e6})
+
+
+def test_yarn_takes_its_original_context_where_transformers_does():
+    scaling = {"rope_type": "yarn", "factor": 4.0}
+    original = "original_max_position_embeddings"
+    inside, outside = scaling | {original: 16}, LLAMA | {original: 16}
+    configs = [LLAMA | {"rope_scaling": inside}, outside | {"rope_scaling": scaling}]
+    for config in map(config_from_hf, configs):
+        assert dict(config.rope_scaling)[original] == 16
+    assert config_from_hf(LLAMA | {"rope_scaling": scaling}).context_length == 4 * 64
+
+
+def test_left_out_keys_mean_what_transformers_assumes():
+    sparse = {k: LLAMA[k] for k in ("model_type", "vocab_size", "hidden_size", "intermediate_size")}
+    config = config_from_hf(sparse | {"num_hidden_layers": 2, "num_attention_heads": 4})
+    assert (config.num_kv_heads, config.head_dim, config.norm_eps) == (4, 8, 1e-6)
+    assert not config.tie_embeddings and config.eos_ids == ()
+    gpt2 = {"model_type": "gpt2", "vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}
+    assert config_from_hf(gpt2).intermediate_size == 128
+    assert config_from_hf(gpt2).tie_embeddings
+
+
+@pytest.mark.parametrize("eos, expected", [(None, ()), (2, (2,)), ([2, 3], (2, 3))])
+def test_end_of_text_is_one_id_or_several_or_none(eos, expected):
+    config = config_from_hf(LLAMA | {"eos_token_id": eos})
+    assert config.eos_ids == expected
+    assert config_to_hf(config)["eos_token_id"] == eos
+
+
+def test_an_unknown_model_type_is_named_with_the_known_ones():
+    with pytest.raises(ValueError, match="'mamba'") as error:
+        config_from_hf(LLAMA | {"model_type": "mamba"})
+    assert all(name in str(error.value) for name in FAMILIES)
+    with pytest.raises(ValueError, match="model_type=None"):
+        config_from_hf({})
+
+
+def test_a_sliding_window_is_refused_only_where_transformers_would_use_it():
+    window = {"sliding_window": 8, "max_window_layers": 1}
+    expected = config_from_hf(QWEN)
+    assert config_from_hf(QWEN | window) == expected  # off by default
+    assert config_from_hf(QWEN | window | {"use_sliding_window": False}) == expected
+    late = {"use_sliding_window": True, "max_window_layers": 2}  # beyond the last layer
+    assert config_from_hf(QWEN | window | late) == expected
+    with pytest.raises(ValueError, match="sliding_window=8"):
+        config_from_hf(QWEN | window | {"use_sliding_window": True})
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"hidden_act": "xielu"}, "xielu.*known: silu"),
+        ({"hidden_size": None}, "hidden_size=None"),
+        ({"num_attention_heads": "4"}, "num_attention_heads='4'"),
+        ({"vocab_size": 0}, "vocab_size=0"),
+        ({"num_attention_heads": 5, "head_dim": None}, "5 heads do not divide"),
+        ({"num_key_value_heads": 3}, "num_kv_heads=3"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantized.*'awq'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'.*known: default"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "lacks low_freq_factor, high"),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
+)
+def test_what_is_not_implemented_or_makes_no_sense_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        config_from_hf(LLAMA | change)
+
+
+@pytest.mark.parametrize("key", ["scale_attn_by_inverse_layer_idx", "add_cross_attention"])
+def test_variants_of_gpt2_that_change_its_attention_are_refused(key):
+    gpt2 = json.loads((GOLDEN / "gpt2" / "config.json").read_text())
+    with pytest.raises(ValueError, match=f"{key}=True"):
+        config_from_hf(gpt2 | {key: True})
+
+
+def test_a_config_that_its_family_cannot_express_is_not_written():
+    with pytest.raises(ValueError, match="qk_norm=True"):
+        config_to_hf(dataclasses.replace(SMALL, qk_norm=True))
