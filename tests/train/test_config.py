@@ -1,0 +1,94 @@
+"""A configuration says exactly what will run, or is refused."""
+
+import dataclasses
+
+import pytest
+from specjax import configs
+from specjax.train import config, corpus, distill, pretrain, prompts, regenerate, tokenizer
+from specjax.train.cli import main
+
+SHAPE = """
+[model]
+hidden_size = 16
+intermediate_size = 16
+num_layers = 1
+num_heads = 2
+num_kv_heads = 1
+head_dim = 8
+"""
+SHIPPED = {
+    "embedded_corpus": corpus,
+    "embedded_tokenizer": tokenizer,
+    "embedded_prompts": prompts,
+    "embedded_target": pretrain,
+    "embedded_samples": regenerate,
+    "embedded_eval_greedy": regenerate,
+    "embedded_eval_sampled": regenerate,
+    "embedded_draft": distill,
+}
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "tiny.toml"
+    path.write_text(SHAPE)
+    return path
+
+
+def test_every_shipped_config_fills_its_recipe():
+    assert set(configs.names()) == set(SHIPPED)
+    for name, recipe in SHIPPED.items():
+        assert isinstance(config.load(recipe.Config, configs.find(name)), recipe.Config)
+
+
+def test_words_override_fields_with_toml_values_or_bare_strings(file):
+    words = ["run.steps=7", "data.corpus=/some/folder", "data.strict=false", "optimizer.rate=1"]
+    made = config.load(pretrain.Config, file, words)
+    assert (made.run.steps, made.data.corpus, made.data.strict) == (7, "/some/folder", False)
+    assert made.optimizer.rate == 1.0 and isinstance(made.optimizer.rate, float)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("run.stepz=7", "unknown field run.stepz; known fields of run.: folder, steps"),
+        ("runs.steps=7", "unknown field runs"),
+        ("run.steps=many", "run.steps='many' is of type str, expected int"),
+        ("run.steps=1.5", "run.steps=1.5 is of type float, expected int"),
+        ("data.strict=1", "data.strict=1 is of type int, expected bool"),
+        ("run.steps", "not of the form field=value"),
+        ("run=3", "run=3 should be a section"),
+    ],
+)
+def test_a_bad_word_is_refused_with_what_is_accepted(file, word, message):
+    with pytest.raises(config.ConfigError, match=message):
+        config.load(pretrain.Config, file, [word])
+
+
+def test_a_missing_field_and_broken_toml_are_refused(tmp_path):
+    path = tmp_path / "bad.toml"
+    path.write_text("[model]\nhidden_size = 16\n")
+    with pytest.raises(config.ConfigError, match="missing field model.intermediate_size"):
+        config.load(pretrain.Config, path)
+    path.write_text("[model\n")
+    with pytest.raises(config.ConfigError, match="bad.toml is not TOML"):
+        config.load(pretrain.Config, path)
+
+
+def test_an_unknown_config_name_lists_the_known_ones(capsys):
+    assert main(["pretrain", "--config", "nowhere"]) == 2
+    assert "known: embedded_corpus" in capsys.readouterr().err
+
+
+def test_an_unknown_divergence_is_refused_with_the_known_ones(file):
+    with pytest.raises(config.ConfigError, match="known: fkl, rkl, jsd, tvd, nla"):
+        config.load(distill.Config, file, ["divergence=kl"])
+
+
+def test_differences_name_the_fields_that_change_what_was_computed(file):
+    made = config.load(pretrain.Config, file)
+    old = config.flatten(made)
+    longer = dataclasses.replace(made, run=dataclasses.replace(made.run, steps=9, save_every=1))
+    assert config.differences(old, config.flatten(longer)) == []
+    other = dataclasses.replace(made, data=dataclasses.replace(made.data, batch=3))
+    assert config.differences(old, config.flatten(other)) == ["data.batch: 16 -> 3"]

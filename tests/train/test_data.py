@@ -1,0 +1,179 @@
+"""The corpus is what the manifest says; the stream of batches is the same at every run."""
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+from specjax.train import corpus, data, prompts, regenerate, tokenizer
+from specjax.train.config import ConfigError, DataConfig
+
+END = 0
+
+
+@pytest.fixture
+def library(tmp_path):
+    """A tiny standard library and its manifest, all of it for training."""
+    files = {"a.py": "import b\n", "pkg/b.py": "def f():\n    pass\n", "test/skipped.py": "x\n"}
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    manifest = corpus.make_manifest(tmp_path)
+    for entry in manifest["files"]:
+        entry["split"] = "train"
+    return tmp_path, manifest
+
+
+def test_the_manifest_records_hashes_and_leaves_tests_out(library):
+    _, manifest = library
+    assert [entry["path"] for entry in manifest["files"]] == ["a.py", "pkg/b.py"]
+    first = manifest["files"][0]
+    assert first["sha256"] == hashlib.sha256(b"import b\n").hexdigest() and first["bytes"] == 9
+
+
+def test_documents_come_in_the_order_of_the_manifest(library):
+    root, manifest = library
+    found = corpus.stdlib_documents("train", manifest=manifest, root=root)
+    assert found == [("a.py", "import b\n"), ("pkg/b.py", "def f():\n    pass\n")]
+
+
+def test_a_changed_or_missing_file_is_refused_unless_asked_for(library):
+    root, manifest = library
+    (root / "a.py").write_text("import c\n")
+    with pytest.raises(ConfigError, match="1 files .* differ .*a.py.*data.strict=false"):
+        corpus.stdlib_documents("train", manifest=manifest, root=root)
+    loose = corpus.stdlib_documents("train", strict=False, manifest=manifest, root=root)
+    assert loose[0] == ("a.py", "import c\n")
+    (root / "pkg" / "b.py").unlink()
+    with pytest.raises(ConfigError, match="2 files"):
+        corpus.stdlib_documents("train", manifest=manifest, root=root)
+
+
+def test_the_shipped_manifest_splits_by_path_and_holds_out_about_a_thirtieth():
+    files = corpus.read_manifest()["files"]
+    assert all(entry["split"] == corpus.split_of(entry["path"]) for entry in files)
+    heldout = sum(entry["bytes"] for entry in files if entry["split"] == "heldout")
+    assert 0.02 < heldout / sum(entry["bytes"] for entry in files) < 0.06
+
+
+def test_shipped_prompts_are_enough_bounded_and_from_held_out_files_alone():
+    import specjax
+
+    folder = type(corpus.library())(specjax.__path__[0]) / "data"
+    rows = [json.loads(x) for x in (folder / "heldout_prompts.jsonl").read_text().splitlines()]
+    heldout = {e["path"] for e in corpus.read_manifest()["files"] if e["split"] == "heldout"}
+    assert len(rows) >= 256 and {row["source"] for row in rows} <= heldout
+    encode = tokenizer.load("embedded").encode
+    assert all(24 <= len(encode(row["text"]).ids) <= 160 for row in rows)
+    assert all(row["text"] == row["text"].rstrip() for row in rows)
+
+
+def test_prompts_begin_where_code_begins_and_never_overlap():
+    body = "".join(f"    x{i} = compute(x{i}, {i})\n" for i in range(20))
+    text = "".join(f"def f{i}(x):\n{body}\n\n" for i in range(10))
+    settings = prompts.PromptsConfig(shortest=24, longest=60, rest=8)
+    found = prompts.cut(text, lambda t: len(t.split()), np.random.default_rng(0), settings)
+    assert len(found) > 3 and all(text.count(prompt) == 1 for prompt in found)
+    ends = [text.index(prompt) + len(prompt) for prompt in found]
+    assert all(text.index(b) >= end for b, end in zip(found[1:], ends[:-1], strict=True))
+    assert all(prompt.startswith("def f") for prompt in found)
+
+
+def test_packing_begins_each_document_and_ends_the_last_with_end_of_text():
+    np.testing.assert_array_equal(data.pack([[5, 6], [7]], END), [0, 5, 6, 0, 7, 0])
+
+
+def test_segments_change_where_a_document_begins():
+    rows = np.array([[5, 6, 0, 7, 8, 0, 9]])
+    np.testing.assert_array_equal(data.segments_of(rows, END), [[0, 0, 1, 1, 1, 2, 2]])
+
+
+def batches(**fields):
+    config = DataConfig(**{"length": 8, "batch": 4} | fields)
+    return data.training_batches(np.arange(1000, dtype=np.int32), config)
+
+
+def test_batches_are_the_same_at_every_run_and_differ_by_seed():
+    first, again, other = batches(), batches(), batches(seed=1)
+    for _ in range(40):
+        row = next(first)
+        assert row.shape == (4, 9) and row.dtype == np.int32
+        assert (np.diff(row, axis=1) == 1).all()  # contiguous pieces of the stream
+        np.testing.assert_array_equal(row, next(again))
+    assert (next(first) != next(other)).any()
+
+
+def test_the_position_restores_in_the_middle_of_a_later_epoch():
+    # 123 rows an epoch, four a batch: 40 batches end within the second epoch
+    iterator = batches()
+    for _ in range(40):
+        next(iterator)
+    position = iterator.get_state()
+    expected = [next(iterator) for _ in range(5)]
+    fresh = batches()
+    fresh.set_state(position)
+    for row in expected:
+        np.testing.assert_array_equal(next(fresh), row)
+
+
+def test_an_epoch_visits_each_place_once_and_the_next_epoch_cuts_elsewhere():
+    config = DataConfig(length=8, batch=1)
+    iterator = data.training_batches(np.arange(8 * 12, dtype=np.int32), config)
+    first = [int(next(iterator)[0, 0]) for _ in range(10)]
+    second = [int(next(iterator)[0, 0]) for _ in range(10)]
+    for epoch in (first, second):
+        assert sorted(start // 8 for start in epoch) == list(range(10))
+    assert set(first) != set(second)
+
+
+def test_samples_take_their_share_of_the_rows():
+    samples = np.full((50, 9), -1, np.int32)
+    config = DataConfig(length=8, batch=4, samples_share=0.75)
+    iterator = data.training_batches(np.arange(1000, dtype=np.int32), config, samples)
+    written = np.mean([(next(iterator)[:, 0] == -1).mean() for _ in range(50)])
+    assert abs(written - 0.75) < 0.02
+
+
+def test_samples_of_another_length_are_refused():
+    with pytest.raises(ConfigError, match=r"shape \(5, 4\), data.length=8 needs"):
+        data.training_batches(np.arange(99), DataConfig(length=8), np.zeros((5, 4), np.int32))
+
+
+def test_a_corpus_too_small_for_a_row_is_refused(tmp_path):
+    (tmp_path / "one.txt").write_text("x = 1\n")
+    split = corpus.split_of("one.txt")
+    with pytest.raises(ConfigError, match="data.length=256"):
+        data.load_stream(DataConfig(corpus=str(tmp_path)), split)
+    with pytest.raises(ConfigError, match="neither 'stdlib' nor a folder"):
+        data.load_stream(DataConfig(corpus=str(tmp_path / "nothing")), "train")
+
+
+def test_only_generated_tokens_count_in_a_measure_on_samples():
+    samples = regenerate.Samples(
+        tokens=np.zeros((2, 6), np.int32), start=np.array([2, 4]), stop=np.array([5, 6])
+    )
+    [(tokens, weight)] = samples.batches(2)
+    # weight[t] belongs to the prediction of token t + 1
+    np.testing.assert_array_equal(weight, [[0, 1, 1, 1, 0], [0, 0, 0, 1, 1]])
+
+
+def test_prompts_for_the_target_never_cross_documents():
+    stream = np.array([0, 5, 6, 7, 0, 8, 9, 0], np.int32)
+    np.testing.assert_array_equal(regenerate.whole_windows(stream, 3, END), [0, 1, 4])
+    with pytest.raises(ConfigError, match="no document holds 5 tokens"):
+        regenerate.whole_windows(stream, 5, END)
+
+
+def test_the_tokenizer_gives_back_every_byte_and_keeps_colons_and_newlines_apart():
+    made = tokenizer.train(["def f(x):\n        return x + 10\n"] * 3, 320)
+    text = "def g(y):\n\n\t  return 'döc' + \"\x00\"\n"
+    assert made.decode(made.encode(text).ids) == text
+    shipped = tokenizer.load("embedded")
+    assert shipped.get_vocab_size() == 2048
+    assert shipped.encode("def f(x):\n        return").tokens[-4:] == [
+        "):",
+        "Ċ",
+        "ĠĠĠĠĠĠĠ",
+        "Ġreturn",
+    ]

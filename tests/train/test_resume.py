@@ -1,0 +1,166 @@
+"""A run that is killed, stopped or diverges loses nothing."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import grain
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from specjax.train import checkpoint, config, loop, report
+
+TINY = """
+[model]
+hidden_size = 16
+intermediate_size = 16
+num_layers = 1
+num_heads = 2
+num_kv_heads = 1
+head_dim = 8
+[data]
+length = 16
+batch = 4
+eval_rows = 4
+[optimizer]
+warmup = 5
+[run]
+steps = 60
+save_every = 10
+eval_every = 30
+"""
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory):
+    """``command(folder)``: the words of a tiny pretraining run into that folder."""
+    root = tmp_path_factory.mktemp("corpus")
+    for i in range(60):  # enough names that a few fall into the held-out split
+        (root / f"{i}.txt").write_text("".join(f"x{j} = f(x{j * i % 7})\n" for j in range(20)))
+    file = root / "tiny.toml"
+    file.write_text(TINY)
+
+    def words(folder, *extra):
+        return [
+            *(sys.executable, "-m", "specjax.train", "pretrain", "--config", str(file)),
+            *(f"data.corpus={root}", f"run.folder={folder}", *extra),
+        ]
+
+    return words
+
+
+def losses_of(folder):
+    rows = report.read(folder / "log.jsonl")
+    return {row["step"]: row["loss"] for row in rows if "loss" in row}
+
+
+@contextlib.contextmanager
+def interrupted(words, folder, number, after_step):
+    """Runs the command, sends the signal once the log has ``after_step``, yields the process."""
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        while process.poll() is None and max(losses_of(folder), default=0) < after_step:
+            time.sleep(0.002)
+        process.send_signal(number)
+        yield process
+    finally:
+        process.kill()
+
+
+@pytest.fixture(scope="module")
+def whole(command, tmp_path_factory):
+    """The losses of a run that nothing disturbed, and its folder."""
+    folder = tmp_path_factory.mktemp("whole")
+    subprocess.run(command(folder), check=True, capture_output=True, timeout=120)
+    return folder, losses_of(folder)
+
+
+def test_a_run_leaves_its_config_log_picture_and_model(whole):
+    folder, losses = whole
+    assert sorted(losses) == list(range(1, 61)) and losses[60] < losses[1]
+    assert json.loads((folder / "config.json").read_text())["run.steps"] == 60
+    assert (folder / "loss.png").read_bytes()[:4] == b"\x89PNG"
+    assert (folder / "model" / "model.safetensors").is_file()
+    heldout = [row for row in report.read(folder / "log.jsonl") if "heldout_loss" in row]
+    assert [row["step"] for row in heldout] == [30, 60]
+
+
+def test_killed_and_started_again_it_computes_the_same_losses_bit_for_bit(command, whole, tmp_path):
+    with interrupted(command(tmp_path), tmp_path, signal.SIGKILL, after_step=15) as process:
+        assert process.wait(timeout=60) == -signal.SIGKILL
+    assert max(losses_of(tmp_path)) < 60
+    subprocess.run(command(tmp_path), check=True, capture_output=True, timeout=120)
+    assert losses_of(tmp_path) == whole[1]
+    weights = (folder / "model" / "model.safetensors" for folder in (tmp_path, whole[0]))
+    assert next(weights).read_bytes() == next(weights).read_bytes()
+
+
+def test_sigterm_saves_the_step_it_stopped_at(command, whole, tmp_path):
+    with interrupted(command(tmp_path), tmp_path, signal.SIGTERM, after_step=12) as process:
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    last = max(losses_of(tmp_path))
+    assert f"stopped after step {last}" in output and last < 60
+    assert (tmp_path / "checkpoints" / str(last)).is_dir()
+    assert losses_of(tmp_path) == {step: whole[1][step] for step in range(1, last + 1)}
+
+
+def test_another_configuration_in_the_same_folder_is_refused_with_the_difference(command, whole):
+    done = subprocess.run(command(whole[0], "data.batch=2"), capture_output=True, text=True)
+    assert done.returncode == 2 and "data.batch: 4 -> 2" in done.stderr
+
+
+def make_job(poison=10**6):
+    """One weight, drawn to the tokens; the batch that holds ``poison`` makes the loss NaN."""
+
+    def loss(params, frozen, tokens, key):
+        value = jnp.mean((params["w"] - tokens) ** 2) * 1e-3
+        return jnp.where(jnp.any(tokens == poison), jnp.nan, value), {}
+
+    rows = grain.MapDataset.source(np.arange(400).reshape(100, 4)).batch(2)
+    return loop.Job(
+        loss=loss,
+        params={"w": jnp.zeros(4)},
+        batches=iter(rows.to_iter_dataset()),
+        evaluate=lambda params, frozen: {"heldout_loss": 0.0},
+    )
+
+
+def settings(folder):
+    return (
+        {"data.batch": 2},
+        config.OptimizerConfig(name="adamw", warmup=1),
+        config.RunConfig(folder=str(folder), steps=20, save_every=4, eval_every=100),
+    )
+
+
+def test_nan_stops_the_run_names_the_step_and_keeps_the_last_good_checkpoint(tmp_path):
+    poisoned_step = 11  # rows 20 and 21 hold the values 80 to 87
+    with pytest.raises(loop.Diverged, match=r"step 11: loss nan.* is step 8 "):
+        loop.fit(make_job(poison=8 * (poisoned_step - 1)), *settings(tmp_path))
+    job = make_job()
+    optimizer = loop.make_optimizer(settings(tmp_path)[1], 20)
+    with checkpoint.checkpoints(tmp_path, 2) as manager:
+        state, step = checkpoint.restore(manager, loop.make_state(job, optimizer, 0), job.batches)
+    assert step == 8 and np.isfinite(state["params"]["w"]).all()
+    np.testing.assert_array_equal(next(job.batches)[0], [64, 65, 66, 67])
+
+
+def test_a_longer_run_goes_on_from_a_finished_one(tmp_path):
+    flat, optimizer, run = settings(tmp_path)
+    loop.fit(make_job(), flat, optimizer, run)
+    longer = config.RunConfig(folder=str(tmp_path), steps=24, save_every=4, eval_every=100)
+    loop.fit(make_job(), flat, optimizer, longer)
+    assert sorted(losses_of(tmp_path)) == list(range(1, 25))
+
+
+def test_a_log_line_cut_short_by_a_kill_is_dropped(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "lo')
+    log = report.Log(path, 1)
+    log.write(2, loss=1.5)
+    log.close()
+    assert report.read(path) == [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5}]

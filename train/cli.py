@@ -1,0 +1,49 @@
+"""``specjax train RECIPE --config NAME_OR_FILE [--dry-run] [field=value ...]``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+RECIPES = {
+    "corpus": "the manifest of the corpus",
+    "tokenizer": "a byte-level BPE tokenizer",
+    "prompts": "held-out prompts, to measure on",
+    "pretrain": "a small target, next-token cross-entropy",
+    "regenerate": "text by a target, for its drafter to learn from",
+    "distill": "a drafter, from a frozen target",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments of the command."""
+    parser = argparse.ArgumentParser(
+        prog="specjax train",
+        description="Trains targets and drafters; a run that was stopped goes on where it was.",
+        epilog="recipes: " + "; ".join(f"{name}: {what}" for name, what in RECIPES.items()),
+    )
+    parser.add_argument("recipe", choices=RECIPES)
+    parser.add_argument("--config", required=True, help="a known name, or a TOML file")
+    parser.add_argument("--dry-run", action="store_true", help="print sizes and times, then stop")
+    parser.add_argument("fields", nargs="*", metavar="field=value", help="e.g. run.steps=10")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a recipe; returns the exit status: 0, 1 (diverged) or 2 (cannot be run as asked)."""
+    arguments = parser().parse_intermixed_args(argv)
+    from . import config
+    from .loop import Diverged
+
+    # installed, this package is specjax.train; in a clone `python -m train` finds its neighbour
+    configs = importlib.import_module(f"{__package__.rpartition('train')[0]}configs")
+    recipe = importlib.import_module(f".{arguments.recipe}", __package__)
+    try:
+        settings = config.load(recipe.Config, configs.find(arguments.config), arguments.fields)
+        recipe.run(settings, dry_run=arguments.dry_run)
+    except (config.ConfigError, FileNotFoundError, Diverged) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1 if isinstance(error, Diverged) else 2
+    return 0

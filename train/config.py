@@ -1,0 +1,164 @@
+"""Configurations: frozen dataclasses, filled from a TOML file and from ``field=value`` words.
+
+A recipe declares one dataclass whose fields are sections (dataclasses too), so a file reads
+
+    [model]
+    hidden_size = 256
+    [run]
+    steps = 4000
+
+and ``specjax train pretrain --config file.toml run.steps=10`` overrides a field of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import types
+import typing
+from pathlib import Path
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used, with the reason and the way out."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where the tokens come from and how they are cut into rows."""
+
+    corpus: str = "stdlib"  # a name in corpus.CORPORA, or a folder of .txt and .py files
+    tokenizer: str = "embedded"  # "embedded" or the path of a tokenizer.json
+    length: int = 256  # tokens of context in a row (a row holds one more, to predict)
+    batch: int = 16  # rows a step
+    eval_rows: int = 64  # held-out rows per evaluation
+    seed: int = 0
+    samples: str = ""  # a .npy file of rows written by the target (recipe `regenerate`)
+    samples_share: float = 0.0  # share of rows drawn from it
+    strict: bool = True  # refuse corpus files that differ from the manifest
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """Muon for the matrices, AdamW for the rest; or AdamW throughout (``name = "adamw"``)."""
+
+    name: str = "muon"
+    rate: float = 0.02  # peak learning rate of Muon; unused by "adamw"
+    adam_rate: float = 0.003  # peak learning rate of AdamW
+    weight_decay: float = 0.1  # decoupled: each step takes rate * weight_decay of a weight
+    warmup: int = 100  # steps, linear from zero
+    decay_share: float = 0.5  # the last share of the steps, linear to zero
+    clip: float = 1.0  # global norm of the gradient
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """How long, how often, and where to."""
+
+    folder: str = "runs/unnamed"
+    steps: int = 1000
+    save_every: int = 200
+    eval_every: int = 200
+    keep: int = 2  # checkpoints
+    seed: int = 0
+
+
+# Fields that a resumed run may change: they do not alter what the steps so far have computed.
+FREE_FIELDS = ("run.folder", "run.steps", "run.save_every", "run.eval_every", "run.keep")
+
+
+def build(kind: type, values: dict, where: str = ""):
+    """An instance of the dataclass ``kind`` out of nested dictionaries; unknown keys are errors."""
+    hints = typing.get_type_hints(kind)
+    fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
+    unknown = sorted(set(values) - set(fields))
+    if unknown:
+        raise ConfigError(
+            f"unknown field {where}{unknown[0]}; known fields of {where or 'the file'}"
+            f"{'' if where else ' are sections'}: {', '.join(fields)}"
+        )
+    made = {}
+    for name, value in values.items():
+        hint = hints[name]
+        if dataclasses.is_dataclass(hint):
+            if not isinstance(value, dict):
+                raise ConfigError(f"{where}{name}={value!r} should be a section of fields")
+            made[name] = build(hint, value, f"{where}{name}.")
+        else:
+            made[name] = _typed(value, hint, f"{where}{name}")
+    missing = [
+        name
+        for name, field in fields.items()
+        if name not in made
+        and field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise ConfigError(f"missing field {where}{missing[0]}: give it in the file or as a word")
+    return kind(**made)
+
+
+def _typed(value, hint, name: str):
+    """``value`` as ``hint`` asks for it (an int will do for a float, a list for a tuple)."""
+    choices = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    for choice in choices:
+        if choice is type(None) and value is None:
+            return None
+        if choice is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+        if typing.get_origin(choice) is tuple and isinstance(value, (list, tuple)):
+            return tuple(value)
+        if isinstance(choice, type) and type(value) is choice:
+            return value
+    expected = getattr(hint, "__name__", str(hint))
+    raise ConfigError(f"{name}={value!r} is of type {type(value).__name__}, expected {expected}")
+
+
+def load(kind: type, path: str | Path, words: typing.Sequence[str] = ()):
+    """Reads a TOML file into ``kind``, then applies words such as ``run.steps=10``.
+
+    A word's value is read as TOML; what is no TOML value (a bare word) is a string.
+
+    Raises:
+      ConfigError: an unknown field, a wrong type, a word without ``=``, unreadable TOML.
+    """
+    try:
+        values = tomllib.loads(Path(path).read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{Path(path).name} is not TOML: {error}") from error
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals:
+            raise ConfigError(f"{word!r} is not of the form field=value, e.g. run.steps=10")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        section, *keys = values, *name.split(".")
+        for key in keys[:-1]:
+            section = section.setdefault(key, {})
+            if not isinstance(section, dict):
+                raise ConfigError(f"{name}: {key} is a field, not a section")
+        section[keys[-1]] = value
+    return build(kind, values)
+
+
+def flatten(config, where: str = "") -> dict:
+    """``{"run.steps": 1000, ...}``: every field of a configuration by its dotted name."""
+    flat = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            flat |= flatten(value, f"{where}{field.name}.")
+        else:
+            flat[where + field.name] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
+def differences(old: dict, new: dict) -> list[str]:
+    """One line for each field, free ones aside, in which flattened configurations differ."""
+    return [
+        f"{name}: {old.get(name)!r} -> {new.get(name)!r}"
+        for name in sorted(set(old) | set(new))
+        if name not in FREE_FIELDS and old.get(name) != new.get(name)
+    ]

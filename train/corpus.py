@@ -1,0 +1,147 @@
+"""Recipe ``corpus``: Python's standard library, pinned by a manifest, some files held out.
+
+Every Python installation has these files (PSF licence), so nothing is downloaded. The manifest
+names each file, its SHA-256 and its split; a file's split depends on its path alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import platform
+import sysconfig
+from pathlib import Path
+
+from .config import ConfigError, RunConfig
+
+MANIFEST = "corpus.json"  # beside the embedded models
+HELDOUT_PER_MILLE = 40
+
+# Not code that a person would write by hand, or not the same on every machine.
+SKIPPED_FOLDERS = frozenset(
+    "site-packages test tests idle_test __pycache__ encodings pydoc_data".split()
+)
+SKIPPED_PREFIXES = ("_sysconfigdata", "config-", "html/entities")
+
+
+def library() -> Path:
+    """The folder of the running Python's standard library."""
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def split_of(path: str) -> str:
+    """``"heldout"`` for about 4 % of the paths, ``"train"`` for the others."""
+    number = int(hashlib.sha256(path.encode()).hexdigest()[:8], 16)
+    return "heldout" if number % 1000 < HELDOUT_PER_MILLE else "train"
+
+
+def make_manifest(root: Path | None = None) -> dict:
+    """Lists the corpus below ``root``: ``{"python": "3.11.7", "files": [{path, sha256, ...}]}``."""
+    root = root or library()
+    files = []
+    for file in sorted(root.rglob("*.py")):
+        path = file.relative_to(root).as_posix()
+        if SKIPPED_FOLDERS & set(path.split("/")) or path.startswith(SKIPPED_PREFIXES):
+            continue
+        data = file.read_bytes()
+        if data.strip():
+            files.append(
+                {
+                    "path": path,
+                    "sha256": hashlib.sha256(data).hexdigest(),
+                    "bytes": len(data),
+                    "split": split_of(path),
+                }
+            )
+    return {"python": platform.python_version(), "files": files}
+
+
+def read_manifest() -> dict:
+    """The manifest that ships with the package."""
+    import specjax
+
+    folder = Path(specjax.__path__[0]) / "models" / "embedded"
+    return json.loads((folder / MANIFEST).read_text())
+
+
+def write_manifest(manifest: dict, path: Path) -> None:
+    """Writes one file a line, so that a change of one file is a change of one line."""
+    rows = ",\n  ".join(json.dumps(entry) for entry in manifest["files"])
+    path.write_text(f'{{"python": "{manifest["python"]}", "files": [\n  {rows}\n]}}\n')
+
+
+def stdlib_documents(split: str, *, strict: bool = True, manifest=None, root=None):
+    """``[(path, text)]`` of the files of a split, in the order of the manifest.
+
+    Raises:
+      ConfigError: ``strict`` and a file is missing or differs from the manifest.
+    """
+    root, manifest = root or library(), manifest or read_manifest()
+    found, wrong = [], []
+    for entry in manifest["files"]:
+        if entry["split"] != split:
+            continue
+        file = root / entry["path"]
+        data = file.read_bytes() if file.is_file() else b""
+        if hashlib.sha256(data).hexdigest() != entry["sha256"]:
+            wrong.append(entry["path"])
+        if data:
+            found.append((entry["path"], data.decode("utf-8", errors="replace")))
+    if strict and wrong:
+        raise ConfigError(
+            f"{len(wrong)} files of the standard library differ from the manifest (the first: "
+            f"{wrong[0]}). It was made with Python {manifest['python']}, this is "
+            f"{platform.python_version()}: train under that version, or give data.strict=false "
+            "to train on the files as they are"
+        )
+    return found
+
+
+def folder_documents(folder: str, split: str):
+    """``[(path, text)]`` of the .txt and .py files below a folder of the user's own."""
+    root = Path(folder)
+    files = sorted(file for file in root.rglob("*") if file.suffix in (".txt", ".py"))
+    if not files:
+        raise ConfigError(
+            f"data.corpus={folder!r} is neither 'stdlib' nor a folder with .txt or .py files"
+        )
+    paths = [(file.relative_to(root).as_posix(), file) for file in files]
+    chosen = [(path, file) for path, file in paths if split_of(path) == split]
+    return [(path, file.read_text("utf-8", errors="replace")) for path, file in chosen]
+
+
+def documents(corpus: str, split: str, *, strict: bool = True) -> list[tuple[str, str]]:
+    """The documents of a corpus: ``"stdlib"`` or a folder. ``split``: ``train`` or ``heldout``."""
+    found = (
+        stdlib_documents(split, strict=strict)
+        if corpus == "stdlib"
+        else folder_documents(corpus, split)
+    )
+    if not found:
+        raise ConfigError(f"data.corpus={corpus!r} has no documents in the split {split!r}")
+    return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CorpusConfig:
+    """``root``: another Python's library than the running one's."""
+
+    root: str = ""
+    run: RunConfig = RunConfig(folder="runs/corpus")
+
+
+Config = CorpusConfig
+
+
+def run(config: CorpusConfig, *, dry_run: bool = False) -> None:
+    """Writes ``corpus.json``, the manifest of the standard library as it is on this machine."""
+    manifest = make_manifest(Path(config.root) if config.root else None)
+    for split in ("train", "heldout"):
+        sizes = [entry["bytes"] for entry in manifest["files"] if entry["split"] == split]
+        print(f"{split}: {len(sizes)} files, {sum(sizes):,} bytes")
+    if not dry_run:
+        folder = Path(config.run.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_manifest(manifest, folder / MANIFEST)
+        print(f"wrote {folder / MANIFEST}")

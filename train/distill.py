@@ -1,0 +1,139 @@
+"""Recipe ``distill``: a drafter taught by a frozen target, ``D(p, q)`` mixed with cross-entropy.
+
+    loss = (1 - data_share) * D(p, q) + data_share * -log q(next token),   mean over positions
+
+Text written by the target itself (recipe ``regenerate``, ``data.samples``) is what the drafter
+will meet when it drafts; acceptance is therefore also measured on held-out continuations.
+
+References: DistillSpec, 2310.08461.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.models.causal_lm import graph_definition
+
+from . import data, export, losses, model, regenerate, report, tokenizer
+from .config import ConfigError, DataConfig, OptimizerConfig, RunConfig, flatten
+from .evaluate import make_evaluate, mean
+from .loop import Job, estimate, fit
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DistillConfig:
+    """``teacher``: what ``specjax.load`` takes. ``divergence``: a key of ``losses.DIVERGENCES``.
+
+    ``eval_samples``: a file of ``regenerate`` made from held-out prompts, or empty.
+    """
+
+    model: model.ModelConfig
+    teacher: str = "embedded"
+    divergence: str = "fkl"
+    data_share: float = 0.0
+    eval_samples: tuple[str, ...] = ()
+    data: DataConfig = DataConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    run: RunConfig = RunConfig()
+
+    def __post_init__(self):
+        if self.divergence not in losses.DIVERGENCES:
+            known = ", ".join(losses.DIVERGENCES)
+            raise ConfigError(f"divergence={self.divergence!r}; known: {known}")
+        if not 0 <= self.data_share <= 1:
+            raise ConfigError(f"data_share={self.data_share}; accepted: 0 to 1")
+
+
+Config = DistillConfig
+
+
+def make_laws(student, teacher, end_of_text: int):
+    """``laws(params, frozen, inputs [B, T]) -> (p, q)``: logits float32 ``[B, T, V]`` of both."""
+
+    def laws(params, frozen, inputs):
+        segments = data.segments_of(inputs, end_of_text)
+        p = model.forward(teacher, frozen, inputs, segments)
+        return p, model.forward(student, params, inputs, segments)
+
+    return laws
+
+
+def make_loss(laws, divergence: str, data_share: float):
+    """The loss of the module's head, as ``loop.Job`` takes it."""
+    distance = losses.DIVERGENCES[divergence]
+
+    def loss(params, frozen, tokens, key):
+        del key  # nothing is drawn
+        p, q = laws(params, frozen, tokens[:, :-1])
+        value = (1 - data_share) * jnp.mean(distance(p, q))
+        if data_share:
+            value += data_share * jnp.mean(losses.cross_entropy(q, tokens[:, 1:]))
+        return value, {}
+
+    return loss
+
+
+def make_measure(laws, num_draft: int = 4):
+    """Held-out forward KL, acceptance ``sum min(p, q)``, agreement of the argmaxes, and the
+    expected tokens a round with ``num_draft`` drafts, drawn (``tau``) or greedy."""
+
+    def measure(params, frozen, tokens, weight):
+        p, q = laws(params, frozen, tokens[:, :-1])
+        accepted, matched = losses.acceptance(p, q), losses.greedy_match(p, q)
+        return {
+            "heldout_loss": mean(losses.fkl(p, q), weight),
+            "acceptance": mean(accepted, weight),
+            "greedy_match": mean(matched, weight),
+            "tau": mean(*losses.expected_tau(accepted, weight, num_draft)),
+            "greedy_tau": mean(*losses.expected_tau(matched, weight, num_draft)),
+        }
+
+    return measure
+
+
+def load_teacher(name: str, vocabulary):
+    """The target as an ``LM``, its tokenizer checked against the one that cut the data."""
+    import specjax.models.lm as lm
+
+    teacher = lm.load(name)
+    if teacher.tokenizer.vocabulary != {i: t for t, i in vocabulary.get_vocab().items()}:
+        raise ConfigError(
+            f"teacher={name!r} has another tokenizer than data.tokenizer: give data.tokenizer the "
+            "teacher's own tokenizer.json"
+        )
+    return teacher
+
+
+def run(config: DistillConfig, *, dry_run: bool = False) -> None:
+    """Trains, draws the curves, exports to ``run.folder/model`` without a tokenizer of its own."""
+    vocabulary = tokenizer.load(config.data.tokenizer)
+    teacher = load_teacher(config.teacher, vocabulary)
+    stream, end_of_text = data.load_stream(config.data, "train")
+    heldout, _ = data.load_stream(config.data, "heldout")
+    samples = regenerate.read(config.data.samples).tokens if config.data.samples else None
+    shape = config.model.decoder(teacher.config.vocab_size, end_of_text)
+    graphdef, params = model.create(shape, config.run.seed)
+    laws = make_laws(graphdef, graph_definition(teacher.config), end_of_text)
+    sets = {"": data.heldout_batches(heldout, config.data)}
+    for path in config.eval_samples:
+        sets[f"{Path(path).stem}_"] = regenerate.read(path).batches(config.data.batch)
+    job = Job(
+        loss=make_loss(laws, config.divergence, config.data_share),
+        params=params,
+        batches=data.training_batches(stream, config.data, samples),
+        evaluate=make_evaluate(make_measure(laws), sets),
+        frozen=teacher.params,
+    )
+    written = 0 if samples is None else np.size(samples)
+    print(f"tokens: {len(stream):,} of text, {written:,} by the target, {len(heldout):,} held out")
+    if dry_run:
+        print(shape)
+        return estimate(job, config.optimizer, config.run)
+    params = fit(job, flatten(config), config.optimizer, config.run)
+    folder = Path(config.run.folder)
+    report.draw_curves(folder / "log.jsonl", folder / "loss.png", folder.name)
+    export.export(shape, params, folder / "model", vocabulary, with_tokenizer=False)

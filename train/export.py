@@ -1,0 +1,45 @@
+"""Exporting a trained decoder: bfloat16 safetensors in Hugging Face layout, with fingerprints."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+from flax import nnx
+
+from specjax.models.causal_lm import graph_definition
+from specjax.models.config import DecoderConfig
+
+from . import tokenizer as tokenizers
+
+FINGERPRINTS = "fingerprint.json"
+
+
+def export(config: DecoderConfig, params, folder: Path, tokenizer, *, with_tokenizer=True) -> None:
+    """Writes ``config.json``, ``model.safetensors`` and, unless it is shared, the tokenizer.
+
+    ``fingerprint.json`` records the SHA-256 of each file, and of what the tokenizer does, so that a
+    drafter without a tokenizer of its own can be matched to its target.
+    """
+    from specjax.models.hf import save_pretrained
+
+    folder.mkdir(parents=True, exist_ok=True)
+    save_pretrained(nnx.merge(graph_definition(config), params), folder, dtype=jnp.bfloat16)
+    if with_tokenizer:
+        tokenizers.save(tokenizer, folder)
+        ends = {"bos_token_id": config.bos_id, "eos_token_id": list(config.eos_ids)}
+        (folder / "generation_config.json").write_text(json.dumps(ends, indent=2) + "\n")
+    write_fingerprints(folder, tokenizer)
+    print(f"exported to {folder}")
+
+
+def write_fingerprints(folder: Path, tokenizer) -> None:
+    """``{"tokenizer": sha, "files": {name: sha}}`` of all that lies in ``folder``."""
+    files = sorted(f for f in folder.iterdir() if f.is_file() and f.name != FINGERPRINTS)
+    record = {
+        "tokenizer": tokenizers.fingerprint(tokenizer),
+        "files": {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files},
+    }
+    (folder / FINGERPRINTS).write_text(json.dumps(record, indent=2) + "\n")

@@ -1,0 +1,209 @@
+"""The training loop of every recipe: step, log, evaluate, save, stop, go on."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from . import checkpoint, report
+from .config import OptimizerConfig, RunConfig
+from .optimizer import make_optimizer
+
+
+class Diverged(RuntimeError):
+    """The loss or the gradient is no longer finite."""
+
+
+class Interrupted(SystemExit):
+    """The run was asked to stop, has saved, and can go on. The exit status is 128 + signal."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What a recipe brings to the loop.
+
+    Attributes:
+      loss: ``loss(params, frozen, tokens, key) -> (mean loss, {name: scalar})``, pure.
+      params: what is trained, a pytree of float arrays.
+      batches: a Grain iterator of int32 ``[batch, length + 1]``.
+      evaluate: ``evaluate(params, frozen) -> {"heldout_loss": float, ...}``.
+      frozen: arrays the loss reads (a teacher), passed through jit as an argument.
+    """
+
+    loss: Callable
+    params: object
+    batches: Iterator
+    evaluate: Callable
+    frozen: object = None
+
+
+def make_step(job: Job, optimizer: optax.GradientTransformation):
+    """``step(state, frozen, tokens) -> (state, metrics)``, compiled; ``state`` is donated."""
+
+    def step(state, frozen, tokens):
+        key = jax.random.fold_in(state["key"], state["step"])
+        (loss, metrics), gradients = jax.value_and_grad(job.loss, has_aux=True)(
+            state["params"], frozen, tokens, key
+        )
+        norm = optax.tree.norm(gradients)
+        updates, moments = optimizer.update(gradients, state["optimizer"], state["params"])
+        state = {
+            "params": optax.apply_updates(state["params"], updates),
+            "optimizer": moments,
+            "key": state["key"],
+            "step": state["step"] + 1,
+        }
+        return state, {"loss": loss, "gradient_norm": norm, **metrics}
+
+    return jax.jit(step, donate_argnums=0)
+
+
+def make_state(job: Job, optimizer, seed: int) -> dict:
+    """The state before the first step. The parameters are copied, since steps donate them."""
+    params = jax.tree.map(jnp.array, job.params)
+    return {
+        "params": params,
+        "optimizer": optimizer.init(params),
+        "key": jax.random.key(seed),
+        "step": jnp.int32(0),
+    }
+
+
+@contextlib.contextmanager
+def _stop_requests():
+    """Yields a list that SIGTERM or Ctrl-C is put into, so that a step is never torn."""
+    received: list[int] = []
+
+    def note(number, _frame):
+        if received:
+            raise KeyboardInterrupt  # asked twice: at once, without saving
+        received.append(number)
+
+    previous = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _progress():
+    from rich import progress
+
+    return progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TextColumn("{task.fields[note]}"),
+        progress.TimeRemainingColumn(),
+    )
+
+
+def fit(job: Job, flat_config: dict, optimizer_config: OptimizerConfig, run: RunConfig):
+    """Trains to ``run.steps``, from the latest checkpoint in ``run.folder`` where there is one.
+
+    A run that is killed and started again by the same command goes on from its last checkpoint and
+    computes what it would have computed.
+
+    Returns:
+      The trained parameters.
+
+    Raises:
+      ConfigError: the folder holds a run with another configuration.
+      Diverged: a loss or gradient norm that is not finite; checkpoints are from before that step.
+      Interrupted: after SIGTERM or Ctrl-C, the state being saved.
+    """
+    folder = Path(run.folder)
+    checkpoint.record_config(folder, flat_config)
+    optimizer = make_optimizer(optimizer_config, run.steps)
+    step_function = make_step(job, optimizer)
+    with checkpoint.checkpoints(folder, run.keep) as manager, _stop_requests() as stop:
+        state, first = checkpoint.restore(
+            manager, make_state(job, optimizer, run.seed), job.batches
+        )
+        log = report.Log(folder / "log.jsonl", first)
+        began = time.monotonic()
+        pending = None  # the last step's metrics, read while the next step computes
+
+        def settle():
+            if pending is None:
+                return
+            number, metrics = pending
+            values = {name: float(value) for name, value in metrics.items()}
+            log.write(number, **values, seconds=round(time.monotonic() - began, 2))
+            if not all(math.isfinite(values[name]) for name in ("loss", "gradient_norm")):
+                last = manager.latest
+                raise Diverged(
+                    f"step {number}: loss {values['loss']}, gradient norm "
+                    f"{values['gradient_norm']}. The last good checkpoint is "
+                    f"{'none' if last is None else f'step {last.step}'} in {folder}; lower "
+                    "optimizer.rate and optimizer.adam_rate or lengthen optimizer.warmup, under "
+                    "another run.folder"
+                )
+
+        with _progress() as bar:
+            task = bar.add_task(folder.name, total=run.steps, completed=first, note="")
+            for number in range(first + 1, run.steps + 1):
+                tokens = next(job.batches)
+                state, metrics = step_function(state, job.frozen, tokens)
+                settle()
+                pending = (number, metrics)
+                rate = tokens.shape[0] * (tokens.shape[1] - 1) * (number - first)
+                rate /= time.monotonic() - began
+                bar.update(task, completed=number, note=f"{rate:,.0f} tokens/s")
+                last = number == run.steps
+                if last or number % run.eval_every == 0:
+                    settle()
+                    pending = None
+                    measured = job.evaluate(state["params"], job.frozen)
+                    log.write(number, **measured)
+                    words = " · ".join(f"{name} {value:.4f}" for name, value in measured.items())
+                    bar.console.print(f"step {number}: {words}")
+                if last or stop or number % run.save_every == 0:
+                    settle()
+                    pending = None
+                    checkpoint.save(manager, number, state, job.batches)
+                if stop:
+                    raise Interrupted(_farewell(folder, number, stop[0]))
+        log.close()
+    return state["params"]
+
+
+def _farewell(folder: Path, number: int, signal_number: int) -> int:
+    print(f"stopped after step {number}, saved in {folder}; the same command goes on from there")
+    return 128 + signal_number
+
+
+def estimate(job: Job, optimizer_config: OptimizerConfig, run: RunConfig) -> None:
+    """Prints what a run would take: parameters, bytes, seconds (from three real steps)."""
+    optimizer = make_optimizer(optimizer_config, run.steps)
+    state = make_state(job, optimizer, run.seed)
+    tokens = next(job.batches)
+    step = make_step(job, optimizer).lower(state, job.frozen, tokens).compile()
+    memory = step.memory_analysis()
+    times = []
+    for _ in range(3):
+        start = time.monotonic()
+        state, metrics = step(state, job.frozen, tokens)
+        jax.block_until_ready(metrics)
+        times.append(time.monotonic() - start)
+    count = sum(leaf.size for leaf in jax.tree.leaves(job.params))
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(state["optimizer"]))
+    rows, length = tokens.shape[0], tokens.shape[1] - 1
+    print(f"parameters    {count:,} ({4 * count / 1e6:.1f} MB in float32)")
+    print(f"optimiser     {size / 1e6:.1f} MB")
+    if memory is not None:
+        print(f"work space    {memory.temp_size_in_bytes / 1e6:.1f} MB (the compiled step's)")
+    print(f"a step        {rows} rows x {length} tokens, {min(times):.2f} s")
+    print(f"steps         {run.steps:,}, {run.steps * rows * length:,} tokens")
+    rate = rows * length / min(times)
+    print(f"time          {run.steps * min(times) / 60:.1f} min ({rate:,.0f} tokens/s)")

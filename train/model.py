@@ -1,0 +1,47 @@
+"""Between a configuration and a decoder: building it, and its pure forward pass."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from flax import nnx
+
+from specjax.models.config import DecoderConfig
+from specjax.models.decoder import Decoder
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The shape of a small Llama; the rest of ``DecoderConfig`` keeps its defaults.
+
+    ``max_positions`` may exceed the length of the rows trained on; what lies beyond that length
+    has not been practised.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_positions: int = 1024
+    tie_embeddings: bool = True
+    rope_theta: float = 10_000.0
+
+    def decoder(self, vocab_size: int, end_of_text: int) -> DecoderConfig:
+        """The decoder of this shape over a tokenizer's vocabulary."""
+        shape = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return DecoderConfig(
+            vocab_size=vocab_size, eos_ids=(end_of_text,), bos_id=end_of_text, **shape
+        )
+
+
+def create(config: DecoderConfig, seed: int):
+    """``(graphdef, params)`` of a freshly initialised decoder; ``params`` is a plain dictionary."""
+    graphdef, params = nnx.split(Decoder(config, rngs=nnx.Rngs(seed)))
+    return graphdef, nnx.to_pure_dict(params)
+
+
+def forward(graphdef, params, tokens, segments):
+    """Logits float32 ``[B, T, V]`` of int32 ``tokens [B, T]``, attention within segments."""
+    return nnx.merge(graphdef, params)(tokens, segments)

@@ -1,0 +1,59 @@
+"""The optimiser and its schedule."""
+
+from __future__ import annotations
+
+import jax
+import optax
+from optax import contrib
+
+from .config import ConfigError, OptimizerConfig
+
+OPTIMIZERS = ("muon", "adamw")
+
+
+def schedule(peak: float, config: OptimizerConfig, steps: int) -> optax.Schedule:
+    """Linear warm-up, a plateau, and a linear decay that reaches zero at the last step.
+
+    The plateau makes a run extensible: until the decay begins, ``run.steps`` alters nothing
+    (warmup-stable-decay, 2404.06395).
+    """
+    decay = max(1, round(steps * config.decay_share))
+    return optax.join_schedules(
+        [
+            optax.linear_schedule(0.0, peak, config.warmup),
+            optax.constant_schedule(peak),
+            optax.linear_schedule(peak, 0.0, decay),
+        ],
+        [config.warmup, max(config.warmup, steps - decay)],
+    )
+
+
+def _is_hidden_matrix(path, leaf) -> bool:
+    """Muon is for the matrices between hidden layers; embedding and head are look-up tables."""
+    name = jax.tree_util.keystr(path)
+    return leaf.ndim == 2 and "embedding" not in name and "lm_head" not in name
+
+
+def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
+    """Clipping, then Muon (weights ``[out, in]``) with AdamW for the rest, or AdamW alone."""
+    adam_rate = schedule(config.adam_rate, config, steps)
+    if config.name == "adamw":
+        update = optax.adamw(adam_rate, b2=0.95, weight_decay=config.weight_decay)
+    elif config.name == "muon":
+        shape = contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=0)
+
+        def dimensions(params):
+            return jax.tree_util.tree_map_with_path(
+                lambda path, leaf: shape if _is_hidden_matrix(path, leaf) else None, params
+            )
+
+        update = contrib.muon(
+            schedule(config.rate, config, steps),
+            weight_decay=config.weight_decay,
+            muon_weight_dimension_numbers=dimensions,
+            adam_learning_rate=adam_rate,
+            adam_b2=0.95,
+        )
+    else:
+        raise ConfigError(f"optimizer.name={config.name!r}; known: {', '.join(OPTIMIZERS)}")
+    return optax.chain(optax.clip_by_global_norm(config.clip), update)

@@ -1,0 +1,88 @@
+"""Recipe ``prompts``: prompts cut from held-out files, where a person would stop to ask for more.
+
+A prompt begins at a definition, an import or after a blank line, and ends at the end of a line,
+its newline left out: how a user's prompt ends most often.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+
+from . import corpus, tokenizer
+from .config import ConfigError, DataConfig, RunConfig
+
+BEGINNING = re.compile(r"\s*(async def|def|class|import|from|@|if|for|while|with|try)\b|\S")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PromptsConfig:
+    """``shortest`` and ``longest`` count tokens; ``rest`` tokens must follow in the file."""
+
+    num_prompts: int = 320
+    shortest: int = 24
+    longest: int = 160
+    rest: int = 64
+    data: DataConfig = DataConfig()
+    run: RunConfig = RunConfig(folder="runs/prompts")
+
+
+Config = PromptsConfig
+
+
+def cut(text: str, count, rng: np.random.Generator, config: PromptsConfig) -> list[str]:
+    """All prompts of one document, none overlapping another; ``count(text)`` counts tokens."""
+    lines, prompts, first = text.splitlines(keepends=True), [], 0
+    while first < len(lines):
+        after_blank = first == 0 or not lines[first - 1].strip()
+        if not (after_blank and lines[first].strip()) and not BEGINNING.match(lines[first]):
+            first += 1
+            continue
+        wanted, last, size = rng.integers(config.shortest, config.longest + 1), first, 0
+        while last < len(lines) and size < wanted:
+            last += 1
+            size = count("".join(lines[first:last]).rstrip())
+        prompt = "".join(lines[first:last]).rstrip()
+        if (
+            config.shortest <= size <= config.longest
+            and count("".join(lines[last : last + config.rest])) >= config.rest
+        ):
+            prompts.append(prompt)
+        first = last
+    return prompts
+
+
+def make_prompts(documents, count, config: PromptsConfig) -> list[dict]:
+    """``[{"text", "source"}]``: ``num_prompts`` of all, evenly spaced over the documents."""
+    found = [
+        {"text": prompt, "source": path}
+        for path, text in documents
+        for prompt in cut(text, count, np.random.default_rng(config.data.seed), config)
+    ]
+    if len(found) < config.num_prompts:
+        raise ConfigError(
+            f"num_prompts={config.num_prompts}, but the held-out files give {len(found)}"
+        )
+    return [found[i * len(found) // config.num_prompts] for i in range(config.num_prompts)]
+
+
+def run(config: PromptsConfig, *, dry_run: bool = False) -> None:
+    """Writes ``heldout_prompts.jsonl``."""
+    vocabulary = tokenizer.load(config.data.tokenizer)
+
+    def count(text: str) -> int:
+        return len(vocabulary.encode(text).ids)
+
+    documents = corpus.documents(config.data.corpus, "heldout", strict=config.data.strict)
+    prompts = make_prompts(documents, count, config)
+    sizes = [count(prompt["text"]) for prompt in prompts]
+    print(f"{len(prompts)} prompts of {min(sizes)} to {max(sizes)} tokens")
+    if not dry_run:
+        path = Path(config.run.folder) / "heldout_prompts.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+        print(f"wrote {path}")

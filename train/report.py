@@ -1,0 +1,81 @@
+"""What a run leaves to be read: ``log.jsonl``, and ``loss.png`` drawn from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+
+class Log:
+    """Appends one JSON object a line; lines past ``step`` (of a killed run) are dropped first."""
+
+    def __init__(self, path: Path, step: int):
+        kept = [row for row in read(path) if row["step"] <= step]
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        temporary.replace(path)
+        self._file = path.open("a", buffering=1)
+
+    def write(self, step: int, **values) -> None:
+        self._file.write(json.dumps({"step": step, **values}) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read(path: Path) -> list[dict]:
+    """The rows of a log; a last line cut short by a kill is left out."""
+    rows = []
+    for line in path.read_text().splitlines() if path.is_file() else ():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+def draw_curves(log: Path, picture: Path, title: str) -> None:
+    """Training loss (smoothed) and held-out loss over steps; below, the other held-out measures."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = read(log)
+    train = [(row["step"], row["loss"]) for row in rows if "loss" in row]
+    heldout = [row for row in rows if "heldout_loss" in row]
+    shares = sorted({key for row in heldout for key in row} & {"acceptance", "greedy_match"})
+    figure, axes = plt.subplots(1 + bool(shares), 1, sharex=True, figsize=(8, 4 + 3 * bool(shares)))
+    top = axes[0] if shares else axes
+    if train:
+        steps, losses = zip(*train, strict=True)
+        top.plot(steps, _smooth(losses), label="training (moving mean)", linewidth=1)
+    top.plot(
+        [row["step"] for row in heldout],
+        [row["heldout_loss"] for row in heldout],
+        "o-",
+        label="held out",
+        markersize=3,
+    )
+    top.set(ylabel="loss, nats a token", title=title)
+    top.legend()
+    if shares:
+        for key in shares:
+            axes[1].plot([r["step"] for r in heldout], [r[key] for r in heldout], "o-", label=key)
+        axes[1].set(ylabel="share of positions, held out")
+        axes[1].legend()
+    (axes[-1] if shares else axes).set_xlabel("step")
+    for axis in axes if shares else [axes]:
+        axis.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(picture, dpi=110)
+    plt.close(figure)
+
+
+def _smooth(values, window: int = 25) -> list[float]:
+    """Mean over the last ``window`` values."""
+    out, total = [], 0.0
+    for i, value in enumerate(values):
+        total += value - (values[i - window] if i >= window else 0.0)
+        out.append(total / min(i + 1, window))
+    return out

@@ -1,0 +1,110 @@
+"""Recipe ``tokenizer``: a byte-level BPE for code, trained on the training files only.
+
+Pre-tokenisation: words and punctuation carry one leading space, as in GPT-2, so that ``self`` is
+one entry wherever it stands; digits stand alone; newlines and indentation are pieces of their
+own, so that a prompt may end after a colon or after a newline without being cut through a token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+
+from . import corpus
+from .config import ConfigError, DataConfig, RunConfig
+
+END_OF_TEXT = "<|endoftext|>"  # begins a document and ends it; id 0
+PIECES = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\n+|\s+(?!\S)|\s+"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenizerConfig:
+    """``vocab_size`` counts the special token; a multiple of 64 keeps products well shaped."""
+
+    vocab_size: int = 2048
+    data: DataConfig = DataConfig()
+    run: RunConfig = RunConfig(folder="runs/tokenizer")
+
+
+Config = TokenizerConfig
+
+
+def train(texts, vocab_size: int):
+    """Trains a byte-level BPE on an iterable of strings; returns a ``tokenizers.Tokenizer``."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    if vocab_size % 64 or vocab_size < 320:
+        raise ConfigError(f"vocab_size={vocab_size}; accepted: a multiple of 64, at least 320")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def save(tokenizer, folder: Path) -> None:
+    """Writes ``tokenizer.json`` and the ``tokenizer_config.json`` that transformers looks for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": END_OF_TEXT,
+        "eos_token": END_OF_TEXT,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 1024,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def embedded_folder() -> Path:
+    """Where the package keeps its own target: weights, tokenizer, generation settings."""
+    import specjax
+
+    return Path(specjax.__path__[0]) / "models" / "embedded" / "target"
+
+
+def load(name: str):
+    """A ``tokenizers.Tokenizer``: ``"embedded"``, or the path of a ``tokenizer.json``."""
+    from tokenizers import Tokenizer
+
+    path = embedded_folder() / "tokenizer.json" if name == "embedded" else Path(name)
+    if not path.is_file():
+        raise ConfigError(f"data.tokenizer={name!r}: no such file; give a path or 'embedded'")
+    return Tokenizer.from_file(str(path))
+
+
+def fingerprint(tokenizer) -> str:
+    """SHA-256 of what a tokenizer does, whatever the layout of its file."""
+    return hashlib.sha256(tokenizer.to_str(pretty=False).encode()).hexdigest()
+
+
+def run(config: TokenizerConfig, *, dry_run: bool = False) -> None:
+    """Trains the tokenizer and says how many bytes a token covers in each split."""
+    splits = {}
+    for split in ("train", "heldout"):
+        found = corpus.documents(config.data.corpus, split, strict=config.data.strict)
+        splits[split] = [text for _, text in found]
+    for split, texts in splits.items():
+        print(f"{split}: {len(texts)} files, {sum(len(t.encode()) for t in texts):,} bytes")
+    if dry_run:
+        return
+    tokenizer = train(splits["train"], config.vocab_size)
+    save(tokenizer, Path(config.run.folder))
+    for split, texts in splits.items():
+        tokens = sum(len(encoding.ids) for encoding in tokenizer.encode_batch(texts))
+        size = sum(len(text.encode()) for text in texts)
+        print(f"{split}: {tokens:,} tokens, {size / tokens:.3f} bytes a token")
+    print(f"wrote {config.run.folder}/tokenizer.json ({fingerprint(tokenizer)[:12]})")
