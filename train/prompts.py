@@ -1,7 +1,7 @@
 """Recipe ``prompts``: prompts cut from held-out files, where a person would stop to ask for more.
 
-A prompt begins at a definition, an import or after a blank line, and ends at the end of a line,
-its newline left out: how a user's prompt ends most often.
+A prompt begins after a blank line, at an unindented line or at a statement, and ends at the end of
+a line, its newline left out: how a user's prompt ends most often.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ def draw_curves(log: Path, picture: Path, title: str) -> None:
     rows = read(log)
     train = [(row["step"], row["loss"]) for row in rows if "loss" in row]
     heldout = [row for row in rows if "heldout_loss" in row]
-    shares = sorted({key for row in heldout for key in row} & {"acceptance", "greedy_match"})
+    measured = {key for row in heldout for key in row}
+    shares = sorted(key for key in measured if key.endswith(("acceptance", "greedy_match")))
     figure, axes = plt.subplots(1 + bool(shares), 1, sharex=True, figsize=(8, 4 + 3 * bool(shares)))
     top = axes[0] if shares else axes
     if train:
@@ -61,7 +62,13 @@ def draw_curves(log: Path, picture: Path, title: str) -> None:
     top.legend()
     if shares:
         for key in shares:
-            axes[1].plot([r["step"] for r in heldout], [r[key] for r in heldout], "o-", label=key)
+            axes[1].plot(
+                [row["step"] for row in heldout],
+                [row[key] for row in heldout],
+                "o-",
+                label=key,
+                markersize=3,
+            )
         axes[1].set(ylabel="share of positions, held out")
         axes[1].legend()
     (axes[-1] if shares else axes).set_xlabel("step")

@@ -3,9 +3,10 @@
 import dataclasses
 
 import pytest
-from specjax import configs
 from specjax.train import config, corpus, distill, pretrain, prompts, regenerate, tokenizer
 from specjax.train.cli import main
+
+from specjax import configs
 
 SHAPE = """
 [model]

@@ -1,0 +1,91 @@
+"""From text to a target to a drafter, on toys, by the commands that a user types."""
+
+import numpy as np
+import pytest
+from specjax.train import config, distill, regenerate, report, tokenizer
+from specjax.train.cli import main
+
+SHAPE = ["model.intermediate_size=16", "model.num_layers=1", "model.num_heads=2"]
+SHAPE += ["model.num_kv_heads=1", "model.head_dim=8"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a corpus, a target trained on it for a few steps, and text by that target."""
+    root = tmp_path_factory.mktemp("recipes")
+    (root / "corpus").mkdir()
+    (root / "empty.toml").write_text("")
+    for i in range(60):
+        text = "".join(f"x{j} = f(x{j * i % 7})\n" for j in range(20))
+        (root / "corpus" / f"{i}.txt").write_text(text)
+    common = ["--config", str(root / "empty.toml"), f"data.corpus={root / 'corpus'}"]
+    common += ["data.length=24", "data.batch=4", "data.eval_rows=4"]
+
+    def train(recipe, *fields):
+        return main([recipe, *common, *fields])
+
+    fields = [f"run.folder={root / 'target'}", "run.steps=60", "optimizer.warmup=4"]
+    fields += ["optimizer.adam_rate=0.05"]  # far enough from uniform to have something to teach
+    assert train("pretrain", "model.hidden_size=16", *SHAPE, *fields) == 0
+    teacher = f"teacher={root / 'target' / 'model'}"
+    fields = ["num_rows=8", "new_tokens=12", "shortest=4", teacher]
+    assert train("regenerate", *fields, f"output={root / 'samples.npz'}") == 0
+    return root, train, teacher
+
+
+def test_the_target_writes_greedy_and_drawn_rows_after_prompts_of_the_corpus(place):
+    root, _, _ = place
+    samples = regenerate.read(str(root / "samples.npz"))
+    assert samples.tokens.shape == (8, 25) and samples.tokens.dtype == np.int32
+    assert ((samples.start >= 4) & (samples.start <= 13)).all()
+    assert ((samples.stop > samples.start) & (samples.stop <= samples.start + 12)).all()
+    # greedy text is what the target itself finds most likely at each step
+    import specjax.models.lm as lm
+
+    teacher = lm.load(str(root / "target" / "model"))
+    from flax import nnx
+
+    from specjax.models.causal_lm import graph_definition
+
+    logits = nnx.merge(graph_definition(teacher.config), teacher.params)(samples.tokens[:4, :-1])
+    for row in range(4):
+        written = slice(samples.start[row], samples.stop[row])
+        best = np.asarray(logits)[row].argmax(-1)[written.start - 1 : written.stop - 1]
+        np.testing.assert_array_equal(best, samples.tokens[row, written])
+
+
+def test_distillation_raises_acceptance_on_what_the_target_writes(place):
+    root, train, teacher = place
+    fields = [f"data.samples={root / 'samples.npz'}", "data.samples_share=0.5", teacher]
+    fields += [f'eval_samples=["{root / "samples.npz"}"]', "model.hidden_size=8"]
+    fields += ["run.steps=60", "run.eval_every=5", f"run.folder={root / 'draft'}"]
+    assert train("distill", *SHAPE, *fields, "optimizer.warmup=4", "optimizer.adam_rate=0.03") == 0
+    rows = [row for row in report.read(root / "draft" / "log.jsonl") if "acceptance" in row]
+    first, last = rows[0], rows[-1]
+    for name in ("acceptance", "samples_acceptance", "samples_greedy_match"):
+        assert 0 <= first[name] < last[name] <= 1
+    assert last["samples_acceptance"] > first["samples_acceptance"] + 0.02
+    assert 1 <= last["samples_tau"] <= 5
+    names = {path.name for path in (root / "draft" / "model").iterdir()}
+    assert names == {"config.json", "model.safetensors", "fingerprint.json"}
+
+
+def test_a_dry_run_says_what_it_would_take_and_writes_nothing(place, capsys):
+    root, train, _ = place
+    fields = ["model.hidden_size=16", *SHAPE, f"run.folder={root / 'dry'}", "--dry-run"]
+    assert train("pretrain", *fields) == 0
+    words = capsys.readouterr().out
+    for word in ("hidden_size=16", "parameters", "work space", "steps", "tokens/s"):
+        assert word in words
+    assert not (root / "dry").exists()
+
+
+def test_a_teacher_with_another_tokenizer_is_refused(place):
+    other = tokenizer.train(["x = 1\n"], 320)
+    with pytest.raises(config.ConfigError, match="another tokenizer"):
+        distill.load_teacher(str(place[0] / "target" / "model"), other)
+
+
+def test_samples_are_asked_for_where_there_are_none():
+    with pytest.raises(config.ConfigError, match="run the recipe `regenerate` first"):
+        regenerate.read("nowhere.npz")
