@@ -39,6 +39,7 @@ class Family:
       keys: field of ``DecoderConfig`` -> key of ``config.json``.
       defaults: key -> what transformers assumes where a file leaves it out.
       fixed: fields that are the same in the whole family.
+      mlp_ratio: intermediate over hidden size where a file leaves the former out.
       only: key -> the values that are implemented; others are refused.
       tensors: every tensor that a member of the family may have.
       prefix: of the tensor names; checkpoints of the bare trunk leave it out.
@@ -49,6 +50,7 @@ class Family:
     keys: Mapping[str, str]
     defaults: Mapping[str, object] = dataclasses.field(default_factory=dict)
     fixed: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    mlp_ratio: int | None = None
     only: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
     tensors: tuple[Tensor, ...]
     prefix: str
@@ -176,6 +178,7 @@ FAMILIES: dict[str, Family] = {
             "o_bias": True,
             "mlp_bias": True,
         },
+        mlp_ratio=4,
         only={
             "scale_attn_weights": (True,),
             "scale_attn_by_inverse_layer_idx": (False,),
@@ -202,6 +205,18 @@ _ROPE_NEEDS = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor",),
+}
+_ROPE_TAKES = {
+    "llama3": ("original_max_position_embeddings",),
+    "yarn": (
+        "original_max_position_embeddings",
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+    ),
 }
 
 
@@ -230,9 +245,8 @@ def config_from_hf(hf: Mapping[str, object]) -> DecoderConfig:
     _refuse_unsupported(hf, family)
     filled = {k: hf[k] if hf.get(k) is not None else v for k, v in family.defaults.items()}
     values = {f: filled.get(key, hf.get(key)) for f, key in family.keys.items()}
-
-    if values["intermediate_size"] is None and hf["model_type"] == "gpt2":
-        values["intermediate_size"] = 4 * (values["hidden_size"] or 0)
+    if values["intermediate_size"] is None and family.mlp_ratio and values["hidden_size"]:
+        values["intermediate_size"] = family.mlp_ratio * values["hidden_size"]
     wrong = [f"{family.keys[f]}={values[f]!r}" for f in _SIZES if not _is_size(values[f])]
     if wrong:
         raise ValueError(f"config.json: {', '.join(wrong)}: sizes must be positive whole numbers")
@@ -371,8 +385,8 @@ def _rope_from_hf(hf: Mapping[str, object], max_positions: int) -> tuple[float, 
         raise ValueError(f"config.json: rope_type={kind!r} lacks {', '.join(missing)}")
     if kind == "default":
         return float(theta), None
-    if kind in ("llama3", "yarn"):
-        key = "original_max_position_embeddings"
-        given[key] = hf.get(key) or given.get(key) or max_positions
-    kept = {k: v for k, v in given.items() if v is not None}
+    original = "original_max_position_embeddings"
+    given[original] = hf.get(original) or given.get(original) or max_positions
+    keys = (*_ROPE_NEEDS[kind], *_ROPE_TAKES.get(kind, ()))
+    kept = {key: given[key] for key in keys if given.get(key) is not None}
     return float(theta), tuple(sorted({"rope_type": kind, **kept}.items()))

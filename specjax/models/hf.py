@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import json
 import math
 import os
 import re
@@ -36,6 +35,8 @@ from .families import (
     is_harmless,
     tensors_of,
 )
+from .files import holdings, read_json, write_json
+from .tokenizer import wrap_tokenizer
 
 DTYPES = {
     "float32": jnp.float32,
@@ -59,23 +60,6 @@ def check_dtype(dtype: object) -> np.dtype | None:
     if name not in DTYPES:
         raise ValueError(f"dtype={dtype!r} is not supported; accepted: {', '.join(DTYPES)}, None")
     return jnp.dtype(DTYPES[name])
-
-
-def read_json(folder: str | os.PathLike, name: str) -> dict:
-    """One JSON file of a model's folder, with errors that say what is wrong with it."""
-    path = Path(folder) / name
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path.parent} is not a folder")
-    if not path.is_file():
-        present = ", ".join(sorted(p.name for p in path.parent.iterdir())) or "nothing"
-        raise FileNotFoundError(f"{path.parent} has no {name} (it holds: {present})")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}, not an object")
-    return content
 
 
 def load_config(folder: str | os.PathLike) -> DecoderConfig:
@@ -140,7 +124,7 @@ def save_pretrained(
       model: a ``Decoder``, or an ``LM``, whose tokenizer is then saved too.
       folder: made if it does not exist.
       dtype: of the file; default: that of the parameters.
-      tokenizer: anything with ``save_pretrained(folder)``, or a ``tokenizers.Tokenizer``.
+      tokenizer: a tokenizer of either library (see ``wrap_tokenizer``).
       max_shard_bytes: a file grows no larger than this, unless a single tensor is.
     """
     dtype = check_dtype(dtype)
@@ -150,17 +134,17 @@ def save_pretrained(
     tensors = tensors_of(model.config, params)
     config = config_to_hf(model.config) | {"torch_dtype": dtype.name}
     tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
+    if tokenizer is not None:
+        tokenizer = wrap_tokenizer(tokenizer, model.config.eos_ids)
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=".saving-", dir=folder))
     try:
         _write_weights(staging, tensors, params, dtype, max_shard_bytes)
-        if hasattr(tokenizer, "save_pretrained"):
+        if tokenizer is not None:
             tokenizer.save_pretrained(staging)
-        elif tokenizer is not None:
-            tokenizer.save(str(staging / "tokenizer.json"))
-        _write_json(staging / "config.json", config)
+        write_json(staging / "config.json", config)
         written = sorted((p.name for p in staging.iterdir()), key=lambda n: n == "config.json")
         for name in written:
             os.replace(staging / name, folder / name)
@@ -227,11 +211,9 @@ def weight_files(folder: Path) -> list[Path]:
         return files
     if (folder / _SINGLE).is_file():
         return [folder / _SINGLE]
-    present = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
-    pickled = any(name.endswith((".bin", ".pt", ".pth")) for name in present)
+    pickled = any([*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")])
     raise FileNotFoundError(
-        f"{folder} has no weights: neither {_SINGLE} nor {_INDEX} "
-        f"(it holds: {', '.join(present) or 'nothing'})"
+        f"{folder} has no weights: neither {_SINGLE} nor {_INDEX} ({holdings(folder)})"
         + ("; save PyTorch pickles again as safetensors with transformers" if pickled else "")
     )
 
@@ -317,8 +299,4 @@ def _write_weights(folder: Path, tensors, params, dtype, max_shard_bytes: int) -
         save_file({n: gathered(tensors[n]) for n in names}, folder / file, {"format": "pt"})
     if len(shards) > 1:
         total = {"total_size": sum(sizes.values())}
-        _write_json(folder / _INDEX, {"metadata": total, "weight_map": weight_map})
-
-
-def _write_json(path: Path, content: dict) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_json(folder / _INDEX, {"metadata": total, "weight_map": weight_map})

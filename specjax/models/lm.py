@@ -148,7 +148,7 @@ def _folder_of(name: str, revision: str | None) -> Path:
             raise FileNotFoundError(f"the {name} weights are not part of this installation")
         return EMBEDDED[name]
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         return path
     if path.is_file():
         raise FileNotFoundError(f"{path} is a file; give the folder that holds config.json")

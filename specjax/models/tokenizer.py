@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from .hf import read_json
+from .files import holdings, read_json, write_json
 
 REPLACEMENT = "\ufffd"  # what an incomplete or invalid UTF-8 sequence decodes to
 
@@ -92,8 +92,7 @@ class FileTokenizer(Tokenizer):
         config = {"tokenizer_class": _GENERIC[0], "clean_up_tokenization_spaces": False}
         if self.eos_ids:
             config["eos_token"] = self.backend.id_to_token(self.eos_ids[0])
-        text = json.dumps(config, indent=2) + "\n"
-        (Path(folder) / "tokenizer_config.json").write_text(text, encoding="utf-8")
+        write_json(Path(folder) / _CONFIG, config)
 
     @functools.cached_property
     def vocabulary(self) -> dict[int, str]:
@@ -166,10 +165,9 @@ def load_tokenizer(folder: str | os.PathLike, eos_ids: Iterable[int] = ()) -> To
         return _read_light(file, config.get("eos_token"), eos_ids)
     names = (_CONFIG, "tokenizer.model", "vocab.json")
     if not any((folder / name).is_file() for name in names):
-        present = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
         raise FileNotFoundError(
             f"{folder} has no tokenizer: neither tokenizer.json nor {' nor '.join(names)} "
-            f"(it holds: {', '.join(present) or 'nothing'}); pass tokenizer=<folder or "
+            f"({holdings(folder)}); pass tokenizer=<folder or "
             "tokenizer>, or tokenizer=False to work with token ids alone"
         )
     from transformers import AutoTokenizer

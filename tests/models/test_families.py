@@ -53,6 +53,14 @@ def test_yarn_takes_its_original_context_where_transformers_does():
     assert config_from_hf(LLAMA | {"rope_scaling": scaling}).context_length == 4 * 64
 
 
+def test_keys_that_a_scaling_does_not_use_are_dropped():
+    plain = {"rope_type": "linear", "factor": 2.0}
+    more = plain | {"mrope_section": [1, 2], "attention_factor": None}
+    configs = [config_from_hf(LLAMA | {"rope_scaling": s}) for s in (plain, more)]
+    assert configs[0] == configs[1]
+    assert hash(configs[0]) == hash(configs[1])
+
+
 def test_left_out_keys_mean_what_transformers_assumes():
     sparse = {k: LLAMA[k] for k in ("model_type", "vocab_size", "hidden_size", "intermediate_size")}
     config = config_from_hf(sparse | {"num_hidden_layers": 2, "num_attention_heads": 4})

@@ -1,0 +1,33 @@
+"""The JSON files of a model's folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+
+def read_json(folder: str | os.PathLike, name: str) -> dict:
+    """One JSON object, with errors that say what is wrong with the file or its folder."""
+    path = Path(folder) / name
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path.parent} is not a folder")
+    if not path.is_file():
+        raise FileNotFoundError(f"{path.parent} has no {name} ({holdings(path.parent)})")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}, not an object")
+    return content
+
+
+def write_json(path: Path, content: dict) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def holdings(folder: Path) -> str:
+    """What is in a folder, for an error about what is not."""
+    names = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+    return f"it holds: {', '.join(names) or 'nothing'}"

@@ -1,0 +1,190 @@
+"""``load``: names, folders, dtypes, tokenizers; and which models may work together."""
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+
+import huggingface_hub
+import jax
+import numpy as np
+import pytest
+from checkpoints import GOLDEN, SMALL, byte_tokenizer
+from flax import nnx
+from huggingface_hub import errors
+
+from specjax.models import Decoder, save_pretrained
+from specjax.models.causal_lm import CausalLM
+from specjax.models.lm import EMBEDDED, LM, check_same_tokenizer, load
+from specjax.models.tokenizer import FileTokenizer
+
+
+def language_model(size=320, tokenizer=None, name="a model"):
+    """An ``LM`` whose weights do not matter."""
+    config = dataclasses.replace(SMALL, vocab_size=size)
+    wrapped = None if tokenizer is None else FileTokenizer(tokenizer)
+    return LM(CausalLM(config), None, wrapped, name, "")
+
+
+def test_a_folder_becomes_a_language_model(folder, small):
+    lm = load(folder)
+    assert lm.config == SMALL and lm.target.vocab_size == 320
+    assert lm.tokenizer.decode(lm.tokenizer.encode("x = 1")) == "x = 1"
+    assert lm.tokenizer.eos_ids == (0,)
+    assert lm.name == str(folder)
+    for a, b in zip(jax.tree.leaves(lm.params), jax.tree.leaves(nnx.state(small)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_language_model_can_be_saved_and_loaded_again(folder, tmp_path):
+    lm = load(folder)
+    save_pretrained(lm, tmp_path / "again")
+    again = load(tmp_path / "again")
+    assert again.config == lm.config
+    assert again.tokenizer.fingerprint == lm.tokenizer.fingerprint
+    assert again.fingerprint == lm.fingerprint
+
+
+def test_the_fingerprint_follows_weights_and_config(folder, tmp_path):
+    before = load(folder).fingerprint
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-4}))
+    other_config = load(folder).fingerprint
+    save_pretrained(Decoder(SMALL, rngs=nnx.Rngs(1)), folder)
+    assert len({before, other_config, load(folder).fingerprint}) == 3
+
+
+def test_end_of_text_falls_back_on_the_tokenizers(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": None}))
+    assert load(folder).config.eos_ids == (0,)
+
+
+def test_a_tokenizer_may_come_from_elsewhere_or_not_at_all(folder):
+    with pytest.raises(FileNotFoundError, match="no tokenizer"):
+        load(GOLDEN / "llama")
+    for tokenizer in (folder, str(folder), byte_tokenizer(), load(folder).tokenizer):
+        assert load(GOLDEN / "llama", tokenizer=tokenizer).tokenizer.encode("a")
+    lm = load(GOLDEN / "llama", tokenizer=False)
+    assert lm.tokenizer is None
+    with pytest.raises(ValueError, match="without a tokenizer"):
+        lm.chat([{"role": "user", "content": "Hi"}])
+
+
+def test_a_wrong_dtype_is_refused_before_anything_is_looked_up():
+    with pytest.raises(ValueError, match="dtype='float8'.*accepted: float32"):
+        load("no/where", dtype="float8")
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/no/where", "a/b/c", "~/nowhere", "..", ""])
+def test_a_folder_that_does_not_exist_is_not_looked_for_on_the_hub(name, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("hub"))
+    if name == "..":
+        with pytest.raises(FileNotFoundError, match="has no config.json"):
+            load(name)
+    else:
+        with pytest.raises(FileNotFoundError, match="neither a folder, nor a name on the hub"):
+            load(name)
+
+
+def test_a_file_is_not_a_folder(folder):
+    with pytest.raises(FileNotFoundError, match="is a file; give the folder"):
+        load(folder / "config.json")
+
+
+def test_a_hub_name_is_downloaded_at_its_revision_without_other_formats(folder, monkeypatch):
+    asked = {}
+
+    def download(name, **options):
+        asked.update(options, name=name)
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    lm = load("owner/model", revision="v2")
+    assert (lm.name, asked["name"], asked["revision"]) == ("owner/model", "owner/model", "v2")
+    assert "*.safetensors" in asked["allow_patterns"]
+    assert not {"*.bin", "*.pt", "*.h5"} & set(asked["allow_patterns"])
+    assert asked["ignore_patterns"] == ["*/*"]
+
+
+@pytest.mark.parametrize(
+    "error, message",
+    [
+        ("RepositoryNotFoundError", "no such model.*also known: embedded"),
+        ("GatedRepoError", "accept its licence"),
+        ("RevisionNotFoundError", "no such revision"),
+        ("LocalEntryNotFoundError", "no connection"),
+    ],
+)
+def test_what_the_hub_refuses_is_said_in_one_line(monkeypatch, error, message):
+    kind = getattr(errors, error)
+
+    def refuse(*_, **__):
+        raise kind.__new__(kind, "refused")  # their constructors want a whole HTTP response
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    with pytest.raises(OSError, match=f"cannot load owner/model .*{message}"):
+        load("owner/model", revision="v2")
+
+
+def test_without_a_network_the_error_says_so():
+    with pytest.raises(OSError, match="no-one/no-such-model from the Hugging Face hub: no conn"):
+        load("no-one/no-such-model")  # the tests run with HF_HUB_OFFLINE=1
+
+
+LIGHT = """
+import sys
+from specjax.models.lm import load
+lm = load(sys.argv[1])
+assert lm.tokenizer.decode(lm.tokenizer.encode("def f(x):")) == "def f(x):"
+heavy = {"transformers", "orbax", "torch", "tensorflow", "grain"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+@pytest.mark.parametrize("name", [*EMBEDDED, "folder"])
+def test_a_plain_tokenizer_needs_neither_transformers_nor_orbax(name, folder):
+    source = str(folder) if name == "folder" else name
+    subprocess.run([sys.executable, "-c", LIGHT, source], check=True, timeout=60)
+
+
+# Which drafter may serve which target.
+
+
+def test_one_tokenizer_in_models_of_any_padding_is_one_vocabulary():
+    """Qwen2.5: 151,665 tokens in 151,936 rows (0.5B) and in 152,064 (7B)."""
+    target, draft = language_model(512, byte_tokenizer()), language_model(320, byte_tokenizer())
+    assert check_same_tokenizer(target, draft) == 320
+    assert check_same_tokenizer(draft, target) == 320
+    assert check_same_tokenizer(target, target) == 512
+
+
+def test_added_tokens_of_only_one_side_do_no_harm():
+    chat, base = byte_tokenizer("<|user|>", "<|tool|>"), byte_tokenizer()
+    assert check_same_tokenizer(language_model(320, chat), language_model(320, base)) == 320
+    assert check_same_tokenizer(language_model(320, base), language_model(320, chat)) == 320
+
+
+@pytest.mark.parametrize(
+    "other, message",
+    [
+        (byte_tokenizer(end="<eos>"), "1 token ids differ .*id 0: '<|endoftext|>' / '<eos>'"),
+        (byte_tokenizer(size=200), "57 token ids differ .*id 200: .* / None"),
+        (byte_tokenizer("<b>"), "1 token ids differ .*id 257: '<a>' / '<b>'"),
+    ],
+    ids=["an id means another token", "a smaller vocabulary", "other added tokens"],
+)
+def test_another_vocabulary_is_refused_with_the_tokens_that_differ(other, message):
+    target = language_model(320, byte_tokenizer("<a>"), "big")
+    with pytest.raises(ValueError, match="small has another tokenizer.*big") as error:
+        check_same_tokenizer(target, language_model(300, other, "small"))
+    assert re.search(message.replace("|", r"\|"), str(error.value))
+    assert "258 tokens in 320 rows" in str(error.value)
+
+
+def test_without_tokenizers_only_equal_sizes_are_believed():
+    assert check_same_tokenizer(language_model(320), language_model(320)) == 320
+    with pytest.raises(ValueError, match="vocabulary of 300.* of 320"):
+        check_same_tokenizer(language_model(320), language_model(300, byte_tokenizer()))
