@@ -1,18 +1,29 @@
 """specjax: speculative decoding in JAX. See ``specjax.decode`` and ``specjax.generate``."""
 
-from . import acceptance, drafters, tree
+import importlib
+from typing import TYPE_CHECKING
+
+from . import acceptance, cache, drafters, tree
 from .loop import Decoded, accept, decode, draft_step, stream, verify
 from .sampling import Sampling
 from .stats import Stats
 from .types import Context, Draft, Drafter, Scores, Segment, Target, Verdict
 
+if TYPE_CHECKING:
+    from .comparison import Comparison, compare
+    from .models.lm import LM, load
+    from .text import Generation, generate, stream_text
+
 __version__ = "0.1.0"
 
 __all__ = [
+    "Comparison",
     "Context",
     "Decoded",
     "Draft",
     "Drafter",
+    "Generation",
+    "LM",
     "Sampling",
     "Scores",
     "Segment",
@@ -21,10 +32,32 @@ __all__ = [
     "Verdict",
     "accept",
     "acceptance",
+    "cache",
+    "compare",
     "decode",
     "draft_step",
     "drafters",
+    "generate",
+    "load",
     "stream",
+    "stream_text",
     "tree",
     "verify",
 ]
+
+# what brings Flax along is imported when it is first asked for: the loop does not need it
+_LAZY = {
+    "Comparison": "comparison",
+    "compare": "comparison",
+    "LM": "models.lm",
+    "load": "models.lm",
+    "Generation": "text",
+    "generate": "text",
+    "stream_text": "text",
+}
+
+
+def __getattr__(name: str):
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)

@@ -1,0 +1,263 @@
+"""The command: ``specjax generate`` and ``specjax train``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import stat
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import specjax
+
+PROMPT = '''\
+import dataclasses
+
+
+@dataclasses.dataclass
+class Stack:
+    """A last-in, first-out stack."""
+
+    items: list
+
+    def push(self, item):
+        """Add an item on top."""
+        self.items.append(item)
+
+    def pop(self):
+'''
+USAGE_ERROR, INTERRUPTED = 2, 130  # exit codes
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns the exit code: 0, 2 for bad input, 130 after Ctrl-C."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    try:
+        if argv[:1] == ["train"]:
+            return train(argv[1:])
+        return generate(parser().parse_args(argv))
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, TypeError, OSError) as error:
+        print(f"specjax: error: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments of the command."""
+    top = argparse.ArgumentParser(
+        prog="specjax", description="Speculative decoding in JAX: the same text, faster."
+    )
+    top.add_argument("--version", action="version", version=f"specjax {specjax.__version__}")
+    commands = top.add_subparsers(dest="command", required=True)
+    commands.add_parser("train", help="train targets and drafters; see specjax train --help")
+    p = commands.add_parser(
+        "generate",
+        help="continue a prompt",
+        description="Continues a prompt and streams the text to stdout; figures go to stderr. On "
+        "a terminal, accepted draft tokens stand out from the target's own.",
+    )
+    p.add_argument("prompt", nargs="?", help="default: what is piped in, else a built-in example")
+    p.add_argument("--file", help="read the prompt from this file")
+    p.add_argument("--model", default="embedded", help="embedded, a folder, or a hub name")
+    p.add_argument(
+        "--drafter",
+        help="draft (the model's own), ngram, none, or the folder or hub name of a draft model; "
+        "default: draft where the model has one, else ngram",
+    )
+    p.add_argument("--num-draft", type=int, help="tokens drafted a round")
+    p.add_argument("--max-new-tokens", type=int, default=128)
+    p.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
+    p.add_argument("--top-k", type=int)
+    p.add_argument("--top-p", type=float)
+    p.add_argument("--min-p", type=float)
+    p.add_argument("--repetition-penalty", type=float)
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--rule", default="auto", help="acceptance rule; auto is lossless")
+    p.add_argument("--dtype", help="of the weights: float32, bfloat16, float16")
+    p.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    p.add_argument(
+        "--compare",
+        action="store_true",
+        help="run plain and speculative decoding in turn, and report both rates",
+    )
+    p.add_argument("--repetitions", type=int, default=9, help="of --compare, at least 6")
+    return top
+
+
+def train(argv: Sequence[str]) -> int:
+    """``specjax train``: hands over to the training package."""
+    try:
+        from specjax.train.cli import main as run
+
+        return run(argv)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"training needs {error.name}, which is not installed: pip install 'specjax[train]'"
+        ) from None
+
+
+def generate(arguments: argparse.Namespace) -> int:
+    """``specjax generate``: loads, streams or compares, reports."""
+    begin = time.perf_counter()
+    prompt = read_prompt(arguments.prompt, arguments.file)
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    from . import compile_cache
+
+    compile_cache.enable()
+    lm = specjax.load(arguments.model, dtype=arguments.dtype)
+    options = options_of(arguments, lm)
+    if arguments.compare:
+        return compare(lm, prompt, options, arguments)
+    stream = specjax.stream_text(lm, prompt, **options)
+    seconds = {"ready": time.perf_counter() - begin}
+    screen = None if arguments.json else Screen(prompt)
+    before = 0  # tokens when the first text came
+    try:
+        for piece in stream:
+            if "first_text" not in seconds:
+                seconds["first_text"] = time.perf_counter() - begin
+                before = stream.num_tokens
+            if screen:
+                screen.show(piece)
+    except KeyboardInterrupt:
+        if not stream.num_tokens:
+            raise
+    seconds["total"] = time.perf_counter() - begin
+    result = stream.generation
+    after = seconds["total"] - seconds.get("first_text", 0)
+    rate = (stream.num_tokens - before) / after if stream.num_tokens > before else None
+    if screen:
+        screen.end(result, rate)
+    else:
+        print(json.dumps(describe(result, prompt, lm) | {"seconds": seconds, "rate": rate}))
+    return 0 if result.finished else INTERRUPTED
+
+
+def read_prompt(argument: str | None, file: str | None) -> str:
+    """The prompt from the argument, the file, the pipe, or the built-in one."""
+    if argument is not None and file is not None:
+        raise ValueError("a prompt and --file: give one of them")
+    if argument is not None:
+        return argument
+    if file is not None:
+        try:
+            return Path(file).read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise ValueError(f"--file {file} is not UTF-8 text") from None
+    if sys.stdin is None or sys.stdin.closed:
+        return PROMPT
+    try:
+        kind = os.fstat(sys.stdin.fileno()).st_mode
+        piped = stat.S_ISFIFO(kind) or stat.S_ISREG(kind) or stat.S_ISSOCK(kind)
+    except (OSError, ValueError):  # no file behind it
+        piped = False
+    # an empty pipe is how many launchers spell "no input"
+    return (sys.stdin.read() if piped else "") or PROMPT
+
+
+def options_of(arguments: argparse.Namespace, lm) -> dict:
+    """The options of ``specjax.generate`` that the arguments ask for."""
+    from .job import DEFAULT_DRAFTS
+
+    names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    options = {name: getattr(arguments, name) for name in (*names, "seed", "rule")}
+    if arguments.num_draft is not None:
+        options["num_draft"] = arguments.num_draft
+    drafter = arguments.drafter
+    if drafter is None:
+        drafter = "draft" if lm.name in DEFAULT_DRAFTS else "ngram"
+    if drafter not in ("draft", "ngram", "none", "plain"):
+        drafter = specjax.load(drafter, dtype=arguments.dtype)
+    return options | {"drafter": None if drafter == "none" else drafter}
+
+
+class Screen:
+    """Text to stdout as it comes, figures to stderr; colours only on a terminal."""
+
+    def __init__(self, prompt: str):
+        from rich.console import Console
+
+        # rich only colours: it must not wrap, mark up or highlight the text
+        self.out = Console(file=sys.stdout, soft_wrap=True, markup=False, highlight=False)
+        self.prompt, self.ended = prompt, True
+
+    def show(self, piece) -> None:
+        if not self.out.is_terminal:
+            sys.stdout.write(piece.text)
+        else:
+            if self.prompt:
+                self.out.print(self.prompt, style="dim", end="")
+                self.prompt = ""
+            style = "bold green" if piece.from_draft else None
+            self.out.print(piece.text, style=style, end="")
+        sys.stdout.flush()
+        self.ended = piece.text.endswith("\n")
+
+    def end(self, result, rate: float | None) -> None:
+        if not self.ended:
+            print(flush=True)
+        line = f"{result.stats} · {len(result.tokens[0])} tokens"
+        line += f" · {rate:,.0f} tokens/s" if rate else ""
+        line += "" if result.finished else " · interrupted"
+        print(f"\n{line}", file=sys.stderr)
+        if self.out.is_terminal:
+            self.out.print("prompt", style="dim", end=" · ")
+            self.out.print("accepted draft tokens", style="bold green", end=" · ")
+            self.out.print("the target's own tokens")
+
+
+def describe(result, prompt: str, lm) -> dict:
+    """A generation as plain data."""
+    stats = result.stats
+    acceptance = stats.acceptance
+    return {
+        "model": lm.name,
+        "drafter": stats.drafter,
+        "rule": stats.rule,
+        "prompt": prompt,
+        "text": result.text,
+        "finished": result.finished,
+        "tokens": result.tokens[0].tolist(),
+        "from_draft": result.from_draft[0].tolist(),
+        "prompt_tokens": result.prompts[0].tolist(),
+        "stats": {
+            "rounds": int(stats.rounds.sum()),
+            "drafted": int(stats.drafted.sum()),
+            "accepted": int(stats.accepted.sum()),
+            "tau": stats.tau,
+            "acceptance": None if math.isnan(acceptance) else acceptance,
+            "acceptance_by_position": stats.acceptance_by_position.tolist(),
+            "approximate": stats.approximate,
+        },
+    }
+
+
+def compare(lm, prompt: str, options: dict, arguments: argparse.Namespace) -> int:
+    """``specjax generate --compare``."""
+    if options["drafter"] in (None, "plain"):
+        raise ValueError("--compare sets a drafter beside plain decoding: give a --drafter")
+    result = specjax.compare(lm, prompt, repetitions=arguments.repetitions, **options)
+    if not arguments.json:
+        print(result)
+        return 0
+    figures = {
+        "plain_rate": result.plain_rate,
+        "speculative_rate": result.speculative_rate,
+        "ratio": result.ratio,
+        "interval": list(result.interval),
+        "confidence": result.confidence,
+        "repetitions": result.repetitions,
+        "identical": result.identical,
+        "repeated_4grams": result.repeated,
+    }
+    print(json.dumps(describe(result.speculative, prompt, lm) | {"compare": figures}))
+    return 0

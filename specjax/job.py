@@ -1,0 +1,254 @@
+"""From what a user says to what the loop takes: prompts, sizes, drafters.
+
+Prompt widths and buffers are rounded up to a few sizes, so that the next prompt finds its program
+compiled. Everything that can be refused is refused here, before anything compiles.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+import jax
+import numpy as np
+
+from . import acceptance, drafters, loop
+from .models.lm import LM, as_drafter, load
+from .sampling import Sampling
+from .types import Drafter, PyTree
+
+DEFAULT_DRAFTS = {"embedded": "embedded-draft"}  # target -> its draft model, for drafter="draft"
+NUM_DRAFT = 5
+SMALLEST_WIDTH, SMALLEST_BUFFER = 32, 256  # tokens; a step's cost follows those in use
+
+Prompts = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
+
+
+class Options(TypedDict, total=False):
+    """The options of ``text.generate``, where they are explained."""
+
+    drafter: str | LM | Drafter | None
+    num_draft: int
+    max_new_tokens: int | Sequence[int]
+    temperature: jax.typing.ArrayLike
+    top_k: jax.typing.ArrayLike | None
+    top_p: jax.typing.ArrayLike | None
+    min_p: jax.typing.ArrayLike | None
+    repetition_penalty: jax.typing.ArrayLike | None
+    logit_bias: Mapping[int, float] | jax.typing.ArrayLike | None
+    seed: int
+    rule: object
+    stop: Sequence[int] | None
+    drafter_params: PyTree
+
+
+_start = jax.jit(loop.start, static_argnums=(0, 1, 2, 3))
+# rounds are an argument, not part of the program: bursts of any length share one compilation
+_burst = jax.jit(loop.burst, static_argnums=(0, 1, 2), donate_argnums=(5,))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Job:
+    """A request that is ready to run: ``start()``, then ``burst(rounds, state)`` until done."""
+
+    lm: LM
+    prompts: list[np.ndarray]
+    drafter: Drafter
+    rule: object
+    capacity: int
+    params: PyTree
+    request: loop.Request
+
+    def start(self) -> loop.State:
+        """Reads the prompts."""
+        objects = self.lm.target, self.drafter, self.rule
+        return _start(*objects, self.capacity, self.params, self.request)
+
+    def burst(self, rounds: int, state: loop.State) -> loop.State:
+        """At most ``rounds`` rounds; takes the buffers of ``state``."""
+        return _burst(self.lm.target, self.drafter, self.rule, rounds, self.params, state)
+
+    def check(self) -> None:
+        """Traces both programs, which the run needs anyway, so that a drafter, rule and sampling
+        that do not go together are refused before either compiles."""
+        objects = self.lm.target, self.drafter, self.rule
+        state = _start.eval_shape(*objects, self.capacity, self.params, self.request)
+        _burst.eval_shape(*objects, 1, self.params, state)
+
+
+def prepare(
+    lm: LM,
+    prompts,
+    *,
+    drafter="draft",
+    num_draft=NUM_DRAFT,
+    max_new_tokens=128,
+    temperature=0.0,
+    top_k=None,
+    top_p=None,
+    min_p=None,
+    repetition_penalty=None,
+    logit_bias=None,
+    seed=0,
+    rule="auto",
+    stop=None,
+    drafter_params=None,
+) -> Job:
+    """Checks the arguments of ``text.generate``, where they are explained; makes a ``Job``."""
+    ids = prompt_ids(lm, prompts)
+    drafter, drafter_params = resolve_drafter(lm, drafter, num_draft, drafter_params)
+    tokens, lengths, capacity = fit(lm, ids, max_new_tokens)
+    if isinstance(logit_bias, Mapping):
+        logit_bias = _bias(logit_bias, lm.target.vocab_size)
+    sampling = Sampling(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        logit_bias=logit_bias,
+    )
+    if isinstance(rule, str) and rule != "auto" and rule not in acceptance.RULES:
+        raise ValueError(f"rule={rule!r} is unknown; known: auto, {', '.join(acceptance.RULES)}")
+    stops = lm.tokenizer.eos_ids if stop is None else stop
+    request, capacity = loop.prepare(
+        lm.target,
+        drafter,
+        tokens,
+        lengths,
+        jax.random.key(seed),
+        max_new_tokens,
+        sampling,
+        capacity,
+        np.asarray(stops, np.int32),
+    )
+    job = Job(
+        lm=lm,
+        prompts=[np.asarray(prompt, np.int32) for prompt in ids],
+        drafter=drafter,
+        rule=rule,
+        capacity=capacity,
+        params={"target": lm.params, "drafter": drafter_params},
+        request=request,
+    )
+    job.check()
+    return job
+
+
+def prompt_ids(lm: LM, prompts) -> list[list[int]]:
+    """Token ids of each prompt. Raises ValueError for an empty batch or an empty prompt."""
+    if lm.tokenizer is None:
+        raise ValueError(
+            f"{lm.name} was loaded without a tokenizer: load it with one, or use specjax.decode, "
+            "which takes and gives token ids"
+        )
+    if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], int | np.integer)):
+        prompts = [prompts]
+    if not len(prompts):
+        raise ValueError("prompts: the batch is empty; give at least one prompt")
+    ids = []
+    for row, prompt in enumerate(prompts):
+        which = f"prompt {row}" if len(prompts) > 1 else "the prompt"
+        # a tokenizer that adds a BOS makes one token of "": it is an empty prompt nonetheless
+        found = (
+            (lm.tokenizer.encode(prompt) if prompt else []) if isinstance(prompt, str) else prompt
+        )
+        if not len(found):
+            raise ValueError(
+                f"{which} is empty: give at least one character, or the ids of a token to begin "
+                "with, such as [lm.config.bos_id]"
+            )
+        ids.append([int(token) for token in found])
+    return ids
+
+
+def fit(lm: LM, ids: list[list[int]], max_new_tokens) -> tuple[np.ndarray, np.ndarray, int]:
+    """Prompts padded to one of a few widths, and a buffer of one of a few sizes.
+
+    Returns:
+      tokens int32 ``[B, T]``, lengths int32 ``[B]``, the capacity of the buffer.
+
+    Raises:
+      ValueError: the prompt and what is asked for exceed the model's context.
+    """
+    context = getattr(lm.target, "max_positions", None)
+    lengths = np.asarray([len(prompt) for prompt in ids], np.int32)
+    budget = np.asarray(max_new_tokens)
+    if not np.issubdtype(budget.dtype, np.integer) or budget.size == 0 or budget.min() < 1:
+        raise ValueError(f"max_new_tokens={max_new_tokens}: it must be an integer, at least 1")
+    if budget.shape not in ((), lengths.shape):
+        raise ValueError(
+            f"max_new_tokens has {budget.size} values for {len(ids)} prompts: give one number, or "
+            "one a prompt"
+        )
+    ends = lengths + budget
+    if context is not None and ends.max() > context:
+        length = int(lengths[ends.argmax()])
+        room = context - length
+        way_out = f"ask for at most {room} new tokens" if room > 0 else "shorten the prompt"
+        raise ValueError(
+            f"a prompt of {length} tokens and {int(budget.max())} new ones do not fit into the "
+            f"context of {lm.name}, {context} tokens: {way_out}"
+        )
+    tokens = np.zeros((len(ids), round_up(lengths.max(), SMALLEST_WIDTH, context)), np.int32)
+    for row, prompt in enumerate(ids):
+        tokens[row, : len(prompt)] = prompt
+    return tokens, lengths, round_up(ends.max(), SMALLEST_BUFFER, context)
+
+
+def round_up(size: int, smallest: int, limit: int | None = None) -> int:
+    """``smallest`` doubled until it holds ``size``, but not beyond ``limit``."""
+    rounded = smallest
+    while rounded < size:
+        rounded *= 2
+    return rounded if limit is None else min(rounded, limit)
+
+
+def resolve_drafter(lm: LM, drafter, num_draft: int, params: PyTree = None):
+    """The drafter object for what ``generate`` was given, and its weights."""
+    if drafter is None or drafter == "plain":
+        return drafters.Plain(), None
+    if drafter == "ngram":
+        return drafters.NGram(num_draft=num_draft), None
+    if isinstance(drafter, str):
+        if drafter != "draft":
+            raise ValueError(
+                f"drafter={drafter!r} is unknown; accepted: 'draft', 'ngram', 'plain' (or None), "
+                "a draft model (drafter=specjax.load(folder_or_hub_name)), a Drafter object"
+            )
+        drafter = default_draft(lm)
+    if isinstance(drafter, LM):
+        model = as_drafter(lm, drafter)
+        return drafters.DraftModel(num_draft=num_draft, model=model), drafter.params
+    if not hasattr(drafter, "draft_step"):
+        raise TypeError(
+            f"drafter={drafter!r}: accepted are 'draft', 'ngram', 'plain', None, an LM from "
+            "specjax.load, or an object with init, draft_step, readout and observe"
+        )
+    return drafter, params
+
+
+def default_draft(lm: LM) -> LM:
+    """The draft model that belongs to a target."""
+    if lm.name not in DEFAULT_DRAFTS:
+        raise ValueError(
+            f"drafter='draft': {lm.name} has no draft model of its own; pass "
+            "drafter=specjax.load(<a small model with the same tokenizer>), or drafter='ngram'"
+        )
+    return _load_once(DEFAULT_DRAFTS[lm.name], jax.tree.leaves(lm.params)[0].dtype.name)
+
+
+@functools.cache
+def _load_once(name: str, dtype: str) -> LM:
+    return load(name, dtype=dtype)
+
+
+def _bias(bias: Mapping[int, float], vocab: int) -> np.ndarray:
+    wrong = [token for token in bias if not 0 <= token < vocab]
+    if wrong:
+        raise ValueError(f"logit_bias: token ids {wrong[:4]} are not in [0, {vocab})")
+    full = np.zeros(vocab, np.float32)
+    full[list(bias)] = list(bias.values())
+    return full
