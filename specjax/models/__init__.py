@@ -4,7 +4,7 @@ from .causal_lm import CausalLM
 from .config import DecoderConfig
 from .decoder import Decoder
 from .hf import load_config, load_weights, save_pretrained
-from .lm import LM, check_same_tokenizer, load
+from .lm import LM, as_drafter, check_same_tokenizer, load
 from .tokenizer import StreamDecoder, Tokenizer
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "DecoderConfig",
     "StreamDecoder",
     "Tokenizer",
+    "as_drafter",
     "check_same_tokenizer",
     "load",
     "load_config",

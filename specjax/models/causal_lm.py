@@ -16,6 +16,8 @@ from .attention import prefix_sizes
 from .config import DecoderConfig
 from .decoder import Decoder
 
+IMPOSSIBLE = -1e30  # a logit whose probability is exactly zero in float32, and no NaN
+
 
 @functools.cache
 def graph_definition(config: DecoderConfig) -> nnx.GraphDef:
@@ -25,13 +27,19 @@ def graph_definition(config: DecoderConfig) -> nnx.GraphDef:
 
 @dataclasses.dataclass(frozen=True)
 class CausalLM:
-    """Implements ``types.Target`` for every decoder-only family. ``params`` is its NNX state."""
+    """Implements ``types.Target`` for every decoder-only family. ``params`` is its NNX state.
+
+    ``rows``: of the logits, where they should differ from the checkpoint's. Models of one
+    tokenizer pad their vocabularies differently; a drafter answers in the rows of its target.
+    Those that it lacks have no probability, those that the target lacks are cut.
+    """
 
     config: DecoderConfig
+    rows: int | None = None
 
     @property
     def vocab_size(self) -> int:
-        return self.config.vocab_size
+        return self.rows or self.config.vocab_size
 
     @property
     def max_positions(self) -> int:
@@ -67,9 +75,14 @@ class CausalLM:
             earlier=entries,
             taps=features,
         )
-        return Scores(
-            logits=model.head(hidden, batch) if logits else None, features=tapped, entries=fresh
-        )
+        out = self._fit(model.head(hidden, batch)) if logits else None
+        return Scores(logits=out, features=tapped, entries=fresh)
+
+    def _fit(self, logits: jax.Array) -> jax.Array:
+        lacking = self.vocab_size - logits.shape[-1]
+        if lacking <= 0:
+            return logits[..., : self.vocab_size] if lacking else logits
+        return jnp.pad(logits, ((0, 0), (0, 0), (0, lacking)), constant_values=IMPOSSIBLE)
 
     def commit(self, cache, entries, start, verdict: Verdict) -> PyTree:
         return kv_cache.commit(cache, entries, start, verdict)

@@ -53,9 +53,8 @@ class MLP(nnx.Module):
     """Gated (Llama) or plain (GPT-2) feed-forward layer."""
 
     def __init__(self, config: DecoderConfig, *, rngs, param_dtype):
-        wide, common = config.intermediate_size, dict(
-            bias=config.mlp_bias, rngs=rngs, param_dtype=param_dtype
-        )
+        wide = config.intermediate_size
+        common = dict(bias=config.mlp_bias, rngs=rngs, param_dtype=param_dtype)
         self.activation = ACTIVATIONS[config.activation]
         self.gate = Linear(config.hidden_size, wide, **common) if config.gated_mlp else None
         self.up = Linear(config.hidden_size, wide, **common)
@@ -95,26 +94,18 @@ class Decoder(nnx.Module):
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, param_dtype=jnp.float32):
         self.config = config
         common = dict(rngs=rngs, param_dtype=param_dtype)
-        shape = (config.vocab_size, config.hidden_size)
-        self.embedding = nnx.Param(
-            (jax.random.normal(rngs.params(), shape) * 0.02).astype(param_dtype)
-        )
+
+        def table(rows):
+            values = jax.random.normal(rngs.params(), (rows, config.hidden_size)) * 0.02
+            return nnx.Param(values.astype(param_dtype))
+
+        self.embedding = table(config.vocab_size)
         learned = config.positions == "learned"
-        self.position_embedding = (
-            nnx.Param(
-                (
-                    jax.random.normal(rngs.params(), (config.max_positions, config.hidden_size))
-                    * 0.02
-                ).astype(param_dtype)
-            )
-            if learned
-            else None
-        )
+        self.position_embedding = table(config.max_positions) if learned else None
         self.blocks = nnx.List([Block(config, **common) for _ in range(config.num_layers)])
         self.norm = Norm(config.hidden_size, config, param_dtype=param_dtype)
-        self.lm_head = (
-            None if config.tie_embeddings else Linear(config.hidden_size, config.vocab_size, **common)
-        )
+        tied, sizes = config.tie_embeddings, (config.hidden_size, config.vocab_size)
+        self.lm_head = None if tied else Linear(*sizes, **common)
 
     def hidden(
         self,
@@ -163,7 +154,9 @@ class Decoder(nnx.Module):
 
             def attention(q, k, v, past=past, before=before):
                 if before is not None:
-                    k, v = (jnp.concatenate(pair, axis=2) for pair in zip(before, (k, v)))
+                    k, v = (
+                        jnp.concatenate(pair, axis=2) for pair in zip(before, (k, v), strict=True)
+                    )
                 return attend(q, k, v, own_mask, past, length, choice), (k, v)
 
             x, entry = block(x, rope, batch, attention)

@@ -17,6 +17,7 @@ from .tokenizer import Tokenizer, load_tokenizer, wrap_tokenizer
 
 _EMBEDDED = Path(__file__).parent / "embedded"
 EMBEDDED = {"embedded": _EMBEDDED / "target", "embedded-draft": _EMBEDDED / "draft"}
+_SHARED_TOKENIZER = {"embedded-draft": "embedded"}  # the pair has one; it lies with the target
 _HUB_NAME = r"[\w.-]+(/[\w.-]+)?"
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 _CHUNK = 1 << 20  # bytes
@@ -84,7 +85,7 @@ def load(
     config = load_config(folder)
     found = None
     if tokenizer is None:
-        found = load_tokenizer(folder, config.eos_ids)
+        found = load_tokenizer(EMBEDDED.get(_SHARED_TOKENIZER.get(name), folder), config.eos_ids)
     elif isinstance(tokenizer, str | os.PathLike):
         found = load_tokenizer(tokenizer, config.eos_ids)
     elif tokenizer is not False:
@@ -100,7 +101,16 @@ def load(
     )
 
 
-def check_same_tokenizer(target: LM, draft: LM) -> int:
+def as_drafter(target: LM, draft: LM) -> CausalLM:
+    """The model of a drafter, answering in as many rows as its target has.
+
+    Raises ValueError as ``check_same_tokenizer`` does.
+    """
+    check_same_tokenizer(target, draft)
+    return dataclasses.replace(draft.target, rows=target.target.vocab_size)
+
+
+def check_same_tokenizer(target: LM, draft: LM) -> None:
     """Checks that a token id means the same to a drafter as to its target.
 
     Two vocabularies agree if every id that both have names the same token, and if a token that
@@ -108,9 +118,6 @@ def check_same_tokenizer(target: LM, draft: LM) -> int:
     beyond its vocabulary does not matter: Qwen2.5 pads the same tokens to 151,936 rows in small
     models and to 152,064 in large ones. Merges and normalisation do not matter either: only ids
     pass between the two.
-
-    Returns:
-      How many leading rows of the two output layers correspond; a drafter proposes only these.
 
     Raises:
       ValueError: with the sizes and the first tokens that differ.
@@ -123,9 +130,9 @@ def check_same_tokenizer(target: LM, draft: LM) -> int:
                 f"{target.name} one of {sizes[0]}, and without both tokenizers there is no "
                 "telling which ids correspond; load both with their tokenizers"
             )
-        return sizes[0]
+        return
     if target.tokenizer.fingerprint == draft.tokenizer.fingerprint:
-        return min(sizes)
+        return
     ours, theirs = target.tokenizer.vocabulary, draft.tokenizer.vocabulary
     added = target.tokenizer.added | draft.tokenizer.added
     differing = [i for i in sorted(ours.keys() & theirs.keys()) if ours[i] != theirs[i]]
@@ -139,12 +146,11 @@ def check_same_tokenizer(target: LM, draft: LM) -> int:
             "Drafts are compared by token id: take a drafter of the target's own family, or "
             "train one with the target's tokenizer"
         )
-    return min(sizes)
 
 
 def _folder_of(name: str, revision: str | None) -> Path:
     if name in EMBEDDED:
-        if not EMBEDDED[name].is_dir():
+        if not (EMBEDDED[name] / "config.json").is_file():
             raise FileNotFoundError(f"the {name} weights are not part of this installation")
         return EMBEDDED[name]
     path = Path(name).expanduser()

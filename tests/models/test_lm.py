@@ -14,9 +14,11 @@ from checkpoints import GOLDEN, SMALL, byte_tokenizer
 from flax import nnx
 from huggingface_hub import errors
 
+from specjax import Draft, Sampling, decode
+from specjax.drafters import DraftModel, Plain
 from specjax.models import Decoder, save_pretrained
 from specjax.models.causal_lm import CausalLM
-from specjax.models.lm import EMBEDDED, LM, check_same_tokenizer, load
+from specjax.models.lm import EMBEDDED, LM, as_drafter, check_same_tokenizer, load
 from specjax.models.tokenizer import FileTokenizer
 
 
@@ -153,18 +155,50 @@ def test_a_plain_tokenizer_needs_neither_transformers_nor_orbax(name, folder):
 # Which drafter may serve which target.
 
 
-def test_one_tokenizer_in_models_of_any_padding_is_one_vocabulary():
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("sizes", [(320, 512), (512, 320)])
+def test_a_drafter_of_other_padding_drafts_for_its_target(sizes, temperature):
     """Qwen2.5: 151,665 tokens in 151,936 rows (0.5B) and in 152,064 (7B)."""
-    target, draft = language_model(512, byte_tokenizer()), language_model(320, byte_tokenizer())
-    assert check_same_tokenizer(target, draft) == 320
-    assert check_same_tokenizer(draft, target) == 320
-    assert check_same_tokenizer(target, target) == 512
+    target, draft = (language_model(size, byte_tokenizer()) for size in sizes)
+    model = as_drafter(target, draft)
+    assert model.vocab_size == target.target.vocab_size
+    assert as_drafter(target, target).vocab_size == sizes[0]
+    weights = {
+        name: nnx.state(Decoder(lm.config, rngs=nnx.Rngs(seed)))
+        for seed, (name, lm) in enumerate({"target": target, "drafter": draft}.items())
+    }
+    tokens, key = np.asarray([[5, 300, 7, 8]]), jax.random.key(0)
+
+    def decoded(drafter):
+        settings = dict(key=key, max_new_tokens=12, sampling=Sampling(temperature=temperature))
+        out = decode(target.target, drafter, weights, tokens, np.asarray([4]), **settings)
+        return np.asarray(out.tokens)[:, :16]
+
+    drafted = decoded(DraftModel(num_draft=3, model=model))
+    assert drafted.max() < sizes[0]
+    if temperature == 0:
+        np.testing.assert_array_equal(drafted, decoded(Plain()))
+
+
+def test_rows_that_a_drafter_lacks_are_never_drawn_and_others_keep_their_law():
+    lm = language_model(320)
+    params = nnx.state(Decoder(lm.config, rngs=nnx.Rngs(0)))
+    draft = Draft(start=np.zeros(1, np.int32), tokens=np.asarray([[5]]), topology=(-1,))
+
+    def law(rows):
+        model = dataclasses.replace(lm.target, rows=rows)
+        logits = model.verify(params, model.init(params, 1, 8), draft).logits
+        return np.asarray(jax.nn.softmax(logits))[0, 0]
+
+    np.testing.assert_array_equal(law(400)[320:], 0)
+    np.testing.assert_allclose(law(400)[:320], law(None), rtol=1e-6)
+    np.testing.assert_allclose(law(300), law(None)[:300] / law(None)[:300].sum(), rtol=1e-5)
 
 
 def test_added_tokens_of_only_one_side_do_no_harm():
     chat, base = byte_tokenizer("<|user|>", "<|tool|>"), byte_tokenizer()
-    assert check_same_tokenizer(language_model(320, chat), language_model(320, base)) == 320
-    assert check_same_tokenizer(language_model(320, base), language_model(320, chat)) == 320
+    check_same_tokenizer(language_model(320, chat), language_model(320, base))
+    check_same_tokenizer(language_model(320, base), language_model(320, chat))
 
 
 @pytest.mark.parametrize(
@@ -185,6 +219,6 @@ def test_another_vocabulary_is_refused_with_the_tokens_that_differ(other, messag
 
 
 def test_without_tokenizers_only_equal_sizes_are_believed():
-    assert check_same_tokenizer(language_model(320), language_model(320)) == 320
+    check_same_tokenizer(language_model(320), language_model(320))
     with pytest.raises(ValueError, match="vocabulary of 300.* of 320"):
         check_same_tokenizer(language_model(320), language_model(300, byte_tokenizer()))

@@ -48,6 +48,23 @@ def test_logits_equal_those_of_pytorch_in_both_directions(case, tmp_path):
     np.testing.assert_allclose(MAKER.logits_of(again, tokens), expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("case", ["llama_scaled", "gpt2"])
+def test_tapped_hidden_states_are_counted_as_transformers_counts_them(case, tmp_path):
+    """0: the embeddings; i: the output of layer i; the last one is normed."""
+    torch = pytest.importorskip("torch")
+    theirs = MAKER.random_model(case, seed=2000)
+    theirs.save_pretrained(tmp_path)
+    config = load_config(tmp_path)
+    ours = nnx.merge(graph_definition(config), load_weights(tmp_path, config))
+    tokens = np.random.default_rng(8).integers(64, size=(2, 10))
+    with torch.no_grad():
+        expected = theirs(torch.tensor(tokens), output_hidden_states=True).hidden_states
+    positions = np.broadcast_to(np.arange(10), (2, 10))
+    sees = np.triu(np.ones((1, 10, 10), bool))
+    tapped = ours.hidden(tokens, positions, sees, taps=(0, 1, 2))[1]
+    np.testing.assert_allclose(tapped, np.concatenate(expected, axis=-1), rtol=0, atol=TOLERANCE)
+
+
 @pytest.mark.parametrize(
     "scaling",
     [
