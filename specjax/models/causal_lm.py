@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -14,15 +13,14 @@ from .. import tree
 from ..types import Draft, PyTree, Scores, Verdict
 from .attention import prefix_sizes
 from .config import DecoderConfig
-from .decoder import Decoder
+from .decoder import abstract
 
 IMPOSSIBLE = -1e30  # a logit whose probability is exactly zero in float32, and no NaN
 
 
-@functools.cache
 def graph_definition(config: DecoderConfig) -> nnx.GraphDef:
     """The structure of the decoder, without its weights."""
-    return nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))[0]
+    return abstract(config)[0]
 
 
 @dataclasses.dataclass(frozen=True)

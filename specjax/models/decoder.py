@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -186,3 +188,9 @@ class Decoder(nnx.Module):
             mask = mask & (segments[:, :, None] == segments[:, None, :])
         hidden, _, _ = self.hidden(tokens, positions, mask)
         return self.head(hidden, batch)
+
+
+@functools.cache
+def abstract(config: DecoderConfig) -> tuple[nnx.GraphDef, nnx.State]:
+    """The structure of ``Decoder(config)`` and the shapes of its weights; nothing is allocated."""
+    return nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))

@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from .config import DecoderConfig
-from .decoder import Decoder
+from .decoder import abstract
 from .families import (
     Tensor,
     config_from_hf,
@@ -89,7 +89,7 @@ def load_weights(
       FileNotFoundError: no weights, or a shard is absent.
       ValueError: corrupt or truncated files; missing, misshapen or left-over tensors.
     """
-    folder, dtype, state = Path(folder), check_dtype(dtype), _abstract(config)
+    folder, dtype, state = Path(folder), check_dtype(dtype), abstract(config)[1]
     shapes = {name: param.get_value().shape for name, param in _named(state)}
     wanted = tensors_of(config, shapes)
     stored = _headers(folder, family_of(config.model_type).prefix, wanted)
@@ -163,10 +163,6 @@ class _Stored:
     name: str
     shape: tuple[int, ...]
     dtype: str
-
-
-def _abstract(config: DecoderConfig) -> nnx.State:
-    return nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))[1]
 
 
 def _named(state: nnx.State) -> Iterator[tuple[str, nnx.Variable]]:
