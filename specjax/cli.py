@@ -146,22 +146,31 @@ def read_prompt(argument: str | None, file: str | None) -> str:
     """The prompt from the argument, the file, the pipe, or the built-in one."""
     if argument is not None and file is not None:
         raise ValueError("a prompt and --file: give one of them")
-    if argument is not None:
-        return argument
+    if argument is None and file is None:
+        return _piped() or PROMPT  # an empty pipe is how many launchers spell "no input"
     if file is not None:
         try:
-            return Path(file).read_text(encoding="utf-8")
+            argument = Path(file).read_text(encoding="utf-8")
         except UnicodeDecodeError:
             raise ValueError(f"--file {file} is not UTF-8 text") from None
-    if sys.stdin is None or sys.stdin.closed:
-        return PROMPT
+        except OSError as error:
+            raise ValueError(f"--file {file}: {error.strerror}") from None
+    if not argument:
+        raise ValueError(
+            "the prompt is empty: give at least one character, or none at all for "
+            "the built-in example"
+        )
+    return argument
+
+
+def _piped() -> str:
+    """What a pipe or a redirected file holds; nothing where stdin is a terminal or absent."""
     try:
         kind = os.fstat(sys.stdin.fileno()).st_mode
-        piped = stat.S_ISFIFO(kind) or stat.S_ISREG(kind) or stat.S_ISSOCK(kind)
-    except (OSError, ValueError):  # no file behind it
-        piped = False
-    # an empty pipe is how many launchers spell "no input"
-    return (sys.stdin.read() if piped else "") or PROMPT
+    except (AttributeError, OSError, ValueError):  # closed, or no file behind it
+        return ""
+    piped = stat.S_ISFIFO(kind) or stat.S_ISREG(kind) or stat.S_ISSOCK(kind)
+    return sys.stdin.read() if piped else ""
 
 
 def options_of(arguments: argparse.Namespace, lm) -> dict:

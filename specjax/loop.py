@@ -19,7 +19,7 @@ from .acceptance.laws import DraftLaw, TargetLaw
 from .pytree import pytree_dataclass
 from .sampling import Sampling
 from .stats import Stats
-from .types import Context, Draft, Drafter, PyTree, Scores, Segment, Target, Verdict
+from .types import ROOT, Context, Draft, Drafter, PyTree, Scores, Segment, Target, Verdict
 from .validate import check_request
 
 PREFILL_CHUNK = 256  # prompt tokens fed at once: bounds the memory of a long prompt
@@ -98,7 +98,15 @@ def accept(rule, params, draft: Draft, scores: Scores, context: Context, key) ->
     rule = acceptance.choose(rule, draft, context.sampling.greedy)
     p = TargetLaw(draft, scores.logits, context)
     q = DraftLaw(draft, scores.logits.shape[-1])
-    return rule(params, draft, p, q, key)
+    verdict = rule(params, draft, p, q, key)
+    if draft.candidate is None:
+        return verdict
+    silent = ~draft.candidate[:, ROOT]
+    return dataclasses.replace(
+        verdict,
+        count=jnp.where(silent, -1, verdict.count),
+        token=jnp.where(silent, -1, verdict.token),
+    )
 
 
 def truncate(draft: Draft, verdict: Verdict, state: State) -> tuple[Verdict, jax.Array]:
@@ -123,22 +131,29 @@ def truncate(draft: Draft, verdict: Verdict, state: State) -> tuple[Verdict, jax
     return kept, jnp.where(emitted, tokens, -1)
 
 
+def round_keys(state: State, role: int) -> jax.Array:
+    """Keys ``[B]`` by row, position of the root and role; a draw adds the node.
+
+    NOT by the absolute position of the node: a token drawn again at a position must not meet the
+    noise of its rejected predecessor, which would bias every rule that looks ahead.
+    """
+    return jax.vmap(jax.random.fold_in)(state.key, 2 * (state.length - 1) + role)
+
+
 def run_round(target, drafter, rule, params, state: State) -> State:
     """One round for every row that is not finished. Finished rows stay as they are, bit by bit."""
     root = state.length - 1
-    keys = jax.vmap(jax.random.fold_in)(state.key, root)
-    role = functools.partial(jax.vmap(jax.random.fold_in, in_axes=(0, None)), keys)
     context = Context(
         tokens=state.tokens,
         length=state.length,
         budget=state.budget,
-        key=role(DRAFT),
+        key=round_keys(state, DRAFT),
         sampling=state.sampling,
         cache=state.cache,
     )
     draft, proposed = draft_step(drafter, params, state.drafter, context)
     scores = verify(target, params, state.cache, draft, features=drafter.features)
-    full = accept(rule, params, draft, scores, context, role(ACCEPT))
+    full = accept(rule, params, draft, scores, context, round_keys(state, ACCEPT))
     verdict, emitted = truncate(draft, full, state)
     cache = target.commit(state.cache, scores.entries, root, verdict)
 

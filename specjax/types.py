@@ -40,7 +40,7 @@ class Draft:
       parent: int32 ``[B, N]``, or None where ``topology`` is static. ``parent[:, 0] = -1``.
       scored: bool ``[B, N]`` or None (all): the node goes through the target.
       candidate: bool ``[B, N]`` or None (all): the node may be accepted. A node that is scored
-        but no candidate is a *passenger*.
+        but no candidate is a *passenger*. False at the root: the row emits nothing this round.
       law: int32 ``[B, N]`` or None (all are point masses): the row of ``laws`` from which this
         node was drawn, -1 for a point mass. Before a draw its law was the row of ``laws``
         itself (``iid``), or that row without the earlier siblings from it (``distinct``).

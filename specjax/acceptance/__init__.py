@@ -7,11 +7,12 @@ A rule is a frozen dataclass, one file each, registered here by one line. Its ``
 from __future__ import annotations
 
 from ..types import Draft
+from .block import Block
 from .delta import Delta
 from .greedy import Greedy
 from .rejection import Rejection
 
-RULES = {rule.name: rule for rule in (Greedy(), Rejection(), Delta())}
+RULES = {rule.name: rule for rule in (Greedy(), Rejection(), Block(), Delta())}
 
 
 def choose(rule, draft: Draft, greedy: bool):

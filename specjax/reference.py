@@ -1,0 +1,62 @@
+"""The slow, obvious oracle: no cache, no loop, no speculation. For tests, and for readers.
+
+Every function asks the target for one pass over a whole sequence, from an empty cache.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from . import tree
+from .sampling import Prefix, Sampling
+from .types import Draft, Target
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def logits(target: Target, params, tokens: jax.Array) -> jax.Array:
+    """float32 ``[B, T, V]``, raw logits after each of ``tokens`` int32 ``[B, T]``."""
+    batch, size = tokens.shape
+    draft = Draft(
+        start=jnp.zeros((batch,), jnp.int32),
+        tokens=tokens,
+        topology=tree.chain_topology(size - 1),
+    )
+    return target.verify(params, target.init(params, batch, size), draft).logits
+
+
+def greedy(target: Target, params, prompt, num: int) -> list[int]:
+    """The ``num`` tokens that greedy decoding appends to ``prompt``, one full pass each."""
+    tokens = [int(t) for t in prompt]
+    for _ in range(num):
+        tokens.append(int(jnp.argmax(logits(target, params, jnp.asarray([tokens]))[0, -1])))
+    return tokens[len(prompt) :]
+
+
+def next_law(target: Target, params, tokens: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """float32 ``[B, V]``, the law of the token after each row of ``tokens`` int32 ``[B, T]``."""
+    batch, size = tokens.shape
+    tokens = jnp.asarray(tokens, jnp.int32)
+    prefix = Prefix(
+        tokens=tokens,
+        length=jnp.full((batch,), size, jnp.int32),
+        path=jnp.full((batch, 1), -1, jnp.int32),
+    )
+    last = logits(target, params, tokens)[:, -1]
+    return np.asarray(sampling.rows(batch).probabilities(last, prefix))
+
+
+def joint_law(target: Target, params, prompt, num: int, sampling: Sampling) -> np.ndarray:
+    """float64 ``[V] * num``, the exact joint law of the next ``num`` tokens, by enumeration."""
+    vocab = target.vocab_size
+    law = np.ones((1,))
+    sequences = np.asarray([list(prompt)], np.int32)
+    for _ in range(num):
+        p = next_law(target, params, sequences, sampling).astype(np.float64)
+        law = (law[:, None] * p / p.sum(axis=1, keepdims=True)).reshape(-1)
+        ahead = np.tile(np.arange(vocab, dtype=np.int32), len(sequences))[:, None]
+        sequences = np.concatenate([np.repeat(sequences, vocab, axis=0), ahead], axis=1)
+    return law.reshape((vocab,) * num)

@@ -1,0 +1,48 @@
+"""A tiny target and draft model in Hugging Face layout, with the embedded tokenizer."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from flax import nnx
+from tokenizers import Tokenizer
+
+import specjax
+from specjax.models import Decoder, DecoderConfig, save_pretrained
+
+TOKENIZER = Path(specjax.__file__).parent / "models" / "embedded" / "target" / "tokenizer.json"
+CONFIG = DecoderConfig(
+    vocab_size=2048,
+    hidden_size=32,
+    intermediate_size=48,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=2,
+    head_dim=16,
+    max_positions=600,
+    tie_embeddings=True,
+    eos_ids=(0,),
+)
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory):
+    """Folders of a target, of a draft model, and of one with another tokenizer."""
+    root, tokenizer = tmp_path_factory.mktemp("pair"), Tokenizer.from_file(str(TOKENIZER))
+    content = json.loads(tokenizer.to_str())
+    ids = content["model"]["vocab"]
+    ids["self"], ids["def"] = ids["def"], ids["self"]
+    other = Tokenizer.from_str(json.dumps(content))
+    small = dataclasses.replace(CONFIG, num_layers=1)
+    models = {"target": (CONFIG, 0), "draft": (small, 1), "stranger": (small, 1)}
+    for name, (config, seed) in models.items():
+        own = other if name == "stranger" else tokenizer
+        save_pretrained(Decoder(config, rngs=nnx.Rngs(seed)), root / name, tokenizer=own)
+    return {name: root / name for name in models}
+
+
+@pytest.fixture(scope="session")
+def pair(folders):
+    """The target and the draft model, loaded."""
+    return specjax.load(folders["target"]), specjax.load(folders["draft"])

@@ -1,0 +1,47 @@
+"""Every drafter of the project and every shape of draft, by one line each.
+
+A line is ``name: (drafter, weights of the drafter, rules)``; ``conformance`` tests run over all.
+"""
+
+from toys import Merged, TreeDrafter, bag, like
+
+from specjax.drafters import DraftModel, NGram, Plain
+
+ALL = ("rejection", "delta")
+CHAIN = ("rejection", "block", "delta")
+TREE = (-1, 0, 0, 1, 2)
+
+
+def cases(model, params):
+    """Cases for a toy target ``model`` with weights ``params``."""
+    near, other = like(params, 1), bag(model.vocab_size, 99)[1]
+    two = {"near": near, "other": other}
+
+    def tree(**settings):
+        return TreeDrafter(model=model, **settings)
+
+    return {
+        "plain": (Plain(), None, ("delta",)),
+        "draft": (DraftModel(num_draft=3, model=model), near, CHAIN),
+        "draft one": (DraftModel(num_draft=1, model=model), near, ("rejection",)),
+        "draft itself": (DraftModel(num_draft=3, model=model), params, ("rejection", "block")),
+        "draft unrelated": (DraftModel(num_draft=2, model=model), other, ("rejection",)),
+        "ngram": (NGram(num_draft=3, longest=2), None, ("delta", "rejection", "block")),
+        "tree top": (tree(), near, ("delta",)),
+        "tree worst": (tree(how="worst"), near, ("rejection",)),
+        "tree iid": (tree(how="iid"), near, ALL),
+        "tree distinct": (tree(how="distinct"), near, ALL),
+        "tree per row": (tree(how="iid", random_parents=True), near, ALL),
+        "passengers": (tree(how="iid", passengers=(2,)), near, ("rejection",)),
+        "silent": (tree(how="iid", silent_every=3), near, ("rejection",)),
+        "merged": (
+            Merged(
+                drafters=(
+                    tree(how="iid", topology=(-1, 0, 1), weights="near"),
+                    tree(how="iid", topology=(-1, 0, 0), weights="other"),
+                )
+            ),
+            two,
+            ("rejection",),
+        ),
+    }

@@ -1,0 +1,213 @@
+"""Text in, text out: the same words with every drafter, few programs, one clear error."""
+
+import jax
+import numpy as np
+import pytest
+
+import specjax
+from specjax import comparison, job
+
+pytest_plugins = ["pairs"]
+PROMPTS = ["def f(x):", "import os\n\n\nclass A:\n    def"]
+
+
+@pytest.fixture(params=["plain", "ngram", "draft", "itself", "object"])
+def drafter(request, pair):
+    """Everything that ``drafter=`` accepts, as options of ``generate``."""
+    target, draft = pair
+    ngram = specjax.drafters.NGram(num_draft=2)
+    return {
+        "plain": {"drafter": None},
+        "ngram": {"drafter": "ngram"},
+        "draft": {"drafter": draft, "num_draft": 3},
+        "itself": {"drafter": target, "num_draft": 3},
+        "object": {"drafter": ngram, "drafter_params": None},
+    }[request.param]
+
+
+def test_every_drafter_gives_the_words_of_plain_decoding_alone_and_in_a_batch(pair, drafter):
+    options = {"max_new_tokens": 24, "stop": ()}
+    plain = [specjax.generate(pair[0], p, drafter=None, **options) for p in PROMPTS]
+    both = specjax.generate(pair[0], PROMPTS, **options, **drafter)
+    assert both.texts == [out.text for out in plain]
+    assert [len(row) for row in both.tokens] == [24, 24]
+    assert both.stats.rounds.sum() <= 48 and both.finished
+
+
+def test_a_drafter_that_is_the_target_is_always_accepted(pair):
+    out = specjax.generate(pair[0], PROMPTS[0], drafter=pair[0], num_draft=3, max_new_tokens=24)
+    assert out.stats.acceptance == 1.0
+    assert out.from_draft[0].tolist() == 6 * [True, True, True, False]
+
+
+def test_pieces_join_to_the_text_and_carry_its_origin(pair):
+    options = {"drafter": "ngram", "max_new_tokens": 40, "stop": ()}
+    stream = specjax.stream_text(pair[0], PROMPTS, **options)
+    pieces = list(stream)
+    whole = specjax.generate(pair[0], PROMPTS, **options)
+    for row in range(2):
+        mine = [piece for piece in pieces if piece.row == row]
+        assert "".join(piece.text for piece in mine) == whole.texts[row]
+        assert any(p.from_draft for p in mine) == whole.from_draft[row].any()
+    assert stream.generation.texts == whole.texts and stream.num_tokens == 80
+
+
+def compilations(call) -> int:
+    """How many programs XLA compiles during a call."""
+    count = []
+
+    def listen(event, seconds, **kwargs):
+        if event.endswith("backend_compile_duration"):
+            count.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        call()
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    return len(count)
+
+
+def test_another_prompt_compiles_nothing(pair):
+    def run(prompt, seed):
+        return specjax.generate(
+            pair[0], prompt, drafter=pair[1], temperature=0.7, seed=seed, max_new_tokens=9 + seed
+        )
+
+    jax.clear_caches()
+    assert compilations(lambda: run("def f(x):", 0)) > 0  # the listener listens
+    assert compilations(lambda: run("class Another:\n    pass\n", 1)) == 0
+
+
+def test_sizes_are_few_and_never_exceed_the_context(pair):
+    lm = pair[0]  # a context of 600
+    sizes = set()
+    for length in range(1, 570, 7):
+        tokens, lengths, capacity = job.fit(lm, [[5] * length], 30)
+        assert tokens.shape[1] >= length and length + 30 <= capacity <= 600
+        sizes.add((tokens.shape[1], capacity))
+    assert len(sizes) <= 8
+    with pytest.raises(ValueError, match=r"571 tokens and 30 new.*600.*at most 29"):
+        job.fit(lm, [[5] * 571], 30)
+
+
+def test_a_prompt_and_its_answer_may_fill_the_context_to_the_last_slot(pair):
+    out = specjax.generate(
+        pair[0], [7] * 590, drafter=pair[1], num_draft=4, max_new_tokens=10, stop=()
+    )
+    assert len(out.tokens[0]) == 10
+
+
+def test_stops_end_a_row_and_are_kept_but_not_shown(pair):
+    free = specjax.generate(pair[0], PROMPTS[0], drafter=None, max_new_tokens=20, stop=())
+    stop = int(free.tokens[0][9])
+    first = free.tokens[0].tolist().index(stop)
+    out = specjax.generate(pair[0], PROMPTS[0], drafter=pair[1], max_new_tokens=20, stop=[stop])
+    assert out.tokens[0].tolist() == free.tokens[0][: first + 1].tolist()
+    forced = specjax.generate(pair[0], PROMPTS[0], drafter=None, logit_bias={0: 1e9})
+    assert forced.tokens[0].tolist() == [0] and forced.text == ""  # the end-of-text token
+
+
+def test_a_seed_decides_what_is_drawn(pair):
+    def draw(seed):
+        return specjax.generate(
+            pair[0], PROMPTS[0], drafter=pair[1], temperature=1.0, seed=seed, max_new_tokens=16
+        ).text
+
+    assert draw(3) == draw(3) != draw(4)
+
+
+def test_an_interruption_returns_what_was_committed(pair, monkeypatch):
+    whole = specjax.generate(pair[0], PROMPTS[0], drafter="ngram", max_new_tokens=40, stop=())
+    burst, calls = job.Job.burst, []
+
+    def interrupted(self, rounds, state):
+        calls.append(rounds)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return burst(self, rounds, state)
+
+    monkeypatch.setattr(job.Job, "burst", interrupted)
+    part = specjax.generate(pair[0], PROMPTS[0], drafter="ngram", max_new_tokens=40, stop=())
+    assert whole.finished and not part.finished
+    assert 0 < len(part.tokens[0]) < 40
+    assert part.tokens[0].tolist() == whole.tokens[0][: len(part.tokens[0])].tolist()
+
+
+REFUSED = {
+    "an empty prompt": (dict(prompts=""), "the prompt is empty"),
+    "an empty prompt in a batch": (dict(prompts=["a", ""]), "prompt 1 is empty"),
+    "no ids": (dict(prompts=[[]]), "the prompt is empty"),
+    "an empty batch": (dict(prompts=[]), "batch is empty"),
+    "a prompt beyond the context": (dict(prompts=[9] * 700), "context of .*600.*shorten"),
+    "an id beyond the vocabulary": (dict(prompts=[4000]), "4000.*vocabulary has 2048"),
+    "nothing to generate": (dict(max_new_tokens=0), "max_new_tokens=0"),
+    "half a token": (dict(max_new_tokens=1.5), "max_new_tokens=1.5"),
+    "budgets of another batch": (dict(max_new_tokens=[3, 4]), "2 values for 1 prompts"),
+    "a negative temperature": (dict(temperature=-1.0), "temperature=-1.0"),
+    "top_p out of range": (dict(temperature=1.0, top_p=1.1), "top_p=1.1.*0, 1"),
+    "a bias beyond the vocabulary": (dict(logit_bias={9999: 1.0}), "9999"),
+    "an unknown drafter": (dict(drafter="medusa9"), "medusa9.*specjax.load"),
+    "no draft model of its own": (dict(drafter="draft"), "drafter=specjax.load"),
+    "a drafter that is none": (dict(drafter=3), "drafter=3"),
+    "a negative number of drafts": (dict(drafter="ngram", num_draft=-1), "num_draft=-1"),
+    "an unknown rule": (dict(rule="nonsense"), "nonsense.*rejection"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_bad_input_is_refused_before_anything_compiles(what, pair):
+    options, message = REFUSED[what]
+    options = {"prompts": "def f(x):", "drafter": "ngram", "max_new_tokens": 33} | options
+
+    def call():
+        with pytest.raises((ValueError, TypeError), match=message):
+            specjax.generate(pair[0], **options)
+
+    assert compilations(call) == 0
+
+
+def test_a_drafter_with_another_tokenizer_is_refused(pair, folders):
+    with pytest.raises(ValueError, match="tokenizer"):
+        specjax.generate(pair[0], "a", drafter=specjax.load(folders["stranger"]))
+
+
+def test_a_model_without_tokenizer_is_sent_to_decode(folders):
+    lm = specjax.load(folders["target"], tokenizer=False)
+    with pytest.raises(ValueError, match=r"specjax\.decode"):
+        specjax.generate(lm, "a")
+
+
+def test_the_text_of_several_rows_is_ambiguous(pair):
+    out = specjax.generate(pair[0], PROMPTS, drafter=None, max_new_tokens=2)
+    with pytest.raises(ValueError, match="texts"):
+        _ = out.text
+
+
+def test_compare_measures_both_and_says_whether_the_words_are_the_same(pair):
+    options = {"drafter": pair[1], "max_new_tokens": 20, "repetitions": 6}
+    greedy = specjax.compare(pair[0], PROMPTS[0], **options)
+    assert greedy.identical and greedy.plain.text == greedy.speculative.text
+    assert greedy.interval[0] <= greedy.ratio <= greedy.interval[1]
+    assert "speculat" in str(greedy) and "yes, all 20 tokens" in str(greedy)
+    drawn = specjax.compare(pair[0], PROMPTS[0], temperature=1.0, **options)
+    assert drawn.identical is None
+    with pytest.raises(ValueError, match="at least 6"):
+        specjax.compare(pair[0], PROMPTS[0], repetitions=5)
+
+
+def test_the_interval_of_a_median_has_the_confidence_it_states():
+    ratio, interval, confidence = comparison.median_interval(np.arange(9.0))
+    assert (ratio, interval) == (4.0, (1.0, 7.0))
+    assert confidence == pytest.approx(1 - 2 * (1 + 9) / 2**9)
+    draws = np.random.default_rng(0).exponential(size=(4000, 9))
+    covered = [
+        low <= np.log(2) <= high for _, (low, high), _ in map(comparison.median_interval, draws)
+    ]
+    assert np.mean(covered) == pytest.approx(confidence, abs=0.015)  # 4.9 standard errors
+
+
+def test_repeated_ngrams_counts_what_stood_there_before():
+    assert comparison.repeated_ngrams([np.arange(10)]) == 0.0
+    assert comparison.repeated_ngrams([np.zeros(7, int)]) == 0.75  # one of four is new
+    assert comparison.repeated_ngrams([np.arange(3)]) == 0.0  # too short to hold any

@@ -1,0 +1,160 @@
+"""Toy targets and test-only drafters: every shape of draft that the contract admits."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from stranger import Bag
+
+from specjax import sampling as law
+from specjax import tree
+from specjax.drafters.base import ChainDrafter
+from specjax.types import Draft, Target, Verdict
+
+
+def bag(vocab, seed, features=6, sharpness=1.5):
+    """A toy target and its weights."""
+    embed, out = jax.random.split(jax.random.key(seed))
+    params = {
+        "embed": jax.random.normal(embed, (vocab, features)),
+        "out": sharpness * jax.random.normal(out, (features, vocab)),
+    }
+    return Bag(vocab), params
+
+
+def like(params, seed, noise=0.7):
+    """Weights near ``params``: a drafter that is often, but not always, right."""
+    keys = jax.random.split(jax.random.key(seed), len(params))
+    return {
+        name: x + noise * jax.random.normal(key, x.shape)
+        for key, (name, x) in zip(keys, sorted(params.items()), strict=True)
+    }
+
+
+def read(model, params, context):
+    """The cache of ``tokens[:length - 1]``, built from scratch."""
+    batch, size = context.tokens.shape
+    prompt = Draft(
+        start=jnp.zeros((batch,), jnp.int32),
+        tokens=context.tokens,
+        topology=tree.chain_topology(size - 1),
+    )
+    cache = model.init(params, batch, size)
+    entries = model.verify(params, cache, prompt).entries
+    path = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (batch, size))
+    verdict = Verdict(path=path, count=context.length - 2, token=context.length)
+    return model.commit(cache, entries, prompt.start, verdict)
+
+
+@dataclasses.dataclass(frozen=True)
+class TreeDrafter(ChainDrafter):
+    """Drafts a tree with a toy model, from scratch in every round, in the obvious way.
+
+    ``how``: ``top`` (the r-th child is the r-th best token), ``worst`` (the least likely ones),
+    ``iid``, ``distinct``. ``weights``: a key of ``params["drafter"]``, or None for all of it.
+    """
+
+    model: Target = None
+    topology: tuple = (-1, 0, 0, 1, 2)
+    how: str = "top"
+    weights: str | None = None
+    passengers: tuple = ()
+    random_parents: bool = False
+    silent_every: int = 0
+    name = "toy tree"
+
+    @property
+    def depth(self):
+        nodes = len(self.topology)
+        return nodes - 1 if self.random_parents else int(tree._static(self.topology)[1].max())
+
+    def init(self, params, batch, capacity, inputs=None):
+        return jnp.zeros((batch,), jnp.int32)
+
+    def draft_step(self, params, state, context):
+        params = params["drafter"] if self.weights is None else params["drafter"][self.weights]
+        batch, nodes = context.tokens.shape[0], len(self.topology)
+        cache = read(self.model, params, context)
+        uniform = law.uniforms(context.key, 2 * nodes)
+        parent = self.topology
+        if self.random_parents:  # independent of the tokens: other uniforms
+            grown = jnp.floor(uniform[:, nodes:] * jnp.arange(nodes)).astype(jnp.int32)
+            parent = grown.at[:, 0].set(-1)
+        tokens, laws = jnp.zeros((batch, nodes - 1), jnp.int32), []
+        for node in range(1, nodes):
+            draft = tree.tree(context, tokens, parent)
+            logits = self.model.verify(params, cache, draft).logits
+            above = jnp.broadcast_to(tree.parents(draft), (batch, nodes))[:, node]
+            prefix = law.Prefix(
+                tokens=context.tokens,
+                length=context.length,
+                path=tree.prefix_tokens(draft, above),
+            )
+            scores = jnp.take_along_axis(logits, above[:, None, None], axis=1)[:, 0]
+            if context.sampling.greedy:
+                q = jax.nn.softmax(scores)
+            else:
+                q = context.sampling.probabilities(scores, prefix)
+            siblings = jnp.broadcast_to(tree.parents(draft), (batch, nodes)) == above[:, None]
+            siblings &= (jnp.arange(nodes) < node) & (jnp.arange(nodes) > 0)
+            taken = jnp.any(
+                siblings[:, :, None] & (draft.tokens[:, :, None] == jnp.arange(q.shape[1])), axis=1
+            )
+            laws.append(q)
+            if self.how == "iid":
+                token = law.draw(q, uniform[:, node])
+            elif self.how == "distinct":
+                token = law.draw(jnp.where(taken, 0.0, q), uniform[:, node])
+            else:
+                token = law.argmax(jnp.where(taken, -1.0, q if self.how == "top" else 1 - q))
+            tokens = tokens.at[:, node - 1].set(token)
+        sampled = self.how in ("iid", "distinct") and not context.sampling.greedy
+        index = jnp.broadcast_to(jnp.arange(nodes - 1), tokens.shape)
+        if sampled and self.how == "distinct":  # siblings share one law: that of the first
+            above = jnp.broadcast_to(tree.parents(draft), (batch, nodes))[:, 1:]
+            index = jnp.argmax(above[:, :, None] == above[:, None, :], axis=2)
+        candidate = jnp.asarray([n not in self.passengers for n in range(1, nodes)])
+        draft = tree.tree(
+            context,
+            tokens,
+            parent,
+            laws=jnp.stack(laws, axis=1) if sampled else None,
+            law=index if sampled else None,
+            candidate=jnp.broadcast_to(candidate, tokens.shape),
+            draws="distinct" if self.how == "distinct" else "iid",
+        )
+        if self.silent_every:
+            speaks = (state % self.silent_every) > 0
+            candidate = draft.candidate.at[:, 0].set(speaks)
+            draft = dataclasses.replace(draft, candidate=candidate)
+        return draft, state + 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Merged(ChainDrafter):
+    """Several drafters' trees in one, with twins."""
+
+    drafters: tuple = ()
+    drop_twins: bool = False  # a planted fault: equal siblings are not drawn again
+    name = "merged"
+
+    @property
+    def depth(self):
+        return sum(len(d.topology) - 1 for d in self.drafters)
+
+    def draft_step(self, params, state, context):
+        drafts = []
+        for i, drafter in enumerate(self.drafters):
+            keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(context.key, i)
+            step = drafter.init(params, context.tokens.shape[0], 0)
+            own = dataclasses.replace(context, key=keys)
+            drafts.append(drafter.draft_step(params, step, own)[0])
+        draft = tree.merge(*drafts)
+        if self.drop_twins:
+            same = (draft.parent[:, :, None] == draft.parent[:, None, :]) & (
+                draft.tokens[:, :, None] == draft.tokens[:, None, :]
+            )
+            earlier = jnp.any(same & (jnp.arange(draft.num_nodes)[:, None] < jnp.arange(
+                draft.num_nodes)), axis=1)
+            draft = dataclasses.replace(draft, candidate=draft.candidate & ~earlier)
+        return draft, state
