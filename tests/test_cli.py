@@ -1,0 +1,166 @@
+"""The command: a first success without arguments, clean streams, one line an error."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+import specjax
+from specjax import cli, compile_cache
+
+pytest_plugins = ["pairs"]
+
+
+@pytest.fixture
+def run(folders, capsys, monkeypatch):
+    """``run(*arguments) -> (exit code, stdout, stderr)`` on the tiny target, in this process."""
+    monkeypatch.setattr(compile_cache, "enable", lambda: None)
+    monkeypatch.setattr("sys.stdin", None)
+
+    def call(*arguments, command="generate", model=folders["target"]):
+        arguments = [command, *map(str, arguments)]
+        if command == "generate":
+            arguments += ["--model", str(model), "--max-new-tokens", "24"]
+        try:
+            code = cli.main(arguments)
+        except SystemExit as error:  # argparse
+            code = error.code
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def test_text_goes_to_stdout_and_figures_to_stderr(run, pair):
+    code, out, err = run("def f(x):", "--drafter", "ngram")
+    wanted = specjax.generate(pair[0], "def f(x):", drafter="ngram", max_new_tokens=24)
+    assert code == 0 and out.rstrip("\n") == wanted.text.rstrip("\n")
+    assert str(wanted.stats) in err and "24 tokens" in err
+
+
+def test_json_is_one_object_and_agrees_with_generate(run, pair, folders):
+    code, out, err = run("def f(x):", "--json", "--drafter", folders["draft"])
+    found = json.loads(out)
+    wanted = specjax.generate(pair[0], "def f(x):", drafter=pair[1], max_new_tokens=24)
+    assert code == 0 and err == ""
+    assert found["text"] == wanted.text and found["tokens"] == wanted.tokens[0].tolist()
+    assert found["from_draft"] == wanted.from_draft[0].tolist()
+    assert found["stats"]["tau"] == wanted.stats.tau
+    assert (
+        0 < found["seconds"]["ready"] < found["seconds"]["first_text"] < found["seconds"]["total"]
+    )
+
+
+def test_without_drafts_json_has_null_for_the_acceptance(run):
+    assert json.loads(run("a", "--json", "--drafter", "none")[1])["stats"]["acceptance"] is None
+
+
+def test_the_prompt_comes_from_the_argument_the_file_the_pipe_or_the_built_in_one(
+    tmp_path, monkeypatch
+):
+    file = tmp_path / "prompt"
+    file.write_text("from a file")
+    assert cli.read_prompt("given", None) == "given"
+    assert cli.read_prompt(None, str(file)) == "from a file"
+    monkeypatch.setattr("sys.stdin", None)  # closed, as under some launchers
+    assert cli.read_prompt(None, None) == cli.PROMPT
+    with file.open() as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        assert cli.read_prompt(None, None) == "from a file"
+    with open(os.devnull) as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        assert cli.read_prompt(None, None) == cli.PROMPT
+
+
+def test_a_terminal_shows_accepted_tokens_apart_and_says_which_they_are(run, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    _, out, _ = run("def f(x):", "--drafter", "ngram")
+    bold_green, dim = "\x1b[1;32m", "\x1b[2m"
+    assert f"{dim}def f(x):" in out
+    assert bold_green in out.split("accepted draft tokens")[0][:-8]
+    assert f"{bold_green}accepted draft tokens" in out
+
+
+def test_ctrl_c_prints_what_was_generated(run, monkeypatch):
+    whole = run("def f(x):", "--drafter", "ngram")[1]
+    show, shown = cli.Screen.show, []
+
+    def interrupted(self, piece):
+        show(self, piece)
+        shown.append(piece.text)
+        if len(shown) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.Screen, "show", interrupted)
+    code, out, err = run("def f(x):", "--drafter", "ngram")
+    assert code == 130 and "interrupted" in err
+    assert out.rstrip("\n") == "".join(shown).rstrip("\n") != whole.rstrip("\n")
+    assert whole.startswith(out.rstrip("\n"))
+
+
+def test_compare_prints_rates_ratio_tau_and_sameness(run, folders):
+    code, out, _ = run("def f(x):", "--compare", "--repetitions", 6, "--drafter", folders["draft"])
+    assert code == 0
+    for word in ("plain", "speculative", "ratio", "6 pairs", "τ", "4-grams", "yes, all 24 tokens"):
+        assert word in out
+    wins, loses, unclear = "speculation wins", "speculation loses", "no difference"
+    assert sum(verdict in out for verdict in (wins, loses, unclear)) == 1
+    _, out, _ = run("a", "--compare", "--json", "--repetitions", 6, "--drafter", folders["draft"])
+    assert json.loads(out)["compare"]["identical"] is True
+
+
+REFUSED = {
+    "an empty prompt": ([""], "prompt is empty"),
+    "a file that is absent": (["--file", "absent.txt"], "--file absent.txt: No such file"),
+    "a file that is no text": (["--file", sys.executable], "not UTF-8"),
+    "prompt and file": (["a", "--file", "b"], "give one of them"),
+    "a drafter that is absent": (["a", "--drafter", "./absent"], "./absent"),
+    "no draft model of its own": (["a", "--drafter", "draft"], "no draft model of its own"),
+    "a negative temperature": (["a", "--temperature", "-1"], "temperature=-1.0"),
+    "an unknown dtype": (["a", "--dtype", "int3"], "int3.*bfloat16"),
+    "plain against plain": (["a", "--compare", "--drafter", "none"], "give a --drafter"),
+    "an unknown option": (["a", "--no-such-option"], "--no-such-option"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_bad_input_is_one_line_and_exit_code_2(what, run):
+    arguments, message = REFUSED[what]
+    code, out, err = run(*arguments)
+    assert code == 2 and out == ""
+    assert [line for line in err.splitlines() if "error" in line] == err.splitlines()[-1:]
+    assert re.search(message, err)
+
+
+def test_a_model_that_is_absent_is_one_line(run):
+    code, out, err = run("a", model="./absent")
+    assert code == 2 and out == "" and "./absent" in err and len(err.splitlines()) == 1
+
+
+def test_train_hands_its_arguments_over(run, monkeypatch):
+    from specjax.train import cli as training
+
+    monkeypatch.setattr(training, "main", lambda argv: print(*argv) or 7)
+    assert run("pretrain", "--config", "x", command="train") == (7, "pretrain --config x\n", "")
+
+
+def test_version_is_that_of_the_package(run):
+    assert run(command="--version")[:2] == (0, f"specjax {specjax.__version__}\n")
+
+
+def test_the_command_starts_without_noise_and_keeps_its_programs(folders, tmp_path):
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONWARNINGS": "default"}
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+    command = [sys.executable, "-m", "specjax", "generate", "--model", folders["target"]]
+    command += ["--drafter", "none", "--json", "--max-new-tokens", "4"]
+    done = subprocess.run(
+        command, input="def f(x):", capture_output=True, text=True, env=environment, check=True
+    )
+    assert json.loads(done.stdout)["prompt"] == "def f(x):"
+    assert done.stderr == ""
+    assert any(path.is_file() for path in tmp_path.rglob("programs-*/*"))
