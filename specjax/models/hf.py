@@ -103,7 +103,8 @@ def load_weights(
             for name in (n for n in wanted if stored[n].path == path):
                 array = file.get_tensor(stored[name].name)
                 for part, piece in _split(array, wanted[name], shapes):
-                    arrays[part] = jax.device_put(np.ascontiguousarray(piece, dtype=dtype))
+                    piece = jax.device_put(np.ascontiguousarray(piece, dtype=dtype))
+                    arrays[part] = piece.block_until_ready()  # or copies would pile up on the host
     return _filled(state, arrays)
 
 

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from specjax.models import DecoderConfig, load_config, load_weights
+from specjax.models import Decoder, DecoderConfig, load_config, load_weights
 from specjax.models.causal_lm import graph_definition
+from specjax.models.decoder import abstract
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = sorted(path.parent.name for path in GOLDEN.glob("*/expected.npz"))
@@ -25,6 +27,17 @@ SMALL = DecoderConfig(
     head_dim=8,
     eos_ids=(0,),
 )
+
+
+def random_params(config: DecoderConfig, seed: int = 0) -> nnx.State:
+    """Drawn by numpy: initialising a ``Decoder`` op by op takes longer than a test should."""
+    rng = np.random.default_rng(seed)
+    draw = lambda x: jnp.asarray(rng.normal(size=x.shape, scale=0.2), jnp.float32)  # noqa: E731
+    return jax.tree.map(draw, abstract(config)[1])
+
+
+def random_model(config: DecoderConfig, seed: int = 0) -> Decoder:
+    return nnx.merge(graph_definition(config), random_params(config, seed))
 
 
 def golden_maker():

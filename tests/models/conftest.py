@@ -2,10 +2,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from checkpoints import GOLDEN, SMALL, byte_tokenizer
-from flax import nnx
+from checkpoints import GOLDEN, SMALL, byte_tokenizer, random_model
 
-from specjax.models import Decoder, save_pretrained
+from specjax.models import save_pretrained
 
 
 @pytest.fixture
@@ -17,7 +16,7 @@ def llama(tmp_path):
 @pytest.fixture(scope="session")
 def small():
     """A random Llama of 320 rows."""
-    return Decoder(SMALL, rngs=nnx.Rngs(0))
+    return random_model(SMALL)
 
 
 @pytest.fixture

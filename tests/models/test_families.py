@@ -2,11 +2,14 @@
 
 import dataclasses
 import json
+import math
 
+import jax
 import pytest
 from checkpoints import CASES, GOLDEN, SMALL
 
 from specjax.models import load_config
+from specjax.models.decoder import abstract
 from specjax.models.families import FAMILIES, config_from_hf, config_to_hf
 
 LLAMA = json.loads((GOLDEN / "llama" / "config.json").read_text())
@@ -25,6 +28,49 @@ def test_a_config_survives_the_way_to_hugging_face_and_back(case):
     config = load_config(GOLDEN / case)
     again = json.loads(json.dumps(config_to_hf(config)))
     assert config_from_hf(again) == config
+
+
+PUBLISHED = {
+    "gpt2": (
+        124_439_808,
+        dict(model_type="gpt2", vocab_size=50257, n_ctx=1024, n_positions=1024, n_embd=768)
+        | dict(n_head=12, n_layer=12, activation_function="gelu_new", layer_norm_epsilon=1e-5),
+    ),
+    "TinyLlama-1.1B": (
+        1_100_048_384,
+        dict(model_type="llama", vocab_size=32000, hidden_size=2048, intermediate_size=5632)
+        | dict(num_hidden_layers=22, num_attention_heads=32, num_key_value_heads=4)
+        | dict(rms_norm_eps=1e-5, rope_scaling=None, tie_word_embeddings=False, pretraining_tp=1),
+    ),
+    "Llama-3.2-1B": (
+        1_235_814_400,
+        dict(model_type="llama", vocab_size=128256, hidden_size=2048, intermediate_size=8192)
+        | dict(num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8, head_dim=64)
+        | dict(tie_word_embeddings=True, attention_bias=False, mlp_bias=False, rope_theta=5e5)
+        | dict(max_position_embeddings=131072, rope_scaling=LLAMA3 | {"rope_type": "llama3"}),
+    ),
+    "Qwen2.5-0.5B": (
+        494_032_768,
+        dict(model_type="qwen2", vocab_size=151936, hidden_size=896, intermediate_size=4864)
+        | dict(num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2)
+        | dict(tie_word_embeddings=True, sliding_window=32768, max_window_layers=24)
+        | dict(use_sliding_window=False, use_mrope=False, rope_theta=1e6),
+    ),
+    "Qwen3-0.6B": (
+        596_049_920,
+        dict(model_type="qwen3", vocab_size=151936, hidden_size=1024, intermediate_size=3072)
+        | dict(num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128)
+        | dict(tie_word_embeddings=True, attention_bias=False, sliding_window=None)
+        | dict(use_sliding_window=False, max_window_layers=28, rope_theta=1e6),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs_have_their_published_number_of_parameters(name):
+    count, hf = PUBLISHED[name]
+    shapes = jax.tree.leaves(abstract(config_from_hf(hf))[1])
+    assert sum(math.prod(x.shape) for x in shapes) == count
 
 
 def test_rope_settings_read_alike_in_both_layouts():

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoints import CASES, GOLDEN, SMALL
+from checkpoints import CASES, GOLDEN, SMALL, random_model
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from specjax.models import Decoder, DecoderConfig, load_config, load_weights, save_pretrained
+from specjax.models import DecoderConfig, load_config, load_weights, save_pretrained
 from specjax.models.causal_lm import graph_definition
 
 WEIGHTS = "model.safetensors"
@@ -110,15 +110,16 @@ def test_a_wrong_dtype_is_refused_with_the_accepted_ones(llama, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_host_never_holds_the_model_twice(tmp_path, dtype):
     config = dataclasses.replace(SMALL, num_layers=8, hidden_size=128, intermediate_size=256)
-    model = Decoder(config, rngs=nnx.Rngs(0))
+    model = random_model(config)
     save_pretrained(model, tmp_path, dtype=dtype)
     size = sum(x.nbytes for x in jax.tree.leaves(nnx.state(model)))
     read(tmp_path)  # imports and caches are not counted
     tracemalloc.start()
-    read(tmp_path)
-    peak = tracemalloc.get_traced_memory()[1]
+    params = read(tmp_path)
+    kept, peak = tracemalloc.get_traced_memory()  # on CPU a parameter may be numpy's own memory
     tracemalloc.stop()
-    assert peak < size / 2
+    assert peak - kept < size / 3  # the largest tensor has 1/24 of it
+    del params
 
 
 def test_a_model_too_large_for_this_machine_fails_by_its_headers_alone(llama):
@@ -265,5 +266,5 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path):
 def test_a_model_that_no_family_can_hold_writes_nothing(tmp_path):
     config = DecoderConfig(**dataclasses.asdict(SMALL) | {"norm": "layer"})
     with pytest.raises(ValueError, match="norm='layer'"):
-        save_pretrained(Decoder(config, rngs=nnx.Rngs(0)), tmp_path / "out")
+        save_pretrained(random_model(config), tmp_path / "out")
     assert not (tmp_path / "out").exists()
