@@ -50,6 +50,7 @@ def sentencepiece_like():
             decoders.Strip(" ", 1, 0),
         ]
     )
+    backend.add_special_tokens(["<unk>"])
     return FileTokenizer(backend)
 
 
@@ -189,6 +190,7 @@ def test_spaces_that_a_tokenizer_drops_at_the_start_of_a_text_stay_within_it():
     tokenizer = sentencepiece_like()
     stream = StreamDecoder(tokenizer)
     assert [stream.push([i]) for i in (1, 2, 2, 3)] == ["Hello", " world", " world", "!"]
+    assert [stream.push([i]) for i in (0, 2)] == ["", " world"]  # 0: a special token
     assert StreamDecoder(tokenizer, context=[1]).push([2]) == " world"
     assert StreamDecoder(tokenizer).push([2]) == "world"
 
