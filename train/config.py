@@ -23,6 +23,14 @@ class ConfigError(ValueError):
     """A configuration that cannot be used, with the reason and the way out."""
 
 
+OPTIMIZERS = ("muon", "adamw")
+
+
+def _check(name: str, value, fine: bool, accepted: str) -> None:
+    if not fine:
+        raise ConfigError(f"{name}={value!r}; accepted: {accepted}")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Where the tokens come from and how they are cut into rows."""
@@ -37,6 +45,17 @@ class DataConfig:
     samples_share: float = 0.0  # share of rows drawn from it
     strict: bool = True  # refuse corpus files that differ from the manifest
 
+    def __post_init__(self):
+        _check("data.length", self.length, self.length >= 8, "at least 8")
+        _check("data.batch", self.batch, self.batch >= 1, "at least 1")
+        share, given = self.samples_share, bool(self.samples)
+        _check(
+            "data.samples_share",
+            share,
+            0 < share < 1 if given else share == 0,
+            "between 0 and 1 with data.samples, 0 without",
+        )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
@@ -50,6 +69,11 @@ class OptimizerConfig:
     decay_share: float = 0.5  # the last share of the steps, linear to zero
     clip: float = 1.0  # global norm of the gradient
 
+    def __post_init__(self):
+        _check("optimizer.name", self.name, self.name in OPTIMIZERS, " or ".join(OPTIMIZERS))
+        share = self.decay_share
+        _check("optimizer.decay_share", share, 0 <= share <= 1, "0 to 1")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
@@ -61,6 +85,11 @@ class RunConfig:
     eval_every: int = 200
     keep: int = 2  # checkpoints
     seed: int = 0
+
+    def __post_init__(self):
+        for name in ("steps", "save_every", "eval_every", "keep"):
+            value = getattr(self, name)
+            _check(f"run.{name}", value, value >= 1, "at least 1")
 
 
 # Fields that a resumed run may change: they do not alter what the steps so far have computed.

@@ -15,12 +15,13 @@ from specjax.models.config import DecoderConfig
 from . import tokenizer as tokenizers
 
 FINGERPRINTS = "fingerprint.json"
+FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json")
 
 
 def export(config: DecoderConfig, params, folder: Path, tokenizer, *, with_tokenizer=True) -> None:
     """Writes ``config.json``, ``model.safetensors`` and, unless it is shared, the tokenizer.
 
-    ``fingerprint.json`` records the SHA-256 of each file, and of what the tokenizer does, so that a
+    ``fingerprint.json`` records the SHA-256 of the files, and of what the tokenizer does, so that a
     drafter without a tokenizer of its own can be matched to its target.
     """
     from specjax.models.hf import save_pretrained
@@ -36,8 +37,8 @@ def export(config: DecoderConfig, params, folder: Path, tokenizer, *, with_token
 
 
 def write_fingerprints(folder: Path, tokenizer) -> None:
-    """``{"tokenizer": sha, "files": {name: sha}}`` of all that lies in ``folder``."""
-    files = sorted(f for f in folder.iterdir() if f.is_file() and f.name != FINGERPRINTS)
+    """``{"tokenizer": sha, "files": {name: sha}}`` of the files that decide what is generated."""
+    files = [folder / name for name in FILES if (folder / name).is_file()]
     record = {
         "tokenizer": tokenizers.fingerprint(tokenizer),
         "files": {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files},

@@ -126,56 +126,56 @@ def fit(job: Job, flat_config: dict, optimizer_config: OptimizerConfig, run: Run
     checkpoint.record_config(folder, flat_config)
     optimizer = make_optimizer(optimizer_config, run.steps)
     step_function = make_step(job, optimizer)
-    with checkpoint.checkpoints(folder, run.keep) as manager, _stop_requests() as stop:
+    with contextlib.ExitStack() as stack:
+        manager = stack.enter_context(checkpoint.checkpoints(folder, run.keep))
+        stop = stack.enter_context(_stop_requests())
         state, first = checkpoint.restore(
             manager, make_state(job, optimizer, run.seed), job.batches
         )
-        log = report.Log(folder / "log.jsonl", first)
-        began = time.monotonic()
-        pending = None  # the last step's metrics, read while the next step computes
+        log = stack.enter_context(contextlib.closing(report.Log(folder / "log.jsonl", first)))
+        bar = stack.enter_context(_progress())
+        task = bar.add_task(folder.name, total=run.steps, completed=first, note="")
+        began, unread = time.monotonic(), None
+        for number in range(first + 1, run.steps + 1):
+            tokens = next(job.batches)
+            state, metrics = step_function(state, job.frozen, tokens)
+            if unread:  # read a step late, while the next one computes
+                _record(log, manager, *unread)
+            unread = number, metrics, round(time.monotonic() - began, 2)
+            rate = tokens.shape[0] * (tokens.shape[1] - 1) * (number - first)
+            rate /= time.monotonic() - began
+            bar.update(task, completed=number, note=f"{rate:,.0f} tokens/s")
 
-        def settle():
-            if pending is None:
-                return
-            number, metrics = pending
-            values = {name: float(value) for name, value in metrics.items()}
-            log.write(number, **values, seconds=round(time.monotonic() - began, 2))
-            if not all(math.isfinite(values[name]) for name in ("loss", "gradient_norm")):
-                last = manager.latest
-                raise Diverged(
-                    f"step {number}: loss {values['loss']}, gradient norm "
-                    f"{values['gradient_norm']}. The last good checkpoint is "
-                    f"{'none' if last is None else f'step {last.step}'} in {folder}; lower "
-                    "optimizer.rate and optimizer.adam_rate or lengthen optimizer.warmup, under "
-                    "another run.folder"
-                )
-
-        with _progress() as bar:
-            task = bar.add_task(folder.name, total=run.steps, completed=first, note="")
-            for number in range(first + 1, run.steps + 1):
-                tokens = next(job.batches)
-                state, metrics = step_function(state, job.frozen, tokens)
-                settle()
-                pending = (number, metrics)
-                rate = tokens.shape[0] * (tokens.shape[1] - 1) * (number - first)
-                rate /= time.monotonic() - began
-                bar.update(task, completed=number, note=f"{rate:,.0f} tokens/s")
-                last = number == run.steps
-                if last or number % run.eval_every == 0:
-                    settle()
-                    pending = None
-                    measured = job.evaluate(state["params"], job.frozen)
-                    log.write(number, **measured)
-                    words = " · ".join(f"{name} {value:.4f}" for name, value in measured.items())
-                    bar.console.print(f"step {number}: {words}")
-                if last or stop or number % run.save_every == 0:
-                    settle()
-                    pending = None
-                    checkpoint.save(manager, number, state, job.batches)
-                if stop:
-                    raise Interrupted(_farewell(folder, number, stop[0]))
-        log.close()
+            last, stopped = number == run.steps, bool(stop)
+            to_evaluate = last or number % run.eval_every == 0
+            to_save = last or stopped or number % run.save_every == 0
+            if to_evaluate or to_save:  # never save what has not been found finite
+                _record(log, manager, *unread)
+                unread = None
+            if to_evaluate:
+                measured = job.evaluate(state["params"], job.frozen)
+                log.write(number, **measured)
+                words = " · ".join(f"{name} {value:.4f}" for name, value in measured.items())
+                bar.console.print(f"step {number}: {words}")
+            if to_save:
+                checkpoint.save(manager, number, state, job.batches)
+            if stopped:
+                raise Interrupted(_farewell(folder, number, stop[0]))
     return state["params"]
+
+
+def _record(log: report.Log, manager, number: int, metrics: dict, seconds: float) -> None:
+    """Writes a step's metrics to the log. Raises Diverged where they are not finite."""
+    values = {name: float(value) for name, value in metrics.items()}
+    log.write(number, **values, seconds=seconds)
+    if not all(math.isfinite(values[name]) for name in ("loss", "gradient_norm")):
+        last = manager.latest
+        raise Diverged(
+            f"step {number}: loss {values['loss']}, gradient norm {values['gradient_norm']}. The "
+            f"last good checkpoint is {'none' if last is None else f'step {last.step}'}; lower "
+            "optimizer.rate and optimizer.adam_rate or lengthen optimizer.warmup, under another "
+            "run.folder"
+        )
 
 
 def _farewell(folder: Path, number: int, signal_number: int) -> int:

@@ -59,6 +59,9 @@ def test_words_override_fields_with_toml_values_or_bare_strings(file):
         ("data.strict=1", "data.strict=1 is of type int, expected bool"),
         ("run.steps", "not of the form field=value"),
         ("run=3", "run=3 should be a section"),
+        ("run.steps=0", "run.steps=0; accepted: at least 1"),
+        ("optimizer.name=sgd", "optimizer.name='sgd'; accepted: muon or adamw"),
+        ("data.samples_share=0.5", "accepted: between 0 and 1 with data.samples, 0 without"),
     ],
 )
 def test_a_bad_word_is_refused_with_what_is_accepted(file, word, message):

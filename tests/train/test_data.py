@@ -129,7 +129,7 @@ def test_an_epoch_visits_each_place_once_and_the_next_epoch_cuts_elsewhere():
 
 def test_samples_take_their_share_of_the_rows():
     samples = np.full((50, 9), -1, np.int32)
-    config = DataConfig(length=8, batch=4, samples_share=0.75)
+    config = DataConfig(length=8, batch=4, samples="given", samples_share=0.75)
     iterator = data.training_batches(np.arange(1000, dtype=np.int32), config, samples)
     written = np.mean([(next(iterator)[:, 0] == -1).mean() for _ in range(50)])
     assert abs(written - 0.75) < 0.02

@@ -139,7 +139,7 @@ def settings(folder):
 
 def test_nan_stops_the_run_names_the_step_and_keeps_the_last_good_checkpoint(tmp_path):
     poisoned_step = 11  # rows 20 and 21 hold the values 80 to 87
-    with pytest.raises(loop.Diverged, match=r"step 11: loss nan.* is step 8 "):
+    with pytest.raises(loop.Diverged, match=r"step 11: loss nan.* is step 8;"):
         loop.fit(make_job(poison=8 * (poisoned_step - 1)), *settings(tmp_path))
     job = make_job()
     optimizer = loop.make_optimizer(settings(tmp_path)[1], 20)
