@@ -39,31 +39,34 @@ def attend(query, key, value, own_mask, prefix=None, length=None, choice=None):
     q = (query * size**-0.5).reshape(batch * heads, size, groups * nodes)
     own_keys, own_values = (x.reshape(batch * heads, -1, size) for x in (key, value))
     hidden = jnp.float32(-1e30)
-    own_bias = jnp.where(own_mask, 0.0, hidden)[:, None, :, None, :]
+    own_bias = jnp.where(own_mask, 0.0, hidden).swapaxes(1, 2)[:, None, None]  # [B, 1, 1, N, M]
 
     def scores(keys, bias):
-        # K . q, keys outermost: the order in which the CPU backend streams a cache once
-        s = jnp.einsum("bsd,bdm->bsm", keys, q, preferred_element_type=jnp.float32)
-        s = s.reshape(batch, heads, keys.shape[1], groups, nodes) + bias
-        return s.reshape(batch * heads, keys.shape[1], groups * nodes)
+        """``[B * K, G * N, slots]``, the axis of the softmax last.
 
-    def weigh(values, weights):
-        return jnp.einsum("bsd,bsm->bdm", values, weights.astype(values.dtype))
+        The product has the keys first, the order in which the CPU backend streams a cache once;
+        the barrier keeps the transposition from being folded into it.
+        """
+        s = jnp.einsum("bsd,bdm->bsm", keys, q, preferred_element_type=jnp.float32)
+        s = _settled(s).swapaxes(1, 2).reshape(batch, heads, groups, nodes, -1) + bias
+        return s.reshape(batch * heads, groups * nodes, -1)
+
+    def weigh(weights, values):
+        return jnp.einsum("bms,bsd->bmd", weights.astype(values.dtype), values)
 
     own = scores(own_keys, own_bias)
 
     def over(slots):
         if not slots:
-            top = jnp.max(own, axis=1, keepdims=True)
-            weights = jnp.exp(own - top)
-            return weigh(own_values, weights / jnp.sum(weights, axis=1, keepdims=True))
+            now = jnp.exp(own - jnp.max(own, axis=-1, keepdims=True))
+            return weigh(now, own_values) / jnp.sum(now, axis=-1, keepdims=True)
         keys, values = (x[:, :, :slots].reshape(batch * heads, slots, size) for x in prefix)
         seen = jnp.arange(slots)[None, :] < length[:, None]
-        past = scores(keys, jnp.where(seen, 0.0, hidden)[:, None, :, None, None])
-        top = jnp.maximum(jnp.max(past, axis=1, keepdims=True), jnp.max(own, 1, keepdims=True))
+        past = scores(keys, jnp.where(seen, 0.0, hidden)[:, None, None, None])
+        top = jnp.maximum(jnp.max(past, axis=-1), jnp.max(own, axis=-1))[..., None]
         past, now = jnp.exp(past - top), jnp.exp(own - top)
-        total = jnp.sum(past, axis=1, keepdims=True) + jnp.sum(now, axis=1, keepdims=True)
-        return weigh(values, past / total) + weigh(own_values, now / total)
+        total = jnp.sum(past, axis=-1, keepdims=True) + jnp.sum(now, axis=-1, keepdims=True)
+        return (weigh(past, values) + weigh(now, own_values)) / total
 
     if prefix is None:
         out = over(0)
@@ -71,4 +74,9 @@ def attend(query, key, value, own_mask, prefix=None, length=None, choice=None):
         sizes = prefix_sizes(prefix[0].shape[2])
         branches = [lambda s=s: over(s) for s in sizes]
         out = branches[0]() if len(sizes) == 1 else jax.lax.switch(choice, branches)
-    return out.astype(query.dtype).reshape(batch, heads, size, groups, nodes)
+    out = out.astype(query.dtype).reshape(batch, heads, groups, nodes, size)
+    return out.transpose(0, 1, 4, 2, 3)
+
+
+def _settled(x: jax.Array) -> jax.Array:
+    return jax.lax.optimization_barrier(x) if jax.default_backend() == "cpu" else x

@@ -10,7 +10,7 @@ from flax import nnx
 
 from .attention import attend
 from .config import DecoderConfig
-from .layers import ACTIVATIONS, Linear, Norm, product, rope_frequencies, rotate
+from .layers import ACTIVATIONS, Linear, Norm, once, product, rope_frequencies, rotate
 
 
 class Attention(nnx.Module):
@@ -147,7 +147,8 @@ class Decoder(nnx.Module):
                 c.head_dim, c.rope_theta, c.rope_scaling, c.max_positions
             )
             angle = inverse[:, None, None] * positions.astype(jnp.float32)
-            rope = tuple((f(angle) * factor).astype(x.dtype) for f in (jnp.cos, jnp.sin))
+            turns = jnp.concatenate([jnp.cos(angle), jnp.sin(angle)], axis=1) * factor
+            rope = jnp.split(once(turns).astype(x.dtype), 2, axis=1)
         x, entries = x.T, []
         states = {0: x}  # feature-major, kept only as far as they are tapped
         for i, block in enumerate(self.blocks):

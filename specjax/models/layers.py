@@ -36,6 +36,17 @@ def product(weight: jax.Array, x: jax.Array) -> jax.Array:
     return jax.lax.optimization_barrier(y) if jax.default_backend() == "cpu" else y
 
 
+def once(x: jax.Array) -> jax.Array:
+    """``x [in, ...]``, computed once however often it is used.
+
+    The CPU backend fuses even cosines into every consumer and so evaluates them again in each
+    layer. Nothing is fused into a product, and one with the identity is exact.
+    """
+    if jax.default_backend() != "cpu":
+        return x
+    return (jnp.eye(x.shape[0], dtype=x.dtype) @ x.reshape(x.shape[0], -1)).reshape(x.shape)
+
+
 class Linear(nnx.Module):
     """``W x + b`` over feature-major activations."""
 
