@@ -1,0 +1,114 @@
+"""What is installed: every package and file, nothing heavy at import, a README that is true."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import specjax
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def installed_as(path: Path) -> Path:
+    """Where a file or folder of the repository stands once it is installed."""
+    relative = path.relative_to(ROOT)
+    return relative if relative.parts[0] == "specjax" else "specjax" / relative
+
+
+def test_every_folder_with_code_is_listed_as_a_package():
+    tops = (ROOT / top for top in ("specjax", "train", "configs"))
+    folders = [file.parent for top in tops for file in top.rglob("__init__.py")]
+    found = {".".join(installed_as(folder).parts) for folder in folders}
+    assert found == set(PROJECT["tool"]["setuptools"]["packages"])
+
+
+def test_the_wheel_holds_code_weights_configs_and_data(tmp_path):
+    for name in ("specjax", "train", "configs"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    command = [sys.executable, "-c", "from setuptools import build_meta as b; b.build_wheel('.')"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        held = set(file.namelist())
+    assert wheel.stat().st_size < 12e6
+    for top in ("specjax", "train", "configs"):
+        for path in (ROOT / top).rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                assert installed_as(path).as_posix() in held
+
+
+def imported_by(code: str) -> set[str]:
+    """The top-level modules that a fresh interpreter holds after running ``code``."""
+    report = "import sys, json; print(json.dumps(sorted({m.split('.')[0] for m in sys.modules})))"
+    command = [sys.executable, "-c", f"{code}\n{report}"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_importing_specjax_imports_nothing_that_decoding_does_not_need():
+    modules = imported_by("import specjax")
+    assert "jax" in modules
+    assert not modules & {"flax", "transformers", "orbax", "torch", "optax", "grain", "tokenizers"}
+
+
+def test_the_embedded_models_load_without_transformers_and_orbax():
+    modules = imported_by("import specjax; lm = specjax.load('embedded'); specjax.generate")
+    assert {"flax", "tokenizers"} <= modules
+    assert not modules & {"transformers", "orbax", "torch", "grain", "matplotlib"}
+
+
+def test_training_and_configurations_are_found_below_specjax():
+    import specjax.configs
+    import specjax.train.cli
+
+    assert "embedded_target" in specjax.configs.names()
+    assert specjax.train.cli.__package__ == "specjax.train"
+
+
+def test_every_public_name_exists_and_an_unknown_one_is_an_attribute_error():
+    for name in specjax.__all__:
+        assert getattr(specjax, name) is not None
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = specjax.nonsense
+
+
+def test_the_readme_shows_the_strangers_target_as_it_is_tested():
+    source = (ROOT / "tests" / "stranger.py").read_text(encoding="utf-8")
+    assert f"```python\n{source}```" in README
+
+
+def test_the_python_of_the_readme_runs_from_top_to_bottom(capsys):
+    names = {"__name__": "readme"}
+    for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
+        exec(compile(block, "README.md", "exec"), names)
+    assert capsys.readouterr().out.count("τ") == 2  # the two prints of statistics
+    assert names["out"].lengths.tolist() == [35, 36]
+
+
+def test_the_readme_and_ci_run_the_same_tests():
+    (command,) = re.findall(r"python -m pytest tests.*", README)
+    assert command in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def test_the_readme_names_every_drafter_and_rule():
+    from specjax.acceptance import RULES
+    from specjax.drafters import DRAFTERS
+
+    for name in (*DRAFTERS, *RULES):
+        assert f"`{name}`" in README
+
+
+def test_links_within_the_repository_lead_somewhere():
+    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", README):
+        assert (ROOT / target).exists(), target
