@@ -87,6 +87,39 @@ def verify(target: Target, params, cache, draft: Draft, *, features=()) -> Score
     return target.verify(params["target"], cache, draft, features=features)
 
 
+def widths(nodes: int) -> tuple[int, ...]:
+    """The numbers of nodes that a pass of at most ``nodes`` can be compiled for."""
+    return (*(w for w in (1, 4, 8, 16, 32, 64, 128) if w < nodes), nodes)
+
+
+def verify_used(target, params, cache, draft: Draft, live, *, features=()) -> Scores:
+    """``verify`` in the narrowest compiled width that holds every scored node of a live row.
+
+    A draft whose nodes are all scored (``scored=None``) has one width. The branches only read the
+    cache and return what belongs to the nodes, so nothing of it is copied.
+    """
+    if draft.scored is None or draft.num_nodes == 1:
+        return verify(target, params, cache, draft, features=features)
+    index = jnp.arange(draft.num_nodes)
+    last = jnp.max(jnp.where(draft.scored & live[:, None], index, ROOT))
+    sizes = widths(draft.num_nodes)
+
+    def narrowed(width):
+        return verify(target, params, cache, tree.narrow(draft, width), features=features)
+
+    full = jax.eval_shape(functools.partial(narrowed, draft.num_nodes))
+
+    def padded(width):
+        def pad(x, like):
+            grow = [(0, n - m) for n, m in zip(like.shape, x.shape, strict=True)]
+            return jnp.pad(x, grow)
+
+        return jax.tree.map(pad, narrowed(width), full)
+
+    choice = jnp.sum(jnp.asarray(sizes) <= last)
+    return jax.lax.switch(choice, [functools.partial(padded, w) for w in sizes])
+
+
 def accept(rule, params, draft: Draft, scores: Scores, context: Context, key) -> Verdict:
     """The longest lawful path through the draft, and one more token. Pure.
 
@@ -152,7 +185,9 @@ def run_round(target, drafter, rule, params, state: State) -> State:
         cache=state.cache,
     )
     draft, proposed = draft_step(drafter, params, state.drafter, context)
-    scores = verify(target, params, state.cache, draft, features=drafter.features)
+    scores = verify_used(
+        target, params, state.cache, draft, state.budget > 0, features=drafter.features
+    )
     full = accept(rule, params, draft, scores, context, round_keys(state, ACCEPT))
     verdict, emitted = truncate(draft, full, state)
     cache = target.commit(state.cache, scores.entries, root, verdict)

@@ -37,16 +37,29 @@ def chain_topology(num_draft: int) -> tuple[int, ...]:
     return tuple(range(-1, num_draft))
 
 
-def chain(context: Context, tokens: jax.Array, laws: jax.Array | None = None, candidate=None):
+def chain(
+    context: Context,
+    tokens: jax.Array,
+    laws: jax.Array | None = None,
+    candidate=None,
+    scored=None,
+) -> Draft:
     """A chain of drafted ``tokens`` int32 ``[B, N - 1]`` below the root.
 
     ``laws`` float32 ``[B, N - 1, Vq]``: the law that each token was drawn from; None: the tokens
-    are a function of the context (point masses). ``candidate`` bool ``[B, N - 1]``.
+    are a function of the context (point masses). ``candidate``, ``scored``: bool ``[B, N - 1]``
+    or None (all).
     """
     count = tokens.shape[1]
     law = None if laws is None else jnp.arange(count)[None].repeat(tokens.shape[0], axis=0)
     return tree(
-        context, tokens, chain_topology(count), law=law, laws=laws, candidate=candidate
+        context,
+        tokens,
+        chain_topology(count),
+        law=law,
+        laws=laws,
+        candidate=candidate,
+        scored=scored,
     )
 
 
@@ -144,6 +157,23 @@ def prefix_tokens(draft: Draft, node: jax.Array) -> jax.Array:
     """int32 ``[B, N]``: tokens of ``node`` and its ancestors below the root, -1 elsewhere."""
     above = _column(ancestors(draft), node)
     return jnp.where(above & (jnp.arange(draft.num_nodes) > ROOT), draft.tokens, -1)
+
+
+def narrow(draft: Draft, nodes: int) -> Draft:
+    """The first ``nodes`` nodes: always a tree, since parents come before their children."""
+
+    def cut(x):
+        return None if x is None else x[:, :nodes]
+
+    return dataclasses.replace(
+        draft,
+        tokens=cut(draft.tokens),
+        parent=cut(draft.parent),
+        scored=cut(draft.scored),
+        candidate=cut(draft.candidate),
+        law=cut(draft.law),
+        topology=None if draft.topology is None else draft.topology[:nodes],
+    )
 
 
 def merge(*drafts: Draft) -> Draft:

@@ -16,7 +16,9 @@ class NGram(ChainDrafter):
 
     Of all earlier positions the one with the longest match of the last ``longest`` tokens wins,
     and of several the most recent. Where the match overlaps the end, the copy runs on
-    periodically. Without a match of ``shortest`` tokens nothing is proposed.
+    periodically. A longer match is trusted further: at most ``stretch`` tokens are proposed for
+    each token matched, and none without a match of ``shortest``; a round then is only as wide as
+    it needs to be.
 
     Lossless: yes, under ``greedy`` and ``delta`` (the draft is a function of the context).
 
@@ -25,15 +27,17 @@ class NGram(ChainDrafter):
     References: A. Saxena, prompt lookup decoding, 2023; LLMA, arXiv 2304.04487.
     """
 
-    longest: int = 4
-    shortest: int = 1
+    longest: int = 6
+    shortest: int = 2
+    stretch: int = 3
     name = "ngram"
 
     def __post_init__(self):
         super().__post_init__()
-        if not 1 <= self.shortest <= self.longest:
+        if not 1 <= self.shortest <= self.longest or self.stretch < 1:
             raise ValueError(
-                f"shortest={self.shortest}, longest={self.longest}: need 1 <= shortest <= longest"
+                f"shortest={self.shortest}, longest={self.longest}, stretch={self.stretch}: need "
+                "1 <= shortest <= longest and 1 <= stretch"
             )
 
     def draft_step(self, params, state, context):
@@ -50,10 +54,10 @@ class NGram(ChainDrafter):
             matched += run
         matched = jnp.where(index < length[:, None] - 1, matched, 0)  # the suffix itself is no match
         end = jnp.max(matched * size + index, axis=1)  # longest first, then most recent
-        found = end // size >= self.shortest
-        end = end % size
+        run_length, end = end // size, end % size
+        trusted = jnp.where(run_length >= self.shortest, self.stretch * run_length, 0)
         steps = jnp.arange(self.num_draft, dtype=jnp.int32)
         period = jnp.maximum(length - 1 - end, 1)[:, None]
         copied = jnp.take_along_axis(tokens, end[:, None] + 1 + steps % period, axis=1, mode="clip")
-        candidate = jnp.broadcast_to(found[:, None], copied.shape)
-        return tree.chain(context, copied, candidate=candidate), state
+        proposed = steps < trusted[:, None]
+        return tree.chain(context, copied, candidate=proposed, scored=proposed), state
