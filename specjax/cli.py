@@ -31,6 +31,7 @@ class Stack:
     def pop(self):
 '''
 USAGE_ERROR, INTERRUPTED = 2, 130  # exit codes
+DRAFTED = "bold green"  # how accepted draft tokens look on a terminal
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -197,7 +198,7 @@ class Screen:
 
         # rich only colours: it must not wrap, mark up or highlight the text
         self.out = Console(file=sys.stdout, soft_wrap=True, markup=False, highlight=False)
-        self.prompt, self.ended = prompt, True
+        self.prompt, self.shown, self.ended = prompt, 0, True
 
     def show(self, piece) -> None:
         if not self.out.is_terminal:
@@ -206,22 +207,24 @@ class Screen:
             if self.prompt:
                 self.out.print(self.prompt, style="dim", end="")
                 self.prompt = ""
-            style = "bold green" if piece.from_draft else None
-            self.out.print(piece.text, style=style, end="")
+            self.out.print(piece.text, style=DRAFTED if piece.from_draft else None, end="")
         sys.stdout.flush()
+        self.shown += len(piece.text)
         self.ended = piece.text.endswith("\n")
 
     def end(self, result, rate: float | None) -> None:
-        if not self.ended:
-            print(flush=True)
+        rest = result.text[self.shown :]  # committed when Ctrl-C came, but not shown yet
+        ended = rest.endswith("\n") if rest else self.ended
+        print(rest, end="" if ended else "\n", flush=True)
         line = f"{result.stats} · {len(result.tokens[0])} tokens"
         line += f" · {rate:,.0f} tokens/s" if rate else ""
         line += "" if result.finished else " · interrupted"
         print(f"\n{line}", file=sys.stderr)
         if self.out.is_terminal:
-            self.out.print("prompt", style="dim", end=" · ")
-            self.out.print("accepted draft tokens", style="bold green", end=" · ")
-            self.out.print("the target's own tokens")
+            from rich.text import Text
+
+            drafted = ("accepted draft tokens", DRAFTED)
+            self.out.print(Text.assemble(("prompt", "dim"), " · ", drafted, " · the target's own"))
 
 
 def describe(result, prompt: str, lm) -> dict:
