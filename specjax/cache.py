@@ -28,13 +28,16 @@ def commit(cache: PyTree, entries: PyTree, start: jax.Array, verdict: Verdict) -
       verdict: nodes ``path[:, :count + 1]`` go to positions ``start, start + 1, ...``. Rows
         with ``count = -1``, positions below 0 and beyond the capacity are left alone.
 
-    The write depends on the verdict, which depends on every read of the cache in this round:
-    this order is what lets XLA update the buffers in place.
+    XLA updates a buffer in place only if every read of it is an ancestor of the write. A verdict
+    depends on all reads of its round; for prompts, whose verdict is known beforehand, a condition
+    on the last entry, which is never true, makes the same order.
     """
     batch, heads, capacity, size = jax.tree.leaves(cache)[0].shape
     steps = verdict.path.shape[1]
     position = start[:, None] + jnp.arange(steps)
     keep = (jnp.arange(steps) <= verdict.count[:, None]) & (position >= 0)
+    last = jax.tree.leaves(entries)[-1][:, 0, -1, :1]
+    keep &= ~((last != last) & (last == last))
     position = jnp.where(keep, position, capacity)  # beyond the last slot: dropped
     # [B * K, S, E]: with one row and one node, XLA copies a 4-D cache before it scatters
     rows = jnp.arange(batch * heads)[:, None]

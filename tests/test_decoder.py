@@ -1,0 +1,229 @@
+"""The Flax decoder as a target: trees, caches longer than one prefix, and the compiled loop."""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import specjax
+from specjax import Sampling, loop, reference
+from specjax.drafters import DraftModel, NGram, Plain
+from specjax.models.attention import attend, prefix_sizes
+from specjax.models.causal_lm import CausalLM
+from specjax.models.config import DecoderConfig
+from specjax.models.decoder import Decoder
+from specjax.types import Draft
+
+LLAMA = DecoderConfig(
+    vocab_size=67,
+    hidden_size=32,
+    intermediate_size=48,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    max_positions=1024,
+    qk_norm=True,
+)
+GPT2 = dataclasses.replace(
+    LLAMA,
+    model_type="gpt2",
+    norm="layer",
+    positions="learned",
+    gated_mlp=False,
+    activation="gelu_tanh",
+    qkv_bias=True,
+    qk_norm=False,
+    tie_embeddings=True,
+)
+SMALL = dataclasses.replace(LLAMA, hidden_size=16, num_layers=1, num_heads=2, qk_norm=False)
+
+
+@functools.cache
+def model(config, seed=0):
+    """A decoder with random weights, large enough for its laws to be far from uniform."""
+    params = nnx.split(Decoder(config, rngs=nnx.Rngs(seed)))[1]
+    return CausalLM(config), jax.tree.map(lambda x: 3 * x if x.ndim == 2 else x, params)
+
+
+def drafters():
+    return {
+        "plain": Plain(),
+        "draft": DraftModel(num_draft=3, model=CausalLM(SMALL)),
+        "ngram": NGram(num_draft=7, shortest=1),
+    }
+
+
+def params_of(config):
+    return {"target": model(config)[1], "drafter": model(SMALL, 1)[1]}
+
+
+@pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
+def test_logits_of_a_tree_are_those_of_each_path(config):
+    target, params = model(config)
+    topology = (-1, 0, 0, 1, 1, 2)
+    prompt, nodes = [5, 6, 7, 8], [9, 1, 2, 3, 4, 1]
+    cache = target.init(params, 1, 16)
+    sequence = jnp.asarray([prompt])
+    read = Draft(start=jnp.asarray([0]), tokens=sequence, topology=(-1, 0, 1, 2))
+    entries = target.verify(params, cache, read).entries
+    every = specjax.Verdict(
+        path=jnp.arange(4)[None], count=jnp.asarray([3]), token=jnp.asarray([0])
+    )
+    cache = target.commit(cache, entries, read.start, every)
+    draft = Draft(start=jnp.asarray([4]), tokens=jnp.asarray([nodes]), topology=topology)
+    scores = target.verify(params, cache, draft, features=(0, 1, 2))
+    assert scores.features.shape == (1, 6, 3 * config.hidden_size)
+    for node in range(6):
+        path = [node]
+        while topology[path[0]] >= 0:
+            path.insert(0, topology[path[0]])
+        alone = jnp.asarray([prompt + [nodes[n] for n in path]])
+        expected = reference.logits(target, params, alone)[0, -1]
+        np.testing.assert_allclose(scores.logits[0, node], expected, atol=2e-5)
+
+
+def test_greedy_text_across_prefix_sizes_equals_one_pass_over_the_whole():
+    """Every token is the argmax of a cacheless pass over the finished text (300 > 256 slots)."""
+    target, params = model(LLAMA)
+    prompts = np.random.default_rng(0).integers(0, 67, (3, 240)).astype(np.int32)
+    lengths = np.asarray([240, 3, 101], np.int32)
+    texts = {}
+    for name, drafter in drafters().items():
+        out = specjax.decode(
+            target,
+            drafter,
+            params_of(LLAMA),
+            prompts,
+            lengths,
+            key=jax.random.key(0),
+            max_new_tokens=60,
+        )
+        texts[name] = np.asarray(out.tokens)
+    whole = np.asarray(reference.logits(target, params, jnp.asarray(texts["plain"])))
+    said = whole.argmax(axis=-1)
+    for row, length in enumerate(lengths):
+        new = slice(length, length + 60)
+        assert (said[row, length - 1 : length + 59] == texts["plain"][row, new]).all()
+    for name, text in texts.items():
+        assert (text == texts["plain"]).all(), name
+
+
+def test_a_cost_that_follows_the_tokens_in_use():
+    assert prefix_sizes(100) == (100,)
+    assert prefix_sizes(256) == (256,)
+    assert prefix_sizes(1000) == (256, 512, 1000)
+    key = jax.random.key(0)
+    query = jax.random.normal(key, (2, 2, 8, 2, 3))
+    fresh = jax.random.normal(key, (2, 2, 3, 8))
+    slots = jax.random.normal(key, (2, 2, 600, 8))
+    mask = jnp.triu(jnp.ones((3, 3), bool))[None]
+    length = jnp.asarray([200, 31])
+    results = [
+        attend(query, fresh, fresh, mask, (slots, slots), length, jnp.int32(choice))
+        for choice in range(3)
+    ]
+    for other in results[1:]:
+        np.testing.assert_allclose(results[0], other, atol=1e-6)
+
+
+# ------------------------------------------------------------------- the compiled program
+
+
+def hlo(target, drafter, batch, capacity, temperature):
+    request, capacity = loop.prepare(
+        target,
+        drafter,
+        np.ones((batch, 20), np.int32),
+        np.full(batch, 20, np.int32),
+        jax.random.key(0),
+        30,
+        Sampling(temperature=temperature),
+        capacity,
+        (),
+    )
+    lowered = loop._decode.lower(target, drafter, "auto", capacity, params_of(LLAMA), request)
+    return lowered.compile().as_text()
+
+
+def cache_copies(text, batch, capacity):
+    """Copies of cache-shaped buffers within loops; before them each cache is zeroed, once."""
+    heads, loops = LLAMA.num_kv_heads, text[: text.index("\nENTRY ")]
+    shapes = (f"f32[{batch},{heads},{capacity},8]", f"f32[{batch * heads},{capacity},8]")
+    copies = re.findall(r" = (\S+?)\{\S* copy(?:-start)?\(", loops)
+    return [shape for shape in copies if shape in shapes]
+
+
+PROGRAMS = [
+    ("plain", 1, 300, 0),
+    ("plain", 3, 300, 1.0),
+    ("draft", 1, 300, 1.0),
+    ("draft", 3, 100, 0),
+    ("ngram", 1, 300, 0),
+    ("ngram", 3, 300, 1.0),
+]
+
+
+@pytest.mark.parametrize(("name", "batch", "capacity", "temperature"), PROGRAMS)
+def test_the_loop_copies_no_cache_and_never_leaves_the_device(name, batch, capacity, temperature):
+    text = hlo(model(LLAMA)[0], drafters()[name], batch, capacity, temperature)
+    assert not cache_copies(text, batch, capacity)
+    assert not re.search(r"\b(infeed|outfeed|send|recv)\(|callback", text)
+    if capacity > 256 or name == "ngram":  # the switches are there, not folded away
+        assert text.count(" conditional(") >= LLAMA.num_layers
+
+
+@dataclasses.dataclass(frozen=True)
+class WritesWhileScoring(CausalLM):
+    """A fault: the cache is written within the pass, so it goes through the switch of widths."""
+
+    def verify(self, params, cache, draft, **settings):
+        scores = super().verify(params, cache, draft, **settings)
+        nodes = draft.num_nodes
+        path = jnp.broadcast_to(jnp.arange(nodes, dtype=jnp.int32), draft.tokens.shape)
+        every = specjax.Verdict(path=path, count=path[:, -1], token=path[:, 0])
+        written = super().commit(cache, scores.entries, draft.start, every)
+        return dataclasses.replace(scores, entries=written)
+
+    def commit(self, cache, entries, start, verdict):
+        return entries
+
+
+def test_a_cache_written_inside_the_pass_is_seen_as_copies():
+    text = hlo(WritesWhileScoring(LLAMA), drafters()["ngram"], 1, 300, 0)
+    assert len(cache_copies(text, 1, 300)) >= LLAMA.num_layers
+
+
+# ------------------------------------------------------------------- many devices
+
+
+def test_decode_within_a_mesh_gives_the_tokens_of_one_device():
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    target, _ = model(LLAMA)
+    prompts = np.random.default_rng(1).integers(0, 67, (4, 9)).astype(np.int32)
+    lengths = np.asarray([9, 2, 5, 7], np.int32)
+    spread = jax.NamedSharding(mesh, jax.P("data"))
+
+    def place(x):
+        divides = x.ndim == 2 and x.shape[0] % 4 == 0
+        return jax.device_put(x, jax.NamedSharding(mesh, jax.P("model") if divides else jax.P()))
+
+    for name, drafter in drafters().items():
+        settings = dict(key=jax.random.key(0), max_new_tokens=12)
+        one = specjax.decode(target, drafter, params_of(LLAMA), prompts, lengths, **settings)
+        with jax.set_mesh(mesh):
+            many = specjax.decode(
+                target,
+                drafter,
+                jax.tree.map(place, params_of(LLAMA)),
+                jax.device_put(prompts, spread),
+                jax.device_put(lengths, spread),
+                **settings,
+            )
+        assert len(many.tokens.sharding.device_set) == 8
+        assert (np.asarray(one.tokens) == np.asarray(many.tokens)).all(), name
