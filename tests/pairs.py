@@ -1,6 +1,5 @@
 """A tiny target and draft model in Hugging Face layout, with the embedded tokenizer."""
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -16,7 +15,7 @@ CONFIG = DecoderConfig(
     vocab_size=2048,
     hidden_size=32,
     intermediate_size=48,
-    num_layers=2,
+    num_layers=1,  # what is tested with it is not the model
     num_heads=2,
     num_kv_heads=2,
     head_dim=16,
@@ -34,12 +33,10 @@ def folders(tmp_path_factory):
     ids = content["model"]["vocab"]
     ids["self"], ids["def"] = ids["def"], ids["self"]
     other = Tokenizer.from_str(json.dumps(content))
-    small = dataclasses.replace(CONFIG, num_layers=1)
-    models = {"target": (CONFIG, 0), "draft": (small, 1), "stranger": (small, 1)}
-    for name, (config, seed) in models.items():
-        own = other if name == "stranger" else tokenizer
-        save_pretrained(Decoder(config, rngs=nnx.Rngs(seed)), root / name, tokenizer=own)
-    return {name: root / name for name in models}
+    tokenizers = {"target": tokenizer, "draft": tokenizer, "stranger": other}
+    for seed, (name, own) in enumerate(tokenizers.items()):
+        save_pretrained(Decoder(CONFIG, rngs=nnx.Rngs(seed)), root / name, tokenizer=own)
+    return {name: root / name for name in tokenizers}
 
 
 @pytest.fixture(scope="session")

@@ -42,9 +42,9 @@ def test_text_goes_to_stdout_and_figures_to_stderr(run, pair):
 
 
 def test_json_is_one_object_and_agrees_with_generate(run, pair, folders):
-    code, out, err = run("def f(x):", "--json", "--drafter", folders["draft"])
+    code, out, err = run("def f(x):", "--json", "--drafter", folders["draft"], "--num-draft", 3)
     found = json.loads(out)
-    wanted = specjax.generate(pair[0], "def f(x):", drafter=pair[1], max_new_tokens=24)
+    wanted = specjax.generate(pair[0], "def f(x):", drafter=pair[1], num_draft=3, max_new_tokens=24)
     assert code == 0 and err == ""
     assert found["text"] == wanted.text and found["tokens"] == wanted.tokens[0].tolist()
     assert found["from_draft"] == wanted.from_draft[0].tolist()
@@ -75,15 +75,15 @@ def test_the_prompt_comes_from_the_argument_the_file_the_pipe_or_the_built_in_on
         assert cli.read_prompt(None, None) == cli.PROMPT
 
 
-def test_a_terminal_shows_accepted_tokens_apart_and_says_which_they_are(run, monkeypatch):
+def test_a_terminal_shows_accepted_tokens_apart_and_says_which(run, folders, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    _, out, _ = run("def f(x):", "--drafter", "ngram")
-    bold_green, dim = "\x1b[1;32m", "\x1b[2m"
-    assert f"{dim}def f(x):" in out
-    assert bold_green in out.split("accepted draft tokens")[0][:-8]
-    assert f"{bold_green}accepted draft tokens" in out
+    _, out, _ = run("def f(x):", "--drafter", folders["target"], "--num-draft", 3)
+    bold_green, dim, plain = "\x1b[1;32m", "\x1b[2m", "\x1b[0m"
+    assert out.startswith(f"{dim}def f(x):{plain}{bold_green}")
+    assert out.count(bold_green) >= 6 + 1  # six rounds of accepted tokens, and the legend
+    assert f"{bold_green}accepted draft tokens{plain}" in out
 
 
 def test_ctrl_c_prints_what_was_generated(run, monkeypatch):
@@ -103,14 +103,14 @@ def test_ctrl_c_prints_what_was_generated(run, monkeypatch):
     assert len(out) < len(whole)
 
 
-def test_compare_prints_rates_ratio_tau_and_sameness(run, folders):
-    code, out, _ = run("def f(x):", "--compare", "--repetitions", 6, "--drafter", folders["draft"])
+def test_compare_prints_rates_ratio_tau_and_sameness(run):
+    code, out, _ = run("def f(x):", "--compare", "--repetitions", 6)
     assert code == 0
     for word in ("plain", "speculative", "ratio", "6 pairs", "τ", "4-grams", "yes, all 24 tokens"):
         assert word in out
     wins, loses, unclear = "speculation wins", "speculation loses", "no difference"
     assert sum(verdict in out for verdict in (wins, loses, unclear)) == 1
-    _, out, _ = run("a", "--compare", "--json", "--repetitions", 6, "--drafter", folders["draft"])
+    _, out, _ = run("a", "--compare", "--json", "--repetitions", 6)
     assert json.loads(out)["compare"]["identical"] is True
 
 
