@@ -198,15 +198,14 @@ class Screen:
 
         # rich only colours: it must not wrap, mark up or highlight the text
         self.out = Console(file=sys.stdout, soft_wrap=True, markup=False, highlight=False)
-        self.prompt, self.shown, self.ended = prompt, 0, True
+        self.shown, self.ended = 0, True
+        if self.out.is_terminal:  # at once: the first text may have to be compiled for
+            self.out.print(prompt, style="dim", end="")
 
     def show(self, piece) -> None:
         if not self.out.is_terminal:
             sys.stdout.write(piece.text)
         else:
-            if self.prompt:
-                self.out.print(self.prompt, style="dim", end="")
-                self.prompt = ""
             self.out.print(piece.text, style=DRAFTED if piece.from_draft else None, end="")
         sys.stdout.flush()
         self.shown += len(piece.text)

@@ -144,6 +144,8 @@ def prompt_ids(lm: LM, prompts) -> list[list[int]]:
             f"{lm.name} was loaded without a tokenizer: load it with one, or use specjax.decode, "
             "which takes and gives token ids"
         )
+    if isinstance(prompts, jax.Array):
+        prompts = np.asarray(prompts)
     if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], int | np.integer)):
         prompts = [prompts]
     if not len(prompts):
