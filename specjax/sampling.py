@@ -1,7 +1,7 @@
 """The law that tokens are drawn from, and drawing.
 
 One function turns raw logits into the law, for the target and for the drafter alike:
-repetition penalty and bias, then temperature, then top-k, top-p, min-p (the order of Hugging
+bias and repetition penalty, then temperature, then top-k, top-p, min-p (the order of Hugging
 Face). Acceptance rules compare the two laws *after* it, so whatever is set here stays exact.
 """
 
@@ -38,11 +38,12 @@ class Sampling:
       temperature: at least 0. The Python number 0 (default) selects greedy decoding, compiled
         without any softmax; an array selects the sampled program, exact for its rows at zero.
       top_k: keep the ``top_k`` most probable tokens (ties at the threshold are kept); 0: all.
-      top_p: keep the smallest set of most probable tokens whose mass reaches ``top_p``, in (0, 1].
+      top_p: keep the smallest set of most probable tokens whose mass reaches ``top_p``, in (0, 1];
+        ties with the last of them are kept.
       min_p: keep tokens at least ``min_p`` times as probable as the most probable, in [0, 1].
+      logit_bias: float32 ``[V]`` or ``[B, V]``, added to the logits.
       repetition_penalty: above 0; positive logits of tokens already present (prompt included) are
         divided by it, negative ones multiplied (1909.05858).
-      logit_bias: float32 ``[V]`` or ``[B, V]``, added to the logits.
       greedy: derived; give it only to force the sampled program at temperature 0.
 
     Raises:
@@ -99,12 +100,14 @@ class Sampling:
         return self.repetition_penalty is not None
 
     def adjust(self, logits: jax.Array, prefix: Prefix | None) -> jax.Array:
-        """Penalty and bias, the part of the law that greedy decoding needs: ``[B, V]`` logits."""
+        """Bias and penalty, the part of the law that greedy decoding needs: ``[B, V]`` logits."""
+        if self.logit_bias is not None:
+            logits = logits + self.logit_bias
         if self.repetition_penalty is not None:
             penalty = self.repetition_penalty[:, None]
             penalised = jnp.where(logits > 0, logits / penalty, logits * penalty)
             logits = jnp.where(_seen(prefix, logits.shape[-1]), penalised, logits)
-        return logits if self.logit_bias is None else logits + self.logit_bias
+        return logits
 
     def probabilities(self, logits: jax.Array, prefix: Prefix | None = None) -> jax.Array:
         """The law: raw float32 logits ``[B, V]`` to probabilities ``[B, V]``, rows as in ``rows``."""
@@ -151,7 +154,7 @@ def draw(weights: jax.Array, uniform: jax.Array) -> jax.Array:
     """One token a row from unnormalised ``weights [B, V]`` by one uniform in [0, 1), int32 ``[B]``.
 
     Inverse CDF in two levels, so that no cumulative sum runs over the whole vocabulary. A token of
-    weight zero is never drawn.
+    weight zero is never drawn, unless all weights are zero: then token 0.
     """
     batch, vocab = weights.shape
     width = 1 << max(3, (vocab - 1).bit_length() // 2)
@@ -160,8 +163,11 @@ def draw(weights: jax.Array, uniform: jax.Array) -> jax.Array:
     def pick(mass, level):
         """First index whose cumulative mass exceeds ``level``, and the mass before it."""
         total = jnp.cumsum(mass, axis=-1)
-        last = jnp.max(jnp.where(mass > 0, jnp.arange(mass.shape[-1]), 0), axis=-1)
-        index = jnp.minimum(jnp.sum(total <= level[:, None], axis=-1), last)
+        index = jnp.arange(mass.shape[-1], dtype=jnp.int32)
+        last = jnp.max(jnp.where(mass > 0, index, 0), axis=-1)
+        # a parallel cumulative sum may step down by a rounding: ask for the mass itself as well
+        above = (total > level[:, None]) & (mass > 0)
+        index = jnp.minimum(jnp.min(jnp.where(above, index, len(index)), axis=-1), last)
         before = jnp.where(index > 0, _take(total, jnp.maximum(index - 1, 0)), 0.0)
         return index, before
 
@@ -210,7 +216,9 @@ def _threshold(ordered: jax.Array, enough) -> jax.Array:
 
 def _check(name, value, accept, accepted):
     """Raises for a concrete value out of range; traced values are the caller's word."""
-    if value is None or not isinstance(value, numbers.Number | np.ndarray | jax.Array | list | tuple):
+    if value is None or not isinstance(
+        value, numbers.Number | np.ndarray | jax.Array | list | tuple
+    ):
         return
     if isinstance(value, jax.core.Tracer):
         return

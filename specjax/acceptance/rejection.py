@@ -22,7 +22,8 @@ class Rejection:
 
     If no child is left a token is drawn from the current ``p``. With one child a node this is
     speculative sampling. A child that was not drawn (``law = -1``) has a point mass for ``q``.
-    With ``draws="distinct"`` a child's ``q`` is its law without the earlier siblings from it.
+    With ``draws="distinct"`` a child's ``q`` is its law without the earlier siblings from it; a
+    child that its law could not have drawn (nothing was left of it) is rejected.
 
     Lossless: yes, if each node was drawn from the law that the draft states.
 
@@ -52,8 +53,10 @@ class Rejection:
             child, found = next_child(draft, node, last, able)
             x = at_node(draft.tokens, child)
             q = draft_law(child)
-            # u q(x) < p(x), u in [0, 1): a token of probability zero is never accepted
-            accept = at_node(uniform, child) * q[rows, x] < p[rows, x]
+            drawn = q[rows, x]
+            # u q(x) < p(x), u in [0, 1): a token of probability zero is never accepted. Nor is one
+            # with q(x) = 0, which is no draw: more distinct siblings than the law has tokens
+            accept = (at_node(uniform, child) * drawn < p[rows, x]) & (drawn > 0)
             left = jnp.maximum(p - q, 0.0)
             mass = jnp.sum(left, axis=-1, keepdims=True)
             left = jnp.where(mass > 0, left / jnp.where(mass > 0, mass, 1.0), p)

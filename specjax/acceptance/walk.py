@@ -14,9 +14,11 @@ from ..types import ROOT, Draft, Verdict
 
 
 def eligible(draft: Draft) -> jax.Array:
-    """bool ``[B, N]``: nodes that may be accepted (never the root, never a passenger)."""
+    """bool ``[B, N]``: nodes that may be accepted (no root, no passenger, nothing unscored)."""
     able = jnp.broadcast_to(jnp.arange(draft.num_nodes) > ROOT, draft.tokens.shape)
-    return able if draft.candidate is None else able & draft.candidate
+    for mask in (draft.candidate, draft.scored):
+        able = able if mask is None else able & mask
+    return able
 
 
 def next_child(draft: Draft, at: jax.Array, after: jax.Array, able: jax.Array):
