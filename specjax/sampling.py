@@ -47,7 +47,8 @@ class Sampling:
       greedy: derived; give it only to force the sampled program at temperature 0.
 
     Raises:
-      ValueError: a value outside of its range, when it is concrete.
+      ValueError: a value outside of its range: here for Python and NumPy values, by ``check``
+        (which ``decode`` calls) for device arrays.
     """
 
     temperature: jax.typing.ArrayLike = 0.0
@@ -59,14 +60,34 @@ class Sampling:
     greedy: bool | None = static(None)
 
     def __post_init__(self):
-        if self.greedy is None:
-            number = isinstance(self.temperature, numbers.Real | np.generic)
-            object.__setattr__(self, "greedy", bool(number and self.temperature == 0))
-        _check("temperature", self.temperature, lambda x: (x >= 0) & np.isfinite(x), "at least 0")
-        _check("top_k", self.top_k, lambda x: x >= 0, "at least 0 (0 keeps all)")
-        _check("top_p", self.top_p, lambda x: (x > 0) & (x <= 1), "in (0, 1]")
-        _check("min_p", self.min_p, lambda x: (x >= 0) & (x <= 1), "in [0, 1]")
-        _check("repetition_penalty", self.repetition_penalty, lambda x: x > 0, "above 0")
+        number = isinstance(self.temperature, numbers.Real | np.generic)
+        if number:  # also where `dataclasses.replace` brings an earlier answer along
+            cold = bool(self.temperature == 0)
+            object.__setattr__(self, "greedy", cold and self.greedy is not False)
+        elif self.greedy is None:
+            object.__setattr__(self, "greedy", False)
+        # device arrays wait for `check`: a pytree is rebuilt with any values, and nothing may sync
+        self._check_values(lambda x: not isinstance(x, jax.Array))
+
+    def check(self) -> None:
+        """Raises ``ValueError`` for values out of range, of device arrays as well."""
+        self._check_values(lambda x: True)
+        if self.temperature is None:
+            raise ValueError("temperature=None: give a number or one value a row; 0 is greedy")
+        if self.greedy:
+            _check("temperature", self.temperature, lambda x: x == 0, "0 where greedy=True")
+
+    def _check_values(self, wanted) -> None:
+        for name, accept, accepted in (
+            ("temperature", lambda x: (x >= 0) & np.isfinite(x), "at least 0, and finite"),
+            ("top_k", lambda x: x >= 0, "at least 0 (0 keeps all)"),
+            ("top_p", lambda x: (x > 0) & (x <= 1), "in (0, 1]"),
+            ("min_p", lambda x: (x >= 0) & (x <= 1), "in [0, 1]"),
+            ("repetition_penalty", lambda x: (x > 0) & np.isfinite(x), "above 0, and finite"),
+            ("logit_bias", lambda x: ~np.isnan(x) & (x < np.inf), "numbers or -inf"),
+        ):
+            if wanted(getattr(self, name)):
+                _check(name, getattr(self, name), accept, accepted)
 
     def rows(self, batch: int) -> Sampling:
         """Every setting as an array ``[B]`` (the bias ``[B, V]``)."""
@@ -75,6 +96,9 @@ class Sampling:
             if x is None:
                 return None
             x = jnp.asarray(x, dtype)
+            if not rank - 1 <= x.ndim <= rank:
+                accepted = "a scalar or [B]" if rank == 1 else "[V] or [B, V]"
+                raise ValueError(f"a sampling setting has shape {x.shape}: give {accepted}")
             shape = (batch,) + x.shape[x.ndim - rank + 1 :]
             if x.ndim == rank and x.shape[0] != batch:
                 raise ValueError(
@@ -216,12 +240,11 @@ def _threshold(ordered: jax.Array, enough) -> jax.Array:
 
 def _check(name, value, accept, accepted):
     """Raises for a concrete value out of range; traced values are the caller's word."""
-    if value is None or not isinstance(
-        value, numbers.Number | np.ndarray | jax.Array | list | tuple
-    ):
+    numeric = numbers.Number | np.generic | np.ndarray | jax.Array | list | tuple
+    if not isinstance(value, numeric) or isinstance(value, jax.core.Tracer):
         return
-    if isinstance(value, jax.core.Tracer):
-        return
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        return  # another process holds a part of it
     value = np.asarray(value)
     if value.dtype != object and not np.all(accept(value)):
         raise ValueError(f"{name}={value} is out of range: it must be {accepted}")

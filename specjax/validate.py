@@ -83,10 +83,11 @@ def check_request(target, drafter, tokens, lengths, max_new_tokens, capacity, sa
             f"drafter: its vocabulary has {size} tokens, the target's {target.vocab_size}; they "
             "must share one (see specjax.load for checking tokenizers)"
         )
+    sampling.check()
     bias = sampling.logit_bias
-    if bias is not None and np.shape(bias)[-1] != target.vocab_size:
+    if bias is not None and np.shape(bias)[-1:] != (target.vocab_size,):
         raise ValueError(
-            f"logit_bias has {np.shape(bias)[-1]} entries, the target's vocabulary "
+            f"logit_bias has {(np.shape(bias) or (0,))[-1]} entries, the target's vocabulary "
             f"{target.vocab_size}"
         )
     return int(capacity)

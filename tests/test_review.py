@@ -9,7 +9,7 @@ import pytest
 from toys import bag
 
 import specjax
-from specjax import Sampling, acceptance, loop, tree
+from specjax import Sampling, loop, tree
 from specjax.drafters import Plain
 from specjax.sampling import Prefix, draw
 from specjax.types import Scores
@@ -59,15 +59,23 @@ def test_a_node_that_was_not_scored_is_never_accepted():
 
 def test_a_token_without_mass_is_never_drawn_where_the_cumulative_sum_steps_down():
     rng = np.random.default_rng(0)
-    weights = rng.random((400, 8)) * (rng.random((400, 8)) < 0.5)
-    weights = jnp.asarray(weights / np.maximum(weights.sum(1, keepdims=True), 1e-9), jnp.float32)
-    total = jnp.cumsum(weights, axis=-1)  # of one block, as `draw` takes it
-    for slot in range(8):
-        level = total[:, slot] / jnp.sum(weights, axis=-1)
-        for uniform in (level, jnp.nextafter(level, 0.0), jnp.nextafter(level, 1.0)):
-            token = draw(weights, jnp.clip(uniform, 0.0, 1 - 2**-24))
-            drawn = jnp.take_along_axis(weights, token[:, None], axis=1)[:, 0]
-            assert (np.asarray(drawn)[np.asarray(jnp.sum(weights, axis=1)) > 0] > 0).all()
+    vocab, width = 131_072, 256
+    sums = rng.random((2000, vocab // width)) * (rng.random((2000, vocab // width)) < 0.5)
+    sums = jnp.asarray(sums, jnp.float32)
+    total = jax.jit(lambda x: jnp.cumsum(x, axis=-1))(sums)
+    down = np.asarray(jnp.diff(total, axis=-1) < 0)
+    rows = np.flatnonzero(down.any(axis=1))[:32]
+    assert len(rows) == 32, "cumulative sums have become monotone: this test may go"
+    weights = jnp.zeros((32, vocab)).at[:, ::width].set(sums[rows])
+    level = total[rows, down[rows].argmax(axis=1) + 1]  # where the sum has just stepped down
+    found = 0
+    for ulps in range(-3, 4):
+        uniform = level / jnp.sum(sums[rows], axis=-1)
+        for _ in range(abs(ulps)):
+            uniform = jnp.nextafter(uniform, np.sign(ulps))
+        token = draw(weights, jnp.clip(uniform, 0.0, 1 - 2**-24))
+        found += int(jnp.sum(weights[jnp.arange(32), token] == 0))
+    assert found == 0
 
 
 def test_bias_is_added_before_the_repetition_penalty_as_in_transformers():
@@ -76,3 +84,51 @@ def test_bias_is_added_before_the_repetition_penalty_as_in_transformers():
         tokens=jnp.asarray([[0]]), length=jnp.asarray([1]), path=jnp.full((1, 1), -1, jnp.int32)
     )
     assert sampling.adjust(jnp.asarray([[1.0, 1.0]]), prefix).tolist() == [[2.0, 4.0]]
+
+
+# ----------------------------------------------------------------------------- settings
+
+
+def test_sampling_survives_tree_map_to_any_values():
+    rows = Sampling(temperature=0.7, top_p=0.9).rows(2)
+    assert jax.tree.map(jnp.zeros_like, rows).top_p.tolist() == [0, 0]
+
+
+def test_replacing_the_temperature_of_a_greedy_setting_makes_it_sample():
+    assert Sampling().greedy
+    assert not dataclasses.replace(Sampling(), temperature=0.8).greedy
+    assert not Sampling(temperature=0, greedy=False).greedy
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (dict(temperature=jnp.asarray([0.5, -1.0])), "temperature=.*out of range"),
+        (dict(top_p=jnp.asarray([0.5, 0.0])), "top_p=.*out of range"),
+        (dict(temperature=np.asarray([0.5, 0.5]), greedy=True), "0 where greedy=True"),
+        (dict(temperature=None), "temperature=None"),
+        (dict(temperature=np.ones((2, 1))), "shape .2, 1.: give a scalar or .B."),
+        (dict(logit_bias=1.0), "logit_bias"),
+    ],
+)
+def test_settings_are_checked_before_anything_compiles(settings, words):
+    with pytest.raises(ValueError, match=words):
+        decode(sampling=Sampling(**settings))
+
+
+def test_a_bias_that_is_no_number_is_refused():
+    with pytest.raises(ValueError, match="logit_bias"):
+        Sampling(logit_bias=np.asarray([0.0, np.nan]))
+
+
+def decode(**changes):
+    settings = dict(
+        drafter=Plain(),
+        tokens=np.asarray([[1, 2, 3], [4, 5, 6]]),
+        lengths=np.asarray([3, 2]),
+        max_new_tokens=4,
+        key=jax.random.key(0),
+    )
+    settings.update(changes)
+    drafter, tokens, lengths = (settings.pop(name) for name in ("drafter", "tokens", "lengths"))
+    return specjax.decode(MODEL, drafter, {"target": PARAMS}, tokens, lengths, **settings)
