@@ -26,7 +26,11 @@ def cases(model, params):
         "draft one": (DraftModel(num_draft=1, model=model), near, ("rejection",)),
         "draft itself": (DraftModel(num_draft=3, model=model), params, ("rejection", "block")),
         "draft unrelated": (DraftModel(num_draft=2, model=model), other, ("rejection",)),
-        "ngram": (NGram(num_draft=5, longest=2, shortest=1, stretch=2), None, ("delta", "rejection", "block")),
+        "ngram": (
+            NGram(num_draft=5, longest=2, shortest=1, stretch=2),
+            None,
+            ("delta", "rejection", "block"),
+        ),
         "tree top": (tree(), near, ("delta",)),
         "tree worst": (tree(how="worst"), near, ("rejection",)),
         "tree iid": (tree(how="iid"), near, ALL),

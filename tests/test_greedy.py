@@ -79,7 +79,9 @@ def test_stops_and_budgets_cut_within_an_accepted_block(name):
         cut = next((i + 1 for i, t in enumerate(full) if t in stops), NUM)
         assert got == full[: min(cut, budgets[row])]
         assert int(out.stats.emitted[row]) == len(got)
-    assert (np.asarray(out.tokens)[np.arange(9 + NUM) >= np.asarray(out.lengths)[:, None]] == 0).all()
+    assert (
+        np.asarray(out.tokens)[np.arange(9 + NUM) >= np.asarray(out.lengths)[:, None]] == 0
+    ).all()
 
 
 @pytest.mark.parametrize("name", ["plain", "draft itself", "ngram", "tree top"])

@@ -14,7 +14,7 @@ from .walk import at_node, eligible, next_child, verdict
 
 @dataclasses.dataclass(frozen=True)
 class Delta:
-    """At each visited node draws ``y ~ p(. | node)`` once; descends if ``y`` is a child, else emits it.
+    """Draws ``y ~ p`` once at each visited node; descends if ``y`` is a child, else emits it.
 
     This is recursive rejection with point-mass proposals: a node with children ``C`` goes on with
     probability ``sum over C of p``. Only one draw a node: drawing once a path, or afresh after a

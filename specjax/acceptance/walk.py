@@ -22,7 +22,7 @@ def eligible(draft: Draft) -> jax.Array:
 
 
 def next_child(draft: Draft, at: jax.Array, after: jax.Array, able: jax.Array):
-    """First eligible child of ``at`` behind node ``after``, all ``[B]``; and whether there is one."""
+    """First eligible child of ``at`` behind node ``after``, ``[B]``; and whether there is one."""
     index = jnp.arange(draft.num_nodes)
     child = able & (tree.parents(draft) == at[:, None]) & (index > after[:, None])
     first = jnp.min(jnp.where(child, index, draft.num_nodes), axis=1).astype(jnp.int32)

@@ -106,4 +106,3 @@ class DraftModel(ChainDrafter):
         path = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), segment.tokens.shape)
         verdict = Verdict(path=path, count=segment.num - 1, token=segment.num)
         return self.model.commit(state.cache, scores.entries, segment.start, verdict)
-

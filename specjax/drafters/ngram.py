@@ -52,7 +52,9 @@ class NGram(ChainDrafter):
             shifted = jnp.pad(tokens, ((0, 0), (back, 0)), constant_values=-1)[:, :size]
             run &= (shifted == wanted) & (index - back >= 0) & (length[:, None] - 1 - back >= 0)
             matched += run
-        matched = jnp.where(index < length[:, None] - 1, matched, 0)  # the suffix itself is no match
+        matched = jnp.where(
+            index < length[:, None] - 1, matched, 0
+        )  # the suffix itself is no match
         end = jnp.max(matched * size + index, axis=1)  # longest first, then most recent
         run_length, end = end // size, end % size
         trusted = jnp.where(run_length >= self.shortest, self.stretch * run_length, 0)
