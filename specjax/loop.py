@@ -12,6 +12,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from . import acceptance, tree
 from . import stats as statistics
@@ -20,7 +21,7 @@ from .pytree import pytree_dataclass
 from .sampling import Sampling
 from .stats import Stats
 from .types import ROOT, Context, Draft, Drafter, PyTree, Scores, Segment, Target, Verdict
-from .validate import check_request
+from .validate import check_key, check_request, check_stops
 
 PREFILL_CHUNK = 256  # prompt tokens fed at once: bounds the memory of a long prompt
 DRAFT, ACCEPT = 0, 1  # the two roles a random key can have within a round
@@ -235,8 +236,8 @@ def _count(state: State, draft: Draft, num, from_draft) -> Stats:
         stats,
         rounds=stats.rounds + live,
         emitted=stats.emitted + num,
-        drafted=stats.drafted + live * jnp.sum(reachable, axis=1),
-        accepted=stats.accepted + jnp.sum(accepted, axis=1),
+        drafted=stats.drafted + live * jnp.sum(reachable, axis=1, dtype=jnp.int32),
+        accepted=stats.accepted + jnp.sum(accepted, axis=1, dtype=jnp.int32),
         accepted_at=stats.accepted_at + accepted,
     )
 
@@ -355,8 +356,8 @@ def decode(
       max_new_tokens: an int, or int32 ``[B]``; may be traced if ``capacity`` is given.
       sampling: the law; ``Sampling()`` is greedy.
       rule: an acceptance rule's name or object; ``auto`` is lossless and chosen by the draft.
-      capacity: slots ``L`` of the token buffer; default ``T + max(max_new_tokens)``. A row that
-        fills it ends there.
+      capacity: slots ``L`` of the token buffer; default ``T + max(max_new_tokens)``, if need be
+        less, up to the target's context. A row that fills it ends there.
       stops: token ids that end a row (they are kept): ``[E]`` for all rows or ``[B, E]``, padded
         with -1.
       inputs: encoder memory or the like, passed to ``init`` of target and drafter.
@@ -402,6 +403,8 @@ def stream(
     Each ``Decoded`` holds all that is committed so far; the first comes before any round. Ends
     when every row has. ``rounds``: how many rounds one compiled burst runs.
     """
+    if rounds < 1:
+        raise ValueError(f"rounds={rounds} must be at least 1: a burst without rounds never ends")
     request, capacity = prepare(
         target, drafter, tokens, lengths, key, max_new_tokens, sampling, capacity, stops, inputs
     )
@@ -419,8 +422,13 @@ def prepare(
 ) -> tuple[Request, int]:
     """Checks the arguments of ``decode`` and brings them into the shapes of the loop."""
     capacity = check_request(target, drafter, tokens, lengths, max_new_tokens, capacity, sampling)
+    check_key(key, np.shape(tokens)[:1])
+    check_stops(stops, np.shape(tokens)[:1])
     tokens, lengths = jnp.asarray(tokens, jnp.int32), jnp.asarray(lengths, jnp.int32)
     batch = tokens.shape[0]
+    # Threefry, whatever the key's own generator: under vmap the hardware generators draw for all
+    # rows from the first key, which stands still once its row has finished
+    key = jax.random.wrap_key_data(jax.random.key_data(key)[..., :2], impl="threefry2x32")
     if key.ndim == 0:
         key = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(batch))
     stops = jnp.asarray(stops, jnp.int32)

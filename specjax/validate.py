@@ -10,6 +10,30 @@ def _concrete(x) -> np.ndarray | None:
     return None if isinstance(x, jax.core.Tracer) else np.asarray(x)
 
 
+def check_key(key, batch: tuple[int, ...]) -> None:
+    """Raises ``ValueError`` for what is no random key, or not one for each row."""
+    if not (isinstance(key, jax.Array) and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)):
+        raise ValueError(
+            f"key has type {getattr(key, 'dtype', type(key).__name__)}: give jax.random.key(seed), "
+            "or a batch of such keys, one a row (wrap raw ones with jax.random.wrap_key_data)"
+        )
+    if key.shape not in ((), batch):
+        raise ValueError(f"key has shape {key.shape}: give one key, or keys of shape {batch}")
+
+
+def check_stops(stops, batch: tuple[int, ...]) -> None:
+    """Raises ``ValueError`` unless stops are integers ``[E]`` or ``[B, E]``."""
+    shape = np.shape(stops)
+    if len(shape) not in (1, 2) or shape[:-1] not in ((), (1,), batch):
+        raise ValueError(
+            f"stops has shape {shape}: give a list of ids, or one of equal length for each of "
+            f"{batch} rows, padded with -1"
+        )
+    values = _concrete(stops)
+    if values is not None and values.size and not np.issubdtype(values.dtype, np.integer):
+        raise ValueError(f"stops has dtype {values.dtype}: token ids are integers")
+
+
 def check_request(target, drafter, tokens, lengths, max_new_tokens, capacity, sampling) -> int:
     """Raises ``ValueError`` for what cannot be decoded; returns the capacity of the buffer."""
     if np.ndim(tokens) != 2:
@@ -29,10 +53,14 @@ def check_request(target, drafter, tokens, lengths, max_new_tokens, capacity, sa
     if width == 0 or (sizes is not None and sizes.min() < 1):
         raise ValueError("lengths: an empty prompt; every row needs at least one token (e.g. BOS)")
     if sizes is not None:
+        if not np.issubdtype(sizes.dtype, np.integer):
+            raise ValueError(f"lengths has dtype {sizes.dtype}: lengths are integers")
         longest = int(sizes.max())
         if longest > width:
             raise ValueError(f"lengths: {longest} tokens in a row of {width}")
     budget = _concrete(max_new_tokens)
+    if budget is not None and not np.issubdtype(budget.dtype, np.integer):
+        raise ValueError(f"max_new_tokens={budget} must be an integer")
     if budget is not None and (budget.size == 0 or budget.min() < 1):
         raise ValueError(f"max_new_tokens={budget} must be at least 1")
     if budget is not None and budget.ndim and budget.shape != (batch,):
@@ -52,13 +80,18 @@ def check_request(target, drafter, tokens, lengths, max_new_tokens, capacity, sa
                 "capacity: it must be given where max_new_tokens is traced, since it is the size "
                 "of a buffer"
             )
-        capacity = longest + int(budget.max())
-        if context is not None and capacity > context:
+        # by the prompts' width, not their lengths: another batch of this shape compiles nothing
+        capacity = width + int(budget.max())
+        if context is not None and longest + int(budget.max()) > context:
             raise ValueError(
                 f"max_new_tokens={int(budget.max())} behind a prompt of {longest} tokens exceeds "
                 f"the target's context of {context}; ask for at most {context - longest}, or give "
                 f"capacity={context} to stop there"
             )
+        capacity = capacity if context is None else min(capacity, context)
+        # not the longest prompt's: lengths are values, and other values must not compile again
+        capacity = width + int(budget.max())
+        capacity = capacity if context is None else min(capacity, context)
     elif longest > capacity:
         raise ValueError(
             f"capacity={capacity}: a prompt of {longest} tokens does not fit; give at least "
