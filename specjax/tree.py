@@ -43,12 +43,13 @@ def chain(
     laws: jax.Array | None = None,
     candidate=None,
     scored=None,
+    vocab=None,
 ) -> Draft:
     """A chain of drafted ``tokens`` int32 ``[B, N - 1]`` below the root.
 
     ``laws`` float32 ``[B, N - 1, Vq]``: the law that each token was drawn from; None: the tokens
     are a function of the context (point masses). ``candidate``, ``scored``: bool ``[B, N - 1]``
-    or None (all).
+    or None (all). ``vocab``: see ``tree``.
     """
     count = tokens.shape[1]
     law = None if laws is None else jnp.arange(count)[None].repeat(tokens.shape[0], axis=0)
@@ -60,6 +61,7 @@ def chain(
         laws=laws,
         candidate=candidate,
         scored=scored,
+        vocab=vocab,
     )
 
 
@@ -72,6 +74,7 @@ def tree(
     laws=None,
     candidate=None,
     scored=None,
+    vocab=None,
     draws="iid",
 ) -> Draft:
     """A tree of drafted ``tokens`` int32 ``[B, N - 1]`` below the root.
@@ -81,9 +84,20 @@ def tree(
       law: int32 ``[B, N - 1]``, row of ``laws`` for each token, -1 for a point mass.
       laws: float32 ``[B, Q, Vq]``.
       candidate, scored: bool ``[B, N - 1]`` or None (all).
+      vocab: int32 ``[Vq]`` or ``[B, Vq]``, the target's id of each entry of a law; None: the same.
+        ``tokens`` are the target's ids in any case.
       draws: ``iid`` or ``distinct``.
+
+    Raises:
+      ValueError: laws without the row that each token was drawn from, or the reverse.
     """
+    if (law is None) != (laws is None):
+        raise ValueError(
+            "tree: law and laws belong together; a token that was drawn from no law has law=-1"
+        )
     static_parent = not hasattr(parent, "ndim")
+    if vocab is not None:
+        vocab = jnp.broadcast_to(vocab, (tokens.shape[0], vocab.shape[-1])).astype(jnp.int32)
 
     def below(x, root):
         if x is None:
@@ -99,6 +113,7 @@ def tree(
         candidate=below(candidate, True),
         law=below(law, POINT_MASS),
         laws=laws,
+        vocab=vocab,
         topology=check_topology(parent) if static_parent else None,
         draws=draws,
     )
@@ -182,14 +197,25 @@ def merge(*drafts: Draft) -> Draft:
     A token drawn twice stays two siblings (*twins*): dropping the second draw would bias
     multi-round rejection, whose residual must shrink once for every draw. But only the first
     twin gets children, those of both, since a twin of a rejected token is never accepted.
+
+    Raises:
+      ValueError: drafts drawn differently, or with laws over vocabularies that may differ.
     """
     first = drafts[0]
     if len({d.draws for d in drafts}) > 1:
         raise ValueError(f"merge: drafts drawn differently, {[d.draws for d in drafts]}")
+    lawful = [d for d in drafts if d.laws is not None]
+    if len(lawful) > 1 and any(d.vocab is not None for d in lawful):
+        raise ValueError(
+            "merge: several drafts have laws, some over a vocabulary of their own; scatter those "
+            "laws to the target's vocabulary first"
+        )
     batch = first.tokens.shape[0]
     tokens, laws, offset, num_laws = [first.tokens[:, :1]], [], 0, 0
+    # the round is silent only if every draft is
     ones = jnp.ones((batch, 1), bool)
-    scored, candidate = [ones], [ones]
+    speaks = [ones if d.candidate is None else d.candidate[:, :1] for d in drafts]
+    scored, candidate = [ones], [jnp.any(jnp.stack(speaks), axis=0)]
     parent, law = [jnp.full((batch, 1), -1, jnp.int32)], [jnp.full((batch, 1), POINT_MASS)]
     for draft in drafts:
         count = draft.num_nodes - 1
@@ -210,6 +236,7 @@ def merge(*drafts: Draft) -> Draft:
     tokens, parent = jnp.concatenate(tokens, axis=1), jnp.concatenate(parent, axis=1)
     nodes = tokens.shape[1]
     index, able = jnp.arange(nodes), jnp.concatenate(candidate, axis=1)
+    scored = jnp.concatenate(scored, axis=1)
 
     def settle(node, carry):
         """Gives ``node`` the representative of its parent, then finds its own."""
@@ -218,6 +245,7 @@ def merge(*drafts: Draft) -> Draft:
         parent = parent.at[:, node].set(above)
         twin = (parent == above[:, None]) & (tokens == tokens[:, node][:, None])
         twin &= (index <= node) & (index > ROOT) & (able == able[:, node][:, None])
+        twin &= scored == scored[:, node][:, None]  # no child hangs below what is not there
         return parent, rep.at[:, node].set(jnp.argmax(twin, axis=1).astype(jnp.int32))
 
     rep = jnp.zeros_like(parent)
@@ -226,10 +254,12 @@ def merge(*drafts: Draft) -> Draft:
         first,
         tokens=tokens,
         parent=parent,
-        scored=jnp.concatenate(scored, axis=1),
+        scored=scored,
         candidate=able,
         law=jnp.concatenate(law, axis=1).astype(jnp.int32) if laws else None,
         laws=jnp.concatenate(laws, axis=1) if laws else None,
+        vocab=lawful[0].vocab if lawful else None,
+        partial=None,
         topology=None,
     )
 

@@ -171,10 +171,14 @@ class Target(Protocol):
 class Drafter(Protocol):
     """A proposer. Hashable, without arrays. ``params`` is the whole pytree of ``decode``.
 
-    ``num_draft``: tokens proposed a round (nodes without the root). ``features``: which hidden
+    ``num_draft``: tokens proposed a round (nodes without the root). ``depth``: of the deepest
+    node that is ever proposed. ``features``: which hidden states of the target it wants, in the
+    target's own count (passed to ``verify``); empty: none. ``drafters.base.ChainDrafter`` has
+    defaults for all but ``draft_step``.
     """
 
     num_draft: int
+    depth: int
     features: tuple[int, ...]
 
     def init(self, params, batch: int, capacity: int, inputs=None) -> PyTree:

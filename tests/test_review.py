@@ -132,3 +132,109 @@ def decode(**changes):
     settings.update(changes)
     drafter, tokens, lengths = (settings.pop(name) for name in ("drafter", "tokens", "lengths"))
     return specjax.decode(MODEL, drafter, {"target": PARAMS}, tokens, lengths, **settings)
+
+
+# ----------------------------------------------------------------------------- requests
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (dict(key=jax.random.PRNGKey(0)), "give jax.random.key.seed."),
+        (dict(key=0), "key has type int"),
+        (dict(key=jax.random.split(jax.random.key(0), 3)), "key has shape .3,."),
+        (dict(stops=5), "stops has shape"),
+        (dict(stops=np.ones((3, 1), int)), "stops has shape .3, 1."),
+        (dict(stops=[1.5]), "token ids are integers"),
+        (dict(lengths=np.asarray([2.5, 3.0])), "lengths are integers"),
+        (dict(max_new_tokens=2.5), "must be an integer"),
+    ],
+)
+def test_a_request_that_cannot_be_meant_is_refused(change, words):
+    with pytest.raises(ValueError, match=words):
+        decode(**change)
+
+
+def test_a_stream_of_bursts_without_rounds_is_refused_instead_of_never_ending():
+    tokens, lengths = np.asarray([[1, 2]]), np.asarray([2])
+    pieces = specjax.stream(
+        MODEL,
+        Plain(),
+        {"target": PARAMS},
+        tokens,
+        lengths,
+        key=jax.random.key(0),
+        max_new_tokens=3,
+        rounds=0,
+    )
+    with pytest.raises(ValueError, match="rounds=0"):
+        next(pieces)
+
+
+def test_keys_of_a_hardware_generator_keep_rows_independent_of_their_mates():
+    # vmap over `rbg` keys draws every row from the first one: once that row had finished, all
+    # others met the same noise again in every round
+    keys = jax.random.split(jax.random.key(0, impl="rbg"), 2)
+    warm = Sampling(temperature=1.5)
+    both = decode(key=keys, sampling=warm, max_new_tokens=np.asarray([1, 12]))
+    alone = decode(
+        key=keys[1:],
+        sampling=warm,
+        max_new_tokens=12,
+        tokens=np.asarray([[4, 5, 6]]),
+        lengths=np.asarray([2]),
+    )
+    assert both.tokens[1, :14].tolist() == alone.tokens[0, :14].tolist()
+
+
+def test_other_lengths_of_the_same_shape_compile_nothing():
+    decode(lengths=np.asarray([3, 2]))
+    compiled = loop._decode._cache_size()
+    decode(lengths=np.asarray([1, 2]))
+    assert loop._decode._cache_size() == compiled
+
+
+# ----------------------------------------------------------------------------- trees
+
+
+def test_laws_over_a_smaller_vocabulary_are_judged_by_the_targets_ids():
+    batch, p = 20_000, jnp.asarray([0.5, 0.2, 0.3, 0.0])
+    around, ids = context(batch), jnp.asarray([2, 0])
+    q = jnp.broadcast_to(jnp.asarray([0.8, 0.2]), (batch, 1, 2))
+    drawn = draw(q[:, 0], jax.random.uniform(jax.random.key(1), (batch,)))
+    small = tree.chain(around, ids[drawn][:, None], q, vocab=ids)
+    guess = tree.chain(around, jnp.full((batch, 1), 1))
+    for draft in (small, tree.merge(guess, small)):
+        logits = jnp.broadcast_to(jnp.log(p), (batch, draft.num_nodes, 4))
+        scores = Scores(logits=logits, features=None, entries=None)
+        verdict = loop.accept("rejection", {}, draft, scores, around, around.key)
+        node = draft.tokens[jnp.arange(batch), verdict.path[:, 1]]
+        first = jnp.where(verdict.count > 0, node, verdict.token)
+        share = np.bincount(np.asarray(first), minlength=4) / batch
+        np.testing.assert_allclose(share, p, atol=0.02)
+
+
+def test_laws_without_rows_and_merged_vocabularies_are_refused():
+    around = context(1)
+    laws, tokens = jnp.ones((1, 1, 2)) / 2, jnp.zeros((1, 1), jnp.int32)
+    with pytest.raises(ValueError, match="law and laws belong together"):
+        tree.tree(around, tokens, (-1, 0), laws=laws)
+    small = tree.chain(around, tokens, laws, vocab=jnp.asarray([3, 1]))
+    with pytest.raises(ValueError, match="scatter those laws"):
+        tree.merge(small, tree.chain(around, tokens, laws))
+
+
+def test_merge_hangs_nothing_scored_below_what_is_not():
+    around, no, yes = context(1), jnp.zeros((1, 2), bool), jnp.ones((1, 2), bool)
+    tokens = jnp.asarray([[4, 5]])
+    absent = tree.chain(around, tokens, candidate=no, scored=no)
+    passenger = tree.chain(around, tokens, candidate=no, scored=yes)
+    assert tree.merge(absent, passenger).parent.tolist() == [[-1, 0, 1, 0, 3]]
+
+
+def test_a_merged_round_is_silent_only_if_every_draft_is():
+    around = context(2)
+    loud = tree.chain(around, jnp.asarray([[4], [4]]))
+    mute = dataclasses.replace(loud, candidate=jnp.asarray([[False, True], [True, True]]))
+    assert tree.merge(mute, mute).candidate[:, 0].tolist() == [False, True]
+    assert tree.merge(mute, loud).candidate[:, 0].tolist() == [True, True]
