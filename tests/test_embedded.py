@@ -71,7 +71,7 @@ def test_plain_decoding_says_the_argmax_of_one_pass_over_the_whole_text():
         rows = slice(at, at + 16)
         said = np.asarray(reference.logits(lm.target, lm.params, jnp.asarray(got[rows])))
         for text, length, logits in zip(got[rows], lengths[rows], said, strict=True):
-            ends = np.flatnonzero(np.isin(text[length:], lm.tokenizer.eos_ids))
+            ends = np.flatnonzero(np.isin(text[length : length + NEW], lm.tokenizer.eos_ids))
             new = slice(length, length + (ends[0] + 1 if ends.size else NEW))
             assert (logits.argmax(axis=-1)[new.start - 1 : new.stop - 1] == text[new]).all()
 
