@@ -59,13 +59,14 @@ class Request:
 class State:
     """All that the loop carries; every leaf leads with B.
 
-    Evolving: tokens, length, budget (0: finished), the two caches. Constant: key, sampling,
-    stops. Output: from_draft, stats.
+    Evolving: tokens, length, budget (0: finished), silent (rounds since the row last emitted), the
+    two caches. Constant: key, sampling, stops. Output: from_draft, stats.
     """
 
     tokens: jax.Array
     length: jax.Array
     budget: jax.Array
+    silent: jax.Array
     cache: PyTree
     drafter: PyTree
     key: jax.Array
@@ -166,12 +167,15 @@ def truncate(draft: Draft, verdict: Verdict, state: State) -> tuple[Verdict, jax
 
 
 def round_keys(state: State, role: int) -> jax.Array:
-    """Keys ``[B]`` by row, position of the root and role; a draw adds the node.
+    """Keys ``[B]`` by row, position of the root, role and silent rounds; a draw adds the node.
 
     NOT by the absolute position of the node: a token drawn again at a position must not meet the
-    noise of its rejected predecessor, which would bias every rule that looks ahead.
+    noise of its rejected predecessor, which would bias every rule that looks ahead. Nor may a
+    round meet the noise of a silent one before it at the same root: a pipelined drafter, which
+    proposes now what it drew then and draws on, would draw related tokens.
     """
-    return jax.vmap(jax.random.fold_in)(state.key, 2 * (state.length - 1) + role)
+    keys = jax.vmap(jax.random.fold_in)(state.key, 2 * (state.length - 1) + role)
+    return jax.vmap(jax.random.fold_in)(keys, state.silent)
 
 
 def run_round(target, drafter, rule, params, state: State) -> State:
@@ -219,6 +223,7 @@ def run_round(target, drafter, rule, params, state: State) -> State:
         tokens=state.tokens.at[rows, where].set(emitted, mode="drop"),
         length=state.length + num,
         budget=jnp.where(stopped, 0, state.budget - num),
+        silent=jnp.where(num > 0, 0, state.silent + (state.budget > 0)),
         cache=cache,
         drafter=learned,
         from_draft=state.from_draft.at[rows, where].set(from_draft, mode="drop"),
@@ -285,6 +290,7 @@ def start(target, drafter, rule, capacity, params, request: Request) -> State:
         tokens=tokens,
         length=lengths,
         budget=jnp.minimum(request.budget, capacity - lengths),
+        silent=jnp.zeros((batch,), jnp.int32),
         cache=cache,
         drafter=learned,
         key=request.key,

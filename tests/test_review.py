@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import bag
+from toys import TreeDrafter, bag
 
 import specjax
 from specjax import Sampling, loop, tree
@@ -238,3 +238,26 @@ def test_a_merged_round_is_silent_only_if_every_draft_is():
     mute = dataclasses.replace(loud, candidate=jnp.asarray([[False, True], [True, True]]))
     assert tree.merge(mute, mute).candidate[:, 0].tolist() == [False, True]
     assert tree.merge(mute, loud).candidate[:, 0].tolist() == [True, True]
+
+
+def test_a_round_after_a_silent_one_has_noise_of_its_own():
+    drafter = TreeDrafter(model=MODEL, topology=(-1, 0), silent_every=2)
+    request, capacity = loop.prepare(
+        MODEL,
+        drafter,
+        np.asarray([[1, 2]]),
+        np.asarray([2]),
+        jax.random.key(0),
+        4,
+        Sampling(temperature=1.0),
+        None,
+        (),
+    )
+    params = {"target": PARAMS, "drafter": PARAMS}
+    state = loop.start(MODEL, drafter, "auto", capacity, params, request)
+    later = loop.burst(MODEL, drafter, "auto", 1, params, state)
+    assert later.length.tolist() == state.length.tolist() and later.silent.tolist() == [1]
+    for role in (loop.DRAFT, loop.ACCEPT):
+        assert (loop.round_keys(state, role) != loop.round_keys(later, role)).all()
+    spoken = loop.burst(MODEL, drafter, "auto", 1, params, later)
+    assert spoken.length > later.length and spoken.silent.tolist() == [0]
