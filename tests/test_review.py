@@ -261,3 +261,42 @@ def test_a_round_after_a_silent_one_has_noise_of_its_own():
         assert (loop.round_keys(state, role) != loop.round_keys(later, role)).all()
     spoken = loop.burst(MODEL, drafter, "auto", 1, params, later)
     assert spoken.length > later.length and spoken.silent.tolist() == [0]
+
+
+def test_the_law_is_that_of_the_processors_of_transformers():
+    torch = pytest.importorskip("torch")
+    hf = pytest.importorskip("transformers.generation.logits_process")
+    rng, vocab = np.random.default_rng(0), 50
+    for trial in range(60):
+        logits = (rng.normal(size=(4, vocab)) * rng.choice([0.5, 2, 6])).astype(np.float32)
+        if trial % 5 == 0:
+            logits[:, :7] = -np.inf
+        bias = rng.normal(size=vocab).astype(np.float32)
+        ids = rng.integers(0, vocab, (4, 9))
+        penalty, temperature = rng.choice([0.8, 1.3]), rng.choice([0.3, 1.7])
+        top_k, top_p, min_p = rng.choice([1, 3, 20, 80]), rng.choice([0.3, 0.9]), 0.05
+        settings = Sampling(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=penalty,
+            logit_bias=bias,
+        ).rows(4)
+        prefix = Prefix(  # seven committed tokens, two on a path
+            tokens=jnp.asarray(ids, jnp.int32),
+            length=jnp.full(4, 7),
+            path=jnp.asarray(ids[:, 7:], jnp.int32),
+        )
+        expected = torch.tensor(logits)
+        for processor in (
+            hf.SequenceBiasLogitsProcessor([[[i], float(b)] for i, b in enumerate(bias)]),
+            hf.RepetitionPenaltyLogitsProcessor(float(penalty)),
+            hf.TemperatureLogitsWarper(float(temperature)),
+            hf.TopKLogitsWarper(int(top_k)),
+            hf.TopPLogitsWarper(float(top_p)),
+            hf.MinPLogitsWarper(min_p),
+        ):
+            expected = processor(torch.tensor(ids), expected)
+        got = settings.probabilities(jnp.asarray(logits), prefix)
+        np.testing.assert_allclose(got, torch.softmax(expected, -1).numpy(), atol=1e-5)
