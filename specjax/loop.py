@@ -21,7 +21,7 @@ from .pytree import pytree_dataclass
 from .sampling import Sampling
 from .stats import Stats
 from .types import ROOT, Context, Draft, Drafter, PyTree, Scores, Segment, Target, Verdict
-from .validate import check_key, check_request, check_stops
+from .validate import check_key, check_mesh, check_request, check_stops
 
 PREFILL_CHUNK = 256  # prompt tokens fed at once: bounds the memory of a long prompt
 DRAFT, ACCEPT = 0, 1  # the two roles a random key can have within a round
@@ -232,7 +232,7 @@ def run_round(target, drafter, rule, params, state: State) -> State:
 
 
 def _count(state: State, draft: Draft, num, from_draft) -> Stats:
-    stats, live = state.stats, (num > 0).astype(jnp.int32)
+    stats, live = state.stats, (state.budget > 0).astype(jnp.int32)
     accepted = from_draft[:, : stats.accepted_at.shape[1]].astype(jnp.int32)
     candidates = acceptance.walk.eligible(draft)
     # a node that could only stand beyond the budget is not held against the drafter
@@ -241,7 +241,7 @@ def _count(state: State, draft: Draft, num, from_draft) -> Stats:
         stats,
         rounds=stats.rounds + live,
         emitted=stats.emitted + num,
-        drafted=stats.drafted + live * jnp.sum(reachable, axis=1, dtype=jnp.int32),
+        drafted=stats.drafted + jnp.sum(reachable & (num > 0)[:, None], axis=1, dtype=jnp.int32),
         accepted=stats.accepted + jnp.sum(accepted, axis=1, dtype=jnp.int32),
         accepted_at=stats.accepted_at + accepted,
     )
@@ -414,19 +414,24 @@ def stream(
     request, capacity = prepare(
         target, drafter, tokens, lengths, key, max_new_tokens, sampling, capacity, stops, inputs
     )
-    state = _start(target, drafter, rule, capacity, params, request)
-    while True:
-        # copies: the state itself is donated to the next burst
-        yield jax.tree.map(jnp.copy, result(state))
-        if not bool(jnp.any(state.budget > 0)):
-            return
-        state = _burst(target, drafter, rule, rounds, params, state)
+
+    def bursts():
+        state = _start(target, drafter, rule, capacity, params, request)
+        while True:
+            # copies: the state itself is donated to the next burst
+            yield jax.tree.map(jnp.copy, result(state))
+            if not bool(jnp.any(state.budget > 0)):
+                return
+            state = _burst(target, drafter, rule, rounds, params, state)
+
+    return bursts()
 
 
 def prepare(
     target, drafter, tokens, lengths, key, max_new_tokens, sampling, capacity, stops, inputs=None
 ) -> tuple[Request, int]:
     """Checks the arguments of ``decode`` and brings them into the shapes of the loop."""
+    check_mesh()
     capacity = check_request(target, drafter, tokens, lengths, max_new_tokens, capacity, sampling)
     check_key(key, np.shape(tokens)[:1])
     check_stops(stops, np.shape(tokens)[:1])

@@ -134,7 +134,7 @@ class Sampling:
         return logits
 
     def probabilities(self, logits: jax.Array, prefix: Prefix | None = None) -> jax.Array:
-        """The law: raw float32 logits ``[B, V]`` to probabilities ``[B, V]``, rows as in ``rows``."""
+        """The law: raw float32 logits ``[B, V]`` to probabilities ``[B, V]``; after ``rows``."""
         logits = self.adjust(logits, prefix)
         cold = self.temperature == 0
         scaled = logits / jnp.where(cold, 1.0, self.temperature)[:, None]

@@ -14,7 +14,7 @@ class Stats:
     """Counters, each int32 with a leading row axis. Tokens behind a stop are not counted.
 
     Attributes:
-      rounds: ``[B]``, rounds in which the row emitted.
+      rounds: ``[B]``, passes of the target over the row, those that emit nothing included.
       emitted: ``[B]``, new tokens.
       drafted: ``[B]``, tokens that could have been accepted.
       accepted: ``[B]``, drafted tokens that were kept.

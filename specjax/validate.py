@@ -10,6 +10,19 @@ def _concrete(x) -> np.ndarray | None:
     return None if isinstance(x, jax.core.Tracer) else np.asarray(x)
 
 
+def check_mesh() -> None:
+    """Raises ``ValueError`` within a mesh whose axes are not ``Auto``."""
+    mesh = jax.sharding.get_abstract_mesh()
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    wrong = [name for name, kind in kinds.items() if kind != jax.sharding.AxisType.Auto]
+    if wrong:
+        raise ValueError(
+            f"the mesh in use has axes {wrong} that are not Auto; the loop leaves the sharding of "
+            "what lies between to the compiler: make the mesh with "
+            f"axis_types=(jax.sharding.AxisType.Auto,) * {len(kinds)}"
+        )
+
+
 def check_key(key, batch: tuple[int, ...]) -> None:
     """Raises ``ValueError`` for what is no random key, or not one for each row."""
     if not (isinstance(key, jax.Array) and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)):

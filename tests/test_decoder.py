@@ -227,3 +227,17 @@ def test_decode_within_a_mesh_gives_the_tokens_of_one_device():
             )
         assert len(many.tokens.sharding.device_set) == 8
         assert (np.asarray(one.tokens) == np.asarray(many.tokens)).all(), name
+
+
+def test_a_mesh_that_wants_explicit_shardings_is_refused_with_the_way_out():
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+    settings = dict(key=jax.random.key(0), max_new_tokens=1)
+    with jax.set_mesh(mesh), pytest.raises(ValueError, match="AxisType.Auto"):
+        specjax.decode(
+            model(LLAMA)[0],
+            Plain(),
+            params_of(LLAMA),
+            np.asarray([[1]]),
+            np.asarray([1]),
+            **settings,
+        )

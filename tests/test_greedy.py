@@ -51,10 +51,11 @@ def test_greedy_is_plain_decoding_token_for_token_in_a_ragged_batch(name):
     assert new_tokens(out, PROMPTS) == EXPECTED
     stats = out.stats
     assert (np.asarray(stats.emitted) == NUM).all()
-    assert (np.asarray(stats.emitted) == np.asarray(stats.accepted + stats.rounds)).all() or (
-        # the budget may cut a round behind an accepted token, which then is the row's last
-        np.asarray(stats.accepted + stats.rounds) - np.asarray(stats.emitted) <= 1
-    ).all()
+    # each round emits its accepted tokens and one more, unless the budget cuts it short, or the
+    # drafter is silent: every third round, beginning with the first
+    extra = np.asarray(stats.accepted + stats.rounds - stats.emitted)
+    silent = -(-np.asarray(stats.rounds) // 3) if name == "silent" else 0
+    assert ((extra == silent) | (extra == silent + 1)).all()
     assert np.asarray(stats.accepted_at).sum() == np.asarray(stats.accepted).sum()
     flags = [np.asarray(out.from_draft)[i, len(p) :].sum() for i, p in enumerate(PROMPTS)]
     assert flags == np.asarray(stats.accepted).tolist()

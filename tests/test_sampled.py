@@ -153,8 +153,13 @@ def test_fault_keys_by_absolute_position_under_a_rule_that_redraws(monkeypatch):
         """A row key that remembers the root instead of being folded with it."""
 
     # (with the keys of the loop this very case passes: it is in the registry as "draft")
-    monkeypatch.setattr(loop, "round_keys", lambda state, role: Keys((
-        jax.vmap(jax.random.fold_in, in_axes=(0, None))(state.key, role), state.length)))
+    monkeypatch.setattr(
+        loop,
+        "round_keys",
+        lambda state, role: Keys(
+            (jax.vmap(jax.random.fold_in, in_axes=(0, None))(state.key, role), state.length)
+        ),
+    )
     monkeypatch.setattr("specjax.sampling.uniforms", absolute)
     counts, _ = sample(*CASES["draft"][:2], "block", WARM)
     assert not lawful(counts, exact("warm"))

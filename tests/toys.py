@@ -154,7 +154,8 @@ class Merged(ChainDrafter):
             same = (draft.parent[:, :, None] == draft.parent[:, None, :]) & (
                 draft.tokens[:, :, None] == draft.tokens[:, None, :]
             )
-            earlier = jnp.any(same & (jnp.arange(draft.num_nodes)[:, None] < jnp.arange(
-                draft.num_nodes)), axis=1)
+            earlier = jnp.any(
+                same & (jnp.arange(draft.num_nodes)[:, None] < jnp.arange(draft.num_nodes)), axis=1
+            )
             draft = dataclasses.replace(draft, candidate=draft.candidate & ~earlier)
         return draft, state

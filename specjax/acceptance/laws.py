@@ -67,7 +67,7 @@ class DraftLaw:
             q = jnp.zeros((q.shape[0], vocab)).at[rows, draft.vocab].add(q, mode="drop")
         if draft.draws == "distinct":
             parent = tree.parents(draft)
-            earlier = (parent == at_node(jnp.broadcast_to(parent, draft.law.shape), node)[:, None])
+            earlier = parent == at_node(jnp.broadcast_to(parent, draft.law.shape), node)[:, None]
             earlier &= (draft.law == index[:, None]) & (jnp.arange(draft.num_nodes) < node[:, None])
             gone = jnp.where(earlier, draft.tokens, vocab)
             q = q.at[rows, gone].set(0.0, mode="drop")
