@@ -35,7 +35,11 @@ def cases(model, params):
         "tree worst": (tree(how="worst"), near, ("rejection",)),
         "tree iid": (tree(how="iid"), near, ALL),
         "tree distinct": (tree(how="distinct"), near, ALL),
-        "tree per row": (tree(how="iid", random_parents=True), near, ALL),
+        "tree per row": (
+            tree(how="iid", random_parents=True, topology=(-1, 0, 0, 0)),
+            near,
+            ("rejection",),
+        ),
         "passengers": (tree(how="iid", passengers=(2,)), near, ("rejection",)),
         "silent": (tree(how="iid", silent_every=3), near, ("rejection",)),
         "merged": (

@@ -331,6 +331,61 @@ def test_passengers_are_scored_read_out_and_never_emitted():
     assert int(out.stats.drafted.max()) <= NUM  # one candidate a round, the passenger is none
 
 
+@dataclasses.dataclass(frozen=True)
+class Recorder(TreeDrafter):
+    """Writes down every segment: the pairs (feature of a token, the token after it)."""
+
+    features = (0,)
+
+    def init(self, params, batch, capacity, inputs=None):
+        zeros = jnp.zeros((batch, capacity), jnp.int32)
+        return zeros, zeros, jnp.zeros((batch, capacity, PARAMS["embed"].shape[1])), zeros
+
+    def draft_step(self, params, state, context):
+        draft, _ = super().draft_step(params, jnp.zeros(context.length.shape, jnp.int32), context)
+        return draft, state
+
+    def observe(self, params, state, segment):
+        tokens, after, features, times = state
+        steps = jnp.arange(segment.tokens.shape[1])
+        at = jnp.where(steps < segment.num[:, None], segment.start[:, None] + steps, 10**6)
+        rows = jnp.arange(at.shape[0])[:, None]
+        return (
+            tokens.at[rows, at].set(segment.tokens, mode="drop"),
+            after.at[rows, at].set(segment.next, mode="drop"),
+            features.at[rows, at].set(segment.features, mode="drop"),
+            times.at[rows, at].add(1, mode="drop"),
+        )
+
+
+def test_segments_bring_every_token_once_with_its_feature_and_the_token_after_it():
+    drafter = Recorder(model=MODEL)
+    tokens, lengths = pad(PROMPTS)
+    params = {"target": PARAMS, "drafter": like(PARAMS, 1)}
+    request, capacity = loop.prepare(
+        MODEL, drafter, tokens, lengths, jax.random.key(0), NUM, Sampling(), None, ()
+    )
+    state = jax.jit(loop.start, static_argnums=(0, 1, 2, 3))(
+        MODEL, drafter, "auto", capacity, params, request
+    )
+    state = jax.jit(loop.burst, static_argnums=(0, 1, 2, 3))(
+        MODEL, drafter, "auto", None, params, state
+    )
+    whole = Draft(
+        start=jnp.zeros((8,), jnp.int32),
+        tokens=state.tokens,
+        topology=tree.chain_topology(capacity - 1),
+    )
+    truth = MODEL.verify(PARAMS, MODEL.init(PARAMS, 8, capacity), whole, features=(0,)).features
+    fed, after, features, times = state.drafter
+    for row, length in enumerate(np.asarray(state.length)):
+        assert times[row, : length - 1].tolist() == [1] * (length - 1)
+        assert not times[row, length - 1 :].any()
+        assert (fed[row, : length - 1] == state.tokens[row, : length - 1]).all()
+        assert (after[row, : length - 1] == state.tokens[row, 1:length]).all()
+        np.testing.assert_allclose(features[row, : length - 1], truth[row, : length - 1], atol=1e-5)
+
+
 # ----------------------------------------------------------------------------- n-grams
 
 
