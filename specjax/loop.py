@@ -12,16 +12,15 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from . import acceptance, tree
 from . import stats as statistics
 from .acceptance.laws import DraftLaw, TargetLaw
 from .pytree import pytree_dataclass
+from .request import Request, prepare
 from .sampling import Sampling
 from .stats import Stats
 from .types import ROOT, Context, Draft, Drafter, PyTree, Scores, Segment, Target, Verdict
-from .validate import check_key, check_mesh, check_request, check_stops
 
 PREFILL_CHUNK = 256  # prompt tokens fed at once: bounds the memory of a long prompt
 DRAFT, ACCEPT = 0, 1  # the two roles a random key can have within a round
@@ -40,19 +39,6 @@ class Decoded:
     lengths: jax.Array
     from_draft: jax.Array
     stats: Stats
-
-
-@pytree_dataclass
-class Request:
-    """What a batch asks for, in the shapes of the loop: see ``decode``. Leaves lead with B."""
-
-    tokens: jax.Array
-    lengths: jax.Array
-    key: jax.Array
-    budget: jax.Array
-    sampling: Sampling
-    stops: jax.Array
-    inputs: PyTree = None
 
 
 @pytree_dataclass
@@ -425,33 +411,3 @@ def stream(
             state = _burst(target, drafter, rule, rounds, params, state)
 
     return bursts()
-
-
-def prepare(
-    target, drafter, tokens, lengths, key, max_new_tokens, sampling, capacity, stops, inputs=None
-) -> tuple[Request, int]:
-    """Checks the arguments of ``decode`` and brings them into the shapes of the loop."""
-    check_mesh()
-    capacity = check_request(target, drafter, tokens, lengths, max_new_tokens, capacity, sampling)
-    check_key(key, np.shape(tokens)[:1])
-    check_stops(stops, np.shape(tokens)[:1])
-    tokens, lengths = jnp.asarray(tokens, jnp.int32), jnp.asarray(lengths, jnp.int32)
-    batch = tokens.shape[0]
-    # Threefry, whatever the key's own generator: under vmap the hardware generators draw for all
-    # rows from the first key, which stands still once its row has finished
-    key = jax.random.wrap_key_data(jax.random.key_data(key)[..., :2], impl="threefry2x32")
-    if key.ndim == 0:
-        key = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(batch))
-    stops = jnp.asarray(stops, jnp.int32)
-    if stops.size == 0:
-        stops = jnp.full((1,), -1, jnp.int32)
-    request = Request(
-        tokens=tokens,
-        lengths=lengths,
-        key=key,
-        budget=jnp.broadcast_to(jnp.asarray(max_new_tokens, jnp.int32), (batch,)),
-        sampling=sampling.rows(batch),
-        stops=jnp.broadcast_to(stops, (batch, stops.shape[-1])),
-        inputs=inputs,
-    )
-    return request, capacity

@@ -1,9 +1,60 @@
-"""Checks of a request, before anything is compiled. Traced values are the caller's word."""
+"""What a batch asks for: checked before anything compiles, in the shapes of the loop.
+
+Traced values cannot be checked; they are the caller's word.
+"""
 
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+
+from .pytree import pytree_dataclass
+from .sampling import Sampling
+from .types import PyTree
+
+
+@pytree_dataclass
+class Request:
+    """What a batch asks for, in the shapes of the loop: see ``decode``. Leaves lead with B."""
+
+    tokens: jax.Array
+    lengths: jax.Array
+    key: jax.Array
+    budget: jax.Array
+    sampling: Sampling
+    stops: jax.Array
+    inputs: PyTree = None
+
+
+def prepare(
+    target, drafter, tokens, lengths, key, max_new_tokens, sampling, capacity, stops, inputs=None
+) -> tuple[Request, int]:
+    """Checks the arguments of ``decode`` and brings them into the shapes of the loop."""
+    check_mesh()
+    capacity = check_request(target, drafter, tokens, lengths, max_new_tokens, capacity, sampling)
+    check_key(key, np.shape(tokens)[:1])
+    check_stops(stops, np.shape(tokens)[:1])
+    tokens, lengths = jnp.asarray(tokens, jnp.int32), jnp.asarray(lengths, jnp.int32)
+    batch = tokens.shape[0]
+    # Threefry, whatever the key's own generator: under vmap the hardware generators draw for all
+    # rows from the first key, which stands still once its row has finished
+    key = jax.random.wrap_key_data(jax.random.key_data(key)[..., :2], impl="threefry2x32")
+    if key.ndim == 0:
+        key = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(batch))
+    stops = jnp.asarray(stops, jnp.int32)
+    if stops.size == 0:
+        stops = jnp.full((1,), -1, jnp.int32)
+    request = Request(
+        tokens=tokens,
+        lengths=lengths,
+        key=key,
+        budget=jnp.broadcast_to(jnp.asarray(max_new_tokens, jnp.int32), (batch,)),
+        sampling=sampling.rows(batch),
+        stops=jnp.broadcast_to(stops, (batch, stops.shape[-1])),
+        inputs=inputs,
+    )
+    return request, capacity
 
 
 def _concrete(x) -> np.ndarray | None:
