@@ -157,18 +157,9 @@ def test_a_request_that_cannot_be_meant_is_refused(change, words):
 
 def test_a_stream_of_bursts_without_rounds_is_refused_instead_of_never_ending():
     tokens, lengths = np.asarray([[1, 2]]), np.asarray([2])
-    pieces = specjax.stream(
-        MODEL,
-        Plain(),
-        {"target": PARAMS},
-        tokens,
-        lengths,
-        key=jax.random.key(0),
-        max_new_tokens=3,
-        rounds=0,
-    )
-    with pytest.raises(ValueError, match="rounds=0"):
-        next(pieces)
+    settings = dict(key=jax.random.key(0), max_new_tokens=3, rounds=0)
+    with pytest.raises(ValueError, match="rounds=0"):  # at the call, not at the first piece
+        specjax.stream(MODEL, Plain(), {"target": PARAMS}, tokens, lengths, **settings)
 
 
 def test_keys_of_a_hardware_generator_keep_rows_independent_of_their_mates():
