@@ -41,19 +41,19 @@ class DataConfig:
     batch: int = 16  # rows a step
     eval_rows: int = 64  # held-out rows per evaluation
     seed: int = 0
-    samples: str = ""  # a .npy file of rows written by the target (recipe `regenerate`)
-    samples_share: float = 0.0  # share of rows drawn from it
+    samples: tuple[str, ...] = ()  # files of rows written by the target (recipe `regenerate`)
+    samples_share: tuple[float, ...] = ()  # for each file, the share of rows drawn from it
     strict: bool = True  # refuse corpus files that differ from the manifest
 
     def __post_init__(self):
         _check("data.length", self.length, self.length >= 8, "at least 8")
         _check("data.batch", self.batch, self.batch >= 1, "at least 1")
-        share, given = self.samples_share, bool(self.samples)
+        shares = self.samples_share
         _check(
             "data.samples_share",
-            share,
-            0 < share < 1 if given else share == 0,
-            "between 0 and 1 with data.samples, 0 without",
+            shares,
+            len(shares) == len(self.samples) and all(s > 0 for s in shares) and sum(shares) < 1,
+            f"{len(self.samples)} positive shares, one for each of data.samples, that sum below 1",
         )
 
 

@@ -7,6 +7,8 @@ stream. ``segments`` numbers the documents within a row: attention stays inside 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from . import corpus
@@ -45,13 +47,13 @@ def load_stream(config: DataConfig, split: str) -> tuple[np.ndarray, int]:
     return stream, end_of_text
 
 
-def training_batches(stream: np.ndarray, config: DataConfig, samples: np.ndarray | None = None):
+def training_batches(stream: np.ndarray, config: DataConfig, samples: Sequence[np.ndarray] = ()):
     """An endless, deterministic Grain iterator over int32 batches ``[batch, length + 1]``.
 
     Each epoch visits the stream in a new order, cut at new places (a random shift within one row),
-    so that several epochs over a small corpus repeat no row. With ``samples`` (int32
-    ``[n, length + 1]``), a share ``samples_share`` of the rows comes from there. ``get_state`` and
-    ``set_state`` of the iterator hold the position, in the middle of an epoch too.
+    so that several epochs over a small corpus repeat no row. ``samples`` are arrays int32
+    ``[n, length + 1]``, each of which gives its share ``samples_share`` of the rows. ``get_state``
+    and ``set_state`` of the iterator hold the position, in the middle of an epoch too.
     """
     import grain
 
@@ -64,15 +66,18 @@ def training_batches(stream: np.ndarray, config: DataConfig, samples: np.ndarray
 
     rows = grain.MapDataset.source(starts).seed(config.seed).shuffle().repeat(EPOCHS)
     rows = rows.random_map(cut)
-    if samples is not None:
-        if samples.ndim != 2 or samples.shape[1] != length + 1:
+    sources = [rows]
+    for i, written in enumerate(samples):
+        if written.ndim != 2 or written.shape[1] != length + 1:
             raise ConfigError(
-                f"data.samples holds rows of shape {samples.shape}, data.length={length} needs "
+                f"data.samples holds rows of shape {written.shape}, data.length={length} needs "
                 f"[n, {length + 1}]: regenerate them with this length"
             )
-        written = grain.MapDataset.source(samples).seed(config.seed + 1).shuffle().repeat(EPOCHS)
-        share = config.samples_share
-        rows = grain.MapDataset.mix([rows, written], weights=[1 - share, share])
+        source = grain.MapDataset.source(written).seed(config.seed + 1 + i)
+        sources.append(source.shuffle().repeat(EPOCHS))
+    if samples:
+        shares = config.samples_share
+        rows = grain.MapDataset.mix(sources, weights=[1 - sum(shares), *shares])
     reading = grain.ReadOptions(num_threads=1, prefetch_buffer_size=8)
     return iter(rows.batch(config.batch).to_iter_dataset(reading))
 

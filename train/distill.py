@@ -14,9 +14,10 @@ import dataclasses
 from pathlib import Path
 
 import jax.numpy as jnp
-import numpy as np
+from flax import nnx
 
 from specjax.models.causal_lm import graph_definition
+from specjax.models.hf import load_weights
 
 from . import data, export, losses, model, regenerate, report, tokenizer
 from .config import ConfigError, DataConfig, OptimizerConfig, RunConfig, flatten
@@ -28,11 +29,13 @@ from .loop import Job, estimate, fit
 class DistillConfig:
     """``teacher``: what ``specjax.load`` takes. ``divergence``: a key of ``losses.DIVERGENCES``.
 
-    ``eval_samples``: a file of ``regenerate`` made from held-out prompts, or empty.
+    ``init``: the folder of a drafter of this shape to go on from; empty: random weights.
+    ``eval_samples``: files of ``regenerate`` made from held-out prompts, each measured apart.
     """
 
     model: model.ModelConfig
     teacher: str = "embedded"
+    init: str = ""
     divergence: str = "fkl"
     data_share: float = 0.0
     eval_samples: tuple[str, ...] = ()
@@ -114,13 +117,15 @@ def run(config: DistillConfig, *, dry_run: bool = False) -> None:
     teacher = load_teacher(config.teacher, vocabulary)
     stream, end_of_text = data.load_stream(config.data, "train")
     heldout, _ = data.load_stream(config.data, "heldout")
-    samples = regenerate.read(config.data.samples).tokens if config.data.samples else None
+    samples = [regenerate.read(path).tokens for path in config.data.samples]
     shape = config.model.decoder(teacher.config.vocab_size, end_of_text)
     graphdef, params = model.create(shape, config.run.seed)
+    if config.init:
+        params = nnx.to_pure_dict(load_weights(config.init, shape, jnp.float32))
     laws = make_laws(graphdef, graph_definition(teacher.config), end_of_text)
     sets = {"": data.heldout_batches(heldout, config.data)}
     for path in config.eval_samples:
-        sets[f"{Path(path).stem}_"] = regenerate.read(path).batches(config.data.batch)
+        sets[f"{Path(path).stem}/"] = regenerate.read(path).batches(config.data.batch)
     job = Job(
         loss=make_loss(laws, config.divergence, config.data_share),
         params=params,
@@ -128,7 +133,7 @@ def run(config: DistillConfig, *, dry_run: bool = False) -> None:
         evaluate=make_evaluate(make_measure(laws), sets),
         frozen=teacher.params,
     )
-    written = 0 if samples is None else np.size(samples)
+    written = sum(rows.size for rows in samples)
     print(f"tokens: {len(stream):,} of text, {written:,} by the target, {len(heldout):,} held out")
     if dry_run:
         print(shape)

@@ -25,6 +25,7 @@ SHIPPED = {
     "embedded_samples": regenerate,
     "embedded_eval_greedy": regenerate,
     "embedded_eval_sampled": regenerate,
+    "embedded_draft_base": distill,
     "embedded_draft": distill,
 }
 
@@ -61,7 +62,7 @@ def test_words_override_fields_with_toml_values_or_bare_strings(file):
         ("run=3", "run=3 should be a section"),
         ("run.steps=0", "run.steps=0; accepted: at least 1"),
         ("optimizer.name=sgd", "optimizer.name='sgd'; accepted: muon or adamw"),
-        ("data.samples_share=0.5", "accepted: between 0 and 1 with data.samples, 0 without"),
+        ("data.samples_share=[0.5]", "accepted: 0 positive shares, one for each of data.samples"),
     ],
 )
 def test_a_bad_word_is_refused_with_what_is_accepted(file, word, message):

@@ -128,16 +128,17 @@ def test_an_epoch_visits_each_place_once_and_the_next_epoch_cuts_elsewhere():
 
 
 def test_samples_take_their_share_of_the_rows():
-    samples = np.full((50, 9), -1, np.int32)
-    config = DataConfig(length=8, batch=4, samples="given", samples_share=0.75)
+    samples = [np.full((50, 9), -1, np.int32), np.full((20, 9), -2, np.int32)]
+    config = DataConfig(length=8, batch=4, samples=("one", "two"), samples_share=(0.5, 0.25))
     iterator = data.training_batches(np.arange(1000, dtype=np.int32), config, samples)
-    written = np.mean([(next(iterator)[:, 0] == -1).mean() for _ in range(50)])
-    assert abs(written - 0.75) < 0.02
+    firsts = np.concatenate([next(iterator)[:, 0] for _ in range(50)])
+    assert abs(np.mean(firsts == -1) - 0.5) < 0.02
+    assert abs(np.mean(firsts == -2) - 0.25) < 0.02
 
 
 def test_samples_of_another_length_are_refused():
     with pytest.raises(ConfigError, match=r"shape \(5, 4\), data.length=8 needs"):
-        data.training_batches(np.arange(99), DataConfig(length=8), np.zeros((5, 4), np.int32))
+        data.training_batches(np.arange(99), DataConfig(length=8), [np.zeros((5, 4))])
 
 
 def test_a_corpus_too_small_for_a_row_is_refused(tmp_path):

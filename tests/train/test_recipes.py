@@ -56,16 +56,16 @@ def test_the_target_writes_greedy_and_drawn_rows_after_prompts_of_the_corpus(pla
 
 def test_distillation_raises_acceptance_on_what_the_target_writes(place):
     root, train, teacher = place
-    fields = [f"data.samples={root / 'samples.npz'}", "data.samples_share=0.5", teacher]
+    fields = [f'data.samples=["{root / "samples.npz"}"]', "data.samples_share=[0.5]", teacher]
     fields += [f'eval_samples=["{root / "samples.npz"}"]', "model.hidden_size=8"]
     fields += ["run.steps=60", "run.eval_every=5", f"run.folder={root / 'draft'}"]
     assert train("distill", *SHAPE, *fields, "optimizer.warmup=4", "optimizer.adam_rate=0.03") == 0
     rows = [row for row in report.read(root / "draft" / "log.jsonl") if "acceptance" in row]
     first, last = rows[0], rows[-1]
-    for name in ("acceptance", "samples_acceptance", "samples_greedy_match"):
+    for name in ("acceptance", "samples/acceptance", "samples/greedy_match"):
         assert 0 <= first[name] < last[name] <= 1
-    assert last["samples_acceptance"] > first["samples_acceptance"] + 0.02
-    assert 1 <= last["samples_tau"] <= 5
+    assert last["samples/acceptance"] > first["samples/acceptance"] + 0.02
+    assert 1 <= last["samples/tau"] <= 5
     names = {path.name for path in (root / "draft" / "model").iterdir()}
     assert names == {"config.json", "model.safetensors", "fingerprint.json"}
 
