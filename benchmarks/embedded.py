@@ -18,6 +18,8 @@ import platform
 import subprocess
 import time
 
+os.environ.setdefault("NPROC", "1")  # as the command does for so small a model
+
 import jax
 import numpy as np
 

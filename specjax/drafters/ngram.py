@@ -29,7 +29,7 @@ class NGram(ChainDrafter):
 
     longest: int = 6
     shortest: int = 2
-    stretch: int = 3
+    stretch: int = 2
     name = "ngram"
 
     def __post_init__(self):
