@@ -175,7 +175,13 @@ def _piped() -> str:
     except (AttributeError, OSError, ValueError):  # closed, or no file behind it
         return ""
     piped = stat.S_ISFIFO(kind) or stat.S_ISREG(kind) or stat.S_ISSOCK(kind)
-    return sys.stdin.read() if piped else ""
+    if not piped:
+        return ""
+    sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # as --file, whatever the locale
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError:
+        raise ValueError("the prompt that was piped in is not UTF-8 text") from None
 
 
 def options_of(arguments: argparse.Namespace, lm) -> dict:
@@ -200,6 +206,8 @@ class Screen:
     def __init__(self, prompt: str):
         from rich.console import Console
 
+        if hasattr(sys.stdout, "reconfigure"):  # some pipes cannot spell every character
+            sys.stdout.reconfigure(errors="replace")
         # rich only colours: it must not wrap, mark up or highlight the text
         self.out = Console(file=sys.stdout, soft_wrap=True, markup=False, highlight=False)
         self.shown, self.ended = 0, True

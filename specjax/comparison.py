@@ -84,6 +84,8 @@ def compare(
       lm, prompts, options: as for ``generate``.
       repetitions: pairs of runs, at least 6; who goes first alternates. Where tokens are drawn at
         random, each pair has a seed of its own.
+
+    Ctrl-C raises ``KeyboardInterrupt``, other than in ``generate``.
     """
     if repetitions < LEAST_REPETITIONS:
         raise ValueError(
@@ -95,6 +97,8 @@ def compare(
         job.prepare(lm, prompts, **options),
     ]
     texts = [TextStream(work).finish() for work in jobs]
+    if not all(text.finished for text in texts):  # Ctrl-C: parts of texts compare to nothing
+        raise KeyboardInterrupt
     sampled = not jobs[0].request.sampling.greedy
     for work in jobs:
         _rate(work)

@@ -21,6 +21,7 @@ from .types import Drafter, PyTree
 
 DEFAULT_DRAFTS = {"embedded": "embedded-draft"}  # target -> its draft model, for drafter="draft"
 NUM_DRAFT = {"draft": 3, "ngram": 7}  # a pass over 2 to 4 or 5 to 8 tokens costs the same on CPU
+MOST_DRAFTS = 64  # each is a part of the program: thousands would compile for hours
 SMALLEST_WIDTH, SMALLEST_BUFFER = 32, 256  # tokens; a step's cost follows those in use
 
 Prompts = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
@@ -118,7 +119,7 @@ def prepare(
         drafter,
         tokens,
         lengths,
-        jax.random.key(seed),
+        _key(seed),
         max_new_tokens,
         sampling,
         capacity,
@@ -153,6 +154,8 @@ def prompt_ids(lm: LM, prompts) -> list[list[int]]:
     ids = []
     for row, prompt in enumerate(prompts):
         which = f"prompt {row}" if len(prompts) > 1 else "the prompt"
+        if isinstance(prompt, str) and not _is_unicode(prompt):
+            raise ValueError(f"{which} is no valid text: it was read from bytes that are not UTF-8")
         # a tokenizer that adds a BOS makes one token of "": it is an empty prompt nonetheless
         found = (
             (lm.tokenizer.encode(prompt) if prompt else []) if isinstance(prompt, str) else prompt
@@ -212,7 +215,14 @@ def resolve_drafter(lm: LM, drafter, num_draft: int | None = None, params: PyTre
     """The drafter object for what ``generate`` was given, and its weights."""
 
     def drafts(kind):
-        return NUM_DRAFT[kind] if num_draft is None else num_draft
+        if num_draft is None:
+            return NUM_DRAFT[kind]
+        if not isinstance(num_draft, int | np.integer) or not 1 <= num_draft <= MOST_DRAFTS:
+            raise ValueError(
+                f"num_draft={num_draft}: it must be an integer from 1 to {MOST_DRAFTS}; for plain "
+                "decoding give drafter='plain'"
+            )
+        return int(num_draft)
 
     if drafter is None or drafter == "plain":
         return drafters.Plain(), None
@@ -249,6 +259,22 @@ def default_draft(lm: LM) -> LM:
 @functools.cache
 def _load_once(name: str, dtype: str) -> LM:
     return load(name, dtype=dtype)
+
+
+def _key(seed) -> jax.Array:
+    """The random key of a seed. JAX would take more seeds, and make equal keys of some."""
+    if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
+        raise ValueError(f"seed={seed!r}: it must be an integer from 0 to 2**32 - 1")
+    return jax.random.key(int(seed))
+
+
+def _is_unicode(text: str) -> bool:
+    """False if bytes that are no UTF-8 were smuggled in, as in arguments of a command."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _bias(bias: Mapping[int, float], vocab: int) -> np.ndarray:

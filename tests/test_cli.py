@@ -1,5 +1,6 @@
 """The command: a first success without arguments, clean streams, one line an error."""
 
+import io
 import json
 import os
 import re
@@ -70,6 +71,14 @@ def test_the_prompt_comes_from_the_argument_the_file_the_pipe_or_the_built_in_on
     with file.open() as stream:
         monkeypatch.setattr("sys.stdin", stream)
         assert cli.read_prompt(None, None) == "from a file"
+    file.write_bytes("é".encode())
+    with file.open(encoding="ascii") as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        assert cli.read_prompt(None, None) == "é"
+    file.write_bytes(b"\xff")
+    with file.open() as stream, pytest.raises(ValueError, match="piped in is not UTF-8"):
+        monkeypatch.setattr("sys.stdin", stream)
+        cli.read_prompt(None, None)
     with open(os.devnull) as stream:
         monkeypatch.setattr("sys.stdin", stream)
         assert cli.read_prompt(None, None) == cli.PROMPT
@@ -103,6 +112,13 @@ def test_ctrl_c_prints_what_was_generated(run, monkeypatch):
     assert len(out) < len(whole)
 
 
+def test_a_pipe_that_cannot_spell_a_character_gets_another(monkeypatch):
+    pipe = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", pipe)
+    cli.Screen("").show(specjax.text.Piece("é=1", from_draft=True))
+    assert pipe.buffer.getvalue() == b"?=1"
+
+
 def test_compare_prints_rates_ratio_tau_and_sameness(run):
     code, out, _ = run("def f(x):", "--compare", "--repetitions", 6)
     assert code == 0
@@ -122,6 +138,9 @@ REFUSED = {
     "a drafter that is absent": (["a", "--drafter", "./absent"], "./absent"),
     "no draft model of its own": (["a", "--drafter", "draft"], "no draft model of its own"),
     "a negative temperature": (["a", "--temperature", "-1"], "temperature=-1.0"),
+    "a seed of too many digits": (["a", "--seed", "9" * 30], "seed=9+: .*2\\*\\*32"),
+    "an argument that is no text": (["a\udcff"], "not UTF-8"),
+    "a folder without a name": (["a", "--drafter", ""], "'' is neither a folder"),
     "an unknown dtype": (["a", "--dtype", "int3"], "int3.*bfloat16"),
     "plain against plain": (["a", "--compare", "--drafter", "none"], "give a --drafter"),
     "an unknown option": (["a", "--no-such-option"], "--no-such-option"),

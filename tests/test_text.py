@@ -144,6 +144,20 @@ def test_an_interruption_returns_what_was_committed(pair, monkeypatch):
     assert part.tokens[0].tolist() == whole.tokens[0][: len(part.tokens[0])].tolist()
 
 
+def test_an_interrupted_comparison_states_nothing(pair, monkeypatch):
+    burst, calls = job.Job.burst, []
+
+    def interrupted(self, rounds, state):
+        calls.append(rounds)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return burst(self, rounds, state)
+
+    monkeypatch.setattr(job.Job, "burst", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        specjax.compare(pair[0], PROMPTS[0], drafter="ngram", max_new_tokens=40, stop=())
+
+
 REFUSED = {
     "an empty prompt": (dict(prompts=""), "the prompt is empty"),
     "an empty prompt in a batch": (dict(prompts=["a", ""]), "prompt 1 is empty"),
@@ -161,6 +175,10 @@ REFUSED = {
     "no draft model of its own": (dict(drafter="draft"), "drafter=specjax.load"),
     "a drafter that is none": (dict(drafter=3), "drafter=3"),
     "a negative number of drafts": (dict(drafter="ngram", num_draft=-1), "num_draft=-1"),
+    "drafts without end": (dict(drafter="ngram", num_draft=100000), "num_draft=100000.*1 to 64"),
+    "half a draft": (dict(drafter="ngram", num_draft=1.5), "num_draft=1.5.*integer"),
+    "a seed that JAX would wrap": (dict(seed=2**32), "seed=4294967296"),
+    "a text that is none": (dict(prompts="a\udcff"), "not UTF-8"),
     "an unknown rule": (dict(rule="nonsense"), "nonsense.*rejection"),
 }
 

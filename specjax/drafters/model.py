@@ -42,8 +42,8 @@ class DraftModel(ChainDrafter):
         super().__post_init__()
         if self.num_draft < 1 or self.model is None:
             raise ValueError(
-                f"DraftModel(num_draft={self.num_draft}, model={self.model!r}): it needs a model "
-                "and at least one token to draft; for plain decoding use Plain()"
+                f"DraftModel(num_draft={self.num_draft}, model={type(self.model).__name__}): it "
+                "needs a model and at least one token to draft; for plain decoding use Plain()"
             )
 
     @property

@@ -30,4 +30,5 @@ def write_json(path: Path, content: dict) -> None:
 def holdings(folder: Path) -> str:
     """What is in a folder, for an error about what is not."""
     names = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
-    return f"it holds: {', '.join(names) or 'nothing'}"
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return f"it holds: {', '.join(names[:12]) or 'nothing'}{more}"

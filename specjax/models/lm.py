@@ -160,7 +160,7 @@ def _folder_of(name: str, revision: str | None) -> Path:
         raise FileNotFoundError(f"{path} is a file; give the folder that holds config.json")
     if not re.fullmatch(_HUB_NAME, name) or name.startswith("."):
         raise FileNotFoundError(
-            f"{name} is neither a folder, nor a name on the hub (owner/name), nor one of "
+            f"{name!r} is neither a folder, nor a name on the hub (owner/name), nor one of "
             f"{', '.join(EMBEDDED)}"
         )
     return _download(name, revision)
