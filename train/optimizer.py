@@ -15,14 +15,14 @@ def schedule(peak: float, config: OptimizerConfig, steps: int) -> optax.Schedule
     The plateau makes a run extensible: until the decay begins, ``run.steps`` alters nothing
     (warmup-stable-decay, 2404.06395).
     """
-    decay = max(1, round(steps * config.decay_share))
+    decay_from = max(config.warmup, steps - round(steps * config.decay_share))
     return optax.join_schedules(
         [
             optax.linear_schedule(0.0, peak, config.warmup),
             optax.constant_schedule(peak),
-            optax.linear_schedule(peak, 0.0, decay),
+            optax.linear_schedule(peak, 0.0, max(1, steps - decay_from)),
         ],
-        [config.warmup, max(config.warmup, steps - decay)],
+        [config.warmup, decay_from],
     )
 
 

@@ -26,6 +26,7 @@ SHIPPED = {
     "embedded_eval_greedy": regenerate,
     "embedded_eval_sampled": regenerate,
     "embedded_draft_base": distill,
+    "embedded_draft_greedy": distill,
     "embedded_draft": distill,
 }
 
