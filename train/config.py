@@ -13,6 +13,7 @@ and ``specjax train pretrain --config file.toml run.steps=10`` overrides a field
 from __future__ import annotations
 
 import dataclasses
+import math
 import tomllib
 import types
 import typing
@@ -24,6 +25,9 @@ class ConfigError(ValueError):
 
 
 OPTIMIZERS = ("muon", "adamw")
+
+
+SEEDS, COUNTS = 2**32, 2**31  # below: seeds as JAX and Grain tell them apart, int32 counters
 
 
 def _check(name: str, value, fine: bool, accepted: str) -> None:
@@ -48,6 +52,8 @@ class DataConfig:
     def __post_init__(self):
         _check("data.length", self.length, self.length >= 8, "at least 8")
         _check("data.batch", self.batch, self.batch >= 1, "at least 1")
+        _check("data.eval_rows", self.eval_rows, self.eval_rows >= 1, "at least 1")
+        _check("data.seed", self.seed, 0 <= self.seed < SEEDS, "0 to 2**32 - 1")
         shares = self.samples_share
         _check(
             "data.samples_share",
@@ -71,6 +77,12 @@ class OptimizerConfig:
 
     def __post_init__(self):
         _check("optimizer.name", self.name, self.name in OPTIMIZERS, " or ".join(OPTIMIZERS))
+        for name in ("rate", "adam_rate", "clip"):
+            value = getattr(self, name)
+            _check(f"optimizer.{name}", value, 0 < value < math.inf, "above 0, and finite")
+        decay = self.weight_decay
+        _check("optimizer.weight_decay", decay, 0 <= decay < math.inf, "at least 0, and finite")
+        _check("optimizer.warmup", self.warmup, 0 <= self.warmup < COUNTS, "at least 0")
         share = self.decay_share
         _check("optimizer.decay_share", share, 0 <= share <= 1, "0 to 1")
 
@@ -89,7 +101,8 @@ class RunConfig:
     def __post_init__(self):
         for name in ("steps", "save_every", "eval_every", "keep"):
             value = getattr(self, name)
-            _check(f"run.{name}", value, value >= 1, "at least 1")
+            _check(f"run.{name}", value, 1 <= value < COUNTS, "at least 1, below 2**31")
+        _check("run.seed", self.seed, 0 <= self.seed < SEEDS, "0 to 2**32 - 1")
 
 
 # Fields that a resumed run may change: they do not alter what the steps so far have computed.

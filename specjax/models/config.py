@@ -4,6 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "max_positions",
+)
 RopeScaling = tuple[tuple[str, object], ...]
 
 
@@ -40,6 +50,9 @@ class DecoderConfig:
     bos_id: int | None = None
 
     def __post_init__(self):
+        for name in SIZES:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: it must be at least 1")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}: "

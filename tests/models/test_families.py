@@ -174,3 +174,9 @@ def test_variants_of_gpt2_that_change_its_attention_are_refused(key):
 def test_a_config_that_its_family_cannot_express_is_not_written():
     with pytest.raises(ValueError, match="qk_norm=True"):
         config_to_hf(dataclasses.replace(SMALL, qk_norm=True))
+
+
+@pytest.mark.parametrize("size", ["hidden_size", "num_layers", "num_kv_heads"])
+def test_a_decoder_without_a_size_is_refused(size):
+    with pytest.raises(ValueError, match=f"{size}=0: it must be at least 1"):
+        dataclasses.replace(SMALL, **{size: 0})
