@@ -113,6 +113,8 @@ def prepare(
     )
     if isinstance(rule, str) and rule != "auto" and rule not in acceptance.RULES:
         raise ValueError(f"rule={rule!r} is unknown; known: auto, {', '.join(acceptance.RULES)}")
+    if not isinstance(rule, str) and not hasattr(rule, "lossless"):
+        raise TypeError(f"rule={rule!r}: give a name, or an object as in specjax.acceptance")
     stops = lm.tokenizer.eos_ids if stop is None else stop
     request, capacity = loop.prepare(
         lm.target,
@@ -123,7 +125,7 @@ def prepare(
         max_new_tokens,
         sampling,
         capacity,
-        np.asarray(stops, np.int32),
+        np.asarray(stops),
     )
     job = Job(
         lm=lm,
@@ -139,7 +141,10 @@ def prepare(
 
 
 def prompt_ids(lm: LM, prompts) -> list[list[int]]:
-    """Token ids of each prompt. Raises ValueError for an empty batch or an empty prompt."""
+    """Token ids of each prompt. Raises ValueError for an empty batch or an empty prompt, TypeError
+    for what is neither text nor ids."""
+    if not isinstance(lm, LM):
+        raise TypeError(f"lm={lm!r}: give what specjax.load returns, and then the prompts")
     if lm.tokenizer is None:
         raise ValueError(
             f"{lm.name} was loaded without a tokenizer: load it with one, or use specjax.decode, "
@@ -147,6 +152,8 @@ def prompt_ids(lm: LM, prompts) -> list[list[int]]:
         )
     if isinstance(prompts, jax.Array):
         prompts = np.asarray(prompts)
+    if isinstance(prompts, bytes) or not isinstance(prompts, Sequence | np.ndarray):
+        raise _no_prompt(prompts)
     if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], int | np.integer)):
         prompts = [prompts]
     if not len(prompts):
@@ -154,6 +161,10 @@ def prompt_ids(lm: LM, prompts) -> list[list[int]]:
     ids = []
     for row, prompt in enumerate(prompts):
         which = f"prompt {row}" if len(prompts) > 1 else "the prompt"
+        if isinstance(prompt, jax.Array):
+            prompt = np.asarray(prompt)
+        if isinstance(prompt, bytes) or not isinstance(prompt, Sequence | np.ndarray):
+            raise _no_prompt(prompt)
         if isinstance(prompt, str) and not _is_unicode(prompt):
             raise ValueError(f"{which} is no valid text: it was read from bytes that are not UTF-8")
         # a tokenizer that adds a BOS makes one token of "": it is an empty prompt nonetheless
@@ -165,6 +176,8 @@ def prompt_ids(lm: LM, prompts) -> list[list[int]]:
                 f"{which} is empty: give at least one character, or the ids of a token to begin "
                 "with, such as [lm.config.bos_id]"
             )
+        if not all(isinstance(token, int | np.integer) for token in found):
+            raise _no_prompt(prompt)
         ids.append([int(token) for token in found])
     return ids
 
@@ -238,7 +251,7 @@ def resolve_drafter(lm: LM, drafter, num_draft: int | None = None, params: PyTre
     if isinstance(drafter, LM):
         model = as_drafter(lm, drafter)
         return drafters.DraftModel(num_draft=drafts("draft"), model=model), drafter.params
-    if not hasattr(drafter, "draft_step"):
+    if isinstance(drafter, type) or not hasattr(drafter, "draft_step"):
         raise TypeError(
             f"drafter={drafter!r}: accepted are 'draft', 'ngram', 'plain', None, an LM from "
             "specjax.load, or an object with init, draft_step, readout and observe"
@@ -266,6 +279,13 @@ def _key(seed) -> jax.Array:
     if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
         raise ValueError(f"seed={seed!r}: it must be an integer from 0 to 2**32 - 1")
     return jax.random.key(int(seed))
+
+
+def _no_prompt(given) -> TypeError:
+    return TypeError(
+        f"prompts: {given!r:.60} is no prompt: give a text or a list of token ids (integers), or "
+        "a list of either"
+    )
 
 
 def _is_unicode(text: str) -> bool:

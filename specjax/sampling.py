@@ -80,7 +80,7 @@ class Sampling:
     def _check_values(self, wanted) -> None:
         for name, accept, accepted in (
             ("temperature", lambda x: (x >= 0) & np.isfinite(x), "at least 0, and finite"),
-            ("top_k", lambda x: x >= 0, "at least 0 (0 keeps all)"),
+            ("top_k", _is_count, "a whole number of at least 0 (0 keeps all), below 2**31"),
             ("top_p", lambda x: (x > 0) & (x <= 1), "in (0, 1]"),
             ("min_p", lambda x: (x >= 0) & (x <= 1), "in [0, 1]"),
             ("repetition_penalty", lambda x: (x > 0) & np.isfinite(x), "above 0, and finite"),
@@ -238,8 +238,14 @@ def _threshold(ordered: jax.Array, enough) -> jax.Array:
     return jax.lax.fori_loop(0, 32, step, jnp.zeros(ordered.shape[0], jnp.uint32))
 
 
+def _is_count(x):
+    return (x >= 0) & (x < 2**31) & (x == np.floor(x))
+
+
 def _check(name, value, accept, accepted):
     """Raises for a concrete value out of range; traced values are the caller's word."""
+    if isinstance(value, str):  # which NumPy would read as a number
+        raise ValueError(f"{name}={value!r} is a text: give {accepted}")
     numeric = numbers.Number | np.generic | np.ndarray | jax.Array | list | tuple
     if not isinstance(value, numeric) or isinstance(value, jax.core.Tracer):
         return

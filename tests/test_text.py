@@ -175,6 +175,16 @@ REFUSED = {
     "no draft model of its own": (dict(drafter="draft"), "drafter=specjax.load"),
     "a drafter that is none": (dict(drafter=3), "drafter=3"),
     "a negative number of drafts": (dict(drafter="ngram", num_draft=-1), "num_draft=-1"),
+    "bytes, which are integers": (dict(prompts=b"def f"), "b'def f' is no prompt"),
+    "a number as a prompt": (dict(prompts=3), "3 is no prompt: give a text or a list"),
+    "halves of ids": (dict(prompts=[[1.5, 2.0]]), "is no prompt.*integers"),
+    "a temperature in quotes": (dict(temperature="1"), "temperature='1' is a text"),
+    "half a candidate": (dict(temperature=1.0, top_k=2.5), "top_k=2.5.*whole number"),
+    "candidates without end": (dict(temperature=1.0, top_k=2**40), "top_k=1099511627776"),
+    "half a stop": (dict(stop=[1.5]), "stops has dtype float"),
+    "a stop that is no list": (dict(stop=5), "stops has shape"),
+    "a rule that is none": (dict(rule=3), "rule=3: give a name"),
+    "a drafter's class": (dict(drafter=specjax.drafters.NGram), "NGram.*accepted are"),
     "drafts without end": (dict(drafter="ngram", num_draft=100000), "num_draft=100000.*1 to 64"),
     "half a draft": (dict(drafter="ngram", num_draft=1.5), "num_draft=1.5.*integer"),
     "a seed that JAX would wrap": (dict(seed=2**32), "seed=4294967296"),
@@ -193,6 +203,11 @@ def test_bad_input_is_refused_before_anything_compiles(what, pair):
             specjax.generate(pair[0], **options)
 
     assert compilations(call) == 0
+
+
+def test_a_name_in_place_of_a_model_is_sent_to_load():
+    with pytest.raises(TypeError, match="lm='embedded': give what specjax.load returns"):
+        specjax.generate("embedded", "def f(x):")
 
 
 def test_a_drafter_with_another_tokenizer_is_refused(pair, folders):
