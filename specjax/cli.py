@@ -72,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--drafter",
         help="draft (the model's own), ngram, none, or the folder or hub name of a draft model; "
-        "default: draft where the model has one, else ngram",
+        "default: ngram",
     )
     p.add_argument("--num-draft", type=int, help="tokens drafted a round")
     p.add_argument("--max-new-tokens", type=int, default=128)
@@ -119,7 +119,7 @@ def generate(arguments: argparse.Namespace) -> int:
 
     compile_cache.enable()
     lm = specjax.load(arguments.model, dtype=arguments.dtype)
-    options = options_of(arguments, lm)
+    options = options_of(arguments)
     if arguments.compare:
         return compare(lm, prompt, options, arguments)
     stream = specjax.stream_text(lm, prompt, **options)
@@ -184,17 +184,13 @@ def _piped() -> str:
         raise ValueError("the prompt that was piped in is not UTF-8 text") from None
 
 
-def options_of(arguments: argparse.Namespace, lm) -> dict:
+def options_of(arguments: argparse.Namespace) -> dict:
     """The options of ``specjax.generate`` that the arguments ask for."""
-    from .job import DEFAULT_DRAFTS
-
     names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     options = {name: getattr(arguments, name) for name in (*names, "seed", "rule")}
     if arguments.num_draft is not None:
         options["num_draft"] = arguments.num_draft
-    drafter = arguments.drafter
-    if drafter is None:
-        drafter = "draft" if lm.name in DEFAULT_DRAFTS else "ngram"
+    drafter = "ngram" if arguments.drafter is None else arguments.drafter
     if drafter not in ("draft", "ngram", "none", "plain"):
         drafter = specjax.load(drafter, dtype=arguments.dtype)
     return options | {"drafter": None if drafter == "none" else drafter}

@@ -115,7 +115,7 @@ def test_ctrl_c_prints_what_was_generated(run, monkeypatch):
 def test_a_pipe_that_cannot_spell_a_character_gets_another(monkeypatch):
     pipe = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr("sys.stdout", pipe)
-    cli.Screen("").show(specjax.text.Piece("é=1", from_draft=True))
+    cli.Screen("").show(Piece("é=1", from_draft=True))
     assert pipe.buffer.getvalue() == b"?=1"
 
 

@@ -30,10 +30,15 @@ def product(weight: jax.Array, x: jax.Array) -> jax.Array:
 
     The barrier keeps a later transposition of the result from being folded back into the
     product, where it would select the slow operand order (CPU only; elsewhere it would
-    prevent fused epilogues).
+    prevent fused epilogues). There, 5 to 7 columns cost a quarter more than 8, and 9 to 15 more
+    than 16: columns of zeros fill them up.
     """
-    y = jnp.dot(weight, x)
-    return jax.lax.optimization_barrier(y) if jax.default_backend() == "cpu" else y
+    if jax.default_backend() != "cpu":
+        return jnp.dot(weight, x)
+    columns = x.shape[1]
+    spare = -columns % 8 if 4 < columns < 16 else 0
+    y = jnp.dot(weight, jnp.pad(x, ((0, 0), (0, spare)))) if spare else jnp.dot(weight, x)
+    return jax.lax.optimization_barrier(y)[:, :columns]
 
 
 def once(x: jax.Array) -> jax.Array:
