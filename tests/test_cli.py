@@ -11,6 +11,7 @@ import pytest
 
 import specjax
 from specjax import cli, compile_cache
+from specjax.text import Piece
 
 pytest_plugins = ["pairs"]
 
