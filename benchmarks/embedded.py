@@ -29,9 +29,8 @@ from specjax.comparison import repeated_ngrams
 
 HERE = pathlib.Path(__file__).parent
 DRAFTERS = {
-    "draft, 2": dict(drafter="draft", num_draft=2),
     "draft, 3": dict(drafter="draft", num_draft=3),
-    "draft, 5": dict(drafter="draft", num_draft=5),
+    "draft, 7": dict(drafter="draft", num_draft=7),
     "ngram, 3": dict(drafter="ngram", num_draft=3),
     "ngram, 7": dict(drafter="ngram", num_draft=7),
     "ngram, 15": dict(drafter="ngram", num_draft=15),

@@ -153,9 +153,6 @@ def check_request(target, drafter, tokens, lengths, max_new_tokens, capacity, sa
                 f"capacity={context} to stop there"
             )
         capacity = capacity if context is None else min(capacity, context)
-        # not the longest prompt's: lengths are values, and other values must not compile again
-        capacity = width + int(budget.max())
-        capacity = capacity if context is None else min(capacity, context)
     elif longest > capacity:
         raise ValueError(
             f"capacity={capacity}: a prompt of {longest} tokens does not fit; give at least "
