@@ -20,7 +20,7 @@ from .sampling import Sampling
 from .types import Drafter, PyTree
 
 DEFAULT_DRAFTS = {"embedded": "embedded-draft"}  # target -> its draft model, for drafter="draft"
-NUM_DRAFT = {"draft": 3, "ngram": 7}  # a pass over 2 to 4 or 5 to 8 tokens costs the same on CPU
+NUM_DRAFT = 3  # by default; on CPU a pass costs the same over 2 to 4 tokens
 MOST_DRAFTS = 64  # each is a part of the program: thousands would compile for hours
 SMALLEST_WIDTH, SMALLEST_BUFFER = 32, 256  # tokens; a step's cost follows those in use
 
@@ -227,9 +227,9 @@ def round_up(size: int, smallest: int, limit: int | None = None) -> int:
 def resolve_drafter(lm: LM, drafter, num_draft: int | None = None, params: PyTree = None):
     """The drafter object for what ``generate`` was given, and its weights."""
 
-    def drafts(kind):
+    def drafts():
         if num_draft is None:
-            return NUM_DRAFT[kind]
+            return NUM_DRAFT
         if not isinstance(num_draft, int | np.integer) or not 1 <= num_draft <= MOST_DRAFTS:
             raise ValueError(
                 f"num_draft={num_draft}: it must be an integer from 1 to {MOST_DRAFTS}; for plain "
@@ -240,7 +240,7 @@ def resolve_drafter(lm: LM, drafter, num_draft: int | None = None, params: PyTre
     if drafter is None or drafter == "plain":
         return drafters.Plain(), None
     if drafter == "ngram":
-        return drafters.NGram(num_draft=drafts("ngram")), None
+        return drafters.NGram(num_draft=drafts()), None
     if isinstance(drafter, str):
         if drafter != "draft":
             raise ValueError(
@@ -250,7 +250,7 @@ def resolve_drafter(lm: LM, drafter, num_draft: int | None = None, params: PyTre
         drafter = default_draft(lm)
     if isinstance(drafter, LM):
         model = as_drafter(lm, drafter)
-        return drafters.DraftModel(num_draft=drafts("draft"), model=model), drafter.params
+        return drafters.DraftModel(num_draft=drafts(), model=model), drafter.params
     if isinstance(drafter, type) or not hasattr(drafter, "draft_step"):
         raise TypeError(
             f"drafter={drafter!r}: accepted are 'draft', 'ngram', 'plain', None, an LM from "

@@ -71,8 +71,7 @@ def generate(lm: LM, prompts: Prompts, **options: Unpack[Options]) -> Generation
       drafter: ``"draft"`` (the default: the target's own draft model), ``"ngram"`` (copies from
         the context), ``None`` or ``"plain"`` (no drafts), a draft model from ``specjax.load``
         with the target's tokenizer, or an object that implements ``specjax.Drafter``.
-      num_draft: tokens drafted a round; by default 3 by a draft model, up to 7 from the context.
-        A drafter object has its own number.
+      num_draft: tokens drafted a round, 3 by default; a drafter object has its own number.
       max_new_tokens: 128 by default; for all rows, or one number a row.
       temperature, top_k, top_p, min_p, repetition_penalty, logit_bias: the law, a number for all
         rows or one a row, see ``specjax.Sampling``; greedy decoding by default. The bias may be
