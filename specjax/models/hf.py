@@ -147,7 +147,9 @@ def save_pretrained(
             tokenizer.save_pretrained(staging)
         write_json(staging / "config.json", config)
         written = sorted((p.name for p in staging.iterdir()), key=lambda n: n == "config.json")
+        mode = (staging / "config.json").stat().st_mode  # safetensors writes for its owner alone
         for name in written:
+            (staging / name).chmod(mode)
             os.replace(staging / name, folder / name)
     finally:
         shutil.rmtree(staging, ignore_errors=True)

@@ -74,6 +74,7 @@ def test_saving_again_leaves_no_shard_and_no_temporary_file_behind(small, tmp_pa
     save_pretrained(small, tmp_path, max_shard_bytes=20_000)
     save_pretrained(small, tmp_path)
     assert {p.name for p in tmp_path.iterdir()} == {"README.md", "config.json", WEIGHTS}
+    assert len({p.stat().st_mode for p in tmp_path.iterdir()}) == 1  # whoever reads one reads all
     assert_same(read(tmp_path), nnx.state(small))
 
 
