@@ -45,11 +45,6 @@ class Options(TypedDict, total=False):
     drafter_params: PyTree
 
 
-_start = jax.jit(loop.start, static_argnums=(0, 1, 2, 3))
-# rounds are an argument, not part of the program: bursts of any length share one compilation
-_burst = jax.jit(loop.burst, static_argnums=(0, 1, 2), donate_argnums=(5,))
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Job:
     """A request that is ready to run: ``start()``, then ``burst(rounds, state)`` until done."""
@@ -65,18 +60,18 @@ class Job:
     def start(self) -> loop.State:
         """Reads the prompts."""
         objects = self.lm.target, self.drafter, self.rule
-        return _start(*objects, self.capacity, self.params, self.request)
+        return loop.jit_start(*objects, self.capacity, self.params, self.request)
 
     def burst(self, rounds: int, state: loop.State) -> loop.State:
         """At most ``rounds`` rounds; takes the buffers of ``state``."""
-        return _burst(self.lm.target, self.drafter, self.rule, rounds, self.params, state)
+        return loop.jit_burst(self.lm.target, self.drafter, self.rule, rounds, self.params, state)
 
     def check(self) -> None:
         """Traces both programs, which the run needs anyway, so that a drafter, rule and sampling
         that do not go together are refused before either compiles."""
         objects = self.lm.target, self.drafter, self.rule
-        state = _start.eval_shape(*objects, self.capacity, self.params, self.request)
-        _burst.eval_shape(*objects, 1, self.params, state)
+        state = loop.jit_start.eval_shape(*objects, self.capacity, self.params, self.request)
+        loop.jit_burst.eval_shape(*objects, 1, self.params, state)
 
 
 def prepare(

@@ -317,8 +317,9 @@ def _decode(target, drafter, rule, capacity, params, request):
     return result(burst(target, drafter, rule, None, params, state))
 
 
-_start = jax.jit(start, static_argnums=(0, 1, 2, 3))
-_burst = jax.jit(burst, static_argnums=(0, 1, 2, 3), donate_argnums=(5,))
+jit_start = jax.jit(start, static_argnums=(0, 1, 2, 3))
+# rounds are an argument, not part of the program: bursts of any length share one compilation
+jit_burst = jax.jit(burst, static_argnums=(0, 1, 2), donate_argnums=(5,))
 
 
 def decode(
@@ -402,12 +403,12 @@ def stream(
     )
 
     def bursts():
-        state = _start(target, drafter, rule, capacity, params, request)
+        state = jit_start(target, drafter, rule, capacity, params, request)
         while True:
             # copies: the state itself is donated to the next burst
             yield jax.tree.map(jnp.copy, result(state))
             if not bool(jnp.any(state.budget > 0)):
                 return
-            state = _burst(target, drafter, rule, rounds, params, state)
+            state = jit_burst(target, drafter, rule, rounds, params, state)
 
     return bursts()
