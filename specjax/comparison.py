@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from typing import Unpack
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from . import job
 from .job import Options, Prompts
+from .measure import median_interval
 from .models.lm import LM
 from .text import Generation, TextStream
 
@@ -119,18 +119,6 @@ def compare(
         identical=None if sampled else all(same),
         repetitions=repetitions,
     )
-
-
-def median_interval(values: np.ndarray) -> tuple[float, tuple[float, float], float]:
-    """The median of ``values [n]``, an interval for it of about 95 %, and its exact confidence.
-
-    The number of values below the true median is binomial(n, 1/2), whatever their law, so the
-    ``k``-th smallest and ``k``-th largest enclose it with a known probability.
-    """
-    values, n = np.sort(values), len(values)
-    below = np.cumsum([math.comb(n, i) for i in range(n)]) / 2.0**n
-    k = max(0, int(np.sum(below <= 0.025)) - 1)
-    return float(np.median(values)), (float(values[k]), float(values[-1 - k])), 1 - 2 * below[k]
 
 
 def repeated_ngrams(rows: list[np.ndarray], length: int = 4) -> float:
