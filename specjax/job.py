@@ -91,11 +91,17 @@ def prepare(
     rule="auto",
     stop=None,
     drafter_params=None,
+    least_width=SMALLEST_WIDTH,
+    least_buffer=SMALLEST_BUFFER,
 ) -> Job:
-    """Checks the arguments of ``text.generate``, where they are explained; makes a ``Job``."""
+    """Checks the arguments of ``text.generate``, where they are explained; makes a ``Job``.
+
+    ``least_width``, ``least_buffer``: of the padded prompts and of the buffer, in tokens, so that
+    several requests can share their programs.
+    """
     ids = prompt_ids(lm, prompts)
     drafter, drafter_params = resolve_drafter(lm, drafter, num_draft, drafter_params)
-    tokens, lengths, capacity = fit(lm, ids, max_new_tokens)
+    tokens, lengths, capacity = fit(lm, ids, max_new_tokens, least_width, least_buffer)
     if isinstance(logit_bias, Mapping):
         logit_bias = _bias(logit_bias, lm.target.vocab_size)
     sampling = Sampling(
@@ -177,7 +183,13 @@ def prompt_ids(lm: LM, prompts) -> list[list[int]]:
     return ids
 
 
-def fit(lm: LM, ids: list[list[int]], max_new_tokens) -> tuple[np.ndarray, np.ndarray, int]:
+def fit(
+    lm: LM,
+    ids: list[list[int]],
+    max_new_tokens,
+    least_width: int = SMALLEST_WIDTH,
+    least_buffer: int = SMALLEST_BUFFER,
+) -> tuple[np.ndarray, np.ndarray, int]:
     """Prompts padded to one of a few widths, and a buffer of one of a few sizes.
 
     Returns:
@@ -205,10 +217,10 @@ def fit(lm: LM, ids: list[list[int]], max_new_tokens) -> tuple[np.ndarray, np.nd
             f"a prompt of {length} tokens and {int(budget.max())} new ones do not fit into the "
             f"context of {lm.name}, {context} tokens: {way_out}"
         )
-    tokens = np.zeros((len(ids), round_up(lengths.max(), SMALLEST_WIDTH, context)), np.int32)
+    tokens = np.zeros((len(ids), round_up(lengths.max(), least_width, context)), np.int32)
     for row, prompt in enumerate(ids):
         tokens[row, : len(prompt)] = prompt
-    return tokens, lengths, round_up(ends.max(), SMALLEST_BUFFER, context)
+    return tokens, lengths, round_up(ends.max(), least_buffer, context)
 
 
 def round_up(size: int, smallest: int, limit: int | None = None) -> int:
@@ -261,7 +273,7 @@ def default_draft(lm: LM) -> LM:
             f"drafter='draft': {lm.name} has no draft model of its own; pass "
             "drafter=specjax.load(<a small model with the same tokenizer>), or drafter='ngram'"
         )
-    return _load_once(DEFAULT_DRAFTS[lm.name], jax.tree.leaves(lm.params)[0].dtype.name)
+    return _load_once(DEFAULT_DRAFTS[lm.name], lm.dtype.name)
 
 
 @functools.cache

@@ -267,10 +267,14 @@ def start(target, drafter, rule, capacity, params, request: Request) -> State:
     chunks = (jnp.max(lengths) - 1 + chunk - 1) // chunk
     cache, learned = jax.lax.fori_loop(0, chunks, feed, (cache, learned))
     known = acceptance.RULES.get(rule) if isinstance(rule, str) else rule
+    reasons = [
+        getattr(target, "approximate", ""),
+        "" if getattr(known, "lossless", True) else f"rule {known.name}",
+    ]
     names = dict(
         drafter=getattr(drafter, "name", type(drafter).__name__),
         rule=rule if isinstance(rule, str) else rule.name,
-        approximate=not getattr(known, "lossless", True),
+        approximate=", ".join(filter(None, reasons)),
     )
     return State(
         tokens=tokens,

@@ -20,7 +20,8 @@ class Stats:
       accepted: ``[B]``, drafted tokens that were kept.
       accepted_at: ``[B, D]``, rounds in which the draft's position ``d`` was kept.
       drafter, rule: what decoded, for the record.
-      approximate: whether the rule changes the target's law.
+      approximate: why the output law is not the model's own (a quantized target, a rule that
+        changes it); empty where it is.
     """
 
     rounds: jax.Array
@@ -30,7 +31,7 @@ class Stats:
     accepted_at: jax.Array
     drafter: str = static("")
     rule: str = static("")
-    approximate: bool = static(False)
+    approximate: str = static("")
 
     @property
     def tau(self) -> float:
@@ -55,7 +56,7 @@ class Stats:
             parts.append(f"accepted {self.acceptance:.0%}".replace("%", " %"))
         parts.append(f"{rounds} round{'s' * (rounds != 1)}")
         if self.approximate:
-            parts.append(f"APPROXIMATE ({self.rule})")
+            parts.append(f"{self.approximate}: approximate")
         return " · ".join(parts)
 
 

@@ -30,10 +30,18 @@ class CausalLM:
     ``rows``: of the logits, where they should differ from the checkpoint's. Models of one
     tokenizer pad their vocabularies differently; a drafter answers in the rows of its target.
     Those that it lacks have no probability, those that the target lacks are cut.
+
+    ``quantized``: what ``params`` were quantized to (see ``quantize.py``), or None.
     """
 
     config: DecoderConfig
     rows: int | None = None
+    quantized: str | None = None
+
+    @property
+    def approximate(self) -> str:
+        """Why this is not the law of the checkpoint; empty if it is."""
+        return f"target quantized to {self.quantized}" if self.quantized else ""
 
     @property
     def vocab_size(self) -> int:
@@ -45,7 +53,7 @@ class CausalLM:
 
     def init(self, params, batch: int, capacity: int, inputs=None) -> PyTree:
         c = self.config
-        dtype = jax.tree.leaves(params)[0].dtype
+        dtype = params["norm"]["weight"].dtype  # of the activations; other weights may be quantized
         return kv_cache.init(c.num_layers, batch, c.num_kv_heads, capacity, c.head_dim, dtype)
 
     def verify(

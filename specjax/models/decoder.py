@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from . import quantize
 from .attention import attend
 from .config import DecoderConfig
 from .layers import ACTIVATIONS, Linear, Norm, once, product, rope_frequencies, rotate
@@ -137,7 +138,7 @@ class Decoder(nnx.Module):
           layer, ``(keys, values)`` of the earlier and these nodes, each ``[B, K, M, E]``.
         """
         c, (batch, nodes) = self.config, tokens.shape
-        x = self.embedding[...][tokens.reshape(-1)]
+        x = quantize.take(self.embedding[...], tokens.reshape(-1), self.norm.weight[...].dtype)
         rope = None
         if self.position_embedding is not None:
             where = jnp.clip(positions, 0, c.max_positions - 1)  # beyond it nothing is emitted

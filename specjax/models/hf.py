@@ -36,6 +36,7 @@ from .families import (
     tensors_of,
 )
 from .files import holdings, read_json, write_json
+from .quantize import encode, is_quantized
 from .tokenizer import wrap_tokenizer
 
 DTYPES = {
@@ -72,7 +73,10 @@ def load_config(folder: str | os.PathLike) -> DecoderConfig:
 
 
 def load_weights(
-    folder: str | os.PathLike, config: DecoderConfig, dtype: object = None
+    folder: str | os.PathLike,
+    config: DecoderConfig,
+    dtype: object = None,
+    quantize: str | None = None,
 ) -> nnx.State:
     """Reads a checkpoint onto the default device.
 
@@ -81,6 +85,8 @@ def load_weights(
       config: what the checkpoint should be.
       dtype: of the parameters. Default: float32 on CPU, where bfloat16 is slower, else the
         type in which most of the checkpoint is stored.
+      quantize: ``"int8"``, ``"fp8"`` or None; tensor by tensor, so that the device never holds
+        the model unquantized. See ``quantize.py``.
 
     Returns:
       The state of ``Decoder(config)``, as ``nnx.split`` returns it.
@@ -103,8 +109,12 @@ def load_weights(
             for name in (n for n in wanted if stored[n].path == path):
                 array = file.get_tensor(stored[name].name)
                 for part, piece in _split(array, wanted[name], shapes):
-                    piece = jax.device_put(np.ascontiguousarray(piece, dtype=dtype))
-                    arrays[part] = piece.block_until_ready()  # or copies would pile up on the host
+                    piece = np.ascontiguousarray(piece, dtype="float32" if quantize else dtype)
+                    piece = jax.device_put(piece)
+                    if quantize:
+                        piece = encode(part, piece, quantize, dtype)
+                    # or copies would pile up on the host
+                    arrays[part] = jax.block_until_ready(piece)
     return _filled(state, arrays)
 
 
@@ -131,6 +141,11 @@ def save_pretrained(
     dtype = check_dtype(dtype)
     state = model.params if hasattr(model, "params") else nnx.state(model)
     params = {name: param.get_value() for name, param in _named(state)}
+    if any(map(is_quantized, params.values())):
+        raise ValueError(
+            "model: its weights are quantized, and the files hold float ones; save the model as "
+            "load returns it without quantize="
+        )
     dtype = dtype or next(iter(params.values())).dtype
     tensors = tensors_of(model.config, params)
     config = config_to_hf(model.config) | {"torch_dtype": dtype.name}

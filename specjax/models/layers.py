@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from . import quantize
 from .config import DecoderConfig, RopeScaling
 
 ACTIVATIONS = {
@@ -33,11 +34,12 @@ def product(weight: jax.Array, x: jax.Array) -> jax.Array:
     prevent fused epilogues). There, 5 to 7 columns cost a quarter more than 8, and 9 to 15 more
     than 16: columns of zeros fill them up.
     """
+    dot = quantize.dot if quantize.is_quantized(weight) else jnp.dot
     if jax.default_backend() != "cpu":
-        return jnp.dot(weight, x)
+        return dot(weight, x)
     columns = x.shape[1]
     spare = -columns % 8 if 4 < columns < 16 else 0
-    y = jnp.dot(weight, jnp.pad(x, ((0, 0), (0, spare)))) if spare else jnp.dot(weight, x)
+    y = dot(weight, jnp.pad(x, ((0, 0), (0, spare)))) if spare else dot(weight, x)
     return jax.lax.optimization_barrier(y)[:, :columns]
 
 

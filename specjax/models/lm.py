@@ -9,10 +9,13 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import jax
+
 from ..types import PyTree
 from .causal_lm import CausalLM
 from .config import DecoderConfig
 from .hf import check_dtype, load_config, load_weights, weight_files
+from .quantize import check_scheme
 from .tokenizer import Tokenizer, load_tokenizer, wrap_tokenizer
 
 _EMBEDDED = Path(__file__).parent / "embedded"
@@ -32,7 +35,7 @@ class LM:
       params: its weights.
       tokenizer: None if the model was loaded with ``tokenizer=False``.
       name: what ``load`` was asked for.
-      fingerprint: identifies the checkpoint (config and weights).
+      fingerprint: identifies the checkpoint (config and weights) and its quantization.
     """
 
     target: CausalLM
@@ -44,6 +47,15 @@ class LM:
     @property
     def config(self) -> DecoderConfig:
         return self.target.config
+
+    @property
+    def dtype(self) -> jax.typing.DTypeLike:
+        """Of the activations, the cache, and all weights that are not quantized."""
+        return self.params["norm"]["weight"].dtype
+
+    def __repr__(self) -> str:
+        held = f", quantized to {self.target.quantized}: approximate"
+        return f"LM({self.name!r}{held if self.target.quantized else ''})"
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of a conversation in the model's chat template (see ``Tokenizer.chat``)."""
@@ -58,6 +70,7 @@ def load(
     dtype: object = None,
     revision: str | None = None,
     tokenizer: object = None,
+    quantize: str | None = None,
 ) -> LM:
     """Loads a model in Hugging Face layout.
 
@@ -68,10 +81,15 @@ def load(
         that of the checkpoint.
       revision: branch, tag or commit on the hub.
       tokenizer: another folder's tokenizer, a tokenizer object, or False for none.
+      quantize: ``"int8"`` or ``"fp8"`` hold the weights in eight bits (``pip install
+        'specjax[quantize]'``). As a target such a model is approximate, and every result says so;
+        as a drafter it leaves the output law untouched.
 
     Raises:
       FileNotFoundError: no such folder, or it lacks its config, tokenizer or weights.
-      ValueError: unknown model type or dtype; broken or mismatched files.
+      ValueError: unknown model type, dtype or quantization; broken, mismatched or already
+        quantized files.
+      ModuleNotFoundError: ``quantize`` without qwix.
       OSError: the hub does not have the model, or cannot be reached.
 
     Example::
@@ -80,6 +98,7 @@ def load(
         lm.tokenizer.encode("def f(x):")
     """
     check_dtype(dtype)
+    check_scheme(quantize)
     name = os.fspath(name_or_folder)
     folder = _folder_of(name, revision)
     config = load_config(folder)
@@ -93,11 +112,11 @@ def load(
     if found is not None and not config.eos_ids:
         config = dataclasses.replace(config, eos_ids=found.eos_ids)
     return LM(
-        target=CausalLM(config),
-        params=load_weights(folder, config, dtype),
+        target=CausalLM(config, quantized=quantize),
+        params=load_weights(folder, config, dtype, quantize),
         tokenizer=found,
         name=name,
-        fingerprint=_fingerprint(folder, config),
+        fingerprint=_fingerprint(folder, config, quantize),
     )
 
 
@@ -195,9 +214,9 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _fingerprint(folder: Path, config: DecoderConfig) -> str:
-    """Hash of the config and of the weight files: whole up to 64 MiB each, else 64 samples."""
-    digest = hashlib.sha256(repr(config).encode())
+def _fingerprint(folder: Path, config: DecoderConfig, quantize: str | None) -> str:
+    """Hash of config, quantization and weight files: whole up to 64 MiB each, else 64 samples."""
+    digest = hashlib.sha256(repr(config).encode() + (quantize or "").encode())
     for path in weight_files(folder):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())

@@ -1,0 +1,133 @@
+"""Weights in eight bits, made by qwix; activations, norms and biases keep their type.
+
+A quantized weight is a ``qwix.QArray``: values ``[out, in]`` in eight bits and one float32 scale
+for each output channel, ``weight ≈ values * scale``. Products, the embedding and the head are
+quantized alike: a tied head is as large as many layers, and is read in every pass.
+
+Quantized weights are other weights. A *target* that has them is approximate, and is named so; a
+*drafter* may have any weights and stays lossless.
+
+How much changes, on the 208 held-out prompts of this package (16,317 positions of the embedded
+target, every token given): int8 keeps 99.3 % of the most probable tokens (99.4 % if the embedding
+stayed as it was), at a mean total variation of 0.005 from the law; fp8 97.1 % (97.6 %) and 0.021.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+SCHEMES = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
+KEPT = ("position_embedding",)  # looked up, not multiplied, and small
+BLOCK = 1 << 20  # weights converted at a time on CPU: 4 MB of float32, which its cache holds
+
+
+def check_scheme(scheme: str | None) -> None:
+    """Raises before anything is read.
+
+    Raises:
+      ValueError: an unknown scheme, or fp8 on a backend that cannot compute with it.
+      ModuleNotFoundError: qwix is not installed.
+    """
+    if scheme is None:
+        return
+    if scheme not in SCHEMES:
+        raise ValueError(
+            f"quantize={scheme!r} is unknown; accepted: {', '.join(SCHEMES)}, None (as stored)"
+        )
+    try:
+        import qwix  # noqa: F401
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            f"quantize={scheme!r} needs qwix, which is not installed: pip install "
+            "'specjax[quantize]'"
+        ) from None
+    if not computes(SCHEMES[scheme]):
+        raise ValueError(
+            f"quantize={scheme!r}: the {jax.default_backend()} backend cannot convert "
+            f"{jnp.dtype(SCHEMES[scheme]).name}; use quantize='int8'"
+        )
+
+
+@functools.cache
+def computes(dtype) -> bool:
+    """Whether the default backend compiles the conversion of ``dtype`` to float32."""
+    try:
+        jax.jit(lambda x: x.astype(jnp.float32)).lower(jax.ShapeDtypeStruct((8,), dtype)).compile()
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
+
+
+def is_quantized(weight) -> bool:
+    """Whether a weight is a ``qwix.QArray``; asks without importing qwix, which takes seconds."""
+    return hasattr(weight, "qvalue")
+
+
+def encode(name: str, weight: jax.Array, scheme: str, dtype):
+    """The parameter ``name`` (dotted path): a ``QArray`` if it is a matrix that is multiplied,
+    else in ``dtype``.
+
+    Raises:
+      ValueError: it is quantized already.
+    """
+    if is_quantized(weight):
+        raise ValueError(
+            f"quantize={scheme!r}: {name} is quantized already ({weight.qvalue.dtype}); quantize "
+            "the original weights, once"
+        )
+    if weight.ndim != 2 or name in KEPT:
+        return weight.astype(dtype)
+    return _encoded(weight, scheme)
+
+
+@functools.partial(jax.jit, static_argnames="scheme")
+def _encoded(weight, scheme):
+    import qwix
+
+    return qwix.quantize(weight, SCHEMES[scheme], channelwise_axes=(0,), scale_dtype=jnp.float32)
+
+
+def dot(weight, x: jax.Array) -> jax.Array:
+    """``weight [out, in] @ x [in, M] -> [out, M]`` in the type of ``x``.
+
+    Values are converted, the products scaled, which is the same and costs ``M / in`` as much. The
+    barrier ties the conversion to ``x``: nothing can move it out of the loop, where all weights
+    would stand converted. XLA's CPU backend fuses no conversion into a product and would still
+    hold all converted weights of a pass; there a loop over blocks of rows holds one at a time,
+    which is also faster than reading float32 (``qwix.dot`` converts the whole weight: three to
+    four times slower).
+    """
+    values, x = jax.lax.optimization_barrier((weight.qvalue, x))
+    if jax.default_backend() == "cpu":
+        y = _by_blocks(values, x)
+    else:
+        y = jnp.dot(values.astype(x.dtype), x, preferred_element_type=jnp.float32)
+    return (y * weight.scale).astype(x.dtype)
+
+
+def _by_blocks(values: jax.Array, x: jax.Array) -> jax.Array:
+    rows, columns = values.shape
+    size = min(max(BLOCK // columns, 1), -(-rows // 2))
+    # a slice of float8 would be taken of a float16 copy of the whole
+    bits = values if values.dtype == jnp.int8 else jax.lax.bitcast_convert_type(values, jnp.uint8)
+
+    def block(i, y):
+        at = jnp.minimum(i * size, rows - size)  # the last one may overlap
+        part = jax.lax.dynamic_slice_in_dim(bits, at, size)
+        if part.dtype != values.dtype:
+            part = jax.lax.bitcast_convert_type(part, values.dtype)
+        part = jnp.dot(part.astype(x.dtype), x, preferred_element_type=jnp.float32)
+        return jax.lax.dynamic_update_slice_in_dim(y, part, at, axis=0)
+
+    return jax.lax.fori_loop(0, -(-rows // size), block, jnp.zeros((rows, x.shape[1]), jnp.float32))
+
+
+def take(table, index: jax.Array, dtype) -> jax.Array:
+    """Rows ``index [n]`` of an embedding ``[V, H]``, quantized or not: ``[n, H]`` in ``dtype``."""
+    if not is_quantized(table):
+        return table[index]
+    rows = table.qvalue[index].astype(jnp.float32) * table.scale[index]
+    return rows.astype(dtype)
