@@ -19,20 +19,23 @@ def enable(folder: str | os.PathLike | None = None) -> Path | None:
     """
     if folder is None and jax.config.jax_compilation_cache_dir:
         return Path(jax.config.jax_compilation_cache_dir)
-    if folder is None:
-        caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        folder = Path(caches) / "specjax" / f"programs-{_processor()}"
-    folder = Path(folder)
+    place = Path(folder) if folder is not None else cache_folder("programs")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        place.mkdir(parents=True, exist_ok=True)
     except OSError:
         return None
-    if not os.access(folder, os.W_OK):
+    if not os.access(place, os.W_OK):
         return None
-    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_compilation_cache_dir", str(place))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    return folder
+    return place
+
+
+def cache_folder(kind: str) -> Path:
+    """Where this user keeps what was compiled for this processor; perhaps not there yet."""
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(caches) / "specjax" / f"{kind}-{_processor()}"
 
 
 def _processor() -> str:

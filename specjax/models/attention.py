@@ -9,13 +9,17 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from .. import native
+
 SMALLEST_PREFIX = 256  # cache slots; below it a switch costs more than it saves
+BLOCK = 2048  # slots scored at once in a longer prefix: bounds the memory of a long prompt
 
 
 def prefix_sizes(capacity: int) -> tuple[int, ...]:
-    """The lengths of cache that a compiled pass can choose from: powers of two, then the whole."""
+    """The lengths of cache that a compiled pass can choose from: powers of two up to ``BLOCK``,
+    then the whole, which is read block by block as far as it is used."""
     sizes, size = [], SMALLEST_PREFIX
-    while size < capacity:
+    while size < capacity and size <= BLOCK:
         sizes.append(size)
         size *= 2
     return (*sizes, capacity)
@@ -36,6 +40,8 @@ def attend(query, key, value, own_mask, prefix=None, length=None, choice=None):
       ``[B, K, E, G, N]``.
     """
     batch, heads, size, groups, nodes = query.shape
+    if prefix is not None and _in_place(query, *prefix) and native.chosen():
+        return native.attention(query, *prefix, key, value, own_mask, length)
     q = (query * size**-0.5).reshape(batch * heads, size, groups * nodes)
     own_keys, own_values = (x.reshape(batch * heads, -1, size) for x in (key, value))
     hidden = jnp.float32(-1e30)
@@ -52,30 +58,55 @@ def attend(query, key, value, own_mask, prefix=None, length=None, choice=None):
         return s.reshape(batch * heads, groups * nodes, -1)
 
     def weigh(weights, values):
-        return jnp.einsum("bms,bsd->bmd", weights.astype(values.dtype), values)
+        return jnp.einsum(
+            "bms,bsd->bmd", weights.astype(values.dtype), values, preferred_element_type=jnp.float32
+        )
 
-    own = scores(own_keys, own_bias)
+    def add(state, scored, values):
+        """A running softmax (2205.14135): unnormalised output, maximum, sum; and a further part."""
+        out, top, total = state
+        higher = jnp.maximum(top, jnp.max(scored, axis=-1, keepdims=True))
+        fade, weights = jnp.exp(top - higher), jnp.exp(scored - higher)
+        total = total * fade + jnp.sum(weights, axis=-1, keepdims=True)
+        return out * fade + weigh(weights, values), higher, total
 
-    def over(slots):
-        if not slots:
-            now = jnp.exp(own - jnp.max(own, axis=-1, keepdims=True))
-            return weigh(now, own_values) / jnp.sum(now, axis=-1, keepdims=True)
-        keys, values = (x[:, :, :slots].reshape(batch * heads, slots, size) for x in prefix)
-        seen = jnp.arange(slots)[None, :] < length[:, None]
-        past = scores(keys, jnp.where(seen, 0.0, hidden)[:, None, None, None])
-        top = jnp.maximum(jnp.max(past, axis=-1), jnp.max(own, axis=-1))[..., None]
-        past, now = jnp.exp(past - top), jnp.exp(own - top)
-        total = jnp.sum(past, axis=-1, keepdims=True) + jnp.sum(now, axis=-1, keepdims=True)
-        return (weigh(past, values) + weigh(now, own_values)) / total
+    def past(state, size, begin=0):
+        """Adds the slots ``begin ...`` of the prefix, at most ``size``."""
+        start = jnp.minimum(begin, prefix[0].shape[2] - size)
+        parts = (jax.lax.dynamic_slice_in_dim(x, start, size, axis=2) for x in prefix)
+        keys, values = (x.reshape(batch * heads, size, -1) for x in parts)
+        slot = start + jnp.arange(size)
+        seen = (slot >= begin) & (slot < length[:, None])
+        bias = jnp.where(seen, 0.0, hidden)[:, None, None, None]
+        return add(state, scores(keys, bias), values)
+
+    def through(size):
+        """The own entries and ``size`` slots, at once or in blocks."""
+        own = scores(own_keys, own_bias)
+        top = jnp.max(own, axis=-1, keepdims=True)
+        now = jnp.exp(own - top)
+        state = weigh(now, own_values), top, jnp.sum(now, axis=-1, keepdims=True)
+        if 0 < size <= BLOCK:
+            state = past(state, size)
+        elif size:
+            count = (jnp.max(length) + BLOCK - 1) // BLOCK
+            body = lambda i, state: past(state, BLOCK, i * BLOCK)  # noqa: E731
+            state = jax.lax.fori_loop(0, count, body, state)
+        return state[0] / state[2]
 
     if prefix is None:
-        out = over(0)
+        out = through(0)
     else:
         sizes = prefix_sizes(prefix[0].shape[2])
-        branches = [lambda s=s: over(s) for s in sizes]
+        branches = [lambda s=s: through(s) for s in sizes]
         out = branches[0]() if len(sizes) == 1 else jax.lax.switch(choice, branches)
     out = out.astype(query.dtype).reshape(batch, heads, groups, nodes, size)
     return out.transpose(0, 1, 4, 2, 3)
+
+
+def _in_place(*arrays) -> bool:
+    """Whether the CPU kernel is made for such arrays."""
+    return all(x.dtype == jnp.float32 for x in arrays)
 
 
 def _settled(x: jax.Array) -> jax.Array:

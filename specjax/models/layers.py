@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from .. import native
 from . import quantize
 from .config import DecoderConfig, RopeScaling
 
@@ -38,9 +39,18 @@ def product(weight: jax.Array, x: jax.Array) -> jax.Array:
     if jax.default_backend() != "cpu":
         return dot(weight, x)
     columns = x.shape[1]
+    if _few(weight, x) and native.chosen():
+        return native.product(weight, x)
     spare = -columns % 8 if 4 < columns < 16 else 0
     y = dot(weight, jnp.pad(x, ((0, 0), (0, spare)))) if spare else dot(weight, x)
     return jax.lax.optimization_barrier(y)[:, :columns]
+
+
+def _few(weight, x) -> bool:
+    """Whether the CPU kernel is made for such a product."""
+    if quantize.is_quantized(weight) or weight.ndim != 2:
+        return False
+    return 1 < x.shape[1] <= native.MOST_COLUMNS and weight.dtype == x.dtype == jnp.float32
 
 
 def once(x: jax.Array) -> jax.Array:

@@ -1,0 +1,399 @@
+// Products of a weight matrix with a few columns, and attention over a cache, for CPUs.
+//
+// Compiled on the machine that runs it (see __init__.py), so `-march=native` decides how wide a
+// vector is. Every function is deterministic: which thread computes a row does not change it.
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16, kSums = 24;
+#elif defined(__AVX__)
+constexpr int kLanes = 8, kSums = 12;
+#else
+constexpr int kLanes = 4, kSums = 24;
+#endif  // kSums: vectors of sums that the registers hold
+constexpr int kFew = 8;           // columns up to which sums run along the rows of the matrix
+constexpr int kWideRows = 6;      // rows in flight when a vector holds columns
+constexpr int kSlots = 128;       // cache slots scored at a time: their keys stay in the L1 cache
+constexpr float kHidden = -1e30f;  // the score of what a node may not see
+constexpr int64_t kChunkBytes = 256 << 10, kLeastBytes = 48 << 10;  // of weights, a task
+
+typedef float Vec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+typedef int32_t IntVec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+
+inline Vec Load(const float* p) { return *reinterpret_cast<const Vec*>(p); }
+inline void Store(float* p, Vec v) { *reinterpret_cast<Vec*>(p) = v; }
+
+// Memory of the calling thread, aligned to a cache line: unaligned vectors cost two loads.
+float* Scratch(int slot, int64_t floats) {
+  thread_local std::array<std::vector<float>, 4> memory;
+  auto& m = memory[slot];
+  if (static_cast<int64_t>(m.size()) < floats + 16) m.resize(floats + 16);
+  return m.data() + (64 - (reinterpret_cast<uintptr_t>(m.data()) & 63)) % 64 / 4;
+}
+
+// Runs body(0 ... tasks-1) on the backend's threads. The caller takes tasks as well and never waits
+// for a thread that has not begun, so a busy pool costs nothing but its help.
+template <typename Body>
+void Parallel(ffi::ThreadPool& pool, int64_t tasks, const Body& body) {
+  const int64_t threads = std::min<int64_t>(pool.num_threads(), tasks);
+  if (threads <= 1) {
+    for (int64_t i = 0; i < tasks; ++i) body(i);
+    return;
+  }
+  struct Shared {
+    std::atomic<int64_t> next{0}, done{0};
+  };
+  auto shared = std::make_shared<Shared>();  // a late thread still finds it, and nothing to do
+  auto run = [shared, tasks, &body] {
+    for (int64_t i; (i = shared->next.fetch_add(1)) < tasks;) {
+      body(i);
+      shared->done.fetch_add(1, std::memory_order_release);
+    }
+  };
+  for (int64_t t = 1; t < threads; ++t) pool.Schedule([run] { run(); });
+  run();
+  while (shared->done.load(std::memory_order_acquire) < tasks) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+}
+
+// ---------------------------------------------------------------- products
+
+// Adds vectors pairwise so that each of the results is spread over half as many lanes.
+template <int H>
+inline Vec Fold(Vec a, Vec b) {
+  IntVec low, high;
+  for (int i = 0; i < kLanes; ++i) {
+    const int group = i / H;
+    low[i] = group / 2 * 2 * H + i % H + (group % 2 ? kLanes : 0);
+    high[i] = low[i] + H;
+  }
+#if defined(__clang__)
+  Vec x, y;
+  for (int i = 0; i < kLanes; ++i) {
+    x[i] = low[i] < kLanes ? a[low[i]] : b[low[i] - kLanes];
+    y[i] = high[i] < kLanes ? a[high[i]] : b[high[i] - kLanes];
+  }
+  return x + y;
+#else
+  return __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high);
+#endif
+}
+
+// Lane i of the result is the sum of v[i].
+template <int N>
+inline Vec Sums(Vec* v) {
+  if constexpr (N == 1) {
+    return v[0];
+  } else {
+    for (int i = 0; i < N / 2; ++i) v[i] = Fold<N / 2>(v[i], v[i + N / 2]);
+    return Sums<N / 2>(v);
+  }
+}
+
+// y[r, m] = sum_k w[r, k] x[m, k] for R rows and M columns; the rows after them are fetched ahead,
+// so that reading from memory and multiplying overlap.
+template <int R, int M>
+inline void Few(const float* w, const float* x, float* y, int64_t in, int64_t stride) {
+  Vec sum[R][M] = {};
+  int64_t k = 0;
+  for (; k + kLanes <= in; k += kLanes) {
+    Vec a[R];
+    for (int r = 0; r < R; ++r) {
+      a[r] = Load(w + r * in + k);
+      __builtin_prefetch(w + (r + R) * in + k);
+    }
+    for (int m = 0; m < M; ++m) {
+      const Vec b = Load(x + m * in + k);
+      for (int r = 0; r < R; ++r) sum[r][m] += a[r] * b;
+    }
+  }
+  constexpr int T = (R * M + kLanes - 1) / kLanes * kLanes;
+  Vec all[T] = {};
+  float total[T];
+  for (int i = 0; i < R * M; ++i) all[i] = sum[i / M][i % M];
+  for (int i = 0; i < T; i += kLanes) Store(total + i, Sums<kLanes>(all + i));
+  for (int r = 0; r < R; ++r) {
+    for (int m = 0; m < M; ++m) {
+      float s = total[r * M + m];
+      for (int64_t t = k; t < in; ++t) s += w[r * in + t] * x[m * in + t];
+      y[r * stride + m] = s;
+    }
+  }
+}
+
+template <int M>
+void FewRows(const float* w, const float* x, float* y, int64_t in, int64_t stride, int64_t rows) {
+  constexpr int R = 2 * M <= kSums ? 2 : 1;
+  int64_t r = 0;
+  for (; r + R <= rows; r += R) Few<R, M>(w + r * in, x, y + r * stride, in, stride);
+  for (; r < rows; ++r) Few<1, M>(w + r * in, x, y + r * stride, in, stride);
+}
+
+using Rows = void (*)(const float*, const float*, float*, int64_t, int64_t, int64_t);
+template <int... M>
+constexpr std::array<Rows, sizeof...(M)> Table(std::integer_sequence<int, M...>) {
+  return {{&FewRows<M + 1>...}};
+}
+constexpr auto kFewRows = Table(std::make_integer_sequence<int, kFew>{});
+
+// y[r, lane] = sum_k w[r * row + k * step] x[k, lane]: a vector holds columns.
+template <int R>
+inline void Wide(const float* w, int64_t row, int64_t step, const float* x, int64_t in, Vec* y) {
+  Vec sum[R] = {};
+  for (int64_t k = 0; k < in; ++k) {
+    const Vec b = Load(x + k * kLanes);
+    for (int r = 0; r < R; ++r) sum[r] += w[r * row + k * step] * b;
+  }
+  for (int r = 0; r < R; ++r) y[r] = sum[r];
+}
+
+// The same for rows that are read from memory: those after them are fetched ahead. Two sums a row
+// halve the rounding.
+template <int R>
+inline void WideAhead(const float* w, const float* x, int64_t in, Vec* y) {
+  Vec sum[R][2] = {};
+  int64_t k = 0;
+  for (; k + 16 <= in; k += 16) {
+    for (int r = 0; r < R; ++r) __builtin_prefetch(w + (r + R) * in + k);
+#pragma GCC unroll 16
+    for (int j = 0; j < 16; ++j) {
+      const Vec b = Load(x + (k + j) * kLanes);
+      for (int r = 0; r < R; ++r) sum[r][j % 2] += w[r * in + k + j] * b;
+    }
+  }
+  for (; k < in; ++k) {
+    const Vec b = Load(x + k * kLanes);
+    for (int r = 0; r < R; ++r) sum[r][0] += w[r * in + k] * b;
+  }
+  for (int r = 0; r < R; ++r) y[r] = sum[r][0] + sum[r][1];
+}
+
+// x [in, columns] -> blocks of kLanes columns, each [in, kLanes], times `scale`; zeros fill up.
+float* PackWide(int slot, const float* x, int64_t in, int64_t columns, float scale) {
+  const int64_t blocks = (columns + kLanes - 1) / kLanes;
+  float* packed = Scratch(slot, blocks * in * kLanes);
+  for (int64_t b = 0; b < blocks; ++b) {
+    const int64_t n = std::min<int64_t>(kLanes, columns - b * kLanes);
+    for (int64_t k = 0; k < in; ++k) {
+      float* to = packed + (b * in + k) * kLanes;
+      for (int64_t m = 0; m < n; ++m) to[m] = x[k * columns + b * kLanes + m] * scale;
+      for (int64_t m = n; m < kLanes; ++m) to[m] = 0.0f;
+    }
+  }
+  return packed;
+}
+
+// weight [out, in], x [in, columns] -> y [out, columns].
+ffi::Error Product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> weight, ffi::Buffer<ffi::F32> x,
+                   ffi::ResultBuffer<ffi::F32> y) {
+  const int64_t out = weight.dimensions()[0], in = weight.dimensions()[1];
+  const int64_t columns = x.dimensions()[1];
+  const float *w = weight.typed_data(), *from = x.typed_data();
+  float* to = y->typed_data();
+  const bool wide = columns > kFew;
+  const float* packed;
+  if (wide) {
+    packed = PackWide(0, from, in, columns, 1.0f);
+  } else {
+    float* turned = Scratch(0, columns * in);
+    for (int64_t k = 0; k < in; ++k)
+      for (int64_t m = 0; m < columns; ++m) turned[m * in + k] = from[k * columns + m];
+    packed = turned;
+  }
+  const int64_t threads = std::max<int64_t>(1, pool.num_threads()), row_bytes = 4 * in;
+  const int64_t bytes = std::clamp(out * row_bytes / (4 * threads), kLeastBytes, kChunkBytes);
+  const int64_t rows = std::max<int64_t>(2, bytes / row_bytes / (2 * kWideRows)) * 2 * kWideRows;
+  Parallel(pool, (out + rows - 1) / rows, [=](int64_t task) {
+    const int64_t begin = task * rows, end = std::min(out, begin + rows);
+    if (!wide) {
+      kFewRows[columns - 1](w + begin * in, packed, to + begin * columns, in, columns,
+                            end - begin);
+      return;
+    }
+    for (int64_t r = begin; r < end; r += kWideRows) {
+      for (int64_t m = 0; m < columns; m += kLanes) {  // the rows are in the L1 cache by now
+        Vec sums[kWideRows];
+        const int64_t n = std::min<int64_t>(kWideRows, end - r);
+        if (n == kWideRows) {
+          WideAhead<kWideRows>(w + r * in, packed + m * in, in, sums);
+        } else {
+          for (int64_t i = 0; i < n; ++i) WideAhead<1>(w + (r + i) * in, packed + m * in, in, sums + i);
+        }
+        for (int64_t i = 0; i < n; ++i)
+          for (int64_t lane = 0; lane < std::min<int64_t>(kLanes, columns - m); ++lane)
+            to[(r + i) * columns + m + lane] = sums[i][lane];
+      }
+    }
+  });
+  return ffi::Error::Success();
+}
+
+// ---------------------------------------------------------------- attention
+
+inline Vec Max(Vec a, Vec b) { return a > b ? a : b; }
+
+// e^x for x <= 0, relative error below 2e-7 (Cephes); 0 below -87.
+inline Vec Exp(Vec x) {
+  const Vec low = Vec{} - 87.0f;
+  const IntVec dead = x < low;
+  x = Max(x, low);
+  const Vec turns = x * 1.44269504088896341f - 0.5f;
+  const IntVec n = __builtin_convertvector(turns, IntVec);  // towards zero: rounds, since x <= 0
+  const Vec f = __builtin_convertvector(n, Vec);
+  const Vec r = (x - f * 0.693359375f) + f * 2.12194440e-4f;
+  Vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  const IntVec bits = (n + 127) << 23;
+  const Vec scaled = p * reinterpret_cast<const Vec&>(bits);
+  return dead ? Vec{} : scaled;
+}
+
+// One key/value head of one row: a running softmax over blocks of slots (2205.14135, forward).
+struct Head {
+  int64_t size, columns, nodes;
+  const float* query;  // packed, [blocks, size, lanes]
+  float* out;          // unnormalised, [blocks, size, lanes]
+  float* stats;        // running maximum and sum, [blocks, 2, lanes]
+
+  // `mask` [count, nodes], or null: all are seen. Column c is about node c % nodes.
+  void Add(const float* keys, const float* values, int64_t count, const bool* mask) {
+    alignas(64) float scores[kSlots * kLanes];
+    for (int64_t b = 0; b * kLanes < columns; ++b) {
+      const float* q = query + b * size * kLanes;
+      int64_t s = 0;
+      Vec* to = reinterpret_cast<Vec*>(scores);
+      for (; s + 8 <= count; s += 8) Wide<8>(keys + s * size, size, 1, q, size, to + s);
+      for (; s < count; ++s) Wide<1>(keys + s * size, size, 1, q, size, to + s);
+      if (mask != nullptr)
+        for (s = 0; s < count; ++s)
+          for (int64_t lane = 0; lane < std::min<int64_t>(kLanes, columns - b * kLanes); ++lane)
+            if (!mask[s * nodes + (b * kLanes + lane) % nodes]) scores[s * kLanes + lane] = kHidden;
+      Vec top = Load(stats + 2 * b * kLanes), sum = Load(stats + (2 * b + 1) * kLanes);
+      const Vec before = top;
+      for (s = 0; s < count; ++s) top = Max(top, to[s]);
+      const Vec fade = Exp(before - top);
+      sum *= fade;
+      for (s = 0; s < count; ++s) sum += to[s] = Exp(to[s] - top);
+      Store(stats + 2 * b * kLanes, top);
+      Store(stats + (2 * b + 1) * kLanes, sum);
+      float* o = out + b * size * kLanes;
+      int64_t e = 0;
+      const auto keep = [&](int64_t from, int64_t rows, const Vec* fresh) {
+        for (int64_t i = 0; i < rows; ++i) {
+          float* at = o + (from + i) * kLanes;
+          Store(at, Load(at) * fade + fresh[i]);
+        }
+      };
+      Vec fresh[16];
+      for (; e + 16 <= size; e += 16) {
+        Wide<16>(values + e, 1, size, scores, count, fresh);
+        keep(e, 16, fresh);
+      }
+      for (; e < size; ++e) {
+        Wide<1>(values + e, 1, size, scores, count, fresh);
+        keep(e, 1, fresh);
+      }
+    }
+  }
+};
+
+// query [B, K, E, G, N], keys and values [B, K, S, E], own keys and values [B, K, M, E],
+// mask [B or 1, M, N], length [B] -> [B, K, E, G, N]. Slots from `length` on are not read.
+ffi::Error Attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> query, ffi::Buffer<ffi::F32> keys,
+                     ffi::Buffer<ffi::F32> values, ffi::Buffer<ffi::F32> own_keys,
+                     ffi::Buffer<ffi::F32> own_values, ffi::Buffer<ffi::PRED> mask,
+                     ffi::Buffer<ffi::S32> length, ffi::ResultBuffer<ffi::F32> out) {
+  const auto dims = query.dimensions();
+  const int64_t batch = dims[0], heads = dims[1], size = dims[2], nodes = dims[4];
+  const int64_t columns = dims[3] * nodes, slots = keys.dimensions()[2];
+  const int64_t own = own_keys.dimensions()[2];
+  const int64_t mask_step = mask.dimensions()[0] == 1 ? 0 : own * nodes;
+  const float *q = query.typed_data(), *k = keys.typed_data(), *v = values.typed_data();
+  const float *ok = own_keys.typed_data(), *ov = own_values.typed_data();
+  const bool* seen = mask.typed_data();
+  const int32_t* lengths = length.typed_data();
+  float* result = out->typed_data();
+  const int64_t blocks = (columns + kLanes - 1) / kLanes;
+
+  const auto head = [=](int64_t task) {
+    const int64_t row = task / heads, used = std::clamp<int64_t>(lengths[row], 0, slots);
+    Head h{size, columns, nodes};
+    h.query = PackWide(1, q + task * size * columns, size, columns, 1 / std::sqrt(float(size)));
+    h.out = Scratch(2, blocks * size * kLanes);
+    h.stats = Scratch(3, blocks * 2 * kLanes);
+    std::fill_n(h.out, blocks * size * kLanes, 0.0f);
+    for (int64_t b = 0; b < blocks; ++b) {
+      std::fill_n(h.stats + 2 * b * kLanes, kLanes, kHidden);
+      std::fill_n(h.stats + (2 * b + 1) * kLanes, kLanes, 0.0f);
+    }
+    for (int64_t s = 0; s < used; s += kSlots) {
+      const int64_t at = (task * slots + s) * size;
+      h.Add(k + at, v + at, std::min<int64_t>(kSlots, used - s), nullptr);
+    }
+    for (int64_t s = 0; s < own; s += kSlots) {
+      const int64_t at = (task * own + s) * size;
+      h.Add(ok + at, ov + at, std::min<int64_t>(kSlots, own - s),
+            seen + row * mask_step + s * nodes);
+    }
+    float* to = result + task * size * columns;
+    for (int64_t b = 0; b < blocks; ++b) {
+      const Vec part = 1.0f / Load(h.stats + (2 * b + 1) * kLanes);
+      for (int64_t e = 0; e < size; ++e) {
+        const Vec o = Load(h.out + (b * size + e) * kLanes) * part;
+        for (int64_t lane = 0; lane < std::min<int64_t>(kLanes, columns - b * kLanes); ++lane)
+          to[e * columns + b * kLanes + lane] = o[lane];
+      }
+    }
+  };
+  int64_t work = 0;  // multiplications of vectors
+  for (int64_t row = 0; row < batch; ++row)
+    work += heads * (std::clamp<int64_t>(lengths[row], 0, slots) + own) * size * blocks * 2;
+  if (work < 100'000) {  // some 15 microseconds: less than waking a thread
+    for (int64_t task = 0; task < batch * heads; ++task) head(task);
+  } else {
+    Parallel(pool, batch * heads, head);
+  }
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxProduct, Product,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxAttention, Attention,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::PRED>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>());

@@ -1,0 +1,192 @@
+"""The C++ kernels compute what XLA computes, and the whole loop runs on them as it does on XLA."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import native
+from specjax.models import attention
+
+problem = native._register()
+needs_kernels = pytest.mark.skipif(problem is not None, reason=f"no kernels: {problem}")
+TESTS = pathlib.Path(__file__).parent
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng([seed, *shape]).standard_normal(shape, dtype=np.float32)
+
+
+def python(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+@needs_kernels
+@pytest.mark.parametrize("out, size", [(1, 1), (7, 5), (61, 129), (530, 767), (4096, 64)])
+def test_product_is_exact_to_rounding_for_every_number_of_columns(out, size):
+    weight = normal(out, size)
+    for columns in (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33):
+        x = normal(size, columns, seed=columns)
+        got = jax.jit(native.product)(weight, x)
+        wanted = weight.astype(np.float64) @ x
+        bound = 1e-6 * np.sqrt(size) * (np.abs(weight) @ np.abs(x)).max() / np.sqrt(size) + 1e-6
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=bound)
+
+
+@needs_kernels
+def test_product_of_a_column_does_not_depend_on_its_neighbours_nor_on_the_threads():
+    weight, x = normal(2000, 300), normal(300, 8)
+    whole = np.asarray(jax.jit(native.product)(weight, x))
+    for _ in range(5):
+        np.testing.assert_array_equal(jax.jit(native.product)(weight, x), whole)
+    for columns in (2, 5, 7):
+        np.testing.assert_array_equal(
+            jax.jit(native.product)(weight, x[:, :columns]), whole[:, :columns]
+        )
+
+
+@needs_kernels
+def test_product_has_the_derivatives_of_a_product():
+    weight, x = normal(5, 7), normal(7, 3)
+
+    def loss(product):
+        return jax.grad(lambda w, x: jnp.sum(jnp.sin(product(w, x))), argnums=(0, 1))
+
+    for got, wanted in zip(loss(native.product)(weight, x), loss(jnp.dot)(weight, x), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+def attention_case(batch, heads, size, groups, nodes, own, slots, spread=1.0):
+    rng = np.random.default_rng([batch, heads, size, groups, nodes, own, slots])
+    query = spread * normal(batch, heads, size, groups, nodes)
+    key, value = normal(batch, heads, own, size, seed=1), normal(batch, heads, own, size, seed=2)
+    prefix = normal(batch, heads, slots, size, seed=3), normal(batch, heads, slots, size, seed=4)
+    mask = rng.random((batch, own, nodes)) < 0.5
+    mask[:, -nodes:] |= np.eye(nodes, dtype=bool)  # a node sees itself
+    length = rng.integers(0, slots + 1, batch).astype(np.int32)
+    return query, key, value, mask, prefix, length
+
+
+def by_hand(query, key, value, mask, prefix, length):
+    """The definition, row by row, in float64."""
+    out = np.zeros(query.shape)
+    for b, used in enumerate(length):
+        keys = np.concatenate([prefix[0][b][:, :used], key[b]], axis=1).astype(np.float64)
+        values = np.concatenate([prefix[1][b][:, :used], value[b]], axis=1)
+        seen = np.concatenate([np.ones((used, mask.shape[2]), bool), mask[b]])
+        score = np.einsum("kse,kegn->ksgn", keys, query[b]) / np.sqrt(query.shape[2])
+        score = np.where(seen[None, :, None], score, -np.inf)
+        weight = np.exp(score - score.max(axis=1, keepdims=True))
+        weight /= weight.sum(axis=1, keepdims=True)
+        out[b] = np.einsum("ksgn,kse->kegn", weight, values)
+    return out
+
+
+CASES = [
+    (1, 4, 64, 3, 8, 8, 512),
+    (3, 2, 20, 2, 5, 9, 300),  # earlier nodes of the draft; no size a multiple of a vector
+    (2, 1, 7, 1, 1, 1, 130),
+    (1, 2, 64, 2, 140, 140, 256),  # a chunk of a prompt
+    (2, 2, 16, 1, 4, 4, 5000),  # longer than a block
+    (1, 2, 16, 1, 4, 4, 2 * attention.BLOCK),
+]
+
+
+@needs_kernels
+@pytest.mark.parametrize("case", CASES)
+def test_attention_kernel_is_softmax_attention(case):
+    query, key, value, mask, prefix, length = attention_case(*case)
+    got = jax.jit(native.attention)(query, *prefix, key, value, mask, length)
+    wanted = by_hand(query, key, value, mask, prefix, length)
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-6 * np.sqrt(case[2]))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_attention_by_xla_is_softmax_attention(case, monkeypatch):
+    monkeypatch.setattr(native, "chosen", lambda: False)
+    query, key, value, mask, prefix, length = attention_case(*case)
+    sizes = np.asarray(attention.prefix_sizes(case[-1]))
+    choice = jnp.int32(np.sum(sizes < length.max()))
+    got = jax.jit(attention.attend)(query, key, value, mask, prefix, length, choice)
+    wanted = by_hand(query, key, value, mask, prefix, length)
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-6 * np.sqrt(case[2]))
+
+
+@needs_kernels
+def test_attention_kernel_does_not_read_slots_beyond_the_length():
+    query, key, value, mask, prefix, length = attention_case(2, 2, 16, 2, 3, 3, 400)
+    length = np.asarray([0, 131], np.int32)
+    clean = jax.jit(native.attention)(query, *prefix, key, value, mask, length)
+    for part in prefix:
+        for row, used in enumerate(length):
+            part[row, :, used:] = np.nan
+    got = jax.jit(native.attention)(query, *prefix, key, value, mask, length)
+    assert np.all(np.isfinite(got))
+    np.testing.assert_array_equal(got, clean)
+
+
+@needs_kernels
+def test_attention_kernel_survives_scores_that_overflow_an_exponential():
+    query, key, value, mask, prefix, length = attention_case(1, 2, 16, 2, 3, 3, 300, spread=1e4)
+    got = jax.jit(native.attention)(query, *prefix, key, value, mask, length)
+    wanted = by_hand(query, key, value, mask, prefix, length)
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-2)
+
+
+def test_memory_of_a_long_prompt_does_not_grow_with_the_prefix(monkeypatch):
+    """XLA's path: blocks of the prefix, not all its scores at once."""
+    monkeypatch.setattr(native, "chosen", lambda: False)
+
+    def scratch(slots):
+        shapes = attention_case(1, 2, 16, 2, 128, 128, 4)
+        query, key, value, mask, _, length = map(jnp.asarray, shapes[:4] + (0,) + shapes[5:])
+        prefix = (jax.ShapeDtypeStruct((1, 2, slots, 16), jnp.float32),) * 2
+        compiled = jax.jit(attention.attend).lower(
+            query, key, value, mask, prefix, length, jnp.int32(0)
+        )
+        return compiled.compile().memory_analysis().temp_size_in_bytes
+
+    assert scratch(16 * attention.BLOCK) < 1.2 * scratch(2 * attention.BLOCK)
+
+
+def test_without_a_compiler_xla_serves_and_a_line_says_so():
+    code = """
+import specjax
+from specjax import native
+out = specjax.generate(specjax.load("embedded"), "def f(x):", drafter="ngram", max_new_tokens=8)
+print(native.chosen(), len(out.tokens[0]))
+"""
+    done = python(code, PATH="/nowhere", SPECJAX_NATIVE="auto")
+    assert done.stdout.split() == ["False", "8"], done.stderr
+    assert "no C++ compiler" in done.stderr
+    always = python(code, PATH="/nowhere", SPECJAX_NATIVE="always")
+    assert "SPECJAX_NATIVE=always, but there are no kernels: there is no C++" in always.stderr
+
+
+def test_an_unknown_wish_is_refused():
+    done = python("from specjax import native; native.chosen()", SPECJAX_NATIVE="yes")
+    assert "SPECJAX_NATIVE='yes': it must be auto, always or never" in done.stderr
+
+
+@needs_kernels
+def test_loop_on_kernels_passes_the_tests_of_the_loop():
+    """Held-out prompts, conformance, compiled copies: the other files' tests, on the kernels."""
+    files = [TESTS / name for name in ("test_heldout.py", "test_decoder.py", "test_edges.py")]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *map(str, files)],
+        env=os.environ | {"SPECJAX_NATIVE": "always", "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        cwd=TESTS.parent,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
