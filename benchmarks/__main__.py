@@ -1,0 +1,72 @@
+"""Runs a named suite: ``python -m benchmarks cpu``; results go to ``benchmarks/results/cpu``.
+
+Every finished row is kept at once, so that an interrupted suite goes on where it was; other
+settings or another commit begin anew, with the earlier rows set aside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns 0 if every row was measured, 1 if some failed, 2 for bad input, 130 for Ctrl-C."""
+    args = _parser().parse_args(arguments)
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves memory to the peers
+    if args.suite == "cpu":
+        os.environ["JAX_PLATFORMS"] = "cpu"
+    from . import runner, suites  # brings JAX along, which reads the environment first
+
+    options = {k: v for k, v in vars(args).items() if k in suites.OPTIONS and v is not None}
+    try:
+        return runner.run_suite(
+            args.suite,
+            options,
+            folder=args.out
+            or RESULTS / (f"{args.suite}-rehearsal" if args.rehearse else args.suite),
+            cache=args.cache or _cache(),
+            rehearse=args.rehearse,
+            fresh=args.fresh,
+        )
+    except ValueError as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("benchmarks: stopped; the same command goes on from here", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("suite", help="smoke, cpu, gpu, scaling, peers")
+    parser.add_argument("--out", type=Path, help="folder of the results")
+    parser.add_argument("--cache", type=Path, help="folder of the pairs that are made")
+    parser.add_argument("--fresh", action="store_true", help="forget the rows measured before")
+    parser.add_argument(
+        "--rehearse", action="store_true", help="the gpu suite in miniature, on any machine"
+    )
+    parser.add_argument(
+        "--redraw", action="store_true", help="only table and plots, from the kept rows"
+    )
+    parser.add_argument("--pair", help="shape of the pair: tiny, 100m, 8b")
+    parser.add_argument("--agreement", type=float, help="of drafter and target, 0.05 to 1")
+    parser.add_argument("--drafts", type=int, nargs="+", help="tokens drafted a round")
+    parser.add_argument("--batches", type=int, nargs="+")
+    parser.add_argument("--contexts", type=int, nargs="+", help="tokens before the first new one")
+    parser.add_argument("--prompts", type=int, help="held-out prompts of the embedded pair")
+    parser.add_argument("--repetitions", type=int, help="of each measurement, at least 6")
+    return parser
+
+
+def _cache() -> Path:
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(caches) / "specjax" / "pairs"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

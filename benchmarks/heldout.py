@@ -1,0 +1,115 @@
+"""Plain against speculative decoding of the embedded pair over held-out prompts: real text."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import time
+
+import jax
+import numpy as np
+
+import specjax
+from specjax import job
+from specjax.comparison import repeated_ngrams
+
+COUNTS = ("rounds", "emitted", "drafted", "accepted")
+RESAMPLES = 2000  # of the prompts, for an interval
+
+
+def prompts(count: int) -> list[str]:
+    """The first ``count`` held-out prompts that ship with the package."""
+    file = pathlib.Path(specjax.__file__).parent / "data" / "heldout_prompts.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines()
+    if count > len(lines):
+        raise ValueError(f"prompts={count}: {len(lines)} held-out prompts ship with the package")
+    return [json.loads(line)["text"] for line in lines[:count]]
+
+
+def measure_prompts(
+    bench,
+    *,
+    drafter: str,
+    num_draft: int,
+    temperature: float,
+    prompts: int,
+    new: int = 64,
+    repetitions: int = 3,
+) -> dict:
+    """Ratios over many prompts, batch 1, with an interval over the prompts.
+
+    Each prompt is decoded plainly and speculatively in turn; of its ``repetitions`` the fastest
+    counts. Two ratios: of whole runs (reading the prompt included), and of the rounds alone.
+    """
+    lm, texts = specjax.load("embedded"), globals()["prompts"](prompts)
+    seconds, stats, same, rows, accepted_at = [], [], [], [], []
+    for index, text in enumerate(texts):
+        common = dict(max_new_tokens=new, temperature=temperature, seed=index)
+        works = [
+            job.prepare(lm, text, drafter=None, **common),
+            job.prepare(lm, text, drafter=drafter, num_draft=num_draft, **common),
+        ]
+        if index == 0:
+            for work in works:
+                _run(work)
+        best = np.full((2, 2), np.inf)
+        for repetition in range(repetitions):
+            outs = [None, None]
+            for which in (0, 1) if (index + repetition) % 2 else (1, 0):
+                *spent, outs[which] = _run(works[which])
+                best[which] = np.minimum(best[which], spent)
+        seconds.append(best)
+        plain, fast = outs
+        stats.append([int(np.sum(getattr(fast.stats, k))) for k in COUNTS])
+        stats[-1].append(int(plain.stats.emitted[0]))
+        accepted_at.append(np.asarray(fast.stats.accepted_at)[0])
+        texts_of = [np.asarray(o.tokens)[0, : int(o.lengths[0])] for o in outs]
+        same.append(np.array_equal(*texts_of))
+        rows.append(texts_of[1][len(works[1].prompts[0]) :])
+    seconds, stats = np.asarray(seconds), np.asarray(stats, float)
+    rounds, emitted, drafted, accepted, plain_emitted = stats.T
+
+    result = {}
+    for name, spent in (("whole", seconds.sum(axis=2)), ("rounds", seconds[:, :, 1])):
+        result[f"ratio_{name}"] = _ratio(spent, emitted, plain_emitted)
+        result[f"plain_tokens_per_second_{name}"] = plain_emitted.sum() / spent[:, 0].sum()
+        result[f"tokens_per_second_{name}"] = emitted.sum() / spent[:, 1].sum()
+    return result | {
+        "tau": emitted.sum() / rounds.sum(),
+        "acceptance": accepted.sum() / max(1.0, drafted.sum()),
+        "acceptance_by_position": (np.sum(accepted_at, axis=0) / rounds.sum()).tolist(),
+        "repeated_4grams": repeated_ngrams(rows),
+        "identical": f"{sum(same)} of {len(same)}" if temperature == 0 else None,
+        "seconds_per_round": seconds[:, 1, 1].sum() / rounds.sum(),
+        "seconds_per_plain_step": seconds[:, 0, 1].sum() / plain_emitted.sum(),
+    }
+
+
+def _run(work: job.Job) -> tuple[float, float, specjax.Decoded]:
+    """Seconds of reading the prompt, seconds of the rounds, and what came out."""
+    begin = time.perf_counter()
+    state = jax.block_until_ready(work.start())
+    middle = time.perf_counter()
+    state = jax.block_until_ready(work.burst(work.capacity, state))
+    return middle - begin, time.perf_counter() - middle, specjax.loop.result(state)
+
+
+def _ratio(spent: np.ndarray, emitted: np.ndarray, plain_emitted: np.ndarray) -> dict:
+    """Tokens a second, speculative over plain, with a bootstrap interval over the prompts.
+
+    ``spent``: seconds ``[prompts, 2]``, plain first; ``emitted``: tokens ``[prompts]``.
+    """
+
+    def ratio(pick) -> float:
+        speculative = emitted[pick].sum() / spent[pick, 1].sum()
+        return float(speculative / (plain_emitted[pick].sum() / spent[pick, 0].sum()))
+
+    rng, size = np.random.default_rng(0), len(spent)
+    boot = [ratio(rng.integers(0, size, size)) for _ in range(RESAMPLES)]
+    low, high = np.quantile(boot, [0.025, 0.975])
+    return {
+        "median": ratio(slice(None)),
+        "low": float(low),
+        "high": float(high),
+        "confidence": 0.95,
+    }

@@ -1,0 +1,112 @@
+"""Requests over token ids, as suites decode them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import drafters, job, loop
+from specjax.drafters.model import DraftModelState
+from specjax.models import as_drafter
+from specjax.sampling import Sampling
+
+from . import pairs
+
+SHORT = 32  # tokens really read where a long context is made up
+
+
+def make_job(
+    pair: pairs.Pair,
+    drafter: str,
+    num_draft: int,
+    tokens: np.ndarray,
+    new: int,
+    *,
+    temperature: float = 0.0,
+    capacity: int | None = None,
+) -> job.Job:
+    """A request over token ids ``[B, T]``, ready to run.
+
+    Args:
+      drafter: ``plain``, ``draft``, ``ngram``, or ``adaptive NAME`` for one of the latter two.
+      capacity: of the buffers; None: as ``specjax.generate`` would choose it.
+    """
+    found, params = _drafter(pair, drafter, num_draft)
+    limit = pair.target.config.context_length
+    if capacity is None:
+        capacity = job.round_up(tokens.shape[1] + new, job.SMALLEST_BUFFER, limit)
+    request, capacity = loop.prepare(
+        pair.target.target,
+        found,
+        tokens,
+        np.full((len(tokens),), tokens.shape[1], np.int32),
+        jax.random.key(0),
+        new,
+        Sampling(temperature=temperature),
+        capacity,
+        (),
+    )
+    return job.Job(
+        lm=pair.target,
+        prompts=list(tokens),
+        drafter=found,
+        rule="auto",
+        capacity=capacity,
+        params={"target": pair.target.params, "drafter": params},
+        request=request,
+    )
+
+
+def _drafter(pair: pairs.Pair, name: str, num_draft: int):
+    """The drafter object and its weights."""
+    if name == "plain":
+        return drafters.Plain(), None
+    if name == "ngram":
+        return drafters.NGram(num_draft=num_draft), None
+    if name == "draft":
+        model = as_drafter(pair.target, pair.draft)
+        return drafters.DraftModel(num_draft=num_draft, model=model), pair.draft.params
+    raise ValueError(f"drafter={name!r} is unknown; known: plain, ngram, draft")
+
+
+def made_up(work: job.Job, pair: pairs.Pair, context: int, new: int) -> loop.State:
+    """The state of a job as if it had read ``context`` random tokens.
+
+    Reading 32,000 tokens takes minutes on a CPU and is not what is measured. Entries are drawn
+    from a normal law as wide as the few really read, in a small buffer; the drafter's are those
+    of the target's first layers, whose copy it is.
+    """
+    small = dataclasses.replace(work, capacity=job.SMALLEST_BUFFER).start()
+    state = jax.tree.map(_grown, small, jax.eval_shape(work.start))
+    tokens = np.random.default_rng(0).integers(
+        0, pair.target.config.vocab_size, state.tokens.shape, dtype=np.int32
+    )
+    leaves, structure = jax.tree.flatten(small.cache)
+    keys = jax.random.split(jax.random.key(0), len(leaves))
+    wide = [jnp.std(leaf[:, :, : SHORT - 1].astype(jnp.float32)) for leaf in leaves]
+    drawn = [
+        (jax.random.normal(key, leaf.shape) * by).astype(leaf.dtype)
+        for key, leaf, by in zip(keys, jax.tree.leaves(state.cache), wide, strict=True)
+    ]
+    cache, learned = structure.unflatten(drawn), state.drafter
+    if isinstance(learned, DraftModelState):
+        early = cache[: pair.draft.config.num_layers]
+        learned = dataclasses.replace(learned, cache=jax.tree.map(jnp.copy, early))
+    return dataclasses.replace(
+        state,
+        tokens=jnp.where(jnp.arange(work.capacity) < context, tokens, 0),
+        length=jnp.full_like(state.length, context),
+        budget=jnp.full_like(state.budget, new),
+        cache=cache,
+        drafter=learned,
+    )
+
+
+def _grown(x: jax.Array, like) -> jax.Array:
+    """``x`` with zeros behind it, in the shape of ``like``."""
+    if x.shape == like.shape:
+        return x
+    return jnp.pad(x, [(0, n - m) for n, m in zip(like.shape, x.shape, strict=True)])

@@ -1,0 +1,249 @@
+"""What a row of a suite measures: ``KINDS[kind](bench, **settings) -> figures``.
+
+Figures are plain numbers, lists and dictionaries, ready for JSON. Seconds are medians unless a
+name says otherwise; ratios are of pairs of runs that were made in turn, above 1 where the second
+is faster, and stand with an interval of about 95 %.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import job, loop, measure
+from specjax.comparison import repeated_ngrams
+
+from . import heldout, micro, pairs, peers
+from .figures import interval, spread
+from .jobs import SHORT, made_up, make_job
+
+PART_ROUNDS = 8  # consecutive rounds over which a round's parts are timed
+PARTS = ("draft", "verify", "accept", "commit", "observe")
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """What rows share within one run of a suite.
+
+    Attributes:
+      cache: folder of the made pairs' checkpoints.
+      dtype: of weights and caches.
+      on_device: pairs are made on the device and never written.
+    """
+
+    cache: Path
+    dtype: str = "float32"
+    on_device: bool = False
+
+    def pair(self, name: str, agreement: float | None = None) -> pairs.Pair:
+        """A pair; the last one is kept, so give rows of one pair one after the other."""
+        return _pair(name, agreement, self.dtype, None if self.on_device else self.cache)
+
+    def bandwidth(self) -> float:
+        """Bytes a second that the best product reads, now."""
+        return measure.bandwidth(dtype=self.dtype, repetitions=5).best
+
+
+@functools.lru_cache(maxsize=1)
+def _pair(name, agreement, dtype, cache):
+    if name == "embedded":
+        return pairs.embedded(dtype)
+    return pairs.pair(name, agreement, dtype=dtype, cache=cache)
+
+
+# ---------------------------------------------------------------- kinds of rows
+
+
+def bandwidth(bench: Bench) -> dict:
+    """Bytes a second that products with a few columns read."""
+    found = measure.bandwidth(dtype=bench.dtype)
+    return {"best": found.best, "by_columns": found.by_columns, "weights": found.weights}
+
+
+def decode(
+    bench: Bench,
+    *,
+    pair: str,
+    drafter: str,
+    num_draft: int = 0,
+    agreement: float | None = None,
+    batch: int = 1,
+    context: int = 64,
+    new: int = 64,
+    temperature: float = 0.0,
+    read: bool = True,
+    parts: bool = True,
+    repetitions: int = 7,
+) -> dict:
+    """Plain and speculative decoding of one batch, in turn.
+
+    ``read=False`` makes the context up instead of reading it, see ``made_up``. ``parts``: also
+    measures a round's parts, bandwidth, memory and compilation, which takes as long again.
+    """
+    made = bench.pair(pair, agreement)
+    tokens = pairs.prompts(made.target.config, batch, context if read else SHORT)
+    # room for the rounds whose parts are timed
+    limit = made.target.config.context_length
+    end = context + max(new, PART_ROUNDS * (num_draft + 1) + new if parts else 0)
+    capacity = job.round_up(min(end, limit), job.SMALLEST_BUFFER, limit)
+    common = dict(temperature=temperature, capacity=capacity)
+    works = {
+        "plain": make_job(made, "plain", 0, tokens, new, **common),
+        "speculative": make_job(made, drafter, num_draft, tokens, new, **common),
+    }
+    begins = {
+        name: work.start if read else functools.partial(made_up, work, made, context, new)
+        for name, work in works.items()
+    }
+    ends = {name: work.burst(capacity, begins[name]()) for name, work in works.items()}
+    texts = {name: np.asarray(end.tokens)[:, context : context + new] for name, end in ends.items()}
+    stats = ends["speculative"].stats
+
+    calls = {}
+    for name, work in works.items():
+        run = functools.partial(_rounds, work)
+        calls[name] = measure.Call(run, begins[name])
+        if read:
+            calls[f"{name} read"] = measure.Call(work.start)
+            calls[f"{name} first"] = measure.first_token(work)
+    rates = [bench.bandwidth()] if parts else []
+    seconds = measure.alternate(calls, repetitions=repetitions, warmup=1)
+    rates += [bench.bandwidth()] if parts else []
+
+    emitted = batch * new
+    step = np.median(seconds["plain"]) / new
+    used = measure.weight_bytes(made.target) + _entries(works["plain"], context + new // 2)
+    figures = {
+        "synthetic": made.synthetic,
+        "pair_found": made.describe(),
+        "drafter_name": stats.drafter,
+        "tau": stats.tau,
+        "acceptance": stats.acceptance if num_draft else None,
+        "acceptance_by_position": stats.acceptance_by_position.tolist(),
+        "rounds": int(np.max(stats.rounds)),
+        "emitted": int(np.sum(stats.emitted)),
+        "plain_tokens_per_second": spread(emitted / seconds["plain"]),
+        "tokens_per_second": spread(emitted / seconds["speculative"]),
+        "ratio_rounds": interval(measure.ratio(seconds["plain"], seconds["speculative"])),
+        "seconds_per_plain_step": float(step),
+        "seconds_per_round": float(np.median(seconds["speculative"]) / np.max(stats.rounds)),
+        "seconds_per_token": {name: spread(seconds[name] / new) for name in works},
+        "roofline_fraction": float(used / max(rates) / step) if parts else None,
+        "repeated_4grams": repeated_ngrams(list(texts["speculative"])),
+        "identical": None
+        if temperature
+        else bool(np.array_equal(texts["plain"], texts["speculative"])),
+    }
+    if read:
+        whole = {name: seconds[name] + seconds[f"{name} read"] for name in works}
+        figures["ratio_whole"] = interval(measure.ratio(whole["plain"], whole["speculative"]))
+        figures["first_token"] = {n: spread(seconds[f"{n} first"]) for n in works}
+    if parts:
+        figures |= _anatomy(works["speculative"], begins["speculative"], num_draft)
+    return figures
+
+
+def _rounds(work: job.Job, state: loop.State):
+    return work.burst(work.capacity, state).length
+
+
+def _entries(work: job.Job, length: int) -> int:
+    """Bytes of the target's cache that a step at ``length`` reads."""
+    cache = jax.eval_shape(work.start).cache
+    return measure.tree_bytes(cache) * length // work.capacity
+
+
+def _anatomy(work: job.Job, begin, num_draft: int) -> dict:
+    """A round split into its parts, the loop's efficiency, memory, seconds to compile."""
+    state = jax.block_until_ready(work.burst(2, begin()))
+    room = work.capacity - int(jnp.max(state.length))
+    rounds = min(PART_ROUNDS, room // (num_draft + 1))
+    figures = {"memory": dataclasses.asdict(measure.memory(work))}
+    if rounds:
+        seconds = measure.alternate(measure.parts(work, state, rounds=rounds), repetitions=7)
+        figures["parts"] = {name: float(np.median(seconds[name])) for name in (*PARTS, "round")}
+        figures["loop_efficiency"] = interval(measure.loop_efficiency(seconds))
+    return figures
+
+
+def passes(
+    bench: Bench,
+    *,
+    pair: str,
+    nodes: list[int],
+    agreement: float | None = None,
+    batch: int = 1,
+    length: int = 255,
+    capacity: int = 512,
+    repetitions: int = 15,
+) -> dict:
+    """T(N): the target's pass over N nodes, against T(1) and against the floor.
+
+    The floor is the time in which the weights are read at the bandwidth of the best product, of
+    those measured right before and right after.
+    """
+    made = bench.pair(pair, agreement)
+    rates = [bench.bandwidth()]
+    seconds = measure.pass_seconds(
+        made.target, nodes, batch=batch, length=length, capacity=capacity, repetitions=repetitions
+    )
+    rates.append(bench.bandwidth())
+    floor = measure.weight_bytes(made.target) / max(rates)
+    return {
+        "bandwidth": {"before": rates[0], "after": rates[1]},
+        "pair_found": made.describe(),
+        "floor": floor,
+        "seconds": {n: spread(s) for n, s in seconds.items()},
+        "over_floor": {n: interval(measure.median_interval(s / floor)) for n, s in seconds.items()},
+        "over_one": {
+            n: interval(measure.ratio(s, seconds[nodes[0]]))
+            for n, s in seconds.items()
+            if nodes[0] == 1
+        },
+    }
+
+
+def buffers(
+    bench: Bench,
+    *,
+    pair: str,
+    capacities: list[int],
+    agreement: float | None = None,
+    nodes: int = 1,
+    length: int = 255,
+    repetitions: int = 15,
+) -> dict:
+    """One pass at one length in buffers of several sizes: cost must follow the tokens in use."""
+    made = bench.pair(pair, agreement)
+    calls = {
+        str(c): measure.pass_call(made.target, nodes, length=length, capacity=c) for c in capacities
+    }
+    seconds = measure.alternate(calls, repetitions=repetitions)
+    first = seconds[str(capacities[0])]
+    return {
+        "seconds": {c: spread(s) for c, s in seconds.items()},
+        "over_first": {c: interval(measure.ratio(s, first)) for c, s in seconds.items()},
+    }
+
+
+KINDS = {
+    "bandwidth": bandwidth,
+    "passes": passes,
+    "buffers": buffers,
+    "decode": decode,
+    "heldout": heldout.measure_prompts,
+    "product": micro.product_orders,
+    "attention": micro.attention_layouts,
+    "peer": peers.side_by_side,
+}
+
+
+def run(row: dict, bench: Bench) -> dict:
+    """The figures of one row, ``{"kind": ..., **settings}``."""
+    settings = {k: v for k, v in row.items() if k not in ("kind", "threads")}
+    return KINDS[row["kind"]](bench, **settings)

@@ -1,0 +1,254 @@
+"""Runs the rows of a suite, keeps each as soon as it is there, and goes on where a run stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import hashlib
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import jax
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from . import report, rows, suites
+from .peers import MissingPeerError
+
+HERE = Path(__file__).parent
+KEPT, ASIDE = "rows.jsonl", "rows.before.jsonl"
+PACKAGES = ("jax", "jaxlib", "flax", "numpy", "torch", "transformers")
+
+
+def run_suite(
+    name: str,
+    options: dict,
+    *,
+    folder: Path,
+    cache: Path,
+    rehearse: bool = False,
+    fresh: bool = False,
+) -> int:
+    """Measures what is not measured yet; writes table and plots, even when interrupted.
+
+    Args:
+      name: of the suite.
+      options: of the suite, see ``suites.py``.
+      folder: of the results.
+      cache: folder of the checkpoints of made pairs.
+      rehearse: the gpu suite in miniature.
+      fresh: begins anew; the earlier rows are set aside.
+
+    Returns:
+      0, or 1 if a row failed or was skipped.
+
+    Raises:
+      ValueError: see ``suites.rows_of``; a gpu suite without a GPU; a rehearsal of another suite.
+    """
+    if rehearse and name != "gpu":
+        raise ValueError(f"--rehearse is for the suite gpu, in miniature; {name} runs as it is")
+    if rehearse:
+        options = {"pair": "tiny"} | options
+    wanted = suites.rows_of(name, **options)
+    if name == "gpu" and not rehearse and jax.default_backend() != "gpu":
+        raise ValueError(
+            f"the suite gpu needs a GPU; JAX sees {jax.devices()[0].device_kind} here: install "
+            '".[cuda]" or ".[rocm]" where there is one, or rehearse it in miniature: --rehearse'
+        )
+    bench = rows.Bench(
+        cache=cache,
+        dtype="bfloat16" if name == "gpu" else "float32",
+        on_device=name == "gpu",
+    )
+    header = {"suite": name, "options": options, "rehearsal": rehearse, **where()}
+    kept = Kept(folder, header, fresh)
+    todo = [row for row in wanted if row not in kept.finished]
+    console = Console(stderr=True)
+    if len(todo) < len(wanted):
+        console.print(f"{len(wanted) - len(todo)} of {len(wanted)} rows are there: going on")
+    clean = True
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    try:
+        with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
+            task = progress.add_task(name, total=len(todo))
+            for row in todo:
+                progress.update(task, description=f"{name}: {report.label(row)}")
+                outcome = _measure(row, bench)
+                kept.add({"row": row, **outcome})
+                clean &= "figures" in outcome
+                progress.advance(task)
+                console.print(_line(row, outcome), markup=False, highlight=False)
+    finally:
+        report.write(folder, kept.header, kept.outcomes(wanted))
+    console.print(f"{folder / 'README.md'}", highlight=False)
+    return 0 if clean else 1
+
+
+class Kept:
+    """The rows of a folder: one JSON line each, behind a first line that says whence they are."""
+
+    def __init__(self, folder: Path, header: dict, fresh: bool):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.file, self.header, self.lines = folder / KEPT, header, []
+        if self.file.exists():
+            found = _read(self.file)
+            same = found and _identity(found[0]) == _identity(header)
+            if same and not fresh:
+                self.header, self.lines = found[0], found[1:]
+            else:
+                os.replace(self.file, folder / ASIDE)
+        # anew, without what an interrupted write may have left
+        self._rewrite()
+
+    def _rewrite(self) -> None:
+        beside = self.file.with_suffix(".new")
+        beside.write_text("".join(json.dumps(x) + "\n" for x in (self.header, *self.lines)))
+        os.replace(beside, self.file)
+
+    @property
+    def finished(self) -> list[dict]:
+        """Rows that have figures; what was skipped or failed is tried again."""
+        return [line["row"] for line in self.lines if "figures" in line]
+
+    def add(self, line: dict) -> None:
+        """Keeps a row at once."""
+        line = plain_numbers(line)
+        self.lines.append(line)
+        with self.file.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def outcomes(self, wanted: list[dict]) -> list[dict]:
+        """The last line of each wanted row that has one, in their order."""
+        last = {json.dumps(line["row"], sort_keys=True): line for line in self.lines}
+        keys = [json.dumps(row, sort_keys=True) for row in wanted]
+        return [last[key] for key in keys if key in last]
+
+
+def plain_numbers(value):
+    """The same without NaN and infinity, which JSON does not have: None in their place."""
+    if isinstance(value, dict):
+        return {str(k): plain_numbers(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_numbers(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _read(file: Path) -> list[dict]:
+    lines = []
+    for text in file.read_text().splitlines():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:  # cut off while it was written
+            break
+    return lines
+
+
+def _identity(header: dict) -> str:
+    """What must be the same for rows of two runs to stand in one table."""
+    return json.dumps({k: v for k, v in header.items() if k != "date"}, sort_keys=True)
+
+
+def _measure(row: dict, bench: rows.Bench) -> dict:
+    """``{"figures": ...}``, or ``{"skipped": why}``, or ``{"failed": why}``; and what it took."""
+    begin, used = time.perf_counter(), time.process_time()
+    try:
+        threads = row.get("threads")
+        alone = threads is not None and str(threads) != os.environ.get("NPROC")
+        outcome = _in_child(row, bench) if alone else {"figures": rows.run(row, bench)}
+    except MissingPeerError as error:
+        outcome = {"skipped": str(error)}
+    except Exception as error:  # one row must not cost the others
+        traceback.print_exc()
+        outcome = {"failed": f"{type(error).__name__}: {error}"[:500]}
+    spent = time.perf_counter() - begin
+    outcome["seconds"] = round(spent, 1)
+    if not alone:
+        outcome["cores"] = round((time.process_time() - used) / spent, 2)
+    return outcome
+
+
+def _in_child(row: dict, bench: rows.Bench) -> dict:
+    """Measures in a process of its own: the number of threads is fixed when JAX starts."""
+    given = dataclasses.asdict(bench) | {"cache": str(bench.cache)}
+    found = subprocess.run(
+        [sys.executable, "-m", "benchmarks.child"],
+        input=json.dumps({"row": row, "bench": given}),
+        env=os.environ | {"NPROC": str(row["threads"])},
+        cwd=HERE.parent,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return json.loads(found.stdout.splitlines()[-1])
+
+
+def redraw(folder: Path) -> None:
+    """Writes table and plots anew from what a folder holds, wherever it was measured.
+
+    Raises:
+      ValueError: it holds no rows.
+    """
+    lines = _read(folder / KEPT) if (folder / KEPT).exists() else []
+    if not lines:
+        raise ValueError(f"--redraw: {folder} holds no {KEPT}: run the suite first")
+    report.write(folder, lines[0], [line for line in lines[1:] if "row" in line])
+
+
+def _line(row: dict, outcome: dict) -> str:
+    said = outcome.get("skipped") or outcome.get("failed")
+    word = "skipped" if "skipped" in outcome else "FAILED"
+    what = f"{word}: {said}" if said else report.summary(row, outcome["figures"])
+    return f"{report.label(row)}: {what} ({outcome['seconds']:.0f} s)"
+
+
+def where() -> dict:
+    """Machine, device, versions, commit, date."""
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [
+            x.split(":")[1].strip() for x in info.read_text().splitlines() if "model name" in x
+        ]
+        model = names[0] if names else model
+    return {
+        "device": str(jax.devices()[0].device_kind),
+        "processor": model,
+        "cores": os.cpu_count(),
+        "threads": os.environ.get("NPROC", "all"),
+        "python": platform.python_version(),
+        **{package: _version(package) for package in PACKAGES},
+        "commit": commit(),
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def commit() -> str:
+    """The commit, with a mark of what was changed since; ``unknown`` outside of a repository."""
+
+    def git(*arguments):
+        command = ["git", *arguments]
+        return subprocess.run(command, cwd=HERE, capture_output=True, check=True).stdout
+
+    try:
+        found = git("rev-parse", "--short", "HEAD").decode().strip()
+        changed = git("diff", "HEAD", "--", "../specjax", ".", ":!results")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return found + ("+" + hashlib.sha256(changed).hexdigest()[:6] if changed else "")

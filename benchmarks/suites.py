@@ -1,0 +1,162 @@
+"""Named suites: each returns its rows, ``{"kind": ..., **settings}``, in the order of running.
+
+Rows of one pair stand together, since a pair is made once. What matters most comes first, so that
+an interrupted suite has it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+
+from .pairs import SHAPES
+
+Row = dict
+
+
+def smoke(pair: str = "tiny", agreement: float = 0.8, repetitions: int = 6) -> list[Row]:
+    """Every kind of row once, in miniature: a test of the instrument, not of the machine."""
+    of = dict(pair=pair, agreement=agreement)
+    common = dict(**of, new=24, repetitions=repetitions)
+    return [
+        {"kind": "bandwidth"},
+        {"kind": "passes", **of, "nodes": [1, 4], "repetitions": repetitions},
+        {"kind": "buffers", **of, "capacities": [512, 2048], "repetitions": repetitions},
+        {"kind": "decode", **common, "drafter": "plain"},
+        {"kind": "decode", **common, "drafter": "draft", "num_draft": 3},
+        {"kind": "decode", **common, "drafter": "ngram", "num_draft": 3, "parts": False},
+        {"kind": "decode", **common, "drafter": "draft", "num_draft": 3, "context": 1024}
+        | {"batch": 2, "read": False, "parts": False},
+        {"kind": "product", "columns": [1, 4], "outputs": 512, "inputs": 256}
+        | {"repetitions": repetitions},
+        {"kind": "attention", "lengths": [256], "nodes": [1, 4], "repetitions": repetitions},
+        {"kind": "heldout", "drafter": "ngram", "num_draft": 3, "temperature": 0.0}
+        | {"prompts": 3, "new": 16, "repetitions": 2, "threads": 1},
+        {"kind": "peer", **of, "num_draft": 3, "new": 16, "repetitions": repetitions},
+    ]
+
+
+def cpu(
+    pair: str = "100m",
+    agreement: float = 0.8,
+    drafts: Sequence[int] = (3, 7),
+    prompts: int = 40,
+    repetitions: int = 7,
+) -> list[Row]:
+    """A processor: the fast path, a 100M pair, and the embedded pair on real text."""
+    of = dict(pair=pair, agreement=agreement)
+    common = dict(kind="decode", **of, repetitions=repetitions)
+    rows = [
+        {"kind": "bandwidth"},
+        {"kind": "passes", **of, "nodes": [1, 2, 4, 8, 16, 32]},
+        {"kind": "buffers", **of, "capacities": [512, 4096, 32_768]},
+        {**common, "drafter": "plain"},
+        *({**common, "drafter": "draft", "num_draft": n} for n in drafts),
+        {**common, "drafter": "ngram", "num_draft": drafts[0]},
+        {**common, "drafter": "draft", "num_draft": drafts[0], "temperature": 1.0},
+    ]
+    rows += [
+        {"kind": "product", "columns": [1, 4, 8, 16, 32]},
+        {"kind": "attention", "lengths": [256, 1024, 4096], "nodes": [1, 8]},
+    ]
+    text = dict(kind="heldout", prompts=prompts, threads=1)
+    for temperature in (0.0, 1.0):
+        for drafter, n in (("ngram", 3), ("ngram", 7), ("draft", 3)):
+            rows.append({**text, "drafter": drafter, "num_draft": n, "temperature": temperature})
+    return rows
+
+
+def scaling(
+    pair: str = "100m",
+    agreement: float = 0.8,
+    batches: Sequence[int] = (1, 4, 16, 64),
+    contexts: Sequence[int] = (256, 4096, 32_704),
+    nodes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
+    drafts: Sequence[int] = (1, 3, 7, 15),
+    repetitions: int = 6,
+) -> list[Row]:
+    """Batch 1 to 64, context 256 to 32k, N 1 to 64, of one pair."""
+    common = dict(kind="decode", pair=pair, agreement=agreement, drafter="draft", new=32)
+    common |= dict(repetitions=repetitions, parts=False)
+    return [
+        {"kind": "bandwidth"},
+        {"kind": "passes", "pair": pair, "agreement": agreement, "nodes": list(nodes)},
+        *({**common, "num_draft": n} for n in drafts),
+        *({**common, "num_draft": 3, "context": c, "read": False} for c in contexts),
+        *({**common, "num_draft": 3, "batch": b, "new": 16} for b in batches if b > 1),
+    ]
+
+
+def peers(
+    pair: str = "100m",
+    agreement: float = 0.8,
+    drafts: Sequence[int] = (3, 7),
+    prompts: int = 4,
+    repetitions: int = 7,
+) -> list[Row]:
+    """Hugging Face transformers in the same run: a 100M pair, and the embedded pair."""
+    of = dict(kind="peer", pair=pair, agreement=agreement, repetitions=repetitions)
+    text = dict(kind="peer", pair="embedded", rows=prompts, repetitions=repetitions, threads=1)
+    return [
+        *({**of, "num_draft": n, "lookup": n == drafts[0]} for n in drafts),
+        {**text, "num_draft": drafts[0]},
+    ]
+
+
+def gpu(
+    pair: str = "8b",
+    agreement: float = 0.8,
+    drafts: Sequence[int] = (3, 7),
+    repetitions: int = 7,
+) -> list[Row]:
+    """An accelerator: 8B shapes in bfloat16, batch 1, and Hugging Face beside."""
+    of = dict(pair=pair, agreement=agreement)
+    common = dict(kind="decode", **of, drafter="draft", new=128, repetitions=repetitions)
+    return [
+        {"kind": "bandwidth"},
+        {"kind": "passes", **of, "nodes": [1, 4, 8, 16]},
+        {**common, "num_draft": drafts[0]},
+        {"kind": "peer", **of, "num_draft": drafts[0], "new": 128, "lookup": False}
+        | {"repetitions": repetitions},
+        *({**common, "num_draft": n, "parts": False} for n in drafts[1:]),
+        {"kind": "product", "columns": [1, 8, 16], "outputs": 14_336, "inputs": 4096},
+    ]
+
+
+SUITES: dict[str, Callable[..., list[Row]]] = {
+    suite.__name__: suite for suite in (smoke, cpu, gpu, scaling, peers)
+}
+
+
+OPTIONS = {name for suite in SUITES.values() for name in inspect.signature(suite).parameters}
+
+
+def rows_of(name: str, **options) -> list[Row]:
+    """The rows of a suite.
+
+    Raises:
+      ValueError: no such suite, an option that it does not have, no such pair, or a context beyond
+        the model's.
+    """
+    if name not in SUITES:
+        raise ValueError(f"suite {name!r} does not exist; known: {', '.join(SUITES)}")
+    known = inspect.signature(SUITES[name]).parameters
+    foreign = [option for option in options if option not in known]
+    if foreign:
+        raise ValueError(
+            f"--{foreign[0]}: the suite {name} has no such option; it has "
+            f"{', '.join('--' + option for option in known)}"
+        )
+    pair = options.get("pair", known["pair"].default)
+    if pair not in SHAPES:
+        raise ValueError(f"--pair {pair}: no such shape; known: {', '.join(SHAPES)}")
+    rows, limit = SUITES[name](**options), SHAPES[pair].context_length
+    for row in rows:
+        ends = [row.get("context", 0) + row.get("new", 0), *row.get("capacities", ())]
+        if row.get("pair") == pair and max(ends) > limit:
+            raise ValueError(
+                f"the suite {name} asks for a context of {row.get('context', max(ends))} tokens "
+                f"and {row.get('new', 0)} new ones; the pair {pair} has {limit} positions: give "
+                "smaller --contexts, or another --pair"
+            )
+    return rows
