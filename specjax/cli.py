@@ -14,6 +14,8 @@ from pathlib import Path
 
 import specjax
 
+from . import job
+
 PROMPT = '''\
 import dataclasses
 
@@ -84,6 +86,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--rule", default="auto", help="acceptance rule; auto is lossless")
     p.add_argument("--dtype", help="of the weights: float32, bfloat16, float16")
+    p.add_argument("--quantize", help="hold the model's weights as int8 or fp8: approximate")
+    p.add_argument("--drafter-quantize", help="the same for the draft model: stays lossless")
     p.add_argument("--json", action="store_true", help="one JSON object instead of text")
     p.add_argument(
         "--compare",
@@ -118,7 +122,7 @@ def generate(arguments: argparse.Namespace) -> int:
     from . import compile_cache
 
     compile_cache.enable()
-    lm = specjax.load(arguments.model, dtype=arguments.dtype)
+    lm = specjax.load(arguments.model, dtype=arguments.dtype, quantize=arguments.quantize)
     options = options_of(arguments)
     if arguments.compare:
         return compare(lm, prompt, options, arguments)
@@ -191,8 +195,16 @@ def options_of(arguments: argparse.Namespace) -> dict:
     if arguments.num_draft is not None:
         options["num_draft"] = arguments.num_draft
     drafter = "ngram" if arguments.drafter is None else arguments.drafter
+    if arguments.drafter_quantize:
+        if drafter in ("ngram", "none", "plain"):
+            raise ValueError(
+                f"--drafter-quantize: --drafter {drafter} has no weights; give --drafter draft, or "
+                "the folder or hub name of a draft model"
+            )
+        if drafter == "draft":
+            drafter = job.DEFAULT_DRAFTS.get(arguments.model, drafter)
     if drafter not in ("draft", "ngram", "none", "plain"):
-        drafter = specjax.load(drafter, dtype=arguments.dtype)
+        drafter = specjax.load(drafter, dtype=arguments.dtype, quantize=arguments.drafter_quantize)
     return options | {"drafter": None if drafter == "none" else drafter}
 
 
@@ -255,7 +267,8 @@ def describe(result, prompt: str, lm) -> dict:
             "tau": stats.tau,
             "acceptance": None if math.isnan(acceptance) else acceptance,
             "acceptance_by_position": stats.acceptance_by_position.tolist(),
-            "approximate": stats.approximate,
+            "approximate": bool(stats.approximate),
+            "approximation": stats.approximate or None,
         },
     }
 

@@ -88,8 +88,7 @@ def load(
     Raises:
       FileNotFoundError: no such folder, or it lacks its config, tokenizer or weights.
       ValueError: unknown model type, dtype or quantization; broken, mismatched or already
-        quantized files.
-      ModuleNotFoundError: ``quantize`` without qwix.
+        quantized files; ``quantize`` without qwix.
       OSError: the hub does not have the model, or cannot be reached.
 
     Example::

@@ -28,8 +28,7 @@ def check_scheme(scheme: str | None) -> None:
     """Raises before anything is read.
 
     Raises:
-      ValueError: an unknown scheme, or fp8 on a backend that cannot compute with it.
-      ModuleNotFoundError: qwix is not installed.
+      ValueError: an unknown scheme, qwix is not installed, or the backend lacks the type.
     """
     if scheme is None:
         return
@@ -40,7 +39,7 @@ def check_scheme(scheme: str | None) -> None:
     try:
         import qwix  # noqa: F401
     except ModuleNotFoundError:
-        raise ModuleNotFoundError(
+        raise ValueError(
             f"quantize={scheme!r} needs qwix, which is not installed: pip install "
             "'specjax[quantize]'"
         ) from None
@@ -111,14 +110,11 @@ def dot(weight, x: jax.Array) -> jax.Array:
 def _by_blocks(values: jax.Array, x: jax.Array) -> jax.Array:
     rows, columns = values.shape
     size = min(max(BLOCK // columns, 1), -(-rows // 2))
-    # a slice of float8 would be taken of a float16 copy of the whole
-    bits = values if values.dtype == jnp.int8 else jax.lax.bitcast_convert_type(values, jnp.uint8)
+    bits, numbers = _pieces_of(values)
 
     def block(i, y):
         at = jnp.minimum(i * size, rows - size)  # the last one may overlap
-        part = jax.lax.dynamic_slice_in_dim(bits, at, size)
-        if part.dtype != values.dtype:
-            part = jax.lax.bitcast_convert_type(part, values.dtype)
+        part = numbers(jax.lax.dynamic_slice_in_dim(bits, at, size))
         part = jnp.dot(part.astype(x.dtype), x, preferred_element_type=jnp.float32)
         return jax.lax.dynamic_update_slice_in_dim(y, part, at, axis=0)
 
@@ -129,5 +125,17 @@ def take(table, index: jax.Array, dtype) -> jax.Array:
     """Rows ``index [n]`` of an embedding ``[V, H]``, quantized or not: ``[n, H]`` in ``dtype``."""
     if not is_quantized(table):
         return table[index]
-    rows = table.qvalue[index].astype(jnp.float32) * table.scale[index]
-    return rows.astype(dtype)
+    bits, numbers = _pieces_of(table.qvalue)
+    return (numbers(bits[index]).astype(jnp.float32) * table.scale[index]).astype(dtype)
+
+
+def _pieces_of(values: jax.Array):
+    """The array to take slices of, and what turns a slice into values again.
+
+    XLA's CPU backend would take a slice of float8 from a float16 copy of the whole: it takes one
+    of bytes.
+    """
+    if values.dtype == jnp.int8:
+        return values, lambda part: part
+    bits = jax.lax.bitcast_convert_type(values, jnp.uint8)
+    return bits, lambda part: jax.lax.bitcast_convert_type(part, values.dtype)

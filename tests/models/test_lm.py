@@ -141,7 +141,7 @@ import sys
 from specjax.models.lm import load
 lm = load(sys.argv[1])
 assert lm.tokenizer.decode(lm.tokenizer.encode("def f(x):")) == "def f(x):"
-heavy = {"transformers", "orbax", "torch", "tensorflow", "grain"} & set(sys.modules)
+heavy = {"transformers", "orbax", "torch", "tensorflow", "grain", "qwix"} & set(sys.modules)
 assert not heavy, heavy
 """
 

@@ -1,0 +1,290 @@
+"""Weights in eight bits: what they hold, what they compute, and what they are called."""
+
+import dataclasses
+import json
+import re
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import qwix
+from checkpoints import SMALL, random_params
+from flax import nnx
+from test_sampled import judge
+
+import specjax
+from specjax import Sampling, cli, compile_cache, loop, reference
+from specjax.drafters import DraftModel, Plain
+from specjax.models import quantize as q
+from specjax.models import save_pretrained
+from specjax.models.causal_lm import CausalLM
+from specjax.models.hf import _named
+from specjax.models.layers import product
+
+pytest_plugins = ["pairs"]
+SCHEMES = sorted(q.SCHEMES)
+
+
+@pytest.fixture
+def command(capsys, monkeypatch, folders):
+    """``command(*arguments) -> (exit code, stdout, stderr)`` of ``specjax generate``."""
+    monkeypatch.setattr(compile_cache, "enable", lambda: None)
+
+    def run(*arguments):
+        model = ["--model", str(folders["target"]), "--max-new-tokens", "4"]
+        code = cli.main(["generate", "x", *model, *map(str, arguments)])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def encoded(params, scheme):
+    """The whole state of a decoder, quantized in memory."""
+    flat = nnx.to_flat_state(params)
+    return nnx.from_flat_state(
+        [
+            (path, p.replace(q.encode(".".join(map(str, path)), p.get_value(), scheme, "float32")))
+            for path, p in flat
+        ]
+    )
+
+
+def weight(rows, columns, scheme, seed=0):
+    """A random weight ``[rows, columns]``, and the same quantized."""
+    values = jax.random.normal(jax.random.key(seed), (rows, columns))
+    return values, q.encode("weight", values, scheme, "float32")
+
+
+# ------------------------------------------------------------------- what is held
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_matrix_is_held_in_eight_bits_and_nothing_else_is(folder, scheme):
+    lm, plain = specjax.load(folder, quantize=scheme), specjax.load(folder)
+    for (name, held), (_, original) in zip(_named(lm.params), _named(plain.params), strict=True):
+        held, original = held.get_value(), original.get_value()
+        if original.ndim == 2:
+            assert held.qvalue.dtype == q.SCHEMES[scheme], name
+            assert held.qvalue.shape == original.shape and held.scale.shape == (len(original), 1)
+        else:
+            np.testing.assert_array_equal(held, original)
+    assert lm.dtype == "float32" and lm.fingerprint != plain.fingerprint
+    cache = lm.target.init(lm.params, 1, 8)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(cache)} == {"float32"}
+
+
+def test_learned_positions_are_looked_up_and_stay_as_they_are():
+    gpt2 = dataclasses.replace(SMALL, positions="learned", max_positions=16)
+    params = encoded(random_params(gpt2), "int8")
+    assert params["position_embedding"].get_value().dtype == "float32"
+    assert q.is_quantized(params["embedding"].get_value())
+
+
+@pytest.mark.parametrize(("scheme", "share"), [("int8", 1 / 254), ("fp8", 1 / 16)])
+def test_no_value_is_further_off_than_rounding_within_its_channel(scheme, share):
+    values, held = weight(64, 48, scheme)
+    values = values.at[5].multiply(1000.0)  # a large channel must not cost the others
+    held = q.encode("weight", values, scheme, "float32")
+    error = jnp.max(jnp.abs(qwix.dequantize(held) - values), axis=1)
+    assert jnp.all(error <= 1.001 * share * jnp.max(jnp.abs(values), axis=1))
+
+
+# ------------------------------------------------------------------- what is computed
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(("rows", "columns", "block"), [(7, 48, 100), (64, 32, 1 << 20), (2, 5, 1)])
+@pytest.mark.parametrize("tokens", [1, 5, 20])
+def test_a_product_is_that_of_the_dequantized_weight(
+    scheme, rows, columns, block, tokens, monkeypatch
+):
+    monkeypatch.setattr(q, "BLOCK", block)
+    _, held = weight(rows, columns, scheme)
+    x = jax.random.normal(jax.random.key(1), (columns, tokens))
+    wanted = np.asarray(qwix.dequantize(held)) @ np.asarray(x)
+    np.testing.assert_allclose(jax.jit(product)(held, x), wanted, atol=1e-4)
+    half = jax.jit(product)(held, x.astype(jnp.bfloat16))
+    assert half.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_rows_of_an_embedding_are_those_of_the_dequantized_table(scheme):
+    _, held = weight(9, 6, scheme)
+    index = jnp.asarray([0, 8, 3, 3])
+    wanted = qwix.dequantize(held)[index]
+    np.testing.assert_allclose(q.take(held, index, jnp.float32), wanted, rtol=1e-6)
+    assert q.take(held, index, jnp.bfloat16).dtype == jnp.bfloat16
+
+
+# wide enough for its weights to outweigh all else that a round needs
+WIDE = dataclasses.replace(
+    SMALL,
+    vocab_size=640,
+    hidden_size=128,
+    intermediate_size=512,
+    num_layers=4,
+    num_kv_heads=4,
+    head_dim=32,
+)
+
+
+def compiled_burst(params, config=WIDE):
+    """The loop of plain decoding, compiled: one row, 64 slots."""
+    target = CausalLM(config)
+    request, capacity = loop.prepare(
+        target,
+        Plain(),
+        np.ones((1, 8), np.int32),
+        np.asarray([8], np.int32),
+        jax.random.key(0),
+        50,
+        Sampling(),
+        64,
+        (),
+    )
+    params = {"target": params}
+    objects = target, Plain(), "auto"
+    state = loop.jit_start.eval_shape(*objects, capacity, params, request)
+    return loop.jit_burst.lower(*objects, 10, params, state).compile()
+
+
+def sizes(compiled, params):
+    """Bytes that the loop needs beside its arguments; bytes of the weights as floats; and how
+    often the program holds a whole weight as floats."""
+    shapes = [leaf.shape for leaf in jax.tree.leaves(params) if leaf.ndim == 2 and leaf.size > 4096]
+    whole = "|".join(rf"{rows},{columns}" for rows, columns in set(shapes))
+    copies = re.findall(rf"\b(?:f32|f16|bf16)\[(?:{whole})\]", compiled.as_text())
+    floats = 4 * sum(rows * columns for rows, columns in shapes)
+    return compiled.memory_analysis().temp_size_in_bytes, floats, len(copies)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_loop_never_holds_a_whole_weight_as_floats(scheme):
+    params = encoded(random_params(WIDE), scheme)
+    assert {leaf.dtype.itemsize for leaf in jax.tree.leaves(params) if leaf.size > 4096} == {1}
+    temp, floats, copies = sizes(compiled_burst(params), params)
+    assert copies == 0
+    assert temp < floats / 8 + (floats / 4 if scheme == "fp8" else 0)  # fp8: a copy of its bits
+
+
+def test_a_conversion_before_the_product_is_seen_as_a_copy_of_the_weights(monkeypatch):
+    monkeypatch.setattr(q, "dot", lambda w, x: (w.qvalue.astype(x.dtype) @ x) * w.scale)
+    jax.clear_caches()
+    params = encoded(random_params(WIDE), "int8")
+    temp, floats, copies = sizes(compiled_burst(params), params)
+    jax.clear_caches()
+    assert copies > 0 and temp > floats / 2
+
+
+# ------------------------------------------------------------------- what it is called
+
+
+def test_a_quantized_target_says_that_it_is_approximate_wherever_it_decodes(folders, command):
+    name = "target quantized to int8"
+    lm = specjax.load(folders["target"], quantize="int8")
+    assert repr(lm) == f"LM('{folders['target']}', quantized to int8: approximate)"
+    out = specjax.generate(lm, "def f(x):", drafter="ngram", max_new_tokens=8)
+    assert out.stats.approximate == name and f"{name}: approximate" in str(out.stats)
+    assert f"{name}: approximate" in command("--quantize", "int8")[2]
+    stats = json.loads(command("--quantize", "int8", "--json")[1])["stats"]
+    assert stats["approximate"] is True and stats["approximation"] == name
+
+
+def test_what_is_not_quantized_is_not_called_approximate(folders, pair, command):
+    assert "approximate" not in repr(pair[0])
+    drafter = specjax.load(folders["draft"], quantize="int8")
+    out = specjax.generate(pair[0], "def f(x):", drafter=drafter, max_new_tokens=8)
+    assert out.stats.approximate == "" and "approximate" not in str(out.stats)
+    drafted = command("--drafter", folders["draft"], "--drafter-quantize", "fp8", "--json")
+    stats = json.loads(drafted[1])["stats"]
+    assert stats["approximate"] is False and stats["approximation"] is None
+
+
+# ------------------------------------------------------------------- a drafter stays lossless
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_with_a_quantized_drafter_greedy_text_is_that_of_plain_decoding(folders, pair, scheme):
+    prompts = ["def f(x):", "import os\n\n\nclass A"]
+    drafter = specjax.load(folders["draft"], quantize=scheme)
+    itself = specjax.load(folders["target"], quantize=scheme)  # which is nearly always right
+    plain = specjax.generate(pair[0], prompts, drafter=None, max_new_tokens=40)
+    for model in (drafter, itself):
+        out = specjax.generate(pair[0], prompts, drafter=model, num_draft=3, max_new_tokens=40)
+        assert out.texts == plain.texts
+    assert out.stats.acceptance > 0.8
+
+
+TOY = dataclasses.replace(
+    SMALL, vocab_size=4, hidden_size=16, intermediate_size=16, num_layers=1, num_heads=2, head_dim=8
+)
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block", "delta"])
+def test_with_a_quantized_drafter_the_sampled_law_is_the_targets(rule):
+    """The suite of ``test_sampled`` in small: 4,000 rows of a decoder with four tokens."""
+    rows, num, prompt = 4_000, 2, (1, 0, 2)
+    target, sampling = CausalLM(TOY), Sampling(temperature=0.9)
+    params = {"target": random_params(TOY), "drafter": encoded(random_params(TOY, 1), "int8")}
+    out = specjax.decode(
+        target,
+        DraftModel(num_draft=2, model=CausalLM(TOY, quantized="int8")),
+        params,
+        np.tile(np.asarray([prompt], np.int32), (rows, 1)),
+        np.full(rows, len(prompt), np.int32),
+        key=jax.random.key(0),
+        max_new_tokens=num + 1,
+        sampling=sampling,
+        rule=rule,
+    )
+    new = np.asarray(out.tokens)[:, len(prompt) : len(prompt) + num]
+    counts = np.bincount(new @ 4 ** np.arange(num - 1, -1, -1), minlength=4**num)
+    law = reference.joint_law(target, params["target"], prompt, num, sampling).reshape(-1)
+    variation, bound, p_value = judge(counts, law)
+    assert variation < bound and p_value > 1e-7, (variation, bound, p_value)
+
+
+# ------------------------------------------------------------------- what is refused
+
+
+def test_an_unknown_scheme_is_refused_before_anything_is_looked_up():
+    with pytest.raises(ValueError, match="quantize='int4' is unknown; accepted: int8, fp8, None"):
+        specjax.load("no/where", quantize="int4")
+
+
+def test_without_qwix_the_error_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "qwix", None)
+    with pytest.raises(ValueError, match=r"needs qwix.*pip install 'specjax\[quantize\]'"):
+        specjax.load("embedded", quantize="int8")
+
+
+def test_fp8_is_refused_where_the_backend_cannot_convert_it(monkeypatch):
+    def compile(self):
+        raise jax.errors.JaxRuntimeError("F8E4M3FN is not supported")
+
+    q.computes.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(jax.stages.Lowered, "compile", compile)
+        with pytest.raises(ValueError, match="cannot convert float8_e4m3fn; use quantize='int8'"):
+            specjax.load("embedded", quantize="fp8")
+    q.computes.cache_clear()
+
+
+def test_what_is_quantized_is_neither_quantized_again_nor_saved(folder, tmp_path):
+    lm = specjax.load(folder, quantize="int8")
+    with pytest.raises(ValueError, match="embedding is quantized already .int8"):
+        q.encode("embedding", lm.params["embedding"].get_value(), "fp8", "float32")
+    with pytest.raises(ValueError, match="weights are quantized.*without quantize="):
+        save_pretrained(lm, tmp_path / "saved")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "awq"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="'awq'.*use the unquantized checkpoint"):
+        specjax.load(folder, quantize="int8")
+
+
+def test_a_drafter_without_weights_is_not_quantized(command):
+    code, _, err = command("--drafter", "ngram", "--drafter-quantize", "int8")
+    assert code == 2 and "--drafter ngram has no weights" in err
