@@ -222,13 +222,17 @@ def _count(state: State, draft: Draft, num, from_draft) -> Stats:
     accepted = from_draft[:, : stats.accepted_at.shape[1]].astype(jnp.int32)
     candidates = acceptance.walk.eligible(draft)
     # a node that could only stand beyond the budget is not held against the drafter
-    reachable = candidates & (tree.depths(draft) <= state.budget[:, None])
+    depth = tree.depths(draft)
+    reachable = candidates & (depth <= state.budget[:, None]) & (num > 0)[:, None]
+    positions = jnp.arange(1, accepted.shape[1] + 1)
+    drafted = jnp.any(reachable[:, None] & (depth[:, None] == positions[:, None]), axis=2)
     return dataclasses.replace(
         stats,
         rounds=stats.rounds + live,
         emitted=stats.emitted + num,
-        drafted=stats.drafted + jnp.sum(reachable & (num > 0)[:, None], axis=1, dtype=jnp.int32),
+        drafted=stats.drafted + jnp.sum(reachable, axis=1, dtype=jnp.int32),
         accepted=stats.accepted + jnp.sum(accepted, axis=1, dtype=jnp.int32),
+        drafted_at=stats.drafted_at + drafted,
         accepted_at=stats.accepted_at + accepted,
     )
 

@@ -18,7 +18,8 @@ class Stats:
       emitted: ``[B]``, new tokens.
       drafted: ``[B]``, tokens that could have been accepted.
       accepted: ``[B]``, drafted tokens that were kept.
-      accepted_at: ``[B, D]``, rounds in which the draft's position ``d`` was kept.
+      drafted_at: ``[B, D]``, rounds in which the draft's position ``d`` could have been kept.
+      accepted_at: ``[B, D]``, rounds in which it was.
       drafter, rule: what decoded, for the record.
       approximate: why the output law is not the model's own (a quantized target, a rule that
         changes it); empty where it is.
@@ -28,6 +29,7 @@ class Stats:
     emitted: jax.Array
     drafted: jax.Array
     accepted: jax.Array
+    drafted_at: jax.Array
     accepted_at: jax.Array
     drafter: str = static("")
     rule: str = static("")
@@ -49,12 +51,20 @@ class Stats:
         """float ``[D]``: share of rounds in which the draft's position ``d`` was kept."""
         return np.sum(self.accepted_at, axis=0) / max(1, int(np.sum(self.rounds)))
 
+    @property
+    def rounds_by_width(self) -> np.ndarray:
+        """int ``[D + 1]``: rounds of a row in which exactly ``w`` positions were drafted."""
+        at_least = np.concatenate([[np.sum(self.rounds)], np.sum(self.drafted_at, axis=0), [0]])
+        return at_least[:-1] - at_least[1:]
+
     def __str__(self) -> str:
         rounds = int(np.sum(self.rounds))
         parts = [f"τ {self.tau:.1f}"]
         if np.sum(self.drafted):
             parts.append(f"accepted {self.acceptance:.0%}".replace("%", " %"))
         parts.append(f"{rounds} round{'s' * (rounds != 1)}")
+        if "synthetic" in self.drafter:
+            parts.append("SYNTHETIC acceptance")
         if self.approximate:
             parts.append(f"{self.approximate}: approximate")
         return " · ".join(parts)
@@ -68,6 +78,7 @@ def start(batch: int, depth: int, **names) -> Stats:
         emitted=zero,
         drafted=zero,
         accepted=zero,
+        drafted_at=jnp.zeros((batch, depth), jnp.int32),
         accepted_at=jnp.zeros((batch, depth), jnp.int32),
         **names,
     )

@@ -88,6 +88,8 @@ def tree(
         ``tokens`` are the target's ids in any case.
       draws: ``iid`` or ``distinct``.
 
+    Nodes deeper than ``context.width``, if it is given, are neither scored nor candidates.
+
     Raises:
       ValueError: laws without the row that each token was drawn from, or the reverse.
     """
@@ -105,7 +107,7 @@ def tree(
         first = jnp.full((x.shape[0], 1), root, x.dtype)
         return jnp.concatenate([first, x], axis=1)
 
-    return Draft(
+    draft = Draft(
         start=context.length - 1,
         tokens=jnp.concatenate([context.root[:, None], tokens.astype(jnp.int32)], axis=1),
         parent=None if static_parent else parent,
@@ -116,6 +118,14 @@ def tree(
         vocab=vocab,
         topology=check_topology(parent) if static_parent else None,
         draws=draws,
+    )
+    if context.width is None:
+        return draft
+    wanted = jnp.broadcast_to(depths(draft) <= context.width, draft.tokens.shape)
+    return dataclasses.replace(
+        draft,
+        scored=wanted if scored is None else draft.scored & wanted,
+        candidate=wanted if candidate is None else draft.candidate & wanted,
     )
 
 

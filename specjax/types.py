@@ -131,6 +131,10 @@ class Context:
       key: random keys ``[B]``, already folded with the root's position and the drafting role.
       sampling: the law's settings, rows aligned with B.
       cache: the target's.
+      width: int32 scalar or None (all of ``num_draft``), how many tokens are wanted this round, at
+        most ``num_draft``; in a tree, how deep. Shapes stay those of ``num_draft``; deeper nodes
+        are neither scored nor candidates (``tree.tree`` sees to that), and a drafter saves what
+        they would cost.
     """
 
     tokens: jax.Array
@@ -139,6 +143,7 @@ class Context:
     key: jax.Array
     sampling: Sampling
     cache: PyTree = None
+    width: jax.Array | None = None
 
     @property
     def root(self) -> jax.Array:

@@ -3,13 +3,17 @@
 A line is ``name: (drafter, weights of the drafter, rules)``; ``conformance`` tests run over all.
 """
 
+import numpy as np
 from toys import Merged, TreeDrafter, bag, like
 
-from specjax.drafters import DraftModel, NGram, Plain
+from specjax.drafters import Adaptive, DraftModel, Goodput, NGram, Plain
 
 ALL = ("rejection", "delta")
 CHAIN = ("rejection", "block", "delta")
 TREE = (-1, 0, 0, 1, 2)
+# near what rounds are worth, and with short memory: the width changes all the time
+RESTLESS = Goodput(memory=2, first=1, last=2)
+COSTS = np.asarray([1.0, 1.3, 1.6, 1.7], np.float32)
 
 
 def cases(model, params):
@@ -30,6 +34,16 @@ def cases(model, params):
             NGram(num_draft=5, longest=2, shortest=1, stretch=2),
             None,
             ("delta", "rejection", "block"),
+        ),
+        "adaptive draft": (
+            Adaptive(DraftModel(num_draft=3, model=model), RESTLESS),
+            {"inner": near, "costs": COSTS[:3]},
+            ("block",),
+        ),
+        "adaptive ngram": (
+            Adaptive(NGram(num_draft=5, longest=2, shortest=1, stretch=2), RESTLESS),
+            {"inner": None, "costs": COSTS},
+            ("delta",),
         ),
         "tree top": (tree(), near, ("delta",)),
         "tree worst": (tree(how="worst"), near, ("rejection",)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 
 from .. import sampling as law
@@ -13,13 +14,19 @@ from ..sampling import Prefix
 from ..types import Draft, PyTree, Target, Verdict
 from .base import ChainDrafter
 
+CATCH_UP = 32  # tokens read at once after rounds without a draft
+
 
 @pytree_dataclass
 class DraftModelState:
-    """``cache`` holds the entries of ``tokens[:length - 2]``; ``fresh`` those of this round."""
+    """``cache`` holds the entries of ``tokens[:filled]``, ``filled`` int32 ``[B]``; that is
+    ``length - 2`` or more, unless rounds were asked to draft nothing. ``fresh``: the entries of
+    this round, and ``ran`` bool ``[B]``: there are any; both None between rounds."""
 
     cache: PyTree
+    filled: jax.Array
     fresh: PyTree = None
+    ran: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +36,9 @@ class DraftModel(ChainDrafter):
     It stays two tokens behind: its first pass feeds the last two committed tokens. Then a full
     acceptance, after which the last drafted token has no entry yet, is no special case, and
     ``observe`` runs no pass at all: it keeps the entries of what was accepted.
+
+    Where ``context.width`` is given, passes beyond it are left out. After rounds of width 0 the
+    cache lags; the next round that drafts first reads what was missed, several tokens a pass.
 
     Lossless: yes, under ``greedy``, ``rejection`` (its law is recorded) and ``delta``.
 
@@ -51,58 +61,112 @@ class DraftModel(ChainDrafter):
         return self.model.vocab_size
 
     def init(self, params, batch, capacity, inputs=None):
-        return DraftModelState(cache=self.model.init(params["drafter"], batch, capacity, inputs))
+        cache = self.model.init(params["drafter"], batch, capacity, inputs)
+        return DraftModelState(cache=cache, filled=jnp.zeros((batch,), jnp.int32))
 
     def draft_step(self, params, state, context):
-        sampling, greedy = context.sampling, context.sampling.greedy
+        if context.width is not None:
+            state = self._catch_up(params, state, context)
+        uniform = law.uniforms(context.key, self.num_draft)
         tail = context.length[:, None] - 2 + jnp.arange(2)
-        known = jnp.take_along_axis(context.tokens, jnp.maximum(tail, 0), axis=1)
-        uniform = None if greedy else law.uniforms(context.key, self.num_draft)
-        tokens, laws, entries = known, [], None
+        tokens = jnp.take_along_axis(context.tokens, jnp.maximum(tail, 0), axis=1)
+        laws, entries = [], None
         for step in range(self.num_draft):
-            nodes = tokens.shape[1]
-            drafted = tokens[:, 2:]
-            block = Draft(
-                start=context.length - 2, tokens=tokens, topology=tree.chain_topology(nodes - 1)
-            )
-            scores = self.model.verify(
-                params["drafter"],
-                state.cache,
-                block,
-                since=0 if step == 0 else nodes - 1,
-                entries=entries,
-            )
-            entries, logits = scores.entries, scores.logits[:, -1]
-            prefix = Prefix(tokens=context.tokens, length=context.length, path=drafted)
-            if greedy:
-                token = law.argmax(sampling.adjust(logits, prefix))
-            else:
-                q = sampling.probabilities(logits, prefix)
-                laws.append(q)
-                token = law.draw(q, uniform[:, step])
+
+            def run(tokens, entries, step=step):
+                return self._next(params, state.cache, context, uniform, step, tokens, entries)
+
+            if context.width is None:
+                token, q, entries = run(tokens, entries)
+            else:  # the branches return what belongs to the nodes, never the cache
+                skip = _zeros_after(run)
+                token, q, entries = jax.lax.cond(step < context.width, run, skip, tokens, entries)
             tokens = jnp.concatenate([tokens, token[:, None]], axis=1)
-        laws = None if greedy else jnp.stack(laws, axis=1)
+            laws.append(q)
+        laws = None if context.sampling.greedy else jnp.stack(laws, axis=1)
+        ran = None
+        if context.width is not None:
+            ran = jnp.broadcast_to(context.width > 0, context.length.shape)
         draft = tree.chain(context, tokens[:, 2:], laws)
-        return draft, dataclasses.replace(state, fresh=entries)
+        return draft, dataclasses.replace(state, fresh=entries, ran=ran)
 
     def observe(self, params, state, segment):
         if segment.round is None:
-            return DraftModelState(cache=self._read_prompt(params, state, segment))
+            return self._read(params, state, segment.tokens, segment.start, segment.num)
         # nodes of the pass: (last but one, root, d_1 ... ), so count accepted tokens leave the
         # cache with the entries of all but the last two committed tokens
         count = segment.num - 1
+        if state.ran is not None:
+            count = jnp.where(state.ran, count, -1)
         nodes = self.num_draft + 1
         path = jnp.broadcast_to(jnp.arange(nodes, dtype=jnp.int32), (count.shape[0], nodes))
         verdict = Verdict(path=path, count=count, token=count)
-        cache = self.model.commit(state.cache, state.fresh, segment.start - 1, verdict)
-        return DraftModelState(cache=cache)
-
-    def _read_prompt(self, params, state, segment):
-        width = segment.tokens.shape[1]
-        block = Draft(
-            start=segment.start, tokens=segment.tokens, topology=tree.chain_topology(width - 1)
+        return DraftModelState(
+            cache=self.model.commit(state.cache, state.fresh, segment.start - 1, verdict),
+            filled=jnp.where(count >= 0, segment.start + count, state.filled),
         )
+
+    def _next(self, params, cache, context, uniform, step, tokens, entries):
+        """One pass: the next token int32 ``[B]``, its law (None if greedy), entries of all nodes.
+
+        ``tokens`` int32 ``[B, 2 + step]``: the last two committed ones, then those drafted.
+        """
+        sampling, nodes = context.sampling, tokens.shape[1]
+        block = Draft(
+            start=context.length - 2, tokens=tokens, topology=tree.chain_topology(nodes - 1)
+        )
+        since = 0 if step == 0 else nodes - 1
+        scores = self.model.verify(params["drafter"], cache, block, since=since, entries=entries)
+        logits = scores.logits[:, -1]
+        prefix = Prefix(tokens=context.tokens, length=context.length, path=tokens[:, 2:])
+        if sampling.greedy:
+            return law.argmax(sampling.adjust(logits, prefix)), None, scores.entries
+        q = sampling.probabilities(logits, prefix)
+        return law.draw(q, uniform[:, step]), q, scores.entries
+
+    def _catch_up(self, params, state, context):
+        """Reads the committed tokens that live rows lack, if anything is to be drafted."""
+        chunk = min(CATCH_UP, context.tokens.shape[1])
+        steps = jnp.arange(chunk, dtype=jnp.int32)
+
+        def lacking(state):
+            wanted = (context.budget > 0) & (context.width > 0)
+            return jnp.where(wanted, jnp.maximum(context.length - 2 - state.filled, 0), 0)
+
+        def read(state):
+            where = state.filled[:, None] + steps
+            tokens = jnp.take_along_axis(context.tokens, where, axis=1, mode="clip")
+            num = jnp.minimum(lacking(state), chunk)
+            return self._read(params, state, tokens, state.filled, num)
+
+        return jax.lax.while_loop(lambda state: jnp.any(lacking(state) > 0), read, state)
+
+    def _read(self, params, state, tokens, start, num):
+        """Takes in the first ``num`` int32 ``[B]`` of committed ``tokens`` int32 ``[B, T]``."""
+        width = tokens.shape[1]
+        block = Draft(start=start, tokens=tokens, topology=tree.chain_topology(width - 1))
         scores = self.model.verify(params["drafter"], state.cache, block, logits=False)
-        path = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), segment.tokens.shape)
-        verdict = Verdict(path=path, count=segment.num - 1, token=segment.num)
-        return self.model.commit(state.cache, scores.entries, segment.start, verdict)
+        path = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), tokens.shape)
+        verdict = Verdict(path=path, count=num - 1, token=num)
+        return DraftModelState(
+            cache=self.model.commit(state.cache, scores.entries, start, verdict),
+            filled=jnp.where(num > 0, start + num, state.filled),
+        )
+
+
+def _zeros_after(run):
+    """A function of the same arguments and results as ``run``: earlier entries, zeros behind."""
+
+    def skip(tokens, entries):
+        token, q, full = jax.eval_shape(run, tokens, entries)
+        token, q = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (token, q))
+        if entries is None:
+            return token, q, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), full)
+
+        def pad(x, like):
+            grow = [(0, n - m) for n, m in zip(like.shape, x.shape, strict=True)]
+            return jnp.pad(x, grow)
+
+        return token, q, jax.tree.map(pad, entries, full)
+
+    return skip

@@ -1,0 +1,152 @@
+"""Adaptive width: any drafter, asked for as many tokens as pay, down to none."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from .. import tree
+from ..acceptance.walk import eligible
+from ..pytree import pytree_dataclass
+from ..types import Drafter, PyTree
+from .policies import Goodput, Outcome
+
+
+@pytree_dataclass
+class AdaptiveState:
+    """``inner``: the drafter's; ``memory``: the policy's; ``width`` int32 ``[B]``: of the round
+    under way, None between rounds."""
+
+    inner: PyTree
+    memory: PyTree
+    width: PyTree = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Adaptive:
+    """Asks ``inner`` for a number of tokens that follows what was accepted and what rounds cost.
+
+    Shapes stay those of ``inner``: the width is a traced number, so no change of it and no other
+    costs compile anything. Narrow rounds cost less, since the loop verifies in the narrowest
+    compiled width that holds every scored node, and drafters leave out what is not wanted.
+
+    ``params["drafter"] = {"inner": its weights, "costs": float32 [W]}``: the time of a whole round
+    at each of ``widths``, in any unit, seconds for instance. ``only(width)`` are costs that leave
+    no choice, for measuring. Policies that know no costs want the key all the same.
+
+    The decision falls before the round, from committed tokens alone, so the output law is that of
+    ``inner``. It is one decision for the batch: under sampling, which of the law's texts a key
+    gives may depend on the batch mates.
+
+    Attributes:
+      inner: the drafter; for trees, a width is a depth.
+      policy: decides, see ``policies.py``.
+      widths: those with a cost, increasing from 0; None: 0, 1, 3, 7, 15 ... up to the depth of
+        ``inner``, which with the root just fill the widths that passes are compiled for.
+
+    Lossless: as ``inner`` is.
+
+    Raises:
+      ValueError: widths beyond the depth or without 0; weights of another form, before anything
+        is compiled.
+
+    Example::
+
+        drafter = Adaptive(NGram(num_draft=7))  # widths 0, 1, 3, 7
+        costs = jnp.asarray([1.0, 1.3, 1.4, 1.7])  # measured: rounds over plain rounds
+        params = {"target": weights, "drafter": {"inner": None, "costs": costs}}
+        out = specjax.decode(target, drafter, params, tokens, lengths, key=key, max_new_tokens=64)
+
+    References: see ``policies.Goodput``.
+    """
+
+    inner: Drafter
+    policy: Any = Goodput()
+    widths: tuple[int, ...] | None = None
+
+    def __post_init__(self):
+        depth = self.inner.depth
+        if self.widths is None:
+            usual = (2**k - 1 for k in range(depth.bit_length() + 1))
+            object.__setattr__(self, "widths", (*(w for w in usual if w < depth), depth))
+        object.__setattr__(self, "widths", tuple(int(w) for w in self.widths))
+        if self.widths[:1] != (0,) or list(self.widths) != sorted({*self.widths}):
+            raise ValueError(f"Adaptive(widths={self.widths}): they must increase from 0")
+        if not 1 <= self.widths[-1] <= depth:
+            raise ValueError(
+                f"Adaptive(widths={self.widths}): {self.inner.name} drafts {depth} deep, so give "
+                f"at least one width from 1 to {depth} besides 0"
+            )
+
+    @property
+    def name(self) -> str:
+        return f"adaptive({self.inner.name})"
+
+    @property
+    def num_draft(self) -> int:
+        return self.inner.num_draft
+
+    @property
+    def depth(self) -> int:
+        return self.inner.depth
+
+    @property
+    def features(self) -> tuple[int, ...]:
+        return self.inner.features
+
+    @property
+    def vocab_size(self) -> int | None:
+        return getattr(self.inner, "vocab_size", None)
+
+    def only(self, width: int) -> np.ndarray:
+        """Costs that pin ``Goodput`` to one of ``widths``: float32 ``[W]``, infinite elsewhere."""
+        if width not in self.widths:
+            raise ValueError(f"only({width}): the widths are {self.widths}")
+        return np.where(np.asarray(self.widths) == width, 1, np.inf).astype(np.float32)
+
+    def init(self, params, batch, capacity, inputs=None):
+        given = params["drafter"]
+        if not isinstance(given, dict) or {*given} != {"inner", "costs"}:
+            raise ValueError(
+                "params['drafter'] of an Adaptive drafter must be a dict with 'inner' (weights of "
+                f"the inner drafter) and 'costs' (seconds of a round at widths {self.widths})"
+            )
+        if jnp.shape(given["costs"]) != (len(self.widths),):
+            raise ValueError(
+                f"costs has shape {jnp.shape(given['costs'])}: give one cost for each of the "
+                f"widths {self.widths}"
+            )
+        return AdaptiveState(
+            inner=self.inner.init(self._inner(params), batch, capacity, inputs),
+            memory=self.policy.init(batch, self.depth),
+        )
+
+    def draft_step(self, params, state, context):
+        costs = jnp.asarray(params["drafter"]["costs"], jnp.float32)
+        width, memory = self.policy.choose(state.memory, self.widths, costs, context.budget)
+        context = dataclasses.replace(context, width=width)
+        draft, inner = self.inner.draft_step(self._inner(params), state.inner, context)
+        asked = jnp.broadcast_to(width, context.length.shape)
+        return draft, AdaptiveState(inner=inner, memory=memory, width=asked)
+
+    def readout(self, draft, scores):
+        return self.inner.readout(draft, scores)
+
+    def observe(self, params, state, segment):
+        inner = self.inner.observe(self._inner(params), state.inner, segment)
+        if segment.round is None:
+            return dataclasses.replace(state, inner=inner)
+        draft = segment.round[0]
+        outcome = Outcome(
+            width=state.width,
+            offered=jnp.max(jnp.where(eligible(draft), tree.depths(draft), 0), axis=1),
+            accepted=jnp.maximum(segment.num - 1, 0),
+            live=segment.num > 0,
+        )
+        return AdaptiveState(inner=inner, memory=self.policy.update(state.memory, outcome))
+
+    def _inner(self, params):
+        return {**params, "drafter": params["drafter"]["inner"]}

@@ -1,0 +1,131 @@
+"""Synthetic acceptance, for benchmarks: drafts that are right as often as one says."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from .. import sampling as law
+from .. import tree
+from ..types import Drafter
+from .base import ChainDrafter
+
+
+@dataclasses.dataclass(frozen=True)
+class Synthetic(ChainDrafter):
+    """Drafts a chain of tokens of which each is right with a stated probability.
+
+    It knows the truth: ``params["drafter"] = {"truth": int32 [B, L], "inner": weights}``, prompts
+    followed by the target's own greedy text in a buffer at least as large as the loop's, such as
+    the ``tokens`` of a plain ``decode``. At each position the true token is drafted with
+    probability ``accuracy``, else another, so this is the rate of acceptance there, given that all
+    positions before were accepted. With ``inner`` that drafter runs as well, whose time is so
+    paid, and its tokens are replaced.
+
+    What is measured with it says how fast a drafter of this accuracy would be, not that there is
+    one: its name, and with it all statistics, say synthetic. The output stays the target's.
+
+    Attributes:
+      num_draft: tokens drafted a round, the same as ``inner``'s.
+      accuracy: in [0, 1], one number or one for each position.
+      inner: a drafter of chains, or None.
+
+    Lossless: yes, under ``greedy``.
+
+    Raises:
+      ValueError: an accuracy out of range, another drafter's length, a truth that is too small;
+        a temperature above 0, when it is traced: a sampled text has no truth known beforehand.
+
+    Example::
+
+        plain = specjax.decode(target, Plain(), {"target": weights}, tokens, lengths, **settings)
+        params = {"target": weights, "drafter": {"truth": plain.tokens, "inner": None}}
+        out = specjax.decode(target, Synthetic(4, 0.8), params, tokens, lengths, **settings)
+    """
+
+    accuracy: float | tuple[float, ...] = 0.8
+    inner: Drafter | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        rates = self.accuracy if isinstance(self.accuracy, tuple | list) else [self.accuracy]
+        if len(rates) == 1:
+            rates = [*rates] * self.num_draft
+        if len(rates) != self.num_draft or not all(0 <= rate <= 1 for rate in rates):
+            raise ValueError(
+                f"Synthetic(accuracy={self.accuracy}): give one number in [0, 1], or one for each "
+                f"of {self.num_draft} positions"
+            )
+        object.__setattr__(self, "accuracy", tuple(float(rate) for rate in rates))
+        if self.inner is not None and self.inner.num_draft != self.num_draft:
+            raise ValueError(
+                f"Synthetic(num_draft={self.num_draft}): {self.inner.name} drafts "
+                f"{self.inner.num_draft} tokens; give both the same number"
+            )
+
+    @property
+    def name(self) -> str:
+        return "synthetic" if self.inner is None else f"synthetic({self.inner.name})"
+
+    @property
+    def features(self) -> tuple[int, ...]:
+        return () if self.inner is None else self.inner.features
+
+    @property
+    def vocab_size(self) -> int | None:
+        return getattr(self.inner, "vocab_size", None)
+
+    def init(self, params, batch, capacity, inputs=None):
+        given = params["drafter"]
+        if not isinstance(given, dict) or "truth" not in given:
+            raise ValueError(
+                "params['drafter'] of a Synthetic drafter must be a dict with 'truth', the tokens "
+                "of a plain greedy decode of the same prompts, and 'inner', weights or None"
+            )
+        rows, size = jnp.shape(given["truth"])
+        if rows != batch or size < capacity:
+            raise ValueError(
+                f"truth has shape {(rows, size)}: this batch needs {batch} rows of at least "
+                f"{capacity} tokens; take it from a plain decode of the same capacity"
+            )
+        if self.inner is None:
+            return ()
+        return self.inner.init(self._inner(params), batch, capacity, inputs)
+
+    def draft_step(self, params, state, context):
+        if not context.sampling.greedy:
+            raise ValueError(
+                "the Synthetic drafter knows the target's greedy text only: use temperature=0 (the "
+                "number, not an array)"
+            )
+        steps = jnp.arange(self.num_draft)
+        where = context.length[:, None] + steps
+        truth = jnp.asarray(params["drafter"]["truth"], jnp.int32)
+        truth = jnp.take_along_axis(truth, where, axis=1, mode="clip")
+        other = jnp.where(truth == 0, 1, truth - 1)
+        right = law.uniforms(context.key, self.num_draft) < jnp.asarray(self.accuracy)
+        tokens = jnp.where(right, truth, other)
+        if self.inner is None:
+            return tree.chain(context, tokens), state
+        draft, state = self.inner.draft_step(self._inner(params), state, context)
+        if draft.topology != tree.chain_topology(self.num_draft):
+            raise ValueError(
+                f"Synthetic(inner={self.inner.name}): it replaces the tokens of chains; this draft "
+                "is a tree"
+            )
+        tokens = jnp.concatenate([draft.tokens[:, :1], tokens], axis=1)
+        # no token is negative, but the compiler can't know, so it leaves the inner work in place
+        tokens = jnp.where(draft.tokens < 0, draft.tokens, tokens)
+        return dataclasses.replace(draft, tokens=tokens), state
+
+    def readout(self, draft, scores):
+        return None if self.inner is None else self.inner.readout(draft, scores)
+
+    def observe(self, params, state, segment):
+        if self.inner is None:
+            return state
+        return self.inner.observe(self._inner(params), state, segment)
+
+    def _inner(self, params):
+        return {**params, "drafter": params["drafter"].get("inner")}

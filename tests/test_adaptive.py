@@ -1,0 +1,450 @@
+"""Adaptive width: what it decides, that it saves, and that it leaves the law alone."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from registry import COSTS, RESTLESS
+from scipy.stats import chi2
+from test_decoder import LLAMA, SMALL, cache_copies, hlo, model, params_of
+from test_greedy import CASES, MODEL, NUM, PARAMS, PROMPTS, new_tokens, pad, rebuilt, run
+from toys import bag, like
+
+import specjax
+from specjax import Sampling, loop, reference, tree
+from specjax.drafters import (
+    POLICIES,
+    Adaptive,
+    DraftModel,
+    ExLlama,
+    Goodput,
+    HuggingFace,
+    NGram,
+    Plain,
+    Synthetic,
+)
+from specjax.drafters.policies import Outcome
+from specjax.models.causal_lm import CausalLM
+
+DRAFT = DraftModel(num_draft=3, model=MODEL)
+TYPICAL = jnp.asarray([1.0, 1.5, 1.8, 2.4])  # of rounds at widths 0, 1, 3, 7
+
+
+def decode(drafter, weights, num=NUM, prompts=PROMPTS, **settings):
+    tokens, lengths = pad(prompts)
+    params = {"target": PARAMS, "drafter": weights}
+    settings = {"key": jax.random.key(0), "max_new_tokens": num, **settings}
+    return specjax.decode(MODEL, drafter, params, tokens, lengths, **settings)
+
+
+def paid(out, drafter, costs):
+    """Cost of all rounds of a batch of one, in plain rounds for the same tokens."""
+    rounds = out.stats.rounds_by_width
+    at = [min(i for i, w in enumerate(drafter.widths) if w >= n) for n in range(len(rounds))]
+    costs = np.asarray(costs)
+    return (rounds * costs[at]).sum() / (costs[0] * np.asarray(out.stats.emitted).sum())
+
+
+# ------------------------------------------------------------------- the decision
+
+
+def truth_of(num, prompts=PROMPTS[2:3]):
+    return decode(Plain(), None, num, prompts).tokens
+
+
+def synthetic(truth, num, costs=TYPICAL, policy=Goodput(), accuracy=1.0):
+    """Decodes one row with a drafter of this accuracy about ``truth``: ``(out, drafter)``."""
+    drafter = Adaptive(Synthetic(7, accuracy), policy)
+    weights = {"inner": {"truth": truth, "inner": None}, "costs": costs}
+    out = decode(drafter, weights, num, PROMPTS[2:3])
+    assert (np.asarray(out.tokens) == np.asarray(truth_of(num))).all()
+    return out, drafter
+
+
+def test_a_good_drafter_is_soon_used_at_full_width():
+    out, _ = synthetic(truth_of(150), 150)
+    rounds = out.stats.rounds_by_width
+    assert rounds[7] >= 0.8 * rounds.sum() and rounds[0] == 0
+    assert out.stats.tau > 6.5
+
+
+def test_a_hopeless_drafter_costs_little_and_is_probed_ever_more_seldom():
+    num = 600
+    drafter = Adaptive(Synthetic(7, 0.0))
+    tokens, lengths = pad(PROMPTS[2:3])
+    weights = {"inner": {"truth": truth_of(num), "inner": None}, "costs": TYPICAL}
+    probes, before = [], 0
+    for step, seen in enumerate(
+        specjax.stream(
+            MODEL,
+            drafter,
+            {"target": PARAMS, "drafter": weights},
+            tokens,
+            lengths,
+            key=jax.random.key(0),
+            max_new_tokens=num,
+        )
+    ):
+        probes += [step] if int(seen.stats.drafted[0]) > before else []
+        before = int(seen.stats.drafted[0])
+    waits = np.diff(probes).tolist()
+    assert waits == [9, 17, 33, 65, 129, 129, 129]
+    assert paid(seen, drafter, TYPICAL) < 1.05
+
+
+def test_a_drafter_that_becomes_good_within_a_text_is_found_again():
+    num, change = 400, 200
+    truth = np.array(truth_of(num))
+    truth[:, :change] = (truth[:, :change] + 1) % 13  # what it knows of the first half is wrong
+    out, _ = synthetic(jnp.asarray(truth), num)
+    kept = np.asarray(out.from_draft)[0, 9:]
+    assert kept[: change - 10].mean() < 0.1
+    assert kept[change + 140 :].mean() > 0.8  # the longest interval between probes later
+
+
+def test_an_ngram_drafter_recovers_when_the_text_begins_to_repeat():
+    """The toy's greedy text runs into a loop by itself: first nothing matches, then everything."""
+    drafter = Adaptive(NGram(num_draft=7, longest=3, shortest=1))
+    weights = {"inner": None, "costs": jnp.asarray([1.0, 1.3, 1.5, 2.5])}
+    out = decode(drafter, weights, 200, PROMPTS[2:3])
+    late = np.asarray(out.from_draft)[0, -60:]
+    assert late.mean() > 0.7
+    assert paid(out, drafter, weights["costs"]) < 0.75
+
+
+def test_the_width_with_the_best_goodput_is_chosen():
+    """Acceptance 0.7 a position: the best width by enumeration, most of the time."""
+    for costs in ([1, 1.2, 1.6, 2.2], [1, 1.05, 1.1, 1.2], [1, 1.4, 2.6, 4.0]):
+        survive = np.cumsum(0.7 ** np.arange(8))
+        expected = {w: survive[w] / c for w, c in zip((0, 1, 3, 7), costs, strict=True)}
+        out, _ = synthetic(truth_of(300), 300, jnp.asarray(costs, jnp.float32), accuracy=0.7)
+        rounds = out.stats.rounds_by_width
+        good = sum(
+            rounds[w] for w, rate in expected.items() if rate > 0.95 * max(expected.values())
+        )
+        assert good > 0.7 * rounds.sum(), (costs, expected, rounds)
+
+
+def test_in_a_batch_the_sum_over_the_rows_decides():
+    """One good row among hopeless ones does not pay for a wide round; several do."""
+    policy, widths = Goodput(), (0, 3)
+    costs = jnp.asarray([1.0, 2.0])
+    for good, drafts in ((1, False), (6, True)):
+        memory = policy.init(8, 3)
+        accepted = jnp.where(jnp.arange(8) < good, 3, 0)
+        for _ in range(20):
+            width, memory = policy.choose(memory, widths, costs, jnp.full((8,), 50))
+            asked = jnp.full((8,), width)
+            kept = jnp.minimum(asked, accepted)
+            outcome = Outcome(width=asked, offered=asked, accepted=kept, live=asked >= 0)
+            memory = policy.update(memory, outcome)
+        assert (width > 0) == drafts
+        # rows that are finished have no say
+        alone = jnp.where(jnp.arange(8) < good, 50, 0)
+        assert policy.choose(memory, widths, costs, alone)[0] == 3
+
+
+def test_rounds_without_a_proposal_are_no_evidence():
+    policy = Goodput()
+    memory = policy.init(1, 3)
+    one = jnp.ones((1,), jnp.int32)
+    nothing = Outcome(width=3 * one, offered=0 * one, accepted=0 * one, live=one > 0)
+    after = memory
+    for _ in range(30):
+        after = policy.update(after, nothing)
+    assert (policy.rates(after, one > 0) == policy.rates(memory, one > 0)).all()
+    assert not after.lost.any()
+
+
+def test_a_budget_of_one_is_never_drafted_for():
+    out = decode(
+        Adaptive(DRAFT), {"inner": like(PARAMS, 1), "costs": jnp.asarray([1.0, 1.01, 1.02])}, 1
+    )
+    assert int(out.stats.drafted.sum()) == 0
+
+
+@pytest.mark.parametrize(
+    ("accepted", "wishes"), [(7, [4, 6, 7, 7, 7]), (0, [4, 3, 2, 1, 1]), (3, [4, 3, 5, 4, 3])]
+)
+def test_hugging_faces_schedule(accepted, wishes):
+    policy, got = HuggingFace(start=4), []
+    memory = policy.init(1, 7)
+    one = jnp.ones((1,), jnp.int32)
+    for _ in wishes:
+        width, memory = policy.choose(memory, (0, 7), jnp.ones(2), 50 * one)
+        got.append(int(width))
+        kept = jnp.minimum(accepted, width) * one
+        outcome = Outcome(width=width * one, offered=width * one, accepted=kept, live=one > 0)
+        memory = policy.update(memory, outcome)
+    assert got == wishes
+
+
+def exllama(accepted, rounds, most=7):
+    """ExLlamaV3's window as written there, in Python: what each round asks for."""
+    average, skipped, asked = None, 0, []
+    for _ in range(rounds):
+        if average is None:
+            wish = most
+        elif average < 0.3:
+            skipped += 1
+            wish = 0 if skipped < 16 else min(2, most)
+            skipped = 0 if skipped >= 16 else skipped
+        else:
+            skipped, wish = 0, max(1, min(most, int(np.ceil(np.float32(average)))))
+        asked.append(wish)
+        if wish:
+            kept = min(accepted(len(asked)), wish)
+            kept += kept >= wish
+            share = np.float32(1.3 if average is not None and kept > average else 0.65)
+            average = kept if average is None else share * kept + (1 - share) * average
+    return asked
+
+
+def test_exllamas_window():
+    policy = ExLlama()
+    choose, update = jax.jit(policy.choose, static_argnums=1), jax.jit(policy.update)
+    one = jnp.ones((1,), jnp.int32)
+    for accepted in (lambda n: 9, lambda n: 0, lambda n: n % 5, lambda n: 0 if n < 40 else 3):
+        memory, got = policy.init(1, 7), []
+        for n in range(1, 81):
+            width, memory = choose(memory, (0, 7), jnp.ones(2), 50 * one)
+            got.append(int(width))
+            kept = jnp.minimum(accepted(n), width) * one
+            outcome = Outcome(width=width * one, offered=width * one, accepted=kept, live=one > 0)
+            memory = update(memory, outcome)
+        assert got == exllama(accepted, 80)
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_every_policy_gives_the_targets_text(policy):
+    drafter = Adaptive(DraftModel(num_draft=7, model=MODEL), policy())
+    out = decode(drafter, {"inner": like(PARAMS, 1), "costs": TYPICAL})
+    assert new_tokens(out, PROMPTS) == new_tokens(run("plain", PROMPTS), PROMPTS)
+    assert out.stats.drafter == "adaptive(draft)"
+
+
+# ------------------------------------------------------------------- the mechanics
+
+
+@pytest.mark.parametrize("name", ["adaptive draft", "adaptive ngram"])
+def test_the_widths_of_the_conformance_tests_really_vary(name):
+    rounds = run(name, PROMPTS).stats.rounds_by_width
+    alone = run(name, PROMPTS[2:3]).stats.rounds_by_width
+    assert rounds[0] > 0 and (rounds > 0).sum() >= 3
+    assert alone[0] > 0 and (alone > 0).sum() >= 2
+
+
+def test_other_costs_trace_nothing():
+    traces = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Counting(type(MODEL)):
+        def verify(self, *args, **kwargs):
+            traces.append(1)
+            return super().verify(*args, **kwargs)
+
+    drafter, widths = Adaptive(DraftModel(num_draft=3, model=Counting(13))), set()
+    for costs in (drafter.only(0), drafter.only(1), drafter.only(3), COSTS[:3]):
+        out = decode(drafter, {"inner": PARAMS, "costs": jnp.asarray(costs)}, 60)
+        first = first if widths else len(traces)  # noqa: F821
+        widths.add(tuple(np.flatnonzero(out.stats.rounds_by_width[:-1] > 20)))
+    assert len(traces) == first > 0
+    assert len(widths) > 1
+
+
+def test_costs_can_pin_a_width():
+    drafter = Adaptive(DRAFT)
+    for width, tau in ((0, 1), (1, 2), (3, 4)):
+        weights = {"inner": PARAMS, "costs": jnp.asarray(drafter.only(width))}
+        out = decode(drafter, weights)  # q = p, so every draft is kept
+        rounds = out.stats.rounds_by_width
+        assert rounds[width] == rounds.sum() and out.stats.tau == tau
+
+
+def steps(drafter, weights, rounds, bursts, prompts=PROMPTS):
+    """States after each of several bursts."""
+    tokens, lengths = pad(prompts)
+    params = {"target": PARAMS, "drafter": weights}
+    request, capacity = loop.prepare(
+        MODEL, drafter, tokens, lengths, jax.random.key(0), 60, Sampling(), None, ()
+    )
+    state = jax.jit(loop.start, static_argnums=(0, 1, 2, 3))(
+        MODEL, drafter, "auto", capacity, params, request
+    )
+    step = jax.jit(loop.burst, static_argnums=(0, 1, 2))
+    for costs in bursts:
+        params["drafter"]["costs"] = jnp.asarray(costs)
+        state = step(MODEL, drafter, "auto", rounds, params, state)
+        yield state
+
+
+def test_a_draft_model_that_slept_reads_what_it_missed():
+    """After 40 plain rounds, more than one chunk, its cache is that of a fresh pass again."""
+    drafter, near = Adaptive(DRAFT), like(PARAMS, 1)
+    plain, wide = drafter.only(0), drafter.only(3)
+    weights = {"inner": near, "costs": plain}
+    states = list(steps(drafter, weights, 40, (plain, wide)))
+    asleep, awake = states[0].drafter.inner, states[1].drafter.inner
+    lengths = pad(PROMPTS)[1]
+    assert (asleep.filled == lengths - 1).all() and (asleep.filled < states[0].length - 2).all()
+    assert (awake.filled == states[1].length - 2).all()
+    used = (jnp.arange(69) < states[1].length[:, None] - 2)[:, None, :, None]
+    expected = jax.jit(rebuilt)(near, states[1].tokens, states[1].length - 2)
+    np.testing.assert_allclose(
+        jnp.where(used, awake.cache, 0), jnp.where(used, expected, 0), atol=1e-6
+    )
+
+
+def test_a_draft_model_does_not_run_where_nothing_is_wanted():
+    """Plain rounds never enter its pass: one that poisons the cache does no harm there."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Poison(type(MODEL)):
+        def commit(self, cache, entries, start, verdict):
+            return super().commit(cache, entries + jnp.nan, start, verdict)
+
+    drafter = Adaptive(DraftModel(num_draft=3, model=Poison(13)))
+    for costs, clean in ((drafter.only(0), True), (drafter.only(1), False)):
+        weights = {"inner": PARAMS, "costs": costs}
+        (state,) = steps(drafter, weights, 5, (costs,), prompts=[[1]])  # no prompt to read
+        assert bool(jnp.isfinite(state.drafter.inner.cache).all()) == clean
+
+
+def test_a_wanted_width_masks_what_is_deeper_and_leaves_the_rest():
+    drafter, _, _ = CASES["tree top"]
+    tokens, lengths = pad(PROMPTS)
+    context = specjax.Context(
+        tokens=jnp.asarray(tokens),
+        length=jnp.asarray(lengths),
+        budget=jnp.full((8,), 9),
+        key=jax.random.split(jax.random.key(0), 8),
+        sampling=Sampling().rows(8),
+    )
+    params = {"target": PARAMS, "drafter": like(PARAMS, 1)}
+    state = drafter.init(params, 8, 9)
+    draft_step = jax.jit(drafter.draft_step)
+    full, _ = draft_step(params, state, context)
+    narrow, _ = draft_step(params, state, dataclasses.replace(context, width=jnp.int32(1)))
+    assert (full.tokens == narrow.tokens).all()
+    shallow = np.broadcast_to(tree.depths(full) <= 1, full.tokens.shape)
+    assert (narrow.candidate == shallow).all() and (narrow.scored == shallow).all()
+
+
+def adaptive_decoders():
+    return {
+        "draft": Adaptive(DraftModel(num_draft=3, model=CausalLM(SMALL))),
+        "ngram": Adaptive(NGram(num_draft=7, shortest=1)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "capacity", "temperature"),
+    [("draft", 1, 300, 1.0), ("draft", 3, 100, 0), ("ngram", 1, 300, 0)],
+)
+def test_the_adaptive_loop_copies_no_cache(name, batch, capacity, temperature, monkeypatch):
+    drafter = adaptive_decoders()[name]
+    inner = params_of(LLAMA)["drafter"] if name == "draft" else None
+    weights = {"inner": inner, "costs": jnp.ones(len(drafter.widths))}
+    monkeypatch.setattr(
+        "test_decoder.params_of", lambda config: {"target": model(config)[1], "drafter": weights}
+    )
+    text = hlo(model(LLAMA)[0], drafter, batch, capacity, temperature)
+    assert not cache_copies(text, batch, capacity)
+    left_out = 3 if name == "draft" else 0  # passes of the draft model
+    assert text.count(" conditional(") >= left_out + 1  # and the switch of widths
+
+
+# ------------------------------------------------------------------- the law
+
+
+VOCAB, NUM_LAW, ROWS = 4, 5, 15_000
+TOY, TOY_PARAMS = bag(VOCAB, 0)
+WARM = Sampling(temperature=0.9)
+PROMPT = (1, 0, 2, 1, 0)
+
+
+def law_of_rows(drafter, weights):
+    """p-value of the first tokens' joint law, each row a batch of its own: it decides alone."""
+    prompt = jnp.asarray([PROMPT], jnp.int32)
+    params = {"target": TOY_PARAMS, "drafter": weights}
+
+    def one(key):
+        request, capacity = loop.prepare(
+            TOY, drafter, prompt, np.asarray([5]), key, NUM_LAW + 1, WARM, None, ()
+        )
+        state = loop.start(TOY, drafter, "rejection", capacity, params, request)
+        state = loop.burst(TOY, drafter, "rejection", None, params, state)
+        new = state.tokens[0, 5 : 5 + NUM_LAW]
+        return jnp.sum(new * VOCAB ** jnp.arange(NUM_LAW - 1, -1, -1)), state.stats.drafted_at[0]
+
+    cells, drafted_at = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(0), ROWS))
+    counts = np.bincount(cells, minlength=VOCAB**NUM_LAW)
+    exact = reference.joint_law(TOY, TOY_PARAMS, PROMPT, NUM_LAW, WARM).reshape(-1) * ROWS
+    some = exact > 5
+    statistic = ((counts[some] - exact[some]) ** 2 / exact[some]).sum()
+    return chi2.sf(statistic, some.sum() - 1), np.asarray(drafted_at)
+
+
+@dataclasses.dataclass(frozen=True)
+class Peeking(Adaptive):
+    """A fault: it drafts first and then asks only for tokens that the draft model was sure of."""
+
+    def draft_step(self, params, state, context):
+        draft, state = super().draft_step(params, state, context)
+        sure = jnp.take_along_axis(draft.laws, draft.tokens[:, 1:, None], axis=2)[..., 0] > 0.3
+        kept = jnp.cumprod(sure, axis=1).astype(bool)
+        scored = draft.scored & jnp.pad(kept, ((0, 0), (1, 0)), constant_values=True)
+        return dataclasses.replace(draft, scored=scored, candidate=scored), state
+
+
+def law_case(kind):
+    weights = {"inner": like(TOY_PARAMS, 1), "costs": jnp.asarray([1.0, 1.5, 2.2])}
+    return law_of_rows(kind(DraftModel(num_draft=3, model=TOY), RESTLESS), weights)
+
+
+def test_rows_that_decide_each_for_itself_draw_the_targets_law():
+    p_value, drafted_at = law_case(Adaptive)
+    assert p_value > 1e-7
+    assert len(np.unique(drafted_at, axis=0)) > 3  # the decisions do depend on what was accepted
+
+
+def test_fault_a_width_that_peeks_at_the_drafted_tokens():
+    assert law_case(Peeking)[0] < 1e-7
+
+
+# ------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Adaptive(DRAFT, widths=(1, 3)), "increase from 0"),
+        (lambda: Adaptive(DRAFT, widths=(0, 3, 1)), "increase from 0"),
+        (lambda: Adaptive(DRAFT, widths=(0, 4)), "from 1 to 3"),
+        (lambda: Adaptive(Plain()), "plain drafts 0 deep"),
+        (lambda: Adaptive(DRAFT).only(2), r"the widths are \(0, 1, 3\)"),
+        (lambda: Goodput(prior=2), "0 <= prior <= 1"),
+        (lambda: Goodput(first=9, last=8), "1 <= first <= last"),
+        (lambda: HuggingFace(start=0), "at least one token"),
+        (lambda: ExLlama(down=0), "0 < down <= 1"),
+        (lambda: decode(Adaptive(DRAFT), PARAMS), "'inner'"),
+        (
+            lambda: decode(Adaptive(DRAFT), {"inner": PARAMS, "costs": jnp.ones(4)}),
+            r"one cost for each of the widths \(0, 1, 3\)",
+        ),
+    ],
+)
+def test_what_makes_no_adaptive_drafter_is_refused(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+def test_the_usual_widths_with_the_root_fill_compiled_passes():
+    assert Adaptive(DRAFT).widths == (0, 1, 3)
+    assert Adaptive(NGram(num_draft=15)).widths == (0, 1, 3, 7, 15)
+    assert Adaptive(NGram(num_draft=5)).widths == (0, 1, 3, 5)
+    assert Adaptive(NGram(num_draft=1)).widths == (0, 1)
+    for width in Adaptive(NGram(num_draft=15)).widths[2:]:
+        assert width + 1 in loop.widths(16)
