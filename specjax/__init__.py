@@ -12,6 +12,7 @@ from .types import Context, Draft, Drafter, Scores, Segment, Target, Verdict
 if TYPE_CHECKING:
     from .comparison import Comparison, compare
     from .models.lm import LM, load
+    from .planner import Plan, plan
     from .text import Generation, generate, stream_text
 
 __version__ = "0.1.0"
@@ -24,6 +25,7 @@ __all__ = [
     "Drafter",
     "Generation",
     "LM",
+    "Plan",
     "Sampling",
     "Scores",
     "Segment",
@@ -39,6 +41,7 @@ __all__ = [
     "drafters",
     "generate",
     "load",
+    "plan",
     "stream",
     "stream_text",
     "tree",
@@ -51,6 +54,8 @@ _LAZY = {
     "compare": "comparison",
     "LM": "models.lm",
     "load": "models.lm",
+    "Plan": "planner",
+    "plan": "planner",
     "Generation": "text",
     "generate": "text",
     "stream_text": "text",

@@ -1,4 +1,4 @@
-"""The command: ``specjax generate`` and ``specjax train``."""
+"""The command: ``specjax generate``, ``specjax plan`` and ``specjax train``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if argv[:1] == ["train"]:
             return train(argv[1:])
-        return generate(parser().parse_args(argv))
+        if sys.stdout is None:  # closed before the start, as by >&-
+            raise OSError("stdout is closed: there is nowhere to write to")
+        arguments = parser().parse_args(argv)
+        return {"generate": generate, "plan": plan}[arguments.command](arguments)
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -95,6 +98,44 @@ def parser() -> argparse.ArgumentParser:
         help="run plain and speculative decoding in turn, and report both rates",
     )
     p.add_argument("--repetitions", type=int, default=9, help="of --compare, at least 6")
+    p = commands.add_parser(
+        "plan",
+        help="find the fastest drafter, number of drafts and batch for your prompts",
+        description="Decodes your prompts in a few ways, predicts the rate of many, and says which "
+        "to take: plain decoding, where no drafter is worth its cost. Ctrl-C ends it with what is "
+        "known by then.",
+    )
+    p.add_argument("--model", default="embedded", help="embedded, a folder, or a hub name")
+    p.add_argument(
+        "--drafter",
+        action="append",
+        help="draft (the model's own), ngram, or the folder or hub name of a draft model; may be "
+        "repeated; default: ngram, and draft where the model has one",
+    )
+    p.add_argument(
+        "--prompts",
+        help='a file of prompts: one a line, or in a .jsonl file one string or {"text": ...} a '
+        "line; default, for the embedded model: held-out prompts that ship with it",
+    )
+    p.add_argument(
+        "--limit", type=int, default=8, help="prompts used at most, evenly spread over the file"
+    )
+    p.add_argument("--num-draft", type=int, nargs="+", default=[1, 3, 7, 15])
+    p.add_argument("--batch", type=int, nargs="+", default=[1])
+    p.add_argument("--max-new-tokens", type=int, default=64)
+    p.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
+    p.add_argument("--dtype", help="of the weights: float32, bfloat16, float16")
+    p.add_argument("--quantize", help="hold the model's weights as int8 or fp8: approximate")
+    p.add_argument(
+        "--verify",
+        type=int,
+        nargs="?",
+        const=3,
+        default=0,
+        metavar="N",
+        help="also run the N best (default 3) and plain decoding, and choose by what is measured",
+    )
+    p.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     return top
 
 
@@ -114,15 +155,7 @@ def generate(arguments: argparse.Namespace) -> int:
     """``specjax generate``: loads, streams or compares, reports."""
     begin = time.perf_counter()
     prompt = read_prompt(arguments.prompt, arguments.file)
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    if arguments.model == "embedded":
-        # so small a model is faster on one thread of the CPU: waking a second costs more than it
-        # saves; read by the backend when it starts
-        os.environ.setdefault("NPROC", "1")
-    from . import compile_cache
-
-    compile_cache.enable()
-    lm = specjax.load(arguments.model, dtype=arguments.dtype, quantize=arguments.quantize)
+    lm = set_up(arguments)
     options = options_of(arguments)
     if arguments.compare:
         return compare(lm, prompt, options, arguments)
@@ -149,6 +182,19 @@ def generate(arguments: argparse.Namespace) -> int:
     else:
         print(json.dumps(describe(result, prompt, lm) | {"seconds": seconds, "rate": rate}))
     return 0 if result.finished else INTERRUPTED
+
+
+def set_up(arguments: argparse.Namespace):
+    """What every command does before it decodes; returns the model."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    if arguments.model == "embedded":
+        # so small a model is faster on one thread of the CPU: waking a second costs more than it
+        # saves; read by the backend when it starts
+        os.environ.setdefault("NPROC", "1")
+    from . import compile_cache
+
+    compile_cache.enable()
+    return specjax.load(arguments.model, dtype=arguments.dtype, quantize=arguments.quantize)
 
 
 def read_prompt(argument: str | None, file: str | None) -> str:
@@ -293,3 +339,79 @@ def compare(lm, prompt: str, options: dict, arguments: argparse.Namespace) -> in
     }
     print(json.dumps(describe(result.speculative, prompt, lm) | {"compare": figures}))
     return 0
+
+
+def plan(arguments: argparse.Namespace) -> int:
+    """``specjax plan``: measures, and prints the candidates and the choice."""
+    from rich.console import Console
+
+    prompts = read_prompts(arguments.prompts, arguments.model, arguments.limit)
+    lm = set_up(arguments)
+    names = arguments.drafter
+    if names is not None:
+        own = ("draft", "ngram")
+        names = [n if n in own else specjax.load(n, dtype=arguments.dtype) for n in names]
+    with Console(stderr=True).status("planning") as status:  # shown on terminals only
+        found = specjax.plan(
+            lm,
+            prompts,
+            drafters=names,
+            num_drafts=arguments.num_draft,
+            batches=arguments.batch,
+            temperature=arguments.temperature,
+            max_new_tokens=arguments.max_new_tokens,
+            verify=arguments.verify,
+            progress=status.update,
+        )
+    if arguments.json:
+        print(json.dumps(found.as_json()))
+    else:
+        if sys.stdout.isatty():
+            Console().print(found.table())
+            print(found.verdict)
+        else:
+            print(found)
+        print(f"planned in {found.seconds:.0f} s", file=sys.stderr)
+    return 0 if found.finished else INTERRUPTED
+
+
+def read_prompts(file: str | None, model: str, limit: int) -> list[str]:
+    """At most ``limit`` prompts of a file, evenly spread; the shipped ones for ``embedded``."""
+    if limit < 1:
+        raise ValueError(f"--limit {limit}: give at least 1")
+    if file is None:
+        if model != "embedded":
+            raise ValueError(
+                "--prompts: name a file of prompts of the kind that you will decode; only the "
+                "embedded model has some of its own"
+            )
+        file = Path(__file__).parent / "data" / "heldout_prompts.jsonl"
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise ValueError(f"--prompts {file} is not UTF-8 text") from None
+    except OSError as error:
+        raise ValueError(f"--prompts {file}: {error.strerror}") from None
+    prompts = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        if Path(file).suffix == ".jsonl":
+            line = _prompt_of(line, f"--prompts {file}, line {number}")
+        prompts.append(line)
+    if not prompts:
+        raise ValueError(f"--prompts {file}: there is no prompt in it")
+    count = min(limit, len(prompts))
+    return [prompts[i * len(prompts) // count] for i in range(count)]
+
+
+def _prompt_of(line: str, where: str) -> str:
+    """The prompt in a line of a .jsonl file."""
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where}: no JSON: {error}") from None
+    text = value.get("text") if isinstance(value, dict) else value
+    if not isinstance(text, str) or not text:
+        raise ValueError(f'{where}: give a string that is not empty, or {{"text": "..."}}')
+    return text

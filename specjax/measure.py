@@ -121,7 +121,13 @@ def ratio(a: np.ndarray, b: np.ndarray) -> tuple[float, tuple[float, float], flo
 
 
 def pass_call(
-    lm, nodes: int, *, batch: int = 1, length: int = 255, capacity: int = 256, times: int = 0
+    lm,
+    nodes: int,
+    *,
+    batch: int = 1,
+    length: int = 255,
+    capacity: int = 256,
+    lasting: float = WORTH_TIMING,
 ) -> Call:
     """The target's ``verify`` over a chain of ``nodes`` nodes and the argmax of its logits.
 
@@ -130,8 +136,8 @@ def pass_call(
       nodes: N, the root included: 1 is a plain step.
       length: committed tokens before the root, in a cache of ``capacity`` slots, which the pass
         only reads.
-      times: passes in one call, each over the tokens that the last one chose; 0: as many as make
-        the call last 20 ms.
+      lasting: seconds that a call should take: as many passes as it needs for that, each over the
+        tokens that the one before chose.
     """
     target, params = lm if isinstance(lm, tuple) else (lm.target, lm.params)
     if nodes < 1 or batch < 1 or not 0 <= length <= capacity:
@@ -145,7 +151,7 @@ def pass_call(
     cache = target.init(params, batch, capacity)
     start = jnp.full((batch,), length, jnp.int32)
     call = Call(lambda: _passes(target, nodes, 1, params, cache, start))
-    times = times or _enough(call)
+    times = _enough(call, lasting)
     return Call(lambda: _passes(target, nodes, times, params, cache, start), times=times)
 
 
@@ -348,9 +354,8 @@ def memory(work: Job) -> Memory:
     )
 
 
-def _enough(call: Call) -> int:
-    """How often ``call`` must do its work to last as long as is worth timing."""
-    call.seconds()
-    return int(
-        np.clip(math.ceil(WORTH_TIMING / min(call.seconds(), call.seconds())), 1, MOST_TIMES)
-    )
+def _enough(call: Call, lasting: float) -> int:
+    """How often ``call`` must do its work to last so many seconds."""
+    call.seconds()  # compiles
+    once = min(call.seconds(), call.seconds())
+    return int(np.clip(math.ceil(lasting / once), 1, MOST_TIMES))

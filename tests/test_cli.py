@@ -184,3 +184,55 @@ def test_the_command_starts_without_noise_and_keeps_its_programs(folders, tmp_pa
     assert json.loads(done.stdout)["prompt"] == "def f(x):"
     assert done.stderr == ""
     assert any(path.is_file() for path in tmp_path.rglob("programs-*/*"))
+
+
+@pytest.mark.parametrize("command", ["generate", "plan"])
+def test_a_closed_stdout_is_one_line_and_no_traceback(command, folders):
+    closed = f"{sys.executable} -m specjax {command} --model {folders['target']} >&-"
+    done = subprocess.run(closed, shell=True, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "stdout is closed" in done.stderr
+
+
+def test_plan_prints_a_table_and_a_verdict_or_json(run, folders, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('"def f(x):"\n\n{"text": "import os"}\n{"text": "class A"}\n')
+    options = ["--model", folders["target"], "--prompts", prompts, "--num-draft", 1, 2]
+    options += ["--max-new-tokens", 8]
+    code, out, err = run(*options, command="plan")
+    assert code == 0 and "3 prompts" in out and "ngram" in out
+    assert ("plain decoding wins" in out) != ("use ngram" in out) and "planned in" in err
+    code, out, err = run(*options, "--json", "--limit", 2, "--drafter", "ngram", command="plan")
+    found = json.loads(out)
+    assert code == 0 and err == "" and found["prompts"] == 2 and found["finished"]
+    assert found["choice"] in found["candidates"] and len(found["candidates"]) == 3
+
+
+def test_prompts_are_spread_evenly_over_the_file(tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text("".join(f"prompt {i}\n\n" for i in range(10)))
+    assert cli.read_prompts(str(file), "m", 3) == ["prompt 0", "prompt 3", "prompt 6"]
+    assert len(cli.read_prompts(str(file), "m", 99)) == 10
+    assert len(cli.read_prompts(None, "embedded", 8)) == 8  # those that ship
+
+
+@pytest.mark.parametrize(
+    "name, text, said",
+    [
+        ("absent", None, "No such file"),
+        ("empty", "\n \n", "no prompt in it"),
+        ("broken.jsonl", '"a"\n{"text": \n', "line 2: no JSON"),
+        ("other.jsonl", '{"prompt": "a"}\n', "line 1: give a string"),
+    ],
+)
+def test_a_file_without_prompts_is_one_line(name, text, said, run, folders, tmp_path):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    options = ["--model", folders["target"], "--prompts", tmp_path / name]
+    code, out, err = run(*options, command="plan")
+    assert code == 2 and out == "" and said in err and len(err.splitlines()) == 1
+
+
+def test_a_model_without_prompts_of_its_own_asks_for_some(run, folders):
+    code, _, err = run("--model", folders["target"], command="plan")
+    assert code == 2 and "--prompts: name a file" in err

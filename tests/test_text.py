@@ -239,17 +239,6 @@ def test_compare_measures_both_and_says_whether_the_words_are_the_same(pair):
         specjax.compare(pair[0], PROMPTS[0], repetitions=5)
 
 
-def test_the_interval_of_a_median_has_the_confidence_it_states():
-    ratio, interval, confidence = comparison.median_interval(np.arange(9.0))
-    assert (ratio, interval) == (4.0, (1.0, 7.0))
-    assert confidence == pytest.approx(1 - 2 * (1 + 9) / 2**9)
-    draws = np.random.default_rng(0).exponential(size=(4000, 9))
-    covered = [
-        low <= np.log(2) <= high for _, (low, high), _ in map(comparison.median_interval, draws)
-    ]
-    assert np.mean(covered) == pytest.approx(confidence, abs=0.015)  # 4.9 standard errors
-
-
 def test_repeated_ngrams_counts_what_stood_there_before():
     assert comparison.repeated_ngrams([np.arange(10)]) == 0.0
     assert comparison.repeated_ngrams([np.zeros(7, int)]) == 0.75  # one of four is new
