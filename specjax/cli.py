@@ -79,7 +79,11 @@ def parser() -> argparse.ArgumentParser:
         help="draft (the model's own), ngram, none, or the folder or hub name of a draft model; "
         "default: ngram",
     )
-    p.add_argument("--num-draft", type=int, help="tokens drafted a round")
+    p.add_argument(
+        "--num-draft",
+        type=_drafts,
+        help="tokens drafted a round, 3 by default; auto: as many as pay, from none to 7",
+    )
     p.add_argument("--max-new-tokens", type=int, default=128)
     p.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
     p.add_argument("--top-k", type=int)
@@ -137,6 +141,11 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     return top
+
+
+def _drafts(text: str) -> int | str:
+    """What ``--num-draft`` takes."""
+    return text if text == job.AUTO else int(text)
 
 
 def train(argv: Sequence[str]) -> int:

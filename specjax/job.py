@@ -16,11 +16,13 @@ import numpy as np
 
 from . import acceptance, drafters, loop
 from .models.lm import LM, as_drafter, load
+from .pricing import priced
 from .sampling import Sampling
 from .types import Drafter, PyTree
 
 DEFAULT_DRAFTS = {"embedded": "embedded-draft"}  # target -> its draft model, for drafter="draft"
 NUM_DRAFT = 3  # by default; on CPU a pass costs the same over 2 to 4 tokens
+AUTO, AUTO_DRAFTS = "auto", 7  # num_draft that follows acceptance and cost, and its largest value
 MOST_DRAFTS = 64  # each is a part of the program: thousands would compile for hours
 SMALLEST_WIDTH, SMALLEST_BUFFER = 32, 256  # tokens; a step's cost follows those in use
 
@@ -31,7 +33,7 @@ class Options(TypedDict, total=False):
     """The options of ``text.generate``, where they are explained."""
 
     drafter: str | LM | Drafter | None
-    num_draft: int | None
+    num_draft: int | str | None
     max_new_tokens: int | Sequence[int]
     temperature: jax.typing.ArrayLike
     top_k: jax.typing.ArrayLike | None
@@ -138,7 +140,7 @@ def prepare(
         request=request,
     )
     job.check()
-    return job
+    return priced(job) if num_draft == AUTO and drafter.num_draft else job
 
 
 def prompt_ids(lm: LM, prompts) -> list[list[int]]:
@@ -231,16 +233,27 @@ def round_up(size: int, smallest: int, limit: int | None = None) -> int:
     return rounded if limit is None else min(rounded, limit)
 
 
-def resolve_drafter(lm: LM, drafter, num_draft: int | None = None, params: PyTree = None):
-    """The drafter object for what ``generate`` was given, and its weights."""
+def resolve_drafter(lm: LM, drafter, num_draft: int | str | None = None, params: PyTree = None):
+    """The drafter object for what ``generate`` was given, and its weights.
+
+    With ``num_draft="auto"`` an ``Adaptive`` one, whose costs are still to be measured.
+    """
+    if isinstance(num_draft, str) and num_draft == AUTO:
+        inner, params = resolve_drafter(lm, drafter, AUTO_DRAFTS, params)
+        if not inner.num_draft:  # plain decoding
+            return inner, params
+        if isinstance(inner, drafters.Adaptive):
+            raise ValueError("num_draft='auto': the drafter is adaptive already; leave it out")
+        adaptive = drafters.Adaptive(inner)
+        return adaptive, {"inner": params, "costs": np.ones(len(adaptive.widths), np.float32)}
 
     def drafts():
         if num_draft is None:
             return NUM_DRAFT
         if not isinstance(num_draft, int | np.integer) or not 1 <= num_draft <= MOST_DRAFTS:
             raise ValueError(
-                f"num_draft={num_draft}: it must be an integer from 1 to {MOST_DRAFTS}; for plain "
-                "decoding give drafter='plain'"
+                f"num_draft={num_draft}: it must be an integer from 1 to {MOST_DRAFTS}, or "
+                "'auto'; for plain decoding give drafter='plain'"
             )
         return int(num_draft)
 

@@ -72,6 +72,8 @@ def generate(lm: LM, prompts: Prompts, **options: Unpack[Options]) -> Generation
         the context), ``None`` or ``"plain"`` (no drafts), a draft model from ``specjax.load``
         with the target's tokenizer, or an object that implements ``specjax.Drafter``.
       num_draft: tokens drafted a round, 3 by default; a drafter object has its own number.
+        ``"auto"``: as many as pay, from none to 7, following what was accepted and what rounds
+        cost on this machine, which takes about a second to measure (see ``drafters.Adaptive``).
       max_new_tokens: 128 by default; for all rows, or one number a row.
       temperature, top_k, top_p, min_p, repetition_penalty, logit_bias: the law, a number for all
         rows or one a row, see ``specjax.Sampling``; greedy decoding by default. The bias may be

@@ -236,3 +236,10 @@ def test_a_file_without_prompts_is_one_line(name, text, said, run, folders, tmp_
 def test_a_model_without_prompts_of_its_own_asks_for_some(run, folders):
     code, _, err = run("--model", folders["target"], command="plan")
     assert code == 2 and "--prompts: name a file" in err
+
+
+def test_num_draft_is_a_number_or_auto(run):
+    code, out, _ = run("def f(x):", "--num-draft", "auto", "--json")
+    assert code == 0 and json.loads(out)["drafter"] == "adaptive(ngram)"
+    code, _, err = run("def f(x):", "--num-draft", "often")
+    assert code == 2 and "--num-draft" in err.splitlines()[-1]

@@ -1,0 +1,93 @@
+"""What a round costs at each width, measured at start-up with the programs of the request itself.
+
+``num_draft="auto"`` lets the number of drafts follow what was accepted and what rounds cost; this
+is where the costs come from. A width is pinned by the costs that the drafter is given, which are
+an argument of the compiled program: measuring compiles nothing that the request would not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from . import loop
+
+if TYPE_CHECKING:
+    from .job import Job
+
+TURNS, ENOUGH = 9, 1.0  # rounds at each width at most; seconds after which three must do
+SHORTEST = 16  # tokens of the text: there must be something to copy
+_KNOWN: dict[tuple, np.ndarray] = {}
+
+
+def priced(work: Job) -> Job:
+    """``work``, whose drafter is ``Adaptive``, with measured costs of its widths.
+
+    They are kept in memory for each model, drafter, batch, buffer and kind of sampling.
+    """
+    key = (
+        work.lm.fingerprint,
+        work.drafter,
+        work.rule if isinstance(work.rule, str) else repr(work.rule),
+        len(work.prompts),
+        work.capacity,
+        work.request.sampling.greedy,
+        jax.tree.leaves(work.params["target"])[0].dtype,
+    )
+    if key not in _KNOWN:
+        _KNOWN[key] = round_costs(work)
+    return _with_costs(work, _KNOWN[key])
+
+
+def round_costs(work: Job) -> np.ndarray:
+    """Seconds of a round of an ``Adaptive`` drafter at each of its widths, float32 ``[W]``.
+
+    Every round is run behind prompts of the request's lengths, of 16 tokens at least, made of one
+    repeated token: there a drafter that copies always has something to propose, and a draft is as
+    wide as was asked for.
+    The fastest of several rounds counts, less what a call without any round takes.
+    """
+    drafter, request = work.drafter, work.request
+    request = dataclasses.replace(
+        request,
+        tokens=jnp.broadcast_to(request.tokens[:, :1], request.tokens.shape),
+        lengths=jnp.maximum(request.lengths, min(SHORTEST, request.tokens.shape[1])),
+        budget=jnp.full_like(request.budget, work.capacity),
+        stops=jnp.full_like(request.stops, -1),
+    )
+    work = dataclasses.replace(work, request=request)
+    state = work.start()
+    begun = {
+        name: np.array(getattr(state, name)) for name in ("tokens", "length", "budget", "silent")
+    }
+
+    def spend(rounds: int, pinned: Job, state: loop.State) -> tuple[float, loop.State]:
+        state = dataclasses.replace(state, **{k: jnp.array(v) for k, v in begun.items()})
+        jax.block_until_ready(state)
+        begin = time.perf_counter()
+        state = jax.block_until_ready(pinned.burst(rounds, state))
+        return time.perf_counter() - begin, state
+
+    pinned = [_with_costs(work, drafter.only(width)) for width in drafter.widths]
+    _, state = spend(1, pinned[-1], state)  # compiles
+    ways = [(0, pinned[0]), *((1, one) for one in pinned)]
+    best, begin = np.full(len(ways), np.inf), time.perf_counter()
+    for turn in range(TURNS):
+        if turn >= 3 and time.perf_counter() - begin > ENOUGH:
+            break
+        for index, way in enumerate(ways):
+            seconds, state = spend(*way, state)
+            best[index] = min(best[index], seconds)
+    costs = best[1:] - best[0]
+    # a clock that is too coarse, or a call that was held up: no cost is nothing, or below
+    return np.maximum(costs, 1e-3 * max(costs.max(), 1e-9)).astype(np.float32)
+
+
+def _with_costs(work: Job, costs: np.ndarray) -> Job:
+    given = work.params["drafter"] | {"costs": jnp.asarray(costs, jnp.float32)}
+    return dataclasses.replace(work, params=work.params | {"drafter": given})

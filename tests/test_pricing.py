@@ -1,0 +1,70 @@
+"""num_draft="auto": rounds are priced with the request's own programs, and the text stays."""
+
+import numpy as np
+import pytest
+
+import specjax
+from specjax import drafters, job, loop, pricing
+
+pytest_plugins = ["pairs"]
+PROMPT = "def f(x):\n    return x\n\ndef f(x):\n"
+OPTIONS = dict(num_draft="auto", max_new_tokens=30)
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch):
+    monkeypatch.setattr(pricing, "_KNOWN", {})
+
+
+@pytest.mark.parametrize("name", ["ngram", "draft"])
+def test_every_width_is_priced_over_rounds_that_draft_so_many(name, pair, monkeypatch):
+    drafted, burst = [], job.Job.burst
+
+    def spied(self, rounds, state):
+        before = np.array(state.stats.drafted)
+        state = burst(self, rounds, state)
+        drafted.append((rounds, *(np.asarray(state.stats.drafted) - before).tolist()))
+        return state
+
+    monkeypatch.setattr(job.Job, "burst", spied)
+    monkeypatch.setattr(pricing, "TURNS", 3)
+    given = pair[1] if name == "draft" else name
+    work = job.prepare(pair[0], [PROMPT, "a"], drafter=given, **OPTIONS)
+    assert work.drafter.widths == (0, 1, 3, 7)
+    turn = [(0, 0, 0), *((1, width, width) for width in work.drafter.widths)]
+    assert drafted[1:] == 3 * turn  # the first compiles
+    costs = np.asarray(work.params["drafter"]["costs"])
+    assert costs.shape == (4,) and np.all(costs > 0) and np.all(np.isfinite(costs))
+
+
+def test_pricing_compiles_nothing_beyond_the_request_and_happens_once(pair, monkeypatch):
+    out = specjax.generate(pair[0], PROMPT, drafter="ngram", **OPTIONS)
+    programs = loop.jit_start._cache_size(), loop.jit_burst._cache_size()
+    monkeypatch.setattr(pricing, "round_costs", lambda work: pytest.fail("priced again"))
+    again = specjax.generate(pair[0], "def g(x):\n    return", drafter="ngram", **OPTIONS)
+    assert (loop.jit_start._cache_size(), loop.jit_burst._cache_size()) == programs
+    assert out.stats.drafter == again.stats.drafter == "adaptive(ngram)"
+
+
+def test_the_text_is_that_of_plain_decoding(pair):
+    wanted = specjax.generate(pair[0], PROMPT, drafter=None, max_new_tokens=30)
+    found = specjax.generate(pair[0], PROMPT, drafter=pair[1], **OPTIONS)
+    assert np.array_equal(found.tokens[0], wanted.tokens[0])
+
+
+def test_a_cost_lost_in_the_noise_is_small_but_above_zero(pair, monkeypatch):
+    monkeypatch.setattr(pricing.time, "perf_counter", lambda: 0.0)
+    work = job.prepare(pair[0], PROMPT, drafter="ngram", **OPTIONS)
+    assert np.all(np.asarray(work.params["drafter"]["costs"]) > 0)
+
+
+def test_auto_without_a_drafter_is_plain_decoding(pair):
+    assert isinstance(job.prepare(pair[0], PROMPT, drafter=None, **OPTIONS).drafter, drafters.Plain)
+
+
+def test_other_words_and_drafters_that_adapt_already_are_refused(pair):
+    with pytest.raises(ValueError, match="num_draft=often: .* or 'auto'"):
+        job.prepare(pair[0], PROMPT, drafter="ngram", num_draft="often")
+    adaptive = drafters.Adaptive(drafters.NGram(num_draft=3))
+    with pytest.raises(ValueError, match="adaptive already"):
+        job.prepare(pair[0], PROMPT, drafter=adaptive, **OPTIONS)
