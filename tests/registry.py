@@ -12,7 +12,7 @@ ALL = ("rejection", "delta")
 CHAIN = ("rejection", "block", "delta")
 TREE = (-1, 0, 0, 1, 2)
 # near what rounds are worth, and with short memory: the width changes all the time
-RESTLESS = Goodput(memory=2, first=1, last=2)
+RESTLESS = Goodput(memory=2, first=1, last=2, share=1.0)
 COSTS = np.asarray([1.0, 1.3, 1.6, 1.7], np.float32)
 
 

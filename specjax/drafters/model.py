@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from ..sampling import Prefix
 from ..types import Draft, PyTree, Target, Verdict
 from .base import ChainDrafter
 
-CATCH_UP = 32  # tokens read at once after rounds without a draft
+CATCH_UP = 16  # tokens read at once after rounds without a draft
 
 
 @pytree_dataclass
@@ -65,28 +66,44 @@ class DraftModel(ChainDrafter):
         return DraftModelState(cache=cache, filled=jnp.zeros((batch,), jnp.int32))
 
     def draft_step(self, params, state, context):
-        if context.width is not None:
-            state = self._catch_up(params, state, context)
-        uniform = law.uniforms(context.key, self.num_draft)
-        tail = context.length[:, None] - 2 + jnp.arange(2)
-        tokens = jnp.take_along_axis(context.tokens, jnp.maximum(tail, 0), axis=1)
-        laws, entries = [], None
-        for step in range(self.num_draft):
-
-            def run(tokens, entries, step=step):
-                return self._next(params, state.cache, context, uniform, step, tokens, entries)
-
-            if context.width is None:
-                token, q, entries = run(tokens, entries)
-            else:  # the branches return what belongs to the nodes, never the cache
-                skip = _zeros_after(run)
-                token, q, entries = jax.lax.cond(step < context.width, run, skip, tokens, entries)
-            tokens = jnp.concatenate([tokens, token[:, None]], axis=1)
-            laws.append(q)
-        laws = None if context.sampling.greedy else jnp.stack(laws, axis=1)
         ran = None
         if context.width is not None:
+            state = self._catch_up(params, state, context)
             ran = jnp.broadcast_to(context.width > 0, context.length.shape)
+        tail = context.length[:, None] - 2 + jnp.arange(2)
+        known = jnp.take_along_axis(context.tokens, jnp.maximum(tail, 0), axis=1)
+        uniform = None
+        if not context.sampling.greedy:
+            uniform = law.uniforms(context.key, self.num_draft)
+
+        def passes(step, tokens, entries, shapes):
+            token, q, entries = self._next(
+                params, state.cache, context, uniform, step, tokens, entries
+            )
+            tokens = jnp.concatenate([tokens, token[:, None]], axis=1)
+            if step + 1 == self.num_draft:
+                return tokens, [q], entries
+            tokens, laws, entries = maybe(step + 1, tokens, entries, shapes)
+            return tokens, [q, *laws], entries
+
+        def maybe(step, tokens, entries, shapes):
+            """The passes from ``step`` on, as far as they are wanted; where the shapes of all are
+            known, those that are not are left out. Branches return what belongs to the nodes,
+            never the cache."""
+            if shapes is None:
+                return passes(step, tokens, entries, None)
+
+            def skip(tokens, entries):
+                laws = jax.tree.map(lambda q: jnp.zeros(q.shape, q.dtype), shapes[1][step:])
+                return _padded(tokens, shapes[0]), laws, _padded(entries, shapes[2])
+
+            run = functools.partial(passes, step, shapes=shapes)
+            return jax.lax.cond(step < context.width, run, skip, tokens, entries)
+
+        every = functools.partial(maybe, 0, known, None)
+        shapes = None if context.width is None else jax.eval_shape(lambda: every(None))
+        tokens, laws, entries = every(shapes)
+        laws = None if context.sampling.greedy else jnp.stack(laws, axis=1)
         draft = tree.chain(context, tokens[:, 2:], laws)
         return draft, dataclasses.replace(state, fresh=entries, ran=ran)
 
@@ -154,19 +171,13 @@ class DraftModel(ChainDrafter):
         )
 
 
-def _zeros_after(run):
-    """A function of the same arguments and results as ``run``: earlier entries, zeros behind."""
+def _padded(given, shapes):
+    """``given``, a pytree or None, with zeros behind it up to ``shapes``."""
 
-    def skip(tokens, entries):
-        token, q, full = jax.eval_shape(run, tokens, entries)
-        token, q = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (token, q))
-        if entries is None:
-            return token, q, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), full)
+    def zeros(like):
+        return jnp.zeros(like.shape, like.dtype)
 
-        def pad(x, like):
-            grow = [(0, n - m) for n, m in zip(like.shape, x.shape, strict=True)]
-            return jnp.pad(x, grow)
+    def pad(like, x):
+        return jnp.pad(x, [(0, n - m) for n, m in zip(like.shape, x.shape, strict=True)])
 
-        return token, q, jax.tree.map(pad, entries, full)
-
-    return skip
+    return jax.tree.map(zeros, shapes) if given is None else jax.tree.map(pad, shapes, given)

@@ -77,10 +77,11 @@ class Goodput:
     position, that one towards the rate over all positions, and that one towards ``prior``.
 
     While no width beats plain decoding it draws back to plain rounds, and probes with the least bad
-    width after ``first``, then twice as many plain rounds, at most ``last``. A probe wins if it
-    emits as much as plain rounds of its cost, or if all that it proposed was kept; then another
-    follows at once. Drafting is resumed, and the interval reset, when the rates say so. Each probe
-    after a pause halves the weight of what was known before it.
+    width after ``first``, then twice as many plain rounds, at most ``last``; or later, so that
+    probes cost at most ``share`` of the time. A probe wins if it emits as much as plain rounds of
+    its cost, or if all that it proposed was kept; then another follows at once. Drafting is
+    resumed, and the interval reset, when the rates say so. Each probe after a pause halves the
+    weight of what was known before it.
 
     A cost of infinity rules a width out.
 
@@ -89,6 +90,7 @@ class Goodput:
       weight: how many tries the shrinkage is worth, above 0.
       memory: after how many rounds evidence has faded to 1/e, at least 1.
       first, last: shortest and longest interval between probes, in plain rounds.
+      share: of the time, that probes may cost, above 0.
 
     Lossless: yes.
 
@@ -101,6 +103,7 @@ class Goodput:
     memory: float = 16.0
     first: int = 8
     last: int = 128
+    share: float = 0.02
     name = "goodput"
 
     def __post_init__(self):
@@ -109,10 +112,10 @@ class Goodput:
                 f"Goodput(prior={self.prior}, weight={self.weight}, memory={self.memory}): need "
                 "0 <= prior <= 1, weight > 0 and memory >= 1"
             )
-        if not 1 <= self.first <= self.last:
+        if not (1 <= self.first <= self.last and self.share > 0):
             raise ValueError(
-                f"Goodput(first={self.first}, last={self.last}): intervals between probes need "
-                "1 <= first <= last"
+                f"Goodput(first={self.first}, last={self.last}, share={self.share}): intervals "
+                "between probes need 1 <= first <= last and share > 0"
             )
 
     def init(self, batch: int, depth: int) -> GoodputMemory:
@@ -162,7 +165,9 @@ class Goodput:
         # one value for the batch; rows that finished keep an old one
         before, interval = (jnp.max(jnp.where(live, x, 0)) for x in (memory.pause, memory.interval))
         lost = jnp.any(memory.lost & live)
-        pause = jnp.where(lost, interval, jnp.maximum(before - 1, 0))
+        price = jnp.max(jnp.where(live, memory.price, 1.0))
+        rest = jnp.maximum(interval, jnp.ceil((price - 1) / self.share).astype(jnp.int32))
+        pause = jnp.where(lost, rest, jnp.maximum(before - 1, 0))
         pause = jnp.where(worth, 0, pause)
         longer = jnp.where(lost, jnp.minimum(2 * interval, self.last), interval)
         probe = (pause == 0) & jnp.isfinite(costs[best]) & (tokens[best] > tokens[0])
