@@ -23,12 +23,16 @@ def main(arguments: list[str] | None = None) -> int:
     from . import runner, suites  # brings JAX along, which reads the environment first
 
     options = {k: v for k, v in vars(args).items() if k in suites.OPTIONS and v is not None}
+    name = f"{args.suite}-rehearsal" if args.rehearse else args.suite
+    folder = args.out or RESULTS / name
     try:
+        if args.redraw:
+            runner.redraw(folder)
+            return 0
         return runner.run_suite(
             args.suite,
             options,
-            folder=args.out
-            or RESULTS / (f"{args.suite}-rehearsal" if args.rehearse else args.suite),
+            folder=folder,
             cache=args.cache or _cache(),
             rehearse=args.rehearse,
             fresh=args.fresh,
@@ -56,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--pair", help="shape of the pair: tiny, 100m, 8b")
     parser.add_argument("--agreement", type=float, help="of drafter and target, 0.05 to 1")
     parser.add_argument("--drafts", type=int, nargs="+", help="tokens drafted a round")
+    parser.add_argument("--nodes", type=int, nargs="+", help="N, of passes over N nodes")
     parser.add_argument("--batches", type=int, nargs="+")
     parser.add_argument("--contexts", type=int, nargs="+", help="tokens before the first new one")
     parser.add_argument("--prompts", type=int, help="held-out prompts of the embedded pair")

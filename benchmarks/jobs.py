@@ -8,13 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import drafters, job, loop
+from specjax import drafters, job, loop, measure, replay
+from specjax.drafters.adaptive import AdaptiveState
 from specjax.drafters.model import DraftModelState
 from specjax.models import as_drafter
 from specjax.sampling import Sampling
 
 from . import pairs
 
+COST_ROUNDS = 4  # in one timed call
 SHORT = 32  # tokens really read where a long context is made up
 
 
@@ -31,13 +33,14 @@ def make_job(
     """A request over token ids ``[B, T]``, ready to run.
 
     Args:
-      drafter: ``plain``, ``draft``, ``ngram``, or ``adaptive NAME`` for one of the latter two.
+      drafter: ``plain``, ``draft``, ``ngram``, ``adaptive draft``, ``adaptive ngram``, ``synthetic
+        0.8`` (each token right with that probability). See ``informed`` for the last three.
       capacity: of the buffers; None: as ``specjax.generate`` would choose it.
     """
-    found, params = _drafter(pair, drafter, num_draft)
-    limit = pair.target.config.context_length
     if capacity is None:
+        limit = pair.target.config.context_length
         capacity = job.round_up(tokens.shape[1] + new, job.SMALLEST_BUFFER, limit)
+    found, params = _drafter(pair, drafter, num_draft, (len(tokens), capacity))
     request, capacity = loop.prepare(
         pair.target.target,
         found,
@@ -60,8 +63,8 @@ def make_job(
     )
 
 
-def _drafter(pair: pairs.Pair, name: str, num_draft: int):
-    """The drafter object and its weights."""
+def _drafter(pair: pairs.Pair, name: str, num_draft: int, shape: tuple[int, int]):
+    """The drafter object and its weights; ``shape`` is that of the token buffer."""
     if name == "plain":
         return drafters.Plain(), None
     if name == "ngram":
@@ -69,7 +72,50 @@ def _drafter(pair: pairs.Pair, name: str, num_draft: int):
     if name == "draft":
         model = as_drafter(pair.target, pair.draft)
         return drafters.DraftModel(num_draft=num_draft, model=model), pair.draft.params
-    raise ValueError(f"drafter={name!r} is unknown; known: plain, ngram, draft")
+    kind, _, of = name.partition(" ")
+    if kind == "adaptive" and of in ("draft", "ngram"):
+        inner, weights = _drafter(pair, of, num_draft, shape)
+        found = drafters.Adaptive(inner)
+        return found, {"inner": weights, "costs": found.only(num_draft)}
+    if kind == "synthetic" and of:
+        truth = jnp.zeros(shape, jnp.int32)
+        return drafters.Synthetic(num_draft, float(of)), {"truth": truth, "inner": None}
+    raise ValueError(
+        f"drafter={name!r} is unknown; known: plain, ngram, draft, adaptive ngram, adaptive draft, "
+        "synthetic ACCURACY"
+    )
+
+
+def informed(work: job.Job, plain_end: loop.State, begin) -> job.Job:
+    """The job with what its drafter must know beforehand, and that is measured or decoded first.
+
+    Args:
+      plain_end: where plain decoding of the same request ends: a synthetic drafter's truth.
+      begin: makes the state in which the rounds begin; an adaptive drafter's costs are those of
+        the rounds from there.
+    """
+    given = work.params["drafter"]
+    if isinstance(work.drafter, drafters.Synthetic):
+        given = given | {"truth": plain_end.tokens}
+    elif isinstance(work.drafter, drafters.Adaptive):
+        given = given | {"costs": _round_costs(work, begin())}
+    return dataclasses.replace(work, params=work.params | {"drafter": given})
+
+
+def _round_costs(work: job.Job, state: loop.State) -> np.ndarray:
+    """Seconds of a round at each of an adaptive drafter's widths, float32 ``[W]``."""
+    widths, calls = work.drafter.widths, {}
+    state = replay.endless(state, COST_ROUNDS, work.drafter.depth)
+    for width in widths:
+        given = work.params["drafter"] | {"costs": work.drafter.only(width)}
+        pinned = dataclasses.replace(work, params=work.params | {"drafter": given})
+        calls[str(width)] = measure.Call(
+            lambda copied, pinned=pinned: pinned.burst(COST_ROUNDS, copied).length,
+            lambda: jax.tree.map(jnp.copy, state),
+            times=COST_ROUNDS,
+        )
+    seconds = measure.alternate(calls, repetitions=5, warmup=1)
+    return np.asarray([np.median(seconds[str(width)]) for width in widths], np.float32)
 
 
 def made_up(work: job.Job, pair: pairs.Pair, context: int, new: int) -> loop.State:
@@ -91,10 +137,9 @@ def made_up(work: job.Job, pair: pairs.Pair, context: int, new: int) -> loop.Sta
         (jax.random.normal(key, leaf.shape) * by).astype(leaf.dtype)
         for key, leaf, by in zip(keys, jax.tree.leaves(state.cache), wide, strict=True)
     ]
-    cache, learned = structure.unflatten(drawn), state.drafter
-    if isinstance(learned, DraftModelState):
-        early = cache[: pair.draft.config.num_layers]
-        learned = dataclasses.replace(learned, cache=jax.tree.map(jnp.copy, early))
+    cache = structure.unflatten(drawn)
+    early = jax.tree.map(jnp.copy, cache[: pair.draft.config.num_layers])
+    learned = _with_cache(state.drafter, early, context)
     return dataclasses.replace(
         state,
         tokens=jnp.where(jnp.arange(work.capacity) < context, tokens, 0),
@@ -102,6 +147,18 @@ def made_up(work: job.Job, pair: pairs.Pair, context: int, new: int) -> loop.Sta
         budget=jnp.full_like(state.budget, new),
         cache=cache,
         drafter=learned,
+    )
+
+
+def _with_cache(learned, early, context: int):
+    """A drafter's state in which a draft model, if there is one, has ``early`` for its cache."""
+    if isinstance(learned, AdaptiveState):
+        return dataclasses.replace(learned, inner=_with_cache(learned.inner, early, context))
+    if not isinstance(learned, DraftModelState):
+        return learned
+    # it has the entries of all but the last two tokens
+    return dataclasses.replace(
+        learned, cache=early, filled=jnp.full_like(learned.filled, context - 2)
     )
 
 

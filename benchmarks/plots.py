@@ -111,7 +111,7 @@ def _round(rows):
     panel.plot(whole, names, "k|", markersize=18, label="the round in the loop")
     panel.set_xlabel("ms a round, each part alone")
     panel.invert_yaxis()
-    panel.legend(fontsize=7)
+    panel.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     return figure
 
 

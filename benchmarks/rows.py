@@ -20,7 +20,7 @@ from specjax.comparison import repeated_ngrams
 
 from . import heldout, micro, pairs, peers
 from .figures import interval, spread
-from .jobs import SHORT, made_up, make_job
+from .jobs import SHORT, informed, made_up, make_job
 
 PART_ROUNDS = 8  # consecutive rounds over which a round's parts are timed
 PARTS = ("draft", "verify", "accept", "commit", "observe")
@@ -92,15 +92,15 @@ def decode(
     end = context + max(new, PART_ROUNDS * (num_draft + 1) + new if parts else 0)
     capacity = job.round_up(min(end, limit), job.SMALLEST_BUFFER, limit)
     common = dict(temperature=temperature, capacity=capacity)
-    works = {
-        "plain": make_job(made, "plain", 0, tokens, new, **common),
-        "speculative": make_job(made, drafter, num_draft, tokens, new, **common),
-    }
-    begins = {
-        name: work.start if read else functools.partial(made_up, work, made, context, new)
-        for name, work in works.items()
-    }
-    ends = {name: work.burst(capacity, begins[name]()) for name, work in works.items()}
+    works, begins, ends = {}, {}, {}
+    for name, said in (("plain", ("plain", 0)), ("speculative", (drafter, num_draft))):
+        work = make_job(made, *said, tokens, new, **common)
+        begin = work.start if read else functools.partial(made_up, work, made, context, new)
+        if name == "speculative":
+            work = informed(work, ends["plain"], begin)
+            begin = work.start if read else functools.partial(made_up, work, made, context, new)
+        works[name], begins[name] = work, begin
+        ends[name] = work.burst(capacity, begin())
     texts = {name: np.asarray(end.tokens)[:, context : context + new] for name, end in ends.items()}
     stats = ends["speculative"].stats
 
@@ -119,7 +119,7 @@ def decode(
     step = np.median(seconds["plain"]) / new
     used = measure.weight_bytes(made.target) + _entries(works["plain"], context + new // 2)
     figures = {
-        "synthetic": made.synthetic,
+        "synthetic": made.synthetic or stats.drafter.startswith("synthetic"),
         "pair_found": made.describe(),
         "drafter_name": stats.drafter,
         "tau": stats.tau,

@@ -27,6 +27,8 @@ def smoke(pair: str = "tiny", agreement: float = 0.8, repetitions: int = 6) -> l
         {"kind": "decode", **common, "drafter": "ngram", "num_draft": 3, "parts": False},
         {"kind": "decode", **common, "drafter": "draft", "num_draft": 3, "context": 1024}
         | {"batch": 2, "read": False, "parts": False},
+        {"kind": "decode", **common, "drafter": "adaptive ngram", "num_draft": 3, "parts": False},
+        {"kind": "decode", **common, "drafter": "synthetic 0.8", "num_draft": 3, "parts": False},
         {"kind": "product", "columns": [1, 4], "outputs": 512, "inputs": 256}
         | {"repetitions": repetitions},
         {"kind": "attention", "lengths": [256], "nodes": [1, 4], "repetitions": repetitions},
@@ -54,6 +56,7 @@ def cpu(
         *({**common, "drafter": "draft", "num_draft": n} for n in drafts),
         {**common, "drafter": "ngram", "num_draft": drafts[0]},
         {**common, "drafter": "draft", "num_draft": drafts[0], "temperature": 1.0},
+        {**common, "drafter": "adaptive draft", "num_draft": drafts[-1], "parts": False},
     ]
     rows += [
         {"kind": "product", "columns": [1, 4, 8, 16, 32]},
@@ -72,18 +75,22 @@ def scaling(
     batches: Sequence[int] = (1, 4, 16, 64),
     contexts: Sequence[int] = (256, 4096, 32_704),
     nodes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
-    drafts: Sequence[int] = (1, 3, 7, 15),
     repetitions: int = 6,
 ) -> list[Row]:
-    """Batch 1 to 64, context 256 to 32k, N 1 to 64, of one pair."""
-    common = dict(kind="decode", pair=pair, agreement=agreement, drafter="draft", new=32)
+    """Batch 1 to 64, context 256 to 32k, N 1 to 64, of one pair.
+
+    Along N the drafter is synthetic and costs nothing: what the target's passes alone allow.
+    """
+    common = dict(kind="decode", pair=pair, agreement=agreement, new=32)
     common |= dict(repetitions=repetitions, parts=False)
+    draft, known = dict(drafter="draft", num_draft=3), dict(drafter=f"synthetic {agreement:g}")
+    adaptive = dict(drafter="adaptive draft", num_draft=3)
     return [
         {"kind": "bandwidth"},
         {"kind": "passes", "pair": pair, "agreement": agreement, "nodes": list(nodes)},
-        *({**common, "num_draft": n} for n in drafts),
-        *({**common, "num_draft": 3, "context": c, "read": False} for c in contexts),
-        *({**common, "num_draft": 3, "batch": b, "new": 16} for b in batches if b > 1),
+        *({**common, **known, "num_draft": n - 1} for n in nodes if n > 1),
+        *({**common, **draft, "context": c, "read": False} for c in contexts),
+        *({**common, **way, "batch": b} for b in batches for way in (draft, adaptive)),
     ]
 
 
