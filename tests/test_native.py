@@ -56,6 +56,14 @@ def test_product_of_a_column_does_not_depend_on_its_neighbours_nor_on_the_thread
 
 
 @needs_kernels
+def test_a_turned_product_is_the_product_turned():
+    for columns in (1, 3, 8, 17, 32):
+        weight, x = normal(530, 67), normal(67, columns, seed=columns)
+        turned = jax.jit(native.product, static_argnums=2)(weight, x, True)
+        np.testing.assert_array_equal(turned, np.asarray(jax.jit(native.product)(weight, x)).T)
+
+
+@needs_kernels
 def test_product_has_the_derivatives_of_a_product():
     weight, x = normal(5, 7), normal(7, 3)
 

@@ -49,8 +49,7 @@ class Rejection:
         rows = jnp.arange(batch)
 
         def test(state):
-            node, last, p, going = state
-            child, found = next_child(draft, node, last, able)
+            node, child, p, going = state
             x = at_node(draft.tokens, child)
             q = draft_law(child)
             drawn = q[rows, x]
@@ -61,16 +60,14 @@ class Rejection:
             mass = jnp.sum(left, axis=-1, keepdims=True)
             left = jnp.where(mass > 0, left / jnp.where(mass > 0, mass, 1.0), p)
             after = jnp.where(accept[:, None], target_law(child), left)
-            tested, moved = going & found, going & found & accept
-            return (
-                jnp.where(moved, child, node),
-                jnp.where(tested, child, last),
-                jnp.where(tested[:, None], after, p),
-                tested,
-            )
+            node = jnp.where(going & accept, child, node)
+            following, found = next_child(draft, node, child, able)
+            p = jnp.where(going[:, None], after, p)
+            return node, jnp.where(going, following, child), p, going & found
 
         start = jnp.full((batch,), ROOT, jnp.int32)
-        state = (start, start, target_law(start), jnp.ones((batch,), bool))
+        child, found = next_child(draft, start, start, able)
+        state = (start, child, target_law(start), found)
         if draft.num_nodes > 1:
             state = jax.lax.while_loop(lambda s: jnp.any(s[3]), test, state)
         node, _, p, _ = state

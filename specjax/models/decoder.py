@@ -176,11 +176,9 @@ class Decoder(nnx.Module):
 
     def head(self, hidden: jax.Array, batch: int) -> jax.Array:
         """``[H, B * N] -> float32 logits [B, N, V]``."""
-        if self.lm_head is None:
-            logits = product(self.embedding[...], hidden)
-        else:
-            logits = self.lm_head(hidden)
-        return logits.astype(jnp.float32).T.reshape(batch, -1, self.config.vocab_size)
+        table = self.embedding if self.lm_head is None else self.lm_head.weight
+        logits = product(table[...], hidden, turned=True)
+        return logits.astype(jnp.float32).reshape(batch, -1, self.config.vocab_size)
 
     def __call__(self, tokens: jax.Array, segments: jax.Array | None = None) -> jax.Array:
         batch, nodes = tokens.shape

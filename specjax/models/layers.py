@@ -27,8 +27,8 @@ ACTIVATIONS = {
 }
 
 
-def product(weight: jax.Array, x: jax.Array) -> jax.Array:
-    """``weight [out, in] @ x [in, M] -> [out, M]``.
+def product(weight: jax.Array, x: jax.Array, turned: bool = False) -> jax.Array:
+    """``weight [out, in] @ x [in, M] -> [out, M]``; ``turned``: ``[M, out]``, as logits are read.
 
     The barrier keeps a later transposition of the result from being folded back into the
     product, where it would select the slow operand order (CPU only; elsewhere it would
@@ -37,13 +37,15 @@ def product(weight: jax.Array, x: jax.Array) -> jax.Array:
     """
     dot = quantize.dot if quantize.is_quantized(weight) else jnp.dot
     if jax.default_backend() != "cpu":
-        return dot(weight, x)
+        y = dot(weight, x)
+        return y.T if turned else y
     columns = x.shape[1]
     if _few(weight, x) and native.chosen():
-        return native.product(weight, x)
+        return native.product(weight, x, turned)
     spare = -columns % 8 if 4 < columns < 16 else 0
     y = dot(weight, jnp.pad(x, ((0, 0), (0, spare)))) if spare else dot(weight, x)
-    return jax.lax.optimization_barrier(y)[:, :columns]
+    y = jax.lax.optimization_barrier(y)[:, :columns]
+    return y.T if turned else y
 
 
 def _few(weight, x) -> bool:

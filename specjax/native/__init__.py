@@ -26,6 +26,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import jaxlib
+import numpy as np
 
 from .. import compile_cache
 
@@ -99,17 +100,20 @@ def _build(compiler: str) -> Path:
     return library
 
 
-@jax.custom_jvp
-def product(weight: jax.Array, x: jax.Array) -> jax.Array:
-    """``weight [out, in] @ x [in, M] -> [out, M]``, float32."""
-    shape = jax.ShapeDtypeStruct((weight.shape[0], x.shape[1]), jnp.float32)
-    return jax.ffi.ffi_call("specjax_product", shape, vmap_method="sequential")(weight, x)
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def product(weight: jax.Array, x: jax.Array, turned: bool = False) -> jax.Array:
+    """``weight [out, in] @ x [in, M] -> [out, M]``, float32; ``turned``: ``[M, out]``."""
+    sizes = (weight.shape[0], x.shape[1])
+    shape = jax.ShapeDtypeStruct(sizes[::-1] if turned else sizes, jnp.float32)
+    call = jax.ffi.ffi_call("specjax_product", shape, vmap_method="sequential")
+    return call(weight, x, turned=np.bool_(turned))
 
 
 @product.defjvp
-def _product_jvp(primals, tangents):
+def _product_jvp(turned, primals, tangents):
     (weight, x), (d_weight, d_x) = primals, tangents
-    return product(weight, x), jnp.dot(d_weight, x) + jnp.dot(weight, d_x)
+    tangent = jnp.dot(d_weight, x) + jnp.dot(weight, d_x)
+    return product(weight, x, turned), tangent.T if turned else tangent
 
 
 def attention(query, keys, values, own_keys, own_values, own_mask, length) -> jax.Array:

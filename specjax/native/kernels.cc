@@ -107,10 +107,12 @@ inline Vec Sums(Vec* v) {
   }
 }
 
-// y[r, m] = sum_k w[r, k] x[m, k] for R rows and M columns; the rows after them are fetched ahead,
+// y[r, m] = sum_k w[r, k] x[m, k] for R rows and M columns, y having the strides `down` and
+// `across`; the rows after them are fetched ahead,
 // so that reading from memory and multiplying overlap.
 template <int R, int M>
-inline void Few(const float* w, const float* x, float* y, int64_t in, int64_t stride) {
+inline void Few(const float* w, const float* x, float* y, int64_t in, int64_t down,
+                int64_t across) {
   Vec sum[R][M] = {};
   int64_t k = 0;
   for (; k + kLanes <= in; k += kLanes) {
@@ -133,20 +135,21 @@ inline void Few(const float* w, const float* x, float* y, int64_t in, int64_t st
     for (int m = 0; m < M; ++m) {
       float s = total[r * M + m];
       for (int64_t t = k; t < in; ++t) s += w[r * in + t] * x[m * in + t];
-      y[r * stride + m] = s;
+      y[r * down + m * across] = s;
     }
   }
 }
 
 template <int M>
-void FewRows(const float* w, const float* x, float* y, int64_t in, int64_t stride, int64_t rows) {
+void FewRows(const float* w, const float* x, float* y, int64_t in, int64_t down, int64_t across,
+             int64_t rows) {
   constexpr int R = 2 * M <= kSums ? 2 : 1;
   int64_t r = 0;
-  for (; r + R <= rows; r += R) Few<R, M>(w + r * in, x, y + r * stride, in, stride);
-  for (; r < rows; ++r) Few<1, M>(w + r * in, x, y + r * stride, in, stride);
+  for (; r + R <= rows; r += R) Few<R, M>(w + r * in, x, y + r * down, in, down, across);
+  for (; r < rows; ++r) Few<1, M>(w + r * in, x, y + r * down, in, down, across);
 }
 
-using Rows = void (*)(const float*, const float*, float*, int64_t, int64_t, int64_t);
+using Rows = void (*)(const float*, const float*, float*, int64_t, int64_t, int64_t, int64_t);
 template <int... M>
 constexpr std::array<Rows, sizeof...(M)> Table(std::integer_sequence<int, M...>) {
   return {{&FewRows<M + 1>...}};
@@ -200,11 +203,12 @@ float* PackWide(int slot, const float* x, int64_t in, int64_t columns, float sca
   return packed;
 }
 
-// weight [out, in], x [in, columns] -> y [out, columns].
+// weight [out, in], x [in, columns] -> y [out, columns], or turned: [columns, out].
 ffi::Error Product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> weight, ffi::Buffer<ffi::F32> x,
-                   ffi::ResultBuffer<ffi::F32> y) {
+                   bool turned, ffi::ResultBuffer<ffi::F32> y) {
   const int64_t out = weight.dimensions()[0], in = weight.dimensions()[1];
   const int64_t columns = x.dimensions()[1];
+  const int64_t down = turned ? 1 : columns, across = turned ? out : 1;
   const float *w = weight.typed_data(), *from = x.typed_data();
   float* to = y->typed_data();
   const bool wide = columns > kFew;
@@ -212,10 +216,10 @@ ffi::Error Product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> weight, ffi::Buff
   if (wide) {
     packed = PackWide(0, from, in, columns, 1.0f);
   } else {
-    float* turned = Scratch(0, columns * in);
+    float* rows = Scratch(0, columns * in);
     for (int64_t k = 0; k < in; ++k)
-      for (int64_t m = 0; m < columns; ++m) turned[m * in + k] = from[k * columns + m];
-    packed = turned;
+      for (int64_t m = 0; m < columns; ++m) rows[m * in + k] = from[k * columns + m];
+    packed = rows;
   }
   const int64_t threads = std::max<int64_t>(1, pool.num_threads()), row_bytes = 4 * in;
   const int64_t bytes = std::clamp(out * row_bytes / (4 * threads), kLeastBytes, kChunkBytes);
@@ -223,7 +227,7 @@ ffi::Error Product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> weight, ffi::Buff
   Parallel(pool, (out + rows - 1) / rows, [=](int64_t task) {
     const int64_t begin = task * rows, end = std::min(out, begin + rows);
     if (!wide) {
-      kFewRows[columns - 1](w + begin * in, packed, to + begin * columns, in, columns,
+      kFewRows[columns - 1](w + begin * in, packed, to + begin * down, in, down, across,
                             end - begin);
       return;
     }
@@ -238,7 +242,7 @@ ffi::Error Product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> weight, ffi::Buff
         }
         for (int64_t i = 0; i < n; ++i)
           for (int64_t lane = 0; lane < std::min<int64_t>(kLanes, columns - m); ++lane)
-            to[(r + i) * columns + m + lane] = sums[i][lane];
+            to[(r + i) * down + (m + lane) * across] = sums[i][lane];
       }
     }
   });
@@ -384,6 +388,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxProduct, Product,
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Attr<bool>("turned")
                                   .Ret<ffi::Buffer<ffi::F32>>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxAttention, Attention,
