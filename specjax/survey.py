@@ -90,6 +90,7 @@ class Survey:
         self.readings: dict[tuple[str, int], Readings] = {}
         self.passes: dict[int, np.ndarray] = {}  # [turns, groups]
         self.calls: dict[int, Call] = {}
+        self.counted: dict[tuple, np.ndarray] = {}
 
     @property
     def ready(self) -> bool:
@@ -203,16 +204,22 @@ class Survey:
 
     def relative_costs(self, pick=slice(None)) -> Costs:
         """What rounds cost in plain rounds, over the groups ``pick``."""
-        taken = [rounds(trace, 0).count for trace in self.traces[PLAIN_WAY]]
-        unit = self._fastest(PLAIN_WAY).run[pick].sum() / np.asarray(taken)[pick].sum()
+        steps = sum(taken.count for taken in self._taken(PLAIN_WAY, 0)[pick])
+        unit = self._fastest(PLAIN_WAY).run[pick].sum() / steps
         passes = {n: float(s.min(axis=0)[pick].mean() / unit) for n, s in self.passes.items()}
         drafts: dict[str, dict[int, float]] = {}
         for name, length in self.readings:
-            taken = [rounds(trace, length) for trace in self.traces[name, length]]
-            taken = sum(np.asarray(taken, object)[pick], start=NO_ROUNDS)
+            taken = sum(self._taken((name, length), length)[pick], start=NO_ROUNDS)
             spent = self._fastest((name, length)).run[pick].sum() / unit
             drafts.setdefault(name, {})[length] = float(beyond_the_pass(spent, taken, passes))
         return Costs(unit=float(unit), passes=passes, drafts=drafts)
+
+    def _taken(self, way, length: int) -> np.ndarray:
+        """Rounds of each group at a draft length, on the texts of a way: objects ``[groups]``."""
+        if (way, length) not in self.counted:
+            found = [rounds(trace, length) for trace in self.traces[way]]
+            self.counted[way, length] = np.asarray(found, object)
+        return self.counted[way, length]
 
     def _fastest(self, way) -> Readings:
         """The fastest turn of each group, ``[groups]``: what else the machine did is left out."""
@@ -230,7 +237,7 @@ class Survey:
             # where tokens are drawn, a length that was run has a text of its own
             known = (name, length if (name, length) in self.traces else self.lengths[-1])
             traces, reading = self.traces[known], self._fastest(known).start
-            taken = np.asarray([rounds(trace, length) for trace in traces], object)
+            taken = self._taken(known, length)
             tokens = np.asarray([trace.tokens for trace in traces])
             rates = []
             for pick, cost in zip(picks, costs, strict=True):

@@ -40,12 +40,13 @@ def test_a_round_goes_to_the_token_behind_the_accepted_ones():
 
 def test_a_round_is_as_wide_as_the_widest_live_row_needs():
     trace = Trace(
-        [np.asarray([0, 2, 9]), np.asarray([0])],
-        [np.asarray([0, 0, 0]), np.asarray([0])],
+        [np.asarray([0, 2, 9]), np.asarray([0, 5])],
+        [np.asarray([0, 0, 0]), np.asarray([0, 0])],
     )
-    # compiled widths below 8 nodes: 1, 4, 8; nothing proposed, then 2, then 7
-    assert rounds(trace, 7).by_width == {1: 1, 4: 1, 8: 1}
-    assert rounds(trace, 7).per_row == 4
+    # compiled widths up to 8 nodes: 1, 4, 8; nothing proposed, then 2 and 5, then 7 of one row
+    assert rounds(trace, 7).by_width == {1: 1, 8: 2}
+    assert rounds(Trace(trace.proposed[:1], trace.accepted[:1]), 7).by_width == {1: 1, 4: 1, 8: 1}
+    assert rounds(trace, 7).per_row == 5
 
 
 def test_the_pass_of_a_batch_goes_on_until_its_slowest_row_is_done():
