@@ -28,7 +28,8 @@ _KNOWN: dict[tuple, np.ndarray] = {}
 def priced(work: Job) -> Job:
     """``work``, whose drafter is ``Adaptive``, with measured costs of its widths.
 
-    They are kept in memory for each model, drafter, batch, buffer and kind of sampling.
+    They are kept in memory for each model, drafter, type of weights, batch, buffer and kind of
+    sampling.
     """
     key = (
         work.lm.fingerprint,
@@ -37,7 +38,7 @@ def priced(work: Job) -> Job:
         len(work.prompts),
         work.capacity,
         work.request.sampling.greedy,
-        jax.tree.leaves(work.params["target"])[0].dtype,
+        tuple((x.shape, str(x.dtype)) for x in jax.tree.leaves(work.params)),  # also if quantized
     )
     if key not in _KNOWN:
         _KNOWN[key] = round_costs(work)
