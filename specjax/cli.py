@@ -196,10 +196,6 @@ def generate(arguments: argparse.Namespace) -> int:
 def set_up(arguments: argparse.Namespace):
     """What every command does before it decodes; returns the model."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    if arguments.model == "embedded":
-        # so small a model is faster on one thread of the CPU: waking a second costs more than it
-        # saves; read by the backend when it starts
-        os.environ.setdefault("NPROC", "1")
     from . import compile_cache
 
     compile_cache.enable()
