@@ -2,7 +2,7 @@
 
 Hugging Face transformers: plain ``generate``, assisted generation, prompt lookup, and on a GPU
 its compiled ``generate``. All run in this process, in turn with our own, one whole request at a
-time: both runtimes' threads sleep while the other works (measured: see ``results/README.md``).
+time, so that the threads of the one sleep while the other works.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class HuggingFace:
         }
         model.load_state_dict(weights, strict=False, assign=True)
         model.tie_weights()
-        # its frequencies are a buffer of no checkpoint
-        model.model.rotary_emb = type(model.model.rotary_emb)(config, device=self.device)
+        with self.torch.device(self.device):  # its frequencies are a buffer of no checkpoint
+            model.model.rotary_emb = type(model.model.rotary_emb)(config)
         return self._ready(model)
 
     def _ready(self, model):

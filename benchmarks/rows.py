@@ -95,10 +95,13 @@ def decode(
     works, begins, ends = {}, {}, {}
     for name, said in (("plain", ("plain", 0)), ("speculative", (drafter, num_draft))):
         work = make_job(made, *said, tokens, new, **common)
-        begin = work.start if read else functools.partial(made_up, work, made, context, new)
+        begin = work.start
+        if not read:
+            state = made_up(work, made, context, new)
+            begin = functools.partial(jax.tree.map, jnp.copy, state)
         if name == "speculative":
             work = informed(work, ends["plain"], begin)
-            begin = work.start if read else functools.partial(made_up, work, made, context, new)
+            begin = work.start if read else begin
         works[name], begins[name] = work, begin
         ends[name] = work.burst(capacity, begin())
     texts = {name: np.asarray(end.tokens)[:, context : context + new] for name, end in ends.items()}

@@ -46,7 +46,7 @@ def run_suite(
       options: of the suite, see ``suites.py``.
       folder: of the results.
       cache: folder of the checkpoints of made pairs.
-      rehearse: the gpu suite in miniature.
+      rehearse: the gpu suite in miniature, in float32: processors crawl in bfloat16.
       fresh: begins anew; the earlier rows are set aside.
 
     Returns:
@@ -67,7 +67,7 @@ def run_suite(
         )
     bench = rows.Bench(
         cache=cache,
-        dtype="bfloat16" if name == "gpu" else "float32",
+        dtype="bfloat16" if name == "gpu" and not rehearse else "float32",
         on_device=name == "gpu",
     )
     header = {"suite": name, "options": options, "rehearsal": rehearse, **where()}

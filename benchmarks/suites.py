@@ -73,13 +73,14 @@ def scaling(
     pair: str = "100m",
     agreement: float = 0.8,
     batches: Sequence[int] = (1, 4, 16, 64),
-    contexts: Sequence[int] = (256, 4096, 32_704),
+    contexts: Sequence[int] = (1024, 4096, 32_704),
     nodes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
     repetitions: int = 6,
 ) -> list[Row]:
     """Batch 1 to 64, context 256 to 32k, N 1 to 64, of one pair.
 
     Along N the drafter is synthetic and costs nothing: what the target's passes alone allow.
+    Contexts of batches and of many tokens are made up, see ``jobs.made_up``.
     """
     common = dict(kind="decode", pair=pair, agreement=agreement, new=32)
     common |= dict(repetitions=repetitions, parts=False)
@@ -90,7 +91,12 @@ def scaling(
         {"kind": "passes", "pair": pair, "agreement": agreement, "nodes": list(nodes)},
         *({**common, **known, "num_draft": n - 1} for n in nodes if n > 1),
         *({**common, **draft, "context": c, "read": False} for c in contexts),
-        *({**common, **way, "batch": b} for b in batches for way in (draft, adaptive)),
+        *(
+            {**common, **way, "batch": b, "context": 256, "read": False}
+            | ({"new": 16} if b > 16 else {})
+            for b in batches
+            for way in (draft, adaptive)[: 2 if b <= 16 else 1]
+        ),
     ]
 
 
