@@ -73,14 +73,14 @@ class Goodput:
     ``m`` is how often the drafter has anything to propose and ``r_i`` how often position ``i`` is
     kept if those before it are. A round in which no row proposes costs a plain one.
 
-    Rates are exponential moving averages. A row's rate is shrunk towards the batch's at this
-    position, that one towards the rate over all positions, and that one towards ``prior``.
+    Rates are exponential moving averages. A row's rate is shrunk towards that of the other rows at
+    this position, that one towards the rate at other positions, and that one towards ``prior``.
 
     While no width beats plain decoding it draws back to plain rounds, and probes with the least bad
-    width after ``first``, then twice as many plain rounds, at most ``last``; or later, so that
-    probes cost at most ``share`` of the time. A probe wins if it emits as much as plain rounds of
-    its cost, or if all that it proposed was kept; then another follows at once. Drafting is
-    resumed, and the interval reset, when the rates say so. Each probe after a pause halves the
+    width after ``first`` of them, or so many that the probe costs ``share`` of their time, and then
+    each time after twice as many, at most ``last``. A probe wins if it emits as much as plain
+    rounds of its cost, or if all that it proposed was kept; then another follows at once. Drafting
+    is resumed, and the interval reset, when the rates say so. Each probe after a pause halves the
     weight of what was known before it.
 
     A cost of infinity rules a width out.
@@ -90,7 +90,7 @@ class Goodput:
       weight: how many tries the shrinkage is worth, above 0.
       memory: after how many rounds evidence has faded to 1/e, at least 1.
       first, last: shortest and longest interval between probes, in plain rounds.
-      share: of the time, that probes may cost, above 0.
+      share: what a probe may cost of the plain rounds before it, above 0.
 
     Lossless: yes.
 
@@ -103,7 +103,7 @@ class Goodput:
     memory: float = 16.0
     first: int = 8
     last: int = 128
-    share: float = 0.02
+    share: float = 0.05
     name = "goodput"
 
     def __post_init__(self):
@@ -137,11 +137,14 @@ class Goodput:
         def shrink(hits, tries, towards):
             return (hits + self.weight * towards) / (tries + self.weight)
 
-        hits = jnp.where(live[:, None], memory.hits, 0.0)
-        tries = jnp.where(live[:, None], memory.tries, 0.0)
-        overall = shrink(jnp.sum(hits), jnp.sum(tries), self.prior)
-        position = shrink(jnp.sum(hits, axis=0), jnp.sum(tries, axis=0), overall)
-        return shrink(memory.hits, memory.tries, position)
+        # own evidence, that of other rows at this position, that at other positions: each once
+        own = jnp.stack([memory.hits, memory.tries])
+        seen = jnp.where(live[:, None], own, 0.0)
+        here = jnp.sum(seen, axis=1, keepdims=True)
+        elsewhere = jnp.sum(here, axis=2, keepdims=True) - here
+        rate = shrink(*elsewhere, self.prior)
+        rate = shrink(*(here - seen), rate)
+        return shrink(*own, rate)
 
     def expected(self, memory, widths, costs, budget) -> tuple[jax.Array, jax.Array]:
         """Tokens and cost of a round at each width, float32 ``[W]`` each."""
@@ -169,7 +172,7 @@ class Goodput:
         rest = jnp.maximum(interval, jnp.ceil((price - 1) / self.share).astype(jnp.int32))
         pause = jnp.where(lost, rest, jnp.maximum(before - 1, 0))
         pause = jnp.where(worth, 0, pause)
-        longer = jnp.where(lost, jnp.minimum(2 * interval, self.last), interval)
+        longer = jnp.where(lost, jnp.clip(2 * rest, self.first, self.last), interval)
         probe = (pause == 0) & jnp.isfinite(costs[best]) & (tokens[best] > tokens[0])
         drafts = worth | probe
         fade = jnp.where(~worth & drafts & (before > 0), 0.5, 1.0)
