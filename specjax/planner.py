@@ -24,7 +24,7 @@ from .models.lm import LM
 from .survey import PLAIN, Candidate, Survey
 
 MOST_BATCH = 1024  # rows; each is part of every buffer
-WIDTH = 90  # characters of a printed plan
+WIDTH = 100  # characters of a printed plan
 
 
 @dataclasses.dataclass(frozen=True)
