@@ -27,6 +27,7 @@ SHIPPED = {
     "embedded_eval_sampled": regenerate,
     "embedded_draft_base": distill,
     "embedded_draft_greedy": distill,
+    "embedded_draft_more": distill,
     "embedded_draft": distill,
 }
 
