@@ -7,6 +7,7 @@ time, so that the threads of the one sleep while the other works.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -58,11 +59,20 @@ class HuggingFace:
         make = self._from_folder if pair.folders else self._from_arrays
         names = pair.folders or (pair.target, pair.draft)
         self.target, self.draft = (make(name) for name in names)
-        self.forwards = 0
-        self.target.register_forward_pre_hook(self._count)
 
-    def _count(self, *_):
-        self.forwards += 1
+    @contextlib.contextmanager
+    def counting(self):
+        """Gives a list that grows by one with every pass of the target.
+
+        Only where nothing is timed, and never around a compiled pass: the hook would be a part of
+        it, and change it every time.
+        """
+        passes = []
+        handle = self.target.register_forward_pre_hook(lambda *_: passes.append(1))
+        try:
+            yield passes
+        finally:
+            handle.remove()
 
     def _from_folder(self, folder):
         from transformers import AutoModelForCausalLM
@@ -176,21 +186,24 @@ def side_by_side(
 
     texts, rounds = {}, {}
     for method in methods:
-        theirs.forwards = 0
-        out = whole(method)
+        if method == "hf compiled":
+            texts[method], rounds[method] = whole(method), len(requests) * new
+            continue
+        with theirs.counting() as passes:
+            out = whole(method)
         if method in ours:
             pieces = zip(out, requests, strict=True)
             texts[method] = [np.asarray(o.tokens)[0, len(i) : len(i) + new] for o, i in pieces]
             rounds[method] = int(sum(np.sum(o.stats.rounds) for o in out))
         else:
-            texts[method], rounds[method] = out, theirs.forwards
+            texts[method], rounds[method] = out, len(passes)
     calls = {m: functools.partial(_lengths, whole, m) for m in methods}
     calls |= {f"{m} first": functools.partial(first, m) for m in methods}
     seconds = measure.alternate(calls, repetitions=repetitions, warmup=1)
 
     figures, total = {}, len(requests) * new
     for m in methods:
-        later = seconds[m] - seconds[f"{m} first"]
+        later = seconds[m] - np.median(seconds[f"{m} first"])
         figures[m] = {
             "tokens_per_second": spread(total / seconds[m]),
             "tau": total / rounds[m],
@@ -205,7 +218,7 @@ def side_by_side(
         if m in PAIRED:
             peer = PAIRED[m]
             figures[m]["over_peer"] = interval(measure.ratio(seconds[peer], seconds[m]))
-            peer_later = seconds[peer] - seconds[f"{peer} first"]
+            peer_later = seconds[peer] - np.median(seconds[f"{peer} first"])
             per_round = peer_later / max(1, rounds[peer] - len(requests))
             own_round = later / max(1, rounds[m] - len(requests))
             figures[m]["round_over_peer"] = interval(measure.ratio(per_round, own_round))
