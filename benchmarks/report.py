@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 SETTINGS = ("pair", "drafter", "num_draft", "batch", "context", "temperature", "read", "nodes")
-UNSAID = {"agreement", "repetitions", "kind", "threads", "parts", "new"}
+UNSAID = {"agreement", "repetitions", "kind", "parts", "new"}
 READING = """\
 Each ratio is to the same target's own compiled plain decoding in the same run, of pairs of runs
 made in turn, with an interval of about 95 %; above 1 speculation is faster. τ: tokens a pass of

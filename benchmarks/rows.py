@@ -248,5 +248,5 @@ KINDS = {
 
 def run(row: dict, bench: Bench) -> dict:
     """The figures of one row, ``{"kind": ..., **settings}``."""
-    settings = {k: v for k, v in row.items() if k not in ("kind", "threads")}
+    settings = {k: v for k, v in row.items() if k != "kind"}
     return KINDS[row["kind"]](bench, **settings)

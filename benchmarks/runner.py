@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import hashlib
 import importlib.metadata
@@ -11,7 +10,6 @@ import math
 import os
 import platform
 import subprocess
-import sys
 import time
 import traceback
 from pathlib import Path
@@ -164,9 +162,7 @@ def _measure(row: dict, bench: rows.Bench) -> dict:
     """``{"figures": ...}``, or ``{"skipped": why}``, or ``{"failed": why}``; and what it took."""
     begin, used = time.perf_counter(), time.process_time()
     try:
-        threads = row.get("threads")
-        alone = threads is not None and str(threads) != os.environ.get("NPROC")
-        outcome = _in_child(row, bench) if alone else {"figures": rows.run(row, bench)}
+        outcome = {"figures": rows.run(row, bench)}
     except MissingPeerError as error:
         outcome = {"skipped": str(error)}
     except Exception as error:  # one row must not cost the others
@@ -174,24 +170,8 @@ def _measure(row: dict, bench: rows.Bench) -> dict:
         outcome = {"failed": f"{type(error).__name__}: {error}"[:500]}
     spent = time.perf_counter() - begin
     outcome["seconds"] = round(spent, 1)
-    if not alone:
-        outcome["cores"] = round((time.process_time() - used) / spent, 2)
+    outcome["cores"] = round((time.process_time() - used) / spent, 2)
     return outcome
-
-
-def _in_child(row: dict, bench: rows.Bench) -> dict:
-    """Measures in a process of its own: the number of threads is fixed when JAX starts."""
-    given = dataclasses.asdict(bench) | {"cache": str(bench.cache)}
-    found = subprocess.run(
-        [sys.executable, "-m", "benchmarks.child"],
-        input=json.dumps({"row": row, "bench": given}),
-        env=os.environ | {"NPROC": str(row["threads"])},
-        cwd=HERE.parent,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return json.loads(found.stdout.splitlines()[-1])
 
 
 def redraw(folder: Path) -> None:

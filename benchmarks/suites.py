@@ -33,7 +33,7 @@ def smoke(pair: str = "tiny", agreement: float = 0.8, repetitions: int = 6) -> l
         | {"repetitions": repetitions},
         {"kind": "attention", "lengths": [256], "nodes": [1, 4], "repetitions": repetitions},
         {"kind": "heldout", "drafter": "ngram", "num_draft": 3, "temperature": 0.0}
-        | {"prompts": 3, "new": 16, "repetitions": 2, "threads": 1},
+        | {"prompts": 3, "new": 16, "repetitions": 2},
         {"kind": "peer", **of, "num_draft": 3, "new": 16, "repetitions": repetitions},
     ]
 
@@ -62,9 +62,9 @@ def cpu(
         {"kind": "product", "columns": [1, 4, 8, 16, 32]},
         {"kind": "attention", "lengths": [256, 1024, 4096], "nodes": [1, 8]},
     ]
-    text = dict(kind="heldout", prompts=prompts, threads=1)
+    text = dict(kind="heldout", prompts=prompts)
     for temperature in (0.0, 1.0):
-        for drafter, n in (("ngram", 3), ("ngram", 7), ("draft", 3)):
+        for drafter, n in (("ngram", 3), ("ngram", 7), ("draft", 1), ("draft", 3)):
             rows.append({**text, "drafter": drafter, "num_draft": n, "temperature": temperature})
     return rows
 
@@ -109,7 +109,7 @@ def peers(
 ) -> list[Row]:
     """Hugging Face transformers in the same run: a 100M pair, and the embedded pair."""
     of = dict(kind="peer", pair=pair, agreement=agreement, repetitions=repetitions)
-    text = dict(kind="peer", pair="embedded", rows=prompts, repetitions=repetitions, threads=1)
+    text = dict(kind="peer", pair="embedded", rows=prompts, repetitions=repetitions)
     return [
         *({**of, "num_draft": n, "lookup": n == drafts[0]} for n in drafts),
         {**text, "num_draft": drafts[0]},

@@ -243,7 +243,7 @@ def test_the_gpu_suite_without_a_gpu_offers_a_rehearsal(tmp_path, capsys):
 def test_every_row_of_every_suite_has_settings_that_its_kind_takes(name):
     for row in suites.rows_of(name):
         known = inspect.signature(rows.KINDS[row["kind"]]).parameters
-        assert set(row) - {"kind", "threads"} <= set(known), row
+        assert set(row) - {"kind"} <= set(known), row
         json.dumps(row)
 
 
