@@ -227,7 +227,7 @@ def _passes(rows) -> str:
         parts.append(
             f"Pair {row['pair']}, batch {row.get('batch', 1)}, {row.get('length', 255)} tokens "
             f"committed. Floor F, the time in which the best product reads the weights: "
-            f"{_ms(f['floor'])} ms ({max(f['bandwidth'].values()) / 1e9:.1f} GB/s)."
+            f"{_ms(f['floor'])} ms ({f['bandwidth'] / 1e9:.1f} GB/s), timed in turn."
         )
         parts.append(
             _table(
@@ -271,7 +271,7 @@ def _micro(head: str) -> Callable:
 def _heldout(rows) -> str:
     count = f"{rows[0][0]['prompts']} held-out prompts"
     note = (
-        f"The embedded, trained pair on {count}, batch 1, one thread; of each prompt's runs the "
+        f"The embedded, trained pair on {count}, batch 1; of each prompt's runs the "
         "fastest counts, intervals are over the prompts."
     )
     return f"{note}\n\n" + _table(

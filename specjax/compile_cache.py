@@ -19,8 +19,8 @@ def enable(folder: str | os.PathLike | None = None) -> Path | None:
     """
     if folder is None and jax.config.jax_compilation_cache_dir:
         return Path(jax.config.jax_compilation_cache_dir)
-    place = Path(folder) if folder is not None else cache_folder("programs")
     try:
+        place = Path(folder) if folder is not None else cache_folder("programs")
         place.mkdir(parents=True, exist_ok=True)
     except OSError:
         return None
@@ -33,8 +33,15 @@ def enable(folder: str | os.PathLike | None = None) -> Path | None:
 
 
 def cache_folder(kind: str) -> Path:
-    """Where this user keeps what was compiled for this processor; perhaps not there yet."""
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """Where this user keeps what was compiled for this processor; perhaps not there yet.
+
+    Raises:
+      OSError: the user has no home.
+    """
+    try:
+        caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError as error:
+        raise OSError(f"{error}: set XDG_CACHE_HOME to a folder for what is compiled") from None
     return Path(caches) / "specjax" / f"{kind}-{_processor()}"
 
 

@@ -172,7 +172,8 @@ def pass_seconds(
     """Seconds of a pass over each number of ``nodes``, ``[repetitions]``, measured in turn.
 
     ``options`` are those of ``pass_call``. The roofline's floor of a pass is
-    ``weight_bytes(lm) / bandwidth().best``.
+    ``weight_bytes(lm) / bandwidth().best``; where the clock drifts, time ``product_calls`` in turn
+    with the passes.
     """
     nodes = [nodes] if isinstance(nodes, int) else list(nodes)
     calls = {str(n): pass_call(lm, n, **options) for n in nodes}
@@ -219,6 +220,14 @@ def bandwidth(*, dtype: str = "float32", repetitions: int = 9) -> Bandwidth:
     ``W [out, in] @ x [in, M]`` for M in 1, 4, 8, 16, by the function that the models use, over a
     weight matrix well beyond the last-level cache. Below it lies no pass: F = weight bytes / best.
     """
+    calls, size = product_calls(dtype)
+    seconds = alternate(calls, repetitions=repetitions)
+    rates = {int(m): size / float(np.median(s)) for m, s in seconds.items()}
+    return Bandwidth(best=max(rates.values()), by_columns=rates, weights=size)
+
+
+def product_calls(dtype: str = "float32") -> tuple[dict[str, Call], int]:
+    """The products of ``bandwidth``, by their number of columns, and the bytes that each reads."""
     size = min(max(LEAST_BYTES, 8 * _last_level_cache()), MOST_BYTES)
     width = int(math.sqrt(size / jnp.dtype(dtype).itemsize)) // 256 * 256
     weight = jax.random.normal(jax.random.key(0), (width, width), jnp.float32) / math.sqrt(width)
@@ -227,9 +236,7 @@ def bandwidth(*, dtype: str = "float32", repetitions: int = 9) -> Bandwidth:
         str(m): Call(functools.partial(_products, 4, weight, jnp.ones((width, m), dtype)), times=4)
         for m in COLUMNS
     }
-    seconds = alternate(calls, repetitions=repetitions)
-    rates = {m: weight.nbytes / float(np.median(seconds[str(m)])) for m in COLUMNS}
-    return Bandwidth(best=max(rates.values()), by_columns=rates, weights=weight.nbytes)
+    return calls, weight.nbytes
 
 
 @jax.jit

@@ -13,7 +13,7 @@ from flax import nnx
 import specjax
 from specjax import Sampling, loop, reference
 from specjax.drafters import DraftModel, NGram, Plain
-from specjax.models.attention import attend, prefix_sizes
+from specjax.models.attention import BLOCK, attend, prefix_sizes
 from specjax.models.causal_lm import CausalLM
 from specjax.models.config import DecoderConfig
 from specjax.models.decoder import Decoder
@@ -27,7 +27,7 @@ LLAMA = DecoderConfig(
     num_heads=4,
     num_kv_heads=2,
     head_dim=8,
-    max_positions=1024,
+    max_positions=4096,
     qk_norm=True,
 )
 GPT2 = dataclasses.replace(
@@ -88,13 +88,17 @@ def test_logits_of_a_tree_are_those_of_each_path(config):
         np.testing.assert_allclose(scores.logits[0, node], expected, atol=2e-5)
 
 
-def test_greedy_text_across_prefix_sizes_equals_one_pass_over_the_whole():
-    """Every token is the argmax of a cacheless pass over the finished text (300 > 256 slots)."""
+@pytest.mark.parametrize("longest", [240, BLOCK + 30])
+def test_greedy_text_across_prefix_sizes_equals_one_pass_over_the_whole(longest):
+    """Every token is the argmax of a cacheless pass over the finished text: from 256 slots into
+    the next size, and within a second block of a prefix that is read block by block."""
     target, params = model(LLAMA)
-    prompts = np.random.default_rng(0).integers(0, 67, (3, 240)).astype(np.int32)
-    lengths = np.asarray([240, 3, 101], np.int32)
+    prompts = np.random.default_rng(0).integers(0, 67, (3, longest)).astype(np.int32)
+    lengths = np.asarray([longest, 3, 101], np.int32)
     texts = {}
     for name, drafter in drafters().items():
+        if longest > BLOCK and name == "draft":  # its own cache, of a model that ends before
+            continue
         out = specjax.decode(
             target,
             drafter,
@@ -118,6 +122,7 @@ def test_a_cost_that_follows_the_tokens_in_use():
     assert prefix_sizes(100) == (100,)
     assert prefix_sizes(256) == (256,)
     assert prefix_sizes(1000) == (256, 512, 1000)
+    assert prefix_sizes(3 * BLOCK) == (256, 512, 1024, BLOCK, 3 * BLOCK)
     key = jax.random.key(0)
     query = jax.random.normal(key, (2, 2, 8, 2, 3))
     fresh = jax.random.normal(key, (2, 2, 3, 8))
@@ -162,6 +167,8 @@ def cache_copies(text, batch, capacity):
 PROGRAMS = [
     ("plain", 1, 300, 0),
     ("plain", 3, 300, 1.0),
+    ("plain", 1, BLOCK + 256, 0),
+    ("ngram", 3, BLOCK + 256, 0),
     ("draft", 1, 300, 1.0),
     ("draft", 3, 100, 0),
     ("ngram", 1, 300, 0),

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import platform
 import subprocess
 import sys
 
@@ -44,7 +45,7 @@ def test_product_is_exact_to_rounding_for_every_number_of_columns(out, size):
 
 
 @needs_kernels
-def test_product_of_a_column_does_not_depend_on_its_neighbours_nor_on_the_threads():
+def test_product_of_a_column_does_not_depend_on_up_to_seven_neighbours_nor_on_the_hour():
     weight, x = normal(2000, 300), normal(300, 8)
     whole = np.asarray(jax.jit(native.product)(weight, x))
     for _ in range(5):
@@ -74,6 +75,11 @@ def test_product_has_the_derivatives_of_a_product():
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
 
 
+@jax.jit
+def kernel_attention(*arrays):
+    return native.attention(*arrays, None)  # without derivatives
+
+
 def attention_case(batch, heads, size, groups, nodes, own, slots, spread=1.0):
     rng = np.random.default_rng([batch, heads, size, groups, nodes, own, slots])
     query = spread * normal(batch, heads, size, groups, nodes)
@@ -82,6 +88,7 @@ def attention_case(batch, heads, size, groups, nodes, own, slots, spread=1.0):
     mask = rng.random((batch, own, nodes)) < 0.5
     mask[:, -nodes:] |= np.eye(nodes, dtype=bool)  # a node sees itself
     length = rng.integers(0, slots + 1, batch).astype(np.int32)
+    length[0] = slots - 1
     return query, key, value, mask, prefix, length
 
 
@@ -114,7 +121,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES)
 def test_attention_kernel_is_softmax_attention(case):
     query, key, value, mask, prefix, length = attention_case(*case)
-    got = jax.jit(native.attention)(query, *prefix, key, value, mask, length)
+    got = kernel_attention(query, *prefix, key, value, mask, length)
     wanted = by_hand(query, key, value, mask, prefix, length)
     np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-6 * np.sqrt(case[2]))
 
@@ -134,11 +141,11 @@ def test_attention_by_xla_is_softmax_attention(case, monkeypatch):
 def test_attention_kernel_does_not_read_slots_beyond_the_length():
     query, key, value, mask, prefix, length = attention_case(2, 2, 16, 2, 3, 3, 400)
     length = np.asarray([0, 131], np.int32)
-    clean = jax.jit(native.attention)(query, *prefix, key, value, mask, length)
+    clean = kernel_attention(query, *prefix, key, value, mask, length)
     for part in prefix:
         for row, used in enumerate(length):
             part[row, :, used:] = np.nan
-    got = jax.jit(native.attention)(query, *prefix, key, value, mask, length)
+    got = kernel_attention(query, *prefix, key, value, mask, length)
     assert np.all(np.isfinite(got))
     np.testing.assert_array_equal(got, clean)
 
@@ -146,7 +153,7 @@ def test_attention_kernel_does_not_read_slots_beyond_the_length():
 @needs_kernels
 def test_attention_kernel_survives_scores_that_overflow_an_exponential():
     query, key, value, mask, prefix, length = attention_case(1, 2, 16, 2, 3, 3, 300, spread=1e4)
-    got = jax.jit(native.attention)(query, *prefix, key, value, mask, length)
+    got = kernel_attention(query, *prefix, key, value, mask, length)
     wanted = by_hand(query, key, value, mask, prefix, length)
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-2)
 
@@ -187,9 +194,76 @@ def test_an_unknown_wish_is_refused():
 
 
 @needs_kernels
+def test_attention_kernel_shows_a_score_that_is_no_number():
+    query, key, value, mask, prefix, length = attention_case(1, 1, 16, 1, 2, 2, 300)
+    prefix[0][0, 0, 7] = np.nan
+    got = kernel_attention(query, *prefix, key, value, mask, length)
+    assert np.all(np.isnan(got))
+
+
+@needs_kernels
+def test_attention_has_the_derivatives_of_xlas(monkeypatch):
+    query, key, value, mask, prefix, length = attention_case(2, 2, 8, 2, 3, 3, 20)
+
+    def gradients():
+        def loss(query, key, values):
+            past = (prefix[0], values)
+            return jnp.sum(jnp.sin(attention.attend(query, key, value, mask, past, length, 0)))
+
+        return jax.grad(loss, argnums=(0, 1, 2))(*map(jnp.asarray, (query, key, prefix[1])))
+
+    length = jnp.asarray(length)
+    monkeypatch.setattr(native, "chosen", lambda: True)
+    got = gradients()
+    monkeypatch.setattr(native, "chosen", lambda: False)
+    for one, other in zip(got, gradients(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_shapes_that_do_not_fit_are_refused_before_anything_is_read():
+    with pytest.raises(ValueError, match=r"weight \(4, 5\) and x \(6, 2\) do not fit"):
+        native.product(jnp.ones((4, 5)), jnp.ones((6, 2)))
+    query, key, value, mask, prefix, length = map(
+        lambda x: jax.tree.map(jnp.asarray, x), attention_case(2, 2, 8, 2, 3, 3, 20)
+    )
+    for name, wrong in {
+        "own_mask": (query, *prefix, key, value, mask[:, 1:], length),
+        "length": (query, *prefix, key, value, mask, length[:1]),
+        "values": (query, prefix[0], prefix[1][:, :, :5], key, value, mask, length),
+    }.items():
+        with pytest.raises(ValueError, match=f"attention: {name} is"):
+            native.attention(*wrong, None)
+    with pytest.raises(ValueError, match="x is float16: the kernels compute in float32"):
+        native.product(jnp.ones((4, 5)), jnp.ones((5, 2), jnp.float16))
+
+
+NARROWER = ("-mno-avx512f", "-mno-avx") if platform.machine() == "x86_64" else ()
+
+
+@needs_kernels
+@pytest.mark.parametrize("flag", NARROWER)
+def test_kernels_for_narrower_vectors_compute_the_same(flag):
+    code = f"""
+import ctypes, shutil, sys
+import jax, numpy as np
+sys.path.insert(0, {str(TESTS)!r})
+from specjax import native
+build = native._build
+native._build = lambda compiler: build(compiler, {flag!r})
+assert native._register() is None
+import test_native as t
+t.test_product_is_exact_to_rounding_for_every_number_of_columns(530, 767)
+for case in t.CASES[:4]:
+    t.test_attention_kernel_is_softmax_attention(case)
+"""
+    done = python(code)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@needs_kernels
 def test_loop_on_kernels_passes_the_tests_of_the_loop():
-    """Held-out prompts, conformance, compiled copies: the other files' tests, on the kernels."""
-    files = [TESTS / name for name in ("test_heldout.py", "test_decoder.py", "test_edges.py")]
+    """Held-out prompts, trees, several prefix sizes, compiled copies: on the kernels as on XLA."""
+    files = [TESTS / name for name in ("test_heldout.py", "test_decoder.py")]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *map(str, files)],
         env=os.environ | {"SPECJAX_NATIVE": "always", "PYTEST_ADDOPTS": ""},

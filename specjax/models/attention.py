@@ -39,9 +39,25 @@ def attend(query, key, value, own_mask, prefix=None, length=None, choice=None):
     Returns:
       ``[B, K, E, G, N]``.
     """
+    if prefix is None or not _in_place(query, key, value, *prefix) or not native.chosen():
+        return _attend(query, key, value, own_mask, prefix, length, choice)
+
+    def otherwise(query, keys, values, key, value, own_mask, length):
+        index = choice_of(keys.shape[2], length)
+        return _attend(query, key, value, own_mask, (keys, values), length, index)
+
+    return native.attention(query, *prefix, key, value, own_mask, length, otherwise)
+
+
+def choice_of(capacity: int, length: jax.Array) -> jax.Array:
+    """int32 scalar, the index into ``prefix_sizes(capacity)`` of a size that holds every row."""
+    sizes = jnp.asarray(prefix_sizes(capacity))
+    return jnp.sum(sizes < jnp.max(length)).astype(jnp.int32)
+
+
+def _attend(query, key, value, own_mask, prefix, length, choice):
+    """``attend`` by XLA's operations."""
     batch, heads, size, groups, nodes = query.shape
-    if prefix is not None and _in_place(query, *prefix) and native.chosen():
-        return native.attention(query, *prefix, key, value, own_mask, length)
     q = (query * size**-0.5).reshape(batch * heads, size, groups * nodes)
     own_keys, own_values = (x.reshape(batch * heads, -1, size) for x in (key, value))
     hidden = jnp.float32(-1e30)

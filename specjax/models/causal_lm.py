@@ -11,7 +11,7 @@ from flax import nnx
 from .. import cache as kv_cache
 from .. import tree
 from ..types import Draft, PyTree, Scores, Verdict
-from .attention import prefix_sizes
+from .attention import choice_of
 from .config import DecoderConfig
 from .decoder import abstract
 
@@ -70,14 +70,13 @@ class CausalLM:
             # a node before the first token does not exist; the root itself always does in a round
             sees = (sees & (positions >= 0)[:, :, None]) | jnp.eye(draft.num_nodes, dtype=bool)
         length = jnp.maximum(draft.start, 0)
-        sizes = jnp.asarray(prefix_sizes(jax.tree.leaves(cache)[0].shape[2]))
         hidden, tapped, fresh = model.hidden(
             draft.tokens[:, since:],
             positions[:, since:],
             sees[:, :, since:],
             prefix=cache,
             length=length,
-            choice=jnp.sum(sizes < jnp.max(length)),
+            choice=choice_of(jax.tree.leaves(cache)[0].shape[2], length),
             earlier=entries,
             taps=features,
         )

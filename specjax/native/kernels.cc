@@ -27,6 +27,7 @@ constexpr int kLanes = 4, kSums = 24;
 #endif  // kSums: vectors of sums that the registers hold
 constexpr int kFew = 8;           // columns up to which sums run along the rows of the matrix
 constexpr int kWideRows = 6;      // rows in flight when a vector holds columns
+constexpr int64_t kDeep = 1024;   // inputs at a time, so that the columns stay in the L1 cache
 constexpr int kSlots = 128;       // cache slots scored at a time: their keys stay in the L1 cache
 constexpr float kHidden = -1e30f;  // the score of what a node may not see
 constexpr int64_t kChunkBytes = 256 << 10, kLeastBytes = 48 << 10;  // of weights, a task
@@ -107,15 +108,23 @@ inline Vec Sums(Vec* v) {
   }
 }
 
-// y[r, m] = sum_k w[r, k] x[m, k] for R rows and M columns, y having the strides `down` and
-// `across`; the rows after them are fetched ahead,
-// so that reading from memory and multiplying overlap.
+// Where a result goes: its strides, and whether it is added to what stands there.
+struct To {
+  int64_t down, across;
+  bool add;
+  void operator()(float* y, int64_t row, int64_t column, float value) const {
+    float& at = y[row * down + column * across];
+    at = add ? at + value : value;
+  }
+};
+
+// y[r, m] = sum_k w[r, k] x[m, k] over `deep` inputs, for R rows and M columns of length `in`. The
+// rows after them are fetched ahead, so that reading from memory and multiplying overlap.
 template <int R, int M>
-inline void Few(const float* w, const float* x, float* y, int64_t in, int64_t down,
-                int64_t across) {
+inline void Few(const float* w, const float* x, float* y, int64_t in, int64_t deep, To to) {
   Vec sum[R][M] = {};
   int64_t k = 0;
-  for (; k + kLanes <= in; k += kLanes) {
+  for (; k + kLanes <= deep; k += kLanes) {
     Vec a[R];
     for (int r = 0; r < R; ++r) {
       a[r] = Load(w + r * in + k);
@@ -134,22 +143,22 @@ inline void Few(const float* w, const float* x, float* y, int64_t in, int64_t do
   for (int r = 0; r < R; ++r) {
     for (int m = 0; m < M; ++m) {
       float s = total[r * M + m];
-      for (int64_t t = k; t < in; ++t) s += w[r * in + t] * x[m * in + t];
-      y[r * down + m * across] = s;
+      for (int64_t t = k; t < deep; ++t) s += w[r * in + t] * x[m * in + t];
+      to(y, r, m, s);
     }
   }
 }
 
 template <int M>
-void FewRows(const float* w, const float* x, float* y, int64_t in, int64_t down, int64_t across,
-             int64_t rows) {
+void FewRows(const float* w, const float* x, float* y, int64_t in, int64_t deep, int64_t rows,
+             To to) {
   constexpr int R = 2 * M <= kSums ? 2 : 1;
   int64_t r = 0;
-  for (; r + R <= rows; r += R) Few<R, M>(w + r * in, x, y + r * down, in, down, across);
-  for (; r < rows; ++r) Few<1, M>(w + r * in, x, y + r * down, in, down, across);
+  for (; r + R <= rows; r += R) Few<R, M>(w + r * in, x, y + r * to.down, in, deep, to);
+  for (; r < rows; ++r) Few<1, M>(w + r * in, x, y + r * to.down, in, deep, to);
 }
 
-using Rows = void (*)(const float*, const float*, float*, int64_t, int64_t, int64_t, int64_t);
+using Rows = void (*)(const float*, const float*, float*, int64_t, int64_t, int64_t, To);
 template <int... M>
 constexpr std::array<Rows, sizeof...(M)> Table(std::integer_sequence<int, M...>) {
   return {{&FewRows<M + 1>...}};
@@ -170,10 +179,10 @@ inline void Wide(const float* w, int64_t row, int64_t step, const float* x, int6
 // The same for rows that are read from memory: those after them are fetched ahead. Two sums a row
 // halve the rounding.
 template <int R>
-inline void WideAhead(const float* w, const float* x, int64_t in, Vec* y) {
+inline void WideAhead(const float* w, const float* x, int64_t in, int64_t deep, Vec* y) {
   Vec sum[R][2] = {};
   int64_t k = 0;
-  for (; k + 16 <= in; k += 16) {
+  for (; k + 16 <= deep; k += 16) {
     for (int r = 0; r < R; ++r) __builtin_prefetch(w + (r + R) * in + k);
 #pragma GCC unroll 16
     for (int j = 0; j < 16; ++j) {
@@ -181,11 +190,31 @@ inline void WideAhead(const float* w, const float* x, int64_t in, Vec* y) {
       for (int r = 0; r < R; ++r) sum[r][j % 2] += w[r * in + k + j] * b;
     }
   }
-  for (; k < in; ++k) {
+  for (; k < deep; ++k) {
     const Vec b = Load(x + k * kLanes);
     for (int r = 0; r < R; ++r) sum[r][0] += w[r * in + k] * b;
   }
   for (int r = 0; r < R; ++r) y[r] = sum[r][0] + sum[r][1];
+}
+
+// `rows` rows of a weight matrix by packed columns; the rows stay in the L1 cache meanwhile.
+void WideRows(const float* w, const float* packed, float* y, int64_t in, int64_t deep,
+              int64_t rows, int64_t columns, To to) {
+  for (int64_t r = 0; r < rows; r += kWideRows) {
+    const int64_t n = std::min<int64_t>(kWideRows, rows - r);
+    for (int64_t m = 0; m < columns; m += kLanes) {
+      Vec sums[kWideRows];
+      if (n == kWideRows) {
+        WideAhead<kWideRows>(w + r * in, packed + m * in, in, deep, sums);
+      } else {
+        for (int64_t i = 0; i < n; ++i)
+          WideAhead<1>(w + (r + i) * in, packed + m * in, in, deep, sums + i);
+      }
+      for (int64_t i = 0; i < n; ++i)
+        for (int64_t lane = 0; lane < std::min<int64_t>(kLanes, columns - m); ++lane)
+          to(y, r + i, m + lane, sums[i][lane]);
+    }
+  }
 }
 
 // x [in, columns] -> blocks of kLanes columns, each [in, kLanes], times `scale`; zeros fill up.
@@ -208,9 +237,8 @@ ffi::Error Product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> weight, ffi::Buff
                    bool turned, ffi::ResultBuffer<ffi::F32> y) {
   const int64_t out = weight.dimensions()[0], in = weight.dimensions()[1];
   const int64_t columns = x.dimensions()[1];
-  const int64_t down = turned ? 1 : columns, across = turned ? out : 1;
   const float *w = weight.typed_data(), *from = x.typed_data();
-  float* to = y->typed_data();
+  float* result = y->typed_data();
   const bool wide = columns > kFew;
   const float* packed;
   if (wide) {
@@ -224,25 +252,18 @@ ffi::Error Product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> weight, ffi::Buff
   const int64_t threads = std::max<int64_t>(1, pool.num_threads()), row_bytes = 4 * in;
   const int64_t bytes = std::clamp(out * row_bytes / (4 * threads), kLeastBytes, kChunkBytes);
   const int64_t rows = std::max<int64_t>(2, bytes / row_bytes / (2 * kWideRows)) * 2 * kWideRows;
+  const int64_t deep = wide ? kDeep / 2 : kDeep;
   Parallel(pool, (out + rows - 1) / rows, [=](int64_t task) {
-    const int64_t begin = task * rows, end = std::min(out, begin + rows);
-    if (!wide) {
-      kFewRows[columns - 1](w + begin * in, packed, to + begin * down, in, down, across,
-                            end - begin);
-      return;
-    }
-    for (int64_t r = begin; r < end; r += kWideRows) {
-      for (int64_t m = 0; m < columns; m += kLanes) {  // the rows are in the L1 cache by now
-        Vec sums[kWideRows];
-        const int64_t n = std::min<int64_t>(kWideRows, end - r);
-        if (n == kWideRows) {
-          WideAhead<kWideRows>(w + r * in, packed + m * in, in, sums);
-        } else {
-          for (int64_t i = 0; i < n; ++i) WideAhead<1>(w + (r + i) * in, packed + m * in, in, sums + i);
-        }
-        for (int64_t i = 0; i < n; ++i)
-          for (int64_t lane = 0; lane < std::min<int64_t>(kLanes, columns - m); ++lane)
-            to[(r + i) * down + (m + lane) * across] = sums[i][lane];
+    const int64_t begin = task * rows, count = std::min(rows, out - begin);
+    To to{turned ? 1 : columns, turned ? out : 1, false};
+    float* y = result + begin * to.down;
+    for (int64_t k = 0; k < in; k += deep, to.add = true) {
+      const float* part = w + begin * in + k;
+      const int64_t d = std::min(deep, in - k);
+      if (wide) {
+        WideRows(part, packed + k * kLanes, y, in, d, count, columns, to);
+      } else {
+        kFewRows[columns - 1](part, packed + k, y, in, d, count, to);
       }
     }
   });
@@ -251,7 +272,8 @@ ffi::Error Product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> weight, ffi::Buff
 
 // ---------------------------------------------------------------- attention
 
-inline Vec Max(Vec a, Vec b) { return a > b ? a : b; }
+// a where either is no number: the running maximum stays one, and Exp passes NaN on.
+inline Vec Max(Vec a, Vec b) { return a < b ? b : a; }
 
 // e^x for x <= 0, relative error below 2e-7 (Cephes); 0 below -87.
 inline Vec Exp(Vec x) {
@@ -373,7 +395,7 @@ ffi::Error Attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> query, ffi::Buf
   int64_t work = 0;  // multiplications of vectors
   for (int64_t row = 0; row < batch; ++row)
     work += heads * (std::clamp<int64_t>(lengths[row], 0, slots) + own) * size * blocks * 2;
-  if (work < 100'000) {  // some 15 microseconds: less than waking a thread
+  if (work < 160'000) {  // some 55 microseconds: half of it would not pay for waking a thread
     for (int64_t task = 0; task < batch * heads; ++task) head(task);
   } else {
     Parallel(pool, batch * heads, head);
