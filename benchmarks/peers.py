@@ -210,7 +210,10 @@ def side_by_side(
             "tau": total / rounds[m],
             "rounds": rounds[m],
             "seconds_per_round": spread(later / max(1, rounds[m] - len(requests))),
-            "first_token": spread(seconds[f"{m} first"] / len(requests)),
+            # assisted generation can't be stopped after a round: its baseline is two requests
+            "first_token": None
+            if m == "hf assisted"
+            else spread(seconds[f"{m} first"] / len(requests)),
             "over_own_plain": interval(
                 measure.ratio(seconds["plain" if m in OURS else "hf plain"], seconds[m])
             ),

@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-SETTINGS = ("pair", "drafter", "num_draft", "batch", "context", "temperature", "read", "nodes")
 UNSAID = {"agreement", "repetitions", "kind", "parts", "new"}
 READING = """\
 Each ratio is to the same target's own compiled plain decoding in the same run, of pairs of runs
-made in turn, with an interval of about 95 %; above 1 speculation is faster. τ: tokens a pass of
-the target. Rates are medians with their quartiles. *Synthetic*: random weights, and a drafter
+made in turn, with an interval of about 95 % over the repeated runs of one text (of real text: over
+the prompts); above 1 speculation is faster. τ: tokens a pass of the target; 1.00 where a drafter
+found nothing to propose. Rates are medians with their quartiles. *Synthetic*: random weights, and a drafter
 whose agreement with the target was set, not trained; speed and τ are real, the text is not."""
 
 
@@ -300,7 +300,7 @@ def _peers(rows) -> str:
             f"Pair {row['pair']}{' (synthetic)' if f['synthetic'] else ' (trained)'}, "
             f"{row['num_draft']} tokens a round, whole requests of {row.get('new', 64)} tokens, "
             f"batch 1, {f['threads']} thread(s) on each side, in turn ({versions}). *Over peer*: "
-            "ours against theirs of the same method."
+            "ours against theirs of the same method; a peer's own plain is its plain `generate`."
         )
         parts.append(
             _table(
@@ -309,7 +309,9 @@ def _peers(rows) -> str:
                     "tokens/s": lambda m, x: _rate(x["tokens_per_second"]),
                     "τ": lambda m, x: f"{x['tau']:.2f}",
                     "a round, ms": lambda m, x: _ms(x["seconds_per_round"]),
-                    "first token, ms": lambda m, x: _ms(x["first_token"]),
+                    "first token, ms": lambda m, x: (
+                        _ms(x["first_token"]) if x["first_token"] else "–"
+                    ),
                     "over its own plain": lambda m, x: _ratio(x["over_own_plain"]),
                     "over peer, whole": lambda m, x: _ratio(x.get("over_peer")),
                     "over peer, a round": lambda m, x: _ratio(x.get("round_over_peer")),

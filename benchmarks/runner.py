@@ -24,7 +24,7 @@ from . import report, rows, suites
 from .peers import MissingPeerError
 
 HERE = Path(__file__).parent
-KEPT, ASIDE = "rows.jsonl", "rows.before.jsonl"
+KEPT, ASIDE = "rows.jsonl", "rows.before-{}.jsonl"
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "torch", "transformers")
 
 
@@ -104,7 +104,7 @@ class Kept:
             if same and not fresh:
                 self.header, self.lines = found[0], found[1:]
             else:
-                os.replace(self.file, folder / ASIDE)
+                os.replace(self.file, _unused(folder))
         # anew, without what an interrupted write may have left
         self._rewrite()
 
@@ -153,6 +153,12 @@ def _read(file: Path) -> list[dict]:
     return lines
 
 
+def _unused(folder: Path) -> Path:
+    """A name for rows that are set aside, beside those of earlier times."""
+    count = len(list(folder.glob(ASIDE.format("*"))))
+    return folder / ASIDE.format(count + 1)
+
+
 def _identity(header: dict) -> str:
     """What must be the same for rows of two runs to stand in one table."""
     return json.dumps({k: v for k, v in header.items() if k != "date"}, sort_keys=True)
@@ -183,7 +189,8 @@ def redraw(folder: Path) -> None:
     lines = _read(folder / KEPT) if (folder / KEPT).exists() else []
     if not lines:
         raise ValueError(f"--redraw: {folder} holds no {KEPT}: run the suite first")
-    report.write(folder, lines[0], [line for line in lines[1:] if "row" in line])
+    last = {json.dumps(line["row"], sort_keys=True): line for line in lines[1:] if "row" in line}
+    report.write(folder, lines[0], list(last.values()))
 
 
 def _line(row: dict, outcome: dict) -> str:

@@ -55,7 +55,6 @@ def cpu(
         {**common, "drafter": "plain"},
         *({**common, "drafter": "draft", "num_draft": n} for n in drafts),
         {**common, "drafter": "ngram", "num_draft": drafts[0]},
-        {**common, "drafter": "draft", "num_draft": drafts[0], "temperature": 1.0},
         {**common, "drafter": "adaptive draft", "num_draft": drafts[-1], "parts": False},
     ]
     rows += [
@@ -141,6 +140,15 @@ SUITES: dict[str, Callable[..., list[Row]]] = {
 }
 
 
+BOUNDS = {
+    "repetitions": (6, 10_000),
+    "prompts": (1, 320),
+    "agreement": (0.05, 1.0),
+    "drafts": (1, 63),
+    "batches": (1, 4096),
+    "nodes": (1, 128),
+    "contexts": (1, 1 << 20),
+}
 OPTIONS = {name for suite in SUITES.values() for name in inspect.signature(suite).parameters}
 
 
@@ -148,8 +156,8 @@ def rows_of(name: str, **options) -> list[Row]:
     """The rows of a suite.
 
     Raises:
-      ValueError: no such suite, an option that it does not have, no such pair, or a context beyond
-        the model's.
+      ValueError: no such suite, an option that it does not have or out of its bounds, no such pair,
+        or a context beyond the model's.
     """
     if name not in SUITES:
         raise ValueError(f"suite {name!r} does not exist; known: {', '.join(SUITES)}")
@@ -160,6 +168,14 @@ def rows_of(name: str, **options) -> list[Row]:
             f"--{foreign[0]}: the suite {name} has no such option; it has "
             f"{', '.join('--' + option for option in known)}"
         )
+    for option, accepted in BOUNDS.items():
+        given = options.get(option, ())
+        for value in given if isinstance(given, list | tuple) else [given]:
+            if not accepted[0] <= value <= accepted[1]:
+                raise ValueError(
+                    f"--{option} {value}: give {accepted[0]} to {accepted[1]}"
+                    + (", fewer give no honest interval" if option == "repetitions" else "")
+                )
     pair = options.get("pair", known["pair"].default)
     if pair not in SHAPES:
         raise ValueError(f"--pair {pair}: no such shape; known: {', '.join(SHAPES)}")

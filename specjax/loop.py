@@ -353,7 +353,8 @@ def decode(
       tokens: int32 ``[B, T]``, prompts padded on the right with anything.
       lengths: int32 ``[B]``, tokens of each prompt, at least 1.
       key: one random key (rows get keys of their own from it, by their index), or keys ``[B]``.
-        A row's text depends on its key, prompt and settings alone, not on its batch mates.
+        A row's text depends on its key, prompt and settings alone, not on its batch mates (sampled
+        text of an ``Adaptive`` drafter: on its costs and the batch's width as well).
       max_new_tokens: an int, or int32 ``[B]``; may be traced if ``capacity`` is given.
       sampling: the law; ``Sampling()`` is greedy.
       rule: an acceptance rule's name or object; ``auto`` is lossless and chosen by the draft.

@@ -40,6 +40,7 @@ class Plan:
       prompts, max_new_tokens, temperature: what it holds for.
       seconds: that planning took.
       finished: False if Ctrl-C ended it: then this is what was known.
+      approximate: why the target is not the checkpoint's own model (quantized), empty if it is.
     """
 
     model: str
@@ -51,11 +52,14 @@ class Plan:
     temperature: float
     seconds: float
     finished: bool = True
+    approximate: str = ""
 
     @property
     def choice(self) -> Candidate:
         """The fastest: as measured where that was verified, else as predicted."""
         verified = [c for c in self.candidates if c.measured is not None]
+        if not self.finished:  # perhaps only some of the best were measured
+            verified = []
         return max(verified, key=lambda c: c.measured) if verified else self.candidates[0]
 
     @property
@@ -70,6 +74,10 @@ class Plan:
     @property
     def verdict(self) -> str:
         """The choice, and plainly whether speculation is worth it."""
+        line = self._advice()
+        return f"{line}; {self.approximate}: approximate" if self.approximate else line
+
+    def _advice(self) -> str:
         best = self.choice
         at = f" at batch {best.batch}" if len({c.batch for c in self.candidates}) > 1 else ""
         partial = "" if self.finished else " (interrupted: not everything was considered)"
@@ -233,6 +241,7 @@ def plan(
         temperature=float(temperature),
         seconds=time.perf_counter() - begin,
         finished=finished,
+        approximate=getattr(lm.target, "approximate", ""),
     )
 
 

@@ -73,13 +73,15 @@ def generate(lm: LM, prompts: Prompts, **options: Unpack[Options]) -> Generation
         with the target's tokenizer, or an object that implements ``specjax.Drafter``.
       num_draft: tokens drafted a round, 3 by default; a drafter object has its own number.
         ``"auto"``: as many as pay, from none to 7, following what was accepted and what rounds
-        cost on this machine, which takes about a second to measure (see ``drafters.Adaptive``).
+        cost on this machine (see ``drafters.Adaptive``); measuring takes about a second, besides
+        reading a prompt as long as this one.
       max_new_tokens: 128 by default; for all rows, or one number a row.
       temperature, top_k, top_p, min_p, repetition_penalty, logit_bias: the law, a number for all
         rows or one a row, see ``specjax.Sampling``; greedy decoding by default. The bias may be
         a mapping from token id to bias.
       seed: of the random draws, 0 by default. A row's text depends on the seed, its index, its
-        prompt and its settings, not on its batch mates.
+        prompt and its settings, not on its batch mates; with ``num_draft="auto"`` and a
+        temperature, on the clock and the batch mates as well (its law does not).
       rule: the acceptance rule; by default ``"auto"``, lossless and chosen by the drafter.
       stop: ids that end a row; default: the model's end-of-text ids. ``()``: none.
       drafter_params: weights of a drafter object.

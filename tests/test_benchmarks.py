@@ -172,7 +172,7 @@ def test_beginning_anew_sets_the_earlier_rows_aside(counted, monkeypatch, tmp_pa
         monkeypatch.setattr(runner, "commit", lambda: "def")
     run_four(tmp_path, fresh=way == "fresh")
     assert counted == FOUR + FOUR
-    assert (tmp_path / "rows.before.jsonl").read_text() == before
+    assert (tmp_path / "rows.before-1.jsonl").read_text() == before
 
 
 def test_a_row_that_fails_costs_no_other_and_is_tried_again(counted, monkeypatch, tmp_path):

@@ -159,6 +159,8 @@ def test_the_verdict_says_plainly_when_plain_decoding_wins():
     unclear = made(candidate(rate=6.0, ratio=1.2, interval=(0.9, 1.3)), plain)
     assert "plain decoding may be as fast" in unclear.verdict
     assert "interrupted" in made(plain, finished=False).verdict
+    reason = "target quantized to int8"
+    assert made(plain, approximate=reason).verdict.endswith(f"; {reason}: approximate")
 
 
 def test_what_was_measured_overrules_what_was_predicted():

@@ -38,8 +38,11 @@ def test_every_width_is_priced_over_rounds_that_draft_so_many(name, pair, monkey
 
 
 def test_pricing_compiles_nothing_beyond_the_request_and_happens_once(pair, monkeypatch):
-    out = specjax.generate(pair[0], PROMPT, drafter="ngram", **OPTIONS)
+    work = job.prepare(pair[0], PROMPT, drafter="ngram", **OPTIONS)  # which prices
     programs = loop.jit_start._cache_size(), loop.jit_burst._cache_size()
+    work.burst(work.capacity, work.start())
+    assert (loop.jit_start._cache_size(), loop.jit_burst._cache_size()) == programs
+    out = specjax.generate(pair[0], PROMPT, drafter="ngram", **OPTIONS)
     monkeypatch.setattr(pricing, "round_costs", lambda work: pytest.fail("priced again"))
     again = specjax.generate(pair[0], "def g(x):\n    return", drafter="ngram", **OPTIONS)
     assert (loop.jit_start._cache_size(), loop.jit_burst._cache_size()) == programs

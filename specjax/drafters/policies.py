@@ -90,7 +90,8 @@ class Goodput:
       weight: how many tries the shrinkage is worth, above 0.
       memory: after how many rounds evidence has faded to 1/e, at least 1.
       first, last: shortest and longest interval between probes, in plain rounds.
-      share: what a probe may cost of the plain rounds before it, above 0.
+      share: what a probe may cost of the plain rounds before it, above 0; what a draft model reads
+        to catch up comes on top.
 
     Lossless: yes.
 
