@@ -12,8 +12,9 @@ READING = """\
 Each ratio is to the same target's own compiled plain decoding in the same run, of pairs of runs
 made in turn, with an interval of about 95 % over the repeated runs of one text (of real text: over
 the prompts); above 1 speculation is faster. τ: tokens a pass of the target; 1.00 where a drafter
-found nothing to propose. Rates are medians with their quartiles. *Synthetic*: random weights, and a drafter
-whose agreement with the target was set, not trained; speed and τ are real, the text is not."""
+found nothing to propose. Rates are medians with their quartiles. *Synthetic*: random weights, and
+a drafter whose agreement with the target was set, not trained; speed and τ are real, the text is
+not."""
 
 
 def label(row: dict) -> str:
