@@ -298,11 +298,6 @@ def loop_efficiency(
     return ratio(seconds["draft"] + seconds["verify"], seconds["round"])
 
 
-def mid_generation(work: Job, rounds: int = 4) -> loop.State:
-    """The state of a job after its prompt and a few rounds."""
-    return jax.block_until_ready(work.burst(rounds, work.start()))
-
-
 def first_token(work: Job) -> Call:
     """From the prompt to its first new tokens: prefill and one round; for ``alternate``."""
     return Call(lambda: work.burst(1, work.start()).length)
