@@ -11,6 +11,7 @@ import pytest
 
 import specjax
 from specjax import cli, compile_cache
+from specjax.cli import prompts, screen
 from specjax.text import Piece
 
 pytest_plugins = ["pairs"]
@@ -65,24 +66,24 @@ def test_the_prompt_comes_from_the_argument_the_file_the_pipe_or_the_built_in_on
 ):
     file = tmp_path / "prompt"
     file.write_text("from a file")
-    assert cli.read_prompt("given", None) == "given"
-    assert cli.read_prompt(None, str(file)) == "from a file"
+    assert prompts.read_prompt("given", None) == "given"
+    assert prompts.read_prompt(None, str(file)) == "from a file"
     monkeypatch.setattr("sys.stdin", None)  # closed, as under some launchers
-    assert cli.read_prompt(None, None) == cli.PROMPT
+    assert prompts.read_prompt(None, None) == prompts.PROMPT
     with file.open() as stream:
         monkeypatch.setattr("sys.stdin", stream)
-        assert cli.read_prompt(None, None) == "from a file"
+        assert prompts.read_prompt(None, None) == "from a file"
     file.write_bytes("é".encode())
     with file.open(encoding="ascii") as stream:
         monkeypatch.setattr("sys.stdin", stream)
-        assert cli.read_prompt(None, None) == "é"
+        assert prompts.read_prompt(None, None) == "é"
     file.write_bytes(b"\xff")
     with file.open() as stream, pytest.raises(ValueError, match="piped in is not UTF-8"):
         monkeypatch.setattr("sys.stdin", stream)
-        cli.read_prompt(None, None)
+        prompts.read_prompt(None, None)
     with open(os.devnull) as stream:
         monkeypatch.setattr("sys.stdin", stream)
-        assert cli.read_prompt(None, None) == cli.PROMPT
+        assert prompts.read_prompt(None, None) == prompts.PROMPT
 
 
 def test_a_terminal_shows_accepted_tokens_apart_and_says_which(run, folders, monkeypatch):
@@ -98,7 +99,7 @@ def test_a_terminal_shows_accepted_tokens_apart_and_says_which(run, folders, mon
 
 def test_ctrl_c_prints_what_was_generated(run, monkeypatch):
     whole = run("def f(x):", "--drafter", "ngram")[1]
-    show, shown = cli.Screen.show, []
+    show, shown = screen.Screen.show, []
 
     def interrupted(self, piece):
         show(self, piece)
@@ -106,7 +107,7 @@ def test_ctrl_c_prints_what_was_generated(run, monkeypatch):
         if len(shown) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.Screen, "show", interrupted)
+    monkeypatch.setattr(screen.Screen, "show", interrupted)
     code, out, err = run("def f(x):", "--drafter", "ngram")
     assert code == 130 and "interrupted" in err
     assert out.startswith("".join(shown)) and whole.startswith(out.rstrip("\n"))
@@ -116,7 +117,7 @@ def test_ctrl_c_prints_what_was_generated(run, monkeypatch):
 def test_a_pipe_that_cannot_spell_a_character_gets_another(monkeypatch):
     pipe = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr("sys.stdout", pipe)
-    cli.Screen("").show(Piece("é=1", from_draft=True))
+    screen.Screen("").show(Piece("é=1", from_draft=True))
     assert pipe.buffer.getvalue() == b"?=1"
 
 
@@ -212,9 +213,9 @@ def test_plan_prints_a_table_and_a_verdict_or_json(run, folders, tmp_path):
 def test_prompts_are_spread_evenly_over_the_file(tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_text("".join(f"prompt {i}\n\n" for i in range(10)))
-    assert cli.read_prompts(str(file), "m", 3) == ["prompt 0", "prompt 3", "prompt 6"]
-    assert len(cli.read_prompts(str(file), "m", 99)) == 10
-    assert len(cli.read_prompts(None, "embedded", 8)) == 8  # those that ship
+    assert prompts.read_prompts(str(file), "m", 3) == ["prompt 0", "prompt 3", "prompt 6"]
+    assert len(prompts.read_prompts(str(file), "m", 99)) == 10
+    assert len(prompts.read_prompts(None, "embedded", 8)) == 8  # those that ship
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,109 @@
+"""``specjax generate``: loads, streams or compares, reports."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+import specjax
+
+from .options import INTERRUPTED, drafts, options_of, set_up
+from .prompts import read_prompt
+from .screen import Screen, describe
+
+
+def add(commands) -> None:
+    """The arguments of the command."""
+    p = commands.add_parser(
+        "generate",
+        help="continue a prompt",
+        description="Continues a prompt and streams the text to stdout; figures go to stderr. On "
+        "a terminal, accepted draft tokens stand out from the target's own.",
+    )
+    p.add_argument("prompt", nargs="?", help="default: what is piped in, else a built-in example")
+    p.add_argument("--file", help="read the prompt from this file")
+    p.add_argument("--model", default="embedded", help="embedded, a folder, or a hub name")
+    p.add_argument(
+        "--drafter",
+        help="draft (the model's own), ngram, none, or the folder or hub name of a draft model; "
+        "default: ngram",
+    )
+    p.add_argument(
+        "--num-draft",
+        type=drafts,
+        help="tokens drafted a round, 3 by default; auto: as many as pay, from none to 7",
+    )
+    p.add_argument("--max-new-tokens", type=int, default=128)
+    p.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
+    p.add_argument("--top-k", type=int)
+    p.add_argument("--top-p", type=float)
+    p.add_argument("--min-p", type=float)
+    p.add_argument("--repetition-penalty", type=float)
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--rule", default="auto", help="acceptance rule; auto is lossless")
+    p.add_argument("--dtype", help="of the weights: float32, bfloat16, float16")
+    p.add_argument("--quantize", help="hold the model's weights as int8 or fp8: approximate")
+    p.add_argument("--drafter-quantize", help="the same for the draft model: stays lossless")
+    p.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    p.add_argument(
+        "--compare",
+        action="store_true",
+        help="run plain and speculative decoding in turn, and report both rates",
+    )
+    p.add_argument("--repetitions", type=int, default=9, help="of --compare, at least 6")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """``specjax generate``: loads, streams or compares, reports."""
+    begin = time.perf_counter()
+    prompt = read_prompt(arguments.prompt, arguments.file)
+    lm = set_up(arguments)
+    options = options_of(arguments)
+    if arguments.compare:
+        return compare(lm, prompt, options, arguments)
+    stream = specjax.stream_text(lm, prompt, **options)
+    seconds = {"ready": time.perf_counter() - begin}
+    screen = None if arguments.json else Screen(prompt)
+    before = 0  # tokens when the first text came
+    try:
+        for piece in stream:
+            if "first_text" not in seconds:
+                seconds["first_text"] = time.perf_counter() - begin
+                before = stream.num_tokens
+            if screen:
+                screen.show(piece)
+    except KeyboardInterrupt:
+        if not stream.num_tokens:
+            raise
+    seconds["total"] = time.perf_counter() - begin
+    result = stream.generation
+    after = seconds["total"] - seconds.get("first_text", 0)
+    rate = (stream.num_tokens - before) / after if stream.num_tokens > before else None
+    if screen:
+        screen.end(result, rate)
+    else:
+        print(json.dumps(describe(result, prompt, lm) | {"seconds": seconds, "rate": rate}))
+    return 0 if result.finished else INTERRUPTED
+
+
+def compare(lm, prompt: str, options: dict, arguments: argparse.Namespace) -> int:
+    """``specjax generate --compare``."""
+    if options["drafter"] in (None, "plain"):
+        raise ValueError("--compare sets a drafter beside plain decoding: give a --drafter")
+    result = specjax.compare(lm, prompt, repetitions=arguments.repetitions, **options)
+    if not arguments.json:
+        print(result)
+        return 0
+    figures = {
+        "plain_rate": result.plain_rate,
+        "speculative_rate": result.speculative_rate,
+        "ratio": result.ratio,
+        "interval": list(result.interval),
+        "confidence": result.confidence,
+        "repetitions": result.repetitions,
+        "identical": result.identical,
+        "repeated_4grams": result.repeated,
+    }
+    print(json.dumps(describe(result.speculative, prompt, lm) | {"compare": figures}))
+    return 0

@@ -1,0 +1,88 @@
+"""``specjax plan``: measures, and prints the candidates and the choice."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+import specjax
+
+from .options import INTERRUPTED, set_up
+from .prompts import read_prompts
+
+
+def add(commands) -> None:
+    """The arguments of the command."""
+    p = commands.add_parser(
+        "plan",
+        help="find the fastest drafter, number of drafts and batch for your prompts",
+        description="Decodes your prompts in a few ways, predicts the rate of many, and says which "
+        "to take: plain decoding, where no drafter is worth its cost. Ctrl-C ends it with what is "
+        "known by then.",
+    )
+    p.add_argument("--model", default="embedded", help="embedded, a folder, or a hub name")
+    p.add_argument(
+        "--drafter",
+        action="append",
+        help="draft (the model's own), ngram, or the folder or hub name of a draft model; may be "
+        "repeated; default: ngram, and draft where the model has one",
+    )
+    p.add_argument(
+        "--prompts",
+        help='a file of prompts: one a line, or in a .jsonl file one string or {"text": ...} a '
+        "line; default, for the embedded model: held-out prompts that ship with it",
+    )
+    p.add_argument(
+        "--limit", type=int, default=8, help="prompts used at most, evenly spread over the file"
+    )
+    p.add_argument("--num-draft", type=int, nargs="+", default=[1, 3, 7, 15])
+    p.add_argument("--batch", type=int, nargs="+", default=[1])
+    p.add_argument("--max-new-tokens", type=int, default=64)
+    p.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
+    p.add_argument("--dtype", help="of the weights: float32, bfloat16, float16")
+    p.add_argument("--quantize", help="hold the model's weights as int8 or fp8: approximate")
+    p.add_argument(
+        "--verify",
+        type=int,
+        nargs="?",
+        const=3,
+        default=0,
+        metavar="N",
+        help="also run the N best (default 3) and plain decoding, and choose by what is measured",
+    )
+    p.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """``specjax plan``: measures, and prints the candidates and the choice."""
+    from rich.console import Console
+
+    prompts = read_prompts(arguments.prompts, arguments.model, arguments.limit)
+    lm = set_up(arguments)
+    names = arguments.drafter
+    if names is not None:
+        own = ("draft", "ngram")
+        names = [n if n in own else specjax.load(n, dtype=arguments.dtype) for n in names]
+    with Console(stderr=True).status("planning") as status:  # shown on terminals only
+        found = specjax.plan(
+            lm,
+            prompts,
+            drafters=names,
+            numdrafts=arguments.num_draft,
+            batches=arguments.batch,
+            temperature=arguments.temperature,
+            max_new_tokens=arguments.max_new_tokens,
+            verify=arguments.verify,
+            progress=status.update,
+        )
+    if arguments.json:
+        print(json.dumps(found.as_json()))
+    else:
+        if sys.stdout.isatty():
+            Console().print(found.table())
+            print(found.verdict)
+        else:
+            print(found)
+        print(f"planned in {found.seconds:.0f} s", file=sys.stderr)
+    return 0 if found.finished else INTERRUPTED

@@ -1,0 +1,105 @@
+"""Where prompts come from: an argument, a file, a pipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+
+PROMPT = '''\
+import dataclasses
+
+
+@dataclasses.dataclass
+class Stack:
+    """A last-in, first-out stack."""
+
+    items: list
+
+    def push(self, item):
+        """Add an item on top."""
+        self.items.append(item)
+
+    def pop(self):
+'''
+
+
+def read_prompt(argument: str | None, file: str | None) -> str:
+    """The prompt from the argument, the file, the pipe, or the built-in one."""
+    if argument is not None and file is not None:
+        raise ValueError("a prompt and --file: give one of them")
+    if argument is None and file is None:
+        return _piped() or PROMPT  # an empty pipe is how many launchers spell "no input"
+    if file is not None:
+        try:
+            argument = Path(file).read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise ValueError(f"--file {file} is not UTF-8 text") from None
+        except OSError as error:
+            raise ValueError(f"--file {file}: {error.strerror}") from None
+    if not argument:
+        raise ValueError(
+            "the prompt is empty: give at least one character, or none at all for "
+            "the built-in example"
+        )
+    return argument
+
+
+def _piped() -> str:
+    """What a pipe or a redirected file holds; nothing where stdin is a terminal or absent."""
+    try:
+        kind = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):  # closed, or no file behind it
+        return ""
+    piped = stat.S_ISFIFO(kind) or stat.S_ISREG(kind) or stat.S_ISSOCK(kind)
+    if not piped:
+        return ""
+    sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # as --file, whatever the locale
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError:
+        raise ValueError("the prompt that was piped in is not UTF-8 text") from None
+
+
+def read_prompts(file: str | None, model: str, limit: int) -> list[str]:
+    """At most ``limit`` prompts of a file, evenly spread; the shipped ones for ``embedded``."""
+    if limit < 1:
+        raise ValueError(f"--limit {limit}: give at least 1")
+    if file is None:
+        if model != "embedded":
+            raise ValueError(
+                "--prompts: name a file of prompts of the kind that you will decode; only the "
+                "embedded model has some of its own"
+            )
+        file = Path(__file__).parent.parent / "data" / "heldout_prompts.jsonl"
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise ValueError(f"--prompts {file} is not UTF-8 text") from None
+    except OSError as error:
+        raise ValueError(f"--prompts {file}: {error.strerror}") from None
+    prompts = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        if Path(file).suffix == ".jsonl":
+            line = _prompt_of(line, f"--prompts {file}, line {number}")
+        prompts.append(line)
+    if not prompts:
+        raise ValueError(f"--prompts {file}: there is no prompt in it")
+    count = min(limit, len(prompts))
+    return [prompts[i * len(prompts) // count] for i in range(count)]
+
+
+def _prompt_of(line: str, where: str) -> str:
+    """The prompt in a line of a .jsonl file."""
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where}: no JSON: {error}") from None
+    text = value.get("text") if isinstance(value, dict) else value
+    if not isinstance(text, str) or not text:
+        raise ValueError(f'{where}: give a string that is not empty, or {{"text": "..."}}')
+    return text

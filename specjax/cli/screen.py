@@ -1,0 +1,73 @@
+"""Text on a terminal or in a pipe, and a generation as plain data."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+DRAFTED = "bold green"  # how accepted draft tokens look on a terminal
+
+
+class Screen:
+    """Text to stdout as it comes, figures to stderr; colours only on a terminal."""
+
+    def __init__(self, prompt: str):
+        from rich.console import Console
+
+        if hasattr(sys.stdout, "reconfigure"):  # some pipes cannot spell every character
+            sys.stdout.reconfigure(errors="replace")
+        # rich only colours: it must not wrap, mark up or highlight the text
+        self.out = Console(file=sys.stdout, soft_wrap=True, markup=False, highlight=False)
+        self.shown, self.ended = 0, True
+        if self.out.is_terminal:  # at once: the first text may have to be compiled for
+            self.out.print(prompt, style="dim", end="")
+
+    def show(self, piece) -> None:
+        if not self.out.is_terminal:
+            sys.stdout.write(piece.text)
+        else:
+            self.out.print(piece.text, style=DRAFTED if piece.from_draft else None, end="")
+        sys.stdout.flush()
+        self.shown += len(piece.text)
+        self.ended = piece.text.endswith("\n")
+
+    def end(self, result, rate: float | None) -> None:
+        rest = result.text[self.shown :]  # committed when Ctrl-C came, but not shown yet
+        ended = rest.endswith("\n") if rest else self.ended
+        print(rest, end="" if ended else "\n", flush=True)
+        line = f"{result.stats} · {len(result.tokens[0])} tokens"
+        line += f" · {rate:,.0f} tokens/s" if rate else ""
+        line += "" if result.finished else " · interrupted"
+        print(f"\n{line}", file=sys.stderr)
+        if self.out.is_terminal:
+            from rich.text import Text
+
+            drafted = ("accepted draft tokens", DRAFTED)
+            self.out.print(Text.assemble(("prompt", "dim"), " · ", drafted, " · the target's own"))
+
+
+def describe(result, prompt: str, lm) -> dict:
+    """A generation as plain data."""
+    stats = result.stats
+    acceptance = stats.acceptance
+    return {
+        "model": lm.name,
+        "drafter": stats.drafter,
+        "rule": stats.rule,
+        "prompt": prompt,
+        "text": result.text,
+        "finished": result.finished,
+        "tokens": result.tokens[0].tolist(),
+        "from_draft": result.from_draft[0].tolist(),
+        "prompt_tokens": result.prompts[0].tolist(),
+        "stats": {
+            "rounds": int(stats.rounds.sum()),
+            "drafted": int(stats.drafted.sum()),
+            "accepted": int(stats.accepted.sum()),
+            "tau": stats.tau,
+            "acceptance": None if math.isnan(acceptance) else acceptance,
+            "acceptance_by_position": stats.acceptance_by_position.tolist(),
+            "approximate": bool(stats.approximate),
+            "approximation": stats.approximate or None,
+        },
+    }
