@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
             lm,
             prompts,
             drafters=names,
-            numdrafts=arguments.num_draft,
+            num_drafts=arguments.num_draft,
             batches=arguments.batch,
             temperature=arguments.temperature,
             max_new_tokens=arguments.max_new_tokens,
