@@ -2,9 +2,15 @@
 
 Slot ``i`` of a row holds the entry of its token ``i``. Nothing is ever shifted or erased: a
 row's length says how many slots count, and what lies beyond is overwritten in its time.
+
+A layer with a sliding window may have a *ring* instead: token ``i`` lies in slot ``i mod S``, so
+that the last S tokens are kept. A row's length says which token each slot holds.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +18,19 @@ import jax.numpy as jnp
 from .types import PyTree, Verdict
 
 
-def init(layers: int, batch: int, heads: int, capacity: int, size: int, dtype) -> PyTree:
-    """Zeros: per layer ``(keys, values)``, each ``[B, K, S, E]``."""
-    shape = (batch, heads, capacity, size)
-    return tuple((jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(layers))
+def init(slots: Sequence[int], batch: int, heads: int, size: int, dtype) -> PyTree:
+    """Zeros: per layer ``(keys, values)``, each ``[B, K, S, E]``; ``slots``: S of each layer."""
+    shapes = [(batch, heads, num, size) for num in slots]
+    return tuple((jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for shape in shapes)
 
 
-def commit(cache: PyTree, entries: PyTree, start: jax.Array, verdict: Verdict) -> PyTree:
+def commit(
+    cache: PyTree,
+    entries: PyTree,
+    start: jax.Array,
+    verdict: Verdict,
+    rings: Sequence[bool] | None = None,
+) -> PyTree:
     """Writes the accepted path's entries; the only place where a cache changes.
 
     Args:
@@ -27,28 +39,36 @@ def commit(cache: PyTree, entries: PyTree, start: jax.Array, verdict: Verdict) -
       start: int32 ``[B]``, position of the root.
       verdict: nodes ``path[:, :count + 1]`` go to positions ``start, start + 1, ...``. Rows
         with ``count = -1``, positions below 0 and beyond the capacity are left alone.
+      rings: for each layer, ``cache[i]``, whether its slots are a ring; None: none is. Of more
+        entries than slots the last ones are kept.
 
     XLA updates a buffer in place only if every read of it is an ancestor of the write. A verdict
     depends on all reads of its round; for prompts, whose verdict is known beforehand, a condition
     on the last entry, which is never true, makes the same order.
     """
-    batch, heads, capacity, size = jax.tree.leaves(cache)[0].shape
-    steps = verdict.path.shape[1]
-    position = start[:, None] + jnp.arange(steps)
-    keep = (jnp.arange(steps) <= verdict.count[:, None]) & (position >= 0)
+    steps = jnp.arange(verdict.path.shape[1])
+    position = start[:, None] + steps
+    behind = verdict.count[:, None] - steps  # entries after each
+    keep = (behind >= 0) & (position >= 0)
     last = jax.tree.leaves(entries)[-1][:, 0, -1, :1]
     keep &= ~((last != last) & (last == last))
-    position = jnp.where(keep, position, capacity)  # beyond the last slot: dropped
-    # [B * K, S, E]: with one row and one node, XLA copies a 4-D cache before it scatters
-    rows = jnp.arange(batch * heads)[:, None]
-    where = jnp.repeat(position, heads, axis=0)
     path = verdict.path[:, None, :, None]
 
-    def write(slots, fresh):
+    def write(slots, fresh, ring):
+        batch, heads, capacity, size = slots.shape
+        where = position
+        if ring:  # a scatter into one slot twice would keep either
+            where = jnp.where(behind < capacity, position % capacity, capacity)
+        where = jnp.where(keep, where, capacity)  # beyond the last slot: dropped
+        # [B * K, S, E]: with one row and one node, XLA copies a 4-D cache before it scatters
+        rows, where = jnp.arange(batch * heads)[:, None], jnp.repeat(where, heads, axis=0)
         if fresh.shape[2] > 1:
             fresh = jnp.take_along_axis(fresh, path, axis=2, mode="clip")
         flat = slots.reshape(batch * heads, capacity, size)
         fresh = fresh.reshape(batch * heads, -1, size).astype(slots.dtype)
         return flat.at[rows, where].set(fresh, mode="drop").reshape(slots.shape)
 
-    return jax.tree.map(write, cache, entries)
+    if rings is None:
+        return jax.tree.map(lambda slots, fresh: write(slots, fresh, False), cache, entries)
+    layers = zip(cache, entries, rings, strict=True)
+    return tuple(jax.tree.map(partial(write, ring=r), slots, new) for slots, new, r in layers)

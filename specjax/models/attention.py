@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import native
+from .layers import softcap as capped
 
 SMALLEST_PREFIX = 256  # cache slots; below it a switch costs more than it saves
 BLOCK = 2048  # slots scored at once in a longer prefix: bounds the memory of a long prompt
@@ -25,7 +26,19 @@ def prefix_sizes(capacity: int) -> tuple[int, ...]:
     return (*sizes, capacity)
 
 
-def attend(query, key, value, own_mask, prefix=None, length=None, choice=None):
+def attend(
+    query,
+    key,
+    value,
+    own_mask,
+    prefix=None,
+    length=None,
+    choice=None,
+    *,
+    window=None,
+    positions=None,
+    softcap=None,
+):
     """Softmax attention whose cost follows the tokens in use, not the capacity.
 
     Args:
@@ -33,14 +46,21 @@ def attend(query, key, value, own_mask, prefix=None, length=None, choice=None):
       key, value: ``[B, K, M, E]``, entries of this draft: earlier nodes, if any, then these N.
       own_mask: bool ``[B or 1, M, N]``; ``own_mask[b, m, n]``: node ``n`` sees entry ``m``.
       prefix: ``(keys, values)``, each ``[B, K, S, E]``, or None where nothing is committed.
-      length: int32 ``[B]``, how many slots of the prefix a row sees.
+      length: int32 ``[B]``, how many tokens of a row are committed: the slots of the prefix that
+        it sees, unless there is a window.
       choice: int32 scalar, index into ``prefix_sizes(S)`` of a size that holds every row.
+      window: the prefix is a ring, position ``p`` in slot ``p mod S``, ``S >= window``; a node sees
+        the ``window`` positions up to its own. ``own_mask`` is the caller's business.
+      positions: int32 ``[B, N]`` of the nodes; needed with a window.
+      softcap: bound on the scores, or None.
 
     Returns:
       ``[B, K, E, G, N]``.
     """
-    if prefix is None or not _in_place(query, key, value, *prefix) or not native.chosen():
-        return _attend(query, key, value, own_mask, prefix, length, choice)
+    plain = prefix is not None and window is None and softcap is None
+    if not plain or not _in_place(query, key, value, *prefix) or not native.chosen():
+        special = window, positions, softcap
+        return _attend(query, key, value, own_mask, prefix, length, choice, *special)
 
     def otherwise(query, keys, values, key, value, own_mask, length):
         index = choice_of(keys.shape[2], length)
@@ -52,10 +72,21 @@ def attend(query, key, value, own_mask, prefix=None, length=None, choice=None):
 def choice_of(capacity: int, length: jax.Array) -> jax.Array:
     """int32 scalar, the index into ``prefix_sizes(capacity)`` of a size that holds every row."""
     sizes = jnp.asarray(prefix_sizes(capacity))
-    return jnp.sum(sizes < jnp.max(length)).astype(jnp.int32)
+    return jnp.sum(sizes < jnp.minimum(jnp.max(length), capacity)).astype(jnp.int32)
 
 
-def _attend(query, key, value, own_mask, prefix, length, choice):
+def _attend(
+    query,
+    key,
+    value,
+    own_mask,
+    prefix,
+    length,
+    choice,
+    window=None,
+    positions=None,
+    softcap=None,
+):
     """``attend`` by XLA's operations."""
     batch, heads, size, groups, nodes = query.shape
     q = (query * size**-0.5).reshape(batch * heads, size, groups * nodes)
@@ -70,7 +101,8 @@ def _attend(query, key, value, own_mask, prefix, length, choice):
         the barrier keeps the transposition from being folded into it.
         """
         s = jnp.einsum("bsd,bdm->bsm", keys, q, preferred_element_type=jnp.float32)
-        s = _settled(s).swapaxes(1, 2).reshape(batch, heads, groups, nodes, -1) + bias
+        s = _settled(s).swapaxes(1, 2).reshape(batch, heads, groups, nodes, -1)
+        s = capped(s, softcap) + bias
         return s.reshape(batch * heads, groups * nodes, -1)
 
     def weigh(weights, values):
@@ -88,12 +120,19 @@ def _attend(query, key, value, own_mask, prefix, length, choice):
 
     def past(state, size, begin=0):
         """Adds the slots ``begin ...`` of the prefix, at most ``size``."""
-        start = jnp.minimum(begin, prefix[0].shape[2] - size)
+        slots = prefix[0].shape[2]
+        start = jnp.minimum(begin, slots - size)
         parts = (jax.lax.dynamic_slice_in_dim(x, start, size, axis=2) for x in prefix)
         keys, values = (x.reshape(batch * heads, size, -1) for x in parts)
         slot = start + jnp.arange(size)
         seen = (slot >= begin) & (slot < length[:, None])
-        bias = jnp.where(seen, 0.0, hidden)[:, None, None, None]
+        if window is None:
+            seen = seen[:, None]  # [B, N or 1, slots]
+        else:
+            newest = length[:, None] - 1
+            held = newest - (newest - slot) % slots  # the position in each slot
+            seen = seen[:, None] & (held[:, None] > positions[:, :, None] - window)
+        bias = jnp.where(seen, 0.0, hidden)[:, None, None]
         return add(state, scores(keys, bias), values)
 
     def through(size):
@@ -105,7 +144,8 @@ def _attend(query, key, value, own_mask, prefix, length, choice):
         if 0 < size <= BLOCK:
             state = past(state, size)
         elif size:
-            count = (jnp.max(length) + BLOCK - 1) // BLOCK
+            used = jnp.minimum(jnp.max(length), prefix[0].shape[2])
+            count = (used + BLOCK - 1) // BLOCK
             body = lambda i, state: past(state, BLOCK, i * BLOCK)  # noqa: E731
             state = jax.lax.fori_loop(0, count, body, state)
         return state[0] / state[2]

@@ -11,7 +11,6 @@ from flax import nnx
 from .. import cache as kv_cache
 from .. import tree
 from ..types import Draft, PyTree, Scores, Verdict
-from .attention import choice_of
 from .config import DecoderConfig
 from .decoder import abstract
 
@@ -54,7 +53,8 @@ class CausalLM:
     def init(self, params, batch: int, capacity: int, inputs=None) -> PyTree:
         c = self.config
         dtype = params["norm"]["weight"].dtype  # of the activations; other weights may be quantized
-        return kv_cache.init(c.num_layers, batch, c.num_kv_heads, capacity, c.head_dim, dtype)
+        slots = [c.slots(i, capacity) for i in range(c.num_layers)]
+        return kv_cache.init(slots, batch, c.num_kv_heads, c.head_dim, dtype)
 
     def verify(
         self, params, cache, draft: Draft, *, features=(), since=0, entries=None, logits=True
@@ -72,11 +72,10 @@ class CausalLM:
         length = jnp.maximum(draft.start, 0)
         hidden, tapped, fresh = model.hidden(
             draft.tokens[:, since:],
-            positions[:, since:],
+            positions,
             sees[:, :, since:],
             prefix=cache,
             length=length,
-            choice=choice_of(jax.tree.leaves(cache)[0].shape[2], length),
             earlier=entries,
             taps=features,
         )
@@ -90,4 +89,6 @@ class CausalLM:
         return jnp.pad(logits, ((0, 0), (0, 0), (0, lacking)), constant_values=IMPOSSIBLE)
 
     def commit(self, cache, entries, start, verdict: Verdict) -> PyTree:
-        return kv_cache.commit(cache, entries, start, verdict)
+        sizes = [jax.tree.leaves(layer)[0].shape[2] for layer in cache]
+        rings = [self.config.is_ring(i, slots) for i, slots in enumerate(sizes)]
+        return kv_cache.commit(cache, entries, start, verdict, rings)

@@ -36,11 +36,23 @@ class DecoderConfig:
     model_type: str = "llama"
     norm: str = "rms"  # "rms" | "layer"
     norm_eps: float = 1e-5
+    norm_plus_one: bool = False  # a norm scales by 1 + weight (Gemma)
+    sandwich_norms: bool = False  # both layers of a block are normed behind as well (Gemma)
+    parallel_residual: bool = False  # both read the same residual stream (GPT-NeoX)
     activation: str = "silu"  # a key of layers.ACTIVATIONS
     gated_mlp: bool = True
     positions: str = "rope"  # "rope" | "learned"
+    position_offset: int = 0  # rows of a learned table before position 0 (OPT)
     rope_theta: float = 10_000.0
     rope_scaling: RopeScaling | None = None  # sorted items of the scaling dictionary
+    rotary_fraction: float = 1.0  # of a head's features, from the first on
+    window: int | None = None  # tokens that a node of a local layer sees, itself included
+    local_layers: tuple[bool, ...] | None = None  # which layers are local; None: all, with a window
+    local_rope_theta: float | None = None  # of local layers, unscaled; None: as the others
+    query_scalar: float | None = None  # scores are divided by its root; None: by head_dim's
+    score_softcap: float | None = None  # cap * tanh(x / cap) on attention scores (Gemma 2)
+    logit_softcap: float | None = None  # the same on logits
+    scale_embeddings: bool = False  # by the root of hidden_size (Gemma)
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
@@ -58,8 +70,26 @@ class DecoderConfig:
                 f"num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}: "
                 "grouped-query attention needs equal groups"
             )
-        if self.positions == "rope" and self.head_dim % 2:
-            raise ValueError(f"head_dim={self.head_dim} is odd: rotary embedding turns pairs")
+        if self.positions == "rope" and (self.rotary_dim % 2 or self.rotary_dim < 2):
+            raise ValueError(
+                f"head_dim={self.head_dim}, rotary_fraction={self.rotary_fraction}: rotary "
+                f"embedding turns pairs, and {self.rotary_dim} features are odd or none"
+            )
+        self._check_windows()
+        for name in ("query_scalar", "score_softcap", "logit_softcap"):
+            if (value := getattr(self, name)) is not None and value <= 0:
+                raise ValueError(f"{name}={value} must be positive, or None")
+
+    def _check_windows(self):
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window={self.window}: it must be at least 1, or None")
+        if self.local_layers is None:
+            return
+        if self.window is None or len(self.local_layers) != self.num_layers:
+            raise ValueError(
+                f"local_layers={self.local_layers}, window={self.window}: give a window, and say "
+                f"for each of {self.num_layers} layers whether it is local"
+            )
 
     @property
     def num_groups(self) -> int:
@@ -67,10 +97,34 @@ class DecoderConfig:
         return self.num_heads // self.num_kv_heads
 
     @property
+    def rotary_dim(self) -> int:
+        """Features of a head that rotary embedding turns."""
+        return int(self.head_dim * self.rotary_fraction)
+
+    def window_of(self, layer: int) -> int | None:
+        """The tokens that a node sees in ``layer``, itself included; None: all."""
+        local = self.local_layers is None or self.local_layers[layer]
+        return self.window if local else None
+
+    def slots(self, layer: int, capacity: int) -> int:
+        """Slots of a cache for ``capacity`` tokens: those of a local layer are bounded."""
+        window = self.window_of(layer)
+        return capacity if window is None else min(capacity, window)
+
+    def is_ring(self, layer: int, slots: int) -> bool:
+        """Whether position ``p`` lies in slot ``p mod slots``. A cache that is shorter than the
+        window holds every position that there is, each in the slot of its number."""
+        window = self.window_of(layer)
+        return window is not None and slots >= window
+
+    @property
     def context_length(self) -> int:
         """Positions that the model is made for: RoPE scalings that files leave out of
-        ``max_positions`` (Qwen2.5 with yarn, older linear ones) are counted."""
+        ``max_positions`` (Qwen2.5 with yarn, older linear ones) are counted. With ``longrope``
+        they are those of the short factors, the ones that are implemented."""
         scaling = dict(self.rope_scaling or ())
+        if scaling.get("rope_type") == "longrope":
+            return min(self.max_positions, int(scaling["original_max_position_embeddings"]))
         if scaling.get("rope_type") not in ("yarn", "linear"):
             return self.max_positions
         original = scaling.get("original_max_position_embeddings", self.max_positions)

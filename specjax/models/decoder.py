@@ -1,4 +1,4 @@
-"""One decoder for every family: a configurable pre-norm Transformer in Flax NNX."""
+"""One decoder for every family: a configurable Transformer in Flax NNX."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from . import quantize
-from .attention import attend
+from .attention import attend, choice_of
 from .config import DecoderConfig
-from .layers import ACTIVATIONS, Linear, Norm, once, product, rope_frequencies, rotate
+from .layers import ACTIVATIONS, Linear, Norm, once, product, rope_frequencies, rotate, softcap
 
 
 class Attention(nnx.Module):
@@ -42,9 +42,11 @@ class Attention(nnx.Module):
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
-            cos, sin = rope  # [E / 2, B, N]
+            cos, sin = rope  # [E / 2, B, N], or fewer features
             q = rotate(q, cos[:, :, None, None], sin[:, :, None, None], axis=0)
             k = rotate(k, cos[:, :, None], sin[:, :, None], axis=0)
+        if c.query_scalar is not None:  # ``attend`` divides by the root of the head's size
+            q = q * (size / c.query_scalar) ** 0.5
         q = q.transpose(1, 2, 0, 3, 4)  # [B, K, E, G, N]
         k = k.transpose(1, 2, 3, 0)  # [B, K, N, E]
         out, entries = attention(q, k, v)  # [B, K, E, G, N]
@@ -72,19 +74,28 @@ class MLP(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Pre-norm attention and feed-forward layer on a residual stream ``[H, B * N]``."""
+    """Attention and feed-forward layer on a residual stream ``[H, B * N]``, each behind a norm."""
 
     def __init__(self, config: DecoderConfig, *, rngs, param_dtype):
         common = dict(param_dtype=param_dtype)
-        self.attention_norm = Norm(config.hidden_size, config, **common)
+        make_norm = lambda: Norm(config.hidden_size, config, **common)  # noqa: E731
+        self.parallel = config.parallel_residual
+        self.attention_norm = make_norm()
         self.attention = Attention(config, rngs=rngs, **common)
-        self.mlp_norm = Norm(config.hidden_size, config, **common)
+        self.attention_post_norm = make_norm() if config.sandwich_norms else None
+        self.mlp_norm = make_norm()
         self.mlp = MLP(config, rngs=rngs, **common)
+        self.mlp_post_norm = make_norm() if config.sandwich_norms else None
 
     def __call__(self, x, rope, batch, attention):
         out, entries = self.attention(self.attention_norm(x), rope, batch, attention)
-        x = x + out
-        return x + self.mlp(self.mlp_norm(x)), entries
+        if self.attention_post_norm is not None:
+            out = self.attention_post_norm(out)
+        behind = x + out
+        out = self.mlp(self.mlp_norm(x if self.parallel else behind))
+        if self.mlp_post_norm is not None:
+            out = self.mlp_post_norm(out)
+        return behind + out, entries
 
 
 class Decoder(nnx.Module):
@@ -104,7 +115,8 @@ class Decoder(nnx.Module):
 
         self.embedding = table(config.vocab_size)
         learned = config.positions == "learned"
-        self.position_embedding = table(config.max_positions) if learned else None
+        rows = config.max_positions + config.position_offset
+        self.position_embedding = table(rows) if learned else None
         self.blocks = nnx.List([Block(config, **common) for _ in range(config.num_layers)])
         self.norm = Norm(config.hidden_size, config, param_dtype=param_dtype)
         tied, sizes = config.tie_embeddings, (config.hidden_size, config.vocab_size)
@@ -118,17 +130,17 @@ class Decoder(nnx.Module):
         *,
         prefix=None,
         length=None,
-        choice=None,
         earlier=None,
         taps=(),
     ):
         """The trunk over ``N`` nodes a row.
 
         Args:
-          tokens, positions: int32 ``[B, N]``.
+          tokens: int32 ``[B, N]``.
+          positions: int32 ``[1 or B, M]`` of (earlier, these nodes).
           own_mask: bool ``[B or 1, M, N]``: node ``n`` sees entry ``m`` of (earlier, these nodes).
           prefix: per layer ``(keys, values)`` of the committed tokens, or None.
-          length, choice: see ``attend``.
+          length: int32 ``[B]``, committed tokens; with ``prefix``.
           earlier: entries of nodes that went before in the same draft, as returned here, or None.
           taps: indices ``i`` of hidden states to return, counted as ``hidden_states[i]`` of
             Hugging Face (0: embeddings, ``i``: output of layer ``i``; the last one is normed).
@@ -138,32 +150,36 @@ class Decoder(nnx.Module):
           layer, ``(keys, values)`` of the earlier and these nodes, each ``[B, K, M, E]``.
         """
         c, (batch, nodes) = self.config, tokens.shape
-        x = quantize.take(self.embedding[...], tokens.reshape(-1), self.norm.weight[...].dtype)
-        rope = None
-        if self.position_embedding is not None:
-            where = jnp.clip(positions, 0, c.max_positions - 1)  # beyond it nothing is emitted
-            x = x + self.position_embedding[...][where.reshape(-1)]
-        else:
-            inverse, factor = rope_frequencies(
-                c.head_dim, c.rope_theta, c.rope_scaling, c.max_positions
-            )
-            angle = inverse[:, None, None] * positions.astype(jnp.float32)
-            turns = jnp.concatenate([jnp.cos(angle), jnp.sin(angle)], axis=1) * factor
-            rope = jnp.split(once(turns).astype(x.dtype), 2, axis=1)
-        x, entries = x.T, []
+        here = jnp.broadcast_to(positions[:, -nodes:], tokens.shape)
+        x, entries = self._embed(tokens, here), []
+        ropes = {c.window_of(i) is None: None for i in range(c.num_layers)}
+        if self.position_embedding is None:
+            ropes = {full: self._turns(here, full, x.dtype) for full in ropes}
+        slots = [] if prefix is None else [jax.tree.leaves(past)[0].shape[2] for past in prefix]
+        choices = {size: choice_of(size, length) for size in {*slots}}
+        local_mask = own_mask
+        if c.window is not None and positions.shape[1] > c.window:
+            first = here[:, None, :] - c.window
+            local_mask = own_mask & (positions[:, :, None] > first)
         states = {0: x}  # feature-major, kept only as far as they are tapped
         for i, block in enumerate(self.blocks):
-            past = None if prefix is None else prefix[i]
+            full = c.window_of(i) is None
+            settings = dict(softcap=c.score_softcap)
+            if prefix is not None:
+                settings |= dict(prefix=prefix[i], length=length, choice=choices[slots[i]])
+                if c.is_ring(i, slots[i]):
+                    settings |= dict(window=c.window, positions=here)
             before = None if earlier is None else earlier[i]
+            mask = own_mask if full else local_mask
 
-            def attention(q, k, v, past=past, before=before):
+            def attention(q, k, v, before=before, mask=mask, settings=settings):
                 if before is not None:
                     k, v = (
                         jnp.concatenate(pair, axis=2) for pair in zip(before, (k, v), strict=True)
                     )
-                return attend(q, k, v, own_mask, past, length, choice), (k, v)
+                return attend(q, k, v, mask, **settings), (k, v)
 
-            x, entry = block(x, rope, batch, attention)
+            x, entry = block(x, ropes[full], batch, attention)
             entries.append(entry)
             states[i + 1] = x
         out = self.norm(x)
@@ -174,10 +190,33 @@ class Decoder(nnx.Module):
             tapped = tapped.T.reshape(batch, nodes, -1)
         return out, tapped, tuple(entries)
 
+    def _embed(self, tokens, positions):
+        """``[H, B * N]``, the residual stream before the first layer."""
+        c = self.config
+        x = quantize.take(self.embedding[...], tokens.reshape(-1), self.norm.weight[...].dtype)
+        if c.scale_embeddings:
+            x = x * jnp.asarray(c.hidden_size**0.5, x.dtype)  # rounded, as Gemma's is
+        if self.position_embedding is not None:
+            rows = self.position_embedding[...]
+            where = positions + c.position_offset
+            where = jnp.clip(where, 0, len(rows) - 1)  # beyond it nothing is emitted
+            x = x + rows[where.reshape(-1)]
+        return x.T
+
+    def _turns(self, positions, full, dtype):
+        """Cosines and sines ``[E / 2, B, N]`` of a global (``full``) or local layer."""
+        c, theta, scaling = self.config, self.config.rope_theta, self.config.rope_scaling
+        if not full and c.local_rope_theta is not None:
+            theta, scaling = c.local_rope_theta, None
+        inverse, factor = rope_frequencies(c.rotary_dim, theta, scaling, c.max_positions)
+        angle = inverse[:, None, None] * positions.astype(jnp.float32)
+        turns = jnp.concatenate([jnp.cos(angle), jnp.sin(angle)], axis=1) * factor
+        return jnp.split(once(turns).astype(dtype), 2, axis=1)
+
     def head(self, hidden: jax.Array, batch: int) -> jax.Array:
         """``[H, B * N] -> float32 logits [B, N, V]``."""
         table = self.embedding if self.lm_head is None else self.lm_head.weight
-        logits = product(table[...], hidden, turned=True)
+        logits = softcap(product(table[...], hidden, turned=True), self.config.logit_softcap)
         return logits.astype(jnp.float32).reshape(batch, -1, self.config.vocab_size)
 
     def __call__(self, tokens: jax.Array, segments: jax.Array | None = None) -> jax.Array:

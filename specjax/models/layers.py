@@ -80,11 +80,12 @@ class Linear(nnx.Module):
 
 
 class Norm(nnx.Module):
-    """RMS or layer norm over axis 0, in float32. GPT-2 has a bias, the others do not."""
+    """RMS or layer norm over axis 0, in float32; layer norms have a bias."""
 
     def __init__(self, size, config: DecoderConfig, *, kind=None, param_dtype=jnp.float32):
         self.kind, self.eps = kind or config.norm, config.norm_eps
-        self.weight = nnx.Param(jnp.ones((size,), param_dtype))
+        self.plus_one = config.norm_plus_one
+        self.weight = nnx.Param(jnp.full((size,), 0.0 if self.plus_one else 1.0, param_dtype))
         self.bias = nnx.Param(jnp.zeros((size,), param_dtype)) if self.kind == "layer" else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -93,7 +94,11 @@ class Norm(nnx.Module):
         if self.kind == "layer":
             y = y - jnp.mean(y, axis=0, keepdims=True)
         y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=0, keepdims=True) + self.eps)
-        y = y.astype(x.dtype) * self.weight[...].reshape(shape)
+        weight = self.weight[...].reshape(shape)
+        if self.plus_one:  # rounded once, behind the scale, as in Gemma
+            y = (y * (1 + weight.astype(jnp.float32))).astype(x.dtype)
+        else:
+            y = y.astype(x.dtype) * weight
         return y if self.bias is None else y + self.bias[...].reshape(shape)
 
 
@@ -101,7 +106,8 @@ def rope_frequencies(dim: int, theta: float, scaling: RopeScaling | None, max_po
     """Inverse frequencies ``[dim // 2]`` (radians a position) and the factor on cos and sin.
 
     Scalings: ``linear``, ``llama3`` (Llama 3.1: long wavelengths are stretched, short ones kept,
-    a ramp between), ``yarn`` (2309.00071; Qwen2.5's long-context option), ``default``.
+    a ramp between), ``yarn`` (2309.00071; Qwen2.5's long-context option), ``longrope``
+    (2402.13753; Phi-3: its short factors, which hold up to the original context), ``default``.
 
     Computed on the host and rounded where PyTorch's implementations round: the last bit of a
     frequency is 0.01 radians at position 100,000.
@@ -112,10 +118,18 @@ def rope_frequencies(dim: int, theta: float, scaling: RopeScaling | None, max_po
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
         return inverse, 1.0
+    original = scaling.get("original_max_position_embeddings") or max_positions
+    if kind == "longrope":
+        stretch = np.asarray(scaling["short_factor"], np.float32)
+        inverse = 1 / (stretch * np.power(theta, exponent, dtype=np.float64).astype(np.float32))
+        attention = scaling.get("attention_factor")
+        if attention is None:
+            longer = max(1.0, scaling.get("factor") or max_positions / original)
+            attention = math.sqrt(1 + math.log(longer) / math.log(original))
+        return inverse, attention
     factor = float(scaling["factor"])
     if kind == "linear":
         return inverse / factor, 1.0
-    original = scaling.get("original_max_position_embeddings") or max_positions
     if kind == "llama3":
         low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
         turns = original * inverse / (2 * math.pi)  # full turns within the original context
@@ -142,10 +156,19 @@ def rope_frequencies(dim: int, theta: float, scaling: RopeScaling | None, max_po
             scales = scaling.get("mscale"), scaling.get("mscale_all_dim")
             attention = magnitude(scales[0]) / magnitude(scales[1]) if all(scales) else magnitude()
         return inverse / factor * (1 - keep) + inverse * keep, attention
-    raise ValueError(f"rope_type={kind!r} is unknown; known: default, linear, llama3, yarn")
+    known = "default, linear, llama3, longrope, yarn"
+    raise ValueError(f"rope_type={kind!r} is unknown; known: {known}")
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, axis: int) -> jax.Array:
-    """Rotary embedding, halves convention: ``x`` times (cos, sin) of half its size on ``axis``."""
-    first, second = jnp.split(x, 2, axis=axis)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=axis)
+    """Rotary embedding, halves convention: of the features on ``axis``, the first half as many as
+    ``cos`` and ``sin`` have are turned with as many behind them, the rest stays."""
+    half = cos.shape[axis]
+    first, second, rest = jnp.split(x, (half, 2 * half), axis=axis)
+    turned = [first * cos - second * sin, second * cos + first * sin]
+    return jnp.concatenate([*turned, rest] if rest.shape[axis] else turned, axis=axis)
+
+
+def softcap(x: jax.Array, cap: float | None) -> jax.Array:
+    """``cap * tanh(x / cap)``, which stays within ``±cap``; ``x`` where there is no cap."""
+    return x if cap is None else cap * jnp.tanh(x / cap)
