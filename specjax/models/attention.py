@@ -38,6 +38,7 @@ def attend(
     window=None,
     positions=None,
     softcap=None,
+    bias=None,
 ):
     """Softmax attention whose cost follows the tokens in use, not the capacity.
 
@@ -53,13 +54,15 @@ def attend(
         the ``window`` positions up to its own. ``own_mask`` is the caller's business.
       positions: int32 ``[B, N]`` of the nodes; needed with a window.
       softcap: bound on the scores, or None.
+      bias: None, or what is added to the scores: float32 ``[B or 1, K, G, N, M]`` for the own
+        entries, and ``[B or 1, K, G, N, S]`` (or None, without a prefix) for the slots.
 
     Returns:
       ``[B, K, E, G, N]``.
     """
-    plain = prefix is not None and window is None and softcap is None
+    plain = prefix is not None and window is None and softcap is None and bias is None
     if not plain or not _in_place(query, key, value, *prefix) or not native.chosen():
-        special = window, positions, softcap
+        special = window, positions, softcap, bias
         return _attend(query, key, value, own_mask, prefix, length, choice, *special)
 
     def otherwise(query, keys, values, key, value, own_mask, length):
@@ -86,6 +89,7 @@ def _attend(
     window=None,
     positions=None,
     softcap=None,
+    added=None,
 ):
     """``attend`` by XLA's operations."""
     batch, heads, size, groups, nodes = query.shape
@@ -93,6 +97,8 @@ def _attend(
     own_keys, own_values = (x.reshape(batch * heads, -1, size) for x in (key, value))
     hidden = jnp.float32(-1e30)
     own_bias = jnp.where(own_mask, 0.0, hidden).swapaxes(1, 2)[:, None, None]  # [B, 1, 1, N, M]
+    if added is not None:
+        own_bias = own_bias + added[0]
 
     def scores(keys, bias):
         """``[B * K, G * N, slots]``, the axis of the softmax last.
@@ -133,6 +139,8 @@ def _attend(
             held = newest - (newest - slot) % slots  # the position in each slot
             seen = seen[:, None] & (held[:, None] > positions[:, :, None] - window)
         bias = jnp.where(seen, 0.0, hidden)[:, None, None]
+        if added is not None:
+            bias = bias + jax.lax.dynamic_slice_in_dim(added[1], start, size, axis=-1)
         return add(state, scores(keys, bias), values)
 
     def through(size):

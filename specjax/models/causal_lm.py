@@ -22,6 +22,31 @@ def graph_definition(config: DecoderConfig) -> nnx.GraphDef:
     return abstract(config)[0]
 
 
+def layout(draft: Draft) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Where the nodes of a draft stand and what they see of each other.
+
+    Returns:
+      positions int32 ``[B, N]``; ``sees`` bool ``[B or 1, N, N]``, node ``n`` sees entry ``m`` at
+      ``[b, m, n]``; int32 ``[B]``, how many committed tokens all of them see.
+    """
+    positions = draft.start[:, None] + tree.depths(draft)
+    sees = tree.ancestors(draft)
+    if draft.scored is not None:
+        sees = sees & draft.scored[:, :, None]
+    if draft.topology is None or len(draft.topology) > 1:
+        # a node before the first token does not exist; the root itself always does in a round
+        sees = (sees & (positions >= 0)[:, :, None]) | jnp.eye(draft.num_nodes, dtype=bool)
+    return positions, sees, jnp.maximum(draft.start, 0)
+
+
+def fit(logits: jax.Array, rows: int) -> jax.Array:
+    """``[B, N, V]`` cut, or filled with what is impossible, to ``[B, N, rows]``."""
+    lacking = rows - logits.shape[-1]
+    if lacking <= 0:
+        return logits[..., :rows] if lacking else logits
+    return jnp.pad(logits, ((0, 0), (0, 0), (0, lacking)), constant_values=IMPOSSIBLE)
+
+
 @dataclasses.dataclass(frozen=True)
 class CausalLM:
     """Implements ``types.Target`` for every decoder-only family. ``params`` is its NNX state.
@@ -50,7 +75,16 @@ class CausalLM:
     def max_positions(self) -> int:
         return self.config.context_length
 
+    def check_inputs(self, batch: int, inputs) -> None:
+        """Raises ValueError: there is no encoder that could read ``inputs``."""
+        if inputs is not None:
+            raise ValueError(
+                f"inputs: {self.config.model_type!r} is a decoder-only model, which reads nothing "
+                "but its prompt; leave inputs out, or take an encoder-decoder model (T5, Whisper)"
+            )
+
     def init(self, params, batch: int, capacity: int, inputs=None) -> PyTree:
+        self.check_inputs(batch, inputs)
         c = self.config
         dtype = params["norm"]["weight"].dtype  # of the activations; other weights may be quantized
         slots = [c.slots(i, capacity) for i in range(c.num_layers)]
@@ -61,15 +95,7 @@ class CausalLM:
     ) -> Scores:
         model = nnx.merge(graph_definition(self.config), params)
         batch = draft.tokens.shape[0]
-        depth = tree.depths(draft)
-        positions = draft.start[:, None] + depth
-        sees = tree.ancestors(draft)
-        if draft.scored is not None:
-            sees = sees & draft.scored[:, :, None]
-        if draft.topology is None or len(draft.topology) > 1:
-            # a node before the first token does not exist; the root itself always does in a round
-            sees = (sees & (positions >= 0)[:, :, None]) | jnp.eye(draft.num_nodes, dtype=bool)
-        length = jnp.maximum(draft.start, 0)
+        positions, sees, length = layout(draft)
         hidden, tapped, fresh = model.hidden(
             draft.tokens[:, since:],
             positions,
@@ -79,14 +105,8 @@ class CausalLM:
             earlier=entries,
             taps=features,
         )
-        out = self._fit(model.head(hidden, batch)) if logits else None
+        out = fit(model.head(hidden, batch), self.vocab_size) if logits else None
         return Scores(logits=out, features=tapped, entries=fresh)
-
-    def _fit(self, logits: jax.Array) -> jax.Array:
-        lacking = self.vocab_size - logits.shape[-1]
-        if lacking <= 0:
-            return logits[..., : self.vocab_size] if lacking else logits
-        return jnp.pad(logits, ((0, 0), (0, 0), (0, lacking)), constant_values=IMPOSSIBLE)
 
     def commit(self, cache, entries, start, verdict: Verdict) -> PyTree:
         sizes = [jax.tree.leaves(layer)[0].shape[2] for layer in cache]
