@@ -18,7 +18,7 @@ import numpy as np
 from flax import nnx
 
 from specjax import measure
-from specjax.models.families import config_to_hf, tensors_of
+from specjax.models.translate import config_to_hf, tensors_of
 
 from . import heldout, pairs
 from .figures import interval, spread

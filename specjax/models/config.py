@@ -22,7 +22,7 @@ class DecoderConfig:
     """Everything that distinguishes one decoder-only family from another.
 
     The defaults are Llama's. A family is a point in these fields, never a copy of the model;
-    ``specjax.models.families`` translates the configuration files of Hugging Face into them.
+    ``specjax.models.translate`` reads the configuration files of Hugging Face into them.
     """
 
     vocab_size: int
@@ -90,6 +90,10 @@ class DecoderConfig:
                 f"local_layers={self.local_layers}, window={self.window}: give a window, and say "
                 f"for each of {self.num_layers} layers whether it is local"
             )
+        if not any(self.local_layers):
+            raise ValueError(f"window={self.window}: no layer is local; give window=None")
+        if all(self.local_layers):
+            object.__setattr__(self, "local_layers", None)
 
     @property
     def num_groups(self) -> int:

@@ -1,17 +1,14 @@
-"""Model families: config files and tensor names of Hugging Face, translated by tables.
+"""Model families as tables: config files and tensor names of Hugging Face.
 
 A family is an entry of ``FAMILIES``: which keys of its ``config.json`` fill which fields of
 ``DecoderConfig``, what transformers assumes where a key is missing, which options are not
-implemented, and how its tensors are called. Nothing here touches a weight.
+implemented, and how its tensors are called. ``translate`` reads the tables.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping
-
-from .config import DecoderConfig, RopeScaling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,11 +20,34 @@ class Tensor:
       parts: the parameters of ``Decoder`` that it holds, stacked along the output axis (the
         first, once transposed). A row whose parameters a config does not have is left out.
       transposed: stored ``[in, out]`` (the ``Conv1D`` of GPT-2).
+      by_heads: the parts are stacked head by head (the ``query_key_value`` of GPT-NeoX), not whole.
+      blocks: into how many pieces each part is cut before they are stacked in turn; in the tables
+        1, and once ``by_heads`` has met a config the number of its heads.
     """
 
     name: str
     parts: tuple[str, ...]
     transposed: bool = False
+    by_heads: bool = False
+    blocks: int = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Windows:
+    """Which layers of a family attend to a sliding window (the key ``sliding_window``).
+
+    Attributes:
+      default: the window where the key is missing; where it is null there is none.
+      every: each ``every``-th layer is global, the others are local; None: all are local.
+      switch: key without whose truth there is no window; it then begins at the layer
+        ``max_window_layers``.
+      typed: ``layer_types`` says it layer by layer, if it is there.
+    """
+
+    default: int | None = None
+    every: int | None = None
+    switch: str | None = None
+    typed: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +61,10 @@ class Family:
       fixed: fields that are the same in the whole family.
       mlp_ratio: intermediate over hidden size where a file leaves the former out.
       only: key -> the values that are implemented; others are refused.
+      equal: key -> another one that must have the same value; else it is refused.
+      rope_keys: field -> key of the rotary embedding's numbers, as transformers 4 writes them.
+      rope_types: scalings that the family has.
+      windows: of its layers; None: it has none.
       tensors: every tensor that a member of the family may have.
       prefix: of the tensor names; checkpoints of the bare trunk leave it out.
       harmless: pattern of buffers that some files hold and that no one needs.
@@ -52,18 +76,34 @@ class Family:
     fixed: Mapping[str, object] = dataclasses.field(default_factory=dict)
     mlp_ratio: int | None = None
     only: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
+    equal: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    rope_keys: Mapping[str, str] = dataclasses.field(
+        default_factory=lambda: {"rope_theta": "rope_theta"}
+    )
+    rope_types: tuple[str, ...] = ("default", "linear", "llama3", "yarn")
+    windows: Windows | None = None
     tensors: tuple[Tensor, ...]
     prefix: str
     harmless: str
 
 
-def _affine(name: str, *parts: str, transposed: bool = False) -> tuple[Tensor, Tensor]:
+def _affine(
+    name: str, *parts: str, transposed: bool = False, by_heads: bool = False
+) -> tuple[Tensor, Tensor]:
     weights, biases = (tuple(f"{p}.{kind}" for p in parts) for kind in ("weight", "bias"))
-    return Tensor(f"{name}.weight", weights, transposed), Tensor(f"{name}.bias", biases)
+    return (
+        Tensor(f"{name}.weight", weights, transposed, by_heads),
+        Tensor(f"{name}.bias", biases, by_heads=by_heads),
+    )
 
 
-_LLAMA_TENSORS = (
+_QKV = tuple(f"blocks.{{i}}.attention.{part}" for part in "qkv")
+_LLAMA_OUTER = (
     Tensor("model.embed_tokens.weight", ("embedding",)),
+    *_affine("model.norm", "norm"),
+    *_affine("lm_head", "lm_head"),
+)
+_LLAMA_ATTENTION = (
     *_affine("model.layers.{i}.input_layernorm", "blocks.{i}.attention_norm"),
     *_affine("model.layers.{i}.self_attn.q_proj", "blocks.{i}.attention.q"),
     *_affine("model.layers.{i}.self_attn.k_proj", "blocks.{i}.attention.k"),
@@ -71,23 +111,66 @@ _LLAMA_TENSORS = (
     *_affine("model.layers.{i}.self_attn.o_proj", "blocks.{i}.attention.o"),
     *_affine("model.layers.{i}.self_attn.q_norm", "blocks.{i}.attention.q_norm"),
     *_affine("model.layers.{i}.self_attn.k_norm", "blocks.{i}.attention.k_norm"),
-    *_affine("model.layers.{i}.post_attention_layernorm", "blocks.{i}.mlp_norm"),
+)
+_LLAMA_MLP = (
     *_affine("model.layers.{i}.mlp.gate_proj", "blocks.{i}.mlp.gate"),
     *_affine("model.layers.{i}.mlp.up_proj", "blocks.{i}.mlp.up"),
     *_affine("model.layers.{i}.mlp.down_proj", "blocks.{i}.mlp.down"),
-    *_affine("model.norm", "norm"),
+)
+_LLAMA_MLP_NORM = _affine("model.layers.{i}.post_attention_layernorm", "blocks.{i}.mlp_norm")
+_LLAMA_TENSORS = (*_LLAMA_OUTER, *_LLAMA_ATTENTION, *_LLAMA_MLP_NORM, *_LLAMA_MLP)
+
+_GEMMA_TENSORS = (
+    *_LLAMA_OUTER,
+    *_LLAMA_ATTENTION,
+    *_affine("model.layers.{i}.post_attention_layernorm", "blocks.{i}.attention_post_norm"),
+    *_affine("model.layers.{i}.pre_feedforward_layernorm", "blocks.{i}.mlp_norm"),
+    *_LLAMA_MLP,
+    *_affine("model.layers.{i}.post_feedforward_layernorm", "blocks.{i}.mlp_post_norm"),
+)
+
+_PHI3_TENSORS = (
+    *_LLAMA_OUTER,
+    *_affine("model.layers.{i}.input_layernorm", "blocks.{i}.attention_norm"),
+    *_affine("model.layers.{i}.self_attn.qkv_proj", *_QKV),
+    *_affine("model.layers.{i}.self_attn.o_proj", "blocks.{i}.attention.o"),
+    *_LLAMA_MLP_NORM,
+    *_affine("model.layers.{i}.mlp.gate_up_proj", "blocks.{i}.mlp.gate", "blocks.{i}.mlp.up"),
+    *_affine("model.layers.{i}.mlp.down_proj", "blocks.{i}.mlp.down"),
+)
+
+_OPT_TENSORS = (
+    Tensor("model.decoder.embed_tokens.weight", ("embedding",)),
+    Tensor("model.decoder.embed_positions.weight", ("position_embedding",)),
+    *_affine("model.decoder.layers.{i}.self_attn_layer_norm", "blocks.{i}.attention_norm"),
+    *_affine("model.decoder.layers.{i}.self_attn.q_proj", "blocks.{i}.attention.q"),
+    *_affine("model.decoder.layers.{i}.self_attn.k_proj", "blocks.{i}.attention.k"),
+    *_affine("model.decoder.layers.{i}.self_attn.v_proj", "blocks.{i}.attention.v"),
+    *_affine("model.decoder.layers.{i}.self_attn.out_proj", "blocks.{i}.attention.o"),
+    *_affine("model.decoder.layers.{i}.final_layer_norm", "blocks.{i}.mlp_norm"),
+    *_affine("model.decoder.layers.{i}.fc1", "blocks.{i}.mlp.up"),
+    *_affine("model.decoder.layers.{i}.fc2", "blocks.{i}.mlp.down"),
+    *_affine("model.decoder.final_layer_norm", "norm"),
     *_affine("lm_head", "lm_head"),
+)
+
+_NEOX_TENSORS = (
+    Tensor("gpt_neox.embed_in.weight", ("embedding",)),
+    *_affine("gpt_neox.layers.{i}.input_layernorm", "blocks.{i}.attention_norm"),
+    *_affine("gpt_neox.layers.{i}.attention.query_key_value", *_QKV, by_heads=True),
+    *_affine("gpt_neox.layers.{i}.attention.dense", "blocks.{i}.attention.o"),
+    *_affine("gpt_neox.layers.{i}.post_attention_layernorm", "blocks.{i}.mlp_norm"),
+    *_affine("gpt_neox.layers.{i}.mlp.dense_h_to_4h", "blocks.{i}.mlp.up"),
+    *_affine("gpt_neox.layers.{i}.mlp.dense_4h_to_h", "blocks.{i}.mlp.down"),
+    *_affine("gpt_neox.final_layer_norm", "norm"),
+    *_affine("embed_out", "lm_head"),
 )
 
 _GPT2_TENSORS = (
     Tensor("transformer.wte.weight", ("embedding",)),
     Tensor("transformer.wpe.weight", ("position_embedding",)),
     *_affine("transformer.h.{i}.ln_1", "blocks.{i}.attention_norm"),
-    *_affine(
-        "transformer.h.{i}.attn.c_attn",
-        *(f"blocks.{{i}}.attention.{part}" for part in "qkv"),
-        transposed=True,
-    ),
+    *_affine("transformer.h.{i}.attn.c_attn", *_QKV, transposed=True),
     *_affine("transformer.h.{i}.attn.c_proj", "blocks.{i}.attention.o", transposed=True),
     *_affine("transformer.h.{i}.ln_2", "blocks.{i}.mlp_norm"),
     *_affine("transformer.h.{i}.mlp.c_fc", "blocks.{i}.mlp.up", transposed=True),
@@ -119,10 +202,31 @@ _LLAMA_DEFAULTS = {
     "attention_bias": False,
     "mlp_bias": False,
 }
-_LLAMA_LIKE = dict(
-    tensors=_LLAMA_TENSORS, prefix="model.", harmless=r".*rotary_emb\.(inv_freq|(cos|sin)_cached)"
-)
+_NAMED = dict(prefix="model.", harmless=r".*rotary_emb\.(inv_freq|(cos|sin)_cached)")
+_LLAMA_LIKE = dict(tensors=_LLAMA_TENSORS, **_NAMED)
 _WHOLE_HEADS = {"partial_rotary_factor": (1.0,)}  # every feature of a head is rotated
+_SWITCHED = Windows(default=4096, switch="use_sliding_window", typed=True)
+
+_GEMMA_KEYS = _LLAMA_KEYS | {
+    "activation": "hidden_activation",
+    "qkv_bias": "attention_bias",
+    "o_bias": "attention_bias",
+    "query_scalar": "query_pre_attn_scalar",
+    "logit_softcap": "final_logit_softcapping",
+}
+_GEMMA_DEFAULTS = {
+    "vocab_size": 256_000,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "rms_norm_eps": 1e-6,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "query_pre_attn_scalar": 256,
+}
+_GEMMA_FIXED = {"norm_plus_one": True, "sandwich_norms": True, "scale_embeddings": True}
+_GEMMA_LIKE = dict(tensors=_GEMMA_TENSORS, **_NAMED)
+_CAUSAL = {"use_bidirectional_attention": (False,)}
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(
@@ -139,6 +243,7 @@ FAMILIES: dict[str, Family] = {
         defaults=_LLAMA_DEFAULTS | {"max_position_embeddings": 32768},
         fixed={"qkv_bias": True},
         only=_WHOLE_HEADS,
+        windows=_SWITCHED,
         **_LLAMA_LIKE,
     ),
     "qwen3": Family(
@@ -147,7 +252,116 @@ FAMILIES: dict[str, Family] = {
         defaults=_LLAMA_DEFAULTS | {"max_position_embeddings": 32768, "head_dim": 128},
         fixed={"qk_norm": True},
         only=_WHOLE_HEADS,
+        windows=_SWITCHED,
         **_LLAMA_LIKE,
+    ),
+    "mistral": Family(
+        architecture="MistralForCausalLM",
+        keys=_LLAMA_KEYS,
+        defaults=_LLAMA_DEFAULTS | {"max_position_embeddings": 131_072, "num_key_value_heads": 8},
+        only=_WHOLE_HEADS,
+        windows=Windows(default=4096),
+        **_LLAMA_LIKE,
+    ),
+    "gemma2": Family(
+        architecture="Gemma2ForCausalLM",
+        keys=_GEMMA_KEYS | {"score_softcap": "attn_logit_softcapping"},
+        defaults=_GEMMA_DEFAULTS
+        | {"max_position_embeddings": 8192}
+        | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        fixed=_GEMMA_FIXED,
+        only=_WHOLE_HEADS | _CAUSAL,
+        windows=Windows(default=4096, every=2, typed=True),
+        **_GEMMA_LIKE,
+    ),
+    "gemma3_text": Family(
+        architecture="Gemma3ForCausalLM",
+        keys=_GEMMA_KEYS,
+        defaults=_GEMMA_DEFAULTS
+        | {"vocab_size": 262_208, "max_position_embeddings": 131_072}
+        | {"rope_theta": 1e6, "rope_local_base_freq": 10_000.0},
+        fixed=_GEMMA_FIXED | {"qk_norm": True},
+        only=_WHOLE_HEADS | _CAUSAL | {"attn_logit_softcapping": (None,)},
+        rope_keys={"rope_theta": "rope_theta", "local_rope_theta": "rope_local_base_freq"},
+        windows=Windows(default=4096, every=6, typed=True),
+        **_GEMMA_LIKE,
+    ),
+    "phi3": Family(
+        architecture="Phi3ForCausalLM",
+        keys=_LLAMA_KEYS,
+        defaults=_LLAMA_DEFAULTS | {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+        rope_keys={"rope_theta": "rope_theta", "rotary_fraction": "partial_rotary_factor"},
+        rope_types=("default", "longrope"),
+        windows=Windows(),
+        tensors=_PHI3_TENSORS,
+        **_NAMED,
+    ),
+    "opt": Family(
+        architecture="OPTForCausalLM",
+        keys={
+            "vocab_size": "vocab_size",
+            "hidden_size": "hidden_size",
+            "intermediate_size": "ffn_dim",
+            "num_layers": "num_hidden_layers",
+            "num_heads": "num_attention_heads",
+            "max_positions": "max_position_embeddings",
+            "activation": "activation_function",
+            "qkv_bias": "enable_bias",
+            "o_bias": "enable_bias",
+            "mlp_bias": "enable_bias",
+            "tie_embeddings": "tie_word_embeddings",
+            "eos_ids": "eos_token_id",
+            "bos_id": "bos_token_id",
+        },
+        defaults={
+            "max_position_embeddings": 2048,
+            "activation_function": "relu",
+            "enable_bias": True,
+            "tie_word_embeddings": True,
+        },
+        fixed={"norm": "layer", "positions": "learned", "position_offset": 2, "gated_mlp": False},
+        only={
+            "do_layer_norm_before": (True,),  # OPT-350m
+            "layer_norm_elementwise_affine": (True,),
+            "_remove_final_layer_norm": (False,),
+        },
+        equal={"word_embed_proj_dim": "hidden_size"},  # OPT-350m
+        tensors=_OPT_TENSORS,
+        prefix="model.",
+        harmless=r"(?!)",  # none
+    ),
+    "gpt_neox": Family(
+        architecture="GPTNeoXForCausalLM",
+        keys={
+            "vocab_size": "vocab_size",
+            "hidden_size": "hidden_size",
+            "intermediate_size": "intermediate_size",
+            "num_layers": "num_hidden_layers",
+            "num_heads": "num_attention_heads",
+            "max_positions": "max_position_embeddings",
+            "norm_eps": "layer_norm_eps",
+            "activation": "hidden_act",
+            "parallel_residual": "use_parallel_residual",
+            "qkv_bias": "attention_bias",
+            "o_bias": "attention_bias",
+            "tie_embeddings": "tie_word_embeddings",
+            "eos_ids": "eos_token_id",
+            "bos_id": "bos_token_id",
+        },
+        defaults={
+            "max_position_embeddings": 2048,
+            "layer_norm_eps": 1e-5,
+            "hidden_act": "gelu",
+            "use_parallel_residual": True,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "rotary_pct": 0.25,
+        },
+        fixed={"norm": "layer", "gated_mlp": False, "mlp_bias": True},
+        rope_keys={"rope_theta": "rotary_emb_base", "rotary_fraction": "rotary_pct"},
+        tensors=_NEOX_TENSORS,
+        prefix="gpt_neox.",
+        harmless=r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",
     ),
     "gpt2": Family(
         architecture="GPT2LMHeadModel",
@@ -189,204 +403,3 @@ FAMILIES: dict[str, Family] = {
         harmless=r"h\.\d+\.attn\.(bias|masked_bias)",  # the causal mask
     ),
 }
-
-_ACTIVATIONS = {  # the first name of each is the one that is written
-    "silu": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "relu": "relu",
-    "swish": "silu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-}
-_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads")
-_ROPE_NEEDS = {
-    "default": (),
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-    "yarn": ("factor",),
-}
-_ROPE_TAKES = {
-    "llama3": ("original_max_position_embeddings",),
-    "yarn": (
-        "original_max_position_embeddings",
-        "attention_factor",
-        "beta_fast",
-        "beta_slow",
-        "mscale",
-        "mscale_all_dim",
-        "truncate",
-    ),
-}
-
-
-def family_of(model_type: object) -> Family:
-    """The entry of ``model_type``. Raises ValueError naming the known ones."""
-    if model_type not in FAMILIES:
-        raise ValueError(
-            f"model_type={model_type!r} is not supported; known: {', '.join(FAMILIES)}. "
-            "A model that is Llama in all but name can be loaded with that model_type in its "
-            "config.json"
-        )
-    return FAMILIES[model_type]
-
-
-def config_from_hf(hf: Mapping[str, object]) -> DecoderConfig:
-    """Translates a ``config.json`` as transformers 4 or 5 writes it.
-
-    Args:
-      hf: the parsed file.
-
-    Raises:
-      ValueError: unknown ``model_type``, a missing or senseless size, an option that is not
-        implemented (sliding windows, quantization, unknown activation or RoPE scaling).
-    """
-    family = family_of(hf.get("model_type"))
-    _refuse_unsupported(hf, family)
-    filled = {k: hf[k] if hf.get(k) is not None else v for k, v in family.defaults.items()}
-    values = {f: filled.get(key, hf.get(key)) for f, key in family.keys.items()}
-    if values["intermediate_size"] is None and family.mlp_ratio and values["hidden_size"]:
-        values["intermediate_size"] = family.mlp_ratio * values["hidden_size"]
-    wrong = [f"{family.keys[f]}={values[f]!r}" for f in _SIZES if not _is_size(values[f])]
-    if wrong:
-        raise ValueError(f"config.json: {', '.join(wrong)}: sizes must be positive whole numbers")
-    if values.get("num_kv_heads") is None:
-        values["num_kv_heads"] = values["num_heads"]
-    if values.get("head_dim") is None:
-        values["head_dim"], rest = divmod(values["hidden_size"], values["num_heads"])
-        if rest:
-            raise ValueError(
-                f"config.json: {values['num_heads']} heads do not divide a hidden size of "
-                f"{values['hidden_size']}, and no head_dim is given"
-            )
-    values["activation"] = _activation(values["activation"])
-    values["eos_ids"] = ids_of(values["eos_ids"])
-    if family.fixed.get("positions", "rope") == "rope":
-        values["rope_theta"], values["rope_scaling"] = _rope_from_hf(hf, values["max_positions"])
-    return DecoderConfig(model_type=hf["model_type"], **family.fixed, **values)
-
-
-def config_to_hf(config: DecoderConfig) -> dict[str, object]:
-    """The ``config.json`` of ``config``, in the layout that transformers 4 and 5 both read.
-
-    Raises:
-      ValueError: the family cannot express a field of ``config``.
-    """
-    family = family_of(config.model_type)
-    hf: dict[str, object] = {
-        "architectures": [family.architecture],
-        "model_type": config.model_type,
-    }
-    for field, key in family.keys.items():
-        hf[key] = getattr(config, field)
-    activation = family.keys["activation"]
-    hf[activation] = next(k for k, v in _ACTIVATIONS.items() if v == config.activation)
-    eos = list(config.eos_ids)
-    hf["eos_token_id"] = eos[0] if len(eos) == 1 else eos or None
-    if config.positions == "rope":
-        hf["rope_theta"] = config.rope_theta
-        hf["rope_scaling"] = dict(config.rope_scaling) if config.rope_scaling else None
-
-    again = config_from_hf(hf)
-    lost = [
-        f"{f.name}={getattr(config, f.name)!r}"
-        for f in dataclasses.fields(config)
-        if getattr(config, f.name) != getattr(again, f.name)
-    ]
-    if lost:
-        raise ValueError(
-            f"a config.json of model_type={config.model_type!r} cannot express "
-            f"{', '.join(lost)}: choose the model_type of a family that has it"
-        )
-    return hf
-
-
-def tensors_of(config: DecoderConfig, parameters) -> dict[str, Tensor]:
-    """The tensors of a checkpoint of ``config``, by full name.
-
-    Args:
-      parameters: names of the parameters that the model has, such as ``blocks.0.mlp.up.weight``.
-    """
-    parameters, found = set(parameters), {}
-    for row in family_of(config.model_type).tensors:
-        for i in range(config.num_layers) if "{i}" in row.name else (0,):
-            parts = tuple(part.format(i=i) for part in row.parts)
-            if parameters.issuperset(parts):
-                found[row.name.format(i=i)] = Tensor(row.name.format(i=i), parts, row.transposed)
-    return found
-
-
-def is_harmless(config: DecoderConfig, name: str) -> bool:
-    """Whether a tensor that the model does not have may be ignored: buffers, a tied head."""
-    family = family_of(config.model_type)
-    if name == "lm_head.weight":
-        return config.tie_embeddings
-    return bool(re.fullmatch(family.harmless, name.removeprefix(family.prefix)))
-
-
-def ids_of(value: object) -> tuple[int, ...]:
-    """Token ids as config files hold them: one, a list, or none."""
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list | tuple) else (value,)
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _activation(name: object) -> str:
-    if name not in _ACTIVATIONS:
-        raise ValueError(
-            f"config.json: activation {name!r} is not supported; known: {', '.join(_ACTIVATIONS)}"
-        )
-    return _ACTIVATIONS[name]
-
-
-def _refuse_unsupported(hf: Mapping[str, object], family: Family) -> None:
-    if hf.get("quantization_config"):
-        method = dict(hf["quantization_config"]).get("quant_method", "unknown")
-        raise ValueError(
-            f"config.json: quantized checkpoints (quant_method={method!r}) are not supported; "
-            "use the unquantized checkpoint"
-        )
-    for key, accepted in family.only.items():
-        value = hf.get(key)
-        if value is not None and value not in accepted:
-            raise ValueError(
-                f"config.json: {key}={value!r} is not supported; accepted: {accepted[0]!r}"
-            )
-    # As transformers: a window counts only if it is switched on, and then from one layer on
-    layers = hf.get("num_hidden_layers") or 0
-    first = hf.get("max_window_layers", 28)
-    slides = bool(hf.get("use_sliding_window")) and hf.get("sliding_window") is not None
-    kinds = set(hf.get("layer_types") or (["sliding_attention"] if first < layers else []))
-    if slides and kinds - {"full_attention"}:
-        raise ValueError(
-            f"config.json: sliding-window attention (sliding_window={hf['sliding_window']}) is "
-            "not supported; with use_sliding_window=false the model attends to everything"
-        )
-
-
-def _rope_from_hf(hf: Mapping[str, object], max_positions: int) -> tuple[float, RopeScaling | None]:
-    """Base and scaling, from ``rope_parameters`` (transformers 5) or ``rope_scaling`` (4)."""
-    given = dict(hf.get("rope_scaling") or hf.get("rope_parameters") or {})
-    theta = given.pop("rope_theta", None) or hf.get("rope_theta") or 10_000.0
-    legacy = given.pop("type", None)
-    kind = given.pop("rope_type", None) or legacy or "default"
-    if kind not in _ROPE_NEEDS:
-        raise ValueError(
-            f"config.json: rope_type={kind!r} is not supported; known: {', '.join(_ROPE_NEEDS)}"
-        )
-    if given.pop("partial_rotary_factor", None) not in (None, 1.0):
-        raise ValueError("config.json: partial_rotary_factor below 1 is not supported")
-    missing = [key for key in _ROPE_NEEDS[kind] if given.get(key) is None]
-    if missing:
-        raise ValueError(f"config.json: rope_type={kind!r} lacks {', '.join(missing)}")
-    if kind == "default":
-        return float(theta), None
-    original = "original_max_position_embeddings"
-    given[original] = hf.get(original) or given.get(original) or max_positions
-    keys = (*_ROPE_NEEDS[kind], *_ROPE_TAKES.get(kind, ()))
-    kept = {key: given[key] for key in keys if given.get(key) is not None}
-    return float(theta), tuple(sorted({"rope_type": kind, **kept}.items()))

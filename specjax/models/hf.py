@@ -27,17 +27,11 @@ from safetensors.numpy import save_file
 
 from .config import DecoderConfig
 from .decoder import abstract
-from .families import (
-    Tensor,
-    config_from_hf,
-    config_to_hf,
-    family_of,
-    is_harmless,
-    tensors_of,
-)
+from .families import Tensor
 from .files import holdings, read_json, write_json
 from .quantize import encode, is_quantized
 from .tokenizer import wrap_tokenizer
+from .translate import config_from_hf, config_to_hf, family_of, is_harmless, tensors_of
 
 DTYPES = {
     "float32": jnp.float32,
@@ -204,9 +198,11 @@ def _shape(tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, 
 
 def _split(array: np.ndarray, tensor: Tensor, shapes) -> Iterator[tuple[str, np.ndarray]]:
     array, row = array.T if tensor.transposed else array, 0
+    pieces = array.reshape(tensor.blocks, -1, *array.shape[1:])
     for part in tensor.parts:
-        yield part, array[row : row + shapes[part][0]]
-        row += shapes[part][0]
+        rows = shapes[part][0] // tensor.blocks
+        yield part, pieces[:, row : row + rows].reshape(shapes[part])
+        row += rows
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -301,7 +297,9 @@ def _write_weights(folder: Path, tensors, params, dtype, max_shard_bytes: int) -
         room -= size
 
     def gathered(tensor: Tensor) -> np.ndarray:
-        array = np.concatenate([np.asarray(params[part]) for part in tensor.parts])
+        parts = [np.asarray(params[part]) for part in tensor.parts]
+        pieces = [p.reshape(tensor.blocks, -1, *p.shape[1:]) for p in parts]
+        array = np.concatenate(pieces, axis=1).reshape(-1, *parts[0].shape[1:])
         return np.ascontiguousarray(array.T if tensor.transposed else array, dtype=dtype)
 
     weight_map = {}

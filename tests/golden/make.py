@@ -1,4 +1,6 @@
-"""Makes the golden files: ``python tests/golden/make.py`` (needs torch and transformers).
+"""Makes the golden files (needs torch and transformers): all, or those of the cases named.
+
+    python tests/golden/make.py [CASE ...]
 
 One folder a case: a tiny random checkpoint as transformers writes it (bfloat16, so that reading
 that type is tested too) and ``expected.npz`` with token ids and the logits that PyTorch computes
@@ -27,6 +29,9 @@ GROUPED = SMALL | dict(num_key_value_heads=2)
 ORIGINAL = dict(original_max_position_embeddings=16)  # the 40 tokens below go well beyond it
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
 YARN = dict(rope_type="yarn", factor=4.0)
+STRETCH = dict(short_factor=[1.0, 1.1, 1.3, 1.6, 1.8, 2.2], long_factor=[1.0, 2, 3, 5, 8, 13])
+WINDOW = dict(sliding_window=8)  # the 40 tokens go well beyond it, too
+KINDS = ["full_attention", "sliding_attention"]
 
 # name -> (model class, config)
 CASES: dict[str, tuple[str, dict]] = {
@@ -78,6 +83,52 @@ CASES: dict[str, tuple[str, dict]] = {
         | dict(bos_token_id=1, eos_token_id=2, activation_function="relu")
         | dict(tie_word_embeddings=False),
     ),
+    "qwen2_window": (
+        "Qwen2",
+        GROUPED | WINDOW | dict(use_sliding_window=True, max_window_layers=1),
+    ),
+    "qwen3_window": (
+        "Qwen3",
+        GROUPED | WINDOW | dict(head_dim=16, use_sliding_window=True, layer_types=KINDS),
+    ),
+    "mistral": ("Mistral", GROUPED | WINDOW | dict(head_dim=16)),
+    "gemma2": (
+        "Gemma2",
+        GROUPED
+        | WINDOW
+        | dict(head_dim=16, query_pre_attn_scalar=24, pad_token_id=0)
+        | dict(attn_logit_softcapping=5.0, final_logit_softcapping=8.0),
+    ),
+    "gemma3": (
+        "Gemma3",
+        GROUPED
+        | WINDOW
+        | dict(head_dim=16, query_pre_attn_scalar=24, pad_token_id=0, num_hidden_layers=3)
+        | dict(layer_types=[*KINDS, "sliding_attention"])
+        | dict(
+            rope_parameters=dict(
+                full_attention=dict(rope_type="linear", factor=4.0, rope_theta=1e5),
+                sliding_attention=dict(rope_type="default", rope_theta=500.0),
+            )
+        ),
+    ),
+    "phi3": ("Phi3", GROUPED | WINDOW | dict(pad_token_id=0)),
+    "phi3_longrope": (
+        "Phi3",
+        SMALL
+        | dict(hidden_size=64, pad_token_id=0, original_max_position_embeddings=48)
+        | dict(rope_parameters=dict(rope_type="longrope", partial_rotary_factor=0.75) | STRETCH),
+    ),
+    "opt": (
+        "OPT",
+        {k: v for k, v in SMALL.items() if k != "intermediate_size"}
+        | dict(ffn_dim=40, word_embed_proj_dim=32),
+    ),
+    "gpt_neox": ("GPTNeoX", SMALL | dict(rope_parameters=dict(partial_rotary_factor=0.5))),
+    "gpt_neox_sequential": (
+        "GPTNeoX",
+        SMALL | dict(use_parallel_residual=False, attention_bias=False, tie_word_embeddings=True),
+    ),
 }
 
 
@@ -88,7 +139,8 @@ def random_model(case: str, seed: int):
 
     kind, options = CASES[case]
     name = "GPT2LMHeadModel" if kind == "GPT2LMHead" else f"{kind}ForCausalLM"
-    config = getattr(transformers, kind.removesuffix("LMHead") + "Config")(**options)
+    suffix = "TextConfig" if kind == "Gemma3" else "Config"
+    config = getattr(transformers, kind.removesuffix("LMHead") + suffix)(**options)
     model = getattr(transformers, name)(config).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -97,7 +149,8 @@ def random_model(case: str, seed: int):
             if value.ndim > 1:
                 value.copy_(noise * (0.5 if "emb" in key or "wte" in key else 0.2))
             else:
-                value.copy_(noise * 0.2 + float("norm" in key or "ln_" in key))
+                scale = "norm" in key or "ln_" in key
+                value.copy_(noise * 0.2 + float(scale and "Gemma" not in kind))  # theirs is 1 + w
             value.copy_(value.bfloat16().float())
     return model
 
@@ -110,10 +163,12 @@ def logits_of(model, tokens: np.ndarray) -> np.ndarray:
         return model(torch.tensor(tokens)).logits.numpy()
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, wanted: list[str]) -> None:
     import torch
 
     for seed, case in enumerate(CASES):
+        if wanted and case not in wanted:
+            continue
         model = random_model(case, seed)
         tokens = np.random.default_rng(seed).integers(64, size=(2, 40))
         expected = logits_of(model, tokens)
@@ -125,4 +180,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(__file__).parent)
+    main(Path(__file__).parent, sys.argv[1:])

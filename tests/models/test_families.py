@@ -10,7 +10,8 @@ from checkpoints import CASES, GOLDEN, SMALL
 
 from specjax.models import load_config
 from specjax.models.decoder import abstract
-from specjax.models.families import FAMILIES, config_from_hf, config_to_hf
+from specjax.models.families import FAMILIES
+from specjax.models.translate import config_from_hf, config_to_hf
 
 LLAMA = json.loads((GOLDEN / "llama" / "config.json").read_text())
 LLAMA = {k: v for k, v in LLAMA.items() if not k.startswith("rope")}
@@ -62,6 +63,44 @@ PUBLISHED = {
         | dict(num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128)
         | dict(tie_word_embeddings=True, attention_bias=False, sliding_window=None)
         | dict(use_sliding_window=False, max_window_layers=28, rope_theta=1e6),
+    ),
+    "Mistral-7B-v0.1": (
+        7_241_732_096,
+        dict(model_type="mistral", vocab_size=32000, hidden_size=4096, intermediate_size=14336)
+        | dict(num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8)
+        | dict(sliding_window=4096, rms_norm_eps=1e-5, rope_theta=1e4, hidden_act="silu"),
+    ),
+    "gemma-2-2b": (
+        2_614_341_888,
+        dict(model_type="gemma2", vocab_size=256000, hidden_size=2304, intermediate_size=9216)
+        | dict(num_hidden_layers=26, num_attention_heads=8, num_key_value_heads=4, head_dim=256)
+        | dict(attn_logit_softcapping=50.0, final_logit_softcapping=30.0, sliding_window=4096)
+        | dict(query_pre_attn_scalar=256, hidden_act="gelu_pytorch_tanh", rope_theta=1e4),
+    ),
+    "gemma-3-1b": (
+        999_885_952,
+        dict(model_type="gemma3_text", vocab_size=262144, hidden_size=1152, rope_scaling=None)
+        | dict(intermediate_size=6912, num_hidden_layers=26, num_attention_heads=4)
+        | dict(num_key_value_heads=1, head_dim=256, sliding_window=512, sliding_window_pattern=6)
+        | dict(rope_theta=1000000, rope_local_base_freq=10000, query_pre_attn_scalar=256),
+    ),
+    "Phi-3-mini-4k": (
+        3_821_079_552,
+        dict(model_type="phi3", vocab_size=32064, hidden_size=3072, intermediate_size=8192)
+        | dict(num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=32)
+        | dict(sliding_window=2047, original_max_position_embeddings=4096, rope_scaling=None),
+    ),
+    "opt-125m": (
+        125_239_296,
+        dict(model_type="opt", vocab_size=50272, hidden_size=768, ffn_dim=3072, dropout=0.1)
+        | dict(num_hidden_layers=12, num_attention_heads=12, max_position_embeddings=2048)
+        | dict(do_layer_norm_before=True, word_embed_proj_dim=768, prefix="</s>"),
+    ),
+    "pythia-160m": (
+        162_322_944,
+        dict(model_type="gpt_neox", vocab_size=50304, hidden_size=768, intermediate_size=3072)
+        | dict(num_hidden_layers=12, num_attention_heads=12, max_position_embeddings=2048)
+        | dict(rotary_pct=0.25, rotary_emb_base=10000, use_parallel_residual=True),
     ),
 }
 
@@ -132,15 +171,93 @@ def test_an_unknown_model_type_is_named_with_the_known_ones():
         config_from_hf({})
 
 
-def test_a_sliding_window_is_refused_only_where_transformers_would_use_it():
+def windows(hf):
+    config = config_from_hf(hf)
+    return [config.window_of(i) for i in range(config.num_layers)]
+
+
+def test_a_sliding_window_counts_only_where_transformers_would_use_it():
     window = {"sliding_window": 8, "max_window_layers": 1}
     expected = config_from_hf(QWEN)
     assert config_from_hf(QWEN | window) == expected  # off by default
     assert config_from_hf(QWEN | window | {"use_sliding_window": False}) == expected
-    late = {"use_sliding_window": True, "max_window_layers": 2}  # beyond the last layer
-    assert config_from_hf(QWEN | window | late) == expected
-    with pytest.raises(ValueError, match="sliding_window=8"):
-        config_from_hf(QWEN | window | {"use_sliding_window": True})
+    on = window | {"use_sliding_window": True}
+    assert config_from_hf(QWEN | on | {"max_window_layers": 2}) == expected  # beyond the last
+    assert config_from_hf(QWEN | on | {"sliding_window": None}) == expected
+    assert windows(QWEN | on) == [None, 8]
+    kinds = {"layer_types": ["sliding_attention", "full_attention"]}
+    assert windows(QWEN | on | kinds) == [8, None]
+    assert windows(LLAMA | on) == [None, None]  # Llama has none
+
+
+def test_every_family_fills_left_out_windows_as_transformers_does():
+    seven = LLAMA | {"num_hidden_layers": 7, "head_dim": 8}
+    far = {"sliding_window": 99}
+    assert windows(seven | {"model_type": "mistral"}) == [4096] * 7
+    assert windows(seven | {"model_type": "mistral", "sliding_window": None}) == [None] * 7
+    assert windows(seven | {"model_type": "phi3"}) == [None] * 7
+    assert windows(seven | far | {"model_type": "phi3"}) == [99] * 7
+    assert windows(seven | far | {"model_type": "gemma2"}) == [99, None, 99, None, 99, None, 99]
+    gemma3 = seven | far | {"model_type": "gemma3_text"}
+    assert windows(gemma3) == [99, 99, 99, 99, 99, None, 99]
+    assert windows(gemma3 | {"sliding_window_pattern": 3}) == [99, 99, None, 99, 99, None, 99]
+    with pytest.raises(ValueError, match="sliding_window=None, but layers of it are local"):
+        windows(gemma3 | {"sliding_window": None})
+
+
+def test_global_and_local_layers_of_gemma_have_rotations_of_their_own():
+    gemma = LLAMA | {"model_type": "gemma3_text"}
+    old = {"rope_theta": 5e5, "rope_local_base_freq": 700.0}
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    new = {"sliding_attention": {"rope_type": "default", "rope_theta": 700.0}}
+    new |= {"full_attention": scaling | {"rope_theta": 5e5}}
+    config = config_from_hf(gemma | old | {"rope_scaling": scaling})
+    assert config == config_from_hf(gemma | {"rope_parameters": new})
+    assert (config.rope_theta, config.local_rope_theta) == (5e5, 700.0)
+    usual = config_from_hf(gemma)
+    assert (usual.rope_theta, usual.local_rope_theta) == (1e6, 1e4)
+
+
+def test_long_factors_are_kept_but_the_context_is_that_of_the_short_ones():
+    factors = {"type": "su", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    phi3 = LLAMA | {"model_type": "phi3", "original_max_position_embeddings": 16}
+    config = config_from_hf(phi3 | {"rope_scaling": factors})
+    assert (config.max_positions, config.context_length) == (64, 16)
+    assert config_to_hf(config)["rope_scaling"] == factors | {"type": "longrope"}
+    with pytest.raises(ValueError, match="short_factor has 5 numbers, one for each of 4"):
+        config_from_hf(phi3 | {"rope_scaling": factors | {"short_factor": [1.0] * 5}})
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"model_type": "opt", "ffn_dim": 64, "do_layer_norm_before": False}, "norm_before=False"),
+        ({"model_type": "opt", "ffn_dim": 64, "word_embed_proj_dim": 16}, "proj_dim=16.*equal"),
+        ({"model_type": "gemma2", "use_bidirectional_attention": True}, "bidirectional"),
+        ({"model_type": "gemma3_text", "attn_logit_softcapping": 9.0}, "softcapping=9.0"),
+        ({"model_type": "gemma2", "layer_types": ["full_attention"]}, "layer_types.*each of 2"),
+        ({"model_type": "gemma2", "layer_types": ["chunked_attention"] * 2}, "sliding_attention,"),
+        ({"model_type": "phi3", "rope_scaling": {"rope_type": "yarn"}}, "known: default, longrope"),
+        ({"model_type": "gpt_neox", "rotary_pct": 0.1}, "rotary_fraction=0.1"),
+    ],
+    ids=lambda x: "" if isinstance(x, str) else "-".join(map(str, [*x.values()][:1] + [*x][-1:])),
+)
+def test_variants_of_a_family_that_are_not_implemented_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        config_from_hf(LLAMA | change)
+
+
+def test_windows_that_make_no_sense_are_refused():
+    with pytest.raises(ValueError, match="window=0"):
+        dataclasses.replace(SMALL, window=0)
+    with pytest.raises(ValueError, match="each of 2 layers"):
+        dataclasses.replace(SMALL, window=4, local_layers=(True,))
+    with pytest.raises(ValueError, match="window=None: give a window"):
+        dataclasses.replace(SMALL, local_layers=(True, False))
+    with pytest.raises(ValueError, match="no layer is local"):
+        dataclasses.replace(SMALL, window=4, local_layers=(False, False))
+    every = dataclasses.replace(SMALL, window=4, local_layers=(True, True))
+    assert every == dataclasses.replace(SMALL, window=4)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ from flax import nnx
 
 from specjax.models import load_config, load_weights, save_pretrained
 from specjax.models.causal_lm import graph_definition
-from specjax.models.families import FAMILIES, config_from_hf
+from specjax.models.families import FAMILIES
 from specjax.models.layers import rope_frequencies
+from specjax.models.translate import config_from_hf
 
 TOLERANCE = 1e-4  # on logits of size 4 to 13
 MAKER = golden_maker()

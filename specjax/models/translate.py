@@ -1,0 +1,304 @@
+"""Config files of Hugging Face into ``DecoderConfig`` and back, by the tables of ``families``.
+
+Nothing here touches a weight.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+from .config import DecoderConfig, RopeScaling
+from .families import FAMILIES, Family, Tensor, Windows
+
+_ACTIVATIONS = {  # the first name of each is the one that is written
+    "silu": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "relu": "relu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+}
+_NULL_MEANS_NONE = ("attn_logit_softcapping", "final_logit_softcapping")  # else: the default
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads")
+_ROPE_NEEDS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor",),
+    "longrope": ("short_factor", "long_factor"),
+}
+_ROPE_TAKES = {
+    "llama3": ("original_max_position_embeddings",),
+    "yarn": (
+        "original_max_position_embeddings",
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+    ),
+    "longrope": ("original_max_position_embeddings", "attention_factor", "factor"),
+}
+
+
+def family_of(model_type: object) -> Family:
+    """The entry of ``model_type``. Raises ValueError naming the known ones."""
+    if model_type not in FAMILIES:
+        raise ValueError(
+            f"model_type={model_type!r} is not supported; known: {', '.join(FAMILIES)}. "
+            "A model that is Llama in all but name can be loaded with that model_type in its "
+            "config.json"
+        )
+    return FAMILIES[model_type]
+
+
+def config_from_hf(hf: Mapping[str, object]) -> DecoderConfig:
+    """Translates a ``config.json`` as transformers 4 or 5 writes it.
+
+    Args:
+      hf: the parsed file.
+
+    Raises:
+      ValueError: unknown ``model_type``, a missing or senseless size, an option that is not
+        implemented (quantization, unknown activation or RoPE scaling).
+    """
+    family = family_of(hf.get("model_type"))
+    _refuse_unsupported(hf, family)
+    given = {k: v for k, v in hf.items() if v is not None or k in _NULL_MEANS_NONE}
+    filled = {**family.defaults, **given}
+    values = {f: filled.get(key) for f, key in family.keys.items()}
+    if values["intermediate_size"] is None and family.mlp_ratio and values["hidden_size"]:
+        values["intermediate_size"] = family.mlp_ratio * values["hidden_size"]
+    wrong = [f"{family.keys[f]}={values[f]!r}" for f in _SIZES if not _is_size(values[f])]
+    if wrong:
+        raise ValueError(f"config.json: {', '.join(wrong)}: sizes must be positive whole numbers")
+    if values.get("num_kv_heads") is None:
+        values["num_kv_heads"] = values["num_heads"]
+    if values.get("head_dim") is None:
+        values["head_dim"], rest = divmod(values["hidden_size"], values["num_heads"])
+        if rest:
+            raise ValueError(
+                f"config.json: {values['num_heads']} heads do not divide a hidden size of "
+                f"{values['hidden_size']}, and no head_dim is given"
+            )
+    values["activation"] = _activation(values["activation"])
+    values["eos_ids"] = ids_of(values["eos_ids"])
+    if family.fixed.get("positions", "rope") == "rope":
+        values |= _rope_from_hf(filled, family)
+    values |= _windows_from_hf(hf, family.windows, values["num_layers"])
+    config = DecoderConfig(model_type=hf["model_type"], **family.fixed, **values)
+    stretched = len(dict(config.rope_scaling or ()).get("short_factor", ()))
+    if stretched and stretched != config.rotary_dim // 2:
+        raise ValueError(
+            f"config.json: short_factor has {stretched} numbers, one for each of "
+            f"{config.rotary_dim // 2} frequencies is needed"
+        )
+    return config
+
+
+def config_to_hf(config: DecoderConfig) -> dict[str, object]:
+    """The ``config.json`` of ``config``, in the layout that transformers 4 and 5 both read.
+
+    Raises:
+      ValueError: the family cannot express a field of ``config``.
+    """
+    family = family_of(config.model_type)
+    hf: dict[str, object] = {
+        "architectures": [family.architecture],
+        "model_type": config.model_type,
+        "pad_token_id": None,  # Phi-3's default is 32000, beyond smaller vocabularies
+    }
+    for field, key in family.keys.items():
+        hf[key] = getattr(config, field)
+    activation = family.keys["activation"]
+    names = (family.defaults.get(activation, "silu"), *_ACTIVATIONS)  # its usual one, if it may be
+    hf[activation] = next(k for k in names if _ACTIVATIONS[k] == config.activation)
+    eos = list(config.eos_ids)
+    hf["eos_token_id"] = eos[0] if len(eos) == 1 else eos or None
+    if config.positions == "rope":
+        for field, key in family.rope_keys.items():
+            hf[key] = getattr(config, field)
+        hf |= _scaling_to_hf(config.rope_scaling)
+    if family.windows is not None:
+        hf |= _windows_to_hf(config, family.windows)
+
+    again = config_from_hf(hf)
+    lost = [
+        f"{f.name}={getattr(config, f.name)!r}"
+        for f in dataclasses.fields(config)
+        if getattr(config, f.name) != getattr(again, f.name)
+    ]
+    if lost:
+        raise ValueError(
+            f"a config.json of model_type={config.model_type!r} cannot express "
+            f"{', '.join(lost)}: choose the model_type of a family that has it"
+        )
+    return hf
+
+
+def tensors_of(config: DecoderConfig, parameters) -> dict[str, Tensor]:
+    """The tensors of a checkpoint of ``config``, by full name.
+
+    Args:
+      parameters: names of the parameters that the model has, such as ``blocks.0.mlp.up.weight``.
+    """
+    parameters, found = set(parameters), {}
+    for row in family_of(config.model_type).tensors:
+        for i in range(config.num_layers) if "{i}" in row.name else (0,):
+            parts = tuple(part.format(i=i) for part in row.parts)
+            if parameters.issuperset(parts):
+                blocks = config.num_heads if row.by_heads else 1
+                name = row.name.format(i=i)
+                found[name] = dataclasses.replace(row, name=name, parts=parts, blocks=blocks)
+    return found
+
+
+def is_harmless(config: DecoderConfig, name: str) -> bool:
+    """Whether a tensor that the model does not have may be ignored: buffers, a tied head."""
+    family = family_of(config.model_type)
+    if any(row.name == name and row.parts == ("lm_head.weight",) for row in family.tensors):
+        return config.tie_embeddings
+    return bool(re.fullmatch(family.harmless, name.removeprefix(family.prefix)))
+
+
+def ids_of(value: object) -> tuple[int, ...]:
+    """Token ids as config files hold them: one, a list, or none."""
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _activation(name: object) -> str:
+    if name not in _ACTIVATIONS:
+        raise ValueError(
+            f"config.json: activation {name!r} is not supported; known: {', '.join(_ACTIVATIONS)}"
+        )
+    return _ACTIVATIONS[name]
+
+
+def _refuse_unsupported(hf: Mapping[str, object], family: Family) -> None:
+    if hf.get("quantization_config"):
+        method = dict(hf["quantization_config"]).get("quant_method", "unknown")
+        raise ValueError(
+            f"config.json: quantized checkpoints (quant_method={method!r}) are not supported; "
+            "use the unquantized checkpoint"
+        )
+    for key, accepted in family.only.items():
+        value = hf.get(key)
+        if value is not None and value not in accepted:
+            raise ValueError(
+                f"config.json: {key}={value!r} is not supported; accepted: {accepted[0]!r}"
+            )
+    for key, other in family.equal.items():
+        if hf.get(key) is not None and hf[key] != hf.get(other):
+            raise ValueError(
+                f"config.json: {key}={hf[key]!r} with {other}={hf.get(other)!r} is not supported; "
+                "they must be equal"
+            )
+
+
+def _windows_from_hf(
+    hf: Mapping[str, object], windows: Windows | None, num_layers: int
+) -> dict[str, object]:
+    """``window`` and ``local_layers``, as transformers fills them."""
+    none = {"window": None, "local_layers": None}
+    if windows is None or windows.switch and not hf.get(windows.switch):
+        return none
+    window, kinds = hf.get("sliding_window", windows.default), hf.get("layer_types")
+    if windows.typed and kinds:
+        known = {"sliding_attention": True, "full_attention": False}
+        if len(kinds) != num_layers or not known.keys() >= {*kinds}:
+            raise ValueError(
+                f"config.json: layer_types={kinds!r} is not supported; give each of {num_layers} "
+                f"layers one of {', '.join(known)}"
+            )
+        local = tuple(known[kind] for kind in kinds)
+    elif windows.switch:
+        local = tuple(i >= hf.get("max_window_layers", 28) for i in range(num_layers))
+    else:
+        every = windows.every and (hf.get("sliding_window_pattern") or windows.every)
+        local = tuple(every is None or (i + 1) % every > 0 for i in range(num_layers))
+    if not any(local) or window is None and windows.every is None:
+        return none
+    if window is None:
+        raise ValueError("config.json: sliding_window=None, but layers of it are local: give both")
+    return {"window": window, "local_layers": None if all(local) else local}
+
+
+def _windows_to_hf(config: DecoderConfig, windows: Windows) -> dict[str, object]:
+    hf: dict[str, object] = {"sliding_window": config.window}
+    if windows.switch:
+        hf[windows.switch] = config.window is not None
+    if windows.typed:
+        spans = map(config.window_of, range(config.num_layers))
+        hf["layer_types"] = ["sliding_attention" if w else "full_attention" for w in spans]
+    return hf
+
+
+def _rope_from_hf(hf: Mapping[str, object], family: Family) -> dict[str, object]:
+    """Fields of the rotary embedding, from ``rope_parameters`` (transformers 5) or
+    ``rope_scaling`` (4), and from keys beside them. ``hf`` has the family's defaults."""
+    given = dict(hf.get("rope_scaling") or hf.get("rope_parameters") or {})
+    local: dict[str, object] = {}
+    if {"full_attention", "sliding_attention"} & given.keys():  # one for each kind of layer
+        local = dict(given.get("sliding_attention") or {})
+        given = dict(given.get("full_attention") or {})
+    inside = {
+        "rope_theta": given.pop("rope_theta", None),
+        "rotary_fraction": given.pop("partial_rotary_factor", None),
+        "local_rope_theta": local.get("rope_theta"),
+    }
+    if "rotary_fraction" not in family.rope_keys and inside["rotary_fraction"] not in (None, 1.0):
+        raise ValueError("config.json: partial_rotary_factor below 1 is not supported")
+    if local.get("rope_type", "default") != "default":
+        raise ValueError(
+            f"config.json: rope_type={local['rope_type']!r} of local layers is not supported"
+        )
+    usual = {"rope_theta": 10_000.0, "rotary_fraction": 1.0}
+    fields: dict[str, object] = {
+        field: float(inside[field] or hf.get(key) or usual[field])
+        for field, key in family.rope_keys.items()
+    }
+    legacy = given.pop("type", None)
+    kind = given.pop("rope_type", None) or legacy or "default"
+    kind = "longrope" if kind == "su" else kind  # its first name
+    if kind not in family.rope_types:
+        known = ", ".join(family.rope_types)
+        raise ValueError(f"config.json: rope_type={kind!r} is not supported; known: {known}")
+    missing = [key for key in _ROPE_NEEDS[kind] if given.get(key) is None]
+    if missing:
+        raise ValueError(f"config.json: rope_type={kind!r} lacks {', '.join(missing)}")
+    return fields | {"rope_scaling": _scaling_from_hf(kind, given, hf, family)}
+
+
+def _scaling_from_hf(kind: str, given, hf, family: Family) -> RopeScaling | None:
+    if kind == "default":
+        return None
+    original = "original_max_position_embeddings"
+    given[original] = hf.get(original) or given.get(original) or hf[family.keys["max_positions"]]
+    keys = (*_ROPE_NEEDS[kind], *_ROPE_TAKES.get(kind, ()))
+    kept = {key: given[key] for key in keys if given.get(key) is not None}
+    kept = {key: tuple(v) if isinstance(v, list) else v for key, v in kept.items()}
+    return tuple(sorted({"rope_type": kind, **kept}.items()))
+
+
+def _scaling_to_hf(scaling: RopeScaling | None) -> dict[str, object]:
+    if scaling is None:
+        return {"rope_scaling": None}
+    found = {key: list(v) if isinstance(v, tuple) else v for key, v in scaling}
+    if found["rope_type"] != "longrope":
+        return {"rope_scaling": found}
+    # transformers 4 wants "type" and nothing but the factors beside it, and this key outside
+    original = "original_max_position_embeddings"
+    return {
+        original: found.pop(original),
+        "rope_scaling": {"type": found.pop("rope_type"), **found},
+    }
