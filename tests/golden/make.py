@@ -103,8 +103,7 @@ CASES: dict[str, tuple[str, dict]] = {
         "Gemma3",
         GROUPED
         | WINDOW
-        | dict(head_dim=16, query_pre_attn_scalar=24, pad_token_id=0, num_hidden_layers=3)
-        | dict(layer_types=[*KINDS, "sliding_attention"])
+        | dict(head_dim=16, query_pre_attn_scalar=24, pad_token_id=0, layer_types=KINDS)
         | dict(
             rope_parameters=dict(
                 full_attention=dict(rope_type="linear", factor=4.0, rope_theta=1e5),
