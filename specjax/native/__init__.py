@@ -37,7 +37,8 @@ from .. import compile_cache
 SOURCE = Path(__file__).with_name("kernels.cc")
 FLAGS = (*("-O3", "-march=native", "-ffp-contract=fast", "-std=gnu++17", "-fPIC", "-shared", "-w"),)
 MOST_COLUMNS = 32  # beyond, XLA's own product is as fast
-SYMBOLS = {"specjax_product": "SpecjaxProduct", "specjax_attention": "SpecjaxAttention"}
+MOST_WEIGHTS = 8  # kMost of the source
+SYMBOLS = {"specjax_products": "SpecjaxProducts", "specjax_attention": "SpecjaxAttention"}
 
 log = logging.getLogger("specjax")
 _once = threading.Lock()
@@ -112,27 +113,42 @@ def _build(compiler: str, *flags: str) -> Path:
     return library
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def product(weight: jax.Array, x: jax.Array, turned: bool = False) -> jax.Array:
-    """``weight [out, in] @ x [in, M] -> [out, M]``, float32; ``turned``: ``[M, out]``.
+    """``products`` of one weight."""
+    return products((weight,), x, turned)[0]
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def products(weights: tuple, x: jax.Array, turned: bool = False) -> tuple:
+    """``weight [out, in] @ x [in, M] -> [out, M]`` of up to 8 weights, float32, in one call.
+
+    Args:
+      weights: each ``[out, in]``; ``out`` may differ.
+      x: ``[in, M]``.
+      turned: the results are ``[M, out]``.
 
     Raises:
       ValueError: other shapes or types; the kernel itself checks nothing.
     """
-    if weight.ndim != 2 or x.ndim != 2 or weight.shape[1] != x.shape[0] or x.shape[1] < 1:
-        raise ValueError(f"product: weight {weight.shape} and x {x.shape} do not fit")
-    _check_types(weight=weight, x=x)
-    sizes = (weight.shape[0], x.shape[1])
-    shape = jax.ShapeDtypeStruct(sizes[::-1] if turned else sizes, jnp.float32)
-    call = jax.ffi.ffi_call("specjax_product", shape, vmap_method="sequential")
-    return call(weight, x, turned=np.bool_(turned))
+    if not 1 <= len(weights) <= MOST_WEIGHTS:
+        raise ValueError(f"products: {len(weights)} weights, it takes 1 to {MOST_WEIGHTS}")
+    for weight in weights:
+        fits = weight.ndim == 2 and x.ndim == 2 and weight.shape[1] == x.shape[0]
+        if not fits or x.shape[1] < 1:
+            raise ValueError(f"product: weight {weight.shape} and x {x.shape} do not fit")
+        _check_types(weight=weight, x=x)
+    sizes = [(weight.shape[0], x.shape[1]) for weight in weights]
+    shapes = [jax.ShapeDtypeStruct(s[::-1] if turned else s, jnp.float32) for s in sizes]
+    call = jax.ffi.ffi_call("specjax_products", shapes, vmap_method="sequential")
+    return tuple(call(x, *weights, turned=np.bool_(turned)))
 
 
-@product.defjvp
-def _product_jvp(turned, primals, tangents):
-    (weight, x), (d_weight, d_x) = primals, tangents
-    tangent = jnp.dot(d_weight, x) + jnp.dot(weight, d_x)
-    return product(weight, x, turned), tangent.T if turned else tangent
+@products.defjvp
+def _products_jvp(turned, primals, tangents):
+    (weights, x), (d_weights, d_x) = primals, tangents
+    pairs = zip(weights, d_weights, strict=True)
+    changes = [jnp.dot(d_weight, x) + jnp.dot(weight, d_x) for weight, d_weight in pairs]
+    return products(weights, x, turned), tuple(y.T if turned else y for y in changes)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(7,))

@@ -149,21 +149,21 @@ inline void Few(const float* w, const float* x, float* y, int64_t in, int64_t de
   }
 }
 
-template <int M>
+template <int M, int R>
 void FewRows(const float* w, const float* x, float* y, int64_t in, int64_t deep, int64_t rows,
              To to) {
-  constexpr int R = 2 * M <= kSums ? 2 : 1;
   int64_t r = 0;
   for (; r + R <= rows; r += R) Few<R, M>(w + r * in, x, y + r * to.down, in, deep, to);
   for (; r < rows; ++r) Few<1, M>(w + r * in, x, y + r * to.down, in, deep, to);
 }
 
 using Rows = void (*)(const float*, const float*, float*, int64_t, int64_t, int64_t, To);
+using Counts = std::make_integer_sequence<int, kFew>;
 template <int... M>
-constexpr std::array<Rows, sizeof...(M)> Table(std::integer_sequence<int, M...>) {
-  return {{&FewRows<M + 1>...}};
+constexpr std::array<Rows, sizeof...(M)> FewTable(std::integer_sequence<int, M...>) {
+  return {{&FewRows<M + 1, 2 * (M + 1) <= kSums ? 2 : 1>...}};
 }
-constexpr auto kFewRows = Table(std::make_integer_sequence<int, kFew>{});
+constexpr auto kFewRows = FewTable(Counts{});  // by the number of columns, less one
 
 // y[r, lane] = sum_k w[r * row + k * step] x[k, lane]: a vector holds columns.
 template <int R>
@@ -232,13 +232,30 @@ float* PackWide(int slot, const float* x, int64_t in, int64_t columns, float sca
   return packed;
 }
 
-// weight [out, in], x [in, columns] -> y [out, columns], or turned: [columns, out].
-ffi::Error Product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> weight, ffi::Buffer<ffi::F32> x,
-                   bool turned, ffi::ResultBuffer<ffi::F32> y) {
-  const int64_t out = weight.dimensions()[0], in = weight.dimensions()[1];
-  const int64_t columns = x.dimensions()[1];
-  const float *w = weight.typed_data(), *from = x.typed_data();
-  float* result = y->typed_data();
+// x [in, columns], weights [out, in] -> results [out, columns] each, or turned: [columns, out].
+// One call for all weights that meet the same x: a small product costs little more than its call.
+ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::RemainingArgs weights,
+                    bool turned, ffi::RemainingRets results) {
+  struct Part {
+    const float* weight;
+    float* result;
+    int64_t out, tasks;
+  };
+  constexpr size_t kMost = 8;
+  std::array<Part, kMost> parts;
+  const size_t count = weights.size();
+  if (count > kMost) return ffi::Error::InvalidArgument("products: at most 8 weights");
+  const int64_t in = x.dimensions()[0], columns = x.dimensions()[1];
+  int64_t total = 0;
+  for (size_t i = 0; i < count; ++i) {
+    auto weight = weights.get<ffi::Buffer<ffi::F32>>(i);
+    auto result = results.get<ffi::Buffer<ffi::F32>>(i);
+    if (!weight || !result) return ffi::Error::InvalidArgument("products: buffers");
+    const int64_t out = weight->dimensions()[0];
+    parts[i] = Part{weight->typed_data(), (*result)->typed_data(), out, 0};
+    total += out;
+  }
+  const float* from = x.typed_data();
   const bool wide = columns > kFew;
   const float* packed;
   if (wide) {
@@ -250,20 +267,25 @@ ffi::Error Product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> weight, ffi::Buff
     packed = rows;
   }
   const int64_t threads = std::max<int64_t>(1, pool.num_threads()), row_bytes = 4 * in;
-  const int64_t bytes = std::clamp(out * row_bytes / (4 * threads), kLeastBytes, kChunkBytes);
+  const int64_t bytes = std::clamp(total * row_bytes / (4 * threads), kLeastBytes, kChunkBytes);
   const int64_t rows = std::max<int64_t>(2, bytes / row_bytes / (2 * kWideRows)) * 2 * kWideRows;
   const int64_t deep = wide ? kDeep / 2 : kDeep;
-  Parallel(pool, (out + rows - 1) / rows, [=](int64_t task) {
-    const int64_t begin = task * rows, count = std::min(rows, out - begin);
+  int64_t tasks = 0;
+  for (size_t i = 0; i < count; ++i)
+    tasks += parts[i].tasks = (parts[i].out + rows - 1) / rows;
+  Parallel(pool, tasks, [=](int64_t task) {
+    const Part* part = parts.data();
+    for (; task >= part->tasks; ++part) task -= part->tasks;
+    const int64_t out = part->out, begin = task * rows, height = std::min(rows, out - begin);
     To to{turned ? 1 : columns, turned ? out : 1, false};
-    float* y = result + begin * to.down;
+    float* y = part->result + begin * to.down;
     for (int64_t k = 0; k < in; k += deep, to.add = true) {
-      const float* part = w + begin * in + k;
+      const float* w = part->weight + begin * in + k;
       const int64_t d = std::min(deep, in - k);
       if (wide) {
-        WideRows(part, packed + k * kLanes, y, in, d, count, columns, to);
+        WideRows(w, packed + k * kLanes, y, in, d, height, columns, to);
       } else {
-        kFewRows[columns - 1](part, packed + k, y, in, d, count, to);
+        kFewRows[columns - 1](w, packed + k, y, in, d, height, to);
       }
     }
   });
@@ -344,6 +366,142 @@ struct Head {
   }
 };
 
+// The same where the columns would leave most lanes empty: a vector holds features, then slots.
+template <int M>
+struct FewHead {
+  int64_t size, nodes;
+  const float* query;  // [M, size]
+  float* out;          // unnormalised, [M, size], then as much room
+  float* stats;        // running maximum and sum, [2, M]
+
+  void Add(const float* keys, const float* values, int64_t count, const bool* mask) {
+    alignas(64) float scores[M * kSlots];
+    constexpr int R = M < kLanes ? kLanes / M : 1;  // fills a vector of sums
+    FewRows<M, R>(keys, query, scores, size, size, count, To{1, kSlots, false});
+    float fades[M];
+    for (int m = 0; m < M; ++m) {
+      float* column = scores + m * kSlots;
+      if (mask != nullptr)
+        for (int64_t s = 0; s < count; ++s)
+          if (!mask[s * nodes + m % nodes]) column[s] = kHidden;
+      for (int64_t s = count; s % kLanes; ++s) column[s] = kHidden;
+      Vec top = Vec{} + stats[m], sum = {};
+      for (int64_t s = 0; s < count; s += kLanes) top = Max(top, Load(column + s));
+      float highest = top[0];
+      for (int i = 1; i < kLanes; ++i) highest = highest < top[i] ? top[i] : highest;
+      for (int64_t s = 0; s < count; s += kLanes) {
+        const Vec p = Exp(Load(column + s) - highest);
+        Store(column + s, p);
+        sum += p;
+      }
+      // what fills up the last vector is far below any score, but not below a hidden one
+      for (int64_t s = count; s % kLanes; ++s) sum[s % kLanes] -= column[s];
+      fades[m] = Exp(Vec{} + (stats[m] - highest))[0];
+      float total = 0;
+      for (int i = 0; i < kLanes; ++i) total += sum[i];
+      stats[m] = highest;
+      stats[M + m] = stats[M + m] * fades[m] + total;
+    }
+    float* fresh = out + M * size;
+    int64_t e = 0;
+    for (; e + 4 * kLanes <= size; e += 4 * kLanes) Weigh<4>(scores, values + e, count, fresh + e);
+    for (; e + kLanes <= size; e += kLanes) Weigh<1>(scores, values + e, count, fresh + e);
+    if (e < size && size >= kLanes) {  // the last vector overlaps the one before it
+      e = size - kLanes;
+      Weigh<1>(scores, values + e, count, fresh + e);
+    } else {
+      for (; e < size; ++e) {
+        for (int m = 0; m < M; ++m) {
+          float s = 0;
+          for (int64_t t = 0; t < count; ++t) s += scores[m * kSlots + t] * values[t * size + e];
+          fresh[m * size + e] = s;
+        }
+      }
+    }
+    for (int m = 0; m < M; ++m)
+      for (e = m * size; e < (m + 1) * size; ++e) out[e] = out[e] * fades[m] + fresh[e];
+  }
+
+  // V vectors of features of every column.
+  template <int V>
+  void Weigh(const float* scores, const float* values, int64_t count, float* to) const {
+    constexpr int N = V * M <= kSums ? V : 1;  // vectors at a time
+    for (int v = 0; v < V; v += N) {
+      Vec sum[M][N] = {};
+      for (int64_t s = 0; s < count; ++s) {
+        for (int i = 0; i < N; ++i) {
+          const Vec value = Load(values + s * size + (v + i) * kLanes);
+          for (int m = 0; m < M; ++m) sum[m][i] += scores[m * kSlots + s] * value;
+        }
+      }
+      for (int m = 0; m < M; ++m)
+        for (int i = 0; i < N; ++i) Store(to + m * size + (v + i) * kLanes, sum[m][i]);
+    }
+  }
+};
+
+// One head of one row: its query and result [size, columns], `used` slots of the cache, then `own`.
+struct Slots {
+  const float *keys, *values;
+  int64_t count;
+  const bool* mask;
+};
+
+template <typename H>
+void AddAll(H& head, const std::array<Slots, 2>& both) {
+  for (const Slots& part : both)
+    for (int64_t s = 0; s < part.count; s += kSlots)
+      head.Add(part.keys + s * head.size, part.values + s * head.size,
+               std::min<int64_t>(kSlots, part.count - s),
+               part.mask == nullptr ? nullptr : part.mask + s * head.nodes);
+}
+
+void WideHead(const float* query, int64_t size, int64_t columns, int64_t nodes,
+              const std::array<Slots, 2>& both, float* result) {
+  const int64_t blocks = (columns + kLanes - 1) / kLanes;
+  Head h{size, columns, nodes};
+  h.query = PackWide(1, query, size, columns, 1 / std::sqrt(float(size)));
+  h.out = Scratch(2, blocks * size * kLanes);
+  h.stats = Scratch(3, blocks * 2 * kLanes);
+  std::fill_n(h.out, blocks * size * kLanes, 0.0f);
+  for (int64_t b = 0; b < blocks; ++b) {
+    std::fill_n(h.stats + 2 * b * kLanes, kLanes, kHidden);
+    std::fill_n(h.stats + (2 * b + 1) * kLanes, kLanes, 0.0f);
+  }
+  AddAll(h, both);
+  for (int64_t b = 0; b < blocks; ++b) {
+    const Vec part = 1.0f / Load(h.stats + (2 * b + 1) * kLanes);
+    for (int64_t e = 0; e < size; ++e) {
+      const Vec o = Load(h.out + (b * size + e) * kLanes) * part;
+      for (int64_t lane = 0; lane < std::min<int64_t>(kLanes, columns - b * kLanes); ++lane)
+        result[e * columns + b * kLanes + lane] = o[lane];
+    }
+  }
+}
+
+template <int M>
+void NarrowHead(const float* query, int64_t size, int64_t nodes, const std::array<Slots, 2>& both,
+                float* result) {
+  float *q = Scratch(1, M * size), stats[2 * M];
+  const float scale = 1 / std::sqrt(float(size));
+  for (int64_t e = 0; e < size; ++e)
+    for (int m = 0; m < M; ++m) q[m * size + e] = query[e * M + m] * scale;
+  FewHead<M> h{size, nodes, q, Scratch(2, 2 * M * size), stats};
+  std::fill_n(h.out, M * size, 0.0f);
+  std::fill_n(stats, M, kHidden);
+  std::fill_n(stats + M, M, 0.0f);
+  AddAll(h, both);
+  for (int64_t e = 0; e < size; ++e)
+    for (int m = 0; m < M; ++m) result[e * M + m] = h.out[m * size + e] / stats[M + m];
+}
+
+using Narrow = void (*)(const float*, int64_t, int64_t, const std::array<Slots, 2>&, float*);
+template <int... M>
+constexpr std::array<Narrow, sizeof...(M)> NarrowTable(std::integer_sequence<int, M...>) {
+  return {{&NarrowHead<M + 1>...}};
+}
+constexpr auto kNarrow = NarrowTable(Counts{});
+
 // query [B, K, E, G, N], keys and values [B, K, S, E], own keys and values [B, K, M, E],
 // mask [B or 1, M, N], length [B] -> [B, K, E, G, N]. Slots from `length` on are not read.
 ffi::Error Attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> query, ffi::Buffer<ffi::F32> keys,
@@ -360,41 +518,26 @@ ffi::Error Attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> query, ffi::Buf
   const bool* seen = mask.typed_data();
   const int32_t* lengths = length.typed_data();
   float* result = out->typed_data();
-  const int64_t blocks = (columns + kLanes - 1) / kLanes;
 
   const auto head = [=](int64_t task) {
     const int64_t row = task / heads, used = std::clamp<int64_t>(lengths[row], 0, slots);
-    Head h{size, columns, nodes};
-    h.query = PackWide(1, q + task * size * columns, size, columns, 1 / std::sqrt(float(size)));
-    h.out = Scratch(2, blocks * size * kLanes);
-    h.stats = Scratch(3, blocks * 2 * kLanes);
-    std::fill_n(h.out, blocks * size * kLanes, 0.0f);
-    for (int64_t b = 0; b < blocks; ++b) {
-      std::fill_n(h.stats + 2 * b * kLanes, kLanes, kHidden);
-      std::fill_n(h.stats + (2 * b + 1) * kLanes, kLanes, 0.0f);
-    }
-    for (int64_t s = 0; s < used; s += kSlots) {
-      const int64_t at = (task * slots + s) * size;
-      h.Add(k + at, v + at, std::min<int64_t>(kSlots, used - s), nullptr);
-    }
-    for (int64_t s = 0; s < own; s += kSlots) {
-      const int64_t at = (task * own + s) * size;
-      h.Add(ok + at, ov + at, std::min<int64_t>(kSlots, own - s),
-            seen + row * mask_step + s * nodes);
-    }
+    const int64_t at = task * slots * size, own_at = task * own * size;
+    const float* from = q + task * size * columns;
     float* to = result + task * size * columns;
-    for (int64_t b = 0; b < blocks; ++b) {
-      const Vec part = 1.0f / Load(h.stats + (2 * b + 1) * kLanes);
-      for (int64_t e = 0; e < size; ++e) {
-        const Vec o = Load(h.out + (b * size + e) * kLanes) * part;
-        for (int64_t lane = 0; lane < std::min<int64_t>(kLanes, columns - b * kLanes); ++lane)
-          to[e * columns + b * kLanes + lane] = o[lane];
-      }
+    const std::array<Slots, 2> both = {{{k + at, v + at, used, nullptr},
+                                        {ok + own_at, ov + own_at, own, seen + row * mask_step}}};
+    if (columns <= kFew) {
+      kNarrow[columns - 1](from, size, nodes, both, to);
+    } else {
+      WideHead(from, size, columns, nodes, both, to);
     }
   };
-  int64_t work = 0;  // multiplications of vectors
+  // multiplications of vectors; where a vector holds features, its sums cost twice as much again
+  const int64_t a_slot = columns <= kFew ? (columns * size * 4 + kLanes - 1) / kLanes
+                                         : (columns + kLanes - 1) / kLanes * size * 2;
+  int64_t work = 0;
   for (int64_t row = 0; row < batch; ++row)
-    work += heads * (std::clamp<int64_t>(lengths[row], 0, slots) + own) * size * blocks * 2;
+    work += heads * (std::clamp<int64_t>(lengths[row], 0, slots) + own) * a_slot;
   if (work < 160'000) {  // some 55 microseconds: half of it would not pay for waking a thread
     for (int64_t task = 0; task < batch * heads; ++task) head(task);
   } else {
@@ -405,13 +548,13 @@ ffi::Error Attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> query, ffi::Buf
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxProduct, Product,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxProducts, Products,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .RemainingArgs()
                                   .Attr<bool>("turned")
-                                  .Ret<ffi::Buffer<ffi::F32>>());
+                                  .RemainingRets());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxAttention, Attention,
                               ffi::Ffi::Bind()
