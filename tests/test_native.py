@@ -65,6 +65,20 @@ def test_a_turned_product_is_the_product_turned():
 
 
 @needs_kernels
+def test_products_of_one_call_are_those_of_a_call_each():
+    for columns in (1, 4, 16):
+        x = normal(67, columns)
+        weights = tuple(normal(out, 67, seed=out) for out in (530, 1, 64, 2000))
+        for turned in (False, True):
+            got = jax.jit(native.products, static_argnums=2)(weights, x, turned)
+            for weight, y in zip(weights, got, strict=True):
+                alone = jax.jit(native.product, static_argnums=2)(weight, x, turned)
+                np.testing.assert_array_equal(y, alone)
+    with pytest.raises(ValueError, match="9 weights, it takes 1 to 8"):
+        native.products((weights[0],) * 9, x)
+
+
+@needs_kernels
 def test_product_has_the_derivatives_of_a_product():
     weight, x = normal(5, 7), normal(7, 3)
 
@@ -114,6 +128,9 @@ CASES = [
     (1, 2, 64, 2, 140, 140, 256),  # a chunk of a prompt
     (2, 2, 16, 1, 4, 4, 5000),  # longer than a block
     (1, 2, 16, 1, 4, 4, 2 * attention.BLOCK),
+    (2, 2, 56, 1, 2, 3, 300),  # few columns: the last vector of features overlaps
+    (1, 3, 64, 2, 1, 1, 260),
+    (2, 1, 80, 7, 1, 2, 129),
 ]
 
 

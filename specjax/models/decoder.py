@@ -11,7 +11,17 @@ from flax import nnx
 from . import quantize
 from .attention import attend, choice_of
 from .config import DecoderConfig
-from .layers import ACTIVATIONS, Linear, Norm, once, product, rope_frequencies, rotate, softcap
+from .layers import (
+    ACTIVATIONS,
+    Linear,
+    Norm,
+    once,
+    product,
+    rope_frequencies,
+    rotate,
+    softcap,
+    together,
+)
 
 
 class Attention(nnx.Module):
@@ -36,9 +46,10 @@ class Attention(nnx.Module):
         c = self.config
         kv, size, groups = c.num_kv_heads, c.head_dim, c.num_groups
         nodes = x.shape[1] // batch
-        q = self.q(x).reshape(kv, groups, size, batch, nodes).transpose(2, 3, 0, 1, 4)
-        k = self.k(x).reshape(kv, size, batch, nodes).transpose(1, 2, 0, 3)
-        v = self.v(x).reshape(kv, size, batch, nodes).transpose(2, 0, 3, 1)
+        q, k, v = together(x, self.q, self.k, self.v)
+        q = q.reshape(kv, groups, size, batch, nodes).transpose(2, 3, 0, 1, 4)
+        k = k.reshape(kv, size, batch, nodes).transpose(1, 2, 0, 3)
+        v = v.reshape(kv, size, batch, nodes).transpose(2, 0, 3, 1)
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
@@ -70,7 +81,8 @@ class MLP(nnx.Module):
     def __call__(self, x):
         if self.gate is None:
             return self.down(self.activation(self.up(x)))
-        return self.down(self.activation(self.gate(x)) * self.up(x))
+        gate, up = together(x, self.gate, self.up)
+        return self.down(self.activation(gate) * up)
 
 
 class Block(nnx.Module):

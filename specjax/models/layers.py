@@ -48,11 +48,22 @@ def product(weight: jax.Array, x: jax.Array, turned: bool = False) -> jax.Array:
     return y.T if turned else y
 
 
+def together(x: jax.Array, *layers: Linear) -> tuple[jax.Array, ...]:
+    """``layer(x)`` of several layers: on CPU one call of the kernel, since where weights are small
+    a call costs as much as its product."""
+    weights = tuple(layer.weight[...] for layer in layers)
+    on_cpu = jax.default_backend() == "cpu" and all(_few(weight, x) for weight in weights)
+    if not on_cpu or not native.chosen():
+        return tuple(layer(x) for layer in layers)
+    products = native.products(weights, x)
+    return tuple(layer.shifted(y) for layer, y in zip(layers, products, strict=True))
+
+
 def _few(weight, x) -> bool:
     """Whether the CPU kernel is made for such a product."""
     if quantize.is_quantized(weight) or weight.ndim != 2:
         return False
-    return 1 < x.shape[1] <= native.MOST_COLUMNS and weight.dtype == x.dtype == jnp.float32
+    return x.shape[1] <= native.MOST_COLUMNS and weight.dtype == x.dtype == jnp.float32
 
 
 def once(x: jax.Array) -> jax.Array:
@@ -75,7 +86,10 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((num_out,), param_dtype)) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = product(self.weight[...], x)
+        return self.shifted(product(self.weight[...], x))
+
+    def shifted(self, y: jax.Array) -> jax.Array:
+        """``y`` plus the bias, if there is one."""
         return y if self.bias is None else y + self.bias[...][:, None]
 
 
