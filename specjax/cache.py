@@ -1,4 +1,4 @@
-"""The key/value cache: every leaf ``[B, K, S, E]``, one pair a layer, one writer.
+"""The key/value cache: every leaf ``[B, K, S, E]``, a pair or one a layer, one writer.
 
 Slot ``i`` of a row holds the entry of its token ``i``. Nothing is ever shifted or erased: a
 row's length says how many slots count, and what lies beyond is overwritten in its time.
@@ -18,10 +18,12 @@ import jax.numpy as jnp
 from .types import PyTree, Verdict
 
 
-def init(slots: Sequence[int], batch: int, heads: int, size: int, dtype) -> PyTree:
-    """Zeros: per layer ``(keys, values)``, each ``[B, K, S, E]``; ``slots``: S of each layer."""
+def init(slots: Sequence[int], batch: int, heads: int, size: int, dtype, leaves: int = 2) -> PyTree:
+    """Zeros: per layer ``(keys, values)``, each ``[B, K, S, E]``; ``slots``: S of each layer.
+
+    ``leaves``: 1 where one array is both (``models/mla.py``)."""
     shapes = [(batch, heads, num, size) for num in slots]
-    return tuple((jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for shape in shapes)
+    return tuple(tuple(jnp.zeros(shape, dtype) for _ in range(leaves)) for shape in shapes)
 
 
 def commit(

@@ -88,7 +88,8 @@ class CausalLM:
         c = self.config
         dtype = params["norm"]["weight"].dtype  # of the activations; other weights may be quantized
         slots = [c.slots(i, capacity) for i in range(c.num_layers)]
-        return kv_cache.init(slots, batch, c.num_kv_heads, c.head_dim, dtype)
+        leaves = 1 if c.kv_rank else 2
+        return kv_cache.init(slots, batch, c.num_kv_heads, c.head_dim, dtype, leaves)
 
     def verify(
         self, params, cache, draft: Draft, *, features=(), since=0, entries=None, logits=True
@@ -96,6 +97,10 @@ class CausalLM:
         model = nnx.merge(graph_definition(self.config), params)
         batch = draft.tokens.shape[0]
         positions, sees, length = layout(draft)
+        live = None
+        if self.config.num_experts:
+            live = positions >= 0 if draft.scored is None else (positions >= 0) & draft.scored
+            live = jnp.broadcast_to(live, draft.tokens.shape)[:, since:]
         hidden, tapped, fresh = model.hidden(
             draft.tokens[:, since:],
             positions,
@@ -103,6 +108,7 @@ class CausalLM:
             prefix=cache,
             length=length,
             earlier=entries,
+            live=live,
             taps=features,
         )
         out = fit(model.head(hidden, batch), self.vocab_size) if logits else None

@@ -14,6 +14,7 @@ SIZES = (
     "head_dim",
     "max_positions",
 )
+ROUTINGS = ("greedy", "group_limited_greedy", "noaux_tc")
 RopeScaling = tuple[tuple[str, object], ...]
 
 
@@ -57,6 +58,26 @@ class DecoderConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # RMS norm of every head's query and key (Qwen3)
+    # latent attention (``mla.py``), if kv_rank; then num_kv_heads is 1 and head_dim an entry's size
+    kv_rank: int = 0
+    q_rank: int | None = None  # of the queries' own latent; None: they have none
+    nope_dim: int = 0  # features of a head that are not rotated
+    rope_dim: int = 0  # and that are
+    value_dim: int = 0
+    rope_interleaved: bool = False  # the two features of a rotated pair are neighbours
+    # experts (``moe.py``), if num_experts, in all layers but the plain ones
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_size: int = 0  # intermediate size of one
+    shared_experts: int = 0  # as wide as so many, and passed by every token
+    routing: str = "greedy"  # | "group_limited_greedy" | "noaux_tc"; see ``moe.Router``
+    expert_groups: int = 1
+    groups_per_token: int = 1
+    norm_expert_weights: bool = False  # those that a token chose sum to 1
+    expert_scale: float = 1.0  # on the weights
+    plain_first: int = 0  # layers at the beginning without experts
+    plain_layers: tuple[int, ...] = ()  # others without, by index
+    sparse_step: int = 1  # of the rest, each such-th has experts
     tie_embeddings: bool = False
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
@@ -76,6 +97,8 @@ class DecoderConfig:
                 f"embedding turns pairs, and {self.rotary_dim} features are odd or none"
             )
         self._check_windows()
+        self._check_experts()
+        self._check_latents()
         for name in ("query_scalar", "score_softcap", "logit_softcap"):
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise ValueError(f"{name}={value} must be positive, or None")
@@ -95,6 +118,48 @@ class DecoderConfig:
         if all(self.local_layers):
             object.__setattr__(self, "local_layers", None)
 
+    def _check_experts(self):
+        if not self.num_experts:
+            return
+        if self.routing not in ROUTINGS:
+            raise ValueError(f"routing={self.routing!r} is unknown; known: {', '.join(ROUTINGS)}")
+        for name in ("num_experts", "experts_per_token", "expert_size", "sparse_step"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: it must be at least 1")
+        groups = self.expert_groups if self.routing != "greedy" else 1
+        open_groups = self.groups_per_token if self.routing != "greedy" else 1
+        each, rest = divmod(self.num_experts, groups)
+        least = 2 if self.routing == "noaux_tc" else 1  # that a group is judged by
+        if rest or each < least or not 1 <= open_groups <= groups:
+            raise ValueError(
+                f"num_experts={self.num_experts}, expert_groups={groups}, groups_per_token="
+                f"{open_groups}: groups must be equal, of at least {least}, and as many"
+            )
+        if self.experts_per_token > open_groups * each:
+            raise ValueError(
+                f"experts_per_token={self.experts_per_token}: there are {open_groups * each} to "
+                "choose from"
+            )
+
+    def _check_latents(self):
+        if not self.kv_rank:
+            return
+        for name in ("nope_dim", "rope_dim", "value_dim"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: it must be at least 1")
+        entry = self.kv_rank + self.rope_dim
+        if self.num_kv_heads != 1 or self.head_dim != entry:
+            raise ValueError(
+                f"num_kv_heads={self.num_kv_heads}, head_dim={self.head_dim}: with kv_rank, the "
+                f"cache has one head, of kv_rank + rope_dim = {entry} features"
+            )
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether the feed-forward layer of ``layer`` is a ``moe.MoE``."""
+        if not self.num_experts or layer < self.plain_first or layer in self.plain_layers:
+            return False
+        return (layer + 1) % self.sparse_step == 0
+
     @property
     def num_groups(self) -> int:
         """Query heads that share one key/value head."""
@@ -103,7 +168,7 @@ class DecoderConfig:
     @property
     def rotary_dim(self) -> int:
         """Features of a head that rotary embedding turns."""
-        return int(self.head_dim * self.rotary_fraction)
+        return self.rope_dim or int(self.head_dim * self.rotary_fraction)
 
     def window_of(self, layer: int) -> int | None:
         """The tokens that a node sees in ``layer``, itself included; None: all."""

@@ -22,6 +22,8 @@ from .layers import (
     softcap,
     together,
 )
+from .mla import LatentAttention
+from .moe import MoE
 
 
 class Attention(nnx.Module):
@@ -66,10 +68,10 @@ class Attention(nnx.Module):
 
 
 class MLP(nnx.Module):
-    """Gated (Llama) or plain (GPT-2) feed-forward layer."""
+    """Gated (Llama) or plain (GPT-2) feed-forward layer; ``size``: if not the intermediate one."""
 
-    def __init__(self, config: DecoderConfig, *, rngs, param_dtype):
-        wide = config.intermediate_size
+    def __init__(self, config: DecoderConfig, size: int | None = None, *, rngs, param_dtype):
+        wide = size or config.intermediate_size
         common = dict(bias=config.mlp_bias, rngs=rngs, param_dtype=param_dtype)
         self.activation = ACTIVATIONS[config.activation]
         self.gate = Linear(config.hidden_size, wide, **common) if config.gated_mlp else None
@@ -88,23 +90,30 @@ class MLP(nnx.Module):
 class Block(nnx.Module):
     """Attention and feed-forward layer on a residual stream ``[H, B * N]``, each behind a norm."""
 
-    def __init__(self, config: DecoderConfig, *, rngs, param_dtype):
+    def __init__(self, config: DecoderConfig, layer: int, *, rngs, param_dtype):
         common = dict(param_dtype=param_dtype)
         make_norm = lambda: Norm(config.hidden_size, config, **common)  # noqa: E731
         self.parallel = config.parallel_residual
         self.attention_norm = make_norm()
-        self.attention = Attention(config, rngs=rngs, **common)
+        attention = LatentAttention if config.kv_rank else Attention
+        self.attention = attention(config, rngs=rngs, **common)
         self.attention_post_norm = make_norm() if config.sandwich_norms else None
         self.mlp_norm = make_norm()
-        self.mlp = MLP(config, rngs=rngs, **common)
+        if config.has_experts(layer):
+            size = config.shared_experts * config.expert_size
+            shared = MLP(config, size, rngs=rngs, **common) if size else None
+            self.mlp = MoE(config, shared, rngs=rngs, **common)
+        else:
+            self.mlp = MLP(config, rngs=rngs, **common)
         self.mlp_post_norm = make_norm() if config.sandwich_norms else None
 
-    def __call__(self, x, rope, batch, attention):
+    def __call__(self, x, rope, batch, attention, live=None):
         out, entries = self.attention(self.attention_norm(x), rope, batch, attention)
         if self.attention_post_norm is not None:
             out = self.attention_post_norm(out)
         behind = x + out
-        out = self.mlp(self.mlp_norm(x if self.parallel else behind))
+        out = self.mlp_norm(x if self.parallel else behind)
+        out = self.mlp(out, live) if isinstance(self.mlp, MoE) else self.mlp(out)
         if self.mlp_post_norm is not None:
             out = self.mlp_post_norm(out)
         return behind + out, entries
@@ -129,7 +138,7 @@ class Decoder(nnx.Module):
         learned = config.positions == "learned"
         rows = config.max_positions + config.position_offset
         self.position_embedding = table(rows) if learned else None
-        self.blocks = nnx.List([Block(config, **common) for _ in range(config.num_layers)])
+        self.blocks = nnx.List([Block(config, i, **common) for i in range(config.num_layers)])
         self.norm = Norm(config.hidden_size, config, param_dtype=param_dtype)
         tied, sizes = config.tie_embeddings, (config.hidden_size, config.vocab_size)
         self.lm_head = None if tied else Linear(*sizes, **common)
@@ -143,6 +152,7 @@ class Decoder(nnx.Module):
         prefix=None,
         length=None,
         earlier=None,
+        live=None,
         taps=(),
     ):
         """The trunk over ``N`` nodes a row.
@@ -151,19 +161,22 @@ class Decoder(nnx.Module):
           tokens: int32 ``[B, N]``.
           positions: int32 ``[1 or B, M]`` of (earlier, these nodes).
           own_mask: bool ``[B or 1, M, N]``: node ``n`` sees entry ``m`` of (earlier, these nodes).
-          prefix: per layer ``(keys, values)`` of the committed tokens, or None.
+          prefix: per layer ``(keys, values)`` of the committed tokens, or ``(latents,)``; or None.
           length: int32 ``[B]``, committed tokens; with ``prefix``.
           earlier: entries of nodes that went before in the same draft, as returned here, or None.
+          live: bool ``[B, N]``, nodes that anybody looks at, or None (all); see ``moe.py``.
           taps: indices ``i`` of hidden states to return, counted as ``hidden_states[i]`` of
             Hugging Face (0: embeddings, ``i``: output of layer ``i``; the last one is normed).
 
         Returns:
           ``(normed hidden [H, B * N], tapped [B, N, F] or None, entries)``; the entries are, per
-          layer, ``(keys, values)`` of the earlier and these nodes, each ``[B, K, M, E]``.
+          layer, ``(keys, values)`` or ``(latents,)`` of the earlier and these nodes, each
+          ``[B, K, M, E]``.
         """
         c, (batch, nodes) = self.config, tokens.shape
         here = jnp.broadcast_to(positions[:, -nodes:], tokens.shape)
         x, entries = self._embed(tokens, here), []
+        live = None if live is None else live.reshape(-1)
         ropes = {c.window_of(i) is None: None for i in range(c.num_layers)}
         if self.position_embedding is None:
             ropes = {full: self._turns(here, full, x.dtype) for full in ropes}
@@ -178,20 +191,20 @@ class Decoder(nnx.Module):
             full = c.window_of(i) is None
             settings = dict(softcap=c.score_softcap)
             if prefix is not None:
-                settings |= dict(prefix=prefix[i], length=length, choice=choices[slots[i]])
+                past = prefix[i][0], prefix[i][-1]  # latents are keys and values
+                settings |= dict(prefix=past, length=length, choice=choices[slots[i]])
                 if c.is_ring(i, slots[i]):
                     settings |= dict(window=c.window, positions=here)
             before = None if earlier is None else earlier[i]
             mask = own_mask if full else local_mask
 
-            def attention(q, k, v, before=before, mask=mask, settings=settings):
+            def attention(q, *fresh, before=before, mask=mask, settings=settings):
                 if before is not None:
-                    k, v = (
-                        jnp.concatenate(pair, axis=2) for pair in zip(before, (k, v), strict=True)
-                    )
-                return attend(q, k, v, mask, **settings), (k, v)
+                    pairs = zip(before, fresh, strict=True)
+                    fresh = tuple(jnp.concatenate(pair, axis=2) for pair in pairs)
+                return attend(q, fresh[0], fresh[-1], mask, **settings), fresh
 
-            x, entry = block(x, ropes[full], batch, attention)
+            x, entry = block(x, ropes[full], batch, attention, live)
             entries.append(entry)
             states[i + 1] = x
         out = self.norm(x)

@@ -16,13 +16,15 @@ class Tensor:
     """One tensor of a checkpoint.
 
     Attributes:
-      name: its name in the file; ``{i}`` is the index of the layer.
+      name: its name in the file; ``{i}`` is the index of the layer, ``{e}`` that of an expert.
       parts: the parameters of ``Decoder`` that it holds, stacked along the output axis (the
         first, once transposed). A row whose parameters a config does not have is left out.
       transposed: stored ``[in, out]`` (the ``Conv1D`` of GPT-2).
       by_heads: the parts are stacked head by head (the ``query_key_value`` of GPT-NeoX), not whole.
       blocks: into how many pieces each part is cut before they are stacked in turn; in the tables
         1, and once ``by_heads`` has met a config the number of its heads.
+      axis: along which the parts are stacked, 1 in stacks of experts.
+      expert: it is this entry of its only part, a stack; None: it is the whole.
     """
 
     name: str
@@ -30,6 +32,8 @@ class Tensor:
     transposed: bool = False
     by_heads: bool = False
     blocks: int = 1
+    axis: int = 0
+    expert: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,11 +65,17 @@ class Family:
       fixed: fields that are the same in the whole family.
       mlp_ratio: intermediate over hidden size where a file leaves the former out.
       only: key -> the values that are implemented; others are refused.
+      aliases: key -> the one that it stands for, where that is missing.
+      writes: what files need besides: key -> its value, or a function of the config.
       equal: key -> another one that must have the same value; else it is refused.
       rope_keys: field -> key of the rotary embedding's numbers, as transformers 4 writes them.
       rope_types: scalings that the family has.
       windows: of its layers; None: it has none.
       tensors: every tensor that a member of the family may have.
+      packed: other tensors of the same parameters, which are read where a file has them (experts
+        as ``save_pretrained`` of transformers 5 writes them with ``save_original_format=False``).
+      further_layers: files may hold the layer behind the last one (multi-token prediction), which
+        is left alone.
       prefix: of the tensor names; checkpoints of the bare trunk leave it out.
       harmless: pattern of buffers that some files hold and that no one needs.
     """
@@ -76,6 +86,8 @@ class Family:
     fixed: Mapping[str, object] = dataclasses.field(default_factory=dict)
     mlp_ratio: int | None = None
     only: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    writes: Mapping[str, object] = dataclasses.field(default_factory=dict)
     equal: Mapping[str, str] = dataclasses.field(default_factory=dict)
     rope_keys: Mapping[str, str] = dataclasses.field(
         default_factory=lambda: {"rope_theta": "rope_theta"}
@@ -83,6 +95,8 @@ class Family:
     rope_types: tuple[str, ...] = ("default", "linear", "llama3", "yarn")
     windows: Windows | None = None
     tensors: tuple[Tensor, ...]
+    packed: tuple[Tensor, ...] = ()
+    further_layers: bool = False
     prefix: str
     harmless: str
 
@@ -119,6 +133,52 @@ _LLAMA_MLP = (
 )
 _LLAMA_MLP_NORM = _affine("model.layers.{i}.post_attention_layernorm", "blocks.{i}.mlp_norm")
 _LLAMA_TENSORS = (*_LLAMA_OUTER, *_LLAMA_ATTENTION, *_LLAMA_MLP_NORM, *_LLAMA_MLP)
+
+_ROUTER = Tensor("model.layers.{i}.mlp.gate.weight", ("blocks.{i}.mlp.router.weight",))
+_EXPERTS = tuple(
+    Tensor(
+        f"model.layers.{{i}}.mlp.experts.{{e}}.{part}_proj.weight",
+        (f"blocks.{{i}}.mlp.experts.{part}",),
+    )
+    for part in ("gate", "up", "down")
+)
+_PACKED_EXPERTS = (
+    Tensor(
+        "model.layers.{i}.mlp.experts.gate_up_proj",
+        ("blocks.{i}.mlp.experts.gate", "blocks.{i}.mlp.experts.up"),
+        axis=1,
+    ),
+    Tensor("model.layers.{i}.mlp.experts.down_proj", ("blocks.{i}.mlp.experts.down",)),
+)
+_QWEN3_MOE_TENSORS = (*_LLAMA_TENSORS, _ROUTER, *_EXPERTS)
+_MIXTRAL_TENSORS = (
+    *_LLAMA_TENSORS,
+    Tensor("model.layers.{i}.block_sparse_moe.gate.weight", _ROUTER.parts),
+    *(
+        Tensor(f"model.layers.{{i}}.block_sparse_moe.experts.{{e}}.{name}.weight", row.parts)
+        for name, row in zip(("w1", "w3", "w2"), _EXPERTS, strict=True)
+    ),
+)
+_DEEPSEEK_TENSORS = (
+    *_LLAMA_OUTER,
+    *_affine("model.layers.{i}.input_layernorm", "blocks.{i}.attention_norm"),
+    *_affine("model.layers.{i}.self_attn.q_proj", "blocks.{i}.attention.q"),
+    *_affine("model.layers.{i}.self_attn.q_a_proj", "blocks.{i}.attention.q_a"),
+    *_affine("model.layers.{i}.self_attn.q_a_layernorm", "blocks.{i}.attention.q_a_norm"),
+    *_affine("model.layers.{i}.self_attn.q_b_proj", "blocks.{i}.attention.q_b"),
+    *_affine("model.layers.{i}.self_attn.kv_a_proj_with_mqa", "blocks.{i}.attention.kv_a"),
+    *_affine("model.layers.{i}.self_attn.kv_a_layernorm", "blocks.{i}.attention.kv_a_norm"),
+    *_affine("model.layers.{i}.self_attn.kv_b_proj", "blocks.{i}.attention.kv_b"),
+    *_affine("model.layers.{i}.self_attn.o_proj", "blocks.{i}.attention.o"),
+    *_LLAMA_MLP_NORM,
+    *_LLAMA_MLP,
+    _ROUTER,
+    Tensor("model.layers.{i}.mlp.gate.e_score_correction_bias", ("blocks.{i}.mlp.router.bias",)),
+    *_EXPERTS,
+    *_affine("model.layers.{i}.mlp.shared_experts.gate_proj", "blocks.{i}.mlp.shared.gate"),
+    *_affine("model.layers.{i}.mlp.shared_experts.up_proj", "blocks.{i}.mlp.shared.up"),
+    *_affine("model.layers.{i}.mlp.shared_experts.down_proj", "blocks.{i}.mlp.shared.down"),
+)
 
 _GEMMA_TENSORS = (
     *_LLAMA_OUTER,
@@ -207,6 +267,33 @@ _LLAMA_LIKE = dict(tensors=_LLAMA_TENSORS, **_NAMED)
 _WHOLE_HEADS = {"partial_rotary_factor": (1.0,)}  # every feature of a head is rotated
 _SWITCHED = Windows(default=4096, switch="use_sliding_window", typed=True)
 
+_DEEPSEEK_KEYS = {k: v for k, v in _LLAMA_KEYS.items() if k not in ("num_kv_heads", "head_dim")} | {
+    "qkv_bias": "attention_bias",
+    "o_bias": "attention_bias",
+    "kv_rank": "kv_lora_rank",
+    "q_rank": "q_lora_rank",
+    "nope_dim": "qk_nope_head_dim",
+    "rope_dim": "qk_rope_head_dim",
+    "value_dim": "v_head_dim",
+    "num_experts": "n_routed_experts",
+    "experts_per_token": "num_experts_per_tok",
+    "expert_size": "moe_intermediate_size",
+    "shared_experts": "n_shared_experts",
+    "routing": "topk_method",
+    "expert_groups": "n_group",
+    "groups_per_token": "topk_group",
+    "expert_scale": "routed_scaling_factor",
+    "plain_first": "first_k_dense_replace",
+}
+_DEEPSEEK_LIKE = dict(
+    rope_types=("default", "linear", "yarn"),
+    # all heads have keys of their own, made of the one that is kept
+    writes={"num_key_value_heads": lambda config: config.num_heads},
+    tensors=_DEEPSEEK_TENSORS,
+    packed=_PACKED_EXPERTS,
+    **_NAMED,
+)
+
 _GEMMA_KEYS = _LLAMA_KEYS | {
     "activation": "hidden_activation",
     "qkv_bias": "attention_bias",
@@ -262,6 +349,68 @@ FAMILIES: dict[str, Family] = {
         only=_WHOLE_HEADS,
         windows=Windows(default=4096),
         **_LLAMA_LIKE,
+    ),
+    "mixtral": Family(
+        architecture="MixtralForCausalLM",
+        keys=_LLAMA_KEYS
+        | {"expert_size": "intermediate_size"}
+        | {"num_experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"},
+        defaults=_LLAMA_DEFAULTS
+        | {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "rms_norm_eps": 1e-5}
+        | {"num_local_experts": 8, "num_experts_per_tok": 2, "rope_theta": 1e6},
+        fixed={"norm_expert_weights": True},
+        only=_WHOLE_HEADS,
+        windows=Windows(),
+        **_NAMED | dict(tensors=_MIXTRAL_TENSORS, packed=(_ROUTER, *_PACKED_EXPERTS)),
+    ),
+    "qwen3_moe": Family(
+        architecture="Qwen3MoeForCausalLM",
+        keys=_LLAMA_KEYS
+        | {"qkv_bias": "attention_bias", "o_bias": "attention_bias"}
+        | {"num_experts": "num_experts", "experts_per_token": "num_experts_per_tok"}
+        | {"expert_size": "moe_intermediate_size", "norm_expert_weights": "norm_topk_prob"}
+        | {"plain_layers": "mlp_only_layers", "sparse_step": "decoder_sparse_step"},
+        defaults=_LLAMA_DEFAULTS
+        | {"max_position_embeddings": 32768, "num_key_value_heads": 4}
+        | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+        | {"norm_topk_prob": False, "mlp_only_layers": (), "decoder_sparse_step": 1},
+        fixed={"qk_norm": True},
+        only=_WHOLE_HEADS | {"use_sliding_window": (False,)},
+        aliases={"num_local_experts": "num_experts"},
+        **_NAMED | dict(tensors=_QWEN3_MOE_TENSORS, packed=_PACKED_EXPERTS),
+    ),
+    "deepseek_v2": Family(
+        architecture="DeepseekV2ForCausalLM",
+        keys=_DEEPSEEK_KEYS | {"mlp_bias": "mlp_bias"},
+        defaults=_LLAMA_DEFAULTS
+        | {"first_k_dense_replace": 0, "n_routed_experts": 64, "n_shared_experts": 2}
+        | {"topk_method": "greedy", "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0},
+        fixed={"num_kv_heads": 1, "rope_interleaved": True},
+        only={
+            "topk_method": ("greedy", "group_limited_greedy"),
+            "scoring_func": ("softmax",),
+            "norm_topk_prob": (False,),  # transformers leaves it out, DeepSeek's own code does not
+            "moe_layer_freq": (1,),
+        },
+        **_DEEPSEEK_LIKE,
+    ),
+    "deepseek_v3": Family(
+        architecture="DeepseekV3ForCausalLM",
+        keys=_DEEPSEEK_KEYS
+        | {"norm_expert_weights": "norm_topk_prob", "rope_interleaved": "rope_interleave"},
+        defaults=_LLAMA_DEFAULTS
+        | {"max_position_embeddings": 4096, "num_experts_per_tok": 8}
+        | {"first_k_dense_replace": 3, "n_routed_experts": 256, "n_shared_experts": 1}
+        | {"topk_method": "noaux_tc", "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5}
+        | {"norm_topk_prob": True, "rope_interleave": True},
+        fixed={"num_kv_heads": 1},
+        only={
+            "topk_method": ("noaux_tc",),
+            "scoring_func": ("sigmoid",),
+            "moe_layer_freq": (1,),
+        },
+        further_layers=True,
+        **_DEEPSEEK_LIKE | {"writes": _DEEPSEEK_LIKE["writes"] | {"num_nextn_predict_layers": 0}},
     ),
     "gemma2": Family(
         architecture="Gemma2ForCausalLM",

@@ -92,21 +92,30 @@ def load_weights(
     folder, dtype, state = Path(folder), check_dtype(dtype), abstract(config)[1]
     shapes = {name: param.get_value().shape for name, param in _named(state)}
     wanted = tensors_of(config, shapes)
-    stored = _headers(folder, family_of(config.model_type).prefix, wanted)
+    packed = tensors_of(config, shapes, packed=True)
+    stored = _headers(folder, family_of(config.model_type).prefix, {*wanted, *packed})
+    wanted = _as_stored(wanted, packed, stored)
     _check(folder, config, wanted, stored, shapes)
     if dtype is None:
         dtype = jnp.dtype("float32" if jax.default_backend() == "cpu" else _main_dtype(stored))
 
     arrays: dict[str, jax.Array] = {}
+    stacks: dict[str, _Stack] = {}
     for path in sorted({entry.path for entry in stored.values()}):
         with safe_open(path, "np") as file:
             for name in (n for n in wanted if stored[n].path == path):
                 array = file.get_tensor(stored[name].name)
                 for part, piece in _split(array, wanted[name], shapes):
-                    piece = np.ascontiguousarray(piece, dtype="float32" if quantize else dtype)
+                    kind = _dtype_of(part, dtype)
+                    piece = np.ascontiguousarray(piece, dtype="float32" if quantize else kind)
+                    if wanted[name].expert is not None:
+                        stack = stacks.setdefault(part, _Stack(shapes[part], piece.dtype))
+                        if not stack.add(wanted[name].expert, piece):
+                            continue
+                        piece = stacks.pop(part).array
                     piece = jax.device_put(piece)
                     if quantize:
-                        piece = encode(part, piece, quantize, dtype)
+                        piece = encode(part, piece, quantize, kind)
                     # or copies would pile up on the host
                     arrays[part] = jax.block_until_ready(piece)
     return _filled(state, arrays)
@@ -177,6 +186,24 @@ class _Stored:
     dtype: str
 
 
+class _Stack:
+    """Experts that lie one by one in the files, gathered on the host until all are there."""
+
+    def __init__(self, shape: tuple[int, ...], dtype):
+        self.array, self.missing = np.empty(shape, dtype), shape[0]
+
+    def add(self, expert: int, piece: np.ndarray) -> bool:
+        """Whether it was the last one."""
+        self.array[expert] = piece
+        self.missing -= 1
+        return not self.missing
+
+
+def _dtype_of(part: str, dtype: np.dtype) -> np.dtype:
+    """Of a parameter in a model of ``dtype``: a router's bias tells near equals apart."""
+    return np.dtype("float32") if part.endswith(".router.bias") else dtype
+
+
 def _named(state: nnx.State) -> Iterator[tuple[str, nnx.Variable]]:
     for path, param in nnx.to_flat_state(state):
         yield ".".join(map(str, path)), param
@@ -190,13 +217,27 @@ def _filled(state: nnx.State, arrays: Mapping[str, jax.Array]) -> nnx.State:
 
 
 def _shape(tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """The shape of a tensor in the file: its parts stacked on axis 0, perhaps transposed."""
+    """The shape of a tensor in the file: its parts stacked, perhaps transposed, or one expert."""
     parts = [shapes[part] for part in tensor.parts]
-    shape = (sum(part[0] for part in parts), *parts[0][1:])
-    return shape[::-1] if tensor.transposed else shape
+    if tensor.expert is not None:
+        return parts[0][1:]
+    shape = list(parts[0])
+    shape[tensor.axis] = sum(part[tensor.axis] for part in parts)
+    return tuple(shape[::-1] if tensor.transposed else shape)
+
+
+def _as_stored(wanted: dict[str, Tensor], packed: dict[str, Tensor], stored) -> dict[str, Tensor]:
+    """``wanted``, with the packed tensors that are there in place of those of their parameters."""
+    present = {name: tensor for name, tensor in packed.items() if name in stored}
+    covered = {part for tensor in present.values() for part in tensor.parts}
+    return {n: t for n, t in wanted.items() if not covered.intersection(t.parts)} | present
 
 
 def _split(array: np.ndarray, tensor: Tensor, shapes) -> Iterator[tuple[str, np.ndarray]]:
+    if tensor.expert is not None or tensor.axis:
+        ends = np.cumsum([shapes[part][tensor.axis] for part in tensor.parts])[:-1]
+        yield from zip(tensor.parts, np.split(array, ends, tensor.axis), strict=True)
+        return
     array, row = array.T if tensor.transposed else array, 0
     pieces = array.reshape(tensor.blocks, -1, *array.shape[1:])
     for part in tensor.parts:
@@ -286,7 +327,8 @@ def _main_dtype(stored: Mapping[str, _Stored]) -> str:
 def _write_weights(folder: Path, tensors, params, dtype, max_shard_bytes: int) -> None:
     """One file, or shards and their index; the host holds one shard at a time."""
     shapes = {name: value.shape for name, value in params.items()}
-    sizes = {n: math.prod(_shape(t, shapes)) * dtype.itemsize for n, t in tensors.items()}
+    kinds = {n: _dtype_of(t.parts[0], dtype) for n, t in tensors.items()}
+    sizes = {n: math.prod(_shape(t, shapes)) * kinds[n].itemsize for n, t in tensors.items()}
     shards: list[list[str]] = [[]]
     room = max_shard_bytes
     for name, size in sizes.items():
@@ -297,10 +339,13 @@ def _write_weights(folder: Path, tensors, params, dtype, max_shard_bytes: int) -
         room -= size
 
     def gathered(tensor: Tensor) -> np.ndarray:
+        kind = kinds[tensor.name]
+        if tensor.expert is not None:
+            return np.ascontiguousarray(params[tensor.parts[0]][tensor.expert], dtype=kind)
         parts = [np.asarray(params[part]) for part in tensor.parts]
         pieces = [p.reshape(tensor.blocks, -1, *p.shape[1:]) for p in parts]
         array = np.concatenate(pieces, axis=1).reshape(-1, *parts[0].shape[1:])
-        return np.ascontiguousarray(array.T if tensor.transposed else array, dtype=dtype)
+        return np.ascontiguousarray(array.T if tensor.transposed else array, dtype=kind)
 
     weight_map = {}
     for i, names in enumerate(shards):

@@ -96,8 +96,10 @@ class Linear(nnx.Module):
 class Norm(nnx.Module):
     """RMS or layer norm over axis 0, in float32; layer norms have a bias."""
 
-    def __init__(self, size, config: DecoderConfig, *, kind=None, param_dtype=jnp.float32):
-        self.kind, self.eps = kind or config.norm, config.norm_eps
+    def __init__(
+        self, size, config: DecoderConfig, *, kind=None, eps=None, param_dtype=jnp.float32
+    ):
+        self.kind, self.eps = kind or config.norm, eps or config.norm_eps
         self.plus_one = config.norm_plus_one
         self.weight = nnx.Param(jnp.full((size,), 0.0 if self.plus_one else 1.0, param_dtype))
         self.bias = nnx.Param(jnp.zeros((size,), param_dtype)) if self.kind == "layer" else None
@@ -162,16 +164,25 @@ def rope_frequencies(dim: int, theta: float, scaling: RopeScaling | None, max_po
         ramp = (np.arange(dim // 2, dtype=np.float32) - first) / max(last - first, 1e-3)
         keep = 1 - np.clip(ramp, 0.0, 1.0)
 
-        def magnitude(scale=1.0):
-            return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
         attention = scaling.get("attention_factor")
         if attention is None:
             scales = scaling.get("mscale"), scaling.get("mscale_all_dim")
-            attention = magnitude(scales[0]) / magnitude(scales[1]) if all(scales) else magnitude()
+            scales = [_magnitude(factor, s) for s in (scales if all(scales) else (1.0, 0.0))]
+            attention = scales[0] / scales[1]
         return inverse / factor * (1 - keep) + inverse * keep, attention
     known = "default, linear, llama3, longrope, yarn"
     raise ValueError(f"rope_type={kind!r} is unknown; known: {known}")
+
+
+def score_factor(scaling: RopeScaling | None) -> float:
+    """What DeepSeek multiplies scores with besides: the square of yarn's magnitude, whose part in
+    cos and sin ``mscale_all_dim`` takes out."""
+    scaling = dict(scaling or ())
+    return _magnitude(scaling.get("factor", 1.0), scaling.get("mscale_all_dim") or 0.0) ** 2
+
+
+def _magnitude(factor: float, scale: float) -> float:
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, axis: int) -> jax.Array:

@@ -21,12 +21,14 @@ target, 17 MB that the processor's cache holds anyway, gains nothing: 0.8, 1.0 a
 from __future__ import annotations
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
 
 SCHEMES = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
-KEPT = ("position_embedding",)  # looked up, not multiplied, and small
+# looked up and not multiplied, and small; a few rows that decide all; used in parts, and small
+KEPT = r"position_embedding|.*\.router\.weight|.*\.kv_b\.weight"
 BLOCK = 1 << 20  # weights converted at a time on CPU: 4 MB of float32, which its cache holds
 
 
@@ -72,8 +74,8 @@ def is_quantized(weight) -> bool:
 
 
 def encode(name: str, weight: jax.Array, scheme: str, dtype):
-    """The parameter ``name`` (dotted path): a ``QArray`` if it is a matrix that is multiplied,
-    else in ``dtype``.
+    """The parameter ``name`` (dotted path): a ``QArray`` if it is a matrix (or a stack of them)
+    that is multiplied, else in ``dtype``.
 
     Raises:
       ValueError: it is quantized already.
@@ -83,7 +85,7 @@ def encode(name: str, weight: jax.Array, scheme: str, dtype):
             f"quantize={scheme!r}: {name} is quantized already ({weight.qvalue.dtype}); quantize "
             "the original weights, once"
         )
-    if weight.ndim != 2 or name in KEPT:
+    if weight.ndim < 2 or re.fullmatch(KEPT, name):
         return weight.astype(dtype)
     return _encoded(weight, scheme)
 
@@ -92,7 +94,8 @@ def encode(name: str, weight: jax.Array, scheme: str, dtype):
 def _encoded(weight, scheme):
     import qwix
 
-    return qwix.quantize(weight, SCHEMES[scheme], channelwise_axes=(0,), scale_dtype=jnp.float32)
+    outputs = tuple(range(weight.ndim - 1))  # of each expert, in a stack
+    return qwix.quantize(weight, SCHEMES[scheme], channelwise_axes=outputs, scale_dtype=jnp.float32)
 
 
 def dot(weight, x: jax.Array) -> jax.Array:
@@ -133,6 +136,36 @@ def take(table, index: jax.Array, dtype) -> jax.Array:
         return table[index]
     bits, numbers = _pieces_of(table.qvalue)
     return (numbers(bits[index]).astype(jnp.float32) * table.scale[index]).astype(dtype)
+
+
+def shape(weight) -> tuple[int, ...]:
+    """Of a weight, quantized or not."""
+    return weight.qvalue.shape if is_quantized(weight) else weight.shape
+
+
+def floats(weight, dtype) -> jax.Array:
+    """The weight itself, or what a quantized one stands for."""
+    if not is_quantized(weight):
+        return weight
+    return (weight.qvalue.astype(jnp.float32) * weight.scale).astype(dtype)
+
+
+def rows(weight, index: jax.Array):
+    """Entries ``index`` of a weight's first dimension, quantized as it is."""
+    return jax.tree.map(lambda x: x[index], weight)
+
+
+def dot_rows(stack, index, row, size: int, x: jax.Array) -> jax.Array:
+    """``stack[index, row : row + size] @ x`` of a stack ``[X, out, in]``, quantized or not."""
+
+    def cut(array):
+        return jax.lax.dynamic_slice(array, (index, row, 0), (1, size, array.shape[2]))[0]
+
+    if not is_quantized(stack):
+        return jnp.dot(cut(stack), x)
+    bits, numbers = _pieces_of(stack.qvalue)
+    y = jnp.dot(numbers(cut(bits)).astype(x.dtype), x, preferred_element_type=jnp.float32)
+    return (y * cut(stack.scale)).astype(x.dtype)
 
 
 def _pieces_of(values: jax.Array):

@@ -23,6 +23,10 @@ _ACTIVATIONS = {  # the first name of each is the one that is written
 }
 _NULL_MEANS_NONE = ("attn_logit_softcapping", "final_logit_softcapping")  # else: the default
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads")
+_FURTHER_SIZES = (
+    *("kv_rank", "nope_dim", "rope_dim", "value_dim"),
+    *("num_experts", "experts_per_token", "expert_size"),
+)
 _ROPE_NEEDS = {
     "default": (),
     "linear": ("factor",),
@@ -69,15 +73,19 @@ def config_from_hf(hf: Mapping[str, object]) -> DecoderConfig:
     family = family_of(hf.get("model_type"))
     _refuse_unsupported(hf, family)
     given = {k: v for k, v in hf.items() if v is not None or k in _NULL_MEANS_NONE}
+    given = {key: given[a] for a, key in family.aliases.items() if a in given} | given
     filled = {**family.defaults, **given}
     values = {f: filled.get(key) for f, key in family.keys.items()}
     if values["intermediate_size"] is None and family.mlp_ratio and values["hidden_size"]:
         values["intermediate_size"] = family.mlp_ratio * values["hidden_size"]
-    wrong = [f"{family.keys[f]}={values[f]!r}" for f in _SIZES if not _is_size(values[f])]
+    sizes = (*_SIZES, *(f for f in _FURTHER_SIZES if f in family.keys))
+    wrong = [f"{family.keys[f]}={values[f]!r}" for f in sizes if not _is_size(values[f])]
     if wrong:
         raise ValueError(f"config.json: {', '.join(wrong)}: sizes must be positive whole numbers")
     if values.get("num_kv_heads") is None:
         values["num_kv_heads"] = values["num_heads"]
+    if values.get("kv_rank"):
+        values["head_dim"] = values["kv_rank"] + values["rope_dim"]
     if values.get("head_dim") is None:
         values["head_dim"], rest = divmod(values["hidden_size"], values["num_heads"])
         if rest:
@@ -90,7 +98,9 @@ def config_from_hf(hf: Mapping[str, object]) -> DecoderConfig:
     if family.fixed.get("positions", "rope") == "rope":
         values |= _rope_from_hf(filled, family)
     values |= _windows_from_hf(hf, family.windows, values["num_layers"])
-    config = DecoderConfig(model_type=hf["model_type"], **family.fixed, **values)
+    if "plain_layers" in values:
+        values["plain_layers"] = tuple(values["plain_layers"])
+    config = DecoderConfig(model_type=hf["model_type"], **values | family.fixed)
     stretched = len(dict(config.rope_scaling or ()).get("short_factor", ()))
     if stretched and stretched != config.rotary_dim // 2:
         raise ValueError(
@@ -114,6 +124,8 @@ def config_to_hf(config: DecoderConfig) -> dict[str, object]:
     }
     for field, key in family.keys.items():
         hf[key] = getattr(config, field)
+    for key, value in family.writes.items():
+        hf[key] = value(config) if callable(value) else value
     activation = family.keys["activation"]
     names = (family.defaults.get(activation, "silu"), *_ACTIVATIONS)  # its usual one, if it may be
     hf[activation] = next(k for k in names if _ACTIVATIONS[k] == config.activation)
@@ -140,26 +152,34 @@ def config_to_hf(config: DecoderConfig) -> dict[str, object]:
     return hf
 
 
-def tensors_of(config: DecoderConfig, parameters) -> dict[str, Tensor]:
+def tensors_of(config: DecoderConfig, parameters, packed: bool = False) -> dict[str, Tensor]:
     """The tensors of a checkpoint of ``config``, by full name.
 
     Args:
       parameters: names of the parameters that the model has, such as ``blocks.0.mlp.up.weight``.
+      packed: those of the other layout, which only some files have; see ``Family``.
     """
-    parameters, found = set(parameters), {}
-    for row in family_of(config.model_type).tensors:
+    family, parameters, found = family_of(config.model_type), set(parameters), {}
+    for row in family.packed if packed else family.tensors:
         for i in range(config.num_layers) if "{i}" in row.name else (0,):
             parts = tuple(part.format(i=i) for part in row.parts)
-            if parameters.issuperset(parts):
-                blocks = config.num_heads if row.by_heads else 1
-                name = row.name.format(i=i)
-                found[name] = dataclasses.replace(row, name=name, parts=parts, blocks=blocks)
+            if not parameters.issuperset(parts):
+                continue
+            blocks = config.num_heads if row.by_heads else 1
+            for e in range(config.num_experts) if "{e}" in row.name else (None,):
+                name = row.name.format(i=i, e=e)
+                found[name] = dataclasses.replace(
+                    row, name=name, parts=parts, blocks=blocks, expert=e
+                )
     return found
 
 
 def is_harmless(config: DecoderConfig, name: str) -> bool:
-    """Whether a tensor that the model does not have may be ignored: buffers, a tied head."""
+    """Whether a tensor that the model does not have may be ignored: buffers, a tied head, a layer
+    for multi-token prediction."""
     family = family_of(config.model_type)
+    if family.further_layers and name.startswith(f"{family.prefix}layers.{config.num_layers}."):
+        return True
     if any(row.name == name and row.parts == ("lm_head.weight",) for row in family.tensors):
         return config.tie_embeddings
     return bool(re.fullmatch(family.harmless, name.removeprefix(family.prefix)))

@@ -28,6 +28,9 @@ SMALL = dict(
 GROUPED = SMALL | dict(num_key_value_heads=2)
 ORIGINAL = dict(original_max_position_embeddings=16)  # the 40 tokens below go well beyond it
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
+EXPERTS = dict(num_experts_per_tok=2, moe_intermediate_size=16)
+LATENT = dict(kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=12)
+DEEPSEEK = SMALL | EXPERTS | LATENT | dict(n_routed_experts=8, num_key_value_heads=4)
 YARN = dict(rope_type="yarn", factor=4.0)
 STRETCH = dict(short_factor=[1.0, 1.1, 1.3, 1.6, 1.8, 2.2], long_factor=[1.0, 2, 3, 5, 8, 13])
 WINDOW = dict(sliding_window=8)  # the 40 tokens go well beyond it, too
@@ -128,6 +131,39 @@ CASES: dict[str, tuple[str, dict]] = {
         "GPTNeoX",
         SMALL | dict(use_parallel_residual=False, attention_bias=False, tie_word_embeddings=True),
     ),
+    "mixtral": (
+        "Mixtral",
+        GROUPED
+        | WINDOW
+        | dict(num_local_experts=4, num_experts_per_tok=2, tie_word_embeddings=True),
+    ),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        GROUPED
+        | EXPERTS
+        | dict(head_dim=16, num_experts=8, norm_topk_prob=True)
+        | dict(num_hidden_layers=3, mlp_only_layers=[2], decoder_sparse_step=2),
+    ),
+    "deepseek_v2": (
+        "DeepseekV2",
+        DEEPSEEK
+        | dict(q_lora_rank=20, n_shared_experts=2, first_k_dense_replace=1, attention_bias=True)
+        | dict(topk_method="group_limited_greedy", n_group=4, topk_group=2)
+        | dict(routed_scaling_factor=3.0),
+    ),
+    "deepseek_v2_lite": (
+        "DeepseekV2",
+        DEEPSEEK
+        | dict(q_lora_rank=None, n_shared_experts=1, num_hidden_layers=1)
+        | dict(rope_parameters=YARN | ORIGINAL | dict(mscale=0.707, mscale_all_dim=0.7)),
+    ),
+    "deepseek_v3": (
+        "DeepseekV3",
+        DEEPSEEK
+        | dict(q_lora_rank=20, n_shared_experts=1, first_k_dense_replace=1)
+        | dict(n_group=4, topk_group=2)
+        | dict(rope_parameters=YARN | ORIGINAL | dict(mscale=1.0, mscale_all_dim=1.0)),
+    ),
 }
 
 
@@ -151,6 +187,9 @@ def random_model(case: str, seed: int):
                 scale = "norm" in key or "ln_" in key
                 value.copy_(noise * 0.2 + float(scale and "Gemma" not in kind))  # theirs is 1 + w
             value.copy_(value.bfloat16().float())
+        for key, value in model.named_buffers():
+            if "e_score_correction_bias" in key:
+                value.copy_(torch.randn(value.shape, generator=generator) * 0.1)
     return model
 
 
@@ -171,7 +210,11 @@ def main(folder: Path, wanted: list[str]) -> None:
         model = random_model(case, seed)
         tokens = np.random.default_rng(seed).integers(64, size=(2, 40))
         expected = logits_of(model, tokens)
-        model.to(torch.bfloat16).save_pretrained(folder / case)
+        kept = {k: v.clone() for k, v in model.named_buffers() if "e_score_correction_bias" in k}
+        model.to(torch.bfloat16)
+        for key, value in kept.items():  # DeepSeek's files have them in float32
+            model.get_submodule(key.rpartition(".")[0]).e_score_correction_bias = value
+        model.save_pretrained(folder / case)
         np.savez_compressed(
             folder / case / "expected.npz", tokens=tokens.astype(np.int32), logits=expected
         )

@@ -1,0 +1,92 @@
+"""Multi-head latent attention (DeepSeek-V2, 2405.04434): the cache holds what keys and values are
+made of, not the keys and values.
+
+Shapes, besides the letters of ``types.py``: ``A`` heads, ``R`` features of a latent (``kv_rank``),
+``P`` rotated ones (``rope_dim``), ``U`` features of a head's query that are not rotated
+(``nope_dim``), ``W`` of its value (``value_dim``).
+
+A token's entry is its normed latent ``c [R]`` and one rotated key ``r [P]`` that all heads share:
+576 numbers in DeepSeek-V3, where 128 heads have 40,960 in their keys and values. Head ``a`` has the
+key ``(U_a c, r)`` and the value ``W_a c``. None of them is ever made: ``q · U_a c = U_aᵀ q · c``;
+the up-projections are *absorbed* by queries and outputs, which then attend to the latents as to a
+single key head whose values are its keys::
+
+    scores = ((U_aᵀ q, q_r) · (c, r)) / sqrt(U + P)      out_a = W_a Σ softmax(scores) c
+
+So a step reads each token's entry once for all heads. The price is arithmetic: a score takes
+``R + P`` products in place of ``U + P``, an output as many in place of ``W``. That is little beside
+the bytes while few tokens are decoded; the attention of a long prompt, whose other products stay
+what they are, has 3.6 times as many (in DeepSeek-V3).
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from .config import DecoderConfig
+from .layers import Linear, Norm, rotate, score_factor
+
+EPS = 1e-6  # of the norms of the latents, whatever the config says of the others
+
+
+class LatentAttention(nnx.Module):
+    """Takes the place of ``decoder.Attention``; what it attends to is the caller's business."""
+
+    def __init__(self, config: DecoderConfig, *, rngs, param_dtype):
+        self.config = c = config
+        common = dict(rngs=rngs, param_dtype=param_dtype)
+        wide = c.num_heads * (c.nope_dim + c.rope_dim)
+
+        def norm(size):
+            return Norm(size, config, kind="rms", eps=EPS, param_dtype=param_dtype)
+
+        if c.q_rank is None:
+            self.q = Linear(c.hidden_size, wide, **common)
+        else:
+            self.q_a = Linear(c.hidden_size, c.q_rank, bias=c.qkv_bias, **common)
+            self.q_a_norm = norm(c.q_rank)
+            self.q_b = Linear(c.q_rank, wide, **common)
+        self.kv_a = Linear(c.hidden_size, c.kv_rank + c.rope_dim, bias=c.qkv_bias, **common)
+        self.kv_a_norm = norm(c.kv_rank)
+        self.kv_b = Linear(c.kv_rank, c.num_heads * (c.nope_dim + c.value_dim), **common)
+        scale = (2 * c.num_layers) ** -0.5
+        inner = c.num_heads * c.value_dim
+        self.o = Linear(inner, c.hidden_size, bias=c.o_bias, scale=scale, **common)
+
+    def __call__(self, x, rope, batch, attention):
+        c, nodes = self.config, x.shape[1] // batch
+        cos, sin = (turn[:, :, None] for turn in rope)  # [P / 2, B, 1, N]
+
+        q = self.q(x) if c.q_rank is None else self.q_b(self.q_a_norm(self.q_a(x)))
+        q = q.reshape(c.num_heads, -1, batch, nodes)
+        plain, turned = jnp.split(q, [c.nope_dim], axis=1)
+        turned = rotate(self._paired(turned, 1).transpose(1, 2, 0, 3), cos, sin, axis=0)
+
+        latent, key = jnp.split(self.kv_a(x), [c.kv_rank])
+        latent = self.kv_a_norm(latent).reshape(c.kv_rank, batch, 1, nodes)
+        key = rotate(self._paired(key, 0).reshape(c.rope_dim, batch, 1, nodes), cos, sin, axis=0)
+        entry = jnp.concatenate([latent, key]).transpose(1, 2, 3, 0)  # [B, 1, N, R + P]
+
+        ups = self.kv_b.weight[...].reshape(c.num_heads, -1, c.kv_rank)
+        to_keys, to_values = jnp.split(ups, [c.nope_dim], axis=1)  # [A, U, R], [A, W, R]
+        absorbed = jnp.einsum("aur,aubn->rban", to_keys, plain)
+        q = jnp.concatenate([absorbed, turned]) * self._scale()  # [R + P, B, A, N]
+        out, entries = attention(q.transpose(1, 0, 2, 3)[:, None], entry)  # [B, 1, R + P, A, N]
+        out = jnp.einsum("awr,bran->awbn", to_values, out[:, 0, : c.kv_rank])
+        return self.o(out.reshape(-1, batch * nodes)), entries
+
+    def _paired(self, x, axis):
+        """The layout of ``rotate``, where the two features of a pair are half of all apart.
+        DeepSeek has them side by side; what queries and keys have in common does not matter."""
+        if not self.config.rope_interleaved:
+            return x
+        first, second = (jax.lax.slice_in_dim(x, i, None, 2, axis) for i in (0, 1))
+        return jnp.concatenate([first, second], axis)
+
+    def _scale(self) -> float:
+        """On queries that ``attend`` will divide by the root of their size."""
+        c = self.config
+        factor = score_factor(c.rope_scaling)
+        return factor * ((c.kv_rank + c.rope_dim) / (c.nope_dim + c.rope_dim)) ** 0.5
