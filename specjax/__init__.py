@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .comparison import Comparison, compare
     from .models.lm import LM, load
     from .planner import Plan, plan
+    from .serving import Served, serve_offline
     from .text import Generation, generate, stream_text
 
 __version__ = "0.1.0"
@@ -29,6 +30,7 @@ __all__ = [
     "Sampling",
     "Scores",
     "Segment",
+    "Served",
     "Stats",
     "Target",
     "Verdict",
@@ -42,6 +44,7 @@ __all__ = [
     "generate",
     "load",
     "plan",
+    "serve_offline",
     "stream",
     "stream_text",
     "tree",
@@ -56,6 +59,8 @@ _LAZY = {
     "load": "models.lm",
     "Plan": "planner",
     "plan": "planner",
+    "Served": "serving",
+    "serve_offline": "serving",
     "Generation": "text",
     "generate": "text",
     "stream_text": "text",

@@ -58,22 +58,25 @@ class Job:
     capacity: int
     params: PyTree
     request: loop.Request
+    chunk: int = loop.PREFILL_CHUNK
 
     def start(self) -> loop.State:
         """Reads the prompts."""
         objects = self.lm.target, self.drafter, self.rule
-        return loop.jit_start(*objects, self.capacity, self.params, self.request)
+        return loop.jit_start(*objects, self.capacity, self.params, self.request, self.chunk)
 
-    def burst(self, rounds: int, state: loop.State) -> loop.State:
-        """At most ``rounds`` rounds; takes the buffers of ``state``."""
-        return loop.jit_burst(self.lm.target, self.drafter, self.rule, rounds, self.params, state)
+    def burst(self, rounds: int, state: loop.State, live: int = 1) -> loop.State:
+        """At most ``rounds`` rounds, while ``live`` rows run; takes the buffers of ``state``."""
+        objects = self.lm.target, self.drafter, self.rule
+        return loop.jit_burst(*objects, rounds, self.params, state, live)
 
     def check(self) -> None:
         """Traces both programs, which the run needs anyway, so that a drafter, rule and sampling
         that do not go together are refused before either compiles."""
         objects = self.lm.target, self.drafter, self.rule
-        state = loop.jit_start.eval_shape(*objects, self.capacity, self.params, self.request)
-        loop.jit_burst.eval_shape(*objects, 1, self.params, state)
+        given = self.capacity, self.params, self.request, self.chunk
+        state = loop.jit_start.eval_shape(*objects, *given)
+        loop.jit_burst.eval_shape(*objects, 1, self.params, state, 1)
 
 
 def prepare(
@@ -95,11 +98,12 @@ def prepare(
     drafter_params=None,
     least_width=SMALLEST_WIDTH,
     least_buffer=SMALLEST_BUFFER,
+    chunk=loop.PREFILL_CHUNK,
 ) -> Job:
     """Checks the arguments of ``text.generate``, where they are explained; makes a ``Job``.
 
     ``least_width``, ``least_buffer``: of the padded prompts and of the buffer, in tokens, so that
-    several requests can share their programs.
+    several requests can share their programs. ``chunk``: prompt tokens read at once.
     """
     ids = prompt_ids(lm, prompts)
     drafter, drafter_params = resolve_drafter(lm, drafter, num_draft, drafter_params)
@@ -124,7 +128,7 @@ def prepare(
         drafter,
         tokens,
         lengths,
-        _key(seed),
+        seed_key(seed),
         max_new_tokens,
         sampling,
         capacity,
@@ -138,6 +142,7 @@ def prepare(
         capacity=capacity,
         params={"target": lm.params, "drafter": drafter_params},
         request=request,
+        chunk=chunk,
     )
     job.check()
     return priced(job) if num_draft == AUTO and drafter.num_draft else job
@@ -146,13 +151,7 @@ def prepare(
 def prompt_ids(lm: LM, prompts) -> list[list[int]]:
     """Token ids of each prompt. Raises ValueError for an empty batch or an empty prompt, TypeError
     for what is neither text nor ids."""
-    if not isinstance(lm, LM):
-        raise TypeError(f"lm={lm!r}: give what specjax.load returns, and then the prompts")
-    if lm.tokenizer is None:
-        raise ValueError(
-            f"{lm.name} was loaded without a tokenizer: load it with one, or use specjax.decode, "
-            "which takes and gives token ids"
-        )
+    check_lm(lm)
     if isinstance(prompts, jax.Array):
         prompts = np.asarray(prompts)
     if isinstance(prompts, bytes) or not isinstance(prompts, Sequence | np.ndarray):
@@ -183,6 +182,17 @@ def prompt_ids(lm: LM, prompts) -> list[list[int]]:
             raise _no_prompt(prompt)
         ids.append([int(token) for token in found])
     return ids
+
+
+def check_lm(lm) -> None:
+    """Raises TypeError for what is no model, ValueError for one without a tokenizer."""
+    if not isinstance(lm, LM):
+        raise TypeError(f"lm={lm!r}: give what specjax.load returns, and then the prompts")
+    if lm.tokenizer is None:
+        raise ValueError(
+            f"{lm.name} was loaded without a tokenizer: load it with one, or use specjax.decode, "
+            "which takes and gives token ids"
+        )
 
 
 def fit(
@@ -294,7 +304,7 @@ def _load_once(name: str, dtype: str) -> LM:
     return load(name, dtype=dtype)
 
 
-def _key(seed) -> jax.Array:
+def seed_key(seed) -> jax.Array:
     """The random key of a seed. JAX would take more seeds, and make equal keys of some."""
     if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
         raise ValueError(f"seed={seed!r}: it must be an integer from 0 to 2**32 - 1")

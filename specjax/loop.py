@@ -240,7 +240,9 @@ def _count(state: State, draft: Draft, num, from_draft) -> Stats:
 # ---------------------------------------------------------------- start and run
 
 
-def start(target, drafter, rule, capacity, params, request: Request) -> State:
+def start(
+    target, drafter, rule, capacity, params, request: Request, chunk: int = PREFILL_CHUNK
+) -> State:
     """Fills the caches from the prompts, in chunks that bound the memory."""
     prompt, lengths, inputs = request.tokens, request.lengths, request.inputs
     batch, width = prompt.shape
@@ -248,7 +250,7 @@ def start(target, drafter, rule, capacity, params, request: Request) -> State:
     tokens = jnp.where(jnp.arange(capacity) < lengths[:, None], tokens, 0)
     cache = target.init(params["target"], batch, capacity, inputs)
     learned = drafter.init(params, batch, capacity, inputs)
-    chunk = min(PREFILL_CHUNK, width, capacity)
+    chunk = min(chunk, width, capacity)
 
     def feed(index, carry):
         cache, learned = carry
@@ -295,12 +297,13 @@ def start(target, drafter, rule, capacity, params, request: Request) -> State:
     )
 
 
-def burst(target, drafter, rule, rounds, params, state: State) -> State:
-    """At most ``rounds`` rounds (None: as many as it takes), one ``while_loop``."""
+def burst(target, drafter, rule, rounds, params, state: State, live=1) -> State:
+    """At most ``rounds`` rounds (None: as many as it takes), one ``while_loop``; it ends when
+    fewer than ``live`` rows run."""
 
     def going(carry):
         done, state = carry
-        more = jnp.any(state.budget > 0)
+        more = jnp.sum(state.budget > 0) >= live
         return more if rounds is None else more & (done < rounds)
 
     def body(carry):
@@ -325,7 +328,7 @@ def _decode(target, drafter, rule, capacity, params, request):
     return result(burst(target, drafter, rule, None, params, state))
 
 
-jit_start = jax.jit(start, static_argnums=(0, 1, 2, 3))
+jit_start = jax.jit(start, static_argnums=(0, 1, 2, 3, 6))
 # rounds are an argument, not part of the program: bursts of any length share one compilation
 jit_burst = jax.jit(burst, static_argnums=(0, 1, 2), donate_argnums=(5,))
 

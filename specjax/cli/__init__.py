@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 import specjax
 
-from . import generate, plan
+from . import generate, plan, serve_offline
 from .options import INTERRUPTED, USAGE_ERROR
 
-COMMANDS = {"generate": generate, "plan": plan}
+COMMANDS = {"generate": generate, "plan": plan, "serve-offline": serve_offline}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

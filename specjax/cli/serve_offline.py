@@ -1,0 +1,135 @@
+"""``specjax serve-offline``: a file of prompts through a batch, into a file that grows."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+import specjax
+
+from .options import INTERRUPTED, drafts, options_of, set_up
+
+
+def add(commands) -> None:
+    """The arguments of the command."""
+    p = commands.add_parser(
+        "serve-offline",
+        help="continue every prompt of a file",
+        description="Continues every prompt of a file, several at a time: a row that finishes "
+        "makes room for the next prompt. Each finished text is kept at once; after Ctrl-C or a "
+        "crash the same command goes on.",
+    )
+    p.add_argument(
+        "prompts",
+        help='a file of JSON lines: {"prompt": ...}, if need be with "id", "max_new_tokens", '
+        '"temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop", or only '
+        "a string",
+    )
+    p.add_argument("-o", "--output", required=True, help="file of JSON lines; need not exist")
+    p.add_argument("--batch", type=int, default=8, help="prompts decoded together, 8 by default")
+    p.add_argument(
+        "--gather",
+        type=int,
+        help="rows that must be free before the next prompts are read; default: an eighth of the "
+        "batch",
+    )
+    p.add_argument(
+        "--max-broken", type=int, default=0, help="broken prompts that may be left out; default 0"
+    )
+    p.add_argument("--model", default="embedded", help="embedded, a folder, or a hub name")
+    p.add_argument(
+        "--drafter",
+        help="draft (the model's own), ngram, none, or the folder or hub name of a draft model; "
+        "default: ngram",
+    )
+    p.add_argument(
+        "--num-draft",
+        type=drafts,
+        help="tokens drafted a round, 3 by default; auto: as many as pay, from none to 7",
+    )
+    p.add_argument("--max-new-tokens", type=int, default=128)
+    p.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
+    p.add_argument("--top-k", type=int)
+    p.add_argument("--top-p", type=float)
+    p.add_argument("--min-p", type=float)
+    p.add_argument("--repetition-penalty", type=float)
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--rule", default="auto", help="acceptance rule; auto is lossless")
+    p.add_argument("--dtype", help="of the weights: float32, bfloat16, float16")
+    p.add_argument("--quantize", help="hold the model's weights as int8 or fp8: approximate")
+    p.add_argument("--drafter-quantize", help="the same for the draft model: stays lossless")
+    p.add_argument("--json", action="store_true", help="the summary as one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serves, shows how far it is, reports."""
+    lm = set_up(arguments)
+    bar = Bar()
+    with bar:
+        served = specjax.serve_offline(
+            lm,
+            arguments.prompts,
+            output=arguments.output,
+            batch=arguments.batch,
+            gather=arguments.gather,
+            max_broken=arguments.max_broken,
+            progress=bar.show,
+            **options_of(arguments),
+        )
+    for one in served.broken:
+        print(f"{arguments.prompts}, {one}: left out", file=sys.stderr)
+    if arguments.json:
+        print(json.dumps(_summary(served, bar.last)))
+    else:
+        print(bar.last or f"all {len(served.rows)} prompts are in {arguments.output} already")
+    if not served.finished:
+        print("interrupted: the same command goes on from here", file=sys.stderr)
+    return 0 if served.finished else INTERRUPTED
+
+
+def _summary(served, last) -> dict:
+    return {
+        "prompts": len(served.rows),
+        "earlier": served.earlier,
+        "broken": [{"line": one.line, "reason": one.reason} for one in served.broken],
+        "finished": served.finished,
+        "seconds": served.seconds,
+        "tokens": last.tokens if last else 0,
+        "tau": last.tau if last else None,
+    }
+
+
+class Bar:
+    """How far it is, on stderr, where that is a terminal; ``last``: what was shown last."""
+
+    def __init__(self):
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
+        console = Console(stderr=True)
+        columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}")
+        self._bar = RichProgress(
+            *columns,
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task, self.last = None, None
+
+    def __enter__(self) -> Bar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._bar.stop()
+
+    def show(self, progress) -> None:
+        """Takes what ``serve_offline`` reports."""
+        if self._task is None:
+            self._task = self._bar.add_task("", total=progress.total)
+        said = f"{progress.rate:,.0f} tokens/s · τ {progress.tau:.2f}"
+        self._bar.update(self._task, completed=progress.done, description=said)
+        self.last = progress

@@ -1,0 +1,178 @@
+"""Prompts with options of their own, from a file or a list: checked, the broken ones set aside.
+
+A line of a prompt file is a JSON object, or a string, which is the prompt::
+
+    {"prompt": "def f(x):", "max_new_tokens": 40, "temperature": 0.8, "seed": 7, "id": "a"}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import job
+from .models.lm import LM
+from .sampling import Sampling
+
+PROMPT = ("prompt", "text")  # fields that may hold the prompt
+# settings of the law that a prompt may have, with the value that changes nothing
+NEUTRAL = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+OPTIONS = ("max_new_tokens", "seed", "stop", *NEUTRAL)
+SHOWN = 5  # broken prompts that an error names
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """A prompt that can be decoded.
+
+    Attributes:
+      index: its place: in a file, the line's number less one.
+      id: what the user calls it, any JSON value, or None.
+      tokens: its token ids, at least one.
+      max_new_tokens: at least 1; as many as the context has room for.
+      settings: of the law, a value or None for each name in ``NEUTRAL``.
+      seed: its own, or None: the run's, and the index.
+      stop: token ids that end it.
+    """
+
+    index: int
+    id: Any
+    tokens: tuple[int, ...]
+    max_new_tokens: int
+    settings: Mapping[str, float | None]
+    seed: int | None
+    stop: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken:
+    """A prompt that cannot be decoded: its ``line`` (of a list: its place, from 1), and why."""
+
+    line: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.reason}"
+
+
+def read(
+    lm: LM, prompts: str | os.PathLike | Sequence, defaults: Mapping[str, Any], max_broken: int
+) -> tuple[list[Prompt], list[Broken]]:
+    """The prompts, and the broken ones.
+
+    Args:
+      prompts: a file, or a list of texts, token ids, or mappings as in a file's lines.
+      defaults: options of ``OPTIONS`` for prompts that do not say otherwise.
+      max_broken: how many may be left out.
+
+    Raises:
+      ValueError: more are broken, naming the first ones; no prompt at all; a wrong default.
+      OSError: the file cannot be read.
+    """
+    if not isinstance(max_broken, int) or max_broken < 0:
+        raise ValueError(f"max_broken={max_broken!r}: give a whole number of at least 0")
+    job.check_lm(lm)
+    checked(defaults)
+    _stop(lm, defaults["stop"])
+    file = isinstance(prompts, str | os.PathLike)
+    found, broken = [], []
+    for index, given in _lines(prompts) if file else enumerate(prompts):
+        try:
+            found.append(_prompt(lm, index, _parsed(given) if file else given, defaults))
+        except (ValueError, TypeError) as error:
+            broken.append(Broken(index + 1, str(error)))
+    whence = os.fspath(prompts) if file else "prompts"
+    if len(broken) > max_broken:
+        shown = "".join(f"\n  {one}" for one in broken[:SHOWN])
+        rest = f"\n  and {len(broken) - SHOWN} more" if len(broken) > SHOWN else ""
+        raise ValueError(
+            f"{whence}: {len(broken)} of {len(found) + len(broken)} prompts are broken:"
+            f"{shown}{rest}"
+            f"\nmend them, or leave them out with max_broken={len(broken)}"
+        )
+    if not found:
+        raise ValueError(f"{whence}: there is no prompt in it")
+    return found, broken
+
+
+def checked(options: Mapping[str, Any]) -> None:
+    """Raises ValueError or TypeError for an option that is not one number of its range."""
+    for name in NEUTRAL:
+        value = options[name]
+        if isinstance(value, bool) or not isinstance(value, int | float | None):
+            raise ValueError(f"{name}={value!r}: give one number")
+    Sampling(**{name: options[name] for name in NEUTRAL}).check()
+    number = options["max_new_tokens"]
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ValueError(f"max_new_tokens={number!r}: it must be an integer, at least 1")
+    if options["seed"] is not None:
+        job.seed_key(options["seed"])
+
+
+def _lines(file: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
+    """Number, from 0, and content of each line that is not blank."""
+    for number, line in enumerate(Path(file).read_bytes().split(b"\n")):
+        if line.strip():
+            yield number, line
+
+
+def _parsed(line: bytes):
+    """The JSON value of a line."""
+    try:
+        return json.loads(line.decode())
+    except UnicodeDecodeError:
+        raise ValueError("no UTF-8 text") from None
+    except ValueError as error:
+        raise ValueError(f"no JSON: {error}") from None
+
+
+def _prompt(lm: LM, index: int, given, defaults: Mapping[str, Any]) -> Prompt:
+    """One prompt, checked. Raises ValueError or TypeError for a broken one."""
+    fields = given if isinstance(given, Mapping) else {"prompt": given}
+    held = [name for name in PROMPT if name in fields]
+    if len(held) != 1:
+        raise ValueError(f"give the prompt in one field, {' or '.join(PROMPT)}; there are {held}")
+    text = fields[held[0]]
+    if not isinstance(text, str | Sequence | np.ndarray):
+        raise ValueError(f"{text!r:.60} is no prompt: give a text or a list of token ids")
+    options = {**defaults, **{name: fields[name] for name in OPTIONS if name in fields}}
+    checked(options)
+    tokens = job.prompt_ids(lm, [text])[0]
+    if not 0 <= min(tokens) <= max(tokens) < lm.target.vocab_size:
+        raise ValueError(f"token ids must be in [0, {lm.target.vocab_size})")
+    room = options["max_new_tokens"]
+    context = getattr(lm.target, "max_positions", None)
+    if context is not None:
+        room = min(room, context - len(tokens))
+        if room < 1:
+            raise ValueError(
+                f"the prompt has {len(tokens)} tokens, the context of {lm.name} {context}: it "
+                "leaves no room for a new one"
+            )
+    return Prompt(
+        index=index,
+        id=fields.get("id"),
+        tokens=tuple(tokens),
+        max_new_tokens=room,
+        settings={name: options[name] for name in NEUTRAL},
+        seed=fields.get("seed"),
+        stop=_stop(lm, options["stop"]),
+    )
+
+
+def _stop(lm: LM, stop) -> tuple[int, ...]:
+    """Token ids that end a prompt."""
+    if stop is None:
+        return tuple(lm.tokenizer.eos_ids)
+    wrong = ValueError(f"stop={stop!r}: give a list of token ids")
+    if not isinstance(stop, Sequence | np.ndarray) or isinstance(stop, str | bytes):
+        raise wrong
+    if not all(isinstance(one, int | np.integer) and not isinstance(one, bool) for one in stop):
+        raise wrong
+    return tuple(int(one) for one in stop)

@@ -1,0 +1,228 @@
+"""A file of prompts through a batch: the texts of ``generate``, kept, resumed, never mixed up."""
+
+import json
+import re
+
+import pytest
+from test_text import compilations
+
+import specjax
+from specjax import cli, compile_cache, prompt_file
+from specjax.serving import Progress
+
+pytest_plugins = ["pairs"]
+TEXTS = ["def f(x):", "import os\n\n\nclass A:\n    def", "x", "for i in range(10):", "a = [1, 2]"]
+BUDGETS = [3, 20, 9, 1, 14]
+RAGGED = [
+    {"prompt": text, "max_new_tokens": n, "stop": []}
+    for text, n in zip(TEXTS, BUDGETS, strict=True)
+]
+
+
+def drafter_of(name, pair):
+    return {"drafter": pair[1] if name == "draft" else name, "num_draft": 3}
+
+
+@pytest.mark.parametrize(
+    ("name", "temperature"), [("plain", 0.9), ("draft", 0.9), ("draft", 0.0), ("ngram", 0.0)]
+)
+def test_ragged_prompts_have_the_texts_that_generate_gives_them(pair, name, temperature):
+    common = {"temperature": temperature, "seed": 5, **drafter_of(name, pair)}
+    served = specjax.serve_offline(pair[0], RAGGED, batch=2, **common)
+    wanted = specjax.generate(pair[0], TEXTS, max_new_tokens=BUDGETS, stop=(), **common)
+    assert [row.tokens for row in served.rows] == [row.tolist() for row in wanted.tokens]
+    assert served.texts == wanted.texts and served.finished
+    assert [row.index for row in served.rows] == [0, 1, 2, 3, 4]
+    for name in ("rounds", "drafted", "accepted"):
+        assert [getattr(row, name) for row in served.rows] == getattr(wanted.stats, name).tolist()
+
+
+def test_each_prompt_may_have_options_of_its_own(pair):
+    own = {"temperature": 0.8, "top_k": 20, "seed": 3, "max_new_tokens": 12, "stop": []}
+    cold = {"max_new_tokens": 7, "stop": []}
+    prompts = [TEXTS[0], {"text": TEXTS[1], **own}, {"prompt": TEXTS[2], **cold, "id": "c"}]
+    served = specjax.serve_offline(pair[0], prompts, batch=2, drafter="ngram", max_new_tokens=10)
+    for row, (text, options) in zip(
+        served.rows,
+        ((TEXTS[0], {"max_new_tokens": 10}), (TEXTS[1], own), (TEXTS[2], cold)),
+        strict=True,
+    ):
+        alone = specjax.generate(pair[0], text, drafter="ngram", **options)
+        assert row.tokens == alone.tokens[0].tolist()
+    assert [row.id for row in served.rows] == [None, None, "c"]
+
+
+def test_a_row_ends_at_its_own_stop_and_at_the_end_of_the_context(pair):
+    whole = specjax.generate(pair[0], TEXTS[0], drafter=None, max_new_tokens=10, stop=())
+    end = whole.tokens[0].tolist()[4]
+    room = pair[0].target.max_positions - 598
+    prompts = [{"prompt": TEXTS[0], "stop": [end]}, {"prompt": [5] * 598, "stop": []}]
+    served = specjax.serve_offline(pair[0], prompts, drafter="plain", max_new_tokens=10)
+    first, second = served.rows
+    assert first.finish == "stop" and first.tokens[-1] == end and len(first.tokens) <= 5
+    assert second.finish == "length" and len(second.tokens) == room
+
+
+def test_other_lengths_and_budgets_compile_nothing(pair):
+    def serve(prompts):
+        specjax.serve_offline(pair[0], prompts, batch=2, drafter="ngram", num_draft=3)
+
+    serve(RAGGED)
+    longer = [{"prompt": [7] * n, "max_new_tokens": n, "stop": []} for n in (90, 2, 40, 5)]
+    assert compilations(lambda: serve(longer)) == 0
+
+
+# ---------------------------------------------------------------- kept, resumed, refused
+
+
+def stop_after(count):
+    """A progress that interrupts as soon as ``count`` prompts are done."""
+
+    def progress(now: Progress):
+        if now.done >= count:
+            raise KeyboardInterrupt
+
+    return progress
+
+
+def test_an_interrupted_run_keeps_what_is_finished_and_goes_on(pair, tmp_path):
+    output, common = tmp_path / "out.jsonl", {"batch": 2, "drafter": "ngram"}
+    whole = specjax.serve_offline(pair[0], RAGGED, **common)
+    first = specjax.serve_offline(pair[0], RAGGED, output=output, progress=stop_after(2), **common)
+    lines = output.read_text().splitlines()
+    assert not first.finished and 2 <= len(lines) == len(first.rows) < 5
+    output.write_text("\n".join(lines) + '\n{"index": 4, "te')  # cut off while it was written
+    rest = specjax.serve_offline(pair[0], RAGGED, output=output, **common)
+    assert rest.finished and rest.earlier == len(lines) and rest.texts == whole.texts
+    kept = [json.loads(line) for line in output.read_text().splitlines()]
+    assert sorted(line["index"] for line in kept) == [0, 1, 2, 3, 4]
+    assert output.read_text().splitlines()[: len(lines)] == lines
+    assert {line["index"]: line["tokens"] for line in kept} == {
+        row.index: row.tokens for row in whole.rows
+    }
+    again = specjax.serve_offline(pair[0], RAGGED, output=output, **common)
+    assert again.earlier == 5 and again.rows == rest.rows
+
+
+OTHER = {
+    "model": ({}, None, "other model"),
+    "drafter": ({"num_draft": 2}, RAGGED, "other drafter"),
+    "seed": ({"seed": 1}, RAGGED, "other prompt and options"),
+    "temperature": ({"temperature": 0.5}, RAGGED, "other prompt and options"),
+    "prompt": ({}, [{**RAGGED[0], "prompt": "def g(x):"}, *RAGGED[1:]], "other prompt and options"),
+    "fewer prompts": ({}, RAGGED[:1], "not among the prompts"),
+}
+
+
+@pytest.fixture(scope="module")
+def begun(pair, tmp_path_factory):
+    """The content of a finished output."""
+    output = tmp_path_factory.mktemp("begun") / "out.jsonl"
+    specjax.serve_offline(pair[0], RAGGED, output=output, batch=2, drafter="ngram")
+    return output.read_text()
+
+
+@pytest.mark.parametrize("what", OTHER)
+def test_an_output_made_otherwise_is_refused_and_left_alone(pair, begun, tmp_path, what):
+    options, prompts, said = OTHER[what]
+    output = tmp_path / "out.jsonl"
+    output.write_text(begun)
+    lm = pair[1] if what == "model" else pair[0]
+    with pytest.raises(ValueError, match=said):
+        specjax.serve_offline(
+            lm, prompts or RAGGED, output=output, batch=2, **({"drafter": "ngram"} | options)
+        )
+    assert output.read_text() == begun
+
+
+def test_a_file_of_something_else_and_one_in_use_are_refused(pair, tmp_path):
+    output = tmp_path / "notes.txt"
+    for content in ("my notes\n", "my notes", '{"index": 0}\n'):
+        output.write_text(content)
+        with pytest.raises(ValueError, match="name (a|another) file"):
+            specjax.serve_offline(pair[0], RAGGED, output=output)
+        assert output.read_text() == content
+    output.unlink()
+
+    def meanwhile(_):
+        with pytest.raises(ValueError, match="another process is writing"):
+            specjax.serve_offline(pair[0], RAGGED, output=output, drafter="ngram")
+        raise KeyboardInterrupt
+
+    specjax.serve_offline(
+        pair[0], RAGGED, batch=2, output=output, drafter="ngram", progress=meanwhile
+    )
+
+
+# ---------------------------------------------------------------- broken prompts
+
+
+BROKEN = {
+    b"{": "no JSON",
+    b"\xff": "no UTF-8",
+    b"7": "is no prompt",
+    b'{"max_new_tokens": 4}': "give the prompt in one field",
+    b'{"prompt": "a", "text": "b"}': "give the prompt in one field",
+    b'{"prompt": ""}': "is empty",
+    b'{"prompt": [5, 99999]}': "token ids must be in",
+    b'{"prompt": "a", "max_new_tokens": 0}': "max_new_tokens=0",
+    b'{"prompt": "a", "temperature": -1}': "temperature",
+    b'{"prompt": "a", "temperature": [1, 2]}': "temperature=.* give one number",
+    b'{"prompt": "a", "seed": -1}': "seed=-1",
+    b'{"prompt": "a", "stop": 7}': "stop=7",
+    json.dumps({"prompt": [5] * 600}).encode(): "leaves no room",
+}
+
+
+def test_broken_lines_are_named_by_their_numbers_with_the_reason(pair, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_bytes(b'"first"\n\n' + b"\n".join(BROKEN) + b'\n{"prompt": "last"}')
+    defaults = {**prompt_file.NEUTRAL, "max_new_tokens": 8, "seed": None, "stop": None}
+    found, broken = prompt_file.read(pair[0], file, defaults, len(BROKEN))
+    assert [prompt.index for prompt in found] == [0, 2 + len(BROKEN)]
+    assert [one.line for one in broken] == list(range(3, 3 + len(BROKEN)))
+    for one, said in zip(broken, BROKEN.values(), strict=True):
+        assert re.search(said, one.reason)
+    with pytest.raises(
+        ValueError, match=rf"{len(BROKEN)} of {len(BROKEN) + 2} prompts are broken:\n  line 3"
+    ):
+        prompt_file.read(pair[0], file, defaults, len(BROKEN) - 1)
+
+
+def test_wrong_arguments_are_refused_before_anything_compiles(pair, tmp_path):
+    def refused(match, prompts=RAGGED, error=ValueError, **options):
+        with pytest.raises(error, match=match):
+            specjax.serve_offline(pair[0], prompts, **options)
+
+    def all_refused():
+        refused("batch=0", batch=0)
+        refused("gather=9", gather=9)
+        refused("max_broken=-1", max_broken=-1)
+        refused("max_new_tokens=0", max_new_tokens=0)
+        refused("seed=-1", seed=-1)
+        refused("drafter='no'", drafter="no")
+        refused("no prompt in it", prompts=[])
+        refused("absent", prompts=tmp_path / "absent", error=FileNotFoundError)
+
+    assert compilations(all_refused) == 0
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_the_command_serves_a_file_reports_and_goes_on(folders, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(compile_cache, "enable", lambda: None)
+    file, output = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
+    file.write_text("\n".join(map(json.dumps, RAGGED)) + "\nbroken\n")
+    command = ["serve-offline", str(file), "-o", str(output), "--batch", "2"]
+    command += ["--model", str(folders["target"])]
+    assert cli.main(command) == 2
+    assert "1 of 6 prompts are broken:\n  line 6: no JSON" in capsys.readouterr().err
+    assert not output.exists()
+    assert cli.main([*command, "--max-broken", "1"]) == 0
+    out, err = capsys.readouterr()
+    assert "5 of 5 prompts · 47 tokens" in out and "line 6: no JSON" in err
+    assert len(output.read_text().splitlines()) == 5
+    assert cli.main([*command, "--max-broken", "1", "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["earlier"] == summary["prompts"] == 5 and summary["tokens"] == 0
