@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import cache_copies, hlo
 from registry import COSTS, RESTLESS
 from scipy.stats import chi2
-from test_decoder import LLAMA, SMALL, cache_copies, hlo, model, params_of
+from test_decoder import LLAMA, SMALL, cache_shape, model, params_of
 from test_greedy import CASES, MODEL, NUM, PARAMS, PROMPTS, new_tokens, pad, rebuilt, run
 from toys import bag, like
 
@@ -344,15 +345,14 @@ def adaptive_decoders():
     ("name", "batch", "capacity", "temperature"),
     [("draft", 1, 300, 1.0), ("draft", 3, 100, 0), ("ngram", 1, 300, 0)],
 )
-def test_the_adaptive_loop_copies_no_cache(name, batch, capacity, temperature, monkeypatch):
+def test_the_adaptive_loop_copies_no_cache(name, batch, capacity, temperature):
     drafter = adaptive_decoders()[name]
     inner = params_of(LLAMA)["drafter"] if name == "draft" else None
     weights = {"inner": inner, "costs": jnp.ones(len(drafter.widths))}
-    monkeypatch.setattr(
-        "test_decoder.params_of", lambda config: {"target": model(config)[1], "drafter": weights}
-    )
-    text = hlo(model(LLAMA)[0], drafter, batch, capacity, temperature)
-    assert not cache_copies(text, batch, capacity)
+    target, params = model(LLAMA)
+    params = {"target": params, "drafter": weights}
+    text = hlo(target, drafter, params, batch, capacity, temperature)
+    assert not cache_copies(text, cache_shape(batch, capacity))
     left_out = 3 if name == "draft" else 0  # passes of the draft model
     assert text.count(" conditional(") >= left_out + 1  # and the switch of widths
 

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import cache_copies, hlo
 from flax import nnx
 
 import specjax
-from specjax import Sampling, loop, reference
+from specjax import reference
 from specjax.drafters import DraftModel, NGram, Plain
 from specjax.models.attention import BLOCK, attend, prefix_sizes
 from specjax.models.causal_lm import CausalLM
@@ -140,28 +141,8 @@ def test_a_cost_that_follows_the_tokens_in_use():
 # ------------------------------------------------------------------- the compiled program
 
 
-def hlo(target, drafter, batch, capacity, temperature):
-    request, capacity = loop.prepare(
-        target,
-        drafter,
-        np.ones((batch, 20), np.int32),
-        np.full(batch, 20, np.int32),
-        jax.random.key(0),
-        30,
-        Sampling(temperature=temperature),
-        capacity,
-        (),
-    )
-    lowered = loop._decode.lower(target, drafter, "auto", capacity, params_of(LLAMA), request)
-    return lowered.compile().as_text()
-
-
-def cache_copies(text, batch, capacity):
-    """Copies of cache-shaped buffers within loops; before them each cache is zeroed, once."""
-    heads, loops = LLAMA.num_kv_heads, text[: text.index("\nENTRY ")]
-    shapes = (f"f32[{batch},{heads},{capacity},8]", f"f32[{batch * heads},{capacity},8]")
-    copies = re.findall(r" = (\S+?)\{\S* copy(?:-start)?\(", loops)
-    return [shape for shape in copies if shape in shapes]
+def cache_shape(batch, capacity):
+    return batch, LLAMA.num_kv_heads, capacity, LLAMA.head_dim
 
 
 PROGRAMS = [
@@ -178,8 +159,9 @@ PROGRAMS = [
 
 @pytest.mark.parametrize(("name", "batch", "capacity", "temperature"), PROGRAMS)
 def test_the_loop_copies_no_cache_and_never_leaves_the_device(name, batch, capacity, temperature):
-    text = hlo(model(LLAMA)[0], drafters()[name], batch, capacity, temperature)
-    assert not cache_copies(text, batch, capacity)
+    target = model(LLAMA)[0]
+    text = hlo(target, drafters()[name], params_of(LLAMA), batch, capacity, temperature)
+    assert not cache_copies(text, cache_shape(batch, capacity))
     assert not re.search(r"\b(infeed|outfeed|send|recv)\(|callback", text)
     if capacity > 256 or name == "ngram":  # the switches are there, not folded away
         kernels = text.count("specjax_attention")  # which need no switch
@@ -203,8 +185,8 @@ class WritesWhileScoring(CausalLM):
 
 
 def test_a_cache_written_inside_the_pass_is_seen_as_copies():
-    text = hlo(WritesWhileScoring(LLAMA), drafters()["ngram"], 1, 300, 0)
-    assert len(cache_copies(text, 1, 300)) >= LLAMA.num_layers
+    text = hlo(WritesWhileScoring(LLAMA), drafters()["ngram"], params_of(LLAMA), 1, 300, 0)
+    assert len(cache_copies(text, cache_shape(1, 300))) >= LLAMA.num_layers
 
 
 # ------------------------------------------------------------------- many devices

@@ -26,14 +26,6 @@ FAMILIES = {load_config(GOLDEN / case).model_type: case for case in CASES}
 FAMILIES |= {kind: f"{kind}_window" for kind in FAMILIES if f"{kind}_window" in CASES}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation():
-    """XLA's optimizations take most of the time here, and are not what is tested."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @functools.cache
 def model(kind):
     config = load_config(GOLDEN / FAMILIES[kind])
@@ -80,6 +72,7 @@ def run(kind, name):
     return specjax.decode(target, drafter, params, PROMPTS, LENGTHS, **settings)
 
 
+@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("name", ["plain", "draft", "ngram", "adaptive"])
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_the_greedy_text_of_a_family_is_the_same_with_every_drafter(kind, name):

@@ -1,0 +1,37 @@
+"""The compiled program of a decode, for tests that read it."""
+
+import re
+
+import jax
+import numpy as np
+
+from specjax import Sampling, loop
+
+
+def hlo(target, drafter, params, batch, capacity, temperature):
+    """The optimized program, text: ``batch`` prompts of 20 tokens, 30 new ones."""
+    request, capacity = loop.prepare(
+        target,
+        drafter,
+        np.ones((batch, 20), np.int32),
+        np.full(batch, 20, np.int32),
+        jax.random.key(0),
+        30,
+        Sampling(temperature=temperature),
+        capacity,
+        (),
+    )
+    lowered = loop._decode.lower(target, drafter, "auto", capacity, params, request)
+    return lowered.compile().as_text()
+
+
+def cache_copies(text, *shapes):
+    """Copies, within loops, of float32 buffers of ``shapes`` ``[B, K, S, E]``, or of the same with
+    the first two axes in one. Before the loops each cache is zeroed, once."""
+    loops = text[: text.index("\nENTRY ")]
+    wanted = set()
+    for batch, heads, *rest in shapes:
+        for shape in ((batch, heads, *rest), (batch * heads, *rest)):
+            wanted.add(f"f32[{','.join(map(str, shape))}]")
+    copies = re.findall(r" = (\S+?)\{\S* copy(?:-start)?\(", loops)
+    return [shape for shape in copies if shape in wanted]
