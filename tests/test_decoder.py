@@ -42,6 +42,29 @@ GPT2 = dataclasses.replace(
     qk_norm=False,
     tie_embeddings=True,
 )
+MIXED = dataclasses.replace(
+    LLAMA,
+    num_experts=8,
+    experts_per_token=2,
+    expert_size=12,
+    shared_experts=1,
+    routing="noaux_tc",
+    expert_groups=4,
+    groups_per_token=2,
+    plain_first=1,
+)
+LATENT = dataclasses.replace(
+    LLAMA,
+    qk_norm=False,
+    num_kv_heads=1,
+    head_dim=20,
+    kv_rank=16,
+    q_rank=12,
+    nope_dim=8,
+    rope_dim=4,
+    value_dim=6,
+    rope_interleaved=True,
+)
 SMALL = dataclasses.replace(LLAMA, hidden_size=16, num_layers=1, num_heads=2, qk_norm=False)
 
 
@@ -49,7 +72,7 @@ SMALL = dataclasses.replace(LLAMA, hidden_size=16, num_layers=1, num_heads=2, qk
 def model(config, seed=0):
     """A decoder with random weights, large enough for its laws to be far from uniform."""
     params = nnx.split(Decoder(config, rngs=nnx.Rngs(seed)))[1]
-    return CausalLM(config), jax.tree.map(lambda x: 3 * x if x.ndim == 2 else x, params)
+    return CausalLM(config), jax.tree.map(lambda x: 3 * x if x.ndim > 1 else x, params)
 
 
 def drafters():
@@ -64,7 +87,9 @@ def params_of(config):
     return {"target": model(config)[1], "drafter": model(SMALL, 1)[1]}
 
 
-@pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
+@pytest.mark.parametrize(
+    "config", [LLAMA, GPT2, MIXED, LATENT], ids=["llama", "gpt2", "experts", "latents"]
+)
 def test_logits_of_a_tree_are_those_of_each_path(config):
     target, params = model(config)
     topology = (-1, 0, 0, 1, 1, 2)
@@ -89,11 +114,15 @@ def test_logits_of_a_tree_are_those_of_each_path(config):
         np.testing.assert_allclose(scores.logits[0, node], expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("longest", [240, BLOCK + 30])
-def test_greedy_text_across_prefix_sizes_equals_one_pass_over_the_whole(longest):
+@pytest.mark.parametrize(
+    ("config", "longest"),
+    [(LLAMA, 240), (LLAMA, BLOCK + 30), (LATENT, 240)],
+    ids=["llama", "llama-blocks", "latents"],
+)
+def test_greedy_text_across_prefix_sizes_equals_one_pass_over_the_whole(config, longest):
     """Every token is the argmax of a cacheless pass over the finished text: from 256 slots into
     the next size, and within a second block of a prefix that is read block by block."""
-    target, params = model(LLAMA)
+    target, params = model(config)
     prompts = np.random.default_rng(0).integers(0, 67, (3, longest)).astype(np.int32)
     lengths = np.asarray([longest, 3, 101], np.int32)
     texts = {}
@@ -103,7 +132,7 @@ def test_greedy_text_across_prefix_sizes_equals_one_pass_over_the_whole(longest)
         out = specjax.decode(
             target,
             drafter,
-            params_of(LLAMA),
+            params_of(config),
             prompts,
             lengths,
             key=jax.random.key(0),

@@ -162,12 +162,13 @@ def _dense(activation, x, index, weight, gate, up, down):
 
 def _gathered(activation, x, index, weight, gate, up, down):
     """Every pair through a copy of its expert."""
+    experts = quantize.shape(gate)[0]
     copies = (quantize.rows(w, index.reshape(-1)) for w in (gate, up, down))
     gate, up, down = (quantize.floats(w, x.dtype) for w in copies)  # [M * C, ...]
     each = jnp.repeat(x.T, index.shape[1], axis=0)
     wide = activation(jnp.einsum("pih,ph->pi", gate, each)) * jnp.einsum("pih,ph->pi", up, each)
-    out = jnp.einsum("phi,pi->ph", down, wide).reshape(*index.shape, -1)
-    return jnp.einsum("mch,mc->hm", out, weight.astype(x.dtype))
+    out = jnp.einsum("phi,pi->ph", down, wide).T.reshape(-1, *index.shape)
+    return _summed(out, index < experts, weight)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -197,14 +198,18 @@ def _grouped(activation, x, index, weight, gate, up, down):
 
     out = jax.lax.fori_loop(0, last[-1], turn, jnp.zeros_like(columns))
     out = out[:, jnp.argsort(order)].reshape(-1, tokens, chosen)
-    share = jnp.where(index < experts, weight, 0.0).astype(x.dtype)
-    return jnp.sum(jnp.where(index < experts, out, 0) * share, axis=2)
+    return _summed(out, index < experts, weight)
 
 
 @_grouped.defjvp
 def _(activation, primals, tangents):
     out = _grouped(activation, *primals)
     return out, jax.jvp(functools.partial(_dense, activation), primals, tangents)[1]
+
+
+def _summed(out, chosen, weight):
+    """``[H, M]`` of what pairs returned, ``[H, M, C]``; idle ones hold anything."""
+    return jnp.sum(jnp.where(chosen, out * weight.astype(out.dtype), 0), axis=2)
 
 
 def _tile(tokens: int, expected: float) -> int:
@@ -228,4 +233,5 @@ def _by_rows(stacks, expert, x, combine):
 
 
 def _alone() -> bool:
-    return jax.default_backend() == "cpu" and jax.device_count() == 1
+    """Whether one CPU device computes this."""
+    return jax.default_backend() == "cpu" and jax.sharding.get_abstract_mesh().size <= 1
