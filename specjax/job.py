@@ -14,7 +14,7 @@ from typing import TypedDict
 import jax
 import numpy as np
 
-from . import acceptance, drafters, loop
+from . import acceptance, drafters, loop, sharding
 from .models.lm import LM, as_drafter, load
 from .pricing import priced
 from .sampling import Sampling
@@ -63,20 +63,23 @@ class Job:
     def start(self) -> loop.State:
         """Reads the prompts."""
         objects = self.lm.target, self.drafter, self.rule
-        return loop.jit_start(*objects, self.capacity, self.params, self.request, self.chunk)
+        with sharding.using(self.lm.mesh):
+            return loop.jit_start(*objects, self.capacity, self.params, self.request, self.chunk)
 
     def burst(self, rounds: int, state: loop.State, live: int = 1) -> loop.State:
         """At most ``rounds`` rounds, while ``live`` rows run; takes the buffers of ``state``."""
         objects = self.lm.target, self.drafter, self.rule
-        return loop.jit_burst(*objects, rounds, self.params, state, live)
+        with sharding.using(self.lm.mesh):
+            return loop.jit_burst(*objects, rounds, self.params, state, live)
 
     def check(self) -> None:
         """Traces both programs, which the run needs anyway, so that a drafter, rule and sampling
         that do not go together are refused before either compiles."""
         objects = self.lm.target, self.drafter, self.rule
         given = self.capacity, self.params, self.request, self.chunk
-        state = loop.jit_start.eval_shape(*objects, *given)
-        loop.jit_burst.eval_shape(*objects, 1, self.params, state, 1)
+        with sharding.using(self.lm.mesh):
+            state = loop.jit_start.eval_shape(*objects, *given)
+            loop.jit_burst.eval_shape(*objects, 1, self.params, state, 1)
 
 
 def prepare(
@@ -134,13 +137,15 @@ def prepare(
         capacity,
         np.asarray(stops),
     )
+    params = {"target": lm.params, "drafter": drafter_params}
+    params, request = sharding.place(lm.mesh, lm.target, drafter, params, request)
     job = Job(
         lm=lm,
         prompts=[np.asarray(prompt, np.int32) for prompt in ids],
         drafter=drafter,
         rule=rule,
         capacity=capacity,
-        params={"target": lm.params, "drafter": drafter_params},
+        params=params,
         request=request,
         chunk=chunk,
     )

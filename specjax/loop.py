@@ -13,7 +13,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from . import acceptance, tree
+from . import acceptance, sharding, tree
 from . import stats as statistics
 from .acceptance.laws import DraftLaw, TargetLaw
 from .pytree import pytree_dataclass
@@ -204,7 +204,7 @@ def run_round(target, drafter, rule, params, state: State) -> State:
     rows = jnp.arange(where.shape[0])[:, None]
     from_draft = (steps < full.count[:, None]) & (emitted >= 0)
     stopped = jnp.any(verdict.token[:, None] == state.stops, axis=1) & (num > 0)
-    return dataclasses.replace(
+    after = dataclasses.replace(
         state,
         tokens=state.tokens.at[rows, where].set(emitted, mode="drop"),
         length=state.length + num,
@@ -215,6 +215,7 @@ def run_round(target, drafter, rule, params, state: State) -> State:
         from_draft=state.from_draft.at[rows, where].set(from_draft, mode="drop"),
         stats=_count(state, draft, num, from_draft),
     )
+    return sharding.rows(after)
 
 
 def _count(state: State, draft: Draft, num, from_draft) -> Stats:
@@ -248,8 +249,8 @@ def start(
     batch, width = prompt.shape
     tokens = jnp.pad(prompt[:, :capacity], ((0, 0), (0, max(0, capacity - width))))
     tokens = jnp.where(jnp.arange(capacity) < lengths[:, None], tokens, 0)
-    cache = target.init(params["target"], batch, capacity, inputs)
-    learned = drafter.init(params, batch, capacity, inputs)
+    cache = sharding.rows(target.init(params["target"], batch, capacity, inputs))
+    learned = sharding.rows(drafter.init(params, batch, capacity, inputs))
     chunk = min(chunk, width, capacity)
 
     def feed(index, carry):
@@ -282,7 +283,7 @@ def start(
         rule=rule if isinstance(rule, str) else rule.name,
         approximate=", ".join(filter(None, reasons)),
     )
-    return State(
+    state = State(
         tokens=tokens,
         length=lengths,
         budget=jnp.minimum(request.budget, capacity - lengths),
@@ -295,6 +296,7 @@ def start(
         from_draft=jnp.zeros(tokens.shape, bool),
         stats=statistics.start(batch, drafter.depth, **names),
     )
+    return sharding.rows(state)
 
 
 def burst(target, drafter, rule, rounds, params, state: State, live=1) -> State:
@@ -347,6 +349,7 @@ def decode(
     capacity: int | None = None,
     stops: jax.typing.ArrayLike = (),
     inputs: PyTree = None,
+    mesh=None,
 ) -> Decoded:
     """Generates until every row has met a stop or spent its budget, in one compiled loop.
 
@@ -366,6 +369,10 @@ def decode(
       stops: token ids that end a row (they are kept): ``[E]`` for all rows or ``[B, E]``, padded
         with -1.
       inputs: encoder memory or the like, passed to ``init`` of target and drafter.
+      mesh: devices to decode on, with axes ``data`` and ``model`` (see ``sharding.as_mesh``):
+        rows go over the one, weights, caches and vocabulary over the other. Default: the mesh in
+        use (``jax.set_mesh``), if any. Several processes call this alike, and each reads all of
+        the result with ``sharding.gather``.
 
     Returns:
       ``Decoded``. It can be called within your own ``jit``, ``vmap``-free ``scan`` or mesh.
@@ -384,7 +391,10 @@ def decode(
     request, capacity = prepare(
         target, drafter, tokens, lengths, key, max_new_tokens, sampling, capacity, stops, inputs
     )
-    return _decode(target, drafter, rule, capacity, params, request)
+    mesh = sharding.as_mesh(mesh)
+    params, request = sharding.place(mesh, target, drafter, params, request)
+    with sharding.using(mesh):
+        return _decode(target, drafter, rule, capacity, params, request)
 
 
 def stream(
@@ -401,6 +411,7 @@ def stream(
     capacity=None,
     stops=(),
     inputs=None,
+    mesh=None,
     rounds: int = 1,
 ):
     """The same as ``decode``, as a generator: yields ``Decoded`` after every burst of rounds.
@@ -414,13 +425,18 @@ def stream(
         target, drafter, tokens, lengths, key, max_new_tokens, sampling, capacity, stops, inputs
     )
 
+    mesh = sharding.as_mesh(mesh)
+    params, request = sharding.place(mesh, target, drafter, params, request)
+
     def bursts():
-        state = jit_start(target, drafter, rule, capacity, params, request)
+        with sharding.using(mesh):
+            state = jit_start(target, drafter, rule, capacity, params, request)
         while True:
             # copies: the state itself is donated to the next burst
             yield jax.tree.map(jnp.copy, result(state))
             if not bool(jnp.any(state.budget > 0)):
                 return
-            state = jit_burst(target, drafter, rule, rounds, params, state)
+            with sharding.using(mesh):
+                state = jit_burst(target, drafter, rule, rounds, params, state)
 
     return bursts()

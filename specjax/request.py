@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from . import sharding
 from .pytree import pytree_dataclass
 from .sampling import Sampling
 from .types import PyTree
@@ -31,7 +32,7 @@ def prepare(
     target, drafter, tokens, lengths, key, max_new_tokens, sampling, capacity, stops, inputs=None
 ) -> tuple[Request, int]:
     """Checks the arguments of ``decode`` and brings them into the shapes of the loop."""
-    check_mesh()
+    check_mesh(np.shape(tokens)[:1])
     capacity = check_request(target, drafter, tokens, lengths, max_new_tokens, capacity, sampling)
     check_key(key, np.shape(tokens)[:1])
     check_stops(stops, np.shape(tokens)[:1])
@@ -58,20 +59,18 @@ def prepare(
 
 
 def _concrete(x) -> np.ndarray | None:
-    return None if isinstance(x, jax.core.Tracer) else np.asarray(x)
+    known = not isinstance(x, jax.core.Tracer)
+    known &= not isinstance(x, jax.Array) or x.is_fully_addressable  # else other processes know
+    return np.asarray(x) if known else None
 
 
-def check_mesh() -> None:
-    """Raises ``ValueError`` within a mesh whose axes are not ``Auto``."""
+def check_mesh(batch: tuple[int, ...]) -> None:
+    """Raises ``ValueError`` in a mesh of other axes than the loop's, or one that splits no batch
+    of this size."""
     mesh = jax.sharding.get_abstract_mesh()
-    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    wrong = [name for name, kind in kinds.items() if kind != jax.sharding.AxisType.Auto]
-    if wrong:
-        raise ValueError(
-            f"the mesh in use has axes {wrong} that are not Auto; the loop leaves the sharding of "
-            "what lies between to the compiler: make the mesh with "
-            f"axis_types=(jax.sharding.AxisType.Auto,) * {len(kinds)}"
-        )
+    sharding.check_axes(mesh)
+    if batch:
+        sharding.check_rows(batch[0], dict(mesh.shape).get(sharding.DATA, 1))
 
 
 def check_key(key, batch: tuple[int, ...]) -> None:

@@ -14,7 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from . import sharding
 from .pytree import pytree_dataclass, static
+from .sharding import DATA, MODEL
 
 
 @pytree_dataclass
@@ -160,7 +162,7 @@ class Sampling:
         if self.top_p is not None or self.min_p is not None:
             p = p / jnp.sum(p, axis=-1, keepdims=True)
         one_hot = jnp.arange(logits.shape[-1]) == argmax(logits)[:, None]
-        return jnp.where(cold[:, None], one_hot.astype(p.dtype), p)
+        return sharding.spread(jnp.where(cold[:, None], one_hot.astype(p.dtype), p), DATA, MODEL)
 
 
 def argmax(x: jax.Array) -> jax.Array:
@@ -169,7 +171,25 @@ def argmax(x: jax.Array) -> jax.Array:
     The maximum of every block, the first block that reaches the greatest, the first such number
     in it: one pass over ``x`` and nothing of its size beside it. (``jnp.argmax`` is a scalar loop
     on CPU, ten times slower at 32k.) A row without any finite number gives 0.
+
+    Where a vocabulary is spread over devices each looks through its own part.
     """
+    size = x.shape[-1]
+    if not sharding.divides(MODEL, size):
+        return _argmax(x)
+
+    def own(x):
+        found = _argmax(x)
+        tops, found = jax.lax.all_gather((jnp.max(x, axis=-1), found), MODEL, axis=-1)
+        part = _first(tops == jnp.max(tops, axis=-1, keepdims=True))[..., None]
+        return (part * x.shape[-1] + jnp.take_along_axis(found, part, axis=-1))[..., 0]
+
+    rows = _rows_of(x)
+    return sharding.locally(own, [(*rows, MODEL)], rows)(x)
+
+
+def _argmax(x: jax.Array) -> jax.Array:
+    """``argmax`` on one device."""
     size = x.shape[-1]
     # blocks of equal size, since padding would copy x: a vocabulary of prime size is one block
     count = max(d for d in range(1, math.isqrt(size) + 1) if size % d == 0)
@@ -188,28 +208,52 @@ def draw(weights: jax.Array, uniform: jax.Array) -> jax.Array:
 
     Inverse CDF in two levels, so that no cumulative sum runs over the whole vocabulary. A token of
     weight zero is never drawn, unless all weights are zero: then token 0.
+
+    Where a vocabulary is spread over devices their masses are a third level above the two.
     """
+    if not sharding.divides(MODEL, weights.shape[-1]):
+        return _draw(weights, lambda total: uniform * total)
+
+    def own(weights, uniform):
+        masses = jax.lax.all_gather(jnp.sum(weights, axis=-1), MODEL, axis=-1)
+        level = uniform * jnp.sum(masses, axis=-1)
+        part, before = _pick(masses, level)
+        token = _draw(weights, lambda total: level - before) + part * weights.shape[-1]
+        return jax.lax.psum(jnp.where(part == jax.lax.axis_index(MODEL), token, 0), MODEL)
+
+    rows = _rows_of(weights)
+    return sharding.locally(own, [(*rows, MODEL), rows], rows)(weights, uniform)
+
+
+def _draw(weights: jax.Array, level_of) -> jax.Array:
+    """The token at ``level_of(mass of all weights) [B]``, on one device."""
     batch, vocab = weights.shape
     width = 1 << max(3, (vocab - 1).bit_length() // 2)
     blocks = jnp.pad(weights, ((0, 0), (0, -vocab % width))).reshape(batch, -1, width)
 
-    def pick(mass, level):
-        """First index whose cumulative mass exceeds ``level``, and the mass before it."""
-        total = jnp.cumsum(mass, axis=-1)
-        index = jnp.arange(mass.shape[-1], dtype=jnp.int32)
-        last = jnp.max(jnp.where(mass > 0, index, 0), axis=-1)
-        # a parallel cumulative sum may step down by a rounding: ask for the mass itself as well
-        above = (total > level[:, None]) & (mass > 0)
-        index = jnp.minimum(jnp.min(jnp.where(above, index, len(index)), axis=-1), last)
-        before = jnp.where(index > 0, _take(total, jnp.maximum(index - 1, 0)), 0.0)
-        return index, before
-
     sums = jnp.sum(blocks, axis=-1)
-    level = uniform * jnp.sum(sums, axis=-1)
-    block, before = pick(sums, level)
+    level = level_of(jnp.sum(sums, axis=-1))
+    block, before = _pick(sums, level)
     inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
-    offset, _ = pick(inside, level - before)
+    offset, _ = _pick(inside, level - before)
     return (block * width + offset).astype(jnp.int32)
+
+
+def _pick(mass: jax.Array, level: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """First index whose cumulative mass exceeds ``level``, and the mass before it."""
+    total = jnp.cumsum(mass, axis=-1)
+    index = jnp.arange(mass.shape[-1], dtype=jnp.int32)
+    last = jnp.max(jnp.where(mass > 0, index, 0), axis=-1)
+    # a parallel cumulative sum may step down by a rounding: ask for the mass itself as well
+    above = (total > level[:, None]) & (mass > 0)
+    index = jnp.minimum(jnp.min(jnp.where(above, index, len(index)), axis=-1), last)
+    before = jnp.where(index > 0, _take(total, jnp.maximum(index - 1, 0)), 0.0)
+    return index, before
+
+
+def _rows_of(x: jax.Array) -> tuple[str | None, ...]:
+    """How all but the last dimension of ``x [B, ..., V]`` lies on the mesh in use."""
+    return (DATA if sharding.divides(DATA, x.shape[0]) else None, *(None,) * (x.ndim - 2))
 
 
 def uniforms(keys: jax.Array, count: int) -> jax.Array:

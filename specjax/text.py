@@ -14,7 +14,7 @@ from typing import Unpack
 import jax
 import numpy as np
 
-from . import job, loop
+from . import job, loop, sharding
 from .job import Options, Prompts
 from .models.lm import LM
 from .models.tokenizer import StreamDecoder
@@ -179,13 +179,13 @@ class TextStream:
         state, rounds = self._job.start(), 1
         while True:
             # real copies: the next burst is given the state's buffers
-            self._seen = jax.tree.map(lambda x: np.array(x, copy=True), loop.result(state))
-            self._finished = not np.any(state.budget > 0)
+            self._seen = sharding.gather(loop.result(state))
+            self._finished = not np.any(sharding.gather(state.budget) > 0)
             yield self._seen
             if self._finished:
                 return
             begin = time.perf_counter()
             state = self._job.burst(rounds, state)
             jax.block_until_ready(state.length)
-            if time.perf_counter() - begin < seconds / 2:
+            if sharding.agreed(time.perf_counter() - begin) < seconds / 2:
                 rounds *= 2

@@ -107,6 +107,12 @@ class Adaptive:
             raise ValueError(f"only({width}): the widths are {self.widths}")
         return np.where(np.asarray(self.widths) == width, 1, np.inf).astype(np.float32)
 
+    def shard(self, params, mesh):
+        """The weights of ``inner`` on a mesh; see ``sharding.place``."""
+        if not hasattr(self.inner, "shard"):
+            return params
+        return params | {"inner": self.inner.shard(params["inner"], mesh)}
+
     def init(self, params, batch, capacity, inputs=None):
         given = params["drafter"]
         if not isinstance(given, dict) or {*given} != {"inner", "costs"}:

@@ -61,6 +61,10 @@ class DraftModel(ChainDrafter):
     def vocab_size(self) -> int:
         return self.model.vocab_size
 
+    def shard(self, params, mesh):
+        """Its weights on a mesh, as the model wants them; see ``sharding.place``."""
+        return self.model.shard(params, mesh) if hasattr(self.model, "shard") else params
+
     def init(self, params, batch, capacity, inputs=None):
         cache = self.model.init(params["drafter"], batch, capacity, inputs)
         return DraftModelState(cache=cache, filled=jnp.zeros((batch,), jnp.int32))

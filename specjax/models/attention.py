@@ -9,7 +9,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from .. import native
+from .. import native, sharding
+from ..sharding import DATA
 from .layers import softcap as capped
 
 SMALLEST_PREFIX = 256  # cache slots; below it a switch costs more than it saves
@@ -70,6 +71,37 @@ def attend(
         return _attend(query, key, value, own_mask, (keys, values), length, index)
 
     return native.attention(query, *prefix, key, value, own_mask, length, otherwise)
+
+
+def attend_spread(
+    query,
+    key,
+    value,
+    own_mask,
+    *,
+    axis=None,
+    prefix=None,
+    length=None,
+    choice=None,
+    positions=None,
+    **settings,
+):
+    """``attend`` in the mesh in use, if any: each device has its rows (over ``data``) and its
+    heads (over ``axis``; None: all of them), and none of another's cache. Where a single key head
+    serves all queries (latent attention) every device has it, and some of the queries."""
+
+    def own(query, key, value, own_mask, prefix, length, choice, positions):
+        more = dict(length=length, choice=choice, positions=positions, **settings)
+        return attend(query, key, value, own_mask, prefix, **more)
+
+    row, heads = (DATA,), (DATA, axis)
+    queries = heads
+    if query.shape[1] == 1 and axis:
+        heads, queries = row, (DATA, None, None, axis)
+    mask_rows = row if len(own_mask) == len(query) else ()
+    specs = [queries, heads, heads, mask_rows, heads, row, (), row]
+    run = sharding.locally(own, specs, queries)
+    return run(query, key, value, own_mask, prefix, length, choice, positions)
 
 
 def choice_of(capacity: int, length: jax.Array) -> jax.Array:

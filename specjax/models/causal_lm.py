@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from .. import cache as kv_cache
-from .. import tree
+from .. import sharding, tree
+from ..sharding import DATA, MODEL
 from ..types import Draft, PyTree, Scores, Verdict
 from .config import DecoderConfig
 from .decoder import abstract
+from .placement import check_divides, place_weights
 
 IMPOSSIBLE = -1e30  # a logit whose probability is exactly zero in float32, and no NaN
 
@@ -55,12 +58,16 @@ class CausalLM:
     tokenizer pad their vocabularies differently; a drafter answers in the rows of its target.
     Those that it lacks have no probability, those that the target lacks are cut.
 
+    ``axis``: of the mesh in use, if any, over which heads, features and vocabulary are spread;
+    None: every device has all of them, as a small drafter's.
+
     ``quantized``: what ``params`` were quantized to (see ``quantize.py``), or None.
     """
 
     config: DecoderConfig
     rows: int | None = None
     quantized: str | None = None
+    axis: str | None = MODEL
 
     @property
     def approximate(self) -> str:
@@ -83,13 +90,25 @@ class CausalLM:
                 "but its prompt; leave inputs out, or take an encoder-decoder model (T5, Whisper)"
             )
 
+    @property
+    def _heads(self) -> str | None:
+        """The axis over which a cache's heads are spread: a latent one has a single head."""
+        return None if self.config.kv_rank else self.axis
+
+    def shard(self, params, mesh) -> PyTree:
+        """``params`` on the devices of a mesh, each holding its part; see ``sharding.place``."""
+        return place_weights(params, self.config, mesh, self.axis)
+
     def init(self, params, batch: int, capacity: int, inputs=None) -> PyTree:
         self.check_inputs(batch, inputs)
         c = self.config
+        if self.axis:
+            check_divides(c, sharding.size(self.axis))
         dtype = params["norm"]["weight"].dtype  # of the activations; other weights may be quantized
         slots = [c.slots(i, capacity) for i in range(c.num_layers)]
         leaves = 1 if c.kv_rank else 2
-        return kv_cache.init(slots, batch, c.num_kv_heads, c.head_dim, dtype, leaves)
+        cache = kv_cache.init(slots, batch, c.num_kv_heads, c.head_dim, dtype, leaves)
+        return jax.tree.map(lambda x: sharding.spread(x, DATA, self._heads, None, None), cache)
 
     def verify(
         self, params, cache, draft: Draft, *, features=(), since=0, entries=None, logits=True
@@ -107,14 +126,20 @@ class CausalLM:
             sees[:, :, since:],
             prefix=cache,
             length=length,
+            axis=self.axis,
             earlier=entries,
             live=live,
             taps=features,
         )
-        out = fit(model.head(hidden, batch), self.vocab_size) if logits else None
+        out = None
+        if logits:
+            out = sharding.spread(model.head(hidden, batch), DATA, None, self.axis)
+            out = sharding.spread(fit(out, self.vocab_size), DATA, None, self.axis)
         return Scores(logits=out, features=tapped, entries=fresh)
 
     def commit(self, cache, entries, start, verdict: Verdict) -> PyTree:
         sizes = [jax.tree.leaves(layer)[0].shape[2] for layer in cache]
         rings = [self.config.is_ring(i, slots) for i, slots in enumerate(sizes)]
-        return kv_cache.commit(cache, entries, start, verdict, rings)
+        parts, write = (DATA, self._heads), functools.partial(kv_cache.commit, rings=rings)
+        write = sharding.locally(write, [parts, parts, (DATA,), (DATA,)], parts)
+        return write(cache, entries, start, verdict)

@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from .. import sharding
+from ..sharding import DATA
 from . import quantize
-from .attention import attend, choice_of
+from .attention import attend_spread, choice_of
 from .config import DecoderConfig
 from .layers import (
     ACTIVATIONS,
@@ -154,6 +156,7 @@ class Decoder(nnx.Module):
         earlier=None,
         live=None,
         taps=(),
+        axis=None,
     ):
         """The trunk over ``N`` nodes a row.
 
@@ -165,6 +168,7 @@ class Decoder(nnx.Module):
           length: int32 ``[B]``, committed tokens; with ``prefix``.
           earlier: entries of nodes that went before in the same draft, as returned here, or None.
           live: bool ``[B, N]``, nodes that anybody looks at, or None (all); see ``moe.py``.
+          axis: of the mesh in use over which heads are spread, or None.
           taps: indices ``i`` of hidden states to return, counted as ``hidden_states[i]`` of
             Hugging Face (0: embeddings, ``i``: output of layer ``i``; the last one is normed).
 
@@ -175,7 +179,7 @@ class Decoder(nnx.Module):
         """
         c, (batch, nodes) = self.config, tokens.shape
         here = jnp.broadcast_to(positions[:, -nodes:], tokens.shape)
-        x, entries = self._embed(tokens, here), []
+        x, entries = sharding.spread(self._embed(tokens, here), None, DATA), []
         live = None if live is None else live.reshape(-1)
         ropes = {c.window_of(i) is None: None for i in range(c.num_layers)}
         if self.position_embedding is None:
@@ -202,9 +206,11 @@ class Decoder(nnx.Module):
                 if before is not None:
                     pairs = zip(before, fresh, strict=True)
                     fresh = tuple(jnp.concatenate(pair, axis=2) for pair in pairs)
-                return attend(q, fresh[0], fresh[-1], mask, **settings), fresh
+                out = attend_spread(q, fresh[0], fresh[-1], mask, axis=axis, **settings)
+                return out, fresh
 
             x, entry = block(x, ropes[full], batch, attention, live)
+            x = sharding.spread(x, None, DATA)  # so each layer ends in a sum over the devices
             entries.append(entry)
             states[i + 1] = x
         out = self.norm(x)
@@ -235,8 +241,9 @@ class Decoder(nnx.Module):
             theta, scaling = c.local_rope_theta, None
         inverse, factor = rope_frequencies(c.rotary_dim, theta, scaling, c.max_positions)
         angle = inverse[:, None, None] * positions.astype(jnp.float32)
-        turns = jnp.concatenate([jnp.cos(angle), jnp.sin(angle)], axis=1) * factor
-        return jnp.split(once(turns).astype(dtype), 2, axis=1)
+        # along the nodes: rows may be spread over devices
+        turns = jnp.concatenate([jnp.cos(angle), jnp.sin(angle)], axis=2) * factor
+        return jnp.split(once(turns).astype(dtype), 2, axis=2)
 
     def head(self, hidden: jax.Array, batch: int) -> jax.Array:
         """``[H, B * N] -> float32 logits [B, N, V]``."""

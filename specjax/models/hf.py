@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import math
 import os
 import re
@@ -22,14 +23,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from ..sharding import MODEL
 from .config import DecoderConfig
 from .decoder import abstract
 from .families import Tensor
 from .files import holdings, read_json, write_json
+from .placement import check_divides
 from .quantize import encode, is_quantized
+from .reading import Reader, placed
 from .tokenizer import wrap_tokenizer
 from .translate import config_from_hf, config_to_hf, family_of, is_harmless, tensors_of
 
@@ -71,8 +76,9 @@ def load_weights(
     config: DecoderConfig,
     dtype: object = None,
     quantize: str | None = None,
+    mesh: Mesh | None = None,
 ) -> nnx.State:
-    """Reads a checkpoint onto the default device.
+    """Reads a checkpoint onto the default device, or each part of it onto the devices of a mesh.
 
     Args:
       folder: holds ``model.safetensors``, or its shards and ``model.safetensors.index.json``.
@@ -81,14 +87,19 @@ def load_weights(
         type in which most of the checkpoint is stored.
       quantize: ``"int8"``, ``"fp8"`` or None; tensor by tensor, so that the device never holds
         the model unquantized. See ``quantize.py``.
+      mesh: each process reads only what its devices hold, tensor by tensor; which parts these are,
+        ``placement.py`` says.
 
     Returns:
       The state of ``Decoder(config)``, as ``nnx.split`` returns it.
 
     Raises:
       FileNotFoundError: no weights, or a shard is absent.
-      ValueError: corrupt or truncated files; missing, misshapen or left-over tensors.
+      ValueError: corrupt or truncated files; missing, misshapen or left-over tensors; a mesh
+        whose devices cannot share the model.
     """
+    if mesh is not None:
+        check_divides(config, mesh.shape.get(MODEL, 1))
     folder, dtype, state = Path(folder), check_dtype(dtype), abstract(config)[1]
     shapes = {name: param.get_value().shape for name, param in _named(state)}
     wanted = tensors_of(config, shapes)
@@ -100,24 +111,15 @@ def load_weights(
         dtype = jnp.dtype("float32" if jax.default_backend() == "cpu" else _main_dtype(stored))
 
     arrays: dict[str, jax.Array] = {}
-    stacks: dict[str, _Stack] = {}
-    for path in sorted({entry.path for entry in stored.values()}):
-        with safe_open(path, "np") as file:
-            for name in (n for n in wanted if stored[n].path == path):
-                array = file.get_tensor(stored[name].name)
-                for part, piece in _split(array, wanted[name], shapes):
-                    kind = _dtype_of(part, dtype)
-                    piece = np.ascontiguousarray(piece, dtype="float32" if quantize else kind)
-                    if wanted[name].expert is not None:
-                        stack = stacks.setdefault(part, _Stack(shapes[part], piece.dtype))
-                        if not stack.add(wanted[name].expert, piece):
-                            continue
-                        piece = stacks.pop(part).array
-                    piece = jax.device_put(piece)
-                    if quantize:
-                        piece = encode(part, piece, quantize, kind)
-                    # or copies would pile up on the host
-                    arrays[part] = jax.block_until_ready(piece)
+    places = {name: (stored[name].path, stored[name].name) for name in wanted}
+    with Reader(wanted, places, shapes) as reader:
+        for part, shape in shapes.items():
+            kind = _dtype_of(part, dtype)
+            read = functools.partial(reader.read, part, dtype="float32" if quantize else kind)
+            piece = placed(part, read, shape, mesh)
+            if quantize:
+                piece = encode(part, piece, quantize, kind)
+            arrays[part] = jax.block_until_ready(piece)  # or copies would pile up on the host
     return _filled(state, arrays)
 
 
@@ -186,19 +188,6 @@ class _Stored:
     dtype: str
 
 
-class _Stack:
-    """Experts that lie one by one in the files, gathered on the host until all are there."""
-
-    def __init__(self, shape: tuple[int, ...], dtype):
-        self.array, self.missing = np.empty(shape, dtype), shape[0]
-
-    def add(self, expert: int, piece: np.ndarray) -> bool:
-        """Whether it was the last one."""
-        self.array[expert] = piece
-        self.missing -= 1
-        return not self.missing
-
-
 def _dtype_of(part: str, dtype: np.dtype) -> np.dtype:
     """Of a parameter in a model of ``dtype``: a router's bias tells near equals apart."""
     return np.dtype("float32") if part.endswith(".router.bias") else dtype
@@ -231,19 +220,6 @@ def _as_stored(wanted: dict[str, Tensor], packed: dict[str, Tensor], stored) -> 
     present = {name: tensor for name, tensor in packed.items() if name in stored}
     covered = {part for tensor in present.values() for part in tensor.parts}
     return {n: t for n, t in wanted.items() if not covered.intersection(t.parts)} | present
-
-
-def _split(array: np.ndarray, tensor: Tensor, shapes) -> Iterator[tuple[str, np.ndarray]]:
-    if tensor.expert is not None or tensor.axis:
-        ends = np.cumsum([shapes[part][tensor.axis] for part in tensor.parts])[:-1]
-        yield from zip(tensor.parts, np.split(array, ends, tensor.axis), strict=True)
-        return
-    array, row = array.T if tensor.transposed else array, 0
-    pieces = array.reshape(tensor.blocks, -1, *array.shape[1:])
-    for part in tensor.parts:
-        rows = shapes[part][0] // tensor.blocks
-        yield part, pieces[:, row : row + rows].reshape(shapes[part])
-        row += rows
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from .. import native
+from .. import native, sharding
 from . import quantize
 from .config import DecoderConfig, RopeScaling
 
@@ -42,7 +42,8 @@ def product(weight: jax.Array, x: jax.Array, turned: bool = False) -> jax.Array:
     columns = x.shape[1]
     if _few(weight, x) and native.chosen():
         return native.product(weight, x, turned)
-    spare = -columns % 8 if 4 < columns < 16 else 0
+    few = 4 < columns < 16 and not sharding.in_use()  # there, columns lie on several devices
+    spare = -columns % 8 if few else 0
     y = dot(weight, jnp.pad(x, ((0, 0), (0, spare)))) if spare else dot(weight, x)
     y = jax.lax.optimization_barrier(y)[:, :columns]
     return y.T if turned else y

@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
+from jax.sharding import Mesh
 
+from .. import sharding
 from ..types import PyTree
 from .causal_lm import CausalLM
 from .config import DecoderConfig
@@ -36,6 +38,7 @@ class LM:
       tokenizer: None if the model was loaded with ``tokenizer=False``.
       name: what ``load`` was asked for.
       fingerprint: identifies the checkpoint (config and weights) and its quantization.
+      mesh: the devices that hold the weights and decode; None: the default device.
     """
 
     target: CausalLM
@@ -43,6 +46,7 @@ class LM:
     tokenizer: Tokenizer | None
     name: str
     fingerprint: str
+    mesh: Mesh | None = None
 
     @property
     def config(self) -> DecoderConfig:
@@ -71,6 +75,7 @@ def load(
     revision: str | None = None,
     tokenizer: object = None,
     quantize: str | None = None,
+    mesh: Mesh | str | Mapping[str, int] | None = None,
 ) -> LM:
     """Loads a model in Hugging Face layout.
 
@@ -84,11 +89,14 @@ def load(
       quantize: ``"int8"`` or ``"fp8"`` hold the weights in eight bits (``pip install
         'specjax[quantize]'``). As a target such a model is approximate, and every result says so;
         as a drafter it leaves the output law untouched.
+      mesh: devices to share the model, ``"data=2,model=4"`` or a ``jax.sharding.Mesh`` with these
+        axes: weights, caches and vocabulary are split over ``model``, the rows of a batch over
+        ``data``. A drafter loaded without it is held whole by every device of its target's mesh.
 
     Raises:
       FileNotFoundError: no such folder, or it lacks its config, tokenizer or weights.
       ValueError: unknown model type, dtype or quantization; broken, mismatched or already
-        quantized files; ``quantize`` without qwix.
+        quantized files; ``quantize`` without qwix; a mesh that cannot share the model.
       OSError: the hub does not have the model, or cannot be reached.
 
     Example::
@@ -98,6 +106,7 @@ def load(
     """
     check_dtype(dtype)
     check_scheme(quantize)
+    mesh = sharding.as_mesh(mesh)
     name = os.fspath(name_or_folder)
     folder = _folder_of(name, revision)
     config = load_config(folder)
@@ -112,20 +121,27 @@ def load(
         config = dataclasses.replace(config, eos_ids=found.eos_ids)
     return LM(
         target=CausalLM(config, quantized=quantize),
-        params=load_weights(folder, config, dtype, quantize),
+        params=load_weights(folder, config, dtype, quantize, mesh),
         tokenizer=found,
         name=name,
         fingerprint=_fingerprint(folder, config, quantize),
+        mesh=mesh,
     )
 
 
 def as_drafter(target: LM, draft: LM) -> CausalLM:
     """The model of a drafter, answering in as many rows as its target has.
 
-    Raises ValueError as ``check_same_tokenizer`` does.
+    Raises ValueError as ``check_same_tokenizer`` does, or if it lies on another mesh.
     """
     check_same_tokenizer(target, draft)
-    return dataclasses.replace(draft.target, rows=target.target.vocab_size)
+    if draft.mesh is not None and draft.mesh != target.mesh:
+        raise ValueError(
+            f"the drafter {draft.name} was loaded with another mesh than the target {target.name}: "
+            "load both with the same, or the drafter without one"
+        )
+    axis = draft.target.axis if draft.mesh is not None else None
+    return dataclasses.replace(draft.target, rows=target.target.vocab_size, axis=axis)
 
 
 def check_same_tokenizer(target: LM, draft: LM) -> None:

@@ -26,6 +26,8 @@ import re
 import jax
 import jax.numpy as jnp
 
+from .. import sharding
+
 SCHEMES = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
 # looked up and not multiplied, and small; a few rows that decide all; used in parts, and small
 KEPT = r"position_embedding|.*\.router\.weight|.*\.kv_b\.weight"
@@ -105,11 +107,12 @@ def dot(weight, x: jax.Array) -> jax.Array:
     barrier ties the conversion to ``x``: nothing can move it out of the loop, where all weights
     would stand converted. XLA's CPU backend fuses no conversion into a product and would still
     hold all converted weights of a pass; there a loop over blocks of rows holds one at a time,
-    which is also faster than reading float32 (``qwix.dot`` converts the whole weight: three to
+    which is also faster than reading float32 (not on a mesh: rows lie on
+    several devices; ``qwix.dot`` converts the whole weight: three to
     four times slower).
     """
     values, x = jax.lax.optimization_barrier((weight.qvalue, x))
-    if jax.default_backend() == "cpu":
+    if jax.default_backend() == "cpu" and not sharding.in_use():
         y = _by_blocks(values, x)
     else:
         y = jnp.dot(values.astype(x.dtype), x, preferred_element_type=jnp.float32)

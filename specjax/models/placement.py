@@ -1,0 +1,89 @@
+"""Which part of each weight a device holds: tensor parallelism as a table of names.
+
+Products come in pairs: the first of a pair is split over its outputs (heads, or features of the
+feed-forward layer), the second over its inputs, so that one sum over devices at its end is all
+that passes between them: two a layer (1909.08053). Embedding and head are split over the
+vocabulary; where it does not divide they are held whole, as are norms and other vectors.
+"""
+
+from __future__ import annotations
+
+import re
+
+import jax
+from flax import nnx
+from jax.sharding import Mesh
+
+from .. import sharding
+from ..types import PyTree
+from .config import DecoderConfig
+from .quantize import is_quantized
+
+OUTPUTS, INPUTS = 0, 1  # the dimensions of a weight [out, in]
+TABLE = (  # pattern of the parameter's name -> the dimension that is split; others are held whole
+    (r"embedding|lm_head\.(weight|bias)", OUTPUTS),
+    (r".*\.(q|k|v|gate|up|q_b|kv_b)\.(weight|bias)", OUTPUTS),
+    (r".*\.(o|down)\.weight", INPUTS),
+    (r".*\.experts\.(gate|up)", 1),  # stacks [experts, out, in]: every device has a part of each
+    (r".*\.experts\.down", 2),
+)
+
+
+def spec_of(name: str, shape: tuple[int, ...], parts: int, axis: str | None) -> tuple:
+    """For each dimension of the parameter ``name`` the mesh axis over which it is split, or None.
+
+    ``parts``: devices along ``axis``.
+    """
+    spec = [None] * len(shape)
+    for pattern, dimension in TABLE:
+        if axis and re.fullmatch(pattern, name) and shape[dimension] % parts == 0:
+            spec[dimension] = axis
+            break
+    return tuple(spec)
+
+
+def check_divides(config: DecoderConfig, parts: int) -> None:
+    """Raises ``ValueError`` for a model that ``parts`` devices cannot share in equal parts.
+
+    Key/value heads are never held twice: a model with fewer of them than devices is refused.
+    """
+    names = ["num_heads", "intermediate_size"]
+    names += ["num_kv_heads"] if not config.kv_rank else []  # a latent one is everywhere
+    names += ["expert_size"] if config.num_experts else []
+    sizes = {name: getattr(config, name) for name in names}
+    wrong = [f"{name}={size}" for name, size in sizes.items() if size % parts]
+    if wrong:
+        able = [n for n in range(1, parts) if not any(size % n for size in sizes.values())]
+        raise ValueError(
+            f"mesh: model={parts} devices cannot share {', '.join(wrong)} of this "
+            f"{config.model_type} model; accepted for model: {', '.join(map(str, able))} (put the "
+            "others on the axis data). A drafter may also be held whole by every device: load it "
+            "without mesh="
+        )
+
+
+def place_weights(params: PyTree, config: DecoderConfig, mesh: Mesh, axis: str | None) -> PyTree:
+    """The state of a decoder with each device's part on it. Raises as ``check_divides``."""
+    parts = mesh.shape.get(axis, 1)
+    check_divides(config, parts)
+
+    def place(path, param):
+        name = ".".join(map(str, path))
+        value = param.get_value()
+        if is_quantized(value):
+            spec = spec_of(name, value.qvalue.shape, parts, axis)
+            return param.replace(place_quantized(value, mesh, spec))
+        return param.replace(sharding.put(value, mesh, *spec_of(name, value.shape, parts, axis)))
+
+    flat = nnx.to_flat_state(params)
+    return nnx.from_flat_state([(path, place(path, param)) for path, param in flat])
+
+
+def place_quantized(weight, mesh: Mesh, spec: tuple):
+    """A ``QArray`` on a mesh: values as ``spec`` says, scales ``[out, 1]`` beside their rows."""
+
+    def put(x):
+        axes = (a if n > 1 else None for a, n in zip(spec, x.shape, strict=True))
+        return sharding.put(x, mesh, *axes)
+
+    return jax.tree.map(put, weight)

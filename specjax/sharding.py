@@ -1,0 +1,252 @@
+"""Many devices: one mesh with the axes ``data`` (rows) and ``model`` (heads, features, vocabulary).
+
+The loop runs under ``jax.set_mesh`` and says in few places how an array lies: a mesh is *in use*
+or it is not, and without one everything here is the identity. What falls apart into independent
+blocks (attention, the writes of a cache, an argmax of its own part of the vocabulary) runs block
+by block in ``locally``; between, the compiler's partitioner adds what a sum over features needs.
+
+Several processes hold one mesh together: each calls the same functions with the same arguments,
+and ``gather`` brings results to all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+if TYPE_CHECKING:  # types.py needs this module
+    from .types import PyTree
+
+
+DATA, MODEL = "data", "model"
+AXES = (DATA, MODEL)
+
+# ---------------------------------------------------------------- meshes
+
+
+def as_mesh(mesh: Mesh | str | Mapping[str, int] | None) -> Mesh | None:
+    """A mesh over the first devices, from ``"data=2,model=4"`` or ``{"data": 2, "model": 4}``.
+
+    A ``Mesh`` is checked and returned; None stays None.
+
+    Raises:
+      ValueError: other axes, axes that are not ``Auto``, more devices than there are.
+    """
+    if mesh is None:
+        return None
+    if isinstance(mesh, Mesh):
+        check_axes(mesh)
+        return mesh
+    sizes = axis_sizes(mesh)
+    wanted, devices = sizes[DATA] * sizes[MODEL], jax.devices()
+    if wanted > len(devices):
+        raise ValueError(
+            f"mesh={mesh!r} needs {wanted} devices, there are {len(devices)}; to try a mesh on a "
+            f"CPU, set XLA_FLAGS=--xla_force_host_platform_device_count={wanted}"
+        )
+    if wanted < len(devices) and jax.process_count() > 1:
+        raise ValueError(
+            f"mesh={mesh!r} has {wanted} devices, the {jax.process_count()} processes together "
+            f"{len(devices)}: every process must have its part, so give a mesh of all"
+        )
+    shape = tuple(sizes.values())
+    kinds = (AxisType.Auto,) * len(shape)
+    return jax.make_mesh(shape, AXES, axis_types=kinds, devices=devices[:wanted])
+
+
+def axis_sizes(mesh: Mesh | str | Mapping[str, int]) -> dict[str, int]:
+    """``{"data": D, "model": M}`` of a mesh or its description; an axis left out has size 1.
+
+    Raises:
+      ValueError: unknown axes, or sizes that are no positive whole numbers.
+    """
+    accepted = "give sizes of the axes data and model, such as 'data=2,model=4'"
+    if isinstance(mesh, Mesh):
+        mesh = dict(mesh.shape)
+    if isinstance(mesh, str):
+        parts = [part.strip() for part in mesh.split(",")]
+        if not all(re.fullmatch(r"\w+=\d+", part) for part in parts):
+            raise ValueError(f"mesh={mesh!r} cannot be read: {accepted}")
+        pairs = [part.split("=") for part in parts]
+        if len({name for name, _ in pairs}) < len(pairs):
+            raise ValueError(f"mesh={mesh!r} names an axis twice: {accepted}")
+        mesh = {name: int(size) for name, size in pairs}
+    if not isinstance(mesh, Mapping):
+        raise ValueError(f"mesh={mesh!r} is no mesh: {accepted}, or a jax.sharding.Mesh")
+    _check_names(mesh)
+    for name, size in mesh.items():
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"mesh: {name}={size!r} is no positive whole number: {accepted}")
+    return {name: mesh.get(name, 1) for name in AXES}
+
+
+def check_axes(mesh) -> None:
+    """Raises ``ValueError`` for a mesh (abstract or not) with other axes, or not ``Auto`` ones."""
+    _check_names(mesh.axis_names)
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    wrong = [name for name, kind in kinds if kind != AxisType.Auto]
+    if wrong:
+        raise ValueError(
+            f"the mesh has axes {wrong} that are not Auto; the loop leaves the sharding of what "
+            "lies between to the compiler: make the mesh with axis_types="
+            f"(jax.sharding.AxisType.Auto,) * {len(mesh.axis_names)}"
+        )
+
+
+def check_rows(batch: int, parts: int) -> None:
+    """Raises ``ValueError`` unless ``parts`` devices of the axis ``data`` can share the rows."""
+    if batch % parts:
+        raise ValueError(
+            f"tokens: {batch} rows cannot be shared by data={parts} devices; give a multiple of "
+            f"{parts} prompts, or a mesh whose axis data divides {batch}"
+        )
+
+
+def _check_names(names) -> None:
+    wrong = [name for name in names if name not in AXES]
+    if wrong:
+        raise ValueError(
+            f"the mesh has axes {wrong}: accepted are 'data' (rows of the batch) and 'model' "
+            "(heads, features, vocabulary), either or both; make it with "
+            "jax.make_mesh((2, 4), ('data', 'model'), axis_types=(jax.sharding.AxisType.Auto,) * 2)"
+        )
+
+
+def using(mesh: Mesh | None):
+    """A context in which ``mesh`` is in use; None leaves things as they are."""
+    return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
+
+
+# ---------------------------------------------------------------- within a compiled program
+
+
+def size(axis: str) -> int:
+    """Devices along an axis of the mesh in use; 1 without a mesh, without the axis, or where
+    blocks run one by one already."""
+    mesh = jax.sharding.get_abstract_mesh()
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    return mesh.shape[axis] if kinds.get(axis) == AxisType.Auto else 1
+
+
+def in_use() -> bool:
+    """Whether a mesh of more than one device is in use."""
+    return any(size(axis) > 1 for axis in AXES)
+
+
+def divides(axis: str, length: int) -> bool:
+    """Whether an axis of more than one device splits ``length`` into equal parts."""
+    return size(axis) > 1 and length % size(axis) == 0
+
+
+def spread(x: jax.Array, *axes: str | None) -> jax.Array:
+    """``x`` with its dimensions spread over ``axes`` (None: not spread), as far as they divide."""
+    if not in_use():
+        return x
+    spec = (a if a and divides(a, n) else None for a, n in zip(axes, x.shape, strict=True))
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
+
+
+def rows(tree: PyTree) -> PyTree:
+    """Every leaf with its rows over ``data``; how the rest of it lies is left as it is."""
+    if size(DATA) == 1:
+        return tree
+
+    def constrain(x):
+        if not np.ndim(x) or not divides(DATA, x.shape[0]):
+            return x
+        free = (PartitionSpec.UNCONSTRAINED,) * (x.ndim - 1)
+        return jax.lax.with_sharding_constraint(x, PartitionSpec(DATA, *free))
+
+    return jax.tree.map(constrain, tree)
+
+
+def locally(function, in_specs, out_specs):
+    """``function`` on each device's blocks of its arguments; specs as of ``jax.shard_map``.
+
+    A spec is a tuple of axis names and None, for all leaves of an argument; axes that the mesh in
+    use lacks are left out. Without a mesh in use: ``function`` itself.
+    """
+    if not in_use():
+        return function
+
+    def specs(given):
+        if isinstance(given, list):
+            return tuple(map(specs, given))
+        return PartitionSpec(*(axis if axis and size(axis) > 1 else None for axis in given))
+
+    return jax.shard_map(
+        function, in_specs=specs(in_specs), out_specs=specs(out_specs), check_vma=False
+    )
+
+
+# ---------------------------------------------------------------- between host and devices
+
+
+def put(x, mesh: Mesh, *axes: str | None) -> jax.Array:
+    """A host value on the devices, each taking its own part; what lies there already stays."""
+    if isinstance(x, jax.core.Tracer) or _lies_on(x, mesh):
+        return x
+    if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        data = put(jax.random.key_data(x), mesh, *axes)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+    axes = tuple(axis if axis in mesh.shape else None for axis in axes)
+    where = NamedSharding(mesh, PartitionSpec(*axes))
+    if isinstance(x, jax.Array):
+        if jax.process_count() == 1:
+            return jax.device_put(x, where)
+    x = np.asarray(x)
+    return jax.make_array_from_callback(x.shape, where, lambda index: x[index], dtype=x.dtype)
+
+
+def _lies_on(x, mesh: Mesh) -> bool:
+    return isinstance(x, jax.Array) and getattr(x.sharding, "mesh", None) == mesh
+
+
+def place(mesh: Mesh | None, target, drafter, params, request):
+    """Weights and request of ``decode`` on the devices of ``mesh``.
+
+    Arrays that lie on it already stay as they are. Of the others, weights go where the target's
+    and the drafter's ``shard(params, mesh)`` wants them, if it has one, else to every device.
+    """
+    if mesh is None:
+        return params, request
+
+    check_rows(request.tokens.shape[0], mesh.shape.get(DATA, 1))
+
+    def whole(tree):
+        return jax.tree.map(lambda x: put(x, mesh), tree)
+
+    placed = dict(params)
+    for name, owner in (("target", target), ("drafter", drafter)):
+        if name in params:
+            shard = getattr(owner, "shard", lambda tree, mesh: tree)
+            placed[name] = shard(params[name], mesh)
+    return whole(placed), jax.tree.map(lambda x: put(x, mesh, DATA), request)
+
+
+def gather(tree: PyTree) -> PyTree:
+    """NumPy arrays of the whole, on every process; all of them must call this."""
+
+    def host(x):
+        if isinstance(x, jax.Array) and not x.is_fully_addressable:
+            from jax.experimental import multihost_utils
+
+            return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+        return np.array(x)  # a real copy: the loop may be given the buffer
+
+    return jax.tree.map(host, tree)
+
+
+def agreed(value: float) -> float:
+    """The first process's ``value``, on all of them: clocks differ, programs must not."""
+    if jax.process_count() == 1:
+        return value
+    from jax.experimental import multihost_utils
+
+    return float(multihost_utils.broadcast_one_to_all(np.float32(value)))
