@@ -169,20 +169,25 @@ def rows(tree: PyTree) -> PyTree:
 def locally(function, in_specs, out_specs):
     """``function`` on each device's blocks of its arguments; specs as of ``jax.shard_map``.
 
-    A spec is a tuple of axis names and None, for all leaves of an argument; axes that the mesh in
-    use lacks are left out. Without a mesh in use: ``function`` itself.
+    ``in_specs`` has one spec an argument: a tuple of axis names and None, for all of its leaves;
+    axes that the mesh in use lacks are left out. Without a mesh in use: ``function`` itself.
     """
     if not in_use():
         return function
 
-    def specs(given):
-        if isinstance(given, list):
-            return tuple(map(specs, given))
-        return PartitionSpec(*(axis if axis and size(axis) > 1 else None for axis in given))
+    def run(*args):
+        # rows that do not divide (a few prompts on their own) are worked on everywhere
+        given = [x for x, spec in zip(args, in_specs, strict=True) if spec[:1] == (DATA,)]
+        split = all(len(x) % size(DATA) == 0 for x in jax.tree.leaves(given))
 
-    return jax.shard_map(
-        function, in_specs=specs(in_specs), out_specs=specs(out_specs), check_vma=False
-    )
+        def as_spec(axes):
+            kept = (a if a and size(a) > 1 and (split or a != DATA) else None for a in axes)
+            return PartitionSpec(*kept)
+
+        specs = dict(in_specs=tuple(map(as_spec, in_specs)), out_specs=as_spec(out_specs))
+        return jax.shard_map(function, **specs, check_vma=False)(*args)
+
+    return run
 
 
 # ---------------------------------------------------------------- between host and devices
