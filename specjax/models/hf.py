@@ -265,7 +265,9 @@ def _headers(folder: Path, prefix: str, wanted: Iterable[str]) -> dict[str, _Sto
 
 def _check(folder: Path, config: DecoderConfig, wanted, stored, shapes) -> None:
     """Compares what the files hold with what the config promises. Raises with all differences."""
-    missing = [name for name in wanted if name not in stored]
+    found = {_layer(name) for name in stored}
+    absent = list(dict.fromkeys(n for n in map(_layer, wanted) if n and n not in found))
+    missing = [name for name in wanted if name not in stored and _layer(name) not in absent]
     left_over = [n for n in stored if n not in wanted and not is_harmless(config, n)]
     misshapen, mistyped = [], []
     for name in (n for n in wanted if n in stored):
@@ -275,6 +277,7 @@ def _check(folder: Path, config: DecoderConfig, wanted, stored, shapes) -> None:
         if stored[name].dtype not in _FILE_DTYPES:
             mistyped.append(f"{name} is {stored[name].dtype}, expected {'/'.join(_FILE_DTYPES)}")
     problems = {
+        "whole layers missing": absent,
         "missing": missing,
         "wrong shape": misshapen,
         "wrong type": mistyped,
@@ -286,6 +289,12 @@ def _check(folder: Path, config: DecoderConfig, wanted, stored, shapes) -> None:
             f"the weights in {folder} are not those of its config.json "
             f"(model_type={config.model_type!r}):\n" + "\n".join(lines)
         )
+
+
+def _layer(name: str) -> str | None:
+    """``model.layers.7`` of ``model.layers.7.mlp.up_proj.weight``; None outside the layers."""
+    found = re.match(r"(.*?\.\d+)\.", name)
+    return found and found.group(1)
 
 
 def _some(names: list[str]) -> str:

@@ -186,10 +186,30 @@ def test_all_differences_are_reported_at_once(llama, monkeypatch):
     assert str(llama) in message
 
 
-def test_a_long_list_of_differences_is_cut_short(llama):
+def promise(llama, layers):
     config = json.loads((llama / "config.json").read_text())
-    (llama / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 5}))
-    with pytest.raises(ValueError, match=r"missing \(27\).*and 19 more"):
+    (llama / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
+
+
+def test_layers_that_the_config_promises_and_the_files_lack_are_named(llama):
+    promise(llama, 4)
+    change(llama, model__layers__1__mlp__up_proj__weight=None)
+    with pytest.raises(ValueError) as error:
+        read(llama)
+    message = str(error.value)
+    assert "whole layers missing (2): model.layers.2; model.layers.3\n" in message
+    assert "  missing (1): model.layers.1.mlp.up_proj.weight" in message
+
+
+def test_layers_of_which_the_config_does_not_know_are_named_too(llama):
+    promise(llama, 1)
+    with pytest.raises(ValueError, match=r"left over \(9\): model.layers.1.*and 1 more"):
+        read(llama)
+
+
+def test_a_long_list_of_differences_is_cut_short(llama):
+    promise(llama, 30)
+    with pytest.raises(ValueError, match=r"whole layers missing \(28\): model.*and 20 more"):
         read(llama)
 
 
