@@ -80,30 +80,26 @@ def widths(nodes: int) -> tuple[int, ...]:
     return (*(w for w in (1, 4, 8, 16, 32, 64, 128) if w < nodes), nodes)
 
 
-def verify_used(target, params, cache, draft: Draft, live, *, features=()) -> Scores:
-    """``verify`` in the narrowest compiled width that holds every scored node of a live row.
+def in_narrowest(draft: Draft, live, run):
+    """``run(draft)``, a pytree, from the narrowest compiled width that holds every scored node of a
+    ``live`` row; zeros stand for what belongs to nodes left out.
 
-    A draft whose nodes are all scored (``scored=None``) has one width. The branches only read the
-    cache and return what belongs to the nodes, so nothing of it is copied.
+    A draft whose nodes are all scored (``scored=None``) has one width. Branches may read the cache
+    and return what belongs to nodes, so nothing of it is copied.
     """
     if draft.scored is None or draft.num_nodes == 1:
-        return verify(target, params, cache, draft, features=features)
+        return run(draft)
     index = jnp.arange(draft.num_nodes)
     last = jnp.max(jnp.where(draft.scored & live[:, None], index, ROOT))
-    sizes = widths(draft.num_nodes)
+    full = jax.eval_shape(lambda: run(draft))
 
-    def narrowed(width):
-        return verify(target, params, cache, tree.narrow(draft, width), features=features)
-
-    full = jax.eval_shape(functools.partial(narrowed, draft.num_nodes))
+    def pad(x, like):
+        return jnp.pad(x, [(0, n - m) for n, m in zip(like.shape, x.shape, strict=True)])
 
     def padded(width):
-        def pad(x, like):
-            grow = [(0, n - m) for n, m in zip(like.shape, x.shape, strict=True)]
-            return jnp.pad(x, grow)
+        return jax.tree.map(pad, run(tree.narrow(draft, width)), full)
 
-        return jax.tree.map(pad, narrowed(width), full)
-
+    sizes = widths(draft.num_nodes)
     choice = jnp.sum(jnp.asarray(sizes) <= last)
     return jax.lax.switch(choice, [functools.partial(padded, w) for w in sizes])
 
@@ -176,10 +172,13 @@ def run_round(target, drafter, rule, params, state: State) -> State:
         cache=state.cache,
     )
     draft, proposed = draft_step(drafter, params, state.drafter, context)
-    scores = verify_used(
-        target, params, state.cache, draft, state.budget > 0, features=drafter.features
-    )
-    full = accept(rule, params, draft, scores, context, round_keys(state, ACCEPT))
+
+    def judge(draft):
+        scores = verify(target, params, state.cache, draft, features=drafter.features)
+        return scores, accept(rule, params, draft, scores, context, round_keys(state, ACCEPT))
+
+    # in the branches, since logits of which no one asks later are then as wide as the pass
+    scores, full = in_narrowest(draft, state.budget > 0, judge)
     verdict, emitted = truncate(draft, full, state)
     cache = target.commit(state.cache, scores.entries, root, verdict)
 

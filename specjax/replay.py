@@ -160,8 +160,11 @@ def _draft(objects, params, cache, now: Inputs, learned):
 
 def _verify(objects, params, cache, now: Inputs, carried):
     live = now.context.budget > 0
-    features = objects[1].features
-    return (), loop.verify_used(objects[0], params, cache, now.draft, live, features=features)
+
+    def run(draft):
+        return loop.verify(objects[0], params, cache, draft, features=objects[1].features)
+
+    return (), loop.in_narrowest(now.draft, live, run)
 
 
 def _accept(objects, params, cache, now: Inputs, carried):
