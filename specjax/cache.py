@@ -26,6 +26,19 @@ def init(slots: Sequence[int], batch: int, heads: int, size: int, dtype, leaves:
     return tuple(tuple(jnp.zeros(shape, dtype) for _ in range(leaves)) for shape in shapes)
 
 
+def slots_of(position: jax.Array, behind: jax.Array, slots: int, ring: bool) -> jax.Array:
+    """Where entries at ``position`` int32 ``[B, T]`` go, ``behind`` of them after each; ``slots``,
+    which is none, for those that are not kept.
+
+    Every slot is given out once: a scatter that has two entries for one may keep either.
+    """
+    kept = (behind >= 0) & (position >= 0)
+    if ring:
+        kept &= behind < slots
+        position = position % slots
+    return jnp.where(kept, position, slots)
+
+
 def commit(
     cache: PyTree,
     entries: PyTree,
@@ -50,18 +63,14 @@ def commit(
     """
     steps = jnp.arange(verdict.path.shape[1])
     position = start[:, None] + steps
-    behind = verdict.count[:, None] - steps  # entries after each
-    keep = (behind >= 0) & (position >= 0)
     last = jax.tree.leaves(entries)[-1][:, 0, -1, :1]
-    keep &= ~((last != last) & (last == last))
+    never = (last != last) & (last == last)
+    behind = jnp.where(never, -1, verdict.count[:, None] - steps)
     path = verdict.path[:, None, :, None]
 
     def write(slots, fresh, ring):
         batch, heads, capacity, size = slots.shape
-        where = position
-        if ring:  # a scatter into one slot twice would keep either
-            where = jnp.where(behind < capacity, position % capacity, capacity)
-        where = jnp.where(keep, where, capacity)  # beyond the last slot: dropped
+        where = slots_of(position, behind, capacity, ring)
         # [B * K, S, E]: with one row and one node, XLA copies a 4-D cache before it scatters
         rows, where = jnp.arange(batch * heads)[:, None], jnp.repeat(where, heads, axis=0)
         if fresh.shape[2] > 1:

@@ -159,8 +159,20 @@ def test_a_ring_holds_the_last_tokens_however_they_were_read():
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+@pytest.mark.parametrize(("slots", "steps"), [(1, 5), (4, 9), (6, 6), (8, 3)])
+def test_no_slot_of_a_ring_is_given_to_two_entries_and_the_last_ones_get_theirs(slots, steps):
+    start, count = np.arange(-1, 12)[:, None], steps - 2
+    position = start + np.arange(steps)
+    found = np.asarray(kv_cache.slots_of(position, count - np.arange(steps), slots, True))
+    for row, (first, given) in enumerate(zip(start[:, 0], found, strict=True)):
+        kept = given[given < slots]
+        assert len(set(kept)) == len(kept)
+        wanted = range(max(0, first, first + count + 1 - slots), first + count + 1)
+        assert kept.tolist() == [p % slots for p in wanted], row
+
+
 @pytest.mark.parametrize("ring", [False, True])
-def test_each_slot_is_written_once_and_rows_that_do_nothing_stay_as_they_are(ring):
+def test_slots_hold_the_positions_that_belong_there_and_rows_that_do_nothing_stay_as_they_are(ring):
     """Entries are their positions: slot ``s`` must hold the last position that belongs there."""
     slots, steps = 4, 7
     start, count = jnp.asarray([-1, 2, 5, 3, 9]), jnp.asarray([6, 0, 6, -1, 3])
