@@ -77,6 +77,8 @@ class Family:
       further_layers: files may hold the layer behind the last one (multi-token prediction), which
         is left alone.
       prefix: of the tensor names; checkpoints of the bare trunk leave it out.
+      inside: what stands before the names in the checkpoint of a larger model, of which this is
+        the text part.
       harmless: pattern of buffers that some files hold and that no one needs.
     """
 
@@ -94,6 +96,7 @@ class Family:
     )
     rope_types: tuple[str, ...] = ("default", "linear", "llama3", "yarn")
     windows: Windows | None = None
+    inside: str = ""
     tensors: tuple[Tensor, ...]
     packed: tuple[Tensor, ...] = ()
     further_layers: bool = False
@@ -303,6 +306,7 @@ _GEMMA_KEYS = _LLAMA_KEYS | {
 }
 _GEMMA_DEFAULTS = {
     "vocab_size": 256_000,
+    "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "head_dim": 256,
     "rms_norm_eps": 1e-6,
@@ -313,6 +317,7 @@ _GEMMA_DEFAULTS = {
 }
 _GEMMA_FIXED = {"norm_plus_one": True, "sandwich_norms": True, "scale_embeddings": True}
 _GEMMA_LIKE = dict(tensors=_GEMMA_TENSORS, **_NAMED)
+_EYES = r"vision_tower\..*|multi_modal_projector\..*"
 _CAUSAL = {"use_bidirectional_attention": (False,)}
 
 FAMILIES: dict[str, Family] = {
@@ -433,7 +438,8 @@ FAMILIES: dict[str, Family] = {
         only=_WHOLE_HEADS | _CAUSAL | {"attn_logit_softcapping": (None,)},
         rope_keys={"rope_theta": "rope_theta", "local_rope_theta": "rope_local_base_freq"},
         windows=Windows(default=4096, every=6, typed=True),
-        **_GEMMA_LIKE,
+        inside="language_model.",
+        **_GEMMA_LIKE | {"harmless": f"{_NAMED['harmless']}|{_EYES}"},
     ),
     "phi3": Family(
         architecture="Phi3ForCausalLM",

@@ -30,7 +30,7 @@ from safetensors.numpy import save_file
 from ..sharding import MODEL
 from .config import DecoderConfig
 from .decoder import abstract
-from .families import Tensor
+from .families import Family, Tensor
 from .files import holdings, read_json, write_json
 from .placement import check_divides
 from .quantize import encode, is_quantized
@@ -104,7 +104,7 @@ def load_weights(
     shapes = {name: param.get_value().shape for name, param in _named(state)}
     wanted = tensors_of(config, shapes)
     packed = tensors_of(config, shapes, packed=True)
-    stored = _headers(folder, family_of(config.model_type).prefix, {*wanted, *packed})
+    stored = _headers(folder, family_of(config.model_type), {*wanted, *packed})
     wanted = _as_stored(wanted, packed, stored)
     _check(folder, config, wanted, stored, shapes)
     if dtype is None:
@@ -245,14 +245,15 @@ def weight_files(folder: Path) -> list[Path]:
     )
 
 
-def _headers(folder: Path, prefix: str, wanted: Iterable[str]) -> dict[str, _Stored]:
+def _headers(folder: Path, family: Family, wanted: Iterable[str]) -> dict[str, _Stored]:
     """Every tensor of the checkpoint by its full name, from the files' headers alone."""
     wanted, stored = set(wanted), {}
     for path in weight_files(folder):
         try:
             with safe_open(path, "np") as file:
                 for name in file.keys():
-                    full = prefix + name if prefix + name in wanted else name
+                    own = name.removeprefix(family.inside)
+                    full = family.prefix + own if family.prefix + own in wanted else own
                     piece = file.get_slice(name)
                     stored[full] = _Stored(path, name, tuple(piece.get_shape()), piece.get_dtype())
         except SafetensorError as error:

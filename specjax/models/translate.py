@@ -70,6 +70,7 @@ def config_from_hf(hf: Mapping[str, object]) -> DecoderConfig:
       ValueError: unknown ``model_type``, a missing or senseless size, an option that is not
         implemented (quantization, unknown activation or RoPE scaling).
     """
+    hf = _text_part(hf)
     family = family_of(hf.get("model_type"))
     _refuse_unsupported(hf, family)
     given = {k: v for k, v in hf.items() if v is not None or k in _NULL_MEANS_NONE}
@@ -202,6 +203,16 @@ def _activation(name: object) -> str:
             f"config.json: activation {name!r} is not supported; known: {', '.join(_ACTIVATIONS)}"
         )
     return _ACTIVATIONS[name]
+
+
+def _text_part(hf: Mapping[str, object]) -> Mapping[str, object]:
+    """The config of the text model within one that also sees images (the larger Gemma 3)."""
+    inner = hf.get("text_config")
+    if hf.get("model_type") != "gemma3" or not isinstance(inner, Mapping):
+        return hf
+    outer = ("eos_token_id", "bos_token_id", "quantization_config")
+    kept = {key: hf[key] for key in outer if hf.get(key) is not None}
+    return {**inner, **kept, "model_type": "gemma3_text"}
 
 
 def _refuse_unsupported(hf: Mapping[str, object], family: Family) -> None:

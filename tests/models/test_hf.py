@@ -156,6 +156,26 @@ def test_a_checkpoint_of_the_bare_trunk_is_read_without_its_prefix(tmp_path, lla
     assert_same(found, read(GOLDEN / "gpt2"))
 
 
+def test_the_text_part_of_a_model_that_also_sees_images_is_read_alone(tmp_path):
+    """As the larger Gemma 3 lie on the hub; it is written as the text model that it is."""
+    text = json.loads((GOLDEN / "gemma3" / "config.json").read_text())
+    stored = load_file(GOLDEN / "gemma3" / WEIGHTS)
+    whole = {f"language_model.{name}": value for name, value in stored.items()}
+    whole["vision_tower.encoder.layers.0.mlp.fc1.bias"] = np.ones(4, np.float32)
+    whole["multi_modal_projector.mm_soft_emb_norm.weight"] = np.ones(4, np.float32)
+    save_file(whole, tmp_path / WEIGHTS)
+    config = {"model_type": "gemma3", "text_config": text, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"eos_token_id": [1, 5]}))
+    config = load_config(tmp_path)
+    expected = load_config(GOLDEN / "gemma3")
+    assert config == dataclasses.replace(expected, eos_ids=(1, 5))
+    assert_same(read(tmp_path), read(GOLDEN / "gemma3"))
+    del whole["language_model.model.layers.1.mlp.up_proj.weight"]
+    save_file(whole, tmp_path / WEIGHTS)
+    with pytest.raises(ValueError, match=r"missing \(1\): model.layers.1.mlp.up_proj.weight$"):
+        read(tmp_path)
+
+
 def test_end_of_text_of_the_generation_config_takes_precedence(llama):
     assert load_config(llama).eos_ids == (2,)
     (llama / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
