@@ -42,6 +42,7 @@ def summary(row: dict, figures: dict) -> str:
         ),
         "decode": lambda f: f"τ {f['tau']:.2f}, ratio {_ratio(f['ratio_rounds'])}",
         "heldout": lambda f: f"τ {f['tau']:.2f}, ratio {_ratio(f['ratio_rounds'])}",
+        "serving": lambda f: f"τ {f['tau']:.2f}, ratio {_ratio(f['ratio'])}",
         "peer": lambda f: ", ".join(
             f"{m} {x['tokens_per_second']['median']:.1f}/s" for m, x in f["methods"].items()
         ),
@@ -293,6 +294,31 @@ def _heldout(rows) -> str:
     )
 
 
+def _serving(rows) -> str:
+    row, f = rows[0]
+    note = (
+        f"The embedded, trained pair; {row['prompts']} held-out prompts, cut to 1 to "
+        f"{row['longest']} tokens ({f['prompt_tokens']:,} in all, whose reading is included), "
+        f"each asking for 1 to {row['longest']} ({f['tokens']:,} in all). *Whole*: the next "
+        "prompts wait until the whole batch is done; *continuous*: until an eighth of its rows "
+        "is. Both are `specjax.serve_offline`, in turn; the ratio is that of the two, and its "
+        "interval is over the repeated runs."
+    )
+    return f"{note}\n\n" + _table(
+        {
+            "drafter, tokens a round": _drafter,
+            "batch": lambda r, f: r["batch"],
+            "T": lambda r, f: r.get("temperature", 0),
+            "τ": lambda r, f: f"{f['tau']:.2f}",
+            "whole batches, tokens/s": lambda r, f: _rate(f["tokens_per_second"]["whole"]),
+            "continuous rows, tokens/s": lambda r, f: _rate(f["tokens_per_second"]["continuous"]),
+            "continuous over whole": lambda r, f: _ratio(f["ratio"]),
+            "same texts": lambda r, f: "yes" if f["identical"] else "NO",
+        },
+        rows,
+    )
+
+
 def _peers(rows) -> str:
     parts = []
     for row, f in rows:
@@ -336,6 +362,7 @@ TABLES = {
     "decode": ("Plain and speculative decoding", _decode),
     "peer": ("Peers", _peers),
     "heldout": ("Real text", _heldout),
+    "serving": ("Continuous rows", _serving),
     "passes": ("A pass over N nodes", _passes),
     "buffers": ("The size of the buffer", _buffers),
     "bandwidth": ("Bandwidth", _bandwidth),

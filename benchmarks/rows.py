@@ -18,7 +18,7 @@ import numpy as np
 from specjax import job, loop, measure
 from specjax.comparison import repeated_ngrams
 
-from . import heldout, micro, pairs, peers
+from . import heldout, micro, pairs, peers, serving
 from .figures import interval, spread
 from .jobs import SHORT, informed, made_up, make_job
 
@@ -245,6 +245,7 @@ KINDS = {
     "product": micro.product_orders,
     "attention": micro.attention_layouts,
     "peer": peers.side_by_side,
+    "serving": serving.measure_serving,
 }
 
 

@@ -34,6 +34,8 @@ def smoke(pair: str = "tiny", agreement: float = 0.8, repetitions: int = 6) -> l
         {"kind": "attention", "lengths": [256], "nodes": [1, 4], "repetitions": repetitions},
         {"kind": "heldout", "drafter": "ngram", "num_draft": 3, "temperature": 0.0}
         | {"prompts": 3, "new": 16, "repetitions": 2},
+        {"kind": "serving", "drafter": "ngram", "num_draft": 3, "prompts": 6, "longest": 12}
+        | {"batch": 2, "repetitions": repetitions},
         {"kind": "peer", **of, "num_draft": 3, "new": 16, "repetitions": repetitions},
     ]
 
@@ -115,6 +117,13 @@ def peers(
     ]
 
 
+def serving(prompts: int = 256, batches: Sequence[int] = (8,), repetitions: int = 7) -> list[Row]:
+    """Continuous rows against whole batches: texts of 1 to 128 tokens, the embedded pair."""
+    ways = {"drafter": "plain"}, *({"drafter": d, "num_draft": 3} for d in ("ngram", "draft"))
+    common = dict(prompts=prompts, longest=128, repetitions=repetitions)
+    return [{"kind": "serving", **way, **common, "batch": b} for b in batches for way in ways]
+
+
 def gpu(
     pair: str = "8b",
     agreement: float = 0.8,
@@ -136,7 +145,7 @@ def gpu(
 
 
 SUITES: dict[str, Callable[..., list[Row]]] = {
-    suite.__name__: suite for suite in (smoke, cpu, gpu, scaling, peers)
+    suite.__name__: suite for suite in (smoke, cpu, gpu, scaling, peers, serving)
 }
 
 
@@ -176,10 +185,13 @@ def rows_of(name: str, **options) -> list[Row]:
                     f"--{option} {value}: give {accepted[0]} to {accepted[1]}"
                     + (", fewer give no honest interval" if option == "repetitions" else "")
                 )
+    rows = SUITES[name](**options)
+    if "pair" not in known:
+        return rows
     pair = options.get("pair", known["pair"].default)
     if pair not in SHAPES:
         raise ValueError(f"--pair {pair}: no such shape; known: {', '.join(SHAPES)}")
-    rows, limit = SUITES[name](**options), SHAPES[pair].context_length
+    limit = SHAPES[pair].context_length
     for row in rows:
         ends = [row.get("context", 0) + row.get("new", 0), *row.get("capacities", ())]
         if row.get("pair") == pair and max(ends) > limit:

@@ -1,0 +1,57 @@
+"""Continuous rows against whole batches: the embedded pair, prompts and texts of ragged lengths.
+
+Both go through ``specjax.serve_offline`` with the same programs; whole batches wait until every
+row of the batch is free (``gather=batch``).
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+import specjax
+from specjax import measure
+
+from .figures import interval, spread
+from .heldout import prompts as heldout_prompts
+
+
+def measure_serving(
+    bench,
+    *,
+    drafter: str,
+    num_draft: int | None = None,
+    prompts: int = 256,
+    longest: int = 128,
+    batch: int = 8,
+    temperature: float = 0.0,
+    repetitions: int = 7,
+) -> dict:
+    """Both ways in turn, each from the call to the last text, reading of the prompts included.
+
+    Of each held-out prompt the last tokens are read, at most a number drawn evenly from 1 to
+    ``longest``; it asks for as many as another such draw, and no text ends before.
+    """
+    lm = specjax.load("embedded")
+    lengths, budgets = np.random.default_rng(0).integers(1, longest + 1, (2, prompts))
+    asked = [
+        {"prompt": lm.tokenizer.encode(text)[-length:], "max_new_tokens": int(new), "stop": []}
+        for text, length, new in zip(heldout_prompts(prompts), lengths, budgets, strict=True)
+    ]
+    common = dict(batch=batch, drafter=drafter, num_draft=num_draft, temperature=temperature)
+    serve = functools.partial(specjax.serve_offline, lm, asked, **common)
+    ways = {"continuous": serve, "whole": functools.partial(serve, gather=batch)}
+    ends = {name: way() for name, way in ways.items()}  # compiles
+    seconds = measure.alternate(ways, repetitions=repetitions, warmup=0)
+    emitted, rounds = int(budgets.sum()), sum(row.rounds for row in ends["continuous"].rows)
+    drafted = sum(row.drafted for row in ends["continuous"].rows)
+    return {
+        "tokens": emitted,
+        "prompt_tokens": sum(len(one["prompt"]) for one in asked),
+        "tau": emitted / rounds,
+        "acceptance": sum(row.accepted for row in ends["continuous"].rows) / max(1, drafted),
+        "tokens_per_second": {name: spread(emitted / s) for name, s in seconds.items()},
+        "ratio": interval(measure.ratio(seconds["whole"], seconds["continuous"])),
+        "identical": ends["whole"].texts == ends["continuous"].texts,
+    }
