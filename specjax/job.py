@@ -14,7 +14,7 @@ from typing import TypedDict
 import jax
 import numpy as np
 
-from . import acceptance, drafters, loop, sharding
+from . import acceptance, drafters, loop, rows, sharding
 from .models.lm import LM, as_drafter, load
 from .pricing import priced
 from .sampling import Sampling
@@ -71,6 +71,19 @@ class Job:
         objects = self.lm.target, self.drafter, self.rule
         with sharding.using(self.lm.mesh):
             return loop.jit_burst(*objects, rounds, self.params, state, live)
+
+    def insert(self, where: np.ndarray, request: loop.Request, state: loop.State) -> loop.State:
+        """``rows.insert`` of ``request`` in the rows ``where``; takes the buffers of ``state``."""
+        objects = self.lm.target, self.drafter, self.rule
+        with sharding.using(self.lm.mesh):
+            return rows.jit_insert(*objects, self.params, state, where, request, self.chunk)
+
+    def asking(self, **fields) -> Job:
+        """The same with other values, of the same shapes and types, in fields of its request."""
+        mesh = self.lm.mesh
+        if mesh is not None:
+            fields = {name: sharding.put(x, mesh, sharding.DATA) for name, x in fields.items()}
+        return dataclasses.replace(self, request=dataclasses.replace(self.request, **fields))
 
     def check(self) -> None:
         """Traces both programs, which the run needs anyway, so that a drafter, rule and sampling

@@ -10,7 +10,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from . import loop
+from . import loop, sharding
 from .loop import State
 from .request import Request
 
@@ -47,7 +47,8 @@ def insert(
             f"what it has (greedy={state.sampling.greedy}, the same settings, as many stops)"
         )
     rows = jnp.asarray(rows, jnp.int32)
-    return jax.tree.map(lambda old, new: old.at[rows].set(new, mode="drop"), state, fresh)
+    after = jax.tree.map(lambda old, new: old.at[rows].set(new, mode="drop"), state, fresh)
+    return sharding.rows(after)
 
 
 jit_insert = jax.jit(insert, static_argnums=(0, 1, 2, 7), donate_argnums=(4,))

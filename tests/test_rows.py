@@ -166,18 +166,3 @@ def test_rows_over_a_mesh_are_replaced_where_they_lie():
         assert f" {moved}" not in program
     caches = jax.tree.leaves(compiled.output_shardings.cache)
     assert all(spec.is_equivalent_to(over, 4) for spec in caches)
-
-
-def test_over_a_mesh_texts_are_those_of_one_device():
-    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    over = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-    drafter, weights, _ = CASES["ngram"]
-    objects, params = (MODEL, drafter, "auto"), {"target": PARAMS, "drafter": weights}
-    ends = []
-    for place in (lambda x: x, lambda x: jax.device_put(x, over)):
-        state = loop.jit_start(*objects, CAPACITY, params, request([0, 1, 2, 3]))
-        state = loop.jit_burst(*objects, CAPACITY, params, jax.tree.map(place, state), 4)
-        where = np.flatnonzero(np.asarray(state.budget) == 0).astype(np.int32)
-        state = rows.jit_insert(*objects, params, state, where, request([4]), CHUNK)
-        ends.append(texts(loop.jit_burst(*objects, CAPACITY, params, state)))
-    assert ends[0] == ends[1]

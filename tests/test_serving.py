@@ -63,6 +63,15 @@ def test_a_row_ends_at_its_own_stop_and_at_the_end_of_the_context(pair):
     assert second.finish == "length" and len(second.tokens) == room
 
 
+def test_over_a_mesh_texts_are_those_of_one_device(pair, folders):
+    lm = specjax.load(folders["target"], mesh="data=2,model=2")
+    options = {"batch": 4, "gather": 2, "drafter": "ngram", "num_draft": 3}
+    alone, spread = (specjax.serve_offline(one, RAGGED, **options) for one in (pair[0], lm))
+    assert [row.tokens for row in spread.rows] == [row.tokens for row in alone.rows]
+    with pytest.raises(ValueError, match="3 rows cannot be shared by data=2"):
+        specjax.serve_offline(lm, RAGGED, batch=3)
+
+
 def test_other_lengths_and_budgets_compile_nothing(pair):
     def serve(prompts):
         specjax.serve_offline(pair[0], prompts, batch=2, drafter="ngram", num_draft=3)

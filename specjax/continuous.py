@@ -1,0 +1,212 @@
+"""A batch whose finished rows are filled again: which prompt stands in which row, and when.
+
+The compiled loop runs until enough rows are free, the next prompts are inserted (``rows.insert``),
+and it goes on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from . import job, loop, sharding
+from .job import Job
+from .models.lm import LM
+from .models.tokenizer import StreamDecoder
+from .prompt_file import NEUTRAL, Prompt
+from .rows import CHUNK, CHUNK_ON_CPU
+
+KEYS = "threefry2x32"  # whatever the default: as the loop's own
+COUNTS = ("rounds", "emitted", "drafted", "accepted")
+BURST = 0.3  # seconds after which a burst ends at the latest, about: for Ctrl-C and progress
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A finished prompt.
+
+    Attributes:
+      index: its place among the prompts; in a file, the line's number less one.
+      id: as given with the prompt, or None.
+      text: what was generated, without special tokens.
+      tokens: its token ids; an end-of-text token is kept.
+      finish: why it ended: ``stop``, ``length`` (what was asked for), ``context`` (it is full).
+      rounds, drafted, accepted: see ``Stats``.
+    """
+
+    index: int
+    id: Any
+    text: str
+    tokens: list[int]
+    finish: str
+    rounds: int
+    drafted: int
+    accepted: int
+
+
+class Continuous:
+    """A batch under way; ``tokens`` and ``rounds`` count what it has done, over all rows.
+
+    Args:
+      found: all prompts of the run: they decide the buffers and which settings programs have, so
+        that a run that goes on has the programs of the one before.
+      waiting: those to be decoded, at least one; the first ones make the batch.
+      batch, gather, seed, ways: of ``serve_offline``.
+    """
+
+    def __init__(self, lm: LM, found, waiting: list[Prompt], batch: int, gather, seed: int, ways):
+        # over a mesh, a whole number of rows on each device
+        parts = 1 if lm.mesh is None else lm.mesh.shape.get(sharding.DATA, 1)
+        sharding.check_rows(batch, parts)
+        self._batch = -(-min(batch, len(waiting)) // parts) * parts
+        self._gather = min(self._batch, gather or max(1, self._batch // 8))
+        self._lm, self._waiting, self._next = lm, waiting, self._batch
+        self._seed = seed
+        # settings that no prompt has stay out of the programs
+        self._settings = [
+            name
+            for name, none in NEUTRAL.items()
+            if any(prompt.settings[name] not in (None, none) for prompt in found)
+        ]
+        self._num_stops = max(1, *(len(prompt.stop) for prompt in found))
+        longest = max(len(prompt.tokens) + prompt.max_new_tokens for prompt in found)
+        context = getattr(lm.target, "max_positions", None)
+        capacity = job.round_up(longest, job.SMALLEST_BUFFER, context)
+        first = waiting[: self._batch]
+        idle = self._batch - len(first)
+        self._owners: list[Prompt | None] = [*first, *[None] * idle]
+        first = [*first, *first[:1] * idle]
+        work = job.prepare(
+            lm,
+            [prompt.tokens for prompt in first],
+            max_new_tokens=[prompt.max_new_tokens for prompt in first],
+            stop=self._stops(first),
+            least_width=capacity,
+            least_buffer=capacity,
+            chunk=CHUNK_ON_CPU if jax.default_backend() == "cpu" else CHUNK,
+            **self._values(first),
+            **ways,
+        )
+        self._work: Job = work.asking(
+            key=self._keys(first),
+            budget=np.asarray([p.max_new_tokens if p else 0 for p in self._owners], np.int32),
+        )
+        self._done = np.zeros(2, int)
+        self.tokens = self.rounds = 0
+
+    def run(self) -> Iterator[list[Row]]:
+        """What finished, after each burst, until everything has."""
+        state, rounds = self._work.start(), 1
+        yield self._collect(state)
+        while True:
+            state = self._fill(state)
+            running, left = self._batch - self._owners.count(None), len(self._waiting) - self._next
+            if not running:
+                return
+            # it ends as soon as the next prompts have room
+            live = self._batch - min(self._gather, left) + 1 if left else 1
+            before, begin = self.rounds, time.perf_counter()
+            state = jax.block_until_ready(self._work.burst(rounds, state, live))
+            spent = time.perf_counter() - begin
+            yield self._collect(state)
+            # a row may have ended early, so this is what a round takes at most
+            rounds = max(1, int(BURST / spent * (self.rounds - before) / running))
+
+    def _collect(self, state: loop.State) -> list[Row]:
+        """The rows that have finished since; they are free then."""
+        lengths, budgets = np.asarray(state.length), np.asarray(state.budget)
+        counts = {name: np.asarray(getattr(state.stats, name)) for name in COUNTS}
+        ended = [row for row, owner in enumerate(self._owners) if owner and not budgets[row]]
+        found = []
+        tokens = np.asarray(state.tokens) if ended else None
+        for row in ended:
+            prompt = self._owners[row]
+            ids = tokens[row, len(prompt.tokens) : lengths[row]].tolist()
+            decoder = StreamDecoder(self._lm.tokenizer, prompt.tokens)
+            found.append(
+                Row(
+                    index=prompt.index,
+                    id=prompt.id,
+                    text=decoder.push(ids) + decoder.flush(),
+                    tokens=ids,
+                    finish="stop" if ids[-1] in prompt.stop else "length",
+                    rounds=int(counts["rounds"][row]),
+                    drafted=int(counts["drafted"][row]),
+                    accepted=int(counts["accepted"][row]),
+                )
+            )
+            self._owners[row] = None
+            self._done += len(ids), counts["rounds"][row]
+        running = [row for row, owner in enumerate(self._owners) if owner]
+        self.tokens, self.rounds = (
+            int(done + counts[name][running].sum())
+            for done, name in zip(self._done, ("emitted", "rounds"), strict=True)
+        )
+        return found
+
+    def _fill(self, state: loop.State) -> loop.State:
+        """Inserts the next prompts, if enough rows are free for them."""
+        while left := len(self._waiting) - self._next:
+            free = [row for row, owner in enumerate(self._owners) if owner is None]
+            num = min(self._gather, left)
+            if len(free) < num:
+                break
+            prompts = self._waiting[self._next : self._next + num]
+            self._next += num
+            for row, prompt in zip(free, prompts, strict=False):
+                self._owners[row] = prompt
+            # always of one size: what is beyond the batch is left out
+            where = [*free[:num], *[self._batch] * (self._gather - num)]
+            request = self._request([*prompts, *[prompts[0]] * (self._gather - num)])
+            state = self._work.insert(np.asarray(where, np.int32), request, state)
+        return state
+
+    def _request(self, prompts: list[Prompt]) -> loop.Request:
+        """A request of as many rows, in the shapes of the batch's."""
+        like = self._work.request
+        tokens = np.zeros((len(prompts), self._work.capacity), np.int32)
+        for row, prompt in enumerate(prompts):
+            tokens[row, : len(prompt.tokens)] = prompt.tokens
+        cold = np.zeros(len(prompts), np.float32)
+        sampling = {"temperature": cold, **self._values(prompts)}
+        return dataclasses.replace(
+            like,
+            tokens=tokens,
+            lengths=np.asarray([len(prompt.tokens) for prompt in prompts], np.int32),
+            key=self._keys(prompts),
+            budget=np.asarray([prompt.max_new_tokens for prompt in prompts], np.int32),
+            sampling=dataclasses.replace(like.sampling, **sampling),
+            stops=self._stops(prompts),
+        )
+
+    def _values(self, prompts: list[Prompt]) -> dict[str, np.ndarray]:
+        """Each setting of the programs, one value a prompt."""
+
+        def values(name, none):
+            given = [prompt.settings[name] for prompt in prompts]
+            dtype = np.int32 if isinstance(none, int) else np.float32
+            return np.asarray([none if value is None else value for value in given], dtype)
+
+        return {name: values(name, NEUTRAL[name]) for name in self._settings}
+
+    def _keys(self, prompts: list[Prompt]) -> jax.Array:
+        """As ``generate`` gives them: row ``index`` under the run's seed; under a prompt's own, the
+        one that it has alone."""
+        own = [(self._seed, p.index) if p.seed is None else (p.seed, 0) for p in prompts]
+        return _fold(*np.asarray(own, np.uint32).T)
+
+    def _stops(self, prompts: list[Prompt]) -> np.ndarray:
+        """int32 ``[K, E]``, padded with -1."""
+        padded = [[*p.stop, *[-1] * (self._num_stops - len(p.stop))] for p in prompts]
+        return np.asarray(padded, np.int32).reshape(len(prompts), self._num_stops)
+
+
+@jax.jit
+@jax.vmap
+def _fold(seed, index):
+    return jax.random.fold_in(jax.random.key(seed, impl=KEYS), index)
