@@ -3,13 +3,15 @@
 import importlib
 from typing import TYPE_CHECKING
 
-from . import acceptance, cache, drafters, tree
+from . import acceptance, cache, drafters, laws, targets, tree
 from .loop import Decoded, accept, decode, draft_step, stream, verify
 from .sampling import Sampling
 from .stats import Stats
+from .targets import contrastive
 from .types import Context, Draft, Drafter, Scores, Segment, Target, Verdict
 
 if TYPE_CHECKING:
+    from .chat import Chat
     from .comparison import Comparison, compare
     from .models.lm import LM, load
     from .planner import Plan, plan
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Chat",
     "Comparison",
     "Context",
     "Decoded",
@@ -38,21 +41,25 @@ __all__ = [
     "acceptance",
     "cache",
     "compare",
+    "contrastive",
     "decode",
     "draft_step",
     "drafters",
     "generate",
+    "laws",
     "load",
     "plan",
     "serve_offline",
     "stream",
     "stream_text",
+    "targets",
     "tree",
     "verify",
 ]
 
 # what brings Flax along is imported when it is first asked for: the loop does not need it
 _LAZY = {
+    "Chat": "chat",
     "Comparison": "comparison",
     "compare": "comparison",
     "LM": "models.lm",

@@ -92,6 +92,11 @@ def compare(
             f"repetitions={repetitions}: give at least {LEAST_REPETITIONS}, else there is no "
             "honest interval"
         )
+    if options.get("stop_strings"):
+        raise ValueError(
+            "stop_strings: where they stand is only known on the host, so rates would count what "
+            "lies behind them; compare without, or with stop=<token ids>"
+        )
     jobs = [
         job.prepare(lm, prompts, **(options | {"drafter": None, "drafter_params": None})),
         job.prepare(lm, prompts, **options),

@@ -12,11 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from . import acceptance, drafters, loop, rows, sharding
+from . import acceptance, drafters, loop, rows, sharding, stopping
 from .models.lm import LM, as_drafter, load
 from .pricing import priced
+from .request import check_samples
 from .sampling import Sampling
 from .types import Drafter, PyTree
 
@@ -40,16 +42,26 @@ class Options(TypedDict, total=False):
     top_p: jax.typing.ArrayLike | None
     min_p: jax.typing.ArrayLike | None
     repetition_penalty: jax.typing.ArrayLike | None
+    presence_penalty: jax.typing.ArrayLike | None
+    frequency_penalty: jax.typing.ArrayLike | None
     logit_bias: Mapping[int, float] | jax.typing.ArrayLike | None
-    seed: int
+    law: object
+    law_drafts: bool
+    seed: int | Sequence[int]
+    num_samples: int
     rule: object
     stop: Sequence[int] | None
+    stop_strings: str | Sequence[str] | Sequence[Sequence[str]] | None
+    logprobs: bool | str
     drafter_params: PyTree
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Job:
-    """A request that is ready to run: ``start()``, then ``burst(rounds, state)`` until done."""
+    """A request that is ready to run: ``start()``, then ``burst(rounds, state)`` until done.
+
+    ``prompts`` and ``stop_strings`` have an entry for each row, also where rows are samples.
+    """
 
     lm: LM
     prompts: list[np.ndarray]
@@ -58,6 +70,7 @@ class Job:
     capacity: int
     params: PyTree
     request: loop.Request
+    stop_strings: list[stopping.Strings]
     chunk: int = loop.PREFILL_CHUNK
 
     def start(self) -> loop.State:
@@ -85,6 +98,11 @@ class Job:
             fields = {name: sharding.put(x, mesh, sharding.DATA) for name, x in fields.items()}
         return dataclasses.replace(self, request=dataclasses.replace(self.request, **fields))
 
+    def end(self, state: loop.State, which: np.ndarray) -> loop.State:
+        """Ends the rows ``which`` (bool ``[B]``); takes the buffers of ``state``."""
+        with sharding.using(self.lm.mesh):
+            return loop.jit_end(state, which)
+
     def check(self) -> None:
         """Traces both programs, which the run needs anyway, so that a drafter, rule and sampling
         that do not go together are refused before either compiles."""
@@ -107,10 +125,17 @@ def prepare(
     top_p=None,
     min_p=None,
     repetition_penalty=None,
+    presence_penalty=None,
+    frequency_penalty=None,
     logit_bias=None,
+    law=None,
+    law_drafts=True,
     seed=0,
+    num_samples=1,
     rule="auto",
     stop=None,
+    stop_strings=None,
+    logprobs=False,
     drafter_params=None,
     least_width=SMALLEST_WIDTH,
     least_buffer=SMALLEST_BUFFER,
@@ -122,6 +147,7 @@ def prepare(
     several requests can share their programs. ``chunk``: prompt tokens read at once.
     """
     ids = prompt_ids(lm, prompts)
+    strings = stopping.per_row(stop_strings, len(ids))
     drafter, drafter_params = resolve_drafter(lm, drafter, num_draft, drafter_params)
     tokens, lengths, capacity = fit(lm, ids, max_new_tokens, least_width, least_buffer)
     if isinstance(logit_bias, Mapping):
@@ -132,7 +158,11 @@ def prepare(
         top_p=top_p,
         min_p=min_p,
         repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
         logit_bias=logit_bias,
+        law=law,
+        law_drafts=law_drafts,
     )
     if isinstance(rule, str) and rule != "auto" and rule not in acceptance.RULES:
         raise ValueError(f"rule={rule!r} is unknown; known: auto, {', '.join(acceptance.RULES)}")
@@ -144,23 +174,26 @@ def prepare(
         drafter,
         tokens,
         lengths,
-        seed_key(seed),
+        keys_of(seed, len(ids), num_samples),
         max_new_tokens,
         sampling,
         capacity,
         np.asarray(stops),
+        logprobs=logprobs,
+        num_samples=num_samples,
     )
-    params = {"target": lm.params, "drafter": drafter_params}
+    params = {"target": lm.params, "drafter": drafter_params} | law_params(law)
     params, request = sharding.place(lm.mesh, lm.target, drafter, params, request)
     job = Job(
         lm=lm,
-        prompts=[np.asarray(prompt, np.int32) for prompt in ids],
+        prompts=[np.asarray(prompt, np.int32) for prompt in ids for _ in range(num_samples)],
         drafter=drafter,
         rule=rule,
         capacity=capacity,
         params=params,
         request=request,
         chunk=chunk,
+        stop_strings=[row for row in strings for _ in range(num_samples)],
     )
     job.check()
     return priced(job) if num_draft == AUTO and drafter.num_draft else job
@@ -327,6 +360,30 @@ def seed_key(seed) -> jax.Array:
     if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
         raise ValueError(f"seed={seed!r}: it must be an integer from 0 to 2**32 - 1")
     return jax.random.key(int(seed))
+
+
+def keys_of(seed, rows: int, num_samples: int) -> jax.Array:
+    """The random key of a seed, or keys ``[rows * num_samples]`` of one seed a row.
+
+    A row with a seed of its own says what it says alone with that seed.
+    """
+    check_samples(num_samples)
+    seeds = [seed] if np.ndim(seed) == 0 else list(seed)
+    keys = [seed_key(one) for one in seeds]
+    if np.ndim(seed) == 0:
+        return keys[0]
+    if len(seeds) != rows:
+        raise ValueError(
+            f"seed has {len(seeds)} values for {rows} prompts: give one number, or one a prompt"
+        )
+    folded = [jax.random.fold_in(key, sample) for key in keys for sample in range(num_samples)]
+    return jnp.stack(folded)
+
+
+def law_params(law) -> PyTree:
+    """``{"law": arrays}`` of a law that has some, as a part of the parameters."""
+    arrays = getattr(law, "params", None)
+    return {} if arrays is None else {"law": arrays}
 
 
 def _no_prompt(given) -> TypeError:

@@ -13,10 +13,11 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from . import acceptance, sharding, tree
+from . import acceptance, laws, sharding, tree
 from . import stats as statistics
+from .acceptance import walk
 from .acceptance.laws import DraftLaw, TargetLaw
-from .pytree import pytree_dataclass
+from .pytree import pytree_dataclass, static
 from .request import Request, prepare
 from .sampling import Sampling
 from .stats import Stats
@@ -24,6 +25,9 @@ from .types import ROOT, Context, Draft, Drafter, PyTree, Scores, Segment, Targe
 
 PREFILL_CHUNK = 256  # prompt tokens fed at once: bounds the memory of a long prompt
 DRAFT, ACCEPT = 0, 1  # the two roles a random key can have within a round
+# why a row ended: it runs, met a stop, spent its budget, or its law gave no token a probability
+ENDED = ("", "stop", "length", "no token")
+RUNNING, STOPPED, SPENT, NO_TOKEN = range(len(ENDED))
 
 
 @pytree_dataclass
@@ -32,13 +36,17 @@ class Decoded:
     tokens: int32 ``[B, L]``, prompts and what was generated; zeros behind ``lengths``.
     lengths: int32 ``[B]``.
     from_draft: bool ``[B, L]``, the token was drafted and accepted (else: the target's own).
+    ended: int32 ``[B]``, why: an index into ``loop.ENDED``, 0 while the row runs.
     stats: ``Stats``.
+    logprobs: float32 ``[B, L]``, natural logarithms, 0 on the prompt; None if not asked for.
     """
 
     tokens: jax.Array
     lengths: jax.Array
     from_draft: jax.Array
+    ended: jax.Array
     stats: Stats
+    logprobs: jax.Array | None = None
 
 
 @pytree_dataclass
@@ -46,7 +54,8 @@ class State:
     """All that the loop carries; every leaf leads with B.
 
     Evolving: tokens, length, budget (0: finished), silent (rounds since the row last emitted), the
-    two caches. Constant: key, sampling, stops. Output: from_draft, stats.
+    two caches, law (what a law of one's own carries). Constant: begin (where what is generated
+    begins), key, sampling, stops. Output: from_draft, ended, stats, logprobs (or None).
     """
 
     tokens: jax.Array
@@ -58,8 +67,13 @@ class State:
     key: jax.Array
     sampling: Sampling
     stops: jax.Array
+    begin: jax.Array
     from_draft: jax.Array
+    ended: jax.Array
     stats: Stats
+    law: PyTree = None
+    logprobs: jax.Array | None = None
+    logprobs_of: str = static("")
 
 
 # ---------------------------------------------------------------- one round, part by part
@@ -130,7 +144,8 @@ def truncate(draft: Draft, verdict: Verdict, state: State) -> tuple[Verdict, jax
     """Cuts a verdict at the first stop token and at the budget; rows out of budget do nothing.
 
     Returns:
-      the verdict, and the emitted tokens int32 ``[B, D + 1]``, -1 behind the last.
+      the verdict, and the emitted tokens int32 ``[B, D + 1]``, -1 behind the last. A verdict
+      without a last token (there is no law behind its path) leaves what was accepted.
     """
     steps = jnp.arange(verdict.path.shape[1])
     drafted = jnp.take_along_axis(draft.tokens, verdict.path, axis=1)
@@ -139,6 +154,7 @@ def truncate(draft: Draft, verdict: Verdict, state: State) -> tuple[Verdict, jax
     stop = jnp.any(tokens[:, :, None] == state.stops[:, None, :], axis=-1)
     before = jnp.cumsum(stop, axis=1) - stop  # stops strictly before each token
     emitted = (steps <= verdict.count[:, None]) & (before == 0) & (steps < state.budget[:, None])
+    emitted &= tokens >= 0
     num = jnp.sum(emitted, axis=1).astype(jnp.int32)
     last = jnp.take_along_axis(tokens, jnp.maximum(num - 1, 0)[:, None], axis=1)[:, 0]
     none = num == 0
@@ -168,10 +184,14 @@ def run_round(target, drafter, rule, params, state: State) -> State:
         length=state.length,
         budget=state.budget,
         key=round_keys(state, DRAFT),
-        sampling=state.sampling,
+        sampling=state.sampling.for_drafts,
         cache=state.cache,
+        begin=state.begin,
+        law_state=state.law,
+        law_params=params.get("law"),
     )
     draft, proposed = draft_step(drafter, params, state.drafter, context)
+    context = dataclasses.replace(context, sampling=state.sampling)
 
     def judge(draft):
         scores = verify(target, params, state.cache, draft, features=drafter.features)
@@ -203,11 +223,26 @@ def run_round(target, drafter, rule, params, state: State) -> State:
     rows = jnp.arange(where.shape[0])[:, None]
     from_draft = (steps < full.count[:, None]) & (emitted >= 0)
     stopped = jnp.any(verdict.token[:, None] == state.stops, axis=1) & (num > 0)
+    # nothing to draw from, unless the row would have ended before
+    lost = (full.count >= 0) & (full.token < 0) & (num == full.count) & (state.budget > num)
+    lost &= ~stopped
+    budget = jnp.where(stopped | lost, 0, state.budget - num)
+    ended = jnp.where(stopped, STOPPED, jnp.where(lost, NO_TOKEN, SPENT))
+    law, logprobs = state.law, state.logprobs
+    if law is not None:
+        law = laws.fold(state.sampling.law, params.get("law"), law, emitted)
+    if logprobs is not None:
+        p = TargetLaw(draft, scores.logits, context)
+        said = _logprobs(p, state.logprobs_of, full.path, emitted)
+        logprobs = logprobs.at[rows, where].set(said, mode="drop")
     after = dataclasses.replace(
         state,
         tokens=state.tokens.at[rows, where].set(emitted, mode="drop"),
         length=state.length + num,
-        budget=jnp.where(stopped, 0, state.budget - num),
+        budget=budget,
+        ended=jnp.where((state.budget > 0) & (budget == 0), ended, state.ended),
+        law=law,
+        logprobs=logprobs,
         silent=jnp.where(num > 0, 0, state.silent + (state.budget > 0)),
         cache=cache,
         drafter=learned,
@@ -217,10 +252,31 @@ def run_round(target, drafter, rule, params, state: State) -> State:
     return sharding.rows(after)
 
 
+def _logprobs(p: TargetLaw, which: str, path: jax.Array, emitted: jax.Array) -> jax.Array:
+    """float32 ``[B, D + 1]``, of each emitted token at its node; only visited nodes are computed.
+
+    ``which``: ``raw``, the log-softmax of the model's logits; ``law``, the logarithm of p.
+    """
+
+    def visit(step, said):
+        node, token = path[:, step], jnp.maximum(emitted[:, step], 0)[:, None]
+        if which == "law":
+            there = jnp.take_along_axis(p(node), token, axis=1)[:, 0]
+            value = jnp.log(there)
+        else:
+            logits = walk.at_node(p.logits, node)
+            there = jnp.take_along_axis(logits, token, axis=1)[:, 0]
+            value = there - jax.nn.logsumexp(logits, axis=-1)
+        return said.at[:, step].set(value)
+
+    steps = jnp.max(jnp.sum(emitted >= 0, axis=1))
+    return jax.lax.fori_loop(0, steps, visit, jnp.zeros(emitted.shape, jnp.float32))
+
+
 def _count(state: State, draft: Draft, num, from_draft) -> Stats:
     stats, live = state.stats, (state.budget > 0).astype(jnp.int32)
     accepted = from_draft[:, : stats.accepted_at.shape[1]].astype(jnp.int32)
-    candidates = acceptance.walk.eligible(draft)
+    candidates = walk.eligible(draft)
     # a node that could only stand beyond the budget is not held against the drafter
     depth = tree.depths(draft)
     reachable = candidates & (depth <= state.budget[:, None]) & (num > 0)[:, None]
@@ -243,7 +299,11 @@ def _count(state: State, draft: Draft, num, from_draft) -> Stats:
 def start(
     target, drafter, rule, capacity, params, request: Request, chunk: int = PREFILL_CHUNK
 ) -> State:
-    """Fills the caches from the prompts, in chunks that bound the memory."""
+    """Fills the caches from the prompts, in chunks that bound the memory.
+
+    With ``request.num_samples`` above 1 each prompt is read once; its row is then repeated, with a
+    key of its own for each sample.
+    """
     prompt, lengths, inputs = request.tokens, request.lengths, request.inputs
     batch, width = prompt.shape
     tokens = jnp.pad(prompt[:, :capacity], ((0, 0), (0, max(0, capacity - width))))
@@ -251,27 +311,73 @@ def start(
     cache = sharding.rows(target.init(params["target"], batch, capacity, inputs))
     learned = sharding.rows(drafter.init(params, batch, capacity, inputs))
     chunk = min(chunk, width, capacity)
+    begin = jnp.zeros((batch,), jnp.int32)
+    carry = _feed(target, drafter, params, cache, learned, tokens, begin, lengths - 1, chunk)
+    state = _begin(target, drafter, rule, params, tokens, lengths, *carry, request)
+    if request.num_samples > 1:
+        state = jax.tree.map(lambda x: jnp.repeat(x, request.num_samples, axis=0), state)
+    return sharding.rows(dataclasses.replace(state, key=request.key))
+
+
+def extend(target, drafter, rule, params, state: State, request: Request) -> State:
+    """Puts ``request.tokens`` behind each row of a state, and begins anew with its settings.
+
+    Only they are fed, and the root before them: the caches are kept. What does not fit into the
+    buffer is the caller's to refuse; ``request.inputs`` are those of the start.
+    """
+    more, width = request.tokens, request.tokens.shape[1]
+    capacity = state.tokens.shape[1]
+    steps = jnp.arange(width)
+    where = jnp.where(steps < request.lengths[:, None], state.length[:, None] + steps, capacity)
+    rows = jnp.arange(more.shape[0])[:, None]
+    tokens = state.tokens.at[rows, where].set(more, mode="drop")
+    learned = state.drafter
+    if hasattr(drafter, "settle"):
+        context = Context(
+            tokens=state.tokens,
+            length=state.length,
+            budget=request.budget,
+            key=request.key,
+            sampling=request.sampling,
+        )
+        learned = drafter.settle(params, learned, context)
+    begin, length = state.length - 1, state.length + request.lengths
+    chunk = min(PREFILL_CHUNK, width)
+    carry = _feed(target, drafter, params, state.cache, learned, tokens, begin, length - 1, chunk)
+    state = _begin(target, drafter, rule, params, tokens, length, *carry, request)
+    return sharding.rows(dataclasses.replace(state, key=request.key))
+
+
+def _feed(target, drafter, params, cache, learned, tokens, begin, end, chunk):
+    """Shows the tokens at positions ``begin ... end - 1``, int32 ``[B]``, to target and drafter."""
+    batch, capacity = tokens.shape
+    steps = jnp.arange(chunk, dtype=jnp.int32)
 
     def feed(index, carry):
         cache, learned = carry
-        begin = index * chunk
-        where = begin + jnp.arange(chunk)
-        piece = jnp.take(tokens, jnp.minimum(where, capacity - 1), axis=1)
-        after = jnp.take(tokens, jnp.minimum(where + 1, capacity - 1), axis=1)
-        num = jnp.clip(lengths - 1 - begin, 0, chunk)
-        at = jnp.full((batch,), begin, jnp.int32)
+        at = jnp.minimum(begin + index * chunk, end)
+        where = at[:, None] + steps
+        piece = jnp.take_along_axis(tokens, where, axis=1, mode="clip")
+        after = jnp.take_along_axis(tokens, where + 1, axis=1, mode="clip")
+        num = jnp.clip(end - at, 0, chunk)
         draft = Draft(start=at, tokens=piece, topology=tree.chain_topology(chunk - 1))
         scores = target.verify(
             params["target"], cache, draft, features=drafter.features, logits=False
         )
-        path = jnp.broadcast_to(jnp.arange(chunk, dtype=jnp.int32), piece.shape)
+        path = jnp.broadcast_to(steps, piece.shape)
         verdict = Verdict(path=path, count=num - 1, token=jnp.full((batch,), -1, jnp.int32))
         cache = target.commit(cache, scores.entries, at, verdict)
         segment = Segment(tokens=piece, next=after, features=scores.features, start=at, num=num)
         return cache, drafter.observe(params, learned, segment)
 
-    chunks = (jnp.max(lengths) - 1 + chunk - 1) // chunk
-    cache, learned = jax.lax.fori_loop(0, chunks, feed, (cache, learned))
+    chunks = (jnp.max(end - begin) + chunk - 1) // chunk
+    return jax.lax.fori_loop(0, chunks, feed, (cache, learned))
+
+
+def _begin(target, drafter, rule, params, tokens, length, cache, learned, request) -> State:
+    """The state before the first round."""
+    batch, capacity = tokens.shape
+    sampling = request.sampling
     known = acceptance.RULES.get(rule) if isinstance(rule, str) else rule
     reasons = [
         getattr(target, "approximate", ""),
@@ -282,20 +388,35 @@ def start(
         rule=rule if isinstance(rule, str) else rule.name,
         approximate=", ".join(filter(None, reasons)),
     )
-    state = State(
+    budget = jnp.minimum(request.budget, capacity - length)
+    zeros = jnp.zeros(tokens.shape, jnp.float32)
+    return State(
         tokens=tokens,
-        length=lengths,
-        budget=jnp.minimum(request.budget, capacity - lengths),
+        length=length,
+        budget=budget,
         silent=jnp.zeros((batch,), jnp.int32),
         cache=cache,
         drafter=learned,
-        key=request.key,
-        sampling=request.sampling,
+        key=jax.random.wrap_key_data(jnp.zeros((batch, 2), jnp.uint32), impl="threefry2x32"),
+        sampling=sampling,
         stops=request.stops,
+        begin=length,
         from_draft=jnp.zeros(tokens.shape, bool),
+        ended=jnp.where(budget > 0, RUNNING, SPENT),
         stats=statistics.start(batch, drafter.depth, **names),
+        law=laws.begin(sampling.law, params.get("law"), tokens, length),
+        logprobs=zeros if request.logprobs else None,
+        logprobs_of=request.logprobs,
     )
-    return sharding.rows(state)
+
+
+def end(state: State, rows: jax.Array) -> State:
+    """Ends ``rows`` (bool ``[B]``) as if they had met a stop: they cost nothing more."""
+    return dataclasses.replace(
+        state,
+        budget=jnp.where(rows, 0, state.budget),
+        ended=jnp.where(rows, STOPPED, state.ended),
+    )
 
 
 def burst(target, drafter, rule, rounds, params, state: State, live=1) -> State:
@@ -319,7 +440,9 @@ def result(state: State) -> Decoded:
         tokens=state.tokens,
         lengths=state.length,
         from_draft=state.from_draft,
+        ended=state.ended,
         stats=state.stats,
+        logprobs=state.logprobs,
     )
 
 
@@ -332,6 +455,8 @@ def _decode(target, drafter, rule, capacity, params, request):
 jit_start = jax.jit(start, static_argnums=(0, 1, 2, 3, 6))
 # rounds are an argument, not part of the program: bursts of any length share one compilation
 jit_burst = jax.jit(burst, static_argnums=(0, 1, 2), donate_argnums=(5,))
+jit_extend = jax.jit(extend, static_argnums=(0, 1, 2), donate_argnums=(4,))
+jit_end = jax.jit(end, donate_argnums=(0,))
 
 
 def decode(
@@ -349,6 +474,8 @@ def decode(
     stops: jax.typing.ArrayLike = (),
     inputs: PyTree = None,
     mesh=None,
+    logprobs: bool | str = False,
+    num_samples: int = 1,
 ) -> Decoded:
     """Generates until every row has met a stop or spent its budget, in one compiled loop.
 
@@ -372,6 +499,12 @@ def decode(
         rows go over the one, weights, caches and vocabulary over the other. Default: the mesh in
         use (``jax.set_mesh``), if any. Several processes call this alike, and each reads all of
         the result with ``sharding.gather``.
+      logprobs: whether to return the logarithms (natural) of the emitted tokens' probabilities.
+        ``True`` or ``"raw"``: of the model itself, the log-softmax of its logits before any
+        setting, what vLLM returns; ``"law"``: of p, the law they were drawn from, all settings
+        applied (at temperature 0 p is a point mass: 0).
+      num_samples: rows a prompt, which is read once. Rows ``i * num_samples ...`` belong to prompt
+        ``i``; each has the key that it would have were the prompts given so often.
 
     Returns:
       ``Decoded``. It can be called within your own ``jit``, ``vmap``-free ``scan`` or mesh.
@@ -388,7 +521,18 @@ def decode(
         text_ids = out.tokens[0, : out.lengths[0]]
     """
     request, capacity = prepare(
-        target, drafter, tokens, lengths, key, max_new_tokens, sampling, capacity, stops, inputs
+        target,
+        drafter,
+        tokens,
+        lengths,
+        key,
+        max_new_tokens,
+        sampling,
+        capacity,
+        stops,
+        inputs,
+        logprobs,
+        num_samples,
     )
     mesh = sharding.as_mesh(mesh)
     params, request = sharding.place(mesh, target, drafter, params, request)
@@ -411,6 +555,8 @@ def stream(
     stops=(),
     inputs=None,
     mesh=None,
+    logprobs=False,
+    num_samples=1,
     rounds: int = 1,
 ):
     """The same as ``decode``, as a generator: yields ``Decoded`` after every burst of rounds.
@@ -421,7 +567,18 @@ def stream(
     if rounds < 1:
         raise ValueError(f"rounds={rounds} must be at least 1: a burst without rounds never ends")
     request, capacity = prepare(
-        target, drafter, tokens, lengths, key, max_new_tokens, sampling, capacity, stops, inputs
+        target,
+        drafter,
+        tokens,
+        lengths,
+        key,
+        max_new_tokens,
+        sampling,
+        capacity,
+        stops,
+        inputs,
+        logprobs,
+        num_samples,
     )
 
     mesh = sharding.as_mesh(mesh)

@@ -38,6 +38,7 @@ def priced(work: Job) -> Job:
         len(work.prompts),
         work.capacity,
         work.request.sampling.greedy,
+        work.request.sampling.law,
         tuple((x.shape, str(x.dtype)) for x in jax.tree.leaves(work.params)),  # also if quantized
     )
     if key not in _KNOWN:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import tree
+from . import laws, tree
 from .sampling import Prefix, Sampling
 from .types import Draft, Target
 
@@ -36,27 +36,48 @@ def greedy(target: Target, params, prompt, num: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def next_law(target: Target, params, tokens: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """float32 ``[B, V]``, the law of the token after each row of ``tokens`` int32 ``[B, T]``."""
+def next_law(
+    target: Target, params, tokens: np.ndarray, sampling: Sampling, begin=None, law_params=None
+) -> np.ndarray:
+    """float32 ``[B, V]``, the law of the token after each row of ``tokens`` int32 ``[B, T]``.
+
+    What was generated begins at position ``begin``, by default behind all of ``tokens``;
+    ``law_params`` are the arrays of ``sampling.law``.
+    """
     batch, size = tokens.shape
+    begin = size if begin is None else begin
     tokens = jnp.asarray(tokens, jnp.int32)
+    lengths = jnp.full((batch,), begin, jnp.int32)
+    state = laws.begin(sampling.law, law_params, tokens, lengths)
+    if state is not None:
+        state = laws.fold(sampling.law, law_params, state, tokens[:, begin:])
     prefix = Prefix(
         tokens=tokens,
         length=jnp.full((batch,), size, jnp.int32),
         path=jnp.full((batch, 1), -1, jnp.int32),
+        begin=lengths,
+        state=state,
+        params=law_params,
     )
     last = logits(target, params, tokens)[:, -1]
     return np.asarray(sampling.rows(batch).probabilities(last, prefix))
 
 
-def joint_law(target: Target, params, prompt, num: int, sampling: Sampling) -> np.ndarray:
-    """float64 ``[V] * num``, the exact joint law of the next ``num`` tokens, by enumeration."""
+def joint_law(
+    target: Target, params, prompt, num: int, sampling: Sampling, law_params=None
+) -> np.ndarray:
+    """float64 ``[V] * num``, the exact joint law of the next ``num`` tokens, by enumeration.
+
+    Where the law gives no token any probability the text ends: there is no mass behind.
+    """
     vocab = target.vocab_size
     law = np.ones((1,))
     sequences = np.asarray([list(prompt)], np.int32)
     for _ in range(num):
-        p = next_law(target, params, sequences, sampling).astype(np.float64)
-        law = (law[:, None] * p / p.sum(axis=1, keepdims=True)).reshape(-1)
+        p = next_law(target, params, sequences, sampling, len(prompt), law_params)
+        p = p.astype(np.float64)
+        mass = p.sum(axis=1, keepdims=True)
+        law = (law[:, None] * p / np.where(mass > 0, mass, 1)).reshape(-1)
         ahead = np.tile(np.arange(vocab, dtype=np.int32), len(sequences))[:, None]
         sequences = np.concatenate([np.repeat(sequences, vocab, axis=0), ahead], axis=1)
     return law.reshape((vocab,) * num)

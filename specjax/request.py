@@ -10,14 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import sharding
-from .pytree import pytree_dataclass
+from .pytree import pytree_dataclass, static
 from .sampling import Sampling
 from .types import PyTree
 
 
 @pytree_dataclass
 class Request:
-    """What a batch asks for, in the shapes of the loop: see ``decode``. Leaves lead with B."""
+    """What a batch asks for, in the shapes of the loop: see ``decode``. Leaves lead with B (the
+    key with ``B * num_samples``)."""
 
     tokens: jax.Array
     lengths: jax.Array
@@ -26,15 +27,29 @@ class Request:
     sampling: Sampling
     stops: jax.Array
     inputs: PyTree = None
+    logprobs: str = static("")
+    num_samples: int = static(1)
 
 
 def prepare(
-    target, drafter, tokens, lengths, key, max_new_tokens, sampling, capacity, stops, inputs=None
+    target,
+    drafter,
+    tokens,
+    lengths,
+    key,
+    max_new_tokens,
+    sampling,
+    capacity,
+    stops,
+    inputs=None,
+    logprobs=False,
+    num_samples=1,
 ) -> tuple[Request, int]:
     """Checks the arguments of ``decode`` and brings them into the shapes of the loop."""
     check_mesh(np.shape(tokens)[:1])
     capacity = check_request(target, drafter, tokens, lengths, max_new_tokens, capacity, sampling)
-    check_key(key, np.shape(tokens)[:1])
+    num_samples = check_samples(num_samples)
+    check_key(key, (np.shape(tokens)[0] * num_samples,))
     check_stops(stops, np.shape(tokens)[:1])
     tokens, lengths = jnp.asarray(tokens, jnp.int32), jnp.asarray(lengths, jnp.int32)
     batch = tokens.shape[0]
@@ -42,7 +57,7 @@ def prepare(
     # rows from the first key, which stands still once its row has finished
     key = jax.random.wrap_key_data(jax.random.key_data(key)[..., :2], impl="threefry2x32")
     if key.ndim == 0:
-        key = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(batch))
+        key = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(batch * num_samples))
     stops = jnp.asarray(stops, jnp.int32)
     if stops.size == 0:
         stops = jnp.full((1,), -1, jnp.int32)
@@ -54,6 +69,8 @@ def prepare(
         sampling=sampling.rows(batch),
         stops=jnp.broadcast_to(stops, (batch, stops.shape[-1])),
         inputs=inputs,
+        logprobs=check_logprobs(logprobs),
+        num_samples=num_samples,
     )
     return request, capacity
 
@@ -82,6 +99,24 @@ def check_key(key, batch: tuple[int, ...]) -> None:
         )
     if key.shape not in ((), batch):
         raise ValueError(f"key has shape {key.shape}: give one key, or keys of shape {batch}")
+
+
+def check_samples(num_samples) -> int:
+    """Raises ``ValueError`` for what is no number of samples."""
+    if not isinstance(num_samples, int | np.integer) or num_samples < 1:
+        raise ValueError(f"num_samples={num_samples!r}: it must be an integer, at least 1")
+    return int(num_samples)
+
+
+def check_logprobs(which) -> str:
+    """The name of what is asked for, empty for nothing. Raises ``ValueError`` for other names."""
+    known = {False: "", None: "", True: "raw", "raw": "raw", "law": "law"}
+    if not isinstance(which, bool | str | None) or which not in known:
+        raise ValueError(
+            f"logprobs={which!r}: give True or 'raw' (of the model), 'law' (of what is drawn "
+            "from), or False"
+        )
+    return known[which]
 
 
 def check_stops(stops, batch: tuple[int, ...]) -> None:

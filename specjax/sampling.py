@@ -1,22 +1,26 @@
 """The law that tokens are drawn from, and drawing.
 
-One function turns raw logits into the law, for the target and for the drafter alike:
-bias and repetition penalty, then temperature, then top-k, top-p, min-p (the order of Hugging
-Face). Acceptance rules compare the two laws *after* it, so whatever is set here stays exact.
+One function turns raw logits into the law, for the target and for the drafter alike: bias, then
+the penalties, then a law of one's own, then temperature, then top-k, top-p, min-p (the order of
+Hugging Face). Acceptance rules compare the two laws *after* it, so whatever is set stays exact.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import numbers
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import sharding
+from . import laws, sharding
 from .pytree import pytree_dataclass, static
 from .sharding import DATA, MODEL
+
+COLDEST = 1e-30  # a temperature below is 0: logits over it would overflow
 
 
 @pytree_dataclass
@@ -25,12 +29,19 @@ class Prefix:
 
     Attributes:
       tokens: int32 ``[B, L]``, of which the first ``length`` (int32 ``[B]``) count.
-      path: int32 ``[B, K]``, further tokens in any order, -1 where there is none.
+      path: int32 ``[B, K]``, further tokens in their order, -1 where there is none.
+      begin: int32 ``[B]`` or None, where what was generated begins in ``tokens``.
+      state: what a law carries (see ``laws.Law``): behind the committed prefix, and within the
+        law's own call behind the whole one; None where it carries nothing.
+      params: ``params["law"]``, the arrays of a law.
     """
 
     tokens: jax.Array
     length: jax.Array
     path: jax.Array
+    begin: jax.Array | None = None
+    state: Any = None
+    params: Any = None
 
 
 @pytree_dataclass
@@ -47,6 +58,12 @@ class Sampling:
       logit_bias: float32 ``[V]`` or ``[B, V]``, added to the logits.
       repetition_penalty: above 0; positive logits of tokens already present (prompt included) are
         divided by it, negative ones multiplied (1909.05858).
+      presence_penalty, frequency_penalty: subtracted from the logits of tokens that were generated
+        before (the prompt does not count): once, and as often as they were (the definitions of
+        OpenAI and vLLM).
+      law: a law of one's own, a function ``(logits [B, V], prefix) -> logits`` or an object like
+        ``laws.Law``; hashable, a part of the compiled program. It applies after the penalties.
+      law_drafts: whether drafters draw from it as well. The output's law is the same either way.
       greedy: derived; give it only to force the sampled program at temperature 0.
 
     Raises:
@@ -60,6 +77,10 @@ class Sampling:
     min_p: jax.typing.ArrayLike | None = None
     repetition_penalty: jax.typing.ArrayLike | None = None
     logit_bias: jax.typing.ArrayLike | None = None
+    presence_penalty: jax.typing.ArrayLike | None = None
+    frequency_penalty: jax.typing.ArrayLike | None = None
+    law: Any = static(None)
+    law_drafts: bool = static(True)
     greedy: bool | None = static(None)
 
     def __post_init__(self):
@@ -87,6 +108,8 @@ class Sampling:
             ("top_p", lambda x: (x > 0) & (x <= 1), "in (0, 1]"),
             ("min_p", lambda x: (x >= 0) & (x <= 1), "in [0, 1]"),
             ("repetition_penalty", lambda x: (x > 0) & np.isfinite(x), "above 0, and finite"),
+            ("presence_penalty", np.isfinite, "finite; above 0 it discourages"),
+            ("frequency_penalty", np.isfinite, "finite; above 0 it discourages"),
             ("logit_bias", lambda x: ~np.isnan(x) & (x < np.inf), "numbers or -inf"),
         ):
             if wanted(getattr(self, name)):
@@ -118,28 +141,53 @@ class Sampling:
             min_p=row(self.min_p, f32),
             repetition_penalty=row(self.repetition_penalty, f32),
             logit_bias=row(self.logit_bias, f32, rank=2),
+            presence_penalty=row(self.presence_penalty, f32),
+            frequency_penalty=row(self.frequency_penalty, f32),
+            law=self.law,
+            law_drafts=self.law_drafts,
             greedy=self.greedy,
         )
 
     @property
     def needs_prefix(self) -> bool:
         """Whether the law at a node depends on more than its logits."""
-        return self.repetition_penalty is not None
+        given = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty, self.law)
+        return any(setting is not None for setting in given)
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether ``adjust`` changes anything."""
+        return self.needs_prefix or self.logit_bias is not None
+
+    @property
+    def for_drafts(self) -> Sampling:
+        """What drafters draw by: the same, unless they are to leave the law out."""
+        return self if self.law_drafts else dataclasses.replace(self, law=None)
 
     def adjust(self, logits: jax.Array, prefix: Prefix | None) -> jax.Array:
-        """Bias and penalty, the part of the law that greedy decoding needs: ``[B, V]`` logits."""
+        """Bias, penalties and law, the part that greedy decoding needs: ``[B, V]`` logits."""
         if self.logit_bias is not None:
             logits = logits + self.logit_bias
         if self.repetition_penalty is not None:
             penalty = self.repetition_penalty[:, None]
             penalised = jnp.where(logits > 0, logits / penalty, logits * penalty)
-            logits = jnp.where(_seen(prefix, logits.shape[-1]), penalised, logits)
-        return logits
+            logits = jnp.where(_count(prefix, logits.shape[-1]) > 0, penalised, logits)
+        if self.presence_penalty is not None or self.frequency_penalty is not None:
+            said = _count(prefix, logits.shape[-1], since=prefix.begin)
+            if self.frequency_penalty is not None:
+                logits = logits - self.frequency_penalty[:, None] * said
+            if self.presence_penalty is not None:
+                logits = logits - self.presence_penalty[:, None] * (said > 0)
+        return logits if self.law is None else laws.apply(self.law, logits, prefix)
 
     def probabilities(self, logits: jax.Array, prefix: Prefix | None = None) -> jax.Array:
-        """The law: raw float32 logits ``[B, V]`` to probabilities ``[B, V]``; after ``rows``."""
+        """The law: raw float32 logits ``[B, V]`` to probabilities ``[B, V]``; after ``rows``.
+
+        A logit that is NaN has no probability. Zeros where nothing has: the law ends the text.
+        """
         logits = self.adjust(logits, prefix)
-        cold = self.temperature == 0
+        logits = jnp.where(logits == logits, logits, -jnp.inf)
+        cold = self.temperature < COLDEST
         scaled = logits / jnp.where(cold, 1.0, self.temperature)[:, None]
         if self.top_k is not None:
             vocab = logits.shape[-1]
@@ -161,16 +209,19 @@ class Sampling:
             p = jnp.where(p >= self.min_p[:, None] * jnp.max(p, axis=-1, keepdims=True), p, 0.0)
         if self.top_p is not None or self.min_p is not None:
             p = p / jnp.sum(p, axis=-1, keepdims=True)
-        one_hot = jnp.arange(logits.shape[-1]) == argmax(logits)[:, None]
-        return sharding.spread(jnp.where(cold[:, None], one_hot.astype(p.dtype), p), DATA, MODEL)
+        best = argmax(logits)[:, None]
+        one_hot = jnp.arange(logits.shape[-1]) == best
+        p = jnp.where(cold[:, None], one_hot.astype(p.dtype), p)
+        return sharding.spread(jnp.where(best < 0, 0.0, p), DATA, MODEL)
 
 
 def argmax(x: jax.Array) -> jax.Array:
-    """Index of the first maximum over the last axis, int32.
+    """Index of the first maximum over the last axis, int32; -1 where that is not finite.
 
     The maximum of every block, the first block that reaches the greatest, the first such number
     in it: one pass over ``x`` and nothing of its size beside it. (``jnp.argmax`` is a scalar loop
-    on CPU, ten times slower at 32k.) A row without any finite number gives 0.
+    on CPU, ten times slower at 32k.) Beside numbers, NaN is passed over or makes it -1, as the
+    backend's own maximum does: to replace it first would be a copy of ``x``.
 
     Where a vocabulary is spread over devices each looks through its own part.
     """
@@ -181,8 +232,10 @@ def argmax(x: jax.Array) -> jax.Array:
     def own(x):
         found = _argmax(x)
         tops, found = jax.lax.all_gather((jnp.max(x, axis=-1), found), MODEL, axis=-1)
-        part = _first(tops == jnp.max(tops, axis=-1, keepdims=True))[..., None]
-        return (part * x.shape[-1] + jnp.take_along_axis(found, part, axis=-1))[..., 0]
+        best = jnp.max(tops, axis=-1, keepdims=True)
+        part = _first(tops == best)[..., None]
+        index = part * x.shape[-1] + jnp.take_along_axis(found, part, axis=-1)
+        return jnp.where(jnp.isfinite(best), index, -1)[..., 0]
 
     rows = _rows_of(x)
     return sharding.locally(own, [(*rows, MODEL)], rows)(x)
@@ -194,20 +247,22 @@ def _argmax(x: jax.Array) -> jax.Array:
     # blocks of equal size, since padding would copy x: a vocabulary of prime size is one block
     count = max(d for d in range(1, math.isqrt(size) + 1) if size % d == 0)
     if count == 1:
-        return _first(x == jnp.max(x, axis=-1, keepdims=True))
+        best = jnp.max(x, axis=-1, keepdims=True)
+        return jnp.where(jnp.isfinite(best)[..., 0], _first(x == best), -1)
     blocks = x.reshape(*x.shape[:-1], count, size // count)
     tops = jnp.max(blocks, axis=-1)
-    block = _first(tops == jnp.max(tops, axis=-1, keepdims=True))
+    best = jnp.max(tops, axis=-1, keepdims=True)
+    block = _first(tops == best)
     inside = jnp.take_along_axis(blocks, block[..., None, None], axis=-2)[..., 0, :]
-    offset = _first(inside == jnp.max(inside, axis=-1, keepdims=True))
-    return block * (size // count) + offset
+    offset = _first(inside == best)
+    return jnp.where(jnp.isfinite(best)[..., 0], block * (size // count) + offset, -1)
 
 
 def draw(weights: jax.Array, uniform: jax.Array) -> jax.Array:
     """One token a row from unnormalised ``weights [B, V]`` by one uniform in [0, 1), int32 ``[B]``.
 
     Inverse CDF in two levels, so that no cumulative sum runs over the whole vocabulary. A token of
-    weight zero is never drawn, unless all weights are zero: then token 0.
+    weight zero is never drawn; -1 where the weights have no sum above zero.
 
     Where a vocabulary is spread over devices their masses are a third level above the two.
     """
@@ -219,7 +274,9 @@ def draw(weights: jax.Array, uniform: jax.Array) -> jax.Array:
         level = uniform * jnp.sum(masses, axis=-1)
         part, before = _pick(masses, level)
         token = _draw(weights, lambda total: level - before) + part * weights.shape[-1]
-        return jax.lax.psum(jnp.where(part == jax.lax.axis_index(MODEL), token, 0), MODEL)
+        token = jax.lax.psum(jnp.where(part == jax.lax.axis_index(MODEL), token, 0), MODEL)
+        mass = jnp.sum(masses, axis=-1)
+        return jnp.where((mass > 0) & (mass < jnp.inf), token, -1)
 
     rows = _rows_of(weights)
     return sharding.locally(own, [(*rows, MODEL), rows], rows)(weights, uniform)
@@ -232,11 +289,13 @@ def _draw(weights: jax.Array, level_of) -> jax.Array:
     blocks = jnp.pad(weights, ((0, 0), (0, -vocab % width))).reshape(batch, -1, width)
 
     sums = jnp.sum(blocks, axis=-1)
-    level = level_of(jnp.sum(sums, axis=-1))
+    total = jnp.sum(sums, axis=-1)
+    level = level_of(total)
     block, before = _pick(sums, level)
     inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
     offset, _ = _pick(inside, level - before)
-    return (block * width + offset).astype(jnp.int32)
+    token = (block * width + offset).astype(jnp.int32)
+    return jnp.where((total > 0) & (total < jnp.inf), token, -1)
 
 
 def _pick(mass: jax.Array, level: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -272,14 +331,17 @@ def _take(x, index):
     return jnp.take_along_axis(x, index[:, None], axis=-1)[:, 0]
 
 
-def _seen(prefix: Prefix, vocab: int) -> jax.Array:
-    """bool ``[B, V]``: the token occurs in the prefix."""
+def _count(prefix: Prefix, vocab: int, since=None) -> jax.Array:
+    """float32 ``[B, V]``: how often the token occurs in the prefix, from position ``since`` on."""
     batch, size = prefix.tokens.shape
-    valid = jnp.arange(size) < prefix.length[:, None]
+    index = jnp.arange(size)
+    valid = index < prefix.length[:, None]
+    if since is not None:
+        valid &= index >= since[:, None]
     tokens = jnp.concatenate([jnp.where(valid, prefix.tokens, -1), prefix.path], axis=1)
     where = jnp.where(tokens >= 0, tokens, vocab)
     rows = jnp.arange(batch)[:, None]
-    return jnp.zeros((batch, vocab), bool).at[rows, where].set(True, mode="drop")
+    return jnp.zeros((batch, vocab), jnp.float32).at[rows, where].add(1.0, mode="drop")
 
 
 def _ordered(x: jax.Array) -> jax.Array:

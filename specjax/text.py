@@ -17,8 +17,8 @@ import numpy as np
 from . import job, loop, sharding
 from .job import Options, Prompts
 from .models.lm import LM
-from .models.tokenizer import StreamDecoder
 from .stats import Stats
+from .stopping import RowText
 
 PROMPTLY, AT_LEISURE = 0.03, 0.3  # seconds that a burst should last when streamed, when not
 
@@ -33,7 +33,12 @@ class Generation:
       from_draft: bool ``[n]`` of each row: the token was drafted and accepted, else it is the
         target's own.
       prompts: the prompt's token ids of each row, int32 ``[t]``.
-      stats: counters, see ``Stats``.
+      stats: counters, see ``Stats``; tokens behind a stop string, which the round that met it may
+        have committed, are counted.
+      reasons: why each row ended: ``"stop"`` (an end-of-text id or a stop string), ``"length"``
+        (its budget), ``"no token"`` (the law gave no token any probability, or the logits were
+        NaN); empty where the row still runs.
+      logprobs: natural logarithms, float32 ``[n]`` of each row; None if not asked for.
       finished: False if Ctrl-C ended it, or if it still runs: then this is what is committed.
     """
 
@@ -42,6 +47,8 @@ class Generation:
     from_draft: list[np.ndarray]
     prompts: list[np.ndarray]
     stats: Stats
+    reasons: list[str]
+    logprobs: list[np.ndarray] | None = None
     finished: bool = True
 
     @property
@@ -76,14 +83,23 @@ def generate(lm: LM, prompts: Prompts, **options: Unpack[Options]) -> Generation
         cost on this machine (see ``drafters.Adaptive``); measuring takes about a second, besides
         reading a prompt as long as this one.
       max_new_tokens: 128 by default; for all rows, or one number a row.
-      temperature, top_k, top_p, min_p, repetition_penalty, logit_bias: the law, a number for all
-        rows or one a row, see ``specjax.Sampling``; greedy decoding by default. The bias may be
-        a mapping from token id to bias.
-      seed: of the random draws, 0 by default. A row's text depends on the seed, its index, its
+      temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty,
+        logit_bias: the law, a number for all rows or one a row, see ``specjax.Sampling``; greedy
+        decoding by default. The bias may be a mapping from token id to bias.
+      law: a law of your own, a function of logits and prefix or an object, see ``specjax.laws``;
+        ``law_drafts=False`` keeps it from the drafter, which changes the speed alone.
+      seed: of the random draws, 0 by default; one number, or one a prompt: then each row says what
+        it says alone with its seed. A row's text depends on the seed, its index, its
         prompt and its settings, not on its batch mates; with ``num_draft="auto"`` and a
         temperature, on the clock and the batch mates as well (its law does not).
+      num_samples: texts a prompt, which is read once. Rows ``i * num_samples ...`` are those of
+        prompt ``i``.
       rule: the acceptance rule; by default ``"auto"``, lossless and chosen by the drafter.
       stop: ids that end a row; default: the model's end-of-text ids. ``()``: none.
+      stop_strings: a text or several that end a row, or several for each prompt. The text is cut
+        before it, the tokens behind the one that completed it.
+      logprobs: ``True`` or ``"raw"`` for the model's own log-probabilities of the new tokens, or
+        ``"law"`` for those under the law they were drawn from; see ``specjax.decode``.
       drafter_params: weights of a drafter object.
 
     Returns:
@@ -119,26 +135,30 @@ class TextStream:
 
     def __init__(self, work: job.Job):
         self._job, self._seen, self._finished = work, None, False
+        self.state: loop.State | None = None  # after the last burst
+        self._over = np.zeros(len(work.prompts), bool)  # rows that met a stop string
 
     def __iter__(self) -> Iterator[Piece]:
+        rows = self._texts()
         shown = [len(prompt) for prompt in self._job.prompts]
-        decoders = [StreamDecoder(self._job.lm.tokenizer, prompt) for prompt in self._job.prompts]
         for seen in self._run(PROMPTLY):
-            for row, decoder in enumerate(decoders):
+            for row, text in enumerate(rows):
                 ids = seen.tokens[row, shown[row] : seen.lengths[row]]
                 drafted = seen.from_draft[row, shown[row] : seen.lengths[row]]
                 shown[row] = int(seen.lengths[row])
                 for run in np.split(np.arange(len(ids)), np.flatnonzero(np.diff(drafted)) + 1):
-                    if run.size and (text := decoder.push(ids[run])):
-                        yield Piece(text, bool(drafted[run[0]]), row)
-        for row, decoder in enumerate(decoders):
-            if text := decoder.flush():
-                yield Piece(text, bool(seen.from_draft[row, shown[row] - 1]), row)
+                    if run.size and (piece := text.push(ids[run])):
+                        yield Piece(piece, bool(drafted[run[0]]), row)
+                self._over[row] = text.over
+        for row, text in enumerate(rows):
+            if piece := text.flush():
+                yield Piece(piece, bool(seen.from_draft[row, shown[row] - 1]), row)
 
     def finish(self) -> Generation:
         """Runs to the end, or to Ctrl-C, without cutting the text into pieces."""
         try:
-            for _ in self._run(AT_LEISURE):
+            # stop strings are found in the text, so it has to be looked at as it comes
+            for _ in self if any(self._job.stop_strings) else self._run(AT_LEISURE):
                 pass
         except KeyboardInterrupt:
             if self._seen is None:  # nothing to give back
@@ -150,42 +170,61 @@ class TextStream:
         """New tokens until now, over all rows."""
         if self._seen is None:
             return 0
+        if any(self._job.stop_strings):
+            return sum(map(len, self.generation.tokens))
         return int(sum(self._seen.lengths)) - sum(map(len, self._job.prompts))
+
+    def _texts(self) -> list[RowText]:
+        prompts, strings = self._job.prompts, self._job.stop_strings
+        tokenizer = self._job.lm.tokenizer
+        return [RowText(tokenizer, *row) for row in zip(prompts, strings, strict=True)]
 
     @property
     def generation(self) -> Generation:
         """All that was committed until now."""
         if self._seen is None:
             raise ValueError("generation: nothing has run yet; iterate, or call finish()")
-        seen, rows = self._seen, []
-        for row, prompt in enumerate(self._job.prompts):
-            new = slice(len(prompt), int(seen.lengths[row]))
-            rows.append((seen.tokens[row, new], seen.from_draft[row, new]))
-        texts = []
-        for prompt, (ids, _) in zip(self._job.prompts, rows, strict=True):
-            decoder = StreamDecoder(self._job.lm.tokenizer, prompt)
-            texts.append(decoder.push(ids) + decoder.flush())
+        seen, texts, rows, reasons = self._seen, [], [], []
+        for row, text in enumerate(self._texts()):
+            begin, end = len(self._job.prompts[row]), int(seen.lengths[row])
+            texts.append(text.push(seen.tokens[row, begin:end]) + text.flush())
+            rows.append((row, slice(begin, begin + text.num)))
+            reasons.append(loop.ENDED[loop.STOPPED if text.over else int(seen.ended[row])])
         return Generation(
             texts=texts,
-            tokens=[ids for ids, _ in rows],
-            from_draft=[drafted for _, drafted in rows],
+            tokens=[seen.tokens[new] for new in rows],
+            from_draft=[seen.from_draft[new] for new in rows],
             prompts=self._job.prompts,
             stats=seen.stats,
-            finished=self._finished,
+            reasons=reasons,
+            logprobs=None if seen.logprobs is None else [seen.logprobs[new] for new in rows],
+            finished=self._finished or all(reasons),
         )
+
+    def look(self) -> None:
+        """Takes in what was committed, also by a burst that Ctrl-C cut off from being shown.
+
+        Raises:
+          RuntimeError: the state was lost with the burst.
+        """
+        # real copies: the next burst is given the state's buffers
+        self._seen = sharding.gather(loop.result(self.state))
+        self._finished = not np.any(sharding.gather(self.state.budget) > 0)
 
     def _run(self, seconds: float) -> Iterator[loop.Decoded]:
         """What is committed, on the host, after each burst of about ``seconds``."""
-        state, rounds = self._job.start(), 1
+        self.state, rounds = self._job.start(), 1
         while True:
-            # real copies: the next burst is given the state's buffers
-            self._seen = sharding.gather(loop.result(state))
-            self._finished = not np.any(sharding.gather(state.budget) > 0)
+            self.look()
+            over = self._over.copy()
             yield self._seen
+            if (self._over & ~over).any():  # they must not cost anything more
+                self.state = self._job.end(self.state, self._over)
+                self._finished = not np.any(sharding.gather(self.state.budget) > 0)
             if self._finished:
                 return
             begin = time.perf_counter()
-            state = self._job.burst(rounds, state)
-            jax.block_until_ready(state.length)
+            self.state = self._job.burst(rounds, self.state)
+            jax.block_until_ready(self.state.length)
             if sharding.agreed(time.perf_counter() - begin) < seconds / 2:
                 rounds *= 2

@@ -179,7 +179,8 @@ def path_to(draft: Draft, node: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def prefix_tokens(draft: Draft, node: jax.Array) -> jax.Array:
-    """int32 ``[B, N]``: tokens of ``node`` and its ancestors below the root, -1 elsewhere."""
+    """int32 ``[B, N]``: tokens of ``node`` and its ancestors below the root, -1 elsewhere; in the
+    order of the path, since parents come before their children."""
     above = _column(ancestors(draft), node)
     return jnp.where(above & (jnp.arange(draft.num_nodes) > ROOT), draft.tokens, -1)
 

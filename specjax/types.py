@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from .pytree import pytree_dataclass, static
-from .sampling import Sampling
+from .sampling import Prefix, Sampling
 
 PyTree = Any
 ROOT = 0  # index of the root among the nodes of a draft
@@ -92,7 +92,8 @@ class Verdict:
       path: int32 ``[B, D + 1]``, nodes from the root down; beyond ``count`` meaningless but valid.
       count: int32 ``[B]``, accepted nodes, the root not counted; -1 where nothing happens to the
         row (it is finished, or the round emits nothing).
-      token: int32 ``[B]``, the correction or bonus token: the next root; -1 where nothing happens.
+      token: int32 ``[B]``, the correction or bonus token: the next root; -1 where nothing happens,
+        and where the law behind the path gives no token any probability: the row then ends.
     """
 
     path: jax.Array
@@ -131,6 +132,8 @@ class Context:
       key: random keys ``[B]``, already folded with the root's position and the drafting role.
       sampling: the law's settings, rows aligned with B.
       cache: the target's.
+      begin: int32 ``[B]``, where what was generated begins.
+      law_state, law_params: what ``sampling.law`` carries at the root, and its arrays.
       width: int32 scalar or None (all of ``num_draft``), how many tokens are wanted this round, at
         most ``num_draft``; in a tree, how deep. Shapes stay those of ``num_draft``; deeper nodes
         are neither scored nor candidates (``tree.tree`` sees to that), and a drafter saves what
@@ -144,6 +147,20 @@ class Context:
     sampling: Sampling
     cache: PyTree = None
     width: jax.Array | None = None
+    begin: jax.Array | None = None
+    law_state: PyTree = None
+    law_params: PyTree = None
+
+    def prefix(self, path: jax.Array) -> Prefix:
+        """The committed tokens and then ``path`` int32 ``[B, K]`` in its order, -1: none."""
+        return Prefix(
+            tokens=self.tokens,
+            length=self.length,
+            path=path,
+            begin=self.begin,
+            state=self.law_state,
+            params=self.law_params,
+        )
 
     @property
     def root(self) -> jax.Array:
@@ -197,3 +214,7 @@ class Drafter(Protocol):
 
     def observe(self, params, state, segment: Segment) -> PyTree:
         """Takes in what was committed."""
+
+    def settle(self, params, state, context: Context) -> PyTree:
+        """Optional: called before further prompt tokens are fed behind a text, for a drafter that
+        lags behind what it was shown; the next segment begins at the root."""

@@ -32,6 +32,8 @@ EVERYTHING = Sampling(
     min_p=0.02,
     repetition_penalty=1.3,
     logit_bias=np.asarray([0.3, 0.0, -0.4, 0.1], np.float32),
+    presence_penalty=0.4,
+    frequency_penalty=-0.3,
 )
 
 
@@ -41,10 +43,16 @@ def exact(sampling_name):
     return reference.joint_law(MODEL, PARAMS, PROMPT, NUM, sampling).reshape(-1)
 
 
-def sample(drafter, weights, rule, sampling, seed=0, rounds=None):
-    """Joint counts of the first ``NUM`` tokens, and the state at the end; traced afresh."""
+def sample(
+    drafter, weights, rule, sampling, seed=0, rounds=None, target=None, weights_of=None, law=None
+):
+    """Joint counts of the first ``NUM`` tokens, and the state at the end; traced afresh.
+
+    Texts that ended before are in no cell: their law gave no token any probability.
+    """
+    model = MODEL if target is None else target
     request, capacity = loop.prepare(
-        MODEL,
+        model,
         drafter,
         np.tile(np.asarray([PROMPT], np.int32), (ROWS, 1)),
         np.full((ROWS,), len(PROMPT), np.int32),
@@ -57,13 +65,16 @@ def sample(drafter, weights, rule, sampling, seed=0, rounds=None):
 
     @jax.jit
     def run(params, request):
-        state = loop.start(MODEL, drafter, rule, capacity, params, request)
-        state = loop.burst(MODEL, drafter, rule, rounds, params, state)
+        state = loop.start(model, drafter, rule, capacity, params, request)
+        state = loop.burst(model, drafter, rule, rounds, params, state)
+        whole = state.length >= len(PROMPT) + NUM if rounds is None else True
         new = jax.lax.dynamic_slice_in_dim(state.tokens, len(PROMPT), NUM, axis=1)
         cell = jnp.sum(new * VOCAB ** jnp.arange(NUM - 1, -1, -1), axis=1)
+        cell = jnp.where(whole, cell, VOCAB**NUM)  # beyond the last: dropped
         return jnp.bincount(cell, length=VOCAB**NUM), state.stats
 
-    counts, stats = run({"target": PARAMS, "drafter": weights}, request)
+    params = {"target": weights_of or PARAMS, "drafter": weights, "law": law}
+    counts, stats = run(params, request)
     return np.asarray(counts), stats
 
 

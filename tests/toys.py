@@ -85,11 +85,7 @@ class TreeDrafter(ChainDrafter):
             draft = tree.tree(context, tokens, parent)
             logits = self.model.verify(params, cache, draft).logits
             above = jnp.broadcast_to(tree.parents(draft), (batch, nodes))[:, node]
-            prefix = law.Prefix(
-                tokens=context.tokens,
-                length=context.length,
-                path=tree.prefix_tokens(draft, above),
-            )
+            prefix = context.prefix(tree.prefix_tokens(draft, above))
             scores = jnp.take_along_axis(logits, above[:, None, None], axis=1)[:, 0]
             if context.sampling.greedy:
                 q = jax.nn.softmax(scores)

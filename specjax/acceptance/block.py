@@ -60,6 +60,8 @@ class Block:
                 mass = jnp.sum(left, axis=-1)
                 room = mass + 1.0 - joint
                 inner = jnp.where(room > 0, mass / jnp.where(room > 0, room, 1.0), 1.0)
+                # without a law here the text can only end here: all of p is beside q
+                inner = jnp.where(jnp.max(p, axis=-1) > 0, inner, joint)
             else:
                 left, inner = p, joint
             last = size == i

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import tree
-from ..sampling import Prefix, Sampling
+from ..sampling import Sampling
 from ..types import POINT_MASS, Context, Draft
 from .walk import at_node
 
@@ -29,22 +29,24 @@ class TargetLaw:
         return self.context.sampling
 
     def adjusted(self) -> jax.Array:
-        """Logits ``[B, N, V]`` after penalty and bias: what greedy decoding takes the argmax of."""
-        if self.sampling.repetition_penalty is None and self.sampling.logit_bias is None:
+        """Logits ``[B, N, V]`` after bias, penalties and law: greedy decoding takes the argmax."""
+        if not self.sampling.adjusts:
             return self.logits
         batch, nodes = self.draft.tokens.shape
 
         def at(node):
-            node = jnp.full((batch,), node, jnp.int32)
-            return self.sampling.adjust(at_node(self.logits, node), self._prefix(node))
+            return self.adjusted_at(jnp.full((batch,), node, jnp.int32))
 
         return jax.vmap(at, out_axes=1)(jnp.arange(nodes))
+
+    def adjusted_at(self, node: jax.Array) -> jax.Array:
+        """The same at one node a row, int32 ``[B]``: ``[B, V]``."""
+        return self.sampling.adjust(at_node(self.logits, node), self._prefix(node))
 
     def _prefix(self, node):
         if not self.sampling.needs_prefix:
             return None
-        path = tree.prefix_tokens(self.draft, node)
-        return Prefix(tokens=self.context.tokens, length=self.context.length, path=path)
+        return self.context.prefix(tree.prefix_tokens(self.draft, node))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,9 @@ from ..types import ROOT, Draft, Verdict
 
 
 def eligible(draft: Draft) -> jax.Array:
-    """bool ``[B, N]``: nodes that may be accepted (no root, no passenger, nothing unscored)."""
-    able = jnp.broadcast_to(jnp.arange(draft.num_nodes) > ROOT, draft.tokens.shape)
+    """bool ``[B, N]``: nodes that may be accepted (no root, no passenger, nothing unscored, and
+    no token -1 of a drafter whose law had none)."""
+    able = (jnp.arange(draft.num_nodes) > ROOT) & (draft.tokens >= 0)
     for mask in (draft.candidate, draft.scored):
         able = able if mask is None else able & mask
     return able

@@ -8,7 +8,7 @@ import time
 
 import specjax
 
-from .options import INTERRUPTED, drafts, options_of, set_up
+from .options import INTERRUPTED, NOTHING_TO_DRAW, add_decoding, options_of, set_up
 from .prompts import read_prompt
 from .screen import Screen, describe
 
@@ -23,28 +23,14 @@ def add(commands) -> None:
     )
     p.add_argument("prompt", nargs="?", help="default: what is piped in, else a built-in example")
     p.add_argument("--file", help="read the prompt from this file")
-    p.add_argument("--model", default="embedded", help="embedded, a folder, or a hub name")
+    add_decoding(p)
+    p.add_argument("--num-samples", "--n", type=int, default=1, help="texts, of one reading")
     p.add_argument(
-        "--drafter",
-        help="draft (the model's own), ngram, none, or the folder or hub name of a draft model; "
-        "default: ngram",
+        "--logprobs",
+        nargs="?",
+        const="raw",
+        help="with --json: of each token, the model's own (raw, the default) or under the law",
     )
-    p.add_argument(
-        "--num-draft",
-        type=drafts,
-        help="tokens drafted a round, 3 by default; auto: as many as pay, from none to 7",
-    )
-    p.add_argument("--max-new-tokens", type=int, default=128)
-    p.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
-    p.add_argument("--top-k", type=int)
-    p.add_argument("--top-p", type=float)
-    p.add_argument("--min-p", type=float)
-    p.add_argument("--repetition-penalty", type=float)
-    p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--rule", default="auto", help="acceptance rule; auto is lossless")
-    p.add_argument("--dtype", help="of the weights: float32, bfloat16, float16")
-    p.add_argument("--quantize", help="hold the model's weights as int8 or fp8: approximate")
-    p.add_argument("--drafter-quantize", help="the same for the draft model: stays lossless")
     p.add_argument("--json", action="store_true", help="one JSON object instead of text")
     p.add_argument(
         "--compare",
@@ -59,7 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
     begin = time.perf_counter()
     prompt = read_prompt(arguments.prompt, arguments.file)
     lm = set_up(arguments)
-    options = options_of(arguments)
+    options = options_of(arguments, lm)
+    options |= {"num_samples": arguments.num_samples, "logprobs": arguments.logprobs or False}
     if arguments.compare:
         return compare(lm, prompt, options, arguments)
     stream = specjax.stream_text(lm, prompt, **options)
@@ -71,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
             if "first_text" not in seconds:
                 seconds["first_text"] = time.perf_counter() - begin
                 before = stream.num_tokens
-            if screen:
+            if screen and arguments.num_samples == 1:  # several would mix
                 screen.show(piece)
     except KeyboardInterrupt:
         if not stream.num_tokens:
@@ -81,9 +68,13 @@ def run(arguments: argparse.Namespace) -> int:
     after = seconds["total"] - seconds.get("first_text", 0)
     rate = (stream.num_tokens - before) / after if stream.num_tokens > before else None
     if screen:
+        if arguments.num_samples > 1:
+            screen.samples(result)
         screen.end(result, rate)
     else:
         print(json.dumps(describe(result, prompt, lm) | {"seconds": seconds, "rate": rate}))
+    if "no token" in result.reasons:
+        return NOTHING_TO_DRAW
     return 0 if result.finished else INTERRUPTED
 
 

@@ -9,7 +9,44 @@ import specjax
 
 from .. import job
 
-USAGE_ERROR, INTERRUPTED = 2, 130  # exit codes
+NOTHING_TO_DRAW, USAGE_ERROR, INTERRUPTED = 1, 2, 130  # exit codes
+
+
+def add_decoding(p: argparse.ArgumentParser) -> None:
+    """The arguments that say which model decodes, and how; with the names that vLLM has for some
+    of them beside ours."""
+    p.add_argument("--model", default="embedded", help="embedded, a folder, or a hub name")
+    p.add_argument(
+        "--drafter",
+        "--speculative-model",
+        help="draft (the model's own), ngram, none, or the folder or hub name of a draft model; "
+        "default: ngram",
+    )
+    p.add_argument(
+        "--num-draft",
+        "--num-speculative-tokens",
+        type=drafts,
+        help="tokens drafted a round, 3 by default; auto: as many as pay, from none to 7",
+    )
+    p.add_argument("--prompt-lookup-max", type=int, help="longest match of the ngram drafter, 6")
+    p.add_argument("--prompt-lookup-min", type=int, help="shortest match of the ngram drafter, 2")
+    p.add_argument("--max-new-tokens", "--max-tokens", type=int, default=128)
+    p.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
+    p.add_argument("--top-k", type=int)
+    p.add_argument("--top-p", type=float)
+    p.add_argument("--min-p", type=float)
+    p.add_argument("--repetition-penalty", type=float)
+    p.add_argument("--presence-penalty", type=float, help="of tokens generated before")
+    p.add_argument("--frequency-penalty", type=float, help="for each time they were")
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument(
+        "--stop", action="append", metavar="TEXT", help="ends the text before it; may be repeated"
+    )
+    p.add_argument("--grammar", choices=["json"], help="only texts of this grammar")
+    p.add_argument("--rule", default="auto", help="acceptance rule; auto is lossless")
+    p.add_argument("--dtype", help="of the weights: float32, bfloat16, float16")
+    p.add_argument("--quantize", help="hold the model's weights as int8 or fp8: approximate")
+    p.add_argument("--drafter-quantize", help="the same for the draft model: stays lossless")
 
 
 def drafts(text: str) -> int | str:
@@ -26,10 +63,14 @@ def set_up(arguments: argparse.Namespace):
     return specjax.load(arguments.model, dtype=arguments.dtype, quantize=arguments.quantize)
 
 
-def options_of(arguments: argparse.Namespace) -> dict:
+def options_of(arguments: argparse.Namespace, lm) -> dict:
     """The options of ``specjax.generate`` that the arguments ask for."""
     names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    options = {name: getattr(arguments, name) for name in (*names, "seed", "rule")}
+    names += ("presence_penalty", "frequency_penalty", "seed", "rule")
+    options = {name: getattr(arguments, name) for name in names}
+    options["stop_strings"] = arguments.stop
+    if arguments.grammar:
+        options["law"] = specjax.laws.json_text(lm)
     if arguments.num_draft is not None:
         options["num_draft"] = arguments.num_draft
     drafter = "ngram" if arguments.drafter is None else arguments.drafter
@@ -43,4 +84,22 @@ def options_of(arguments: argparse.Namespace) -> dict:
             drafter = job.DEFAULT_DRAFTS.get(arguments.model, drafter)
     if drafter not in ("draft", "ngram", "none", "plain"):
         drafter = specjax.load(drafter, dtype=arguments.dtype, quantize=arguments.drafter_quantize)
+    lookup = {"longest": arguments.prompt_lookup_max, "shortest": arguments.prompt_lookup_min}
+    lookup = {name: value for name, value in lookup.items() if value is not None}
+    if lookup:
+        drafter = _lookup(drafter, options.pop("num_draft", None), lookup)
     return options | {"drafter": None if drafter == "none" else drafter}
+
+
+def _lookup(drafter, num_draft, lengths: dict):
+    """An ngram drafter with lengths of its own."""
+    if drafter != "ngram":
+        raise ValueError("--prompt-lookup-max and -min are for --drafter ngram")
+    if num_draft == job.AUTO:
+        raise ValueError("--num-draft auto has its own lookup: leave --prompt-lookup-... out")
+    if "longest" in lengths:
+        lengths = {"shortest": min(2, lengths["longest"])} | lengths
+    num_draft = job.NUM_DRAFT if num_draft is None else num_draft
+    if not 1 <= num_draft <= job.MOST_DRAFTS:
+        raise ValueError(f"--num-draft {num_draft}: give 1 to {job.MOST_DRAFTS}, or auto")
+    return specjax.drafters.NGram(num_draft=num_draft, **lengths)

@@ -31,15 +31,24 @@ class Screen:
         self.shown += len(piece.text)
         self.ended = piece.text.endswith("\n")
 
-    def end(self, result, rate: float | None) -> None:
-        rest = result.text[self.shown :]  # committed when Ctrl-C came, but not shown yet
+    def samples(self, result) -> None:
+        """Several texts, one below the other."""
+        for number, text in enumerate(result.texts, start=1):
+            print(f"--- {number}\n{text}")
+
+    def end(self, result, rate: float | None, legend: bool = True, note: str = "") -> None:
+        """What was committed when Ctrl-C came but is not shown yet, and a line of figures."""
+        rest = result.text[self.shown :] if len(result.texts) == 1 else ""
         ended = rest.endswith("\n") if rest else self.ended
         print(rest, end="" if ended else "\n", flush=True)
-        line = f"{result.stats} · {len(result.tokens[0])} tokens"
+        line = f"{result.stats} · {sum(map(len, result.tokens))} tokens"
         line += f" · {rate:,.0f} tokens/s" if rate else ""
+        line += f" · {note}" if note else ""
         line += "" if result.finished else " · interrupted"
         print(f"\n{line}", file=sys.stderr)
-        if self.out.is_terminal:
+        if "no token" in result.reasons:
+            print("ended: no token had any probability left", file=sys.stderr)
+        if legend and self.out.is_terminal:
             from rich.text import Text
 
             drafted = ("accepted draft tokens", DRAFTED)
@@ -50,15 +59,24 @@ def describe(result, prompt: str, lm) -> dict:
     """A generation as plain data."""
     stats = result.stats
     acceptance = stats.acceptance
+    samples = [
+        {
+            "text": text,
+            "reason": result.reasons[row],
+            "tokens": result.tokens[row].tolist(),
+            "from_draft": result.from_draft[row].tolist(),
+        }
+        | ({} if result.logprobs is None else {"logprobs": result.logprobs[row].tolist()})
+        for row, text in enumerate(result.texts)
+    ]
     return {
         "model": lm.name,
         "drafter": stats.drafter,
         "rule": stats.rule,
         "prompt": prompt,
-        "text": result.text,
         "finished": result.finished,
-        "tokens": result.tokens[0].tolist(),
-        "from_draft": result.from_draft[0].tolist(),
+        **samples[0],
+        **({"samples": samples} if len(samples) > 1 else {}),
         "prompt_tokens": result.prompts[0].tolist(),
         "stats": {
             "rounds": int(stats.rounds.sum()),

@@ -154,5 +154,11 @@ class Adaptive:
         )
         return AdaptiveState(inner=inner, memory=self.policy.update(state.memory, outcome))
 
+    def settle(self, params, state, context):
+        if not hasattr(self.inner, "settle"):
+            return state
+        inner = self.inner.settle(self._inner(params), state.inner, context)
+        return dataclasses.replace(state, inner=inner)
+
     def _inner(self, params):
         return {**params, "drafter": params["drafter"]["inner"]}

@@ -31,3 +31,6 @@ class ChainDrafter:
 
     def observe(self, params, state, segment):
         return state
+
+    def settle(self, params, state, context):
+        return state

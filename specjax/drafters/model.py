@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from .. import sampling as law
 from .. import tree
 from ..pytree import pytree_dataclass
-from ..sampling import Prefix
 from ..types import Draft, PyTree, Target, Verdict
 from .base import ChainDrafter
 
@@ -72,7 +71,9 @@ class DraftModel(ChainDrafter):
     def draft_step(self, params, state, context):
         ran = None
         if context.width is not None:
-            state = self._catch_up(params, state, context)
+            wanted = (context.budget > 0) & (context.width > 0)
+            until = jnp.where(wanted, context.length - 2, 0)
+            state = self._catch_up(params, state, context.tokens, until)
             ran = jnp.broadcast_to(context.width > 0, context.length.shape)
         tail = context.length[:, None] - 2 + jnp.arange(2)
         known = jnp.take_along_axis(context.tokens, jnp.maximum(tail, 0), axis=1)
@@ -139,26 +140,28 @@ class DraftModel(ChainDrafter):
         since = 0 if step == 0 else nodes - 1
         scores = self.model.verify(params["drafter"], cache, block, since=since, entries=entries)
         logits = scores.logits[:, -1]
-        prefix = Prefix(tokens=context.tokens, length=context.length, path=tokens[:, 2:])
+        prefix = context.prefix(tokens[:, 2:])
         if sampling.greedy:
             return law.argmax(sampling.adjust(logits, prefix)), None, scores.entries
         q = sampling.probabilities(logits, prefix)
         return law.draw(q, uniform[:, step]), q, scores.entries
 
-    def _catch_up(self, params, state, context):
-        """Reads the committed tokens that live rows lack, if anything is to be drafted."""
-        chunk = min(CATCH_UP, context.tokens.shape[1])
+    def settle(self, params, state, context):
+        return self._catch_up(params, state, context.tokens, context.length - 1)
+
+    def _catch_up(self, params, state, tokens, until):
+        """Reads what is lacking of ``tokens[:until]``, ``until`` int32 ``[B]``."""
+        chunk = min(CATCH_UP, tokens.shape[1])
         steps = jnp.arange(chunk, dtype=jnp.int32)
 
         def lacking(state):
-            wanted = (context.budget > 0) & (context.width > 0)
-            return jnp.where(wanted, jnp.maximum(context.length - 2 - state.filled, 0), 0)
+            return jnp.maximum(until - state.filled, 0)
 
         def read(state):
             where = state.filled[:, None] + steps
-            tokens = jnp.take_along_axis(context.tokens, where, axis=1, mode="clip")
+            piece = jnp.take_along_axis(tokens, where, axis=1, mode="clip")
             num = jnp.minimum(lacking(state), chunk)
-            return self._read(params, state, tokens, state.filled, num)
+            return self._read(params, state, piece, state.filled, num)
 
         return jax.lax.while_loop(lambda state: jnp.any(lacking(state) > 0), read, state)
 

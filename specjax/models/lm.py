@@ -55,7 +55,8 @@ class LM:
     @property
     def dtype(self) -> jax.typing.DTypeLike:
         """Of the activations, the cache, and all weights that are not quantized."""
-        return self.params["norm"]["weight"].dtype
+        own = self.params["expert"] if "expert" in self.params else self.params
+        return own["norm"]["weight"].dtype
 
     def __repr__(self) -> str:
         held = f", quantized to {self.target.quantized}: approximate"

@@ -66,10 +66,44 @@ class Tokenizer(abc.ABC):
         return max(self.vocabulary) + 1
 
     @functools.cached_property
+    def token_bytes(self) -> dict[int, bytes]:
+        """Id -> the bytes that a token stands for; added tokens have none and are left out.
+
+        Raises:
+          ValueError: the vocabulary spells bytes neither as GPT-2's does (one letter a byte) nor
+            as SentencePiece's (``▁`` for a space, ``<0x0A>`` for a byte).
+        """
+        words = {i: word for i, word in self.vocabulary.items() if i not in self.added}
+        if any("▁" in word or word == "<0x0A>" for word in words.values()):
+            return {i: _sentencepiece_bytes(word) for i, word in words.items()}
+        letters = _byte_letters()
+        if not all(letter in letters for word in words.values() for letter in word):
+            raise ValueError(
+                "this tokenizer's vocabulary does not say which bytes its tokens stand for; a "
+                "grammar over bytes needs a byte-level or a SentencePiece tokenizer"
+            )
+        return {i: bytes(letters[letter] for letter in word) for i, word in words.items()}
+
+    @functools.cached_property
     def fingerprint(self) -> str:
         """A hash of the vocabulary: equal where every id names the same token."""
         listing = json.dumps(sorted(self.vocabulary.items()))
         return hashlib.sha256(listing.encode()).hexdigest()[:16]
+
+
+def _sentencepiece_bytes(word: str) -> bytes:
+    if len(word) == 6 and word.startswith("<0x") and word.endswith(">"):
+        return bytes([int(word[3:5], 16)])
+    return word.replace("▁", " ").encode()
+
+
+def _byte_letters() -> dict[str, int]:
+    """How GPT-2's vocabulary spells bytes: printable ones as themselves, the others from U+0100
+    upwards."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = {chr(byte): byte for byte in printable}
+    return letters | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
 class FileTokenizer(Tokenizer):

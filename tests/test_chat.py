@@ -1,0 +1,143 @@
+"""Conversations: caches go on between turns, and what is said is what a new start would say."""
+
+import dataclasses
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+import specjax
+from specjax import cli, compile_cache
+from specjax.models.tokenizer import wrap_tokenizer
+
+pytest_plugins = ["pairs"]
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+TURNS = ["def f(x):\n", "class A:\n", "import os\n"]
+SETTINGS = {
+    "greedy": {"drafter": "ngram"},
+    "sampled": {"drafter": "draft", "temperature": 1.0, "num_draft": 3, "seed": 5},
+    "adaptive": {"drafter": "ngram", "num_draft": "auto"},
+    "adaptive draft": {"drafter": "draft", "num_draft": "auto"},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_turn_reads_its_own_tokens_and_says_what_a_new_start_says(pair, name):
+    lm, draft = pair
+    options = {"max_new_tokens": 12, "stop": ()} | SETTINGS[name]
+    options |= {"drafter": draft} if options["drafter"] == "draft" else {}
+    chat, text, fed = specjax.Chat(lm, **options), [], []
+    for number, turn in enumerate(TURNS):
+        before = chat.fed
+        said = "".join(piece.text for piece in chat.say(turn))
+        text += lm.tokenizer.encode(turn)
+        seed = options.get("seed", 0) + number
+        anew = specjax.generate(lm, [text], **options | {"seed": seed})
+        assert said == anew.text and chat.generation.tokens[0].tolist() == anew.tokens[0].tolist()
+        text += anew.tokens[0].tolist()
+        fed.append(chat.fed - before)
+    assert fed == [len(lm.tokenizer.encode(turn)) for turn in TURNS]
+
+
+@pytest.fixture
+def templated(pair):
+    """The target with a chat template."""
+    backend = PreTrainedTokenizerFast(tokenizer_object=pair[0].tokenizer.backend)
+    backend.chat_template = TEMPLATE
+    return dataclasses.replace(pair[0], tokenizer=wrap_tokenizer(backend, (0,)))
+
+
+def test_with_a_template_the_conversation_is_that_of_the_messages(templated):
+    chat = specjax.Chat(templated, system="Be brief.", drafter="ngram", max_new_tokens=9)
+    for turn in TURNS:
+        said = "".join(piece.text for piece in chat.say(turn))
+        prompt = templated.chat(chat.messages[:-1])
+        anew = specjax.generate(templated, [prompt], drafter="ngram", max_new_tokens=9)
+        assert said == anew.text == chat.messages[-1]["content"]
+    assert [m["role"] for m in chat.messages] == ["system"] + 3 * ["user", "assistant"]
+
+
+def test_a_conversation_that_outgrows_its_buffer_moves_to_a_larger_one(pair, monkeypatch):
+    monkeypatch.setattr("specjax.chat.LEAST_BUFFER", 32)
+    options = {"drafter": None, "max_new_tokens": 12, "stop": ()}
+    chat, text = specjax.Chat(pair[0], **options), []
+    for turn in 2 * TURNS:
+        said = "".join(piece.text for piece in chat.say(turn))
+        text += pair[0].tokenizer.encode(turn)
+        assert said == specjax.generate(pair[0], [text], **options).text
+        text += chat.generation.tokens[0].tolist()
+    with pytest.raises(ValueError, match="do not fit into the context"):
+        list(chat.say("x = 1\n" * 400))
+
+
+def test_an_answer_that_was_cut_off_is_part_of_the_conversation_as_far_as_it_went(pair):
+    options = {"drafter": None, "max_new_tokens": 40, "stop": ()}
+    chat = specjax.Chat(pair[0], **options)
+    for number, _ in enumerate(answer := chat.say(TURNS[0])):
+        if number == 2:
+            answer.close()
+            break
+    cut = chat.generation.tokens[0].tolist()
+    assert 0 < len(cut) < 40 and not chat.generation.finished
+    text = [*pair[0].tokenizer.encode(TURNS[0]), *cut, *pair[0].tokenizer.encode(TURNS[1])]
+    said = "".join(piece.text for piece in chat.say(TURNS[1]))
+    assert said == specjax.generate(pair[0], [text], **options).text
+    assert chat.fed == sum(len(pair[0].tokenizer.encode(turn)) for turn in TURNS[:2])
+
+
+def test_a_text_that_a_stop_string_cut_is_read_anew_without_what_stood_behind(pair):
+    options = {"drafter": None, "max_new_tokens": 20, "stop": ()}
+    whole = specjax.generate(pair[0], TURNS[0], **options).text
+    string = whole[6:9]
+    chat = specjax.Chat(pair[0], stop_strings=string, **options)
+    assert "".join(piece.text for piece in chat.say(TURNS[0])) == whole.split(string)[0]
+    kept = chat.generation.tokens[0].tolist()
+    text = [*pair[0].tokenizer.encode(TURNS[0]), *kept, *pair[0].tokenizer.encode(TURNS[1])]
+    list(chat.say(TURNS[1]))
+    anew = specjax.generate(pair[0], [text], stop_strings=string, **options)
+    assert chat.generation.text == anew.text
+
+
+@pytest.fixture
+def talk(folders, capsys, monkeypatch):
+    """``talk(lines, *arguments) -> (exit code, stdout, stderr)``."""
+    monkeypatch.setattr(compile_cache, "enable", lambda: None)
+
+    def call(lines, *arguments):
+        given = iter(lines)
+
+        def line(prompt):
+            try:
+                return next(given)
+            except StopIteration:
+                raise EOFError from None
+
+        monkeypatch.setattr("builtins.input", line)
+        options = ["--model", str(folders["target"]), "--max-tokens", "8", *arguments]
+        return cli.main(["chat", *options]), *capsys.readouterr()
+
+    return call
+
+
+def test_the_command_reads_each_line_once_and_begins_anew_when_told(talk, pair):
+    code, out, err = talk(["def f(x):", "", "/new", "def f(x):"])
+    chat = specjax.Chat(pair[0], drafter="ngram", max_new_tokens=8)
+    said = "".join(piece.text for piece in chat.say("def f(x):\n"))
+    assert code == 0 and out.count(said) == 2
+    assert err.count(f"{chat.fed} tokens read") == 2
+
+
+def test_ctrl_c_ends_an_answer_and_not_the_program(talk, monkeypatch):
+    from specjax.cli import screen
+
+    show, shown = screen.Screen.show, []
+
+    def interrupted(self, piece):
+        show(self, piece)
+        shown.append(piece.text)
+        if len(shown) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(screen.Screen, "show", interrupted)
+    code, out, err = talk(["def f(x):", "class A:"], "--num-speculative-tokens", "2")
+    assert code == 0 and err.count("interrupted") == 1 and err.count("tokens read") == 2
+    assert len(shown) > 1

@@ -1,0 +1,301 @@
+"""Laws of one's own are part of p: exact under speculation, for every shape of draft.
+
+The machinery of ``test_sampled``: the whole jitted loop against the enumerated law.
+"""
+
+import dataclasses
+import json
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from registry import cases
+from test_sampled import (
+    CASES,
+    MODEL,
+    NUM,
+    PARAMS,
+    PROMPT,
+    ROWS,
+    VOCAB,
+    WARM,
+    judge,
+    lawful,
+    sample,
+)
+from toys import bag
+
+import specjax
+from specjax import Sampling, laws, reference
+from specjax.drafters import NGram, Plain
+from specjax.laws import grammar
+from specjax.models.tokenizer import FileTokenizer, load_tokenizer
+from specjax.targets import Contrastive
+
+pytest_plugins = ["pairs"]
+
+# a token may not follow itself, and behind 2, 3 nothing comes: order matters, and texts end early
+NEXT = np.asarray(
+    [
+        [0, 0, 0, 0],  # dead
+        [2, 3, 4, 5],  # the beginning
+        [0, 3, 4, 5],  # behind 0
+        [2, 0, 4, 5],  # behind 1
+        [2, 3, 0, 6],  # behind 2
+        [2, 3, 4, 0],  # behind 3
+        [0, 0, 0, 0],  # behind 2, 3
+    ],
+    np.int32,
+)
+ORDERLY = grammar.Automaton("orderly", {"next": NEXT, "kind": np.arange(VOCAB, dtype=np.int32)})
+GRAMMAR = dataclasses.replace(WARM, law=ORDERLY)
+
+
+def exact(sampling, law_params=None, target=MODEL, params=PARAMS):
+    return reference.joint_law(target, params, PROMPT, NUM, sampling, law_params).reshape(-1)
+
+
+def agrees(counts, law):
+    """``lawful``, of the texts that came to ``NUM`` tokens; and there are as many as there should
+    be, within five standard deviations."""
+    whole = law.sum()
+    spread = 5 * np.sqrt(ROWS * whole * (1 - whole)) + 1
+    return abs(counts.sum() - ROWS * whole) < spread and lawful(counts, law / whole)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("plain", "delta"),
+        ("draft", "rejection"),
+        ("draft", "block"),
+        ("ngram", "delta"),
+        ("tree distinct", "rejection"),
+    ],
+)
+def test_a_grammar_is_exact_under_speculation_also_where_it_ends_a_text(name, rule):
+    drafter, weights, _ = CASES[name]
+    counts, _ = sample(drafter, weights, rule, GRAMMAR, law=ORDERLY.params)
+    law = exact(GRAMMAR, ORDERLY.params)
+    assert 0.5 < law.sum() < 0.99  # some texts end
+    assert agrees(counts, law), judge(counts, law / law.sum())
+
+
+def test_a_grammar_that_the_drafter_does_not_know_is_exact_as_well():
+    sampling = dataclasses.replace(GRAMMAR, law_drafts=False)
+    drafter, weights, _ = CASES["draft"]
+    law = exact(GRAMMAR, ORDERLY.params)
+    blind, stats = sample(drafter, weights, "rejection", sampling, law=ORDERLY.params)
+    _, seeing = sample(drafter, weights, "rejection", GRAMMAR, law=ORDERLY.params)
+    assert agrees(blind, law)
+    assert stats.accepted.sum() < seeing.accepted.sum()  # what knowing is worth
+
+
+def test_fault_a_state_that_forgets_the_path_through_the_draft_is_seen(monkeypatch):
+    kept = laws.base.fold
+
+    def forgetful(law, params, state, path):  # the last token alone, as if drafts had no order
+        return kept(law, params, state, path[:, ::-1])
+
+    monkeypatch.setattr(laws.base, "fold", forgetful)
+    counts, _ = sample(*CASES["draft"][:2], "rejection", GRAMMAR, law=ORDERLY.params)
+    assert not agrees(counts, exact(GRAMMAR, ORDERLY.params))
+
+
+def parity(logits, prefix):
+    """A law without a state: leans to even tokens after an even number of zeros and ones."""
+    valid = jnp.arange(prefix.tokens.shape[1]) < prefix.length[:, None]
+    low = jnp.sum((prefix.tokens < 2) & valid, axis=1)
+    low += jnp.sum((prefix.path >= 0) & (prefix.path < 2), axis=1)
+    lean = jnp.where(jnp.arange(logits.shape[1]) % 2 == 0, 1.0, -1.0)
+    return logits + lean * (1 - low % 2)[:, None]
+
+
+@pytest.mark.parametrize("name", ["draft"])
+def test_a_function_of_logits_and_prefix_is_a_law(name):
+    sampling = dataclasses.replace(WARM, law=parity)
+    counts, _ = sample(*CASES[name][:2], "rejection", sampling)
+    assert lawful(counts, exact(sampling)), judge(counts, exact(sampling))
+    assert not lawful(counts, exact(WARM))
+
+
+# ------------------------------------------------------------------------- contrastive decoding
+
+AMATEUR, AMATEUR_PARAMS = bag(VOCAB, 7)
+PAIR = Contrastive(MODEL, AMATEUR, strength=0.7, plausible=0.15)
+PAIR_PARAMS = {"expert": PARAMS, "amateur": AMATEUR_PARAMS}
+
+
+def contrasted():
+    """The joint law from the two models' own, by the formula of the paper."""
+    law, texts = np.ones(1), np.asarray([PROMPT], np.int32)
+    for _ in range(NUM):
+        logp = [
+            np.log(reference.next_law(model, params, texts, Sampling(temperature=1.0)))
+            for model, params in ((MODEL, PARAMS), (AMATEUR, AMATEUR_PARAMS))
+        ]
+        said = 1.7 * logp[0] - 0.7 * logp[1]
+        least = logp[0].max(axis=1, keepdims=True) + np.log(0.15)
+        p = np.where(logp[0] >= least, np.exp(said / WARM.temperature), 0)
+        law = (law[:, None] * p / p.sum(axis=1, keepdims=True)).reshape(-1)
+        ahead = np.tile(np.arange(VOCAB, dtype=np.int32), len(texts))[:, None]
+        texts = np.concatenate([np.repeat(texts, VOCAB, axis=0), ahead], axis=1)
+    return law
+
+
+@pytest.mark.parametrize("name", ["draft", "tree iid"])
+def test_contrastive_decoding_is_exact_under_speculation(name):
+    drafter, weights, _ = CASES[name]
+    counts, _ = sample(drafter, weights, "auto", WARM, target=PAIR, weights_of=PAIR_PARAMS)
+    assert lawful(counts, contrasted()), judge(counts, contrasted())
+
+
+@dataclasses.dataclass(frozen=True)
+class Stale(Contrastive):
+    """The amateur's cache stays that of the prompt."""
+
+    def commit(self, cache, entries, start, verdict):
+        done = super().commit(cache, entries, start, verdict)
+        begun = start[0] >= len(PROMPT) - 1
+        old = jax.tree.map(lambda a, b: jnp.where(begun, a, b), cache["amateur"], done["amateur"])
+        return {"expert": done["expert"], "amateur": old}
+
+
+def test_fault_an_amateur_whose_cache_is_not_written_is_seen():
+    target = Stale(MODEL, AMATEUR, strength=0.7, plausible=0.15)
+    counts, _ = sample(*CASES["draft"][:2], "auto", WARM, target=target, weights_of=PAIR_PARAMS)
+    assert not lawful(counts, contrasted())
+
+
+# --------------------------------------------------------------------------- greedy, and refusals
+
+
+@pytest.mark.parametrize(
+    ("name", "law"), [("draft", ORDERLY), ("tree per row", ORDERLY), ("ngram", parity)]
+)
+def test_greedy_with_a_law_is_greedy_over_what_the_law_leaves(name, law):
+    drafter, weights, _ = cases(MODEL, PARAMS)[name]
+    prompts = np.asarray([[1, 0, 2, 1], [3, 3, 0, 0], [2, 1, 0, 3]], np.int32)
+    lengths, sampling = np.asarray([4, 2, 4], np.int32), Sampling(law=law)
+    given = getattr(law, "params", None)
+    outs = [
+        specjax.decode(
+            MODEL,
+            which,
+            {"target": PARAMS, "drafter": its, "law": given},
+            prompts,
+            lengths,
+            key=jax.random.key(0),
+            max_new_tokens=20,
+            sampling=sampling,
+        )
+        for which, its in ((drafter, weights), (Plain(), None))
+    ]
+    np.testing.assert_array_equal(outs[0].tokens, outs[1].tokens)
+    np.testing.assert_array_equal(outs[0].ended, outs[1].ended)
+    for row in range(3):
+        text = prompts[row, : lengths[row]].tolist()
+        while len(text) < outs[1].lengths[row]:
+            p = reference.next_law(
+                MODEL, PARAMS, np.asarray([text]), sampling, int(lengths[row]), given
+            )
+            text.append(int(p[0].argmax()))
+        assert outs[1].tokens[row, : len(text)].tolist() == text
+
+
+@dataclasses.dataclass(frozen=True)
+class Bad:
+    what: str
+
+    def init(self, params, tokens, lengths):
+        return jnp.zeros((3,) if self.what == "init" else lengths.shape)
+
+    def step(self, params, state, token):
+        return token if self.what == "step" else state
+
+    def __call__(self, logits, prefix):
+        return logits.astype(int) if self.what == "integers" else logits
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [("init", "must lead with the batch"), ("step", "Bad.step"), ("integers", "returns int32")],
+)
+def test_laws_that_do_not_fit_are_refused_by_name(what, words):
+    with pytest.raises(ValueError, match=f"law: .*{words}"):
+        specjax.decode(
+            MODEL,
+            NGram(num_draft=2),
+            {"target": PARAMS},
+            np.asarray([PROMPT]),
+            np.asarray([len(PROMPT)]),
+            key=jax.random.key(0),
+            max_new_tokens=3,
+            sampling=Sampling(law=Bad(what)),
+        )
+
+
+# ------------------------------------------------------------------------------------ JSON
+
+GOOD = ['{"a": [1, -2.5e-3, true, null], "b\\u00e9\\n": {}}', '"é😀"', "0", "12", "[[[[]]]]"]
+GOOD += ["[ ]"]
+BAD = ["[1,]", '{"a" 1}', "01", "-", "{1:2}", "[1}", "[[[[[]]]]]", "[]]", '"a', "nul", "[  ]"]
+BAD += ["[] "]
+
+
+@pytest.fixture(scope="module")
+def embedded():
+    from specjax.models.lm import EMBEDDED
+
+    tokenizer = load_tokenizer(EMBEDDED["embedded"], (0,))
+    return types.SimpleNamespace(tokenizer=tokenizer, target=types.SimpleNamespace(vocab_size=2048))
+
+
+def admitted(law, ids, eos=0):
+    """Whether the tokens are a whole text of the grammar."""
+    state = grammar.START
+    for token in [*ids, eos]:
+        state = law.params["next"][state, law.params["kind"][token]]
+    return state != grammar.DEAD
+
+
+def test_the_automaton_admits_json_and_nothing_else(embedded):
+    law = laws.json_text(embedded)
+    for text in GOOD + BAD:
+        assert admitted(law, embedded.tokenizer.encode(text)) == (text in GOOD), text
+    things = laws.json_text(embedded, top="object", depth=2)
+    assert admitted(things, embedded.tokenizer.encode('{"a": [1]}'))
+    assert not admitted(things, embedded.tokenizer.encode("[1]"))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_generated_text_is_json_and_speculation_does_not_change_it(pair, temperature):
+    lm, draft = pair
+    law = laws.json_text(lm, depth=2)
+    options = {"law": law, "max_new_tokens": 60, "temperature": temperature, "num_samples": 6}
+    texts = specjax.generate(lm, "x = ", drafter=draft, num_draft=2, **options)
+    whole = [text for text, why in zip(texts.texts, texts.reasons, strict=True) if why == "stop"]
+    assert "no token" not in texts.reasons
+    for text in whole:
+        json.loads(text)
+    if temperature:
+        assert whole  # the toy's logits are flat: most strings close
+    else:
+        plain = specjax.generate(lm, "x = ", drafter=None, **options)
+        assert plain.texts == texts.texts
+    for ids, why in zip(texts.tokens, texts.reasons, strict=True):
+        state = grammar.START
+        for token in ids:
+            state = law.params["next"][state, law.params["kind"][token]]
+        assert state != grammar.DEAD, why
+
+
+def test_a_grammar_without_an_end_is_refused(embedded):
+    tokenizer = FileTokenizer(embedded.tokenizer.backend, ())
+    endless = types.SimpleNamespace(tokenizer=tokenizer, target=embedded.target)
+    with pytest.raises(ValueError, match="end-of-text"):
+        laws.json_text(endless)
+    with pytest.raises(ValueError, match="depth=9"):
+        laws.json_text(embedded, depth=9)
