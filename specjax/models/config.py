@@ -176,7 +176,12 @@ class DecoderConfig:
         return self.window if local else None
 
     def slots(self, layer: int, capacity: int) -> int:
-        """Slots of a cache for ``capacity`` tokens: those of a local layer are bounded."""
+        """Slots of a cache for ``capacity`` tokens: those of a local layer are bounded.
+
+        A root sees ``window - 1`` committed tokens. The slot to spare lets a cache be one token
+        ahead of the root, as a draft model's is behind the prompt; rewinding further is not
+        possible where there is a ring.
+        """
         window = self.window_of(layer)
         return capacity if window is None else min(capacity, window)
 
