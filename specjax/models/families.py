@@ -10,30 +10,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-
-@dataclasses.dataclass(frozen=True)
-class Tensor:
-    """One tensor of a checkpoint.
-
-    Attributes:
-      name: its name in the file; ``{i}`` is the index of the layer, ``{e}`` that of an expert.
-      parts: the parameters of ``Decoder`` that it holds, stacked along the output axis (the
-        first, once transposed). A row whose parameters a config does not have is left out.
-      transposed: stored ``[in, out]`` (the ``Conv1D`` of GPT-2).
-      by_heads: the parts are stacked head by head (the ``query_key_value`` of GPT-NeoX), not whole.
-      blocks: into how many pieces each part is cut before they are stacked in turn; in the tables
-        1, and once ``by_heads`` has met a config the number of its heads.
-      axis: along which the parts are stacked, 1 in stacks of experts.
-      expert: it is this entry of its only part, a stack; None: it is the whole.
-    """
-
-    name: str
-    parts: tuple[str, ...]
-    transposed: bool = False
-    by_heads: bool = False
-    blocks: int = 1
-    axis: int = 0
-    expert: int | None = None
+from .tensors import (
+    DEEPSEEK_TENSORS,
+    GEMMA_TENSORS,
+    GPT2_TENSORS,
+    LLAMA_TENSORS,
+    MIXTRAL_TENSORS,
+    NEOX_TENSORS,
+    OPT_TENSORS,
+    PACKED_EXPERTS,
+    PHI3_TENSORS,
+    QWEN3_MOE_TENSORS,
+    ROUTER,
+    Tensor,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,144 +94,6 @@ class Family:
     harmless: str
 
 
-def _affine(
-    name: str, *parts: str, transposed: bool = False, by_heads: bool = False
-) -> tuple[Tensor, Tensor]:
-    weights, biases = (tuple(f"{p}.{kind}" for p in parts) for kind in ("weight", "bias"))
-    return (
-        Tensor(f"{name}.weight", weights, transposed, by_heads),
-        Tensor(f"{name}.bias", biases, by_heads=by_heads),
-    )
-
-
-_QKV = tuple(f"blocks.{{i}}.attention.{part}" for part in "qkv")
-_LLAMA_OUTER = (
-    Tensor("model.embed_tokens.weight", ("embedding",)),
-    *_affine("model.norm", "norm"),
-    *_affine("lm_head", "lm_head"),
-)
-_LLAMA_ATTENTION = (
-    *_affine("model.layers.{i}.input_layernorm", "blocks.{i}.attention_norm"),
-    *_affine("model.layers.{i}.self_attn.q_proj", "blocks.{i}.attention.q"),
-    *_affine("model.layers.{i}.self_attn.k_proj", "blocks.{i}.attention.k"),
-    *_affine("model.layers.{i}.self_attn.v_proj", "blocks.{i}.attention.v"),
-    *_affine("model.layers.{i}.self_attn.o_proj", "blocks.{i}.attention.o"),
-    *_affine("model.layers.{i}.self_attn.q_norm", "blocks.{i}.attention.q_norm"),
-    *_affine("model.layers.{i}.self_attn.k_norm", "blocks.{i}.attention.k_norm"),
-)
-_LLAMA_MLP = (
-    *_affine("model.layers.{i}.mlp.gate_proj", "blocks.{i}.mlp.gate"),
-    *_affine("model.layers.{i}.mlp.up_proj", "blocks.{i}.mlp.up"),
-    *_affine("model.layers.{i}.mlp.down_proj", "blocks.{i}.mlp.down"),
-)
-_LLAMA_MLP_NORM = _affine("model.layers.{i}.post_attention_layernorm", "blocks.{i}.mlp_norm")
-_LLAMA_TENSORS = (*_LLAMA_OUTER, *_LLAMA_ATTENTION, *_LLAMA_MLP_NORM, *_LLAMA_MLP)
-
-_ROUTER = Tensor("model.layers.{i}.mlp.gate.weight", ("blocks.{i}.mlp.router.weight",))
-_EXPERTS = tuple(
-    Tensor(
-        f"model.layers.{{i}}.mlp.experts.{{e}}.{part}_proj.weight",
-        (f"blocks.{{i}}.mlp.experts.{part}",),
-    )
-    for part in ("gate", "up", "down")
-)
-_PACKED_EXPERTS = (
-    Tensor(
-        "model.layers.{i}.mlp.experts.gate_up_proj",
-        ("blocks.{i}.mlp.experts.gate", "blocks.{i}.mlp.experts.up"),
-        axis=1,
-    ),
-    Tensor("model.layers.{i}.mlp.experts.down_proj", ("blocks.{i}.mlp.experts.down",)),
-)
-_QWEN3_MOE_TENSORS = (*_LLAMA_TENSORS, _ROUTER, *_EXPERTS)
-_MIXTRAL_TENSORS = (
-    *_LLAMA_TENSORS,
-    Tensor("model.layers.{i}.block_sparse_moe.gate.weight", _ROUTER.parts),
-    *(
-        Tensor(f"model.layers.{{i}}.block_sparse_moe.experts.{{e}}.{name}.weight", row.parts)
-        for name, row in zip(("w1", "w3", "w2"), _EXPERTS, strict=True)
-    ),
-)
-_DEEPSEEK_TENSORS = (
-    *_LLAMA_OUTER,
-    *_affine("model.layers.{i}.input_layernorm", "blocks.{i}.attention_norm"),
-    *_affine("model.layers.{i}.self_attn.q_proj", "blocks.{i}.attention.q"),
-    *_affine("model.layers.{i}.self_attn.q_a_proj", "blocks.{i}.attention.q_a"),
-    *_affine("model.layers.{i}.self_attn.q_a_layernorm", "blocks.{i}.attention.q_a_norm"),
-    *_affine("model.layers.{i}.self_attn.q_b_proj", "blocks.{i}.attention.q_b"),
-    *_affine("model.layers.{i}.self_attn.kv_a_proj_with_mqa", "blocks.{i}.attention.kv_a"),
-    *_affine("model.layers.{i}.self_attn.kv_a_layernorm", "blocks.{i}.attention.kv_a_norm"),
-    *_affine("model.layers.{i}.self_attn.kv_b_proj", "blocks.{i}.attention.kv_b"),
-    *_affine("model.layers.{i}.self_attn.o_proj", "blocks.{i}.attention.o"),
-    *_LLAMA_MLP_NORM,
-    *_LLAMA_MLP,
-    _ROUTER,
-    Tensor("model.layers.{i}.mlp.gate.e_score_correction_bias", ("blocks.{i}.mlp.router.bias",)),
-    *_EXPERTS,
-    *_affine("model.layers.{i}.mlp.shared_experts.gate_proj", "blocks.{i}.mlp.shared.gate"),
-    *_affine("model.layers.{i}.mlp.shared_experts.up_proj", "blocks.{i}.mlp.shared.up"),
-    *_affine("model.layers.{i}.mlp.shared_experts.down_proj", "blocks.{i}.mlp.shared.down"),
-)
-
-_GEMMA_TENSORS = (
-    *_LLAMA_OUTER,
-    *_LLAMA_ATTENTION,
-    *_affine("model.layers.{i}.post_attention_layernorm", "blocks.{i}.attention_post_norm"),
-    *_affine("model.layers.{i}.pre_feedforward_layernorm", "blocks.{i}.mlp_norm"),
-    *_LLAMA_MLP,
-    *_affine("model.layers.{i}.post_feedforward_layernorm", "blocks.{i}.mlp_post_norm"),
-)
-
-_PHI3_TENSORS = (
-    *_LLAMA_OUTER,
-    *_affine("model.layers.{i}.input_layernorm", "blocks.{i}.attention_norm"),
-    *_affine("model.layers.{i}.self_attn.qkv_proj", *_QKV),
-    *_affine("model.layers.{i}.self_attn.o_proj", "blocks.{i}.attention.o"),
-    *_LLAMA_MLP_NORM,
-    *_affine("model.layers.{i}.mlp.gate_up_proj", "blocks.{i}.mlp.gate", "blocks.{i}.mlp.up"),
-    *_affine("model.layers.{i}.mlp.down_proj", "blocks.{i}.mlp.down"),
-)
-
-_OPT_TENSORS = (
-    Tensor("model.decoder.embed_tokens.weight", ("embedding",)),
-    Tensor("model.decoder.embed_positions.weight", ("position_embedding",)),
-    *_affine("model.decoder.layers.{i}.self_attn_layer_norm", "blocks.{i}.attention_norm"),
-    *_affine("model.decoder.layers.{i}.self_attn.q_proj", "blocks.{i}.attention.q"),
-    *_affine("model.decoder.layers.{i}.self_attn.k_proj", "blocks.{i}.attention.k"),
-    *_affine("model.decoder.layers.{i}.self_attn.v_proj", "blocks.{i}.attention.v"),
-    *_affine("model.decoder.layers.{i}.self_attn.out_proj", "blocks.{i}.attention.o"),
-    *_affine("model.decoder.layers.{i}.final_layer_norm", "blocks.{i}.mlp_norm"),
-    *_affine("model.decoder.layers.{i}.fc1", "blocks.{i}.mlp.up"),
-    *_affine("model.decoder.layers.{i}.fc2", "blocks.{i}.mlp.down"),
-    *_affine("model.decoder.final_layer_norm", "norm"),
-    *_affine("lm_head", "lm_head"),
-)
-
-_NEOX_TENSORS = (
-    Tensor("gpt_neox.embed_in.weight", ("embedding",)),
-    *_affine("gpt_neox.layers.{i}.input_layernorm", "blocks.{i}.attention_norm"),
-    *_affine("gpt_neox.layers.{i}.attention.query_key_value", *_QKV, by_heads=True),
-    *_affine("gpt_neox.layers.{i}.attention.dense", "blocks.{i}.attention.o"),
-    *_affine("gpt_neox.layers.{i}.post_attention_layernorm", "blocks.{i}.mlp_norm"),
-    *_affine("gpt_neox.layers.{i}.mlp.dense_h_to_4h", "blocks.{i}.mlp.up"),
-    *_affine("gpt_neox.layers.{i}.mlp.dense_4h_to_h", "blocks.{i}.mlp.down"),
-    *_affine("gpt_neox.final_layer_norm", "norm"),
-    *_affine("embed_out", "lm_head"),
-)
-
-_GPT2_TENSORS = (
-    Tensor("transformer.wte.weight", ("embedding",)),
-    Tensor("transformer.wpe.weight", ("position_embedding",)),
-    *_affine("transformer.h.{i}.ln_1", "blocks.{i}.attention_norm"),
-    *_affine("transformer.h.{i}.attn.c_attn", *_QKV, transposed=True),
-    *_affine("transformer.h.{i}.attn.c_proj", "blocks.{i}.attention.o", transposed=True),
-    *_affine("transformer.h.{i}.ln_2", "blocks.{i}.mlp_norm"),
-    *_affine("transformer.h.{i}.mlp.c_fc", "blocks.{i}.mlp.up", transposed=True),
-    *_affine("transformer.h.{i}.mlp.c_proj", "blocks.{i}.mlp.down", transposed=True),
-    *_affine("transformer.ln_f", "norm"),
-    *_affine("lm_head", "lm_head"),
-)
-
 _LLAMA_KEYS = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
@@ -266,7 +118,7 @@ _LLAMA_DEFAULTS = {
     "mlp_bias": False,
 }
 _NAMED = dict(prefix="model.", harmless=r".*rotary_emb\.(inv_freq|(cos|sin)_cached)")
-_LLAMA_LIKE = dict(tensors=_LLAMA_TENSORS, **_NAMED)
+_LLAMA_LIKE = dict(tensors=LLAMA_TENSORS, **_NAMED)
 _WHOLE_HEADS = {"partial_rotary_factor": (1.0,)}  # every feature of a head is rotated
 _SWITCHED = Windows(default=4096, switch="use_sliding_window", typed=True)
 
@@ -292,8 +144,8 @@ _DEEPSEEK_LIKE = dict(
     rope_types=("default", "linear", "yarn"),
     # all heads have keys of their own, made of the one that is kept
     writes={"num_key_value_heads": lambda config: config.num_heads},
-    tensors=_DEEPSEEK_TENSORS,
-    packed=_PACKED_EXPERTS,
+    tensors=DEEPSEEK_TENSORS,
+    packed=PACKED_EXPERTS,
     **_NAMED,
 )
 
@@ -316,7 +168,7 @@ _GEMMA_DEFAULTS = {
     "query_pre_attn_scalar": 256,
 }
 _GEMMA_FIXED = {"norm_plus_one": True, "sandwich_norms": True, "scale_embeddings": True}
-_GEMMA_LIKE = dict(tensors=_GEMMA_TENSORS, **_NAMED)
+_GEMMA_LIKE = dict(tensors=GEMMA_TENSORS, **_NAMED)
 _EYES = r"vision_tower\..*|multi_modal_projector\..*"
 _CAUSAL = {"use_bidirectional_attention": (False,)}
 
@@ -366,7 +218,7 @@ FAMILIES: dict[str, Family] = {
         fixed={"norm_expert_weights": True},
         only=_WHOLE_HEADS,
         windows=Windows(),
-        **_NAMED | dict(tensors=_MIXTRAL_TENSORS, packed=(_ROUTER, *_PACKED_EXPERTS)),
+        **_NAMED | dict(tensors=MIXTRAL_TENSORS, packed=(ROUTER, *PACKED_EXPERTS)),
     ),
     "qwen3_moe": Family(
         architecture="Qwen3MoeForCausalLM",
@@ -382,7 +234,7 @@ FAMILIES: dict[str, Family] = {
         fixed={"qk_norm": True},
         only=_WHOLE_HEADS | {"use_sliding_window": (False,)},
         aliases={"num_local_experts": "num_experts"},
-        **_NAMED | dict(tensors=_QWEN3_MOE_TENSORS, packed=_PACKED_EXPERTS),
+        **_NAMED | dict(tensors=QWEN3_MOE_TENSORS, packed=PACKED_EXPERTS),
     ),
     "deepseek_v2": Family(
         architecture="DeepseekV2ForCausalLM",
@@ -448,7 +300,7 @@ FAMILIES: dict[str, Family] = {
         rope_keys={"rope_theta": "rope_theta", "rotary_fraction": "partial_rotary_factor"},
         rope_types=("default", "longrope"),
         windows=Windows(),
-        tensors=_PHI3_TENSORS,
+        tensors=PHI3_TENSORS,
         **_NAMED,
     ),
     "opt": Family(
@@ -481,7 +333,7 @@ FAMILIES: dict[str, Family] = {
             "_remove_final_layer_norm": (False,),
         },
         equal={"word_embed_proj_dim": "hidden_size"},  # OPT-350m
-        tensors=_OPT_TENSORS,
+        tensors=OPT_TENSORS,
         prefix="model.",
         harmless=r"(?!)",  # none
     ),
@@ -514,7 +366,7 @@ FAMILIES: dict[str, Family] = {
         },
         fixed={"norm": "layer", "gated_mlp": False, "mlp_bias": True},
         rope_keys={"rope_theta": "rotary_emb_base", "rotary_fraction": "rotary_pct"},
-        tensors=_NEOX_TENSORS,
+        tensors=NEOX_TENSORS,
         prefix="gpt_neox.",
         harmless=r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",
     ),
@@ -553,7 +405,7 @@ FAMILIES: dict[str, Family] = {
             "scale_attn_by_inverse_layer_idx": (False,),
             "add_cross_attention": (False,),
         },
-        tensors=_GPT2_TENSORS,
+        tensors=GPT2_TENSORS,
         prefix="transformer.",
         harmless=r"h\.\d+\.attn\.(bias|masked_bias)",  # the causal mask
     ),

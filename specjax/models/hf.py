@@ -30,11 +30,12 @@ from safetensors.numpy import save_file
 from ..sharding import MODEL
 from .config import DecoderConfig
 from .decoder import abstract
-from .families import Family, Tensor
+from .families import Family
 from .files import holdings, read_json, write_json
 from .placement import check_divides
 from .quantize import encode, is_quantized
 from .reading import Reader, placed
+from .tensors import Tensor
 from .tokenizer import wrap_tokenizer
 from .translate import config_from_hf, config_to_hf, family_of, is_harmless, tensors_of
 

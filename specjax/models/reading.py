@@ -18,8 +18,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors import safe_open
 
 from ..sharding import MODEL
-from .families import Tensor
 from .placement import spec_of
+from .tensors import Tensor
 
 Index = tuple[slice, ...]
 

@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping
 
 from .config import DecoderConfig, RopeScaling
-from .families import FAMILIES, Family, Tensor, Windows
+from .families import FAMILIES, Family, Windows
+from .tensors import Tensor
 
 _ACTIVATIONS = {  # the first name of each is the one that is written
     "silu": "silu",
