@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING
 
-from . import acceptance, cache, drafters, laws, targets, tree
+from . import acceptance, cache, drafters, laws, sharding, targets, tree
 from .loop import Decoded, accept, decode, draft_step, stream, verify
 from .sampling import Sampling
 from .stats import Stats
@@ -13,6 +13,7 @@ from .types import Context, Draft, Drafter, Scores, Segment, Target, Verdict
 if TYPE_CHECKING:
     from .chat import Chat
     from .comparison import Comparison, compare
+    from .memory import MemoryPlan, plan_memory
     from .models.lm import LM, load
     from .planner import Plan, plan
     from .serving import Served, serve_offline
@@ -29,6 +30,7 @@ __all__ = [
     "Drafter",
     "Generation",
     "LM",
+    "MemoryPlan",
     "Plan",
     "Sampling",
     "Scores",
@@ -49,7 +51,9 @@ __all__ = [
     "laws",
     "load",
     "plan",
+    "plan_memory",
     "serve_offline",
+    "sharding",
     "stream",
     "stream_text",
     "targets",
@@ -64,6 +68,8 @@ _LAZY = {
     "compare": "comparison",
     "LM": "models.lm",
     "load": "models.lm",
+    "MemoryPlan": "memory",
+    "plan_memory": "memory",
     "Plan": "planner",
     "plan": "planner",
     "Served": "serving",

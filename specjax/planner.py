@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from . import job
+from . import job, sharding
 from .models.lm import LM
 from .survey import PLAIN, Candidate, Survey
 
@@ -195,6 +195,7 @@ def plan(
         specjax.generate(lm, "def mergesort(xs):", **found.options)
     """
     begin = time.perf_counter()
+    sharding.check_one_process("plan")
     if drafters is None:
         drafters = ("ngram", "draft") if lm.name in job.DEFAULT_DRAFTS else ("ngram",)
     named = _named(drafters)

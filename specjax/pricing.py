@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import loop
+from . import loop, sharding
 
 if TYPE_CHECKING:
     from .job import Job
@@ -54,22 +54,28 @@ def round_costs(work: Job) -> np.ndarray:
     wide as was asked for.
     The fastest of several rounds counts, less what a call without any round takes.
     """
-    drafter, request = work.drafter, work.request
+    drafter, request, mesh = work.drafter, work.request, work.lm.mesh
+
+    def placed(x):
+        return jnp.array(x) if mesh is None else sharding.put(x, mesh, sharding.DATA)
+
+    tokens, lengths = sharding.gather((request.tokens, request.lengths))
     request = dataclasses.replace(
         request,
-        tokens=jnp.broadcast_to(request.tokens[:, :1], request.tokens.shape),
-        lengths=jnp.maximum(request.lengths, min(SHORTEST, request.tokens.shape[1])),
-        budget=jnp.full_like(request.budget, work.capacity),
-        stops=jnp.full_like(request.stops, -1),
+        tokens=placed(np.broadcast_to(tokens[:, :1], tokens.shape)),
+        lengths=placed(np.maximum(lengths, min(SHORTEST, tokens.shape[1]))),
+        budget=placed(np.full(request.budget.shape, work.capacity, np.int32)),
+        stops=placed(np.full(request.stops.shape, -1, np.int32)),
     )
     work = dataclasses.replace(work, request=request)
     state = work.start()
     begun = {
-        name: np.array(getattr(state, name)) for name in ("tokens", "length", "budget", "silent")
+        name: sharding.gather(getattr(state, name))
+        for name in ("tokens", "length", "budget", "silent")
     }
 
     def spend(rounds: int, pinned: Job, state: loop.State) -> tuple[float, loop.State]:
-        state = dataclasses.replace(state, **{k: jnp.array(v) for k, v in begun.items()})
+        state = dataclasses.replace(state, **{k: placed(v) for k, v in begun.items()})
         jax.block_until_ready(state)
         begin = time.perf_counter()
         state = jax.block_until_ready(pinned.burst(rounds, state))
@@ -80,16 +86,18 @@ def round_costs(work: Job) -> np.ndarray:
     ways = [(0, pinned[0]), *((1, one) for one in pinned)]
     best, begin = np.full(len(ways), np.inf), time.perf_counter()
     for turn in range(TURNS):
-        if turn >= 3 and time.perf_counter() - begin > ENOUGH:
+        if turn >= 3 and sharding.agreed(time.perf_counter() - begin) > ENOUGH:
             break
         for index, way in enumerate(ways):
             seconds, state = spend(*way, state)
             best[index] = min(best[index], seconds)
     costs = best[1:] - best[0]
     # a clock that is too coarse, or a call that was held up: no cost is nothing, or below
-    return np.maximum(costs, 1e-3 * max(costs.max(), 1e-9)).astype(np.float32)
+    return sharding.agreed(np.maximum(costs, 1e-3 * max(costs.max(), 1e-9)))
 
 
 def _with_costs(work: Job, costs: np.ndarray) -> Job:
-    given = work.params["drafter"] | {"costs": jnp.asarray(costs, jnp.float32)}
+    mesh, costs = work.lm.mesh, np.asarray(costs, np.float32)
+    costs = jnp.array(costs) if mesh is None else sharding.put(costs, mesh)
+    given = work.params["drafter"] | {"costs": costs}
     return dataclasses.replace(work, params=work.params | {"drafter": given})

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
-from . import job, prompt_file
+from . import job, prompt_file, sharding
 from .continuous import Continuous, Row
 from .models.lm import LM
 from .output_file import OutputFile
@@ -157,6 +157,7 @@ def serve_offline(
     )
     found, broken = prompt_file.read(lm, prompts, defaults, max_broken)
     job.seed_key(seed)
+    sharding.check_one_process("serve_offline")
     ways = dict(drafter=drafter, num_draft=num_draft, rule=rule, drafter_params=drafter_params)
     made_with = _made_with(lm, found, seed, ways)
     if output is None:

@@ -118,6 +118,57 @@ def _check_names(names) -> None:
         )
 
 
+def join(address: str, count: int, index: int, *, patience: int = 20) -> None:
+    """Makes this one of ``count`` processes whose devices make meshes together; call it first.
+
+    On CPUs they speak over gloo. ``patience``: seconds without a sign of life after which a
+    process counts as dead; then every other one ends with a message instead of waiting for it.
+
+    Raises:
+      ValueError: an index that is not below the count.
+      RuntimeError: the first process cannot be reached within a minute, or JAX is already in use.
+    """
+    if not 0 <= index < count:
+        raise ValueError(f"process {index} of {count}: the index must be in [0, {count - 1}]")
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+        address,
+        count,
+        index,
+        initialization_timeout=60,
+        heartbeat_timeout_seconds=patience,
+        shutdown_timeout_seconds=patience,
+    )
+
+
+@contextlib.contextmanager
+def peers():
+    """Where several processes compute together: a failure says that one of them may be gone.
+
+    Raises:
+      ConnectionError: in place of what JAX raised.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if jax.process_count() == 1:
+            raise
+        reason = (str(error).splitlines() or ["no reason given"])[0]
+        raise ConnectionError(
+            f"process {jax.process_index()} of {jax.process_count()} lost another one, which died "
+            f"or cannot be reached; what was not finished is lost, start all again ({reason:.200})"
+        ) from error
+
+
+def check_one_process(what: str) -> None:
+    """Raises ``ValueError`` where several processes would go by clocks of their own."""
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"{what} follows one process's clock and files, here are {jax.process_count()}: run it "
+            "in one process, or decode with specjax.generate, which they can share"
+        )
+
+
 def using(mesh: Mesh | None):
     """A context in which ``mesh`` is in use; None leaves things as they are."""
     return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
@@ -248,10 +299,10 @@ def gather(tree: PyTree) -> PyTree:
     return jax.tree.map(host, tree)
 
 
-def agreed(value: float) -> float:
-    """The first process's ``value``, on all of them: clocks differ, programs must not."""
+def agreed(value) -> np.ndarray:
+    """The first process's ``value``, float32, on all: clocks differ, what they run must not."""
     if jax.process_count() == 1:
-        return value
+        return np.asarray(value, np.float32)
     from jax.experimental import multihost_utils
 
-    return float(multihost_utils.broadcast_one_to_all(np.float32(value)))
+    return np.asarray(multihost_utils.broadcast_one_to_all(np.asarray(value, np.float32)))

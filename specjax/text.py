@@ -208,8 +208,9 @@ class TextStream:
           RuntimeError: the state was lost with the burst.
         """
         # real copies: the next burst is given the state's buffers
-        self._seen = sharding.gather(loop.result(self.state))
-        self._finished = not np.any(sharding.gather(self.state.budget) > 0)
+        with sharding.peers():
+            self._seen = sharding.gather(loop.result(self.state))
+            self._finished = not np.any(sharding.gather(self.state.budget) > 0)
 
     def _run(self, seconds: float) -> Iterator[loop.Decoded]:
         """What is committed, on the host, after each burst of about ``seconds``."""
@@ -224,7 +225,8 @@ class TextStream:
             if self._finished:
                 return
             begin = time.perf_counter()
-            self.state = self._job.burst(rounds, self.state)
-            jax.block_until_ready(self.state.length)
-            if sharding.agreed(time.perf_counter() - begin) < seconds / 2:
-                rounds *= 2
+            with sharding.peers():
+                self.state = self._job.burst(rounds, self.state)
+                jax.block_until_ready(self.state.length)
+                if sharding.agreed(time.perf_counter() - begin) < seconds / 2:
+                    rounds *= 2

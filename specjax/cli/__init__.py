@@ -12,10 +12,16 @@ from collections.abc import Sequence
 
 import specjax
 
-from . import chat, generate, plan, serve_offline
+from . import chat, generate, plan, plan_memory, serve_offline
 from .options import INTERRUPTED, USAGE_ERROR
 
-COMMANDS = {"generate": generate, "chat": chat, "plan": plan, "serve-offline": serve_offline}
+COMMANDS = {
+    "generate": generate,
+    "chat": chat,
+    "plan": plan,
+    "plan-memory": plan_memory,
+    "serve-offline": serve_offline,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

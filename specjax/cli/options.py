@@ -47,11 +47,29 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
     p.add_argument("--dtype", help="of the weights: float32, bfloat16, float16")
     p.add_argument("--quantize", help="hold the model's weights as int8 or fp8: approximate")
     p.add_argument("--drafter-quantize", help="the same for the draft model: stays lossless")
+    add_mesh(p)
 
 
 def drafts(text: str) -> int | str:
     """What ``--num-draft`` takes."""
     return text if text == job.AUTO else int(text)
+
+
+def add_mesh(p: argparse.ArgumentParser) -> None:
+    """The arguments that name devices."""
+    p.add_argument("--mesh", help="devices that share the model and the rows: data=2,model=4")
+    p.add_argument(
+        "--replicate-drafter",
+        action="store_true",
+        help="with --mesh: a draft model that is named is held whole by every device",
+    )
+    p.add_argument(
+        "--processes",
+        nargs=3,
+        metavar=("ADDRESS", "COUNT", "INDEX"),
+        help="this is one of several processes that share the mesh: host:port of the first, how "
+        "many there are, which one this is (the first, 0, prints)",
+    )
 
 
 def set_up(arguments: argparse.Namespace):
@@ -60,7 +78,12 @@ def set_up(arguments: argparse.Namespace):
     from .. import compile_cache
 
     compile_cache.enable()
-    return specjax.load(arguments.model, dtype=arguments.dtype, quantize=arguments.quantize)
+    names = ("dtype", "quantize", "mesh")
+    if given := getattr(arguments, "processes", None):
+        if not (given[1].isdigit() and given[2].isdigit()):
+            raise ValueError(f"--processes {' '.join(given)}: COUNT and INDEX are whole numbers")
+        specjax.sharding.join(given[0], int(given[1]), int(given[2]))
+    return specjax.load(arguments.model, **{n: getattr(arguments, n, None) for n in names})
 
 
 def options_of(arguments: argparse.Namespace, lm) -> dict:
@@ -83,7 +106,13 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
         if drafter == "draft":
             drafter = job.DEFAULT_DRAFTS.get(arguments.model, drafter)
     if drafter not in ("draft", "ngram", "none", "plain"):
-        drafter = specjax.load(drafter, dtype=arguments.dtype, quantize=arguments.drafter_quantize)
+        whole = getattr(arguments, "replicate_drafter", False)
+        drafter = specjax.load(
+            drafter,
+            dtype=arguments.dtype,
+            quantize=arguments.drafter_quantize,
+            mesh=None if whole else getattr(arguments, "mesh", None),
+        )
     lookup = {"longest": arguments.prompt_lookup_max, "shortest": arguments.prompt_lookup_min}
     lookup = {name: value for name, value in lookup.items() if value is not None}
     if lookup:

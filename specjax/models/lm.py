@@ -130,6 +130,11 @@ def load(
     )
 
 
+def config_folder(name: str, revision: str | None = None) -> Path:
+    """A folder with the ``config.json`` of a model; from the hub, only that is fetched."""
+    return _folder_of(name, revision, files=["config.json", "generation_config.json"])
+
+
 def as_drafter(target: LM, draft: LM) -> CausalLM:
     """The model of a drafter, answering in as many rows as its target has.
 
@@ -183,7 +188,7 @@ def check_same_tokenizer(target: LM, draft: LM) -> None:
         )
 
 
-def _folder_of(name: str, revision: str | None) -> Path:
+def _folder_of(name: str, revision: str | None, files: Sequence[str] = _HUB_FILES) -> Path:
     if name in EMBEDDED:
         if not (EMBEDDED[name] / "config.json").is_file():
             raise FileNotFoundError(f"the {name} weights are not part of this installation")
@@ -198,10 +203,10 @@ def _folder_of(name: str, revision: str | None) -> Path:
             f"{name!r} is neither a folder, nor a name on the hub (owner/name), nor one of "
             f"{', '.join(EMBEDDED)}"
         )
-    return _download(name, revision)
+    return _download(name, revision, files)
 
 
-def _download(name: str, revision: str | None) -> Path:
+def _download(name: str, revision: str | None, files: Sequence[str]) -> Path:
     import huggingface_hub
     from huggingface_hub import errors
 
@@ -210,7 +215,7 @@ def _download(name: str, revision: str | None) -> Path:
         # files in subfolders are other formats of the same weights
         return Path(
             huggingface_hub.snapshot_download(
-                name, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=["*/*"]
+                name, revision=revision, allow_patterns=[*files], ignore_patterns=["*/*"]
             )
         )
     except errors.GatedRepoError:

@@ -1,0 +1,40 @@
+"""``specjax plan-memory``: what a model needs on a mesh, from its ``config.json`` alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import specjax
+
+
+def add(commands) -> None:
+    """The arguments of the command."""
+    p = commands.add_parser(
+        "plan-memory",
+        help="price a model on a mesh of devices before anything is loaded",
+        description="Weights, cache, working set and all-reduces of a target and a draft model on "
+        "each device of a mesh, from their config.json; no weight is read, no device is needed.",
+    )
+    p.add_argument("--model", required=True, help="a config.json, a folder, or a hub name")
+    p.add_argument("--drafter", help="the same, of a draft model")
+    p.add_argument("--mesh", default="data=1,model=1", help="such as data=2,model=4")
+    p.add_argument("--replicate-drafter", action="store_true", help="on every device, whole")
+    p.add_argument("--batch", type=int, default=1, help="rows")
+    p.add_argument("--context", type=int, default=8192, help="tokens a row, prompt and text")
+    p.add_argument("--num-draft", type=int, default=3, help="tokens drafted a round")
+    p.add_argument("--temperature", type=float, default=0.0)
+    p.add_argument("--dtype", default="bfloat16", help="float32, bfloat16, float16")
+    p.add_argument("--quantize", help="the model's weights: int8 or fp8")
+    p.add_argument("--drafter-quantize", help="the draft model's")
+    p.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """``specjax plan-memory``: computes and prints."""
+    options = vars(arguments) | {}
+    for name in ("command", "model", "drafter", "json"):
+        options.pop(name)
+    plan = specjax.plan_memory(arguments.model, arguments.drafter, **options)
+    print(json.dumps(plan.as_json()) if arguments.json else plan)
+    return 0

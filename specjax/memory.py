@@ -1,0 +1,265 @@
+"""What a model needs on a mesh, computed from its ``config.json``: nothing is loaded or compiled.
+
+Weights and caches are exact: the same table that places them is asked (``models/placement.py``).
+The working set is an estimate: the buffers that are known to be large, of a round or of a chunk
+of the prompt, whichever needs more. All-reduces are counted in the program's own terms: one behind
+the embedding and two a layer, of the residual stream ``[H, B N]`` of a pass over N nodes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax.numpy as jnp
+from flax import nnx
+
+from .models.config import DecoderConfig
+from .models.decoder import abstract
+from .models.hf import check_dtype, load_config
+from .models.placement import check_divides, spec_of
+from .models.quantize import KEPT, SCHEMES
+from .models.translate import config_from_hf
+from .sharding import DATA, MODEL, axis_sizes
+
+LAWS = 4  # float32 [B, V] buffers of a sampled round: p, q, the residual, one in flight
+CHUNK, BLOCK = 256, 2048  # tokens of a prompt read at once; cache slots scored at once
+GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelMemory:
+    """One model on a mesh. Sizes in bytes.
+
+    Attributes:
+      name: what it was called.
+      parts: devices that share it; 1: every device holds all of it.
+      parameters: how many there are.
+      weights, weights_each: in all, and on each device.
+      whole: of ``weights_each``, what every device holds although others do too (norms, and what
+        does not divide).
+      cache_token, cache_token_each: of one more token of one row, in all layers without a window.
+      cache_each: of all rows of a device, with every slot of the buffer.
+      reduced: of a round on each device: bytes of all-reduced arrays.
+      reduces: all-reduces of a round.
+    """
+
+    name: str
+    parts: int
+    parameters: int
+    weights: int
+    weights_each: int
+    whole: int
+    cache_token: int
+    cache_token_each: int
+    cache_each: int
+    reduced: int
+    reduces: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """Prints as a table. ``working_each``: estimate of what a program holds beside weights and
+    caches, bytes on each device; ``total_each``: all of it."""
+
+    mesh: Mapping[str, int]
+    batch: int
+    context: int
+    num_draft: int
+    dtype: str
+    models: tuple[ModelMemory, ...]
+    working_each: int
+
+    @property
+    def total_each(self) -> int:
+        return self.working_each + sum(m.weights_each + m.cache_each for m in self.models)
+
+    def as_json(self) -> dict:
+        return dataclasses.asdict(self) | {"total_each": self.total_each}
+
+    def __str__(self) -> str:
+        mesh, models = ", ".join(f"{k} {v}" for k, v in self.mesh.items()), self.models
+        rows = [
+            ("", *(f"{m.name}" for m in models)),
+            ("parameters", *(f"{m.parameters / 1e9:.2f} G" for m in models)),
+            ("shared by", *(f"{m.parts} devices" if m.parts > 1 else "none" for m in models)),
+            ("weights", *(_gib(m.weights) for m in models)),
+            ("weights, each device", *(_gib(m.weights_each) for m in models)),
+            ("  of it held by all", *(_mib(m.whole) for m in models)),
+            ("cache a token", *(_kib(m.cache_token) for m in models)),
+            ("cache a token, each device", *(_kib(m.cache_token_each) for m in models)),
+            ("cache, each device", *(_gib(m.cache_each) for m in models)),
+            ("all-reduces a round", *(f"{m.reduces}" for m in models)),
+            ("all-reduced bytes a round", *(_mib(m.reduced) for m in models)),
+        ]
+        wide = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = [
+            "  ".join(cell.ljust(n) if i == 0 else cell.rjust(n) for i, (cell, n) in pairs).rstrip()
+            for pairs in (list(enumerate(zip(row, wide, strict=True))) for row in rows)
+        ]
+        return "\n".join(
+            [
+                f"mesh {mesh}; {self.batch} rows of {self.context} tokens; {self.num_draft} drafts "
+                f"a round; {self.dtype}",
+                *lines,
+                f"working set, each device: about {_gib(self.working_each)}",
+                f"in all, each device: {_gib(self.total_each)}",
+            ]
+        )
+
+
+def plan_memory(
+    target: DecoderConfig | str | os.PathLike,
+    drafter: DecoderConfig | str | os.PathLike | None = None,
+    *,
+    mesh: str | Mapping[str, int] = "data=1,model=1",
+    batch: int = 1,
+    context: int = 8192,
+    num_draft: int = 3,
+    temperature: float = 0.0,
+    dtype: object = "bfloat16",
+    quantize: str | None = None,
+    drafter_quantize: str | None = None,
+    replicate_drafter: bool = False,
+) -> MemoryPlan:
+    """Prices a target, and a draft model, on a mesh whose devices need not be there.
+
+    Args:
+      target, drafter: a config, a ``config.json``, or a folder or hub name that has one.
+      mesh: as of ``specjax.load``.
+      batch: rows; context: tokens of each, prompt and text.
+      num_draft: tokens drafted a round; without a draft model, by a table.
+      temperature: above 0, laws over the vocabulary are held as well.
+      dtype: of weights and caches. quantize, drafter_quantize: ``"int8"``, ``"fp8"`` or None.
+      replicate_drafter: every device holds all of the drafter (no all-reduces of its own).
+
+    Raises:
+      ValueError: a mesh that cannot share a model or the rows; a size below 1; unknown names.
+      FileNotFoundError: no such config.
+
+    Example::
+
+        print(specjax.plan_memory("benchmarks/shapes/llama-3.1-70b.json", mesh="model=8"))
+    """
+    sizes = axis_sizes(mesh)
+    for name, value in (("batch", batch), ("context", context)):
+        if value < 1:
+            raise ValueError(f"{name}={value}: it must be at least 1")
+    if num_draft < 0:
+        raise ValueError(f"num_draft={num_draft}: it must be at least 0")
+    if batch % sizes[DATA]:
+        raise ValueError(
+            f"batch={batch} rows cannot be shared by data={sizes[DATA]} devices: give a multiple"
+        )
+    kind = check_dtype(dtype) or jnp.dtype("bfloat16")
+    rows = batch // sizes[DATA]
+    given = [(target, quantize, sizes[MODEL], [num_draft + 1])]
+    if drafter is not None:
+        parts = 1 if replicate_drafter else sizes[MODEL]
+        given.append((drafter, drafter_quantize, parts, [2] + [1] * (num_draft - 1)))
+    models, working = [], []
+    for source, scheme, parts, widths in given:
+        if scheme is not None and scheme not in SCHEMES:
+            raise ValueError(f"quantize={scheme!r}: accepted are {', '.join(SCHEMES)}, None")
+        name, config = _config_of(source)
+        check_divides(config, parts)
+        models.append(_model(name, config, parts, rows, context, kind, scheme, widths))
+        working.append(_working(config, parts, rows, context, kind, num_draft, temperature))
+    return MemoryPlan(
+        mesh=sizes,
+        batch=batch,
+        context=context,
+        num_draft=num_draft,
+        dtype=kind.name,
+        models=tuple(models),
+        working_each=max(working),  # target and drafter run in turn
+    )
+
+
+def _config_of(source) -> tuple[str, DecoderConfig]:
+    if isinstance(source, DecoderConfig):
+        return source.model_type, source
+    path = Path(source).expanduser()
+    if path.is_file():
+        try:
+            return path.stem, config_from_hf(json.loads(path.read_text(encoding="utf-8")))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path} is not valid JSON: {error}") from None
+    if not path.is_dir():
+        from .models.lm import config_folder
+
+        return os.fspath(source), load_config(config_folder(os.fspath(source)))
+    return path.name, load_config(path)
+
+
+def _model(name, config, parts, rows, context, dtype, scheme, widths) -> ModelMemory:
+    total = each = whole = count = 0
+    for path, param in nnx.to_flat_state(abstract(config)[1]):
+        part, shape = ".".join(map(str, path)), param.get_value().shape
+        split = parts if any(spec_of(part, shape, parts, MODEL)) else 1
+        size = _bytes(part, shape, dtype, scheme)
+        count += math.prod(shape)
+        total += size
+        each += size // split
+        whole += size if split == 1 else 0
+    heads, leaves = (1, 1) if config.kv_rank else (config.num_kv_heads, 2)
+    heads_each = 1 if config.kv_rank else heads // parts
+    slots = [config.slots(i, context) for i in range(config.num_layers)]
+    endless = sum(config.window_of(i) is None for i in range(config.num_layers))
+    entry = leaves * config.head_dim * dtype.itemsize
+    reduces = (2 * config.num_layers + (config.vocab_size % parts == 0)) if parts > 1 else 0
+    return ModelMemory(
+        name=name,
+        parts=parts,
+        parameters=count,
+        weights=total,
+        weights_each=each,
+        whole=whole if parts > 1 else 0,
+        cache_token=entry * heads * endless,
+        cache_token_each=entry * heads_each * endless,
+        cache_each=entry * heads_each * sum(slots) * rows,
+        reduces=reduces * len(widths),
+        reduced=reduces * config.hidden_size * dtype.itemsize * rows * sum(widths),
+    )
+
+
+def _bytes(part: str, shape: tuple[int, ...], dtype, scheme: str | None) -> int:
+    """Of a parameter as ``quantize.encode`` leaves it."""
+    if scheme is None or len(shape) < 2 or part in KEPT:
+        return math.prod(shape) * dtype.itemsize
+    return math.prod(shape) + 4 * math.prod(shape[:-1])  # eight bits, and a scale an output
+
+
+def _working(config, parts, rows, context, dtype, num_draft, temperature) -> int:
+    """Bytes of the largest buffers of a pass, in a round or in the prompt."""
+    vocab = config.vocab_size // (parts if config.vocab_size % parts == 0 else 1)
+    entries = 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+    entries //= 1 if config.kv_rank else parts
+
+    def trunk(columns, slots):
+        wide = 2 * config.intermediate_size // parts + 4 * config.hidden_size
+        scores = 2 * 4 * config.num_heads // parts * min(slots, BLOCK)  # float32, and weights
+        return columns * (wide * dtype.itemsize + entries + scores)
+
+    nodes = num_draft + 1
+    logits = 4 * rows * nodes * vocab
+    laws = 4 * rows * vocab * (num_draft + LAWS) if temperature else 0
+    return max(
+        trunk(rows * nodes, context) + logits + laws, trunk(rows * min(CHUNK, context), context)
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f} GiB"
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.2f} MiB"
+
+
+def _kib(size: int) -> str:
+    return f"{size / 2**10:.1f} KiB"

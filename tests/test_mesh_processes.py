@@ -1,0 +1,101 @@
+"""Two processes of two devices each decode as one device does; where one dies the other ends."""
+
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import mesh_worker
+import pytest
+from flax import nnx
+from pairs import CONFIG, TOKENIZER
+from tokenizers import Tokenizer
+
+import specjax
+from specjax.models import Decoder, save_pretrained
+
+SHARED = dataclasses.replace(CONFIG, num_heads=4, num_kv_heads=4, head_dim=8)
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model that four devices can share."""
+    folder = tmp_path_factory.mktemp("shared")
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    save_pretrained(Decoder(SHARED, rngs=nnx.Rngs(0)), folder, tokenizer=tokenizer)
+    return folder
+
+
+def start(folder, what):
+    """Both processes."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    paths = os.pathsep.join([str(HERE.parent), str(HERE)])
+    environment = os.environ | {"PYTHONPATH": paths, "XLA_FLAGS": ""}
+    return [
+        subprocess.Popen(
+            [sys.executable, str(HERE / "mesh_worker.py"), address, str(i), str(folder), what],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for i in range(2)
+    ]
+
+
+def end(processes):
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def test_two_processes_say_what_one_says_and_each_reads_its_own_parts(folder):
+    processes = start(folder, "decode")
+    try:
+        answers = [process.communicate(timeout=300) for process in processes]
+    finally:
+        end(processes)
+    assert [process.returncode for process in processes] == [0, 0], answers[0][1][-2000:]
+    lines = [out[out.index('{"read"') :].splitlines()[0] for out, _ in answers]
+    first, second = map(json.loads, lines)
+    lm, draft = specjax.load(folder), specjax.load(folder)
+    wanted = mesh_worker.tokens(lm, draft)
+    for found in (first, second):
+        assert found["tokens"] == wanted
+        assert found["tokens, whole drafter"] == wanted
+    weight = lm.params["blocks"][0]["mlp"]["down"]["weight"].get_value()
+    assert first["sum"] == second["sum"] == pytest.approx(float(weight.astype("float64").sum()))
+
+    total = (folder / "model.safetensors").stat().st_size
+    norms = 3 * 4 * SHARED.hidden_size
+    for found in (first, second):  # of four parts a process holds two
+        assert found["read"] < total / 2 + norms
+        assert found["largest"] <= 4 * SHARED.vocab_size * SHARED.hidden_size / 4
+    assert first["read"] + second["read"] > 0.9 * total - 8000  # the file's header
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_where_a_process_dies_the_other_ends_with_a_message(folder, victim):
+    processes = start(folder, "linger")
+    try:
+        for line in processes[1 - victim].stdout:
+            if "running" in line:
+                break
+        os.kill(processes[victim].pid, signal.SIGKILL)
+        begin = time.monotonic()
+        _, message = processes[1 - victim].communicate(timeout=200)
+        spent = time.monotonic() - begin
+    finally:
+        end(processes)
+    assert processes[1 - victim].returncode != 0
+    assert f"process {1 - victim} of 2 lost another one, which died or cannot be reached" in message
+    assert spent < 40
