@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import acceptance, drafters, loop, rows, sharding, stopping
+from . import acceptance, drafters, encoder_inputs, loop, rows, sharding, stopping
 from .models.lm import LM, as_drafter, load
+from .models.seq2seq import encode
 from .pricing import priced
 from .request import check_samples
 from .sampling import Sampling
@@ -54,6 +55,7 @@ class Options(TypedDict, total=False):
     stop_strings: str | Sequence[str] | Sequence[Sequence[str]] | None
     logprobs: bool | str
     drafter_params: PyTree
+    inputs: PyTree
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -61,6 +63,7 @@ class Job:
     """A request that is ready to run: ``start()``, then ``burst(rounds, state)`` until done.
 
     ``prompts`` and ``stop_strings`` have an entry for each row, also where rows are samples.
+    ``one_memory``: the drafter's encoder is the target's, which reads for both.
     """
 
     lm: LM
@@ -72,12 +75,13 @@ class Job:
     request: loop.Request
     stop_strings: list[stopping.Strings]
     chunk: int = loop.PREFILL_CHUNK
+    one_memory: bool = False
 
     def start(self) -> loop.State:
         """Reads the prompts."""
         objects = self.lm.target, self.drafter, self.rule
         with sharding.using(self.lm.mesh):
-            return loop.jit_start(*objects, self.capacity, self.params, self.request, self.chunk)
+            return loop.jit_start(*objects, self.capacity, self.params, self.asked(), self.chunk)
 
     def burst(self, rounds: int, state: loop.State, live: int = 1) -> loop.State:
         """At most ``rounds`` rounds, while ``live`` rows run; takes the buffers of ``state``."""
@@ -102,6 +106,13 @@ class Job:
         """Ends the rows ``which`` (bool ``[B]``); takes the buffers of ``state``."""
         with sharding.using(self.lm.mesh):
             return loop.jit_end(state, which)
+
+    def asked(self) -> loop.Request:
+        """``request``, with what the encoder read in place of its inputs where it serves both."""
+        if not self.one_memory:
+            return self.request
+        inputs = encode(self.lm.target, self.lm.params, self.request.inputs)
+        return dataclasses.replace(self.request, inputs=inputs)
 
     def check(self) -> None:
         """Traces both programs, which the run needs anyway, so that a drafter, rule and sampling
@@ -137,6 +148,7 @@ def prepare(
     stop_strings=None,
     logprobs=False,
     drafter_params=None,
+    inputs=None,
     least_width=SMALLEST_WIDTH,
     least_buffer=SMALLEST_BUFFER,
     chunk=loop.PREFILL_CHUNK,
@@ -146,12 +158,17 @@ def prepare(
     ``least_width``, ``least_buffer``: of the padded prompts and of the buffer, in tokens, so that
     several requests can share their programs. ``chunk``: prompt tokens read at once.
     """
-    ids = prompt_ids(lm, prompts)
+    if isinstance(lm, LM) and encoder_inputs.encodes(lm):
+        ids, inputs = encoder_inputs.read(lm, prompts, inputs, prompt_ids)
+    else:
+        ids = prompt_ids(lm, prompts)
     strings = stopping.per_row(stop_strings, len(ids))
+    draft_model = drafter
     drafter, drafter_params = resolve_drafter(lm, drafter, num_draft, drafter_params)
     tokens, lengths, capacity = fit(lm, ids, max_new_tokens, least_width, least_buffer)
     if isinstance(logit_bias, Mapping):
         logit_bias = _bias(logit_bias, lm.target.vocab_size)
+    logit_bias = encoder_inputs.suppressed(lm, logit_bias)
     sampling = Sampling(
         temperature=temperature,
         top_k=top_k,
@@ -179,6 +196,7 @@ def prepare(
         sampling,
         capacity,
         np.asarray(stops),
+        inputs,
         logprobs=logprobs,
         num_samples=num_samples,
     )
@@ -196,6 +214,8 @@ def prepare(
         stop_strings=[row for row in strings for _ in range(num_samples)],
     )
     job.check()
+    if encoder_inputs.one_memory(lm, draft_model):
+        job = dataclasses.replace(job, one_memory=True)
     return priced(job) if num_draft == AUTO and drafter.num_draft else job
 
 

@@ -50,6 +50,8 @@ def prepare(
     capacity = check_request(target, drafter, tokens, lengths, max_new_tokens, capacity, sampling)
     num_samples = check_samples(num_samples)
     check_key(key, (np.shape(tokens)[0] * num_samples,))
+    if hasattr(target, "check_inputs"):
+        target.check_inputs(len(tokens), inputs)
     check_stops(stops, np.shape(tokens)[:1])
     tokens, lengths = jnp.asarray(tokens, jnp.int32), jnp.asarray(lengths, jnp.int32)
     batch = tokens.shape[0]

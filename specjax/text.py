@@ -68,13 +68,14 @@ class Piece:
     row: int = 0
 
 
-def generate(lm: LM, prompts: Prompts, **options: Unpack[Options]) -> Generation:
+def generate(lm: LM, prompts: Prompts | None = None, **options: Unpack[Options]) -> Generation:
     """Continues one prompt or a batch of prompts.
 
     Args:
       lm: the target, from ``specjax.load``.
       prompts: a text or its token ids, or a list of either. Never empty: for text out of nothing
-        give ``[lm.config.bos_id]``, if the model has such a token.
+        give ``[lm.config.bos_id]``, if the model has such a token. For T5 this is what its encoder
+        reads; with ``inputs``, the ids that the decoder begins with (None: the model's own).
       drafter: ``"draft"`` (the default: the target's own draft model), ``"ngram"`` (copies from
         the context), ``None`` or ``"plain"`` (no drafts), a draft model from ``specjax.load``
         with the target's tokenizer, or an object that implements ``specjax.Drafter``.
@@ -101,6 +102,8 @@ def generate(lm: LM, prompts: Prompts, **options: Unpack[Options]) -> Generation
       logprobs: ``True`` or ``"raw"`` for the model's own log-probabilities of the new tokens, or
         ``"law"`` for those under the law they were drawn from; see ``specjax.decode``.
       drafter_params: weights of a drafter object.
+      inputs: what the encoder of an encoder-decoder model reads: for Whisper the features of
+        30 seconds a row, ``[B, bins, frames]`` (see ``specjax.models.whisper``).
 
     Returns:
       ``Generation``. Ctrl-C ends the generation, not the program: what is there is returned.
@@ -117,7 +120,7 @@ def generate(lm: LM, prompts: Prompts, **options: Unpack[Options]) -> Generation
     return stream_text(lm, prompts, **options).finish()
 
 
-def stream_text(lm: LM, prompts: Prompts, **options: Unpack[Options]) -> TextStream:
+def stream_text(lm: LM, prompts: Prompts | None = None, **options: Unpack[Options]) -> TextStream:
     """The same as ``generate``, piece by piece as it is committed.
 
     Example::

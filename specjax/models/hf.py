@@ -28,8 +28,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from ..sharding import MODEL
+from . import seq2seq_families, translate
 from .config import DecoderConfig
-from .decoder import abstract
+from .decoder import abstract as abstract_decoder
+from .encoder_decoder import EncoderDecoderConfig
+from .encoder_decoder import abstract as abstract_encoder_decoder
 from .families import Family
 from .files import holdings, read_json, write_json
 from .placement import check_divides
@@ -37,7 +40,6 @@ from .quantize import encode, is_quantized
 from .reading import Reader, placed
 from .tensors import Tensor
 from .tokenizer import wrap_tokenizer
-from .translate import config_from_hf, config_to_hf, family_of, is_harmless, tensors_of
 
 DTYPES = {
     "float32": jnp.float32,
@@ -63,13 +65,27 @@ def check_dtype(dtype: object) -> np.dtype | None:
     return jnp.dtype(DTYPES[name])
 
 
-def load_config(folder: str | os.PathLike) -> DecoderConfig:
-    """Reads ``config.json``; end-of-text ids of ``generation_config.json`` take precedence."""
-    raw = read_json(folder, "config.json")
+def load_config(folder: str | os.PathLike) -> DecoderConfig | EncoderDecoderConfig:
+    """Reads ``config.json``; end-of-text ids of ``generation_config.json`` take precedence, and
+    with an encoder–decoder all else that it says of prompts and tokens."""
+    raw, generation = read_json(folder, "config.json"), {}
     if (Path(folder) / "generation_config.json").is_file():
-        eos = read_json(folder, "generation_config.json").get("eos_token_id")
-        raw = raw if eos is None else raw | {"eos_token_id": eos}
-    return config_from_hf(raw)
+        generation = read_json(folder, "generation_config.json")
+    if raw.get("model_type") in seq2seq_families.FAMILIES:
+        return seq2seq_families.config_from_hf(raw, generation)
+    eos = generation.get("eos_token_id")
+    return translate.config_from_hf(raw if eos is None else raw | {"eos_token_id": eos})
+
+
+def abstract(config) -> tuple[nnx.GraphDef, nnx.State]:
+    """The structure of a model and the shapes of its weights; nothing is allocated."""
+    encodes = isinstance(config, EncoderDecoderConfig)
+    return (abstract_encoder_decoder if encodes else abstract_decoder)(config)
+
+
+def tables_of(config):
+    """The module that translates the config and tensor names of such a model."""
+    return seq2seq_families if isinstance(config, EncoderDecoderConfig) else translate
 
 
 def load_weights(
@@ -103,9 +119,10 @@ def load_weights(
         check_divides(config, mesh.shape.get(MODEL, 1))
     folder, dtype, state = Path(folder), check_dtype(dtype), abstract(config)[1]
     shapes = {name: param.get_value().shape for name, param in _named(state)}
-    wanted = tensors_of(config, shapes)
-    packed = tensors_of(config, shapes, packed=True)
-    stored = _headers(folder, family_of(config.model_type), {*wanted, *packed})
+    tables = tables_of(config)
+    wanted = tables.tensors_of(config, shapes)
+    packed = tables.tensors_of(config, shapes, packed=True)
+    stored = _headers(folder, tables.family_of(config.model_type), {*wanted, *packed})
     wanted = _as_stored(wanted, packed, stored)
     _check(folder, config, wanted, stored, shapes)
     if dtype is None:
@@ -153,8 +170,8 @@ def save_pretrained(
             "load returns it without quantize="
         )
     dtype = dtype or next(iter(params.values())).dtype
-    tensors = tensors_of(model.config, params)
-    config = config_to_hf(model.config) | {"torch_dtype": dtype.name}
+    tensors = tables_of(model.config).tensors_of(model.config, params)
+    config = tables_of(model.config).config_to_hf(model.config) | {"torch_dtype": dtype.name}
     tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
     if tokenizer is not None:
         tokenizer = wrap_tokenizer(tokenizer, model.config.eos_ids)
@@ -270,6 +287,7 @@ def _check(folder: Path, config: DecoderConfig, wanted, stored, shapes) -> None:
     found = {_layer(name) for name in stored}
     absent = list(dict.fromkeys(n for n in map(_layer, wanted) if n and n not in found))
     missing = [name for name in wanted if name not in stored and _layer(name) not in absent]
+    is_harmless = tables_of(config).is_harmless
     left_over = [n for n in stored if n not in wanted and not is_harmless(config, n)]
     misshapen, mistyped = [], []
     for name in (n for n in wanted if n in stored):

@@ -16,8 +16,10 @@ from .. import sharding
 from ..types import PyTree
 from .causal_lm import CausalLM
 from .config import DecoderConfig
+from .encoder_decoder import EncoderDecoderConfig
 from .hf import check_dtype, load_config, load_weights, weight_files
 from .quantize import check_scheme
+from .seq2seq import Seq2SeqLM
 from .tokenizer import Tokenizer, load_tokenizer, wrap_tokenizer
 
 _EMBEDDED = Path(__file__).parent / "embedded"
@@ -41,7 +43,7 @@ class LM:
       mesh: the devices that hold the weights and decode; None: the default device.
     """
 
-    target: CausalLM
+    target: CausalLM | Seq2SeqLM
     params: PyTree
     tokenizer: Tokenizer | None
     name: str
@@ -49,7 +51,7 @@ class LM:
     mesh: Mesh | None = None
 
     @property
-    def config(self) -> DecoderConfig:
+    def config(self) -> DecoderConfig | EncoderDecoderConfig:
         return self.target.config
 
     @property
@@ -120,8 +122,14 @@ def load(
         found = wrap_tokenizer(tokenizer, config.eos_ids)
     if found is not None and not config.eos_ids:
         config = dataclasses.replace(config, eos_ids=found.eos_ids)
+    kind = Seq2SeqLM if isinstance(config, EncoderDecoderConfig) else CausalLM
+    if kind is Seq2SeqLM and mesh is not None:
+        raise ValueError(
+            f"mesh: {config.model_type!r} is an encoder-decoder model, which one device holds "
+            "whole; leave mesh out"
+        )
     return LM(
-        target=CausalLM(config, quantized=quantize),
+        target=kind(config, quantized=quantize),
         params=load_weights(folder, config, dtype, quantize, mesh),
         tokenizer=found,
         name=name,
@@ -135,19 +143,38 @@ def config_folder(name: str, revision: str | None = None) -> Path:
     return _folder_of(name, revision, files=["config.json", "generation_config.json"])
 
 
-def as_drafter(target: LM, draft: LM) -> CausalLM:
+def as_drafter(target: LM, draft: LM) -> CausalLM | Seq2SeqLM:
     """The model of a drafter, answering in as many rows as its target has.
 
-    Raises ValueError as ``check_same_tokenizer`` does, or if it lies on another mesh.
+    Raises ValueError as ``check_same_tokenizer`` does, if it lies on another mesh, and where one
+    of the two reads what the other does not.
     """
+    ours, theirs = _kind(target), _kind(draft)
+    if ours != theirs:
+        raise ValueError(
+            f"the drafter {draft.name} is {theirs}, the target {target.name} is {ours}: take a "
+            "drafter that reads what its target reads, or drafter='ngram'"
+        )
     check_same_tokenizer(target, draft)
     if draft.mesh is not None and draft.mesh != target.mesh:
         raise ValueError(
             f"the drafter {draft.name} was loaded with another mesh than the target {target.name}: "
             "load both with the same, or the drafter without one"
         )
+    rows = target.target.vocab_size
+    if isinstance(draft.target, Seq2SeqLM):
+        return dataclasses.replace(draft.target, rows=rows)
     axis = draft.target.axis if draft.mesh is not None else None
-    return dataclasses.replace(draft.target, rows=target.target.vocab_size, axis=axis)
+    return dataclasses.replace(draft.target, rows=rows, axis=axis)
+
+
+def _kind(lm: LM) -> str:
+    """What a model reads, in words that tell those apart that cannot draft for each other."""
+    reads = getattr(lm.target, "reads", None)
+    if reads is None:
+        return "a decoder-only model"
+    frames = f" ({lm.config.num_features} by {2 * (lm.config.max_source or 0)})"
+    return f"an encoder-decoder model that reads {reads}{frames if reads == 'features' else ''}"
 
 
 def check_same_tokenizer(target: LM, draft: LM) -> None:

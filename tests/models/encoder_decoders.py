@@ -1,0 +1,113 @@
+"""The tiny T5s and Whisper of ``tests/golden``, for their tests."""
+
+import functools
+import importlib.util
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from checkpoints import GOLDEN, byte_tokenizer
+from flax import nnx
+
+import specjax
+from specjax import drafters, loop
+from specjax.models import Seq2SeqLM, load_config, load_weights
+from specjax.models.hf import abstract
+from specjax.models.tokenizer import wrap_tokenizer
+
+FOLDER = GOLDEN / "encoder_decoder"
+TOLERANCE = 1e-4  # on logits of size 1 to 10
+
+
+def golden_maker():
+    """``tests/golden/make_encoder_decoder.py`` as a module; importing it needs no torch."""
+    path = GOLDEN / "make_encoder_decoder.py"
+    spec = importlib.util.spec_from_file_location("golden_make_encoder_decoder", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def expected(case):
+    """``(inputs, the rest)`` of a golden file."""
+    found = dict(np.load(FOLDER / case / "expected.npz"))
+    inputs = {k: found.pop(k) for k in ("tokens", "lengths", "features") if k in found}
+    return inputs, found
+
+
+@functools.cache
+def _forward(config):
+    graph = abstract(config)[0]
+    return jax.jit(lambda params, *given: nnx.merge(graph, params)(*given))
+
+
+def logits_of(folder, inputs, tokens):
+    """Float32 logits of the checkpoint in ``folder``."""
+    config = load_config(folder)
+    return _forward(config)(load_weights(folder, config, "float32"), inputs, jnp.asarray(tokens))
+
+
+@functools.cache
+def model(case):
+    """A golden checkpoint as a target, and its weights."""
+    config = load_config(FOLDER / case)
+    return Seq2SeqLM(config), load_weights(FOLDER / case, config, "float32")
+
+
+def near(params):
+    """Weights that agree with ``params`` now and then: a drafter."""
+    rng = np.random.default_rng(5)
+    return jax.tree.map(lambda x: x * (1 + 0.1 * rng.normal(size=x.shape).astype("f")), params)
+
+
+def drafters_of(case):
+    """Name -> (drafter, weights), for a golden target."""
+    target, params = model(case)
+    draft = drafters.DraftModel(num_draft=3, model=target)
+    return {
+        "plain": (drafters.Plain(), None),
+        "ngram": (drafters.NGram(num_draft=4), None),
+        "draft": (draft, near(params)),
+        "adaptive": (
+            drafters.Adaptive(draft),
+            {"inner": near(params), "costs": np.asarray([1.0, 1.3, 1.6], np.float32)},
+        ),
+    }
+
+
+def decode(case, name, inputs, new, **options):
+    """Greedy decoding behind the decoder's start: ``Decoded``."""
+    (target, params), (drafter, weights) = model(case), drafters_of(case)[name]
+    batch = len(jax.tree.leaves(inputs)[0])
+    return specjax.decode(
+        target,
+        drafter,
+        {"target": params, "drafter": weights},
+        np.full((batch, 1), target.config.start_id, np.int32),
+        np.ones(batch, np.int32),
+        key=jax.random.key(0),
+        max_new_tokens=new,
+        inputs=inputs,
+        **options,
+    )
+
+
+def copies(case, name, inputs, new, shapes):
+    """Copies of buffers of such ``shapes`` in the compiled rounds, and the program's text."""
+    (target, params), (drafter, weights) = model(case), drafters_of(case)[name]
+    batch = len(jax.tree.leaves(inputs)[0])
+    start, ones = np.zeros((batch, 1), np.int32), np.ones(batch, np.int32)
+    key, law = jax.random.key(0), specjax.Sampling()
+    request, capacity = loop.prepare(target, drafter, start, ones, key, new, law, None, (), inputs)
+    objects, params = (target, drafter, "auto"), {"target": params, "drafter": weights}
+    state = loop.jit_start.eval_shape(*objects, capacity, params, request, loop.PREFILL_CHUNK)
+    text = loop.jit_burst.lower(*objects, 10, params, state, 1).compile().as_text()
+    found = re.findall(r" = f32\[([\d,]+)\]\{\S* copy(?:-start)?\(", text)
+    return [shape for shape in found if tuple(map(int, shape.split(","))) in shapes], text
+
+
+def with_tokenizer(folder):
+    """Gives a copied checkpoint a tokenizer of its 64 ids: punctuation, digits, capitals."""
+    wrap_tokenizer(byte_tokenizer(size=64)).save_pretrained(folder)
+    return folder
