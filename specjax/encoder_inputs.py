@@ -83,7 +83,11 @@ def _begin(lm: LM, prompts, batch: int, ids_of: Callable) -> list[list[int]]:
 
 def suppressed(lm: LM, bias):
     """``bias`` (an array, or None) and minus infinity on what the model never says."""
-    ids = [i for i in getattr(lm.config, "suppress_ids", ()) if i < lm.target.vocab_size]
+    ids = [
+        i
+        for i in getattr(getattr(lm.target, "config", None), "suppress_ids", ())
+        if i < lm.target.vocab_size
+    ]
     if not ids:
         return bias
     never = np.zeros(lm.target.vocab_size, np.float32)
