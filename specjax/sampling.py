@@ -98,6 +98,11 @@ class Sampling:
         self._check_values(lambda x: True)
         if self.temperature is None:
             raise ValueError("temperature=None: give a number or one value a row; 0 is greedy")
+        if self.law is not None and not callable(self.law):
+            raise ValueError(
+                f"law={self.law!r}: give a function (logits, prefix) -> logits, or an object as in "
+                "specjax.laws, for instance specjax.laws.json_text(lm)"
+            )
         if self.greedy:
             _check("temperature", self.temperature, lambda x: x == 0, "0 where greedy=True")
 

@@ -245,3 +245,18 @@ def test_num_draft_is_a_number_or_auto(run):
     assert code == 0 and json.loads(out)["drafter"] == "adaptive(ngram)"
     code, _, err = run("def f(x):", "--num-draft", "often")
     assert code == 2 and "--num-draft" in err.splitlines()[-1]
+
+
+def test_the_names_that_vllm_has_for_options_are_understood(run, pair):
+    options = ["--speculative-model", "ngram", "--num-speculative-tokens", 2, "--n", 2]
+    options += ["--prompt-lookup-max", 3, "--prompt-lookup-min", 1, "--stop", "\0", "--logprobs"]
+    code, out, _ = run("def f(x):", "--json", *options)
+    found = json.loads(out)
+    drafter = specjax.drafters.NGram(num_draft=2, longest=3, shortest=1)
+    wanted = specjax.generate(
+        pair[0], "def f(x):", drafter=drafter, max_new_tokens=24, logprobs=True
+    )
+    assert code == 0 and [s["text"] for s in found["samples"]] == 2 * wanted.texts
+    assert found["reason"] == wanted.reasons[0] and len(found["logprobs"]) == len(found["tokens"])
+    code, _, err = run("a", "--drafter", "none", "--prompt-lookup-max", 3)
+    assert code == 2 and "--prompt-lookup-max" in err

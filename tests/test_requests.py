@@ -227,6 +227,7 @@ def forgets_rows(logits, prefix):
 
 REFUSED = {
     "a law of another shape": (dict(sampling=Sampling(law=forgets_rows)), "law: forgets_rows"),
+    "a law that is none": (dict(sampling=Sampling(law="json")), "law='json'"),
     "no samples": (dict(num_samples=0), "num_samples=0"),
     "unknown log-probabilities": (dict(logprobs="all"), "logprobs='all'"),
     "a penalty without end": (
@@ -247,4 +248,6 @@ def test_bad_requests_are_refused_before_anything_compiles(what):
             made = {k: v() if callable(v) else v for k, v in options.items()}
             decode(**made)
 
+    # what brings arrays into shape before is compiled once a process
+    loop.prepare(MODEL, DRAFTER, PROMPTS, LENGTHS, KEYS, BUDGETS, Sampling(), 24, ())
     assert compilations(call) == 0
