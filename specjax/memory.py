@@ -12,6 +12,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -229,7 +230,7 @@ def _model(name, config, parts, rows, context, dtype, scheme, widths) -> ModelMe
 
 def _bytes(part: str, shape: tuple[int, ...], dtype, scheme: str | None) -> int:
     """Of a parameter as ``quantize.encode`` leaves it."""
-    if scheme is None or len(shape) < 2 or part in KEPT:
+    if scheme is None or len(shape) < 2 or re.fullmatch(KEPT, part):
         return math.prod(shape) * dtype.itemsize
     return math.prod(shape) + 4 * math.prod(shape[:-1])  # eight bits, and a scale an output
 

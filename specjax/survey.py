@@ -98,8 +98,12 @@ class Survey:
         return len(self.readings) > 1
 
     def prepared(self, name: str, length: int) -> list[job.Job]:
-        """The jobs of one way, all in one shape, so that they share their programs."""
-        return [
+        """The jobs of one way, all in one shape, so that they share their programs.
+
+        Raises:
+          ValueError: a text that ``trace`` cannot go back in.
+        """
+        jobs = [
             job.prepare(
                 self.lm,
                 group,
@@ -111,6 +115,8 @@ class Survey:
             )
             for group in self.groups
         ]
+        check_rewinds(jobs[0])
+        return jobs
 
     # ------------------------------------------------------------ measuring
 
@@ -285,6 +291,25 @@ def run_once(work: job.Job) -> tuple[float, float, loop.State]:
     middle = time.perf_counter()
     state = jax.block_until_ready(work.burst(work.capacity, state))
     return middle - begin, time.perf_counter() - middle, state
+
+
+def check_rewinds(work: job.Job) -> None:
+    """Raises ``ValueError`` where a state cannot be set back to an earlier token of its text: a
+    window's cache has forgotten what it held then, and so has a law that carries a state."""
+    for model in (work.lm.target, getattr(work.drafter, "model", None)):
+        config = getattr(model, "config", None)
+        layers = range(getattr(config, "num_layers", 0))
+        if any(config.is_ring(i, config.slots(i, work.capacity)) for i in layers):
+            raise ValueError(
+                f"plan: the buffer of {work.capacity} tokens is longer than the window of "
+                f"{config.window} that {config.model_type} attends to, and planning goes back in "
+                "the text; give shorter prompts or fewer max_new_tokens"
+            )
+    if hasattr(work.request.sampling.law, "step"):
+        raise ValueError(
+            "plan: a law that carries a state along the text cannot be planned with, since "
+            "planning goes back in it; leave law= out"
+        )
 
 
 def trace(work: job.Job, state: loop.State) -> Trace:

@@ -7,6 +7,7 @@ import math
 
 import jax.numpy as jnp
 
+from .models.causal_lm import IMPOSSIBLE
 from .types import Draft, PyTree, Scores, Target, Verdict
 
 
@@ -117,6 +118,8 @@ class Contrastive:
     def _contrast(self, expert, amateur):
         # logits stand for log-probabilities: what they differ by is one number a node
         said = (1 + self.strength) * expert - self.strength * amateur
+        # rows that only the expert has pad its vocabulary
+        said = jnp.where(amateur > IMPOSSIBLE / 2, said, -jnp.inf)
         if not self.plausible:
             return said
         least = jnp.max(expert, axis=-1, keepdims=True) + math.log(self.plausible)

@@ -31,6 +31,7 @@ import specjax
 from specjax import Sampling, laws, reference
 from specjax.drafters import NGram, Plain
 from specjax.laws import grammar
+from specjax.models.causal_lm import IMPOSSIBLE
 from specjax.models.tokenizer import FileTokenizer, load_tokenizer
 from specjax.targets import Contrastive
 
@@ -299,3 +300,9 @@ def test_a_grammar_without_an_end_is_refused(embedded):
         laws.json_text(endless)
     with pytest.raises(ValueError, match="depth=9"):
         laws.json_text(embedded, depth=9)
+
+
+def test_contrastive_decoding_gives_no_row_that_only_pads_the_experts_vocabulary():
+    narrow = jnp.asarray([[[0.0, 1.0, IMPOSSIBLE]]])  # as `as_drafter` answers in wider rows
+    contrast = dataclasses.replace(PAIR, plausible=0.0)._contrast(jnp.zeros((1, 1, 3)), narrow)
+    assert not jnp.isfinite(contrast[0, 0, 2]) and jnp.all(jnp.isfinite(contrast[0, 0, :2]))

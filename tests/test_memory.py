@@ -18,11 +18,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax.extend import core
 
+import specjax
 from specjax import Sampling, acceptance, loop, native, tree
 from specjax.acceptance.laws import TargetLaw
 from specjax.drafters import DraftModel, NGram, Plain
+from specjax.models import quantize
 from specjax.models.causal_lm import CausalLM
 from specjax.models.config import DecoderConfig
 from specjax.models.decoder import abstract
@@ -234,3 +237,17 @@ def test_argmax_holds_nothing_of_the_size_of_its_argument():
     x = jax.ShapeDtypeStruct((8, 32_000), jnp.float32)
     temp = jax.jit(argmax).lower(x).compile().memory_analysis().temp_size_in_bytes
     assert temp < 4 * 8 * 32_000 / 20
+
+
+@pytest.mark.parametrize("scheme", ["int8", "fp8"])
+def test_the_plan_of_a_quantized_model_counts_the_bytes_that_quantization_leaves(scheme):
+    pytest.importorskip("qwix")
+    config = decoder(523)
+    flat = nnx.to_flat_state(abstract(config)[1])
+    stored = [
+        quantize.encode(".".join(map(str, path)), jnp.zeros(x.shape), scheme, jnp.float32)
+        for path, x in flat
+    ]
+    there = sum(leaf.nbytes for leaf in jax.tree.leaves(stored))
+    plan = specjax.plan_memory(config, dtype="float32", quantize=scheme)
+    assert plan.models[0].weights == there

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import job, planner, survey
+from specjax import job, laws, planner, survey
 from specjax.forecast import Costs, Rounds, Trace, beyond_the_pass, in_passes, rounds
+from specjax.models import CausalLM
 
 pytest_plugins = ["pairs"]
 NGRAMS = [("ngram", 1), ("ngram", 2), ("ngram", 3)]
@@ -249,3 +250,14 @@ def test_what_cannot_be_planned_is_refused_before_anything_compiles(bad, said, p
         specjax.plan(pair[0], PROMPTS, **bad)
     with pytest.raises(ValueError, match="the batch is empty"):
         specjax.plan(pair[0], [])
+
+
+def test_what_cannot_be_set_back_is_refused_before_anything_runs(pair):
+    target, _ = pair
+    config = dataclasses.replace(target.config, window=8)
+    sliding = dataclasses.replace(target, target=CausalLM(config))
+    with pytest.raises(ValueError, match="longer than the window of 8"):
+        specjax.plan(sliding, ["def f(x):"], drafters=["ngram"], max_new_tokens=16)
+    law = laws.json_text(target)
+    with pytest.raises(ValueError, match="leave law= out"):
+        specjax.plan(target, ["def f(x):"], drafters=["ngram"], max_new_tokens=16, law=law)

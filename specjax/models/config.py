@@ -199,7 +199,8 @@ class DecoderConfig:
         scaling = dict(self.rope_scaling or ())
         if scaling.get("rope_type") == "longrope":
             return min(self.max_positions, int(scaling["original_max_position_embeddings"]))
-        if scaling.get("rope_type") not in ("yarn", "linear"):
+        counted = self.local_rope_theta is not None  # Gemma 3's files count it
+        if scaling.get("rope_type") not in ("yarn", "linear") or counted:
             return self.max_positions
         original = scaling.get("original_max_position_embeddings", self.max_positions)
         return max(self.max_positions, int(original * scaling["factor"]))
