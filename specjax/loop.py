@@ -192,13 +192,17 @@ def run_round(target, drafter, rule, params, state: State) -> State:
     )
     draft, proposed = draft_step(drafter, params, state.drafter, context)
     context = dataclasses.replace(context, sampling=state.sampling)
+    live = state.budget > 0
 
     def judge(draft):
-        scores = verify(target, params, state.cache, draft, features=drafter.features)
+        # nothing of a finished row is scored: experts cost what the others choose
+        every = jnp.ones(draft.tokens.shape, bool) if draft.scored is None else draft.scored
+        seen = dataclasses.replace(draft, scored=every & live[:, None])
+        scores = verify(target, params, state.cache, seen, features=drafter.features)
         return scores, accept(rule, params, draft, scores, context, round_keys(state, ACCEPT))
 
     # in the branches, since logits of which no one asks later are then as wide as the pass
-    scores, full = in_narrowest(draft, state.budget > 0, judge)
+    scores, full = in_narrowest(draft, live, judge)
     verdict, emitted = truncate(draft, full, state)
     cache = target.commit(state.cache, scores.entries, root, verdict)
 
@@ -360,7 +364,8 @@ def _feed(target, drafter, params, cache, learned, tokens, begin, end, chunk):
         piece = jnp.take_along_axis(tokens, where, axis=1, mode="clip")
         after = jnp.take_along_axis(tokens, where + 1, axis=1, mode="clip")
         num = jnp.clip(end - at, 0, chunk)
-        draft = Draft(start=at, tokens=piece, topology=tree.chain_topology(chunk - 1))
+        topology = tree.chain_topology(chunk - 1)
+        draft = Draft(start=at, tokens=piece, scored=steps < num[:, None], topology=topology)
         scores = target.verify(
             params["target"], cache, draft, features=drafter.features, logits=False
         )

@@ -22,14 +22,15 @@ three ways to the same sums, and ``mix`` takes one by what is known when it is c
 ``jax.lax.ragged_dot`` is none of them: on CPU, and on GPU by default, it multiplies all pairs by
 all experts, through an operand of ``M * C * X * H`` elements.
 
-One layer on 2 cores of an x86 server, float32, min of 7 calls, ms (measured once, by no suite)::
+One layer on 2 cores of an x86 server, not idle, float32, the least of several calls, ms (measured
+once, by no suite)::
 
-                           8 experts of 44 MB, 2 chosen     64 experts of 4.7 MB, 8 chosen
-    tokens                   1     4     8    64   512        1     8    64
-    _grouped               2.1   7.3    14    27   102      2.0    10    42
-    _dense                  38    37    40    61   334       35    34    51
-    _gathered               22    96   182     -     -       11    71     -
-    ragged_dot             156   154   180   238     -        -     -     -
+                       8 experts of 44 MB, 2 chosen      64 experts of 4.7 MB, 8 chosen
+    tokens               1     4     8    64   512          1     8    64   512
+    _grouped           4.9   8.3    20    27   102        1.7    13    30   118
+    _dense              38    37    40    61   334         35    34    51   516
+    _gathered           22    96   182     -     -         11    71     -     -
+    ragged_dot         156   154   180   238     -          -     -     -     -
 """
 
 from __future__ import annotations

@@ -104,6 +104,43 @@ PUBLISHED = {
     ),
 }
 
+PUBLISHED |= {
+    "Mixtral-8x7B": (
+        46_702_792_704,
+        dict(model_type="mixtral", vocab_size=32000, hidden_size=4096, intermediate_size=14336)
+        | dict(num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8)
+        | dict(num_local_experts=8, num_experts_per_tok=2, rms_norm_eps=1e-5, rope_theta=1e6)
+        | dict(max_position_embeddings=32768, sliding_window=None),
+    ),
+    "Qwen3-30B-A3B": (
+        30_532_122_624,
+        dict(model_type="qwen3_moe", vocab_size=151936, hidden_size=2048, intermediate_size=6144)
+        | dict(num_hidden_layers=48, num_attention_heads=32, num_key_value_heads=4, head_dim=128)
+        | dict(num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768)
+        | dict(norm_topk_prob=True, mlp_only_layers=[], decoder_sparse_step=1)
+        | dict(use_sliding_window=False, sliding_window=None, max_window_layers=48),
+    ),
+    "DeepSeek-V2-Lite": (
+        15_706_484_224,
+        dict(model_type="deepseek_v2", vocab_size=102400, hidden_size=2048)
+        | dict(intermediate_size=10944, moe_intermediate_size=1408, num_hidden_layers=27)
+        | dict(num_attention_heads=16, num_key_value_heads=16, q_lora_rank=None, kv_lora_rank=512)
+        | dict(qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, n_routed_experts=64)
+        | dict(n_shared_experts=2, num_experts_per_tok=6, first_k_dense_replace=1)
+        | dict(topk_method="greedy", n_group=1, topk_group=1, scoring_func="softmax"),
+    ),
+    "DeepSeek-V3": (
+        671_026_419_200,
+        dict(model_type="deepseek_v3", vocab_size=129280, hidden_size=7168)
+        | dict(intermediate_size=18432, moe_intermediate_size=2048, num_hidden_layers=61)
+        | dict(num_attention_heads=128, num_key_value_heads=128, q_lora_rank=1536)
+        | dict(kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
+        | dict(n_routed_experts=256, n_shared_experts=1, num_experts_per_tok=8, n_group=8)
+        | dict(topk_group=4, first_k_dense_replace=3, topk_method="noaux_tc")
+        | dict(scoring_func="sigmoid", moe_layer_freq=1, num_nextn_predict_layers=1),
+    ),
+}
+
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_configs_have_their_published_number_of_parameters(name):

@@ -12,6 +12,7 @@ from checkpoints import GOLDEN, SMALL, golden_maker, random_params
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
+import specjax
 from specjax import tree
 from specjax.models import Decoder, load, load_config, load_weights, moe, quantize
 from specjax.models.causal_lm import CausalLM
@@ -216,6 +217,30 @@ def test_a_node_that_is_not_scored_takes_no_expert_and_changes_nothing(monkeypat
     idle = experts == CONFIG.num_experts
     assert (idle.all(axis=(0, 2)) == ~np.asarray(nodes)).all() and not idle[:, [0, 1, 3]].any()
     np.testing.assert_array_equal(logits[jnp.asarray(nodes)], others[jnp.asarray(nodes)])
+
+
+def test_padding_and_finished_rows_take_no_expert(monkeypatch):
+    """A prompt of 3 tokens beside one of 9, then a row that emits one token beside one that emits
+    four: as many tokens are routed as there are, in every layer."""
+    seen, mix = [], moe.mix
+
+    def counting(activation, x, index, *rest):
+        jax.debug.callback(lambda n: seen.append(int(n)), jnp.sum(index[:, 0] < 8))
+        return mix(activation, x, index, *rest)
+
+    monkeypatch.setattr(moe, "mix", counting)
+    specjax.decode(
+        CausalLM(CONFIG),
+        specjax.drafters.Plain(),
+        {"target": random_params(CONFIG)},
+        np.random.default_rng(0).integers(0, 320, (2, 9)).astype(np.int32),
+        np.asarray([9, 3], np.int32),
+        key=jax.random.key(0),
+        max_new_tokens=np.asarray([1, 4], np.int32),
+    )
+    jax.effects_barrier()
+    read, rounds = [8 + 2], [2, 1, 1, 1]
+    assert sorted(seen) == sorted((read + rounds) * CONFIG.num_layers)
 
 
 def test_layers_have_experts_where_the_config_says_so():
