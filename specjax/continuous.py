@@ -111,7 +111,8 @@ class Continuous:
             # it ends as soon as the next prompts have room
             live = self._batch - min(self._gather, left) + 1 if left else 1
             before, begin = self.rounds, time.perf_counter()
-            state = jax.block_until_ready(self._work.burst(rounds, state, live))
+            state = self._work.burst(rounds, state, live)
+            jax.block_until_ready(state.length)
             spent = time.perf_counter() - begin
             yield self._collect(state)
             # a row may have ended early, so this is what a round takes at most
