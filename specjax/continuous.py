@@ -17,13 +17,15 @@ import numpy as np
 from . import job, loop, sharding
 from .job import Job
 from .models.lm import LM
-from .models.tokenizer import StreamDecoder
 from .prompt_file import NEUTRAL, Prompt
 from .rows import CHUNK, CHUNK_ON_CPU
+from .stopping import RowText
 
 KEYS = "threefry2x32"  # whatever the default: as the loop's own
 COUNTS = ("rounds", "emitted", "drafted", "accepted")
-BURST = 0.3  # seconds after which a burst ends at the latest, about: for Ctrl-C and progress
+# seconds after which a burst ends at the latest, about: for Ctrl-C and progress; and where a stop
+# string may be met, behind which every round is in vain
+BURST, WATCHFUL = 0.3, 0.03
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +37,8 @@ class Row:
       id: as given with the prompt, or None.
       text: what was generated, without special tokens.
       tokens: its token ids; an end-of-text token is kept.
-      finish: why it ended: ``stop``, ``length`` (what was asked for), ``context`` (it is full).
+      finish: why it ended: ``stop``, ``length`` (what was asked for, or the context is full),
+        ``no token`` (its law gave none a probability).
       rounds, drafted, accepted: see ``Stats``.
     """
 
@@ -47,6 +50,15 @@ class Row:
     rounds: int
     drafted: int
     accepted: int
+
+
+@dataclasses.dataclass
+class Standing:
+    """A prompt in a row, and its text: what is ``said`` is what became certain of it."""
+
+    prompt: Prompt
+    text: RowText
+    said: str = ""
 
 
 class Continuous:
@@ -79,7 +91,7 @@ class Continuous:
         capacity = job.round_up(longest, job.SMALLEST_BUFFER, context)
         first = waiting[: self._batch]
         idle = self._batch - len(first)
-        self._owners: list[Prompt | None] = [*first, *[None] * idle]
+        self._standing: list[Standing | None] = [*map(self._stand, first), *[None] * idle]
         first = [*first, *first[:1] * idle]
         work = job.prepare(
             lm,
@@ -94,19 +106,24 @@ class Continuous:
         )
         self._work: Job = work.asking(
             key=self._keys(first),
-            budget=np.asarray([p.max_new_tokens if p else 0 for p in self._owners], np.int32),
+            budget=np.asarray(
+                [s.prompt.max_new_tokens if s else 0 for s in self._standing], np.int32
+            ),
         )
-        self._done = np.zeros(2, int)
+        self._done = [0, 0]  # tokens and rounds of finished rows
         self.tokens = self.rounds = 0
 
     def run(self) -> Iterator[list[Row]]:
         """What finished, after each burst, until everything has."""
         state, rounds = self._work.start(), 1
-        yield self._collect(state)
+        found, over = self._collect(state)
+        yield found
         while True:
+            if over.any():  # they met a stop string: they must cost nothing more
+                state = self._work.end(state, over)
             state = self._fill(state)
-            running, left = self._batch - self._owners.count(None), len(self._waiting) - self._next
-            if not running:
+            standing, left = [s for s in self._standing if s], len(self._waiting) - self._next
+            if not standing:
                 return
             # it ends as soon as the next prompts have room
             live = self._batch - min(self._gather, left) + 1 if left else 1
@@ -114,58 +131,67 @@ class Continuous:
             state = self._work.burst(rounds, state, live)
             jax.block_until_ready(state.length)
             spent = time.perf_counter() - begin
-            yield self._collect(state)
+            found, over = self._collect(state)
+            yield found
+            wanted = WATCHFUL if any(s.prompt.stop_strings for s in standing) else BURST
             # a row may have ended early, so this is what a round takes at most
-            rounds = max(1, int(BURST / spent * (self.rounds - before) / running))
+            rounds = max(1, int(wanted / spent * (self.rounds - before) / len(standing)))
 
-    def _collect(self, state: loop.State) -> list[Row]:
-        """The rows that have finished since; they are free then."""
-        lengths, budgets = np.asarray(state.length), np.asarray(state.budget)
+    def _collect(self, state: loop.State) -> tuple[list[Row], np.ndarray]:
+        """The rows that have finished since, which are free then; and which of them met a stop
+        string, bool ``[B]``."""
+        lengths, ended, tokens = (np.asarray(x) for x in (state.length, state.ended, state.tokens))
         counts = {name: np.asarray(getattr(state.stats, name)) for name in COUNTS}
-        ended = [row for row, owner in enumerate(self._owners) if owner and not budgets[row]]
-        found = []
-        tokens = np.asarray(state.tokens) if ended else None
-        for row in ended:
-            prompt = self._owners[row]
-            ids = tokens[row, len(prompt.tokens) : lengths[row]].tolist()
-            decoder = StreamDecoder(self._lm.tokenizer, prompt.tokens)
+        found, over = [], np.zeros(self._batch, bool)
+        self.tokens, self.rounds = self._done
+        for row, standing in enumerate(self._standing):
+            if standing is None:
+                continue
+            prompt, text = standing.prompt, standing.text
+            new = tokens[row, len(prompt.tokens) : lengths[row]]
+            self.tokens += len(new)
+            self.rounds += int(counts["rounds"][row])
+            if prompt.stop_strings or ended[row]:
+                standing.said += text.push(new[text.num :])
+            over[row] = text.over
+            if not (ended[row] or text.over):
+                continue
             found.append(
                 Row(
                     index=prompt.index,
                     id=prompt.id,
-                    text=decoder.push(ids) + decoder.flush(),
-                    tokens=ids,
-                    finish="stop" if ids[-1] in prompt.stop else "length",
+                    text=standing.said + text.flush(),
+                    tokens=new[: text.num].tolist(),
+                    finish=loop.ENDED[loop.STOPPED if text.over else int(ended[row])],
                     rounds=int(counts["rounds"][row]),
                     drafted=int(counts["drafted"][row]),
                     accepted=int(counts["accepted"][row]),
                 )
             )
-            self._owners[row] = None
-            self._done += len(ids), counts["rounds"][row]
-        running = [row for row, owner in enumerate(self._owners) if owner]
-        self.tokens, self.rounds = (
-            int(done + counts[name][running].sum())
-            for done, name in zip(self._done, ("emitted", "rounds"), strict=True)
-        )
-        return found
+            self._done[0] += text.num
+            self._done[1] += found[-1].rounds
+            self._standing[row] = None
+        return found, over
 
     def _fill(self, state: loop.State) -> loop.State:
         """Inserts the next prompts, if enough rows are free for them."""
         while left := len(self._waiting) - self._next:
-            free = [row for row, owner in enumerate(self._owners) if owner is None]
+            free = [row for row, standing in enumerate(self._standing) if standing is None]
             num = min(self._gather, left)
             if len(free) < num:
                 break
             prompts = self._waiting[self._next : self._next + num]
             self._next += num
             for row, prompt in zip(free, prompts, strict=False):
-                self._owners[row] = prompt
+                self._standing[row] = self._stand(prompt)
             # always of one size: what is beyond the batch is left out
             where = [*free[:num], *[self._batch] * (self._gather - num)]
             request = self._request([*prompts, *[prompts[0]] * (self._gather - num)])
             state = self._work.insert(np.asarray(where, np.int32), request, state)
         return state
+
+    def _stand(self, prompt: Prompt) -> Standing:
+        return Standing(prompt, RowText(self._lm.tokenizer, prompt.tokens, prompt.stop_strings))
 
     def _request(self, prompts: list[Prompt]) -> loop.Request:
         """A request of as many rows, in the shapes of the batch's."""

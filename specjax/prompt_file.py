@@ -16,14 +16,22 @@ from typing import Any
 
 import numpy as np
 
-from . import job
+from . import job, stopping
 from .models.lm import LM
 from .sampling import Sampling
 
 PROMPT = ("prompt", "text")  # fields that may hold the prompt
 # settings of the law that a prompt may have, with the value that changes nothing
-NEUTRAL = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
-OPTIONS = ("max_new_tokens", "seed", "stop", *NEUTRAL)
+NEUTRAL = {
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+OPTIONS = ("max_new_tokens", "seed", "stop", "stop_strings", *NEUTRAL)
 SHOWN = 5  # broken prompts that an error names
 
 
@@ -39,6 +47,7 @@ class Prompt:
       settings: of the law, a value or None for each name in ``NEUTRAL``.
       seed: its own, or None: the run's, and the index.
       stop: token ids that end it.
+      stop_strings: texts that end it.
     """
 
     index: int
@@ -48,6 +57,7 @@ class Prompt:
     settings: Mapping[str, float | None]
     seed: int | None
     stop: tuple[int, ...]
+    stop_strings: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +89,7 @@ def read(
         raise ValueError(f"max_broken={max_broken!r}: give a whole number of at least 0")
     job.check_lm(lm)
     checked(defaults)
-    _stop(lm, defaults["stop"])
+    _stop(lm, defaults["stop"], defaults["stop_strings"])
     file = isinstance(prompts, str | os.PathLike)
     found, broken = [], []
     for index, given in _lines(prompts) if file else enumerate(prompts):
@@ -155,6 +165,7 @@ def _prompt(lm: LM, index: int, given, defaults: Mapping[str, Any]) -> Prompt:
                 f"the prompt has {len(tokens)} tokens, the context of {lm.name} {context}: it "
                 "leaves no room for a new one"
             )
+    stop, strings = _stop(lm, options["stop"], options["stop_strings"])
     return Prompt(
         index=index,
         id=fields.get("id"),
@@ -162,17 +173,23 @@ def _prompt(lm: LM, index: int, given, defaults: Mapping[str, Any]) -> Prompt:
         max_new_tokens=room,
         settings={name: options[name] for name in NEUTRAL},
         seed=fields.get("seed"),
-        stop=_stop(lm, options["stop"]),
+        stop=stop,
+        stop_strings=strings,
     )
 
 
-def _stop(lm: LM, stop) -> tuple[int, ...]:
-    """Token ids that end a prompt."""
-    if stop is None:
-        return tuple(lm.tokenizer.eos_ids)
-    wrong = ValueError(f"stop={stop!r}: give a list of token ids")
-    if not isinstance(stop, Sequence | np.ndarray) or isinstance(stop, str | bytes):
-        raise wrong
-    if not all(isinstance(one, int | np.integer) and not isinstance(one, bool) for one in stop):
-        raise wrong
-    return tuple(int(one) for one in stop)
+def _stop(lm: LM, stop, strings) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Token ids and texts that end a prompt; ``stop`` may hold either, or both."""
+    given = [stop] if isinstance(stop, str) else stop
+    if given is not None and not isinstance(given, Sequence | np.ndarray):
+        raise ValueError(f"stop={stop!r}: give a list of token ids, or of texts")
+    given = [] if given is None else list(given)
+    ids = [one for one in given if not isinstance(one, str)]
+    if not all(isinstance(one, int | np.integer) and not isinstance(one, bool) for one in ids):
+        raise ValueError(f"stop={stop!r}: give a list of token ids, or of texts")
+    (texts,) = stopping.per_row([one for one in given if isinstance(one, str)], 1)
+    (more,) = stopping.per_row(strings, 1)
+    own = tuple(int(one) for one in ids)
+    # texts alone leave the model's own ends in place
+    ends = tuple(lm.tokenizer.eos_ids) if stop is None or (texts and not ids) else own
+    return ends, (*texts, *more)

@@ -92,8 +92,12 @@ def serve_offline(
     top_p: float | None = None,
     min_p: float | None = None,
     repetition_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    frequency_penalty: float | None = None,
     seed: int = 0,
     stop=None,
+    stop_strings: str | Sequence[str] | None = None,
+    law=None,
     rule="auto",
     drafter_params=None,
 ) -> Served:
@@ -103,8 +107,8 @@ def serve_offline(
       lm: the target, from ``specjax.load``.
       prompts: a file of JSON lines, or a list. Each is a text, token ids, or an object with
         ``"prompt"`` (or ``"text"``) and, where it differs from the others, ``max_new_tokens``,
-        ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``repetition_penalty``, ``seed``,
-        ``stop``; its ``"id"`` stands in the output. Other fields are not looked at.
+        ``temperature``, ``top_k``, ``top_p``, ``min_p``, the three penalties, ``seed``, ``stop``
+        (token ids or texts); its ``"id"`` stands in the output. Other fields are not looked at.
       output: a file to which each finished prompt is appended at once, as one JSON line with the
         fields of ``Row``, in the order of finishing. Prompts that are in it are not decoded again,
         so that the same call goes on where an earlier one stopped.
@@ -114,10 +118,10 @@ def serve_offline(
       max_broken: how many prompts may be broken (no JSON, no prompt, longer than the context ...)
         and are left out; with more, nothing is decoded.
       progress: called after every burst of rounds.
-      drafter, num_draft, rule, drafter_params: see ``specjax.generate``.
-      max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, stop: see
-        ``specjax.generate``; one value, for prompts without their own. A text ends earlier where
-        the context is full.
+      drafter, num_draft, law, rule, drafter_params: see ``specjax.generate``.
+      max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty,
+        frequency_penalty, stop, stop_strings: see ``specjax.generate``; one value, for prompts
+        without their own. A text ends earlier where the context is full.
       seed: of the random draws. A prompt's text is that of row ``index`` in ``specjax.generate``
         with this seed, whatever its batch mates; a prompt with its own seed has the text that it
         has alone with it. (Except ``num_draft="auto"`` above temperature 0, as there.)
@@ -152,13 +156,17 @@ def serve_offline(
         top_p=top_p,
         min_p=min_p,
         repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
         seed=None,
         stop=stop,
+        stop_strings=stop_strings,
     )
     found, broken = prompt_file.read(lm, prompts, defaults, max_broken)
     job.seed_key(seed)
     sharding.check_one_process("serve_offline")
-    ways = dict(drafter=drafter, num_draft=num_draft, rule=rule, drafter_params=drafter_params)
+    ways = dict(drafter=drafter, num_draft=num_draft, law=law, rule=rule)
+    ways["drafter_params"] = drafter_params
     made_with = _made_with(lm, found, seed, ways)
     if output is None:
         return _serve(lm, found, broken, None, batch, gather, progress, seed, ways)
@@ -204,13 +212,13 @@ def _made_with(lm: LM, prompts: list[Prompt], seed: int, ways: Mapping) -> dict[
     elif not isinstance(drafter, str | None):
         drafter = getattr(drafter, "name", None), getattr(drafter, "num_draft", None)
     rule = getattr(ways["rule"], "name", str(ways["rule"]))
-    drafter = _hash(drafter, ways["num_draft"], rule)
+    drafter, law = _hash(drafter, ways["num_draft"], rule), type(ways["law"]).__name__
     same = {"model": model, "drafter": drafter}
     return {
         p.index: same
         | {
             "prompt_and_options": _hash(
-                {**dataclasses.asdict(p), "seed": [seed, p.seed], "id": None}
+                {**dataclasses.asdict(p), "seed": [seed, p.seed], "id": None, "law": law}
             )
         }
         for p in prompts

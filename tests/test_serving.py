@@ -63,6 +63,20 @@ def test_a_row_ends_at_its_own_stop_and_at_the_end_of_the_context(pair):
     assert second.finish == "length" and len(second.tokens) == room
 
 
+def test_a_stop_string_ends_its_row_alone_and_is_cut(pair):
+    options = {"max_new_tokens": 30, "drafter": "ngram"}
+    whole = specjax.generate(pair[0], TEXTS, stop=(), **options)
+    end = whole.texts[1][10:14]
+    prompts = [{"prompt": text, "stop": []} for text in TEXTS]
+    prompts[1] = {"prompt": TEXTS[1], "stop": end}
+    served = specjax.serve_offline(pair[0], prompts, batch=2, **options)
+    alone = specjax.generate(pair[0], TEXTS[1], stop_strings=end, **options)
+    assert served.texts[1] == alone.text == whole.texts[1][: whole.texts[1].index(end)]
+    assert served.rows[1].tokens == alone.tokens[0].tolist() and served.rows[1].finish == "stop"
+    for row in (0, 2, 3, 4):
+        assert served.texts[row] == whole.texts[row]
+
+
 def test_over_a_mesh_texts_are_those_of_one_device(pair, folders):
     lm = specjax.load(folders["target"], mesh="data=2,model=2")
     options = {"batch": 4, "gather": 2, "drafter": "ngram", "num_draft": 3}
@@ -179,6 +193,7 @@ BROKEN = {
     b'{"prompt": "a", "temperature": [1, 2]}': "temperature=.* give one number",
     b'{"prompt": "a", "seed": -1}': "seed=-1",
     b'{"prompt": "a", "stop": 7}': "stop=7",
+    b'{"prompt": "a", "stop": ""}': "an empty string",
     json.dumps({"prompt": [5] * 600}).encode(): "leaves no room",
 }
 
@@ -187,6 +202,7 @@ def test_broken_lines_are_named_by_their_numbers_with_the_reason(pair, tmp_path)
     file = tmp_path / "prompts.jsonl"
     file.write_bytes(b'"first"\n\n' + b"\n".join(BROKEN) + b'\n{"prompt": "last"}')
     defaults = {**prompt_file.NEUTRAL, "max_new_tokens": 8, "seed": None, "stop": None}
+    defaults |= {"stop_strings": None}
     found, broken = prompt_file.read(pair[0], file, defaults, len(BROKEN))
     assert [prompt.index for prompt in found] == [0, 2 + len(BROKEN)]
     assert [one.line for one in broken] == list(range(3, 3 + len(BROKEN)))

@@ -8,7 +8,7 @@ import sys
 
 import specjax
 
-from .options import INTERRUPTED, drafts, options_of, set_up
+from .options import INTERRUPTED, add_decoding, options_of, set_up
 
 
 def add(commands) -> None:
@@ -23,8 +23,7 @@ def add(commands) -> None:
     p.add_argument(
         "prompts",
         help='a file of JSON lines: {"prompt": ...}, if need be with "id", "max_new_tokens", '
-        '"temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop", or only '
-        "a string",
+        '"temperature", "top_k", "top_p", "min_p", penalties, "seed", "stop", or only a string',
     )
     p.add_argument("-o", "--output", required=True, help="file of JSON lines; need not exist")
     p.add_argument("--batch", type=int, default=8, help="prompts decoded together, 8 by default")
@@ -37,28 +36,7 @@ def add(commands) -> None:
     p.add_argument(
         "--max-broken", type=int, default=0, help="broken prompts that may be left out; default 0"
     )
-    p.add_argument("--model", default="embedded", help="embedded, a folder, or a hub name")
-    p.add_argument(
-        "--drafter",
-        help="draft (the model's own), ngram, none, or the folder or hub name of a draft model; "
-        "default: ngram",
-    )
-    p.add_argument(
-        "--num-draft",
-        type=drafts,
-        help="tokens drafted a round, 3 by default; auto: as many as pay, from none to 7",
-    )
-    p.add_argument("--max-new-tokens", type=int, default=128)
-    p.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
-    p.add_argument("--top-k", type=int)
-    p.add_argument("--top-p", type=float)
-    p.add_argument("--min-p", type=float)
-    p.add_argument("--repetition-penalty", type=float)
-    p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--rule", default="auto", help="acceptance rule; auto is lossless")
-    p.add_argument("--dtype", help="of the weights: float32, bfloat16, float16")
-    p.add_argument("--quantize", help="hold the model's weights as int8 or fp8: approximate")
-    p.add_argument("--drafter-quantize", help="the same for the draft model: stays lossless")
+    add_decoding(p)
     p.add_argument("--json", action="store_true", help="the summary as one JSON object")
 
 
@@ -75,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
             gather=arguments.gather,
             max_broken=arguments.max_broken,
             progress=bar.show,
-            **options_of(arguments),
+            **options_of(arguments, lm),
         )
     for one in served.broken:
         print(f"{arguments.prompts}, {one}: left out", file=sys.stderr)
