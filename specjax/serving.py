@@ -139,11 +139,7 @@ def serve_offline(
         done = specjax.serve_offline(lm, ["def f(x):", {"prompt": "import", "max_new_tokens": 9}])
         print(done.texts)
     """
-    if jax.process_count() > 1:
-        raise ValueError(
-            f"serve_offline runs in one process, here are {jax.process_count()}: give each of them "
-            "a part of the prompts and an output of its own, and a model on its own devices"
-        )
+    sharding.check_one_process("serve_offline")
     for name, value in (("batch", batch), ("gather", 1 if gather is None else gather)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}={value!r}: it must be an integer, at least 1")
@@ -164,7 +160,6 @@ def serve_offline(
     )
     found, broken = prompt_file.read(lm, prompts, defaults, max_broken)
     job.seed_key(seed)
-    sharding.check_one_process("serve_offline")
     ways = dict(drafter=drafter, num_draft=num_draft, law=law, rule=rule)
     ways["drafter_params"] = drafter_params
     made_with = _made_with(lm, found, seed, ways)
