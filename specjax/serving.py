@@ -14,8 +14,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-import jax
-
 from . import job, prompt_file, sharding
 from .continuous import Continuous, Row
 from .models.lm import LM
