@@ -83,11 +83,8 @@ def _begin(lm: LM, prompts, batch: int, ids_of: Callable) -> list[list[int]]:
 
 def suppressed(lm: LM, bias):
     """``bias`` (an array, or None) and minus infinity on what the model never says."""
-    ids = [
-        i
-        for i in getattr(getattr(lm.target, "config", None), "suppress_ids", ())
-        if i < lm.target.vocab_size
-    ]
+    said = lm.config.suppress_ids if encodes(lm) else ()
+    ids = [i for i in said if i < lm.target.vocab_size]
     if not ids:
         return bias
     never = np.zeros(lm.target.vocab_size, np.float32)

@@ -193,8 +193,16 @@ def _config_of(source) -> tuple[str, DecoderConfig]:
     if not path.is_dir():
         from .models.lm import config_folder
 
-        return os.fspath(source), load_config(config_folder(os.fspath(source)))
-    return path.name, load_config(path)
+        name, path = os.fspath(source), config_folder(os.fspath(source))
+    else:
+        name = path.name
+    config = load_config(path)
+    if not isinstance(config, DecoderConfig):
+        raise ValueError(
+            f"{name}: {config.model_type!r} is an encoder-decoder model; only decoder-only ones "
+            "are priced"
+        )
+    return name, config
 
 
 def _model(name, config, parts, rows, context, dtype, scheme, widths) -> ModelMemory:
