@@ -22,6 +22,8 @@ from .sharding import DATA, MODEL
 
 COLDEST = 1e-30  # a temperature below is 0: logits over it would overflow
 
+IMPOSSIBLE = -1e30  # a logit whose probability is exactly zero in float32, and no NaN
+
 
 @pytree_dataclass
 class Prefix:

@@ -7,7 +7,7 @@ import math
 
 import jax.numpy as jnp
 
-from .models.causal_lm import IMPOSSIBLE
+from .sampling import IMPOSSIBLE
 from .types import Draft, PyTree, Scores, Target, Verdict
 
 

@@ -11,13 +11,12 @@ from flax import nnx
 
 from .. import cache as kv_cache
 from .. import sharding, tree
+from ..sampling import IMPOSSIBLE
 from ..sharding import DATA, MODEL
 from ..types import Draft, PyTree, Scores, Verdict
 from .config import DecoderConfig
 from .decoder import abstract
 from .placement import check_divides, place_weights
-
-IMPOSSIBLE = -1e30  # a logit whose probability is exactly zero in float32, and no NaN
 
 
 def graph_definition(config: DecoderConfig) -> nnx.GraphDef:

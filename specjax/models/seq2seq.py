@@ -24,8 +24,9 @@ from flax import nnx
 
 from .. import cache as kv_cache
 from ..pytree import pytree_dataclass
+from ..sampling import IMPOSSIBLE
 from ..types import Draft, PyTree, Scores, Verdict
-from .causal_lm import IMPOSSIBLE, fit, layout
+from .causal_lm import fit, layout
 from .encoder_decoder import EncoderDecoderConfig, abstract
 
 KINDS = (("memory", "lengths"), ("tokens", "lengths"), ("features",))
