@@ -97,5 +97,7 @@ def test_where_a_process_dies_the_other_ends_with_a_message(folder, victim):
     finally:
         end(processes)
     assert processes[1 - victim].returncode != 0
-    assert f"process {1 - victim} of 2 lost another one, which died or cannot be reached" in message
+    # ours, unless JAX, which hears at once of the end of the first process, was quicker
+    messages = f"process {1 - victim} of 2 lost another one", "another task died"
+    assert any(words in message for words in messages), message[-2000:]
     assert spent < 40
