@@ -77,7 +77,7 @@ class Continuous:
         sharding.check_rows(batch, parts)
         self._batch = -(-min(batch, len(waiting)) // parts) * parts
         self._gather = min(self._batch, gather or max(1, self._batch // 8))
-        self._lm, self._waiting, self._next = lm, waiting, self._batch
+        self._lm, self._waiting = lm, waiting
         self._seed = seed
         # settings that no prompt has stay out of the programs
         self._settings = [
@@ -90,6 +90,7 @@ class Continuous:
         context = getattr(lm.target, "max_positions", None)
         capacity = job.round_up(longest, job.SMALLEST_BUFFER, context)
         first = waiting[: self._batch]
+        self._next = len(first)
         idle = self._batch - len(first)
         self._standing: list[Standing | None] = [*map(self._stand, first), *[None] * idle]
         first = [*first, *first[:1] * idle]

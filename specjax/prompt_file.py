@@ -97,6 +97,8 @@ def read(
             found.append(_prompt(lm, index, _parsed(given) if file else given, defaults))
         except (ValueError, TypeError) as error:
             broken.append(Broken(index + 1, str(error)))
+        except RecursionError:
+            broken.append(Broken(index + 1, "brackets are nested too deep"))
     whence = os.fspath(prompts) if file else "prompts"
     if len(broken) > max_broken:
         shown = "".join(f"\n  {one}" for one in broken[:SHOWN])
@@ -153,6 +155,10 @@ def _prompt(lm: LM, index: int, given, defaults: Mapping[str, Any]) -> Prompt:
         raise ValueError(f"{text!r:.60} is no prompt: give a text or a list of token ids")
     options = {**defaults, **{name: fields[name] for name in OPTIONS if name in fields}}
     checked(options)
+    try:
+        json.dumps(fields.get("id"))
+    except (TypeError, ValueError):
+        raise ValueError(f"id={fields['id']!r:.60} has no JSON: give a text or a number") from None
     tokens = job.prompt_ids(lm, [text])[0]
     if not 0 <= min(tokens) <= max(tokens) < lm.target.vocab_size:
         raise ValueError(f"token ids must be in [0, {lm.target.vocab_size})")
@@ -190,6 +196,9 @@ def _stop(lm: LM, stop, strings) -> tuple[tuple[int, ...], tuple[str, ...]]:
     (texts,) = stopping.per_row([one for one in given if isinstance(one, str)], 1)
     (more,) = stopping.per_row(strings, 1)
     own = tuple(int(one) for one in ids)
+    beyond = [one for one in own if not -(2**31) <= one < 2**31]
+    if beyond:
+        raise ValueError(f"stop={stop!r}: {beyond[0]} is no token id")
     # texts alone leave the model's own ends in place
     ends = tuple(lm.tokenizer.eos_ids) if stop is None or (texts and not ids) else own
     return ends, (*texts, *more)

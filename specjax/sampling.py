@@ -381,5 +381,6 @@ def _check(name, value, accept, accepted):
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         return  # another process holds a part of it
     value = np.asarray(value)
-    if value.dtype != object and not np.all(accept(value)):
+    # objects are what no array holds, such as integers of more than 64 bits
+    if value.dtype == object or not np.all(accept(value)):
         raise ValueError(f"{name}={value} is out of range: it must be {accepted}")

@@ -219,4 +219,6 @@ def _made_with(lm: LM, prompts: list[Prompt], seed: int, ways: Mapping) -> dict[
 
 
 def _hash(*parts) -> str:
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
+    # NumPy's numbers count as numbers
+    written = json.dumps(parts, default=lambda value: value.item())
+    return hashlib.sha256(written.encode()).hexdigest()[:12]

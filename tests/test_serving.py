@@ -82,6 +82,9 @@ def test_over_a_mesh_texts_are_those_of_one_device(pair, folders):
     options = {"batch": 4, "gather": 2, "drafter": "ngram", "num_draft": 3}
     alone, spread = (specjax.serve_offline(one, RAGGED, **options) for one in (pair[0], lm))
     assert [row.tokens for row in spread.rows] == [row.tokens for row in alone.rows]
+    # fewer prompts than the devices of an axis: the other rows stand idle
+    few = specjax.serve_offline(lm, RAGGED[:1], **options)
+    assert few.rows[0].tokens == alone.rows[0].tokens
     with pytest.raises(ValueError, match="3 rows cannot be shared by data=2"):
         specjax.serve_offline(lm, RAGGED, batch=3)
 
@@ -194,6 +197,9 @@ BROKEN = {
     b'{"prompt": "a", "seed": -1}': "seed=-1",
     b'{"prompt": "a", "stop": 7}': "stop=7",
     b'{"prompt": "a", "stop": ""}': "an empty string",
+    b'{"prompt": "a", "stop": [10000000000]}': "is no token id",
+    b'{"prompt": "a", "top_k": 10000000000000000000000}': "top_k=1",
+    b"[" * 100_000: "nested too deep",
     json.dumps({"prompt": [5] * 600}).encode(): "leaves no room",
 }
 
@@ -227,6 +233,7 @@ def test_wrong_arguments_are_refused_before_anything_compiles(pair, tmp_path):
         refused("seed=-1", seed=-1)
         refused("drafter='no'", drafter="no")
         refused("no prompt in it", prompts=[])
+        refused("id=.* has no JSON", prompts=[{"prompt": "a", "id": object()}])
         refused("absent", prompts=tmp_path / "absent", error=FileNotFoundError)
 
     assert compilations(all_refused) == 0

@@ -6,6 +6,8 @@ import argparse
 import json
 import time
 
+import jax
+
 import specjax
 
 from .options import INTERRUPTED, NOTHING_TO_DRAW, add_decoding, options_of, set_up
@@ -51,7 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
         return compare(lm, prompt, options, arguments)
     stream = specjax.stream_text(lm, prompt, **options)
     seconds = {"ready": time.perf_counter() - begin}
-    screen = None if arguments.json else Screen(prompt)
+    prints = jax.process_index() == 0  # of several processes, which all have the text
+    screen = Screen(prompt) if prints and not arguments.json else None
     before = 0  # tokens when the first text came
     try:
         for piece in stream:
@@ -71,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.num_samples > 1:
             screen.samples(result)
         screen.end(result, rate)
-    else:
+    elif prints:
         print(json.dumps(describe(result, prompt, lm) | {"seconds": seconds, "rate": rate}))
     if "no token" in result.reasons:
         return NOTHING_TO_DRAW
