@@ -89,6 +89,7 @@ def test_the_readme_shows_the_strangers_target_as_it_is_tested():
 
 
 def test_the_python_of_the_readme_runs_from_top_to_bottom(capsys):
+    # what needs a network or several devices is marked ```py
     names = {"__name__": "readme"}
     for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
         exec(compile(block, "README.md", "exec"), names)
