@@ -64,11 +64,11 @@ def said(kind):
     return np.asarray(text)
 
 
-def run(kind, name):
+def run(kind, name, mesh=None):
     target, params = model(kind)
     drafter, weights = drafters(kind)[name]
     params = {"target": params, "drafter": jax.tree.map(jnp.asarray, weights)}
-    settings = dict(key=jax.random.key(0), max_new_tokens=NEW)
+    settings = dict(key=jax.random.key(0), max_new_tokens=NEW, mesh=mesh)
     return specjax.decode(target, drafter, params, PROMPTS, LENGTHS, **settings)
 
 
@@ -80,3 +80,9 @@ def test_the_greedy_text_of_a_family_is_the_same_with_every_drafter(kind, name):
     np.testing.assert_array_equal(out.tokens, said(kind))
     if name == "draft":
         assert out.stats.accepted.sum() > 0  # entries of accepted tokens have been committed
+
+
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_the_greedy_text_of_a_family_is_the_same_on_a_mesh(kind):
+    np.testing.assert_array_equal(run(kind, "draft", mesh="data=2,model=2").tokens, said(kind))
