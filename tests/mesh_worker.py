@@ -23,10 +23,11 @@ SETTINGS = {
 }
 
 
-def tokens(lm, draft):
-    """New tokens of every setting; ``draft``: what stands for ``drafter="draft"``."""
+def tokens(lm, draft, names=tuple(SETTINGS)):
+    """New tokens of each setting; ``draft``: what stands for ``drafter="draft"``."""
     found = {}
-    for name, options in SETTINGS.items():
+    for name in names:
+        options = SETTINGS[name]
         options = options | ({"drafter": draft} if options["drafter"] == "draft" else {})
         out = specjax.generate(lm, PROMPTS, max_new_tokens=12, **options)
         found[name] = [row.tolist() for row in out.tokens]
@@ -54,7 +55,7 @@ def main():
     found["sum"] = float(weight.astype("float64").sum())
     spread = specjax.load(folder, mesh="data=2,model=2")
     found["tokens"] = tokens(spread, specjax.load(folder, mesh=spread.mesh))
-    found["tokens, whole drafter"] = tokens(lm, specjax.load(folder))
+    found["tokens, whole drafter"] = tokens(lm, specjax.load(folder), ["draft"])
     print(json.dumps(found), flush=True)
 
 
