@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from . import job, loop, sharding
+from .encoder_inputs import refuse_encoders
 from .models.lm import LM
 from .text import Generation, Piece, TextStream
 
@@ -58,10 +59,13 @@ class Chat:
     """
 
     def __init__(self, lm: LM, *, system: str | None = None, **options):
+        job.check_lm(lm)
+        refuse_encoders(lm, "Chat")
         if "num_samples" in options:
             raise ValueError("num_samples: a conversation has one answer a turn")
+        job.seed_key(options.get("seed", 0))
         self.lm, self.options, self.fed = lm, options, 0
-        self.templated = _has_template(lm)
+        self.templated = lm.tokenizer.has_template
         if system is not None and not self.templated:
             raise ValueError(f"system: {lm.name} has no chat template to put it in")
         self._opening = [] if system is None else [{"role": "system", "content": system}]
@@ -125,24 +129,18 @@ class Chat:
 
     def _close(self, stream: TextStream, text: str) -> None:
         """Takes what was committed into the conversation."""
-        if stream.state is None or stream.state.length.is_deleted():
-            if self.templated:  # Ctrl-C while the prompt was read, or as a burst began
+        if stream.state is not None and not stream.state.length.is_deleted():
+            stream.look()
+        elif not stream.begun:  # Ctrl-C while the prompt was read
+            if self.templated:
                 self.messages.pop()
             return
-        stream.look()
+        # else a burst that was cut off took the state along: what was shown is what there is
         answer = stream.generation
         prompt = answer.prompts[0].tolist()
         self._ids = prompt + answer.tokens[0].tolist()
         if self.templated:
             self.messages.append({"role": "assistant", "content": answer.text})
-
-
-def _has_template(lm: LM) -> bool:
-    try:
-        lm.chat([{"role": "user", "content": "a"}])
-    except ValueError:
-        return False
-    return True
 
 
 def _continued(lm: LM, text: str, first: bool) -> list[int]:

@@ -81,6 +81,15 @@ def _begin(lm: LM, prompts, batch: int, ids_of: Callable) -> list[list[int]]:
     return ids
 
 
+def refuse_encoders(lm: LM, what: str) -> None:
+    """Raises ``ValueError`` for an encoder-decoder model, whose prompts ``what`` does not take."""
+    if encodes(lm):
+        raise ValueError(
+            f"{what}: {lm.name} is an encoder-decoder model ({lm.config.model_type}), which only "
+            "generate, stream_text and decode take"
+        )
+
+
 def suppressed(lm: LM, bias):
     """``bias`` (an array, or None) and minus infinity on what the model never says."""
     said = lm.config.suppress_ids if encodes(lm) else ()

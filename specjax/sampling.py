@@ -45,6 +45,13 @@ class Prefix:
     state: Any = None
     params: Any = None
 
+    def last(self) -> jax.Array:
+        """int32 ``[B]``, the token before the position."""
+        root = jnp.take_along_axis(self.tokens, self.length[:, None] - 1, axis=1)
+        whole = jnp.concatenate([root, self.path], axis=1)
+        at = jnp.max(jnp.where(whole >= 0, jnp.arange(whole.shape[1]), 0), axis=1)
+        return jnp.take_along_axis(whole, at[:, None], axis=1)[:, 0]
+
 
 @pytree_dataclass
 class Sampling:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from . import job, prompt_file, sharding
 from .continuous import Continuous, Row
+from .encoder_inputs import refuse_encoders
 from .models.lm import LM
 from .output_file import OutputFile
 from .prompt_file import Broken, Prompt
@@ -138,6 +139,7 @@ def serve_offline(
         print(done.texts)
     """
     sharding.check_one_process("serve_offline")
+    refuse_encoders(lm, "serve_offline")
     for name, value in (("batch", batch), ("gather", 1 if gather is None else gather)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}={value!r}: it must be an integer, at least 1")
@@ -205,7 +207,7 @@ def _made_with(lm: LM, prompts: list[Prompt], seed: int, ways: Mapping) -> dict[
     elif not isinstance(drafter, str | None):
         drafter = getattr(drafter, "name", None), getattr(drafter, "num_draft", None)
     rule = getattr(ways["rule"], "name", str(ways["rule"]))
-    drafter, law = _hash(drafter, ways["num_draft"], rule), type(ways["law"]).__name__
+    drafter, law = _hash(drafter, ways["num_draft"], rule), _named(ways["law"])
     same = {"model": model, "drafter": drafter}
     return {
         p.index: same
@@ -216,6 +218,11 @@ def _made_with(lm: LM, prompts: list[Prompt], seed: int, ways: Mapping) -> dict[
         }
         for p in prompts
     }
+
+
+def _named(law) -> str:
+    """A name that tells laws apart: a grammar's own, a function's."""
+    return getattr(law, "name", None) or getattr(law, "__qualname__", type(law).__qualname__)
 
 
 def _hash(*parts) -> str:

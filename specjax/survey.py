@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import job, loop
+from .encoder_inputs import refuse_encoders
 from .forecast import Costs, Rounds, Trace, beyond_the_pass, rounds
 from .loop import widths
 from .measure import Call, pass_call
@@ -75,6 +76,8 @@ class Survey:
     """
 
     def __init__(self, lm: LM, prompts, batch: int, drafters, lengths: Sequence[int], common):
+        job.check_lm(lm)
+        refuse_encoders(lm, "plan")
         ids = job.prompt_ids(lm, prompts)
         self.lm, self.batch, self.num_prompts, self.common = lm, batch, len(ids), common
         self.lengths, self.drafters = lengths, drafters
@@ -296,7 +299,9 @@ def run_once(work: job.Job) -> tuple[float, float, loop.State]:
 def check_rewinds(work: job.Job) -> None:
     """Raises ``ValueError`` where a state cannot be set back to an earlier token of its text: a
     window's cache has forgotten what it held then, and so has a law that carries a state."""
-    for model in (work.lm.target, getattr(work.drafter, "model", None)):
+    target = work.lm.target
+    pair = [getattr(target, name, None) for name in ("expert", "amateur")]
+    for model in (target, *pair, getattr(work.drafter, "model", None)):
         config = getattr(model, "config", None)
         layers = range(getattr(config, "num_layers", 0))
         if any(config.is_ring(i, config.slots(i, work.capacity)) for i in layers):

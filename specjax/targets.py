@@ -133,8 +133,11 @@ def contrastive(expert, amateur, *, strength: float = 0.5, plausible: float = 0.
     Raises:
       ValueError: another tokenizer, or settings out of range.
     """
+    from .encoder_inputs import refuse_encoders
     from .models.lm import as_drafter
 
+    refuse_encoders(expert, "contrastive")
+    refuse_encoders(amateur, "contrastive")
     target = Contrastive(expert.target, as_drafter(expert, amateur), strength, plausible)
     return dataclasses.replace(
         expert,

@@ -204,6 +204,11 @@ class TextStream:
             finished=self._finished or all(reasons),
         )
 
+    @property
+    def begun(self) -> bool:
+        """Whether anything of the state was seen."""
+        return self._seen is not None
+
     def look(self) -> None:
         """Takes in what was committed, also by a burst that Ctrl-C cut off from being shown.
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import pytest
 from registry import COSTS, RESTLESS
 from transformers import PreTrainedTokenizerFast
@@ -9,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 import specjax
 from specjax import cli, compile_cache
 from specjax.drafters import Adaptive, DraftModel
+from specjax.models.causal_lm import CausalLM
 from specjax.models.lm import as_drafter
 from specjax.models.tokenizer import wrap_tokenizer
 
@@ -19,12 +21,20 @@ SETTINGS = {
     "greedy": {"drafter": "ngram"},
     "sampled": {"drafter": "draft", "temperature": 1.0, "num_draft": 3, "seed": 5},
     "adaptive": {"drafter": "adaptive"},
+    "window": {"drafter": "draft", "num_draft": 3},
 }
+
+
+def windowed(lm):
+    target = CausalLM(dataclasses.replace(lm.config, window=16))
+    return dataclasses.replace(lm, target=target)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_turn_reads_its_own_tokens_and_says_what_a_new_start_says(pair, name):
     lm, draft = pair
+    if name == "window":  # caches are rings that the conversation goes around more than once
+        lm, draft = map(windowed, pair)
     options = {"max_new_tokens": 12, "stop": ()} | SETTINGS[name]
     options |= {"drafter": draft} if options["drafter"] == "draft" else {}
     if options["drafter"] == "adaptive":  # whose cache lags by as much as was not drafted
@@ -148,3 +158,28 @@ def test_ctrl_c_ends_an_answer_and_not_the_program(talk, monkeypatch):
     code, out, err = talk(["def f(x):", "class A:"], "--num-speculative-tokens", "2")
     assert code == 0 and err.count("interrupted") == 1 and err.count("tokens read") == 2
     assert len(shown) > 1
+
+
+def test_an_answer_whose_state_was_lost_is_kept_as_far_as_it_was_shown(pair):
+    """Ctrl-C within a burst, which was given the state's buffers."""
+    chat = specjax.Chat(pair[0], drafter=None, max_new_tokens=40, stop=())
+    answer = chat.say(TURNS[0])
+    next(answer)
+    jax.tree.map(lambda x: x.delete(), chat._stream.state)
+    shown = chat.generation.tokens[0].tolist()
+    answer.close()
+    text = pair[0].tokenizer.encode(TURNS[0]) + shown
+    text += pair[0].tokenizer.encode(TURNS[1])
+    said = "".join(piece.text for piece in chat.say(TURNS[1]))
+    options = dict(drafter=None, max_new_tokens=40, stop=(), seed=1)
+    assert said == specjax.generate(pair[0], [text], **options).text
+
+
+def test_a_template_that_refuses_messages_says_so(templated):
+    templated.tokenizer.backend.chat_template = "{{ raise_exception('no system here') }}"
+    chat = specjax.Chat(templated, system="Be brief.", drafter=None, max_new_tokens=2)
+    with pytest.raises(ValueError, match="template refuses these messages: no system here"):
+        list(chat.say("a"))
+    for seed in (-1, 2**32, [7]):
+        with pytest.raises(ValueError, match="seed"):
+            specjax.Chat(templated, seed=seed)

@@ -306,3 +306,29 @@ def test_contrastive_decoding_gives_no_row_that_only_pads_the_experts_vocabulary
     narrow = jnp.asarray([[[0.0, 1.0, IMPOSSIBLE]]])  # as `as_drafter` answers in wider rows
     contrast = dataclasses.replace(PAIR, plausible=0.0)._contrast(jnp.zeros((1, 1, 3)), narrow)
     assert not jnp.isfinite(contrast[0, 0, 2]) and jnp.all(jnp.isfinite(contrast[0, 0, :2]))
+
+
+def no_repeat(logits, prefix):
+    """The example of the package's docstring."""
+    repeats = jnp.arange(logits.shape[-1]) == prefix.last()[:, None]
+    return jnp.where(repeats, -jnp.inf, logits)
+
+
+def test_a_law_that_knows_the_last_token_says_the_same_with_drafts():
+    drafter, own, _ = cases(MODEL, PARAMS)["draft"]
+    said = []
+    for how, weights in ((Plain(), None), (drafter, own)):
+        out = specjax.decode(
+            MODEL,
+            how,
+            {"target": PARAMS, "drafter": weights},
+            np.asarray([[1, 2], [3, 0]], np.int32),
+            np.asarray([2, 1], np.int32),
+            key=jax.random.key(0),
+            max_new_tokens=20,
+            sampling=Sampling(law=no_repeat),
+        )
+        said.append(np.asarray(out.tokens))
+    np.testing.assert_array_equal(*said)
+    row = said[0][0, : int(out.lengths[0])]
+    assert (row[2:] != row[1:-1]).all()

@@ -5,9 +5,12 @@ itself, for the target and (unless ``law_drafts=False``) for the drafter, so it 
 speculation, greedy and sampled::
 
     def no_repeat(logits, prefix):  # float32 [B, V], see specjax.sampling.Prefix
-        last = jnp.take_along_axis(prefix.tokens, prefix.length[:, None] - 1, axis=1)
-        ...
-        return logits  # float32 [B, V]; -inf where a token must not come
+        last = prefix.last()  # int32 [B]: of the path through the draft, which comes behind
+        repeats = jnp.arange(logits.shape[-1]) == last[:, None]
+        return jnp.where(repeats, -jnp.inf, logits)  # float32 [B, V]; -inf: it must not come
+
+A law that looks at ``prefix.tokens`` alone and not at ``prefix.path`` would depend on where rounds
+happen to begin.
 """
 
 from .base import Law, apply, begin, fold

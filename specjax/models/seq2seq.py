@@ -6,6 +6,10 @@
     {"features": float [B, bins, frames]}            # Whisper: a whole window, 30 seconds
     {"memory": float [B, S, H], "lengths": int32 [B]}   # what an encoder of these weights gave
 
+and may have ``"begin"``, int32 ``[B]``: lengths of the decoder's prompts, behind which tokens are
+suppressed that ``begin_suppress_tokens`` names. What is suppressed everywhere is a bias that
+``generate`` adds; with ``decode`` give it as ``Sampling(logit_bias=)``.
+
 The first tokens of the decoder are the prompts (``tokens`` of ``decode``). A draft model gets the
 same ``inputs`` and encodes them by itself; where its encoder is that of the target (distil-whisper)
 give both the ``memory`` that ``encode`` returns.

@@ -26,6 +26,7 @@ class Tokenizer(abc.ABC):
     """
 
     eos_ids: tuple[int, ...]
+    has_template = False  # for ``chat``
 
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -43,7 +44,7 @@ class Tokenizer(abc.ABC):
           messages: ``[{"role": "user", "content": "..."}, ...]``.
 
         Raises:
-          ValueError: the tokenizer has no chat template.
+          ValueError: the tokenizer has no chat template, or it refuses the messages.
         """
 
     @abc.abstractmethod
@@ -153,13 +154,21 @@ class TransformersTokenizer(Tokenizer):
         )
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        if not self.backend.chat_template:
+        if not self.has_template:
             raise ValueError(_NO_TEMPLATE)
-        return list(
-            self.backend.apply_chat_template(
+        from jinja2 import TemplateError
+
+        try:
+            ids = self.backend.apply_chat_template(
                 messages, add_generation_prompt=True, tokenize=True, return_dict=False
             )
-        )
+        except TemplateError as error:  # such as a system's message where there is no place for it
+            raise ValueError(f"the chat template refuses these messages: {error}") from None
+        return list(ids)
+
+    @property
+    def has_template(self) -> bool:
+        return bool(self.backend.chat_template)
 
     def save_pretrained(self, folder: str | os.PathLike) -> None:
         self.backend.save_pretrained(folder)

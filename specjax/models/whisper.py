@@ -30,7 +30,8 @@ def start_ids(
 
     Args:
       lm: a Whisper, with its tokenizer.
-      language: a code such as ``"en"``; None for a model that knows English alone.
+      language: a code such as ``"en"``; None only for a model that knows English alone,
+        or whose configuration names a language.
       task: ``"transcribe"``, or ``"translate"`` into English; without a language it is left out.
       timestamps: False adds ``<|notimestamps|>``.
 
@@ -43,6 +44,10 @@ def start_ids(
     """
     if lm.config.model_type != "whisper" or lm.tokenizer is None:
         raise ValueError(f"start_ids: {lm.name} is not a Whisper with a tokenizer")
+    if language is None and not lm.config.start_ids:
+        raise ValueError(
+            f"start_ids: {lm.name} knows several languages: give one, such as language='en'"
+        )
     known = {token: i for i, token in lm.tokenizer.vocabulary.items()}
     names = [] if language is None else [language, task]
     names = [f"<|{name}|>" for name in (*names, *(() if timestamps else ("notimestamps",)))]

@@ -6,6 +6,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from checkpoints import byte_tokenizer
 from encoder_decoders import (
     FOLDER,
     TOLERANCE,
@@ -25,6 +26,7 @@ from specjax.models import load_config, load_weights, save_pretrained, start_ids
 from specjax.models.hf import abstract
 from specjax.models.seq2seq import same_encoder
 from specjax.models.seq2seq_families import config_from_hf
+from specjax.models.tokenizer import wrap_tokenizer
 
 MAKER = golden_maker()
 TOKENS = ["<|en|>", "<|de|>", "<|transcribe|>", "<|notimestamps|>"]
@@ -148,14 +150,13 @@ def test_the_rounds_copy_neither_memory_nor_cache():
 
 
 def test_the_prompt_of_the_decoder_is_spelled_by_the_tokenizer(lms):
-    from checkpoints import byte_tokenizer
-
-    from specjax.models.tokenizer import wrap_tokenizer
-
     lm = dataclasses.replace(
         lms["whisper"], tokenizer=wrap_tokenizer(byte_tokenizer(*TOKENS, size=60))
     )
     assert start_ids(lm) == [3, 63]
+    tongues = dataclasses.replace(lm, target=with_start_of(lm.target))
+    with pytest.raises(ValueError, match="several languages: give one"):
+        start_ids(tongues)
     assert start_ids(lm, "de") == [3, 61, 62, 63]
     assert start_ids(lm, "en", timestamps=True) == [3, 60, 62]
     for wrong in (dict(language="english"), dict(language="en", task="sing")):
@@ -218,6 +219,11 @@ def test_what_cannot_be_heard_or_begun_is_refused(lms):
         )
 
 
+def with_start_of(target):
+    """The target of a model that names no language."""
+    return dataclasses.replace(target, config=with_start(target.config, ()))
+
+
 def with_start(config, ids):
     return dataclasses.replace(config, start_ids=ids)
 
@@ -236,3 +242,15 @@ def test_a_config_that_is_not_implemented_is_refused(change, message):
 
     with pytest.raises(ValueError, match=message):
         config_from_hf(read_json(FOLDER / "whisper", "config.json") | change)
+
+
+def test_what_has_an_encoder_is_refused_where_prompts_are_a_decoders(lms):
+    lm = dataclasses.replace(lms["whisper"], tokenizer=wrap_tokenizer(byte_tokenizer(size=60)))
+    for call in (
+        lambda: specjax.Chat(lm),
+        lambda: specjax.serve_offline(lm, ["a"]),
+        lambda: specjax.plan(lm, ["a"], drafters=["ngram"]),
+        lambda: specjax.contrastive(lm, lm),
+    ):
+        with pytest.raises(ValueError, match="is an encoder-decoder model"):
+            call()
