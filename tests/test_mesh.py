@@ -79,9 +79,10 @@ def test_the_same_keys_draw_the_same_tokens_on_eight_devices(name):
     target, params = bag(16, 0)
     drafter, own, rules = registry.cases(target, params)[name]
     given = (target, drafter, {"target": params, "drafter": own})
-    for rule in rules[:2]:
-        one = decoded(*given, rule=rule, **EVERYTHING)
-        np.testing.assert_array_equal(decoded(*given, MESHES[0], rule=rule, **EVERYTHING), one)
+    settings = dict(rule=rules[0], **EVERYTHING)
+    np.testing.assert_array_equal(
+        decoded(*given, MESHES[0], **settings), decoded(*given, **settings)
+    )
 
 
 def real(name):
