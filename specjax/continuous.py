@@ -18,7 +18,9 @@ from . import job, loop, sharding
 from .job import Job
 from .models.lm import LM
 from .prompt_file import NEUTRAL, Prompt
+from .request import Request
 from .rows import CHUNK, CHUNK_ON_CPU
+from .state import ENDED, STOPPED
 from .stopping import RowText
 
 KEYS = "threefry2x32"  # whatever the default: as the loop's own
@@ -163,7 +165,7 @@ class Continuous:
                     id=prompt.id,
                     text=standing.said + text.flush(),
                     tokens=new[: text.num].tolist(),
-                    finish=loop.ENDED[loop.STOPPED if text.over else int(ended[row])],
+                    finish=ENDED[STOPPED if text.over else int(ended[row])],
                     rounds=int(counts["rounds"][row]),
                     drafted=int(counts["drafted"][row]),
                     accepted=int(counts["accepted"][row]),
@@ -194,7 +196,7 @@ class Continuous:
     def _stand(self, prompt: Prompt) -> Standing:
         return Standing(prompt, RowText(self._lm.tokenizer, prompt.tokens, prompt.stop_strings))
 
-    def _request(self, prompts: list[Prompt]) -> loop.Request:
+    def _request(self, prompts: list[Prompt]) -> Request:
         """A request of as many rows, in the shapes of the batch's."""
         like = self._work.request
         tokens = np.zeros((len(prompts), self._work.capacity), np.int32)

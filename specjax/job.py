@@ -18,8 +18,9 @@ import numpy as np
 from . import acceptance, drafters, encoder_inputs, loop, rows, sharding, stopping
 from .models.lm import LM, as_drafter, load
 from .models.seq2seq import encode
+from .prefill import PREFILL_CHUNK
 from .pricing import priced
-from .request import check_samples
+from .request import Request, check_samples
 from .sampling import Sampling
 from .types import Drafter, PyTree
 
@@ -72,9 +73,9 @@ class Job:
     rule: object
     capacity: int
     params: PyTree
-    request: loop.Request
+    request: Request
     stop_strings: list[stopping.Strings]
-    chunk: int = loop.PREFILL_CHUNK
+    chunk: int = PREFILL_CHUNK
     one_memory: bool = False
 
     def start(self) -> loop.State:
@@ -89,7 +90,7 @@ class Job:
         with sharding.using(self.lm.mesh):
             return loop.jit_burst(*objects, rounds, self.params, state, live)
 
-    def insert(self, where: np.ndarray, request: loop.Request, state: loop.State) -> loop.State:
+    def insert(self, where: np.ndarray, request: Request, state: loop.State) -> loop.State:
         """``rows.insert`` of ``request`` in the rows ``where``; takes the buffers of ``state``."""
         objects = self.lm.target, self.drafter, self.rule
         with sharding.using(self.lm.mesh):
@@ -107,7 +108,7 @@ class Job:
         with sharding.using(self.lm.mesh):
             return loop.jit_end(state, which)
 
-    def asked(self) -> loop.Request:
+    def asked(self) -> Request:
         """``request``, with what the encoder read in place of its inputs where it serves both."""
         if not self.one_memory:
             return self.request
@@ -151,7 +152,7 @@ def prepare(
     inputs=None,
     least_width=SMALLEST_WIDTH,
     least_buffer=SMALLEST_BUFFER,
-    chunk=loop.PREFILL_CHUNK,
+    chunk=PREFILL_CHUNK,
 ) -> Job:
     """Checks the arguments of ``text.generate``, where they are explained; makes a ``Job``.
 

@@ -14,68 +14,16 @@ import jax
 import jax.numpy as jnp
 
 from . import acceptance, laws, sharding, tree
-from . import stats as statistics
 from .acceptance import walk
 from .acceptance.laws import DraftLaw, TargetLaw
-from .pytree import pytree_dataclass, static
-from .request import Request, prepare
+from .prefill import extend, start
+from .request import prepare
 from .sampling import Sampling
+from .state import NO_TOKEN, SPENT, STOPPED, Decoded, State, end, result
 from .stats import Stats
 from .types import ROOT, Context, Draft, Drafter, PyTree, Scores, Segment, Target, Verdict
 
-PREFILL_CHUNK = 256  # prompt tokens fed at once: bounds the memory of a long prompt
 DRAFT, ACCEPT = 0, 1  # the two roles a random key can have within a round
-# why a row ended: it runs, met a stop, spent its budget, or its law gave no token a probability
-ENDED = ("", "stop", "length", "no token")
-RUNNING, STOPPED, SPENT, NO_TOKEN = range(len(ENDED))
-
-
-@pytree_dataclass
-class Decoded:
-    """Attributes:
-    tokens: int32 ``[B, L]``, prompts and what was generated; zeros behind ``lengths``.
-    lengths: int32 ``[B]``.
-    from_draft: bool ``[B, L]``, the token was drafted and accepted (else: the target's own).
-    ended: int32 ``[B]``, why: an index into ``loop.ENDED``, 0 while the row runs.
-    stats: ``Stats``.
-    logprobs: float32 ``[B, L]``, natural logarithms, 0 on the prompt; None if not asked for.
-    """
-
-    tokens: jax.Array
-    lengths: jax.Array
-    from_draft: jax.Array
-    ended: jax.Array
-    stats: Stats
-    logprobs: jax.Array | None = None
-
-
-@pytree_dataclass
-class State:
-    """All that the loop carries; every leaf leads with B.
-
-    Evolving: tokens, length, budget (0: finished), silent (rounds since the row last emitted), the
-    two caches, law (what a law of one's own carries). Constant: begin (where what is generated
-    begins), key, sampling, stops. Output: from_draft, ended, stats, logprobs (or None).
-    """
-
-    tokens: jax.Array
-    length: jax.Array
-    budget: jax.Array
-    silent: jax.Array
-    cache: PyTree
-    drafter: PyTree
-    key: jax.Array
-    sampling: Sampling
-    stops: jax.Array
-    begin: jax.Array
-    from_draft: jax.Array
-    ended: jax.Array
-    stats: Stats
-    law: PyTree = None
-    logprobs: jax.Array | None = None
-    logprobs_of: str = static("")
-
-
 # ---------------------------------------------------------------- one round, part by part
 
 
@@ -199,10 +147,18 @@ def run_round(target, drafter, rule, params, state: State) -> State:
         every = jnp.ones(draft.tokens.shape, bool) if draft.scored is None else draft.scored
         seen = dataclasses.replace(draft, scored=every & live[:, None])
         scores = verify(target, params, state.cache, seen, features=drafter.features)
-        return scores, accept(rule, params, draft, scores, context, round_keys(state, ACCEPT))
+        verdict = accept(rule, params, draft, scores, context, round_keys(state, ACCEPT))
+        said = None
+        if state.logprobs is not None:
+            p, emitted = (
+                TargetLaw(draft, scores.logits, context),
+                truncate(draft, verdict, state)[1],
+            )
+            said = _logprobs(p, state.logprobs_of, verdict.path, emitted)
+        return scores, verdict, said
 
     # in the branches, since logits of which no one asks later are then as wide as the pass
-    scores, full = in_narrowest(draft, live, judge)
+    scores, full, said = in_narrowest(draft, live, judge)
     verdict, emitted = truncate(draft, full, state)
     cache = target.commit(state.cache, scores.entries, root, verdict)
 
@@ -236,8 +192,6 @@ def run_round(target, drafter, rule, params, state: State) -> State:
     if law is not None:
         law = laws.fold(state.sampling.law, params.get("law"), law, emitted)
     if logprobs is not None:
-        p = TargetLaw(draft, scores.logits, context)
-        said = _logprobs(p, state.logprobs_of, full.path, emitted)
         logprobs = logprobs.at[rows, where].set(said, mode="drop")
     after = dataclasses.replace(
         state,
@@ -297,131 +251,7 @@ def _count(state: State, draft: Draft, num, from_draft) -> Stats:
     )
 
 
-# ---------------------------------------------------------------- start and run
-
-
-def start(
-    target, drafter, rule, capacity, params, request: Request, chunk: int = PREFILL_CHUNK
-) -> State:
-    """Fills the caches from the prompts, in chunks that bound the memory.
-
-    With ``request.num_samples`` above 1 each prompt is read once; its row is then repeated, with a
-    key of its own for each sample.
-    """
-    prompt, lengths, inputs = request.tokens, request.lengths, request.inputs
-    batch, width = prompt.shape
-    tokens = jnp.pad(prompt[:, :capacity], ((0, 0), (0, max(0, capacity - width))))
-    tokens = jnp.where(jnp.arange(capacity) < lengths[:, None], tokens, 0)
-    cache = sharding.rows(target.init(params["target"], batch, capacity, inputs))
-    learned = sharding.rows(drafter.init(params, batch, capacity, inputs))
-    chunk = min(chunk, width, capacity)
-    begin = jnp.zeros((batch,), jnp.int32)
-    carry = _feed(target, drafter, params, cache, learned, tokens, begin, lengths - 1, chunk)
-    state = _begin(target, drafter, rule, params, tokens, lengths, *carry, request)
-    if request.num_samples > 1:
-        state = jax.tree.map(lambda x: jnp.repeat(x, request.num_samples, axis=0), state)
-    return sharding.rows(dataclasses.replace(state, key=request.key))
-
-
-def extend(target, drafter, rule, params, state: State, request: Request) -> State:
-    """Puts ``request.tokens`` behind each row of a state, and begins anew with its settings.
-
-    Only they are fed, and the root before them: the caches are kept. What does not fit into the
-    buffer is the caller's to refuse; ``request.inputs`` are those of the start.
-    """
-    more, width = request.tokens, request.tokens.shape[1]
-    capacity = state.tokens.shape[1]
-    steps = jnp.arange(width)
-    where = jnp.where(steps < request.lengths[:, None], state.length[:, None] + steps, capacity)
-    rows = jnp.arange(more.shape[0])[:, None]
-    tokens = state.tokens.at[rows, where].set(more, mode="drop")
-    learned = state.drafter
-    if hasattr(drafter, "settle"):
-        context = Context(
-            tokens=state.tokens,
-            length=state.length,
-            budget=request.budget,
-            key=request.key,
-            sampling=request.sampling,
-        )
-        learned = drafter.settle(params, learned, context)
-    begin, length = state.length - 1, state.length + request.lengths
-    chunk = min(PREFILL_CHUNK, width)
-    carry = _feed(target, drafter, params, state.cache, learned, tokens, begin, length - 1, chunk)
-    state = _begin(target, drafter, rule, params, tokens, length, *carry, request)
-    return sharding.rows(dataclasses.replace(state, key=request.key))
-
-
-def _feed(target, drafter, params, cache, learned, tokens, begin, end, chunk):
-    """Shows the tokens at positions ``begin ... end - 1``, int32 ``[B]``, to target and drafter."""
-    batch, capacity = tokens.shape
-    steps = jnp.arange(chunk, dtype=jnp.int32)
-
-    def feed(index, carry):
-        cache, learned = carry
-        at = jnp.minimum(begin + index * chunk, end)
-        where = at[:, None] + steps
-        piece = jnp.take_along_axis(tokens, where, axis=1, mode="clip")
-        after = jnp.take_along_axis(tokens, where + 1, axis=1, mode="clip")
-        num = jnp.clip(end - at, 0, chunk)
-        topology = tree.chain_topology(chunk - 1)
-        draft = Draft(start=at, tokens=piece, scored=steps < num[:, None], topology=topology)
-        scores = target.verify(
-            params["target"], cache, draft, features=drafter.features, logits=False
-        )
-        path = jnp.broadcast_to(steps, piece.shape)
-        verdict = Verdict(path=path, count=num - 1, token=jnp.full((batch,), -1, jnp.int32))
-        cache = target.commit(cache, scores.entries, at, verdict)
-        segment = Segment(tokens=piece, next=after, features=scores.features, start=at, num=num)
-        return cache, drafter.observe(params, learned, segment)
-
-    chunks = (jnp.max(end - begin) + chunk - 1) // chunk
-    return jax.lax.fori_loop(0, chunks, feed, (cache, learned))
-
-
-def _begin(target, drafter, rule, params, tokens, length, cache, learned, request) -> State:
-    """The state before the first round."""
-    batch, capacity = tokens.shape
-    sampling = request.sampling
-    known = acceptance.RULES.get(rule) if isinstance(rule, str) else rule
-    reasons = [
-        getattr(target, "approximate", ""),
-        "" if getattr(known, "lossless", True) else f"rule {known.name}",
-    ]
-    names = dict(
-        drafter=getattr(drafter, "name", type(drafter).__name__),
-        rule=rule if isinstance(rule, str) else rule.name,
-        approximate=", ".join(filter(None, reasons)),
-    )
-    budget = jnp.minimum(request.budget, capacity - length)
-    zeros = jnp.zeros(tokens.shape, jnp.float32)
-    return State(
-        tokens=tokens,
-        length=length,
-        budget=budget,
-        silent=jnp.zeros((batch,), jnp.int32),
-        cache=cache,
-        drafter=learned,
-        key=jax.random.wrap_key_data(jnp.zeros((batch, 2), jnp.uint32), impl="threefry2x32"),
-        sampling=sampling,
-        stops=request.stops,
-        begin=length,
-        from_draft=jnp.zeros(tokens.shape, bool),
-        ended=jnp.where(budget > 0, RUNNING, SPENT),
-        stats=statistics.start(batch, drafter.depth, **names),
-        law=laws.begin(sampling.law, params.get("law"), tokens, length),
-        logprobs=zeros if request.logprobs else None,
-        logprobs_of=request.logprobs,
-    )
-
-
-def end(state: State, rows: jax.Array) -> State:
-    """Ends ``rows`` (bool ``[B]``) as if they had met a stop: they cost nothing more."""
-    return dataclasses.replace(
-        state,
-        budget=jnp.where(rows, 0, state.budget),
-        ended=jnp.where(rows, STOPPED, state.ended),
-    )
+# ---------------------------------------------------------------- run
 
 
 def burst(target, drafter, rule, rounds, params, state: State, live=1) -> State:
@@ -438,17 +268,6 @@ def burst(target, drafter, rule, rounds, params, state: State, live=1) -> State:
         return done + 1, run_round(target, drafter, rule, params, state)
 
     return jax.lax.while_loop(going, body, (jnp.int32(0), state))[1]
-
-
-def result(state: State) -> Decoded:
-    return Decoded(
-        tokens=state.tokens,
-        lengths=state.length,
-        from_draft=state.from_draft,
-        ended=state.ended,
-        stats=state.stats,
-        logprobs=state.logprobs,
-    )
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))

@@ -17,6 +17,7 @@ import numpy as np
 from . import job, loop, sharding
 from .job import Options, Prompts
 from .models.lm import LM
+from .state import ENDED, STOPPED
 from .stats import Stats
 from .stopping import RowText
 
@@ -192,7 +193,7 @@ class TextStream:
             begin, end = len(self._job.prompts[row]), int(seen.lengths[row])
             texts.append(text.push(seen.tokens[row, begin:end]) + text.flush())
             rows.append((row, slice(begin, begin + text.num)))
-            reasons.append(loop.ENDED[loop.STOPPED if text.over else int(seen.ended[row])])
+            reasons.append(ENDED[STOPPED if text.over else int(seen.ended[row])])
         return Generation(
             texts=texts,
             tokens=[seen.tokens[new] for new in rows],

@@ -1,0 +1,95 @@
+"""Reading prompts: the caches of target and drafter are filled, chunk by chunk."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from . import sharding, tree
+from . import state as states
+from .request import Request
+from .state import State
+from .types import Context, Draft, Segment, Verdict
+
+PREFILL_CHUNK = 256  # prompt tokens fed at once: bounds the memory of a long prompt
+
+
+def start(
+    target, drafter, rule, capacity, params, request: Request, chunk: int = PREFILL_CHUNK
+) -> State:
+    """Fills the caches from the prompts, in chunks that bound the memory.
+
+    With ``request.num_samples`` above 1 each prompt is read once; its row is then repeated, with a
+    key of its own for each sample.
+    """
+    prompt, lengths, inputs = request.tokens, request.lengths, request.inputs
+    batch, width = prompt.shape
+    tokens = jnp.pad(prompt[:, :capacity], ((0, 0), (0, max(0, capacity - width))))
+    tokens = jnp.where(jnp.arange(capacity) < lengths[:, None], tokens, 0)
+    cache = sharding.rows(target.init(params["target"], batch, capacity, inputs))
+    learned = sharding.rows(drafter.init(params, batch, capacity, inputs))
+    chunk = min(chunk, width, capacity)
+    begin = jnp.zeros((batch,), jnp.int32)
+    carry = _feed(target, drafter, params, cache, learned, tokens, begin, lengths - 1, chunk)
+    state = states.begin(target, drafter, rule, params, tokens, lengths, *carry, request)
+    if request.num_samples > 1:
+        state = jax.tree.map(lambda x: jnp.repeat(x, request.num_samples, axis=0), state)
+    return sharding.rows(dataclasses.replace(state, key=request.key))
+
+
+def extend(target, drafter, rule, params, state: State, request: Request) -> State:
+    """Puts ``request.tokens`` behind each row of a state, and begins anew with its settings.
+
+    Only they are fed, and the root before them: the caches are kept. What does not fit into the
+    buffer is the caller's to refuse; ``request.inputs`` are those of the start.
+    """
+    more, width = request.tokens, request.tokens.shape[1]
+    capacity = state.tokens.shape[1]
+    steps = jnp.arange(width)
+    where = jnp.where(steps < request.lengths[:, None], state.length[:, None] + steps, capacity)
+    rows = jnp.arange(more.shape[0])[:, None]
+    tokens = state.tokens.at[rows, where].set(more, mode="drop")
+    learned = state.drafter
+    if hasattr(drafter, "settle"):
+        context = Context(
+            tokens=state.tokens,
+            length=state.length,
+            budget=request.budget,
+            key=request.key,
+            sampling=request.sampling,
+        )
+        learned = drafter.settle(params, learned, context)
+    begin, length = state.length - 1, state.length + request.lengths
+    chunk = min(PREFILL_CHUNK, width)
+    carry = _feed(target, drafter, params, state.cache, learned, tokens, begin, length - 1, chunk)
+    state = states.begin(target, drafter, rule, params, tokens, length, *carry, request)
+    return sharding.rows(dataclasses.replace(state, key=request.key))
+
+
+def _feed(target, drafter, params, cache, learned, tokens, begin, end, chunk):
+    """Shows the tokens at positions ``begin ... end - 1``, int32 ``[B]``, to target and drafter."""
+    batch, capacity = tokens.shape
+    steps = jnp.arange(chunk, dtype=jnp.int32)
+
+    def feed(index, carry):
+        cache, learned = carry
+        at = jnp.minimum(begin + index * chunk, end)
+        where = at[:, None] + steps
+        piece = jnp.take_along_axis(tokens, where, axis=1, mode="clip")
+        after = jnp.take_along_axis(tokens, where + 1, axis=1, mode="clip")
+        num = jnp.clip(end - at, 0, chunk)
+        topology = tree.chain_topology(chunk - 1)
+        draft = Draft(start=at, tokens=piece, scored=steps < num[:, None], topology=topology)
+        scores = target.verify(
+            params["target"], cache, draft, features=drafter.features, logits=False
+        )
+        path = jnp.broadcast_to(steps, piece.shape)
+        verdict = Verdict(path=path, count=num - 1, token=jnp.full((batch,), -1, jnp.int32))
+        cache = target.commit(cache, scores.entries, at, verdict)
+        segment = Segment(tokens=piece, next=after, features=scores.features, start=at, num=num)
+        return cache, drafter.observe(params, learned, segment)
+
+    chunks = (jnp.max(end - begin) + chunk - 1) // chunk
+    return jax.lax.fori_loop(0, chunks, feed, (cache, learned))
