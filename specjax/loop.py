@@ -150,10 +150,8 @@ def run_round(target, drafter, rule, params, state: State) -> State:
         verdict = accept(rule, params, draft, scores, context, round_keys(state, ACCEPT))
         said = None
         if state.logprobs is not None:
-            p, emitted = (
-                TargetLaw(draft, scores.logits, context),
-                truncate(draft, verdict, state)[1],
-            )
+            p = TargetLaw(draft, scores.logits, context)
+            _, emitted = truncate(draft, verdict, state)
             said = _logprobs(p, state.logprobs_of, verdict.path, emitted)
         return scores, verdict, said
 
