@@ -15,6 +15,7 @@ from specjax import drafters, loop
 from specjax.models import Seq2SeqLM, load_config, load_weights
 from specjax.models.hf import abstract
 from specjax.models.tokenizer import wrap_tokenizer
+from specjax.prefill import PREFILL_CHUNK
 
 FOLDER = GOLDEN / "encoder_decoder"
 TOLERANCE = 1e-4  # on logits of size 1 to 10
@@ -101,7 +102,7 @@ def copies(case, name, inputs, new, shapes):
     key, law = jax.random.key(0), specjax.Sampling()
     request, capacity = loop.prepare(target, drafter, start, ones, key, new, law, None, (), inputs)
     objects, params = (target, drafter, "auto"), {"target": params, "drafter": weights}
-    state = loop.jit_start.eval_shape(*objects, capacity, params, request, loop.PREFILL_CHUNK)
+    state = loop.jit_start.eval_shape(*objects, capacity, params, request, PREFILL_CHUNK)
     text = loop.jit_burst.lower(*objects, 10, params, state, 1).compile().as_text()
     found = re.findall(r" = f32\[([\d,]+)\]\{\S* copy(?:-start)?\(", text)
     return [shape for shape in found if tuple(map(int, shape.split(","))) in shapes], text
