@@ -60,6 +60,7 @@ def make_job(
         capacity=capacity,
         params={"target": pair.target.params, "drafter": params},
         request=request,
+        stop_strings=[()] * len(tokens),
     )
 
 
