@@ -78,9 +78,11 @@ def prepare(
 
 
 def _concrete(x) -> np.ndarray | None:
-    known = not isinstance(x, jax.core.Tracer)
-    known &= not isinstance(x, jax.Array) or x.is_fully_addressable  # else other processes know
-    return np.asarray(x) if known else None
+    if isinstance(x, jax.core.Tracer):
+        return None
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        return None  # other processes hold a part of it
+    return np.asarray(x)
 
 
 def check_mesh(batch: tuple[int, ...]) -> None:
