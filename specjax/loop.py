@@ -17,6 +17,7 @@ from . import acceptance, laws, sharding, tree
 from .acceptance import walk
 from .acceptance.laws import DraftLaw, TargetLaw
 from .prefill import extend, start
+from .pytree import pytree_dataclass
 from .request import prepare
 from .sampling import Sampling
 from .state import NO_TOKEN, SPENT, STOPPED, Decoded, State, end, result
@@ -124,9 +125,34 @@ def round_keys(state: State, role: int) -> jax.Array:
     return jax.vmap(jax.random.fold_in)(keys, state.silent)
 
 
+@pytree_dataclass
+class Judged:
+    """A round before it changes anything. See ``judge``.
+
+    Attributes:
+      context: what ``accept`` was given.
+      draft, scores: of N nodes; zeros stand for the scores of what was left out of the pass.
+      proposed: the drafter's state between ``draft_step`` and ``observe``.
+      verdict: the rule's own, before stops and the budget cut it.
+      logprobs: float32 ``[B, D + 1]`` of the emitted tokens, or None.
+    """
+
+    context: Context
+    draft: Draft
+    proposed: PyTree
+    scores: Scores
+    verdict: Verdict
+    logprobs: jax.Array | None
+
+
 def run_round(target, drafter, rule, params, state: State) -> State:
     """One round for every row that is not finished. Finished rows stay as they are, bit by bit."""
-    root = state.length - 1
+    judged = judge(target, drafter, rule, params, state)
+    return conclude(target, drafter, params, state, judged)
+
+
+def judge(target, drafter, rule, params, state: State) -> Judged:
+    """The first half of a round, which only reads: draft, verify, accept. Pure."""
     context = Context(
         tokens=state.tokens,
         length=state.length,
@@ -142,7 +168,7 @@ def run_round(target, drafter, rule, params, state: State) -> State:
     context = dataclasses.replace(context, sampling=state.sampling)
     live = state.budget > 0
 
-    def judge(draft):
+    def score(draft):
         # nothing of a finished row is scored: experts cost what the others choose
         every = jnp.ones(draft.tokens.shape, bool) if draft.scored is None else draft.scored
         seen = dataclasses.replace(draft, scored=every & live[:, None])
@@ -156,7 +182,20 @@ def run_round(target, drafter, rule, params, state: State) -> State:
         return scores, verdict, said
 
     # in the branches, since logits of which no one asks later are then as wide as the pass
-    scores, full, said = in_narrowest(draft, live, judge)
+    scores, verdict, said = in_narrowest(draft, live, score)
+    return Judged(
+        context=context,
+        draft=draft,
+        proposed=proposed,
+        scores=scores,
+        verdict=verdict,
+        logprobs=said,
+    )
+
+
+def conclude(target, drafter, params, state: State, judged: Judged) -> State:
+    """The second half of a round: commit, observe, and the state after it. Pure."""
+    root, draft, scores, full = state.length - 1, judged.draft, judged.scores, judged.verdict
     verdict, emitted = truncate(draft, full, state)
     cache = target.commit(state.cache, scores.entries, root, verdict)
 
@@ -173,7 +212,7 @@ def run_round(target, drafter, rule, params, state: State) -> State:
         num=num,
         round=(draft, verdict, drafter.readout(draft, scores)),
     )
-    learned = drafter.observe(params, proposed, segment)
+    learned = drafter.observe(params, judged.proposed, segment)
 
     # emitted tokens go behind the root; column L does not exist, so it drops what is not emitted
     steps = jnp.arange(emitted.shape[1])
@@ -190,7 +229,7 @@ def run_round(target, drafter, rule, params, state: State) -> State:
     if law is not None:
         law = laws.fold(state.sampling.law, params.get("law"), law, emitted)
     if logprobs is not None:
-        logprobs = logprobs.at[rows, where].set(said, mode="drop")
+        logprobs = logprobs.at[rows, where].set(judged.logprobs, mode="drop")
     after = dataclasses.replace(
         state,
         tokens=state.tokens.at[rows, where].set(emitted, mode="drop"),
