@@ -76,6 +76,7 @@ def tree(
     scored=None,
     vocab=None,
     draws="iid",
+    deepest=None,
 ) -> Draft:
     """A tree of drafted ``tokens`` int32 ``[B, N - 1]`` below the root.
 
@@ -87,6 +88,7 @@ def tree(
       vocab: int32 ``[Vq]`` or ``[B, Vq]``, the target's id of each entry of a law; None: the same.
         ``tokens`` are the target's ids in any case.
       draws: ``iid`` or ``distinct``.
+      deepest: an int that no depth exceeds, where ``parent`` differs by row; None: N - 1.
 
     Nodes deeper than ``context.width``, if it is given, are neither scored nor candidates.
 
@@ -118,6 +120,7 @@ def tree(
         vocab=vocab,
         topology=check_topology(parent) if static_parent else None,
         draws=draws,
+        deepest=None if static_parent else deepest,
     )
     if context.width is None:
         return draft
@@ -137,7 +140,8 @@ def parents(draft: Draft) -> jax.Array:
 def max_depth(draft: Draft) -> int:
     """Depth of the deepest node that the draft can have (static)."""
     if draft.topology is None:
-        return draft.num_nodes - 1
+        most = draft.num_nodes - 1
+        return most if draft.deepest is None else min(most, draft.deepest)
     return int(_static(draft.topology)[1].max())
 
 
@@ -272,6 +276,7 @@ def merge(*drafts: Draft) -> Draft:
         vocab=lawful[0].vocab if lawful else None,
         partial=None,
         topology=None,
+        deepest=max(max_depth(d) for d in drafts),
     )
 
 

@@ -49,6 +49,7 @@ class Draft:
       partial: entries that the target computed while drafting (self-drafting), or None.
       topology: the static ``parent``, a tuple of N ints beginning with -1, or None.
       draws: how siblings were drawn: ``iid`` or ``distinct`` (without replacement).
+      deepest: static; the depth that no node exceeds, where ``parent`` differs by row; None: N - 1.
     """
 
     start: jax.Array
@@ -62,6 +63,7 @@ class Draft:
     partial: PyTree = None
     topology: tuple[int, ...] | None = static(None)
     draws: str = static("iid")
+    deepest: int | None = static(None)
 
     @property
     def num_nodes(self) -> int:

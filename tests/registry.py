@@ -6,6 +6,7 @@ A line is ``name: (drafter, weights of the drafter, rules)``; ``conformance`` te
 import numpy as np
 from toys import Merged, TreeDrafter, bag, like
 
+from specjax import topology
 from specjax.drafters import Adaptive, DraftModel, Goodput, NGram, Plain
 
 ALL = ("rejection", "delta")
@@ -29,6 +30,26 @@ def cases(model, params):
         "draft": (DraftModel(num_draft=3, model=model), near, CHAIN),
         "draft one": (DraftModel(num_draft=1, model=model), near, ("rejection",)),
         "draft itself": (DraftModel(num_draft=3, model=model), params, ("rejection", "block")),
+        "draft tree iid": (
+            DraftModel(model=model, topology=topology.Tree(TREE)),
+            near,
+            ("rejection",),
+        ),
+        "draft tree distinct": (
+            DraftModel(model=model, topology=topology.branching(2, 1, 1), how="distinct"),
+            near,
+            ("rejection",),
+        ),
+        "draft expanded": (
+            DraftModel(model=model, topology=topology.Expand(2, 3, 6)),
+            near,
+            ("delta",),
+        ),
+        "draft expanded by gain": (
+            DraftModel(model=model, topology=topology.Expand(2, 3, 6, gain=0.3)),
+            near,
+            ("delta",),
+        ),
         "draft unrelated": (DraftModel(num_draft=2, model=model), other, ("rejection",)),
         "ngram": (
             NGram(num_draft=5, longest=2, shortest=1, stretch=2),

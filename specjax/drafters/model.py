@@ -1,17 +1,17 @@
-"""An independent draft model: any target with the same vocabulary, run token by token."""
+"""An independent draft model: any target with the same vocabulary, run depth by depth."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 
-from .. import sampling as law
+from .. import topology as topologies
 from .. import tree
 from ..pytree import pytree_dataclass
 from ..types import Draft, PyTree, Target, Verdict
+from . import growth
 from .base import ChainDrafter
 
 CATCH_UP = 16  # tokens read at once after rounds without a draft
@@ -21,40 +21,63 @@ CATCH_UP = 16  # tokens read at once after rounds without a draft
 class DraftModelState:
     """``cache`` holds the entries of ``tokens[:filled]``, ``filled`` int32 ``[B]``; that is
     ``length - 2`` or more, unless rounds were asked to draft nothing. ``fresh``: the entries of
-    this round, and ``ran`` bool ``[B]``: there are any; both None between rounds."""
+    this round, ``place`` int32 ``[B, N]``: where among them the draft's nodes are, and ``ran``
+    bool ``[B]``: there are any; all None between rounds."""
 
     cache: PyTree
     filled: jax.Array
     fresh: PyTree = None
+    place: jax.Array | None = None
     ran: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class DraftModel(ChainDrafter):
-    """Drafts a chain with a small language model; ``params["drafter"]`` are its weights.
+    """Drafts a chain or a tree with a small language model, ``params["drafter"]`` its weights.
 
     It stays two tokens behind: its first pass feeds the last two committed tokens. Then a full
     acceptance, after which the last drafted token has no entry yet, is no special case, and
-    ``observe`` runs no pass at all: it keeps the entries of what was accepted.
+    ``observe`` runs no pass at all: it keeps the entries of what was accepted. A tree takes one
+    pass a depth, over the nodes that have children.
 
     Where ``context.width`` is given, passes beyond it are left out. After rounds of width 0 the
     cache lags; the next round that drafts first reads what was missed, several tokens a pass.
 
+    Attributes:
+      num_draft: tokens of a chain; of a tree it follows from the topology.
+      model: the draft model.
+      topology: what is drafted, see ``topology.py``; None: a chain of ``num_draft`` tokens.
+      how: how children are picked, see ``growth.grow``; None: drawn (``iid``), or ``top`` in a
+        tree that the drafter grows.
+
     Lossless: yes, under ``greedy``, ``rejection`` (its law is recorded) and ``delta``.
 
-    References: Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318.
+    References: Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318; trees: SpecInfer,
+    arXiv 2305.09781, Sequoia, arXiv 2402.12374.
     """
 
     model: Target = None
+    topology: topologies.Topology | None = None
+    how: str | None = None
     name = "draft"
 
     def __post_init__(self):
         super().__post_init__()
-        if self.num_draft < 1 or self.model is None:
+        if self.model is None or (self.topology is None and self.num_draft < 1):
             raise ValueError(
                 f"DraftModel(num_draft={self.num_draft}, model={type(self.model).__name__}): it "
                 "needs a model and at least one token to draft; for plain decoding use Plain()"
             )
+        topology = self.topology or topologies.chain(self.num_draft)
+        how = self.how or ("iid" if isinstance(topology, topologies.Tree) else "top")
+        growth.check_how(how, topology)
+        object.__setattr__(self, "topology", topology)
+        object.__setattr__(self, "how", how)
+        object.__setattr__(self, "num_draft", topology.num_nodes - 1)
+
+    @property
+    def depth(self) -> int:
+        return self.topology.depth
 
     @property
     def vocab_size(self) -> int:
@@ -75,76 +98,39 @@ class DraftModel(ChainDrafter):
             until = jnp.where(wanted, context.length - 2, 0)
             state = self._catch_up(params, state, context.tokens, until)
             ran = jnp.broadcast_to(context.width > 0, context.length.shape)
-        tail = context.length[:, None] - 2 + jnp.arange(2)
-        known = jnp.take_along_axis(context.tokens, jnp.maximum(tail, 0), axis=1)
-        uniform = None
-        if not context.sampling.greedy:
-            uniform = law.uniforms(context.key, self.num_draft)
+        behind = jnp.maximum(context.length - 2, 0)[:, None]
+        behind = jnp.take_along_axis(context.tokens, behind, axis=1)
 
-        def passes(step, tokens, entries, shapes):
-            token, q, entries = self._next(
-                params, state.cache, context, uniform, step, tokens, entries
+        def level(entries, grown, since):
+            """A pass over the nodes of one depth; the first feeds the token before the root too."""
+            block = _below(behind, grown)
+            first = since + 1 if since else 0
+            scores = self.model.verify(
+                params["drafter"], state.cache, block, since=first, entries=entries
             )
-            tokens = jnp.concatenate([tokens, token[:, None]], axis=1)
-            if step + 1 == self.num_draft:
-                return tokens, [q], entries
-            tokens, laws, entries = maybe(step + 1, tokens, entries, shapes)
-            return tokens, [q, *laws], entries
+            return scores.logits[:, since + 1 - first :], scores.entries
 
-        def maybe(step, tokens, entries, shapes):
-            """The passes from ``step`` on, as far as they are wanted; where the shapes of all are
-            known, those that are not are left out. Branches return what belongs to the nodes,
-            never the cache."""
-            if shapes is None:
-                return passes(step, tokens, entries, None)
-
-            def skip(tokens, entries):
-                laws = jax.tree.map(lambda q: jnp.zeros(q.shape, q.dtype), shapes[1][step:])
-                return _padded(tokens, shapes[0]), laws, _padded(entries, shapes[2])
-
-            run = functools.partial(passes, step, shapes=shapes)
-            return jax.lax.cond(step < context.width, run, skip, tokens, entries)
-
-        every = functools.partial(maybe, 0, known, None)
-        shapes = None if context.width is None else jax.eval_shape(lambda: every(None))
-        tokens, laws, entries = every(shapes)
-        laws = None if context.sampling.greedy else jnp.stack(laws, axis=1)
-        draft = tree.chain(context, tokens[:, 2:], laws)
-        return draft, dataclasses.replace(state, fresh=entries, ran=ran)
+        draft, entries, place = growth.grow(self.topology, context, level, None, how=self.how)
+        place = jnp.broadcast_to(place, draft.tokens.shape)
+        return draft, dataclasses.replace(state, fresh=entries, place=place, ran=ran)
 
     def observe(self, params, state, segment):
         if segment.round is None:
             return self._read(params, state, segment.tokens, segment.start, segment.num)
-        # nodes of the pass: (last but one, root, d_1 ... ), so count accepted tokens leave the
-        # cache with the entries of all but the last two committed tokens
+        # nodes of the passes: the last token but one, the root, and those drafted that were gone
+        # on with; count accepted tokens leave the cache with the entries of all but the last two
+        # committed ones
         count = segment.num - 1
         if state.ran is not None:
             count = jnp.where(state.ran, count, -1)
-        nodes = self.num_draft + 1
-        path = jnp.broadcast_to(jnp.arange(nodes, dtype=jnp.int32), (count.shape[0], nodes))
+        path = segment.round[1].path[:, :-1]
+        path = 1 + jnp.maximum(jnp.take_along_axis(state.place, path, axis=1), 0)
+        path = jnp.pad(path, ((0, 0), (1, 0)))
         verdict = Verdict(path=path, count=count, token=count)
         return DraftModelState(
             cache=self.model.commit(state.cache, state.fresh, segment.start - 1, verdict),
             filled=jnp.where(count >= 0, segment.start + count, state.filled),
         )
-
-    def _next(self, params, cache, context, uniform, step, tokens, entries):
-        """One pass: the next token int32 ``[B]``, its law (None if greedy), entries of all nodes.
-
-        ``tokens`` int32 ``[B, 2 + step]``: the last two committed ones, then those drafted.
-        """
-        sampling, nodes = context.sampling, tokens.shape[1]
-        block = Draft(
-            start=context.length - 2, tokens=tokens, topology=tree.chain_topology(nodes - 1)
-        )
-        since = 0 if step == 0 else nodes - 1
-        scores = self.model.verify(params["drafter"], cache, block, since=since, entries=entries)
-        logits = scores.logits[:, -1]
-        prefix = context.prefix(tokens[:, 2:])
-        if sampling.greedy:
-            return law.argmax(sampling.adjust(logits, prefix)), None, scores.entries
-        q = sampling.probabilities(logits, prefix)
-        return law.draw(q, uniform[:, step]), q, scores.entries
 
     def settle(self, params, state, context):
         return self._catch_up(params, state, context.tokens, context.length - 1)
@@ -178,13 +164,17 @@ class DraftModel(ChainDrafter):
         )
 
 
-def _padded(given, shapes):
-    """``given``, a pytree or None, with zeros behind it up to ``shapes``."""
-
-    def zeros(like):
-        return jnp.zeros(like.shape, like.dtype)
-
-    def pad(like, x):
-        return jnp.pad(x, [(0, n - m) for n, m in zip(like.shape, x.shape, strict=True)])
-
-    return jax.tree.map(zeros, shapes) if given is None else jax.tree.map(pad, shapes, given)
+def _below(token: jax.Array, grown: Draft) -> Draft:
+    """``grown`` below the token before its root, int32 ``[B, 1]``."""
+    topology = grown.topology
+    if topology is not None:
+        topology = (-1, *(parent + 1 for parent in topology))
+        parent = None
+    else:
+        parent = jnp.pad(grown.parent + 1, ((0, 0), (1, 0)), constant_values=-1)
+    return Draft(
+        start=grown.start - 1,
+        tokens=jnp.concatenate([token, grown.tokens], axis=1),
+        parent=parent,
+        topology=topology,
+    )

@@ -1,0 +1,267 @@
+"""Drafting a tree, for any method that can say logits below a node.
+
+A method brings one function::
+
+    level(carry, grown, since) -> (logits float32 [B, W, V] or [B, 1, V], carry)
+
+called once a depth, the root first. ``grown`` is a ``Draft`` of the nodes that have children, as
+far as they are known: M of them, node 0 the root; ``since:`` are those of this depth, W = M -
+since. Row ``w`` of the logits is about the token below node ``since + w``; one row stands for all
+nodes of the depth. ``carry`` holds whatever the method keeps of the nodes, M of them: a recurrent
+state is gathered by ``tree.parents(grown)``, a model passes ``grown`` to its own ``verify``.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import sampling as law
+from .. import topology as topologies
+from .. import tree
+from ..topology import Expand, Tree
+from ..types import ROOT, Context, Draft
+
+HOW = ("top", "iid", "distinct")
+
+
+def check_how(how: str, topology: topologies.Topology) -> None:
+    """Raises ValueError for an unknown way to pick children, or one that a topology forbids."""
+    if how not in HOW:
+        raise ValueError(f"how={how!r} is unknown; accepted: {', '.join(HOW)}")
+    if how != "top" and not isinstance(topology, Tree):
+        raise ValueError(
+            f"how={how!r} with {topology}: a tree that follows what was drawn would bias the rules "
+            "that trust q; draw in a static tree, or take how='top'"
+        )
+
+
+def grow(topology, context: Context, level, carry, *, how: str = "top"):
+    """Drafts a tree below each row's root.
+
+    Args:
+      topology: see ``topology.py``.
+      level: the method, see above.
+      carry: its state before the root was looked at.
+      how: ``top``: the r-th child of a node is the r-th best token below it, a function of the
+        context. ``iid``, ``distinct``: children are drawn, with or without replacement, from the
+        law of the request's settings, and the draft states these laws. At temperature 0 ``top``.
+
+    Where ``context.width`` is given, depths beyond it are not looked at.
+
+    Returns:
+      ``(draft, carry, place)``; ``carry`` has all M nodes that were gone on with, and ``place``
+      int32 ``[1 or B, N]`` says where a node of the draft is among them, -1 if it is not.
+    """
+    check_how(how, topology)
+    if isinstance(topology, Expand):
+        return _expand(topology, context, level, carry)
+    return _static(topology, context, level, carry, "top" if context.sampling.greedy else how)
+
+
+# ------------------------------------------------------------------------------- static trees
+
+
+def _static(topology: Tree, context, level, carry, how):
+    parents, depths = np.asarray(topology.parents), np.asarray(topology.depths)
+    inner = np.unique(parents[1:])  # nodes with children, level by level
+    below = np.searchsorted(inner, parents)  # of a node: its parent, counted among those
+    batch = context.tokens.shape[0]
+    tokens = context.root[:, None]
+    drawn = how != "top"
+    uniform = law.uniforms(context.key, topology.num_nodes) if drawn else None
+    laws = []
+    for depth in range(topology.depth):
+        here = inner[depths[inner] == depth]
+        known = inner[depths[inner] <= depth]
+        since = len(known) - len(here)
+        above = (-1, *(int(n) for n in below[known[1:]]))
+        grown = Draft(start=context.length - 1, tokens=tokens[:, known], topology=above)
+        step = functools.partial(level, since=since)
+        logits, carry = _if_wanted(step, depth, context.width, carry, grown)
+        children = np.flatnonzero(depths == depth + 1)
+        parent = below[children] - since  # column of this level
+        rank = np.asarray(topology.ranks)[children]
+        if not drawn:
+            logits = _adjusted(context, grown, since, logits)
+            best = best_tokens(logits, int(rank.max()) + 1)  # [B, W or 1, K]
+            chosen = best[:, parent if best.shape[1] > 1 else np.zeros_like(parent), rank]
+        else:
+            q = _probabilities(context, grown, since, logits)
+            q = jnp.broadcast_to(q, (batch, len(here), q.shape[2]))
+            laws.append(q)
+            chosen = _draw(q, parent, rank, uniform[:, children], how)
+        tokens = jnp.concatenate([tokens, chosen], axis=1)
+    draft = tree.tree(
+        context,
+        tokens[:, 1:],
+        topology.parents,
+        law=jnp.broadcast_to(below[1:], (batch, len(below) - 1)) if drawn else None,
+        laws=jnp.concatenate(laws, axis=1) if drawn else None,
+        draws=how if drawn else "iid",
+    )
+    place = np.full(len(parents), -1)
+    place[inner] = np.arange(len(inner))
+    return draft, carry, jnp.asarray(place, jnp.int32)[None]
+
+
+def _draw(q, parent, rank, uniform, how):
+    """One token a child from the law of its parent, siblings in order, int32 ``[B, C]``.
+
+    A law with fewer tokens than distinct siblings gives -1, which no rule looks at.
+    """
+    chosen = [None] * len(parent)
+    draw = jax.vmap(law.draw, in_axes=1, out_axes=1)
+    rows = jnp.arange(q.shape[0])[:, None]
+    left = q
+    for r in range(rank.max() + 1):
+        which = np.flatnonzero(rank == r)
+        said = draw(left[:, parent[which]], uniform[:, which])
+        for i, child in enumerate(which):
+            chosen[child] = said[:, i]
+        if how == "distinct":
+            gone = jnp.where(said < 0, q.shape[2], said)
+            left = left.at[rows, parent[which], gone].set(0.0, mode="drop")
+    return jnp.stack(chosen, axis=1)
+
+
+# ------------------------------------------------------------------ trees grown by probability
+
+
+def _expand(topology: Expand, context, level, carry):
+    batch, width = context.tokens.shape[0], topology.width
+    # all paths looked at, node 0 is the root: the last token, its parent, the path's value (nats)
+    tokens = context.root[:, None]
+    parent = jnp.full((batch, 1), -1, jnp.int32)
+    value = jnp.zeros((batch, 1))
+    where = jnp.zeros((batch, 1), jnp.int32)  # of the nodes gone on with: in those three
+    above = parent  # their parents, counted among themselves
+    alive = context.budget > 0
+    for depth in range(topology.depth):
+        wide = 1 if depth == 0 else width
+        since = where.shape[1] - wide
+        grown = Draft(
+            start=context.length - 1,
+            tokens=jnp.take_along_axis(tokens, where, axis=1),
+            parent=above,
+        )
+        wanted = jnp.any(alive)
+        step = functools.partial(level, since=since)
+        logits, carry = _if_wanted(step, depth, context.width, carry, grown, wanted)
+        logits = _adjusted(context, grown, since, logits)
+        said = jax.nn.log_softmax(logits, axis=-1)
+        best = best_tokens(said, width)
+        worth = jnp.take_along_axis(said, jnp.maximum(best, 0), axis=2)
+        worth = jnp.where(best < 0, -jnp.inf, worth)
+        best, worth = (jnp.broadcast_to(x, (batch, wide, width)) for x in (best, worth))
+        here = where[:, since:]
+        worth = worth + jnp.take_along_axis(value, here, axis=1)[:, :, None]
+        worth = jnp.where(alive[:, None, None], worth, -jnp.inf)
+        if context.width is not None:
+            worth = jnp.where(depth < context.width, worth, -jnp.inf)
+        first = tokens.shape[1]
+        before = _kept(value, topology.nodes)
+        tokens = jnp.concatenate([tokens, best.reshape(batch, -1)], axis=1)
+        value = jnp.concatenate([value, worth.reshape(batch, -1)], axis=1)
+        parent = jnp.concatenate([parent, jnp.repeat(here, width, axis=1)], axis=1)
+        if topology.gain:
+            alive &= _kept(value, topology.nodes) - before >= topology.gain
+        if depth + 1 < topology.depth:
+            _, on = jax.lax.top_k(worth.reshape(batch, -1), width)
+            on = jnp.sort(on, axis=1)  # children of one node stay side by side
+            where = jnp.concatenate([where, on + first], axis=1)
+            above = jnp.concatenate([above, since + on // width], axis=1)
+    # the most probable, in the order in which they were found: parents first, siblings by rank;
+    # ties fall to the earlier, so a parent is kept wherever its child is
+    best, kept = jax.lax.top_k(value[:, 1:], topology.nodes)
+    order = jnp.argsort(kept, axis=1)
+    kept, best = (jnp.take_along_axis(x, order, axis=1) for x in (kept, best))
+    kept = jnp.concatenate([jnp.zeros((batch, 1), kept.dtype), kept + 1], axis=1)
+    rank = jnp.zeros(tokens.shape, jnp.int32)
+    rows = jnp.arange(batch)[:, None]
+    rank = rank.at[rows, kept].set(jnp.arange(topology.nodes + 1, dtype=jnp.int32))
+    parent = jnp.take_along_axis(rank, jnp.take_along_axis(parent, kept, axis=1), axis=1)
+    real = best > -jnp.inf
+    draft = tree.tree(
+        context,
+        jnp.take_along_axis(tokens, kept, axis=1)[:, 1:],
+        # what is no path hangs below the root, the others before it
+        jnp.concatenate([jnp.full((batch, 1), -1), jnp.where(real, parent[:, 1:], ROOT)], axis=1),
+        scored=real,
+        candidate=real,
+        deepest=topology.depth,
+    )
+    looked = jnp.full(tokens.shape, -1, jnp.int32)
+    looked = looked.at[rows, where].set(jnp.arange(where.shape[1], dtype=jnp.int32))
+    return draft, carry, jnp.take_along_axis(looked, kept, axis=1)
+
+
+def _kept(value, nodes):
+    """``[B]``, the sum of the ``nodes`` greatest path probabilities below the root."""
+    below = value[:, 1:]
+    if not below.shape[1]:
+        return jnp.zeros(len(value))
+    best, _ = jax.lax.top_k(below, min(nodes, below.shape[1]))
+    return jnp.sum(jnp.exp(best), axis=1)
+
+
+# -------------------------------------------------------------------------------------- parts
+
+
+def best_tokens(logits: jax.Array, count: int) -> jax.Array:
+    """int32 ``[B, W, K]``: the ``count`` best tokens, best first; equal ones by their index."""
+    if count == 1:
+        return law.argmax(logits)[..., None]
+    return jax.lax.top_k(logits, count)[1].astype(jnp.int32)
+
+
+def _if_wanted(step, depth, width, carry, grown, wanted=True):
+    """``step(carry, grown)`` if any row wants this depth; else zeros stand for what it adds."""
+    if width is None and wanted is True:
+        return step(carry, grown)
+    if width is not None:
+        wanted = wanted & (depth < width)
+    logits, after = jax.eval_shape(step, carry, grown)
+
+    def zeros(like):
+        return jnp.zeros(like.shape, like.dtype)
+
+    def pad(like, x):
+        return jnp.pad(x, [(0, n - m) for n, m in zip(like.shape, x.shape, strict=True)])
+
+    def skip(carry, grown):
+        if jax.tree.structure(carry) != jax.tree.structure(after):  # before the first depth
+            return zeros(logits), jax.tree.map(zeros, after)
+        return zeros(logits), jax.tree.map(pad, after, carry)
+
+    return jax.lax.cond(wanted, step, skip, carry, grown)
+
+
+def _at_nodes(context, grown, since, logits, say):
+    """``say(logits [B, V], prefix)`` at each of the nodes ``since:``; one row stands for all
+    unless the law looks at prefixes."""
+    wide = grown.num_nodes - since
+    if not context.sampling.needs_prefix:
+        return jax.vmap(lambda x: say(x, None), in_axes=1, out_axes=1)(logits)
+    logits = jnp.broadcast_to(logits, (logits.shape[0], wide, logits.shape[2]))
+
+    def at(x, node):
+        node = jnp.full((logits.shape[0],), node, jnp.int32)
+        return say(x, context.prefix(tree.prefix_tokens(grown, node)))
+
+    return jax.vmap(at, in_axes=(1, 0), out_axes=1)(logits, since + jnp.arange(wide))
+
+
+def _adjusted(context, grown, since, logits):
+    """Logits after bias, penalties and law."""
+    if not context.sampling.adjusts:
+        return logits
+    return _at_nodes(context, grown, since, logits, context.sampling.adjust)
+
+
+def _probabilities(context, grown, since, logits):
+    """The law q at each node, all settings applied."""
+    return _at_nodes(context, grown, since, logits, context.sampling.probabilities)
