@@ -7,7 +7,7 @@ import numpy as np
 from toys import Merged, TreeDrafter, bag, like
 
 from specjax import topology
-from specjax.drafters import Adaptive, DraftModel, Goodput, NGram, Plain
+from specjax.drafters import Adaptive, DraftModel, Goodput, NGram, Plain, Union
 
 ALL = ("rejection", "delta")
 CHAIN = ("rejection", "block", "delta")
@@ -49,6 +49,16 @@ def cases(model, params):
             DraftModel(model=model, topology=topology.Expand(2, 3, 6, gain=0.3)),
             near,
             ("delta",),
+        ),
+        "union of draft models": (
+            Union(
+                drafters=(
+                    DraftModel(model=model, topology=topology.Tree((-1, 0, 0, 1))),
+                    DraftModel(num_draft=2, model=model),
+                )
+            ),
+            (near, other),
+            ("rejection",),
         ),
         "draft unrelated": (DraftModel(num_draft=2, model=model), other, ("rejection",)),
         "ngram": (

@@ -136,7 +136,7 @@ class Merged(ChainDrafter):
 
     @property
     def depth(self):
-        return sum(len(d.topology) - 1 for d in self.drafters)
+        return max(d.depth for d in self.drafters)
 
     def draft_step(self, params, state, context):
         drafts = []

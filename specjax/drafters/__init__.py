@@ -6,9 +6,14 @@ from .ngram import NGram
 from .plain import Plain
 from .policies import POLICIES, ExLlama, Goodput, HuggingFace
 from .synthetic import Synthetic
+from .union import Union
 
 DRAFTERS = {drafter.name: drafter for drafter in (Plain, DraftModel, NGram)}
-DRAFTERS |= {"adaptive": Adaptive, "synthetic": Synthetic}  # named after what they hold
+DRAFTERS |= {
+    "adaptive": Adaptive,
+    "synthetic": Synthetic,
+    "union": Union,
+}  # named after what they hold
 
 __all__ = [
     "DRAFTERS",
@@ -21,4 +26,5 @@ __all__ = [
     "NGram",
     "Plain",
     "Synthetic",
+    "Union",
 ]

@@ -94,9 +94,7 @@ class DraftModel(ChainDrafter):
     def draft_step(self, params, state, context):
         ran = None
         if context.width is not None:
-            wanted = (context.budget > 0) & (context.width > 0)
-            until = jnp.where(wanted, context.length - 2, 0)
-            state = self._catch_up(params, state, context.tokens, until)
+            state = self.catch_up(params, state, context)
             ran = jnp.broadcast_to(context.width > 0, context.length.shape)
         behind = jnp.maximum(context.length - 2, 0)[:, None]
         behind = jnp.take_along_axis(context.tokens, behind, axis=1)
@@ -120,7 +118,7 @@ class DraftModel(ChainDrafter):
         # nodes of the passes: the last token but one, the root, and those drafted that were gone
         # on with; count accepted tokens leave the cache with the entries of all but the last two
         # committed ones
-        count = segment.num - 1
+        count = segment.round[1].count
         if state.ran is not None:
             count = jnp.where(state.ran, count, -1)
         path = segment.round[1].path[:, :-1]
@@ -132,10 +130,18 @@ class DraftModel(ChainDrafter):
             filled=jnp.where(count >= 0, segment.start + count, state.filled),
         )
 
-    def settle(self, params, state, context):
-        return self._catch_up(params, state, context.tokens, context.length - 1)
+    def catch_up(self, params, state, context):
+        """Reads what it missed, up to where ``draft_step`` begins; nothing where no row drafts."""
+        wanted = context.budget > 0
+        if context.width is not None:
+            wanted &= context.width > 0
+        until = jnp.where(wanted, context.length - 2, 0)
+        return self._read_until(params, state, context.tokens, until)
 
-    def _catch_up(self, params, state, tokens, until):
+    def settle(self, params, state, context):
+        return self._read_until(params, state, context.tokens, context.length - 1)
+
+    def _read_until(self, params, state, tokens, until):
         """Reads what is lacking of ``tokens[:until]``, ``until`` int32 ``[B]``."""
         chunk = min(CATCH_UP, tokens.shape[1])
         steps = jnp.arange(chunk, dtype=jnp.int32)

@@ -1,0 +1,132 @@
+"""Several drafters at once, their trees merged: SpecInfer."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from .. import tree
+from ..pytree import pytree_dataclass
+from ..types import ROOT, Draft, Drafter, PyTree, Segment, Verdict
+from .base import ChainDrafter
+
+
+@pytree_dataclass
+class UnionState:
+    """``inner``: a state for each drafter; ``drafts``: what each proposed, None between rounds."""
+
+    inner: tuple[PyTree, ...]
+    drafts: tuple[Draft, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Union(ChainDrafter):
+    """All drafters propose below the same root; equal prefixes are verified once.
+
+    ``params["drafter"]`` is a tuple, the weights of each. A token that two drafters draw stays
+    two siblings, each judged against the law it was drawn from: ``rejection`` is SpecInfer's
+    multi-step speculative sampling. All must draw alike (see ``Draft.draws``).
+
+    Lossless: yes, under the rules that judge each of them.
+
+    References: SpecInfer, arXiv 2305.09781, algorithm 2 (merging) and 3 (sampling).
+
+    Example::
+
+        drafter = Union(drafters=(DraftModel(3, model=a), NGram(4)))
+        params = {"target": weights, "drafter": (weights_of_a, None)}
+    """
+
+    num_draft: int = 0
+    drafters: tuple[Drafter, ...] = ()
+
+    def __post_init__(self):
+        if len(self.drafters) < 2:
+            raise ValueError(f"Union of {len(self.drafters)} drafters: give at least two")
+        for drafter in self.drafters:
+            if getattr(type(drafter), "readout", None) is not ChainDrafter.readout:
+                raise ValueError(
+                    f"Union: {drafter.name} reads all nodes of a round (it has a readout), which "
+                    "are no longer its own once drafts are merged"
+                )
+        object.__setattr__(self, "num_draft", sum(d.num_draft for d in self.drafters))
+
+    @property
+    def name(self) -> str:
+        return f"union({', '.join(d.name for d in self.drafters)})"
+
+    @property
+    def depth(self) -> int:
+        return max(d.depth for d in self.drafters)
+
+    @property
+    def features(self) -> tuple[int, ...]:
+        return tuple(i for drafter in self.drafters for i in drafter.features)
+
+    def init(self, params, batch, capacity, inputs=None):
+        if not isinstance(params["drafter"], tuple | list) or len(params["drafter"]) != len(
+            self.drafters
+        ):
+            raise ValueError(
+                f"params['drafter'] of a Union must be a tuple of {len(self.drafters)}, the "
+                "weights of each drafter (None for one without)"
+            )
+        own = zip(self.drafters, self._own(params), strict=True)
+        return UnionState(inner=tuple(d.init(p, batch, capacity, inputs) for d, p in own))
+
+    def draft_step(self, params, state, context):
+        drafts, states = [], []
+        for i, (drafter, own) in enumerate(zip(self.drafters, self._own(params), strict=True)):
+            keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(context.key, i)
+            here, inner = dataclasses.replace(context, key=keys), state.inner[i]
+            if hasattr(drafter, "catch_up"):  # what another drafter proposed it has not read
+                inner = drafter.catch_up(own, inner, here)
+            draft, inner = drafter.draft_step(own, inner, here)
+            drafts.append(draft)
+            states.append(inner)
+        return tree.merge(*drafts), UnionState(inner=tuple(states), drafts=tuple(drafts))
+
+    def observe(self, params, state, segment):
+        taps, first, states = len(self.features), 0, []
+        for i, (drafter, own) in enumerate(zip(self.drafters, self._own(params), strict=True)):
+            mine = segment
+            if segment.features is not None:
+                size = segment.features.shape[-1] // taps
+                last = first + size * len(drafter.features)
+                features = segment.features[..., first:last] if last > first else None
+                mine, first = dataclasses.replace(mine, features=features), last
+            if segment.round is not None:
+                mine = _round_of(mine, state.drafts[i])
+            states.append(drafter.observe(own, state.inner[i], mine))
+        return UnionState(inner=tuple(states))
+
+    def settle(self, params, state, context):
+        own = zip(self.drafters, self._own(params), state.inner, strict=True)
+        settled = (d.settle(p, s, context) if hasattr(d, "settle") else s for d, p, s in own)
+        return UnionState(inner=tuple(settled))
+
+    def _own(self, params):
+        return [{**params, "drafter": own} for own in params["drafter"]]
+
+
+def _round_of(segment: Segment, draft: Draft) -> Segment:
+    """The segment as the drafter sees it whose ``draft`` was one of several: its verdict goes as
+    far as its own nodes say what was committed."""
+    verdict = segment.round[1]
+    deepest = tree.max_depth(draft)
+    above = jnp.broadcast_to(tree.parents(draft), draft.tokens.shape)
+    index = jnp.arange(draft.num_nodes)
+    node = jnp.zeros_like(verdict.count)
+    going = verdict.count > 0
+    path, count = [node], jnp.minimum(verdict.count, 0)
+    for depth in range(1, deepest + 1):
+        said = segment.tokens[:, min(depth, segment.tokens.shape[1] - 1)]
+        mine = (above == node[:, None]) & (draft.tokens == said[:, None]) & (index > ROOT)
+        going &= jnp.any(mine, axis=1) & (depth <= verdict.count)
+        node = jnp.where(going, jnp.argmax(mine, axis=1).astype(jnp.int32), node)
+        count = count + going
+        path.append(node)
+    own = Verdict(path=jnp.stack(path, axis=1), count=count, token=verdict.token)
+    return dataclasses.replace(segment, round=(draft, own, None))
