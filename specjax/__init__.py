@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING
 
-from . import acceptance, cache, drafters, laws, sharding, targets, tree
+from . import acceptance, cache, drafters, laws, sharding, targets, topology, tree
 from .loop import Decoded, accept, decode, draft_step, stream, verify
 from .sampling import Sampling
 from .stats import Stats
@@ -57,6 +57,7 @@ __all__ = [
     "stream",
     "stream_text",
     "targets",
+    "topology",
     "tree",
     "verify",
 ]

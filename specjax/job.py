@@ -7,7 +7,6 @@ compiled. Everything that can be refused is refused here, before anything compil
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
@@ -15,19 +14,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import acceptance, drafters, encoder_inputs, loop, rows, sharding, stopping
-from .models.lm import LM, as_drafter, load
+from . import acceptance, encoder_inputs, loop, rows, sharding, stopping, topology
+from .models.lm import LM
 from .models.seq2seq import encode
 from .prefill import PREFILL_CHUNK
 from .pricing import priced
 from .request import Request, check_samples
+from .resolve import AUTO, resolve_drafter
 from .sampling import Sampling
 from .types import Drafter, PyTree
 
-DEFAULT_DRAFTS = {"embedded": "embedded-draft"}  # target -> its draft model, for drafter="draft"
-NUM_DRAFT = 3  # by default; on CPU a pass costs the same over 2 to 4 tokens
-AUTO, AUTO_DRAFTS = "auto", 7  # num_draft that follows acceptance and cost, and its largest value
-MOST_DRAFTS = 64  # each is a part of the program: thousands would compile for hours
 SMALLEST_WIDTH, SMALLEST_BUFFER = 32, 256  # tokens; a step's cost follows those in use
 
 Prompts = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
@@ -38,6 +34,7 @@ class Options(TypedDict, total=False):
 
     drafter: str | LM | Drafter | None
     num_draft: int | str | None
+    tree: topology.Topology | str | Sequence[int] | None
     max_new_tokens: int | Sequence[int]
     temperature: jax.typing.ArrayLike
     top_k: jax.typing.ArrayLike | None
@@ -131,6 +128,7 @@ def prepare(
     *,
     drafter="draft",
     num_draft=None,
+    tree=None,
     max_new_tokens=128,
     temperature=0.0,
     top_k=None,
@@ -165,7 +163,7 @@ def prepare(
         ids = prompt_ids(lm, prompts)
     strings = stopping.per_row(stop_strings, len(ids))
     draft_model = drafter
-    drafter, drafter_params = resolve_drafter(lm, drafter, num_draft, drafter_params)
+    drafter, drafter_params = resolve_drafter(lm, drafter, num_draft, drafter_params, tree)
     tokens, lengths, capacity = fit(lm, ids, max_new_tokens, least_width, least_buffer)
     if isinstance(logit_bias, Mapping):
         logit_bias = _bias(logit_bias, lm.target.vocab_size)
@@ -313,67 +311,6 @@ def round_up(size: int, smallest: int, limit: int | None = None) -> int:
     while rounded < size:
         rounded *= 2
     return rounded if limit is None else min(rounded, limit)
-
-
-def resolve_drafter(lm: LM, drafter, num_draft: int | str | None = None, params: PyTree = None):
-    """The drafter object for what ``generate`` was given, and its weights.
-
-    With ``num_draft="auto"`` an ``Adaptive`` one, whose costs are still to be measured.
-    """
-    if isinstance(num_draft, str) and num_draft == AUTO:
-        inner, params = resolve_drafter(lm, drafter, AUTO_DRAFTS, params)
-        if not inner.num_draft:  # plain decoding
-            return inner, params
-        if isinstance(inner, drafters.Adaptive):
-            raise ValueError("num_draft='auto': the drafter is adaptive already; leave it out")
-        adaptive = drafters.Adaptive(inner)
-        return adaptive, {"inner": params, "costs": np.ones(len(adaptive.widths), np.float32)}
-
-    def drafts():
-        if num_draft is None:
-            return NUM_DRAFT
-        if not isinstance(num_draft, int | np.integer) or not 1 <= num_draft <= MOST_DRAFTS:
-            raise ValueError(
-                f"num_draft={num_draft}: it must be an integer from 1 to {MOST_DRAFTS}, or "
-                "'auto'; for plain decoding give drafter='plain'"
-            )
-        return int(num_draft)
-
-    if drafter is None or drafter == "plain":
-        return drafters.Plain(), None
-    if drafter == "ngram":
-        return drafters.NGram(num_draft=drafts()), None
-    if isinstance(drafter, str):
-        if drafter != "draft":
-            raise ValueError(
-                f"drafter={drafter!r} is unknown; accepted: 'draft', 'ngram', 'plain' (or None), "
-                "a draft model (drafter=specjax.load(folder_or_hub_name)), a Drafter object"
-            )
-        drafter = default_draft(lm)
-    if isinstance(drafter, LM):
-        model = as_drafter(lm, drafter)
-        return drafters.DraftModel(num_draft=drafts(), model=model), drafter.params
-    if isinstance(drafter, type) or not hasattr(drafter, "draft_step"):
-        raise TypeError(
-            f"drafter={drafter!r}: accepted are 'draft', 'ngram', 'plain', None, an LM from "
-            "specjax.load, or an object with init, draft_step, readout and observe"
-        )
-    return drafter, params
-
-
-def default_draft(lm: LM) -> LM:
-    """The draft model that belongs to a target."""
-    if lm.name not in DEFAULT_DRAFTS:
-        raise ValueError(
-            f"drafter='draft': {lm.name} has no draft model of its own; pass "
-            "drafter=specjax.load(<a small model with the same tokenizer>), or drafter='ngram'"
-        )
-    return _load_once(DEFAULT_DRAFTS[lm.name], lm.dtype.name)
-
-
-@functools.cache
-def _load_once(name: str, dtype: str) -> LM:
-    return load(name, dtype=dtype)
 
 
 def seed_key(seed) -> jax.Array:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from . import job, sharding
+from . import job, resolve, sharding
 from .models.lm import LM
 from .survey import PLAIN, Candidate, Survey
 
@@ -197,9 +197,9 @@ def plan(
     begin = time.perf_counter()
     sharding.check_one_process("plan")
     if drafters is None:
-        drafters = ("ngram", "draft") if lm.name in job.DEFAULT_DRAFTS else ("ngram",)
+        drafters = ("ngram", "draft") if lm.name in resolve.DEFAULT_DRAFTS else ("ngram",)
     named = _named(drafters)
-    lengths = _whole("num_drafts", num_drafts, 1, job.MOST_DRAFTS)
+    lengths = _whole("num_drafts", num_drafts, 1, resolve.MOST_DRAFTS)
     batches = _whole("batches", batches, 1, MOST_BATCH)
     _whole("turns", [turns], 1, 10**6)
     _whole("verify", [verify], 0, 10**6)

@@ -84,6 +84,9 @@ def generate(lm: LM, prompts: Prompts | None = None, **options: Unpack[Options])
         ``"auto"``: as many as pay, from none to 7, following what was accepted and what rounds
         cost on this machine (see ``drafters.Adaptive``); measuring takes about a second, besides
         reading a prompt as long as this one.
+      tree: what a draft model or heads draft instead of a chain, see ``specjax.topology``: a
+        ``Tree`` or ``Expand``, parents ``(-1, 0, 0, 1)``, or words such as ``"3x2x1"`` and
+        ``"expand:8x4x24"``.
       max_new_tokens: 128 by default; for all rows, or one number a row.
       temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty,
         logit_bias: the law, a number for all rows or one a row, see ``specjax.Sampling``; greedy

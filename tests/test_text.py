@@ -6,6 +6,7 @@ import pytest
 
 import specjax
 from specjax import comparison, job
+from specjax.resolve import resolve_drafter
 
 pytest_plugins = ["pairs"]
 PROMPTS = ["def f(x):", "import os\n\n\nclass A:\n    def"]
@@ -14,11 +15,11 @@ PROMPTS = ["def f(x):", "import os\n\n\nclass A:\n    def"]
 def test_everything_that_names_a_drafter_is_understood(pair):
     target, draft = pair
     ngram = specjax.drafters.NGram(num_draft=2)
-    assert job.resolve_drafter(target, None, 5)[0] == specjax.drafters.Plain()
-    assert job.resolve_drafter(target, "plain", 5)[0] == specjax.drafters.Plain()
-    assert job.resolve_drafter(target, "ngram", 5)[0].num_draft == 5
-    assert job.resolve_drafter(target, ngram, 5, "weights") == (ngram, "weights")
-    drafter, params = job.resolve_drafter(target, draft, 5)
+    assert resolve_drafter(target, None, 5)[0] == specjax.drafters.Plain()
+    assert resolve_drafter(target, "plain", 5)[0] == specjax.drafters.Plain()
+    assert resolve_drafter(target, "ngram", 5)[0].num_draft == 5
+    assert resolve_drafter(target, ngram, 5, "weights") == (ngram, "weights")
+    drafter, params = resolve_drafter(target, draft, 5)
     assert drafter.num_draft == 5 and params is draft.params
 
 

@@ -7,7 +7,7 @@ import os
 
 import specjax
 
-from .. import job
+from .. import resolve
 
 NOTHING_TO_DRAW, USAGE_ERROR, INTERRUPTED = 1, 2, 130  # exit codes
 
@@ -27,6 +27,12 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
         "--num-speculative-tokens",
         type=drafts,
         help="tokens drafted a round, 3 by default; auto: as many as pay, from none to 7",
+    )
+    p.add_argument(
+        "--tree",
+        help="what a draft model or heads draft instead of a chain: 3x2x1 (children at each "
+        "depth), expand:8x4x24 (grown by probability: width, depth, nodes), chain:4, or a .json "
+        "file of parents or paths",
     )
     p.add_argument("--prompt-lookup-max", type=int, help="longest match of the ngram drafter, 6")
     p.add_argument("--prompt-lookup-min", type=int, help="shortest match of the ngram drafter, 2")
@@ -52,7 +58,7 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
 
 def drafts(text: str) -> int | str:
     """What ``--num-draft`` takes."""
-    return text if text == job.AUTO else int(text)
+    return text if text == resolve.AUTO else int(text)
 
 
 def add_mesh(p: argparse.ArgumentParser) -> None:
@@ -96,6 +102,8 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
         options["law"] = specjax.laws.json_text(lm)
     if arguments.num_draft is not None:
         options["num_draft"] = arguments.num_draft
+    if arguments.tree:
+        options["tree"] = arguments.tree
     drafter = "ngram" if arguments.drafter is None else arguments.drafter
     if arguments.drafter_quantize:
         if drafter in ("ngram", "none", "plain"):
@@ -104,7 +112,7 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
                 "the folder or hub name of a draft model"
             )
         if drafter == "draft":
-            drafter = job.DEFAULT_DRAFTS.get(arguments.model, drafter)
+            drafter = resolve.DEFAULT_DRAFTS.get(arguments.model, drafter)
     if drafter not in ("draft", "ngram", "none", "plain"):
         whole = getattr(arguments, "replicate_drafter", False)
         drafter = specjax.load(
@@ -124,11 +132,11 @@ def _lookup(drafter, num_draft, lengths: dict):
     """An ngram drafter with lengths of its own."""
     if drafter != "ngram":
         raise ValueError("--prompt-lookup-max and -min are for --drafter ngram")
-    if num_draft == job.AUTO:
+    if num_draft == resolve.AUTO:
         raise ValueError("--num-draft auto has its own lookup: leave --prompt-lookup-... out")
     if "longest" in lengths:
         lengths = {"shortest": min(2, lengths["longest"])} | lengths
-    num_draft = job.NUM_DRAFT if num_draft is None else num_draft
-    if not 1 <= num_draft <= job.MOST_DRAFTS:
-        raise ValueError(f"--num-draft {num_draft}: give 1 to {job.MOST_DRAFTS}, or auto")
+    num_draft = resolve.NUM_DRAFT if num_draft is None else num_draft
+    if not 1 <= num_draft <= resolve.MOST_DRAFTS:
+        raise ValueError(f"--num-draft {num_draft}: give 1 to {resolve.MOST_DRAFTS}, or auto")
     return specjax.drafters.NGram(num_draft=num_draft, **lengths)
