@@ -115,7 +115,30 @@ class Expand:
         return self.nodes + 1
 
 
-Topology = Tree | Expand
+@dataclasses.dataclass(frozen=True)
+class Beams:
+    """A beam search by the drafter's own probabilities, for each row anew: of all paths of a
+    length, the ``width`` most probable are gone on with. The draft is the tree of all of them, each
+    prefix once; like ``Expand``'s it is a function of the context.
+
+    References: ReDrafter, arXiv 2403.09919 (there, beams that the search gave up are left out; in a
+    draft of fixed size they cost nothing).
+    """
+
+    width: int
+    depth: int
+
+    def __post_init__(self):
+        if min(self.width, self.depth) < 1:
+            raise ValueError(f"{self}: width and depth must be at least 1")
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes, the root counted."""
+        return 1 + self.width * self.depth
+
+
+Topology = Tree | Expand | Beams
 
 
 def chain(num_draft: int) -> Tree:
@@ -167,7 +190,8 @@ def from_paths(paths: Sequence[Sequence[int]]) -> Tree:
 
 def parse(text: str) -> Topology:
     """A topology from words: ``chain:4``, ``3x2x1`` (``branching``), ``expand:WIDTHxDEPTHxNODES``,
-    or a JSON file that holds parents ``[-1, 0, 0, 1]`` or paths ``[[0], [1], [0, 0]]``.
+    ``beams:WIDTHxDEPTH``, or a JSON file that holds parents ``[-1, 0, 0, 1]`` or paths
+    ``[[0], [1], [0, 0]]``.
 
     Raises:
       ValueError: none of these.
@@ -184,6 +208,9 @@ def parse(text: str) -> Topology:
         if kind == "expand":
             width, depth, nodes = sizes
             return Expand(width, depth, nodes)
+        if kind == "beams":
+            width, depth = sizes
+            return Beams(width, depth)
         if kind == "":
             return branching(*sizes)
     except (ValueError, TypeError, OSError) as error:
@@ -193,7 +220,8 @@ def parse(text: str) -> Topology:
 
 _ACCEPTED = (
     "Accepted: 'chain:4'; '3x2x1', children of the nodes at each depth; 'expand:8x4x24', width, "
-    "depth and nodes of a tree that the drafter grows; a .json file of parents [-1, 0, 0, 1] or "
+    "depth and nodes of a tree that the drafter grows; 'beams:4x5', width and depth of a beam "
+    "search; a .json file of parents [-1, 0, 0, 1] or "
     "of paths of ranks [[0], [1], [0, 0]]"
 )
 
@@ -205,7 +233,7 @@ def as_topology(given) -> Topology:
       ValueError: ``given`` is no tree.
       TypeError: it is something else altogether.
     """
-    if isinstance(given, Tree | Expand):
+    if isinstance(given, Topology):
         return given
     if isinstance(given, str):
         return parse(given)

@@ -22,7 +22,7 @@ import numpy as np
 from .. import sampling as law
 from .. import topology as topologies
 from .. import tree
-from ..topology import Expand, Tree
+from ..topology import Beams, Expand, Tree
 from ..types import ROOT, Context, Draft
 
 HOW = ("top", "iid", "distinct")
@@ -57,7 +57,7 @@ def grow(topology, context: Context, level, carry, *, how: str = "top"):
       int32 ``[1 or B, N]`` says where a node of the draft is among them, -1 if it is not.
     """
     check_how(how, topology)
-    if isinstance(topology, Expand):
+    if not isinstance(topology, Tree):
         return _expand(topology, context, level, carry)
     return _static(topology, context, level, carry, "top" if context.sampling.greedy else how)
 
@@ -131,7 +131,8 @@ def _draw(q, parent, rank, uniform, how):
 # ------------------------------------------------------------------ trees grown by probability
 
 
-def _expand(topology: Expand, context, level, carry):
+def _expand(topology: Expand | Beams, context, level, carry):
+    gain = 0.0 if isinstance(topology, Beams) else topology.gain
     batch, width = context.tokens.shape[0], topology.width
     # all paths looked at, node 0 is the root: the last token, its parent, the path's value (nats)
     tokens = context.root[:, None]
@@ -163,28 +164,23 @@ def _expand(topology: Expand, context, level, carry):
         if context.width is not None:
             worth = jnp.where(depth < context.width, worth, -jnp.inf)
         first = tokens.shape[1]
-        before = _kept(value, topology.nodes)
+        before = _kept(value, topology.nodes) if gain else None
         tokens = jnp.concatenate([tokens, best.reshape(batch, -1)], axis=1)
         value = jnp.concatenate([value, worth.reshape(batch, -1)], axis=1)
         parent = jnp.concatenate([parent, jnp.repeat(here, width, axis=1)], axis=1)
-        if topology.gain:
-            alive &= _kept(value, topology.nodes) - before >= topology.gain
-        if depth + 1 < topology.depth:
+        if gain:
+            alive &= _kept(value, topology.nodes) - before >= gain
+        if depth + 1 < topology.depth or isinstance(topology, Beams):
             _, on = jax.lax.top_k(worth.reshape(batch, -1), width)
             on = jnp.sort(on, axis=1)  # children of one node stay side by side
             where = jnp.concatenate([where, on + first], axis=1)
             above = jnp.concatenate([above, since + on // width], axis=1)
-    # the most probable, in the order in which they were found: parents first, siblings by rank;
-    # ties fall to the earlier, so a parent is kept wherever its child is
-    best, kept = jax.lax.top_k(value[:, 1:], topology.nodes)
-    order = jnp.argsort(kept, axis=1)
-    kept, best = (jnp.take_along_axis(x, order, axis=1) for x in (kept, best))
-    kept = jnp.concatenate([jnp.zeros((batch, 1), kept.dtype), kept + 1], axis=1)
+    kept = where if isinstance(topology, Beams) else _most_probable(value, topology.nodes)
     rank = jnp.zeros(tokens.shape, jnp.int32)
     rows = jnp.arange(batch)[:, None]
-    rank = rank.at[rows, kept].set(jnp.arange(topology.nodes + 1, dtype=jnp.int32))
+    rank = rank.at[rows, kept].set(jnp.arange(topology.num_nodes, dtype=jnp.int32))
     parent = jnp.take_along_axis(rank, jnp.take_along_axis(parent, kept, axis=1), axis=1)
-    real = best > -jnp.inf
+    real = jnp.take_along_axis(value, kept, axis=1)[:, 1:] > -jnp.inf
     draft = tree.tree(
         context,
         jnp.take_along_axis(tokens, kept, axis=1)[:, 1:],
@@ -195,8 +191,18 @@ def _expand(topology: Expand, context, level, carry):
         deepest=topology.depth,
     )
     looked = jnp.full(tokens.shape, -1, jnp.int32)
+    where = where[:, : 1 + width * (topology.depth - 1)]  # the last beams were not looked below
     looked = looked.at[rows, where].set(jnp.arange(where.shape[1], dtype=jnp.int32))
     return draft, carry, jnp.take_along_axis(looked, kept, axis=1)
+
+
+def _most_probable(value, nodes):
+    """int32 ``[B, nodes + 1]``: the root and the ``nodes`` most probable below it, in the order in
+    which they were found: parents first, siblings by rank. Ties fall to the earlier, so a parent is
+    kept wherever its child is."""
+    _, kept = jax.lax.top_k(value[:, 1:], nodes)
+    kept = jnp.sort(kept, axis=1) + 1
+    return jnp.concatenate([jnp.zeros((len(kept), 1), kept.dtype), kept], axis=1)
 
 
 def _kept(value, nodes):

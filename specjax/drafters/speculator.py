@@ -1,0 +1,236 @@
+"""MLP and LSTM speculators: a small recurrent cell on the target's last hidden state."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from .. import tree
+from ..models.layers import Linear, product, together
+from ..topology import Topology, chain
+from ..types import Draft, Target
+from .heads import HeadDrafter
+
+CELLS = ("mlp", "lstm")
+EPS = 1e-6
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpeculatorConfig:
+    """The shape of a speculator.
+
+    Attributes:
+      hidden_size: F, the target's.
+      vocab_size: V.
+      inner_size: D, of the cell's state.
+      num_heads: n, tokens that it is trained to draft.
+      cell: ``mlp`` or ``lstm``.
+      tied: one set of weights for all steps, but for the first projection, which reads F features;
+        an ``lstm`` always is.
+      scaled: the target's state is divided by its root mean square, and by ``sqrt(2)``.
+      one_table: (``lstm``) the four gates share one embedding of the token.
+    """
+
+    hidden_size: int
+    vocab_size: int
+    inner_size: int
+    num_heads: int = 3
+    cell: str = "mlp"
+    tied: bool = False
+    scaled: bool = False
+    one_table: bool = True
+
+    def __post_init__(self):
+        if self.cell not in CELLS:
+            raise ValueError(f"cell={self.cell!r} is unknown; accepted: {', '.join(CELLS)}")
+        for name in ("hidden_size", "vocab_size", "inner_size", "num_heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: it must be at least 1")
+        if self.cell == "lstm" and not self.tied:
+            raise ValueError("cell='lstm' has one set of weights for all steps: give tied=True")
+
+    @property
+    def gates(self) -> int:
+        """Vectors of D that a step computes: forget, input, output, cell; or one."""
+        return 4 if self.cell == "lstm" else 1
+
+    @property
+    def token_weight(self) -> float:
+        """Of a token's embedding beside the projected state: such that the target's state is
+        expected to make up half of the state at the last head."""
+        state = 0.5 ** (0.5 / self.num_heads)
+        return math.sqrt((1 - state**2) * self.inner_size / 2) / state
+
+
+class ShiftedNorm(nnx.Module):
+    """RMS norm over axis 0 with a scale and a shift."""
+
+    def __init__(self, size: int, *, param_dtype=jnp.float32):
+        self.weight = nnx.Param(jnp.ones((size,), param_dtype))
+        self.bias = nnx.Param(jnp.zeros((size,), param_dtype))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return _normed(x) * self.weight[...][:, None] + self.bias[...][:, None]
+
+
+class SpeculatorCell(nnx.Module):
+    """The weights. ``s_0`` is the target's hidden state, ``t_i`` the token read at step ``i``::
+
+        mlp:   s_{i+1} = GELU(norm(P s_i + w E[t_i]))
+        lstm:  f, i, o, c = P s_i + w E[t_i];  cell = σ(f) cell + σ(i) GELU(norm(c))
+               s_{i+1} = σ(o) GELU(norm'(cell))
+        logits about the token behind t_i:  H s_{i+1}
+
+    A state is ``(s [D, M],)`` or ``(s, cell)``, feature-major over M columns.
+    """
+
+    def __init__(self, config: SpeculatorConfig, *, rngs: nnx.Rngs, param_dtype=jnp.float32):
+        self.config = c = config
+        common = dict(rngs=rngs, param_dtype=param_dtype)
+        steps = range(1 if c.tied else c.num_heads)
+
+        def table():
+            values = jax.random.normal(rngs.params(), (c.vocab_size, c.inner_size))
+            return nnx.Param((values * c.inner_size**-0.5).astype(param_dtype))
+
+        def projections(size):
+            return nnx.List([Linear(size, c.inner_size, **common) for _ in range(c.gates)])
+
+        def norms():
+            return nnx.List([ShiftedNorm(c.inner_size, param_dtype=param_dtype) for _ in steps])
+
+        tables = range(1 if c.one_table else c.gates)
+        self.embeddings = nnx.List([nnx.List([table() for _ in tables]) for _ in steps])
+        inputs = [c.hidden_size] + [c.inner_size] * (1 if c.tied else c.num_heads - 1)
+        self.projections = nnx.List([projections(size) for size in inputs])
+        self.norms = norms()
+        self.cell_norms = norms() if c.cell == "lstm" else None
+        self.heads = nnx.List([Linear(c.inner_size, c.vocab_size, **common) for _ in steps])
+
+    def start(self, hidden: jax.Array) -> tuple[jax.Array, ...]:
+        """The state before the first token; ``hidden`` ``[F, M]``."""
+        state = _normed(hidden) * 0.5**0.5 if self.config.scaled else hidden
+        if self.config.cell == "mlp":
+            return (state,)
+        return state, jnp.zeros((self.config.inner_size, hidden.shape[1]), hidden.dtype)
+
+    def step(self, i: int, state, tokens: jax.Array) -> tuple[jax.Array, ...]:
+        """The state behind step ``i``, which reads ``tokens`` int32 ``[M]``."""
+        c, own = self.config, 0 if self.config.tied else i
+        projected = together(state[0], *self.projections[min(i, 1) if c.tied else i])
+        read = [table[...][tokens].T * c.token_weight for table in self.embeddings[own]]
+        mixed = [x + read[min(k, len(read) - 1)] for k, x in enumerate(projected)]
+        if c.cell == "mlp":
+            return (_gelu(self.norms[own](mixed[0])),)
+        forget, enter, leave = (jax.nn.sigmoid(x) for x in mixed[:3])
+        cell = state[1] * forget + _gelu(self.norms[own](mixed[3])) * enter
+        return _gelu(self.cell_norms[own](cell)) * leave, cell
+
+    def head(self, i: int, state) -> jax.Array:
+        """Logits float32 ``[M, V]`` about the token behind that which step ``i`` read."""
+        weight = self.heads[0 if self.config.tied else i].weight[...]
+        return product(weight, state[0], turned=True).astype(jnp.float32)
+
+    def logits(self, hidden: jax.Array, tokens: jax.Array) -> jax.Array:
+        """All steps with the true tokens in place of drafted ones, for training.
+
+        Args:
+          hidden: ``[B, T, F]``, the target's last hidden state, normed.
+          tokens: int32 ``[B, T]`` at the same positions.
+
+        Returns:
+          float32 ``[B, T, n, V]``: at position t step i (from 0) is about token t + 2 + i, which
+          stands in the row where t < T - 2 - i; beyond, the row's begin is read in its place.
+        """
+        batch, length, size = hidden.shape
+        state, logits = self.start(hidden.reshape(-1, size).T), []
+        for i in range(self.config.num_heads):
+            state = self.step(i, state, jnp.roll(tokens, -(i + 1), axis=1).reshape(-1))
+            logits.append(self.head(i, state).reshape(batch, length, -1))
+        return jnp.stack(logits, axis=2)
+
+
+@functools.cache
+def abstract(config: SpeculatorConfig) -> tuple[nnx.GraphDef, nnx.State]:
+    """The structure of a speculator and the shapes of its weights; nothing is allocated."""
+    return nnx.split(nnx.eval_shape(lambda: SpeculatorCell(config, rngs=nnx.Rngs(0))))
+
+
+@dataclasses.dataclass(frozen=True)
+class Speculator(HeadDrafter):
+    """Drafts with an MLP or LSTM speculator; ``params["drafter"]`` is a ``SpeculatorCell``'s state.
+
+    The cell begins with the hidden state from which the target said the root, reads the root, and
+    then what it drafts; in a tree each node goes on from the state of its parent.
+
+    Lossless: yes; ``how="top"`` under ``greedy`` and ``delta``; drawn trees (``iid``,
+    ``distinct``), whose laws are stated, under ``rejection`` as well.
+
+    References: Wertheimer et al., arXiv 2404.19124 (drafts are their most likely tokens); the LSTM
+    cell: Arctic speculator, of github.com/snowflakedb/ArcticTraining.
+    """
+
+    config: SpeculatorConfig | None = None
+    name = "speculator"
+
+    @classmethod
+    def of(
+        cls, config: SpeculatorConfig, target: Target, topology: Topology | None = None
+    ) -> Speculator:
+        """The drafter for a speculator of this shape on a ``CausalLM``; by default a chain."""
+        return cls(
+            topology=topology or chain(config.num_heads),
+            layer=target.config.num_layers,
+            size=config.hidden_size,
+            vocab_size=config.vocab_size,
+            config=config,
+        )
+
+    @property
+    def max_depth(self) -> int:
+        return self.config.num_heads
+
+    def begin(self, params, state, context):
+        cell = nnx.merge(abstract(self.config)[0], params["drafter"])
+        first = cell.start(state.feature.T)
+
+        def level(states, grown, since):
+            """``states``: of the nodes of each depth before this one."""
+            i, tokens = len(states), grown.tokens[:, since:]
+            before = of_parents(states[-1], grown, since) if states else first
+            after = cell.step(i, before, tokens.reshape(-1))
+            return cell.head(i, after).reshape(*tokens.shape, -1), (*states, after)
+
+        return level, ()
+
+
+def of_parents(states, grown: Draft, since: int):
+    """The states of the nodes' parents, for nodes ``since:`` of what a method is shown.
+
+    ``states``: leaves ``[D, B * P]``, of the P nodes a row of the depth before; the result's are
+    ``[D, B * W]``.
+    """
+    batch, wide = grown.tokens[:, since:].shape
+    parent = jnp.broadcast_to(tree.parents(grown)[:, since:], (batch, wide))
+
+    def gathered(x):
+        x = x.reshape(len(x), batch, -1)
+        own = parent - (since - x.shape[2])
+        return jnp.take_along_axis(x, own[None], axis=2).reshape(len(x), -1)
+
+    return jax.tree.map(gathered, states)
+
+
+def _normed(x):
+    """Divided by its root mean square over axis 0, in float32."""
+    y = x.astype(jnp.float32)
+    return (y * jax.lax.rsqrt(jnp.mean(y * y, axis=0, keepdims=True) + EPS)).astype(x.dtype)
+
+
+def _gelu(x):
+    return jax.nn.gelu(x, approximate=False)
