@@ -138,7 +138,26 @@ class Beams:
         return 1 + self.width * self.depth
 
 
-Topology = Tree | Expand | Beams
+@dataclasses.dataclass(frozen=True)
+class Follow:
+    """For measuring (``calibration.measure``), never to be verified: the ``ranks`` best choices at
+    each depth below the tokens that stand in ``context.tokens`` behind the root. Nodes are listed
+    depth by depth, best first."""
+
+    depth: int
+    ranks: int
+
+    def __post_init__(self):
+        if min(self.depth, self.ranks) < 1:
+            raise ValueError(f"{self}: depth and ranks must be at least 1")
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes, the root counted."""
+        return 1 + self.depth * self.ranks
+
+
+Topology = Tree | Expand | Beams | Follow
 
 
 def chain(num_draft: int) -> Tree:

@@ -22,7 +22,7 @@ import numpy as np
 from .. import sampling as law
 from .. import topology as topologies
 from .. import tree
-from ..topology import Beams, Expand, Tree
+from ..topology import Beams, Expand, Follow, Tree
 from ..types import ROOT, Context, Draft
 
 HOW = ("top", "iid", "distinct")
@@ -57,6 +57,8 @@ def grow(topology, context: Context, level, carry, *, how: str = "top"):
       int32 ``[1 or B, N]`` says where a node of the draft is among them, -1 if it is not.
     """
     check_how(how, topology)
+    if isinstance(topology, Follow):
+        return _follow(topology, context, level, carry)
     if not isinstance(topology, Tree):
         return _expand(topology, context, level, carry)
     return _static(topology, context, level, carry, "top" if context.sampling.greedy else how)
@@ -212,6 +214,24 @@ def _kept(value, nodes):
         return jnp.zeros(len(value))
     best, _ = jax.lax.top_k(below, min(nodes, below.shape[1]))
     return jnp.sum(jnp.exp(best), axis=1)
+
+
+# --------------------------------------------------------------------------------- measuring
+
+
+def _follow(topology: Follow, context, level, carry):
+    where = context.length[:, None] - 1 + jnp.arange(topology.depth)
+    path = jnp.take_along_axis(context.tokens, where, axis=1, mode="clip")
+    chosen = []
+    for depth in range(topology.depth):
+        chain = tree.chain_topology(depth)
+        grown = Draft(start=context.length - 1, tokens=path[:, : depth + 1], topology=chain)
+        logits, carry = level(carry, grown, depth)
+        logits = _adjusted(context, grown, depth, logits)
+        chosen.append(best_tokens(logits, topology.ranks)[:, 0])
+    flat = (-1, *(ROOT,) * (topology.num_nodes - 1))
+    draft = tree.tree(context, jnp.concatenate(chosen, axis=1), flat)
+    return draft, carry, jnp.full((1, topology.num_nodes), -1, jnp.int32)
 
 
 # -------------------------------------------------------------------------------------- parts

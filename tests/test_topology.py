@@ -1,0 +1,251 @@
+"""Topologies: what is a tree, and what a drafter grows is what its definition says."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys import bag, like, read
+
+import specjax
+from specjax import Sampling, calibration, topology, tree
+from specjax.drafters import DraftModel
+from specjax.topology import Expand, Follow, Tree
+from specjax.types import Context
+
+VOCAB = 11
+MODEL, PARAMS = bag(VOCAB, 3)
+WEIGHTS = like(PARAMS, 4)
+PROMPTS = [[1, 4, 2], [7, 3, 3, 9, 0], [5, 6]]
+
+
+def context(**more):
+    lengths = np.asarray([len(p) for p in PROMPTS], np.int32)
+    tokens = np.zeros((len(PROMPTS), 12), np.int32)
+    for row, prompt in enumerate(PROMPTS):
+        tokens[row, : len(prompt)] = prompt
+    key = jax.random.split(jax.random.key(0), len(PROMPTS))
+    fields = dict(budget=jnp.full(len(PROMPTS), 9), key=key, sampling=Sampling()) | more
+    return Context(tokens=jnp.asarray(tokens), length=jnp.asarray(lengths), **fields)
+
+
+def said(row, path=()):
+    """The drafter's log-probabilities behind a prompt and a path, NumPy."""
+    ids = np.asarray([*PROMPTS[row], *path])
+    wave = 1 + 0.5 * np.cos(np.arange(len(ids)))
+    state = (np.asarray(WEIGHTS["embed"], np.float64)[ids] * wave[:, None]).sum(axis=0)
+    logits = np.tanh(state) @ np.asarray(WEIGHTS["out"], np.float64)
+    return logits - np.log(np.exp(logits).sum())
+
+
+def drafted(drafter, where):
+    """The draft of one round of a draft model."""
+    params = {"drafter": WEIGHTS}
+
+    def step(where):
+        state = drafter.init(params, *where.tokens.shape)
+        filled = dataclasses.replace(state, cache=read(MODEL, WEIGHTS, where), filled=where.length)
+        return drafter.draft_step(params, filled, where)[0]
+
+    return jax.jit(step)(where)
+
+
+def paths(draft, row):
+    """``{path of tokens}`` of the nodes that may be accepted, in order."""
+    above = np.broadcast_to(np.asarray(tree.parents(draft)), draft.tokens.shape)[row]
+    tokens = np.asarray(draft.tokens)[row]
+    full = {0: ()}
+    for node in range(1, len(tokens)):
+        full[node] = (*full[above[node]], int(tokens[node]))
+    real = np.ones(len(tokens), bool)
+    if draft.candidate is not None:
+        real = np.asarray(draft.candidate)[row]
+    return [full[n] for n in range(1, len(tokens)) if real[n]]
+
+
+def test_a_static_tree_holds_the_choices_that_its_ranks_name():
+    shape = Tree((-1, 0, 0, 1, 1, 2, 3))
+    draft = drafted(DraftModel(model=MODEL, topology=shape, how="top"), context())
+    for row in range(len(PROMPTS)):
+        found = [()]
+        for node in range(1, shape.num_nodes):
+            above = found[shape.parents[node]]
+            best = np.argsort(-said(row, above), kind="stable")
+            found.append((*above, int(best[shape.ranks[node]])))
+        assert paths(draft, row) == found[1:]
+
+
+def expanded(row, width, depth, nodes, gain=0.0):
+    """``topology.Expand`` in the slow, obvious way."""
+    looked, front, kept = {}, [((), 0.0)], 0.0
+    for _ in range(depth):
+        fresh = {}
+        for path, value in front:
+            law = said(row, path)
+            for token in np.argsort(-law, kind="stable")[:width]:
+                fresh[(*path, int(token))] = value + law[token]
+        looked |= fresh
+        front = sorted(fresh.items(), key=lambda item: -item[1])[:width]
+        best = sorted(looked.values(), reverse=True)[:nodes]
+        if gain and np.exp(best).sum() - kept < gain:
+            break
+        kept = np.exp(best).sum()
+    return {path for path, _ in sorted(looked.items(), key=lambda item: -item[1])[:nodes]}
+
+
+@pytest.mark.parametrize(
+    "shape", [Expand(3, 3, 8), Expand(2, 4, 6, gain=0.35)], ids=["eagle2", "opt"]
+)
+def test_an_expanded_tree_holds_the_most_probable_paths(shape):
+    draft = drafted(DraftModel(model=MODEL, topology=shape), context())
+    sizes = set()
+    for row in range(len(PROMPTS)):
+        fields = dataclasses.astuple(shape)
+        assert {*paths(draft, row)} == expanded(row, *fields)
+        sizes.add(max(map(len, paths(draft, row))))
+    assert shape.gain == 0 or min(sizes) < shape.depth  # the gain has ended some row
+
+
+def test_a_round_of_less_depth_leaves_out_deeper_nodes_alone():
+    shape = Expand(3, 3, 8)
+    drafter = DraftModel(model=MODEL, topology=shape)
+    narrow = drafted(drafter, context(width=jnp.int32(2)))
+    for row in range(len(PROMPTS)):
+        assert {*paths(narrow, row)} == expanded(row, 3, 2, 8)
+
+
+def test_distinct_siblings_differ_and_laws_are_those_drawn_from():
+    shape = topology.branching(4, 1)
+    warm = context(sampling=Sampling(temperature=jnp.full(len(PROMPTS), 0.7)))
+    draft = drafted(DraftModel(model=MODEL, topology=shape, how="distinct"), warm)
+    for row in range(len(PROMPTS)):
+        first = np.asarray(draft.tokens)[row, 1:5]
+        assert len({*first.tolist()}) == 4
+        for node, path in enumerate(((), *((t,) for t in first.tolist()))):
+            law = np.exp(said(row, path) / 0.7)
+            np.testing.assert_allclose(draft.laws[row, node], law / law.sum(), rtol=2e-5)
+    assert np.asarray(draft.law)[0].tolist() == [-1, 0, 0, 0, 0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Tree((0, 0)), "begin with the root"),
+        (lambda: Tree((-1, 2, 1)), "node 1 has parent 2"),  # a cycle
+        (lambda: Tree((-1, 0, 7)), "node 2 has parent 7"),
+        (lambda: topology.from_paths([[0], [0, 1]]), "without [0, 0]"),
+        (lambda: topology.from_paths([[0, 0]]), "without [0]"),
+        (lambda: topology.parse("3y2"), "Accepted"),
+        (lambda: topology.parse("grow:3"), "is unknown"),
+        (lambda: topology.parse("nowhere.json"), "nowhere.json"),
+        (lambda: Expand(2, 2, 7), "nodes must be from"),
+        (lambda: Expand(2, 0, 7), "at least 1"),
+        (lambda: topology.chain(0), "at least one token"),
+        (lambda: DraftModel(model=MODEL, topology=Expand(2, 2, 3), how="iid"), "would bias"),
+        (lambda: DraftModel(model=MODEL, topology=Tree((-1, 0)), how="best"), "unknown"),
+    ],
+)
+def test_what_is_no_tree_is_refused_in_words(make, words):
+    with pytest.raises(ValueError) as refusal:
+        make()
+    assert words in str(refusal.value)
+
+
+def test_words_and_files_name_trees(tmp_path):
+    assert topology.parse("2x2") == Tree((-1, 0, 0, 1, 1, 2, 2)) == topology.branching(2, 2)
+    assert topology.parse("chain:2") == Tree((-1, 0, 1)) and topology.chain(2).is_chain
+    assert topology.parse("expand:3x2x4") == Expand(3, 2, 4)
+    assert topology.chains(2, 2) == Tree((-1, 0, 0, 1, 2))
+    file = tmp_path / "tree.json"
+    for given in ([-1, 0, 0, 1], [[0], [1], [0, 0]]):
+        file.write_text(json.dumps(given))
+        assert topology.parse(str(file)) == Tree((-1, 0, 0, 1))
+    # whatever the order, nodes are renumbered level by level, siblings side by side
+    assert Tree((-1, 0, 1, 0, 3)) == Tree((-1, 0, 0, 1, 2))
+
+
+# --------------------------------------------------------------------------------- calibration
+
+
+def every_tree(nodes):
+    """All static trees of a size, by parents."""
+    grown = {(-1,)}
+    for _ in range(nodes):
+        grown = {(*p, a) for p in grown for a in range(len(p))}
+    return {Tree(p) for p in grown}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_grown_trees_are_the_best_of_all_trees(seed):
+    rng = np.random.default_rng(seed)
+    rates = -np.sort(-rng.dirichlet(np.full(5, 0.5), size=4)[:, :4], axis=1)
+    for nodes in (1, 3, 5, 6):
+        best = max(calibration.expected_tokens(t, rates) for t in every_tree(nodes))
+        greedy = calibration.grow_greedy(rates, nodes)
+        optimal = calibration.grow_optimal(rates, nodes)
+        assert calibration.expected_tokens(greedy, rates) == pytest.approx(best)
+        assert calibration.expected_tokens(optimal, rates) == pytest.approx(best)
+    flat = calibration.grow_optimal(rates, 6, depth=2, siblings=3)
+    allowed = [t for t in every_tree(6) if t.depth <= 2 and max(t.ranks) < 3]
+    best = max(calibration.expected_tokens(t, rates) for t in allowed)
+    assert calibration.expected_tokens(flat, rates) == pytest.approx(best)
+    chains = calibration.expected_tokens(topology.chain(4), rates)
+    assert calibration.expected_tokens(calibration.grow_optimal(rates, 4), rates) >= chains
+
+
+def test_the_fastest_tree_weighs_tokens_against_passes():
+    rates = np.asarray([[0.6, 0.2, 0.1], [0.5, 0.2, 0.1]])
+    free = calibration.grow_fastest(rates, {1: 1.0, 4: 1.0, 8: 1.0})
+    assert free.shape.num_nodes == 8 and free.ratio == pytest.approx(free.tokens)
+    dear = calibration.grow_fastest(rates, {1: 1.0, 4: 2.5, 8: 5.0})
+    assert dear.shape is None and dear.ratio == 1  # plain decoding is faster than any tree
+    between = calibration.grow_fastest(rates, {1: 1.0, 2: 1.05, 4: 1.3, 8: 2.2}, level=0.1)
+    assert between.shape.num_nodes in (2, 4) and between.ratio > 1
+
+
+def test_a_tree_larger_than_what_was_counted_is_refused_with_the_interval():
+    few = calibration.Acceptance(np.asarray([[6, 1, 0]]), np.asarray([10]))
+    assert calibration.grow_greedy(few, 2) == Tree((-1, 0, 0))
+    low, high = few.interval(0, 0)
+    assert low < 0.6 < high and high - low > 0.4  # ten trials say little
+    with pytest.raises(ValueError, match=r"none was right in 10 trials.*0\.27"):
+        calibration.grow_greedy(few, 3)
+    with pytest.raises(ValueError, match="have only 3"):
+        calibration.grow_greedy(few, 4)
+
+
+def test_measured_ranks_are_those_of_the_true_tokens():
+    drafter = DraftModel(num_draft=2, model=MODEL)
+    where = context()
+    found = calibration.measure(
+        MODEL,
+        drafter,
+        {"target": PARAMS, "drafter": WEIGHTS},
+        where.tokens,
+        where.length,
+        max_new_tokens=5,
+        depth=2,
+        ranks=VOCAB,
+    )
+    out = specjax.decode(
+        MODEL,
+        specjax.drafters.Plain(),
+        {"target": PARAMS, "drafter": None},
+        where.tokens,
+        where.length,
+        key=jax.random.key(0),
+        max_new_tokens=5,
+    )
+    hits, trials = np.zeros((2, VOCAB), int), np.zeros(2, int)
+    for row, prompt in enumerate(PROMPTS):
+        text = np.asarray(out.tokens)[row, len(prompt) : len(prompt) + 5].tolist()
+        for at in range(5):
+            for depth in range(2):
+                if at + depth < 5:
+                    order = np.argsort(-said(row, text[: at + depth]), kind="stable")
+                    hits[depth, order.tolist().index(text[at + depth])] += 1
+                    trials[depth] += 1
+    assert (found.trials == trials).all() and (found.hits == hits).all()
+    assert isinstance(topology.Follow(2, 3), Follow) and found.hits.sum() == trials.sum()
