@@ -13,6 +13,7 @@ from .types import Context, Draft, Drafter, Scores, Segment, Target, Verdict
 if TYPE_CHECKING:
     from .chat import Chat
     from .comparison import Comparison, compare
+    from .formats import HeadLM, load_drafter, save_drafter
     from .memory import MemoryPlan, plan_memory
     from .models.lm import LM, load
     from .planner import Plan, plan
@@ -29,6 +30,7 @@ __all__ = [
     "Draft",
     "Drafter",
     "Generation",
+    "HeadLM",
     "LM",
     "MemoryPlan",
     "Plan",
@@ -50,8 +52,10 @@ __all__ = [
     "generate",
     "laws",
     "load",
+    "load_drafter",
     "plan",
     "plan_memory",
+    "save_drafter",
     "serve_offline",
     "sharding",
     "stream",
@@ -67,6 +71,9 @@ _LAZY = {
     "Chat": "chat",
     "Comparison": "comparison",
     "compare": "comparison",
+    "HeadLM": "formats",
+    "load_drafter": "formats",
+    "save_drafter": "formats",
     "LM": "models.lm",
     "load": "models.lm",
     "MemoryPlan": "memory",

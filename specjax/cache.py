@@ -39,6 +39,13 @@ def slots_of(position: jax.Array, behind: jax.Array, slots: int, ring: bool) -> 
     return jnp.where(kept, position, slots)
 
 
+def after(count: jax.Array, x: jax.Array) -> jax.Array:
+    """``count`` int32 ``[B]``, known only when ``x`` ``[B, ...]`` is: orders a write behind the
+    reads that made ``x``. (The condition is never true, which XLA does not see.)"""
+    last = x.reshape(x.shape[0], -1)[:, -1]
+    return jnp.where((last != last) & (last == last), -1, count)
+
+
 def commit(
     cache: PyTree,
     entries: PyTree,
@@ -63,9 +70,7 @@ def commit(
     """
     steps = jnp.arange(verdict.path.shape[1])
     position = start[:, None] + steps
-    last = jax.tree.leaves(entries)[-1][:, 0, -1, :1]
-    never = (last != last) & (last == last)
-    behind = jnp.where(never, -1, verdict.count[:, None] - steps)
+    behind = after(verdict.count, jax.tree.leaves(entries)[-1][:, 0, -1])[:, None] - steps
     path = verdict.path[:, None, :, None]
 
     def write(slots, fresh, ring):

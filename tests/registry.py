@@ -4,10 +4,13 @@ A line is ``name: (drafter, weights of the drafter, rules)``; ``conformance`` te
 """
 
 import numpy as np
-from toys import Merged, TreeDrafter, bag, like
+from toys import Merged, TreeDrafter, bag, heads, like
 
 from specjax import topology
 from specjax.drafters import Adaptive, DraftModel, Goodput, NGram, Plain, Union
+from specjax.drafters.hydra import Hydra, HydraConfig
+from specjax.drafters.medusa import Medusa, MedusaConfig
+from specjax.models import DecoderConfig
 
 ALL = ("rejection", "delta")
 CHAIN = ("rejection", "block", "delta")
@@ -25,6 +28,29 @@ def cases(model, params):
     def tree(**settings):
         return TreeDrafter(model=model, **settings)
 
+    def head(drafter, config, parents, rules=("delta",), how="top", **shape):
+        """Heads on the toy's hidden state."""
+        sizes = dict(hidden_size=params["embed"].shape[1], vocab_size=model.vocab_size)
+        drafter = drafter(
+            topology=topology.Tree(parents),
+            size=sizes["hidden_size"],
+            vocab_size=model.vocab_size,
+            how=how,
+            config=config(num_heads=3, **sizes, **shape),
+            target=model,
+        )
+        return drafter, heads(drafter), rules
+
+    layer = DecoderConfig(
+        vocab_size=model.vocab_size,
+        hidden_size=params["embed"].shape[1],
+        intermediate_size=4,
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=2,
+        max_positions=64,
+    )
     return {
         "plain": (Plain(), None, ("delta",)),
         "draft": (DraftModel(num_draft=3, model=model), near, CHAIN),
@@ -76,6 +102,9 @@ def cases(model, params):
             {"inner": None, "costs": COSTS},
             ("delta",),
         ),
+        "medusa": head(Medusa, MedusaConfig, TREE, tied=True),
+        "hydra": head(Hydra, HydraConfig, TREE, ("rejection",), how="iid"),
+        "hydra prefix": head(Hydra, HydraConfig, (-1, 0), num_layers=2, prefix=layer),
         "tree top": (tree(), near, ("delta",)),
         "tree worst": (tree(how="worst"), near, ("rejection",)),
         "tree iid": (tree(how="iid"), near, ALL),

@@ -1,9 +1,11 @@
 """Toy targets and test-only drafters: every shape of draft that the contract admits."""
 
 import dataclasses
+import inspect
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from stranger import Bag
 
 from specjax import sampling as law
@@ -19,7 +21,17 @@ def bag(vocab, seed, features=6, sharpness=1.5):
         "embed": jax.random.normal(embed, (vocab, features)),
         "out": sharpness * jax.random.normal(out, (features, vocab)),
     }
-    return Bag(vocab), params
+    return Readable(vocab), params
+
+
+class Readable(Bag):
+    """With what drafters ask of a target whose head and embeddings they share."""
+
+    def head(self, params, hidden, batch):
+        return (jnp.tanh(hidden.T) @ params["out"]).reshape(batch, -1, self.vocab_size)
+
+    def embed(self, params, tokens):
+        return params["embed"][tokens.reshape(-1)].T
 
 
 def like(params, seed, noise=0.7):
@@ -44,6 +56,15 @@ def read(model, params, context):
     path = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (batch, size))
     verdict = Verdict(path=path, count=context.length - 2, token=context.length)
     return model.commit(cache, entries, prompt.start, verdict)
+
+
+def heads(drafter, seed=2):
+    """Weights for a drafter that reads hidden states, none of them zero."""
+    shapes = nnx.to_pure_dict(inspect.getmodule(type(drafter)).abstract(drafter.config)[1])
+    leaves, structure = jax.tree.flatten(shapes)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    drawn = [0.5 * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(structure, drawn)
 
 
 @dataclasses.dataclass(frozen=True)

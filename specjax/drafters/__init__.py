@@ -1,5 +1,7 @@
 """Drafters: what proposes tokens. One method, one file; registered here by one line."""
 
+import importlib
+
 from .adaptive import Adaptive
 from .model import DraftModel
 from .ngram import NGram
@@ -15,6 +17,9 @@ DRAFTERS |= {
     "union": Union,
 }  # named after what they hold
 
+# drafters with layers of their own bring Flax along: imported when first asked for
+_LAZY = {"Medusa": "medusa", "Hydra": "hydra"}
+
 __all__ = [
     "DRAFTERS",
     "POLICIES",
@@ -23,8 +28,16 @@ __all__ = [
     "ExLlama",
     "Goodput",
     "HuggingFace",
+    "Hydra",
+    "Medusa",
     "NGram",
     "Plain",
     "Synthetic",
     "Union",
 ]
+
+
+def __getattr__(name: str):
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)

@@ -244,6 +244,28 @@ def best_tokens(logits: jax.Array, count: int) -> jax.Array:
     return jax.lax.top_k(logits, count)[1].astype(jnp.int32)
 
 
+def depth_of(grown: Draft, since: int) -> int:
+    """Depth of the nodes ``since:`` of what a method is shown, static."""
+    if grown.topology is None:  # ``_expand``'s: the root, then as many nodes a depth
+        return since and 1 + (since - 1) // (grown.num_nodes - since)
+    depth, node = 0, since
+    while node:
+        depth, node = depth + 1, grown.topology[node]
+    return depth
+
+
+def path_tokens(grown: Draft, since: int) -> jax.Array:
+    """int32 ``[B, W, D + 1]``: from the root down, the tokens to each of the nodes ``since:``."""
+    above = jnp.maximum(tree.parents(grown), 0)
+    node = jnp.arange(since, grown.num_nodes, dtype=jnp.int32)[None]
+    tokens = []
+    for _ in range(depth_of(grown, since) + 1):
+        at = jnp.broadcast_to(node, (grown.tokens.shape[0], node.shape[1]))
+        tokens.append(jnp.take_along_axis(grown.tokens, at, axis=1))
+        node = jnp.take_along_axis(above, node, axis=1)
+    return jnp.stack(tokens[::-1], axis=2)
+
+
 def _if_wanted(step, depth, width, carry, grown, wanted=True):
     """``step(carry, grown)`` if any row wants this depth; else zeros stand for what it adds."""
     if width is None and wanted is True:

@@ -14,6 +14,7 @@ from .. import sharding, tree
 from ..sampling import IMPOSSIBLE
 from ..sharding import DATA, MODEL
 from ..types import Draft, PyTree, Scores, Verdict
+from . import quantize
 from .config import DecoderConfig
 from .decoder import abstract
 from .placement import check_divides, place_weights
@@ -130,11 +131,28 @@ class CausalLM:
             live=live,
             taps=features,
         )
-        out = None
-        if logits:
-            out = sharding.spread(model.head(hidden, batch), DATA, None, self.axis)
-            out = sharding.spread(fit(out, self.vocab_size), DATA, None, self.axis)
+        out = self._logits(model, hidden, batch) if logits else None
         return Scores(logits=out, features=tapped, entries=fresh)
+
+    def head(self, params, hidden: jax.Array, batch: int) -> jax.Array:
+        """Logits float32 ``[B, N, V]`` of states ``[H, B * N]`` like the last hidden state, which
+        is normed: what a drafter that shares the target's head calls."""
+        return self._logits(nnx.merge(graph_definition(self.config), params), hidden, batch)
+
+    def embed(self, params, tokens: jax.Array) -> jax.Array:
+        """The embedding table's columns ``[H, B * N]`` for ``tokens`` int32 ``[B, N]``."""
+        dtype = params["norm"]["weight"].dtype
+        return quantize.take(params["embedding"][...], tokens.reshape(-1), dtype).T
+
+    def head_table(self, params) -> jax.Array:
+        """The weight ``[V, H]`` of the LM head; where it is tied, the embedding."""
+        return (params["embedding"] if self.config.tie_embeddings else params["lm_head"]["weight"])[
+            ...
+        ]
+
+    def _logits(self, model, hidden, batch):
+        out = sharding.spread(model.head(hidden, batch), DATA, None, self.axis)
+        return sharding.spread(fit(out, self.vocab_size), DATA, None, self.axis)
 
     def commit(self, cache, entries, start, verdict: Verdict) -> PyTree:
         sizes = [jax.tree.leaves(layer)[0].shape[2] for layer in cache]

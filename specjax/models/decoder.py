@@ -128,7 +128,10 @@ class Decoder(nnx.Module):
     ``[B, T]``) keeps packed documents apart: a token sees only earlier ones of its own segment.
     """
 
-    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, param_dtype=jnp.float32):
+    def __init__(
+        self, config: DecoderConfig, *, rngs: nnx.Rngs, param_dtype=jnp.float32, bare: bool = False
+    ):
+        """``bare``: layers and norm alone, which read states (see ``hidden``), no tokens."""
         self.config = config
         common = dict(rngs=rngs, param_dtype=param_dtype)
 
@@ -136,14 +139,14 @@ class Decoder(nnx.Module):
             values = jax.random.normal(rngs.params(), (rows, config.hidden_size)) * 0.02
             return nnx.Param(values.astype(param_dtype))
 
-        self.embedding = table(config.vocab_size)
+        self.embedding = None if bare else table(config.vocab_size)
         learned = config.positions == "learned"
         rows = config.max_positions + config.position_offset
         self.position_embedding = table(rows) if learned else None
         self.blocks = nnx.List([Block(config, i, **common) for i in range(config.num_layers)])
         self.norm = Norm(config.hidden_size, config, param_dtype=param_dtype)
         tied, sizes = config.tie_embeddings, (config.hidden_size, config.vocab_size)
-        self.lm_head = None if tied else Linear(*sizes, **common)
+        self.lm_head = None if tied or bare else Linear(*sizes, **common)
 
     def hidden(
         self,
@@ -157,6 +160,7 @@ class Decoder(nnx.Module):
         live=None,
         taps=(),
         axis=None,
+        states=None,
     ):
         """The trunk over ``N`` nodes a row.
 
@@ -171,6 +175,7 @@ class Decoder(nnx.Module):
           axis: of the mesh in use over which heads are spread, or None.
           taps: indices ``i`` of hidden states to return, counted as ``hidden_states[i]`` of
             Hugging Face (0: embeddings, ``i``: output of layer ``i``; the last one is normed).
+          states: ``[H, B * N]``, what the first layer reads in place of the tokens' embeddings.
 
         Returns:
           ``(normed hidden [H, B * N], tapped [B, N, F] or None, entries)``; the entries are, per
@@ -179,7 +184,8 @@ class Decoder(nnx.Module):
         """
         c, (batch, nodes) = self.config, tokens.shape
         here = jnp.broadcast_to(positions[:, -nodes:], tokens.shape)
-        x, entries = sharding.spread(self._embed(tokens, here), None, DATA), []
+        x, entries = self._embed(tokens, here) if states is None else states, []
+        x = sharding.spread(x, None, DATA)
         live = None if live is None else live.reshape(-1)
         ropes = {c.window_of(i) is None: None for i in range(c.num_layers)}
         if self.position_embedding is None:
@@ -190,7 +196,7 @@ class Decoder(nnx.Module):
         if c.window is not None and positions.shape[1] > c.window:
             first = here[:, None, :] - c.window
             local_mask = own_mask & (positions[:, :, None] > first)
-        states = {0: x}  # feature-major, kept only as far as they are tapped
+        seen = {0: x}  # feature-major, kept only as far as they are tapped
         for i, block in enumerate(self.blocks):
             full = c.window_of(i) is None
             settings = dict(softcap=c.score_softcap)
@@ -212,12 +218,12 @@ class Decoder(nnx.Module):
             x, entry = block(x, ropes[full], batch, attention, live)
             x = sharding.spread(x, None, DATA)  # so each layer ends in a sum over the devices
             entries.append(entry)
-            states[i + 1] = x
+            seen[i + 1] = x
         out = self.norm(x)
-        states[len(self.blocks)] = out
+        seen[len(self.blocks)] = out
         tapped = None
         if taps:
-            tapped = jnp.concatenate([states[i] for i in taps], axis=0)
+            tapped = jnp.concatenate([seen[i] for i in taps], axis=0)
             tapped = tapped.T.reshape(batch, nodes, -1)
         return out, tapped, tuple(entries)
 

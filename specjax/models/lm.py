@@ -40,6 +40,7 @@ class LM:
       tokenizer: None if the model was loaded with ``tokenizer=False``.
       name: what ``load`` was asked for.
       fingerprint: identifies the checkpoint (config and weights) and its quantization.
+      checkpoint: identifies the files of its weights alone; heads name their target by it.
       mesh: the devices that hold the weights and decode; None: the default device.
     """
 
@@ -49,6 +50,7 @@ class LM:
     name: str
     fingerprint: str
     mesh: Mesh | None = None
+    checkpoint: str = ""
 
     @property
     def config(self) -> DecoderConfig | EncoderDecoderConfig:
@@ -111,7 +113,7 @@ def load(
     check_scheme(quantize)
     mesh = sharding.as_mesh(mesh)
     name = os.fspath(name_or_folder)
-    folder = _folder_of(name, revision)
+    folder = folder_of(name, revision)
     config = load_config(folder)
     found = None
     if tokenizer is None:
@@ -128,19 +130,21 @@ def load(
             f"mesh: {config.model_type!r} is an encoder-decoder model, which one device holds "
             "whole; leave mesh out"
         )
+    checkpoint = fingerprint(weight_files(folder))
     return LM(
         target=kind(config, quantized=quantize),
         params=load_weights(folder, config, dtype, quantize, mesh),
         tokenizer=found,
         name=name,
-        fingerprint=_fingerprint(folder, config, quantize),
+        fingerprint=hashlib.sha256(f"{config!r}{quantize}{checkpoint}".encode()).hexdigest()[:16],
         mesh=mesh,
+        checkpoint=checkpoint,
     )
 
 
 def config_folder(name: str, revision: str | None = None) -> Path:
     """A folder with the ``config.json`` of a model; from the hub, only that is fetched."""
-    return _folder_of(name, revision, files=["config.json", "generation_config.json"])
+    return folder_of(name, revision, files=["config.json", "generation_config.json"])
 
 
 def as_drafter(target: LM, draft: LM) -> CausalLM | Seq2SeqLM:
@@ -215,7 +219,9 @@ def check_same_tokenizer(target: LM, draft: LM) -> None:
         )
 
 
-def _folder_of(name: str, revision: str | None, files: Sequence[str] = _HUB_FILES) -> Path:
+def folder_of(name: str, revision: str | None, files: Sequence[str] = _HUB_FILES) -> Path:
+    """The folder of an embedded model, of a path, or of a name on the hub, ``files`` of which are
+    then fetched. Raises FileNotFoundError and OSError as ``load`` does."""
     if name in EMBEDDED:
         if not (EMBEDDED[name] / "config.json").is_file():
             raise FileNotFoundError(f"the {name} weights are not part of this installation")
@@ -262,10 +268,10 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _fingerprint(folder: Path, config: DecoderConfig, quantize: str | None) -> str:
-    """Hash of config, quantization and weight files: whole up to 64 MiB each, else 64 samples."""
-    digest = hashlib.sha256(repr(config).encode() + (quantize or "").encode())
-    for path in weight_files(folder):
+def fingerprint(files: Sequence[Path]) -> str:
+    """Hash of weight files with their names: whole up to 64 MiB each, else 64 samples."""
+    digest = hashlib.sha256()
+    for path in files:
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         chunks = max(-(-size // _CHUNK), 1)

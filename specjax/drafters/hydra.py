@@ -1,0 +1,249 @@
+"""Hydra: heads on the target's last hidden state that also read the tokens drafted so far.
+
+    x_k = [h; e(root); e(d_1); ... e(d_k)],      h_k = V_k x_k + b + SiLU(W_k x_k + c),
+    then h_k + SiLU(W h_k + b) for each further layer,      logits_k = U_k h_k + u_k
+
+for the hidden state ``h`` of the token before the root, embeddings ``e`` of the target, and
+``k = 0 ... K - 1`` drafted tokens below the root: head k is about the token after ``d_k``. Hydra++
+has several layers a head, and in place of ``h`` what a Transformer layer of its own, the *prefix
+layer*, makes of all hidden states so far.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from .. import cache as kv_cache
+from ..models.config import DecoderConfig
+from ..models.decoder import Decoder
+from ..models.layers import Linear, product, together
+from ..pytree import pytree_dataclass
+from ..topology import Topology, chain
+from ..types import PyTree, Target, Verdict
+from .growth import path_tokens
+from .heads import HeadDrafter, HeadState, last_feature
+from .medusa import ResBlock
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HydraConfig:
+    """``num_layers``: of each head, the first of which reads ``x_k``. ``tied``: the heads share the
+    target's own LM head. ``prefix``: the shape of Hydra++'s layer (see ``prefix_config``)."""
+
+    hidden_size: int
+    vocab_size: int
+    num_heads: int = 4
+    num_layers: int = 1
+    tied: bool = False
+    prefix: DecoderConfig | None = None
+
+    def __post_init__(self):
+        for name in ("hidden_size", "vocab_size", "num_heads", "num_layers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: it must be at least 1")
+
+
+def prefix_config(target: DecoderConfig) -> DecoderConfig:
+    """The shape of a prefix layer for a target: a Llama layer of its sizes.
+
+    Raises:
+      ValueError: the target's attention has no such sizes.
+    """
+    if target.kv_rank:
+        raise ValueError(
+            f"a {target.model_type} target has latent attention: Hydra++'s prefix layer, one like "
+            "the target's, is not made for it; take Hydra without it (prefix=None)"
+        )
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads")
+    names += ("head_dim", "max_positions", "norm_eps", "rope_theta", "rope_scaling", "window")
+    sizes = {name: getattr(target, name) for name in names}
+    return DecoderConfig(**sizes, num_layers=1, tie_embeddings=True)
+
+
+class FirstLayer(nnx.Module):
+    """``V x + b + SiLU(W x + c)`` from ``[num_in, M]`` to ``[H, M]``."""
+
+    def __init__(self, num_in: int, size: int, *, rngs, param_dtype):
+        common = dict(bias=True, rngs=rngs, param_dtype=param_dtype)
+        self.linear = Linear(num_in, size, scale=0.0, **common)
+        self.residual = Linear(num_in, size, **common)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        straight, turned = together(x, self.residual, self.linear)
+        return straight + jax.nn.silu(turned)
+
+
+class HydraHeads(nnx.Module):
+    """The heads' weights. ``lm_head`` ``[V, H]``: what the own LM heads begin as (the target's)."""
+
+    def __init__(self, config: HydraConfig, *, rngs, param_dtype=jnp.float32, lm_head=None):
+        self.config = config
+        common = dict(rngs=rngs, param_dtype=param_dtype)
+        size = config.hidden_size
+
+        def head(k):
+            first = FirstLayer((k + 2) * size, size, **common)
+            rest = [ResBlock(size, bias=True, **common) for _ in range(1, config.num_layers)]
+            return nnx.List([first, *rest])
+
+        def own_lm_head():
+            linear = Linear(size, config.vocab_size, bias=True, **common)
+            if lm_head is not None:
+                linear.weight[...] = jnp.asarray(lm_head, param_dtype)
+            return linear
+
+        heads = range(config.num_heads)
+        self.heads = nnx.List([head(k) for k in heads])
+        self.lm_heads = None if config.tied else nnx.List([own_lm_head() for _ in heads])
+        layer = config.prefix
+        self.prefix = None if layer is None else Decoder(layer, bare=True, **common)
+
+    def head_logits(self, k: int, x: jax.Array, batch: int, target, params) -> jax.Array:
+        """float32 ``[B, N, V]`` of head ``k`` (from 0) for ``x`` ``[(k + 2) H, B * N]``."""
+        for layer in self.heads[k]:
+            x = layer(x)
+        if self.lm_heads is None:
+            return target.head(params, x, batch)
+        own = self.lm_heads[k]
+        logits = product(own.weight[...], x, turned=True) + own.bias[...]
+        return logits.astype(jnp.float32).reshape(batch, -1, logits.shape[-1])
+
+    def logits(self, hidden, tokens, target, params, segments=None) -> jax.Array:
+        """All heads with the true tokens in place of drafted ones, for training.
+
+        Args:
+          hidden: ``[B, T, H]``, the target's last hidden state, normed.
+          tokens: int32 ``[B, T]`` at the same positions.
+          target, params: the target and its weights, for embeddings (and a tied LM head).
+          segments: int32 ``[B, T]`` or None: what the prefix layer keeps apart.
+
+        Returns:
+          float32 ``[B, T, K, V]``: at position t head k (from 0) is about token t + 2 + k, which
+          stands in the row where t < T - 2 - k; beyond, the row's begin is read in its place.
+        """
+        batch, steps, size = hidden.shape
+        x = hidden.reshape(-1, size).T
+        if self.prefix is not None:
+            x = self.read_prefix(x, tokens, segments)
+        embedded = target.embed(params, tokens).reshape(size, batch, steps)
+        rows = []
+        for k in range(self.config.num_heads):
+            after = jnp.roll(embedded, -(k + 1), axis=2).reshape(size, -1)
+            x = jnp.concatenate([x, after], axis=0)
+            rows.append(self.head_logits(k, x, batch, target, params))
+        return jnp.stack(rows, axis=2)
+
+    def read_prefix(self, x, tokens, segments=None) -> jax.Array:
+        """What the prefix layer makes of whole rows of hidden states ``[H, B * T]``, likewise."""
+        steps = tokens.shape[1]
+        positions = jnp.broadcast_to(jnp.arange(steps, dtype=jnp.int32), tokens.shape)
+        sees = jnp.triu(jnp.ones((steps, steps), bool))[None]  # [key, query]
+        if segments is not None:
+            sees = sees & (segments[:, :, None] == segments[:, None, :])
+        return self.prefix.hidden(tokens, positions, sees, states=x)[0]
+
+
+@functools.cache
+def abstract(config: HydraConfig) -> tuple[nnx.GraphDef, nnx.State]:
+    """The structure of the heads and the shapes of their weights; nothing is allocated."""
+    return nnx.split(nnx.eval_shape(lambda: HydraHeads(config, rngs=nnx.Rngs(0))))
+
+
+@pytree_dataclass
+class HydraState(HeadState):
+    """``feature`` is what the heads read: with a prefix layer, its output. ``cache``: that layer's
+    keys and values of all tokens before the root; None without it."""
+
+    cache: PyTree = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Hydra(HeadDrafter):
+    """Drafts with Hydra heads; ``params["drafter"]`` are the weights of ``HydraHeads``.
+
+    ``target``: whose hidden state and embeddings are read, and whose LM head tied heads share.
+
+    The prefix layer of Hydra++ runs in ``observe``, over the tokens of the accepted path, and its
+    cache is written there: the path's entries alone.
+
+    Lossless: yes, under ``greedy`` and ``delta``; with ``how="iid"`` or ``"distinct"`` also under
+    ``rejection``.
+
+    References: Hydra, arXiv 2402.05109.
+    """
+
+    config: HydraConfig = None
+    target: Target = None
+    name = "hydra"
+
+    @classmethod
+    def of(cls, config: HydraConfig, target: Target, topology: Topology | None = None) -> Hydra:
+        """The drafter for heads of this shape on a ``CausalLM``; by default all, in a chain."""
+        return cls(
+            topology=topology or chain(config.num_heads),
+            layer=target.config.num_layers,
+            size=config.hidden_size,
+            vocab_size=config.vocab_size,
+            config=config,
+            target=target,
+        )
+
+    @property
+    def max_depth(self) -> int:
+        return self.config.num_heads
+
+    def _heads(self, params) -> HydraHeads:
+        return nnx.merge(abstract(self.config)[0], params["drafter"])
+
+    def init(self, params, batch, capacity, inputs=None):
+        feature, c = super().init(params, batch, capacity, inputs).feature, self.config.prefix
+        if c is None:
+            return HydraState(feature=feature)
+        cache = kv_cache.init(
+            [c.slots(0, capacity)], batch, c.num_kv_heads, c.head_dim, feature.dtype
+        )
+        return HydraState(feature=feature, cache=cache)
+
+    def begin(self, params, state, context):
+        heads, batch = self._heads(params), state.feature.shape[0]
+
+        def level(carry, grown, since):
+            tokens = path_tokens(grown, since)  # [B, W, D + 1]
+            wide, deep = tokens.shape[1:]
+            embedded = self.target.embed(params["target"], tokens.reshape(batch, -1))
+            embedded = embedded.reshape(-1, batch * wide, deep)
+            hidden = jnp.repeat(state.feature.T, wide, axis=1)  # [H, B * W]
+            x = jnp.concatenate([hidden, *(embedded[:, :, i] for i in range(deep))], axis=0)
+            x = x.astype(state.feature.dtype)
+            return heads.head_logits(deep - 1, x, batch, self.target, params["target"]), carry
+
+        return level, ()
+
+    def observe(self, params, state, segment):
+        if state.cache is None:
+            return super().observe(params, state, segment)
+        batch, steps = segment.tokens.shape
+        index = jnp.arange(steps, dtype=jnp.int32)
+        x = segment.features.astype(state.feature.dtype).reshape(batch * steps, -1).T
+        out, _, entries = self._heads(params).prefix.hidden(
+            segment.tokens,
+            segment.start[:, None] + index,
+            jnp.triu(jnp.ones((steps, steps), bool))[None],
+            prefix=state.cache,
+            length=segment.start,
+            states=x,
+        )
+        out = out.T.reshape(batch, steps, -1)
+        path = jnp.broadcast_to(index, segment.tokens.shape)
+        # the layer's keys and values come from its input: what must be read first is the output
+        count = kv_cache.after(segment.num - 1, out)
+        verdict = Verdict(path=path, count=count, token=count)
+        rings = [self.config.prefix.is_ring(0, state.cache[0][0].shape[2])]
+        cache = kv_cache.commit(state.cache, entries, segment.start, verdict, rings)
+        own = dataclasses.replace(segment, features=out)
+        return HydraState(feature=last_feature(state.feature, own), cache=cache)

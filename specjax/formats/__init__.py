@@ -1,0 +1,170 @@
+"""Drafters on disk, in the layouts in which the world publishes them. One layout, one file.
+
+``load_drafter`` finds out which layout a folder has; ``save_drafter`` writes one. A layout is a
+module with ``KNOWN`` (how an error describes it), ``DRAFTER`` (a class), ``FILE`` (of the weights,
+without its ending),
+
+    matches(config: dict, names: set[str]) -> bool
+    load(config: dict, tensors: Mapping[str, np.ndarray], target: LM) -> (Drafter, params)
+    save(drafter, params, target: LM | None) -> (config dict, tensors dict)
+
+registered here by one line. Our own files name the target they were trained for besides, in the
+config: ``"specjax": {"target_fingerprint": ...}``; other readers pass over it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from ..models.causal_lm import CausalLM
+from ..models.files import read_json, write_json
+from ..models.hf import check_dtype
+from ..models.lm import LM, fingerprint, folder_of
+from ..types import Drafter, PyTree
+from . import medusa, medusa_vllm
+from .weights import PICKLES, Tensors, some, write_pickle
+
+FORMATS = {"medusa": medusa, "medusa-vllm": medusa_vllm}
+_HUB_FILES = ["config.json", "*.safetensors", *PICKLES]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HeadLM:
+    """A drafter that belongs to a target, with its weights: what ``generate(drafter=)`` takes.
+
+    ``name``: what ``load_drafter`` was asked for. ``fingerprint``: of config and weights.
+    """
+
+    drafter: Drafter
+    params: PyTree
+    name: str
+    fingerprint: str
+
+    def __repr__(self) -> str:
+        return f"HeadLM({self.name!r}, {self.drafter.name})"
+
+
+def load_drafter(
+    path_or_hub_name: str | os.PathLike,
+    target: LM,
+    *,
+    topology=None,
+    revision: str | None = None,
+) -> HeadLM:
+    """Loads a drafter that reads the hidden states of ``target``, whatever its layout.
+
+    Args:
+      path_or_hub_name: a folder, or a name on the Hugging Face hub.
+      target: what ``specjax.load`` returned; the drafter's weights are converted to its dtype.
+      topology: what to draft (see ``topology.py``); default: a chain as deep as the heads allow.
+      revision: branch, tag or commit on the hub.
+
+    Raises:
+      FileNotFoundError: no such folder, or it lacks its config or weights.
+      ValueError: a layout that no format knows; missing, misshapen or left-over tensors; a drafter
+        for another target (by hidden size, vocabulary or fingerprint); a topology that is deeper.
+      OSError: the hub does not have it, or cannot be reached.
+
+    Example::
+
+        lm = specjax.load("lmsys/vicuna-7b-v1.3")
+        heads = specjax.load_drafter("FasterDecoding/medusa-vicuna-7b-v1.3", lm)
+        specjax.generate(lm, "...", drafter=heads)
+    """
+    if not isinstance(target, LM) or not isinstance(target.target, CausalLM):
+        raise TypeError(
+            f"target={target!r}: heads read a decoder's hidden states; give what specjax.load "
+            "returns for a decoder-only model"
+        )
+    name = os.fspath(path_or_hub_name)
+    folder = folder_of(name, revision, _HUB_FILES)
+    try:
+        drafter, params, found = _read(folder, target)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    if topology is not None:
+        drafter = dataclasses.replace(drafter, topology=topology)
+    return HeadLM(drafter=drafter, params=params, name=name, fingerprint=found)
+
+
+def _read(folder: Path, target: LM):
+    """The drafter of a folder, its weights, their fingerprint."""
+    config, tensors = read_json(folder, "config.json"), Tensors(folder)
+    layout = next((f for f in FORMATS.values() if f.matches(config, {*tensors})), None)
+    if layout is None:
+        known = "; ".join(layout.KNOWN for layout in FORMATS.values())
+        kind = config.get("model_type", config.get("architectures"))
+        raise ValueError(
+            f"a layout that is not known (model_type={kind!r}, tensors {some([*tensors])}). Known "
+            f"are: {known}. A draft model is loaded with specjax.load"
+        )
+    made_for = (config.get("specjax") or {}).get("target_fingerprint")
+    if made_for and target.checkpoint and made_for != target.checkpoint:
+        raise ValueError(
+            f"it was trained for a target with the fingerprint {made_for}, {target.name} has "
+            f"{target.checkpoint}: take the target that it belongs to. For a target that says much "
+            'the same (a fine-tuned one), delete "target_fingerprint" from its config.json: texts '
+            "stay the target's own, fewer drafts may be accepted"
+        )
+    drafter, params = layout.load(config, tensors, target)
+    return drafter, params, fingerprint(tensors.files)
+
+
+def save_drafter(
+    drafter: Drafter,
+    params: PyTree,
+    folder: str | os.PathLike,
+    *,
+    format: str | None = None,
+    target: LM | None = None,
+    dtype: object = None,
+    pickled: bool = False,
+) -> None:
+    """Writes ``config.json`` and the weights of a drafter in a published layout.
+
+    Files are written beside their place and then renamed, ``config.json`` last.
+
+    Args:
+      drafter, params: as ``load_drafter`` returns them (``params`` is ``params["drafter"]``).
+      folder: made if it does not exist.
+      format: a key of ``FORMATS``; default: that of the drafter's authors.
+      target: the model it was trained for, whose fingerprint is then written too.
+      dtype: of the file; default: that of the parameters.
+      pickled: a PyTorch file, for codes that read no safetensors; needs PyTorch.
+
+    Raises:
+      ValueError: an unknown format, or one that cannot hold this drafter.
+    """
+    name = drafter.name if format is None else format
+    if name not in FORMATS:
+        raise ValueError(f"format={name!r} is unknown; known: {', '.join(FORMATS)}")
+    layout, dtype = FORMATS[name], check_dtype(dtype)
+    if not isinstance(drafter, layout.DRAFTER):
+        raise ValueError(
+            f"format={name!r} holds {layout.DRAFTER.__name__}, not {type(drafter).__name__}"
+        )
+    config, tensors = layout.save(drafter, params, target)
+    tensors = {n: np.asarray(x, dtype or x.dtype) for n, x in tensors.items()}
+    config["torch_dtype"] = next(iter(tensors.values())).dtype.name
+    if target is not None:
+        config["base_model_name_or_path"] = target.name
+        config["specjax"] = {"target_fingerprint": target.checkpoint}
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as staging:
+        path = Path(staging) / f"{layout.FILE}.{'pt' if pickled else 'safetensors'}"
+        if pickled:
+            write_pickle(path, tensors)
+        else:
+            save_file(tensors, path, metadata={"format": "pt"})
+        write_json(Path(staging) / "config.json", config)
+        path.chmod((Path(staging) / "config.json").stat().st_mode)  # written for its owner alone
+        for written in (path, Path(staging) / "config.json"):
+            os.replace(written, folder / written.name)

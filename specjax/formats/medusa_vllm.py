@@ -1,0 +1,92 @@
+"""Medusa heads in vLLM's layout (``model_type: medusa``)::
+
+    blocks.{i}.layers.{j}.weight [H, H] (and .bias, with medusa_fc_bias)
+    lm_heads.{i}.weight [V, H]
+
+perhaps behind ``medusa_heads.``. With ``original_lm_head`` there is one LM head, the target's,
+which the file may hold (``lm_head.weight`` or ``lm_heads.0.weight``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..drafters.medusa import Medusa, MedusaConfig, abstract
+from .weights import check_same_lm_head, check_sizes, loaded, stored
+
+KNOWN = "vLLM's of Medusa (blocks.{i}.layers.{j}.weight, lm_heads.{i}.weight)"
+DRAFTER, FILE = Medusa, "model"
+_BLOCK = r"(medusa_heads\.)?blocks\.(\d+)\.layers\.(\d+)\.weight"
+_ORIGINAL = ("lm_head.weight", "lm_heads.0.weight")
+
+
+def matches(config: Mapping, names: set[str]) -> bool:
+    return any(re.fullmatch(_BLOCK, name) for name in names)
+
+
+def load(config: Mapping, tensors: Mapping, target):
+    found = [f for name in tensors if (f := re.fullmatch(_BLOCK, name))]
+    prefix, size = found[0][1] or "", tensors[found[0][0]].shape[1]
+    vocab = config.get("vocab_size", target.target.vocab_size)
+    if config.get("truncated_vocab_size", vocab) != vocab or f"{prefix}token_map" in tensors:
+        raise ValueError(
+            f"truncated_vocab_size={config.get('truncated_vocab_size')}: Medusa heads over a part "
+            f"of the {vocab} tokens (token_map) are not supported"
+        )
+    if config.get("logit_scale", 1.0) != 1.0:
+        raise ValueError(f"logit_scale={config['logit_scale']}: only 1.0 is supported")
+    check_sizes(target, hidden_size=size, vocab_size=vocab)
+    shape = MedusaConfig(
+        hidden_size=size,
+        vocab_size=vocab,
+        num_heads=1 + max(int(f[2]) for f in found),
+        num_layers=1 + max(int(f[3]) for f in found),
+        bias=f"{found[0][0].removesuffix('weight')}bias" in tensors,
+        tied=bool(config.get("original_lm_head", False)),
+    )
+    others = [prefix + name for name in _ORIGINAL] if shape.tied else []
+    for name in others:
+        if name in tensors:
+            check_same_lm_head(name, tensors[name], target)
+    params = loaded(tensors, names(shape, prefix), abstract(shape)[1], target.dtype, others)
+    return Medusa.of(shape, target.target), params
+
+
+def save(drafter: Medusa, params, target=None) -> tuple[dict, dict]:
+    shape = drafter.config
+    config = {
+        "model_type": "medusa",
+        "architectures": ["MedusaModel"],
+        "hidden_size": shape.hidden_size,
+        "vocab_size": shape.vocab_size,
+        "truncated_vocab_size": shape.vocab_size,
+        "num_heads": shape.num_heads,
+        "num_hidden_layers": shape.num_layers,
+        "medusa_fc_bias": shape.bias,
+        "original_lm_head": shape.tied,
+    }
+    tensors = stored(params, names(shape))
+    if shape.tied:
+        if target is None:
+            raise ValueError(
+                "format='medusa-vllm': vLLM reads the LM head from the file; give target="
+            )
+        head = np.asarray(target.target.head_table(target.params))
+        tensors["lm_head.weight"] = head[: shape.vocab_size]
+    return config, tensors
+
+
+def names(shape: MedusaConfig, prefix: str = "") -> dict[str, tuple]:
+    """Names in the file, and the path of each one's parameter."""
+    leaves, named = ("weight", "bias") if shape.bias else ("weight",), {}
+    for i in range(shape.num_heads):
+        for j in range(shape.num_layers):
+            for leaf in leaves:
+                name = f"{prefix}blocks.{i}.layers.{j}.{leaf}"
+                named[name] = ("heads", i, j, "linear", leaf)
+        if not shape.tied:
+            named[f"{prefix}lm_heads.{i}.weight"] = ("lm_heads", i, "weight")
+    return named
