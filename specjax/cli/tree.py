@@ -1,0 +1,130 @@
+"""``specjax tree``: measures which choices of a drafter are right, and grows the tree that pays."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import specjax
+
+from .. import calibration, job, measure, topology
+from ..resolve import resolve_drafter
+from .options import set_up
+from .prompts import read_prompts
+
+SIZES = (1, 2, 4, 8, 16, 32)  # nodes of the passes that are timed
+
+
+def add(commands) -> None:
+    """The arguments of the command."""
+    p = commands.add_parser(
+        "tree",
+        help="grow the static tree that pays most for a drafter on your prompts",
+        description="Counts, on the model's own continuations of your prompts, how often the "
+        "drafter's best, second, third ... choice is right at each depth, times the model's pass "
+        "over trees of several sizes, and says which tree gives most tokens a second: none, where "
+        "plain decoding does.",
+    )
+    p.add_argument("--model", default="embedded", help="embedded, a folder, or a hub name")
+    p.add_argument("--drafter", default="draft", help="a draft model or heads, as for generate")
+    p.add_argument("--prompts", help="a file of prompts, as for plan; default: the shipped ones")
+    p.add_argument("--limit", type=int, default=32, help="prompts used at most")
+    p.add_argument("--max-new-tokens", type=int, default=64)
+    p.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
+    p.add_argument("--depth", type=int, default=4, help="of the tree at most")
+    p.add_argument("--ranks", type=int, default=6, help="children of a node at most")
+    p.add_argument("--nodes", type=int, nargs="+", help="sizes to consider; default: 1 to 31")
+    p.add_argument("--dtype", help="of the weights: float32, bfloat16, float16")
+    p.add_argument("--output", help="a .json file for the tree's parents, as --tree takes it")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """``specjax tree``: measures, prints the counts, the times and the choice."""
+    from rich.console import Console
+
+    sizes = [n + 1 for n in arguments.nodes] if arguments.nodes else SIZES
+    if min(sizes) < 2 and arguments.nodes:
+        raise ValueError(f"--nodes {arguments.nodes}: at least 1")
+    prompts = read_prompts(arguments.prompts, arguments.model, arguments.limit)
+    lm = set_up(arguments)
+    depth = _depth(lm, arguments)
+    work = job.prepare(
+        lm,
+        prompts,
+        drafter=_named(arguments),
+        tree=topology.chain(depth),
+        max_new_tokens=arguments.max_new_tokens,
+        temperature=arguments.temperature,
+    )
+    with Console(stderr=True).status("counting which choices are right"):
+        request = work.request
+        counted = calibration.measure(
+            lm.target,
+            work.drafter,
+            work.params,
+            request.tokens,
+            request.lengths,
+            max_new_tokens=arguments.max_new_tokens,
+            key=jax.random.key(0),
+            sampling=specjax.Sampling(temperature=arguments.temperature),
+            ranks=arguments.ranks,
+            capacity=work.capacity,
+            stops=lm.tokenizer.eos_ids,
+        )
+    with Console(stderr=True).status("timing passes"):
+        passes = measure.pass_seconds(lm, [*{1, *sizes}])
+        passes = {n: float(np.median(s)) for n, s in passes.items()}
+        level = _level_seconds(lm, arguments, prompts[0], depth)
+    choice = calibration.grow_fastest(counted, passes, level)
+    print(f"how often each choice was right, best first (at temperature {arguments.temperature:g})")
+    print(counted)
+    print("a pass over N nodes, of one over 1: " + _relative(passes))
+    print(f"the drafter, each depth: {level / passes[1]:.2f} of a pass over 1")
+    if choice.shape is None:
+        print("plain decoding is faster than any tree of these sizes")
+        return 0
+    print(f"{choice.shape}: {choice.tokens:.2f} tokens a round, {choice.ratio:.2f} times plain")
+    print("(predicted, of passes and drafting alone; measure it with generate --compare)")
+    if arguments.output:
+        Path(arguments.output).write_text(json.dumps(list(choice.shape.parents)) + "\n")
+        print(f"wrote {arguments.output}", file=sys.stderr)
+    return 0
+
+
+def _named(arguments):
+    own = ("draft", "medusa", "hydra", "blockwise")
+    name = arguments.drafter
+    return name if name in own else specjax.load(name, dtype=arguments.dtype)
+
+
+def _depth(lm, arguments) -> int:
+    """The deepest tree to consider: what was asked for, as far as the drafter goes."""
+    if arguments.depth < 1:
+        raise ValueError(f"--depth {arguments.depth}: at least 1")
+    drafter, _ = resolve_drafter(lm, _named(arguments))
+    most = getattr(drafter, "max_depth", None)
+    return arguments.depth if most is None else min(most, arguments.depth)
+
+
+def _level_seconds(lm, arguments, prompt: str, depth: int) -> float:
+    """Of one depth of drafting, for one row."""
+    work = job.prepare(
+        lm,
+        prompt,
+        drafter=_named(arguments),
+        tree=topology.chain(depth),
+        max_new_tokens=16 * (depth + 1),
+        temperature=arguments.temperature,
+    )
+    calls = measure.parts(work, work.start())
+    seconds = measure.alternate({"draft": calls["draft"]}, repetitions=9)
+    return float(np.median(seconds["draft"])) / depth
+
+
+def _relative(passes) -> str:
+    return ", ".join(f"{n}: {s / passes[1]:.2f}" for n, s in sorted(passes.items()))
