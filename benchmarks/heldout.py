@@ -1,4 +1,4 @@
-"""Plain against speculative decoding of the embedded pair over held-out prompts: real text."""
+"""Plain against speculative decoding of the embedded models over held-out prompts: real text."""
 
 from __future__ import annotations
 
@@ -31,24 +31,28 @@ def measure_prompts(
     bench,
     *,
     drafter: str,
-    num_draft: int,
     temperature: float,
     prompts: int,
+    num_draft: int | str | None = None,
+    tree: str | None = None,
+    batch: int = 1,
     new: int = 64,
     repetitions: int = 3,
 ) -> dict:
-    """Ratios over many prompts, batch 1, with an interval over the prompts.
+    """Ratios over many prompts, ``batch`` at a time, with an interval over the batches.
 
-    Each prompt is decoded plainly and speculatively in turn; of its ``repetitions`` the fastest
-    counts. Two ratios: of whole runs (reading the prompt included), and of the rounds alone.
+    Each batch is decoded plainly and speculatively in turn; of its ``repetitions`` the fastest
+    counts. ``num_draft`` and ``tree``: as ``specjax.generate`` takes them. Two ratios: of whole
+    runs (reading the prompts included), and of the rounds alone.
     """
     lm, texts = specjax.load("embedded"), globals()["prompts"](prompts)
     seconds, stats, same, rows, accepted_at = [], [], [], [], []
-    for index, text in enumerate(texts):
+    for index in range(len(texts) // batch):
+        text = texts[index * batch : (index + 1) * batch]
         common = dict(max_new_tokens=new, temperature=temperature, seed=index)
         works = [
             job.prepare(lm, text, drafter=None, **common),
-            job.prepare(lm, text, drafter=drafter, num_draft=num_draft, **common),
+            job.prepare(lm, text, drafter=drafter, num_draft=num_draft, tree=tree, **common),
         ]
         if index == 0:
             for work in works:
@@ -62,11 +66,12 @@ def measure_prompts(
         seconds.append(best)
         plain, fast = outs
         stats.append([int(np.sum(getattr(fast.stats, k))) for k in COUNTS])
-        stats[-1].append(int(plain.stats.emitted[0]))
-        accepted_at.append(np.asarray(fast.stats.accepted_at)[0])
-        texts_of = [np.asarray(o.tokens)[0, : int(o.lengths[0])] for o in outs]
-        same.append(np.array_equal(*texts_of))
-        rows.append(texts_of[1][len(works[1].prompts[0]) :])
+        stats[-1].append(int(np.sum(plain.stats.emitted)))
+        accepted_at.append(np.sum(np.asarray(fast.stats.accepted_at), axis=0))
+        for row, prompt in enumerate(works[1].prompts):
+            said = [np.asarray(o.tokens)[row, : int(o.lengths[row])] for o in outs]
+            same.append(np.array_equal(*said))
+            rows.append(said[1][len(prompt) :])
     seconds, stats = np.asarray(seconds), np.asarray(stats, float)
     rounds, emitted, drafted, accepted, plain_emitted = stats.T
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import drafters, job, loop, measure, replay
+from specjax import drafters, job, loop, measure, replay, topology
 from specjax.drafters.adaptive import AdaptiveState
 from specjax.drafters.model import DraftModelState
 from specjax.models import as_drafter
@@ -29,18 +29,22 @@ def make_job(
     *,
     temperature: float = 0.0,
     capacity: int | None = None,
+    tree: str | None = None,
 ) -> job.Job:
     """A request over token ids ``[B, T]``, ready to run.
 
     Args:
       drafter: ``plain``, ``draft``, ``ngram``, ``adaptive draft``, ``adaptive ngram``, ``synthetic
         0.8`` (each token right with that probability). See ``informed`` for the last three.
+      tree: what ``draft`` drafts in place of a chain, in the words of ``topology.parse``.
       capacity: of the buffers; None: as ``specjax.generate`` would choose it.
     """
     if capacity is None:
         limit = pair.target.config.context_length
         capacity = job.round_up(tokens.shape[1] + new, job.SMALLEST_BUFFER, limit)
     found, params = _drafter(pair, drafter, num_draft, (len(tokens), capacity))
+    if tree is not None:
+        found = dataclasses.replace(found, topology=topology.parse(tree))
     request, capacity = loop.prepare(
         pair.target.target,
         found,

@@ -142,7 +142,8 @@ def _ms(x: dict | float) -> str:
 
 
 def _drafter(row: dict, figures: dict) -> str:
-    name = row["drafter"] + (f", {row['num_draft']}" if row.get("num_draft") else "")
+    shape = row.get("tree") or row.get("num_draft")
+    name = row["drafter"] + (f", {shape}" if shape else "")
     return name + (" (synthetic)" if figures.get("synthetic") else "")
 
 
@@ -273,12 +274,13 @@ def _micro(head: str) -> Callable:
 def _heldout(rows) -> str:
     count = f"{rows[0][0]['prompts']} held-out prompts"
     note = (
-        f"The embedded, trained pair on {count}, batch 1; of each prompt's runs the "
-        "fastest counts, intervals are over the prompts."
+        f"The embedded, trained models on {count}; of the runs of each batch the fastest "
+        "counts, intervals are over the batches."
     )
     return f"{note}\n\n" + _table(
         {
             "T": lambda r, f: r["temperature"],
+            "batch": lambda r, f: r.get("batch", 1),
             "drafter, tokens a round": _drafter,
             "τ": lambda r, f: f"{f['tau']:.2f}",
             "accepted": lambda r, f: _share(f["acceptance"]),

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import job, loop, measure
+from specjax import job, loop, measure, topology
 from specjax.comparison import repeated_ngrams
 
 from . import heldout, micro, pairs, peers, serving
@@ -71,6 +71,7 @@ def decode(
     pair: str,
     drafter: str,
     num_draft: int = 0,
+    tree: str | None = None,
     agreement: float | None = None,
     batch: int = 1,
     context: int = 64,
@@ -82,19 +83,25 @@ def decode(
 ) -> dict:
     """Plain and speculative decoding of one batch, in turn.
 
+    ``tree``: in the words of ``topology.parse``, in place of a chain of ``num_draft`` tokens.
     ``read=False`` makes the context up instead of reading it, see ``made_up``. ``parts``: also
     measures a round's parts, bandwidth, memory and compilation, which takes as long again.
     """
     made = bench.pair(pair, agreement)
     tokens = pairs.prompts(made.target.config, batch, context if read else SHORT)
     # room for the rounds whose parts are timed
+    if tree is not None:
+        num_draft = topology.parse(tree).depth
     limit = made.target.config.context_length
     end = context + max(new, PART_ROUNDS * (num_draft + 1) + new if parts else 0)
     capacity = job.round_up(min(end, limit), job.SMALLEST_BUFFER, limit)
     common = dict(temperature=temperature, capacity=capacity)
     works, begins, ends = {}, {}, {}
-    for name, said in (("plain", ("plain", 0)), ("speculative", (drafter, num_draft))):
-        work = make_job(made, *said, tokens, new, **common)
+    for name, said, shape in (
+        ("plain", ("plain", 0), None),
+        ("speculative", (drafter, num_draft), tree),
+    ):
+        work = make_job(made, *said, tokens, new, **common, tree=shape)
         begin = work.start
         if not read:
             state = made_up(work, made, context, new)

@@ -70,6 +70,29 @@ def cpu(
     return rows
 
 
+def heads(
+    pair: str = "100m",
+    agreement: float = 0.8,
+    drafts: Sequence[int] = (3,),
+    tree: str = "3x2x1",
+    prompts: int = 64,
+    batches: Sequence[int] = (8,),
+    repetitions: int = 7,
+) -> list[Row]:
+    """The embedded heads on real text, on a chain and on a tree; a tree of 64 nodes at 100M."""
+    text = dict(kind="heldout", prompts=prompts)
+    rows = []
+    for temperature in (0.0, 1.0):
+        common = {**text, "temperature": temperature}
+        for drafter in ("medusa", "hydra", "draft"):
+            rows += [{**common, "drafter": drafter, "num_draft": n} for n in drafts]
+            rows.append({**common, "drafter": drafter, "tree": tree})
+    adaptive = {**text, "drafter": "hydra", "num_draft": "auto", "temperature": 0.0}
+    rows += [{**adaptive, "batch": b} for b in batches]
+    wide = dict(kind="decode", pair=pair, agreement=agreement, repetitions=repetitions)
+    return [*rows, {**wide, "drafter": "draft", "tree": "7x4x1", "num_draft": 3}]
+
+
 def scaling(
     pair: str = "100m",
     agreement: float = 0.8,
@@ -145,7 +168,7 @@ def gpu(
 
 
 SUITES: dict[str, Callable[..., list[Row]]] = {
-    suite.__name__: suite for suite in (smoke, cpu, gpu, scaling, peers, serving)
+    suite.__name__: suite for suite in (smoke, cpu, gpu, heads, scaling, peers, serving)
 }
 
 
