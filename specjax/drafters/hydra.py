@@ -1,12 +1,12 @@
 """Hydra: heads on the target's last hidden state that also read the tokens drafted so far.
 
     x_k = [h; e(root); e(d_1); ... e(d_k)],      h_k = V_k x_k + b + SiLU(W_k x_k + c),
-    then h_k + SiLU(W h_k + b) for each further layer,      logits_k = U_k h_k + u_k
+    then h_k + SiLU(W'_k h_k + b'_k), num_layers - 1 times,      logits_k = U_k h_k + u_k
 
 for the hidden state ``h`` of the token before the root, embeddings ``e`` of the target, and
 ``k = 0 ... K - 1`` drafted tokens below the root: head k is about the token after ``d_k``. Hydra++
-has several layers a head, and in place of ``h`` what a Transformer layer of its own, the *prefix
-layer*, makes of all hidden states so far.
+has several layers a head (one block, gone through again, as in the authors' code), and in place of
+``h`` what a Transformer layer of its own, the *prefix layer*, makes of all hidden states so far.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class HydraHeads(nnx.Module):
 
         def head(k):
             first = FirstLayer((k + 2) * size, size, **common)
-            rest = [ResBlock(size, bias=True, **common) for _ in range(1, config.num_layers)]
+            rest = [ResBlock(size, bias=True, **common)] if config.num_layers > 1 else []
             return nnx.List([first, *rest])
 
         def own_lm_head():
@@ -105,8 +105,9 @@ class HydraHeads(nnx.Module):
 
     def head_logits(self, k: int, x: jax.Array, batch: int, target, params) -> jax.Array:
         """float32 ``[B, N, V]`` of head ``k`` (from 0) for ``x`` ``[(k + 2) H, B * N]``."""
-        for layer in self.heads[k]:
-            x = layer(x)
+        x = self.heads[k][0](x)
+        for _ in range(1, self.config.num_layers):
+            x = self.heads[k][1](x)
         if self.lm_heads is None:
             return target.head(params, x, batch)
         own = self.lm_heads[k]

@@ -27,10 +27,10 @@ from ..models.files import read_json, write_json
 from ..models.hf import check_dtype
 from ..models.lm import LM, fingerprint, folder_of
 from ..types import Drafter, PyTree
-from . import medusa, medusa_vllm
+from . import hydra, medusa, medusa_vllm
 from .weights import PICKLES, Tensors, some, write_pickle
 
-FORMATS = {"medusa": medusa, "medusa-vllm": medusa_vllm}
+FORMATS = {"medusa": medusa, "medusa-vllm": medusa_vllm, "hydra": hydra}
 _HUB_FILES = ["config.json", "*.safetensors", *PICKLES]
 
 

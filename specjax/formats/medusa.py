@@ -16,6 +16,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+import jax
+import numpy as np
+
 from ..drafters.medusa import Medusa, MedusaConfig, abstract
 from .weights import check_sizes, loaded, stored
 
@@ -54,6 +57,11 @@ def load(config: Mapping, tensors: Mapping, target):
 
 def save(drafter: Medusa, params, target=None) -> tuple[dict, dict]:
     shape = drafter.config
+    if shape.num_layers and any(map(_differ, params["heads"].values())):
+        raise ValueError(
+            "format='medusa': the authors' code shares one block among the layers of a head, and "
+            "these differ; take 'medusa-vllm'"
+        )
     if not shape.bias:
         raise ValueError(
             "format='medusa' has biases, these heads have none; 'medusa-vllm' may lack them"
@@ -79,3 +87,9 @@ def names(shape: MedusaConfig, prefix: str = "") -> dict[str, tuple]:
         if not shape.tied:
             named[f"{prefix}{i}.{shape.num_layers}.weight"] = ("lm_heads", i, "weight")
     return named
+
+
+def _differ(blocks: Mapping) -> bool:
+    """Whether the blocks of a head are not all the same."""
+    first, *others = (jax.tree.leaves(block) for block in blocks.values())
+    return any(not np.array_equal(x, y) for own in others for x, y in zip(first, own, strict=True))

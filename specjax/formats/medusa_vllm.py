@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ..drafters.medusa import Medusa, MedusaConfig, abstract
-from .weights import check_same_lm_head, check_sizes, loaded, stored
+from .weights import check_same, check_sizes, loaded, stored
 
 KNOWN = "vLLM's of Medusa (blocks.{i}.layers.{j}.weight, lm_heads.{i}.weight)"
 DRAFTER, FILE = Medusa, "model"
@@ -50,7 +50,8 @@ def load(config: Mapping, tensors: Mapping, target):
     others = [prefix + name for name in _ORIGINAL] if shape.tied else []
     for name in others:
         if name in tensors:
-            check_same_lm_head(name, tensors[name], target)
+            own = target.target.head_table(target.params)
+            check_same(name, tensors[name], own, target)
     params = loaded(tensors, names(shape, prefix), abstract(shape)[1], target.dtype, others)
     return Medusa.of(shape, target.target), params
 

@@ -97,7 +97,13 @@ def write_pickle(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
         raise ValueError(
             f"{path.name}: PyTorch is not installed; pip install torch, or save safetensors"
         ) from None
-    torch.save({name: torch.from_numpy(np.array(x)) for name, x in tensors.items()}, path)
+
+    def tensor(x):
+        if x.dtype.name != "bfloat16":
+            return torch.from_numpy(np.array(x))
+        return torch.from_numpy(x.astype(np.float32)).bfloat16()
+
+    torch.save({name: tensor(x) for name, x in tensors.items()}, path)
 
 
 def take(
@@ -144,16 +150,17 @@ def check_sizes(target: LM, **sizes: int) -> None:
         )
 
 
-def check_same_lm_head(name: str, found: np.ndarray, target: LM) -> None:
-    """Raises ValueError where a file holds as the target's LM head what is not that."""
-    weight = target.target.head_table(target.params)
-    if is_quantized(weight):
+def check_same(name: str, found: np.ndarray, own, target: LM) -> None:
+    """Raises ValueError where a file holds, for a table of the target, what is not that.
+
+    ``own``: that table. Numbers may be rounded otherwise; a quantized table is not compared."""
+    if is_quantized(own):
         return
-    own = np.asarray(weight, np.float32)
+    own = np.asarray(own, np.float32)
     if own.shape != found.shape or not np.allclose(own, found.astype(np.float32), 2e-2, 2e-3):
         raise ValueError(
-            f"{name} {list(found.shape)} is not the LM head of {target.name}, which these heads "
-            "share by their config (original_lm_head): load the target that they belong to"
+            f"made for another target than {target.name}: they share one table of their target, "
+            f"{name} {list(found.shape)}, and {target.name} has another"
         )
 
 
@@ -167,15 +174,24 @@ def loaded(
     """The parameters that lie in a file under ``names``, as a nested dictionary in ``dtype``.
 
     Args:
-      names: of each tensor in the file the path of its parameter, ``(..., "linear", "weight")``;
-        where several have one path they hold the same.
+      names: of each tensor in the file the path of its parameter, ``(..., "linear", "weight")``.
+        Several may have one path if they hold the same.
       state: shapes of the parameters, abstract.
       others: see ``take``.
+
+    Raises:
+      ValueError: as ``take``; tensors for one parameter that differ.
     """
     shapes = {path: param.shape for path, param in nnx.to_flat_state(state)}
     found = take(tensors, {name: shapes[path] for name, path in names.items()}, others)
     params: dict = {}
+    first = {}
     for name, path in names.items():
+        same = first.setdefault(path, name)
+        if same != name:
+            if not np.array_equal(found[name], found[same]):
+                raise ValueError(f"{name} differs from {same}; the authors' code holds them once")
+            continue
         inner = params
         for key in path[:-1]:
             inner = inner.setdefault(key, {})

@@ -142,13 +142,17 @@ class CausalLM:
     def embed(self, params, tokens: jax.Array) -> jax.Array:
         """The embedding table's columns ``[H, B * N]`` for ``tokens`` int32 ``[B, N]``."""
         dtype = params["norm"]["weight"].dtype
-        return quantize.take(params["embedding"][...], tokens.reshape(-1), dtype).T
+        return quantize.take(self.table(params), tokens.reshape(-1), dtype).T
+
+    def table(self, params) -> jax.Array:
+        """The embedding table ``[V, H]``."""
+        return params["embedding"][...]
 
     def head_table(self, params) -> jax.Array:
         """The weight ``[V, H]`` of the LM head; where it is tied, the embedding."""
-        return (params["embedding"] if self.config.tie_embeddings else params["lm_head"]["weight"])[
-            ...
-        ]
+        if self.config.tie_embeddings:
+            return self.table(params)
+        return params["lm_head"]["weight"][...]
 
     def _logits(self, model, hidden, batch):
         out = sharding.spread(model.head(hidden, batch), DATA, None, self.axis)

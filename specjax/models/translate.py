@@ -178,7 +178,9 @@ def tensors_of(config: DecoderConfig, parameters, packed: bool = False) -> dict[
 
 def is_harmless(config: DecoderConfig, name: str) -> bool:
     """Whether a tensor that the model does not have may be ignored: buffers, a tied head, a layer
-    for multi-token prediction."""
+    for multi-token prediction, Medusa heads that were trained with it."""
+    if name.startswith("medusa_head."):  # ``specjax.load_drafter`` reads them
+        return True
     family = family_of(config.model_type)
     if family.further_layers and name.startswith(f"{family.prefix}layers.{config.num_layers}."):
         return True

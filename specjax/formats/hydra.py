@@ -1,0 +1,110 @@
+"""Hydra heads in their authors' layout (github.com/zankner/Hydra), plain and Hydra++.
+
+Head i of K, with L layers, in ``hydra_lm_head.pt`` (or ``.safetensors``)::
+
+    hydra_mlp.{i}.{j}.linear.weight [H, (i + 2) H], j = 0; [H, H] behind   (and .bias)
+    hydra_mlp.{i}.0.res_connection.weight [H, (i + 2) H]                    (and .bias)
+    hydra_lm_head.{i}.weight [V, H]                                         (and .bias)
+
+With ``hydra_head_arch: prefix-mlp`` dropouts stand between, so that j counts 1, 3, ... and the LM
+heads are ``hydra_lm_head.{i}.1``; and there is one Llama layer with a norm behind it,
+``prefix_embeding_layer.layers.0...`` (so spelt). The target's embeddings may lie beside
+(``input_embed_fn.weight``); where ``hydra_lm_head`` is absent, which is ours, all heads share the
+target's LM head. The other architectures of that code are no Hydra heads, and are refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from ..drafters.hydra import Hydra, HydraConfig, abstract, prefix_config
+from .weights import check_same, check_sizes, loaded, stored
+
+KNOWN = "Hydra's (hydra_mlp.{i}.{j}.linear.weight, hydra_lm_head.{i}.weight)"
+DRAFTER, FILE = Hydra, "hydra_lm_head"
+ARCHITECTURES = ("mlp", "prefix-mlp")
+_PREFIX = "prefix_embeding_layer."
+_UNUSED = ("embed_tokens.weight", "layers.0.self_attn.rotary_emb.inv_freq")
+_LAYER = {  # names behind _PREFIX, and paths behind ("prefix",)
+    "norm": ("norm",),
+    "layers.0.input_layernorm": ("blocks", 0, "attention_norm"),
+    "layers.0.post_attention_layernorm": ("blocks", 0, "mlp_norm"),
+    **{f"layers.0.self_attn.{x}_proj": ("blocks", 0, "attention", x) for x in "qkvo"},
+    **{f"layers.0.mlp.{x}_proj": ("blocks", 0, "mlp", x) for x in ("gate", "up", "down")},
+}
+
+
+def matches(config: Mapping, names: set[str]) -> bool:
+    return "hydra_num_heads" in config or any(name.startswith("hydra_mlp.") for name in names)
+
+
+def load(config: Mapping, tensors: Mapping, target):
+    kind = config.get("hydra_head_arch", "mlp")
+    if kind not in ARCHITECTURES:
+        raise ValueError(
+            f"hydra_head_arch={kind!r} is not supported; known: {', '.join(ARCHITECTURES)}"
+        )
+    if not config.get("grounded_heads", False):
+        raise ValueError(
+            "grounded_heads=false: such heads do not read the drafted tokens, which makes them "
+            "Medusa's; Hydra's have grounded_heads=true"
+        )
+    first = tensors.get(f"hydra_mlp.0.{int(kind == 'prefix-mlp')}.linear.weight")
+    size = target.config.hidden_size if first is None else first.shape[0]
+    own = [name for name in tensors if name.startswith("hydra_lm_head.0.")]
+    vocab = tensors[own[0]].shape[0] if own else target.target.vocab_size
+    check_sizes(target, hidden_size=size, vocab_size=vocab)
+    shape = HydraConfig(
+        hidden_size=size,
+        vocab_size=vocab,
+        num_heads=config.get("hydra_num_heads", 4),
+        num_layers=config.get("hydra_num_layers", 1),
+        tied=not own,
+        prefix=prefix_config(target.config) if kind == "prefix-mlp" else None,
+    )
+    offset = config.get("hidden_state_offset", 0)
+    if not 0 <= offset <= target.config.num_layers:
+        raise ValueError(
+            f"hidden_state_offset={offset}: {target.name} has {target.config.num_layers} layers"
+        )
+    embedding = "input_embed_fn.weight"
+    if embedding in tensors:
+        check_same(embedding, tensors[embedding], target.target.table(target.params), target)
+    others = [embedding, *(_PREFIX + name for name in _UNUSED)]
+    params = loaded(tensors, names(shape), abstract(shape)[1], target.dtype, others)
+    drafter = Hydra.of(shape, target.target)
+    return dataclasses.replace(drafter, layer=drafter.layer - offset), params
+
+
+def save(drafter: Hydra, params, target=None) -> tuple[dict, dict]:
+    shape = drafter.config
+    config = {
+        "hydra_num_heads": shape.num_heads,
+        "hydra_num_layers": shape.num_layers,
+        "hydra_head_arch": "mlp" if shape.prefix is None else "prefix-mlp",
+        "grounded_heads": True,
+        "hidden_state_offset": drafter.target.config.num_layers - drafter.layer,
+        "hidden_size": shape.hidden_size,
+        "vocab_size": shape.vocab_size,
+    }
+    return config, stored(params, names(shape))
+
+
+def names(shape: HydraConfig) -> dict[str, tuple]:
+    """Names in the file, and the path of each one's parameter."""
+    named, dropout = {}, int(shape.prefix is not None)
+    for i in range(shape.num_heads):
+        for leaf in ("weight", "bias"):
+            for j in range(shape.num_layers):
+                at = f"hydra_mlp.{i}.{j * (1 + dropout) + dropout}"
+                named[f"{at}.linear.{leaf}"] = ("heads", i, min(j, 1), "linear", leaf)
+                if j == 0:
+                    named[f"{at}.res_connection.{leaf}"] = ("heads", i, 0, "residual", leaf)
+            if not shape.tied:
+                at = f"hydra_lm_head.{i}.1" if dropout else f"hydra_lm_head.{i}"
+                named[f"{at}.{leaf}"] = ("lm_heads", i, leaf)
+    if dropout:
+        for name, path in _LAYER.items():
+            named[f"{_PREFIX}{name}.weight"] = ("prefix", *path, "weight")
+    return named

@@ -1,0 +1,217 @@
+"""Heads on the last hidden state: numbers and drafts of their authors' code, layouts, bad input."""
+
+import dataclasses
+import functools
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+
+import specjax
+from specjax import Sampling, topology, tree
+from specjax.drafters import hydra, medusa
+from specjax.types import Context, Draft, Segment
+
+GOLDEN = Path(__file__).parent / "golden" / "heads"
+PUBLISHED = {"medusa": medusa, "medusa_tied": medusa, "hydra": hydra, "hydra_prefix": hydra}
+
+
+@pytest.fixture(scope="module")
+def target():
+    return specjax.load(GOLDEN / "target", tokenizer=False, dtype="float32")
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def hidden_states(model, params, tokens):
+    """``[B, T, H]`` of int32 ``tokens [B, T]``, normed."""
+    batch, length = tokens.shape
+    draft = Draft(
+        start=jnp.zeros((batch,), jnp.int32),
+        tokens=tokens,
+        topology=tree.chain_topology(length - 1),
+    )
+    cache, layer = model.init(params, batch, length), model.config.num_layers
+    return model.verify(params, cache, draft, features=(layer,), logits=False).features
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def observe_and_draft(drafter, params, state, segment, context):
+    return drafter.draft_step(params, drafter.observe(params, state, segment), context)
+
+
+def drafted(heads, lm, tokens, roots):
+    """The drafts int32 ``[rounds, N]`` behind one text; in each round ``tokens[i]`` are read and
+    then ``roots[i]`` is the root."""
+    params = {"target": lm.params, "drafter": heads.params}
+    state, start, drafts = heads.drafter.init(params, 1, 32), 0, []
+    text = jnp.zeros((1, 32), jnp.int32)
+    features = hidden_states(lm.target, lm.params, np.concatenate(tokens)[None])
+    for own, root in zip(tokens, roots, strict=True):
+        end = start + len(own)
+        text = text.at[0, start : end + 1].set(jnp.asarray([*own, root]))
+        segment = Segment(
+            tokens=text[:, start:end],
+            next=text[:, start + 1 : end + 1],
+            features=features[:, start:end],
+            start=jnp.asarray([start]),
+            num=jnp.asarray([len(own)]),
+        )
+        context = Context(
+            tokens=text,
+            length=jnp.asarray([end + 1]),
+            budget=jnp.asarray([9]),
+            key=jax.random.split(jax.random.key(0), 1),
+            sampling=Sampling().rows(1),
+        )
+        draft, state = observe_and_draft(heads.drafter, params, state, segment, context)
+        drafts.append(np.asarray(draft.tokens[0]))
+        start = end
+    return np.stack(drafts)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_logits_and_drafts_are_those_of_the_authors_code(name, target):
+    expected, module = np.load(GOLDEN / name / "expected.npz"), PUBLISHED[name]
+    paths = [[rank for rank in path if rank >= 0] for path in expected["paths"].tolist()]
+    heads = specjax.load_drafter(GOLDEN / name, target, topology=topology.from_paths(paths))
+    tokens = expected["tokens"]
+    weights = nnx.merge(module.abstract(heads.drafter.config)[0], heads.params)
+    given = () if module is medusa else (tokens,)
+    hidden = hidden_states(target.target, target.params, tokens)
+    logits = jax.jit(lambda p: weights.logits(hidden, *given, target.target, p))(target.params)
+    np.testing.assert_allclose(logits.transpose(2, 0, 1, 3), expected["logits"], atol=1e-5)
+    first, second, fed = (expected[key] for key in ("first", "second", "fed"))
+    found = drafted(heads, target, [tokens[0], fed], [first[0], second[0]])
+    assert found.tolist() == [first.tolist(), second.tolist()]
+
+
+# ----------------------------------------------------------------------------- layouts
+
+
+def written(lm, folder, **settings):
+    """Medusa heads of no merit in a folder; the drafter and its weights."""
+    config = medusa.MedusaConfig(hidden_size=24, vocab_size=72, num_heads=2, **settings)
+    params = nnx.to_pure_dict(nnx.split(medusa.MedusaHeads(config, rngs=nnx.Rngs(0)))[1])
+    drafter = medusa.Medusa.of(config, lm.target)
+    specjax.save_drafter(drafter, params, folder, target=lm)
+    return drafter, params
+
+
+def same(found, wanted):
+    return jax.tree.structure(found) == jax.tree.structure(wanted) and all(
+        jax.tree.leaves(jax.tree.map(np.array_equal, found, wanted))
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [(name, None) for name in PUBLISHED]
+    + [("medusa", "medusa-vllm"), ("medusa_tied", "medusa-vllm")],
+)
+def test_what_is_saved_is_loaded_again(name, layout, target, tmp_path):
+    heads = specjax.load_drafter(GOLDEN / name, target)
+    specjax.save_drafter(heads.drafter, heads.params, tmp_path, format=layout, target=target)
+    again = specjax.load_drafter(tmp_path, target)
+    assert again.drafter == heads.drafter
+    assert same(again.params, heads.params)
+    if layout is None:  # the authors' code finds its names
+        (weights,) = (GOLDEN / name).glob("*.safetensors")
+        theirs = {n: x.shape for n, x in load_file(weights).items()}
+        tables = ("embed_fn.weight", "embed_tokens.weight")
+        theirs = {n: shape for n, shape in theirs.items() if not n.endswith(tables)}
+        ours = {n: x.shape for n, x in load_file(tmp_path / weights.name).items()}
+        assert ours == theirs
+
+
+def test_medusa_heads_lie_beside_the_model_that_was_trained_with_them(target, tmp_path):
+    model = load_file(GOLDEN / "target" / "model.safetensors")
+    heads = load_file(GOLDEN / "medusa" / "medusa_lm_head.safetensors")
+    behind = {f"medusa_head.{name}": x for name, x in heads.items()}
+    save_file(model | behind, tmp_path / "model.safetensors")
+    config = json.loads((GOLDEN / "target" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"medusa_num_heads": 3}))
+    lm = specjax.load(tmp_path, tokenizer=False, dtype="float32")
+    assert same(lm.params, target.params)
+    found = specjax.load_drafter(tmp_path, lm)
+    assert same(found.params, specjax.load_drafter(GOLDEN / "medusa", target).params)
+
+
+def test_vllm_heads_may_lack_biases_and_hold_the_targets_lm_head(target, tmp_path):
+    heads = load_file(GOLDEN / "medusa_tied" / "medusa_lm_head.safetensors")
+    named = {f"blocks.{i}.layers.0.weight": heads[f"{i}.0.linear.weight"] for i in range(3)} | {
+        "lm_head.weight": load_file(GOLDEN / "target" / "model.safetensors")["lm_head.weight"]
+    }
+    save_file(named, tmp_path / "model.safetensors")
+    config = dict(model_type="medusa", num_heads=3, vocab_size=72, original_lm_head=True)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = specjax.load_drafter(tmp_path, target)
+    assert found.drafter.config == medusa.MedusaConfig(
+        hidden_size=24, vocab_size=72, num_heads=3, bias=False, tied=True
+    )
+
+
+def test_pytorch_files_are_read_and_written(target, tmp_path):
+    pytest.importorskip("torch")
+    heads = specjax.load_drafter(GOLDEN / "medusa", target)
+    specjax.save_drafter(heads.drafter, heads.params, tmp_path, dtype="bfloat16", pickled=True)
+    assert (tmp_path / "medusa_lm_head.pt").is_file()
+    assert same(specjax.load_drafter(tmp_path, target).params, heads.params)
+
+
+def test_weights_take_the_type_of_the_target(target, tmp_path):
+    lm = dataclasses.replace(
+        target, params=jax.tree.map(lambda x: x.astype("bfloat16"), target.params)
+    )
+    heads = specjax.load_drafter(GOLDEN / "hydra_prefix", lm)
+    assert {x.dtype for x in jax.tree.leaves(heads.params)} == {jnp.bfloat16.dtype}
+
+
+# ----------------------------------------------------------------------------- bad input
+
+
+def edited(folder, source, config=None, **tensors):
+    """A copy of golden heads with other entries; None: left out."""
+    shutil.copytree(GOLDEN / source, folder, dirs_exist_ok=True)
+    own = json.loads((folder / "config.json").read_text()) | (config or {})
+    (folder / "config.json").write_text(json.dumps(own))
+    (path,) = folder.glob("*.safetensors")
+    changed = load_file(path) | tensors
+    save_file({n: x for n, x in changed.items() if x is not None}, path)
+
+
+@pytest.mark.parametrize(
+    ("source", "config", "tensors", "words"),
+    [
+        ("medusa", {}, {"1.0.linear.bias": None}, "missing .1.: 1.0.linear.bias"),
+        ("medusa", {}, {"extra.x": np.ones(2, np.float32)}, "left over .1.: extra.x"),
+        ("medusa", {}, {"0.0.linear.bias": np.ones(3, np.float32)}, "is .3., expected .24."),
+        ("medusa", {}, {"0.0.linear.bias": np.ones(24, np.int32)}, "no floating point"),
+        ("hydra", {"hydra_head_arch": "eagle-attn"}, {}, "known: mlp, prefix-mlp"),
+        ("hydra", {"grounded_heads": False}, {}, "Medusa"),
+        ("hydra", {"hydra_num_heads": 5}, {}, "missing .12."),
+        ("hydra", {"hidden_state_offset": 3}, {}, "has 2 layers"),
+        (
+            "hydra",
+            {},
+            {"input_embed_fn.weight": np.ones((72, 24), np.float32)},
+            "input_embed_fn.weight .72, 24., and .*target has another",
+        ),
+        (
+            "hydra_prefix",
+            {},
+            {"hydra_mlp.0.5.linear.bias": np.ones(24, np.float32)},
+            "differs from hydra_mlp.0.3.linear.bias",
+        ),
+        ("medusa", {"specjax": {"target_fingerprint": "abc"}}, {}, "fingerprint abc"),
+    ],
+)
+def test_what_is_wrong_with_heads_is_named(source, config, tensors, words, target, tmp_path):
+    edited(tmp_path, source, config, **tensors)
+    with pytest.raises(ValueError, match=words):
+        specjax.load_drafter(tmp_path, target)
