@@ -296,6 +296,22 @@ def draw(weights: jax.Array, uniform: jax.Array) -> jax.Array:
     return sharding.locally(own, [(*rows, MODEL), rows], rows)(weights, uniform)
 
 
+def draw_hub(q: jax.Array, uniform: jax.Array) -> jax.Array:
+    """Two siblings a row as SpecHub draws them (``Draft.draws = "hub"``), int32 ``[B, 2]``.
+
+    The first from ``q`` float32 ``[B, V]``; the second from ``q`` without it if it is the hub
+    ``argmax q``, else the hub. ``uniform`` float32 ``[B, 2]`` in [0, 1), of which the second is
+    used only in the former case. -1 where there is nothing to draw from: both if ``q`` has no mass,
+    the second if all of it is the hub's.
+
+    References: SpecHub, arXiv 2411.05289, algorithm 1.
+    """
+    hub, first = argmax(q), draw(q, uniform[:, 0])
+    others = jnp.where(jnp.arange(q.shape[-1]) == hub[:, None], 0.0, q)
+    second = jnp.where(first == hub, draw(others, uniform[:, 1]), hub)
+    return jnp.stack([first, jnp.where(first < 0, -1, second)], axis=1)
+
+
 def _draw(weights: jax.Array, level_of) -> jax.Array:
     """The token at ``level_of(mass of all weights) [B]``, on one device."""
     batch, vocab = weights.shape

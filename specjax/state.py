@@ -83,7 +83,7 @@ def begin(
     known = acceptance.RULES.get(rule) if isinstance(rule, str) else rule
     reasons = [
         getattr(target, "approximate", ""),
-        "" if getattr(known, "lossless", True) else f"rule {known.name}",
+        "" if known is None or acceptance.exact(known, sampling.greedy) else f"rule {known.name}",
     ]
     names = dict(
         drafter=getattr(drafter, "name", type(drafter).__name__),

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .types import POINT_MASS, ROOT, Context, Draft
+from .types import DRAWS, POINT_MASS, ROOT, Context, Draft
 
 
 def check_topology(parents) -> tuple[int, ...]:
@@ -87,14 +87,18 @@ def tree(
       candidate, scored: bool ``[B, N - 1]`` or None (all).
       vocab: int32 ``[Vq]`` or ``[B, Vq]``, the target's id of each entry of a law; None: the same.
         ``tokens`` are the target's ids in any case.
-      draws: ``iid`` or ``distinct``.
+      draws: how siblings with laws were drawn: ``iid``, ``mixed``, ``distinct`` or ``hub``; see
+        ``Draft``.
       deepest: an int that no depth exceeds, where ``parent`` differs by row; None: N - 1.
 
     Nodes deeper than ``context.width``, if it is given, are neither scored nor candidates.
 
     Raises:
-      ValueError: laws without the row that each token was drawn from, or the reverse.
+      ValueError: laws without the row that each token was drawn from, or the reverse; draws of
+        an unknown kind.
     """
+    if draws not in DRAWS:
+        raise ValueError(f"tree: draws={draws!r} is unknown; known: {', '.join(DRAWS)}")
     if (law is None) != (laws is None):
         raise ValueError(
             "tree: law and laws belong together; a token that was drawn from no law has law=-1"
@@ -206,20 +210,39 @@ def narrow(draft: Draft, nodes: int) -> Draft:
     )
 
 
-def merge(*drafts: Draft) -> Draft:
+def merge(*drafts: Draft, one_law: bool = False) -> Draft:
     """The union of drafts with one root: equal prefixes share their descendants.
 
     A token drawn twice stays two siblings (*twins*): dropping the second draw would bias
     multi-round rejection, whose residual must shrink once for every draw. But only the first
-    twin gets children, those of both, since a twin of a rejected token is never accepted.
+    twin gets children, those of both, since a twin of a rejected token is never accepted (or, by
+    ``kseq``, goes on with the first one's).
+
+    Independent draws are ``mixed`` then: siblings may have several laws. ``one_law`` says that all
+    drafts are independent draws of one drafter, so that siblings have one: they stay ``iid``. It
+    may also join the twins within one draft.
 
     Raises:
-      ValueError: drafts drawn differently, or with laws over vocabularies that may differ.
+      ValueError: drafts drawn in ways that do not go together, or with laws over vocabularies that
+        may differ.
     """
     first = drafts[0]
-    if len({d.draws for d in drafts}) > 1:
-        raise ValueError(f"merge: drafts drawn differently, {[d.draws for d in drafts]}")
     lawful = [d for d in drafts if d.laws is not None]
+    draws = {d.draws for d in lawful}
+    if draws <= {"iid", "mixed"}:
+        together = "iid" if draws <= {"iid"} and (one_law or len(drafts) == 1) else "mixed"
+    elif draws == {"distinct"} or len(drafts) == 1:
+        (together,) = draws
+    else:
+        raise ValueError(
+            f"merge: drafts drawn {', '.join(repr(d.draws) for d in lawful)}; independent ones "
+            "('iid', 'mixed') go together, and 'distinct' ones do"
+        )
+    if one_law and (together != "iid" or 0 < len(lawful) < len(drafts)):
+        raise ValueError(
+            "merge: one_law=True is about independent draws of one drafter; these are drawn "
+            f"{', '.join('from no law' if d.laws is None else repr(d.draws) for d in drafts)}"
+        )
     if len(lawful) > 1 and any(d.vocab is not None for d in lawful):
         raise ValueError(
             "merge: several drafts have laws, some over a vocabulary of their own; scatter those "
@@ -276,6 +299,7 @@ def merge(*drafts: Draft) -> Draft:
         vocab=lawful[0].vocab if lawful else None,
         partial=None,
         topology=None,
+        draws=together,
         deepest=max(max_depth(d) for d in drafts),
     )
 

@@ -23,6 +23,7 @@ from .sampling import Prefix, Sampling
 
 PyTree = Any
 ROOT = 0  # index of the root among the nodes of a draft
+DRAWS = ("iid", "mixed", "distinct", "hub")  # values of `Draft.draws`
 POINT_MASS = -1  # value of `Draft.law` for a node that was not drawn from a law
 
 
@@ -42,13 +43,15 @@ class Draft:
       candidate: bool ``[B, N]`` or None (all): the node may be accepted. A node that is scored
         but no candidate is a *passenger*. False at the root: the row emits nothing this round.
       law: int32 ``[B, N]`` or None (all are point masses): the row of ``laws`` from which this
-        node was drawn, -1 for a point mass. Before a draw its law was the row of ``laws``
-        itself (``iid``), or that row without the earlier siblings from it (``distinct``).
+        node was drawn, -1 for a point mass. Given the earlier siblings from that row, the law of
+        a draw was as ``draws`` says.
       laws: float32 ``[B, Q, Vq]`` probabilities, or None.
       vocab: int32 ``[B, Vq]`` or None, draft id -> target id where the draft vocabulary is smaller.
       partial: entries that the target computed while drafting (self-drafting), or None.
       topology: the static ``parent``, a tuple of N ints beginning with -1, or None.
-      draws: how siblings were drawn: ``iid`` or ``distinct`` (without replacement).
+      draws: how siblings were drawn, one of ``DRAWS``. ``iid``: independently, all from one law.
+        ``mixed``: independently, each from its own law or a point mass. ``distinct``: from their
+        row of ``laws`` without replacement. ``hub``: two from a row, as ``sampling.draw_hub``.
       deepest: static; the depth that no node exceeds, where ``parent`` differs by row; None: N - 1.
     """
 

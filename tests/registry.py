@@ -107,8 +107,9 @@ def cases(model, params):
         "hydra prefix": head(Hydra, HydraConfig, (-1, 0), num_layers=2, prefix=layer),
         "tree top": (tree(), near, ("delta",)),
         "tree worst": (tree(how="worst"), near, ("rejection",)),
-        "tree iid": (tree(how="iid"), near, ALL),
-        "tree distinct": (tree(how="distinct"), near, ALL),
+        "tree iid": (tree(how="iid"), near, (*ALL, "traversal", "kseq")),
+        "tree distinct": (tree(how="distinct"), near, (*ALL, "traversal")),
+        "tree hub": (tree(how="hub"), near, ("rejection", "hub")),
         "tree per row": (
             tree(how="iid", random_parents=True, topology=(-1, 0, 0, 0)),
             near,
@@ -124,6 +125,11 @@ def cases(model, params):
                 )
             ),
             two,
-            ("rejection",),
+            ("rejection", "traversal"),
+        ),
+        "merged chains": (
+            Merged(drafters=(tree(how="iid", topology=(-1, 0, 1)),) * 2, one_law=True),
+            near,
+            ("kseq",),
         ),
     }

@@ -10,9 +10,25 @@ from ..types import Draft
 from .block import Block
 from .delta import Delta
 from .greedy import Greedy
+from .hub import Hub
+from .kseq import KSeq
 from .rejection import Rejection
+from .traversal import Traversal
+from .typical import Typical
 
-RULES = {rule.name: rule for rule in (Greedy(), Rejection(), Block(), Delta())}
+RULES = {
+    rule.name: rule
+    for rule in (
+        Greedy(),
+        Rejection(),
+        Traversal(),
+        Block(),
+        Delta(),
+        KSeq(),
+        Hub(),
+        Typical(),
+    )
+}
 
 
 def choose(rule, draft: Draft, greedy: bool):
@@ -31,5 +47,10 @@ def choose(rule, draft: Draft, greedy: bool):
             raise ValueError(f"rule={rule!r} is unknown; known: auto, {', '.join(sorted(RULES))}")
         rule = RULES[rule]
     rule.check(draft, greedy)
-    # at temperature 0 every lossless rule is the greedy one, without its randomness
-    return RULES["greedy"] if greedy and rule.lossless else rule
+    # at temperature 0 such a rule is the greedy one, without its randomness
+    return RULES["greedy"] if greedy and exact(rule, greedy) else rule
+
+
+def exact(rule, greedy: bool) -> bool:
+    """Whether ``rule`` keeps the target's law: always, or, where ``greedy``, at temperature 0."""
+    return rule.lossless or (greedy and getattr(rule, "exact_at_zero", False))

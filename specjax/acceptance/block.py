@@ -7,8 +7,8 @@ import dataclasses
 import jax.numpy as jnp
 
 from .. import sampling as law
-from .. import tree
 from ..types import ROOT, Draft, Verdict
+from .lawful import need_chain
 from .walk import eligible, verdict
 
 
@@ -31,10 +31,7 @@ class Block:
     lossless = True
 
     def check(self, draft: Draft, greedy: bool) -> None:
-        if draft.topology != tree.chain_topology(draft.num_nodes - 1):
-            raise ValueError(
-                "rule='block' judges chains; this draft is a tree: use rule='rejection' or 'delta'"
-            )
+        need_chain(self.name, draft)
 
     def __call__(self, params, draft: Draft, target_law, draft_law, key) -> Verdict:
         batch, nodes = draft.tokens.shape

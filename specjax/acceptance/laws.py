@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import tree
-from ..sampling import Sampling
+from ..sampling import Sampling, argmax
 from ..types import POINT_MASS, Context, Draft
 from .walk import at_node
 
@@ -63,15 +63,36 @@ class DraftLaw:
         if draft.laws is None:
             return point
         index = at_node(draft.law, node)
-        q = at_node(draft.laws, jnp.maximum(index, 0))
-        rows = jnp.arange(q.shape[0])[:, None]
+        q = self._row(node)
         if draft.vocab is not None:
+            rows = jnp.arange(q.shape[0])[:, None]
             q = jnp.zeros((q.shape[0], vocab)).at[rows, draft.vocab].add(q, mode="drop")
-        if draft.draws == "distinct":
+        if draft.draws in ("distinct", "hub"):
             parent = tree.parents(draft)
             earlier = parent == at_node(jnp.broadcast_to(parent, draft.law.shape), node)[:, None]
             earlier &= (draft.law == index[:, None]) & (jnp.arange(draft.num_nodes) < node[:, None])
-            gone = jnp.where(earlier, draft.tokens, vocab)
-            q = q.at[rows, gone].set(0.0, mode="drop")
-            q = q / jnp.maximum(jnp.sum(q, axis=-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
+            q = self._given(q, jnp.where(earlier, draft.tokens, vocab), node)
         return jnp.where((index == POINT_MASS)[:, None], point, q)
+
+    def hub(self, node: jax.Array) -> jax.Array:
+        """int32 ``[B]``, the most probable token of the node's law before any draw from it."""
+        first = argmax(self._row(node))  # in the law's own order of tokens, as when it was drawn
+        return first if self.draft.vocab is None else at_node(self.draft.vocab, first)
+
+    def _row(self, node):
+        """float32 ``[B, Vq]``, the node's row of ``laws``."""
+        return at_node(self.draft.laws, jnp.maximum(at_node(self.draft.law, node), 0))
+
+    def _given(self, q, earlier, node):
+        """``q [B, V]`` given the earlier draws from it, int32 ``[B, N]``, V where there is none."""
+        rows = jnp.arange(q.shape[0])[:, None]
+        rest = q.at[rows, earlier].set(0.0, mode="drop")
+        mass = jnp.sum(rest, axis=-1, keepdims=True)
+        rest = rest / jnp.maximum(mass, jnp.finfo(jnp.float32).tiny)
+        if self.draft.draws == "distinct":
+            return rest
+        # a hub's pair: behind the hub any other token, behind any other token the hub
+        hub = self.hub(node)[:, None]
+        only = (jnp.arange(q.shape[1]) == hub).astype(q.dtype)
+        second = jnp.where(jnp.any(earlier == hub, axis=1, keepdims=True), rest, only)
+        return jnp.where(jnp.any(earlier < q.shape[1], axis=1, keepdims=True), second, q)

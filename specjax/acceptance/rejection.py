@@ -23,7 +23,8 @@ class Rejection:
     If no child is left a token is drawn from the current ``p``. With one child a node this is
     speculative sampling. A child that was not drawn (``law = -1``) has a point mass for ``q``.
     With ``draws="distinct"`` a child's ``q`` is its law without the earlier siblings from it; a
-    child that its law could not have drawn (nothing was left of it) is rejected.
+    child that its law could not have drawn (nothing was left of it) is rejected. Siblings may have
+    several drafters' laws (``mixed``), each its own.
 
     Lossless: yes, if each node was drawn from the law that the draft states.
 
@@ -36,11 +37,7 @@ class Rejection:
     lossless = True
 
     def check(self, draft: Draft, greedy: bool) -> None:
-        if draft.draws not in ("iid", "distinct"):
-            raise ValueError(
-                f"rule='rejection' needs siblings drawn 'iid' or 'distinct', not {draft.draws!r}; "
-                "use rule='delta', which admits every draft"
-            )
+        """Admits every draft: ``DraftLaw`` knows the law of each draw, the earlier ones given."""
 
     def __call__(self, params, draft: Draft, target_law, draft_law, key) -> Verdict:
         able = eligible(draft)

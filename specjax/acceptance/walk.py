@@ -30,6 +30,39 @@ def next_child(draft: Draft, at: jax.Array, after: jax.Array, able: jax.Array):
     return jnp.minimum(first, draft.num_nodes - 1), first < draft.num_nodes
 
 
+def has_children(draft: Draft, able: jax.Array) -> jax.Array:
+    """bool ``[B, N]``: nodes with an eligible child."""
+    parent = jnp.broadcast_to(jnp.maximum(tree.parents(draft), ROOT), able.shape)
+    rows = jnp.arange(able.shape[0])[:, None]
+    return jnp.zeros(able.shape, bool).at[rows, parent].max(able)
+
+
+def descend(draft: Draft, visit) -> tuple[jax.Array, jax.Array]:
+    """Walks from the root down, one visit a node, until a visit accepts no child.
+
+    Args:
+      visit: ``node int32 [B] -> (child int32 [B], found bool [B], rest float32 [B, V])``: where to
+        go on, and the weights of the next token where there is nowhere.
+
+    Returns:
+      the last node ``[B]``, and its weights ``[B, V]``.
+    """
+
+    def step(state):
+        node, rest, going = state
+        child, found, left = visit(node)
+        rest = jnp.where(going[:, None], left, rest)
+        going &= found
+        return jnp.where(going, child, node), rest, going
+
+    batch = draft.tokens.shape[0]
+    start = jnp.full((batch,), ROOT, jnp.int32)
+    like = jax.eval_shape(visit, start)[2]
+    state = (start, jnp.zeros(like.shape, like.dtype), jnp.ones((batch,), bool))
+    node, rest, _ = jax.lax.while_loop(lambda s: jnp.any(s[2]), step, state)
+    return node, rest
+
+
 def at_node(x: jax.Array, node: jax.Array) -> jax.Array:
     """``x[b, node[b]]``."""
     shape = (-1,) + (1,) * (x.ndim - 1)

@@ -1,0 +1,92 @@
+"""Typical acceptance: keep what the target finds plausible. Approximate."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from .. import sampling as law
+from .. import tree
+from ..types import ROOT, Draft, Verdict
+from .walk import at_node, eligible, has_children, verdict
+
+
+@dataclasses.dataclass(frozen=True)
+class Typical:
+    """Accepts a token ``x`` if ``p(x) > min(ε, δ exp(-H(p)))``, ``H`` the entropy in nats.
+
+    Of the paths that pass the longest is kept; of equally long ones the most probable by p; of
+    equally probable ones the first. The token behind it is the most probable by p, not drawn:
+    Medusa takes the first token of each of its drafts so, and here the last token of a round is
+    the root of the next. So temperature and the like only move the threshold, and what a sampled
+    drafter draws is the only randomness.
+
+    At temperature 0 p is a point mass, and this is the greedy rule, token for token.
+
+    Lossless: no, but for temperature 0. The tokens are the drafter's choice among the plausible;
+    every result says ``approximate``.
+
+    Attributes:
+      epsilon: in (0, 1], the threshold where p has little entropy.
+      delta: above 0, the factor of ``exp(-H)`` where it has much. Medusa: the root of ``epsilon``.
+
+    Cost: p at each accepted node that has children, and at the last.
+
+    References: Cai et al., Medusa, arXiv 2401.10774, section 2.3.1. Their code adds 1e-5 to the
+    probabilities within ``H``; this does not.
+
+    Raises:
+      ValueError: a threshold out of range.
+    """
+
+    epsilon: float = 0.09
+    delta: float = 0.3
+    name = "approximate-typical"
+    lossless = False
+    exact_at_zero = True
+
+    def __post_init__(self):
+        if not 0 < self.epsilon <= 1 or not 0 < self.delta < float("inf"):
+            raise ValueError(
+                f"Typical(epsilon={self.epsilon}, delta={self.delta}): epsilon must be in (0, 1], "
+                "delta above 0 and finite"
+            )
+
+    def check(self, draft: Draft, greedy: bool) -> None:
+        """Admits every draft: no law of it is looked at."""
+
+    def __call__(self, params, draft: Draft, target_law, draft_law, key) -> Verdict:
+        able = eligible(draft)
+        bearing = has_children(draft, able)
+        batch, nodes = draft.tokens.shape
+        index, tokens = jnp.arange(nodes), jnp.maximum(draft.tokens, 0)
+
+        def visit(state):
+            """Looks at the children of an accepted node; nodes come before their children."""
+            node, reached, score, going = state
+            p = target_law(node)
+            entropy = -jnp.sum(p * jnp.log(jnp.where(p > 0, p, 1.0)), axis=-1)
+            bound = jnp.minimum(self.epsilon, self.delta * jnp.exp(-entropy))
+            said = jnp.take_along_axis(p, tokens, axis=1)
+            passes = able & (tree.parents(draft) == node[:, None]) & (said > bound[:, None])
+            passes &= going[:, None]
+            likely = at_node(score, node)[:, None] + jnp.log(jnp.where(passes, said, 1.0))
+            reached, score = reached | passes, jnp.where(passes, likely, score)
+            left = reached & bearing & (index > node[:, None])
+            going = jnp.any(left, axis=1)
+            return jnp.argmax(left, axis=1).astype(jnp.int32), reached, score, going
+
+        start = jnp.full((batch,), ROOT, jnp.int32)
+        reached = jnp.broadcast_to(index == ROOT, (batch, nodes))
+        state = (start, reached, jnp.zeros((batch, nodes)), bearing[:, ROOT])
+        if nodes > 1:
+            state = jax.lax.while_loop(lambda s: jnp.any(s[3]), visit, state)
+        _, reached, score, _ = state
+        depth = jnp.where(reached, tree.depths(draft), -1)
+        deepest = depth == jnp.max(depth, axis=1, keepdims=True)
+        node = jnp.argmax(jnp.where(deepest, score, -jnp.inf), axis=1).astype(jnp.int32)
+        p = target_law(node)
+        # -1 where no token has any probability
+        return verdict(draft, node, law.argmax(jnp.where(p > 0, p, -jnp.inf)))

@@ -1,0 +1,219 @@
+"""The exact law of what an acceptance rule says, on toys, without drawing anything.
+
+Each node is tested at most once, against its own uniform, and its threshold depends on the draft
+alone. So a rule is known by the thresholds, found by halving, and by what it does for each of the
+patterns of nodes that pass. All drafts times all patterns, with their probabilities, are the law.
+"""
+
+import dataclasses
+import functools
+import itertools
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import sampling, tree
+from specjax.acceptance import walk
+from specjax.acceptance.laws import DraftLaw
+from specjax.types import ROOT, Draft
+
+ALMOST = 1 - 2.0**-24  # the greatest uniform
+SCALE = 2**30  # of weights that are given back as integers
+
+
+class Table:
+    """A random law behind every prefix, or everywhere the one given: ``table(prefix) -> [V]``."""
+
+    def __init__(self, seed=0, vocab=3, law=None):
+        self.random, self.laws = np.random.default_rng(seed), {}
+        self.vocab, self.law = vocab if law is None else len(law), law
+
+    def __call__(self, prefix):
+        if self.law is not None:
+            return np.asarray(self.law)
+        if prefix not in self.laws:
+            law = self.random.dirichlet(np.full(self.vocab, 0.7)) + 1e-3
+            self.laws[prefix] = law / law.sum()
+        return self.laws[prefix]
+
+
+def joint(p, size):
+    """The law of the first ``size`` tokens, ``[V, ..., V]``."""
+    law = np.zeros((p.vocab,) * size)
+    for tokens in itertools.product(range(p.vocab), repeat=size):
+        law[tokens] = np.prod([p(tokens[:i])[x] for i, x in enumerate(tokens)])
+    return law
+
+
+def prefixes(tokens, parent):
+    """Of each node, the tokens from the root (not counted) down to it."""
+    paths = [()]
+    for node in range(1, len(tokens)):
+        paths.append((*paths[parent[node]], int(tokens[node])))
+    return paths
+
+
+def given(q, earlier, draws):
+    """The law of a draw after those ``earlier`` from ``q``."""
+    hub = int(np.argmax(q))
+    if not earlier or draws == "iid":
+        return q
+    if draws == "hub" and earlier[0] != hub:
+        return np.eye(len(q))[hub]
+    rest = np.where(np.isin(np.arange(len(q)), earlier), 0, q)
+    return rest / rest.sum() if rest.sum() > 0 else rest
+
+
+def drafts(q, topology, draws):
+    """Every draft that can be drawn from ``q``: ``(Draft with R rows, probabilities [R])``."""
+    rows, weights = [], []
+    first = [topology.index(above) for above in topology]  # siblings share the law of the first
+    for said in itertools.product(range(q.vocab), repeat=len(topology) - 1):
+        tokens, weight = (0, *said), 1.0
+        paths = prefixes(tokens, topology)
+        for node in range(1, len(topology)):
+            earlier = [tokens[n] for n in range(first[node], node) if topology[n] == topology[node]]
+            weight *= given(q(paths[topology[node]]), earlier, draws)[tokens[node]]
+        if weight > 0:
+            laws = [q(paths[above]) for above in topology[1:]]
+            rows.append((tokens, [n - 1 for n in first], laws))
+            weights.append(weight)
+    tokens, law, laws = (np.asarray(x) for x in zip(*rows, strict=True))
+    law[:, ROOT] = -1
+    draft = Draft(
+        start=jnp.zeros(len(rows), jnp.int32),
+        tokens=jnp.asarray(tokens, jnp.int32),
+        law=jnp.asarray(law, jnp.int32),
+        laws=jnp.asarray(laws, jnp.float32),
+        topology=topology,
+        draws=draws,
+    )
+    return draft, np.asarray(weights)
+
+
+def product(one, other):
+    """Both of two independent drafts: rows are those of one times those of the other."""
+    (a, u), (b, v) = one, other
+    a = jax.tree.map(lambda x: np.repeat(x, len(v), axis=0), a)
+    b = jax.tree.map(lambda x: np.tile(x, (len(u),) + (1,) * (x.ndim - 1)), b)
+    return a, b, np.outer(u, v).reshape(-1)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _judge(rule, draft, p, uniform):
+    def whole(weights, uniform):
+        share = weights / jnp.maximum(jnp.sum(weights, axis=-1, keepdims=True), 1e-30)
+        return jnp.round(share * SCALE).astype(jnp.int32)
+
+    # the uniforms come in the place of the key, and the last law in that of the last token
+    with (
+        mock.patch.object(sampling, "uniforms", lambda key, count: key),
+        mock.patch.object(sampling, "draw", whole),
+    ):
+        q = DraftLaw(draft, p.shape[-1])
+        verdict = rule({}, draft, lambda node: walk.at_node(p, node), q, uniform)
+    node = jnp.take_along_axis(verdict.path, verdict.count[:, None], axis=1)[:, 0]
+    return node, verdict.token
+
+
+def outcome(rule, draft, weights, p, depth):
+    """``(law of depth + 1 tokens, expected accepted tokens)`` of a rule on enumerated drafts."""
+    count, nodes = draft.tokens.shape
+    tests = nodes - 1
+    parents = np.broadcast_to(tree.parents(draft), (count, nodes))
+    paths = [prefixes(*row) for row in zip(np.asarray(draft.tokens), parents, strict=True)]
+    laws = np.asarray([[p(path) for path in row] for row in paths], np.float32)
+
+    patterns = np.asarray(list(itertools.product((0.0, ALMOST), repeat=tests)))
+    searches = [(n, *u) for n in range(tests) for u in patterns if u[n] == 0]
+    at = np.asarray([s[0] for s in searches])
+    others = np.asarray([s[1:] for s in searches])
+    size = max(len(searches), len(patterns))  # one shape, one compilation
+    wide = jax.tree.map(lambda x: jnp.asarray(np.repeat(x, size, axis=0)), (draft, laws))
+
+    def judge(uniform):
+        """Final nodes ``[R, K]`` and weights ``[R, K, V]`` for uniforms ``[R, K, tests]``."""
+        given = np.zeros((count, size, nodes), np.float32)
+        given[:, : uniform.shape[1], 1:] = uniform
+        node, rest = _judge(rule, *wide, jnp.asarray(given.reshape(-1, nodes)))
+        shape = (count, size)
+        return (np.asarray(x).reshape(*shape, -1)[:, : uniform.shape[1]] for x in (node, rest))
+
+    def search(values):
+        uniform = np.broadcast_to(others, (count, *others.shape)).copy()
+        np.put_along_axis(
+            uniform, np.broadcast_to(at, values.shape)[..., None], values[..., None], 2
+        )
+        return next(judge(uniform))[..., 0]
+
+    low, high = np.zeros((count, len(at))), np.full((count, len(at)), ALMOST)
+    passes, fails = search(low), search(high)
+    for _ in range(26):
+        middle = (low + high) / 2
+        same = search(middle) == passes
+        low, high = np.where(same, middle, low), np.where(same, high, middle)
+    matters = passes != fails
+    chance = np.zeros((count, tests))
+    for n in range(tests):
+        found = np.ma.masked_array(high, ~(matters & (at == n)))
+        spread = np.ma.filled(found.max(axis=1) - found.min(axis=1), 0)
+        assert np.all(spread < 1e-5), "a threshold depends on more than the draft"
+        chance[:, n] = np.ma.filled(found.min(axis=1), 0.5)
+
+    node, rest = judge(np.broadcast_to(patterns, (count, *patterns.shape)))
+    law, accepted = np.zeros((p.vocab,) * (depth + 1)), 0.0
+    pending = {}
+    passed = np.where(patterns == 0, chance[:, None], 1 - chance[:, None]).prod(axis=2)
+    for row, k in itertools.product(range(count), range(len(patterns))):
+        path = paths[row][node[row, k, 0]]
+        weight = weights[row] * passed[row, k]
+        accepted += weight * len(path)
+        pending[path] = pending.get(path, 0) + weight * rest[row, k] / SCALE
+    for path, last in pending.items():
+        behind = depth - len(path)
+        for tokens in itertools.product(range(p.vocab), repeat=behind + 1):
+            whole = path + tokens
+            after = [p(whole[: len(path) + i])[x] for i, x in enumerate(tokens)][1:]
+            law[whole] += last[tokens[0]] * np.prod(after)
+    return law, accepted
+
+
+def distance(law, p):
+    """Total variation between ``law`` and that of the target."""
+    return 0.5 * np.abs(law - joint(p, law.ndim)).sum()
+
+
+def relabelled(draft, **changes):
+    """The draft with other statements about it: for planted faults."""
+    return dataclasses.replace(draft, **changes)
+
+
+def saying(rule, draft, weights, p, depth):
+    """``outcome`` for a rule that draws a token at each node that it visits, by that node's
+    uniform: all combinations of tokens, with their probabilities."""
+    count, nodes = draft.tokens.shape
+    said = np.asarray(list(itertools.product(range(p.vocab), repeat=nodes)))
+    parents = np.broadcast_to(tree.parents(draft), (count, nodes))
+    paths = [prefixes(*row) for row in zip(np.asarray(draft.tokens), parents, strict=True)]
+    laws = np.asarray([[p(path) for path in row] for row in paths], np.float32)
+    wide = jax.tree.map(lambda x: jnp.asarray(np.repeat(x, len(said), axis=0)), (draft, laws))
+    draw = mock.patch.object(sampling, "draw", lambda weights, uniform: uniform.astype(jnp.int32))
+    keys = mock.patch.object(sampling, "uniforms", lambda key, count: key)
+    with draw, keys:
+        uniform = jnp.asarray(np.tile(said, (count, 1)), jnp.float32)
+        law_of = functools.partial(walk.at_node, wide[1])
+        verdict = rule({}, wide[0], law_of, DraftLaw(wide[0], p.vocab), uniform)
+    node = np.take_along_axis(np.asarray(verdict.path), np.asarray(verdict.count)[:, None], 1)
+    law, accepted = np.zeros((p.vocab,) * (depth + 1)), 0.0
+    for row, k in itertools.product(range(count), range(len(said))):
+        at = row * len(said) + k
+        path = paths[row][node[at, 0]]
+        weight = weights[row] * np.prod(laws[row, np.arange(nodes), said[k]])
+        accepted += weight * len(path)
+        begin = (*path, int(verdict.token[at]))
+        for rest in itertools.product(range(p.vocab), repeat=depth - len(path)):
+            after = [p(begin + rest[:i])[x] for i, x in enumerate(rest)]
+            law[begin + rest] += weight * np.prod(after)
+    return law, accepted
