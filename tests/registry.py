@@ -59,12 +59,17 @@ def cases(model, params):
         "draft tree iid": (
             DraftModel(model=model, topology=topology.Tree(TREE)),
             near,
-            ("rejection",),
+            ("rejection", "kseq"),
         ),
         "draft tree distinct": (
             DraftModel(model=model, topology=topology.branching(2, 1, 1), how="distinct"),
             near,
             ("rejection",),
+        ),
+        "draft tree hub": (
+            DraftModel(model=model, topology=topology.Tree(TREE), how="hub"),
+            near,
+            ("rejection", "hub"),
         ),
         "draft expanded": (
             DraftModel(model=model, topology=topology.Expand(2, 3, 6)),
@@ -84,7 +89,7 @@ def cases(model, params):
                 )
             ),
             (near, other),
-            ("rejection",),
+            ("rejection", "traversal"),
         ),
         "draft unrelated": (DraftModel(num_draft=2, model=model), other, ("rejection",)),
         "ngram": (
@@ -107,9 +112,8 @@ def cases(model, params):
         "hydra prefix": head(Hydra, HydraConfig, (-1, 0), num_layers=2, prefix=layer),
         "tree top": (tree(), near, ("delta",)),
         "tree worst": (tree(how="worst"), near, ("rejection",)),
-        "tree iid": (tree(how="iid"), near, (*ALL, "traversal", "kseq")),
+        "tree iid": (tree(how="iid"), near, (*ALL, "traversal")),
         "tree distinct": (tree(how="distinct"), near, (*ALL, "traversal")),
-        "tree hub": (tree(how="hub"), near, ("rejection", "hub")),
         "tree per row": (
             tree(how="iid", random_parents=True, topology=(-1, 0, 0, 0)),
             near,
@@ -125,7 +129,7 @@ def cases(model, params):
                 )
             ),
             two,
-            ("rejection", "traversal"),
+            ("rejection",),
         ),
         "merged chains": (
             Merged(drafters=(tree(how="iid", topology=(-1, 0, 1)),) * 2, one_law=True),

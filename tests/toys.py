@@ -11,7 +11,7 @@ from stranger import Bag
 from specjax import sampling as law
 from specjax import tree
 from specjax.drafters.base import ChainDrafter
-from specjax.types import DRAWS, Draft, Target, Verdict
+from specjax.types import Draft, Target, Verdict
 
 
 def bag(vocab, seed, features=6, sharpness=1.5):
@@ -72,8 +72,7 @@ class TreeDrafter(ChainDrafter):
     """Drafts a tree with a toy model, from scratch in every round, in the obvious way.
 
     ``how``: ``top`` (the r-th child is the r-th best token), ``worst`` (the least likely ones),
-    ``iid``, ``distinct``, ``hub`` (at most two children). ``weights``: a key of
-    ``params["drafter"]``, or None for all of it.
+    ``iid``, ``distinct``. ``weights``: a key of ``params["drafter"]``, or None for all of it.
     """
 
     model: Target = None
@@ -123,16 +122,12 @@ class TreeDrafter(ChainDrafter):
                 token = law.draw(q, uniform[:, node])
             elif self.how == "distinct":
                 token = law.draw(jnp.where(taken, 0.0, q), uniform[:, node])
-            elif self.how == "hub":
-                first = self.topology.index(self.topology[node])
-                pair = law.draw_hub(q, uniform[:, jnp.asarray([first, node])])
-                token = pair[:, int(node > first)]
             else:
                 token = law.argmax(jnp.where(taken, -1.0, q if self.how == "top" else 1 - q))
             tokens = tokens.at[:, node - 1].set(token)
-        sampled = self.how in DRAWS and not context.sampling.greedy
+        sampled = self.how in ("iid", "distinct") and not context.sampling.greedy
         index = jnp.broadcast_to(jnp.arange(nodes - 1), tokens.shape)
-        if sampled and self.how != "iid":  # siblings share one law: that of the first
+        if sampled and self.how == "distinct":  # siblings share one law: that of the first
             above = jnp.broadcast_to(tree.parents(draft), (batch, nodes))[:, 1:]
             index = jnp.argmax(above[:, :, None] == above[:, None, :], axis=2)
         candidate = jnp.asarray([n not in self.passengers for n in range(1, nodes)])
@@ -143,7 +138,7 @@ class TreeDrafter(ChainDrafter):
             laws=jnp.stack(laws, axis=1) if sampled else None,
             law=index if sampled else None,
             candidate=jnp.broadcast_to(candidate, tokens.shape),
-            draws=self.how if self.how in DRAWS else "iid",
+            draws="distinct" if self.how == "distinct" else "iid",
         )
         if self.silent_every:
             speaks = (state % self.silent_every) > 0

@@ -43,6 +43,6 @@ def need_draws(name: str, draft: Draft, draws: str) -> None:
         )
     if draft.draws != draws:
         raise ValueError(
-            f"rule={name!r} needs siblings drawn {draws!r}, not {draft.draws!r}; use "
-            "rule='rejection' or 'traversal', which admit all draws, or draft otherwise"
+            f"rule={name!r} needs siblings drawn {draws!r}, not {draft.draws!r}; take a drafter "
+            f"with how={draws!r}, or rule='rejection' or 'traversal', which admit all draws"
         )

@@ -25,7 +25,7 @@ from .. import tree
 from ..topology import Beams, Expand, Follow, Tree
 from ..types import ROOT, Context, Draft
 
-HOW = ("top", "iid", "distinct")
+HOW = ("top", "iid", "distinct", "hub")
 
 
 def check_how(how: str, topology: topologies.Topology) -> None:
@@ -36,6 +36,11 @@ def check_how(how: str, topology: topologies.Topology) -> None:
         raise ValueError(
             f"how={how!r} with {topology}: a tree that follows what was drawn would bias the rules "
             "that trust q; draw in a static tree, or take how='top'"
+        )
+    if how == "hub" and max(topology.ranks) > 1:
+        raise ValueError(
+            f"how='hub' draws pairs of siblings; a node of {topology} has more than two children: "
+            "give another tree, or how='distinct'"
         )
 
 
@@ -48,7 +53,8 @@ def grow(topology, context: Context, level, carry, *, how: str = "top"):
       carry: its state before the root was looked at.
       how: ``top``: the r-th child of a node is the r-th best token below it, a function of the
         context. ``iid``, ``distinct``: children are drawn, with or without replacement, from the
-        law of the request's settings, and the draft states these laws. At temperature 0 ``top``.
+        law of the request's settings, and the draft states these laws. ``hub``: they are drawn in
+        pairs, see ``sampling.draw_hub``. At temperature 0 ``top``.
 
     Where ``context.width`` is given, depths beyond it are not looked at.
 
@@ -116,6 +122,14 @@ def _draw(q, parent, rank, uniform, how):
     A law with fewer tokens than distinct siblings gives -1, which no rule looks at.
     """
     chosen = [None] * len(parent)
+    if how == "hub":
+        first = np.flatnonzero(rank == 0)
+        last = np.searchsorted(parent, parent[first], side="right") - 1  # itself if it is alone
+        both = jnp.stack([uniform[:, first], uniform[:, last]], axis=2)
+        pairs = jax.vmap(law.draw_hub, in_axes=1, out_axes=1)(q[:, parent[first]], both)
+        for i, child in enumerate(first):
+            chosen[last[i]], chosen[child] = pairs[:, i, 1], pairs[:, i, 0]
+        return jnp.stack(chosen, axis=1)
     draw = jax.vmap(law.draw, in_axes=1, out_axes=1)
     rows = jnp.arange(q.shape[0])[:, None]
     left = q
