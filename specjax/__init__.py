@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .planner import Plan, plan
     from .serving import Served, serve_offline
     from .text import Generation, generate, stream_text
+    from .tracing import Trace, trace
 
 __version__ = "0.1.0"
 
@@ -40,6 +41,7 @@ __all__ = [
     "Served",
     "Stats",
     "Target",
+    "Trace",
     "Verdict",
     "accept",
     "acceptance",
@@ -62,6 +64,7 @@ __all__ = [
     "stream_text",
     "targets",
     "topology",
+    "trace",
     "tree",
     "verify",
 ]
@@ -85,6 +88,8 @@ _LAZY = {
     "Generation": "text",
     "generate": "text",
     "stream_text": "text",
+    "Trace": "tracing",
+    "trace": "tracing",
 }
 
 

@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from . import job, prompt_file, sharding
+from . import job, laws, prompt_file, sharding
 from .continuous import Continuous, Row
 from .encoder_inputs import refuse_encoders
 from .models.lm import LM
@@ -207,7 +207,7 @@ def _made_with(lm: LM, prompts: list[Prompt], seed: int, ways: Mapping) -> dict[
     elif not isinstance(drafter, str | None):
         drafter = getattr(drafter, "name", None), getattr(drafter, "num_draft", None)
     rule = getattr(ways["rule"], "name", str(ways["rule"]))
-    drafter, law = _hash(drafter, ways["num_draft"], rule), _named(ways["law"])
+    drafter, law = _hash(drafter, ways["num_draft"], rule), laws.name_of(ways["law"])
     same = {"model": model, "drafter": drafter}
     return {
         p.index: same
@@ -218,11 +218,6 @@ def _made_with(lm: LM, prompts: list[Prompt], seed: int, ways: Mapping) -> dict[
         }
         for p in prompts
     }
-
-
-def _named(law) -> str:
-    """A name that tells laws apart: a grammar's own, a function's."""
-    return getattr(law, "name", None) or getattr(law, "__qualname__", type(law).__qualname__)
 
 
 def _hash(*parts) -> str:

@@ -29,6 +29,12 @@ class Block:
 
     name = "block"
     lossless = True
+    _no = "neither the chain up to here nor any longer one passed its test"
+    why = {
+        "accepted": "the chain up to here, or a longer one, passed its test",
+        "rejected": _no,
+        "beyond": _no,
+    }
 
     def check(self, draft: Draft, greedy: bool) -> None:
         need_chain(self.name, draft)

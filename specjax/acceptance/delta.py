@@ -28,6 +28,8 @@ class Delta:
 
     name = "delta"
     lossless = True
+    _other = "the target drew {said} here"
+    why = {"accepted": "the target drew this very token", "rejected": _other, "later": _other}
 
     def check(self, draft: Draft, greedy: bool) -> None:
         """Admits every draft."""

@@ -22,6 +22,12 @@ class Greedy:
 
     name = "greedy"
     lossless = True
+    _other = "the target's most probable token here is {said}"
+    why = {
+        "accepted": "it is the target's most probable token",
+        "rejected": _other,
+        "later": _other,
+    }
 
     def check(self, draft: Draft, greedy: bool) -> None:
         if not greedy:

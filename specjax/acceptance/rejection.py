@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import sampling as law
+from .. import tree
 from ..types import ROOT, Draft, Verdict
 from .walk import at_node, eligible, next_child, verdict
 
@@ -35,6 +36,10 @@ class Rejection:
 
     name = "rejection"
     lossless = True
+    why = {
+        "accepted": "u q = {u:.3g} × {q:.3g} is below {share}, {left:.3g}",
+        "rejected": "u q = {u:.3g} × {q:.3g} is not below {share}, {left:.3g}",
+    }
 
     def check(self, draft: Draft, greedy: bool) -> None:
         """Admits every draft: ``DraftLaw`` knows the law of each draw, the earlier ones given."""
@@ -53,10 +58,7 @@ class Rejection:
             # u q(x) < p(x), u in [0, 1): a token of probability zero is never accepted. Nor is one
             # with q(x) = 0, which is no draw: more distinct siblings than the law has tokens
             accept = (at_node(uniform, child) * drawn < p[rows, x]) & (drawn > 0)
-            left = jnp.maximum(p - q, 0.0)
-            mass = jnp.sum(left, axis=-1, keepdims=True)
-            left = jnp.where(mass > 0, left / jnp.where(mass > 0, mass, 1.0), p)
-            after = jnp.where(accept[:, None], target_law(child), left)
+            after = jnp.where(accept[:, None], target_law(child), residual(p, q))
             node = jnp.where(going & accept, child, node)
             following, found = next_child(draft, node, child, able)
             p = jnp.where(going[:, None], after, p)
@@ -69,3 +71,29 @@ class Rejection:
             state = jax.lax.while_loop(lambda s: jnp.any(s[3]), test, state)
         node, _, p, _ = state
         return verdict(draft, node, law.draw(p, uniform[:, ROOT]))
+
+    def evidence(self, params, draft: Draft, target_law, draft_law, key) -> dict[str, jax.Array]:
+        """``u``, and ``left``: the p of each node's token at its turn, had all its earlier
+        siblings been rejected; float32 ``[B, N]`` each."""
+        batch, nodes = draft.tokens.shape
+        rows, able = jnp.arange(batch), eligible(draft)
+        parents = jnp.broadcast_to(tree.parents(draft), (batch, nodes))
+        laws = jax.lax.map(lambda n: target_law(jnp.full((batch,), n)), jnp.arange(nodes))
+
+        def turn(node, carry):
+            laws, left = carry  # laws float32 [N, B, V]: what is left of p below each node
+            above = parents[:, node]
+            p, q = laws[above, rows], draft_law(jnp.full((batch,), node))
+            left = left.at[:, node].set(p[rows, draft.tokens[:, node]])
+            after = jnp.where(able[:, node, None], residual(p, q), p)
+            return laws.at[above, rows].set(after), left
+
+        left = jax.lax.fori_loop(1, nodes, turn, (laws, jnp.zeros((batch, nodes))))[1]
+        return {"u": law.uniforms(key, nodes), "left": left}
+
+
+def residual(p: jax.Array, q: jax.Array) -> jax.Array:
+    """``norm((p - q)+)`` ``[B, V]``; p itself where nothing is left."""
+    left = jnp.maximum(p - q, 0.0)
+    mass = jnp.sum(left, axis=-1, keepdims=True)
+    return jnp.where(mass > 0, left / jnp.where(mass > 0, mass, 1.0), p)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import specjax
 
-from . import chat, generate, plan, plan_memory, serve_offline, tree
+from . import chat, generate, plan, plan_memory, serve_offline, trace, tree
 from .options import INTERRUPTED, USAGE_ERROR
 
 COMMANDS = {
@@ -21,6 +21,7 @@ COMMANDS = {
     "plan": plan,
     "plan-memory": plan_memory,
     "serve-offline": serve_offline,
+    "trace": trace,
     "tree": tree,
 }
 

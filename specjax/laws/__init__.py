@@ -13,7 +13,7 @@ A law that looks at ``prefix.tokens`` alone and not at ``prefix.path`` would dep
 happen to begin.
 """
 
-from .base import Law, apply, begin, fold
+from .base import Law, apply, begin, fold, name_of
 from .grammar import Automaton, json_text
 
-__all__ = ["Automaton", "Law", "apply", "begin", "fold", "json_text"]
+__all__ = ["Automaton", "Law", "apply", "begin", "fold", "json_text", "name_of"]

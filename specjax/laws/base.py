@@ -51,8 +51,8 @@ def begin(law, params: PyTree, tokens: jax.Array, lengths: jax.Array) -> PyTree:
     wrong = [x.shape for x in jax.tree.leaves(shapes) if x.shape[:1] != (batch,)]
     if wrong:
         raise ValueError(
-            f"law: {_name(law)}.init returns an array of shape {wrong[0]}: every leaf of its state "
-            f"must lead with the batch, {batch} rows"
+            f"law: {name_of(law)}.init returns an array of shape {wrong[0]}: every leaf of its "
+            f"state must lead with the batch, {batch} rows"
         )
     token = jax.ShapeDtypeStruct((batch,), jnp.int32)
     after = jax.eval_shape(law.step, params, shapes, token)
@@ -62,7 +62,7 @@ def begin(law, params: PyTree, tokens: jax.Array, lengths: jax.Array) -> PyTree:
     )
     if not same:
         raise ValueError(
-            f"law: {_name(law)}.step returns {after}, its state is {shapes}: shapes and dtypes "
+            f"law: {name_of(law)}.step returns {after}, its state is {shapes}: shapes and dtypes "
             "must stay the same"
         )
     return state
@@ -99,11 +99,12 @@ def apply(law, logits: jax.Array, prefix) -> jax.Array:
     shape, dtype = jnp.shape(out), getattr(out, "dtype", None)
     if shape != logits.shape or dtype is None or not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(
-            f"law: {_name(law)} returns {dtype} {shape} for logits {logits.dtype} {logits.shape}: "
-            "it must return logits of the same shape"
+            f"law: {name_of(law)} returns {dtype} {shape} for logits {logits.dtype} "
+            f"{logits.shape}: it must return logits of the same shape"
         )
     return out.astype(logits.dtype)
 
 
-def _name(law) -> str:
-    return getattr(law, "__name__", type(law).__name__)
+def name_of(law) -> str:
+    """A name that tells laws apart: a grammar's own, a function's."""
+    return getattr(law, "name", None) or getattr(law, "__qualname__", type(law).__qualname__)

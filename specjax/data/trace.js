@@ -1,0 +1,525 @@
+"use strict";
+// Tokens are untrusted text: they reach the page as text nodes only, never as markup.
+const trace = JSON.parse(document.getElementById("trace").textContent);
+const byId = (id) => document.getElementById(id);
+const rounds = trace.rounds;
+const MARK = {
+  root: "●", accepted: "✓", cut: "✂", rejected: "✕", beyond: "·", passenger: "◇",
+  "left out": "–", silent: "·", said: "+",
+};
+const SAYS = {
+  root: "root", accepted: "accepted", cut: "accepted, cut off", rejected: "rejected",
+  beyond: "not reached", passenger: "passenger", "left out": "left out", silent: "silent round",
+  said: "the target’s own",
+};
+const KIND = {
+  correction: "a correction: it takes the place of what was rejected",
+  bonus: "a bonus: all before it was accepted",
+  own: "nothing was drafted, so this is what plain decoding does",
+};
+const SAID = -2; // where a node's index stands, the token behind the path
+
+// ---------------------------------------------------------------- text
+
+const INVISIBLE =
+  /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]/;
+const SIGNS = { " ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍" };
+
+function code(character) {
+  return "U+" + character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
+}
+
+/** Runs `[text, plain?]`: what cannot be seen is named; `keep`: white space stays as it is. */
+function visible(text, keep) {
+  const runs = [];
+  for (const character of text) {
+    const blank = keep ? null : SIGNS[character];
+    const kept = keep && (character === "\n" || character === "\t");
+    const hidden = !kept && character.length === 1 && INVISIBLE.test(character);
+    const sign = blank || (hidden ? code(character) : null);
+    const last = runs[runs.length - 1];
+    if (last && last[1] === !sign) last[0] += sign || character;
+    else runs.push([sign || character, !sign]);
+  }
+  return runs;
+}
+
+function label(id) {
+  if (id < 0) return [["none", false]];
+  const [text, kind] = trace.tokens[id];
+  if (kind) return [[kind === "bytes" ? `‹${text}›` : text, false]];
+  return text ? visible(text, false) : [["empty", false]];
+}
+
+function shorten(runs, most) {
+  const kept = [];
+  let left = most;
+  const whole = runs.reduce((sum, [text]) => sum + [...text].length, 0) <= most;
+  for (const [text, plain] of runs) {
+    const letters = [...text];
+    if (whole || letters.length < left) kept.push([text, plain]);
+    else {
+      kept.push([letters.slice(0, Math.max(0, left - 1)).join("") + "…", plain]);
+      break;
+    }
+    left -= letters.length;
+  }
+  return kept;
+}
+
+/** In a tree there is room for less. */
+const brief = (p) => figure(p).replace("0.", ".");
+
+function figure(p) {
+  if (p >= 0.995) return p >= 0.99995 ? "1" : p.toFixed(3);
+  if (p >= 0.1) return p.toFixed(2);
+  if (p >= 0.001) return p.toFixed(3);
+  return p > 0 ? "<0.001" : "0";
+}
+
+// ---------------------------------------------------------------- elements
+
+function make(name, attributes, ...children) {
+  const svg = ["svg", "g", "rect", "path", "text", "tspan", "title"].includes(name);
+  const made = svg
+    ? document.createElementNS("http://www.w3.org/2000/svg", name)
+    : document.createElement(name);
+  for (const [key, value] of Object.entries(attributes || {})) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+function spans(runs, name = "span") {
+  return runs.map(([text, plain]) => make(name, plain ? {} : { class: "ws" }, text));
+}
+
+const plainly = (runs) => runs.map(([text]) => text).join("");
+const css = (status) => status.replace(" ", "");
+
+// ---------------------------------------------------------------- the tree
+
+/** Children by node in draw order; the token behind the path stands first, where it is seen. */
+function childrenOf(round) {
+  const children = round.parent.map(() => []);
+  round.parent.forEach((above, node) => above >= 0 && children[above].push(node));
+  if (round.kind !== "none" && round.path.length) children[round.path.at(-1)].unshift(SAID);
+  return children;
+}
+
+/** Places `[{node, x, y}]` with the size of a box. Columns: depth to the right, siblings below each
+ * other. Outline: a line each, indented where the tree branches. */
+function lay(round, outline) {
+  const children = childrenOf(round);
+  const leaves = children.reduce((sum, below) => sum + (below.length ? 0 : 1), 0);
+  const flat = outline || leaves > 14;
+  const box = { w: flat ? 190 : 128, h: flat ? 28 : 44, flat };
+  const pitch = flat ? 34 : 54;
+  const places = [];
+  let line = 0;
+  const visit = (node, depth, indent) => {
+    const place = { node, x: outline ? indent * 22 : depth * (box.w + 34), y: line * pitch };
+    places.push(place);
+    const below = node === SAID ? [] : children[node];
+    below.forEach((child, index) => {
+      if (outline || index > 0) line += 1;
+      visit(child, depth + 1, indent + (below.length > 1 ? 1 : 0));
+    });
+  };
+  visit(0, 0, 0);
+  const w = Math.max(...places.map((place) => place.x)) + box.w;
+  return { places, box, children, w, h: line * pitch + box.h };
+}
+
+function nodeOf(round, node) {
+  if (node === SAID) {
+    return { id: round.said, status: "said", p: round.p_said, q: null, why: KIND[round.kind] };
+  }
+  return {
+    id: round.token[node], status: round.status[node], p: round.p[node], q: round.q[node],
+    why: round.why[node],
+  };
+}
+
+function figures(round, node, info) {
+  if (node === 0) return "root";
+  if (info.p === null || info.p === undefined) return "";
+  let text = `p ${brief(info.p)}`;
+  if (info.q !== null) text += `  q ${brief(info.q)}`;
+  else if (node !== SAID) {
+    const siblings = round.parent.flatMap((above, n) => (above === round.parent[node] ? [n] : []));
+    if (siblings.length > 1) text += `  #${siblings.indexOf(node) + 1}`;
+  }
+  return text;
+}
+
+function edge(from, to, box, outline) {
+  if (outline) {
+    const x = from.x + 11, y = to.y + box.h / 2;
+    if (to.x === from.x) return `M${x} ${from.y + box.h}V${to.y}`;
+    return `M${x} ${from.y + box.h}V${y}H${to.x}`;
+  }
+  const x1 = from.x + box.w, y1 = from.y + box.h / 2, x2 = to.x, y2 = to.y + box.h / 2;
+  if (y1 === y2) return `M${x1} ${y1}H${x2}`;
+  const m = x1 + 15;
+  return `M${x1} ${y1}H${m - 8}Q${m} ${y1} ${m} ${y1 + 8}V${y2 - 8}Q${m} ${y2} ${m + 8} ${y2}H${x2}`;
+}
+
+function drawItem(round, place, box) {
+  const info = nodeOf(round, place.node);
+  const status = info.status, gone = status === "left out";
+  const name = gone ? [["left out", false]] : label(info.id);
+  const base = box.flat ? 16 : 17;
+  const said = `${plainly(name)}, ${SAYS[status]}${info.p == null ? "" : `, p ${figure(info.p)}`}`;
+  const item = make("g", {
+    class: `item s-${css(status)}`, transform: `translate(${place.x} ${place.y})`,
+    role: "treeitem", "aria-label": said, tabindex: "-1", "data-node": place.node,
+  });
+  item.append(make("title", {}, said));
+  item.append(make("rect", { class: "halo", x: -3, y: -3, width: box.w + 6, height: box.h + 6, rx: 9 }));
+  item.append(make("rect", { class: "box", width: box.w, height: box.h, rx: 6 }));
+  item.append(make("text", { class: "mark", x: 8, y: base }, MARK[status]));
+  const word = make("text", { x: 24, y: base });
+  word.append(...spans(shorten(name, box.flat ? 8 : 12), "tspan"));
+  item.append(word);
+  const text = figures(round, place.node, info);
+  const at = box.flat
+    ? { x: box.w - 7, y: base, "text-anchor": "end" }
+    : { x: 24, y: 32 };
+  item.append(make("text", { class: "figures", ...at }, text));
+  if (!gone && place.node !== 0 && info.p != null) {
+    const most = box.w - 12;
+    const rows = info.q === null ? [["p", info.p]] : [["p", info.p], ["q", info.q]];
+    rows.forEach(([law, value], index) => {
+      const y = box.h - (box.flat ? 2.75 : 3.5) * (rows.length - index) - 1.25;
+      const height = box.flat ? 2 : 2.5;
+      item.append(make("rect", { class: "track", x: 6, y, width: most, height, rx: 1 }));
+      item.append(make("rect", { class: law, x: 6, y, width: most * value, height, rx: 1 }));
+    });
+  }
+  return item;
+}
+
+function drawTree(round) {
+  const outline = view.outline ?? byId("canvas").clientWidth < 620;
+  byId("shape").textContent = outline ? "columns" : "outline";
+  const { places, box, children, w, h } = lay(round, outline);
+  const where = new Map(places.map((place) => [place.node, place]));
+  const fitting = Math.min(1, (byId("canvas").clientWidth - 36) / (w + 8));
+  const least = { fit: 0.3, auto: 0.8 }[view.zoom];
+  const zoom = least ? Math.max(least, fitting) : view.zoom;
+  const svg = make("svg", {
+    width: (w + 8) * zoom, height: (h + 8) * zoom, viewBox: `-4 -4 ${w + 8} ${h + 8}`,
+    role: "tree", "aria-label": "draft",
+  });
+  const kept = new Set(round.path), lines = [];
+  children.forEach((below, node) => below.forEach((child) => {
+    const kind = child === SAID ? 2 : kept.has(child) ? 1 : 0;
+    const path = edge(where.get(node), where.get(child), box, outline);
+    lines.push([kind, make("path", { class: `edge ${["", "kept", "said"][kind]}`, d: path })]);
+  }));
+  lines.sort((a, b) => a[0] - b[0]).forEach(([, line]) => svg.append(line)); // kept ones on top
+  for (const place of places) svg.append(drawItem(round, place, box));
+  byId("canvas").replaceChildren(svg);
+  view.order = places.map((place) => place.node);
+}
+
+// ---------------------------------------------------------------- the selected node
+
+function gauge(law, value) {
+  const meter = make("div", { class: "meter" });
+  const level = make("i", { class: law });
+  level.style.width = `${Math.min(1, value) * 100}%`;
+  meter.append(level);
+  return make("div", { class: "gauge" }, make("span", {}, law), meter,
+    make("span", { class: "value" }, figure(value)));
+}
+
+function drawNode(round) {
+  const node = view.node, info = nodeOf(round, node), gone = info.status === "left out";
+  const card = byId("node");
+  const token = make("p", { class: "token" });
+  token.append(...spans(gone ? [["left out", false]] : label(info.id)));
+  const above = node === SAID ? round.path.at(-1) : round.parent[node];
+  const parts = [node === SAID ? "behind the accepted path" : `node ${node}`];
+  if (!gone && info.id >= 0) parts.push(`token ${info.id}`);
+  if (node > 0) {
+    const siblings = round.parent.flatMap((up, n) => (up === above ? [n] : []));
+    if (siblings.length > 1) parts.push(`child ${siblings.indexOf(node) + 1} of ${siblings.length}`);
+  }
+  if (node !== 0) parts.push(`after ${plainly(shorten(label(round.token[above]), 16))}`);
+  const why = make("p", { class: "why" },
+    make("b", { class: `c-${css(info.status)}`, "data-mark": MARK[info.status] }, SAYS[info.status]),
+    `: ${info.why}`);
+  card.replaceChildren(token, make("p", { class: "place" }, parts.join(" · ")), why);
+  if (info.p != null && node !== 0) {
+    card.append(gauge("p", info.p));
+    if (info.q !== null) card.append(gauge("q", info.q));
+    let note = trace.greedy ? "p: softmax at temperature 1; the text takes the largest." : "";
+    if (node !== SAID && info.q === null && !gone) note += " No q: it is a function of the context.";
+    if (note) card.append(make("p", { class: "note" }, note.trim()));
+  }
+  const top = round.top[node];
+  if (!top) return;
+  card.append(make("h2", {}, "What the target says after it"), drawTop(round, node, top));
+  card.append(make("p", { class: "note" }, "✓ drafted and accepted, ✕ drafted, + the target’s own"));
+}
+
+function drawTop(round, node, top) {
+  const drafted = new Map();
+  round.parent.forEach((above, child) => {
+    const status = round.status[child];
+    const counts = status !== "left out" && status !== "passenger";
+    if (above === node && counts) {
+      const kept = status === "accepted" || status === "cut";
+      if (kept || !drafted.has(round.token[child])) drafted.set(round.token[child], status);
+    }
+  });
+  const table = make("table", { class: "after" });
+  for (const [id, p] of top) {
+    let role = drafted.get(id);
+    if (!role && node === round.path.at(-1) && id === round.said) role = "said";
+    const word = make("td", { class: "word" });
+    word.append(...spans(shorten(label(id), 15)));
+    const meter = make("div", { class: "meter" }), level = make("i");
+    level.style.width = `${p * 100}%`;
+    meter.append(level);
+    table.append(make("tr", {},
+      make("td", { class: `role ${role ? `c-${css(role)}` : ""}` }, role ? MARK[role] : ""), word,
+      make("td", { class: "level" }, meter), make("td", { class: "value" }, figure(p))));
+  }
+  return table;
+}
+
+// ---------------------------------------------------------------- the text so far
+
+function piece(text, kind) {
+  const made = make("span", { class: kind });
+  for (const [run, plain] of visible(text, true)) {
+    made.append(plain ? run : make("span", { class: "control" }, run));
+  }
+  return made;
+}
+
+function drawText() {
+  const panel = byId("text");
+  const parts = [piece(trace.prompt, "prompt")];
+  for (let index = 0; index <= view.round && index < rounds.length; index++) {
+    const round = rounds[index], now = index === view.round ? " now" : "";
+    round.pieces.forEach((text, at) => {
+      if (text) parts.push(piece(text, (round.drafted[at] ? "drafted" : "own") + now));
+    });
+  }
+  panel.replaceChildren(...parts);
+  panel.scrollTop = panel.scrollHeight;
+}
+
+// ---------------------------------------------------------------- rounds
+
+const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
+
+function summary(round) {
+  const counts = {};
+  round.status.forEach((status) => (counts[status] = (counts[status] || 0) + 1));
+  const proposed = (counts.accepted || 0) + (counts.cut || 0) + (counts.rejected || 0) + (counts.beyond || 0);
+  const parts = [];
+  if (counts.silent || !round.path.length) parts.push("A silent round: nothing is judged, nothing emitted.");
+  else if (!proposed) parts.push("Nothing was proposed.");
+  else parts.push(`Accepted ${counts.accepted || 0} of ${plural(proposed, "drafted token")}.`);
+  if (counts.cut) parts.push(`${counts.cut} more accepted, but the text ends before.`);
+  if (round.kind !== "none") {
+    const word = plainly(label(round.said));
+    const emitted = round.emitted.length > round.drafted.filter(Boolean).length;
+    parts.push(`The target’s own: ${word} (${round.kind === "own" ? "plain" : round.kind})${emitted ? "." : ", behind the end."}`);
+  }
+  if (counts.passenger) parts.push(`${plural(counts.passenger, "passenger")}.`);
+  if (counts["left out"]) parts.push(`${plural(counts["left out"], "node")} left out.`);
+  parts.push(`${plural(round.emitted.length, "new token")}.`);
+  if (round.reason) parts.push(`The text ends here: ${round.reason}.`);
+  return parts.join(" ");
+}
+
+const view = { round: 0, node: 0, zoom: "auto", outline: null, order: [] };
+
+function show(index) {
+  if (!rounds.length) return;
+  view.round = Math.max(0, Math.min(rounds.length - 1, index));
+  const round = rounds[view.round];
+  view.node = round.path.length ? round.path.at(-1) : 0; // where the walk ended
+  byId("slider").value = view.round + 1;
+  byId("slider").setAttribute("aria-valuetext", `round ${view.round + 1} of ${rounds.length}`);
+  byId("where").textContent = `Round ${view.round + 1} of ${rounds.length}`;
+  const tokens = rounds.slice(0, view.round + 1).reduce((sum, one) => sum + one.emitted.length, 0);
+  byId("tau").textContent = `${plural(tokens, "token")}, τ ${(tokens / (view.round + 1)).toFixed(2)} so far`;
+  for (const id of ["first", "previous"]) byId(id).disabled = view.round === 0;
+  for (const id of ["next", "last"]) byId(id).disabled = view.round === rounds.length - 1;
+  [...byId("bars").children].forEach((bar, at) => bar.classList.toggle("here", at === view.round));
+  byId("summary").textContent = summary(round);
+  drawTree(round);
+  select(view.node, false);
+  drawText();
+  history.replaceState(null, "", `#${view.round + 1}`);
+}
+
+function select(node, focus) {
+  view.node = node;
+  for (const item of byId("canvas").querySelectorAll("g.item")) {
+    const chosen = Number(item.dataset.node) === node;
+    item.classList.toggle("chosen", chosen);
+    item.setAttribute("aria-selected", chosen);
+    item.setAttribute("tabindex", chosen ? "0" : "-1");
+    if (chosen && focus) item.focus({ preventScroll: true });
+    if (chosen) bringIntoView(item);
+  }
+  drawNode(rounds[view.round]);
+}
+
+function bringIntoView(item) {
+  const canvas = byId("canvas"), outer = canvas.getBoundingClientRect();
+  const inner = item.getBoundingClientRect(), margin = 24;
+  if (inner.left < outer.left + margin) canvas.scrollLeft -= outer.left + margin - inner.left;
+  if (inner.right > outer.right - margin) canvas.scrollLeft += inner.right - outer.right + margin;
+  if (inner.top < outer.top + margin) canvas.scrollTop -= outer.top + margin - inner.top;
+  if (inner.bottom > outer.bottom - margin) canvas.scrollTop += inner.bottom - outer.bottom + margin;
+}
+
+function redraw() {
+  if (!rounds.length) return;
+  const node = view.node;
+  drawTree(rounds[view.round]);
+  select(node, false);
+}
+
+function zoom(change) {
+  const sizes = [0.5, 0.65, 0.8, 1, 1.25, 1.5];
+  const at = sizes.indexOf(typeof view.zoom === "number" ? view.zoom : 1) + change;
+  view.zoom = change ? sizes[Math.max(0, Math.min(sizes.length - 1, at))] : "fit";
+  redraw();
+}
+
+function turn() {
+  view.outline = !(view.outline ?? byId("canvas").clientWidth < 620);
+  redraw();
+}
+
+// ---------------------------------------------------------------- the page
+
+function drawHeader() {
+  byId("model").textContent = trace.model;
+  const facts = [["drafter", trace.drafter], ["rule", trace.rule + (trace.lossless ? " (lossless)" : "")]];
+  for (const [name, value] of Object.entries(trace.settings)) facts.push([name.replaceAll("_", " "), value]);
+  facts.push(["rounds", String(rounds.length)], ["tokens", String(rounds.reduce((sum, one) => sum + one.emitted.length, 0))]);
+  for (const [name, value] of facts) {
+    byId("facts").append(make("div", {}, make("dt", {}, name), make("dd", {}, value)));
+  }
+  if (trace.source !== null) {
+    byId("facts").append(make("div", {}, make("dt", {}, "read"), make("dd", {}, plainly(visible(trace.source, true)))));
+  }
+  const warnings = [];
+  if (trace.approximate) warnings.push(`Approximate: ${trace.approximate}. The law of this text is not the model’s own.`);
+  if (trace.drafter.includes("synthetic")) warnings.push("Synthetic acceptance: the drafter was told the target’s text.");
+  byId("warning").textContent = warnings.join(" ");
+  byId("warning").hidden = !warnings.length;
+  const ended = rounds.length ? rounds.at(-1).reason : "";
+  if (trace.interrupted) byId("note").textContent = "The trace was interrupted.";
+  else if (!ended) byId("note").textContent = "The trace ends here, the text would go on (--rounds).";
+}
+
+function drawBars() {
+  const most = Math.max(1, ...rounds.map((one) => one.emitted.length));
+  const width = `clamp(1px, calc((100% - 18px) / ${Math.max(1, rounds.length)} * .72), 16px)`;
+  rounds.forEach((one, index) => {
+    const share = rounds.length === 1 ? 0.5 : index / (rounds.length - 1);
+    const bar = make("div", { class: "bar" });
+    bar.style.left = `calc(9px + (100% - 18px) * ${share})`;
+    bar.style.width = width;
+    const drafted = one.drafted.filter(Boolean).length, own = one.emitted.length - drafted;
+    for (const [name, count] of [["own", own], ["kept", drafted]]) {
+      if (!count) continue;
+      const block = make("i", { class: name });
+      block.style.height = `${(count / most) * 100}%`;
+      bar.append(block);
+    }
+    if (!one.emitted.length) bar.append(make("i", { class: "none" }));
+    byId("bars").append(bar);
+  });
+}
+
+function drawLegend() {
+  const used = new Set(rounds.flatMap((one) => one.status));
+  if (rounds.some((one) => one.kind !== "none")) used.add("said");
+  for (const status of Object.keys(SAYS)) {
+    if (!used.has(status) || status === "root") continue;
+    byId("legend").append(make("li", {}, make("i", { class: `c-${css(status)}` }, MARK[status]), SAYS[status]));
+  }
+  const laws = [["--p", "p, the target’s"]];
+  if (rounds.some((one) => one.q.some((q) => q !== null))) laws.push(["--q", "q, the drafter’s"]);
+  for (const [colour, name] of laws) {
+    const swatch = make("span", { class: "swatch" });
+    swatch.style.background = `var(${colour})`;
+    byId("legend").append(make("li", {}, swatch, name));
+  }
+  const ranked = (one) => one.parent.some((above, n) => one.q[n] === null && one.parent.indexOf(above) !== n);
+  if (rounds.some(ranked)) byId("legend").append(make("li", {}, "#2: the second choice below its parent"));
+}
+
+function key(event) {
+  if (event.altKey || event.ctrlKey || event.metaKey) return;
+  const slider = event.target === byId("slider");
+  const reading = event.target.closest?.(".text");
+  const along = { ArrowLeft: view.round - 1, ArrowRight: view.round + 1, Home: 0, End: rounds.length - 1 };
+  if (event.key in along && !slider && !(reading && event.key !== "ArrowLeft" && event.key !== "ArrowRight")) {
+    show(along[event.key]);
+  } else if ((event.key === "ArrowUp" || event.key === "ArrowDown") && !reading) {
+    const at = view.order.indexOf(view.node) + (event.key === "ArrowUp" ? -1 : 1);
+    if (at >= 0 && at < view.order.length) select(view.order[at], true);
+  } else if (event.key === "+" || event.key === "=") zoom(1);
+  else if (event.key === "-") zoom(-1);
+  else if (event.key === "0") zoom(0);
+  else if (event.key === "o") turn();
+  else return;
+  event.preventDefault();
+}
+
+function begin() {
+  drawHeader();
+  if (!rounds.length) {
+    byId("summary").textContent = "No round was run.";
+    document.querySelector("nav").hidden = true;
+    drawText();
+    return;
+  }
+  drawBars();
+  drawLegend();
+  byId("slider").max = rounds.length;
+  byId("slider").addEventListener("input", (event) => show(Number(event.target.value) - 1));
+  byId("first").addEventListener("click", () => show(0));
+  byId("previous").addEventListener("click", () => show(view.round - 1));
+  byId("next").addEventListener("click", () => show(view.round + 1));
+  byId("last").addEventListener("click", () => show(rounds.length - 1));
+  byId("smaller").addEventListener("click", () => zoom(-1));
+  byId("larger").addEventListener("click", () => zoom(1));
+  byId("fit").addEventListener("click", () => zoom(0));
+  byId("shape").addEventListener("click", turn);
+  byId("bars").addEventListener("click", (event) => {
+    const box = byId("bars").getBoundingClientRect();
+    const share = (event.clientX - box.left - 9) / Math.max(1, box.width - 18);
+    show(Math.round(share * (rounds.length - 1)));
+  });
+  byId("canvas").addEventListener("click", (event) => {
+    const item = event.target.closest("g.item");
+    if (item) select(Number(item.dataset.node), true);
+  });
+  document.addEventListener("keydown", key);
+  window.addEventListener("hashchange", () => show((Number.parseInt(location.hash.slice(1), 10) || 1) - 1));
+  let width = window.innerWidth;
+  window.addEventListener("resize", () => {
+    if (window.innerWidth !== width) redraw();
+    width = window.innerWidth;
+  });
+  // as high as the highest tree, within limits, so that the page stands still from round to round
+  const heights = rounds.map((one) => lay(one, byId("canvas").clientWidth < 620).h);
+  byId("canvas").style.minHeight = `min(${Math.max(...heights) + 24}px, var(--room))`;
+  show((Number.parseInt(location.hash.slice(1), 10) || 1) - 1);
+}
+
+begin();

@@ -1,0 +1,335 @@
+"""A trace is what decoding does: same text, and figures that bear out each verdict."""
+
+import dataclasses
+import html.parser
+import json
+import re
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from registry import cases
+from toys import TreeDrafter, bag
+
+import specjax
+from specjax import Sampling, loop, reference, rounds, trace_page
+from specjax.spelling import BYTES, SPECIAL, Spelled, speller
+from specjax.state import ENDED
+
+pytest_plugins = ["pairs"]
+
+VOCAB, NUM, ROWS = 7, 10, 4
+MODEL, PARAMS = bag(VOCAB, 3, features=8)
+CASES = cases(MODEL, PARAMS)
+WARM = Sampling(temperature=np.float32(0.9), repetition_penalty=1.2)
+PROMPT = [1, 0, 2, 1, 0]
+
+
+def begin(name, sampling, rule):
+    """What ``record`` takes, of ``ROWS`` equal prompts with keys of their own."""
+    drafter, weights, _ = CASES[name]
+    params = {"target": PARAMS, "drafter": weights}
+    prompts, lengths = np.tile(np.int32(PROMPT), (ROWS, 1)), np.full(ROWS, len(PROMPT))
+    request = (MODEL, drafter, prompts, lengths, jax.random.key(5), NUM, sampling, None, ())
+    request, capacity = loop.prepare(*request)
+    objects = MODEL, drafter, rule
+    state = jax.jit(loop.start, static_argnums=(0, 1, 2, 3))(*objects, capacity, params, request)
+    return *objects, params, state
+
+
+LAWFUL = [(name, "auto", Sampling()) for name in ("merged", "adaptive ngram", "tree per row")]
+LAWFUL += [(name, rule, WARM) for name, case in CASES.items() for rule in case[2]]
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "sampling"), LAWFUL, ids=[f"{n}-{r}-{s.greedy}" for n, r, s in LAWFUL]
+)
+def test_every_drafter_rule_and_shape_is_traced_as_it_is_decoded(
+    name, rule, sampling, quick_compilation
+):
+    given = begin(name, sampling, rule)
+    decoded = loop.result(loop.jit_burst(*given[:3], None, *given[3:]))
+    fates = Counter()
+    for row in range(2):
+        found = [one for one, _ in rounds.record(*begin(name, sampling, rule), row=row)]
+        new = slice(len(PROMPT), int(decoded.lengths[row]))
+        assert sum((one.emitted for one in found), []) == decoded.tokens[row, new].tolist()
+        assert sum((one.from_draft for one in found), []) == decoded.from_draft[row, new].tolist()
+        assert len(found) == int(decoded.stats.rounds[row])
+        assert found[-1].reason == ENDED[int(decoded.ended[row])]
+        before = list(PROMPT)
+        for one in found:
+            agrees_with_the_model(one, before, sampling)
+            before += one.emitted
+            fates.update(node.status for node in one.nodes)
+    wanted = {"passengers": "passenger", "silent": "silent"}
+    wanted |= {"adaptive draft": "left out", "adaptive ngram": "left out", "ngram": "left out"}
+    assert wanted.get(name, "root") in fates
+    assert (fates["accepted"] > 0) == (name != "plain")
+
+
+def agrees_with_the_model(one, before, sampling):
+    """Probabilities are those of a pass without cache; the path is what was emitted."""
+    nodes = one.nodes
+    kept = [n for n, node in enumerate(nodes) if node.status in ("accepted", "cut")]
+    assert kept == sorted(one.path[1:])
+    emitted = [nodes[n].token for n in one.path[1:]] + [one.token] * (one.token >= 0)
+    assert one.emitted == emitted[: len(one.emitted)]
+    assert [bool(node.top) for node in nodes] == [n in one.path for n in range(len(nodes))]
+
+    def law(node):
+        path = []
+        while node > 0:
+            path.insert(0, nodes[node].token)
+            node = nodes[node].parent
+        tokens = np.int32([before + path])
+        if sampling.greedy:
+            return jax.nn.softmax(reference.logits(MODEL, PARAMS, jnp.asarray(tokens))[0, -1])
+        return reference.next_law(MODEL, PARAMS, tokens, sampling)[0]
+
+    for node in nodes[1:4]:
+        if node.p is not None:
+            np.testing.assert_allclose(node.p, law(node.parent)[node.token], atol=1e-5)
+    for n in one.path[-1:]:
+        np.testing.assert_allclose([p for _, p in nodes[n].top], np.sort(law(n))[: -6 : -1], atol=1e-5)
+        np.testing.assert_allclose(one.p, law(n)[one.token], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["draft", "tree iid", "tree distinct", "merged"])
+def test_the_numbers_of_the_rejection_rule_decide_as_it_did(name):
+    *objects, params, state = begin(name, WARM, "rejection")
+    judged = 0
+    for _ in range(3):
+        state, seen = rounds.advance(*objects, params, state)
+        for row in range(ROWS):
+            path = seen.verdict.path[row, : int(seen.verdict.count[row]) + 1].tolist()
+            for above in path:
+                for n in np.flatnonzero(seen.able[row] & (seen.draft.parent[row] == above)):
+                    u, left, q = seen.evidence["u"], seen.evidence["left"], seen.q
+                    assert bool(u[row, n] * q[row, n] < left[row, n]) == (n in path)
+                    judged += 1
+                    if n in path:
+                        break  # its later siblings were not looked at
+    assert judged > 10
+
+
+def test_a_proposal_without_a_law_has_no_q_and_one_with_a_law_its_own(quick_compilation):
+    (one, _), *_ = rounds.record(*begin("tree top", WARM, "delta"))
+    assert all(node.q is None for node in one.nodes)
+    (one, _), *_ = rounds.record(*begin("tree distinct", WARM, "delta"))
+    siblings = [node for node in one.nodes if node.parent == 0]
+    assert all(0 < node.q <= 1 for node in siblings)
+    # the second was drawn without the first
+    law = reference.next_law(MODEL, CASES["tree distinct"][1], np.int32([PROMPT]), WARM)[0]
+    first, second = (law[node.token] for node in siblings)
+    np.testing.assert_allclose(siblings[1].q, second / (1 - first), rtol=1e-4)
+
+
+# ------------------------------------------------- text
+
+
+SETTINGS = {
+    "draft": {"num_draft": 3},
+    "draft, sampled": {"num_draft": 3, "temperature": 0.9, "top_p": 0.95, "seed": 7},
+    "ngram": {"drafter": "ngram", "num_draft": 4, "temperature": 0.5},
+}
+
+
+@pytest.mark.parametrize("what", SETTINGS)
+def test_the_text_is_that_of_generate(what, pair):
+    options = {"drafter": pair[1], "max_new_tokens": 16} | SETTINGS[what]
+    wanted = specjax.generate(pair[0], "def f(x):", **options)
+    found = specjax.trace(pair[0], "def f(x):", **options)
+    assert found.text == wanted.text and found.tokens == wanted.tokens[0].tolist()
+    assert found.tau == wanted.stats.tau and found.reason == wanted.reasons[0]
+    assert found.prompt == "def f(x):" and found.lossless and not found.approximate
+
+
+def test_a_stop_string_ends_the_trace_where_it_ends_the_text(pair):
+    options = {"drafter": pair[0], "num_draft": 4, "max_new_tokens": 24}  # all drafts are right
+    whole = specjax.generate(pair[0], "def f(x):", **options)
+    stop = specjax.speller(pair[0].tokenizer)(whole.tokens[0][6]).text if 0 else None
+    pieces = [pair[0].tokenizer.decode([t]) for t in whole.tokens[0]]
+    stop = pieces[6]
+    assert stop.strip()
+    options["stop_strings"] = stop
+    wanted = specjax.generate(pair[0], "def f(x):", **options)
+    found = specjax.trace(pair[0], "def f(x):", **options)
+    assert found.text == wanted.text and found.tokens == wanted.tokens[0].tolist()
+    assert found.reason == "stop" and "cut" in [node.status for node in found.rounds[-1].nodes]
+
+
+def test_rounds_and_ctrl_c_bound_a_trace(pair, monkeypatch):
+    options = {"drafter": "ngram", "max_new_tokens": 16}
+    whole = specjax.trace(pair[0], "def f(x):", **options)
+    found = specjax.trace(pair[0], "def f(x):", rounds=3, **options)
+    assert found.rounds == whole.rounds[:3] and found.reason == "" and not found.interrupted
+    advance, calls = rounds.advance, []
+
+    def interrupted(*given):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return advance(*given)
+
+    monkeypatch.setattr(rounds, "advance", interrupted)
+    found = specjax.trace(pair[0], "def f(x):", **options)
+    assert found.rounds == whole.rounds[:2] and found.interrupted
+
+
+def test_what_cannot_be_traced_is_refused(pair):
+    for rounds_asked in (0, -1, 1.5, True):
+        with pytest.raises(ValueError, match="rounds=.*at least 1"):
+            specjax.trace(pair[0], "a", rounds=rounds_asked)
+    with pytest.raises(ValueError, match="2 rows.*one prompt"):
+        specjax.trace(pair[0], ["a", "b"], drafter="ngram")
+    with pytest.raises(ValueError, match="2 rows.*num_samples=1"):
+        specjax.trace(pair[0], "a", drafter="ngram", num_samples=2)
+
+
+def test_tokens_that_are_no_text_are_spelled_in_bytes_and_special_ones_by_name(pair):
+    tokenizer = pair[0].tokenizer
+    spell = speller(tokenizer)
+    ids = tokenizer.encode(" x€\n")
+    assert b"".join(
+        bytes.fromhex(s.text) if s.kind == BYTES else s.text.encode() for s in map(spell, ids)
+    ) == " x€\n".encode()
+    half = next(i for i, data in tokenizer.token_bytes.items() if data == b"\xe2")
+    assert spell(half) == Spelled("E2", BYTES) and str(spell(half)) == "‹E2›"
+    (special,) = sorted(tokenizer.added)[:1]
+    assert spell(special) == Spelled(tokenizer.vocabulary[special], SPECIAL)
+    assert spell(10**6).kind == SPECIAL
+    assert str(Spelled("\u202e\n")) == "'\\u202e\\n'"
+
+
+# ------------------------------------------------- the page
+
+
+class Reader(html.parser.HTMLParser):
+    """Elements of a page with their attributes, and the text of each script."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.scripts = [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, attributes))
+
+    def handle_data(self, data):
+        if self.elements and self.elements[-1][0] == "script":
+            self.scripts.append(data)
+
+    @property
+    def data(self):
+        return json.loads(self.scripts[0])
+
+
+EVIL = "</script><script>alert(1)</script><!-- ]]> \u202e\u2066 \ud800 \u2028 {{style}} &lt; \0"
+
+
+@pytest.fixture(scope="module")
+def traced(pair):
+    options = {"num_draft": 3, "max_new_tokens": 12, "temperature": 1.0}
+    return specjax.trace(pair[0], "def f(x):", drafter=pair[1], **options)
+
+
+def test_the_page_holds_the_rounds(traced):
+    data = Reader(trace_page.page(traced)).data
+    assert data == json.loads(json.dumps(trace_page.content(traced)))
+    assert [one["token"] for one in data["rounds"]] == [
+        [node.token for node in one.nodes] for one in traced.rounds
+    ]
+    assert "".join(sum((one["pieces"] for one in data["rounds"]), [])) == traced.text
+    shown = {t for one in data["rounds"] for top in one["top"].values() for t, _ in top}
+    assert shown <= {int(token) for token in data["tokens"]}
+    assert data["rounds"][0]["p"][0] is None and 0 <= data["rounds"][0]["p"][1] <= 1
+
+
+def test_no_text_gets_out_of_the_data(traced):
+    evil = dataclasses.replace(
+        traced,
+        model=EVIL,
+        prompt=EVIL,
+        settings={"law": EVIL},
+        pieces=[[EVIL] * len(pieces) for pieces in traced.pieces],
+        spell=lambda token: Spelled(EVIL),
+    )
+    harmless, page = Reader(trace_page.page(traced)), Reader(trace_page.page(evil))
+    assert page.elements == harmless.elements
+    assert page.data["model"] == page.data["prompt"] == page.data["settings"]["law"] == EVIL
+    assert {tuple(token) for token in page.data["tokens"].values()} == {(EVIL,)}
+    trace_page.page(evil).encode()  # no lone surrogate
+
+
+def test_the_page_asks_for_nothing_else(traced):
+    text = trace_page.page(traced)
+    reader = Reader(text)
+    policy = dict(reader.elements[[tag for tag, _ in reader.elements].index("meta") + 4][1])
+    assert policy["http-equiv"] == "Content-Security-Policy"
+    assert policy["content"].startswith("default-src 'none';")
+    links = [v for _, a in reader.elements for k, v in a if k in ("src", "href", "action", "data")]
+    assert links == ["data:,"]
+    assert set(re.findall(r"\w+://[^\s\"')]+", text)) == {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"@import|url\(|innerHTML|insertAdjacent|document\.write|eval\(", text)
+
+
+def test_a_page_is_written_whole_or_not_at_all(traced, tmp_path, monkeypatch):
+    file = tmp_path / "page.html"
+    assert traced.save(file) == file.stat().st_size
+    first = file.read_bytes()
+    monkeypatch.setattr(trace_page.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(OSError, match="full"):
+        traced.save(file)
+    assert file.read_bytes() == first and list(tmp_path.iterdir()) == [file]
+
+
+def test_the_command_writes_a_page_and_says_how_large(folders, tmp_path, capsys, monkeypatch):
+    from specjax import cli, compile_cache
+
+    monkeypatch.setattr(compile_cache, "enable", lambda: None)
+    monkeypatch.setattr("sys.stdin", None)
+    monkeypatch.chdir(tmp_path)
+    arguments = ["trace", "def f(x):", "--model", str(folders["target"])]
+    assert cli.main([*arguments, "--max-new-tokens", "9", "--rounds", "2"]) == 0
+    out, err = capsys.readouterr()
+    page = tmp_path / "specjax-trace.html"
+    assert out.startswith(f"{page.name}: 2 rounds, ") and "--rounds" in out and err == ""
+    assert f"{page.stat().st_size / 1000:,.0f} kB" in out
+    assert len(Reader(page.read_text()).data["rounds"]) == 2
+
+    (tmp_path / "other.html").write_text("<p>mine")
+    refused = {
+        "other.html": "no page of this command",
+        "absent/page.html": "there is no folder absent",
+        str(tmp_path): "is a folder",
+    }
+    for output, words in refused.items():  # before anything is loaded
+        assert cli.main(["trace", "a", "--model", "./absent", "-o", output]) == 2
+        assert words in capsys.readouterr().err
+    assert (tmp_path / "other.html").read_text() == "<p>mine"
+    assert cli.main([*arguments, "--rounds", "0"]) == 2
+    assert "rounds=0" in capsys.readouterr().err
+
+
+def test_a_rule_that_says_nothing_of_itself_is_traced_in_general_words(quick_compilation):
+    class Silent(type(specjax.acceptance.RULES["delta"])):
+        why = None
+
+    # a rule without the attribute at all
+    plain = dataclasses.make_dataclass("Plain", [], frozen=True)
+    given = begin("tree iid", WARM, "delta")
+    assert plain and Silent
+    (one, _), *_ = rounds.record(*given)
+    assert all(node.why for node in one.nodes)
+
+
+def test_a_tree_drafter_of_ones_own_is_traced_with_its_ranks(pair):
+    drafter = TreeDrafter(model=pair[1].target, topology=(-1, 0, 0, 1))
+    options = {"drafter_params": pair[1].params, "max_new_tokens": 4}
+    found = specjax.trace(pair[0], "def f(x):", drafter=drafter, **options)
+    assert [node.parent for node in found.rounds[0].nodes] == [-1, 0, 0, 1]
+    assert found.text == specjax.generate(pair[0], "def f(x):", drafter=drafter, **options).text
