@@ -27,8 +27,9 @@ def page(trace: Trace) -> str:
     data = json.dumps(content(trace), separators=(",", ":"), allow_nan=False)
     for character in "<>&":  # within JSON they stand in strings only
         data = data.replace(character, f"\\u{ord(character):04x}")
+    title = html.escape(f"specjax trace: {trace.model}, {trace.drafter}")
     filled = {
-        "title": html.escape(f"specjax trace: {trace.model}, {trace.drafter}"),
+        "title": title.encode("ascii", "xmlcharrefreplace").decode(),
         "style": _part("trace.css"),
         "script": _part("trace.js"),
         "data": data,
