@@ -42,13 +42,12 @@ def begin(name, sampling, rule):
 SHAPES = {
     "plain": ("delta", WARM, False),
     "draft": ("block", WARM, False),
-    "draft itself": ("rejection", WARM, False),
     "ngram": ("delta", WARM, False),
     "adaptive ngram": ("auto", Sampling(), True),
     "tree distinct": ("rejection", WARM, False),
     "tree per row": ("auto", Sampling(), False),
     "passengers": ("rejection", WARM, False),
-    "silent": ("rejection", WARM, True),
+    "silent": ("rejection", WARM, False),
     "merged": ("rejection", WARM, True),
 }
 SEEN = {"passengers": "passenger", "silent": "silent", "ngram": "left out"}
