@@ -91,18 +91,16 @@ def grow_greedy(acceptance: Acceptance | np.ndarray, nodes: int) -> topology.Tre
     """
     rates = _rates(acceptance)
     depths, ranks = rates.shape
-    parents, order = [-1], []
-    heap = [(-rates[0, 0], 0, 0, 0)] if depths else []  # value, parent, depth of the node, rank
-    while heap and len(order) < nodes:
-        value, parent, depth, rank = heapq.heappop(heap)
-        node = len(parents)
+    parents = [-1]
+    heap = [(-rates[0, 0], 0, 0, 0, 1.0)]  # value, parent, depth of the node, rank, parent's value
+    while heap and len(parents) <= nodes:
+        value, parent, depth, rank, above = heapq.heappop(heap)
         parents.append(parent)
-        order.append(-value)
-        above = 1.0 if rates[depth, rank] == 0 else -value / rates[depth, rank]
         if rank + 1 < ranks:
-            heapq.heappush(heap, (-above * rates[depth, rank + 1], parent, depth, rank + 1))
+            heapq.heappush(heap, (-above * rates[depth, rank + 1], parent, depth, rank + 1, above))
         if depth + 1 < depths:
-            heapq.heappush(heap, (value * rates[depth + 1, 0], node, depth + 1, 0))
+            below = value * rates[depth + 1, 0]
+            heapq.heappush(heap, (below, len(parents) - 1, depth + 1, 0, -value))
     return _checked(topology.Tree(tuple(parents)), acceptance, nodes)
 
 
@@ -208,7 +206,7 @@ def _rates(acceptance) -> np.ndarray:
     rates = (
         acceptance.rates if isinstance(acceptance, Acceptance) else np.asarray(acceptance, float)
     )
-    if rates.ndim != 2 or not ((rates >= 0) & (rates <= 1)).all():
+    if rates.ndim != 2 or not rates.size or not ((rates >= 0) & (rates <= 1)).all():
         raise ValueError(f"shares of shape {rates.shape}: give [D, R], each from 0 to 1")
     return rates
 
