@@ -3,6 +3,8 @@
 A line is ``name: (drafter, weights of the drafter, rules)``; ``conformance`` tests run over all.
 """
 
+import dataclasses
+
 import numpy as np
 from toys import Merged, TreeDrafter, bag, heads, like
 
@@ -10,6 +12,8 @@ from specjax import topology
 from specjax.drafters import Adaptive, DraftModel, Goodput, NGram, Plain, Union
 from specjax.drafters.hydra import Hydra, HydraConfig
 from specjax.drafters.medusa import Medusa, MedusaConfig
+from specjax.drafters.redrafter import ReDrafter, ReDrafterConfig
+from specjax.drafters.speculator import Speculator, SpeculatorConfig
 from specjax.models import DecoderConfig
 
 ALL = ("rejection", "delta")
@@ -18,6 +22,8 @@ TREE = (-1, 0, 0, 1, 2)
 # near what rounds are worth, and with short memory: the width changes all the time
 RESTLESS = Goodput(memory=2, first=1, last=2, share=1.0)
 COSTS = np.asarray([1.0, 1.3, 1.6, 1.7], np.float32)
+LSTM = dict(cell="lstm", inner_size=5, tied=True, scaled=True)
+WIDE = dict(exit_size=5, num_layers=1, kept=3)
 
 
 def cases(model, params):
@@ -29,17 +35,15 @@ def cases(model, params):
         return TreeDrafter(model=model, **settings)
 
     def head(drafter, config, parents, rules=("delta",), how="top", **shape):
-        """Heads on the toy's hidden state."""
-        sizes = dict(hidden_size=params["embed"].shape[1], vocab_size=model.vocab_size)
-        drafter = drafter(
-            topology=topology.Tree(parents),
-            size=sizes["hidden_size"],
-            vocab_size=model.vocab_size,
-            how=how,
-            config=config(num_heads=3, **sizes, **shape),
-            target=model,
-        )
-        return drafter, heads(drafter), rules
+        """Heads on the toy's hidden state; ``parents``: of a static tree, or another topology."""
+        config = config(hidden_size=params["embed"].shape[1], vocab_size=model.vocab_size, **shape)
+        drafter = drafter.of(config, model, topology.as_topology(parents))
+        return dataclasses.replace(drafter, how=how), heads(drafter), rules
+
+    def adaptive(case):
+        """The same with a width that changes all the time."""
+        drafter, weights, rules = case
+        return Adaptive(drafter, RESTLESS), {"inner": weights, "costs": COSTS[:3]}, rules
 
     layer = DecoderConfig(
         vocab_size=model.vocab_size,
@@ -110,6 +114,16 @@ def cases(model, params):
         "medusa": head(Medusa, MedusaConfig, TREE, tied=True),
         "hydra": head(Hydra, HydraConfig, TREE, ("rejection",), how="iid"),
         "hydra prefix": head(Hydra, HydraConfig, (-1, 0), num_layers=2, prefix=layer),
+        "mlp speculator": head(
+            Speculator, SpeculatorConfig, (-1, 0, 1, 2), ("block",), how="iid", inner_size=5
+        ),
+        "lstm speculator": head(
+            Speculator, SpeculatorConfig, TREE, ("rejection",), how="distinct", **LSTM
+        ),
+        "redrafter": head(ReDrafter, ReDrafterConfig, topology.Beams(2, 2), **WIDE),
+        "adaptive redrafter": adaptive(
+            head(ReDrafter, ReDrafterConfig, topology.Beams(2, 3), recurrent=False, **WIDE)
+        ),
         "tree top": (tree(), near, ("delta",)),
         "tree worst": (tree(how="worst"), near, ("rejection",)),
         "tree iid": (tree(how="iid"), near, (*ALL, "traversal")),

@@ -1,14 +1,75 @@
 """Recurrent drafters (MLP and LSTM speculators, ReDrafter) and the beams that ReDrafter drafts."""
 
+import dataclasses
+import functools
+import json
+import shutil
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file, save_file
 
+import specjax
 from specjax import Sampling, topology, tree
-from specjax.drafters import growth
+from specjax.drafters import growth, redrafter, speculator
+from specjax.drafters.heads import HeadState
+from specjax.models import Decoder, DecoderConfig, save_pretrained
 from specjax.types import Context
 
 VOCAB = 9
+GOLDEN = Path(__file__).parent / "golden" / "recurrent"
+SPECULATORS = ("mlp", "mlp_tied", "lstm", "lstm_untied")
+REDRAFTERS = ("redrafter", "redrafter_sum")
+TARGET = DecoderConfig(
+    vocab_size=72,
+    hidden_size=24,
+    intermediate_size=24,
+    num_layers=1,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=12,
+    max_positions=64,
+    tie_embeddings=True,
+    eos_ids=(0,),
+)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    """A target with the hidden size and the vocabulary of the golden drafters."""
+    folder = tmp_path_factory.mktemp("target")
+    save_pretrained(Decoder(TARGET, rngs=nnx.Rngs(0)), folder)
+    return specjax.load(folder, tokenizer=False)
+
+
+def expected(case):
+    return np.load(GOLDEN / case / "expected.npz")
+
+
+def with_embedding(target, case):
+    """The target's weights, with the embeddings that ReDrafter's golden case has."""
+    params = nnx.to_pure_dict(target.params)
+    return params | {"embedding": jnp.asarray(expected(case)["embedding"])}
+
+
+def logits(loaded, case, target):
+    """Teacher-forced, at all positions of the golden case: ``[B, T, n, V]``."""
+    golden = expected(case)
+    steps, length = golden["logits"].shape[0], golden["hidden"].shape[1]
+    # the golden tokens stand behind the states; rows are long enough that no step reads beyond
+    hidden = np.pad(golden["hidden"], ((0, 0), (0, steps + 1), (0, 0)))
+    tokens = np.pad(golden["tokens"], ((0, 0), (1, 0)))
+    kind = redrafter if case in REDRAFTERS else speculator
+    model = nnx.merge(kind.abstract(loaded.drafter.config)[0], loaded.params)
+    if kind is speculator:
+        return model.logits(hidden, tokens)[:, :length]
+    params = with_embedding(target, case)
+    found = model.logits(hidden, tokens, target.target, params, steps)[:, :length]
+    return redrafter.kept(found, loaded.drafter.config.kept)
 
 
 def context(tokens, sampling=Sampling(temperature=0)):
@@ -48,15 +109,132 @@ def test_beams_are_those_of_a_search_written_out():
     def level(carry, grown, since):
         return laws[grown.tokens[:, since:]], carry
 
-    width, depth = 3, 4
-    draft, _, _ = growth.grow(topology.Beams(width, depth), context([[5], [2]]), level, ())
+    width, depth, table = 3, 4, np.asarray(laws)
+    search = functools.partial(growth.grow, topology.Beams(width, depth), level=level, carry=())
+    draft = jax.jit(lambda context: search(context)[0])(context([[5], [2]]))
     for row, root in enumerate((5, 2)):
         beams = [((), 0.0)]
         for length in range(1, depth + 1):
             longer = [
-                ((*path, token), value + float(laws[(root, *path)[-1], token]))
+                ((*path, token), value + table[(root, *path)[-1], token])
                 for path, value in beams
                 for token in range(VOCAB)
             ]
             beams = sorted(longer, key=lambda beam: -beam[1])[:width]
             assert paths(draft, length)[row] == {path for path, _ in beams}
+
+
+@pytest.mark.parametrize("case", SPECULATORS + REDRAFTERS)
+def test_logits_are_the_official_implementations(case, target):
+    loaded = specjax.load_drafter(GOLDEN / case, target)
+    found = np.asarray(logits(loaded, case, target))
+    wanted = expected(case)["logits"].transpose(1, 2, 0, 3)
+    if case in REDRAFTERS:  # the official ones are shifted to a greatest of 0, and end at -50000
+        wanted = np.where(wanted < -1e4, -np.inf, wanted)
+        found = found - found.max(axis=-1, keepdims=True)
+        assert (wanted == -np.inf).any()
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def drafted(drafter, params, target_params, golden):
+    """The draft below ``tokens[:, 0]``, which the target said from ``hidden[:, 0]``."""
+    state = HeadState(feature=jnp.asarray(golden["hidden"][:, 0]))
+    params = {"target": target_params, "drafter": params}
+    step = jax.jit(lambda *given: drafter.draft_step(*given)[0])
+    return step(params, state, context(golden["tokens"][:, :1]))
+
+
+@pytest.mark.parametrize("case", SPECULATORS)
+def test_a_chain_of_drafts_is_the_official_implementations(case, target):
+    loaded, golden = specjax.load_drafter(GOLDEN / case, target), expected(case)
+    draft = drafted(loaded.drafter, loaded.params, target.params, golden)
+    np.testing.assert_array_equal(draft.tokens[:, 1:], golden["drafts"])
+
+
+@pytest.mark.parametrize("case", REDRAFTERS)
+def test_the_longest_beams_are_the_official_implementations(case, target):
+    loaded = specjax.load_drafter(GOLDEN / case, target, topology=topology.Beams(6, 3))
+    golden = expected(case)
+    draft = drafted(loaded.drafter, loaded.params, with_embedding(target, case), golden)
+    assert paths(draft, 3) == [{tuple(map(int, beam)) for beam in row} for row in golden["beams"]]
+
+
+@pytest.mark.parametrize("case", SPECULATORS + REDRAFTERS)
+def test_a_saved_drafter_is_loaded_again_as_it_was(case, target, tmp_path):
+    loaded = specjax.load_drafter(GOLDEN / case, target)
+    specjax.save_drafter(loaded.drafter, loaded.params, tmp_path, target=target)
+    again = specjax.load_drafter(tmp_path, target)
+    assert again.drafter == loaded.drafter
+    jax.tree.map(np.testing.assert_array_equal, again.params, loaded.params)
+    names = [load_file(folder / "model.safetensors").keys() for folder in (GOLDEN / case, tmp_path)]
+    assert names[1] <= names[0]  # what steps or gates share is written once
+    theirs = json.loads((GOLDEN / case / "config.json").read_text())
+    ours = json.loads((tmp_path / "config.json").read_text())
+    sizes = {"vocab_size", "n_predict", "tie_weights", "scale_input", "method", "tie_lstm_embs"}
+    sizes |= {"input_hidden_dim", "emb_dim", "model_type", "exit_dim", "num_draft_layers", "rnn"}
+    assert {k: theirs[k] for k in sizes & {*theirs}} == {k: ours[k] for k in sizes & {*ours}}
+
+
+def broken(case, folder, config=(), tensors=()):
+    """A copy of a golden case with entries changed, or taken out (None)."""
+    shutil.copytree(GOLDEN / case, folder, dirs_exist_ok=True)
+    for name, read, changes in (("config.json", None, config), ("model.safetensors", 1, tensors)):
+        path = folder / name
+        content = load_file(path) if read else json.loads(path.read_text())
+        content = {k: v for k, v in (content | dict(changes)).items() if v is not None}
+        save_file(content, path) if read else path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "words"),
+    [
+        ("mlp", dict(config={"emb_dim": 32}), "hidden_size=32"),
+        ("lstm", dict(config={"vocab_size": 80}), "vocab_size=80"),
+        ("lstm", dict(config={"proj_dim": "16.32"}), "16.32"),
+        ("lstm", dict(config={"method": "sum_rnn"}), "sum_rnn"),
+        ("mlp", dict(config={"n_predict": None}), "lacks n_predict"),
+        ("mlp", dict(config={"n_predict": 2}), "left over"),
+        ("mlp", dict(tensors={"speculator.ln.1.bias": None}), "ln.1.bias"),
+        ("mlp_tied", dict(tensors={"speculator.emb.0.weight": None}), "emb.0.weight"),
+        ("redrafter", dict(config={"exit_dim": None}), "lacks exit_dim"),
+        ("redrafter", dict(config={"num_draft_layers": 3}), "lm_head.3.weight"),
+    ],
+)
+def test_a_drafter_that_does_not_fit_is_refused(case, changes, words, target, tmp_path):
+    broken(case, tmp_path, **changes)
+    with pytest.raises(ValueError, match=words):
+        specjax.load_drafter(tmp_path, target)
+
+
+def test_a_tree_deeper_than_the_heads_is_refused(target):
+    with pytest.raises(ValueError, match="3 heads"):
+        specjax.load_drafter(GOLDEN / "mlp", target, topology=topology.chain(4))
+
+
+def test_the_state_of_a_node_is_that_of_its_own_path(target):
+    """In a tree, logits below a node are those of its path drafted alone."""
+    loaded, golden = specjax.load_drafter(GOLDEN / "lstm", target), expected("lstm")
+    weights = {"target": target.params, "drafter": loaded.params}
+    state = HeadState(feature=jnp.asarray(golden["hidden"][:, 0]))
+    shape = topology.branching(2, 2, 1)
+    drafter = dataclasses.replace(loaded.drafter, topology=shape, how="iid")
+    paths = ((0, 1, 3), (0, 2, 6))  # nodes, from the root down
+
+    @jax.jit
+    def both(weights, state, hot):
+        draft, _ = drafter.draft_step(weights, state, hot)
+        level, carry = drafter.begin(weights, state, hot)
+        alone = []
+        for path in paths:
+            states, tokens = carry, draft.tokens[:, jnp.asarray(path)]
+            for i in range(len(path)):
+                chain = tree.chain(hot, tokens[:, 1 : i + 1])
+                found, states = level(states, chain, i)
+                alone.append(jax.nn.softmax(found[:, 0]))
+        return draft, alone
+
+    hot = context(golden["tokens"][:, :1], Sampling(temperature=1.0))
+    draft, alone = both(weights, state, hot)
+    below = [draft.law[0, shape.parents.index(node)] for path in paths for node in path]
+    for own, law in zip(below, alone, strict=True):
+        np.testing.assert_allclose(draft.laws[:, own], law, rtol=1e-4, atol=1e-6)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import types
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,8 @@ def bag(vocab, seed, features=6, sharpness=1.5):
 
 class Readable(Bag):
     """With what drafters ask of a target whose head and embeddings they share."""
+
+    config = types.SimpleNamespace(num_layers=1)
 
     def head(self, params, hidden, batch):
         return (jnp.tanh(hidden.T) @ params["out"]).reshape(batch, -1, self.vocab_size)

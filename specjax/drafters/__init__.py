@@ -19,6 +19,7 @@ DRAFTERS |= {
 
 # drafters with layers of their own bring Flax along: imported when first asked for
 _LAZY = {"Medusa": "medusa", "Hydra": "hydra"}
+_LAZY |= {"Speculator": "speculator", "ReDrafter": "redrafter"}
 
 __all__ = [
     "DRAFTERS",
@@ -32,6 +33,8 @@ __all__ = [
     "Medusa",
     "NGram",
     "Plain",
+    "ReDrafter",
+    "Speculator",
     "Synthetic",
     "Union",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -77,12 +78,25 @@ class ReDrafterHead(nnx.Module):
         return jax.nn.silu(self.token(embedded) + self.state(state))
 
     def head(self, hidden: jax.Array, state: jax.Array) -> jax.Array:
-        """Logits float32 ``[M, V]`` about the next token."""
+        """What the LM head reads, ``[X, M]``."""
         x = jnp.concatenate([hidden, state], axis=0)
         x = x if self.projection is None else self.projection(x)
         for layer in self.layers:
             x = x + jax.nn.silu(layer(x))
+        return x
+
+    def say(self, x: jax.Array) -> jax.Array:
+        """Logits float32 ``[M, V]`` of what ``head`` made."""
         return product(self.lm_head.weight[...], x, turned=True).astype(jnp.float32)
+
+    def states(self, hidden: jax.Array, embedded: Sequence[jax.Array]) -> list[jax.Array]:
+        """What the LM head reads in the first steps, ``[X, M]`` each, with the embeddings of given
+        tokens, ``[F, M]`` each, in place of drafted ones."""
+        state, found = jnp.zeros_like(hidden), []
+        for read in embedded:
+            state = self.step(state, read)
+            found.append(self.head(hidden, state))
+        return found
 
     def logits(self, hidden, tokens, target, params, steps: int) -> jax.Array:
         """The first ``steps`` with the true tokens in place of drafted ones, for training.
@@ -97,14 +111,11 @@ class ReDrafterHead(nnx.Module):
           which stands in the row where t < T - 2 - i; beyond, the row's begin is read in its place.
         """
         batch, length, size = hidden.shape
-        embedded = target.embed(params, tokens).reshape(size, batch, length)
-        hidden = hidden.reshape(-1, size).T
-        state, logits = jnp.zeros_like(hidden), []
-        for i in range(steps):
-            read = jnp.roll(embedded, -(i + 1), axis=2).reshape(size, -1)
-            state = self.step(state, read)
-            logits.append(self.head(hidden, state).reshape(batch, length, -1))
-        return jnp.stack(logits, axis=2)
+        read = [jnp.roll(tokens, -(i + 1), axis=1) for i in range(steps)]
+        read = [target.embed(params, own) for own in read]
+        states = self.states(hidden.reshape(-1, size).T, read)
+        logits = jnp.stack([self.say(state) for state in states], axis=1)
+        return logits.reshape(batch, length, steps, -1)
 
 
 @functools.cache
@@ -158,7 +169,7 @@ class ReDrafter(HeadDrafter):
             before = of_parents(states[-1], grown, since) if states else jnp.zeros_like(feature)
             after = model.step(before, self.target.embed(params["target"], tokens))
             hidden = jnp.repeat(feature, tokens.shape[1], axis=1)
-            logits = kept(model.head(hidden, after), self.config.kept)
+            logits = kept(model.say(model.head(hidden, after)), self.config.kept)
             return logits.reshape(*tokens.shape, -1), (*states, after)
 
         return level, ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -110,7 +111,7 @@ class SpeculatorCell(nnx.Module):
         self.projections = nnx.List([projections(size) for size in inputs])
         self.norms = norms()
         self.cell_norms = norms() if c.cell == "lstm" else None
-        self.heads = nnx.List([Linear(c.inner_size, c.vocab_size, **common) for _ in steps])
+        self.lm_heads = nnx.List([Linear(c.inner_size, c.vocab_size, **common) for _ in steps])
 
     def start(self, hidden: jax.Array) -> tuple[jax.Array, ...]:
         """The state before the first token; ``hidden`` ``[F, M]``."""
@@ -131,10 +132,22 @@ class SpeculatorCell(nnx.Module):
         cell = state[1] * forget + _gelu(self.norms[own](mixed[3])) * enter
         return _gelu(self.cell_norms[own](cell)) * leave, cell
 
-    def head(self, i: int, state) -> jax.Array:
+    def table(self, i: int) -> jax.Array:
+        """``H`` of step ``i``, ``[V, D]``."""
+        return self.lm_heads[0 if self.config.tied else i].weight[...]
+
+    def head(self, i: int, state: jax.Array) -> jax.Array:
         """Logits float32 ``[M, V]`` about the token behind that which step ``i`` read."""
-        weight = self.heads[0 if self.config.tied else i].weight[...]
-        return product(weight, state[0], turned=True).astype(jnp.float32)
+        return product(self.table(i), state, turned=True).astype(jnp.float32)
+
+    def states(self, hidden: jax.Array, tokens: Sequence[jax.Array]) -> list[jax.Array]:
+        """What the heads of the first steps read, ``[D, M]`` each, with given ``tokens`` (of each
+        step int32 ``[M]``) in place of drafted ones; ``hidden`` ``[F, M]``."""
+        state, found = self.start(hidden), []
+        for i, read in enumerate(tokens):
+            state = self.step(i, state, read)
+            found.append(state[0])
+        return found
 
     def logits(self, hidden: jax.Array, tokens: jax.Array) -> jax.Array:
         """All steps with the true tokens in place of drafted ones, for training.
@@ -148,11 +161,11 @@ class SpeculatorCell(nnx.Module):
           stands in the row where t < T - 2 - i; beyond, the row's begin is read in its place.
         """
         batch, length, size = hidden.shape
-        state, logits = self.start(hidden.reshape(-1, size).T), []
-        for i in range(self.config.num_heads):
-            state = self.step(i, state, jnp.roll(tokens, -(i + 1), axis=1).reshape(-1))
-            logits.append(self.head(i, state).reshape(batch, length, -1))
-        return jnp.stack(logits, axis=2)
+        steps = range(self.config.num_heads)
+        read = [jnp.roll(tokens, -(i + 1), axis=1).reshape(-1) for i in steps]
+        states = self.states(hidden.reshape(-1, size).T, read)
+        logits = jnp.stack([self.head(i, states[i]) for i in steps], axis=1)
+        return logits.reshape(batch, length, len(steps), -1)
 
 
 @functools.cache
@@ -204,7 +217,7 @@ class Speculator(HeadDrafter):
             i, tokens = len(states), grown.tokens[:, since:]
             before = of_parents(states[-1], grown, since) if states else first
             after = cell.step(i, before, tokens.reshape(-1))
-            return cell.head(i, after).reshape(*tokens.shape, -1), (*states, after)
+            return cell.head(i, after[0]).reshape(*tokens.shape, -1), (*states, after)
 
         return level, ()
 

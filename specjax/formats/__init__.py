@@ -27,10 +27,11 @@ from ..models.files import read_json, write_json
 from ..models.hf import check_dtype
 from ..models.lm import LM, fingerprint, folder_of
 from ..types import Drafter, PyTree
-from . import hydra, medusa, medusa_vllm
+from . import hydra, medusa, medusa_vllm, redrafter, speculator
 from .weights import PICKLES, Tensors, some, write_pickle
 
 FORMATS = {"medusa": medusa, "medusa-vllm": medusa_vllm, "hydra": hydra}
+FORMATS |= {"speculator": speculator, "redrafter": redrafter}
 _HUB_FILES = ["config.json", "*.safetensors", *PICKLES]
 
 

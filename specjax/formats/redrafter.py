@@ -1,0 +1,71 @@
+"""ReDrafters in their authors' layout (github.com/apple/ml-recurrent-drafter)::
+
+    rnn_w.weight [F, F]   rnn_u.weight [F, F]   rnn_u.bias [F]          with ``rnn``
+    input_proj.weight [X, 2 F]   input_proj.bias [X]                    unless X = exit_dim = 2 F
+    lm_head.{i}.linear.weight [X, X]   lm_head.{i}.linear.bias [X]      L = num_draft_layers of them
+    lm_head.{L}.weight [V, X]
+
+The embeddings are the target's. Files of the authors' say nothing of their filter, the 50 most
+likely tokens, which their code applies to all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..drafters.redrafter import ReDrafter, ReDrafterConfig, abstract
+from .weights import check_sizes, loaded, stored
+
+KNOWN = "ReDrafter's (rnn_u.weight, lm_head.{i}.linear.weight)"
+DRAFTER, FILE = ReDrafter, "model"
+_TYPE = "recurrent_drafting_drafter"
+_KEYS = ("vocab_size", "hidden_size", "exit_dim", "num_draft_layers")
+
+
+def matches(config: Mapping, names: set[str]) -> bool:
+    return config.get("model_type") == _TYPE or {"rnn_u.weight", "rnn_w.weight"} <= names
+
+
+def load(config: Mapping, tensors: Mapping, target):
+    lacking = [name for name in _KEYS if name not in config]
+    if lacking:
+        raise ValueError(f"the config.json of a ReDrafter lacks {', '.join(lacking)}")
+    shape = ReDrafterConfig(
+        hidden_size=config["hidden_size"],
+        vocab_size=config["vocab_size"],
+        exit_size=config["exit_dim"],
+        num_layers=config["num_draft_layers"],
+        recurrent=bool(config.get("rnn", False)),
+    )
+    check_sizes(target, hidden_size=shape.hidden_size, vocab_size=shape.vocab_size)
+    params = loaded(tensors, names(shape), abstract(shape)[1], target.dtype)
+    return ReDrafter.of(shape, target.target), params
+
+
+def save(drafter: ReDrafter, params, target=None) -> tuple[dict, dict]:
+    shape = drafter.config
+    config = {
+        "model_type": _TYPE,
+        "architectures": ["Drafter"],
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "exit_dim": shape.exit_size,
+        "num_draft_layers": shape.num_layers,
+        "rnn": shape.recurrent,
+    }
+    return config, stored(params, names(shape))
+
+
+def names(shape: ReDrafterConfig) -> dict[str, tuple]:
+    """Names in the file, and the path of each one's parameter."""
+    named = {f"lm_head.{shape.num_layers}.weight": ("lm_head", "weight")}
+    if shape.recurrent:
+        named["rnn_w.weight"] = ("token", "weight")
+    for leaf in ("weight", "bias"):
+        for i in range(shape.num_layers):
+            named[f"lm_head.{i}.linear.{leaf}"] = ("layers", i, leaf)
+        if shape.recurrent:
+            named[f"rnn_u.{leaf}"] = ("state", leaf)
+        if shape.exit_size != 2 * shape.hidden_size:
+            named[f"input_proj.{leaf}"] = ("projection", leaf)
+    return named
