@@ -7,7 +7,7 @@ import pytest
 from test_text import compilations
 
 import specjax
-from specjax import cli, compile_cache, laws, prompt_file, serving
+from specjax import cli, compile_cache, laws, prompt_file
 from specjax.serving import Progress
 
 pytest_plugins = ["pairs"]
@@ -261,5 +261,5 @@ def test_the_command_serves_a_file_reports_and_goes_on(folders, tmp_path, capsys
 
 
 def test_grammars_that_differ_have_different_names(pair):
-    named = {serving._named(laws.json_text(pair[0], top=top)) for top in ("any", "array")}
-    assert len(named | {serving._named(None), serving._named(drafter_of)}) == 4
+    named = {laws.name_of(laws.json_text(pair[0], top=top)) for top in ("any", "array")}
+    assert len(named | {laws.name_of(None), laws.name_of(drafter_of)}) == 4
