@@ -124,6 +124,22 @@ def test_beams_are_those_of_a_search_written_out():
             assert paths(draft, length)[row] == {path for path, _ in beams}
 
 
+def test_a_search_with_more_beams_than_tokens_is_refused():
+    def level(carry, grown, since):
+        return jnp.zeros((1, grown.num_nodes - since, VOCAB)), carry
+
+    with pytest.raises(ValueError, match=f"asks for {VOCAB + 1} tokens"):
+        growth.grow(topology.Beams(VOCAB + 1, 2), context([[5]]), level, ())
+
+
+def test_beams_are_asked_for_in_words():
+    assert topology.parse("beams:4x5") == topology.Beams(4, 5)
+    assert topology.Beams(4, 5).num_nodes == 21
+    for words in ("beams:4", "beams:0x3"):
+        with pytest.raises(ValueError, match="beams:4x5"):
+            topology.parse(words)
+
+
 @pytest.mark.parametrize("case", SPECULATORS + REDRAFTERS)
 def test_logits_are_the_official_implementations(case, target):
     loaded = specjax.load_drafter(GOLDEN / case, target)
@@ -153,7 +169,7 @@ def test_a_chain_of_drafts_is_the_official_implementations(case, target):
 
 @pytest.mark.parametrize("case", REDRAFTERS)
 def test_the_longest_beams_are_the_official_implementations(case, target):
-    loaded = specjax.load_drafter(GOLDEN / case, target, topology=topology.Beams(6, 3))
+    loaded = specjax.load_drafter(GOLDEN / case, target, topology="beams:6x3")
     golden = expected(case)
     draft = drafted(loaded.drafter, loaded.params, with_embedding(target, case), golden)
     assert paths(draft, 3) == [{tuple(map(int, beam)) for beam in row} for row in golden["beams"]]

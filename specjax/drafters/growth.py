@@ -252,9 +252,18 @@ def _follow(topology: Follow, context, level, carry):
 
 
 def best_tokens(logits: jax.Array, count: int) -> jax.Array:
-    """int32 ``[B, W, K]``: the ``count`` best tokens, best first; equal ones by their index."""
+    """int32 ``[B, W, K]``: the ``count`` best tokens, best first; equal ones by their index.
+
+    Raises:
+      ValueError: there are fewer tokens.
+    """
     if count == 1:
         return law.argmax(logits)[..., None]
+    if count > logits.shape[-1]:
+        raise ValueError(
+            f"the tree asks for {count} tokens below a node, the vocabulary has "
+            f"{logits.shape[-1]}: take a narrower tree"
+        )
     return jax.lax.top_k(logits, count)[1].astype(jnp.int32)
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
+from ..drafters.heads import with_topology
 from ..models.causal_lm import CausalLM
 from ..models.files import read_json, write_json
 from ..models.hf import check_dtype
@@ -90,7 +91,7 @@ def load_drafter(
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     if topology is not None:
-        drafter = dataclasses.replace(drafter, topology=topology)
+        drafter = with_topology(drafter, topology)
     return HeadLM(drafter=drafter, params=params, name=name, fingerprint=found)
 
 
