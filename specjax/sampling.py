@@ -272,6 +272,45 @@ def _argmax(x: jax.Array) -> jax.Array:
     return jnp.where(jnp.isfinite(best)[..., 0], block * (size // count) + offset, -1)
 
 
+def best(x: jax.Array, count: int) -> jax.Array:
+    """Indices of the ``count`` greatest numbers over the last axis, greatest first, int32
+    ``[..., count]``; of equal ones the first, -1 where a number is not finite.
+
+    Those blocks that reach highest hold them all, so only they are sorted: one pass over ``x``.
+    Where a vocabulary is spread over devices each looks through its own part.
+    """
+    if count == 1:
+        return argmax(x)[..., None]
+    if not sharding.divides(MODEL, x.shape[-1]) or count > x.shape[-1] // sharding.size(MODEL):
+        return _best(x, count)[1]
+
+    def own(x):
+        values, index = _best(x, count)
+        index = jnp.where(index < 0, -1, index + jax.lax.axis_index(MODEL) * x.shape[-1])
+        values, index = jax.lax.all_gather((values, index), MODEL, axis=-2)
+        values, index = (y.reshape(*x.shape[:-1], -1) for y in (values, index))
+        return jnp.take_along_axis(index, jax.lax.top_k(values, count)[1], axis=-1)
+
+    rows = _rows_of(x)
+    return sharding.locally(own, [(*rows, MODEL)], (*rows, None))(x)
+
+
+def _best(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """The ``count`` greatest and where they are, on one device."""
+    size = x.shape[-1]
+    blocks = max(d for d in range(1, math.isqrt(size) + 1) if size % d == 0)
+    if blocks > count:
+        width = size // blocks
+        parts = x.reshape(*x.shape[:-1], blocks, width)
+        high = jnp.sort(jax.lax.top_k(jnp.max(parts, axis=-1), count)[1], axis=-1)
+        inside = jnp.take_along_axis(parts, high[..., None], axis=-2)
+        values, where = jax.lax.top_k(inside.reshape(*x.shape[:-1], -1), count)
+        index = jnp.take_along_axis(high, where // width, axis=-1) * width + where % width
+    else:
+        values, index = jax.lax.top_k(x, count)
+    return values, jnp.where(jnp.isfinite(values), index, -1).astype(jnp.int32)
+
+
 def draw(weights: jax.Array, uniform: jax.Array) -> jax.Array:
     """One token a row from unnormalised ``weights [B, V]`` by one uniform in [0, 1), int32 ``[B]``.
 

@@ -9,7 +9,7 @@ import pytest
 from toys import TreeDrafter, bag
 
 import specjax
-from specjax import Sampling, loop, tree
+from specjax import Sampling, loop, sampling, tree
 from specjax.drafters import Plain
 from specjax.sampling import Prefix, draw
 from specjax.types import Scores
@@ -55,6 +55,15 @@ def test_a_node_that_was_not_scored_is_never_accepted():
     scores = Scores(logits=jnp.zeros((2, 2, 5)), features=None, entries=None)
     verdict = loop.accept("auto", {}, draft, scores, around, around.key)
     assert verdict.count.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("vocab", [3, 97, 1024])
+def test_the_best_tokens_come_in_order_and_equal_ones_by_their_index(vocab):
+    x = np.random.default_rng(vocab).integers(0, vocab // 2, (2, 3, vocab)).astype(np.float32)
+    x[0, 0, 1:] = -np.inf
+    found, order = sampling.best(jnp.asarray(x), 3), np.argsort(-x, axis=-1, kind="stable")
+    assert found[0, 0].tolist() == [0, -1, -1]  # what has no probability is no choice
+    assert (np.asarray(found) == order[..., :3])[1].all()
 
 
 def test_a_token_without_mass_is_never_drawn_where_the_cumulative_sum_steps_down():

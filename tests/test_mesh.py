@@ -125,6 +125,8 @@ def test_drawing_and_the_argmax_of_parts_are_those_of_the_whole():
     with sharding.using(as_mesh(MESHES[0])):
         np.testing.assert_array_equal(jax.jit(sampling.argmax)(x), first)
         np.testing.assert_array_equal(jax.jit(sampling.draw)(weights, level), one)
+        parts = jax.jit(lambda x: sampling.best(x, 5))(x)
+    np.testing.assert_array_equal(parts, sampling.best(x, 5))  # equal numbers: the first
 
 
 # ------------------------------------------------------------------- parts, and nothing more

@@ -95,7 +95,7 @@ def _static(topology: Tree, context, level, carry, how):
         rank = np.asarray(topology.ranks)[children]
         if not drawn:
             logits = _adjusted(context, grown, since, logits)
-            best = best_tokens(logits, int(rank.max()) + 1)  # [B, W or 1, K]
+            best = law.best(logits, int(rank.max()) + 1)  # [B, W or 1, K]
             chosen = best[:, parent if best.shape[1] > 1 else np.zeros_like(parent), rank]
         else:
             q = _probabilities(context, grown, since, logits)
@@ -170,7 +170,7 @@ def _expand(topology: Expand | Beams, context, level, carry):
         logits, carry = _if_wanted(step, depth, context.width, carry, grown, wanted)
         logits = _adjusted(context, grown, since, logits)
         said = jax.nn.log_softmax(logits, axis=-1)
-        best = best_tokens(said, width)
+        best = law.best(said, width)
         worth = jnp.take_along_axis(said, jnp.maximum(best, 0), axis=2)
         worth = jnp.where(best < 0, -jnp.inf, worth)
         best, worth = (jnp.broadcast_to(x, (batch, wide, width)) for x in (best, worth))
@@ -242,29 +242,13 @@ def _follow(topology: Follow, context, level, carry):
         grown = Draft(start=context.length - 1, tokens=path[:, : depth + 1], topology=chain)
         logits, carry = level(carry, grown, depth)
         logits = _adjusted(context, grown, depth, logits)
-        chosen.append(best_tokens(logits, topology.ranks)[:, 0])
+        chosen.append(law.best(logits, topology.ranks)[:, 0])
     flat = (-1, *(ROOT,) * (topology.num_nodes - 1))
     draft = tree.tree(context, jnp.concatenate(chosen, axis=1), flat)
     return draft, carry, jnp.full((1, topology.num_nodes), -1, jnp.int32)
 
 
 # -------------------------------------------------------------------------------------- parts
-
-
-def best_tokens(logits: jax.Array, count: int) -> jax.Array:
-    """int32 ``[B, W, K]``: the ``count`` best tokens, best first; equal ones by their index.
-
-    Raises:
-      ValueError: there are fewer tokens.
-    """
-    if count == 1:
-        return law.argmax(logits)[..., None]
-    if count > logits.shape[-1]:
-        raise ValueError(
-            f"the tree asks for {count} tokens below a node, the vocabulary has "
-            f"{logits.shape[-1]}: take a narrower tree"
-        )
-    return jax.lax.top_k(logits, count)[1].astype(jnp.int32)
 
 
 def depth_of(grown: Draft, since: int) -> int:
