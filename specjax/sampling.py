@@ -278,9 +278,17 @@ def best(x: jax.Array, count: int) -> jax.Array:
 
     Those blocks that reach highest hold them all, so only they are sorted: one pass over ``x``.
     Where a vocabulary is spread over devices each looks through its own part.
+
+    Raises:
+      ValueError: there are fewer numbers.
     """
     if count == 1:
         return argmax(x)[..., None]
+    if count > x.shape[-1]:
+        raise ValueError(
+            f"the {count} best of a vocabulary of {x.shape[-1]} are asked for (a tree as wide as "
+            "that): take a narrower tree"
+        )
     if not sharding.divides(MODEL, x.shape[-1]) or count > x.shape[-1] // sharding.size(MODEL):
         return _best(x, count)[1]
 
