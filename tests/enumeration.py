@@ -5,7 +5,6 @@ alone. So a rule is known by the thresholds, found by halving, and by what it do
 patterns of nodes that pass. All drafts times all patterns, with their probabilities, are the law.
 """
 
-import dataclasses
 import functools
 import itertools
 from unittest import mock
@@ -14,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import sampling, tree
+from specjax import sampling
 from specjax.acceptance import walk
 from specjax.acceptance.laws import DraftLaw
 from specjax.types import ROOT, Draft
@@ -31,7 +30,7 @@ class Table:
         self.vocab, self.law = vocab if law is None else len(law), law
 
     def __call__(self, prefix):
-        if self.law is not None:
+        if prefix not in self.laws and self.law is not None:
             return np.asarray(self.law)
         if prefix not in self.laws:
             law = self.random.dirichlet(np.full(self.vocab, 0.7)) + 1e-3
@@ -67,7 +66,7 @@ def given(q, earlier, draws):
 
 
 def drafts(q, topology, draws):
-    """Every draft that can be drawn from ``q``: ``(Draft with R rows, probabilities [R])``."""
+    """Every draft, with its probability from ``q``, 0 for some: ``(Draft of R rows, [R])``."""
     rows, weights = [], []
     first = [topology.index(above) for above in topology]  # siblings share the law of the first
     for said in itertools.product(range(q.vocab), repeat=len(topology) - 1):
@@ -76,21 +75,29 @@ def drafts(q, topology, draws):
         for node in range(1, len(topology)):
             earlier = [tokens[n] for n in range(first[node], node) if topology[n] == topology[node]]
             weight *= given(q(paths[topology[node]]), earlier, draws)[tokens[node]]
-        if weight > 0:
-            laws = [q(paths[above]) for above in topology[1:]]
-            rows.append((tokens, [n - 1 for n in first], laws))
-            weights.append(weight)
+        laws = [q(paths[above]) for above in topology[1:]]
+        rows.append((tokens, [n - 1 for n in first], laws))
+        weights.append(weight)
     tokens, law, laws = (np.asarray(x) for x in zip(*rows, strict=True))
     law[:, ROOT] = -1
     draft = Draft(
-        start=jnp.zeros(len(rows), jnp.int32),
-        tokens=jnp.asarray(tokens, jnp.int32),
-        law=jnp.asarray(law, jnp.int32),
-        laws=jnp.asarray(laws, jnp.float32),
+        start=np.zeros(len(rows), np.int32),
+        tokens=tokens.astype(np.int32),
+        candidate=np.ones(tokens.shape, bool),
+        law=law.astype(np.int32),
+        laws=laws.astype(np.float32),
         topology=topology,
         draws=draws,
     )
     return draft, np.asarray(weights)
+
+
+def target_of(p, draft):
+    """Of each row and node, the tokens down to it and the target's law behind it."""
+    parents = draft.parent if draft.topology is None else [draft.topology]
+    parents = np.broadcast_to(parents, draft.tokens.shape)
+    paths = [prefixes(*row) for row in zip(np.asarray(draft.tokens), parents, strict=True)]
+    return paths, np.asarray([[p(path) for path in row] for row in paths], np.float32)
 
 
 def product(one, other):
@@ -122,9 +129,7 @@ def outcome(rule, draft, weights, p, depth):
     """``(law of depth + 1 tokens, expected accepted tokens)`` of a rule on enumerated drafts."""
     count, nodes = draft.tokens.shape
     tests = nodes - 1
-    parents = np.broadcast_to(tree.parents(draft), (count, nodes))
-    paths = [prefixes(*row) for row in zip(np.asarray(draft.tokens), parents, strict=True)]
-    laws = np.asarray([[p(path) for path in row] for row in paths], np.float32)
+    paths, laws = target_of(p, draft)
 
     patterns = np.asarray(list(itertools.product((0.0, ALMOST), repeat=tests)))
     searches = [(n, *u) for n in range(tests) for u in patterns if u[n] == 0]
@@ -185,9 +190,14 @@ def distance(law, p):
     return 0.5 * np.abs(law - joint(p, law.ndim)).sum()
 
 
-def relabelled(draft, **changes):
-    """The draft with other statements about it: for planted faults."""
-    return dataclasses.replace(draft, **changes)
+@functools.partial(jax.jit, static_argnums=0)
+def _follow(rule, draft, p, said):
+    with (
+        mock.patch.object(sampling, "uniforms", lambda key, count: key),
+        mock.patch.object(sampling, "draw", lambda weights, uniform: uniform.astype(jnp.int32)),
+    ):
+        q = DraftLaw(draft, p.shape[-1])
+        return rule({}, draft, functools.partial(walk.at_node, p), q, said)
 
 
 def saying(rule, draft, weights, p, depth):
@@ -195,24 +205,18 @@ def saying(rule, draft, weights, p, depth):
     uniform: all combinations of tokens, with their probabilities."""
     count, nodes = draft.tokens.shape
     said = np.asarray(list(itertools.product(range(p.vocab), repeat=nodes)))
-    parents = np.broadcast_to(tree.parents(draft), (count, nodes))
-    paths = [prefixes(*row) for row in zip(np.asarray(draft.tokens), parents, strict=True)]
-    laws = np.asarray([[p(path) for path in row] for row in paths], np.float32)
+    paths, laws = target_of(p, draft)
     wide = jax.tree.map(lambda x: jnp.asarray(np.repeat(x, len(said), axis=0)), (draft, laws))
-    draw = mock.patch.object(sampling, "draw", lambda weights, uniform: uniform.astype(jnp.int32))
-    keys = mock.patch.object(sampling, "uniforms", lambda key, count: key)
-    with draw, keys:
-        uniform = jnp.asarray(np.tile(said, (count, 1)), jnp.float32)
-        law_of = functools.partial(walk.at_node, wide[1])
-        verdict = rule({}, wide[0], law_of, DraftLaw(wide[0], p.vocab), uniform)
+    verdict = _follow(rule, *wide, jnp.asarray(np.tile(said, (count, 1)), jnp.float32))
     node = np.take_along_axis(np.asarray(verdict.path), np.asarray(verdict.count)[:, None], 1)
+    token = np.asarray(verdict.token).tolist()
     law, accepted = np.zeros((p.vocab,) * (depth + 1)), 0.0
     for row, k in itertools.product(range(count), range(len(said))):
         at = row * len(said) + k
         path = paths[row][node[at, 0]]
         weight = weights[row] * np.prod(laws[row, np.arange(nodes), said[k]])
         accepted += weight * len(path)
-        begin = (*path, int(verdict.token[at]))
+        begin = (*path, token[at])
         for rest in itertools.product(range(p.vocab), repeat=depth - len(path)):
             after = [p(begin + rest[:i])[x] for i, x in enumerate(rest)]
             law[begin + rest] += weight * np.prod(after)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import TreeDrafter, bag
+from toys import TreeDrafter, bag, context
 
 import specjax
 from specjax import Sampling, loop, sampling, tree
@@ -15,16 +15,6 @@ from specjax.sampling import Prefix, draw
 from specjax.types import Scores
 
 MODEL, PARAMS = bag(13, 3, features=8)
-
-
-def context(batch, sampling=Sampling(temperature=1.0), length=1):
-    return specjax.Context(
-        tokens=jnp.zeros((batch, length), jnp.int32),
-        length=jnp.full((batch,), length, jnp.int32),
-        budget=jnp.full((batch,), 9, jnp.int32),
-        key=jax.random.split(jax.random.key(0), batch),
-        sampling=sampling.rows(batch),
-    )
 
 
 def test_a_distinct_sibling_beyond_the_support_of_its_law_is_never_accepted():

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 from stranger import Bag
 
+from specjax import Context, Sampling, tree
 from specjax import sampling as law
-from specjax import tree
 from specjax.drafters.base import ChainDrafter
 from specjax.types import Draft, Target, Verdict
 
@@ -44,6 +44,17 @@ def like(params, seed, noise=0.7):
         name: x + noise * jax.random.normal(key, x.shape)
         for key, (name, x) in zip(keys, sorted(params.items()), strict=True)
     }
+
+
+def context(batch, sampling=Sampling(temperature=1.0), length=1):
+    """What a drafter looks at: ``length`` tokens, all 0."""
+    return Context(
+        tokens=jnp.zeros((batch, length), jnp.int32),
+        length=jnp.full((batch,), length, jnp.int32),
+        budget=jnp.full((batch,), 9, jnp.int32),
+        key=jax.random.split(jax.random.key(0), batch),
+        sampling=sampling.rows(batch),
+    )
 
 
 def read(model, params, context):
