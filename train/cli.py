@@ -14,6 +14,7 @@ RECIPES = {
     "pretrain": "a small target, next-token cross-entropy",
     "regenerate": "text by a target, for its drafter to learn from",
     "distill": "a drafter, from a frozen target",
+    "features": "the hidden states of a target, for heads to read",
 }
 
 
