@@ -2,12 +2,14 @@
 
 A checkpoint holds the state (parameters, optimiser, key, step) and the position in the data. The
 resolved configuration lies beside them; a run goes on only under the configuration it began with.
+Where a run keeps the best by a measure, those parameters lie beside them too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 from pathlib import Path
 
 from .config import ConfigError, differences
@@ -60,3 +62,34 @@ def restore(manager, state, batches):
     step = manager.latest.step
     loaded = manager.load_checkpointables(step, {"state": state, "data": batches})
     return loaded["state"], step
+
+
+class Best:
+    """The parameters at the greatest value of a measure, in ``folder/best``.
+
+    ``measure``: its name; empty: nothing is kept. ``rows``: of the log, up to the step the run goes
+    on from; what a killed run measured beyond, it will measure again.
+    """
+
+    def __init__(self, folder: Path, measure: str, rows: list[dict]):
+        self._path, self._measure = (folder / "best").absolute(), measure
+        found = [(row[measure], -row["step"]) for row in rows if measure in row]
+        value, step = max(found, default=(-math.inf, 0))
+        self.value, self.step = value, -step
+
+    def offer(self, step: int, measured: dict, params) -> None:
+        """Keeps ``params`` where ``measured`` is greater than all before."""
+        from orbax.checkpoint import v1 as ocp
+
+        if self._measure and measured[self._measure] > self.value:
+            ocp.save(self._path, params, overwrite=True)
+            self.value, self.step = measured[self._measure], step
+
+    def load(self, params):
+        """The parameters kept, shaped like ``params``; ``params`` where none are."""
+        from orbax.checkpoint import v1 as ocp
+
+        if not self.step:
+            return params
+        print(f"the best {self._measure}, {self.value:.4f}, was at step {self.step}")
+        return ocp.load(self._path, params)

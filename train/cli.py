@@ -15,6 +15,8 @@ RECIPES = {
     "regenerate": "text by a target, for its drafter to learn from",
     "distill": "a drafter, from a frozen target",
     "features": "the hidden states of a target, for heads to read",
+    "heads": "Medusa-1 or Blockwise heads on a frozen target",
+    "hydra": "Hydra or Hydra++ heads on a frozen target, by the teacher loss",
 }
 
 

@@ -32,11 +32,15 @@ class Job:
     """What a recipe brings to the loop.
 
     Attributes:
-      loss: ``loss(params, frozen, tokens, key) -> (mean loss, {name: scalar})``, pure.
+      loss: ``loss(params, frozen, batch, key) -> (mean loss, {name: scalar})``, pure.
       params: what is trained, a pytree of float arrays.
-      batches: a Grain iterator of int32 ``[batch, length + 1]``.
+      batches: a Grain iterator of int32 ``[batch, length + 1]``, or of dictionaries that hold
+        these as ``"tokens"``.
       evaluate: ``evaluate(params, frozen) -> {"heldout_loss": float, ...}``.
       frozen: arrays the loss reads (a teacher), passed through jit as an argument.
+      best: a measure of ``evaluate``; the run ends with the parameters at its greatest. Empty:
+        with the last ones.
+      adjust: makes another optimiser of the configured one (other rates for a part).
     """
 
     loss: Callable
@@ -44,15 +48,23 @@ class Job:
     batches: Iterator
     evaluate: Callable
     frozen: object = None
+    best: str = ""
+    adjust: Callable[[optax.GradientTransformation], optax.GradientTransformation] = lambda o: o
+
+
+def size_of(batch) -> tuple[int, int]:
+    """Rows of a batch, and the tokens of each that are predicted from."""
+    tokens = batch["tokens"] if isinstance(batch, dict) else batch
+    return tokens.shape[0], tokens.shape[1] - 1
 
 
 def make_step(job: Job, optimizer: optax.GradientTransformation):
-    """``step(state, frozen, tokens) -> (state, metrics)``, compiled; ``state`` is donated."""
+    """``step(state, frozen, batch) -> (state, metrics)``, compiled; ``state`` is donated."""
 
-    def step(state, frozen, tokens):
+    def step(state, frozen, batch):
         key = jax.random.fold_in(state["key"], state["step"])
         (loss, metrics), gradients = jax.value_and_grad(job.loss, has_aux=True)(
-            state["params"], frozen, tokens, key
+            state["params"], frozen, batch, key
         )
         norm = optax.tree.norm(gradients)
         updates, moments = optimizer.update(gradients, state["optimizer"], state["params"])
@@ -115,7 +127,7 @@ def fit(job: Job, flat_config: dict, optimizer_config: OptimizerConfig, run: Run
     computes what it would have computed.
 
     Returns:
-      The trained parameters.
+      The trained parameters, the last ones or those at the greatest of ``job.best``.
 
     Raises:
       ConfigError: the folder holds a run with another configuration.
@@ -124,7 +136,7 @@ def fit(job: Job, flat_config: dict, optimizer_config: OptimizerConfig, run: Run
     """
     folder = Path(run.folder)
     checkpoint.record_config(folder, flat_config)
-    optimizer = make_optimizer(optimizer_config, run.steps)
+    optimizer = job.adjust(make_optimizer(optimizer_config, run.steps))
     step_function = make_step(job, optimizer)
     with contextlib.ExitStack() as stack:
         manager = stack.enter_context(checkpoint.checkpoints(folder, run.keep))
@@ -133,16 +145,17 @@ def fit(job: Job, flat_config: dict, optimizer_config: OptimizerConfig, run: Run
             manager, make_state(job, optimizer, run.seed), job.batches
         )
         log = stack.enter_context(contextlib.closing(report.Log(folder / "log.jsonl", first)))
+        best = checkpoint.Best(folder, job.best, report.read(folder / "log.jsonl"))
         bar = stack.enter_context(_progress())
         task = bar.add_task(folder.name, total=run.steps, completed=first, note="")
         began, unread = time.monotonic(), None
         for number in range(first + 1, run.steps + 1):
-            tokens = next(job.batches)
-            state, metrics = step_function(state, job.frozen, tokens)
+            batch = next(job.batches)
+            state, metrics = step_function(state, job.frozen, batch)
             if unread:  # read a step late, while the next one computes
                 _record(log, manager, *unread)
             unread = number, metrics, round(time.monotonic() - began, 2)
-            rate = tokens.shape[0] * (tokens.shape[1] - 1) * (number - first)
+            rate = math.prod(size_of(batch)) * (number - first)
             rate /= time.monotonic() - began
             bar.update(task, completed=number, note=f"{rate:,.0f} tokens/s")
 
@@ -157,11 +170,12 @@ def fit(job: Job, flat_config: dict, optimizer_config: OptimizerConfig, run: Run
                 log.write(number, **measured)
                 words = " · ".join(f"{name} {value:.4f}" for name, value in measured.items())
                 bar.console.print(f"step {number}: {words}")
+                best.offer(number, measured, state["params"])
             if to_save:
                 checkpoint.save(manager, number, state, job.batches)
             if stopped:
                 raise Interrupted(_farewell(folder, number, stop[0]))
-    return state["params"]
+        return best.load(state["params"])
 
 
 def _record(log: report.Log, manager, number: int, metrics: dict, seconds: float) -> None:
@@ -185,20 +199,20 @@ def _farewell(folder: Path, number: int, signal_number: int) -> int:
 
 def estimate(job: Job, optimizer_config: OptimizerConfig, run: RunConfig) -> None:
     """Prints what a run would take: parameters, bytes, seconds (from three real steps)."""
-    optimizer = make_optimizer(optimizer_config, run.steps)
+    optimizer = job.adjust(make_optimizer(optimizer_config, run.steps))
     state = make_state(job, optimizer, run.seed)
-    tokens = next(job.batches)
-    step = make_step(job, optimizer).lower(state, job.frozen, tokens).compile()
+    batch = next(job.batches)
+    step = make_step(job, optimizer).lower(state, job.frozen, batch).compile()
     memory = step.memory_analysis()
     times = []
     for _ in range(3):
         start = time.monotonic()
-        state, metrics = step(state, job.frozen, tokens)
+        state, metrics = step(state, job.frozen, batch)
         jax.block_until_ready(metrics)
         times.append(time.monotonic() - start)
     count = sum(leaf.size for leaf in jax.tree.leaves(job.params))
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(state["optimizer"]))
-    rows, length = tokens.shape[0], tokens.shape[1] - 1
+    rows, length = size_of(batch)
     print(f"parameters    {count:,} ({4 * count / 1e6:.1f} MB in float32)")
     print(f"optimiser     {size / 1e6:.1f} MB")
     if memory is not None:

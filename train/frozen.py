@@ -1,0 +1,373 @@
+"""What the recipes of light heads share: a frozen target, its features, losses and measures.
+
+A head ``k`` (from 0) at position ``t`` reads the target's last hidden state there, and as many of
+the tokens behind it as its kind allows, and is about token ``t + 2 + k``: token ``t + 1``, which
+that state itself says, is the root. A recipe brings ``Heads``; ``train`` does the rest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import specjax
+from specjax.models.causal_lm import graph_definition
+from specjax.models.layers import softcap
+from specjax.pytree import pytree_dataclass
+from specjax.types import Drafter, PyTree
+
+from . import data, features, regenerate, report, tokenizer
+from .config import ConfigError, DataConfig, OptimizerConfig, RunConfig, flatten
+from .distill import load_teacher
+from .evaluate import make_evaluate, mean
+from .loop import Job, estimate, fit
+
+MODEL = "model"  # the folder, within the run's, that heads are exported to
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecodingConfig:
+    """Held-out tau by decoding: of how many prompts (0: not measured), how long, how batched.
+
+    Prompts are windows of the held-out corpus. The parameters kept are those at the best tau.
+    """
+
+    num_prompts: int = 32
+    prompt_tokens: int = 48
+    new_tokens: int = 64
+    batch: int = 8
+
+    def __post_init__(self):
+        for name in ("prompt_tokens", "new_tokens", "batch"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"decoding.{name}={getattr(self, name)}; accepted: at least 1")
+        if self.num_prompts < 0 or self.num_prompts % self.batch:
+            raise ConfigError(
+                f"decoding.num_prompts={self.num_prompts}; accepted: 0 or a multiple of "
+                f"decoding.batch={self.batch}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FrozenConfig:
+    """What every recipe of heads is told; a recipe adds the shape of its own.
+
+    ``teacher``: what ``specjax.load`` takes. ``features``: a folder of the recipe ``features``;
+    empty: the target runs in each step, over rows of ``data``. ``init``: a folder of heads of this
+    shape to go on from. ``decay``: the loss of head k (from 1) weighs ``decay ** k``, 0.8 in the
+    paper of Medusa; 1: the plain sum. ``teacher_share``: of the loss, against the target's whole
+    law (Hydra++'s teacher loss) in place of the text's next token. ``eval_samples``: files of
+    ``regenerate`` made from held-out prompts, each measured apart.
+    """
+
+    teacher: str = "embedded"
+    features: str = ""
+    init: str = ""
+    num_heads: int = 4
+    decay: float = 0.8
+    teacher_share: float = 0.0
+    eval_samples: tuple[str, ...] = ()
+    decoding: DecodingConfig = DecodingConfig()
+    data: DataConfig = DataConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    run: RunConfig = RunConfig()
+
+    def __post_init__(self):
+        if self.num_heads < 1:
+            raise ConfigError(f"num_heads={self.num_heads}; accepted: at least 1")
+        if not 0 < self.decay <= 1:
+            raise ConfigError(f"decay={self.decay}; accepted: above 0, at most 1")
+        if not 0 <= self.teacher_share <= 1:
+            raise ConfigError(f"teacher_share={self.teacher_share}; accepted: 0 to 1")
+        if self.data.length < self.num_heads + 8:
+            raise ConfigError(
+                f"data.length={self.data.length} leaves too little of a row to predict: give at "
+                f"least {self.num_heads + 8} for num_heads={self.num_heads}"
+            )
+
+
+@pytree_dataclass
+class Rows:
+    """A batch of text with its features.
+
+    Attributes:
+      tokens: int32 ``[B, L + 1]``.
+      segments: int32 ``[B, L + 1]``, which document a token belongs to.
+      hidden: ``[B, L, F]`` of ``tokens[:, :-1]``, the target's last hidden state, normed.
+    """
+
+    tokens: jax.Array
+    segments: jax.Array
+    hidden: jax.Array
+
+    def behind(self, offset: int, steps: int) -> jax.Array:
+        """int32 ``[B * steps]``: the token ``offset`` places behind each of the first steps."""
+        return self.tokens[:, offset : offset + steps].reshape(-1)
+
+    def states(self, offset: int, steps: int) -> jax.Array:
+        """``[F, B * steps]``, feature-major: the features at these places."""
+        found = self.hidden[:, offset : offset + steps]
+        return found.transpose(2, 0, 1).reshape(found.shape[2], -1)
+
+    def steps(self, num_heads: int) -> int:
+        """At how many positions of a row, the first ones, all heads have something to say."""
+        return self.hidden.shape[1] - num_heads
+
+
+@dataclasses.dataclass(frozen=True)
+class Heads:
+    """What a recipe brings.
+
+    Attributes:
+      drafter: what decodes with them, for held-out tau.
+      params: where they begin, ``params["drafter"]`` of the drafter.
+      outputs: ``outputs(params, target params, rows) -> [(table [V, F], bias [V] or None, state
+        [F, B * T])]``, one a head; ``table @ state + bias`` are its logits at the first
+        ``T = rows.steps(K)`` positions. Not yet multiplied, so that one head's logits are in memory
+        at a time.
+      publish, unpublish: between parameters as they are trained and as the drafter takes them, one
+        undoing the other.
+    """
+
+    drafter: Drafter
+    params: PyTree
+    outputs: Callable
+    publish: Callable[[PyTree], PyTree] = lambda params: params
+    unpublish: Callable[[PyTree], PyTree] = lambda params: params
+
+
+def make_reader(config, end_of_text: int):
+    """``read(target params, batch) -> Rows``; a batch of bare tokens runs the target.
+
+    ``config``: the target's. No gradient flows into the features.
+    """
+    graphdef = graph_definition(config)
+
+    def read(params, batch) -> Rows:
+        stored = batch if isinstance(batch, dict) else {"tokens": batch}
+        tokens = stored["tokens"]
+        segments = data.segments_of(tokens, end_of_text)
+        if "hidden" in stored:
+            hidden = stored["hidden"].astype(jnp.float32)
+        else:
+            hidden = features.hidden_states(graphdef, params, tokens[:, :-1], segments[:, :-1])
+        return Rows(tokens=tokens, segments=segments, hidden=jax.lax.stop_gradient(hidden))
+
+    return read
+
+
+def logits_of(output, cap: float | None) -> jax.Array:
+    """float32 ``[V, M]`` of one head."""
+    table, bias, state = output
+    logits = table @ state
+    if bias is not None:
+        logits = logits + bias[:, None]
+    return softcap(logits, cap).astype(jnp.float32)
+
+
+def target_logits(target, params, rows: Rows) -> jax.Array:
+    """float32 ``[V, B, L]``: what the target says behind each token."""
+    output = target.head_table(params), None, rows.states(0, rows.hidden.shape[1])
+    logits = logits_of(output, target.config.logit_softcap)
+    return logits.reshape(logits.shape[0], *rows.hidden.shape[:2])
+
+
+def inside(rows: Rows, head: int, steps: int) -> jax.Array:
+    """float32 ``[B * steps]``: 1 where all that head (from 0) goes on from is one document, so
+    that the token it is about could be known."""
+    last = rows.segments[:, 1 + head : 1 + head + steps]
+    return (last == rows.segments[:, :steps]).astype(jnp.float32).reshape(-1)
+
+
+def head_losses(outputs, target, params, rows: Rows, teacher_share: float) -> list[jax.Array]:
+    """Of each head, the mean over its positions, in nats, of
+
+        (1 - teacher_share) * -log q(next token)  +  teacher_share * -sum_x p(x) log q(x)
+
+    with the target's own law ``p`` behind the true tokens.
+    """
+    steps, cap, values = rows.steps(len(outputs)), target.config.logit_softcap, []
+    laws = None
+    if teacher_share:
+        laws = jax.nn.softmax(target_logits(target, params, rows), axis=0)
+    for k, output in enumerate(outputs):
+        logits = logits_of(output, cap)
+        said = jnp.zeros(())
+        if teacher_share < 1:
+            token = rows.behind(2 + k, steps)
+            said += (1 - teacher_share) * jnp.take_along_axis(logits, token[None], axis=0)[0]
+        if teacher_share:
+            law = laws[:, :, 1 + k : 1 + k + steps].reshape(logits.shape)
+            said += teacher_share * jnp.sum(law * logits, axis=0)
+        weight = inside(rows, k, steps)
+        value = (jax.nn.logsumexp(logits, axis=0) - said) * weight
+        values.append(jnp.sum(value) / jnp.maximum(jnp.sum(weight), 1.0))
+    return values
+
+
+def make_loss(heads: Heads, target, read, config: FrozenConfig):
+    """``sum_k decay ** k * loss_k`` as ``loop.Job`` takes it; metrics ``head_1 ...``."""
+
+    def loss(params, frozen, batch, key):
+        del key
+        rows = read(frozen["target"], batch)
+        outputs = heads.outputs(params, frozen["target"], rows)
+        values = head_losses(outputs, target, frozen["target"], rows, config.teacher_share)
+        total = sum(config.decay ** (k + 1) * value for k, value in enumerate(values))
+        return total, {f"head_{k + 1}": value for k, value in enumerate(values)}
+
+    return loss
+
+
+def make_measure(heads: Heads, target, read):
+    """Held-out, cheap: how often each head's best token is the target's own, and the tokens of a
+    round that it would make of the text's (``greedy_tau``: exact where the target wrote it)."""
+
+    def measure(params, frozen, tokens, weight):
+        rows = read(frozen["target"], tokens)
+        outputs = heads.outputs(params, frozen["target"], rows)
+        steps = rows.steps(len(outputs))
+        alive = jnp.ones(weight[:, :steps].shape)
+        counted, tau, found = alive, alive, {}
+        values = head_losses(outputs, target, frozen["target"], rows, 0.0)
+        said = jnp.argmax(target_logits(target, frozen["target"], rows), axis=0)  # [B, L]
+        for k, output in enumerate(outputs):
+            best = jnp.argmax(logits_of(output, target.config.logit_softcap), axis=0)
+            own = said[:, 1 + k : 1 + k + steps]
+            hit = (best.reshape(own.shape) == own).astype(jnp.float32)
+            # weights count predictions: that of token t + 2 + k stands at t + 1 + k
+            fits = inside(rows, k, steps).reshape(alive.shape)
+            fits = fits * weight[:, 1 + k : 1 + k + steps]
+            found[f"accuracy_{k + 1}"] = mean(hit, fits)
+            alive, counted = alive * hit, counted * fits
+            tau = tau + alive
+        return {"heldout_loss": (sum(values), jnp.float32(1)), **found} | {
+            "greedy_tau": mean(tau, counted)
+        }
+
+    return measure
+
+
+def make_decoded(lm, drafter: Drafter, prompts: np.ndarray, config: DecodingConfig):
+    """``decoded(target params, drafter params) -> {"decoded_tau": tau}``: greedy, real decoding.
+
+    ``prompts``: int32 ``[n, T]``, decoded ``config.batch`` at a time by one compiled loop.
+    """
+    lengths = jnp.full((config.batch,), prompts.shape[1], jnp.int32)
+
+    def decoded(target_params, params) -> dict[str, float]:
+        emitted = rounds = 0
+        for first in range(0, len(prompts), config.batch):
+            stats = specjax.decode(
+                lm.target,
+                drafter,
+                {"target": target_params, "drafter": params},
+                jnp.asarray(prompts[first : first + config.batch]),
+                lengths,
+                key=jax.random.key(0),
+                max_new_tokens=config.new_tokens,
+                stops=lm.config.eos_ids,
+            ).stats
+            emitted += int(np.sum(stats.emitted))
+            rounds += int(np.sum(stats.rounds))
+        return {"decoded_tau": emitted / max(rounds, 1)}
+
+    return decoded
+
+
+def heldout_prompts(stream: np.ndarray, config: DecodingConfig, end_of_text: int) -> np.ndarray:
+    """Windows of a held-out stream, evenly spread, each within one document."""
+    places = regenerate.whole_windows(stream, config.prompt_tokens, end_of_text)
+    chosen = places[np.linspace(0, len(places) - 1, config.num_prompts).astype(int)]
+    return stream[chosen[:, None] + np.arange(config.prompt_tokens)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What a configuration stands for: the target, and the text to learn from and measure on.
+
+    Attributes:
+      lm: the target. ``end_of_text``: what parts documents.
+      batches: for ``loop.Job``. ``sets``: for ``evaluate.make_evaluate``.
+      prompts: int32 ``[n, T]``, for ``make_decoded``; empty if that is not asked for.
+    """
+
+    lm: specjax.models.LM
+    end_of_text: int
+    batches: object
+    sets: dict
+    prompts: np.ndarray
+
+
+def make_setting(config: FrozenConfig) -> Setting:
+    """Reads what the configuration names. Raises ConfigError where it cannot be had."""
+    lm = load_teacher(config.teacher, tokenizer.load(config.data.tokenizer))
+    heldout, end_of_text = data.load_stream(config.data, "heldout")
+    if config.features:
+        stored = features.read(config.features, lm.checkpoint, config.data.length)
+        batches = features.batches(stored, config.data)
+        print(f"tokens: {stored.tokens.size:,} with stored features, {len(heldout):,} held out")
+    else:
+        stream, _ = data.load_stream(config.data, "train")
+        samples = [regenerate.read(path).tokens for path in config.data.samples]
+        batches = data.training_batches(stream, config.data, samples)
+        written = sum(rows.size for rows in samples)
+        print(f"tokens: {len(stream):,} of text, {written:,} by the target, {len(heldout):,} held")
+    sets = {"": data.heldout_batches(heldout, config.data)}
+    for path in config.eval_samples:
+        sets[f"{Path(path).stem}/"] = regenerate.read(path).batches(config.data.batch)
+    prompts = heldout_prompts(heldout, config.decoding, end_of_text)
+    return Setting(lm, end_of_text, batches, sets, prompts)
+
+
+def starting_params(config: FrozenConfig, lm, heads: Heads):
+    """What the heads begin with: their own, or those in ``config.init``, of the same shape."""
+    if not config.init:
+        return heads.params
+    found = specjax.load_drafter(config.init, lm)
+    if found.drafter.config != heads.drafter.config:
+        raise ConfigError(
+            f"init={config.init!r} holds {found.drafter.config}, this run makes "
+            f"{heads.drafter.config}"
+        )
+    return heads.unpublish(found.params)
+
+
+def train(config: FrozenConfig, setting: Setting, heads: Heads, *, dry_run: bool, loss=None):
+    """Trains the heads, draws the curves, exports to ``run.folder/model``.
+
+    ``loss``: if not ``make_loss``'s.
+    """
+    lm, target = setting.lm, setting.lm.target
+    read = make_reader(lm.config, setting.end_of_text)
+    cheap = make_evaluate(make_measure(heads, target, read), setting.sets)
+    decoded = make_decoded(lm, heads.drafter, setting.prompts, config.decoding)
+
+    def evaluate(params, frozen):
+        measured = cheap(params, frozen)
+        if config.decoding.num_prompts:
+            measured |= decoded(frozen["target"], heads.publish(params))
+        return measured
+
+    job = Job(
+        loss=loss or make_loss(heads, target, read, config),
+        params=starting_params(config, lm, heads),
+        batches=setting.batches,
+        evaluate=evaluate,
+        frozen={"target": lm.params},
+        best="decoded_tau" if config.decoding.num_prompts else "",
+    )
+    if dry_run:
+        print(heads.drafter.config)
+        return estimate(job, config.optimizer, config.run)
+    params = fit(job, flatten(config), config.optimizer, config.run)
+    folder = Path(config.run.folder)
+    report.draw_curves(folder / "log.jsonl", folder / "loss.png", folder.name)
+    published = heads.publish(params)
+    specjax.save_drafter(heads.drafter, published, folder / MODEL, target=lm, dtype="bfloat16")
+    print(f"exported to {folder / MODEL}")

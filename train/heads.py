@@ -1,0 +1,108 @@
+"""Recipe ``heads``: Medusa-1's or Blockwise's heads on a frozen target, cross-entropy a head.
+
+    loss = sum_k decay ** k * mean(-log q_k(token k + 1 places ahead)),   k = 1 ... K
+
+``decay=0.8`` is the paper of Medusa's, 1.0 the plain sum of its released trainer. ``sample_head``
+is Blockwise's: each step descends the loss of one head, drawn anew.
+
+References: Medusa, 2401.10774; Blockwise parallel decoding, 1811.03115.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from specjax.drafters import medusa
+
+from . import frozen
+from .config import ConfigError
+
+KINDS = ("medusa",)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadsConfig(frozen.FrozenConfig):
+    """``kind``: ``medusa`` or ``blockwise``. ``num_layers``: residual blocks of a head of Medusa.
+    ``tied``: its heads share the target's own LM head; else each has one, which begins as that."""
+
+    kind: str = "medusa"
+    num_layers: int = 1
+    tied: bool = True
+    sample_head: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.kind not in KINDS:
+            raise ConfigError(f"kind={self.kind!r}; known: {', '.join(KINDS)}")
+        if self.num_layers < 1:
+            raise ConfigError(f"num_layers={self.num_layers}; accepted: at least 1")
+
+
+Config = HeadsConfig
+
+
+def make_medusa(config: HeadsConfig, setting: frozen.Setting) -> frozen.Heads:
+    """Medusa's heads for the target of a setting, freshly initialised."""
+    target = setting.lm.target
+    shape = medusa.MedusaConfig(
+        hidden_size=target.config.hidden_size,
+        vocab_size=target.vocab_size,
+        num_heads=config.num_heads,
+        num_layers=config.num_layers,
+        tied=config.tied,
+    )
+    table = target.head_table(setting.lm.params)
+    module = medusa.MedusaHeads(
+        shape, rngs=nnx.Rngs(config.run.seed), lm_head=None if config.tied else table
+    )
+    graphdef, params = nnx.split(module)
+
+    def outputs(params, target_params, rows):
+        heads = nnx.merge(graphdef, params)
+        steps = rows.steps(config.num_heads)
+        states = heads.states(rows.states(0, steps))
+        if heads.lm_heads is None:
+            tables = [target.head_table(target_params)] * len(states)
+        else:
+            tables = [head.weight[...] for head in heads.lm_heads]
+        return [(table, None, state) for table, state in zip(tables, states, strict=True)]
+
+    return frozen.Heads(
+        drafter=medusa.Medusa.of(shape, target),
+        params=nnx.to_pure_dict(params),
+        outputs=outputs,
+    )
+
+
+MAKERS = {"medusa": make_medusa}
+
+
+def one_head(config: HeadsConfig, heads: frozen.Heads, target, read):
+    """Blockwise's loss: that of one head a step, drawn, times how many there are."""
+
+    def loss(params, given, batch, key):
+        rows = read(given["target"], batch)
+        outputs = heads.outputs(params, given["target"], rows)
+        values = frozen.head_losses(outputs, target, given["target"], rows, config.teacher_share)
+        drawn = jax.random.randint(key, (), 0, len(values))
+        weight = len(values) * (jnp.arange(len(values)) == drawn)
+        return jnp.sum(jnp.stack(values) * weight), {
+            f"head_{k + 1}": value for k, value in enumerate(values)
+        }
+
+    return loss
+
+
+def run(config: HeadsConfig, *, dry_run: bool = False) -> None:
+    """Trains, draws the curves, exports to ``run.folder/model``."""
+    setting = frozen.make_setting(config)
+    heads = MAKERS[config.kind](config, setting)
+    loss = None
+    if config.sample_head:
+        read = frozen.make_reader(setting.lm.config, setting.end_of_text)
+        loss = one_head(config, heads, setting.lm.target, read)
+    frozen.train(config, setting, heads, dry_run=dry_run, loss=loss)

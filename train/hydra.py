@@ -1,0 +1,125 @@
+"""Recipe ``hydra``: Hydra's heads on a frozen target, by the teacher loss.
+
+    loss = sum_k decay ** k * mean(-sum_x p(x) log q_k(x)),   k = 1 ... K
+
+``p`` is the target's own law behind the true tokens, which head k reads in place of drafted ones.
+``teacher_share=0`` is Hydra's first loss, the cross-entropy of the text. Hydra++ has the teacher
+loss, ``num_layers=4`` and ``prefix=true``.
+
+Embeddings are often much smaller than hidden states, and an optimiser whose steps are alike in all
+directions would be long in hearing them. So while they are trained, heads read the embeddings at
+the scale of the hidden states; in what decodes and is exported the weights hold that factor.
+
+References: Hydra, 2402.05109.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from specjax.drafters import hydra
+
+from . import frozen
+from .config import ConfigError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HydraConfig(frozen.FrozenConfig):
+    """``num_layers``: of a head, its first included. ``tied``: the heads share the target's own LM
+    head; else each has one, which begins as that. ``prefix``: Hydra++'s layer before the heads."""
+
+    num_layers: int = 1
+    tied: bool = True
+    prefix: bool = False
+    teacher_share: float = 1.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.num_layers < 1:
+            raise ConfigError(f"num_layers={self.num_layers}; accepted: at least 1")
+
+
+Config = HydraConfig
+
+
+def scale_of(target, params) -> float:
+    """The root mean square of hidden states (that of the norm's weight) over the embeddings'."""
+
+    def size(x):
+        return jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.float32))))
+
+    tokens = jnp.arange(target.config.vocab_size, dtype=jnp.int32)[None]
+    weight = params["norm"]["weight"][...]
+    if target.config.norm_plus_one:
+        weight = 1 + weight
+    return float(size(weight) / size(target.embed(params, tokens)))
+
+
+def rescaled(params, factor: float, size: int):
+    """``params`` whose first layers read the embeddings, all inputs behind ``size``, times
+    ``factor``."""
+
+    def first(path, x):
+        reads = path[0].key == "heads" and path[2].key == 0 and path[-1].key == "weight"
+        return x.at[:, size:].multiply(factor) if reads else x
+
+    return jax.tree_util.tree_map_with_path(first, params)
+
+
+def make_hydra(config: HydraConfig, setting: frozen.Setting) -> frozen.Heads:
+    """Hydra's heads for the target of a setting, freshly initialised."""
+    lm, target = setting.lm, setting.lm.target
+    shape = hydra.HydraConfig(
+        hidden_size=target.config.hidden_size,
+        vocab_size=target.vocab_size,
+        num_heads=config.num_heads,
+        num_layers=config.num_layers,
+        tied=config.tied,
+        prefix=hydra.prefix_config(target.config) if config.prefix else None,
+    )
+    table = None if config.tied else target.head_table(lm.params)
+    module = hydra.HydraHeads(shape, rngs=nnx.Rngs(config.run.seed), lm_head=table)
+    graphdef, params = nnx.split(module)
+    size, scale = shape.hidden_size, scale_of(target, lm.params)
+
+    def outputs(params, target_params, rows):
+        heads = nnx.merge(graphdef, params)
+        batch, length, _ = rows.hidden.shape
+        steps, tokens = rows.steps(config.num_heads), rows.tokens[:, :-1]
+        if heads.prefix is None:
+            x = rows.states(0, steps)
+        else:
+            x = heads.read_prefix(rows.states(0, length), tokens, rows.segments[:, :-1])
+            x = x.reshape(size, batch, length)[:, :, :steps].reshape(size, -1)
+        embedded = scale * target.embed(target_params, tokens).reshape(size, batch, length)
+        found = []
+        for k, layers in enumerate(heads.heads):
+            after = embedded[:, :, 1 + k : 1 + k + steps].reshape(size, -1)
+            x = jnp.concatenate([x, after], axis=0)
+            state = x
+            for layer in layers:
+                state = layer(state)
+            if heads.lm_heads is None:
+                found.append((target.head_table(target_params), None, state))
+            else:
+                own = heads.lm_heads[k]
+                found.append((own.weight[...], own.bias[...], state))
+        return found
+
+    return frozen.Heads(
+        drafter=hydra.Hydra.of(shape, target),
+        params=nnx.to_pure_dict(params),
+        outputs=outputs,
+        publish=lambda params: rescaled(params, scale, size),
+        unpublish=lambda params: rescaled(params, 1 / scale, size),
+    )
+
+
+def run(config: HydraConfig, *, dry_run: bool = False) -> None:
+    """Trains, draws the curves, exports to ``run.folder/model``."""
+    setting = frozen.make_setting(config)
+    frozen.train(config, setting, make_hydra(config, setting), dry_run=dry_run)
