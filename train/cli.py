@@ -17,6 +17,7 @@ RECIPES = {
     "features": "the hidden states of a target, for heads to read",
     "heads": "Medusa-1 or Blockwise heads on a frozen target",
     "hydra": "Hydra or Hydra++ heads on a frozen target, by the teacher loss",
+    "medusa2": "Medusa heads and their target together",
 }
 
 

@@ -141,10 +141,10 @@ class Heads:
     unpublish: Callable[[PyTree], PyTree] = lambda params: params
 
 
-def make_reader(config, end_of_text: int):
+def make_reader(config, end_of_text: int, gradient: bool = False):
     """``read(target params, batch) -> Rows``; a batch of bare tokens runs the target.
 
-    ``config``: the target's. No gradient flows into the features.
+    ``config``: the target's. ``gradient``: whether one flows into the features.
     """
     graphdef = graph_definition(config)
 
@@ -156,7 +156,8 @@ def make_reader(config, end_of_text: int):
             hidden = stored["hidden"].astype(jnp.float32)
         else:
             hidden = features.hidden_states(graphdef, params, tokens[:, :-1], segments[:, :-1])
-        return Rows(tokens=tokens, segments=segments, hidden=jax.lax.stop_gradient(hidden))
+        hidden = hidden if gradient else jax.lax.stop_gradient(hidden)
+        return Rows(tokens=tokens, segments=segments, hidden=hidden)
 
     return read
 
@@ -210,16 +211,21 @@ def head_losses(outputs, target, params, rows: Rows, teacher_share: float) -> li
     return values
 
 
+def summed(losses: list[jax.Array], decay: float) -> tuple[jax.Array, dict]:
+    """``sum_k decay ** k * loss_k``, and the metrics ``head_1 ...``, as ``loop.Job`` logs them."""
+    total = sum(decay ** (k + 1) * value for k, value in enumerate(losses))
+    return total, {f"head_{k + 1}": value for k, value in enumerate(losses)}
+
+
 def make_loss(heads: Heads, target, read, config: FrozenConfig):
-    """``sum_k decay ** k * loss_k`` as ``loop.Job`` takes it; metrics ``head_1 ...``."""
+    """The loss of all heads, as ``loop.Job`` takes it."""
 
     def loss(params, frozen, batch, key):
         del key
         rows = read(frozen["target"], batch)
         outputs = heads.outputs(params, frozen["target"], rows)
-        values = head_losses(outputs, target, frozen["target"], rows, config.teacher_share)
-        total = sum(config.decay ** (k + 1) * value for k, value in enumerate(values))
-        return total, {f"head_{k + 1}": value for k, value in enumerate(values)}
+        losses = head_losses(outputs, target, frozen["target"], rows, config.teacher_share)
+        return summed(losses, config.decay)
 
     return loss
 
@@ -261,6 +267,8 @@ def make_decoded(lm, drafter: Drafter, prompts: np.ndarray, config: DecodingConf
     lengths = jnp.full((config.batch,), prompts.shape[1], jnp.int32)
 
     def decoded(target_params, params) -> dict[str, float]:
+        if not len(prompts):
+            return {}
         emitted = rounds = 0
         for first in range(0, len(prompts), config.batch):
             stats = specjax.decode(
@@ -349,10 +357,7 @@ def train(config: FrozenConfig, setting: Setting, heads: Heads, *, dry_run: bool
     decoded = make_decoded(lm, heads.drafter, setting.prompts, config.decoding)
 
     def evaluate(params, frozen):
-        measured = cheap(params, frozen)
-        if config.decoding.num_prompts:
-            measured |= decoded(frozen["target"], heads.publish(params))
-        return measured
+        return cheap(params, frozen) | decoded(frozen["target"], heads.publish(params))
 
     job = Job(
         loss=loss or make_loss(heads, target, read, config),
@@ -360,7 +365,7 @@ def train(config: FrozenConfig, setting: Setting, heads: Heads, *, dry_run: bool
         batches=setting.batches,
         evaluate=evaluate,
         frozen={"target": lm.params},
-        best="decoded_tau" if config.decoding.num_prompts else "",
+        best=best_of(config),
     )
     if dry_run:
         print(heads.drafter.config)
@@ -368,6 +373,15 @@ def train(config: FrozenConfig, setting: Setting, heads: Heads, *, dry_run: bool
     params = fit(job, flatten(config), config.optimizer, config.run)
     folder = Path(config.run.folder)
     report.draw_curves(folder / "log.jsonl", folder / "loss.png", folder.name)
-    published = heads.publish(params)
-    specjax.save_drafter(heads.drafter, published, folder / MODEL, target=lm, dtype="bfloat16")
+    export_heads(folder, lm, heads.drafter, heads.publish(params))
+
+
+def best_of(config: FrozenConfig) -> str:
+    """By which measure the parameters of a run are chosen; none: the last ones."""
+    return "decoded_tau" if config.decoding.num_prompts else ""
+
+
+def export_heads(folder: Path, lm, drafter: Drafter, params) -> None:
+    """Writes the heads' published layout in bfloat16, with the fingerprint of their target."""
+    specjax.save_drafter(drafter, params, folder / MODEL, target=lm, dtype="bfloat16")
     print(f"exported to {folder / MODEL}")

@@ -3,7 +3,7 @@
     loss = sum_k decay ** k * mean(-log q_k(token k + 1 places ahead)),   k = 1 ... K
 
 ``decay=0.8`` is the paper of Medusa's, 1.0 the plain sum of its released trainer. ``sample_head``
-is Blockwise's: each step descends the loss of one head, drawn anew.
+is Blockwise's paper's: each step descends the loss of one head, drawn anew.
 
 References: Medusa, 2401.10774; Blockwise parallel decoding, 1811.03115.
 """
@@ -81,18 +81,16 @@ def make_medusa(config: HeadsConfig, setting: frozen.Setting) -> frozen.Heads:
 MAKERS = {"medusa": make_medusa}
 
 
-def one_head(config: HeadsConfig, heads: frozen.Heads, target, read):
+def make_sampled_loss(heads: frozen.Heads, target, read, config: HeadsConfig):
     """Blockwise's loss: that of one head a step, drawn, times how many there are."""
 
     def loss(params, given, batch, key):
         rows = read(given["target"], batch)
         outputs = heads.outputs(params, given["target"], rows)
-        values = frozen.head_losses(outputs, target, given["target"], rows, config.teacher_share)
-        drawn = jax.random.randint(key, (), 0, len(values))
-        weight = len(values) * (jnp.arange(len(values)) == drawn)
-        return jnp.sum(jnp.stack(values) * weight), {
-            f"head_{k + 1}": value for k, value in enumerate(values)
-        }
+        losses = frozen.head_losses(outputs, target, given["target"], rows, config.teacher_share)
+        drawn = jax.random.randint(key, (), 0, len(losses))
+        _, metrics = frozen.summed(losses, 1.0)
+        return len(losses) * jnp.stack(losses)[drawn], metrics
 
     return loss
 
@@ -104,5 +102,5 @@ def run(config: HeadsConfig, *, dry_run: bool = False) -> None:
     loss = None
     if config.sample_head:
         read = frozen.make_reader(setting.lm.config, setting.end_of_text)
-        loss = one_head(config, heads, setting.lm.target, read)
+        loss = make_sampled_loss(heads, setting.lm.target, read, config)
     frozen.train(config, setting, heads, dry_run=dry_run, loss=loss)

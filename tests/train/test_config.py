@@ -3,7 +3,18 @@
 import dataclasses
 
 import pytest
-from specjax.train import config, corpus, distill, pretrain, prompts, regenerate, tokenizer
+from specjax.train import (
+    config,
+    corpus,
+    distill,
+    features,
+    heads,
+    hydra,
+    pretrain,
+    prompts,
+    regenerate,
+    tokenizer,
+)
 from specjax.train.cli import main
 
 from specjax import configs
@@ -29,6 +40,9 @@ SHIPPED = {
     "embedded_draft_greedy": distill,
     "embedded_draft_more": distill,
     "embedded_draft": distill,
+    "embedded_features": features,
+    "embedded_medusa": heads,
+    "embedded_hydra": hydra,
 }
 
 
