@@ -154,7 +154,7 @@ def run(config: FeaturesConfig, *, dry_run: bool = False) -> None:
     hidden.flush()
     record = {
         "teacher": config.teacher,
-        "target_fingerprint": teacher.fingerprint,
+        "target_fingerprint": teacher.checkpoint,
         "layer": teacher.config.num_layers,
     }
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")  # last: it says "finished"

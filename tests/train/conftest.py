@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from specjax.train.cli import main
 
 SHAPE = ["model.intermediate_size=16", "model.num_layers=1", "model.num_heads=2"]
@@ -13,7 +14,7 @@ SHAPE += ["model.num_kv_heads=1", "model.head_dim=8"]
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """``train(recipe, *fields)`` is the command, its exit status; ``teacher`` the target's field."""
+    """``train(recipe, *fields)`` runs the command, says its status; ``teacher``: its field."""
 
     root: Path
     train: Callable[..., int]

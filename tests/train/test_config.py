@@ -3,6 +3,8 @@
 import dataclasses
 
 import pytest
+
+from specjax import configs
 from specjax.train import (
     config,
     corpus,
@@ -16,8 +18,6 @@ from specjax.train import (
     tokenizer,
 )
 from specjax.train.cli import main
-
-from specjax import configs
 
 SHAPE = """
 [model]

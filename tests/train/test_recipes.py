@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from specjax.train import config, distill, regenerate, report, tokenizer
 
 SHAPE = ["model.intermediate_size=16", "model.num_layers=1", "model.num_heads=2"]
@@ -58,7 +59,7 @@ def test_a_dry_run_says_what_it_would_take_and_writes_nothing(place, capsys):
 def test_a_teacher_with_another_tokenizer_is_refused(place):
     other = tokenizer.train(["x = 1\n"], 320)
     with pytest.raises(config.ConfigError, match="another tokenizer"):
-        distill.load_teacher(str(place[0] / "target" / "model"), other)
+        distill.load_teacher(str(place.root / "target" / "model"), other)
 
 
 def test_samples_are_asked_for_where_there_are_none():

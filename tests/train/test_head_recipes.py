@@ -1,0 +1,237 @@
+"""Heads learn from a frozen target, are measured by decoding, and load back as they were."""
+
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.test_util import check_grads
+
+import specjax
+from specjax.train import checkpoint, config, features, frozen, heads, hydra, medusa2, report
+
+SMALL = ["num_heads=2", "optimizer.warmup=2", "optimizer.decay_share=0.0", "run.save_every=5"]
+SMALL += ["decoding.num_prompts=4", "decoding.batch=4", "decoding.new_tokens=8"]
+SMALL += ["decoding.prompt_tokens=8", "run.eval_every=10"]
+
+
+@pytest.fixture(scope="module")
+def stored(place):
+    """The field of a folder with the features of 16 rows."""
+    root, train, teacher = place
+    fields = [teacher, "num_rows=16", f"output={root / 'features'}"]
+    fields += [f'data.samples=["{root / "samples.npz"}"]', "data.samples_share=[0.5]"]
+    assert train("features", *fields) == 0
+    return f"features={root / 'features'}"
+
+
+@pytest.fixture(scope="module")
+def trained(place, stored):
+    """The folder of 30 steps of Hydra's recipe on these."""
+    root, train, teacher = place
+    fields = [teacher, stored, *SMALL, "run.steps=30", f"run.folder={root / 'hydra'}"]
+    assert train("hydra", *fields, f'eval_samples=["{root / "samples.npz"}"]') == 0
+    return root / "hydra"
+
+
+def setting_of(place, kind, *fields):
+    root, _, teacher = place
+    words = [f"data.corpus={root / 'corpus'}", "data.length=24", "data.batch=4", teacher]
+    words += ["data.eval_rows=4", *SMALL, *fields]
+    made = config.load(kind, root / "empty.toml", words)
+    return made, frozen.make_setting(made)
+
+
+def losses_of(folder):
+    rows = report.read(folder / "log.jsonl")
+    return {row["step"]: row["loss"] for row in rows if "loss" in row}
+
+
+def test_stored_features_are_what_the_target_says_anew(place, stored):
+    made, setting = setting_of(place, heads.HeadsConfig, stored)
+    batch = next(setting.batches)
+    read = frozen.make_reader(setting.lm.config, setting.end_of_text)
+    fresh = read(setting.lm.params, batch["tokens"]).hidden
+    assert fresh.shape == (4, 24, 16) and batch["hidden"].dtype == jnp.bfloat16
+    np.testing.assert_allclose(batch["hidden"].astype(np.float32), fresh, rtol=1e-2, atol=1e-3)
+    # and the step of a head is the same on either
+    loss = frozen.make_loss(heads.make_medusa(made, setting), setting.lm.target, read, made)
+    params = heads.make_medusa(made, setting).params
+    given = {"target": setting.lm.params}
+    values = [loss(params, given, given_batch, None)[0] for given_batch in (batch, batch["tokens"])]
+    np.testing.assert_allclose(*values, rtol=2e-3)
+
+
+def test_features_of_another_target_or_length_are_refused(place, stored):
+    with pytest.raises(config.ConfigError, match="fingerprint .*: compute them anew"):
+        features.read(stored.partition("=")[2], "another", 24)
+    with pytest.raises(config.ConfigError, match="rows of 24 tokens, data.length=32"):
+        setting_of(place, heads.HeadsConfig, stored, "data.length=32")
+    with pytest.raises(config.ConfigError, match="run the recipe `features` first"):
+        setting_of(place, heads.HeadsConfig, "features=nowhere")
+
+
+@pytest.mark.parametrize(("kind", "make"), [(heads, heads.make_medusa), (hydra, hydra.make_hydra)])
+def test_a_head_is_trained_on_the_logits_that_it_drafts_with(place, kind, make):
+    """Position by position, from weights as they are trained to weights as they are published."""
+    made, setting = setting_of(place, kind.Config)
+    built = make(made, setting)
+    target, params = setting.lm.target, setting.lm.params
+    noise = iter(jax.random.split(jax.random.key(1), 99))
+    own = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(noise), x.shape), built.params)
+    rows = frozen.make_reader(setting.lm.config, setting.end_of_text)(params, next(setting.batches))
+    tokens = rows.tokens[:, :-1]
+    module = sys.modules[type(built.drafter).__module__]
+    graphdef = module.abstract(built.drafter.config)[0]
+    drafting = nnx.merge(graphdef, built.publish(own))
+    more = (tokens,) if kind is hydra else ()
+    expected = drafting.logits(rows.hidden, *more, target, params)  # [B, T, K, V]
+    steps = rows.steps(2)
+    for k, output in enumerate(built.outputs(own, params, rows)):
+        logits = frozen.logits_of(output, None).T.reshape(4, steps, -1)
+        np.testing.assert_allclose(logits, expected[:, :steps, k], rtol=1e-3, atol=1e-4)
+    back = built.unpublish(built.publish(own))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), own, back)
+
+
+def toy_rows():
+    """Two rows of 7 tokens over 5 ids, in the second of which a document begins (id 0)."""
+    tokens = jnp.asarray([[1, 2, 3, 4, 1, 2, 3], [1, 2, 3, 0, 4, 1, 2]])
+    hidden = jax.random.normal(jax.random.key(0), (2, 6, 3))
+    return frozen.Rows(tokens=tokens, segments=jnp.cumsum(tokens == 0, axis=1), hidden=hidden)
+
+
+class Toy:
+    """A target whose LM head alone is asked for."""
+
+    class config:  # noqa: N801
+        logit_softcap = None
+
+    def head_table(self, params):
+        return params
+
+
+def test_the_loss_is_the_mean_cross_entropy_within_documents_against_text_or_law():
+    rows, table = toy_rows(), jax.random.normal(jax.random.key(1), (5, 3))
+    own = jax.random.normal(jax.random.key(2), (2, 3, 8))  # two heads, 2 rows of 4 positions
+    outputs = [(table, None, state) for state in own]
+    text = frozen.head_losses(outputs, Toy(), table, rows, 0.0)
+    law = frozen.head_losses(outputs, Toy(), table, rows, 1.0)
+    for k in range(2):
+        sums = np.zeros(3)
+        for b in range(2):
+            for t in range(4):
+                if rows.segments[b, t + 1 + k] != rows.segments[b, t]:
+                    continue
+                log_q = jax.nn.log_softmax(table @ own[k][:, 4 * b + t])
+                p = jax.nn.softmax(table @ rows.hidden[b, t + 1 + k])
+                sums += [-log_q[rows.tokens[b, t + 2 + k]], -jnp.sum(p * log_q), 1]
+        np.testing.assert_allclose([text[k], law[k]], sums[:2] / sums[2], rtol=1e-5)
+    mixed = frozen.head_losses(outputs, Toy(), table, rows, 0.25)
+    np.testing.assert_allclose(mixed[0], 0.75 * text[0] + 0.25 * law[0], rtol=1e-5)
+
+
+def test_the_teacher_loss_has_no_gradient_where_head_and_target_agree_and_the_right_one_beside():
+    rows, table = toy_rows(), jax.random.normal(jax.random.key(1), (5, 3))
+
+    def loss(state):
+        return frozen.head_losses([(table, None, state)], Toy(), table, rows, 1.0)[0]
+
+    agreeing = rows.states(1, rows.steps(1))
+    np.testing.assert_allclose(jax.grad(loss)(agreeing), 0.0, atol=1e-6)
+    beside = agreeing + 0.5
+    check_grads(loss, (beside,), order=1, modes=["rev"], rtol=2e-2)
+    assert loss(beside) > loss(agreeing)
+
+
+def test_training_lowers_the_loss_and_logs_tau_beside_accuracy(trained):
+    rows = report.read(trained / "log.jsonl")
+    losses = losses_of(trained)
+    assert sorted(losses) == list(range(1, 31)) and losses[30] < 0.8 * losses[1]
+    measured = [row for row in rows if "decoded_tau" in row]
+    assert [row["step"] for row in measured] == [10, 20, 30]
+    last = measured[-1]
+    assert last["samples/accuracy_1"] > 0.3 and 1 <= last["decoded_tau"] <= 3
+    assert 1 < last["samples/greedy_tau"] <= 3
+
+
+def test_exported_heads_load_back_bit_for_bit_and_are_the_best_ones(place, trained):
+    made, setting = setting_of(place, hydra.Config)
+    built = hydra.make_hydra(made, setting)
+    kept = checkpoint.Best(trained, "decoded_tau", report.read(trained / "log.jsonl"))
+    taus = {r["step"]: r["decoded_tau"] for r in report.read(trained / "log.jsonl") if len(r) > 7}
+    assert kept.value == max(taus.values()) == taus[kept.step]
+    expected = built.publish(kept.load(built.params))
+    found = specjax.load_drafter(trained / "model", setting.lm)
+    assert found.drafter.config == built.drafter.config
+    jax.tree.map(
+        lambda a, b: np.testing.assert_array_equal(a.astype(jnp.bfloat16), b),
+        expected,
+        found.params,
+    )
+    record = json.loads((trained / "model" / "config.json").read_text())
+    assert record["specjax"]["target_fingerprint"] == setting.lm.checkpoint
+
+
+def test_a_run_that_goes_on_computes_what_it_would_have_computed(place, stored):
+    root, train, teacher = place
+    fields = [teacher, stored, *SMALL, "sample_head=true", "kind=medusa", "run.eval_every=4"]
+    for steps in (7, 12):
+        assert train("heads", *fields, f"run.steps={steps}", f"run.folder={root / 'parts'}") == 0
+    assert train("heads", *fields, "run.steps=12", f"run.folder={root / 'whole'}") == 0
+    assert losses_of(root / "parts") == losses_of(root / "whole")
+    found = [root / name / "model" / "medusa_lm_head.safetensors" for name in ("parts", "whole")]
+    assert found[0].read_bytes() == found[1].read_bytes()
+
+
+def test_medusa_2_moves_the_target_after_the_heads_warm_up_and_exports_both(place):
+    root, train, teacher = place
+    fields = [teacher, *SMALL, "head_warmup=10", "run.steps=16", "optimizer.rate=0.05"]
+    fields += ["decoding.num_prompts=0", "run.save_every=10"]
+    assert train("medusa2", *fields, f"run.folder={root / 'two'}") == 0
+    before = specjax.load(teacher.partition("=")[2])
+    after = specjax.load(root / "two" / "target")
+    assert after.fingerprint != before.fingerprint
+    assert specjax.load_drafter(root / "two" / "model", after).drafter.max_depth == 2
+    with pytest.raises(ValueError, match="trained for a target with the fingerprint"):
+        specjax.load_drafter(root / "two" / "model", before)
+    rows = report.read(root / "two" / "log.jsonl")
+    losses = [row["head_1"] for row in rows if "head_1" in row]
+    assert losses[-1] < losses[0]
+    assert [row["step"] for row in rows if "heldout_loss" in row] == [10, 16]
+
+
+def test_while_heads_warm_up_the_target_stands_still():
+    import optax
+
+    optimizer = medusa2.slowed(optax.sgd(1.0), 0.5, 2)
+    params = {"target": {"w": jnp.ones(2)}, "drafter": {"w": jnp.ones(2)}}
+    state, moved = optimizer.init(params), []
+    for _ in range(3):
+        updates, state = optimizer.update(params, state, params)
+        moved.append((float(updates["target"]["w"][0]), float(updates["drafter"]["w"][0])))
+    assert moved == [(0.0, -1.0), (0.0, -1.0), (-0.5, -1.0)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "message"),
+    [
+        (heads.HeadsConfig, ["kind=eagle"], "kind='eagle'; known: "),
+        (heads.HeadsConfig, ["decay=0"], "decay=0.0; accepted: above 0, at most 1"),
+        (heads.HeadsConfig, ["num_heads=30"], "data.length=24 leaves too little of a row"),
+        (hydra.HydraConfig, ["num_layers=0"], "num_layers=0; accepted: at least 1"),
+        (hydra.HydraConfig, ["teacher_share=2"], "teacher_share=2.0; accepted: 0 to 1"),
+        (hydra.HydraConfig, ["decoding.num_prompts=3"], "a multiple of decoding.batch=8"),
+        (medusa2.Medusa2Config, ["features=some"], "other hidden states at each step"),
+        (medusa2.Medusa2Config, ["teacher_share=0.5"], "this recipe is Medusa-2's"),
+        (medusa2.Medusa2Config, ["target_share=0"], "target_share=0.0; accepted: above 0"),
+        (features.FeaturesConfig, ["num_rows=10"], "a multiple of data.batch=16"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_with_the_way_out(tmp_path, kind, words, message):
+    (tmp_path / "empty.toml").write_text("[data]\nlength = 24\n")
+    with pytest.raises(config.ConfigError, match=message):
+        config.load(kind, tmp_path / "empty.toml", words)
