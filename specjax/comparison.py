@@ -98,7 +98,9 @@ def compare(
             "lies behind them; compare without, or with stop=<token ids>"
         )
     jobs = [
-        job.prepare(lm, prompts, **(options | {"drafter": None, "drafter_params": None})),
+        job.prepare(
+            lm, prompts, **(options | {"drafter": None, "drafter_params": None, "tree": None})
+        ),
         job.prepare(lm, prompts, **options),
     ]
     texts = [TextStream(work).finish() for work in jobs]

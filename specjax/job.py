@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import acceptance, encoder_inputs, loop, rows, sharding, stopping, topology
+from .formats import HeadLM
 from .models.lm import LM
 from .models.seq2seq import encode
 from .prefill import PREFILL_CHUNK
@@ -32,7 +33,7 @@ Prompts = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
 class Options(TypedDict, total=False):
     """The options of ``text.generate``, where they are explained."""
 
-    drafter: str | LM | Drafter | None
+    drafter: str | LM | HeadLM | Drafter | None
     num_draft: int | str | None
     tree: topology.Topology | str | Sequence[int] | None
     max_new_tokens: int | Sequence[int]

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 
 import numpy as np
 
 from . import drafters, topology
-from .models.lm import LM, as_drafter, load
+from .formats import HeadLM, load_drafter
+from .models import seq2seq_families
+from .models.families import FAMILIES
+from .models.files import read_json
+from .models.lm import EMBEDDED, LM, as_drafter, config_folder, load
 from .types import PyTree
 
 DEFAULT_DRAFTS = {"embedded": "embedded-draft"}  # target -> its draft model, for drafter="draft"
+HEADS = ("medusa", "hydra", "blockwise")  # that may lie beside an embedded target, by name
 NUM_DRAFT = 3  # by default; on CPU a pass costs the same over 2 to 4 tokens
 AUTO, AUTO_DRAFTS = "auto", 7  # num_draft that follows acceptance and cost, and its largest value
 MOST_DRAFTS = 64  # levels of a draft; each is a part of the program, thousands compile for hours
@@ -29,8 +35,19 @@ def resolve_drafter(
     Raises:
       ValueError, TypeError: the drafter, the number or the tree is none that is accepted.
     """
+    if isinstance(drafter, str) and drafter not in ("plain", "ngram", "draft", *HEADS):
+        if "/" not in drafter and drafter not in EMBEDDED and not os.path.isdir(drafter):
+            raise ValueError(
+                f"drafter={drafter!r} is unknown; accepted: 'draft', 'ngram', 'plain' (or None), "
+                f"{', '.join(map(repr, HEADS))}, a folder or hub name (owner/name) of a draft "
+                "model or of heads, what specjax.load or specjax.load_drafter returns, a Drafter "
+                "object"
+            )
+    if isinstance(drafter, str | os.PathLike):
+        drafter = named(lm, drafter)
     if isinstance(num_draft, str) and num_draft == AUTO:
-        inner, params = resolve_drafter(lm, drafter, None if tree else AUTO_DRAFTS, params, tree)
+        most = None if tree or isinstance(drafter, HeadLM) else AUTO_DRAFTS
+        inner, params = resolve_drafter(lm, drafter, most, params, tree)
         if not inner.num_draft:  # plain decoding
             return inner, params
         if isinstance(inner, drafters.Adaptive):
@@ -57,13 +74,10 @@ def resolve_drafter(
         if drafter == "ngram":
             return drafters.NGram(num_draft=drafts()), None
         return drafters.Plain(), None
-    if isinstance(drafter, str):
-        if drafter != "draft":
-            raise ValueError(
-                f"drafter={drafter!r} is unknown; accepted: 'draft', 'ngram', 'plain' (or None), "
-                "a draft model (drafter=specjax.load(folder_or_hub_name)), a Drafter object"
-            )
-        drafter = default_draft(lm)
+    if isinstance(drafter, HeadLM):
+        if shape is None and num_draft is not None:
+            shape = topology.chain(drafts())
+        return _with_tree(drafter, shape, lm), drafter.params
     if isinstance(drafter, LM):
         model = as_drafter(lm, drafter)
         shape = shape or topology.chain(drafts())
@@ -71,7 +85,8 @@ def resolve_drafter(
     if isinstance(drafter, type) or not hasattr(drafter, "draft_step"):
         raise TypeError(
             f"drafter={drafter!r}: accepted are 'draft', 'ngram', 'plain', None, an LM from "
-            "specjax.load, or an object with init, draft_step, readout and observe"
+            "specjax.load, heads from specjax.load_drafter, the folder or hub name of either, or "
+            "an object with init, draft_step, readout and observe"
         )
     if shape is not None:
         if not hasattr(drafter, "topology"):
@@ -95,6 +110,66 @@ def _checked(tree, num_draft) -> topology.Topology:
     if shape.depth < 1:
         raise ValueError(f"tree={tree!r} has no node below the root; take drafter='plain'")
     return shape
+
+
+def _with_tree(heads: HeadLM, shape: topology.Topology | None, lm: LM):
+    """The drafter of ``heads`` with a tree of that shape; None: its own."""
+    own = heads.drafter
+    if heads.target != lm.checkpoint:
+        raise ValueError(
+            f"drafter={heads!r} was loaded for another target than {lm.name}: load it again with "
+            "specjax.load_drafter(..., target)"
+        )
+    if shape is None:
+        return own
+    if own.max_depth is not None and shape.depth > own.max_depth:
+        raise ValueError(
+            f"{heads!r} has {own.max_depth} heads, and {shape} is {shape.depth} tokens deep: give "
+            f"num_draft={own.max_depth} or less, or a tree that is no deeper"
+        )
+    return dataclasses.replace(own, topology=shape)
+
+
+def named(lm: LM, name: str | os.PathLike, **settings) -> str | LM | HeadLM:
+    """What ``drafter=name`` means for a target; ``plain`` and ``ngram`` are returned as they are.
+
+    A folder or a hub name holds a draft model or heads; its config tells which. ``settings``: what
+    ``load`` takes for a draft model besides.
+
+    Raises:
+      ValueError, FileNotFoundError, OSError: a name that means nothing, or as ``load`` and
+        ``load_drafter`` do.
+    """
+    if name in ("plain", "ngram"):
+        return name
+    if name == "draft":
+        return default_draft(lm)
+    if name in HEADS:
+        return _own_heads(lm, name)
+    text = os.fspath(name)
+    config = read_json(config_folder(text), "config.json")
+    model_type = config.get("model_type")
+    known = model_type in FAMILIES or model_type in seq2seq_families.FAMILIES
+    if known and not any(key.startswith(("medusa_", "hydra_")) for key in config):
+        return load(text, **{"dtype": lm.dtype.name} | settings)
+    return load_drafter(text, lm)
+
+
+@functools.lru_cache(maxsize=4)
+def _own_heads(lm: LM, name: str) -> HeadLM:
+    """The heads that ship with an embedded target."""
+    if lm.name not in EMBEDDED:
+        raise ValueError(
+            f"drafter={name!r}: {lm.name} has no {name} heads of its own; pass "
+            "drafter=specjax.load_drafter(<a folder or hub name>, lm), or drafter='ngram'"
+        )
+    folder = EMBEDDED[lm.name].parent / name
+    if not (folder / "config.json").is_file():
+        raise ValueError(
+            f"drafter={name!r}: no {name} heads for {lm.name} are part of this installation; train "
+            "some (specjax train --help), and give their folder"
+        )
+    return load_drafter(folder, lm)
 
 
 def default_draft(lm: LM) -> LM:

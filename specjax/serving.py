@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from . import job, laws, prompt_file, sharding
 from .continuous import Continuous, Row
 from .encoder_inputs import refuse_encoders
+from .formats import HeadLM
 from .models.lm import LM
 from .output_file import OutputFile
 from .prompt_file import Broken, Prompt
@@ -204,6 +205,8 @@ def _made_with(lm: LM, prompts: list[Prompt], seed: int, ways: Mapping) -> dict[
     drafter = ways["drafter"]
     if isinstance(drafter, LM):
         drafter = drafter.fingerprint, str(drafter.dtype)
+    elif isinstance(drafter, HeadLM):
+        drafter = drafter.fingerprint, str(drafter.drafter.topology)
     elif not isinstance(drafter, str | None):
         drafter = getattr(drafter, "name", None), getattr(drafter, "num_draft", None)
     rule = getattr(ways["rule"], "name", str(ways["rule"]))

@@ -10,6 +10,7 @@ from toys import Merged, TreeDrafter, bag, heads, like
 
 from specjax import topology
 from specjax.drafters import Adaptive, DraftModel, Goodput, NGram, Plain, Union
+from specjax.drafters.blockwise import Blockwise, BlockwiseConfig
 from specjax.drafters.hydra import Hydra, HydraConfig
 from specjax.drafters.medusa import Medusa, MedusaConfig
 from specjax.drafters.redrafter import ReDrafter, ReDrafterConfig
@@ -111,6 +112,7 @@ def cases(model, params):
             {"inner": None, "costs": COSTS},
             ("delta",),
         ),
+        "blockwise": head(Blockwise, BlockwiseConfig, (-1, 0, 0), trunk_size=5),
         "medusa": head(Medusa, MedusaConfig, TREE, tied=True),
         "hydra": head(Hydra, HydraConfig, TREE, ("rejection",), how="iid"),
         "hydra prefix": head(Hydra, HydraConfig, (-1, 0), num_layers=2, prefix=layer),

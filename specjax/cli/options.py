@@ -19,8 +19,8 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--drafter",
         "--speculative-model",
-        help="draft (the model's own), ngram, none, or the folder or hub name of a draft model; "
-        "default: ngram",
+        help="draft, medusa, hydra, blockwise (the model's own), ngram, none, or the folder or hub "
+        "name of a draft model or of heads; default: ngram",
     )
     p.add_argument(
         "--num-draft",
@@ -115,12 +115,18 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
             drafter = resolve.DEFAULT_DRAFTS.get(arguments.model, drafter)
     if drafter not in ("draft", "ngram", "none", "plain"):
         whole = getattr(arguments, "replicate_drafter", False)
-        drafter = specjax.load(
+        drafter = resolve.named(
+            lm,
             drafter,
             dtype=arguments.dtype,
             quantize=arguments.drafter_quantize,
             mesh=None if whole else getattr(arguments, "mesh", None),
         )
+        if arguments.drafter_quantize and not isinstance(drafter, specjax.LM):
+            raise ValueError(
+                f"--drafter-quantize: {drafter!r} is no draft model; heads have the type of their "
+                "target's weights"
+            )
     lookup = {"longest": arguments.prompt_lookup_max, "shortest": arguments.prompt_lookup_min}
     lookup = {name: value for name, value in lookup.items() if value is not None}
     if lookup:

@@ -179,7 +179,7 @@ class Hydra(HeadDrafter):
     """
 
     config: HydraConfig = None
-    target: Target = None
+    target: Target = dataclasses.field(default=None, repr=False)
     name = "hydra"
 
     @classmethod

@@ -133,7 +133,7 @@ class Medusa(HeadDrafter):
     """
 
     config: MedusaConfig = None
-    target: Target = None
+    target: Target = dataclasses.field(default=None, repr=False)
     name = "medusa"
 
     @classmethod
@@ -154,13 +154,20 @@ class Medusa(HeadDrafter):
 
     def begin(self, params, state, context):
         heads = nnx.merge(abstract(self.config)[0], params["drafter"])
+        return all_at_once(heads, state.feature, self.target, params["target"])
 
-        def level(carry, grown, since):
-            """``carry``: logits ``[B, K, V]`` of all heads, behind the root."""
-            if since == 0:
-                hidden = state.feature[:, None]
-                carry = heads.logits(hidden, self.target, params["target"])[:, 0]
-            depth = depth_of(grown, since)
-            return carry[:, depth : depth + 1], carry
 
-        return level, ()
+def all_at_once(heads, feature: jax.Array, target, params) -> tuple:
+    """``(level, carry)`` of ``growth.grow`` for heads that read nothing of the draft.
+
+    ``heads``: has ``logits`` as ``MedusaHeads``. ``feature``: ``[B, H]``. ``carry``: the logits
+    ``[B, K, V]`` of all heads, behind the root.
+    """
+
+    def level(carry, grown, since):
+        if since == 0:
+            carry = heads.logits(feature[:, None], target, params)[:, 0]
+        depth = depth_of(grown, since)
+        return carry[:, depth : depth + 1], carry
+
+    return level, ()

@@ -9,7 +9,8 @@ without its ending),
     save(drafter, params, target: LM | None) -> (config dict, tensors dict)
 
 registered here by one line. Our own files name the target they were trained for besides, in the
-config: ``"specjax": {"target_fingerprint": ...}``; other readers pass over it.
+config, and the tree to draft if it is no plain chain of all heads: ``"specjax":
+{"target_fingerprint": ..., "tree": parents}``; other readers pass over it.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from ..models.causal_lm import CausalLM
 from ..models.files import read_json, write_json
 from ..models.hf import check_dtype
 from ..models.lm import LM, fingerprint, folder_of
+from ..topology import Tree, chain
 from ..types import Drafter, PyTree
-from . import hydra, medusa, medusa_vllm, redrafter, speculator
+from . import blockwise, hydra, medusa, medusa_vllm, redrafter, speculator
 from .weights import PICKLES, Tensors, some, write_pickle
 
 FORMATS = {"medusa": medusa, "medusa-vllm": medusa_vllm, "hydra": hydra}
-FORMATS |= {"speculator": speculator, "redrafter": redrafter}
+FORMATS |= {"blockwise": blockwise, "speculator": speculator, "redrafter": redrafter}
 _HUB_FILES = ["config.json", "*.safetensors", *PICKLES]
 
 
@@ -40,13 +42,15 @@ _HUB_FILES = ["config.json", "*.safetensors", *PICKLES]
 class HeadLM:
     """A drafter that belongs to a target, with its weights: what ``generate(drafter=)`` takes.
 
-    ``name``: what ``load_drafter`` was asked for. ``fingerprint``: of config and weights.
+    ``name``: what ``load_drafter`` was asked for. ``fingerprint``: of its weights. ``target``:
+    the ``checkpoint`` of the target that it was loaded for.
     """
 
     drafter: Drafter
     params: PyTree
     name: str
     fingerprint: str
+    target: str
 
     def __repr__(self) -> str:
         return f"HeadLM({self.name!r}, {self.drafter.name})"
@@ -64,7 +68,8 @@ def load_drafter(
     Args:
       path_or_hub_name: a folder, or a name on the Hugging Face hub.
       target: what ``specjax.load`` returned; the drafter's weights are converted to its dtype.
-      topology: what to draft (see ``topology.py``); default: a chain as deep as the heads allow.
+      topology: what to draft (see ``topology.py``); default: the tree that lies beside the weights,
+        else a chain as deep as the heads allow.
       revision: branch, tag or commit on the hub.
 
     Raises:
@@ -92,7 +97,9 @@ def load_drafter(
         raise ValueError(f"{name}: {error}") from None
     if topology is not None:
         drafter = with_topology(drafter, topology)
-    return HeadLM(drafter=drafter, params=params, name=name, fingerprint=found)
+    return HeadLM(
+        drafter=drafter, params=params, name=name, fingerprint=found, target=target.checkpoint
+    )
 
 
 def _read(folder: Path, target: LM):
@@ -106,7 +113,8 @@ def _read(folder: Path, target: LM):
             f"a layout that is not known (model_type={kind!r}, tensors {some([*tensors])}). Known "
             f"are: {known}. A draft model is loaded with specjax.load"
         )
-    made_for = (config.get("specjax") or {}).get("target_fingerprint")
+    own = config.get("specjax") or {}
+    made_for = own.get("target_fingerprint")
     if made_for and target.checkpoint and made_for != target.checkpoint:
         raise ValueError(
             f"it was trained for a target with the fingerprint {made_for}, {target.name} has "
@@ -115,6 +123,8 @@ def _read(folder: Path, target: LM):
             "stay the target's own, fewer drafts may be accepted"
         )
     drafter, params = layout.load(config, tensors, target)
+    if parents := own.get("tree"):
+        drafter = with_topology(drafter, parents)
     return drafter, params, fingerprint(tensors.files)
 
 
@@ -154,9 +164,14 @@ def save_drafter(
     config, tensors = layout.save(drafter, params, target)
     tensors = {n: np.asarray(x, dtype or x.dtype) for n, x in tensors.items()}
     config["torch_dtype"] = next(iter(tensors.values())).dtype.name
+    own = {}
+    if isinstance(drafter.topology, Tree) and drafter.topology != chain(drafter.max_depth):
+        own["tree"] = drafter.topology.parents
     if target is not None:
         config["base_model_name_or_path"] = target.name
-        config["specjax"] = {"target_fingerprint": target.checkpoint}
+        own["target_fingerprint"] = target.checkpoint
+    if own:
+        config["specjax"] = own
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,118 @@
+"""Blockwise parallel decoding: one hidden layer on the target's state, read once for each offset.
+
+    s = ReLU(A h + a),      h_k = h + B_k s + b_k,      logits_k = U h_k,      k = 1 ... K
+
+for the hidden state ``h`` of the token before the root and the target's own LM head ``U``: offset
+k is about the k-th token behind the root. The pass that verifies also brings the state for the next
+proposals (the paper's merged scheme: one call of the model a round).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ..models.layers import Linear
+from ..topology import Topology, chain
+from ..types import Target
+from .heads import HeadDrafter
+from .medusa import all_at_once
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockwiseConfig:
+    """``trunk_size``: of the hidden layer ``s``, which all offsets share; None: ``num_heads`` times
+    the hidden size (the paper: offsets times a size of one's choice)."""
+
+    hidden_size: int
+    vocab_size: int
+    num_heads: int = 4
+    trunk_size: int | None = None
+
+    def __post_init__(self):
+        if self.trunk_size is None:
+            object.__setattr__(self, "trunk_size", self.num_heads * self.hidden_size)
+        for name in ("hidden_size", "vocab_size", "num_heads", "trunk_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: it must be at least 1")
+
+
+class BlockwiseHeads(nnx.Module):
+    """The weights: one product into the trunk, one out of it for all offsets."""
+
+    def __init__(self, config: BlockwiseConfig, *, rngs, param_dtype=jnp.float32):
+        self.config = config
+        common = dict(bias=True, rngs=rngs, param_dtype=param_dtype)
+        size, heads = config.hidden_size, config.num_heads
+        self.trunk = Linear(size, config.trunk_size, **common)
+        self.offsets = Linear(config.trunk_size, heads * size, scale=0.0, **common)
+
+    def logits(self, hidden: jax.Array, target, params) -> jax.Array:
+        """All offsets at once, for drafting (T = 1) and for training.
+
+        Args:
+          hidden: ``[B, T, H]``, the target's last hidden state, normed.
+          target, params: the target and its weights, of which the LM head is taken.
+
+        Returns:
+          float32 ``[B, T, K, V]``: at position t head k (from 0) is about token t + 2 + k.
+        """
+        batch, steps, size = hidden.shape
+        x = hidden.reshape(-1, size).T  # [H, B * T]
+        moved = self.offsets(jax.nn.relu(self.trunk(x))).reshape(-1, *x.shape)
+        columns = (x + moved).transpose(1, 2, 0).reshape(size, -1)  # [H, B * T * K]
+        logits = target.head(params, columns, batch)
+        return logits.reshape(batch, steps, self.config.num_heads, -1)
+
+
+@functools.cache
+def abstract(config: BlockwiseConfig) -> tuple[nnx.GraphDef, nnx.State]:
+    """The structure of the heads and the shapes of their weights; nothing is allocated."""
+    return nnx.split(nnx.eval_shape(lambda: BlockwiseHeads(config, rngs=nnx.Rngs(0))))
+
+
+@dataclasses.dataclass(frozen=True)
+class Blockwise(HeadDrafter):
+    """Drafts with blockwise heads; ``params["drafter"]`` are the weights of ``BlockwiseHeads``.
+
+    ``target``: whose hidden state is read, and whose LM head is shared.
+
+    Lossless: yes, under ``greedy`` and ``delta``; with ``how="iid"`` or ``"distinct"`` also under
+    ``rejection``. (The paper's other criteria, top-k, distance and minimum block, are approximate
+    and not here.)
+
+    Differs from the paper, where the next token's own prediction also goes through the layer (a
+    target that is trained with it): here it stays the target's.
+
+    References: Stern et al., arXiv 1811.03115.
+    """
+
+    config: BlockwiseConfig = None
+    target: Target = dataclasses.field(default=None, repr=False)
+    name = "blockwise"
+
+    @classmethod
+    def of(
+        cls, config: BlockwiseConfig, target: Target, topology: Topology | None = None
+    ) -> Blockwise:
+        """The drafter for heads of this shape on a ``CausalLM``; by default all, in a chain."""
+        return cls(
+            topology=topology or chain(config.num_heads),
+            layer=target.config.num_layers,
+            size=config.hidden_size,
+            vocab_size=config.vocab_size,
+            config=config,
+            target=target,
+        )
+
+    @property
+    def max_depth(self) -> int:
+        return self.config.num_heads
+
+    def begin(self, params, state, context):
+        heads = nnx.merge(abstract(self.config)[0], params["drafter"])
+        return all_at_once(heads, state.feature, self.target, params["target"])

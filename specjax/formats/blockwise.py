@@ -1,0 +1,41 @@
+"""Blockwise heads. Nobody publishes any; this layout is ours::
+
+    trunk.weight [D, H]   trunk.bias [D]   offsets.weight [K H, D]   offsets.bias [K H]
+
+with rows ``k H ... (k + 1) H`` for offset k. The config has ``model_type: blockwise``,
+``num_heads`` K, ``trunk_size`` D, ``hidden_size`` H and ``vocab_size``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..drafters.blockwise import Blockwise, BlockwiseConfig, abstract
+from .weights import check_sizes, loaded, stored
+
+KNOWN = "blockwise heads (trunk.weight, offsets.weight)"
+DRAFTER, FILE = Blockwise, "model"
+_SIZES = ("num_heads", "trunk_size", "hidden_size", "vocab_size")
+NAMES = {
+    f"{layer}.{leaf}": (layer, leaf)
+    for layer in ("trunk", "offsets")
+    for leaf in ("weight", "bias")
+}
+
+
+def matches(config: Mapping, names: set[str]) -> bool:
+    return config.get("model_type") == "blockwise"
+
+
+def load(config: Mapping, tensors: Mapping, target):
+    if absent := [name for name in _SIZES if name not in config]:
+        raise ValueError(f"config.json lacks {', '.join(absent)}")
+    check_sizes(target, hidden_size=config["hidden_size"], vocab_size=config["vocab_size"])
+    shape = BlockwiseConfig(**{name: config[name] for name in _SIZES})
+    params = loaded(tensors, NAMES, abstract(shape)[1], target.dtype)
+    return Blockwise.of(shape, target.target), params
+
+
+def save(drafter: Blockwise, params, target=None) -> tuple[dict, dict]:
+    sizes = {name: getattr(drafter.config, name) for name in _SIZES}
+    return {"model_type": "blockwise"} | sizes, stored(params, NAMES)
