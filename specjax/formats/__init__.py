@@ -165,7 +165,8 @@ def save_drafter(
     tensors = {n: np.asarray(x, dtype or x.dtype) for n, x in tensors.items()}
     config["torch_dtype"] = next(iter(tensors.values())).dtype.name
     own = {}
-    if isinstance(drafter.topology, Tree) and drafter.topology != chain(drafter.max_depth):
+    whole = drafter.max_depth and chain(drafter.max_depth)
+    if isinstance(drafter.topology, Tree) and drafter.topology != whole:
         own["tree"] = drafter.topology.parents
     if target is not None:
         config["base_model_name_or_path"] = target.name
