@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from specjax.train.cli import main
 
 SHAPE = ["model.intermediate_size=16", "model.num_layers=1", "model.num_heads=2"]

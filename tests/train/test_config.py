@@ -3,8 +3,6 @@
 import dataclasses
 
 import pytest
-
-from specjax import configs
 from specjax.train import (
     config,
     corpus,
@@ -15,9 +13,12 @@ from specjax.train import (
     pretrain,
     prompts,
     regenerate,
+    speculator,
     tokenizer,
 )
 from specjax.train.cli import main
+
+from specjax import configs
 
 SHAPE = """
 [model]
@@ -43,6 +44,7 @@ SHIPPED = {
     "embedded_features": features,
     "embedded_medusa": heads,
     "embedded_hydra": hydra,
+    "embedded_speculator": speculator,
 }
 
 

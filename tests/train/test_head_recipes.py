@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.test_util import check_grads
+from specjax.train import checkpoint, config, features, frozen, heads, hydra, medusa2, report
 
 import specjax
-from specjax.train import checkpoint, config, features, frozen, heads, hydra, medusa2, report
 
 SMALL = ["num_heads=2", "optimizer.warmup=2", "optimizer.decay_share=0.0", "run.save_every=5"]
 SMALL += ["decoding.num_prompts=4", "decoding.batch=4", "decoding.new_tokens=8"]

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from specjax.train import config, distill, regenerate, report, tokenizer
 
 SHAPE = ["model.intermediate_size=16", "model.num_layers=1", "model.num_heads=2"]

@@ -1,0 +1,74 @@
+"""Speculators and ReDrafters learn in two phases from a frozen target, and load back."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from specjax.train import config, frozen, report, speculator
+
+import specjax
+from specjax.drafters import redrafter as redrafters
+from specjax.drafters import speculator as speculators
+
+KINDS = speculator.KINDS
+SMALL = ["num_heads=2", "inner_size=8", "num_layers=1", "beams=2", "optimizer.warmup=2"]
+SMALL += ["optimizer.decay_share=0.0", "run.save_every=5", "run.eval_every=6"]
+SMALL += ["decoding.num_prompts=0"]  # measured in the tests of the other recipes
+
+
+def losses_of(folder):
+    return [row["loss"] for row in report.read(folder / "log.jsonl") if "loss" in row]
+
+
+def test_the_second_phase_goes_on_with_the_targets_own_text_where_the_first_ended(place):
+    root, train, teacher = place
+    own = [f'data.samples=["{root / "samples.npz"}"]', "data.samples_share=[0.9]"]
+    folder = root / "lstm"
+    fields = ["kind=lstm", *SMALL, teacher, *own, f"run.folder={folder}"]
+    assert train("speculator", *fields, "text.steps=10", "run.steps=10") == 0
+    first, second = losses_of(folder / "text"), losses_of(folder)
+    assert len(first) == len(second) == 10
+    assert np.mean(second[:3]) < np.mean(first[:3])
+    for place, samples in ((folder / "text", []), (folder, [str(root / "samples.npz")])):
+        assert json.loads((place / "config.json").read_text())["data.samples"] == samples
+    target = specjax.load(teacher.partition("=")[2])
+    loaded = specjax.load_drafter(folder / "model", target)
+    assert loaded.drafter.config.cell == "lstm" and loaded.drafter.config.num_heads == 2
+
+
+@pytest.fixture(scope="module")
+def rows(place):
+    """A configuration, what it stands for, and a batch with the target's features."""
+    root, _, teacher = place
+    words = [f"data.corpus={root / 'corpus'}", "data.length=24", "data.batch=4", teacher]
+    made = config.load(speculator.Config, root / "empty.toml", [*words, "data.eval_rows=4", *SMALL])
+    setting = frozen.make_setting(made)
+    read = frozen.make_reader(setting.lm.config, setting.end_of_text)
+    return made, setting, read(setting.lm.params, next(setting.batches))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_speculator_is_trained_on_the_logits_that_it_drafts_with(rows, kind):
+    made, setting, rows = rows
+    heads = speculator.MAKERS[kind](dataclasses.replace(made, kind=kind), setting)
+    target, params = setting.lm.target, setting.lm.params
+    noise = iter(jax.random.split(jax.random.key(1), 99))
+    own = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(noise), x.shape), heads.params)
+    module = redrafters if kind == "redrafter" else speculators
+    model = nnx.merge(module.abstract(heads.drafter.config)[0], own)
+    more = (target, params, 2) if kind == "redrafter" else ()
+    expected = model.logits(rows.hidden, rows.tokens[:, :-1], *more)  # [B, T, n, V]
+    steps = rows.steps(2)
+    for k, output in enumerate(heads.outputs(own, params, rows)):
+        logits = frozen.logits_of(output, None).T.reshape(4, steps, -1)
+        np.testing.assert_allclose(logits, expected[:, :steps, k], rtol=1e-3, atol=1e-4)
+
+
+def test_a_kind_that_is_not_known_is_refused():
+    with pytest.raises(config.ConfigError, match="known: mlp, lstm, redrafter"):
+        speculator.Config(kind="eagle")
+    with pytest.raises(config.ConfigError, match="one set of weights"):
+        speculator.Config(kind="lstm", tied=False)

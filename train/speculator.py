@@ -1,0 +1,145 @@
+"""Recipe ``speculator``: an MLP or LSTM speculator, or a ReDrafter, on a frozen target.
+
+    loss = sum_k decay ** k * mean(-log q_k(token k + 1 places ahead)),   k = 1 ... K
+
+in two phases. The first reads the corpus; the second goes on with what ``data`` mixes, which should
+be mostly the target's own text (recipe ``regenerate``), with a schedule of its own: this is what
+the drafter will meet. Each phase is a run that can stop and go on, in ``run.folder/text`` and
+``run.folder``.
+
+References: MLP speculators, 2404.19124; LSTM speculators, Snowflake's ArcticTraining; ReDrafter,
+2403.09919 (its sum over K = 5 steps is ``decay=1``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from flax import nnx
+
+from specjax.drafters import redrafter, speculator
+from specjax.topology import Beams
+
+from . import frozen
+from .config import ConfigError
+
+KINDS = ("mlp", "lstm", "redrafter")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextConfig:
+    """The first phase: over the corpus of ``data`` alone. ``steps=0`` leaves it out.
+
+    ``features``: as of the second phase, of that text.
+    """
+
+    steps: int = 1000
+    features: str = ""
+
+    def __post_init__(self):
+        if self.steps < 0:
+            raise ConfigError(f"text.steps={self.steps}; accepted: at least 0")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecurrentConfig(frozen.FrozenConfig):
+    """``kind``: ``mlp``, ``lstm`` or ``redrafter``. ``inner_size``: of the state of the first two.
+    ``tied``, ``scaled``: see ``SpeculatorConfig`` of the drafter; an ``lstm`` is always tied.
+    ``num_layers``: residual blocks of a ``redrafter``; ``beams``: how many it drafts with."""
+
+    kind: str = "mlp"
+    inner_size: int = 256
+    tied: bool = True
+    scaled: bool = True
+    num_layers: int = 2
+    beams: int = 4
+    decay: float = 1.0
+    text: TextConfig = TextConfig()
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.kind not in KINDS:
+            raise ConfigError(f"kind={self.kind!r}; known: {', '.join(KINDS)}")
+        for name, least in (("inner_size", 1), ("num_layers", 0), ("beams", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}={getattr(self, name)}; accepted: at least {least}")
+        if self.kind == "lstm" and not self.tied:
+            raise ConfigError("tied=false: an lstm has one set of weights for all steps")
+
+
+Config = RecurrentConfig
+
+
+def make_speculator(config: RecurrentConfig, setting: frozen.Setting) -> frozen.Heads:
+    """An MLP or LSTM speculator for the target of a setting, freshly initialised."""
+    target = setting.lm.target
+    shape = speculator.SpeculatorConfig(
+        hidden_size=target.config.hidden_size,
+        vocab_size=target.vocab_size,
+        inner_size=config.inner_size,
+        num_heads=config.num_heads,
+        cell=config.kind,
+        tied=config.tied,
+        scaled=config.scaled,
+    )
+    graphdef, params = nnx.split(speculator.SpeculatorCell(shape, rngs=nnx.Rngs(config.run.seed)))
+
+    def outputs(params, target_params, rows):
+        cell, steps = nnx.merge(graphdef, params), rows.steps(config.num_heads)
+        read = [rows.behind(1 + k, steps) for k in range(config.num_heads)]
+        states = cell.states(rows.states(0, steps), read)
+        return [(cell.table(k), None, state) for k, state in enumerate(states)]
+
+    drafter = speculator.Speculator.of(shape, target)
+    return frozen.Heads(drafter=drafter, params=nnx.to_pure_dict(params), outputs=outputs)
+
+
+def make_redrafter(config: RecurrentConfig, setting: frozen.Setting) -> frozen.Heads:
+    """A ReDrafter for the target of a setting, freshly initialised."""
+    target, size = setting.lm.target, setting.lm.config.hidden_size
+    shape = redrafter.ReDrafterConfig(
+        hidden_size=size,
+        vocab_size=target.vocab_size,
+        exit_size=2 * size,
+        num_layers=config.num_layers,
+    )
+    graphdef, params = nnx.split(redrafter.ReDrafterHead(shape, rngs=nnx.Rngs(config.run.seed)))
+
+    def outputs(params, target_params, rows):
+        head, steps = nnx.merge(graphdef, params), rows.steps(config.num_heads)
+        tokens = [rows.behind(1 + k, steps) for k in range(config.num_heads)]
+        read = [target.embed(target_params, own[None]) for own in tokens]
+        states = head.states(rows.states(0, steps), read)
+        return [(head.lm_head.weight[...], None, state) for state in states]
+
+    drafter = redrafter.ReDrafter.of(shape, target, Beams(config.beams, config.num_heads))
+    return frozen.Heads(drafter=drafter, params=nnx.to_pure_dict(params), outputs=outputs)
+
+
+MAKERS = {"mlp": make_speculator, "lstm": make_speculator, "redrafter": make_redrafter}
+
+
+def first_phase(config: RecurrentConfig) -> RecurrentConfig:
+    """The configuration of the phase over the corpus alone."""
+    return dataclasses.replace(
+        config,
+        features=config.text.features,
+        data=dataclasses.replace(config.data, samples=(), samples_share=()),
+        run=dataclasses.replace(
+            config.run, folder=f"{config.run.folder}/text", steps=config.text.steps
+        ),
+    )
+
+
+def run(config: RecurrentConfig, *, dry_run: bool = False) -> None:
+    """Trains both phases, draws their curves, exports to ``run.folder/model``."""
+    phases = [first_phase(config)] if config.text.steps else []
+    for phase in (*phases, config):
+        setting = frozen.make_setting(phase)
+        heads = MAKERS[phase.kind](phase, setting)
+        if phase is config and phases and not dry_run:  # from where the first one ended
+            ended = dataclasses.replace(phase, init=f"{phases[0].run.folder}/{frozen.MODEL}")
+            start = frozen.starting_params(ended, setting.lm, heads)
+            heads = dataclasses.replace(heads, params=start)
+            phase = dataclasses.replace(phase, init="")  # a folder that may be moved
+        frozen.train(phase, setting, heads, dry_run=dry_run)
