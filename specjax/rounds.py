@@ -42,7 +42,7 @@ class Node:
         temperature 1.
       q: of the token, by the law that it was drawn from; None for a point mass.
       status: ``root``, ``accepted``, ``cut`` (accepted, but behind a stop or beyond the budget),
-        ``rejected``, ``beyond`` (its parent was not accepted), ``passenger`` (scored, cannot be
+        ``rejected``, ``beyond`` (the rule did not look at it), ``passenger`` (scored, cannot be
         accepted), ``left out`` (not scored in this round), ``silent`` (the round emits nothing).
       why: the same in words.
       top: the most probable tokens after it and their p, where the walk came by; else empty.
@@ -235,12 +235,18 @@ def _nodes(one: Seen, path: list[int], spell) -> list[Node]:
         if not one.able[n]:
             return PASSENGER, "a passenger: scored for the drafter, it cannot be accepted"
         if above not in path:
-            return BEYOND, words(why.BEYOND, n, above)
+            return judged(why.BEYOND, n, above)
         chosen = follows.get(above)
         if chosen is not None and tokens[chosen] == tokens[n]:
             return REJECTED, "its twin, the same token at the same place, was accepted"
+        if one.q[n] == 0:
+            return REJECTED, "no draw: its law has nothing left beside its earlier siblings"
         later = chosen is not None and chosen < n
-        return REJECTED, words(why.LATER if later else why.REJECTED, n, above)
+        return judged(why.LATER if later else why.REJECTED, n, above)
+
+    def judged(case: str, n: int, above: int) -> tuple[str, str]:
+        status = REJECTED if why.judges(one.rule, case) else BEYOND
+        return status, words(case, n, above)
 
     def words(case: str, n: int, above: int) -> str:
         earlier = np.flatnonzero(one.able & (draft.parent == above))

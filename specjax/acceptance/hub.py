@@ -35,6 +35,12 @@ class Hub:
 
     name = "hub"
     lossless = True
+    _other = "judged with its sibling, as a pair: {said} follows here"
+    why = {
+        "accepted": "of the pair that was drawn, p keeps this one",
+        "rejected": _other,
+        "later": _other,
+    }
 
     def check(self, draft: Draft, greedy: bool) -> None:
         if greedy:

@@ -44,6 +44,10 @@ class KSeq:
 
     name = "kseq"
     lossless = True
+    why = {
+        "accepted": "u ρ q = {u:.3g} × {rho:.3g} × {q:.3g} is below p, {p:.3g}",
+        "rejected": "u ρ q = {u:.3g} × {rho:.3g} × {q:.3g} is not below p, {p:.3g}",
+    }
 
     def check(self, draft: Draft, greedy: bool) -> None:
         if not greedy:
@@ -75,6 +79,20 @@ class KSeq:
 
         node, rest = descend(draft, visit)
         return verdict(draft, node, law.draw(rest, uniform[:, ROOT]))
+
+    def evidence(self, params, draft: Draft, target_law, draft_law, key) -> dict[str, jax.Array]:
+        """``u``, and ``rho`` of each node's siblings: float32 ``[B, N]`` each."""
+        batch, nodes = draft.tokens.shape
+        parents, able = jnp.broadcast_to(tree.parents(draft), (batch, nodes)), eligible(draft)
+
+        def at(node):
+            above = jnp.maximum(parents[:, node], ROOT)
+            count = jnp.sum(able & (parents == above[:, None]), axis=1)
+            q = draft_law(jnp.full((batch,), node))
+            return _rho(target_law(above), q, jnp.maximum(count, 1))
+
+        rho = jax.lax.map(at, jnp.arange(nodes)).T
+        return {"u": law.uniforms(key, nodes), "rho": rho}
 
 
 def _draws(beta: jax.Array, count: jax.Array) -> jax.Array:

@@ -53,6 +53,12 @@ class Traversal:
 
     name = "traversal"
     lossless = True
+    _no = "no path through it passed its test"
+    why = {
+        "accepted": "the path that ends here, or a longer one, passed its test",
+        "rejected": _no,
+        "beyond": "no path through it was accepted",
+    }
 
     def check(self, draft: Draft, greedy: bool) -> None:
         """Admits every draft."""

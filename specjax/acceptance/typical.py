@@ -46,6 +46,13 @@ class Typical:
     name = "approximate-typical"
     lossless = False
     exact_at_zero = True
+    _no = "p = {p:.3g}, the threshold here is {bound:.3g}: below it, or on a path not so long"
+    why = {
+        "accepted": "p = {p:.3g} is above the threshold here, {bound:.3g}",
+        "rejected": _no,
+        "later": _no,
+        "beyond": "not on the path that was kept",
+    }
 
     def __post_init__(self):
         if not 0 < self.epsilon <= 1 or not 0 < self.delta < float("inf"):
@@ -67,8 +74,7 @@ class Typical:
             """Looks at the children of an accepted node; nodes come before their children."""
             node, reached, score, going = state
             p = target_law(node)
-            entropy = -jnp.sum(p * jnp.log(jnp.where(p > 0, p, 1.0)), axis=-1)
-            bound = jnp.minimum(self.epsilon, self.delta * jnp.exp(-entropy))
+            bound = self.threshold(p)
             said = jnp.take_along_axis(p, tokens, axis=1)
             passes = able & (tree.parents(draft) == node[:, None]) & (said > bound[:, None])
             passes &= going[:, None]
@@ -90,3 +96,15 @@ class Typical:
         p = target_law(node)
         # -1 where no token has any probability
         return verdict(draft, node, law.argmax(jnp.where(p > 0, p, -jnp.inf)))
+
+    def threshold(self, p: jax.Array) -> jax.Array:
+        """float32 ``[B]``, which p of a token must exceed; of ``p`` float32 ``[B, V]``."""
+        entropy = -jnp.sum(p * jnp.log(jnp.where(p > 0, p, 1.0)), axis=-1)
+        return jnp.minimum(self.epsilon, self.delta * jnp.exp(-entropy))
+
+    def evidence(self, params, draft: Draft, target_law, draft_law, key) -> dict[str, jax.Array]:
+        """``bound``: the threshold of each node, by its parent; float32 ``[B, N]``."""
+        batch, nodes = draft.tokens.shape
+        above = jnp.maximum(jnp.broadcast_to(tree.parents(draft), (batch, nodes)), ROOT)
+        bounds = jax.lax.map(lambda node: self.threshold(target_law(node)), above.T)
+        return {"bound": bounds.T}

@@ -1,8 +1,10 @@
 """Why a node was kept or not, in words: for ``specjax trace``.
 
 A rule may say it in words of its own: an attribute ``why``, sentences by what became of a node
-whose parent was accepted (and ``beyond``, whose parent was not). The fields they may name are
-those of ``sentence``, and the numbers by node that its method ``evidence`` returns, if it has one:
+whose parent was accepted (and ``beyond``, whose parent was not). A case for which it has words is
+one that it judges: without them a node that is ``later`` or ``beyond`` was not looked at. The
+fields they may name are those of ``sentence``, and the numbers by node that its method
+``evidence`` returns, if it has one:
 ``evidence(params, draft, target_law, draft_law, key) -> {name: float32 [B, N]}``, with the
 arguments of the rule itself.
 """
@@ -16,6 +18,11 @@ WHY = {
     LATER: "not looked at: a sibling before it was accepted",
     BEYOND: "not looked at: its parent was not accepted",
 }
+
+
+def judges(rule, case: str) -> bool:
+    """Whether ``rule`` judges nodes of this case at all."""
+    return case in (ACCEPTED, REJECTED) or case in getattr(rule, "why", {})
 
 
 def sentence(rule, case: str, **fields) -> str:

@@ -71,7 +71,7 @@ function shorten(runs, most) {
 const brief = (p) => figure(p).replace("0.", ".");
 
 function figure(p) {
-  if (p >= 0.995) return p >= 0.99995 ? "1" : p.toFixed(3);
+  if (p >= 0.995) return p >= 0.9995 ? "1" : p.toFixed(3);
   if (p >= 0.1) return p.toFixed(2);
   if (p >= 0.001) return p.toFixed(3);
   return p > 0 ? "<0.001" : "0";
