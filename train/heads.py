@@ -16,30 +16,30 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from specjax.drafters import medusa
+from specjax.drafters import blockwise, medusa
 
 from . import frozen
 from .config import ConfigError
 
-KINDS = ("medusa",)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadsConfig(frozen.FrozenConfig):
     """``kind``: ``medusa`` or ``blockwise``. ``num_layers``: residual blocks of a head of Medusa.
-    ``tied``: its heads share the target's own LM head; else each has one, which begins as that."""
+    ``tied``: its heads share the target's own LM head; else each has one, which begins as that.
+    ``trunk_size``: of Blockwise's hidden layer; 0: ``num_heads`` times the hidden size."""
 
     kind: str = "medusa"
     num_layers: int = 1
     tied: bool = True
+    trunk_size: int = 0
     sample_head: bool = False
 
     def __post_init__(self):
         super().__post_init__()
-        if self.kind not in KINDS:
-            raise ConfigError(f"kind={self.kind!r}; known: {', '.join(KINDS)}")
-        if self.num_layers < 1:
-            raise ConfigError(f"num_layers={self.num_layers}; accepted: at least 1")
+        if self.kind not in MAKERS:
+            raise ConfigError(f"kind={self.kind!r}; known: {', '.join(MAKERS)}")
+        for name, least in (("num_layers", 1), ("trunk_size", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}={getattr(self, name)}; accepted: at least {least}")
 
 
 Config = HeadsConfig
@@ -78,7 +78,31 @@ def make_medusa(config: HeadsConfig, setting: frozen.Setting) -> frozen.Heads:
     )
 
 
-MAKERS = {"medusa": make_medusa}
+def make_blockwise(config: HeadsConfig, setting: frozen.Setting) -> frozen.Heads:
+    """Blockwise's heads for the target of a setting, freshly initialised."""
+    target = setting.lm.target
+    shape = blockwise.BlockwiseConfig(
+        hidden_size=target.config.hidden_size,
+        vocab_size=target.vocab_size,
+        num_heads=config.num_heads,
+        trunk_size=config.trunk_size or None,
+    )
+    module = blockwise.BlockwiseHeads(shape, rngs=nnx.Rngs(config.run.seed))
+    graphdef, params = nnx.split(module)
+
+    def outputs(params, target_params, rows):
+        heads = nnx.merge(graphdef, params)
+        states = heads.states(rows.states(0, rows.steps(config.num_heads)))
+        return [(target.head_table(target_params), None, state) for state in states]
+
+    return frozen.Heads(
+        drafter=blockwise.Blockwise.of(shape, target),
+        params=nnx.to_pure_dict(params),
+        outputs=outputs,
+    )
+
+
+MAKERS = {"medusa": make_medusa, "blockwise": make_blockwise}
 
 
 def make_sampled_loss(heads: frozen.Heads, target, read, config: HeadsConfig):
