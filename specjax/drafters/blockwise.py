@@ -51,6 +51,10 @@ class BlockwiseHeads(nnx.Module):
         self.trunk = Linear(size, config.trunk_size, **common)
         self.offsets = Linear(config.trunk_size, heads * size, scale=0.0, **common)
 
+    def states(self, x: jax.Array) -> jax.Array:
+        """What the LM head reads at each offset, ``[K, H, M]``, of ``x`` ``[H, M]``."""
+        return x + self.offsets(jax.nn.relu(self.trunk(x))).reshape(-1, *x.shape)
+
     def logits(self, hidden: jax.Array, target, params) -> jax.Array:
         """All offsets at once, for drafting (T = 1) and for training.
 
@@ -62,9 +66,8 @@ class BlockwiseHeads(nnx.Module):
           float32 ``[B, T, K, V]``: at position t head k (from 0) is about token t + 2 + k.
         """
         batch, steps, size = hidden.shape
-        x = hidden.reshape(-1, size).T  # [H, B * T]
-        moved = self.offsets(jax.nn.relu(self.trunk(x))).reshape(-1, *x.shape)
-        columns = (x + moved).transpose(1, 2, 0).reshape(size, -1)  # [H, B * T * K]
+        states = self.states(hidden.reshape(-1, size).T)
+        columns = states.transpose(1, 2, 0).reshape(size, -1)  # [H, B * T * K]
         logits = target.head(params, columns, batch)
         return logits.reshape(batch, steps, self.config.num_heads, -1)
 

@@ -42,7 +42,10 @@ SHIPPED = {
     "embedded_draft_more": distill,
     "embedded_draft": distill,
     "embedded_features": features,
+    "embedded_blockwise": heads,
+    "embedded_medusa_base": heads,
     "embedded_medusa": heads,
+    "embedded_hydra_base": hydra,
     "embedded_hydra": hydra,
     "embedded_speculator": speculator,
 }
@@ -105,7 +108,7 @@ def test_a_missing_field_and_broken_toml_are_refused(tmp_path):
 
 def test_an_unknown_config_name_lists_the_known_ones(capsys):
     assert main(["pretrain", "--config", "nowhere"]) == 2
-    assert "known: embedded_corpus" in capsys.readouterr().err
+    assert "known: embedded_blockwise" in capsys.readouterr().err
 
 
 def test_an_unknown_divergence_is_refused_with_the_known_ones(file):
