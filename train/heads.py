@@ -21,6 +21,7 @@ from specjax.drafters import blockwise, medusa
 from . import frozen
 from .config import ConfigError
 
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadsConfig(frozen.FrozenConfig):
     """``kind``: ``medusa`` or ``blockwise``. ``num_layers``: residual blocks of a head of Medusa.
