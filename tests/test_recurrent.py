@@ -201,6 +201,21 @@ def broken(case, folder, config=(), tensors=()):
         save_file(content, path) if read else path.write_text(json.dumps(content))
 
 
+@pytest.mark.parametrize(("case", "tables"), [("mlp", 3), ("mlp_tied", 1)])
+def test_names_may_lack_their_prefix_and_shared_weights_have_several(
+    case, tables, target, tmp_path
+):
+    tensors = load_file(GOLDEN / case / "model.safetensors")
+    renamed = {name.removeprefix("speculator."): x for name, x in tensors.items()}
+    if tables == 1:
+        renamed["emb.2.weight"] = renamed["emb.0.weight"]
+    broken(case, tmp_path, tensors=dict.fromkeys(tensors) | renamed)
+    loaded = specjax.load_drafter(tmp_path, target)
+    assert len(loaded.params["embeddings"]) == tables
+    wanted = specjax.load_drafter(GOLDEN / case, target).params
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, wanted)
+
+
 @pytest.mark.parametrize(
     ("case", "changes", "words"),
     [
