@@ -163,8 +163,13 @@ def prepare(
     else:
         ids = prompt_ids(lm, prompts)
     strings = stopping.per_row(stop_strings, len(ids))
+    if isinstance(rule, str) and rule != "auto" and rule not in acceptance.RULES:
+        raise ValueError(f"rule={rule!r} is unknown; known: auto, {', '.join(acceptance.RULES)}")
+    if not isinstance(rule, str) and not hasattr(rule, "lossless"):
+        raise TypeError(f"rule={rule!r}: give a name, or an object as in specjax.acceptance")
     draft_model = drafter
-    drafter, drafter_params = resolve_drafter(lm, drafter, num_draft, drafter_params, tree)
+    how = getattr(acceptance.RULES.get(rule) if isinstance(rule, str) else rule, "how", None)
+    drafter, drafter_params = resolve_drafter(lm, drafter, num_draft, drafter_params, tree, how)
     tokens, lengths, capacity = fit(lm, ids, max_new_tokens, least_width, least_buffer)
     if isinstance(logit_bias, Mapping):
         logit_bias = _bias(logit_bias, lm.target.vocab_size)
@@ -181,10 +186,6 @@ def prepare(
         law=law,
         law_drafts=law_drafts,
     )
-    if isinstance(rule, str) and rule != "auto" and rule not in acceptance.RULES:
-        raise ValueError(f"rule={rule!r} is unknown; known: auto, {', '.join(acceptance.RULES)}")
-    if not isinstance(rule, str) and not hasattr(rule, "lossless"):
-        raise TypeError(f"rule={rule!r}: give a name, or an object as in specjax.acceptance")
     stops = lm.tokenizer.eos_ids if stop is None else stop
     request, capacity = loop.prepare(
         lm.target,

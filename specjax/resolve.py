@@ -25,12 +25,13 @@ MOST_NODES = 1024  # of a tree: each sees all others
 
 
 def resolve_drafter(
-    lm: LM, drafter, num_draft: int | str | None = None, params: PyTree = None, tree=None
+    lm: LM, drafter, num_draft: int | str | None = None, params: PyTree = None, tree=None, how=None
 ):
     """The drafter object for what ``generate`` was given, and its weights.
 
     With ``num_draft="auto"`` an ``Adaptive`` one, whose costs are still to be measured. ``tree``:
-    what ``topology.as_topology`` takes, in place of a number of drafts.
+    what ``topology.as_topology`` takes, in place of a number of drafts. ``how``: of ``growth.HOW``,
+    how a rule wants siblings drawn (objects draw as they say); None: as the drafter does.
 
     Raises:
       ValueError, TypeError: the drafter, the number or the tree is none that is accepted.
@@ -47,7 +48,7 @@ def resolve_drafter(
         drafter = named(lm, drafter)
     if isinstance(num_draft, str) and num_draft == AUTO:
         most = None if tree or isinstance(drafter, HeadLM) else AUTO_DRAFTS
-        inner, params = resolve_drafter(lm, drafter, most, params, tree)
+        inner, params = resolve_drafter(lm, drafter, most, params, tree, how)
         if not inner.num_draft:  # plain decoding
             return inner, params
         if isinstance(inner, drafters.Adaptive):
@@ -77,11 +78,14 @@ def resolve_drafter(
     if isinstance(drafter, HeadLM):
         if shape is None and num_draft is not None:
             shape = topology.chain(drafts())
-        return _with_tree(drafter, shape, lm), drafter.params
+        heads = _with_tree(drafter, shape, lm)
+        if how is not None and hasattr(heads, "how"):
+            heads = dataclasses.replace(heads, how=how)
+        return heads, drafter.params
     if isinstance(drafter, LM):
         model = as_drafter(lm, drafter)
         shape = shape or topology.chain(drafts())
-        return drafters.DraftModel(topology=shape, model=model), drafter.params
+        return drafters.DraftModel(topology=shape, model=model, how=how), drafter.params
     if isinstance(drafter, type) or not hasattr(drafter, "draft_step"):
         raise TypeError(
             f"drafter={drafter!r}: accepted are 'draft', 'ngram', 'plain', None, an LM from "

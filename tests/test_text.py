@@ -21,6 +21,9 @@ def test_everything_that_names_a_drafter_is_understood(pair):
     assert resolve_drafter(target, ngram, 5, "weights") == (ngram, "weights")
     drafter, params = resolve_drafter(target, draft, 5)
     assert drafter.num_draft == 5 and params is draft.params
+    options = dict(drafter=draft, tree="2x2", temperature=1.0)
+    for rule, how in (("auto", "iid"), ("kseq", "iid"), ("hub", "hub")):  # as the rule wants it
+        assert job.prepare(target, PROMPTS, rule=rule, **options).drafter.how == how
 
 
 @pytest.fixture(params=["ngram", "draft"])

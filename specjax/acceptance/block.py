@@ -61,7 +61,7 @@ class Block:
                 q = draft_law(node(i + 1))
                 left = jnp.maximum(joint[:, None] * p - q, 0.0)
                 mass = jnp.sum(left, axis=-1)
-                room = mass + 1.0 - joint
+                room = mass + (1.0 - joint)
                 inner = jnp.where(room > 0, mass / jnp.where(room > 0, room, 1.0), 1.0)
                 # without a law here the text can only end here: all of p is beside q
                 inner = jnp.where(jnp.max(p, axis=-1) > 0, inner, joint)

@@ -35,6 +35,7 @@ class Hub:
 
     name = "hub"
     lossless = True
+    how = "hub"  # drafters are to draw
     _other = "judged with its sibling, as a pair: {said} follows here"
     why = {
         "accepted": "of the pair that was drawn, p keeps this one",
@@ -45,7 +46,7 @@ class Hub:
     def check(self, draft: Draft, greedy: bool) -> None:
         if greedy:
             return
-        need_draws(self.name, draft, "hub")
+        need_draws(self.name, draft, self.how)
         above = draft.topology or ()
         most = max((above.count(node) for node in above if node >= 0), default=0)
         if most > 2:

@@ -44,6 +44,7 @@ class KSeq:
 
     name = "kseq"
     lossless = True
+    how = "iid"  # drafters are to draw
     why = {
         "accepted": "u ρ q = {u:.3g} × {rho:.3g} × {q:.3g} is below p, {p:.3g}",
         "rejected": "u ρ q = {u:.3g} × {rho:.3g} × {q:.3g} is not below p, {p:.3g}",
@@ -51,7 +52,7 @@ class KSeq:
 
     def check(self, draft: Draft, greedy: bool) -> None:
         if not greedy:
-            need_draws(self.name, draft, "iid")
+            need_draws(self.name, draft, self.how)
 
     def __call__(self, params, draft: Draft, target_law, draft_law, key) -> Verdict:
         able = eligible(draft)

@@ -79,7 +79,7 @@ class Traversal:
             """What ``P_v`` and ``α_v`` (``kept``, ``chance``) become without the child ``node``."""
             left = jnp.maximum(chance[:, None] * kept - draft_law(node), 0.0)
             mass = jnp.sum(left, axis=-1)
-            room = mass + 1.0 - chance
+            room = mass + (1.0 - chance)  # in this order: where α = 1 it stays 1
             after = jnp.where(room > 0, mass / jnp.where(room > 0, room, 1.0), 1.0)
             # without a law here the text can only end here: all of p is beside q
             after = jnp.where(jnp.max(kept, axis=-1) > 0, after, chance)
@@ -91,7 +91,7 @@ class Traversal:
             node, after, level, alpha, laws, going = state
             chance = alpha[rows, level]
             _, more = below(node, after, chance)
-            kept = at_node(uniform, node) < chance  # u in [0, 1), so the root's α = 1 always holds
+            kept = (node == ROOT) | (at_node(uniform, node) < chance)  # the root's α stays 1
             going &= more | ~kept
             gone = going & ~more
             above = jnp.maximum(level - 1, 0)

@@ -7,7 +7,7 @@ import os
 
 import specjax
 
-from .. import resolve
+from .. import acceptance, resolve
 
 NOTHING_TO_DRAW, USAGE_ERROR, INTERRUPTED = 1, 2, 130  # exit codes
 
@@ -49,7 +49,8 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
         "--stop", action="append", metavar="TEXT", help="ends the text before it; may be repeated"
     )
     p.add_argument("--grammar", choices=["json"], help="only texts of this grammar")
-    p.add_argument("--rule", default="auto", help="acceptance rule; auto is lossless")
+    rules = ", ".join(acceptance.RULES)
+    p.add_argument("--rule", default="auto", help=f"acceptance rule: auto (lossless), {rules}")
     p.add_argument("--dtype", help="of the weights: float32, bfloat16, float16")
     p.add_argument("--quantize", help="hold the model's weights as int8 or fp8: approximate")
     p.add_argument("--drafter-quantize", help="the same for the draft model: stays lossless")
