@@ -30,8 +30,8 @@ class Traversal:
     to the next sibling's leaves, or, where none is left, is tested like a leaf. The token behind
     the accepted path is drawn from its ``P``.
 
-    On a chain this is block verification, draw by draw. It accepts no fewer tokens in expectation
-    than ``rejection``, on every tree.
+    On a chain this is block verification, draw by draw. On trees it kept at least as many tokens in
+    expectation as ``rejection`` wherever the tests enumerate both; the paper measures the same.
 
     Lossless: yes, as ``rejection`` is: for siblings drawn ``iid``, from laws of their own
     (``mixed``), ``distinct``, in a ``hub``'s pairs, and for point masses. Rejecting ``x`` has
