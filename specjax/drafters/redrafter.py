@@ -100,7 +100,7 @@ class ReDrafterHead(nnx.Module):
         return found
 
     def logits(self, hidden, tokens, target, params, steps: int) -> jax.Array:
-        """The first ``steps`` with the true tokens in place of drafted ones, for training.
+        """The first ``steps`` with the true tokens in place of drafted ones.
 
         Args:
           hidden: ``[B, T, F]``, the target's last hidden state, normed.

@@ -54,6 +54,8 @@ class SpeculatorConfig:
                 raise ValueError(f"{name}={getattr(self, name)}: it must be at least 1")
         if self.cell == "lstm" and not self.tied:
             raise ValueError("cell='lstm' has one set of weights for all steps: give tied=True")
+        if self.cell == "mlp" and self.tied and self.num_heads == 1:
+            raise ValueError("num_heads=1 leaves nothing to tie: give tied=False")
 
     @property
     def gates(self) -> int:
@@ -150,7 +152,7 @@ class SpeculatorCell(nnx.Module):
         return found
 
     def logits(self, hidden: jax.Array, tokens: jax.Array) -> jax.Array:
-        """All steps with the true tokens in place of drafted ones, for training.
+        """All steps with the true tokens in place of drafted ones.
 
         Args:
           hidden: ``[B, T, F]``, the target's last hidden state, normed.
