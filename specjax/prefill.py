@@ -7,6 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from . import cache as kv_cache
 from . import sharding, tree
 from . import state as states
 from .request import Request
@@ -86,7 +87,10 @@ def _feed(target, drafter, params, cache, learned, tokens, begin, end, chunk):
             params["target"], cache, draft, features=drafter.features, logits=False
         )
         path = jnp.broadcast_to(steps, piece.shape)
-        verdict = Verdict(path=path, count=num - 1, token=jnp.full((batch,), -1, jnp.int32))
+        count = num - 1
+        if scores.features is not None:  # the last layer's attention is read for them alone
+            count = kv_cache.after(count, scores.features)
+        verdict = Verdict(path=path, count=count, token=jnp.full((batch,), -1, jnp.int32))
         cache = target.commit(cache, scores.entries, at, verdict)
         segment = Segment(tokens=piece, next=after, features=scores.features, start=at, num=num)
         return cache, drafter.observe(params, learned, segment)

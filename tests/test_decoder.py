@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from compiled import cache_copies, hlo
 from flax import nnx
+from toys import heads
 
 import specjax
 from specjax import reference
 from specjax.drafters import DraftModel, NGram, Plain
+from specjax.drafters.hydra import Hydra, HydraConfig, prefix_config
 from specjax.models.attention import BLOCK, attend, prefix_sizes
 from specjax.models.causal_lm import CausalLM
 from specjax.models.config import DecoderConfig
@@ -76,15 +78,19 @@ def model(config, seed=0):
 
 
 def drafters():
+    sizes = dict(hidden_size=LLAMA.hidden_size, vocab_size=LLAMA.vocab_size)
+    hydra = Hydra.of(HydraConfig(tied=True, prefix=prefix_config(LLAMA), **sizes), CausalLM(LLAMA))
     return {
         "plain": Plain(),
         "draft": DraftModel(num_draft=3, model=CausalLM(SMALL)),
         "ngram": NGram(num_draft=7, shortest=1),
+        "hydra": hydra,
     }
 
 
-def params_of(config):
-    return {"target": model(config)[1], "drafter": model(SMALL, 1)[1]}
+def params_of(config, name="draft"):
+    own = model(SMALL, 1)[1] if name != "hydra" else heads(drafters()[name])
+    return {"target": model(config)[1], "drafter": own}
 
 
 @pytest.mark.parametrize(
@@ -183,13 +189,14 @@ PROGRAMS = [
     ("draft", 3, 100, 0),
     ("ngram", 1, 300, 0),
     ("ngram", 3, 300, 1.0),
+    ("hydra", 1, 300, 0),
 ]
 
 
 @pytest.mark.parametrize(("name", "batch", "capacity", "temperature"), PROGRAMS)
 def test_the_loop_copies_no_cache_and_never_leaves_the_device(name, batch, capacity, temperature):
     target = model(LLAMA)[0]
-    text = hlo(target, drafters()[name], params_of(LLAMA), batch, capacity, temperature)
+    text = hlo(target, drafters()[name], params_of(LLAMA, name), batch, capacity, temperature)
     assert not cache_copies(text, cache_shape(batch, capacity))
     assert not re.search(r"\b(infeed|outfeed|send|recv)\(|callback", text)
     if capacity > 256 or name == "ngram":  # the switches are there, not folded away

@@ -1,6 +1,7 @@
 """Greedy exactness, the contract's edges and the caches, for every drafter of the registry."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from toys import TreeDrafter, bag, like
 import specjax
 from specjax import Sampling, loop, reference, tree
 from specjax.drafters import NGram, Plain
-from specjax.types import Draft, Verdict
+from specjax.types import Draft, Segment, Verdict
 
 VOCAB, NUM = 13, 12
 MODEL, PARAMS = bag(VOCAB, 3, features=8)
@@ -119,6 +120,19 @@ def test_penalty_and_bias_at_temperature_zero_equal_plain_decoding(name):
     assert new_tokens(run(name, PROMPTS, sampling=settings), PROMPTS) == plain != EXPECTED
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def fresh(drafter, params, tokens, length):
+    """The state of heads that have read the first ``length`` tokens of each row at once."""
+    batch, size = tokens.shape
+    draft = Draft(
+        start=jnp.zeros((batch,), jnp.int32), tokens=tokens, topology=tree.chain_topology(size - 1)
+    )
+    cache = MODEL.init(params["target"], batch, size)
+    features = MODEL.verify(params["target"], cache, draft, features=drafter.features).features
+    segment = Segment(tokens=tokens, next=tokens, features=features, start=draft.start, num=length)
+    return drafter.observe(params, drafter.init(params, batch, size), segment)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_after_any_number_of_rounds_the_cache_is_that_of_a_fresh_pass(name):
     drafter, weights, _ = CASES[name]
@@ -139,6 +153,12 @@ def test_after_any_number_of_rounds_the_cache_is_that_of_a_fresh_pass(name):
         np.testing.assert_allclose(
             jnp.where(used, state.cache, 0), jnp.where(used, expected, 0), atol=1e-6
         )
+        if hasattr(state.drafter, "feature"):
+            expected = fresh(drafter, params, state.tokens, state.length - 1)
+            np.testing.assert_allclose(state.drafter.feature, expected.feature, atol=1e-5)
+            caches = (jax.tree.leaves(getattr(x, "cache", ())) for x in (state.drafter, expected))
+            for kept, own in zip(*caches, strict=True):
+                assert jnp.allclose(jnp.where(used, kept, 0), jnp.where(used, own, 0), atol=1e-5)
         models = []
         if name.startswith("draft"):  # the draft model stays two tokens behind
             assert (state.drafter.filled >= state.length - 2).all()

@@ -9,17 +9,19 @@ import numpy as np
 import pytest
 import registry
 from flax import nnx
-from toys import bag
+from toys import bag, heads
 
 import specjax
 from specjax import Sampling, loop, sampling, sharding
 from specjax.drafters import Adaptive, DraftModel, NGram, Plain
+from specjax.drafters.hydra import Hydra, HydraConfig, prefix_config
 from specjax.models import placement, reading
 from specjax.models.causal_lm import CausalLM
 from specjax.models.config import DecoderConfig
 from specjax.models.decoder import Decoder
 from specjax.models.hf import load_weights, save_pretrained
 from specjax.sharding import as_mesh
+from specjax.topology import branching
 
 MESHES = ["data=2,model=4", "data=1,model=8", "data=8,model=1"]
 BATCH, VOCAB, SLOTS = 8, 1040, 96  # no other array has a dimension of the last two
@@ -89,6 +91,8 @@ def real(name):
     """A drafter for the decoder, and its weights."""
     draft = DraftModel(num_draft=3, model=CausalLM(DRAFT))
     costs = np.asarray([1.0, 1.1, 1.3], np.float32)
+    shape = HydraConfig(hidden_size=24, vocab_size=VOCAB, tied=True, prefix=prefix_config(CONFIG))
+    hydra = Hydra.of(shape, CausalLM(CONFIG), branching(2, 1))
     return {
         "plain": (Plain(), None),
         "draft": (draft, weights(DRAFT, 1)),
@@ -98,11 +102,12 @@ def real(name):
         ),
         "ngram": (NGram(num_draft=5, shortest=1), None),
         "adaptive": (Adaptive(draft), {"inner": weights(DRAFT, 1), "costs": costs}),
+        "hydra": (hydra, heads(hydra)),
     }[name]
 
 
 REAL = [(m, "draft") for m in MESHES] + [
-    (MESHES[0], name) for name in ("plain", "whole draft", "ngram", "adaptive")
+    (MESHES[0], name) for name in ("plain", "whole draft", "ngram", "adaptive", "hydra")
 ]
 
 
