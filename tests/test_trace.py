@@ -20,7 +20,7 @@ from specjax.spelling import BYTES, SPECIAL, Spelled, speller
 
 pytest_plugins = ["pairs"]
 
-VOCAB, NUM, ROWS = 7, 10, 4
+VOCAB, NUM, ROWS = 7, 10, 32
 MODEL, PARAMS = bag(VOCAB, 3, features=8)
 CASES = cases(MODEL, PARAMS)
 WARM = Sampling(temperature=np.float32(0.9), repetition_penalty=1.2)
