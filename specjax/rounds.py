@@ -235,6 +235,8 @@ def _nodes(one: Seen, path: list[int], spell) -> list[Node]:
         if not one.able[n]:
             return PASSENGER, "a passenger: scored for the drafter, it cannot be accepted"
         if above not in path:
+            if nodes[above].status == BEYOND:  # nor is what stands below it looked at
+                return BEYOND, why.WHY[why.BEYOND]
             return judged(why.BEYOND, n, above)
         chosen = follows.get(above)
         if chosen is not None and tokens[chosen] == tokens[n]:

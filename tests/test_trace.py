@@ -84,6 +84,8 @@ def agrees_with_the_model(one, before, sampling, laws):
     nodes = one.nodes
     kept = [n for n, node in enumerate(nodes) if node.status in ("accepted", "cut")]
     assert kept == sorted(one.path[1:])
+    unseen = [n for n, node in enumerate(nodes) if nodes[node.parent].status == "beyond" and n]
+    assert not {nodes[n].status for n in unseen} & {"accepted", "rejected"}
     emitted = [nodes[n].token for n in one.path[1:]] + [one.token] * (one.token >= 0)
     assert one.emitted == emitted[: len(one.emitted)]
     assert [bool(node.top) for node in nodes] == [n in one.path for n in range(len(nodes))]
