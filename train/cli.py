@@ -18,6 +18,7 @@ RECIPES = {
     "heads": "Medusa-1 or Blockwise heads on a frozen target",
     "hydra": "Hydra or Hydra++ heads on a frozen target, by the teacher loss",
     "medusa2": "Medusa heads and their target together",
+    "compare": "held-out tau of several heads on the same trees",
     "speculator": "MLP and LSTM speculators and ReDrafters, in two phases",
 }
 

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 from specjax.train import (
+    compare,
     config,
     corpus,
     distill,
@@ -43,10 +44,11 @@ SHIPPED = {
     "embedded_draft": distill,
     "embedded_features": features,
     "embedded_blockwise": heads,
-    "embedded_medusa_base": heads,
     "embedded_medusa": heads,
     "embedded_hydra_base": hydra,
     "embedded_hydra": hydra,
+    "embedded_lstm": speculator,
+    "embedded_compare": compare,
     "embedded_speculator": speculator,
 }
 

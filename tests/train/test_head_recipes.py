@@ -1,5 +1,6 @@
 """Heads learn from a frozen target, are measured by decoding, and load back as they were."""
 
+import dataclasses
 import json
 import sys
 
@@ -9,7 +10,17 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.test_util import check_grads
-from specjax.train import checkpoint, config, features, frozen, heads, hydra, medusa2, report
+from specjax.train import (
+    checkpoint,
+    compare,
+    config,
+    features,
+    frozen,
+    heads,
+    hydra,
+    medusa2,
+    report,
+)
 
 import specjax
 
@@ -174,6 +185,29 @@ def test_exported_heads_load_back_bit_for_bit_and_are_the_best_ones(place, train
     )
     record = json.loads((trained / "model" / "config.json").read_text())
     assert record["specjax"]["target_fingerprint"] == setting.lm.checkpoint
+
+
+def test_comparison_counts_tokens_a_round_of_each_head_on_each_tree(place, trained):
+    root, _, teacher = place
+    made = compare.CompareConfig(
+        teacher=teacher.partition("=")[2],
+        heads=(str(trained / "model"),),
+        trees=("chain:2", "2x1"),
+        num_prompts=4,
+        new_tokens=8,
+        batch=4,
+        output=str(root / "table.md"),
+    )
+    compare.run(made)
+    rows = [line.split("|") for line in (root / "table.md").read_text().splitlines()[2:]]
+    assert [(row[1], row[3], row[4]) for row in rows] == [
+        (" hydra ", " chain:2 ", " 2 "),
+        (" hydra ", " 2x1 ", " 4 "),
+    ]
+    found = {"rounds": np.array([8, 2]), "emitted": np.array([8, 8])}
+    assert compare.tau_of(found) == (1.6, 1.0, 4.0)  # 16 tokens in 10 rounds; each prompt alone
+    with pytest.raises(config.ConfigError, match="num_prompts=5; accepted: a multiple of batch=4"):
+        dataclasses.replace(made, num_prompts=5)
 
 
 def test_a_run_that_goes_on_computes_what_it_would_have_computed(place, stored):

@@ -1,0 +1,128 @@
+"""Recipe ``compare``: held-out tau of several heads on the same trees, by decoding.
+
+Nothing is timed, so a busy machine gives the same table. Prompts are the last ones that ship with
+the package, cut from files on which nothing was trained.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import specjax
+
+from .config import ConfigError, RunConfig
+
+RESAMPLES = 2000  # of the prompts, for an interval
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompareConfig:
+    """``heads``: folders. ``trees``: as ``specjax.generate(tree=)`` takes them, ``chain:3`` among
+    them. ``output``: the table (Markdown). At ``temperature`` 0 decoding is greedy."""
+
+    teacher: str = "embedded"
+    heads: tuple[str, ...] = ()
+    trees: tuple[str, ...] = ("chain:3",)
+    temperature: float = 0.0
+    num_prompts: int = 64
+    new_tokens: int = 64
+    batch: int = 16
+    output: str = "runs/compare.md"
+    run: RunConfig = RunConfig()
+
+    def __post_init__(self):
+        if not self.heads or not self.trees:
+            raise ConfigError(
+                f"heads={self.heads}, trees={self.trees}; accepted: at least one each"
+            )
+        if self.batch < 1 or self.num_prompts < 1 or self.num_prompts % self.batch:
+            raise ConfigError(
+                f"num_prompts={self.num_prompts}; accepted: a multiple of batch={self.batch}"
+            )
+
+
+Config = CompareConfig
+
+
+def read_prompts(lm, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The last ``count`` shipped prompts, int32 ``[count, T]`` padded with 0, and their lengths."""
+    file = Path(specjax.__path__[0]) / "data" / "heldout_prompts.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines()
+    if count > len(lines):
+        raise ConfigError(f"num_prompts={count}; accepted: 1 to {len(lines)}")
+    ids = [lm.tokenizer.encode(json.loads(line)["text"]) for line in lines[-count:]]
+    lengths = np.asarray([len(row) for row in ids], np.int32)
+    tokens = np.zeros((count, lengths.max()), np.int32)
+    for row, own in enumerate(ids):
+        tokens[row, : len(own)] = own
+    return tokens, lengths
+
+
+def measure(lm, drafter, params, prompts, config: CompareConfig) -> dict[str, np.ndarray]:
+    """``rounds`` and ``emitted`` ``[prompts]``, and ``accepted_at`` ``[prompts, D]``."""
+    tokens, lengths = prompts
+    parts = []
+    for first in range(0, len(tokens), config.batch):
+        rows = slice(first, first + config.batch)
+        stats = specjax.decode(
+            lm.target,
+            drafter,
+            {"target": lm.params, "drafter": params},
+            jnp.asarray(tokens[rows]),
+            jnp.asarray(lengths[rows]),
+            key=jax.random.key(first),
+            max_new_tokens=config.new_tokens,
+            sampling=specjax.Sampling(temperature=config.temperature),
+            stops=lm.tokenizer.eos_ids,
+        ).stats
+        parts.append([np.asarray(x) for x in (stats.rounds, stats.emitted, stats.accepted_at)])
+    rounds, emitted, accepted_at = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return {"rounds": rounds, "emitted": emitted, "accepted_at": accepted_at}
+
+
+def tau_of(found: dict[str, np.ndarray]) -> tuple[float, float, float]:
+    """Tau, and an interval of 95 % by resampling the prompts."""
+    rng, count = np.random.default_rng(0), len(found["rounds"])
+    picks = rng.integers(0, count, (RESAMPLES, count))
+    taus = found["emitted"][picks].sum(axis=1) / found["rounds"][picks].sum(axis=1)
+    tau = found["emitted"].sum() / found["rounds"].sum()
+    return (float(tau), *(float(x) for x in np.quantile(taus, [0.025, 0.975])))
+
+
+def run(config: CompareConfig, *, dry_run: bool = False) -> None:
+    """Prints the table and writes it to ``output``."""
+    lm = specjax.load(config.teacher)
+    prompts = read_prompts(lm, config.num_prompts)
+    loaded = [
+        specjax.load_drafter(folder, lm, topology=specjax.topology.parse(tree))
+        for tree in config.trees
+        for folder in config.heads
+    ]
+    print(f"{len(loaded)} rows, {config.num_prompts} prompts each")
+    if dry_run:
+        return
+    lines = [
+        "| drafter | weights | tree | drafted | τ | accepted at depth 1, 2, ... |",
+        "|---|---|---|---|---|---|",
+    ]
+    trees = [tree for tree in config.trees for _ in config.heads]
+    for heads, tree in zip(loaded, trees, strict=True):
+        found = measure(lm, heads.drafter, heads.params, prompts, config)
+        tau, low, high = tau_of(found)
+        shares = found["accepted_at"].sum(axis=0) / found["rounds"].sum()
+        weights = sum(x.size for x in jax.tree.leaves(heads.params))
+        lines.append(
+            f"| {heads.drafter.name} | {weights:,} | {tree} | {heads.drafter.num_draft} "
+            f"| {tau:.3f} [{low:.3f}, {high:.3f}] | {', '.join(f'{s:.0%}' for s in shares)} |"
+        )
+        print(lines[-1], flush=True)
+    path = Path(config.output)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print(f"wrote {path}")
