@@ -215,12 +215,11 @@ def merge(*drafts: Draft, one_law: bool = False) -> Draft:
 
     A token drawn twice stays two siblings (*twins*): dropping the second draw would bias
     multi-round rejection, whose residual must shrink once for every draw. But only the first
-    twin gets children, those of both, since a twin of a rejected token is never accepted (or, by
-    ``kseq``, goes on with the first one's).
+    twin gets children, those of both, since a twin of a rejected token is never accepted (``kseq``,
+    which may do so, goes on with the children of all twins).
 
     Independent draws are ``mixed`` then: siblings may have several laws. ``one_law`` says that all
-    drafts are independent draws of one drafter, so that siblings have one: they stay ``iid``. It
-    may also join the twins within one draft.
+    drafts are independent draws of one drafter, so that siblings have one: they stay ``iid``.
 
     Raises:
       ValueError: drafts drawn in ways that do not go together, or with laws over vocabularies that

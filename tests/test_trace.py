@@ -129,7 +129,7 @@ def test_the_numbers_that_a_rule_gives_decide_as_it_did(name, rule, quick_compil
             for above in path:
                 below = np.flatnonzero(seen.able[row] & (seen.draft.parent[row] == above))
                 if rule == "kseq" and len({*seen.draft.tokens[row, below].tolist()}) < len(below):
-                    continue  # of equal siblings one that has children stands for another
+                    continue  # of equal siblings the one on the path may be another's twin
                 for n in below:
                     fates[n in path, bool(passes[row, n])] += 1
                     if n in path:

@@ -11,7 +11,7 @@ from .. import sampling as law
 from .. import tree
 from ..types import ROOT, Draft, Verdict
 from .lawful import need_draws
-from .walk import at_node, descend, eligible, has_children, next_child, verdict
+from .walk import at_node, descend, eligible, verdict
 
 HALVINGS = 20  # of the interval [1, k]
 
@@ -29,14 +29,14 @@ class KSeq:
     ``ρ`` is found by halving, 20 times, and its upper end is taken, with which the rule is exact
     however wide the interval still is.
 
-    Of several equal siblings that one's children come next which has any: ``tree.merge`` gives
-    those of all to the first. So ``k`` chains of one drafter, merged with ``one_law=True``, go on
-    with all the chains that begin as the text does, which is SpecTr.
+    Of equal siblings the children of all come next, one family: ``k`` chains side by side go on
+    with all those that begin as the text does, which is SpecTr, be they merged or not.
 
     Lossless: yes, for siblings drawn ``iid`` from one law. Drafts without laws, ``distinct`` or
     ``mixed`` ones are refused; merged ones are ``mixed`` unless they are of one law.
 
-    Cost: at each visited node p, q and ``20 V`` for ``ρ``; one node a depth.
+    Cost: at each visited node p, q and ``20 V`` for ``ρ``; one node a depth. To see which paths
+    are equal, ``D N^2``.
 
     References: Sun et al., SpecTr: Fast Speculative Decoding via Optimal Transport,
     arXiv 2310.15141, algorithms 2 and 3.
@@ -55,22 +55,18 @@ class KSeq:
             need_draws(self.name, draft, self.how)
 
     def __call__(self, params, draft: Draft, target_law, draft_law, key) -> Verdict:
-        able = eligible(draft)
-        bearing = has_children(draft, able)
+        families = _families(draft, eligible(draft))
         uniform = law.uniforms(key, draft.num_nodes)
         tokens = jnp.maximum(draft.tokens, 0)
 
         def visit(node):
-            child, _ = next_child(draft, node, node, able)
-            p, q = target_law(node), draft_law(child)
-            siblings = able & (tree.parents(draft) == node[:, None])
+            siblings = at_node(families, node)
+            p, q = target_law(node), draft_law(jnp.argmax(siblings, axis=1))
             count = jnp.sum(siblings, axis=1)
             rho = _rho(p, q, jnp.maximum(count, 1))[:, None]
             said, drawn = (jnp.take_along_axis(x, tokens, axis=1) for x in (p, q))
             kept = siblings & (uniform * drawn * rho < said) & (drawn > 0)
             first = jnp.argmax(kept, axis=1)
-            equal = siblings & (tokens == at_node(tokens, first)[:, None]) & bearing
-            first = jnp.where(jnp.any(equal, axis=1), jnp.argmax(equal, axis=1), first)
 
             each = jnp.minimum(q, p / rho)
             drafted = each * _draws(jnp.sum(each, axis=-1), count)[:, None]
@@ -84,16 +80,38 @@ class KSeq:
     def evidence(self, params, draft: Draft, target_law, draft_law, key) -> dict[str, jax.Array]:
         """``u``, and ``rho`` of each node's siblings: float32 ``[B, N]`` each."""
         batch, nodes = draft.tokens.shape
-        parents, able = jnp.broadcast_to(tree.parents(draft), (batch, nodes)), eligible(draft)
+        parents = jnp.broadcast_to(jnp.maximum(tree.parents(draft), ROOT), (batch, nodes))
+        families = _families(draft, eligible(draft))
 
         def at(node):
-            above = jnp.maximum(parents[:, node], ROOT)
-            count = jnp.sum(able & (parents == above[:, None]), axis=1)
+            above = parents[:, node]
+            count = jnp.sum(at_node(families, above), axis=1)
             q = draft_law(jnp.full((batch,), node))
             return _rho(target_law(above), q, jnp.maximum(count, 1))
 
         rho = jax.lax.map(at, jnp.arange(nodes)).T
         return {"u": law.uniforms(key, nodes), "rho": rho}
+
+
+def _families(draft: Draft, able: jax.Array) -> jax.Array:
+    """bool ``[B, N, N]``: ``[b, n, m]`` is whether the candidate ``m`` stands below ``n``, or below
+    another candidate with the same tokens from the root down."""
+    parent = jnp.broadcast_to(jnp.maximum(tree.parents(draft), ROOT), able.shape)
+    tokens, real = draft.tokens, able | (jnp.arange(able.shape[1]) == ROOT)
+    equal = (tokens[:, :, None] == tokens[:, None, :]) & real[:, :, None] & real[:, None, :]
+    roots = jnp.arange(able.shape[1]) == ROOT
+    equal &= roots[:, None] == roots
+
+    def up(_, same):  # and so are their parents'
+        return equal & _below(_below(same, parent).swapaxes(1, 2), parent).swapaxes(1, 2)
+
+    same = jax.lax.fori_loop(0, tree.max_depth(draft), up, equal)
+    return able[:, None, :] & _below(same.swapaxes(1, 2), parent).swapaxes(1, 2)
+
+
+def _below(x: jax.Array, parent: jax.Array) -> jax.Array:
+    """``x[b, parent[b, n], m]``."""
+    return jnp.take_along_axis(x, parent[:, :, None], axis=1)
 
 
 def _draws(beta: jax.Array, count: jax.Array) -> jax.Array:
