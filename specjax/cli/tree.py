@@ -13,7 +13,7 @@ import numpy as np
 import specjax
 
 from .. import calibration, job, measure, topology
-from ..resolve import resolve_drafter
+from ..resolve import named, resolve_drafter
 from .options import set_up
 from .prompts import read_prompts
 
@@ -52,11 +52,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--nodes {arguments.nodes}: at least 1")
     prompts = read_prompts(arguments.prompts, arguments.model, arguments.limit)
     lm = set_up(arguments)
-    depth = _depth(lm, arguments)
+    drafter = named(lm, arguments.drafter, dtype=arguments.dtype)
+    depth = _depth(lm, drafter, arguments)
     work = job.prepare(
         lm,
         prompts,
-        drafter=_named(arguments),
+        drafter=drafter,
         tree=topology.chain(depth),
         max_new_tokens=arguments.max_new_tokens,
         temperature=arguments.temperature,
@@ -79,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     with Console(stderr=True).status("timing passes"):
         passes = measure.pass_seconds(lm, [*{1, *sizes}])
         passes = {n: float(np.median(s)) for n, s in passes.items()}
-        level = _level_seconds(lm, arguments, prompts[0], depth)
+        level = _level_seconds(lm, drafter, arguments, prompts[0], depth)
     choice = calibration.grow_fastest(counted, passes, level)
     print(f"how often each choice was right, best first (at temperature {arguments.temperature:g})")
     print(counted)
@@ -96,27 +97,21 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _named(arguments):
-    own = ("draft", "medusa", "hydra", "blockwise")
-    name = arguments.drafter
-    return name if name in own else specjax.load(name, dtype=arguments.dtype)
-
-
-def _depth(lm, arguments) -> int:
+def _depth(lm, drafter, arguments) -> int:
     """The deepest tree to consider: what was asked for, as far as the drafter goes."""
     if arguments.depth < 1:
         raise ValueError(f"--depth {arguments.depth}: at least 1")
-    drafter, _ = resolve_drafter(lm, _named(arguments))
+    drafter, _ = resolve_drafter(lm, drafter)
     most = getattr(drafter, "max_depth", None)
     return arguments.depth if most is None else min(most, arguments.depth)
 
 
-def _level_seconds(lm, arguments, prompt: str, depth: int) -> float:
+def _level_seconds(lm, drafter, arguments, prompt: str, depth: int) -> float:
     """Of one depth of drafting, for one row."""
     work = job.prepare(
         lm,
         prompt,
-        drafter=_named(arguments),
+        drafter=drafter,
         tree=topology.chain(depth),
         max_new_tokens=16 * (depth + 1),
         temperature=arguments.temperature,
