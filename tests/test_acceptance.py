@@ -17,7 +17,7 @@ from specjax import Sampling, acceptance, loop, sampling, tree
 from specjax.acceptance import RULES, walk
 from specjax.acceptance.typical import Typical
 from specjax.drafters import Plain
-from specjax.types import DRAWS, Draft, Scores
+from specjax.types import DRAWS, Draft
 
 CHAIN, PAIR, THREE, TREE = (-1, 0, 1, 2), (-1, 0, 0), (-1, 0, 0, 0), (-1, 0, 0, 1, 1, 2)
 EXACT, WRONG = 1e-6, 1e-3
@@ -26,7 +26,6 @@ GUESS = Draft(
 )
 ZERO = {n: np.zeros(1, int) for n in ("rounds", "emitted", "drafted", "accepted")}
 merge = jax.jit(tree.merge, static_argnames="one_law")
-accept = jax.jit(loop.accept, static_argnums=0)
 
 
 @functools.cache
@@ -300,9 +299,19 @@ def test_typical_acceptance_keeps_the_longest_plausible_path_and_says_the_likeli
     p = random.dirichlet(np.full(4, 0.6), (rows, nodes)).astype(np.float32)
     draft = tree.tree(context(rows), jnp.asarray(tokens[:, 1:]), jnp.asarray(parent))
     tokens[:, 0] = 0
-    scores = Scores(logits=jnp.log(p), features=None, entries=None)
-    rule = Typical(epsilon=0.3, delta=0.6)
-    verdict = jax.device_get(accept(rule, {}, draft, scores, context(rows), context(rows).key))
+    rule, visits = Typical(epsilon=0.3, delta=0.6), []
+
+    @jax.jit
+    def judge(draft, p):
+        def law(node):
+            jax.debug.callback(lambda: visits.append(1))
+            return walk.at_node(p, node)
+
+        return rule({}, draft, law, None, None)
+
+    verdict = jax.device_get(judge(draft, p))
+    jax.effects_barrier()
+    assert len(visits) <= nodes  # a row that is through stays so while others are looked at
     last = np.take_along_axis(verdict.path, verdict.count[:, None], axis=1)
     for row in range(rows):
         expected = plausible(tokens[row], parent[row], p[row], rule.epsilon, rule.delta)

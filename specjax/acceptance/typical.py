@@ -81,7 +81,7 @@ class Typical:
             likely = at_node(score, node)[:, None] + jnp.log(jnp.where(passes, said, 1.0))
             reached, score = reached | passes, jnp.where(passes, likely, score)
             left = reached & bearing & (index > node[:, None])
-            going = jnp.any(left, axis=1)
+            going &= jnp.any(left, axis=1)
             return jnp.argmax(left, axis=1).astype(jnp.int32), reached, score, going
 
         start = jnp.full((batch,), ROOT, jnp.int32)
