@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import jax
@@ -214,4 +215,26 @@ def edited(folder, source, config=None, **tensors):
 def test_what_is_wrong_with_heads_is_named(source, config, tensors, words, target, tmp_path):
     edited(tmp_path, source, config, **tensors)
     with pytest.raises(ValueError, match=words):
+        specjax.load_drafter(tmp_path, target)
+
+
+def test_an_unknown_layout_is_told_with_what_is_known(target, tmp_path):
+    with pytest.raises(
+        ValueError, match="not known .*lm_head.weight.*Medusa's.*Hydra's"
+    ):
+        specjax.load_drafter(GOLDEN / "target", target)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match="has no weights, .*safetensors, .*pt"):
+        specjax.load_drafter(tmp_path, target)
+
+
+def test_a_pytorch_file_says_what_it_lacks(target, tmp_path, monkeypatch):
+    shutil.copy(GOLDEN / "medusa" / "config.json", tmp_path)
+    (tmp_path / "medusa_lm_head.pt").write_bytes(b"no pickle")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "torch", None)
+        with pytest.raises(ValueError, match="PyTorch is not installed: pip install torch"):
+            specjax.load_drafter(tmp_path, target)
+    pytest.importorskip("torch")
+    with pytest.raises(ValueError, match="medusa_lm_head.pt cannot be read as PyTorch tensors"):
         specjax.load_drafter(tmp_path, target)

@@ -30,8 +30,8 @@ _LM_HEAD = rf"({re.escape(_PREFIX)})?(\d+)\.(\d+)\.weight"
 
 
 def matches(config: Mapping, names: set[str]) -> bool:
-    found = [re.fullmatch(_BLOCK, n) or re.fullmatch(_LM_HEAD, n) for n in names]
-    return any(found) and "medusa_num_heads" in config or any(f and f[1] for f in found)
+    named = "medusa_num_heads" in config  # heads without a block have no name of their own
+    return any(re.fullmatch(_BLOCK, n) or named and re.fullmatch(_LM_HEAD, n) for n in names)
 
 
 def load(config: Mapping, tensors: Mapping, target):

@@ -20,7 +20,7 @@ from .weights import check_same, check_sizes, loaded, stored
 KNOWN = "vLLM's of Medusa (blocks.{i}.layers.{j}.weight, lm_heads.{i}.weight)"
 DRAFTER, FILE = Medusa, "model"
 _BLOCK = r"(medusa_heads\.)?blocks\.(\d+)\.layers\.(\d+)\.weight"
-_ORIGINAL = ("lm_head.weight", "lm_heads.0.weight")
+_ORIGINAL = r"(medusa_heads\.)?(lm_head|lm_heads\.\d+)\.weight"
 
 
 def matches(config: Mapping, names: set[str]) -> bool:
@@ -47,11 +47,9 @@ def load(config: Mapping, tensors: Mapping, target):
         bias=f"{found[0][0].removesuffix('weight')}bias" in tensors,
         tied=bool(config.get("original_lm_head", False)),
     )
-    others = [prefix + name for name in _ORIGINAL] if shape.tied else []
+    others = [name for name in tensors if shape.tied and re.fullmatch(_ORIGINAL, name)]
     for name in others:
-        if name in tensors:
-            own = target.target.head_table(target.params)
-            check_same(name, tensors[name], own, target)
+        check_same(name, tensors[name], target.target.head_table(target.params), target)
     params = loaded(tensors, names(shape, prefix), abstract(shape)[1], target.dtype, others)
     return Medusa.of(shape, target.target), params
 
@@ -71,9 +69,10 @@ def save(drafter: Medusa, params, target=None) -> tuple[dict, dict]:
     }
     tensors = stored(params, names(shape))
     if shape.tied:
-        if target is None:
+        if target is None or target.target.quantized:
             raise ValueError(
-                "format='medusa-vllm': vLLM reads the LM head from the file; give target="
+                "format='medusa-vllm': vLLM reads the LM head from the file; give target=, the "
+                "target not quantized"
             )
         head = np.asarray(target.target.head_table(target.params))
         tensors["lm_head.weight"] = head[: shape.vocab_size]
