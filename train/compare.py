@@ -11,12 +11,12 @@ import json
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import specjax
 
 from .config import ConfigError, RunConfig
+from .decoding import decode_all
 
 RESAMPLES = 2000  # of the prompts, for an interval
 
@@ -64,28 +64,6 @@ def read_prompts(lm, count: int) -> tuple[np.ndarray, np.ndarray]:
     return tokens, lengths
 
 
-def measure(lm, drafter, params, prompts, config: CompareConfig) -> dict[str, np.ndarray]:
-    """``rounds`` and ``emitted`` ``[prompts]``, and ``accepted_at`` ``[prompts, D]``."""
-    tokens, lengths = prompts
-    parts = []
-    for first in range(0, len(tokens), config.batch):
-        rows = slice(first, first + config.batch)
-        stats = specjax.decode(
-            lm.target,
-            drafter,
-            {"target": lm.params, "drafter": params},
-            jnp.asarray(tokens[rows]),
-            jnp.asarray(lengths[rows]),
-            key=jax.random.key(first),
-            max_new_tokens=config.new_tokens,
-            sampling=specjax.Sampling(temperature=config.temperature),
-            stops=lm.tokenizer.eos_ids,
-        ).stats
-        parts.append([np.asarray(x) for x in (stats.rounds, stats.emitted, stats.accepted_at)])
-    rounds, emitted, accepted_at = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return {"rounds": rounds, "emitted": emitted, "accepted_at": accepted_at}
-
-
 def tau_of(found: dict[str, np.ndarray]) -> tuple[float, float, float]:
     """Tau, and an interval of 95 % by resampling the prompts."""
     rng, count = np.random.default_rng(0), len(found["rounds"])
@@ -111,9 +89,11 @@ def run(config: CompareConfig, *, dry_run: bool = False) -> None:
         "| drafter | weights | tree | drafted | τ | accepted at depth 1, 2, ... |",
         "|---|---|---|---|---|---|",
     ]
+    how = {name: getattr(config, name) for name in ("batch", "new_tokens", "temperature")}
     trees = [tree for tree in config.trees for _ in config.heads]
     for heads, tree in zip(loaded, trees, strict=True):
-        found = measure(lm, heads.drafter, heads.params, prompts, config)
+        both = {"target": lm.params, "drafter": heads.params}
+        found = decode_all(lm, heads.drafter, both, *prompts, **how)
         tau, low, high = tau_of(found)
         shares = found["accepted_at"].sum(axis=0) / found["rounds"].sum()
         weights = sum(x.size for x in jax.tree.leaves(heads.params))

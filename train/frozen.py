@@ -21,36 +21,13 @@ from specjax.models.layers import softcap
 from specjax.pytree import pytree_dataclass
 from specjax.types import Drafter, PyTree
 
-from . import data, features, regenerate, report, tokenizer
+from . import data, decoding, features, regenerate, report, tokenizer
 from .config import ConfigError, DataConfig, OptimizerConfig, RunConfig, flatten
 from .distill import load_teacher
 from .evaluate import make_evaluate, mean
 from .loop import Job, estimate, fit
 
 MODEL = "model"  # the folder, within the run's, that heads are exported to
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DecodingConfig:
-    """Held-out tau by decoding: of how many prompts (0: not measured), how long, how batched.
-
-    Prompts are windows of the held-out corpus. The parameters kept are those at the best tau.
-    """
-
-    num_prompts: int = 32
-    prompt_tokens: int = 48
-    new_tokens: int = 64
-    batch: int = 8
-
-    def __post_init__(self):
-        for name in ("prompt_tokens", "new_tokens", "batch"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"decoding.{name}={getattr(self, name)}; accepted: at least 1")
-        if self.num_prompts < 0 or self.num_prompts % self.batch:
-            raise ConfigError(
-                f"decoding.num_prompts={self.num_prompts}; accepted: 0 or a multiple of "
-                f"decoding.batch={self.batch}"
-            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,7 +49,7 @@ class FrozenConfig:
     decay: float = 0.8
     teacher_share: float = 0.0
     eval_samples: tuple[str, ...] = ()
-    decoding: DecodingConfig = DecodingConfig()
+    decoding: decoding.DecodingConfig = decoding.DecodingConfig()
     data: DataConfig = DataConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     run: RunConfig = RunConfig()
@@ -230,9 +207,10 @@ def make_loss(heads: Heads, target, read, config: FrozenConfig):
     return loss
 
 
-def make_measure(heads: Heads, target, read):
-    """Held-out, cheap: how often each head's best token is the target's own, and the tokens of a
-    round that it would make of the text's (``greedy_tau``: exact where the target wrote it)."""
+def make_measure(heads: Heads, target, read, config: FrozenConfig):
+    """Held-out, cheap: the loss, how often each head's best token is the target's own, and the
+    tokens of a round that they would make of the text's (``greedy_tau``: exact where the target
+    wrote it)."""
 
     def measure(params, frozen, tokens, weight):
         rows = read(frozen["target"], tokens)
@@ -240,7 +218,7 @@ def make_measure(heads: Heads, target, read):
         steps = rows.steps(len(outputs))
         alive = jnp.ones(weight[:, :steps].shape)
         counted, tau, found = alive, alive, {}
-        values = head_losses(outputs, target, frozen["target"], rows, 0.0)
+        losses = head_losses(outputs, target, frozen["target"], rows, config.teacher_share)
         said = jnp.argmax(target_logits(target, frozen["target"], rows), axis=0)  # [B, L]
         for k, output in enumerate(outputs):
             best = jnp.argmax(logits_of(output, target.config.logit_softcap), axis=0)
@@ -252,47 +230,10 @@ def make_measure(heads: Heads, target, read):
             found[f"accuracy_{k + 1}"] = mean(hit, fits)
             alive, counted = alive * hit, counted * fits
             tau = tau + alive
-        return {"heldout_loss": (sum(values), jnp.float32(1)), **found} | {
-            "greedy_tau": mean(tau, counted)
-        }
+        found["greedy_tau"] = mean(tau, counted)
+        return {"heldout_loss": (summed(losses, config.decay)[0], jnp.float32(1)), **found}
 
     return measure
-
-
-def make_decoded(lm, drafter: Drafter, prompts: np.ndarray, config: DecodingConfig):
-    """``decoded(target params, drafter params) -> {"decoded_tau": tau}``: greedy, real decoding.
-
-    ``prompts``: int32 ``[n, T]``, decoded ``config.batch`` at a time by one compiled loop.
-    """
-    lengths = jnp.full((config.batch,), prompts.shape[1], jnp.int32)
-
-    def decoded(target_params, params) -> dict[str, float]:
-        if not len(prompts):
-            return {}
-        emitted = rounds = 0
-        for first in range(0, len(prompts), config.batch):
-            stats = specjax.decode(
-                lm.target,
-                drafter,
-                {"target": target_params, "drafter": params},
-                jnp.asarray(prompts[first : first + config.batch]),
-                lengths,
-                key=jax.random.key(0),
-                max_new_tokens=config.new_tokens,
-                stops=lm.config.eos_ids,
-            ).stats
-            emitted += int(np.sum(stats.emitted))
-            rounds += int(np.sum(stats.rounds))
-        return {"decoded_tau": emitted / max(rounds, 1)}
-
-    return decoded
-
-
-def heldout_prompts(stream: np.ndarray, config: DecodingConfig, end_of_text: int) -> np.ndarray:
-    """Windows of a held-out stream, evenly spread, each within one document."""
-    places = regenerate.whole_windows(stream, config.prompt_tokens, end_of_text)
-    chosen = places[np.linspace(0, len(places) - 1, config.num_prompts).astype(int)]
-    return stream[chosen[:, None] + np.arange(config.prompt_tokens)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -302,7 +243,7 @@ class Setting:
     Attributes:
       lm: the target. ``end_of_text``: what parts documents.
       batches: for ``loop.Job``. ``sets``: for ``evaluate.make_evaluate``.
-      prompts: int32 ``[n, T]``, for ``make_decoded``; empty if that is not asked for.
+      prompts: int32 ``[n, T]``, for ``decoding.make_decoded``; empty if that is not asked for.
     """
 
     lm: specjax.models.LM
@@ -329,7 +270,7 @@ def make_setting(config: FrozenConfig) -> Setting:
     sets = {"": data.heldout_batches(heldout, config.data)}
     for path in config.eval_samples:
         sets[f"{Path(path).stem}/"] = regenerate.read(path).batches(config.data.batch)
-    prompts = heldout_prompts(heldout, config.decoding, end_of_text)
+    prompts = decoding.heldout_prompts(heldout, config.decoding, end_of_text)
     return Setting(lm, end_of_text, batches, sets, prompts)
 
 
@@ -353,8 +294,8 @@ def train(config: FrozenConfig, setting: Setting, heads: Heads, *, dry_run: bool
     """
     lm, target = setting.lm, setting.lm.target
     read = make_reader(lm.config, setting.end_of_text)
-    cheap = make_evaluate(make_measure(heads, target, read), setting.sets)
-    decoded = make_decoded(lm, heads.drafter, setting.prompts, config.decoding)
+    cheap = make_evaluate(make_measure(heads, target, read, config), setting.sets)
+    decoded = decoding.make_decoded(lm, heads.drafter, setting.prompts, config.decoding)
 
     def evaluate(params, frozen):
         return cheap(params, frozen) | decoded(frozen["target"], heads.publish(params))

@@ -22,7 +22,7 @@ from flax import nnx
 
 import specjax
 
-from . import export, frozen, heads, report, tokenizer
+from . import decoding, export, frozen, heads, report, tokenizer
 from .config import ConfigError, flatten
 from .evaluate import make_evaluate, mean
 from .loop import Job, estimate, fit
@@ -98,9 +98,9 @@ def make_loss(made: frozen.Heads, target, read, config: Medusa2Config):
     return loss
 
 
-def make_measure(made: frozen.Heads, target, read):
+def make_measure(made: frozen.Heads, target, read, config: Medusa2Config):
     """The heads' measures, and the target's own loss, which joint training must not spoil."""
-    measure_heads = frozen.make_measure(made, target, read)
+    measure_heads = frozen.make_measure(made, target, read, config)
 
     def measure(params, given, tokens, weight):
         del given
@@ -119,8 +119,8 @@ def run(config: Medusa2Config, *, dry_run: bool = False) -> None:
     lm, target = setting.lm, setting.lm.target
     made = heads.make_medusa(config, setting)
     read = frozen.make_reader(lm.config, setting.end_of_text, gradient=True)
-    cheap = make_evaluate(make_measure(made, target, read), setting.sets)
-    decoded = frozen.make_decoded(lm, made.drafter, setting.prompts, config.decoding)
+    cheap = make_evaluate(make_measure(made, target, read, config), setting.sets)
+    decoded = decoding.make_decoded(lm, made.drafter, setting.prompts, config.decoding)
 
     def evaluate(params, given):
         return cheap(params, given) | decoded(params["target"], params["drafter"])

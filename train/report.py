@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 
@@ -34,6 +35,10 @@ def read(path: Path) -> list[dict]:
     return rows
 
 
+SHARES = re.compile(r"acceptance|greedy_match|accuracy_\d+")
+PANELS = {"share of positions, held out": SHARES, "tokens a round, held out": re.compile(r"\w*tau")}
+
+
 def draw_curves(log: Path, picture: Path, title: str) -> None:
     """Training loss (smoothed) and held-out loss over steps; below, the other held-out measures."""
     import matplotlib
@@ -44,36 +49,30 @@ def draw_curves(log: Path, picture: Path, title: str) -> None:
     rows = read(log)
     train = [(row["step"], row["loss"]) for row in rows if "loss" in row]
     heldout = [row for row in rows if "heldout_loss" in row]
-    measured = {key for row in heldout for key in row}
-    shares = sorted(key for key in measured if key.endswith(("acceptance", "greedy_match")))
-    figure, axes = plt.subplots(1 + bool(shares), 1, sharex=True, figsize=(8, 4 + 3 * bool(shares)))
-    top = axes[0] if shares else axes
+    measured = sorted({key for row in heldout for key in row})
+    panels = {
+        label: [key for key in measured if names.fullmatch(key.rpartition("/")[2])]
+        for label, names in PANELS.items()
+    }
+    panels = {label: keys for label, keys in panels.items() if keys}
+    height = 4 + 3 * len(panels)
+    figure, axes = plt.subplots(1 + len(panels), 1, sharex=True, squeeze=False, figsize=(8, height))
+    top, *others = axes[:, 0]
     if train:
         steps, losses = zip(*train, strict=True)
         top.plot(steps, _smooth(losses), label="training (moving mean)", linewidth=1)
-    top.plot(
-        [row["step"] for row in heldout],
-        [row["heldout_loss"] for row in heldout],
-        "o-",
-        label="held out",
-        markersize=3,
-    )
+    steps = [row["step"] for row in heldout]
+    losses = [row["heldout_loss"] for row in heldout]
+    top.plot(steps, losses, "o-", label="held out", markersize=3)
     top.set(ylabel="loss, nats a token", title=title)
-    top.legend()
-    if shares:
-        for key in shares:
-            axes[1].plot(
-                [row["step"] for row in heldout],
-                [row[key] for row in heldout],
-                "o-",
-                label=key,
-                markersize=3,
-            )
-        axes[1].set(ylabel="share of positions, held out")
-        axes[1].legend()
-    (axes[-1] if shares else axes).set_xlabel("step")
-    for axis in axes if shares else [axes]:
+    for axis, (label, keys) in zip(others, panels.items(), strict=True):
+        for key in keys:
+            axis.plot(steps, [row[key] for row in heldout], "o-", label=key, markersize=3)
+        axis.set(ylabel=label)
+    for axis in axes[:, 0]:
         axis.grid(alpha=0.3)
+        axis.legend()
+    axes[-1, 0].set_xlabel("step")
     figure.tight_layout()
     figure.savefig(picture, dpi=110)
     plt.close(figure)
