@@ -10,7 +10,7 @@ traversal     any                         any                 any
 block         any                         any                 chain
 kseq          ``iid``                     no                  any
 hub           ``hub``                     no                  two children
-typical       any (approximate)           any                 any
+typical       any; approximate            any                 any
 ============  ==========================  ==================  ==========
 
 A node without a law (``law = -1``) is a point mass, which ``rejection``, ``traversal`` and

@@ -50,7 +50,7 @@ class DraftModel(ChainDrafter):
       how: how children are picked, see ``growth.grow``; None: drawn (``iid``), or ``top`` in a
         tree that the drafter grows.
 
-    Lossless: yes, under ``greedy``, ``rejection`` (its law is recorded) and ``delta``.
+    Lossless: yes (its law is recorded), under the rules that judge what is drawn so.
 
     References: Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318; trees: SpecInfer,
     arXiv 2305.09781, Sequoia, arXiv 2402.12374.
