@@ -78,7 +78,7 @@ def model(config, seed=0):
 
 
 def drafters():
-    sizes = dict(hidden_size=LLAMA.hidden_size, vocab_size=LLAMA.vocab_size)
+    sizes = dict(hidden_size=LLAMA.hidden_size, vocab_size=LLAMA.vocab_size, num_heads=1)
     hydra = Hydra.of(HydraConfig(tied=True, prefix=prefix_config(LLAMA), **sizes), CausalLM(LLAMA))
     return {
         "plain": Plain(),

@@ -21,7 +21,6 @@ from specjax.models.config import DecoderConfig
 from specjax.models.decoder import Decoder
 from specjax.models.hf import load_weights, save_pretrained
 from specjax.sharding import as_mesh
-from specjax.topology import branching
 
 MESHES = ["data=2,model=4", "data=1,model=8", "data=8,model=1"]
 BATCH, VOCAB, SLOTS = 8, 1040, 96  # no other array has a dimension of the last two
@@ -91,8 +90,9 @@ def real(name):
     """A drafter for the decoder, and its weights."""
     draft = DraftModel(num_draft=3, model=CausalLM(DRAFT))
     costs = np.asarray([1.0, 1.1, 1.3], np.float32)
-    shape = HydraConfig(hidden_size=24, vocab_size=VOCAB, tied=True, prefix=prefix_config(CONFIG))
-    hydra = Hydra.of(shape, CausalLM(CONFIG), branching(2, 1))
+    sizes = dict(hidden_size=24, vocab_size=VOCAB, num_heads=1)
+    shape = HydraConfig(tied=True, prefix=prefix_config(CONFIG), **sizes)
+    hydra = Hydra.of(shape, CausalLM(CONFIG))
     return {
         "plain": (Plain(), None),
         "draft": (draft, weights(DRAFT, 1)),
