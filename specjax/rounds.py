@@ -43,7 +43,8 @@ class Node:
       q: of the token, by the law that it was drawn from; None for a point mass.
       status: ``root``, ``accepted``, ``cut`` (accepted, but behind a stop or beyond the budget),
         ``rejected``, ``beyond`` (the rule did not look at it), ``passenger`` (scored, cannot be
-        accepted), ``left out`` (not scored in this round), ``silent`` (the round emits nothing).
+        accepted), ``left out`` (not scored in this round, or no token was proposed), ``silent``
+        (the round emits nothing).
       why: the same in words.
       top: the most probable tokens after it and their p, where the walk came by; else empty.
     """
@@ -177,12 +178,12 @@ def _look(rule, params, judged: loop.Judged, emitted, keys) -> Seen:
 def record(
     target, drafter, rule, params, state: State, spell: Callable[[int], object] = str, row: int = 0
 ) -> Iterator[tuple[Round, State]]:
-    """Runs rounds until every row has ended; yields what row ``row`` did, and the state after.
+    """Runs rounds until row ``row`` has ended; yields what it did in each, and the state after.
 
     Args:
       state: from ``loop.start``; it is not given away.
       spell: a token's name in the sentences.
-      row: rows that have ended do nothing more: their rounds are left out.
+      row: which one; the others run along, and may have ended before or not yet.
     """
     while int(sharding.gather(state.budget)[row]) > 0:
         state, seen = advance(target, drafter, rule, params, state)
@@ -228,6 +229,8 @@ def _nodes(one: Seen, path: list[int], spell) -> list[Node]:
             return ROOT_NODE, "the last committed token: known, fed in this pass"
         if not scored[n]:
             return LEFT_OUT, "not proposed in this round: it did not go through the target"
+        if tokens[n] < 0:
+            return LEFT_OUT, "no token was left to propose here: the law has fewer than siblings"
         if not path:
             return SILENT, "a silent round: nothing is judged"
         if n in path:

@@ -191,6 +191,33 @@ def test_a_saved_drafter_is_loaded_again_as_it_was(case, target, tmp_path):
     assert {k: theirs[k] for k in sizes & {*theirs}} == {k: ours[k] for k in sizes & {*ours}}
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        topology.Beams(2, 3),
+        topology.Expand(3, 2, 5),
+        topology.Expand(3, 2, 5, gain=0.125),
+        topology.branching(2, 1),
+        topology.chain(2),
+    ],
+    ids=repr,
+)
+def test_the_tree_and_the_filter_of_a_saved_drafter_are_loaded_again(shape, target, tmp_path):
+    loaded = specjax.load_drafter(GOLDEN / "redrafter", target, topology=shape)
+    config = dataclasses.replace(loaded.drafter.config, kept=7)
+    drafter = dataclasses.replace(loaded.drafter, config=config)
+    specjax.save_drafter(drafter, loaded.params, tmp_path)
+    again = specjax.load_drafter(tmp_path, target)
+    assert (again.drafter.topology, again.drafter.config) == (shape, config)
+
+
+def test_a_tree_for_measuring_is_not_saved(target, tmp_path):
+    loaded = specjax.load_drafter(GOLDEN / "redrafter", target)
+    drafter = dataclasses.replace(loaded.drafter, topology=topology.Follow(2, 3))
+    with pytest.raises(ValueError, match="Follow.*is for measuring"):
+        specjax.save_drafter(drafter, loaded.params, tmp_path)
+
+
 def broken(case, folder, config=(), tensors=()):
     """A copy of a golden case with entries changed, or taken out (None)."""
     shutil.copytree(GOLDEN / case, folder, dirs_exist_ok=True)

@@ -149,6 +149,17 @@ def test_a_sibling_drawn_without_replacement_has_the_q_that_was_left(quick_compi
     np.testing.assert_allclose(siblings[1].q, second / (1 - first), rtol=1e-4)
 
 
+def test_a_place_for_which_the_law_had_no_token_is_no_passenger(quick_compilation):
+    one_token = dataclasses.replace(WARM, top_k=1)
+    (one, _), *_ = rounds.record(*begin("tree distinct", one_token, "traversal"))
+    absent = [node for node in one.nodes if node.token < 0]
+    assert absent and {node.status for node in absent} == {"left out"}
+    assert {node.why for node in absent if node.parent == 0} == {
+        "no token was left to propose here: the law has fewer than siblings"
+    }
+    assert "passenger" not in {node.status for node in one.nodes}
+
+
 def test_a_rule_that_says_nothing_of_itself_has_general_words():
     fields = {"p": 0.25, "q": 0.5, "said": "x", "share": "p"}
     said = {case: why.sentence(object(), case, **fields) for case in why.WHY}

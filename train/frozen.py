@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import specjax
+from specjax.drafters.medusa import Medusa
 from specjax.models.causal_lm import graph_definition
 from specjax.models.layers import softcap
 from specjax.pytree import pytree_dataclass
@@ -323,6 +324,12 @@ def best_of(config: FrozenConfig) -> str:
 
 
 def export_heads(folder: Path, lm, drafter: Drafter, params) -> None:
-    """Writes the heads' published layout in bfloat16, with the fingerprint of their target."""
-    specjax.save_drafter(drafter, params, folder / MODEL, target=lm, dtype="bfloat16")
+    """Writes the heads' published layout in bfloat16, with the fingerprint of their target.
+
+    Medusa's heads of several blocks go in vLLM's: their authors' has one block, gone through again.
+    """
+    several = isinstance(drafter, Medusa) and drafter.config.num_layers > 1
+    layout = "medusa-vllm" if several else None
+    where = folder / MODEL
+    specjax.save_drafter(drafter, params, where, format=layout, target=lm, dtype="bfloat16")
     print(f"exported to {folder / MODEL}")

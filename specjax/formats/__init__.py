@@ -10,7 +10,8 @@ without its ending),
 
 registered here by one line. Our own files name the target they were trained for besides, in the
 config, and the tree to draft if it is no plain chain of all heads: ``"specjax":
-{"target_fingerprint": ..., "tree": parents}``; other readers pass over it.
+{"target_fingerprint": ..., "tree": parents}`` (or words, ``"beams:4x5"``; ``"gain"`` beside
+``"expand:3x2x5"``), and what a layout has no place for; other readers pass over it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ..models.causal_lm import CausalLM
 from ..models.files import read_json, write_json
 from ..models.hf import check_dtype
 from ..models.lm import LM, fingerprint, folder_of
-from ..topology import Tree, chain
+from ..topology import Beams, Expand, Topology, Tree, as_topology, chain
 from ..types import Drafter, PyTree
 from . import blockwise, hydra, medusa, medusa_vllm, redrafter, speculator
 from .weights import PICKLES, Tensors, some, write_pickle
@@ -123,8 +124,11 @@ def _read(folder: Path, target: LM):
             "stay the target's own, fewer drafts may be accepted"
         )
     drafter, params = layout.load(config, tensors, target)
-    if parents := own.get("tree"):
-        drafter = with_topology(drafter, parents)
+    if given := own.get("tree"):
+        shape = as_topology(given)
+        if "gain" in own:
+            shape = dataclasses.replace(shape, gain=own["gain"])
+        drafter = with_topology(drafter, shape)
     return drafter, params, fingerprint(tensors.files)
 
 
@@ -164,10 +168,9 @@ def save_drafter(
     config, tensors = layout.save(drafter, params, target)
     tensors = {n: np.asarray(x, dtype or x.dtype) for n, x in tensors.items()}
     config["torch_dtype"] = next(iter(tensors.values())).dtype.name
-    own = {}
-    whole = drafter.max_depth and chain(drafter.max_depth)
-    if isinstance(drafter.topology, Tree) and drafter.topology != whole:
-        own["tree"] = drafter.topology.parents
+    own = config.pop("specjax", {})
+    if drafter.max_depth is None or drafter.topology != chain(drafter.max_depth):
+        own |= _written(drafter.topology)
     if target is not None:
         config["base_model_name_or_path"] = target.name
         own["target_fingerprint"] = target.checkpoint
@@ -186,3 +189,15 @@ def save_drafter(
         path.chmod((Path(staging) / "config.json").stat().st_mode)  # written for its owner alone
         for written in (path, Path(staging) / "config.json"):
             os.replace(written, folder / written.name)
+
+
+def _written(shape: Topology) -> dict:
+    """A tree as the config holds it, in what ``as_topology`` reads."""
+    if isinstance(shape, Tree):
+        return {"tree": shape.parents}
+    if isinstance(shape, Beams):
+        return {"tree": f"beams:{shape.width}x{shape.depth}"}
+    if isinstance(shape, Expand):
+        words = {"tree": f"expand:{shape.width}x{shape.depth}x{shape.nodes}"}
+        return words | ({"gain": shape.gain} if shape.gain else {})
+    raise ValueError(f"{shape} is for measuring; save the drafter with the tree it is to draft")

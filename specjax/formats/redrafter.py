@@ -6,7 +6,7 @@
     lm_head.{L}.weight [V, X]
 
 The embeddings are the target's. Files of the authors' say nothing of their filter, the 50 most
-likely tokens, which their code applies to all.
+likely tokens, which their code applies to all; ours state another one, ``"specjax": {"kept": n}``.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ def load(config: Mapping, tensors: Mapping, target):
         exit_size=config["exit_dim"],
         num_layers=config["num_draft_layers"],
         recurrent=bool(config.get("rnn", False)),
+        kept=(config.get("specjax") or {}).get("kept", ReDrafterConfig.kept),
     )
     check_sizes(target, hidden_size=shape.hidden_size, vocab_size=shape.vocab_size)
     params = loaded(tensors, names(shape), abstract(shape)[1], target.dtype)
@@ -53,6 +54,8 @@ def save(drafter: ReDrafter, params, target=None) -> tuple[dict, dict]:
         "num_draft_layers": shape.num_layers,
         "rnn": shape.recurrent,
     }
+    if shape.kept != ReDrafterConfig.kept:
+        config["specjax"] = {"kept": shape.kept}
     return config, stored(params, names(shape))
 
 

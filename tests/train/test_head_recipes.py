@@ -187,6 +187,18 @@ def test_exported_heads_load_back_bit_for_bit_and_are_the_best_ones(place, train
     assert record["specjax"]["target_fingerprint"] == setting.lm.checkpoint
 
 
+def test_heads_of_several_blocks_are_exported_as_they_are(place, tmp_path):
+    made, setting = setting_of(place, heads.HeadsConfig, "num_layers=2")
+    built, lm = heads.make_medusa(made, setting), setting.lm
+    noise = iter(jax.random.split(jax.random.key(1), 99))
+    own = jax.tree.map(lambda x: x + jax.random.normal(next(noise), x.shape), built.params)
+    frozen.export_heads(tmp_path, lm, built.drafter, built.publish(own))
+    found = specjax.load_drafter(tmp_path / "model", lm)
+    assert found.drafter.config == built.drafter.config and made.num_layers == 2
+    for ours, theirs in zip(jax.tree.leaves(own), jax.tree.leaves(found.params), strict=True):
+        np.testing.assert_array_equal(ours.astype(jnp.bfloat16), theirs)
+
+
 def test_comparison_counts_tokens_a_round_of_each_head_on_each_tree(place, trained):
     root, _, teacher = place
     made = compare.CompareConfig(
