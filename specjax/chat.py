@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from . import job, loop, sharding
 from .encoder_inputs import refuse_encoders
 from .models.lm import LM
+from .resolve import named
 from .text import Generation, Piece, TextStream
 
 LEAST_BUFFER = 2048  # tokens of a conversation before it is moved to a larger buffer
@@ -64,6 +66,8 @@ class Chat:
         if "num_samples" in options:
             raise ValueError("num_samples: a conversation has one answer a turn")
         job.seed_key(options.get("seed", 0))
+        if isinstance(options.get("drafter"), str | os.PathLike):  # read once, not in every turn
+            options = options | {"drafter": named(lm, options["drafter"])}
         self.lm, self.options, self.fed = lm, options, 0
         self.templated = lm.tokenizer.has_template
         if system is not None and not self.templated:

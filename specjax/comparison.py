@@ -97,10 +97,9 @@ def compare(
             "stop_strings: where they stand is only known on the host, so rates would count what "
             "lies behind them; compare without, or with stop=<token ids>"
         )
+    plain = {"drafter": None, "drafter_params": None, "tree": None, "rule": "auto"}
     jobs = [
-        job.prepare(
-            lm, prompts, **(options | {"drafter": None, "drafter_params": None, "tree": None})
-        ),
+        job.prepare(lm, prompts, **(options | plain)),
         job.prepare(lm, prompts, **options),
     ]
     texts = [TextStream(work).finish() for work in jobs]

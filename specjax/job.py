@@ -167,10 +167,6 @@ def prepare(
         raise ValueError(f"rule={rule!r} is unknown; known: auto, {', '.join(acceptance.RULES)}")
     if not isinstance(rule, str) and not hasattr(rule, "lossless"):
         raise TypeError(f"rule={rule!r}: give a name, or an object as in specjax.acceptance")
-    draft_model = drafter
-    how = getattr(acceptance.RULES.get(rule) if isinstance(rule, str) else rule, "how", None)
-    drafter, drafter_params = resolve_drafter(lm, drafter, num_draft, drafter_params, tree, how)
-    tokens, lengths, capacity = fit(lm, ids, max_new_tokens, least_width, least_buffer)
     if isinstance(logit_bias, Mapping):
         logit_bias = _bias(logit_bias, lm.target.vocab_size)
     logit_bias = encoder_inputs.suppressed(lm, logit_bias)
@@ -186,6 +182,11 @@ def prepare(
         law=law,
         law_drafts=law_drafts,
     )
+    draft_model, how = drafter, None
+    if not sampling.greedy:  # at temperature 0 nothing is drawn
+        how = getattr(acceptance.RULES.get(rule) if isinstance(rule, str) else rule, "how", None)
+    drafter, drafter_params = resolve_drafter(lm, drafter, num_draft, drafter_params, tree, how)
+    tokens, lengths, capacity = fit(lm, ids, max_new_tokens, least_width, least_buffer)
     stops = lm.tokenizer.eos_ids if stop is None else stop
     request, capacity = loop.prepare(
         lm.target,

@@ -21,7 +21,6 @@ HEADS = ("medusa", "hydra", "blockwise")  # that may lie beside an embedded targ
 NUM_DRAFT = 3  # by default; on CPU a pass costs the same over 2 to 4 tokens
 AUTO, AUTO_DRAFTS = "auto", 7  # num_draft that follows acceptance and cost, and its largest value
 MOST_DRAFTS = 64  # levels of a draft; each is a part of the program, thousands compile for hours
-MOST_NODES = 1024  # of a tree: each sees all others
 
 
 def resolve_drafter(
@@ -47,7 +46,7 @@ def resolve_drafter(
     if isinstance(drafter, str | os.PathLike):
         drafter = named(lm, drafter)
     if isinstance(num_draft, str) and num_draft == AUTO:
-        most = None if tree or isinstance(drafter, HeadLM) else AUTO_DRAFTS
+        most = None if tree is not None or isinstance(drafter, HeadLM) else AUTO_DRAFTS
         inner, params = resolve_drafter(lm, drafter, most, params, tree, how)
         if not inner.num_draft:  # plain decoding
             return inner, params
@@ -106,11 +105,8 @@ def _checked(tree, num_draft) -> topology.Topology:
     if num_draft is not None:
         raise ValueError(f"tree={tree!r} and num_draft={num_draft}: give one of the two, or 'auto'")
     shape = topology.as_topology(tree)
-    if shape.depth > MOST_DRAFTS or shape.num_nodes > MOST_NODES:
-        raise ValueError(
-            f"tree={tree!r} has {shape.num_nodes} nodes, {shape.depth} deep; at most {MOST_NODES} "
-            f"nodes and {MOST_DRAFTS} levels"
-        )
+    if shape.depth > MOST_DRAFTS:
+        raise ValueError(f"tree={tree!r} is {shape.depth} deep; at most {MOST_DRAFTS}")
     if shape.depth < 1:
         raise ValueError(f"tree={tree!r} has no node below the root; take drafter='plain'")
     return shape

@@ -21,6 +21,7 @@ from .formats import HeadLM
 from .models.lm import LM
 from .output_file import OutputFile
 from .prompt_file import Broken, Prompt
+from .topology import as_topology
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +87,7 @@ def serve_offline(
     progress: Callable[[Progress], None] | None = None,
     drafter="draft",
     num_draft: int | str | None = None,
+    tree=None,
     max_new_tokens: int = 128,
     temperature: float = 0.0,
     top_k: int | None = None,
@@ -118,7 +120,7 @@ def serve_offline(
       max_broken: how many prompts may be broken (no JSON, no prompt, longer than the context ...)
         and are left out; with more, nothing is decoded.
       progress: called after every burst of rounds.
-      drafter, num_draft, law, rule, drafter_params: see ``specjax.generate``.
+      drafter, num_draft, tree, law, rule, drafter_params: see ``specjax.generate``.
       max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty,
         frequency_penalty, stop, stop_strings: see ``specjax.generate``; one value, for prompts
         without their own. A text ends earlier where the context is full.
@@ -161,7 +163,7 @@ def serve_offline(
     )
     found, broken = prompt_file.read(lm, prompts, defaults, max_broken)
     job.seed_key(seed)
-    ways = dict(drafter=drafter, num_draft=num_draft, law=law, rule=rule)
+    ways = dict(drafter=drafter, num_draft=num_draft, tree=tree, law=law, rule=rule)
     ways["drafter_params"] = drafter_params
     made_with = _made_with(lm, found, seed, ways)
     if output is None:
@@ -208,9 +210,11 @@ def _made_with(lm: LM, prompts: list[Prompt], seed: int, ways: Mapping) -> dict[
     elif isinstance(drafter, HeadLM):
         drafter = drafter.fingerprint, str(drafter.drafter.topology)
     elif not isinstance(drafter, str | None):
-        drafter = getattr(drafter, "name", None), getattr(drafter, "num_draft", None)
+        said = (getattr(drafter, part, None) for part in ("name", "num_draft", "topology", "how"))
+        drafter = [str(part) for part in said]
     rule = getattr(ways["rule"], "name", str(ways["rule"]))
-    drafter, law = _hash(drafter, ways["num_draft"], rule), laws.name_of(ways["law"])
+    shape = None if ways["tree"] is None else str(as_topology(ways["tree"]))
+    drafter, law = _hash(drafter, ways["num_draft"], shape, rule), laws.name_of(ways["law"])
     same = {"model": model, "drafter": drafter}
     return {
         p.index: same

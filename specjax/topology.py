@@ -16,6 +16,14 @@ import numpy as np
 
 from .tree import chain_topology, check_topology
 
+MOST_NODES = 1024  # of a draft, and looked at while one is grown: each sees all others
+
+
+def _bounded(nodes: int, what: str) -> None:
+    """Raises ValueError for more nodes than a draft may have."""
+    if nodes > MOST_NODES:
+        raise ValueError(f"{what} has {nodes} nodes; at most {MOST_NODES}")
+
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
@@ -32,6 +40,7 @@ class Tree:
     parents: tuple[int, ...]
 
     def __post_init__(self):
+        _bounded(len(self.parents), "the tree")
         parents = check_topology(self.parents)
         children = [[] for _ in parents]
         for node, parent in enumerate(parents[1:], start=1):
@@ -102,6 +111,7 @@ class Expand:
     def __post_init__(self):
         if min(self.width, self.depth, self.nodes) < 1 or self.gain < 0:
             raise ValueError(f"{self}: width, depth and nodes must be at least 1, gain at least 0")
+        _bounded(1 + self.width * self.depth, f"what {self} goes on with")
         most = self.width + (self.depth - 1) * self.width**2
         if not self.depth <= self.nodes <= most:
             raise ValueError(
@@ -131,6 +141,7 @@ class Beams:
     def __post_init__(self):
         if min(self.width, self.depth) < 1:
             raise ValueError(f"{self}: width and depth must be at least 1")
+        _bounded(self.num_nodes, str(self))
 
     @property
     def num_nodes(self) -> int:
@@ -164,6 +175,7 @@ def chain(num_draft: int) -> Tree:
     """``num_draft`` tokens, each below the one before."""
     if num_draft < 1:
         raise ValueError(f"chain({num_draft}): at least one token")
+    _bounded(num_draft + 1, f"chain({num_draft})")
     return Tree(chain_topology(num_draft))
 
 
@@ -175,6 +187,7 @@ def branching(*counts: int) -> Tree:
     parents, level = [-1], [0]
     for count in counts:
         first = len(parents)
+        _bounded(first + count * len(level), f"branching{counts}")
         parents += [node for node in level for _ in range(count)]
         level = range(first, len(parents))
     return Tree(tuple(parents))
@@ -219,6 +232,8 @@ def parse(text: str) -> Topology:
     try:
         if Path(text).suffix == ".json":
             given = json.loads(Path(text).read_text())
+            if not isinstance(given, list):
+                raise ValueError("it holds no list")
             return from_paths(given) if given and isinstance(given[0], list) else Tree(tuple(given))
         sizes = [int(n) for n in numbers.split("x")]
         if kind == "chain":
@@ -240,8 +255,7 @@ def parse(text: str) -> Topology:
 _ACCEPTED = (
     "Accepted: 'chain:4'; '3x2x1', children of the nodes at each depth; 'expand:8x4x24', width, "
     "depth and nodes of a tree that the drafter grows; 'beams:4x5', width and depth of a beam "
-    "search; a .json file of parents [-1, 0, 0, 1] or "
-    "of paths of ranks [[0], [1], [0, 0]]"
+    "search; a .json file of parents [-1, 0, 0, 1] or of paths of ranks [[0], [1], [0, 0]]"
 )
 
 

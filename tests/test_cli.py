@@ -210,6 +210,20 @@ def test_plan_prints_a_table_and_a_verdict_or_json(run, folders, tmp_path):
     assert found["choice"] in found["candidates"] and len(found["candidates"]) == 3
 
 
+def test_tree_counts_choices_and_writes_a_tree_that_generate_takes(run, folders, tmp_path):
+    prompts, tree = tmp_path / "prompts.txt", tmp_path / "tree.json"
+    prompts.write_text("def f(x):\nimport os\n")
+    options = ["--model", folders["target"], "--drafter", folders["target"], "--depth", 2]
+    options += ["--prompts", prompts, "--max-new-tokens", 8, "--ranks", 2, "--nodes", 1, 2]
+    code, out, _ = run(*options, "--output", tree, command="tree")
+    assert code == 0 and "depth 1: 100.0%" in out  # a target guesses its own tokens
+    assert tree.exists() == ("plain decoding is faster" not in out)
+    if tree.exists():
+        assert json.loads(tree.read_text()) in ([-1, 0], [-1, 0, 1])
+    code, _, err = run(*options, "--output", tmp_path / "no" / "x.json", command="tree")
+    assert code == 2 and "no such folder" in err
+
+
 def test_prompts_are_spread_evenly_over_the_file(tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_text("".join(f"prompt {i}\n\n" for i in range(10)))

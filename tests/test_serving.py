@@ -20,11 +20,13 @@ RAGGED = [
 
 
 def drafter_of(name, pair):
+    if name == "tree":
+        return {"drafter": pair[1], "tree": "2x1"}
     return {"drafter": pair[1] if name == "draft" else name, "num_draft": 3}
 
 
 @pytest.mark.parametrize(
-    ("name", "temperature"), [("plain", 0.9), ("draft", 0.9), ("draft", 0.0), ("ngram", 0.0)]
+    ("name", "temperature"), [("plain", 0.9), ("draft", 0.9), ("tree", 0.0), ("ngram", 0.0)]
 )
 def test_ragged_prompts_have_the_texts_that_generate_gives_them(pair, name, temperature):
     common = {"temperature": temperature, "seed": 5, **drafter_of(name, pair)}

@@ -23,7 +23,11 @@ def test_everything_that_names_a_drafter_is_understood(pair):
     assert drafter.num_draft == 5 and params is draft.params
     options = dict(drafter=draft, tree="2x2", temperature=1.0)
     for rule, how in (("auto", "iid"), ("kseq", "iid"), ("hub", "hub")):  # as the rule wants it
-        assert job.prepare(target, PROMPTS, rule=rule, **options).drafter.how == how
+        assert job.prepare(target, PROMPTS, rule=rule, **options).drafter.picks == how
+    cold = dict(drafter=draft, tree="expand:2x2x3", rule="kseq")  # nothing is drawn
+    assert job.prepare(target, PROMPTS, **cold).drafter.picks == "top"
+    auto, _ = resolve_drafter(target, draft, "auto", tree=np.asarray([-1, 0, 0]))
+    assert auto.inner.num_draft == 2
 
 
 @pytest.fixture(params=["ngram", "draft"])
@@ -237,6 +241,8 @@ def test_compare_measures_both_and_says_whether_the_words_are_the_same(pair):
     assert greedy.identical and greedy.plain.text == greedy.speculative.text
     assert greedy.interval[0] <= greedy.ratio <= greedy.interval[1]
     assert "speculat" in str(greedy) and "yes, all 20 tokens" in str(greedy)
+    # the rule is the speculative side's alone: plain decoding has no pairs of siblings
+    options |= {"drafter": pair[1], "tree": "2", "rule": "hub"}
     drawn = specjax.compare(pair[0], PROMPTS[0], temperature=1.0, **options)
     assert drawn.identical is None
     with pytest.raises(ValueError, match="at least 6"):

@@ -129,6 +129,13 @@ def test_distinct_siblings_differ_and_laws_are_those_drawn_from():
     assert np.asarray(draft.law)[0].tolist() == [-1, 0, 0, 0, 0, 1, 2, 3, 4]
 
 
+def test_a_draft_model_picks_children_as_its_present_tree_wants_them():
+    drawn = DraftModel(num_draft=3, model=MODEL)
+    grown = dataclasses.replace(drawn, topology=Expand(2, 2, 3))
+    assert (drawn.picks, grown.picks) == ("iid", "top")
+    assert dataclasses.replace(grown, topology=topology.branching(2)).picks == "iid"
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -143,6 +150,9 @@ def test_distinct_siblings_differ_and_laws_are_those_drawn_from():
         (lambda: Expand(2, 2, 7), "nodes must be from"),
         (lambda: Expand(2, 0, 7), "at least 1"),
         (lambda: topology.chain(0), "at least one token"),
+        (lambda: topology.parse("64x64x64x64"), "at most 1024"),  # before it is built
+        (lambda: topology.parse("chain:100000000"), "at most 1024"),
+        (lambda: topology.parse("expand:10000x4x24"), "at most 1024"),
         (lambda: DraftModel(model=MODEL, topology=Expand(2, 2, 3), how="iid"), "would bias"),
         (lambda: DraftModel(model=MODEL, topology=Tree((-1, 0)), how="best"), "unknown"),
     ],
@@ -162,6 +172,9 @@ def test_words_and_files_name_trees(tmp_path):
     for given in ([-1, 0, 0, 1], [[0], [1], [0, 0]]):
         file.write_text(json.dumps(given))
         assert topology.parse(str(file)) == Tree((-1, 0, 0, 1))
+    file.write_text('{"parents": [-1, 0]}')
+    with pytest.raises(ValueError, match="no list"):
+        topology.parse(str(file))
     # whatever the order, nodes are renumbered level by level, siblings side by side
     assert Tree((-1, 0, 1, 0, 3)) == Tree((-1, 0, 0, 1, 2))
 

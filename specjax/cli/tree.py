@@ -13,6 +13,7 @@ import numpy as np
 import specjax
 
 from .. import calibration, job, measure, topology
+from ..models.lm import LM
 from ..resolve import named, resolve_drafter
 from .options import set_up
 from .prompts import read_prompts
@@ -47,6 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
     """``specjax tree``: measures, prints the counts, the times and the choice."""
     from rich.console import Console
 
+    if arguments.output and not Path(arguments.output).absolute().parent.is_dir():
+        raise ValueError(f"--output {arguments.output}: there is no such folder")
     sizes = [n + 1 for n in arguments.nodes] if arguments.nodes else SIZES
     if min(sizes) < 2 and arguments.nodes:
         raise ValueError(f"--nodes {arguments.nodes}: at least 1")
@@ -91,6 +94,11 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     print(f"{choice.shape}: {choice.tokens:.2f} tokens a round, {choice.ratio:.2f} times plain")
     print("(predicted, of passes and drafting alone; measure it with generate --compare)")
+    if arguments.temperature and isinstance(drafter, LM):
+        print(
+            "(counted of its best tokens, which rule delta judges; generate draws the children of "
+            "a draft model's tree: DraftModel(how='top') takes the best)"
+        )
     if arguments.output:
         Path(arguments.output).write_text(json.dumps(list(choice.shape.parents)) + "\n")
         print(f"wrote {arguments.output}", file=sys.stderr)

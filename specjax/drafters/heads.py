@@ -31,7 +31,7 @@ class HeadDrafter(ChainDrafter):
         Hugging Face; the number of the target's layers is the last one, normed.
       size: F, the target's hidden size.
       vocab_size: V, the target's.
-      how: ``top``, ``iid`` or ``distinct``, see ``growth.grow``.
+      how: ``top``, ``iid``, ``distinct`` or ``hub``, see ``growth.grow``.
 
     ``num_draft`` follows from the topology.
     """

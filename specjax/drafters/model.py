@@ -69,11 +69,14 @@ class DraftModel(ChainDrafter):
                 "needs a model and at least one token to draft; for plain decoding use Plain()"
             )
         topology = self.topology or topologies.chain(self.num_draft)
-        how = self.how or ("iid" if isinstance(topology, topologies.Tree) else "top")
-        growth.check_how(how, topology)
         object.__setattr__(self, "topology", topology)
-        object.__setattr__(self, "how", how)
         object.__setattr__(self, "num_draft", topology.num_nodes - 1)
+        growth.check_how(self.picks, topology)
+
+    @property
+    def picks(self) -> str:
+        """``how``, or what stands for None."""
+        return self.how or ("iid" if isinstance(self.topology, topologies.Tree) else "top")
 
     @property
     def depth(self) -> int:
@@ -108,7 +111,7 @@ class DraftModel(ChainDrafter):
             )
             return scores.logits[:, since + 1 - first :], scores.entries
 
-        draft, entries, place = growth.grow(self.topology, context, level, None, how=self.how)
+        draft, entries, place = growth.grow(self.topology, context, level, None, how=self.picks)
         place = jnp.broadcast_to(place, draft.tokens.shape)
         return draft, dataclasses.replace(state, fresh=entries, place=place, ran=ran)
 
