@@ -47,7 +47,6 @@ SHIPPED = {
     "embedded_medusa": heads,
     "embedded_hydra_base": hydra,
     "embedded_hydra": hydra,
-    "embedded_lstm": speculator,
     "embedded_compare": compare,
     "embedded_speculator": speculator,
 }
