@@ -1,8 +1,9 @@
 """The parts of a round alone: what each was given in the loop is recorded, and given again.
 
 ``verify`` over a draft that never changes would be computed once by the compiler, however often
-it is asked for, and a drafter's rounds differ in width. So a part is timed over the inputs of
-several consecutive rounds, in a compiled loop that takes one after the other.
+it is asked for, and so would a draft from one hidden state; and a drafter's rounds differ in width.
+So a part is timed over the inputs of several consecutive rounds, in a compiled loop that takes one
+after the other.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Inputs:
     """What the parts of one round were given; every leaf leads with B, or with R and B."""
 
     context: Context  # without the cache
+    before: dict[str, jax.Array]  # the drafter's state before draft, by path, without its caches
     proposed: PyTree  # the drafter's state between draft and observe, what it carries left out
     draft: Draft
     scores: Scores
@@ -57,6 +59,7 @@ class Recorder:
         carried = {path: jnp.int32(0) for path in _by_path(before)}
         inputs = Inputs(
             context=context,
+            before={path: x for path, x in _by_path(before).items() if ".cache" not in path},
             proposed=_put(proposed, carried),
             draft=draft,
             scores=scores,
@@ -107,8 +110,8 @@ def _recorded(target, drafter, rule, params, state):
 def parts(work: Job, state: loop.State, rounds: int) -> dict[str, tuple[Callable, Callable]]:
     """``{part: (run, prepare)}``: ``run(prepare())`` does the part once for each of the rounds.
 
-    Caches are those after the last round: they hold what every earlier round saw, and a pass
-    costs by the lengths, which are each round's own.
+    Caches (of a drafter: what its state calls ``cache``) are those after the last round: they hold
+    what every earlier round saw, and a pass costs by the lengths, which are each round's own.
     """
     objects = (work.lm.target, work.drafter, work.rule)
     final, inputs = record(work, state, rounds)
@@ -152,6 +155,7 @@ def _replayed(part, objects, params, cache, inputs: Inputs, carried):
 
 def _draft(objects, params, cache, now: Inputs, learned):
     context = dataclasses.replace(now.context, cache=cache)
+    learned = _put(learned, now.before)
     draft, proposed = loop.draft_step(objects[1], params, learned, context)
     found = _by_path(proposed)
     fresh = {path: leaf for path, leaf in found.items() if path not in _by_path(learned)}

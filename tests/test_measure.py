@@ -6,8 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from specjax import job, loop, measure, replay
+from specjax.drafters import medusa
+from specjax.formats import HeadLM
 
 pytest_plugins = ["pairs"]
 ROUNDS = 3
@@ -122,13 +125,20 @@ def test_bandwidth_is_the_best_of_its_products(monkeypatch):
 @pytest.fixture(scope="module")
 def begun(pair):
     """Jobs of a kind of drafter each, with a state mid-generation."""
-    made = {}
-    for name, drafter, temperature in (("ngram", "ngram", 0.0), ("draft", pair[1], 1.0)):
+    made, lm = {}, pair[0]
+    shape = medusa.MedusaConfig(
+        hidden_size=lm.config.hidden_size, vocab_size=lm.config.vocab_size, num_heads=3
+    )
+    params = nnx.to_pure_dict(nnx.state(medusa.MedusaHeads(shape, rngs=nnx.Rngs(0))))
+    drafter = medusa.Medusa.of(shape, lm.target)
+    heads = HeadLM(drafter, params, name="heads", fingerprint="", target=lm.checkpoint)
+    kinds = (("ngram", "ngram", 0.0), ("draft", pair[1], 1.0), ("heads", heads, 1.0))
+    for name, drafter, temperature in kinds:
         work = job.prepare(
             pair[0],
             ["def f(x):\n    def f(x):\n", "a = b\na = b\na"],
             drafter=drafter,
-            num_draft=3,
+            num_draft=None if name == "heads" else 3,
             temperature=temperature,
             max_new_tokens=60,
             stop=(),
@@ -137,7 +147,7 @@ def begun(pair):
     return made
 
 
-@pytest.mark.parametrize("name", ["ngram", "draft"])
+@pytest.mark.parametrize("name", ["ngram", "draft", "heads"])
 def test_the_parts_of_a_round_redo_what_the_loop_did(name, begun):
     work, state = begun[name]
     state = replay.endless(state, ROUNDS, work.drafter.depth)
