@@ -135,10 +135,12 @@ def test_greedy_text_across_prefix_sizes_equals_one_pass_over_the_whole(config, 
     for name, drafter in drafters().items():
         if longest > BLOCK and name == "draft":  # its own cache, of a model that ends before
             continue
+        if name == "hydra" and config != LLAMA:  # whose heads they are
+            continue
         out = specjax.decode(
             target,
             drafter,
-            params_of(config),
+            params_of(config, name),
             prompts,
             lengths,
             key=jax.random.key(0),
@@ -241,12 +243,13 @@ def test_decode_within_a_mesh_gives_the_tokens_of_one_device():
 
     for name, drafter in drafters().items():
         settings = dict(key=jax.random.key(0), max_new_tokens=12)
-        one = specjax.decode(target, drafter, params_of(LLAMA), prompts, lengths, **settings)
+        params = params_of(LLAMA, name)
+        one = specjax.decode(target, drafter, params, prompts, lengths, **settings)
         with jax.set_mesh(mesh):
             many = specjax.decode(
                 target,
                 drafter,
-                jax.tree.map(place, params_of(LLAMA)),
+                jax.tree.map(place, params),
                 jax.device_put(prompts, spread),
                 jax.device_put(lengths, spread),
                 **settings,

@@ -299,7 +299,12 @@ def _at_nodes(context, grown, since, logits, say):
     """``say(logits [B, V], prefix)`` at each of the nodes ``since:``; one row stands for all
     unless the law looks at prefixes."""
     wide = grown.num_nodes - since
-    if not context.sampling.needs_prefix:
+    needed = context.sampling.needs_prefix
+    if logits.shape[1] == 1 and (wide == 1 or not needed):
+        node = jnp.full((logits.shape[0],), since, jnp.int32)
+        prefix = context.prefix(tree.prefix_tokens(grown, node)) if needed else None
+        return say(logits[:, 0], prefix)[:, None]
+    if not needed:
         return jax.vmap(lambda x: say(x, None), in_axes=1, out_axes=1)(logits)
     logits = jnp.broadcast_to(logits, (logits.shape[0], wide, logits.shape[2]))
 
