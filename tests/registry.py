@@ -3,8 +3,6 @@
 A line is ``name: (drafter, weights of the drafter, rules)``; ``conformance`` tests run over all.
 """
 
-import dataclasses
-
 import numpy as np
 from toys import Merged, TreeDrafter, bag, heads, like
 
@@ -38,8 +36,10 @@ def cases(model, params):
     def head(drafter, config, parents, rules=("delta",), how="top", **shape):
         """Heads on the toy's hidden state; ``parents``: of a static tree, or another topology."""
         config = config(hidden_size=params["embed"].shape[1], vocab_size=model.vocab_size, **shape)
-        drafter = drafter.of(config, model, topology.as_topology(parents))
-        return dataclasses.replace(drafter, how=how), heads(drafter), rules
+        drafter = drafter(
+            config=config, target=model, topology=topology.as_topology(parents), how=how
+        )
+        return drafter, heads(drafter), rules
 
     def adaptive(case):
         """The same with a width that changes all the time."""

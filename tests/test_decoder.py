@@ -79,7 +79,8 @@ def model(config, seed=0):
 
 def drafters():
     sizes = dict(hidden_size=LLAMA.hidden_size, vocab_size=LLAMA.vocab_size, num_heads=1)
-    hydra = Hydra.of(HydraConfig(tied=True, prefix=prefix_config(LLAMA), **sizes), CausalLM(LLAMA))
+    shape = HydraConfig(tied=True, prefix=prefix_config(LLAMA), **sizes)
+    hydra = Hydra(config=shape, target=CausalLM(LLAMA))
     return {
         "plain": Plain(),
         "draft": DraftModel(num_draft=3, model=CausalLM(SMALL)),

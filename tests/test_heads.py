@@ -82,7 +82,7 @@ def test_logits_and_drafts_are_those_of_the_authors_code(name, target):
     paths = [[rank for rank in path if rank >= 0] for path in expected["paths"].tolist()]
     heads = specjax.load_drafter(GOLDEN / name, target, topology=topology.from_paths(paths))
     tokens = expected["tokens"]
-    weights = nnx.merge(module.abstract(heads.drafter.config)[0], heads.params)
+    weights = heads.drafter.heads(heads.params)
     given = () if module is medusa else (tokens,)
     hidden = hidden_states(target.target, target.params, tokens)
     logits = jax.jit(lambda p: weights.logits(hidden, *given, target.target, p))(target.params)
@@ -99,7 +99,7 @@ def written(lm, folder, **settings):
     """Medusa heads of no merit in a folder; the drafter and its weights."""
     config = medusa.MedusaConfig(hidden_size=24, vocab_size=72, num_heads=2, **settings)
     params = nnx.to_pure_dict(nnx.split(medusa.MedusaHeads(config, rngs=nnx.Rngs(0)))[1])
-    drafter = medusa.Medusa.of(config, lm.target)
+    drafter = medusa.Medusa(config=config, target=lm.target)
     specjax.save_drafter(drafter, params, folder, target=lm)
     return drafter, params
 

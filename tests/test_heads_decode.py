@@ -15,7 +15,7 @@ import specjax
 from specjax import cli, topology
 from specjax.drafters.blockwise import Blockwise, BlockwiseConfig
 from specjax.drafters.hydra import Hydra, HydraConfig
-from specjax.drafters.medusa import Medusa, MedusaConfig, abstract
+from specjax.drafters.medusa import Medusa, MedusaConfig
 from specjax.models import Decoder, save_pretrained
 
 HEADS, PROMPT, NEW = 3, "def f(x):", 24
@@ -44,9 +44,10 @@ def made(tmp_path_factory):
     save_pretrained(model, root / "target", tokenizer=Tokenizer.from_file(str(TOKENIZER)))
     lm = specjax.load(root / "target")
     config = MedusaConfig(num_heads=HEADS, **SIZES)
-    params = jax.tree.map(jnp.zeros_like, nnx.to_pure_dict(zeros(abstract(config)[1])))
+    drafter = Medusa(config=config, target=lm.target)
+    params = nnx.to_pure_dict(zeros(drafter.shapes))
     params["lm_heads"] = {k: {"weight": heads[k + 1]} for k in range(HEADS)}
-    specjax.save_drafter(Medusa.of(config, lm.target), params, root / "medusa", target=lm)
+    specjax.save_drafter(drafter, params, root / "medusa", target=lm)
     return lm, root / "medusa"
 
 
@@ -81,7 +82,7 @@ def test_hydra_reads_the_tokens_drafted_so_far(made, plain):
         last = jnp.concatenate([jnp.zeros((32, 32 * (k + 1))), jnp.eye(32)], axis=1)
         none = {"weight": jnp.zeros_like(last), "bias": jnp.zeros(32)}
         heads[k] = {0: {"linear": none, "residual": none | {"weight": last}}}
-    drafter = Hydra.of(config, lm.target, topology.Expand(2, 3, 10))
+    drafter = Hydra(config=config, target=lm.target, topology=topology.Expand(2, 3, 10))
     rounds = rounds_of(lm, drafter, plain, drafter_params={"heads": heads})
     assert rounds == NEW // (HEADS + 1)
 
@@ -97,7 +98,7 @@ def test_blockwise_offsets_lie_side_by_side(made):
     rows = lm.target.head_table(lm.params)
     first, second = (100 * rows[token] for token in np.asarray(plain.tokens[0])[:2])
     params["offsets"]["bias"] = jnp.concatenate([first, second])
-    drafter = Blockwise.of(config, lm.target)
+    drafter = Blockwise(config=config, target=lm.target)
     out = specjax.generate(lm, prompts, drafter=drafter, drafter_params=params, **options)
     assert out.texts == plain.texts
     assert out.stats.rounds.tolist() == [1, 1]

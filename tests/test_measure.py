@@ -130,7 +130,7 @@ def begun(pair):
         hidden_size=lm.config.hidden_size, vocab_size=lm.config.vocab_size, num_heads=3
     )
     params = nnx.to_pure_dict(nnx.state(medusa.MedusaHeads(shape, rngs=nnx.Rngs(0))))
-    drafter = medusa.Medusa.of(shape, lm.target)
+    drafter = medusa.Medusa(config=shape, target=lm.target)
     heads = HeadLM(drafter, params, name="heads", fingerprint="", target=lm.checkpoint)
     kinds = (("ngram", "ngram", 0.0), ("draft", pair[1], 1.0), ("heads", heads, 1.0))
     for name, drafter, temperature in kinds:

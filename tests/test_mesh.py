@@ -92,7 +92,7 @@ def real(name):
     costs = np.asarray([1.0, 1.1, 1.3], np.float32)
     sizes = dict(hidden_size=24, vocab_size=VOCAB, num_heads=1)
     shape = HydraConfig(tied=True, prefix=prefix_config(CONFIG), **sizes)
-    hydra = Hydra.of(shape, CausalLM(CONFIG))
+    hydra = Hydra(config=shape, target=CausalLM(CONFIG))
     return {
         "plain": (Plain(), None),
         "draft": (draft, weights(DRAFT, 1)),

@@ -64,7 +64,7 @@ def logits(loaded, case, target):
     hidden = np.pad(golden["hidden"], ((0, 0), (0, steps + 1), (0, 0)))
     tokens = np.pad(golden["tokens"], ((0, 0), (1, 0)))
     kind = redrafter if case in REDRAFTERS else speculator
-    model = nnx.merge(kind.abstract(loaded.drafter.config)[0], loaded.params)
+    model = loaded.drafter.heads(loaded.params)
     if kind is speculator:
         return model.logits(hidden, tokens)[:, :length]
     params = with_embedding(target, case)

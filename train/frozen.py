@@ -14,6 +14,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 import specjax
 from specjax.drafters.medusa import Medusa
@@ -117,6 +118,12 @@ class Heads:
     outputs: Callable
     publish: Callable[[PyTree], PyTree] = lambda params: params
     unpublish: Callable[[PyTree], PyTree] = lambda params: params
+
+
+def fresh(drafter, seed: int, **options) -> PyTree:
+    """``params["drafter"]`` as the drafter's module begins, which takes ``options``."""
+    module = drafter.module(drafter.config, rngs=nnx.Rngs(seed), **options)
+    return nnx.to_pure_dict(nnx.state(module))
 
 
 def make_reader(config, end_of_text: int, gradient: bool = False):
@@ -252,6 +259,12 @@ class Setting:
     batches: object
     sets: dict
     prompts: np.ndarray
+
+    @property
+    def sizes(self) -> dict:
+        """What the shape of every head is told of the target."""
+        target = self.lm.target
+        return {"hidden_size": target.config.hidden_size, "vocab_size": target.vocab_size}
 
 
 def make_setting(config: FrozenConfig) -> Setting:

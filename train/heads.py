@@ -14,7 +14,6 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from specjax.drafters import blockwise, medusa
 
@@ -50,20 +49,16 @@ def make_medusa(config: HeadsConfig, setting: frozen.Setting) -> frozen.Heads:
     """Medusa's heads for the target of a setting, freshly initialised."""
     target = setting.lm.target
     shape = medusa.MedusaConfig(
-        hidden_size=target.config.hidden_size,
-        vocab_size=target.vocab_size,
+        **setting.sizes,
         num_heads=config.num_heads,
         num_layers=config.num_layers,
         tied=config.tied,
     )
-    table = target.head_table(setting.lm.params)
-    module = medusa.MedusaHeads(
-        shape, rngs=nnx.Rngs(config.run.seed), lm_head=None if config.tied else table
-    )
-    graphdef, params = nnx.split(module)
+    table = None if config.tied else target.head_table(setting.lm.params)
+    drafter = medusa.Medusa(config=shape, target=target)
 
     def outputs(params, target_params, rows):
-        heads = nnx.merge(graphdef, params)
+        heads = drafter.heads(params)
         steps = rows.steps(config.num_heads)
         states = heads.states(rows.states(0, steps))
         if heads.lm_heads is None:
@@ -72,35 +67,26 @@ def make_medusa(config: HeadsConfig, setting: frozen.Setting) -> frozen.Heads:
             tables = [head.weight[...] for head in heads.lm_heads]
         return [(table, None, state) for table, state in zip(tables, states, strict=True)]
 
-    return frozen.Heads(
-        drafter=medusa.Medusa.of(shape, target),
-        params=nnx.to_pure_dict(params),
-        outputs=outputs,
-    )
+    params = frozen.fresh(drafter, config.run.seed, lm_head=table)
+    return frozen.Heads(drafter, params, outputs)
 
 
 def make_blockwise(config: HeadsConfig, setting: frozen.Setting) -> frozen.Heads:
     """Blockwise's heads for the target of a setting, freshly initialised."""
     target = setting.lm.target
     shape = blockwise.BlockwiseConfig(
-        hidden_size=target.config.hidden_size,
-        vocab_size=target.vocab_size,
+        **setting.sizes,
         num_heads=config.num_heads,
         trunk_size=config.trunk_size or None,
     )
-    module = blockwise.BlockwiseHeads(shape, rngs=nnx.Rngs(config.run.seed))
-    graphdef, params = nnx.split(module)
+    drafter = blockwise.Blockwise(config=shape, target=target)
 
     def outputs(params, target_params, rows):
-        heads = nnx.merge(graphdef, params)
+        heads = drafter.heads(params)
         states = heads.states(rows.states(0, rows.steps(config.num_heads)))
         return [(target.head_table(target_params), None, state) for state in states]
 
-    return frozen.Heads(
-        drafter=blockwise.Blockwise.of(shape, target),
-        params=nnx.to_pure_dict(params),
-        outputs=outputs,
-    )
+    return frozen.Heads(drafter, frozen.fresh(drafter, config.run.seed), outputs)
 
 
 MAKERS = {"medusa": make_medusa, "blockwise": make_blockwise}

@@ -19,7 +19,6 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from specjax.drafters import hydra
 
@@ -74,20 +73,18 @@ def make_hydra(config: HydraConfig, setting: frozen.Setting) -> frozen.Heads:
     """Hydra's heads for the target of a setting, freshly initialised."""
     lm, target = setting.lm, setting.lm.target
     shape = hydra.HydraConfig(
-        hidden_size=target.config.hidden_size,
-        vocab_size=target.vocab_size,
+        **setting.sizes,
         num_heads=config.num_heads,
         num_layers=config.num_layers,
         tied=config.tied,
         prefix=hydra.prefix_config(target.config) if config.prefix else None,
     )
     table = None if config.tied else target.head_table(lm.params)
-    module = hydra.HydraHeads(shape, rngs=nnx.Rngs(config.run.seed), lm_head=table)
-    graphdef, params = nnx.split(module)
+    drafter = hydra.Hydra(config=shape, target=target)
     size, scale = shape.hidden_size, scale_of(target, lm.params)
 
     def outputs(params, target_params, rows):
-        heads = nnx.merge(graphdef, params)
+        heads = drafter.heads(params)
         batch, length, _ = rows.hidden.shape
         steps, tokens = rows.steps(config.num_heads), rows.tokens[:, :-1]
         if heads.prefix is None:
@@ -111,8 +108,8 @@ def make_hydra(config: HydraConfig, setting: frozen.Setting) -> frozen.Heads:
         return found
 
     return frozen.Heads(
-        drafter=hydra.Hydra.of(shape, target),
-        params=nnx.to_pure_dict(params),
+        drafter=drafter,
+        params=frozen.fresh(drafter, config.run.seed, lm_head=table),
         outputs=outputs,
         publish=lambda params: rescaled(params, scale, size),
         unpublish=lambda params: rescaled(params, 1 / scale, size),

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from flax import nnx
-
 from specjax.drafters import redrafter, speculator
 from specjax.topology import Beams
 
@@ -74,46 +72,44 @@ def make_speculator(config: RecurrentConfig, setting: frozen.Setting) -> frozen.
     """An MLP or LSTM speculator for the target of a setting, freshly initialised."""
     target = setting.lm.target
     shape = speculator.SpeculatorConfig(
-        hidden_size=target.config.hidden_size,
-        vocab_size=target.vocab_size,
+        **setting.sizes,
         inner_size=config.inner_size,
         num_heads=config.num_heads,
         cell=config.kind,
         tied=config.tied,
         scaled=config.scaled,
     )
-    graphdef, params = nnx.split(speculator.SpeculatorCell(shape, rngs=nnx.Rngs(config.run.seed)))
+    drafter = speculator.Speculator(config=shape, target=target)
 
     def outputs(params, target_params, rows):
-        cell, steps = nnx.merge(graphdef, params), rows.steps(config.num_heads)
+        cell, steps = drafter.heads(params), rows.steps(config.num_heads)
         read = [rows.behind(1 + k, steps) for k in range(config.num_heads)]
         states = cell.states(rows.states(0, steps), read)
         return [(cell.table(k), None, state) for k, state in enumerate(states)]
 
-    drafter = speculator.Speculator.of(shape, target)
-    return frozen.Heads(drafter=drafter, params=nnx.to_pure_dict(params), outputs=outputs)
+    return frozen.Heads(drafter, frozen.fresh(drafter, config.run.seed), outputs)
 
 
 def make_redrafter(config: RecurrentConfig, setting: frozen.Setting) -> frozen.Heads:
     """A ReDrafter for the target of a setting, freshly initialised."""
-    target, size = setting.lm.target, setting.lm.config.hidden_size
+    target = setting.lm.target
     shape = redrafter.ReDrafterConfig(
-        hidden_size=size,
-        vocab_size=target.vocab_size,
-        exit_size=2 * size,
+        **setting.sizes,
+        exit_size=2 * setting.sizes["hidden_size"],
         num_layers=config.num_layers,
     )
-    graphdef, params = nnx.split(redrafter.ReDrafterHead(shape, rngs=nnx.Rngs(config.run.seed)))
+    drafter = redrafter.ReDrafter(
+        config=shape, target=target, topology=Beams(config.beams, config.num_heads)
+    )
 
     def outputs(params, target_params, rows):
-        head, steps = nnx.merge(graphdef, params), rows.steps(config.num_heads)
+        head, steps = drafter.heads(params), rows.steps(config.num_heads)
         tokens = [rows.behind(1 + k, steps) for k in range(config.num_heads)]
         read = [target.embed(target_params, own[None]) for own in tokens]
         states = head.states(rows.states(0, steps), read)
         return [(head.lm_head.weight[...], None, state) for state in states]
 
-    drafter = redrafter.ReDrafter.of(shape, target, Beams(config.beams, config.num_heads))
-    return frozen.Heads(drafter=drafter, params=nnx.to_pure_dict(params), outputs=outputs)
+    return frozen.Heads(drafter, frozen.fresh(drafter, config.run.seed), outputs)
 
 
 MAKERS = {"mlp": make_speculator, "lstm": make_speculator, "redrafter": make_redrafter}

@@ -10,15 +10,12 @@ proposals (the paper's merged scheme: one call of the model a round).
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from ..models.layers import Linear
-from ..topology import Topology, chain
-from ..types import Target
 from .heads import HeadDrafter
 from .medusa import all_at_once
 
@@ -72,12 +69,6 @@ class BlockwiseHeads(nnx.Module):
         return logits.reshape(batch, steps, self.config.num_heads, -1)
 
 
-@functools.cache
-def abstract(config: BlockwiseConfig) -> tuple[nnx.GraphDef, nnx.State]:
-    """The structure of the heads and the shapes of their weights; nothing is allocated."""
-    return nnx.split(nnx.eval_shape(lambda: BlockwiseHeads(config, rngs=nnx.Rngs(0))))
-
-
 @dataclasses.dataclass(frozen=True)
 class Blockwise(HeadDrafter):
     """Drafts with blockwise heads; ``params["drafter"]`` are the weights of ``BlockwiseHeads``.
@@ -94,28 +85,9 @@ class Blockwise(HeadDrafter):
     References: Stern et al., arXiv 1811.03115.
     """
 
-    config: BlockwiseConfig = None
-    target: Target = dataclasses.field(default=None, repr=False)
+    module = BlockwiseHeads
     name = "blockwise"
 
-    @classmethod
-    def of(
-        cls, config: BlockwiseConfig, target: Target, topology: Topology | None = None
-    ) -> Blockwise:
-        """The drafter for heads of this shape on a ``CausalLM``; by default all, in a chain."""
-        return cls(
-            topology=topology or chain(config.num_heads),
-            layer=target.config.num_layers,
-            size=config.hidden_size,
-            vocab_size=config.vocab_size,
-            config=config,
-            target=target,
-        )
-
-    @property
-    def max_depth(self) -> int:
-        return self.config.num_heads
-
     def begin(self, params, state, context):
-        heads = nnx.merge(abstract(self.config)[0], params["drafter"])
+        heads = self.heads(params["drafter"])
         return all_at_once(heads, state.feature, self.target, params["target"])

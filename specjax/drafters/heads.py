@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from .. import topology as topologies
 from ..pytree import pytree_dataclass
+from ..types import PyTree, Target
 from . import growth
 from .base import ChainDrafter
 
@@ -21,29 +26,40 @@ class HeadState:
     feature: jax.Array
 
 
+@functools.cache
+def _abstract(module, config) -> tuple[nnx.GraphDef, nnx.State]:
+    return nnx.split(nnx.eval_shape(lambda: module(config, rngs=nnx.Rngs(0))))
+
+
 @dataclasses.dataclass(frozen=True)
-class HeadDrafter(ChainDrafter):
-    """Drafts a tree from the target's hidden state; a subclass says ``level``, see ``growth.py``.
+class HeadDrafter(ChainDrafter, abc.ABC):
+    """Drafts a tree from the target's hidden state; a subclass says ``level``, see ``growth.py``,
+    and names its ``module``, an ``nnx.Module`` made of ``config``.
 
     Attributes:
-      topology: the tree, see ``topology.py``; no deeper than ``max_depth``.
+      config: the shape of the heads, with ``hidden_size``, ``vocab_size`` and ``num_heads``.
+      target: whose hidden state is read, and of whose weights the heads may share some.
+      topology: the tree, see ``topology.py``, no deeper than ``max_depth``; None: the usual one.
       layer: which hidden state of the target is read, counted as ``hidden_states[layer]`` of
-        Hugging Face; the number of the target's layers is the last one, normed.
-      size: F, the target's hidden size.
-      vocab_size: V, the target's.
+        Hugging Face; None: the last one, normed.
       how: ``top``, ``iid``, ``distinct`` or ``hub``, see ``growth.grow``.
 
     ``num_draft`` follows from the topology.
     """
 
     num_draft: int = 0
-    topology: topologies.Topology = topologies.chain(3)
-    layer: int = 0
-    size: int = 0
-    vocab_size: int = 0
+    config: Any = None
+    target: Target = dataclasses.field(default=None, repr=False)
+    topology: topologies.Topology | None = None
+    layer: int | None = None
     how: str = "top"
+    module = None
 
     def __post_init__(self):
+        if self.topology is None:
+            object.__setattr__(self, "topology", self.usual_topology)
+        if self.layer is None:
+            object.__setattr__(self, "layer", self.target.config.num_layers)
         growth.check_how(self.how, self.topology)
         if self.max_depth is not None and self.topology.depth > self.max_depth:
             raise ValueError(
@@ -55,7 +71,25 @@ class HeadDrafter(ChainDrafter):
     @property
     def max_depth(self) -> int | None:
         """The deepest tree that it can draft; None: any."""
-        return None
+        return self.config.num_heads
+
+    @property
+    def usual_topology(self) -> topologies.Topology:
+        """What is drafted unless something else is asked for: all heads, in a chain."""
+        return topologies.chain(self.config.num_heads)
+
+    @property
+    def shapes(self) -> nnx.State:
+        """The shapes of its weights; nothing is allocated."""
+        return _abstract(self.module, self.config)[1]
+
+    def heads(self, weights: PyTree) -> nnx.Module:
+        """The module with its ``weights``, which are ``params["drafter"]``."""
+        return nnx.merge(_abstract(self.module, self.config)[0], weights)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
 
     @property
     def features(self) -> tuple[int, ...]:
@@ -67,16 +101,16 @@ class HeadDrafter(ChainDrafter):
 
     def init(self, params, batch, capacity, inputs=None):
         dtype = jnp.result_type(*jax.tree.leaves(params["drafter"]))
-        return HeadState(feature=jnp.zeros((batch, self.size), dtype))
+        return HeadState(feature=jnp.zeros((batch, self.config.hidden_size), dtype))
 
     def draft_step(self, params, state, context):
         level, carry = self.begin(params, state, context)
         draft, _, _ = growth.grow(self.topology, context, level, carry, how=self.how)
         return draft, state
 
+    @abc.abstractmethod
     def begin(self, params, state, context) -> tuple:
         """``(level, carry)`` of ``growth.grow`` at the root of a round."""
-        raise NotImplementedError
 
     def observe(self, params, state, segment):
         return dataclasses.replace(state, feature=last_feature(state.feature, segment))

@@ -12,7 +12,6 @@ has several layers a head (one block, gone through again, as in the authors' cod
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +22,7 @@ from ..models.config import DecoderConfig
 from ..models.decoder import Decoder
 from ..models.layers import Linear, product, together
 from ..pytree import pytree_dataclass
-from ..topology import Topology, chain
-from ..types import PyTree, Target, Verdict
+from ..types import PyTree, Verdict
 from .growth import path_tokens
 from .heads import HeadDrafter, HeadState, last_feature
 from .medusa import ResBlock
@@ -149,12 +147,6 @@ class HydraHeads(nnx.Module):
         return self.prefix.hidden(tokens, positions, sees, states=x)[0]
 
 
-@functools.cache
-def abstract(config: HydraConfig) -> tuple[nnx.GraphDef, nnx.State]:
-    """The structure of the heads and the shapes of their weights; nothing is allocated."""
-    return nnx.split(nnx.eval_shape(lambda: HydraHeads(config, rngs=nnx.Rngs(0))))
-
-
 @pytree_dataclass
 class HydraState(HeadState):
     """``feature`` is what the heads read: with a prefix layer, its output. ``cache``: that layer's
@@ -178,28 +170,8 @@ class Hydra(HeadDrafter):
     References: Hydra, arXiv 2402.05109.
     """
 
-    config: HydraConfig = None
-    target: Target = dataclasses.field(default=None, repr=False)
+    module = HydraHeads
     name = "hydra"
-
-    @classmethod
-    def of(cls, config: HydraConfig, target: Target, topology: Topology | None = None) -> Hydra:
-        """The drafter for heads of this shape on a ``CausalLM``; by default all, in a chain."""
-        return cls(
-            topology=topology or chain(config.num_heads),
-            layer=target.config.num_layers,
-            size=config.hidden_size,
-            vocab_size=config.vocab_size,
-            config=config,
-            target=target,
-        )
-
-    @property
-    def max_depth(self) -> int:
-        return self.config.num_heads
-
-    def _heads(self, params) -> HydraHeads:
-        return nnx.merge(abstract(self.config)[0], params["drafter"])
 
     def init(self, params, batch, capacity, inputs=None):
         feature, c = super().init(params, batch, capacity, inputs).feature, self.config.prefix
@@ -211,7 +183,7 @@ class Hydra(HeadDrafter):
         return HydraState(feature=feature, cache=cache)
 
     def begin(self, params, state, context):
-        heads, batch = self._heads(params), state.feature.shape[0]
+        heads, batch = self.heads(params["drafter"]), state.feature.shape[0]
 
         def level(carry, grown, since):
             tokens = path_tokens(grown, since)  # [B, W, D + 1]
@@ -231,7 +203,7 @@ class Hydra(HeadDrafter):
         batch, steps = segment.tokens.shape
         index = jnp.arange(steps, dtype=jnp.int32)
         x = segment.features.astype(state.feature.dtype).reshape(batch * steps, -1).T
-        out, _, entries = self._heads(params).prefix.hidden(
+        out, _, entries = self.heads(params["drafter"]).prefix.hidden(
             segment.tokens,
             segment.start[:, None] + index,
             jnp.triu(jnp.ones((steps, steps), bool))[None],

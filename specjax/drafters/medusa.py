@@ -9,15 +9,12 @@ t + 1 + k. The heads do not see each other's tokens: all nodes of a depth have t
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from ..models.layers import Linear, product, together
-from ..topology import Topology, chain
-from ..types import Target
 from .growth import depth_of
 from .heads import HeadDrafter
 
@@ -111,12 +108,6 @@ class MedusaHeads(nnx.Module):
         return logits.reshape(batch, steps, self.config.num_heads, -1)
 
 
-@functools.cache
-def abstract(config: MedusaConfig) -> tuple[nnx.GraphDef, nnx.State]:
-    """The structure of the heads and the shapes of their weights; nothing is allocated."""
-    return nnx.split(nnx.eval_shape(lambda: MedusaHeads(config, rngs=nnx.Rngs(0))))
-
-
 @dataclasses.dataclass(frozen=True)
 class Medusa(HeadDrafter):
     """Drafts with Medusa heads; ``params["drafter"]`` are the weights of ``MedusaHeads``.
@@ -132,28 +123,11 @@ class Medusa(HeadDrafter):
     business); tied heads: the authors' first trainer, vLLM's ``original_lm_head``.
     """
 
-    config: MedusaConfig = None
-    target: Target = dataclasses.field(default=None, repr=False)
+    module = MedusaHeads
     name = "medusa"
 
-    @classmethod
-    def of(cls, config: MedusaConfig, target: Target, topology: Topology | None = None) -> Medusa:
-        """The drafter for heads of this shape on a ``CausalLM``; by default all, in a chain."""
-        return cls(
-            topology=topology or chain(config.num_heads),
-            layer=target.config.num_layers,
-            size=config.hidden_size,
-            vocab_size=config.vocab_size,
-            config=config,
-            target=target,
-        )
-
-    @property
-    def max_depth(self) -> int:
-        return self.config.num_heads
-
     def begin(self, params, state, context):
-        heads = nnx.merge(abstract(self.config)[0], params["drafter"])
+        heads = self.heads(params["drafter"])
         return all_at_once(heads, state.feature, self.target, params["target"])
 
 

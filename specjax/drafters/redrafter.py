@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 
 import jax
@@ -13,7 +12,6 @@ from flax import nnx
 from .. import sampling as law
 from ..models.layers import Linear, product
 from ..topology import Beams, Topology
-from ..types import Target
 from .heads import HeadDrafter
 from .speculator import of_parents
 
@@ -119,12 +117,6 @@ class ReDrafterHead(nnx.Module):
         return logits.reshape(batch, length, steps, -1)
 
 
-@functools.cache
-def abstract(config: ReDrafterConfig) -> tuple[nnx.GraphDef, nnx.State]:
-    """The structure of a ReDrafter and the shapes of its weights; nothing is allocated."""
-    return nnx.split(nnx.eval_shape(lambda: ReDrafterHead(config, rngs=nnx.Rngs(0))))
-
-
 @dataclasses.dataclass(frozen=True)
 class ReDrafter(HeadDrafter):
     """Drafts with a ReDrafter, the tree of a beam search by default; ``params["drafter"]`` is the
@@ -142,26 +134,20 @@ class ReDrafter(HeadDrafter):
     References: Cheng et al., arXiv 2403.09919; github.com/apple/ml-recurrent-drafter.
     """
 
-    config: ReDrafterConfig | None = None
-    target: Target | None = None
+    module = ReDrafterHead
     name = "redrafter"
 
-    @classmethod
-    def of(
-        cls, config: ReDrafterConfig, target: Target, topology: Topology | None = None
-    ) -> ReDrafter:
-        """The drafter for a head of this shape on a ``CausalLM``; by default 4 beams of 5."""
-        return cls(
-            topology=topology or Beams(4, 5),
-            layer=target.config.num_layers,
-            size=config.hidden_size,
-            vocab_size=config.vocab_size,
-            config=config,
-            target=target,
-        )
+    @property
+    def max_depth(self) -> None:
+        """Any: one state goes on and on."""
+
+    @property
+    def usual_topology(self) -> Topology:
+        """4 beams of 5 tokens."""
+        return Beams(4, 5)
 
     def begin(self, params, state, context):
-        model = nnx.merge(abstract(self.config)[0], params["drafter"])
+        model = self.heads(params["drafter"])
         feature = state.feature.T  # [F, B]
 
         def level(states, grown, since):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 
@@ -13,8 +12,7 @@ from flax import nnx
 
 from .. import tree
 from ..models.layers import Linear, product, together
-from ..topology import Topology, chain
-from ..types import Draft, Target
+from ..types import Draft
 from .heads import HeadDrafter
 
 CELLS = ("mlp", "lstm")
@@ -170,12 +168,6 @@ class SpeculatorCell(nnx.Module):
         return logits.reshape(batch, length, len(steps), -1)
 
 
-@functools.cache
-def abstract(config: SpeculatorConfig) -> tuple[nnx.GraphDef, nnx.State]:
-    """The structure of a speculator and the shapes of its weights; nothing is allocated."""
-    return nnx.split(nnx.eval_shape(lambda: SpeculatorCell(config, rngs=nnx.Rngs(0))))
-
-
 @dataclasses.dataclass(frozen=True)
 class Speculator(HeadDrafter):
     """Drafts with an MLP or LSTM speculator; ``params["drafter"]`` is a ``SpeculatorCell``'s state.
@@ -190,28 +182,11 @@ class Speculator(HeadDrafter):
     cell: Arctic speculator, of github.com/snowflakedb/ArcticTraining.
     """
 
-    config: SpeculatorConfig | None = None
+    module = SpeculatorCell
     name = "speculator"
 
-    @classmethod
-    def of(
-        cls, config: SpeculatorConfig, target: Target, topology: Topology | None = None
-    ) -> Speculator:
-        """The drafter for a speculator of this shape on a ``CausalLM``; by default a chain."""
-        return cls(
-            topology=topology or chain(config.num_heads),
-            layer=target.config.num_layers,
-            size=config.hidden_size,
-            vocab_size=config.vocab_size,
-            config=config,
-        )
-
-    @property
-    def max_depth(self) -> int:
-        return self.config.num_heads
-
     def begin(self, params, state, context):
-        cell = nnx.merge(abstract(self.config)[0], params["drafter"])
+        cell = self.heads(params["drafter"])
         first = cell.start(state.feature.T)
 
         def level(states, grown, since):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..drafters.blockwise import Blockwise, BlockwiseConfig, abstract
+from ..drafters.blockwise import Blockwise, BlockwiseConfig
 from .weights import check_sizes, loaded, stored
 
 KNOWN = "blockwise heads (trunk.weight, offsets.weight)"
@@ -32,8 +32,9 @@ def load(config: Mapping, tensors: Mapping, target):
         raise ValueError(f"config.json lacks {', '.join(absent)}")
     check_sizes(target, hidden_size=config["hidden_size"], vocab_size=config["vocab_size"])
     shape = BlockwiseConfig(**{name: config[name] for name in _SIZES})
-    params = loaded(tensors, NAMES, abstract(shape)[1], target.dtype)
-    return Blockwise.of(shape, target.target), params
+    drafter = Blockwise(config=shape, target=target.target)
+    params = loaded(tensors, NAMES, drafter.shapes, target.dtype)
+    return drafter, params
 
 
 def save(drafter: Blockwise, params, target=None) -> tuple[dict, dict]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from ..drafters.hydra import Hydra, HydraConfig, abstract, prefix_config
+from ..drafters.hydra import Hydra, HydraConfig, prefix_config
 from .weights import check_same, check_sizes, loaded, stored
 
 KNOWN = "Hydra's (hydra_mlp.{i}.{j}.linear.weight, hydra_lm_head.{i}.weight)"
@@ -72,8 +72,8 @@ def load(config: Mapping, tensors: Mapping, target):
     if embedding in tensors:
         check_same(embedding, tensors[embedding], target.target.table(target.params), target)
     others = [embedding, *(_PREFIX + name for name in _UNUSED)]
-    params = loaded(tensors, names(shape), abstract(shape)[1], target.dtype, others)
-    drafter = Hydra.of(shape, target.target)
+    drafter = Hydra(config=shape, target=target.target)
+    params = loaded(tensors, names(shape), drafter.shapes, target.dtype, others)
     return dataclasses.replace(drafter, layer=drafter.layer - offset), params
 
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
-from ..drafters.medusa import Medusa, MedusaConfig, abstract
+from ..drafters.medusa import Medusa, MedusaConfig
 from .weights import check_sizes, loaded, stored
 
 KNOWN = "Medusa's ({i}.{j}.linear.weight, {i}.{L}.weight, with or without medusa_head. before)"
@@ -51,8 +51,9 @@ def load(config: Mapping, tensors: Mapping, target):
     )
     # beside a model that was trained with the heads lie its own weights
     others = [name for name in tensors if not name.startswith(prefix)] if prefix else ()
-    params = loaded(tensors, names(shape, prefix), abstract(shape)[1], target.dtype, others)
-    return Medusa.of(shape, target.target), params
+    drafter = Medusa(config=shape, target=target.target)
+    params = loaded(tensors, names(shape, prefix), drafter.shapes, target.dtype, others)
+    return drafter, params
 
 
 def save(drafter: Medusa, params, target=None) -> tuple[dict, dict]:

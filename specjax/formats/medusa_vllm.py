@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ..drafters.medusa import Medusa, MedusaConfig, abstract
+from ..drafters.medusa import Medusa, MedusaConfig
 from .weights import check_same, check_sizes, loaded, stored
 
 KNOWN = "vLLM's of Medusa (blocks.{i}.layers.{j}.weight, lm_heads.{i}.weight)"
@@ -50,8 +50,9 @@ def load(config: Mapping, tensors: Mapping, target):
     others = [name for name in tensors if shape.tied and re.fullmatch(_ORIGINAL, name)]
     for name in others:
         check_same(name, tensors[name], target.target.head_table(target.params), target)
-    params = loaded(tensors, names(shape, prefix), abstract(shape)[1], target.dtype, others)
-    return Medusa.of(shape, target.target), params
+    drafter = Medusa(config=shape, target=target.target)
+    params = loaded(tensors, names(shape, prefix), drafter.shapes, target.dtype, others)
+    return drafter, params
 
 
 def save(drafter: Medusa, params, target=None) -> tuple[dict, dict]:

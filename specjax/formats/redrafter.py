@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..drafters.redrafter import ReDrafter, ReDrafterConfig, abstract
+from ..drafters.redrafter import ReDrafter, ReDrafterConfig
 from .weights import check_sizes, loaded, stored
 
 KNOWN = "ReDrafter's (rnn_u.weight, lm_head.{i}.linear.weight)"
@@ -39,8 +39,9 @@ def load(config: Mapping, tensors: Mapping, target):
         kept=(config.get("specjax") or {}).get("kept", ReDrafterConfig.kept),
     )
     check_sizes(target, hidden_size=shape.hidden_size, vocab_size=shape.vocab_size)
-    params = loaded(tensors, names(shape), abstract(shape)[1], target.dtype)
-    return ReDrafter.of(shape, target.target), params
+    drafter = ReDrafter(config=shape, target=target.target)
+    params = loaded(tensors, names(shape), drafter.shapes, target.dtype)
+    return drafter, params
 
 
 def save(drafter: ReDrafter, params, target=None) -> tuple[dict, dict]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..drafters.speculator import Speculator, SpeculatorConfig, abstract
+from ..drafters.speculator import Speculator, SpeculatorConfig
 from .weights import check_sizes, loaded, stored
 
 KNOWN = "MLP and LSTM speculators' (emb.{i}.weight, proj.{i}.weight; forget_proj.{i}.weight, ...)"
@@ -39,8 +39,9 @@ def load(config: Mapping, tensors: Mapping, target):
     wanted = names(shape, prefix)
     shared = names(shape, prefix, shared=True)
     wanted |= {name: path for name, path in shared.items() if name in tensors}
-    params = loaded(tensors, wanted, abstract(shape)[1], target.dtype)
-    return Speculator.of(shape, target.target), params
+    drafter = Speculator(config=shape, target=target.target)
+    params = loaded(tensors, wanted, drafter.shapes, target.dtype)
+    return drafter, params
 
 
 def save(drafter: Speculator, params, target=None) -> tuple[dict, dict]:

@@ -6,12 +6,9 @@ import json
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 from specjax.train import config, frozen, report, speculator
 
 import specjax
-from specjax.drafters import redrafter as redrafters
-from specjax.drafters import speculator as speculators
 
 KINDS = speculator.KINDS
 SMALL = ["num_heads=2", "inner_size=8", "num_layers=1", "beams=2", "optimizer.warmup=2"]
@@ -57,8 +54,7 @@ def test_a_speculator_is_trained_on_the_logits_that_it_drafts_with(rows, kind):
     target, params = setting.lm.target, setting.lm.params
     noise = iter(jax.random.split(jax.random.key(1), 99))
     own = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(noise), x.shape), heads.params)
-    module = redrafters if kind == "redrafter" else speculators
-    model = nnx.merge(module.abstract(heads.drafter.config)[0], own)
+    model = heads.drafter.heads(own)
     more = (target, params, 2) if kind == "redrafter" else ()
     expected = model.logits(rows.hidden, rows.tokens[:, :-1], *more)  # [B, T, n, V]
     steps = rows.steps(2)
