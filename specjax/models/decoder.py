@@ -52,21 +52,30 @@ class Attention(nnx.Module):
         nodes = x.shape[1] // batch
         q, k, v = together(x, self.q, self.k, self.v)
         q = q.reshape(kv, groups, size, batch, nodes).transpose(2, 3, 0, 1, 4)
-        k = k.reshape(kv, size, batch, nodes).transpose(1, 2, 0, 3)
-        v = v.reshape(kv, size, batch, nodes).transpose(2, 0, 3, 1)
         if self.q_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+            q = self.q_norm(q)
         if rope is not None:
             cos, sin = rope  # [E / 2, B, N], or fewer features
             q = rotate(q, cos[:, :, None, None], sin[:, :, None, None], axis=0)
-            k = rotate(k, cos[:, :, None], sin[:, :, None], axis=0)
         if c.query_scalar is not None:  # ``attend`` divides by the root of the head's size
             q = q * (size / c.query_scalar) ** 0.5
         q = q.transpose(1, 2, 0, 3, 4)  # [B, K, E, G, N]
-        k = k.transpose(1, 2, 3, 0)  # [B, K, N, E]
-        out, entries = attention(q, k, v)  # [B, K, E, G, N]
+        out, entries = attention(q, *self.entries(k, v, rope, batch))  # [B, K, E, G, N]
         out = out.transpose(1, 3, 2, 0, 4).reshape(kv * groups * size, batch * nodes)
         return self.o(out), entries
+
+    def entries(self, k, v, rope, batch):
+        """Keys, normed and rotated, and values, ``[B, K, N, E]``, of what the layers ``k`` and
+        ``v`` made of the input, ``[K * E, B * N]``."""
+        heads, size = self.config.num_kv_heads, self.config.head_dim
+        k = k.reshape(heads, size, batch, -1).transpose(1, 2, 0, 3)
+        if self.k_norm is not None:
+            k = self.k_norm(k)
+        if rope is not None:
+            cos, sin = rope
+            k = rotate(k, cos[:, :, None], sin[:, :, None], axis=0)
+        v = v.reshape(heads, size, batch, -1).transpose(2, 0, 3, 1)
+        return k.transpose(1, 2, 3, 0), v
 
 
 class MLP(nnx.Module):
@@ -189,7 +198,7 @@ class Decoder(nnx.Module):
         live = None if live is None else live.reshape(-1)
         ropes = {c.window_of(i) is None: None for i in range(c.num_layers)}
         if self.position_embedding is None:
-            ropes = {full: self._turns(here, full, x.dtype) for full in ropes}
+            ropes = {full: self.turns(here, full, x.dtype) for full in ropes}
         slots = [] if prefix is None else [jax.tree.leaves(past)[0].shape[2] for past in prefix]
         choices = {size: choice_of(size, length) for size in {*slots}}
         local_mask = own_mask
@@ -240,8 +249,9 @@ class Decoder(nnx.Module):
             x = x + rows[where.reshape(-1)]
         return x.T
 
-    def _turns(self, positions, full, dtype):
-        """Cosines and sines ``[E / 2, B, N]`` of a global (``full``) or local layer."""
+    def turns(self, positions, full, dtype):
+        """Cosines and sines ``[E / 2, B, N]`` at ``positions`` int32 ``[B, N]``, of a global
+        (``full``) or local layer."""
         c, theta, scaling = self.config, self.config.rope_theta, self.config.rope_scaling
         if not full and c.local_rope_theta is not None:
             theta, scaling = c.local_rope_theta, None
