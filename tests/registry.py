@@ -3,11 +3,14 @@
 A line is ``name: (drafter, weights of the drafter, rules)``; ``conformance`` tests run over all.
 """
 
+import dataclasses
+
 import numpy as np
 from toys import Merged, TreeDrafter, bag, heads, like
 
 from specjax import topology
 from specjax.drafters import Adaptive, DraftModel, Goodput, NGram, Plain, Union
+from specjax.drafters.block import Block, BlockConfig
 from specjax.drafters.blockwise import Blockwise, BlockwiseConfig
 from specjax.drafters.hydra import Hydra, HydraConfig
 from specjax.drafters.medusa import Medusa, MedusaConfig
@@ -56,6 +59,11 @@ def cases(model, params):
         head_dim=2,
         max_positions=64,
     )
+    layers = dataclasses.replace(layer, num_layers=2, qk_norm=True)
+
+    def block(hidden_size, vocab_size):
+        return BlockConfig(layers=layers, block_size=4, mask_token=0, target_layers=(1,))
+
     return {
         "plain": (Plain(), None, ("delta",)),
         "draft": (DraftModel(num_draft=3, model=model), near, CHAIN),
@@ -122,6 +130,7 @@ def cases(model, params):
         "lstm speculator": head(
             Speculator, SpeculatorConfig, TREE, ("rejection",), how="distinct", **LSTM
         ),
+        "block": head(Block, block, (-1, 0, 0, 1), ("rejection",), how="iid"),
         "redrafter": head(ReDrafter, ReDrafterConfig, topology.Beams(2, 2), **WIDE),
         "adaptive redrafter": adaptive(
             head(ReDrafter, ReDrafterConfig, topology.Beams(2, 3), recurrent=False, **WIDE)

@@ -18,13 +18,14 @@ DRAFTERS |= {
 }  # named after what they hold
 
 # drafters with layers of their own bring Flax along: imported when first asked for
-_LAZY = {"Blockwise": "blockwise", "Hydra": "hydra", "Medusa": "medusa"}
+_LAZY = {"Block": "block", "Blockwise": "blockwise", "Hydra": "hydra", "Medusa": "medusa"}
 _LAZY |= {"Speculator": "speculator", "ReDrafter": "redrafter"}
 
 __all__ = [
     "DRAFTERS",
     "POLICIES",
     "Adaptive",
+    "Block",
     "Blockwise",
     "DraftModel",
     "ExLlama",

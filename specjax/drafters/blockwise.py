@@ -16,8 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ..models.layers import Linear
-from .heads import HeadDrafter
-from .medusa import all_at_once
+from .heads import HeadDrafter, all_at_once
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,5 +88,5 @@ class Blockwise(HeadDrafter):
     name = "blockwise"
 
     def begin(self, params, state, context):
-        heads = self.heads(params["drafter"])
-        return all_at_once(heads, state.feature, self.target, params["target"])
+        heads, hidden = self.heads(params["drafter"]), state.feature[:, None]
+        return all_at_once(lambda: heads.logits(hidden, self.target, params["target"])[:, 0])

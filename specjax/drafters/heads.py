@@ -123,6 +123,19 @@ def last_feature(before: jax.Array, segment) -> jax.Array:
     return jnp.where((segment.num > 0)[:, None], found.astype(before.dtype), before)
 
 
+def all_at_once(say) -> tuple:
+    """``(level, carry)`` of ``growth.grow`` for heads that read nothing of the draft: ``say()``
+    gives the logits ``[B, K, V]`` of all of them behind the root, which are the ``carry``."""
+
+    def level(carry, grown, since):
+        if since == 0:
+            carry = say()
+        depth = growth.depth_of(grown, since)
+        return carry[:, depth : depth + 1], carry
+
+    return level, ()
+
+
 def with_topology(drafter, topology):
     """The same drafter with another tree."""
     return dataclasses.replace(drafter, topology=topologies.as_topology(topology))

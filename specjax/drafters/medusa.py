@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ..models.layers import Linear, product, together
-from .growth import depth_of
-from .heads import HeadDrafter
+from .heads import HeadDrafter, all_at_once
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,21 +126,5 @@ class Medusa(HeadDrafter):
     name = "medusa"
 
     def begin(self, params, state, context):
-        heads = self.heads(params["drafter"])
-        return all_at_once(heads, state.feature, self.target, params["target"])
-
-
-def all_at_once(heads, feature: jax.Array, target, params) -> tuple:
-    """``(level, carry)`` of ``growth.grow`` for heads that read nothing of the draft.
-
-    ``heads``: has ``logits`` as ``MedusaHeads``. ``feature``: ``[B, H]``. ``carry``: the logits
-    ``[B, K, V]`` of all heads, behind the root.
-    """
-
-    def level(carry, grown, since):
-        if since == 0:
-            carry = heads.logits(feature[:, None], target, params)[:, 0]
-        depth = depth_of(grown, since)
-        return carry[:, depth : depth + 1], carry
-
-    return level, ()
+        heads, hidden = self.heads(params["drafter"]), state.feature[:, None]
+        return all_at_once(lambda: heads.logits(hidden, self.target, params["target"])[:, 0])

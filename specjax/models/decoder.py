@@ -170,6 +170,7 @@ class Decoder(nnx.Module):
         taps=(),
         axis=None,
         states=None,
+        local_mask=None,
     ):
         """The trunk over ``N`` nodes a row.
 
@@ -185,6 +186,7 @@ class Decoder(nnx.Module):
           taps: indices ``i`` of hidden states to return, counted as ``hidden_states[i]`` of
             Hugging Face (0: embeddings, ``i``: output of layer ``i``; the last one is normed).
           states: ``[H, B * N]``, what the first layer reads in place of the tokens' embeddings.
+          local_mask: in place of ``own_mask`` in layers with a window, before that is applied.
 
         Returns:
           ``(normed hidden [H, B * N], tapped [B, N, F] or None, entries)``; the entries are, per
@@ -201,10 +203,10 @@ class Decoder(nnx.Module):
             ropes = {full: self.turns(here, full, x.dtype) for full in ropes}
         slots = [] if prefix is None else [jax.tree.leaves(past)[0].shape[2] for past in prefix]
         choices = {size: choice_of(size, length) for size in {*slots}}
-        local_mask = own_mask
+        local_mask = own_mask if local_mask is None else local_mask
         if c.window is not None and positions.shape[1] > c.window:
             first = here[:, None, :] - c.window
-            local_mask = own_mask & (positions[:, :, None] > first)
+            local_mask = local_mask & (positions[:, :, None] > first)
         seen = {0: x}  # feature-major, kept only as far as they are tapped
         for i, block in enumerate(self.blocks):
             full = c.window_of(i) is None
