@@ -21,7 +21,7 @@ from flax import nnx
 
 from .. import cache as kv_cache
 from ..models.config import DecoderConfig
-from ..models.decoder import Decoder
+from ..models.decoder import Decoder, turns
 from ..models.layers import Linear, Norm, together
 from ..pytree import pytree_dataclass
 from ..types import PyTree, Verdict
@@ -109,9 +109,9 @@ class BlockLayers(nnx.Module):
         parts = [block.attention for block in self.layers.blocks]
         made = together(x, *[layer for own in parts for layer in (own.k, own.v)])  # in one call
         full = [layers.window_of(i) is None for i in range(layers.num_layers)]
-        turns = {kind: self.layers.turns(positions, kind, x.dtype) for kind in {*full}}
+        ropes = {kind: turns(layers, positions, kind, x.dtype) for kind in {*full}}
         return tuple(
-            own.entries(made[2 * i], made[2 * i + 1], turns[full[i]], batch)
+            own.entries(made[2 * i], made[2 * i + 1], ropes[full[i]], batch)
             for i, own in enumerate(parts)
         )
 

@@ -29,15 +29,16 @@ from .moe import MoE
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention; what it attends to is the caller's business."""
+    """Grouped-query attention; what it attends to is the caller's business. ``num_in``: features
+    that it reads, where they are not as many as it returns."""
 
-    def __init__(self, config: DecoderConfig, *, rngs, param_dtype):
+    def __init__(self, config: DecoderConfig, num_in: int | None = None, *, rngs, param_dtype):
         self.config = config
         heads, kv, size = config.num_heads, config.num_kv_heads, config.head_dim
-        common = dict(rngs=rngs, param_dtype=param_dtype)
-        self.q = Linear(config.hidden_size, heads * size, bias=config.qkv_bias, **common)
-        self.k = Linear(config.hidden_size, kv * size, bias=config.qkv_bias, **common)
-        self.v = Linear(config.hidden_size, kv * size, bias=config.qkv_bias, **common)
+        common, num_in = dict(rngs=rngs, param_dtype=param_dtype), num_in or config.hidden_size
+        self.q = Linear(num_in, heads * size, bias=config.qkv_bias, **common)
+        self.k = Linear(num_in, kv * size, bias=config.qkv_bias, **common)
+        self.v = Linear(num_in, kv * size, bias=config.qkv_bias, **common)
         out_scale = (2 * config.num_layers) ** -0.5  # GPT-2's residual initialisation
         self.o = Linear(
             heads * size, config.hidden_size, bias=config.o_bias, scale=out_scale, **common
@@ -118,8 +119,13 @@ class Block(nnx.Module):
             self.mlp = MLP(config, rngs=rngs, **common)
         self.mlp_post_norm = make_norm() if config.sandwich_norms else None
 
+    def enter(self, x):
+        """What attention reads, and the residual stream that its result is added to."""
+        return self.attention_norm(x), x
+
     def __call__(self, x, rope, batch, attention, live=None):
-        out, entries = self.attention(self.attention_norm(x), rope, batch, attention)
+        read, x = self.enter(x)
+        out, entries = self.attention(read, rope, batch, attention)
         if self.attention_post_norm is not None:
             out = self.attention_post_norm(out)
         behind = x + out
@@ -128,6 +134,87 @@ class Block(nnx.Module):
         if self.mlp_post_norm is not None:
             out = self.mlp_post_norm(out)
         return behind + out, entries
+
+
+def run_blocks(
+    config: DecoderConfig,
+    blocks,
+    x: jax.Array,
+    positions: jax.Array,
+    own_mask: jax.Array | None,
+    local_mask: jax.Array | None = None,
+    *,
+    batch: int,
+    prefix=None,
+    length=None,
+    earlier=None,
+    live=None,
+    axis=None,
+    attend=None,
+) -> tuple[list[jax.Array], tuple]:
+    """Layers, one after the other, over ``N`` nodes a row; arguments as ``Decoder.hidden``'s.
+
+    Args:
+      blocks: the layers, of a decoder of this ``config``.
+      x: ``[H, B * N]``, what the first one reads.
+      attend: None, or what attends in place of ``attention.attend``: ``attend(i, q, *fresh) ->
+        (out, entries)`` for layer ``i``, shapes as there; masks, ``prefix`` and ``earlier`` are
+        then its own business.
+
+    Returns:
+      ``x`` and what each layer made of it, ``[H, B * N]`` each; the entries, per layer.
+    """
+    c, nodes = config, x.shape[1] // batch
+    here = jnp.broadcast_to(positions[:, -nodes:], (batch, nodes))
+    x, entries = sharding.spread(x, None, DATA), []
+    live = None if live is None else live.reshape(-1)
+    ropes = {c.window_of(i) is None: None for i in range(c.num_layers)}
+    if c.positions == "rope":
+        ropes = {full: turns(c, here, full, x.dtype) for full in ropes}
+    slots = [] if prefix is None else [jax.tree.leaves(past)[0].shape[2] for past in prefix]
+    choices = {size: choice_of(size, length) for size in {*slots}}
+    local_mask = own_mask if local_mask is None else local_mask
+    if c.window is not None and attend is None and positions.shape[1] > c.window:
+        first = here[:, None, :] - c.window
+        local_mask = local_mask & (positions[:, :, None] > first)
+    seen = [x]  # feature-major, kept only as far as they are used
+    for i, block in enumerate(blocks):
+        full = c.window_of(i) is None
+        settings = dict(softcap=c.score_softcap)
+        if prefix is not None:
+            past = prefix[i][0], prefix[i][-1]  # latents are keys and values
+            settings |= dict(prefix=past, length=length, choice=choices[slots[i]])
+            if c.is_ring(i, slots[i]):
+                settings |= dict(window=c.window, positions=here)
+        before = None if earlier is None else earlier[i]
+        mask = own_mask if full else local_mask
+
+        def attention(q, *fresh, before=before, mask=mask, settings=settings):
+            if before is not None:
+                pairs = zip(before, fresh, strict=True)
+                fresh = tuple(jnp.concatenate(pair, axis=2) for pair in pairs)
+            out = attend_spread(q, fresh[0], fresh[-1], mask, axis=axis, **settings)
+            return out, fresh
+
+        own = attention if attend is None else functools.partial(attend, i)
+        x, entry = block(x, ropes[full], batch, own, live)
+        x = sharding.spread(x, None, DATA)  # so each layer ends in a sum over the devices
+        entries.append(entry)
+        seen.append(x)
+    return seen, tuple(entries)
+
+
+def turns(config: DecoderConfig, positions: jax.Array, full: bool, dtype) -> list[jax.Array]:
+    """Cosines and sines ``[E / 2, B, N]`` at ``positions`` int32 ``[B, N]``, of a global
+    (``full``) or local layer."""
+    c, theta, scaling = config, config.rope_theta, config.rope_scaling
+    if not full and c.local_rope_theta is not None:
+        theta, scaling = c.local_rope_theta, None
+    inverse, factor = rope_frequencies(c.rotary_dim, theta, scaling, c.max_positions)
+    angle = inverse[:, None, None] * positions.astype(jnp.float32)
+    # along the nodes: rows may be spread over devices
+    both = jnp.concatenate([jnp.cos(angle), jnp.sin(angle)], axis=2) * factor
+    return jnp.split(once(both).astype(dtype), 2, axis=2)
 
 
 class Decoder(nnx.Module):
@@ -193,50 +280,30 @@ class Decoder(nnx.Module):
           layer, ``(keys, values)`` or ``(latents,)`` of the earlier and these nodes, each
           ``[B, K, M, E]``.
         """
-        c, (batch, nodes) = self.config, tokens.shape
-        here = jnp.broadcast_to(positions[:, -nodes:], tokens.shape)
-        x, entries = self._embed(tokens, here) if states is None else states, []
-        x = sharding.spread(x, None, DATA)
-        live = None if live is None else live.reshape(-1)
-        ropes = {c.window_of(i) is None: None for i in range(c.num_layers)}
-        if self.position_embedding is None:
-            ropes = {full: self.turns(here, full, x.dtype) for full in ropes}
-        slots = [] if prefix is None else [jax.tree.leaves(past)[0].shape[2] for past in prefix]
-        choices = {size: choice_of(size, length) for size in {*slots}}
-        local_mask = own_mask if local_mask is None else local_mask
-        if c.window is not None and positions.shape[1] > c.window:
-            first = here[:, None, :] - c.window
-            local_mask = local_mask & (positions[:, :, None] > first)
-        seen = {0: x}  # feature-major, kept only as far as they are tapped
-        for i, block in enumerate(self.blocks):
-            full = c.window_of(i) is None
-            settings = dict(softcap=c.score_softcap)
-            if prefix is not None:
-                past = prefix[i][0], prefix[i][-1]  # latents are keys and values
-                settings |= dict(prefix=past, length=length, choice=choices[slots[i]])
-                if c.is_ring(i, slots[i]):
-                    settings |= dict(window=c.window, positions=here)
-            before = None if earlier is None else earlier[i]
-            mask = own_mask if full else local_mask
-
-            def attention(q, *fresh, before=before, mask=mask, settings=settings):
-                if before is not None:
-                    pairs = zip(before, fresh, strict=True)
-                    fresh = tuple(jnp.concatenate(pair, axis=2) for pair in pairs)
-                out = attend_spread(q, fresh[0], fresh[-1], mask, axis=axis, **settings)
-                return out, fresh
-
-            x, entry = block(x, ropes[full], batch, attention, live)
-            x = sharding.spread(x, None, DATA)  # so each layer ends in a sum over the devices
-            entries.append(entry)
-            seen[i + 1] = x
-        out = self.norm(x)
-        seen[len(self.blocks)] = out
+        batch, nodes = tokens.shape
+        if states is None:
+            here = jnp.broadcast_to(positions[:, -nodes:], tokens.shape)
+            states = self._embed(tokens, here)
+        seen, entries = run_blocks(
+            self.config,
+            self.blocks,
+            states,
+            positions,
+            own_mask,
+            local_mask,
+            batch=batch,
+            prefix=prefix,
+            length=length,
+            earlier=earlier,
+            live=live,
+            axis=axis,
+        )
+        out = seen[-1] = self.norm(seen[-1])
         tapped = None
         if taps:
             tapped = jnp.concatenate([seen[i] for i in taps], axis=0)
             tapped = tapped.T.reshape(batch, nodes, -1)
-        return out, tapped, tuple(entries)
+        return out, tapped, entries
 
     def _embed(self, tokens, positions):
         """``[H, B * N]``, the residual stream before the first layer."""
@@ -250,18 +317,6 @@ class Decoder(nnx.Module):
             where = jnp.clip(where, 0, len(rows) - 1)  # beyond it nothing is emitted
             x = x + rows[where.reshape(-1)]
         return x.T
-
-    def turns(self, positions, full, dtype):
-        """Cosines and sines ``[E / 2, B, N]`` at ``positions`` int32 ``[B, N]``, of a global
-        (``full``) or local layer."""
-        c, theta, scaling = self.config, self.config.rope_theta, self.config.rope_scaling
-        if not full and c.local_rope_theta is not None:
-            theta, scaling = c.local_rope_theta, None
-        inverse, factor = rope_frequencies(c.rotary_dim, theta, scaling, c.max_positions)
-        angle = inverse[:, None, None] * positions.astype(jnp.float32)
-        # along the nodes: rows may be spread over devices
-        turns = jnp.concatenate([jnp.cos(angle), jnp.sin(angle)], axis=2) * factor
-        return jnp.split(once(turns).astype(dtype), 2, axis=2)
 
     def head(self, hidden: jax.Array, batch: int) -> jax.Array:
         """``[H, B * N] -> float32 logits [B, N, V]``."""

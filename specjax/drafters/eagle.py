@@ -1,0 +1,106 @@
+"""EAGLE: one decoder layer that goes on with the target's last hidden state.
+
+    f'_{i+1} = layer(fc([e(t_{i+1}); f_i]))
+    logits of token i + 2 = the target's LM head of f'_{i+1}
+
+for the last hidden state ``f_i`` of token ``i``, normed, as the target's LM head reads it, and the
+target's embeddings ``e``. The layer has no norm on what it reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ..models.config import DecoderConfig
+from ..models.decoder import Block
+from ..models.layers import Linear, Norm
+from .feature import FeatureModule
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EagleConfig:
+    """The shape of an EAGLE head.
+
+    Attributes:
+      layer: of its layer (or layers); ``hidden_size`` is the target's, since the target's LM head
+        reads the output, ``vocab_size`` as well.
+      fc_bias: of ``fc``.
+      input_norm: the first layer norms what it reads, as a Llama layer does. Published heads do
+        not.
+      embedding_norm, head_norm: norms on the embedding and before the LM head (``layernorms`` of
+        speculators' files); what is passed on is not normed.
+      own_embedding: a table of its own; else the target's is read.
+    """
+
+    layer: DecoderConfig
+    fc_bias: bool = False
+    input_norm: bool = False
+    embedding_norm: bool = False
+    head_norm: bool = False
+    own_embedding: bool = False
+
+    def __post_init__(self):
+        check_layer(self.layer)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.layer.vocab_size
+
+    @property
+    def hidden_size(self) -> int:
+        return self.layer.hidden_size
+
+
+def check_layer(layer: DecoderConfig) -> None:
+    """Raises ValueError for a layer that no EAGLE head is made of."""
+    if layer.kv_rank or layer.positions != "rope":
+        raise ValueError(
+            f"layer: kv_rank={layer.kv_rank}, positions={layer.positions!r}: an EAGLE head is made "
+            "of layers with plain attention and rotary embedding; give kv_rank=0, positions='rope'"
+        )
+
+
+class BareBlock(Block):
+    """A block whose attention reads the residual stream as it is."""
+
+    def __init__(self, config: DecoderConfig, layer: int, **common):
+        super().__init__(config, layer, **common)
+        self.attention_norm = None
+
+    def enter(self, x):
+        return x, x
+
+
+class EagleHead(FeatureModule):
+    """The weights of an EAGLE head."""
+
+    def __init__(self, config: EagleConfig, *, rngs, param_dtype=jnp.float32):
+        self.config, self.layer = config, config.layer
+        common = dict(rngs=rngs, param_dtype=param_dtype)
+        c, size = config.layer, config.hidden_size
+        self.embedding = own_table(c, **common) if config.own_embedding else None
+        norm = lambda wanted: Norm(size, c, param_dtype=param_dtype) if wanted else None  # noqa: E731
+        self.embedding_norm, self.head_norm = norm(config.embedding_norm), norm(config.head_norm)
+        self.fc = Linear(2 * size, size, bias=config.fc_bias, **common)
+        first = Block if config.input_norm else BareBlock
+        kinds = [first, *[Block] * (c.num_layers - 1)]
+        self.blocks = nnx.List([kind(c, i, **common) for i, kind in enumerate(kinds)])
+
+    def enter(self, embedded, hidden, stage=0):
+        """The embedding comes first."""
+        if self.embedding_norm is not None:
+            embedded = self.embedding_norm(embedded)
+        return self.fc(jnp.concatenate([embedded.astype(hidden.dtype), hidden], axis=0))
+
+    def logits(self, out, batch, target, params, stage=0):
+        return target.head(params, out if self.head_norm is None else self.head_norm(out), batch)
+
+
+def own_table(config: DecoderConfig, *, rngs, param_dtype) -> nnx.Param:
+    """A table of embeddings ``[V, H]``, random."""
+    values = jax.random.normal(rngs.params(), (config.vocab_size, config.hidden_size)) * 0.02
+    return nnx.Param(values.astype(param_dtype))

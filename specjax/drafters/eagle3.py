@@ -1,0 +1,177 @@
+"""EAGLE-3: one decoder layer on features from low, middle and high layers of the target.
+
+    g_i = fc([l_i; m_i; h_i])                                   where the target has seen token i
+    a_{i+1} = layer([norm(e(t_{i+1})); norm(g_i)]),             with g_i as the residual stream
+    g_{i+1} = a_{i+1}                                           behind a drafted token
+    logits of token i + 2 = lm_head(norm(a_{i+1}))              over the draft vocabulary
+
+The draft vocabulary is the part of the target's that texts mostly consist of; ``vocab`` says which
+token of the target each of its tokens is (published files hold ``d2t``, the differences).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ..models.config import DecoderConfig
+from ..models.decoder import Attention, Block
+from ..models.layers import Linear, Norm
+from .eagle import check_layer, own_table
+from .feature import FeatureModule, logits_of
+
+FC_NORMS = (None, "whole", "each")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Eagle3Config:
+    """The shape of an EAGLE-3 head. H is its own width, ``layer.hidden_size``.
+
+    Attributes:
+      layer: of its layer (or layers, of which only the first reads embeddings); ``vocab_size`` is
+        the target's.
+      feature_size: F, the target's hidden size; None: H.
+      num_features: how many hidden states of the target ``fc`` reads, side by side.
+      draft_vocab_size: tokens that the own LM head knows; None: all of the target's. 0: there is no
+        own one, the target's is used, so that H must be F.
+      norm_before_residual: the residual stream begins as the normed ``g``.
+      fc_norm: norms before ``fc``: None, ``whole`` (one over all features side by side), ``each``.
+      normed_output: what is passed on is ``norm(a)``.
+      fc_bias, head_bias: biases of ``fc`` and of the own LM head; those of the layer are its own
+        business (``qkv_bias``, ``o_bias``, ``mlp_bias``).
+      own_embedding: a table ``[V, H]`` of its own; else the target's is read.
+    """
+
+    layer: DecoderConfig
+    feature_size: int | None = None
+    num_features: int = 3
+    draft_vocab_size: int | None = None
+    norm_before_residual: bool = False
+    fc_norm: str | None = None
+    normed_output: bool = False
+    fc_bias: bool = False
+    head_bias: bool = False
+    own_embedding: bool = False
+
+    def __post_init__(self):
+        check_layer(self.layer)
+        if self.feature_size is None:
+            object.__setattr__(self, "feature_size", self.hidden_size)
+        if self.draft_vocab_size is None:
+            object.__setattr__(self, "draft_vocab_size", self.vocab_size)
+        if min(self.feature_size, self.num_features) < 1:
+            raise ValueError(
+                f"feature_size={self.feature_size}, num_features={self.num_features}: they must be "
+                "at least 1"
+            )
+        if not 0 <= self.draft_vocab_size <= self.vocab_size:
+            raise ValueError(
+                f"draft_vocab_size={self.draft_vocab_size}: it must be from 1 to the target's "
+                f"vocabulary, {self.vocab_size}, or 0 for the target's own LM head"
+            )
+        if not self.draft_vocab_size and self.feature_size != self.hidden_size:
+            raise ValueError(
+                f"draft_vocab_size=0: a head {self.hidden_size} wide cannot use the LM head of a "
+                f"target {self.feature_size} wide; give it one of its own (draft_vocab_size)"
+            )
+        if self.fc_norm not in FC_NORMS:
+            raise ValueError(f"fc_norm={self.fc_norm!r}: accepted are {FC_NORMS}")
+
+    @property
+    def vocab_size(self) -> int:
+        return self.layer.vocab_size
+
+    @property
+    def hidden_size(self) -> int:
+        return self.layer.hidden_size
+
+    @property
+    def has_vocab(self) -> bool:
+        """Whether the draft vocabulary is a part of the target's."""
+        return 0 < self.draft_vocab_size < self.vocab_size
+
+    @property
+    def embedding_size(self) -> int:
+        """E, of what is read of tokens."""
+        return self.hidden_size if self.own_embedding else self.feature_size
+
+
+class VocabMap(nnx.Variable):
+    """int32 ``[Vd]``, the target's id of each token of a draft vocabulary; nothing to train."""
+
+
+class Eagle3Block(Block):
+    """The first layer: columns are (embedding, hidden) ``[E + H, M]``."""
+
+    def __init__(self, config: Eagle3Config, *, rngs, param_dtype):
+        c, common = config.layer, dict(rngs=rngs, param_dtype=param_dtype)
+        super().__init__(c, 0, **common)
+        self.early = config.norm_before_residual
+        self.attention_norm = Norm(config.embedding_size, c, param_dtype=param_dtype)
+        self.hidden_norm = Norm(c.hidden_size, c, param_dtype=param_dtype)
+        self.attention = Attention(c, config.embedding_size + c.hidden_size, **common)
+
+    def enter(self, x):
+        embedded, hidden = jnp.split(x, (len(self.attention_norm.weight[...]),))
+        normed = self.hidden_norm(hidden)
+        read = jnp.concatenate([self.attention_norm(embedded), normed], axis=0)
+        return read, normed if self.early else hidden
+
+
+class Eagle3Head(FeatureModule):
+    """The weights of an EAGLE-3 head, ``vocab`` among them where it has a draft vocabulary: split
+    off what is trained by ``nnx.Param``. ``lm_head`` ``[Vd, H]``: what the own LM head begins as
+    (rows of the target's); ``vocab``: int32 ``[Vd]``; None: the first tokens."""
+
+    def __init__(
+        self, config: Eagle3Config, *, rngs, param_dtype=jnp.float32, lm_head=None, vocab=None
+    ):
+        self.config, self.layer = config, config.layer
+        common = dict(rngs=rngs, param_dtype=param_dtype)
+        c, size, tokens = config.layer, config.hidden_size, config.draft_vocab_size
+        num, wide = config.num_features, config.feature_size
+
+        def norm(width):
+            return Norm(width, c, param_dtype=param_dtype)
+
+        self.embedding = own_table(c, **common) if config.own_embedding else None
+        self.fc_norm = norm(num * wide) if config.fc_norm == "whole" else None
+        each = config.fc_norm == "each"
+        self.fc_norms = nnx.List([norm(wide) for _ in range(num)]) if each else None
+        self.fc = Linear(num * wide, size, bias=config.fc_bias, **common)
+        rest = [Block(c, i, **common) for i in range(1, c.num_layers)]
+        self.blocks = nnx.List([Eagle3Block(config, **common), *rest])
+        self.norm = norm(size)
+        self.lm_head = Linear(size, tokens, bias=config.head_bias, **common) if tokens else None
+        if lm_head is not None:
+            self.lm_head.weight[...] = jnp.asarray(lm_head, param_dtype)
+        ids = jnp.arange(tokens) if vocab is None else jnp.asarray(vocab)
+        self.vocab = VocabMap(ids.astype(jnp.int32)) if config.has_vocab else None
+
+    def read(self, features):
+        """``[num_features * F, M] -> [H, M]``."""
+        if self.fc_norm is not None:
+            features = self.fc_norm(features)
+        if self.fc_norms is not None:
+            parts = jnp.split(features, len(self.fc_norms))
+            parts = [norm(x) for norm, x in zip(self.fc_norms, parts, strict=True)]
+            features = jnp.concatenate(parts, axis=0)
+        return self.fc(features)
+
+    def enter(self, embedded, hidden, stage=0):
+        """The embedding comes first."""
+        return jnp.concatenate([embedded.astype(hidden.dtype), hidden], axis=0)
+
+    def passed(self, out, stage=0):
+        return self.norm(out) if self.config.normed_output else out
+
+    def logits(self, out, batch, target, params, stage=0):
+        x = self.norm(out)
+        return target.head(params, x, batch) if self.lm_head is None else self.say(x, batch)
+
+    def say(self, x: jax.Array, batch: int) -> jax.Array:
+        """float32 ``[B, N, Vd]`` of the own LM head, for normed outputs ``[H, B * N]``."""
+        return logits_of(self.lm_head, x, batch)
