@@ -14,6 +14,7 @@ from specjax.drafters.block import Block, BlockConfig
 from specjax.drafters.blockwise import Blockwise, BlockwiseConfig
 from specjax.drafters.hydra import Hydra, HydraConfig
 from specjax.drafters.medusa import Medusa, MedusaConfig
+from specjax.drafters.mtp_heads import MTPHeadsConfig, ParallelHeads
 from specjax.drafters.redrafter import ReDrafter, ReDrafterConfig
 from specjax.drafters.speculator import Speculator, SpeculatorConfig
 from specjax.models import DecoderConfig
@@ -36,11 +37,15 @@ def cases(model, params):
     def tree(**settings):
         return TreeDrafter(model=model, **settings)
 
-    def head(drafter, config, parents, rules=("delta",), how="top", **shape):
+    def head(drafter, config, parents, rules=("delta",), how="top", layer=None, **shape):
         """Heads on the toy's hidden state; ``parents``: of a static tree, or another topology."""
         config = config(hidden_size=params["embed"].shape[1], vocab_size=model.vocab_size, **shape)
         drafter = drafter(
-            config=config, target=model, topology=topology.as_topology(parents), how=how
+            config=config,
+            target=model,
+            topology=topology.as_topology(parents),
+            layer=layer,
+            how=how,
         )
         return drafter, heads(drafter), rules
 
@@ -63,6 +68,9 @@ def cases(model, params):
 
     def block(hidden_size, vocab_size):
         return BlockConfig(layers=layers, block_size=4, mask_token=0, target_layers=(1,))
+
+    def parallel(hidden_size, vocab_size):
+        return MTPHeadsConfig(layers=layers)
 
     return {
         "plain": (Plain(), None, ("delta",)),
@@ -131,6 +139,7 @@ def cases(model, params):
             Speculator, SpeculatorConfig, TREE, ("rejection",), how="distinct", **LSTM
         ),
         "block": head(Block, block, (-1, 0, 0, 1), ("rejection",), how="iid"),
+        "mtp heads": head(ParallelHeads, parallel, (-1, 0, 0, 1), layer=1),
         "redrafter": head(ReDrafter, ReDrafterConfig, topology.Beams(2, 2), **WIDE),
         "adaptive redrafter": adaptive(
             head(ReDrafter, ReDrafterConfig, topology.Beams(2, 3), recurrent=False, **WIDE)

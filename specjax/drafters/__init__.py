@@ -19,6 +19,7 @@ DRAFTERS |= {
 
 # drafters with layers of their own bring Flax along: imported when first asked for
 _LAZY = {"Block": "block", "Blockwise": "blockwise", "Hydra": "hydra", "Medusa": "medusa"}
+_LAZY |= {"ParallelHeads": "mtp_heads"}
 _LAZY |= {"Speculator": "speculator", "ReDrafter": "redrafter"}
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Hydra",
     "Medusa",
     "NGram",
+    "ParallelHeads",
     "Plain",
     "ReDrafter",
     "Speculator",
