@@ -20,7 +20,7 @@ from flax import nnx
 from .. import cache as kv_cache
 from ..models.attention import attend, choice_of
 from ..models.config import DecoderConfig
-from ..models.decoder import Decoder
+from ..models.decoder import Decoder, turns
 from ..models.layers import together
 from ..pytree import pytree_dataclass
 from ..types import PyTree, Verdict
@@ -96,7 +96,7 @@ class MTPHeads(nnx.Module):
         ``[B, T]``: ``(keys, values)``, each ``[B, K, T, E]``."""
         batch, _, size = hidden.shape
         x, found = hidden.reshape(-1, size).T, []
-        rope = self.layers.turns(positions, True, x.dtype)
+        rope = turns(self.config.layers, positions, True, x.dtype)
         for block in self.layers.blocks:
             own = block.attention
             made = together(block.attention_norm(x), own.k, own.v)
@@ -106,7 +106,7 @@ class MTPHeads(nnx.Module):
     def _states(self, x, positions, sees, past) -> jax.Array:
         """Normed states ``[H, B * N * K]`` of all heads, which read one ``x`` ``[H, B * N]``."""
         batch, states = len(positions), []
-        rope = self.layers.turns(positions, True, x.dtype)
+        rope = turns(self.config.layers, positions, True, x.dtype)
         for block, own in zip(self.layers.blocks, past, strict=True):
 
             def attention(query, key, value, own=own):
