@@ -31,11 +31,12 @@ from ..models.hf import check_dtype
 from ..models.lm import LM, fingerprint, folder_of
 from ..topology import Beams, Expand, Topology, Tree, as_topology, chain
 from ..types import Drafter, PyTree
-from . import blockwise, hydra, medusa, medusa_vllm, redrafter, speculator
+from . import blockwise, dflash, hydra, medusa, medusa_vllm, redrafter, speculator
 from .weights import PICKLES, Tensors, some, write_pickle
 
 FORMATS = {"medusa": medusa, "medusa-vllm": medusa_vllm, "hydra": hydra}
 FORMATS |= {"blockwise": blockwise, "speculator": speculator, "redrafter": redrafter}
+FORMATS |= {"dflash": dflash}
 _HUB_FILES = ["config.json", "*.safetensors", *PICKLES]
 
 
@@ -157,9 +158,12 @@ def save_drafter(
     Raises:
       ValueError: an unknown format, or one that cannot hold this drafter.
     """
-    name = drafter.name if format is None else format
+    usual = next((n for n, own in FORMATS.items() if isinstance(drafter, own.DRAFTER)), None)
+    name = usual if format is None else format
     if name not in FORMATS:
-        raise ValueError(f"format={name!r} is unknown; known: {', '.join(FORMATS)}")
+        raise ValueError(
+            f"format={name!r} is unknown for {type(drafter).__name__}; known: {', '.join(FORMATS)}"
+        )
     layout, dtype = FORMATS[name], check_dtype(dtype)
     if not isinstance(drafter, layout.DRAFTER):
         raise ValueError(

@@ -1,0 +1,98 @@
+"""Decoder layers within a drafter's file: their shape, the names of their tensors, their config."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+from ..models.config import DecoderConfig
+from ..models.translate import config_from_hf, config_to_hf
+
+_NORMS = {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"}
+_KINDS = ("llama", "qwen2", "qwen3")  # whose names those of ``block_names`` are
+_HEAD_NORMS = ("q_norm", "k_norm")
+_ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
+
+
+def layer_config(hf: Mapping, names: Iterable[str], **usual) -> DecoderConfig:
+    """The shape of the layers that a file has.
+
+    Rotary settings may stand as ``rope_theta`` and ``rope_scaling`` or within ``rope_parameters``.
+    Which projections have biases and whether heads have norms is not read from the config but from
+    the ``names`` of the file's tensors: codes disagree about the keys, and a tensor that is there
+    counts.
+
+    Args:
+      hf: the config; ``usual``: what is taken for keys that it lacks.
+
+    Raises:
+      ValueError: layers of another kind, or as ``config_from_hf`` does.
+    """
+    hf = usual | {key: value for key, value in hf.items() if value is not None}
+    if hf.get("model_type") not in _KINDS:
+        raise ValueError(
+            f"config.json: layers of model_type={hf.get('model_type')!r} are not supported; known: "
+            f"{', '.join(_KINDS)}. A layer that is Llama's in all but name can be loaded with "
+            "model_type 'llama'"
+        )
+    inside = hf.get("rope_parameters") or {}
+    if "rope_theta" not in hf and "rope_theta" in inside:
+        hf["rope_theta"] = inside["rope_theta"]  # read even where rope_scaling stands beside it
+    names = set(names)
+
+    def has(*ends):
+        return any(name.endswith(ends) for name in names)
+
+    return dataclasses.replace(
+        config_from_hf(hf),
+        qkv_bias=has(".q_proj.bias", ".k_proj.bias", ".v_proj.bias"),
+        o_bias=has(".o_proj.bias"),
+        mlp_bias=has(".gate_proj.bias", ".up_proj.bias", ".down_proj.bias"),
+        qk_norm=has(*(f".{norm}.weight" for norm in _HEAD_NORMS)),
+        tie_embeddings=False,
+    )
+
+
+def rope_of(hf: Mapping) -> dict:
+    """The rotary settings of a config, wherever they stand."""
+    return {key: hf[key] for key in _ROPE if hf.get(key) is not None}
+
+
+def layer_hf(config: DecoderConfig) -> dict:
+    """The config of such layers, with rotary settings in both places that are read.
+
+    ``attention_bias`` stands for the queries, keys and values, and the output; where only the first
+    three have biases (Qwen2), ``qkv_bias`` says so.
+    """
+    biases = dict(qkv_bias=False, o_bias=False, mlp_bias=False, qk_norm=False)
+    kind = "qwen3" if config.qk_norm else "llama"
+    if kind == "qwen3":
+        biases["qk_norm"] = True
+    hf = config_to_hf(dataclasses.replace(config, model_type=kind, **biases))
+    hf["attention_bias"] = config.qkv_bias and config.o_bias
+    if config.qkv_bias != config.o_bias:
+        hf["qkv_bias"] = config.qkv_bias
+    hf["mlp_bias"] = config.mlp_bias
+    scaling = hf.get("rope_scaling") or {"rope_type": "default"}
+    hf["rope_parameters"] = {"rope_theta": hf["rope_theta"], **scaling}
+    return hf
+
+
+def block_names(config: DecoderConfig, layer: int, before: str, path: tuple) -> dict[str, tuple]:
+    """Names of one layer's tensors behind ``before``, and the path behind ``path`` of each one's
+    parameter in a ``Decoder``."""
+    at = (*path, "blocks", layer)
+    parts = {name: (*at, norm) for name, norm in _NORMS.items()}
+    for key in "qkvo":
+        parts[f"self_attn.{key}_proj"] = (*at, "attention", key)
+    for key in ("gate", "up", "down"):
+        parts[f"mlp.{key}_proj"] = (*at, "mlp", key)
+    if config.qk_norm:
+        parts |= {f"self_attn.{norm}": (*at, "attention", norm) for norm in _HEAD_NORMS}
+    biased = {f"self_attn.{key}_proj": config.qkv_bias for key in "qkv"}
+    biased |= {"self_attn.o_proj": config.o_bias}
+    biased |= {f"mlp.{key}_proj": config.mlp_bias for key in ("gate", "up", "down")}
+    named = {f"{before}{name}.weight": (*own, "weight") for name, own in parts.items()}
+    return named | {
+        f"{before}{name}.bias": (*parts[name], "bias") for name, is_so in biased.items() if is_so
+    }
