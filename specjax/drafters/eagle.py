@@ -18,7 +18,7 @@ from flax import nnx
 from ..models.config import DecoderConfig
 from ..models.decoder import Block
 from ..models.layers import Linear, Norm
-from .feature import FeatureModule
+from .feature import FeatureDrafter, FeatureModule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,3 +104,20 @@ def own_table(config: DecoderConfig, *, rngs, param_dtype) -> nnx.Param:
     """A table of embeddings ``[V, H]``, random."""
     values = jax.random.normal(rngs.params(), (config.vocab_size, config.hidden_size)) * 0.02
     return nnx.Param(values.astype(param_dtype))
+
+
+@dataclasses.dataclass(frozen=True)
+class Eagle(FeatureDrafter):
+    """Drafts with an EAGLE head; ``params["drafter"]`` are the weights of an ``EagleHead``.
+
+    The trees of EAGLE are static, or those of ``topology.Expand``, which make it EAGLE-2.
+
+    Lossless: yes, under ``greedy`` and ``delta``; with ``how="iid"`` or ``"distinct"`` in a static
+    tree also under ``rejection``.
+
+    References: EAGLE, arXiv 2401.15077; EAGLE-2, arXiv 2406.16858; HASS, arXiv 2408.15766, which
+    trains the same head otherwise.
+    """
+
+    module = EagleHead
+    name = "eagle"

@@ -15,13 +15,14 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from ..models.config import DecoderConfig
 from ..models.decoder import Attention, Block
 from ..models.layers import Linear, Norm
 from .eagle import check_layer, own_table
-from .feature import FeatureModule, logits_of
+from .feature import FeatureDrafter, FeatureModule, logits_of
 
 FC_NORMS = (None, "whole", "each")
 
@@ -175,3 +176,73 @@ class Eagle3Head(FeatureModule):
     def say(self, x: jax.Array, batch: int) -> jax.Array:
         """float32 ``[B, N, Vd]`` of the own LM head, for normed outputs ``[H, B * N]``."""
         return logits_of(self.lm_head, x, batch)
+
+
+def usual_layers(num_layers: int) -> tuple[int, int, int]:
+    """The hidden states of a target that EAGLE-3 reads: those of layers 2, n // 2 and n - 3, as
+    published, if these are three. Shallower targets: 1, n // 2 and n - 1; of three layers or fewer
+    the last three hidden states, the embeddings among them."""
+    n = num_layers
+    for low, high in ((2, n - 3), (1, n - 1)):
+        if low < n // 2 < high:
+            return low, n // 2, high
+    return max(n - 2, 0), max(n - 1, 0), n
+
+
+def check_vocab(ids, draft_vocab_size: int, vocab_size: int) -> None:
+    """Checks the target's ids of a draft vocabulary (``i + d2t[i]`` of a published file).
+
+    Raises:
+      ValueError: not as many as the LM head knows; beyond the target's vocabulary; twice the same.
+    """
+    ids = np.asarray(ids)
+    if ids.shape != (draft_vocab_size,) or not np.issubdtype(ids.dtype, np.integer):
+        raise ValueError(
+            f"d2t is {ids.dtype} {list(ids.shape)}: it must be one integer for each of the "
+            f"{draft_vocab_size} tokens that the LM head knows"
+        )
+    wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
+    if wrong.size:
+        raise ValueError(
+            f"d2t: draft token {wrong[0]} would be token {ids[wrong[0]]} of the target, whose "
+            f"vocabulary is {vocab_size} ({wrong.size} such tokens): the file holds differences, "
+            "id = i + d2t[i]; is it of this target?"
+        )
+    same, times = np.unique(ids, return_counts=True)
+    if len(same) < len(ids):
+        raise ValueError(
+            f"d2t: {np.sum(times > 1)} tokens of the target stand in the draft vocabulary more "
+            f"than once, {same[times > 1][0]} for one; each may once"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Eagle3(FeatureDrafter):
+    """Drafts with an EAGLE-3 head; ``params["drafter"]`` are the weights of an ``Eagle3Head``.
+
+    ``layers``: None: ``usual_layers``. A draft vocabulary limits what can be drafted, never what is
+    said: its laws are put at the target's ids where a rule asks for them.
+
+    Lossless: yes, under ``greedy`` and ``delta``; with ``how="iid"`` or ``"distinct"`` in a static
+    tree also under ``rejection``.
+
+    References: EAGLE-3, arXiv 2503.01840.
+    """
+
+    module = Eagle3Head
+    name = "eagle3"
+
+    def __post_init__(self):
+        if self.layers is None:
+            layers = usual_layers(self.target.config.num_layers)
+            object.__setattr__(self, "layers", layers)
+        if len(self.layers) != self.config.num_features:
+            raise ValueError(
+                f"layers={self.layers}: the head reads {self.config.num_features} hidden states of "
+                "the target; give as many"
+            )
+        super().__post_init__()
+
+    @property
+    def feature_size(self):
+        return self.config.num_features * self.config.feature_size

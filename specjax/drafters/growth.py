@@ -14,6 +14,7 @@ state is gathered by ``tree.parents(grown)``, a model passes ``grown`` to its ow
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,13 +45,38 @@ def check_how(how: str, topology: topologies.Topology) -> None:
         )
 
 
-def grow(topology, context: Context, level, carry, *, how: str = "top"):
+class Words(NamedTuple):
+    """The tokens that a drafter can say, where they are a part of the target's vocabulary.
+
+    ``ids``: int32 ``[Vd]``, the target's id of each; ``size``: V."""
+
+    ids: jax.Array
+    size: int
+
+    def of(self, index: jax.Array) -> jax.Array:
+        """The target's ids at ``index``, -1 where that is -1."""
+        return jnp.where(index < 0, index, self.ids[index])
+
+    def adjusted(self, say):
+        """``say(logits [B, V], prefix)`` for logits ``[B, Vd]``: bias, penalties and a user's law
+        are about the target's ids, and to all that cannot be said gives no probability."""
+
+        def over(logits, prefix):
+            full = jnp.full((len(logits), self.size), -jnp.inf, logits.dtype)
+            return say(full.at[:, self.ids].set(logits), prefix)[:, self.ids]
+
+        return over
+
+
+def grow(topology, context: Context, level, carry, *, how: str = "top", words: Words | None = None):
     """Drafts a tree below each row's root.
 
     Args:
       topology: see ``topology.py``.
       level: the method, see above.
       carry: its state before the root was looked at.
+      words: of the drafter, whose logits are ``[.., Vd]`` then, and so are the laws of the draft;
+        None: the target's vocabulary.
       how: ``top``: the r-th child of a node is the r-th best token below it, a function of the
         context. ``iid``, ``distinct``: children are drawn, with or without replacement, from the
         law of the request's settings, and the draft states these laws. ``hub``: they are drawn in
@@ -64,16 +90,17 @@ def grow(topology, context: Context, level, carry, *, how: str = "top"):
     """
     check_how(how, topology)
     if isinstance(topology, Follow):
-        return _follow(topology, context, level, carry)
+        return _follow(topology, context, level, carry, words)
     if not isinstance(topology, Tree):
-        return _expand(topology, context, level, carry)
-    return _static(topology, context, level, carry, "top" if context.sampling.greedy else how)
+        return _expand(topology, context, level, carry, words)
+    how = "top" if context.sampling.greedy else how
+    return _static(topology, context, level, carry, words, how)
 
 
 # ------------------------------------------------------------------------------- static trees
 
 
-def _static(topology: Tree, context, level, carry, how):
+def _static(topology: Tree, context, level, carry, words, how):
     parents, depths = np.asarray(topology.parents), np.asarray(topology.depths)
     inner = np.unique(parents[1:])  # nodes with children, level by level
     below = np.searchsorted(inner, parents)  # of a node: its parent, counted among those
@@ -94,14 +121,15 @@ def _static(topology: Tree, context, level, carry, how):
         parent = below[children] - since  # column of this level
         rank = np.asarray(topology.ranks)[children]
         if not drawn:
-            logits = _adjusted(context, grown, since, logits)
+            logits = _adjusted(context, grown, since, logits, words)
             best = law.best(logits, int(rank.max()) + 1)  # [B, W or 1, K]
             chosen = best[:, parent if best.shape[1] > 1 else np.zeros_like(parent), rank]
         else:
-            q = _probabilities(context, grown, since, logits)
+            q = _probabilities(context, grown, since, logits, words)
             q = jnp.broadcast_to(q, (batch, len(here), q.shape[2]))
             laws.append(q)
             chosen = _draw(q, parent, rank, uniform[:, children], how)
+        chosen = chosen if words is None else words.of(chosen)
         tokens = jnp.concatenate([tokens, chosen], axis=1)
     draft = tree.tree(
         context,
@@ -109,6 +137,7 @@ def _static(topology: Tree, context, level, carry, how):
         topology.parents,
         law=jnp.broadcast_to(below[1:], (batch, len(below) - 1)) if drawn else None,
         laws=jnp.concatenate(laws, axis=1) if drawn else None,
+        vocab=words.ids if drawn and words is not None else None,
         draws=how if drawn else "iid",
     )
     place = np.full(len(parents), -1)
@@ -147,7 +176,7 @@ def _draw(q, parent, rank, uniform, how):
 # ------------------------------------------------------------------ trees grown by probability
 
 
-def _expand(topology: Expand | Beams, context, level, carry):
+def _expand(topology: Expand | Beams, context, level, carry, words):
     gain = 0.0 if isinstance(topology, Beams) else topology.gain
     batch, width = context.tokens.shape[0], topology.width
     # all paths looked at, node 0 is the root: the last token, its parent, the path's value (nats)
@@ -168,11 +197,12 @@ def _expand(topology: Expand | Beams, context, level, carry):
         wanted = jnp.any(alive)
         step = functools.partial(level, since=since)
         logits, carry = _if_wanted(step, depth, context.width, carry, grown, wanted)
-        logits = _adjusted(context, grown, since, logits)
+        logits = _adjusted(context, grown, since, logits, words)
         said = jax.nn.log_softmax(logits, axis=-1)
         best = law.best(said, width)
         worth = jnp.take_along_axis(said, jnp.maximum(best, 0), axis=2)
         worth = jnp.where(best < 0, -jnp.inf, worth)
+        best = best if words is None else words.of(best)
         best, worth = (jnp.broadcast_to(x, (batch, wide, width)) for x in (best, worth))
         here = where[:, since:]
         worth = worth + jnp.take_along_axis(value, here, axis=1)[:, :, None]
@@ -233,7 +263,7 @@ def _kept(value, nodes):
 # --------------------------------------------------------------------------------- measuring
 
 
-def _follow(topology: Follow, context, level, carry):
+def _follow(topology: Follow, context, level, carry, words):
     where = context.length[:, None] - 1 + jnp.arange(topology.depth)
     path = jnp.take_along_axis(context.tokens, where, axis=1, mode="clip")
     chosen = []
@@ -241,8 +271,9 @@ def _follow(topology: Follow, context, level, carry):
         chain = tree.chain_topology(depth)
         grown = Draft(start=context.length - 1, tokens=path[:, : depth + 1], topology=chain)
         logits, carry = level(carry, grown, depth)
-        logits = _adjusted(context, grown, depth, logits)
-        chosen.append(law.best(logits, topology.ranks)[:, 0])
+        logits = _adjusted(context, grown, depth, logits, words)
+        best = law.best(logits, topology.ranks)[:, 0]
+        chosen.append(best if words is None else words.of(best))
     flat = (-1, *(ROOT,) * (topology.num_nodes - 1))
     draft = tree.tree(context, jnp.concatenate(chosen, axis=1), flat)
     return draft, carry, jnp.full((1, topology.num_nodes), -1, jnp.int32)
@@ -315,13 +346,21 @@ def _at_nodes(context, grown, since, logits, say):
     return jax.vmap(at, in_axes=(1, 0), out_axes=1)(logits, since + jnp.arange(wide))
 
 
-def _adjusted(context, grown, since, logits):
+def _adjusted(context, grown, since, logits, words):
     """Logits after bias, penalties and law."""
     if not context.sampling.adjusts:
         return logits
-    return _at_nodes(context, grown, since, logits, context.sampling.adjust)
+    return _said(context, grown, since, logits, words, context.sampling.adjust)
 
 
-def _probabilities(context, grown, since, logits):
+def _probabilities(context, grown, since, logits, words):
     """The law q at each node, all settings applied."""
-    return _at_nodes(context, grown, since, logits, context.sampling.probabilities)
+    return _said(context, grown, since, logits, words, context.sampling.probabilities)
+
+
+def _said(context, grown, since, logits, words, say):
+    """``_at_nodes`` for a drafter of these ``words``. Without bias, penalties and law its own
+    tokens are all that matters."""
+    if words is not None and context.sampling.adjusts:
+        say = words.adjusted(say)
+    return _at_nodes(context, grown, since, logits, say)
