@@ -10,10 +10,11 @@ import pytest
 
 import specjax
 from specjax import Sampling, loop, rounds, topology, tree
+from specjax.drafters.feature import FeatureDrafter
 from specjax.types import Context, Draft
 
 GOLDEN = Path(__file__).parent / "golden" / "features"
-GENERATED = ("dflash",)
+GENERATED = ("eagle", "eagle_bare", "eagle3", "eagle3_wide", "dflash")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,10 @@ def said_along(drafter, params, state, path):
         key=state.key,
         sampling=state.sampling,
     )
-    level, carry = drafter.begin(params, state.drafter, context)
+    learned = (state.drafter,)
+    if isinstance(drafter, FeatureDrafter):
+        learned = drafter._catch_up(params, state.drafter, context)
+    level, carry = drafter.begin(params, learned[0], context, *learned[1:])
     logits = []
     for depth in range(len(path)):
         chain = tree.chain_topology(depth)

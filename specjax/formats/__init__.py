@@ -31,12 +31,25 @@ from ..models.hf import check_dtype
 from ..models.lm import LM, fingerprint, folder_of
 from ..topology import Beams, Expand, Topology, Tree, as_topology, chain
 from ..types import Drafter, PyTree
-from . import blockwise, dflash, hydra, medusa, medusa_vllm, redrafter, speculator
-from .weights import PICKLES, Tensors, some, write_pickle
+from . import (
+    blockwise,
+    dflash,
+    eagle,
+    eagle3,
+    eagle3_speculators,
+    eagle_sglang,
+    hydra,
+    medusa,
+    medusa_vllm,
+    redrafter,
+    speculator,
+)
+from .weights import PICKLES, Tensors, is_float, some, write_pickle
 
 FORMATS = {"medusa": medusa, "medusa-vllm": medusa_vllm, "hydra": hydra}
 FORMATS |= {"blockwise": blockwise, "speculator": speculator, "redrafter": redrafter}
-FORMATS |= {"dflash": dflash}
+FORMATS |= {"eagle": eagle, "eagle-sglang": eagle_sglang}
+FORMATS |= {"eagle3": eagle3, "eagle3-speculators": eagle3_speculators, "dflash": dflash}
 _HUB_FILES = ["config.json", "*.safetensors", *PICKLES]
 
 
@@ -170,8 +183,9 @@ def save_drafter(
             f"format={name!r} holds {layout.DRAFTER.__name__}, not {type(drafter).__name__}"
         )
     config, tensors = layout.save(drafter, params, target)
-    tensors = {n: np.asarray(x, dtype or x.dtype) for n, x in tensors.items()}
-    config["torch_dtype"] = next(iter(tensors.values())).dtype.name
+    kinds = {n: dtype or x.dtype if is_float(x) else x.dtype for n, x in tensors.items()}
+    tensors = {n: np.asarray(x, kinds[n]) for n, x in tensors.items()}
+    config["torch_dtype"] = next(x.dtype.name for x in tensors.values() if is_float(x))
     own = config.pop("specjax", {})
     if drafter.max_depth is None or drafter.topology != chain(drafter.max_depth):
         own |= _written(drafter.topology)

@@ -122,7 +122,7 @@ def take(
         for name, x in found.items()
         if x.shape != tuple(wanted[name])
     ]
-    mistyped = [f"{name} is {x.dtype}" for name, x in found.items() if not _is_float(x)]
+    mistyped = [f"{name} is {x.dtype}" for name, x in found.items() if not is_float(x)]
     problems = {
         "missing": missing,
         "wrong shape": misshapen,
@@ -211,7 +211,8 @@ def stored(params, names: Mapping[str, tuple]) -> dict[str, np.ndarray]:
     return {name: at(path) for name, path in names.items()}
 
 
-def _is_float(x: np.ndarray) -> bool:
+def is_float(x: np.ndarray) -> bool:
+    """Whether it is of a floating type, bfloat16 too."""
     return np.issubdtype(x.dtype, np.floating) or x.dtype.name == "bfloat16"
 
 

@@ -1,0 +1,102 @@
+"""EAGLE heads in their authors' layout (github.com/SafeAILab/EAGLE) and that of speculators.
+
+The authors', of L layers, of which the first has no norm on what it reads::
+
+    fc.weight [H, 2 H]   fc.bias [H], perhaps   embed_tokens.weight [V, H], perhaps
+    layers.{i}.(as Llama's)
+
+The config is a Llama's; its ``bias`` (default: true) speaks of ``fc.bias``, but the file counts.
+Embeddings are a copy of the target's; the LM head is the target's. The number of layers is that of
+the file, too: some published configs have the target's.
+
+Speculators' (``speculators_model_type: eagle``) has one layer, its config in
+``transformer_layer_config``, and with ``layernorms`` three norms::
+
+    fusion_fc.weight   fusion_fc.bias   transformer.(as a Llama layer's)
+    embedding_layernorm.weight   transformer.input_layernorm.weight   pre_lm_head_layernorm.weight
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from ..drafters.eagle import Eagle, EagleConfig
+from .layers import block_names, layer_config, layer_hf, rope_of
+from .weights import check_same, check_sizes, loaded, stored
+
+KNOWN = "EAGLE's (fc.weight, layers.{i}...; fusion_fc.weight, transformer...)"
+DRAFTER, FILE = Eagle, "model"
+_EMBEDDING, _LM_HEAD = "embed_tokens.weight", "lm_head.weight"
+_EMBEDDING_NORM, _HEAD_NORM = "embedding_layernorm.weight", "pre_lm_head_layernorm.weight"
+
+
+def matches(config: Mapping, names: set[str]) -> bool:
+    if {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= names:
+        return not any(name.endswith("hidden_norm.weight") for name in names)
+    return {"fusion_fc.weight", "transformer.self_attn.q_proj.weight"} <= names
+
+
+def load(config: Mapping, tensors: Mapping, target):
+    fused = "fusion_fc.weight" in tensors
+    inner = config.get("transformer_layer_config") or config
+    if fused:
+        inner = rope_of(config) | inner
+    layer = layer_config(
+        inner | {"num_hidden_layers": 1 if fused else num_layers(tensors)},
+        tensors,
+        model_type="llama",
+        vocab_size=target.target.vocab_size,
+    )
+    check_sizes(target, hidden_size=layer.hidden_size, vocab_size=layer.vocab_size)
+    fc, first = ("fusion_fc", "transformer.") if fused else ("fc", "layers.0.")
+    shape = EagleConfig(
+        layer=layer,
+        fc_bias=f"{fc}.bias" in tensors,
+        input_norm=f"{first}input_layernorm.weight" in tensors,
+        embedding_norm=_EMBEDDING_NORM in tensors,
+        head_norm=_HEAD_NORM in tensors,
+    )
+    tables = target.target.table(target.params), target.target.head_table(target.params)
+    for name, table in zip((_EMBEDDING, _LM_HEAD), tables, strict=True):
+        if name in tensors:
+            check_same(name, tensors[name], table, target)
+    drafter = Eagle(config=shape, target=target.target)
+    others = (_EMBEDDING, _LM_HEAD)
+    params = loaded(tensors, names(shape, fc, first), drafter.shapes, target.dtype, others)
+    return drafter, params
+
+
+def save(drafter: Eagle, params, target=None) -> tuple[dict, dict]:
+    shape = drafter.config
+    for said in ("input_norm", "embedding_norm", "head_norm", "own_embedding"):
+        if getattr(shape, said):
+            raise ValueError(f"format='eagle': the layout has no place for {said}")
+    config = layer_hf(shape.layer) | {
+        "architectures": ["LlamaForCausalLMEagle"],
+        "bias": shape.fc_bias,
+    }
+    return config, stored(params, names(shape))
+
+
+def names(shape: EagleConfig, fc: str = "fc", first: str = "layers.0.") -> dict[str, tuple]:
+    """Names in the file, and the path of each one's parameter; ``fc``, and ``first`` before the
+    names of the first layer: as the layout has them."""
+    named = {f"{fc}.weight": ("fc", "weight")}
+    if shape.fc_bias:
+        named[f"{fc}.bias"] = ("fc", "bias")
+    for i in range(shape.layer.num_layers):
+        named |= block_names(shape.layer, i, f"layers.{i}." if i else first, ())
+    if not shape.input_norm:
+        del named[f"{first}input_layernorm.weight"]
+    if shape.embedding_norm:
+        named[_EMBEDDING_NORM] = ("embedding_norm", "weight")
+    if shape.head_norm:
+        named[_HEAD_NORM] = ("head_norm", "weight")
+    return named
+
+
+def num_layers(names: Iterable[str]) -> int:
+    """Layers ``layers.{i}.`` among the names, at least one."""
+    found = [re.match(r"layers\.(\d+)\.", name) for name in names]
+    return 1 + max((int(match[1]) for match in found if match), default=0)

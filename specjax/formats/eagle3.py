@@ -1,0 +1,259 @@
+"""EAGLE-3 heads in their authors' layout (github.com/SafeAILab/EAGLE), which is SGLang's.
+
+Of one layer, H wide, for a target F wide, over a draft vocabulary of Vd tokens::
+
+    fc.weight [H, 3 F]   norm.weight [H]   lm_head.weight [Vd, H]
+    midlayer.hidden_norm.weight [H]   midlayer.(as Llama's, q, k and v_proj reading 2 H)
+    d2t int64 [Vd]   t2d bool [V]   embed_tokens.weight [V, H], perhaps
+
+``midlayer`` may be called ``layers.0`` (vLLM), further layers are ``layers.{i}``. ``d2t`` holds
+differences: token ``i`` of the draft vocabulary is the target's ``i + d2t[i]``. The config is a
+Llama's with ``draft_vocab_size``, ``target_hidden_size`` where F is not H, and of EAGLE 3.1 or of
+other trainers ``fc_norm`` (``fc_norm.{i}.weight [F]``), ``norm_before_fc`` (``input_norm.weight
+[3 F]``), ``norm_output`` and ``norm_before_residual``, all false where they are not said.
+
+Which of the target's hidden states are read: ``eagle_aux_hidden_state_layer_ids`` counts them as
+Hugging Face's ``hidden_states[i]`` (vLLM); within ``eagle_config`` it names the layers that they
+come out of, ``hidden_states[i + 1]`` (SGLang); without either they are 2, n // 2 and n - 3 of n
+layers. All codes concatenate them in the order of the layers.
+
+A table of embeddings that is the target's is not kept twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+import numpy as np
+
+from ..drafters.eagle3 import Eagle3, Eagle3Config, check_vocab
+from ..models.quantize import is_quantized
+from .eagle import num_layers
+from .layers import block_names, layer_config, layer_hf
+from .weights import check_sizes, loaded, stored
+
+KNOWN = "EAGLE-3's (fc.weight, midlayer... or layers.0..., lm_head.weight, d2t)"
+DRAFTER, FILE = Eagle3, "model"
+_EMBEDDING = "embed_tokens.weight"
+_MAPS = ("d2t", "t2d")
+_IDS = "eagle_aux_hidden_state_layer_ids"
+_OLD_NORMS = ("aux_norm_low", "aux_norm_mid", "aux_norm_high")  # of fc_norm, in older SGLang
+
+
+def matches(config: Mapping, names: set[str]) -> bool:
+    first = ("midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight")
+    if "speculators_model_type" in config:
+        return False
+    return "fc.weight" in names and any(name in names for name in first)
+
+
+def load(config: Mapping, tensors: Mapping, target):
+    own = config.get("eagle_config") or {}
+    if not own.get("use_aux_hidden_state", config.get("use_aux_hidden_state", True)):
+        raise ValueError(
+            "use_aux_hidden_state=false: an EAGLE-3 head that reads nothing but the last hidden "
+            "state is not supported"
+        )
+    vocab = target.target.vocab_size
+    layer = layer_config(
+        {**config, "num_hidden_layers": num_layers(tensors)},
+        tensors,
+        model_type="llama",
+        vocab_size=vocab,
+    )
+    size = config.get("target_hidden_size") or layer.hidden_size
+    check_sizes(target, hidden_size=size, vocab_size=layer.vocab_size)
+    layers = target_layers(config, target)
+    head = tensors["lm_head.weight"].shape[0] if "lm_head.weight" in tensors else 0
+    shape = Eagle3Config(
+        layer=layer,
+        feature_size=size,
+        num_features=len(layers),
+        draft_vocab_size=(config.get("draft_vocab_size") or vocab) if head else 0,
+        norm_before_residual=bool(config.get("norm_before_residual", False)),
+        fc_norm=_norms(config, own),
+        normed_output=bool(config.get("norm_output", False)),
+        fc_bias="fc.bias" in tensors,
+        head_bias="lm_head.bias" in tensors,
+        own_embedding=_has_own_table(tensors, target),
+    )
+    said = config.get("draft_vocab_size") or vocab
+    if not head and said != vocab:
+        raise ValueError(
+            f"draft_vocab_size={said}, but lm_head.weight is missing: only a head over all {vocab} "
+            "tokens can use the target's"
+        )
+    ids = vocabulary(tensors, said, vocab)
+    drafter = Eagle3(config=shape, target=target.target, layers=layers)
+    others = (_EMBEDDING, *_MAPS)
+    params = loaded(tensors, names(shape, *spelling(tensors)), drafter.shapes, target.dtype, others)
+    if ids is not None:
+        params["vocab"] = jnp.asarray(ids, jnp.int32)
+    return drafter, params
+
+
+def save(drafter: Eagle3, params, target=None) -> tuple[dict, dict]:
+    shape, wrong = drafter.config, []
+    if shape.norm_before_residual:
+        wrong.append("norm_before_residual")
+    if shape.fc_norm == "whole":
+        wrong.append("fc_norm='whole'")
+    wrong += [key for key in ("head_bias", "fc_bias") if getattr(shape, key)]
+    wrong += [f"layer.{key}" for key in ("qk_norm", "qkv_bias") if getattr(shape.layer, key)]
+    if wrong:
+        raise ValueError(
+            f"format='eagle3': not all that read this layout know {', '.join(wrong)}; take "
+            "'eagle3-speculators'"
+        )
+    config = layer_hf(shape.layer) | {"architectures": ["LlamaForCausalLMEagle3"]}
+    config |= options(drafter)
+    first = "midlayer." if shape.layer.num_layers == 1 else "layers.0."
+    return config, written(drafter, params, first)
+
+
+def options(drafter: Eagle3) -> dict:
+    """The config keys that are EAGLE-3's own, as they stand at the top."""
+    shape, layers = drafter.config, drafter.layers
+    config = {
+        "draft_vocab_size": shape.draft_vocab_size or shape.vocab_size,
+        "norm_before_residual": shape.norm_before_residual,
+        "norm_before_fc": shape.fc_norm == "whole",
+        "fc_norm": shape.fc_norm == "each",
+        "norm_output": shape.normed_output,
+        _IDS: list(layers),
+    }
+    if layers != tuple(sorted({*layers})):
+        raise ValueError(
+            f"layers={layers}: servers concatenate hidden states in the order of the layers, each "
+            "once; train a head on ascending ones"
+        )
+    if shape.feature_size != shape.hidden_size:
+        config["target_hidden_size"] = shape.feature_size
+    if layers != unsaid_layers(drafter.target.config.num_layers):
+        ids = [i - 1 for i in layers]
+        config["eagle_config"] = {"use_aux_hidden_state": True, _IDS: ids}
+    return config
+
+
+def written(drafter: Eagle3, params, first: str) -> dict[str, np.ndarray]:
+    """The tensors; ``first`` stands before the names of the first layer."""
+    shape = drafter.config
+    tensors = stored(params, names(shape, first))
+    if shape.own_embedding:
+        tensors[_EMBEDDING] = np.asarray(params["embedding"])
+    if shape.has_vocab:
+        ids = np.asarray(params["vocab"], np.int64)
+        tensors["d2t"] = ids - np.arange(len(ids))
+        tensors["t2d"] = np.isin(np.arange(shape.vocab_size), ids)
+    return tensors
+
+
+def names(shape: Eagle3Config, first: str = "midlayer.", old_norms: bool = False):
+    """Names in the file, and the path of each one's parameter; ``first``: before those of the
+    first layer; ``old_norms``: of features, as older SGLang called them."""
+    named = {f"{name}.weight": (name, "weight") for name in ("fc", "norm")}
+    if shape.fc_bias:
+        named["fc.bias"] = ("fc", "bias")
+    if shape.draft_vocab_size:
+        named["lm_head.weight"] = ("lm_head", "weight")
+        if shape.head_bias:
+            named["lm_head.bias"] = ("lm_head", "bias")
+    if shape.fc_norm == "whole":
+        named["input_norm.weight"] = ("fc_norm", "weight")
+    if shape.fc_norm == "each":
+        for i in range(shape.num_features):
+            name = _OLD_NORMS[i] if old_norms else f"fc_norm.{i}"
+            named[f"{name}.weight"] = ("fc_norms", i, "weight")
+    if shape.own_embedding:
+        named[_EMBEDDING] = ("embedding",)
+    for i in range(shape.layer.num_layers):
+        named |= block_names(shape.layer, i, f"layers.{i}." if i else first, ())
+    named[f"{first}hidden_norm.weight"] = ("blocks", 0, "hidden_norm", "weight")
+    return named
+
+
+def spelling(tensors: Mapping) -> tuple[str, bool]:
+    """What of ``names`` a file has: ``first``, and whether ``old_norms``."""
+    first = "midlayer." if any(name.startswith("midlayer.") for name in tensors) else "layers.0."
+    return first, any(name.startswith(_OLD_NORMS) for name in tensors)
+
+
+def unsaid_layers(count: int) -> tuple[int, ...]:
+    """The hidden states that all codes read of a target with ``count`` layers if a config does not
+    say; of six layers and fewer these are not three."""
+    return 2, count // 2, count - 3
+
+
+def target_layers(config: Mapping, target) -> tuple[int, ...]:
+    """Which hidden states of the target are read, counted as ``hidden_states[i]``, ascending.
+
+    Raises:
+      ValueError: ones that the target does not have; two different statements.
+    """
+    count = target.config.num_layers
+    inside = (config.get("eagle_config") or {}).get(_IDS)
+    ids = config.get(_IDS)
+    if inside:
+        behind = [i + 1 for i in inside]
+        if ids and sorted(ids) != sorted(behind):
+            raise ValueError(
+                f"{_IDS}={ids} counts hidden states from 0, the embeddings, and eagle_config's "
+                f"{inside} layers from 0, which makes {behind}: they contradict each other; delete "
+                "the wrong one"
+            )
+        ids = behind
+    layers = tuple(sorted(ids or unsaid_layers(count)))
+    if len({*layers}) < len(layers) or not all(0 <= i <= count for i in layers):
+        told = f"{_IDS}={list(inside or ids)}" if ids else f"no {_IDS}, so {list(layers)}"
+        raise ValueError(
+            f"{told}: {target.name} has {count} layers, its hidden states are 0, the embeddings, "
+            f"to {count}, each read once; load the target that the head belongs to"
+        )
+    return layers
+
+
+def vocabulary(tensors: Mapping, size: int, vocab: int) -> np.ndarray | None:
+    """int64 ``[size]``, the target's id of each token of the draft vocabulary; None: all tokens.
+
+    Raises:
+      ValueError: ``d2t`` is missing, as ``check_vocab`` does, or contradicted by ``t2d``.
+    """
+    found = tensors.get("d2t")
+    if found is None:
+        if size != vocab:
+            raise ValueError(
+                f"draft_vocab_size={size} of {vocab}, but the file has no d2t, which says which "
+                "tokens these are: save the head again with it (int64, target id = i + d2t[i])"
+            )
+        return None
+    ids = found if found.shape != (size,) else found.astype(np.int64) + np.arange(size)
+    check_vocab(ids, size, vocab)
+    mask = tensors.get("t2d")
+    if mask is not None and not np.array_equal(np.flatnonzero(mask), np.sort(ids)):
+        raise ValueError(
+            f"t2d [{len(mask)}] marks other tokens than those of d2t: one of them belongs to "
+            "another head"
+        )
+    if size == vocab:
+        if np.any(found):
+            raise ValueError("d2t of a head over the whole vocabulary must be zeros; leave it out")
+        return None
+    return ids
+
+
+def _norms(config: Mapping, own: Mapping) -> str | None:
+    each = config.get("fc_norm") or config.get("use_aux_norm")
+    whole = own.get("norm_before_fc", config.get("norm_before_fc", False))
+    if each and whole:
+        raise ValueError("fc_norm and norm_before_fc exclude each other; the config has both")
+    return "each" if each else "whole" if whole else None
+
+
+def _has_own_table(tensors: Mapping, target) -> bool:
+    if _EMBEDDING not in tensors:
+        return False
+    table, found = target.target.table(target.params), tensors[_EMBEDDING]
+    if is_quantized(table) or found.shape != table.shape:
+        return True
+    return not np.allclose(np.asarray(table, np.float32), found.astype(np.float32), 2e-2, 2e-3)

@@ -1,0 +1,60 @@
+"""EAGLE-3 heads in the layout of github.com/vllm-project/speculators, which vLLM reads.
+
+The tensors are those of ``eagle3``, the first layer being ``layers.0``. The config says
+``speculators_model_type: eagle3``, has the layer's config in ``transformer_layer_config`` (a
+Llama's, or a Qwen3's with norms of queries and keys), the head's options beside it, and in
+``speculators_config`` how many tokens are drafted and for which target (``verifier``).
+
+``norm_before_residual`` is false where it is not said, as in speculators' own code; vLLM takes true
+for that. Files written by either say it, as ours do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..drafters.eagle3 import Eagle3
+from ..models.translate import family_of
+from . import eagle3
+from .layers import layer_hf, rope_of
+
+KNOWN = "speculators' of EAGLE-3 (speculators_model_type: eagle3)"
+DRAFTER, FILE = Eagle3, "model"
+
+
+def matches(config: Mapping, names: set[str]) -> bool:
+    return config.get("speculators_model_type") == "eagle3"
+
+
+def load(config: Mapping, tensors: Mapping, target):
+    layer = config.get("transformer_layer_config")
+    if not layer:
+        raise ValueError("the config.json of a speculator lacks transformer_layer_config")
+    own = {key: value for key, value in config.items() if key not in ("model_type", "vocab_size")}
+    return eagle3.load(own | rope_of(config) | layer, tensors, target)
+
+
+def save(drafter: Eagle3, params, target=None) -> tuple[dict, dict]:
+    if drafter.config.fc_bias or drafter.config.head_bias:
+        raise ValueError("format='eagle3-speculators': the layout has no biases of fc and LM head")
+    options = eagle3.options(drafter)
+    options.pop("eagle_config", None)
+    drafted = {"proposal_type": "greedy", "speculative_tokens": drafter.depth}
+    drafted |= {"verifier_accept_k": 1, "accept_tolerance": 0.0}
+    config = options | {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "proposal_methods": [drafted],
+            "default_proposal_method": "greedy",
+            "verifier": {
+                "name_or_path": None if target is None else target.name,
+                "architectures": [family_of(drafter.target.config.model_type).architecture],
+            },
+        },
+        "embed_requires_grad": drafter.config.own_embedding,
+        "tie_word_embeddings": False,
+        "transformer_layer_config": layer_hf(drafter.config.layer),
+    }
+    return config, eagle3.written(drafter, params, "layers.0.")
