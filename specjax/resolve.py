@@ -9,7 +9,7 @@ import os
 import numpy as np
 
 from . import drafters, topology
-from .formats import HeadLM, load_drafter
+from .formats import HeadLM, holds_heads, load_drafter
 from .models import seq2seq_families
 from .models.families import FAMILIES
 from .models.files import read_json
@@ -150,7 +150,7 @@ def named(lm: LM, name: str | os.PathLike, **settings) -> str | LM | HeadLM:
     config = read_json(config_folder(text), "config.json")
     model_type = config.get("model_type")
     known = model_type in FAMILIES or model_type in seq2seq_families.FAMILIES
-    if known and not any(key.startswith(("medusa_", "hydra_")) for key in config):
+    if known and not holds_heads(text, config):
         return load(text, **{"dtype": lm.dtype.name} | settings)
     return load_drafter(text, lm)
 

@@ -1,15 +1,18 @@
 """Published EAGLE, EAGLE-3 and DFlash drafters: the authors' numbers, layouts, bad input."""
 
 import functools
+import json
+import shutil
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import specjax
-from specjax import Sampling, loop, rounds, topology, tree
+from specjax import Sampling, loop, resolve, rounds, topology, tree
 from specjax.drafters.feature import FeatureDrafter
 from specjax.types import Context, Draft
 
@@ -101,3 +104,262 @@ def test_a_generation_drafts_and_accepts_what_the_authors_code_does(name, target
     np.testing.assert_allclose(
         logits.reshape(expected["logits"].shape), expected["logits"], atol=2e-5
     )
+
+
+@pytest.mark.parametrize("name", ["speculators", "speculators_norms"])
+def test_every_step_of_speculators_training_time_test_is_a_depth_of_a_draft(name, target):
+    expected = np.load(GOLDEN / name / "expected.npz")
+    tokens, logits = expected["tokens"], expected["logits"]
+    heads = specjax.load_drafter(GOLDEN / name, target)
+    params = {"target": target.params, "drafter": heads.params}
+    steps = len(logits)
+    for length in (2, 5, len(tokens) - steps + 1):  # tokens up to the root
+        begin = tokens[:length]
+        request = (target.target, heads.drafter, begin[None], np.asarray([length]))
+        request, capacity = loop.prepare(
+            *request, jax.random.key(0), len(tokens), Sampling(), None, ()
+        )
+        objects = target.target, heads.drafter, "greedy"
+        state = loop.jit_start(*objects, 32, params, request)
+        path = jnp.asarray(tokens[length - 1 : length - 1 + steps])
+        found = said_along(heads.drafter, params, state, path)
+        np.testing.assert_allclose(found, logits[:, length - 2], atol=2e-5)
+
+
+# ----------------------------------------------------------------------------- layouts
+
+
+def edited(folder, source, config=None, rename=None, **tensors):
+    """A copy of a golden drafter with other entries (None: left out) and other names."""
+    shutil.copytree(GOLDEN / source, folder, dirs_exist_ok=True)
+    own = json.loads((folder / "config.json").read_text()) | (config or {})
+    own = {key: value for key, value in own.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(own))
+    changed = load_file(folder / "model.safetensors") | tensors
+    kept = {n: np.asarray(x) for n, x in changed.items() if x is not None}
+    named = {(rename or str)(n): x for n, x in kept.items()}
+    save_file(named, folder / "model.safetensors")
+    return folder
+
+
+def same(found, wanted):
+    return jax.tree.structure(found) == jax.tree.structure(wanted) and all(
+        jax.tree.leaves(jax.tree.map(np.array_equal, found, wanted))
+    )
+
+
+WRITTEN = [
+    ("eagle", "eagle", ["embed_tokens.weight"]),
+    ("eagle_bare", "eagle", []),
+    ("eagle3", "eagle3", []),
+    ("eagle3_wide", "eagle3", []),
+    ("speculators", "eagle3-speculators", ["embed_tokens.weight"]),
+    ("speculators_norms", "eagle3-speculators", ["embed_tokens.weight"]),
+    ("dflash", "dflash", []),
+]
+
+
+@pytest.mark.parametrize(("name", "layout", "shared"), WRITTEN)
+def test_what_is_saved_has_the_authors_names_and_is_loaded_again(
+    name, layout, shared, target, tmp_path
+):
+    heads = specjax.load_drafter(GOLDEN / name, target, topology="chain:2")
+    given = dict(format=layout, target=target, dtype="bfloat16")
+    specjax.save_drafter(heads.drafter, heads.params, tmp_path, **given)
+    theirs, ours = (load_file(at / "model.safetensors") for at in (GOLDEN / name, tmp_path))
+    wanted = {n: (x.dtype, x.shape) for n, x in theirs.items() if n not in shared}
+    assert {n: (x.dtype, x.shape) for n, x in ours.items()} == wanted
+    assert all(np.array_equal(x, theirs[n]) for n, x in ours.items())
+    again = specjax.load_drafter(tmp_path, target)
+    assert again.drafter == heads.drafter
+    assert same(again.params, heads.params)
+
+
+# what vLLM and SGLang read of a config, see specjax/formats/README.md
+READ = {
+    "eagle": {"architectures": ["LlamaForCausalLMEagle"], "model_type": "llama", "bias": True},
+    "eagle3": {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "hidden_size": 16,
+        "draft_vocab_size": 16,
+        "vocab_size": 24,
+        "eagle_aux_hidden_state_layer_ids": [2, 3, 4],
+        "norm_before_residual": False,
+        "norm_before_fc": False,
+        "fc_norm": False,
+        "norm_output": False,
+        "rope_theta": 10_000.0,
+        "rope_scaling": None,
+        "rope_parameters": {"rope_theta": 10_000.0, "rope_type": "default"},
+        "tie_word_embeddings": False,
+    },
+    "eagle3_wide": {"target_hidden_size": 16, "hidden_size": 20, "draft_vocab_size": 24},
+    "speculators": {
+        "speculators_model_type": "eagle3",
+        "norm_before_residual": True,
+        "eagle_aux_hidden_state_layer_ids": [1, 3, 6],
+        "draft_vocab_size": 16,
+        "torch_dtype": "bfloat16",
+    },
+    "dflash": {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "block_size": 5,
+        "num_target_layers": 7,
+        "dflash_config": {"mask_token_id": 23, "target_layer_ids": [1, 3, 5]},
+        "layer_types": ["full_attention"] * 2,
+    },
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_configs_say_what_servers_read(name, target, tmp_path):
+    layout = next(layout for source, layout, _ in WRITTEN if source == name)
+    heads = specjax.load_drafter(GOLDEN / name, target)
+    given = dict(format=layout, target=target, dtype="bfloat16")
+    specjax.save_drafter(heads.drafter, heads.params, tmp_path, **given)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert {key: written.get(key) for key in READ[name]} == READ[name]
+    assert written["specjax"]["target_fingerprint"] == target.checkpoint
+
+
+def test_heads_for_sglang_always_have_the_bias_that_it_expects(target, tmp_path):
+    heads = specjax.load_drafter(GOLDEN / "eagle_bare", target)
+    specjax.save_drafter(heads.drafter, heads.params, tmp_path, format="eagle-sglang")
+    assert not load_file(tmp_path / "model.safetensors")["fc.bias"].any()
+    found = specjax.load_drafter(tmp_path, target)
+    assert found.drafter.config.fc_bias
+
+
+def test_heads_that_not_all_servers_know_are_written_for_those_that_do(target, tmp_path):
+    heads = specjax.load_drafter(GOLDEN / "speculators", target)
+    with pytest.raises(ValueError, match="know norm_before_residual; take 'eagle3-speculators'"):
+        specjax.save_drafter(heads.drafter, heads.params, tmp_path)
+
+
+def test_names_and_settings_of_other_writers_mean_the_same(target, tmp_path):
+    wanted = specjax.load_drafter(GOLDEN / "eagle3", target)
+
+    def layers(name):
+        return name.replace("midlayer.", "layers.0.")
+
+    ids, key = [2, 3, 4], "eagle_aux_hidden_state_layer_ids"
+    variants = [
+        dict(rename=layers),
+        dict(config={"num_hidden_layers": 40}),  # the target's, in some published files
+        dict(config={key: ids}),
+        dict(config={"eagle_config": {key: [i - 1 for i in ids]}}),
+        dict(config={"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}),
+        dict(**{"embed_tokens.weight": np.asarray(target.params["embedding"])}),
+    ]
+    for i, variant in enumerate(variants):
+        found = specjax.load_drafter(edited(tmp_path / str(i), "eagle3", **variant), target)
+        assert found.drafter == wanted.drafter
+        assert same(found.params, wanted.params)
+
+
+def test_rotary_settings_are_read_in_either_place(target, tmp_path):
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling |= {"original_max_position_embeddings": 64, "rope_type": "llama3"}
+    both = {"rope_scaling": scaling, "rope_parameters": {"rope_theta": 5e5}}
+    places = [
+        dict(rope_theta=5e5, rope_scaling=scaling),
+        dict(rope_parameters={"rope_theta": 5e5, **scaling}),
+        both,
+    ]
+    found = [
+        specjax.load_drafter(edited(tmp_path / str(i), "eagle3", place), target).drafter.config
+        for i, place in enumerate(places)
+    ]
+    assert found[0] == found[1] == found[2]
+    assert found[0].layer.rope_theta == 5e5
+    assert dict(found[0].layer.rope_scaling)["factor"] == 8.0
+    outside = {"transformer_layer_config": None, "rope_theta": 2e4}
+    layer = json.loads((GOLDEN / "speculators" / "config.json").read_text())
+    layer = layer["transformer_layer_config"] | {"rope_parameters": None}
+    outside["transformer_layer_config"] = layer
+    other = specjax.load_drafter(edited(tmp_path / "o", "speculators", outside), target)
+    assert other.drafter.config.layer.rope_theta == 2e4
+
+
+@pytest.mark.parametrize("name", ["eagle3", "speculators"])
+def test_a_residual_is_not_normed_unless_the_config_says_so(name, target, tmp_path):
+    folder = edited(tmp_path, name, {"norm_before_residual": None})
+    assert not specjax.load_drafter(folder, target).drafter.config.norm_before_residual
+    folder = edited(tmp_path, name, {"norm_before_residual": True})
+    assert specjax.load_drafter(folder, target).drafter.config.norm_before_residual
+
+
+def test_biases_that_no_config_promised_are_loaded(target, tmp_path):
+    sizes = {"fc": 16, "lm_head": 16, "midlayer.self_attn.o_proj": 16, "midlayer.mlp.up_proj": 24}
+    sizes |= {"midlayer.mlp.gate_proj": 24, "midlayer.mlp.down_proj": 16}
+    sizes |= {f"midlayer.self_attn.{x}_proj": 16 if x == "q" else 8 for x in "qkv"}
+    biases = {f"{name}.bias": np.full(n, 0.5, np.float32) for name, n in sizes.items()}
+    heads = specjax.load_drafter(edited(tmp_path, "eagle3", **biases), target)
+    flat = jax.tree_util.tree_leaves_with_path(heads.params)
+    found = [x for path, x in flat if path[-1].key == "bias"]
+    assert sorted(map(len, found)) == sorted(sizes.values())
+    assert all((x == 0.5).all() for x in found)
+
+
+@pytest.mark.parametrize("name", ["eagle_bare", "eagle3", "dflash", "speculators"])
+def test_a_path_is_taken_for_heads_though_its_config_may_be_a_models(name, target):
+    heads = resolve.named(target, GOLDEN / name)
+    assert heads.drafter == specjax.load_drafter(GOLDEN / name, target).drafter
+    model = resolve.named(target, GOLDEN / "target", tokenizer=False)
+    assert isinstance(model, specjax.LM)
+
+
+# ----------------------------------------------------------------------------- bad input
+
+IDS = "eagle_aux_hidden_state_layer_ids"
+OTHER = np.ones((24, 16), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("source", "config", "tensors", "words"),
+    [
+        ("eagle3", {}, {"d2t": None}, "draft_vocab_size=16 of 24, but the file has no d2t"),
+        ("eagle3", {}, {"d2t": np.arange(16) + 9}, "d2t: draft token 8 would be token 25"),
+        ("eagle3", {}, {"d2t": -np.arange(16) // 2}, "d2t: .* more than once"),
+        ("eagle3", {}, {"d2t": np.ones(16, np.int64)}, "t2d .24. marks other tokens"),
+        ("eagle3", {}, {"d2t": np.ones(15, np.int64)}, "d2t is int64 .15.: .* 16 tokens"),
+        ("eagle3", {}, {"lm_head.weight": None}, "lm_head.weight is missing: only a head over all"),
+        ("eagle3", {IDS: [2, 3, 9]}, {}, "ids=.2, 3, 9.: .* has 7 layers"),
+        ("eagle3", {"eagle_config": {IDS: [1, 2, 7]}}, {}, "ids=.1, 2, 7.: .* has 7 layers"),
+        ("eagle3", {IDS: [2, 3, 4], "eagle_config": {IDS: [2, 3, 4]}}, {}, "contradict each other"),
+        ("eagle3", {IDS: [2, 4]}, {}, "fc.weight is .16, 48., expected .16, 32."),
+        ("eagle3", {"vocab_size": 32}, {}, "another target .* vocab_size=32 .the target: 24"),
+        ("eagle3", {"target_hidden_size": 32}, {}, "another target .* hidden_size=32"),
+        ("eagle3", {}, {"midlayer.mlp.up_proj.weight": None}, "missing .1.: midlayer.mlp.up_proj"),
+        ("eagle3", {}, {"mask_hidden": OTHER}, "left over .1.: mask_hidden"),
+        ("eagle3", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, {}, "rope_type='dynamic'"),
+        ("eagle3", {"model_type": "gpt2"}, {}, "model_type='gpt2' are not supported"),
+        ("eagle3", {"fc_norm": True, "norm_before_fc": True}, {}, "exclude each other"),
+        ("eagle3", {"specjax": {"target_fingerprint": "abc"}}, {}, "fingerprint abc"),
+        ("eagle", {}, {"embed_tokens.weight": OTHER}, "embed_tokens.weight .*has another"),
+        (
+            "eagle",
+            {},
+            {"layers.0.self_attn.o_proj.weight": None},
+            "missing .1.: layers.0.self_attn",
+        ),
+        ("speculators", {"transformer_layer_config": None}, {}, "lacks transformer_layer_config"),
+        ("dflash", {"num_target_layers": 9}, {}, "num_target_layers=9: .* which has 7 layers"),
+        ("dflash", {"dflash_config": {}}, {}, "lacks mask_token_id"),
+        ("dflash", {"block_size": None}, {}, "lacks block_size"),
+        (
+            "dflash",
+            {"dflash_config": {"mask_token_id": 3, "target_layer_ids": [1, 3, 7]}},
+            {},
+            "target_layer_ids=.1, 3, 7.: .* numbered 0 to 6",
+        ),
+        ("dflash", {"dflash_config": {"mask_token_id": 99}}, {}, "mask_token=99"),
+    ],
+)
+def test_what_is_wrong_with_a_drafter_is_named(source, config, tensors, words, target, tmp_path):
+    edited(tmp_path, source, config, **tensors)
+    with pytest.raises(ValueError, match=words):
+        specjax.load_drafter(tmp_path, target)

@@ -50,6 +50,7 @@ FORMATS = {"medusa": medusa, "medusa-vllm": medusa_vllm, "hydra": hydra}
 FORMATS |= {"blockwise": blockwise, "speculator": speculator, "redrafter": redrafter}
 FORMATS |= {"eagle": eagle, "eagle-sglang": eagle_sglang}
 FORMATS |= {"eagle3": eagle3, "eagle3-speculators": eagle3_speculators, "dflash": dflash}
+_MARKS = ("medusa_", "hydra_", "dflash_", "eagle_", "draft_vocab_size", "speculators_")
 _HUB_FILES = ["config.json", "*.safetensors", *PICKLES]
 
 
@@ -69,6 +70,18 @@ class HeadLM:
 
     def __repr__(self) -> str:
         return f"HeadLM({self.name!r}, {self.drafter.name})"
+
+
+def holds_heads(name: str | os.PathLike, config: dict) -> bool:
+    """Whether a folder or a hub name holds heads, or a model of its own, which have the same
+    ``model_type``. The config tells, but for EAGLE's, which is a model's of one layer: there the
+    names of the tensors do."""
+    kinds = " ".join(config.get("architectures") or ())
+    if any(key.startswith(_MARKS) for key in config) or "Eagle" in kinds:
+        return True
+    if config.get("num_hidden_layers") != 1:
+        return False
+    return eagle.matches(config, {*Tensors(folder_of(os.fspath(name), None, _HUB_FILES))})
 
 
 def load_drafter(
