@@ -19,7 +19,7 @@ DRAFTERS |= {
 
 # drafters with layers of their own bring Flax along: imported when first asked for
 _LAZY = {"Block": "block", "Blockwise": "blockwise", "Hydra": "hydra", "Medusa": "medusa"}
-_LAZY |= {"ParallelHeads": "mtp_heads"}
+_LAZY |= {"MTP": "mtp", "ParallelHeads": "mtp_heads"}
 _LAZY |= {"Speculator": "speculator", "ReDrafter": "redrafter"}
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "Goodput",
     "HuggingFace",
     "Hydra",
+    "MTP",
     "Medusa",
     "NGram",
     "ParallelHeads",

@@ -28,8 +28,9 @@ from flax import nnx
 from ..models.config import DecoderConfig
 from ..models.decoder import Block
 from ..models.layers import Linear, Norm
+from ..topology import Topology, chain
 from .eagle import own_table
-from .feature import FeatureModule, logits_of
+from .feature import FeatureDrafter, FeatureModule, logits_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,6 +132,31 @@ class MTPModules(FeatureModule):
     def say(self, x: jax.Array, batch: int) -> jax.Array:
         """float32 ``[B, N, V]`` of the own LM head, for normed outputs ``[H, B * N]``."""
         return logits_of(self.lm_head, x, batch)
+
+
+@dataclasses.dataclass(frozen=True)
+class MTP(FeatureDrafter):
+    """Drafts with MTP modules; ``params["drafter"]`` are the weights of ``MTPModules``.
+
+    Distinct modules draft as deep as there are; one that serves all tokens drafts any depth.
+
+    Lossless: yes, under ``greedy`` and ``delta``; with ``how="iid"`` or ``"distinct"`` also under
+    ``rejection``.
+
+    References: DeepSeek-V3, arXiv 2412.19437; FastMTP, arXiv 2509.18362 (``share_layers``);
+    MiMo, arXiv 2505.07608.
+    """
+
+    module = MTPModules
+    name = "mtp"
+
+    @property
+    def num_stages(self) -> int:
+        return self.config.num_stages
+
+    @property
+    def usual_topology(self) -> Topology:
+        return chain(self.config.num_modules)
 
 
 def module_layer(target: DecoderConfig) -> DecoderConfig:

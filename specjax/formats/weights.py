@@ -51,6 +51,21 @@ class Tensors(Mapping):
                 return file.get_tensor(name)
         return found
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor, which is not read."""
+        found = self._at[name]
+        if not isinstance(found, Path):
+            return found.shape
+        with safe_open(found, "np") as file:
+            return tuple(file.get_slice(name).get_shape())
+
+    def place(self, name: str) -> tuple[Path, str]:
+        """The file of a tensor, and its name there. Raises ValueError in PyTorch files."""
+        found = self._at[name]
+        if not isinstance(found, Path):
+            raise ValueError(f"{name} lies in a PyTorch file; save it as safetensors")
+        return found, name
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._at)
 

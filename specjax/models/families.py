@@ -64,8 +64,8 @@ class Family:
       tensors: every tensor that a member of the family may have.
       packed: other tensors of the same parameters, which are read where a file has them (experts
         as ``save_pretrained`` of transformers 5 writes them with ``save_original_format=False``).
-      further_layers: files may hold the layer behind the last one (multi-token prediction), which
-        is left alone.
+      further_layers: files may hold layers behind the last one (multi-token prediction), which are
+        left alone.
       prefix: of the tensor names; checkpoints of the bare trunk leave it out.
       inside: what stands before the names in the checkpoint of a larger model, of which this is
         the text part.
@@ -188,6 +188,16 @@ FAMILIES: dict[str, Family] = {
         fixed={"qkv_bias": True},
         only=_WHOLE_HEADS,
         windows=_SWITCHED,
+        **_LLAMA_LIKE,
+    ),
+    "mimo": Family(  # Qwen2's, with modules for multi-token prediction beside
+        architecture="MiMoForCausalLM",
+        keys=_LLAMA_KEYS,
+        defaults=_LLAMA_DEFAULTS | {"max_position_embeddings": 32768},
+        fixed={"qkv_bias": True},
+        only=_WHOLE_HEADS,
+        windows=_SWITCHED,
+        writes={"attention_bias": True, "num_nextn_predict_layers": 0},
         **_LLAMA_LIKE,
     ),
     "qwen3": Family(

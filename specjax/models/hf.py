@@ -223,7 +223,7 @@ def _filled(state: nnx.State, arrays: Mapping[str, jax.Array]) -> nnx.State:
     )
 
 
-def _shape(tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+def shape_of(tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
     """The shape of a tensor in the file: its parts stacked, perhaps transposed, or one expert."""
     parts = [shapes[part] for part in tensor.parts]
     if tensor.expert is not None:
@@ -291,7 +291,7 @@ def _check(folder: Path, config: DecoderConfig, wanted, stored, shapes) -> None:
     left_over = [n for n in stored if n not in wanted and not is_harmless(config, n)]
     misshapen, mistyped = [], []
     for name in (n for n in wanted if n in stored):
-        expected = _shape(wanted[name], shapes)
+        expected = shape_of(wanted[name], shapes)
         if stored[name].shape != expected:
             misshapen.append(f"{name} is {list(stored[name].shape)}, expected {list(expected)}")
         if stored[name].dtype not in _FILE_DTYPES:
@@ -329,11 +329,21 @@ def _main_dtype(stored: Mapping[str, _Stored]) -> str:
     return next(_FILE_DTYPES[d] for d, _ in counts.most_common() if d in _FILE_DTYPES)
 
 
+def gathered(tensor: Tensor, params: Mapping[str, np.ndarray], dtype: np.dtype) -> np.ndarray:
+    """A tensor as files hold it, of the parameters by name."""
+    if tensor.expert is not None:
+        return np.ascontiguousarray(params[tensor.parts[0]][tensor.expert], dtype=dtype)
+    parts = [np.asarray(params[part]) for part in tensor.parts]
+    pieces = [p.reshape(tensor.blocks, -1, *p.shape[1:]) for p in parts]
+    array = np.concatenate(pieces, axis=1).reshape(-1, *parts[0].shape[1:])
+    return np.ascontiguousarray(array.T if tensor.transposed else array, dtype=dtype)
+
+
 def _write_weights(folder: Path, tensors, params, dtype, max_shard_bytes: int) -> None:
     """One file, or shards and their index; the host holds one shard at a time."""
     shapes = {name: value.shape for name, value in params.items()}
     kinds = {n: _dtype_of(t.parts[0], dtype) for n, t in tensors.items()}
-    sizes = {n: math.prod(_shape(t, shapes)) * kinds[n].itemsize for n, t in tensors.items()}
+    sizes = {n: math.prod(shape_of(t, shapes)) * kinds[n].itemsize for n, t in tensors.items()}
     shards: list[list[str]] = [[]]
     room = max_shard_bytes
     for name, size in sizes.items():
@@ -343,22 +353,14 @@ def _write_weights(folder: Path, tensors, params, dtype, max_shard_bytes: int) -
         shards[-1].append(name)
         room -= size
 
-    def gathered(tensor: Tensor) -> np.ndarray:
-        kind = kinds[tensor.name]
-        if tensor.expert is not None:
-            return np.ascontiguousarray(params[tensor.parts[0]][tensor.expert], dtype=kind)
-        parts = [np.asarray(params[part]) for part in tensor.parts]
-        pieces = [p.reshape(tensor.blocks, -1, *p.shape[1:]) for p in parts]
-        array = np.concatenate(pieces, axis=1).reshape(-1, *parts[0].shape[1:])
-        return np.ascontiguousarray(array.T if tensor.transposed else array, dtype=kind)
-
     weight_map = {}
     for i, names in enumerate(shards):
         file = _SINGLE
         if len(shards) > 1:
             file = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
         weight_map |= dict.fromkeys(names, file)
-        save_file({n: gathered(tensors[n]) for n in names}, folder / file, {"format": "pt"})
+        content = {n: gathered(tensors[n], params, kinds[n]) for n in names}
+        save_file(content, folder / file, {"format": "pt"})
     if len(shards) > 1:
         total = {"total_size": sum(sizes.values())}
         write_json(folder / _INDEX, {"metadata": total, "weight_map": weight_map})

@@ -177,13 +177,13 @@ def tensors_of(config: DecoderConfig, parameters, packed: bool = False) -> dict[
 
 
 def is_harmless(config: DecoderConfig, name: str) -> bool:
-    """Whether a tensor that the model does not have may be ignored: buffers, a tied head, a layer
-    for multi-token prediction, Medusa heads that were trained with it."""
-    if name.startswith("medusa_head."):  # ``specjax.load_drafter`` reads them
+    """Whether a tensor that the model does not have may be ignored: buffers, a tied head, and what
+    ``specjax.load_drafter`` reads: modules for multi-token prediction, Medusa heads."""
+    if name.startswith(("medusa_head.", "mtp.", "model.mtp_layers.")):
         return True
     family = family_of(config.model_type)
-    if family.further_layers and name.startswith(f"{family.prefix}layers.{config.num_layers}."):
-        return True
+    if family.further_layers and (layer := re.match(rf"{family.prefix}layers\.(\d+)\.", name)):
+        return int(layer[1]) >= config.num_layers
     if any(row.name == name and row.parts == ("lm_head.weight",) for row in family.tensors):
         return config.tie_embeddings
     return bool(re.fullmatch(family.harmless, name.removeprefix(family.prefix)))

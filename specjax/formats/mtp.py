@@ -1,0 +1,233 @@
+"""Modules for multi-token prediction, in their target's checkpoint or in a folder of their own.
+
+Of a target with n layers, module k of K (from 0); behind the prefix stand the tensors of a layer as
+the target's family names them (``self_attn.q_proj.weight`` ...), and these::
+
+    DeepSeek-V3    model.layers.{n + k}.    enorm, hnorm, eh_proj [H, 2 H], shared_head.norm
+    MiMo, FastMTP  model.mtp_layers.{k}.    token_layernorm, hidden_layernorm, input_proj,
+                                            final_layernorm
+    Qwen3-Next     mtp.layers.{k}.          and once for all: mtp.pre_fc_norm_embedding,
+                                            mtp.pre_fc_norm_hidden, mtp.fc, mtp.norm
+
+DeepSeek's and Qwen's ``fc`` reads (embedding, hidden), MiMo's (hidden, embedding). DeepSeek's files
+repeat the target's tables (``embed_tokens.weight``, ``shared_head.head.weight``). The config says
+``num_nextn_predict_layers`` = K, and of FastMTP, whose one module is its own successor,
+``num_speculative_steps``.
+
+What the next module takes for the hidden state no file says. Here it is the normed output in all
+three, as in transformers and SGLang, and in vLLM but for DeepSeek's (unless ``"specjax":
+{"normed_output": false}`` stands in the config); it matters from the second drafted token on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from ..drafters.mtp import MTP, MTPConfig, module_layer
+from ..models import translate
+from ..models.hf import gathered, shape_of
+from ..models.reading import Reader
+from ..models.tensors import Tensor
+from .weights import check_same, some
+
+KNOWN = "MTP modules (model.layers.{n}.eh_proj, model.mtp_layers.{k}.input_proj or mtp.fc)"
+DRAFTER, FILE = MTP, "mtp"
+OURS = ("embedding_norm", "hidden_norm", "fc", "norm")
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """``layer``: what stands before the tensors of a module's layer; ``ends``: before those of
+    ``names``, which are those of ``OURS``; both with ``{k}`` for the module, ``{n}`` for n + k.
+    ``tables``: copies of the target's embeddings and LM head. ``config``: fields of MTPConfig."""
+
+    layer: str
+    ends: str
+    names: tuple[str, ...]
+    config: Mapping[str, bool]
+    tables: tuple[str, ...] = ()
+
+
+LAYOUTS = {
+    "deepseek": Layout(
+        "model.layers.{n}.",
+        "model.layers.{n}.",
+        ("enorm", "hnorm", "eh_proj", "shared_head.norm"),
+        {"shared_ends": False, "embedding_first": True},
+        ("embed_tokens.weight", "shared_head.head.weight"),
+    ),
+    "mimo": Layout(
+        "model.mtp_layers.{k}.",
+        "model.mtp_layers.{k}.",
+        ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm"),
+        {"shared_ends": False, "embedding_first": False},
+    ),
+    "qwen": Layout(
+        "mtp.layers.{k}.",
+        "mtp.",
+        ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
+        {"shared_ends": True, "embedding_first": True},
+    ),
+}
+
+
+def matches(config: Mapping, names: set[str]) -> bool:
+    return _layout_of(names) is not None
+
+
+def _layout_of(names) -> Layout | None:
+    for layout in LAYOUTS.values():
+        first = re.escape(layout.ends + layout.names[2]).replace(r"\{n\}", r"\d+")
+        pattern = re.compile(first.replace(r"\{k\}", r"\d+") + r"\.weight")
+        if any(pattern.fullmatch(name) for name in names):
+            return layout
+    return None
+
+
+def load(config: Mapping, tensors, target):
+    layout, count = _layout_of(tensors), target.config.num_layers
+    prefix = re.escape(layout.layer).replace(r"\{n\}", r"(\d+)").replace(r"\{k\}", r"(\d+)")
+    found = {int(m[1]) for name in tensors if (m := re.match(prefix, name))}
+    begin = count if "{n}" in layout.layer else 0
+    num = len([i for i in found if i >= begin])
+    said = config.get("num_nextn_predict_layers") or num
+    if not num or {i for i in found if i >= begin} != {*range(begin, begin + num)} or said != num:
+        raise ValueError(
+            f"num_nextn_predict_layers={said}, and the modules that are there have the numbers "
+            f"{sorted(i for i in found if i >= begin)} behind {layout.layer!r}: those of a target "
+            f"with {count} layers are {begin} to {begin + said - 1}; load the target that they "
+            "belong to"
+        )
+    layer = module_layer(target.config)
+    here = [
+        name for name in tensors if any(name.startswith(p) for p in _prefixes(layout, begin, num))
+    ]
+    if not any(".experts." in name for name in here):
+        layer = dataclasses.replace(layer, num_experts=0)
+    own = config.get("specjax") or {}
+    steps = config.get("num_speculative_steps", 1)
+    shape = MTPConfig(
+        layer=layer,
+        num_modules=steps if num == 1 else num,
+        share_layers=num == 1 and steps > 1,
+        normed_output=own.get("normed_output", True),
+        **layout.config,
+        **_own_tables(layout, tensors, target, begin, num),
+    )
+    drafter = MTP(config=shape, target=target.target)
+    return drafter, _read(drafter, layout, tensors, here, target)
+
+
+def save(drafter: MTP, params, target=None) -> tuple[dict, dict]:
+    shape, num = drafter.config, drafter.config.num_stages
+    wanted = dict(shared_ends=shape.shared_ends, embedding_first=shape.embedding_first)
+    layout = next((x for x in LAYOUTS.values() if x.config == wanted), None)
+    if layout is None:
+        raise ValueError(f"format='mtp': no published layout has {wanted}")
+    config = {
+        "model_type": "mtp",
+        "num_nextn_predict_layers": num,
+        "hidden_size": shape.hidden_size,
+        "vocab_size": shape.vocab_size,
+    }
+    if shape.share_layers and shape.num_modules > 1:
+        config["num_speculative_steps"] = shape.num_modules
+    if not shape.normed_output:
+        config["specjax"] = {"normed_output": False}
+    flat = {".".join(map(str, path)): x for path, x in nnx.to_flat_state(nnx.State(params))}
+    flat = {name: np.asarray(getattr(x, "get_value", lambda x=x: x)()) for name, x in flat.items()}
+    rows = _tensors(drafter, layout)
+    return config, {
+        name: gathered(row, flat, flat[row.parts[0]].dtype) for name, row in rows.items()
+    }
+
+
+def _prefixes(layout: Layout, begin: int, num: int) -> set[str]:
+    places = [dict(n=begin + k, k=k) for k in range(num)]
+    return {part.format(**at) for at in places for part in (layout.layer, layout.ends)}
+
+
+def _tensors(drafter: MTP, layout: Layout) -> dict[str, Tensor]:
+    """Names in the file, and which parameters of ``MTPModules`` each tensor holds."""
+    shape, begin = drafter.config, drafter.target.config.num_layers
+    parts = {".".join(map(str, path)) for path, _ in nnx.to_flat_state(drafter.shapes)}
+    layers = dataclasses.replace(shape.layer, num_layers=shape.num_stages)
+    found = {}
+    for name, row in translate.tensors_of(layers, parts).items():
+        if inside := re.match(r"[\w.]*?\.(\d+)\.", name):
+            k = int(inside[1])
+            before = layout.layer.format(n=begin + k, k=k)
+            name = before + name.removeprefix(inside[0])
+            found[name] = dataclasses.replace(row, name=name)
+    for k in range(1 if shape.shared_ends else shape.num_stages):
+        before = layout.ends.format(n=begin + k, k=k)
+        for theirs, ours in zip(layout.names, OURS, strict=True):
+            name = f"{before}{theirs}.weight"
+            found[name] = Tensor(name, (f"ends.{k}.{ours}.weight",))
+    if layout.tables:
+        before = layout.layer.format(n=begin, k=0)
+        for theirs, ours in zip(layout.tables, ("embedding", "lm_head.weight"), strict=True):
+            if ours in parts:
+                found[before + theirs] = Tensor(before + theirs, (ours,))
+    return found
+
+
+def _own_tables(layout: Layout, tensors, target, begin, num) -> dict[str, bool]:
+    """Which tables of the files are no copies of the target's."""
+    if not layout.tables:
+        return {}
+    shared = target.target.table(target.params), target.target.head_table(target.params)
+    own = {}
+    for theirs, table, key in zip(
+        layout.tables, shared, ("own_embedding", "own_head"), strict=True
+    ):
+        names = [layout.layer.format(n=begin + k, k=k) + theirs for k in range(num)]
+        own[key] = False
+        for name in (name for name in names if name in tensors):
+            try:
+                check_same(name, tensors[name], table, target)
+            except ValueError:
+                if num > 1:
+                    raise
+                own[key] = True
+    return own
+
+
+def _read(drafter: MTP, layout: Layout, tensors, here, target) -> dict:
+    """The weights, nested; raises ValueError with all that is missing, misshapen or left over."""
+    wanted = _tensors(drafter, layout)
+    shapes = {
+        ".".join(map(str, path)): tuple(x.get_value().shape)
+        for path, x in nnx.to_flat_state(drafter.shapes)
+    }
+    others = tuple(f".{name}" for name in layout.tables)
+    misshapen = [
+        f"{name} is {list(tensors.shape(name))}, expected {list(shape_of(row, shapes))}"
+        for name, row in wanted.items()
+        if name in tensors and tensors.shape(name) != shape_of(row, shapes)
+    ]
+    problems = {
+        "missing": [name for name in wanted if name not in tensors],
+        "wrong shape": misshapen,
+        "left over": [n for n in here if n not in wanted and not n.endswith((*others, "inv_freq"))],
+    }
+    lines = [f"  {kind} ({len(n)}): {some(n)}" for kind, n in problems.items() if n]
+    if lines:
+        raise ValueError("the MTP modules are not those of this target:\n" + "\n".join(lines))
+    places = {name: tensors.place(name) for name in wanted}
+    params: dict = {}
+    with Reader(wanted, places, shapes) as reader:
+        for path, _ in nnx.to_flat_state(drafter.shapes):
+            part, inner = ".".join(map(str, path)), params
+            kind = jnp.float32 if part.endswith(".router.bias") else target.dtype
+            for key in path[:-1]:
+                inner = inner.setdefault(key, {})
+            whole = (slice(None),) * len(shapes[part])
+            inner[path[-1]] = jnp.asarray(reader.read(part, whole, np.dtype(kind)))
+    return params
