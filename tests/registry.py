@@ -14,6 +14,7 @@ from specjax.drafters.block import Block, BlockConfig
 from specjax.drafters.blockwise import Blockwise, BlockwiseConfig
 from specjax.drafters.hydra import Hydra, HydraConfig
 from specjax.drafters.medusa import Medusa, MedusaConfig
+from specjax.drafters.mtp import MTP, MTPConfig
 from specjax.drafters.mtp_heads import MTPHeadsConfig, ParallelHeads
 from specjax.drafters.redrafter import ReDrafter, ReDrafterConfig
 from specjax.drafters.speculator import Speculator, SpeculatorConfig
@@ -68,6 +69,9 @@ def cases(model, params):
 
     def block(hidden_size, vocab_size):
         return BlockConfig(layers=layers, block_size=4, mask_token=0, target_layers=(1,))
+
+    def modules(hidden_size, vocab_size, **shape):
+        return MTPConfig(layer=layer, num_modules=2, **shape)
 
     def parallel(hidden_size, vocab_size):
         return MTPHeadsConfig(layers=layers)
@@ -139,6 +143,8 @@ def cases(model, params):
             Speculator, SpeculatorConfig, TREE, ("rejection",), how="distinct", **LSTM
         ),
         "block": head(Block, block, (-1, 0, 0, 1), ("rejection",), how="iid"),
+        "mtp": head(MTP, modules, TREE, ("rejection",), how="distinct", share_layers=True),
+        "mtp distinct": head(MTP, modules, (-1, 0, 0, 1), normed_output=True),
         "mtp heads": head(ParallelHeads, parallel, (-1, 0, 0, 1), layer=1),
         "redrafter": head(ReDrafter, ReDrafterConfig, topology.Beams(2, 2), **WIDE),
         "adaptive redrafter": adaptive(

@@ -41,6 +41,7 @@ from . import (
     hydra,
     medusa,
     medusa_vllm,
+    mtp,
     redrafter,
     speculator,
 )
@@ -50,6 +51,7 @@ FORMATS = {"medusa": medusa, "medusa-vllm": medusa_vllm, "hydra": hydra}
 FORMATS |= {"blockwise": blockwise, "speculator": speculator, "redrafter": redrafter}
 FORMATS |= {"eagle": eagle, "eagle-sglang": eagle_sglang}
 FORMATS |= {"eagle3": eagle3, "eagle3-speculators": eagle3_speculators, "dflash": dflash}
+FORMATS |= {"mtp": mtp}
 _MARKS = ("medusa_", "hydra_", "dflash_", "eagle_", "draft_vocab_size", "speculators_")
 _HUB_FILES = ["config.json", "*.safetensors", *PICKLES]
 

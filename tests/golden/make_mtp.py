@@ -1,6 +1,6 @@
 """Makes the golden files of MTP modules from the code of transformers 5.
 
-    USE_JAX=0 python tests/golden/make_mtp.py
+    USE_JAX=0 python tests/golden/make_mtp.py [CASE ...]
 
 needs torch and transformers 5.23 or later. Each folder of ``mtp`` holds a tiny random target with
 its modules in one checkpoint, values in bfloat16, under the names that are published (which
@@ -148,20 +148,21 @@ def published(case: str, modules) -> dict[str, torch.Tensor]:
 
 def unpacked(name: str, x) -> dict[str, torch.Tensor]:
     """Experts one by one, as files hold them; other tensors as they are."""
-    if "experts.gate_up_proj" in name:
+    if name.endswith(".experts.gate_up_proj"):
         base, pieces = name.replace("gate_up_proj", ""), {}
         for e, both in enumerate(x):
             gate, up = both.chunk(2)
             pieces |= {f"{base}{e}.gate_proj.weight": gate, f"{base}{e}.up_proj.weight": up}
         return pieces
-    if "experts.down_proj" in name:
+    if name.endswith(".experts.down_proj"):
         base = name.replace("down_proj", "")
         return {f"{base}{e}.down_proj.weight": own for e, own in enumerate(x)}
     return {name: x}
 
 
 def main() -> None:
-    for case, (kind, options) in CASES.items():
+    for case in sys.argv[1:] or CASES:
+        kind, options = CASES[case]
         config = getattr(transformers, f"{kind}Config")(**options)
         best = None
         for seed in range(SEEDS):
