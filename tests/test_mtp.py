@@ -1,20 +1,13 @@
 """MTP modules: the numbers of transformers, slow ones without a cache, checkpoints, bad input."""
 
-import dataclasses
-import json
-import shutil
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 import specjax
 from specjax import Sampling, loop
-from specjax.drafters.mtp import MTP, MTPConfig, module_layer
-from specjax.types import Draft
 
 GOLDEN = Path(__file__).parent / "golden" / "mtp"
 CASES = ("deepseek", "mimo", "qwen")
