@@ -1,17 +1,21 @@
-"""Recipe ``features``: the target's last hidden states over rows of text, computed once.
+"""Recipe ``features``: hidden states of the target over rows of text, computed once.
 
 A head on a frozen target is far smaller than the target, so most of a step would go into the
 target's forward pass. Stored, the pass is paid for once however many heads and epochs follow; its
 logits need not be stored, since they are one product away (the target's own head).
 
     FOLDER/tokens.npy     int32    [n, length + 1]
-    FOLDER/hidden.npy     bfloat16 [n, length, F], its bits as uint16; of ``tokens[:, :-1]``
-    FOLDER/features.json  the target's fingerprint and the layer, for which they are
+    FOLDER/hidden.I.npy   bfloat16 [n, length, F], its bits as uint16; of ``tokens[:, :-1]``
+    FOLDER/features.json  for which target, tokenizer and layers I they are
+
+Layers are counted as ``hidden_states[I]`` of Hugging Face; the last one is normed. A recipe reads
+those that it needs.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import time
 from pathlib import Path
@@ -27,19 +31,22 @@ from specjax.models.causal_lm import graph_definition
 from . import data, regenerate, tokenizer
 from .config import ConfigError, DataConfig, RunConfig
 
-TOKENS, HIDDEN, RECORD = "tokens.npy", "hidden.npy", "features.json"
+TOKENS, HIDDEN, RECORD = "tokens.npy", "hidden.{}.npy", "features.json"
+VERSION = 2  # of the layout of a folder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeaturesConfig:
     """``num_rows`` rows of ``data.length + 1`` tokens in the mixture of ``data``, to ``output``.
 
-    A row takes ``2 * data.length * hidden size`` bytes.
+    ``layers``: besides the last one, which is always there; EAGLE-3 reads some. A row takes
+    ``2 * data.length * hidden size`` bytes a layer.
     """
 
     teacher: str = "embedded"
     split: str = "train"
     num_rows: int = 1024
+    layers: tuple[int, ...] = ()
     output: str = "runs/features"
     data: DataConfig = DataConfig()
     run: RunConfig = RunConfig()
@@ -54,54 +61,88 @@ class FeaturesConfig:
 Config = FeaturesConfig
 
 
-def hidden_states(graphdef, params, tokens, segments):
-    """Normed last hidden states ``[B, T, F]`` of int32 ``tokens [B, T]``, attention within
-    segments."""
-    model, (batch, nodes) = nnx.merge(graphdef, params), tokens.shape
+def hidden_states(graphdef, params, tokens, segments, layers):
+    """Hidden states ``[B, T, F]`` of each of ``layers`` over int32 ``tokens [B, T]``, attention
+    within segments."""
+    model, nodes = nnx.merge(graphdef, params), tokens.shape[1]
     positions = jnp.broadcast_to(jnp.arange(nodes, dtype=jnp.int32), tokens.shape)
     mask = jnp.triu(jnp.ones((nodes, nodes), bool))[None]  # [key, query]
     mask = mask & (segments[:, :, None] == segments[:, None, :])
-    hidden, _, _ = model.hidden(tokens, positions, mask)
-    return hidden.T.reshape(batch, nodes, -1)
+    _, tapped, _ = model.hidden(tokens, positions, mask, taps=layers)
+    return jnp.split(tapped, len(layers), axis=2)
+
+
+def check_layers(layers, count: int, name: str = "layers") -> None:
+    """Raises ConfigError for layers that a target of ``count`` does not have."""
+    if any(not 0 <= layer <= count for layer in layers) or len({*layers}) < len(layers):
+        raise ConfigError(
+            f"{name}={list(layers)}; accepted: different ones, 0 (the embeddings) to {count} (the "
+            "last layer of the target)"
+        )
+
+
+def tokenizer_fingerprint(vocabulary) -> str:
+    """Of a tokenizer: its whole definition, shortened."""
+    return hashlib.sha256(vocabulary.to_str().encode()).hexdigest()[:16]
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Rows of text with their features, as a source for Grain; both arrays stay on disk."""
+    """Rows of text with their features by layer, as a source for Grain; all stays on disk."""
 
     tokens: np.ndarray
-    hidden: np.ndarray
+    hidden: dict[int, np.ndarray]
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def __getitem__(self, index) -> dict[str, np.ndarray]:
-        hidden = np.asarray(self.hidden[index]).view(ml_dtypes.bfloat16)
+    def __getitem__(self, index) -> dict:
+        hidden = {i: np.asarray(x[index]).view(ml_dtypes.bfloat16) for i, x in self.hidden.items()}
         return {"tokens": np.asarray(self.tokens[index]), "hidden": hidden}
 
 
-def read(folder: str, fingerprint: str, length: int) -> Rows:
-    """The rows of a finished folder.
+def read(folder: str, of: dict, length: int, layers) -> Rows:
+    """The rows of a finished folder, with the hidden states of ``layers``; without any where one
+    of them is not stored, so that the target runs over the same rows in each step.
+
+    Args:
+      of: what the folder has to be of, see ``record_of``.
 
     Raises:
-      ConfigError: there are none, they are another target's, or rows of another length.
+      ConfigError: there are none, they are of another target, tokenizer or version, or are rows of
+        another length.
     """
     path = Path(folder)
     if not (path / RECORD).is_file():
         raise ConfigError(f"no features at {folder!r}: run the recipe `features` first")
     record = json.loads((path / RECORD).read_text())
-    if record["target_fingerprint"] != fingerprint:
-        raise ConfigError(
-            f"the features at {folder!r} are of the target {record['teacher']!r} with fingerprint "
-            f"{record['target_fingerprint']}, the teacher's is {fingerprint}: compute them anew"
-        )
-    rows = Rows(*(np.load(path / name, mmap_mode="r") for name in (TOKENS, HIDDEN)))
+    for name, own in of.items():
+        if record.get(name) != own:
+            raise ConfigError(
+                f"the features at {folder!r} are of another {name.replace('_', ' ')}: "
+                f"{record.get(name)} (target {record.get('teacher')!r}), and this run has {own}: "
+                "compute them anew, with the recipe `features` and another `output`"
+            )
+    if any(layer not in record["layers"] for layer in layers):
+        print(f"{folder} holds layers {record['layers']} of {layers}: the target runs in each step")
+        layers = ()
+    hidden = {i: np.load(path / HIDDEN.format(i), mmap_mode="r") for i in layers}
+    rows = Rows(np.load(path / TOKENS, mmap_mode="r"), hidden)
     if rows.tokens.shape[1] != length + 1:
         raise ConfigError(
             f"the features at {folder!r} are of rows of {rows.tokens.shape[1] - 1} tokens, "
             f"data.length={length}: give that length"
         )
     return rows
+
+
+def record_of(teacher, vocabulary) -> dict:
+    """What stored features must be of: the target's weights, the tokenizer, the layout."""
+    return {
+        "version": VERSION,
+        "target_fingerprint": teacher.checkpoint,
+        "tokenizer_fingerprint": tokenizer_fingerprint(vocabulary),
+    }
 
 
 def batches(rows: Rows, config: DataConfig):
@@ -121,7 +162,10 @@ def run(config: FeaturesConfig, *, dry_run: bool = False) -> None:
     if (folder / RECORD).is_file():
         print(f"{folder} is there already")
         return
-    teacher = load_teacher(config.teacher, tokenizer.load(config.data.tokenizer))
+    vocabulary = tokenizer.load(config.data.tokenizer)
+    teacher = load_teacher(config.teacher, vocabulary)
+    check_layers(config.layers, teacher.config.num_layers)
+    layers = sorted({*config.layers, teacher.config.num_layers})
     stream, end_of_text = data.load_stream(config.data, config.split)
     samples = [regenerate.read(path).tokens for path in config.data.samples]
     source = data.training_batches(stream, config.data, samples)
@@ -130,32 +174,31 @@ def run(config: FeaturesConfig, *, dry_run: bool = False) -> None:
     @jax.jit
     def compute(params, tokens):
         segments = data.segments_of(tokens, end_of_text)
-        return hidden_states(graphdef, params, tokens, segments).astype(jnp.bfloat16)
+        found = hidden_states(graphdef, params, tokens, segments, layers)
+        return [x.astype(jnp.bfloat16) for x in found]
 
     rows, length = config.num_rows, config.data.length
-    print(f"{rows} rows of {length} tokens, {2 * rows * length * size / 1e6:.1f} MB")
+    print(f"{rows} rows of {length} tokens, {2 * len(layers) * rows * length * size / 1e6:.1f} MB")
     if dry_run:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    shapes = {TOKENS: (np.int32, (rows, length + 1)), HIDDEN: (np.uint16, (rows, length, size))}
-    tokens, hidden = (
-        np.lib.format.open_memmap(folder / name, "w+", *of) for name, of in shapes.items()
-    )
+
+    def file(name, dtype, *shape):
+        return np.lib.format.open_memmap(folder / name, "w+", dtype, (rows, *shape))
+
+    tokens = file(TOKENS, np.int32, length + 1)
+    hidden = [file(HIDDEN.format(i), np.uint16, length, size) for i in layers]
     began, step = time.monotonic(), config.data.batch
     for first in range(0, rows, step):
         batch = next(source)
         tokens[first : first + step] = batch
-        states = np.asarray(compute(teacher.params, batch[:, :-1]))
-        hidden[first : first + step] = states.view(np.uint16)
+        for layer, states in zip(hidden, compute(teacher.params, batch[:, :-1]), strict=True):
+            layer[first : first + step] = np.asarray(states).view(np.uint16)
         if first // step % 20 == 0:
             rate = (first + step) * length / (time.monotonic() - began)
             print(f"row {first + step}/{rows}: {rate:,.0f} tokens/s", flush=True)
-    tokens.flush()
-    hidden.flush()
-    record = {
-        "teacher": config.teacher,
-        "target_fingerprint": teacher.checkpoint,
-        "layer": teacher.config.num_layers,
-    }
+    for part in (tokens, *hidden):
+        part.flush()
+    record = {"teacher": config.teacher, "layers": layers, **record_of(teacher, vocabulary)}
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")  # last: it says "finished"
     print(f"wrote {folder}")

@@ -23,7 +23,7 @@ from specjax.models.layers import softcap
 from specjax.pytree import pytree_dataclass
 from specjax.types import Drafter, PyTree
 
-from . import data, decoding, features, regenerate, report, tokenizer
+from . import data, decoding, features, regenerate, report, tokenizer, vocabulary_map
 from .config import ConfigError, DataConfig, OptimizerConfig, RunConfig, flatten
 from .distill import load_teacher
 from .evaluate import make_evaluate, mean
@@ -78,20 +78,31 @@ class Rows:
       tokens: int32 ``[B, L + 1]``.
       segments: int32 ``[B, L + 1]``, which document a token belongs to.
       hidden: ``[B, L, F]`` of ``tokens[:, :-1]``, the target's last hidden state, normed.
+      layers: the same of other layers, by their number, as far as they are asked for.
     """
 
     tokens: jax.Array
     segments: jax.Array
     hidden: jax.Array
+    layers: dict[int, jax.Array] = dataclasses.field(default_factory=dict)
 
     def behind(self, offset: int, steps: int) -> jax.Array:
         """int32 ``[B * steps]``: the token ``offset`` places behind each of the first steps."""
         return self.tokens[:, offset : offset + steps].reshape(-1)
 
-    def states(self, offset: int, steps: int) -> jax.Array:
-        """``[F, B * steps]``, feature-major: the features at these places."""
-        found = self.hidden[:, offset : offset + steps]
+    def states(self, offset: int, steps: int, layer: int | None = None) -> jax.Array:
+        """``[F, B * steps]``, feature-major: the features at these places, the last ones or those
+        of a layer."""
+        found = self.hidden if layer is None else self.layers[layer]
+        found = found[:, offset : offset + steps]
         return found.transpose(2, 0, 1).reshape(found.shape[2], -1)
+
+    def embedded(self, head, target, params, steps: int) -> list[jax.Array]:
+        """``[E, B * T]`` for each step ``s`` of an unroll: what a ``FeatureModule`` reads of the
+        tokens ``1 + s`` places behind the first ``T = self.steps(steps)``."""
+        end = self.steps(steps)
+        tokens = [self.tokens[:, 1 + s : 1 + s + end] for s in range(steps)]
+        return [head.embed(own, target, params) for own in tokens]
 
     def steps(self, num_heads: int) -> int:
         """At how many positions of a row, the first ones, all heads have something to say."""
@@ -109,6 +120,9 @@ class Heads:
         [F, B * T])]``, one a head; ``table @ state + bias`` are its logits at the first
         ``T = rows.steps(K)`` positions. Not yet multiplied, so that one head's logits are in memory
         at a time.
+      layers: of the target, besides its last, whose hidden states ``outputs`` reads.
+      vocab: int32 ``[Vd]``, the tokens that rows of the tables are about, in increasing order;
+        None: all.
       publish, unpublish: between parameters as they are trained and as the drafter takes them, one
         undoing the other.
     """
@@ -116,6 +130,8 @@ class Heads:
     drafter: Drafter
     params: PyTree
     outputs: Callable
+    layers: tuple[int, ...] = ()
+    vocab: np.ndarray | None = None
     publish: Callable[[PyTree], PyTree] = lambda params: params
     unpublish: Callable[[PyTree], PyTree] = lambda params: params
 
@@ -126,23 +142,27 @@ def fresh(drafter, seed: int, **options) -> PyTree:
     return nnx.to_pure_dict(nnx.state(module))
 
 
-def make_reader(config, end_of_text: int, gradient: bool = False):
+def make_reader(config, end_of_text: int, layers=(), gradient: bool = False):
     """``read(target params, batch) -> Rows``; a batch of bare tokens runs the target.
 
-    ``config``: the target's. ``gradient``: whether one flows into the features.
+    ``config``: the target's. ``layers``: see ``Heads``. ``gradient``: whether one flows into the
+    features.
     """
-    graphdef = graph_definition(config)
+    graphdef, last = graph_definition(config), config.num_layers
+    layers = tuple(dict.fromkeys((*layers, last)))
 
     def read(params, batch) -> Rows:
         stored = batch if isinstance(batch, dict) else {"tokens": batch}
         tokens = stored["tokens"]
         segments = data.segments_of(tokens, end_of_text)
-        if "hidden" in stored:
-            hidden = stored["hidden"].astype(jnp.float32)
+        if stored.get("hidden"):
+            found = {i: x.astype(jnp.float32) for i, x in stored["hidden"].items()}
         else:
-            hidden = features.hidden_states(graphdef, params, tokens[:, :-1], segments[:, :-1])
-        hidden = hidden if gradient else jax.lax.stop_gradient(hidden)
-        return Rows(tokens=tokens, segments=segments, hidden=hidden)
+            inputs = tokens[:, :-1], segments[:, :-1]
+            found = features.hidden_states(graphdef, params, *inputs, layers)
+            found = dict(zip(layers, found, strict=True))
+        found = found if gradient else jax.lax.stop_gradient(found)
+        return Rows(tokens=tokens, segments=segments, hidden=found[last], layers=found)
 
     return read
 
@@ -170,17 +190,23 @@ def inside(rows: Rows, head: int, steps: int) -> jax.Array:
     return (last == rows.segments[:, :steps]).astype(jnp.float32).reshape(-1)
 
 
-def head_losses(outputs, target, params, rows: Rows, teacher_share: float) -> list[jax.Array]:
+def head_losses(outputs, target, params, rows: Rows, teacher_share: float, vocab=None) -> list:
     """Of each head, the mean over its positions, in nats, of
 
         (1 - teacher_share) * -log q(next token)  +  teacher_share * -sum_x p(x) log q(x)
 
-    with the target's own law ``p`` behind the true tokens.
+    with the target's own law ``p`` behind the true tokens. With a vocabulary of its own (``vocab``,
+    see ``Heads``) that law is what remains of it there, renormalised, and positions count at which
+    the target's best token is in it; ``teacher_share`` has to be 1.
     """
     steps, cap, values = rows.steps(len(outputs)), target.config.logit_softcap, []
-    laws = None
+    laws, known = None, None
     if teacher_share:
-        laws = jax.nn.softmax(target_logits(target, params, rows), axis=0)
+        laws = target_logits(target, params, rows)
+        if vocab is not None:
+            known = jnp.isin(jnp.argmax(laws, axis=0), vocab)  # [B, L]
+            laws = laws[vocab]
+        laws = jax.nn.softmax(laws, axis=0)
     for k, output in enumerate(outputs):
         logits = logits_of(output, cap)
         said = jnp.zeros(())
@@ -191,6 +217,8 @@ def head_losses(outputs, target, params, rows: Rows, teacher_share: float) -> li
             law = laws[:, :, 1 + k : 1 + k + steps].reshape(logits.shape)
             said += teacher_share * jnp.sum(law * logits, axis=0)
         weight = inside(rows, k, steps)
+        if known is not None:
+            weight = weight * known[:, 1 + k : 1 + k + steps].reshape(-1)
         value = (jax.nn.logsumexp(logits, axis=0) - said) * weight
         values.append(jnp.sum(value) / jnp.maximum(jnp.sum(weight), 1.0))
     return values
@@ -209,7 +237,8 @@ def make_loss(heads: Heads, target, read, config: FrozenConfig):
         del key
         rows = read(frozen["target"], batch)
         outputs = heads.outputs(params, frozen["target"], rows)
-        losses = head_losses(outputs, target, frozen["target"], rows, config.teacher_share)
+        how = config.teacher_share, heads.vocab
+        losses = head_losses(outputs, target, frozen["target"], rows, *how)
         return summed(losses, config.decay)
 
     return loss
@@ -226,10 +255,12 @@ def make_measure(heads: Heads, target, read, config: FrozenConfig):
         steps = rows.steps(len(outputs))
         alive = jnp.ones(weight[:, :steps].shape)
         counted, tau, found = alive, alive, {}
-        losses = head_losses(outputs, target, frozen["target"], rows, config.teacher_share)
+        how = config.teacher_share, heads.vocab
+        losses = head_losses(outputs, target, frozen["target"], rows, *how)
         said = jnp.argmax(target_logits(target, frozen["target"], rows), axis=0)  # [B, L]
         for k, output in enumerate(outputs):
             best = jnp.argmax(logits_of(output, target.config.logit_softcap), axis=0)
+            best = best if heads.vocab is None else jnp.asarray(heads.vocab)[best]
             own = said[:, 1 + k : 1 + k + steps]
             hit = (best.reshape(own.shape) == own).astype(jnp.float32)
             # weights count predictions: that of token t + 2 + k stands at t + 1 + k
@@ -251,6 +282,7 @@ class Setting:
     Attributes:
       lm: the target. ``end_of_text``: what parts documents.
       batches: for ``loop.Job``. ``sets``: for ``evaluate.make_evaluate``.
+      frequencies: float64 ``[V]``, the share of each token in the text to learn from.
       prompts: int32 ``[n, T]``, for ``decoding.make_decoded``; empty if that is not asked for.
     """
 
@@ -258,6 +290,7 @@ class Setting:
     end_of_text: int
     batches: object
     sets: dict
+    frequencies: np.ndarray
     prompts: np.ndarray
 
     @property
@@ -267,25 +300,36 @@ class Setting:
         return {"hidden_size": target.config.hidden_size, "vocab_size": target.vocab_size}
 
 
-def make_setting(config: FrozenConfig) -> Setting:
-    """Reads what the configuration names. Raises ConfigError where it cannot be had."""
-    lm = load_teacher(config.teacher, tokenizer.load(config.data.tokenizer))
+def make_setting(config: FrozenConfig, layers_of=lambda count: ()) -> Setting:
+    """Reads what the configuration names. Raises ConfigError where it cannot be had.
+
+    ``layers_of``: says of a target with ``count`` layers whose hidden states, besides those of the
+    last one, are to be read."""
+    vocabulary = tokenizer.load(config.data.tokenizer)
+    lm = load_teacher(config.teacher, vocabulary)
+    layers = layers_of(lm.config.num_layers)
+    features.check_layers(layers, lm.config.num_layers)
     heldout, end_of_text = data.load_stream(config.data, "heldout")
     if config.features:
-        stored = features.read(config.features, lm.checkpoint, config.data.length)
+        of, read = features.record_of(lm, vocabulary), {*layers, lm.config.num_layers}
+        stored = features.read(config.features, of, config.data.length, sorted(read))
         batches = features.batches(stored, config.data)
+        texts, shares = [stored.tokens], [1.0]
         print(f"tokens: {stored.tokens.size:,} with stored features, {len(heldout):,} held out")
     else:
         stream, _ = data.load_stream(config.data, "train")
         samples = [regenerate.read(path).tokens for path in config.data.samples]
         batches = data.training_batches(stream, config.data, samples)
+        shares = config.data.samples_share
+        texts, shares = [stream, *samples], [1 - sum(shares), *shares]
         written = sum(rows.size for rows in samples)
         print(f"tokens: {len(stream):,} of text, {written:,} by the target, {len(heldout):,} held")
     sets = {"": data.heldout_batches(heldout, config.data)}
     for path in config.eval_samples:
         sets[f"{Path(path).stem}/"] = regenerate.read(path).batches(config.data.batch)
     prompts = decoding.heldout_prompts(heldout, config.decoding, end_of_text)
-    return Setting(lm, end_of_text, batches, sets, prompts)
+    frequencies = vocabulary_map.frequencies(texts, shares, lm.target.vocab_size)
+    return Setting(lm, end_of_text, batches, sets, frequencies, prompts)
 
 
 def starting_params(config: FrozenConfig, lm, heads: Heads):
@@ -307,7 +351,7 @@ def train(config: FrozenConfig, setting: Setting, heads: Heads, *, dry_run: bool
     ``loss``: if not ``make_loss``'s.
     """
     lm, target = setting.lm, setting.lm.target
-    read = make_reader(lm.config, setting.end_of_text)
+    read = make_reader(lm.config, setting.end_of_text, heads.layers)
     cheap = make_evaluate(make_measure(heads, target, read, config), setting.sets)
     decoded = decoding.make_decoded(lm, heads.drafter, setting.prompts, config.decoding)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -63,9 +64,9 @@ def test_stored_features_are_what_the_target_says_anew(place, stored):
     made, setting = setting_of(place, heads.HeadsConfig, stored)
     batch = next(setting.batches)
     read = frozen.make_reader(setting.lm.config, setting.end_of_text)
-    fresh = read(setting.lm.params, batch["tokens"]).hidden
-    assert fresh.shape == (4, 24, 16) and batch["hidden"].dtype == jnp.bfloat16
-    np.testing.assert_allclose(batch["hidden"].astype(np.float32), fresh, rtol=1e-2, atol=1e-3)
+    fresh, kept = read(setting.lm.params, batch["tokens"]).hidden, batch["hidden"][1]
+    assert fresh.shape == (4, 24, 16) and kept.dtype == jnp.bfloat16
+    np.testing.assert_allclose(kept.astype(np.float32), fresh, rtol=1e-2, atol=1e-3)
     # and the step of a head is the same on either
     loss = frozen.make_loss(heads.make_medusa(made, setting), setting.lm.target, read, made)
     params = heads.make_medusa(made, setting).params
@@ -74,13 +75,33 @@ def test_stored_features_are_what_the_target_says_anew(place, stored):
     np.testing.assert_allclose(*values, rtol=2e-3)
 
 
-def test_features_of_another_target_or_length_are_refused(place, stored):
-    with pytest.raises(config.ConfigError, match="fingerprint .*: compute them anew"):
-        features.read(stored.partition("=")[2], "another", 24)
+def test_features_of_another_target_tokenizer_version_or_length_are_refused(place, stored):
+    folder = stored.partition("=")[2]
+    record = json.loads((Path(folder) / features.RECORD).read_text())
+    of = {name: record[name] for name in ("version", "target_fingerprint", "tokenizer_fingerprint")}
+    assert len(features.read(folder, of, 24, [1])) == 16
+    for name in of:
+        with pytest.raises(config.ConfigError, match=f"{name.replace('_', ' ')}.*compute them"):
+            features.read(folder, of | {name: "another"}, 24, [1])
     with pytest.raises(config.ConfigError, match="rows of 24 tokens, data.length=32"):
         setting_of(place, heads.HeadsConfig, stored, "data.length=32")
     with pytest.raises(config.ConfigError, match="run the recipe `features` first"):
         setting_of(place, heads.HeadsConfig, "features=nowhere")
+
+
+def test_layers_that_are_not_stored_are_computed_in_each_step_over_the_same_rows(place, stored):
+    made, setting = setting_of(place, heads.HeadsConfig, stored)
+    other = frozen.make_setting(made, lambda count: (0, count))
+    batch, bare = next(setting.batches), next(other.batches)
+    np.testing.assert_array_equal(batch["tokens"], bare["tokens"])
+    assert bare["hidden"] == {}
+    read = frozen.make_reader(setting.lm.config, setting.end_of_text, layers=(0, 1))
+    found = read(setting.lm.params, bare).layers
+    embedded = setting.lm.target.embed(setting.lm.params, bare["tokens"][:, :-1])
+    np.testing.assert_allclose(found[0], embedded.T.reshape(4, 24, -1), rtol=1e-6)
+    np.testing.assert_allclose(found[1], batch["hidden"][1].astype(np.float32), atol=2e-2)
+    with pytest.raises(config.ConfigError, match=r"layers=\[7\]; accepted: different ones"):
+        frozen.make_setting(made, lambda count: (7,))
 
 
 @pytest.mark.parametrize(("kind", "make"), [(heads, heads.make_medusa), (hydra, hydra.make_hydra)])

@@ -1,0 +1,123 @@
+"""Recipe ``eagle3``: EAGLE-3's head on a frozen target, by training-time test.
+
+    loss = sum_k decay ** k * mean(-sum_x p'(x) log q_k(x)),   k = 1 ... K
+
+over K steps of the unroll (``unroll.py``), the first on the target's features, the others on the
+head's own outputs, all in one compiled step. ``p'`` is the target's law behind the true tokens, on
+the head's own vocabulary and renormalised there; positions at which the target's best token is not
+in it do not count. The mean is over the positions that do (the authors' trainer divides by all).
+
+References: EAGLE-3, 2503.01840.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from specjax.drafters import eagle3
+from specjax.models.config import DecoderConfig
+
+from . import frozen
+from .config import ConfigError
+from .unroll import unroll
+from .vocabulary_map import vocab_map
+
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim")
+SIZES += ("max_positions", "norm_eps", "activation", "rope_theta", "rope_scaling")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Eagle3Config(frozen.FrozenConfig):
+    """``num_heads``: K, the steps of the unroll. ``layers``: of the target, whose hidden states are
+    read, counted as ``hidden_states[i]`` of Hugging Face; empty: the drafter's ``usual_layers``.
+    ``draft_vocab_size``: of the head's own vocabulary, the most frequent tokens of the text; 0: all
+    of the target's. ``intermediate_size``: of its layer; 0: as the target's.
+    ``norm_before_residual``, ``fc_norm``, ``normed_output``: see the drafter's ``Eagle3Config``."""
+
+    num_heads: int = 7
+    layers: tuple[int, ...] = ()
+    draft_vocab_size: int = 0
+    intermediate_size: int = 0
+    norm_before_residual: bool = False
+    fc_norm: str | None = None
+    normed_output: bool = False
+    teacher_share: float = 1.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in ("draft_vocab_size", "intermediate_size"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}={getattr(self, name)}; accepted: at least 0")
+        if self.teacher_share != 1:
+            raise ConfigError(
+                f"teacher_share={self.teacher_share}: EAGLE-3 learns the target's law; leave it out"
+            )
+
+
+Config = Eagle3Config
+
+
+def layer_config(target: DecoderConfig, intermediate_size: int = 0) -> DecoderConfig:
+    """A drafting layer's shape: one Llama layer of the target's sizes.
+
+    Raises:
+      ConfigError: the target's attention has no such sizes.
+    """
+    if target.kv_rank or target.positions != "rope":
+        raise ConfigError(
+            f"a {target.model_type} target has no plain attention with rotary positions, whose "
+            "sizes a drafting layer could take"
+        )
+    sizes = {name: getattr(target, name) for name in SIZES}
+    if intermediate_size:
+        sizes["intermediate_size"] = intermediate_size
+    return DecoderConfig(**sizes, num_layers=1)
+
+
+def make_eagle3(config: Eagle3Config, setting: frozen.Setting) -> frozen.Heads:
+    """An EAGLE-3 head for the target of a setting; its LM head and the norm before begin as the
+    target's."""
+    lm, target = setting.lm, setting.lm.target
+    layers = config.layers or eagle3.usual_layers(target.config.num_layers)
+    size = config.draft_vocab_size or target.config.vocab_size
+    vocab = vocab_map(setting.frequencies[: target.config.vocab_size], size)
+    shape = eagle3.Eagle3Config(
+        layer=layer_config(target.config, config.intermediate_size),
+        num_features=len(layers),
+        draft_vocab_size=size,
+        norm_before_residual=config.norm_before_residual,
+        fc_norm=config.fc_norm,
+        normed_output=config.normed_output,
+    )
+    drafter = eagle3.Eagle3(config=shape, target=target, layers=layers)
+    table = target.head_table(lm.params)[vocab]
+    params = frozen.fresh(drafter, config.run.seed, lm_head=table, vocab=vocab)
+    norm = lm.params["norm"]["weight"][...]
+    params["norm"]["weight"] = jnp.float32(1 + norm if target.config.norm_plus_one else norm)
+    fixed = {name: params.pop(name) for name in ("vocab",) if name in params}
+
+    def outputs(params, target_params, rows):
+        head = drafter.heads(params | fixed)
+        steps = rows.steps(config.num_heads)
+        known = jnp.concatenate([rows.states(0, steps, i) for i in layers], axis=0)
+        read = rows.embedded(head, target, target_params, config.num_heads)
+        outs = unroll(head, head.read(known), read, rows.segments[:, :steps])
+        return [(head.lm_head.weight[...], None, head.norm(out)) for out in outs]
+
+    return frozen.Heads(
+        drafter=drafter,
+        params=params,
+        outputs=outputs,
+        layers=layers,
+        vocab=vocab,
+        publish=lambda params: params | fixed,
+        unpublish=lambda params: {name: x for name, x in params.items() if name not in fixed},
+    )
+
+
+def run(config: Eagle3Config, *, dry_run: bool = False) -> None:
+    """Trains, draws the curves, exports to ``run.folder/model``."""
+    setting = frozen.make_setting(config, lambda n: config.layers or eagle3.usual_layers(n))
+    frozen.train(config, setting, make_eagle3(config, setting), dry_run=dry_run)

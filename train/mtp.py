@@ -1,0 +1,98 @@
+"""Recipe ``mtp``: multi-token prediction modules on a frozen target.
+
+    loss = sum_k beta_k * mean(-log q_k(token k + 1 places ahead)),   beta_k ~ decay ** k, sum 1
+
+for K modules, or one that is applied K times (``share_layers``). One is practised on what it makes
+of its own outputs, see ``unroll.py``; FastMTP's weights are ``decay=0.6``. Distinct modules read,
+each, what the one before made of the true tokens, as DeepSeek-V3's; its weights are ``decay=1``.
+``teacher_share=1`` puts the target's own law in the place of the text. In the target's own
+pretraining the same loss is an auxiliary one: recipe ``pretrain``, section ``mtp``.
+
+References: DeepSeek-V3, 2412.19437, section 2.2; FastMTP, 2509.18362.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from specjax.drafters import mtp
+
+from . import frozen
+from .unroll import unroll
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MTPConfig(frozen.FrozenConfig):
+    """``num_heads``: K, also the depth of the unroll. ``share_layers``, ``embedding_first``,
+    ``normed_output``: see ``MTPConfig`` of the drafter."""
+
+    num_heads: int = 3
+    share_layers: bool = True
+    embedding_first: bool = True
+    normed_output: bool = False
+    decay: float = 0.6
+
+
+Config = MTPConfig
+
+
+def make_modules(target, config: mtp.MTPConfig, seed: int, norm=None) -> frozen.Heads:
+    """MTP modules of this shape for a ``CausalLM``; their last norms begin as ``norm``, the
+    target's."""
+    drafter = mtp.MTP(config=config, target=target)
+
+    def outputs(params, target_params, rows):
+        head, depth = drafter.heads(params), config.num_modules
+        steps = rows.steps(depth)
+        read = rows.embedded(head, target, target_params, depth)
+        hidden, segments = head.read(rows.states(0, steps)), rows.segments[:, :steps]
+        outs = unroll(head, hidden, read, segments, config.num_stages)
+        table, last = target.head_table(target_params), config.num_stages - 1
+        ends = [head.ends_of(min(k, last)) for k in range(depth)]
+        return [(table, None, own.norm(out)) for own, out in zip(ends, outs, strict=True)]
+
+    return frozen.Heads(drafter, frozen.fresh(drafter, seed, norm=norm), outputs)
+
+
+def make_mtp(config: MTPConfig, setting: frozen.Setting) -> frozen.Heads:
+    """The modules for the target of a setting, freshly initialised."""
+    target = setting.lm.target
+    shape = mtp.MTPConfig(
+        layer=mtp.module_layer(target.config),
+        num_modules=config.num_heads,
+        share_layers=config.share_layers,
+        embedding_first=config.embedding_first,
+        normed_output=config.normed_output,
+    )
+    norm = setting.lm.params["norm"]["weight"][...]
+    return make_modules(target, shape, config.run.seed, norm)
+
+
+def weighted(losses, decay: float):
+    """The mean of the modules' losses, module k (from 1) weighing ``decay ** k``; and metrics."""
+    total, metrics = frozen.summed(losses, decay)
+    return total / sum(decay ** (k + 1) for k in range(len(losses))), metrics
+
+
+def make_loss(made: frozen.Heads, target, read, config: MTPConfig):
+    """The loss of the module's head, as ``loop.Job`` takes it."""
+
+    def loss(params, given, batch, key):
+        del key
+        rows = read(given["target"], batch)
+        outputs = made.outputs(params, given["target"], rows)
+        return weighted(
+            frozen.head_losses(outputs, target, given["target"], rows, config.teacher_share),
+            config.decay,
+        )
+
+    return loss
+
+
+def run(config: MTPConfig, *, dry_run: bool = False) -> None:
+    """Trains, draws the curves, exports to ``run.folder/model``."""
+    setting = frozen.make_setting(config)
+    made = make_mtp(config, setting)
+    read = frozen.make_reader(setting.lm.config, setting.end_of_text)
+    loss = make_loss(made, setting.lm.target, read, config)
+    frozen.train(config, setting, made, dry_run=dry_run, loss=loss)
