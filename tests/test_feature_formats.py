@@ -191,7 +191,6 @@ READ = {
         "norm_output": False,
         "rope_theta": 10_000.0,
         "rope_scaling": None,
-        "rope_parameters": {"rope_theta": 10_000.0, "rope_type": "default"},
         "tie_word_embeddings": False,
     },
     "eagle3_wide": {"target_hidden_size": 16, "hidden_size": 20, "draft_vocab_size": 24},

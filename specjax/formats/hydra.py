@@ -19,6 +19,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from ..drafters.hydra import Hydra, HydraConfig, prefix_config
+from .layers import block_names
 from .weights import check_same, check_sizes, loaded, stored
 
 KNOWN = "Hydra's (hydra_mlp.{i}.{j}.linear.weight, hydra_lm_head.{i}.weight)"
@@ -26,13 +27,6 @@ DRAFTER, FILE = Hydra, "hydra_lm_head"
 ARCHITECTURES = ("mlp", "prefix-mlp")
 _PREFIX = "prefix_embeding_layer."
 _UNUSED = ("embed_tokens.weight", "layers.0.self_attn.rotary_emb.inv_freq")
-_LAYER = {  # names behind _PREFIX, and paths behind ("prefix",)
-    "norm": ("norm",),
-    "layers.0.input_layernorm": ("blocks", 0, "attention_norm"),
-    "layers.0.post_attention_layernorm": ("blocks", 0, "mlp_norm"),
-    **{f"layers.0.self_attn.{x}_proj": ("blocks", 0, "attention", x) for x in "qkvo"},
-    **{f"layers.0.mlp.{x}_proj": ("blocks", 0, "mlp", x) for x in ("gate", "up", "down")},
-}
 
 
 def matches(config: Mapping, names: set[str]) -> bool:
@@ -105,6 +99,6 @@ def names(shape: HydraConfig) -> dict[str, tuple]:
                 at = f"hydra_lm_head.{i}.1" if dropout else f"hydra_lm_head.{i}"
                 named[f"{at}.{leaf}"] = ("lm_heads", i, leaf)
     if dropout:
-        for name, path in _LAYER.items():
-            named[f"{_PREFIX}{name}.weight"] = ("prefix", *path, "weight")
+        named[f"{_PREFIX}norm.weight"] = ("prefix", "norm", "weight")
+        named |= block_names(shape.prefix, 0, f"{_PREFIX}layers.0.", ("prefix",))
     return named

@@ -59,7 +59,7 @@ def rope_of(hf: Mapping) -> dict:
 
 
 def layer_hf(config: DecoderConfig) -> dict:
-    """The config of such layers, with rotary settings in both places that are read.
+    """The config of such layers, with rotary settings where transformers 4 and 5 look for them.
 
     ``attention_bias`` stands for the queries, keys and values, and the output; where only the first
     three have biases (Qwen2), ``qkv_bias`` says so.
@@ -73,8 +73,6 @@ def layer_hf(config: DecoderConfig) -> dict:
     if config.qkv_bias != config.o_bias:
         hf["qkv_bias"] = config.qkv_bias
     hf["mlp_bias"] = config.mlp_bias
-    scaling = hf.get("rope_scaling") or {"rope_type": "default"}
-    hf["rope_parameters"] = {"rope_theta": hf["rope_theta"], **scaling}
     return hf
 
 
