@@ -4,7 +4,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 from . import acceptance, cache, drafters, laws, sharding, targets, topology, tree
-from .loop import Decoded, accept, decode, draft_step, stream, verify
+from .loop import Decoded, decode, stream
+from .round import accept, draft_step, verify
 from .sampling import Sampling
 from .stats import Stats
 from .targets import contrastive

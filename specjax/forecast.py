@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from .loop import widths
+from .round import widths
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from . import loop
+from . import round as one_round
 from .job import Job
 from .pytree import pytree_dataclass
 from .types import Context, Draft, PyTree, Scores, Segment, Verdict
@@ -101,8 +102,8 @@ def record(work: Job, state: loop.State, rounds: int) -> tuple[loop.State, Input
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _recorded(target, drafter, rule, params, state):
-    keys = loop.round_keys(state, loop.ACCEPT)
-    state = loop.run_round(target, Recorder(drafter), rule, params, state)
+    keys = one_round.round_keys(state, one_round.ACCEPT)
+    state = one_round.run_round(target, Recorder(drafter), rule, params, state)
     learned, inputs = state.drafter
     return dataclasses.replace(state, drafter=learned), dataclasses.replace(inputs, keys=keys)
 
@@ -156,7 +157,7 @@ def _replayed(part, objects, params, cache, inputs: Inputs, carried):
 def _draft(objects, params, cache, now: Inputs, learned):
     context = dataclasses.replace(now.context, cache=cache)
     learned = _put(learned, now.before)
-    draft, proposed = loop.draft_step(objects[1], params, learned, context)
+    draft, proposed = one_round.draft_step(objects[1], params, learned, context)
     found = _by_path(proposed)
     fresh = {path: leaf for path, leaf in found.items() if path not in _by_path(learned)}
     return _put(learned, found), (draft, fresh)
@@ -166,13 +167,13 @@ def _verify(objects, params, cache, now: Inputs, carried):
     live = now.context.budget > 0
 
     def run(draft):
-        return loop.verify(objects[0], params, cache, draft, features=objects[1].features)
+        return one_round.verify(objects[0], params, cache, draft, features=objects[1].features)
 
-    return (), loop.in_narrowest(now.draft, live, run)
+    return (), one_round.in_narrowest(now.draft, live, run)
 
 
 def _accept(objects, params, cache, now: Inputs, carried):
-    return (), loop.accept(objects[2], params, now.draft, now.scores, now.context, now.keys)
+    return (), one_round.accept(objects[2], params, now.draft, now.scores, now.context, now.keys)
 
 
 def _commit(objects, params, cache, now: Inputs, carried):

@@ -1,6 +1,6 @@
 """Rounds one at a time, with all that was looked at: what ``specjax trace`` shows.
 
-The rounds are the loop's own, ``loop.judge`` and then ``loop.conclude``; what is added are the
+The rounds are the loop's own, ``round.judge`` and then ``round.conclude``; what is added are the
 laws at every node, which a rule asks for only where it stands.
 """
 
@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import acceptance, loop, sharding, tree
+from . import acceptance, sharding, tree
 from .acceptance import walk, why
 from .acceptance.laws import DraftLaw, TargetLaw
 from .pytree import pytree_dataclass, static
+from .round import ACCEPT, Judged, conclude, judge, round_keys, truncate
 from .state import ENDED, State
 from .types import POINT_MASS, ROOT, Draft, Verdict
 
@@ -129,13 +130,13 @@ class Seen:
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def advance(target, drafter, rule, params, state: State) -> tuple[State, Seen]:
     """One round of the loop, and what was looked at."""
-    judged = loop.judge(target, drafter, rule, params, state)
-    _, emitted = loop.truncate(judged.draft, judged.verdict, state)
-    seen = _look(rule, params, judged, emitted, loop.round_keys(state, loop.ACCEPT))
-    return loop.conclude(target, drafter, params, state, judged), seen
+    judged = judge(target, drafter, rule, params, state)
+    _, emitted = truncate(judged.draft, judged.verdict, state)
+    seen = _look(rule, params, judged, emitted, round_keys(state, ACCEPT))
+    return conclude(target, drafter, params, state, judged), seen
 
 
-def _look(rule, params, judged: loop.Judged, emitted, keys) -> Seen:
+def _look(rule, params, judged: Judged, emitted, keys) -> Seen:
     """The laws at every node, one after the other: they are as wide as the vocabulary."""
     draft, context, verdict = judged.draft, judged.context, judged.verdict
     batch, nodes = draft.tokens.shape

@@ -14,9 +14,9 @@ import numpy as np
 from . import job, loop
 from .encoder_inputs import refuse_encoders
 from .forecast import Costs, Rounds, Trace, beyond_the_pass, rounds
-from .loop import widths
 from .measure import Call, pass_call
 from .models.lm import LM
+from .round import widths
 
 PLAIN = "plain"
 PLAIN_WAY = (PLAIN, 0)

@@ -144,6 +144,7 @@ class Context:
         most ``num_draft``; in a tree, how deep. Shapes stay those of ``num_draft``; deeper nodes
         are neither scored nor candidates (``tree.tree`` sees to that), and a drafter saves what
         they would cost.
+      plan: what the drafter's own ``plan`` said before the round, or None.
     """
 
     tokens: jax.Array
@@ -156,6 +157,7 @@ class Context:
     begin: jax.Array | None = None
     law_state: PyTree = None
     law_params: PyTree = None
+    plan: PyTree = None
 
     def prefix(self, path: jax.Array) -> Prefix:
         """The committed tokens and then ``path`` int32 ``[B, K]`` in its order, -1: none."""
@@ -224,3 +226,13 @@ class Drafter(Protocol):
     def settle(self, params, state, context: Context) -> PyTree:
         """Optional: called before further prompt tokens are fed behind a text, for a drafter that
         lags behind what it was shown; the next segment begins at the root."""
+
+    def rest(self, params, state, context: Context) -> PyTree:
+        """Optional: stands for ``draft_step`` in a round that drafts nothing, of which ``observe``
+        is shown a draft of the root alone. A drafter that ``plans`` may ask for such rounds.
+
+        With ``plans = True``: ``plan(params, state, budget)`` says what to do in the next round,
+        in small arrays, and may be asked more than once before it (``Context.plan`` holds them);
+        ``rests(plan)``, a bool scalar, whether nothing is to be drafted. Such rounds run in a loop
+        of their own and cost what plain ones do.
+        """

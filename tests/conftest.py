@@ -5,7 +5,11 @@ import pathlib
 import jax
 import pytest
 
+from specjax import compile_cache
+
 jax.config.update("jax_num_cpu_devices", 8)
+# most of the tests' time is compilation: both workers share it, and so does the next run
+compile_cache.enable()
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 MANY = 20_000  # mappings of memory
 

@@ -28,6 +28,7 @@ from specjax.drafters import (
 )
 from specjax.drafters.policies import Outcome
 from specjax.models.causal_lm import CausalLM
+from specjax.round import widths
 
 DRAFT = DraftModel(num_draft=3, model=MODEL)
 TYPICAL = jnp.asarray([1.0, 1.5, 1.8, 2.4])  # of rounds at widths 0, 1, 3, 7
@@ -448,4 +449,4 @@ def test_the_usual_widths_with_the_root_fill_compiled_passes():
     assert Adaptive(NGram(num_draft=5)).widths == (0, 1, 3, 5)
     assert Adaptive(NGram(num_draft=1)).widths == (0, 1)
     for width in Adaptive(NGram(num_draft=15)).widths[2:]:
-        assert width + 1 in loop.widths(16)
+        assert width + 1 in widths(16)

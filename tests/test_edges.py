@@ -9,7 +9,7 @@ import pytest
 from toys import TreeDrafter, bag, context
 
 import specjax
-from specjax import Sampling, loop, sampling, tree
+from specjax import Sampling, loop, round, sampling, tree
 from specjax.drafters import Plain
 from specjax.sampling import Prefix, draw
 from specjax.types import Scores
@@ -31,7 +31,7 @@ def test_a_distinct_sibling_beyond_the_support_of_its_law_is_never_accepted():
     )
     logits = jnp.broadcast_to(jnp.log(p), (batch, 3, 3))
     scores = Scores(logits=logits, features=None, entries=None)
-    verdict = loop.accept("rejection", {}, draft, scores, around, around.key)
+    verdict = specjax.accept("rejection", {}, draft, scores, around, around.key)
     first = jnp.where(
         verdict.count > 0, draft.tokens[jnp.arange(batch), verdict.path[:, 1]], verdict.token
     )
@@ -43,7 +43,7 @@ def test_a_node_that_was_not_scored_is_never_accepted():
     around = context(2, Sampling())
     draft = tree.chain(around, jnp.zeros((2, 1), jnp.int32), scored=jnp.asarray([[True], [False]]))
     scores = Scores(logits=jnp.zeros((2, 2, 5)), features=None, entries=None)
-    verdict = loop.accept("auto", {}, draft, scores, around, around.key)
+    verdict = specjax.accept("auto", {}, draft, scores, around, around.key)
     assert verdict.count.tolist() == [1, 0]
 
 
@@ -197,7 +197,7 @@ def test_laws_over_a_smaller_vocabulary_are_judged_by_the_targets_ids():
     for draft in (small, tree.merge(guess, small)):
         logits = jnp.broadcast_to(jnp.log(p), (batch, draft.num_nodes, 4))
         scores = Scores(logits=logits, features=None, entries=None)
-        verdict = loop.accept("rejection", {}, draft, scores, around, around.key)
+        verdict = specjax.accept("rejection", {}, draft, scores, around, around.key)
         node = draft.tokens[jnp.arange(batch), verdict.path[:, 1]]
         first = jnp.where(verdict.count > 0, node, verdict.token)
         share = np.bincount(np.asarray(first), minlength=4) / batch
@@ -247,8 +247,8 @@ def test_a_round_after_a_silent_one_has_noise_of_its_own():
     state = loop.start(MODEL, drafter, "auto", capacity, params, request)
     later = loop.burst(MODEL, drafter, "auto", 1, params, state)
     assert later.length.tolist() == state.length.tolist() and later.silent.tolist() == [1]
-    for role in (loop.DRAFT, loop.ACCEPT):
-        assert (loop.round_keys(state, role) != loop.round_keys(later, role)).all()
+    for role in (round.DRAFT, round.ACCEPT):
+        assert (round.round_keys(state, role) != round.round_keys(later, role)).all()
     spoken = loop.burst(MODEL, drafter, "auto", 1, params, later)
     assert spoken.length > later.length and spoken.silent.tolist() == [0]
 

@@ -29,6 +29,7 @@ from specjax.models import quantize
 from specjax.models.causal_lm import CausalLM
 from specjax.models.config import DecoderConfig
 from specjax.models.decoder import abstract
+from specjax.round import widths
 from specjax.sampling import argmax
 from specjax.types import Context
 
@@ -178,7 +179,7 @@ def test_softmaxes_of_a_rule_do_not_multiply_with_the_nodes(nodes):
     for name, rule, most in (
         ("draft", "rejection", 2),
         ("draft", "delta", 1),
-        ("ngram", "delta", len(loop.widths(nodes))),
+        ("ngram", "delta", len(widths(nodes))),
     ):
         drafted = nodes - 1 if name == "draft" else 0
         traced = lower(name, 1.0, V, nodes=nodes, rule=rule)

@@ -11,7 +11,7 @@ from registry import cases
 from toys import bag, like
 
 import specjax
-from specjax import Sampling, loop, native, reference
+from specjax import Sampling, loop, native, reference, round
 from specjax.drafters import DraftModel, Plain
 from specjax.state import ENDED
 
@@ -128,7 +128,7 @@ def test_logprobs_hold_nothing_over_all_nodes_and_nothing_where_they_are_off(
     few = 3 / memory.NODES  # [B, V] at most
     assert memory.buffers(on, vocab) < memory.buffers(off, vocab) + few
     exps = [memory.over_vocabulary(traced, {"exp"}, vocab) for traced in (off, on)]
-    widths = len(loop.widths(memory.NODES)) if name == "ngram" else 1  # of which one runs
+    widths = len(round.widths(memory.NODES)) if name == "ngram" else 1  # of which one runs
     assert len(exps[1]) == len(exps[0]) + widths
     assert exps[1].count((memory.BATCH, vocab)) == len(exps[1])  # of visited nodes only
 

@@ -16,7 +16,7 @@ from registry import TREE, cases
 from scipy.stats import chi2
 from toys import Merged, TreeDrafter, bag, like
 
-from specjax import Sampling, loop, reference
+from specjax import Sampling, loop, reference, round
 from specjax.drafters import DraftModel
 
 ROWS, VOCAB, NUM = 200_000, 4, 3
@@ -147,7 +147,7 @@ def test_fault_wrong_q_after_temperature():
 
 
 def test_fault_noise_shared_between_draft_and_acceptance(monkeypatch):
-    monkeypatch.setattr(loop, "ACCEPT", loop.DRAFT)
+    monkeypatch.setattr(round, "ACCEPT", round.DRAFT)
     counts, _ = sample(*CASES["draft"][:2], "rejection", WARM)
     assert not lawful(counts, exact("warm"))
 

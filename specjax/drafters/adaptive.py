@@ -130,10 +130,30 @@ class Adaptive:
             memory=self.policy.init(batch, self.depth),
         )
 
-    def draft_step(self, params, state, context):
+    def plan(self, params, state, budget):
         costs = jnp.asarray(params["drafter"]["costs"], jnp.float32)
-        width, memory = self.policy.choose(state.memory, self.widths, costs, context.budget)
-        context = dataclasses.replace(context, width=width)
+        return self.policy.choose(state.memory, self.widths, costs, budget)
+
+    @property
+    def plans(self) -> bool:
+        return hasattr(self.inner, "rest")
+
+    def rests(self, plan):
+        return plan[0] == 0
+
+    def rest(self, params, state, context):
+        width, memory = context.plan
+        context = dataclasses.replace(context, plan=None)
+        inner = self.inner.rest(self._inner(params), state.inner, context)
+        asked = jnp.broadcast_to(width, context.length.shape)
+        return AdaptiveState(inner=inner, memory=memory, width=asked)
+
+    def draft_step(self, params, state, context):
+        plan = context.plan
+        if plan is None:
+            plan = self.plan(params, state, context.budget)
+        width, memory = plan
+        context = dataclasses.replace(context, width=width, plan=None)
         draft, inner = self.inner.draft_step(self._inner(params), state.inner, context)
         asked = jnp.broadcast_to(width, context.length.shape)
         return draft, AdaptiveState(inner=inner, memory=memory, width=asked)

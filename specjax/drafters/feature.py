@@ -210,6 +210,10 @@ class FeatureDrafter(HeadDrafter):
         draft, _, _ = growth.grow(self.topology, context, level, carry, how=self.how, words=words)
         return draft, state
 
+    def rest(self, params, state, context):
+        nothing = dataclasses.replace(context, width=jnp.int32(0))
+        return self._catch_up(params, state, nothing)[0]
+
     def begin(self, params, state, context, caught=None):
         """``caught``: the logits ``[B, 1, V]`` below the root, and for each stage what its last
         true pair passes on, ``[H, B]``."""

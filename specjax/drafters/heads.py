@@ -108,6 +108,9 @@ class HeadDrafter(ChainDrafter, abc.ABC):
         draft, _, _ = growth.grow(self.topology, context, level, carry, how=self.how)
         return draft, state
 
+    def rest(self, params, state, context):
+        return state
+
     @abc.abstractmethod
     def begin(self, params, state, context) -> tuple:
         """``(level, carry)`` of ``growth.grow`` at the root of a round."""

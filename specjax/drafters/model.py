@@ -115,9 +115,14 @@ class DraftModel(ChainDrafter):
         place = jnp.broadcast_to(place, draft.tokens.shape)
         return draft, dataclasses.replace(state, fresh=entries, place=place, ran=ran)
 
+    def rest(self, params, state, context):
+        return state  # the cache lags
+
     def observe(self, params, state, segment):
         if segment.round is None:
             return self._read(params, state, segment.tokens, segment.start, segment.num)
+        if state.fresh is None:
+            return state
         # nodes of the passes: the last token but one, the root, and those drafted that were gone
         # on with; count accepted tokens leave the cache with the entries of all but the last two
         # committed ones

@@ -40,6 +40,9 @@ class NGram(ChainDrafter):
                 "1 <= shortest <= longest and 1 <= stretch"
             )
 
+    def rest(self, params, state, context):
+        return state
+
     def draft_step(self, params, state, context):
         tokens, length = context.tokens, context.length
         size = tokens.shape[1]
