@@ -10,6 +10,7 @@ import numpy as np
 
 from . import drafters, topology
 from .formats import HeadLM, holds_heads, load_drafter
+from .formats.mtp import holds_modules
 from .models import seq2seq_families
 from .models.families import FAMILIES
 from .models.files import read_json
@@ -17,7 +18,7 @@ from .models.lm import EMBEDDED, LM, as_drafter, config_folder, load
 from .types import PyTree
 
 DEFAULT_DRAFTS = {"embedded": "embedded-draft"}  # target -> its draft model, for drafter="draft"
-HEADS = ("medusa", "hydra", "blockwise")  # that may lie beside an embedded target, by name
+HEADS = ("medusa", "hydra", "blockwise", "mtp")  # that may lie beside an embedded target, by name
 NUM_DRAFT = 3  # by default; on CPU a pass costs the same over 2 to 4 tokens
 AUTO, AUTO_DRAFTS = "auto", 7  # num_draft that follows acceptance and cost, and its largest value
 MOST_DRAFTS = 64  # levels of a draft; each is a part of the program, thousands compile for hours
@@ -157,7 +158,9 @@ def named(lm: LM, name: str | os.PathLike, **settings) -> str | LM | HeadLM:
 
 @functools.lru_cache(maxsize=4)
 def _own_heads(lm: LM, name: str) -> HeadLM:
-    """The heads that ship with an embedded target."""
+    """The heads that ship with an embedded target; MTP modules lie in a target's checkpoint."""
+    if name == "mtp" and lm.name not in EMBEDDED and holds_modules(lm.name):
+        return load_drafter(lm.name, lm)
     if lm.name not in EMBEDDED:
         raise ValueError(
             f"drafter={name!r}: {lm.name} has no {name} heads of its own; pass "

@@ -1,64 +1,267 @@
 """MTP modules: the numbers of transformers, slow ones without a cache, checkpoints, bad input."""
 
+import dataclasses
+import functools
+import json
+import shutil
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
+from toys import heads as weights_for
 
 import specjax
-from specjax import Sampling, loop
+from specjax import Sampling, loop, topology, tree
+from specjax.drafters.mtp import MTP, MTPConfig, module_layer
+from specjax.drafters.mtp_heads import MTPHeadsConfig, ParallelHeads
+from specjax.resolve import resolve_drafter
+from specjax.types import Draft
 
 GOLDEN = Path(__file__).parent / "golden" / "mtp"
 CASES = ("deepseek", "mimo", "qwen")
-
-
-def loaded(folder, **settings):
-    lm = specjax.load(folder, tokenizer=False, dtype="float32")
-    return lm, specjax.load_drafter(folder, lm, **settings)
+PROMPT = np.load(GOLDEN / "qwen" / "expected.npz")["tokens"][:7]
 
 
 @pytest.fixture(scope="module")
 def targets():
-    return {case: loaded(GOLDEN / case) for case in CASES}
+    def loaded(case):
+        lm = specjax.load(GOLDEN / case, tokenizer=False, dtype="float32")
+        return lm, specjax.load_drafter(GOLDEN / case, lm)
+
+    return {case: loaded(case) for case in CASES}
 
 
-def rounds(lm, heads, prompt, num):
-    """``(length, drafts [N], logits below the root [V])`` of each round of a greedy generation of
-    one row, and its tokens."""
-    drafter, params = heads.drafter, {"target": lm.params, "drafter": heads.params}
+def rounds(lm, drafter, weights, num):
+    """``(length, drafts int32 [N])`` of each round of a greedy generation, and its tokens."""
+    params = {"target": lm.params, "drafter": weights}
+    common = lm.target, drafter
     request, capacity = loop.prepare(
-        lm.target,
-        drafter,
-        prompt[None],
-        np.asarray([len(prompt)]),
-        jax.random.key(0),
-        num,
-        Sampling(),
-        None,
-        (),
+        *common, PROMPT[None], np.asarray([7]), jax.random.key(0), num, Sampling(), None, ()
     )
     start = jax.jit(loop.start, static_argnums=(0, 1, 2, 3))
-    state = start(lm.target, drafter, "auto", capacity, params, request)
+    state = start(*common, "auto", capacity, params, request)
 
     @jax.jit
     def step(params, state):
-        judged = loop.judge(lm.target, drafter, "auto", params, state)
-        return judged.draft.tokens, loop.conclude(lm.target, drafter, params, state, judged)
+        judged = loop.judge(*common, "auto", params, state)
+        return judged.draft.tokens, loop.conclude(*common, params, state, judged)
 
     found = []
     while int(state.budget[0]) > 0:
         length = int(state.length[0])
         drafted, state = step(params, state)
-        found.append((length, np.asarray(drafted)[0, 1:]))
+        found.append((length, np.asarray(drafted)[0, 1:].tolist()))
     return found, np.asarray(state.tokens)[0, : int(state.length[0])]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_drafts_and_accepted_tokens_over_a_generation_are_those_of_transformers(case, targets):
-    expected = np.load(GOLDEN / case / "expected.npz")
-    prompt = expected["tokens"][: expected["lengths"][0]]
-    found, tokens = rounds(*targets[case], prompt, len(expected["tokens"]) - len(prompt))
-    assert [length for length, _ in found] == expected["lengths"].tolist()
-    assert np.stack([drafts for _, drafts in found]).tolist() == expected["drafts"].tolist()
+    expected, (lm, heads) = np.load(GOLDEN / case / "expected.npz"), targets[case]
+    found, tokens = rounds(lm, heads.drafter, heads.params, len(expected["tokens"]) - 7)
     assert tokens.tolist() == expected["tokens"].tolist()
+    assert [length for length, _ in found] == expected["lengths"].tolist()
+    assert [drafts for _, drafts in found] == expected["drafts"].tolist()
+
+
+# --------------------------------------------------------- modules over whole rows, no cache
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def hidden_of(model, params, tokens):
+    """``[H, T]`` of a row int32 ``[T]``, normed."""
+    size, layer = tokens.shape[0], model.config.num_layers
+    topology = tree.chain_topology(size - 1)
+    draft = Draft(start=jnp.zeros((1,), jnp.int32), tokens=tokens[None], topology=topology)
+    cache = model.init(params, 1, size)
+    return model.verify(params, cache, draft, features=(layer,), logits=False).features[0].T
+
+
+def slow(lm, drafter, weights, text, depth, fault=None):
+    """The next ``depth`` tokens behind ``text``, and the logits ``[depth, V]``, each from a pass
+    over all pairs: (state, token), ..."""
+    head, hidden = drafter.heads(weights), hidden_of(lm.target, lm.params, text)[:, :-1]
+    tokens, said = text[1:], []
+    if fault == "features shifted":
+        hidden = jnp.roll(hidden, 1, axis=1)
+    if fault == "tokens not shifted":
+        tokens = text[:-1]
+    for step in range(depth):
+        stage = step if head.num_stages > 1 else 0
+        embedded = head.embed(jnp.asarray(tokens)[None], lm.target, lm.params)
+        count = hidden.shape[1]
+        positions = jnp.arange(count, dtype=jnp.int32)
+        if fault == "positions off by one":
+            positions = positions.at[-1].add(1)
+        sees = jnp.triu(jnp.ones((count, count), bool))[None]
+        out, _ = head.run(
+            head.enter(embedded, hidden, stage), positions[None], sees, batch=1, stage=stage
+        )
+        said.append(head.logits(out[:, -1:], 1, lm.target, lm.params, stage)[0, 0])
+        passed, best = head.passed(out, stage), np.argmax(said[-1])
+        if head.num_stages > 1:  # all goes on to the next module, a token further
+            hidden, tokens = passed, np.append(tokens[1:], best)
+        else:  # the last alone goes on, as one more pair
+            hidden = jnp.concatenate([hidden, passed[:, -1:]], axis=1)
+            tokens = np.append(tokens, best)
+    return [int(np.argmax(x)) for x in said], np.asarray(said)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_over_whole_rows_are_those_of_transformers_and_broken_twins_differ(case, targets):
+    expected, (lm, heads) = np.load(GOLDEN / case / "expected.npz"), targets[case]
+    length, depth = int(expected["lengths"][-1]), expected["drafts"].shape[1]
+    own = lm, heads.drafter, heads.params, expected["tokens"][:length], depth
+    drafts, logits = slow(*own)
+    assert drafts == expected["drafts"][-1].tolist()
+    np.testing.assert_allclose(logits, expected["logits"][-1], atol=2e-5)
+    for fault in ("features shifted", "tokens not shifted", "positions off by one"):
+        assert np.abs(slow(*own, fault)[1] - logits).max() > 1e-2, fault
+
+
+SHAPES = {
+    "one for all tokens": dict(share_layers=True),
+    "distinct": dict(shared_ends=True, normed_output=True),
+    "tables of its own": dict(share_layers=True, own_embedding=True, own_head=True),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_drafts_are_those_of_modules_without_a_cache(name, targets):
+    lm, _ = targets["mimo"]
+    config = MTPConfig(layer=module_layer(lm.config), num_modules=3, **SHAPES[name])
+    drafter = MTP(config=config, target=lm.target)
+    weights = weights_for(drafter)
+    found, tokens = rounds(lm, drafter, weights, 9)
+    for length, drafts in (found[0], found[-1]):
+        assert drafts == slow(lm, drafter, weights, tokens[:length], 3)[0]
+
+
+# ------------------------------------------------------------------------------ checkpoints
+
+
+def same(found, wanted):
+    return jax.tree.structure(found) == jax.tree.structure(wanted) and all(
+        jax.tree.leaves(jax.tree.map(np.array_equal, found, wanted))
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_modules_saved_alone_or_with_their_target_are_loaded_again(case, targets, tmp_path):
+    lm, heads = targets[case]
+    specjax.save_drafter(heads.drafter, heads.params, tmp_path / "alone", target=lm)
+    again = specjax.load_drafter(tmp_path / "alone", lm)
+    assert again.drafter == heads.drafter and same(again.params, heads.params)
+
+    specjax.models.save_pretrained(lm, tmp_path / "whole", dtype="bfloat16")
+    specjax.save_drafter(
+        heads.drafter, heads.params, tmp_path / "whole", target=lm, dtype="bfloat16"
+    )
+    whole = specjax.load(tmp_path / "whole", tokenizer=False)
+    assert same(whole.params, lm.params)
+    drafter, weights = resolve_drafter(whole, "mtp")
+    assert drafter.config == heads.drafter.config and same(weights, heads.params)
+    tables = ("embed_tokens.weight", "head.weight")  # DeepSeek's files repeat the target's
+
+    def names(folder):
+        found = [load_file(path) for path in sorted(folder.glob("*.safetensors"))]
+        return {n: x.shape for each in found for n, x in each.items() if not n.endswith(tables)}
+
+    assert names(tmp_path / "whole") == names(GOLDEN / case)
+
+
+def test_transformers_reads_the_modules_that_are_written(targets, tmp_path):
+    torch = pytest.importorskip("torch")
+    layers = pytest.importorskip("transformers.modeling_layers")
+    if not hasattr(layers, "MtpModel"):
+        pytest.skip("transformers before 5.23 has no MTP")
+    from transformers import AutoModelForCausalLM
+
+    lm, heads = targets["deepseek"]
+    specjax.models.save_pretrained(lm, tmp_path, dtype="float32")
+    specjax.save_drafter(heads.drafter, heads.params, tmp_path, target=lm)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    theirs._keys_to_ignore_on_load_unexpected = [r"model\.layers\.[23]\..*"]  # not only the 61st
+    expected = np.load(GOLDEN / "deepseek" / "expected.npz")["tokens"]
+    tokens = theirs.generate(
+        torch.tensor(PROMPT[None]), use_mtp=True, do_sample=False, max_new_tokens=12
+    )
+    assert tokens[0].tolist() == expected[: 7 + 12].tolist()
+
+
+def test_fastmtps_one_module_drafts_as_many_tokens_as_its_file_says(targets, tmp_path):
+    shutil.copytree(GOLDEN / "mimo", tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"num_speculative_steps": 3}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    lm = targets["mimo"][0]
+    heads = specjax.load_drafter(tmp_path, lm)
+    assert heads.drafter.topology == topology.chain(3)
+    assert heads.drafter.num_stages == 1 and heads.drafter.max_depth is None
+    specjax.save_drafter(heads.drafter, heads.params, tmp_path / "again", target=lm)
+    assert specjax.load_drafter(tmp_path / "again", lm).drafter == heads.drafter
+
+
+def test_parallel_heads_are_loaded_as_they_were_saved(targets, tmp_path):
+    lm, _ = targets["qwen"]
+    layers = dataclasses.replace(lm.config, num_layers=2, tie_embeddings=False)
+    drafter = ParallelHeads(config=MTPHeadsConfig(layers=layers), target=lm.target)
+    weights = weights_for(drafter)
+    specjax.save_drafter(drafter, weights, tmp_path, target=lm)
+    again = specjax.load_drafter(tmp_path, lm)
+    assert again.drafter.layer == 1 and again.drafter.num_draft == 2
+    assert same(again.params, weights)
+
+
+# --------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("case", "config", "tensors", "words"),
+    [
+        ("mimo", {}, {"model.mtp_layers.0.input_proj.weight": None}, "layout that is not known"),
+        (
+            "mimo",
+            {},
+            {"model.mtp_layers.0.hidden_layernorm.weight": None},
+            "missing .1.: model.mtp",
+        ),
+        ("qwen", {}, {"mtp.layers.0.x.weight": np.ones(2, np.float32)}, "left over .1.: mtp.lay"),
+        ("qwen", {}, {"mtp.norm.weight": np.ones(3, np.float32)}, "is .3., expected .24."),
+        ("qwen", {"num_nextn_predict_layers": 2}, {}, "=2, .* have the numbers .0.*are 0 to 1"),
+        (
+            "deepseek",
+            {},
+            {"model.layers.2.shared_head.head.weight": np.ones((48, 24), np.float32)},
+            "made for another target",
+        ),
+    ],
+)
+def test_broken_modules_are_named(case, config, tensors, words, targets, tmp_path):
+    shutil.copytree(GOLDEN / case, tmp_path, dirs_exist_ok=True)
+    own = json.loads((tmp_path / "config.json").read_text()) | config
+    (tmp_path / "config.json").write_text(json.dumps(own))
+    changed = load_file(tmp_path / "model.safetensors") | tensors
+    kept = {n: x for n, x in changed.items() if x is not None}
+    save_file(kept, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=words):
+        specjax.load_drafter(tmp_path, targets[case][0])
+
+
+def test_bad_shapes_and_absent_modules_are_named(targets):
+    lm, heads = targets["deepseek"]
+    layer = module_layer(lm.config)
+    with pytest.raises(ValueError, match="num_modules=0"):
+        MTPConfig(layer=layer, num_modules=0)
+    with pytest.raises(ValueError, match="num_layers=2: a module has one layer"):
+        MTPConfig(layer=lm.config)
+    with pytest.raises(ValueError, match="is 3 deep, and the drafter has 2 heads"):
+        specjax.load_drafter(GOLDEN / "deepseek", lm, topology="chain:3")
+    embedded = specjax.load("embedded", tokenizer=False)
+    with pytest.raises(ValueError, match="made for another target|numbers .*load the target"):
+        specjax.load_drafter(GOLDEN / "deepseek", embedded)
+    with pytest.raises(ValueError, match="no published layout has"):
+        config = MTPConfig(layer=layer, shared_ends=True, embedding_first=False)
+        drafter = MTP(config=config, target=lm.target)
+        specjax.save_drafter(drafter, weights_for(drafter), "nowhere")

@@ -42,6 +42,7 @@ from . import (
     medusa,
     medusa_vllm,
     mtp,
+    mtp_heads,
     redrafter,
     speculator,
 )
@@ -51,7 +52,7 @@ FORMATS = {"medusa": medusa, "medusa-vllm": medusa_vllm, "hydra": hydra}
 FORMATS |= {"blockwise": blockwise, "speculator": speculator, "redrafter": redrafter}
 FORMATS |= {"eagle": eagle, "eagle-sglang": eagle_sglang}
 FORMATS |= {"eagle3": eagle3, "eagle3-speculators": eagle3_speculators, "dflash": dflash}
-FORMATS |= {"mtp": mtp}
+FORMATS |= {"mtp": mtp, "mtp-heads": mtp_heads}
 _MARKS = ("medusa_", "hydra_", "dflash_", "eagle_", "draft_vocab_size", "speculators_")
 _HUB_FILES = ["config.json", "*.safetensors", *PICKLES]
 
@@ -177,7 +178,8 @@ def save_drafter(
 
     Args:
       drafter, params: as ``load_drafter`` returns them (``params`` is ``params["drafter"]``).
-      folder: made if it does not exist.
+      folder: made if it does not exist. MTP modules saved where their target's checkpoint lies
+        become a part of it: its config and the index of its weights name them from then on.
       format: a key of ``FORMATS``; default: that of the drafter's authors.
       target: the model it was trained for, whose fingerprint is then written too.
       dtype: of the file; default: that of the parameters.
@@ -212,16 +214,23 @@ def save_drafter(
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    weights = f"{layout.FILE}.{'pt' if pickled else 'safetensors'}"
+    files = {"config.json": config}
+    if layout is mtp and (whole := mtp.inside(folder, config, tensors, weights)):
+        files = whole
     with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as staging:
-        path = Path(staging) / f"{layout.FILE}.{'pt' if pickled else 'safetensors'}"
+        path = Path(staging) / weights
         if pickled:
             write_pickle(path, tensors)
         else:
             save_file(tensors, path, metadata={"format": "pt"})
-        write_json(Path(staging) / "config.json", config)
+        for name, content in files.items():
+            write_json(Path(staging) / name, content)
         path.chmod((Path(staging) / "config.json").stat().st_mode)  # written for its owner alone
-        for written in (path, Path(staging) / "config.json"):
-            os.replace(written, folder / written.name)
+        for name in sorted({weights, *files}, key=lambda name: name == "config.json"):
+            os.replace(Path(staging) / name, folder / name)
+        if mtp.INDEX in files:
+            (folder / mtp.SINGLE).unlink(missing_ok=True)
 
 
 def _written(shape: Topology) -> dict:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -31,13 +32,18 @@ from flax import nnx
 
 from ..drafters.mtp import MTP, MTPConfig, module_layer
 from ..models import translate
-from ..models.hf import gathered, shape_of
+from ..models.files import read_json
+from ..models.hf import gathered, shape_of, weight_files
+from ..models.lm import folder_of
 from ..models.reading import Reader
 from ..models.tensors import Tensor
-from .weights import check_same, some
+from .weights import Tensors, check_same, some
 
 KNOWN = "MTP modules (model.layers.{n}.eh_proj, model.mtp_layers.{k}.input_proj or mtp.fc)"
 DRAFTER, FILE = MTP, "mtp"
+SAID = ("num_nextn_predict_layers", "num_speculative_steps", "specjax")  # keys of the config
+SINGLE, SHARD = "model.safetensors", "model-00001-of-00001.safetensors"
+INDEX = "model.safetensors.index.json"
 OURS = ("embedding_norm", "hidden_norm", "fc", "norm")
 
 
@@ -79,6 +85,41 @@ LAYOUTS = {
 
 def matches(config: Mapping, names: set[str]) -> bool:
     return _layout_of(names) is not None
+
+
+def holds_modules(name: str) -> bool:
+    """Whether the checkpoint of a target, a folder or a name on the hub, has modules beside."""
+    return _layout_of(Tensors(folder_of(name, None))) is not None
+
+
+def inside(folder: Path, config: Mapping, tensors: Mapping, file: str) -> dict[str, dict] | None:
+    """What a folder needs besides if the modules are to lie in their target's checkpoint there.
+
+    A checkpoint of one file gets that file a second name, a shard's, for transformers looks into
+    ``model.safetensors`` alone where it is; the caller removes it at last.
+
+    Args:
+      config, tensors: as ``save`` returns them; ``file``: where the tensors will be.
+
+    Returns:
+      The target's ``config.json`` with what the modules say in it, and the index of all weights;
+      None where the folder holds no checkpoint.
+    """
+    try:
+        own, weights = read_json(folder, "config.json"), weight_files(folder)
+    except FileNotFoundError:
+        return None
+    if weights == [folder / SINGLE]:
+        (folder / SHARD).unlink(missing_ok=True)
+        (folder / SHARD).hardlink_to(folder / SINGLE)
+        weights = [folder / SHARD]
+    kept = [path for path in weights if path.name != file]
+    places = {name: path.name for path in kept for name in Tensors(folder, [path])}
+    places |= dict.fromkeys(tensors, file)
+    said = {key: config[key] for key in SAID if key in config}
+    if beside := said.pop("specjax", {}):  # its own checkpoint needs no fingerprint
+        said["specjax"] = {k: v for k, v in beside.items() if k != "target_fingerprint"}
+    return {"config.json": own | said, INDEX: {"metadata": {}, "weight_map": places}}
 
 
 def _layout_of(names) -> Layout | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -21,11 +21,12 @@ _LISTED = 6  # names that an error gives before it only counts
 class Tensors(Mapping):
     """Names to arrays: those of all safetensors files of a folder, else of its PyTorch files.
 
-    Only headers are read before a tensor is asked for (of PyTorch files: everything).
+    Only headers are read before a tensor is asked for (of PyTorch files: everything). ``files``:
+    these alone.
     """
 
-    def __init__(self, folder: Path):
-        self.files = sorted(folder.glob("*.safetensors"))
+    def __init__(self, folder: Path, files: Sequence[Path] | None = None):
+        self.files = sorted(folder.glob("*.safetensors")) if files is None else [*files]
         self._at: dict[str, Path | np.ndarray] = {}
         for path in self.files:
             try:

@@ -1,0 +1,57 @@
+"""Parallel heads of multi-token prediction. Their authors' checkpoints are whole models in a layout
+of their own; this one is ours: of head k ::
+
+    heads.{k}.(as Llama's layers: self_attn.q_proj.weight ...)      norm.weight [H], of all heads
+
+The config is that of the layers, with ``model_type: mtp_heads``, ``num_heads`` = K and ``layer``,
+which hidden state of the target they read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from ..drafters.mtp_heads import MTPHeadsConfig, ParallelHeads
+from .layers import block_names, layer_config, layer_hf
+from .weights import check_sizes, loaded, stored
+
+KNOWN = "parallel heads (model_type mtp_heads; heads.{k}.self_attn...)"
+DRAFTER, FILE = ParallelHeads, "model"
+
+
+def matches(config: Mapping, names: set[str]) -> bool:
+    return config.get("model_type") == "mtp_heads"
+
+
+def load(config: Mapping, tensors: Mapping, target):
+    lacking = [key for key in ("num_heads", "layer") if not isinstance(config.get(key), int)]
+    if lacking:
+        raise ValueError(f"the config.json of parallel heads lacks {', '.join(lacking)}")
+    hf = {key: value for key, value in config.items() if key != "model_type"}
+    kind = "qwen3" if any(name.endswith(".q_norm.weight") for name in tensors) else "llama"
+    layers = layer_config(hf, tensors, model_type=kind)
+    check_sizes(target, hidden_size=layers.hidden_size, vocab_size=layers.vocab_size)
+    if not 0 <= config["layer"] <= target.config.num_layers:
+        raise ValueError(
+            f"layer={config['layer']}: {target.name} has {target.config.num_layers} layers; load "
+            "the target that the heads belong to"
+        )
+    shape = MTPHeadsConfig(layers=dataclasses.replace(layers, num_layers=config["num_heads"]))
+    drafter = ParallelHeads(config=shape, target=target.target, layer=config["layer"])
+    return drafter, loaded(tensors, names(shape), drafter.shapes, target.dtype)
+
+
+def save(drafter: ParallelHeads, params, target=None) -> tuple[dict, dict]:
+    shape = drafter.config
+    own = {"model_type": "mtp_heads", "num_heads": shape.num_heads, "layer": drafter.layer}
+    config = {k: v for k, v in layer_hf(shape.layers).items() if k != "architectures"}
+    return config | own, stored(params, names(shape))
+
+
+def names(shape: MTPHeadsConfig) -> dict[str, tuple]:
+    """Names in the file, and the path of each one's parameter."""
+    named = {"norm.weight": ("layers", "norm", "weight")}
+    for k in range(shape.num_heads):
+        named |= block_names(shape.layers, k, f"heads.{k}.", ("layers",))
+    return named
