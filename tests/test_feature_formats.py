@@ -1,5 +1,6 @@
 """Published EAGLE, EAGLE-3 and DFlash drafters: the authors' numbers, layouts, bad input."""
 
+import dataclasses
 import functools
 import json
 import shutil
@@ -14,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 import specjax
 from specjax import Sampling, loop, resolve, topology, tree
 from specjax.drafters.feature import FeatureDrafter
+from specjax.round import conclude, judge
 from specjax.types import Context, Draft
 
 GOLDEN = Path(__file__).parent / "golden" / "features"
@@ -48,10 +50,10 @@ def said_along(drafter, params, state, context, paths):
 def one_round(target, drafter, depth, params, state):
     """The state after a round, its draft and verdict, and the drafter's logits ``[B, depth, V]``
     below the root and, of a block, below what is not looked at."""
-    judged = loop.judge(target, drafter, "greedy", params, state)
+    judged = judge(target, drafter, "greedy", params, state)
     path = jnp.broadcast_to(judged.context.root[:, None], (len(state.length), depth))
     logits = said_along(drafter, params, state, judged.context, path)
-    after = loop.conclude(target, drafter, params, state, judged)
+    after = conclude(target, drafter, params, state, judged)
     parents = jnp.broadcast_to(tree.parents(judged.draft), judged.draft.tokens.shape)
     return after, (judged.draft.tokens, parents, judged.verdict.count, logits)
 
@@ -235,6 +237,16 @@ def test_heads_that_not_all_servers_know_are_written_for_those_that_do(target, t
     heads = specjax.load_drafter(GOLDEN / "speculators", target)
     with pytest.raises(ValueError, match="know norm_before_residual; take 'eagle3-speculators'"):
         specjax.save_drafter(heads.drafter, heads.params, tmp_path)
+
+
+@pytest.mark.parametrize(("name", "layout", "shared"), [WRITTEN[1], WRITTEN[2], WRITTEN[4]])
+def test_a_window_is_kept_though_the_layouts_have_none(name, layout, shared, target, tmp_path):
+    heads = specjax.load_drafter(GOLDEN / name, target)
+    config = heads.drafter.config
+    layer = dataclasses.replace(config.layer, window=9)
+    drafter = dataclasses.replace(heads.drafter, config=dataclasses.replace(config, layer=layer))
+    specjax.save_drafter(drafter, heads.params, tmp_path, format=layout, target=target)
+    assert specjax.load_drafter(tmp_path, target).drafter.config.layer.window == 9
 
 
 def test_names_and_settings_of_other_writers_mean_the_same(target, tmp_path):

@@ -43,8 +43,10 @@ def layer_config(hf: Mapping, names: Iterable[str], **usual) -> DecoderConfig:
     def has(*ends):
         return any(name.endswith(ends) for name in names)
 
+    config = config_from_hf(hf)
     return dataclasses.replace(
-        config_from_hf(hf),
+        config,
+        window=(hf.get("specjax") or {}).get("window", config.window),
         qkv_bias=has(".q_proj.bias", ".k_proj.bias", ".v_proj.bias"),
         o_bias=has(".o_proj.bias"),
         mlp_bias=has(".gate_proj.bias", ".up_proj.bias", ".down_proj.bias"),
@@ -62,13 +64,16 @@ def layer_hf(config: DecoderConfig) -> dict:
     """The config of such layers, with rotary settings where transformers 4 and 5 look for them.
 
     ``attention_bias`` stands for the queries, keys and values, and the output; where only the first
-    three have biases (Qwen2), ``qkv_bias`` says so.
+    three have biases (Qwen2), ``qkv_bias`` says so. A Llama's layer has no key for a window: ours
+    stands in ``"specjax"``.
     """
-    biases = dict(qkv_bias=False, o_bias=False, mlp_bias=False, qk_norm=False)
+    plain = dict(qkv_bias=False, o_bias=False, mlp_bias=False)
     kind = "qwen3" if config.qk_norm else "llama"
-    if kind == "qwen3":
-        biases["qk_norm"] = True
-    hf = config_to_hf(dataclasses.replace(config, model_type=kind, **biases))
+    if kind == "llama":
+        plain["window"] = None
+    hf = config_to_hf(dataclasses.replace(config, model_type=kind, **plain))
+    if kind == "llama" and config.window is not None:
+        hf["specjax"] = {"window": config.window}
     hf["attention_bias"] = config.qkv_bias and config.o_bias
     if config.qkv_bias != config.o_bias:
         hf["qkv_bias"] = config.qkv_bias
