@@ -78,10 +78,10 @@ def generate(lm: LM, prompts: Prompts | None = None, **options: Unpack[Options])
         give ``[lm.config.bos_id]``, if the model has such a token. For T5 this is what its encoder
         reads; with ``inputs``, the ids that the decoder begins with (None: the model's own).
       drafter: ``"draft"`` (the default: the target's own draft model), ``"ngram"`` (copies from
-        the context), ``"medusa"``, ``"hydra"``, ``"blockwise"`` (the target's own heads),
-        ``None`` or ``"plain"`` (no drafts), a draft model from ``specjax.load`` with the target's
-        tokenizer, heads from ``specjax.load_drafter``, the folder or hub name of either, or an
-        object that implements ``specjax.Drafter``.
+        the context), ``"eagle3"``, ``"mtp"``, ``"medusa"``, ``"hydra"``, ``"blockwise"`` (the
+        target's own heads), ``None`` or ``"plain"`` (no drafts), a draft model from
+        ``specjax.load`` with the target's tokenizer, heads from ``specjax.load_drafter``, the
+        folder or hub name of either, or an object that implements ``specjax.Drafter``.
       num_draft: tokens drafted a round, 3 by default; heads draft as many as they were made for,
         or fewer; a drafter object has its own number.
         ``"auto"``: as many as pay, from none to 7, following what was accepted and what rounds

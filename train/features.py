@@ -15,7 +15,6 @@ those that it needs.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import time
 from pathlib import Path
@@ -81,11 +80,6 @@ def check_layers(layers, count: int, name: str = "layers") -> None:
         )
 
 
-def tokenizer_fingerprint(vocabulary) -> str:
-    """Of a tokenizer: its whole definition, shortened."""
-    return hashlib.sha256(vocabulary.to_str().encode()).hexdigest()[:16]
-
-
 @dataclasses.dataclass(frozen=True)
 class Rows:
     """Rows of text with their features by layer, as a source for Grain; all stays on disk."""
@@ -141,7 +135,7 @@ def record_of(teacher, vocabulary) -> dict:
     return {
         "version": VERSION,
         "target_fingerprint": teacher.checkpoint,
-        "tokenizer_fingerprint": tokenizer_fingerprint(vocabulary),
+        "tokenizer_fingerprint": tokenizer.fingerprint(vocabulary),
     }
 
 
