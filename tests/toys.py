@@ -76,7 +76,13 @@ def heads(drafter, seed=2):
     shapes = nnx.to_pure_dict(drafter.shapes)
     leaves, structure = jax.tree.flatten(shapes)
     keys = jax.random.split(jax.random.key(seed), len(leaves))
-    drawn = [0.5 * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
+
+    def draw(key, x):
+        if jnp.issubdtype(x.dtype, jnp.integer):  # a draft vocabulary
+            return 1 + jnp.arange(x.size)[::-1]
+        return 0.5 * jax.random.normal(key, x.shape)
+
+    drawn = [draw(key, x) for key, x in zip(keys, leaves, strict=True)]
     return jax.tree.unflatten(structure, drawn)
 
 

@@ -1,0 +1,272 @@
+"""Feature drafters: their passes, caches and pending pairs against passes from scratch."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compiled import cache_copies, hlo
+from flax import nnx
+from toys import heads
+
+import specjax
+from specjax import Sampling, loop, topology, tree
+from specjax.acceptance import walk
+from specjax.drafters import Adaptive, NGram, Union, growth
+from specjax.drafters.eagle import Eagle, EagleConfig
+from specjax.drafters.eagle3 import Eagle3, Eagle3Config, check_vocab, usual_layers
+from specjax.drafters.feature import FeatureDrafter, FeatureModule
+from specjax.models import Decoder, DecoderConfig
+from specjax.models.causal_lm import CausalLM
+from specjax.models.layers import Linear
+from specjax.types import Draft
+
+VOCAB = 11
+SHAPE = DecoderConfig(
+    vocab_size=VOCAB,
+    hidden_size=12,
+    intermediate_size=8,
+    num_layers=3,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=4,
+    max_positions=64,
+)
+LAYER = dataclasses.replace(SHAPE, num_layers=1)
+NARROW = dataclasses.replace(LAYER, hidden_size=8, qkv_bias=True, num_layers=2)
+TARGET = CausalLM(SHAPE)
+PARAMS = nnx.to_pure_dict(nnx.split(Decoder(SHAPE, rngs=nnx.Rngs(0)))[1])
+PARAMS = jax.tree.map(lambda x: 4 * x if x.ndim > 1 else x, PARAMS)
+PROMPTS = np.random.default_rng(0).integers(0, VOCAB, (4, 9)).astype(np.int32)
+LENGTHS = np.asarray([9, 1, 2, 6], np.int32)
+ALL_3 = dict(num_features=2, draft_vocab_size=7, fc_norm="each", fc_bias=True, head_bias=True)
+CONFIG_3 = Eagle3Config(
+    layer=NARROW, feature_size=12, normed_output=True, norm_before_residual=True, **ALL_3
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoConfig:
+    layer: DecoderConfig = LAYER
+    hidden_size: int = LAYER.hidden_size
+    vocab_size: int = VOCAB
+
+
+class TwoStages(FeatureModule):
+    """Stages that differ: what is drafted at each depth by a layer of its own."""
+
+    def __init__(self, config, *, rngs):
+        self.layer, size = config.layer, config.hidden_size
+        make = EagleConfig(layer=config.layer)
+        self.parts = nnx.List([Eagle.module(make, rngs=rngs) for _ in range(3)])
+        self.gate = Linear(size, size, rngs=rngs)
+
+    def stage_blocks(self, stage):
+        return self.parts[stage].blocks
+
+    def enter(self, embedded, hidden, stage=0):
+        return self.parts[stage].enter(embedded, hidden)
+
+    def passed(self, out, stage=0):
+        return self.gate(out)
+
+    def logits(self, out, batch, target, params, stage=0):
+        return target.head(params, out, batch)
+
+
+class Staged(FeatureDrafter):
+    module, name, num_stages = TwoStages, "staged", 3
+
+
+EAGLE = EagleConfig(layer=LAYER, fc_bias=True, embedding_norm=True, head_norm=True)
+DRAFTERS = {
+    "eagle chain": Eagle(config=EAGLE, target=TARGET, topology=topology.chain(2)),
+    "eagle tree": Eagle(
+        config=EAGLE, target=TARGET, topology=topology.Tree((-1, 0, 0, 1, 1, 2, 3))
+    ),
+    "eagle3 expanded": Eagle3(
+        config=CONFIG_3, target=TARGET, layers=(1, 2), topology=topology.Expand(2, 3, 6)
+    ),
+    "eagle3 beams": Eagle3(
+        config=CONFIG_3, target=TARGET, layers=(0, 3), topology=topology.Beams(2, 2)
+    ),
+    "stages": Staged(
+        config=TwoConfig(), target=TARGET, topology=topology.Tree((-1, 0, 0, 1, 2, 3))
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Anything:
+    """A rule that accepts any path, in a way that depends on what was drafted: all depths occur."""
+
+    name, lossless = "anything", False
+
+    def check(self, draft, greedy):
+        """Nothing is forbidden."""
+
+    def __call__(self, params, draft, p, q, key):
+        mixed = jnp.sum(draft.tokens * (1 + jnp.arange(draft.num_nodes)), axis=1)
+        able = walk.eligible(draft).at[:, 0].set(True)
+        able &= tree.depths(draft) <= mixed[:, None] % 4
+        able = jnp.all(able[:, :, None] | ~tree.ancestors(draft), axis=1)
+        depth = jnp.where(able, tree.depths(draft), -1)
+        return walk.verdict(draft, jnp.argmax(depth, axis=1), mixed % VOCAB)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def slow(drafter, depth, params, text, length):
+    """From scratch, for one row: logits ``[V]`` behind ``depth`` drafted tokens, and the entries of
+    each stage that ran; ``text`` int32 ``[S]``, of which ``length`` are known and then ``depth``
+    are drafted. Column 0 is the pair that there is none of: zeros with the first token."""
+    head, target, text = drafter.heads(params["drafter"]), params["target"], text[None]
+    whole = Draft(
+        start=jnp.zeros((1,), jnp.int32), tokens=text, topology=tree.chain_topology(text.size - 1)
+    )
+    cache = TARGET.init(target, 1, text.size)
+    features = TARGET.verify(target, cache, whole, features=drafter.features).features[0].T
+    hidden = head.read(jnp.pad(features, ((0, 0), (1, 0)))[:, :-1])
+    positions, several = jnp.arange(text.size)[None] - 1, drafter.num_stages > 1
+    sees = jnp.triu(jnp.ones((text.size, text.size), bool)).at[0, 1:].set(False)[None]
+    kept, at = [], length - 1
+    for step in range(depth + 1):
+        stage = step if several else 0
+        after = head.embed(jnp.roll(text, -stage, axis=1), TARGET, target)
+        x = head.enter(after, hidden, stage)
+        out, entries = head.run(x, positions, sees, batch=1, stage=stage)
+        kept.append(jax.tree.map(lambda x: x[:, :, 1:], entries))
+        logits = head.logits(out[:, at][:, None], 1, TARGET, target, stage)[0, 0]
+        passed = head.passed(out, stage)
+        if several:
+            hidden = passed
+        else:
+            at = at + 1
+            hidden = hidden.at[:, at].set(passed[:, at - 1])
+    return logits, kept
+
+
+def ids_of(drafter, params):
+    vocab = drafter.heads(params["drafter"]).vocab
+    return np.arange(VOCAB) if vocab is None else np.asarray(vocab[...])
+
+
+def expected_paths(drafter, params, text):
+    """The drafted paths below a text, by the obvious search with passes from scratch."""
+    shape, ids = drafter.topology, ids_of(drafter, params)
+
+    def after(path):
+        row = (
+            jnp.zeros((40,), jnp.int32).at[: len(text) + len(path)].set(jnp.asarray([*text, *path]))
+        )
+        logits = np.asarray(slow(drafter, len(path), params, row, len(text))[0], np.float64)
+        law = logits - np.logaddexp.reduce(logits)
+        order = np.argsort(-law, kind="stable")
+        return [((*path, int(ids[n])), law[n]) for n in order]
+
+    if isinstance(shape, topology.Tree):
+        paths = [()]
+        for parent, rank in list(zip(shape.parents, shape.ranks, strict=True))[1:]:
+            paths.append(after(paths[parent])[rank][0])
+        return {*paths[1:]}
+    level, every = [((), 0.0)], []
+    for _ in range(shape.depth):
+        level = [(p, v + w) for path, v in level for p, w in after(path)[: shape.width]]
+        found, level = level, sorted(level, key=lambda pair: -pair[1])[: shape.width]
+        every += level if isinstance(shape, topology.Beams) else found
+    if isinstance(shape, topology.Expand):
+        every = sorted(every, key=lambda pair: -pair[1])[: shape.nodes]
+    return {path for path, _ in every}
+
+
+def drafted_paths(draft, row):
+    tokens, parents = np.asarray(draft.tokens[row]), np.asarray(tree.parents(draft))
+    parents, paths = np.broadcast_to(parents, draft.tokens.shape)[row], [()]
+    for node in range(1, len(tokens)):
+        paths.append((*paths[parents[node]], int(tokens[node])))
+    return {*paths[1:]}
+
+
+def weights_of(drafter):
+    return {"target": PARAMS, "drafter": heads(drafter)}
+
+
+judge = jax.jit(loop.judge, static_argnums=(0, 1, 2))
+conclude = jax.jit(loop.conclude, static_argnums=(0, 1))
+begin = jax.jit(loop.start, static_argnums=(0, 1, 2, 3, 6))
+
+
+def started(drafter, params, num=20, chunk=4):
+    """The state behind prompts read ``chunk`` tokens at a time."""
+    request, capacity = loop.prepare(
+        TARGET, drafter, PROMPTS, LENGTHS, jax.random.key(0), num, Sampling(), None, ()
+    )
+    return begin(TARGET, drafter, Anything(), capacity, params, request, chunk)
+
+
+def differing(drafter, params, state, rounds=3):
+    """Rows and rounds whose drafts or caches are not those from scratch."""
+    wrong = []
+    for turn in range(rounds):
+        judged = judge(TARGET, drafter, Anything(), params, state)
+        for row in range(len(LENGTHS)):
+            text = np.asarray(state.tokens[row, : state.length[row]])
+            if len(text) <= drafter.num_stages and drafter.num_stages > 1:
+                continue  # pairs before the text: none is right
+            same = drafted_paths(judged.draft, row) == expected_paths(drafter, params, text)
+            if not same or not cached(drafter, params, judged.proposed, text, row):
+                wrong.append((turn, row))
+        state = conclude(TARGET, drafter, params, state, judged)
+    return wrong
+
+
+def cached(drafter, params, state, text, row):
+    """Whether the cache of a row holds its true pairs, as they are from scratch."""
+    whole = jnp.zeros((40,), jnp.int32).at[: len(text)].set(text)
+    kept = slow(drafter, drafter.num_stages - 1, params, whole, len(text))[1]
+    pairs = ((s, o) for s, own in enumerate(kept) for o in zip(state.cache[s], own, strict=True))
+    for stage, (slots, fresh) in pairs:
+        true = max(len(text) - 1 - stage, 0)
+        for mine, other in zip(slots, fresh, strict=True):
+            if not np.allclose(mine[row, :, :true], other[0, :, :true], atol=1e-4):
+                return False
+    return True
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_drafts_and_caches_are_those_of_passes_from_scratch(name):
+    drafter = DRAFTERS[name]
+    params = weights_of(drafter)
+    assert not differing(drafter, params, started(drafter, params))
+
+
+def fault(change):
+    """An EAGLE drafter that takes in a changed segment."""
+
+    class Faulty(Eagle):
+        def observe(self, params, state, segment):
+            return super().observe(params, state, change(segment))
+
+    return Faulty(config=EAGLE, target=TARGET, topology=topology.chain(2))
+
+
+FAULTS = {
+    "pairs shifted by one": lambda s: dataclasses.replace(s, next=s.tokens),
+    "one short after full acceptance": lambda s: dataclasses.replace(
+        s, num=s.num - (s.num == 3) * (s.round is not None)
+    ),
+    "the root's feature missing": lambda s: dataclasses.replace(
+        s,
+        features=jnp.where(
+            (jnp.arange(s.tokens.shape[1]) == s.num[:, None] - 1)[..., None], 0, s.features
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_are_seen(name):
+    drafter = fault(FAULTS[name])
+    params = weights_of(drafter)
+    assert differing(drafter, params, started(drafter, params))
