@@ -18,7 +18,8 @@ from .models.lm import EMBEDDED, LM, as_drafter, config_folder, load
 from .types import PyTree
 
 DEFAULT_DRAFTS = {"embedded": "embedded-draft"}  # target -> its draft model, for drafter="draft"
-HEADS = ("medusa", "hydra", "blockwise", "eagle3", "mtp")  # beside an embedded target, by name
+# drafters that may lie beside an embedded target, by name
+HEADS = ("medusa", "hydra", "blockwise", "eagle", "eagle3", "mtp")
 NUM_DRAFT = 3  # by default; on CPU a pass costs the same over 2 to 4 tokens
 AUTO, AUTO_DRAFTS = "auto", 7  # num_draft that follows acceptance and cost, and its largest value
 MOST_DRAFTS = 64  # levels of a draft; each is a part of the program, thousands compile for hours

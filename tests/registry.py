@@ -4,6 +4,7 @@ A line is ``name: (drafter, weights of the drafter, rules)``; ``conformance`` te
 """
 
 import dataclasses
+import functools
 
 import numpy as np
 from toys import Merged, TreeDrafter, bag, heads, like
@@ -12,6 +13,8 @@ from specjax import topology
 from specjax.drafters import Adaptive, DraftModel, Goodput, NGram, Plain, Union
 from specjax.drafters.block import Block, BlockConfig
 from specjax.drafters.blockwise import Blockwise, BlockwiseConfig
+from specjax.drafters.eagle import Eagle, EagleConfig
+from specjax.drafters.eagle3 import Eagle3, Eagle3Config
 from specjax.drafters.hydra import Hydra, HydraConfig
 from specjax.drafters.medusa import Medusa, MedusaConfig
 from specjax.drafters.mtp import MTP, MTPConfig
@@ -70,12 +73,19 @@ def cases(model, params):
     def block(hidden_size, vocab_size):
         return BlockConfig(layers=layers, block_size=4, mask_token=0, target_layers=(1,))
 
+    def eagle(hidden_size, vocab_size):
+        return EagleConfig(layer=layer, fc_bias=True)
+
+    def eagle3(hidden_size, vocab_size):
+        return Eagle3Config(layer=layer, num_features=1, draft_vocab_size=vocab_size - 1)
+
     def modules(hidden_size, vocab_size, **shape):
         return MTPConfig(layer=layer, num_modules=2, **shape)
 
     def parallel(hidden_size, vocab_size):
         return MTPHeadsConfig(layers=layers)
 
+    top = functools.partial(Eagle3, layers=(1,))  # the toy has no others
     return {
         "plain": (Plain(), None, ("delta",)),
         "draft": (DraftModel(num_draft=3, model=model), near, CHAIN),
@@ -143,6 +153,9 @@ def cases(model, params):
             Speculator, SpeculatorConfig, TREE, ("rejection",), how="distinct", **LSTM
         ),
         "block": head(Block, block, (-1, 0, 0, 1), ("rejection",), how="iid"),
+        "eagle": head(Eagle, eagle, TREE, ("rejection",), how="distinct"),
+        "eagle3": head(top, eagle3, (-1, 0, 1, 2), ("block",), how="iid"),
+        "adaptive eagle3": adaptive(head(top, eagle3, topology.Expand(2, 3, 5), rules=())),
         "mtp": head(MTP, modules, TREE, ("rejection",), how="distinct", share_layers=True),
         "mtp distinct": head(MTP, modules, (-1, 0, 0, 1), normed_output=True),
         "mtp heads": head(ParallelHeads, parallel, (-1, 0, 0, 1), layer=1),

@@ -110,7 +110,7 @@ def test_loop_draws_the_targets_law(name, rule):
         assert int(stats.accepted.sum()) == int(stats.drafted.sum())
 
 
-@pytest.mark.parametrize("name", ["plain", "draft", "tree distinct", "merged", "ngram"])
+@pytest.mark.parametrize("name", ["plain", "draft", "tree distinct", "merged", "ngram", "eagle3"])
 def test_every_setting_of_the_law_at_once(name):
     drafter, weights, _ = CASES[name]
     counts, _ = sample(drafter, weights, "auto", EVERYTHING)

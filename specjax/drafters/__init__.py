@@ -19,6 +19,7 @@ DRAFTERS |= {
 
 # drafters with layers of their own bring Flax along: imported when first asked for
 _LAZY = {"Block": "block", "Blockwise": "blockwise", "Hydra": "hydra", "Medusa": "medusa"}
+_LAZY |= {"Eagle": "eagle", "Eagle3": "eagle3"}
 _LAZY |= {"MTP": "mtp", "ParallelHeads": "mtp_heads"}
 _LAZY |= {"Speculator": "speculator", "ReDrafter": "redrafter"}
 
@@ -29,6 +30,8 @@ __all__ = [
     "Block",
     "Blockwise",
     "DraftModel",
+    "Eagle",
+    "Eagle3",
     "ExLlama",
     "Goodput",
     "HuggingFace",

@@ -157,6 +157,13 @@ class FeatureDrafter(HeadDrafter):
                 f"layers={self.features}: the target has {most} layers; hidden states are counted "
                 f"from 0, the embeddings, to {most}"
             )
+        own = self.feature_size // len(self.features)
+        theirs = getattr(self.target.config, "hidden_size", own)  # a user's own target may not say
+        if own != theirs:
+            raise ValueError(
+                f"{self.name}: it reads hidden states {own} wide, the target's are {theirs} wide: "
+                "take the target that it belongs to"
+            )
 
     @property
     def max_depth(self) -> int | None:
