@@ -165,7 +165,7 @@ def test_fault_keys_by_absolute_position_under_a_rule_that_redraws(monkeypatch):
 
     # (with the keys of the loop this very case passes: it is in the registry as "draft")
     monkeypatch.setattr(
-        loop,
+        round,
         "round_keys",
         lambda state, role: Keys(
             (jax.vmap(jax.random.fold_in, in_axes=(0, None))(state.key, role), state.length)

@@ -64,8 +64,8 @@ class Family:
       tensors: every tensor that a member of the family may have.
       packed: other tensors of the same parameters, which are read where a file has them (experts
         as ``save_pretrained`` of transformers 5 writes them with ``save_original_format=False``).
-      further_layers: files may hold layers behind the last one (multi-token prediction), which are
-        left alone.
+      further_layers: files may hold layers behind the last one, with an ``eh_proj`` (multi-token
+        prediction), which are left alone.
       prefix: of the tensor names; checkpoints of the bare trunk leave it out.
       inside: what stands before the names in the checkpoint of a larger model, of which this is
         the text part.

@@ -288,7 +288,7 @@ def _check(folder: Path, config: DecoderConfig, wanted, stored, shapes) -> None:
     absent = list(dict.fromkeys(n for n in map(_layer, wanted) if n and n not in found))
     missing = [name for name in wanted if name not in stored and _layer(name) not in absent]
     is_harmless = tables_of(config).is_harmless
-    left_over = [n for n in stored if n not in wanted and not is_harmless(config, n)]
+    left_over = [n for n in stored if n not in wanted and not is_harmless(config, n, stored)]
     misshapen, mistyped = [], []
     for name in (n for n in wanted if n in stored):
         expected = shape_of(wanted[name], shapes)

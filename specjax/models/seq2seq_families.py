@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 
 from .encoder_decoder import EncoderDecoderConfig
 from .tensors import Tensor
@@ -336,7 +336,7 @@ def tensors_of(config: EncoderDecoderConfig, parameters, packed: bool = False) -
     return found
 
 
-def is_harmless(config: EncoderDecoderConfig, name: str) -> bool:
+def is_harmless(config: EncoderDecoderConfig, name: str, names: Container[str]) -> bool:
     """Whether a tensor that the model does not have may be ignored: copies of tied ones."""
     if name == "lm_head.weight":
         return config.tie_embeddings

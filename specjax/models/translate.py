@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from .config import DecoderConfig, RopeScaling
 from .families import FAMILIES, Family, Windows
@@ -176,14 +176,15 @@ def tensors_of(config: DecoderConfig, parameters, packed: bool = False) -> dict[
     return found
 
 
-def is_harmless(config: DecoderConfig, name: str) -> bool:
-    """Whether a tensor that the model does not have may be ignored: buffers, a tied head, and what
-    ``specjax.load_drafter`` reads: modules for multi-token prediction, Medusa heads."""
+def is_harmless(config: DecoderConfig, name: str, names: Container[str]) -> bool:
+    """Whether a tensor that the model does not have may be ignored, of a file with those ``names``:
+    buffers, a tied head, and what ``specjax.load_drafter`` reads: modules for multi-token
+    prediction, Medusa heads."""
     if name.startswith(("medusa_head.", "mtp.", "model.mtp_layers.")):
         return True
     family = family_of(config.model_type)
     if family.further_layers and (layer := re.match(rf"{family.prefix}layers\.(\d+)\.", name)):
-        return int(layer[1]) >= config.num_layers
+        return int(layer[1]) >= config.num_layers and f"{layer[0]}eh_proj.weight" in names
     if any(row.name == name and row.parts == ("lm_head.weight",) for row in family.tensors):
         return config.tie_embeddings
     return bool(re.fullmatch(family.harmless, name.removeprefix(family.prefix)))

@@ -285,17 +285,17 @@ def test_an_absent_expert_is_named(tmp_path):
         load_weights(folder, load_config(folder))
 
 
-def test_a_layer_for_multi_token_prediction_is_left_alone(tmp_path):
-    def add(index):
-        extra = np.zeros((3, 3), np.float32)
-        names = (f"model.layers.{index}.{n}" for n in ("eh_proj.weight", "mlp.gate.weight"))
-        return lambda tensors: tensors.update(dict.fromkeys(names, extra))
+def test_layers_for_multi_token_prediction_are_left_alone_and_no_others(tmp_path):
+    def add(*names):
+        extra = dict.fromkeys([f"model.layers.{name}.weight" for name in names], np.zeros((3, 3)))
+        return lambda tensors: tensors.update(extra)
 
-    folder = changed("deepseek_v3", tmp_path / "one", add(2))
+    modules = "2.eh_proj", "2.mlp.gate", "3.eh_proj", "3.mlp.gate"
+    folder = changed("deepseek_v3", tmp_path / "modules", add(*modules))
     config = load_config(folder)
     expected = load_weights(GOLDEN / "deepseek_v3", config)
     jax.tree.map(np.testing.assert_array_equal, load_weights(folder, config), expected)
-    folder = changed("deepseek_v3", tmp_path / "more", add(3))
+    folder = changed("deepseek_v3", tmp_path / "more", add("2.mlp.gate"))
     with pytest.raises(ValueError, match="left over"):
         load_weights(folder, config)
 

@@ -8,6 +8,7 @@ from specjax.train import (
     config,
     corpus,
     distill,
+    eagle3,
     features,
     heads,
     hydra,
@@ -47,6 +48,7 @@ SHIPPED = {
     "embedded_medusa": heads,
     "embedded_hydra_base": hydra,
     "embedded_hydra": hydra,
+    "embedded_eagle3": eagle3,
     "embedded_compare": compare,
     "embedded_speculator": speculator,
 }
