@@ -19,6 +19,7 @@ RECIPES = {
     "eagle": "EAGLE's head on a frozen target, by regression, and HASS's",
     "eagle3": "EAGLE-3's head on a frozen target, by training-time test",
     "mtp": "multi-token prediction modules on a frozen target",
+    "block": "a DFlash block drafter on a frozen target, from random anchors",
     "hydra": "Hydra or Hydra++ heads on a frozen target, by the teacher loss",
     "medusa2": "Medusa heads and their target together",
     "compare": "held-out tau of several heads on the same trees",

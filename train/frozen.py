@@ -345,14 +345,23 @@ def starting_params(config: FrozenConfig, lm, heads: Heads):
     return heads.unpublish(found.params)
 
 
-def train(config: FrozenConfig, setting: Setting, heads: Heads, *, dry_run: bool, loss=None):
+def train(
+    config: FrozenConfig,
+    setting: Setting,
+    heads: Heads,
+    *,
+    dry_run: bool,
+    loss=None,
+    measure=None,
+):
     """Trains the heads, draws the curves, exports to ``run.folder/model``.
 
-    ``loss``: if not ``make_loss``'s.
+    ``loss``, ``measure``: if not ``make_loss``'s and ``make_measure``'s.
     """
     lm, target = setting.lm, setting.lm.target
     read = make_reader(lm.config, setting.end_of_text, heads.layers)
-    cheap = make_evaluate(make_measure(heads, target, read, config), setting.sets)
+    measure = measure or make_measure(heads, target, read, config)
+    cheap = make_evaluate(measure, setting.sets)
     decoded = decoding.make_decoded(lm, heads.drafter, setting.prompts, config.decoding)
 
     def evaluate(params, frozen):

@@ -1,0 +1,121 @@
+"""Heads on a target's features learn by their recipes, load back and draft as they were taught."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from specjax.train import block, config, eagle, eagle3, frozen, mtp, report
+
+import specjax
+from specjax import tree
+from specjax.drafters import growth
+from specjax.types import Context, Draft, Segment
+
+SMALL = ["num_heads=2", "optimizer.warmup=2", "optimizer.decay_share=0.0", "run.save_every=20"]
+SMALL += ["decoding.num_prompts=4", "decoding.batch=4", "decoding.new_tokens=8"]
+SMALL += ["decoding.prompt_tokens=8", "run.eval_every=20", "run.steps=20"]
+RECIPES = {
+    "eagle3": ["layers=[0, 1]", "draft_vocab_size=40"],
+    "eagle": ["top_k=4", "noise=0.1"],  # HASS's loss, and the noise
+    "mtp": ["share_layers=false"],
+    "block": ["layers=[1]", "num_layers=1", "num_anchors=6"],
+}
+MODULES = {"eagle3": eagle3, "eagle": eagle, "mtp": mtp, "block": block}
+
+
+def setting_of(place, kind, *fields):
+    root, _, teacher = place
+    words = [f"data.corpus={root / 'corpus'}", "data.length=24", "data.batch=4", teacher]
+    words += ["data.eval_rows=4", *SMALL, *fields]
+    made = config.load(kind, root / "empty.toml", words)
+    return made, frozen.make_setting(made, lambda count: getattr(made, "layers", ()))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_lowers_its_loss_and_what_it_exports_loads_back(place, name):
+    root, train, teacher = place
+    fields = [teacher, *SMALL, *RECIPES[name], f"run.folder={root / name}"]
+    assert train(name, *fields) == 0
+    rows = report.read(root / name / "log.jsonl")
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert len(losses) == 20 and np.mean(losses[-4:]) < 0.9 * np.mean(losses[:4])
+    last = rows[-1]
+    assert 1 <= last["decoded_tau"] <= 4 and 0 < last["accuracy_1"] <= 1
+    lm = specjax.load(teacher.partition("=")[2])
+    found = specjax.load_drafter(root / name / "model", lm)
+    assert found.drafter.config == make(place, name)[2].drafter.config
+
+
+def make(place, name):
+    module = MODULES[name]
+    made, setting = setting_of(place, module.Config, *RECIPES[name])
+    return made, setting, getattr(module, f"make_{name}")(made, setting)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_head_is_taught_on_the_logits_that_it_drafts_with(place, name, monkeypatch):
+    """Below token 6 of every row, after a prompt, with the row's own tokens for drafts."""
+    _, setting, built = make(place, name)
+    lm, root, said = setting.lm, 6, []
+    noise = iter(jax.random.split(jax.random.key(1), 99))
+    own = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(next(noise), x.shape), built.params)
+    read = frozen.make_reader(lm.config, setting.end_of_text, built.layers)
+    rows = read(lm.params, next(setting.batches))
+    rows = dataclasses.replace(rows, segments=jnp.zeros_like(rows.segments))  # one document
+    if name == "block":
+        outputs = built.outputs(own, lm.params, rows, jnp.full((4, 1), root))
+        where = slice(None)
+    else:
+        outputs = built.outputs(own, lm.params, rows)
+        where = slice(root - 1, None, rows.steps(2))  # the pair before the root
+
+    def follow(topology, context, level, carry, **how):
+        for depth in range(2):
+            tokens = context.tokens[:, root : root + depth + 1]
+            chain = tree.chain_topology(depth)
+            grown = Draft(start=context.length - 1, tokens=tokens, topology=chain)
+            logits, carry = level(carry, grown, depth)
+            said.append(logits[:, -1])
+        return None, carry, None
+
+    monkeypatch.setattr(growth, "grow", follow)
+    params = {"target": lm.params, "drafter": built.publish(own)}
+    drafter = dataclasses.replace(built.drafter, topology=specjax.topology.chain(2))
+    prompt = Segment(
+        tokens=rows.tokens[:, :root],
+        next=rows.tokens[:, 1 : root + 1],
+        features=jnp.concatenate([rows.layers[i] for i in drafter.features], axis=2)[:, :root],
+        start=jnp.zeros(4, jnp.int32),
+        num=jnp.full(4, root, jnp.int32),
+    )
+    context = Context(
+        tokens=rows.tokens,
+        length=jnp.full(4, root + 1, jnp.int32),
+        budget=jnp.full(4, 8, jnp.int32),
+        key=None,
+        sampling=specjax.Sampling(temperature=0.0),
+    )
+    state = drafter.observe(params, drafter.init(params, 4, 24), prompt)
+    drafter.draft_step(params, state, context)
+    for output, logits in zip(outputs, said, strict=True):
+        taught = frozen.logits_of(output, None)[:, where].T
+        assert jnp.std(taught) > 0.1
+        np.testing.assert_allclose(logits, taught, rtol=1e-3, atol=1e-4)
+    back = built.unpublish(params["drafter"])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), own, back)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["num_layers=0"], "num_layers=0; accepted: at least 1"),
+        (["decay_length=0"], "decay_length=0.0; accepted: above 0, and finite"),
+        (["layers=[]"], "accepted: at least one layer"),
+    ],
+)
+def test_a_block_that_cannot_be_is_refused(tmp_path, words, message):
+    (tmp_path / "empty.toml").write_text("")
+    with pytest.raises(config.ConfigError, match=message):
+        config.load(block.Config, tmp_path / "empty.toml", words)

@@ -1,0 +1,187 @@
+"""Recipe ``block``: a DFlash block drafter on a frozen target, from random anchors.
+
+    loss = mean over anchors a, weighted, of  -log q_k(token a + k),   k = 1 ... block_size - 1,
+    the weight of k being exp(-(k - 1) / decay_length)
+
+An anchor is a token that stands for a round's root: its block is the token and masks, which see
+each other and the target's features before the anchor, nothing behind. Each row of text has
+``num_anchors`` of them, drawn anew in each step, all computed in one pass. ``teacher_share`` as for
+other heads: the target's law in place of the text.
+
+References: DFlash, 2602.06036.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+
+from specjax.drafters import block
+
+from . import frozen
+from .config import ConfigError
+from .eagle3 import layer_config
+from .evaluate import mean
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockConfig(frozen.FrozenConfig):
+    """``num_heads``: masks of a block, which has one token more. ``num_layers``: of the drafter.
+    ``layers``: of the target, counted as ``hidden_states[i]`` of Hugging Face. ``num_anchors``: a
+    row and step. ``mask_token``: whose embedding stands for a mask; negative: that of the end of
+    text. ``decay_length``: of the weights, in tokens. ``intermediate_size``: of its layers; 0: as
+    the target's."""
+
+    num_heads: int = 7
+    num_layers: int = 2
+    layers: tuple[int, ...] = (1,)
+    num_anchors: int = 32
+    mask_token: int = -1
+    decay_length: float = 7.0
+    intermediate_size: int = 0
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name, least in (("num_layers", 1), ("num_anchors", 1), ("intermediate_size", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}={getattr(self, name)}; accepted: at least {least}")
+        if not 0 < self.decay_length < math.inf:
+            raise ConfigError(f"decay_length={self.decay_length}; accepted: above 0, and finite")
+        if not self.layers:
+            raise ConfigError("layers=[]; accepted: at least one layer of the target")
+
+
+Config = BlockConfig
+
+
+def make_block(config: BlockConfig, setting: frozen.Setting) -> frozen.Heads:
+    """A block drafter for the target of a setting, freshly initialised. What it brings as
+    ``outputs`` takes anchors besides, see ``states_of``."""
+    target, mask = setting.lm.target, config.mask_token
+    layers = layer_config(target.config, config.intermediate_size)
+    shape = block.BlockConfig(
+        # the published layout's layers norm queries and keys
+        layers=dataclasses.replace(
+            layers, num_layers=config.num_layers, qk_norm=True, model_type="qwen3"
+        ),
+        block_size=config.num_heads + 1,
+        mask_token=setting.end_of_text if mask < 0 else mask,
+        target_layers=config.layers,
+    )
+    drafter = block.Block(config=shape, target=target)
+
+    def outputs(params, target_params, rows, anchors):
+        states = states_of(drafter, params, target_params, rows, anchors)
+        return [(target.head_table(target_params), None, state) for state in states]
+
+    params = frozen.fresh(drafter, config.run.seed)
+    return frozen.Heads(drafter, params, outputs, layers=config.layers)
+
+
+def states_of(drafter, params, target_params, rows, anchors) -> list[jax.Array]:
+    """The normed states ``[H, B * A]`` of each mask of the blocks at ``anchors`` int32 ``[B, A]``.
+
+    In memory at once: the scores of A blocks over a row, ``[B, T + A * size, A * size]``."""
+    shape, (batch, count) = drafter.config, anchors.shape
+    size, length = shape.block_size, rows.hidden.shape[1]
+    place = jnp.arange(size, dtype=jnp.int32)
+    root = jnp.take_along_axis(rows.tokens, anchors, axis=1)[:, :, None]
+    tokens = jnp.where(place == 0, root, shape.mask_token).reshape(batch, -1)
+    index = jnp.arange(length, dtype=jnp.int32)
+    here = (anchors[:, :, None] + place).reshape(batch, -1)
+    positions = jnp.concatenate([jnp.broadcast_to(index, (batch, length)), here], axis=1)
+    # [B, key, query]: the features before the anchor, in its document; the tokens of its block
+    document = jnp.take_along_axis(rows.segments, anchors, axis=1)
+    before = (index[:, None] < anchors[:, None]) & (
+        rows.segments[:, :length, None] == document[:, None]
+    )
+    before = jnp.repeat(before, size, axis=2)
+    own = jnp.repeat(jnp.arange(count), size)
+    own = jnp.broadcast_to(own[:, None] == own, (batch, count * size, count * size))
+    sees = jnp.concatenate([before, own], axis=1)
+    module = drafter.heads(params)
+    read = jnp.concatenate([rows.layers[i] for i in shape.target_layers], axis=2)
+    entries = module.entries(read, positions[:, :length])
+    states = module(tokens, positions, sees, drafter.target, target_params, earlier=entries)
+    states = states.reshape(-1, batch, count, size)
+    return [states[..., k].reshape(len(states), -1) for k in range(1, size)]
+
+
+def at(x: jax.Array, places: jax.Array) -> jax.Array:
+    """``x [..., B, T]`` at ``places`` int32 ``[B, A]``: ``[..., B * A]``."""
+    found = jnp.take_along_axis(x, jnp.broadcast_to(places, (*x.shape[:-1], places.shape[1])), -1)
+    return found.reshape(*x.shape[:-2], -1)
+
+
+def mask_losses(made, target, params, given, rows, anchors, teacher_share):
+    """For each mask the cross-entropy, float32 ``[B * A]``, the logits ``[V, B * A]`` and whether
+    all that it goes on from is one document."""
+    laws = jax.nn.softmax(frozen.target_logits(target, given, rows), axis=0)
+    document = at(rows.segments, anchors)
+    for k, output in enumerate(made.outputs(params, given, rows, anchors)):
+        logits = frozen.logits_of(output, target.config.logit_softcap)
+        logs, said = jax.nn.log_softmax(logits, axis=0), 0.0
+        if teacher_share < 1:
+            token = at(rows.tokens, anchors + 1 + k)
+            said -= (1 - teacher_share) * jnp.take_along_axis(logs, token[None], axis=0)[0]
+        if teacher_share:
+            said -= teacher_share * jnp.sum(at(laws, anchors + k) * logs, axis=0)
+        fits = at(rows.segments, anchors + k) == document
+        yield said, logits, fits.astype(jnp.float32)
+
+
+def make_loss(made: frozen.Heads, target, read, config: BlockConfig):
+    """The loss of the module's head, as ``loop.Job`` takes it."""
+
+    def loss(params, given, batch, key):
+        rows = read(given["target"], batch)
+        size, room = config.num_anchors, rows.hidden.shape[1] - config.num_heads
+        anchors = jax.random.randint(key, (len(rows.tokens), size), 0, room, jnp.int32)
+        args = made, target, params, given["target"], rows, anchors, config.teacher_share
+        total, counted, metrics = 0.0, 0.0, {}
+        for k, (said, _, fits) in enumerate(mask_losses(*args)):
+            weight = math.exp(-k / config.decay_length)
+            total += weight * jnp.sum(said * fits)
+            counted += weight * jnp.sum(fits)
+            metrics[f"mask_{k + 1}"] = jnp.sum(said * fits) / jnp.maximum(jnp.sum(fits), 1.0)
+        return total / jnp.maximum(counted, 1.0), metrics
+
+    return loss
+
+
+def make_measure(made: frozen.Heads, target, read, config: BlockConfig):
+    """As ``frozen.make_measure``, at anchors spread evenly over each row."""
+
+    def measure(params, given, tokens, weight):
+        rows = read(given["target"], tokens)
+        room = rows.hidden.shape[1] - config.num_heads
+        anchors = jnp.linspace(0, room - 1, config.num_anchors).astype(jnp.int32)
+        anchors = jnp.broadcast_to(anchors, (len(tokens), len(anchors)))
+        best = jnp.argmax(frozen.target_logits(target, given["target"], rows), axis=0)
+        alive = counted = tau = jnp.ones(anchors.size)
+        args = made, target, params, given["target"], rows, anchors, config.teacher_share
+        found, total = {}, 0.0
+        for k, (said, logits, fits) in enumerate(mask_losses(*args)):
+            hit = (jnp.argmax(logits, axis=0) == at(best, anchors + k)).astype(jnp.float32)
+            fits = fits * at(weight, anchors + k)  # of the prediction that stands there
+            found[f"accuracy_{k + 1}"] = mean(hit, fits)
+            alive, counted, tau = alive * hit, counted * fits, tau + alive * hit
+            share = math.exp(-k / config.decay_length)
+            total += share * jnp.sum(said * fits) / jnp.maximum(jnp.sum(fits), 1.0)
+        found["greedy_tau"] = mean(tau, counted)
+        return {"heldout_loss": (total, jnp.float32(1)), **found}
+
+    return measure
+
+
+def run(config: BlockConfig, *, dry_run: bool = False) -> None:
+    """Trains, draws the curves, exports to ``run.folder/model``."""
+    setting = frozen.make_setting(config, lambda count: config.layers)
+    made, target = make_block(config, setting), setting.lm.target
+    read = frozen.make_reader(setting.lm.config, setting.end_of_text, made.layers)
+    given = made, target, read, config
+    how = dict(loss=make_loss(*given), measure=make_measure(*given))
+    frozen.train(config, setting, made, dry_run=dry_run, **how)
