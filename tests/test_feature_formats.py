@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from toys import heads as weights_for
 
 import specjax
 from specjax import Sampling, loop, resolve, topology, tree
@@ -239,6 +240,37 @@ def test_heads_that_not_all_servers_know_are_written_for_those_that_do(target, t
         specjax.save_drafter(heads.drafter, heads.params, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "layout", "shape", "layer", "words"),
+    [
+        ("eagle3", "eagle3", {}, {"o_bias": True}, "know layer.o_bias; take"),
+        ("eagle3", "eagle3", {}, {"mlp_bias": True}, "know layer.mlp_bias; take"),
+        ("eagle3", "eagle3", {"own_embedding": True}, {}, "know own_embedding; take"),
+        ("eagle3", "eagle3-speculators", {}, {"qkv_bias": True}, "qkv_bias=True, o_bias=False"),
+        ("eagle", "eagle", {}, {"qk_norm": True}, "no norms of queries and keys"),
+    ],
+)
+def test_heads_of_which_readers_would_drop_a_part_are_not_written(
+    name, layout, shape, layer, words, target, tmp_path
+):
+    drafter = specjax.load_drafter(GOLDEN / name, target).drafter
+    shape["layer"] = dataclasses.replace(drafter.config.layer, **layer)
+    drafter = dataclasses.replace(drafter, config=dataclasses.replace(drafter.config, **shape))
+    with pytest.raises(ValueError, match=words):
+        specjax.save_drafter(drafter, weights_for(drafter), tmp_path, format=layout)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_head_without_an_lm_head_says_so_as_sglang_reads_it(target, tmp_path):
+    drafter = specjax.load_drafter(GOLDEN / "eagle3", target).drafter
+    config = dataclasses.replace(drafter.config, draft_vocab_size=0)
+    drafter = dataclasses.replace(drafter, config=config)
+    specjax.save_drafter(drafter, weights_for(drafter), tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["draft_vocab_size"] is None  # a number: an LM head of its own, left random
+    assert specjax.load_drafter(tmp_path, target).drafter.config == config
+
+
 @pytest.mark.parametrize(("name", "layout", "shared"), [WRITTEN[1], WRITTEN[2], WRITTEN[4]])
 def test_a_window_is_kept_though_the_layouts_have_none(name, layout, shared, target, tmp_path):
     heads = specjax.load_drafter(GOLDEN / name, target)
@@ -340,6 +372,9 @@ OTHER = np.ones((24, 16), np.float32)
         ("eagle3", {IDS: [2, 3, 9]}, {}, "ids=.2, 3, 9.: .* has 7 layers"),
         ("eagle3", {"eagle_config": {IDS: [1, 2, 7]}}, {}, "ids=.1, 2, 7.: .* has 7 layers"),
         ("eagle3", {IDS: [2, 3, 4], "eagle_config": {IDS: [2, 3, 4]}}, {}, "contradict each other"),
+        ("eagle3", {IDS: "234"}, {}, "ids='234': it must be a list of whole numbers"),
+        ("eagle3", {"draft_vocab_size": "16"}, {}, "draft_vocab_size='16': it must be a whole"),
+        ("eagle3", {"num_key_value_heads": "1"}, {}, "num_kv_heads='1': it must be at least 1"),
         ("eagle3", {IDS: [2, 4]}, {}, "fc.weight is .16, 48., expected .16, 32."),
         ("eagle3", {"vocab_size": 32}, {}, "another target .* vocab_size=32 .the target: 24"),
         ("eagle3", {"target_hidden_size": 32}, {}, "another target .* hidden_size=32"),

@@ -72,6 +72,8 @@ def save(drafter: Eagle, params, target=None) -> tuple[dict, dict]:
     for said in ("input_norm", "embedding_norm", "head_norm", "own_embedding"):
         if getattr(shape, said):
             raise ValueError(f"format='eagle': the layout has no place for {said}")
+    if shape.layer.qk_norm:
+        raise ValueError("format='eagle': its layers have no norms of queries and keys, these have")
     config = layer_hf(shape.layer) | {
         "architectures": ["LlamaForCausalLMEagle"],
         "bias": shape.fc_bias,

@@ -65,12 +65,15 @@ def load(config: Mapping, tensors: Mapping, target):
     size = config.get("target_hidden_size") or layer.hidden_size
     check_sizes(target, hidden_size=size, vocab_size=layer.vocab_size)
     layers = target_layers(config, target)
+    said = config.get("draft_vocab_size") or vocab
+    if not isinstance(said, int):
+        raise ValueError(f"draft_vocab_size={said!r}: it must be a whole number, or null: {vocab}")
     head = tensors["lm_head.weight"].shape[0] if "lm_head.weight" in tensors else 0
     shape = Eagle3Config(
         layer=layer,
         feature_size=size,
         num_features=len(layers),
-        draft_vocab_size=(config.get("draft_vocab_size") or vocab) if head else 0,
+        draft_vocab_size=said if head else 0,
         norm_before_residual=bool(config.get("norm_before_residual", False)),
         fc_norm=_norms(config, own),
         normed_output=bool(config.get("norm_output", False)),
@@ -78,7 +81,6 @@ def load(config: Mapping, tensors: Mapping, target):
         head_bias="lm_head.bias" in tensors,
         own_embedding=_has_own_table(tensors, target),
     )
-    said = config.get("draft_vocab_size") or vocab
     if not head and said != vocab:
         raise ValueError(
             f"draft_vocab_size={said}, but lm_head.weight is missing: only a head over all {vocab} "
@@ -100,7 +102,10 @@ def save(drafter: Eagle3, params, target=None) -> tuple[dict, dict]:
     if shape.fc_norm == "whole":
         wrong.append("fc_norm='whole'")
     wrong += [key for key in ("head_bias", "fc_bias") if getattr(shape, key)]
-    wrong += [f"layer.{key}" for key in ("qk_norm", "qkv_bias") if getattr(shape.layer, key)]
+    biases = ("qkv_bias", "o_bias", "mlp_bias")
+    wrong += [f"layer.{key}" for key in ("qk_norm", *biases) if getattr(shape.layer, key)]
+    if shape.own_embedding and shape.feature_size == shape.hidden_size:
+        wrong.append("own_embedding")  # SGLang puts the target's in its place
     if wrong:
         raise ValueError(
             f"format='eagle3': not all that read this layout know {', '.join(wrong)}; take "
@@ -108,6 +113,8 @@ def save(drafter: Eagle3, params, target=None) -> tuple[dict, dict]:
         )
     config = layer_hf(shape.layer) | {"architectures": ["LlamaForCausalLMEagle3"]}
     config |= options(drafter)
+    if not shape.draft_vocab_size:
+        config["draft_vocab_size"] = None  # with a number SGLang's own LM head stays random
     first = "midlayer." if shape.layer.num_layers == 1 else "layers.0."
     return config, written(drafter, params, first)
 
@@ -192,8 +199,10 @@ def target_layers(config: Mapping, target) -> tuple[int, ...]:
       ValueError: ones that the target does not have; two different statements.
     """
     count = target.config.num_layers
-    inside = (config.get("eagle_config") or {}).get(_IDS)
-    ids = config.get(_IDS)
+    inside, ids = (config.get("eagle_config") or {}).get(_IDS), config.get(_IDS)
+    for given in (inside, ids):
+        if given and not (isinstance(given, list) and all(isinstance(i, int) for i in given)):
+            raise ValueError(f"{_IDS}={given!r}: it must be a list of whole numbers")
     if inside:
         behind = [i + 1 for i in inside]
         if ids and sorted(ids) != sorted(behind):

@@ -37,6 +37,12 @@ def load(config: Mapping, tensors: Mapping, target):
 def save(drafter: Eagle3, params, target=None) -> tuple[dict, dict]:
     if drafter.config.fc_bias or drafter.config.head_bias:
         raise ValueError("format='eagle3-speculators': the layout has no biases of fc and LM head")
+    layer = drafter.config.layer
+    if layer.qkv_bias != layer.o_bias:
+        raise ValueError(
+            f"format='eagle3-speculators': layer.qkv_bias={layer.qkv_bias}, o_bias={layer.o_bias}: "
+            "one key of the layout, attention_bias, is for both; a bias of zeros changes nothing"
+        )
     options = eagle3.options(drafter)
     options.pop("eagle_config", None)
     drafted = {"proposal_type": "greedy", "speculative_tokens": drafter.depth}
@@ -55,6 +61,6 @@ def save(drafter: Eagle3, params, target=None) -> tuple[dict, dict]:
         },
         "embed_requires_grad": drafter.config.own_embedding,
         "tie_word_embeddings": False,
-        "transformer_layer_config": layer_hf(drafter.config.layer),
+        "transformer_layer_config": layer_hf(layer),
     }
     return config, eagle3.written(drafter, params, "layers.0.")

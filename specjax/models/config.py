@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 
 SIZES = (
     "vocab_size",
@@ -84,8 +85,9 @@ class DecoderConfig:
 
     def __post_init__(self):
         for name in SIZES:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: it must be at least 1")
+            size = getattr(self, name)
+            if not isinstance(size, numbers.Integral) or size < 1:
+                raise ValueError(f"{name}={size!r}: it must be at least 1, and a whole number")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}: "
@@ -124,8 +126,9 @@ class DecoderConfig:
         if self.routing not in ROUTINGS:
             raise ValueError(f"routing={self.routing!r} is unknown; known: {', '.join(ROUTINGS)}")
         for name in ("num_experts", "experts_per_token", "expert_size", "sparse_step"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: it must be at least 1")
+            size = getattr(self, name)
+            if not isinstance(size, numbers.Integral) or size < 1:
+                raise ValueError(f"{name}={size!r}: it must be at least 1, and a whole number")
         groups = self.expert_groups if self.routing != "greedy" else 1
         open_groups = self.groups_per_token if self.routing != "greedy" else 1
         each, rest = divmod(self.num_experts, groups)
@@ -145,8 +148,9 @@ class DecoderConfig:
         if not self.kv_rank:
             return
         for name in ("nope_dim", "rope_dim", "value_dim"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: it must be at least 1")
+            size = getattr(self, name)
+            if not isinstance(size, numbers.Integral) or size < 1:
+                raise ValueError(f"{name}={size!r}: it must be at least 1, and a whole number")
         entry = self.kv_rank + self.rope_dim
         if self.num_kv_heads != 1 or self.head_dim != entry:
             raise ValueError(
