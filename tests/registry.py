@@ -19,6 +19,7 @@ from specjax.drafters.hydra import Hydra, HydraConfig
 from specjax.drafters.medusa import Medusa, MedusaConfig
 from specjax.drafters.mtp import MTP, MTPConfig
 from specjax.drafters.mtp_heads import MTPHeadsConfig, ParallelHeads
+from specjax.drafters.peagle import PEagle
 from specjax.drafters.redrafter import ReDrafter, ReDrafterConfig
 from specjax.drafters.speculator import Speculator, SpeculatorConfig
 from specjax.models import DecoderConfig
@@ -76,8 +77,9 @@ def cases(model, params):
     def eagle(hidden_size, vocab_size):
         return EagleConfig(layer=layer, fc_bias=True)
 
-    def eagle3(hidden_size, vocab_size):
-        return Eagle3Config(layer=layer, num_features=1, draft_vocab_size=vocab_size - 1)
+    def eagle3(hidden_size, vocab_size, **shape):
+        vocab = dict(draft_vocab_size=vocab_size - 1)
+        return Eagle3Config(layer=layer, num_features=1, **vocab, **shape)
 
     def modules(hidden_size, vocab_size, **shape):
         return MTPConfig(layer=layer, num_modules=2, **shape)
@@ -86,6 +88,7 @@ def cases(model, params):
         return MTPHeadsConfig(layers=layers)
 
     top = functools.partial(Eagle3, layers=(1,))  # the toy has no others
+    once = functools.partial(PEagle, layers=(1,))
     return {
         "plain": (Plain(), None, ("delta",)),
         "draft": (DraftModel(num_draft=3, model=model), near, CHAIN),
@@ -156,6 +159,7 @@ def cases(model, params):
         "eagle": head(Eagle, eagle, TREE, ("rejection",), how="distinct"),
         "eagle3": head(top, eagle3, (-1, 0, 1, 2), ("block",), how="iid"),
         "adaptive eagle3": adaptive(head(top, eagle3, topology.Expand(2, 3, 5), rules=())),
+        "p-eagle": head(once, eagle3, TREE, ("rejection",), how="distinct", mask_token=0),
         "mtp": head(MTP, modules, TREE, ("rejection",), how="distinct", share_layers=True),
         "mtp distinct": head(MTP, modules, (-1, 0, 0, 1), normed_output=True),
         "mtp heads": head(ParallelHeads, parallel, (-1, 0, 0, 1), layer=1),

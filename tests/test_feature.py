@@ -17,6 +17,7 @@ from specjax.drafters import Adaptive, NGram, Union
 from specjax.drafters.eagle import Eagle, EagleConfig
 from specjax.drafters.eagle3 import Eagle3, Eagle3Config, check_vocab, usual_layers
 from specjax.drafters.feature import FeatureDrafter, FeatureModule
+from specjax.drafters.peagle import PEagle
 from specjax.models import Decoder, DecoderConfig
 from specjax.models.causal_lm import CausalLM
 from specjax.models.layers import Linear
@@ -80,6 +81,8 @@ class Staged(FeatureDrafter):
 
 
 EAGLE = EagleConfig(layer=LAYER, fc_bias=True, embedding_norm=True, head_norm=True)
+WINDOWED = dataclasses.replace(NARROW, window=5)
+PARALLEL = Eagle3Config(layer=WINDOWED, feature_size=12, mask_token=6, **ALL_3)
 DRAFTERS = {
     "eagle chain": Eagle(config=EAGLE, target=TARGET, topology=topology.chain(2)),
     "eagle3 expanded": Eagle3(
@@ -87,6 +90,9 @@ DRAFTERS = {
     ),
     "stages": Staged(
         config=TwoConfig(), target=TARGET, topology=topology.Tree((-1, 0, 0, 1, 2, 3))
+    ),
+    "all at once": PEagle(
+        config=PARALLEL, target=TARGET, layers=(1, 2), topology=topology.Tree((-1, 0, 0, 1, 3))
     ),
 }
 
@@ -122,6 +128,8 @@ def slow(drafter, depth, params, text, length):
     features = TARGET.verify(target, cache, whole, features=drafter.features).features[0].T
     hidden = head.read(jnp.pad(features, ((0, 0), (1, 0)))[:, :-1])
     positions, several = jnp.arange(text.size)[None] - 1, drafter.num_stages > 1
+    if isinstance(drafter, PEagle):  # reads nothing of what it drafts
+        text = jnp.where(positions < length - 1, text, drafter.config.mask_token)
     sees = jnp.triu(jnp.ones((text.size, text.size), bool)).at[0, 1:].set(False)[None]
     kept, at = [], length - 1
     for step in range(depth + 1):
@@ -234,8 +242,9 @@ def cached(drafter, params, state, text, row):
     pairs = ((s, o) for s, own in enumerate(kept) for o in zip(state.cache[s], own, strict=True))
     for stage, (slots, fresh) in pairs:
         true = max(len(text) - 1 - lacking - stage, 0)
+        at = np.arange(true)[-(drafter.config.layer.window or true) :]
         for mine, other in zip(slots, fresh, strict=True):
-            mine, other = mine[row, :, :true], other[0, :, :true]
+            mine, other = mine[row, :, at % mine.shape[2]], other[0, :, at]  # may be a ring
             if true and np.abs(mine - other).max() > 1e-5 * np.abs(other).max():
                 return False
     return True
@@ -330,6 +339,25 @@ def test_faults_are_seen(name):
     assert differing(drafter, params, started(drafter, params), oracle=sound)
 
 
+class AllPending(PEagle):
+    """Takes whatever lies in the columns of pending pairs for pairs, and drafts behind them."""
+
+    def _root(self, head, params, cache, features, tokens, start, count):
+        count = jnp.full_like(count, tokens.shape[1])
+        return super()._root(head, params, cache, features, tokens, start, count)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [(AllPending, PARALLEL), (PEagle, dataclasses.replace(PARALLEL, mask_token=5))],
+)
+def test_faults_of_one_pass_for_all_depths_are_seen(kind, config):
+    sound = DRAFTERS["all at once"]
+    drafter = kind(config=config, target=TARGET, layers=(1, 2), topology=sound.topology)
+    params = weights_of(sound)
+    assert differing(drafter, params, started(drafter, params), oracle=sound)
+
+
 def test_the_loop_copies_no_cache_of_a_head():
     drafter = DRAFTERS["eagle chain"]
     layer, batch = drafter.config.layer, 3
@@ -367,6 +395,8 @@ def test_what_no_head_can_be_is_named():
         (lambda: Eagle3Config(layer=LAYER, draft_vocab_size=99), "from 1 to .* 11"),
         (lambda: Eagle3Config(layer=LAYER, fc_norm="all"), "accepted are .*'whole', 'each'"),
         (lambda: EagleConfig(layer=latent), "kv_rank=4"),
+        (lambda: Eagle3Config(layer=LAYER, mask_token=11), "mask_token=11: .* 11 rows"),
+        (lambda: PEagle(config=CONFIG_3, target=TARGET, layers=(1, 2)), "not trained to draft all"),
         (lambda: check_vocab([0, 1, 11], 3, 11), "draft token 2 would be token 11 .* 11"),
         (lambda: check_vocab([0, 1, 1], 3, 11), "more than once, 1 for one"),
         (lambda: check_vocab([0, 1], 3, 11), "one integer for each of the 3"),

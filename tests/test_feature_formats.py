@@ -16,6 +16,7 @@ from toys import heads as weights_for
 import specjax
 from specjax import Sampling, loop, resolve, topology, tree
 from specjax.drafters.feature import FeatureDrafter
+from specjax.drafters.peagle import PEagle
 from specjax.round import conclude, judge
 from specjax.types import Context, Draft
 
@@ -346,6 +347,33 @@ def test_biases_that_no_config_promised_are_loaded(target, tmp_path):
     assert all((x == 0.5).all() for x in found)
 
 
+LAYOUTS = [
+    ("eagle3", {"pard_token": 5, "ptd_token_id": 5}, (1, 48)),
+    (
+        "eagle3-speculators",
+        {"speculators_model_type": "peagle", "architectures": ["PEagleDraftModel"]},
+        (1, 1, 48),
+    ),
+]
+
+
+@pytest.mark.parametrize(("layout", "said", "shape"), LAYOUTS)
+def test_heads_that_draft_all_at_once_are_written_and_loaded_again(
+    layout, said, shape, target, tmp_path
+):
+    blank = np.arange(48, dtype=np.float32)
+    source = edited(tmp_path / "a", "eagle3", {"ptd_token_id": "5"}, mask_hidden=blank[None])
+    heads = specjax.load_drafter(source, target, topology="chain:3")
+    assert isinstance(heads.drafter, PEagle) and heads.drafter.config.mask_token == 5
+    assert np.array_equal(heads.params["mask_hidden"], blank)
+    specjax.save_drafter(heads.drafter, heads.params, tmp_path / "b", format=layout)
+    written = json.loads((tmp_path / "b" / "config.json").read_text())
+    assert said.items() <= written.items() and written["mask_token_id"] == 5
+    assert load_file(tmp_path / "b" / "model.safetensors")["mask_hidden"].shape == shape
+    again = specjax.load_drafter(tmp_path / "b", target)
+    assert again.drafter == heads.drafter and same(again.params, heads.params)
+
+
 @pytest.mark.parametrize("name", ["eagle_bare", "eagle3", "dflash", "speculators"])
 def test_a_path_is_taken_for_heads_though_its_config_may_be_a_models(name, target):
     heads = resolve.named(target, GOLDEN / name)
@@ -369,6 +397,10 @@ OTHER = np.ones((24, 16), np.float32)
         ("eagle3", {}, {"d2t": np.ones(16, np.int64)}, "t2d .24. marks other tokens"),
         ("eagle3", {}, {"d2t": np.ones(15, np.int64)}, "d2t is int64 .15.: .* 16 tokens"),
         ("eagle3", {}, {"lm_head.weight": None}, "lm_head.weight is missing: only a head over all"),
+        ("eagle3", {"pard_token": 3}, {}, "mask_hidden among its weights .no here"),
+        ("eagle3", {}, {"mask_hidden": np.ones(48, np.float32)}, "here none.: give both"),
+        ("eagle3", {"pard_token": 3}, {"mask_hidden": np.ones((2, 24))}, "expected .1, 48."),
+        ("eagle3", {"pard_token": 99}, {"mask_hidden": np.ones(48)}, "mask_token=99"),
         ("eagle3", {IDS: [2, 3, 9]}, {}, "ids=.2, 3, 9.: .* has 7 layers"),
         ("eagle3", {"eagle_config": {IDS: [1, 2, 7]}}, {}, "ids=.1, 2, 7.: .* has 7 layers"),
         ("eagle3", {IDS: [2, 3, 4], "eagle_config": {IDS: [2, 3, 4]}}, {}, "contradict each other"),
@@ -379,7 +411,7 @@ OTHER = np.ones((24, 16), np.float32)
         ("eagle3", {"vocab_size": 32}, {}, "another target .* vocab_size=32 .the target: 24"),
         ("eagle3", {"target_hidden_size": 32}, {}, "another target .* hidden_size=32"),
         ("eagle3", {}, {"midlayer.mlp.up_proj.weight": None}, "missing .1.: midlayer.mlp.up_proj"),
-        ("eagle3", {}, {"mask_hidden": OTHER}, "left over .1.: mask_hidden"),
+        ("eagle3", {}, {"mask_shown": OTHER}, "left over .1.: mask_shown"),
         ("eagle3", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, {}, "rope_type='dynamic'"),
         ("eagle3", {"model_type": "gpt2"}, {}, "model_type='gpt2' are not supported"),
         ("eagle3", {"fc_norm": True, "norm_before_fc": True}, {}, "exclude each other"),

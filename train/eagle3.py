@@ -7,7 +7,11 @@ head's own outputs, all in one compiled step. ``p'`` is the target's law behind 
 the head's own vocabulary and renormalised there; positions at which the target's best token is not
 in it do not count. The mean is over the positions that do (the authors' trainer divides by all).
 
-References: EAGLE-3, 2503.01840.
+``parallel``: P-EAGLE, which drafts all K tokens in one pass. Steps after the first read neither
+tokens nor outputs: a mask's embedding and what is learned in the place of features. All positions
+are unrolled to all depths, where the authors draw fewer for deeper ones to save memory.
+
+References: EAGLE-3, 2503.01840; P-EAGLE, 2602.01469.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from specjax.drafters import eagle3
+from specjax.drafters import eagle3, peagle
 from specjax.models.config import DecoderConfig
 
 from . import frozen
@@ -34,7 +38,11 @@ class Eagle3Config(frozen.FrozenConfig):
     read, counted as ``hidden_states[i]`` of Hugging Face; empty: the drafter's ``usual_layers``.
     ``draft_vocab_size``: of the head's own vocabulary, the most frequent tokens of the text; 0: all
     of the target's. ``intermediate_size``: of its layer; 0: as the target's.
-    ``norm_before_residual``, ``fc_norm``, ``normed_output``: see the drafter's ``Eagle3Config``."""
+    ``norm_before_residual``, ``fc_norm``, ``normed_output``: see the drafter's ``Eagle3Config``.
+    ``num_layers``: of the head, of which only the first reads embeddings; P-EAGLE's authors have
+    four. ``mask_token``: with ``parallel``, whose embedding stands for drafted tokens; negative:
+    that of the end of text. ``window``: what it sees when it drafts, in tokens, not less than a row
+    has, so that it was trained for all of it; 0: the whole text, however long."""
 
     num_heads: int = 7
     layers: tuple[int, ...] = ()
@@ -43,13 +51,22 @@ class Eagle3Config(frozen.FrozenConfig):
     norm_before_residual: bool = False
     fc_norm: str | None = None
     normed_output: bool = False
+    num_layers: int = 1
+    parallel: bool = False
+    mask_token: int = -1
+    window: int = 0
     teacher_share: float = 1.0
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("draft_vocab_size", "intermediate_size"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name}={getattr(self, name)}; accepted: at least 0")
+        least = dict(draft_vocab_size=0, intermediate_size=0, window=0, num_layers=1)
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise ConfigError(f"{name}={getattr(self, name)}; accepted: at least {bound}")
+        if 0 < self.window < self.data.length:
+            raise ConfigError(
+                f"window={self.window}; accepted: 0, or at least data.length={self.data.length}"
+            )
         if self.teacher_share != 1:
             raise ConfigError(
                 f"teacher_share={self.teacher_share}: EAGLE-3 learns the target's law; leave it out"
@@ -83,15 +100,23 @@ def make_eagle3(config: Eagle3Config, setting: frozen.Setting) -> frozen.Heads:
     layers = config.layers or eagle3.usual_layers(target.config.num_layers)
     size = config.draft_vocab_size or target.config.vocab_size
     vocab = vocab_map(setting.frequencies[: target.config.vocab_size], size)
+    layer = layer_config(target.config, config.intermediate_size)
+    mask, kind = None, eagle3.Eagle3
+    if config.parallel:
+        kind, mask = peagle.PEagle, config.mask_token
+        mask = setting.end_of_text if mask < 0 else mask
     shape = eagle3.Eagle3Config(
-        layer=layer_config(target.config, config.intermediate_size),
+        layer=dataclasses.replace(
+            layer, num_layers=config.num_layers, window=config.window or None
+        ),
         num_features=len(layers),
         draft_vocab_size=size,
         norm_before_residual=config.norm_before_residual,
         fc_norm=config.fc_norm,
         normed_output=config.normed_output,
+        mask_token=mask,
     )
-    drafter = eagle3.Eagle3(config=shape, target=target, layers=layers)
+    drafter = kind(config=shape, target=target, layers=layers)
     table = target.head_table(lm.params)[vocab]
     params = frozen.fresh(drafter, config.run.seed, lm_head=table, vocab=vocab)
     norm = lm.params["norm"]["weight"][...]
@@ -103,6 +128,9 @@ def make_eagle3(config: Eagle3Config, setting: frozen.Setting) -> frozen.Heads:
         steps = rows.steps(config.num_heads)
         known = jnp.concatenate([rows.states(0, steps, i) for i in layers], axis=0)
         read = rows.embedded(head, target, target_params, config.num_heads)
+        if config.parallel:
+            blank = head.embed(jnp.full((1, 1), mask, jnp.int32), target, target_params)
+            read[1:] = [jnp.broadcast_to(blank, read[0].shape)] * (config.num_heads - 1)
         outs = unroll(head, head.read(known), read, rows.segments[:, :steps])
         return [(head.lm_head.weight[...], None, head.norm(out)) for out in outs]
 

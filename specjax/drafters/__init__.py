@@ -19,7 +19,7 @@ DRAFTERS |= {
 
 # drafters with layers of their own bring Flax along: imported when first asked for
 _LAZY = {"Block": "block", "Blockwise": "blockwise", "Hydra": "hydra", "Medusa": "medusa"}
-_LAZY |= {"Eagle": "eagle", "Eagle3": "eagle3"}
+_LAZY |= {"Eagle": "eagle", "Eagle3": "eagle3", "PEagle": "peagle"}
 _LAZY |= {"MTP": "mtp", "ParallelHeads": "mtp_heads"}
 _LAZY |= {"Speculator": "speculator", "ReDrafter": "redrafter"}
 
@@ -39,6 +39,7 @@ __all__ = [
     "MTP",
     "Medusa",
     "NGram",
+    "PEagle",
     "ParallelHeads",
     "Plain",
     "ReDrafter",

@@ -44,6 +44,8 @@ class Eagle3Config:
       fc_bias, head_bias: biases of ``fc`` and of the own LM head; those of the layer are its own
         business (``qkv_bias``, ``o_bias``, ``mlp_bias``).
       own_embedding: a table ``[V, H]`` of its own; else the target's is read.
+      mask_token: P-EAGLE's: the token that stands for drafted ones, and there is ``mask_hidden``,
+        what stands for their features, see ``peagle.py``. None: no such head.
     """
 
     layer: DecoderConfig
@@ -56,6 +58,7 @@ class Eagle3Config:
     fc_bias: bool = False
     head_bias: bool = False
     own_embedding: bool = False
+    mask_token: int | None = None
 
     def __post_init__(self):
         check_layer(self.layer)
@@ -80,6 +83,10 @@ class Eagle3Config:
             )
         if self.fc_norm not in FC_NORMS:
             raise ValueError(f"fc_norm={self.fc_norm!r}: accepted are {FC_NORMS}")
+        if self.mask_token is not None and not 0 <= self.mask_token < self.vocab_size:
+            raise ValueError(
+                f"mask_token={self.mask_token}: the table of embeddings has {self.vocab_size} rows"
+            )
 
     @property
     def vocab_size(self) -> int:
@@ -151,6 +158,11 @@ class Eagle3Head(FeatureModule):
             self.lm_head.weight[...] = jnp.asarray(lm_head, param_dtype)
         ids = jnp.arange(tokens) if vocab is None else jnp.asarray(vocab)
         self.vocab = VocabMap(ids.astype(jnp.int32)) if config.has_vocab else None
+        blank = None
+        if config.mask_token is not None:
+            drawn = jax.random.normal(rngs.params(), (num * wide,))
+            blank = nnx.Param(drawn.astype(param_dtype))
+        self.mask_hidden = blank
 
     def read(self, features):
         """``[num_features * F, M] -> [H, M]``."""
@@ -167,6 +179,8 @@ class Eagle3Head(FeatureModule):
         return jnp.concatenate([embedded.astype(hidden.dtype), hidden], axis=0)
 
     def passed(self, out, stage=0):
+        if self.mask_hidden is not None:
+            return jnp.broadcast_to(self.read(self.mask_hidden[...][:, None]), out.shape)
         return self.norm(out) if self.config.normed_output else out
 
     def logits(self, out, batch, target, params, stage=0):

@@ -287,16 +287,13 @@ class FeatureDrafter(HeadDrafter):
           the state; the logits below the root, and what each stage passes on, as ``begin`` takes
           them.
         """
-        head, batch = self.heads(params["drafter"]), len(context.length)
+        head = self.heads(params["drafter"])
         tokens, start = state.tokens, context.length - 1 - jnp.maximum(state.count, 1)
         tokens = jnp.where((state.count > 0)[:, None], tokens, context.root[:, None])
 
         def run():
-            outs, entries = self._read(head, params, state.cache, state.features, tokens, start)
-            last = [self._last(out, state.count, k) for k, out in enumerate(outs)]
-            logits = head.logits(last[0], batch, self.target, params["target"])
-            hidden = tuple(head.passed(out, k) for k, out in enumerate(last))
-            return logits, hidden, entries
+            given = state.cache, state.features, tokens, start, state.count
+            return self._root(head, params, *given)
 
         count, ran = state.count, None
         if context.width is None:
@@ -311,6 +308,14 @@ class FeatureDrafter(HeadDrafter):
             count = jnp.where(context.budget > 0, count, 0)
         cache = self._commit(state.cache, entries, start, count, hidden)
         return dataclasses.replace(state, cache=cache, ran=ran), (logits, hidden)
+
+    def _root(self, head, params, cache, features, tokens, start, count):
+        """What ``_catch_up`` returns of one pass over ``count`` int32 ``[B]`` pairs, and the
+        entries of each stage; further arguments as ``_read``'s."""
+        outs, entries = self._read(head, params, cache, features, tokens, start)
+        last = [self._last(out, count, k) for k, out in enumerate(outs)]
+        logits = head.logits(last[0], len(count), self.target, params["target"])
+        return logits, tuple(head.passed(out, k) for k, out in enumerate(last)), entries
 
     def _read(self, head, params, cache, features, tokens, start):
         """A pass of each stage over pairs ``start ...``, ``features [B, T, F]`` with the ``tokens``

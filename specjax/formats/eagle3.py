@@ -17,6 +17,9 @@ Hugging Face's ``hidden_states[i]`` (vLLM); within ``eagle_config`` it names the
 come out of, ``hidden_states[i + 1]`` (SGLang); without either they are 2, n // 2 and n - 3 of n
 layers. All codes concatenate them in the order of the layers.
 
+A P-EAGLE head has ``mask_hidden [1, 3 F]`` besides, and the config says whose embedding stands for
+drafted tokens: ``mask_token_id`` (speculators), ``pard_token`` or ``ptd_token_id`` (vLLM).
+
 A table of embeddings that is the target's is not kept twice.
 """
 
@@ -28,6 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..drafters.eagle3 import Eagle3, Eagle3Config, check_vocab
+from ..drafters.peagle import PEagle
 from ..models.quantize import is_quantized
 from .eagle import num_layers
 from .layers import block_names, layer_config, layer_hf
@@ -36,6 +40,8 @@ from .weights import check_sizes, loaded, stored
 KNOWN = "EAGLE-3's (fc.weight, midlayer... or layers.0..., lm_head.weight, d2t)"
 DRAFTER, FILE = Eagle3, "model"
 _EMBEDDING = "embed_tokens.weight"
+_BLANK = "mask_hidden"
+_MASKS = ("mask_token_id", "pard_token", "ptd_token_id")
 _MAPS = ("d2t", "t2d")
 _IDS = "eagle_aux_hidden_state_layer_ids"
 _OLD_NORMS = ("aux_norm_low", "aux_norm_mid", "aux_norm_high")  # of fc_norm, in older SGLang
@@ -80,6 +86,7 @@ def load(config: Mapping, tensors: Mapping, target):
         fc_bias="fc.bias" in tensors,
         head_bias="lm_head.bias" in tensors,
         own_embedding=_has_own_table(tensors, target),
+        mask_token=_mask(config, tensors, size * len(layers)),
     )
     if not head and said != vocab:
         raise ValueError(
@@ -87,11 +94,14 @@ def load(config: Mapping, tensors: Mapping, target):
             "tokens can use the target's"
         )
     ids = vocabulary(tensors, said, vocab)
-    drafter = Eagle3(config=shape, target=target.target, layers=layers)
-    others = (_EMBEDDING, *_MAPS)
+    kind = Eagle3 if shape.mask_token is None else PEagle
+    drafter = kind(config=shape, target=target.target, layers=layers)
+    others = (_EMBEDDING, _BLANK, *_MAPS)
     params = loaded(tensors, names(shape, *spelling(tensors)), drafter.shapes, target.dtype, others)
     if ids is not None:
         params["vocab"] = jnp.asarray(ids, jnp.int32)
+    if shape.mask_token is not None:
+        params[_BLANK] = jnp.asarray(tensors[_BLANK].reshape(-1), target.dtype)
     return drafter, params
 
 
@@ -135,6 +145,8 @@ def options(drafter: Eagle3) -> dict:
             f"layers={layers}: servers concatenate hidden states in the order of the layers, each "
             "once; train a head on ascending ones"
         )
+    if shape.mask_token is not None:
+        config |= dict.fromkeys(_MASKS, shape.mask_token)
     if shape.feature_size != shape.hidden_size:
         config["target_hidden_size"] = shape.feature_size
     if layers != unsaid_layers(drafter.target.config.num_layers):
@@ -153,6 +165,8 @@ def written(drafter: Eagle3, params, first: str) -> dict[str, np.ndarray]:
         ids = np.asarray(params["vocab"], np.int64)
         tensors["d2t"] = ids - np.arange(len(ids))
         tensors["t2d"] = np.isin(np.arange(shape.vocab_size), ids)
+    if shape.mask_token is not None:
+        tensors[_BLANK] = np.asarray(params[_BLANK])[None]
     return tensors
 
 
@@ -249,6 +263,27 @@ def vocabulary(tensors: Mapping, size: int, vocab: int) -> np.ndarray | None:
             raise ValueError("d2t of a head over the whole vocabulary must be zeros; leave it out")
         return None
     return ids
+
+
+def _mask(config: Mapping, tensors: Mapping, size: int) -> int | None:
+    """The token that stands for drafted ones, of a P-EAGLE head; None of any other.
+
+    Raises:
+      ValueError: there is one without ``mask_hidden``, or that without a token, or misshapen.
+    """
+    said = {int(config[key]) for key in _MASKS if config.get(key) is not None}
+    if not said and _BLANK not in tensors:
+        return None
+    if len(said) != 1 or _BLANK not in tensors:
+        raise ValueError(
+            f"a P-EAGLE head has {_BLANK} among its weights ({'yes' if _BLANK in tensors else 'no'}"
+            f" here) and one id of a mask in its config ({', '.join(_MASKS)}; here "
+            f"{sorted(said) or 'none'}): give both, or neither for an EAGLE-3 head"
+        )
+    found = tensors[_BLANK].shape
+    if found[-1] != size or np.prod(found) != size:
+        raise ValueError(f"{_BLANK} is {[*found]}, expected [1, {size}]")
+    return said.pop()
 
 
 def _norms(config: Mapping, own: Mapping) -> str | None:

@@ -6,7 +6,8 @@ Llama's, or a Qwen3's with norms of queries and keys), the head's options beside
 ``speculators_config`` how many tokens are drafted and for which target (``verifier``).
 
 ``norm_before_residual`` is false where it is not said, as in speculators' own code; vLLM takes true
-for that. Files written by either say it, as ours do.
+for that. Files written by either say it, as ours do. P-EAGLE heads are ``speculators_model_type:
+peagle``.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from ..models.translate import family_of
 from . import eagle3
 from .layers import layer_hf, rope_of
 
-KNOWN = "speculators' of EAGLE-3 (speculators_model_type: eagle3)"
+KNOWN = "speculators' of EAGLE-3 and P-EAGLE (speculators_model_type: eagle3, peagle)"
 DRAFTER, FILE = Eagle3, "model"
+KINDS = (("eagle3", "Eagle3DraftModel"), ("peagle", "PEagleDraftModel"))
 
 
 def matches(config: Mapping, names: set[str]) -> bool:
-    return config.get("speculators_model_type") == "eagle3"
+    return config.get("speculators_model_type") in ("eagle3", "peagle")
 
 
 def load(config: Mapping, tensors: Mapping, target):
@@ -45,13 +47,15 @@ def save(drafter: Eagle3, params, target=None) -> tuple[dict, dict]:
         )
     options = eagle3.options(drafter)
     options.pop("eagle_config", None)
+    parallel = drafter.config.mask_token is not None
+    kind, architecture = KINDS[parallel]
     drafted = {"proposal_type": "greedy", "speculative_tokens": drafter.depth}
     drafted |= {"verifier_accept_k": 1, "accept_tolerance": 0.0}
     config = options | {
-        "architectures": ["Eagle3DraftModel"],
-        "speculators_model_type": "eagle3",
+        "architectures": [architecture],
+        "speculators_model_type": kind,
         "speculators_config": {
-            "algorithm": "eagle3",
+            "algorithm": kind,
             "proposal_methods": [drafted],
             "default_proposal_method": "greedy",
             "verifier": {
@@ -63,4 +67,7 @@ def save(drafter: Eagle3, params, target=None) -> tuple[dict, dict]:
         "tie_word_embeddings": False,
         "transformer_layer_config": layer_hf(layer),
     }
-    return config, eagle3.written(drafter, params, "layers.0.")
+    tensors = eagle3.written(drafter, params, "layers.0.")
+    if parallel:
+        tensors["mask_hidden"] = tensors["mask_hidden"][None]  # [1, 1, k F] there
+    return config, tensors

@@ -18,11 +18,12 @@ SMALL += ["decoding.num_prompts=4", "decoding.batch=4", "decoding.new_tokens=8"]
 SMALL += ["decoding.prompt_tokens=8", "run.eval_every=20", "run.steps=20"]
 RECIPES = {
     "eagle3": ["layers=[0, 1]", "draft_vocab_size=40"],
+    "p-eagle": ["layers=[0, 1]", "draft_vocab_size=40", "parallel=true", "num_layers=2"],
     "eagle": ["top_k=4", "noise=0.1"],  # HASS's loss, and the noise
     "mtp": ["share_layers=false"],
     "block": ["layers=[1]", "num_layers=1", "num_anchors=6"],
 }
-MODULES = {"eagle3": eagle3, "eagle": eagle, "mtp": mtp, "block": block}
+MODULES = {"eagle3": eagle3, "p-eagle": eagle3, "eagle": eagle, "mtp": mtp, "block": block}
 
 
 def setting_of(place, kind, *fields):
@@ -37,7 +38,7 @@ def setting_of(place, kind, *fields):
 def test_a_recipe_lowers_its_loss_and_what_it_exports_loads_back(place, name):
     root, train, teacher = place
     fields = [teacher, *SMALL, *RECIPES[name], f"run.folder={root / name}"]
-    assert train(name, *fields) == 0
+    assert train(recipe_of(name), *fields) == 0
     rows = report.read(root / name / "log.jsonl")
     losses = [row["loss"] for row in rows if "loss" in row]
     assert len(losses) == 20 and np.mean(losses[-4:]) < 0.9 * np.mean(losses[:4])
@@ -51,7 +52,11 @@ def test_a_recipe_lowers_its_loss_and_what_it_exports_loads_back(place, name):
 def make(place, name):
     module = MODULES[name]
     made, setting = setting_of(place, module.Config, *RECIPES[name])
-    return made, setting, getattr(module, f"make_{name}")(made, setting)
+    return made, setting, getattr(module, f"make_{recipe_of(name)}")(made, setting)
+
+
+def recipe_of(name):
+    return MODULES[name].__name__.rpartition(".")[2]
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -108,14 +113,16 @@ def test_a_head_is_taught_on_the_logits_that_it_drafts_with(place, name, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("kind", "word", "message"),
     [
-        (["num_layers=0"], "num_layers=0; accepted: at least 1"),
-        (["decay_length=0"], "decay_length=0.0; accepted: above 0, and finite"),
-        (["layers=[]"], "accepted: at least one layer"),
+        (block, "num_layers=0", "num_layers=0; accepted: at least 1"),
+        (block, "decay_length=0", "decay_length=0.0; accepted: above 0, and finite"),
+        (block, "layers=[]", "accepted: at least one layer"),
+        (eagle3, "window=99", "window=99; accepted: 0, or at least data.length=256"),
+        (eagle3, "num_layers=0", "num_layers=0; accepted: at least 1"),
     ],
 )
-def test_a_block_that_cannot_be_is_refused(tmp_path, words, message):
+def test_heads_that_cannot_be_are_refused(tmp_path, kind, word, message):
     (tmp_path / "empty.toml").write_text("")
     with pytest.raises(config.ConfigError, match=message):
-        config.load(block.Config, tmp_path / "empty.toml", words)
+        config.load(kind.Config, tmp_path / "empty.toml", [word])

@@ -1,0 +1,76 @@
+"""P-EAGLE: all depths of an EAGLE-3 head from one pass.
+
+    depth 1:      [norm(e(root)); norm(g)],  g = fc(features of the token before the root)
+    depth k > 1:  [norm(e(mask)); norm(g')], g' = fc(what was learned to stand for features)
+
+The pairs of the further depths have one token and one hidden state for all, both learned; only
+their positions differ, each one further. They see all true pairs and those of the depths before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from .eagle3 import Eagle3
+from .heads import all_at_once
+
+
+@dataclasses.dataclass(frozen=True)
+class PEagle(Eagle3):
+    """Drafts with an EAGLE-3 head whose ``config.mask_token`` is given, in one pass a round.
+
+    That pass is the one that reads what the last round accepted, and is wider by a column for each
+    depth but the first. As nothing of the draft is read, a tree has at each depth the same tokens
+    below every node; any depth can be asked for, though deeper ones than were trained say little.
+
+    Lossless: yes, as ``Eagle3``.
+
+    Raises:
+      ValueError: a head that learned nothing to put in the place of drafted tokens.
+
+    References: P-EAGLE, arXiv 2602.01469.
+    """
+
+    name = "p-eagle"
+
+    def __post_init__(self):
+        if self.config.mask_token is None:
+            raise ValueError(
+                "p-eagle: mask_token=None: the head was not trained to draft all depths at once; "
+                "draft with Eagle3"
+            )
+        super().__post_init__()
+
+    def begin(self, params, state, context, caught=None):
+        return all_at_once(lambda: caught[0])
+
+    def _root(self, head, params, cache, features, tokens, start, count):
+        """The logits ``[B, D, V]`` of all depths, from one pass over pairs and masks."""
+        (batch, pairs), masks = tokens.shape, self.depth - 1
+        blank = jnp.broadcast_to(head.mask_hidden[...], (batch, masks, features.shape[2]))
+        features = jnp.concatenate([features, blank.astype(features.dtype)], axis=1)
+        tokens = jnp.pad(tokens, ((0, 0), (0, masks)), constant_values=self.config.mask_token)
+        # masks stand behind the last true pair, wherever among the columns that is
+        index, last = jnp.arange(pairs + masks, dtype=jnp.int32), jnp.maximum(count - 1, 0)[:, None]
+        place = jnp.where(index < pairs, index, last + 1 + index - pairs)  # [B, column]
+        true = (index <= last) | (index >= pairs)
+        own = index[:, None] == index
+        sees = ((place[:, :, None] <= place[:, None, :]) & true[:, :, None]) | own
+        hidden = head.read(features.reshape(batch * (pairs + masks), -1).T)
+        embedded = head.embed(tokens, self.target, params["target"])
+        out, entries = head.run(
+            head.enter(embedded, hidden),
+            start[:, None] + place,
+            sees,
+            batch=batch,
+            prefix=cache[0],
+            length=jnp.maximum(start, 0),
+        )
+        out = out.reshape(len(out), batch, -1)
+        where = jnp.concatenate([last, jnp.broadcast_to(index[pairs:], (batch, masks))], axis=1)
+        out = jnp.take_along_axis(out, where[None], axis=2)
+        logits = head.logits(out.reshape(len(out), -1), batch, self.target, params["target"])
+        kept = tuple(tuple(x[:, :, :pairs] for x in layer) for layer in entries)
+        return logits, (out[:, :, 0],), (kept,)
