@@ -236,6 +236,7 @@ def test_parallel_heads_are_loaded_as_they_were_saved(targets, tmp_path):
         ("qwen", {}, {"mtp.layers.0.x.weight": np.ones(2, np.float32)}, "left over .1.: mtp.lay"),
         ("qwen", {}, {"mtp.norm.weight": np.ones(3, np.float32)}, "is .3., expected .24."),
         ("qwen", {"num_nextn_predict_layers": 2}, {}, "=2, .* have the numbers .0.*are 0 to 1"),
+        ("qwen", {"num_speculative_steps": "3"}, {}, "num_speculative_steps='3': it must be a wh"),
         (
             "deepseek",
             {},

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 
 from ..drafters.block import Block, BlockConfig
 from .layers import block_names, layer_config, layer_hf
-from .weights import check_same, check_sizes, loaded, stored
+from .weights import check_same, check_sizes, check_whole, loaded, stored
 
 KNOWN = "DFlash's (fc.weight, hidden_norm.weight, layers.{i}...; dflash_config)"
 DRAFTER, FILE = Block, "model"
@@ -52,6 +52,7 @@ def load(config: Mapping, tensors: Mapping, target):
     lacking = [name for name, value in said.items() if value is None]
     if lacking:
         raise ValueError(f"the config.json of a DFlash drafter lacks {', '.join(lacking)}")
+    check_whole(**said)
     ids = own.get("target_layer_ids")
     if ids is None:
         ids = usual_ids(count, layers.num_layers)

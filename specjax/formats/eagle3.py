@@ -35,7 +35,7 @@ from ..drafters.peagle import PEagle
 from ..models.quantize import is_quantized
 from .eagle import num_layers
 from .layers import block_names, layer_config, layer_hf
-from .weights import check_sizes, loaded, stored
+from .weights import check_sizes, check_whole, loaded, stored
 
 KNOWN = "EAGLE-3's (fc.weight, midlayer... or layers.0..., lm_head.weight, d2t)"
 DRAFTER, FILE = Eagle3, "model"
@@ -72,8 +72,7 @@ def load(config: Mapping, tensors: Mapping, target):
     check_sizes(target, hidden_size=size, vocab_size=layer.vocab_size)
     layers = target_layers(config, target)
     said = config.get("draft_vocab_size") or vocab
-    if not isinstance(said, int):
-        raise ValueError(f"draft_vocab_size={said!r}: it must be a whole number, or null: {vocab}")
+    check_whole(draft_vocab_size=said, target_hidden_size=size)
     head = tensors["lm_head.weight"].shape[0] if "lm_head.weight" in tensors else 0
     shape = Eagle3Config(
         layer=layer,
@@ -252,8 +251,8 @@ def vocabulary(tensors: Mapping, size: int, vocab: int) -> np.ndarray | None:
         return None
     ids = found if found.shape != (size,) else found.astype(np.int64) + np.arange(size)
     check_vocab(ids, size, vocab)
-    mask = tensors.get("t2d")
-    if mask is not None and not np.array_equal(np.flatnonzero(mask), np.sort(ids)):
+    mask, marks = tensors.get("t2d"), np.isin(np.arange(vocab), ids)
+    if mask is not None and not np.array_equal(mask.astype(bool), marks):
         raise ValueError(
             f"t2d [{len(mask)}] marks other tokens than those of d2t: one of them belongs to "
             "another head"

@@ -26,7 +26,8 @@ def layer_config(hf: Mapping, names: Iterable[str], **usual) -> DecoderConfig:
       hf: the config; ``usual``: what is taken for keys that it lacks.
 
     Raises:
-      ValueError: layers of another kind, or as ``config_from_hf`` does.
+      ValueError: layers of another kind; two places that contradict each other; or as
+        ``config_from_hf`` does.
     """
     hf = usual | {key: value for key, value in hf.items() if value is not None}
     if hf.get("model_type") not in _KINDS:
@@ -36,6 +37,13 @@ def layer_config(hf: Mapping, names: Iterable[str], **usual) -> DecoderConfig:
             "model_type 'llama'"
         )
     inside = hf.get("rope_parameters") or {}
+    beside = {"rope_theta": hf.get("rope_theta")} | (hf.get("rope_scaling") or {})
+    wrong = [key for key in inside if beside.get(key, inside[key]) not in (None, inside[key])]
+    if wrong:
+        raise ValueError(
+            f"config.json: rope_parameters has {wrong[0]}={inside[wrong[0]]!r}, and beside it "
+            f"stands {beside[wrong[0]]!r}: delete the one that the drafter was not trained with"
+        )
     if "rope_theta" not in hf and "rope_theta" in inside:
         hf["rope_theta"] = inside["rope_theta"]  # read even where rope_scaling stands beside it
     names = set(names)

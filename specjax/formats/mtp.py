@@ -37,7 +37,7 @@ from ..models.hf import gathered, shape_of, weight_files
 from ..models.lm import folder_of
 from ..models.reading import Reader
 from ..models.tensors import Tensor
-from .weights import Tensors, check_same, some
+from .weights import Tensors, check_same, check_whole, some
 
 KNOWN = "MTP modules (model.layers.{n}.eh_proj, model.mtp_layers.{k}.input_proj or mtp.fc)"
 DRAFTER, FILE = MTP, "mtp"
@@ -138,6 +138,8 @@ def load(config: Mapping, tensors, target):
     begin = count if "{n}" in layout.layer else 0
     num = len([i for i in found if i >= begin])
     said = config.get("num_nextn_predict_layers") or num
+    steps = config.get("num_speculative_steps") or 1
+    check_whole(num_nextn_predict_layers=said, num_speculative_steps=steps)
     if not num or {i for i in found if i >= begin} != {*range(begin, begin + num)} or said != num:
         raise ValueError(
             f"num_nextn_predict_layers={said}, and the modules that are there have the numbers "
@@ -152,7 +154,6 @@ def load(config: Mapping, tensors, target):
     if not any(".experts." in name for name in here):
         layer = dataclasses.replace(layer, num_experts=0)
     own = config.get("specjax") or {}
-    steps = config.get("num_speculative_steps", 1)
     shape = MTPConfig(
         layer=layer,
         num_modules=steps if num == 1 else num,

@@ -151,6 +151,13 @@ def take(
     return found
 
 
+def check_whole(**values) -> None:
+    """Raises ValueError for entries of a config, by their names, that are no whole numbers."""
+    wrong = [f"{name}={value!r}" for name, value in values.items() if not isinstance(value, int)]
+    if wrong:
+        raise ValueError(f"config.json: {', '.join(wrong)}: it must be a whole number")
+
+
 def check_sizes(target: LM, **sizes: int) -> None:
     """Raises ValueError unless ``hidden_size`` and ``vocab_size`` of a drafter are the target's."""
     own = {"hidden_size": target.config.hidden_size, "vocab_size": target.target.vocab_size}
