@@ -160,8 +160,9 @@ def named(lm: LM, name: str | os.PathLike, **settings) -> str | LM | HeadLM:
 @functools.lru_cache(maxsize=4)
 def _own_heads(lm: LM, name: str) -> HeadLM:
     """The heads that ship with an embedded target; MTP modules lie in a target's checkpoint."""
-    if name == "mtp" and lm.name not in EMBEDDED and holds_modules(lm.name):
-        return load_drafter(lm.name, lm)
+    own = lm.name, lm.revision
+    if name == "mtp" and lm.name not in EMBEDDED and holds_modules(*own):
+        return load_drafter(lm.name, lm, revision=lm.revision)
     if lm.name not in EMBEDDED:
         raise ValueError(
             f"drafter={name!r}: {lm.name} has no {name} heads of its own; pass "

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import huggingface_hub
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -176,6 +177,20 @@ def test_modules_saved_alone_or_with_their_target_are_loaded_again(case, targets
         return {n: x.shape for each in found for n, x in each.items() if not n.endswith(tables)}
 
     assert names(tmp_path / "whole") == names(GOLDEN / case)
+
+
+def test_modules_are_those_of_the_revision_that_the_target_was_loaded_from(targets, monkeypatch):
+    asked = []
+
+    def download(name, *, revision, **_):
+        asked.append(revision)
+        return str(GOLDEN / "mimo")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    lm = specjax.load("owner/model", tokenizer=False, dtype="float32", revision="v2")
+    drafter, weights = resolve_drafter(lm, "mtp")
+    assert same(weights, targets["mimo"][1].params)
+    assert {*asked} == {"v2"}
 
 
 def test_transformers_reads_the_modules_that_are_written(targets, tmp_path):

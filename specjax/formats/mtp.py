@@ -87,9 +87,9 @@ def matches(config: Mapping, names: set[str]) -> bool:
     return _layout_of(names) is not None
 
 
-def holds_modules(name: str) -> bool:
+def holds_modules(name: str, revision: str | None) -> bool:
     """Whether the checkpoint of a target, a folder or a name on the hub, has modules beside."""
-    return _layout_of(Tensors(folder_of(name, None))) is not None
+    return _layout_of(Tensors(folder_of(name, revision))) is not None
 
 
 def inside(folder: Path, config: Mapping, tensors: Mapping, file: str) -> dict[str, dict] | None:

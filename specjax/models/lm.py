@@ -42,6 +42,7 @@ class LM:
       fingerprint: identifies the checkpoint (config and weights) and its quantization.
       checkpoint: identifies the files of its weights alone; heads name their target by it.
       mesh: the devices that hold the weights and decode; None: the default device.
+      revision: of the hub, that ``load`` was asked for.
     """
 
     target: CausalLM | Seq2SeqLM
@@ -51,6 +52,7 @@ class LM:
     fingerprint: str
     mesh: Mesh | None = None
     checkpoint: str = ""
+    revision: str | None = None
 
     @property
     def config(self) -> DecoderConfig | EncoderDecoderConfig:
@@ -139,6 +141,7 @@ def load(
         fingerprint=hashlib.sha256(f"{config!r}{quantize}{checkpoint}".encode()).hexdigest()[:16],
         mesh=mesh,
         checkpoint=checkpoint,
+        revision=revision,
     )
 
 
