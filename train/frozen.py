@@ -18,6 +18,7 @@ from flax import nnx
 
 import specjax
 from specjax.drafters.medusa import Medusa
+from specjax.formats import FORMATS
 from specjax.models.causal_lm import graph_definition
 from specjax.models.layers import softcap
 from specjax.pytree import pytree_dataclass
@@ -359,6 +360,7 @@ def train(
     ``loss``, ``measure``: if not ``make_loss``'s and ``make_measure``'s.
     """
     lm, target = setting.lm, setting.lm.target
+    layout_of(lm, heads.drafter, heads.publish(heads.params))  # or nothing is trained
     read = make_reader(lm.config, setting.end_of_text, heads.layers)
     measure = measure or make_measure(heads, target, read, config)
     cheap = make_evaluate(measure, setting.sets)
@@ -389,13 +391,30 @@ def best_of(config: FrozenConfig) -> str:
     return "decoded_tau" if config.decoding.num_prompts else ""
 
 
-def export_heads(folder: Path, lm, drafter: Drafter, params) -> None:
-    """Writes the heads' published layout in bfloat16, with the fingerprint of their target.
+def layout_of(lm, drafter: Drafter, params) -> str:
+    """The first layout that can hold such heads, their authors' if it can.
 
     Medusa's heads of several blocks go in vLLM's: their authors' has one block, gone through again.
+
+    Raises:
+      ConfigError: there is none.
     """
-    several = isinstance(drafter, Medusa) and drafter.config.num_layers > 1
-    layout = "medusa-vllm" if several else None
-    where = folder / MODEL
+    if isinstance(drafter, Medusa) and drafter.config.num_layers > 1:
+        return "medusa-vllm"
+    refused = []
+    for name, layout in FORMATS.items():
+        if isinstance(drafter, layout.DRAFTER):
+            try:
+                layout.save(drafter, params, lm)
+            except ValueError as error:
+                refused.append(str(error))
+            else:
+                return name
+    raise ConfigError(f"such heads could not be written: {'; '.join(dict.fromkeys(refused))}")
+
+
+def export_heads(folder: Path, lm, drafter: Drafter, params) -> None:
+    """Writes the heads' published layout in bfloat16, with the fingerprint of their target."""
+    layout, where = layout_of(lm, drafter, params), folder / MODEL
     specjax.save_drafter(drafter, params, where, format=layout, target=lm, dtype="bfloat16")
-    print(f"exported to {folder / MODEL}")
+    print(f"exported to {where}")

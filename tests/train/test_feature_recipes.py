@@ -49,6 +49,23 @@ def test_a_recipe_lowers_its_loss_and_what_it_exports_loads_back(place, name):
     assert found.drafter.config == make(place, name)[2].drafter.config
 
 
+def test_heads_that_no_layout_holds_are_refused_before_they_are_trained(place, capsys):
+    root, train, teacher = place
+    fields = [teacher, *SMALL, "draft_vocab_size=40", f"run.folder={root / 'refused'}"]
+    assert train("eagle3", *fields, "layers=[1, 0]") != 0
+    assert "layers=(1, 0): servers concatenate" in capsys.readouterr().err
+    assert not (root / "refused").exists()
+
+
+def test_heads_that_their_authors_layout_cannot_hold_are_exported_in_another(place, tmp_path):
+    fields = [*RECIPES["eagle3"], "norm_before_residual=true"]
+    made, setting = setting_of(place, eagle3.Config, *fields)
+    built = eagle3.make_eagle3(made, setting)
+    frozen.export_heads(tmp_path, setting.lm, built.drafter, built.publish(built.params))
+    found = specjax.load_drafter(tmp_path / frozen.MODEL, setting.lm)
+    assert found.drafter.config == built.drafter.config
+
+
 def make(place, name):
     module = MODULES[name]
     made, setting = setting_of(place, module.Config, *RECIPES[name])
