@@ -39,8 +39,8 @@ def _check(name: str, value, fine: bool, accepted: str) -> None:
 class DataConfig:
     """Where the tokens come from and how they are cut into rows."""
 
-    corpus: str = "stdlib"  # a name in corpus.CORPORA, or a folder of .txt and .py files
-    tokenizer: str = "embedded"  # "embedded" or the path of a tokenizer.json
+    corpus: str = "stdlib"  # or a folder of .txt and .py files, see corpus.folder_documents
+    tokenizer: str = "embedded"  # of a model as specjax.load takes it, or a tokenizer.json
     length: int = 256  # tokens of context in a row (a row holds one more, to predict)
     batch: int = 16  # rows a step
     eval_rows: int = 64  # held-out rows per evaluation

@@ -34,9 +34,7 @@ def load_stream(config: DataConfig, split: str) -> tuple[np.ndarray, int]:
     from . import tokenizer as tokenizers
 
     tokenizer = tokenizers.load(config.tokenizer)
-    end_of_text = tokenizer.token_to_id(tokenizers.END_OF_TEXT)
-    if end_of_text is None:
-        raise ConfigError(f"the tokenizer has no {tokenizers.END_OF_TEXT} to part documents with")
+    end_of_text = tokenizers.end_of_text(config.tokenizer, tokenizer)
     texts = [text for _, text in corpus.documents(config.corpus, split, strict=config.strict)]
     stream = pack([encoding.ids for encoding in tokenizer.encode_batch(texts)], end_of_text)
     if len(stream) < 2 * config.length + 2:

@@ -105,8 +105,8 @@ def load_teacher(name: str, vocabulary):
     teacher = lm.load(name)
     if teacher.tokenizer.vocabulary != {i: t for t, i in vocabulary.get_vocab().items()}:
         raise ConfigError(
-            f"teacher={name!r} has another tokenizer than data.tokenizer: give data.tokenizer the "
-            "teacher's own tokenizer.json"
+            f"teacher={name!r} has another tokenizer than data.tokenizer: give "
+            f"data.tokenizer={name!r}, the teacher's own"
         )
     return teacher
 

@@ -138,9 +138,19 @@ class Heads:
 
 
 def fresh(drafter, seed: int, **options) -> PyTree:
-    """``params["drafter"]`` as the drafter's module begins, which takes ``options``."""
+    """``params["drafter"]`` as the drafter's module begins, which takes ``options``; in float32,
+    also what is copied from a target in bfloat16."""
     module = drafter.module(drafter.config, rngs=nnx.Rngs(seed), **options)
-    return nnx.to_pure_dict(nnx.state(module))
+    return in_float32(nnx.to_pure_dict(nnx.state(module)))
+
+
+def in_float32(params: PyTree) -> PyTree:
+    """Floats in float32, in which alone the small steps of training add up."""
+
+    def cast(x):
+        return x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    return jax.tree.map(cast, params)
 
 
 def make_reader(config, end_of_text: int, layers=(), gradient: bool = False):
@@ -343,7 +353,7 @@ def starting_params(config: FrozenConfig, lm, heads: Heads):
             f"init={config.init!r} holds {found.drafter.config}, this run makes "
             f"{heads.drafter.config}"
         )
-    return heads.unpublish(found.params)
+    return in_float32(heads.unpublish(found.params))
 
 
 def train(

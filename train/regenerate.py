@@ -91,6 +91,8 @@ def make_writer(teacher, config: RegenerateConfig, end_of_text: int):
     """``write(prompts [B, T], lengths [B], key, temperature) -> Decoded``; 0.0: greedily."""
     import specjax
 
+    stops = sorted({end_of_text, *teacher.config.eos_ids})
+
     def write(prompts, lengths, key, temperature):
         return specjax.decode(
             teacher.target,
@@ -102,7 +104,7 @@ def make_writer(teacher, config: RegenerateConfig, end_of_text: int):
             max_new_tokens=config.new_tokens,
             sampling=specjax.Sampling(temperature=temperature),
             capacity=config.data.length + 1,
-            stops=[end_of_text],
+            stops=stops,
         )
 
     return write

@@ -41,10 +41,7 @@ PANELS = {"share of positions, held out": SHARES, "tokens a round, held out": re
 
 def draw_curves(log: Path, picture: Path, title: str) -> None:
     """Training loss (smoothed) and held-out loss over steps; below, the other held-out measures."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure  # not pyplot, whose state is the user's (notebooks)
 
     rows = read(log)
     train = [(row["step"], row["loss"]) for row in rows if "loss" in row]
@@ -56,7 +53,8 @@ def draw_curves(log: Path, picture: Path, title: str) -> None:
     }
     panels = {label: keys for label, keys in panels.items() if keys}
     height = 4 + 3 * len(panels)
-    figure, axes = plt.subplots(1 + len(panels), 1, sharex=True, squeeze=False, figsize=(8, height))
+    figure = Figure(figsize=(8, height))
+    axes = figure.subplots(1 + len(panels), 1, sharex=True, squeeze=False)
     top, *others = axes[:, 0]
     if train:
         steps, losses = zip(*train, strict=True)
@@ -75,7 +73,6 @@ def draw_curves(log: Path, picture: Path, title: str) -> None:
     axes[-1, 0].set_xlabel("step")
     figure.tight_layout()
     figure.savefig(picture, dpi=110)
-    plt.close(figure)
 
 
 def _smooth(values, window: int = 25) -> list[float]:

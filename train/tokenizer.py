@@ -15,6 +15,7 @@ from pathlib import Path
 from . import corpus
 from .config import ConfigError, DataConfig, RunConfig
 
+FILES = ("tokenizer.json", "tokenizer_config.json")  # what is fetched of a model on the hub
 END_OF_TEXT = "<|endoftext|>"  # begins a document and ends it; id 0
 PIECES = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\n+|\s+(?!\S)|\s+"
 
@@ -77,13 +78,46 @@ def embedded_folder() -> Path:
 
 
 def load(name: str):
-    """A ``tokenizers.Tokenizer``: ``"embedded"``, or the path of a ``tokenizer.json``."""
+    """A ``tokenizers.Tokenizer``: that of a model as ``specjax.load`` takes it (``"embedded"``, a
+    folder, a hub name), or the path of a ``tokenizer.json``."""
     from tokenizers import Tokenizer
 
-    path = embedded_folder() / "tokenizer.json" if name == "embedded" else Path(name)
+    return Tokenizer.from_file(str(_file(name)))
+
+
+def _file(name: str) -> Path:
+    """The ``tokenizer.json`` that ``data.tokenizer`` means; the hub may be asked for it."""
+    from specjax.models.lm import folder_of
+
+    path = Path(name)
+    if path.suffix != ".json":
+        try:
+            path = folder_of(name, None, FILES) / "tokenizer.json"
+        except OSError as error:
+            raise ConfigError(f"data.tokenizer={name!r}: {error}") from error
     if not path.is_file():
-        raise ConfigError(f"data.tokenizer={name!r}: no such file; give a path or 'embedded'")
-    return Tokenizer.from_file(str(path))
+        raise ConfigError(
+            f"data.tokenizer={name!r}: there is no {path}; accepted: a tokenizer.json, or a model "
+            "that has one (AutoTokenizer of transformers writes it: save_pretrained)"
+        )
+    return path
+
+
+def end_of_text(name: str, tokenizer) -> int:
+    """The id of the token that parts documents: ``<|endoftext|>``, else what the file
+    ``tokenizer_config.json`` beside the tokenizer calls its ``eos_token``."""
+    found = tokenizer.token_to_id(END_OF_TEXT)
+    settings = _file(name).parent / "tokenizer_config.json"
+    if found is None and settings.is_file():
+        token = json.loads(settings.read_text("utf-8")).get("eos_token")
+        token = token["content"] if isinstance(token, dict) else token
+        found = None if token is None else tokenizer.token_to_id(token)
+    if found is None:
+        raise ConfigError(
+            f"data.tokenizer={name!r} has nothing to part documents with: neither {END_OF_TEXT} "
+            f"nor an eos_token in {settings}, where you can name one of its tokens"
+        )
+    return found
 
 
 def fingerprint(tokenizer) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 from specjax.train import corpus, data, prompts, regenerate, tokenizer
 from specjax.train.config import ConfigError, DataConfig
 
@@ -149,6 +150,43 @@ def test_a_corpus_too_small_for_a_row_is_refused(tmp_path):
         data.load_stream(DataConfig(corpus=str(tmp_path)), split)
     with pytest.raises(ConfigError, match="neither 'stdlib' nor a folder"):
         data.load_stream(DataConfig(corpus=str(tmp_path / "nothing")), "train")
+
+
+def test_what_lies_in_a_folder_heldout_is_held_out_and_nothing_else(tmp_path):
+    for path in ("a.txt", "b/heldout.py", "heldout/c.txt"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(path)
+    for split, paths in (("train", ["a.txt", "b/heldout.py"]), ("heldout", ["heldout/c.txt"])):
+        found = corpus.documents(str(tmp_path), split)
+        assert found == [(path, path) for path in paths]
+    (tmp_path / "heldout" / "c.txt").unlink()
+    empty = next(s for s in ("train", "heldout") if s != corpus.split_of("a.txt"))
+    (tmp_path / "b" / "heldout.py").unlink()
+    with pytest.raises(ConfigError, match=f"no documents in the split '{empty}'.*heldout"):
+        corpus.documents(str(tmp_path), empty)
+
+
+def test_documents_are_parted_by_the_token_that_a_models_own_tokenizer_names(tmp_path):
+    words = {"x": 0, "</s>": 1, "y": 2}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="x"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    folder, texts = tmp_path / "model", tmp_path / "texts"
+    folder.mkdir()
+    for split in ("train", "heldout"):
+        (texts / split).mkdir(parents=True)
+        (texts / split / "one.txt").write_text("y x " * 20)
+    config = DataConfig(corpus=str(texts), tokenizer=str(folder), length=8)
+    with pytest.raises(ConfigError, match="a tokenizer.json, or a model that has one"):
+        data.load_stream(config, "train")
+    made.save(str(folder / "tokenizer.json"))
+    with pytest.raises(ConfigError, match="nothing to part documents with"):
+        data.load_stream(config, "train")
+    for eos in ("</s>", {"content": "</s>"}):
+        (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
+        stream, end = data.load_stream(config, "train")
+        assert end == 1 and list(stream) == [1] + [2, 0] * 20 + [1]
+    with pytest.raises(ConfigError, match="data.tokenizer='/nowhere/else'.*neither a folder"):
+        tokenizer.load("/nowhere/else")
 
 
 def test_only_generated_tokens_count_in_a_measure_on_samples():

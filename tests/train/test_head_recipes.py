@@ -13,6 +13,7 @@ from specjax.train import (
     checkpoint,
     compare,
     config,
+    eagle3,
     features,
     frozen,
     heads,
@@ -237,6 +238,17 @@ def test_comparison_counts_tokens_a_round_of_each_head_on_each_tree(place, train
     assert compare.tau_of(found) == (1.6, 1.0, 4.0)  # 16 tokens in 10 rounds; each prompt alone
     with pytest.raises(config.ConfigError, match="num_prompts=5; accepted: a multiple of batch=4"):
         dataclasses.replace(made, num_prompts=5)
+
+
+def test_heads_of_a_target_in_bfloat16_are_trained_in_float32(place):
+    made, setting = setting_of(place, eagle3.Config, "layers=[0, 1]")
+    lm = dataclasses.replace(
+        setting.lm, params=jax.tree.map(lambda x: x.astype(jnp.bfloat16), setting.lm.params)
+    )
+    built = eagle3.make_eagle3(made, dataclasses.replace(setting, lm=lm))
+    assert {x.dtype for x in jax.tree.leaves(built.params)} == {jnp.dtype(jnp.float32)}
+    table = lm.target.head_table(lm.params).astype(jnp.float32)
+    np.testing.assert_array_equal(built.params["lm_head"]["weight"], table)
 
 
 def test_a_run_that_goes_on_computes_what_it_would_have_computed(place, stored):
