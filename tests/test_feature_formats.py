@@ -247,6 +247,7 @@ def test_heads_that_not_all_servers_know_are_written_for_those_that_do(target, t
         ("eagle3", "eagle3", {}, {"o_bias": True}, "know layer.o_bias; take"),
         ("eagle3", "eagle3", {}, {"mlp_bias": True}, "know layer.mlp_bias; take"),
         ("eagle3", "eagle3", {"own_embedding": True}, {}, "know own_embedding; take"),
+        ("eagle3", "eagle3", {}, {"num_layers": 2}, "know layer.num_layers=2; take"),
         ("eagle3", "eagle3-speculators", {}, {"qkv_bias": True}, "qkv_bias=True, o_bias=False"),
         ("eagle", "eagle", {}, {"qk_norm": True}, "no norms of queries and keys"),
     ],

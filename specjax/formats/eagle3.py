@@ -115,6 +115,8 @@ def save(drafter: Eagle3, params, target=None) -> tuple[dict, dict]:
     wrong += [f"layer.{key}" for key in ("qk_norm", *biases) if getattr(shape.layer, key)]
     if shape.own_embedding and shape.feature_size == shape.hidden_size:
         wrong.append("own_embedding")  # SGLang puts the target's in its place
+    if shape.layer.num_layers > 1 and shape.mask_token is None:
+        wrong.append(f"layer.num_layers={shape.layer.num_layers}")
     if wrong:
         raise ValueError(
             f"format='eagle3': not all that read this layout know {', '.join(wrong)}; take "
