@@ -46,6 +46,10 @@ def summary(row: dict, figures: dict) -> str:
         "peer": lambda f: ", ".join(
             f"{m} {x['tokens_per_second']['median']:.1f}/s" for m, x in f["methods"].items()
         ),
+        "training": lambda f: f"{f['bytes_per_token'] / 1e3:.1f} kB a token",
+        "long context": lambda f: ", ".join(
+            f"{c}: τ {f['all'][c]['tau']:.2f}, {f['window'][c]['tau']:.2f}" for c in f["all"]
+        ),
     }
     return say.get(row["kind"], lambda f: "done")(figures)
 
@@ -352,6 +356,72 @@ def _peers(rows) -> str:
     return "\n\n".join(parts)
 
 
+def _training(rows) -> str:
+    note = (
+        "The recipe's compiled step: the target's forward pass, all steps of the unroll, gradient, "
+        "optimiser. Bytes are those that it works in (weights and state besides); the line is the "
+        "least-squares one through the lengths, *off the line* the greatest distance from it."
+    )
+    sizes = _table(
+        {
+            "target": lambda r, f: r["target"],
+            "rows": lambda r, f: r.get("batch", 1),
+            "steps": lambda r, f: r["steps"],
+            "MB, by tokens of a row": lambda r, f: ", ".join(
+                f"{n}: {x / 1e6:.1f}" for n, x in f["bytes"].items()
+            ),
+            "kB a token more": lambda r, f: _number(f["bytes_per_token"] / 1e3),
+            "off the line": lambda r, f: _share(f["off_the_line"]),
+        },
+        [(r, f) for r, f in rows if len(r["lengths"]) > 1],
+    )
+    times = _table(
+        {
+            "target": lambda r, f: r["target"],
+            "rows x tokens": lambda r, f: f"{r.get('batch', 1)} x {r['timed']}",
+            "steps": lambda r, f: r["steps"],
+            "the step, ms": lambda r, f: _ms(f["seconds"]["step"]),
+            "target forward, ms": lambda r, f: _ms(f["seconds"]["target"]),
+            "head forward and backward, ms": lambda r, f: _ms(f["seconds"]["head"]),
+            "optimiser, ms": lambda r, f: _ms(f["seconds"]["update"]),
+            "step over target and head": lambda r, f: _ratio(f["over_parts"]),
+            "over all three": lambda r, f: _ratio(f["over_all"]),
+        },
+        [(r, f) for r, f in rows if "seconds" in f],
+    )
+    parts = (
+        "Each part compiled alone, in turn with the step; the target's law counts as the head's:"
+    )
+    return "\n\n".join([note, sizes, parts, times])
+
+
+def _long_context(rows) -> str:
+    row, f = rows[0]
+    taught, window = (row.get(name, 64) for name in ("taught", "window"))
+    note = (
+        f"A toy: an EAGLE-3 head taught on rows of {taught} tokens, on a target that is as good at "
+        "any length; greedy, chains of three. *Window*: the same weights, seeing no more than the "
+        f"last {window} tokens (`window` of the recipe). *Follows*: of what the target says, the "
+        "share that its language says too."
+    )
+    flat = [(f, context) for _, f in rows for context in f["all"]]
+
+    def depths(name):
+        return lambda f, c: ", ".join(_share(x) for x in f[name][c]["accepted_at"])
+
+    return f"{note}\n\n" + _table(
+        {
+            "context": lambda f, c: f"{int(c):,}",
+            "follows": lambda f, c: _share(f["follows"][c]),
+            "τ": lambda f, c: f"{f['all'][c]['tau']:.2f}",
+            "accepted at depth 1, 2, 3": depths("all"),
+            "τ, window": lambda f, c: f"{f['window'][c]['tau']:.2f}",
+            "accepted, window": depths("window"),
+        },
+        flat,
+    )
+
+
 def _bandwidth(rows) -> str:
     return "\n".join(
         f"{f['best'] / 1e9:.1f} GB/s of weights ({f['weights'] / 1e6:.0f} MB); by activations: "
@@ -370,4 +440,6 @@ TABLES = {
     "bandwidth": ("Bandwidth", _bandwidth),
     "product": ("Products with M activations", _micro("M")),
     "attention": ("Attention over a cache, one layer", _micro("cached, N")),
+    "training": ("EAGLE-3's training step", _training),
+    "long context": ("EAGLE-3 beyond its context", _long_context),
 }

@@ -15,7 +15,8 @@ Row = dict
 
 
 def smoke(pair: str = "tiny", agreement: float = 0.8, repetitions: int = 6) -> list[Row]:
-    """Every kind of row once, in miniature: a test of the instrument, not of the machine."""
+    """Every kind of row once, in miniature: a test of the instrument, not of the machine. (But
+    "long context", which has nothing to measure before a minute of training.)"""
     of = dict(pair=pair, agreement=agreement)
     common = dict(**of, new=24, repetitions=repetitions)
     return [
@@ -37,6 +38,8 @@ def smoke(pair: str = "tiny", agreement: float = 0.8, repetitions: int = 6) -> l
         {"kind": "serving", "drafter": "ngram", "num_draft": 3, "prompts": 6, "longest": 12}
         | {"batch": 2, "repetitions": repetitions},
         {"kind": "peer", **of, "num_draft": 3, "new": 16, "repetitions": repetitions},
+        {"kind": "training", "target": "small", "lengths": [1024, 4096], "steps": 2}
+        | {"timed": 1024, "optimizer": "adamw", "repetitions": repetitions},
     ]
 
 
@@ -147,6 +150,18 @@ def serving(prompts: int = 256, batches: Sequence[int] = (8,), repetitions: int 
     return [{"kind": "serving", **way, **common, "batch": b} for b in batches for way in ways]
 
 
+def eagle(
+    contexts: Sequence[int] = (32, 64, 128, 512, 2048, 8192), repetitions: int = 7
+) -> list[Row]:
+    """EAGLE-3's training step against its parts, its memory along a row; its head at 8k."""
+    step = dict(kind="training", target="embedded", repetitions=repetitions)
+    return [
+        {**step, "lengths": [256], "batch": 4, "steps": 5, "timed": 256},
+        *({**step, "lengths": [256, 512, 1024, 2048], "steps": k} for k in (3, 6)),
+        {"kind": "long context", "contexts": list(contexts)},
+    ]
+
+
 def gpu(
     pair: str = "8b",
     agreement: float = 0.8,
@@ -168,7 +183,7 @@ def gpu(
 
 
 SUITES: dict[str, Callable[..., list[Row]]] = {
-    suite.__name__: suite for suite in (smoke, cpu, gpu, heads, scaling, peers, serving)
+    suite.__name__: suite for suite in (smoke, cpu, gpu, heads, scaling, peers, serving, eagle)
 }
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from benchmarks import heldout, jobs, pairs, peers, plots, report, rows, runner, suites
+from benchmarks import heldout, jobs, pairs, peers, plots, report, rows, runner, suites, training
 from benchmarks.__main__ import main
 
 ROOT = Path(__file__).parent.parent
@@ -47,7 +47,7 @@ def found(smoke):
 
 
 def test_the_smoke_suite_measures_every_kind_of_row(smoke, found):
-    kinds = set(rows.KINDS) - (set() if TORCH else {"peer"})
+    kinds = set(rows.KINDS) - {"long context"} - (set() if TORCH else {"peer"})
     assert {row["kind"] for row, _ in found} == kinds
     for name in ("README.md", "results.json", "rows.jsonl", "acceptance.png", "round.png"):
         assert (smoke / name).stat().st_size > 0, name
@@ -76,6 +76,14 @@ def test_tokens_rounds_and_acceptance_fit_together(found):
 def test_plain_decoding_against_itself_takes_one_token_a_pass(found):
     (plain,) = (f for row, f in found if row.get("drafter") == "plain")
     assert plain["tau"] == 1 and plain["acceptance"] is None
+
+
+def test_memory_of_the_training_step_grows_with_the_tokens_and_not_with_their_square(found):
+    (figures,) = (f for row, f in found if row["kind"] == "training")
+    short, long = figures["bytes"]["1024"], figures["bytes"]["4096"]
+    assert 1.5 < long / short < 4.4
+    seconds = {name: x["median"] for name, x in figures["seconds"].items()}
+    assert seconds["step"] > max(seconds["target"], seconds["update"])
 
 
 def test_a_made_up_context_leaves_the_agreement_as_it_is(found):
@@ -110,6 +118,15 @@ def test_a_finished_suite_is_not_measured_again(smoke, cache):
     assert "rows are there: going on" in again.stderr
     if TORCH:
         assert (smoke / "rows.jsonl").read_bytes() == before
+
+
+def test_the_toy_language_is_followed_but_for_its_noise():
+    rng = np.random.default_rng(0)
+    table = rng.integers(0, 16, (16, 16))
+    for noise, least, most in ((0.0, 1.0, 1.0), (0.5, 0.45, 0.6)):
+        text = training.write(rng, table, 4, 500, noise)
+        said = training.follow(table, text)[:, :-1]
+        assert least <= np.mean(said == text[:, training.LAG :]) <= most
 
 
 # ---------------------------------------------------------------- keeping rows
@@ -218,7 +235,7 @@ def test_no_figure_is_nan_in_json():
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["speed"], "known: smoke, cpu, gpu, heads, scaling, peers, serving"),
+        (["speed"], "known: smoke, cpu, gpu, heads, scaling, peers, serving, eagle"),
         (["smoke", "--batches", "2"], "no such option; it has --pair"),
         (["cpu", "--pair", "70b"], "known: tiny, 100m, 8b"),
         (["scaling", "--contexts", "65536"], "the pair 100m has 32768 positions"),

@@ -27,7 +27,7 @@ from flax import nnx
 
 from specjax.models.causal_lm import graph_definition
 
-from . import data, regenerate, tokenizer
+from . import data, regenerate, tokenizer, unroll
 from .config import ConfigError, DataConfig, RunConfig
 
 TOKENS, HIDDEN, RECORD = "tokens.npy", "hidden.{}.npy", "features.json"
@@ -62,12 +62,21 @@ Config = FeaturesConfig
 
 def hidden_states(graphdef, params, tokens, segments, layers):
     """Hidden states ``[B, T, F]`` of each of ``layers`` over int32 ``tokens [B, T]``, attention
-    within segments."""
+    within segments. Long rows attend a block of queries at a time, so that memory grows with their
+    length; a target with windows, capped scores or latents takes its square."""
     model, nodes = nnx.merge(graphdef, params), tokens.shape[1]
     positions = jnp.broadcast_to(jnp.arange(nodes, dtype=jnp.int32), tokens.shape)
-    mask = jnp.triu(jnp.ones((nodes, nodes), bool))[None]  # [key, query]
-    mask = mask & (segments[:, :, None] == segments[:, None, :])
-    _, tapped, _ = model.hidden(tokens, positions, mask, taps=layers)
+    c = model.config
+    if nodes > unroll.BLOCK and c.window is None and c.score_softcap is None and not c.kv_rank:
+        mask = None
+
+        def attend(layer, query, keys, values):
+            return unroll.attend(query, [(keys, values)], segments), None
+
+    else:
+        mask, attend = jnp.triu(jnp.ones((nodes, nodes), bool))[None], None  # [key, query]
+        mask = mask & (segments[:, :, None] == segments[:, None, :])
+    _, tapped, _ = model.hidden(tokens, positions, mask, taps=layers, attend=attend)
     return jnp.split(tapped, len(layers), axis=2)
 
 

@@ -258,6 +258,7 @@ class Decoder(nnx.Module):
         axis=None,
         states=None,
         local_mask=None,
+        attend=None,
     ):
         """The trunk over ``N`` nodes a row.
 
@@ -274,6 +275,7 @@ class Decoder(nnx.Module):
             Hugging Face (0: embeddings, ``i``: output of layer ``i``; the last one is normed).
           states: ``[H, B * N]``, what the first layer reads in place of the tokens' embeddings.
           local_mask: in place of ``own_mask`` in layers with a window, before that is applied.
+          attend: see ``run_blocks``.
 
         Returns:
           ``(normed hidden [H, B * N], tapped [B, N, F] or None, entries)``; the entries are, per
@@ -297,6 +299,7 @@ class Decoder(nnx.Module):
             earlier=earlier,
             live=live,
             axis=axis,
+            attend=attend,
         )
         out = seen[-1] = self.norm(seen[-1])
         tapped = None

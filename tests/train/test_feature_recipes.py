@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from specjax.train import block, config, eagle, eagle3, frozen, mtp, report
+from specjax.train import block, config, eagle, eagle3, frozen, mtp, report, unroll
 
 import specjax
 from specjax import tree
@@ -34,7 +34,7 @@ def setting_of(place, kind, *fields):
     return made, frozen.make_setting(made, lambda count: getattr(made, "layers", ()))
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", ["p-eagle", "eagle", "mtp", "block"])
 def test_a_recipe_lowers_its_loss_and_what_it_exports_loads_back(place, name):
     root, train, teacher = place
     fields = [teacher, *SMALL, *RECIPES[name], f"run.folder={root / name}"]
@@ -127,6 +127,18 @@ def test_a_head_is_taught_on_the_logits_that_it_drafts_with(place, name, monkeyp
         np.testing.assert_allclose(logits, taught, rtol=1e-3, atol=1e-4)
     back = built.unpublish(params["drafter"])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), own, back)
+
+
+def test_long_rows_attend_in_blocks_to_the_same_features(place, monkeypatch):
+    _, setting = setting_of(place, eagle3.Config)
+    read = frozen.make_reader(setting.lm.config, setting.end_of_text)
+    tokens = jnp.asarray(next(setting.batches)).at[0, 9].set(setting.end_of_text)
+    whole = read(setting.lm.params, tokens)
+    assert len(np.unique(whole.segments[0])) > 1
+    monkeypatch.setattr(unroll, "BLOCK", 7)
+    monkeypatch.setattr(jnp, "triu", None)  # the mask of all pairs is not made
+    blocks = read(setting.lm.params, tokens)
+    np.testing.assert_allclose(blocks.hidden, whole.hidden, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

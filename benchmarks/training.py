@@ -1,0 +1,237 @@
+"""EAGLE-3's training step, its parts and its memory; its head beyond the context it was taught.
+
+The step is the recipe's own (``train/eagle3.py``, ``train/loop.py``), on the embedded target or on
+a small one with random weights: time and memory do not depend on what the weights are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from specjax.train import eagle3, frozen, loop, model, pretrain
+from specjax.train.config import DataConfig, OptimizerConfig
+from specjax.train.optimizer import make_optimizer
+
+import specjax
+from specjax import measure, topology
+from specjax.models import DecoderConfig
+from specjax.models.causal_lm import CausalLM
+from specjax.models.lm import LM
+
+from .figures import interval, spread
+
+SMALL = DecoderConfig(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+)
+
+
+def _lm(config: DecoderConfig, params) -> LM:
+    return LM(CausalLM(config), params, None, "toy", "")
+
+
+def _job(lm: LM, length: int, steps: int):
+    """EAGLE-3's job on a target without text, its heads, and the job of the same heads on hidden
+    states that are there already."""
+    size = lm.target.vocab_size
+    config = eagle3.Config(num_heads=steps, data=DataConfig(length=length))
+    setting = frozen.Setting(lm, size, None, {}, np.arange(size, 0, -1.0), None)
+    made = eagle3.make_eagle3(config, setting)
+    read = frozen.make_reader(lm.config, setting.end_of_text, made.layers)
+
+    def job(read):
+        loss = frozen.make_loss(made, lm.target, read, config)
+        return loop.Job(loss, made.params, None, None, {"target": lm.params})
+
+    return job(read), job(lambda params, rows: rows), made, read
+
+
+def training(
+    bench,
+    *,
+    target: str,
+    lengths: list[int],
+    steps: int,
+    batch: int = 1,
+    timed: int | None = None,
+    optimizer: str = "muon",
+    repetitions: int = 7,
+) -> dict:
+    """Bytes that the compiled step works in, for rows of several lengths; and its seconds at one.
+
+    Args:
+      target: ``embedded``, or ``small``: random weights.
+      steps: of the unroll.
+      timed: at which of the lengths; None: at none.
+
+    Returns:
+      ``bytes`` by length, ``bytes_per_token`` (the slope of the line through them) and
+      ``off_the_line``, the greatest distance from it as a share. Timed in turn: ``step``, the whole
+      compiled step; ``target``, its forward pass for the hidden states; ``head``, the loss of the
+      head on those and its gradient (the target's own law is part of it); ``update``, the
+      optimiser. ``over_parts``: the step over target and head; ``over_all``: over all three.
+    """
+    lm = specjax.load(target) if target != "small" else _lm(SMALL, model.create(SMALL, 0)[1])
+    rule, compiled, parts = make_optimizer(OptimizerConfig(name=optimizer), 1000), {}, {}
+    for length in lengths:
+        job, alone, made, read = _job(lm, length, steps)
+        state = jax.eval_shape(lambda job=job: loop.make_state(job, rule, 0))
+        tokens = jax.ShapeDtypeStruct((batch, length + 1), jnp.int32)
+        compiled[length] = loop.make_step(job, rule).lower(state, job.frozen, tokens).compile()
+        if length == timed:
+            parts = job, alone, read
+    held = {n: c.memory_analysis().temp_size_in_bytes for n, c in compiled.items()}
+    tokens, found = batch * np.asarray([*held], float), np.asarray([*held.values()], float)
+    slope, rest = np.polyfit(tokens, found, 1)
+    figures = {
+        "bytes": held,
+        "bytes_per_token": float(slope),
+        "off_the_line": float(np.max(np.abs(slope * tokens + rest - found) / found)),
+        "weights": int(sum(x.size for x in jax.tree.leaves(made.params))),
+    }
+    if timed is not None:
+        figures |= _timed(compiled[timed], *parts, rule, (batch, timed + 1), repetitions)
+    return figures
+
+
+def _timed(step, job, alone, read, rule, shape, repetitions: int) -> dict:
+    """Seconds of a compiled step and of its parts, each compiled alone."""
+    state = loop.make_state(job, rule, 0)
+    size = job.frozen["target"]["embedding"].shape[0]
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, size, shape), jnp.int32)
+    read, given = jax.jit(read), job.frozen
+    rows = jax.block_until_ready(read(given["target"], tokens))
+    head = jax.jit(jax.value_and_grad(lambda p, given, rows: alone.loss(p, given, rows, None)[0]))
+    _, gradients = head(job.params, given, rows)
+
+    @jax.jit
+    def update(params, moments, gradients):
+        updates, moments = rule.update(gradients, moments, params)
+        return jax.tree.map(jnp.add, params, updates), moments
+
+    calls = {
+        "step": measure.Call(
+            lambda state: step(state, given, tokens), lambda: jax.tree.map(jnp.copy, state)
+        ),
+        "target": lambda: read(given["target"], tokens),
+        "head": lambda: head(job.params, given, rows),
+        "update": lambda: update(job.params, state["optimizer"], gradients),
+    }
+    seconds = measure.alternate(calls, repetitions=repetitions, warmup=1)
+    both = seconds["target"] + seconds["head"]
+    return {
+        "seconds": {name: spread(x) for name, x in seconds.items()},
+        "over_parts": interval(measure.ratio(seconds["step"], both)),
+        "over_all": interval(measure.ratio(seconds["step"], both + seconds["update"])),
+    }
+
+
+# --------------------------------------------------------------------------- beyond the taught
+
+LAG, SYMBOLS = 5, 16
+TOY = DecoderConfig(
+    vocab_size=SYMBOLS,
+    hidden_size=64,
+    intermediate_size=128,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=4,
+    head_dim=16,
+    window=4 * LAG,
+    max_positions=16_384,
+)
+
+
+def follow(table: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """What the language says behind ``tokens [B, T]``, of the last and of that ``LAG - 1`` before
+    it: ``[B, T - LAG + 1]``."""
+    return table[tokens[:, LAG - 1 :], tokens[:, : tokens.shape[1] - LAG + 1]]
+
+
+def write(rng, table: np.ndarray, batch: int, length: int, noise: float = 0.05) -> np.ndarray:
+    """Text in it, int32 ``[batch, length]``; each symbol is any with probability ``noise``."""
+    tokens = rng.integers(0, SYMBOLS, (batch, length + LAG)).astype(np.int32)
+    kept = rng.random(tokens.shape) >= noise
+    for i in range(LAG, length + LAG):
+        said = table[tokens[:, i - 1], tokens[:, i - LAG]]
+        tokens[:, i] = np.where(kept[:, i], said, tokens[:, i])
+    return tokens[:, LAG:]
+
+
+def _taught(job: loop.Job, steps: int, rows):
+    """Parameters after some steps on what ``rows()`` gives, and the last loss."""
+    rule = make_optimizer(OptimizerConfig(warmup=min(20, steps), weight_decay=0.0), steps)
+    step, state = loop.make_step(job, rule), loop.make_state(job, rule, 0)
+    for _ in range(steps):
+        state, metrics = step(state, job.frozen, rows())
+    return state["params"], float(metrics["loss"])
+
+
+def long_context(
+    bench,
+    *,
+    contexts: list[int],
+    taught: int = 64,
+    window: int = 64,
+    target_steps: int = 600,
+    head_steps: int = 600,
+    rows: int = 32,
+    batch: int = 4,
+    new: int = 32,
+) -> dict:
+    """Acceptance behind contexts of several lengths, of a head taught on rows of ``taught`` tokens:
+    as it is, and seeing no more than ``window`` tokens.
+
+    Text and target are toys: each symbol follows from the last and from that four before it, and
+    the target sees 20 tokens, so that it is as good at any length. Decoding is greedy; all
+    contexts of a row end in the same tokens. ``follows``: of what the target says, the share that
+    the language says too.
+    """
+    rng = np.random.default_rng(0)
+    table = rng.integers(0, SYMBOLS, (SYMBOLS, SYMBOLS)).astype(np.int32)
+
+    def sample():
+        return jnp.asarray(write(rng, table, rows, taught + 1))
+
+    graphdef, params = model.create(TOY, 0)
+    entropy = pretrain.make_cross_entropy(graphdef, SYMBOLS)
+    job = loop.Job(lambda p, _, x, key: (jnp.mean(entropy(p, x)), {}), params, None, None)
+    params, target_loss = _taught(job, target_steps, sample)
+    lm = _lm(TOY, params)
+    job, _, made, _ = _job(lm, taught, 3)
+    weights, head_loss = _taught(job, head_steps, sample)
+
+    text = write(rng, table, batch, max(contexts))
+    both = {"target": params, "drafter": made.publish(weights)}
+    whole = dataclasses.replace(made.drafter, topology=topology.chain(3))
+    layer = dataclasses.replace(whole.config.layer, window=window)
+    config = dataclasses.replace(whole.config, layer=layer)
+    drafters = {"all": whole, "window": dataclasses.replace(whole, config=config)}
+    found: dict[str, dict] = {name: {} for name in drafters}
+    follows = {}
+    for name, drafter in drafters.items():
+        for context in contexts:
+            tokens = np.zeros_like(text)
+            tokens[:, :context] = text[:, -context:]
+            out = specjax.decode(
+                lm.target,
+                drafter,
+                both,
+                jnp.asarray(tokens),
+                jnp.full(batch, context, jnp.int32),
+                key=jax.random.key(0),
+                max_new_tokens=new,
+            )
+            said = np.asarray(out.tokens)[:, context - LAG : context + new]
+            follows[context] = float(np.mean(follow(table, said)[:, :-1] == said[:, LAG:]))
+            depths = np.asarray(out.stats.accepted_at).sum(axis=0) / np.sum(out.stats.rounds)
+            found[name][context] = {"tau": out.stats.tau, "accepted_at": depths.tolist()}
+    return {"losses": [target_loss, head_loss], "follows": follows, **found}
