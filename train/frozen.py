@@ -353,7 +353,7 @@ def starting_params(config: FrozenConfig, lm, heads: Heads):
             f"init={config.init!r} holds {found.drafter.config}, this run makes "
             f"{heads.drafter.config}"
         )
-    return in_float32(heads.unpublish(found.params))
+    return heads.unpublish(in_float32(found.params))
 
 
 def train(

@@ -130,7 +130,8 @@ class BlockLayers(nnx.Module):
         nodes = tokens.shape[1]
         ahead = positions[:, :, None] <= positions[:, None, -nodes:]
         causal = self.config.causal
-        x = target.embed(params, tokens).astype(self.fc.weight[...].dtype)
+        x = target.embed(params, tokens)
+        x = x.astype(jnp.promote_types(x.dtype, self.fc.weight[...].dtype))
         hidden, _, _ = self.layers.hidden(
             tokens,
             positions,

@@ -21,9 +21,11 @@ import os
 import tempfile
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
 
+from .. import native
 from ..drafters.heads import with_topology
 from ..models.causal_lm import CausalLM
 from ..models.files import read_json, write_json
@@ -46,7 +48,7 @@ from . import (
     redrafter,
     speculator,
 )
-from .weights import PICKLES, Tensors, is_float, some, write_pickle
+from .weights import PICKLES, Tensors, halved, is_float, some, write_pickle
 
 FORMATS = {"medusa": medusa, "medusa-vllm": medusa_vllm, "hydra": hydra}
 FORMATS |= {"blockwise": blockwise, "speculator": speculator, "redrafter": redrafter}
@@ -98,7 +100,8 @@ def load_drafter(
 
     Args:
       path_or_hub_name: a folder, or a name on the Hugging Face hub.
-      target: what ``specjax.load`` returned; the drafter's weights are converted to its dtype.
+      target: what ``specjax.load`` returned; the drafter's weights are converted to its dtype. (The
+        CPU's kernels read bfloat16 beside float32: numbers that fit stay in half of the bytes.)
       topology: what to draft (see ``topology.py``); default: the tree that lies beside the weights,
         else a chain as deep as the heads allow.
       revision: branch, tag or commit on the hub.
@@ -159,6 +162,8 @@ def _read(folder: Path, target: LM):
         if "gain" in own:
             shape = dataclasses.replace(shape, gain=own["gain"])
         drafter = with_topology(drafter, shape)
+    if target.dtype == jnp.float32 and native.chosen():
+        params = halved(params)
     return drafter, params, fingerprint(tensors.files)
 
 

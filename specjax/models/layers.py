@@ -64,7 +64,8 @@ def _few(weight, x) -> bool:
     """Whether the CPU kernel is made for such a product."""
     if quantize.is_quantized(weight) or weight.ndim != 2:
         return False
-    return x.shape[1] <= native.MOST_COLUMNS and weight.dtype == x.dtype == jnp.float32
+    fits = x.shape[1] <= native.MOST_COLUMNS and weight.dtype in (jnp.float32, jnp.bfloat16)
+    return fits and x.dtype == jnp.float32
 
 
 def once(x: jax.Array) -> jax.Array:

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -28,6 +29,7 @@ constexpr int kLanes = 4, kSums = 24;
 constexpr int kFew = 8;           // columns up to which sums run along the rows of the matrix
 constexpr int kWideRows = 6;      // rows in flight when a vector holds columns
 constexpr int64_t kDeep = 1024;   // inputs at a time, so that the columns stay in the L1 cache
+constexpr int64_t kAhead = 2048;  // inputs between what is fetched and what is used
 constexpr int kSlots = 128;       // cache slots scored at a time: their keys stay in the L1 cache
 constexpr float kHidden = -1e30f;  // the score of what a node may not see
 constexpr int64_t kChunkBytes = 256 << 10, kLeastBytes = 48 << 10;  // of weights, a task
@@ -35,7 +37,26 @@ constexpr int64_t kChunkBytes = 256 << 10, kLeastBytes = 48 << 10;  // of weight
 typedef float Vec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
 typedef int32_t IntVec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
 
+typedef uint16_t HalfVec __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
+
+// A bfloat16: the upper half of a float.
+struct Half {
+  uint16_t bits;
+};
+
 inline Vec Load(const float* p) { return *reinterpret_cast<const Vec*>(p); }
+inline Vec Load(const Half* p) {
+  const HalfVec half = *reinterpret_cast<const HalfVec*>(p);
+  const IntVec bits = __builtin_convertvector(half, IntVec) << 16;
+  return reinterpret_cast<const Vec&>(bits);
+}
+inline float Number(float x) { return x; }
+inline float Number(Half x) {
+  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
+  float number;
+  std::memcpy(&number, &bits, sizeof number);
+  return number;
+}
 inline void Store(float* p, Vec v) { *reinterpret_cast<Vec*>(p) = v; }
 
 // Memory of the calling thread, aligned to a cache line: unaligned vectors cost two loads.
@@ -120,15 +141,16 @@ struct To {
 
 // y[r, m] = sum_k w[r, k] x[m, k] over `deep` inputs, for R rows and M columns of length `in`. The
 // rows after them are fetched ahead, so that reading from memory and multiplying overlap.
-template <int R, int M>
-inline void Few(const float* w, const float* x, float* y, int64_t in, int64_t deep, To to) {
+template <int R, int M, typename W>
+inline void Few(const W* w, const float* x, float* y, int64_t in, int64_t deep, To to) {
   Vec sum[R][M] = {};
+  const int64_t ahead = std::max<int64_t>(R, kAhead / deep);
   int64_t k = 0;
   for (; k + kLanes <= deep; k += kLanes) {
     Vec a[R];
     for (int r = 0; r < R; ++r) {
       a[r] = Load(w + r * in + k);
-      __builtin_prefetch(w + (r + R) * in + k);
+      __builtin_prefetch(w + (r + ahead) * in + k);
     }
     for (int m = 0; m < M; ++m) {
       const Vec b = Load(x + m * in + k);
@@ -143,27 +165,33 @@ inline void Few(const float* w, const float* x, float* y, int64_t in, int64_t de
   for (int r = 0; r < R; ++r) {
     for (int m = 0; m < M; ++m) {
       float s = total[r * M + m];
-      for (int64_t t = k; t < deep; ++t) s += w[r * in + t] * x[m * in + t];
+      for (int64_t t = k; t < deep; ++t) s += Number(w[r * in + t]) * x[m * in + t];
       to(y, r, m, s);
     }
   }
 }
 
-template <int M, int R>
-void FewRows(const float* w, const float* x, float* y, int64_t in, int64_t deep, int64_t rows,
-             To to) {
+template <int M, int R, typename W>
+void FewRows(const W* w, const float* x, float* y, int64_t in, int64_t deep, int64_t rows, To to) {
   int64_t r = 0;
   for (; r + R <= rows; r += R) Few<R, M>(w + r * in, x, y + r * to.down, in, deep, to);
   for (; r < rows; ++r) Few<1, M>(w + r * in, x, y + r * to.down, in, deep, to);
 }
 
-using Rows = void (*)(const float*, const float*, float*, int64_t, int64_t, int64_t, To);
-using Counts = std::make_integer_sequence<int, kFew>;
-template <int... M>
-constexpr std::array<Rows, sizeof...(M)> FewTable(std::integer_sequence<int, M...>) {
-  return {{&FewRows<M + 1, 2 * (M + 1) <= kSums ? 2 : 1>...}};
+// Rows at a time by this many columns: enough sums that none waits for its last addition.
+constexpr int RowsOf(int columns) {
+  const int most = kSums / columns;
+  return columns == 1 ? 8 : columns < 4 ? 4 : most >= 6 ? 6 : most >= 4 ? 4 : most > 0 ? most : 1;
 }
-constexpr auto kFewRows = FewTable(Counts{});  // by the number of columns, less one
+template <typename W>
+using Rows = void (*)(const W*, const float*, float*, int64_t, int64_t, int64_t, To);
+using Counts = std::make_integer_sequence<int, kFew>;
+template <typename W, int... M>
+constexpr std::array<Rows<W>, sizeof...(M)> FewTable(std::integer_sequence<int, M...>) {
+  return {{&FewRows<M + 1, RowsOf(M + 1), W>...}};
+}
+template <typename W>
+constexpr auto kFewRows = FewTable<W>(Counts{});  // by the number of columns, less one
 
 // y[r, lane] = sum_k w[r * row + k * step] x[k, lane]: a vector holds columns.
 template <int R>
@@ -197,23 +225,40 @@ inline void WideAhead(const float* w, const float* x, int64_t in, int64_t deep, 
   for (int r = 0; r < R; ++r) y[r] = sum[r][0] + sum[r][1];
 }
 
-// `rows` rows of a weight matrix by packed columns; the rows stay in the L1 cache meanwhile.
-void WideRows(const float* w, const float* packed, float* y, int64_t in, int64_t deep,
-              int64_t rows, int64_t columns, To to) {
+// `rows` rows of a weight matrix, `stride` apart, by packed columns; the rows stay in the L1 cache
+// meanwhile.
+void WideRows(const float* w, int64_t stride, const float* packed, float* y, int64_t in,
+              int64_t deep, int64_t rows, int64_t columns, To to) {
   for (int64_t r = 0; r < rows; r += kWideRows) {
     const int64_t n = std::min<int64_t>(kWideRows, rows - r);
     for (int64_t m = 0; m < columns; m += kLanes) {
       Vec sums[kWideRows];
       if (n == kWideRows) {
-        WideAhead<kWideRows>(w + r * in, packed + m * in, in, deep, sums);
+        WideAhead<kWideRows>(w + r * stride, packed + m * in, stride, deep, sums);
       } else {
         for (int64_t i = 0; i < n; ++i)
-          WideAhead<1>(w + (r + i) * in, packed + m * in, in, deep, sums + i);
+          WideAhead<1>(w + (r + i) * stride, packed + m * in, stride, deep, sums + i);
       }
       for (int64_t i = 0; i < n; ++i)
         for (int64_t lane = 0; lane < std::min<int64_t>(kLanes, columns - m); ++lane)
           to(y, r + i, m + lane, sums[i][lane]);
     }
+  }
+}
+
+// The same of bfloat16: a row's numbers are spread over lanes one by one, so they are made floats.
+void WideRows(const Half* w, int64_t stride, const float* packed, float* y, int64_t in,
+              int64_t deep, int64_t rows, int64_t columns, To to) {
+  float* whole = Scratch(1, 2 * kWideRows * deep);  // room for what is fetched ahead
+  for (int64_t r = 0; r < rows; r += kWideRows) {
+    const int64_t n = std::min<int64_t>(kWideRows, rows - r);
+    for (int64_t i = 0; i < n; ++i) {
+      const Half* from = w + (r + i) * stride;
+      int64_t k = 0;
+      for (; k + kLanes <= deep; k += kLanes) Store(whole + i * deep + k, Load(from + k));
+      for (; k < deep; ++k) whole[i * deep + k] = Number(from[k]);
+    }
+    WideRows(whole, deep, packed, y + r * to.down, in, deep, n, columns, to);
   }
 }
 
@@ -232,12 +277,25 @@ float* PackWide(int slot, const float* x, int64_t in, int64_t columns, float sca
   return packed;
 }
 
+// A task's rows of a weight matrix; `x` as the number of columns asks for it.
+template <typename W>
+void RowsBy(const W* w, const float* x, float* y, int64_t in, int64_t deep, int64_t rows,
+            int64_t columns, To to) {
+  if (columns > kFew) {
+    WideRows(w, in, x, y, in, deep, rows, columns, to);
+  } else {
+    kFewRows<W>[columns - 1](w, x, y, in, deep, rows, to);
+  }
+}
+
 // x [in, columns], weights [out, in] -> results [out, columns] each, or turned: [columns, out].
+// Weights are float32 or bfloat16, whose products are those of the floats that they stand for.
 // One call for all weights that meet the same x: a small product costs little more than its call.
 ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::RemainingArgs weights,
                     bool turned, ffi::RemainingRets results) {
   struct Part {
-    const float* weight;
+    const void* weight;
+    bool half;
     float* result;
     int64_t out, tasks;
   };
@@ -246,14 +304,16 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remainin
   const size_t count = weights.size();
   if (count > kMost) return ffi::Error::InvalidArgument("products: at most 8 weights");
   const int64_t in = x.dimensions()[0], columns = x.dimensions()[1];
-  int64_t total = 0;
+  int64_t total = 0, total_bytes = 0;
   for (size_t i = 0; i < count; ++i) {
-    auto weight = weights.get<ffi::Buffer<ffi::F32>>(i);
+    auto weight = weights.get<ffi::AnyBuffer>(i);
     auto result = results.get<ffi::Buffer<ffi::F32>>(i);
     if (!weight || !result) return ffi::Error::InvalidArgument("products: buffers");
     const int64_t out = weight->dimensions()[0];
-    parts[i] = Part{weight->typed_data(), (*result)->typed_data(), out, 0};
+    const bool half = weight->element_type() == ffi::BF16;
+    parts[i] = Part{weight->untyped_data(), half, (*result)->typed_data(), out, 0};
     total += out;
+    total_bytes += out * in * (half ? 2 : 4);
   }
   const float* from = x.typed_data();
   const bool wide = columns > kFew;
@@ -266,9 +326,9 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remainin
       for (int64_t m = 0; m < columns; ++m) rows[m * in + k] = from[k * columns + m];
     packed = rows;
   }
-  const int64_t threads = std::max<int64_t>(1, pool.num_threads()), row_bytes = 4 * in;
-  const int64_t bytes = std::clamp(total * row_bytes / (4 * threads), kLeastBytes, kChunkBytes);
-  const int64_t rows = std::max<int64_t>(2, bytes / row_bytes / (2 * kWideRows)) * 2 * kWideRows;
+  const int64_t threads = std::max<int64_t>(1, pool.num_threads()), row_bytes = total_bytes / total;
+  const int64_t bytes = std::clamp(total_bytes / (4 * threads), kLeastBytes, kChunkBytes);
+  const int64_t rows = std::max<int64_t>(1, bytes / row_bytes / (4 * kWideRows)) * 4 * kWideRows;
   const int64_t deep = wide ? kDeep / 2 : kDeep;
   int64_t tasks = 0;
   for (size_t i = 0; i < count; ++i)
@@ -280,12 +340,12 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remainin
     To to{turned ? 1 : columns, turned ? out : 1, false};
     float* y = part->result + begin * to.down;
     for (int64_t k = 0; k < in; k += deep, to.add = true) {
-      const float* w = part->weight + begin * in + k;
-      const int64_t d = std::min(deep, in - k);
-      if (wide) {
-        WideRows(w, packed + k * kLanes, y, in, d, height, columns, to);
+      const int64_t d = std::min(deep, in - k), at = begin * in + k;
+      const float* x = packed + k * (wide ? kLanes : 1);
+      if (part->half) {
+        RowsBy(static_cast<const Half*>(part->weight) + at, x, y, in, d, height, columns, to);
       } else {
-        kFewRows[columns - 1](w, packed + k, y, in, d, height, to);
+        RowsBy(static_cast<const float*>(part->weight) + at, x, y, in, d, height, columns, to);
       }
     }
   });
@@ -538,7 +598,7 @@ ffi::Error Attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> query, ffi::Buf
   int64_t work = 0;
   for (int64_t row = 0; row < batch; ++row)
     work += heads * (std::clamp<int64_t>(lengths[row], 0, slots) + own) * a_slot;
-  if (work < 160'000) {  // some 55 microseconds: half of it would not pay for waking a thread
+  if (work < 16'000) {  // some 6 microseconds; longer ones find and keep the threads awake
     for (int64_t task = 0; task < batch * heads; ++task) head(task);
   } else {
     Parallel(pool, batch * heads, head);
