@@ -19,7 +19,9 @@ from __future__ import annotations
 import dataclasses
 
 import jax.numpy as jnp
+import numpy as np
 
+import specjax
 from specjax.drafters import eagle3, peagle
 from specjax.models.config import DecoderConfig
 
@@ -93,13 +95,23 @@ def layer_config(target: DecoderConfig, intermediate_size: int = 0) -> DecoderCo
     return DecoderConfig(**sizes, num_layers=1)
 
 
+def draft_vocab(config: Eagle3Config, setting: frozen.Setting, size: int) -> np.ndarray:
+    """int32 ``[size]``: the tokens that the LM head is about. Heads that are gone on with keep
+    theirs, whatever text is frequent now."""
+    counted = vocab_map(setting.frequencies[: setting.lm.target.config.vocab_size], size)
+    if not config.init:
+        return counted
+    own = specjax.load_drafter(config.init, setting.lm).params.get("vocab", counted)
+    return np.asarray(own) if len(own) == size else counted  # which ``starting_params`` refuses
+
+
 def make_eagle3(config: Eagle3Config, setting: frozen.Setting) -> frozen.Heads:
     """An EAGLE-3 head for the target of a setting; its LM head and the norm before begin as the
     target's."""
     lm, target = setting.lm, setting.lm.target
     layers = config.layers or eagle3.usual_layers(target.config.num_layers)
     size = config.draft_vocab_size or target.config.vocab_size
-    vocab = vocab_map(setting.frequencies[: target.config.vocab_size], size)
+    vocab = draft_vocab(config, setting, size)
     layer = layer_config(target.config, config.intermediate_size)
     mask, kind = None, eagle3.Eagle3
     if config.parallel:

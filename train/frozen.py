@@ -122,7 +122,7 @@ class Heads:
         ``T = rows.steps(K)`` positions. Not yet multiplied, so that one head's logits are in memory
         at a time.
       layers: of the target, besides its last, whose hidden states ``outputs`` reads.
-      vocab: int32 ``[Vd]``, the tokens that rows of the tables are about, in increasing order;
+      vocab: int32 ``[Vd]``, the tokens that rows of the tables are about;
         None: all.
       publish, unpublish: between parameters as they are trained and as the drafter takes them, one
         undoing the other.
@@ -352,6 +352,11 @@ def starting_params(config: FrozenConfig, lm, heads: Heads):
         raise ConfigError(
             f"init={config.init!r} holds {found.drafter.config}, this run makes "
             f"{heads.drafter.config}"
+        )
+    if found.drafter.features != heads.drafter.features:
+        raise ConfigError(
+            f"init={config.init!r} reads the target's hidden states {found.drafter.features}, this "
+            f"run gives it {heads.drafter.features}"
         )
     return heads.unpublish(in_float32(found.params))
 

@@ -66,6 +66,22 @@ def test_heads_that_their_authors_layout_cannot_hold_are_exported_in_another(pla
     assert found.drafter.config == built.drafter.config
 
 
+def test_heads_that_are_gone_on_with_keep_their_vocabulary_and_hidden_states(place, tmp_path):
+    _, setting, built = make(place, "eagle3")
+    frozen.export_heads(tmp_path, setting.lm, built.drafter, built.publish(built.params))
+    own = [*RECIPES["eagle3"], f"init={tmp_path / frozen.MODEL}"]
+    made, other = setting_of(place, eagle3.Config, *own)
+    other = dataclasses.replace(other, frequencies=other.frequencies[::-1])  # another text
+    again = eagle3.make_eagle3(made, other)
+    assert np.array_equal(again.vocab, built.vocab)
+    begun = again.publish(frozen.starting_params(made, other.lm, again))
+    assert np.array_equal(begun["vocab"], built.vocab)
+
+    made, setting = setting_of(place, eagle3.Config, *own, "layers=[1, 0]")
+    with pytest.raises(config.ConfigError, match=r"hidden states \(0, 1\), this run gives it"):
+        frozen.starting_params(made, setting.lm, eagle3.make_eagle3(made, setting))
+
+
 def make(place, name):
     module = MODULES[name]
     made, setting = setting_of(place, module.Config, *RECIPES[name])
