@@ -336,6 +336,26 @@ def test_a_residual_is_not_normed_unless_the_config_says_so(name, target, tmp_pa
     assert specjax.load_drafter(folder, target).drafter.config.norm_before_residual
 
 
+@pytest.mark.parametrize(
+    ("own", "config", "window", "causal"),
+    [
+        ({"use_swa": True, "swa_window_size": 6}, {}, 6, False),
+        ({"use_swa": True, "causal": True}, {"is_causal": None, "sliding_window": 9}, 9, True),
+        ({"swa_window_size": 6}, {"use_sliding_window": True, "sliding_window": 9}, 6, None),
+        ({"causal": True}, {"is_causal": False}, None, False),
+    ],
+)
+def test_windows_are_those_of_dflashs_own_keys(own, config, window, causal, target, tmp_path):
+    kinds = ["sliding_attention" if "use_sliding_window" in config else "full_attention"] * 2
+    common = {"mask_token_id": 23, "target_layer_ids": [1, 3, 5]}
+    config = {"layer_types": kinds, "dflash_config": common | own} | config
+    shutil.copytree(GOLDEN / "dflash", tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text()) | config
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = specjax.load_drafter(tmp_path, target).drafter.config
+    assert (found.layers.window, found.causal) == (window, causal)
+
+
 def test_biases_that_no_config_promised_are_loaded(target, tmp_path):
     sizes = {"fc": 16, "lm_head": 16, "midlayer.self_attn.o_proj": 16, "midlayer.mlp.up_proj": 24}
     sizes |= {"midlayer.mlp.gate_proj": 24, "midlayer.mlp.down_proj": 16}

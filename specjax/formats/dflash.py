@@ -131,13 +131,15 @@ def _check_ids(ids, target) -> None:
 
 def _attention(config: Mapping, own: Mapping, layers):
     """``(layers, causal)`` with the windows that DFlash's own keys ask for."""
-    causal = config.get("is_causal", own.get("causal"))
-    if layers.window is None and own.get("use_swa"):
-        window = own.get("swa_window_size", config.get("sliding_window"))
+    causal = config.get("is_causal")
+    causal = own.get("causal") if causal is None else causal
+    sliding = layers.window is not None
+    if sliding or own.get("use_swa"):
+        window = own.get("swa_window_size") or layers.window or config.get("sliding_window")
         if window is None:
             raise ValueError("dflash_config: use_swa without swa_window_size or sliding_window")
         layers = dataclasses.replace(layers, window=window)
-        causal = bool(causal)
+        causal = causal if sliding else bool(causal)
     return layers, causal
 
 
