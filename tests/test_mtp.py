@@ -212,6 +212,15 @@ def test_transformers_reads_the_modules_that_are_written(targets, tmp_path):
     assert tokens[0].tolist() == expected[: 7 + 12].tolist()
 
 
+def test_modules_are_not_put_into_another_models_checkpoint(targets, tmp_path):
+    lm, heads = targets["deepseek"]
+    shutil.copytree(GOLDEN.parent / "features" / "target", tmp_path, dirs_exist_ok=True)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ValueError, match="another model than the modules belong to: its hidden"):
+        specjax.save_drafter(heads.drafter, heads.params, tmp_path, target=lm)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_fastmtps_one_module_drafts_as_many_tokens_as_its_file_says(targets, tmp_path):
     shutil.copytree(GOLDEN / "mimo", tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text()) | {"num_speculative_steps": 3}

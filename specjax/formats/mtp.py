@@ -104,11 +104,22 @@ def inside(folder: Path, config: Mapping, tensors: Mapping, file: str) -> dict[s
     Returns:
       The target's ``config.json`` with what the modules say in it, and the index of all weights;
       None where the folder holds no checkpoint.
+
+    Raises:
+      ValueError: it holds one of another shape.
     """
     try:
         own, weights = read_json(folder, "config.json"), weight_files(folder)
     except FileNotFoundError:
         return None
+    there = translate.config_from_hf(own)
+    for name in ("hidden_size", "vocab_size"):
+        if getattr(there, name) != config[name]:
+            raise ValueError(
+                f"{folder} holds another model than the modules belong to: its {name} is "
+                f"{getattr(there, name)}, theirs {config[name]}; give the folder of their target, "
+                "or an empty one"
+            )
     if weights == [folder / SINGLE]:
         (folder / SHARD).unlink(missing_ok=True)
         (folder / SHARD).hardlink_to(folder / SINGLE)
