@@ -46,7 +46,11 @@ def summary(row: dict, figures: dict) -> str:
         "peer": lambda f: ", ".join(
             f"{m} {x['tokens_per_second']['median']:.1f}/s" for m, x in f["methods"].items()
         ),
-        "training": lambda f: f"{f['bytes_per_token'] / 1e3:.1f} kB a token",
+        "training": lambda f: (
+            f"{f['bytes_per_token'] / 1e3:.1f} kB a token"
+            if "bytes_per_token" in f
+            else f"{_ratio(f['over_parts'])} of its parts"
+        ),
         "long context": lambda f: ", ".join(
             f"{c}: τ {f['all'][c]['tau']:.2f}, {f['window'][c]['tau']:.2f}" for c in f["all"]
         ),
@@ -362,37 +366,38 @@ def _training(rows) -> str:
         "optimiser. Bytes are those that it works in (weights and state besides); the line is the "
         "least-squares one through the lengths, *off the line* the greatest distance from it."
     )
-    sizes = _table(
-        {
-            "target": lambda r, f: r["target"],
-            "rows": lambda r, f: r.get("batch", 1),
-            "steps": lambda r, f: r["steps"],
-            "MB, by tokens of a row": lambda r, f: ", ".join(
-                f"{n}: {x / 1e6:.1f}" for n, x in f["bytes"].items()
-            ),
-            "kB a token more": lambda r, f: _number(f["bytes_per_token"] / 1e3),
-            "off the line": lambda r, f: _share(f["off_the_line"]),
-        },
-        [(r, f) for r, f in rows if len(r["lengths"]) > 1],
-    )
-    times = _table(
-        {
-            "target": lambda r, f: r["target"],
-            "rows x tokens": lambda r, f: f"{r.get('batch', 1)} x {r['timed']}",
-            "steps": lambda r, f: r["steps"],
-            "the step, ms": lambda r, f: _ms(f["seconds"]["step"]),
-            "target forward, ms": lambda r, f: _ms(f["seconds"]["target"]),
-            "head forward and backward, ms": lambda r, f: _ms(f["seconds"]["head"]),
-            "optimiser, ms": lambda r, f: _ms(f["seconds"]["update"]),
-            "step over target and head": lambda r, f: _ratio(f["over_parts"]),
-            "over all three": lambda r, f: _ratio(f["over_all"]),
-        },
-        [(r, f) for r, f in rows if "seconds" in f],
-    )
-    parts = (
-        "Each part compiled alone, in turn with the step; the target's law counts as the head's:"
-    )
-    return "\n\n".join([note, sizes, parts, times])
+    size = {
+        "target": lambda r, f: r["target"],
+        "rows": lambda r, f: r.get("batch", 1),
+        "steps": lambda r, f: r["steps"],
+        "MB, by tokens of a row": lambda r, f: ", ".join(
+            f"{n}: {x / 1e6:.1f}" for n, x in f["bytes"].items()
+        ),
+        "kB a token more": lambda r, f: _number(f["bytes_per_token"] / 1e3),
+        "off the line": lambda r, f: f"{f['off_the_line']:.1%}".replace("%", " %"),
+    }
+    time = {
+        "target": lambda r, f: r["target"],
+        "rows x tokens": lambda r, f: f"{r.get('batch', 1)} x {r['timed']}",
+        "steps": lambda r, f: r["steps"],
+        "the step, ms": lambda r, f: _ms(f["seconds"]["step"]),
+        "target forward, ms": lambda r, f: _ms(f["seconds"]["target"]),
+        "head forward and backward, ms": lambda r, f: _ms(f["seconds"]["head"]),
+        "optimiser, ms": lambda r, f: _ms(f["seconds"]["update"]),
+        "step over target and head": lambda r, f: _ratio(f["over_parts"]),
+        "over all three": lambda r, f: _ratio(f["over_all"]),
+    }
+    parts, sized = [note], [(r, f) for r, f in rows if "bytes_per_token" in f]
+    if sized:
+        parts.append(_table(size, sized))
+    timed = [(r, f) for r, f in rows if "seconds" in f]
+    if timed:
+        parts.append(
+            "Each part compiled alone, in turn with the step; the target's law counts as the "
+            "head's. The last two columns are the step's seconds over the sum of the parts':"
+        )
+        parts.append(_table(time, timed))
+    return "\n\n".join(parts)
 
 
 def _long_context(rows) -> str:

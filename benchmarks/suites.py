@@ -151,12 +151,12 @@ def serving(prompts: int = 256, batches: Sequence[int] = (8,), repetitions: int 
 
 
 def eagle(
-    contexts: Sequence[int] = (32, 64, 128, 512, 2048, 8192), repetitions: int = 7
+    contexts: Sequence[int] = (32, 64, 128, 512, 2048, 8192), repetitions: int = 6
 ) -> list[Row]:
     """EAGLE-3's training step against its parts, its memory along a row; its head at 8k."""
     step = dict(kind="training", target="embedded", repetitions=repetitions)
     return [
-        {**step, "lengths": [256], "batch": 4, "steps": 5, "timed": 256},
+        *({**step, "lengths": [256], "batch": b, "steps": 5, "timed": 256} for b in (4, 8)),
         *({**step, "lengths": [256, 512, 1024, 2048], "steps": k} for k in (3, 6)),
         {"kind": "long context", "contexts": list(contexts)},
     ]

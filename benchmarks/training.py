@@ -73,7 +73,7 @@ def training(
       timed: at which of the lengths; None: at none.
 
     Returns:
-      ``bytes`` by length, ``bytes_per_token`` (the slope of the line through them) and
+      ``bytes`` by length; of several, ``bytes_per_token`` (the slope of the line through them) and
       ``off_the_line``, the greatest distance from it as a share. Timed in turn: ``step``, the whole
       compiled step; ``target``, its forward pass for the hidden states; ``head``, the loss of the
       head on those and its gradient (the target's own law is part of it); ``update``, the
@@ -89,14 +89,13 @@ def training(
         if length == timed:
             parts = job, alone, read
     held = {n: c.memory_analysis().temp_size_in_bytes for n, c in compiled.items()}
-    tokens, found = batch * np.asarray([*held], float), np.asarray([*held.values()], float)
-    slope, rest = np.polyfit(tokens, found, 1)
-    figures = {
-        "bytes": held,
-        "bytes_per_token": float(slope),
-        "off_the_line": float(np.max(np.abs(slope * tokens + rest - found) / found)),
-        "weights": int(sum(x.size for x in jax.tree.leaves(made.params))),
-    }
+    weights = int(sum(x.size for x in jax.tree.leaves(made.params)))
+    figures = {"bytes": held, "weights": weights}
+    if len(held) > 1:
+        tokens, found = batch * np.asarray([*held], float), np.asarray([*held.values()], float)
+        slope, rest = np.polyfit(tokens, found, 1)
+        figures["bytes_per_token"] = float(slope)
+        figures["off_the_line"] = float(np.max(np.abs(slope * tokens + rest - found) / found))
     if timed is not None:
         figures |= _timed(compiled[timed], *parts, rule, (batch, timed + 1), repetitions)
     return figures
