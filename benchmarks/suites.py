@@ -156,9 +156,9 @@ def eagle(
     """EAGLE-3's training step against its parts, its memory along a row; its head at 8k."""
     step = dict(kind="training", target="embedded", repetitions=repetitions)
     return [
-        *({**step, "lengths": [256], "batch": b, "steps": 5, "timed": 256} for b in (4, 8)),
         *({**step, "lengths": [256, 512, 1024, 2048], "steps": k} for k in (3, 6)),
         {"kind": "long context", "contexts": list(contexts)},
+        *({**step, "lengths": [256], "batch": b, "steps": 5, "timed": 256} for b in (4, 8)),
     ]
 
 
