@@ -116,8 +116,8 @@ def build(kind: type, values: dict, where: str = ""):
     unknown = sorted(set(values) - set(fields))
     if unknown:
         raise ConfigError(
-            f"unknown field {where}{unknown[0]}; known fields of {where or 'the file'}"
-            f"{'' if where else ' are sections'}: {', '.join(fields)}"
+            f"unknown field {where}{unknown[0]}; known fields of {where or 'the file'}: "
+            f"{', '.join(fields)}"
         )
     made = {}
     for name, value in values.items():
@@ -143,16 +143,20 @@ def build(kind: type, values: dict, where: str = ""):
 def _typed(value, hint, name: str):
     """``value`` as ``hint`` asks for it (an int will do for a float, a list for a tuple)."""
     choices = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    expected = getattr(hint, "__name__", str(hint))
     for choice in choices:
         if choice is type(None) and value is None:
             return None
         if choice is float and isinstance(value, (int, float)) and not isinstance(value, bool):
             return float(value)
-        if typing.get_origin(choice) is tuple and isinstance(value, (list, tuple)):
-            return tuple(value)
+        if typing.get_origin(choice) is tuple:
+            if isinstance(value, (list, tuple)):
+                one = typing.get_args(choice)[0]
+                return tuple(_typed(own, one, f"{name}[{i}]") for i, own in enumerate(value))
+            expected = "a list, [...]"
+            continue
         if isinstance(choice, type) and type(value) is choice:
             return value
-    expected = getattr(hint, "__name__", str(hint))
     raise ConfigError(f"{name}={value!r} is of type {type(value).__name__}, expected {expected}")
 
 
@@ -195,6 +199,18 @@ def flatten(config, where: str = "") -> dict:
         else:
             flat[where + field.name] = list(value) if isinstance(value, tuple) else value
     return flat
+
+
+def unusual(config, where: str = "") -> dict:
+    """As ``flatten``, of the fields alone that are not what they are if nobody sets them."""
+    found = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            found |= unusual(value, f"{where}{field.name}.")
+        elif value != field.default:
+            found[where + field.name] = value
+    return found
 
 
 def differences(old: dict, new: dict) -> list[str]:

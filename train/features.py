@@ -117,7 +117,10 @@ def read(folder: str, of: dict, length: int, layers) -> Rows:
     """
     path = Path(folder)
     if not (path / RECORD).is_file():
-        raise ConfigError(f"no features at {folder!r}: run the recipe `features` first")
+        raise ConfigError(
+            f"no features at {folder!r}: run the recipe `features` first, with output={folder}, "
+            'or give features="", which runs the target in each step'
+        )
     record = json.loads((path / RECORD).read_text())
     for name, own in of.items():
         if record.get(name) != own:
@@ -127,7 +130,10 @@ def read(folder: str, of: dict, length: int, layers) -> Rows:
                 "compute them anew, with the recipe `features` and another `output`"
             )
     if any(layer not in record["layers"] for layer in layers):
-        print(f"{folder} holds layers {record['layers']} of {layers}: the target runs in each step")
+        print(
+            f"{folder} holds the hidden states {record['layers']}, wanted are {layers}: the target "
+            "runs in each step, over the same rows"
+        )
         layers = ()
     hidden = {i: np.load(path / HIDDEN.format(i), mmap_mode="r") for i in layers}
     rows = Rows(np.load(path / TOKENS, mmap_mode="r"), hidden)

@@ -25,7 +25,15 @@ from specjax.pytree import pytree_dataclass
 from specjax.types import Drafter, PyTree
 
 from . import data, decoding, features, regenerate, report, tokenizer, vocabulary_map
-from .config import ConfigError, DataConfig, OptimizerConfig, RunConfig, flatten
+from .config import (
+    ConfigError,
+    DataConfig,
+    OptimizerConfig,
+    RunConfig,
+    differences,
+    flatten,
+    unusual,
+)
 from .distill import load_teacher
 from .evaluate import make_evaluate, mean
 from .loop import Job, estimate, fit
@@ -326,7 +334,7 @@ def make_setting(config: FrozenConfig, layers_of=lambda count: ()) -> Setting:
         stored = features.read(config.features, of, config.data.length, sorted(read))
         batches = features.batches(stored, config.data)
         texts, shares = [stored.tokens], [1.0]
-        print(f"tokens: {stored.tokens.size:,} with stored features, {len(heldout):,} held out")
+        print(f"text          {stored.tokens.size:,} tokens in {config.features}")
     else:
         stream, _ = data.load_stream(config.data, "train")
         samples = [regenerate.read(path).tokens for path in config.data.samples]
@@ -334,10 +342,13 @@ def make_setting(config: FrozenConfig, layers_of=lambda count: ()) -> Setting:
         shares = config.data.samples_share
         texts, shares = [stream, *samples], [1 - sum(shares), *shares]
         written = sum(rows.size for rows in samples)
-        print(f"tokens: {len(stream):,} of text, {written:,} by the target, {len(heldout):,} held")
+        own = f"{written:,} by the target, {sum(config.data.samples_share):.0%} of the rows"
+        own = own if samples else "none by the target (the recipe `regenerate` has it write)"
+        print(f"text          {len(stream):,} tokens of corpus, {own}")
     sets = {"": data.heldout_batches(heldout, config.data)}
     for path in config.eval_samples:
         sets[f"{Path(path).stem}/"] = regenerate.read(path).batches(config.data.batch)
+    print(f"held out      {len(heldout):,} tokens")
     prompts = decoding.heldout_prompts(heldout, config.decoding, end_of_text)
     frequencies = vocabulary_map.frequencies(texts, shares, lm.target.vocab_size)
     return Setting(lm, end_of_text, batches, sets, frequencies, prompts)
@@ -348,10 +359,17 @@ def starting_params(config: FrozenConfig, lm, heads: Heads):
     if not config.init:
         return heads.params
     found = specjax.load_drafter(config.init, lm)
-    if found.drafter.config != heads.drafter.config:
+    theirs, ours = found.drafter, heads.drafter
+    if type(theirs) is not type(ours):
         raise ConfigError(
-            f"init={config.init!r} holds {found.drafter.config}, this run makes "
-            f"{heads.drafter.config}"
+            f"init={config.init!r} holds a drafter {theirs.name!r}, this recipe trains "
+            f"{ours.name!r}: give heads of that kind, or leave init out"
+        )
+    if theirs.config != ours.config:
+        lines = differences(flatten(theirs.config), flatten(ours.config))
+        raise ConfigError(
+            f"init={config.init!r} holds heads of another shape (theirs -> this run's): "
+            f"{'; '.join(lines)}; give them the same, or leave init out"
         )
     if found.drafter.features != heads.drafter.features:
         raise ConfigError(
@@ -393,12 +411,26 @@ def train(
         best=best_of(config),
     )
     if dry_run:
-        print(heads.drafter.config)
+        describe(setting, heads)
         return estimate(job, config.optimizer, config.run)
     params = fit(job, flatten(config), config.optimizer, config.run)
     folder = Path(config.run.folder)
     report.draw_curves(folder / "log.jsonl", folder / "loss.png", folder.name)
     export_heads(folder, lm, heads.drafter, heads.publish(params))
+
+
+def describe(setting: Setting, heads: Heads) -> None:
+    """Prints which target a run reads, and the drafter that it would make."""
+    lm, drafter = setting.lm, heads.drafter
+    count = sum(x.size for x in jax.tree.leaves(lm.params))
+    print(f"target        {lm.name}: {count:,} parameters, {lm.config.num_layers} layers")
+    if heads.layers:
+        print(f"reads         its hidden states {', '.join(map(str, heads.layers))}")
+    if heads.vocab is not None:
+        share = setting.frequencies[heads.vocab].sum()
+        print(f"vocabulary    {len(heads.vocab):,} tokens, {share:.1%} of the text")
+    shape = ", ".join(f"{name}={value}" for name, value in unusual(drafter.config).items())
+    print(f"drafter       {drafter.name}: {shape}")
 
 
 def best_of(config: FrozenConfig) -> str:
@@ -432,4 +464,4 @@ def export_heads(folder: Path, lm, drafter: Drafter, params) -> None:
     """Writes the heads' published layout in bfloat16, with the fingerprint of their target."""
     layout, where = layout_of(lm, drafter, params), folder / MODEL
     specjax.save_drafter(drafter, params, where, format=layout, target=lm, dtype="bfloat16")
-    print(f"exported to {where}")
+    print(f"exported to {where}, in the layout {layout!r}")

@@ -213,11 +213,14 @@ def estimate(job: Job, optimizer_config: OptimizerConfig, run: RunConfig) -> Non
     count = sum(leaf.size for leaf in jax.tree.leaves(job.params))
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(state["optimizer"]))
     rows, length = size_of(batch)
-    print(f"parameters    {count:,} ({4 * count / 1e6:.1f} MB in float32)")
+    print(f"parameters    {count:,} to train ({4 * count / 1e6:.1f} MB in float32)")
     print(f"optimiser     {size / 1e6:.1f} MB")
     if memory is not None:
-        print(f"work space    {memory.temp_size_in_bytes / 1e6:.1f} MB (the compiled step's)")
+        print(f"work space    {memory.temp_size_in_bytes / 1e6:.1f} MB more during a step")
     print(f"a step        {rows} rows x {length} tokens, {min(times):.2f} s")
     print(f"steps         {run.steps:,}, {run.steps * rows * length:,} tokens")
     rate = rows * length / min(times)
-    print(f"time          {run.steps * min(times) / 60:.1f} min ({rate:,.0f} tokens/s)")
+    print(
+        f"time          {run.steps * min(times) / 60:.1f} min ({rate:,.0f} tokens/s), "
+        f"and {max(1, run.steps // run.eval_every)} times the held-out measures"
+    )

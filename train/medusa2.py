@@ -128,7 +128,7 @@ def run(config: Medusa2Config, *, dry_run: bool = False) -> None:
     job = Job(
         loss=make_loss(made, target, read, config),
         params={
-            "target": nnx.to_pure_dict(lm.params),
+            "target": frozen.in_float32(nnx.to_pure_dict(lm.params)),
             "drafter": frozen.starting_params(config, lm, made),
         },
         batches=setting.batches,
@@ -137,7 +137,7 @@ def run(config: Medusa2Config, *, dry_run: bool = False) -> None:
         adjust=lambda optimizer: slowed(optimizer, config.target_share, config.head_warmup),
     )
     if dry_run:
-        print(made.drafter.config)
+        frozen.describe(setting, made)
         return estimate(job, config.optimizer, config.run)
     params = fit(job, flatten(config), config.optimizer, config.run)
     folder = Path(config.run.folder)

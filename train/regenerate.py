@@ -72,7 +72,9 @@ class Samples:
 def read(path: str) -> Samples:
     """Reads a file of this recipe. Raises ConfigError where there is none."""
     if not Path(path).is_file():
-        raise ConfigError(f"no samples at {path!r}: run the recipe `regenerate` first")
+        raise ConfigError(
+            f"no samples at {path!r}: run the recipe `regenerate` first, with output={path}"
+        )
     with np.load(path) as arrays:
         return Samples(**{name: arrays[name] for name in ("tokens", "start", "stop")})
 

@@ -96,6 +96,8 @@ def test_words_override_fields_with_toml_values_or_bare_strings(file):
         ("optimizer.rate=nan", "optimizer.rate=nan; accepted: above 0"),
         ("optimizer.warmup=-3", "optimizer.warmup=-3; accepted: at least 0"),
         ("optimizer.name=sgd", "optimizer.name='sgd'; accepted: muon or adamw"),
+        ("data.samples=3", r"data.samples=3 is of type int, expected a list"),
+        ("data.samples=[3]", r"data.samples\[0\]=3 is of type int, expected str"),
         ("data.samples_share=[0.5]", "accepted: 0 positive shares, one for each of data.samples"),
     ],
 )

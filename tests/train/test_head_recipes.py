@@ -205,6 +205,35 @@ def test_exported_heads_load_back_bit_for_bit_and_are_the_best_ones(place, train
     assert record["specjax"]["target_fingerprint"] == setting.lm.checkpoint
 
 
+def test_heads_of_another_kind_or_shape_are_no_beginning_and_what_differs_is_named(place, trained):
+    for kind, words, message in (
+        (hydra, ["num_layers=2"], r"another shape \(theirs -> this run's\): num_layers: 1 -> 2"),
+        (heads, [], "holds a drafter 'hydra', this recipe trains 'medusa'"),
+    ):
+        make = kind.make_hydra if kind is hydra else kind.make_medusa
+        made, setting = setting_of(place, kind.Config, f"init={trained / 'model'}", *words)
+        with pytest.raises(config.ConfigError, match=message):
+            frozen.starting_params(made, setting.lm, make(made, setting))
+
+
+def test_a_dry_run_names_target_layers_vocabulary_and_shape_and_writes_nothing(place, capsys):
+    root, train, teacher = place
+    fields = [teacher, *SMALL, "layers=[0, 1]", "draft_vocab_size=2048", "decoding.num_prompts=0"]
+    assert train("eagle3", "--dry-run", *fields, f"run.folder={root / 'dry'}") == 0
+    printed = capsys.readouterr().out
+    size = sum(x.size for x in jax.tree.leaves(specjax.load(teacher.partition("=")[2]).params))
+    for line in (
+        f"{size:,} parameters, 1 layers",
+        "reads         its hidden states 0, 1",
+        "vocabulary    2,048 tokens, 100.0% of the text",
+        "layer.hidden_size=16",
+        "none by the target",
+    ):
+        assert line in printed
+    assert "norm_plus_one" not in printed  # what nobody set says nothing
+    assert not (root / "dry").exists()
+
+
 def test_heads_of_several_blocks_are_exported_as_they_are(place, tmp_path):
     made, setting = setting_of(place, heads.HeadsConfig, "num_layers=2")
     built, lm = heads.make_medusa(made, setting), setting.lm
