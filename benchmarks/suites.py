@@ -82,14 +82,16 @@ def heads(
     batches: Sequence[int] = (8,),
     repetitions: int = 7,
 ) -> list[Row]:
-    """The embedded heads on real text, on a chain and on a tree; a tree of 64 nodes at 100M."""
+    """The embedded heads, and what they compete with, on real text, on a chain and on a tree; a
+    tree of 64 nodes at 100M."""
     text = dict(kind="heldout", prompts=prompts)
     rows = []
     for temperature in (0.0, 1.0):
         common = {**text, "temperature": temperature}
-        for drafter in ("medusa", "hydra", "draft"):
+        for drafter in ("mtp", "eagle3", "ngram", "hydra", "medusa", "draft"):
             rows += [{**common, "drafter": drafter, "num_draft": n} for n in drafts]
-            rows.append({**common, "drafter": drafter, "tree": tree})
+            if drafter != "ngram":
+                rows.append({**common, "drafter": drafter, "tree": tree})
     adaptive = {**text, "drafter": "hydra", "num_draft": "auto", "temperature": 0.0}
     rows += [{**adaptive, "batch": b} for b in batches]
     wide = dict(kind="decode", pair=pair, agreement=agreement, repetitions=repetitions)
