@@ -146,10 +146,9 @@ class Heads:
 
 
 def fresh(drafter, seed: int, **options) -> PyTree:
-    """``params["drafter"]`` as the drafter's module begins, which takes ``options``; in float32,
-    also what is copied from a target in bfloat16."""
+    """``params["drafter"]`` as the drafter's module begins, which takes ``options``; in float32."""
     module = drafter.module(drafter.config, rngs=nnx.Rngs(seed), **options)
-    return in_float32(nnx.to_pure_dict(nnx.state(module)))
+    return nnx.to_pure_dict(nnx.state(module))
 
 
 def in_float32(params: PyTree) -> PyTree:

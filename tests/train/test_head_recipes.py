@@ -269,15 +269,24 @@ def test_comparison_counts_tokens_a_round_of_each_head_on_each_tree(place, train
         dataclasses.replace(made, num_prompts=5)
 
 
-def test_heads_of_a_target_in_bfloat16_are_trained_in_float32(place):
-    made, setting = setting_of(place, eagle3.Config, "layers=[0, 1]")
-    lm = dataclasses.replace(
-        setting.lm, params=jax.tree.map(lambda x: x.astype(jnp.bfloat16), setting.lm.params)
-    )
-    built = eagle3.make_eagle3(made, dataclasses.replace(setting, lm=lm))
-    assert {x.dtype for x in jax.tree.leaves(built.params)} == {jnp.dtype(jnp.float32)}
-    table = lm.target.head_table(lm.params).astype(jnp.float32)
-    np.testing.assert_array_equal(built.params["lm_head"]["weight"], table)
+@pytest.mark.parametrize(
+    ("kind", "make", "words"),
+    [
+        (eagle3, eagle3.make_eagle3, ["layers=[0, 1]"]),
+        (heads, heads.make_medusa, ["tied=false"]),
+        (hydra, hydra.make_hydra, []),
+    ],
+)
+def test_heads_of_a_target_in_bfloat16_are_trained_in_float32(place, tmp_path, kind, make, words):
+    made, setting = setting_of(place, kind.Config, *words)
+    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), setting.lm.params)
+    setting = dataclasses.replace(setting, lm=dataclasses.replace(setting.lm, params=params))
+    built = make(made, setting)
+    frozen.export_heads(tmp_path, setting.lm, built.drafter, built.publish(built.params))
+    again = dataclasses.replace(made, init=str(tmp_path / frozen.MODEL))
+    loaded = frozen.starting_params(again, setting.lm, make(again, setting))
+    for params in (built.params, loaded):
+        assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype(jnp.float32)}
 
 
 def test_a_run_that_goes_on_computes_what_it_would_have_computed(place, stored):
