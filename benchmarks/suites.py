@@ -90,7 +90,7 @@ def heads(
         common = {**text, "temperature": temperature}
         for drafter in ("mtp", "eagle3", "ngram", "hydra", "medusa", "draft"):
             rows += [{**common, "drafter": drafter, "num_draft": n} for n in drafts]
-            if drafter != "ngram":
+            if drafter != "ngram" and not temperature:
                 rows.append({**common, "drafter": drafter, "tree": tree})
     adaptive = {**text, "drafter": "hydra", "num_draft": "auto", "temperature": 0.0}
     rows += [{**adaptive, "batch": b} for b in batches]
