@@ -178,10 +178,9 @@ void FewRows(const W* w, const float* x, float* y, int64_t in, int64_t deep, int
   for (; r < rows; ++r) Few<1, M>(w + r * in, x, y + r * to.down, in, deep, to);
 }
 
-// Rows at a time by this many columns: enough sums that none waits for its last addition.
+// Rows at a time by this many columns: as many as have their results in one vector, up to 4.
 constexpr int RowsOf(int columns) {
-  const int most = kSums / columns;
-  return columns == 1 ? 8 : columns < 4 ? 4 : most >= 6 ? 6 : most >= 4 ? 4 : most > 0 ? most : 1;
+  return columns == 1 ? 8 : columns > kLanes / 2 ? 1 : std::min(4, kLanes / columns);
 }
 template <typename W>
 using Rows = void (*)(const W*, const float*, float*, int64_t, int64_t, int64_t, To);
