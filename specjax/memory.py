@@ -9,7 +9,6 @@ the embedding and two a layer, of the residual stream ``[H, B N]`` of a pass ove
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import re
@@ -21,6 +20,7 @@ from flax import nnx
 
 from .models.config import DecoderConfig
 from .models.decoder import abstract
+from .models.files import read_json
 from .models.hf import check_dtype, load_config
 from .models.placement import check_divides, spec_of
 from .models.quantize import KEPT, SCHEMES
@@ -182,21 +182,26 @@ def plan_memory(
 
 
 def _config_of(source) -> tuple[str, DecoderConfig]:
+    from .formats import says_heads
+    from .models.lm import config_folder
+
     if isinstance(source, DecoderConfig):
         return source.model_type, source
-    path = Path(source).expanduser()
+    path, name = Path(source).expanduser(), os.fspath(source)
     if path.is_file():
-        try:
-            return path.stem, config_from_hf(json.loads(path.read_text(encoding="utf-8")))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path} is not valid JSON: {error}") from None
-    if not path.is_dir():
-        from .models.lm import config_folder
-
-        name, path = os.fspath(source), config_folder(os.fspath(source))
+        file, name = path, path.stem
+    elif path.is_dir():
+        file, name = path / "config.json", path.name
     else:
-        name = path.name
-    config = load_config(path)
+        path = config_folder(name)
+        file = path / "config.json"
+    raw = read_json(file.parent, file.name)
+    if says_heads(raw):
+        raise ValueError(
+            f"{name}: these are heads, which are not priced; give a draft model, or leave the "
+            "drafter out: heads add their file's size, and a cache of a layer or none"
+        )
+    config = config_from_hf(raw) if path.is_file() else load_config(path)
     if not isinstance(config, DecoderConfig):
         raise ValueError(
             f"{name}: {config.model_type!r} is an encoder-decoder model; only decoder-only ones "

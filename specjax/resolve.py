@@ -87,6 +87,11 @@ def resolve_drafter(
         model = as_drafter(lm, drafter)
         shape = shape or topology.chain(drafts())
         return drafters.DraftModel(topology=shape, model=model, how=how), drafter.params
+    if isinstance(drafter, drafters.heads.HeadDrafter) and params is None:
+        raise ValueError(
+            f"drafter: {drafter.name} has weights, give them as drafter_params; or give what "
+            "specjax.load_drafter returns, whole"
+        )
     if isinstance(drafter, type) or not hasattr(drafter, "draft_step"):
         raise TypeError(
             f"drafter={drafter!r}: accepted are 'draft', 'ngram', 'plain', None, an LM from "
@@ -149,7 +154,15 @@ def named(lm: LM, name: str | os.PathLike, **settings) -> str | LM | HeadLM:
     if name in HEADS:
         return _own_heads(lm, name)
     text = os.fspath(name)
-    config = read_json(config_folder(text), "config.json")
+    try:
+        folder = config_folder(text)
+    except OSError as error:
+        if "/" in text:
+            raise
+        known = ", ".join(("draft", "ngram", "plain", *HEADS))
+        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else OSError
+        raise kind(f"{error}. If that was to be a name: known are {known}") from None
+    config = read_json(folder, "config.json")
     model_type = config.get("model_type")
     known = model_type in FAMILIES or model_type in seq2seq_families.FAMILIES
     if known and not holds_heads(text, config):

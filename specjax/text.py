@@ -82,8 +82,8 @@ def generate(lm: LM, prompts: Prompts | None = None, **options: Unpack[Options])
         target's own heads), ``None`` or ``"plain"`` (no drafts), a draft model from
         ``specjax.load`` with the target's tokenizer, heads from ``specjax.load_drafter``, the
         folder or hub name of either, or an object that implements ``specjax.Drafter``.
-      num_draft: tokens drafted a round, 3 by default; heads draft as many as they were made for,
-        or fewer; a drafter object has its own number.
+      num_draft: tokens drafted a round, 3 by default; heads of which each drafts one depth draft
+        as many as there are, or fewer; a drafter object has its own number.
         ``"auto"``: as many as pay, from none to 7, following what was accepted and what rounds
         cost on this machine (see ``drafters.Adaptive``); measuring takes about a second, besides
         reading a prompt as long as this one.

@@ -98,8 +98,8 @@ def make_measure(laws, num_draft: int = 4):
     return measure
 
 
-def load_teacher(name: str, vocabulary):
-    """The target as an ``LM``, its tokenizer checked against the one that cut the data."""
+def load_teacher(name: str, vocabulary, length: int):
+    """The target as an ``LM``, checked against the tokenizer and the length that cut the data."""
     import specjax.models.lm as lm
 
     teacher = lm.load(name)
@@ -108,13 +108,18 @@ def load_teacher(name: str, vocabulary):
             f"teacher={name!r} has another tokenizer than data.tokenizer: give "
             f"data.tokenizer={name!r}, the teacher's own"
         )
+    if length > teacher.config.max_positions:
+        raise ConfigError(
+            f"data.length={length}: teacher={name!r} reads up to {teacher.config.max_positions} "
+            "tokens; give no more"
+        )
     return teacher
 
 
 def run(config: DistillConfig, *, dry_run: bool = False) -> None:
     """Trains, draws the curves, exports to ``run.folder/model`` without a tokenizer of its own."""
     vocabulary = tokenizer.load(config.data.tokenizer)
-    teacher = load_teacher(config.teacher, vocabulary)
+    teacher = load_teacher(config.teacher, vocabulary, config.data.length)
     stream, end_of_text = data.load_stream(config.data, "train")
     heldout, _ = data.load_stream(config.data, "heldout")
     samples = [regenerate.read(path).tokens for path in config.data.samples]

@@ -172,7 +172,7 @@ def run(config: FeaturesConfig, *, dry_run: bool = False) -> None:
         print(f"{folder} is there already")
         return
     vocabulary = tokenizer.load(config.data.tokenizer)
-    teacher = load_teacher(config.teacher, vocabulary)
+    teacher = load_teacher(config.teacher, vocabulary, config.data.length)
     check_layers(config.layers, teacher.config.num_layers)
     layers = sorted({*config.layers, teacher.config.num_layers})
     stream, end_of_text = data.load_stream(config.data, config.split)

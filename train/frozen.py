@@ -324,7 +324,7 @@ def make_setting(config: FrozenConfig, layers_of=lambda count: ()) -> Setting:
     ``layers_of``: says of a target with ``count`` layers whose hidden states, besides those of the
     last one, are to be read."""
     vocabulary = tokenizer.load(config.data.tokenizer)
-    lm = load_teacher(config.teacher, vocabulary)
+    lm = load_teacher(config.teacher, vocabulary, config.data.length)
     layers = layers_of(lm.config.num_layers)
     features.check_layers(layers, lm.config.num_layers)
     heldout, end_of_text = data.load_stream(config.data, "heldout")

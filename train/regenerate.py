@@ -120,7 +120,8 @@ def run(config: RegenerateConfig, *, dry_run: bool = False) -> None:
     if path.is_file():
         print(f"{path} is there already")
         return
-    teacher = load_teacher(config.teacher, tokenizer.load(config.data.tokenizer))
+    vocabulary = tokenizer.load(config.data.tokenizer)
+    teacher = load_teacher(config.teacher, vocabulary, config.data.length)
     stream, end_of_text = data.load_stream(config.data, config.split)
     num_batches = -(-config.num_rows // rows)
     write = make_writer(teacher, config, end_of_text)

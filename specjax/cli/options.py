@@ -19,8 +19,9 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--drafter",
         "--speculative-model",
-        help="draft, eagle3, mtp, medusa, hydra, blockwise (the model's own), ngram, none, or the "
-        "folder or hub name of a draft model or of heads; default: ngram",
+        help="draft, eagle3, mtp, medusa, hydra, blockwise (which the embedded model has, but for "
+        "the last), ngram, none, or the folder or hub name of a draft model or of heads; default: "
+        "ngram",
     )
     p.add_argument(
         "--num-draft",

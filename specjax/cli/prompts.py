@@ -31,7 +31,7 @@ def read_prompt(argument: str | None, file: str | None) -> str:
     if argument is not None and file is not None:
         raise ValueError("a prompt and --file: give one of them")
     if argument is None and file is None:
-        return _piped() or PROMPT  # an empty pipe is how many launchers spell "no input"
+        return _piped() or PROMPT
     if file is not None:
         try:
             argument = Path(file).read_text(encoding="utf-8")
@@ -58,9 +58,12 @@ def _piped() -> str:
         return ""
     sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # as --file, whatever the locale
     try:
-        return sys.stdin.read()
+        text = sys.stdin.read()
     except UnicodeDecodeError:
         raise ValueError("the prompt that was piped in is not UTF-8 text") from None
+    if not text:  # how many launchers spell "no input", and what a command that failed leaves
+        print("nothing came through the pipe: this is the built-in example", file=sys.stderr)
+    return text
 
 
 def read_prompts(file: str | None, model: str, limit: int) -> list[str]:

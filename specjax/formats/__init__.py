@@ -77,12 +77,17 @@ class HeadLM:
         return f"HeadLM({self.name!r}, {self.drafter.name})"
 
 
+def says_heads(config: dict) -> bool:
+    """Whether a config alone tells that it is of heads."""
+    kinds = " ".join(config.get("architectures") or ())
+    return any(key.startswith(_MARKS) for key in config) or "Eagle" in kinds
+
+
 def holds_heads(name: str | os.PathLike, config: dict) -> bool:
     """Whether a folder or a hub name holds heads, or a model of its own, which have the same
     ``model_type``. The config tells, but for EAGLE's, which is a model's of one layer: there the
     names of the tensors do."""
-    kinds = " ".join(config.get("architectures") or ())
-    if any(key.startswith(_MARKS) for key in config) or "Eagle" in kinds:
+    if says_heads(config):
         return True
     if config.get("num_hidden_layers") != 1:
         return False
