@@ -55,10 +55,13 @@ def test_a_dry_run_says_what_it_would_take_and_writes_nothing(place, capsys):
     assert not (root / "dry").exists()
 
 
-def test_a_teacher_with_another_tokenizer_is_refused(place):
+def test_a_teacher_with_another_tokenizer_or_a_shorter_context_is_refused(place):
     other = tokenizer.train(["x = 1\n"], 320)
+    teacher = str(place.root / "target" / "model")
     with pytest.raises(config.ConfigError, match="another tokenizer"):
-        distill.load_teacher(str(place.root / "target" / "model"), other)
+        distill.load_teacher(teacher, other, 8)
+    with pytest.raises(config.ConfigError, match="data.length=9999: .* reads up to"):
+        distill.load_teacher("embedded", tokenizer.load("embedded"), 9999)
 
 
 def test_samples_are_asked_for_where_there_are_none():
