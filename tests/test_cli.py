@@ -62,7 +62,7 @@ def test_without_drafts_json_has_null_for_the_acceptance(run):
 
 
 def test_the_prompt_comes_from_the_argument_the_file_the_pipe_or_the_built_in_one(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, capsys
 ):
     file = tmp_path / "prompt"
     file.write_text("from a file")
@@ -84,6 +84,12 @@ def test_the_prompt_comes_from_the_argument_the_file_the_pipe_or_the_built_in_on
     with open(os.devnull) as stream:
         monkeypatch.setattr("sys.stdin", stream)
         assert prompts.read_prompt(None, None) == prompts.PROMPT
+    assert not capsys.readouterr().err
+    file.write_bytes(b"")
+    with file.open() as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        assert prompts.read_prompt(None, None) == prompts.PROMPT
+    assert "nothing came through the pipe" in capsys.readouterr().err
 
 
 def test_a_terminal_shows_accepted_tokens_apart_and_says_which(run, folders, monkeypatch):

@@ -147,3 +147,12 @@ def test_what_heads_cannot_do_is_named(made):
         specjax.load_drafter(folder, other)
     with pytest.raises(ValueError, match="hidden_size=32 .the target: 256.; load"):
         specjax.load_drafter(folder, dataclasses.replace(specjax.load("embedded"), checkpoint=""))
+
+
+def test_heads_without_weights_are_refused_and_heads_are_no_model_to_be_priced(made):
+    lm, folder = made
+    heads = specjax.load_drafter(folder, lm)
+    with pytest.raises(ValueError, match="medusa has weights, give them as drafter_params"):
+        specjax.generate(lm, PROMPT, drafter=heads.drafter)
+    with pytest.raises(ValueError, match="these are heads, which are not priced"):
+        specjax.plan_memory(lm.name, folder)

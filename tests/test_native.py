@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from specjax import native
+from specjax.formats import weights
 from specjax.models import attention
 
 problem = native._register()
@@ -52,6 +53,17 @@ def test_weights_in_bfloat16_give_the_products_of_the_floats_that_they_are(out, 
     for columns in (1, 2, 4, 8, 9, 16, 33):
         narrow, wide = both(halves, normal(size, columns, seed=columns))
         np.testing.assert_allclose(narrow, wide, rtol=0, atol=2e-6 * size**0.5)
+
+
+def test_weights_of_products_are_halved_where_that_loses_nothing_and_something_stays():
+    exact = jnp.asarray([[1.0, 0.5], [-3.0, 256.0]])
+    params = {"a": {"weight": exact}, "b": {"weight": exact + 1e-6}, "embedding": exact}
+    found = weights.halved(params | {"norm": {"weight": exact[0]}})
+    assert found["a"]["weight"].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(found["a"]["weight"].astype(jnp.float32), exact)
+    others = found["b"]["weight"], found["norm"]["weight"], found["embedding"]
+    assert all(x.dtype == jnp.float32 for x in others)
+    assert weights.halved({"a": {"weight": exact}})["a"]["weight"].dtype == jnp.float32
 
 
 @needs_kernels
@@ -205,6 +217,7 @@ def test_without_a_compiler_xla_serves_and_a_line_says_so():
     code = """
 import specjax
 from specjax import native
+from specjax.formats import weights
 out = specjax.generate(specjax.load("embedded"), "def f(x):", drafter="ngram", max_new_tokens=8)
 print(native.chosen(), len(out.tokens[0]))
 """
@@ -275,6 +288,7 @@ import ctypes, shutil, sys
 import jax, numpy as np
 sys.path.insert(0, {str(TESTS)!r})
 from specjax import native
+from specjax.formats import weights
 build = native._build
 native._build = lambda compiler: build(compiler, {flag!r})
 assert native._register() is None

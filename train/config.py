@@ -189,28 +189,17 @@ def load(kind: type, path: str | Path, words: typing.Sequence[str] = ()):
     return build(kind, values)
 
 
-def flatten(config, where: str = "") -> dict:
-    """``{"run.steps": 1000, ...}``: every field of a configuration by its dotted name."""
+def flatten(config, where: str = "", whole: bool = True) -> dict:
+    """``{"run.steps": 1000, ...}``: every field of a configuration by its dotted name; not
+    ``whole``: those alone that are not what they are if nobody sets them."""
     flat = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
-            flat |= flatten(value, f"{where}{field.name}.")
-        else:
+            flat |= flatten(value, f"{where}{field.name}.", whole)
+        elif whole or value != field.default:
             flat[where + field.name] = list(value) if isinstance(value, tuple) else value
     return flat
-
-
-def unusual(config, where: str = "") -> dict:
-    """As ``flatten``, of the fields alone that are not what they are if nobody sets them."""
-    found = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            found |= unusual(value, f"{where}{field.name}.")
-        elif value != field.default:
-            found[where + field.name] = value
-    return found
 
 
 def differences(old: dict, new: dict) -> list[str]:

@@ -32,7 +32,6 @@ from .config import (
     RunConfig,
     differences,
     flatten,
-    unusual,
 )
 from .distill import load_teacher
 from .evaluate import make_evaluate, mean
@@ -428,8 +427,8 @@ def describe(setting: Setting, heads: Heads) -> None:
     if heads.vocab is not None:
         share = setting.frequencies[heads.vocab].sum()
         print(f"vocabulary    {len(heads.vocab):,} tokens, {share:.1%} of the text")
-    shape = ", ".join(f"{name}={value}" for name, value in unusual(drafter.config).items())
-    print(f"drafter       {drafter.name}: {shape}")
+    fields = flatten(drafter.config, whole=False).items()
+    print(f"drafter       {drafter.name}: {', '.join(f'{n}={value}' for n, value in fields)}")
 
 
 def best_of(config: FrozenConfig) -> str:

@@ -123,8 +123,8 @@ def products(weights: tuple, x: jax.Array, turned: bool = False) -> tuple:
     """``weight [out, in] @ x [in, M] -> [out, M]`` of up to 8 weights, float32, in one call.
 
     Args:
-      weights: each ``[out, in]``, float32, or bfloat16: half of the bytes, and exactly the results
-        of the same numbers in float32. ``out`` may differ.
+      weights: each ``[out, in]``, float32, or bfloat16: half of the bytes, and, to rounding,
+        the results of the same numbers in float32. ``out`` may differ.
       x: ``[in, M]``, float32.
       turned: the results are ``[M, out]``.
 
