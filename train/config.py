@@ -25,6 +25,7 @@ class ConfigError(ValueError):
 
 
 OPTIMIZERS = ("muon", "adamw")
+SINKS = ("csv", "tensorboard", "wandb")  # see metrics.py
 
 
 SEEDS, COUNTS = 2**32, 2**31  # below: seeds as JAX and Grain tell them apart, int32 counters
@@ -97,16 +98,20 @@ class RunConfig:
     eval_every: int = 200
     keep: int = 2  # checkpoints
     seed: int = 0
+    metrics: tuple[str, ...] = ("csv",)  # besides log.jsonl: csv, tensorboard, wandb
 
     def __post_init__(self):
         for name in ("steps", "save_every", "eval_every", "keep"):
             value = getattr(self, name)
             _check(f"run.{name}", value, 1 <= value < COUNTS, "at least 1, below 2**31")
         _check("run.seed", self.seed, 0 <= self.seed < SEEDS, "0 to 2**32 - 1")
+        known = all(name in SINKS for name in self.metrics)
+        _check("run.metrics", self.metrics, known, f"a list of {', '.join(SINKS)}")
 
 
 # Fields that a resumed run may change: they do not alter what the steps so far have computed.
 FREE_FIELDS = ("run.folder", "run.steps", "run.save_every", "run.eval_every", "run.keep")
+FREE_FIELDS += ("run.metrics",)
 
 
 def build(kind: type, values: dict, where: str = ""):

@@ -14,9 +14,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from . import checkpoint, report
+from . import checkpoint, flops
 from .config import OptimizerConfig, RunConfig
+from .metrics import LOG, Log, read
 from .optimizer import make_optimizer
+from .progress import Watch
 
 
 class Diverged(RuntimeError):
@@ -108,18 +110,6 @@ def _stop_requests():
             signal.signal(number, handler)
 
 
-def _progress():
-    from rich import progress
-
-    return progress.Progress(
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TextColumn("{task.fields[note]}"),
-        progress.TimeRemainingColumn(),
-    )
-
-
 def fit(job: Job, flat_config: dict, optimizer_config: OptimizerConfig, run: RunConfig):
     """Trains to ``run.steps``, from the latest checkpoint in ``run.folder`` where there is one.
 
@@ -144,32 +134,34 @@ def fit(job: Job, flat_config: dict, optimizer_config: OptimizerConfig, run: Run
         state, first = checkpoint.restore(
             manager, make_state(job, optimizer, run.seed), job.batches
         )
-        log = stack.enter_context(contextlib.closing(report.Log(folder / "log.jsonl", first)))
-        best = checkpoint.Best(folder, job.best, report.read(folder / "log.jsonl"))
-        bar = stack.enter_context(_progress())
-        task = bar.add_task(folder.name, total=run.steps, completed=first, note="")
+        log = Log(folder, first, run.metrics, flat_config)
+        stack.enter_context(contextlib.closing(log))
+        best = checkpoint.Best(folder, job.best, read(folder / LOG))
+        watch = stack.enter_context(Watch(folder.name, run, first))
         began, unread = time.monotonic(), None
         for number in range(first + 1, run.steps + 1):
             batch = next(job.batches)
-            state, metrics = step_function(state, job.frozen, batch)
+            if watch.ideal is None:
+                watch.tokens = math.prod(size_of(batch))
+                watch.ideal = ideal_seconds(job, state["params"], batch)
+            state, found = step_function(state, job.frozen, batch)
             if unread:  # read a step late, while the next one computes
-                _record(log, manager, *unread)
-            unread = number, metrics, round(time.monotonic() - began, 2)
-            rate = math.prod(size_of(batch)) * (number - first)
-            rate /= time.monotonic() - began
-            bar.update(task, completed=number, note=f"{rate:,.0f} tokens/s")
+                watch.loss = _record(log, manager, *unread)
+            watch.step(number)
+            seconds = round(time.monotonic() - began, 2)
+            unread = number, found, {"seconds": seconds, **watch.rates()}
 
             last, stopped = number == run.steps, bool(stop)
             to_evaluate = last or number % run.eval_every == 0
             to_save = last or stopped or number % run.save_every == 0
             if to_evaluate or to_save:  # never save what has not been found finite
-                _record(log, manager, *unread)
+                watch.loss = _record(log, manager, *unread)
                 unread = None
             if to_evaluate:
-                measured = job.evaluate(state["params"], job.frozen)
+                with watch.pace.apart():
+                    measured = job.evaluate(state["params"], job.frozen)
                 log.write(number, **measured)
-                words = " · ".join(f"{name} {value:.4f}" for name, value in measured.items())
-                bar.console.print(f"step {number}: {words}")
+                watch.say(number, measured)
                 best.offer(number, measured, state["params"])
             if to_save:
                 checkpoint.save(manager, number, state, job.batches)
@@ -178,10 +170,19 @@ def fit(job: Job, flat_config: dict, optimizer_config: OptimizerConfig, run: Run
         return best.load(state["params"])
 
 
-def _record(log: report.Log, manager, number: int, metrics: dict, seconds: float) -> None:
-    """Writes a step's metrics to the log. Raises Diverged where they are not finite."""
-    values = {name: float(value) for name, value in metrics.items()}
-    log.write(number, **values, seconds=seconds)
+def ideal_seconds(job: Job, params, batch) -> float:
+    """How long the matrix products of a step would take at the measured best rate of the devices
+    that hold the parameters."""
+    devices = {d for x in jax.tree.leaves(params) for d in x.sharding.device_set}
+    counted = flops.of_step(job.loss, params, job.frozen, batch)
+    return flops.ideal_seconds(counted, len(devices))
+
+
+def _record(log: Log, manager, number: int, found: dict, timing: dict) -> float:
+    """Writes a step's metrics to the log; returns its loss. Raises Diverged where they are not
+    finite."""
+    values = {name: float(value) for name, value in found.items()}
+    log.write(number, **values, **timing)
     if not all(math.isfinite(values[name]) for name in ("loss", "gradient_norm")):
         last = manager.latest
         raise Diverged(
@@ -190,6 +191,7 @@ def _record(log: report.Log, manager, number: int, metrics: dict, seconds: float
             "optimizer.rate and optimizer.adam_rate or lengthen optimizer.warmup, under another "
             "run.folder"
         )
+    return values["loss"]
 
 
 def _farewell(folder: Path, number: int, signal_number: int) -> int:

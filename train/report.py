@@ -2,38 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
-
-class Log:
-    """Appends one JSON object a line; lines past ``step`` (of a killed run) are dropped first."""
-
-    def __init__(self, path: Path, step: int):
-        kept = [row for row in read(path) if row["step"] <= step]
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
-        temporary.replace(path)
-        self._file = path.open("a", buffering=1)
-
-    def write(self, step: int, **values) -> None:
-        self._file.write(json.dumps({"step": step, **values}) + "\n")
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def read(path: Path) -> list[dict]:
-    """The rows of a log; a last line cut short by a kill is left out."""
-    rows = []
-    for line in path.read_text().splitlines() if path.is_file() else ():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return rows
-
+from .metrics import read
 
 SHARES = re.compile(r"acceptance|greedy_match|accuracy_\d+")
 PANELS = {"share of positions, held out": SHARES, "tokens a round, held out": re.compile(r"\w*tau")}

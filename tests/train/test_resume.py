@@ -11,7 +11,7 @@ import grain
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from specjax.train import checkpoint, config, loop, report
+from specjax.train import checkpoint, config, loop, metrics, report
 
 TINY = """
 [model]
@@ -158,9 +158,9 @@ def test_a_longer_run_goes_on_from_a_finished_one(tmp_path):
 
 
 def test_a_log_line_cut_short_by_a_kill_is_dropped(tmp_path):
-    path = tmp_path / "log.jsonl"
+    path = tmp_path / metrics.LOG
     path.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "lo')
-    log = report.Log(path, 1)
+    log = metrics.Log(tmp_path, 1)
     log.write(2, loss=1.5)
     log.close()
     assert report.read(path) == [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5}]

@@ -1,0 +1,115 @@
+"""What is seen of a run while it goes on: loss, tokens a second, utilisation, time left."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+
+from .config import RunConfig
+
+RECENT = 50  # steps whose mean counts as the pace
+
+
+def clock(seconds: float) -> str:
+    """A duration in words: ``41 s``, ``12 min``, ``3 h 20 min``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+class Pace:
+    """Seconds that steps take, and apart from them what stands between: measures and saving.
+
+    The first step is left out, since it waits for the compiler. ``apart`` is a context in which
+    the clock of the steps stands still.
+    """
+
+    def __init__(self):
+        self._last, self._lost = None, 0.0
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._apart: list[float] = []
+
+    def tick(self) -> None:
+        """Another step has ended."""
+        now = time.monotonic()
+        if self._last is not None:
+            self._recent.append(now - self._last - self._lost)
+        self._last, self._lost = now, 0.0
+
+    @contextlib.contextmanager
+    def apart(self):
+        begin = time.monotonic()
+        yield
+        self._apart.append(time.monotonic() - begin)
+        self._lost += self._apart[-1]
+
+    @property
+    def seconds(self) -> float | None:
+        """Of a step, the mean of the last ones; None before two have ended."""
+        return sum(self._recent) / len(self._recent) if self._recent else None
+
+    def left(self, steps: int, measures: int) -> float | None:
+        """Seconds that so many steps and so many measures will take, or None."""
+        if self.seconds is None:
+            return None
+        each = sum(self._apart) / len(self._apart) if self._apart else 0.0
+        return steps * self.seconds + measures * each
+
+
+class Watch:
+    """The bar of a run, and what it says beside it. Used as a context.
+
+    What the loop tells it: ``tokens``, of a step; ``ideal``, seconds of its products at the
+    device's best rate (see ``flops``); ``loss``, the last one known.
+    """
+
+    def __init__(self, name: str, run: RunConfig, first: int):
+        from rich import progress
+
+        columns = progress.TextColumn("{task.description}"), progress.BarColumn()
+        columns += progress.MofNCompleteColumn(), progress.TextColumn("{task.fields[note]}")
+        self.pace, self._run = Pace(), run
+        self.tokens, self.ideal, self.loss = 0, None, None
+        self._bar = progress.Progress(*columns)
+        self._task = self._bar.add_task(name, total=run.steps, completed=first, note="")
+
+    def __enter__(self):
+        self._bar.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        self._bar.__exit__(*error)
+
+    def rates(self) -> dict[str, float]:
+        """``tokens_per_second`` and ``utilisation``, for the log; nothing before step 2."""
+        if not self.pace.seconds:
+            return {}
+        found = {"tokens_per_second": round(self.tokens / self.pace.seconds, 1)}
+        if self.ideal is not None:
+            found["utilisation"] = round(self.ideal / self.pace.seconds, 4)
+        return found
+
+    def step(self, number: int) -> None:
+        """Another step has been begun, and the one before has ended."""
+        self.pace.tick()
+        note = [] if self.loss is None else [f"loss {self.loss:.3f}"]
+        self._bar.update(self._task, completed=number, note=" · ".join(note + self.words(number)))
+
+    def words(self, number: int) -> list[str]:
+        """Rate, utilisation and time left, as far as they are known."""
+        rates = self.rates()
+        if not rates:
+            return []
+        words = [f"{rates['tokens_per_second']:,.0f} tokens/s"]
+        if "utilisation" in rates:
+            words.append(f"{100 * rates['utilisation']:.0f} % of peak")
+        steps = self._run.steps - number
+        left = self.pace.left(steps, -(-steps // self._run.eval_every))
+        return words + [f"{clock(left)} left"] * (steps > 0)
+
+    def say(self, number: int, measured: dict[str, float]) -> None:
+        """A line of held-out measures that stays."""
+        words = [f"{name} {value:.4f}" for name, value in measured.items()]
+        self._bar.console.print(f"step {number}: " + " · ".join(words + self.words(number)))
