@@ -117,8 +117,8 @@ def at(x: jax.Array, places: jax.Array) -> jax.Array:
 
 
 def mask_losses(made, target, params, given, rows, anchors, teacher_share):
-    """For each mask the cross-entropy, float32 ``[B * A]``, the logits ``[V, B * A]`` and whether
-    all that it goes on from is one document."""
+    """For each mask the cross-entropy, float32 ``[B * A]``, the logits ``[V, B * A]`` and the
+    weight of its token, 0 unless all that it goes on from is one document."""
     laws = jax.nn.softmax(frozen.target_logits(target, given, rows), axis=0)
     document = at(rows.segments, anchors)
     for k, output in enumerate(made.outputs(params, given, rows, anchors)):
@@ -130,7 +130,7 @@ def mask_losses(made, target, params, given, rows, anchors, teacher_share):
         if teacher_share:
             said -= teacher_share * jnp.sum(at(laws, anchors + k) * logs, axis=0)
         fits = at(rows.segments, anchors + k) == document
-        yield said, logits, fits.astype(jnp.float32)
+        yield said, logits, fits * at(rows.weight, anchors + k)
 
 
 def make_loss(made: frozen.Heads, target, read, config: BlockConfig):
@@ -156,7 +156,7 @@ def make_measure(made: frozen.Heads, target, read, config: BlockConfig):
     """As ``frozen.make_measure``, at anchors spread evenly over each row."""
 
     def measure(params, given, tokens, weight):
-        rows = read(given["target"], tokens)
+        rows = read(given["target"], {"tokens": tokens, "weight": weight})
         room = rows.hidden.shape[1] - config.num_heads
         anchors = jnp.linspace(0, room - 1, config.num_anchors).astype(jnp.int32)
         anchors = jnp.broadcast_to(anchors, (len(tokens), len(anchors)))
@@ -166,7 +166,6 @@ def make_measure(made: frozen.Heads, target, read, config: BlockConfig):
         found, total = {}, 0.0
         for k, (said, logits, fits) in enumerate(mask_losses(*args)):
             hit = (jnp.argmax(logits, axis=0) == at(best, anchors + k)).astype(jnp.float32)
-            fits = fits * at(weight, anchors + k)  # of the prediction that stands there
             found[f"accuracy_{k + 1}"] = mean(hit, fits)
             alive, counted, tau = alive * hit, counted * fits, tau + alive * hit
             share = math.exp(-k / config.decay_length)

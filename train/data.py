@@ -2,13 +2,19 @@
 
 Documents are laid end to end, each begun by the end-of-text token, and rows are cut out of that
 stream. ``segments`` numbers the documents within a row: attention stays inside one (see
-``Decoder.__call__``), so packing does not let documents see each other.
+``Decoder.__call__``), so packing does not let documents see each other. Positions count on through
+a row: rotary ones tell distances alone, so that a document says the same wherever it stands.
+
+A batch is int32 ``[batch, length + 1]``; where some predictions do not count, a dictionary of these
+``"tokens"`` and their ``"weight"``, float32 ``[batch, length]``: ``weight[t]`` is of token t + 1.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
+import jax.numpy as jnp
 import numpy as np
 
 from . import corpus
@@ -29,67 +35,137 @@ def segments_of(rows, end_of_text: int):
     return (rows == end_of_text).cumsum(axis=-1, dtype="int32")
 
 
-def load_stream(config: DataConfig, split: str) -> tuple[np.ndarray, int]:
-    """The packed tokens of a split, int32 ``[n]``, and the id of the end-of-text token."""
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """Documents end to end.
+
+    Attributes:
+      tokens: int32 ``[n]``.
+      counts: bool ``[n]``, whether a token is one to learn; None: all are.
+      aligned: rows begin at multiples of ``data.length`` and nowhere else.
+    """
+
+    tokens: np.ndarray
+    counts: np.ndarray | None = None
+    aligned: bool = False
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def rows(self, starts, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens int32 ``[..., length + 1]`` and weights float32 ``[..., length]`` of rows."""
+        places = np.asarray(starts)[..., None] + np.arange(length + 1)
+        weight = np.ones((*places.shape[:-1], length), np.float32)
+        if self.counts is not None:
+            weight = self.counts[places[..., 1:]].astype(np.float32)
+        return self.tokens[places], weight
+
+
+def load_stream(config: DataConfig, split: str) -> tuple[Stream, int]:
+    """The packed tokens of a split, and the id of the end-of-text token."""
     from . import tokenizer as tokenizers
 
     tokenizer = tokenizers.load(config.tokenizer)
     end_of_text = tokenizers.end_of_text(config.tokenizer, tokenizer)
     texts = [text for _, text in corpus.documents(config.corpus, split, strict=config.strict)]
-    stream = pack([encoding.ids for encoding in tokenizer.encode_batch(texts)], end_of_text)
-    if len(stream) < 2 * config.length + 2:
+    packed = pack([encoding.ids for encoding in tokenizer.encode_batch(texts)], end_of_text)
+    if len(packed) < 2 * config.length + 2:
         raise ConfigError(
-            f"data.length={config.length}, but the split {split!r} holds {len(stream)} tokens; "
+            f"data.length={config.length}, but the split {split!r} holds {len(packed)} tokens; "
             "give more text or a smaller length"
         )
-    return stream, end_of_text
+    return Stream(packed), end_of_text
 
 
-def training_batches(stream: np.ndarray, config: DataConfig, samples: Sequence[np.ndarray] = ()):
-    """An endless, deterministic Grain iterator over int32 batches ``[batch, length + 1]``.
+def unpacked(batch):
+    """``(tokens [B, T + 1], weight [B, T])`` of a batch of either form; see the module's head."""
+    if isinstance(batch, dict) and "weight" in batch:
+        return batch["tokens"], batch["weight"]
+    tokens = batch["tokens"] if isinstance(batch, dict) else batch
+    return tokens, np.ones((tokens.shape[0], tokens.shape[1] - 1), np.float32)
 
-    Each epoch visits the stream in a new order, cut at new places (a random shift within one row),
-    so that several epochs over a small corpus repeat no row. ``samples`` are arrays int32
-    ``[n, length + 1]``, each of which gives its share ``samples_share`` of the rows. ``get_state``
-    and ``set_state`` of the iterator hold the position, in the middle of an epoch too.
+
+def weighted_mean(values, weight):
+    """The mean of ``values [B, T]`` where ``weight [B, T]`` counts; 0 where none does."""
+    return (values * weight).sum() / jnp.maximum(weight.sum(), 1.0)
+
+
+def training_batches(
+    stream: Stream, config: DataConfig, samples: Sequence = (), *, shard: tuple[int, int] = (0, 1)
+):
+    """An endless, deterministic Grain iterator over batches of rows of ``length + 1`` tokens.
+
+    Each epoch visits the stream in a new order, cut at new places (a random shift within one row,
+    but in an aligned stream), so that several epochs over a small corpus repeat no row.
+    ``get_state`` and ``set_state`` of the iterator hold the position, in the middle of an epoch
+    too; the position is the same on every host, however many there are.
+
+    Args:
+      samples: ``regenerate.Samples``, each of which gives its share ``samples_share`` of the rows.
+      shard: ``(index, count)``: of each batch the rows ``index::count`` alone, one host's. No
+        other row is read.
+
+    Raises:
+      ConfigError: samples of another length, see ``batched`` besides.
     """
     import grain
 
     length = config.length
-    starts = np.arange(0, len(stream) - 2 * length, length)
+    starts = np.arange(0, len(stream) - (1 if stream.aligned else 2) * length, length)
+    weighted = stream.counts is not None or not all(own.weight.all() for own in samples)
+
+    def row(tokens, weight):
+        return {"tokens": tokens, "weight": weight} if weighted else tokens
 
     def cut(start, rng: np.random.Generator):
-        start = start + rng.integers(length)
-        return stream[start : start + length + 1]
+        shift = 0 if stream.aligned else rng.integers(length)
+        return row(*stream.rows(start + shift, length))
 
     rows = grain.MapDataset.source(starts).seed(config.seed).shuffle().repeat(EPOCHS)
     rows = rows.random_map(cut)
     sources = [rows]
-    for i, written in enumerate(samples):
-        if written.ndim != 2 or written.shape[1] != length + 1:
+    for i, own in enumerate(samples):
+        if own.tokens.ndim != 2 or own.tokens.shape[1] != length + 1:
             raise ConfigError(
-                f"data.samples holds rows of shape {written.shape}, data.length={length} needs "
+                f"data.samples holds rows of shape {own.tokens.shape}, data.length={length} needs "
                 f"[n, {length + 1}]: regenerate them with this length"
             )
-        source = grain.MapDataset.source(written).seed(config.seed + 1 + i)
-        sources.append(source.shuffle().repeat(EPOCHS))
+        source = grain.MapDataset.source(np.arange(len(own.tokens))).seed(config.seed + 1 + i)
+        source = source.shuffle().repeat(EPOCHS)
+        sources.append(source.map(lambda n, own=own: row(own.tokens[n], own.weight[n])))
     if samples:
         shares = config.samples_share
         rows = grain.MapDataset.mix(sources, weights=[1 - sum(shares), *shares])
-    reading = grain.ReadOptions(num_threads=1, prefetch_buffer_size=8)
-    return iter(rows.batch(config.batch).to_iter_dataset(reading))
+    return batched(rows, config, shard, prefetch=8)
 
 
-def heldout_batches(stream: np.ndarray, config: DataConfig) -> list[tuple]:
+def batched(rows, config: DataConfig, shard: tuple[int, int], *, prefetch: int):
+    """The iterator over a host's part of the batches of a ``grain.MapDataset`` of rows. Raises
+    ConfigError for a batch that cannot be parted evenly."""
+    import grain
+
+    index, count = shard
+    if config.batch % count:
+        raise ConfigError(
+            f"data.batch={config.batch} cannot be shared evenly by {count} hosts: give a multiple "
+            f"of {count}"
+        )
+    own = rows.slice(slice(index, None, count)) if count > 1 else rows
+    reading = grain.ReadOptions(num_threads=1, prefetch_buffer_size=prefetch)
+    return iter(own.batch(config.batch // count).to_iter_dataset(reading))
+
+
+def heldout_batches(stream: Stream, config: DataConfig) -> list[tuple]:
     """``eval_rows`` rows spread evenly over a held-out stream, for ``evaluate.make_evaluate``.
 
     Returns:
-      batches ``(tokens int32 [batch, length + 1], weight float32 [batch, length])`` of ones.
+      batches ``(tokens int32 [batch, length + 1], weight float32 [batch, length])``.
     """
     num_batches = max(1, config.eval_rows // config.batch)
     last = len(stream) - config.length - 1
     starts = np.linspace(0, last, num_batches * config.batch).astype(int)
-    rows = np.stack([stream[start : start + config.length + 1] for start in starts])
-    rows = rows.reshape(num_batches, config.batch, config.length + 1)
-    weight = np.ones((config.batch, config.length), np.float32)
-    return [(tokens, weight) for tokens in rows]
+    if stream.aligned:
+        starts = starts // config.length * config.length
+    tokens, weight = stream.rows(starts, config.length)
+    shape = num_batches, config.batch, -1
+    return list(zip(tokens.reshape(shape), weight.reshape(shape), strict=True))

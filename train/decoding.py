@@ -11,7 +11,7 @@ import numpy as np
 import specjax
 from specjax.types import Drafter
 
-from . import regenerate
+from . import data, regenerate
 from .config import ConfigError
 
 
@@ -83,8 +83,13 @@ def make_decoded(lm, drafter: Drafter, prompts: np.ndarray, config: DecodingConf
     return decoded
 
 
-def heldout_prompts(stream: np.ndarray, config: DecodingConfig, end_of_text: int) -> np.ndarray:
-    """Windows of a held-out stream, evenly spread, each within one document."""
-    places = regenerate.whole_windows(stream, config.prompt_tokens, end_of_text)
+def heldout_prompts(stream: data.Stream, config: DecodingConfig, end_of_text: int) -> np.ndarray:
+    """Windows of a held-out stream, evenly spread, each within one document and, where not all
+    tokens count, before one that does."""
+    size = config.prompt_tokens
+    places = regenerate.whole_windows(stream.tokens, size, end_of_text)
+    if stream.counts is not None:
+        counts = np.append(stream.counts, False)[places + size]
+        places = places[counts] if counts.any() else places
     chosen = places[np.linspace(0, len(places) - 1, config.num_prompts).astype(int)]
-    return stream[chosen[:, None] + np.arange(config.prompt_tokens)]
+    return stream.tokens[chosen[:, None] + np.arange(size)]

@@ -69,12 +69,14 @@ def make_loss(laws, divergence: str, data_share: float):
     """The loss of the module's head, as ``loop.Job`` takes it."""
     distance = losses.DIVERGENCES[divergence]
 
-    def loss(params, frozen, tokens, key):
+    def loss(params, frozen, batch, key):
         del key  # nothing is drawn
+        tokens, weight = data.unpacked(batch)
         p, q = laws(params, frozen, tokens[:, :-1])
-        value = (1 - data_share) * jnp.mean(distance(p, q))
+        value = (1 - data_share) * data.weighted_mean(distance(p, q), weight)
         if data_share:
-            value += data_share * jnp.mean(losses.cross_entropy(q, tokens[:, 1:]))
+            said = losses.cross_entropy(q, tokens[:, 1:])
+            value += data_share * data.weighted_mean(said, weight)
         return value, {}
 
     return loss
@@ -122,7 +124,7 @@ def run(config: DistillConfig, *, dry_run: bool = False) -> None:
     teacher = load_teacher(config.teacher, vocabulary, config.data.length)
     stream, end_of_text = data.load_stream(config.data, "train")
     heldout, _ = data.load_stream(config.data, "heldout")
-    samples = [regenerate.read(path).tokens for path in config.data.samples]
+    samples = [regenerate.read(path) for path in config.data.samples]
     shape = config.model.decoder(teacher.config.vocab_size, end_of_text)
     graphdef, params = model.create(shape, config.run.seed)
     if config.init:
@@ -138,7 +140,7 @@ def run(config: DistillConfig, *, dry_run: bool = False) -> None:
         evaluate=make_evaluate(make_measure(laws), sets),
         frozen=teacher.params,
     )
-    written = sum(rows.size for rows in samples)
+    written = sum(own.tokens.size for own in samples)
     print(f"tokens: {len(stream):,} of text, {written:,} by the target, {len(heldout):,} held out")
     if dry_run:
         print(shape)

@@ -5,6 +5,7 @@ target's forward pass. Stored, the pass is paid for once however many heads and 
 logits need not be stored, since they are one product away (the target's own head).
 
     FOLDER/tokens.npy     int32    [n, length + 1]
+    FOLDER/weight.npy     float32  [n, length], whether the prediction of token t + 1 counts
     FOLDER/hidden.I.npy   bfloat16 [n, length, F], its bits as uint16; of ``tokens[:, :-1]``
     FOLDER/features.json  for which target, tokenizer and layers I they are
 
@@ -30,8 +31,9 @@ from specjax.models.causal_lm import graph_definition
 from . import data, regenerate, tokenizer, unroll
 from .config import ConfigError, DataConfig, RunConfig
 
-TOKENS, HIDDEN, RECORD = "tokens.npy", "hidden.{}.npy", "features.json"
-VERSION = 2  # of the layout of a folder
+TOKENS, WEIGHT = "tokens.npy", "weight.npy"
+HIDDEN, RECORD = "hidden.{}.npy", "features.json"
+VERSION = 3  # of the layout of a folder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,6 +96,7 @@ class Rows:
     """Rows of text with their features by layer, as a source for Grain; all stays on disk."""
 
     tokens: np.ndarray
+    weight: np.ndarray
     hidden: dict[int, np.ndarray]
 
     def __len__(self) -> int:
@@ -101,7 +104,8 @@ class Rows:
 
     def __getitem__(self, index) -> dict:
         hidden = {i: np.asarray(x[index]).view(ml_dtypes.bfloat16) for i, x in self.hidden.items()}
-        return {"tokens": np.asarray(self.tokens[index]), "hidden": hidden}
+        tokens, weight = np.asarray(self.tokens[index]), np.asarray(self.weight[index])
+        return {"tokens": tokens, "weight": weight, "hidden": hidden}
 
 
 def read(folder: str, of: dict, length: int, layers) -> Rows:
@@ -136,7 +140,8 @@ def read(folder: str, of: dict, length: int, layers) -> Rows:
         )
         layers = ()
     hidden = {i: np.load(path / HIDDEN.format(i), mmap_mode="r") for i in layers}
-    rows = Rows(np.load(path / TOKENS, mmap_mode="r"), hidden)
+    tokens, weight = (np.load(path / name, mmap_mode="r") for name in (TOKENS, WEIGHT))
+    rows = Rows(tokens, weight, hidden)
     if rows.tokens.shape[1] != length + 1:
         raise ConfigError(
             f"the features at {folder!r} are of rows of {rows.tokens.shape[1] - 1} tokens, "
@@ -154,13 +159,13 @@ def record_of(teacher, vocabulary) -> dict:
     }
 
 
-def batches(rows: Rows, config: DataConfig):
-    """An endless Grain iterator over batches of ``rows``, in a new order each epoch."""
+def batches(rows: Rows, config: DataConfig, *, shard: tuple[int, int] = (0, 1)):
+    """An endless Grain iterator over batches of ``rows``, in a new order each epoch; ``shard``: as
+    ``data.training_batches`` takes it."""
     import grain
 
     dataset = grain.MapDataset.source(rows).seed(config.seed).shuffle().repeat(data.EPOCHS)
-    reading = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
-    return iter(dataset.batch(config.batch).to_iter_dataset(reading))
+    return data.batched(dataset, config, shard, prefetch=4)
 
 
 def run(config: FeaturesConfig, *, dry_run: bool = False) -> None:
@@ -176,7 +181,7 @@ def run(config: FeaturesConfig, *, dry_run: bool = False) -> None:
     check_layers(config.layers, teacher.config.num_layers)
     layers = sorted({*config.layers, teacher.config.num_layers})
     stream, end_of_text = data.load_stream(config.data, config.split)
-    samples = [regenerate.read(path).tokens for path in config.data.samples]
+    samples = [regenerate.read(path) for path in config.data.samples]
     source = data.training_batches(stream, config.data, samples)
     graphdef, size = graph_definition(teacher.config), teacher.config.hidden_size
 
@@ -195,18 +200,19 @@ def run(config: FeaturesConfig, *, dry_run: bool = False) -> None:
     def file(name, dtype, *shape):
         return np.lib.format.open_memmap(folder / name, "w+", dtype, (rows, *shape))
 
-    tokens = file(TOKENS, np.int32, length + 1)
+    tokens, weight = file(TOKENS, np.int32, length + 1), file(WEIGHT, np.float32, length)
     hidden = [file(HIDDEN.format(i), np.uint16, length, size) for i in layers]
     began, step = time.monotonic(), config.data.batch
     for first in range(0, rows, step):
         batch = next(source)
-        tokens[first : first + step] = batch
-        for layer, states in zip(hidden, compute(teacher.params, batch[:, :-1]), strict=True):
+        own, weight[first : first + step] = data.unpacked(batch)
+        tokens[first : first + step] = own
+        for layer, states in zip(hidden, compute(teacher.params, own[:, :-1]), strict=True):
             layer[first : first + step] = np.asarray(states).view(np.uint16)
         if first // step % 20 == 0:
             rate = (first + step) * length / (time.monotonic() - began)
             print(f"row {first + step}/{rows}: {rate:,.0f} tokens/s", flush=True)
-    for part in (tokens, *hidden):
+    for part in (tokens, weight, *hidden):
         part.flush()
     record = {"teacher": config.teacher, "layers": layers, **record_of(teacher, vocabulary)}
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")  # last: it says "finished"

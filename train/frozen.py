@@ -84,12 +84,14 @@ class Rows:
 
     Attributes:
       tokens: int32 ``[B, L + 1]``.
+      weight: float32 ``[B, L]``, how much the prediction of token t + 1 counts.
       segments: int32 ``[B, L + 1]``, which document a token belongs to.
       hidden: ``[B, L, F]`` of ``tokens[:, :-1]``, the target's last hidden state, normed.
       layers: the same of other layers, by their number, as far as they are asked for.
     """
 
     tokens: jax.Array
+    weight: jax.Array
     segments: jax.Array
     hidden: jax.Array
     layers: dict[int, jax.Array] = dataclasses.field(default_factory=dict)
@@ -169,17 +171,23 @@ def make_reader(config, end_of_text: int, layers=(), gradient: bool = False):
     layers = tuple(dict.fromkeys((*layers, last)))
 
     def read(params, batch) -> Rows:
-        stored = batch if isinstance(batch, dict) else {"tokens": batch}
-        tokens = stored["tokens"]
+        tokens, weight = data.unpacked(batch)
         segments = data.segments_of(tokens, end_of_text)
-        if stored.get("hidden"):
-            found = {i: x.astype(jnp.float32) for i, x in stored["hidden"].items()}
+        stored = batch.get("hidden") if isinstance(batch, dict) else None
+        if stored:
+            found = {i: x.astype(jnp.float32) for i, x in stored.items()}
         else:
             inputs = tokens[:, :-1], segments[:, :-1]
             found = features.hidden_states(graphdef, params, *inputs, layers)
             found = dict(zip(layers, found, strict=True))
         found = found if gradient else jax.lax.stop_gradient(found)
-        return Rows(tokens=tokens, segments=segments, hidden=found[last], layers=found)
+        return Rows(
+            tokens=tokens,
+            weight=jnp.asarray(weight),
+            segments=segments,
+            hidden=found[last],
+            layers=found,
+        )
 
     return read
 
@@ -201,10 +209,12 @@ def target_logits(target, params, rows: Rows) -> jax.Array:
 
 
 def inside(rows: Rows, head: int, steps: int) -> jax.Array:
-    """float32 ``[B * steps]``: 1 where all that head (from 0) goes on from is one document, so
-    that the token it is about could be known."""
+    """float32 ``[B * steps]``: the weight of the token that head (from 0) is about, where all that
+    it goes on from is one document, so that the token could be known; else 0."""
     last = rows.segments[:, 1 + head : 1 + head + steps]
-    return (last == rows.segments[:, :steps]).astype(jnp.float32).reshape(-1)
+    # weights count predictions: that of token t + 2 + k stands at t + 1 + k
+    weight = rows.weight[:, 1 + head : 1 + head + steps]
+    return ((last == rows.segments[:, :steps]) * weight).reshape(-1)
 
 
 def head_losses(outputs, target, params, rows: Rows, teacher_share: float, vocab=None) -> list:
@@ -267,7 +277,7 @@ def make_measure(heads: Heads, target, read, config: FrozenConfig):
     wrote it)."""
 
     def measure(params, frozen, tokens, weight):
-        rows = read(frozen["target"], tokens)
+        rows = read(frozen["target"], {"tokens": tokens, "weight": weight})
         outputs = heads.outputs(params, frozen["target"], rows)
         steps = rows.steps(len(outputs))
         alive = jnp.ones(weight[:, :steps].shape)
@@ -280,9 +290,7 @@ def make_measure(heads: Heads, target, read, config: FrozenConfig):
             best = best if heads.vocab is None else jnp.asarray(heads.vocab)[best]
             own = said[:, 1 + k : 1 + k + steps]
             hit = (best.reshape(own.shape) == own).astype(jnp.float32)
-            # weights count predictions: that of token t + 2 + k stands at t + 1 + k
             fits = inside(rows, k, steps).reshape(alive.shape)
-            fits = fits * weight[:, 1 + k : 1 + k + steps]
             found[f"accuracy_{k + 1}"] = mean(hit, fits)
             alive, counted = alive * hit, counted * fits
             tau = tau + alive
@@ -335,11 +343,12 @@ def make_setting(config: FrozenConfig, layers_of=lambda count: ()) -> Setting:
         print(f"text          {stored.tokens.size:,} tokens in {config.features}")
     else:
         stream, _ = data.load_stream(config.data, "train")
-        samples = [regenerate.read(path).tokens for path in config.data.samples]
+        samples = [regenerate.read(path) for path in config.data.samples]
         batches = data.training_batches(stream, config.data, samples)
         shares = config.data.samples_share
-        texts, shares = [stream, *samples], [1 - sum(shares), *shares]
-        written = sum(rows.size for rows in samples)
+        texts = [stream.tokens, *(own.tokens for own in samples)]
+        shares = [1 - sum(shares), *shares]
+        written = sum(own.tokens.size for own in samples)
         own = f"{written:,} by the target, {sum(config.data.samples_share):.0%} of the rows"
         own = own if samples else "none by the target (the recipe `regenerate` has it write)"
         print(f"text          {len(stream):,} tokens of corpus, {own}")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import jax.numpy as jnp
-
 from . import data, export, losses, model, report, tokenizer
 from .config import DataConfig, OptimizerConfig, RunConfig, flatten
 from .evaluate import make_evaluate, mean
@@ -46,9 +44,10 @@ def run(config: PretrainConfig, *, dry_run: bool = False) -> None:
     graphdef, params = model.create(shape, config.run.seed)
     cross_entropy = make_cross_entropy(graphdef, end_of_text)
 
-    def loss(params, frozen, tokens, key):
+    def loss(params, frozen, batch, key):
         del frozen, key  # nothing is taught, nothing is drawn
-        return jnp.mean(cross_entropy(params, tokens)), {}
+        tokens, weight = data.unpacked(batch)
+        return data.weighted_mean(cross_entropy(params, tokens), weight), {}
 
     def measure(params, frozen, tokens, weight):
         del frozen

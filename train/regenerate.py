@@ -7,6 +7,7 @@ temperature, through ``specjax.decode``. The file holds finished rows only.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from pathlib import Path
 
@@ -57,6 +58,12 @@ class Samples:
     tokens: np.ndarray
     start: np.ndarray
     stop: np.ndarray
+
+    @functools.cached_property
+    def weight(self) -> np.ndarray:
+        """float32 ``[n, length]`` to learn from: all but what a row was filled up with counts."""
+        predicted = np.arange(1, self.tokens.shape[1])
+        return (predicted < self.stop[:, None]).astype(np.float32)
 
     def batches(self, size: int) -> list[tuple]:
         """``(tokens, weight [size, length])`` whose weights count the generated tokens alone."""
@@ -126,14 +133,14 @@ def run(config: RegenerateConfig, *, dry_run: bool = False) -> None:
     num_batches = -(-config.num_rows // rows)
     write = make_writer(teacher, config, end_of_text)
     longest = config.data.length + 1 - config.new_tokens
-    places = whole_windows(stream, longest, end_of_text)
+    places = whole_windows(stream.tokens, longest, end_of_text)
     rng, key = np.random.default_rng(config.data.seed), jax.random.key(config.data.seed)
     parts, began, count = [], time.monotonic(), 0
     print(f"{num_batches} batches of {rows} rows, prompts of {config.shortest} to {longest} tokens")
     for i in range(0 if dry_run else num_batches):
         lengths = rng.integers(config.shortest, longest + 1, rows).astype(np.int32)
         starts = rng.choice(places, rows)
-        prompts = stream[starts[:, None] + np.arange(longest)]
+        prompts = stream.tokens[starts[:, None] + np.arange(longest)]
         greedy = i < round(config.greedy_share * num_batches)
         temperature = 0.0 if greedy else config.temperature
         out = write(prompts, lengths, jax.random.fold_in(key, i), temperature)

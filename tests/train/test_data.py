@@ -91,9 +91,9 @@ def test_segments_change_where_a_document_begins():
     np.testing.assert_array_equal(data.segments_of(rows, END), [[0, 0, 1, 1, 1, 2, 2]])
 
 
-def batches(**fields):
+def batches(shard=(0, 1), **fields):
     config = DataConfig(**{"length": 8, "batch": 4} | fields)
-    return data.training_batches(np.arange(1000, dtype=np.int32), config)
+    return data.training_batches(data.Stream(np.arange(1000, dtype=np.int32)), config, shard=shard)
 
 
 def test_batches_are_the_same_at_every_run_and_differ_by_seed():
@@ -121,7 +121,7 @@ def test_the_position_restores_in_the_middle_of_a_later_epoch():
 
 def test_an_epoch_visits_each_place_once_and_the_next_epoch_cuts_elsewhere():
     config = DataConfig(length=8, batch=1)
-    iterator = data.training_batches(np.arange(8 * 12, dtype=np.int32), config)
+    iterator = data.training_batches(data.Stream(np.arange(8 * 12, dtype=np.int32)), config)
     first = [int(next(iterator)[0, 0]) for _ in range(10)]
     second = [int(next(iterator)[0, 0]) for _ in range(10)]
     for epoch in (first, second):
@@ -129,10 +129,50 @@ def test_an_epoch_visits_each_place_once_and_the_next_epoch_cuts_elsewhere():
     assert set(first) != set(second)
 
 
+def written(tokens, stop):
+    """Samples of which ``stop`` tokens a row are no filling."""
+    ends = np.full(len(tokens), stop)
+    return regenerate.Samples(np.asarray(tokens, np.int32), 0 * ends, ends)
+
+
+def test_hosts_read_disjoint_rows_that_make_up_the_batch_of_one():
+    samples = [written(np.full((50, 9), -1) - np.arange(50)[:, None], 9)]
+    fields = dict(batch=6, samples=("one",), samples_share=(0.5,))
+    config = DataConfig(length=8, **fields)
+    stream = data.Stream(np.arange(1000, dtype=np.int32))
+    whole = data.training_batches(stream, config, samples)
+    parts = [data.training_batches(stream, config, samples, shard=(i, 3)) for i in range(3)]
+    for _ in range(50):  # some epochs of the samples
+        batch, own = next(whole), [next(part) for part in parts]
+        assert all(rows.shape == (2, 9) for rows in own)
+        np.testing.assert_array_equal(np.stack(own, axis=1).reshape(6, 9), batch)
+    position = parts[1].get_state()
+    other = data.training_batches(stream, config, samples, shard=(2, 3))
+    other.set_state(position)  # a position is that of all hosts
+    np.testing.assert_array_equal(next(other), next(parts[2]))
+
+
+def test_a_batch_that_hosts_cannot_share_is_refused():
+    with pytest.raises(ConfigError, match="data.batch=4 cannot be shared evenly by 3 hosts"):
+        batches(shard=(0, 3))
+
+
+def test_what_rows_are_filled_up_with_does_not_count():
+    samples = [written(np.full((5, 9), -1), 6)]
+    config = DataConfig(length=8, batch=4, samples=("one",), samples_share=(0.5,))
+    stream = data.Stream(np.arange(1000, dtype=np.int32))
+    batch = next(data.training_batches(stream, config, samples))
+    own = batch["tokens"][:, 0] < 0
+    assert 0 < own.sum() < 4
+    np.testing.assert_array_equal(batch["weight"][~own], np.ones((4 - own.sum(), 8)))
+    np.testing.assert_array_equal(batch["weight"][own], [[1] * 5 + [0] * 3] * own.sum())
+
+
 def test_samples_take_their_share_of_the_rows():
-    samples = [np.full((50, 9), -1, np.int32), np.full((20, 9), -2, np.int32)]
+    samples = [written(np.full((50, 9), -1), 9), written(np.full((20, 9), -2), 9)]
     config = DataConfig(length=8, batch=4, samples=("one", "two"), samples_share=(0.5, 0.25))
-    iterator = data.training_batches(np.arange(1000, dtype=np.int32), config, samples)
+    stream = data.Stream(np.arange(1000, dtype=np.int32))
+    iterator = data.training_batches(stream, config, samples)
     firsts = np.concatenate([next(iterator)[:, 0] for _ in range(50)])
     assert abs(np.mean(firsts == -1) - 0.5) < 0.02
     assert abs(np.mean(firsts == -2) - 0.25) < 0.02
@@ -140,7 +180,8 @@ def test_samples_take_their_share_of_the_rows():
 
 def test_samples_of_another_length_are_refused():
     with pytest.raises(ConfigError, match=r"shape \(5, 4\), data.length=8 needs"):
-        data.training_batches(np.arange(99), DataConfig(length=8), [np.zeros((5, 4))])
+        own = written(np.zeros((5, 4)), 4)
+        data.training_batches(data.Stream(np.arange(99)), DataConfig(length=8), [own])
 
 
 def test_a_corpus_too_small_for_a_row_is_refused(tmp_path):
@@ -184,7 +225,7 @@ def test_documents_are_parted_by_the_token_that_a_models_own_tokenizer_names(tmp
     for eos in ("</s>", {"content": "</s>"}):
         (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
         stream, end = data.load_stream(config, "train")
-        assert end == 1 and list(stream) == [1] + [2, 0] * 20 + [1]
+        assert end == 1 and list(stream.tokens) == [1] + [2, 0] * 20 + [1]
     with pytest.raises(ConfigError, match="data.tokenizer='/nowhere/else'.*neither a folder"):
         tokenizer.load("/nowhere/else")
 

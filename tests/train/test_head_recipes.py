@@ -72,7 +72,8 @@ def test_stored_features_are_what_the_target_says_anew(place, stored):
     loss = frozen.make_loss(heads.make_medusa(made, setting), setting.lm.target, read, made)
     params = heads.make_medusa(made, setting).params
     given = {"target": setting.lm.params}
-    values = [loss(params, given, given_batch, None)[0] for given_batch in (batch, batch["tokens"])]
+    bare = {name: batch[name] for name in ("tokens", "weight")}
+    values = [loss(params, given, either, None)[0] for either in (batch, bare)]
     np.testing.assert_allclose(*values, rtol=2e-3)
 
 
@@ -130,7 +131,8 @@ def toy_rows():
     """Two rows of 7 tokens over 5 ids, in the second of which a document begins (id 0)."""
     tokens = jnp.asarray([[1, 2, 3, 4, 1, 2, 3], [1, 2, 3, 0, 4, 1, 2]])
     hidden = jax.random.normal(jax.random.key(0), (2, 6, 3))
-    return frozen.Rows(tokens=tokens, segments=jnp.cumsum(tokens == 0, axis=1), hidden=hidden)
+    weight, segments = jnp.ones(hidden.shape[:2]), jnp.cumsum(tokens == 0, axis=1)
+    return frozen.Rows(tokens=tokens, weight=weight, segments=segments, hidden=hidden)
 
 
 class Toy:
