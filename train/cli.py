@@ -1,4 +1,4 @@
-"""``specjax train RECIPE --config NAME_OR_FILE [--dry-run] [field=value ...]``."""
+"""``specjax train RECIPE [--config NAME_OR_FILE] [--dry-run] [field=value ...]``."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ RECIPES = {
     "compare": "held-out tau of several heads on the same trees",
     "speculator": "MLP and LSTM speculators and ReDrafters, in two phases",
 }
+HELP = {"-h", "--help"}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -32,10 +33,12 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="specjax train",
         description="Trains targets and drafters; a run that was stopped goes on where it was.",
-        epilog="recipes: " + "; ".join(f"{name}: {what}" for name, what in RECIPES.items()),
+        epilog="recipes (specjax train RECIPE --help lists the fields):\n"
+        + "\n".join(f"  {name:<12}{what}" for name, what in RECIPES.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("recipe", choices=RECIPES)
-    parser.add_argument("--config", required=True, help="a known name, or a TOML file")
+    parser.add_argument("recipe", choices=RECIPES, metavar="RECIPE", help="one of those below")
+    parser.add_argument("--config", help="a known name, or a TOML file; default: no file")
     parser.add_argument("--dry-run", action="store_true", help="print sizes and times, then stop")
     parser.add_argument("fields", nargs="*", metavar="field=value", help="e.g. run.steps=10")
     return parser
@@ -43,6 +46,12 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a recipe; returns the exit status: 0, 1 (diverged) or 2 (cannot be run as asked)."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if HELP & set(argv) and argv[0] in RECIPES:
+        from .describe import help_of
+
+        print(help_of(argv[0], importlib.import_module(f".{argv[0]}", __package__)), end="")
+        return 0
     arguments = parser().parse_intermixed_args(argv)
     from . import config
     from .loop import Diverged
@@ -51,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     configs = importlib.import_module(f"{__package__.rpartition('train')[0]}configs")
     recipe = importlib.import_module(f".{arguments.recipe}", __package__)
     try:
-        settings = config.load(recipe.Config, configs.find(arguments.config), arguments.fields)
+        file = configs.find(arguments.config) if arguments.config else None
+        settings = config.load(recipe.Config, file, arguments.fields)
         recipe.run(settings, dry_run=arguments.dry_run)
     except (config.ConfigError, FileNotFoundError, Diverged) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -15,6 +15,7 @@ import numpy as np
 
 import specjax
 
+from . import outlook
 from .config import ConfigError, RunConfig
 from .decoding import decode_all
 
@@ -83,13 +84,31 @@ def run(config: CompareConfig, *, dry_run: bool = False) -> None:
         for folder in config.heads
     ]
     print(f"{len(loaded)} rows, {config.num_prompts} prompts each")
+    how = {name: getattr(config, name) for name in ("batch", "new_tokens", "temperature")}
     if dry_run:
-        return
+        first = [x[: config.batch] for x in prompts]
+        both = {"target": lm.params, "drafter": loaded[0].params}
+        seconds = outlook.seconds_of(lambda: decode_all(lm, loaded[0].drafter, both, *first, **how))
+        slots = first[0].shape[1] + config.new_tokens
+        cache = jax.eval_shape(lambda: lm.target.init(lm.params, config.batch, slots))
+        batches = len(loaded) * config.num_prompts // config.batch
+        return outlook.show(
+            model=f"{lm.name} and {len(config.heads)} drafters",
+            shapes=f"{config.batch} rows of {slots} tokens, trees {', '.join(config.trees)}",
+            parameters=f"{outlook.num_parameters(lm.params):,}, none to train",
+            memory={
+                "target": outlook.num_bytes(lm.params),
+                "drafters": sum(outlook.num_bytes(heads.params) for heads in loaded),
+                "cache": outlook.num_bytes(cache),
+            },
+            steps=f"{batches:,} batches, {config.new_tokens} tokens a row",
+            seconds=batches * seconds,
+            beside="compiling left out",
+        )
     lines = [
         "| drafter | weights | tree | drafted | τ | accepted at depth 1, 2, ... |",
         "|---|---|---|---|---|---|",
     ]
-    how = {name: getattr(config, name) for name in ("batch", "new_tokens", "temperature")}
     trees = [tree for tree in config.trees for _ in config.heads]
     for heads, tree in zip(loaded, trees, strict=True):
         both = {"target": lm.params, "drafter": heads.params}

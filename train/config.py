@@ -165,8 +165,8 @@ def _typed(value, hint, name: str):
     raise ConfigError(f"{name}={value!r} is of type {type(value).__name__}, expected {expected}")
 
 
-def load(kind: type, path: str | Path, words: typing.Sequence[str] = ()):
-    """Reads a TOML file into ``kind``, then applies words such as ``run.steps=10``.
+def load(kind: type, path: str | Path | None, words: typing.Sequence[str] = ()):
+    """Reads a TOML file (None: nothing) into ``kind``, then applies words such as ``run.steps=10``.
 
     A word's value is read as TOML; what is no TOML value (a bare word) is a string.
 
@@ -174,7 +174,7 @@ def load(kind: type, path: str | Path, words: typing.Sequence[str] = ()):
       ConfigError: an unknown field, a wrong type, a word without ``=``, unreadable TOML.
     """
     try:
-        values = tomllib.loads(Path(path).read_text())
+        values = tomllib.loads(Path(path).read_text()) if path else {}
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{Path(path).name} is not TOML: {error}") from error
     for word in words:

@@ -11,8 +11,10 @@ import hashlib
 import json
 import platform
 import sysconfig
+import time
 from pathlib import Path
 
+from . import outlook
 from .config import ConfigError, RunConfig
 
 MANIFEST = "corpus.json"  # beside the embedded models
@@ -146,12 +148,21 @@ Config = CorpusConfig
 
 def run(config: CorpusConfig, *, dry_run: bool = False) -> None:
     """Writes ``corpus.json``, the manifest of the standard library as it is on this machine."""
+    begin = time.monotonic()
     manifest = make_manifest(Path(config.root) if config.root else None)
     for split in ("train", "heldout"):
         sizes = [entry["bytes"] for entry in manifest["files"] if entry["split"] == split]
         print(f"{split}: {len(sizes)} files, {sum(sizes):,} bytes")
-    if not dry_run:
-        folder = Path(config.run.folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_manifest(manifest, folder / MANIFEST)
-        print(f"wrote {folder / MANIFEST}")
+    if dry_run:
+        return outlook.show(
+            model="none: files are listed",
+            shapes="one file at a time",
+            parameters="0",
+            memory={"the largest file": max(entry["bytes"] for entry in manifest["files"])},
+            steps=f"{len(manifest['files']):,} files",
+            seconds=time.monotonic() - begin,
+        )
+    folder = Path(config.run.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_manifest(manifest, folder / MANIFEST)
+    print(f"wrote {folder / MANIFEST}")

@@ -143,8 +143,8 @@ def run(config: DistillConfig, *, dry_run: bool = False) -> None:
     written = sum(own.tokens.size for own in samples)
     print(f"tokens: {len(stream):,} of text, {written:,} by the target, {len(heldout):,} held out")
     if dry_run:
-        print(shape)
-        return estimate(job, config.optimizer, config.run)
+        print(f"target        {teacher.name}: {model.words(teacher.config)}")
+        return estimate(job, config.optimizer, config.run, model.words(shape))
     params = fit(job, flatten(config), config.optimizer, config.run)
     folder = Path(config.run.folder)
     report.draw_curves(folder / "log.jsonl", folder / "loss.png", folder.name)

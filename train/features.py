@@ -28,7 +28,7 @@ from flax import nnx
 
 from specjax.models.causal_lm import graph_definition
 
-from . import data, regenerate, tokenizer, unroll
+from . import data, model, outlook, regenerate, tokenizer, unroll
 from .config import ConfigError, DataConfig, RunConfig
 
 TOKENS, WEIGHT = "tokens.npy", "weight.npy"
@@ -192,9 +192,24 @@ def run(config: FeaturesConfig, *, dry_run: bool = False) -> None:
         return [x.astype(jnp.bfloat16) for x in found]
 
     rows, length = config.num_rows, config.data.length
-    print(f"{rows} rows of {length} tokens, {2 * len(layers) * rows * length * size / 1e6:.1f} MB")
+    stored = 2 * len(layers) * rows * length * size
+    print(f"{rows} rows of {length} tokens, {stored / 1e6:.1f} MB")
     if dry_run:
-        return
+        batch = next(source)[:, :-1]
+        compiled = compute.lower(teacher.params, batch).compile()
+        work = compiled.memory_analysis()
+        seconds = outlook.seconds_of(lambda: compiled(teacher.params, batch))
+        return outlook.show(
+            model=f"{teacher.name}: {model.words(teacher.config)}",
+            shapes=f"{len(batch)} rows x {length} tokens a step, hidden states {layers} of {size}",
+            parameters=f"{outlook.num_parameters(teacher.params):,}, none to train",
+            memory={
+                "parameters": outlook.num_bytes(teacher.params),
+                "work space of a step": work.temp_size_in_bytes if work else 0,
+            },
+            steps=f"{rows // len(batch):,}; {stored / 1e6:,.1f} MB on disk",
+            seconds=rows / len(batch) * seconds,
+        )
     folder.mkdir(parents=True, exist_ok=True)
 
     def file(name, dtype, *shape):

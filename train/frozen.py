@@ -24,7 +24,7 @@ from specjax.models.layers import softcap
 from specjax.pytree import pytree_dataclass
 from specjax.types import Drafter, PyTree
 
-from . import data, decoding, features, regenerate, report, tokenizer, vocabulary_map
+from . import data, decoding, features, model, regenerate, report, tokenizer, vocabulary_map
 from .config import (
     ConfigError,
     DataConfig,
@@ -418,26 +418,25 @@ def train(
         best=best_of(config),
     )
     if dry_run:
-        describe(setting, heads)
-        return estimate(job, config.optimizer, config.run)
+        return estimate(job, config.optimizer, config.run, describe(setting, heads))
     params = fit(job, flatten(config), config.optimizer, config.run)
     folder = Path(config.run.folder)
     report.draw_curves(folder / "log.jsonl", folder / "loss.png", folder.name)
     export_heads(folder, lm, heads.drafter, heads.publish(params))
 
 
-def describe(setting: Setting, heads: Heads) -> None:
-    """Prints which target a run reads, and the drafter that it would make."""
+def describe(setting: Setting, heads: Heads) -> str:
+    """The drafter that a run would make, in words; prints which target it reads."""
     lm, drafter = setting.lm, heads.drafter
     count = sum(x.size for x in jax.tree.leaves(lm.params))
-    print(f"target        {lm.name}: {count:,} parameters, {lm.config.num_layers} layers")
+    print(f"target        {lm.name}: {count:,} parameters, {model.words(lm.config)}")
     if heads.layers:
         print(f"reads         its hidden states {', '.join(map(str, heads.layers))}")
     if heads.vocab is not None:
         share = setting.frequencies[heads.vocab].sum()
         print(f"vocabulary    {len(heads.vocab):,} tokens, {share:.1%} of the text")
     fields = flatten(drafter.config, whole=False).items()
-    print(f"drafter       {drafter.name}: {', '.join(f'{n}={value}' for n, value in fields)}")
+    return f"{drafter.name}: {', '.join(f'{n}={value}' for n, value in fields)}"
 
 
 def best_of(config: FrozenConfig) -> str:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from . import checkpoint, flops
+from . import checkpoint, flops, outlook
 from .config import OptimizerConfig, RunConfig
 from .metrics import LOG, Log, read
 from .optimizer import make_optimizer
@@ -199,30 +199,38 @@ def _farewell(folder: Path, number: int, signal_number: int) -> int:
     return 128 + signal_number
 
 
-def estimate(job: Job, optimizer_config: OptimizerConfig, run: RunConfig) -> None:
-    """Prints what a run would take: parameters, bytes, seconds (from three real steps)."""
+def estimate(job: Job, optimizer_config: OptimizerConfig, run: RunConfig, model: str) -> None:
+    """Prints what a run would take: parameters, bytes, seconds (from three real steps).
+
+    ``model``: what is trained, in words."""
     optimizer = job.adjust(make_optimizer(optimizer_config, run.steps))
     state = make_state(job, optimizer, run.seed)
     batch = next(job.batches)
     step = make_step(job, optimizer).lower(state, job.frozen, batch).compile()
-    memory = step.memory_analysis()
-    times = []
-    for _ in range(3):
-        start = time.monotonic()
+    work = step.memory_analysis()
+    memory = {"parameters": outlook.num_bytes(job.params)}
+    memory["optimiser"] = outlook.num_bytes(state["optimizer"])
+    memory["what is frozen"] = outlook.num_bytes(job.frozen)
+    if work is not None:
+        memory["work space of a step"] = work.temp_size_in_bytes
+
+    def once():
+        nonlocal state
         state, metrics = step(state, job.frozen, batch)
-        jax.block_until_ready(metrics)
-        times.append(time.monotonic() - start)
-    count = sum(leaf.size for leaf in jax.tree.leaves(job.params))
-    size = sum(leaf.nbytes for leaf in jax.tree.leaves(state["optimizer"]))
+        return metrics
+
+    seconds = outlook.seconds_of(once)
     rows, length = size_of(batch)
-    print(f"parameters    {count:,} to train ({4 * count / 1e6:.1f} MB in float32)")
-    print(f"optimiser     {size / 1e6:.1f} MB")
-    if memory is not None:
-        print(f"work space    {memory.temp_size_in_bytes / 1e6:.1f} MB more during a step")
-    print(f"a step        {rows} rows x {length} tokens, {min(times):.2f} s")
-    print(f"steps         {run.steps:,}, {run.steps * rows * length:,} tokens")
-    rate = rows * length / min(times)
-    print(
-        f"time          {run.steps * min(times) / 60:.1f} min ({rate:,.0f} tokens/s), "
-        f"and {max(1, run.steps // run.eval_every)} times the held-out measures"
+    tokens, words = rows * length, [f"{rows * length / seconds:,.0f} tokens/s"]
+    share = flops.ideal_seconds(flops.of_step(job.loss, job.params, job.frozen, batch)) / seconds
+    words += [f"{seconds:.2f} s a step", f"{100 * share:.0f} % of the device's measured peak"]
+    measures = -(-run.steps // run.eval_every)
+    outlook.show(
+        model=model,
+        shapes=f"{rows} rows x {length} tokens a step",
+        parameters=f"{outlook.num_parameters(job.params):,} to train",
+        memory=memory,
+        steps=f"{run.steps:,}, {run.steps * tokens:,} tokens; {', '.join(words)}",
+        seconds=run.steps * seconds,
+        beside=f"and {measures} times the held-out measures",
     )

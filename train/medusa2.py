@@ -137,8 +137,8 @@ def run(config: Medusa2Config, *, dry_run: bool = False) -> None:
         adjust=lambda optimizer: slowed(optimizer, config.target_share, config.head_warmup),
     )
     if dry_run:
-        frozen.describe(setting, made)
-        return estimate(job, config.optimizer, config.run)
+        words = f"{frozen.describe(setting, made)}, and its target"
+        return estimate(job, config.optimizer, config.run, words)
     params = fit(job, flatten(config), config.optimizer, config.run)
     folder = Path(config.run.folder)
     report.draw_curves(folder / "log.jsonl", folder / "loss.png", folder.name)

@@ -36,6 +36,14 @@ class ModelConfig:
         )
 
 
+def words(config: DecoderConfig) -> str:
+    """A decoder's shape in one line."""
+    return (
+        f"{config.model_type}, {config.num_layers} layers of width {config.hidden_size}, "
+        f"{config.num_heads} heads ({config.num_kv_heads} of keys), {config.vocab_size:,} tokens"
+    )
+
+
 def create(config: DecoderConfig, seed: int):
     """``(graphdef, params)`` of a freshly initialised decoder; ``params`` is a plain dictionary."""
     graphdef, params = nnx.split(Decoder(config, rngs=nnx.Rngs(seed)))

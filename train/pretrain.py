@@ -61,8 +61,7 @@ def run(config: PretrainConfig, *, dry_run: bool = False) -> None:
     )
     print(f"{len(stream):,} tokens to train on, {len(heldout):,} held out")
     if dry_run:
-        print(shape)
-        return estimate(job, config.optimizer, config.run)
+        return estimate(job, config.optimizer, config.run, model.words(shape))
     params = fit(job, flatten(config), config.optimizer, config.run)
     folder = Path(config.run.folder)
     report.draw_curves(folder / "log.jsonl", folder / "loss.png", folder.name)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import time
 from pathlib import Path
 
 import numpy as np
 
-from . import corpus, tokenizer
+from . import corpus, outlook, tokenizer
 from .config import ConfigError, DataConfig, RunConfig
 
 BEGINNING = re.compile(r"\s*(async def|def|class|import|from|@|if|for|while|with|try)\b|\S")
@@ -72,7 +73,7 @@ def make_prompts(documents, count, config: PromptsConfig) -> list[dict]:
 
 def run(config: PromptsConfig, *, dry_run: bool = False) -> None:
     """Writes ``heldout_prompts.jsonl``."""
-    vocabulary = tokenizer.load(config.data.tokenizer)
+    begin, vocabulary = time.monotonic(), tokenizer.load(config.data.tokenizer)
 
     def count(text: str) -> int:
         return len(vocabulary.encode(text).ids)
@@ -81,8 +82,16 @@ def run(config: PromptsConfig, *, dry_run: bool = False) -> None:
     prompts = make_prompts(documents, count, config)
     sizes = [count(prompt["text"]) for prompt in prompts]
     print(f"{len(prompts)} prompts of {min(sizes)} to {max(sizes)} tokens")
-    if not dry_run:
-        path = Path(config.run.folder) / "heldout_prompts.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
-        print(f"wrote {path}")
+    if dry_run:
+        return outlook.show(
+            model="none: prompts are cut out of texts",
+            shapes=f"prompts of {config.shortest} to {config.longest} tokens",
+            parameters="0",
+            memory={"texts": sum(len(text.encode()) for _, text in documents)},
+            steps=f"{len(documents):,} documents",
+            seconds=time.monotonic() - begin,
+        )
+    path = Path(config.run.folder) / "heldout_prompts.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    print(f"wrote {path}")

@@ -12,11 +12,13 @@ import hashlib
 import json
 from pathlib import Path
 
-from . import corpus
+from . import corpus, outlook
 from .config import ConfigError, DataConfig, RunConfig
 
 FILES = ("tokenizer.json", "tokenizer_config.json")  # what is fetched of a model on the hub
 END_OF_TEXT = "<|endoftext|>"  # begins a document and ends it; id 0
+BYTES = 256  # entries before any merge, besides the special one
+SAMPLE = 16  # a dry run trains on one text in so many
 PIECES = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\n+|\s+(?!\S)|\s+"
 
 
@@ -134,7 +136,18 @@ def run(config: TokenizerConfig, *, dry_run: bool = False) -> None:
     for split, texts in splits.items():
         print(f"{split}: {len(texts)} files, {sum(len(t.encode()) for t in texts):,} bytes")
     if dry_run:
-        return
+        texts = splits["train"]
+        some = texts[::SAMPLE]
+        sizes = [sum(len(text.encode()) for text in part) for part in (texts, some)]
+        seconds = outlook.seconds_of(lambda: bool(train(some, config.vocab_size)), times=1)
+        return outlook.show(
+            model=f"byte-level BPE, {config.vocab_size:,} tokens",
+            shapes=f"{len(texts):,} texts",
+            parameters=f"{config.vocab_size - BYTES - 1:,} merges",
+            memory={"texts": sizes[0]},
+            steps="1 pass over the texts",
+            seconds=seconds * sizes[0] / sizes[1],
+        )
     tokenizer = train(splits["train"], config.vocab_size)
     save(tokenizer, Path(config.run.folder))
     for split, texts in splits.items():

@@ -9,6 +9,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 from specjax.train import config, flops, metrics, progress
+from specjax.train.cli import RECIPES, main
+
+SIZES = "intermediate_size=16 num_layers=1 num_heads=2 num_kv_heads=1 head_dim=8 hidden_size=16"
 
 
 def test_products_are_counted_forward_backward_in_loops_and_by_type():
@@ -138,3 +141,37 @@ def test_a_sink_whose_library_is_missing_is_refused_before_anything_is_written(
 
 def test_every_sink_that_a_configuration_may_name_exists():
     assert config.SINKS == tuple(metrics.SINKS)
+
+
+def test_a_recipe_lists_its_fields_with_defaults_and_words(capsys):
+    for recipe in RECIPES:
+        assert main([recipe, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "data.samples_share = []               for each file, the share of rows" in out
+    assert "model.hidden_size = (int, must be given)" in out and 'divergence = "fkl"' in out
+    heads = out[out.index("specjax train eagle3") : out.index("specjax train mtp")]
+    assert heads.count("    num_heads = 7") == 1  # redeclared by the recipe, shown once
+
+
+LABELS = ["model", "shapes", "parameters", "memory", "steps", "time"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "fields"),
+    [
+        ("tokenizer", ["vocab_size=320"]),
+        ("prompts", ["num_prompts=1", "shortest=4", "longest=8", "rest=8"]),
+        ("pretrain", [f"model.{size}" for size in SIZES.split()]),
+        ("features", ["TEACHER", "num_rows=4"]),
+        ("heads", ["TEACHER", "num_heads=2", "decoding.num_prompts=0"]),
+    ],
+)
+def test_every_dry_run_prints_the_same_lines_and_writes_nothing(place, recipe, fields, capsys):
+    root, train, teacher = place
+    capsys.readouterr()
+    fields = [teacher if field == "TEACHER" else field for field in fields]
+    made = root / "dry"
+    assert train(recipe, *fields, f"run.folder={made}", "--dry-run") == 0
+    words = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert [word for word in words if word in LABELS] == LABELS
+    assert not made.exists()
