@@ -229,7 +229,7 @@ def test_a_dry_run_names_target_layers_vocabulary_and_shape_and_writes_nothing(p
     printed = capsys.readouterr().out
     size = sum(x.size for x in jax.tree.leaves(specjax.load(teacher.partition("=")[2]).params))
     for line in (
-        f"{size:,} parameters, 1 layers",
+        f"{size:,} parameters, llama, 1 layers of width 16",
         "reads         its hidden states 0, 1",
         "vocabulary    2,048 tokens, 100.0% of the text",
         "layer.hidden_size=16",

@@ -50,7 +50,7 @@ def test_a_dry_run_says_what_it_would_take_and_writes_nothing(place, capsys):
     fields = ["model.hidden_size=16", *SHAPE, f"run.folder={root / 'dry'}", "--dry-run"]
     assert train("pretrain", *fields) == 0
     words = capsys.readouterr().out
-    for word in ("hidden_size=16", "parameters", "work space", "steps", "tokens/s"):
+    for word in ("width 16", "parameters", "work space", "steps", "tokens/s"):
         assert word in words
     assert not (root / "dry").exists()
 
