@@ -162,7 +162,7 @@ def _look(rule, params, judged: Judged, emitted, keys) -> Seen:
     rule = acceptance.choose(rule, draft, context.sampling.greedy)
     evidence = getattr(rule, "evidence", lambda *_: {})
     return Seen(
-        draft=dataclasses.replace(draft, laws=None, partial=None, parent=parent, topology=None),
+        draft=dataclasses.replace(draft, laws=None, parent=parent, topology=None),
         depth=jnp.broadcast_to(tree.depths(draft), (batch, nodes)),
         able=walk.eligible(draft),
         p=after[jnp.maximum(parent, ROOT), rows, jnp.arange(nodes)],

@@ -296,7 +296,6 @@ def merge(*drafts: Draft, one_law: bool = False) -> Draft:
         law=jnp.concatenate(law, axis=1).astype(jnp.int32) if laws else None,
         laws=jnp.concatenate(laws, axis=1) if laws else None,
         vocab=lawful[0].vocab if lawful else None,
-        partial=None,
         topology=None,
         draws=together,
         deepest=max(max_depth(d) for d in drafts),

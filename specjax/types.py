@@ -47,12 +47,11 @@ class Draft:
         a draw was as ``draws`` says.
       laws: float32 ``[B, Q, Vq]`` probabilities, or None.
       vocab: int32 ``[B, Vq]`` or None, draft id -> target id where the draft vocabulary is smaller.
-      partial: entries that the target computed while drafting (self-drafting), or None.
       topology: the static ``parent``, a tuple of N ints beginning with -1, or None.
       draws: how siblings were drawn, one of ``DRAWS``. ``iid``: independently, all from one law,
         that of the tokens before them. ``mixed``: independently, each from its own law or a point
         mass. ``distinct``: from their row of ``laws`` without replacement. ``hub``: two from a row,
-        as ``sampling.draw_hub``.
+        as ``drawing.draw_hub``.
       deepest: static; the depth that no node exceeds, where ``parent`` differs by row; None: N - 1.
     """
 
@@ -64,7 +63,6 @@ class Draft:
     law: jax.Array | None = None
     laws: jax.Array | None = None
     vocab: jax.Array | None = None
-    partial: PyTree = None
     topology: tuple[int, ...] | None = static(None)
     draws: str = static("iid")
     deepest: int | None = static(None)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import sampling
+from specjax import drawing
 from specjax.acceptance import walk
 from specjax.acceptance.laws import DraftLaw
 from specjax.types import ROOT, Draft
@@ -116,8 +116,8 @@ def _judge(rule, draft, p, uniform):
 
     # the uniforms come in the place of the key, and the last law in that of the last token
     with (
-        mock.patch.object(sampling, "uniforms", lambda key, count: key),
-        mock.patch.object(sampling, "draw", whole),
+        mock.patch.object(drawing, "uniforms", lambda key, count: key),
+        mock.patch.object(drawing, "draw", whole),
     ):
         q = DraftLaw(draft, p.shape[-1])
         verdict = rule({}, draft, lambda node: walk.at_node(p, node), q, uniform)
@@ -193,8 +193,8 @@ def distance(law, p):
 @functools.partial(jax.jit, static_argnums=0)
 def _follow(rule, draft, p, said):
     with (
-        mock.patch.object(sampling, "uniforms", lambda key, count: key),
-        mock.patch.object(sampling, "draw", lambda weights, uniform: uniform.astype(jnp.int32)),
+        mock.patch.object(drawing, "uniforms", lambda key, count: key),
+        mock.patch.object(drawing, "draw", lambda weights, uniform: uniform.astype(jnp.int32)),
     ):
         q = DraftLaw(draft, p.shape[-1])
         return rule({}, draft, functools.partial(walk.at_node, p), q, said)

@@ -13,7 +13,7 @@ import pytest
 from enumeration import Table, distance, drafts, outcome, prefixes, product, saying
 from toys import bag, context
 
-from specjax import Sampling, acceptance, loop, sampling, tree
+from specjax import Sampling, acceptance, drawing, loop, tree
 from specjax.acceptance import RULES, walk
 from specjax.acceptance.typical import Typical
 from specjax.drafters import Plain
@@ -178,7 +178,7 @@ class AfreshForEveryPath:
     """Draws of the target for each path by itself, and again where none agrees."""
 
     def __call__(self, params, draft, target_law, draft_law, key):
-        uniform = sampling.uniforms(key, draft.num_nodes)
+        uniform = drawing.uniforms(key, draft.num_nodes)
 
         def visit(node):
             p = target_law(node)
@@ -188,7 +188,7 @@ class AfreshForEveryPath:
             return jnp.argmax(said, axis=1).astype(jnp.int32), jnp.any(said, axis=1), p
 
         node, rest = walk.descend(draft, visit)
-        return walk.verdict(draft, node, sampling.draw(rest, uniform[:, 0]))
+        return walk.verdict(draft, node, drawing.draw(rest, uniform[:, 0]))
 
 
 def test_fault_a_sample_of_the_target_for_every_path():
@@ -240,7 +240,7 @@ def test_fault_a_pair_drawn_twice_from_the_same_law_is_no_hub():
 def test_a_pair_holds_the_hub_and_each_other_token_as_often_as_it_should():
     q, grid = np.asarray([0.25, 0.5, 0.125, 0.125], np.float32), (np.arange(64) + 0.5) / 64
     uniform = np.stack(np.meshgrid(grid, grid), axis=-1).reshape(-1, 2)
-    drawn = sampling.draw_hub(jnp.broadcast_to(q, (len(uniform), 4)), jnp.asarray(uniform))
+    drawn = drawing.draw_hub(jnp.broadcast_to(q, (len(uniform), 4)), jnp.asarray(uniform))
     share = np.zeros((4, 4))
     np.add.at(share, tuple(np.asarray(drawn).T), 1 / len(uniform))
     expected = np.zeros((4, 4))
@@ -252,7 +252,7 @@ def test_a_pair_holds_the_hub_and_each_other_token_as_often_as_it_should():
 
 def test_a_law_with_one_token_or_none_draws_no_more_than_there_is():
     q, half = jnp.asarray([[0.0, 1.0], [0.0, 0.0]]), jnp.full((2, 2), 0.5)
-    assert sampling.draw_hub(q, half).tolist() == [[1, -1], [-1, -1]]
+    assert drawing.draw_hub(q, half).tolist() == [[1, -1], [-1, -1]]
 
 
 def test_the_hub_of_a_smaller_vocabulary_is_the_drafts_own():

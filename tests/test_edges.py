@@ -9,9 +9,10 @@ import pytest
 from toys import TreeDrafter, bag, context
 
 import specjax
-from specjax import Sampling, loop, round, sampling, tree
+from specjax import Sampling, drawing, loop, round, tree
 from specjax.drafters import Plain
-from specjax.sampling import Prefix, draw
+from specjax.drawing import draw
+from specjax.sampling import Prefix
 from specjax.types import Scores
 
 MODEL, PARAMS = bag(13, 3, features=8)
@@ -51,7 +52,7 @@ def test_a_node_that_was_not_scored_is_never_accepted():
 def test_the_best_tokens_come_in_order_and_equal_ones_by_their_index(vocab):
     x = np.random.default_rng(vocab).integers(0, vocab // 2, (2, 3, vocab)).astype(np.float32)
     x[0, 0, 1:] = -np.inf
-    found, order = sampling.best(jnp.asarray(x), 3), np.argsort(-x, axis=-1, kind="stable")
+    found, order = drawing.best(jnp.asarray(x), 3), np.argsort(-x, axis=-1, kind="stable")
     assert found[0, 0].tolist() == [0, -1, -1]  # what has no probability is no choice
     assert (np.asarray(found) == order[..., :3])[1].all()
 

@@ -25,12 +25,12 @@ import specjax
 from specjax import Sampling, acceptance, loop, native, tree
 from specjax.acceptance.laws import TargetLaw
 from specjax.drafters import DraftModel, NGram, Plain
+from specjax.drawing import argmax
 from specjax.models import quantize
 from specjax.models.causal_lm import CausalLM
 from specjax.models.config import DecoderConfig
 from specjax.models.decoder import abstract
 from specjax.round import widths
-from specjax.sampling import argmax
 from specjax.types import Context
 
 BATCH, DRAFTED, VOCAB, SLOTS = 3, 7, 4096, 48

@@ -12,7 +12,7 @@ from flax import nnx
 from toys import bag, heads
 
 import specjax
-from specjax import Sampling, loop, sampling, sharding
+from specjax import Sampling, drawing, loop, sharding
 from specjax.drafters import Adaptive, DraftModel, NGram, Plain
 from specjax.drafters.hydra import Hydra, HydraConfig, prefix_config
 from specjax.models import placement, reading
@@ -126,12 +126,12 @@ def test_drawing_and_the_argmax_of_parts_are_those_of_the_whole():
     weights[1] = 0
     weights[2, :40] = 0  # whole parts without mass
     level = np.linspace(0, 0.999, BATCH, dtype=np.float32)
-    first, one = sampling.argmax(x), sampling.draw(weights, level)
+    first, one = drawing.argmax(x), drawing.draw(weights, level)
     with sharding.using(as_mesh(MESHES[0])):
-        np.testing.assert_array_equal(jax.jit(sampling.argmax)(x), first)
-        np.testing.assert_array_equal(jax.jit(sampling.draw)(weights, level), one)
-        parts = jax.jit(lambda x: sampling.best(x, 5))(x)
-    np.testing.assert_array_equal(parts, sampling.best(x, 5))  # equal numbers: the first
+        np.testing.assert_array_equal(jax.jit(drawing.argmax)(x), first)
+        np.testing.assert_array_equal(jax.jit(drawing.draw)(weights, level), one)
+        parts = jax.jit(lambda x: drawing.best(x, 5))(x)
+    np.testing.assert_array_equal(parts, drawing.best(x, 5))  # equal numbers: the first
 
 
 # ------------------------------------------------------------------- parts, and nothing more
@@ -187,7 +187,7 @@ def test_no_device_collects_a_cache_or_logits(temperature):
 
 
 def test_an_argmax_over_the_whole_vocabulary_is_seen_to_collect_logits(monkeypatch):
-    monkeypatch.setattr(sampling, "argmax", lambda x: jax.numpy.argsort(x, axis=-1)[..., -1])
+    monkeypatch.setattr(drawing, "argmax", lambda x: jax.numpy.argsort(x, axis=-1)[..., -1])
     assert large(burst.__wrapped__(MESHES[0], capacity=SLOTS + 1)[2])
 
 

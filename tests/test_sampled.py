@@ -171,7 +171,7 @@ def test_fault_keys_by_absolute_position_under_a_rule_that_redraws(monkeypatch):
             (jax.vmap(jax.random.fold_in, in_axes=(0, None))(state.key, role), state.length)
         ),
     )
-    monkeypatch.setattr("specjax.sampling.uniforms", absolute)
+    monkeypatch.setattr("specjax.drawing.uniforms", absolute)
     counts, _ = sample(*CASES["draft"][:2], "block", WARM)
     assert not lawful(counts, exact("warm"))
 

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from stranger import Bag
 
-from specjax import Context, Sampling, tree
-from specjax import sampling as law
+from specjax import Context, Sampling, drawing, tree
 from specjax.drafters.base import ChainDrafter
 from specjax.types import Draft, Target, Verdict
 
@@ -115,7 +114,7 @@ class TreeDrafter(ChainDrafter):
         params = params["drafter"] if self.weights is None else params["drafter"][self.weights]
         batch, nodes = context.tokens.shape[0], len(self.topology)
         cache = read(self.model, params, context)
-        uniform = law.uniforms(context.key, 2 * nodes)
+        uniform = drawing.uniforms(context.key, 2 * nodes)
         parent = self.topology
         if self.random_parents:  # independent of the tokens: other uniforms
             grown = jnp.floor(uniform[:, nodes:] * jnp.arange(nodes)).astype(jnp.int32)
@@ -138,11 +137,11 @@ class TreeDrafter(ChainDrafter):
             )
             laws.append(q)
             if self.how == "iid":
-                token = law.draw(q, uniform[:, node])
+                token = drawing.draw(q, uniform[:, node])
             elif self.how == "distinct":
-                token = law.draw(jnp.where(taken, 0.0, q), uniform[:, node])
+                token = drawing.draw(jnp.where(taken, 0.0, q), uniform[:, node])
             else:
-                token = law.argmax(jnp.where(taken, -1.0, q if self.how == "top" else 1 - q))
+                token = drawing.argmax(jnp.where(taken, -1.0, q if self.how == "top" else 1 - q))
             tokens = tokens.at[:, node - 1].set(token)
         sampled = self.how in ("iid", "distinct") and not context.sampling.greedy
         index = jnp.broadcast_to(jnp.arange(nodes - 1), tokens.shape)

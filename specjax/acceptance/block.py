@@ -6,7 +6,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from .. import sampling as law
+from .. import drawing
 from ..types import ROOT, Draft, Verdict
 from .lawful import need_chain
 from .walk import eligible, verdict
@@ -42,7 +42,7 @@ class Block:
     def __call__(self, params, draft: Draft, target_law, draft_law, key) -> Verdict:
         batch, nodes = draft.tokens.shape
         rows = jnp.arange(batch)
-        uniform = law.uniforms(key, nodes)
+        uniform = drawing.uniforms(key, nodes)
         # a chain ends before its first node that is no candidate
         size = jnp.sum(jnp.cumprod(eligible(draft)[:, 1:].astype(jnp.int32), axis=1), axis=1)
         node = lambda i: jnp.full((batch,), i, jnp.int32)  # noqa: E731
@@ -75,4 +75,4 @@ class Block:
             count = jnp.where(taken, i, count)
             rest = here if i == 0 else jnp.where(taken[:, None], here, rest)
         # the root needs no test, so its uniform is free for the draw
-        return verdict(draft, count, law.draw(rest, uniform[:, ROOT]))
+        return verdict(draft, count, drawing.draw(rest, uniform[:, ROOT]))

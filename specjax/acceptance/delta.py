@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from .. import sampling as law
+from .. import drawing
 from ..types import ROOT, Draft, Verdict
 from .walk import at_node, eligible, next_child, verdict
 
@@ -36,12 +36,12 @@ class Delta:
 
     def __call__(self, params, draft: Draft, target_law, draft_law, key) -> Verdict:
         able = eligible(draft)
-        uniform = law.uniforms(key, draft.num_nodes)
+        uniform = drawing.uniforms(key, draft.num_nodes)
         batch = draft.tokens.shape[0]
 
         def visit(state):
             node, token, going = state
-            said = law.draw(target_law(node), at_node(uniform, node))
+            said = drawing.draw(target_law(node), at_node(uniform, node))
             token = jnp.where(going, said, token)
             child, found = next_child(draft, node, node, able & (draft.tokens == said[:, None]))
             going &= found

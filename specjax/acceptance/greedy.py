@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from .. import sampling as law
+from .. import drawing
 from ..types import Draft, Verdict
 from .walk import match
 
@@ -37,4 +37,4 @@ class Greedy:
             )
 
     def __call__(self, params, draft: Draft, target_law, draft_law, key) -> Verdict:
-        return match(draft, law.argmax(target_law.adjusted()))
+        return match(draft, drawing.argmax(target_law.adjusted()))

@@ -6,7 +6,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from .. import sampling as law
+from .. import drawing
 from ..types import ROOT, Draft, Verdict
 from .lawful import need_draws
 from .walk import at_node, descend, eligible, next_child, verdict
@@ -14,7 +14,7 @@ from .walk import at_node, descend, eligible, next_child, verdict
 
 @dataclasses.dataclass(frozen=True)
 class Hub:
-    """Pairs of siblings that hold the hub ``a = argmax q``, drawn by ``sampling.draw_hub``.
+    """Pairs of siblings that hold the hub ``a = argmax q``, drawn by ``drawing.draw_hub``.
 
     A pair is ``(i, a)`` with probability ``q(i)`` and ``(a, i)`` with ``q(a) q(i) / (1 - q(a))``,
     ``i ≠ a``. Each other token ``i`` takes of its pairs what ``p(i)`` needs, of the first kind
@@ -56,7 +56,7 @@ class Hub:
 
     def __call__(self, params, draft: Draft, target_law, draft_law, key) -> Verdict:
         able = eligible(draft)
-        uniform = law.uniforms(key, draft.num_nodes)
+        uniform = drawing.uniforms(key, draft.num_nodes)
         rows = jnp.arange(draft.tokens.shape[0])
 
         def visit(node):
@@ -91,4 +91,4 @@ class Hub:
             return jnp.where(kept, other, at_hub), kept | kept_hub, left
 
         node, rest = descend(draft, visit)
-        return verdict(draft, node, law.draw(rest, uniform[:, ROOT]))
+        return verdict(draft, node, drawing.draw(rest, uniform[:, ROOT]))

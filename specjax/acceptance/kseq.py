@@ -7,8 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from .. import sampling as law
-from .. import tree
+from .. import drawing, tree
 from ..types import ROOT, Draft, Verdict
 from .lawful import need_draws
 from .walk import at_node, descend, eligible, verdict
@@ -56,7 +55,7 @@ class KSeq:
 
     def __call__(self, params, draft: Draft, target_law, draft_law, key) -> Verdict:
         families = _families(draft, eligible(draft))
-        uniform = law.uniforms(key, draft.num_nodes)
+        uniform = drawing.uniforms(key, draft.num_nodes)
         tokens = jnp.maximum(draft.tokens, 0)
 
         def visit(node):
@@ -75,7 +74,7 @@ class KSeq:
             return first.astype(jnp.int32), jnp.any(kept, axis=1), left
 
         node, rest = descend(draft, visit)
-        return verdict(draft, node, law.draw(rest, uniform[:, ROOT]))
+        return verdict(draft, node, drawing.draw(rest, uniform[:, ROOT]))
 
     def evidence(self, params, draft: Draft, target_law, draft_law, key) -> dict[str, jax.Array]:
         """``u``, and ``rho`` of each node's siblings: float32 ``[B, N]`` each."""
@@ -90,7 +89,7 @@ class KSeq:
             return _rho(target_law(above), q, jnp.maximum(count, 1))
 
         rho = jax.lax.map(at, jnp.arange(nodes)).T
-        return {"u": law.uniforms(key, nodes), "rho": rho}
+        return {"u": drawing.uniforms(key, nodes), "rho": rho}
 
 
 def _families(draft: Draft, able: jax.Array) -> jax.Array:

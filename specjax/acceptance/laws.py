@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from .. import tree
-from ..sampling import Sampling, argmax
+from ..drawing import argmax
+from ..sampling import Sampling
 from ..types import POINT_MASS, Context, Draft
 from .walk import at_node
 

@@ -7,8 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from .. import sampling as law
-from .. import tree
+from .. import drawing, tree
 from ..types import ROOT, Draft, Verdict
 from .walk import at_node, eligible, next_child, verdict
 
@@ -46,7 +45,7 @@ class Rejection:
 
     def __call__(self, params, draft: Draft, target_law, draft_law, key) -> Verdict:
         able = eligible(draft)
-        uniform = law.uniforms(key, draft.num_nodes)
+        uniform = drawing.uniforms(key, draft.num_nodes)
         batch = draft.tokens.shape[0]
         rows = jnp.arange(batch)
 
@@ -70,7 +69,7 @@ class Rejection:
         if draft.num_nodes > 1:
             state = jax.lax.while_loop(lambda s: jnp.any(s[3]), test, state)
         node, _, p, _ = state
-        return verdict(draft, node, law.draw(p, uniform[:, ROOT]))
+        return verdict(draft, node, drawing.draw(p, uniform[:, ROOT]))
 
     def evidence(self, params, draft: Draft, target_law, draft_law, key) -> dict[str, jax.Array]:
         """``u``, and ``left``: the p of each node's token at its turn, had all its earlier
@@ -89,7 +88,7 @@ class Rejection:
             return laws.at[above, rows].set(after), left
 
         left = jax.lax.fori_loop(1, nodes, turn, (laws, jnp.zeros((batch, nodes))))[1]
-        return {"u": law.uniforms(key, nodes), "left": left}
+        return {"u": drawing.uniforms(key, nodes), "left": left}
 
 
 def residual(p: jax.Array, q: jax.Array) -> jax.Array:

@@ -7,8 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from .. import sampling as law
-from .. import tree
+from .. import drawing, tree
 from ..types import ROOT, Draft, Verdict
 from .walk import at_node, eligible, next_child, verdict
 
@@ -65,7 +64,7 @@ class Traversal:
 
     def __call__(self, params, draft: Draft, target_law, draft_law, key) -> Verdict:
         able = eligible(draft)
-        uniform = law.uniforms(key, draft.num_nodes)
+        uniform = drawing.uniforms(key, draft.num_nodes)
         batch = draft.tokens.shape[0]
         rows = jnp.arange(batch)
         parent = jnp.broadcast_to(jnp.maximum(tree.parents(draft), ROOT), draft.tokens.shape)
@@ -140,4 +139,4 @@ class Traversal:
         node, after, level, _, laws, _ = state
         fresh = (after == node)[:, None]  # nothing below it was looked at
         rest = jnp.where(fresh, target_law(node), laws[rows, level])
-        return verdict(draft, node, law.draw(rest, uniform[:, ROOT]))
+        return verdict(draft, node, drawing.draw(rest, uniform[:, ROOT]))

@@ -7,8 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from .. import sampling as law
-from .. import tree
+from .. import drawing, tree
 from ..types import ROOT, Draft, Verdict
 from .walk import at_node, eligible, has_children, verdict
 
@@ -95,7 +94,7 @@ class Typical:
         node = jnp.argmax(jnp.where(deepest, score, -jnp.inf), axis=1).astype(jnp.int32)
         p = target_law(node)
         # -1 where no token has any probability
-        return verdict(draft, node, law.argmax(jnp.where(p > 0, p, -jnp.inf)))
+        return verdict(draft, node, drawing.argmax(jnp.where(p > 0, p, -jnp.inf)))
 
     def threshold(self, p: jax.Array) -> jax.Array:
         """float32 ``[B]``, which p of a token must exceed; of ``p`` float32 ``[B, V]``."""

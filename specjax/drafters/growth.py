@@ -20,9 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import sampling as law
+from .. import drawing, tree
 from .. import topology as topologies
-from .. import tree
 from ..topology import Beams, Expand, Follow, Tree
 from ..types import ROOT, Context, Draft
 
@@ -80,7 +79,7 @@ def grow(topology, context: Context, level, carry, *, how: str = "top", words: W
       how: ``top``: the r-th child of a node is the r-th best token below it, a function of the
         context. ``iid``, ``distinct``: children are drawn, with or without replacement, from the
         law of the request's settings, and the draft states these laws. ``hub``: they are drawn in
-        pairs, see ``sampling.draw_hub``. At temperature 0 ``top``.
+        pairs, see ``drawing.draw_hub``. At temperature 0 ``top``.
 
     Where ``context.width`` is given, depths beyond it are not looked at.
 
@@ -107,7 +106,7 @@ def _static(topology: Tree, context, level, carry, words, how):
     batch = context.tokens.shape[0]
     tokens = context.root[:, None]
     drawn = how != "top"
-    uniform = law.uniforms(context.key, topology.num_nodes) if drawn else None
+    uniform = drawing.uniforms(context.key, topology.num_nodes) if drawn else None
     laws = []
     for depth in range(topology.depth):
         here = inner[depths[inner] == depth]
@@ -122,7 +121,7 @@ def _static(topology: Tree, context, level, carry, words, how):
         rank = np.asarray(topology.ranks)[children]
         if not drawn:
             logits = _adjusted(context, grown, since, logits, words)
-            best = law.best(logits, int(rank.max()) + 1)  # [B, W or 1, K]
+            best = drawing.best(logits, int(rank.max()) + 1)  # [B, W or 1, K]
             chosen = best[:, parent if best.shape[1] > 1 else np.zeros_like(parent), rank]
         else:
             q = _probabilities(context, grown, since, logits, words)
@@ -155,11 +154,11 @@ def _draw(q, parent, rank, uniform, how):
         first = np.flatnonzero(rank == 0)
         last = np.searchsorted(parent, parent[first], side="right") - 1  # itself if it is alone
         both = jnp.stack([uniform[:, first], uniform[:, last]], axis=2)
-        pairs = jax.vmap(law.draw_hub, in_axes=1, out_axes=1)(q[:, parent[first]], both)
+        pairs = jax.vmap(drawing.draw_hub, in_axes=1, out_axes=1)(q[:, parent[first]], both)
         for i, child in enumerate(first):
             chosen[last[i]], chosen[child] = pairs[:, i, 1], pairs[:, i, 0]
         return jnp.stack(chosen, axis=1)
-    draw = jax.vmap(law.draw, in_axes=1, out_axes=1)
+    draw = jax.vmap(drawing.draw, in_axes=1, out_axes=1)
     rows = jnp.arange(q.shape[0])[:, None]
     left = q
     for r in range(rank.max() + 1):
@@ -199,7 +198,7 @@ def _expand(topology: Expand | Beams, context, level, carry, words):
         logits, carry = _if_wanted(step, depth, context.width, carry, grown, wanted)
         logits = _adjusted(context, grown, since, logits, words)
         said = jax.nn.log_softmax(logits, axis=-1)
-        best = law.best(said, width)
+        best = drawing.best(said, width)
         worth = jnp.take_along_axis(said, jnp.maximum(best, 0), axis=2)
         worth = jnp.where(best < 0, -jnp.inf, worth)
         best = best if words is None else words.of(best)
@@ -272,7 +271,7 @@ def _follow(topology: Follow, context, level, carry, words):
         grown = Draft(start=context.length - 1, tokens=path[:, : depth + 1], topology=chain)
         logits, carry = level(carry, grown, depth)
         logits = _adjusted(context, grown, depth, logits, words)
-        best = law.best(logits, topology.ranks)[:, 0]
+        best = drawing.best(logits, topology.ranks)[:, 0]
         chosen.append(best if words is None else words.of(best))
     flat = (-1, *(ROOT,) * (topology.num_nodes - 1))
     draft = tree.tree(context, jnp.concatenate(chosen, axis=1), flat)

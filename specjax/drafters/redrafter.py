@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .. import sampling as law
+from .. import drawing
 from ..models.layers import Linear, product
 from ..topology import Beams, Topology
 from .heads import HeadDrafter
@@ -166,6 +166,6 @@ def kept(logits: jax.Array, count: int) -> jax.Array:
     """Logits ``[..., V]``, those below the ``count`` greatest (0: all) set to -inf."""
     if not 0 < count < logits.shape[-1]:
         return logits
-    last = jnp.maximum(law.best(logits, count)[..., -1:], 0)
+    last = jnp.maximum(drawing.best(logits, count)[..., -1:], 0)
     least = jnp.take_along_axis(logits, last, axis=-1)
     return jnp.where(logits < least, -jnp.inf, logits)

@@ -6,8 +6,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from .. import sampling as law
-from .. import tree
+from .. import drawing, tree
 from ..types import Drafter
 from .base import ChainDrafter
 
@@ -104,7 +103,7 @@ class Synthetic(ChainDrafter):
         truth = jnp.asarray(params["drafter"]["truth"], jnp.int32)
         truth = jnp.take_along_axis(truth, where, axis=1, mode="clip")
         other = jnp.where(truth == 0, 1, truth - 1)
-        right = law.uniforms(context.key, self.num_draft) < jnp.asarray(self.accuracy)
+        right = drawing.uniforms(context.key, self.num_draft) < jnp.asarray(self.accuracy)
         tokens = jnp.where(right, truth, other)
         if self.inner is None:
             return tree.chain(context, tokens), state
