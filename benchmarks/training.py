@@ -11,7 +11,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-from specjax.train import eagle3, frozen, loop, model, pretrain
+from specjax.train import eagle3, evaluate, frozen, loop, model, pretrain
 from specjax.train.config import DataConfig, OptimizerConfig
 from specjax.train.optimizer import make_optimizer
 
@@ -108,7 +108,8 @@ def _timed(step, job, alone, read, rule, shape, repetitions: int) -> dict:
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, size, shape), jnp.int32)
     read, given = jax.jit(read), job.frozen
     rows = jax.block_until_ready(read(given["target"], tokens))
-    head = jax.jit(jax.value_and_grad(lambda p, given, rows: alone.loss(p, given, rows, None)[0]))
+    loss = lambda p, given, rows: evaluate.weighed(alone.loss(p, given, rows, None))  # noqa: E731
+    head = jax.jit(jax.value_and_grad(loss))
     _, gradients = head(job.params, given, rows)
 
     @jax.jit
@@ -202,7 +203,8 @@ def long_context(
 
     graphdef, params = model.create(TOY, 0)
     entropy = pretrain.make_cross_entropy(graphdef, SYMBOLS)
-    job = loop.Job(lambda p, _, x, key: (jnp.mean(entropy(p, x)), {}), params, None, None)
+    loss = lambda p, _, x, key: {"loss": evaluate.mean(entropy(p, x))}  # noqa: E731
+    job = loop.Job(loss, params, None, None)
     params, target_loss = _taught(job, target_steps, sample)
     lm = _lm(TOY, params)
     job, _, made, _ = _job(lm, taught, 3)

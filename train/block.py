@@ -24,7 +24,7 @@ from specjax.drafters import block
 from . import frozen
 from .config import ConfigError
 from .eagle3 import layer_config
-from .evaluate import mean
+from .evaluate import Mean, mean
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,13 +141,12 @@ def make_loss(made: frozen.Heads, target, read, config: BlockConfig):
         size, room = config.num_anchors, rows.hidden.shape[1] - config.num_heads
         anchors = jax.random.randint(key, (len(rows.tokens), size), 0, room, jnp.int32)
         args = made, target, params, given["target"], rows, anchors, config.teacher_share
-        total, counted, metrics = 0.0, 0.0, {}
+        total, counted, terms = 0.0, 0.0, {}
         for k, (said, _, fits) in enumerate(mask_losses(*args)):
             weight = math.exp(-k / config.decay_length)
-            total += weight * jnp.sum(said * fits)
-            counted += weight * jnp.sum(fits)
-            metrics[f"mask_{k + 1}"] = jnp.sum(said * fits) / jnp.maximum(jnp.sum(fits), 1.0)
-        return total / jnp.maximum(counted, 1.0), metrics
+            own = terms[f"mask_{k + 1}"] = mean(said, fits, share=0.0)
+            total, counted = total + weight * own.total, counted + weight * own.count
+        return {"loss": Mean(total, counted), **terms}
 
     return loss
 
@@ -171,7 +170,7 @@ def make_measure(made: frozen.Heads, target, read, config: BlockConfig):
             share = math.exp(-k / config.decay_length)
             total += share * jnp.sum(said * fits) / jnp.maximum(jnp.sum(fits), 1.0)
         found["greedy_tau"] = mean(tau, counted)
-        return {"heldout_loss": (total, jnp.float32(1)), **found}
+        return {"heldout_loss": Mean(total, jnp.float32(1)), **found}
 
     return measure
 

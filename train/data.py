@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import jax.numpy as jnp
 import numpy as np
 
 from . import corpus
@@ -83,11 +82,6 @@ def unpacked(batch):
         return batch["tokens"], batch["weight"]
     tokens = batch["tokens"] if isinstance(batch, dict) else batch
     return tokens, np.ones((tokens.shape[0], tokens.shape[1] - 1), np.float32)
-
-
-def weighted_mean(values, weight):
-    """The mean of ``values [B, T]`` where ``weight [B, T]`` counts; 0 where none does."""
-    return (values * weight).sum() / jnp.maximum(weight.sum(), 1.0)
 
 
 def training_batches(

@@ -73,11 +73,11 @@ def make_loss(laws, divergence: str, data_share: float):
         del key  # nothing is drawn
         tokens, weight = data.unpacked(batch)
         p, q = laws(params, frozen, tokens[:, :-1])
-        value = (1 - data_share) * data.weighted_mean(distance(p, q), weight)
+        terms = {"distance": mean(distance(p, q), weight, 1 - data_share)}
         if data_share:
-            said = losses.cross_entropy(q, tokens[:, 1:])
-            value += data_share * data.weighted_mean(said, weight)
-        return value, {}
+            nats = losses.cross_entropy(q, tokens[:, 1:])
+            terms["text"] = mean(nats, weight, data_share)
+        return terms
 
     return loss
 

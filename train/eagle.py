@@ -26,6 +26,7 @@ from specjax.drafters import eagle
 from . import frozen, hydra
 from .config import ConfigError
 from .eagle3 import layer_config
+from .evaluate import mean
 from .unroll import unroll
 
 
@@ -100,27 +101,20 @@ def make_loss(made: frozen.Heads, target, read, config: EagleConfig):
         noisy = dataclasses.replace(rows, hidden=rows.hidden + noise)
         outputs = made.outputs(params, given["target"], noisy)
         laws = jax.nn.softmax(frozen.target_logits(target, given["target"], rows), axis=0)
-        steps, total, metrics = rows.steps(len(outputs)), 0.0, {}
+        steps, terms = rows.steps(len(outputs)), {}
         for k, output in enumerate(outputs):
-            weight = frozen.inside(rows, k, steps)
-
-            def mean(x, weight=weight):
-                return jnp.sum(x * weight) / jnp.maximum(jnp.sum(weight), 1.0)
-
-            true = rows.states(1 + k, steps)
-            apart = mean(jnp.mean(smooth_l1(output[2], true), axis=0))
+            weight, share = frozen.inside(rows, k, steps), config.decay**k
+            apart = jnp.mean(smooth_l1(output[2], rows.states(1 + k, steps)), axis=0)
+            terms[f"regression_{k + 1}"] = mean(apart, weight, config.regression * share)
             logs = jax.nn.log_softmax(frozen.logits_of(output, cap), axis=0)
             law = laws[:, :, 1 + k : 1 + k + steps].reshape(logs.shape)
-            said = mean(-jnp.sum(law * logs, axis=0))
-            value = config.regression * apart + config.law * said
+            said = -jnp.sum(law * logs, axis=0)
+            terms[f"head_{k + 1}"] = mean(said, weight, config.law * share)
             if config.top_k:
                 most, where = jax.lax.top_k(law.T, config.top_k)
-                value += config.top * mean(
-                    -jnp.sum(most.T * jnp.take_along_axis(logs, where.T, axis=0), axis=0)
-                )
-            total += config.decay**k * value
-            metrics |= {f"regression_{k + 1}": apart, f"head_{k + 1}": said}
-        return total, metrics
+                said = -jnp.sum(most.T * jnp.take_along_axis(logs, where.T, axis=0), axis=0)
+                terms[f"top_{k + 1}"] = mean(said, weight, config.top * share)
+        return terms
 
     return loss
 

@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-Ratio = tuple[jax.Array, jax.Array]  # (total, count), scalars; sums of ratios are exact means
+
+class Mean(NamedTuple):
+    """``total / max(count, 1)``, scalars; totals and counts add up over parts of a batch, so that
+    the mean over all is exact. ``share``: its factor in a loss of several."""
+
+    total: jax.Array
+    count: jax.Array
+    share: float = 1.0
+
+    @property
+    def value(self) -> jax.Array:
+        return self.total / jnp.maximum(self.count, 1.0)
 
 
-def mean(values: jax.Array, weight: jax.Array) -> Ratio:
-    """The weighted mean of ``values [B, T]`` as a ratio that can be added up over batches."""
-    return jnp.sum(values * weight), jnp.sum(weight)
+def mean(values: jax.Array, weight: jax.typing.ArrayLike = 1.0, share: float = 1.0) -> Mean:
+    """The mean of ``values``, each with a weight of its own, or all with one."""
+    weight = jnp.broadcast_to(weight, values.shape)
+    return Mean(jnp.sum(values * weight), jnp.sum(weight), share)
+
+
+def weighed(terms: Mapping[str, Mean]) -> jax.Array:
+    """The loss that terms make up: the sum of the means, each times its share."""
+    return sum(term.share * term.value for term in terms.values())
 
 
 def make_evaluate(measure: Callable, sets: Mapping[str, Sequence[tuple]]) -> Callable:
     """``evaluate(params, frozen) -> {set name + measure name: mean}``.
 
     Args:
-      measure: ``measure(params, frozen, tokens [B, T + 1], weight [B, T]) -> {name: Ratio}``, pure.
+      measure: ``measure(params, frozen, tokens [B, T + 1], weight [B, T]) -> {name: Mean}``, pure.
       sets: by prefix, batches ``(tokens int32 [B, T + 1], weight float [B, T])``; the weights say
         which predictions count.
     """
@@ -28,9 +46,9 @@ def make_evaluate(measure: Callable, sets: Mapping[str, Sequence[tuple]]) -> Cal
     def evaluate(params, frozen) -> dict[str, float]:
         measured = {}
         for prefix, batches in sets.items():
-            ratios = [compiled(params, frozen, *batch) for batch in batches]
-            for name in ratios[0]:
-                total, count = (sum(float(ratio[name][i]) for ratio in ratios) for i in (0, 1))
+            means = [compiled(params, frozen, *batch) for batch in batches]
+            for name in means[0]:
+                total, count = (sum(float(found[name][i]) for found in means) for i in (0, 1))
                 measured[prefix + name] = total / max(count, 1.0)
         return measured
 

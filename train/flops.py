@@ -61,7 +61,7 @@ def _product(eqn) -> int:
 
 
 def of_step(loss, params, frozen, batch) -> Counter:
-    """``products`` of a loss and its gradient, see ``loop.Job``."""
+    """``products`` of a loss and its gradient, see ``loop.make_loss``."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     return products(jax.value_and_grad(loss, has_aux=True), params, frozen, batch, key)
 

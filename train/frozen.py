@@ -34,7 +34,7 @@ from .config import (
     flatten,
 )
 from .distill import load_teacher
-from .evaluate import make_evaluate, mean
+from .evaluate import Mean, make_evaluate, mean, weighed
 from .loop import Job, estimate, fit
 
 MODEL = "model"  # the folder, within the run's, that heads are exported to
@@ -217,8 +217,10 @@ def inside(rows: Rows, head: int, steps: int) -> jax.Array:
     return ((last == rows.segments[:, :steps]) * weight).reshape(-1)
 
 
-def head_losses(outputs, target, params, rows: Rows, teacher_share: float, vocab=None) -> list:
-    """Of each head, the mean over its positions, in nats, of
+def head_losses(
+    outputs, target, params, rows: Rows, teacher_share: float, vocab=None
+) -> list[Mean]:
+    """Of each head, the ``Mean`` over its positions, in nats, of
 
         (1 - teacher_share) * -log q(next token)  +  teacher_share * -sum_x p(x) log q(x)
 
@@ -246,15 +248,16 @@ def head_losses(outputs, target, params, rows: Rows, teacher_share: float, vocab
         weight = inside(rows, k, steps)
         if known is not None:
             weight = weight * known[:, 1 + k : 1 + k + steps].reshape(-1)
-        value = (jax.nn.logsumexp(logits, axis=0) - said) * weight
-        values.append(jnp.sum(value) / jnp.maximum(jnp.sum(weight), 1.0))
+        values.append(mean(jax.nn.logsumexp(logits, axis=0) - said, weight))
     return values
 
 
-def summed(losses: list[jax.Array], decay: float) -> tuple[jax.Array, dict]:
-    """``sum_k decay ** k * loss_k``, and the metrics ``head_1 ...``, as ``loop.Job`` logs them."""
-    total = sum(decay ** (k + 1) * value for k, value in enumerate(losses))
-    return total, {f"head_{k + 1}": value for k, value in enumerate(losses)}
+def shared(losses: list[Mean], decay: float, factor: float = 1.0) -> dict[str, Mean]:
+    """``factor * sum_k decay ** k * loss_k``: the terms ``head_1 ...`` of a ``loop.Job``'s loss."""
+    return {
+        f"head_{k + 1}": value._replace(share=factor * decay ** (k + 1))
+        for k, value in enumerate(losses)
+    }
 
 
 def make_loss(heads: Heads, target, read, config: FrozenConfig):
@@ -266,7 +269,7 @@ def make_loss(heads: Heads, target, read, config: FrozenConfig):
         outputs = heads.outputs(params, frozen["target"], rows)
         how = config.teacher_share, heads.vocab
         losses = head_losses(outputs, target, frozen["target"], rows, *how)
-        return summed(losses, config.decay)
+        return shared(losses, config.decay)
 
     return loss
 
@@ -295,7 +298,8 @@ def make_measure(heads: Heads, target, read, config: FrozenConfig):
             alive, counted = alive * hit, counted * fits
             tau = tau + alive
         found["greedy_tau"] = mean(tau, counted)
-        return {"heldout_loss": (summed(losses, config.decay)[0], jnp.float32(1)), **found}
+        value = weighed(shared(losses, config.decay))
+        return {"heldout_loss": Mean(value, jnp.float32(1)), **found}
 
     return measure
 

@@ -16,6 +16,7 @@ import optax
 
 from . import checkpoint, flops, outlook
 from .config import OptimizerConfig, RunConfig
+from .evaluate import weighed
 from .metrics import LOG, Log, read
 from .optimizer import make_optimizer
 from .progress import Watch
@@ -34,7 +35,8 @@ class Job:
     """What a recipe brings to the loop.
 
     Attributes:
-      loss: ``loss(params, frozen, batch, key) -> (mean loss, {name: scalar})``, pure.
+      loss: ``loss(params, frozen, batch, key) -> {name: evaluate.Mean}``, pure; it is the sum of
+        these means, each times its share. Their totals and counts add up over parts of a batch.
       params: what is trained, a pytree of float arrays.
       batches: a Grain iterator of int32 ``[batch, length + 1]``, or of dictionaries that hold
         these as ``"tokens"``.
@@ -60,14 +62,23 @@ def size_of(batch) -> tuple[int, int]:
     return tokens.shape[0], tokens.shape[1] - 1
 
 
+def make_loss(job: Job):
+    """``loss(params, frozen, batch, key) -> (loss, {name: mean})``."""
+
+    def loss(params, frozen, batch, key):
+        terms = job.loss(params, frozen, batch, key)
+        return weighed(terms), {name: term.value for name, term in terms.items()}
+
+    return loss
+
+
 def make_step(job: Job, optimizer: optax.GradientTransformation):
     """``step(state, frozen, batch) -> (state, metrics)``, compiled; ``state`` is donated."""
+    loss_and_gradients = jax.value_and_grad(make_loss(job), has_aux=True)
 
     def step(state, frozen, batch):
         key = jax.random.fold_in(state["key"], state["step"])
-        (loss, metrics), gradients = jax.value_and_grad(job.loss, has_aux=True)(
-            state["params"], frozen, batch, key
-        )
+        (loss, metrics), gradients = loss_and_gradients(state["params"], frozen, batch, key)
         norm = optax.tree.norm(gradients)
         updates, moments = optimizer.update(gradients, state["optimizer"], state["params"])
         state = {
@@ -174,7 +185,7 @@ def ideal_seconds(job: Job, params, batch) -> float:
     """How long the matrix products of a step would take at the measured best rate of the devices
     that hold the parameters."""
     devices = {d for x in jax.tree.leaves(params) for d in x.sharding.device_set}
-    counted = flops.of_step(job.loss, params, job.frozen, batch)
+    counted = flops.of_step(make_loss(job), params, job.frozen, batch)
     return flops.ideal_seconds(counted, len(devices))
 
 

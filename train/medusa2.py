@@ -22,7 +22,7 @@ from flax import nnx
 
 import specjax
 
-from . import data, decoding, export, frozen, heads, report, tokenizer
+from . import decoding, export, frozen, heads, report, tokenizer
 from .config import ConfigError, flatten
 from .evaluate import make_evaluate, mean
 from .loop import Job, estimate, fit
@@ -89,11 +89,11 @@ def make_loss(made: frozen.Heads, target, read, config: Medusa2Config):
     def loss(params, given, batch, key):
         del given, key  # nothing is frozen, nothing drawn
         rows = read(params["target"], batch)
-        own = data.weighted_mean(next_token_loss(target, params["target"], rows), rows.weight)
+        nats = next_token_loss(target, params["target"], rows)
         outputs = made.outputs(params["drafter"], params["target"], rows)
         losses = frozen.head_losses(outputs, target, params["target"], rows, 0.0)
-        value, metrics = frozen.summed(losses, config.decay)
-        return own + config.head_weight * value, {"target_loss": own, **metrics}
+        terms = frozen.shared(losses, config.decay, config.head_weight)
+        return {"target_loss": mean(nats, rows.weight), **terms}
 
     return loss
 

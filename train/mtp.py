@@ -69,9 +69,8 @@ def make_mtp(config: MTPConfig, setting: frozen.Setting) -> frozen.Heads:
 
 
 def weighted(losses, decay: float):
-    """The mean of the modules' losses, module k (from 1) weighing ``decay ** k``; and metrics."""
-    total, metrics = frozen.summed(losses, decay)
-    return total / sum(decay ** (k + 1) for k in range(len(losses))), metrics
+    """The mean of the modules' losses, module k (from 1) weighing ``decay ** k``, as terms."""
+    return frozen.shared(losses, decay, 1 / sum(decay ** (k + 1) for k in range(len(losses))))
 
 
 def make_loss(made: frozen.Heads, target, read, config: MTPConfig):

@@ -47,7 +47,7 @@ def run(config: PretrainConfig, *, dry_run: bool = False) -> None:
     def loss(params, frozen, batch, key):
         del frozen, key  # nothing is taught, nothing is drawn
         tokens, weight = data.unpacked(batch)
-        return data.weighted_mean(cross_entropy(params, tokens), weight), {}
+        return {"loss": mean(cross_entropy(params, tokens), weight)}
 
     def measure(params, frozen, tokens, weight):
         del frozen

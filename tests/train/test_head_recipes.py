@@ -21,6 +21,7 @@ from specjax.train import (
     medusa2,
     report,
 )
+from specjax.train.evaluate import weighed
 
 import specjax
 
@@ -73,7 +74,7 @@ def test_stored_features_are_what_the_target_says_anew(place, stored):
     params = heads.make_medusa(made, setting).params
     given = {"target": setting.lm.params}
     bare = {name: batch[name] for name in ("tokens", "weight")}
-    values = [loss(params, given, either, None)[0] for either in (batch, bare)]
+    values = [weighed(loss(params, given, either, None)) for either in (batch, bare)]
     np.testing.assert_allclose(*values, rtol=2e-3)
 
 
@@ -160,16 +161,18 @@ def test_the_loss_is_the_mean_cross_entropy_within_documents_against_text_or_law
                 log_q = jax.nn.log_softmax(table @ own[k][:, 4 * b + t])
                 p = jax.nn.softmax(table @ rows.hidden[b, t + 1 + k])
                 sums += [-log_q[rows.tokens[b, t + 2 + k]], -jnp.sum(p * log_q), 1]
-        np.testing.assert_allclose([text[k], law[k]], sums[:2] / sums[2], rtol=1e-5)
+        found = [text[k].value, law[k].value]
+        np.testing.assert_allclose(found, sums[:2] / sums[2], rtol=1e-5)
     mixed = frozen.head_losses(outputs, Toy(), table, rows, 0.25)
-    np.testing.assert_allclose(mixed[0], 0.75 * text[0] + 0.25 * law[0], rtol=1e-5)
+    both = 0.75 * text[0].value + 0.25 * law[0].value
+    np.testing.assert_allclose(mixed[0].value, both, rtol=1e-5)
 
 
 def test_the_teacher_loss_has_no_gradient_where_head_and_target_agree_and_the_right_one_beside():
     rows, table = toy_rows(), jax.random.normal(jax.random.key(1), (5, 3))
 
     def loss(state):
-        return frozen.head_losses([(table, None, state)], Toy(), table, rows, 1.0)[0]
+        return frozen.head_losses([(table, None, state)], Toy(), table, rows, 1.0)[0].value
 
     agreeing = rows.states(1, rows.steps(1))
     np.testing.assert_allclose(jax.grad(loss)(agreeing), 0.0, atol=1e-6)

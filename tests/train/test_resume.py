@@ -11,7 +11,7 @@ import grain
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from specjax.train import checkpoint, config, loop, metrics, report
+from specjax.train import checkpoint, config, evaluate, loop, metrics, report
 
 TINY = """
 [model]
@@ -117,8 +117,9 @@ def make_job(poison=10**6):
     """One weight, drawn to the tokens; the batch that holds ``poison`` makes the loss NaN."""
 
     def loss(params, frozen, tokens, key):
-        value = jnp.mean((params["w"] - tokens) ** 2) * 1e-3
-        return jnp.where(jnp.any(tokens == poison), jnp.nan, value), {}
+        value = (params["w"] - tokens) ** 2 * 1e-3
+        value = jnp.where(jnp.any(tokens == poison), jnp.nan, value)
+        return {"loss": evaluate.mean(value)}
 
     rows = grain.MapDataset.source(np.arange(400).reshape(100, 4)).batch(2)
     return loop.Job(
