@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,15 +17,20 @@ from specjax.types import Drafter
 from . import data, regenerate
 from .config import ConfigError
 
+Prompts = tuple[np.ndarray, np.ndarray]  # int32 [n, T], padded behind, and lengths int32 [n]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodingConfig:
     """Held-out tau by decoding: of how many prompts (0: not measured), how long, how batched.
 
     Prompts are windows of the held-out corpus. The parameters kept are those at the best tau.
+    ``files``: of prompts as the recipe ``prompts`` writes them (JSON lines with a ``text``), other
+    domains, each measured apart.
     """
 
     num_prompts: int = 32
+    files: tuple[str, ...] = ()
     prompt_tokens: int = 48
     new_tokens: int = 64
     batch: int = 8
@@ -65,22 +73,64 @@ def decode_all(lm, drafter, params, tokens, lengths, *, batch, new_tokens, tempe
     return {name: np.concatenate(parts) for name, parts in found.items()}
 
 
-def make_decoded(lm, drafter: Drafter, prompts: np.ndarray, config: DecodingConfig):
-    """``decoded(target params, drafter params) -> {"decoded_tau": tau}``; nothing without prompts.
+def make_decoded(lm, drafter: Drafter, sets: Mapping[str, Prompts], config: DecodingConfig):
+    """``decoded(target params, drafter params) -> {"decoded_tau": tau, "decoded_kept_1": ...}``.
 
-    ``prompts``: int32 ``[n, T]``. Greedy.
+    ``kept_d``: the share of rounds in which the draft's position ``d`` was kept. The measures of
+    each set stand behind its name. Greedy; nothing without prompts.
     """
-    lengths = np.full(len(prompts), prompts.shape[1], np.int32)
 
     def decoded(target_params, params) -> dict[str, float]:
-        if not len(prompts):
-            return {}
-        both = {"target": target_params, "drafter": params}
-        sizes = dict(batch=config.batch, new_tokens=config.new_tokens)
-        found = decode_all(lm, drafter, both, prompts, lengths, **sizes)
-        return {"decoded_tau": float(found["emitted"].sum() / max(found["rounds"].sum(), 1))}
+        both, measured = {"target": target_params, "drafter": params}, {}
+        for prefix, prompts in sets.items():
+            sizes = dict(batch=config.batch, new_tokens=config.new_tokens)
+            found = decode_all(lm, drafter, both, *prompts, **sizes)
+            rounds = max(found["rounds"].sum(), 1)
+            measured[f"{prefix}decoded_tau"] = float(found["emitted"].sum() / rounds)
+            for depth, kept in enumerate(found["accepted_at"].sum(axis=0), 1):
+                measured[f"{prefix}decoded_kept_{depth}"] = float(kept / rounds)
+        return measured
 
     return decoded
+
+
+def prompt_sets(lm, stream: data.Stream, config: DecodingConfig, end_of_text: int) -> dict:
+    """Prompts by the name of their domain, as prefix of measures: ``""`` for the held-out stream.
+
+    Raises:
+      ConfigError: a file that is not there, is not of prompts, or has too few.
+    """
+    if not config.num_prompts:
+        return {}
+    tokens = heldout_prompts(stream, config, end_of_text)
+    sets = {"": (tokens, np.full(len(tokens), tokens.shape[1], np.int32))}
+    for name in config.files:
+        sets[f"{Path(name).stem}/"] = _read_prompts(lm, name, config)
+    return sets
+
+
+def _read_prompts(lm, name: str, config: DecodingConfig) -> Prompts:
+    """At most ``num_prompts`` of a file, evenly spread; of each the last ``prompt_tokens``."""
+    try:
+        texts = [json.loads(line)["text"] for line in Path(name).read_text("utf-8").splitlines()]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f'decoding.files: {name!r} is no file of prompts, JSON lines with a "text" '
+            f"({type(error).__name__}: {error})"
+        ) from None
+    count = min(config.num_prompts, len(texts) // config.batch * config.batch)
+    if not count:
+        raise ConfigError(
+            f"decoding.files: {name!r} has {len(texts)} prompts; give at least "
+            f"decoding.batch={config.batch}"
+        )
+    ids = [lm.tokenizer.encode(texts[i * len(texts) // count]) for i in range(count)]
+    ids = [row[-config.prompt_tokens :] for row in ids]
+    lengths = np.asarray([len(row) for row in ids], np.int32)
+    tokens = np.zeros((count, lengths.max()), np.int32)
+    for row, own in zip(tokens, ids, strict=True):
+        row[: len(own)] = own
+    return tokens, lengths
 
 
 def heldout_prompts(stream: data.Stream, config: DecodingConfig, end_of_text: int) -> np.ndarray:

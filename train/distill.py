@@ -16,10 +16,11 @@ from pathlib import Path
 import jax.numpy as jnp
 from flax import nnx
 
-from specjax.models.causal_lm import graph_definition
+import specjax
+from specjax.models.causal_lm import CausalLM, graph_definition
 from specjax.models.hf import load_weights
 
-from . import data, export, losses, model, regenerate, report, tokenizer
+from . import data, decoding, export, losses, model, regenerate, report, tokenizer
 from .config import ConfigError, DataConfig, OptimizerConfig, RunConfig, flatten
 from .evaluate import make_evaluate, mean
 from .loop import Job, estimate, fit
@@ -39,6 +40,7 @@ class DistillConfig:
     divergence: str = "fkl"
     data_share: float = 0.0
     eval_samples: tuple[str, ...] = ()
+    decoding: decoding.DecodingConfig = decoding.DecodingConfig()
     data: DataConfig = DataConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     run: RunConfig = RunConfig()
@@ -52,6 +54,7 @@ class DistillConfig:
 
 
 Config = DistillConfig
+NUM_DRAFT = 4  # tokens a round, for what is measured
 
 
 def make_laws(student, teacher, end_of_text: int):
@@ -82,7 +85,7 @@ def make_loss(laws, divergence: str, data_share: float):
     return loss
 
 
-def make_measure(laws, num_draft: int = 4):
+def make_measure(laws, num_draft: int = NUM_DRAFT):
     """Held-out forward KL, acceptance ``sum min(p, q)``, agreement of the argmaxes, and the
     expected tokens a round with ``num_draft`` drafts, drawn (``tau``) or greedy."""
 
@@ -133,12 +136,17 @@ def run(config: DistillConfig, *, dry_run: bool = False) -> None:
     sets = {"": data.heldout_batches(heldout, config.data)}
     for path in config.eval_samples:
         sets[f"{Path(path).stem}/"] = regenerate.read(path).batches(config.data.batch)
+    cheap = make_evaluate(make_measure(laws), sets)
+    prompts = decoding.prompt_sets(teacher, heldout, config.decoding, end_of_text)
+    drafter = specjax.drafters.DraftModel(model=CausalLM(shape), num_draft=NUM_DRAFT)
+    decoded = decoding.make_decoded(teacher, drafter, prompts, config.decoding)
     job = Job(
         loss=make_loss(laws, config.divergence, config.data_share),
         params=params,
         batches=data.training_batches(stream, config.data, samples),
-        evaluate=make_evaluate(make_measure(laws), sets),
+        evaluate=lambda params, frozen: cheap(params, frozen) | decoded(frozen, params),
         frozen=teacher.params,
+        best="decoded_tau" if prompts else "",
     )
     written = sum(own.tokens.size for own in samples)
     print(f"tokens: {len(stream):,} of text, {written:,} by the target, {len(heldout):,} held out")

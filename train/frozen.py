@@ -312,7 +312,7 @@ class Setting:
       lm: the target. ``end_of_text``: what parts documents.
       batches: for ``loop.Job``. ``sets``: for ``evaluate.make_evaluate``.
       frequencies: float64 ``[V]``, the share of each token in the text to learn from.
-      prompts: int32 ``[n, T]``, for ``decoding.make_decoded``; empty if that is not asked for.
+      prompts: see ``decoding.prompt_sets``.
     """
 
     lm: specjax.models.LM
@@ -320,7 +320,7 @@ class Setting:
     batches: object
     sets: dict
     frequencies: np.ndarray
-    prompts: np.ndarray
+    prompts: dict[str, decoding.Prompts]
 
     @property
     def sizes(self) -> dict:
@@ -360,7 +360,7 @@ def make_setting(config: FrozenConfig, layers_of=lambda count: ()) -> Setting:
     for path in config.eval_samples:
         sets[f"{Path(path).stem}/"] = regenerate.read(path).batches(config.data.batch)
     print(f"held out      {len(heldout):,} tokens")
-    prompts = decoding.heldout_prompts(heldout, config.decoding, end_of_text)
+    prompts = decoding.prompt_sets(lm, heldout, config.decoding, end_of_text)
     frequencies = vocabulary_map.frequencies(texts, shares, lm.target.vocab_size)
     return Setting(lm, end_of_text, batches, sets, frequencies, prompts)
 

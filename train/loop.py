@@ -233,7 +233,7 @@ def estimate(job: Job, optimizer_config: OptimizerConfig, run: RunConfig, model:
     seconds = outlook.seconds_of(once)
     rows, length = size_of(batch)
     tokens, words = rows * length, [f"{rows * length / seconds:,.0f} tokens/s"]
-    share = flops.ideal_seconds(flops.of_step(job.loss, job.params, job.frozen, batch)) / seconds
+    share = ideal_seconds(job, state["params"], batch) / seconds
     words += [f"{seconds:.2f} s a step", f"{100 * share:.0f} % of the device's measured peak"]
     measures = -(-run.steps // run.eval_every)
     outlook.show(
