@@ -94,7 +94,7 @@ def read(
     found, broken = [], []
     for index, given in _lines(prompts) if file else enumerate(prompts):
         try:
-            found.append(_prompt(lm, index, _parsed(given) if file else given, defaults))
+            found.append(_prompt(lm, index, parsed(given) if file else given, defaults))
         except (ValueError, TypeError) as error:
             broken.append(Broken(index + 1, str(error)))
         except RecursionError:
@@ -134,8 +134,8 @@ def _lines(file: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
             yield number, line
 
 
-def _parsed(line: bytes):
-    """The JSON value of a line."""
+def parsed(line: bytes):
+    """The JSON value of a line. Raises ValueError where there is none."""
     try:
         return json.loads(line.decode())
     except UnicodeDecodeError:

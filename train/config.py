@@ -40,7 +40,7 @@ def _check(name: str, value, fine: bool, accepted: str) -> None:
 class DataConfig:
     """Where the tokens come from and how they are cut into rows."""
 
-    corpus: str = "stdlib"  # or a folder of .txt and .py files, see corpus.folder_documents
+    corpus: str = "stdlib"  # or a file, a folder or a data set of the hub, see sources.read
     tokenizer: str = "embedded"  # of a model as specjax.load takes it, or a tokenizer.json
     length: int = 256  # tokens of context in a row (a row holds one more, to predict)
     batch: int = 16  # rows a step
@@ -49,12 +49,16 @@ class DataConfig:
     samples: tuple[str, ...] = ()  # files of rows written by the target (recipe `regenerate`)
     samples_share: tuple[float, ...] = ()  # for each file, the share of rows drawn from it
     strict: bool = True  # refuse corpus files that differ from the manifest
+    broken_share: float = 0.01  # of the lines of a file that may be unreadable, and are left out
+    end_of_text: str = ""  # the token that parts documents; "": see tokenizer.end_of_text
 
     def __post_init__(self):
         _check("data.length", self.length, self.length >= 8, "at least 8")
         _check("data.batch", self.batch, self.batch >= 1, "at least 1")
         _check("data.eval_rows", self.eval_rows, self.eval_rows >= 1, "at least 1")
         _check("data.seed", self.seed, 0 <= self.seed < SEEDS, "0 to 2**32 - 1")
+        broken = self.broken_share
+        _check("data.broken_share", broken, 0 <= broken <= 1, "0 to 1")
         shares = self.samples_share
         _check(
             "data.samples_share",

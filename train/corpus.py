@@ -14,11 +14,11 @@ import sysconfig
 import time
 from pathlib import Path
 
-from . import outlook
-from .config import ConfigError, RunConfig
+from . import outlook, sources
+from .config import ConfigError, DataConfig, RunConfig
+from .sources import Document, split_of
 
 MANIFEST = "corpus.json"  # beside the embedded models
-HELDOUT_PER_MILLE = 40
 
 # Not code that a person would write by hand, or not the same on every machine.
 SKIPPED_FOLDERS = frozenset(
@@ -30,12 +30,6 @@ SKIPPED_PREFIXES = ("_sysconfigdata", "config-", "html/entities")
 def library() -> Path:
     """The folder of the running Python's standard library."""
     return Path(sysconfig.get_path("stdlib"))
-
-
-def split_of(path: str) -> str:
-    """``"heldout"`` for about 4 % of the paths, ``"train"`` for the others."""
-    number = int(hashlib.sha256(path.encode()).hexdigest()[:8], 16)
-    return "heldout" if number % 1000 < HELDOUT_PER_MILLE else "train"
 
 
 def make_manifest(root: Path | None = None) -> dict:
@@ -100,39 +94,28 @@ def stdlib_documents(split: str, *, strict: bool = True, manifest=None, root=Non
     return found
 
 
-def folder_documents(folder: str, split: str):
-    """``[(path, text)]`` of the .txt and .py files below a folder of the user's own.
-
-    Held out is what lies in its subfolder ``heldout``; without one, about 4 % of the files.
-    """
-    root = Path(folder)
-    files = sorted(file for file in root.rglob("*") if file.suffix in (".txt", ".py"))
-    if not files:
-        raise ConfigError(
-            f"data.corpus={folder!r} is neither 'stdlib' nor a folder with .txt or .py files"
-        )
-    paths = [(file.relative_to(root).as_posix(), file) for file in files]
-    if any(path.startswith("heldout/") for path, _ in paths):
-        splits = ["heldout" if path.startswith("heldout/") else "train" for path, _ in paths]
+def documents(
+    corpus: str, split: str, *, strict: bool = True, broken_share: float = 0.0
+) -> list[Document]:
+    """The documents of a corpus: ``"stdlib"``, or what ``sources`` reads, where ``broken_share`` is
+    explained. ``split``: ``train`` or ``heldout``."""
+    if corpus == "stdlib":
+        found = stdlib_documents(split, strict=strict)
     else:
-        splits = [split_of(path) for path, _ in paths]
-    chosen = [pair for pair, own in zip(paths, splits, strict=True) if own == split]
-    return [(path, file.read_text("utf-8", errors="replace")) for path, file in chosen]
-
-
-def documents(corpus: str, split: str, *, strict: bool = True) -> list[tuple[str, str]]:
-    """The documents of a corpus: ``"stdlib"`` or a folder. ``split``: ``train`` or ``heldout``."""
-    found = (
-        stdlib_documents(split, strict=strict)
-        if corpus == "stdlib"
-        else folder_documents(corpus, split)
-    )
+        found = sources.read(corpus, split, broken_share)
     if not found:
         raise ConfigError(
-            f"data.corpus={corpus!r} has no documents in the split {split!r}: put some of its "
-            f"files into {Path(corpus) / 'heldout'}, the others beside"
+            f"data.corpus={corpus!r} has no documents in the split {split!r}: give a folder, some "
+            f"of its files in its subfolder heldout, the others beside"
         )
     return found
+
+
+def texts(config: DataConfig, split: str) -> list[tuple[str, str]]:
+    """``[(name, text)]`` of the corpus of a run, for who learns no roles."""
+    how = dict(strict=config.strict, broken_share=config.broken_share)
+    found = documents(config.corpus, split, **how)
+    return [(name, sources.text_of(document)) for name, document in found]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

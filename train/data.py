@@ -3,7 +3,8 @@
 Documents are laid end to end, each begun by the end-of-text token, and rows are cut out of that
 stream. ``segments`` numbers the documents within a row: attention stays inside one (see
 ``Decoder.__call__``), so packing does not let documents see each other. Positions count on through
-a row: rotary ones tell distances alone, so that a document says the same wherever it stands.
+a row: rotary ones tell distances alone, so that a document says the same wherever it stands; where
+a model has learned ones, it is read as if text stood before it.
 
 A batch is int32 ``[batch, length + 1]``; where some predictions do not count, a dictionary of these
 ``"tokens"`` and their ``"weight"``, float32 ``[batch, length]``: ``weight[t]`` is of token t + 1.
@@ -11,12 +12,13 @@ A batch is int32 ``[batch, length + 1]``; where some predictions do not count, a
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
-from . import corpus
+from . import conversations, corpus, sources
 from .config import ConfigError, DataConfig
 
 EPOCHS = 1_000_000  # without end, in effect; Grain wants a length that it can multiply
@@ -61,12 +63,25 @@ class Stream:
 
 
 def load_stream(config: DataConfig, split: str) -> tuple[Stream, int]:
-    """The packed tokens of a split, and the id of the end-of-text token."""
+    """The packed tokens of a split, and the id of the token that parts its documents.
+
+    Texts lie end to end: one longer than a row goes on in another, without what stood before.
+    Conversations are kept whole, see ``lay``, and count where the assistant speaks.
+    """
     from . import tokenizer as tokenizers
 
     tokenizer = tokenizers.load(config.tokenizer)
-    end_of_text = tokenizers.end_of_text(config.tokenizer, tokenizer)
-    texts = [text for _, text in corpus.documents(config.corpus, split, strict=config.strict)]
+    end_of_text = tokenizers.end_of_text(config.tokenizer, tokenizer, config.end_of_text)
+    how = dict(strict=config.strict, broken_share=config.broken_share)
+    documents = corpus.documents(config.corpus, split, **how)
+    texts = [document for _, document in documents if isinstance(document, str)]
+    if not texts:
+        return _conversations(documents, config, split, end_of_text), end_of_text
+    if len(texts) < len(documents):
+        raise ConfigError(
+            f"data.corpus={config.corpus!r} holds {len(texts):,} texts and "
+            f"{len(documents) - len(texts):,} conversations: give one kind at a time"
+        )
     packed = pack([encoding.ids for encoding in tokenizer.encode_batch(texts)], end_of_text)
     if len(packed) < 2 * config.length + 2:
         raise ConfigError(
@@ -74,6 +89,80 @@ def load_stream(config: DataConfig, split: str) -> tuple[Stream, int]:
             "give more text or a smaller length"
         )
     return Stream(packed), end_of_text
+
+
+def _conversations(documents, config: DataConfig, split: str, end_of_text: int) -> Stream:
+    """The stream of a split's conversations. Says how many were cut or left out, and why."""
+    from . import tokenizer as tokenizers
+
+    tokenizer = tokenizers.load_chat(config.tokenizer)
+    found, refused, long, mute = [], [], 0, 0
+    for name, messages in documents:
+        try:
+            if not any(message["role"] == "assistant" for message in messages):
+                raise ValueError("the assistant says nothing in it")
+            ids, counts = conversations.encode(tokenizer, messages)
+        except ValueError as error:
+            refused.append(f"{name}: {error}")
+            continue
+        if ids[0] == end_of_text:  # a template may begin with it
+            ids, counts = ids[1:], counts[1:]
+        if end_of_text in ids:
+            raise ConfigError(
+                f"data.tokenizer={config.tokenizer!r}: the token that would part conversations, "
+                f"{tokenizer.vocabulary[end_of_text]!r}, stands within them ({name}): give another "
+                "as data.end_of_text, one of its special tokens that does not: "
+                + (", ".join(tokenizer.vocabulary[i] for i in tokenizer.added - {*ids}) or "none")
+            )
+        long += len(ids) >= config.length
+        room = config.length - 1
+        mute += not any(counts[:room])
+        if any(counts[:room]):
+            found.append((ids[:room], counts[:room]))
+    sources.judge("conversations", refused, len(documents), config.broken_share)
+    if long:
+        sources.say_once(
+            f"{split}: {long:,} of {len(documents):,} conversations are longer than "
+            f"data.length={config.length} and are cut there; {mute:,} of them before the assistant "
+            "speaks, which are left out"
+        )
+    if not found:
+        raise ConfigError(
+            f"data.length={config.length}: in no conversation of the split {split!r} does the "
+            "assistant speak that early; give a greater length"
+        )
+    return lay(found, config.length, end_of_text)
+
+
+def lay(documents: Sequence[tuple], length: int, end_of_text: int) -> Stream:
+    """Whole documents in rows of ``length`` tokens, each begun by the end-of-text token.
+
+    Best fit, the longest first; what is left of a row is filled up with end-of-text.
+
+    Args:
+      documents: ``(ids, counts)``, at most ``length - 1`` ids each; which of them count.
+    """
+    rows: list[list] = []
+    spaces: list[tuple[int, int]] = []  # how much is left of which row, sorted
+    for document in sorted(documents, key=lambda document: -len(document[0])):
+        size = 1 + len(document[0])
+        place = bisect.bisect_left(spaces, (size, 0))
+        if place == len(spaces):
+            spaces.append((length, len(rows)))
+            rows.append([])
+        left, row = spaces.pop(place)
+        rows[row].append(document)
+        bisect.insort(spaces, (left - size, row))
+    tokens = np.full((len(rows), length), end_of_text, np.int32)
+    counts = np.zeros(tokens.shape, bool)
+    for n, row in enumerate(rows):
+        place = 0
+        for ids, own in row:
+            tokens[n, place + 1 : place + 1 + len(ids)] = ids
+            counts[n, place + 1 : place + 1 + len(ids)] = own
+            place += 1 + len(ids)
+    # a row is read with one token more: that which begins the next
+    return Stream(np.append(tokens, np.int32(end_of_text)), np.append(counts, False), aligned=True)
 
 
 def unpacked(batch):

@@ -78,7 +78,7 @@ def run(config: PromptsConfig, *, dry_run: bool = False) -> None:
     def count(text: str) -> int:
         return len(vocabulary.encode(text).ids)
 
-    documents = corpus.documents(config.data.corpus, "heldout", strict=config.data.strict)
+    documents = corpus.texts(config.data, "heldout")
     prompts = make_prompts(documents, count, config)
     sizes = [count(prompt["text"]) for prompt in prompts]
     print(f"{len(prompts)} prompts of {min(sizes)} to {max(sizes)} tokens")

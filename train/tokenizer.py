@@ -15,7 +15,8 @@ from pathlib import Path
 from . import corpus, outlook
 from .config import ConfigError, DataConfig, RunConfig
 
-FILES = ("tokenizer.json", "tokenizer_config.json")  # what is fetched of a model on the hub
+# what is fetched of a model on the hub
+FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 END_OF_TEXT = "<|endoftext|>"  # begins a document and ends it; id 0
 BYTES = 256  # entries before any merge, besides the special one
 SAMPLE = 16  # a dry run trains on one text in so many
@@ -105,10 +106,28 @@ def _file(name: str) -> Path:
     return path
 
 
-def end_of_text(name: str, tokenizer) -> int:
-    """The id of the token that parts documents: ``<|endoftext|>``, else what the file
-    ``tokenizer_config.json`` beside the tokenizer calls its ``eos_token``."""
-    found = tokenizer.token_to_id(END_OF_TEXT)
+def load_chat(name: str):
+    """The same as a ``specjax.models.tokenizer.Tokenizer`` with a chat template."""
+    from specjax.models.tokenizer import load_tokenizer
+
+    found = load_tokenizer(_file(name).parent)
+    if not found.has_template:
+        raise ConfigError(
+            f"data.tokenizer={name!r} has no chat template, and data.corpus holds conversations: "
+            "give an instruction-tuned model, or put a chat_template.jinja beside its tokenizer"
+        )
+    return found
+
+
+def end_of_text(name: str, tokenizer, wanted: str = "") -> int:
+    """The id of the token that parts documents: the one ``wanted``, else ``<|endoftext|>``, else
+    what the file ``tokenizer_config.json`` beside the tokenizer calls its ``eos_token``."""
+    found = tokenizer.token_to_id(wanted or END_OF_TEXT)
+    if wanted and found is None:
+        raise ConfigError(
+            f"data.end_of_text={wanted!r} is no token of data.tokenizer={name!r}: give one of "
+            f"{', '.join(t.content for t in tokenizer.get_added_tokens_decoder().values())}"
+        )
     settings = _file(name).parent / "tokenizer_config.json"
     if found is None and settings.is_file():
         token = json.loads(settings.read_text("utf-8")).get("eos_token")
@@ -131,10 +150,9 @@ def run(config: TokenizerConfig, *, dry_run: bool = False) -> None:
     """Trains the tokenizer and says how many bytes a token covers in each split."""
     splits = {}
     for split in ("train", "heldout"):
-        found = corpus.documents(config.data.corpus, split, strict=config.data.strict)
-        splits[split] = [text for _, text in found]
+        splits[split] = [text for _, text in corpus.texts(config.data, split)]
     for split, texts in splits.items():
-        print(f"{split}: {len(texts)} files, {sum(len(t.encode()) for t in texts):,} bytes")
+        print(f"{split}: {len(texts)} documents, {sum(len(t.encode()) for t in texts):,} bytes")
     if dry_run:
         texts = splits["train"]
         some = texts[::SAMPLE]

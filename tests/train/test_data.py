@@ -4,10 +4,11 @@ import hashlib
 import json
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 import tokenizers
-from specjax.train import corpus, data, prompts, regenerate, tokenizer
+from specjax.train import corpus, data, model, pretrain, prompts, regenerate, tokenizer
 from specjax.train.config import ConfigError, DataConfig
 
 END = 0
@@ -89,6 +90,31 @@ def test_packing_begins_each_document_and_ends_the_last_with_end_of_text():
 def test_segments_change_where_a_document_begins():
     rows = np.array([[5, 6, 0, 7, 8, 0, 9]])
     np.testing.assert_array_equal(data.segments_of(rows, END), [[0, 0, 1, 1, 1, 2, 2]])
+
+
+def test_a_documents_loss_depends_neither_on_its_neighbours_nor_on_its_place():
+    shape = model.ModelConfig(
+        hidden_size=16, intermediate_size=16, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8
+    )
+    graphdef, params = model.create(shape.decoder(32, END), 0)
+    # as drawn, a layer hardly changes what it reads: nothing could be told from another text
+    params = jax.tree.map(lambda x: 4 * x if x.ndim > 1 else x, params)
+    entropy = jax.jit(pretrain.make_cross_entropy(graphdef, END))
+    rng = np.random.default_rng(0)
+    own, (one, other) = rng.integers(1, 32, 6), rng.integers(1, 32, (2, 5))
+    rows = [
+        [0, *one, 0, *own, 0, *other],
+        [0, *other, 0, *own, 0, *one],
+        [0, *own, 0, *one, 0, *other],
+    ]
+    of_rows = entropy(params, np.asarray([[*row, 0] for row in rows], np.int32))
+    of_own = [of_rows[0, 6:12], of_rows[1, 6:12], of_rows[2, :6]]
+    for values in of_own[1:]:
+        np.testing.assert_allclose(values, of_own[0], rtol=1e-4, atol=1e-4)
+    text = [*one, 3, *own, 0, *other, 0, 0]  # the same without a border before it
+    assert (
+        np.abs(entropy(params, np.asarray([text], np.int32))[0, 6:11] - of_own[0][1:]).max() > 0.1
+    )
 
 
 def batches(shard=(0, 1), **fields):
@@ -189,7 +215,7 @@ def test_a_corpus_too_small_for_a_row_is_refused(tmp_path):
     split = corpus.split_of("one.txt")
     with pytest.raises(ConfigError, match="data.length=256"):
         data.load_stream(DataConfig(corpus=str(tmp_path)), split)
-    with pytest.raises(ConfigError, match="neither 'stdlib' nor a folder"):
+    with pytest.raises(ConfigError, match="neither 'stdlib' nor a file"):
         data.load_stream(DataConfig(corpus=str(tmp_path / "nothing")), "train")
 
 

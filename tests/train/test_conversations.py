@@ -1,0 +1,225 @@
+"""Chats: read in both shapes, only the assistant's tokens count, and what is broken is counted."""
+
+import json
+import sys
+import types
+
+import numpy as np
+import pytest
+import tokenizers
+from specjax.train import conversations, data, sources
+from specjax.train.config import ConfigError, DataConfig
+
+from specjax.models.tokenizer import TransformersTokenizer
+
+# ids 0 ...: the end of text, one that begins a turn, one that ends it, roles, words
+WORDS = ["<|endoftext|>", "<s>", "</s>", "system", "user", "assistant", *"abcdefgh"]
+PLAIN = (
+    "{% for m in messages %}<s>{{ m.role }} {{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant {% endif %}"
+)
+MARKED = (
+    "{% for m in messages %}<s>{{ m.role }} {% if m.role == 'assistant' %}{% generation %}"
+    "{{ m.content }}</s>{% endgeneration %}{% else %}{{ m.content }}</s>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant {% endif %}"
+)
+FORGETFUL = (  # what the assistant said is spelled otherwise once others follow
+    "{% for m in messages %}<s>{{ m.role }} {% if m.role == 'assistant' and loop.last %}a {% endif "
+    "%}{{ m.content }}{% if not nothing %}</s>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant {% endif %}"
+)
+TALK = [
+    {"role": "system", "content": "a"},
+    {"role": "user", "content": "b c"},
+    {"role": "assistant", "content": "d e f"},
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "content": "g"},
+]
+# <s> system a </s> | <s> user b c </s> | <s> assistant d e f </s> | <s> user a </s> | ...
+IDS = [1, 3, 6, 2, 1, 4, 7, 8, 2, 1, 5, 9, 10, 11, 2, 1, 4, 6, 2, 1, 5, 12, 2]
+COUNTS = [0] * 11 + [1] * 4 + [0] * 6 + [1] * 2
+
+
+def backend(template, eos="</s>"):
+    """A tokenizer of transformers with one word a token."""
+    import transformers
+
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="h")
+    )
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.add_special_tokens(WORDS[:3])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, eos_token=eos, bos_token="<s>", chat_template=template
+    )
+
+
+def encode(messages, template, eos="</s>"):
+    ids, counts = conversations.encode(TransformersTokenizer(backend(template, eos)), messages)
+    return ids, [int(count) for count in counts]
+
+
+@pytest.mark.parametrize("template", [PLAIN, MARKED])
+def test_of_a_conversation_the_assistants_words_and_their_end_count(template):
+    assert encode(TALK, template) == (IDS, COUNTS)
+
+
+def test_without_a_token_that_ends_a_turn_all_of_the_turn_counts():
+    ids, counts = encode(TALK, PLAIN.replace("</s>", " ! "), eos="<|endoftext|>")
+    assert counts == [int(i in (9, 10, 11, 12)) or int(n in (14, 22)) for n, i in enumerate(ids)]
+
+
+def test_turns_that_are_spelled_anew_count_to_their_end_or_are_refused():
+    ids, counts = encode(TALK, FORGETFUL)
+    assert ids[:19] == IDS[:19] and counts[:19] == COUNTS[:19]
+    assert (ids[19:], counts[19:]) == ([1, 5, 6, 12, 2], [0, 0, 1, 1, 1])
+    with pytest.raises(ValueError, match="spells a turn otherwise once others follow"):
+        encode(TALK, FORGETFUL.replace("not nothing", "nothing"))
+
+
+def test_an_answer_that_was_cut_has_no_end_to_learn():
+    cut = [*TALK[:-1], TALK[-1] | {"cut": True}]
+    for template in (PLAIN, MARKED):
+        assert encode(cut, template) == (IDS[:-1], COUNTS[:-1])
+
+
+def test_both_shapes_of_a_chat_are_one():
+    names = {"system": "system", "user": "human", "assistant": "gpt"}
+    shared = [{"from": names[m["role"]], "value": m["content"]} for m in TALK]
+    assert sources.record({"conversations": shared}) == TALK
+    assert sources.record({"messages": TALK, "text": "x"}) == TALK == sources.record(TALK)
+    assert sources.record({"text": "a b"}) == "a b" == sources.record("a b")
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        (TALK[1:2] * 2, "roles do not alternate: message 2 is of the user, where the assistant"),
+        (TALK[2:], "roles do not alternate: message 1 is of the assistant, where the user"),
+        ([*TALK[1:3], TALK[0]], "message 3 is of the system, where the user is due"),
+        ([{"role": "tool", "content": "x"}], "message 1 has the role 'tool'; known: system, user"),
+        ([{"role": "user", "content": " "}], "message 1, of the user, has no text"),
+        (["x"], "message 1 is 'x', no object"),
+        (TALK[:1], "nobody says anything"),
+        (7, "7 is neither a text nor a list of messages"),
+    ],
+)
+def test_what_is_no_conversation_is_refused_with_the_reason(messages, reason):
+    with pytest.raises(ValueError, match=reason):
+        sources.record({"messages": messages})
+
+
+def write(path, records):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = (one if isinstance(one, str) else json.dumps(one) for one in records)
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return str(path)
+
+
+def test_broken_and_empty_lines_are_counted_and_named_and_too_many_refused(tmp_path, capsys):
+    lines = [{"text": f"line {i}"} for i in range(20)]
+    lines[2:2] = ["", "{", {"text": "  "}, {"other": 1}]
+    file = write(tmp_path / "some.jsonl", lines)
+    found = [d for split in ("train", "heldout") for d in sources.read(file, split, 0.2)]
+    assert sorted(text for _, text in found) == sorted(f"line {i}" for i in range(20))
+    assert capsys.readouterr().out.splitlines() == [
+        "some.jsonl: 4 of 24 cannot be used, the first is line 3: it is empty; they are left out"
+    ]
+    with pytest.raises(ConfigError, match=r"4 of 24 .*data.broken_share=0.16.*broken_share=0.1667"):
+        sources.read(file, "train", 0.16)
+    assert sources.read(file, "train", 0.1667)
+
+
+def test_documents_come_from_files_lists_folders_and_the_hub(tmp_path, monkeypatch):
+    texts = [{"text": f"t{i}"} for i in range(200)]
+    names = {f"all.jsonl:{i + 1}" for i in range(200)}
+    file = write(tmp_path / "all.jsonl", texts)
+    train, heldout = (dict(sources.read(file, split, 0)) for split in ("train", "heldout"))
+    assert train.keys() | heldout.keys() == names and not train.keys() & heldout.keys()
+    assert 0 < len(heldout) < 20 and train["all.jsonl:1"] == "t0"
+
+    (tmp_path / "all.json").write_text(json.dumps(texts))
+    assert len(sources.read(str(tmp_path / "all.json"), "train", 0)) > 180
+    (tmp_path / "all.txt").write_text("".join(f"{i}\n" for i in range(1000)))
+    parts = [sources.read(str(tmp_path / "all.txt"), s, 0)[0][1] for s in ("train", "heldout")]
+    assert "".join(parts) == (tmp_path / "all.txt").read_text() and 100 < len(parts[1]) < 200
+
+    write(tmp_path / "folder" / "heldout" / "one.jsonl", texts[:2])
+    write(tmp_path / "folder" / "two.jsonl", texts[2:7])
+    folder = str(tmp_path / "folder")
+    assert [len(sources.read(folder, s, 0)) for s in ("train", "heldout")] == [5, 2]
+
+    class Rows(list):
+        column_names = ["chat"]
+
+    def load_dataset(name, split):
+        assert (name, split) == ("owner/name", "test")
+        return Rows({"chat": TALK[1:]} for _ in range(100))
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    found = sources.read("hf:owner/name:test:chat", "train", 0)
+    assert 80 < len(found) < 100 and found[0][1] == TALK[1:]
+    with pytest.raises(ConfigError, match="no column 'talk'; it has chat"):
+        sources.read("hf:owner/name:test:talk", "train", 0)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ConfigError, match=r"pip install 'specjax\[datasets\]'"):
+        sources.read("hf:owner/name", "train", 0)
+
+
+@pytest.fixture
+def chat(tmp_path):
+    """``config(records, **fields)`` of a folder with a tokenizer with a template."""
+    backend(PLAIN).save_pretrained(tmp_path / "model")
+
+    def config(records, **fields):
+        write(tmp_path / "texts" / "train.jsonl", records)
+        (tmp_path / "texts" / "heldout").mkdir(exist_ok=True)
+        fields = {"length": 24, "batch": 1, "broken_share": 0.5} | fields
+        corpus, model = str(tmp_path / "texts"), str(tmp_path / "model")
+        return DataConfig(corpus=corpus, tokenizer=model, **fields)
+
+    return config
+
+
+def test_conversations_stay_whole_and_batches_weigh_what_the_assistant_says(chat):
+    short = [{"role": "user", "content": "b"}, {"role": "assistant", "content": "c"}]
+    config = chat([{"messages": TALK}, {"messages": short}, {"messages": short}])
+    stream, end = data.load_stream(config, "train")
+    ids, counts = [1, 4, 7, 2, 1, 5, 8, 2], [0] * 6 + [1] * 2
+    rows = stream.tokens[:-1].reshape(-1, 24)
+    assert end == 0 and rows.tolist() == [[0, *IDS], [0, *ids, 0, *ids] + [0] * 6]
+    assert stream.counts[:24].tolist() == [False, *map(bool, COUNTS)]
+    iterator = data.training_batches(stream, config)
+    for _ in range(4):
+        batch = next(iterator)
+        first = batch["tokens"][0, 1:] if batch["tokens"][0, 3] == 6 else None
+        expected = COUNTS if first is not None else [*counts, 0, *counts, *[0] * 6]
+        np.testing.assert_array_equal(batch["weight"][0, :23], expected)
+        assert batch["weight"][0, 23] == 0  # the token that begins the next row
+
+
+def test_conversations_that_are_too_long_are_cut_and_counted(chat, capsys):
+    long = [{"role": "user", "content": "b " * 30}, {"role": "assistant", "content": "c"}]
+    stream, _ = data.load_stream(chat([{"messages": TALK}, {"messages": long}], length=16), "train")
+    assert stream.tokens.tolist() == [0, *IDS[:15], 0]
+    said = capsys.readouterr().out
+    assert "2 of 2 conversations are longer than data.length=16" in said and "1 of them bef" in said
+    with pytest.raises(ConfigError, match="in no conversation .* that early; give a greater"):
+        data.load_stream(chat([{"messages": long}], length=16), "train")
+
+
+def test_conversations_that_cannot_be_learned_from_are_refused(chat, tmp_path):
+    asked = {"messages": TALK[:2]}
+    with pytest.raises(ConfigError, match="2 of 3 cannot be used, .*the assistant says nothing"):
+        data.load_stream(chat([asked, asked, {"messages": TALK}]), "train")
+    with pytest.raises(ConfigError, match="1 texts and 1 conversations: give one kind"):
+        data.load_stream(chat([{"text": "a"}, {"messages": TALK}]), "train")
+    for token in ("</s>", "<s>"):
+        config = chat([{"messages": TALK}], end_of_text=token)
+        with pytest.raises(ConfigError, match=rf"{token}.* stands within .*endoftext"):
+            data.load_stream(config, "train")
+    with pytest.raises(ConfigError, match="data.end_of_text='x' is no token of .*<s>, </s>"):
+        data.load_stream(chat([{"messages": TALK}], end_of_text="x"), "train")
+    (tmp_path / "model" / "chat_template.jinja").unlink()
+    with pytest.raises(ConfigError, match="has no chat template, and data.corpus holds conv"):
+        data.load_stream(chat([{"messages": TALK}]), "train")
