@@ -151,7 +151,9 @@ def fit(job: Job, flat_config: dict, optimizer_config: OptimizerConfig, run: Run
         watch = stack.enter_context(Watch(folder.name, run, first))
         began, unread = time.monotonic(), None
         for number in range(first + 1, run.steps + 1):
+            waited = time.monotonic()
             batch = next(job.batches)
+            waited = round(time.monotonic() - waited, 6)
             if watch.ideal is None:
                 watch.tokens = math.prod(size_of(batch))
                 watch.ideal = ideal_seconds(job, state["params"], batch)
@@ -160,7 +162,7 @@ def fit(job: Job, flat_config: dict, optimizer_config: OptimizerConfig, run: Run
                 watch.loss = _record(log, manager, *unread)
             watch.step(number)
             seconds = round(time.monotonic() - began, 2)
-            unread = number, found, {"seconds": seconds, **watch.rates()}
+            unread = number, found, {"seconds": seconds, "data_wait": waited, **watch.rates()}
 
             last, stopped = number == run.steps, bool(stop)
             to_evaluate = last or number % run.eval_every == 0

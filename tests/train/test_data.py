@@ -112,9 +112,8 @@ def test_a_documents_loss_depends_neither_on_its_neighbours_nor_on_its_place():
     for values in of_own[1:]:
         np.testing.assert_allclose(values, of_own[0], rtol=1e-4, atol=1e-4)
     text = [*one, 3, *own, 0, *other, 0, 0]  # the same without a border before it
-    assert (
-        np.abs(entropy(params, np.asarray([text], np.int32))[0, 6:11] - of_own[0][1:]).max() > 0.1
-    )
+    joined = entropy(params, np.asarray([text], np.int32))[0, 6:11]
+    assert np.abs(joined - of_own[0][1:]).max() > 0.1
 
 
 def batches(shard=(0, 1), **fields):
