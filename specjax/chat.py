@@ -65,6 +65,7 @@ class Chat:
         refuse_encoders(lm, "Chat")
         if "num_samples" in options:
             raise ValueError("num_samples: a conversation has one answer a turn")
+        job.check_options("Chat", options, "system")
         job.seed_key(options.get("seed", 0))
         if isinstance(options.get("drafter"), str | os.PathLike):  # read once, not in every turn
             options = options | {"drafter": named(lm, options["drafter"])}

@@ -87,6 +87,7 @@ def compare(
 
     Ctrl-C raises ``KeyboardInterrupt``, other than in ``generate``.
     """
+    job.check_options("compare", options, "repetitions")
     if repetitions < LEAST_REPETITIONS:
         raise ValueError(
             f"repetitions={repetitions}: give at least {LEAST_REPETITIONS}, else there is no "

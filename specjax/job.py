@@ -7,6 +7,7 @@ compiled. Everything that can be refused is refused here, before anything compil
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
@@ -55,6 +56,19 @@ class Options(TypedDict, total=False):
     logprobs: bool | str
     drafter_params: PyTree
     inputs: PyTree
+
+
+def check_options(function: str, options: Mapping, *own: str) -> None:
+    """Raises TypeError for an option that ``function`` does not have, with the nearest that it has.
+
+    ``own``: further keyword arguments of the function, which take no part in ``options``.
+    """
+    known = [*own, *Options.__annotations__]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            meant = f"did you mean {near[0]}? " if near else ""
+            raise TypeError(f"{function}() has no {name}: {meant}It takes {', '.join(known)}")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

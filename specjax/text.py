@@ -124,7 +124,8 @@ def generate(lm: LM, prompts: Prompts | None = None, **options: Unpack[Options])
         out = specjax.generate(lm, "def quicksort(xs):", max_new_tokens=64)
         print(out.text, out.stats)
     """
-    return stream_text(lm, prompts, **options).finish()
+    job.check_options("generate", options)
+    return TextStream(job.prepare(lm, prompts, **options)).finish()
 
 
 def stream_text(lm: LM, prompts: Prompts | None = None, **options: Unpack[Options]) -> TextStream:
@@ -137,6 +138,7 @@ def stream_text(lm: LM, prompts: Prompts | None = None, **options: Unpack[Option
             print(piece.text, end="", flush=True)
         print(stream.generation.stats)
     """
+    job.check_options("stream_text", options)
     return TextStream(job.prepare(lm, prompts, **options))
 
 

@@ -101,6 +101,7 @@ def trace(lm: LM, prompt=None, *, rounds: int = ROUNDS, **options: Unpack[Option
         print(traced.rounds[0].nodes[1])  # Node(token=..., p=0.31, q=0.42, status='rejected', ...)
         traced.save("trace.html")
     """
+    job.check_options("trace", options, "rounds")
     if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
         raise ValueError(f"rounds={rounds!r}: it must be an integer, at least 1")
     work = job.prepare(lm, prompt, **options)

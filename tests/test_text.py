@@ -213,6 +213,20 @@ def test_bad_input_is_refused_before_anything_compiles(what, pair):
     assert compilations(call) == 0
 
 
+@pytest.mark.parametrize(
+    ("function", "own"),
+    [("generate", ""), ("stream_text", ""), ("compare", "repetitions"), ("trace", "rounds")]
+    + [("Chat", "system")],
+)
+def test_an_option_that_a_function_lacks_is_named_with_the_nearest_it_has(function, own, pair):
+    given = [pair[0]] if function == "Chat" else [pair[0], "a"]
+    said = rf"^{function}\(\) has no max_tokens: did you mean max_new_tokens\? It takes {own}.*seed"
+    with pytest.raises(TypeError, match=said):
+        getattr(specjax, function)(*given, max_tokens=3)
+    with pytest.raises(TypeError, match="has no zzz: It takes"):
+        getattr(specjax, function)(*given, zzz=3)
+
+
 def test_a_name_in_place_of_a_model_is_sent_to_load():
     with pytest.raises(TypeError, match="lm='embedded': give what specjax.load returns"):
         specjax.generate("embedded", "def f(x):")
