@@ -195,7 +195,7 @@ def run(config: FeaturesConfig, *, dry_run: bool = False) -> None:
     stored = 2 * len(layers) * rows * length * size
     print(f"{rows} rows of {length} tokens, {stored / 1e6:.1f} MB")
     if dry_run:
-        batch = next(source)[:, :-1]
+        batch = data.unpacked(next(source))[0][:, :-1]
         compiled = compute.lower(teacher.params, batch).compile()
         work = compiled.memory_analysis()
         seconds = outlook.seconds_of(lambda: compiled(teacher.params, batch))

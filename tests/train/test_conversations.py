@@ -6,18 +6,12 @@ import types
 
 import numpy as np
 import pytest
-import tokenizers
+from chats import PLAIN, TALK, backend, write
 from specjax.train import conversations, data, sources
 from specjax.train.config import ConfigError, DataConfig
 
 from specjax.models.tokenizer import TransformersTokenizer
 
-# ids 0 ...: the end of text, one that begins a turn, one that ends it, roles, words
-WORDS = ["<|endoftext|>", "<s>", "</s>", "system", "user", "assistant", *"abcdefgh"]
-PLAIN = (
-    "{% for m in messages %}<s>{{ m.role }} {{ m.content }}</s>{% endfor %}"
-    "{% if add_generation_prompt %}<s>assistant {% endif %}"
-)
 MARKED = (
     "{% for m in messages %}<s>{{ m.role }} {% if m.role == 'assistant' %}{% generation %}"
     "{{ m.content }}</s>{% endgeneration %}{% else %}{{ m.content }}</s>{% endif %}{% endfor %}"
@@ -28,30 +22,9 @@ FORGETFUL = (  # what the assistant said is spelled otherwise once others follow
     "%}{{ m.content }}{% if not nothing %}</s>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<s>assistant {% endif %}"
 )
-TALK = [
-    {"role": "system", "content": "a"},
-    {"role": "user", "content": "b c"},
-    {"role": "assistant", "content": "d e f"},
-    {"role": "user", "content": "a"},
-    {"role": "assistant", "content": "g"},
-]
 # <s> system a </s> | <s> user b c </s> | <s> assistant d e f </s> | <s> user a </s> | ...
 IDS = [1, 3, 6, 2, 1, 4, 7, 8, 2, 1, 5, 9, 10, 11, 2, 1, 4, 6, 2, 1, 5, 12, 2]
 COUNTS = [0] * 11 + [1] * 4 + [0] * 6 + [1] * 2
-
-
-def backend(template, eos="</s>"):
-    """A tokenizer of transformers with one word a token."""
-    import transformers
-
-    made = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="h")
-    )
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    made.add_special_tokens(WORDS[:3])
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made, eos_token=eos, bos_token="<s>", chat_template=template
-    )
 
 
 def encode(messages, template, eos="</s>"):
@@ -107,13 +80,6 @@ def test_both_shapes_of_a_chat_are_one():
 def test_what_is_no_conversation_is_refused_with_the_reason(messages, reason):
     with pytest.raises(ValueError, match=reason):
         sources.record({"messages": messages})
-
-
-def write(path, records):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = (one if isinstance(one, str) else json.dumps(one) for one in records)
-    path.write_text("".join(f"{line}\n" for line in lines))
-    return str(path)
 
 
 def test_broken_and_empty_lines_are_counted_and_named_and_too_many_refused(tmp_path, capsys):

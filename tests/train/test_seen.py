@@ -162,6 +162,7 @@ LABELS = ["model", "shapes", "parameters", "memory", "steps", "time"]
         ("tokenizer", ["vocab_size=320"]),
         ("prompts", ["num_prompts=1", "shortest=4", "longest=8", "rest=8"]),
         ("pretrain", [f"model.{size}" for size in SIZES.split()]),
+        ("regenerate", ["TEACHER", "num_rows=8", "new_tokens=8"]),
         ("features", ["TEACHER", "num_rows=4"]),
         ("heads", ["TEACHER", "num_heads=2", "decoding.num_prompts=0"]),
     ],

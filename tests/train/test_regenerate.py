@@ -1,0 +1,164 @@
+"""The target writes the same whatever drafter, shards or interruptions; answers stay answers."""
+
+import json
+
+import numpy as np
+import pytest
+from chats import PLAIN, TALK, backend, write
+from specjax.train import conversations, corpus, data, export, model, regenerate, sources, tokenizer
+from specjax.train.config import ConfigError, DataConfig
+
+import specjax
+from specjax import output_file
+
+FIELDS = ["num_rows=8", "new_tokens=12", "shortest=4", "greedy_share=0.0"]
+
+
+@pytest.fixture(scope="module")
+def whole(place):
+    """Rows drawn in one run, as a file."""
+    root, train, teacher = place
+    assert train("regenerate", *FIELDS, teacher, f"output={root / 'whole.npz'}") == 0
+    return root / "whole.npz"
+
+
+def assert_same(path, other):
+    one, two = regenerate.read(str(path)), regenerate.read(str(other))
+    for name in ("tokens", "start", "stop"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
+
+
+def test_shards_together_are_what_one_run_writes(place, whole):
+    root, train, teacher = place
+    output = f"output={root / 'parts.npz'}"
+    for shard in (0, 1):
+        if shard:
+            with pytest.raises(ConfigError, match=r"parts.1-of-2.npz: run .* shard=1 shards=2"):
+                regenerate.read(str(root / "parts.npz"))
+        fields = [f"shard={shard}", "shards=2", output]
+        assert train("regenerate", *FIELDS, *fields, teacher) == 0
+    assert_same(root / "parts.npz", whole)
+    samples = regenerate.read(str(whole))
+    assert (samples.stop - samples.start).max() == 12 and len({*map(bytes, samples.tokens)}) > 1
+
+
+def test_a_killed_run_goes_on_to_the_same_file(place, whole, monkeypatch):
+    root, train, teacher = place
+    fields, add, batches = (
+        [*FIELDS, teacher, f"output={root / 'killed.npz'}"],
+        output_file.OutputFile.add,
+        [],
+    )
+
+    def killed(self, lines):
+        add(self, lines)
+        batches.append(lines)
+        if len(batches) == 2:
+            raise KeyboardInterrupt  # the process is gone: nothing but the file remains
+
+    monkeypatch.setattr(output_file.OutputFile, "add", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train("regenerate", *fields)
+    monkeypatch.undo()
+    part = root / "killed.part-drawn.jsonl"
+    kept = part.read_bytes()
+    assert 0 < kept.count(b"\n") < 8 and not (root / "killed.npz").exists()
+    part.write_bytes(kept + b'{"index": 7, "tok')  # killed while it wrote
+    assert train("regenerate", *fields) == 0
+    assert_same(root / "killed.npz", whole)
+    assert not part.exists()
+
+
+def test_a_drafter_changes_no_greedy_row(place):
+    root, train, teacher = place
+    for drafter in ("plain", "ngram"):
+        fields = [*FIELDS[:3], "greedy_share=1.0", f"drafter={drafter}", teacher]
+        assert train("regenerate", *fields, f"output={root / drafter}.npz") == 0
+    assert_same(root / "plain.npz", root / "ngram.npz")
+
+
+@pytest.mark.parametrize("recipe", ["regenerate", "heads", "features"])
+def test_a_tokenizer_unlike_the_targets_is_refused(place, recipe, tmp_path, capsys):
+    root, train, teacher = place
+    other = tokenizer.train(["a b c"], 320)
+    tokenizer.save(other, tmp_path)
+    output = [] if recipe == "heads" else ["num_rows=8", f"output={root / 'not.npz'}"]
+    fields = FIELDS[1:3] if recipe == "regenerate" else []
+    assert train(recipe, *fields, *output, teacher, f"data.tokenizer={tmp_path}") == 2
+    assert "has another tokenizer than data.tokenizer" in capsys.readouterr().err
+    assert not (root / "not.npz").exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ("shard=2 shards=2", "shard from 0 to shards - 1"),
+        ("num_rows=1 shards=2", "accepted: at least 2"),
+        ("drafter=nothing", "drafter='nothing' is unknown"),
+        ("output=x.jsonl", "what comes of texts is a .npz file"),
+    ],
+)
+def test_what_cannot_be_regenerated_is_refused_with_the_way_out(place, field, words, capsys):
+    _, train, teacher = place
+    assert train("regenerate", *FIELDS, teacher, *field.split()) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.fixture
+def chat(tmp_path):
+    """A target with a chat template, and ``config(talks, **fields)``."""
+    made = backend(PLAIN)
+    shape = model.ModelConfig(
+        hidden_size=16, intermediate_size=16, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8
+    )
+    shape = shape.decoder(len(made), 2)
+    _, params = model.create(shape, 3)
+    params["embedding"] = 20 * params["embedding"]  # far from uniform: greedy text that varies
+    folder = tmp_path / "model"
+    export.export(shape, params, folder, made.backend_tokenizer, with_tokenizer=False)
+    made.save_pretrained(folder)
+
+    def config(talks, **fields):
+        texts = tmp_path / "texts.jsonl"
+        write(texts, [{"messages": talk} for talk in talks])
+        sections = dict(
+            data=DataConfig(corpus=str(texts), tokenizer=str(folder), length=48, batch=4)
+        )
+        fields = dict(teacher=str(folder), new_tokens=6, shortest=1, greedy_share=1.0) | fields
+        return regenerate.Config(output=str(tmp_path / "out.jsonl"), **sections, **fields)
+
+    return config
+
+
+def test_every_answer_is_the_targets_behind_its_own_earlier_ones(chat, tmp_path, capsys):
+    asked = [TALK, TALK[1:3], [{"role": "user", "content": "a b a b " * 12}]]
+    settings = chat(asked, split="train")
+    regenerate.run(settings)
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    lm = specjax.load(settings.teacher)
+    assert [line["source"] for line in lines] == [
+        "texts.jsonl:1",
+        "texts.jsonl:2",
+    ]  # one is too long
+    for line in lines:
+        talk = line["messages"]
+        assert sources.record(line) == talk
+        for n, message in enumerate(talk):
+            if message["role"] != "assistant":
+                assert message in TALK
+                continue
+            ids = lm.chat(talk[:n])
+            said = specjax.generate(lm, ids, drafter="plain", max_new_tokens=6)
+            assert said.texts == [message["content"]]
+            ended = said.tokens[0][-1] == 2
+            assert message.get("cut", False) != ended
+            # what is learned of it is what was generated
+            own = lm.tokenizer, talk[: n + 1]
+            found, counts = conversations.encode(*own)
+            assert [
+                i for i, c in zip(found[len(ids) :], counts[len(ids) :], strict=True) if c
+            ] == list(said.tokens[0])
+    assert "2 of 3 conversations have an answer" in capsys.readouterr().out
+    again = DataConfig(corpus=str(tmp_path / "out.jsonl"), tokenizer=settings.teacher, length=48)
+    stream, _ = data.load_stream(again, "train")
+    assert stream.counts.sum() > 2 and corpus.texts(again, "train")
