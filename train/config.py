@@ -25,6 +25,7 @@ class ConfigError(ValueError):
 
 
 OPTIMIZERS = ("muon", "adamw")
+PRECISIONS = ("float32", "bfloat16")
 SINKS = ("csv", "tensorboard", "wandb")  # see metrics.py
 
 
@@ -94,7 +95,7 @@ class OptimizerConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """How long, how often, and where to."""
+    """How long, how often, on what, and where to."""
 
     folder: str = "runs/unnamed"
     steps: int = 1000
@@ -102,6 +103,11 @@ class RunConfig:
     eval_every: int = 200
     keep: int = 2  # checkpoints
     seed: int = 0
+    mesh: str = ""  # devices that share the run, such as "data=2,model=4"; empty: one device
+    fully_sharded: bool = False  # weights and moments split over the mesh's axis data as well
+    accumulate: int = 1  # parts that a batch goes through in, one after the other
+    remat: bool = False  # compute a layer's inside anew on the way back, in place of keeping it
+    precision: str = "float32"  # or "bfloat16", of the computation; masters and sums stay float32
     metrics: tuple[str, ...] = ("csv",)  # besides log.jsonl: csv, tensorboard, wandb
 
     def __post_init__(self):
@@ -109,13 +115,17 @@ class RunConfig:
             value = getattr(self, name)
             _check(f"run.{name}", value, 1 <= value < COUNTS, "at least 1, below 2**31")
         _check("run.seed", self.seed, 0 <= self.seed < SEEDS, "0 to 2**32 - 1")
+        _check("run.accumulate", self.accumulate, self.accumulate >= 1, "at least 1")
+        known = self.precision in PRECISIONS
+        _check("run.precision", self.precision, known, " or ".join(PRECISIONS))
         known = all(name in SINKS for name in self.metrics)
         _check("run.metrics", self.metrics, known, f"a list of {', '.join(SINKS)}")
 
 
-# Fields that a resumed run may change: they do not alter what the steps so far have computed.
+# Fields that a resumed run may change: they do not alter what the steps so far have computed, and
+# of what follows no more than how it is rounded (and, with accumulation, what losses draw).
 FREE_FIELDS = ("run.folder", "run.steps", "run.save_every", "run.eval_every", "run.keep")
-FREE_FIELDS += ("run.metrics",)
+FREE_FIELDS += ("run.metrics", "run.mesh", "run.fully_sharded", "run.accumulate", "run.remat")
 
 
 def build(kind: type, values: dict, where: str = ""):

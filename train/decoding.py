@@ -12,6 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import specjax
+from specjax import sharding
+from specjax.models.placement import check_divides
+from specjax.sharding import DATA, MODEL
 from specjax.types import Drafter
 
 from . import data, regenerate
@@ -46,11 +49,13 @@ class DecodingConfig:
             )
 
 
-def decode_all(lm, drafter, params, tokens, lengths, *, batch, new_tokens, temperature=0.0) -> dict:
+def decode_all(
+    lm, drafter, params, tokens, lengths, *, batch, new_tokens, temperature=0.0, mesh=None
+) -> dict:
     """Decodes prompts int32 ``[n, T]``, ``batch`` at a time, in one compiled loop.
 
     ``params``: of target and drafter, as ``specjax.decode`` takes them. At ``temperature`` 0
-    greedily.
+    greedily. ``mesh``: on which the parameters lie, if any.
 
     Returns:
       ``rounds``, ``emitted`` int32 ``[n]`` and ``accepted_at`` int32 ``[n, D]``, see ``Stats``.
@@ -67,23 +72,40 @@ def decode_all(lm, drafter, params, tokens, lengths, *, batch, new_tokens, tempe
             max_new_tokens=new_tokens,
             sampling=specjax.Sampling(temperature=temperature),
             stops=lm.config.eos_ids,
+            mesh=mesh,
         ).stats
         for name, parts in found.items():
-            parts.append(np.asarray(getattr(stats, name)))
+            parts.append(sharding.gather(getattr(stats, name)))
     return {name: np.concatenate(parts) for name, parts in found.items()}
 
 
-def make_decoded(lm, drafter: Drafter, sets: Mapping[str, Prompts], config: DecodingConfig):
+def make_decoded(
+    lm, drafter: Drafter, sets: Mapping[str, Prompts], config: DecodingConfig, mesh=None
+):
     """``decoded(target params, drafter params) -> {"decoded_tau": tau, "decoded_kept_1": ...}``.
 
     ``kept_d``: the share of rounds in which the draft's position ``d`` was kept. The measures of
-    each set stand behind its name. Greedy; nothing without prompts.
+    each set stand behind its name. Greedy; nothing without prompts. ``mesh``: of the run, if any.
+
+    Raises:
+      ConfigError: the mesh cannot share the target or the prompts of a batch.
     """
+    if mesh is not None and sets:
+        try:
+            check_divides(lm.config, mesh.shape[MODEL])
+            for tokens, _ in sets.values():
+                for rows in {min(config.batch, len(tokens)), len(tokens) % config.batch}:
+                    sharding.check_rows(rows, mesh.shape[DATA])
+        except ValueError as error:
+            raise ConfigError(
+                f"run.mesh cannot decode held-out prompts: {error}; or measure without them, with "
+                "decoding.num_prompts=0 and no decoding.files"
+            ) from error
 
     def decoded(target_params, params) -> dict[str, float]:
         both, measured = {"target": target_params, "drafter": params}, {}
         for prefix, prompts in sets.items():
-            sizes = dict(batch=config.batch, new_tokens=config.new_tokens)
+            sizes = dict(batch=config.batch, new_tokens=config.new_tokens, mesh=mesh)
             found = decode_all(lm, drafter, both, *prompts, **sizes)
             rounds = max(found["rounds"].sum(), 1)
             measured[f"{prefix}decoded_tau"] = float(found["emitted"].sum() / rounds)

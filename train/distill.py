@@ -20,7 +20,7 @@ import specjax
 from specjax.models.causal_lm import CausalLM, graph_definition
 from specjax.models.hf import load_weights
 
-from . import data, decoding, export, losses, model, regenerate, report, tokenizer
+from . import data, decoding, export, losses, model, regenerate, report, scale, tokenizer
 from .config import ConfigError, DataConfig, OptimizerConfig, RunConfig, flatten
 from .evaluate import make_evaluate, mean
 from .loop import Job, estimate, fit
@@ -138,12 +138,16 @@ def run(config: DistillConfig, *, dry_run: bool = False) -> None:
         sets[f"{Path(path).stem}/"] = regenerate.read(path).batches(config.data.batch)
     cheap = make_evaluate(make_measure(laws), sets)
     prompts = decoding.prompt_sets(teacher, heldout, config.decoding, end_of_text)
-    drafter = specjax.drafters.DraftModel(model=CausalLM(shape), num_draft=NUM_DRAFT)
-    decoded = decoding.make_decoded(teacher, drafter, prompts, config.decoding)
+    own = CausalLM(shape, axis=None)  # of a mesh every device drafts with the whole of it
+    drafter = specjax.drafters.DraftModel(model=own, num_draft=NUM_DRAFT)
+    mesh = scale.layout_of(config.run).mesh
+    decoded = decoding.make_decoded(teacher, drafter, prompts, config.decoding, mesh)
     job = Job(
         loss=make_loss(laws, config.divergence, config.data_share),
         params=params,
-        batches=data.training_batches(stream, config.data, samples),
+        batches=data.training_batches(
+            stream, config.data, samples, shard=scale.shard_of(config.run)
+        ),
         evaluate=lambda params, frozen: cheap(params, frozen) | decoded(frozen, params),
         frozen=teacher.params,
         best="decoded_tau" if prompts else "",

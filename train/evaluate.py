@@ -8,6 +8,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from specjax import sharding
+
 
 class Mean(NamedTuple):
     """``total / max(count, 1)``, scalars; totals and counts add up over parts of a batch, so that
@@ -41,7 +43,10 @@ def make_evaluate(measure: Callable, sets: Mapping[str, Sequence[tuple]]) -> Cal
       sets: by prefix, batches ``(tokens int32 [B, T + 1], weight float [B, T])``; the weights say
         which predictions count.
     """
-    compiled = jax.jit(measure)
+
+    @jax.jit
+    def compiled(params, frozen, *batch):
+        return measure(params, frozen, *sharding.rows(batch))
 
     def evaluate(params, frozen) -> dict[str, float]:
         measured = {}

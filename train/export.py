@@ -13,11 +13,13 @@ from specjax.models.causal_lm import graph_definition
 from specjax.models.config import DecoderConfig
 
 from . import tokenizer as tokenizers
+from .scale import by_first
 
 FINGERPRINTS = "fingerprint.json"
 FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json")
 
 
+@by_first
 def export(config: DecoderConfig, params, folder: Path, tokenizer, *, with_tokenizer=True) -> None:
     """Writes ``config.json``, ``model.safetensors`` and, unless it is shared, the tokenizer.
 

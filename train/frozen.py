@@ -24,7 +24,7 @@ from specjax.models.layers import softcap
 from specjax.pytree import pytree_dataclass
 from specjax.types import Drafter, PyTree
 
-from . import data, decoding, features, model, regenerate, report, tokenizer, vocabulary_map
+from . import data, decoding, features, model, regenerate, report, scale, tokenizer, vocabulary_map
 from .config import (
     ConfigError,
     DataConfig,
@@ -339,16 +339,17 @@ def make_setting(config: FrozenConfig, layers_of=lambda count: ()) -> Setting:
     layers = layers_of(lm.config.num_layers)
     features.check_layers(layers, lm.config.num_layers)
     heldout, end_of_text = data.load_stream(config.data, "heldout")
+    shard = scale.shard_of(config.run)
     if config.features:
         of, read = features.record_of(lm, vocabulary), {*layers, lm.config.num_layers}
         stored = features.read(config.features, of, config.data.length, sorted(read))
-        batches = features.batches(stored, config.data)
+        batches = features.batches(stored, config.data, shard=shard)
         texts, shares = [stored.tokens], [1.0]
         print(f"text          {stored.tokens.size:,} tokens in {config.features}")
     else:
         stream, _ = data.load_stream(config.data, "train")
         samples = [regenerate.read(path) for path in config.data.samples]
-        batches = data.training_batches(stream, config.data, samples)
+        batches = data.training_batches(stream, config.data, samples, shard=shard)
         shares = config.data.samples_share
         texts = [stream.tokens, *(own.tokens for own in samples)]
         shares = [1 - sum(shares), *shares]
@@ -408,7 +409,8 @@ def train(
     read = make_reader(lm.config, setting.end_of_text, heads.layers)
     measure = measure or make_measure(heads, target, read, config)
     cheap = make_evaluate(measure, setting.sets)
-    decoded = decoding.make_decoded(lm, heads.drafter, setting.prompts, config.decoding)
+    mesh = scale.layout_of(config.run).mesh
+    decoded = decoding.make_decoded(lm, heads.drafter, setting.prompts, config.decoding, mesh)
 
     def evaluate(params, frozen):
         return cheap(params, frozen) | decoded(frozen["target"], heads.publish(params))
@@ -470,6 +472,7 @@ def layout_of(lm, drafter: Drafter, params) -> str:
     raise ConfigError(f"such heads could not be written: {'; '.join(dict.fromkeys(refused))}")
 
 
+@scale.by_first
 def export_heads(folder: Path, lm, drafter: Drafter, params) -> None:
     """Writes the heads' published layout in bfloat16, with the fingerprint of their target."""
     layout, where = layout_of(lm, drafter, params), folder / MODEL

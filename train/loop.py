@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
-import optax
 
-from . import checkpoint, flops, outlook
-from .config import OptimizerConfig, RunConfig
-from .evaluate import weighed
-from .metrics import LOG, Log, read
+from . import checkpoint, flops, outlook, scale
+from .config import ConfigError, OptimizerConfig, RunConfig
+from .metrics import LOG, Log, NoLog, read
 from .optimizer import make_optimizer
 from .progress import Watch
+from .step import Job, make_loss, make_state, make_step, rounded, size_of
 
 
 class Diverged(RuntimeError):
@@ -28,79 +24,6 @@ class Diverged(RuntimeError):
 
 class Interrupted(SystemExit):
     """The run was asked to stop, has saved, and can go on. The exit status is 128 + signal."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """What a recipe brings to the loop.
-
-    Attributes:
-      loss: ``loss(params, frozen, batch, key) -> {name: evaluate.Mean}``, pure; it is the sum of
-        these means, each times its share. Their totals and counts add up over parts of a batch.
-      params: what is trained, a pytree of float arrays.
-      batches: a Grain iterator of int32 ``[batch, length + 1]``, or of dictionaries that hold
-        these as ``"tokens"``.
-      evaluate: ``evaluate(params, frozen) -> {"heldout_loss": float, ...}``.
-      frozen: arrays the loss reads (a teacher), passed through jit as an argument.
-      best: a measure of ``evaluate``; the run ends with the parameters at its greatest. Empty:
-        with the last ones.
-      adjust: makes another optimiser of the configured one (other rates for a part).
-    """
-
-    loss: Callable
-    params: object
-    batches: Iterator
-    evaluate: Callable
-    frozen: object = None
-    best: str = ""
-    adjust: Callable[[optax.GradientTransformation], optax.GradientTransformation] = lambda o: o
-
-
-def size_of(batch) -> tuple[int, int]:
-    """Rows of a batch, and the tokens of each that are predicted from."""
-    tokens = batch["tokens"] if isinstance(batch, dict) else batch
-    return tokens.shape[0], tokens.shape[1] - 1
-
-
-def make_loss(job: Job):
-    """``loss(params, frozen, batch, key) -> (loss, {name: mean})``."""
-
-    def loss(params, frozen, batch, key):
-        terms = job.loss(params, frozen, batch, key)
-        return weighed(terms), {name: term.value for name, term in terms.items()}
-
-    return loss
-
-
-def make_step(job: Job, optimizer: optax.GradientTransformation):
-    """``step(state, frozen, batch) -> (state, metrics)``, compiled; ``state`` is donated."""
-    loss_and_gradients = jax.value_and_grad(make_loss(job), has_aux=True)
-
-    def step(state, frozen, batch):
-        key = jax.random.fold_in(state["key"], state["step"])
-        (loss, metrics), gradients = loss_and_gradients(state["params"], frozen, batch, key)
-        norm = optax.tree.norm(gradients)
-        updates, moments = optimizer.update(gradients, state["optimizer"], state["params"])
-        state = {
-            "params": optax.apply_updates(state["params"], updates),
-            "optimizer": moments,
-            "key": state["key"],
-            "step": state["step"] + 1,
-        }
-        return state, {"loss": loss, "gradient_norm": norm, **metrics}
-
-    return jax.jit(step, donate_argnums=0)
-
-
-def make_state(job: Job, optimizer, seed: int) -> dict:
-    """The state before the first step. The parameters are copied, since steps donate them."""
-    params = jax.tree.map(jnp.array, job.params)
-    return {
-        "params": params,
-        "optimizer": optimizer.init(params),
-        "key": jax.random.key(seed),
-        "step": jnp.int32(0),
-    }
 
 
 @contextlib.contextmanager
@@ -135,18 +58,27 @@ def fit(job: Job, flat_config: dict, optimizer_config: OptimizerConfig, run: Run
       Diverged: a loss or gradient norm that is not finite; checkpoints are from before that step.
       Interrupted: after SIGTERM or Ctrl-C, the state being saved.
     """
-    folder = Path(run.folder)
+    folder, layout = Path(run.folder), scale.layout_of(run, flat_config.get("data.batch"))
     checkpoint.record_config(folder, flat_config)
     optimizer = job.adjust(make_optimizer(optimizer_config, run.steps))
-    step_function = make_step(job, optimizer)
+    step_function = make_step(job, optimizer, run, layout)
+    frozen = layout.place(rounded(job.frozen, run))
     with contextlib.ExitStack() as stack:
         manager = stack.enter_context(checkpoint.checkpoints(folder, run.keep))
         stop = stack.enter_context(_stop_requests())
-        state, first = checkpoint.restore(
-            manager, make_state(job, optimizer, run.seed), job.batches
-        )
-        log = Log(folder, first, run.metrics, flat_config)
+        stack.enter_context(layout.using())
+        fresh = make_state(job, optimizer, run.seed, layout)
+        state, first = checkpoint.restore(manager, fresh, job.batches)
+        if first > run.steps:
+            raise ConfigError(
+                f"run.steps={run.steps}, but the run in {folder} is at step {first} already: give "
+                f"run.steps={first} or more, or another run.folder"
+            )
+        if first == run.steps:
+            print(f"{folder} is at step {first} already, its last; a greater run.steps goes on")
+        log = Log(folder, first, run.metrics, flat_config) if scale.is_first() else NoLog()
         stack.enter_context(contextlib.closing(log))
+        scale.wait("log")
         best = checkpoint.Best(folder, job.best, read(folder / LOG))
         watch = stack.enter_context(Watch(folder.name, run, first))
         began, unread = time.monotonic(), None
@@ -154,17 +86,19 @@ def fit(job: Job, flat_config: dict, optimizer_config: OptimizerConfig, run: Run
             waited = time.monotonic()
             batch = next(job.batches)
             waited = round(time.monotonic() - waited, 6)
+            batch = layout.rows(batch)
             if watch.ideal is None:
                 watch.tokens = math.prod(size_of(batch))
-                watch.ideal = ideal_seconds(job, state["params"], batch)
-            state, found = step_function(state, job.frozen, batch)
+                watch.ideal = ideal_seconds(job, run, state["params"], batch)
+            asked = layout.anywhere(bool(stop))  # before the step, so as not to wait for it
+            state, found = step_function(state, frozen, batch)
             if unread:  # read a step late, while the next one computes
                 watch.loss = _record(log, manager, *unread)
             watch.step(number)
             seconds = round(time.monotonic() - began, 2)
             unread = number, found, {"seconds": seconds, "data_wait": waited, **watch.rates()}
 
-            last, stopped = number == run.steps, bool(stop)
+            last, stopped = number == run.steps, bool(asked)
             to_evaluate = last or number % run.eval_every == 0
             to_save = last or stopped or number % run.save_every == 0
             if to_evaluate or to_save:  # never save what has not been found finite
@@ -172,22 +106,23 @@ def fit(job: Job, flat_config: dict, optimizer_config: OptimizerConfig, run: Run
                 unread = None
             if to_evaluate:
                 with watch.pace.apart():
-                    measured = job.evaluate(state["params"], job.frozen)
+                    measured = job.evaluate(state["params"], frozen)
                 log.write(number, **measured)
                 watch.say(number, measured)
                 best.offer(number, measured, state["params"])
             if to_save:
                 checkpoint.save(manager, number, state, job.batches)
             if stopped:
-                raise Interrupted(_farewell(folder, number, stop[0]))
-        return best.load(state["params"])
+                signal_number = stop[0] if stop else signal.SIGTERM  # another process was asked
+                raise Interrupted(_farewell(folder, number, signal_number))
+        return layout.whole(best.load(state["params"]))
 
 
-def ideal_seconds(job: Job, params, batch) -> float:
+def ideal_seconds(job: Job, run: RunConfig, params, batch) -> float:
     """How long the matrix products of a step would take at the measured best rate of the devices
     that hold the parameters."""
     devices = {d for x in jax.tree.leaves(params) for d in x.sharding.device_set}
-    counted = flops.of_step(make_loss(job), params, job.frozen, batch)
+    counted = flops.of_step(make_loss(job, run), params, job.frozen, batch)
     return flops.ideal_seconds(counted, len(devices))
 
 
@@ -217,25 +152,28 @@ def estimate(job: Job, optimizer_config: OptimizerConfig, run: RunConfig, model:
 
     ``model``: what is trained, in words."""
     optimizer = job.adjust(make_optimizer(optimizer_config, run.steps))
-    state = make_state(job, optimizer, run.seed)
     batch = next(job.batches)
-    step = make_step(job, optimizer).lower(state, job.frozen, batch).compile()
+    layout = scale.layout_of(run, size_of(batch)[0] * scale.shard_of(run)[1])
+    batch, frozen = layout.rows(batch), layout.place(rounded(job.frozen, run))
+    state = make_state(job, optimizer, run.seed, layout)
+    with layout.using():
+        step = make_step(job, optimizer, run, layout).lower(state, frozen, batch).compile()
     work = step.memory_analysis()
     memory = {"parameters": outlook.num_bytes(job.params)}
     memory["optimiser"] = outlook.num_bytes(state["optimizer"])
-    memory["what is frozen"] = outlook.num_bytes(job.frozen)
+    memory["what is frozen"] = outlook.num_bytes(frozen)
     if work is not None:
         memory["work space of a step"] = work.temp_size_in_bytes
 
     def once():
         nonlocal state
-        state, metrics = step(state, job.frozen, batch)
+        state, metrics = step(state, frozen, batch)
         return metrics
 
     seconds = outlook.seconds_of(once)
     rows, length = size_of(batch)
     tokens, words = rows * length, [f"{rows * length / seconds:,.0f} tokens/s"]
-    share = ideal_seconds(job, state["params"], batch) / seconds
+    share = ideal_seconds(job, run, state["params"], batch) / seconds
     words += [f"{seconds:.2f} s a step", f"{100 * share:.0f} % of the device's measured peak"]
     measures = -(-run.steps // run.eval_every)
     outlook.show(

@@ -22,7 +22,7 @@ from flax import nnx
 
 import specjax
 
-from . import decoding, export, frozen, heads, report, tokenizer
+from . import decoding, export, frozen, heads, report, scale, tokenizer
 from .config import ConfigError, flatten
 from .evaluate import make_evaluate, mean
 from .loop import Job, estimate, fit
@@ -120,7 +120,8 @@ def run(config: Medusa2Config, *, dry_run: bool = False) -> None:
     made = heads.make_medusa(config, setting)
     read = frozen.make_reader(lm.config, setting.end_of_text, gradient=True)
     cheap = make_evaluate(make_measure(made, target, read, config), setting.sets)
-    decoded = decoding.make_decoded(lm, made.drafter, setting.prompts, config.decoding)
+    mesh = scale.layout_of(config.run).mesh
+    decoded = decoding.make_decoded(lm, made.drafter, setting.prompts, config.decoding, mesh)
 
     def evaluate(params, given):
         return cheap(params, given) | decoded(params["target"], params["drafter"])

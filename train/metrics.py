@@ -60,6 +60,16 @@ class Log:
             sink.close()
 
 
+class NoLog:
+    """In the place of ``Log`` where another process writes it."""
+
+    def write(self, step: int, **values) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class Csv:
     """``metrics.csv``, a column a measure. One that is new makes the file be written anew."""
 

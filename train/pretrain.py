@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from . import data, export, losses, model, report, tokenizer
+from . import data, export, losses, model, report, scale, tokenizer
 from .config import DataConfig, OptimizerConfig, RunConfig, flatten
 from .evaluate import make_evaluate, mean
 from .loop import Job, estimate, fit
@@ -56,7 +56,7 @@ def run(config: PretrainConfig, *, dry_run: bool = False) -> None:
     job = Job(
         loss=loss,
         params=params,
-        batches=data.training_batches(stream, config.data),
+        batches=data.training_batches(stream, config.data, shard=scale.shard_of(config.run)),
         evaluate=make_evaluate(measure, {"": data.heldout_batches(heldout, config.data)}),
     )
     print(f"{len(stream):,} tokens to train on, {len(heldout):,} held out")

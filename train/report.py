@@ -6,11 +6,13 @@ import re
 from pathlib import Path
 
 from .metrics import read
+from .scale import by_first
 
 SHARES = re.compile(r"acceptance|greedy_match|accuracy_\d+")
 PANELS = {"share of positions, held out": SHARES, "tokens a round, held out": re.compile(r"\w*tau")}
 
 
+@by_first
 def draw_curves(log: Path, picture: Path, title: str) -> None:
     """Training loss (smoothed) and held-out loss over steps; below, the other held-out measures."""
     from matplotlib.figure import Figure  # not pyplot, whose state is the user's (notebooks)

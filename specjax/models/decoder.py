@@ -7,9 +7,10 @@ import functools
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from .. import sharding
-from ..sharding import DATA
+from ..sharding import DATA, MODEL
 from . import quantize
 from .attention import attend_spread, choice_of
 from .config import DecoderConfig
@@ -26,6 +27,8 @@ from .layers import (
 )
 from .mla import LatentAttention
 from .moe import MoE
+
+LAYER = "layer"  # the name of what a layer ends in, which rematerialisation may keep
 
 
 class Attention(nnx.Module):
@@ -199,6 +202,7 @@ def run_blocks(
         own = attention if attend is None else functools.partial(attend, i)
         x, entry = block(x, ropes[full], batch, own, live)
         x = sharding.spread(x, None, DATA)  # so each layer ends in a sum over the devices
+        x = checkpoint_name(x, LAYER)
         entries.append(entry)
         seen.append(x)
     return seen, tuple(entries)
@@ -333,7 +337,9 @@ class Decoder(nnx.Module):
         mask = jnp.triu(jnp.ones((nodes, nodes), bool))[None]  # [key, query]
         if segments is not None:
             mask = mask & (segments[:, :, None] == segments[:, None, :])
-        hidden, _, _ = self.hidden(tokens, positions, mask)
+        heads = self.config.num_kv_heads
+        axis = MODEL if sharding.divides(MODEL, heads) and not self.config.kv_rank else None
+        hidden, _, _ = self.hidden(tokens, positions, mask, axis=axis)
         return self.head(hidden, batch)
 
 

@@ -21,7 +21,7 @@ from .quantize import is_quantized
 
 OUTPUTS, INPUTS = 0, 1  # the dimensions of a weight [out, in]
 TABLE = (  # pattern of the parameter's name -> the dimension that is split; others are held whole
-    (r"embedding|lm_head\.(weight|bias)", OUTPUTS),
+    (r"(.*\.)?(embedding|lm_head\.(weight|bias))", OUTPUTS),
     (r".*\.(q|k|v|gate|up|q_b|kv_b)\.(weight|bias)", OUTPUTS),
     (r".*\.(o|down)\.weight", INPUTS),
     (r".*\.experts\.(gate|up)", 1),  # stacks [experts, out, in]: every device has a part of each
