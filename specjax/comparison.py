@@ -23,6 +23,8 @@ class Comparison:
     """What ``compare`` measured. Rates are new tokens a second, the reading of prompts included.
 
     Attributes:
+      model: its name; rule: the acceptance rule's.
+      drafting: who drafts how much, in words.
       plain, speculative: what each generated in its first run.
       plain_rate, speculative_rate: medians over the repetitions.
       ratio: median over the pairs of runs; above 1 speculation wins.
@@ -31,6 +33,9 @@ class Comparison:
       repetitions: pairs of runs.
     """
 
+    model: str
+    rule: str
+    drafting: str
     plain: Generation
     speculative: Generation
     plain_rate: float
@@ -53,6 +58,7 @@ class Comparison:
             verdict = "no difference that these runs could show"
         return "\n".join(
             [
+                f"{self.model}: plain decoding beside {self.drafting}",
                 f"plain            {self.plain_rate:8,.1f} tokens/s",
                 f"speculative      {self.speculative_rate:8,.1f} tokens/s",
                 f"ratio            {self.ratio:8.2f}  [{low:.2f}, {high:.2f}] "
@@ -116,6 +122,9 @@ def compare(
     ratio, interval, confidence = median_interval(rates[:, 1] / rates[:, 0])
     same = [np.array_equal(a, b) for a, b in zip(*(t.tokens for t in texts), strict=True)]
     return Comparison(
+        model=lm.name,
+        rule=jobs[1].rule_name,
+        drafting=jobs[1].words,
         plain=texts[0],
         speculative=texts[1],
         plain_rate=float(np.median(rates[:, 0])),

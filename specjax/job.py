@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import acceptance, encoder_inputs, loop, rows, sharding, stopping, topology
+from .drafters.adaptive import Adaptive
 from .formats import HeadLM
 from .models.lm import LM
 from .models.seq2seq import encode
@@ -23,6 +25,7 @@ from .prefill import PREFILL_CHUNK
 from .pricing import priced
 from .request import Request, check_samples
 from .resolve import AUTO, resolve_drafter
+from .round import judge
 from .sampling import Sampling
 from .types import Drafter, PyTree
 
@@ -126,6 +129,27 @@ class Job:
             return self.request
         inputs = encode(self.lm.target, self.lm.params, self.request.inputs)
         return dataclasses.replace(self.request, inputs=inputs)
+
+    @functools.cached_property
+    def rule_name(self) -> str:
+        """Of the acceptance rule; where it is ``auto``, of the one that this stands for."""
+        if self.rule != "auto":
+            return self.rule if isinstance(self.rule, str) else self.rule.name
+        objects = self.lm.target, self.drafter, self.rule
+        given = self.capacity, self.params, self.request, self.chunk
+        with sharding.using(self.lm.mesh):
+            state = loop.jit_start.eval_shape(*objects, *given)
+            judged = jax.eval_shape(functools.partial(judge, *objects), self.params, state)
+        return acceptance.choose(self.rule, judged.draft, self.request.sampling.greedy).name
+
+    @property
+    def words(self) -> str:
+        """Who drafts how much, and who judges, for a reader."""
+        name, num, depth = self.drafter.name, self.drafter.num_draft, self.drafter.depth
+        how = f"{num} tokens a round" if num == depth else f"trees of {num} tokens, {depth} deep"
+        if isinstance(self.drafter, Adaptive):
+            name, how = self.drafter.inner.name, f"as much of {how} as pays"
+        return f"drafter {name}, {how}, rule {self.rule_name}"
 
     def check(self) -> None:
         """Traces both programs, which the run needs anyway, so that a drafter, rule and sampling

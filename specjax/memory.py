@@ -30,6 +30,7 @@ from .sharding import DATA, MODEL, axis_sizes
 LAWS = 4  # float32 [B, V] buffers of a sampled round: p, q, the residual, one in flight
 CHUNK, BLOCK = 256, 2048  # tokens of a prompt read at once; cache slots scored at once
 GIB = 2**30
+LIKELY_CONTEXT = 8192  # tokens, by default
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,7 +120,7 @@ def plan_memory(
     *,
     mesh: str | Mapping[str, int] = "data=1,model=1",
     batch: int = 1,
-    context: int = 8192,
+    context: int | None = None,
     num_draft: int = 3,
     temperature: float = 0.0,
     dtype: object = "bfloat16",
@@ -132,7 +133,8 @@ def plan_memory(
     Args:
       target, drafter: a config, a ``config.json``, or a folder or hub name that has one.
       mesh: as of ``specjax.load``.
-      batch: rows; context: tokens of each, prompt and text.
+      batch: rows; context: tokens of each, prompt and text; default: 8,192, or what the
+        target can read, if that is less.
       num_draft: tokens drafted a round; without a draft model, by a table.
       temperature: above 0, laws over the vocabulary are held as well.
       dtype: of weights and caches. quantize, drafter_quantize: ``"int8"``, ``"fp8"`` or None.
@@ -148,13 +150,20 @@ def plan_memory(
     """
     sizes = axis_sizes(mesh)
     for name, value in (("batch", batch), ("context", context)):
-        if value < 1:
+        if value is not None and value < 1:
             raise ValueError(f"{name}={value}: it must be at least 1")
     if num_draft < 0:
         raise ValueError(f"num_draft={num_draft}: it must be at least 0")
     if batch % sizes[DATA]:
         raise ValueError(
             f"batch={batch} rows cannot be shared by data={sizes[DATA]} devices: give a multiple"
+        )
+    name, config = _config_of(target)
+    longest = config.context_length
+    context = min(LIKELY_CONTEXT, longest) if context is None else context
+    if context > longest:
+        raise ValueError(
+            f"context={context}: {name} reads at most {longest} tokens; ask for no more"
         )
     kind = check_dtype(dtype) or jnp.dtype("bfloat16")
     rows = batch // sizes[DATA]

@@ -178,6 +178,11 @@ class TextStream:
         return self.generation
 
     @property
+    def rule(self) -> str:
+        """The acceptance rule's name; where it is ``auto``, that of the one this stands for."""
+        return self._job.rule_name
+
+    @property
     def num_tokens(self) -> int:
         """New tokens until now, over all rows."""
         if self._seen is None:

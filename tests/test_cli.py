@@ -127,15 +127,24 @@ def test_a_pipe_that_cannot_spell_a_character_gets_another(monkeypatch):
     assert pipe.buffer.getvalue() == b"?=1"
 
 
-def test_compare_prints_rates_ratio_tau_and_sameness(run):
+def test_compare_prints_rates_ratio_tau_and_sameness_and_what_was_compared(run, folders):
     code, out, _ = run("def f(x):", "--compare", "--repetitions", 6)
     assert code == 0
     for word in ("plain", "speculative", "ratio", "6 pairs", "τ", "4-grams", "yes, all 24 tokens"):
         assert word in out
     wins, loses, unclear = "speculation wins", "speculation loses", "no difference"
     assert sum(verdict in out for verdict in (wins, loses, unclear)) == 1
-    _, out, _ = run("a", "--compare", "--json", "--repetitions", 6)
-    assert json.loads(out)["compare"]["identical"] is True
+    assert out.startswith(
+        f"{folders['target']}: plain decoding beside drafter ngram, 3 tokens a round, rule greedy"
+    )
+    options = ["--temperature", 1, "--drafter", folders["draft"], "--tree", "2x1"]
+    _, out, _ = run("a", "--compare", "--json", "--repetitions", 6, *options)
+    found = json.loads(out)
+    assert found["compare"]["identical"] is None  # tokens are drawn
+    assert found["rule"] == "rejection"  # which auto stands for where drafts have laws
+    assert found["compare"]["drafting"] == (
+        "drafter draft, trees of 4 tokens, 2 deep, rule rejection"
+    )
 
 
 REFUSED = {
@@ -150,6 +159,7 @@ REFUSED = {
     "an argument that is no text": (["a\udcff"], "not UTF-8"),
     "a folder without a name": (["a", "--drafter", ""], "'' is neither a folder"),
     "an unknown dtype": (["a", "--dtype", "int3"], "int3.*bfloat16"),
+    "numbers without a place": (["a", "--logprobs"], "give --json as well"),
     "plain against plain": (["a", "--compare", "--drafter", "none"], "give a --drafter"),
     "an unknown option": (["a", "--no-such-option"], "--no-such-option"),
 }
@@ -262,7 +272,8 @@ def test_a_model_without_prompts_of_its_own_asks_for_some(run, folders):
 
 def test_num_draft_is_a_number_or_auto(run):
     code, out, _ = run("def f(x):", "--num-draft", "auto", "--json")
-    assert code == 0 and json.loads(out)["drafter"] == "adaptive(ngram)"
+    found = json.loads(out)
+    assert code == 0 and (found["drafter"], found["rule"]) == ("adaptive(ngram)", "greedy")
     code, _, err = run("def f(x):", "--num-draft", "often")
     assert code == 2 and "--num-draft" in err.splitlines()[-1]
 

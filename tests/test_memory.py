@@ -251,4 +251,7 @@ def test_the_plan_of_a_quantized_model_counts_the_bytes_that_quantization_leaves
     ]
     there = sum(leaf.nbytes for leaf in jax.tree.leaves(stored))
     plan = specjax.plan_memory(config, dtype="float32", quantize=scheme)
+    assert plan.context == config.max_positions  # the default is 8,192, but no model reads beyond
+    with pytest.raises(ValueError, match=f"reads at most {config.max_positions} tokens"):
+        specjax.plan_memory(config, context=config.max_positions + 1)
     assert plan.models[0].weights == there

@@ -45,6 +45,8 @@ def add(commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """``specjax generate``: loads, streams or compares, reports."""
     begin = time.perf_counter()
+    if arguments.logprobs and not arguments.json:
+        raise ValueError("--logprobs: they are numbers beside the tokens; give --json as well")
     prompt = read_prompt(arguments.prompt, arguments.file)
     lm = set_up(arguments)
     options = options_of(arguments, lm)
@@ -75,7 +77,11 @@ def run(arguments: argparse.Namespace) -> int:
             screen.samples(result)
         screen.end(result, rate)
     elif prints:
-        print(json.dumps(describe(result, prompt, lm) | {"seconds": seconds, "rate": rate}))
+        print(
+            json.dumps(
+                describe(result, prompt, lm, stream.rule) | {"seconds": seconds, "rate": rate}
+            )
+        )
     if "no token" in result.reasons:
         return NOTHING_TO_DRAW
     return 0 if result.finished else INTERRUPTED
@@ -90,6 +96,7 @@ def compare(lm, prompt: str, options: dict, arguments: argparse.Namespace) -> in
         print(result)
         return 0
     figures = {
+        "drafting": result.drafting,
         "plain_rate": result.plain_rate,
         "speculative_rate": result.speculative_rate,
         "ratio": result.ratio,
@@ -99,5 +106,6 @@ def compare(lm, prompt: str, options: dict, arguments: argparse.Namespace) -> in
         "identical": result.identical,
         "repeated_4grams": result.repeated,
     }
-    print(json.dumps(describe(result.speculative, prompt, lm) | {"compare": figures}))
+    said = describe(result.speculative, prompt, lm, result.rule)
+    print(json.dumps(said | {"compare": figures}))
     return 0

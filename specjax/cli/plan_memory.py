@@ -21,7 +21,11 @@ def add(commands) -> None:
     p.add_argument("--mesh", default="data=1,model=1", help="such as data=2,model=4")
     p.add_argument("--replicate-drafter", action="store_true", help="on every device, whole")
     p.add_argument("--batch", type=int, default=1, help="rows")
-    p.add_argument("--context", type=int, default=8192, help="tokens a row, prompt and text")
+    p.add_argument(
+        "--context",
+        type=int,
+        help="tokens a row, prompt and text; default: 8192, or as many as the model reads",
+    )
     p.add_argument("--num-draft", type=int, default=3, help="tokens drafted a round")
     p.add_argument("--temperature", type=float, default=0.0)
     p.add_argument("--dtype", default="bfloat16", help="float32, bfloat16, float16")

@@ -55,8 +55,8 @@ class Screen:
             self.out.print(Text.assemble(("prompt", "dim"), " · ", drafted, " · the target's own"))
 
 
-def describe(result, prompt: str, lm) -> dict:
-    """A generation as plain data."""
+def describe(result, prompt: str, lm, rule: str) -> dict:
+    """A generation as plain data; ``rule``: the name of the one that judged."""
     stats = result.stats
     acceptance = stats.acceptance
     samples = [
@@ -72,7 +72,7 @@ def describe(result, prompt: str, lm) -> dict:
     return {
         "model": lm.name,
         "drafter": stats.drafter,
-        "rule": stats.rule,
+        "rule": rule,
         "prompt": prompt,
         "finished": result.finished,
         **samples[0],
