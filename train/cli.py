@@ -14,6 +14,8 @@ RECIPES = {
     "pretrain": "a small target, next-token cross-entropy",
     "regenerate": "text by a target, for its drafter to learn from",
     "distill": "a drafter, from a frozen target",
+    "online": "a drafter that learns from what it serves, under a shift of domain",
+    "objectives": "the same drafter by each objective, a table over several seeds",
     "features": "the hidden states of a target, for heads to read",
     "heads": "Medusa-1 or Blockwise heads on a frozen target",
     "eagle": "EAGLE's head on a frozen target, by regression, and HASS's",

@@ -2,10 +2,13 @@
 
     loss = (1 - data_share) * D(p, q) + data_share * -log q(next token),   mean over positions
 
-Text written by the target itself (recipe ``regenerate``, ``data.samples``) is what the drafter
-will meet when it drafts; acceptance is therefore also measured on held-out continuations.
+A row is text of the corpus, of the target (recipe ``regenerate``, ``data.samples``), or of the
+drafter itself: ``on_policy`` is the share of each batch that it goes on to write, from prompts of
+the corpus, by ``specjax.decode`` with the weights of the step. ``data_share=1`` is cross-entropy:
+on samples, Seq-KD. Acceptance is measured on held-out continuations by the target, which are what
+the drafter will meet when it drafts.
 
-References: DistillSpec, 2310.08461.
+References: DistillSpec, 2310.08461; Seq-KD, 1606.07947.
 """
 
 from __future__ import annotations
@@ -13,32 +16,61 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
 import specjax
+from specjax.models import DecoderConfig
 from specjax.models.causal_lm import CausalLM, graph_definition
 from specjax.models.hf import load_weights
 
-from . import data, decoding, export, losses, model, regenerate, report, scale, tokenizer
+from . import (
+    chunks,
+    data,
+    decoding,
+    export,
+    features,
+    losses,
+    model,
+    regenerate,
+    report,
+    scale,
+    tokenizer,
+)
 from .config import ConfigError, DataConfig, OptimizerConfig, RunConfig, flatten
-from .evaluate import make_evaluate, mean
+from .evaluate import Mean, make_evaluate, mean
 from .loop import Job, estimate, fit
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DistillConfig:
-    """``teacher``: what ``specjax.load`` takes. ``divergence``: a key of ``losses.DIVERGENCES``.
+    """``teacher``: what ``specjax.load`` takes. ``divergence``: a key of ``losses.DIVERGENCES``;
+    ``beta``, ``mix`` and ``eta`` are those of ``jsd``, ``kl_tv`` and ``lk``.
 
-    ``init``: the folder of a drafter of this shape to go on from; empty: random weights.
+    ``features``: a folder of the recipe ``features``, whose rows are read in place of ``data``'s;
+    empty: the target runs in each step. ``init``: the folder of a drafter of this shape to go on
+    from; empty: random weights. ``top_k``: of the target's laws that many tokens and the sum of
+    the others, with the greatest error in acceptance logged as ``top_k_error``; 0: all.
+    ``on_policy``: the share of a batch's rows that the drafter writes itself, at ``temperature``,
+    behind their first ``prompt_tokens``. ``chunk``: positions whose logits exist at a time.
     ``eval_samples``: files of ``regenerate`` made from held-out prompts, each measured apart.
     """
 
     model: model.ModelConfig
     teacher: str = "embedded"
+    features: str = ""
     init: str = ""
     divergence: str = "fkl"
+    beta: float = 0.5
+    mix: float = 0.5
+    eta: float = 3.0
+    top_k: int = 0
     data_share: float = 0.0
+    on_policy: float = 0.0
+    prompt_tokens: int = 64
+    temperature: float = 1.0
+    chunk: int = chunks.CHUNK
     eval_samples: tuple[str, ...] = ()
     decoding: decoding.DecodingConfig = decoding.DecodingConfig()
     data: DataConfig = DataConfig()
@@ -46,56 +78,171 @@ class DistillConfig:
     run: RunConfig = RunConfig()
 
     def __post_init__(self):
-        if self.divergence not in losses.DIVERGENCES:
-            known = ", ".join(losses.DIVERGENCES)
-            raise ConfigError(f"divergence={self.divergence!r}; known: {known}")
-        if not 0 <= self.data_share <= 1:
-            raise ConfigError(f"data_share={self.data_share}; accepted: 0 to 1")
+        self.distance()  # raises
+        for name in ("data_share", "on_policy"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name}={getattr(self, name)}; accepted: 0 to 1")
+        for name, least in (("top_k", 0), ("chunk", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}={getattr(self, name)}; accepted: at least {least}")
+        if not self.temperature > 0:
+            raise ConfigError(f"temperature={self.temperature}; accepted: above 0")
+        if self.on_policy and not 1 <= self.prompt_tokens <= self.data.length:
+            raise ConfigError(
+                f"prompt_tokens={self.prompt_tokens}; accepted: 1 to data.length={self.data.length}"
+            )
+        part = self.data.batch // self.run.accumulate
+        if self.on_policy and not self.own_rows(part):
+            raise ConfigError(
+                f"on_policy={self.on_policy} of {part} rows (data.batch over run.accumulate) is "
+                "less than one row: give a larger share or batch, or 0"
+            )
+
+    def distance(self):
+        """``D(p_logits, q_logits)``."""
+        how = {name: getattr(self, name) for name in ("beta", "mix", "eta")}
+        return losses.divergence(self.divergence, **how)
+
+    def own_rows(self, rows: int) -> int:
+        """How many of the rows of a batch, or of a part of it, the drafter writes itself."""
+        return round(self.on_policy * rows)
 
 
 Config = DistillConfig
 NUM_DRAFT = 4  # tokens a round, for what is measured
 
 
-def make_laws(student, teacher, end_of_text: int):
-    """``laws(params, frozen, inputs [B, T]) -> (p, q)``: logits float32 ``[B, T, V]`` of both."""
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """A drafter in training and its target, by their configurations, and what parts documents."""
 
-    def laws(params, frozen, inputs):
-        segments = data.segments_of(inputs, end_of_text)
-        p = model.forward(teacher, frozen, inputs, segments)
-        return p, model.forward(student, params, inputs, segments)
+    student: DecoderConfig
+    teacher: DecoderConfig
+    end_of_text: int
 
-    return laws
+    def student_states(self, params, inputs):
+        """The drafter's last hidden states ``[B, T, E]`` over ``inputs`` int32 ``[B, T]``."""
+        return self._states(self.student, params, inputs)
+
+    def teacher_states(self, params, inputs):
+        """The target's, ``[B, T, F]``."""
+        return self._states(self.teacher, params, inputs)
+
+    def _states(self, config, params, inputs):
+        segments = data.segments_of(inputs, self.end_of_text)
+        last = (config.num_layers,)
+        return features.hidden_states(graph_definition(config), params, inputs, segments, last)[0]
+
+    def drafter_logits(self, table, states):
+        return chunks.logits_of(table, states, self.student.logit_softcap)
+
+    def target_logits(self, table, states):
+        return chunks.logits_of(table, states, self.teacher.logit_softcap)
+
+    def drafter_table(self, params):
+        return CausalLM(self.student).head_table(params)
+
+    def target_table(self, params):
+        return CausalLM(self.teacher).head_table(params)
 
 
-def make_loss(laws, divergence: str, data_share: float):
-    """The loss of the module's head, as ``loop.Job`` takes it."""
-    distance = losses.DIVERGENCES[divergence]
+def make_writer(pair: Pair, length: int, prompt_tokens: int, temperature: float):
+    """``write(params, tokens [B, length + 1], key) -> (tokens, weight [B, length])``: the drafter
+    goes on from the first ``prompt_tokens`` of each row; weights count what it wrote."""
+    model = CausalLM(pair.student)
+
+    def write(params, tokens, key):
+        out = specjax.decode(
+            model,
+            specjax.drafters.Plain(),
+            {"target": jax.lax.stop_gradient(params)},
+            tokens[:, :prompt_tokens],
+            jnp.full((tokens.shape[0],), prompt_tokens, jnp.int32),
+            key=key,
+            max_new_tokens=length + 1 - prompt_tokens,
+            sampling=specjax.Sampling(temperature=temperature),
+            capacity=length + 1,
+            stops=[pair.end_of_text],
+        )
+        place = jnp.arange(length + 1)
+        written = (place >= prompt_tokens) & (place < out.lengths[:, None])
+        kept = jnp.where(place < out.lengths[:, None], out.tokens, pair.end_of_text)
+        return kept, written[:, 1:].astype(jnp.float32)
+
+    return write
+
+
+def make_loss(pair: Pair, config: DistillConfig):
+    """The loss as ``loop.Job`` takes it. A batch is one of those of ``data``, or a
+    dictionary with the target's stored ``hidden`` states by layer besides."""
+    distance, share = config.distance(), config.data_share
+    write = make_writer(pair, config.data.length, config.prompt_tokens, config.temperature)
+
+    def terms(table, states, target_table, pieces):
+        q, value, found = pair.drafter_logits(table, states), 0.0, {}
+        if share:
+            value += share * losses.cross_entropy(q, pieces["next"])
+        if share < 1:
+            p = pair.target_logits(target_table, pieces["target"])
+            if config.top_k:
+                p, q = losses.lump(losses.compress(p, config.top_k), q)
+                found["top_k_error"] = losses.lump_error(p, q)
+            value += (1 - share) * distance(p, q)
+        return {"loss": value, **found}
 
     def loss(params, frozen, batch, key):
-        del key  # nothing is drawn
-        tokens, weight = data.unpacked(batch)
-        p, q = laws(params, frozen, tokens[:, :-1])
-        terms = {"distance": mean(distance(p, q), weight, 1 - data_share)}
-        if data_share:
-            nats = losses.cross_entropy(q, tokens[:, 1:])
-            terms["text"] = mean(nats, weight, data_share)
-        return terms
+        (tokens, weight), hidden = data.unpacked(batch), None
+        if isinstance(batch, dict) and batch.get("hidden"):
+            hidden = batch["hidden"][pair.teacher.num_layers].astype(jnp.float32)
+        own_rows = config.own_rows(len(tokens))
+        if own_rows:
+            written, own = write(params, tokens[:own_rows], key)
+            tokens = jnp.concatenate([written, tokens[own_rows:]])
+            weight = jnp.concatenate([own, weight[own_rows:]])
+        inputs, pieces = tokens[:, :-1], {"next": tokens[:, 1:]}
+        if share < 1:
+            lacking = inputs if hidden is None else inputs[:own_rows]
+            parts = [pair.teacher_states(frozen, lacking)] if len(lacking) else []
+            if hidden is not None:
+                parts.append(hidden[own_rows:])
+            pieces["target"] = jax.lax.stop_gradient(jnp.concatenate(parts))
+        summed, others = chunks.total(
+            terms,
+            pair.drafter_table(params),
+            pair.student_states(params, inputs),
+            pair.target_table(frozen) if share < 1 else None,
+            pieces,
+            weight,
+            chunk=config.chunk,
+        )
+        count = jnp.sum(weight)
+        found = {name: Mean(value, count, 0.0) for name, value in others.items()}
+        return {"distance": Mean(summed, count)} | found
 
     return loss
 
 
-def make_measure(laws, num_draft: int = NUM_DRAFT):
+def make_measure(pair: Pair, num_draft: int = NUM_DRAFT, chunk: int = chunks.CHUNK):
     """Held-out forward KL, acceptance ``sum min(p, q)``, agreement of the argmaxes, and the
-    expected tokens a round with ``num_draft`` drafts, drawn (``tau``) or greedy."""
+    expected tokens a round with ``num_draft`` drafts, drawn (``tau``) or greedy. ``hidden``: the
+    target's last hidden states, where they are known."""
 
-    def measure(params, frozen, tokens, weight):
-        p, q = laws(params, frozen, tokens[:, :-1])
-        accepted, matched = losses.acceptance(p, q), losses.greedy_match(p, q)
+    def terms(table, states, target_table, pieces):
+        p, q = pair.target_logits(target_table, pieces), pair.drafter_logits(table, states)
         return {
-            "heldout_loss": mean(losses.fkl(p, q), weight),
-            "acceptance": mean(accepted, weight),
-            "greedy_match": mean(matched, weight),
+            "heldout_loss": losses.fkl(p, q),
+            "acceptance": losses.acceptance(p, q),
+            "greedy_match": losses.greedy_match(p, q),
+        }
+
+    def measure(params, frozen, tokens, weight, hidden=None):
+        inputs = tokens[:, :-1]
+        hidden = pair.teacher_states(frozen, inputs) if hidden is None else hidden
+        target = pair.target_table(frozen), hidden
+        own = pair.drafter_table(params), pair.student_states(params, inputs)
+        found = chunks.each(terms, *own, *target, chunk=chunk)
+        accepted, matched = found["acceptance"], found["greedy_match"]
+        return {name: mean(value, weight) for name, value in found.items()} | {
             "tau": mean(*losses.expected_tau(accepted, weight, num_draft)),
             "greedy_tau": mean(*losses.expected_tau(matched, weight, num_draft)),
         }
@@ -121,39 +268,49 @@ def load_teacher(name: str, vocabulary, length: int):
     return teacher
 
 
+def training_batches(config: DistillConfig, teacher, vocabulary):
+    """What a run learns from, for ``loop.Job``: stored rows and states, or text."""
+    if config.features:
+        of, last = features.record_of(teacher, vocabulary), [teacher.config.num_layers]
+        stored = features.read(config.features, of, config.data.length, last)
+        print(f"text          {stored.tokens.size:,} tokens in {config.features}")
+        return features.batches(stored, config.data, shard=scale.shard_of(config.run))
+    stream, _ = data.load_stream(config.data, "train")
+    samples = [regenerate.read(path) for path in config.data.samples]
+    written = sum(own.tokens.size for own in samples)
+    print(f"text          {len(stream):,} tokens of corpus, {written:,} by the target")
+    shard = scale.shard_of(config.run)
+    return data.training_batches(stream, config.data, samples, shard=shard)
+
+
 def run(config: DistillConfig, *, dry_run: bool = False) -> None:
     """Trains, draws the curves, exports to ``run.folder/model`` without a tokenizer of its own."""
     vocabulary = tokenizer.load(config.data.tokenizer)
     teacher = load_teacher(config.teacher, vocabulary, config.data.length)
-    stream, end_of_text = data.load_stream(config.data, "train")
-    heldout, _ = data.load_stream(config.data, "heldout")
-    samples = [regenerate.read(path) for path in config.data.samples]
+    heldout, end_of_text = data.load_stream(config.data, "heldout")
+    print(f"held out      {len(heldout):,} tokens")
     shape = config.model.decoder(teacher.config.vocab_size, end_of_text)
-    graphdef, params = model.create(shape, config.run.seed)
+    _, params = model.create(shape, config.run.seed)
     if config.init:
         params = nnx.to_pure_dict(load_weights(config.init, shape, jnp.float32))
-    laws = make_laws(graphdef, graph_definition(teacher.config), end_of_text)
+    pair = Pair(shape, teacher.config, end_of_text)
     sets = {"": data.heldout_batches(heldout, config.data)}
     for path in config.eval_samples:
         sets[f"{Path(path).stem}/"] = regenerate.read(path).batches(config.data.batch)
-    cheap = make_evaluate(make_measure(laws), sets)
+    cheap = make_evaluate(make_measure(pair, chunk=config.chunk), sets)
     prompts = decoding.prompt_sets(teacher, heldout, config.decoding, end_of_text)
     own = CausalLM(shape, axis=None)  # of a mesh every device drafts with the whole of it
     drafter = specjax.drafters.DraftModel(model=own, num_draft=NUM_DRAFT)
     mesh = scale.layout_of(config.run).mesh
     decoded = decoding.make_decoded(teacher, drafter, prompts, config.decoding, mesh)
     job = Job(
-        loss=make_loss(laws, config.divergence, config.data_share),
+        loss=make_loss(pair, config),
         params=params,
-        batches=data.training_batches(
-            stream, config.data, samples, shard=scale.shard_of(config.run)
-        ),
+        batches=training_batches(config, teacher, vocabulary),
         evaluate=lambda params, frozen: cheap(params, frozen) | decoded(frozen, params),
         frozen=teacher.params,
         best="decoded_tau" if prompts else "",
     )
-    written = sum(own.tokens.size for own in samples)
-    print(f"tokens: {len(stream):,} of text, {written:,} by the target, {len(heldout):,} held out")
     if dry_run:
         print(f"target        {teacher.name}: {model.words(teacher.config)}")
         return estimate(job, config.optimizer, config.run, model.words(shape))

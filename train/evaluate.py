@@ -40,8 +40,8 @@ def make_evaluate(measure: Callable, sets: Mapping[str, Sequence[tuple]]) -> Cal
 
     Args:
       measure: ``measure(params, frozen, tokens [B, T + 1], weight [B, T]) -> {name: Mean}``, pure.
-      sets: by prefix, batches ``(tokens int32 [B, T + 1], weight float [B, T])``; the weights say
-        which predictions count.
+      sets: by prefix, batches ``(tokens int32 [B, T + 1], weight float [B, T])`` and whatever else
+        ``measure`` takes; the weights say which predictions count.
     """
 
     @jax.jit

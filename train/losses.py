@@ -4,16 +4,31 @@
 returns one number a position, ``[...]``. Speculative decoding accepts a drafted token with
 probability ``sum_x min(p(x), q(x)) = 1 - TV(p, q)`` (2211.17192, Theorem 3.5), so total variation
 is what the drafter is judged by; the others are easier to descend far from the optimum.
+
+Cross-entropy on text that the target wrote is sequence-level distillation (Seq-KD, 1606.07947): a
+choice of data, not another formula. Over a large vocabulary none of these should see all positions
+at once: ``chunks.py`` feeds them a few at a time.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
+from specjax.pytree import pytree_dataclass
+
+from .config import ConfigError
+
+# A law's logarithm, and a logit, go no lower: masked logits (-inf) give a great loss, not NaN.
+FLOOR = -1e5
+
 
 def _logs(logits: jax.Array) -> jax.Array:
-    return jax.nn.log_softmax(logits.astype(jnp.float32))
+    wide = logits.astype(jnp.float32)
+    return jnp.maximum(jax.nn.log_softmax(wide), FLOOR)
 
 
 def cross_entropy(q_logits: jax.Array, tokens: jax.Array) -> jax.Array:
@@ -21,10 +36,13 @@ def cross_entropy(q_logits: jax.Array, tokens: jax.Array) -> jax.Array:
     return -jnp.take_along_axis(_logs(q_logits), tokens[..., None], axis=-1)[..., 0]
 
 
+def _kl(log_a, log_b):
+    return jnp.sum(jnp.exp(log_a) * (log_a - log_b), axis=-1)
+
+
 def fkl(p_logits, q_logits):
     """Forward KL, ``sum_x p log(p / q)``: the drafter covers all that the target may say."""
-    log_p, log_q = _logs(p_logits), _logs(q_logits)
-    return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
+    return _kl(_logs(p_logits), _logs(q_logits))
 
 
 def rkl(p_logits, q_logits):
@@ -39,14 +57,16 @@ def jsd(p_logits, q_logits, beta: float = 0.5):
     """
     log_p, log_q = _logs(p_logits), _logs(q_logits)
     log_m = jnp.logaddexp(log_p + jnp.log(beta), log_q + jnp.log1p(-beta))
-    return beta * jnp.sum(jnp.exp(log_p) * (log_p - log_m), axis=-1) + (1 - beta) * jnp.sum(
-        jnp.exp(log_q) * (log_q - log_m), axis=-1
-    )
+    return beta * _kl(log_p, log_m) + (1 - beta) * _kl(log_q, log_m)
+
+
+def _log_acceptance(log_p, log_q):
+    return jax.nn.logsumexp(jnp.minimum(log_p, log_q), axis=-1)
 
 
 def acceptance(p_logits, q_logits):
     """``sum_x min(p, q)``: the probability that a token drawn from ``q`` is accepted."""
-    return jnp.sum(jnp.minimum(jnp.exp(_logs(p_logits)), jnp.exp(_logs(q_logits))), axis=-1)
+    return jnp.exp(_log_acceptance(_logs(p_logits), _logs(q_logits)))
 
 
 def tvd(p_logits, q_logits):
@@ -55,8 +75,25 @@ def tvd(p_logits, q_logits):
 
 
 def negative_log_acceptance(p_logits, q_logits):
-    """``-log sum_x min(p, q)``, floored at acceptance 1e-6 so that disjoint laws stay finite."""
-    return -jnp.log(jnp.maximum(acceptance(p_logits, q_logits), 1e-6))
+    """``-log sum_x min(p, q)``, summed among logarithms: its slope is that of total variation over
+    the acceptance, so it does not vanish between laws that hardly meet."""
+    return -_log_acceptance(_logs(p_logits), _logs(q_logits))
+
+
+def kl_tv(p_logits, q_logits, mix: float = 0.5):
+    """``mix * KL(p | q) + (1 - mix) * TV(p, q)``."""
+    return mix * fkl(p_logits, q_logits) + (1 - mix) * tvd(p_logits, q_logits)
+
+
+def lk(p_logits, q_logits, eta: float = 3.0):
+    """``w KL(p | q) + (1 - w) TV(p, q)`` with ``w = exp(-eta * acceptance)``: KL where the laws
+    hardly meet, total variation where they nearly agree. No gradient flows into ``w``.
+
+    Each position has a weight of its own here. References: LK losses, 2602.23881.
+    """
+    distance = tvd(p_logits, q_logits)
+    weight = jax.lax.stop_gradient(jnp.exp(-eta * (1.0 - distance)))
+    return weight * fkl(p_logits, q_logits) + (1 - weight) * distance
 
 
 DIVERGENCES = {
@@ -65,7 +102,77 @@ DIVERGENCES = {
     "jsd": jsd,
     "tvd": tvd,
     "nla": negative_log_acceptance,
+    "kl_tv": kl_tv,
+    "lk": lk,
 }
+
+
+def divergence(name: str, *, beta: float = 0.5, mix: float = 0.5, eta: float = 3.0) -> Callable:
+    """``D(p_logits, q_logits)`` by its name; ``beta`` is of ``jsd``, ``mix`` of ``kl_tv``, ``eta``
+    of ``lk``. Raises ConfigError for an unknown name or a number out of range."""
+    if name not in DIVERGENCES:
+        raise ConfigError(f"divergence={name!r}; known: {', '.join(DIVERGENCES)}")
+    if not 0 < beta < 1:
+        raise ConfigError(f"beta={beta}; accepted: above 0, below 1 (the limits are fkl and rkl)")
+    if not 0 <= mix <= 1:
+        raise ConfigError(f"mix={mix}; accepted: 0 (tvd) to 1 (fkl)")
+    if not 0 <= eta < float("inf"):
+        raise ConfigError(f"eta={eta}; accepted: at least 0, and finite")
+    own = {"jsd": {"beta": beta}, "kl_tv": {"mix": mix}, "lk": {"eta": eta}}.get(name, {})
+    return functools.partial(DIVERGENCES[name], **own)
+
+
+@pytree_dataclass
+class TopLaws:
+    """The target's laws, compressed to their most likely tokens.
+
+    Attributes:
+      ids: int32 ``[..., K]``. logits: float ``[..., K]``, of these tokens.
+      rest: float32 ``[...]``, the log-sum-exp of the logits of all others; ``FLOOR`` if none.
+    """
+
+    ids: jax.Array
+    logits: jax.Array
+    rest: jax.Array
+
+
+def _rest(logits: jax.Array, ids: jax.Array) -> jax.Array:
+    """float32 ``[...]``: log-sum-exp of ``logits [..., V]`` without those of ``ids [..., K]``."""
+    others = jnp.put_along_axis(
+        logits.astype(jnp.float32), ids, -jnp.inf, axis=-1, inplace=False, mode="drop"
+    )
+    most = jax.lax.stop_gradient(jnp.maximum(jnp.max(others, axis=-1, keepdims=True), FLOOR))
+    total = jnp.sum(jnp.exp(others - most), axis=-1)
+    found = jnp.log(jnp.where(total > 0, total, 1.0)) + most[..., 0]
+    return jnp.where(total > 0, found, FLOOR)
+
+
+def compress(logits: jax.Array, k: int) -> TopLaws:
+    """The ``k`` greatest of ``logits [..., V]``, and what all others sum to."""
+    if not 1 <= k <= logits.shape[-1]:
+        raise ConfigError(f"top_k={k}; accepted: 1 to {logits.shape[-1]}, the vocabulary")
+    best, ids = jax.lax.top_k(logits.astype(jnp.float32), k)
+    return TopLaws(ids=ids.astype(jnp.int32), logits=best, rest=_rest(logits, ids))
+
+
+def lump(laws: TopLaws, q_logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Logits float32 ``[..., K + 1]`` of both laws over the kept tokens and one that stands for
+    all others: what any divergence can be taken of.
+
+    Lumping tokens together lowers every divergence of ``DIVERGENCES`` but the mixture ``lk``, by
+    none where the drafter has the target's proportions among the others. ``acceptance`` of the
+    result is too great by at most ``lump_error``.
+    """
+    own = jnp.take_along_axis(q_logits.astype(jnp.float32), laws.ids, axis=-1)
+    q = jnp.concatenate([own, _rest(q_logits, laws.ids)[..., None]], axis=-1)
+    p = jnp.concatenate([laws.logits.astype(jnp.float32), laws.rest[..., None]], axis=-1)
+    return p, q
+
+
+def lump_error(p: jax.Array, q: jax.Array) -> jax.Array:
+    """By how much ``acceptance`` of lumped laws (see ``lump``) exceeds the true one at most, and
+    total variation falls short of it: ``min(p, q)`` of the lump, ``[...]``."""
+    return jnp.exp(jnp.minimum(_logs(p)[..., -1], _logs(q)[..., -1]))
 
 
 def greedy_match(p_logits, q_logits):

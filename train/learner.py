@@ -1,0 +1,293 @@
+"""A drafter that goes on learning from the requests that it serves: online distillation.
+
+While a request is decoded, the target's law is kept (its most likely tokens) at each position where
+the drafter was *rejected*: the target has computed it anyway. Between requests the drafter takes a
+few steps towards these laws, and serves the next request with the new weights.
+
+Lossless: yes. Weights change between requests alone, so the law that drew a token is the law that
+judges it; and they are arguments of the compiled loop, so a swap compiles nothing.
+
+References: Online Speculative Decoding, 2310.07177, algorithm 1. There the drafter may be updated
+within a request; here it is not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import specjax
+from specjax import loop, tree
+from specjax.drafters import DraftModel
+from specjax.drafters.base import ChainDrafter
+from specjax.models.causal_lm import CausalLM, graph_definition
+from specjax.models.lm import as_drafter
+from specjax.pytree import pytree_dataclass
+from specjax.request import prepare
+from specjax.types import Drafter, PyTree
+
+from . import chunks, features, losses
+from .config import ConfigError, OptimizerConfig
+from .losses import TopLaws
+from .optimizer import make_optimizer
+
+ENDLESS = 2**30  # rounds of a burst, which ends when all rows have; steps of learning
+
+
+@pytree_dataclass
+class RecorderState:
+    """``inner``: the drafter's own. ``laws``: the target's by position, leaves ``[B, L, ...]``;
+    ``seen`` bool ``[B, L]``: there is one, about the token behind the position."""
+
+    inner: PyTree
+    laws: TopLaws
+    seen: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorder(ChainDrafter):
+    """Drafts what ``inner`` drafts, and keeps the target's ``top_k`` laws where that was rejected.
+
+    Position ``t`` of a row is kept if the token behind it was drafted wrong: tokens were proposed
+    there, and another one was emitted.
+
+    Lossless: yes, as ``inner`` is.
+    """
+
+    num_draft: int = 0
+    inner: Drafter = None
+    top_k: int = 32
+
+    def __post_init__(self):
+        object.__setattr__(self, "num_draft", self.inner.num_draft)
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def depth(self) -> int:
+        return self.inner.depth
+
+    @property
+    def features(self):
+        return self.inner.features
+
+    def init(self, params, batch, capacity, inputs=None):
+        shape = batch, capacity
+        laws = TopLaws(
+            ids=jnp.zeros((*shape, self.top_k), jnp.int32),
+            logits=jnp.zeros((*shape, self.top_k), jnp.float32),
+            rest=jnp.zeros(shape, jnp.float32),
+        )
+        inner = self.inner.init(params, batch, capacity, inputs)
+        return RecorderState(inner=inner, laws=laws, seen=jnp.zeros(shape, bool))
+
+    def draft_step(self, params, state, context):
+        draft, inner = self.inner.draft_step(params, state.inner, context)
+        return draft, dataclasses.replace(state, inner=inner)
+
+    def readout(self, draft, scores):
+        return scores.logits, self.inner.readout(draft, scores)
+
+    def settle(self, params, state, context):
+        return dataclasses.replace(state, inner=self.inner.settle(params, state.inner, context))
+
+    def observe(self, params, state, segment):
+        if segment.round is None:
+            inner = self.inner.observe(params, state.inner, segment)
+            return dataclasses.replace(state, inner=inner)
+        draft, verdict, (logits, own) = segment.round
+        inner = dataclasses.replace(segment, round=(draft, verdict, own))
+        inner = self.inner.observe(params, state.inner, inner)
+
+        rows = jnp.arange(logits.shape[0])
+        count = jnp.maximum(verdict.count, 0)
+        last = verdict.path[rows, count]  # the deepest node that was accepted
+        emitted = segment.next[rows, count]
+        below = tree.parents(draft) == last[:, None]
+        if draft.candidate is not None:
+            below &= draft.candidate
+        right = jnp.any(below & (draft.tokens == emitted[:, None]), axis=1)
+        rejected = (verdict.count >= 0) & jnp.any(below, axis=1) & ~right
+        law = losses.compress(logits[rows, last], self.top_k)
+        capacity = state.seen.shape[1]  # column L does not exist: nothing is kept there
+        where = jnp.where(rejected, segment.start + count, capacity)
+        keep = lambda old, new: old.at[rows, where].set(new, mode="drop")  # noqa: E731
+        return RecorderState(
+            inner=inner,
+            laws=jax.tree.map(keep, state.laws, law),
+            seen=keep(state.seen, True),
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LearningConfig:
+    """How a drafter learns from what it serves: ``updates`` steps behind each request, each over
+    ``rows`` rows drawn from the last ``buffer`` ones. ``top_k``: kept of each law. ``divergence``
+    and its numbers: as in the recipe ``distill``.
+    """
+
+    updates: int = 4
+    rows: int = 16
+    buffer: int = 128
+    top_k: int = 32
+    divergence: str = "fkl"
+    beta: float = 0.5
+    mix: float = 0.5
+    eta: float = 3.0
+    optimizer: OptimizerConfig = OptimizerConfig(
+        name="adamw", adam_rate=1e-3, weight_decay=0.0, warmup=8, decay_share=0.0
+    )
+
+    def __post_init__(self):
+        for name in ("updates", "rows", "buffer", "top_k"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"learning.{name}={getattr(self, name)}; accepted: at least 1")
+        self.distance()
+
+    def distance(self):
+        """``D(p_logits, q_logits)``."""
+        how = {name: getattr(self, name) for name in ("beta", "mix", "eta")}
+        return losses.divergence(self.divergence, **how)
+
+
+class Online:
+    """A target with a draft model that learns from what they decode together.
+
+    Requests of one shape share every program, before and after each update::
+
+        online = Online(specjax.load("embedded"), specjax.load("embedded-draft"), capacity=128)
+        for tokens, lengths in requests:
+            out = online.serve(tokens, lengths, key=key, max_new_tokens=64)
+            online.learn()
+
+    Attributes:
+      params: ``{"target": ..., "drafter": ...}``, the weights that the next request is served with.
+      num_laws: positions in the buffer.
+    """
+
+    def __init__(
+        self,
+        lm: specjax.models.LM,
+        draft: specjax.models.LM,
+        *,
+        capacity: int,
+        num_draft: int = 3,
+        learning: LearningConfig = LearningConfig(),
+        seed: int = 0,
+    ):
+        """``capacity``: tokens of the longest row, prompt included. Raises ValueError where the
+        draft model cannot draft for ``lm``, or is no decoder."""
+        model = as_drafter(lm, draft)
+        if not isinstance(model, CausalLM) or model.quantized:
+            raise ValueError(
+                f"{draft.name} cannot be trained here: give a decoder-only model whose weights "
+                "are not quantized"
+            )
+        if learning.top_k > lm.target.vocab_size:
+            raise ConfigError(
+                f"learning.top_k={learning.top_k}; accepted: 1 to {lm.target.vocab_size}, the "
+                "vocabulary"
+            )
+        self.lm, self.capacity, self.learning = lm, capacity, learning
+        self.drafter = Recorder(
+            inner=DraftModel(num_draft=num_draft, model=model), top_k=learning.top_k
+        )
+        own = jax.tree.map(lambda x: jnp.array(x, jnp.float32), draft.params)
+        self.params = {"target": lm.params, "drafter": own}
+        self._optimizer = make_optimizer(learning.optimizer, steps=ENDLESS)
+        self._moments = self._optimizer.init(own)
+        self._rows: list[dict] = []
+        self._rng = np.random.default_rng(seed)
+        self._step = jax.jit(self._make_step(model.config))
+
+    @property
+    def num_laws(self) -> int:
+        return sum(int(row["seen"].sum()) for row in self._rows)
+
+    def serve(self, tokens, lengths, *, key, max_new_tokens, sampling=specjax.Sampling(), stops=()):
+        """Decodes a request as ``specjax.decode`` does, and keeps the laws that it was wrong about.
+
+        Returns:
+          ``Decoded``. Raises ValueError as ``decode`` does.
+        """
+        target = self.lm.target
+        request, capacity = prepare(
+            target,
+            self.drafter,
+            tokens,
+            lengths,
+            key,
+            max_new_tokens,
+            sampling,
+            self.capacity,
+            stops,
+        )
+        state = loop.jit_start(target, self.drafter, "auto", capacity, self.params, request)
+        state = loop.jit_burst(target, self.drafter, "auto", ENDLESS, self.params, state)
+        kept = jax.device_get((state.tokens, state.drafter.laws, state.drafter.seen))
+        for row in range(len(kept[0])):
+            row = jax.tree.map(lambda x, row=row: x[row], kept)
+            if row[2].any():
+                self._rows.append(dict(zip(("tokens", "laws", "seen"), row, strict=True)))
+        del self._rows[: -self.learning.buffer]
+        return loop.result(state)
+
+    def learn(self) -> dict[str, float]:
+        """Updates the drafter from the buffer; the next request meets the new weights.
+
+        Returns:
+          the mean ``loss`` of the steps, and ``top_k_error`` (see ``losses.lump_error``); nothing
+          where the buffer is empty.
+
+        Raises:
+          FloatingPointError: a loss that is not finite; the weights stay as they were.
+        """
+        if not self._rows:
+            return {}
+        params, moments, found = self.params["drafter"], self._moments, []
+        for _ in range(self.learning.updates):
+            picks = self._rng.integers(0, len(self._rows), self.learning.rows)
+            batch = jax.tree.map(lambda *x: np.stack(x), *(self._rows[i] for i in picks))
+            params, moments, metrics = self._step(params, moments, batch)
+            found.append(metrics)
+        means = {name: float(np.mean([row[name] for row in found])) for name in found[0]}
+        if not np.isfinite(means["loss"]):
+            raise FloatingPointError(
+                f"loss {means['loss']}: the drafter keeps the weights it had; lower "
+                "learning.optimizer.adam_rate"
+            )
+        self.params, self._moments = {**self.params, "drafter": params}, moments
+        return means
+
+    def _make_step(self, config):
+        graphdef, distance = graph_definition(config), self.learning.distance()
+        model = CausalLM(config)
+
+        def terms(table, states, _fixed, laws):
+            q = chunks.logits_of(table, states, config.logit_softcap)
+            p, q = losses.lump(laws, q)
+            return {"loss": distance(p, q), "top_k_error": losses.lump_error(p, q)}
+
+        def loss(params, batch):
+            segments = jnp.zeros_like(batch["tokens"])  # a request is one text
+            layers = (config.num_layers,)
+            states = features.hidden_states(graphdef, params, batch["tokens"], segments, layers)[0]
+            weight = batch["seen"].astype(jnp.float32)
+            table = model.head_table(params)
+            summed, others = chunks.total(terms, table, states, None, batch["laws"], weight)
+            count = jnp.maximum(jnp.sum(weight), 1.0)
+            return summed / count, others["top_k_error"] / count
+
+        def step(params, moments, batch):
+            (value, error), slope = jax.value_and_grad(loss, has_aux=True)(params, batch)
+            updates, moments = self._optimizer.update(slope, moments, params)
+            params = optax.apply_updates(params, updates)
+            return params, moments, {"loss": value, "top_k_error": error}
+
+        return step

@@ -1,0 +1,187 @@
+"""Recipe ``objectives``: the same drafter taught by each objective, over several seeds.
+
+Every variant is a run of the recipe ``distill`` with the same steps, tokens, rates and shapes;
+what differs stands in ``VARIANTS``. Measured is acceptance on held-out continuations by the target:
+``greedy_match`` where it wrote greedily (T = 0), ``sum min(p, q)`` where it drew (T = 1). A run
+that is stopped goes on where it was; the table is written anew after each one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from pathlib import Path
+
+import jax
+
+from specjax import compile_cache
+
+from . import distill, metrics, model, regenerate, tokenizer
+from .config import ConfigError, RunConfig, flatten
+from .evaluate import make_evaluate
+from .loop import Job, estimate, fit
+
+# by name: which text (of the corpus, or by the target), and the fields of the recipe ``distill``
+VARIANTS = {
+    "ce-corpus": ("corpus", {"data_share": 1.0}),
+    "seq-kd": ("target", {"data_share": 1.0}),
+    "fkl-corpus": ("corpus", {"divergence": "fkl"}),
+    "fkl": ("target", {"divergence": "fkl"}),
+    "tvd": ("target", {"divergence": "tvd"}),
+    "lk": ("target", {"divergence": "lk"}),
+    "jsd": ("target", {"divergence": "jsd"}),
+    "rkl": ("target", {"divergence": "rkl"}),
+    "nla": ("target", {"divergence": "nla"}),
+    "kl_tv": ("target", {"divergence": "kl_tv"}),
+    "fkl-top16": ("target", {"divergence": "fkl", "top_k": 16}),
+    "fkl-on-policy": ("target", {"divergence": "fkl", "on_policy": 0.25}),
+}
+BASELINE = "ce-corpus"
+MEASURES = {  # of a run's last evaluation, by the names of its ``eval_samples``
+    "greedy": ("greedy/greedy_match", "greedy/greedy_tau"),
+    "sampled": ("sampled/acceptance", "sampled/tau"),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ObjectivesConfig:
+    """``corpus``, ``target``: folders of the recipe ``features``, of as many rows each.
+    ``distill``: what all runs have in common; its ``eval_samples`` are two files, named
+    ``greedy.npz`` and ``sampled.npz``. ``variants``: keys of ``VARIANTS``, the baseline among them;
+    empty: all. ``output``: the folder of ``rows.jsonl`` and ``table.md``.
+    """
+
+    distill: distill.DistillConfig
+    corpus: str = "runs/objectives_corpus"
+    target: str = "runs/objectives_target"
+    seeds: tuple[int, ...] = (0, 1, 2)
+    variants: tuple[str, ...] = ()
+    output: str = "runs/objectives"
+    run: RunConfig = RunConfig()
+
+    def __post_init__(self):
+        unknown = [name for name in self.variants if name not in VARIANTS]
+        if unknown or (self.variants and BASELINE not in self.variants):
+            raise ConfigError(
+                f"variants={list(self.variants)}; accepted: {BASELINE} and any of "
+                f"{', '.join(VARIANTS)}"
+            )
+        if not self.seeds:
+            raise ConfigError("seeds=[]; accepted: at least one")
+        names = sorted(Path(path).stem for path in self.distill.eval_samples)
+        if names != sorted(MEASURES):
+            raise ConfigError(
+                f"distill.eval_samples={list(self.distill.eval_samples)}; accepted: two files of "
+                "`regenerate`, greedy.npz and sampled.npz"
+            )
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        return self.variants or tuple(VARIANTS)
+
+
+Config = ObjectivesConfig
+
+
+def variant(config: ObjectivesConfig, name: str, seed: int) -> distill.DistillConfig:
+    """The run of one objective and seed: weights and order of the rows follow the seed."""
+    text, fields = VARIANTS[name]
+    common = config.distill
+    folder = str(Path(config.output) / f"{name}-{seed}")
+    return dataclasses.replace(
+        common,
+        features=getattr(config, text),
+        data=dataclasses.replace(common.data, seed=seed),
+        run=dataclasses.replace(common.run, folder=folder, seed=seed),
+        **fields,
+    )
+
+
+def measured(run: distill.DistillConfig) -> dict | None:
+    """What a finished run's last evaluation says; None where it has not finished."""
+    rows = metrics.read(Path(run.run.folder) / "log.jsonl")
+    found = [row for row in rows if row["step"] == run.run.steps and "greedy/tau" in row]
+    return found[-1] if found else None
+
+
+def spread(values: list[float]) -> str:
+    """``mean [least, greatest]``."""
+    return f"{statistics.mean(values):.3f} [{min(values):.3f}, {max(values):.3f}]"
+
+
+def table(rows: list[dict]) -> str:
+    """Markdown: for each variant mean and range over the seeds, and the gain over the baseline."""
+    by_name: dict[str, dict[int, dict]] = {}
+    for row in rows:
+        by_name.setdefault(row["variant"], {})[row["seed"]] = row
+    lines = [
+        "| objective | text | accepted, T = 0 | gain | τ | accepted, T = 1 | gain | τ |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, runs in by_name.items():
+        cells = [name, VARIANTS[name][0]]
+        for share, tau in MEASURES.values():
+            base = {seed: row[share] for seed, row in by_name.get(BASELINE, {}).items()}
+            gains = [row[share] / base[seed] - 1 for seed, row in runs.items() if base.get(seed)]
+            cells.append(spread([row[share] for row in runs.values()]))
+            cells.append(f"{statistics.mean(gains):+.1%}" if gains else "")
+            cells.append(f"{statistics.mean(row[tau] for row in runs.values()):.2f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def prepared(config: ObjectivesConfig):
+    """What all runs share, made once: ``make_job(run) -> loop.Job``."""
+    common = config.distill
+    vocabulary = tokenizer.load(common.data.tokenizer)
+    teacher = distill.load_teacher(common.teacher, vocabulary, common.data.length)
+    end_of_text = tokenizer.end_of_text(common.data.tokenizer, vocabulary, common.data.end_of_text)
+    shape = common.model.decoder(teacher.config.vocab_size, end_of_text)
+    pair = distill.Pair(shape, teacher.config, end_of_text)
+    states = jax.jit(pair.teacher_states)  # of what is measured on: the target says it once
+    sets = {
+        f"{Path(path).stem}/": [
+            (tokens, weight, states(teacher.params, tokens[:, :-1]))
+            for tokens, weight in regenerate.read(path).batches(common.data.batch)
+        ]
+        for path in common.eval_samples
+    }
+    evaluate = make_evaluate(distill.make_measure(pair, chunk=common.chunk), sets)
+
+    def make_job(own: distill.DistillConfig) -> Job:
+        return Job(
+            loss=distill.make_loss(pair, own),
+            params=model.create(shape, own.run.seed)[1],
+            batches=distill.training_batches(own, teacher, vocabulary),
+            evaluate=evaluate,
+            frozen=teacher.params,
+        )
+
+    return make_job
+
+
+def run(config: ObjectivesConfig, *, dry_run: bool = False) -> None:
+    """Runs what has not been run, seed by seed, and writes the rows and their table."""
+    make_job = prepared(config)
+    if not dry_run:
+        compile_cache.enable()  # seeds share their programs
+    output, rows = Path(config.output), []
+    for seed in config.seeds:
+        for name in config.chosen:
+            own = variant(config, name, seed)
+            if dry_run:
+                estimate(make_job(own), own.optimizer, own.run, name)
+                continue
+            if measured(own) is None:
+                print(f"--- {name}, seed {seed}", flush=True)
+                fit(make_job(own), flatten(own), own.optimizer, own.run)
+            found = {key: value for key, value in measured(own).items() if "/" in key}
+            rows.append({"variant": name, "seed": seed, **found})
+            lines = "".join(json.dumps(row) + "\n" for row in rows)
+            (output / "rows.jsonl").write_text(lines, encoding="utf-8")
+            (output / "table.md").write_text(table(rows), encoding="utf-8")
+        if dry_run:
+            print(f"and as much for each of {len(config.seeds)} seeds")
+            return
+    print(table(rows))
