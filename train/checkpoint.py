@@ -3,31 +3,89 @@
 A checkpoint holds the state (parameters, optimiser, key, step) and the position in the data. The
 resolved configuration lies beside them; a run goes on only under the configuration it began with.
 Where a run keeps the best by a measure, those parameters lie beside them too.
+
+Of several processes each writes its part of every array; all see one disk.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
+import os
+import re
+import shutil
 from pathlib import Path
 
+import jax
+
 from .config import ConfigError, differences
+from .scale import is_first
+
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
+
+
+class NotWritten(OSError):
+    """The disk took no more; what was saved before is whole."""
 
 
 def record_config(folder: Path, flat: dict) -> None:
-    """Writes ``config.json``, or refuses to mix two configurations in one folder."""
+    """Writes ``config.json``, or refuses to mix two recipes or configurations in one folder."""
     path = folder / "config.json"
     if path.is_file():
-        changed = differences(json.loads(path.read_text()), flat)
+        old = json.loads(path.read_text())
+        ways = "give another run.folder, or remove that one to start afresh"
+        theirs, ours = old.get("recipe"), flat.get("recipe")
+        if theirs and ours and theirs != ours:
+            raise ConfigError(
+                f"run.folder={folder} holds a run of the recipe {theirs!r}, this one is of "
+                f"{ours!r}: {ways}"
+            )
+        changed = differences(old | {"recipe": ours}, flat | {"recipe": ours})
         if changed:
             raise ConfigError(
                 f"run.folder={folder} holds a run with another configuration:\n  "
                 + "\n  ".join(changed)
-                + "\ngive another run.folder, or remove that one to start afresh"
+                + f"\n{ways}"
             )
-    folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(flat, indent=2) + "\n")
+    if is_first():
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(flat, indent=2) + "\n")
+        temporary.replace(path)
+
+
+def _steps(folder: Path) -> list[int]:
+    """The steps that lie in a folder; what is half written has other names."""
+    found = folder.iterdir() if folder.is_dir() else ()
+    return sorted(int(path.name) for path in found if path.name.isdigit())
+
+
+def _no_room(error: Exception) -> str:
+    """What the system says where there is no room to write; empty for all other errors."""
+    number = getattr(error, "errno", None)
+    if isinstance(error, ValueError):  # of the library that Orbax writes arrays with
+        found = re.search(r"os_error_code='(\d+)'", str(error))
+        number = int(found[1]) if found else None
+    return os.strerror(number) if number in NO_ROOM else ""
+
+
+@contextlib.contextmanager
+def writing(folder: Path):
+    """A context that writes to a run's folder. Raises NotWritten where the disk takes no more."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = _no_room(error)
+        if not reason:
+            raise
+        steps = _steps(folder / "checkpoints")
+        kept = f"that of step {steps[-1]} is whole" if steps else "there is none yet"
+        raise NotWritten(
+            f"{folder} could not be written to: {reason}. Of the checkpoints, {kept}; make room, "
+            "and the same command goes on from there"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -51,6 +109,12 @@ def save(manager, step: int, state, batches) -> None:
     manager.save_checkpointables_async(step, {"state": state, "data": batches}, force=True)
 
 
+def check(manager) -> None:
+    """Raises what a save that has ended in the background met, if anything."""
+    if jax.process_count() == 1 and not manager.is_saving_in_progress():
+        manager.wait()  # several processes would wait for each other; they hear at the next save
+
+
 def restore(manager, state, batches):
     """The latest state (shaped like ``state``), ``batches`` put to its position; else ``state``.
 
@@ -65,25 +129,53 @@ def restore(manager, state, batches):
 
 
 class Best:
-    """The parameters at the greatest value of a measure, in ``folder/best``.
+    """The parameters at the best value of a measure, in ``folder/best/STEP``: at the greatest, of a
+    loss at the least.
 
-    ``measure``: its name; empty: nothing is kept. ``rows``: of the log, up to the step the run goes
-    on from; what a killed run measured beyond, it will measure again.
+    Args:
+      measure: its name; empty: nothing is kept.
+      rows: of the log, up to the step that the run goes on from; what a killed run measured beyond,
+        it will measure again.
     """
 
     def __init__(self, folder: Path, measure: str, rows: list[dict]):
-        self._path, self._measure = (folder / "best").absolute(), measure
-        found = [(row[measure], -row["step"]) for row in rows if measure in row]
-        value, step = max(found, default=(-math.inf, 0))
-        self.value, self.step = value, -step
+        self._folder, self._measure = (folder / "best").absolute(), measure
+        self._sign = -1 if measure.endswith("loss") else 1
+        self.value, self.step = -self._sign * math.inf, 0
+        for row in rows:
+            if self._is_better(row.get(measure)):
+                self.value, self.step = row[measure], row["step"]
+
+    def _is_better(self, value: float | None) -> bool:
+        return value is not None and self._sign * (value - self.value) > 0
 
     def offer(self, step: int, measured: dict, params) -> None:
-        """Keeps ``params`` where ``measured`` is greater than all before."""
+        """Keeps ``params`` where ``measured`` is better than all before.
+
+        Raises:
+          ConfigError: there is no such measure.
+        """
         from orbax.checkpoint import v1 as ocp
 
-        if self._measure and measured[self._measure] > self.value:
-            ocp.save(self._path, params, overwrite=True)
+        if not self._measure:
+            return
+        if self._measure not in measured:
+            raise ConfigError(
+                f"run.best={self._measure!r} is not measured; measured are {', '.join(measured)}"
+            )
+        if self._is_better(measured[self._measure]):
+            ocp.save(self._folder / str(step), params, overwrite=True)
             self.value, self.step = measured[self._measure], step
+            self._clear()
+
+    def _clear(self) -> None:
+        """Removes what is surpassed, but that which a killed run, going on from its last
+        checkpoint, would still take for the best."""
+        known, saved = _steps(self._folder), _steps(self._folder.parent / "checkpoints")
+        needed = max((step for step in known if saved and step <= saved[-1]), default=0)
+        for step in known:
+            if step < needed and is_first():
+                shutil.rmtree(self._folder / str(step))
 
     def load(self, params):
         """The parameters kept, shaped like ``params``; ``params`` where none are."""
@@ -92,4 +184,4 @@ class Best:
         if not self.step:
             return params
         print(f"the best {self._measure}, {self.value:.4f}, was at step {self.step}")
-        return ocp.load(self._path, params)
+        return ocp.load(self._folder / str(self.step), params)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -28,6 +30,7 @@ RECIPES = {
     "speculator": "MLP and LSTM speculators and ReDrafters, in two phases",
 }
 HELP = {"-h", "--help"}
+PATIENCE = 100  # seconds without a sign of life after which a process counts as dead
 
 
 def parser() -> argparse.ArgumentParser:
@@ -42,12 +45,20 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("recipe", choices=RECIPES, metavar="RECIPE", help="one of those below")
     parser.add_argument("--config", help="a known name, or a TOML file; default: no file")
     parser.add_argument("--dry-run", action="store_true", help="print sizes and times, then stop")
+    parser.add_argument(
+        "--processes",
+        nargs=3,
+        metavar=("ADDRESS", "COUNT", "INDEX"),
+        help="this is one of several processes that share run.mesh: host:port of the first, how "
+        "many there are, which one this is (the first, 0, writes and prints)",
+    )
     parser.add_argument("fields", nargs="*", metavar="field=value", help="e.g. run.steps=10")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a recipe; returns the exit status: 0, 1 (diverged) or 2 (cannot be run as asked)."""
+    """Runs a recipe; returns the exit status: 0, 1 (diverged, or could not be saved) or 2
+    (cannot be run as asked)."""
     argv = sys.argv[1:] if argv is None else list(argv)
     if HELP & set(argv) and argv[0] in RECIPES:
         from .describe import help_of
@@ -56,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     arguments = parser().parse_intermixed_args(argv)
     from . import config
+    from .checkpoint import NotWritten
     from .loop import Diverged
 
     # installed, this package is specjax.train; in a clone `python -m train` finds its neighbour
@@ -63,9 +75,59 @@ def main(argv: Sequence[str] | None = None) -> int:
     recipe = importlib.import_module(f".{arguments.recipe}", __package__)
     try:
         file = configs.find(arguments.config) if arguments.config else None
+        check_recipe(arguments.recipe, file)
         settings = config.load(recipe.Config, file, arguments.fields)
-        recipe.run(settings, dry_run=arguments.dry_run)
-    except (config.ConfigError, FileNotFoundError, Diverged) as error:
+        with _process(arguments.processes):
+            recipe.run(settings, dry_run=arguments.dry_run)
+    except (config.ConfigError, FileNotFoundError, Diverged, NotWritten, ConnectionError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1 if isinstance(error, Diverged) else 2
+        return 2 if isinstance(error, config.ConfigError | FileNotFoundError) else 1
     return 0
+
+
+def check_recipe(name: str, file) -> None:
+    """Raises ConfigError for a TOML file that cannot be this recipe's but is another's."""
+    from . import config
+
+    def fits(recipe: str) -> str:
+        """What keeps the file from being one of this recipe; empty: nothing."""
+        try:
+            config.load(importlib.import_module(f".{recipe}", __package__).Config, file)
+        except config.ConfigError as error:
+            return str(error)
+        return ""
+
+    problem = fits(name) if file else ""
+    if problem.startswith("unknown field"):
+        others = [other for other in RECIPES if other != name and not fits(other)]
+        if others:
+            raise config.ConfigError(
+                f"{file.name} is a configuration of the recipe {' or '.join(others)}, not of "
+                f"{name} ({problem.partition(';')[0]})"
+            )
+
+
+@contextlib.contextmanager
+def _process(given: Sequence[str] | None):
+    """A context in which this process is one of those that ``--processes`` names, if any; all but
+    the first print nothing but errors."""
+    if not given:
+        yield
+        return
+    from specjax import sharding
+
+    from .config import ConfigError
+    from .scale import is_first
+
+    if not (given[1].isdigit() and given[2].isdigit()):
+        raise ConfigError(f"--processes {' '.join(given)}: COUNT and INDEX are whole numbers")
+    try:
+        sharding.join(given[0], int(given[1]), int(given[2]), patience=PATIENCE)
+    except ValueError as error:
+        raise ConfigError(f"--processes: {error}") from error
+    with contextlib.ExitStack() as stack:
+        if not is_first():
+            nowhere = stack.enter_context(open(os.devnull, "w"))
+            stack.enter_context(contextlib.redirect_stdout(nowhere))
+        with sharding.peers():
+            yield

@@ -103,6 +103,7 @@ class RunConfig:
     eval_every: int = 200
     keep: int = 2  # checkpoints
     seed: int = 0
+    best: str = ""  # measure whose best weights are kept, or "last"; empty: as the recipe has it
     mesh: str = ""  # devices that share the run, such as "data=2,model=4"; empty: one device
     fully_sharded: bool = False  # weights and moments split over the mesh's axis data as well
     accumulate: int = 1  # parts that a batch goes through in, one after the other
@@ -125,7 +126,14 @@ class RunConfig:
 # Fields that a resumed run may change: they do not alter what the steps so far have computed, and
 # of what follows no more than how it is rounded (and, with accumulation, what losses draw).
 FREE_FIELDS = ("run.folder", "run.steps", "run.save_every", "run.eval_every", "run.keep")
-FREE_FIELDS += ("run.metrics", "run.mesh", "run.fully_sharded", "run.accumulate", "run.remat")
+FREE_FIELDS += (
+    "run.metrics",
+    "run.best",
+    "run.mesh",
+    "run.fully_sharded",
+    "run.accumulate",
+    "run.remat",
+)
 
 
 def build(kind: type, values: dict, where: str = ""):
@@ -219,6 +227,11 @@ def flatten(config, where: str = "", whole: bool = True) -> dict:
         elif whole or value != field.default:
             flat[where + field.name] = list(value) if isinstance(value, tuple) else value
     return flat
+
+
+def resolved(config) -> dict:
+    """What is kept beside a run: the recipe's name, and all fields as ``flatten`` gives them."""
+    return {"recipe": type(config).__module__.rpartition(".")[2], **flatten(config)}
 
 
 def differences(old: dict, new: dict) -> list[str]:

@@ -38,7 +38,7 @@ from . import (
     scale,
     tokenizer,
 )
-from .config import ConfigError, DataConfig, OptimizerConfig, RunConfig, flatten
+from .config import ConfigError, DataConfig, OptimizerConfig, RunConfig, resolved
 from .evaluate import Mean, make_evaluate, mean
 from .loop import Job, estimate, fit
 
@@ -314,7 +314,7 @@ def run(config: DistillConfig, *, dry_run: bool = False) -> None:
     if dry_run:
         print(f"target        {teacher.name}: {model.words(teacher.config)}")
         return estimate(job, config.optimizer, config.run, model.words(shape))
-    params = fit(job, flatten(config), config.optimizer, config.run)
+    params = fit(job, resolved(config), config.optimizer, config.run)
     folder = Path(config.run.folder)
     report.draw_curves(folder / "log.jsonl", folder / "loss.png", folder.name)
     export.export(shape, params, folder / "model", vocabulary, with_tokenizer=False)

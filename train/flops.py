@@ -19,6 +19,7 @@ from collections import Counter
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import jaxprs_in_params
 
 LARGEST = 8192  # rows of the square product; fewer where one takes long enough
@@ -72,7 +73,7 @@ def peak(dtype: str) -> float:
     device, size, best = jax.local_devices()[0], 512, 0.0
     multiply = jax.jit(jnp.matmul)
     while True:
-        x = jax.device_put(jnp.ones((size, size), dtype), device)
+        x = jax.device_put(np.ones((size, size), jnp.dtype(dtype)), device)
         jax.block_until_ready(multiply(x, x))  # compiles
         seconds = []
         for _ in range(REPETITIONS):

@@ -32,6 +32,7 @@ from .config import (
     RunConfig,
     differences,
     flatten,
+    resolved,
 )
 from .distill import load_teacher
 from .evaluate import Mean, make_evaluate, mean, weighed
@@ -425,7 +426,7 @@ def train(
     )
     if dry_run:
         return estimate(job, config.optimizer, config.run, describe(setting, heads))
-    params = fit(job, flatten(config), config.optimizer, config.run)
+    params = fit(job, resolved(config), config.optimizer, config.run)
     folder = Path(config.run.folder)
     report.draw_curves(folder / "log.jsonl", folder / "loss.png", folder.name)
     export_heads(folder, lm, heads.drafter, heads.publish(params))

@@ -51,10 +51,11 @@ def fit(job: Job, flat_config: dict, optimizer_config: OptimizerConfig, run: Run
     computes what it would have computed.
 
     Returns:
-      The trained parameters, the last ones or those at the greatest of ``job.best``.
+      The trained parameters, the last ones or those at the best of ``run.best`` or ``job.best``.
 
     Raises:
-      ConfigError: the folder holds a run with another configuration.
+      ConfigError: the folder holds a run with another configuration, or one that is further.
+      NotWritten: the disk is full; the last checkpoint is whole.
       Diverged: a loss or gradient norm that is not finite; checkpoints are from before that step.
       Interrupted: after SIGTERM or Ctrl-C, the state being saved.
     """
@@ -64,9 +65,9 @@ def fit(job: Job, flat_config: dict, optimizer_config: OptimizerConfig, run: Run
     step_function = make_step(job, optimizer, run, layout)
     frozen = layout.place(rounded(job.frozen, run))
     with contextlib.ExitStack() as stack:
+        stack.enter_context(checkpoint.writing(folder))
         manager = stack.enter_context(checkpoint.checkpoints(folder, run.keep))
         stop = stack.enter_context(_stop_requests())
-        stack.enter_context(layout.using())
         fresh = make_state(job, optimizer, run.seed, layout)
         state, first = checkpoint.restore(manager, fresh, job.batches)
         if first > run.steps:
@@ -79,7 +80,8 @@ def fit(job: Job, flat_config: dict, optimizer_config: OptimizerConfig, run: Run
         log = Log(folder, first, run.metrics, flat_config) if scale.is_first() else NoLog()
         stack.enter_context(contextlib.closing(log))
         scale.wait("log")
-        best = checkpoint.Best(folder, job.best, read(folder / LOG))
+        measure = {"": job.best, "last": ""}.get(run.best, run.best)
+        best = checkpoint.Best(folder, measure, read(folder / LOG))
         watch = stack.enter_context(Watch(folder.name, run, first))
         began, unread = time.monotonic(), None
         for number in range(first + 1, run.steps + 1):
@@ -91,7 +93,8 @@ def fit(job: Job, flat_config: dict, optimizer_config: OptimizerConfig, run: Run
                 watch.tokens = math.prod(size_of(batch))
                 watch.ideal = ideal_seconds(job, run, state["params"], batch)
             asked = layout.anywhere(bool(stop))  # before the step, so as not to wait for it
-            state, found = step_function(state, frozen, batch)
+            with layout.using():
+                state, found = step_function(state, frozen, batch)
             if unread:  # read a step late, while the next one computes
                 watch.loss = _record(log, manager, *unread)
             watch.step(number)
@@ -105,11 +108,12 @@ def fit(job: Job, flat_config: dict, optimizer_config: OptimizerConfig, run: Run
                 watch.loss = _record(log, manager, *unread)
                 unread = None
             if to_evaluate:
-                with watch.pace.apart():
+                with watch.pace.apart(), layout.using():
                     measured = job.evaluate(state["params"], frozen)
                 log.write(number, **measured)
                 watch.say(number, measured)
                 best.offer(number, measured, state["params"])
+            checkpoint.check(manager)
             if to_save:
                 checkpoint.save(manager, number, state, job.batches)
             if stopped:

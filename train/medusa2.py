@@ -23,7 +23,7 @@ from flax import nnx
 import specjax
 
 from . import decoding, export, frozen, heads, report, scale, tokenizer
-from .config import ConfigError, flatten
+from .config import ConfigError, resolved
 from .evaluate import make_evaluate, mean
 from .loop import Job, estimate, fit
 
@@ -140,7 +140,7 @@ def run(config: Medusa2Config, *, dry_run: bool = False) -> None:
     if dry_run:
         words = f"{frozen.describe(setting, made)}, and its target"
         return estimate(job, config.optimizer, config.run, words)
-    params = fit(job, flatten(config), config.optimizer, config.run)
+    params = fit(job, resolved(config), config.optimizer, config.run)
     folder = Path(config.run.folder)
     report.draw_curves(folder / "log.jsonl", folder / "loss.png", folder.name)
     vocabulary = tokenizer.load(config.data.tokenizer)

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from . import data, export, losses, model, report, scale, tokenizer
-from .config import DataConfig, OptimizerConfig, RunConfig, flatten
+from .config import DataConfig, OptimizerConfig, RunConfig, resolved
 from .evaluate import make_evaluate, mean
 from .loop import Job, estimate, fit
 
@@ -62,7 +62,7 @@ def run(config: PretrainConfig, *, dry_run: bool = False) -> None:
     print(f"{len(stream):,} tokens to train on, {len(heldout):,} held out")
     if dry_run:
         return estimate(job, config.optimizer, config.run, model.words(shape))
-    params = fit(job, flatten(config), config.optimizer, config.run)
+    params = fit(job, resolved(config), config.optimizer, config.run)
     folder = Path(config.run.folder)
     report.draw_curves(folder / "log.jsonl", folder / "loss.png", folder.name)
     export.export(shape, params, folder / "model", vocabulary)

@@ -31,8 +31,8 @@ class Job:
         these as ``"tokens"``. Of several processes each has its own rows, see ``scale.shard_of``.
       evaluate: ``evaluate(params, frozen) -> {"heldout_loss": float, ...}``.
       frozen: arrays the loss reads (a teacher), passed through jit as an argument.
-      best: a measure of ``evaluate``; the run ends with the parameters at its greatest. Empty:
-        with the last ones.
+      best: a measure of ``evaluate``; the run ends with the parameters at its best, see
+        ``checkpoint.Best``. Empty: with the last ones.
       adjust: makes another optimiser of the configured one (other rates for a part).
     """
 
