@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 from chats import PLAIN, TALK, backend, write
@@ -112,8 +113,8 @@ def chat(tmp_path):
         hidden_size=16, intermediate_size=16, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8
     )
     shape = shape.decoder(len(made), 2)
-    _, params = model.create(shape, 3)
-    params["embedding"] = 20 * params["embedding"]  # far from uniform: greedy text that varies
+    _, params = model.create(shape, 41)  # drawn so that some answers end and one does not
+    params = jax.tree.map(lambda x: 4 * x if x.ndim > 1 else x, params)
     folder = tmp_path / "model"
     export.export(shape, params, folder, made.backend_tokenizer, with_tokenizer=False)
     made.save_pretrained(folder)
@@ -135,6 +136,7 @@ def test_every_answer_is_the_targets_behind_its_own_earlier_ones(chat, tmp_path,
     settings = chat(asked, split="train")
     regenerate.run(settings)
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [[m.get("cut") for m in line["messages"][1:]] for line in lines] == [[None] * 4, [True]]
     lm = specjax.load(settings.teacher)
     assert [line["source"] for line in lines] == [
         "texts.jsonl:1",
@@ -158,7 +160,7 @@ def test_every_answer_is_the_targets_behind_its_own_earlier_ones(chat, tmp_path,
             assert [
                 i for i, c in zip(found[len(ids) :], counts[len(ids) :], strict=True) if c
             ] == list(said.tokens[0])
-    assert "2 of 3 conversations have an answer" in capsys.readouterr().out
+    assert "2 of 3 conversations have an answer, 1 end in a cut one" in capsys.readouterr().out
     again = DataConfig(corpus=str(tmp_path / "out.jsonl"), tokenizer=settings.teacher, length=48)
     stream, _ = data.load_stream(again, "train")
     assert stream.counts.sum() > 2 and corpus.texts(again, "train")
