@@ -47,7 +47,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("suite", help="smoke, cpu, gpu, heads, scaling, peers, serving, eagle")
+    parser.add_argument(
+        "suite", help="smoke, cpu, gpu, heads, scaling, peers, serving, regeneration, eagle"
+    )
     parser.add_argument("--out", type=Path, help="folder of the results")
     parser.add_argument("--cache", type=Path, help="folder of the pairs that are made")
     parser.add_argument("--fresh", action="store_true", help="forget the rows measured before")

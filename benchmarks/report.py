@@ -43,6 +43,7 @@ def summary(row: dict, figures: dict) -> str:
         "decode": lambda f: f"τ {f['tau']:.2f}, ratio {_ratio(f['ratio_rounds'])}",
         "heldout": lambda f: f"τ {f['tau']:.2f}, ratio {_ratio(f['ratio_rounds'])}",
         "serving": lambda f: f"τ {f['tau']:.2f}, ratio {_ratio(f['ratio'])}",
+        "regeneration": lambda f: f"τ {f['tau']:.2f}, ratio {_ratio(f['ratio'])}",
         "peer": lambda f: ", ".join(
             f"{m} {x['tokens_per_second']['median']:.1f}/s" for m, x in f["methods"].items()
         ),
@@ -329,6 +330,30 @@ def _serving(rows) -> str:
     )
 
 
+def _regeneration(rows) -> str:
+    row, f = rows[0]
+    note = (
+        "The embedded target goes on from prompts of its corpus, as in the recipe `regenerate`: "
+        f"{f['tokens']:,} new tokens at T = 0, whose prompts are read within the time. Both ways "
+        "are `specjax.serve_offline` in turn, with the same rows of a batch; the interval is over "
+        "the repeated runs."
+    )
+    return f"{note}\n\n" + _table(
+        {
+            "drafter, tokens a round": _drafter,
+            "batch": lambda r, f: r["batch"],
+            "T": lambda r, f: r.get("temperature", 0),
+            "τ": lambda r, f: f"{f['tau']:.2f}",
+            "plain, tokens/s": lambda r, f: _rate(f["tokens_per_second"]["plain"]),
+            "drafted, tokens/s": lambda r, f: _rate(f["tokens_per_second"]["drafted"]),
+            "ratio": lambda r, f: _ratio(f["ratio"]),
+            "drafting": lambda r, f: verdict(f["ratio"]),
+            "same rows": lambda r, f: {None: "T > 0", True: "yes", False: "NO"}[f["identical"]],
+        },
+        rows,
+    )
+
+
 def _peers(rows) -> str:
     parts = []
     for row, f in rows:
@@ -440,6 +465,7 @@ TABLES = {
     "peer": ("Peers", _peers),
     "heldout": ("Real text", _heldout),
     "serving": ("Continuous rows", _serving),
+    "regeneration": ("Regeneration", _regeneration),
     "passes": ("A pass over N nodes", _passes),
     "buffers": ("The size of the buffer", _buffers),
     "bandwidth": ("Bandwidth", _bandwidth),

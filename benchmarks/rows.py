@@ -18,7 +18,7 @@ import numpy as np
 from specjax import job, loop, measure, topology
 from specjax.comparison import repeated_ngrams
 
-from . import heldout, micro, pairs, peers, serving, training
+from . import heldout, micro, pairs, peers, regeneration, serving, training
 from .figures import interval, spread
 from .jobs import SHORT, informed, made_up, make_job
 
@@ -253,6 +253,7 @@ KINDS = {
     "attention": micro.attention_layouts,
     "peer": peers.side_by_side,
     "serving": serving.measure_serving,
+    "regeneration": regeneration.measure_regeneration,
     "training": training.training,
     "long context": training.long_context,
 }

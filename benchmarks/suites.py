@@ -37,6 +37,8 @@ def smoke(pair: str = "tiny", agreement: float = 0.8, repetitions: int = 6) -> l
         | {"prompts": 3, "new": 16, "repetitions": 2},
         {"kind": "serving", "drafter": "ngram", "num_draft": 3, "prompts": 6, "longest": 12}
         | {"batch": 2, "repetitions": repetitions},
+        {"kind": "regeneration", "drafter": "ngram", "num_draft": 3, "rows": 4, "new": 12}
+        | {"batch": 2, "split": "heldout", "repetitions": repetitions},
         {"kind": "peer", **of, "num_draft": 3, "new": 16, "repetitions": repetitions},
         {"kind": "training", "target": "small", "lengths": [1024, 4096], "steps": 2}
         | {"timed": 1024, "optimizer": "adamw", "repetitions": repetitions},
@@ -152,6 +154,18 @@ def serving(prompts: int = 256, batches: Sequence[int] = (8,), repetitions: int 
     return [{"kind": "serving", **way, **common, "batch": b} for b in batches for way in ways]
 
 
+def regeneration(batches: Sequence[int] = (4, 1, 2, 8), repetitions: int = 6) -> list[Row]:
+    """The recipe ``regenerate`` by drafters against plain decoding, 64 rows of 192 new tokens."""
+    common = dict(kind="regeneration", num_draft=3, repetitions=repetitions)
+    greedy = [{**common, "drafter": "ngram", "batch": b} for b in batches]
+    drawn = {**common, "drafter": "ngram", "temperature": 1.0}
+    return [
+        *greedy,
+        {**common, "drafter": "draft", "batch": batches[0]},
+        {**drawn, "batch": batches[0]},
+    ]
+
+
 def eagle(
     contexts: Sequence[int] = (32, 64, 128, 512, 2048, 8192), repetitions: int = 6
 ) -> list[Row]:
@@ -185,7 +199,8 @@ def gpu(
 
 
 SUITES: dict[str, Callable[..., list[Row]]] = {
-    suite.__name__: suite for suite in (smoke, cpu, gpu, heads, scaling, peers, serving, eagle)
+    suite.__name__: suite
+    for suite in (smoke, cpu, gpu, heads, scaling, peers, serving, regeneration, eagle)
 }
 
 

@@ -1,0 +1,62 @@
+"""The recipe ``regenerate`` with a drafter and without, in turn: the same rows by the embedded
+target, from prompts of the corpus."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from specjax.train import data, regenerate
+from specjax.train.config import DataConfig
+
+import specjax
+from specjax import measure
+
+from .figures import interval, spread
+
+
+def measure_regeneration(
+    bench,
+    *,
+    drafter: str,
+    num_draft: int,
+    rows: int = 64,
+    new: int = 192,
+    batch: int = 8,
+    temperature: float = 0.0,
+    split: str = "train",
+    repetitions: int = 6,
+) -> dict:
+    """Both ways from the prompts to the last row, ``batch`` at a time, the compilers left out."""
+    plain = regenerate.Config(
+        split=split,
+        num_rows=rows,
+        new_tokens=new,
+        greedy_share=float(not temperature),
+        temperature=temperature,
+        drafter="plain",
+        data=DataConfig(batch=batch, strict=False),
+    )
+    ways = {
+        "plain": plain,
+        "drafted": dataclasses.replace(plain, drafter=drafter, num_draft=num_draft),
+    }
+    lm = specjax.load(plain.teacher)
+    stream, end_of_text = data.load_stream(plain.data, split)
+    prompts, ends = regenerate.row_prompts(plain, stream, end_of_text), {}
+
+    def serve(name):
+        ends[name] = regenerate.serve(lm, prompts, ways[name], [end_of_text])
+
+    calls = {name: functools.partial(serve, name) for name in ways}
+    seconds = measure.alternate(calls, repetitions=repetitions, warmup=1)
+    tokens = {name: sum(len(row.tokens) for row in found) for name, found in ends.items()}
+    rates = {name: tokens[name] / spent for name, spent in seconds.items()}
+    said = {name: [row.tokens for row in found] for name, found in ends.items()}
+    return {
+        "tokens": tokens["plain"],
+        "tau": tokens["drafted"] / sum(row.rounds for row in ends["drafted"]),
+        "tokens_per_second": {name: spread(rate) for name, rate in rates.items()},
+        "ratio": interval(measure.ratio(rates["drafted"], rates["plain"])),
+        "identical": None if temperature else said["plain"] == said["drafted"],
+    }
