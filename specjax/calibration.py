@@ -168,6 +168,7 @@ def grow_fastest(
     passes: Mapping[int, float],
     level: float = 0.0,
     *,
+    node: float = 0.0,
     rest: float = 0.0,
     siblings: int | None = None,
 ) -> Choice:
@@ -175,7 +176,8 @@ def grow_fastest(
 
     Args:
       passes: seconds of the target's pass over N nodes, the root counted; 1 must be among them.
-      level: seconds that the drafter takes for each depth.
+      level, node: seconds that a round takes for each depth and for each drafted node, beyond the
+        pass.
       rest: seconds of a round besides, in plain decoding too.
 
     Raises:
@@ -194,7 +196,7 @@ def grow_fastest(
         for depth in range(1, min(rates.shape[0], size - 1) + 1):
             shape = grow_optimal(rates, size - 1, depth=depth, siblings=siblings)
             tokens = expected_tokens(shape, rates)
-            ratio = tokens * plain / (seconds + rest + depth * level)
+            ratio = tokens * plain / (seconds + rest + depth * level + (size - 1) * node)
             if shape.depth == depth and ratio > found.ratio:
                 found = Choice(shape, ratio, tokens)
     if found.shape is not None:

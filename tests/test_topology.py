@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import pytest
 from toys import bag, like, read
 
 import specjax
-from specjax import Sampling, calibration, topology, tree
+from specjax import Sampling, calibration, topology, tree, tree_survey
 from specjax.drafters import DraftModel
 from specjax.topology import Expand, Follow, Tree
 from specjax.types import Context
@@ -216,6 +217,42 @@ def test_the_fastest_tree_weighs_tokens_against_passes():
     assert dear.shape is None and dear.ratio == 1  # plain decoding is faster than any tree
     between = calibration.grow_fastest(rates, {1: 1.0, 2: 1.05, 4: 1.3, 8: 2.2}, level=0.1)
     assert between.shape.num_nodes in (2, 4) and between.ratio > 1
+
+
+@pytest.mark.parametrize(("level", "node"), [(0.1, 0.0), (0.0, 0.2), (0.1, 0.05), (2.0, 0.5)])
+def test_the_tree_chosen_is_the_best_of_all_by_what_rounds_cost_in_the_loop(
+    level, node, monkeypatch
+):
+    passes = {1: 1.0, 2: 1.1, 4: 1.3, 8: 1.7}
+    rates, rest, start, new = np.asarray([[0.8, 0.1], [0.6, 0.2], [0.5, 0.2]]), 0.3, 2.0, 50
+
+    def whole(shape):
+        """Seconds of ``new`` tokens, by the law that the clock follows."""
+        if shape is None:
+            return start + new * (passes[1] + rest)
+        one = np.interp(shape.num_nodes, [*passes], [*passes.values()]) + rest
+        one += level * shape.depth + node * (shape.num_nodes - 1)
+        return start + new / calibration.expected_tokens(shape, rates) * one
+
+    def run_once(shape):
+        rounds = SimpleNamespace(stats=SimpleNamespace(rounds=np.asarray([10])))
+        each = 1.0 if shape is None else calibration.expected_tokens(shape, rates)
+        return start, (whole(shape) - start) / new * each * 10, rounds
+
+    monkeypatch.setattr(tree_survey, "run_once", run_once)
+    monkeypatch.setattr(tree_survey.job, "prepare", lambda *_, tree, **__: tree)
+    timed = {n: [seconds] for n, seconds in passes.items()}
+    monkeypatch.setattr(tree_survey.measure, "pass_seconds", lambda *_: timed)
+    counted = calibration.Acceptance((rates * 1000).astype(int), np.full(3, 1000))
+    found = tree_survey.survey(
+        None, "heads", counted, "", sizes=[*passes], depth=3, max_new_tokens=new
+    )
+    trees = [calibration.grow_optimal(rates, n - 1, depth=d) for n in (2, 4, 8) for d in (1, 2, 3)]
+    best = min(whole(shape) for shape in [None, *trees])
+    np.testing.assert_allclose(found.choice.ratio, whole(None) / best, rtol=1e-6)
+    assert (found.choice.shape is None) == (level == 2.0)
+    if found.choice.shape is not None:
+        np.testing.assert_allclose([found.level, found.node], [level, node], atol=1e-6)
 
 
 def test_a_tree_larger_than_what_was_counted_is_refused_with_the_interval():

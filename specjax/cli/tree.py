@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 
 import jax
-import numpy as np
 
 import specjax
 
-from .. import calibration, job, measure, topology
+from .. import calibration, job, topology, tree_survey
 from ..models.lm import LM
 from ..resolve import named, resolve_drafter
 from .options import set_up
@@ -27,9 +26,8 @@ def add(commands) -> None:
         "tree",
         help="grow the static tree that pays most for a drafter on your prompts",
         description="Counts, on the model's own continuations of your prompts, how often the "
-        "drafter's best, second, third ... choice is right at each depth, times the model's pass "
-        "over trees of several sizes, and says which tree gives most tokens a second: none, where "
-        "plain decoding does.",
+        "drafter's best, second, third ... choice is right at each depth, times passes and "
+        "rounds, and says which tree gives most tokens a second: none, where plain decoding does.",
     )
     p.add_argument("--model", default="embedded", help="embedded, a folder, or a hub name")
     p.add_argument("--drafter", default="draft", help="a draft model or heads, as for generate")
@@ -80,20 +78,37 @@ def run(arguments: argparse.Namespace) -> int:
             capacity=work.capacity,
             stops=lm.tokenizer.eos_ids,
         )
-    with Console(stderr=True).status("timing passes"):
-        passes = measure.pass_seconds(lm, [*{1, *sizes}])
-        passes = {n: float(np.median(s)) for n, s in passes.items()}
-        level = _level_seconds(lm, drafter, arguments, prompts[0], depth)
-    choice = calibration.grow_fastest(counted, passes, level)
+    with Console(stderr=True).status("timing") as status:
+        found = tree_survey.survey(
+            lm,
+            drafter,
+            counted,
+            prompts[0],
+            sizes=sizes,
+            depth=depth,
+            max_new_tokens=arguments.max_new_tokens,
+            temperature=arguments.temperature,
+            tell=status.update,
+        )
+    choice, plain = found.choice, found.passes[1]
     print(f"how often each choice was right, best first (at temperature {arguments.temperature:g})")
     print(counted)
-    print("a pass over N nodes, of one over 1: " + _relative(passes))
-    print(f"the drafter, each depth: {level / passes[1]:.2f} of a pass over 1")
+    print("a pass over N nodes, of one over 1: " + _relative(found.passes))
+    print(
+        f"a round beyond its pass: for each depth {found.level / plain:.2f}, for each token "
+        f"drafted {found.node / plain:.2f} of a pass over 1"
+    )
     if choice.shape is None:
         print("plain decoding is faster than any tree of these sizes")
         return 0
-    print(f"{choice.shape}: {choice.tokens:.2f} tokens a round, {choice.ratio:.2f} times plain")
-    print("(predicted, of passes and drafting alone; measure it with generate --compare)")
+    print(
+        f"{choice.shape}: {choice.tokens:.2f} tokens a round, {choice.ratio:.2f} times plain "
+        f"({found.rounds:.2f} without the reading of the prompt)"
+    )
+    print(
+        f"(predicted for {arguments.max_new_tokens} tokens from timed rounds; measure it with "
+        "generate --compare)"
+    )
     if arguments.temperature and isinstance(drafter, LM):
         print(
             "(counted of its best tokens, which rule delta judges; generate draws the children of "
@@ -112,21 +127,6 @@ def _depth(lm, drafter, arguments) -> int:
     drafter, _ = resolve_drafter(lm, drafter)
     most = getattr(drafter, "max_depth", None)
     return arguments.depth if most is None else min(most, arguments.depth)
-
-
-def _level_seconds(lm, drafter, arguments, prompt: str, depth: int) -> float:
-    """Of one depth of drafting, for one row."""
-    work = job.prepare(
-        lm,
-        prompt,
-        drafter=drafter,
-        tree=topology.chain(depth),
-        max_new_tokens=16 * (depth + 1),
-        temperature=arguments.temperature,
-    )
-    calls = measure.parts(work, work.start())
-    seconds = measure.alternate({"draft": calls["draft"]}, repetitions=9)
-    return float(np.median(seconds["draft"])) / depth
 
 
 def _relative(passes) -> str:
