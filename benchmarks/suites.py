@@ -155,14 +155,13 @@ def serving(prompts: int = 256, batches: Sequence[int] = (8,), repetitions: int 
 
 
 def regeneration(batches: Sequence[int] = (4, 1, 2, 8), repetitions: int = 6) -> list[Row]:
-    """The recipe ``regenerate`` by drafters against plain decoding, 64 rows of 192 new tokens."""
+    """The recipe ``regenerate`` by drafters against plain decoding, up to 64 rows of 192 tokens."""
     common = dict(kind="regeneration", num_draft=3, repetitions=repetitions)
-    greedy = [{**common, "drafter": "ngram", "batch": b} for b in batches]
-    drawn = {**common, "drafter": "ngram", "temperature": 1.0}
+    ways = [("ngram", b, 0.0) for b in batches]
+    ways += [("draft", batches[0], 0.0), ("ngram", batches[0], 1.0)]
     return [
-        *greedy,
-        {**common, "drafter": "draft", "batch": batches[0]},
-        {**drawn, "batch": batches[0]},
+        {**common, "drafter": d, "batch": b, "rows": min(64, 16 * b), "temperature": t}
+        for d, b, t in ways
     ]
 
 
