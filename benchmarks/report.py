@@ -331,17 +331,17 @@ def _serving(rows) -> str:
 
 
 def _regeneration(rows) -> str:
-    row, f = rows[0]
     note = (
-        "The embedded target goes on from prompts of its corpus, as in the recipe `regenerate`: "
-        f"{f['tokens']:,} new tokens at T = 0, whose prompts are read within the time. Both ways "
-        "are `specjax.serve_offline` in turn, with the same rows of a batch; the interval is over "
-        "the repeated runs."
+        "The embedded target goes on from prompts of its corpus, as in the recipe `regenerate`, "
+        "whose reading is included. Both ways are `specjax.serve_offline` in turn, with as many "
+        "rows at a time; the interval is over the repeated runs."
     )
     return f"{note}\n\n" + _table(
         {
             "drafter, tokens a round": _drafter,
             "batch": lambda r, f: r["batch"],
+            "rows": lambda r, f: r["rows"],
+            "new tokens": lambda r, f: f"{f['tokens']:,}",
             "T": lambda r, f: r.get("temperature", 0),
             "τ": lambda r, f: f"{f['tau']:.2f}",
             "plain, tokens/s": lambda r, f: _rate(f["tokens_per_second"]["plain"]),
