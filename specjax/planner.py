@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from . import job, resolve, sharding
+from .formats import HeadLM
 from .models.lm import LM
 from .survey import PLAIN, Candidate, Survey
 
@@ -149,7 +150,7 @@ def plan(
     lm: LM,
     prompts: job.Prompts,
     *,
-    drafters: Sequence[str | LM] | None = None,
+    drafters: Sequence[str | LM | HeadLM] | None = None,
     num_drafts: Sequence[int] = (1, 3, 7, 15),
     batches: Sequence[int] = (1,),
     temperature: float = 0.0,
@@ -166,10 +167,11 @@ def plan(
       lm: the target, from ``specjax.load``.
       prompts: texts or token ids, as for ``generate``; several of the kind that is meant. All are
         padded to one shape.
-      drafters: ``"ngram"``, ``"draft"`` (the target's own) or draft models from ``specjax.load``;
-        default: ``ngram``, and ``draft`` where the target has one. Plain decoding always competes.
+      drafters: ``"ngram"``, ``"draft"`` (the target's own), draft models from ``specjax.load`` or
+        heads from ``specjax.load_drafter``; default: ``ngram``, and ``draft`` where the target has
+        one. Plain decoding always competes.
       num_drafts: lengths to consider; the shortest and the longest are run, those between
-        predicted.
+        predicted. Heads draft chains, no longer than they can.
       batches: batch sizes to consider. The choice is by tokens a second over all rows, so that
         a larger batch wins where the machine bears it: give one size where latency counts.
       temperature, max_new_tokens, options: as for ``generate``.
@@ -255,17 +257,17 @@ def _whole(name: str, values, least: int, most: int) -> list[int]:
     return sorted({int(v) for v in values})
 
 
-def _named(drafters) -> dict[str, str | LM]:
-    drafters = [drafters] if isinstance(drafters, str | LM) else list(drafters)
+def _named(drafters) -> dict[str, str | LM | HeadLM]:
+    drafters = [drafters] if isinstance(drafters, str | LM | HeadLM) else list(drafters)
     named = {}
     for drafter in drafters:
-        if not isinstance(drafter, LM) and drafter not in ("ngram", "draft"):
+        if not isinstance(drafter, LM | HeadLM) and drafter not in ("ngram", "draft"):
             raise ValueError(
                 f"drafters: {drafter!r} cannot be planned with; accepted: 'ngram', 'draft' (the "
-                "target's own draft model), a draft model from specjax.load; plain decoding "
-                "competes in any case"
+                "target's own draft model), a draft model from specjax.load, heads from "
+                "specjax.load_drafter; plain decoding competes in any case"
             )
-        named[drafter.name if isinstance(drafter, LM) else drafter] = drafter
+        named[drafter if isinstance(drafter, str) else drafter.name] = drafter
     if len(named) < len(drafters) or not named:
         raise ValueError(f"drafters={list(named)}: give at least one, and each once")
     return named

@@ -12,8 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import job, loop
+from .drafters.heads import HeadDrafter
 from .encoder_inputs import refuse_encoders
 from .forecast import Costs, Rounds, Trace, beyond_the_pass, rounds
+from .formats import HeadLM
 from .measure import Call, pass_call
 from .models.lm import LM
 from .round import widths
@@ -80,20 +82,25 @@ class Survey:
         refuse_encoders(lm, "plan")
         ids = job.prompt_ids(lm, prompts)
         self.lm, self.batch, self.num_prompts, self.common = lm, batch, len(ids), common
-        self.lengths, self.drafters = lengths, drafters
+        self.drafters = drafters
+        self.lengths = {name: _possible(drafter, lengths) for name, drafter in drafters.items()}
         rows = np.arange(-(-len(ids) // batch) * batch).reshape(-1, batch) % len(ids)
         self.groups = [[ids[row] for row in group] for group in rows]
         tokens, _, self.buffer = job.fit(lm, ids, common["max_new_tokens"])
         self.width = tokens.shape[1]
         self.jobs = {PLAIN_WAY: self.prepared(*PLAIN_WAY)}
         for name in drafters:
-            for length in sorted({lengths[0], lengths[-1]}, reverse=True):
+            for length in sorted({*self.ends(name)}, reverse=True):
                 self.jobs[name, length] = self.prepared(name, length)
         self.traces: dict[tuple[str, int], list[Trace]] = {}
         self.readings: dict[tuple[str, int], Readings] = {}
         self.passes: dict[int, np.ndarray] = {}  # [turns, groups]
         self.calls: dict[int, Call] = {}
         self.counted: dict[tuple, np.ndarray] = {}
+
+    def ends(self, name: str) -> tuple[int, int]:
+        """The shortest and the longest length of a drafter: those that are run."""
+        return self.lengths[name][0], self.lengths[name][-1]
 
     @property
     def ready(self) -> bool:
@@ -133,10 +140,10 @@ class Survey:
             for group, work in enumerate(jobs):
                 *seconds, state = run_once(work)
                 spent.append(seconds)
-                if sampled or way[1] in (0, self.lengths[-1]):
+                if sampled or way == PLAIN_WAY or way[1] == self.ends(way[0])[1]:
                     traces.append(trace(work, state))
                 else:  # the same text, and the beginnings of the same drafts
-                    traces.append(self.traces[way[0], self.lengths[-1]][group])
+                    traces.append(self.traces[way[0], self.ends(way[0])[1]][group])
             if way == PLAIN_WAY:
                 tell(f"batch {self.batch}: passes of the target")
                 self.calls = self._pass_calls()
@@ -149,7 +156,8 @@ class Survey:
         mean = int(np.mean([len(ids) for group in self.groups for ids in group]))
         length = min(mean + int(np.max(self.common["max_new_tokens"])) // 2, self.buffer)
         at = dict(batch=self.batch, length=length, capacity=self.buffer, lasting=A_PASS)
-        sizes = {1, *(w for n in self.lengths for w in widths(n + 1))}
+        lengths = {length for own in self.lengths.values() for length in own}
+        sizes = {1, *(w for n in lengths for w in widths(n + 1))}
         return {n: pass_call(self.lm, n, **at) for n in sorted(sizes)}
 
     def read(self, turns: int, seconds: float, tell: Callable[[str], None]) -> None:
@@ -244,7 +252,9 @@ class Survey:
         found, plain = [], None
         for name, length in self._ways():
             # where tokens are drawn, a length that was run has a text of its own
-            known = (name, length if (name, length) in self.traces else self.lengths[-1])
+            known = name, length
+            if known not in self.traces:
+                known = name, self.ends(name)[1]
             traces, reading = self.traces[known], self._fastest(known).start
             taken = self._taken(known, length)
             tokens = np.asarray([trace.tokens for trace in traces])
@@ -280,11 +290,17 @@ class Survey:
         ways = [PLAIN_WAY]
         for name in self.drafters:
             ends = [length for other, length in self.readings if other == name]
-            if len(ends) == len({self.lengths[0], self.lengths[-1]}):
-                ways += [(name, length) for length in self.lengths]
+            if len(ends) == len({*self.ends(name)}):
+                ways += [(name, length) for length in self.lengths[name]]
             else:  # interrupted
                 ways += [(name, length) for length in ends]
         return ways
+
+
+def _possible(drafter, lengths: Sequence[int]) -> list[int]:
+    """``lengths`` as far as a drafter goes: heads draft no more tokens than there are heads."""
+    most = drafter.drafter.max_depth if isinstance(drafter, HeadLM) else None
+    return [*lengths] if most is None else sorted({min(length, most) for length in lengths})
 
 
 def run_once(work: job.Job) -> tuple[float, float, loop.State]:
@@ -322,8 +338,11 @@ def trace(work: job.Job, state: loop.State) -> Trace:
 
     From the last position to the first: a round reads what is committed before its root alone,
     in the text and in the caches, and writes behind. That holds for drafters whose state is a
-    cache, or nothing.
+    cache, or nothing. Heads read what the target made of the token before the root, which is known
+    once that is committed: they go through the text from the first position on, see ``_walk``.
     """
+    if isinstance(work.drafter, HeadDrafter):
+        return _walk(work, state)
     begins = np.asarray([len(prompt) for prompt in work.prompts])
     ends = np.asarray(state.length) - begins  # new tokens of each row
     depth, batch = work.drafter.depth, len(begins)
@@ -345,6 +364,34 @@ def trace(work: job.Job, state: loop.State) -> Trace:
         state = work.burst(1, dataclasses.replace(state, stats=stats, **fresh))
         proposed[:, at] = state.stats.drafted
         accepted[:, at] = state.stats.accepted
+    return _cut(proposed, accepted, ends)
+
+
+def _walk(work: job.Job, state: loop.State) -> Trace:
+    """``trace`` of heads: at each position a whole round is tried on a copy, and a round with room
+    for one token goes on. Where tokens are drawn, these are drawn anew."""
+    ends = np.asarray(state.length) - [len(prompt) for prompt in work.prompts]
+    proposed = np.zeros((len(ends), ends.max()), np.int64)
+    accepted = np.zeros_like(proposed)
+    state = work.start()
+    state = dataclasses.replace(state, stops=jnp.full_like(state.stops, -1))
+
+    def round_of(state: loop.State, budget: np.ndarray) -> loop.State:
+        zero = jnp.zeros(len(ends), jnp.int32)
+        stats = dataclasses.replace(state.stats, drafted=zero, accepted=zero.copy())
+        budget = jnp.asarray(budget, jnp.int32)
+        return work.burst(1, dataclasses.replace(state, stats=stats, budget=budget))
+
+    for at in range(ends.max()):
+        live = at < ends
+        tried = round_of(jax.tree.map(jnp.copy, state), np.where(live, work.drafter.depth + 1, 0))
+        proposed[:, at], accepted[:, at] = tried.stats.drafted, tried.stats.accepted
+        state = round_of(state, live)
+    return _cut(proposed, accepted, ends)
+
+
+def _cut(proposed: np.ndarray, accepted: np.ndarray, ends: np.ndarray) -> Trace:
+    """What is known of each row, up to the end of its text."""
     return Trace(
         proposed=[row[:end] for row, end in zip(proposed, ends, strict=True)],
         accepted=[row[:end] for row, end in zip(accepted, ends, strict=True)],

@@ -110,6 +110,15 @@ def same(found, wanted):
     )
 
 
+def test_nothing_is_overwritten_unless_that_is_asked_for(target, tmp_path):
+    drafter, params = written(target, tmp_path)
+    with pytest.raises(FileExistsError, match="holds a model or a drafter already.*overwrite=True"):
+        specjax.save_drafter(drafter, params, tmp_path, target=target)
+    other = jax.tree.map(lambda x: x + 1, params)
+    specjax.save_drafter(drafter, other, tmp_path, target=target, overwrite=True)
+    assert same(specjax.load_drafter(tmp_path, target).params, other)
+
+
 @pytest.mark.parametrize(
     ("name", "layout"),
     [(name, None) for name in PUBLISHED]

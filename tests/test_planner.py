@@ -7,10 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import specjax
 from specjax import job, laws, planner, survey
+from specjax.drafters import medusa
 from specjax.forecast import Costs, Rounds, Trace, beyond_the_pass, in_passes, rounds
+from specjax.formats import HeadLM
 from specjax.models import CausalLM
 
 pytest_plugins = ["pairs"]
@@ -122,6 +125,39 @@ def test_one_trace_tells_the_rounds_of_every_length(drafter, pair, near):
         assert taken.per_row == int(np.sum(stats[length].rounds)) < 80
         assert taken.count == int(np.max(stats[length].rounds))
     assert found.tokens == 80
+
+
+@pytest.fixture(scope="module")
+def heads(pair):
+    """Three of Medusa's for the target, untrained: each says again what the target says."""
+    lm = pair[0]
+    shape = medusa.MedusaConfig(hidden_size=32, vocab_size=2048, num_heads=3, tied=True)
+    drafter = medusa.Medusa(config=shape, target=lm.target)
+    params = nnx.to_pure_dict(nnx.state(drafter.module(shape, rngs=nnx.Rngs(0))))
+    return HeadLM(drafter, params, name="heads", fingerprint="", target=lm.checkpoint)
+
+
+def test_a_trace_of_heads_tells_the_rounds_of_every_length(pair, heads):
+    def run(length):
+        options = dict(max_new_tokens=40, stop=(), drafter=heads, num_draft=length)
+        work = job.prepare(pair[0], PROMPTS, **options)
+        return work, survey.run_once(work)[-1]
+
+    work, state = run(3)
+    stats = {3: jax.tree.map(np.array, state.stats)}
+    found = survey.trace(work, state)
+    stats[2] = run(2)[1].stats
+    for length, own in stats.items():
+        taken = rounds(found, length)
+        assert taken.per_row == int(np.sum(own.rounds)) < 80
+        assert taken.count == int(np.max(own.rounds))
+
+
+def test_heads_are_planned_no_deeper_than_they_are(pair, heads):
+    options = dict(max_new_tokens=8, num_drafts=[2, 15], turns=1)
+    found = specjax.plan(pair[0], PROMPTS[:1], drafters=[heads], **options)
+    ways = {(c.drafter, c.num_draft) for c in found.candidates}
+    assert ways == {("plain", 0), ("heads", 2), ("heads", 3)}
 
 
 def test_where_tokens_are_drawn_a_trace_repeats_the_rounds_of_its_own_run(pair, near):

@@ -28,6 +28,7 @@ RECIPES = {
     "medusa2": "Medusa heads and their target together",
     "compare": "held-out tau of several heads on the same trees",
     "speculator": "MLP and LSTM speculators and ReDrafters, in two phases",
+    "report": "the report of a run, drawn again: specjax train report folder=FOLDER",
 }
 HELP = {"-h", "--help"}
 PATIENCE = 100  # seconds without a sign of life after which a process counts as dead

@@ -17,9 +17,7 @@ import specjax
 
 from . import outlook
 from .config import ConfigError, RunConfig
-from .decoding import decode_all
-
-RESAMPLES = 2000  # of the prompts, for an interval
+from .decoding import decode_all, tau_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,15 +61,6 @@ def read_prompts(lm, count: int) -> tuple[np.ndarray, np.ndarray]:
     for row, own in enumerate(ids):
         tokens[row, : len(own)] = own
     return tokens, lengths
-
-
-def tau_of(found: dict[str, np.ndarray]) -> tuple[float, float, float]:
-    """Tau, and an interval of 95 % by resampling the prompts."""
-    rng, count = np.random.default_rng(0), len(found["rounds"])
-    picks = rng.integers(0, count, (RESAMPLES, count))
-    taus = found["emitted"][picks].sum(axis=1) / found["rounds"][picks].sum(axis=1)
-    tau = found["emitted"].sum() / found["rounds"].sum()
-    return (float(tau), *(float(x) for x in np.quantile(taus, [0.025, 0.975])))
 
 
 def run(config: CompareConfig, *, dry_run: bool = False) -> None:

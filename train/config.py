@@ -134,6 +134,7 @@ FREE_FIELDS += (
     "run.accumulate",
     "run.remat",
 )
+FREE_SECTIONS = ("report.", "card.")
 
 
 def build(kind: type, values: dict, where: str = ""):
@@ -239,5 +240,6 @@ def differences(old: dict, new: dict) -> list[str]:
     return [
         f"{name}: {old.get(name)!r} -> {new.get(name)!r}"
         for name in sorted(set(old) | set(new))
-        if name not in FREE_FIELDS and old.get(name) != new.get(name)
+        if name not in FREE_FIELDS and not name.startswith(FREE_SECTIONS)
+        if old.get(name) != new.get(name)
     ]

@@ -20,6 +20,7 @@ from specjax.types import Drafter
 from . import data, regenerate
 from .config import ConfigError
 
+RESAMPLES = 2000  # of the prompts, for an interval
 Prompts = tuple[np.ndarray, np.ndarray]  # int32 [n, T], padded behind, and lengths int32 [n]
 
 
@@ -77,6 +78,15 @@ def decode_all(
         for name, parts in found.items():
             parts.append(sharding.gather(getattr(stats, name)))
     return {name: np.concatenate(parts) for name, parts in found.items()}
+
+
+def tau_of(found: dict[str, np.ndarray]) -> tuple[float, float, float]:
+    """Tau, and an interval of 95 % by resampling the prompts."""
+    rng, count = np.random.default_rng(0), len(found["rounds"])
+    picks = rng.integers(0, count, (RESAMPLES, count))
+    taus = found["emitted"][picks].sum(axis=1) / found["rounds"][picks].sum(axis=1)
+    tau = found["emitted"].sum() / found["rounds"].sum()
+    return (float(tau), *(float(x) for x in np.quantile(taus, [0.025, 0.975])))
 
 
 def make_decoded(

@@ -26,12 +26,14 @@ from specjax.models.causal_lm import CausalLM, graph_definition
 from specjax.models.hf import load_weights
 
 from . import (
+    card,
     chunks,
     data,
     decoding,
     export,
     features,
     losses,
+    measured,
     model,
     regenerate,
     report,
@@ -76,6 +78,8 @@ class DistillConfig:
     data: DataConfig = DataConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     run: RunConfig = RunConfig()
+    report: measured.ReportConfig = measured.ReportConfig()
+    card: card.CardConfig = card.CardConfig()
 
     def __post_init__(self):
         self.distance()  # raises
@@ -315,6 +319,8 @@ def run(config: DistillConfig, *, dry_run: bool = False) -> None:
         print(f"target        {teacher.name}: {model.words(teacher.config)}")
         return estimate(job, config.optimizer, config.run, model.words(shape))
     params = fit(job, resolved(config), config.optimizer, config.run)
-    folder = Path(config.run.folder)
-    report.draw_curves(folder / "log.jsonl", folder / "loss.png", folder.name)
-    export.export(shape, params, folder / "model", vocabulary, with_tokenizer=False)
+    where, whose = Path(config.run.folder) / "model", (teacher.name, teacher.checkpoint)
+    export.export(shape, params, where, vocabulary, with_tokenizer=False)
+    made = card.Export(where, card.DRAFT, "draft", resolved(config), *whose)
+    loaded = specjax.load(where, tokenizer=False)
+    report.finish(config, made, teacher, loaded, prompts, NUM_DRAFT)

@@ -24,7 +24,19 @@ from specjax.models.layers import softcap
 from specjax.pytree import pytree_dataclass
 from specjax.types import Drafter, PyTree
 
-from . import data, decoding, features, model, regenerate, report, scale, tokenizer, vocabulary_map
+from . import (
+    card,
+    data,
+    decoding,
+    features,
+    measured,
+    model,
+    regenerate,
+    report,
+    scale,
+    tokenizer,
+    vocabulary_map,
+)
 from .config import (
     ConfigError,
     DataConfig,
@@ -64,6 +76,8 @@ class FrozenConfig:
     data: DataConfig = DataConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     run: RunConfig = RunConfig()
+    report: measured.ReportConfig = measured.ReportConfig()
+    card: card.CardConfig = card.CardConfig()
 
     def __post_init__(self):
         if self.num_heads < 1:
@@ -428,8 +442,8 @@ def train(
         return estimate(job, config.optimizer, config.run, describe(setting, heads))
     params = fit(job, resolved(config), config.optimizer, config.run)
     folder = Path(config.run.folder)
-    report.draw_curves(folder / "log.jsonl", folder / "loss.png", folder.name)
     export_heads(folder, lm, heads.drafter, heads.publish(params))
+    finish(config, lm, heads.drafter, heads.publish(params), setting.prompts)
 
 
 def describe(setting: Setting, heads: Heads) -> str:
@@ -477,5 +491,14 @@ def layout_of(lm, drafter: Drafter, params) -> str:
 def export_heads(folder: Path, lm, drafter: Drafter, params) -> None:
     """Writes the heads' published layout in bfloat16, with the fingerprint of their target."""
     layout, where = layout_of(lm, drafter, params), folder / MODEL
-    specjax.save_drafter(drafter, params, where, format=layout, target=lm, dtype="bfloat16")
+    how = dict(format=layout, target=lm, dtype="bfloat16", overwrite=True)  # what it wrote itself
+    specjax.save_drafter(drafter, params, where, **how)
     print(f"exported to {where}, in the layout {layout!r}")
+
+
+def finish(config: FrozenConfig, lm, drafter: Drafter, params, prompts: dict) -> None:
+    """What follows the export of heads, see ``report.finish``."""
+    where, layout = Path(config.run.folder) / MODEL, layout_of(lm, drafter, params)
+    whose = lm.name, lm.checkpoint
+    made = card.Export(where, layout, drafter.name, resolved(config), *whose)
+    report.finish(config, made, lm, specjax.load_drafter(where, lm), prompts)

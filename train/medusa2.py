@@ -22,7 +22,7 @@ from flax import nnx
 
 import specjax
 
-from . import decoding, export, frozen, heads, report, scale, tokenizer
+from . import card, decoding, export, frozen, heads, report, scale, tokenizer
 from .config import ConfigError, resolved
 from .evaluate import make_evaluate, mean
 from .loop import Job, estimate, fit
@@ -142,8 +142,10 @@ def run(config: Medusa2Config, *, dry_run: bool = False) -> None:
         return estimate(job, config.optimizer, config.run, words)
     params = fit(job, resolved(config), config.optimizer, config.run)
     folder = Path(config.run.folder)
-    report.draw_curves(folder / "log.jsonl", folder / "loss.png", folder.name)
     vocabulary = tokenizer.load(config.data.tokenizer)
     export.export(lm.config, params["target"], folder / TARGET, vocabulary)
     trained = specjax.load(folder / TARGET)
+    own = card.Export(folder / TARGET, card.TARGET, "target", resolved(config))
+    report.finish(config, own)
     frozen.export_heads(folder, trained, made.drafter, params["drafter"])
+    frozen.finish(config, trained, made.drafter, params["drafter"], setting.prompts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from . import data, export, losses, model, report, scale, tokenizer
+from . import card, data, export, losses, model, report, scale, tokenizer
 from .config import DataConfig, OptimizerConfig, RunConfig, resolved
 from .evaluate import make_evaluate, mean
 from .loop import Job, estimate, fit
@@ -19,6 +19,7 @@ class PretrainConfig:
     data: DataConfig = DataConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     run: RunConfig = RunConfig()
+    card: card.CardConfig = card.CardConfig()
 
 
 Config = PretrainConfig
@@ -63,6 +64,7 @@ def run(config: PretrainConfig, *, dry_run: bool = False) -> None:
     if dry_run:
         return estimate(job, config.optimizer, config.run, model.words(shape))
     params = fit(job, resolved(config), config.optimizer, config.run)
-    folder = Path(config.run.folder)
-    report.draw_curves(folder / "log.jsonl", folder / "loss.png", folder.name)
-    export.export(shape, params, folder / "model", vocabulary)
+    where = Path(config.run.folder) / "model"
+    export.export(shape, params, where, vocabulary)
+    made = card.Export(where, card.TARGET, "target", resolved(config))
+    report.finish(config, made)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
 from collections import deque
 
 from .config import RunConfig
 
-RECENT = 50  # steps whose mean counts as the pace
+RECENT = 50  # steps whose median counts as the pace: a machine may be held up now and then
 
 
 def clock(seconds: float) -> str:
@@ -47,8 +48,8 @@ class Pace:
 
     @property
     def seconds(self) -> float | None:
-        """Of a step, the mean of the last ones; None before two have ended."""
-        return sum(self._recent) / len(self._recent) if self._recent else None
+        """Of a step, the median of the last ones; None before two have ended."""
+        return statistics.median(self._recent) if self._recent else None
 
     def left(self, steps: int, measures: int) -> float | None:
         """Seconds that so many steps and so many measures will take, or None."""
@@ -110,6 +111,6 @@ class Watch:
         return words + [f"{clock(left)} left"] * (steps > 0)
 
     def say(self, number: int, measured: dict[str, float]) -> None:
-        """A line of held-out measures that stays."""
-        words = [f"{name} {value:.4f}" for name, value in measured.items()]
+        """A line of held-out measures that stays; those of single positions are in the log."""
+        words = [f"{n} {value:.4f}" for n, value in measured.items() if "_kept_" not in n]
         self._bar.console.print(f"step {number}: " + " · ".join(words + self.words(number)))

@@ -8,6 +8,7 @@ import sys
 
 import specjax
 
+from .. import resolve
 from .options import INTERRUPTED, set_up
 from .prompts import read_prompts
 
@@ -25,8 +26,8 @@ def add(commands) -> None:
     p.add_argument(
         "--drafter",
         action="append",
-        help="draft (the model's own), ngram, or the folder or hub name of a draft model; may be "
-        "repeated; default: ngram, and draft where the model has one",
+        help="draft (the model's own), ngram, or the folder or hub name of a draft model or of "
+        "heads; may be repeated; default: ngram, and draft where the model has one",
     )
     p.add_argument(
         "--prompts",
@@ -63,7 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
     names = arguments.drafter
     if names is not None:
         own = ("draft", "ngram")
-        names = [n if n in own else specjax.load(n, dtype=arguments.dtype) for n in names]
+        how = {"dtype": arguments.dtype} if arguments.dtype else {}
+        names = [n if n in own else resolve.named(lm, n, **how) for n in names]
     with Console(stderr=True).status("planning") as status:  # shown on terminals only
         found = specjax.plan(
             lm,

@@ -181,6 +181,7 @@ def save_drafter(
     target: LM | None = None,
     dtype: object = None,
     pickled: bool = False,
+    overwrite: bool = False,
 ) -> None:
     """Writes ``config.json`` and the weights of a drafter in a published layout.
 
@@ -194,9 +195,11 @@ def save_drafter(
       target: the model it was trained for, whose fingerprint is then written too.
       dtype: of the file; default: that of the parameters.
       pickled: a PyTorch file, for codes that read no safetensors; needs PyTorch.
+      overwrite: whether a drafter that is in ``folder`` already may be replaced.
 
     Raises:
       ValueError: an unknown format, or one that cannot hold this drafter.
+      FileExistsError: ``folder`` holds a model or a drafter already, unless ``overwrite``.
     """
     usual = next((n for n, own in FORMATS.items() if isinstance(drafter, own.DRAFTER)), None)
     name = usual if format is None else format
@@ -228,6 +231,11 @@ def save_drafter(
     files = {"config.json": config}
     if layout is mtp and (whole := mtp.inside(folder, config, tensors, weights)):
         files = whole
+    elif (folder / "config.json").exists() and not overwrite:
+        raise FileExistsError(
+            f"folder={str(folder)!r} holds a model or a drafter already: give another folder, or "
+            "overwrite=True to replace what is there"
+        )
     with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as staging:
         path = Path(staging) / weights
         if pickled:

@@ -16,6 +16,7 @@ from specjax.types import Context, Draft, Segment
 SMALL = ["num_heads=2", "optimizer.warmup=2", "optimizer.decay_share=0.0", "run.save_every=20"]
 SMALL += ["decoding.num_prompts=4", "decoding.batch=4", "decoding.new_tokens=8"]
 SMALL += ["decoding.prompt_tokens=8", "run.eval_every=20", "run.steps=20"]
+SMALL += ["report.texts=0", "report.plan_prompts=0"]
 RECIPES = {
     "eagle3": ["layers=[0, 1]", "draft_vocab_size=40"],
     "p-eagle": ["layers=[0, 1]", "draft_vocab_size=40", "parallel=true", "num_layers=2"],

@@ -18,6 +18,7 @@ from specjax.train import (
     frozen,
     heads,
     hydra,
+    measured,
     medusa2,
     report,
 )
@@ -27,7 +28,12 @@ import specjax
 
 SMALL = ["num_heads=2", "optimizer.warmup=2", "optimizer.decay_share=0.0", "run.save_every=5"]
 SMALL += ["decoding.num_prompts=4", "decoding.batch=4", "decoding.new_tokens=8"]
-SMALL += ["decoding.prompt_tokens=8", "run.eval_every=10"]
+SMALL += [
+    "decoding.prompt_tokens=8",
+    "run.eval_every=10",
+    "report.texts=0",
+    "report.plan_prompts=0",
+]
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +196,20 @@ def test_training_lowers_the_loss_and_logs_tau_beside_accuracy(trained):
     last = measured[-1]
     assert last["samples/accuracy_1"] > 0.3 and 1 <= last["decoded_tau"] <= 3
     assert 1 < last["samples/greedy_tau"] <= 3
+
+
+def test_a_run_of_heads_leaves_a_report_and_a_card_that_say_what_was_measured(trained):
+    facts = measured.read(trained)
+    (domain,) = facts["domains"].values()
+    assert domain["prompts"] == 4 and len(domain["kept"]) == 2
+    best = max(row.get("decoded_tau", 0) for row in report.read(trained / "log.jsonl"))
+    assert domain["tau"] == pytest.approx(best, abs=0.2)  # of the weights kept, in bfloat16
+    page = (trained / "report.html").read_text()
+    text = (trained / "model" / "README.md").read_text()
+    assert f"{domain['tau']:.2f}" in page and f"| 4 | {domain['tau']:.2f} |" in text
+    assert page.count("Not measured.") == 2  # neither texts nor the planner were asked for
+    assert "Speed-up: not predicted." in text and "hydra" in text
+    assert page.count("<svg") == 6  # the bars of tau and five curves
 
 
 def test_exported_heads_load_back_bit_for_bit_and_are_the_best_ones(place, trained):

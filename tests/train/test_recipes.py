@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from specjax.train import config, distill, regenerate, report, tokenizer
+from specjax.train import config, distill, measured, regenerate, report, tokenizer
 
 SHAPE = ["model.intermediate_size=16", "model.num_layers=1", "model.num_heads=2"]
 SHAPE += ["model.num_kv_heads=1", "model.head_dim=8"]
@@ -34,6 +34,8 @@ def test_distillation_raises_acceptance_on_what_the_target_writes(place):
     fields = [f'data.samples=["{root / "samples.npz"}"]', "data.samples_share=[0.5]", teacher]
     fields += [f'eval_samples=["{root / "samples.npz"}"]', "model.hidden_size=8"]
     fields += ["run.steps=60", "run.eval_every=5", f"run.folder={root / 'draft'}"]
+    fields += ["decoding.num_prompts=8", "decoding.prompt_tokens=8", "decoding.new_tokens=8"]
+    fields += ["report.texts=1", "report.plan_prompts=0"]
     assert train("distill", *SHAPE, *fields, "optimizer.warmup=4", "optimizer.adam_rate=0.03") == 0
     rows = [row for row in report.read(root / "draft" / "log.jsonl") if "acceptance" in row]
     first, last = rows[0], rows[-1]
@@ -42,7 +44,9 @@ def test_distillation_raises_acceptance_on_what_the_target_writes(place):
     assert last["samples/acceptance"] > first["samples/acceptance"] + 0.02
     assert 1 <= last["samples/tau"] <= 5
     names = {path.name for path in (root / "draft" / "model").iterdir()}
-    assert names == {"config.json", "model.safetensors", "fingerprint.json"}
+    assert names == {"config.json", "model.safetensors", "fingerprint.json", "README.md"}
+    (text,) = measured.read(root / "draft")["texts"]  # drafted by what was exported
+    assert len(text["pieces"]) == 8 and text["domain"] == measured.MAIN
 
 
 def test_a_dry_run_says_what_it_would_take_and_writes_nothing(place, capsys):

@@ -1,0 +1,105 @@
+"""The report and the card say what is known of a run, and nothing else."""
+
+import json
+
+import pytest
+import yaml
+from specjax.train import card, charts, measured, metrics, report
+from specjax.train.cli import main
+
+import specjax
+
+ROWS = [{"step": s, "loss": 3.0 - s / 10, "tokens_per_second": 100.0} for s in (1, 2, 3)]
+ROWS += [{"step": 3, "heldout_loss": 2.8, "greedy/heldout_loss": 2.5, "decoded_tau": 1.9}]
+ROWS[-1] |= {"decoded_kept_1": 0.6, "decoded_kept_2": 0.3, "greedy/decoded_tau": 2.1}
+WAY = {"tau": 1.9, "rate": 20.0, "interval": [1.1, 1.6], "batch": 1}
+FACTS = {
+    "target": {"name": "owner/target", "fingerprint": "abc"},
+    "drafter": {"name": "eagle3", "num_draft": 2},
+    "machine": "1 x cpu",
+    "new_tokens": 8,
+    "domains": {"prose": {"tau": 1.9, "low": 1.5, "high": 2.2, "prompts": 7, "kept": [0.6, 0.3]}},
+    "plan": {
+        "prompts": 4,
+        "verdict": "use it",
+        "candidates": [
+            {"drafter": "plain", "num_draft": 0, "ratio": 1.0} | WAY,
+            {"drafter": "x", "num_draft": 2, "ratio": 1.37} | WAY,
+        ],
+    },
+    "texts": [
+        {"domain": "prose", "prompt": "<b>", "tau": 2.0, "pieces": [["a&", True], ["b", False]]}
+    ],
+}
+
+
+def test_panels_hold_what_was_measured_where_it_was_measured():
+    found = {panel.title: panel.series for panel in charts.panels(ROWS)}
+    assert found["Loss"]["held out"] == [(3, 2.8)]
+    assert found["Loss"]["held out, greedy"] == [(3, 2.5)]
+    assert len(found["Loss"]["training, moving mean"]) == 3
+    kept = next(series for title, series in found.items() if "positions kept" in title)
+    assert kept == {"draft 1": [(3, 0.6)], "draft 2": [(3, 0.3)]}
+    assert found["Tau on held-out text"] == {
+        "decoded tau": [(3, 1.9)],
+        "decoded tau, greedy": [(3, 2.1)],
+    }
+    assert not any("Heads" in title for title in found)  # nothing was measured, nothing is drawn
+    assert charts.panels([]) == []
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Of an interrupted run: a log and a configuration."""
+    log = "".join(json.dumps(row) + "\n" for row in ROWS)
+    (tmp_path / metrics.LOG).write_text(log + '{"step": 4, "lo')
+    (tmp_path / "config.json").write_text(json.dumps({"run.steps": 9, "data.corpus": "<mine>"}))
+    return tmp_path
+
+
+def test_the_report_of_an_interrupted_run_is_drawn_and_says_what_is_missing(folder, capsys):
+    assert main(["report", f"folder={folder}"]) == 0
+    page = (folder / report.PAGE).read_text()
+    assert page.count("Not measured.") == 3 and "of 9 asked for" in page
+    assert "&lt;mine&gt;" in page and "<mine>" not in page
+    assert main(["report", f"folder={folder / 'nowhere'}"]) == 2
+    assert "holds no run" in capsys.readouterr().err
+
+
+def test_the_report_shows_domains_the_plan_and_marked_texts(folder):
+    (folder / measured.FILE).write_text(json.dumps(FACTS))
+    page = report.draw(folder).read_text()
+    assert "Not measured." not in page and "1.37 ×" in page and "1.50–2.20" in page
+    assert "<i>&lt;b&gt;</i><mark>a&amp;</mark>b</pre>" in page
+    for secret in ("<script", "src=", "@import", "url(http"):
+        assert secret not in page  # it needs nothing else
+    colours = [c for c in charts.COLOURS if page.count(c) > 1]
+    assert not colours  # but where the page defines them: pictures follow its light and dark
+
+
+def export(folder, layout, target="owner/target"):
+    settings = {"data.corpus": "texts", "data.length": 64, "run.folder": "runs/mine", "x": None}
+    settings["recipe"] = "eagle3"
+    return card.Export(folder, layout, "eagle3", settings, target, "abc")
+
+
+def test_a_card_has_a_front_for_the_hub_and_says_what_nobody_stated(tmp_path):
+    stated = card.CardConfig(name="me/head", license="mit", data="Letters.", data_license="cc0")
+    text = card.write(export(tmp_path, "eagle3"), stated, FACTS).read_text()
+    front = yaml.safe_load(text.split("---")[1])
+    assert front["license"] == "mit" and front["base_model"] == "owner/target"
+    assert front["library_name"] == "specjax" and "speculative-decoding" in front["tags"]
+    for words in ("Letters. Licence of the data: cc0", "| prose | 7 | 1.90 | 1.50 to 2.20 |"):
+        assert words in text
+    for words in ("vllm serve owner/target", '"method": "eagle3"', "EAGLE3", "use it", "`abc`"):
+        assert words in text
+    assert 'specjax.load_drafter("me/head", lm)' in text and "x = " not in text
+    bare = card.write(export(tmp_path, "hydra"), card.CardConfig(), {}).read_text()
+    for words in ("Not measured.", "Not stated", "Licence of the data: not stated"):
+        assert words in bare
+    assert "vllm" not in bare and "license" not in yaml.safe_load(bare.split("---")[1])
+
+
+def test_every_layout_with_readers_is_one_that_is_written():
+    known = {*specjax.formats.FORMATS, card.DRAFT}
+    assert {*card.VLLM, *card.SGLANG} <= known

@@ -1,0 +1,122 @@
+"""What a finished drafter is worth, measured once on what was exported: ``measured.json``.
+
+Tau and acceptance by position on each domain of held-out prompts, with intervals over the prompts;
+the speed-up that the planner predicts on this machine; texts with their accepted tokens. The report
+and the model card read this file, so that both say the same, later too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import specjax
+from specjax.formats import HeadLM
+from specjax.models.lm import LM
+from specjax.resolve import resolve_drafter
+
+from .config import ConfigError
+from .decoding import DecodingConfig, Prompts, decode_all, tau_of
+
+FILE = "measured.json"
+MAIN = "held-out corpus"  # the domain without a name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReportConfig:
+    """What is measured at the end, besides tau on the prompts of ``decoding``.
+
+    ``texts``: how many are shown with their accepted tokens. ``plan_prompts``: how many the planner
+    decodes to predict the speed-up on this machine; 0: none.
+    """
+
+    texts: int = 3
+    plan_prompts: int = 8
+
+    def __post_init__(self):
+        for name in ("texts", "plan_prompts"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"report.{name}={getattr(self, name)}; accepted: at least 0")
+
+
+def measure(
+    folder: Path,
+    lm: LM,
+    loaded: LM | HeadLM,
+    sets: Mapping[str, Prompts],
+    decoding: DecodingConfig,
+    config: ReportConfig,
+    num_draft: int | None = None,
+) -> dict:
+    """Measures a drafter as it was loaded from its export; writes and returns ``measured.json``.
+
+    ``num_draft``: of a draft model; heads draft what they were saved to.
+    """
+    drafter, params = resolve_drafter(lm, loaded, num_draft)
+    both, how = {"target": lm.params, "drafter": params}, {"drafter": loaded}
+    how |= {"num_draft": num_draft, "max_new_tokens": decoding.new_tokens}
+    sizes = dict(batch=decoding.batch, new_tokens=decoding.new_tokens)
+    domains = {}
+    for prefix, prompts in sets.items():
+        found = decode_all(lm, drafter, both, *prompts, **sizes)
+        tau, low, high = tau_of(found)
+        rounds = found["rounds"].sum()
+        domains[prefix.rstrip("/") or MAIN] = {
+            "tau": tau,
+            "low": low,
+            "high": high,
+            "prompts": len(found["rounds"]),
+            "kept": [float(n / rounds) for n in found["accepted_at"].sum(axis=0)],
+        }
+    rows = _spread(sets)
+    facts = {
+        "target": {"name": lm.name, "fingerprint": lm.checkpoint},
+        "drafter": {"name": drafter.name, "num_draft": drafter.num_draft},
+        "machine": f"{jax.device_count()} x {jax.devices()[0].device_kind}, jax {jax.__version__}",
+        "new_tokens": decoding.new_tokens,
+        "domains": domains,
+        "plan": _plan(lm, loaded, [ids for _, ids in rows[: config.plan_prompts]], decoding),
+        "texts": [_text(lm, domain, ids, how) for domain, ids in rows[: config.texts]],
+    }
+    (folder / FILE).write_text(json.dumps(facts, indent=2) + "\n")
+    return facts
+
+
+def read(folder: Path) -> dict:
+    """What was measured of a run; nothing where nothing was."""
+    path = folder / FILE
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def _spread(sets: Mapping[str, Prompts]) -> list[tuple[str, list[int]]]:
+    """All prompts as ``(domain, ids)``, of each domain in turn, and from all over each."""
+    ordered = []
+    for prefix, (tokens, lengths) in sets.items():
+        order = np.random.default_rng(0).permutation(len(tokens))
+        for turn, row in enumerate(order):
+            ids = [int(token) for token in tokens[row, : lengths[row]]]
+            ordered.append((turn, prefix.rstrip("/") or MAIN, ids))
+    return [(domain, ids) for _, domain, ids in sorted(ordered, key=lambda one: one[0])]
+
+
+def _plan(lm: LM, loaded, prompts, decoding: DecodingConfig) -> dict | None:
+    """What the planner says of the drafter and of plain decoding; None without prompts."""
+    if not prompts or jax.process_count() > 1:  # it plans for one process
+        return None
+    found = specjax.plan(lm, prompts, drafters=[loaded], max_new_tokens=decoding.new_tokens)
+    return found.as_json()
+
+
+def _text(lm: LM, domain: str, ids: list[int], how: dict) -> dict:
+    traced = specjax.trace(lm, ids, **how)
+    pieces = [
+        [piece, drafted]
+        for one, own in zip(traced.rounds, traced.pieces, strict=True)
+        for piece, drafted in zip(own, one.from_draft, strict=True)
+    ]
+    return {"domain": domain, "prompt": traced.prompt, "tau": traced.tau, "pieces": pieces}
