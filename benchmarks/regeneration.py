@@ -3,7 +3,6 @@ target, from prompts of the corpus."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 from specjax.train import data, regenerate
@@ -28,25 +27,22 @@ def measure_regeneration(
     repetitions: int = 6,
 ) -> dict:
     """Both ways from the prompts to the last row, ``batch`` at a time, the compilers left out."""
-    plain = regenerate.Config(
+    config = regenerate.Config(
         split=split,
         num_rows=rows,
         new_tokens=new,
         greedy_share=float(not temperature),
         temperature=temperature,
-        drafter="plain",
+        num_draft=num_draft,
         data=DataConfig(batch=batch, strict=False),
     )
-    ways = {
-        "plain": plain,
-        "drafted": dataclasses.replace(plain, drafter=drafter, num_draft=num_draft),
-    }
-    lm = specjax.load(plain.teacher)
-    stream, end_of_text = data.load_stream(plain.data, split)
-    prompts, ends = regenerate.row_prompts(plain, stream, end_of_text), {}
+    ways = {"plain": "plain", "drafted": drafter}
+    lm = specjax.load(config.teacher)
+    stream, end_of_text = data.load_stream(config.data, split)
+    prompts, ends = regenerate.row_prompts(config, stream, end_of_text), {}
 
     def serve(name):
-        ends[name] = regenerate.serve(lm, prompts, ways[name], [end_of_text])
+        ends[name] = regenerate.serve(lm, prompts, config, [end_of_text], ways[name])
 
     calls = {name: functools.partial(serve, name) for name in ways}
     seconds = measure.alternate(calls, repetitions=repetitions, warmup=1)

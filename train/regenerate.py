@@ -35,10 +35,12 @@ class RegenerateConfig:
 
     ``new_tokens``: how many are generated a row, or an answer, at most. Prompts from texts have
     ``shortest`` tokens to as many as leave room for them. The first ``greedy_share`` of the rows is
-    written greedily, the rest at ``temperature``. ``drafter``, ``num_draft``: as
-    ``specjax.generate`` takes them (``plain``, ``ngram``, ``draft``, heads, a folder or a name);
-    0: as many drafts as it would. ``shard``, ``shards``: this run writes the rows ``shard::shards``
-    alone, into a file of its own; ``read`` joins them.
+    written greedily, the rest at ``temperature``. ``drafter``, ``num_draft``: for greedy rows, as
+    ``specjax.generate`` takes them (``plain``, ``ngram``, ``draft``, heads, a folder or a name;
+    0: as many drafts as it would). ``drawn_drafter``: for the others, in which tables find little.
+    What pays depends on target, machine and ``data.batch`` (the suite ``regeneration``).
+    ``shard``, ``shards``: this run writes the rows ``shard::shards`` alone, into a file of its own;
+    ``read`` joins them.
     """
 
     teacher: str = "embedded"
@@ -49,6 +51,7 @@ class RegenerateConfig:
     greedy_share: float = 0.5
     temperature: float = 1.0
     drafter: str = "ngram"
+    drawn_drafter: str = "plain"
     num_draft: int = 0
     shard: int = 0
     shards: int = 1
@@ -175,18 +178,19 @@ def write(teacher, prompts: Sequence[dict], config: RegenerateConfig, ends, part
         if chosen:
             asked = [prompts[n] for n in chosen]
             how = dict(output=UNFINISHED.format(part, name), progress=tell)
-            rows |= zip(chosen, serve(teacher, asked, config, ends, **how), strict=True)
+            drafter = config.drawn_drafter if drawn else config.drafter
+            rows |= zip(chosen, serve(teacher, asked, config, ends, drafter, **how), strict=True)
     return [rows[n] for n in range(len(prompts))]
 
 
-def serve(teacher, prompts, config: RegenerateConfig, ends, **how) -> list:
-    """``specjax.serve_offline`` with the drafter of a configuration."""
+def serve(teacher, prompts, config: RegenerateConfig, ends, drafter: str, **how) -> list:
+    """``specjax.serve_offline`` as a configuration wants it."""
     import specjax
 
-    drafter = dict(drafter=config.drafter, num_draft=config.num_draft or None)
-    batch = config.data.batch
+    num_draft = None if drafter == "plain" else config.num_draft or None
+    how |= dict(batch=config.data.batch, drafter=drafter, num_draft=num_draft, stop=ends)
     try:
-        served = specjax.serve_offline(teacher, prompts, batch=batch, stop=ends, **drafter, **how)
+        served = specjax.serve_offline(teacher, prompts, **how)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if not served.finished:
@@ -202,13 +206,14 @@ def estimate(teacher, prompts: Sequence[dict], config: RegenerateConfig, count: 
     import specjax
 
     batch, trial = min(config.data.batch, len(prompts)), min(TRIAL, config.new_tokens)
+    drafter = config.drafter if config.greedy_share else config.drawn_drafter
     few = [prompt | {"max_new_tokens": trial} for prompt in prompts[:batch]]
-    seconds = outlook.seconds_of(lambda: serve(teacher, few, config, []) and (), times=1)
+    seconds = outlook.seconds_of(lambda: serve(teacher, few, config, [], drafter) and (), times=1)
     kind, length = str(teacher.dtype), config.data.length + 1
     plan = specjax.plan_memory(teacher.config, batch=batch, context=length, dtype=kind)
     outlook.show(
         model=f"{teacher.name}: {model.words(teacher.config)}",
-        shapes=f"{batch} rows at a time, of at most {length} tokens; drafter {config.drafter}",
+        shapes=f"{batch} rows at a time, of at most {length} tokens; drafter {drafter}",
         parameters=f"{plan.models[0].parameters:,}, none to train",
         memory={
             "parameters": plan.models[0].weights,

@@ -12,7 +12,7 @@ from specjax.train.config import ConfigError, DataConfig
 import specjax
 from specjax import output_file
 
-FIELDS = ["num_rows=8", "new_tokens=12", "shortest=4", "greedy_share=0.0"]
+FIELDS = ["num_rows=8", "new_tokens=12", "shortest=4", "greedy_share=0.0", "drawn_drafter=ngram"]
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_a_tokenizer_unlike_the_targets_is_refused(place, recipe, tmp_path, caps
     [
         ("shard=2 shards=2", "shard from 0 to shards - 1"),
         ("num_rows=1 shards=2", "accepted: at least 2"),
-        ("drafter=nothing", "drafter='nothing' is unknown"),
+        ("drawn_drafter=nothing", "drafter='nothing' is unknown"),
         ("output=x.jsonl", "what comes of texts is a .npz file"),
     ],
 )
