@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import drafters, job, loop, measure, replay, topology
+from specjax import drafters, job, loop, pricing, topology
 from specjax.drafters.adaptive import AdaptiveState
 from specjax.drafters.model import DraftModelState
 from specjax.models import as_drafter
@@ -16,7 +16,6 @@ from specjax.sampling import Sampling
 
 from . import pairs
 
-COST_ROUNDS = 4  # in one timed call
 SHORT = 32  # tokens really read where a long context is made up
 
 
@@ -103,24 +102,8 @@ def informed(work: job.Job, plain_end: loop.State, begin) -> job.Job:
     if isinstance(work.drafter, drafters.Synthetic):
         given = given | {"truth": plain_end.tokens}
     elif isinstance(work.drafter, drafters.Adaptive):
-        given = given | {"costs": _round_costs(work, begin())}
+        given = given | {"costs": pricing.round_costs(work, begin())}
     return dataclasses.replace(work, params=work.params | {"drafter": given})
-
-
-def _round_costs(work: job.Job, state: loop.State) -> np.ndarray:
-    """Seconds of a round at each of an adaptive drafter's widths, float32 ``[W]``."""
-    widths, calls = work.drafter.widths, {}
-    state = replay.endless(state, COST_ROUNDS, work.drafter.depth)
-    for width in widths:
-        given = work.params["drafter"] | {"costs": work.drafter.only(width)}
-        pinned = dataclasses.replace(work, params=work.params | {"drafter": given})
-        calls[str(width)] = measure.Call(
-            lambda copied, pinned=pinned: pinned.burst(COST_ROUNDS, copied).length,
-            lambda: jax.tree.map(jnp.copy, state),
-            times=COST_ROUNDS,
-        )
-    seconds = measure.alternate(calls, repetitions=5, warmup=1)
-    return np.asarray([np.median(seconds[str(width)]) for width in widths], np.float32)
 
 
 def made_up(work: job.Job, pair: pairs.Pair, context: int, new: int) -> loop.State:

@@ -46,33 +46,35 @@ def priced(work: Job) -> Job:
     return _with_costs(work, _KNOWN[key])
 
 
-def round_costs(work: Job) -> np.ndarray:
+def round_costs(work: Job, state: loop.State | None = None) -> np.ndarray:
     """Seconds of a round of an ``Adaptive`` drafter at each of its widths, float32 ``[W]``.
 
-    Every round is run behind prompts of the request's lengths, of 16 tokens at least, made of one
-    repeated token: there a drafter that copies always has something to propose, and a draft is as
-    wide as was asked for.
-    The fastest of several rounds counts, less what a call without any round takes.
+    Every round is run behind one repeated token: there a drafter that copies always has something
+    to propose, and a draft is as wide as was asked for. The fastest of several rounds counts, less
+    what a call without any round takes.
+
+    Args:
+      state: where the rounds begin, with room for one; it is not given away. Default: behind
+        prompts of the request's lengths, of 16 tokens at least.
     """
-    drafter, request, mesh = work.drafter, work.request, work.lm.mesh
+    drafter, mesh = work.drafter, work.lm.mesh
 
     def placed(x):
         return jnp.array(x) if mesh is None else sharding.put(x, mesh, sharding.DATA)
 
-    tokens, lengths = sharding.gather((request.tokens, request.lengths))
-    request = dataclasses.replace(
-        request,
-        tokens=placed(np.broadcast_to(tokens[:, :1], tokens.shape)),
-        lengths=placed(np.maximum(lengths, min(SHORTEST, tokens.shape[1]))),
-        budget=placed(np.full(request.budget.shape, work.capacity, np.int32)),
-        stops=placed(np.full(request.stops.shape, -1, np.int32)),
-    )
-    work = dataclasses.replace(work, request=request)
-    state = work.start()
+    if state is None:
+        tokens, lengths = sharding.gather((work.request.tokens, work.request.lengths))
+        lengths = np.maximum(lengths, min(SHORTEST, tokens.shape[1]))
+        state = work.asking(tokens=_repeated(tokens), lengths=lengths).start()
+    else:
+        state = jax.tree.map(jnp.copy, state)
     begun = {
         name: sharding.gather(getattr(state, name))
-        for name in ("tokens", "length", "budget", "silent")
+        for name in ("tokens", "length", "budget", "silent", "stops")
     }
+    begun["tokens"] = _repeated(begun["tokens"])
+    begun["budget"] = np.full_like(begun["budget"], work.capacity)
+    begun["stops"] = np.full_like(begun["stops"], -1)
 
     def spend(rounds: int, pinned: Job, state: loop.State) -> tuple[float, loop.State]:
         state = dataclasses.replace(state, **{k: placed(v) for k, v in begun.items()})
@@ -94,6 +96,11 @@ def round_costs(work: Job) -> np.ndarray:
     costs = best[1:] - best[0]
     # a clock that is too coarse, or a call that was held up: no cost is nothing, or below
     return sharding.agreed(np.maximum(costs, 1e-3 * max(costs.max(), 1e-9)))
+
+
+def _repeated(tokens: np.ndarray) -> np.ndarray:
+    """The first token of each row, in all its places."""
+    return np.broadcast_to(tokens[:, :1], tokens.shape).copy()
 
 
 def _with_costs(work: Job, costs: np.ndarray) -> Job:
