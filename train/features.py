@@ -16,6 +16,7 @@ those that it needs.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import time
 from pathlib import Path
@@ -41,13 +42,16 @@ class FeaturesConfig:
     """``num_rows`` rows of ``data.length + 1`` tokens in the mixture of ``data``, to ``output``.
 
     ``layers``: besides the last one, which is always there; EAGLE-3 reads some. A row takes
-    ``2 * data.length * hidden size`` bytes a layer.
+    ``2 * data.length * hidden size`` bytes a layer. ``shard``, ``shards``: this run writes the rows
+    ``shard::shards`` alone, into a folder of its own; ``read`` joins them.
     """
 
     teacher: str = "embedded"
     split: str = "train"
     num_rows: int = 1024
     layers: tuple[int, ...] = ()
+    shard: int = 0
+    shards: int = 1
     output: str = "runs/features"
     data: DataConfig = DataConfig()
     run: RunConfig = RunConfig()
@@ -56,6 +60,10 @@ class FeaturesConfig:
         if self.num_rows < 1 or self.num_rows % self.data.batch:
             raise ConfigError(
                 f"num_rows={self.num_rows}; accepted: a multiple of data.batch={self.data.batch}"
+            )
+        if not 0 <= self.shard < self.shards:
+            raise ConfigError(
+                f"shard={self.shard}, shards={self.shards}; accepted: shard from 0 to shards - 1"
             )
 
 
@@ -93,17 +101,21 @@ def check_layers(layers, count: int, name: str = "layers") -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Rows of text with their features by layer, as a source for Grain; all stays on disk."""
+    """Rows of text with their features by layer, one array a shard, as a source for Grain; these
+    stay on disk."""
 
     tokens: np.ndarray
     weight: np.ndarray
-    hidden: dict[int, np.ndarray]
+    hidden: dict[int, list[np.ndarray]]
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def __getitem__(self, index) -> dict:
-        hidden = {i: np.asarray(x[index]).view(ml_dtypes.bfloat16) for i, x in self.hidden.items()}
+        hidden = {}
+        for layer, shards in self.hidden.items():
+            states = shards[index % len(shards)][index // len(shards)]
+            hidden[layer] = np.asarray(states).view(ml_dtypes.bfloat16)
         tokens, weight = np.asarray(self.tokens[index]), np.asarray(self.weight[index])
         return {"tokens": tokens, "weight": weight, "hidden": hidden}
 
@@ -119,29 +131,33 @@ def read(folder: str, of: dict, length: int, layers) -> Rows:
       ConfigError: there are none, they are of another target, tokenizer or version, or are rows of
         another length.
     """
-    path = Path(folder)
-    if not (path / RECORD).is_file():
+    try:
+        paths = regenerate.shards_of(Path(folder), "features", RECORD)
+    except ConfigError as error:
         raise ConfigError(
-            f"no features at {folder!r}: run the recipe `features` first, with output={folder}, "
-            'or give features="", which runs the target in each step'
-        )
-    record = json.loads((path / RECORD).read_text())
-    for name, own in of.items():
+            f'{error}; or give features="", which runs the target in each step'
+        ) from None
+    records = [json.loads((path / RECORD).read_text()) for path in paths]
+    for record, (name, own) in itertools.product(records, of.items()):
         if record.get(name) != own:
             raise ConfigError(
                 f"the features at {folder!r} are of another {name.replace('_', ' ')}: "
                 f"{record.get(name)} (target {record.get('teacher')!r}), and this run has {own}: "
                 "compute them anew, with the recipe `features` and another `output`"
             )
-    if any(layer not in record["layers"] for layer in layers):
+    kept = sorted(set.intersection(*(set(record["layers"]) for record in records)))
+    if any(layer not in kept for layer in layers):
         print(
-            f"{folder} holds the hidden states {record['layers']}, wanted are {layers}: the target "
+            f"{folder} holds the hidden states {kept}, wanted are {layers}: the target "
             "runs in each step, over the same rows"
         )
         layers = ()
-    hidden = {i: np.load(path / HIDDEN.format(i), mmap_mode="r") for i in layers}
-    tokens, weight = (np.load(path / name, mmap_mode="r") for name in (TOKENS, WEIGHT))
-    rows = Rows(tokens, weight, hidden)
+
+    def arrays(name):
+        return [np.load(path / name, mmap_mode="r") for path in paths]
+
+    hidden = {i: arrays(HIDDEN.format(i)) for i in layers}
+    rows = Rows(*(regenerate.interleaved(arrays(name)) for name in (TOKENS, WEIGHT)), hidden)
     if rows.tokens.shape[1] != length + 1:
         raise ConfigError(
             f"the features at {folder!r} are of rows of {rows.tokens.shape[1] - 1} tokens, "
@@ -172,7 +188,8 @@ def run(config: FeaturesConfig, *, dry_run: bool = False) -> None:
     """Writes the folder ``output``; one that is finished already is left alone."""
     from .distill import load_teacher
 
-    folder = Path(config.output)
+    shard = config.shard, config.shards
+    folder = regenerate.shard_of(Path(config.output), *shard)
     if (folder / RECORD).is_file():
         print(f"{folder} is there already")
         return
@@ -182,7 +199,7 @@ def run(config: FeaturesConfig, *, dry_run: bool = False) -> None:
     layers = sorted({*config.layers, teacher.config.num_layers})
     stream, end_of_text = data.load_stream(config.data, config.split)
     samples = [regenerate.read(path) for path in config.data.samples]
-    source = data.training_batches(stream, config.data, samples)
+    source = data.training_batches(stream, config.data, samples, shard=shard)
     graphdef, size = graph_definition(teacher.config), teacher.config.hidden_size
 
     @jax.jit
@@ -191,7 +208,7 @@ def run(config: FeaturesConfig, *, dry_run: bool = False) -> None:
         found = hidden_states(graphdef, params, tokens, segments, layers)
         return [x.astype(jnp.bfloat16) for x in found]
 
-    rows, length = config.num_rows, config.data.length
+    rows, length = config.num_rows // config.shards, config.data.length
     stored = 2 * len(layers) * rows * length * size
     print(f"{rows} rows of {length} tokens, {stored / 1e6:.1f} MB")
     if dry_run:
@@ -217,7 +234,7 @@ def run(config: FeaturesConfig, *, dry_run: bool = False) -> None:
 
     tokens, weight = file(TOKENS, np.int32, length + 1), file(WEIGHT, np.float32, length)
     hidden = [file(HIDDEN.format(i), np.uint16, length, size) for i in layers]
-    began, step = time.monotonic(), config.data.batch
+    began, step = time.monotonic(), config.data.batch // config.shards
     for first in range(0, rows, step):
         batch = next(source)
         own, weight[first : first + step] = data.unpacked(batch)

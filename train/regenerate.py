@@ -104,17 +104,23 @@ class Samples:
 
 def read(path: str) -> Samples:
     """Reads a file of this recipe, or its shards. Raises ConfigError where one is missing."""
-    parts = []
-    for file in files_of(Path(path)):
+    found: dict[str, list] = {"tokens": [], "start": [], "stop": []}
+    for file in shards_of(Path(path), "regenerate"):
         with np.load(file) as arrays:
-            parts.append({name: arrays[name] for name in ("tokens", "start", "stop")})
-    joined = {}
-    for name in parts[0]:
-        shape = (sum(len(part[name]) for part in parts), *parts[0][name].shape[1:])
-        joined[name] = np.empty(shape, np.int32)
-        for i, part in enumerate(parts):
-            joined[name][i :: len(parts)] = part[name]
-    return Samples(**joined)
+            for name, parts in found.items():
+                parts.append(arrays[name])
+    return Samples(**{name: interleaved(parts) for name, parts in found.items()})
+
+
+def interleaved(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """The rows of all shards in their order: shard i has the rows ``i::len(parts)``."""
+    if len(parts) == 1:
+        return parts[0]
+    shape = sum(map(len, parts)), *parts[0].shape[1:]
+    joined = np.empty(shape, parts[0].dtype)
+    for i, part in enumerate(parts):
+        joined[i :: len(parts)] = part
+    return joined
 
 
 def shard_of(path: Path, shard: int, shards: int) -> Path:
@@ -122,24 +128,25 @@ def shard_of(path: Path, shard: int, shards: int) -> Path:
     return path if shards == 1 else path.with_name(f"{path.stem}.{shard}-of-{shards}{path.suffix}")
 
 
-def files_of(path: Path) -> list[Path]:
-    """A file that is there, or all of its shards. Raises ConfigError where one is missing."""
-    if path.is_file():
+def shards_of(path: Path, recipe: str, holds: str = "") -> list[Path]:
+    """What a recipe wrote to ``path``, or all of its shards. Raises ConfigError where one is
+    missing. ``holds``: what a folder must hold to be finished."""
+    if (path / holds).is_file():
         return [path]
     named = re.compile(rf"{re.escape(path.stem)}\.\d+-of-(\d+){re.escape(path.suffix)}")
     there = path.parent.iterdir() if path.parent.is_dir() else ()
     counts = {int(found[1]) for file in there if (found := named.fullmatch(file.name))}
     if not counts:
         raise ConfigError(
-            f"no samples at {str(path)!r}: run the recipe `regenerate` first, with output={path}"
+            f"nothing at {str(path)!r}: run the recipe `{recipe}` first, with output={path}"
         )
     count = max(counts)
     wanted = [shard_of(path, i, count) for i in range(count)]
-    missing = [file for file in wanted if not file.is_file()]
+    missing = [file for file in wanted if not (file / holds).is_file()]
     if missing:
         raise ConfigError(
             f"of the {count} shards of {path} {len(missing)} are missing, the first is "
-            f"{missing[0].name}: run the recipe `regenerate` with shard="
+            f"{missing[0].name}: run the recipe `{recipe}` with shard="
             f"{wanted.index(missing[0])} shards={count}"
         )
     return wanted
@@ -312,7 +319,7 @@ def conversations_of(config: RegenerateConfig, documents) -> list[Talk]:
 
 def turn_prompts(config: RegenerateConfig, teacher, talks, turn: int) -> list[tuple[Talk, dict]]:
     """The conversations that go on in a turn, each with its prompt for ``serve_offline``."""
-    found, refused = [], []
+    found, refused, full = [], [], 0
     for talk in talks:
         if not talk.waiting:
             continue
@@ -325,10 +332,13 @@ def turn_prompts(config: RegenerateConfig, teacher, talks, turn: int) -> list[tu
         room = min(config.new_tokens, config.data.length - len(ids))
         if room < 1:
             talk.waiting.clear()
+            full += 1
             continue
         prompt = dict(prompt=ids, max_new_tokens=room, temperature=talk.temperature)
         found.append((talk, prompt | {"seed": (talk.seed + turn) % 2**32}))
     sources.judge("conversations", refused, len(talks), config.data.broken_share)
+    if full:
+        print(f"turn {turn + 1}: {full:,} conversations fill data.length={config.data.length}")
     return found
 
 

@@ -6,7 +6,17 @@ import jax
 import numpy as np
 import pytest
 from chats import PLAIN, TALK, backend, write
-from specjax.train import conversations, corpus, data, export, model, regenerate, sources, tokenizer
+from specjax.train import (
+    conversations,
+    corpus,
+    data,
+    export,
+    features,
+    model,
+    regenerate,
+    sources,
+    tokenizer,
+)
 from specjax.train.config import ConfigError, DataConfig
 
 import specjax
@@ -68,6 +78,22 @@ def test_a_killed_run_goes_on_to_the_same_file(place, whole, monkeypatch):
     assert train("regenerate", *fields) == 0
     assert_same(root / "killed.npz", whole)
     assert not part.exists()
+
+
+def test_shards_of_features_are_read_as_the_rows_of_one_run(place):
+    root, train, teacher = place
+    for shard, output in (((0, 1), "one"), ((0, 2), "two"), ((1, 2), "two")):
+        fields = ["num_rows=8", f"shard={shard[0]}", f"shards={shard[1]}", teacher]
+        assert train("features", *fields, f"output={root / output}") == 0
+    one, two = (features.read(str(root / name), {}, 24, [1]) for name in ("one", "two"))
+    assert len(one) == len(two) == 8 and (root / "two.1-of-2").is_dir()
+    for n in range(8):
+        np.testing.assert_array_equal(one[n]["tokens"], two[n]["tokens"])
+        hidden = (rows[n]["hidden"][1].astype(np.float32) for rows in (one, two))
+        # computed in batches of another size
+        np.testing.assert_allclose(*hidden, rtol=1e-2, atol=1e-2)
+    with pytest.raises(ConfigError, match="run the recipe `features` first.*or give features="):
+        features.read(str(root / "three"), {}, 24, [1])
 
 
 def test_a_drafter_changes_no_greedy_row(place):
