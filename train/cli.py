@@ -16,6 +16,7 @@ RECIPES = {
     "pretrain": "a small target, next-token cross-entropy",
     "regenerate": "text by a target, for its drafter to learn from",
     "distill": "a drafter, from a frozen target",
+    "boost": "several drafters, each where the earlier ones fail, and their union",
     "online": "a drafter that learns from what it serves, under a shift of domain",
     "objectives": "the same drafter by each objective, a table over several seeds",
     "features": "the hidden states of a target, for heads to read",

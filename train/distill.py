@@ -150,6 +150,14 @@ class Pair:
         return CausalLM(self.teacher).head_table(params)
 
 
+def unpacked(pair: Pair, batch):
+    """``(tokens [B, T + 1], weight [B, T], hidden [B, T, F] or None)``: of a batch of ``data`` or
+    ``features``; the target's last hidden states, where they are stored."""
+    tokens, weight = data.unpacked(batch)
+    hidden = batch.get("hidden") if isinstance(batch, dict) else None
+    return tokens, weight, hidden[pair.teacher.num_layers].astype(jnp.float32) if hidden else None
+
+
 def make_writer(pair: Pair, length: int, prompt_tokens: int, temperature: float):
     """``write(params, tokens [B, length + 1], key) -> (tokens, weight [B, length])``: the drafter
     goes on from the first ``prompt_tokens`` of each row; weights count what it wrote."""
@@ -195,9 +203,7 @@ def make_loss(pair: Pair, config: DistillConfig):
         return {"loss": value, **found}
 
     def loss(params, frozen, batch, key):
-        (tokens, weight), hidden = data.unpacked(batch), None
-        if isinstance(batch, dict) and batch.get("hidden"):
-            hidden = batch["hidden"][pair.teacher.num_layers].astype(jnp.float32)
+        tokens, weight, hidden = unpacked(pair, batch)
         own_rows = config.own_rows(len(tokens))
         if own_rows:
             written, own = write(params, tokens[:own_rows], key)

@@ -1,8 +1,9 @@
 """A drafter that goes on learning from the requests that it serves: online distillation.
 
 While a request is decoded, the target's law is kept (its most likely tokens) at each position where
-the drafter was *rejected*: the target has computed it anyway. Between requests the drafter takes a
-few steps towards these laws, and serves the next request with the new weights.
+the drafter was *rejected*, or wherever the target has judged it: it has computed that law anyway.
+Between requests the drafter takes a few steps towards these laws, and serves the next request with
+the new weights.
 
 Lossless: yes. Weights change between requests alone, so the law that drew a token is the law that
 judges it; and they are arguments of the compiled loop, so a swap compiles nothing.
@@ -28,7 +29,7 @@ from specjax.models.causal_lm import CausalLM, graph_definition
 from specjax.models.lm import as_drafter
 from specjax.pytree import pytree_dataclass
 from specjax.request import prepare
-from specjax.types import Drafter, PyTree
+from specjax.types import Draft, Drafter, PyTree
 
 from . import chunks, features, losses
 from .config import ConfigError, OptimizerConfig
@@ -50,10 +51,11 @@ class RecorderState:
 
 @dataclasses.dataclass(frozen=True)
 class Recorder(ChainDrafter):
-    """Drafts what ``inner`` drafts, and keeps the target's ``top_k`` laws where that was rejected.
+    """Drafts what ``inner`` drafts, and keeps the target's ``top_k`` laws of positions.
 
-    Position ``t`` of a row is kept if the token behind it was drafted wrong: tokens were proposed
-    there, and another one was emitted.
+    ``keep``: which positions ``t`` of a row. ``rejected``: where the token behind it was drafted
+    wrong, that is tokens were proposed and another one was emitted; ``judged``: wherever the target
+    was asked, those of accepted tokens too.
 
     Lossless: yes, as ``inner`` is.
     """
@@ -61,6 +63,7 @@ class Recorder(ChainDrafter):
     num_draft: int = 0
     inner: Drafter = None
     top_k: int = 32
+    keep: str = "rejected"
 
     def __post_init__(self):
         object.__setattr__(self, "num_draft", self.inner.num_draft)
@@ -105,36 +108,48 @@ class Recorder(ChainDrafter):
         inner = dataclasses.replace(segment, round=(draft, verdict, own))
         inner = self.inner.observe(params, state.inner, inner)
 
-        rows = jnp.arange(logits.shape[0])
-        count = jnp.maximum(verdict.count, 0)
-        last = verdict.path[rows, count]  # the deepest node that was accepted
-        emitted = segment.next[rows, count]
-        below = tree.parents(draft) == last[:, None]
-        if draft.candidate is not None:
-            below &= draft.candidate
-        right = jnp.any(below & (draft.tokens == emitted[:, None]), axis=1)
-        rejected = (verdict.count >= 0) & jnp.any(below, axis=1) & ~right
-        law = losses.compress(logits[rows, last], self.top_k)
+        rows, count = jnp.arange(logits.shape[0])[:, None], verdict.count[:, None]
+        if self.keep == "judged":
+            steps = jnp.arange(verdict.path.shape[1])[None]
+            kept = steps <= count
+        else:
+            steps = jnp.maximum(count, 0)
+            kept = (count >= 0) & _rejected(draft, verdict.path, segment.next, steps)
+        law = losses.compress(logits[rows, verdict.path[rows, steps]], self.top_k)
         capacity = state.seen.shape[1]  # column L does not exist: nothing is kept there
-        where = jnp.where(rejected, segment.start + count, capacity)
-        keep = lambda old, new: old.at[rows, where].set(new, mode="drop")  # noqa: E731
+        where = jnp.where(kept, segment.start[:, None] + steps, capacity)
+        put = lambda old, new: old.at[rows, where].set(new, mode="drop")  # noqa: E731
         return RecorderState(
             inner=inner,
-            laws=jax.tree.map(keep, state.laws, law),
-            seen=keep(state.seen, True),
+            laws=jax.tree.map(put, state.laws, law),
+            seen=put(state.seen, True),
         )
+
+
+def _rejected(draft: Draft, path, emitted, steps):
+    """bool ``[B, 1]``: whether tokens were proposed below the node at ``path[steps]``, and none of
+    them was the one emitted there; ``steps`` int32 ``[B, 1]``."""
+    node = jnp.take_along_axis(path, steps, axis=1)
+    said = jnp.take_along_axis(emitted, steps, axis=1)
+    below = tree.parents(draft) == node
+    if draft.candidate is not None:
+        below &= draft.candidate
+    right = jnp.any(below & (draft.tokens == said), axis=1, keepdims=True)
+    return jnp.any(below, axis=1, keepdims=True) & ~right
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearningConfig:
     """How a drafter learns from what it serves: ``updates`` steps behind each request, each over
-    ``rows`` rows drawn from the last ``buffer`` ones. ``top_k``: kept of each law. ``divergence``
-    and its numbers: as in the recipe ``distill``.
+    ``rows`` rows drawn from the last ``buffer`` ones. ``keep``: which positions, ``rejected`` as in
+    the paper or all that were ``judged`` (see ``Recorder``); ``top_k``: tokens of each law.
+    ``divergence`` and its numbers: as in the recipe ``distill``.
     """
 
     updates: int = 4
     rows: int = 16
     buffer: int = 128
+    keep: str = "rejected"
     top_k: int = 32
     divergence: str = "fkl"
     beta: float = 0.5
@@ -148,6 +163,8 @@ class LearningConfig:
         for name in ("updates", "rows", "buffer", "top_k"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"learning.{name}={getattr(self, name)}; accepted: at least 1")
+        if self.keep not in ("rejected", "judged"):
+            raise ConfigError(f"learning.keep={self.keep!r}; accepted: 'rejected' or 'judged'")
         self.distance()
 
     def distance(self):
@@ -196,7 +213,9 @@ class Online:
             )
         self.lm, self.capacity, self.learning = lm, capacity, learning
         self.drafter = Recorder(
-            inner=DraftModel(num_draft=num_draft, model=model), top_k=learning.top_k
+            inner=DraftModel(num_draft=num_draft, model=model),
+            top_k=learning.top_k,
+            keep=learning.keep,
         )
         own = jax.tree.map(lambda x: jnp.array(x, jnp.float32), draft.params)
         self.params = {"target": lm.params, "drafter": own}

@@ -24,20 +24,20 @@ from .loop import Job, estimate, fit
 
 # by name: which text (of the corpus, or by the target), and the fields of the recipe ``distill``
 VARIANTS = {
-    "ce-corpus": ("corpus", {"data_share": 1.0}),
-    "seq-kd": ("target", {"data_share": 1.0}),
-    "fkl-corpus": ("corpus", {"divergence": "fkl"}),
-    "fkl": ("target", {"divergence": "fkl"}),
-    "tvd": ("target", {"divergence": "tvd"}),
-    "lk": ("target", {"divergence": "lk"}),
-    "jsd": ("target", {"divergence": "jsd"}),
-    "rkl": ("target", {"divergence": "rkl"}),
-    "nla": ("target", {"divergence": "nla"}),
-    "kl_tv": ("target", {"divergence": "kl_tv"}),
-    "fkl-top16": ("target", {"divergence": "fkl", "top_k": 16}),
-    "fkl-on-policy": ("target", {"divergence": "fkl", "on_policy": 0.25}),
+    "ce": ("corpus", {"data_share": 1.0}),
+    "fkl": ("corpus", {"divergence": "fkl"}),
+    "tvd": ("corpus", {"divergence": "tvd"}),
+    "lk": ("corpus", {"divergence": "lk"}),
+    "jsd": ("corpus", {"divergence": "jsd"}),
+    "rkl": ("corpus", {"divergence": "rkl"}),
+    "nla": ("corpus", {"divergence": "nla"}),
+    "kl_tv": ("corpus", {"divergence": "kl_tv"}),
+    "fkl-top16": ("corpus", {"divergence": "fkl", "top_k": 16}),
+    "seq-kd-target": ("target", {"data_share": 1.0}),
+    "fkl-target": ("target", {"divergence": "fkl"}),
+    "fkl-on-policy": ("corpus", {"divergence": "fkl", "on_policy": 0.25}),
 }
-BASELINE = "ce-corpus"
+BASELINE = "ce"
 MEASURES = {  # of a run's last evaluation, by the names of its ``eval_samples``
     "greedy": ("greedy/greedy_match", "greedy/greedy_tau"),
     "sampled": ("sampled/acceptance", "sampled/tau"),

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 from specjax.train import (
+    boost,
     compare,
     config,
     corpus,
@@ -49,6 +50,7 @@ SHIPPED = {
     "embedded_draft": distill,
     "embedded_objectives": objectives,
     "embedded_online": online,
+    "embedded_boost": boost,
     "embedded_features": features,
     "embedded_blockwise": heads,
     "embedded_medusa": heads,

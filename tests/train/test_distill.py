@@ -117,7 +117,7 @@ def test_a_row_of_the_table_of_objectives_is_a_run_of_distill_that_is_not_done_t
     settings = root / "objectives.toml"
     paths = [str(root / f"{kind}.npz") for kind in ("greedy", "sampled")]
     settings.write_text(f"""
-variants = ["ce-corpus", "lk"]
+variants = ["ce", "lk"]
 seeds = [0, 1]
 corpus = "{root / "states"}"
 target = "{root / "states"}"
@@ -150,7 +150,7 @@ warmup = 1
     assert words.count("seed 1") == 2  # of the first time
     rows = metrics.read(root / "objectives" / "rows.jsonl")
     assert [(row["variant"], row["seed"]) for row in rows] == [
-        (name, seed) for seed in (0, 1) for name in ("ce-corpus", "lk")
+        (name, seed) for seed in (0, 1) for name in ("ce", "lk")
     ]
     table = (root / "objectives" / "table.md").read_text().splitlines()
     assert len(table) == 4 and table[3].startswith("| lk | target |")
@@ -161,7 +161,7 @@ def test_gains_are_over_the_baseline_of_the_same_seed():
         names = [name for pair in objectives.MEASURES.values() for name in pair]
         return {"variant": variant, "seed": seed, **dict.fromkeys(names, value)}
 
-    rows = [row("ce-corpus", 0, 0.2), row("ce-corpus", 1, 0.4)]
+    rows = [row("ce", 0, 0.2), row("ce", 1, 0.4)]
     rows += [row("fkl", 0, 0.3), row("fkl", 1, 0.5)]
     line = objectives.table(rows).splitlines()[-1]
     assert "0.400 [0.300, 0.500] | +37.5% |" in line
