@@ -169,7 +169,8 @@ def heldout_prompts(stream: data.Stream, config: DecodingConfig, end_of_text: in
     """Windows of a held-out stream, evenly spread, each within one document and, where not all
     tokens count, before one that does."""
     size = config.prompt_tokens
-    places = regenerate.whole_windows(stream.tokens, size, end_of_text)
+    way_out = "lower decoding.prompt_tokens, or give decoding.num_prompts=0"
+    places = regenerate.whole_windows(stream.tokens, size, end_of_text, way_out)
     if stream.counts is not None:
         counts = np.append(stream.counts, False)[places + size]
         places = places[counts] if counts.any() else places

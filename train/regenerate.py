@@ -152,13 +152,19 @@ def shards_of(path: Path, recipe: str, holds: str = "") -> list[Path]:
     return wanted
 
 
-def whole_windows(stream: np.ndarray, size: int, end_of_text: int) -> np.ndarray:
-    """Where ``size`` tokens lie within one document (they may begin with its end-of-text)."""
+def whole_windows(
+    stream: np.ndarray, size: int, end_of_text: int, way_out: str = "ask for fewer"
+) -> np.ndarray:
+    """Where ``size`` tokens lie within one document (they may begin with its end-of-text).
+
+    Raises:
+      ConfigError: none is as long; ``way_out``: what the user can do then.
+    """
     ends = np.concatenate([[0], np.cumsum(stream == end_of_text)])
     starts = np.arange(len(stream) - size + 1)
     places = starts[ends[starts + size] == ends[starts + 1]]
     if not len(places):
-        raise ConfigError(f"no document holds {size} tokens: raise new_tokens, for shorter prompts")
+        raise ConfigError(f"no document holds {size} tokens: {way_out}")
     return places
 
 
@@ -241,7 +247,8 @@ def temperatures(config: RegenerateConfig, count: int) -> list[float]:
 def row_prompts(config: RegenerateConfig, stream: data.Stream, end_of_text: int) -> list[dict]:
     """Windows of the texts of a stream, for this shard, as ``specjax.serve_offline`` takes them."""
     longest = config.data.length + 1 - config.new_tokens
-    places = whole_windows(stream.tokens, longest, end_of_text)
+    way_out = "raise new_tokens, for shorter prompts"
+    places = whole_windows(stream.tokens, longest, end_of_text, way_out)
     rng, count = np.random.default_rng(config.data.seed), config.num_rows
     lengths = rng.integers(config.shortest, longest + 1, count)
     starts, seeds = rng.choice(places, count), rng.integers(2**32, size=count)

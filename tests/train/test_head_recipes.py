@@ -13,6 +13,7 @@ from specjax.train import (
     checkpoint,
     compare,
     config,
+    data,
     eagle3,
     features,
     frozen,
@@ -61,6 +62,25 @@ def setting_of(place, kind, *fields):
     words += ["data.eval_rows=4", *SMALL, *fields]
     made = config.load(kind, root / "empty.toml", words)
     return made, frozen.make_setting(made)
+
+
+def test_a_token_that_does_not_count_changes_no_loss(place):
+    made, setting = setting_of(place, heads.HeadsConfig)
+    read = frozen.make_reader(setting.lm.config, setting.end_of_text)
+    medusa = heads.make_medusa(made, setting)
+    loss = jax.jit(frozen.make_loss(medusa, setting.lm.target, read, made))
+    tokens, _ = data.unpacked(next(setting.batches))
+    tokens = np.where(tokens == setting.end_of_text, 1, tokens)  # nothing else sets a row apart
+    other, given = tokens.copy(), {"target": setting.lm.params}
+    other[:, -1] = tokens[:, -1] % 7 + 1  # what no input is, but the last thing predicted
+    values = []
+    for last in (0.0, 1.0):
+        weight = np.ones(tokens[:, 1:].shape, np.float32)
+        weight[:, -1] = last
+        for own in (tokens, other):
+            batch = {"tokens": own, "weight": weight}
+            values.append(float(weighed(loss(medusa.params, given, batch, None))))
+    assert values[0] == values[1] and values[2] != values[3] and values[0] != values[2]
 
 
 def losses_of(folder):
