@@ -9,6 +9,7 @@ References: Online Speculative Decoding, 2310.07177.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from pathlib import Path
@@ -19,7 +20,7 @@ import numpy as np
 
 import specjax
 
-from . import corpus, data, distill, regenerate, tokenizer
+from . import corpus, data, distill, model, outlook, regenerate, tokenizer
 from .config import ConfigError, RunConfig
 from .evaluate import make_evaluate
 from .learner import LearningConfig, Online
@@ -150,9 +151,43 @@ def run(config: OnlineConfig, *, dry_run: bool = False) -> None:
     heldout = heldout[np.linspace(0, len(heldout) - 1, config.eval_rows).astype(int)]
     rows = config.num_requests * config.batch
     tokens = rows * config.new_tokens
-    print(f"{config.num_requests} requests of {config.batch} rows, {tokens:,} tokens")
+    rng, key = np.random.default_rng(config.run.seed), jax.random.key(config.run.seed)
+    temperature = np.where(np.arange(config.batch) % 2, config.temperature, 0.0)
+    sampling = specjax.Sampling(temperature=jnp.asarray(temperature, jnp.float32))
+    lengths = np.full(config.batch, config.prompt_tokens, np.int32)
+
+    def request(number: int) -> dict:
+        """Serves a request and learns from it; the drafter's weights."""
+        online.serve(
+            served[rng.choice(len(served), config.batch)],
+            lengths,
+            key=jax.random.fold_in(key, number),
+            max_new_tokens=config.new_tokens,
+            sampling=sampling,
+            stops=sorted({end_of_text, *teacher.config.eos_ids}),
+        )
+        online.learn()
+        return online.params["drafter"]
+
     if dry_run:
-        return
+        own = online.drafter.inner.model.config
+        init = functools.partial(teacher.target.init, batch=config.batch, capacity=capacity)
+        slots = jax.eval_shape(init, teacher.params)
+        return outlook.show(
+            model=f"{config.drafter}: {model.words(own)}; for {teacher.name}",
+            shapes=f"{config.batch} rows of {capacity} tokens a request",
+            parameters=f"{outlook.num_parameters(online.params['drafter']):,} to train",
+            memory={
+                "target": outlook.num_bytes(teacher.params),
+                "drafter": outlook.num_bytes(online.params["drafter"]),
+                "cache": outlook.num_bytes(slots),
+            },
+            steps=f"{config.num_requests} requests, {tokens:,} tokens; {config.learning.updates} "
+            f"updates behind each, over {config.learning.rows} rows",
+            seconds=config.num_requests * outlook.seconds_of(lambda: request(0)),
+            beside="and the held-out measures",
+        )
+    print(f"{config.num_requests} requests of {config.batch} rows, {tokens:,} tokens")
     away = continuations(config, teacher, heldout, end_of_text)
     pair = distill.Pair(online.drafter.inner.model.config, teacher.config, end_of_text)
     evaluate = make_evaluate(distill.make_measure(pair, config.num_draft), away)
@@ -160,10 +195,6 @@ def run(config: OnlineConfig, *, dry_run: bool = False) -> None:
     began = at_home(online.params["drafter"], teacher.params)
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
-    rng, key = np.random.default_rng(config.run.seed), jax.random.key(config.run.seed)
-    temperature = np.where(np.arange(config.batch) % 2, config.temperature, 0.0)
-    sampling = specjax.Sampling(temperature=jnp.asarray(temperature, jnp.float32))
-    lengths = np.full(config.batch, config.prompt_tokens, np.int32)
     curve: list[dict] = []
     for number in range(config.num_requests + 1):
         if number % config.eval_every == 0 or number == config.num_requests:
@@ -179,16 +210,7 @@ def run(config: OnlineConfig, *, dry_run: bool = False) -> None:
             text = "".join(json.dumps(line) + "\n" for line in record)
             (folder / "curve.jsonl").write_text(text, encoding="utf-8")
         if number < config.num_requests:
-            prompts = served[rng.choice(len(served), config.batch)]
-            online.serve(
-                prompts,
-                lengths,
-                key=jax.random.fold_in(key, number),
-                max_new_tokens=config.new_tokens,
-                sampling=sampling,
-                stops=sorted({end_of_text, *teacher.config.eos_ids}),
-            )
-            online.learn()
+            request(number)
     draw(folder / "curve.png", record)
     print(f"wrote {folder}")
 
