@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 
 
 def static(default=dataclasses.MISSING):
@@ -13,3 +14,8 @@ def static(default=dataclasses.MISSING):
 def pytree_dataclass(cls):
     """Makes ``cls`` a frozen, keyword-only dataclass and registers it as a pytree."""
     return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, kw_only=True)(cls))
+
+
+def filled(x: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
+    """``x`` with zeros behind in each dimension, to the shape of ``like``."""
+    return jnp.pad(x, [(0, n - m) for n, m in zip(like.shape, x.shape, strict=True)])

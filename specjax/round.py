@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from . import acceptance, laws, sharding, tree
 from .acceptance import walk
 from .acceptance.laws import DraftLaw, TargetLaw
-from .pytree import pytree_dataclass
+from .pytree import filled, pytree_dataclass
 from .state import NO_TOKEN, SPENT, STOPPED, State
 from .stats import Stats
 from .types import ROOT, Context, Draft, Drafter, PyTree, Scores, Segment, Target, Verdict
@@ -51,11 +51,8 @@ def in_narrowest(draft: Draft, live, run):
     last = jnp.max(jnp.where(draft.scored & live[:, None], index, ROOT))
     full = jax.eval_shape(lambda: run(draft))
 
-    def pad(x, like):
-        return jnp.pad(x, [(0, n - m) for n, m in zip(like.shape, x.shape, strict=True)])
-
     def padded(width):
-        return jax.tree.map(pad, run(tree.narrow(draft, width)), full)
+        return jax.tree.map(filled, run(tree.narrow(draft, width)), full)
 
     sizes = widths(draft.num_nodes)
     choice = jnp.sum(jnp.asarray(sizes) <= last)

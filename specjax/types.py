@@ -13,6 +13,7 @@ prompt token is the first root.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
@@ -142,6 +143,9 @@ class Context:
         most ``num_draft``; in a tree, how deep. Shapes stay those of ``num_draft``; deeper nodes
         are neither scored nor candidates (``tree.tree`` sees to that), and a drafter saves what
         they would cost.
+      enough: None, or a function of the tokens that were drafted so far in chains, int32 ``[B, K]``
+        below the root: bool ``[B]``, of which rows nothing deeper is wanted. Where that is all of
+        them, a drafter saves what deeper nodes would cost; what stands there is no draft.
       plan: what the drafter's own ``plan`` said before the round, or None.
     """
 
@@ -155,6 +159,7 @@ class Context:
     begin: jax.Array | None = None
     law_state: PyTree = None
     law_params: PyTree = None
+    enough: Callable | None = static(None)
     plan: PyTree = None
 
     def prefix(self, path: jax.Array) -> Prefix:

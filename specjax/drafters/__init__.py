@@ -3,6 +3,7 @@
 import importlib
 
 from .adaptive import Adaptive
+from .hybrid import Hybrid
 from .model import DraftModel
 from .ngram import NGram
 from .plain import Plain
@@ -13,6 +14,7 @@ from .union import Union
 DRAFTERS = {drafter.name: drafter for drafter in (Plain, DraftModel, NGram)}
 DRAFTERS |= {
     "adaptive": Adaptive,
+    "hybrid": Hybrid,
     "synthetic": Synthetic,
     "union": Union,
 }  # named after what they hold
@@ -35,6 +37,7 @@ __all__ = [
     "ExLlama",
     "Goodput",
     "HuggingFace",
+    "Hybrid",
     "Hydra",
     "MTP",
     "Medusa",

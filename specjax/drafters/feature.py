@@ -24,7 +24,7 @@ from .. import tree
 from ..models.config import DecoderConfig
 from ..models.decoder import run_blocks
 from ..models.layers import product
-from ..pytree import pytree_dataclass
+from ..pytree import filled, pytree_dataclass
 from ..types import PyTree, Verdict
 from . import growth
 from .heads import HeadDrafter
@@ -137,16 +137,19 @@ class FeatureDrafter(HeadDrafter):
     on, so that its pass goes over all nodes above, too.
 
     Where ``context.width`` is given, passes beyond it are left out; after rounds of width 0 what
-    is pending grows, and is read once it is as much as a round may leave.
+    is pending grows, and is read once there is no room for what another such round may leave.
 
     Attributes:
       layers: the target's hidden states that are read, counted as ``layer``; None: that one.
+      others: the most tokens that a round may commit where others draft too; 0: none do. There is
+        room for those of two rounds then, the second of width 0.
 
     Raises:
       ValueError: hidden states that the target does not have; a tree too deep for the stages.
     """
 
     layers: tuple[int, ...] | None = None
+    others: int = 0
     num_stages = 1
 
     def __post_init__(self):
@@ -179,7 +182,12 @@ class FeatureDrafter(HeadDrafter):
 
     @property
     def num_pending(self) -> int:
-        """Pairs that a round may leave, and those before that the later stages want once more."""
+        """Pairs that rounds may leave, and those before that the later stages want once more."""
+        return max(self.few_pending, self.others + self.num_stages - 1) + self.others
+
+    @property
+    def few_pending(self) -> int:
+        """What a round leaves where no others draft."""
         return self.depth + self.num_stages
 
     @property
@@ -293,13 +301,13 @@ class FeatureDrafter(HeadDrafter):
 
         def run():
             given = state.cache, state.features, tokens, start, state.count
-            return self._root(head, params, *given)
+            return self._pending(head, params, *given)
 
         count, ran = state.count, None
         if context.width is None:
             logits, hidden, entries = run()
         else:
-            ran = (context.width > 0) | jnp.any(count >= self.num_pending)
+            ran = (context.width > 0) | jnp.any(count > self.num_pending - max(self.others, 1))
             empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(run))
             logits, hidden, entries = jax.lax.cond(ran, run, lambda: empty)
             ran = jnp.broadcast_to(ran, count.shape)
@@ -308,6 +316,21 @@ class FeatureDrafter(HeadDrafter):
             count = jnp.where(context.budget > 0, count, 0)
         cache = self._commit(state.cache, entries, start, count, hidden)
         return dataclasses.replace(state, cache=cache, ran=ran), (logits, hidden)
+
+    def _pending(self, head, params, cache, features, tokens, start, count):
+        """``_root`` over the fewest columns, of a few numbers, that hold all that is pending."""
+
+        def first(columns):
+            given = features[:, :columns], tokens[:, :columns], start, count
+            return self._root(head, params, cache, *given)
+
+        if not self.others:
+            return first(self.num_pending)
+        sizes = sorted({self.few_pending, self.num_pending - self.others, self.num_pending})
+        whole = jax.eval_shape(lambda: first(self.num_pending))
+        choice = jnp.sum(jnp.asarray(sizes) < jnp.max(count))
+        branches = [lambda n=n: jax.tree.map(filled, first(n), whole) for n in sizes]
+        return jax.lax.switch(choice, branches)
 
     def _root(self, head, params, cache, features, tokens, start, count):
         """What ``_catch_up`` returns of one pass over ``count`` int32 ``[B]`` pairs, and the

@@ -22,6 +22,7 @@ import numpy as np
 
 from .. import drawing, tree
 from .. import topology as topologies
+from ..pytree import filled
 from ..topology import Beams, Expand, Follow, Tree
 from ..types import ROOT, Context, Draft
 
@@ -81,7 +82,8 @@ def grow(topology, context: Context, level, carry, *, how: str = "top", words: W
         law of the request's settings, and the draft states these laws. ``hub``: they are drawn in
         pairs, see ``drawing.draw_hub``. At temperature 0 ``top``.
 
-    Where ``context.width`` is given, depths beyond it are not looked at.
+    Where ``context.width`` is given, depths beyond it are not looked at; nor, in a static chain,
+    those for which ``context.enough`` is.
 
     Returns:
       ``(draft, carry, place)``; ``carry`` has all M nodes that were gone on with, and ``place``
@@ -115,7 +117,10 @@ def _static(topology: Tree, context, level, carry, words, how):
         above = (-1, *(int(n) for n in below[known[1:]]))
         grown = Draft(start=context.length - 1, tokens=tokens[:, known], topology=above)
         step = functools.partial(level, since=since)
-        logits, carry = _if_wanted(step, depth, context.width, carry, grown)
+        wanted = True
+        if context.enough is not None and depth:
+            wanted = jnp.any(~context.enough(tokens[:, 1:]) & (context.budget > 0))
+        logits, carry = _if_wanted(step, depth, context.width, carry, grown, wanted)
         children = np.flatnonzero(depths == depth + 1)
         parent = below[children] - since  # column of this level
         rank = np.asarray(topology.ranks)[children]
@@ -314,13 +319,10 @@ def _if_wanted(step, depth, width, carry, grown, wanted=True):
     def zeros(like):
         return jnp.zeros(like.shape, like.dtype)
 
-    def pad(like, x):
-        return jnp.pad(x, [(0, n - m) for n, m in zip(like.shape, x.shape, strict=True)])
-
     def skip(carry, grown):
         if jax.tree.structure(carry) != jax.tree.structure(after):  # before the first depth
             return zeros(logits), jax.tree.map(zeros, after)
-        return zeros(logits), jax.tree.map(pad, after, carry)
+        return zeros(logits), jax.tree.map(filled, carry, after)
 
     return jax.lax.cond(wanted, step, skip, carry, grown)
 

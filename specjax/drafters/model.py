@@ -14,7 +14,7 @@ from ..types import Draft, PyTree, Target, Verdict
 from . import growth
 from .base import ChainDrafter
 
-CATCH_UP = 16  # tokens read at once after rounds without a draft
+CATCH_UP = 8  # tokens read at once after rounds without a draft
 
 
 @pytree_dataclass

@@ -44,7 +44,17 @@ class NGram(ChainDrafter):
         return state
 
     def draft_step(self, params, state, context):
-        tokens, length = context.tokens, context.length
+        matched = self.matches(context.tokens, context.length)
+        copied, count = self.copy(context.tokens, context.length, matched, self.num_draft)
+        proposed = jnp.arange(self.num_draft) < count[:, None]
+        return tree.chain(context, copied, candidate=proposed, scored=proposed), state
+
+    def matches(self, tokens, length):
+        """int32 ``[B, L]``: how many tokens up to each index equal the last ones of the text, at
+        most ``longest``; 0 at the end of the text itself and behind it.
+
+        ``tokens`` int32 ``[B, L]``, the first ``length`` int32 ``[B]`` of a row are its text.
+        """
         size = tokens.shape[1]
         index = jnp.arange(size, dtype=jnp.int32)
         run = jnp.ones(tokens.shape, bool)
@@ -55,14 +65,27 @@ class NGram(ChainDrafter):
             shifted = jnp.pad(tokens, ((0, 0), (back, 0)), constant_values=-1)[:, :size]
             run &= (shifted == wanted) & (index - back >= 0) & (length[:, None] - 1 - back >= 0)
             matched += run
-        matched = jnp.where(
-            index < length[:, None] - 1, matched, 0
-        )  # the suffix itself is no match
-        end = jnp.max(matched * size + index, axis=1)  # longest first, then most recent
-        run_length, end = end // size, end % size
-        trusted = jnp.where(run_length >= self.shortest, self.stretch * run_length, 0)
-        steps = jnp.arange(self.num_draft, dtype=jnp.int32)
+        return jnp.where(index < length[:, None] - 1, matched, 0)
+
+    def matches_behind(self, tokens, length, matched):
+        """``matches`` of the text with one more token, ``tokens[length]``; ``matched``: without."""
+        last = jnp.take_along_axis(tokens, length[:, None], axis=1, mode="clip")
+        before = jnp.pad(matched, ((0, 0), (1, 0)))[:, :-1]
+        inside = jnp.arange(tokens.shape[1]) < length[:, None]
+        return jnp.where(inside & (tokens == last), jnp.minimum(before + 1, self.longest), 0)
+
+    def trusted(self, matched):
+        """int32 ``[B]``: how many tokens to copy, 0 without a match of ``shortest``."""
+        run_length = jnp.max(matched, axis=1)
+        return jnp.where(run_length >= self.shortest, self.stretch * run_length, 0)
+
+    def copy(self, tokens, length, matched, steps):
+        """What followed the longest of the matches, of several the last, int32 ``[B, steps]``, and
+        how many of these tokens are trusted, int32 ``[B]``; a copy beyond the end is periodic."""
+        size = tokens.shape[1]
+        index = jnp.arange(size, dtype=jnp.int32)
+        end = jnp.max(matched * size + index, axis=1) % size
         period = jnp.maximum(length - 1 - end, 1)[:, None]
-        copied = jnp.take_along_axis(tokens, end[:, None] + 1 + steps % period, axis=1, mode="clip")
-        proposed = steps < trusted[:, None]
-        return tree.chain(context, copied, candidate=proposed, scored=proposed), state
+        where = end[:, None] + 1 + jnp.arange(steps, dtype=jnp.int32) % period
+        copied = jnp.take_along_axis(tokens, where, axis=1, mode="clip")
+        return copied, jnp.minimum(self.trusted(matched), steps)

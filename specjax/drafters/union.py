@@ -98,7 +98,7 @@ class Union(ChainDrafter):
                 features = segment.features[..., first:last] if last > first else None
                 mine, first = dataclasses.replace(mine, features=features), last
             if segment.round is not None:
-                mine = _round_of(mine, state.drafts[i])
+                mine = round_of(mine, state.drafts[i])
             states.append(drafter.observe(own, state.inner[i], mine))
         return UnionState(inner=tuple(states))
 
@@ -111,7 +111,7 @@ class Union(ChainDrafter):
         return [{**params, "drafter": own} for own in params["drafter"]]
 
 
-def _round_of(segment: Segment, draft: Draft) -> Segment:
+def round_of(segment: Segment, draft: Draft) -> Segment:
     """The segment as the drafter sees it whose ``draft`` was one of several: its verdict goes as
     far as its own nodes say what was committed."""
     verdict = segment.round[1]

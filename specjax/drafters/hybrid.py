@@ -1,0 +1,196 @@
+"""Copies where the text repeats itself, and asks another drafter where it does not."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from .. import tree
+from ..pytree import pytree_dataclass
+from ..topology import chain
+from ..types import POINT_MASS, ROOT, Draft, Drafter, PyTree
+from .base import ChainDrafter
+from .ngram import NGram
+from .union import round_of
+
+
+@pytree_dataclass
+class HybridState:
+    """``inner``: the other drafter's; ``draft``: what it proposed, None between rounds."""
+
+    inner: PyTree
+    draft: Draft | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Hybrid(ChainDrafter):
+    """A row whose last tokens stood in its context before copies what followed there. Where they
+    did not, ``inner`` drafts, one token after the other, until the text with what was drafted did;
+    the rest is copied.
+
+    The dear drafter says the first tokens, on which all others hang, the cheap one those behind:
+    the horizontal cascade of CS Drafting. A round in which all rows copy costs no more than the
+    lookup: ``inner`` is not run, and reads what it missed when it is next asked.
+
+    ``params["drafter"]`` are the weights of ``inner``.
+
+    Attributes:
+      num_draft: tokens a round, at least those of ``inner``; 0: twice those and one more.
+      inner: a drafter of chains.
+      lookup: which matches are followed, and how far; None: as ``NGram`` does.
+
+    Lossless: yes; a copied token is judged as a function of the context, the others as ``inner``'s.
+
+    Raises:
+      ValueError: ``inner`` drafts trees, or cannot be asked for less than all it drafts.
+
+    References: CS Drafting, arXiv 2312.11462, section 3.2 (horizontal cascade, the last drafter a
+    statistical one); with a lookup first, SuffixDecoding, arXiv 2411.04975, and SAM Decoding,
+    arXiv 2411.10666.
+
+    Example::
+
+        drafter = Hybrid(7, inner=DraftModel(3, model=small))
+        params = {"target": weights, "drafter": weights_of_small}
+    """
+
+    num_draft: int = 0
+    inner: Drafter = None
+    lookup: NGram | None = None
+
+    def __post_init__(self):
+        inner = self.inner
+        name, depth = getattr(inner, "name", inner), getattr(inner, "depth", 0)
+        if not depth or getattr(inner, "topology", None) not in (None, chain(depth)):
+            raise ValueError(
+                f"Hybrid(inner={name}): copies are chains, so give a drafter of chains of at least "
+                "one token; trees go together in a Union"
+            )
+        if hasattr(inner, "plan") or not hasattr(inner, "rest"):
+            raise ValueError(
+                f"Hybrid(inner={name}): it cannot be asked to draft nothing in some rounds; of an "
+                "adaptive drafter give the inner one, and make the hybrid adaptive"
+            )
+        if getattr(type(inner), "readout", None) is not ChainDrafter.readout:
+            raise ValueError(
+                f"Hybrid(inner={name}): it reads all nodes of a round (it has a readout), which "
+                "are not its own where a row copies"
+            )
+        if self.num_draft and self.num_draft < depth:
+            raise ValueError(
+                f"Hybrid(num_draft={self.num_draft}): {name} alone drafts {depth}; give at least "
+                "as many"
+            )
+        object.__setattr__(self, "num_draft", self.num_draft or 2 * depth + 1)
+        object.__setattr__(self, "lookup", self.lookup or NGram())
+        if hasattr(inner, "others"):
+            inner = dataclasses.replace(inner, others=self.num_draft + 1)
+            object.__setattr__(self, "inner", inner)
+
+    @property
+    def name(self) -> str:
+        return f"{self.lookup.name}+{self.inner.name}"
+
+    @property
+    def features(self) -> tuple[int, ...]:
+        return self.inner.features
+
+    @property
+    def vocab_size(self) -> int | None:
+        return getattr(self.inner, "vocab_size", None)
+
+    def shard(self, params, mesh):
+        """The weights of ``inner`` on a mesh; see ``sharding.place``."""
+        return self.inner.shard(params, mesh) if hasattr(self.inner, "shard") else params
+
+    def init(self, params, batch, capacity, inputs=None):
+        return HybridState(inner=self.inner.init(params, batch, capacity, inputs))
+
+    def draft_step(self, params, state, context):
+        most = self.inner.depth
+        width = most if context.width is None else jnp.minimum(context.width, most)
+        none = jnp.zeros((len(context.length), 0), jnp.int32)
+        asks = ~self._copies(context, none)[-1] & (context.budget > 0)
+        asked = dataclasses.replace(
+            context,
+            width=jnp.where(jnp.any(asks), width, 0),
+            enough=lambda tokens: jnp.any(jnp.stack(self._copies(context, tokens)), axis=0),
+        )
+        own, inner = self.inner.draft_step(params, state.inner, asked)
+        return self._joined(context, own, inner)
+
+    def _text(self, context, tokens):
+        """The text with ``tokens`` int32 ``[B, K]`` behind it, in the buffer."""
+        where = context.length[:, None] + jnp.arange(tokens.shape[1])
+        rows = jnp.arange(len(tokens))[:, None]
+        return context.tokens.at[rows, where].set(tokens, mode="drop")
+
+    def _matches(self, context, tokens) -> list[jax.Array]:
+        """``lookup.matches`` of the text, and with each one more of ``tokens`` int32 ``[B, K]``."""
+        text, length = self._text(context, tokens), context.length
+        found = [self.lookup.matches(context.tokens, length)]
+        for k in range(tokens.shape[1]):
+            found.append(self.lookup.matches_behind(text, length + k, found[-1]))
+        return found
+
+    def _copies(self, context, tokens) -> list[jax.Array]:
+        """Bool ``[B]`` each: whether there is something to copy behind the text, and behind it with
+        each one more of ``tokens``."""
+        return [self.lookup.trusted(m) > 0 for m in self._matches(context, tokens)]
+
+    def _joined(self, context, own: Draft, inner):
+        """The draft of each row: its own tokens up to where copying begins, then the copy."""
+        steps = jnp.arange(self.num_draft, dtype=jnp.int32)
+        most = own.num_nodes - 1
+        said = own.tokens[:, 1:]
+        found = self._matches(context, said)
+        copies = jnp.stack([self.lookup.trusted(m) > 0 for m in found], axis=1)
+        # behind all of one's own tokens there need be nothing to copy
+        first = jnp.where(jnp.any(copies, axis=1), jnp.argmax(copies, axis=1), most)
+        first = first.astype(jnp.int32)
+        matched = jnp.take_along_axis(jnp.stack(found, axis=1), first[:, None, None], axis=1)[:, 0]
+        text = self._text(context, said)
+        copied, count = self.lookup.copy(text, context.length + first, matched, self.num_draft)
+        mine = steps < first[:, None]
+        wide = ((0, 0), (0, self.num_draft - most))
+        tokens = jnp.where(
+            mine,
+            jnp.pad(said, wide),
+            jnp.take_along_axis(copied, jnp.maximum(steps - first[:, None], 0), axis=1),
+        )
+        kept = jnp.ones(said.shape, bool) if own.candidate is None else own.candidate[:, 1:]
+        proposed = jnp.where(mine, jnp.pad(kept, wide), steps < (first + count)[:, None])
+        law = None
+        if own.laws is not None:
+            law = jnp.where(mine, jnp.pad(own.law[:, 1:], wide), POINT_MASS)
+        draft = tree.tree(
+            context,
+            tokens,
+            tree.chain_topology(self.num_draft),
+            law=law,
+            laws=own.laws,
+            candidate=proposed,
+            scored=proposed,
+            draws="iid" if law is None else "mixed",
+        )
+        draft = dataclasses.replace(draft, vocab=own.vocab)
+        # what stands behind was perhaps not even looked at: it is none of its tokens
+        own = dataclasses.replace(
+            own, tokens=own.tokens.at[:, ROOT + 1 :].set(jnp.where(mine[:, :most], said, -1))
+        )
+        return draft, HybridState(inner=inner, draft=own)
+
+    def rest(self, params, state, context):
+        return HybridState(inner=self.inner.rest(params, state.inner, context))
+
+    def observe(self, params, state, segment):
+        if state.draft is not None:
+            segment = round_of(segment, state.draft)
+        return HybridState(inner=self.inner.observe(params, state.inner, segment))
+
+    def settle(self, params, state, context):
+        if not hasattr(self.inner, "settle"):
+            return state
+        return HybridState(inner=self.inner.settle(params, state.inner, context))
