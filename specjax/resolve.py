@@ -22,7 +22,16 @@ DEFAULT_DRAFTS = {"embedded": "embedded-draft"}  # target -> its draft model, fo
 HEADS = ("medusa", "hydra", "blockwise", "eagle", "eagle3", "mtp")
 NUM_DRAFT = 3  # by default; on CPU a pass costs the same over 2 to 4 tokens
 AUTO, AUTO_DRAFTS = "auto", 7  # num_draft that follows acceptance and cost, and its largest value
+LOOKUP = "ngram+"  # before the name of a drafter: copies first, see drafters/hybrid.py
 MOST_DRAFTS = 64  # levels of a draft; each is a part of the program, thousands compile for hours
+
+
+@dataclasses.dataclass(frozen=True)
+class WithLookup:
+    """What ``"ngram+name"`` means: ``inner``, a draft model or heads, where there is nothing to
+    copy."""
+
+    inner: LM | HeadLM
 
 
 def resolve_drafter(
@@ -37,14 +46,8 @@ def resolve_drafter(
     Raises:
       ValueError, TypeError: the drafter, the number or the tree is none that is accepted.
     """
-    if isinstance(drafter, str) and drafter not in ("plain", "ngram", "draft", *HEADS):
-        if "/" not in drafter and drafter not in EMBEDDED and not os.path.isdir(drafter):
-            raise ValueError(
-                f"drafter={drafter!r} is unknown; accepted: 'draft', 'ngram', 'plain' (or None), "
-                f"{', '.join(map(repr, HEADS))}, a folder or hub name (owner/name) of a draft "
-                "model or of heads, what specjax.load or specjax.load_drafter returns, a Drafter "
-                "object"
-            )
+    if isinstance(drafter, str):
+        _check_name(drafter)
     if isinstance(drafter, str | os.PathLike):
         drafter = named(lm, drafter)
     if isinstance(num_draft, str) and num_draft == AUTO:
@@ -76,6 +79,12 @@ def resolve_drafter(
         if drafter == "ngram":
             return drafters.NGram(num_draft=drafts()), None
         return drafters.Plain(), None
+    if isinstance(drafter, WithLookup):
+        if shape is not None:
+            raise ValueError(f"tree={tree!r}: with a lookup chains are drafted; give num_draft")
+        most = drafts()
+        inner, params = resolve_drafter(lm, drafter.inner, min(most, NUM_DRAFT), None, None, how)
+        return drafters.Hybrid(num_draft=most, inner=inner), params
     if isinstance(drafter, HeadLM):
         if shape is None and num_draft is not None:
             shape = topology.chain(drafts())
@@ -108,6 +117,20 @@ def resolve_drafter(
     return drafter, params
 
 
+def _check_name(drafter: str) -> None:
+    """Raises ValueError for what can be no drafter's name."""
+    name = drafter.removeprefix(LOOKUP)
+    if name in ("draft", *HEADS) or (name == drafter and name in ("plain", "ngram")):
+        return
+    if "/" not in name and name not in EMBEDDED and not os.path.isdir(name):
+        raise ValueError(
+            f"drafter={drafter!r} is unknown; accepted: 'draft', 'ngram', 'plain' (or None), "
+            f"{', '.join(map(repr, HEADS))}, a folder or hub name (owner/name) of a draft "
+            f"model or of heads, {LOOKUP!r} before any of these but 'ngram' and 'plain', what "
+            "specjax.load or specjax.load_drafter returns, a Drafter object"
+        )
+
+
 def _checked(tree, num_draft) -> topology.Topology:
     if num_draft is not None:
         raise ValueError(f"tree={tree!r} and num_draft={num_draft}: give one of the two, or 'auto'")
@@ -137,7 +160,7 @@ def _with_tree(heads: HeadLM, shape: topology.Topology | None, lm: LM):
     return dataclasses.replace(own, topology=shape)
 
 
-def named(lm: LM, name: str | os.PathLike, **settings) -> str | LM | HeadLM:
+def named(lm: LM, name: str | os.PathLike, **settings) -> str | LM | HeadLM | WithLookup:
     """What ``drafter=name`` means for a target; ``plain`` and ``ngram`` are returned as they are.
 
     A folder or a hub name holds a draft model or heads; its config tells which. ``settings``: what
@@ -149,6 +172,9 @@ def named(lm: LM, name: str | os.PathLike, **settings) -> str | LM | HeadLM:
     """
     if name in ("plain", "ngram"):
         return name
+    if isinstance(name, str) and name.startswith(LOOKUP):
+        _check_name(name)
+        return WithLookup(named(lm, name.removeprefix(LOOKUP), **settings))
     if name == "draft":
         return default_draft(lm)
     if name in HEADS:

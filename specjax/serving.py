@@ -21,6 +21,7 @@ from .formats import HeadLM
 from .models.lm import LM
 from .output_file import OutputFile
 from .prompt_file import Broken, Prompt
+from .resolve import WithLookup
 from .topology import as_topology
 
 
@@ -201,20 +202,27 @@ def _serve(lm, found, broken, file, batch, gather, progress, seed, ways) -> Serv
     )
 
 
+def _identity(drafter):
+    """Of what ``drafter=`` was given, all that tells it from others."""
+    if isinstance(drafter, WithLookup):
+        return "ngram", _identity(drafter.inner)
+    if isinstance(drafter, LM):
+        return drafter.fingerprint, str(drafter.dtype)
+    if isinstance(drafter, HeadLM):
+        return drafter.fingerprint, str(drafter.drafter.topology)
+    if isinstance(drafter, str | None):
+        return drafter
+    said = (getattr(drafter, part, None) for part in ("name", "num_draft", "topology", "how"))
+    return [str(part) for part in said]
+
+
 def _made_with(lm: LM, prompts: list[Prompt], seed: int, ways: Mapping) -> dict[int, dict]:
     """By index, hashes of the model, the drafter and the prompt with its options."""
     model = _hash(lm.fingerprint, str(lm.dtype))
-    drafter = ways["drafter"]
-    if isinstance(drafter, LM):
-        drafter = drafter.fingerprint, str(drafter.dtype)
-    elif isinstance(drafter, HeadLM):
-        drafter = drafter.fingerprint, str(drafter.drafter.topology)
-    elif not isinstance(drafter, str | None):
-        said = (getattr(drafter, part, None) for part in ("name", "num_draft", "topology", "how"))
-        drafter = [str(part) for part in said]
     rule = getattr(ways["rule"], "name", str(ways["rule"]))
     shape = None if ways["tree"] is None else str(as_topology(ways["tree"]))
-    drafter, law = _hash(drafter, ways["num_draft"], shape, rule), laws.name_of(ways["law"])
+    drafter = _hash(_identity(ways["drafter"]), ways["num_draft"], shape, rule)
+    law = laws.name_of(ways["law"])
     same = {"model": model, "drafter": drafter}
     return {
         p.index: same

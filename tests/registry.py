@@ -10,7 +10,7 @@ import numpy as np
 from toys import Merged, TreeDrafter, bag, heads, like
 
 from specjax import topology
-from specjax.drafters import Adaptive, DraftModel, Goodput, NGram, Plain, Union
+from specjax.drafters import Adaptive, DraftModel, Goodput, Hybrid, NGram, Plain, Union
 from specjax.drafters.block import Block, BlockConfig
 from specjax.drafters.blockwise import Blockwise, BlockwiseConfig
 from specjax.drafters.eagle import Eagle, EagleConfig
@@ -58,6 +58,12 @@ def cases(model, params):
         """The same with a width that changes all the time."""
         drafter, weights, rules = case
         return Adaptive(drafter, RESTLESS), {"inner": weights, "costs": COSTS[:3]}, rules
+
+    def hybrid(num_draft, case):
+        """The same behind a lookup that finds much, and finds it wrong."""
+        drafter, weights, rules = case
+        lookup = NGram(longest=2, shortest=1, stretch=1)
+        return Hybrid(num_draft, inner=drafter, lookup=lookup), weights, rules
 
     layer = DecoderConfig(
         vocab_size=model.vocab_size,
@@ -145,6 +151,11 @@ def cases(model, params):
             {"inner": None, "costs": COSTS},
             ("delta",),
         ),
+        "hybrid draft": hybrid(4, (DraftModel(num_draft=2, model=model), near, ("block",))),
+        "hybrid mtp": hybrid(
+            3, head(MTP, modules, (-1, 0, 1), ("rejection",), how="iid", share_layers=True)
+        ),
+        "adaptive hybrid": adaptive(hybrid(3, head(top, eagle3, (-1, 0, 1), rules=("delta",)))),
         "blockwise": head(Blockwise, BlockwiseConfig, (-1, 0, 0), trunk_size=5),
         "medusa": head(Medusa, MedusaConfig, TREE, tied=True),
         "hydra": head(Hydra, HydraConfig, TREE, ("rejection",), how="iid"),

@@ -1,0 +1,126 @@
+"""Copying and another drafter in one: who says what, and what the other one knows of it."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from registry import cases
+from toys import bag
+
+import specjax
+from specjax import Sampling, loop, resolve, round
+from specjax.drafters import Adaptive, DraftModel, Hybrid, NGram, Union
+from specjax.topology import branching
+
+MODEL, PARAMS = bag(17, 5)
+CASES = cases(MODEL, PARAMS)
+LOOKUP = NGram(longest=3, shortest=2, stretch=1)
+SIZE = 64
+PROMPTS = np.asarray([[1, 2, 3, 1, 2], [4, 5, 6, 0, 0]], np.int32)
+LENGTHS = np.asarray([5, 3], np.int32)
+
+jit_judge = jax.jit(round.judge, static_argnums=(0, 1, 2))
+
+
+def begun(drafter, weights, tokens=PROMPTS, lengths=LENGTHS):
+    request, _ = loop.prepare(
+        MODEL, drafter, tokens, lengths, jax.random.key(0), 24, Sampling(), SIZE, ()
+    )
+    params = {"target": PARAMS, "drafter": weights}
+    return params, loop.jit_start(MODEL, drafter, "auto", SIZE, params, request)
+
+
+def rounds_of(drafter, weights):
+    """Of each round: the state before it, and what was proposed and judged."""
+    params, state = begun(drafter, weights)
+    while int(state.budget.max()):
+        yield state, jit_judge(MODEL, drafter, "auto", params, state)
+        state = loop.jit_burst(MODEL, drafter, "auto", 1, params, state)
+
+
+def matches_of(text):
+    """The longest earlier match of the last tokens of a list, and the last place where it ends."""
+    best, where = 0, -1
+    for end in range(len(text) - 1):
+        size = 0
+        while size < min(LOOKUP.longest, end + 1) and text[end - size] == text[-1 - size]:
+            size += 1
+        if size and size >= best:
+            best, where = size, end
+    return best, where
+
+
+@pytest.mark.parametrize("name", ["hybrid draft", "hybrid mtp", "adaptive hybrid"])
+def test_after_any_copies_the_inner_drafter_says_what_it_says_of_that_text_alone(name):
+    hybrid, weights, _ = CASES[name]
+    if isinstance(hybrid, Adaptive):  # adaptive eagle3: here its width is left alone
+        hybrid, weights = hybrid.inner, weights["inner"]
+    hybrid = Hybrid(hybrid.num_draft, inner=hybrid.inner, lookup=LOOKUP)
+    inner = hybrid.inner
+    if hasattr(inner, "how") and inner.how:
+        inner = dataclasses.replace(inner, how="top")
+        hybrid = dataclasses.replace(hybrid, inner=inner)
+    compared = copied = 0
+    for state, judged in rounds_of(hybrid, weights):
+        own = np.asarray(judged.proposed.draft.tokens)
+        live = np.asarray(state.budget) > 0
+        _, alone = begun(inner, weights, np.asarray(state.tokens), np.asarray(state.length))
+        params = {"target": PARAMS, "drafter": weights}
+        alone = np.asarray(jit_judge(MODEL, inner, "auto", params, alone).draft.tokens)
+        said = (own >= 0) & live[:, None]
+        assert (own[said] == alone[said]).all()
+        compared += said[:, 1:].sum()
+        copied += (~said[:, 1] & live).sum()
+    assert compared > 6 and copied > 3  # both happened
+
+
+def test_a_row_copies_behind_the_first_of_its_own_tokens_that_makes_a_match():
+    hybrid = Hybrid(5, inner=DraftModel(num_draft=3, model=MODEL), lookup=LOOKUP)
+    at = set()
+    for state, judged in rounds_of(hybrid, CASES["draft"][1]):
+        tokens = np.asarray(judged.draft.tokens)
+        candidate = np.asarray(judged.draft.candidate)
+        own = np.asarray(judged.proposed.draft.tokens)
+        for row in np.flatnonzero(np.asarray(state.budget) > 0):
+            text = np.asarray(state.tokens[row, : state.length[row]]).tolist()
+            k = 0
+            while k < 3 and matches_of(text)[0] < LOOKUP.shortest:
+                k += 1
+                text.append(int(tokens[row, k]))
+                assert own[row, k] == tokens[row, k]
+            assert (own[row, 1 + k :] == -1).all()
+            size, end = matches_of(text)
+            count = min(size * LOOKUP.stretch if size >= LOOKUP.shortest else 0, 5 - k)
+            period = len(text) - 1 - end
+            expected = [text[end + 1 + i % period] for i in range(count)]
+            assert tokens[row, 1 + k : 1 + k + count].tolist() == expected
+            assert candidate[row].tolist() == [True] * (1 + k + count) + [False] * (5 - k - count)
+            at.add((k, count > 0))
+    assert {(0, True), (3, False)} <= at and any(k in (1, 2) for k, _ in at)
+
+
+def test_drafters_that_a_lookup_cannot_go_before_are_named():
+    tree = DraftModel(model=MODEL, topology=branching(2, 1))
+    chain = DraftModel(num_draft=3, model=MODEL)
+    with pytest.raises(ValueError, match="Union"):
+        Hybrid(inner=tree)
+    with pytest.raises(ValueError, match="make the hybrid adaptive"):
+        Hybrid(inner=Adaptive(chain))
+    with pytest.raises(ValueError, match="asked to draft nothing"):
+        Hybrid(inner=Union(drafters=(chain, chain)))
+    with pytest.raises(ValueError, match="at least as many"):
+        Hybrid(2, inner=chain)
+
+
+def test_a_name_behind_ngram_is_any_that_stands_alone():
+    lm = specjax.load("embedded")
+    drafter, _ = resolve.resolve_drafter(lm, "ngram+draft", 5)
+    assert (drafter.num_draft, drafter.inner.num_draft) == (5, 3)
+    drafter, _ = resolve.resolve_drafter(lm, "ngram+mtp")
+    assert drafter.name == "ngram+mtp" and drafter.num_draft == drafter.inner.depth == 3
+    for wrong in ("ngram+ngram", "ngram+nothing", "ngram+"):
+        with pytest.raises(ValueError, match="accepted"):
+            resolve.resolve_drafter(lm, wrong)
+    with pytest.raises(ValueError, match="num_draft"):
+        resolve.resolve_drafter(lm, "ngram+draft", tree="2x1")
