@@ -70,7 +70,9 @@ def cpu(
     ]
     text = dict(kind="heldout", prompts=prompts)
     for temperature in (0.0, 1.0):
-        for drafter, n in (("ngram", 3), ("ngram", 7), ("draft", 1), ("draft", 3)):
+        ways = [("ngram", 3), ("ngram", 7), ("draft", 1), ("draft", 3)]
+        ways += [("ngram+draft", 3), ("ngram+draft", 7)]
+        for drafter, n in ways:
             rows.append({**text, "drafter": drafter, "num_draft": n, "temperature": temperature})
     return rows
 
@@ -90,9 +92,10 @@ def heads(
     rows = []
     for temperature in (0.0, 1.0):
         common = {**text, "temperature": temperature}
-        for drafter in ("mtp", "eagle3", "ngram", "hydra", "medusa", "draft"):
+        copying = ("ngram", "ngram+mtp", "ngram+eagle3", "ngram+hydra")
+        for drafter in (*copying, "mtp", "eagle3", "hydra", "medusa", "draft"):
             rows += [{**common, "drafter": drafter, "num_draft": n} for n in drafts]
-            if drafter != "ngram" and not temperature:
+            if drafter not in copying and not temperature:
                 rows.append({**common, "drafter": drafter, "tree": tree})
     adaptive = {**text, "drafter": "hydra", "num_draft": "auto", "temperature": 0.0}
     rows += [{**adaptive, "batch": b} for b in batches]

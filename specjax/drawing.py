@@ -11,7 +11,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from . import sharding
+from . import native, sharding
 from .sharding import DATA, MODEL
 
 
@@ -19,9 +19,9 @@ def argmax(x: jax.Array) -> jax.Array:
     """Index of the first maximum over the last axis, int32; -1 where that is not finite.
 
     The maximum of every block, the first block that reaches the greatest, the first such number
-    in it: one pass over ``x`` and nothing of its size beside it. (``jnp.argmax`` is a scalar loop
-    on CPU, ten times slower at 32k.) Beside numbers, NaN is passed over or makes it -1, as the
-    backend's own maximum does: to replace it first would be a copy of ``x``.
+    in it: one pass over ``x`` and nothing of its size beside it; on a CPU one call of a kernel.
+    (``jnp.argmax`` is a scalar loop there, ten times slower at 32k.) Beside numbers, NaN is passed
+    over or makes it -1, as the backend's own maximum does: to replace it first would be a copy.
 
     Where a vocabulary is spread over devices each looks through its own part.
     """
@@ -43,6 +43,8 @@ def argmax(x: jax.Array) -> jax.Array:
 
 def _argmax(x: jax.Array) -> jax.Array:
     """``argmax`` on one device."""
+    if x.dtype == jnp.float32 and native.chosen():
+        return native.argmax(x)
     size = x.shape[-1]
     # blocks of equal size, since padding would copy x: a vocabulary of prime size is one block
     count = max(d for d in range(1, math.isqrt(size) + 1) if size % d == 0)

@@ -81,7 +81,9 @@ def generate(lm: LM, prompts: Prompts | None = None, **options: Unpack[Options])
         the context), ``"eagle3"``, ``"mtp"``, ``"medusa"``, ``"hydra"``, ``"blockwise"`` (the
         target's own heads), ``None`` or ``"plain"`` (no drafts), a draft model from
         ``specjax.load`` with the target's tokenizer, heads from ``specjax.load_drafter``, the
-        folder or hub name of either, or an object that implements ``specjax.Drafter``.
+        folder or hub name of either, any of these names behind ``"ngram+"`` (copies where there
+        is something to copy, else that drafter; see ``drafters.Hybrid``), or an object that
+        implements ``specjax.Drafter``.
       num_draft: tokens drafted a round, 3 by default; heads of which each drafts one depth draft
         as many as there are, or fewer; a drafter object has its own number.
         ``"auto"``: as many as pay, from none to 7, following what was accepted and what rounds

@@ -55,6 +55,21 @@ def test_weights_in_bfloat16_give_the_products_of_the_floats_that_they_are(out, 
         np.testing.assert_allclose(narrow, wide, rtol=0, atol=2e-6 * size**0.5)
 
 
+@needs_kernels
+@pytest.mark.parametrize("size", [1, 5, 16, 33, 2048, 50_000])
+def test_argmax_is_the_first_of_the_greatest_and_none_where_that_is_not_finite(size):
+    x = np.round(normal(3, 4, size), 1)  # with ties
+    wanted = x.argmax(axis=-1)
+    assert np.asarray(jax.jit(native.argmax)(x)).tolist() == wanted.tolist()
+    over = jax.jit(jax.vmap(native.argmax, in_axes=1, out_axes=1))(x)
+    assert np.asarray(over).tolist() == wanted.tolist()
+    x[0, 0], x[0, 1, size // 2], x[0, 2, -1] = -np.inf, np.inf, np.nan
+    x[1, :, : size // 3] = -np.inf
+    wanted = x.argmax(axis=-1)
+    wanted[0, :3] = -1
+    assert np.asarray(jax.jit(native.argmax)(x)).tolist() == wanted.tolist()
+
+
 def test_weights_of_products_are_halved_where_that_loses_nothing_and_something_stays():
     exact = jnp.asarray([[1.0, 0.5], [-3.0, 256.0]])
     params = {"a": {"weight": exact}, "b": {"weight": exact + 1e-6}, "embedding": exact}

@@ -1,9 +1,9 @@
-"""Two CPU kernels in C++: products with a few columns, and attention over a cache.
+"""CPU kernels in C++: products with a few columns, attention over a cache, and argmax.
 
 XLA multiplies a matrix by 4 to 16 columns at half the speed at which it reads the matrix, because
 reading and multiplying take turns; here they overlap, so that scoring 8 tokens costs little more
 than scoring one. Its attention copies the part of the cache that it reads; this one reads it in
-place, exactly as far as it is used.
+place, exactly as far as it is used. Its argmax is a dozen operations; this one is one.
 
 The source is compiled by the system's C++ compiler, once a machine, when a model first needs it (a
 few seconds), and kept in the user's cache directory. Without a compiler XLA's own operations serve:
@@ -38,7 +38,11 @@ SOURCE = Path(__file__).with_name("kernels.cc")
 FLAGS = (*("-O3", "-march=native", "-ffp-contract=fast", "-std=gnu++17", "-fPIC", "-shared", "-w"),)
 MOST_COLUMNS = 32  # beyond, XLA's own product is as fast
 MOST_WEIGHTS = 8  # kMost of the source
-SYMBOLS = {"specjax_products": "SpecjaxProducts", "specjax_attention": "SpecjaxAttention"}
+SYMBOLS = {
+    "specjax_argmax": "SpecjaxArgmax",
+    "specjax_attention": "SpecjaxAttention",
+    "specjax_products": "SpecjaxProducts",
+}
 
 log = logging.getLogger("specjax")
 _once = threading.Lock()
@@ -196,6 +200,19 @@ def attention(query, keys, values, own_keys, own_values, own_mask, length, other
 @attention.defjvp
 def _attention_jvp(otherwise, primals, tangents):
     return jax.jvp(otherwise, primals, tangents)
+
+
+def argmax(x: jax.Array) -> jax.Array:
+    """The first index of the greatest over the last axis of ``x`` float32, int32; -1 where that is
+    not finite, or one of the numbers is NaN.
+
+    Raises:
+      ValueError: another type.
+    """
+    _check_types(x=x)
+    shape = jax.ShapeDtypeStruct(x.shape[:-1], jnp.int32)
+    call = jax.ffi.ffi_call("specjax_argmax", shape, vmap_method="broadcast_all")
+    return call(jax.lax.stop_gradient(x))
 
 
 def _check_types(**arrays) -> None:
