@@ -190,7 +190,8 @@ def make_reader(config, end_of_text: int, layers=(), gradient: bool = False):
         segments = data.segments_of(tokens, end_of_text)
         stored = batch.get("hidden") if isinstance(batch, dict) else None
         if stored:
-            found = {i: x.astype(jnp.float32) for i, x in stored.items()}
+            dtype = params["norm"]["weight"].dtype  # of what it computes itself
+            found = {i: x.astype(dtype) for i, x in stored.items()}
         else:
             inputs = tokens[:, :-1], segments[:, :-1]
             found = features.hidden_states(graphdef, params, *inputs, layers)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from specjax import sharding
-from specjax.models.decoder import LAYER
+from specjax.models import remat
 from specjax.sharding import DATA
 from specjax.types import PyTree
 
@@ -63,16 +63,13 @@ def rounded(tree: PyTree, run: RunConfig) -> PyTree:
 
 
 def make_terms(job: Job, run: RunConfig):
-    """``job.loss`` on rounded weights, and rematerialised if the run says so: of each layer what it
-    ends in is kept, the rest is computed anew on the way back."""
+    """``job.loss`` on rounded weights, and rematerialised if the run says so."""
 
     def terms(params, frozen, batch, key):
-        return job.loss(rounded(params, run), frozen, batch, key)
+        with remat.rematerialised(run.remat):
+            return job.loss(rounded(params, run), frozen, batch, key)
 
-    if not run.remat:
-        return terms
-    kept = jax.checkpoint_policies.save_only_these_names(LAYER)
-    return jax.checkpoint(terms, policy=kept)
+    return terms
 
 
 def make_loss(job: Job, run: RunConfig = RunConfig()):
@@ -100,6 +97,7 @@ def make_gradients(job: Job, run: RunConfig = RunConfig()):
     first, for which, where they follow from the text alone, no model is run. What a loss draws, it
     draws anew in each part.
     """
+    terms_of = make_terms(job, run)
     gradients_of = jax.value_and_grad(make_loss(job, run), has_aux=True)
     if run.accumulate == 1:
         return gradients_of
@@ -114,8 +112,7 @@ def make_gradients(job: Job, run: RunConfig = RunConfig()):
         parts = jax.tree.map(part, batch), jax.random.split(key, run.accumulate)
 
         def count(part):
-            terms = job.loss(rounded(params, run), frozen, *part)
-            return {name: term.count for name, term in terms.items()}
+            return {name: term.count for name, term in terms_of(params, frozen, *part).items()}
 
         counts = jax.tree.map(lambda x: jnp.sum(x, axis=0), jax.lax.map(count, parts))
 

@@ -15,8 +15,12 @@ References: EAGLE-3, 2503.01840, section 3.2; HASS, 2408.15766, which aligns the
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
+
+from specjax.models import remat
 
 BLOCK = 512  # queries scored at once: memory grows with a row's length, not with its square
 
@@ -96,17 +100,24 @@ def unroll(head, hidden, embedded, segments, stages: int = 1) -> list[jax.Array]
     entries: dict[int, list] = {}
     outs = []
 
-    def seen(layer, query, *fresh):
-        own = entries.setdefault(layer, [])
-        if stages > 1:
-            own.clear()
-        own.append((fresh[0], fresh[-1]))  # latents are keys and values
-        return attend(query, own, segments), None
+    def run(step, stage, read, hidden, entries):
+        """The output of a step, and the entries of all up to it."""
+        entries = {layer: list(own) for layer, own in entries.items()}
+
+        def seen(layer, query, *fresh):
+            own = entries.setdefault(layer, [])
+            if stages > 1:
+                own.clear()
+            own.append((fresh[0], fresh[-1]))  # latents are keys and values
+            return attend(query, own, segments), None
+
+        x = head.enter(read, hidden, stage)
+        out, _ = head.run(x, index + step, None, batch=batch, stage=stage, attend=seen)
+        return out, entries
 
     for step, read in enumerate(embedded):
         stage = min(step, stages - 1)
-        x = head.enter(read, hidden, stage)
-        out, _ = head.run(x, index + step, None, batch=batch, stage=stage, attend=seen)
+        out, entries = remat.layer(functools.partial(run, step, stage))(read, hidden, entries)
         outs.append(out)
         hidden = head.passed(out, stage)
     return outs

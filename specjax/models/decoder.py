@@ -7,11 +7,10 @@ import functools
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
 
 from .. import sharding
 from ..sharding import DATA, MODEL
-from . import quantize
+from . import quantize, remat
 from .attention import attend_spread, choice_of
 from .config import DecoderConfig
 from .layers import (
@@ -27,8 +26,6 @@ from .layers import (
 )
 from .mla import LatentAttention
 from .moe import MoE
-
-LAYER = "layer"  # the name of what a layer ends in, which rematerialisation may keep
 
 
 class Attention(nnx.Module):
@@ -200,9 +197,12 @@ def run_blocks(
             return out, fresh
 
         own = attention if attend is None else functools.partial(attend, i)
-        x, entry = block(x, ropes[full], batch, own, live)
+
+        def run(x, block=block, rope=ropes[full], own=own):
+            return block(x, rope, batch, own, live)
+
+        x, entry = remat.layer(run)(x)
         x = sharding.spread(x, None, DATA)  # so each layer ends in a sum over the devices
-        x = checkpoint_name(x, LAYER)
         entries.append(entry)
         seen.append(x)
     return seen, tuple(entries)

@@ -1,0 +1,113 @@
+"""Jobs of a toy model, as recipes bring them, trained for a few steps on whatever mesh a run names.
+
+``test_scale.py`` runs them on the devices of one process, ``scale_worker.py`` on those of two.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from specjax.train import distill, eagle3, evaluate, frozen, model, pretrain, scale, step
+from specjax.train.config import DataConfig, OptimizerConfig, RunConfig
+from specjax.train.optimizer import make_optimizer
+
+from specjax.models import DecoderConfig
+from specjax.models.causal_lm import CausalLM
+from specjax.models.lm import LM
+
+ROWS, LENGTH, STEPS, END = 16, 12, 20, 0
+SHAPE = dict(vocab_size=32, hidden_size=16, intermediate_size=32, num_layers=1, head_dim=4)
+CONFIG = DecoderConfig(**SHAPE, num_heads=8, num_kv_heads=8, tie_embeddings=False)
+OPTIMIZER = OptimizerConfig(name="adamw", warmup=2, adam_rate=0.01)
+DATA = DataConfig(length=LENGTH, batch=ROWS)
+
+
+def text() -> np.ndarray:
+    """Rows of all steps, int32 ``[STEPS, ROWS, LENGTH + 1]``; documents end within them."""
+    rng = np.random.default_rng(0)
+    return rng.integers(END, CONFIG.vocab_size, (STEPS, ROWS, LENGTH + 1)).astype(np.int32)
+
+
+def keeping(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """``optimizer``, with the last gradients in its state."""
+
+    def init(params):
+        return {"gradients": jax.tree.map(jnp.zeros_like, params), "rest": optimizer.init(params)}
+
+    def update(gradients, state, params):
+        updates, rest = optimizer.update(gradients, state["rest"], params)
+        return updates, {"gradients": gradients, "rest": rest}
+
+    return optax.GradientTransformation(init, update)
+
+
+def _job(loss, params, frozen=None) -> step.Job:
+    return step.Job(loss, params, None, None, frozen, adjust=keeping)
+
+
+def pretraining() -> step.Job:
+    graphdef, params = model.create(CONFIG, 0)
+    nats = pretrain.make_cross_entropy(graphdef, END)
+    return _job(lambda params, _, rows, key: {"loss": evaluate.mean(nats(params, rows))}, params)
+
+
+def distilling() -> step.Job:
+    _, params = model.create(CONFIG, 0)
+    _, teacher = model.create(CONFIG, 1)
+    sizes = dict(hidden_size=16, intermediate_size=32, num_layers=1, head_dim=4)
+    shape = model.ModelConfig(**sizes, num_heads=8, num_kv_heads=8, tie_embeddings=False)
+    config = distill.Config(model=shape, divergence="jsd", data_share=0.25, data=DATA)
+    return _job(distill.make_loss(distill.Pair(CONFIG, CONFIG, END), config), params, teacher)
+
+
+def eagle3_head() -> step.Job:
+    _, teacher = model.create(CONFIG, 1)
+    lm = LM(CausalLM(CONFIG), teacher, None, "toy", "")
+    config = eagle3.Config(num_heads=2, layers=(0, 1), draft_vocab_size=16, data=DATA)
+    counts = np.arange(CONFIG.vocab_size, 0, -1.0)
+    setting = frozen.Setting(lm, END, None, {}, counts, {})
+    made = eagle3.make_eagle3(config, setting)
+    read = frozen.make_reader(CONFIG, END, made.layers)
+    loss = frozen.make_loss(made, lm.target, read, config)
+    return _job(loss, made.params, {"target": teacher})
+
+
+JOBS = {"pretrain": pretraining, "distill": distilling, "eagle3": eagle3_head}
+
+
+def trained(name: str, run: RunConfig, steps: int = STEPS) -> dict:
+    """``gradients`` of the first step, ``losses`` of all, and the ``state`` behind the last."""
+    job, layout = JOBS[name](), scale.layout_of(run, ROWS)
+    optimizer = job.adjust(make_optimizer(OPTIMIZER, STEPS))
+    state = step.make_state(job, optimizer, 0, layout)
+    advance = step.make_step(job, optimizer, run, layout)
+    given, losses = layout.place(step.rounded(job.frozen, run)), []
+    index, count = scale.host_share(layout.mesh)
+    for rows in text()[:steps]:
+        with layout.using():
+            state, found = advance(state, given, layout.rows(rows[index::count]))
+        losses.append(float(found["loss"]))
+        if len(losses) == 1:
+            gradients = jax.tree.leaves(layout.whole(state["optimizer"]["gradients"]))
+    return {"gradients": [np.asarray(x) for x in gradients], "losses": losses, "state": state}
+
+
+def assert_same(found: dict, wanted: dict) -> None:
+    """First gradients to 1e-5 of each array's greatest, losses to 1e-4."""
+    for own, true in zip(found["gradients"], wanted["gradients"], strict=True):
+        np.testing.assert_allclose(own, true, rtol=0, atol=1e-5 * np.abs(true).max())
+    np.testing.assert_allclose(found["losses"], wanted["losses"], rtol=0, atol=1e-4)
+
+
+def with_batches(name: str, shard: tuple[int, int]) -> step.Job:
+    """A job over the same text that the loop itself can run."""
+    import grain
+
+    index, count = shard
+    rows = grain.MapDataset.source(text().reshape(-1, LENGTH + 1))
+    rows = rows.slice(slice(index, None, count)).batch(ROWS // count)
+    measured = lambda params, given: {"heldout_loss": 0.0}  # noqa: E731
+    made = dataclasses.replace(JOBS[name](), batches=iter(rows.to_iter_dataset()))
+    return dataclasses.replace(made, evaluate=measured)
