@@ -20,7 +20,8 @@ from . import loop, sharding
 if TYPE_CHECKING:
     from .job import Job
 
-TURNS, ENOUGH = 9, 1.0  # rounds at each width at most; seconds after which three must do
+TURNS, ENOUGH = 9, 1.0  # calls at each width at most; seconds after which three must do
+LASTING, MOST_ROUNDS = 0.01, 8  # seconds that a call should last, and rounds in it at most
 SHORTEST = 16  # tokens of the text: there must be something to copy
 _KNOWN: dict[tuple, np.ndarray] = {}
 
@@ -50,8 +51,10 @@ def round_costs(work: Job, state: loop.State | None = None) -> np.ndarray:
     """Seconds of a round of an ``Adaptive`` drafter at each of its widths, float32 ``[W]``.
 
     Every round is run behind one repeated token: there a drafter that copies always has something
-    to propose, and a draft is as wide as was asked for. The fastest of several rounds counts, less
-    what a call without any round takes.
+    to propose, and a draft is as wide as was asked for. The fastest of several calls counts, less
+    what one without any round takes. A round alone takes longer than one among others, most of all
+    a plain one: where rounds are short, a call has several, if there is room and all of them draft
+    what was asked for.
 
     Args:
       state: where the rounds begin, with room for one; it is not given away. Default: behind
@@ -83,9 +86,22 @@ def round_costs(work: Job, state: loop.State | None = None) -> np.ndarray:
         state = jax.block_until_ready(pinned.burst(rounds, state))
         return time.perf_counter() - begin, state
 
+    def drafts(rounds: int, state: loop.State) -> tuple[bool, loop.State]:
+        """Whether so many rounds draft as much as the widest can."""
+        before = sharding.gather(state.stats.drafted)
+        _, state = spend(rounds, pinned[-1], state)
+        drafted = sharding.gather(state.stats.drafted) - before
+        return bool(np.all(drafted == rounds * drafter.num_draft)), state
+
     pinned = [_with_costs(work, drafter.only(width)) for width in drafter.widths]
     _, state = spend(1, pinned[-1], state)  # compiles
-    ways = [(0, pinned[0]), *((1, one) for one in pinned)]
+    one, state = spend(1, pinned[-1], state)
+    room = (work.capacity - begun["length"].max()) // (drafter.depth + 1)
+    rounds = int(np.clip(min(sharding.agreed(LASTING / max(one, 1e-6)), room), 1, MOST_ROUNDS))
+    if rounds > 1:
+        whole, state = drafts(rounds, state)
+        rounds = rounds if whole else 1
+    ways = [(0, pinned[0]), *((rounds, one) for one in pinned)]
     best, begin = np.full(len(ways), np.inf), time.perf_counter()
     for turn in range(TURNS):
         if turn >= 3 and sharding.agreed(time.perf_counter() - begin) > ENOUGH:
@@ -93,7 +109,7 @@ def round_costs(work: Job, state: loop.State | None = None) -> np.ndarray:
         for index, way in enumerate(ways):
             seconds, state = spend(*way, state)
             best[index] = min(best[index], seconds)
-    costs = best[1:] - best[0]
+    costs = (best[1:] - best[0]) / rounds
     # a clock that is too coarse, or a call that was held up: no cost is nothing, or below
     return sharding.agreed(np.maximum(costs, 1e-3 * max(costs.max(), 1e-9)))
 
