@@ -53,7 +53,8 @@ class DistillConfig:
     ``features``: a folder of the recipe ``features``, whose rows are read in place of ``data``'s;
     empty: the target runs in each step. ``init``: the folder of a drafter of this shape to go on
     from; empty: random weights. ``top_k``: of the target's laws that many tokens and the sum of
-    the others, with the greatest error in acceptance logged as ``top_k_error``; 0: all.
+    the others, stored ones where ``features`` has them, with the greatest error in acceptance
+    logged as ``top_k_error``; 0: all.
     ``on_policy``: the share of a batch's rows that the drafter writes itself, at ``temperature``,
     behind their first ``prompt_tokens``. ``chunk``: positions whose logits exist at a time.
     ``eval_samples``: files of ``regenerate`` made from held-out prompts, each measured apart.
@@ -152,7 +153,7 @@ class Pair:
 
 def unpacked(pair: Pair, batch):
     """``(tokens [B, T + 1], weight [B, T], hidden [B, T, F] or None)``: of a batch of ``data`` or
-    ``features``; the target's last hidden states, where they are stored."""
+    ``features``; the target's last hidden states, where they are stored. Laws are left aside."""
     tokens, weight = data.unpacked(batch)
     hidden = batch.get("hidden") if isinstance(batch, dict) else None
     return tokens, weight, hidden[pair.teacher.num_layers].astype(jnp.float32) if hidden else None
@@ -195,9 +196,13 @@ def make_loss(pair: Pair, config: DistillConfig):
         if share:
             value += share * losses.cross_entropy(q, pieces["next"])
         if share < 1:
-            p = pair.target_logits(target_table, pieces["target"])
+            if "laws" in pieces:
+                p = losses.TopLaws(**pieces["laws"])
+            else:
+                p = pair.target_logits(target_table, pieces["target"])
+                p = losses.compress(p, config.top_k) if config.top_k else p
             if config.top_k:
-                p, q = losses.lump(losses.compress(p, config.top_k), q)
+                p, q = losses.lump(p, q)
                 found["top_k_error"] = losses.lump_error(p, q)
             value += (1 - share) * distance(p, q)
         return {"loss": value, **found}
@@ -210,7 +215,10 @@ def make_loss(pair: Pair, config: DistillConfig):
             tokens = jnp.concatenate([written, tokens[own_rows:]])
             weight = jnp.concatenate([own, weight[own_rows:]])
         inputs, pieces = tokens[:, :-1], {"next": tokens[:, 1:]}
-        if share < 1:
+        stored = isinstance(batch, dict) and bool(batch.get("laws"))
+        if share < 1 and stored:
+            pieces["laws"] = batch["laws"]
+        elif share < 1:
             lacking = inputs if hidden is None else inputs[:own_rows]
             parts = [pair.teacher_states(frozen, lacking)] if len(lacking) else []
             if hidden is not None:
@@ -220,7 +228,7 @@ def make_loss(pair: Pair, config: DistillConfig):
             terms,
             pair.drafter_table(params),
             pair.student_states(params, inputs),
-            pair.target_table(frozen) if share < 1 else None,
+            pair.target_table(frozen) if share < 1 and not stored else None,
             pieces,
             weight,
             chunk=config.chunk,
@@ -282,7 +290,13 @@ def training_batches(config: DistillConfig, teacher, vocabulary):
     """What a run learns from, for ``loop.Job``: stored rows and states, or text."""
     if config.features:
         of, last = features.record_of(teacher, vocabulary), [teacher.config.num_layers]
-        stored = features.read(config.features, of, config.data.length, last)
+        stored = features.read(config.features, of, config.data.length, last, config.top_k)
+        if stored.laws and config.on_policy:
+            raise ConfigError(
+                f"on_policy={config.on_policy}, and features={config.features!r} holds laws: of "
+                "rows that the drafter writes itself there are none; give features of hidden "
+                "states, or none"
+            )
         print(f"text          {stored.tokens.size:,} tokens in {config.features}")
         return features.batches(stored, config.data, shard=scale.shard_of(config.run))
     stream, _ = data.load_stream(config.data, "train")

@@ -7,6 +7,8 @@ logits need not be stored, since they are one product away (the target's own hea
     FOLDER/tokens.npy     int32    [n, length + 1]
     FOLDER/weight.npy     float32  [n, length], whether the prediction of token t + 1 counts
     FOLDER/hidden.I.npy   bfloat16 [n, length, F], its bits as uint16; of ``tokens[:, :-1]``
+    FOLDER/laws.*.npy     with ``top_k``: ids int32 and logits float32 [n, length, K] of the K most
+                          likely tokens, rest float32 [n, length] (see ``losses.TopLaws``)
     FOLDER/features.json  for which target, tokenizer and layers I they are
 
 Layers are counted as ``hidden_states[I]`` of Hugging Face; the last one is normed. A recipe reads
@@ -29,11 +31,12 @@ from flax import nnx
 
 from specjax.models.causal_lm import graph_definition
 
-from . import data, model, outlook, regenerate, tokenizer, unroll
+from . import chunks, data, losses, model, outlook, regenerate, tokenizer, unroll
 from .config import ConfigError, DataConfig, RunConfig
 
 TOKENS, WEIGHT = "tokens.npy", "weight.npy"
-HIDDEN, RECORD = "hidden.{}.npy", "features.json"
+HIDDEN, LAWS, RECORD = "hidden.{}.npy", "laws.{}.npy", "features.json"
+PARTS = ("ids", "logits", "rest")  # of a law
 VERSION = 3  # of the layout of a folder
 
 
@@ -42,14 +45,17 @@ class FeaturesConfig:
     """``num_rows`` rows of ``data.length + 1`` tokens in the mixture of ``data``, to ``output``.
 
     ``layers``: besides the last one, which is always there; EAGLE-3 reads some. A row takes
-    ``2 * data.length * hidden size`` bytes a layer. ``shard``, ``shards``: this run writes the rows
-    ``shard::shards`` alone, into a folder of its own; ``read`` joins them.
+    ``2 * data.length * hidden size`` bytes a layer. ``top_k``: in place of the last layer, the
+    target's laws as their most likely tokens and the sum of the others, ``8 * top_k + 4`` bytes a
+    token, which the recipe ``distill`` reads with ``top_k``; 0: none. ``shard``, ``shards``: this
+    run writes the rows ``shard::shards`` alone, into a folder of its own; ``read`` joins them.
     """
 
     teacher: str = "embedded"
     split: str = "train"
     num_rows: int = 1024
     layers: tuple[int, ...] = ()
+    top_k: int = 0
     shard: int = 0
     shards: int = 1
     output: str = "runs/features"
@@ -61,6 +67,8 @@ class FeaturesConfig:
             raise ConfigError(
                 f"num_rows={self.num_rows}; accepted: a multiple of data.batch={self.data.batch}"
             )
+        if self.top_k < 0:
+            raise ConfigError(f"top_k={self.top_k}; accepted: at least 0")
         if not 0 <= self.shard < self.shards:
             raise ConfigError(
                 f"shard={self.shard}, shards={self.shards}; accepted: shard from 0 to shards - 1"
@@ -107,22 +115,28 @@ class Rows:
     tokens: np.ndarray
     weight: np.ndarray
     hidden: dict[int, list[np.ndarray]]
+    laws: dict[str, list[np.ndarray]] = dataclasses.field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def __getitem__(self, index) -> dict:
-        hidden = {}
-        for layer, shards in self.hidden.items():
-            states = shards[index % len(shards)][index // len(shards)]
-            hidden[layer] = np.asarray(states).view(ml_dtypes.bfloat16)
+        def row(shards):
+            return np.asarray(shards[index % len(shards)][index // len(shards)])
+
+        hidden = {i: row(shards).view(ml_dtypes.bfloat16) for i, shards in self.hidden.items()}
         tokens, weight = np.asarray(self.tokens[index]), np.asarray(self.weight[index])
-        return {"tokens": tokens, "weight": weight, "hidden": hidden}
+        found = {"tokens": tokens, "weight": weight, "hidden": hidden}
+        if self.laws:
+            found["laws"] = {name: row(shards) for name, shards in self.laws.items()}
+        return found
 
 
-def read(folder: str, of: dict, length: int, layers) -> Rows:
+def read(folder: str, of: dict, length: int, layers, top_k: int = 0) -> Rows:
     """The rows of a finished folder, with the hidden states of ``layers``; without any where one
     of them is not stored, so that the target runs over the same rows in each step.
+
+    With ``top_k`` the laws come instead of the states, where they are stored with as many tokens.
 
     Args:
       of: what the folder has to be of, see ``record_of``.
@@ -145,6 +159,8 @@ def read(folder: str, of: dict, length: int, layers) -> Rows:
                 f"{record.get(name)} (target {record.get('teacher')!r}), and this run has {own}: "
                 "compute them anew, with the recipe `features` and another `output`"
             )
+    laws = PARTS if 0 < top_k <= min(record.get("top_k", 0) for record in records) else ()
+    layers = () if laws else layers
     kept = sorted(set.intersection(*(set(record["layers"]) for record in records)))
     if any(layer not in kept for layer in layers):
         print(
@@ -157,7 +173,8 @@ def read(folder: str, of: dict, length: int, layers) -> Rows:
         return [np.load(path / name, mmap_mode="r") for path in paths]
 
     hidden = {i: arrays(HIDDEN.format(i)) for i in layers}
-    rows = Rows(*(regenerate.interleaved(arrays(name)) for name in (TOKENS, WEIGHT)), hidden)
+    laws = {name: arrays(LAWS.format(name)) for name in laws}
+    rows = Rows(*(regenerate.interleaved(arrays(name)) for name in (TOKENS, WEIGHT)), hidden, laws)
     if rows.tokens.shape[1] != length + 1:
         raise ConfigError(
             f"the features at {folder!r} are of rows of {rows.tokens.shape[1] - 1} tokens, "
@@ -196,7 +213,10 @@ def run(config: FeaturesConfig, *, dry_run: bool = False) -> None:
     vocabulary = tokenizer.load(config.data.tokenizer)
     teacher = load_teacher(config.teacher, vocabulary, config.data.length)
     check_layers(config.layers, teacher.config.num_layers)
-    layers = sorted({*config.layers, teacher.config.num_layers})
+    last, top_k = teacher.config.num_layers, config.top_k
+    layers = sorted({*config.layers} if top_k else {*config.layers, last})
+    if top_k > teacher.target.vocab_size:
+        raise ConfigError(f"top_k={top_k}; accepted: at most {teacher.target.vocab_size}")
     stream, end_of_text = data.load_stream(config.data, config.split)
     samples = [regenerate.read(path) for path in config.data.samples]
     source = data.training_batches(stream, config.data, samples, shard=shard)
@@ -205,11 +225,25 @@ def run(config: FeaturesConfig, *, dry_run: bool = False) -> None:
     @jax.jit
     def compute(params, tokens):
         segments = data.segments_of(tokens, end_of_text)
-        found = hidden_states(graphdef, params, tokens, segments, layers)
-        return [x.astype(jnp.bfloat16) for x in found]
+        wanted = sorted({*layers, last})
+        found = dict(
+            zip(wanted, hidden_states(graphdef, params, tokens, segments, wanted), strict=True)
+        )
+        states = [found[layer].astype(jnp.bfloat16) for layer in layers]
+        return states, top_laws(params, found[last]) if top_k else ()
+
+    def top_laws(params, states):
+        """The parts of the laws, a chunk of positions at a time."""
+
+        def terms(table, states, *_):
+            logits = chunks.logits_of(table, states, teacher.config.logit_softcap)
+            laws = losses.compress(logits, top_k)
+            return [getattr(laws, name) for name in PARTS]
+
+        return chunks.each(terms, teacher.target.head_table(params), states, None, ())
 
     rows, length = config.num_rows // config.shards, config.data.length
-    stored = 2 * len(layers) * rows * length * size
+    stored = rows * length * (2 * len(layers) * size + (8 * top_k + 4 if top_k else 0))
     print(f"{rows} rows of {length} tokens, {stored / 1e6:.1f} MB")
     if dry_run:
         batch = data.unpacked(next(source))[0][:, :-1]
@@ -234,18 +268,27 @@ def run(config: FeaturesConfig, *, dry_run: bool = False) -> None:
 
     tokens, weight = file(TOKENS, np.int32, length + 1), file(WEIGHT, np.float32, length)
     hidden = [file(HIDDEN.format(i), np.uint16, length, size) for i in layers]
+    shapes = [(np.int32, top_k), (np.float32, top_k), (np.float32,)] if top_k else []
+    laws = [
+        file(LAWS.format(name), dtype, length, *shape)
+        for name, (dtype, *shape) in zip(PARTS, shapes, strict=False)
+    ]
     began, step = time.monotonic(), config.data.batch // config.shards
     for first in range(0, rows, step):
         batch = next(source)
         own, weight[first : first + step] = data.unpacked(batch)
         tokens[first : first + step] = own
-        for layer, states in zip(hidden, compute(teacher.params, own[:, :-1]), strict=True):
-            layer[first : first + step] = np.asarray(states).view(np.uint16)
+        states, parts = compute(teacher.params, own[:, :-1])
+        for layer, found in zip(hidden, states, strict=True):
+            layer[first : first + step] = np.asarray(found).view(np.uint16)
+        for part, found in zip(laws, parts, strict=True):
+            part[first : first + step] = np.asarray(found)
         if first // step % 20 == 0:
             rate = (first + step) * length / (time.monotonic() - began)
             print(f"row {first + step}/{rows}: {rate:,.0f} tokens/s", flush=True)
-    for part in (tokens, weight, *hidden):
+    for part in (tokens, weight, *hidden, *laws):
         part.flush()
-    record = {"teacher": config.teacher, "layers": layers, **record_of(teacher, vocabulary)}
+    record = {"teacher": config.teacher, "layers": layers, "top_k": top_k}
+    record |= record_of(teacher, vocabulary)
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")  # last: it says "finished"
     print(f"wrote {folder}")

@@ -6,7 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from specjax.train import config, distill, evaluate, losses, metrics, model, objectives
+from specjax.train import (
+    config,
+    distill,
+    evaluate,
+    features,
+    losses,
+    metrics,
+    model,
+    objectives,
+)
 
 from specjax.models import DecoderConfig
 
@@ -93,6 +102,36 @@ def test_compressed_laws_are_logged_with_their_error():
     np.testing.assert_allclose(terms["top_k_error"].value, error, rtol=2e-5)
 
 
+def test_stored_laws_teach_what_the_target_itself_would():
+    loss = jax.jit(distill.make_loss(PAIR, settings(top_k=3)))
+    laws = losses.compress(plain_laws(TOKENS)[0], 3)
+    laws = {name: np.asarray(getattr(laws, name)) for name in features.PARTS}
+    batch = {"tokens": TOKENS, "weight": np.ones((4, 12), np.float32), "hidden": {}, "laws": laws}
+    stored, live = loss(PARAMS, None, batch, KEY), loss(PARAMS, FROZEN, TOKENS, KEY)
+    for name in ("distance", "top_k_error"):
+        np.testing.assert_allclose(stored[name].value, live[name].value, rtol=2e-5)
+
+
+def test_the_laws_of_a_target_are_stored_and_read_by_distillation(place):
+    root, train, teacher = place
+    folder, states = root / "laws", root / "states_of_laws"
+    common = ["num_rows=8", teacher]
+    assert train("features", *common, "top_k=4", f"output={folder}") == 0
+    assert train("features", *common, f"output={states}") == 0
+    assert not list(folder.glob("hidden*"))
+    fields = ["model.hidden_size=8", "model.intermediate_size=16", "model.num_layers=1", teacher]
+    fields += ["model.num_heads=2", "model.num_kv_heads=1", "model.head_dim=8", "top_k=4"]
+    fields += ["run.steps=1", "decoding.num_prompts=0"]
+    found = []
+    for name, features_of in (("laws", folder), ("states", states)):
+        own = [f"features={features_of}", f"run.folder={root / ('from_' + name)}"]
+        assert train("distill", *fields, *own) == 0
+        found.append(metrics.read(root / f"from_{name}" / "log.jsonl")[0])
+    assert 0 < found[0]["top_k_error"] < 1
+    for name in ("loss", "top_k_error"):  # the states are rounded to bfloat16, the laws are not
+        np.testing.assert_allclose(found[0][name], found[1][name], rtol=0.02)
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -153,7 +192,7 @@ warmup = 1
         (name, seed) for seed in (0, 1) for name in ("ce", "lk")
     ]
     table = (root / "objectives" / "table.md").read_text().splitlines()
-    assert len(table) == 4 and table[3].startswith("| lk | target |")
+    assert len(table) == 4 and table[3].startswith("| lk | corpus |")
 
 
 def test_gains_are_over_the_baseline_of_the_same_seed():
