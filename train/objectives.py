@@ -116,11 +116,11 @@ def table(rows: list[dict]) -> str:
     for row in rows:
         by_name.setdefault(row["variant"], {})[row["seed"]] = row
     lines = [
-        "| objective | text | accepted, T = 0 | gain | τ | accepted, T = 1 | gain | τ |",
-        "|---|---|---|---|---|---|---|---|",
+        "| objective | text | seeds | accepted, T = 0 | gain | τ | accepted, T = 1 | gain | τ |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, runs in by_name.items():
-        cells = [name, VARIANTS[name][0]]
+        cells = [name, VARIANTS[name][0], str(len(runs))]
         for share, tau in MEASURES.values():
             base = {seed: row[share] for seed, row in by_name.get(BASELINE, {}).items()}
             gains = [row[share] / base[seed] - 1 for seed, row in runs.items() if base.get(seed)]
