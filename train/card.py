@@ -80,7 +80,8 @@ def _front(export: Export, config: CardConfig) -> str:
 def _about(export: Export, config: CardConfig) -> str:
     name = config.name.rpartition("/")[2] or Path(export.settings["run.folder"]).name
     if not export.target:
-        return f"# {name}\n\nA causal language model, pretrained by specjax; {TARGET}."
+        recipe = export.settings["recipe"]
+        return f"# {name}\n\nA causal language model, {TARGET[2:]} (recipe `{recipe}` of specjax)."
     return (
         f"# {name}\n\nA drafter (`{export.kind}`) for speculative decoding with `{export.target}`: "
         "it proposes tokens, the target checks each, and its texts stay what they are without. In "

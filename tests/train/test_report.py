@@ -98,6 +98,8 @@ def test_a_card_has_a_front_for_the_hub_and_says_what_nobody_stated(tmp_path):
     for words in ("Not measured.", "Not stated", "Licence of the data: not stated"):
         assert words in bare
     assert "vllm" not in bare and "license" not in yaml.safe_load(bare.split("---")[1])
+    model = card.write(export(tmp_path, card.TARGET, ""), card.CardConfig(), {}).read_text()
+    assert "It belongs to" not in model and 'specjax.load("THIS_FOLDER")' in model
 
 
 def test_every_layout_with_readers_is_one_that_is_written():
