@@ -12,7 +12,7 @@ from pathlib import Path
 import specjax
 
 DRAFT = "a draft model in Hugging Face layout"
-TARGET = "a model in Hugging Face layout"
+TARGET = "a language model in Hugging Face layout"
 # Layouts that other servers read, and what each calls the method, as their documentation has it.
 VLLM = {"medusa-vllm": "medusa", "eagle": "eagle", "eagle3": "eagle3", "dflash": "dflash"}
 VLLM |= {"eagle3-speculators": "eagle3", DRAFT: "draft_model"}
@@ -81,7 +81,7 @@ def _about(export: Export, config: CardConfig) -> str:
     name = config.name.rpartition("/")[2] or Path(export.settings["run.folder"]).name
     if not export.target:
         recipe = export.settings["recipe"]
-        return f"# {name}\n\nA causal language model, {TARGET[2:]} (recipe `{recipe}` of specjax)."
+        return f"# {name}\n\n{TARGET[0].upper()}{TARGET[1:]}, by the recipe `{recipe}` of specjax."
     return (
         f"# {name}\n\nA drafter (`{export.kind}`) for speculative decoding with `{export.target}`: "
         "it proposes tokens, the target checks each, and its texts stay what they are without. In "
