@@ -137,9 +137,11 @@ def run(config: OnlineConfig, *, dry_run: bool = False) -> None:
     capacity = config.prompt_tokens + config.new_tokens
     teacher = distill.load_teacher(config.teacher, vocabulary, capacity)
     end_of_text = tokenizer.end_of_text(config.teacher, vocabulary)
+    folder = Path(config.drafter)  # one that `distill` has exported has the teacher's tokenizer
+    without = folder.is_dir() and not (folder / "tokenizer.json").is_file()
     online = Online(
         teacher,
-        specjax.load(config.drafter),
+        specjax.load(config.drafter, tokenizer=False if without else None),
         capacity=capacity,
         num_draft=config.num_draft,
         learning=config.learning,
