@@ -97,6 +97,31 @@ def test_a_hopeless_drafter_costs_little_and_is_probed_ever_more_seldom():
     assert paid(seen, drafter, TYPICAL) < 1.05
 
 
+def spent(accepted, costs, num, policy=Goodput(), drafted=(0, 1, 3, 7)):
+    """Cost of ``num`` tokens of a row that keeps ``accepted`` drafted tokens, in plain rounds."""
+    choose, update = jax.jit(policy.choose, static_argnums=1), jax.jit(policy.update)
+    memory, one, cost = policy.init(1, drafted[-1]), jnp.ones((1,), jnp.int32), 0.0
+    while num > 0:
+        width, memory = choose(memory, drafted, jnp.asarray(costs), num * one)
+        kept = min(accepted, int(width), num - 1)
+        offered = jnp.minimum(width, num) * one
+        outcome = Outcome(width=width * one, offered=offered, accepted=kept * one, live=one > 0)
+        memory = update(memory, outcome)
+        cost, num = cost + costs[drafted.index(int(width))] / costs[0], num - kept - 1
+    return cost
+
+
+@pytest.mark.parametrize("num", [8, 20, 33, 60, 130])
+def test_probes_cost_a_twentieth_at_most_however_short_the_text(num):
+    assert spent(0, [1.0, 2.6, 2.9, 4.1], num) <= 1.05 * num + 1e-3
+    assert spent(0, [2.0, 3.6, 4.6, 8.0], num) <= 1.05 * num + 1e-3
+
+
+def test_a_drafter_that_pays_is_found_in_a_short_text():
+    """One round of width 3 is not worth its cost by the prior, and shows what drafts are worth."""
+    assert spent(7, [1.0, 2.1, 2.4, 3.9], 32) < 0.7 * 32
+
+
 def test_a_drafter_that_becomes_good_within_a_text_is_found_again():
     num, change = 400, 200
     truth = np.array(truth_of(num))

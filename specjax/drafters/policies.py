@@ -78,7 +78,8 @@ class Goodput:
 
     While no width beats plain decoding it draws back to plain rounds, and probes with the least bad
     width after ``first`` of them, or so many that the probe costs ``share`` of their time, and then
-    each time after twice as many, at most ``last``. A probe wins if it emits as much as plain
+    each time after twice as many, at most ``last``; none that costs more than ``share`` of the
+    tokens still to come, which could not pay for it. A probe wins if it emits as much as plain
     rounds of its cost, or if all that it proposed was kept; then another follows at once. Drafting
     is resumed, and the interval reset, when the rates say so. Each probe after a pause halves the
     weight of what was known before it.
@@ -90,8 +91,8 @@ class Goodput:
       weight: how many tries the shrinkage is worth, above 0.
       memory: after how many rounds evidence has faded to 1/e, at least 1.
       first, last: shortest and longest interval between probes, in plain rounds.
-      share: what a probe may cost of the plain rounds before it, above 0; what a draft model reads
-        to catch up comes on top.
+      share: what a probe may cost of the plain rounds before it, and of those that the longest
+        row still needs, above 0; what a draft model reads to catch up comes on top.
 
     Lossless: yes.
 
@@ -174,7 +175,8 @@ class Goodput:
         pause = jnp.where(lost, rest, jnp.maximum(before - 1, 0))
         pause = jnp.where(worth, 0, pause)
         longer = jnp.where(lost, jnp.clip(2 * rest, self.first, self.last), interval)
-        probe = (pause == 0) & jnp.isfinite(costs[best]) & (tokens[best] > tokens[0])
+        dear = costs[best] / costs[0] - 1 > self.share * jnp.max(budget)
+        probe = (pause == 0) & ~dear & jnp.isfinite(costs[best]) & (tokens[best] > tokens[0])
         drafts = worth | probe
         fade = jnp.where(~worth & drafts & (before > 0), 0.5, 1.0)
         width = jnp.where(drafts, jnp.asarray(widths, jnp.int32)[best], 0)
