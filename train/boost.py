@@ -22,8 +22,20 @@ import jax.numpy as jnp
 from specjax.drafters import DraftModel, Union
 from specjax.models.causal_lm import CausalLM
 
-from . import chunks, data, decoding, distill, export, losses, model, regenerate, tokenizer
-from .config import ConfigError, RunConfig, flatten
+from . import (
+    card,
+    chunks,
+    data,
+    decoding,
+    distill,
+    export,
+    losses,
+    model,
+    regenerate,
+    report,
+    tokenizer,
+)
+from .config import ConfigError, RunConfig, flatten, resolved
 from .evaluate import Mean, make_evaluate, mean
 from .loop import Job, estimate, fit
 
@@ -171,6 +183,8 @@ def run(config: BoostConfig, *, dry_run: bool = False) -> None:
         params = fit(job, flat, own.optimizer, own.run)
         folder_of = Path(own.run.folder) / "model"
         export.export(shape, params, folder_of, vocabulary, with_tokenizer=False)
+        settings, whose = resolved(own) | {"recipe": "boost"}, (teacher.name, teacher.checkpoint)
+        report.finish(own, card.Export(folder_of, card.DRAFT, "draft", settings, *whose))
         found = {"drafters": number + 1, **evaluate(params, frozen)}
         trained = [*trained, params]
         for name, (tokens, lengths) in prompts.items():

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 
 import specjax
+from specjax.models.lm import EMBEDDED
 
 DRAFT = "a draft model in Hugging Face layout"
 TARGET = "a language model in Hugging Face layout"
@@ -84,8 +85,8 @@ def _about(export: Export, config: CardConfig) -> str:
         return f"# {name}\n\n{TARGET[0].upper()}{TARGET[1:]}, by the recipe `{recipe}` of specjax."
     return (
         f"# {name}\n\nA drafter (`{export.kind}`) for speculative decoding with `{export.target}`: "
-        "it proposes tokens, the target checks each, and its texts stay what they are without. In "
-        f"the layout `{export.layout}`, weights in bfloat16."
+        "it proposes tokens, the target checks each, and its texts stay what they are without. "
+        f"Weights in bfloat16; layout: {export.layout}."
     )
 
 
@@ -101,11 +102,12 @@ def _use(export: Export, config: CardConfig) -> str:
         f'```py\nimport specjax\n\nlm = specjax.load("{target}")\ndrafter = {loaded}\n'
         'print(specjax.generate(lm, "...", drafter=drafter).text)\n```',
     ]
-    if method := VLLM.get(export.layout):
+    known = target not in EMBEDDED  # what is part of this package no server can load by name
+    if known and (method := VLLM.get(export.layout)):
         facts = {"method": method, "model": name, "num_speculative_tokens": 3}
         command = f"vllm serve {target} --speculative-config '{json.dumps(facts)}'"
         words.append(f"vLLM reads this layout:\n\n```sh\n{command}\n```")
-    if method := SGLANG.get(export.layout):
+    if known and (method := SGLANG.get(export.layout)):
         command = f"python -m sglang.launch_server --model-path {target} \\\n"
         command += f"    --speculative-algorithm {method} --speculative-draft-model-path {name}"
         words.append(f"SGLang reads this layout:\n\n```sh\n{command}\n```")
