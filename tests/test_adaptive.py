@@ -122,6 +122,14 @@ def test_a_drafter_that_pays_is_found_in_a_short_text():
     assert spent(7, [1.0, 2.1, 2.4, 3.9], 32) < 0.7 * 32
 
 
+def test_a_width_that_loses_even_if_all_is_kept_is_not_probed():
+    truth = truth_of(60)
+    dear, _ = synthetic(truth, 60, costs=jnp.asarray([1.0, 2.0, 4.0, 8.1]))
+    assert not dear.stats.drafted.any()
+    some, _ = synthetic(truth, 60, costs=jnp.asarray([1.0, 2.0, 3.5, 8.1]))
+    assert some.stats.rounds_by_width[7] == 0 and some.stats.drafted.any()
+
+
 def test_a_drafter_that_becomes_good_within_a_text_is_found_again():
     num, change = 400, 200
     truth = np.array(truth_of(num))

@@ -84,7 +84,8 @@ class Goodput:
     is resumed, and the interval reset, when the rates say so. Each probe after a pause halves the
     weight of what was known before it.
 
-    A cost of infinity rules a width out.
+    A cost of infinity rules a width out; so does one that all its tokens, were they kept, would not
+    make up for.
 
     Attributes:
       prior: the acceptance rate assumed before anything was measured, in [0, 1].
@@ -158,10 +159,13 @@ class Goodput:
         tokens = jnp.cumsum(jnp.sum(kept, axis=0))[jnp.asarray(widths)]
         busy = 1 - jnp.prod(1 - proposes)  # some row proposes
         idle = jnp.where(jnp.isfinite(costs[0]), costs[0], 0.0)
-        return tokens, busy * costs + (1 - busy) * idle
+        return tokens, jnp.where(jnp.isfinite(costs), busy * costs + (1 - busy) * idle, jnp.inf)
 
     def choose(self, memory, widths, costs, budget):
         live = budget > 0
+        # what loses even if all is kept is no matter of acceptance: a probe would tell nothing
+        most = costs[0] * (1 + jnp.asarray(widths))
+        costs = jnp.where((costs < most) | (jnp.arange(len(widths)) == 0), costs, jnp.inf)
         tokens, cost = self.expected(memory, widths, costs, budget)
         goodput = tokens / cost
         best = jnp.argmax(goodput[1:]) + 1
