@@ -17,6 +17,7 @@ from specjax.drafters.mtp_heads import MTPHeadsConfig, ParallelHeads
 from specjax.models import DecoderConfig
 from specjax.types import Context, Draft, Segment
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 TARGET = Path(__file__).parent / "golden" / "heads" / "target"  # a Llama of two layers
 BATCH, SLOTS, MASK, MASKS = 2, 24, 7, 3
 LAYERS = DecoderConfig(

@@ -250,6 +250,7 @@ def cached(drafter, params, state, text, row):
     return True
 
 
+@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_drafts_and_caches_are_those_of_passes_from_scratch(name):
     drafter = DRAFTERS[name]
@@ -271,6 +272,7 @@ class InTurn:
         return memory
 
 
+@pytest.mark.usefixtures("quick_compilation")
 def test_rounds_that_draft_nothing_leave_their_pairs_pending():
     inner = DRAFTERS["eagle chain"]
     drafter, costs = Adaptive(inner, InTurn()), np.ones(3, np.float32)
@@ -278,6 +280,7 @@ def test_rounds_that_draft_nothing_leave_their_pairs_pending():
     assert not differing(drafter, params, started(drafter, params), rounds=6, oracle=inner)
 
 
+@pytest.mark.usefixtures("quick_compilation")
 def test_a_text_goes_on_behind_a_longer_one():
     drafter = DRAFTERS["eagle chain"]
     params = weights_of(drafter)
@@ -294,6 +297,7 @@ def test_a_text_goes_on_behind_a_longer_one():
     assert not differing(drafter, params, state)
 
 
+@pytest.mark.usefixtures("quick_compilation")
 def test_a_path_that_another_drafter_proposed_is_read():
     inner = DRAFTERS["eagle chain"]
     drafter = Union(drafters=(inner, NGram(num_draft=4, shortest=1)))
@@ -332,6 +336,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("name", FAULTS)
 def test_faults_are_seen(name):
     drafter, sound = fault(FAULTS[name]), DRAFTERS["eagle chain"]
@@ -347,6 +352,7 @@ class AllPending(PEagle):
         return super()._root(head, params, cache, features, tokens, start, count)
 
 
+@pytest.mark.usefixtures("quick_compilation")
 def test_columns_that_hold_no_pair_are_not_seen_by_those_of_further_depths():
     sound = DRAFTERS["all at once"]
     drafter = AllPending(config=PARALLEL, target=TARGET, layers=(1, 2), topology=sound.topology)

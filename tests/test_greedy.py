@@ -20,6 +20,8 @@ from specjax.types import Context, Draft, Segment, Verdict
 VOCAB, NUM = 13, 12
 MODEL, PARAMS = bag(VOCAB, 3, features=8)
 CASES = cases(MODEL, PARAMS)
+# test_sampled compiles the same rounds of the same registry with all of XLA's optimizations
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 PROMPTS = [
     np.random.default_rng(i).integers(0, VOCAB, size).tolist()
     for i, size in enumerate((1, 2, 9, 4, 7, 3, 1, 6))
@@ -43,6 +45,26 @@ def run(name, prompts, **settings):
     return specjax.decode(MODEL, drafter, params, tokens, lengths, **settings)
 
 
+start = jax.jit(loop.start, static_argnums=(0, 1, 2, 3))
+step = jax.jit(loop.burst, static_argnums=(0, 1, 2))  # donates nothing: every state is kept
+
+
+@functools.cache
+def states(name):
+    """The states of a case after each of the first four rounds, and at the end of its text; two
+    programs serve all that is asked about them."""
+    drafter, weights, _ = CASES[name]
+    tokens, lengths = pad(PROMPTS)
+    params = {"target": PARAMS, "drafter": weights}
+    request, capacity = loop.prepare(
+        MODEL, drafter, tokens, lengths, jax.random.key(0), NUM, Sampling(), None, ()
+    )
+    found = [start(MODEL, drafter, "auto", capacity, params, request)]
+    for rounds in (1, 1, 1, 1, NUM * 3):
+        found.append(step(MODEL, drafter, "auto", rounds, params, found[-1]))
+    return found[1:-1], found[-1]
+
+
 def new_tokens(out, prompts):
     ends = np.asarray(out.lengths)
     return [np.asarray(out.tokens)[i, len(p) : ends[i]].tolist() for i, p in enumerate(prompts)]
@@ -50,7 +72,7 @@ def new_tokens(out, prompts):
 
 @pytest.mark.parametrize("name", CASES)
 def test_greedy_is_plain_decoding_token_for_token_in_a_ragged_batch(name):
-    out = run(name, PROMPTS)
+    out = loop.result(states(name)[1])
     assert new_tokens(out, PROMPTS) == EXPECTED
     stats = out.stats
     assert (np.asarray(stats.emitted) == NUM).all()
@@ -151,20 +173,11 @@ def settled(drafter, params, learned, state):
 @pytest.mark.parametrize("name", CASES)
 def test_after_any_number_of_rounds_the_cache_is_that_of_a_fresh_pass(name):
     drafter, weights, _ = CASES[name]
-    tokens, lengths = pad(PROMPTS)
     params = {"target": PARAMS, "drafter": weights}
-    request, capacity = loop.prepare(
-        MODEL, drafter, tokens, lengths, jax.random.key(0), NUM, Sampling(), None, ()
-    )
-    state = jax.jit(loop.start, static_argnums=(0, 1, 2, 3))(
-        MODEL, drafter, "auto", capacity, params, request
-    )
-    step = jax.jit(loop.burst, static_argnums=(0, 1, 2, 3))
-    rebuild = jax.jit(rebuilt)
-    for _ in range(4):
-        state = step(MODEL, drafter, "auto", 1, params, state)
+    for state in states(name)[0]:
+        capacity = state.tokens.shape[1]
         used = (jnp.arange(capacity) < state.length[:, None] - 1)[:, None, :, None]
-        expected = rebuild(PARAMS, state.tokens, state.length - 1)
+        expected = rebuilt(PARAMS, state.tokens, state.length - 1)
         np.testing.assert_allclose(
             jnp.where(used, state.cache, 0), jnp.where(used, expected, 0), atol=1e-6
         )
@@ -189,12 +202,13 @@ def test_after_any_number_of_rounds_the_cache_is_that_of_a_fresh_pass(name):
             models = list(zip(weights, state.drafter.inner, strict=True))
         for own, learned in models:
             used = (jnp.arange(capacity) < learned.filled[:, None])[:, None, :, None]
-            expected = rebuild(own, state.tokens, learned.filled)
+            expected = rebuilt(own, state.tokens, learned.filled)
             np.testing.assert_allclose(
                 jnp.where(used, learned.cache, 0), jnp.where(used, expected, 0), atol=1e-6
             )
 
 
+@jax.jit
 def rebuilt(params, tokens, count):
     batch, size = tokens.shape
     draft = Draft(
@@ -413,12 +427,8 @@ def test_segments_bring_every_token_once_with_its_feature_and_the_token_after_it
     request, capacity = loop.prepare(
         MODEL, drafter, tokens, lengths, jax.random.key(0), NUM, Sampling(), None, ()
     )
-    state = jax.jit(loop.start, static_argnums=(0, 1, 2, 3))(
-        MODEL, drafter, "auto", capacity, params, request
-    )
-    state = jax.jit(loop.burst, static_argnums=(0, 1, 2, 3))(
-        MODEL, drafter, "auto", None, params, state
-    )
+    state = start(MODEL, drafter, "auto", capacity, params, request)
+    state = step(MODEL, drafter, "auto", NUM * 3, params, state)
     whole = Draft(
         start=jnp.zeros((8,), jnp.int32),
         tokens=state.tokens,

@@ -18,6 +18,7 @@ from specjax.drafters.hydra import Hydra, HydraConfig
 from specjax.drafters.medusa import Medusa, MedusaConfig
 from specjax.models import Decoder, save_pretrained
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 HEADS, PROMPT, NEW = 3, "def f(x):", 24
 COMMON = dict(max_new_tokens=NEW, stop=())
 SIZES = dict(hidden_size=CONFIG.hidden_size, vocab_size=CONFIG.vocab_size)

@@ -66,6 +66,7 @@ def decoded(target, drafter, params, mesh=None, rule="auto", new=10, **settings)
 # ------------------------------------------------------------------- the same tokens
 
 
+@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("name", registry.cases(*bag(16, 0)))
 def test_every_drafter_says_on_eight_devices_what_one_says(name):
     target, params = bag(16, 0)
@@ -75,6 +76,7 @@ def test_every_drafter_says_on_eight_devices_what_one_says(name):
     np.testing.assert_array_equal(decoded(target, drafter, params, MESHES[0]), plain)
 
 
+@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("name", ["draft", "ngram", "tree distinct"])
 def test_the_same_keys_draw_the_same_tokens_on_eight_devices(name):
     target, params = bag(16, 0)
@@ -111,6 +113,7 @@ REAL = [(m, "draft") for m in MESHES] + [
 ]
 
 
+@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize(("mesh", "name"), REAL)
 def test_a_decoder_whose_heads_are_shared_says_what_one_device_says(mesh, name):
     drafter, own = real(name)

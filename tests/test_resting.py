@@ -13,6 +13,7 @@ from specjax import Sampling, loop, tree
 from specjax.drafters import Plain
 from specjax.drafters.base import ChainDrafter
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 MODEL, PARAMS = bag(13, 3, features=8)
 PROMPTS, LENGTHS = np.asarray([[1, 2, 3], [4, 5, 0]], np.int32), np.asarray([3, 2])
 
