@@ -35,7 +35,7 @@ from . import (
     report,
     tokenizer,
 )
-from .config import ConfigError, RunConfig, flatten, resolved
+from .config import ConfigError, RunConfig, resolved
 from .evaluate import Mean, make_evaluate, mean
 from .loop import Job, estimate, fit
 
@@ -179,7 +179,7 @@ def run(config: BoostConfig, *, dry_run: bool = False) -> None:
         if dry_run:
             print(f"{config.num_drafters} drafters, each of")
             return estimate(job, own.optimizer, own.run, model.words(shape))
-        flat = flatten(config) | {"drafter": number + 1}
+        flat = resolved(config) | {"drafter": number + 1}
         params = fit(job, flat, own.optimizer, own.run)
         folder_of = Path(own.run.folder) / "model"
         export.export(shape, params, folder_of, vocabulary, with_tokenizer=False)

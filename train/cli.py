@@ -31,6 +31,11 @@ RECIPES = {
     "speculator": "MLP and LSTM speculators and ReDrafters, in two phases",
     "report": "the report of a run, drawn again: specjax train report folder=FOLDER",
 }
+# recipes that train by steps of ``loop.fit``, on the devices of run.mesh; the first also of several
+# processes together
+SHARED = {"pretrain", "distill", "heads", "eagle", "eagle3", "mtp", "block", "hydra", "medusa2"}
+SHARED |= {"speculator"}
+STEPPED = SHARED | {"boost", "objectives"}
 HELP = {"-h", "--help"}
 PATIENCE = 100  # seconds without a sign of life after which a process counts as dead
 
@@ -79,6 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         file = configs.find(arguments.config) if arguments.config else None
         check_recipe(arguments.recipe, file)
         settings = config.load(recipe.Config, file, arguments.fields)
+        check_scale(arguments.recipe, settings, arguments.processes)
         with _process(arguments.processes):
             recipe.run(settings, dry_run=arguments.dry_run)
     except (config.ConfigError, FileNotFoundError, Diverged, NotWritten, ConnectionError) as error:
@@ -107,6 +113,22 @@ def check_recipe(name: str, file) -> None:
                 f"{file.name} is a configuration of the recipe {' or '.join(others)}, not of "
                 f"{name} ({problem.partition(';')[0]})"
             )
+
+
+def check_scale(name: str, settings, processes) -> None:
+    """Raises ConfigError where a recipe would pass over what is asked of devices."""
+    from .config import ConfigError, RunConfig
+
+    run, usual = getattr(settings, "run", RunConfig()), RunConfig()
+    fields = ("mesh", "fully_sharded", "accumulate", "remat", "precision")
+    asked = [f"run.{field}" for field in fields if getattr(run, field) != getattr(usual, field)]
+    if asked and name not in STEPPED:
+        raise ConfigError(f"{', '.join(asked)}: the recipe {name} has no use for it; leave it out")
+    if processes and name not in SHARED:
+        raise ConfigError(
+            f"--processes: the recipe {name} runs in one process; of several run "
+            f"{', '.join(sorted(SHARED))}"
+        )
 
 
 @contextlib.contextmanager

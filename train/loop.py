@@ -59,7 +59,8 @@ def fit(job: Job, flat_config: dict, optimizer_config: OptimizerConfig, run: Run
       Diverged: a loss or gradient norm that is not finite; checkpoints are from before that step.
       Interrupted: after SIGTERM or Ctrl-C, the state being saved.
     """
-    folder, layout = Path(run.folder), scale.layout_of(run, flat_config.get("data.batch"))
+    rows = next((n for name, n in flat_config.items() if name.endswith("data.batch")), None)
+    folder, layout = Path(run.folder), scale.layout_of(run, rows)
     checkpoint.record_config(folder, flat_config)
     optimizer = job.adjust(make_optimizer(optimizer_config, run.steps))
     step_function = make_step(job, optimizer, run, layout)

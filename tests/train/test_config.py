@@ -127,6 +127,25 @@ def test_an_unknown_config_name_lists_the_known_ones(capsys):
     assert "known: embedded_blockwise" in capsys.readouterr().err
 
 
+def test_a_file_of_another_recipe_is_refused_with_the_one_that_it_is_of(capsys):
+    assert main(["eagle3", "--config", "embedded_medusa"]) == 2
+    said = capsys.readouterr().err
+    assert "is a configuration of the recipe heads" in said and "not of eagle3 (unknown" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["features", "run.mesh=data=2"], "run.mesh: the recipe features has no use for it"),
+        (["features", "--processes", "localhost:1", "2", "0"], "features runs in one process"),
+        (["eagle3", "--processes", "localhost:1", "2", "two"], "COUNT and INDEX are whole numbers"),
+        (["eagle3", "--processes", "localhost:1", "2", "2"], "the index must be in"),
+    ],
+)
+def test_devices_that_a_recipe_would_not_use_are_refused(capsys, words, message):
+    assert main(words) == 2 and message in capsys.readouterr().err
+
+
 def test_an_unknown_divergence_is_refused_with_the_known_ones(file):
     with pytest.raises(config.ConfigError, match="known: fkl, rkl, jsd, tvd, nla"):
         config.load(distill.Config, file, ["divergence=kl"])

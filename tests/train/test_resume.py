@@ -2,12 +2,14 @@
 
 import contextlib
 import json
+import resource
 import signal
 import subprocess
 import sys
 import time
 
 import grain
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -91,7 +93,15 @@ def test_a_run_leaves_its_config_log_picture_and_model(whole):
 def test_killed_and_started_again_it_computes_the_same_losses_bit_for_bit(command, whole, tmp_path):
     with interrupted(command(tmp_path), tmp_path, signal.SIGKILL, after_step=15) as process:
         assert process.wait(timeout=60) == -signal.SIGKILL
-    assert max(losses_of(tmp_path)) < 60
+    assert 15 <= max(losses_of(tmp_path)) < 60
+    process = subprocess.Popen(command(tmp_path, "run.save_every=1"), stdout=subprocess.DEVNULL)
+    half_written = lambda: any((tmp_path / "checkpoints").glob("*[0-9].*tmp*"))  # noqa: E731
+    while process.poll() is None and not (
+        max(losses_of(tmp_path), default=0) > 20 and half_written()
+    ):
+        pass
+    process.kill()
+    assert process.wait(timeout=60) == -signal.SIGKILL
     subprocess.run(command(tmp_path), check=True, capture_output=True, timeout=120)
     assert losses_of(tmp_path) == whole[1]
     weights = (folder / "model" / "model.safetensors" for folder in (tmp_path, whole[0]))
@@ -113,35 +123,40 @@ def test_another_configuration_in_the_same_folder_is_refused_with_the_difference
     assert done.returncode == 2 and "data.batch: 4 -> 2" in done.stderr
 
 
-def make_job(poison=10**6):
-    """One weight, drawn to the tokens; the batch that holds ``poison`` makes the loss NaN."""
+def make_job(poison=10**6, weights=4, measures=None):
+    """Weights drawn to the tokens; the batch that holds ``poison`` makes the loss NaN.
+
+    ``measures``: what is to be said where held-out text would be measured, called."""
 
     def loss(params, frozen, tokens, key):
-        value = (params["w"] - tokens) ** 2 * 1e-3
+        value = (params["w"][:4] - tokens) ** 2 * 1e-3
         value = jnp.where(jnp.any(tokens == poison), jnp.nan, value)
         return {"loss": evaluate.mean(value)}
 
     rows = grain.MapDataset.source(np.arange(400).reshape(100, 4)).batch(2)
     return loop.Job(
         loss=loss,
-        params={"w": jnp.zeros(4)},
+        params={"w": jax.random.normal(jax.random.key(0), (weights,))},
         batches=iter(rows.to_iter_dataset()),
-        evaluate=lambda params, frozen: {"heldout_loss": 0.0},
+        evaluate=lambda params, frozen: measures() if measures else {"heldout_loss": 0.0},
     )
 
 
-def settings(folder):
+def settings(folder, **fields):
+    usual = dict(folder=str(folder), steps=20, save_every=4, eval_every=100)
     return (
         {"data.batch": 2},
         config.OptimizerConfig(name="adamw", warmup=1),
-        config.RunConfig(folder=str(folder), steps=20, save_every=4, eval_every=100),
+        config.RunConfig(**usual | fields),
     )
 
 
-def test_nan_stops_the_run_names_the_step_and_keeps_the_last_good_checkpoint(tmp_path):
+@pytest.mark.parametrize("parts", [1, 2])
+def test_nan_stops_the_run_names_the_step_and_keeps_the_last_good_checkpoint(tmp_path, parts):
     poisoned_step = 11  # rows 20 and 21 hold the values 80 to 87
     with pytest.raises(loop.Diverged, match=r"step 11: loss nan.* is step 8;"):
-        loop.fit(make_job(poison=8 * (poisoned_step - 1)), *settings(tmp_path))
+        given = settings(tmp_path, accumulate=parts)
+        loop.fit(make_job(poison=8 * (poisoned_step - 1)), *given)
     job = make_job()
     optimizer = loop.make_optimizer(settings(tmp_path)[1], 20)
     with checkpoint.checkpoints(tmp_path, 2) as manager:
@@ -153,9 +168,75 @@ def test_nan_stops_the_run_names_the_step_and_keeps_the_last_good_checkpoint(tmp
 def test_a_longer_run_goes_on_from_a_finished_one(tmp_path):
     flat, optimizer, run = settings(tmp_path)
     loop.fit(make_job(), flat, optimizer, run)
-    longer = config.RunConfig(folder=str(tmp_path), steps=24, save_every=4, eval_every=100)
-    loop.fit(make_job(), flat, optimizer, longer)
+    loop.fit(make_job(), *settings(tmp_path, steps=24))
     assert sorted(losses_of(tmp_path)) == list(range(1, 25))
+
+
+def test_a_run_that_is_further_than_it_shall_go_or_just_there_says_so(tmp_path, capsys):
+    done = loop.fit(make_job(), *settings(tmp_path))
+    with pytest.raises(config.ConfigError, match="run.steps=12, but .* at step 20 already: give"):
+        loop.fit(make_job(), *settings(tmp_path, steps=12))
+    again = loop.fit(make_job(), *settings(tmp_path))
+    assert "is at step 20 already, its last" in capsys.readouterr().out
+    np.testing.assert_array_equal(again["w"], done["w"])
+
+
+def test_a_full_disk_is_said_in_words_and_the_last_checkpoint_goes_on(tmp_path):
+    whole = loop.fit(make_job(weights=200_000), *settings(tmp_path / "whole"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill():
+        """From here on no file may have more bytes than half of the weights'."""
+        while not (folder / "checkpoints" / "4").is_dir():
+            time.sleep(0.01)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, limits[1]))
+        return {"heldout_loss": 0.0}
+
+    folder = tmp_path / "run"
+    try:
+        with pytest.raises(checkpoint.NotWritten, match=r"too large. Of .* step 4 is whole; make"):
+            job = make_job(weights=200_000, measures=fill)
+            loop.fit(job, *settings(folder, eval_every=6))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    left = [path.name for path in (folder / "checkpoints").iterdir() if path.name.isdigit()]
+    assert left == ["4"]
+    resumed = loop.fit(make_job(weights=200_000), *settings(folder))
+    np.testing.assert_array_equal(resumed["w"], whole["w"])
+    assert losses_of(folder) == losses_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("best", "step"), [("tau", 10), ("heldout_loss", 15), ("last", 20)])
+def test_the_weights_that_are_kept_are_the_best_by_the_measure_asked_for(tmp_path, best, step):
+    measured = iter([(1.5, 0.3), (2.5, 0.2), (2.0, 0.1), (1.0, 0.4)])  # at steps 5, 10, 15, 20
+    measures = lambda: dict(zip(("tau", "heldout_loss"), next(measured), strict=True))  # noqa: E731
+    given = settings(tmp_path / "run", eval_every=5, best=best)
+    kept = loop.fit(make_job(measures=measures), *given)
+    loop.fit(make_job(), *settings(tmp_path / "all", save_every=5, keep=9))
+    at = make_job()
+    with checkpoint.checkpoints(tmp_path / "all", 9) as manager:
+        state = loop.make_state(at, loop.make_optimizer(given[1], 20), 0)
+        wanted = manager.load_checkpointables(step, {"state": state})["state"]["params"]
+    np.testing.assert_array_equal(kept["w"], wanted["w"])
+
+
+def test_the_best_of_what_a_killed_run_goes_on_from_is_kept_until_it_is_passed(tmp_path):
+    best = checkpoint.Best(tmp_path, "tau", [])
+    for step, saved in ((10, 10), (20, 10), (30, 10), (40, 30)):
+        (tmp_path / "checkpoints" / str(saved)).mkdir(parents=True, exist_ok=True)
+        best.offer(step, {"tau": step / 10}, {"w": jnp.full(2, step)})
+        goes_on_from = checkpoint.Best(tmp_path, "tau", [{"step": saved, "tau": saved / 10}])
+        assert goes_on_from.load({"w": jnp.zeros(2, int)})["w"][0] == saved
+    assert sorted(path.name for path in (tmp_path / "best").iterdir()) == ["30", "40"]
+    with pytest.raises(config.ConfigError, match="run.best='tau' is not measured; .* loss"):
+        best.offer(50, {"loss": 1.0}, {})
+
+
+def test_a_folder_of_another_recipe_is_refused_by_its_name(tmp_path):
+    checkpoint.record_config(tmp_path, {"recipe": "eagle3", "run.steps": 4})
+    with pytest.raises(config.ConfigError, match="a run of the recipe 'eagle3', this one .*mtp"):
+        checkpoint.record_config(tmp_path, {"recipe": "mtp", "run.steps": 4})
+    checkpoint.record_config(tmp_path, {"recipe": "eagle3", "run.steps": 8})
 
 
 def test_a_log_line_cut_short_by_a_kill_is_dropped(tmp_path):

@@ -101,13 +101,18 @@ def assert_same(found: dict, wanted: dict) -> None:
     np.testing.assert_allclose(found["losses"], wanted["losses"], rtol=0, atol=1e-4)
 
 
-def with_batches(name: str, shard: tuple[int, int]) -> step.Job:
-    """A job over the same text that the loop itself can run."""
+def with_batches(name: str, shard: tuple[int, int], at=lambda step: None) -> step.Job:
+    """A job over the same text that the loop itself can run; ``at(step)`` is called as rows of a
+    step are read."""
     import grain
 
     index, count = shard
     rows = grain.MapDataset.source(text().reshape(-1, LENGTH + 1))
     rows = rows.slice(slice(index, None, count)).batch(ROWS // count)
-    measured = lambda params, given: {"heldout_loss": 0.0}  # noqa: E731
-    made = dataclasses.replace(JOBS[name](), batches=iter(rows.to_iter_dataset()))
-    return dataclasses.replace(made, evaluate=measured)
+    rows = rows.map_with_index(lambda number, batch: (at(number + 1), batch)[1])
+    reading = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+    return dataclasses.replace(
+        JOBS[name](),
+        batches=iter(rows.to_iter_dataset(reading)),
+        evaluate=lambda params, given: {"heldout_loss": 0.0},
+    )
