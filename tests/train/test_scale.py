@@ -35,7 +35,6 @@ def parts_of(tree, name):
 MESHES = {
     "pretrain": ["data=8", "data=2,model=4", "model=8", "data=8 fully"],
     "distill": ["data=2,model=4 fully"],
-    "eagle3": ["data=8 fully"],
 }
 
 
