@@ -1,6 +1,10 @@
 """A configuration says exactly what will run, or is refused."""
 
 import dataclasses
+import importlib
+import re
+import shlex
+from pathlib import Path
 
 import pytest
 from specjax.train import (
@@ -23,7 +27,7 @@ from specjax.train import (
     speculator,
     tokenizer,
 )
-from specjax.train.cli import main
+from specjax.train.cli import main, parser
 
 from specjax import configs
 
@@ -76,6 +80,41 @@ def test_every_shipped_config_fills_its_recipe():
     assert set(configs.names()) == set(SHIPPED)
     for name, recipe in SHIPPED.items():
         assert isinstance(config.load(recipe.Config, configs.find(name)), recipe.Config)
+
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def as_a_shell_reads(text):
+    """The words of a line, without its comment; raises for a list that the shell would expand."""
+    bare = re.sub(r"'[^']*'", "", text.partition("  #")[0])
+    assert "[" not in bare, f"quote the list in {text}"
+    return shlex.split(text, comments=True)
+
+
+def test_every_training_command_of_the_readme_loads(tmp_path):
+    text = README.read_text(encoding="utf-8")
+    mine = tmp_path / "my.toml"
+    (block,) = re.findall(r"`my\.toml`.*?```toml\n(.*?)```", text, re.DOTALL)
+    mine.write_text(block)
+    commands = re.findall(r"^specjax train .*", text.replace("\\\n", ""), re.MULTILINE)
+    commands += re.findall(r"`(specjax train \S+ --config .*?)`", text)
+    for command in commands:
+        given = parser().parse_intermixed_args(as_a_shell_reads(command)[2:])
+        recipe = importlib.import_module(f"specjax.train.{given.recipe}")
+        file = mine if given.config == "my.toml" else given.config and configs.find(given.config)
+        config.load(recipe.Config, file, given.fields)
+    assert sum("my.toml" in command for command in commands) >= 5
+
+
+def test_lists_that_are_shown_as_words_survive_a_shell():
+    texts = re.findall(r"`'?[a-z_.]+=\[.*?`", README.read_text(encoding="utf-8"))
+    for name in configs.names():
+        lines = configs.find(name).read_text().splitlines()
+        texts += [line.strip("# ") for line in lines if re.match(r"#.*[a-z]=\[", line)]
+    assert len(texts) >= 4
+    for text in texts:
+        assert as_a_shell_reads(text.strip("`").partition("`")[0])
 
 
 def test_words_override_fields_with_toml_values_or_bare_strings(file):
