@@ -162,15 +162,15 @@ def make_measure(made: frozen.Heads, target, read, config: BlockConfig):
         best = jnp.argmax(frozen.target_logits(target, given["target"], rows), axis=0)
         alive = counted = tau = jnp.ones(anchors.size)
         args = made, target, params, given["target"], rows, anchors, config.teacher_share
-        found, total = {}, 0.0
+        found, terms = {}, {}
         for k, (said, logits, fits) in enumerate(mask_losses(*args)):
             hit = (jnp.argmax(logits, axis=0) == at(best, anchors + k)).astype(jnp.float32)
             found[f"accuracy_{k + 1}"] = mean(hit, fits)
             alive, counted, tau = alive * hit, counted * fits, tau + alive * hit
             share = math.exp(-k / config.decay_length)
-            total += share * jnp.sum(said * fits) / jnp.maximum(jnp.sum(fits), 1.0)
+            terms[f"mask_{k + 1}"] = mean(said, fits, share)
         found["greedy_tau"] = mean(tau, counted)
-        return {"heldout_loss": Mean(total, jnp.float32(1)), **found}
+        return {"heldout_loss": terms, **found}
 
     return measure
 

@@ -35,11 +35,18 @@ def weighed(terms: Mapping[str, Mean]) -> jax.Array:
     return sum(term.share * term.value for term in terms.values())
 
 
+def over_all(parts: Sequence[Mean]) -> float:
+    """The mean over all parts: totals and counts add up before one is divided by the other."""
+    total, count = (sum(float(part[i]) for part in parts) for i in (0, 1))
+    return total / max(count, 1.0)
+
+
 def make_evaluate(measure: Callable, sets: Mapping[str, Sequence[tuple]]) -> Callable:
     """``evaluate(params, frozen) -> {set name + measure name: mean}``.
 
     Args:
-      measure: ``measure(params, frozen, tokens [B, T + 1], weight [B, T]) -> {name: Mean}``, pure.
+      measure: ``measure(params, frozen, tokens [B, T + 1], weight [B, T]) -> {name: Mean}``, pure;
+        or in the place of a mean the terms of a loss, ``{term: Mean}``, see ``weighed``.
       sets: by prefix, batches ``(tokens int32 [B, T + 1], weight float [B, T])`` and whatever else
         ``measure`` takes; the weights say which predictions count.
     """
@@ -52,9 +59,14 @@ def make_evaluate(measure: Callable, sets: Mapping[str, Sequence[tuple]]) -> Cal
         measured = {}
         for prefix, batches in sets.items():
             means = [compiled(params, frozen, *batch) for batch in batches]
-            for name in means[0]:
-                total, count = (sum(float(found[name][i]) for found in means) for i in (0, 1))
-                measured[prefix + name] = total / max(count, 1.0)
+            for name, first in means[0].items():
+                if isinstance(first, Mean):
+                    measured[prefix + name] = over_all([found[name] for found in means])
+                else:  # a batch where nothing counts is no loss of zero
+                    measured[prefix + name] = sum(
+                        float(term.share) * over_all([found[name][own] for found in means])
+                        for own, term in first.items()
+                    )
         return measured
 
     return evaluate

@@ -47,7 +47,7 @@ from .config import (
     resolved,
 )
 from .distill import load_teacher
-from .evaluate import Mean, make_evaluate, mean, weighed
+from .evaluate import Mean, make_evaluate, mean
 from .loop import Job, estimate, fit
 
 MODEL = "model"  # the folder, within the run's, that heads are exported to
@@ -314,8 +314,7 @@ def make_measure(heads: Heads, target, read, config: FrozenConfig):
             alive, counted = alive * hit, counted * fits
             tau = tau + alive
         found["greedy_tau"] = mean(tau, counted)
-        value = weighed(shared(losses, config.decay))
-        return {"heldout_loss": Mean(value, jnp.float32(1)), **found}
+        return {"heldout_loss": shared(losses, config.decay), **found}
 
     return measure
 

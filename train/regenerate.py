@@ -92,14 +92,14 @@ class Samples:
         return (predicted < self.stop[:, None]).astype(np.float32)
 
     def batches(self, size: int) -> list[tuple]:
-        """``(tokens, weight [size, length])`` whose weights count the generated tokens alone."""
+        """``(tokens, weight [size, length])`` whose weights count the generated tokens alone. The
+        last batch is filled up with rows that do not count."""
         predicted = np.arange(1, self.tokens.shape[1])
         weight = (predicted >= self.start[:, None]) & (predicted < self.stop[:, None])
-        whole = len(self.tokens) // size * size
-        return [
-            (self.tokens[i : i + size], weight[i : i + size].astype(np.float32))
-            for i in range(0, whole, size)
-        ]
+        rows = np.arange(-(-len(weight) // size) * size)
+        tokens = self.tokens[rows % len(weight)]
+        weight = (weight[rows % len(weight)] & (rows < len(weight))[:, None]).astype(np.float32)
+        return [(tokens[i : i + size], weight[i : i + size]) for i in rows[::size]]
 
 
 def read(path: str) -> Samples:

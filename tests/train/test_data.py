@@ -264,6 +264,17 @@ def test_only_generated_tokens_count_in_a_measure_on_samples():
     np.testing.assert_array_equal(weight, [[0, 1, 1, 1, 0], [0, 0, 0, 1, 1]])
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_row_is_measured_once_whatever_the_batch(size):
+    numbered = np.arange(3, dtype=np.int32)
+    tokens = np.repeat(numbered[:, None], 5, 1)
+    samples = regenerate.Samples(tokens, start=np.full(3, 1), stop=np.full(3, 4))
+    batches = samples.batches(size)
+    assert {own.shape[0] for batch in batches for own in batch} == {size}
+    counted = sum(np.bincount(t[:, 0], w.sum(1), minlength=3) for t, w in batches)
+    np.testing.assert_array_equal(counted, [3, 3, 3])
+
+
 def test_prompts_for_the_target_never_cross_documents():
     stream = np.array([0, 5, 6, 7, 0, 8, 9, 0], np.int32)
     np.testing.assert_array_equal(regenerate.whole_windows(stream, 3, END), [0, 1, 4])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 from specjax.train import (
+    block,
     checkpoint,
     compare,
     config,
@@ -23,7 +24,7 @@ from specjax.train import (
     medusa2,
     report,
 )
-from specjax.train.evaluate import weighed
+from specjax.train.evaluate import make_evaluate, weighed
 
 import specjax
 
@@ -81,6 +82,25 @@ def test_a_token_that_does_not_count_changes_no_loss(place):
             batch = {"tokens": own, "weight": weight}
             values.append(float(weighed(loss(medusa.params, given, batch, None))))
     assert values[0] == values[1] and values[2] != values[3] and values[0] != values[2]
+
+
+@pytest.mark.parametrize("kind", [heads, block])
+def test_a_held_out_loss_weighs_positions_not_batches(place, kind):
+    made, setting = setting_of(place, kind.Config, "data.batch=2")
+    module = kind.make_medusa(made, setting) if kind is heads else kind.make_block(made, setting)
+    read = frozen.make_reader(setting.lm.config, setting.end_of_text, module.layers)
+    own = kind if kind is block else frozen
+    measure = own.make_measure(module, setting.lm.target, read, made)
+    tokens, _ = data.unpacked(next(setting.batches))
+    tokens = np.concatenate([tokens, tokens[::-1]])
+    weight = np.ones(tokens[:, 1:].shape, np.float32)
+    weight[1:, 8:], weight[2:] = 0, 0  # much of the first row, little of the next, then nothing
+    values = []
+    for size in (4, 2, 1):
+        batches = [(tokens[i : i + size], weight[i : i + size]) for i in range(0, 4, size)]
+        evaluate = make_evaluate(measure, {"": batches})
+        values.append(evaluate(module.params, {"target": setting.lm.params})["heldout_loss"])
+    np.testing.assert_allclose(values, values[0], rtol=1e-5)
 
 
 def losses_of(folder):
