@@ -300,7 +300,8 @@ def training_batches(config: DistillConfig, teacher, vocabulary):
         print(f"text          {stored.tokens.size:,} tokens in {config.features}")
         return features.batches(stored, config.data, shard=scale.shard_of(config.run))
     stream, _ = data.load_stream(config.data, "train")
-    samples = [regenerate.read(path) for path in config.data.samples]
+    known = teacher.config.vocab_size
+    samples = [regenerate.read(path, known) for path in config.data.samples]
     written = sum(own.tokens.size for own in samples)
     print(f"text          {len(stream):,} tokens of corpus, {written:,} by the target")
     shard = scale.shard_of(config.run)
@@ -320,7 +321,8 @@ def run(config: DistillConfig, *, dry_run: bool = False) -> None:
     pair = Pair(shape, teacher.config, end_of_text)
     sets = {"": data.heldout_batches(heldout, config.data)}
     for path in config.eval_samples:
-        sets[f"{Path(path).stem}/"] = regenerate.read(path).batches(config.data.batch)
+        samples = regenerate.read(path, teacher.config.vocab_size)
+        sets[f"{Path(path).stem}/"] = samples.batches(config.data.batch)
     cheap = make_evaluate(make_measure(pair, chunk=config.chunk), sets)
     prompts = decoding.prompt_sets(teacher, heldout, config.decoding, end_of_text)
     own = CausalLM(shape, axis=None)  # of a mesh every device drafts with the whole of it

@@ -215,10 +215,11 @@ def run(config: FeaturesConfig, *, dry_run: bool = False) -> None:
     check_layers(config.layers, teacher.config.num_layers)
     last, top_k = teacher.config.num_layers, config.top_k
     layers = sorted({*config.layers} if top_k else {*config.layers, last})
-    if top_k > teacher.target.vocab_size:
-        raise ConfigError(f"top_k={top_k}; accepted: at most {teacher.target.vocab_size}")
+    known = teacher.target.vocab_size
+    if top_k > known:
+        raise ConfigError(f"top_k={top_k}; accepted: at most {known}")
     stream, end_of_text = data.load_stream(config.data, config.split)
-    samples = [regenerate.read(path) for path in config.data.samples]
+    samples = [regenerate.read(path, known) for path in config.data.samples]
     source = data.training_batches(stream, config.data, samples, shard=shard)
     graphdef, size = graph_definition(teacher.config), teacher.config.hidden_size
 

@@ -354,6 +354,7 @@ def make_setting(config: FrozenConfig, layers_of=lambda count: ()) -> Setting:
     layers = layers_of(lm.config.num_layers)
     features.check_layers(layers, lm.config.num_layers)
     heldout, end_of_text = data.load_stream(config.data, "heldout")
+    known = lm.target.vocab_size
     shard = scale.shard_of(config.run)
     if config.features:
         of, read = features.record_of(lm, vocabulary), {*layers, lm.config.num_layers}
@@ -363,7 +364,7 @@ def make_setting(config: FrozenConfig, layers_of=lambda count: ()) -> Setting:
         print(f"text          {stored.tokens.size:,} tokens in {config.features}")
     else:
         stream, _ = data.load_stream(config.data, "train")
-        samples = [regenerate.read(path) for path in config.data.samples]
+        samples = [regenerate.read(path, known) for path in config.data.samples]
         batches = data.training_batches(stream, config.data, samples, shard=shard)
         shares = config.data.samples_share
         texts = [stream.tokens, *(own.tokens for own in samples)]
@@ -374,10 +375,10 @@ def make_setting(config: FrozenConfig, layers_of=lambda count: ()) -> Setting:
         print(f"text          {len(stream):,} tokens of corpus, {own}")
     sets = {"": data.heldout_batches(heldout, config.data)}
     for path in config.eval_samples:
-        sets[f"{Path(path).stem}/"] = regenerate.read(path).batches(config.data.batch)
+        sets[f"{Path(path).stem}/"] = regenerate.read(path, known).batches(config.data.batch)
     print(f"held out      {len(heldout):,} tokens")
     prompts = decoding.prompt_sets(lm, heldout, config.decoding, end_of_text)
-    frequencies = vocabulary_map.frequencies(texts, shares, lm.target.vocab_size)
+    frequencies = vocabulary_map.frequencies(texts, shares, known)
     return Setting(lm, end_of_text, batches, sets, frequencies, prompts)
 
 

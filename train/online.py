@@ -147,7 +147,8 @@ def run(config: OnlineConfig, *, dry_run: bool = False) -> None:
         learning=config.learning,
         seed=config.run.seed,
     )
-    home = {f"{Path(path).stem}/": regenerate.read(path).batches(8) for path in config.home}
+    known = teacher.target.vocab_size
+    home = {f"{Path(path).stem}/": regenerate.read(path, known).batches(8) for path in config.home}
     served = prompts_of(config, vocabulary, "train", end_of_text)
     heldout = prompts_of(config, vocabulary, "heldout", end_of_text)
     heldout = heldout[np.linspace(0, len(heldout) - 1, config.eval_rows).astype(int)]

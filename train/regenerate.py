@@ -102,13 +102,24 @@ class Samples:
         return [(tokens[i : i + size], weight[i : i + size]) for i in rows[::size]]
 
 
-def read(path: str) -> Samples:
-    """Reads a file of this recipe, or its shards. Raises ConfigError where one is missing."""
+def read(path: str, vocab_size: int | None = None) -> Samples:
+    """Reads a file of this recipe, or its shards.
+
+    Raises:
+      ConfigError: one is missing, or holds tokens that a model of ``vocab_size`` does not know: of
+        another tokenizer.
+    """
     found: dict[str, list] = {"tokens": [], "start": [], "stop": []}
     for file in shards_of(Path(path), "regenerate"):
         with np.load(file) as arrays:
             for name, parts in found.items():
                 parts.append(arrays[name])
+        largest = found["tokens"][-1].max(initial=0)
+        if vocab_size is not None and largest >= vocab_size:
+            raise ConfigError(
+                f"{file} holds the token {largest}, the target knows those below {vocab_size}: it "
+                "was written by another target; run the recipe `regenerate` with this one"
+            )
     return Samples(**{name: interleaved(parts) for name, parts in found.items()})
 
 

@@ -68,6 +68,26 @@ def test_a_teacher_with_another_tokenizer_or_a_shorter_context_is_refused(place)
         distill.load_teacher("embedded", tokenizer.load("embedded"), 9999)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "field"),
+    [(name, "data.samples") for name in ("distill", "heads", "features")]
+    + [(name, "eval_samples") for name in ("distill", "heads")],
+)
+def test_rows_of_another_vocabulary_are_refused(place, recipe, field, tmp_path, capsys):
+    root, train, teacher = place
+    with np.load(root / "samples.npz") as arrays:
+        own = dict(arrays)
+    own["tokens"][3, 5] = 9999
+    np.savez(tmp_path / "other.npz", **own)
+    fields = [f'{field}=["{tmp_path / "other.npz"}"]', teacher]
+    fields += ["data.samples_share=[0.5]"] if field == "data.samples" else []
+    fields += ["model.hidden_size=8", *SHAPE] if recipe == "distill" else []
+    folder = "output" if recipe == "features" else "run.folder"
+    assert train(recipe, *fields, f"{folder}={tmp_path / 'out'}") == 2
+    words = capsys.readouterr().err
+    assert "other.npz holds the token 9999, the target knows those below" in words
+
+
 def test_samples_are_asked_for_where_there_are_none():
     with pytest.raises(config.ConfigError, match="run the recipe `regenerate` first"):
         regenerate.read("nowhere.npz")
