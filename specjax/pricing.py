@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import loop, sharding
+from .drafters import Hybrid
 
 if TYPE_CHECKING:
     from .job import Job
@@ -51,16 +52,26 @@ def round_costs(work: Job, state: loop.State | None = None) -> np.ndarray:
     """Seconds of a round of an ``Adaptive`` drafter at each of its widths, float32 ``[W]``.
 
     Every round is run behind one repeated token: there a drafter that copies always has something
-    to propose, and a draft is as wide as was asked for. The fastest of several calls counts, less
-    what one without any round takes. A round alone takes longer than one among others, most of all
-    a plain one: where rounds are short, a call has several, if there is room and all of them draft
-    what was asked for.
+    to propose, and a draft is as wide as was asked for. Of a ``Hybrid``, rounds behind tokens that
+    are all different are timed as well, where its inner drafter is asked; the dearer count. The
+    fastest of several calls counts, less what one without any round takes. A round alone takes
+    longer than one among others, most of all a plain one: where rounds are short, a call has
+    several, if there is room and all of them draft what was asked for.
 
     Args:
       state: where the rounds begin, with room for one; it is not given away. Default: behind
         prompts of the request's lengths, of 16 tokens at least.
     """
+    costs = _costs_behind(_repeated, work, state)
+    if isinstance(work.drafter.inner, Hybrid):
+        costs = np.maximum(costs, _costs_behind(_different, work, state))
+    return costs
+
+
+def _costs_behind(text, work: Job, state: loop.State | None) -> np.ndarray:
+    """``round_costs`` behind ``text(tokens, vocabulary)``."""
     drafter, mesh = work.drafter, work.lm.mesh
+    vocabulary = work.lm.target.vocab_size
 
     def placed(x):
         return jnp.array(x) if mesh is None else sharding.put(x, mesh, sharding.DATA)
@@ -68,14 +79,14 @@ def round_costs(work: Job, state: loop.State | None = None) -> np.ndarray:
     if state is None:
         tokens, lengths = sharding.gather((work.request.tokens, work.request.lengths))
         lengths = np.maximum(lengths, min(SHORTEST, tokens.shape[1]))
-        state = work.asking(tokens=_repeated(tokens), lengths=lengths).start()
+        state = work.asking(tokens=text(tokens, vocabulary), lengths=lengths).start()
     else:
         state = jax.tree.map(jnp.copy, state)
     begun = {
         name: sharding.gather(getattr(state, name))
         for name in ("tokens", "length", "budget", "silent", "stops")
     }
-    begun["tokens"] = _repeated(begun["tokens"])
+    begun["tokens"] = text(begun["tokens"], vocabulary)
     begun["budget"] = np.full_like(begun["budget"], work.capacity)
     begun["stops"] = np.full_like(begun["stops"], -1)
 
@@ -114,9 +125,15 @@ def round_costs(work: Job, state: loop.State | None = None) -> np.ndarray:
     return sharding.agreed(np.maximum(costs, 1e-3 * max(costs.max(), 1e-9)))
 
 
-def _repeated(tokens: np.ndarray) -> np.ndarray:
+def _repeated(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
     """The first token of each row, in all its places."""
     return np.broadcast_to(tokens[:, :1], tokens.shape).copy()
+
+
+def _different(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
+    """One token of the vocabulary after the other."""
+    one = np.arange(tokens.shape[1], dtype=tokens.dtype) % vocabulary
+    return np.broadcast_to(one, tokens.shape).copy()
 
 
 def _with_costs(work: Job, costs: np.ndarray) -> Job:

@@ -26,12 +26,19 @@ LOOKUP = "ngram+"  # before the name of a drafter: copies first, see drafters/hy
 MOST_DRAFTS = 64  # levels of a draft; each is a part of the program, thousands compile for hours
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class WithLookup:
     """What ``"ngram+name"`` means: ``inner``, a draft model or heads, where there is nothing to
     copy."""
 
     inner: LM | HeadLM
+
+    @property
+    def name(self) -> str:
+        return LOOKUP + getattr(self.inner, "name", repr(self.inner))
+
+    def __repr__(self) -> str:
+        return self.name
 
 
 def resolve_drafter(
@@ -83,7 +90,11 @@ def resolve_drafter(
         if shape is not None:
             raise ValueError(f"tree={tree!r}: with a lookup chains are drafted; give num_draft")
         most = drafts()
-        inner, params = resolve_drafter(lm, drafter.inner, min(most, NUM_DRAFT), None, None, how)
+        own, deepest = min(most, NUM_DRAFT), None
+        if isinstance(drafter.inner, HeadLM):
+            deepest = drafter.inner.drafter.max_depth
+        own = own if deepest is None else min(own, deepest)
+        inner, params = resolve_drafter(lm, drafter.inner, own, None, None, how)
         return drafters.Hybrid(num_draft=most, inner=inner), params
     if isinstance(drafter, HeadLM):
         if shape is None and num_draft is not None:

@@ -210,10 +210,11 @@ def _identity(drafter):
         return drafter.fingerprint, str(drafter.dtype)
     if isinstance(drafter, HeadLM):
         return drafter.fingerprint, str(drafter.drafter.topology)
-    if isinstance(drafter, str | None):
-        return drafter
+    if isinstance(drafter, str | os.PathLike | None):
+        return drafter if drafter is None else os.fspath(drafter)
     said = (getattr(drafter, part, None) for part in ("name", "num_draft", "topology", "how"))
-    return [str(part) for part in said]
+    inner, lookup = getattr(drafter, "inner", None), getattr(drafter, "lookup", None)
+    return [*(str(part) for part in said), _identity(inner), str(lookup)]
 
 
 def _made_with(lm: LM, prompts: list[Prompt], seed: int, ways: Mapping) -> dict[int, dict]:

@@ -100,7 +100,9 @@ def survey(
 
     tell("timing rounds of a chain and of the widest tree")
     widest = calibration.grow_optimal(counted.rates, max(sizes) - 1, depth=depth)
-    runs = timed(None, *{topology.chain(depth), widest} - {topology.Tree((-1,))})
+    runs = timed(
+        None, *{topology.chain(min(depth, max(sizes) - 1)), widest} - {topology.Tree((-1,))}
+    )
     while True:
         level, node = beyond(runs)
         found = calibration.grow_fastest(

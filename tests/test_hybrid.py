@@ -1,17 +1,19 @@
 """Copying and another drafter in one: who says what, and what the other one knows of it."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from registry import cases
 from toys import bag
 
 import specjax
-from specjax import Sampling, loop, resolve, round
+from specjax import Sampling, loop, pricing, resolve, round, types
 from specjax.drafters import Adaptive, DraftModel, Hybrid, NGram, Union
-from specjax.topology import branching
+from specjax.topology import branching, chain
 
 MODEL, PARAMS = bag(17, 5)
 CASES = cases(MODEL, PARAMS)
@@ -100,6 +102,38 @@ def test_a_row_copies_behind_the_first_of_its_own_tokens_that_makes_a_match():
     assert {(0, True), (3, False)} <= at and any(k in (1, 2) for k, _ in at)
 
 
+def test_what_a_finished_row_has_not_read_asks_for_no_pass():
+    hybrid, weights, _ = CASES["hybrid mtp"]
+    drafter = hybrid.inner
+    params, state = begun(drafter, weights)
+    most = jnp.full((2,), drafter.num_pending, jnp.int32)
+    pending = dataclasses.replace(state.drafter, count=most)
+
+    def reads(budget):
+        context = types.Context(
+            tokens=state.tokens,
+            length=state.length,
+            budget=jnp.asarray(budget),
+            key=state.key,
+            sampling=Sampling(),
+            width=jnp.int32(0),
+        )
+        return bool(drafter._catch_up(params, pending, context)[0].ran[0])
+
+    assert reads([3, 0]) and not reads([0, 0])
+
+
+@pytest.mark.parametrize("name", ["hybrid draft", "adaptive draft"])
+def test_rounds_in_which_the_inner_drafter_is_asked_are_priced_too(name, monkeypatch):
+    drafter = CASES[name][0]
+    drafter = drafter if isinstance(drafter, Adaptive) else Adaptive(drafter)
+    work = SimpleNamespace(drafter=drafter)
+    given = {pricing._repeated: [1.0, 1.1, 1.2], pricing._different: [0.9, 2.0, 2.1]}
+    monkeypatch.setattr(pricing, "_costs_behind", lambda text, *_: np.asarray(given[text]))
+    wanted = [1.0, 2.0, 2.1] if name == "hybrid draft" else [1.0, 1.1, 1.2]
+    assert pricing.round_costs(work).tolist() == wanted
+
+
 def test_drafters_that_a_lookup_cannot_go_before_are_named():
     tree = DraftModel(model=MODEL, topology=branching(2, 1))
     chain = DraftModel(num_draft=3, model=MODEL)
@@ -119,6 +153,13 @@ def test_a_name_behind_ngram_is_any_that_stands_alone():
     assert (drafter.num_draft, drafter.inner.num_draft) == (5, 3)
     drafter, _ = resolve.resolve_drafter(lm, "ngram+mtp")
     assert drafter.name == "ngram+mtp" and drafter.num_draft == drafter.inner.depth == 3
+    heads = resolve.named(lm, "medusa")
+    own = heads.drafter
+    two = dataclasses.replace(own.config, num_heads=2)
+    own = dataclasses.replace(own, config=two, topology=chain(2))
+    shallow = resolve.WithLookup(dataclasses.replace(heads, drafter=own))
+    drafter, _ = resolve.resolve_drafter(lm, shallow, 7)
+    assert (drafter.num_draft, drafter.inner.depth) == (7, 2)
     for wrong in ("ngram+ngram", "ngram+nothing", "ngram+"):
         with pytest.raises(ValueError, match="accepted"):
             resolve.resolve_drafter(lm, wrong)

@@ -114,8 +114,9 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
                 f"--drafter-quantize: --drafter {drafter} has no weights; give --drafter draft, or "
                 "the folder or hub name of a draft model"
             )
-        if drafter == "draft":
-            drafter = resolve.DEFAULT_DRAFTS.get(arguments.model, drafter)
+        if drafter in ("draft", resolve.LOOKUP + "draft"):
+            own = resolve.DEFAULT_DRAFTS.get(arguments.model, "draft")
+            drafter = drafter.removesuffix("draft") + own
     if drafter not in ("draft", "ngram", "none", "plain"):
         whole = getattr(arguments, "replicate_drafter", False)
         drafter = resolve.named(
@@ -125,7 +126,9 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
             quantize=arguments.drafter_quantize,
             mesh=None if whole else getattr(arguments, "mesh", None),
         )
-        if arguments.drafter_quantize and not isinstance(drafter, specjax.LM):
+        if arguments.drafter_quantize and not isinstance(
+            getattr(drafter, "inner", drafter), specjax.LM
+        ):
             raise ValueError(
                 f"--drafter-quantize: {drafter!r} is no draft model; heads have the type of their "
                 "target's weights"

@@ -13,7 +13,7 @@ import specjax
 
 from .. import calibration, job, topology, tree_survey
 from ..models.lm import LM
-from ..resolve import named, resolve_drafter
+from ..resolve import LOOKUP, WithLookup, named, resolve_drafter
 from .options import set_up
 from .prompts import read_prompts
 
@@ -54,6 +54,11 @@ def run(arguments: argparse.Namespace) -> int:
     prompts = read_prompts(arguments.prompts, arguments.model, arguments.limit)
     lm = set_up(arguments)
     drafter = named(lm, arguments.drafter, dtype=arguments.dtype)
+    if isinstance(drafter, WithLookup):
+        raise ValueError(
+            f"--drafter {drafter.name}: behind a lookup chains are drafted, no trees; name "
+            f"the drafter alone, {drafter.name.removeprefix(LOOKUP)}"
+        )
     depth = _depth(lm, drafter, arguments)
     work = job.prepare(
         lm,

@@ -299,15 +299,18 @@ class FeatureDrafter(HeadDrafter):
         tokens, start = state.tokens, context.length - 1 - jnp.maximum(state.count, 1)
         tokens = jnp.where((state.count > 0)[:, None], tokens, context.root[:, None])
 
+        # what a finished row has not read, it need not
+        waiting = state.count if every else jnp.where(context.budget > 0, state.count, 0)
+
         def run():
             given = state.cache, state.features, tokens, start, state.count
-            return self._pending(head, params, *given)
+            return self._pending(jnp.max(waiting), head, params, *given)
 
         count, ran = state.count, None
         if context.width is None:
             logits, hidden, entries = run()
         else:
-            ran = (context.width > 0) | jnp.any(count > self.num_pending - max(self.others, 1))
+            ran = (context.width > 0) | jnp.any(waiting > self.num_pending - max(self.others, 1))
             empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(run))
             logits, hidden, entries = jax.lax.cond(ran, run, lambda: empty)
             ran = jnp.broadcast_to(ran, count.shape)
@@ -317,8 +320,8 @@ class FeatureDrafter(HeadDrafter):
         cache = self._commit(state.cache, entries, start, count, hidden)
         return dataclasses.replace(state, cache=cache, ran=ran), (logits, hidden)
 
-    def _pending(self, head, params, cache, features, tokens, start, count):
-        """``_root`` over the fewest columns, of a few numbers, that hold all that is pending."""
+    def _pending(self, most, head, params, cache, features, tokens, start, count):
+        """``_root`` over the fewest columns, of a few numbers, that hold ``most`` pairs."""
 
         def first(columns):
             given = features[:, :columns], tokens[:, :columns], start, count
@@ -328,7 +331,7 @@ class FeatureDrafter(HeadDrafter):
             return first(self.num_pending)
         sizes = sorted({self.few_pending, self.num_pending - self.others, self.num_pending})
         whole = jax.eval_shape(lambda: first(self.num_pending))
-        choice = jnp.sum(jnp.asarray(sizes) < jnp.max(count))
+        choice = jnp.sum(jnp.asarray(sizes) < most)
         branches = [lambda n=n: jax.tree.map(filled, first(n), whole) for n in sizes]
         return jax.lax.switch(choice, branches)
 
@@ -398,6 +401,8 @@ class FeatureDrafter(HeadDrafter):
         if state.ran is not None:
             keep = jnp.where(state.ran, keep, state.count)
         fits = segment.round is not None and steps + self.num_stages - 1 <= self.num_pending
+        if self.others and state.ran is not None:  # there may be as much as before it
+            fits &= steps <= self.others
         if fits and self.num_stages == 1 and state.ran is None and steps == self.num_pending:
             features, tokens = given, segment.next
         else:
