@@ -92,7 +92,7 @@ def fit(job: Job, flat_config: dict, optimizer_config: OptimizerConfig, run: Run
             batch = layout.rows(batch)
             if watch.ideal is None:
                 watch.tokens = math.prod(size_of(batch))
-                watch.ideal = ideal_seconds(job, run, state["params"], batch)
+                watch.ideal = ideal_seconds(job, run, state["params"], frozen, batch)
             asked = layout.anywhere(bool(stop))  # before the step, so as not to wait for it
             with layout.using():
                 state, found = step_function(state, frozen, batch)
@@ -123,11 +123,11 @@ def fit(job: Job, flat_config: dict, optimizer_config: OptimizerConfig, run: Run
         return layout.whole(best.load(state["params"]))
 
 
-def ideal_seconds(job: Job, run: RunConfig, params, batch) -> float:
+def ideal_seconds(job: Job, run: RunConfig, params, frozen, batch) -> float:
     """How long the matrix products of a step would take at the measured best rate of the devices
-    that hold the parameters."""
+    that hold the parameters. ``frozen``: in the numbers that the step reads."""
     devices = {d for x in jax.tree.leaves(params) for d in x.sharding.device_set}
-    counted = flops.of_step(make_loss(job, run), params, job.frozen, batch)
+    counted = flops.of_step(make_loss(job, run), params, frozen, batch)
     return flops.ideal_seconds(counted, len(devices))
 
 
@@ -178,7 +178,7 @@ def estimate(job: Job, optimizer_config: OptimizerConfig, run: RunConfig, model:
     seconds = outlook.seconds_of(once)
     rows, length = size_of(batch)
     tokens, words = rows * length, [f"{rows * length / seconds:,.0f} tokens/s"]
-    share = ideal_seconds(job, run, state["params"], batch) / seconds
+    share = ideal_seconds(job, run, state["params"], frozen, batch) / seconds
     words += [f"{seconds:.2f} s a step", f"{100 * share:.0f} % of the device's measured peak"]
     measures = -(-run.steps // run.eval_every)
     outlook.show(

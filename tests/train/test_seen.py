@@ -8,7 +8,7 @@ import types
 import jax
 import jax.numpy as jnp
 import pytest
-from specjax.train import config, flops, metrics, progress
+from specjax.train import config, evaluate, flops, loop, metrics, progress
 from specjax.train.cli import RECIPES, main
 
 SIZES = "intermediate_size=16 num_layers=1 num_heads=2 num_kv_heads=1 head_dim=8 hidden_size=16"
@@ -41,6 +41,20 @@ def test_utilisation_is_the_time_at_the_best_rate_over_the_time_taken(monkeypatc
     assert watch.rates() == {"tokens_per_second": 10.0, "utilisation": 0.5}
     assert watch.words(4) == ["10 tokens/s", "50 % of peak", "18 s left"]
     assert progress.Watch("run", config.RunConfig(), 0).rates() == {}  # not zero: not known
+
+
+def test_what_is_frozen_is_counted_in_the_numbers_that_a_step_computes_in(monkeypatch):
+    counted = []
+    monkeypatch.setattr(flops, "peak", lambda dtype: counted.append(dtype) or 1.0)
+
+    def loss(params, frozen, tokens, key):
+        return {"loss": evaluate.mean(params * (frozen @ frozen))}
+
+    batches = iter([jnp.zeros((1, 2), jnp.int32)])
+    job = loop.Job(loss, jnp.ones((2, 2)), batches, None, frozen=jnp.ones((2, 2)))
+    run = config.RunConfig(precision="bfloat16")
+    loop.estimate(job, config.OptimizerConfig(name="adamw"), run, "a toy")
+    assert counted == ["bfloat16"]
 
 
 def test_the_best_rate_of_a_device_is_measured():
