@@ -120,10 +120,22 @@ def restore(manager, state, batches):
 
     Returns:
       ``(state, step)``, step 0 where nothing was saved.
+
+    Raises:
+      ConfigError: it was saved by another number of processes, each of which has its own place in
+        the data.
     """
     if manager.latest is None:
         return state, 0
-    step = manager.latest.step
+    step, count = manager.latest.step, jax.process_count()
+    places = (manager.directory / str(step) / "data").glob("process_*-of-*.json")
+    saved = {int(path.stem.rpartition("-")[2]) for path in places}
+    if saved and count not in saved:
+        raise ConfigError(
+            f"{manager.directory / str(step)} was saved by {max(saved)} processes, each with its "
+            f"own place in the data, and here are {count}: go on with as many as saved it, or give "
+            "another run.folder"
+        )
     loaded = manager.load_checkpointables(step, {"state": state, "data": batches})
     return loaded["state"], step
 
@@ -135,16 +147,25 @@ class Best:
     Args:
       measure: its name; empty: nothing is kept.
       rows: of the log, up to the step that the run goes on from; what a killed run measured beyond,
-        it will measure again.
+        it will measure again. One whose weights were not kept, since another measure was asked
+        for at the time, does not count, and is named.
     """
 
     def __init__(self, folder: Path, measure: str, rows: list[dict]):
         self._folder, self._measure = (folder / "best").absolute(), measure
         self._sign = -1 if measure.endswith("loss") else 1
         self.value, self.step = -self._sign * math.inf, 0
+        kept = _steps(self._folder)
         for row in rows:
-            if self._is_better(row.get(measure)):
+            if row["step"] in kept and self._is_better(row.get(measure)):
                 self.value, self.step = row[measure], row["step"]
+        rest = [row for row in rows if row["step"] not in kept]
+        if lost := [row for row in rest if self._is_better(row.get(measure))]:
+            row = max(lost, key=lambda row: self._sign * row[measure])
+            print(
+                f"{measure} was {row[measure]:.4f} at step {row['step']}, but no weights of then "
+                "were kept; the best is sought from here on"
+            )
 
     def _is_better(self, value: float | None) -> bool:
         return value is not None and self._sign * (value - self.value) > 0
@@ -157,13 +178,12 @@ class Best:
         """
         from orbax.checkpoint import v1 as ocp
 
-        if not self._measure:
-            return
-        if self._measure not in measured:
+        if self._measure and self._measure not in measured:
             raise ConfigError(
-                f"run.best={self._measure!r} is not measured; measured are {', '.join(measured)}"
+                f"run.best={self._measure!r} is not measured; measured are {', '.join(measured)}: "
+                "the same command with one of these goes on from here"
             )
-        if self._is_better(measured[self._measure]):
+        if self._is_better(measured.get(self._measure)):
             ocp.save(self._folder / str(step), params, overwrite=True)
             self.value, self.step = measured[self._measure], step
             self._clear()

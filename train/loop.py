@@ -113,7 +113,11 @@ def fit(job: Job, flat_config: dict, optimizer_config: OptimizerConfig, run: Run
                     measured = job.evaluate(state["params"], frozen)
                 log.write(number, **measured)
                 watch.say(number, measured)
-                best.offer(number, measured, state["params"])
+                try:
+                    best.offer(number, measured, state["params"])
+                except ConfigError:  # run.best is a field that may change when the run goes on
+                    checkpoint.save(manager, number, state, job.batches)
+                    raise
             checkpoint.check(manager)
             if to_save:
                 checkpoint.save(manager, number, state, job.batches)

@@ -232,6 +232,35 @@ def test_the_best_of_what_a_killed_run_goes_on_from_is_kept_until_it_is_passed(t
         best.offer(50, {"loss": 1.0}, {})
 
 
+def test_a_measure_that_there_is_not_costs_no_step(tmp_path):
+    with pytest.raises(config.ConfigError, match="run.best='tow' is not measured; .* heldout_loss"):
+        loop.fit(make_job(), *settings(tmp_path, eval_every=5, save_every=9, best="tow"))
+    assert (tmp_path / "checkpoints" / "5").is_dir()
+    loop.fit(make_job(), *settings(tmp_path, eval_every=5, best="heldout_loss"))
+    assert sorted(losses_of(tmp_path)) == list(range(1, 21))
+
+
+def test_of_a_measure_asked_for_late_only_kept_weights_are_the_best(tmp_path, capsys):
+    measures = lambda: next(measured)  # noqa: E731
+    measured = iter([{"tau": 1.0, "loss": 1.0}, {"tau": 3.0, "loss": 2.0}])
+    loop.fit(make_job(measures=measures), *settings(tmp_path, steps=8, eval_every=4, best="loss"))
+    assert [path.name for path in (tmp_path / "best").iterdir()] == ["4"]
+    measured = iter([{"tau": 2.0, "loss": 3.0}, {"tau": 1.0, "loss": 3.0}])
+    capsys.readouterr()
+    loop.fit(make_job(measures=measures), *settings(tmp_path, steps=16, eval_every=4, best="tau"))
+    said = capsys.readouterr().out
+    assert "tau was 3.0000 at step 8, but no weights" in said
+    assert "the best tau, 2.0000, was at step 12" in said
+
+
+def test_another_number_of_processes_is_refused_before_anything_is_read(tmp_path):
+    loop.fit(make_job(), *settings(tmp_path, steps=4))
+    (place,) = (tmp_path / "checkpoints" / "4" / "data").glob("process_*")
+    place.rename(place.with_name("process_0-of-2.json"))
+    with pytest.raises(config.ConfigError, match="saved by 2 processes, .* and here are 1: go on"):
+        loop.fit(make_job(), *settings(tmp_path))
+
+
 def test_a_folder_of_another_recipe_is_refused_by_its_name(tmp_path):
     checkpoint.record_config(tmp_path, {"recipe": "eagle3", "run.steps": 4})
     with pytest.raises(config.ConfigError, match="a run of the recipe 'eagle3', this one .*mtp"):
