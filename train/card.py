@@ -17,7 +17,10 @@ TARGET = "a language model in Hugging Face layout"
 # Layouts that other servers read, and what each calls the method, as their documentation has it.
 VLLM = {"medusa-vllm": "medusa", "eagle": "eagle", "eagle3": "eagle3", "dflash": "dflash"}
 VLLM |= {"eagle3-speculators": "eagle3", DRAFT: "draft_model"}
+ONE_EACH = ("medusa", "dflash")  # that draft no more tokens than `num_heads`; the others go on
 ABOUT = ("recipe", "card.", "report.", "run.folder", "run.metrics")  # fields that change no weight
+WITHIN = "distill."  # the section of recipes that train by another one
+OTHER_TEXT = ("features", "init", "data.samples", "on_policy")  # what is read besides data.corpus
 SGLANG = {"eagle-sglang": "EAGLE", "eagle3": "EAGLE3", "dflash": "DFLASH", DRAFT: "STANDALONE"}
 
 
@@ -78,8 +81,13 @@ def _front(export: Export, config: CardConfig) -> str:
     return f"---\n{front.to_yaml().strip()}\n---"
 
 
+def _setting(export: Export, name: str):
+    """A field of the recipe, or of the recipe ``distill`` within it; None where it has none."""
+    return export.settings.get(name, export.settings.get(f"{WITHIN}{name}"))
+
+
 def _about(export: Export, config: CardConfig) -> str:
-    name = config.name.rpartition("/")[2] or Path(export.settings["run.folder"]).name
+    name = config.name.rpartition("/")[2] or Path(_setting(export, "run.folder")).name
     if not export.target:
         recipe = export.settings["recipe"]
         return f"# {name}\n\n{TARGET[0].upper()}{TARGET[1:]}, by the recipe `{recipe}` of specjax."
@@ -104,7 +112,8 @@ def _use(export: Export, config: CardConfig) -> str:
     ]
     known = target not in EMBEDDED  # what is part of this package no server can load by name
     if known and (method := VLLM.get(export.layout)):
-        facts = {"method": method, "model": name, "num_speculative_tokens": 3}
+        heads = _setting(export, "num_heads") if method in ONE_EACH else None
+        facts = {"method": method, "model": name, "num_speculative_tokens": min(3, heads or 3)}
         command = f"vllm serve {target} --speculative-config '{json.dumps(facts)}'"
         words.append(f"vLLM reads this layout:\n\n```sh\n{command}\n```")
     if known and (method := SGLANG.get(export.layout)):
@@ -143,16 +152,18 @@ def _figures(facts: dict) -> str:
 
 
 def _data(export: Export, config: CardConfig) -> str:
-    settings = export.settings
-    said = config.data or "Not stated by who trained it."
-    if not config.data and settings.get("data.corpus") == "stdlib":
-        said = "The source files of Python's standard library."
-    licence = config.data_license or "not stated"
-    if not config.data_license and not config.data and settings.get("data.corpus") == "stdlib":
-        licence = "PSF-2.0"
-    words = f"## Data\n\n{said} Licence of the data: {licence}."
-    share = sum(settings.get("data.samples_share") or ())
-    if share:
+    others = {name: _setting(export, name) for name in OTHER_TEXT}
+    others = [f"`{name} = {json.dumps(value)}`" for name, value in others.items() if value]
+    said, licence = "Not stated by who trained it.", "not stated"
+    if others:
+        said = f"Not stated by who trained it; it read {', '.join(others)}."
+    elif _setting(export, "data.corpus") == "stdlib":
+        said, licence = "The source files of Python's standard library.", "PSF-2.0"
+    if config.data:
+        said, licence = config.data, "not stated"
+    words = f"## Data\n\n{said} Licence of the data: {config.data_license or licence}."
+    share = sum(_setting(export, "data.samples_share") or ())
+    if share and not _setting(export, "features"):  # whose rows are read in place of these
         words += f" {share:.0%} of the rows were written by the target itself."
     return words
 
@@ -161,14 +172,14 @@ def _made(export: Export) -> str:
     fields = "\n".join(
         f"{name} = {json.dumps(value)}"
         for name, value in export.settings.items()
-        if not name.startswith(ABOUT) and value is not None
+        if not name.removeprefix(WITHIN).startswith(ABOUT) and value is not None
     )
     command = f"`specjax train {export.settings['recipe']}` (specjax {specjax.__version__})"
     return f"## Recipe\n\n{command}, with the configuration\n\n```toml\n{fields}\n```"
 
 
 def _limits(export: Export) -> str:
-    length = export.settings["data.length"]
+    length = _setting(export, "data.length")
     words = f"## Limits\n\nTrained on rows of {length} tokens; beyond, it has no practice."
     if not export.target:
         return words + " It was not taught to follow instructions or to be safe."

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from . import card, data, export, losses, model, report, scale, tokenizer
-from .config import DataConfig, OptimizerConfig, RunConfig, resolved
+from .config import ConfigError, DataConfig, OptimizerConfig, RunConfig, resolved
 from .evaluate import make_evaluate, mean
 from .loop import Job, estimate, fit
 
@@ -20,6 +20,13 @@ class PretrainConfig:
     optimizer: OptimizerConfig = OptimizerConfig()
     run: RunConfig = RunConfig()
     card: card.CardConfig = card.CardConfig()
+
+    def __post_init__(self):
+        if self.data.samples:
+            raise ConfigError(
+                f"data.samples={list(self.data.samples)}: a target learns from a corpus alone; "
+                "leave it out (and data.samples_share), or give the texts as data.corpus"
+            )
 
 
 Config = PretrainConfig

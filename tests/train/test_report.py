@@ -77,9 +77,9 @@ def test_the_report_shows_domains_the_plan_and_marked_texts(folder):
     assert not colours  # but where the page defines them: pictures follow its light and dark
 
 
-def export(folder, layout, target="owner/target"):
+def export(folder, layout, target="owner/target", **fields):
     settings = {"data.corpus": "texts", "data.length": 64, "run.folder": "runs/mine", "x": None}
-    settings["recipe"] = "eagle3"
+    settings |= {"recipe": "eagle3", **fields}
     return card.Export(folder, layout, "eagle3", settings, target, "abc")
 
 
@@ -100,6 +100,32 @@ def test_a_card_has_a_front_for_the_hub_and_says_what_nobody_stated(tmp_path):
     assert "vllm" not in bare and "license" not in yaml.safe_load(bare.split("---")[1])
     model = card.write(export(tmp_path, card.TARGET, ""), card.CardConfig(), {}).read_text()
     assert "It belongs to" not in model and 'specjax.load("THIS_FOLDER")' in model
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "Python's standard library. Licence of the data: PSF-2.0."),
+        ({"features": "runs/f"}, '`features = "runs/f"`. Licence of the data: not stated.'),
+        ({"init": "runs/d"}, "not stated."),
+        ({"data.samples": ["s.npz"], "data.samples_share": [0.5]}, "not stated. 50% of the rows"),
+    ],
+)
+@pytest.mark.parametrize("section", ["", "distill."])
+def test_the_licence_of_a_corpus_is_said_of_what_read_that_alone(tmp_path, fields, said, section):
+    fields = {f"{section}{name}": value for name, value in fields.items()}
+    made = export(tmp_path, "hydra", **{f"{section}data.corpus": "stdlib", **fields})
+    if section:
+        made.settings.pop("data.corpus")
+    text = card.write(made, card.CardConfig(), {}).read_text()
+    assert said in text and ("PSF" in text) == (not fields)
+
+
+@pytest.mark.parametrize(("layout", "heads", "count"), [("medusa-vllm", 2, 2), ("eagle", 1, 3)])
+def test_a_server_is_told_to_draft_no_more_than_there_are_heads(tmp_path, layout, heads, count):
+    made = export(tmp_path, layout, num_heads=heads)
+    text = card.write(made, card.CardConfig(), {}).read_text()
+    assert f'"num_speculative_tokens": {count}' in text
 
 
 def test_every_layout_with_readers_is_one_that_is_written():
