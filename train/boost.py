@@ -35,7 +35,7 @@ from . import (
     report,
     tokenizer,
 )
-from .config import ConfigError, RunConfig, resolved
+from .config import ConfigError, resolved
 from .evaluate import Mean, make_evaluate, mean
 from .loop import Job, estimate, fit
 
@@ -52,7 +52,6 @@ class BoostConfig:
     num_drafters: int = 2
     boosted: bool = True
     num_draft: int = 3
-    run: RunConfig = RunConfig()
 
     def __post_init__(self):
         if self.num_drafters < 2:
@@ -179,12 +178,12 @@ def run(config: BoostConfig, *, dry_run: bool = False) -> None:
         if dry_run:
             print(f"{config.num_drafters} drafters, each of")
             return estimate(job, own.optimizer, own.run, model.words(shape))
-        flat = resolved(config) | {"drafter": number + 1}
+        flat = resolved(own) | {"recipe": "boost", "boosted": config.boosted, "drafter": number + 1}
         params = fit(job, flat, own.optimizer, own.run)
         folder_of = Path(own.run.folder) / "model"
         export.export(shape, params, folder_of, vocabulary, with_tokenizer=False)
-        settings, whose = resolved(own) | {"recipe": "boost"}, (teacher.name, teacher.checkpoint)
-        report.finish(own, card.Export(folder_of, card.DRAFT, "draft", settings, *whose))
+        whose = teacher.name, teacher.checkpoint
+        report.finish(own, card.Export(folder_of, card.DRAFT, "draft", resolved(config), *whose))
         found = {"drafters": number + 1, **evaluate(params, frozen)}
         trained = [*trained, params]
         for name, (tokens, lengths) in prompts.items():

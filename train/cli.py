@@ -31,11 +31,10 @@ RECIPES = {
     "speculator": "MLP and LSTM speculators and ReDrafters, in two phases",
     "report": "the report of a run, drawn again: specjax train report folder=FOLDER",
 }
-# recipes that train by steps of ``loop.fit``, on the devices of run.mesh; the first also of several
-# processes together
+# recipes with a section `run` whose mesh is used, of several processes too; `boost` and
+# `objectives` have distill.run, of one process
 SHARED = {"pretrain", "distill", "heads", "eagle", "eagle3", "mtp", "block", "hydra", "medusa2"}
 SHARED |= {"speculator"}
-STEPPED = SHARED | {"boost", "objectives"}
 HELP = {"-h", "--help"}
 PATIENCE = 100  # seconds without a sign of life after which a process counts as dead
 
@@ -122,7 +121,7 @@ def check_scale(name: str, settings, processes) -> None:
     run, usual = getattr(settings, "run", RunConfig()), RunConfig()
     fields = ("mesh", "fully_sharded", "accumulate", "remat", "precision")
     asked = [f"run.{field}" for field in fields if getattr(run, field) != getattr(usual, field)]
-    if asked and name not in STEPPED:
+    if asked and name not in SHARED:
         raise ConfigError(f"{', '.join(asked)}: the recipe {name} has no use for it; leave it out")
     if processes and name not in SHARED:
         raise ConfigError(

@@ -17,8 +17,8 @@ import jax
 
 from specjax import compile_cache
 
-from . import distill, metrics, model, regenerate, tokenizer
-from .config import ConfigError, RunConfig, flatten
+from . import checkpoint, distill, metrics, model, regenerate, tokenizer
+from .config import ConfigError, flatten
 from .evaluate import make_evaluate
 from .loop import Job, estimate, fit
 
@@ -58,7 +58,6 @@ class ObjectivesConfig:
     seeds: tuple[int, ...] = (0, 1, 2)
     variants: tuple[str, ...] = ()
     output: str = "runs/objectives"
-    run: RunConfig = RunConfig()
 
     def __post_init__(self):
         unknown = [name for name in self.variants if name not in VARIANTS]
@@ -173,6 +172,7 @@ def run(config: ObjectivesConfig, *, dry_run: bool = False) -> None:
             if dry_run:
                 estimate(make_job(own), own.optimizer, own.run, name)
                 continue
+            checkpoint.record_config(Path(own.run.folder), flatten(own))  # or refuses what is there
             if measured(own) is None:
                 print(f"--- {name}, seed {seed}", flush=True)
                 fit(make_job(own), flatten(own), own.optimizer, own.run)

@@ -185,6 +185,18 @@ def test_devices_that_a_recipe_would_not_use_are_refused(capsys, words, message)
     assert main(words) == 2 and message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("recipe", ["boost", "objectives"])
+def test_the_run_of_a_recipe_within_another_is_given_there_or_refused(capsys, recipe):
+    words = [recipe, "--config", f"embedded_{recipe}", "run.steps=3"]
+    assert main(words) == 2 and "unknown field run; known fields" in capsys.readouterr().err
+
+
+def test_a_target_is_not_said_to_have_read_samples_that_it_passes_over(file):
+    words = ["data.samples=['s.npz']", "data.samples_share=[0.5]"]
+    with pytest.raises(config.ConfigError, match=r"data.samples=\['s.npz'\]: a target learns from"):
+        config.load(pretrain.Config, file, words)
+
+
 def test_an_unknown_divergence_is_refused_with_the_known_ones(file):
     with pytest.raises(config.ConfigError, match="known: fkl, rkl, jsd, tvd, nla"):
         config.load(distill.Config, file, ["divergence=kl"])

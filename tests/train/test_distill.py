@@ -187,6 +187,8 @@ warmup = 1
         assert main(["objectives", "--config", str(settings)]) == 0
     words = capsys.readouterr().out
     assert words.count("seed 1") == 2  # of the first time
+    assert main(["objectives", "--config", str(settings), "distill.data.batch=2"]) == 2
+    assert "data.batch: 4 -> 2" in capsys.readouterr().err  # no row of another configuration
     rows = metrics.read(root / "objectives" / "rows.jsonl")
     assert [(row["variant"], row["seed"]) for row in rows] == [
         (name, seed) for seed in (0, 1) for name in ("ce", "lk")
