@@ -111,6 +111,17 @@ def documents(
     return found
 
 
+def are_texts(corpus: str, documents: list[Document]) -> bool:
+    """Whether these are texts, not conversations. Raises ConfigError where some of each are."""
+    count = sum(isinstance(document, str) for _, document in documents)
+    if 0 < count < len(documents):
+        raise ConfigError(
+            f"data.corpus={corpus!r} holds {count:,} texts and {len(documents) - count:,} "
+            "conversations: give one kind at a time"
+        )
+    return count > 0
+
+
 def texts(config: DataConfig, split: str) -> list[tuple[str, str]]:
     """``[(name, text)]`` of the corpus of a run, for who learns no roles."""
     how = dict(strict=config.strict, broken_share=config.broken_share)

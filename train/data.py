@@ -74,14 +74,9 @@ def load_stream(config: DataConfig, split: str) -> tuple[Stream, int]:
     end_of_text = tokenizers.end_of_text(config.tokenizer, tokenizer, config.end_of_text)
     how = dict(strict=config.strict, broken_share=config.broken_share)
     documents = corpus.documents(config.corpus, split, **how)
-    texts = [document for _, document in documents if isinstance(document, str)]
-    if not texts:
+    if not corpus.are_texts(config.corpus, documents):
         return _conversations(documents, config, split, end_of_text), end_of_text
-    if len(texts) < len(documents):
-        raise ConfigError(
-            f"data.corpus={config.corpus!r} holds {len(texts):,} texts and "
-            f"{len(documents) - len(texts):,} conversations: give one kind at a time"
-        )
+    texts = [text for _, text in documents]
     packed = pack([encoding.ids for encoding in tokenizer.encode_batch(texts)], end_of_text)
     if len(packed) < 2 * config.length + 2:
         raise ConfigError(

@@ -21,7 +21,7 @@ import numpy as np
 import specjax
 
 from . import corpus, data, distill, model, outlook, regenerate, tokenizer
-from .config import ConfigError, RunConfig
+from .config import ConfigError, DataConfig, RunConfig
 from .evaluate import make_evaluate
 from .learner import LearningConfig, Online
 
@@ -79,7 +79,7 @@ HELDOUT_SEED = 1000  # not that of any request
 def documents(text: str, split: str) -> list[tuple[str, str]]:
     """``[(name, text)]`` of a split: the topics of Python's help, or a folder's."""
     if text != "topics":
-        return corpus.documents(text, split)
+        return corpus.texts(DataConfig(corpus=text), split)
     from pydoc_data.topics import topics
 
     def own(name: str) -> str:

@@ -396,7 +396,7 @@ def run(config: RegenerateConfig, *, dry_run: bool = False) -> None:
     teacher = load_teacher(config.teacher, vocabulary, config.data.length)
     how = dict(strict=config.data.strict, broken_share=config.data.broken_share)
     documents = corpus.documents(config.data.corpus, config.split, **how)
-    chats = not isinstance(documents[0][1], str)
+    chats = not corpus.are_texts(config.data.corpus, documents)
     kind = ".jsonl" if chats else ".npz"
     if path.suffix != kind:
         what = "conversations" if chats else "texts"

@@ -13,6 +13,7 @@ from specjax.train import (
     export,
     features,
     model,
+    online,
     regenerate,
     sources,
     tokenizer,
@@ -129,6 +130,18 @@ def test_what_cannot_be_regenerated_is_refused_with_the_way_out(place, field, wo
     _, train, teacher = place
     assert train("regenerate", *FIELDS, teacher, *field.split()) == 2
     assert words in capsys.readouterr().err
+
+
+def test_texts_and_chats_at_once_are_refused_and_chats_alone_are_text_to_who_learns_no_roles(
+    place, tmp_path, capsys
+):
+    _, train, teacher = place
+    (tmp_path / "heldout").mkdir()
+    write(tmp_path / "b.jsonl", [{"messages": TALK}])
+    assert online.documents(str(tmp_path), "train")[0][1].startswith(TALK[0]["content"])
+    (tmp_path / "a.txt").write_text("x = f(y)\n" * 20)
+    assert train("regenerate", *FIELDS, teacher, f"data.corpus={tmp_path}") == 2
+    assert "1 texts and 1 conversations: give one kind at a time" in capsys.readouterr().err
 
 
 @pytest.fixture
