@@ -37,6 +37,13 @@ def _check(name: str, value, fine: bool, accepted: str) -> None:
         raise ConfigError(f"{name}={value!r}; accepted: {accepted}")
 
 
+def check_stems(name: str, paths: typing.Sequence[str]) -> None:
+    """Raises ConfigError for files that would share a name in the log, which is their stem."""
+    stems = [Path(path).stem for path in paths]
+    twice = sorted({path for path, stem in zip(paths, stems, strict=True) if stems.count(stem) > 1})
+    _check(name, list(paths), not twice, f"files of different names, not {' and '.join(twice)}")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Where the tokens come from and how they are cut into rows."""

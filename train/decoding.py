@@ -18,7 +18,7 @@ from specjax.sharding import DATA, MODEL
 from specjax.types import Drafter
 
 from . import data, regenerate
-from .config import ConfigError
+from .config import ConfigError, check_stems
 
 RESAMPLES = 2000  # of the prompts, for an interval
 Prompts = tuple[np.ndarray, np.ndarray]  # int32 [n, T], padded behind, and lengths int32 [n]
@@ -48,6 +48,12 @@ class DecodingConfig:
                 f"decoding.num_prompts={self.num_prompts}; accepted: 0 or a multiple of "
                 f"decoding.batch={self.batch}"
             )
+        if self.files and not self.num_prompts:
+            raise ConfigError(
+                "decoding.num_prompts=0 measures no decoding.files either: leave them out, or say "
+                "how many prompts of each"
+            )
+        check_stems("decoding.files", self.files)
 
 
 def decode_all(

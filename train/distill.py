@@ -40,7 +40,7 @@ from . import (
     scale,
     tokenizer,
 )
-from .config import ConfigError, DataConfig, OptimizerConfig, RunConfig, resolved
+from .config import ConfigError, DataConfig, OptimizerConfig, RunConfig, check_stems, resolved
 from .evaluate import Mean, make_evaluate, mean
 from .loop import Job, estimate, fit
 
@@ -84,6 +84,7 @@ class DistillConfig:
 
     def __post_init__(self):
         self.distance()  # raises
+        check_stems("eval_samples", self.eval_samples)
         for name in ("data_share", "on_policy"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name}={getattr(self, name)}; accepted: 0 to 1")

@@ -42,6 +42,7 @@ from .config import (
     DataConfig,
     OptimizerConfig,
     RunConfig,
+    check_stems,
     differences,
     flatten,
     resolved,
@@ -82,6 +83,7 @@ class FrozenConfig:
     def __post_init__(self):
         if self.num_heads < 1:
             raise ConfigError(f"num_heads={self.num_heads}; accepted: at least 1")
+        check_stems("eval_samples", self.eval_samples)
         if not 0 < self.decay <= 1:
             raise ConfigError(f"decay={self.decay}; accepted: above 0, at most 1")
         if not 0 <= self.teacher_share <= 1:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -69,6 +70,15 @@ class RegenerateConfig:
             )
         if self.num_rows < self.shards:
             raise ConfigError(f"num_rows={self.num_rows}; accepted: at least {self.shards}")
+        if self.split not in ("train", "heldout"):
+            raise ConfigError(f"split={self.split!r}; accepted: train or heldout")
+        if not 0 <= self.greedy_share <= 1:
+            raise ConfigError(f"greedy_share={self.greedy_share}; accepted: 0 to 1")
+        if not 0 <= self.temperature < math.inf:
+            raise ConfigError(f"temperature={self.temperature}; accepted: at least 0, and finite")
+        for name, least in (("shortest", 1), ("num_draft", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}={getattr(self, name)}; accepted: at least {least}")
 
 
 Config = RegenerateConfig

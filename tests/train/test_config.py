@@ -151,6 +151,19 @@ def test_a_bad_word_is_refused_with_what_is_accepted(file, word, message):
         config.load(pretrain.Config, file, [word])
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["decoding.num_prompts=0", 'decoding.files=["a.jsonl"]'], "measures no decoding.files"),
+        (['decoding.files=["a/x.jsonl", "y.jsonl", "b/x.jsonl"]'], "not a/x.jsonl and b/x.jsonl"),
+        (['eval_samples=["a/x.npz", "b/x.npz"]'], "eval_samples=.*not a/x.npz and b/x.npz"),
+    ],
+)
+def test_files_that_would_not_be_measured_apart_are_refused(words, message):
+    with pytest.raises(config.ConfigError, match=message):
+        config.load(heads.Config, None, words)
+
+
 def test_a_missing_field_and_broken_toml_are_refused(tmp_path):
     path = tmp_path / "bad.toml"
     path.write_text("[model]\nhidden_size = 16\n")

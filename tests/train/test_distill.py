@@ -140,6 +140,7 @@ def test_the_laws_of_a_target_are_stored_and_read_by_distillation(place):
         (dict(top_k=-1), "top_k=-1"),
         (dict(temperature=0.0), "temperature=0.0"),
         (dict(divergence="jsd", beta=0.0), "beta=0.0"),
+        (dict(eval_samples=("a/x.npz", "b/x.npz")), "different names, not a/x.npz and b/x.npz"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(fields, words):

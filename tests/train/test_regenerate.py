@@ -122,6 +122,12 @@ def test_a_tokenizer_unlike_the_targets_is_refused(place, recipe, tmp_path, caps
     [
         ("shard=2 shards=2", "shard from 0 to shards - 1"),
         ("num_rows=1 shards=2", "accepted: at least 2"),
+        ("greedy_share=-1", "greedy_share=-1.0; accepted: 0 to 1"),
+        ("temperature=-3", "temperature=-3.0; accepted: at least 0"),
+        ("temperature=nan", "temperature=nan; accepted: at least 0"),
+        ("shortest=0", "shortest=0; accepted: at least 1"),
+        ("num_draft=-1", "num_draft=-1; accepted: at least 0"),
+        ("split=test", "split='test'; accepted: train or heldout"),
         ("drawn_drafter=nothing", "drafter='nothing' is unknown"),
         ("output=x.jsonl", "what comes of texts is a .npz file"),
     ],
