@@ -155,7 +155,8 @@ def run(config: BoostConfig, *, dry_run: bool = False) -> None:
     pair = distill.Pair(shape, teacher.config, end_of_text)
     sets = {"": data.heldout_batches(heldout, one.data)}
     for path in one.eval_samples:
-        sets[f"{Path(path).stem}/"] = regenerate.read(path).batches(one.data.batch)
+        rows = regenerate.read(path, teacher.config.vocab_size)
+        sets[f"{Path(path).stem}/"] = rows.batches(one.data.batch)
     evaluate = make_evaluate(make_measure(pair, one.chunk), sets)
     prompts = decoding.prompt_sets(teacher, heldout, one.decoding, end_of_text)
     folder, trained, rows = Path(one.run.folder), [], []
