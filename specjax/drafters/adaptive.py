@@ -12,6 +12,7 @@ from .. import tree
 from ..acceptance.walk import eligible
 from ..pytree import pytree_dataclass
 from ..types import Drafter, PyTree
+from .base import Around
 from .policies import Goodput, Outcome
 
 
@@ -26,7 +27,7 @@ class AdaptiveState:
 
 
 @dataclasses.dataclass(frozen=True)
-class Adaptive:
+class Adaptive(Around):
     """Asks ``inner`` for a number of tokens that follows what was accepted and what rounds cost.
 
     Shapes stay those of ``inner``: the width is a traced number, so no change of it and no other
@@ -92,14 +93,6 @@ class Adaptive:
     @property
     def depth(self) -> int:
         return self.inner.depth
-
-    @property
-    def features(self) -> tuple[int, ...]:
-        return self.inner.features
-
-    @property
-    def vocab_size(self) -> int | None:
-        return getattr(self.inner, "vocab_size", None)
 
     def only(self, width: int) -> np.ndarray:
         """Costs that pin ``Goodput`` to one of ``widths``: float32 ``[W]``, infinite elsewhere."""

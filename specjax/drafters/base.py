@@ -1,4 +1,5 @@
-"""What most drafters share: they want no features, keep nothing, learn nothing."""
+"""What most drafters share: they want no features, keep nothing, learn nothing; and what those do
+that hold another one."""
 
 from __future__ import annotations
 
@@ -34,3 +35,15 @@ class ChainDrafter:
 
     def settle(self, params, state, context):
         return state
+
+
+class Around:
+    """What a drafter around another one, ``inner``, says of itself as that does."""
+
+    @property
+    def features(self) -> tuple[int, ...]:
+        return self.inner.features
+
+    @property
+    def vocab_size(self) -> int | None:
+        return getattr(self.inner, "vocab_size", None)

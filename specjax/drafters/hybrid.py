@@ -11,7 +11,7 @@ from .. import tree
 from ..pytree import pytree_dataclass
 from ..topology import chain
 from ..types import POINT_MASS, ROOT, Draft, Drafter, PyTree
-from .base import ChainDrafter
+from .base import Around, ChainDrafter
 from .ngram import NGram
 from .union import round_of
 
@@ -25,7 +25,7 @@ class HybridState:
 
 
 @dataclasses.dataclass(frozen=True)
-class Hybrid(ChainDrafter):
+class Hybrid(Around, ChainDrafter):
     """A row whose last tokens stood in its context before copies what followed there. Where they
     did not, ``inner`` drafts, one token after the other, until the text with what was drafted did;
     the rest is copied.
@@ -92,14 +92,6 @@ class Hybrid(ChainDrafter):
     @property
     def name(self) -> str:
         return f"{self.lookup.name}+{self.inner.name}"
-
-    @property
-    def features(self) -> tuple[int, ...]:
-        return self.inner.features
-
-    @property
-    def vocab_size(self) -> int | None:
-        return getattr(self.inner, "vocab_size", None)
 
     def shard(self, params, mesh):
         """The weights of ``inner`` on a mesh; see ``sharding.place``."""
