@@ -114,12 +114,12 @@ def test_a_generation_drafts_and_accepts_what_the_authors_code_does(name, target
     )
 
 
-@pytest.mark.parametrize("name", ["speculators", "speculators_norms"])
-def test_every_step_of_speculators_training_time_test_is_a_depth_of_a_draft(name, target):
+@pytest.mark.parametrize("name", ["speculators", "speculators_norms", "peagle"])
+def test_every_step_of_speculators_training_is_a_depth_of_a_draft(name, target):
     expected = np.load(GOLDEN / name / "expected.npz")
     tokens, logits = expected["tokens"], expected["logits"]
-    heads = specjax.load_drafter(GOLDEN / name, target)
     steps = len(logits)
+    heads = specjax.load_drafter(GOLDEN / name, target, topology=f"chain:{steps}")
     lengths = np.asarray([2, 5, len(tokens) - steps + 1])  # tokens up to the root
     params, state = begun(heads, target, np.tile(tokens, (3, 1)), lengths, 8)
     paths = tokens[lengths[:, None] - 1 + np.arange(steps)]
@@ -158,6 +158,7 @@ WRITTEN = [
     ("eagle3_wide", "eagle3", []),
     ("speculators", "eagle3-speculators", ["embed_tokens.weight"]),
     ("speculators_norms", "eagle3-speculators", ["embed_tokens.weight"]),
+    ("peagle", "eagle3-speculators", ["embed_tokens.weight"]),
     ("dflash", "dflash", []),
 ]
 

@@ -30,7 +30,8 @@ class PEagle(Eagle3):
     Raises:
       ValueError: a head that learned nothing to put in the place of drafted tokens.
 
-    References: P-EAGLE, arXiv 2602.01469.
+    References: P-EAGLE, arXiv 2602.01469; equal in logits to github.com/vllm-project/speculators'
+    ``peagle`` for random weights (``tests/golden/features/peagle``).
     """
 
     name = "p-eagle"

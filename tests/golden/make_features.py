@@ -19,6 +19,8 @@ of ``speculators`` and ``speculators_norms`` (training-time test, true tokens gi
 
     tokens    int32 [T]        logits   float32 [S, T - 1, Vd] of step s for pair i: about the
                                token behind i + 1 + s, of pairs for which that stands in the text
+
+and of ``peagle`` the same from one pass (parallel prediction), zeros where that does not stand.
 """
 
 from __future__ import annotations
@@ -284,49 +286,90 @@ def models_alone() -> None:
 
 @torch.no_grad()
 def speculators(name: str, reference, tokens, seed: int, kind: str, **changes) -> None:
-    from speculators.config import SpeculatorsConfig, VerifierConfig
     from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
+
+    config = speculators_config(Eagle3SpeculatorConfig, "eagle3", dict(model_type=kind), **changes)
+    # "eager" adds to its scores a mask that, of later steps, holds truth values
+    config.transformer_layer_config._attn_implementation = "sdpa"
+    model, given = speculators_model(Eagle3DraftModel, config, reference, tokens, seed)
+    steps = []
+    hook = model.lm_head.register_forward_hook(lambda _, __, x: steps.append(x[0].numpy()))
+    model(**given, ttt_steps=STEPS)
+    hook.remove()
+    speculators_save(name, model, tokens, np.stack(steps))
+
+
+@torch.no_grad()
+def peagle(reference, tokens, seed: int) -> None:
+    """Of the pairs a training step would draw at random to predict from, all are taken."""
+    import speculators.models.peagle.core as code
+    from speculators.losses import resolve_loss_config
+
+    layer = dict(model_type="llama", num_hidden_layers=2)
+    own = dict(mask_token_id=MASK, norm_before_residual=True, fc_norm=True)
+    config = speculators_config(code.PEagleSpeculatorConfig, "peagle", layer, **own)
+    config.transformer_layer_config._attn_implementation = "sdpa"
+    model, given = speculators_model(code.PEagleDraftModel, config, reference, tokens, seed)
+    pairs = len(tokens) - 1
+    sampled = [(i, s) for s in range(STEPS) for i in range(pairs if s == 0 else pairs - STEPS + 1)]
+    anchors, depths = torch.tensor(sampled).T
+    code.generate_cod_sample_indices = lambda **_: (anchors, depths)
+    logits = np.zeros((STEPS, pairs, len(KEPT)), np.float32)
+
+    def kept(_, __, out):
+        logits[depths, anchors] = out[0].numpy()
+
+    hook = model.lm_head.register_forward_hook(kept)
+    loss = resolve_loss_config("ce", "eager")
+    last = torch.zeros(1, pairs, SIZES["hidden_size"])  # what the loss alone looks at
+    model(**given, verifier_last_hidden_states=last, num_depths=STEPS, loss_config=loss)
+    hook.remove()
+    speculators_save("peagle", model, tokens, logits)
+
+
+def speculators_config(kind, algorithm: str, layer: dict, **changes):
+    from speculators.config import SpeculatorsConfig, VerifierConfig
     from speculators.proposals.greedy import GreedyTokenProposalConfig
 
-    layer = SIZES | dict(model_type=kind, num_hidden_layers=1, head_dim=8, attention_bias=False)
+    layer = SIZES | dict(num_hidden_layers=1, head_dim=8, attention_bias=False) | layer
     verifier = VerifierConfig(name_or_path=None, architectures=["LlamaForCausalLM"])
     told = SpeculatorsConfig(
-        algorithm="eagle3",
+        algorithm=algorithm,
         proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=STEPS)],
         default_proposal_method="greedy",
         verifier=verifier,
     )
-    config = Eagle3SpeculatorConfig(
+    return kind(
         transformer_layer_config=dict(layer, rope_parameters=dict(rope_theta=5e3)),
         draft_vocab_size=len(KEPT),
         speculators_config=told,
         eagle_aux_hidden_state_layer_ids=[1, 3, 6],
         **changes,
     )
-    # "eager" adds to its scores a mask that, of later steps, holds truth values
-    config.transformer_layer_config._attn_implementation = "sdpa"
-    model = rounded(Eagle3DraftModel(config), seed)
+
+
+def speculators_model(kind, config, reference, tokens, seed: int):
+    """A random model with the target's embeddings, and what it is to read of ``tokens``."""
+    model = rounded(kind(config), seed)
     model.embed_tokens.weight.copy_(reference.model.embed_tokens.weight)
     for buffer, x in vocabulary_map(SIZES["vocab_size"]).items():
         getattr(model, buffer).copy_(x)
     states = reference(tokens[None], output_hidden_states=True).hidden_states
     features = torch.cat([states[i] for i in (1, 3, 6)], dim=-1)
-    steps = []
-    hook = model.lm_head.register_forward_hook(lambda _, __, x: steps.append(x[0].numpy()))
-    pairs = len(tokens) - 1
-    model(
+    return model, dict(
         hidden_states=features[:, :-1],
         input_ids=tokens[None, 1:],
-        document_ids=torch.zeros(1, pairs, dtype=torch.long),
-        ttt_steps=STEPS,
+        document_ids=torch.zeros(1, len(tokens) - 1, dtype=torch.long),
     )
-    hook.remove()
+
+
+def speculators_save(name: str, model, tokens, logits) -> None:
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         written = json.loads((Path(folder) / "config.json").read_text())
     ignored = ("verifier_lm_head.weight", "verifier_norm.weight")
     tensors = {n: x for n, x in model.state_dict().items() if n not in ignored}
-    save(name, written, tensors, tokens=tokens.numpy(), logits=np.stack(steps))
+    save(name, written, tensors, tokens=tokens.numpy(), logits=logits)
 
 
 def main() -> None:
@@ -355,6 +398,7 @@ def main() -> None:
     speculators("speculators", reference, tokens, 1, "llama", norm_before_residual=True)
     norms = dict(fc_norm=True, norm_output=True)
     speculators("speculators_norms", reference, tokens, 2, "qwen3", **norms)
+    peagle(reference, tokens, 3)
 
 
 if __name__ == "__main__":
