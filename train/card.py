@@ -20,7 +20,8 @@ VLLM |= {"eagle3-speculators": "eagle3", DRAFT: "draft_model"}
 ONE_EACH = ("medusa", "dflash")  # that draft no more tokens than `num_heads`; the others go on
 ABOUT = ("recipe", "card.", "report.", "run.folder", "run.metrics")  # fields that change no weight
 WITHIN = "distill."  # the section of recipes that train by another one
-OTHER_TEXT = ("features", "init", "data.samples", "on_policy")  # what is read besides data.corpus
+# What is read besides data.corpus, or in its place.
+OTHER_TEXT = ("features", "init", "data.samples", "on_policy", "text")
 SGLANG = {"eagle-sglang": "EAGLE", "eagle3": "EAGLE3", "dflash": "DFLASH", DRAFT: "STANDALONE"}
 
 
@@ -180,6 +181,8 @@ def _made(export: Export) -> str:
 
 def _limits(export: Export) -> str:
     length = _setting(export, "data.length")
+    if length is None:  # it has learned from what it served
+        length = _setting(export, "prompt_tokens") + _setting(export, "new_tokens")
     words = f"## Limits\n\nTrained on rows of {length} tokens; beyond, it has no practice."
     if not export.target:
         return words + " It was not taught to follow instructions or to be safe."

@@ -81,14 +81,11 @@ class Recorder(ChainDrafter):
         return self.inner.features
 
     def init(self, params, batch, capacity, inputs=None):
-        shape = batch, capacity
-        laws = TopLaws(
-            ids=jnp.zeros((*shape, self.top_k), jnp.int32),
-            logits=jnp.zeros((*shape, self.top_k), jnp.float32),
-            rest=jnp.zeros(shape, jnp.float32),
+        return RecorderState(
+            inner=self.inner.init(params, batch, capacity, inputs),
+            laws=_no_laws((batch, capacity), self.top_k, jnp),
+            seen=jnp.zeros((batch, capacity), bool),
         )
-        inner = self.inner.init(params, batch, capacity, inputs)
-        return RecorderState(inner=inner, laws=laws, seen=jnp.zeros(shape, bool))
 
     def draft_step(self, params, state, context):
         draft, inner = self.inner.draft_step(params, state.inner, context)
@@ -124,6 +121,15 @@ class Recorder(ChainDrafter):
             laws=jax.tree.map(put, state.laws, law),
             seen=put(state.seen, True),
         )
+
+
+def _no_laws(shape: tuple[int, ...], top_k: int, arrays) -> TopLaws:
+    """Zeros in the place of laws; ``arrays``: the module that makes them, NumPy's or JAX's."""
+    return TopLaws(
+        ids=arrays.zeros((*shape, top_k), arrays.int32),
+        logits=arrays.zeros((*shape, top_k), arrays.float32),
+        rest=arrays.zeros(shape, arrays.float32),
+    )
 
 
 def _rejected(draft: Draft, path, emitted, steps):
@@ -211,7 +217,7 @@ class Online:
                 f"learning.top_k={learning.top_k}; accepted: 1 to {lm.target.vocab_size}, the "
                 "vocabulary"
             )
-        self.lm, self.capacity, self.learning = lm, capacity, learning
+        self.lm, self.capacity, self.learning, self._seed = lm, capacity, learning, seed
         self.drafter = Recorder(
             inner=DraftModel(num_draft=num_draft, model=model),
             top_k=learning.top_k,
@@ -221,13 +227,37 @@ class Online:
         self.params = {"target": lm.params, "drafter": own}
         self._optimizer = make_optimizer(learning.optimizer, steps=ENDLESS)
         self._moments = self._optimizer.init(own)
-        self._rows: list[dict] = []
-        self._rng = np.random.default_rng(seed)
+        shape = learning.buffer, capacity
+        self._buffer = {
+            "tokens": np.zeros(shape, np.int32),
+            "laws": _no_laws(shape, learning.top_k, np),
+            "seen": np.zeros(shape, bool),
+        }
+        self._num_rows = self._num_updates = 0  # since the beginning
         self._step = jax.jit(self._make_step(model.config))
 
     @property
+    def state(self) -> dict:
+        """All that a session needs to go on as if nothing had been between: arrays by name, that of
+        the drafter's weights being ``params``. The next request changes those of the buffer."""
+        return {
+            "params": self.params["drafter"],
+            "optimizer": self._moments,
+            "buffer": self._buffer,
+            "num_rows": self._num_rows,
+            "num_updates": self._num_updates,
+        }
+
+    @state.setter
+    def state(self, state: dict) -> None:
+        self.params = {**self.params, "drafter": state["params"]}
+        self._moments = state["optimizer"]
+        self._buffer = jax.tree.map(lambda x: np.require(x, requirements="W"), state["buffer"])
+        self._num_rows, self._num_updates = int(state["num_rows"]), int(state["num_updates"])
+
+    @property
     def num_laws(self) -> int:
-        return sum(int(row["seen"].sum()) for row in self._rows)
+        return int(self._buffer["seen"].sum())
 
     def serve(self, tokens, lengths, *, key, max_new_tokens, sampling=specjax.Sampling(), stops=()):
         """Decodes a request as ``specjax.decode`` does, and keeps the laws that it was wrong about.
@@ -249,39 +279,42 @@ class Online:
         )
         state = loop.jit_start(target, self.drafter, "auto", capacity, self.params, request)
         state = loop.jit_burst(target, self.drafter, "auto", ENDLESS, self.params, state)
-        kept = jax.device_get((state.tokens, state.drafter.laws, state.drafter.seen))
-        for row in range(len(kept[0])):
-            row = jax.tree.map(lambda x, row=row: x[row], kept)
-            if row[2].any():
-                self._rows.append(dict(zip(("tokens", "laws", "seen"), row, strict=True)))
-        del self._rows[: -self.learning.buffer]
+        laws, seen = state.drafter.laws, state.drafter.seen
+        kept = jax.device_get({"tokens": state.tokens, "laws": laws, "seen": seen})
+        rows = np.flatnonzero(kept["seen"].any(axis=1))
+        places = (self._num_rows + np.arange(len(rows))) % self.learning.buffer
+        for old, new in zip(jax.tree.leaves(self._buffer), jax.tree.leaves(kept), strict=True):
+            old[places] = new[rows]
+        self._num_rows += len(rows)
         return loop.result(state)
 
     def learn(self) -> dict[str, float]:
         """Updates the drafter from the buffer; the next request meets the new weights.
 
         Returns:
-          the mean ``loss`` of the steps, and ``top_k_error`` (see ``losses.lump_error``); nothing
-          where the buffer is empty.
+          the means over the steps of ``loss``, ``gradient_norm`` and ``top_k_error`` (see
+          ``losses.lump_error``); nothing where the buffer is empty.
 
         Raises:
           FloatingPointError: a loss that is not finite; the weights stay as they were.
         """
-        if not self._rows:
+        filled = min(self._num_rows, self.learning.buffer)
+        if not filled:
             return {}
         params, moments, found = self.params["drafter"], self._moments, []
-        for _ in range(self.learning.updates):
-            picks = self._rng.integers(0, len(self._rows), self.learning.rows)
-            batch = jax.tree.map(lambda *x: np.stack(x), *(self._rows[i] for i in picks))
+        rng = np.random.default_rng([self._seed, self._num_updates])
+        for picks in rng.integers(0, filled, (self.learning.updates, self.learning.rows)):
+            batch = jax.tree.map(lambda x: x[picks], self._buffer)  # noqa: B023
             params, moments, metrics = self._step(params, moments, batch)
             found.append(metrics)
         means = {name: float(np.mean([row[name] for row in found])) for name in found[0]}
-        if not np.isfinite(means["loss"]):
+        if not np.isfinite([means["loss"], means["gradient_norm"]]).all():
             raise FloatingPointError(
                 f"loss {means['loss']}: the drafter keeps the weights it had; lower "
                 "learning.optimizer.adam_rate"
             )
         self.params, self._moments = {**self.params, "drafter": params}, moments
+        self._num_updates += self.learning.updates
         return means
 
     def _make_step(self, config):
@@ -305,8 +338,9 @@ class Online:
 
         def step(params, moments, batch):
             (value, error), slope = jax.value_and_grad(loss, has_aux=True)(params, batch)
+            norm = optax.tree.norm(slope)
             updates, moments = self._optimizer.update(slope, moments, params)
             params = optax.apply_updates(params, updates)
-            return params, moments, {"loss": value, "top_k_error": error}
+            return params, moments, {"loss": value, "gradient_norm": norm, "top_k_error": error}
 
         return step

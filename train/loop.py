@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import signal
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
+
+from specjax.types import PyTree
 
 from . import checkpoint, flops, outlook, scale
 from .config import ConfigError, OptimizerConfig, RunConfig
@@ -44,14 +48,67 @@ def _stop_requests():
             signal.signal(number, handler)
 
 
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """What ``advance`` repeats.
+
+    Attributes:
+      init: ``init() -> state``, that before the first step: arrays by name, all of which
+        checkpoints hold; ``"params"`` are what is trained.
+      step: ``step(state, batch) -> (state, {name: number})``, ``loss`` and ``gradient_norm`` among
+        the numbers wherever something was learned.
+      batches: a Grain iterator, whose position checkpoints hold.
+      evaluate: ``evaluate(params) -> {name: float}``.
+      tokens: of a batch, how many a step takes.
+      best: see ``Job``.
+      ideal: ``ideal(state, batch)``, see ``ideal_seconds``; None: not known.
+      layout: of the arrays.
+    """
+
+    init: Callable[[], dict]
+    step: Callable
+    batches: Iterator
+    evaluate: Callable
+    tokens: Callable[[PyTree], int]
+    best: str = ""
+    ideal: Callable | None = None
+    layout: scale.Layout = scale.Layout()
+
+
 def fit(job: Job, flat_config: dict, optimizer_config: OptimizerConfig, run: RunConfig):
-    """Trains to ``run.steps``, from the latest checkpoint in ``run.folder`` where there is one.
+    """Trains to ``run.steps``, from the latest checkpoint in ``run.folder`` where there is one, see
+    ``advance``.
+
+    Returns:
+      The trained parameters, the last ones or those at the best of ``run.best`` or ``job.best``.
+    """
+    rows = next((n for name, n in flat_config.items() if name.endswith("data.batch")), None)
+    layout = scale.layout_of(run, rows)
+    optimizer = job.adjust(make_optimizer(optimizer_config, run.steps))
+    compiled = make_step(job, optimizer, run, layout)
+    frozen = layout.place(rounded(job.frozen, run))
+    steps = Steps(
+        init=lambda: make_state(job, optimizer, run.seed, layout),
+        step=lambda state, batch: compiled(state, frozen, batch),
+        batches=job.batches,
+        evaluate=lambda params: job.evaluate(params, frozen),
+        tokens=lambda batch: math.prod(size_of(batch)),
+        best=job.best,
+        ideal=lambda state, batch: ideal_seconds(job, run, state["params"], frozen, batch),
+        layout=layout,
+    )
+    return layout.whole(advance(steps, flat_config, run))
+
+
+def advance(steps: Steps, flat_config: dict, run: RunConfig) -> PyTree:
+    """Repeats a step up to the number ``run.steps``.
 
     A run that is killed and started again by the same command goes on from its last checkpoint and
     computes what it would have computed.
 
     Returns:
-      The trained parameters, the last ones or those at the best of ``run.best`` or ``job.best``.
+      The parameters, where they lie: the last ones, or those at the best of ``run.best`` or
+      ``steps.best``.
 
     Raises:
       ConfigError: the folder holds a run with another configuration, or one that is further.
@@ -59,18 +116,13 @@ def fit(job: Job, flat_config: dict, optimizer_config: OptimizerConfig, run: Run
       Diverged: a loss or gradient norm that is not finite; checkpoints are from before that step.
       Interrupted: after SIGTERM or Ctrl-C, the state being saved.
     """
-    rows = next((n for name, n in flat_config.items() if name.endswith("data.batch")), None)
-    folder, layout = Path(run.folder), scale.layout_of(run, rows)
+    folder, layout = Path(run.folder), steps.layout
     checkpoint.record_config(folder, flat_config)
-    optimizer = job.adjust(make_optimizer(optimizer_config, run.steps))
-    step_function = make_step(job, optimizer, run, layout)
-    frozen = layout.place(rounded(job.frozen, run))
     with contextlib.ExitStack() as stack:
         stack.enter_context(checkpoint.writing(folder))
         manager = stack.enter_context(checkpoint.checkpoints(folder, run.keep))
         stop = stack.enter_context(_stop_requests())
-        fresh = make_state(job, optimizer, run.seed, layout)
-        state, first = checkpoint.restore(manager, fresh, job.batches)
+        state, first = checkpoint.restore(manager, steps.init(), steps.batches)
         if first > run.steps:
             raise ConfigError(
                 f"run.steps={run.steps}, but the run in {folder} is at step {first} already: give "
@@ -81,21 +133,21 @@ def fit(job: Job, flat_config: dict, optimizer_config: OptimizerConfig, run: Run
         log = Log(folder, first, run.metrics, flat_config) if scale.is_first() else NoLog()
         stack.enter_context(contextlib.closing(log))
         scale.wait("log")
-        measure = {"": job.best, "last": ""}.get(run.best, run.best)
+        measure = {"": steps.best, "last": ""}.get(run.best, run.best)
         best = checkpoint.Best(folder, measure, read(folder / LOG))
         watch = stack.enter_context(Watch(folder.name, run, first))
         began, unread = time.monotonic(), None
         for number in range(first + 1, run.steps + 1):
             waited = time.monotonic()
-            batch = next(job.batches)
+            batch = next(steps.batches)
             waited = round(time.monotonic() - waited, 6)
             batch = layout.rows(batch)
-            if watch.ideal is None:
-                watch.tokens = math.prod(size_of(batch))
-                watch.ideal = ideal_seconds(job, run, state["params"], frozen, batch)
+            if not watch.tokens:
+                watch.tokens = steps.tokens(batch)
+                watch.ideal = steps.ideal(state, batch) if steps.ideal else None
             asked = layout.anywhere(bool(stop))  # before the step, so as not to wait for it
             with layout.using():
-                state, found = step_function(state, frozen, batch)
+                state, found = steps.step(state, batch)
             if unread:  # read a step late, while the next one computes
                 watch.loss = _record(log, manager, *unread)
             watch.step(number)
@@ -110,21 +162,21 @@ def fit(job: Job, flat_config: dict, optimizer_config: OptimizerConfig, run: Run
                 unread = None
             if to_evaluate:
                 with watch.pace.apart(), layout.using():
-                    measured = job.evaluate(state["params"], frozen)
+                    measured = steps.evaluate(state["params"])
                 log.write(number, **measured)
                 watch.say(number, measured)
                 try:
                     best.offer(number, measured, state["params"])
                 except ConfigError:  # run.best is a field that may change when the run goes on
-                    checkpoint.save(manager, number, state, job.batches)
+                    checkpoint.save(manager, number, state, steps.batches)
                     raise
             checkpoint.check(manager)
             if to_save:
-                checkpoint.save(manager, number, state, job.batches)
+                checkpoint.save(manager, number, state, steps.batches)
             if stopped:
                 signal_number = stop[0] if stop else signal.SIGTERM  # another process was asked
                 raise Interrupted(_farewell(folder, number, signal_number))
-        return layout.whole(best.load(state["params"]))
+        return best.load(state["params"])
 
 
 def ideal_seconds(job: Job, run: RunConfig, params, frozen, batch) -> float:
@@ -135,20 +187,21 @@ def ideal_seconds(job: Job, run: RunConfig, params, frozen, batch) -> float:
     return flops.ideal_seconds(counted, len(devices))
 
 
-def _record(log: Log, manager, number: int, found: dict, timing: dict) -> float:
-    """Writes a step's metrics to the log; returns its loss. Raises Diverged where they are not
-    finite."""
+def _record(log: Log, manager, number: int, found: dict, timing: dict) -> float | None:
+    """Writes a step's metrics to the log; returns its loss, if it has one. Raises Diverged where
+    they are not finite."""
     values = {name: float(value) for name, value in found.items()}
     log.write(number, **values, **timing)
-    if not all(math.isfinite(values[name]) for name in ("loss", "gradient_norm")):
+    loss, norm = values.get("loss"), values.get("gradient_norm")
+    if not all(value is None or math.isfinite(value) for value in (loss, norm)):
         last = manager.latest
         raise Diverged(
-            f"step {number}: loss {values['loss']}, gradient norm {values['gradient_norm']}. The "
+            f"step {number}: loss {loss}, gradient norm {norm}. The "
             f"last good checkpoint is {'none' if last is None else f'step {last.step}'}; lower "
             "optimizer.rate and optimizer.adam_rate or lengthen optimizer.warmup, under another "
             "run.folder"
         )
-    return values["loss"]
+    return loss
 
 
 def _farewell(folder: Path, number: int, signal_number: int) -> int:

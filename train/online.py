@@ -1,7 +1,8 @@
 """Recipe ``online``: a drafter meets text of another kind than it was trained on, and learns it.
 
-It serves requests and goes on learning from them (``learner.Online``); acceptance on held-out
-prompts is measured on the way, beside what it was where the drafter was trained.
+It serves requests and goes on learning from them (``learner.Online``): a step is a request served
+and what is learned behind it. Acceptance on held-out prompts is measured on the way, beside what it
+was where the drafter was trained; the drafter is exported at the end.
 
 References: Online Speculative Decoding, 2310.07177.
 """
@@ -12,6 +13,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 from pathlib import Path
 
 import jax
@@ -20,10 +22,25 @@ import numpy as np
 
 import specjax
 
-from . import corpus, data, distill, model, outlook, regenerate, tokenizer
-from .config import ConfigError, DataConfig, RunConfig
-from .evaluate import make_evaluate
+from . import (
+    card,
+    corpus,
+    data,
+    decoding,
+    distill,
+    export,
+    measured,
+    metrics,
+    model,
+    outlook,
+    recovery,
+    regenerate,
+    report,
+    tokenizer,
+)
+from .config import ConfigError, DataConfig, RunConfig, resolved
 from .learner import LearningConfig, Online
+from .loop import Steps, advance
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,30 +48,29 @@ class OnlineConfig:
     """``text``: ``topics``, the English of Python's help (``pydoc_data/topics.py``), or a folder
     as ``data.corpus`` takes it. ``home``: files of ``regenerate`` from where the drafter was
     trained, ``greedy.npz`` and ``sampled.npz``: acceptance there is what the shift costs.
-    ``num_requests`` of ``batch`` rows are served, every second row greedily, the others at
-    ``temperature``; every ``eval_every`` of them acceptance is measured on continuations of
-    ``eval_rows`` held-out prompts by the target. ``output``: a folder.
+    ``run.steps`` requests of ``batch`` rows are served, every second row greedily, the others at
+    ``temperature``; every ``run.eval_every`` of them acceptance is measured on continuations of
+    ``eval_rows`` held-out prompts by the target, and tau on those of ``decoding``.
     """
 
     teacher: str = "embedded"
     drafter: str = "embedded-draft"
     text: str = "topics"
     home: tuple[str, ...] = ("runs/greedy.npz", "runs/sampled.npz")
-    num_requests: int = 160
     batch: int = 8
     prompt_tokens: int = 48
     new_tokens: int = 64
     num_draft: int = 3
     temperature: float = 1.0
     eval_rows: int = 64
-    eval_every: int = 10
     learning: LearningConfig = LearningConfig()
-    output: str = "runs/online"
-    run: RunConfig = RunConfig()
+    decoding: decoding.DecodingConfig = decoding.DecodingConfig()
+    run: RunConfig = RunConfig(folder="runs/online", steps=160, save_every=20, eval_every=20)
+    report: measured.ReportConfig = measured.ReportConfig()
+    card: card.CardConfig = card.CardConfig()
 
     def __post_init__(self):
-        counts = "num_requests batch prompt_tokens new_tokens num_draft eval_rows eval_every"
-        for name in counts.split():
+        for name in ("batch", "prompt_tokens", "new_tokens", "num_draft", "eval_rows"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}; accepted: at least 1")
         if self.eval_rows % self.batch:
@@ -89,17 +105,32 @@ def documents(text: str, split: str) -> list[tuple[str, str]]:
     return [(name, topics[name]) for name in sorted(topics) if own(name) == split]
 
 
-def prompts_of(config: OnlineConfig, vocabulary, split: str, end_of_text: int) -> np.ndarray:
-    """int32 ``[n, prompt_tokens]``: every place of a split at which a prompt fits a document."""
+def stream_of(config: OnlineConfig, vocabulary, split: str, end_of_text: int) -> data.Stream:
+    """The tokens of a split."""
     texts = [text for _, text in documents(config.text, split)]
-    stream = data.pack([found.ids for found in vocabulary.encode_batch(texts)], end_of_text)
-    places = regenerate.whole_windows(stream, config.prompt_tokens, end_of_text)
-    return stream[places[:, None] + np.arange(config.prompt_tokens)]
+    ids = [found.ids for found in vocabulary.encode_batch(texts)]
+    return data.Stream(data.pack(ids, end_of_text))
 
 
-def continuations(config: OnlineConfig, teacher, prompts: np.ndarray, end_of_text: int) -> dict:
-    """``{"english greedy/": batches, "english sampled/": batches}``: what the target says behind
-    held-out prompts, for ``evaluate.make_evaluate``."""
+def prompts_of(config: OnlineConfig, stream: data.Stream, end_of_text: int) -> np.ndarray:
+    """int32 ``[n, prompt_tokens]``: at every place of a stream at which they fit a document."""
+    places = regenerate.whole_windows(stream.tokens, config.prompt_tokens, end_of_text)
+    return stream.tokens[places[:, None] + np.arange(config.prompt_tokens)]
+
+
+def requests_of(config: OnlineConfig, prompts: np.ndarray):
+    """An endless Grain iterator over int32 ``[batch, prompt_tokens]``: prompts in another order at
+    each pass."""
+    import grain
+
+    places = grain.MapDataset.source(np.arange(len(prompts))).seed(config.run.seed).shuffle()
+    rows = places.repeat(data.EPOCHS).map(lambda place: prompts[place])
+    return data.batched(rows, config, (0, 1), prefetch=8)
+
+
+def continuations(config: OnlineConfig, teacher, prompts: np.ndarray, ends: list[int]) -> dict:
+    """``{"greedy": batches, "sampled": batches}``: what the target says behind held-out prompts,
+    for ``recovery.make_rates``."""
     lengths = np.full(config.batch, config.prompt_tokens, np.int32)
     sets: dict = {}
     for name, temperature in (("greedy", 0.0), ("sampled", config.temperature)):
@@ -114,29 +145,65 @@ def continuations(config: OnlineConfig, teacher, prompts: np.ndarray, end_of_tex
                 key=jax.random.key(HELDOUT_SEED + first),
                 max_new_tokens=config.new_tokens,
                 sampling=specjax.Sampling(temperature=temperature),
-                stops=sorted({end_of_text, *teacher.config.eos_ids}),
+                stops=ends,
             )
             parts.append((np.asarray(out.tokens), np.asarray(out.lengths)))
         tokens, stop = (np.concatenate(column) for column in zip(*parts, strict=True))
         start = np.full(len(tokens), config.prompt_tokens, np.int32)
-        sets[f"{name}/"] = regenerate.Samples(tokens, start, stop).batches(config.batch)
+        sets[name] = regenerate.Samples(tokens, start, stop).batches(config.batch)
     return sets
 
 
-KINDS = {"greedy": "greedy/greedy_match", "sampled": "sampled/acceptance"}
+def make_steps(
+    config: OnlineConfig, online: Online, prompts: np.ndarray, ends: list[int], evaluate
+):
+    """What ``loop.advance`` repeats: a request, and what is learned behind it. The state is that of
+    ``online`` and how many requests were served, which decides what is drawn.
 
+    ``prompts``: int32 ``[n, prompt_tokens]``. ``ends``: ids of the tokens that end a text.
+    """
+    key = jax.random.key(config.run.seed)
+    temperature = np.where(np.arange(config.batch) % 2, config.temperature, 0.0)
+    sampling = specjax.Sampling(temperature=jnp.asarray(temperature, jnp.float32))
+    lengths = np.full(config.batch, config.prompt_tokens, np.int32)
 
-def recovered(home: float, before: float, now: float) -> float:
-    """The share of what a shift of domain has cost that is won back; 0 where it cost nothing."""
-    return (now - before) / (home - before) if home > before else 0.0
+    def init():
+        return {**online.state, "num_requests": 0}
+
+    def step(state, tokens):
+        online.state, number = state, state["num_requests"]
+        stats = online.serve(
+            tokens,
+            lengths,
+            key=jax.random.fold_in(key, number),
+            max_new_tokens=config.new_tokens,
+            sampling=sampling,
+            stops=ends,
+        ).stats
+        found = {"accepted": stats.accepted.sum() / stats.drafted.sum(), "laws": online.num_laws}
+        try:
+            found |= online.learn()
+        except FloatingPointError:
+            found["loss"] = math.nan  # which the loop ends with
+        return {**online.state, "num_requests": number + 1}, found
+
+    return Steps(
+        init=init,
+        step=step,
+        batches=requests_of(config, prompts),
+        evaluate=evaluate,
+        tokens=lambda batch: len(batch) * config.new_tokens,
+    )
 
 
 def run(config: OnlineConfig, *, dry_run: bool = False) -> None:
-    """Serves, learns, measures; writes ``curve.jsonl`` and ``curve.png`` into ``output``."""
+    """Serves, learns, measures; exports to ``run.folder/model``, without a tokenizer of its own;
+    ``curve.jsonl`` and ``curve.png`` beside it say what was won back."""
     vocabulary = tokenizer.load(config.teacher)
     capacity = config.prompt_tokens + config.new_tokens
     teacher = distill.load_teacher(config.teacher, vocabulary, capacity)
     end_of_text = tokenizer.end_of_text(config.teacher, vocabulary)
+    ends = sorted({end_of_text, *teacher.config.eos_ids})
     folder = Path(config.drafter)  # one that `distill` has exported has the teacher's tokenizer
     without = folder.is_dir() and not (folder / "tokenizer.json").is_file()
     online = Online(
@@ -147,92 +214,82 @@ def run(config: OnlineConfig, *, dry_run: bool = False) -> None:
         learning=config.learning,
         seed=config.run.seed,
     )
-    known = teacher.target.vocab_size
-    home = {f"{Path(path).stem}/": regenerate.read(path, known).batches(8) for path in config.home}
-    served = prompts_of(config, vocabulary, "train", end_of_text)
-    heldout = prompts_of(config, vocabulary, "heldout", end_of_text)
-    heldout = heldout[np.linspace(0, len(heldout) - 1, config.eval_rows).astype(int)]
-    rows = config.num_requests * config.batch
-    tokens = rows * config.new_tokens
-    rng, key = np.random.default_rng(config.run.seed), jax.random.key(config.run.seed)
-    temperature = np.where(np.arange(config.batch) % 2, config.temperature, 0.0)
-    sampling = specjax.Sampling(temperature=jnp.asarray(temperature, jnp.float32))
-    lengths = np.full(config.batch, config.prompt_tokens, np.int32)
-
-    def request(number: int) -> dict:
-        """Serves a request and learns from it; the drafter's weights."""
-        online.serve(
-            served[rng.choice(len(served), config.batch)],
-            lengths,
-            key=jax.random.fold_in(key, number),
-            max_new_tokens=config.new_tokens,
-            sampling=sampling,
-            stops=sorted({end_of_text, *teacher.config.eos_ids}),
-        )
-        online.learn()
-        return online.params["drafter"]
-
+    known, own = teacher.target.vocab_size, online.drafter.inner.model.config
+    home = {Path(path).stem: regenerate.read(path, known).batches(8) for path in config.home}
+    served, heldout = (
+        stream_of(config, vocabulary, split, end_of_text) for split in ("train", "heldout")
+    )
+    prompts = prompts_of(config, heldout, end_of_text)
+    prompts = prompts[np.linspace(0, len(prompts) - 1, config.eval_rows).astype(int)]
     if dry_run:
-        own = online.drafter.inner.model.config
-        init = functools.partial(teacher.target.init, batch=config.batch, capacity=capacity)
-        slots = jax.eval_shape(init, teacher.params)
-        return outlook.show(
-            model=f"{config.drafter}: {model.words(own)}; for {teacher.name}",
-            shapes=f"{config.batch} rows of {capacity} tokens a request",
-            parameters=f"{outlook.num_parameters(online.params['drafter']):,} to train",
-            memory={
-                "target": outlook.num_bytes(teacher.params),
-                "drafter": outlook.num_bytes(online.params["drafter"]),
-                "cache": outlook.num_bytes(slots),
-            },
-            steps=f"{config.num_requests} requests, {tokens:,} tokens; {config.learning.updates} "
-            f"updates behind each, over {config.learning.rows} rows",
-            seconds=config.num_requests * outlook.seconds_of(lambda: request(0)),
-            beside="and the held-out measures",
-        )
-    print(f"{config.num_requests} requests of {config.batch} rows, {tokens:,} tokens")
-    away = continuations(config, teacher, heldout, end_of_text)
-    pair = distill.Pair(online.drafter.inner.model.config, teacher.config, end_of_text)
-    evaluate = make_evaluate(distill.make_measure(pair, config.num_draft), away)
-    at_home = make_evaluate(distill.make_measure(pair, config.num_draft), home)
-    began = at_home(online.params["drafter"], teacher.params)
-    folder = Path(config.output)
-    folder.mkdir(parents=True, exist_ok=True)
-    curve: list[dict] = []
-    for number in range(config.num_requests + 1):
-        if number % config.eval_every == 0 or number == config.num_requests:
-            found = evaluate(online.params["drafter"], teacher.params)
-            row = {"requests": number, "laws": online.num_laws}
-            for kind, name in KINDS.items():
-                before = curve[0][kind] if curve else found[name]
-                row[kind] = found[name]
-                row[f"{kind}_recovered"] = recovered(began[name], before, found[name])
-            curve.append(row)
-            print(" · ".join(f"{name} {value:.4g}" for name, value in row.items()), flush=True)
-            record = [{"home": {kind: began[name] for kind, name in KINDS.items()}}, *curve]
-            text = "".join(json.dumps(line) + "\n" for line in record)
-            (folder / "curve.jsonl").write_text(text, encoding="utf-8")
-        if number < config.num_requests:
-            request(number)
-    draw(folder / "curve.png", record)
-    print(f"wrote {folder}")
+        return estimate(config, teacher, online, prompts_of(config, served, end_of_text), ends)
+    pair = distill.Pair(own, teacher.config, end_of_text)
+    rates = recovery.make_rates(pair, continuations(config, teacher, prompts, ends))
+    start = online.params["drafter"]
+    at_home = recovery.make_rates(pair, home)(start, teacher.params)
+    before = rates(start, teacher.params)
+    sets = decoding.prompt_sets(teacher, heldout, config.decoding, end_of_text)
+    decoded = decoding.make_decoded(teacher, online.drafter.inner, sets, config.decoding)
+
+    def evaluate(params) -> dict[str, float]:
+        found, now = {}, rates(params, teacher.params)
+        for kind, measure in recovery.MEASURES.items():
+            found[f"{kind}/{measure}"] = float(recovery.rate(now[kind]))
+            names = (f"{kind}_{name}" for name in ("recovered", "low", "high"))
+            shares = recovery.recovery(at_home[kind], before[kind], now[kind])
+            found |= zip(names, shares, strict=True)
+        return found | decoded(teacher.params, params)
+
+    began = evaluate(start)
+    print("before: " + " · ".join(f"{name} {value:.4f}" for name, value in began.items()))
+    steps = make_steps(config, online, prompts_of(config, served, end_of_text), ends, evaluate)
+    params = advance(steps, resolved(config), config.run)
+    folder = Path(config.run.folder)
+    write_curve(folder, {kind: float(recovery.rate(rows)) for kind, rows in at_home.items()}, began)
+    export.export(own, params, folder / "model", vocabulary, with_tokenizer=False)
+    whose = teacher.name, teacher.checkpoint
+    made = card.Export(folder / "model", card.DRAFT, "draft", resolved(config), *whose)
+    loaded = specjax.load(folder / "model", tokenizer=False)
+    report.finish(config, made, teacher, loaded, sets, config.num_draft)
 
 
-def draw(picture: Path, record: list[dict]) -> None:
-    """Acceptance on held-out English over requests, beside that at home."""
-    from matplotlib.figure import Figure  # not pyplot, whose state is the user's (notebooks)
+def write_curve(folder: Path, home: dict[str, float], began: dict[str, float]) -> None:
+    """``curve.jsonl``: acceptance at home, then the measures before any request (``began``) and
+    those that the log of the run has; ``curve.png`` of them."""
+    rows = [{"step": 0, **began}, *metrics.read(folder / metrics.LOG)]
+    curve = []
+    for row in rows:
+        if "greedy_recovered" in row:
+            own = {"requests": row["step"]}
+            for kind, measure in recovery.MEASURES.items():
+                own[kind] = row[f"{kind}/{measure}"]
+                own |= {name: row[name] for name in row if name.startswith(f"{kind}_")}
+            curve.append(own)
+    lines = "".join(json.dumps(row) + "\n" for row in [{"home": home}, *curve])
+    (folder / "curve.jsonl").write_text(lines, encoding="utf-8")
+    recovery.draw(folder / "curve.png", home, curve)
 
-    home, *curve = record
-    figure = Figure(figsize=(8, 4.5))
-    axes = figure.subplots()
-    steps = [row["requests"] for row in curve]
-    names = {"greedy": "T = 0: argmaxes agree", "sampled": "T = 1: sum of min(p, q)"}
-    for i, (kind, label) in enumerate(names.items()):
-        axes.plot(steps, [row[kind] for row in curve], "o-", color=f"C{i}", label=label)
-        axes.axhline(home["home"][kind], color=f"C{i}", linestyle="--", linewidth=1)
-    axes.plot([], [], "k--", linewidth=1, label="where it was trained")
-    axes.set(xlabel="requests served", ylabel="acceptance, held out")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(picture, dpi=110)
+
+def estimate(config: OnlineConfig, teacher, online: Online, prompts: np.ndarray, ends) -> None:
+    """Prints what a run would take, from a few real requests."""
+    steps, learning = make_steps(config, online, prompts, ends, None), config.learning
+    state, batch = steps.init(), next(steps.batches)
+    count = config.run.steps
+    init = functools.partial(teacher.target.init, batch=config.batch, capacity=online.capacity)
+    outlook.show(
+        model=f"{config.drafter}: {model.words(online.drafter.inner.model.config)}; for "
+        f"{teacher.name}",
+        shapes=f"{config.batch} rows of {online.capacity} tokens a request",
+        parameters=f"{outlook.num_parameters(state['params']):,} to train",
+        memory={
+            "target": outlook.num_bytes(teacher.params),
+            "drafter": outlook.num_bytes(state["params"]),
+            "optimiser": outlook.num_bytes(state["optimizer"]),
+            "buffer": outlook.num_bytes(state["buffer"]),
+            "cache": outlook.num_bytes(jax.eval_shape(init, teacher.params)),
+        },
+        steps=f"{count} requests, {count * steps.tokens(batch):,} tokens; {learning.updates} "
+        f"updates behind each, over {learning.rows} rows",
+        seconds=count * outlook.seconds_of(lambda: steps.step(state, batch)[0]["params"]),
+        beside="and the held-out measures",
+    )

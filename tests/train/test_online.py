@@ -1,12 +1,28 @@
 """A drafter that learns from what it serves: what is kept and learned, and what never changes."""
 
 import dataclasses
-import shutil
+import os
+import signal
+import subprocess
+import sys
+import time
 
 import jax
 import numpy as np
 import pytest
-from specjax.train import config, learner, losses, metrics, model, online
+from specjax.train import (
+    config,
+    export,
+    learner,
+    losses,
+    metrics,
+    model,
+    online,
+    recovery,
+    report,
+    tokenizer,
+)
+from specjax.train.cli import main
 
 import specjax
 from specjax import loop
@@ -75,10 +91,11 @@ def test_the_target_s_laws_are_kept_where_they_are_wanted(keep):
     logits = model.forward(graph, TARGET.params, tokens, np.zeros_like(tokens))
     expected = losses.compress(logits, 5)
     assert session.num_laws > 10
-    for row, kept in enumerate(session._rows):
-        seen = np.flatnonzero(kept["seen"])
+    kept = session.state["buffer"]
+    for row in range(len(PROMPTS)):
+        seen = np.flatnonzero(kept["seen"][row])
         for got, want in zip(jax.tree.leaves(kept["laws"]), jax.tree.leaves(expected), strict=True):
-            np.testing.assert_allclose(got[seen], np.asarray(want)[row, seen], atol=1e-4)
+            np.testing.assert_allclose(got[row, seen], np.asarray(want)[row, seen], atol=1e-4)
         # every token is behind a position that was judged; no accepted one behind a rejected one
         drafted = np.asarray(out.from_draft)[row]
         emitted = np.arange(8, int(out.lengths[row]))
@@ -143,8 +160,7 @@ def test_a_loss_that_is_not_finite_leaves_the_weights_alone():
     session = fresh()
     assert session.learn() == {}  # nothing served yet
     session.serve(PROMPTS, LENGTHS, **SETTINGS)
-    for row in session._rows:
-        row["laws"] = dataclasses.replace(row["laws"], rest=np.full(CAPACITY, np.nan, np.float32))
+    session.state["buffer"]["laws"].rest[:] = np.nan
     before = session.params["drafter"]
     with pytest.raises(FloatingPointError, match="keeps the weights it had"):
         session.learn()
@@ -152,10 +168,13 @@ def test_a_loss_that_is_not_finite_leaves_the_weights_alone():
 
 
 def test_the_buffer_holds_the_last_rows():
-    session = fresh(buffer=6)
-    for _ in range(2):
-        session.serve(PROMPTS, LENGTHS, **SETTINGS)
-    assert len(session._rows) == 6
+    session, settings = fresh(buffer=6), {**SETTINGS, "sampling": specjax.Sampling(temperature=1.0)}
+    written = []
+    for number in range(3):
+        settings["key"] = jax.random.key(number)
+        written += list(np.asarray(session.serve(PROMPTS, LENGTHS, **settings).tokens))
+    kept = {tuple(row) for row in session.state["buffer"]["tokens"]}
+    assert kept == {tuple(row) for row in written[-6:]} and len(kept) == 6
 
 
 def test_settings_that_make_no_sense_are_refused():
@@ -167,40 +186,154 @@ def test_settings_that_make_no_sense_are_refused():
         online.OnlineConfig(eval_rows=9)
 
 
-def test_recovery_is_a_share_of_what_was_lost():
-    assert online.recovered(home=0.8, before=0.6, now=0.7) == pytest.approx(0.5)
-    assert online.recovered(home=0.5, before=0.6, now=0.7) == 0.0
+def test_recovery_is_a_share_of_what_was_lost_with_an_interval_over_prompts():
+    assert recovery.recovered(home=0.8, before=0.6, now=0.7) == pytest.approx(0.5)
+    assert recovery.recovered(home=0.5, before=0.6, now=0.7) == 0.0
+    rng = np.random.default_rng(0)
+
+    def prompts(rate, n=200):
+        return np.stack([rng.binomial(50, rate, n), np.full(n, 50)], axis=1).astype(float)
+
+    home, before = prompts(0.8), prompts(0.6)
+    now = before + [[5, 0]]  # each prompt gains as much: only the loss is uncertain
+    value, low, high = recovery.recovery(home, before, now)
+    assert value == pytest.approx(0.1 / (recovery.rate(home) - recovery.rate(before)))
+    assert value - 0.05 < low < value < high < value + 0.05
+    few = recovery.recovery(home[:20], before[:20], now[:20])
+    assert few[2] - few[1] > 2 * (high - low)
 
 
-def test_the_recipe_leaves_a_curve(place):
-    root, train, teacher = place
-    for kind in ("greedy", "sampled"):
+def test_a_session_goes_on_from_its_state_as_if_it_had_not_ended():
+    def served(session, numbers):
+        found = []
+        for number in numbers:
+            hot = specjax.Sampling(temperature=1.0)
+            settings = {**SETTINGS, "key": jax.random.key(number), "sampling": hot}
+            found.append(session.serve(PROMPTS, LENGTHS, **settings).tokens)
+            found.append(jax.tree.leaves(session.learn()))
+        return jax.tree.leaves([found, session.state])
+
+    session, other = fresh(buffer=6), fresh(buffer=6)
+    served(session, [0, 1])
+    other.state = jax.tree.map(np.array, session.state)
+    for one, two in zip(served(session, [2, 3]), served(other, [2, 3]), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+@pytest.fixture(scope="module")
+def command(place):
+    """``command(folder, *fields)``: the words of a run of a few requests."""
+    root, _, teacher = place
+    for kind in recovery.MEASURES:
         (root / f"{kind}.npz").write_bytes((root / "samples.npz").read_bytes())
-    drafter = root / "without"  # as the recipe `distill` exports them
-    shutil.copytree(root / "target" / "model", drafter)
-    (drafter / "tokenizer.json").unlink()
+    target, drafter = str(root / "target" / "model"), root / "without"
+    lm = specjax.load(target)
+    params, vocabulary = near(lm.params, 0.15), tokenizer.load(target)
+    export.export(lm.config, params, drafter, vocabulary, with_tokenizer=False)  # as `distill` does
     settings = root / "online.toml"
     settings.write_text(f"""
 {teacher.replace("=", '="')}"
 drafter = "{drafter}"
 text = "{root / "corpus"}"
-home = {[str(root / f"{kind}.npz") for kind in ("greedy", "sampled")]}
-num_requests = 2
+home = {[str(root / f"{kind}.npz") for kind in recovery.MEASURES]}
 batch = 4
 prompt_tokens = 6
 new_tokens = 8
 eval_rows = 4
-eval_every = 1
-output = "{root / "online"}"
 [learning]
 updates = 1
 rows = 4
 top_k = 4
+buffer = 12
+[decoding]
+num_prompts = 4
+batch = 4
+prompt_tokens = 6
+new_tokens = 8
+[report]
+texts = 1
+plan_prompts = 0
+[run]
+steps = 6
+eval_every = 3
+save_every = 2
 """)
-    from specjax.train.cli import main
 
-    assert main(["online", "--config", str(settings)]) == 0
-    home, *curve = metrics.read(root / "online" / "curve.jsonl")
-    assert [row["requests"] for row in curve] == [0, 1, 2]
+    def words(folder, *fields):
+        return ["online", "--config", str(settings), f"run.folder={folder}", *fields]
+
+    return words
+
+
+@pytest.fixture(scope="module")
+def whole(command, tmp_path_factory):
+    """The folder of a run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("online")
+    assert main(command(folder)) == 0
+    return folder
+
+
+def learned(folder):
+    """What was measured at each request, times aside; and the weights that were exported."""
+    times = {"seconds", "data_wait", "tokens_per_second"}
+    rows = [
+        {name: value for name, value in row.items() if name not in times}
+        for row in metrics.read(folder / metrics.LOG)
+    ]
+    return rows, (folder / "model" / "model.safetensors").read_bytes()
+
+
+def test_the_recipe_leaves_a_curve_a_report_and_a_drafter(whole, place):
+    home, *curve = metrics.read(whole / "curve.jsonl")
+    assert [row["requests"] for row in curve] == [0, 3, 6]
     assert all(0 < value <= 1 for value in home["home"].values())
-    assert (root / "online" / "curve.png").stat().st_size > 1000
+    assert curve[0]["greedy_recovered"] == 0.0
+    assert (whole / "curve.png").stat().st_size > 1000
+    page = (whole / report.PAGE).read_text()
+    assert "Agreement with the target" in page and "learning.buffer" in page
+    lm = specjax.load(place.root / "target" / "model")
+    drafter = specjax.load(whole / "model", tokenizer=lm.tokenizer)  # as its card says
+    text = specjax.generate(lm, "x1 = f(", drafter=drafter, max_new_tokens=8)
+    assert text.text == specjax.generate(lm, "x1 = f(", drafter="plain", max_new_tokens=8).text
+    card = (whole / "model" / "README.md").read_text()
+    assert "rows of 14 tokens" in card and "Licence of the data: not stated" in card
+
+
+def test_killed_it_goes_on_to_serve_and_learn_the_same(command, whole, tmp_path):
+    """Killed between two checkpoints, so that what was served behind the first is served again."""
+    words = [sys.executable, "-m", "specjax.train", *command(tmp_path)]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    while process.poll() is None and len(metrics.read(tmp_path / metrics.LOG)) < 3:
+        time.sleep(0.002)
+    process.kill()
+    assert process.wait(timeout=60) == -signal.SIGKILL
+    assert not (tmp_path / "model").exists()
+    assert main(command(tmp_path)) == 0
+    assert learned(tmp_path) == learned(whole)
+
+
+def test_stopped_it_goes_on_to_serve_and_learn_the_same(command, whole, tmp_path, monkeypatch):
+    serve, served = learner.Online.serve, []
+
+    def stopped(self, *args, **kwargs):
+        served.append(1)
+        if len(served) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return serve(self, *args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(learner.Online, "serve", stopped)
+        with pytest.raises(SystemExit) as found:
+            main(command(tmp_path))
+    assert found.value.code == 128 + signal.SIGTERM
+    assert main(command(tmp_path)) == 0
+    assert learned(tmp_path) == learned(whole)
+
+
+def test_weights_that_are_no_longer_finite_end_the_run(command, tmp_path, monkeypatch, capsys):
+    def poisoned(self):
+        raise FloatingPointError
+
+    monkeypatch.setattr(learner.Online, "learn", poisoned)
+    assert main(command(tmp_path)) == 1
+    assert "step 1: loss nan" in capsys.readouterr().err
