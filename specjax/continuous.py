@@ -14,9 +14,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from . import job, loop, sharding
+from . import encoder_inputs, job, loop, sharding
 from .job import Job
 from .models.lm import LM
+from .models.seq2seq import BEGIN
 from .prompt_file import NEUTRAL, Prompt
 from .request import Request
 from .rows import CHUNK, CHUNK_ON_CPU
@@ -91,6 +92,7 @@ class Continuous:
         longest = max(len(prompt.tokens) + prompt.max_new_tokens for prompt in found)
         context = getattr(lm.target, "max_positions", None)
         capacity = job.round_up(longest, job.SMALLEST_BUFFER, context)
+        self._width = encoder_inputs.width_of([prompt.source for prompt in found])
         first = waiting[: self._batch]
         self._next = len(first)
         idle = self._batch - len(first)
@@ -101,6 +103,7 @@ class Continuous:
             [prompt.tokens for prompt in first],
             max_new_tokens=[prompt.max_new_tokens for prompt in first],
             stop=self._stops(first),
+            inputs=self._inputs(first),
             least_width=capacity,
             least_buffer=capacity,
             chunk=CHUNK_ON_CPU if jax.default_backend() == "cpu" else CHUNK,
@@ -204,15 +207,27 @@ class Continuous:
             tokens[row, : len(prompt.tokens)] = prompt.tokens
         cold = np.zeros(len(prompts), np.float32)
         sampling = {"temperature": cold, **self._values(prompts)}
+        lengths = encoder_inputs.lengths_of([prompt.tokens for prompt in prompts])
+        inputs = self._inputs(prompts)
+        if inputs is not None:
+            inputs[BEGIN] = lengths
+            bias = encoder_inputs.suppressed(self._lm, None)
+            if bias is not None:
+                sampling["logit_bias"] = np.tile(bias, (len(prompts), 1))
         return dataclasses.replace(
             like,
             tokens=tokens,
-            lengths=np.asarray([len(prompt.tokens) for prompt in prompts], np.int32),
+            lengths=lengths,
             key=self._keys(prompts),
             budget=np.asarray([prompt.max_new_tokens for prompt in prompts], np.int32),
             sampling=dataclasses.replace(like.sampling, **sampling),
             stops=self._stops(prompts),
+            inputs=inputs,
         )
+
+    def _inputs(self, prompts: list[Prompt]) -> dict | None:
+        """What the encoder reads, if there is one, always in the same shapes."""
+        return encoder_inputs.of_rows([prompt.source for prompt in prompts], self._width)
 
     def _values(self, prompts: list[Prompt]) -> dict[str, np.ndarray]:
         """Each setting of the programs, one value a prompt."""

@@ -97,7 +97,8 @@ class Job:
         """Reads the prompts."""
         objects = self.lm.target, self.drafter, self.rule
         with sharding.using(self.lm.mesh):
-            return loop.jit_start(*objects, self.capacity, self.params, self.asked(), self.chunk)
+            request = self.asked(self.request)
+            return loop.jit_start(*objects, self.capacity, self.params, request, self.chunk)
 
     def burst(self, rounds: int, state: loop.State, live: int = 1) -> loop.State:
         """At most ``rounds`` rounds, while ``live`` rows run; takes the buffers of ``state``."""
@@ -109,6 +110,7 @@ class Job:
         """``rows.insert`` of ``request`` in the rows ``where``; takes the buffers of ``state``."""
         objects = self.lm.target, self.drafter, self.rule
         with sharding.using(self.lm.mesh):
+            request = self.asked(request)
             return rows.jit_insert(*objects, self.params, state, where, request, self.chunk)
 
     def asking(self, **fields) -> Job:
@@ -123,12 +125,12 @@ class Job:
         with sharding.using(self.lm.mesh):
             return loop.jit_end(state, which)
 
-    def asked(self) -> Request:
+    def asked(self, request: Request) -> Request:
         """``request``, with what the encoder read in place of its inputs where it serves both."""
         if not self.one_memory:
-            return self.request
-        inputs = encode(self.lm.target, self.lm.params, self.request.inputs)
-        return dataclasses.replace(self.request, inputs=inputs)
+            return request
+        inputs = encode(self.lm.target, self.lm.params, request.inputs)
+        return dataclasses.replace(request, inputs=inputs)
 
     @functools.cached_property
     def rule_name(self) -> str:

@@ -128,6 +128,7 @@ def pass_call(
     length: int = 255,
     capacity: int = 256,
     lasting: float = WORTH_TIMING,
+    inputs=None,
 ) -> Call:
     """The target's ``verify`` over a chain of ``nodes`` nodes and the argmax of its logits.
 
@@ -138,6 +139,7 @@ def pass_call(
         only reads.
       lasting: seconds that a call should take: as many passes as it needs for that, each over the
         tokens that the one before chose.
+      inputs: what an encoder read.
     """
     target, params = lm if isinstance(lm, tuple) else (lm.target, lm.params)
     if nodes < 1 or batch < 1 or not 0 <= length <= capacity:
@@ -148,7 +150,7 @@ def pass_call(
     limit = getattr(target, "max_positions", None)
     if limit is not None and capacity > limit:
         raise ValueError(f"pass_call: capacity={capacity} exceeds the model's context of {limit}")
-    cache = target.init(params, batch, capacity)
+    cache = target.init(params, batch, capacity, inputs)
     start = jnp.full((batch,), length, jnp.int32)
     call = Call(lambda: _passes(target, nodes, 1, params, cache, start))
     times = _enough(call, lasting)

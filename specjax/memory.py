@@ -2,8 +2,9 @@
 
 Weights and caches are exact: the same table that places them is asked (``models/placement.py``).
 The working set is an estimate: the buffers that are known to be large, of a round or of a chunk
-of the prompt, whichever needs more. All-reduces are counted in the program's own terms: one behind
-the embedding and two a layer, of the residual stream ``[H, B N]`` of a pass over N nodes.
+of the prompt, or of the encoder, whichever needs most. All-reduces are counted in the program's own
+terms: one behind the embedding and two a layer (three in a decoder that attends to an encoder's
+memory as well), of the residual stream ``[H, B N]`` of a pass over N nodes.
 """
 
 from __future__ import annotations
@@ -19,18 +20,23 @@ import jax.numpy as jnp
 from flax import nnx
 
 from .models.config import DecoderConfig
-from .models.decoder import abstract
+from .models.encoder_decoder import QUERIES, EncoderDecoderConfig
 from .models.files import read_json
-from .models.hf import check_dtype, load_config
+from .models.hf import abstract, check_dtype, load_config
 from .models.placement import check_divides, spec_of
 from .models.quantize import KEPT, SCHEMES
+from .models.seq2seq_families import FAMILIES as ENCODER_FAMILIES
+from .models.seq2seq_families import config_from_hf as encoder_config_from_hf
 from .models.translate import config_from_hf
 from .sharding import DATA, MODEL, axis_sizes
+
+Config = DecoderConfig | EncoderDecoderConfig
 
 LAWS = 4  # float32 [B, V] buffers of a sampled round: p, q, the residual, one in flight
 CHUNK, BLOCK = 256, 2048  # tokens of a prompt read at once; cache slots scored at once
 GIB = 2**30
 LIKELY_CONTEXT = 8192  # tokens, by default
+LIKELY_SOURCE = 512  # tokens that an encoder without a limit reads, by default, and its text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,7 +51,10 @@ class ModelMemory:
       whole: of ``weights_each``, what every device holds although others do too (norms, and what
         does not divide).
       cache_token, cache_token_each: of one more token of one row, in all layers without a window.
-      cache_each: of all rows of a device, with every slot of the buffer.
+      cache_each: of all rows of a device, with every slot of the buffer, and the memory.
+      encoder: of ``weights``, what an encoder has; 0 without one.
+      memory_row, memory_row_each: keys and values of what the encoder read, of one row in all
+        layers of the decoder.
       reduced: of a round on each device: bytes of all-reduced arrays.
       reduces: all-reduces of a round.
     """
@@ -61,18 +70,23 @@ class ModelMemory:
     cache_each: int
     reduced: int
     reduces: int
+    encoder: int = 0
+    memory_row: int = 0
+    memory_row_each: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """Prints as a table. ``working_each``: estimate of what a program holds beside weights and
-    caches, bytes on each device; ``total_each``: all of it."""
+    """Prints as a table. ``source``: positions of a row that an encoder reads, or None;
+    ``working_each``: estimate of what a program holds beside weights and caches, bytes on each
+    device; ``total_each``: all of it."""
 
     mesh: Mapping[str, int]
     batch: int
     context: int
     num_draft: int
     dtype: str
+    source: int | None
     models: tuple[ModelMemory, ...]
     working_each: int
 
@@ -85,19 +99,28 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         mesh, models = ", ".join(f"{k} {v}" for k, v in self.mesh.items()), self.models
+        encodes = self.source is not None
+        of_encoder = [
+            ("  of it the encoder's, in all", *(_gib(m.encoder) for m in models)),
+            ("memory a row", *(_mib(m.memory_row) for m in models)),
+            ("memory a row, each device", *(_mib(m.memory_row_each) for m in models)),
+        ]
         rows = [
             ("", *(f"{m.name}" for m in models)),
             ("parameters", *(f"{m.parameters / 1e9:.2f} G" for m in models)),
             ("shared by", *(f"{m.parts} devices" if m.parts > 1 else "none" for m in models)),
             ("weights", *(_gib(m.weights) for m in models)),
+            *(of_encoder[:1] if encodes else ()),
             ("weights, each device", *(_gib(m.weights_each) for m in models)),
             ("  of it held by all", *(_mib(m.whole) for m in models)),
             ("cache a token", *(_kib(m.cache_token) for m in models)),
             ("cache a token, each device", *(_kib(m.cache_token_each) for m in models)),
+            *(of_encoder[1:] if encodes else ()),
             ("cache, each device", *(_gib(m.cache_each) for m in models)),
             ("all-reduces a round", *(f"{m.reduces}" for m in models)),
             ("all-reduced bytes a round", *(_mib(m.reduced) for m in models)),
         ]
+        behind = f" and {self.source} read positions" if encodes else ""
         wide = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = [
             "  ".join(cell.ljust(n) if i == 0 else cell.rjust(n) for i, (cell, n) in pairs).rstrip()
@@ -105,8 +128,8 @@ class MemoryPlan:
         ]
         return "\n".join(
             [
-                f"mesh {mesh}; {self.batch} rows of {self.context} tokens; {self.num_draft} drafts "
-                f"a round; {self.dtype}",
+                f"mesh {mesh}; {self.batch} rows of {self.context} tokens{behind}; "
+                f"{self.num_draft} drafts a round; {self.dtype}",
                 *lines,
                 f"working set, each device: about {_gib(self.working_each)}",
                 f"in all, each device: {_gib(self.total_each)}",
@@ -115,12 +138,13 @@ class MemoryPlan:
 
 
 def plan_memory(
-    target: DecoderConfig | str | os.PathLike,
-    drafter: DecoderConfig | str | os.PathLike | None = None,
+    target: Config | str | os.PathLike,
+    drafter: Config | str | os.PathLike | None = None,
     *,
     mesh: str | Mapping[str, int] = "data=1,model=1",
     batch: int = 1,
     context: int | None = None,
+    source: int | None = None,
     num_draft: int = 3,
     temperature: float = 0.0,
     dtype: object = "bfloat16",
@@ -134,14 +158,17 @@ def plan_memory(
       target, drafter: a config, a ``config.json``, or a folder or hub name that has one.
       mesh: as of ``specjax.load``.
       batch: rows; context: tokens of each, prompt and text; default: 8,192, or what the
-        target can read, if that is less.
+        target can read, if that is less; 512 of a T5.
+      source: positions that an encoder reads of each row (those of padding count); default: 512,
+        or a whole window where it reads windows.
       num_draft: tokens drafted a round; without a draft model, by a table.
       temperature: above 0, laws over the vocabulary are held as well.
       dtype: of weights and caches. quantize, drafter_quantize: ``"int8"``, ``"fp8"`` or None.
       replicate_drafter: every device holds all of the drafter (no all-reduces of its own).
 
     Raises:
-      ValueError: a mesh that cannot share a model or the rows; a size below 1; unknown names.
+      ValueError: a mesh that cannot share a model or the rows; a size below 1; unknown names; a
+        drafter that does not read what its target reads.
       FileNotFoundError: no such config.
 
     Example::
@@ -149,7 +176,7 @@ def plan_memory(
         print(specjax.plan_memory("benchmarks/shapes/llama-3.1-70b.json", mesh="model=8"))
     """
     sizes = axis_sizes(mesh)
-    for name, value in (("batch", batch), ("context", context)):
+    for name, value in (("batch", batch), ("context", context), ("source", source)):
         if value is not None and value < 1:
             raise ValueError(f"{name}={value}: it must be at least 1")
     if num_draft < 0:
@@ -159,42 +186,63 @@ def plan_memory(
             f"batch={batch} rows cannot be shared by data={sizes[DATA]} devices: give a multiple"
         )
     name, config = _config_of(target)
-    longest = config.context_length
-    context = min(LIKELY_CONTEXT, longest) if context is None else context
-    if context > longest:
-        raise ValueError(
-            f"context={context}: {name} reads at most {longest} tokens; ask for no more"
-        )
+    context, source = _lengths(name, config, context, source)
     kind = check_dtype(dtype) or jnp.dtype("bfloat16")
     rows = batch // sizes[DATA]
-    given = [(target, quantize, sizes[MODEL], [num_draft + 1])]
+    given = [(name, config, quantize, sizes[MODEL], [num_draft + 1])]
     if drafter is not None:
         parts = 1 if replicate_drafter else sizes[MODEL]
-        given.append((drafter, drafter_quantize, parts, [2] + [1] * (num_draft - 1)))
+        other, small = _config_of(drafter)
+        if getattr(small, "reads", None) != getattr(config, "reads", None):
+            raise ValueError(
+                f"drafter: {other} ({small.model_type}) does not read what {name} "
+                f"({config.model_type}) reads; give a draft model that does"
+            )
+        given.append((other, small, drafter_quantize, parts, [2] + [1] * (num_draft - 1)))
     models, working = [], []
-    for source, scheme, parts, widths in given:
+    for name, config, scheme, parts, widths in given:
         if scheme is not None and scheme not in SCHEMES:
             raise ValueError(f"quantize={scheme!r}: accepted are {', '.join(SCHEMES)}, None")
-        name, config = _config_of(source)
         check_divides(config, parts)
-        models.append(_model(name, config, parts, rows, context, kind, scheme, widths))
-        working.append(_working(config, parts, rows, context, kind, num_draft, temperature))
+        shape = parts, rows, context, source, kind
+        models.append(_model(name, config, *shape, scheme, widths))
+        working.append(_working(config, *shape, num_draft, temperature))
     return MemoryPlan(
         mesh=sizes,
         batch=batch,
         context=context,
         num_draft=num_draft,
         dtype=kind.name,
+        source=source,
         models=tuple(models),
         working_each=max(working),  # target and drafter run in turn
     )
 
 
-def _config_of(source) -> tuple[str, DecoderConfig]:
+def _lengths(name, config, context, source) -> tuple[int, int | None]:
+    """Tokens of a row, and positions that are read. Raises ``ValueError`` for what cannot be."""
+    encodes = isinstance(config, EncoderDecoderConfig)
+    longest = config.max_positions if encodes else config.context_length
+    if context is None:
+        likely = LIKELY_SOURCE if encodes else LIKELY_CONTEXT
+        context = likely if longest is None else longest if encodes else min(likely, longest)
+    if longest is not None and context > longest:
+        raise ValueError(
+            f"context={context}: {name} reads at most {longest} tokens; ask for no more"
+        )
+    if not encodes and source is not None:
+        raise ValueError(f"source={source}: {name} has no encoder; leave it out")
+    window = config.max_source if encodes else None
+    if window is not None and source not in (None, window):
+        raise ValueError(f"source={source}: {name} reads windows of {window}; leave it out")
+    return context, (source or window or LIKELY_SOURCE) if encodes else None
+
+
+def _config_of(source) -> tuple[str, Config]:
     from .formats import says_heads
     from .models.lm import config_folder
 
-    if isinstance(source, DecoderConfig):
+    if isinstance(source, Config):
         return source.model_type, source
     path, name = Path(source).expanduser(), os.fspath(source)
     if path.is_file():
@@ -210,17 +258,14 @@ def _config_of(source) -> tuple[str, DecoderConfig]:
             f"{name}: these are heads, which are not priced; give a draft model, or leave the "
             "drafter out: heads add their file's size, and a cache of a layer or none"
         )
-    config = config_from_hf(raw) if path.is_file() else load_config(path)
-    if not isinstance(config, DecoderConfig):
-        raise ValueError(
-            f"{name}: {config.model_type!r} is an encoder-decoder model; only decoder-only ones "
-            "are priced"
-        )
-    return name, config
+    if not path.is_file():
+        return name, load_config(path)
+    encodes = raw.get("model_type") in ENCODER_FAMILIES
+    return name, encoder_config_from_hf(raw, {}) if encodes else config_from_hf(raw)
 
 
-def _model(name, config, parts, rows, context, dtype, scheme, widths) -> ModelMemory:
-    total = each = whole = count = 0
+def _model(name, config, parts, rows, context, source, dtype, scheme, widths) -> ModelMemory:
+    total = each = whole = count = encoder = 0
     for path, param in nnx.to_flat_state(abstract(config)[1]):
         part, shape = ".".join(map(str, path)), param.get_value().shape
         split = parts if any(spec_of(part, shape, parts, MODEL)) else 1
@@ -229,12 +274,14 @@ def _model(name, config, parts, rows, context, dtype, scheme, widths) -> ModelMe
         total += size
         each += size // split
         whole += size if split == 1 else 0
-    heads, leaves = (1, 1) if config.kv_rank else (config.num_kv_heads, 2)
-    heads_each = 1 if config.kv_rank else heads // parts
-    slots = [config.slots(i, context) for i in range(config.num_layers)]
-    endless = sum(config.window_of(i) is None for i in range(config.num_layers))
-    entry = leaves * config.head_dim * dtype.itemsize
-    reduces = (2 * config.num_layers + (config.vocab_size % parts == 0)) if parts > 1 else 0
+        encoder += size if part.startswith("encoder.") else 0
+    entry, entry_each, layers = _entries(config, parts, context)
+    entry, entry_each = entry * dtype.itemsize, entry_each * dtype.itemsize
+    endless = sum(window is None for window, _ in layers)
+    slots = sum(num for _, num in layers)
+    read = (source or 0) * len(layers)
+    sums = 2 if source is None else 3
+    reduces = (sums * len(layers) + (config.vocab_size % parts == 0)) if parts > 1 else 0
     return ModelMemory(
         name=name,
         parts=parts,
@@ -242,12 +289,28 @@ def _model(name, config, parts, rows, context, dtype, scheme, widths) -> ModelMe
         weights=total,
         weights_each=each,
         whole=whole if parts > 1 else 0,
-        cache_token=entry * heads * endless,
-        cache_token_each=entry * heads_each * endless,
-        cache_each=entry * heads_each * sum(slots) * rows,
+        cache_token=entry * endless,
+        cache_token_each=entry_each * endless,
+        cache_each=entry_each * (slots + read) * rows,
         reduces=reduces * len(widths),
         reduced=reduces * config.hidden_size * dtype.itemsize * rows * sum(widths),
+        encoder=encoder,
+        memory_row=entry * read,
+        memory_row_each=entry_each * read,
     )
+
+
+def _entries(config: Config, parts: int, context: int):
+    """Numbers that a layer's cache has of one token, in all and on each device, and of each layer
+    the window (None: it has none) and the slots of a row."""
+    if isinstance(config, EncoderDecoderConfig):
+        size = 2 * config.num_heads * config.head_dim
+        return size, size // parts, [(None, context)] * config.num_layers
+    layers = [(config.window_of(i), config.slots(i, context)) for i in range(config.num_layers)]
+    if config.kv_rank:  # a latent one is everywhere
+        return config.head_dim, config.head_dim, layers
+    size = 2 * config.num_kv_heads * config.head_dim
+    return size, size // parts, layers
 
 
 def _bytes(part: str, shape: tuple[int, ...], dtype, scheme: str | None) -> int:
@@ -257,23 +320,24 @@ def _bytes(part: str, shape: tuple[int, ...], dtype, scheme: str | None) -> int:
     return math.prod(shape) + 4 * math.prod(shape[:-1])  # eight bits, and a scale an output
 
 
-def _working(config, parts, rows, context, dtype, num_draft, temperature) -> int:
-    """Bytes of the largest buffers of a pass, in a round or in the prompt."""
+def _working(config, parts, rows, context, source, dtype, num_draft, temperature) -> int:
+    """Bytes of the largest buffers of a pass: in a round, in the prompt, or of the encoder."""
     vocab = config.vocab_size // (parts if config.vocab_size % parts == 0 else 1)
-    entries = 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
-    entries //= 1 if config.kv_rank else parts
+    entries = _entries(config, parts, context)[1] * config.num_layers * dtype.itemsize
+    wide = (2 * config.intermediate_size // parts + 4 * config.hidden_size) * dtype.itemsize
+    score = 2 * 4 * config.num_heads // parts  # float32, and weights
 
-    def trunk(columns, slots):
-        wide = 2 * config.intermediate_size // parts + 4 * config.hidden_size
-        scores = 2 * 4 * config.num_heads // parts * min(slots, BLOCK)  # float32, and weights
-        return columns * (wide * dtype.itemsize + entries + scores)
+    def trunk(columns):
+        seen = min(max(context, source or 0), BLOCK)
+        return columns * (wide + entries + score * seen)
 
     nodes = num_draft + 1
     logits = 4 * rows * nodes * vocab
     laws = 4 * rows * vocab * (num_draft + LAWS) if temperature else 0
-    return max(
-        trunk(rows * nodes, context) + logits + laws, trunk(rows * min(CHUNK, context), context)
-    )
+    read = source or 0
+    encoder = rows * read * (wide + entries // config.num_layers + score * min(read, QUERIES))
+    prompt = trunk(rows * min(CHUNK, context))
+    return max(trunk(rows * nodes) + logits + laws, prompt, encoder)
 
 
 def _gib(size: int) -> str:

@@ -166,7 +166,8 @@ def plan(
     Args:
       lm: the target, from ``specjax.load``.
       prompts: texts or token ids, as for ``generate``; several of the kind that is meant. All are
-        padded to one shape.
+        padded to one shape. Of a Whisper, what it hears: arrays ``[bins, frames]``, names of
+        ``.npy`` files, or mappings, as for ``serve_offline``.
       drafters: ``"ngram"``, ``"draft"`` (the target's own), draft models from ``specjax.load`` or
         heads from ``specjax.load_drafter``; default: ``ngram``, and ``draft`` where the target has
         one. Plain decoding always competes.

@@ -3,6 +3,10 @@
 A line of a prompt file is a JSON object, or a string, which is the prompt::
 
     {"prompt": "def f(x):", "max_new_tokens": 40, "temperature": 0.8, "seed": 7, "id": "a"}
+
+For a model that reads features it names a file of them in place of the prompt, or is that name::
+
+    {"features": "one.npy", "max_new_tokens": 40}
 """
 
 from __future__ import annotations
@@ -16,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from . import job, stopping
+from . import encoder_inputs, job, stopping
+from .encoder_inputs import FEATURES, Source
 from .models.lm import LM
 from .sampling import Sampling
 
@@ -42,12 +47,13 @@ class Prompt:
     Attributes:
       index: its place: in a file, the line's number less one.
       id: what the user calls it, any JSON value, or None.
-      tokens: its token ids, at least one.
+      tokens: its token ids, at least one; what the decoder begins with where there is an encoder.
       max_new_tokens: at least 1; as many as the context has room for.
       settings: of the law, a value or None for each name in ``NEUTRAL``.
       seed: its own, or None: the run's, and the index.
       stop: token ids that end it.
       stop_strings: texts that end it.
+      source: what an encoder reads of it.
     """
 
     index: int
@@ -58,6 +64,7 @@ class Prompt:
     seed: int | None
     stop: tuple[int, ...]
     stop_strings: tuple[str, ...]
+    source: Source = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +84,8 @@ def read(
     """The prompts, and the broken ones.
 
     Args:
-      prompts: a file, or a list of texts, token ids, or mappings as in a file's lines.
+      prompts: a file, or a list of texts, token ids, or mappings as in a file's lines. Names of
+        further files in it are relative to the file's folder.
       defaults: options of ``OPTIONS`` for prompts that do not say otherwise.
       max_broken: how many may be left out.
 
@@ -92,9 +100,11 @@ def read(
     _stop(lm, defaults["stop"], defaults["stop_strings"])
     file = isinstance(prompts, str | os.PathLike)
     found, broken = [], []
+    folder = Path(prompts).parent if file else Path()
     for index, given in _lines(prompts) if file else enumerate(prompts):
         try:
-            found.append(_prompt(lm, index, parsed(given) if file else given, defaults))
+            one = parsed(given) if file else given
+            found.append(_prompt(lm, index, one, defaults, folder))
         except (ValueError, TypeError) as error:
             broken.append(Broken(index + 1, str(error)))
         except RecursionError:
@@ -144,22 +154,18 @@ def parsed(line: bytes):
         raise ValueError(f"no JSON: {error}") from None
 
 
-def _prompt(lm: LM, index: int, given, defaults: Mapping[str, Any]) -> Prompt:
+def _prompt(lm: LM, index: int, given, defaults: Mapping[str, Any], folder: Path) -> Prompt:
     """One prompt, checked. Raises ValueError or TypeError for a broken one."""
-    fields = given if isinstance(given, Mapping) else {"prompt": given}
-    held = [name for name in PROMPT if name in fields]
-    if len(held) != 1:
-        raise ValueError(f"give the prompt in one field, {' or '.join(PROMPT)}; there are {held}")
-    text = fields[held[0]]
-    if not isinstance(text, str | Sequence | np.ndarray):
-        raise ValueError(f"{text!r:.60} is no prompt: give a text or a list of token ids")
+    hears = encoder_inputs.encodes(lm) and lm.config.reads == FEATURES
+    fields = given if isinstance(given, Mapping) else {FEATURES if hears else "prompt": given}
+    asked = _asked(fields, hears)
     options = {**defaults, **{name: fields[name] for name in OPTIONS if name in fields}}
     checked(options)
     try:
         json.dumps(fields.get("id"))
     except (TypeError, ValueError):
         raise ValueError(f"id={fields['id']!r:.60} has no JSON: give a text or a number") from None
-    tokens = job.prompt_ids(lm, [text])[0]
+    tokens, source = encoder_inputs.of_prompt(lm, asked, folder, job.prompt_ids)
     if not 0 <= min(tokens) <= max(tokens) < lm.target.vocab_size:
         raise ValueError(f"token ids must be in [0, {lm.target.vocab_size})")
     room = options["max_new_tokens"]
@@ -181,7 +187,22 @@ def _prompt(lm: LM, index: int, given, defaults: Mapping[str, Any]) -> Prompt:
         seed=fields.get("seed"),
         stop=stop,
         stop_strings=strings,
+        source=source,
     )
+
+
+def _asked(fields: Mapping[str, Any], hears: bool) -> dict[str, Any]:
+    """``"prompt"``, however its field is called, and features, where a model ``hears`` them."""
+    held = [name for name in PROMPT if name in fields]
+    if len(held) > 1 or not (held or hears):
+        raise ValueError(f"give the prompt in one field, {' or '.join(PROMPT)}; there are {held}")
+    asked = {name: fields[name] for name in (FEATURES,) if hears and name in fields}
+    for name in held:
+        asked["prompt"] = fields[name]
+        if not isinstance(fields[name], str | Sequence | np.ndarray):
+            shown = f"{fields[name]!r:.60}"
+            raise ValueError(f"{shown} is no prompt: give a text or a list of token ids")
+    return asked
 
 
 def _stop(lm: LM, stop, strings) -> tuple[tuple[int, ...], tuple[str, ...]]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from . import job, laws, prompt_file, sharding
 from .continuous import Continuous, Row
-from .encoder_inputs import refuse_encoders
+from .encoder_inputs import Features
 from .formats import HeadLM
 from .models.lm import LM
 from .output_file import OutputFile
@@ -112,6 +112,9 @@ def serve_offline(
         ``"prompt"`` (or ``"text"``) and, where it differs from the others, ``max_new_tokens``,
         ``temperature``, ``top_k``, ``top_p``, ``min_p``, the three penalties, ``seed``, ``stop``
         (token ids or texts); its ``"id"`` stands in the output. Other fields are not looked at.
+        T5's encoder reads the prompt. A Whisper reads ``"features"``, a ``.npy`` file or an array
+        ``[bins, frames]`` (which alone is enough); its ``"prompt"``, token ids that the decoder
+        begins with, may be left out.
       output: a file to which each finished prompt is appended at once, as one JSON line with the
         fields of ``Row``, in the order of finishing. Prompts that are in it are not decoded again,
         so that the same call goes on where an earlier one stopped.
@@ -143,7 +146,6 @@ def serve_offline(
         print(done.texts)
     """
     sharding.check_one_process("serve_offline")
-    refuse_encoders(lm, "serve_offline")
     for name, value in (("batch", batch), ("gather", 1 if gather is None else gather)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}={value!r}: it must be an integer, at least 1")
@@ -229,11 +231,20 @@ def _made_with(lm: LM, prompts: list[Prompt], seed: int, ways: Mapping) -> dict[
         p.index: same
         | {
             "prompt_and_options": _hash(
-                {**dataclasses.asdict(p), "seed": [seed, p.seed], "id": None, "law": law}
+                {**_plain(p), "seed": [seed, p.seed], "id": None, "law": law}
             )
         }
         for p in prompts
     }
+
+
+def _plain(prompt: Prompt) -> dict:
+    """Its fields; features by their digest, and no source where there is none."""
+    fields = dict(vars(prompt))
+    source = fields.pop("source")
+    if isinstance(source, Features):
+        source = source.digest
+    return fields if source is None else fields | {"source": source}
 
 
 def _hash(*parts) -> str:

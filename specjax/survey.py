@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import job, loop
+from . import encoder_inputs, job, loop
 from .drafters.heads import HeadDrafter
-from .encoder_inputs import refuse_encoders
 from .forecast import Costs, Rounds, Trace, beyond_the_pass, rounds
 from .formats import HeadLM
 from .measure import Call, pass_call
+from .models.config import DecoderConfig
 from .models.lm import LM
 from .round import widths
 
@@ -79,13 +79,15 @@ class Survey:
 
     def __init__(self, lm: LM, prompts, batch: int, drafters, lengths: Sequence[int], common):
         job.check_lm(lm)
-        refuse_encoders(lm, "plan")
-        ids = job.prompt_ids(lm, prompts)
+        ids, sources = zip(*encoder_inputs.of_prompts(lm, prompts, job.prompt_ids), strict=True)
         self.lm, self.batch, self.num_prompts, self.common = lm, batch, len(ids), common
         self.drafters = drafters
         self.lengths = {name: _possible(drafter, lengths) for name, drafter in drafters.items()}
         rows = np.arange(-(-len(ids) // batch) * batch).reshape(-1, batch) % len(ids)
         self.groups = [[ids[row] for row in group] for group in rows]
+        width = encoder_inputs.width_of(sources)
+        read = [[sources[row] for row in group] for group in rows]
+        self.inputs = [encoder_inputs.of_rows(group, width) for group in read]
         tokens, _, self.buffer = job.fit(lm, ids, common["max_new_tokens"])
         self.width = tokens.shape[1]
         self.jobs = {PLAIN_WAY: self.prepared(*PLAIN_WAY)}
@@ -121,9 +123,10 @@ class Survey:
                 num_draft=length or None,
                 least_width=self.width,
                 least_buffer=self.buffer,
+                inputs=inputs,
                 **self.common,
             )
-            for group in self.groups
+            for group, inputs in zip(self.groups, self.inputs, strict=True)
         ]
         check_rewinds(jobs[0])
         return jobs
@@ -156,6 +159,7 @@ class Survey:
         mean = int(np.mean([len(ids) for group in self.groups for ids in group]))
         length = min(mean + int(np.max(self.common["max_new_tokens"])) // 2, self.buffer)
         at = dict(batch=self.batch, length=length, capacity=self.buffer, lasting=A_PASS)
+        at["inputs"] = self.inputs[0]
         lengths = {length for own in self.lengths.values() for length in own}
         sizes = {1, *(w for n in lengths for w in widths(n + 1))}
         return {n: pass_call(self.lm, n, **at) for n in sorted(sizes)}
@@ -319,7 +323,7 @@ def check_rewinds(work: job.Job) -> None:
     pair = [getattr(target, name, None) for name in ("expert", "amateur")]
     for model in (target, *pair, getattr(work.drafter, "model", None)):
         config = getattr(model, "config", None)
-        layers = range(getattr(config, "num_layers", 0))
+        layers = range(config.num_layers if isinstance(config, DecoderConfig) else 0)
         if any(config.is_ring(i, config.slots(i, work.capacity)) for i in layers):
             raise ValueError(
                 f"plan: the buffer of {work.capacity} tokens is longer than the window of "

@@ -32,7 +32,8 @@ def add(commands) -> None:
     p.add_argument(
         "--prompts",
         help='a file of prompts: one a line, or in a .jsonl file one string or {"text": ...} a '
-        "line; default, for the embedded model: held-out prompts that ship with it",
+        'line, for a Whisper {"features": a .npy file}; default, for the embedded model: held-out '
+        "prompts that ship with it",
     )
     p.add_argument(
         "--limit", type=int, default=8, help="prompts used at most, evenly spread over the file"

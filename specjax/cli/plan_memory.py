@@ -26,6 +26,11 @@ def add(commands) -> None:
         type=int,
         help="tokens a row, prompt and text; default: 8192, or as many as the model reads",
     )
+    p.add_argument(
+        "--source",
+        type=int,
+        help="positions that an encoder reads; default: 512, or its window",
+    )
     p.add_argument("--num-draft", type=int, default=3, help="tokens drafted a round")
     p.add_argument("--temperature", type=float, default=0.0)
     p.add_argument("--dtype", default="bfloat16", help="float32, bfloat16, float16")

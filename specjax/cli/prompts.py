@@ -66,8 +66,9 @@ def _piped() -> str:
     return text
 
 
-def read_prompts(file: str | None, model: str, limit: int) -> list[str]:
-    """At most ``limit`` prompts of a file, evenly spread; the shipped ones for ``embedded``."""
+def read_prompts(file: str | None, model: str, limit: int) -> list[str | dict[str, Path]]:
+    """At most ``limit`` prompts of a file, evenly spread; the shipped ones for ``embedded``. Names
+    of files of features are relative to the file."""
     if limit < 1:
         raise ValueError(f"--limit {limit}: give at least 1")
     if file is None:
@@ -88,7 +89,7 @@ def read_prompts(file: str | None, model: str, limit: int) -> list[str]:
         if not line.strip():
             continue
         if Path(file).suffix == ".jsonl":
-            line = _prompt_of(line, f"--prompts {file}, line {number}")
+            line = _prompt_of(line, f"--prompts {file}, line {number}", Path(file).parent)
         prompts.append(line)
     if not prompts:
         raise ValueError(f"--prompts {file}: there is no prompt in it")
@@ -96,13 +97,18 @@ def read_prompts(file: str | None, model: str, limit: int) -> list[str]:
     return [prompts[i * len(prompts) // count] for i in range(count)]
 
 
-def _prompt_of(line: str, where: str) -> str:
+def _prompt_of(line: str, where: str, folder: Path) -> str | dict[str, Path]:
     """The prompt in a line of a .jsonl file."""
     try:
         value = json.loads(line)
     except ValueError as error:
         raise ValueError(f"{where}: no JSON: {error}") from None
+    if isinstance(value, dict) and isinstance(value.get("features"), str):
+        return {"features": folder / value["features"]}
     text = value.get("text") if isinstance(value, dict) else value
     if not isinstance(text, str) or not text:
-        raise ValueError(f'{where}: give a string that is not empty, or {{"text": "..."}}')
+        raise ValueError(
+            f'{where}: give a string that is not empty, {{"text": "..."}}, or for a Whisper '
+            '{"features": "a .npy file"}'
+        )
     return text

@@ -23,7 +23,8 @@ def add(commands) -> None:
     p.add_argument(
         "prompts",
         help='a file of JSON lines: {"prompt": ...}, if need be with "id", "max_new_tokens", '
-        '"temperature", "top_k", "top_p", "min_p", penalties, "seed", "stop", or only a string',
+        '"temperature", "top_k", "top_p", "min_p", penalties, "seed", "stop", or only a string; '
+        'for a Whisper {"features": a .npy file beside it}, or only its name',
     )
     p.add_argument("-o", "--output", required=True, help="file of JSON lines; need not exist")
     p.add_argument("--batch", type=int, default=8, help="prompts decoded together, 8 by default")

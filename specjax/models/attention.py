@@ -84,14 +84,15 @@ def attend_spread(
     length=None,
     choice=None,
     positions=None,
+    bias=None,
     **settings,
 ):
     """``attend`` in the mesh in use, if any: each device has its rows (over ``data``) and its
     heads (over ``axis``; None: all of them), and none of another's cache. Where a single key head
     serves all queries (latent attention) every device has it, and some of the queries."""
 
-    def own(query, key, value, own_mask, prefix, length, choice, positions):
-        more = dict(length=length, choice=choice, positions=positions, **settings)
+    def own(query, key, value, own_mask, prefix, length, choice, positions, bias):
+        more = dict(length=length, choice=choice, positions=positions, bias=bias, **settings)
         return attend(query, key, value, own_mask, prefix, **more)
 
     row, heads = (DATA,), (DATA, axis)
@@ -99,9 +100,10 @@ def attend_spread(
     if query.shape[1] == 1 and axis:
         heads, queries = row, (DATA, None, None, axis)
     mask_rows = row if len(own_mask) == len(query) else ()
-    specs = [queries, heads, heads, mask_rows, heads, row, (), row]
+    bias_heads = heads if bias is None or len(bias[0]) == len(query) else (None, axis)
+    specs = [queries, heads, heads, mask_rows, heads, row, (), row, bias_heads]
     run = sharding.locally(own, specs, queries)
-    return run(query, key, value, own_mask, prefix, length, choice, positions)
+    return run(query, key, value, own_mask, prefix, length, choice, positions, bias)
 
 
 def choice_of(capacity: int, length: jax.Array) -> jax.Array:

@@ -50,6 +50,19 @@ def fit(logits: jax.Array, rows: int) -> jax.Array:
     return jnp.pad(logits, ((0, 0), (0, 0), (0, lacking)), constant_values=IMPOSSIBLE)
 
 
+def spread_logits(logits: jax.Array, rows: int, axis: str | None) -> jax.Array:
+    """``fit``, on each device of the mesh in use its rows and, over ``axis``, its vocabulary."""
+    logits = sharding.spread(logits, DATA, None, axis)
+    return sharding.spread(fit(logits, rows), DATA, None, axis)
+
+
+def write(cache, entries, start, verdict: Verdict, axis: str | None, rings=None) -> PyTree:
+    """``cache.commit``, on each device of the mesh in use in its rows and, over ``axis``, heads."""
+    parts, commit = (DATA, axis), functools.partial(kv_cache.commit, rings=rings)
+    commit = sharding.locally(commit, [parts, parts, (DATA,), (DATA,)], parts)
+    return commit(cache, entries, start, verdict)
+
+
 @dataclasses.dataclass(frozen=True)
 class CausalLM:
     """Implements ``types.Target`` for every decoder-only family. ``params`` is its NNX state.
@@ -155,12 +168,9 @@ class CausalLM:
         return params["lm_head"]["weight"][...]
 
     def _logits(self, model, hidden, batch):
-        out = sharding.spread(model.head(hidden, batch), DATA, None, self.axis)
-        return sharding.spread(fit(out, self.vocab_size), DATA, None, self.axis)
+        return spread_logits(model.head(hidden, batch), self.vocab_size, self.axis)
 
     def commit(self, cache, entries, start, verdict: Verdict) -> PyTree:
         sizes = [jax.tree.leaves(layer)[0].shape[2] for layer in cache]
         rings = [self.config.is_ring(i, slots) for i, slots in enumerate(sizes)]
-        parts, write = (DATA, self._heads), functools.partial(kv_cache.commit, rings=rings)
-        write = sharding.locally(write, [parts, parts, (DATA,), (DATA,)], parts)
-        return write(cache, entries, start, verdict)
+        return write(cache, entries, start, verdict, self._heads, rings)

@@ -19,8 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from .. import sharding
+from ..sharding import DATA
 from . import quantize
-from .attention import attend, choice_of
+from .attention import attend_spread, choice_of
 from .decoder import MLP
 from .layers import Linear, Norm, once, product
 
@@ -125,6 +127,31 @@ def bias_of(table, config: EncoderDecoderConfig, distance, both_ways: bool) -> j
     return jnp.take(by_distance, jnp.clip(distance, low, config.max_distance) - low, axis=1)
 
 
+def spread_bias(table, config: EncoderDecoderConfig, positions, keys, axis, both_ways: bool):
+    """What ``attend`` adds to scores, on each device of the mesh in use that of its rows and heads.
+
+    Args:
+      table: ``[num_buckets, heads]``.
+      positions, keys: int32 ``[B or 1, N]`` and ``[B or 1, M]``.
+      axis: of the mesh over which heads are spread, or None.
+      both_ways: of an encoder, whose layers make it anew, ``[S, S]`` large as it is; those of a
+        decoder share it.
+
+    Returns:
+      float32 ``[B or 1, K, 1, N, M]``.
+    """
+
+    def own(table, positions, keys):
+        distance = positions[:, :, None] - keys[:, None]
+        bias = bias_of(table, config, distance, both_ways)
+        return (bias if both_ways else once(bias)).swapaxes(0, 1)[:, :, None]
+
+    batch = max(len(positions), len(keys))
+    specs = [(DATA,) if len(x) == batch > 1 else () for x in (positions, keys)]
+    rows = DATA if batch > 1 else None
+    return sharding.locally(own, [(None, axis), *specs], (rows, axis))(table, positions, keys)
+
+
 class Attention(nnx.Module):
     """Projections of one attention layer; to what it attends is the caller's business."""
 
@@ -221,18 +248,21 @@ class Encoder(nnx.Module):
         x = x + self.position_embedding[...].T
         return x.transpose(1, 0, 2).reshape(x.shape[1], -1)
 
-    def __call__(self, x, lengths):
-        """``x [H, B * S]``, of which the first ``lengths`` int32 ``[B]`` count: the same shape."""
+    def __call__(self, x, lengths, axis=None):
+        """``x [H, B * S]``, of which the first ``lengths`` int32 ``[B]`` count: the same shape.
+
+        ``axis``: of the mesh in use over which heads are spread, or None."""
         batch = lengths.shape[0]
+        x = sharding.spread(x, None, DATA)
         for block in self.blocks:
             normed = block.attention_norm(x)
             query = block.attention.query(normed, batch)
-            out = self._attend(query, *block.attention.entries(normed, batch), lengths)
+            out = self._attend(query, *block.attention.entries(normed, batch), lengths, axis)
             x = x + block.attention.output(out)
-            x = x + block.mlp(block.mlp_norm(x))
+            x = sharding.spread(x + block.mlp(block.mlp_norm(x)), None, DATA)
         return self.norm(x)
 
-    def _attend(self, query, key, value, lengths):
+    def _attend(self, query, key, value, lengths, axis):
         """``attend`` for all positions, ``QUERIES`` of them at a time."""
         size = key.shape[2]
         slots = jnp.arange(size)
@@ -241,11 +271,11 @@ class Encoder(nnx.Module):
         def part(begin, query):
             nodes, bias = query.shape[-1], None
             if self.relative_bias is not None:
-                distance = begin + jnp.arange(nodes)[:, None] - slots
-                bias = bias_of(self.relative_bias[...], self.config, distance, both_ways=True)
-                bias = bias[None, :, None], None
+                places = begin + jnp.arange(nodes)[None], slots[None]
+                table = self.relative_bias[...]
+                bias = spread_bias(table, self.config, *places, axis, both_ways=True), None
             mask = jnp.broadcast_to(seen, (*seen.shape[:2], nodes))
-            return attend(query, key, value, mask, bias=bias)
+            return attend_spread(query, key, value, mask, bias=bias, axis=axis)
 
         if size <= QUERIES:
             return part(0, query)
@@ -274,7 +304,7 @@ class EncoderDecoder(nnx.Module):
         tied = config.tie_embeddings
         self.lm_head = None if tied else Linear(hidden, config.vocab_size, **common)
 
-    def encode(self, inputs) -> tuple[jax.Array, jax.Array]:
+    def encode(self, inputs, axis=None) -> tuple[jax.Array, jax.Array]:
         """The memory ``[B, S, H]`` of ``inputs`` (see ``seq2seq.py``) and its lengths int32 [B]."""
         if "memory" in inputs:
             return inputs["memory"], jnp.asarray(inputs["lengths"], jnp.int32)
@@ -285,7 +315,7 @@ class EncoderDecoder(nnx.Module):
         else:
             tokens, lengths = (jnp.asarray(inputs[k], jnp.int32) for k in ("tokens", "lengths"))
             batch, x = tokens.shape[0], self._embed(tokens)
-        memory = self.encoder(x, lengths)
+        memory = self.encoder(x, lengths, axis)
         return memory.reshape(memory.shape[0], batch, -1).transpose(1, 2, 0), lengths
 
     def remember(self, memory):
@@ -306,6 +336,7 @@ class EncoderDecoder(nnx.Module):
         length=None,
         earlier=None,
         taps=(),
+        axis=None,
     ):
         """The decoder's trunk over ``N`` nodes a row; as ``Decoder.hidden``, and
 
@@ -325,11 +356,12 @@ class EncoderDecoder(nnx.Module):
             choice = choice_of(capacity, length)
         if self.relative_bias is not None:
             slots = None if prefix is None else jnp.arange(capacity)[None]
-            bias = self._bias(here, positions), self._bias(here, slots)
+            bias = self._bias(here, positions, axis), self._bias(here, slots, axis)
         there = choice_of(memory[0][0].shape[2], source)
         # the memory is a prefix, and there has to be an entry of one's own: one that is not seen
         unseen = jnp.zeros((1, 1, nodes), bool)
         nothing = jnp.zeros((batch, c.num_heads, 1, c.head_dim), x.dtype)
+        x = sharding.spread(x, None, DATA)
         states, entries = {0: x}, []
         for i, block in enumerate(self.blocks):
             normed = block.attention_norm(x)
@@ -340,12 +372,14 @@ class EncoderDecoder(nnx.Module):
                     jnp.concatenate(pair, axis=2) for pair in zip(earlier[i], (k, v), strict=True)
                 )
             past = None if prefix is None else prefix[i]
-            out = attend(query, k, v, own_mask, past, length, choice, bias=bias)
+            own = dict(prefix=past, length=length, choice=choice, bias=bias)
+            out = attend_spread(query, k, v, own_mask, axis=axis, **own)
             x = x + block.attention.output(out)
             query = block.cross.query(block.cross_norm(x), batch)
-            out = attend(query, nothing, nothing, unseen, memory[i], source, there)
+            read = dict(prefix=memory[i], length=source, choice=there)
+            out = attend_spread(query, nothing, nothing, unseen, axis=axis, **read)
             x = x + block.cross.output(out)
-            x = x + block.mlp(block.mlp_norm(x))
+            x = sharding.spread(x + block.mlp(block.mlp_norm(x)), None, DATA)
             entries.append((k, v))
             states[i + 1] = x
         out = states[len(self.blocks)] = self.norm(x)
@@ -377,13 +411,11 @@ class EncoderDecoder(nnx.Module):
         dtype = self.norm.weight[...].dtype
         return quantize.take(self.embedding[...], tokens.reshape(-1), dtype).T
 
-    def _bias(self, positions, keys):
-        """float32 ``[B, K, 1, N, keys]``, computed once for all layers; None without keys."""
+    def _bias(self, positions, keys, axis):
+        """float32 ``[B, K, 1, N, keys]``; None without keys."""
         if keys is None:
             return None
-        distance = positions[:, :, None] - keys[:, None]
-        bias = once(bias_of(self.relative_bias[...], self.config, distance, both_ways=False))
-        return bias.swapaxes(0, 1)[:, :, None]
+        return spread_bias(self.relative_bias[...], self.config, positions, keys, axis, False)
 
 
 @functools.cache

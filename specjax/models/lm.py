@@ -127,11 +127,6 @@ def load(
     if found is not None and not config.eos_ids:
         config = dataclasses.replace(config, eos_ids=found.eos_ids)
     kind = Seq2SeqLM if isinstance(config, EncoderDecoderConfig) else CausalLM
-    if kind is Seq2SeqLM and mesh is not None:
-        raise ValueError(
-            f"mesh: {config.model_type!r} is an encoder-decoder model, which one device holds "
-            "whole; leave mesh out"
-        )
     checkpoint = fingerprint(weight_files(folder))
     return LM(
         target=kind(config, quantized=quantize),
@@ -169,8 +164,6 @@ def as_drafter(target: LM, draft: LM) -> CausalLM | Seq2SeqLM:
             "load both with the same, or the drafter without one"
         )
     rows = target.target.vocab_size
-    if isinstance(draft.target, Seq2SeqLM):
-        return dataclasses.replace(draft.target, rows=rows)
     axis = draft.target.axis if draft.mesh is not None else None
     return dataclasses.replace(draft.target, rows=rows, axis=axis)
 

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from .. import sharding
 from ..types import PyTree
 from .config import DecoderConfig
+from .encoder_decoder import EncoderDecoderConfig
 from .quantize import is_quantized
 
 OUTPUTS, INPUTS = 0, 1  # the dimensions of a weight [out, in]
@@ -24,6 +25,7 @@ TABLE = (  # pattern of the parameter's name -> the dimension that is split; oth
     (r"(.*\.)?(embedding|lm_head\.(weight|bias))", OUTPUTS),
     (r".*\.(q|k|v|gate|up|q_b|kv_b)\.(weight|bias)", OUTPUTS),
     (r".*\.(o|down)\.weight", INPUTS),
+    (r"(.*\.)?relative_bias", 1),  # [buckets, heads]
     (r".*\.experts\.(gate|up)", 1),  # stacks [experts, out, in]: every device has a part of each
     (r".*\.experts\.down", 2),
 )
@@ -42,14 +44,15 @@ def spec_of(name: str, shape: tuple[int, ...], parts: int, axis: str | None) -> 
     return tuple(spec)
 
 
-def check_divides(config: DecoderConfig, parts: int) -> None:
+def check_divides(config: DecoderConfig | EncoderDecoderConfig, parts: int) -> None:
     """Raises ``ValueError`` for a model that ``parts`` devices cannot share in equal parts.
 
     Key/value heads are never held twice: a model with fewer of them than devices is refused.
     """
     names = ["num_heads", "intermediate_size"]
-    names += ["num_kv_heads"] if not config.kv_rank else []  # a latent one is everywhere
-    names += ["expert_size"] if config.num_experts else []
+    if isinstance(config, DecoderConfig):
+        names += ["num_kv_heads"] if not config.kv_rank else []  # a latent one is everywhere
+        names += ["expert_size"] if config.num_experts else []
     sizes = {name: getattr(config, name) for name in names}
     wrong = [f"{name}={size}" for name, size in sizes.items() if size % parts]
     if wrong:
@@ -62,8 +65,8 @@ def check_divides(config: DecoderConfig, parts: int) -> None:
         )
 
 
-def place_weights(params: PyTree, config: DecoderConfig, mesh: Mesh, axis: str | None) -> PyTree:
-    """The state of a decoder with each device's part on it. Raises as ``check_divides``."""
+def place_weights(params: PyTree, config, mesh: Mesh, axis: str | None) -> PyTree:
+    """The state of a model with each device's part on it. Raises as ``check_divides``."""
     parts = mesh.shape.get(axis, 1)
     check_divides(config, parts)
 

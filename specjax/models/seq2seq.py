@@ -27,11 +27,14 @@ import numpy as np
 from flax import nnx
 
 from .. import cache as kv_cache
+from .. import sharding
 from ..pytree import pytree_dataclass
 from ..sampling import IMPOSSIBLE
+from ..sharding import DATA, MODEL
 from ..types import Draft, PyTree, Scores, Verdict
-from .causal_lm import fit, layout
+from .causal_lm import layout, spread_logits, write
 from .encoder_decoder import EncoderDecoderConfig, abstract
+from .placement import check_divides, place_weights
 
 KINDS = (("memory", "lengths"), ("tokens", "lengths"), ("features",))
 BEGIN = "begin"  # of inputs, optional: int32 [B], tokens of the decoder's prompt
@@ -57,13 +60,14 @@ class Seq2SeqLM:
     """Implements ``types.Target`` for T5 and Whisper. ``params``: NNX state of ``EncoderDecoder``.
 
     ``init`` runs the encoder, once; ``verify`` only reads; ``commit`` writes the decoder's slots.
-    ``rows``, ``quantized``: as of ``CausalLM``. Where ``inputs`` say where the text begins
-    (``"begin"``, optional), the first token is none of the config's ``begin_suppress_ids``.
+    ``rows``, ``quantized``, ``axis``: as of ``CausalLM``. Where ``inputs`` say where the text
+    begins (``"begin"``, optional), the first token is none of the config's ``begin_suppress_ids``.
     """
 
     config: EncoderDecoderConfig
     rows: int | None = None
     quantized: str | None = None
+    axis: str | None = MODEL
 
     @property
     def approximate(self) -> str:
@@ -140,9 +144,13 @@ class Seq2SeqLM:
                 f"integers below {self.config.vocab_size}; was another tokenizer used?"
             )
 
+    def shard(self, params, mesh) -> PyTree:
+        """``params`` on the devices of a mesh, each holding its part; see ``sharding.place``."""
+        return place_weights(params, self.config, mesh, self.axis)
+
     def encode(self, params, inputs) -> PyTree:
         """``inputs`` with the encoder's output in place of what it read. Pure."""
-        memory, lengths = self._model(params).encode(inputs)
+        memory, lengths = self._model(params).encode(inputs, self.axis)
         return {k: v for k, v in inputs.items() if k == BEGIN} | dict(
             memory=memory, lengths=lengths
         )
@@ -150,12 +158,19 @@ class Seq2SeqLM:
     def init(self, params, batch: int, capacity: int, inputs=None) -> PyTree:
         self.check_inputs(batch, inputs)
         c, model = self.config, self._model(params)
-        memory, lengths = model.encode(inputs)
+        if self.axis:
+            check_divides(c, sharding.size(self.axis))
+        memory, lengths = model.encode(inputs, self.axis)
         dtype = params["norm"]["weight"].dtype
         begin = inputs.get(BEGIN)
+        slots = kv_cache.init([capacity] * c.num_layers, batch, c.num_heads, c.head_dim, dtype)
+
+        def spread(x):
+            return sharding.spread(x, DATA, self.axis, None, None)
+
         return Cache(
-            slots=kv_cache.init([capacity] * c.num_layers, batch, c.num_heads, c.head_dim, dtype),
-            memory=model.remember(memory),
+            slots=jax.tree.map(spread, slots),
+            memory=jax.tree.map(spread, model.remember(memory)),
             source=lengths,
             begin=None if begin is None else jnp.asarray(begin, jnp.int32),
         )
@@ -175,10 +190,11 @@ class Seq2SeqLM:
             length=length,
             earlier=entries,
             taps=features,
+            axis=self.axis,
         )
         out = None
         if logits:
-            out = fit(model.head(hidden, batch), self.vocab_size)
+            out = spread_logits(model.head(hidden, batch), self.vocab_size, self.axis)
             if cache.begin is not None and self.config.begin_suppress_ids:
                 first = positions[:, since:, None] == cache.begin[:, None, None] - 1
                 never = np.isin(np.arange(self.vocab_size), self.config.begin_suppress_ids)
@@ -186,7 +202,7 @@ class Seq2SeqLM:
         return Scores(logits=out, features=tapped, entries=fresh)
 
     def commit(self, cache, entries, start, verdict: Verdict) -> PyTree:
-        slots = kv_cache.commit(cache.slots, entries, start, verdict)
+        slots = write(cache.slots, entries, start, verdict, self.axis)
         return dataclasses.replace(cache, slots=slots)
 
     def _model(self, params):
@@ -224,4 +240,9 @@ def _equal(x, y) -> bool:
 
 
 def _known(x) -> np.ndarray | None:
-    return None if x is None or isinstance(x, jax.core.Tracer) else np.asarray(x)
+    """The values, where they are known here."""
+    if x is None or isinstance(x, jax.core.Tracer):
+        return None
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        return None
+    return np.asarray(x)

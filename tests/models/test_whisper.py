@@ -117,7 +117,9 @@ def test_what_is_suppressed_at_first_would_be_said_and_may_be_said_later(lms):
 def convolutions(work):
     """How many convolutions the prefill does: two an encoder that runs."""
     objects = work.lm.target, work.drafter, work.rule
-    traced = loop.jit_start.trace(*objects, work.capacity, work.params, work.asked(), work.chunk)
+    traced = loop.jit_start.trace(
+        *objects, work.capacity, work.params, work.asked(work.request), work.chunk
+    )
     return str(traced.jaxpr).count("conv_general_dilated")
 
 
@@ -244,12 +246,10 @@ def test_a_config_that_is_not_implemented_is_refused(change, message):
         config_from_hf(read_json(FOLDER / "whisper", "config.json") | change)
 
 
-def test_what_has_an_encoder_is_refused_where_prompts_are_a_decoders(lms):
+def test_what_has_an_encoder_is_refused_where_there_is_no_place_for_it(lms):
     lm = dataclasses.replace(lms["whisper"], tokenizer=wrap_tokenizer(byte_tokenizer(size=60)))
     for call in (
         lambda: specjax.Chat(lm),
-        lambda: specjax.serve_offline(lm, ["a"]),
-        lambda: specjax.plan(lm, ["a"], drafters=["ngram"]),
         lambda: specjax.contrastive(lm, lm),
     ):
         with pytest.raises(ValueError, match="is an encoder-decoder model"):

@@ -1,0 +1,173 @@
+"""Files of prompts, and plans, for T5 and Whisper: the texts of ``generate``, row by row."""
+
+import dataclasses
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+from encoder_decoders import FOLDER, expected, model, with_tokenizer
+from flax import nnx
+from test_serving import stop_after
+from test_text import compilations
+
+import specjax
+from specjax import prompt_file
+from specjax.models import save_pretrained
+from specjax.models.hf import abstract
+
+# of 9, 26, 1, 40 and 5 tokens
+TEXTS = ["TRANSLATE", "SUMMARIZE:THIS-TEXT,PLEASE", "A", "0123456789" * 4, "(B+C)"]
+BUDGETS = [3, 20, 9, 1, 14]
+ROWS = [
+    {"prompt": text, "max_new_tokens": n, "stop": []}
+    for text, n in zip(TEXTS, BUDGETS, strict=True)
+]
+
+
+@pytest.fixture(scope="module")
+def lms(tmp_path_factory):
+    """T5 1.1 with 1.0 as its draft model; Whisper with its first decoder layer as its own."""
+    root = tmp_path_factory.mktemp("encoders")
+    for name in ("t5", "t5_gated", "whisper"):
+        with_tokenizer(shutil.copytree(FOLDER / name, root / name))
+    target, params = model("whisper")
+    config = dataclasses.replace(target.config, num_layers=1)
+    kept = {path for path, _ in nnx.to_flat_state(abstract(config)[1])}
+    flat = [(path, value) for path, value in nnx.to_flat_state(params) if path in kept]
+    (root / "distilled").mkdir()
+    distilled = nnx.merge(abstract(config)[0], nnx.from_flat_state(flat))
+    save_pretrained(distilled, with_tokenizer(root / "distilled"))
+    found = {n: specjax.load(root / n) for n in ("t5", "t5_gated", "whisper", "distilled")}
+    return found | {"shared": specjax.load(root / "t5_gated", mesh="data=2,model=2")}
+
+
+def alone(lm, text, **options):
+    return specjax.generate(lm, text, stop=(), **options).tokens[0].tolist()
+
+
+@pytest.mark.parametrize(("name", "settings"), [("t5", {"temperature": 0.9}), ("ngram", {})])
+def test_texts_of_other_lengths_join_a_batch_and_are_answered_as_alone(lms, name, settings):
+    common = dict(drafter=lms.get(name, name), num_draft=3, **settings)
+    rows = [row | {"seed": i} for i, row in enumerate(ROWS)] if settings else ROWS
+    served = specjax.serve_offline(lms["t5_gated"], rows, batch=2, **common)
+    for i, (row, text, budget) in enumerate(zip(served.rows, TEXTS, BUDGETS, strict=True)):
+        seed = {"seed": i} if settings else {}
+        wanted = alone(lms["t5_gated"], text, max_new_tokens=budget, **seed, **common)
+        assert row.tokens == wanted
+    assert len({tuple(row.tokens[:3]) for row in served.rows if len(row.tokens) > 2}) > 2
+
+
+def test_an_inserted_row_compiles_nothing_whatever_it_reads(lms):
+    def serve(texts):
+        rows = [{"prompt": text, "max_new_tokens": 4, "stop": []} for text in texts]
+        specjax.serve_offline(lms["t5_gated"], rows, batch=2, drafter="ngram", num_draft=3)
+
+    serve(TEXTS)
+    assert compilations(lambda: serve(["AB" * 30, "C", "DEF", "G" * 50])) == 0
+
+
+def test_over_a_mesh_rows_are_those_of_one_device(lms):
+    options = dict(batch=4, gather=2, drafter=lms["t5"], num_draft=3)
+    spread = specjax.serve_offline(lms["shared"], ROWS, **options)
+    one = specjax.serve_offline(lms["t5_gated"], ROWS, **options)
+    assert [row.tokens for row in spread.rows] == [row.tokens for row in one.rows]
+
+
+# ---------------------------------------------------------------- what is heard
+
+
+@pytest.fixture(scope="module")
+def heard(tmp_path_factory):
+    """A folder with a prompt file, three windows beside it."""
+    folder = tmp_path_factory.mktemp("heard")
+    for i, window in enumerate(expected("whisper")[0]["features"]):
+        np.save(folder / f"{i}.npy", window)
+    lines = [
+        {"features": "0.npy", "max_new_tokens": 12},
+        "1.npy",
+        {"features": "2.npy", "prompt": [3, 20, 21], "max_new_tokens": 7, "id": "begun"},
+        {"features": "1.npy", "max_new_tokens": 3},
+    ]
+    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return folder
+
+
+def test_windows_are_heard_as_alone_by_a_drafter_with_the_same_ears_and_a_run_goes_on(
+    lms, heard, tmp_path
+):
+    lm, options = lms["whisper"], dict(batch=2, stop=(), drafter=lms["distilled"])
+    windows = expected("whisper")[0]["features"]
+    output, file = tmp_path / "out.jsonl", heard / "prompts.jsonl"
+    given = dict(output=output, max_new_tokens=10, **options)
+    first = specjax.serve_offline(lm, file, progress=stop_after(1), **given)
+    served = specjax.serve_offline(lm, file, **given)
+    assert 1 <= served.earlier == len(first.rows) < 4 and served.finished
+    cases = [(0, None, 12), (1, None, 10), (2, [3, 20, 21], 7), (1, None, 3)]
+    for row, (which, begin, new) in zip(served.rows, cases, strict=True):
+        prompts = begin if begin is None else [begin]
+        own = dict(inputs=windows[which], max_new_tokens=new, drafter="ngram")
+        assert row.tokens == alone(lm, prompts, **own)
+    assert served.rows[2].id == "begun"
+    # lists of arrays are the same prompts as the files, other ones are not
+    with_arrays = [{"features": windows[i], "prompt": p, "max_new_tokens": n} for i, p, n in cases]
+    for row in with_arrays:
+        row |= {} if row["prompt"] else {"prompt": [3]}
+    with_arrays[2]["id"] = "begun"
+    assert specjax.serve_offline(lm, with_arrays, **given).earlier == 4
+    with_arrays[0]["features"] = windows[0] + 1
+    with pytest.raises(ValueError, match="other prompt and options"):
+        specjax.serve_offline(lm, with_arrays, **given)
+
+
+def test_what_cannot_be_heard_is_named_with_its_line(lms, heard):
+    np.save(heard / "short.npy", np.zeros((8, 30)))
+    np.save(heard / "nan.npy", np.full((8, 40), np.nan))
+    np.save(heard / "text.npy", np.asarray(["a"]))
+    (heard / "no.npy").write_text("no array")
+    broken = {
+        '{"prompt": [3]}': "reads features: give them in a field 'features'",
+        '"absent.npy"': "absent.npy holds no array .*No such file",
+        '"no.npy"': "no.npy holds no array",
+        '"short.npy"': r"shape is \[8, 30\], expected \[8, 40\]",
+        '"nan.npy"': "not all of them are finite",
+        '"text.npy"': "one array of numbers",
+        '{"features": "0.npy", "prompt": "A"}': "token ids that the decoder begins with",
+        '{"features": "0.npy", "prompt": [3, 99]}': r"token ids must be in \[0, 64\)",
+        "7": "one array of numbers|expected",
+    }
+    file = heard / "broken.jsonl"
+    file.write_text("\n".join([*broken, '"0.npy"']))
+    defaults = prompt_file.NEUTRAL | dict(max_new_tokens=8, seed=None, stop=None, stop_strings=None)
+    found, bad = prompt_file.read(lms["whisper"], file, defaults, len(broken))
+    assert len(found) == 1 and [one.line for one in bad] == list(range(1, len(broken) + 1))
+    for one, said in zip(bad, broken.values(), strict=True):
+        assert re.search(said, one.reason), one.reason
+    with pytest.raises(ValueError, match="9 of 10 prompts are broken"):
+        specjax.serve_offline(lms["whisper"], file, max_broken=8)
+
+
+# ---------------------------------------------------------------- plans
+
+
+@pytest.mark.parametrize("name", ["t5_gated", "whisper"])
+def test_a_plan_tells_the_rounds_of_what_reads(lms, heard, name):
+    draft, prompts = lms["t5"], TEXTS[:2]
+    if name == "whisper":
+        draft, prompts = lms["distilled"], [heard / "0.npy", heard / "2.npy"]
+    options = dict(max_new_tokens=12, stop=())
+    how = dict(drafters=[draft, "ngram"], num_drafts=[1, 3], turns=2, seconds=0, batches=[2])
+    found = specjax.plan(lms[name], prompts, **how, **options)
+    assert {c.drafter for c in found.candidates} == {"plain", "ngram", draft.name}
+    for c in found.candidates:
+        inputs = None if name != "whisper" else np.stack([np.load(p) for p in prompts])
+        out = specjax.generate(
+            lms[name],
+            prompts if inputs is None else None,
+            inputs=inputs,
+            drafter=draft if c.drafter == draft.name else c.drafter,
+            num_draft=c.num_draft or None,
+            **options,
+        )
+        assert c.tau == pytest.approx(out.stats.tau)

@@ -1,0 +1,178 @@
+"""T5 and Whisper on eight devices: the texts of one, each device with its part of all there is."""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from encoder_decoders import FOLDER
+from flax import nnx
+from test_mesh import MESHES, MOVES, collectives
+
+import specjax
+from specjax import drafters, loop, sharding
+from specjax.models import Seq2SeqLM, load_config
+from specjax.models.hf import abstract
+from specjax.sharding import as_mesh
+
+BATCH, VOCAB, SLOTS, SOURCE, NEW = 8, 1040, 48, 20, 9
+SIZES = dict(
+    vocab_size=VOCAB,
+    hidden_size=24,
+    intermediate_size=32,
+    num_encoder_layers=1,
+    num_layers=2,
+    num_heads=8,
+    head_dim=4,
+)
+T5 = dataclasses.replace(load_config(FOLDER / "t5_gated"), **SIZES)
+WHISPER = dataclasses.replace(
+    load_config(FOLDER / "whisper"),
+    **SIZES | dict(hidden_size=32),
+    begin_suppress_ids=(220, 7),
+)
+CONFIGS = {"t5": T5, "whisper": WHISPER}
+
+
+@functools.cache
+def weights(config, seed=0):
+    rng = np.random.default_rng(seed)
+    draw = lambda x: jnp.asarray(rng.normal(size=x.shape, scale=0.4), jnp.float32)  # noqa: E731
+    return jax.tree.map(draw, abstract(config)[1])
+
+
+def inputs_of(config, batch=BATCH):
+    rng, begin = np.random.default_rng(1), np.full(batch, 1, np.int32)
+    if config.reads == "features":
+        features = rng.normal(size=(batch, config.num_features, 2 * config.max_source))
+        return {"features": features.astype("f"), "begin": begin}
+    lengths = rng.integers(1, SOURCE + 1, batch).astype(np.int32)
+    tokens = rng.integers(0, VOCAB, (batch, SOURCE)).astype(np.int32)
+    return {"tokens": tokens, "lengths": lengths, "begin": begin}
+
+
+def real(name, config):
+    """A drafter and its weights."""
+    small = dataclasses.replace(config, num_layers=1)
+    odd = dataclasses.replace(small, hidden_size=12, num_heads=3)  # only to be held whole
+    draft = drafters.DraftModel(num_draft=3, model=Seq2SeqLM(small))
+    whole = drafters.DraftModel(num_draft=3, model=Seq2SeqLM(odd, axis=None))
+    return {
+        "plain": (drafters.Plain(), None),
+        "ngram": (drafters.NGram(num_draft=4, shortest=1), None),
+        "draft": (draft, like(config, small)),
+        "whole draft": (whole, weights(odd, 1)),
+    }[name]
+
+
+def like(config, small):
+    """The weights of a model without its last layers: a drafter that is right now and then."""
+    kept = {path for path, _ in nnx.to_flat_state(abstract(small)[1])}
+    flat = [(path, x) for path, x in nnx.to_flat_state(weights(config)) if path in kept]
+    return nnx.from_flat_state(flat)
+
+
+def decoded(config, name, mesh=None, **sampling):
+    drafter, own = real(name, config)
+    out = specjax.decode(
+        Seq2SeqLM(config),
+        drafter,
+        {"target": weights(config), "drafter": own},
+        np.full((BATCH, 1), config.start_id, np.int32),
+        np.ones(BATCH, np.int32),
+        key=jax.random.key(3),
+        max_new_tokens=NEW,
+        sampling=specjax.Sampling(**sampling),
+        inputs=inputs_of(config),
+        mesh=mesh,
+    )
+    return out
+
+
+SHARED = [("t5", mesh, "draft") for mesh in MESHES] + [
+    ("whisper", MESHES[1], "draft"),
+    ("t5", MESHES[0], "ngram"),
+    ("t5", MESHES[0], "whole draft"),
+    ("whisper", MESHES[0], "ngram"),
+]
+
+
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize(("case", "mesh", "name"), SHARED)
+def test_eight_devices_say_what_one_says(case, mesh, name):
+    config = CONFIGS[case]
+    plain, shared = decoded(config, "plain"), decoded(config, name, mesh)
+    assert len(shared.tokens.sharding.device_set) == 8
+    np.testing.assert_array_equal(shared.tokens, plain.tokens)
+    if name == "draft":
+        assert 0 < float(shared.stats.acceptance) < 1
+
+
+@functools.cache
+def burst(case, mesh):
+    """The state before the first round, and the compiled rounds: memory, text."""
+    config, mesh = CONFIGS[case], as_mesh(mesh)
+    target, (drafter, own) = Seq2SeqLM(config), real("draft", config)
+    start, ones = np.zeros((BATCH, 1), np.int32), np.ones(BATCH, np.int32)
+    given = jax.random.key(0), 20, specjax.Sampling(), SLOTS, (), inputs_of(config)
+    request, capacity = loop.prepare(target, drafter, start, ones, *given)
+    params = {"target": weights(config), "drafter": own}
+    params, request = sharding.place(mesh, target, drafter, params, request)
+    with sharding.using(mesh):
+        state = loop.jit_start(target, drafter, "auto", capacity, params, request)
+        lowered = loop.jit_burst.lower(target, drafter, "auto", 5, params, state)
+    compiled = lowered.compile()
+    return state, compiled.memory_analysis(), compiled.as_text()
+
+
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize("case", CONFIGS)
+def test_no_device_collects_a_cache_a_memory_a_bias_or_logits(case):
+    """Nothing larger than the residual stream of the widest pass goes between devices."""
+    moves = collectives(burst(case, MESHES[0])[2], "all-reduce", *MOVES)
+    stream = CONFIGS[case].hidden_size * BATCH // 2 * (3 + 1)
+    assert max(np.prod(shape) for shape, _ in moves) == stream
+    head = min(SOURCE, SLOTS) * CONFIGS[case].head_dim  # of one row's memory
+    assert stream < 8 * head * BATCH // 2
+
+
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize("case", CONFIGS)
+def test_a_device_holds_what_the_plan_says_it_holds(case):
+    state, memory, text = burst(case, MESHES[0])
+    config, small = CONFIGS[case], dataclasses.replace(CONFIGS[case], num_layers=1)
+    plan = specjax.plan_memory(
+        config,
+        small,
+        mesh=MESHES[0],
+        batch=BATCH,
+        context=SLOTS,
+        source=SOURCE,
+        dtype="float32",
+    )
+    caches = [state.cache, state.drafter.cache]
+    reduced = [shape for shape, _ in collectives(text, "all-reduce")]
+    streams = [shape for shape in reduced if len(shape) == 2 and config.hidden_size in shape]
+    assert len(streams) == sum(model.reduces for model in plan.models)
+    assert sum(4 * np.prod(s) for s in streams) == sum(model.reduced for model in plan.models)
+    idle = 0  # on each device: what reads, which the rounds do not take
+    for model, cache, kind in zip(plan.models, caches, (config, small), strict=True):
+        held = jax.tree.leaves((cache.slots, cache.memory))
+        assert {leaf.nbytes / leaf.addressable_shards[0].data.nbytes for leaf in held} == {8}
+        assert sum(leaf.nbytes for leaf in held) / 8 == model.cache_each
+        assert (
+            sum(leaf.nbytes for leaf in jax.tree.leaves(cache.memory)) == BATCH * model.memory_row
+        )
+        placed = nnx.to_flat_state(Seq2SeqLM(kind).shard(weights(kind), as_mesh(MESHES[0])))
+        sizes = {".".join(map(str, path)): x.get_value() for path, x in placed}
+        each = {name: x.addressable_shards[0].data.nbytes for name, x in sizes.items()}
+        assert sum(each.values()) == model.weights_each
+        assert sum(x.nbytes for x in sizes.values()) == model.weights
+        reads = re.compile(r"encoder\..*|.*\.cross\.[kv]\..*")
+        idle += sum(size for name, size in each.items() if reads.fullmatch(name))
+    needed = sum(m.weights_each + m.cache_each for m in plan.models) - idle
+    rest = 8192  # tokens, lengths, counters
+    assert needed < memory.argument_size_in_bytes < needed + rest
