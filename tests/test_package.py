@@ -97,6 +97,15 @@ def test_the_python_of_the_readme_runs_from_top_to_bottom(capsys):
     assert names["out"].lengths.tolist() == [35, 36]
 
 
+def test_the_readme_prices_a_70b_pair_as_the_command_does(capsys):
+    from specjax.cli import parser, plan_memory
+
+    (command,) = re.findall(r"specjax (plan-memory --model .*llama-3.1-70b.json \\\n.*)", README)
+    words = command.replace("\\\n", " ").replace("benchmarks/", f"{ROOT}/benchmarks/").split()
+    assert plan_memory.run(parser().parse_args(words)) == 0
+    assert capsys.readouterr().out.strip() in README
+
+
 def test_the_readme_and_ci_run_the_same_tests():
     (command,) = re.findall(r"python -m pytest tests.*", README)
     assert command in (ROOT / ".ci" / "run").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from checkpoints import GOLDEN, byte_tokenizer
 from flax import nnx
 
 import specjax
-from specjax import drafters, loop
+from specjax import drafters, loop, topology
 from specjax.models import Seq2SeqLM, load_config, load_weights
 from specjax.models.hf import abstract
 from specjax.models.tokenizer import wrap_tokenizer
@@ -66,10 +66,12 @@ def drafters_of(case):
     """Name -> (drafter, weights), for a golden target."""
     target, params = model(case)
     draft = drafters.DraftModel(num_draft=3, model=target)
+    tree = drafters.DraftModel(model=target, topology=topology.branching(2, 2, 1), how="top")
     return {
         "plain": (drafters.Plain(), None),
         "ngram": (drafters.NGram(num_draft=4), None),
         "draft": (draft, near(params)),
+        "tree": (tree, near(params)),
         "adaptive": (
             drafters.Adaptive(draft),
             {"inner": near(params), "costs": np.asarray([1.0, 1.3, 1.6], np.float32)},

@@ -17,8 +17,10 @@ from specjax import prompt_file
 from specjax.models import save_pretrained
 from specjax.models.hf import abstract
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 # of 9, 26, 1, 40 and 5 tokens
 TEXTS = ["TRANSLATE", "SUMMARIZE:THIS-TEXT,PLEASE", "A", "0123456789" * 4, "(B+C)"]
+OTHERS = ["B" * 50, "C", "DEF", "G" * 33, "HI"]
 BUDGETS = [3, 20, 9, 1, 14]
 ROWS = [
     {"prompt": text, "max_new_tokens": n, "stop": []}
@@ -43,36 +45,22 @@ def lms(tmp_path_factory):
     return found | {"shared": specjax.load(root / "t5_gated", mesh="data=2,model=2")}
 
 
-def alone(lm, text, **options):
-    return specjax.generate(lm, text, stop=(), **options).tokens[0].tolist()
-
-
-@pytest.mark.parametrize(("name", "settings"), [("t5", {"temperature": 0.9}), ("ngram", {})])
-def test_texts_of_other_lengths_join_a_batch_and_are_answered_as_alone(lms, name, settings):
-    common = dict(drafter=lms.get(name, name), num_draft=3, **settings)
-    rows = [row | {"seed": i} for i, row in enumerate(ROWS)] if settings else ROWS
-    served = specjax.serve_offline(lms["t5_gated"], rows, batch=2, **common)
-    for i, (row, text, budget) in enumerate(zip(served.rows, TEXTS, BUDGETS, strict=True)):
-        seed = {"seed": i} if settings else {}
-        wanted = alone(lms["t5_gated"], text, max_new_tokens=budget, **seed, **common)
-        assert row.tokens == wanted
-    assert len({tuple(row.tokens[:3]) for row in served.rows if len(row.tokens) > 2}) > 2
-
-
-def test_an_inserted_row_compiles_nothing_whatever_it_reads(lms):
-    def serve(texts):
-        rows = [{"prompt": text, "max_new_tokens": 4, "stop": []} for text in texts]
-        specjax.serve_offline(lms["t5_gated"], rows, batch=2, drafter="ngram", num_draft=3)
-
-    serve(TEXTS)
-    assert compilations(lambda: serve(["AB" * 30, "C", "DEF", "G" * 50])) == 0
+def test_texts_of_other_lengths_join_a_batch_without_a_compilation_and_are_those_of_generate(lms):
+    lm, seeds = lms["t5_gated"], list(range(5))
+    common = dict(drafter=lms["t5"], num_draft=3, temperature=0.9)
+    rows = [row | {"seed": seed} for row, seed in zip(ROWS, seeds, strict=True)]
+    served = specjax.serve_offline(lm, rows, batch=2, **common)
+    wanted = specjax.generate(lm, TEXTS, max_new_tokens=BUDGETS, seed=seeds, stop=(), **common)
+    assert [row.tokens for row in served.rows] == [row.tolist() for row in wanted.tokens]
+    others = [row | {"prompt": text} for row, text in zip(rows, OTHERS, strict=True)]
+    assert compilations(lambda: specjax.serve_offline(lm, others, batch=2, **common)) == 0
 
 
 def test_over_a_mesh_rows_are_those_of_one_device(lms):
-    options = dict(batch=4, gather=2, drafter=lms["t5"], num_draft=3)
-    spread = specjax.serve_offline(lms["shared"], ROWS, **options)
-    one = specjax.serve_offline(lms["t5_gated"], ROWS, **options)
-    assert [row.tokens for row in spread.rows] == [row.tokens for row in one.rows]
+    common = dict(drafter="ngram", num_draft=3)
+    spread = specjax.serve_offline(lms["shared"], ROWS, batch=4, gather=2, **common)
+    wanted = specjax.generate(lms["t5_gated"], TEXTS, max_new_tokens=BUDGETS, stop=(), **common)
+    assert [row.tokens for row in spread.rows] == [row.tolist() for row in wanted.tokens]
 
 
 # ---------------------------------------------------------------- what is heard
@@ -104,16 +92,14 @@ def test_windows_are_heard_as_alone_by_a_drafter_with_the_same_ears_and_a_run_go
     first = specjax.serve_offline(lm, file, progress=stop_after(1), **given)
     served = specjax.serve_offline(lm, file, **given)
     assert 1 <= served.earlier == len(first.rows) < 4 and served.finished
-    cases = [(0, None, 12), (1, None, 10), (2, [3, 20, 21], 7), (1, None, 3)]
-    for row, (which, begin, new) in zip(served.rows, cases, strict=True):
-        prompts = begin if begin is None else [begin]
-        own = dict(inputs=windows[which], max_new_tokens=new, drafter="ngram")
-        assert row.tokens == alone(lm, prompts, **own)
+    cases = [(0, [3], 12), (1, [3], 10), (2, [3, 20, 21], 7), (1, [3], 3)]
+    which, begun, budgets = zip(*cases, strict=True)
+    own = dict(inputs=windows[list(which)], max_new_tokens=budgets, stop=(), drafter="ngram")
+    wanted = specjax.generate(lm, list(begun), **own)
+    assert [row.tokens for row in served.rows] == [row.tolist() for row in wanted.tokens]
     assert served.rows[2].id == "begun"
     # lists of arrays are the same prompts as the files, other ones are not
     with_arrays = [{"features": windows[i], "prompt": p, "max_new_tokens": n} for i, p, n in cases]
-    for row in with_arrays:
-        row |= {} if row["prompt"] else {"prompt": [3]}
     with_arrays[2]["id"] = "begun"
     assert specjax.serve_offline(lm, with_arrays, **given).earlier == 4
     with_arrays[0]["features"] = windows[0] + 1
@@ -151,23 +137,16 @@ def test_what_cannot_be_heard_is_named_with_its_line(lms, heard):
 # ---------------------------------------------------------------- plans
 
 
-@pytest.mark.parametrize("name", ["t5_gated", "whisper"])
-def test_a_plan_tells_the_rounds_of_what_reads(lms, heard, name):
-    draft, prompts = lms["t5"], TEXTS[:2]
-    if name == "whisper":
-        draft, prompts = lms["distilled"], [heard / "0.npy", heard / "2.npy"]
-    options = dict(max_new_tokens=12, stop=())
-    how = dict(drafters=[draft, "ngram"], num_drafts=[1, 3], turns=2, seconds=0, batches=[2])
-    found = specjax.plan(lms[name], prompts, **how, **options)
-    assert {c.drafter for c in found.candidates} == {"plain", "ngram", draft.name}
-    for c in found.candidates:
-        inputs = None if name != "whisper" else np.stack([np.load(p) for p in prompts])
-        out = specjax.generate(
-            lms[name],
-            prompts if inputs is None else None,
-            inputs=inputs,
-            drafter=draft if c.drafter == draft.name else c.drafter,
-            num_draft=c.num_draft or None,
-            **options,
-        )
-        assert c.tau == pytest.approx(out.stats.tau)
+def test_a_plan_tells_the_rounds_behind_what_is_heard(lms, heard):
+    windows, options = [heard / "0.npy", heard / "2.npy"], dict(max_new_tokens=12, stop=())
+    how = dict(drafters="ngram", num_drafts=[2], turns=2, seconds=0, batches=[2])
+    found = specjax.plan(lms["whisper"], windows, **how, **options)
+    (drafted,) = [c for c in found.candidates if c.drafter == "ngram"]
+    out = specjax.generate(
+        lms["whisper"],
+        inputs=np.stack([np.load(window) for window in windows]),
+        drafter="ngram",
+        num_draft=2,
+        **options,
+    )
+    assert drafted.tau == pytest.approx(out.stats.tau)

@@ -11,10 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoints import CASES, GOLDEN
+from toys import heads
 
 import specjax
-from specjax import reference
+from specjax import reference, topology
 from specjax.drafters import Adaptive, DraftModel, NGram, Plain
+from specjax.drafters.medusa import Medusa, MedusaConfig
 from specjax.models import load_config, load_weights
 from specjax.models.causal_lm import CausalLM
 
@@ -40,13 +42,19 @@ def near(params):
 
 def drafters(kind):
     """By name, with their weights. ``ngram`` is ``adaptive`` at a width that is held, so that the
-    two share one compilation."""
+    two share one compilation. Trees go through masks and paths of their own, heads read what the
+    target's layers say: what distinguishes all further drafters for a target."""
     target, params = model(kind)
+    tree = topology.Tree((-1, 0, 0, 1, 2))
+    shape = dict(hidden_size=target.config.hidden_size, vocab_size=target.vocab_size)
+    medusa = Medusa(config=MedusaConfig(**shape, num_heads=2), target=target, topology=tree)
     adaptive = Adaptive(NGram(num_draft=2, shortest=1), widths=(0, 2))
     costs = np.asarray([1.0, 1.1], np.float32)
     return {
         "plain": (Plain(), None),
         "draft": (DraftModel(num_draft=2, model=target), near(params)),
+        "tree": (DraftModel(model=target, topology=tree, how="top"), near(params)),
+        "heads": (medusa, heads(medusa)),
         "ngram": (adaptive, {"inner": None, "costs": adaptive.only(2)}),
         "adaptive": (adaptive, {"inner": None, "costs": costs}),
     }
@@ -73,12 +81,12 @@ def run(kind, name, mesh=None):
 
 
 @pytest.mark.usefixtures("quick_compilation")
-@pytest.mark.parametrize("name", ["plain", "draft", "ngram", "adaptive"])
+@pytest.mark.parametrize("name", ["plain", "tree", "heads", "ngram", "adaptive"])
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_the_greedy_text_of_a_family_is_the_same_with_every_drafter(kind, name):
     out = run(kind, name)
     np.testing.assert_array_equal(out.tokens, said(kind))
-    if name == "draft":
+    if name == "tree":
         assert out.stats.accepted.sum() > 0  # entries of accepted tokens have been committed
 
 

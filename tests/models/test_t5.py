@@ -95,7 +95,7 @@ def test_a_long_text_is_read_in_parts_that_make_the_whole(monkeypatch):
 DRAFTED = [("t5", "plain"), ("t5", "ngram"), ("t5", "draft"), ("t5", "adaptive")]
 
 
-@pytest.mark.parametrize(("case", "name"), [*DRAFTED, ("t5_gated", "draft")])
+@pytest.mark.parametrize(("case", "name"), [*DRAFTED, ("t5_gated", "tree")])
 def test_every_drafter_writes_the_greedy_text_of_transformers(case, name):
     """Rows of 40, 17 and 1 tokens in one batch."""
     inputs, rest = expected(case)
