@@ -1,5 +1,6 @@
 """The tiny T5s and Whisper of ``tests/golden``, for their tests."""
 
+import dataclasses
 import functools
 import importlib.util
 import re
@@ -54,6 +55,16 @@ def model(case):
     """A golden checkpoint as a target, and its weights."""
     config = load_config(FOLDER / case)
     return Seq2SeqLM(config), load_weights(FOLDER / case, config, "float32")
+
+
+def shorter(case, **layers):
+    """A golden checkpoint without its last layers, as a module."""
+    target, params = model(case)
+    config = dataclasses.replace(target.config, **layers)
+    graph, state = abstract(config)
+    kept = {path for path, _ in nnx.to_flat_state(state)}
+    flat = [(path, value) for path, value in nnx.to_flat_state(params) if path in kept]
+    return nnx.merge(graph, nnx.from_flat_state(flat))
 
 
 def near(params):

@@ -62,7 +62,6 @@ def real(name, config):
     whole = drafters.DraftModel(num_draft=3, model=Seq2SeqLM(odd, axis=None))
     return {
         "plain": (drafters.Plain(), None),
-        "ngram": (drafters.NGram(num_draft=4, shortest=1), None),
         "draft": (draft, like(config, small)),
         "whole draft": (whole, weights(odd, 1)),
     }[name]
@@ -92,47 +91,57 @@ def decoded(config, name, mesh=None, **sampling):
     return out
 
 
-SHARED = [("t5", mesh, "draft") for mesh in MESHES] + [
-    ("whisper", MESHES[1], "draft"),
-    ("t5", MESHES[0], "ngram"),
+SHARED = [
+    ("t5", MESHES[1], "draft"),
+    ("t5", MESHES[2], "draft"),
     ("t5", MESHES[0], "whole draft"),
-    ("whisper", MESHES[0], "ngram"),
 ]
+
+
+@functools.cache
+def plain(case):
+    return decoded(CONFIGS[case], "plain").tokens
 
 
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize(("case", "mesh", "name"), SHARED)
 def test_eight_devices_say_what_one_says(case, mesh, name):
-    config = CONFIGS[case]
-    plain, shared = decoded(config, "plain"), decoded(config, name, mesh)
+    shared = decoded(CONFIGS[case], name, mesh)
     assert len(shared.tokens.sharding.device_set) == 8
-    np.testing.assert_array_equal(shared.tokens, plain.tokens)
-    if name == "draft":
-        assert 0 < float(shared.stats.acceptance) < 1
+    np.testing.assert_array_equal(shared.tokens, plain(case))
 
 
 @functools.cache
 def burst(case, mesh):
-    """The state before the first round, and the compiled rounds: memory, text."""
+    """The state before the first round, what comes of it, the compiled rounds: memory, text."""
     config, mesh = CONFIGS[case], as_mesh(mesh)
-    target, (drafter, own) = Seq2SeqLM(config), real("draft", config)
+    objects = Seq2SeqLM(config), *real("draft", config)[:1], "auto"
     start, ones = np.zeros((BATCH, 1), np.int32), np.ones(BATCH, np.int32)
-    given = jax.random.key(0), 20, specjax.Sampling(), SLOTS, (), inputs_of(config)
-    request, capacity = loop.prepare(target, drafter, start, ones, *given)
-    params = {"target": weights(config), "drafter": own}
-    params, request = sharding.place(mesh, target, drafter, params, request)
+    start += config.start_id
+    given = jax.random.key(0), NEW, specjax.Sampling(), SLOTS, (), inputs_of(config)
+    request, capacity = loop.prepare(*objects[:2], start, ones, *given)
+    params = {"target": weights(config), "drafter": real("draft", config)[1]}
+    params, request = sharding.place(mesh, *objects[:2], params, request)
     with sharding.using(mesh):
-        state = loop.jit_start(target, drafter, "auto", capacity, params, request)
-        lowered = loop.jit_burst.lower(target, drafter, "auto", 5, params, state)
-    compiled = lowered.compile()
-    return state, compiled.memory_analysis(), compiled.as_text()
+        state = loop.jit_start(*objects, capacity, params, request)
+        compiled = loop.jit_burst.lower(*objects, NEW, params, state).compile()
+        out = compiled(NEW, params, jax.tree.map(jnp.copy, state))
+    return state, out, compiled.memory_analysis(), compiled.as_text()
+
+
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize("case", CONFIGS)
+def test_rows_and_heads_over_eight_devices_say_what_one_device_says(case):
+    out = burst(case, MESHES[0])[1]
+    np.testing.assert_array_equal(out.tokens[:, : NEW + 1], plain(case))
+    assert 0 < np.sum(out.stats.accepted) < np.sum(out.stats.drafted)
 
 
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("case", CONFIGS)
 def test_no_device_collects_a_cache_a_memory_a_bias_or_logits(case):
     """Nothing larger than the residual stream of the widest pass goes between devices."""
-    moves = collectives(burst(case, MESHES[0])[2], "all-reduce", *MOVES)
+    moves = collectives(burst(case, MESHES[0])[-1], "all-reduce", *MOVES)
     stream = CONFIGS[case].hidden_size * BATCH // 2 * (3 + 1)
     assert max(np.prod(shape) for shape, _ in moves) == stream
     head = min(SOURCE, SLOTS) * CONFIGS[case].head_dim  # of one row's memory
@@ -142,7 +151,7 @@ def test_no_device_collects_a_cache_a_memory_a_bias_or_logits(case):
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("case", CONFIGS)
 def test_a_device_holds_what_the_plan_says_it_holds(case):
-    state, memory, text = burst(case, MESHES[0])
+    state, _, memory, text = burst(case, MESHES[0])
     config, small = CONFIGS[case], dataclasses.replace(CONFIGS[case], num_layers=1)
     plan = specjax.plan_memory(
         config,

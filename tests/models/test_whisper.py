@@ -15,7 +15,7 @@ from encoder_decoders import (
     expected,
     golden_maker,
     logits_of,
-    model,
+    shorter,
     with_tokenizer,
 )
 from flax import nnx
@@ -70,11 +70,7 @@ def lms(tmp_path_factory):
     """The golden Whisper; one with its encoder and its first decoder layer; a stranger's."""
     root = tmp_path_factory.mktemp("whisper")
     with_tokenizer(shutil.copytree(FOLDER / "whisper", root / "whisper"))
-    target, params = model("whisper")
-    config = dataclasses.replace(target.config, num_layers=1)
-    kept = {path for path, _ in nnx.to_flat_state(abstract(config)[1])}
-    flat = [(path, value) for path, value in nnx.to_flat_state(params) if path in kept]
-    distilled = nnx.merge(abstract(config)[0], nnx.from_flat_state(flat))
+    distilled = shorter("whisper", num_layers=1)
     save_pretrained(distilled, with_tokenizer_in(root / "distilled"))
     for block in distilled.encoder.blocks:
         block.mlp.up.bias[...] += 0.01
