@@ -488,7 +488,8 @@ struct FewHead {
   // V vectors of features of every column.
   template <int V>
   void Weigh(const float* scores, const float* values, int64_t count, float* to) const {
-    constexpr int N = V * M <= kSums ? V : 1;  // vectors at a time
+    // vectors at a time; two of them halve how often scores are read
+    constexpr int N = V * M <= kSums ? V : V % 2 == 0 && 2 * M <= kSums ? 2 : 1;
     for (int v = 0; v < V; v += N) {
       Vec sum[M][N] = {};
       for (int64_t s = 0; s < count; ++s) {
