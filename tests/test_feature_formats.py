@@ -181,7 +181,7 @@ def test_what_is_saved_has_the_authors_names_and_is_loaded_again(
 
 # what vLLM and SGLang read of a config, see specjax/formats/README.md
 READ = {
-    "eagle": {"architectures": ["LlamaForCausalLMEagle"], "model_type": "llama", "bias": True},
+    "eagle": {"architectures": ["EagleLlamaForCausalLM"], "model_type": "llama", "bias": True},
     "eagle3": {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",

@@ -183,7 +183,8 @@ def test_a_saved_drafter_is_loaded_again_as_it_was(case, target, tmp_path):
     assert again.drafter == loaded.drafter
     jax.tree.map(np.testing.assert_array_equal, again.params, loaded.params)
     names = [load_file(folder / "model.safetensors").keys() for folder in (GOLDEN / case, tmp_path)]
-    assert names[1] <= names[0]  # what steps or gates share is written once
+    once = {name for name in names[1] if ".head." not in name}
+    assert once <= names[0]  # what steps or gates share is written once, but LM heads
     theirs = json.loads((GOLDEN / case / "config.json").read_text())
     ours = json.loads((tmp_path / "config.json").read_text())
     sizes = {"vocab_size", "n_predict", "tie_weights", "scale_input", "method", "tie_lstm_embs"}

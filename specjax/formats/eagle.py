@@ -75,7 +75,7 @@ def save(drafter: Eagle, params, target=None) -> tuple[dict, dict]:
     if shape.layer.qk_norm:
         raise ValueError("format='eagle': its layers have no norms of queries and keys, these have")
     config = layer_hf(shape.layer) | {
-        "architectures": ["LlamaForCausalLMEagle"],
+        "architectures": ["EagleLlamaForCausalLM"],  # vLLM's name; SGLang has another
         "bias": shape.fc_bias,
     }
     return config, stored(params, names(shape))

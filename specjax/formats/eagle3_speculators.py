@@ -49,6 +49,9 @@ def save(drafter: Eagle3, params, target=None) -> tuple[dict, dict]:
     options.pop("eagle_config", None)
     parallel = drafter.config.mask_token is not None
     kind, architecture = KINDS[parallel]
+    inner = layer_hf(layer)
+    if parallel and options["fc_norm"]:
+        inner["fc_norm"] = True  # of P-EAGLE's, vLLM reads this key nowhere else
     drafted = {"proposal_type": "greedy", "speculative_tokens": drafter.depth}
     drafted |= {"verifier_accept_k": 1, "accept_tolerance": 0.0}
     config = options | {
@@ -65,7 +68,7 @@ def save(drafter: Eagle3, params, target=None) -> tuple[dict, dict]:
         },
         "embed_requires_grad": drafter.config.own_embedding,
         "tie_word_embeddings": False,
-        "transformer_layer_config": layer_hf(layer),
+        "transformer_layer_config": inner,
     }
     tensors = eagle3.written(drafter, params, "layers.0.")
     if parallel:

@@ -11,7 +11,8 @@ LSTM, with ``{gate}`` forget, input, output and cell, ``proj.0`` of the first st
     cell_ln.0.weight, .bias [D]   state_ln.0.weight, .bias [D]   head.{i}.weight [V, D]
 
 perhaps behind ``speculator.``. Weights that several steps (``tie_weights``) or gates
-(``tie_lstm_embs``) share may stand under each of their names, or under the first alone.
+(``tie_lstm_embs``) share may stand under each of their names, or under the first alone, as they do
+in what is written here; but LM heads of MLP speculators under each.
 """
 
 from __future__ import annotations
@@ -58,7 +59,11 @@ def save(drafter: Speculator, params, target=None) -> tuple[dict, dict]:
     if shape.cell == "mlp":
         config["architectures"] = ["MLPSpeculatorPreTrainedModel"]
         config |= {"emb_dim": shape.hidden_size, "inner_dim": shape.inner_size}
-        return config, stored(params, names(shape, _PREFIX))
+        # vLLM shares all weights but the LM heads, and leaves those that the file lacks random
+        heads = [f"{_PREFIX}head.{i}.weight" for i in range(shape.num_heads)]
+        every = names(shape, _PREFIX, shared=True)
+        wanted = names(shape, _PREFIX) | {name: every[name] for name in heads}
+        return config, stored(params, wanted)
     config["architectures"] = ["ArcticLSTMSpeculatorPreTrainedModel"]
     config |= {"method": "sum_lstm", "tie_lstm_embs": shape.one_table}
     config["input_hidden_dim"] = shape.hidden_size
