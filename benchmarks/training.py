@@ -11,9 +11,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-from specjax.train import eagle3, evaluate, frozen, loop, model, pretrain
+from specjax.train import eagle3, evaluate, frozen, head_losses, loop, model, pretrain
 from specjax.train.config import DataConfig, OptimizerConfig
 from specjax.train.optimizer import make_optimizer
+from specjax.train.rows import make_reader
 
 import specjax
 from specjax import measure, topology
@@ -45,10 +46,10 @@ def _job(lm: LM, length: int, steps: int):
     config = eagle3.Config(num_heads=steps, data=DataConfig(length=length))
     setting = frozen.Setting(lm, size, None, {}, np.arange(size, 0, -1.0), None)
     made = eagle3.make_eagle3(config, setting)
-    read = frozen.make_reader(lm.config, setting.end_of_text, made.layers)
+    read = make_reader(lm.config, setting.end_of_text, made.layers)
 
     def job(read):
-        loss = frozen.make_loss(made, lm.target, read, config)
+        loss = head_losses.make_loss(made, lm.target, read, config)
         return loop.Job(loss, made.params, None, None, {"target": lm.params})
 
     return job(read), job(lambda params, rows: rows), made, read
@@ -201,10 +202,8 @@ def long_context(
     def sample():
         return jnp.asarray(write(rng, table, rows, taught + 1))
 
-    graphdef, params = model.create(TOY, 0)
-    entropy = pretrain.make_cross_entropy(graphdef, SYMBOLS)
-    loss = lambda p, _, x, key: {"loss": evaluate.mean(entropy(p, x))}  # noqa: E731
-    job = loop.Job(loss, params, None, None)
+    _, params = model.create(TOY, 0)
+    job = loop.Job(pretrain.make_loss(TOY, SYMBOLS), params, None, None)
     params, target_loss = _taught(job, target_steps, sample)
     lm = _lm(TOY, params)
     job, _, made, _ = _job(lm, taught, 3)

@@ -21,10 +21,11 @@ import jax.numpy as jnp
 
 from specjax.drafters import block
 
-from . import frozen
+from . import chunks, frozen, head_losses
 from .config import ConfigError
 from .eagle3 import layer_config
 from .evaluate import Mean, mean
+from .rows import Heads, fresh, make_reader
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,7 @@ class BlockConfig(frozen.FrozenConfig):
 Config = BlockConfig
 
 
-def make_block(config: BlockConfig, setting: frozen.Setting) -> frozen.Heads:
+def make_block(config: BlockConfig, setting: frozen.Setting) -> Heads:
     """A block drafter for the target of a setting, freshly initialised. What it brings as
     ``outputs`` takes anchors besides, see ``states_of``."""
     target, mask = setting.lm.target, config.mask_token
@@ -77,8 +78,8 @@ def make_block(config: BlockConfig, setting: frozen.Setting) -> frozen.Heads:
         states = states_of(drafter, params, target_params, rows, anchors)
         return [(target.head_table(target_params), None, state) for state in states]
 
-    params = frozen.fresh(drafter, config.run.seed)
-    return frozen.Heads(drafter, params, outputs, layers=config.layers)
+    params = fresh(drafter, config.run.seed)
+    return Heads(drafter, params, outputs, layers=config.layers)
 
 
 def states_of(drafter, params, target_params, rows, anchors) -> list[jax.Array]:
@@ -111,64 +112,77 @@ def states_of(drafter, params, target_params, rows, anchors) -> list[jax.Array]:
 
 
 def at(x: jax.Array, places: jax.Array) -> jax.Array:
-    """``x [..., B, T]`` at ``places`` int32 ``[B, A]``: ``[..., B * A]``."""
-    found = jnp.take_along_axis(x, jnp.broadcast_to(places, (*x.shape[:-1], places.shape[1])), -1)
-    return found.reshape(*x.shape[:-2], -1)
+    """``x [B, T, ...]`` at ``places`` int32 ``[B, A]``: ``[B, A, ...]``."""
+    index = places.reshape(*places.shape, *[1] * (x.ndim - 2))
+    return jnp.take_along_axis(x, index, axis=1)
 
 
-def mask_losses(made, target, params, given, rows, anchors, teacher_share):
-    """For each mask the cross-entropy, float32 ``[B * A]``, the logits ``[V, B * A]`` and the
-    weight of its token, 0 unless all that it goes on from is one document."""
-    laws = jax.nn.softmax(frozen.target_logits(target, given, rows), axis=0)
-    document = at(rows.segments, anchors)
-    for k, output in enumerate(made.outputs(params, given, rows, anchors)):
-        logits = frozen.logits_of(output, target.config.logit_softcap)
-        logs, said = jax.nn.log_softmax(logits, axis=0), 0.0
-        if teacher_share < 1:
-            token = at(rows.tokens, anchors + 1 + k)
-            said -= (1 - teacher_share) * jnp.take_along_axis(logs, token[None], axis=0)[0]
-        if teacher_share:
-            said -= teacher_share * jnp.sum(at(laws, anchors + k) * logs, axis=0)
+def laid(outputs, rows, anchors) -> list[chunks.Head]:
+    """The masks of the blocks, each over all anchors; a weight is 0 unless all that its token goes
+    on from is one document."""
+    document, found = at(rows.segments, anchors), []
+    for k, (table, bias, state) in enumerate(outputs):
+        states = state.reshape(len(state), *anchors.shape).transpose(1, 2, 0)
+        behind = {"next": at(rows.tokens, anchors + 1 + k), "hidden": at(rows.hidden, anchors + k)}
         fits = at(rows.segments, anchors + k) == document
-        yield said, logits, fits * at(rows.weight, anchors + k)
+        weight = fits * at(rows.weight, anchors + k)
+        found.append(chunks.Head((table, bias), states, behind, weight))
+    return found
 
 
-def make_loss(made: frozen.Heads, target, read, config: BlockConfig):
+def make_loss(made: Heads, target, read, config: BlockConfig):
     """The loss of the module's head, as ``loop.Job`` takes it."""
+    laws, cap = head_losses.Laws(target), target.config.logit_softcap
+
+    def terms_of(output, states, law, pieces):
+        table, bias = output
+        q = chunks.logits_of(table, states, cap, bias)
+        return {"loss": head_losses.nats(q, laws.said(law, pieces), config.teacher_share)}
 
     def loss(params, given, batch, key):
         rows = read(given["target"], batch)
         size, room = config.num_anchors, rows.hidden.shape[1] - config.num_heads
         anchors = jax.random.randint(key, (len(rows.tokens), size), 0, room, jnp.int32)
-        args = made, target, params, given["target"], rows, anchors, config.teacher_share
+        masks = laid(made.outputs(params, given["target"], rows, anchors), rows, anchors)
+        law = target.head_table(given["target"]) if config.teacher_share else None
         total, counted, terms = 0.0, 0.0, {}
-        for k, (said, _, fits) in enumerate(mask_losses(*args)):
-            weight = math.exp(-k / config.decay_length)
-            own = terms[f"mask_{k + 1}"] = mean(said, fits, share=0.0)
-            total, counted = total + weight * own.total, counted + weight * own.count
+        for k, (nats, _) in enumerate(chunks.totals(terms_of, masks, law)):
+            weight, count = math.exp(-k / config.decay_length), jnp.sum(masks[k].weight)
+            terms[f"mask_{k + 1}"] = Mean(nats, count, 0.0)
+            total, counted = total + weight * nats, counted + weight * count
         return {"loss": Mean(total, counted), **terms}
 
     return loss
 
 
-def make_measure(made: frozen.Heads, target, read, config: BlockConfig):
-    """As ``frozen.make_measure``, at anchors spread evenly over each row."""
+def make_measure(made: Heads, target, read, config: BlockConfig):
+    """As ``head_losses.make_measure``, at anchors spread evenly over each row."""
+    laws, cap = head_losses.Laws(target), target.config.logit_softcap
+
+    def terms_of(tables, states, law, pieces):
+        """Of each mask its loss, and whether its best token is the target's."""
+        found = []
+        for (table, bias), state, behind in zip(tables, states, pieces, strict=True):
+            q, said = chunks.logits_of(table, state, cap, bias), laws.said(law, behind)
+            hit = jnp.argmax(q, axis=-1) == said.best
+            found.append((head_losses.nats(q, said, config.teacher_share), hit))
+        return found
 
     def measure(params, given, tokens, weight):
         rows = read(given["target"], {"tokens": tokens, "weight": weight})
         room = rows.hidden.shape[1] - config.num_heads
         anchors = jnp.linspace(0, room - 1, config.num_anchors).astype(jnp.int32)
         anchors = jnp.broadcast_to(anchors, (len(tokens), len(anchors)))
-        best = jnp.argmax(frozen.target_logits(target, given["target"], rows), axis=0)
-        alive = counted = tau = jnp.ones(anchors.size)
-        args = made, target, params, given["target"], rows, anchors, config.teacher_share
+        masks = laid(made.outputs(params, given["target"], rows, anchors), rows, anchors)
+        tables, states, pieces, fits = zip(*masks, strict=True)
+        law = target.head_table(given["target"])
+        alive = counted = tau = jnp.ones(anchors.shape)
         found, terms = {}, {}
-        for k, (said, logits, fits) in enumerate(mask_losses(*args)):
-            hit = (jnp.argmax(logits, axis=0) == at(best, anchors + k)).astype(jnp.float32)
-            found[f"accuracy_{k + 1}"] = mean(hit, fits)
-            alive, counted, tau = alive * hit, counted * fits, tau + alive * hit
-            share = math.exp(-k / config.decay_length)
-            terms[f"mask_{k + 1}"] = mean(said, fits, share)
+        values = chunks.each(terms_of, tables, states, law, pieces, chunk=chunks.SEVERAL)
+        for k, (nats, hit) in enumerate(values):
+            found[f"accuracy_{k + 1}"] = mean(hit, fits[k])
+            alive, counted, tau = alive * hit, counted * fits[k], tau + alive * hit
+            terms[f"mask_{k + 1}"] = mean(nats, fits[k], math.exp(-k / config.decay_length))
         found["greedy_tau"] = mean(tau, counted)
         return {"heldout_loss": terms, **found}
 
@@ -179,7 +193,7 @@ def run(config: BlockConfig, *, dry_run: bool = False) -> None:
     """Trains, draws the curves, exports to ``run.folder/model``."""
     setting = frozen.make_setting(config, lambda count: config.layers)
     made, target = make_block(config, setting), setting.lm.target
-    read = frozen.make_reader(setting.lm.config, setting.end_of_text, made.layers)
+    read = make_reader(setting.lm.config, setting.end_of_text, made.layers)
     given = made, target, read, config
     how = dict(loss=make_loss(*given), measure=make_measure(*given))
     frozen.train(config, setting, made, dry_run=dry_run, **how)

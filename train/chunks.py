@@ -11,20 +11,50 @@ A chunk is a slice of *positions* of all rows, so rows may be spread over device
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
-from specjax.models.layers import product, softcap
+from specjax.models.layers import softcap
+from specjax.types import PyTree
 
 CHUNK = 512  # positions, over all rows
+SEVERAL = 1024  # the same of several heads together
 
 
-def logits_of(table: jax.Array, states: jax.Array, cap: float | None = None) -> jax.Array:
-    """float32 ``[B, C, V]``: a head ``table [V, F]`` on ``states [B, C, F]``, softly capped."""
-    batch, steps, size = states.shape
-    out = product(table, states.reshape(-1, size).T, turned=True)
-    return softcap(out, cap).astype(jnp.float32).reshape(batch, steps, -1)
+@jax.custom_vjp
+def _product(table: jax.Array, states: jax.Array) -> jax.Array:
+    """float32 ``[B, C, V]`` of ``table [V, F]`` and ``states [B, C, F]``, summed in float32."""
+    return jnp.einsum("bcf,vf->bcv", states, table, preferred_element_type=jnp.float32)
+
+
+def _product_forward(table, states):
+    return _product(table, states), (table, states)
+
+
+def _product_backward(kept, slope):
+    """On CPU nothing turns the slope round, the largest of the three: the table's is computed
+    turned, and a barrier keeps its turning back from being folded into the product."""
+    table, states = kept
+    slope, wide = slope.astype(table.dtype), dict(preferred_element_type=jnp.float32)
+    turned = jnp.einsum("bcf,bcv->fv", states, slope, **wide)
+    if jax.default_backend() == "cpu":
+        turned = jax.lax.optimization_barrier(turned)
+    state_slope = jnp.einsum("bcv,vf->bcf", slope, table, **wide)
+    return turned.T.astype(table.dtype), state_slope.astype(states.dtype)
+
+
+_product.defvjp(_product_forward, _product_backward)
+
+
+def logits_of(table, states: jax.Array, cap: float | None = None, bias=None) -> jax.Array:
+    """float32 ``[B, C, V]``: a head ``table [V, F]`` on ``states [B, C, F]``, plus ``bias [V]``,
+    softly capped."""
+    out = _product(table, states)
+    return softcap(out if bias is None else out + bias, cap)
 
 
 def _split(x: jax.Array, steps: int) -> jax.Array:
@@ -40,17 +70,41 @@ def _join(x: jax.Array, length: int) -> jax.Array:
     return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :length]
 
 
-def _steps(states: jax.Array, chunk: int) -> int:
-    return max(1, min(states.shape[1], chunk // states.shape[0]))
+def _steps(states, chunk: int) -> int:
+    """Positions of a row that a chunk has: chunks are as even as they can be, and several heads
+    have fewer, since nothing makes a compiler finish one before it begins the next."""
+    every = jax.tree.leaves(states)
+    batch, length = every[0].shape[:2]
+    parts = -(-length // max(1, chunk // (batch * len(every))))
+    return -(-length // parts)
 
 
 def each(terms, table, states, fixed, pieces, *, chunk: int = CHUNK) -> dict:
     """``{name: [B, T]}``: what ``terms`` says of each position. Not to be differentiated, which
-    would keep the logits: see ``total``. Arguments as there."""
-    steps, length = _steps(states, chunk), states.shape[1]
+    would keep the logits: see ``total``. Arguments as there; tables and states may be of several
+    heads."""
+    steps, length = _steps(states, chunk), jax.tree.leaves(states)[0].shape[1]
     split = jax.tree.map(lambda x: _split(x, steps), (states, pieces))
     found = jax.lax.map(lambda piece: terms(table, piece[0], fixed, piece[1]), split)
     return jax.tree.map(lambda x: _join(x, length), found)
+
+
+class Head(NamedTuple):
+    """One of several heads over the same positions.
+
+    Attributes:
+      table: a pytree of what each chunk sees whole, such as ``[V, F]``. Its gradient is computed
+        where one is asked for alone.
+      states: ``[B, T, F]``.
+      pieces: a pytree of ``[B, T, ...]``, cut as the states are; whoever fills up a last chunk
+        fills in zeros.
+      weight: ``[B, T]``.
+    """
+
+    table: PyTree
+    states: jax.Array
+    pieces: PyTree
+    weight: jax.Array
 
 
 def total(terms, table, states, fixed, pieces, weight, *, chunk: int = CHUNK):
@@ -59,51 +113,107 @@ def total(terms, table, states, fixed, pieces, weight, *, chunk: int = CHUNK):
     Args:
       terms: ``terms(table, states [B, C, F], fixed, pieces) -> {"loss": [B, C], name: [B, C]}``,
         pure; positions do not depend on each other.
-      table, states: ``[V, F]`` and ``[B, T, F]``; the loss is differentiable in these two alone.
+      table, states, pieces, weight: see ``Head``; the loss is differentiable in the first two.
       fixed: a pytree that each chunk sees whole, such as the target's head.
-      pieces: a pytree of ``[B, T, ...]``, cut as the states are; whoever fills up a last chunk
-        fills in zeros.
-      weight: ``[B, T]``.
-      chunk: positions over all rows whose logits exist at a time.
+      chunk: positions, over all rows and heads, whose logits exist at a time.
     """
-    loss, others = _total(terms, chunk, table, states, fixed, (pieces, weight))
-    return loss, jax.lax.stop_gradient(others)
+    heads = [Head(table, states, pieces, weight)]
+    return totals(terms, heads, fixed, chunk=chunk)[0]
 
 
-def _summed(terms, table, states, fixed, pieces):
-    pieces, weight = pieces
-    values = terms(table, states, fixed, pieces)
+def _alone(fixed, pieces):
+    del pieces
+    return fixed
+
+
+def totals(terms, heads: Sequence[Head], fixed, pieces=(), *, common=_alone, chunk: int = SEVERAL):
+    """``total`` of each of several heads, a list: of a chunk one head after the other.
+
+    Args:
+      terms: as of ``total``, with what ``common`` says in the place of ``fixed``.
+      pieces: cut as the states are, for ``common``.
+      common: ``common(fixed, pieces)``, what all heads read of a chunk, computed once; no gradient
+        flows into it.
+
+    Until the way back, which alone knows how much each head counts, the slope of every table that
+    learns is kept, one a head even where they share it.
+    """
+    tables, states = [head.table for head in heads], [head.states for head in heads]
+    own = [(head.pieces, head.weight) for head in heads]
+    found = _totals(terms, common, chunk, tables, states, (fixed, pieces, own))
+    return [(loss, jax.lax.stop_gradient(others)) for loss, others in found]
+
+
+def _summed(terms, table, states, seen, own):
+    pieces, weight = own
+    values = terms(table, states, seen, pieces)
     sums = {name: jnp.sum(value * weight) for name, value in values.items()}
     return sums.pop("loss"), sums
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _total(terms, chunk, table, states, fixed, pieces):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _totals(terms, common, chunk, tables, states, rest):
+    fixed, pieces, own = rest
     steps = _steps(states, chunk)
-    split = jax.tree.map(lambda x: _split(x, steps), (states, pieces))
-    sums = jax.lax.map(lambda piece: _summed(terms, table, piece[0], fixed, piece[1]), split)
-    return jax.tree.map(jnp.sum, sums)
+    split = jax.tree.map(lambda x: _split(x, steps), (pieces, states, own))
+
+    def step(piece):
+        pieces, states, own = piece
+        seen = common(fixed, pieces)
+        return [
+            _summed(terms, *head, seen, rest)
+            for *head, rest in zip(tables, states, own, strict=True)
+        ]
+
+    return jax.tree.map(jnp.sum, jax.lax.map(step, split))
 
 
-def _forward(terms, chunk, table, states, fixed, pieces):
-    steps, length = _steps(states, chunk), states.shape[1]
-    split = jax.tree.map(lambda x: _split(x, steps), (states, pieces))
-    slope = jax.value_and_grad(functools.partial(_summed, terms), argnums=(0, 1), has_aux=True)
+def _forward(terms, common, chunk, tables, states, rest):
+    """The gradient along with the value; of tables that nobody differentiates in, none."""
+    asked = [any(x.perturbed for x in jax.tree.leaves(table)) for table in tables]
+    tables, states, rest = jax.tree.map(lambda x: x.value, (tables, states, rest))
+    fixed, pieces, own = rest
+    steps, length = _steps(states, chunk), states[0].shape[1]
+    split = jax.tree.map(lambda x: _split(x, steps), (pieces, states, own))
 
-    def step(table_slope, piece):
-        sums, (own, state_slope) = slope(table, piece[0], fixed, piece[1])
-        return table_slope + own.astype(jnp.float32), (sums, state_slope)
+    def slopes_of(table, states, seen, own, asked):
+        summed = functools.partial(_summed, terms)
+        slope = jax.value_and_grad(summed, argnums=(0, 1) if asked else (1,), has_aux=True)
+        return slope(table, states, seen, own)
 
-    zero = jnp.zeros(table.shape, jnp.float32)
-    table_slope, (sums, state_slope) = jax.lax.scan(step, zero, split)
-    slopes = table_slope.astype(table.dtype), _join(state_slope, length)
-    return jax.tree.map(jnp.sum, sums), slopes
+    def step(table_slopes, piece):
+        pieces, states, own = piece
+        seen, sums, slopes = common(fixed, pieces), [], []
+        for i, head in enumerate(zip(tables, states, own, strict=True)):
+            table, state, rest = head
+            found, (*first, slope) = slopes_of(table, state, seen, rest, asked[i])
+            add = lambda x, y: x + y.astype(jnp.float32)  # noqa: E731
+            table_slopes[i] = jax.tree.map(add, table_slopes[i], first[0]) if first else None
+            sums.append(found)
+            slopes.append(slope)
+        return table_slopes, (sums, slopes)
+
+    zeros = [
+        jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), table) if own else None
+        for table, own in zip(tables, asked, strict=True)
+    ]  # None: no leaves
+    table_slopes, (sums, slopes) = jax.lax.scan(step, zeros, split)
+    table_slopes = [
+        jax.tree.map(lambda slope, x: slope.astype(x.dtype), *pair) if pair[0] is not None else None
+        for pair in zip(table_slopes, tables, strict=True)
+    ]
+    slopes = [_join(slope, length) for slope in slopes]
+    return jax.tree.map(jnp.sum, sums), (table_slopes, slopes)
 
 
-def _backward(_terms, _chunk, slopes, cotangents):
-    scale = cotangents[0]
-    table, states = ((scale * slope).astype(slope.dtype) for slope in slopes)
-    return table, states, None, None
+def _backward(_terms, _common, _chunk, slopes, cotangents):
+    def scaled(slope, scale):
+        if isinstance(scale, SymbolicZero):  # a loss that nobody reads
+            return jax.tree.map(jnp.zeros_like, slope)
+        return jax.tree.map(lambda x: (scale * x).astype(x.dtype), slope)
+
+    scales = [scale for scale, _ in cotangents]
+    return *([scaled(*pair) for pair in zip(own, scales, strict=True)] for own in slopes), None
 
 
-_total.defvjp(_forward, _backward)
+_totals.defvjp(_forward, _backward, symbolic_zeros=True)

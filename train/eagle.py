@@ -23,10 +23,11 @@ import jax.numpy as jnp
 
 from specjax.drafters import eagle
 
-from . import frozen, hydra
+from . import chunks, frozen, head_losses, hydra, losses
 from .config import ConfigError
 from .eagle3 import layer_config
-from .evaluate import mean
+from .evaluate import Mean, mean
+from .rows import Heads, fresh, make_reader
 from .unroll import unroll
 
 
@@ -57,7 +58,7 @@ class EagleConfig(frozen.FrozenConfig):
 Config = EagleConfig
 
 
-def make_eagle(config: EagleConfig, setting: frozen.Setting) -> frozen.Heads:
+def make_eagle(config: EagleConfig, setting: frozen.Setting) -> Heads:
     """An EAGLE head for the target of a setting, freshly initialised."""
     target = setting.lm.target
     shape = eagle.EagleConfig(layer=layer_config(target.config, config.intermediate_size))
@@ -75,9 +76,9 @@ def make_eagle(config: EagleConfig, setting: frozen.Setting) -> frozen.Heads:
         fc = params["fc"]["weight"]
         return {**params, "fc": {**params["fc"], "weight": fc.at[:, :size].multiply(factor)}}
 
-    return frozen.Heads(
+    return Heads(
         drafter=drafter,
-        params=frozen.fresh(drafter, config.run.seed),
+        params=fresh(drafter, config.run.seed),
         outputs=outputs,
         publish=lambda params: rescaled(params, scale),
         unpublish=lambda params: rescaled(params, 1 / scale),
@@ -90,9 +91,33 @@ def smooth_l1(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.where(distance < 1, distance**2 / 2, distance - 0.5)
 
 
-def make_loss(made: frozen.Heads, target, read, config: EagleConfig):
-    """The loss of the module's head, as ``loop.Job`` takes it; ``frozen``'s measures stand."""
-    cap = target.config.logit_softcap
+def make_terms(target, config: EagleConfig):
+    """The terms of a head over the target's laws, and what they read: see ``chunks.totals``."""
+    laws, cap = head_losses.Laws(target), target.config.logit_softcap
+
+    def common(table, pieces):
+        law = laws.said(table, pieces).law
+        return law, jax.lax.top_k(law, config.top_k) if config.top_k else None
+
+    def terms(output, states, seen, _):
+        (table, bias), (law, top) = output, seen
+        logits = chunks.logits_of(table, states, cap, bias)
+        found = {"head": losses.soft_cross_entropy(law, logits)}
+        if top:
+            most, where = top
+            own = jnp.take_along_axis(logits, where, axis=-1)
+            own = own - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+            found["top"] = -jnp.sum(most * own, axis=-1)
+        share = {"head": config.law, "top": config.top}
+        return {"loss": sum(share[name] * value for name, value in found.items()), **found}
+
+    return terms, common
+
+
+def make_loss(made: Heads, target, read, config: EagleConfig):
+    """The loss of the module's head, as ``loop.Job`` takes it; ``head_losses``'s measures stand.
+    ``laws_k``: of step k both parts that are over the target's law, ``head_k`` and ``top_k``."""
+    terms_of, common = make_terms(target, config)
 
     def loss(params, given, batch, key):
         rows = read(given["target"], batch)
@@ -100,20 +125,18 @@ def make_loss(made: frozen.Heads, target, read, config: EagleConfig):
         noise = reach * (jax.random.uniform(key, rows.hidden.shape) - 0.5)
         noisy = dataclasses.replace(rows, hidden=rows.hidden + noise)
         outputs = made.outputs(params, given["target"], noisy)
-        laws = jax.nn.softmax(frozen.target_logits(target, given["target"], rows), axis=0)
+        laid, table = head_losses.laid(outputs, rows), target.head_table(given["target"])
+        pieces = head_losses.places_of(rows)
+        found = chunks.totals(terms_of, laid, table, pieces, common=common)
         steps, terms = rows.steps(len(outputs)), {}
-        for k, output in enumerate(outputs):
-            weight, share = frozen.inside(rows, k, steps), config.decay**k
+        for k, (output, (law, parts)) in enumerate(zip(outputs, found, strict=True)):
+            weight, share = head_losses.inside(rows, k, steps).reshape(-1), config.decay**k
             apart = jnp.mean(smooth_l1(output[2], rows.states(1 + k, steps)), axis=0)
             terms[f"regression_{k + 1}"] = mean(apart, weight, config.regression * share)
-            logs = jax.nn.log_softmax(frozen.logits_of(output, cap), axis=0)
-            law = laws[:, :, 1 + k : 1 + k + steps].reshape(logs.shape)
-            said = -jnp.sum(law * logs, axis=0)
-            terms[f"head_{k + 1}"] = mean(said, weight, config.law * share)
-            if config.top_k:
-                most, where = jax.lax.top_k(law.T, config.top_k)
-                said = -jnp.sum(most.T * jnp.take_along_axis(logs, where.T, axis=0), axis=0)
-                terms[f"top_{k + 1}"] = mean(said, weight, config.top * share)
+            count = jnp.sum(weight)
+            terms[f"laws_{k + 1}"] = Mean(law, count, share)
+            for name, value in parts.items():
+                terms[f"{name}_{k + 1}"] = Mean(value, count, 0.0)
         return terms
 
     return loss
@@ -123,6 +146,6 @@ def run(config: EagleConfig, *, dry_run: bool = False) -> None:
     """Trains, draws the curves, exports to ``run.folder/model``."""
     setting = frozen.make_setting(config)
     made = make_eagle(config, setting)
-    read = frozen.make_reader(setting.lm.config, setting.end_of_text)
+    read = make_reader(setting.lm.config, setting.end_of_text)
     loss = make_loss(made, setting.lm.target, read, config)
     frozen.train(config, setting, made, dry_run=dry_run, loss=loss)

@@ -27,6 +27,7 @@ from specjax.models.config import DecoderConfig
 
 from . import frozen
 from .config import ConfigError
+from .rows import Heads, fresh
 from .unroll import unroll
 from .vocabulary_map import vocab_map
 
@@ -105,7 +106,7 @@ def draft_vocab(config: Eagle3Config, setting: frozen.Setting, size: int) -> np.
     return np.asarray(own) if len(own) == size else counted  # which ``starting_params`` refuses
 
 
-def make_eagle3(config: Eagle3Config, setting: frozen.Setting) -> frozen.Heads:
+def make_eagle3(config: Eagle3Config, setting: frozen.Setting) -> Heads:
     """An EAGLE-3 head for the target of a setting; its LM head and the norm before begin as the
     target's."""
     lm, target = setting.lm, setting.lm.target
@@ -130,7 +131,7 @@ def make_eagle3(config: Eagle3Config, setting: frozen.Setting) -> frozen.Heads:
     )
     drafter = kind(config=shape, target=target, layers=layers)
     table = target.head_table(lm.params)[vocab]
-    params = frozen.fresh(drafter, config.run.seed, lm_head=table, vocab=vocab)
+    params = fresh(drafter, config.run.seed, lm_head=table, vocab=vocab)
     norm = lm.params["norm"]["weight"][...]
     params["norm"]["weight"] = jnp.float32(1 + norm if target.config.norm_plus_one else norm)
     fixed = {name: params.pop(name) for name in ("vocab",) if name in params}
@@ -146,7 +147,7 @@ def make_eagle3(config: Eagle3Config, setting: frozen.Setting) -> frozen.Heads:
         outs = unroll(head, head.read(known), read, rows.segments[:, :steps])
         return [(head.lm_head.weight[...], None, head.norm(out)) for out in outs]
 
-    return frozen.Heads(
+    return Heads(
         drafter=drafter,
         params=params,
         outputs=outputs,

@@ -16,8 +16,9 @@ import jax
 
 from specjax.drafters import blockwise, medusa
 
-from . import frozen
+from . import frozen, head_losses
 from .config import ConfigError
+from .rows import Heads, fresh, make_reader
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class HeadsConfig(frozen.FrozenConfig):
 Config = HeadsConfig
 
 
-def make_medusa(config: HeadsConfig, setting: frozen.Setting) -> frozen.Heads:
+def make_medusa(config: HeadsConfig, setting: frozen.Setting) -> Heads:
     """Medusa's heads for the target of a setting, freshly initialised."""
     target = setting.lm.target
     shape = medusa.MedusaConfig(
@@ -66,11 +67,11 @@ def make_medusa(config: HeadsConfig, setting: frozen.Setting) -> frozen.Heads:
             tables = [head.weight[...] for head in heads.lm_heads]
         return [(table, None, state) for table, state in zip(tables, states, strict=True)]
 
-    params = frozen.fresh(drafter, config.run.seed, lm_head=table)
-    return frozen.Heads(drafter, params, outputs)
+    params = fresh(drafter, config.run.seed, lm_head=table)
+    return Heads(drafter, params, outputs)
 
 
-def make_blockwise(config: HeadsConfig, setting: frozen.Setting) -> frozen.Heads:
+def make_blockwise(config: HeadsConfig, setting: frozen.Setting) -> Heads:
     """Blockwise's heads for the target of a setting, freshly initialised."""
     target = setting.lm.target
     shape = blockwise.BlockwiseConfig(
@@ -85,19 +86,20 @@ def make_blockwise(config: HeadsConfig, setting: frozen.Setting) -> frozen.Heads
         states = heads.states(rows.states(0, rows.steps(config.num_heads)))
         return [(target.head_table(target_params), None, state) for state in states]
 
-    return frozen.Heads(drafter, frozen.fresh(drafter, config.run.seed), outputs)
+    return Heads(drafter, fresh(drafter, config.run.seed), outputs)
 
 
 MAKERS = {"medusa": make_medusa, "blockwise": make_blockwise}
 
 
-def make_sampled_loss(heads: frozen.Heads, target, read, config: HeadsConfig):
+def make_sampled_loss(heads: Heads, target, read, config: HeadsConfig):
     """Blockwise's loss: that of one head a step, drawn, times how many there are."""
 
     def loss(params, given, batch, key):
         rows = read(given["target"], batch)
         outputs = heads.outputs(params, given["target"], rows)
-        losses = frozen.head_losses(outputs, target, given["target"], rows, config.teacher_share)
+        how = target, given["target"], rows, config.teacher_share
+        losses = head_losses.head_losses(outputs, *how)
         drawn = jax.random.randint(key, (), 0, len(losses))
         terms = enumerate(losses)
         return {f"head_{k + 1}": x._replace(share=len(losses) * (drawn == k)) for k, x in terms}
@@ -111,6 +113,6 @@ def run(config: HeadsConfig, *, dry_run: bool = False) -> None:
     heads = MAKERS[config.kind](config, setting)
     loss = None
     if config.sample_head:
-        read = frozen.make_reader(setting.lm.config, setting.end_of_text)
+        read = make_reader(setting.lm.config, setting.end_of_text)
         loss = make_sampled_loss(heads, setting.lm.target, read, config)
     frozen.train(config, setting, heads, dry_run=dry_run, loss=loss)

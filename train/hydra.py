@@ -24,6 +24,7 @@ from specjax.drafters import hydra
 
 from . import frozen
 from .config import ConfigError
+from .rows import Heads, fresh
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ def rescaled(params, factor: float, size: int):
     return jax.tree_util.tree_map_with_path(first, params)
 
 
-def make_hydra(config: HydraConfig, setting: frozen.Setting) -> frozen.Heads:
+def make_hydra(config: HydraConfig, setting: frozen.Setting) -> Heads:
     """Hydra's heads for the target of a setting, freshly initialised."""
     lm, target = setting.lm, setting.lm.target
     shape = hydra.HydraConfig(
@@ -107,9 +108,9 @@ def make_hydra(config: HydraConfig, setting: frozen.Setting) -> frozen.Heads:
                 found.append((own.weight[...], own.bias[...], state))
         return found
 
-    return frozen.Heads(
+    return Heads(
         drafter=drafter,
-        params=frozen.fresh(drafter, config.run.seed, lm_head=table),
+        params=fresh(drafter, config.run.seed, lm_head=table),
         outputs=outputs,
         publish=lambda params: rescaled(params, scale, size),
         unpublish=lambda params: rescaled(params, 1 / scale, size),

@@ -33,7 +33,15 @@ def _logs(logits: jax.Array) -> jax.Array:
 
 def cross_entropy(q_logits: jax.Array, tokens: jax.Array) -> jax.Array:
     """``-log q(token)`` in nats; ``tokens`` int ``[...]``."""
-    return -jnp.take_along_axis(_logs(q_logits), tokens[..., None], axis=-1)[..., 0]
+    wide = q_logits.astype(jnp.float32)
+    said = jnp.take_along_axis(wide, tokens[..., None], axis=-1)[..., 0]
+    return jnp.minimum(jax.nn.logsumexp(wide, axis=-1) - said, -FLOOR)
+
+
+def soft_cross_entropy(p: jax.Array, q_logits: jax.Array) -> jax.Array:
+    """``-sum_x p(x) log q(x)`` in nats; ``p``: probabilities float32 ``[..., V]``, of sum 1."""
+    wide = q_logits.astype(jnp.float32)
+    return jax.nn.logsumexp(wide, axis=-1) - jnp.sum(p * jnp.maximum(wide, FLOOR), axis=-1)
 
 
 def _kl(log_a, log_b):

@@ -22,10 +22,24 @@ from flax import nnx
 
 import specjax
 
-from . import card, decoding, export, frozen, heads, report, scale, tokenizer
+from . import (
+    card,
+    chunks,
+    decoding,
+    export,
+    frozen,
+    head_export,
+    head_losses,
+    heads,
+    losses,
+    report,
+    scale,
+    tokenizer,
+)
 from .config import ConfigError, resolved
-from .evaluate import make_evaluate, mean
+from .evaluate import Mean, make_evaluate, mean
 from .loop import Job, estimate, fit
+from .rows import Heads, in_float32, make_reader
 
 TARGET = "target"  # the folder, within the run's, that the target is exported to
 
@@ -76,39 +90,47 @@ def slowed(optimizer, share: float, warmup: int) -> optax.GradientTransformation
     return optax.chain(optimizer, optax.GradientTransformation(init, update))
 
 
-def next_token_loss(target, params, rows):
-    """``-log p(next token)`` of the target itself, ``[B, L]``."""
-    logits = frozen.target_logits(target, params, rows)
-    said = jnp.take_along_axis(logits, rows.tokens[None, :, 1:], axis=0)[0]
-    return jax.nn.logsumexp(logits, axis=0) - said
+def make_nats(target):
+    """``nats(params, rows)``: of each position what the target's own loss is of, as ``chunks`` take
+    it, the term ``loss`` being ``-log p(next token)``."""
+
+    def terms(table, states, _, tokens):
+        logits = chunks.logits_of(table, states, target.config.logit_softcap)
+        return {"loss": losses.cross_entropy(logits, tokens)}
+
+    def nats(params, rows):
+        return terms, target.head_table(params), rows.hidden, None, rows.tokens[:, 1:]
+
+    return nats
 
 
-def make_loss(made: frozen.Heads, target, read, config: Medusa2Config):
+def make_loss(made: Heads, target, read, config: Medusa2Config):
     """The loss of the module's head, as ``loop.Job`` takes it, over both."""
+    nats = make_nats(target)
 
     def loss(params, given, batch, key):
         del given, key  # nothing is frozen, nothing drawn
         rows = read(params["target"], batch)
-        nats = next_token_loss(target, params["target"], rows)
+        own, _ = chunks.total(*nats(params["target"], rows), rows.weight)
         outputs = made.outputs(params["drafter"], params["target"], rows)
-        losses = frozen.head_losses(outputs, target, params["target"], rows, 0.0)
-        terms = frozen.shared(losses, config.decay, config.head_weight)
-        return {"target_loss": mean(nats, rows.weight), **terms}
+        means = head_losses.head_losses(outputs, target, params["target"], rows, 0.0)
+        terms = head_losses.shared(means, config.decay, config.head_weight)
+        return {"target_loss": Mean(own, jnp.sum(rows.weight)), **terms}
 
     return loss
 
 
-def make_measure(made: frozen.Heads, target, read, config: Medusa2Config):
+def make_measure(made: Heads, target, read, config: Medusa2Config):
     """The heads' measures, and the target's own loss, which joint training must not spoil."""
-    measure_heads = frozen.make_measure(made, target, read, config)
+    measure_heads, nats = head_losses.make_measure(made, target, read, config), make_nats(target)
 
     def measure(params, given, tokens, weight):
         del given
         own = {"target": params["target"]}
         rows = read(params["target"], tokens)
         found = measure_heads(params["drafter"], own, tokens, weight)
-        found["target_loss"] = mean(next_token_loss(target, params["target"], rows), weight)
-        return found
+        values = chunks.each(*nats(params["target"], rows))
+        return found | {"target_loss": mean(values["loss"], weight)}
 
     return measure
 
@@ -118,7 +140,7 @@ def run(config: Medusa2Config, *, dry_run: bool = False) -> None:
     setting = frozen.make_setting(config)
     lm, target = setting.lm, setting.lm.target
     made = heads.make_medusa(config, setting)
-    read = frozen.make_reader(lm.config, setting.end_of_text, gradient=True)
+    read = make_reader(lm.config, setting.end_of_text, gradient=True)
     cheap = make_evaluate(make_measure(made, target, read, config), setting.sets)
     mesh = scale.layout_of(config.run).mesh
     decoded = decoding.make_decoded(lm, made.drafter, setting.prompts, config.decoding, mesh)
@@ -129,7 +151,7 @@ def run(config: Medusa2Config, *, dry_run: bool = False) -> None:
     job = Job(
         loss=make_loss(made, target, read, config),
         params={
-            "target": frozen.in_float32(nnx.to_pure_dict(lm.params)),
+            "target": in_float32(nnx.to_pure_dict(lm.params)),
             "drafter": frozen.starting_params(config, lm, made),
         },
         batches=setting.batches,
@@ -147,5 +169,5 @@ def run(config: Medusa2Config, *, dry_run: bool = False) -> None:
     trained = specjax.load(folder / TARGET)
     own = card.Export(folder / TARGET, card.TARGET, "target", resolved(config))
     report.finish(config, own)
-    frozen.export_heads(folder, trained, made.drafter, params["drafter"])
-    frozen.finish(config, trained, made.drafter, params["drafter"], setting.prompts)
+    head_export.export_heads(folder, trained, made.drafter, params["drafter"])
+    head_export.finish(config, trained, made.drafter, params["drafter"], setting.prompts)

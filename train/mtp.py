@@ -5,8 +5,7 @@
 for K modules, or one that is applied K times (``share_layers``). One is practised on what it makes
 of its own outputs, see ``unroll.py``; FastMTP's weights are ``decay=0.6``. Distinct modules read,
 each, what the one before made of the true tokens, as DeepSeek-V3's; its weights are ``decay=1``.
-``teacher_share=1`` puts the target's own law in the place of the text. In the target's own
-pretraining the same loss is an auxiliary one: recipe ``pretrain``, section ``mtp``.
+``teacher_share=1`` puts the target's own law in the place of the text.
 
 References: DeepSeek-V3, 2412.19437, section 2.2; FastMTP, 2509.18362.
 """
@@ -17,7 +16,8 @@ import dataclasses
 
 from specjax.drafters import mtp
 
-from . import frozen
+from . import frozen, head_losses
+from .rows import Heads, fresh, make_reader
 from .unroll import unroll
 
 
@@ -36,7 +36,7 @@ class MTPConfig(frozen.FrozenConfig):
 Config = MTPConfig
 
 
-def make_modules(target, config: mtp.MTPConfig, seed: int, norm=None) -> frozen.Heads:
+def make_modules(target, config: mtp.MTPConfig, seed: int, norm=None) -> Heads:
     """MTP modules of this shape for a ``CausalLM``; their last norms begin as ``norm``, the
     target's."""
     drafter = mtp.MTP(config=config, target=target)
@@ -51,10 +51,10 @@ def make_modules(target, config: mtp.MTPConfig, seed: int, norm=None) -> frozen.
         ends = [head.ends_of(min(k, last)) for k in range(depth)]
         return [(table, None, own.norm(out)) for own, out in zip(ends, outs, strict=True)]
 
-    return frozen.Heads(drafter, frozen.fresh(drafter, seed, norm=norm), outputs)
+    return Heads(drafter, fresh(drafter, seed, norm=norm), outputs)
 
 
-def make_mtp(config: MTPConfig, setting: frozen.Setting) -> frozen.Heads:
+def make_mtp(config: MTPConfig, setting: frozen.Setting) -> Heads:
     """The modules for the target of a setting, freshly initialised."""
     target = setting.lm.target
     shape = mtp.MTPConfig(
@@ -70,10 +70,10 @@ def make_mtp(config: MTPConfig, setting: frozen.Setting) -> frozen.Heads:
 
 def weighted(losses, decay: float):
     """The mean of the modules' losses, module k (from 1) weighing ``decay ** k``, as terms."""
-    return frozen.shared(losses, decay, 1 / sum(decay ** (k + 1) for k in range(len(losses))))
+    return head_losses.shared(losses, decay, 1 / sum(decay ** (k + 1) for k in range(len(losses))))
 
 
-def make_loss(made: frozen.Heads, target, read, config: MTPConfig):
+def make_loss(made: Heads, target, read, config: MTPConfig):
     """The loss of the module's head, as ``loop.Job`` takes it."""
 
     def loss(params, given, batch, key):
@@ -81,7 +81,7 @@ def make_loss(made: frozen.Heads, target, read, config: MTPConfig):
         rows = read(given["target"], batch)
         outputs = made.outputs(params, given["target"], rows)
         return weighted(
-            frozen.head_losses(outputs, target, given["target"], rows, config.teacher_share),
+            head_losses.head_losses(outputs, target, given["target"], rows, config.teacher_share),
             config.decay,
         )
 
@@ -92,6 +92,6 @@ def run(config: MTPConfig, *, dry_run: bool = False) -> None:
     """Trains, draws the curves, exports to ``run.folder/model``."""
     setting = frozen.make_setting(config)
     made = make_mtp(config, setting)
-    read = frozen.make_reader(setting.lm.config, setting.end_of_text)
+    read = make_reader(setting.lm.config, setting.end_of_text)
     loss = make_loss(made, setting.lm.target, read, config)
     frozen.train(config, setting, made, dry_run=dry_run, loss=loss)

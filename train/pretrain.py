@@ -5,9 +5,14 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from . import card, data, export, losses, model, report, scale, tokenizer
+import jax.numpy as jnp
+
+from specjax.models.causal_lm import CausalLM, graph_definition
+from specjax.models.config import DecoderConfig
+
+from . import card, chunks, data, export, features, losses, model, report, scale, tokenizer
 from .config import ConfigError, DataConfig, OptimizerConfig, RunConfig, resolved
-from .evaluate import make_evaluate, mean
+from .evaluate import Mean, make_evaluate, mean
 from .loop import Job, estimate, fit
 
 
@@ -32,15 +37,46 @@ class PretrainConfig:
 Config = PretrainConfig
 
 
-def make_cross_entropy(graphdef, end_of_text: int):
-    """``cross_entropy(params, tokens [B, T + 1]) -> nats [B, T]``."""
+def make_nats(shape: DecoderConfig, end_of_text: int):
+    """``nats(params, tokens [B, T + 1])``: of each position ``-log p(next token)``, the term
+    ``loss``, as ``chunks`` take it; attention within documents."""
+    graphdef, last = graph_definition(shape), (shape.num_layers,)
 
-    def cross_entropy(params, tokens):
-        inputs, targets = tokens[:, :-1], tokens[:, 1:]
-        logits = model.forward(graphdef, params, inputs, data.segments_of(inputs, end_of_text))
-        return losses.cross_entropy(logits, targets)
+    def terms(table, states, _, tokens):
+        logits = chunks.logits_of(table, states, shape.logit_softcap)
+        return {"loss": losses.cross_entropy(logits, tokens)}
 
-    return cross_entropy
+    def nats(params, tokens):
+        inputs = tokens[:, :-1]
+        segments = data.segments_of(inputs, end_of_text)
+        (states,) = features.hidden_states(graphdef, params, inputs, segments, last)
+        return terms, CausalLM(shape).head_table(params), states, None, tokens[:, 1:]
+
+    return nats
+
+
+def make_loss(shape: DecoderConfig, end_of_text: int):
+    """Next-token cross-entropy of a decoder, as ``loop.Job`` takes it."""
+    nats = make_nats(shape, end_of_text)
+
+    def loss(params, frozen, batch, key):
+        del frozen, key  # nothing is taught, nothing is drawn
+        tokens, weight = data.unpacked(batch)
+        summed, _ = chunks.total(*nats(params, tokens), weight)
+        return {"loss": Mean(summed, jnp.sum(weight))}
+
+    return loss
+
+
+def make_measure(shape: DecoderConfig, end_of_text: int):
+    """The same of held-out rows, as ``evaluate.make_evaluate`` takes it."""
+    nats = make_nats(shape, end_of_text)
+
+    def measure(params, frozen, tokens, weight):
+        del frozen
+        return {"heldout_loss": mean(chunks.each(*nats(params, tokens))["loss"], weight)}
+
+    return measure
 
 
 def run(config: PretrainConfig, *, dry_run: bool = False) -> None:
@@ -49,23 +85,14 @@ def run(config: PretrainConfig, *, dry_run: bool = False) -> None:
     heldout, _ = data.load_stream(config.data, "heldout")
     vocabulary = tokenizer.load(config.data.tokenizer)
     shape = config.model.decoder(vocabulary.get_vocab_size(), end_of_text)
-    graphdef, params = model.create(shape, config.run.seed)
-    cross_entropy = make_cross_entropy(graphdef, end_of_text)
-
-    def loss(params, frozen, batch, key):
-        del frozen, key  # nothing is taught, nothing is drawn
-        tokens, weight = data.unpacked(batch)
-        return {"loss": mean(cross_entropy(params, tokens), weight)}
-
-    def measure(params, frozen, tokens, weight):
-        del frozen
-        return {"heldout_loss": mean(cross_entropy(params, tokens), weight)}
-
+    _, params = model.create(shape, config.run.seed)
     job = Job(
-        loss=loss,
+        loss=make_loss(shape, end_of_text),
         params=params,
         batches=data.training_batches(stream, config.data, shard=scale.shard_of(config.run)),
-        evaluate=make_evaluate(measure, {"": data.heldout_batches(heldout, config.data)}),
+        evaluate=make_evaluate(
+            make_measure(shape, end_of_text), {"": data.heldout_batches(heldout, config.data)}
+        ),
     )
     print(f"{len(stream):,} tokens to train on, {len(heldout):,} held out")
     if dry_run:

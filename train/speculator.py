@@ -18,8 +18,9 @@ import dataclasses
 from specjax.drafters import redrafter, speculator
 from specjax.topology import Beams
 
-from . import frozen
+from . import frozen, head_export
 from .config import ConfigError
+from .rows import Heads, fresh
 
 KINDS = ("mlp", "lstm", "redrafter")
 
@@ -68,7 +69,7 @@ class RecurrentConfig(frozen.FrozenConfig):
 Config = RecurrentConfig
 
 
-def make_speculator(config: RecurrentConfig, setting: frozen.Setting) -> frozen.Heads:
+def make_speculator(config: RecurrentConfig, setting: frozen.Setting) -> Heads:
     """An MLP or LSTM speculator for the target of a setting, freshly initialised."""
     target = setting.lm.target
     shape = speculator.SpeculatorConfig(
@@ -87,10 +88,10 @@ def make_speculator(config: RecurrentConfig, setting: frozen.Setting) -> frozen.
         states = cell.states(rows.states(0, steps), read)
         return [(cell.table(k), None, state) for k, state in enumerate(states)]
 
-    return frozen.Heads(drafter, frozen.fresh(drafter, config.run.seed), outputs)
+    return Heads(drafter, fresh(drafter, config.run.seed), outputs)
 
 
-def make_redrafter(config: RecurrentConfig, setting: frozen.Setting) -> frozen.Heads:
+def make_redrafter(config: RecurrentConfig, setting: frozen.Setting) -> Heads:
     """A ReDrafter for the target of a setting, freshly initialised."""
     target = setting.lm.target
     shape = redrafter.ReDrafterConfig(
@@ -109,7 +110,7 @@ def make_redrafter(config: RecurrentConfig, setting: frozen.Setting) -> frozen.H
         states = head.states(rows.states(0, steps), read)
         return [(head.lm_head.weight[...], None, state) for state in states]
 
-    return frozen.Heads(drafter, frozen.fresh(drafter, config.run.seed), outputs)
+    return Heads(drafter, fresh(drafter, config.run.seed), outputs)
 
 
 MAKERS = {"mlp": make_speculator, "lstm": make_speculator, "redrafter": make_redrafter}
@@ -134,7 +135,7 @@ def run(config: RecurrentConfig, *, dry_run: bool = False) -> None:
         setting = frozen.make_setting(phase)
         heads = MAKERS[phase.kind](phase, setting)
         if phase is config and phases and not dry_run:  # from where the first one ended
-            ended = dataclasses.replace(phase, init=f"{phases[0].run.folder}/{frozen.MODEL}")
+            ended = dataclasses.replace(phase, init=f"{phases[0].run.folder}/{head_export.MODEL}")
             start = frozen.starting_params(ended, setting.lm, heads)
             heads = dataclasses.replace(heads, params=start)
             phase = dataclasses.replace(phase, init="")  # a folder that may be moved

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 import tokenizers
-from specjax.train import corpus, data, model, pretrain, prompts, regenerate, tokenizer
+from specjax.train import chunks, corpus, data, model, pretrain, prompts, regenerate, tokenizer
 from specjax.train.config import ConfigError, DataConfig
 
 END = 0
@@ -96,10 +96,12 @@ def test_a_documents_loss_depends_neither_on_its_neighbours_nor_on_its_place():
     shape = model.ModelConfig(
         hidden_size=16, intermediate_size=16, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8
     )
-    graphdef, params = model.create(shape.decoder(32, END), 0)
+    shape = shape.decoder(32, END)
+    _, params = model.create(shape, 0)
     # as drawn, a layer hardly changes what it reads: nothing could be told from another text
     params = jax.tree.map(lambda x: 4 * x if x.ndim > 1 else x, params)
-    entropy = jax.jit(pretrain.make_cross_entropy(graphdef, END))
+    nats = pretrain.make_nats(shape, END)
+    entropy = jax.jit(lambda params, tokens: chunks.each(*nats(params, tokens))["loss"])
     rng = np.random.default_rng(0)
     own, (one, other) = rng.integers(1, 32, 6), rng.integers(1, 32, (2, 5))
     rows = [

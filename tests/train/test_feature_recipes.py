@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from specjax.train import block, config, eagle, eagle3, frozen, mtp, report, unroll
+from specjax.train import block, config, eagle, eagle3, frozen, head_export, mtp, report, unroll
+from specjax.train.rows import make_reader
+from training_toys import logits_of
 
 import specjax
 from specjax import tree
@@ -62,15 +64,15 @@ def test_heads_that_their_authors_layout_cannot_hold_are_exported_in_another(pla
     fields = [*RECIPES["eagle3"], "norm_before_residual=true"]
     made, setting = setting_of(place, eagle3.Config, *fields)
     built = eagle3.make_eagle3(made, setting)
-    frozen.export_heads(tmp_path, setting.lm, built.drafter, built.publish(built.params))
-    found = specjax.load_drafter(tmp_path / frozen.MODEL, setting.lm)
+    head_export.export_heads(tmp_path, setting.lm, built.drafter, built.publish(built.params))
+    found = specjax.load_drafter(tmp_path / head_export.MODEL, setting.lm)
     assert found.drafter.config == built.drafter.config
 
 
 def test_heads_that_are_gone_on_with_keep_their_vocabulary_and_hidden_states(place, tmp_path):
     _, setting, built = make(place, "eagle3")
-    frozen.export_heads(tmp_path, setting.lm, built.drafter, built.publish(built.params))
-    own = [*RECIPES["eagle3"], f"init={tmp_path / frozen.MODEL}"]
+    head_export.export_heads(tmp_path, setting.lm, built.drafter, built.publish(built.params))
+    own = [*RECIPES["eagle3"], f"init={tmp_path / head_export.MODEL}"]
     made, other = setting_of(place, eagle3.Config, *own)
     other = dataclasses.replace(other, frequencies=other.frequencies[::-1])  # another text
     again = eagle3.make_eagle3(made, other)
@@ -100,7 +102,7 @@ def test_a_head_is_taught_on_the_logits_that_it_drafts_with(place, name, monkeyp
     lm, root, said = setting.lm, 6, []
     noise = iter(jax.random.split(jax.random.key(1), 99))
     own = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(next(noise), x.shape), built.params)
-    read = frozen.make_reader(lm.config, setting.end_of_text, built.layers)
+    read = make_reader(lm.config, setting.end_of_text, built.layers)
     rows = read(lm.params, next(setting.batches))
     rows = dataclasses.replace(rows, segments=jnp.zeros_like(rows.segments))  # one document
     if name == "block":
@@ -139,7 +141,7 @@ def test_a_head_is_taught_on_the_logits_that_it_drafts_with(place, name, monkeyp
     state = drafter.observe(params, drafter.init(params, 4, 24), prompt)
     drafter.draft_step(params, state, context)
     for output, logits in zip(outputs, said, strict=True):
-        taught = frozen.logits_of(output, None)[:, where].T
+        taught = logits_of(output)[:, where].T
         assert jnp.std(taught) > 0.1
         np.testing.assert_allclose(logits, taught, rtol=1e-3, atol=1e-4)
     back = built.unpublish(params["drafter"])
@@ -148,7 +150,7 @@ def test_a_head_is_taught_on_the_logits_that_it_drafts_with(place, name, monkeyp
 
 def test_long_rows_attend_in_blocks_to_the_same_features(place, monkeypatch):
     _, setting = setting_of(place, eagle3.Config)
-    read = frozen.make_reader(setting.lm.config, setting.end_of_text)
+    read = make_reader(setting.lm.config, setting.end_of_text)
     tokens = jnp.asarray(next(setting.batches)).at[0, 9].set(setting.end_of_text)
     whole = read(setting.lm.params, tokens)
     assert len(np.unique(whole.segments[0])) > 1

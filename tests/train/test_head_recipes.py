@@ -18,6 +18,8 @@ from specjax.train import (
     eagle3,
     features,
     frozen,
+    head_export,
+    head_losses,
     heads,
     hydra,
     measured,
@@ -25,6 +27,8 @@ from specjax.train import (
     report,
 )
 from specjax.train.evaluate import make_evaluate, weighed
+from specjax.train.rows import Rows, make_reader
+from training_toys import logits_of
 
 import specjax
 
@@ -67,9 +71,9 @@ def setting_of(place, kind, *fields):
 
 def test_a_token_that_does_not_count_changes_no_loss(place):
     made, setting = setting_of(place, heads.HeadsConfig)
-    read = frozen.make_reader(setting.lm.config, setting.end_of_text)
+    read = make_reader(setting.lm.config, setting.end_of_text)
     medusa = heads.make_medusa(made, setting)
-    loss = jax.jit(frozen.make_loss(medusa, setting.lm.target, read, made))
+    loss = jax.jit(head_losses.make_loss(medusa, setting.lm.target, read, made))
     tokens, _ = data.unpacked(next(setting.batches))
     tokens = np.where(tokens == setting.end_of_text, 1, tokens)  # nothing else sets a row apart
     other, given = tokens.copy(), {"target": setting.lm.params}
@@ -88,8 +92,8 @@ def test_a_token_that_does_not_count_changes_no_loss(place):
 def test_a_held_out_loss_weighs_positions_not_batches(place, kind):
     made, setting = setting_of(place, kind.Config, "data.batch=2")
     module = kind.make_medusa(made, setting) if kind is heads else kind.make_block(made, setting)
-    read = frozen.make_reader(setting.lm.config, setting.end_of_text, module.layers)
-    own = kind if kind is block else frozen
+    read = make_reader(setting.lm.config, setting.end_of_text, module.layers)
+    own = kind if kind is block else head_losses
     measure = own.make_measure(module, setting.lm.target, read, made)
     tokens, _ = data.unpacked(next(setting.batches))
     tokens = np.concatenate([tokens, tokens[::-1]])
@@ -111,12 +115,12 @@ def losses_of(folder):
 def test_stored_features_are_what_the_target_says_anew(place, stored):
     made, setting = setting_of(place, heads.HeadsConfig, stored)
     batch = next(setting.batches)
-    read = frozen.make_reader(setting.lm.config, setting.end_of_text)
+    read = make_reader(setting.lm.config, setting.end_of_text)
     fresh, kept = read(setting.lm.params, batch["tokens"]).hidden, batch["hidden"][1]
     assert fresh.shape == (4, 24, 16) and kept.dtype == jnp.bfloat16
     np.testing.assert_allclose(kept.astype(np.float32), fresh, rtol=1e-2, atol=1e-3)
     # and the step of a head is the same on either
-    loss = frozen.make_loss(heads.make_medusa(made, setting), setting.lm.target, read, made)
+    loss = head_losses.make_loss(heads.make_medusa(made, setting), setting.lm.target, read, made)
     params = heads.make_medusa(made, setting).params
     given = {"target": setting.lm.params}
     bare = {name: batch[name] for name in ("tokens", "weight")}
@@ -144,7 +148,7 @@ def test_layers_that_are_not_stored_are_computed_in_each_step_over_the_same_rows
     batch, bare = next(setting.batches), next(other.batches)
     np.testing.assert_array_equal(batch["tokens"], bare["tokens"])
     assert bare["hidden"] == {}
-    read = frozen.make_reader(setting.lm.config, setting.end_of_text, layers=(0, 1))
+    read = make_reader(setting.lm.config, setting.end_of_text, layers=(0, 1))
     found = read(setting.lm.params, bare).layers
     embedded = setting.lm.target.embed(setting.lm.params, bare["tokens"][:, :-1])
     np.testing.assert_allclose(found[0], embedded.T.reshape(4, 24, -1), rtol=1e-6)
@@ -161,14 +165,14 @@ def test_a_head_is_trained_on_the_logits_that_it_drafts_with(place, kind, make):
     target, params = setting.lm.target, setting.lm.params
     noise = iter(jax.random.split(jax.random.key(1), 99))
     own = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(noise), x.shape), built.params)
-    rows = frozen.make_reader(setting.lm.config, setting.end_of_text)(params, next(setting.batches))
+    rows = make_reader(setting.lm.config, setting.end_of_text)(params, next(setting.batches))
     tokens = rows.tokens[:, :-1]
     drafting = built.drafter.heads(built.publish(own))
     more = (tokens,) if kind is hydra else ()
     expected = drafting.logits(rows.hidden, *more, target, params)  # [B, T, K, V]
     steps = rows.steps(2)
     for k, output in enumerate(built.outputs(own, params, rows)):
-        logits = frozen.logits_of(output, None).T.reshape(4, steps, -1)
+        logits = logits_of(output).T.reshape(4, steps, -1)
         np.testing.assert_allclose(logits, expected[:, :steps, k], rtol=1e-3, atol=1e-4)
     back = built.unpublish(built.publish(own))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), own, back)
@@ -179,7 +183,7 @@ def toy_rows():
     tokens = jnp.asarray([[1, 2, 3, 4, 1, 2, 3], [1, 2, 3, 0, 4, 1, 2]])
     hidden = jax.random.normal(jax.random.key(0), (2, 6, 3))
     weight, segments = jnp.ones(hidden.shape[:2]), jnp.cumsum(tokens == 0, axis=1)
-    return frozen.Rows(tokens=tokens, weight=weight, segments=segments, hidden=hidden)
+    return Rows(tokens=tokens, weight=weight, segments=segments, hidden=hidden)
 
 
 class Toy:
@@ -196,8 +200,8 @@ def test_the_loss_is_the_mean_cross_entropy_within_documents_against_text_or_law
     rows, table = toy_rows(), jax.random.normal(jax.random.key(1), (5, 3))
     own = jax.random.normal(jax.random.key(2), (2, 3, 8))  # two heads, 2 rows of 4 positions
     outputs = [(table, None, state) for state in own]
-    text = frozen.head_losses(outputs, Toy(), table, rows, 0.0)
-    law = frozen.head_losses(outputs, Toy(), table, rows, 1.0)
+    text = head_losses.head_losses(outputs, Toy(), table, rows, 0.0)
+    law = head_losses.head_losses(outputs, Toy(), table, rows, 1.0)
     for k in range(2):
         sums = np.zeros(3)
         for b in range(2):
@@ -209,7 +213,7 @@ def test_the_loss_is_the_mean_cross_entropy_within_documents_against_text_or_law
                 sums += [-log_q[rows.tokens[b, t + 2 + k]], -jnp.sum(p * log_q), 1]
         found = [text[k].value, law[k].value]
         np.testing.assert_allclose(found, sums[:2] / sums[2], rtol=1e-5)
-    mixed = frozen.head_losses(outputs, Toy(), table, rows, 0.25)
+    mixed = head_losses.head_losses(outputs, Toy(), table, rows, 0.25)
     both = 0.75 * text[0].value + 0.25 * law[0].value
     np.testing.assert_allclose(mixed[0].value, both, rtol=1e-5)
 
@@ -218,7 +222,7 @@ def test_the_teacher_loss_has_no_gradient_where_head_and_target_agree_and_the_ri
     rows, table = toy_rows(), jax.random.normal(jax.random.key(1), (5, 3))
 
     def loss(state):
-        return frozen.head_losses([(table, None, state)], Toy(), table, rows, 1.0)[0].value
+        return head_losses.head_losses([(table, None, state)], Toy(), table, rows, 1.0)[0].value
 
     agreeing = rows.states(1, rows.steps(1))
     np.testing.assert_allclose(jax.grad(loss)(agreeing), 0.0, atol=1e-6)
@@ -308,7 +312,7 @@ def test_heads_of_several_blocks_are_exported_as_they_are(place, tmp_path):
     built, lm = heads.make_medusa(made, setting), setting.lm
     noise = iter(jax.random.split(jax.random.key(1), 99))
     own = jax.tree.map(lambda x: x + jax.random.normal(next(noise), x.shape), built.params)
-    frozen.export_heads(tmp_path, lm, built.drafter, built.publish(own))
+    head_export.export_heads(tmp_path, lm, built.drafter, built.publish(own))
     found = specjax.load_drafter(tmp_path / "model", lm)
     assert found.drafter.config == built.drafter.config and made.num_layers == 2
     for ours, theirs in zip(jax.tree.leaves(own), jax.tree.leaves(found.params), strict=True):
@@ -351,8 +355,8 @@ def test_heads_of_a_target_in_bfloat16_are_trained_in_float32(place, tmp_path, k
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), setting.lm.params)
     setting = dataclasses.replace(setting, lm=dataclasses.replace(setting.lm, params=params))
     built = make(made, setting)
-    frozen.export_heads(tmp_path, setting.lm, built.drafter, built.publish(built.params))
-    again = dataclasses.replace(made, init=str(tmp_path / frozen.MODEL))
+    head_export.export_heads(tmp_path, setting.lm, built.drafter, built.publish(built.params))
+    again = dataclasses.replace(made, init=str(tmp_path / head_export.MODEL))
     loaded = frozen.starting_params(again, setting.lm, make(again, setting))
     for params in (built.params, loaded):
         assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype(jnp.float32)}

@@ -7,6 +7,8 @@ import jax
 import numpy as np
 import pytest
 from specjax.train import config, frozen, report, speculator
+from specjax.train.rows import make_reader
+from training_toys import logits_of
 
 import specjax
 
@@ -43,7 +45,7 @@ def rows(place):
     words = [f"data.corpus={root / 'corpus'}", "data.length=24", "data.batch=4", teacher]
     made = config.load(speculator.Config, root / "empty.toml", [*words, "data.eval_rows=4", *SMALL])
     setting = frozen.make_setting(made)
-    read = frozen.make_reader(setting.lm.config, setting.end_of_text)
+    read = make_reader(setting.lm.config, setting.end_of_text)
     return made, setting, read(setting.lm.params, next(setting.batches))
 
 
@@ -59,7 +61,7 @@ def test_a_speculator_is_trained_on_the_logits_that_it_drafts_with(rows, kind):
     expected = model.logits(rows.hidden, rows.tokens[:, :-1], *more)  # [B, T, n, V]
     steps = rows.steps(2)
     for k, output in enumerate(heads.outputs(own, params, rows)):
-        logits = frozen.logits_of(output, None).T.reshape(4, steps, -1)
+        logits = logits_of(output).T.reshape(4, steps, -1)
         np.testing.assert_allclose(logits, expected[:, :steps, k], rtol=1e-3, atol=1e-4)
 
 

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from specjax.train import distill, eagle3, evaluate, frozen, model, pretrain, scale, step
+from specjax.train import distill, eagle3, frozen, head_losses, model, pretrain, scale, step
 from specjax.train.config import DataConfig, OptimizerConfig, RunConfig
 from specjax.train.optimizer import make_optimizer
+from specjax.train.rows import make_reader
 
 from specjax.models import DecoderConfig
 from specjax.models.causal_lm import CausalLM
@@ -48,9 +49,7 @@ def _job(loss, params, frozen=None) -> step.Job:
 
 
 def pretraining() -> step.Job:
-    graphdef, params = model.create(CONFIG, 0)
-    nats = pretrain.make_cross_entropy(graphdef, END)
-    return _job(lambda params, _, rows, key: {"loss": evaluate.mean(nats(params, rows))}, params)
+    return _job(pretrain.make_loss(CONFIG, END), model.create(CONFIG, 0)[1])
 
 
 def distilling() -> step.Job:
@@ -69,8 +68,8 @@ def eagle3_head() -> step.Job:
     counts = np.arange(CONFIG.vocab_size, 0, -1.0)
     setting = frozen.Setting(lm, END, None, {}, counts, {})
     made = eagle3.make_eagle3(config, setting)
-    read = frozen.make_reader(CONFIG, END, made.layers)
-    loss = frozen.make_loss(made, lm.target, read, config)
+    read = make_reader(CONFIG, END, made.layers)
+    loss = head_losses.make_loss(made, lm.target, read, config)
     return _job(loss, made.params, {"target": teacher})
 
 
@@ -99,6 +98,12 @@ def assert_same(found: dict, wanted: dict) -> None:
     for own, true in zip(found["gradients"], wanted["gradients"], strict=True):
         np.testing.assert_allclose(own, true, rtol=0, atol=1e-5 * np.abs(true).max())
     np.testing.assert_allclose(found["losses"], wanted["losses"], rtol=0, atol=1e-4)
+
+
+def logits_of(output):
+    """Logits ``[V, M]`` of one of the ``outputs`` of ``rows.Heads``."""
+    table, bias, state = output
+    return table @ state if bias is None else table @ state + bias[:, None]
 
 
 def with_batches(name: str, shard: tuple[int, int], at=lambda step: None) -> step.Job:

@@ -1,0 +1,54 @@
+"""Heads leave a run: in a published layout, with the fingerprint of their target and a report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import specjax
+from specjax.drafters.medusa import Medusa
+from specjax.formats import FORMATS
+from specjax.types import Drafter
+
+from . import card, report, scale
+from .config import ConfigError, resolved
+
+MODEL = "model"  # the folder, within the run's, that heads are exported to
+
+
+def layout_of(lm, drafter: Drafter, params) -> str:
+    """The first layout that can hold such heads, their authors' if it can.
+
+    Medusa's heads of several blocks go in vLLM's: their authors' has one block, gone through again.
+
+    Raises:
+      ConfigError: there is none.
+    """
+    if isinstance(drafter, Medusa) and drafter.config.num_layers > 1:
+        return "medusa-vllm"
+    refused = []
+    for name, layout in FORMATS.items():
+        if isinstance(drafter, layout.DRAFTER):
+            try:
+                layout.save(drafter, params, lm)
+            except ValueError as error:
+                refused.append(str(error))
+            else:
+                return name
+    raise ConfigError(f"such heads could not be written: {'; '.join(dict.fromkeys(refused))}")
+
+
+@scale.by_first
+def export_heads(folder: Path, lm, drafter: Drafter, params) -> None:
+    """Writes the heads' published layout in bfloat16, with the fingerprint of their target."""
+    layout, where = layout_of(lm, drafter, params), folder / MODEL
+    how = dict(format=layout, target=lm, dtype="bfloat16", overwrite=True)  # what it wrote itself
+    specjax.save_drafter(drafter, params, where, **how)
+    print(f"exported to {where}, in the layout {layout!r}")
+
+
+def finish(config, lm, drafter: Drafter, params, prompts: dict) -> None:
+    """What follows the export of heads, see ``report.finish``; ``config``: a ``FrozenConfig``."""
+    where, layout = Path(config.run.folder) / MODEL, layout_of(lm, drafter, params)
+    whose = lm.name, lm.checkpoint
+    made = card.Export(where, layout, drafter.name, resolved(config), *whose)
+    report.finish(config, made, lm, specjax.load_drafter(where, lm), prompts)
