@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 
-from specjax.train import data, regenerate
+from specjax.train import data, regenerate, writing
 from specjax.train.config import DataConfig
 
 import specjax
@@ -42,7 +42,7 @@ def measure_regeneration(
     prompts, ends = regenerate.row_prompts(config, stream, end_of_text), {}
 
     def serve(name):
-        ends[name] = regenerate.serve(lm, prompts, config, [end_of_text], ways[name])
+        ends[name] = writing.serve(lm, prompts, config, [end_of_text], ways[name])
 
     calls = {name: functools.partial(serve, name) for name in ways}
     seconds = measure.alternate(calls, repetitions=repetitions, warmup=1)

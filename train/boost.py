@@ -31,8 +31,8 @@ from . import (
     export,
     losses,
     model,
-    regenerate,
     report,
+    samples,
     tokenizer,
 )
 from .config import ConfigError, resolved
@@ -155,8 +155,8 @@ def run(config: BoostConfig, *, dry_run: bool = False) -> None:
     pair = distill.Pair(shape, teacher.config, end_of_text)
     sets = {"": data.heldout_batches(heldout, one.data)}
     for path in one.eval_samples:
-        rows = regenerate.read(path, teacher.config.vocab_size)
-        sets[f"{Path(path).stem}/"] = rows.batches(one.data.batch)
+        written = samples.read(path, samples.fingerprints(teacher, vocabulary), shape.vocab_size)
+        sets[f"{Path(path).stem}/"] = written.batches(one.data.batch)
     evaluate = make_evaluate(make_measure(pair, one.chunk), sets)
     prompts = decoding.prompt_sets(teacher, heldout, one.decoding, end_of_text)
     folder, trained, rows = Path(one.run.folder), [], []

@@ -25,10 +25,17 @@ CHUNK = 512  # positions, over all rows
 SEVERAL = 1024  # the same of several heads together
 
 
+def _wide(indices: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    """``einsum`` in float32; of narrow numbers too, which CPUs do not multiply to wide ones."""
+    if jax.default_backend() == "cpu":
+        x, y = x.astype(jnp.float32), y.astype(jnp.float32)
+    return jnp.einsum(indices, x, y, preferred_element_type=jnp.float32)
+
+
 @jax.custom_vjp
 def _product(table: jax.Array, states: jax.Array) -> jax.Array:
     """float32 ``[B, C, V]`` of ``table [V, F]`` and ``states [B, C, F]``, summed in float32."""
-    return jnp.einsum("bcf,vf->bcv", states, table, preferred_element_type=jnp.float32)
+    return _wide("bcf,vf->bcv", states, table)
 
 
 def _product_forward(table, states):
@@ -39,11 +46,11 @@ def _product_backward(kept, slope):
     """On CPU nothing turns the slope round, the largest of the three: the table's is computed
     turned, and a barrier keeps its turning back from being folded into the product."""
     table, states = kept
-    slope, wide = slope.astype(table.dtype), dict(preferred_element_type=jnp.float32)
-    turned = jnp.einsum("bcf,bcv->fv", states, slope, **wide)
+    slope = slope.astype(table.dtype)
+    turned = _wide("bcf,bcv->fv", states, slope)
     if jax.default_backend() == "cpu":
         turned = jax.lax.optimization_barrier(turned)
-    state_slope = jnp.einsum("bcv,vf->bcf", slope, table, **wide)
+    state_slope = _wide("bcv,vf->bcf", slope, table)
     return turned.T.astype(table.dtype), state_slope.astype(states.dtype)
 
 

@@ -160,6 +160,22 @@ def lay(documents: Sequence[tuple], length: int, end_of_text: int) -> Stream:
     return Stream(np.append(tokens, np.int32(end_of_text)), np.append(counts, False), aligned=True)
 
 
+def whole_windows(
+    stream: np.ndarray, size: int, end_of_text: int, way_out: str = "ask for fewer"
+) -> np.ndarray:
+    """Where ``size`` tokens lie within one document (they may begin with its end-of-text).
+
+    Raises:
+      ConfigError: none is as long; ``way_out``: what the user can do then.
+    """
+    ends = np.concatenate([[0], np.cumsum(stream == end_of_text)])
+    starts = np.arange(len(stream) - size + 1)
+    places = starts[ends[starts + size] == ends[starts + 1]]
+    if not len(places):
+        raise ConfigError(f"no document holds {size} tokens: {way_out}")
+    return places
+
+
 def unpacked(batch):
     """``(tokens [B, T + 1], weight [B, T])`` of a batch of either form; see the module's head."""
     if isinstance(batch, dict) and "weight" in batch:
@@ -179,7 +195,7 @@ def training_batches(
     too; the position is the same on every host, however many there are.
 
     Args:
-      samples: ``regenerate.Samples``, each of which gives its share ``samples_share`` of the rows.
+      samples: ``samples.Samples``, each of which gives its share ``samples_share`` of the rows.
       shard: ``(index, count)``: of each batch the rows ``index::count`` alone, one host's. No
         other row is read.
 

@@ -17,7 +17,7 @@ from specjax.models.placement import check_divides
 from specjax.sharding import DATA, MODEL
 from specjax.types import Drafter
 
-from . import data, regenerate
+from . import data
 from .config import ConfigError, check_stems
 
 RESAMPLES = 2000  # of the prompts, for an interval
@@ -176,7 +176,7 @@ def heldout_prompts(stream: data.Stream, config: DecodingConfig, end_of_text: in
     tokens count, before one that does."""
     size = config.prompt_tokens
     way_out = "lower decoding.prompt_tokens, or give decoding.num_prompts=0"
-    places = regenerate.whole_windows(stream.tokens, size, end_of_text, way_out)
+    places = data.whole_windows(stream.tokens, size, end_of_text, way_out)
     if stream.counts is not None:
         counts = np.append(stream.counts, False)[places + size]
         places = places[counts] if counts.any() else places

@@ -35,8 +35,8 @@ from . import (
     losses,
     measured,
     model,
-    regenerate,
     report,
+    samples,
     scale,
     tokenizer,
 )
@@ -302,11 +302,12 @@ def training_batches(config: DistillConfig, teacher, vocabulary):
         return features.batches(stored, config.data, shard=scale.shard_of(config.run))
     stream, _ = data.load_stream(config.data, "train")
     known = teacher.config.vocab_size
-    samples = [regenerate.read(path, known) for path in config.data.samples]
-    written = sum(own.tokens.size for own in samples)
+    of = samples.fingerprints(teacher, vocabulary)
+    rows = [samples.read(path, of, known) for path in config.data.samples]
+    written = sum(own.tokens.size for own in rows)
     print(f"text          {len(stream):,} tokens of corpus, {written:,} by the target")
     shard = scale.shard_of(config.run)
-    return data.training_batches(stream, config.data, samples, shard=shard)
+    return data.training_batches(stream, config.data, rows, shard=shard)
 
 
 def run(config: DistillConfig, *, dry_run: bool = False) -> None:
@@ -322,8 +323,8 @@ def run(config: DistillConfig, *, dry_run: bool = False) -> None:
     pair = Pair(shape, teacher.config, end_of_text)
     sets = {"": data.heldout_batches(heldout, config.data)}
     for path in config.eval_samples:
-        samples = regenerate.read(path, teacher.config.vocab_size)
-        sets[f"{Path(path).stem}/"] = samples.batches(config.data.batch)
+        own = samples.read(path, samples.fingerprints(teacher, vocabulary), shape.vocab_size)
+        sets[f"{Path(path).stem}/"] = own.batches(config.data.batch)
     cheap = make_evaluate(make_measure(pair, chunk=config.chunk), sets)
     prompts = decoding.prompt_sets(teacher, heldout, config.decoding, end_of_text)
     own = CausalLM(shape, axis=None)  # of a mesh every device drafts with the whole of it

@@ -18,7 +18,6 @@ those that it needs.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import time
 from pathlib import Path
@@ -31,7 +30,7 @@ from flax import nnx
 
 from specjax.models.causal_lm import graph_definition
 
-from . import chunks, data, losses, model, outlook, regenerate, tokenizer, unroll
+from . import chunks, data, losses, model, outlook, samples, tokenizer, unroll
 from .config import ConfigError, DataConfig, RunConfig
 
 TOKENS, WEIGHT = "tokens.npy", "weight.npy"
@@ -146,19 +145,15 @@ def read(folder: str, of: dict, length: int, layers, top_k: int = 0) -> Rows:
         another length.
     """
     try:
-        paths = regenerate.shards_of(Path(folder), "features", RECORD)
+        paths = samples.shards_of(Path(folder), "features", RECORD)
     except ConfigError as error:
         raise ConfigError(
             f'{error}; or give features="", which runs the target in each step'
         ) from None
     records = [json.loads((path / RECORD).read_text()) for path in paths]
-    for record, (name, own) in itertools.product(records, of.items()):
-        if record.get(name) != own:
-            raise ConfigError(
-                f"the features at {folder!r} are of another {name.replace('_', ' ')}: "
-                f"{record.get(name)} (target {record.get('teacher')!r}), and this run has {own}: "
-                "compute them anew, with the recipe `features` and another `output`"
-            )
+    for record in records:
+        anew = "compute them anew, with the recipe `features` and another `output`"
+        samples.check_of(f"the features at {folder!r} are", record, of, anew)
     laws = PARTS if 0 < top_k <= min(record.get("top_k", 0) for record in records) else ()
     layers = () if laws else layers
     kept = sorted(set.intersection(*(set(record["layers"]) for record in records)))
@@ -174,7 +169,7 @@ def read(folder: str, of: dict, length: int, layers, top_k: int = 0) -> Rows:
 
     hidden = {i: arrays(HIDDEN.format(i)) for i in layers}
     laws = {name: arrays(LAWS.format(name)) for name in laws}
-    rows = Rows(*(regenerate.interleaved(arrays(name)) for name in (TOKENS, WEIGHT)), hidden, laws)
+    rows = Rows(*(samples.interleaved(arrays(name)) for name in (TOKENS, WEIGHT)), hidden, laws)
     if rows.tokens.shape[1] != length + 1:
         raise ConfigError(
             f"the features at {folder!r} are of rows of {rows.tokens.shape[1] - 1} tokens, "
@@ -185,11 +180,7 @@ def read(folder: str, of: dict, length: int, layers, top_k: int = 0) -> Rows:
 
 def record_of(teacher, vocabulary) -> dict:
     """What stored features must be of: the target's weights, the tokenizer, the layout."""
-    return {
-        "version": VERSION,
-        "target_fingerprint": teacher.checkpoint,
-        "tokenizer_fingerprint": tokenizer.fingerprint(vocabulary),
-    }
+    return {"version": VERSION, **samples.fingerprints(teacher, vocabulary)}
 
 
 def batches(rows: Rows, config: DataConfig, *, shard: tuple[int, int] = (0, 1)):
@@ -206,7 +197,7 @@ def run(config: FeaturesConfig, *, dry_run: bool = False) -> None:
     from .distill import load_teacher
 
     shard = config.shard, config.shards
-    folder = regenerate.shard_of(Path(config.output), *shard)
+    folder = samples.shard_of(Path(config.output), *shard)
     if (folder / RECORD).is_file():
         print(f"{folder} is there already")
         return
@@ -219,8 +210,9 @@ def run(config: FeaturesConfig, *, dry_run: bool = False) -> None:
     if top_k > known:
         raise ConfigError(f"top_k={top_k}; accepted: at most {known}")
     stream, end_of_text = data.load_stream(config.data, config.split)
-    samples = [regenerate.read(path, known) for path in config.data.samples]
-    source = data.training_batches(stream, config.data, samples, shard=shard)
+    of = samples.fingerprints(teacher, vocabulary)
+    written = [samples.read(path, of, known) for path in config.data.samples]
+    source = data.training_batches(stream, config.data, written, shard=shard)
     graphdef, size = graph_definition(teacher.config), teacher.config.hidden_size
 
     @jax.jit

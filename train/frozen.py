@@ -20,7 +20,7 @@ from . import (
     features,
     measured,
     model,
-    regenerate,
+    samples,
     scale,
     tokenizer,
     vocabulary_map,
@@ -119,7 +119,7 @@ def make_setting(config: FrozenConfig, layers_of=lambda count: ()) -> Setting:
     layers = layers_of(lm.config.num_layers)
     features.check_layers(layers, lm.config.num_layers)
     heldout, end_of_text = data.load_stream(config.data, "heldout")
-    known = lm.target.vocab_size
+    known, written_by = lm.target.vocab_size, samples.fingerprints(lm, vocabulary)
     shard = scale.shard_of(config.run)
     if config.features:
         of, read = features.record_of(lm, vocabulary), {*layers, lm.config.num_layers}
@@ -129,18 +129,19 @@ def make_setting(config: FrozenConfig, layers_of=lambda count: ()) -> Setting:
         print(f"text          {stored.tokens.size:,} tokens in {config.features}")
     else:
         stream, _ = data.load_stream(config.data, "train")
-        samples = [regenerate.read(path, known) for path in config.data.samples]
-        batches = data.training_batches(stream, config.data, samples, shard=shard)
+        rows = [samples.read(path, written_by, known) for path in config.data.samples]
+        batches = data.training_batches(stream, config.data, rows, shard=shard)
         shares = config.data.samples_share
-        texts = [stream.tokens, *(own.tokens for own in samples)]
+        texts = [stream.tokens, *(own.tokens for own in rows)]
         shares = [1 - sum(shares), *shares]
-        written = sum(own.tokens.size for own in samples)
+        written = sum(own.tokens.size for own in rows)
         own = f"{written:,} by the target, {sum(config.data.samples_share):.0%} of the rows"
-        own = own if samples else "none by the target (the recipe `regenerate` has it write)"
+        own = own if rows else "none by the target (the recipe `regenerate` has it write)"
         print(f"text          {len(stream):,} tokens of corpus, {own}")
     sets = {"": data.heldout_batches(heldout, config.data)}
     for path in config.eval_samples:
-        sets[f"{Path(path).stem}/"] = regenerate.read(path, known).batches(config.data.batch)
+        rows = samples.read(path, written_by, known)
+        sets[f"{Path(path).stem}/"] = rows.batches(config.data.batch)
     print(f"held out      {len(heldout):,} tokens")
     prompts = decoding.prompt_sets(lm, heldout, config.decoding, end_of_text)
     frequencies = vocabulary_map.frequencies(texts, shares, known)

@@ -17,7 +17,7 @@ import jax
 
 from specjax import compile_cache
 
-from . import checkpoint, distill, metrics, model, regenerate, tokenizer
+from . import checkpoint, distill, metrics, model, samples, tokenizer
 from .config import ConfigError, flatten
 from .evaluate import make_evaluate
 from .loop import Job, estimate, fit
@@ -136,14 +136,14 @@ def prepared(config: ObjectivesConfig):
     vocabulary = tokenizer.load(common.data.tokenizer)
     teacher = distill.load_teacher(common.teacher, vocabulary, common.data.length)
     end_of_text = tokenizer.end_of_text(common.data.tokenizer, vocabulary, common.data.end_of_text)
-    known = teacher.config.vocab_size
+    known, of = teacher.config.vocab_size, samples.fingerprints(teacher, vocabulary)
     shape = common.model.decoder(known, end_of_text)
     pair = distill.Pair(shape, teacher.config, end_of_text)
     states = jax.jit(pair.teacher_states)  # of what is measured on: the target says it once
     sets = {
         f"{Path(path).stem}/": [
             (tokens, weight, states(teacher.params, tokens[:, :-1]))
-            for tokens, weight in regenerate.read(path, known).batches(common.data.batch)
+            for tokens, weight in samples.read(path, of, known).batches(common.data.batch)
         ]
         for path in common.eval_samples
     }

@@ -34,8 +34,8 @@ from . import (
     model,
     outlook,
     recovery,
-    regenerate,
     report,
+    samples,
     tokenizer,
 )
 from .config import ConfigError, DataConfig, RunConfig, resolved
@@ -114,7 +114,7 @@ def stream_of(config: OnlineConfig, vocabulary, split: str, end_of_text: int) ->
 
 def prompts_of(config: OnlineConfig, stream: data.Stream, end_of_text: int) -> np.ndarray:
     """int32 ``[n, prompt_tokens]``: at every place of a stream at which they fit a document."""
-    places = regenerate.whole_windows(stream.tokens, config.prompt_tokens, end_of_text)
+    places = data.whole_windows(stream.tokens, config.prompt_tokens, end_of_text)
     return stream.tokens[places[:, None] + np.arange(config.prompt_tokens)]
 
 
@@ -150,7 +150,7 @@ def continuations(config: OnlineConfig, teacher, prompts: np.ndarray, ends: list
             parts.append((np.asarray(out.tokens), np.asarray(out.lengths)))
         tokens, stop = (np.concatenate(column) for column in zip(*parts, strict=True))
         start = np.full(len(tokens), config.prompt_tokens, np.int32)
-        sets[name] = regenerate.Samples(tokens, start, stop).batches(config.batch)
+        sets[name] = samples.Samples(tokens, start, stop).batches(config.batch)
     return sets
 
 
@@ -215,7 +215,8 @@ def run(config: OnlineConfig, *, dry_run: bool = False) -> None:
         seed=config.run.seed,
     )
     known, own = teacher.target.vocab_size, online.drafter.inner.model.config
-    home = {Path(path).stem: regenerate.read(path, known).batches(8) for path in config.home}
+    of = samples.fingerprints(teacher, vocabulary)
+    home = {Path(path).stem: samples.read(path, of, known).batches(8) for path in config.home}
     served, heldout = (
         stream_of(config, vocabulary, split, end_of_text) for split in ("train", "heldout")
     )

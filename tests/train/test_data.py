@@ -8,8 +8,9 @@ import jax
 import numpy as np
 import pytest
 import tokenizers
-from specjax.train import chunks, corpus, data, model, pretrain, prompts, regenerate, tokenizer
+from specjax.train import chunks, corpus, data, model, pretrain, prompts, tokenizer
 from specjax.train.config import ConfigError, DataConfig
+from specjax.train.samples import Samples
 
 END = 0
 
@@ -159,7 +160,7 @@ def test_an_epoch_visits_each_place_once_and_the_next_epoch_cuts_elsewhere():
 def written(tokens, stop):
     """Samples of which ``stop`` tokens a row are no filling."""
     ends = np.full(len(tokens), stop)
-    return regenerate.Samples(np.asarray(tokens, np.int32), 0 * ends, ends)
+    return Samples(np.asarray(tokens, np.int32), 0 * ends, ends)
 
 
 def test_hosts_read_disjoint_rows_that_make_up_the_batch_of_one():
@@ -258,7 +259,7 @@ def test_documents_are_parted_by_the_token_that_a_models_own_tokenizer_names(tmp
 
 
 def test_only_generated_tokens_count_in_a_measure_on_samples():
-    samples = regenerate.Samples(
+    samples = Samples(
         tokens=np.zeros((2, 6), np.int32), start=np.array([2, 4]), stop=np.array([5, 6])
     )
     [(tokens, weight)] = samples.batches(2)
@@ -270,7 +271,7 @@ def test_only_generated_tokens_count_in_a_measure_on_samples():
 def test_every_row_is_measured_once_whatever_the_batch(size):
     numbered = np.arange(3, dtype=np.int32)
     tokens = np.repeat(numbered[:, None], 5, 1)
-    samples = regenerate.Samples(tokens, start=np.full(3, 1), stop=np.full(3, 4))
+    samples = Samples(tokens, start=np.full(3, 1), stop=np.full(3, 4))
     batches = samples.batches(size)
     assert {own.shape[0] for batch in batches for own in batch} == {size}
     counted = sum(np.bincount(t[:, 0], w.sum(1), minlength=3) for t, w in batches)
@@ -279,9 +280,9 @@ def test_every_row_is_measured_once_whatever_the_batch(size):
 
 def test_prompts_for_the_target_never_cross_documents():
     stream = np.array([0, 5, 6, 7, 0, 8, 9, 0], np.int32)
-    np.testing.assert_array_equal(regenerate.whole_windows(stream, 3, END), [0, 1, 4])
+    np.testing.assert_array_equal(data.whole_windows(stream, 3, END), [0, 1, 4])
     with pytest.raises(ConfigError, match="no document holds 5 tokens"):
-        regenerate.whole_windows(stream, 5, END)
+        data.whole_windows(stream, 5, END)
 
 
 def test_the_tokenizer_gives_back_every_byte_and_keeps_colons_and_newlines_apart():

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from specjax.train import config, distill, measured, regenerate, report, tokenizer
+from specjax.train import config, distill, measured, report, tokenizer
+from specjax.train.samples import read
 
 SHAPE = ["model.intermediate_size=16", "model.num_layers=1", "model.num_heads=2"]
 SHAPE += ["model.num_kv_heads=1", "model.head_dim=8"]
@@ -10,7 +11,7 @@ SHAPE += ["model.num_kv_heads=1", "model.head_dim=8"]
 
 def test_the_target_writes_greedy_and_drawn_rows_after_prompts_of_the_corpus(place):
     root, _, _ = place
-    samples = regenerate.read(str(root / "samples.npz"))
+    samples = read(str(root / "samples.npz"))
     assert samples.tokens.shape == (8, 25) and samples.tokens.dtype == np.int32
     assert ((samples.start >= 4) & (samples.start <= 13)).all()
     assert ((samples.stop > samples.start) & (samples.stop <= samples.start + 12)).all()
@@ -90,4 +91,4 @@ def test_rows_of_another_vocabulary_are_refused(place, recipe, field, tmp_path, 
 
 def test_samples_are_asked_for_where_there_are_none():
     with pytest.raises(config.ConfigError, match="run the recipe `regenerate` first"):
-        regenerate.read("nowhere.npz")
+        read("nowhere.npz")

@@ -15,10 +15,12 @@ from specjax.train import (
     model,
     online,
     regenerate,
+    samples,
     sources,
     tokenizer,
 )
 from specjax.train.config import ConfigError, DataConfig
+from specjax.train.samples import read
 
 import specjax
 from specjax import output_file
@@ -35,7 +37,7 @@ def whole(place):
 
 
 def assert_same(path, other):
-    one, two = regenerate.read(str(path)), regenerate.read(str(other))
+    one, two = read(str(path)), read(str(other))
     for name in ("tokens", "start", "stop"):
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
 
@@ -46,11 +48,11 @@ def test_shards_together_are_what_one_run_writes(place, whole):
     for shard in (0, 1):
         if shard:
             with pytest.raises(ConfigError, match=r"parts.1-of-2.npz: run .* shard=1 shards=2"):
-                regenerate.read(str(root / "parts.npz"))
+                read(str(root / "parts.npz"))
         fields = [f"shard={shard}", "shards=2", output]
         assert train("regenerate", *FIELDS, *fields, teacher) == 0
     assert_same(root / "parts.npz", whole)
-    samples = regenerate.read(str(whole))
+    samples = read(str(whole))
     assert (samples.stop - samples.start).max() == 12 and len({*map(bytes, samples.tokens)}) > 1
 
 
@@ -209,3 +211,31 @@ def test_every_answer_is_the_targets_behind_its_own_earlier_ones(chat, tmp_path,
     again = DataConfig(corpus=str(tmp_path / "out.jsonl"), tokenizer=settings.teacher, length=48)
     stream, _ = data.load_stream(again, "train")
     assert stream.counts.sum() > 2 and corpus.texts(again, "train")
+
+
+def test_rows_of_another_target_or_tokenizer_are_refused_by_name(place, whole, tmp_path, capsys):
+    root, train, teacher = place
+    lm = specjax.load(teacher.partition("=")[2])
+    of = samples.fingerprints(lm, tokenizer.load("embedded"))
+    assert len(read(str(whole), of).tokens) == 8
+    for name in of:
+        message = f"of another {name.replace('_', ' ')}.*target '{teacher.partition('=')[2]}'.*run"
+        with pytest.raises(ConfigError, match=message):
+            read(str(whole), of | {name: "another"})
+    # what was written before files said so is read, and whoever reads it is warned
+    with np.load(whole) as arrays:
+        assert json.loads(str(arrays[samples.RECORD]))["temperature"] == 1.0
+        bare = {name: arrays[name] for name in arrays if name != samples.RECORD}
+    np.savez(tmp_path / "old.npz", **bare)
+    assert_same(tmp_path / "old.npz", whole)
+    read(str(tmp_path / "old.npz"), of)
+    assert "does not say which target wrote it" in capsys.readouterr().out
+
+
+def test_shards_written_with_different_settings_are_refused(place, whole, tmp_path):
+    own = read(str(whole))
+    for shard in range(2):
+        path = samples.shard_of(tmp_path / "rows.npz", shard, 2)
+        samples.write(path, own, {"temperature": float(shard)})
+    with pytest.raises(ConfigError, match="shards of .* different settings"):
+        read(str(tmp_path / "rows.npz"))

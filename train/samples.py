@@ -1,0 +1,160 @@
+"""Rows that a target wrote, as the recipe ``regenerate`` keeps them (``.npz``); shards of files.
+
+A file says which target and tokenizer it is of, by their fingerprints, and how its rows were drawn.
+Text of another target teaches a drafter the wrong law, quietly, so it is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from . import sources, tokenizer
+from .config import ConfigError
+
+RECORD = "record"  # the array of a file that holds, as JSON, what it is of
+
+
+@dataclasses.dataclass(frozen=True)
+class Samples:
+    """Attributes:
+    tokens: int32 ``[n, length + 1]``, filled up with end-of-text.
+    start, stop: int32 ``[n]``; the target wrote ``tokens[start:stop]``.
+    """
+
+    tokens: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
+
+    @functools.cached_property
+    def weight(self) -> np.ndarray:
+        """float32 ``[n, length]`` to learn from: all but what a row was filled up with counts."""
+        predicted = np.arange(1, self.tokens.shape[1])
+        return (predicted < self.stop[:, None]).astype(np.float32)
+
+    def batches(self, size: int) -> list[tuple]:
+        """``(tokens, weight [size, length])`` whose weights count the generated tokens alone. The
+        last batch is filled up with rows that do not count."""
+        predicted = np.arange(1, self.tokens.shape[1])
+        weight = (predicted >= self.start[:, None]) & (predicted < self.stop[:, None])
+        rows = np.arange(-(-len(weight) // size) * size)
+        tokens = self.tokens[rows % len(weight)]
+        weight = (weight[rows % len(weight)] & (rows < len(weight))[:, None]).astype(np.float32)
+        return [(tokens[i : i + size], weight[i : i + size]) for i in rows[::size]]
+
+
+def fingerprints(teacher, vocabulary) -> dict[str, str]:
+    """Of a target's weights and of its tokenizer."""
+    return {
+        "target_fingerprint": teacher.checkpoint,
+        "tokenizer_fingerprint": tokenizer.fingerprint(vocabulary),
+    }
+
+
+def check_of(what: str, record: Mapping, of: Mapping, way_out: str) -> None:
+    """Raises ConfigError for stored things that are of another target, tokenizer or whatever ``of``
+    names."""
+    for name, own in of.items():
+        if record.get(name) != own:
+            raise ConfigError(
+                f"{what} of another {name.replace('_', ' ')}: {record.get(name)} (target "
+                f"{record.get('teacher')!r}), and this run has {own}: {way_out}"
+            )
+
+
+def write(path: Path, samples: Samples, record: Mapping) -> None:
+    """Writes a file, whole or not at all. ``record``: what it is of, see ``fingerprints``."""
+    temporary = path.with_suffix(".tmp")
+    arrays = {field.name: getattr(samples, field.name) for field in dataclasses.fields(samples)}
+    with temporary.open("wb") as file:
+        np.savez(file, **arrays, **{RECORD: json.dumps(record)})
+    temporary.replace(path)
+
+
+def read(path: str, of: Mapping | None = None, vocab_size: int | None = None) -> Samples:
+    """Reads a file of ``regenerate``, or its shards.
+
+    A file without a record, as they once were, is accepted with a warning where its tokens are
+    known: what it holds may be right, and took hours to write.
+
+    Args:
+      of: what it has to be of, see ``fingerprints``; None: whatever it is of.
+
+    Raises:
+      ConfigError: one is missing, is of another target or tokenizer, was written with other
+        settings than its fellow shards, or holds tokens that a model of ``vocab_size`` does not
+        know.
+    """
+    parts, records = [], []
+    anew = "run the recipe `regenerate` with this one, to another `output`"
+    for file in shards_of(Path(path), "regenerate"):
+        with np.load(file) as arrays:
+            found = {field.name: arrays[field.name] for field in dataclasses.fields(Samples)}
+            record = json.loads(str(arrays[RECORD])) if RECORD in arrays else None
+        if record is not None:
+            check_of(f"the rows in {str(file)!r} are", record, of or {}, anew)
+        elif of:
+            sources.say_once(
+                f"warning: {file} does not say which target wrote it; text of another one teaches "
+                f"the wrong law. To be sure, {anew}"
+            )
+        records.append(record)
+        largest = found["tokens"].max(initial=0)
+        if vocab_size is not None and largest >= vocab_size:
+            raise ConfigError(
+                f"{file} holds the token {largest}, the target knows those below {vocab_size}: it "
+                f"was written by another target; {anew}"
+            )
+        parts.append(found)
+    if any(record != records[0] for record in records):
+        raise ConfigError(
+            f"the shards of {path} were written with different settings: {records}; write them "
+            "anew, all with the same"
+        )
+    return Samples(**{name: interleaved([part[name] for part in parts]) for name in parts[0]})
+
+
+def interleaved(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """The rows of all shards in their order: shard i has the rows ``i::len(parts)``."""
+    if len(parts) == 1:
+        return parts[0]
+    shape = sum(map(len, parts)), *parts[0].shape[1:]
+    joined = np.empty(shape, parts[0].dtype)
+    for i, part in enumerate(parts):
+        joined[i :: len(parts)] = part
+    return joined
+
+
+def shard_of(path: Path, shard: int, shards: int) -> Path:
+    """The file of one shard: ``samples.npz`` -> ``samples.0-of-2.npz``."""
+    return path if shards == 1 else path.with_name(f"{path.stem}.{shard}-of-{shards}{path.suffix}")
+
+
+def shards_of(path: Path, recipe: str, holds: str = "") -> list[Path]:
+    """What a recipe wrote to ``path``, or all of its shards. Raises ConfigError where one is
+    missing. ``holds``: what a folder must hold to be finished."""
+    if (path / holds).is_file():
+        return [path]
+    named = re.compile(rf"{re.escape(path.stem)}\.\d+-of-(\d+){re.escape(path.suffix)}")
+    there = path.parent.iterdir() if path.parent.is_dir() else ()
+    counts = {int(found[1]) for file in there if (found := named.fullmatch(file.name))}
+    if not counts:
+        raise ConfigError(
+            f"nothing at {str(path)!r}: run the recipe `{recipe}` first, with output={path}"
+        )
+    count = max(counts)
+    wanted = [shard_of(path, i, count) for i in range(count)]
+    missing = [file for file in wanted if not (file / holds).is_file()]
+    if missing:
+        raise ConfigError(
+            f"of the {count} shards of {path} {len(missing)} are missing, the first is "
+            f"{missing[0].name}: run the recipe `{recipe}` with shard="
+            f"{wanted.index(missing[0])} shards={count}"
+        )
+    return wanted
