@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+from pathlib import Path
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from .models import seq2seq_families
 from .models.families import FAMILIES
 from .models.files import read_json
 from .models.lm import EMBEDDED, LM, as_drafter, config_folder, load
+from .models.tokenizer import holds_tokenizer
 from .types import PyTree
 
 DEFAULT_DRAFTS = {"embedded": "embedded-draft"}  # target -> its draft model, for drafter="draft"
@@ -174,8 +176,9 @@ def _with_tree(heads: HeadLM, shape: topology.Topology | None, lm: LM):
 def named(lm: LM, name: str | os.PathLike, **settings) -> str | LM | HeadLM | WithLookup:
     """What ``drafter=name`` means for a target; ``plain`` and ``ngram`` are returned as they are.
 
-    A folder or a hub name holds a draft model or heads; its config tells which. ``settings``: what
-    ``load`` takes for a draft model besides.
+    A folder or a hub name holds a draft model or heads; its config tells which. A folder of a draft
+    model without a tokenizer, as training exports it, has its target's. ``settings``: what ``load``
+    takes for a draft model besides.
 
     Raises:
       ValueError, FileNotFoundError, OSError: a name that means nothing, or as ``load`` and
@@ -203,7 +206,11 @@ def named(lm: LM, name: str | os.PathLike, **settings) -> str | LM | HeadLM | Wi
     model_type = config.get("model_type")
     known = model_type in FAMILIES or model_type in seq2seq_families.FAMILIES
     if known and not holds_heads(text, config):
-        return load(text, **{"dtype": lm.dtype.name} | settings)
+        own = {"dtype": lm.dtype.name}
+        fits = config.get("vocab_size") == lm.target.vocab_size
+        if fits and Path(text).is_dir() and not holds_tokenizer(text):
+            own["tokenizer"] = lm.tokenizer or False
+        return load(text, **own | settings)
     return load_drafter(text, lm)
 
 

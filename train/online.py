@@ -21,6 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import specjax
+from specjax import resolve
+from specjax.models.lm import LM
 
 from . import (
     card,
@@ -204,11 +206,12 @@ def run(config: OnlineConfig, *, dry_run: bool = False) -> None:
     teacher = distill.load_teacher(config.teacher, vocabulary, capacity)
     end_of_text = tokenizer.end_of_text(config.teacher, vocabulary)
     ends = sorted({end_of_text, *teacher.config.eos_ids})
-    folder = Path(config.drafter)  # one that `distill` has exported has the teacher's tokenizer
-    without = folder.is_dir() and not (folder / "tokenizer.json").is_file()
+    draft = resolve.named(teacher, config.drafter)
+    if not isinstance(draft, LM):
+        raise ConfigError(f"drafter={config.drafter!r}; accepted: a draft model, which this is not")
     online = Online(
         teacher,
-        specjax.load(config.drafter, tokenizer=False if without else None),
+        draft,
         capacity=capacity,
         num_draft=config.num_draft,
         learning=config.learning,

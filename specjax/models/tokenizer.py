@@ -188,6 +188,7 @@ _NO_TEMPLATE = (
 )
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes that add nothing
 _CONFIG, _TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+_FILES = ("tokenizer.json", _CONFIG, "tokenizer.model", "vocab.json")  # any of which makes one
 _ACCEPTED = "a Tokenizer, a tokenizers.Tokenizer or a tokenizer of transformers"
 
 
@@ -206,10 +207,9 @@ def load_tokenizer(folder: str | os.PathLike, eos_ids: Iterable[int] = ()) -> To
     config = read_json(folder, _CONFIG) if (folder / _CONFIG).is_file() else {}
     if file.is_file() and _says_everything(folder, config):
         return _read_light(file, config.get("eos_token"), eos_ids)
-    names = (_CONFIG, "tokenizer.model", "vocab.json")
-    if not any((folder / name).is_file() for name in names):
+    if not holds_tokenizer(folder):
         raise FileNotFoundError(
-            f"{folder} has no tokenizer: neither tokenizer.json nor {' nor '.join(names)} "
+            f"{folder} has no tokenizer: neither {' nor '.join(_FILES)} "
             f"({holdings(folder)}); pass tokenizer=<folder or "
             "tokenizer>, or tokenizer=False to work with token ids alone"
         )
@@ -219,6 +219,11 @@ def load_tokenizer(folder: str | os.PathLike, eos_ids: Iterable[int] = ()) -> To
         return TransformersTokenizer(AutoTokenizer.from_pretrained(str(folder)), eos_ids)
     except Exception as error:  # whatever its many readers raise on a broken file
         raise ValueError(f"transformers cannot read the tokenizer in {folder}: {error}") from error
+
+
+def holds_tokenizer(folder: str | os.PathLike) -> bool:
+    """Whether a folder has a tokenizer, of whatever kind."""
+    return any((Path(folder) / name).is_file() for name in _FILES)
 
 
 def _says_everything(folder: Path, config: Mapping[str, object]) -> bool:

@@ -292,9 +292,11 @@ def test_the_recipe_leaves_a_curve_a_report_and_a_drafter(whole, place):
     page = (whole / report.PAGE).read_text()
     assert "Agreement with the target" in page and "learning.buffer" in page
     lm = specjax.load(place.root / "target" / "model")
-    drafter = specjax.load(whole / "model", tokenizer=lm.tokenizer)  # as its card says
-    text = specjax.generate(lm, "x1 = f(", drafter=drafter, max_new_tokens=8)
-    assert text.text == specjax.generate(lm, "x1 = f(", drafter="plain", max_new_tokens=8).text
+    texts = [
+        specjax.generate(lm, "x1 = f(", drafter=drafter, max_new_tokens=8).text
+        for drafter in (str(whole / "model"), "plain")
+    ]
+    assert texts[0] == texts[1]
     card = (whole / "model" / "README.md").read_text()
     assert "rows of 14 tokens" in card and "Licence of the data: not stated" in card
 
@@ -328,6 +330,12 @@ def test_stopped_it_goes_on_to_serve_and_learn_the_same(command, whole, tmp_path
     assert found.value.code == 128 + signal.SIGTERM
     assert main(command(tmp_path)) == 0
     assert learned(tmp_path) == learned(whole)
+
+
+def test_heads_are_refused_before_anything_is_served(command, tmp_path, capsys):
+    assert main(command(tmp_path / "run", "drafter=ngram")) == 2
+    assert "drafter='ngram'; accepted: a draft model" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_weights_that_are_no_longer_finite_end_the_run(command, tmp_path, monkeypatch, capsys):
