@@ -131,7 +131,7 @@ def of_prompt(
     if FEATURES not in fields:
         raise ValueError(f"{lm.name} reads features: give them in a field {FEATURES!r}")
     given = fields[FEATURES]
-    where = folder / given if isinstance(given, str | os.PathLike) else np.asarray(given)
+    where = folder / given if isinstance(given, str | os.PathLike) else given
     array, wanted = _array(where), (config.num_features, 2 * config.max_source)
     if array.shape != wanted:
         raise ValueError(f"features: the shape is {list(array.shape)}, expected {list(wanted)}")
@@ -140,7 +140,8 @@ def of_prompt(
     digest = hashlib.sha256(array.tobytes()).hexdigest()[:16]
     prompt = fields.get("prompt")
     prompts = None if prompt is None else prompt if isinstance(prompt, str) else [prompt]
-    return _begin(lm, prompts, 1, ids_of)[0], Features(where, digest)
+    kept = where if isinstance(where, Path) else array
+    return _begin(lm, prompts, 1, ids_of)[0], Features(kept, digest)
 
 
 def of_prompts(lm: LM, prompts, ids_of: Callable) -> list[tuple[list[int], Source]]:
@@ -157,15 +158,16 @@ def of_prompts(lm: LM, prompts, ids_of: Callable) -> list[tuple[list[int], Sourc
     return [of_prompt(lm, row, Path(), ids_of) for row in rows]
 
 
-def _array(where: Path | np.ndarray) -> np.ndarray:
-    if isinstance(where, Path):
-        try:
-            where = np.load(where, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise ValueError(f"features: {where} holds no array ({error})") from None
+def _array(where) -> np.ndarray:
+    """Of a file, an array or lists of numbers. Raises ``ValueError`` for anything else."""
+    try:
+        where = np.load(where, allow_pickle=False) if isinstance(where, Path) else np.asarray(where)
+    except (OSError, ValueError, EOFError) as error:
+        what = f"{where} holds" if isinstance(where, Path) else "what was given is"
+        raise ValueError(f"features: {what} no array ({error})") from None
     if not isinstance(where, np.ndarray) or where.dtype.kind not in "fiu":
         raise ValueError("features: give one array of numbers, [bins, frames]")
-    return np.ascontiguousarray(where, np.float32)
+    return np.asarray(where, np.float32, order="C")
 
 
 def width_of(sources: Sequence[Source]) -> int:

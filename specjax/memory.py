@@ -22,7 +22,7 @@ from flax import nnx
 from .models.config import DecoderConfig
 from .models.encoder_decoder import QUERIES, EncoderDecoderConfig
 from .models.files import read_json
-from .models.hf import abstract, check_dtype, load_config
+from .models.hf import abstract, check_dtype, dtype_of, load_config
 from .models.placement import check_divides, spec_of
 from .models.quantize import KEPT, SCHEMES
 from .models.seq2seq_families import FAMILIES as ENCODER_FAMILIES
@@ -268,12 +268,11 @@ def _model(name, config, parts, rows, context, source, dtype, scheme, widths) ->
     total = each = whole = count = encoder = 0
     for path, param in nnx.to_flat_state(abstract(config)[1]):
         part, shape = ".".join(map(str, path)), param.get_value().shape
-        split = parts if any(spec_of(part, shape, parts, MODEL)) else 1
-        size = _bytes(part, shape, dtype, scheme)
+        size, own, copied = _stored(part, shape, dtype, scheme, parts)
         count += math.prod(shape)
         total += size
-        each += size // split
-        whole += size if split == 1 else 0
+        each += own
+        whole += copied
         encoder += size if part.startswith("encoder.") else 0
     entry, entry_each, layers = _entries(config, parts, context)
     entry, entry_each = entry * dtype.itemsize, entry_each * dtype.itemsize
@@ -313,11 +312,20 @@ def _entries(config: Config, parts: int, context: int):
     return size, size // parts, layers
 
 
-def _bytes(part: str, shape: tuple[int, ...], dtype, scheme: str | None) -> int:
-    """Of a parameter as ``quantize.encode`` leaves it."""
-    if scheme is None or len(shape) < 2 or re.fullmatch(KEPT, part):
-        return math.prod(shape) * dtype.itemsize
-    return math.prod(shape) + 4 * math.prod(shape[:-1])  # eight bits, and a scale an output
+def _stored(part: str, shape: tuple[int, ...], dtype, scheme, parts: int) -> tuple[int, int, int]:
+    """Bytes of a parameter as ``quantize.encode`` leaves it: in all, on each device, and of these
+    what every device holds."""
+    arrays = [(shape, dtype_of(part, dtype).itemsize)]
+    if scheme is not None and len(shape) > 1 and not re.fullmatch(KEPT, part):
+        arrays = [(shape, 1), ((*shape[:-1], 1), 4)]  # eight bits, and a scale an output
+    spec, total, each, whole = spec_of(part, shape, parts, MODEL), 0, 0, 0
+    for sizes, width in arrays:
+        size = math.prod(sizes) * width
+        split = any(axis and n > 1 for axis, n in zip(spec, sizes, strict=True))
+        total += size
+        each += size // (parts if split else 1)
+        whole += 0 if split else size
+    return total, each, whole
 
 
 def _working(config, parts, rows, context, source, dtype, num_draft, temperature) -> int:

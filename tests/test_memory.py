@@ -22,7 +22,7 @@ from flax import nnx
 from jax.extend import core
 
 import specjax
-from specjax import Sampling, acceptance, loop, native, tree
+from specjax import Sampling, acceptance, loop, native, sharding, tree
 from specjax.acceptance.laws import TargetLaw
 from specjax.drafters import DraftModel, NGram, Plain
 from specjax.drawing import argmax
@@ -30,6 +30,7 @@ from specjax.models import quantize
 from specjax.models.causal_lm import CausalLM
 from specjax.models.config import DecoderConfig
 from specjax.models.decoder import abstract
+from specjax.models.placement import place_weights
 from specjax.round import widths
 from specjax.types import Context
 
@@ -255,3 +256,14 @@ def test_the_plan_of_a_quantized_model_counts_the_bytes_that_quantization_leaves
     with pytest.raises(ValueError, match=f"reads at most {config.max_positions} tokens"):
         specjax.plan_memory(config, context=config.max_positions + 1)
     assert plan.models[0].weights == there
+    mesh = sharding.as_mesh("model=2")
+    paths = [path for path, _ in flat]
+    spread = place_weights(
+        nnx.from_flat_state([(p, nnx.Param(x)) for p, x in zip(paths, stored, strict=True)]),
+        config,
+        mesh,
+        "model",
+    )
+    held = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(spread))
+    shared = specjax.plan_memory(config, dtype="float32", quantize=scheme, mesh="model=2")
+    assert shared.models[0].weights_each == held

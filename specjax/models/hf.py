@@ -132,7 +132,7 @@ def load_weights(
     places = {name: (stored[name].path, stored[name].name) for name in wanted}
     with Reader(wanted, places, shapes) as reader:
         for part, shape in shapes.items():
-            kind = _dtype_of(part, dtype)
+            kind = dtype_of(part, dtype)
             read = functools.partial(reader.read, part, dtype="float32" if quantize else kind)
             piece = placed(part, read, shape, mesh)
             if quantize:
@@ -206,7 +206,7 @@ class _Stored:
     dtype: str
 
 
-def _dtype_of(part: str, dtype: np.dtype) -> np.dtype:
+def dtype_of(part: str, dtype: np.dtype) -> np.dtype:
     """Of a parameter in a model of ``dtype``: a router's bias tells near equals apart."""
     return np.dtype("float32") if part.endswith(".router.bias") else dtype
 
@@ -342,7 +342,7 @@ def gathered(tensor: Tensor, params: Mapping[str, np.ndarray], dtype: np.dtype) 
 def _write_weights(folder: Path, tensors, params, dtype, max_shard_bytes: int) -> None:
     """One file, or shards and their index; the host holds one shard at a time."""
     shapes = {name: value.shape for name, value in params.items()}
-    kinds = {n: _dtype_of(t.parts[0], dtype) for n, t in tensors.items()}
+    kinds = {n: dtype_of(t.parts[0], dtype) for n, t in tensors.items()}
     sizes = {n: math.prod(shape_of(t, shapes)) * kinds[n].itemsize for n, t in tensors.items()}
     shards: list[list[str]] = [[]]
     room = max_shard_bytes

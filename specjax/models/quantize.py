@@ -29,8 +29,11 @@ import jax.numpy as jnp
 from .. import sharding
 
 SCHEMES = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
-# looked up and not multiplied, and small; a few rows that decide all; used in parts, and small
-KEPT = r"(.*\.)?(position_embedding|relative_bias)|.*\.router\.weight|.*\.kv_b\.weight"
+# looked up and not multiplied, and small; a few rows that decide all; used in parts, and small; not
+# products
+KEPT = (
+    r"(.*\.)?(position_embedding|relative_bias)|.*\.(router|kv_b)\.weight|encoder\.conv\d\.weight"
+)
 BLOCK = 1 << 20  # weights converted at a time on CPU: 4 MB of float32, which its cache holds
 
 

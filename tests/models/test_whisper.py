@@ -24,7 +24,7 @@ import specjax
 from specjax import drafters, job, loop
 from specjax.models import load_config, load_weights, save_pretrained, start_ids
 from specjax.models.hf import abstract
-from specjax.models.seq2seq import same_encoder
+from specjax.models.seq2seq import encode, same_encoder
 from specjax.models.seq2seq_families import config_from_hf
 from specjax.models.tokenizer import wrap_tokenizer
 
@@ -130,6 +130,14 @@ def test_one_hearing_serves_a_drafter_with_the_encoder_of_its_target(lms):
     weights = jax.tree.map(lambda x: x + 1e-6, theirs.params)
     assert same_encoder(ours.target, ours.params, theirs.target, theirs.params)
     assert not same_encoder(ours.target, ours.params, theirs.target, weights)
+
+
+def test_a_quantized_whisper_hears_what_it_heard(lms):
+    pytest.importorskip("qwix")
+    lm = specjax.load(lms["whisper"].name, quantize="int8")
+    inputs = {"features": expected("whisper")[0]["features"]}
+    heard = [encode(x.target, x.params, inputs)["memory"] for x in (lms["whisper"], lm)]
+    assert 0.999 < np.corrcoef(*(np.ravel(memory) for memory in heard))[0, 1] < 1
 
 
 def test_the_rounds_copy_neither_memory_nor_cache():
