@@ -470,3 +470,10 @@ def test_what_is_wrong_with_a_drafter_is_named(source, config, tensors, words, t
     edited(tmp_path, source, config, **tensors)
     with pytest.raises(ValueError, match=words):
         specjax.load_drafter(tmp_path, target)
+
+
+def test_a_mask_with_an_embedding_of_its_own_is_refused(target, tmp_path):
+    edited(tmp_path, "dflash")
+    (tmp_path / "mask_embedding.pt").write_bytes(b"")
+    with pytest.raises(ValueError, match="mask_embedding.pt: masks .* target's of token 23"):
+        specjax.load_drafter(tmp_path, target)

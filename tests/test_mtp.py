@@ -296,3 +296,25 @@ def test_bad_shapes_and_absent_modules_are_named(targets):
         config = MTPConfig(layer=layer, shared_ends=True, embedding_first=False)
         drafter = MTP(config=config, target=lm.target)
         specjax.save_drafter(drafter, weights_for(drafter), "nowhere")
+
+
+def test_modules_of_speculators_are_those_of_qwen_under_other_names(targets, tmp_path):
+    lm, heads = targets["qwen"]
+    (weights,) = (GOLDEN / "qwen").glob("*.safetensors")
+    theirs = {"layers.0": "", "pre_fc_norm_embedding": "token_layernorm", "fc": "input_proj"}
+    theirs |= {"pre_fc_norm_hidden": "hidden_layernorm", "norm": "final_layernorm"}
+    named = {}
+    for name, x in load_file(weights).items():
+        if part := next((p for p in theirs if name.startswith(f"mtp.{p}.")), None):
+            end = name.removeprefix(f"mtp.{part}.")
+            named[f"mtp_layers.0.{theirs[part]}.{end}".replace("..", ".")] = x
+    save_file(named, tmp_path / "model.safetensors")
+    said = {"speculators_config": {"proposal_methods": [{"speculative_tokens": 3}]}}
+    said |= {"speculators_model_type": "mtp", "num_nextn_predict_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    found = specjax.load_drafter(tmp_path, lm)
+    assert found.drafter.config.num_modules == 3 and found.drafter.config.share_layers
+    shape = dataclasses.replace(found.drafter.config, shared_ends=True)
+    wanted = dataclasses.replace(heads.drafter.config, num_modules=3, share_layers=True)
+    assert shape == wanted
+    jax.tree.map(np.testing.assert_array_equal, found.params, heads.params)

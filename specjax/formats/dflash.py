@@ -26,6 +26,7 @@ from .weights import check_same, check_sizes, check_whole, loaded, stored
 KNOWN = "DFlash's (fc.weight, hidden_norm.weight, layers.{i}...; dflash_config)"
 DRAFTER, FILE = Block, "model"
 _TABLES = ("embed_tokens.weight", "lm_head.weight")
+_MASK = "mask_embedding.pt"  # vLLM's name
 _UNUSED = ("rotary_emb.inv_freq", "d2t", "t2d")  # the last two of a whole vocabulary
 
 
@@ -57,6 +58,12 @@ def load(config: Mapping, tensors: Mapping, target):
     if ids is None:
         ids = usual_ids(count, layers.num_layers)
     _check_ids(ids, target)
+    beside = [path.with_name(_MASK) for path in getattr(tensors, "files", ())]
+    if any(path.exists() for path in beside):
+        raise ValueError(
+            f"{_MASK}: masks with an embedding of their own are not supported, only the target's "
+            f"of token {said['mask_token_id']}"
+        )
     for key in ("attention_sink_bias", "add_swa_attention_sink_bias"):
         if own.get(key, config.get(key)):
             raise ValueError(f"{key}: attention sinks are not supported")

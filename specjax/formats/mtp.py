@@ -8,14 +8,18 @@ the target's family names them (``self_attn.q_proj.weight`` ...), and these::
                                             final_layernorm
     Qwen3-Next     mtp.layers.{k}.          and once for all: mtp.pre_fc_norm_embedding,
                                             mtp.pre_fc_norm_hidden, mtp.fc, mtp.norm
+    speculators    mtp_layers.0.            as MiMo's, in a folder of their own
 
-DeepSeek's and Qwen's ``fc`` reads (embedding, hidden), MiMo's (hidden, embedding). DeepSeek's files
-repeat the target's tables (``embed_tokens.weight``, ``shared_head.head.weight``). The config says
+``fc`` reads (embedding, hidden), MiMo's (hidden, embedding). DeepSeek's files repeat the target's
+tables (``embed_tokens.weight``, ``shared_head.head.weight``). The config says
 ``num_nextn_predict_layers`` = K, and of FastMTP, whose one module is its own successor,
-``num_speculative_steps``.
+``num_speculative_steps``; of speculators', likewise, ``speculative_tokens``.
 
-What the next module takes for the hidden state no file says. Here it is the normed output in all
-three, as in transformers and SGLang, and in vLLM but for DeepSeek's (unless ``"specjax":
+Speculators' first step is ours; its further steps, in training, see entries of their own step
+alone. Here, as in servers, drafts see what is cached: the first step's, and those before.
+
+What the next module takes for the hidden state no file says. Here it is the normed output in all,
+as in transformers and SGLang, and in vLLM but for DeepSeek's (unless ``"specjax":
 {"normed_output": false}`` stands in the config); it matters from the second drafted token on.
 """
 
@@ -39,7 +43,7 @@ from ..models.reading import Reader
 from ..models.tensors import Tensor
 from .weights import Tensors, check_same, check_whole, some
 
-KNOWN = "MTP modules (model.layers.{n}.eh_proj, model.mtp_layers.{k}.input_proj or mtp.fc)"
+KNOWN = "MTP modules (model.layers.{n}.eh_proj, [model.]mtp_layers.{k}.input_proj or mtp.fc)"
 DRAFTER, FILE = MTP, "mtp"
 SAID = ("num_nextn_predict_layers", "num_speculative_steps", "specjax")  # keys of the config
 SINGLE, SHARD = "model.safetensors", "model-00001-of-00001.safetensors"
@@ -73,6 +77,12 @@ LAYOUTS = {
         "model.mtp_layers.{k}.",
         ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm"),
         {"shared_ends": False, "embedding_first": False},
+    ),
+    "speculators": Layout(
+        "mtp_layers.{k}.",
+        "mtp_layers.{k}.",
+        ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm"),
+        {"shared_ends": False, "embedding_first": True},
     ),
     "qwen": Layout(
         "mtp.layers.{k}.",
@@ -149,7 +159,8 @@ def load(config: Mapping, tensors, target):
     begin = count if "{n}" in layout.layer else 0
     num = len([i for i in found if i >= begin])
     said = config.get("num_nextn_predict_layers") or num
-    steps = config.get("num_speculative_steps") or 1
+    methods = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    steps = config.get("num_speculative_steps") or methods[0].get("speculative_tokens") or 1
     check_whole(num_nextn_predict_layers=said, num_speculative_steps=steps)
     if not num or {i for i in found if i >= begin} != {*range(begin, begin + num)} or said != num:
         raise ValueError(

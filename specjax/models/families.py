@@ -143,7 +143,8 @@ _DEEPSEEK_KEYS = {k: v for k, v in _LLAMA_KEYS.items() if k not in ("num_kv_head
 _DEEPSEEK_LIKE = dict(
     rope_types=("default", "linear", "yarn"),
     # all heads have keys of their own, made of the one that is kept
-    writes={"num_key_value_heads": lambda config: config.num_heads},
+    # SGLang wants to be told the frequency
+    writes={"num_key_value_heads": lambda config: config.num_heads, "moe_layer_freq": 1},
     tensors=DEEPSEEK_TENSORS,
     packed=PACKED_EXPERTS,
     **_NAMED,
