@@ -20,6 +20,7 @@ from specjax.models import save_pretrained
 from specjax.models.causal_lm import CausalLM
 from specjax.models.lm import EMBEDDED, LM, as_drafter, check_same_tokenizer, load
 from specjax.models.tokenizer import FileTokenizer
+from specjax.resolve import named
 
 
 def language_model(size=320, tokenizer=None, name="a model"):
@@ -221,3 +222,16 @@ def test_without_tokenizers_only_equal_sizes_are_believed():
     check_same_tokenizer(language_model(320), language_model(320))
     with pytest.raises(ValueError, match="vocabulary of 300.* of 320"):
         check_same_tokenizer(language_model(320), language_model(300, byte_tokenizer()))
+
+
+def test_a_drafter_s_folder_without_a_tokenizer_has_its_target_s_if_it_reads_as_many(
+    folder, tmp_path
+):
+    lm, draft = load(folder), tmp_path / "draft"
+    save_pretrained(random_model(SMALL, 1), draft)
+    assert not (draft / "tokenizer.json").exists()
+    assert named(lm, draft).tokenizer is not None
+    as_drafter(lm, named(lm, draft))
+    save_pretrained(random_model(dataclasses.replace(SMALL, vocab_size=300), 1), draft)
+    with pytest.raises(FileNotFoundError, match="has no tokenizer"):
+        named(lm, draft)

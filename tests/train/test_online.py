@@ -332,6 +332,14 @@ def test_stopped_it_goes_on_to_serve_and_learn_the_same(command, whole, tmp_path
     assert learned(tmp_path) == learned(whole)
 
 
+def test_a_drafter_that_is_never_rejected_serves_on_and_learns_nothing(command, place, tmp_path):
+    target = place.root / "target" / "model"
+    assert main(command(tmp_path, f"drafter={target}", "run.steps=2")) == 0
+    rows, _ = learned(tmp_path)
+    assert not any("loss" in row for row in rows)
+    assert [row["accepted"] for row in rows if "accepted" in row] == [1.0, 1.0]
+
+
 def test_heads_are_refused_before_anything_is_served(command, tmp_path, capsys):
     assert main(command(tmp_path / "run", "drafter=ngram")) == 2
     assert "drafter='ngram'; accepted: a draft model" in capsys.readouterr().err
