@@ -139,10 +139,11 @@ def make_loss(made: Heads, target, read, config: BlockConfig):
         q = chunks.logits_of(table, states, cap, bias)
         return {"loss": head_losses.nats(q, laws.said(law, pieces), config.teacher_share)}
 
-    def loss(params, given, batch, key):
+    def loss(params, given, batch, keys):
         rows = read(given["target"], batch)
         size, room = config.num_anchors, rows.hidden.shape[1] - config.num_heads
-        anchors = jax.random.randint(key, (len(rows.tokens), size), 0, room, jnp.int32)
+        draw = jax.vmap(lambda key: jax.random.randint(key, (size,), 0, room, jnp.int32))
+        anchors = draw(keys.rows)
         masks = laid(made.outputs(params, given["target"], rows, anchors), rows, anchors)
         law = target.head_table(given["target"]) if config.teacher_share else None
         total, counted, terms = 0.0, 0.0, {}

@@ -14,6 +14,7 @@ drafter gets right are taken away, here single positions.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 
@@ -110,8 +111,8 @@ def make_loss(pair: distill.Pair, config: BoostConfig):
         failed = failed if config.boosted else jnp.ones_like(failed)
         return {"loss": failed * distance(p, q), "failed": failed}
 
-    def loss(params, frozen, batch, key):
-        del key  # nothing is drawn
+    def loss(params, frozen, batch, keys):
+        del keys  # nothing is drawn
         tokens, weight, hidden = distill.unpacked(pair, batch)
         read = arrays(pair, params, frozen, tokens[:, :-1], hidden)
         summed, others = chunks.total(terms, *read, weight, chunk=config.distill.chunk)
@@ -169,12 +170,14 @@ def run(config: BoostConfig, *, dry_run: bool = False) -> None:
             ),
         )
         frozen = {"target": teacher.params, "earlier": trained}
+        start = model.create(shape, own.run.seed)[1]
         job = Job(
             loss=make_loss(pair, config),
-            params=model.create(shape, own.run.seed)[1],
+            params=start,
             batches=distill.training_batches(own, teacher, vocabulary),
             evaluate=evaluate,
             frozen=frozen,
+            measures=functools.partial(evaluate.names, start, frozen),
         )
         if dry_run:
             print(f"{config.num_drafters} drafters, each of")

@@ -16,6 +16,7 @@ import math
 import os
 import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import jax
@@ -140,6 +141,16 @@ def restore(manager, state, batches):
     return loaded["state"], step
 
 
+def check_measure(measure: str, measured: Iterable[str]) -> None:
+    """Raises ConfigError where there is no such measure."""
+    known = list(measured)
+    if measure not in known:
+        raise ConfigError(
+            f"run.best={measure!r} is not measured; measured are {', '.join(known)}: the same "
+            "command with one of these goes on from here"
+        )
+
+
 class Best:
     """The parameters at the best value of a measure, in ``folder/best/STEP``: at the greatest, of a
     loss at the least.
@@ -178,11 +189,8 @@ class Best:
         """
         from orbax.checkpoint import v1 as ocp
 
-        if self._measure and self._measure not in measured:
-            raise ConfigError(
-                f"run.best={self._measure!r} is not measured; measured are {', '.join(measured)}: "
-                "the same command with one of these goes on from here"
-            )
+        if self._measure:
+            check_measure(self._measure, measured)
         if self._is_better(measured.get(self._measure)):
             ocp.save(self._folder / str(step), params, overwrite=True)
             self.value, self.step = measured[self._measure], step

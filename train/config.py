@@ -131,7 +131,8 @@ class RunConfig:
 
 
 # Fields that a resumed run may change: they do not alter what the steps so far have computed, and
-# of what follows no more than how it is rounded (and, with accumulation, what losses draw).
+# of what follows no more than how it is rounded (and, with accumulation, which rows a drafter
+# writes itself).
 FREE_FIELDS = ("run.folder", "run.steps", "run.save_every", "run.eval_every", "run.keep")
 FREE_FIELDS += (
     "run.metrics",

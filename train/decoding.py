@@ -19,6 +19,7 @@ from specjax.types import Drafter
 
 from . import data
 from .config import ConfigError, check_stems
+from .evaluate import KEPT
 
 RESAMPLES = 2000  # of the prompts, for an interval
 Prompts = tuple[np.ndarray, np.ndarray]  # int32 [n, T], padded behind, and lengths int32 [n]
@@ -95,6 +96,11 @@ def tau_of(found: dict[str, np.ndarray]) -> tuple[float, float, float]:
     return (float(tau), *(float(x) for x in np.quantile(taus, [0.025, 0.975])))
 
 
+def names(sets: Mapping[str, Prompts]) -> list[str]:
+    """Of what ``make_decoded`` measures, besides ``evaluate.KEPT``, which follow from the draft."""
+    return [f"{prefix}decoded_tau" for prefix in sets]
+
+
 def make_decoded(
     lm, drafter: Drafter, sets: Mapping[str, Prompts], config: DecodingConfig, mesh=None
 ):
@@ -126,7 +132,7 @@ def make_decoded(
             rounds = max(found["rounds"].sum(), 1)
             measured[f"{prefix}decoded_tau"] = float(found["emitted"].sum() / rounds)
             for depth, kept in enumerate(found["accepted_at"].sum(axis=0), 1):
-                measured[f"{prefix}decoded_kept_{depth}"] = float(kept / rounds)
+                measured[f"{prefix}{KEPT}{depth}"] = float(kept / rounds)
         return measured
 
     return decoded

@@ -161,18 +161,18 @@ def unpacked(pair: Pair, batch):
 
 
 def make_writer(pair: Pair, length: int, prompt_tokens: int, temperature: float):
-    """``write(params, tokens [B, length + 1], key) -> (tokens, weight [B, length])``: the drafter
-    goes on from the first ``prompt_tokens`` of each row; weights count what it wrote."""
+    """``write(params, tokens [B, length + 1], keys [B]) -> (tokens, weight [B, length])``: the
+    drafter goes on from the first ``prompt_tokens`` of each row; weights count what it wrote."""
     model = CausalLM(pair.student)
 
-    def write(params, tokens, key):
+    def write(params, tokens, keys):
         out = specjax.decode(
             model,
             specjax.drafters.Plain(),
             {"target": jax.lax.stop_gradient(params)},
             tokens[:, :prompt_tokens],
             jnp.full((tokens.shape[0],), prompt_tokens, jnp.int32),
-            key=key,
+            key=keys,
             max_new_tokens=length + 1 - prompt_tokens,
             sampling=specjax.Sampling(temperature=temperature),
             capacity=length + 1,
@@ -208,11 +208,14 @@ def make_loss(pair: Pair, config: DistillConfig):
             value += (1 - share) * distance(p, q)
         return {"loss": value, **found}
 
-    def loss(params, frozen, batch, key):
+    def loss(params, frozen, batch, keys):
         tokens, weight, hidden = unpacked(pair, batch)
         own_rows = config.own_rows(len(tokens))
         if own_rows:
-            written, own = write(params, tokens[:own_rows], key)
+            order = jnp.argsort(keys.index)  # processes lay rows in another
+            read = tokens, weight, hidden, keys.rows
+            tokens, weight, hidden, drawn = jax.tree.map(lambda x: jnp.asarray(x)[order], read)
+            written, own = write(params, tokens[:own_rows], drawn[:own_rows])
             tokens = jnp.concatenate([written, tokens[own_rows:]])
             weight = jnp.concatenate([own, weight[own_rows:]])
         inputs, pieces = tokens[:, :-1], {"next": tokens[:, 1:]}
@@ -337,6 +340,7 @@ def run(config: DistillConfig, *, dry_run: bool = False) -> None:
         batches=training_batches(config, teacher, vocabulary),
         evaluate=lambda params, frozen: cheap(params, frozen) | decoded(frozen, params),
         frozen=teacher.params,
+        measures=lambda: [*cheap.names(params, teacher.params), *decoding.names(prompts)],
         best="decoded_tau" if prompts else "",
     )
     if dry_run:

@@ -119,10 +119,11 @@ def make_loss(made: Heads, target, read, config: EagleConfig):
     ``laws_k``: of step k both parts that are over the target's law, ``head_k`` and ``top_k``."""
     terms_of, common = make_terms(target, config)
 
-    def loss(params, given, batch, key):
+    def loss(params, given, batch, keys):
         rows = read(given["target"], batch)
         reach = config.noise * 512 / rows.hidden.shape[1]
-        noise = reach * (jax.random.uniform(key, rows.hidden.shape) - 0.5)
+        draw = jax.vmap(lambda key: jax.random.uniform(key, rows.hidden.shape[1:]))
+        noise = reach * (draw(keys.rows) - 0.5)
         noisy = dataclasses.replace(rows, hidden=rows.hidden + noise)
         outputs = made.outputs(params, given["target"], noisy)
         laid, table = head_losses.laid(outputs, rows), target.head_table(given["target"])

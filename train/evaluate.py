@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -9,6 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from specjax import sharding
+
+KEPT = "decoded_kept_"  # and a number, behind a set's name: see ``decoding.make_decoded``
 
 
 class Mean(NamedTuple):
@@ -41,24 +45,33 @@ def over_all(parts: Sequence[Mean]) -> float:
     return total / max(count, 1.0)
 
 
-def make_evaluate(measure: Callable, sets: Mapping[str, Sequence[tuple]]) -> Callable:
-    """``evaluate(params, frozen) -> {set name + measure name: mean}``.
+@dataclasses.dataclass(frozen=True)
+class Evaluate:
+    """``evaluate(params, frozen) -> {set name + measure name: mean}``, see ``make_evaluate``."""
 
-    Args:
-      measure: ``measure(params, frozen, tokens [B, T + 1], weight [B, T]) -> {name: Mean}``, pure;
-        or in the place of a mean the terms of a loss, ``{term: Mean}``, see ``weighed``.
-      sets: by prefix, batches ``(tokens int32 [B, T + 1], weight float [B, T])`` and whatever else
-        ``measure`` takes; the weights say which predictions count.
-    """
+    measure: Callable
+    sets: Mapping[str, Sequence[tuple]]
 
-    @jax.jit
-    def compiled(params, frozen, *batch):
-        return measure(params, frozen, *sharding.rows(batch))
+    @functools.cached_property
+    def _compiled(self):
+        @jax.jit
+        def compiled(params, frozen, *batch):
+            return self.measure(params, frozen, *sharding.rows(batch))
 
-    def evaluate(params, frozen) -> dict[str, float]:
+        return compiled
+
+    def names(self, params, frozen) -> list[str]:
+        """Of all that is measured; nothing is compiled."""
+        return [
+            prefix + name
+            for prefix, batches in self.sets.items()
+            for name in jax.eval_shape(self.measure, params, frozen, *batches[0])
+        ]
+
+    def __call__(self, params, frozen) -> dict[str, float]:
         measured = {}
-        for prefix, batches in sets.items():
-            means = [compiled(params, frozen, *batch) for batch in batches]
+        for prefix, batches in self.sets.items():
+            means = [self._compiled(params, frozen, *batch) for batch in batches]
             for name, first in means[0].items():
                 if isinstance(first, Mean):
                     measured[prefix + name] = over_all([found[name] for found in means])
@@ -69,4 +82,14 @@ def make_evaluate(measure: Callable, sets: Mapping[str, Sequence[tuple]]) -> Cal
                     )
         return measured
 
-    return evaluate
+
+def make_evaluate(measure: Callable, sets: Mapping[str, Sequence[tuple]]) -> Evaluate:
+    """Held-out measures over some sets of rows.
+
+    Args:
+      measure: ``measure(params, frozen, tokens [B, T + 1], weight [B, T]) -> {name: Mean}``, pure;
+        or in the place of a mean the terms of a loss, ``{term: Mean}``, see ``weighed``.
+      sets: by prefix, batches ``(tokens int32 [B, T + 1], weight float [B, T])`` and whatever else
+        ``measure`` takes; the weights say which predictions count.
+    """
+    return Evaluate(measure, sets)

@@ -22,6 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxprs_in_params
 
+from .step import make_keys, size_of
+
 LARGEST = 8192  # rows of the square product; fewer where one takes long enough
 LONG_ENOUGH = 0.02  # seconds
 REPETITIONS = 5
@@ -63,8 +65,9 @@ def _product(eqn) -> int:
 
 def of_step(loss, params, frozen, batch) -> Counter:
     """``products`` of a loss and its gradient, see ``loop.make_loss``."""
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    return products(jax.value_and_grad(loss, has_aux=True), params, frozen, batch, key)
+    rows = size_of(batch)[0]
+    keys = jax.eval_shape(lambda: make_keys(jax.random.key(0), jnp.arange(rows)))
+    return products(jax.value_and_grad(loss, has_aux=True), params, frozen, batch, keys)
 
 
 @functools.cache

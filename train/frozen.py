@@ -197,12 +197,14 @@ def train(
     def evaluate(params, frozen):
         return cheap(params, frozen) | decoded(frozen["target"], heads.publish(params))
 
+    start, given = starting_params(config, lm, heads), {"target": lm.params}
     job = Job(
         loss=loss or make_loss(heads, target, read, config),
-        params=starting_params(config, lm, heads),
+        params=start,
         batches=setting.batches,
         evaluate=evaluate,
-        frozen={"target": lm.params},
+        frozen=given,
+        measures=lambda: [*cheap.names(start, given), *decoding.names(setting.prompts)],
         best=best_of(config),
     )
     if dry_run:

@@ -153,8 +153,8 @@ def shared(losses: list[Mean], decay: float, factor: float = 1.0) -> dict[str, M
 def make_loss(heads: Heads, target, read, config):
     """The loss of all heads, as ``loop.Job`` takes it; ``config``: a ``FrozenConfig``."""
 
-    def loss(params, frozen, batch, key):
-        del key
+    def loss(params, frozen, batch, keys):
+        del keys
         rows = read(frozen["target"], batch)
         outputs = heads.outputs(params, frozen["target"], rows)
         how = config.teacher_share, heads.vocab

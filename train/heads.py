@@ -95,12 +95,12 @@ MAKERS = {"medusa": make_medusa, "blockwise": make_blockwise}
 def make_sampled_loss(heads: Heads, target, read, config: HeadsConfig):
     """Blockwise's loss: that of one head a step, drawn, times how many there are."""
 
-    def loss(params, given, batch, key):
+    def loss(params, given, batch, keys):
         rows = read(given["target"], batch)
         outputs = heads.outputs(params, given["target"], rows)
         how = target, given["target"], rows, config.teacher_share
         losses = head_losses.head_losses(outputs, *how)
-        drawn = jax.random.randint(key, (), 0, len(losses))
+        drawn = jax.random.randint(keys.step, (), 0, len(losses))
         terms = enumerate(losses)
         return {f"head_{k + 1}": x._replace(share=len(losses) * (drawn == k)) for k, x in terms}
 

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 
 from specjax.types import PyTree
 
 from . import checkpoint, flops, outlook, scale
 from .config import ConfigError, OptimizerConfig, RunConfig
+from .evaluate import KEPT
 from .metrics import LOG, Log, NoLog, read
 from .optimizer import make_optimizer
 from .progress import Watch
@@ -84,6 +86,8 @@ def fit(job: Job, flat_config: dict, optimizer_config: OptimizerConfig, run: Run
     """
     rows = next((n for name, n in flat_config.items() if name.endswith("data.batch")), None)
     layout = scale.layout_of(run, rows)
+    if job.measures and run.best not in ("", "last") and KEPT not in run.best:
+        checkpoint.check_measure(run.best, job.measures())
     optimizer = job.adjust(make_optimizer(optimizer_config, run.steps))
     compiled = make_step(job, optimizer, run, layout)
     frozen = layout.place(rounded(job.frozen, run))
@@ -221,9 +225,9 @@ def estimate(job: Job, optimizer_config: OptimizerConfig, run: RunConfig, model:
     with layout.using():
         step = make_step(job, optimizer, run, layout).lower(state, frozen, batch).compile()
     work = step.memory_analysis()
-    memory = {"parameters": outlook.num_bytes(job.params)}
-    memory["optimiser"] = outlook.num_bytes(state["optimizer"])
-    memory["what is frozen"] = outlook.num_bytes(frozen)
+    memory = {"parameters": outlook.bytes_a_device(state["params"])}
+    memory["optimiser"] = outlook.bytes_a_device(state["optimizer"])
+    memory["what is frozen"] = outlook.bytes_a_device(jax.tree.map(jnp.asarray, frozen))
     if work is not None:
         memory["work space of a step"] = work.temp_size_in_bytes
 
@@ -246,4 +250,5 @@ def estimate(job: Job, optimizer_config: OptimizerConfig, run: RunConfig, model:
         steps=f"{run.steps:,}, {run.steps * tokens:,} tokens; {', '.join(words)}",
         seconds=run.steps * seconds,
         beside=f"and {measures} times the held-out measures",
+        devices=layout.mesh.size if layout.mesh else 1,
     )

@@ -108,8 +108,8 @@ def make_loss(made: Heads, target, read, config: Medusa2Config):
     """The loss of the module's head, as ``loop.Job`` takes it, over both."""
     nats = make_nats(target)
 
-    def loss(params, given, batch, key):
-        del given, key  # nothing is frozen, nothing drawn
+    def loss(params, given, batch, keys):
+        del given, keys  # nothing is frozen, nothing drawn
         rows = read(params["target"], batch)
         own, _ = chunks.total(*nats(params["target"], rows), rows.weight)
         outputs = made.outputs(params["drafter"], params["target"], rows)
@@ -148,14 +148,16 @@ def run(config: Medusa2Config, *, dry_run: bool = False) -> None:
     def evaluate(params, given):
         return cheap(params, given) | decoded(params["target"], params["drafter"])
 
+    start = {
+        "target": in_float32(nnx.to_pure_dict(lm.params)),
+        "drafter": frozen.starting_params(config, lm, made),
+    }
     job = Job(
         loss=make_loss(made, target, read, config),
-        params={
-            "target": in_float32(nnx.to_pure_dict(lm.params)),
-            "drafter": frozen.starting_params(config, lm, made),
-        },
+        params=start,
         batches=setting.batches,
         evaluate=evaluate,
+        measures=lambda: [*cheap.names(start, None), *decoding.names(setting.prompts)],
         best=frozen.best_of(config),
         adjust=lambda optimizer: slowed(optimizer, config.target_share, config.head_warmup),
     )

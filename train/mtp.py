@@ -76,8 +76,8 @@ def weighted(losses, decay: float):
 def make_loss(made: Heads, target, read, config: MTPConfig):
     """The loss of the module's head, as ``loop.Job`` takes it."""
 
-    def loss(params, given, batch, key):
-        del key
+    def loss(params, given, batch, keys):
+        del keys
         rows = read(given["target"], batch)
         outputs = made.outputs(params, given["target"], rows)
         return weighted(

@@ -150,12 +150,14 @@ def prepared(config: ObjectivesConfig):
     evaluate = make_evaluate(distill.make_measure(pair, chunk=common.chunk), sets)
 
     def make_job(own: distill.DistillConfig) -> Job:
+        start = model.create(shape, own.run.seed)[1]
         return Job(
             loss=distill.make_loss(pair, own),
-            params=model.create(shape, own.run.seed)[1],
+            params=start,
             batches=distill.training_batches(own, teacher, vocabulary),
             evaluate=evaluate,
             frozen=teacher.params,
+            measures=lambda: evaluate.names(start, teacher.params),
         )
 
     return make_job

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 
@@ -19,18 +20,21 @@ def show(
     steps: str,
     seconds: float,
     beside: str = "",
+    devices: int = 1,
 ) -> None:
     """Prints the estimates of a run.
 
     Args:
-      memory: bytes by what takes them.
+      memory: bytes by what takes them; ``devices``: over how many the run is spread, each of which
+        takes as much.
       seconds: of the whole run; ``beside``: what they leave out.
     """
     parts = [f"{name} {_bytes(size)}" for name, size in memory.items() if size]
     print(f"model         {model}")
     print(f"shapes        {shapes}")
     print(f"parameters    {parameters}")
-    print(f"memory        {_bytes(sum(memory.values()))}: {', '.join(parts)}")
+    each = f" on each of {devices} devices" if devices > 1 else ""
+    print(f"memory        {_bytes(sum(memory.values()))}{each}: {', '.join(parts)}")
     print(f"steps         {steps}")
     print(f"time          about {clock(seconds)}{beside and ', ' + beside}")
 
@@ -38,6 +42,12 @@ def show(
 def num_bytes(values) -> int:
     """Of all arrays of a tree, or of their shapes."""
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(values))
+
+
+def bytes_a_device(values) -> int:
+    """Of the parts of all arrays of a tree that one device holds."""
+    held = [(x.sharding.shard_shape(x.shape), x.dtype.itemsize) for x in jax.tree.leaves(values)]
+    return sum(math.prod(shape) * size for shape, size in held)
 
 
 def num_parameters(values) -> int:

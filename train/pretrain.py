@@ -59,8 +59,8 @@ def make_loss(shape: DecoderConfig, end_of_text: int):
     """Next-token cross-entropy of a decoder, as ``loop.Job`` takes it."""
     nats = make_nats(shape, end_of_text)
 
-    def loss(params, frozen, batch, key):
-        del frozen, key  # nothing is taught, nothing is drawn
+    def loss(params, frozen, batch, keys):
+        del frozen, keys  # nothing is taught, nothing is drawn
         tokens, weight = data.unpacked(batch)
         summed, _ = chunks.total(*nats(params, tokens), weight)
         return {"loss": Mean(summed, jnp.sum(weight))}
@@ -86,13 +86,14 @@ def run(config: PretrainConfig, *, dry_run: bool = False) -> None:
     vocabulary = tokenizer.load(config.data.tokenizer)
     shape = config.model.decoder(vocabulary.get_vocab_size(), end_of_text)
     _, params = model.create(shape, config.run.seed)
+    sets = {"": data.heldout_batches(heldout, config.data)}
+    evaluate = make_evaluate(make_measure(shape, end_of_text), sets)
     job = Job(
         loss=make_loss(shape, end_of_text),
         params=params,
         batches=data.training_batches(stream, config.data, shard=scale.shard_of(config.run)),
-        evaluate=make_evaluate(
-            make_measure(shape, end_of_text), {"": data.heldout_batches(heldout, config.data)}
-        ),
+        evaluate=evaluate,
+        measures=lambda: evaluate.names(params, None),
     )
     print(f"{len(stream):,} tokens to train on, {len(heldout):,} held out")
     if dry_run:

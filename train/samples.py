@@ -112,7 +112,8 @@ def read(path: str, of: Mapping | None = None, vocab_size: int | None = None) ->
                 f"was written by another target; {anew}"
             )
         parts.append(found)
-    if any(record != records[0] for record in records):
+    settings = [{**(record or {}), "teacher": None} for record in records]  # paths may differ
+    if any(own != settings[0] for own in settings):
         raise ConfigError(
             f"the shards of {path} were written with different settings: {records}; write them "
             "anew, all with the same"

@@ -90,6 +90,22 @@ class Layout:
 
         return jax.tree.map(put, batch)
 
+    def index(self, rows: int) -> jax.Array:
+        """int32 ``[rows]``, for each place of a batch on the devices the number that its row has in
+        the batch as one process would read it: of ``count`` parts, part i is its rows
+        ``i::count``."""
+        if self.mesh is None:
+            return jnp.arange(rows, dtype=jnp.int32)
+        held, size = _parts(self.mesh), rows // self.mesh.shape[DATA]
+        found = [
+            (part.index(block) * size + place) * len(held) + i
+            for block in range(self.mesh.shape[DATA])
+            for i, part in enumerate(held)
+            if block in part
+            for place in range(size)
+        ]
+        return sharding.spread(jnp.asarray(found, jnp.int32), DATA)
+
     def anywhere(self, flag: bool) -> bool | jax.Array:
         """Whether ``flag`` is set in any process; of several, an array, to be read later."""
         if jax.process_count() == 1:
@@ -114,8 +130,8 @@ def layout_of(run: RunConfig, batch: int | None = None) -> Layout:
       batch: rows of a step, of all processes together, to be shared by devices; None: not checked.
 
     Raises:
-      ConfigError: a mesh larger than the devices, or one that leaves a process without a part; rows
-        that cannot be shared evenly.
+      ConfigError: a mesh larger than the devices, or one that leaves a process without a part of
+        its own; rows that cannot be shared evenly.
     """
     try:
         mesh = sharding.as_mesh(run.mesh or None)
@@ -132,6 +148,7 @@ def layout_of(run: RunConfig, batch: int | None = None) -> Layout:
             "run.fully_sharded=true splits weights over the axis data, which "
             f"run.mesh={run.mesh!r} does not have: give a mesh such as run.mesh=data=4"
         )
+    host_share(mesh)  # or processes have no parts
     parts = 1 if mesh is None else mesh.shape[DATA]
     if batch is not None and batch % (parts * run.accumulate):
         raise ConfigError(
@@ -146,11 +163,34 @@ def host_share(mesh: Mesh | None) -> tuple[int, int]:
     hold. Processes that share an axis ``model`` hold, and read, the same."""
     if mesh is None:
         return 0, 1
+    own = jax.process_index()
+    mine = {row for (row, _), device in np.ndenumerate(mesh.devices) if device.process_index == own}
+    parts = _parts(mesh)
+    return parts.index(tuple(sorted(mine))), len(parts)
+
+
+def _parts(mesh: Mesh) -> list[tuple[int, ...]]:
+    """The places along the axis ``data`` that the devices of each process hold, in order; those
+    that several processes share, once.
+
+    Raises:
+      ConfigError: processes share some of their places and not others, or hold unlike numbers of
+        them, so that a batch has no part that each could read.
+    """
     held: dict[int, set] = {}
     for (row, _), device in np.ndenumerate(mesh.devices):
         held.setdefault(device.process_index, set()).add(row)
     parts = sorted({tuple(sorted(rows)) for rows in held.values()})
-    return parts.index(tuple(sorted(held[jax.process_index()]))), len(parts)
+    places = [row for part in parts for row in part]
+    if len(set(places)) < len(places) or len({len(part) for part in parts}) > 1:
+        data, model = mesh.devices.shape
+        raise ConfigError(
+            f"run.mesh='data={data},model={model}' lays the devices of {len(held)} processes so "
+            f"that they hold the rows {', '.join(str(list(part)) for part in parts)} along data, "
+            "which overlap or are unlike: give an axis model that divides the devices of a "
+            "process, or is a multiple of them"
+        )
+    return parts
 
 
 def shard_of(run: RunConfig) -> tuple[int, int]:

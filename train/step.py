@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ import optax
 
 from specjax import sharding
 from specjax.models import remat
+from specjax.pytree import pytree_dataclass
 from specjax.sharding import DATA
 from specjax.types import PyTree
 
@@ -24,13 +25,16 @@ class Job:
     """What a recipe brings to the loop.
 
     Attributes:
-      loss: ``loss(params, frozen, batch, key) -> {name: evaluate.Mean}``, pure; it is the sum of
+      loss: ``loss(params, frozen, batch, keys) -> {name: evaluate.Mean}``, pure; it is the sum of
         these means, each times its share. Their totals and counts add up over parts of a batch.
+        ``keys``: see ``Keys``.
       params: what is trained, a pytree of float arrays.
       batches: a Grain iterator of int32 ``[batch, length + 1]``, or of dictionaries that hold
         these as ``"tokens"``. Of several processes each has its own rows, see ``scale.shard_of``.
       evaluate: ``evaluate(params, frozen) -> {"heldout_loss": float, ...}``.
       frozen: arrays the loss reads (a teacher), passed through jit as an argument.
+      measures: ``measures()``, the names of what ``evaluate`` finds, without running anything;
+        None: they are not known before.
       best: a measure of ``evaluate``; the run ends with the parameters at its best, see
         ``checkpoint.Best``. Empty: with the last ones.
       adjust: makes another optimiser of the configured one (other rates for a part).
@@ -41,8 +45,32 @@ class Job:
     batches: Iterator
     evaluate: Callable
     frozen: object = None
+    measures: Callable[[], Iterable[str]] | None = None
     best: str = ""
     adjust: Callable[[optax.GradientTransformation], optax.GradientTransformation] = lambda o: o
+
+
+@pytree_dataclass
+class Keys:
+    """What a loss draws with.
+
+    Attributes:
+      step: a key for what is drawn once, whatever part of the batch the loss is of.
+      rows: keys ``[B]``, for what is drawn row by row.
+      index: int32 ``[B]``, the rows' numbers in the batch as one process would read it. Their keys
+        follow from these, so that neither mesh nor processes nor parts change what is drawn.
+    """
+
+    step: jax.Array
+    rows: jax.Array
+    index: jax.Array
+
+
+def make_keys(key: jax.Array, index: jax.Array) -> Keys:
+    """The keys of a step, whose own ``key`` is, for the rows ``index``."""
+    once, each = jax.random.split(key)
+    rows = jax.vmap(jax.random.fold_in, (None, 0))(each, index)
+    return Keys(step=once, rows=rows, index=index)
 
 
 def size_of(batch) -> tuple[int, int]:
@@ -65,23 +93,23 @@ def rounded(tree: PyTree, run: RunConfig) -> PyTree:
 def make_terms(job: Job, run: RunConfig):
     """``job.loss`` on rounded weights, and rematerialised if the run says so."""
 
-    def terms(params, frozen, batch, key):
+    def terms(params, frozen, batch, keys):
         with remat.rematerialised(run.remat):
-            return job.loss(rounded(params, run), frozen, batch, key)
+            return job.loss(rounded(params, run), frozen, batch, keys)
 
     return terms
 
 
 def make_loss(job: Job, run: RunConfig = RunConfig()):
-    """``loss(params, frozen, batch, key, counts=None) -> (loss, {name: mean})``.
+    """``loss(params, frozen, batch, keys, counts=None) -> (loss, {name: mean})``.
 
     ``counts``: by name, what totals are divided by: those of all the parts that ``batch`` is one
     of, so that the parts' losses, and gradients, add up to the whole's. None: its own.
     """
     terms_of = make_terms(job, run)
 
-    def loss(params, frozen, batch, key, counts=None):
-        terms = terms_of(params, frozen, batch, key)
+    def loss(params, frozen, batch, keys, counts=None):
+        terms = terms_of(params, frozen, batch, keys)
         if counts is not None:
             terms = {name: term._replace(count=counts[name]) for name, term in terms.items()}
         return weighed(terms), {name: term.value for name, term in terms.items()}
@@ -90,17 +118,22 @@ def make_loss(job: Job, run: RunConfig = RunConfig()):
 
 
 def make_gradients(job: Job, run: RunConfig = RunConfig()):
-    """``gradients(params, frozen, batch, key) -> ((loss, {name: mean}), gradients)``.
+    """``gradients(params, frozen, batch, key, index) -> ((loss, {name: mean}), gradients)``.
+
+    ``key``: of the step. ``index``: of the rows, see ``Keys``.
 
     With ``run.accumulate`` the batch goes through in so many parts, one after the other, and the
     gradients, float32, are summed. Every mean is that over the whole batch: its counts are found
-    first, for which, where they follow from the text alone, no model is run. What a loss draws, it
-    draws anew in each part.
+    first, for which, where they follow from the text alone, no model is run.
     """
     terms_of = make_terms(job, run)
     gradients_of = jax.value_and_grad(make_loss(job, run), has_aux=True)
+
+    def at_once(params, frozen, batch, key, index):
+        return gradients_of(params, frozen, batch, make_keys(key, index))
+
     if run.accumulate == 1:
-        return gradients_of
+        return at_once
 
     def part(x):
         """``[B, ...] -> [parts, B / parts, ...]``: every so manieth row, so that rows stay on the
@@ -108,20 +141,22 @@ def make_gradients(job: Job, run: RunConfig = RunConfig()):
         x = x.reshape(-1, run.accumulate, *x.shape[1:]).swapaxes(0, 1)
         return sharding.spread(x, None, DATA, *[None] * (x.ndim - 2))
 
-    def gradients(params, frozen, batch, key):
-        parts = jax.tree.map(part, batch), jax.random.split(key, run.accumulate)
+    def gradients(params, frozen, batch, key, index):
+        parts = jax.tree.map(part, batch), part(index)
 
         def count(part):
-            return {name: term.count for name, term in terms_of(params, frozen, *part).items()}
+            terms = terms_of(params, frozen, part[0], make_keys(key, part[1]))
+            return {name: term.count for name, term in terms.items()}
 
         counts = jax.tree.map(lambda x: jnp.sum(x, axis=0), jax.lax.map(count, parts))
 
         def add(total, part):
-            found = gradients_of(params, frozen, *part, counts)
+            found = gradients_of(params, frozen, part[0], make_keys(key, part[1]), counts)
             return jax.tree.map(jnp.add, total, found), None
 
         first = jax.tree.map(lambda x: x[0], parts)
-        shapes = jax.eval_shape(gradients_of, params, frozen, *first, counts)
+        keys = make_keys(key, first[1])
+        shapes = jax.eval_shape(gradients_of, params, frozen, first[0], keys, counts)
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         return jax.lax.scan(add, zeros, parts)[0]
 
@@ -139,7 +174,8 @@ def make_step(
 
     def step(state, frozen, batch):
         key = jax.random.fold_in(state["key"], state["step"])
-        (loss, metrics), gradients = gradients_of(state["params"], frozen, batch, key)
+        index = layout.index(size_of(batch)[0])
+        (loss, metrics), gradients = gradients_of(state["params"], frozen, batch, key, index)
         gradients = layout.constrain(gradients)
         norm = optax.tree.norm(gradients)
         updates, moments = optimizer.update(gradients, state["optimizer"], state["params"])

@@ -15,6 +15,7 @@ from specjax.train import (
     metrics,
     model,
     objectives,
+    step,
 )
 
 from specjax.models import DecoderConfig
@@ -25,7 +26,7 @@ TEACHER = dataclasses.replace(STUDENT, hidden_size=12, num_layers=2)
 PAIR = distill.Pair(STUDENT, TEACHER, end_of_text=0)
 PARAMS, FROZEN = model.create(STUDENT, 0)[1], model.create(TEACHER, 1)[1]
 TOKENS = np.random.default_rng(0).integers(1, 17, (4, 13)).astype(np.int32)
-KEY = jax.random.key(3)
+KEYS = step.make_keys(jax.random.key(3), jnp.arange(4))
 
 
 def settings(**fields):
@@ -57,7 +58,7 @@ def test_the_loss_is_the_weighted_mean_of_its_formula_whoever_computed_the_state
     loss = distill.make_loss(PAIR, settings(divergence="jsd", beta=0.3, data_share=0.25))
     p, q = plain_laws(TOKENS)
     expected = 0.75 * losses.jsd(p, q, 0.3) + 0.25 * losses.cross_entropy(q, TOKENS[:, 1:])
-    value = evaluate.weighed(jax.jit(loss)(PARAMS, frozen, batch, KEY))
+    value = evaluate.weighed(jax.jit(loss)(PARAMS, frozen, batch, KEYS))
     np.testing.assert_allclose(value, np.sum(expected * weight) / weight.sum(), rtol=2e-5)
 
 
@@ -65,13 +66,13 @@ def test_cross_entropy_alone_asks_nothing_of_the_target():
     loss = distill.make_loss(PAIR, settings(data_share=1.0))
     _, q = plain_laws(TOKENS)
     expected = jnp.mean(losses.cross_entropy(q, TOKENS[:, 1:]))
-    value = evaluate.weighed(jax.jit(loss)(PARAMS, None, TOKENS, KEY))
+    value = evaluate.weighed(jax.jit(loss)(PARAMS, None, TOKENS, KEYS))
     np.testing.assert_allclose(value, expected, rtol=2e-5)
 
 
 def test_the_drafter_writes_its_share_of_the_rows_behind_their_prompts():
     write = jax.jit(distill.make_writer(PAIR, 12, 5, 1.0))
-    rows, weight = write(PARAMS, TOKENS[:2], KEY)
+    rows, weight = write(PARAMS, TOKENS[:2], KEYS.rows[:2])
     np.testing.assert_array_equal(rows[:, :5], TOKENS[:2, :5])
     assert (np.asarray(rows[:, 5:]) != TOKENS[:2, 5:]).any()
     assert not weight[:, :4].any()  # predictions of the prompt's own tokens
@@ -83,7 +84,7 @@ def test_the_drafter_writes_its_share_of_the_rows_behind_their_prompts():
     # end-of-text, another document, has no weight, so the plain laws below need not know of it
     loss = distill.make_loss(PAIR, settings(on_policy=0.5))
     value, slope = jax.jit(
-        jax.value_and_grad(lambda params: evaluate.weighed(loss(params, FROZEN, TOKENS, KEY)))
+        jax.value_and_grad(lambda params: evaluate.weighed(loss(params, FROZEN, TOKENS, KEYS)))
     )(PARAMS)
     rows = np.concatenate([rows, TOKENS[2:]])
     p, q = plain_laws(rows)
@@ -92,10 +93,21 @@ def test_the_drafter_writes_its_share_of_the_rows_behind_their_prompts():
     assert all(np.isfinite(x).all() and np.any(x) for x in jax.tree.leaves(slope))
 
 
+def test_what_a_drafter_writes_itself_is_the_same_wherever_its_rows_lie():
+    loss = jax.jit(distill.make_loss(PAIR, settings(on_policy=0.5)))
+    values, key = [], jax.random.key(3)
+    for order in ([0, 1, 2, 3], [2, 0, 3, 1]):
+        keys = step.make_keys(key, jnp.asarray(order))
+        values.append(evaluate.weighed(loss(PARAMS, FROZEN, TOKENS[np.array(order)], keys)))
+    np.testing.assert_allclose(values[1], values[0], rtol=1e-6)
+    other = step.make_keys(jax.random.key(4), jnp.arange(4))  # it is drawn indeed
+    assert abs(evaluate.weighed(loss(PARAMS, FROZEN, TOKENS, other)) / values[0] - 1) > 1e-3
+
+
 def test_compressed_laws_are_logged_with_their_error():
     loss = distill.make_loss(PAIR, settings(top_k=3))
     p, q = losses.lump(losses.compress(plain_laws(TOKENS)[0], 3), plain_laws(TOKENS)[1])
-    terms = jax.jit(loss)(PARAMS, FROZEN, TOKENS, KEY)
+    terms = jax.jit(loss)(PARAMS, FROZEN, TOKENS, KEYS)
     value = evaluate.weighed(terms)  # the error is seen, not descended
     np.testing.assert_allclose(value, jnp.mean(losses.fkl(p, q)), rtol=2e-5)
     error = jnp.mean(losses.lump_error(p, q))
@@ -107,7 +119,7 @@ def test_stored_laws_teach_what_the_target_itself_would():
     laws = losses.compress(plain_laws(TOKENS)[0], 3)
     laws = {name: np.asarray(getattr(laws, name)) for name in features.PARTS}
     batch = {"tokens": TOKENS, "weight": np.ones((4, 12), np.float32), "hidden": {}, "laws": laws}
-    stored, live = loss(PARAMS, None, batch, KEY), loss(PARAMS, FROZEN, TOKENS, KEY)
+    stored, live = loss(PARAMS, None, batch, KEYS), loss(PARAMS, FROZEN, TOKENS, KEYS)
     for name in ("distance", "top_k_error"):
         np.testing.assert_allclose(stored[name].value, live[name].value, rtol=2e-5)
 

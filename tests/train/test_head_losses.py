@@ -23,6 +23,7 @@ from specjax.train import (
 )
 from specjax.train.config import DataConfig
 from specjax.train.rows import Rows, make_reader
+from specjax.train.step import make_keys
 from training_toys import logits_of
 
 from specjax.models import DecoderConfig
@@ -178,11 +179,11 @@ def test_no_recipe_writes_the_logits_of_all_positions(name):
     weight = np.ones((DATA.batch, DATA.length), np.float32)
     chunk = chunks.SEVERAL * WIDE.vocab_size  # of more positions than that are all of them
 
-    def value(params, given, tokens, key):
-        return evaluate.weighed(loss(params, given, tokens, key))
+    def value(params, given, tokens, keys):
+        return evaluate.weighed(loss(params, given, tokens, keys))
 
-    key = jax.random.key(0)
-    step = jax.make_jaxpr(jax.value_and_grad(value))(params, given, tokens, key)
+    keys = make_keys(jax.random.key(0), jnp.arange(DATA.batch))
+    step = jax.make_jaxpr(jax.value_and_grad(value))(params, given, tokens, keys)
     held = jax.make_jaxpr(measure)(params, given, tokens, weight)
     for program in (step, held):
         assert 0.05 * chunk < largest(program.jaxpr) <= chunk

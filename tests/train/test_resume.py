@@ -1,6 +1,8 @@
 """A run that is killed, stopped or diverges loses nothing."""
 
 import contextlib
+import dataclasses
+import functools
 import json
 import resource
 import signal
@@ -238,6 +240,20 @@ def test_a_measure_that_there_is_not_costs_no_step(tmp_path):
     assert (tmp_path / "checkpoints" / "5").is_dir()
     loop.fit(make_job(), *settings(tmp_path, eval_every=5, best="heldout_loss"))
     assert sorted(losses_of(tmp_path)) == list(range(1, 21))
+
+
+def test_a_measure_that_is_known_not_to_be_is_refused_before_anything_is_compiled(tmp_path):
+    def loss(*_):
+        raise AssertionError("traced")
+
+    sets = {"a/": [(jnp.ones(2),)]}
+    measure = evaluate.make_evaluate(lambda *x: {"loss": evaluate.mean(x[2])}, sets)
+    names = functools.partial(measure.names, None, None)
+    job = dataclasses.replace(make_job(), loss=loss, evaluate=measure, measures=names)
+    with pytest.raises(config.ConfigError, match="'tow' is not measured; measured are a/loss: the"):
+        loop.fit(job, *settings(tmp_path / "run", best="tow"))
+    assert not (tmp_path / "run").exists()
+    assert list(measure(None, None)) == ["a/loss"]
 
 
 def test_of_a_measure_asked_for_late_only_kept_weights_are_the_best(tmp_path, capsys):

@@ -1,12 +1,13 @@
 """On a mesh, in parts or rematerialised, a run computes what one device computes at once."""
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from specjax.train import evaluate, loop, scale, step
+from specjax.train import evaluate, loop, outlook, scale, step
 from specjax.train.config import ConfigError, RunConfig
 from training_toys import JOBS, ROWS, STEPS, assert_same, text, trained
 
@@ -35,6 +36,7 @@ def parts_of(tree, name):
 MESHES = {
     "pretrain": ["data=8", "data=2,model=4", "model=8", "data=8 fully"],
     "distill": ["data=2,model=4 fully"],
+    "block": ["data=4,model=2"],  # which draws anchors, row by row
 }
 
 
@@ -61,6 +63,7 @@ def test_weights_and_moments_are_split_over_both_axes():
     ("name", "run"),
     [
         ("pretrain", RunConfig(accumulate=4)),
+        ("block", RunConfig(accumulate=4)),  # a part draws what its rows would in the whole
         # each part has other positions that count
         ("eagle3", RunConfig(accumulate=2, remat=True, mesh="data=4,model=2")),
     ],
@@ -78,12 +81,13 @@ def test_means_are_over_the_whole_batch_however_unevenly_its_parts_count():
 
     job = step.Job(loss, jnp.float32(1), None, None)
     for accumulate in (1, 2):
-        given = jnp.float32(1), None, {"values": values, "weights": weights}, jax.random.key(0)
+        rows = {"values": values, "weights": weights}
+        given = jnp.float32(1), None, rows, jax.random.key(0), jnp.arange(2)
         (value, _), slope = step.make_gradients(job, RunConfig(accumulate=accumulate))(*given)
         assert value == slope == (4 + 1 + 2 + 5) / 4
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", ["pretrain", "distill", "eagle3"])
 def test_rematerialised_a_step_keeps_a_fraction_for_the_way_back(name):
     job, rows = JOBS[name](), text()[0]
 
@@ -92,7 +96,7 @@ def test_rematerialised_a_step_keeps_a_fraction_for_the_way_back(name):
         loss = step.make_loss(job, run)
 
         def forth(params):
-            value = lambda p: loss(p, job.frozen, rows, jax.random.key(0))[0]  # noqa: E731
+            value = lambda p: loss(p, job.frozen, rows, None)[0]  # noqa: E731
             return jax.vjp(value, params)[1]
 
         held = jax.tree.leaves(jax.eval_shape(forth, job.params))
@@ -128,3 +132,44 @@ def test_what_cannot_be_shared_is_refused_before_anything_runs(run, message, tmp
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match=message):
         scale.layout_of(run, ROWS)
+
+
+def mesh_of(processes):
+    """A mesh as ``host_share`` reads it, given the process of each device ``[data, model]``."""
+    devices = np.vectorize(lambda i: types.SimpleNamespace(process_index=i))(np.array(processes))
+    shape = dict(zip(("data", "model"), devices.shape, strict=True))
+    return types.SimpleNamespace(devices=devices, shape=shape)
+
+
+@pytest.mark.parametrize(
+    ("processes", "numbers"),
+    [
+        ([[0], [0], [1], [1]], [0, 2, 4, 6, 1, 3, 5, 7]),
+        ([[0, 1], [2, 3]], [0, 2, 4, 6, 1, 3, 5, 7]),  # two of them share each part
+        ([[0], [1], [0], [1]], [0, 2, 1, 3, 4, 6, 5, 7]),
+        ([[0, 0], [0, 0]], [0, 1, 2, 3, 4, 5, 6, 7]),
+    ],
+)
+def test_a_rows_number_is_that_of_the_batch_as_one_process_reads_it(processes, numbers):
+    mesh = mesh_of(processes)
+    assert scale.Layout(mesh).index(8).tolist() == numbers
+    # each part's rows, one behind the other where they lie, are rows ``i::count`` of that batch
+    held = scale._parts(mesh)
+    blocks = np.split(np.array(numbers), len(processes))
+    for i, part in enumerate(held):
+        own = np.concatenate([blocks[block] for block in part])
+        assert own.tolist() == list(range(i, 8, len(held)))
+
+
+@pytest.mark.parametrize("processes", [[[0, 0, 0], [0, 1, 1], [1, 1, 1]], [[0], [1], [1]]])
+def test_processes_whose_rows_overlap_or_are_unlike_are_refused_in_words(processes):
+    shape = f"data=3,model={len(processes[0])}"
+    with pytest.raises(ConfigError, match=f"{shape}.* of 2 processes .* give an axis model"):
+        scale.host_share(mesh_of(processes))
+
+
+def test_the_estimate_counts_the_bytes_of_one_device():
+    layout = scale.layout_of(RunConfig(mesh="data=2,model=4"))
+    whole = {"mlp": {"up": {"weight": jnp.ones((32, 16))}}, "norm": {"weight": jnp.ones(16)}}
+    assert outlook.bytes_a_device(whole) == outlook.num_bytes(whole) == 4 * (32 * 16 + 16)
+    assert outlook.bytes_a_device(layout.place(whole)) == 4 * (32 * 16 // 4 + 16)

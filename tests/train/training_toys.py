@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from specjax.train import distill, eagle3, frozen, head_losses, model, pretrain, scale, step
+from specjax.train import block, distill, eagle3, frozen, head_losses, model, pretrain, scale, step
 from specjax.train.config import DataConfig, OptimizerConfig, RunConfig
 from specjax.train.optimizer import make_optimizer
 from specjax.train.rows import make_reader
@@ -73,7 +73,21 @@ def eagle3_head() -> step.Job:
     return _job(loss, made.params, {"target": teacher})
 
 
-JOBS = {"pretrain": pretraining, "distill": distilling, "eagle3": eagle3_head}
+def block_drafter() -> step.Job:
+    _, teacher = model.create(CONFIG, 1)
+    lm = LM(CausalLM(CONFIG), teacher, None, "toy", "")
+    config = block.Config(num_heads=2, num_layers=1, layers=(1,), num_anchors=3, data=DATA)
+    made = block.make_block(config, frozen.Setting(lm, END, None, {}, None, {}))
+    loss = block.make_loss(made, lm.target, make_reader(CONFIG, END, made.layers), config)
+    return _job(loss, made.params, {"target": teacher})
+
+
+JOBS = {
+    "pretrain": pretraining,
+    "distill": distilling,
+    "eagle3": eagle3_head,
+    "block": block_drafter,
+}
 
 
 def trained(name: str, run: RunConfig, steps: int = STEPS) -> dict:
