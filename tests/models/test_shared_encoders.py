@@ -14,7 +14,7 @@ from test_mesh import MESHES, MOVES, collectives
 
 import specjax
 from specjax import drafters, loop, sharding
-from specjax.models import Seq2SeqLM, load_config
+from specjax.models import Seq2SeqLM, load_config, load_weights, reading, save_pretrained
 from specjax.models.hf import abstract
 from specjax.sharding import as_mesh
 
@@ -185,3 +185,21 @@ def test_a_device_holds_what_the_plan_says_it_holds(case):
     needed = sum(m.weights_each + m.cache_each for m in plan.models) - idle
     rest = 8192  # tokens, lengths, counters
     assert needed < memory.argument_size_in_bytes < needed + rest
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_each_device_reads_its_own_parts_of_the_files(case, tmp_path, monkeypatch):
+    config, read, read_slice = CONFIGS[case], [], reading.read_slice
+    save_pretrained(nnx.merge(abstract(config)[0], weights(config)), tmp_path)
+    one = load_weights(tmp_path, config, "float32")
+
+    def counted(*given):
+        piece = read_slice(*given)
+        read.append(piece.nbytes)
+        return piece
+
+    monkeypatch.setattr(reading, "read_slice", counted)
+    many = load_weights(tmp_path, config, "float32", mesh=as_mesh(MESHES[0]))
+    jax.tree.map(np.testing.assert_array_equal, one, many)
+    assert sum(read) == sum(leaf.nbytes for leaf in jax.tree.leaves(one))  # each part once
+    assert max(read) <= VOCAB // 4 * config.hidden_size * 4  # and no table whole
