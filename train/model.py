@@ -1,4 +1,4 @@
-"""Between a configuration and a decoder: building it, and its pure forward pass."""
+"""Between a configuration and a decoder: building it."""
 
 from __future__ import annotations
 
@@ -48,8 +48,3 @@ def create(config: DecoderConfig, seed: int):
     """``(graphdef, params)`` of a freshly initialised decoder; ``params`` is a plain dictionary."""
     graphdef, params = nnx.split(Decoder(config, rngs=nnx.Rngs(seed)))
     return graphdef, nnx.to_pure_dict(params)
-
-
-def forward(graphdef, params, tokens, segments):
-    """Logits float32 ``[B, T, V]`` of int32 ``tokens [B, T]``, attention within segments."""
-    return nnx.merge(graphdef, params)(tokens, segments)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from specjax.train import boost, config, distill, evaluate, losses, metrics, model
+from training_toys import forward
 
 from specjax.models import DecoderConfig
 
@@ -31,7 +32,7 @@ def settings(boosted=True):
 
 def logits():
     graph, inputs = model.create(SMALL, 0)[0], TOKENS[:, :-1]
-    return [model.forward(graph, own, inputs, jnp.zeros_like(inputs)) for own in WEIGHTS]
+    return [forward(graph, own, inputs, jnp.zeros_like(inputs)) for own in WEIGHTS]
 
 
 @pytest.mark.parametrize("boosted", [True, False])

@@ -17,6 +17,7 @@ from specjax.train import (
     objectives,
     step,
 )
+from training_toys import forward
 
 from specjax.models import DecoderConfig
 
@@ -41,7 +42,7 @@ def plain_laws(tokens):
     inputs = tokens[:, :-1]
     segments = jnp.zeros_like(inputs)
     return [
-        model.forward(graph, own, inputs, segments)
+        forward(graph, own, inputs, segments)
         for graph, own in zip(graphs, (FROZEN, PARAMS), strict=True)
     ]
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import nnx
 from specjax.train import block, distill, eagle3, frozen, head_losses, model, pretrain, scale, step
 from specjax.train.config import DataConfig, OptimizerConfig, RunConfig
 from specjax.train.optimizer import make_optimizer
@@ -112,6 +113,11 @@ def assert_same(found: dict, wanted: dict) -> None:
     for own, true in zip(found["gradients"], wanted["gradients"], strict=True):
         np.testing.assert_allclose(own, true, rtol=0, atol=1e-5 * np.abs(true).max())
     np.testing.assert_allclose(found["losses"], wanted["losses"], rtol=0, atol=1e-4)
+
+
+def forward(graphdef, params, tokens, segments):
+    """Logits float32 ``[B, T, V]`` of a decoder at all positions."""
+    return nnx.merge(graphdef, params)(tokens, segments)
 
 
 def logits_of(output):
