@@ -147,7 +147,8 @@ def _read(folder: Path, target: LM):
     layout = next((f for f in FORMATS.values() if f.matches(config, {*tensors})), None)
     if layout is None:
         known = "; ".join(layout.KNOWN for layout in FORMATS.values())
-        kind = config.get("model_type", config.get("architectures"))
+        kinds = (config.get(key) for key in ("speculators_model_type", "model_type"))
+        kind = next(filter(None, kinds), config.get("architectures"))
         raise ValueError(
             f"a layout that is not known (model_type={kind!r}, tensors {some([*tensors])}). Known "
             f"are: {known}. A draft model is loaded with specjax.load"
