@@ -62,6 +62,7 @@ def real(name, config):
     whole = drafters.DraftModel(num_draft=3, model=Seq2SeqLM(odd, axis=None))
     return {
         "plain": (drafters.Plain(), None),
+        "ngram": (drafters.NGram(num_draft=4, shortest=1), None),
         "draft": (draft, like(config, small)),
         "whole draft": (whole, weights(odd, 1)),
     }[name]
@@ -93,7 +94,7 @@ def decoded(config, name, mesh=None, **sampling):
 
 SHARED = [
     ("t5", MESHES[1], "draft"),
-    ("t5", MESHES[2], "draft"),
+    ("t5", MESHES[2], "ngram"),
     ("t5", MESHES[0], "whole draft"),
 ]
 
