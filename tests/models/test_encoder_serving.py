@@ -31,8 +31,8 @@ def lms(tmp_path_factory):
     models = {
         "t5": shorter("t5", **one),
         "t5_gated": shorter("t5_gated", **one),
-        "whisper": shorter("whisper", num_encoder_layers=1),
-        "distilled": shorter("whisper", **one),
+        "whisper": shorter("whisper"),
+        "distilled": shorter("whisper", num_layers=1),
     }
     for name, module in models.items():
         save_pretrained(module, root / name)
@@ -91,6 +91,7 @@ def test_windows_are_heard_as_alone_by_a_drafter_with_the_same_ears_and_a_run_go
     own = dict(inputs=windows[list(which)], max_new_tokens=budgets, stop=(), drafter="ngram")
     wanted = specjax.generate(lm, list(begun), **own)
     assert [row.tokens for row in served.rows] == [row.tolist() for row in wanted.tokens]
+    assert len({tuple(row.tokens[:3]) for row in served.rows}) == 3  # of as many windows
     assert served.rows[2].id == "begun"
     # lists of arrays are the same prompts as the files, other ones are not
     with_arrays = [{"features": windows[i], "prompt": p, "max_new_tokens": n} for i, p, n in cases]
