@@ -63,6 +63,7 @@ SHIPPED = {
     "embedded_eagle": eagle,
     "embedded_hass": eagle,
     "embedded_eagle3": eagle3,
+    "embedded_mtp_base": mtp,
     "embedded_mtp": mtp,
     "embedded_compare": compare,
     "embedded_speculator": speculator,
