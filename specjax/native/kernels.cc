@@ -27,6 +27,8 @@ constexpr int kLanes = 8, kSums = 12;
 constexpr int kLanes = 4, kSums = 24;
 #endif  // kSums: vectors of sums that the registers hold
 constexpr int kFew = 8;           // columns up to which sums run along the rows of the matrix
+constexpr int kFewStreamed = 5;   // the same of weights from memory: wide, more rows are in flight
+constexpr int64_t kStreamed = 2'200'000;  // bytes of weights that no L2 cache is taken to hold
 constexpr int kWideRows = 6;      // rows in flight when a vector holds columns
 constexpr int64_t kDeep = 1024;   // inputs at a time, so that the columns stay in the L1 cache
 constexpr int64_t kAhead = 2048;  // inputs between what is fetched and what is used
@@ -283,8 +285,8 @@ float* PackWide(int slot, const float* x, int64_t in, int64_t columns, float sca
 // A task's rows of a weight matrix; `x` as the number of columns asks for it.
 template <typename W>
 void RowsBy(const W* w, const float* x, float* y, int64_t in, int64_t deep, int64_t rows,
-            int64_t columns, To to) {
-  if (columns > kFew) {
+            int64_t columns, bool wide, To to) {
+  if (wide) {
     WideRows(w, in, x, y, in, deep, rows, columns, to);
   } else {
     kFewRows<W>[columns - 1](w, x, y, in, deep, rows, to);
@@ -319,7 +321,7 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remainin
     total_bytes += out * in * (half ? 2 : 4);
   }
   const float* from = x.typed_data();
-  const bool wide = columns > kFew;
+  const bool wide = columns > (total_bytes < kStreamed ? kFew : kFewStreamed);
   const float* packed;
   if (wide) {
     packed = PackWide(0, from, in, columns, 1.0f);
@@ -346,9 +348,9 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remainin
       const int64_t d = std::min(deep, in - k), at = begin * in + k;
       const float* x = packed + k * (wide ? kLanes : 1);
       if (part->half) {
-        RowsBy(static_cast<const Half*>(part->weight) + at, x, y, in, d, height, columns, to);
+        RowsBy(static_cast<const Half*>(part->weight) + at, x, y, in, d, height, columns, wide, to);
       } else {
-        RowsBy(static_cast<const float*>(part->weight) + at, x, y, in, d, height, columns, to);
+        RowsBy(static_cast<const float*>(part->weight) + at, x, y, in, d, height, columns, wide, to);
       }
     }
   });
