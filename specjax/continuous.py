@@ -123,22 +123,22 @@ class Continuous:
         """What finished, after each burst, until everything has."""
         state, rounds = self._work.start(), 1
         found, over = self._collect(state)
+        yield found
         while True:
             if over.any():  # they met a stop string: they must cost nothing more
                 state = self._work.end(state, over)
             state = self._fill(state)
             standing, left = [s for s in self._standing if s], len(self._waiting) - self._next
             if not standing:
-                yield found
                 return
             # it ends as soon as the next prompts have room
             live = self._batch - min(self._gather, left) + 1 if left else 1
             before, begin = self.rounds, time.perf_counter()
             state = self._work.burst(rounds, state, live)
-            yield found  # is written while the burst runs
             jax.block_until_ready(state.length)
             spent = time.perf_counter() - begin
             found, over = self._collect(state)
+            yield found
             wanted = WATCHFUL if any(s.prompt.stop_strings for s in standing) else BURST
             # a row may have ended early, so this is what a round takes at most
             rounds = max(1, int(wanted / spent * (self.rounds - before) / len(standing)))
