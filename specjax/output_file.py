@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -17,6 +18,7 @@ except ImportError:  # Windows: two runs into one file are then the user's to av
     fcntl = None
 
 MADE_WITH = "made_with"  # field of a line: {what: hash}
+SYNC_EVERY = 1.0  # seconds: to wait for the disk at each line would be felt
 
 
 class OutputFile:
@@ -37,6 +39,7 @@ class OutputFile:
 
     def __init__(self, file: str | os.PathLike, made_with: Mapping[int, Mapping[str, str]]):
         self.name, self._made_with = os.fspath(file), made_with
+        self._synced = time.monotonic()
         self._file = os.open(Path(file), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             self._lock()
@@ -49,18 +52,23 @@ class OutputFile:
         return self
 
     def __exit__(self, *error) -> None:
-        os.close(self._file)
+        try:
+            os.fsync(self._file)
+        finally:
+            os.close(self._file)
 
     def add(self, lines: Iterable[Mapping]) -> None:
-        """Appends finished prompts (``index`` and whatever else), in one write that is on the disk
-        when this returns."""
+        """Appends finished prompts (``index`` and whatever else), in one write. Behind it the end of
+        the process loses nothing, that of the machine what came after the last of the syncs."""
         whole = [{**line, MADE_WITH: self._made_with[line["index"]]} for line in lines]
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in whole)
         # lone surrogates, if a tokenizer makes any, are no UTF-8
         left = memoryview(text.encode(errors="replace"))
         while left:
             left = left[os.write(self._file, left) :]
-        os.fsync(self._file)
+        if time.monotonic() - self._synced > SYNC_EVERY:
+            os.fsync(self._file)
+            self._synced = time.monotonic()
 
     def _lock(self) -> None:
         if fcntl is None:

@@ -187,7 +187,7 @@ def _serve(lm, found, broken, file, batch, gather, progress, seed, ways) -> Serv
             work = Continuous(lm, found, waiting, batch, gather, seed, ways)
             for fresh in work.run():
                 if file is not None and fresh:
-                    file.add(dataclasses.asdict(row) for row in fresh)
+                    file.add(vars(row) for row in fresh)
                 done |= {row.index: row for row in fresh}
                 if progress is not None:
                     spent = time.perf_counter() - begin
