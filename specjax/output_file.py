@@ -58,8 +58,8 @@ class OutputFile:
             os.close(self._file)
 
     def add(self, lines: Iterable[Mapping]) -> None:
-        """Appends finished prompts (``index`` and whatever else), in one write. Behind it the end of
-        the process loses nothing, that of the machine what came after the last of the syncs."""
+        """Appends finished prompts (``index`` and whatever else), in one write. Behind it the end
+        of the process loses nothing, that of the machine what came after the last sync."""
         whole = [{**line, MADE_WITH: self._made_with[line["index"]]} for line in lines]
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in whole)
         # lone surrogates, if a tokenizer makes any, are no UTF-8
