@@ -1,7 +1,7 @@
 """A batch whose finished rows are filled again: which prompt stands in which row, and when.
 
-The compiled loop runs until enough rows are free, the next prompts are inserted (``rows.insert``),
-and it goes on.
+The compiled loop runs until enough rows are free; the next prompts come in as it goes on
+(``rows.turn``).
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from .job import Job
 from .models.lm import LM
 from .models.seq2seq import BEGIN
 from .prompt_file import NEUTRAL, Prompt
-from .request import Request
-from .rows import CHUNK, CHUNK_ON_CPU
+from .request import KEYS, Request
+from .rows import CHUNK, CHUNK_ON_CPU, REPORT, jit_report
 from .state import ENDED, STOPPED
 from .stopping import RowText
 
-KEYS = "threefry2x32"  # whatever the default: as the loop's own
-COUNTS = ("rounds", "emitted", "drafted", "accepted")
 # seconds after which a burst ends at the latest, about: for Ctrl-C and progress; and where a stop
 # string may be met, behind which every round is in vain
 BURST, WATCHFUL = 0.3, 0.03
+FOLDED = 256  # keys that are made at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,98 +109,103 @@ class Continuous:
             **self._values(first),
             **ways,
         )
+        # as ``generate`` gives them: row ``index`` under the run's seed; under a prompt's own, the
+        # one that it has alone
+        own = [(seed, p.index) if p.seed is None else (p.seed, 0) for p in waiting]
+        self._keys = _keys(np.asarray(own, np.uint32))
         self._work: Job = work.asking(
-            key=self._keys(first),
+            key=jax.random.wrap_key_data(np.resize(self._keys, (self._batch, 2)), impl=KEYS),
             budget=np.asarray(
                 [s.prompt.max_new_tokens if s else 0 for s in self._standing], np.int32
             ),
         )
+        self._nobody = None  # an encoder would read for nobody, so there it is another program
+        if waiting[0].source is None:
+            request = self._request([0] * self._gather)
+            request = dataclasses.replace(request, lengths=np.ones(self._gather, np.int32))
+            self._nobody = np.full(self._gather, self._batch, np.int32), request
         self._done = [0, 0]  # tokens and rounds of finished rows
         self.tokens = self.rounds = 0
 
     def run(self) -> Iterator[list[Row]]:
         """What finished, after each burst, until everything has."""
         state, rounds = self._work.start(), 1
-        found, over = self._collect(state)
+        found, over = self._collect(state, np.asarray(jit_report(state)))
         yield found
         while True:
-            if over.any():  # they met a stop string: they must cost nothing more
-                state = self._work.end(state, over)
-            state = self._fill(state)
+            coming = self._coming()
             standing, left = [s for s in self._standing if s], len(self._waiting) - self._next
             if not standing:
                 return
             # it ends as soon as the next prompts have room
             live = self._batch - min(self._gather, left) + 1 if left else 1
             before, begin = self.rounds, time.perf_counter()
-            state = self._work.burst(rounds, state, live)
-            jax.block_until_ready(state.length)
+            # rows that met a stop string must cost nothing more
+            state, report = self._work.turn(state, over, coming, rounds, live)
+            report = np.asarray(report)
             spent = time.perf_counter() - begin
-            found, over = self._collect(state)
+            found, over = self._collect(state, report)
             yield found
             wanted = WATCHFUL if any(s.prompt.stop_strings for s in standing) else BURST
-            # a row may have ended early, so this is what a round takes at most
-            rounds = max(1, int(wanted / spent * (self.rounds - before) / len(standing)))
+            if done := self.rounds - before:
+                # a row may have ended early, so this is what a round takes at most
+                rounds = max(1, int(wanted / spent * done / len(standing)))
 
-    def _collect(self, state: loop.State) -> tuple[list[Row], np.ndarray]:
+    def _collect(self, state: loop.State, report: np.ndarray) -> tuple[list[Row], np.ndarray]:
         """The rows that have finished since, which are free then; and which of them met a stop
         string, bool ``[B]``."""
-        lengths, ended, tokens = (np.asarray(x) for x in (state.length, state.ended, state.tokens))
-        counts = {name: np.asarray(getattr(state.stats, name)) for name in COUNTS}
+        tokens, said = np.asarray(state.tokens), report.tolist()
         found, over = [], np.zeros(self._batch, bool)
         self.tokens, self.rounds = self._done
         for row, standing in enumerate(self._standing):
             if standing is None:
                 continue
             prompt, text = standing.prompt, standing.text
-            new = tokens[row, len(prompt.tokens) : lengths[row]]
-            self.tokens += len(new)
-            self.rounds += int(counts["rounds"][row])
-            if prompt.stop_strings or ended[row]:
-                standing.said += text.push(new[text.num :])
+            length, ended, *counts = said[row]
+            begin = len(prompt.tokens)
+            self.tokens += length - begin
+            self.rounds += counts[0]
+            if prompt.stop_strings or ended:
+                standing.said += text.push(tokens[row, begin + text.num : length])
             over[row] = text.over
-            if not (ended[row] or text.over):
+            if not (ended or text.over):
                 continue
             found.append(
                 Row(
                     index=prompt.index,
                     id=prompt.id,
                     text=standing.said + text.flush(),
-                    tokens=new[: text.num].tolist(),
-                    finish=ENDED[STOPPED if text.over else int(ended[row])],
-                    rounds=int(counts["rounds"][row]),
-                    drafted=int(counts["drafted"][row]),
-                    accepted=int(counts["accepted"][row]),
+                    tokens=tokens[row, begin : begin + text.num].tolist(),
+                    finish=ENDED[STOPPED if text.over else ended],
+                    **dict(zip(REPORT[2:], counts, strict=True)),
                 )
             )
             self._done[0] += text.num
-            self._done[1] += found[-1].rounds
+            self._done[1] += counts[0]
             self._standing[row] = None
         return found, over
 
-    def _fill(self, state: loop.State) -> loop.State:
-        """Inserts the next prompts, if enough rows are free for them."""
-        while left := len(self._waiting) - self._next:
-            free = [row for row, standing in enumerate(self._standing) if standing is None]
-            num = min(self._gather, left)
-            if len(free) < num:
-                break
-            prompts = self._waiting[self._next : self._next + num]
-            self._next += num
-            for row, prompt in zip(free, prompts, strict=False):
-                self._standing[row] = self._stand(prompt)
-            # always of one size: what is beyond the batch is left out
-            where = [*free[:num], *[self._batch] * (self._gather - num)]
-            request = self._request([*prompts, *[prompts[0]] * (self._gather - num)])
-            state = self._work.insert(np.asarray(where, np.int32), request, state)
-        return state
+    def _coming(self) -> tuple[np.ndarray, Request] | None:
+        """The next prompts and their rows, if enough rows are free for them."""
+        free = [row for row, standing in enumerate(self._standing) if standing is None]
+        begin, num = self._next, min(self._gather, len(self._waiting) - self._next)
+        if not num or len(free) < num:
+            return self._nobody
+        self._next += num
+        # always of one size: what is beyond the batch is left out
+        which = [begin + min(i, num - 1) for i in range(self._gather)]
+        where = np.full(self._gather, self._batch, np.int32)
+        where[:num] = free[:num]
+        for row, index in zip(free, which[:num], strict=False):
+            self._standing[row] = self._stand(self._waiting[index])
+        return where, self._request(which)
 
     def _stand(self, prompt: Prompt) -> Standing:
         return Standing(prompt, RowText(self._lm.tokenizer, prompt.tokens, prompt.stop_strings))
 
-    def _request(self, prompts: list[Prompt]) -> Request:
-        """A request of as many rows, in the shapes of the batch's."""
-        like = self._work.request
+    def _request(self, which: list[int]) -> Request:
+        """A request of waiting prompts, in the shapes of the batch's; with bare keys."""
+        prompts, like = [self._waiting[index] for index in which], self._work.request
         tokens = np.zeros((len(prompts), self._work.capacity), np.int32)
         for row, prompt in enumerate(prompts):
             tokens[row, : len(prompt.tokens)] = prompt.tokens
@@ -218,7 +222,7 @@ class Continuous:
             like,
             tokens=tokens,
             lengths=lengths,
-            key=self._keys(prompts),
+            key=self._keys[which],
             budget=np.asarray([prompt.max_new_tokens for prompt in prompts], np.int32),
             sampling=dataclasses.replace(like.sampling, **sampling),
             stops=self._stops(prompts),
@@ -239,19 +243,21 @@ class Continuous:
 
         return {name: values(name, NEUTRAL[name]) for name in self._settings}
 
-    def _keys(self, prompts: list[Prompt]) -> jax.Array:
-        """As ``generate`` gives them: row ``index`` under the run's seed; under a prompt's own, the
-        one that it has alone."""
-        own = [(self._seed, p.index) if p.seed is None else (p.seed, 0) for p in prompts]
-        return _fold(*np.asarray(own, np.uint32).T)
-
     def _stops(self, prompts: list[Prompt]) -> np.ndarray:
         """int32 ``[K, E]``, padded with -1."""
         padded = [[*p.stop, *[-1] * (self._num_stops - len(p.stop))] for p in prompts]
         return np.asarray(padded, np.int32).reshape(len(prompts), self._num_stops)
 
 
+def _keys(own: np.ndarray) -> np.ndarray:
+    """Bare keys, uint32 ``[P, 2]``, of seeds and what is folded in, uint32 ``[P, 2]``; one program
+    for any number of them."""
+    size = -(-len(own) // FOLDED) * FOLDED
+    pieces = np.pad(own, ((0, size - len(own)), (0, 0))).reshape(-1, FOLDED, 2)
+    return np.concatenate([np.asarray(_fold(*piece.T)) for piece in pieces])[: len(own)]
+
+
 @jax.jit
 @jax.vmap
 def _fold(seed, index):
-    return jax.random.fold_in(jax.random.key(seed, impl=KEYS), index)
+    return jax.random.key_data(jax.random.fold_in(jax.random.key(seed, impl=KEYS), index))

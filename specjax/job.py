@@ -106,12 +106,21 @@ class Job:
         with sharding.using(self.lm.mesh):
             return loop.jit_burst(*objects, rounds, self.params, state, live)
 
-    def insert(self, where: np.ndarray, request: Request, state: loop.State) -> loop.State:
-        """``rows.insert`` of ``request`` in the rows ``where``; takes the buffers of ``state``."""
+    def turn(
+        self,
+        state: loop.State,
+        over: np.ndarray,
+        coming: tuple[np.ndarray, Request] | None,
+        rounds: int,
+        live: int,
+    ) -> tuple[loop.State, jax.Array]:
+        """``rows.turn``; takes the buffers of ``state``."""
         objects = self.lm.target, self.drafter, self.rule
         with sharding.using(self.lm.mesh):
-            request = self.asked(request)
-            return rows.jit_insert(*objects, self.params, state, where, request, self.chunk)
+            if coming is not None:
+                coming = coming[0], self.asked(coming[1])
+            given = self.params, state, over, coming, rounds, live, self.chunk
+            return rows.jit_turn(*objects, *given)
 
     def asking(self, **fields) -> Job:
         """The same with other values, of the same shapes and types, in fields of its request."""

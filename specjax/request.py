@@ -14,6 +14,10 @@ from .pytree import pytree_dataclass, static
 from .sampling import Sampling
 from .types import PyTree
 
+# the generator of keys, whatever the default: under vmap the hardware generators draw for all rows
+# from the first key, which stands still once its row has finished
+KEYS = "threefry2x32"
+
 
 @pytree_dataclass
 class Request:
@@ -55,9 +59,7 @@ def prepare(
     check_stops(stops, np.shape(tokens)[:1])
     tokens, lengths = jnp.asarray(tokens, jnp.int32), jnp.asarray(lengths, jnp.int32)
     batch = tokens.shape[0]
-    # Threefry, whatever the key's own generator: under vmap the hardware generators draw for all
-    # rows from the first key, which stands still once its row has finished
-    key = jax.random.wrap_key_data(jax.random.key_data(key)[..., :2], impl="threefry2x32")
+    key = jax.random.wrap_key_data(jax.random.key_data(key)[..., :2], impl=KEYS)
     if key.ndim == 0:
         key = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(batch * num_samples))
     stops = jnp.asarray(stops, jnp.int32)

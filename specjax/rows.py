@@ -1,4 +1,4 @@
-"""Continuous rows: a new prompt takes the place of a finished row, between bursts of the loop.
+"""Continuous rows: a new prompt takes the place of a finished row, and the loop goes on.
 
 Every leaf of a state leads with B and no row reads another's, so a row is replaced by overwriting
 its slice of each leaf. The new prompts are read apart from the batch, as a small one of their own:
@@ -7,15 +7,19 @@ a row that comes costs its own prompt and a copy of its own cache.
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
 from . import loop, sharding
 from .loop import State
-from .request import Request
+from .request import KEYS, Request
+from .state import end
 
 # prompt tokens fed at once. A processor is busy with few: more would be wasted on short prompts
 CHUNK, CHUNK_ON_CPU = 256, 32
+REPORT = ("length", "ended", "rounds", "drafted", "accepted")
 
 
 def insert(
@@ -51,4 +55,44 @@ def insert(
     return sharding.rows(after)
 
 
-jit_insert = jax.jit(insert, static_argnums=(0, 1, 2, 7), donate_argnums=(4,))
+def turn(
+    target,
+    drafter,
+    rule,
+    params,
+    state: State,
+    over,
+    coming: tuple[jax.Array, Request] | None,
+    rounds,
+    live,
+    chunk: int = CHUNK,
+) -> tuple[State, jax.Array]:
+    """What a scheduler wants between two looks at its batch, in one program: ``state.end``,
+    ``insert``, ``loop.burst``.
+
+    Args:
+      over: bool ``[B]``, rows that end where they are.
+      coming: rows and request as ``insert`` takes them, but for the request's keys, which are
+        bare: uint32 ``[K, 2]``. None: nobody comes.
+      rounds, live: as ``loop.burst`` takes them.
+
+    Returns:
+      the state, and its ``report``.
+    """
+    state = end(state, over)
+    if coming is not None:
+        rows, request = coming
+        request = dataclasses.replace(request, key=jax.random.wrap_key_data(request.key, impl=KEYS))
+        state = insert(target, drafter, rule, params, state, rows, request, chunk)
+    state = loop.burst(target, drafter, rule, rounds, params, state, live)
+    return state, report(state)
+
+
+def report(state: State) -> jax.Array:
+    """int32 ``[B, len(REPORT)]``: what is worth a look after every burst."""
+    said = [state.length, state.ended, *(getattr(state.stats, name) for name in REPORT[2:])]
+    return jnp.stack(said, axis=1)
+
+
+jit_turn = jax.jit(turn, static_argnums=(0, 1, 2, 9), donate_argnums=(4,))
+jit_report = jax.jit(report)

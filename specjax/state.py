@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from . import acceptance, laws
 from . import stats as statistics
 from .pytree import pytree_dataclass, static
-from .request import Request
+from .request import KEYS, Request
 from .sampling import Sampling
 from .stats import Stats
 from .types import Drafter, PyTree, Target
@@ -99,7 +99,7 @@ def begin(
         silent=jnp.zeros((batch,), jnp.int32),
         cache=cache,
         drafter=learned,
-        key=jax.random.wrap_key_data(jnp.zeros((batch, 2), jnp.uint32), impl="threefry2x32"),
+        key=jax.random.wrap_key_data(jnp.zeros((batch, 2), jnp.uint32), impl=KEYS),
         sampling=sampling,
         stops=request.stops,
         begin=length,

@@ -14,6 +14,7 @@ from specjax.models.config import DecoderConfig
 from specjax.models.decoder import abstract
 
 VOCAB, CAPACITY, CHUNK = 11, 40, 4
+insert = jax.jit(rows.insert, static_argnums=(0, 1, 2, 7), donate_argnums=(4,))
 MODEL, PARAMS = bag(VOCAB, 0)
 CASES = cases(MODEL, PARAMS)
 LENGTHS, BUDGETS = [3, 9, 1, 14, 2], [6, 20, 9, 17, 11]  # of five prompts
@@ -65,7 +66,7 @@ def test_an_inserted_prompt_has_the_text_that_it_has_alone(name):
         if waiting and None in owners:
             row, new = owners.index(None), waiting.pop(0)
             where, more = np.asarray([row, 3], np.int32), request([new, 0], warm)
-            state = rows.jit_insert(*objects, params, state, where, more, CHUNK)
+            state = insert(*objects, params, state, where, more, CHUNK)
             owners[row] = new
         running = sum(owner is not None for owner in owners)
         if not running:
@@ -84,7 +85,7 @@ def test_the_other_rows_are_left_alone_bit_by_bit():
     state = loop.jit_burst(*objects, CAPACITY, params, state, 3)
     before, kept = plain(state), jax.tree.map(jnp.copy, state)
     where = np.asarray([1], np.int32)
-    after = rows.jit_insert(*objects, params, state, where, request([4]), CHUNK)
+    after = insert(*objects, params, state, where, request([4]), CHUNK)
     changed = jax.tree.map(lambda a, b: np.array_equal(a[[0, 2]], b[[0, 2]]), before, plain(after))
     assert all(jax.tree.leaves(changed))
     fresh = plain(loop.jit_start(*objects, CAPACITY, params, request([4])))
@@ -140,7 +141,7 @@ def decoder_insert(batch, num, capacity=256, place=lambda x: x):
     state = loop.jit_start.eval_shape(*objects, capacity, params, asked(batch))
     state = jax.tree.map(place, state)
     where = np.arange(num, dtype=np.int32)
-    lowered = rows.jit_insert.lower(*objects, params, state, where, asked(num), 8)
+    lowered = insert.lower(*objects, params, state, where, asked(num), 8)
     cache = sum(4 * leaf.size for leaf in jax.tree.leaves(state.cache))
     return lowered.compile(), cache // batch
 

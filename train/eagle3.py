@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -40,7 +41,9 @@ class Eagle3Config(frozen.FrozenConfig):
     """``num_heads``: K, the steps of the unroll. ``layers``: of the target, whose hidden states are
     read, counted as ``hidden_states[i]`` of Hugging Face; empty: the drafter's ``usual_layers``.
     ``draft_vocab_size``: of the head's own vocabulary, the most frequent tokens of the text; 0: all
-    of the target's. ``intermediate_size``: of its layer; 0: as the target's.
+    of the target's. ``hidden_size``, ``head_dim``, ``intermediate_size``: of the head; 0: as the
+    target's. A narrow head drafts faster and has embeddings of its own, which begin, as its LM head
+    does, as the target's in the directions in which these are largest.
     ``norm_before_residual``, ``fc_norm``, ``normed_output``: see the drafter's ``Eagle3Config``.
     ``num_layers``: of the head, of which only the first reads embeddings; P-EAGLE's authors have
     four. ``mask_token``: with ``parallel``, whose embedding stands for drafted tokens; negative:
@@ -50,6 +53,8 @@ class Eagle3Config(frozen.FrozenConfig):
     num_heads: int = 7
     layers: tuple[int, ...] = ()
     draft_vocab_size: int = 0
+    hidden_size: int = 0
+    head_dim: int = 0
     intermediate_size: int = 0
     norm_before_residual: bool = False
     fc_norm: str | None = None
@@ -62,7 +67,8 @@ class Eagle3Config(frozen.FrozenConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        least = dict(draft_vocab_size=0, intermediate_size=0, window=0, num_layers=1)
+        sizes = "draft_vocab_size", "hidden_size", "head_dim", "intermediate_size", "window"
+        least = dict.fromkeys(sizes, 0) | dict(num_layers=1)
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 raise ConfigError(f"{name}={getattr(self, name)}; accepted: at least {bound}")
@@ -79,11 +85,15 @@ class Eagle3Config(frozen.FrozenConfig):
 Config = Eagle3Config
 
 
-def layer_config(target: DecoderConfig, intermediate_size: int = 0) -> DecoderConfig:
-    """A drafting layer's shape: one Llama layer of the target's sizes.
+def layer_config(
+    target: DecoderConfig, intermediate_size: int = 0, hidden_size: int = 0, head_dim: int = 0
+) -> DecoderConfig:
+    """A drafting layer's shape: one Llama layer of the target's sizes, where no others are given.
+
+    Of another width it has as many heads as fill it.
 
     Raises:
-      ConfigError: the target's attention has no such sizes.
+      ConfigError: the target's attention has no such sizes; heads do not fill the width.
     """
     if target.kv_rank or target.positions != "rope":
         raise ConfigError(
@@ -93,7 +103,26 @@ def layer_config(target: DecoderConfig, intermediate_size: int = 0) -> DecoderCo
     sizes = {name: getattr(target, name) for name in SIZES}
     if intermediate_size:
         sizes["intermediate_size"] = intermediate_size
+    if hidden_size or head_dim:
+        width, size = hidden_size or target.hidden_size, head_dim or target.head_dim
+        heads = width // size
+        if heads * size != width or size % 2:
+            raise ConfigError(
+                f"hidden_size={width} with head_dim={size}: heads must fill the width, and rotary "
+                "positions need an even head_dim"
+            )
+        groups = max(n for n in range(1, target.num_kv_heads + 1) if heads % n == 0)
+        sizes |= dict(hidden_size=width, head_dim=size, num_heads=heads, num_kv_heads=groups)
     return DecoderConfig(**sizes, num_layers=1)
+
+
+def projected(table: jax.Array, size: int) -> jax.Array:
+    """float32 ``[V, size]``: rows ``[V, F]`` in the directions in which they are largest; zeros
+    beyond F."""
+    table = jnp.float32(table)
+    _, directions = jnp.linalg.eigh(table.T @ table)  # the largest come last
+    found = table @ directions[:, ::-1][:, :size]
+    return jnp.pad(found, ((0, 0), (0, size - found.shape[1])))
 
 
 def draft_vocab(config: Eagle3Config, setting: frozen.Setting, size: int) -> np.ndarray:
@@ -113,7 +142,10 @@ def make_eagle3(config: Eagle3Config, setting: frozen.Setting) -> Heads:
     layers = config.layers or eagle3.usual_layers(target.config.num_layers)
     size = config.draft_vocab_size or target.config.vocab_size
     vocab = draft_vocab(config, setting, size)
-    layer = layer_config(target.config, config.intermediate_size)
+    layer = layer_config(
+        target.config, config.intermediate_size, config.hidden_size, config.head_dim
+    )
+    wide, narrow = target.config.hidden_size, layer.hidden_size
     mask, kind = None, eagle3.Eagle3
     if config.parallel:
         kind, mask = peagle.PEagle, config.mask_token
@@ -122,6 +154,8 @@ def make_eagle3(config: Eagle3Config, setting: frozen.Setting) -> Heads:
         layer=dataclasses.replace(
             layer, num_layers=config.num_layers, window=config.window or None
         ),
+        feature_size=wide,
+        own_embedding=narrow != wide,
         num_features=len(layers),
         draft_vocab_size=size,
         norm_before_residual=config.norm_before_residual,
@@ -131,9 +165,15 @@ def make_eagle3(config: Eagle3Config, setting: frozen.Setting) -> Heads:
     )
     drafter = kind(config=shape, target=target, layers=layers)
     table = target.head_table(lm.params)[vocab]
-    params = fresh(drafter, config.run.seed, lm_head=table, vocab=vocab)
-    norm = lm.params["norm"]["weight"][...]
-    params["norm"]["weight"] = jnp.float32(1 + norm if target.config.norm_plus_one else norm)
+    if narrow == wide:
+        params = fresh(drafter, config.run.seed, lm_head=table, vocab=vocab)
+        norm = lm.params["norm"]["weight"][...]
+        params["norm"]["weight"] = jnp.float32(1 + norm if target.config.norm_plus_one else norm)
+    else:
+        lm_head = projected(table, narrow)
+        params = fresh(drafter, config.run.seed, lm_head=lm_head, vocab=vocab)
+        every = jnp.arange(target.vocab_size)[None]
+        params["embedding"] = projected(target.embed(lm.params, every).T, narrow)
     fixed = {name: params.pop(name) for name in ("vocab",) if name in params}
 
     def outputs(params, target_params, rows):
