@@ -1,5 +1,7 @@
 """Continuous rows: a prompt that comes into a running batch, and those that run on beside it."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,7 @@ from specjax.drafters import NGram
 from specjax.models.causal_lm import CausalLM
 from specjax.models.config import DecoderConfig
 from specjax.models.decoder import abstract
+from specjax.state import STOPPED
 
 VOCAB, CAPACITY, CHUNK = 11, 40, 4
 insert = jax.jit(rows.insert, static_argnums=(0, 1, 2, 7), donate_argnums=(4,))
@@ -98,6 +101,29 @@ def test_the_other_rows_are_left_alone_bit_by_bit():
     assert all(jax.tree.leaves(ran_on))
 
 
+def test_a_turn_ends_rows_lets_prompts_in_and_runs_on_as_the_three_do_apart():
+    drafter, weights, _ = CASES["draft"]
+    objects, params = (MODEL, drafter, "auto"), {"target": PARAMS, "drafter": weights}
+    begun = loop.jit_burst(
+        *objects, 2, params, loop.jit_start(*objects, CAPACITY, params, request([1, 0, 3]))
+    )
+    over, more = np.asarray([False, False, True]), request([4, 2])
+    apart = loop.jit_end(jax.tree.map(jnp.copy, begun), over)
+    apart = insert(*objects, params, apart, np.asarray([1], np.int32), request([4]), CHUNK)
+    apart = loop.jit_burst(*objects, 3, params, apart, 2)
+    bare = dataclasses.replace(more, key=jax.random.key_data(more.key))
+    coming = np.asarray([1, 3], np.int32), bare  # the second finds no row
+    state, report = rows.jit_turn(*objects, params, begun, over, coming, 3, 2, CHUNK)
+    assert texts(state) == texts(apart)
+    same = jax.tree.map(lambda a, b: np.allclose(a, b, atol=1e-6), plain(state), plain(apart))
+    assert all(jax.tree.leaves(same))
+    columns = dict(zip(rows.REPORT, np.asarray(report).T.tolist(), strict=True))
+    assert columns["length"] == state.length.tolist()
+    assert columns["ended"] == state.ended.tolist() and columns["ended"][2] == STOPPED
+    for name in ("rounds", "drafted", "accepted"):
+        assert columns[name] == getattr(state.stats, name).tolist()
+
+
 def test_a_burst_ends_as_soon_as_fewer_rows_run_than_was_asked_for():
     objects, params = (MODEL, CASES["plain"][0], "auto"), {"target": PARAMS, "drafter": None}
     state = loop.jit_start(*objects, CAPACITY, params, request([0, 1, 2]))  # 6, 20, 9 tokens
@@ -127,9 +153,9 @@ CONFIG = DecoderConfig(
 )
 
 
-def decoder_insert(batch, num, capacity=256, place=lambda x: x):
-    """The insertion of ``num`` prompts into a batch of a tiny decoder, compiled; its state's
-    bytes, a row."""
+def decoder_insert(batch, num, capacity=256, place=lambda x: x, turn=False):
+    """The insertion of ``num`` prompts into a batch of a tiny decoder, compiled, alone or as a part
+    of ``rows.turn``; its state's bytes, a row."""
     target, weights = CausalLM(CONFIG), abstract(CONFIG)[1]
 
     def asked(count):
@@ -141,17 +167,24 @@ def decoder_insert(batch, num, capacity=256, place=lambda x: x):
     state = loop.jit_start.eval_shape(*objects, capacity, params, asked(batch))
     state = jax.tree.map(place, state)
     where = np.arange(num, dtype=np.int32)
-    lowered = insert.lower(*objects, params, state, where, asked(num), 8)
+    if turn:
+        bare = dataclasses.replace(asked(num), key=np.zeros((num, 2), np.uint32))
+        over, coming = np.zeros(batch, bool), (where, bare)
+        lowered = rows.jit_turn.lower(*objects, params, state, over, coming, 9, 1, 8)
+    else:
+        lowered = insert.lower(*objects, params, state, where, asked(num), 8)
     cache = sum(4 * leaf.size for leaf in jax.tree.leaves(state.cache))
     return lowered.compile(), cache // batch
 
 
-def test_inserting_writes_into_the_batch_in_place_and_holds_the_new_rows_alone():
+@pytest.mark.parametrize("turn", [False, True])
+def test_inserting_writes_into_the_batch_in_place_and_holds_the_new_rows_alone(turn):
     batch = 64
-    compiled, row = decoder_insert(batch, 2)
+    compiled, row = decoder_insert(batch, 2, turn=turn)
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes > batch * row
-    assert memory.temp_size_in_bytes < 8 * row  # two rows, and what reads them: not 64
+    # two rows, and what reads them, not 64; a round of all rows besides
+    assert memory.temp_size_in_bytes < (32 if turn else 8) * row
 
 
 def test_rows_over_a_mesh_are_replaced_where_they_lie():
