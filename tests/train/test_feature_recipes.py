@@ -21,12 +21,14 @@ SMALL += ["decoding.prompt_tokens=8", "run.eval_every=20", "run.steps=20"]
 SMALL += ["report.texts=0", "report.plan_prompts=0"]
 RECIPES = {
     "eagle3": ["layers=[0, 1]", "draft_vocab_size=40"],
+    "narrow": ["layers=[0, 1]", "hidden_size=8", "head_dim=4", "intermediate_size=12"],
     "p-eagle": ["layers=[0, 1]", "draft_vocab_size=40", "parallel=true", "num_layers=2"],
     "eagle": ["top_k=4", "noise=0.1"],  # HASS's loss, and the noise
     "mtp": ["share_layers=false"],
     "block": ["layers=[1]", "num_layers=1", "num_anchors=6"],
 }
-MODULES = {"eagle3": eagle3, "p-eagle": eagle3, "eagle": eagle, "mtp": mtp, "block": block}
+MODULES = {"eagle3": eagle3, "narrow": eagle3, "p-eagle": eagle3, "eagle": eagle, "mtp": mtp}
+MODULES |= {"block": block}
 
 
 def setting_of(place, kind, *fields):
@@ -37,7 +39,7 @@ def setting_of(place, kind, *fields):
     return made, frozen.make_setting(made, lambda count: getattr(made, "layers", ()))
 
 
-@pytest.mark.parametrize("name", ["p-eagle", "eagle", "mtp", "block"])
+@pytest.mark.parametrize("name", ["narrow", "p-eagle", "eagle", "mtp", "block"])
 def test_a_recipe_lowers_its_loss_and_what_it_exports_loads_back(place, name):
     root, train, teacher = place
     fields = [teacher, *SMALL, *RECIPES[name], f"run.folder={root / name}"]
@@ -83,6 +85,17 @@ def test_heads_that_are_gone_on_with_keep_their_vocabulary_and_hidden_states(pla
     made, setting = setting_of(place, eagle3.Config, *own, "layers=[1, 0]")
     with pytest.raises(config.ConfigError, match=r"hidden states \(0, 1\), this run gives it"):
         frozen.starting_params(made, setting.lm, eagle3.make_eagle3(made, setting))
+
+
+def test_a_narrow_head_begins_with_the_directions_in_which_the_targets_tables_are_largest(place):
+    _, setting, built = make(place, "narrow")
+    table = setting.lm.target.head_table(setting.lm.params)
+    for own in (built.params["lm_head"]["weight"], built.params["embedding"]):
+        assert own.shape == (len(table), 8)
+        values = jnp.linalg.svd(table, compute_uv=False)
+        np.testing.assert_allclose(jnp.linalg.svd(own, compute_uv=False), values[:8], rtol=1e-3)
+    with pytest.raises(config.ConfigError, match="hidden_size=10 with head_dim=4: heads must fill"):
+        eagle3.layer_config(setting.lm.target.config, hidden_size=10, head_dim=4)
 
 
 def make(place, name):
