@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -41,10 +42,12 @@ typedef int32_t IntVec __attribute__((vector_size(4 * kLanes), aligned(4), may_a
 
 typedef uint16_t HalfVec __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
 
-// A bfloat16: the upper half of a float.
+// A bfloat16: the upper half of a float. A Pair is one too, in a row that is read two vectors at a
+// time: those at even and those at odd places, by columns that PackPairs laid out alike.
 struct Half {
   uint16_t bits;
 };
+struct Pair : Half {};
 
 inline Vec Load(const float* p) { return *reinterpret_cast<const Vec*>(p); }
 inline Vec Load(const Half* p) {
@@ -148,6 +151,22 @@ inline void Few(const W* w, const float* x, float* y, int64_t in, int64_t deep, 
   Vec sum[R][M] = {};
   const int64_t ahead = std::max<int64_t>(R, kAhead / deep);
   int64_t k = 0;
+  if constexpr (std::is_same_v<W, Pair>) {
+    for (; k + 2 * kLanes <= deep; k += 2 * kLanes) {
+      Vec even[R], odd[R];
+      for (int r = 0; r < R; ++r) {
+        const IntVec both = *reinterpret_cast<const IntVec*>(w + r * in + k);
+        even[r] = reinterpret_cast<Vec>(both << 16);
+        odd[r] = reinterpret_cast<Vec>(both & int32_t(0xffff0000));
+        __builtin_prefetch(w + (r + ahead) * in + k);
+      }
+      for (int m = 0; m < M; ++m) {
+        const Vec b = Load(x + m * in + k), c = Load(x + m * in + k + kLanes);
+        for (int r = 0; r < R; ++r) sum[r][m] += even[r] * b;
+        for (int r = 0; r < R; ++r) sum[r][m] += odd[r] * c;
+      }
+    }
+  }
   for (; k + kLanes <= deep; k += kLanes) {
     Vec a[R];
     for (int r = 0; r < R; ++r) {
@@ -282,14 +301,31 @@ float* PackWide(int slot, const float* x, int64_t in, int64_t columns, float sca
   return packed;
 }
 
+// x [in, columns] -> [columns, in]; with `pairs`, of every two vectors of inputs the even ones first.
+float* PackRows(const float* x, int64_t in, int64_t columns, bool pairs) {
+  float* rows = Scratch(0, columns * in);
+  const int64_t whole = pairs ? in / (2 * kLanes) * 2 * kLanes : 0;
+  for (int64_t k = 0; k < in; ++k) {
+    const int64_t i = k % (2 * kLanes), to = k < whole ? k - i + i / 2 + i % 2 * kLanes : k;
+    for (int64_t m = 0; m < columns; ++m) rows[m * in + to] = x[k * columns + m];
+  }
+  return rows;
+}
+
 // A task's rows of a weight matrix; `x` as the number of columns asks for it.
+template <typename W>
+void FewBy(const W* w, const float* x, float* y, int64_t in, int64_t deep, int64_t rows,
+           int64_t columns, To to) {
+  kFewRows<W>[columns - 1](w, x, y, in, deep, rows, to);
+}
+
 template <typename W>
 void RowsBy(const W* w, const float* x, float* y, int64_t in, int64_t deep, int64_t rows,
             int64_t columns, bool wide, To to) {
   if (wide) {
     WideRows(w, in, x, y, in, deep, rows, columns, to);
   } else {
-    kFewRows<W>[columns - 1](w, x, y, in, deep, rows, to);
+    FewBy(w, x, y, in, deep, rows, columns, to);
   }
 }
 
@@ -307,6 +343,7 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remainin
   constexpr size_t kMost = 8;
   std::array<Part, kMost> parts;
   const size_t count = weights.size();
+  size_t halves = 0;
   if (count > kMost) return ffi::Error::InvalidArgument("products: at most 8 weights");
   const int64_t in = x.dimensions()[0], columns = x.dimensions()[1];
   int64_t total = 0, total_bytes = 0;
@@ -316,6 +353,7 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remainin
     if (!weight || !result) return ffi::Error::InvalidArgument("products: buffers");
     const int64_t out = weight->dimensions()[0];
     const bool half = weight->element_type() == ffi::BF16;
+    halves += half;
     parts[i] = Part{weight->untyped_data(), half, (*result)->typed_data(), out, 0};
     total += out;
     total_bytes += out * in * (half ? 2 : 4);
@@ -323,14 +361,8 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remainin
   const float* from = x.typed_data();
   const bool wide = columns > (total_bytes < kStreamed ? kFew : kFewStreamed);
   const float* packed;
-  if (wide) {
-    packed = PackWide(0, from, in, columns, 1.0f);
-  } else {
-    float* rows = Scratch(0, columns * in);
-    for (int64_t k = 0; k < in; ++k)
-      for (int64_t m = 0; m < columns; ++m) rows[m * in + k] = from[k * columns + m];
-    packed = rows;
-  }
+  const bool pairs = !wide && halves == count;
+  packed = wide ? PackWide(0, from, in, columns, 1.0f) : PackRows(from, in, columns, pairs);
   const int64_t threads = std::max<int64_t>(1, pool.num_threads()), row_bytes = total_bytes / total;
   const int64_t bytes = std::clamp(total_bytes / (4 * threads), kLeastBytes, kChunkBytes);
   const int64_t rows = std::max<int64_t>(1, bytes / row_bytes / (4 * kWideRows)) * 4 * kWideRows;
@@ -347,7 +379,9 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remainin
     for (int64_t k = 0; k < in; k += deep, to.add = true) {
       const int64_t d = std::min(deep, in - k), at = begin * in + k;
       const float* x = packed + k * (wide ? kLanes : 1);
-      if (part->half) {
+      if (pairs) {
+        FewBy(static_cast<const Pair*>(part->weight) + at, x, y, in, d, height, columns, to);
+      } else if (part->half) {
         RowsBy(static_cast<const Half*>(part->weight) + at, x, y, in, d, height, columns, wide, to);
       } else {
         RowsBy(static_cast<const float*>(part->weight) + at, x, y, in, d, height, columns, wide, to);

@@ -62,6 +62,7 @@ SHIPPED = {
     "embedded_hydra": hydra,
     "embedded_eagle": eagle,
     "embedded_hass": eagle,
+    "embedded_eagle3_base": eagle3,
     "embedded_eagle3": eagle3,
     "embedded_mtp_base": mtp,
     "embedded_mtp": mtp,
