@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .models.encoder_decoder import EncoderDecoderConfig
 from .models.lm import LM
 from .models.seq2seq import BEGIN, Seq2SeqLM, same_encoder
 
@@ -77,12 +78,7 @@ def read(lm: LM, prompts, inputs, ids_of: Callable) -> tuple[list[list[int]], di
 def _begin(lm: LM, prompts, batch: int, ids_of: Callable) -> list[list[int]]:
     """The decoder's prompts, one a row."""
     if prompts is None:
-        if not lm.config.start_ids:
-            raise ValueError(
-                f"prompts: None: {lm.name} knows several languages and names none to begin with; "
-                "give prompts=specjax.models.start_ids(lm, language='en') or another"
-            )
-        prompts = [list(lm.config.start_ids)]
+        prompts = [usual_begin(lm.config, lm.name)]
     elif isinstance(prompts, str) or any(isinstance(prompt, str) for prompt in prompts):
         raise ValueError(
             "prompts: with inputs these are token ids that the decoder begins with, not a text; "
@@ -93,6 +89,27 @@ def _begin(lm: LM, prompts, batch: int, ids_of: Callable) -> list[list[int]]:
     if len(ids) != batch:
         raise ValueError(f"prompts: {len(ids)} of them for {batch} rows of inputs: give one a row")
     return ids
+
+
+def usual_begin(config: EncoderDecoderConfig, name: str) -> list[int]:
+    """What the decoder begins with where nothing else is asked for; ``name``: of the model."""
+    if not config.start_ids:
+        raise ValueError(
+            f"prompt: {name} knows several languages and names none to begin with; give token ids, "
+            "those of specjax.models.start_ids(lm, language='en') or another"
+        )
+    return list(config.start_ids)
+
+
+def window_of(config: EncoderDecoderConfig, given) -> np.ndarray:
+    """Float32 ``[bins, frames]`` as the encoder reads it, of an array, lists of numbers or the
+    ``Path`` of a ``.npy`` file. Raises ``ValueError`` for anything else."""
+    array, wanted = _array(given), (config.num_features, 2 * config.max_source)
+    if array.shape != wanted:
+        raise ValueError(f"features: the shape is {list(array.shape)}, expected {list(wanted)}")
+    if not np.isfinite(array).all():
+        raise ValueError("features: not all of them are finite numbers")
+    return array
 
 
 def refuse_encoders(lm: LM, what: str) -> None:
@@ -132,11 +149,7 @@ def of_prompt(
         raise ValueError(f"{lm.name} reads features: give them in a field {FEATURES!r}")
     given = fields[FEATURES]
     where = folder / given if isinstance(given, str | os.PathLike) else given
-    array, wanted = _array(where), (config.num_features, 2 * config.max_source)
-    if array.shape != wanted:
-        raise ValueError(f"features: the shape is {list(array.shape)}, expected {list(wanted)}")
-    if not np.isfinite(array).all():
-        raise ValueError("features: not all of them are finite numbers")
+    array = window_of(config, where)
     digest = hashlib.sha256(array.tobytes()).hexdigest()[:16]
     prompt = fields.get("prompt")
     prompts = None if prompt is None else prompt if isinstance(prompt, str) else [prompt]

@@ -11,7 +11,7 @@ import jax
 import specjax
 
 from .options import INTERRUPTED, NOTHING_TO_DRAW, add_decoding, options_of, set_up
-from .prompts import read_prompt
+from .prompts import add_prompt, asked
 from .screen import Screen, describe
 
 
@@ -23,8 +23,7 @@ def add(commands) -> None:
         description="Continues a prompt and streams the text to stdout; figures go to stderr. On "
         "a terminal, accepted draft tokens stand out from the target's own.",
     )
-    p.add_argument("prompt", nargs="?", help="default: what is piped in, else a built-in example")
-    p.add_argument("--file", help="read the prompt from this file")
+    add_prompt(p)
     add_decoding(p)
     p.add_argument("--num-samples", "--n", type=int, default=1, help="texts, of one reading")
     p.add_argument(
@@ -47,16 +46,17 @@ def run(arguments: argparse.Namespace) -> int:
     begin = time.perf_counter()
     if arguments.logprobs and not arguments.json:
         raise ValueError("--logprobs: they are numbers beside the tokens; give --json as well")
-    prompt = read_prompt(arguments.prompt, arguments.file)
+    prompt, heard = asked(arguments)
     lm = set_up(arguments)
     options = options_of(arguments, lm)
     options |= {"num_samples": arguments.num_samples, "logprobs": arguments.logprobs or False}
+    options["inputs"] = heard
     if arguments.compare:
         return compare(lm, prompt, options, arguments)
     stream = specjax.stream_text(lm, prompt, **options)
     seconds = {"ready": time.perf_counter() - begin}
     prints = jax.process_index() == 0  # of several processes, which all have the text
-    screen = Screen(prompt) if prints and not arguments.json else None
+    screen = Screen(prompt if heard is None else "") if prints and not arguments.json else None
     before = 0  # tokens when the first text came
     try:
         for piece in stream:
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if result.finished else INTERRUPTED
 
 
-def compare(lm, prompt: str, options: dict, arguments: argparse.Namespace) -> int:
+def compare(lm, prompt: str | list[int], options: dict, arguments: argparse.Namespace) -> int:
     """``specjax generate --compare``."""
     if options["drafter"] in (None, "plain"):
         raise ValueError("--compare sets a drafter beside plain decoding: give a --drafter")

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import stat
 import sys
 from pathlib import Path
+
+import numpy as np
+
+from .. import encoder_inputs
+from ..models import load_config
+from ..models.encoder_decoder import EncoderDecoderConfig
+from ..models.lm import config_folder
 
 PROMPT = '''\
 import dataclasses
@@ -24,6 +32,62 @@ class Stack:
 
     def pop(self):
 '''
+
+
+def add_prompt(p: argparse.ArgumentParser) -> None:
+    """The arguments that ``asked`` reads."""
+    p.add_argument(
+        "prompt",
+        nargs="?",
+        help="default: what is piped in, else a built-in example; with --features token ids that "
+        "the decoder begins with (50258 50259 50359 50363, as one argument), by default what the "
+        "model's generation_config.json says",
+    )
+    p.add_argument("--file", help="read the prompt from this file")
+    p.add_argument(
+        "--features",
+        metavar="FILE.npy",
+        help="what a Whisper hears: one array [bins, frames], a window as its feature extractor "
+        "returns it",
+    )
+
+
+def asked(arguments: argparse.Namespace) -> tuple[str | list[int] | None, np.ndarray | None]:
+    """The prompt, None for what the model begins with, and what its encoder hears, float32
+    ``[bins, frames]``. Reads the model's config, no weights.
+
+    Raises:
+      ValueError, OSError: no prompt, no features, not those that the model reads; no such model.
+    """
+    given, model = arguments.features, arguments.model
+    prompt = None
+    if given is None or not (arguments.prompt is None and arguments.file is None):
+        prompt = read_prompt(arguments.prompt, arguments.file)
+    config = load_config(config_folder(model))
+    hears = isinstance(config, EncoderDecoderConfig) and config.reads == encoder_inputs.FEATURES
+    if not hears:
+        if given is not None:
+            raise ValueError(
+                f"--features {given}: {model} reads a text, which is the prompt; leave --features "
+                "out, or take a Whisper"
+            )
+        return prompt, None
+    if given is None:
+        raise ValueError(
+            f"--features is missing: {model} reads no text but features; give a .npy file of one "
+            f"array [{config.num_features}, {2 * config.max_source}], a window"
+        )
+    window = encoder_inputs.window_of(config, Path(given))
+    if prompt is None:
+        return encoder_inputs.usual_begin(config, model), window
+    try:
+        ids = prompt.strip().strip("[]").replace(",", " ")
+        return [int(token) for token in ids.split()], window
+    except ValueError:
+        raise ValueError(
+            f"prompt {prompt!r:.60}: with --features it is the token ids that the decoder begins "
+            "with, such as '50258 50259 50359 50363'; without it the model's own are taken"
+        ) from None
 
 
 def read_prompt(argument: str | None, file: str | None) -> str:

@@ -55,7 +55,7 @@ class Screen:
             self.out.print(Text.assemble(("prompt", "dim"), " · ", drafted, " · the target's own"))
 
 
-def describe(result, prompt: str, lm, rule: str) -> dict:
+def describe(result, prompt: str | list[int], lm, rule: str) -> dict:
     """A generation as plain data; ``rule``: the name of the one that judged."""
     stats = result.stats
     acceptance = stats.acceptance

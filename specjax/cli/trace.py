@@ -10,7 +10,7 @@ import specjax
 
 from .. import trace_page, tracing
 from .options import INTERRUPTED, NOTHING_TO_DRAW, add_decoding, options_of, set_up
-from .prompts import read_prompt
+from .prompts import add_prompt, asked
 
 OUTPUT = "specjax-trace.html"
 
@@ -24,8 +24,7 @@ def add(commands) -> None:
         "network: each round's tree with p and q at its nodes, what was accepted and why, and the "
         "text so far. Step through it with the arrow keys.",
     )
-    p.add_argument("prompt", nargs="?", help="default: what is piped in, else a built-in example")
-    p.add_argument("--file", help="read the prompt from this file")
+    add_prompt(p)
     p.add_argument(
         "-o",
         "--output",
@@ -44,9 +43,10 @@ def add(commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Traces, writes, says where and how large."""
     trace_page.check(arguments.output)
-    prompt = read_prompt(arguments.prompt, arguments.file)
+    prompt, heard = asked(arguments)
     lm = set_up(arguments)
-    found = specjax.trace(lm, prompt, rounds=arguments.rounds, **options_of(arguments, lm))
+    options = options_of(arguments, lm) | {"inputs": heard}
+    found = specjax.trace(lm, prompt, rounds=arguments.rounds, **options)
     if jax.process_index() == 0:  # of several processes, which all have the rounds
         size = found.save(arguments.output)
         rounds = f"{len(found.rounds)} round{'s' * (len(found.rounds) != 1)}"
