@@ -1,13 +1,15 @@
 """One of two processes that decode together; ``test_mesh_processes.py`` starts them.
 
-Arguments: address, index, folder of a model, ``decode`` or ``linger``. Prints one JSON object, or
+Arguments: address, index, folder of models, ``decode`` or ``linger``. Prints one JSON object, or
 ``running`` once text has come, and then never ends.
 """
 
 import json
 import sys
+from pathlib import Path
 
 import jax
+import numpy as np
 
 import specjax
 from specjax.models import reading
@@ -34,8 +36,27 @@ def tokens(lm, draft, names=tuple(SETTINGS)):
     return found
 
 
+def encoded(folder, mesh=None):
+    """``Generation``s of encoder-decoder models: of T5, drafted for by itself in half precision,
+    and of Whisper, by itself, so that one encoder serves both."""
+    t5, half = (specjax.load(folder / "t5", mesh=mesh, dtype=d) for d in ("float32", "bfloat16"))
+    whisper, same = (specjax.load(folder / "whisper", mesh=mesh) for _ in range(2))
+    rng, config = np.random.default_rng(0), whisper.config
+    texts = [rng.integers(2, 64, size).tolist() for size in (9, 1, 30, 4)]
+    features = rng.normal(size=(4, config.num_features, 2 * config.max_source))
+    runs = {
+        "t5": (t5, texts, dict(drafter=half)),
+        "whisper": (whisper, None, dict(drafter=same, inputs=features)),
+    }
+    return {
+        name: specjax.generate(lm, prompts, max_new_tokens=12, stop=(), **options)
+        for name, (lm, prompts, options) in runs.items()
+    }
+
+
 def main():
-    address, index, folder, what = sys.argv[1:]
+    address, index, root, what = sys.argv[1:]
+    folder = Path(root) / "decoder"
     jax.config.update("jax_num_cpu_devices", 2)
     join(address, 2, int(index), patience=10 if what == "linger" else 300)
     read, read_slice = [], reading.read_slice
@@ -56,6 +77,8 @@ def main():
     spread = specjax.load(folder, mesh="data=2,model=2")
     found["tokens"] = tokens(spread, specjax.load(folder, mesh=spread.mesh))
     found["tokens, whole drafter"] = tokens(lm, specjax.load(folder), ["draft"])
+    for name, out in encoded(Path(root), spread.mesh).items():
+        found[name] = [row.tolist() for row in out.tokens]
     print(json.dumps(found), flush=True)
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from flax import nnx
 from pairs import CONFIG, TOKENIZER
 from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 import specjax
 from specjax.models import Decoder, save_pretrained
@@ -25,24 +27,29 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A model that four devices can share."""
-    folder = tmp_path_factory.mktemp("shared")
+def root(tmp_path_factory):
+    """A folder of models that four devices can share: ``decoder``, and those with encoders."""
+    root = tmp_path_factory.mktemp("shared")
     tokenizer = Tokenizer.from_file(str(TOKENIZER))
-    save_pretrained(Decoder(SHARED, rngs=nnx.Rngs(0)), folder, tokenizer=tokenizer)
-    return folder
+    save_pretrained(Decoder(SHARED, rngs=nnx.Rngs(0)), root / "decoder", tokenizer=tokenizer)
+    numbers = Tokenizer(WordLevel({str(i): i for i in range(64)}, unk_token="0"))
+    for name in ("t5", "whisper"):
+        shutil.copytree(HERE / "golden" / "encoder_decoder" / name, root / name)
+        numbers.save(str(root / name / "tokenizer.json"))
+    return root
 
 
-def start(folder, what):
+def start(root, what):
     """Both processes."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
     paths = os.pathsep.join([str(HERE.parent), str(HERE)])
     environment = os.environ | {"PYTHONPATH": paths, "XLA_FLAGS": ""}
+    environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # as quick_compilation
     return [
         subprocess.Popen(
-            [sys.executable, str(HERE / "mesh_worker.py"), address, str(i), str(folder), what],
+            [sys.executable, str(HERE / "mesh_worker.py"), address, str(i), str(root), what],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -59,10 +66,11 @@ def end(processes):
         process.communicate()
 
 
-def test_two_processes_say_what_one_says_and_each_reads_its_own_parts(folder):
-    processes = start(folder, "decode")
+@pytest.mark.usefixtures("quick_compilation")
+def test_two_processes_say_what_one_says_and_each_reads_its_own_parts(root):
+    processes, folder = start(root, "decode"), root / "decoder"
     try:
-        answers = [process.communicate(timeout=300) for process in processes]
+        answers = [process.communicate(timeout=500) for process in processes]
     finally:
         end(processes)
     assert [process.returncode for process in processes] == [0, 0], answers[0][1][-2000:]
@@ -70,9 +78,13 @@ def test_two_processes_say_what_one_says_and_each_reads_its_own_parts(folder):
     first, second = map(json.loads, lines)
     lm, draft = specjax.load(folder), specjax.load(folder)
     wanted = mesh_worker.tokens(lm, draft)
+    with_encoders = mesh_worker.encoded(root)
+    assert all(out.stats.accepted.sum() > 0 for out in with_encoders.values())
     for found in (first, second):
         assert found["tokens"] == wanted
         assert found["tokens, whole drafter"] == {"draft": wanted["draft"]}
+        for name, out in with_encoders.items():
+            assert found[name] == [row.tolist() for row in out.tokens]
     weight = np.asarray(lm.params["blocks"][0]["mlp"]["down"]["weight"].get_value())
     assert first["sum"] == second["sum"] == float(weight.astype("float64").sum())
 
@@ -85,8 +97,8 @@ def test_two_processes_say_what_one_says_and_each_reads_its_own_parts(folder):
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_where_a_process_dies_the_other_ends_with_a_message(folder, victim):
-    processes = start(folder, "linger")
+def test_where_a_process_dies_the_other_ends_with_a_message(root, victim):
+    processes = start(root, "linger")
     try:
         for line in processes[1 - victim].stdout:
             if "running" in line:
