@@ -92,10 +92,12 @@ def heads(
     rows = []
     for temperature in (0.0, 1.0):
         common = {**text, "temperature": temperature}
-        copying = ("ngram", "ngram+mtp", "ngram+eagle3", "ngram+hydra")
-        for drafter in (*copying, "mtp", "eagle3", "hydra", "medusa", "draft"):
-            rows += [{**common, "drafter": drafter, "num_draft": n} for n in drafts]
-            if drafter not in copying and not temperature:
+        copying = ("ngram", "ngram+eagle3", "ngram+mtp", "ngram+speculator", "ngram+hydra")
+        light = ("speculator", "hydra", "medusa")
+        for drafter in (*copying, "eagle3", "mtp", *light, "draft"):
+            lengths = (1, *drafts) if drafter in light else drafts
+            rows += [{**common, "drafter": drafter, "num_draft": n} for n in lengths]
+            if drafter in ("eagle3", "mtp", "hydra") and not temperature:
                 rows.append({**common, "drafter": drafter, "tree": tree})
     adaptive = {**text, "drafter": "hydra", "num_draft": "auto", "temperature": 0.0}
     rows += [{**adaptive, "batch": b} for b in batches]

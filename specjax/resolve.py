@@ -21,7 +21,7 @@ from .types import PyTree
 
 DEFAULT_DRAFTS = {"embedded": "embedded-draft"}  # target -> its draft model, for drafter="draft"
 # drafters that may lie beside an embedded target, by name
-HEADS = ("medusa", "hydra", "blockwise", "eagle", "eagle3", "mtp")
+HEADS = ("medusa", "hydra", "speculator", "blockwise", "eagle", "eagle3", "mtp")
 NUM_DRAFT = 3  # by default; on CPU a pass costs the same over 2 to 4 tokens
 AUTO, AUTO_DRAFTS = "auto", 7  # num_draft that follows acceptance and cost, and its largest value
 LOOKUP = "ngram+"  # before the name of a drafter: copies first, see drafters/hybrid.py

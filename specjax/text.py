@@ -78,9 +78,9 @@ def generate(lm: LM, prompts: Prompts | None = None, **options: Unpack[Options])
         give ``[lm.config.bos_id]``, if the model has such a token. For T5 this is what its encoder
         reads; with ``inputs``, the ids that the decoder begins with (None: the model's own).
       drafter: ``"draft"`` (the default: the target's own draft model), ``"ngram"`` (copies from
-        the context), ``"eagle3"``, ``"mtp"``, ``"medusa"``, ``"hydra"``, ``"blockwise"`` (the
-        target's own heads), ``None`` or ``"plain"`` (no drafts), a draft model from
-        ``specjax.load`` with the target's tokenizer, heads from ``specjax.load_drafter``, the
+        the context), ``"eagle3"``, ``"mtp"``, ``"medusa"``, ``"hydra"``, ``"speculator"``,
+        ``"blockwise"`` (the target's own heads), ``None`` or ``"plain"`` (no drafts), a draft model
+        from ``specjax.load`` with the target's tokenizer, heads from ``specjax.load_drafter``, the
         folder or hub name of either, any of these names behind ``"ngram+"`` (copies where there
         is something to copy, else that drafter; see ``drafters.Hybrid``), or an object that
         implements ``specjax.Drafter``.
