@@ -46,13 +46,17 @@ def test_product_is_exact_to_rounding_for_every_number_of_columns(out, size):
 
 
 @needs_kernels
-@pytest.mark.parametrize("out, size", [(1, 1), (61, 129), (530, 768), (700, 1300)])
+@pytest.mark.parametrize("out, size", [(1, 1), (61, 129), (37, 48), (530, 768), (700, 1300)])
 def test_weights_in_bfloat16_give_the_products_of_the_floats_that_they_are(out, size):
+    """Beside float32 weights, and alone, where they are read two vectors at a time."""
     halves = jnp.asarray(normal(out, size), jnp.bfloat16)
     both = jax.jit(lambda halves, x: native.products((halves, halves.astype(jnp.float32)), x))
     for columns in (1, 2, 4, 8, 9, 16, 33):
-        narrow, wide = both(halves, normal(size, columns, seed=columns))
+        x = normal(size, columns, seed=columns)
+        narrow, wide = both(halves, x)
         np.testing.assert_allclose(narrow, wide, rtol=0, atol=2e-6 * size**0.5)
+        alone = jax.jit(native.product)(halves, x)
+        np.testing.assert_allclose(alone, wide, rtol=0, atol=2e-6 * size**0.5)
 
 
 @needs_kernels
