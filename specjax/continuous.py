@@ -18,9 +18,10 @@ from . import encoder_inputs, job, loop, sharding
 from .job import Job
 from .models.lm import LM
 from .models.seq2seq import BEGIN
+from .prefill import CHUNK_ON_CPU, PREFILL_CHUNK
 from .prompt_file import NEUTRAL, Prompt
 from .request import KEYS, Request
-from .rows import CHUNK, CHUNK_ON_CPU, REPORT, jit_report
+from .rows import REPORT, jit_report
 from .state import ENDED, STOPPED
 from .stopping import RowText
 
@@ -105,7 +106,8 @@ class Continuous:
             inputs=self._inputs(first),
             least_width=capacity,
             least_buffer=capacity,
-            chunk=CHUNK_ON_CPU if jax.default_backend() == "cpu" else CHUNK,
+            # prompts come a few at a time
+            chunk=CHUNK_ON_CPU if jax.default_backend() == "cpu" else PREFILL_CHUNK,
             **self._values(first),
             **ways,
         )

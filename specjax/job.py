@@ -21,7 +21,7 @@ from .drafters.adaptive import Adaptive
 from .formats import HeadLM
 from .models.lm import LM
 from .models.seq2seq import encode
-from .prefill import PREFILL_CHUNK
+from .prefill import PREFILL_CHUNK, chunk_for
 from .pricing import priced
 from .request import Request, check_samples
 from .resolve import AUTO, resolve_drafter
@@ -200,12 +200,13 @@ def prepare(
     inputs=None,
     least_width=SMALLEST_WIDTH,
     least_buffer=SMALLEST_BUFFER,
-    chunk=PREFILL_CHUNK,
+    chunk=None,
 ) -> Job:
     """Checks the arguments of ``text.generate``, where they are explained; makes a ``Job``.
 
     ``least_width``, ``least_buffer``: of the padded prompts and of the buffer, in tokens, so that
-    several requests can share their programs. ``chunk``: prompt tokens read at once.
+    several requests can share their programs. ``chunk``: prompt tokens read at once; None:
+    ``prefill.chunk_for``.
     """
     if isinstance(lm, LM) and encoder_inputs.encodes(lm):
         ids, inputs = encoder_inputs.read(lm, prompts, inputs, prompt_ids)
@@ -261,7 +262,7 @@ def prepare(
         capacity=capacity,
         params=params,
         request=request,
-        chunk=chunk,
+        chunk=chunk or chunk_for(lm.params),
         stop_strings=[row for row in strings for _ in range(num_samples)],
     )
     job.check()

@@ -13,7 +13,6 @@ import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,6 +21,7 @@ import numpy as np
 
 from . import loop, replay, tree
 from .job import Job
+from .machine import last_level_cache
 from .models.layers import product
 from .types import Draft, PyTree
 
@@ -230,7 +230,7 @@ def bandwidth(*, dtype: str = "float32", repetitions: int = 9) -> Bandwidth:
 
 def product_calls(dtype: str = "float32") -> tuple[dict[str, Call], int]:
     """The products of ``bandwidth``, by their number of columns, and the bytes that each reads."""
-    size = min(max(LEAST_BYTES, 8 * _last_level_cache()), MOST_BYTES)
+    size = min(max(LEAST_BYTES, 8 * last_level_cache()), MOST_BYTES)
     width = int(math.sqrt(size / jnp.dtype(dtype).itemsize)) // 256 * 256
     weight = jax.random.normal(jax.random.key(0), (width, width), jnp.float32) / math.sqrt(width)
     weight = jax.block_until_ready(weight.astype(dtype))
@@ -244,16 +244,6 @@ def product_calls(dtype: str = "float32") -> tuple[dict[str, Call], int]:
 @jax.jit
 def _products(times, weight, x):
     return jax.lax.fori_loop(0, times, lambda _, x: product(weight, x).astype(x.dtype), x)
-
-
-def _last_level_cache() -> int:
-    """Bytes; 0 where the system does not say."""
-    sizes = []
-    for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        text = file.read_text().strip()
-        if text.endswith("K") and text[:-1].isdigit():
-            sizes.append(int(text[:-1]) << 10)
-    return max(sizes, default=0)
 
 
 # ---------------------------------------------------------------- a job: its round, its memory

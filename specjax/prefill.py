@@ -10,11 +10,21 @@ import jax.numpy as jnp
 from . import cache as kv_cache
 from . import sharding, tree
 from . import state as states
+from .machine import last_level_cache
 from .request import Request
 from .state import State
-from .types import Context, Draft, Segment, Verdict
+from .types import Context, Draft, PyTree, Segment, Verdict
 
 PREFILL_CHUNK = 256  # prompt tokens fed at once: bounds the memory of a long prompt
+CHUNK_ON_CPU = 32  # a processor is busy with few: more would be wasted on short prompts
+
+
+def chunk_for(params: PyTree) -> int:
+    """Prompt tokens to feed at once to a target with these weights: on a CPU few where it loses
+    nothing by reading them again, as they stay in its cache."""
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    small = jax.default_backend() == "cpu" and size <= last_level_cache()
+    return CHUNK_ON_CPU if small else PREFILL_CHUNK
 
 
 def start(

@@ -14,16 +14,15 @@ import jax.numpy as jnp
 
 from . import loop, sharding
 from .loop import State
+from .prefill import PREFILL_CHUNK
 from .request import KEYS, Request
 from .state import end
 
-# prompt tokens fed at once. A processor is busy with few: more would be wasted on short prompts
-CHUNK, CHUNK_ON_CPU = 256, 32
 REPORT = ("length", "ended", "rounds", "drafted", "accepted")
 
 
 def insert(
-    target, drafter, rule, params, state: State, rows, request: Request, chunk: int = CHUNK
+    target, drafter, rule, params, state: State, rows, request: Request, chunk: int = PREFILL_CHUNK
 ) -> State:
     """``state`` with prompts of ``request`` in place of the rows ``rows``; the others stay as they
     are, bit by bit: tokens, caches, keys, statistics.
@@ -65,7 +64,7 @@ def turn(
     coming: tuple[jax.Array, Request] | None,
     rounds,
     live,
-    chunk: int = CHUNK,
+    chunk: int = PREFILL_CHUNK,
 ) -> tuple[State, jax.Array]:
     """What a scheduler wants between two looks at its batch, in one program: ``state.end``,
     ``insert``, ``loop.burst``.

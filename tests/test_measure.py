@@ -116,7 +116,7 @@ def test_weights_are_counted_once_and_tables_of_lookups_not_at_all(pair):
 
 def test_bandwidth_is_the_best_of_its_products(monkeypatch):
     monkeypatch.setattr(measure, "LEAST_BYTES", 1 << 20)
-    monkeypatch.setattr(measure, "_last_level_cache", lambda: 0)
+    monkeypatch.setattr(measure, "last_level_cache", lambda: 0)
     found = measure.bandwidth(repetitions=2)
     assert found.best == max(found.by_columns.values())
     assert sorted(found.by_columns) == list(measure.COLUMNS) and found.weights == 1 << 20
