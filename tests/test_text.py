@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import comparison, job
+from specjax import comparison, job, prefill
 from specjax.resolve import resolve_drafter
 
 pytest_plugins = ["pairs"]
@@ -267,3 +267,10 @@ def test_repeated_ngrams_counts_what_stood_there_before():
     assert comparison.repeated_ngrams([np.arange(10)]) == 0.0
     assert comparison.repeated_ngrams([np.zeros(7, int)]) == 0.75  # one of four is new
     assert comparison.repeated_ngrams([np.arange(3)]) == 0.0  # too short to hold any
+
+
+def test_a_small_model_reads_its_prompts_a_few_tokens_at_a_time(monkeypatch):
+    params = {"a": np.zeros(100, np.float32), "b": np.zeros(4, np.float16)}
+    for cache, chunk in ((408, prefill.CHUNK_ON_CPU), (407, prefill.PREFILL_CHUNK)):
+        monkeypatch.setattr(prefill, "last_level_cache", lambda size=cache: size)
+        assert prefill.chunk_for(params) == chunk
