@@ -81,7 +81,6 @@ class Continuous:
         self._batch = -(-min(batch, len(waiting)) // parts) * parts
         self._gather = min(self._batch, gather or max(1, self._batch // 8))
         self._lm, self._waiting = lm, waiting
-        self._seed = seed
         # settings that no prompt has stay out of the programs
         self._settings = [
             name
@@ -121,11 +120,6 @@ class Continuous:
                 [s.prompt.max_new_tokens if s else 0 for s in self._standing], np.int32
             ),
         )
-        self._nobody = None  # an encoder would read for nobody, so there it is another program
-        if waiting[0].source is None:
-            request = self._request([0] * self._gather)
-            request = dataclasses.replace(request, lengths=np.ones(self._gather, np.int32))
-            self._nobody = np.full(self._gather, self._batch, np.int32), request
         self._done = [0, 0]  # tokens and rounds of finished rows
         self.tokens = self.rounds = 0
 
@@ -192,7 +186,7 @@ class Continuous:
         free = [row for row, standing in enumerate(self._standing) if standing is None]
         begin, num = self._next, min(self._gather, len(self._waiting) - self._next)
         if not num or len(free) < num:
-            return self._nobody
+            return None
         self._next += num
         # always of one size: what is beyond the batch is left out
         which = [begin + min(i, num - 1) for i in range(self._gather)]

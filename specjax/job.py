@@ -100,11 +100,11 @@ class Job:
             request = self.asked(self.request)
             return loop.jit_start(*objects, self.capacity, self.params, request, self.chunk)
 
-    def burst(self, rounds: int, state: loop.State, live: int = 1) -> loop.State:
-        """At most ``rounds`` rounds, while ``live`` rows run; takes the buffers of ``state``."""
+    def burst(self, rounds: int, state: loop.State) -> loop.State:
+        """At most ``rounds`` rounds; takes the buffers of ``state``."""
         objects = self.lm.target, self.drafter, self.rule
         with sharding.using(self.lm.mesh):
-            return loop.jit_burst(*objects, rounds, self.params, state, live)
+            return loop.jit_burst(*objects, rounds, self.params, state)
 
     def turn(
         self,

@@ -103,13 +103,18 @@ def layer_config(
     sizes = {name: getattr(target, name) for name in SIZES}
     if intermediate_size:
         sizes["intermediate_size"] = intermediate_size
-    if hidden_size or head_dim:
-        width, size = hidden_size or target.hidden_size, head_dim or target.head_dim
+    width, size = hidden_size or target.hidden_size, head_dim or target.head_dim
+    if (width, size) != (target.hidden_size, target.head_dim):
         heads = width // size
         if heads * size != width or size % 2:
             raise ConfigError(
                 f"hidden_size={width} with head_dim={size}: heads must fill the width, and rotary "
                 "positions need an even head_dim"
+            )
+        if size != target.head_dim and "short_factor" in dict(target.rope_scaling or ()):
+            raise ConfigError(
+                f"head_dim={size}: the target's rope_scaling has factors for heads of "
+                f"{target.head_dim}; leave it out"
             )
         groups = max(n for n in range(1, target.num_kv_heads + 1) if heads % n == 0)
         sizes |= dict(hidden_size=width, head_dim=size, num_heads=heads, num_kv_heads=groups)

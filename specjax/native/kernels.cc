@@ -40,10 +40,11 @@ constexpr int64_t kChunkBytes = 256 << 10, kLeastBytes = 48 << 10;  // of weight
 typedef float Vec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
 typedef int32_t IntVec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
 
+typedef int32_t HalfPairs __attribute__((vector_size(4 * kLanes), aligned(2), may_alias));
 typedef uint16_t HalfVec __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
 
 // A bfloat16: the upper half of a float. A Pair is one too, in a row that is read two vectors at a
-// time: those at even and those at odd places, by columns that PackPairs laid out alike.
+// time: those at even and those at odd places, by columns that PackRows laid out alike.
 struct Half {
   uint16_t bits;
 };
@@ -155,7 +156,7 @@ inline void Few(const W* w, const float* x, float* y, int64_t in, int64_t deep, 
     for (; k + 2 * kLanes <= deep; k += 2 * kLanes) {
       Vec even[R], odd[R];
       for (int r = 0; r < R; ++r) {
-        const IntVec both = *reinterpret_cast<const IntVec*>(w + r * in + k);
+        const IntVec both = *reinterpret_cast<const HalfPairs*>(w + r * in + k);
         even[r] = reinterpret_cast<Vec>(both << 16);
         odd[r] = reinterpret_cast<Vec>(both & int32_t(0xffff0000));
         __builtin_prefetch(w + (r + ahead) * in + k);
@@ -312,13 +313,14 @@ float* PackRows(const float* x, int64_t in, int64_t columns, bool pairs) {
   return rows;
 }
 
-// A task's rows of a weight matrix; `x` as the number of columns asks for it.
+// A task's rows of a weight matrix by few columns, of PackRows.
 template <typename W>
 void FewBy(const W* w, const float* x, float* y, int64_t in, int64_t deep, int64_t rows,
            int64_t columns, To to) {
   kFewRows<W>[columns - 1](w, x, y, in, deep, rows, to);
 }
 
+// The same, by `x` as the number of columns asks for it.
 template <typename W>
 void RowsBy(const W* w, const float* x, float* y, int64_t in, int64_t deep, int64_t rows,
             int64_t columns, bool wide, To to) {
