@@ -19,8 +19,8 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--drafter",
         "--speculative-model",
-        help="draft, eagle3, mtp, medusa, hydra, blockwise (which the embedded model has, but for "
-        "the last), ngram, none, or the folder or hub name of a draft model or of heads; any of "
+        help="draft, eagle3, mtp, speculator, hydra, medusa (which the embedded model has), "
+        "blockwise, eagle, ngram, none, or the folder or hub name of a draft model or of heads; any of "
         "these behind ngram+ (ngram+mtp): copies where the text repeats itself, and that drafter "
         "where it does not; default: ngram",
     )
