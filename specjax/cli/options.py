@@ -20,9 +20,9 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
         "--drafter",
         "--speculative-model",
         help="draft, eagle3, mtp, speculator, hydra, medusa (which the embedded model has), "
-        "blockwise, eagle, ngram, none, or the folder or hub name of a draft model or of heads; any of "
-        "these behind ngram+ (ngram+mtp): copies where the text repeats itself, and that drafter "
-        "where it does not; default: ngram",
+        "blockwise, eagle, ngram, none, or the folder or hub name of a draft model or of heads; "
+        "any of these behind ngram+ (ngram+mtp): copies where the text repeats itself, and that "
+        "drafter where it does not; default: ngram",
     )
     p.add_argument(
         "--num-draft",
