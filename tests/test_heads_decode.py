@@ -137,7 +137,7 @@ def test_what_heads_cannot_do_is_named(made):
         (dict(drafter=heads, num_draft=4), "has 3 heads, and chain.4. .* num_draft=3 or less"),
         (dict(drafter=heads, tree="chain:5"), "has 3 heads"),
         (dict(drafter="medusa"), "has no medusa heads of its own"),
-        (dict(drafter="hydro"), "'hydro' is unknown; accepted: .*'medusa', 'hydra', 'speculator', 'blockwise'"),
+        (dict(drafter="hydro"), "'hydro' is unknown; accepted: .*'medusa', 'hydra', 'speculator'"),
     ):
         with pytest.raises(ValueError, match=words):
             specjax.generate(lm, PROMPT, **options)
