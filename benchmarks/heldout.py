@@ -13,6 +13,8 @@ import specjax
 from specjax import job
 from specjax.comparison import repeated_ngrams
 
+from . import grown as large
+
 COUNTS = ("rounds", "emitted", "drafted", "accepted")
 RESAMPLES = 2000  # of the prompts, for an interval
 
@@ -37,22 +39,26 @@ def measure_prompts(
     tree: str | None = None,
     batch: int = 1,
     new: int = 64,
+    grown: bool = False,
     repetitions: int = 3,
 ) -> dict:
     """Ratios over many prompts, ``batch`` at a time, with an interval over the batches.
 
     Each batch is decoded plainly and speculatively in turn; of its ``repetitions`` the fastest
-    counts. ``num_draft`` and ``tree``: as ``specjax.generate`` takes them. Two ratios: of whole
-    runs (reading the prompts included), and of the rounds alone.
+    counts. ``num_draft`` and ``tree``: as ``specjax.generate`` takes them. ``grown``: the models
+    of ``grown.py``, to 100M weights, in place of the embedded ones. Two ratios: of whole runs
+    (reading the prompts included), and of the rounds alone.
     """
-    lm, texts = specjax.load("embedded"), globals()["prompts"](prompts)
+    lm, texts, way = specjax.load("embedded"), globals()["prompts"](prompts), drafter
+    if grown:
+        lm, way = large.embedded(), large.drafter(drafter)
     seconds, stats, same, rows, accepted_at = [], [], [], [], []
     for index in range(len(texts) // batch):
         text = texts[index * batch : (index + 1) * batch]
         common = dict(max_new_tokens=new, temperature=temperature, seed=index)
         works = [
             job.prepare(lm, text, drafter=None, **common),
-            job.prepare(lm, text, drafter=drafter, num_draft=num_draft, tree=tree, **common),
+            job.prepare(lm, text, drafter=way, num_draft=num_draft, tree=tree, **common),
         ]
         if index == 0:
             for work in works:

@@ -286,8 +286,16 @@ def _heldout(rows) -> str:
         f"The embedded, trained models on {count}; of the runs of each batch the fastest "
         "counts, intervals are over the batches."
     )
+    target = {}
+    if any(row.get("grown") for row, _ in rows):
+        target = {"target": lambda r, f: "grown to 100M" if r.get("grown") else "embedded"}
+        note += (
+            " *Grown*: to 100M weights that say what the embedded ones say; texts, drafts and τ "
+            "are theirs, the time that of a model whose weights come from memory (`grown.py`)."
+        )
     return f"{note}\n\n" + _table(
         {
+            **target,
             "T": lambda r, f: r["temperature"],
             "batch": lambda r, f: r.get("batch", 1),
             "drafter, tokens a round": _drafter,

@@ -86,8 +86,8 @@ def heads(
     batches: Sequence[int] = (8,),
     repetitions: int = 7,
 ) -> list[Row]:
-    """The embedded heads, and what they compete with, on real text, on a chain and on a tree; a
-    tree of 64 nodes at 100M."""
+    """The embedded heads, and what they compete with, on real text, on a chain and on a tree; the
+    light ones also where target and heads are grown to 100M; a tree of 64 nodes at 100M."""
     text = dict(kind="heldout", prompts=prompts)
     rows = []
     for temperature in (0.0, 1.0):
@@ -101,6 +101,13 @@ def heads(
                 rows.append({**common, "drafter": drafter, "tree": tree})
     adaptive = {**text, "drafter": "hydra", "num_draft": "auto", "temperature": 0.0}
     rows += [{**adaptive, "batch": b} for b in batches]
+    large = {**text, "grown": True, "repetitions": 2}
+    for temperature in (0.0, 1.0):
+        for drafter in ("speculator", "hydra", "medusa", "ngram", "ngram+speculator"):
+            lengths = (1, *drafts) if drafter in light else drafts
+            own = {**large, "drafter": drafter, "temperature": temperature}
+            rows += [{**own, "num_draft": n} for n in lengths]
+    rows += [{**adaptive, **large, "batch": b} for b in batches]
     wide = dict(kind="decode", pair=pair, agreement=agreement, repetitions=repetitions)
     return [*rows, {**wide, "drafter": "draft", "tree": "7x4x1", "num_draft": 3}]
 

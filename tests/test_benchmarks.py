@@ -1,5 +1,6 @@
 """The suites: what they keep, what they say, and that their figures fit together."""
 
+import dataclasses
 import importlib.util
 import inspect
 import json
@@ -13,9 +14,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from specjax.train import features
 
-from benchmarks import heldout, jobs, pairs, peers, plots, report, rows, runner, suites, training
+import specjax
+from benchmarks import (
+    grown,
+    heldout,
+    jobs,
+    pairs,
+    peers,
+    plots,
+    report,
+    rows,
+    runner,
+    suites,
+    training,
+)
 from benchmarks.__main__ import main
+from specjax import resolve
+from specjax.models.causal_lm import graph_definition
 
 ROOT = Path(__file__).parent.parent
 TORCH = importlib.util.find_spec("torch") is not None
@@ -267,6 +284,50 @@ def test_every_row_of_every_suite_has_settings_that_its_kind_takes(name):
 def test_more_prompts_than_ship_are_refused():
     with pytest.raises(ValueError, match="held-out prompts ship"):
         heldout.prompts(100_000)
+
+
+# ---------------------------------------------------------------- grown models
+
+
+@pytest.fixture(scope="module")
+def grown_embedded():
+    """The embedded target, and the same a little wider and deeper than it."""
+    lm = specjax.load("embedded")
+    sizes = dict(hidden_size=512, intermediate_size=640, num_heads=12, num_kv_heads=4)
+    shape = dataclasses.replace(pairs.SHAPES["tiny"], num_layers=7, **sizes)
+    return lm, grown.grown_target(lm, shape)
+
+
+def last_states(lm, tokens):
+    """The normed hidden states ``[B, T, F]`` that heads read."""
+    graphdef, last = graph_definition(lm.config), (lm.config.num_layers,)
+    return features.hidden_states(graphdef, lm.params, tokens, jnp.zeros_like(tokens), last)[0]
+
+
+TEXT = jnp.asarray([[5, 77, 900, 31, 44, 2000, 66, 5]])
+
+
+def test_a_grown_target_says_what_it_said(grown_embedded):
+    small, large = (last_states(lm, TEXT) for lm in grown_embedded)
+    np.testing.assert_allclose(large[..., : small.shape[2]], small, atol=1e-4)
+    assert not large[..., small.shape[2] :].any()  # so that the LM head says the same
+    added = [np.asarray(x[...]) for x in jax.tree.leaves(grown_embedded[1].params["blocks"][6])]
+    assert sum(x.any() for x in added) == len(added) - 2  # all but two outputs do their work
+
+
+@pytest.mark.parametrize("name", ["medusa", "hydra", "speculator"])
+def test_grown_heads_say_what_they_said(grown_embedded, name):
+    said = []
+    for lm in grown_embedded:
+        heads = resolve.named(grown_embedded[0], name)
+        if lm is not grown_embedded[0]:
+            heads = grown.grown_heads(heads, lm)
+        module, hidden = heads.drafter.heads(heads.params), last_states(lm, TEXT)
+        read = (TEXT,) if name != "medusa" else ()
+        own = () if name == "speculator" else (lm.target, lm.params)
+        said.append(module.logits(hidden, *read, *own))
+        assert heads.drafter.features == (lm.config.num_layers,)
+    np.testing.assert_allclose(said[1], said[0], atol=5e-3 * float(jnp.abs(said[0]).max()))
 
 
 # ---------------------------------------------------------------- pairs
