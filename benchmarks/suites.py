@@ -83,33 +83,45 @@ def heads(
     drafts: Sequence[int] = (3,),
     tree: str = "3x2x1",
     prompts: int = 64,
-    batches: Sequence[int] = (8,),
     repetitions: int = 7,
 ) -> list[Row]:
-    """The embedded heads, and what they compete with, on real text, on a chain and on a tree; the
-    light ones also where target and heads are grown to 100M; a tree of 64 nodes at 100M."""
+    """The embedded heads that read features of the target, and what they compete with, on real
+    text, on a chain and on a tree; a tree of 64 nodes at 100M."""
     text = dict(kind="heldout", prompts=prompts)
     rows = []
     for temperature in (0.0, 1.0):
         common = {**text, "temperature": temperature}
-        copying = ("ngram", "ngram+eagle3", "ngram+mtp", "ngram+speculator", "ngram+hydra")
-        light = ("speculator", "hydra", "medusa")
-        for drafter in (*copying, "eagle3", "mtp", *light, "draft"):
-            lengths = (1, *drafts) if drafter in light else drafts
-            rows += [{**common, "drafter": drafter, "num_draft": n} for n in lengths]
-            if drafter in ("eagle3", "mtp", "hydra") and not temperature:
+        for drafter in ("ngram", "ngram+eagle3", "ngram+mtp", "eagle3", "mtp", "draft"):
+            rows += [{**common, "drafter": drafter, "num_draft": n} for n in drafts]
+            if drafter in ("eagle3", "mtp") and not temperature:
                 rows.append({**common, "drafter": drafter, "tree": tree})
-    adaptive = {**text, "drafter": "hydra", "num_draft": "auto", "temperature": 0.0}
-    rows += [{**adaptive, "batch": b} for b in batches]
-    large = {**text, "grown": True, "repetitions": 2}
-    for temperature in (0.0, 1.0):
-        for drafter in ("speculator", "hydra", "medusa", "ngram", "ngram+speculator"):
-            lengths = (1, *drafts) if drafter in light else drafts
-            own = {**large, "drafter": drafter, "temperature": temperature}
-            rows += [{**own, "num_draft": n} for n in lengths]
-    rows += [{**adaptive, **large, "batch": b} for b in batches]
     wide = dict(kind="decode", pair=pair, agreement=agreement, repetitions=repetitions)
     return [*rows, {**wide, "drafter": "draft", "tree": "7x4x1", "num_draft": 3}]
+
+
+def light(
+    drafts: Sequence[int] = (1, 3),
+    tree: str = "2x1x1",
+    prompts: int = 64,
+    batches: Sequence[int] = (8,),
+) -> list[Row]:
+    """The embedded light heads, alone and behind a lookup, on real text: where the target stays in
+    a processor's cache, and where target and heads are grown to 100M weights."""
+    rows = []
+    for own in ({"grown": True, "repetitions": 2}, {}):
+        common = dict(kind="heldout", prompts=prompts, **own)
+        for temperature in (0.0, 1.0):
+            for drafter in ("speculator", "hydra", "medusa", "ngram+speculator", "ngram"):
+                way = {**common, "drafter": drafter, "temperature": temperature}
+                lengths = drafts[-1:] if "ngram" in drafter else drafts
+                rows += [{**way, "num_draft": n} for n in lengths]
+                if "ngram" not in drafter and not temperature:
+                    rows.append({**way, "tree": tree})
+        way = {**common, "num_draft": "auto", "temperature": 0.0}
+        rows += [
+            {**way, "drafter": d, "batch": b} for b in batches for d in ("speculator", "hydra")
+        ]
+    return rows
 
 
 def scaling(
@@ -211,7 +223,7 @@ def gpu(
 
 SUITES: dict[str, Callable[..., list[Row]]] = {
     suite.__name__: suite
-    for suite in (smoke, cpu, gpu, heads, scaling, peers, serving, regeneration, eagle)
+    for suite in (smoke, cpu, gpu, heads, light, scaling, peers, serving, regeneration, eagle)
 }
 
 

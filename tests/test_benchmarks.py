@@ -252,7 +252,7 @@ def test_no_figure_is_nan_in_json():
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["speed"], "known: smoke, cpu, gpu, heads, scaling, peers, serving, regeneration, eagle"),
+        (["speed"], "known: smoke, cpu, gpu, heads, light, scaling, peers, serving, regeneration"),
         (["smoke", "--batches", "2"], "no such option; it has --pair"),
         (["cpu", "--pair", "70b"], "known: tiny, 100m, 8b"),
         (["scaling", "--contexts", "65536"], "the pair 100m has 32768 positions"),
@@ -289,13 +289,21 @@ def test_more_prompts_than_ship_are_refused():
 # ---------------------------------------------------------------- grown models
 
 
+LARGER = dataclasses.replace(  # than the embedded target, a little
+    pairs.SHAPES["tiny"],
+    hidden_size=512,
+    intermediate_size=640,
+    num_layers=7,
+    num_heads=12,
+    num_kv_heads=4,
+)
+
+
 @pytest.fixture(scope="module")
 def grown_embedded():
-    """The embedded target, and the same a little wider and deeper than it."""
+    """The embedded target, and the same grown to ``LARGER``."""
     lm = specjax.load("embedded")
-    sizes = dict(hidden_size=512, intermediate_size=640, num_heads=12, num_kv_heads=4)
-    shape = dataclasses.replace(pairs.SHAPES["tiny"], num_layers=7, **sizes)
-    return lm, grown.grown_target(lm, shape)
+    return lm, grown.grown_target(lm, LARGER)
 
 
 def last_states(lm, tokens):
@@ -328,6 +336,18 @@ def test_grown_heads_say_what_they_said(grown_embedded, name):
         said.append(module.logits(hidden, *read, *own))
         assert heads.drafter.features == (lm.config.num_layers,)
     np.testing.assert_allclose(said[1], said[0], atol=5e-3 * float(jnp.abs(said[0]).max()))
+
+
+def test_real_text_is_measured_with_grown_models_too(grown_embedded, monkeypatch):
+    monkeypatch.setattr(grown, "embedded", lambda: grown_embedded[1])
+    grown.drafter.cache_clear()
+    settings = dict(num_draft=2, temperature=0.0, prompts=2, new=12, repetitions=1)
+    one, other = (
+        heldout.measure_prompts(None, drafter="ngram+speculator", grown=way, **settings)
+        for way in (False, True)
+    )
+    grown.drafter.cache_clear()
+    assert other["identical"] == "2 of 2" and other["tau"] == one["tau"] > 1
 
 
 # ---------------------------------------------------------------- pairs
