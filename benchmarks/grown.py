@@ -4,9 +4,12 @@ A model of a few megabytes stays in a processor's cache, where a pass over sever
 longer than one over a single token. The models that people run do not fit there: a pass reads their
 weights from memory, however few tokens it is about. No trained model of such a size is at hand, so
 the trained ones are *grown*: wider, with more layers and attention heads, so that they compute what
-they did, but for rounding. What is added reads what was there and writes nothing that is read; it
-is as much work as what does. So texts, drafts and tau are those of the small models, and the time
-is that of large ones. The vocabulary stays as it is, 1.5 % of all weights (of Llama 7B: 2 %).
+they did, but for rounding. What is added reads what was there and writes nothing that is read; the
+products are dense, so it is as much work as what does. Texts, drafts and tau are then those of the
+small models, and the time is that of a target of 100M weights with so small a vocabulary: of what a
+pass reads, 1.5 % is its LM head (Llama 7B: 2 %), where a model of that size on its own often has a
+quarter. Target and heads are float32, and heads grow as much as the target does: theirs are 1.7 %
+(Medusa), 3.3 % (the speculator) and 10 % (Hydra) of its weights.
 """
 
 from __future__ import annotations
@@ -22,48 +25,57 @@ import numpy as np
 from flax import nnx
 
 import specjax
-from specjax.drafters.speculator import Speculator
+from specjax.drafters import Hydra, Medusa, Speculator
 from specjax.formats import HeadLM
 from specjax.models import LM, CausalLM, Decoder, DecoderConfig
 from specjax.resolve import LOOKUP, WithLookup, named
 
 from .pairs import SHAPES
 
-SHAPE = dataclasses.replace(SHAPES["100m"], num_layers=16)  # 100M weights beside the vocabulary
+SHAPE = dataclasses.replace(SHAPES["100m"], num_layers=16)
+_SIZES = ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads")
 _WRITES = re.compile(r"embedding|attention\.o\.|mlp\.down\.")  # into the residual stream
 
 
 @functools.cache
-def embedded() -> LM:
+def grown_embedded() -> LM:
     """The embedded target, grown to ``SHAPE``."""
     return grown_target(specjax.load("embedded"), SHAPE)
 
 
-@functools.cache
-def drafter(name: str) -> str | HeadLM | WithLookup:
-    """What ``drafter=name`` means for it: ``ngram``, light heads, or these behind a lookup."""
+def grown_drafter(name: str) -> str | HeadLM | WithLookup:
+    """What ``drafter=name`` means for it: ``ngram``, light heads, or these behind a lookup.
+
+    Raises:
+      ValueError: a drafter that cannot be grown.
+    """
+    if name == "ngram":
+        return name
     if name.startswith(LOOKUP):
-        return WithLookup(drafter(name.removeprefix(LOOKUP)))
-    found = named(specjax.load("embedded"), name)
-    return grown_heads(found, embedded()) if isinstance(found, HeadLM) else found
+        return WithLookup(grown_drafter(name.removeprefix(LOOKUP)))
+    heads = named(specjax.load("embedded"), name)
+    if not isinstance(heads, HeadLM) or not isinstance(heads.drafter, Medusa | Hydra | Speculator):
+        raise ValueError(f"drafter={name!r} cannot be grown: give ngram, medusa, hydra, speculator")
+    return grown_heads(heads, grown_embedded())
 
 
 def grown_target(lm: LM, shape: DecoderConfig) -> LM:
-    """A model that says what the Llama-shaped ``lm`` says, of the sizes of ``shape``, which are at
-    least its own.
+    """A model that says what the Llama-shaped ``lm`` says, of the sizes ``_SIZES`` of ``shape``.
 
     The root mean square over more features, those added being zero, is smaller: the weights of the
     norms make up for it.
+
+    Raises:
+      ValueError: a size, or the queries of a key, are fewer than those of ``lm``.
     """
-    old = lm.config
-    sizes = ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads")
+    old, wide = lm.config, {name: getattr(shape, name) for name in _SIZES}
     config = dataclasses.replace(
-        old,
-        **{name: getattr(shape, name) for name in sizes},
-        norm_eps=old.norm_eps * old.hidden_size / shape.hidden_size,
+        old, **wide, norm_eps=old.norm_eps * old.hidden_size / shape.hidden_size
     )
-    # an old query head stays with its keys: in a larger group, among as many as are in its own
+    # an old query head stays with its key head, whose group is as large or larger
     group, larger = (c.num_heads // c.num_kv_heads for c in (old, config))
+    if larger < group or any(wide[name] < getattr(old, name) for name in _SIZES):
+        raise ValueError(f"shape={wide}: each must be at least {lm.name}'s, the groups' size too")
     heads = np.arange(old.num_heads)
     heads = heads // group * larger + heads % group
     queries = (heads[:, None] * old.head_dim + np.arange(old.head_dim)).reshape(-1)
@@ -85,44 +97,55 @@ def grown_target(lm: LM, shape: DecoderConfig) -> LM:
                 given = given * math.sqrt(old.hidden_size / config.hidden_size)
             value[np.ix_(*where)] = given
         grown.append((path, param.replace(jnp.asarray(value))))
+    mark = "x".join(str(size) for size in wide.values())
     return dataclasses.replace(
         lm,
         target=CausalLM(config),
         params=nnx.from_flat_state(grown),
-        name=f"{lm.name}, grown",
-        fingerprint=f"{lm.fingerprint}-grown",
-        checkpoint=f"{lm.checkpoint}-grown",
+        name=f"{lm.name}-{mark}",
+        fingerprint=f"{lm.fingerprint}-{mark}",
+        checkpoint=f"{lm.checkpoint}-{mark}",
     )
 
 
 def grown_heads(heads: HeadLM, target: LM) -> HeadLM:
-    """Medusa's, Hydra's or a speculator's ``heads`` for what ``grown_target`` made of their target.
+    """Medusa's, Hydra's or a speculator's ``heads`` for what ``grown_target`` made of their target,
+    in float32. They grow as much as its hidden states; what is added is zero.
 
-    They grow as much as its hidden states; what is added is zero.
+    Raises:
+      ValueError: its hidden states are not a multiple of theirs, or Hydra++'s prefix layer.
     """
     drafter, wide = heads.drafter, target.config.hidden_size
-    size, recurrent = drafter.config.hidden_size, isinstance(drafter, Speculator)
-    times, sizes = wide // size, {"hidden_size": wide}
+    small, recurrent = drafter.config.hidden_size, isinstance(drafter, Speculator)
+    times = wide // small
+    if wide % small or getattr(drafter.config, "prefix", None) is not None:
+        raise ValueError(f"{heads.name}: {small} features do not grow to {wide}, nor do prefixes")
+    sizes = {"hidden_size": wide}
     if recurrent:
         sizes["inner_size"] = drafter.config.inner_size * times
     config = dataclasses.replace(drafter.config, **sizes)
-    found = dataclasses.replace(drafter, config=config, target=target.target, layer=None)
+    grown = dataclasses.replace(drafter, config=config, target=target.target, layer=None)
 
     def grow(path, old, new):
-        name, old = jax.tree_util.keystr(path, simple=True, separator="."), np.asarray(old)
-        scale = 1.0
+        name, scale = jax.tree_util.keystr(path, simple=True, separator="."), 1.0
         if recurrent and re.search(r"norms.*weight|^embeddings", name):
             scale = times**-0.5  # as in the target; and `token_weight` grows with the state
         elif recurrent and drafter.config.scaled and name.startswith("projections.0"):
             scale = times**-0.5
-        value = np.zeros(new.shape, old.dtype)
-        where = [np.arange(length) for length in old.shape]
-        if old.ndim == 2 and old.shape[1] % size == 0:  # one or several hidden states side by side
-            states = np.arange(old.shape[1] // size)
-            where[1] = (states[:, None] * wide + np.arange(size)).reshape(-1)
-        value[np.ix_(*where)] = old * np.asarray(scale, np.float32)
+        value = np.zeros(new.shape, np.float32)
+        where = [np.arange(size) for size in old.shape]
+        if isinstance(drafter, Hydra) and old.ndim == 2:  # it reads hidden states side by side
+            states = np.arange(old.shape[1] // small)
+            where[1] = (states[:, None] * wide + np.arange(small)).reshape(-1)
+        value[np.ix_(*where)] = np.asarray(old, np.float32) * np.float32(scale)
         return jnp.asarray(value)
 
-    shapes = nnx.to_pure_dict(found.shapes)
+    shapes = nnx.to_pure_dict(grown.shapes)
     params = jax.tree_util.tree_map_with_path(grow, heads.params, shapes)
-    return dataclasses.replace(heads, drafter=found, params=params, target=target.checkpoint)
+    return dataclasses.replace(
+        heads,
+        drafter=grown,
+        params=params,
+        fingerprint=f"{heads.fingerprint}-{wide}",
+        target=target.checkpoint,
+    )

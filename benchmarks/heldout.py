@@ -13,7 +13,7 @@ import specjax
 from specjax import job
 from specjax.comparison import repeated_ngrams
 
-from . import grown as large
+from .grown import grown_drafter, grown_embedded
 
 COUNTS = ("rounds", "emitted", "drafted", "accepted")
 RESAMPLES = 2000  # of the prompts, for an interval
@@ -49,16 +49,16 @@ def measure_prompts(
     of ``grown.py``, to 100M weights, in place of the embedded ones. Two ratios: of whole runs
     (reading the prompts included), and of the rounds alone.
     """
-    lm, texts, way = specjax.load("embedded"), globals()["prompts"](prompts), drafter
+    lm, texts, named = specjax.load("embedded"), globals()["prompts"](prompts), drafter
     if grown:
-        lm, way = large.embedded(), large.drafter(drafter)
+        lm, named = grown_embedded(), grown_drafter(drafter)
     seconds, stats, same, rows, accepted_at = [], [], [], [], []
     for index in range(len(texts) // batch):
         text = texts[index * batch : (index + 1) * batch]
         common = dict(max_new_tokens=new, temperature=temperature, seed=index)
         works = [
             job.prepare(lm, text, drafter=None, **common),
-            job.prepare(lm, text, drafter=way, num_draft=num_draft, tree=tree, **common),
+            job.prepare(lm, text, drafter=named, num_draft=num_draft, tree=tree, **common),
         ]
         if index == 0:
             for work in works:

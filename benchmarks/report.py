@@ -290,8 +290,9 @@ def _heldout(rows) -> str:
     if any(row.get("grown") for row, _ in rows):
         target = {"target": lambda r, f: "grown to 100M" if r.get("grown") else "embedded"}
         note += (
-            " *Grown*: to 100M weights that say what the embedded ones say; texts, drafts and τ "
-            "are theirs, the time that of a model whose weights come from memory (`grown.py`)."
+            " *Grown*: to 100M float32 weights, the heads likewise, that say what the small ones "
+            "say; texts, drafts and τ are theirs, the time is that of a target whose weights come "
+            "from memory (`benchmarks/grown.py`); of their runs there are two, else three."
         )
     return f"{note}\n\n" + _table(
         {

@@ -85,8 +85,8 @@ def heads(
     prompts: int = 64,
     repetitions: int = 7,
 ) -> list[Row]:
-    """The embedded heads that read features of the target, and what they compete with, on real
-    text, on a chain and on a tree; a tree of 64 nodes at 100M."""
+    """The embedded EAGLE-3 head and MTP module, and what they compete with, on real text, on a
+    chain and on a tree; a tree of 64 nodes at 100M."""
     text = dict(kind="heldout", prompts=prompts)
     rows = []
     for temperature in (0.0, 1.0):
@@ -99,28 +99,24 @@ def heads(
     return [*rows, {**wide, "drafter": "draft", "tree": "7x4x1", "num_draft": 3}]
 
 
-def light(
-    drafts: Sequence[int] = (1, 3),
-    tree: str = "2x1x1",
-    prompts: int = 64,
-    batches: Sequence[int] = (8,),
-) -> list[Row]:
-    """The embedded light heads, alone and behind a lookup, on real text: where the target stays in
-    a processor's cache, and where target and heads are grown to 100M weights."""
+def light(prompts: int = 64, batches: Sequence[int] = (8,)) -> list[Row]:
+    """The embedded light heads (Medusa, Hydra, a speculator: no attention of their own), alone and
+    behind a lookup, on real text: target and heads grown to 100M weights, and as they are, where
+    the target stays in a processor's cache."""
     rows = []
-    for own in ({"grown": True, "repetitions": 2}, {}):
-        common = dict(kind="heldout", prompts=prompts, **own)
+    for size in ({"grown": True, "repetitions": 2}, {}):
         for temperature in (0.0, 1.0):
-            for drafter in ("speculator", "hydra", "medusa", "ngram+speculator", "ngram"):
-                way = {**common, "drafter": drafter, "temperature": temperature}
-                lengths = drafts[-1:] if "ngram" in drafter else drafts
-                rows += [{**way, "num_draft": n} for n in lengths]
-                if "ngram" not in drafter and not temperature:
-                    rows.append({**way, "tree": tree})
-        way = {**common, "num_draft": "auto", "temperature": 0.0}
-        rows += [
-            {**way, "drafter": d, "batch": b} for b in batches for d in ("speculator", "hydra")
-        ]
+            common = dict(kind="heldout", prompts=prompts, **size, temperature=temperature)
+            for drafter in ("speculator", "hydra", "medusa"):
+                way = {**common, "drafter": drafter}
+                rows += [{**way, "num_draft": n} for n in (1, 3)]
+                if not temperature and drafter != "medusa":
+                    rows.append({**way, "tree": "2x1x1"})
+            for drafter in ("ngram+speculator", "ngram") if not temperature else ():
+                rows.append({**common, "drafter": drafter, "num_draft": 3})
+        adaptive = dict(drafter="speculator", num_draft="auto", temperature=0.0)
+        way = dict(kind="heldout", prompts=prompts, **size, **adaptive)
+        rows += [{**way, "batch": b} for b in batches]
     return rows
 
 
