@@ -114,9 +114,9 @@ def light(prompts: int = 64, batches: Sequence[int] = (8,)) -> list[Row]:
                     rows.append({**way, "tree": "2x1x1"})
             for drafter in ("ngram+speculator", "ngram") if not temperature else ():
                 rows.append({**common, "drafter": drafter, "num_draft": 3})
-        adaptive = dict(drafter="speculator", num_draft="auto", temperature=0.0)
-        way = dict(kind="heldout", prompts=prompts, **size, **adaptive)
-        rows += [{**way, "batch": b} for b in batches]
+        way = dict(kind="heldout", prompts=prompts, **size, num_draft="auto", temperature=0.0)
+        adaptive = [{**way, "drafter": name} for name in ("hydra", "speculator")]
+        rows += [{**one, "batch": b} for b in batches for one in adaptive]
     return rows
 
 
