@@ -24,14 +24,29 @@ if TYPE_CHECKING:
 TURNS, ENOUGH = 9, 1.0  # calls at each width at most; seconds after which three must do
 LASTING, MOST_ROUNDS = 0.01, 8  # seconds that a call should last, and rounds in it at most
 SHORTEST = 16  # tokens of the text: there must be something to copy
-_KNOWN: dict[tuple, np.ndarray] = {}
+PATIENCE = 4  # times as long as measuring took pass before it is done for the second time
+
+
+@dataclasses.dataclass
+class Price:
+    """``costs`` float32 ``[W]``, seconds; ``due``: when they are to be measured again, by
+    ``time.monotonic``, ``wait`` seconds after the last time."""
+
+    costs: np.ndarray
+    due: float
+    wait: float
+
+
+_KNOWN: dict[tuple, Price] = {}
 
 
 def priced(work: Job) -> Job:
     """``work``, whose drafter is ``Adaptive``, with measured costs of its widths.
 
     They are kept in memory for each model, drafter, type of weights, batch, buffer and kind of
-    sampling.
+    sampling, and measured again by later requests, after ever longer times: a machine that others
+    use as well has slow moments, in which rounds of different widths slow down differently. The
+    fastest of all measurements count.
     """
     key = (
         work.lm.fingerprint,
@@ -43,9 +58,14 @@ def priced(work: Job) -> Job:
         work.request.sampling.law,
         tuple((x.shape, str(x.dtype)) for x in jax.tree.leaves(work.params)),  # also if quantized
     )
-    if key not in _KNOWN:
-        _KNOWN[key] = round_costs(work)
-    return _with_costs(work, _KNOWN[key])
+    known = _KNOWN.get(key)
+    if known is None or sharding.agreed(time.monotonic() >= known.due):
+        costs, seconds = _measured(work)
+        wait = PATIENCE * seconds
+        if known is not None:
+            costs, wait = np.minimum(costs, known.costs), max(wait, 2 * known.wait)
+        known = _KNOWN[key] = Price(costs, time.monotonic() + wait, wait)
+    return _with_costs(work, known.costs)
 
 
 def round_costs(work: Job, state: loop.State | None = None) -> np.ndarray:
@@ -62,14 +82,20 @@ def round_costs(work: Job, state: loop.State | None = None) -> np.ndarray:
       state: where the rounds begin, with room for one; it is not given away. Default: behind
         prompts of the request's lengths, of 16 tokens at least.
     """
-    costs = _costs_behind(_repeated, work, state)
+    return _measured(work, state)[0]
+
+
+def _measured(work: Job, state: loop.State | None = None) -> tuple[np.ndarray, float]:
+    """``round_costs``, and the seconds that measuring took, programs not counted."""
+    costs, seconds = _costs_behind(_repeated, work, state)
     if isinstance(work.drafter.inner, Hybrid):
-        costs = np.maximum(costs, _costs_behind(_different, work, state))
-    return costs
+        others, more = _costs_behind(_different, work, state)
+        costs, seconds = np.maximum(costs, others), seconds + more
+    return costs, seconds
 
 
-def _costs_behind(text, work: Job, state: loop.State | None) -> np.ndarray:
-    """``round_costs`` behind ``text(tokens, vocabulary)``."""
+def _costs_behind(text, work: Job, state: loop.State | None) -> tuple[np.ndarray, float]:
+    """``_measured`` behind ``text(tokens, vocabulary)``."""
     drafter, mesh = work.drafter, work.lm.mesh
     vocabulary = work.lm.target.vocab_size
 
@@ -122,7 +148,8 @@ def _costs_behind(text, work: Job, state: loop.State | None) -> np.ndarray:
             best[index] = min(best[index], seconds)
     costs = (best[1:] - best[0]) / rounds
     # a clock that is too coarse, or a call that was held up: no cost is nothing, or below
-    return sharding.agreed(np.maximum(costs, 1e-3 * max(costs.max(), 1e-9)))
+    costs = sharding.agreed(np.maximum(costs, 1e-3 * max(costs.max(), 1e-9)))
+    return costs, float(time.perf_counter() - begin)
 
 
 def _repeated(tokens: np.ndarray, vocabulary: int) -> np.ndarray:

@@ -35,7 +35,7 @@ def verify(target: Target, params, cache, draft: Draft, *, features=()) -> Score
 
 def widths(nodes: int) -> tuple[int, ...]:
     """The numbers of nodes that a pass of at most ``nodes`` can be compiled for."""
-    return (*(w for w in (1, 4, 8, 16, 32, 64, 128) if w < nodes), nodes)
+    return (*(w for w in (1, 2, 4, 8, 16, 32, 64, 128) if w < nodes), nodes)
 
 
 def in_narrowest(draft: Draft, live, run):

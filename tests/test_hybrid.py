@@ -129,7 +129,7 @@ def test_rounds_in_which_the_inner_drafter_is_asked_are_priced_too(name, monkeyp
     drafter = drafter if isinstance(drafter, Adaptive) else Adaptive(drafter)
     work = SimpleNamespace(drafter=drafter)
     given = {pricing._repeated: [1.0, 1.1, 1.2], pricing._different: [0.9, 2.0, 2.1]}
-    monkeypatch.setattr(pricing, "_costs_behind", lambda text, *_: np.asarray(given[text]))
+    monkeypatch.setattr(pricing, "_costs_behind", lambda text, *_: (np.asarray(given[text]), 1))
     wanted = [1.0, 2.0, 2.1] if name == "hybrid draft" else [1.0, 1.1, 1.2]
     assert pricing.round_costs(work).tolist() == wanted
 

@@ -49,6 +49,7 @@ def test_pricing_compiles_nothing_beyond_the_request_and_happens_once(pair, monk
         lines = [record.getMessage() for record in caplog.records]
         return [x for x in lines if re.search(r"Compiling jit\((start|burst)\)", x)]
 
+    monkeypatch.setattr(pricing, "PATIENCE", 1e9)
     fresh = OPTIONS | {"max_new_tokens": 300}  # a buffer that no other test has
     with jax.log_compiles():
         work = job.prepare(pair[0], PROMPT, drafter="ngram", **fresh)  # which prices
@@ -56,9 +57,25 @@ def test_pricing_compiles_nothing_beyond_the_request_and_happens_once(pair, monk
         caplog.clear()
         work.burst(1, work.start())
         assert not compiled()
-    monkeypatch.setattr(pricing, "round_costs", lambda work: pytest.fail("priced again"))
+    monkeypatch.setattr(pricing, "_measured", lambda work: pytest.fail("measured again"))
     again = job.prepare(pair[0], "def g(x):\n    return", drafter="ngram", **fresh)
     assert again.drafter == work.drafter and again.drafter.name == "adaptive(ngram)"
+
+
+def test_costs_are_measured_again_after_ever_longer_times_and_the_fastest_count(pair, monkeypatch):
+    now, said = [0.0], iter([([5, 6, 7, 8], 2.0), ([4, 7, 9, 9], 1.0), ([9, 9, 6, 9], 1.0)])
+    monkeypatch.setattr(pricing.time, "monotonic", lambda: now[0])
+    measure = lambda work: tuple(np.float32(x) for x in next(said))  # noqa: E731
+    monkeypatch.setattr(pricing, "_measured", measure)
+
+    def costs_at(seconds):
+        now[0] = seconds
+        work = job.prepare(pair[0], PROMPT, drafter="ngram", **OPTIONS)
+        return np.asarray(work.params["drafter"]["costs"]).tolist()
+
+    assert costs_at(0.0) == costs_at(7.9) == [5, 6, 7, 8]
+    assert costs_at(8.1) == costs_at(24.0) == [4, 6, 7, 8]  # 16 seconds after the second time
+    assert costs_at(24.2) == [4, 6, 6, 8]
 
 
 def test_the_text_is_that_of_plain_decoding(pair):
