@@ -182,6 +182,23 @@ def test_in_a_batch_the_sum_over_the_rows_decides():
         assert policy.choose(memory, widths, costs, alone)[0] == 3
 
 
+def test_a_batch_drafts_only_if_that_makes_up_for_its_slowest_row():
+    """1.94 tokens a round at the cost of 1.86: enough for one row, not for eight."""
+    widths, costs = (0, 1), jnp.asarray([1.0, 1.86])
+    for rows, lag, drafts in ((1, 0.15, True), (8, 0.15, False), (8, 0.0, True)):
+        policy = Goodput(lag=lag, memory=64.0)
+        memory, drafted = policy.init(rows, 1), 0
+        one, live = jnp.ones((rows,), jnp.int32), jnp.ones((rows,), bool)
+        for step in range(60):
+            width, memory = policy.choose(memory, widths, costs, 64 * one)
+            kept = jnp.minimum(int(width), int(step % 16 > 0)) * one
+            asked = width * one
+            outcome = Outcome(width=asked, offered=asked, accepted=kept, live=live)
+            memory = policy.update(memory, outcome)
+            drafted += step >= 30 and int(width) > 0
+        assert (drafted > 15) == drafts, (rows, lag, drafted)
+
+
 def test_rounds_without_a_proposal_are_no_evidence():
     policy = Goodput()
     memory = policy.init(1, 3)
@@ -462,6 +479,7 @@ def test_fault_a_width_that_peeks_at_the_drafted_tokens():
         (lambda: Adaptive(DRAFT).only(2), r"the widths are \(0, 1, 3\)"),
         (lambda: Goodput(prior=2), "0 <= prior <= 1"),
         (lambda: Goodput(first=9, last=8), "1 <= first <= last"),
+        (lambda: Goodput(lag=-0.1), "lag is 0 or more"),
         (lambda: HuggingFace(start=0), "at least one token"),
         (lambda: ExLlama(down=0), "0 < down <= 1"),
         (lambda: decode(Adaptive(DRAFT), PARAMS), "'inner'"),

@@ -71,7 +71,9 @@ class Goodput:
 
     ``E[tokens | w] = 1 + m (r_1 + r_1 r_2 + ... + r_1 ... r_w)``, cut at the row's budget, where
     ``m`` is how often the drafter has anything to propose and ``r_i`` how often position ``i`` is
-    kept if those before it are. A round in which no row proposes costs a plain one.
+    kept if those before it are. A round in which no row proposes costs a plain one. A batch is done
+    when its slowest row is, which lags behind their mean: of n rows, drafting must promise to beat
+    plain rounds by ``lag (1 - 1/n)``.
 
     Rates are exponential moving averages. A row's rate is shrunk towards that of the other rows at
     this position, that one towards the rate at other positions, and that one towards ``prior``.
@@ -80,9 +82,9 @@ class Goodput:
     width after ``first`` of them, or so many that the probe costs ``share`` of their time, and then
     each time after twice as many, at most ``last``; none that costs more than ``share`` of the
     tokens still to come, which could not pay for it. A probe wins if it emits as much as plain
-    rounds of its cost, or if all that it proposed was kept; then another follows at once. Drafting
-    is resumed, and the interval reset, when the rates say so. Each probe after a pause halves the
-    weight of what was known before it.
+    rounds of its cost (and the lag), or if all that it proposed was kept; then another follows at
+    once. Drafting is resumed, and the interval reset, when the rates say so. Each probe after a
+    pause halves the weight of what was known before it.
 
     A cost of infinity rules a width out; so does one that all its tokens, were they kept, would not
     make up for.
@@ -92,6 +94,7 @@ class Goodput:
       weight: how many tries the shrinkage is worth, above 0.
       memory: after how many rounds evidence has faded to 1/e, at least 1.
       first, last: shortest and longest interval between probes, in plain rounds.
+      lag: what a large batch must gain by drafting, over plain decoding, at least 0.
       share: what a probe may cost of the plain rounds before it, and of those that the longest
         row still needs, above 0; what a draft model reads to catch up comes on top.
 
@@ -106,6 +109,7 @@ class Goodput:
     memory: float = 16.0
     first: int = 8
     last: int = 128
+    lag: float = 0.15
     share: float = 0.05
     name = "goodput"
 
@@ -115,10 +119,11 @@ class Goodput:
                 f"Goodput(prior={self.prior}, weight={self.weight}, memory={self.memory}): need "
                 "0 <= prior <= 1, weight > 0 and memory >= 1"
             )
-        if not (1 <= self.first <= self.last and self.share > 0):
+        if not (1 <= self.first <= self.last and self.share > 0 and self.lag >= 0):
             raise ValueError(
-                f"Goodput(first={self.first}, last={self.last}, share={self.share}): intervals "
-                "between probes need 1 <= first <= last and share > 0"
+                f"Goodput(first={self.first}, last={self.last}, share={self.share}, "
+                f"lag={self.lag}): intervals between probes need 1 <= first <= last and share > 0; "
+                "lag is 0 or more"
             )
 
     def init(self, batch: int, depth: int) -> GoodputMemory:
@@ -149,6 +154,10 @@ class Goodput:
         rate = shrink(*(here - seen), rate)
         return shrink(*own, rate)
 
+    def hurdle(self, live: jax.Array) -> jax.Array:
+        """What drafting must reach, over plain rounds: float32 scalar."""
+        return 1 + self.lag * (1 - 1 / jnp.maximum(jnp.sum(live), 1))
+
     def expected(self, memory, widths, costs, budget) -> tuple[jax.Array, jax.Array]:
         """Tokens and cost of a round at each width, float32 ``[W]`` each."""
         live = budget > 0
@@ -169,7 +178,7 @@ class Goodput:
         tokens, cost = self.expected(memory, widths, costs, budget)
         goodput = tokens / cost
         best = jnp.argmax(goodput[1:]) + 1
-        worth = goodput[best] > goodput[0]
+        worth = goodput[best] > self.hurdle(live) * goodput[0]
 
         # one value for the batch; rows that finished keep an old one
         before, interval = (jnp.max(jnp.where(live, x, 0)) for x in (memory.pause, memory.interval))
@@ -208,7 +217,7 @@ class Goodput:
             return jnp.where(rows, keep * old + new, old)
 
         emitted = jnp.sum(jnp.where(outcome.live, outcome.accepted + 1, 0))
-        dear = emitted < memory.price * jnp.sum(outcome.live)
+        dear = emitted < self.hurdle(outcome.live) * memory.price * jnp.sum(outcome.live)
         lost = dear & jnp.any(evidence & (outcome.accepted < outcome.offered))
         return dataclasses.replace(
             memory,
