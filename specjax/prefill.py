@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -81,29 +82,42 @@ def extend(target, drafter, rule, params, state: State, request: Request) -> Sta
 
 def _feed(target, drafter, params, cache, learned, tokens, begin, end, chunk):
     """Shows the tokens at positions ``begin ... end - 1``, int32 ``[B]``, to target and drafter."""
-    batch, capacity = tokens.shape
-    steps = jnp.arange(chunk, dtype=jnp.int32)
+    feed = functools.partial(_piece, target, drafter, params, tokens)
+    rest, carry = end, (cache, learned)
+    apart = jax.default_backend() == "cpu" and getattr(drafter, "reads_last", False)
+    if apart:
+        # most of the last layer serves features alone: on a CPU worth a pass for the last token's
+        rest = jnp.maximum(end - 1, begin)
 
-    def feed(index, carry):
-        cache, learned = carry
-        at = jnp.minimum(begin + index * chunk, end)
-        where = at[:, None] + steps
-        piece = jnp.take_along_axis(tokens, where, axis=1, mode="clip")
-        after = jnp.take_along_axis(tokens, where + 1, axis=1, mode="clip")
-        num = jnp.clip(end - at, 0, chunk)
-        topology = tree.chain_topology(chunk - 1)
-        draft = Draft(start=at, tokens=piece, scored=steps < num[:, None], topology=topology)
-        scores = target.verify(
-            params["target"], cache, draft, features=drafter.features, logits=False
-        )
-        path = jnp.broadcast_to(steps, piece.shape)
-        count = num - 1
-        if scores.features is not None:  # the last layer's attention is read for them alone
-            count = kv_cache.after(count, scores.features)
-        verdict = Verdict(path=path, count=count, token=jnp.full((batch,), -1, jnp.int32))
-        cache = target.commit(cache, scores.entries, at, verdict)
-        segment = Segment(tokens=piece, next=after, features=scores.features, start=at, num=num)
-        return cache, drafter.observe(params, learned, segment)
+    def chunks(index, carry):
+        at = jnp.minimum(begin + index * chunk, rest)
+        return feed(*carry, at, rest, chunk, unseen=apart)
 
-    chunks = (jnp.max(end - begin) + chunk - 1) // chunk
-    return jax.lax.fori_loop(0, chunks, feed, (cache, learned))
+    count = (jnp.max(rest - begin) + chunk - 1) // chunk
+    carry = jax.lax.fori_loop(0, count, chunks, carry)
+    return feed(*carry, rest, end, 1) if apart else carry
+
+
+def _piece(target, drafter, params, tokens, cache, learned, at, end, size, unseen=False):
+    """Shows at most ``size`` tokens from ``at`` on, before ``end``, int32 ``[B]``, to the target,
+    and unless they are ``unseen`` to the drafter."""
+    batch = len(tokens)
+    steps = jnp.arange(size, dtype=jnp.int32)
+    where = at[:, None] + steps
+    piece = jnp.take_along_axis(tokens, where, axis=1, mode="clip")
+    after = jnp.take_along_axis(tokens, where + 1, axis=1, mode="clip")
+    num = jnp.clip(end - at, 0, size)
+    topology = tree.chain_topology(size - 1)
+    draft = Draft(start=at, tokens=piece, scored=steps < num[:, None], topology=topology)
+    features = () if unseen else drafter.features
+    scores = target.verify(params["target"], cache, draft, features=features, logits=False)
+    path = jnp.broadcast_to(steps, piece.shape)
+    count = num - 1
+    if scores.features is not None:  # the last layer's attention is read for them alone
+        count = kv_cache.after(count, scores.features)
+    verdict = Verdict(path=path, count=count, token=jnp.full((batch,), -1, jnp.int32))
+    cache = target.commit(cache, scores.entries, at, verdict)
+    if unseen:
+        return cache, learned
+    segment = Segment(tokens=piece, next=after, features=scores.features, start=at, num=num)
+    return cache, drafter.observe(params, learned, segment)

@@ -206,7 +206,8 @@ class Drafter(Protocol):
 
     ``num_draft``: tokens proposed a round (nodes without the root). ``depth``: of the deepest
     node that is ever proposed. ``features``: which hidden states of the target it wants, in the
-    target's own count (passed to ``verify``); empty: none. ``drafters.base.ChainDrafter`` has
+    target's own count (passed to ``verify``); empty: none. ``reads_last = True`` (optional): of a
+    prompt it need be shown the last token before the root alone. ``drafters.base.ChainDrafter`` has
     defaults for all but ``draft_step``.
     """
 

@@ -45,5 +45,9 @@ class Around:
         return self.inner.features
 
     @property
+    def reads_last(self) -> bool:
+        return getattr(self.inner, "reads_last", False)
+
+    @property
     def vocab_size(self) -> int | None:
         return getattr(self.inner, "vocab_size", None)

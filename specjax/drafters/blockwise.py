@@ -86,6 +86,7 @@ class Blockwise(HeadDrafter):
 
     module = BlockwiseHeads
     name = "blockwise"
+    reads_last = True
 
     def begin(self, params, state, context):
         heads, hidden = self.heads(params["drafter"]), state.feature[:, None]

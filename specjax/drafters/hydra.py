@@ -173,6 +173,10 @@ class Hydra(HeadDrafter):
     module = HydraHeads
     name = "hydra"
 
+    @property
+    def reads_last(self) -> bool:
+        return self.config.prefix is None
+
     def init(self, params, batch, capacity, inputs=None):
         feature, c = super().init(params, batch, capacity, inputs).feature, self.config.prefix
         if c is None:

@@ -136,6 +136,7 @@ class ReDrafter(HeadDrafter):
 
     module = ReDrafterHead
     name = "redrafter"
+    reads_last = True
 
     @property
     def max_depth(self) -> None:
