@@ -35,7 +35,7 @@ import numpy as np
 from .. import compile_cache
 
 SOURCE = Path(__file__).with_name("kernels.cc")
-FLAGS = (*("-O3", "-march=native", "-ffp-contract=fast", "-std=gnu++17", "-fPIC", "-shared", "-w"),)
+FLAGS = (*("-O2", "-march=native", "-ffp-contract=fast", "-std=gnu++17", "-fPIC", "-shared", "-w"),)
 MOST_COLUMNS = 32  # beyond, XLA's own product is as fast
 MOST_WEIGHTS = 8  # kMost of the source
 SYMBOLS = {

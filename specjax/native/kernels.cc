@@ -21,21 +21,26 @@ namespace ffi = xla::ffi;
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int kLanes = 16, kSums = 24;
+constexpr int kLanes = 16, kRegisters = 32;
 #elif defined(__AVX__)
-constexpr int kLanes = 8, kSums = 12;
+constexpr int kLanes = 8, kRegisters = 16;
+#elif defined(__x86_64__)
+constexpr int kLanes = 4, kRegisters = 16;
 #else
-constexpr int kLanes = 4, kSums = 24;
-#endif  // kSums: vectors of sums that the registers hold
-constexpr int kFew = 8;           // columns up to which sums run along the rows of the matrix
-constexpr int kFewStreamed = 5;   // the same of weights from memory: wide, more rows are in flight
-constexpr int64_t kStreamed = 2'200'000;  // bytes of weights that no L2 cache is taken to hold
+constexpr int kLanes = 4, kRegisters = 32;
+#endif
+constexpr int kSums = kRegisters * 3 / 4;  // vectors of sums that the registers hold
+constexpr int kFew = 8;           // columns at a time where sums run along the rows of the matrix
 constexpr int kWideRows = 6;      // rows in flight when a vector holds columns
+constexpr int64_t kBlock = 24;    // rows that stay in the caches while all columns meet them
 constexpr int64_t kDeep = 1024;   // inputs at a time, so that the columns stay in the L1 cache
 constexpr int64_t kAhead = 2048;  // inputs between what is fetched and what is used
 constexpr int kSlots = 128;       // cache slots scored at a time: their keys stay in the L1 cache
 constexpr float kHidden = -1e30f;  // the score of what a node may not see
 constexpr int64_t kChunkBytes = 256 << 10, kLeastBytes = 48 << 10;  // of weights, a task
+
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 32")  // of loops over what is to stay in registers
 
 typedef float Vec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
 typedef int32_t IntVec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
@@ -124,15 +129,36 @@ inline Vec Fold(Vec a, Vec b) {
 #endif
 }
 
-// Lane i of the result is the sum of v[i].
-template <int N>
-inline Vec Sums(Vec* v) {
-  if constexpr (N == 1) {
-    return v[0];
+// Lane i of the result is the sum of v(i), by a tree; v(i) is zero from N on. Depth first, so that
+// few of the vectors are alive at once.
+template <int N, int H = 1, int I = 0, typename V>
+ALWAYS_INLINE Vec Sums(const V& v) {
+  if constexpr (I >= N) {
+    return Vec{};
+  } else if constexpr (H == kLanes) {
+    return v(I);
   } else {
-    for (int i = 0; i < N / 2; ++i) v[i] = Fold<N / 2>(v[i], v[i + N / 2]);
-    return Sums<N / 2>(v);
+    return Fold<H>(Sums<N, 2 * H, I>(v), Sums<N, 2 * H, I + H>(v));
   }
+}
+
+// `to[i]` = the sum of v(i), for i < N; room is a multiple of kLanes.
+template <int N, int G = 0, typename V>
+ALWAYS_INLINE void StoreAll(float* to, const V& v) {
+  if constexpr (G < N) {
+    Store(to + G, Sums<(N - G < kLanes ? N - G : kLanes)>([&](int i) { return v(G + i); }));
+    StoreAll<N, G + kLanes>(to, v);
+  }
+}
+
+// Loads that the compiler would repeat in every product that takes them.
+ALWAYS_INLINE Vec Once(Vec v) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(v));
+#elif defined(__x86_64__)
+  asm("" : "+x"(v));
+#endif
+  return v;
 }
 
 // Where a result goes: its strides, and whether it is added to what stands there.
@@ -145,68 +171,90 @@ struct To {
   }
 };
 
-// y[r, m] = sum_k w[r, k] x[m, k] over `deep` inputs, for R rows and M columns of length `in`. The
-// rows after them are fetched ahead, so that reading from memory and multiplying overlap.
-template <int R, int M, typename W>
-inline void Few(const W* w, const float* x, float* y, int64_t in, int64_t deep, To to) {
-  Vec sum[R][M] = {};
-  const int64_t ahead = std::max<int64_t>(R, kAhead / deep);
-  int64_t k = 0;
-  if constexpr (std::is_same_v<W, Pair>) {
-    for (; k + 2 * kLanes <= deep; k += 2 * kLanes) {
-      Vec even[R], odd[R];
-      for (int r = 0; r < R; ++r) {
-        const IntVec both = *reinterpret_cast<const HalfPairs*>(w + r * in + k);
-        even[r] = reinterpret_cast<Vec>(both << 16);
-        odd[r] = reinterpret_cast<Vec>(both & int32_t(0xffff0000));
-        __builtin_prefetch(w + (r + ahead) * in + k);
-      }
-      for (int m = 0; m < M; ++m) {
-        const Vec b = Load(x + m * in + k), c = Load(x + m * in + k + kLanes);
-        for (int r = 0; r < R; ++r) sum[r][m] += even[r] * b;
-        for (int r = 0; r < R; ++r) sum[r][m] += odd[r] * c;
-      }
-    }
-  }
-  for (; k + kLanes <= deep; k += kLanes) {
-    Vec a[R];
-    for (int r = 0; r < R; ++r) {
-      a[r] = Load(w + r * in + k);
-      __builtin_prefetch(w + (r + ahead) * in + k);
-    }
-    for (int m = 0; m < M; ++m) {
-      const Vec b = Load(x + m * in + k);
-      for (int r = 0; r < R; ++r) sum[r][m] += a[r] * b;
-    }
-  }
-  constexpr int T = (R * M + kLanes - 1) / kLanes * kLanes;
-  Vec all[T] = {};
-  float total[T];
-  for (int i = 0; i < R * M; ++i) all[i] = sum[i / M][i % M];
-  for (int i = 0; i < T; i += kLanes) Store(total + i, Sums<kLanes>(all + i));
-  if (k == deep && to.down == M && !to.add) {  // the results lie side by side
-    std::memcpy(y, total, sizeof(float) * R * M);
-    return;
-  }
-  for (int r = 0; r < R; ++r) {
-    for (int m = 0; m < M; ++m) {
-      float s = total[r * M + m];
+// The inputs k ... deep - 1, which fill no vector, of `rows` by `columns` sums; and where they go.
+template <typename W>
+__attribute__((noinline)) void Finish(const W* w, const float* x, float* y, int64_t in, int64_t k,
+                                      int64_t deep, int rows, int columns, const float* total,
+                                      To to) {
+  for (int r = 0; r < rows; ++r) {
+    for (int m = 0; m < columns; ++m) {
+      float s = total[r * columns + m];
       for (int64_t t = k; t < deep; ++t) s += Number(w[r * in + t]) * x[m * in + t];
       to(y, r, m, s);
     }
   }
 }
 
-template <int M, int R, typename W>
-void FewRows(const W* w, const float* x, float* y, int64_t in, int64_t deep, int64_t rows, To to) {
-  int64_t r = 0;
-  for (; r + R <= rows; r += R) Few<R, M>(w + r * in, x, y + r * to.down, in, deep, to);
-  for (; r < rows; ++r) Few<1, M>(w + r * in, x, y + r * to.down, in, deep, to);
+// y[r, m] = sum_k w[r, k] x[m, k] over `deep` inputs, for R rows and M columns of length `in`. The
+// rows `ahead` are fetched meanwhile, so that reading from memory and multiplying overlap.
+template <int R, int M, typename W>
+ALWAYS_INLINE void Few(const W* w, const float* x, float* y, int64_t in, int64_t deep,
+                       int64_t ahead, To to) {
+  Vec sum[R * M];
+  UNROLL
+  for (int i = 0; i < R * M; ++i) sum[i] = Vec{};
+  int64_t k = 0;
+  if constexpr (std::is_same_v<W, Pair>) {
+    for (; k + 2 * kLanes <= deep; k += 2 * kLanes) {
+      Vec even[R], odd[R];
+      UNROLL
+      for (int r = 0; r < R; ++r) {
+        const IntVec both = *reinterpret_cast<const HalfPairs*>(w + r * in + k);
+        even[r] = Once(reinterpret_cast<Vec>(both << 16));
+        odd[r] = Once(reinterpret_cast<Vec>(both & int32_t(0xffff0000)));
+        __builtin_prefetch(w + (r + ahead) * in + k);
+      }
+      UNROLL
+      for (int m = 0; m < M; ++m) {
+        const Vec b = Once(Load(x + m * in + k)), c = Once(Load(x + m * in + k + kLanes));
+        UNROLL
+        for (int r = 0; r < R; ++r) sum[r * M + m] += even[r] * b;
+        UNROLL
+        for (int r = 0; r < R; ++r) sum[r * M + m] += odd[r] * c;
+      }
+    }
+  }
+  for (; k + kLanes <= deep; k += kLanes) {
+    Vec a[R];
+    UNROLL
+    for (int r = 0; r < R; ++r) {
+      a[r] = Once(Load(w + r * in + k));
+      __builtin_prefetch(w + (r + ahead) * in + k);
+    }
+    UNROLL
+    for (int m = 0; m < M; ++m) {
+      const Vec b = Once(Load(x + m * in + k));
+      UNROLL
+      for (int r = 0; r < R; ++r) sum[r * M + m] += a[r] * b;
+    }
+  }
+  alignas(64) float total[(R * M + kLanes - 1) / kLanes * kLanes];
+  StoreAll<R * M>(total, [&](int i) { return sum[i]; });
+  if (k < deep || to.add) {
+    Finish(w, x, y, in, k, deep, R, M, total, to);
+  } else if (to.down == M) {  // the results lie side by side
+    std::memcpy(y, total, sizeof(float) * R * M);
+  } else {
+    UNROLL
+    for (int m = 0; m < M; ++m)
+      UNROLL
+      for (int r = 0; r < R; ++r) y[r * to.down + m * to.across] = total[r * M + m];
+  }
 }
 
-// Rows at a time by this many columns: as many as have their results in one vector, up to 4.
+template <int M, int R, typename W>
+void FewRows(const W* w, const float* x, float* y, int64_t in, int64_t deep, int64_t rows, To to) {
+  const int64_t ahead = std::max<int64_t>(R, kAhead / deep);
+  int64_t r = 0;
+  for (; r + R <= rows; r += R) Few<R, M>(w + r * in, x, y + r * to.down, in, deep, ahead, to);
+  for (; r < rows; ++r) Few<1, M>(w + r * in, x, y + r * to.down, in, deep, ahead, to);
+}
+
+// Rows at a time by this many columns: as many as the registers have room for, beside the vectors
+// that are multiplied; a divisor of the rows of a task.
 constexpr int RowsOf(int columns) {
-  return columns == 1 ? 8 : columns > kLanes / 2 ? 1 : std::min(4, kLanes / columns);
+  const int most = (kRegisters - 2) / (columns + 1);
+  return most > 6 ? 6 : most > 4 ? 4 : most;
 }
 template <typename W>
 using Rows = void (*)(const W*, const float*, float*, int64_t, int64_t, int64_t, To);
@@ -221,11 +269,15 @@ constexpr auto kFewRows = FewTable<W>(Counts{});  // by the number of columns, l
 // y[r, lane] = sum_k w[r * row + k * step] x[k, lane]: a vector holds columns.
 template <int R>
 inline void Wide(const float* w, int64_t row, int64_t step, const float* x, int64_t in, Vec* y) {
-  Vec sum[R] = {};
+  Vec sum[R];
+  UNROLL
+  for (int r = 0; r < R; ++r) sum[r] = Vec{};
   for (int64_t k = 0; k < in; ++k) {
     const Vec b = Load(x + k * kLanes);
+    UNROLL
     for (int r = 0; r < R; ++r) sum[r] += w[r * row + k * step] * b;
   }
+  UNROLL
   for (int r = 0; r < R; ++r) y[r] = sum[r];
 }
 
@@ -233,21 +285,29 @@ inline void Wide(const float* w, int64_t row, int64_t step, const float* x, int6
 // halve the rounding.
 template <int R>
 inline void WideAhead(const float* w, const float* x, int64_t in, int64_t deep, Vec* y) {
-  Vec sum[R][2] = {};
+  Vec even[R], odd[R];
+  UNROLL
+  for (int r = 0; r < R; ++r) even[r] = odd[r] = Vec{};
   int64_t k = 0;
   for (; k + 16 <= deep; k += 16) {
+    UNROLL
     for (int r = 0; r < R; ++r) __builtin_prefetch(w + (r + R) * in + k);
-#pragma GCC unroll 16
-    for (int j = 0; j < 16; ++j) {
-      const Vec b = Load(x + (k + j) * kLanes);
-      for (int r = 0; r < R; ++r) sum[r][j % 2] += w[r * in + k + j] * b;
+    UNROLL
+    for (int j = 0; j < 16; j += 2) {
+      const Vec b = Load(x + (k + j) * kLanes), c = Load(x + (k + j + 1) * kLanes);
+      UNROLL
+      for (int r = 0; r < R; ++r) even[r] += w[r * in + k + j] * b;
+      UNROLL
+      for (int r = 0; r < R; ++r) odd[r] += w[r * in + k + j + 1] * c;
     }
   }
   for (; k < deep; ++k) {
     const Vec b = Load(x + k * kLanes);
-    for (int r = 0; r < R; ++r) sum[r][0] += w[r * in + k] * b;
+    UNROLL
+    for (int r = 0; r < R; ++r) even[r] += w[r * in + k] * b;
   }
-  for (int r = 0; r < R; ++r) y[r] = sum[r][0] + sum[r][1];
+  UNROLL
+  for (int r = 0; r < R; ++r) y[r] = even[r] + odd[r];
 }
 
 // `rows` rows of a weight matrix, `stride` apart, by packed columns; the rows stay in the L1 cache
@@ -313,11 +373,19 @@ float* PackRows(const float* x, int64_t in, int64_t columns, bool pairs) {
   return rows;
 }
 
-// A task's rows of a weight matrix by few columns, of PackRows.
+// A task's rows of a weight matrix by columns of PackRows, a few of them at a time.
 template <typename W>
 void FewBy(const W* w, const float* x, float* y, int64_t in, int64_t deep, int64_t rows,
            int64_t columns, To to) {
-  kFewRows<W>[columns - 1](w, x, y, in, deep, rows, to);
+  const int64_t parts = (columns + kFew - 1) / kFew;
+  for (int64_t r = 0; r < rows; r += kBlock) {
+    for (int64_t part = 0, m = 0; part < parts; ++part) {
+      const int64_t end = columns * (part + 1) / parts;
+      kFewRows<W>[end - m - 1](w + r * in, x + m * in, y + r * to.down + m * to.across, in, deep,
+                               std::min(kBlock, rows - r), to);
+      m = end;
+    }
+  }
 }
 
 // The same, by `x` as the number of columns asks for it.
@@ -361,13 +429,14 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remainin
     total_bytes += out * in * (half ? 2 : 4);
   }
   const float* from = x.typed_data();
-  const bool wide = columns > (total_bytes < kStreamed ? kFew : kFewStreamed);
+  // a vector of columns wastes the lanes that they do not fill
+  const bool wide = columns > kFew && 4 * columns > 3 * ((columns + kLanes - 1) / kLanes * kLanes);
   const float* packed;
   const bool pairs = !wide && halves == count;
   packed = wide ? PackWide(0, from, in, columns, 1.0f) : PackRows(from, in, columns, pairs);
   const int64_t threads = std::max<int64_t>(1, pool.num_threads()), row_bytes = total_bytes / total;
   const int64_t bytes = std::clamp(total_bytes / (4 * threads), kLeastBytes, kChunkBytes);
-  const int64_t rows = std::max<int64_t>(1, bytes / row_bytes / (4 * kWideRows)) * 4 * kWideRows;
+  const int64_t rows = std::max<int64_t>(1, bytes / row_bytes / kBlock) * kBlock;
   const int64_t deep = wide ? kDeep / 2 : kDeep;
   int64_t tasks = 0;
   for (size_t i = 0; i < count; ++i)
@@ -529,15 +598,21 @@ struct FewHead {
     // vectors at a time; two of them halve how often scores are read
     constexpr int N = V * M <= kSums ? V : V % 2 == 0 && 2 * M <= kSums ? 2 : 1;
     for (int v = 0; v < V; v += N) {
-      Vec sum[M][N] = {};
+      Vec sum[M * N];
+      UNROLL
+      for (int i = 0; i < M * N; ++i) sum[i] = Vec{};
       for (int64_t s = 0; s < count; ++s) {
+        UNROLL
         for (int i = 0; i < N; ++i) {
-          const Vec value = Load(values + s * size + (v + i) * kLanes);
-          for (int m = 0; m < M; ++m) sum[m][i] += scores[m * kSlots + s] * value;
+          const Vec value = Once(Load(values + s * size + (v + i) * kLanes));
+          UNROLL
+          for (int m = 0; m < M; ++m) sum[m * N + i] += scores[m * kSlots + s] * value;
         }
       }
+      UNROLL
       for (int m = 0; m < M; ++m)
-        for (int i = 0; i < N; ++i) Store(to + m * size + (v + i) * kLanes, sum[m][i]);
+        UNROLL
+        for (int i = 0; i < N; ++i) Store(to + m * size + (v + i) * kLanes, sum[m * N + i]);
     }
   }
 };
