@@ -1,0 +1,116 @@
+"""Models grown to another size say what they said."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from specjax.train import features
+from specjax.train.rows import fresh
+
+import specjax
+from benchmarks import grown, heldout, pairs, report
+from specjax import job, resolve
+from specjax.drafters.speculator import Speculator, SpeculatorConfig
+from specjax.formats import HeadLM
+from specjax.models.causal_lm import graph_definition
+from specjax.models.hf import abstract
+
+
+@pytest.fixture(scope="module")
+def two_sizes():
+    """The embedded target, and the same grown a little."""
+    sizes = dict(hidden_size=512, intermediate_size=640, num_heads=12, num_kv_heads=4)
+    shape = dataclasses.replace(pairs.SHAPES["tiny"], num_layers=7, **sizes)
+    lm = specjax.load("embedded")
+    return lm, grown.grown_target(lm, shape)
+
+
+def last_states(lm, tokens):
+    """The normed hidden states ``[B, T, F]`` that heads read."""
+    graphdef, last = graph_definition(lm.config), (lm.config.num_layers,)
+    return features.hidden_states(graphdef, lm.params, tokens, jnp.zeros_like(tokens), last)[0]
+
+
+TEXT = jnp.asarray([[5, 77, 900, 31, 44, 2000, 66, 5]])
+
+
+def test_grown_models_have_100m_weights():
+    whole = dataclasses.replace(
+        specjax.load("embedded").config, **{n: getattr(grown.SHAPE, n) for n in grown._SIZES}
+    )
+    assert 95e6 < sum(x.size for x in jax.tree.leaves(abstract(whole)[1])) < 110e6
+
+
+def test_a_grown_target_says_what_it_said(two_sizes):
+    small, large = (last_states(lm, TEXT) for lm in two_sizes)
+    np.testing.assert_allclose(large[..., : small.shape[2]], small, atol=1e-4)
+    assert not large[..., small.shape[2] :].any()  # so that the LM head says the same
+    added = [np.asarray(x[...]) for x in jax.tree.leaves(two_sizes[1].params["blocks"][6])]
+    assert sum(x.any() for x in added) == len(added) - 2  # all but two outputs do their work
+
+
+def wide_mlp(lm):
+    """A speculator whose state is wider than the target's, of three sets of weights."""
+    config = SpeculatorConfig(
+        hidden_size=256, vocab_size=2048, inner_size=512, scaled=True, one_table=False
+    )
+    found = Speculator(config=config, target=lm.target)
+    return HeadLM(found, fresh(found, 0), "mlp", "", lm.checkpoint)
+
+
+@pytest.mark.parametrize("name", ["medusa", "hydra", "speculator", "mlp"])
+def test_grown_heads_say_what_they_said(two_sizes, name):
+    said = []
+    for lm in two_sizes:
+        heads = wide_mlp(two_sizes[0]) if name == "mlp" else resolve.named(two_sizes[0], name)
+        if lm is not two_sizes[0]:
+            heads = grown.grown_heads(heads, lm)
+        module, hidden = heads.drafter.heads(heads.params), last_states(lm, TEXT)
+        read = (TEXT,) if name != "medusa" else ()
+        own = () if name in ("speculator", "mlp") else (lm.target, lm.params)
+        said.append(module.logits(hidden, *read, *own))
+        assert heads.drafter.features == (lm.config.num_layers,)
+    np.testing.assert_allclose(said[1], said[0], atol=2e-4)
+
+
+def test_real_text_is_measured_with_grown_models_too(two_sizes, monkeypatch):
+    monkeypatch.setattr(grown, "grown_embedded", lambda: two_sizes[1])
+    monkeypatch.setattr(heldout, "grown_embedded", lambda: two_sizes[1])
+    given, prepare = [], job.prepare
+
+    def seen(lm, text, **options):
+        given.append((lm, options["drafter"]))
+        return prepare(lm, text, **options)
+
+    monkeypatch.setattr(job, "prepare", seen)
+    settings = dict(num_draft=2, temperature=0.0, prompts=2, new=12, repetitions=1)
+    one, other = (
+        heldout.measure_prompts(None, drafter="ngram+speculator", grown=way, **settings)
+        for way in (False, True)
+    )
+    assert other["identical"] == "2 of 2" and other["tau"] == one["tau"] > 1
+    lms, drafts = zip(*given[len(given) // 2 :], strict=True)
+    assert {lm.name for lm in lms} == {two_sizes[1].name}
+    assert drafts[0] is None and drafts[1].inner.drafter.config.hidden_size == 512
+
+    row = dict(prompts=2, drafter="ngram", num_draft=2, temperature=0.0)
+    lines = report._heldout([(row, one), (row | {"grown": True}, other)]).splitlines()
+    assert [line.split("|")[1].strip() for line in lines[-2:]] == ["embedded", "grown to 100M"]
+
+
+def test_what_cannot_be_grown_is_refused(two_sizes):
+    small, large = two_sizes
+    for name in ("draft", "ngram+draft", "mtp"):
+        with pytest.raises(ValueError, match="cannot be grown"):
+            grown.grown_drafter(name)
+    with pytest.raises(ValueError, match="at least"):
+        grown.grown_target(large, small.config)
+    with pytest.raises(ValueError, match="at least"):  # smaller groups of queries
+        shape = dataclasses.replace(large.config, num_heads=8, num_kv_heads=8)
+        grown.grown_target(small, shape)
+    narrow = dataclasses.replace(large.config, hidden_size=640)
+    with pytest.raises(ValueError, match="do not grow"):
+        other = grown.grown_target(small, narrow)
+        grown.grown_heads(resolve.named(small, "medusa"), other)
