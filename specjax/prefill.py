@@ -18,6 +18,9 @@ from .types import Context, Draft, PyTree, Segment, Verdict
 
 PREFILL_CHUNK = 256  # prompt tokens fed at once: bounds the memory of a long prompt
 CHUNK_ON_CPU = 32  # a processor is busy with few: more would be wasted on short prompts
+APART = (
+    128  # width of prompts from which the features of the last token are worth a pass of its own
+)
 
 
 def chunk_for(params: PyTree) -> int:
@@ -44,7 +47,9 @@ def start(
     learned = sharding.rows(drafter.init(params, batch, capacity, inputs))
     chunk = min(chunk, width, capacity)
     begin = jnp.zeros((batch,), jnp.int32)
-    carry = _feed(target, drafter, params, cache, learned, tokens, begin, lengths - 1, chunk)
+    apart = _apart(drafter, width)
+    carry = cache, learned
+    carry = _feed(target, drafter, params, *carry, tokens, begin, lengths - 1, chunk, apart)
     state = states.begin(target, drafter, rule, params, tokens, lengths, *carry, request)
     if request.num_samples > 1:
         state = jax.tree.map(lambda x: jnp.repeat(x, request.num_samples, axis=0), state)
@@ -75,26 +80,33 @@ def extend(target, drafter, rule, params, state: State, request: Request) -> Sta
         learned = drafter.settle(params, learned, context)
     begin, length = state.length - 1, state.length + request.lengths
     chunk = min(PREFILL_CHUNK, width)
-    carry = _feed(target, drafter, params, state.cache, learned, tokens, begin, length - 1, chunk)
+    apart = _apart(drafter, width)
+    carry = state.cache, learned
+    carry = _feed(target, drafter, params, *carry, tokens, begin, length - 1, chunk, apart)
     state = states.begin(target, drafter, rule, params, tokens, length, *carry, request)
     return sharding.rows(dataclasses.replace(state, key=request.key))
 
 
-def _feed(target, drafter, params, cache, learned, tokens, begin, end, chunk):
-    """Shows the tokens at positions ``begin ... end - 1``, int32 ``[B]``, to target and drafter."""
+def _apart(drafter, width: int) -> bool:
+    """Whether the last of up to ``width`` tokens goes alone: where the drafter reads its features
+    and no others, those before it need little of the last layer. A pass is cheap beside that on a
+    processor that has much to multiply."""
+    long = width >= APART and jax.default_backend() == "cpu"
+    return long and getattr(drafter, "reads_last", False)
+
+
+def _feed(target, drafter, params, cache, learned, tokens, begin, end, chunk, apart):
+    """Shows the tokens at positions ``begin ... end - 1``, int32 ``[B]``, to target and drafter;
+    ``apart``: to the drafter the last one alone."""
     feed = functools.partial(_piece, target, drafter, params, tokens)
-    rest, carry = end, (cache, learned)
-    apart = jax.default_backend() == "cpu" and getattr(drafter, "reads_last", False)
-    if apart:
-        # most of the last layer serves features alone: on a CPU worth a pass for the last token's
-        rest = jnp.maximum(end - 1, begin)
+    rest = jnp.maximum(end - 1, begin) if apart else end
 
     def chunks(index, carry):
         at = jnp.minimum(begin + index * chunk, rest)
         return feed(*carry, at, rest, chunk, unseen=apart)
 
     count = (jnp.max(rest - begin) + chunk - 1) // chunk
-    carry = jax.lax.fori_loop(0, count, chunks, carry)
+    carry = jax.lax.fori_loop(0, count, chunks, (cache, learned))
     return feed(*carry, rest, end, 1) if apart else carry
 
 

@@ -1,4 +1,4 @@
-"""What a round costs at each width, measured at start-up with the programs of the request itself.
+"""What a round costs at each width, measured with the programs of the request itself.
 
 ``num_draft="auto"`` lets the number of drafts follow what was accepted and what rounds cost; this
 is where the costs come from. A width is pinned by the costs that the drafter is given, which are
@@ -8,6 +8,7 @@ an argument of the compiled program: measuring compiles nothing that the request
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from typing import TYPE_CHECKING
 
@@ -21,20 +22,47 @@ from .drafters import Hybrid
 if TYPE_CHECKING:
     from .job import Job
 
+log = logging.getLogger("specjax")
 TURNS, ENOUGH = 9, 1.0  # calls at each width at most; seconds after which three must do
 LASTING, MOST_ROUNDS = 0.01, 8  # seconds that a call should last, and rounds in it at most
 SHORTEST = 16  # tokens of the text: there must be something to copy
 PATIENCE = 4  # times as long as measuring took pass before it is done for the second time
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
+class Timed:
+    """``calls`` float ``[1 + W]``: seconds of the fastest call without any round, and of that with
+    ``rounds`` rounds at each width."""
+
+    rounds: int
+    calls: np.ndarray
+
+    @property
+    def costs(self) -> np.ndarray:
+        """Seconds of a round, float32 ``[W]``."""
+        costs = (self.calls[1:] - self.calls[0]) / self.rounds
+        # a clock that is too coarse, or a call that was held up: no cost is nothing, or below
+        return np.maximum(costs, 1e-3 * max(costs.max(), 1e-9)).astype(np.float32)
+
+    def fastest(self, other: Timed) -> Timed:
+        """Of both, call by call; ``self`` where they do not compare."""
+        alike = self.rounds == other.rounds
+        return Timed(self.rounds, np.minimum(self.calls, other.calls)) if alike else self
+
+
+@dataclasses.dataclass(frozen=True)
 class Price:
-    """``costs`` float32 ``[W]``, seconds; ``due``: when they are to be measured again, by
+    """``timed``: behind each kind of text; ``due``: when it is to be measured again, by
     ``time.monotonic``, ``wait`` seconds after the last time."""
 
-    costs: np.ndarray
+    timed: tuple[Timed, ...]
     due: float
     wait: float
+
+    @property
+    def costs(self) -> np.ndarray:
+        """Seconds of a round, float32 ``[W]``: behind the text where it is the dearer."""
+        return np.max([timed.costs for timed in self.timed], axis=0)
 
 
 _KNOWN: dict[tuple, Price] = {}
@@ -59,13 +87,29 @@ def priced(work: Job) -> Job:
         tuple((x.shape, str(x.dtype)) for x in jax.tree.leaves(work.params)),  # also if quantized
     )
     known = _KNOWN.get(key)
-    if known is None or sharding.agreed(time.monotonic() >= known.due):
-        costs, seconds = _measured(work)
-        wait = PATIENCE * seconds
-        if known is not None:
-            costs, wait = np.minimum(costs, known.costs), max(wait, 2 * known.wait)
-        known = _KNOWN[key] = Price(costs, time.monotonic() + wait, wait)
-    return _with_costs(work, known.costs)
+    if known is None:
+        timed, seconds = _measured(work)
+        _KNOWN[key] = _price(timed, PATIENCE * seconds)
+    elif sharding.agreed(time.monotonic() >= known.due):
+        _KNOWN[key] = _again(work, known)
+    return _with_costs(work, _KNOWN[key].costs)
+
+
+def _price(timed: tuple[Timed, ...], wait: float) -> Price:
+    return Price(timed, time.monotonic() + wait, wait)
+
+
+def _again(work: Job, known: Price) -> Price:
+    """``known``, measured once more. Where that fails, for want of memory beside a conversation for
+    instance, it stays what it was."""
+    begin, timed = time.monotonic(), known.timed
+    try:
+        fresh = _measured(work)[0]
+        timed = tuple(a.fastest(b) for a, b in zip(fresh, timed, strict=True))
+    except jax.errors.JaxRuntimeError as error:
+        log.warning("costs of rounds are not measured again: %s", error)
+    spent = PATIENCE * (time.monotonic() - begin)
+    return _price(timed, max(spent, 2 * known.wait))
 
 
 def round_costs(work: Job, state: loop.State | None = None) -> np.ndarray:
@@ -82,20 +126,19 @@ def round_costs(work: Job, state: loop.State | None = None) -> np.ndarray:
       state: where the rounds begin, with room for one; it is not given away. Default: behind
         prompts of the request's lengths, of 16 tokens at least.
     """
-    return _measured(work, state)[0]
+    return Price(_measured(work, state)[0], 0.0, 0.0).costs
 
 
-def _measured(work: Job, state: loop.State | None = None) -> tuple[np.ndarray, float]:
-    """``round_costs``, and the seconds that measuring took, programs not counted."""
-    costs, seconds = _costs_behind(_repeated, work, state)
-    if isinstance(work.drafter.inner, Hybrid):
-        others, more = _costs_behind(_different, work, state)
-        costs, seconds = np.maximum(costs, others), seconds + more
-    return costs, seconds
+def _measured(work: Job, state: loop.State | None = None) -> tuple[tuple[Timed, ...], float]:
+    """What ``round_costs`` is made of, and the seconds for which calls were timed."""
+    hybrid = isinstance(work.drafter.inner, Hybrid)
+    texts = (_repeated, _different) if hybrid else (_repeated,)
+    timed, seconds = zip(*(_timed_behind(text, work, state) for text in texts), strict=True)
+    return timed, sum(seconds)
 
 
-def _costs_behind(text, work: Job, state: loop.State | None) -> tuple[np.ndarray, float]:
-    """``_measured`` behind ``text(tokens, vocabulary)``."""
+def _timed_behind(text, work: Job, state: loop.State | None) -> tuple[Timed, float]:
+    """Behind ``text(tokens, vocabulary)``."""
     drafter, mesh = work.drafter, work.lm.mesh
     vocabulary = work.lm.target.vocab_size
 
@@ -146,10 +189,7 @@ def _costs_behind(text, work: Job, state: loop.State | None) -> tuple[np.ndarray
         for index, way in enumerate(ways):
             seconds, state = spend(*way, state)
             best[index] = min(best[index], seconds)
-    costs = (best[1:] - best[0]) / rounds
-    # a clock that is too coarse, or a call that was held up: no cost is nothing, or below
-    costs = sharding.agreed(np.maximum(costs, 1e-3 * max(costs.max(), 1e-9)))
-    return costs, float(time.perf_counter() - begin)
+    return Timed(rounds, sharding.agreed(best)), float(time.perf_counter() - begin)
 
 
 def _repeated(tokens: np.ndarray, vocabulary: int) -> np.ndarray:

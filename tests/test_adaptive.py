@@ -183,9 +183,9 @@ def test_in_a_batch_the_sum_over_the_rows_decides():
 
 
 def test_a_batch_drafts_only_if_that_makes_up_for_its_slowest_row():
-    """1.94 tokens a round at the cost of 1.8: enough for one row, not for eight."""
-    widths, costs = (0, 1), jnp.asarray([1.0, 1.8])
-    for rows, lag, drafts in ((1, 0.15, True), (8, 0.15, False), (8, 0.0, True)):
+    """1.94 tokens a round at the cost of 1.82: enough for one row, not for eight."""
+    widths, costs = (0, 1), jnp.asarray([1.0, 1.82])
+    for rows, lag, drafts in ((1, 0.1, True), (8, 0.1, False), (8, 0.0, True)):
         policy = Goodput(lag=lag, memory=64.0)
         memory, drafted = policy.init(rows, 1), 0
         one, live = jnp.ones((rows,), jnp.int32), jnp.ones((rows,), bool)
@@ -197,6 +197,16 @@ def test_a_batch_drafts_only_if_that_makes_up_for_its_slowest_row():
             memory = policy.update(memory, outcome)
             drafted += step >= 30 and int(width) > 0
         assert (drafted > 15) == drafts, (rows, lag, drafted)
+
+
+def test_a_probe_of_a_batch_that_does_not_make_up_for_its_slowest_row_has_lost():
+    policy, one = Goodput(lag=0.2), jnp.ones((2,), jnp.int32)
+    memory = policy.init(2, 3)
+    for price, lost in ((1.3, False), (1.4, True)):  # 1.5 tokens a row, 1.1 times as many asked
+        kept = jnp.asarray([1, 0])
+        outcome = Outcome(width=3 * one, offered=3 * one, accepted=kept, live=one > 0)
+        after = policy.update(dataclasses.replace(memory, price=price * one), outcome)
+        assert (after.lost == lost).all()
 
 
 def test_rounds_without_a_proposal_are_no_evidence():

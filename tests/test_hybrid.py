@@ -129,9 +129,13 @@ def test_rounds_in_which_the_inner_drafter_is_asked_are_priced_too(name, monkeyp
     drafter = drafter if isinstance(drafter, Adaptive) else Adaptive(drafter)
     work = SimpleNamespace(drafter=drafter)
     given = {pricing._repeated: [1.0, 1.1, 1.2], pricing._different: [0.9, 2.0, 2.1]}
-    monkeypatch.setattr(pricing, "_costs_behind", lambda text, *_: (np.asarray(given[text]), 1))
+    monkeypatch.setattr(
+        pricing,
+        "_timed_behind",
+        lambda text, *_: (pricing.Timed(1, np.asarray([0, *given[text]])), 1),
+    )
     wanted = [1.0, 2.0, 2.1] if name == "hybrid draft" else [1.0, 1.1, 1.2]
-    assert pricing.round_costs(work).tolist() == wanted
+    assert pricing.round_costs(work) == pytest.approx(wanted)
 
 
 def test_drafters_that_a_lookup_cannot_go_before_are_named():

@@ -86,15 +86,15 @@ def test_weights_of_products_are_halved_where_that_loses_nothing_and_something_s
 
 
 @needs_kernels
-@pytest.mark.parametrize("out, alike", [(1500, [(1, 2, 5, 7, 8)]), (2000, [(1, 2, 5), (6, 7, 8)])])
-def test_a_column_of_a_product_is_the_same_bits_beside_neighbours_and_at_any_hour(out, alike):
-    """Beside seven; of a matrix too large for the caches beside four, where more are wide."""
-    weight, x = normal(out, 300), normal(300, 8)
-    for several in alike:
-        whole = np.asarray(jax.jit(native.product)(weight, x[:, : several[-1]]))
-        for columns in (*several, *several[-1:] * 4):
-            got = np.asarray(jax.jit(native.product)(weight, x[:, :columns]))
-            np.testing.assert_array_equal(got, whole[:, :columns])
+@pytest.mark.parametrize("out", [64, 2047])  # rows that are left over, a few and many
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_column_of_a_product_is_the_same_bits_beside_neighbours_and_at_any_hour(out, dtype):
+    """Beside up to eight, of which four are multiplied and then the others."""
+    weight, x = normal(out, 300).astype(dtype), normal(300, 9)
+    whole = np.asarray(jax.jit(native.product)(weight, x))
+    for columns in (1, 2, 5, 7, 8, *4 * [9]):
+        got = np.asarray(jax.jit(native.product)(weight, x[:, :columns]))
+        np.testing.assert_array_equal(got, whole[:, :columns])
 
 
 @needs_kernels
@@ -313,6 +313,9 @@ native._build = lambda compiler: build(compiler, {flag!r})
 assert native._register() is None
 import test_native as t
 t.test_product_is_exact_to_rounding_for_every_number_of_columns(530, 767)
+t.test_weights_in_bfloat16_give_the_products_of_the_floats_that_they_are(530, 67)
+for dtype in (np.float32, jax.numpy.bfloat16):
+    t.test_a_column_of_a_product_is_the_same_bits_beside_neighbours_and_at_any_hour(64, dtype)
 for case in t.CASES[:4]:
     t.test_attention_kernel_is_softmax_attention(case)
 """

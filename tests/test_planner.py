@@ -47,7 +47,7 @@ def test_a_round_is_as_wide_as_the_widest_live_row_needs():
         [np.asarray([0, 2, 9]), np.asarray([0, 5])],
         [np.asarray([0, 0, 0]), np.asarray([0, 0])],
     )
-    # compiled widths up to 8 nodes: 1, 4, 8; nothing proposed, then 2 and 5, then 7 of one row
+    # compiled widths up to 8 nodes: 1, 2, 4, 8; nothing proposed, then 2 and 5, then 7 of one row
     assert rounds(trace, 7).by_width == {1: 1, 8: 2}
     assert rounds(Trace(trace.proposed[:1], trace.accepted[:1]), 7).by_width == {1: 1, 4: 1, 8: 1}
     assert rounds(trace, 7).per_row == 5

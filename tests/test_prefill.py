@@ -66,7 +66,8 @@ def begun(kind, more=()):
 
 
 @pytest.mark.parametrize("more", [(), (3,), (3, 9, 2)])
-def test_its_last_state_and_the_cache_are_what_they_are_if_it_is_shown_all(more):
+def test_its_last_state_and_the_cache_are_what_they_are_if_it_is_shown_all(more, monkeypatch):
+    monkeypatch.setattr(prefill, "APART", 2)
     (mine, few), (whole, all_of_them) = begun(Medusa, more), begun(Whole, more)
     assert few == [(4, False), (1, True)] and all_of_them == [(4, True)]
     assert (mine.length == LENGTHS + len(more)).all()
@@ -86,4 +87,10 @@ def test_who_reads_the_last_token_alone():
     layer = dataclasses.replace(SHAPE, num_layers=1)
     assert hydra(None).reads_last and Adaptive(hydra(None)).reads_last
     assert not hydra(layer).reads_last
+
+    class Sees(Medusa):
+        def observe(self, params, state, segment):
+            return super().observe(params, state, segment)
+
+    assert not Sees(config=MedusaConfig(**SIZES), target=CausalLM(SHAPE)).reads_last
     assert not Adaptive(ChainDrafter(3)).reads_last

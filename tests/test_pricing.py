@@ -62,20 +62,34 @@ def test_pricing_compiles_nothing_beyond_the_request_and_happens_once(pair, monk
     assert again.drafter == work.drafter and again.drafter.name == "adaptive(ngram)"
 
 
-def test_costs_are_measured_again_after_ever_longer_times_and_the_fastest_count(pair, monkeypatch):
-    now, said = [0.0], iter([([5, 6, 7, 8], 2.0), ([4, 7, 9, 9], 1.0), ([9, 9, 6, 9], 1.0)])
+def test_costs_are_measured_again_after_ever_longer_times_and_the_fastest_calls_count(
+    pair, monkeypatch
+):
+    now = [0.0]
+    # the third time the empty call is held up: that makes no round cheaper than it ever was
+    said = iter([[1, 6, 7, 8, 9], [1, 5, 8, 10, 10], [4, 9, 9, 7, 9], jax.errors.JaxRuntimeError])
     monkeypatch.setattr(pricing.time, "monotonic", lambda: now[0])
-    measure = lambda work: tuple(np.float32(x) for x in next(said))  # noqa: E731
-    monkeypatch.setattr(pricing, "_measured", measure)
+
+    def measured(work):
+        now[0] += 2
+        calls = next(said)
+        if not isinstance(calls, list):
+            raise calls("RESOURCE_EXHAUSTED")
+        return (pricing.Timed(1, np.asarray(calls, float)),), 2.0
+
+    monkeypatch.setattr(pricing, "_measured", measured)
 
     def costs_at(seconds):
         now[0] = seconds
         work = job.prepare(pair[0], PROMPT, drafter="ngram", **OPTIONS)
         return np.asarray(work.params["drafter"]["costs"]).tolist()
 
-    assert costs_at(0.0) == costs_at(7.9) == [5, 6, 7, 8]
-    assert costs_at(8.1) == costs_at(24.0) == [4, 6, 7, 8]  # 16 seconds after the second time
-    assert costs_at(24.2) == [4, 6, 6, 8]
+    assert costs_at(0.0) == costs_at(9.9) == [5, 6, 7, 8]
+    assert costs_at(10.1) == costs_at(28.0) == [4, 6, 7, 8]  # 16 seconds after the second time
+    assert costs_at(28.2) == [4, 6, 6, 8]
+    assert costs_at(99.0) == [4, 6, 6, 8]  # it failed
+    other = pricing.Timed(2, np.ones(5))
+    assert other.fastest(pricing.Timed(1, np.zeros(5))) is other
 
 
 def test_the_text_is_that_of_plain_decoding(pair):

@@ -86,7 +86,6 @@ class Blockwise(HeadDrafter):
 
     module = BlockwiseHeads
     name = "blockwise"
-    reads_last = True
 
     def begin(self, params, state, context):
         heads, hidden = self.heads(params["drafter"]), state.feature[:, None]

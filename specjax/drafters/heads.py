@@ -96,6 +96,10 @@ class HeadDrafter(ChainDrafter, abc.ABC):
         return (self.layer,)
 
     @property
+    def reads_last(self) -> bool:
+        return type(self).observe is HeadDrafter.observe
+
+    @property
     def depth(self) -> int:
         return self.topology.depth
 

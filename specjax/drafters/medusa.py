@@ -124,7 +124,6 @@ class Medusa(HeadDrafter):
 
     module = MedusaHeads
     name = "medusa"
-    reads_last = True
 
     def begin(self, params, state, context):
         heads, hidden = self.heads(params["drafter"]), state.feature[:, None]

@@ -73,7 +73,7 @@ class Goodput:
     ``m`` is how often the drafter has anything to propose and ``r_i`` how often position ``i`` is
     kept if those before it are. A round in which no row proposes costs a plain one. A batch is done
     when its slowest row is, which lags behind their mean: of n rows, drafting must promise to beat
-    plain rounds by ``lag (1 - 1/n)``.
+    plain rounds by ``lag (1 - 1/n)``. (So much is forgone where rows are alike, or are refilled.)
 
     Rates are exponential moving averages. A row's rate is shrunk towards that of the other rows at
     this position, that one towards the rate at other positions, and that one towards ``prior``.
@@ -109,7 +109,7 @@ class Goodput:
     memory: float = 16.0
     first: int = 8
     last: int = 128
-    lag: float = 0.15
+    lag: float = 0.1
     share: float = 0.05
     name = "goodput"
 

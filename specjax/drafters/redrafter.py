@@ -136,7 +136,6 @@ class ReDrafter(HeadDrafter):
 
     module = ReDrafterHead
     name = "redrafter"
-    reads_last = True
 
     @property
     def max_depth(self) -> None:

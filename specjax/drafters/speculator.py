@@ -184,7 +184,6 @@ class Speculator(HeadDrafter):
 
     module = SpeculatorCell
     name = "speculator"
-    reads_last = True
 
     def begin(self, params, state, context):
         cell = self.heads(params["drafter"])

@@ -14,6 +14,10 @@
 #include <utility>
 #include <vector>
 
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
+
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
@@ -151,6 +155,17 @@ ALWAYS_INLINE void StoreAll(float* to, const V& v) {
   }
 }
 
+// a b + c, rounded once: whether compilers contract a product and a sum differs with their number.
+ALWAYS_INLINE Vec Fma(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(__AVX__) && defined(__FMA__)
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
 // Loads that the compiler would repeat in every product that takes them.
 ALWAYS_INLINE Vec Once(Vec v) {
 #if defined(__AVX512F__)
@@ -208,9 +223,9 @@ ALWAYS_INLINE void Few(const W* w, const float* x, float* y, int64_t in, int64_t
       for (int m = 0; m < M; ++m) {
         const Vec b = Once(Load(x + m * in + k)), c = Once(Load(x + m * in + k + kLanes));
         UNROLL
-        for (int r = 0; r < R; ++r) sum[r * M + m] += even[r] * b;
+        for (int r = 0; r < R; ++r) sum[r * M + m] = Fma(even[r], b, sum[r * M + m]);
         UNROLL
-        for (int r = 0; r < R; ++r) sum[r * M + m] += odd[r] * c;
+        for (int r = 0; r < R; ++r) sum[r * M + m] = Fma(odd[r], c, sum[r * M + m]);
       }
     }
   }
@@ -225,7 +240,7 @@ ALWAYS_INLINE void Few(const W* w, const float* x, float* y, int64_t in, int64_t
     for (int m = 0; m < M; ++m) {
       const Vec b = Once(Load(x + m * in + k));
       UNROLL
-      for (int r = 0; r < R; ++r) sum[r * M + m] += a[r] * b;
+      for (int r = 0; r < R; ++r) sum[r * M + m] = Fma(a[r], b, sum[r * M + m]);
     }
   }
   alignas(64) float total[(R * M + kLanes - 1) / kLanes * kLanes];
@@ -251,17 +266,17 @@ void FewRows(const W* w, const float* x, float* y, int64_t in, int64_t deep, int
 }
 
 // Rows at a time by this many columns: as many as the registers have room for, beside the vectors
-// that are multiplied; a divisor of the rows of a task.
-constexpr int RowsOf(int columns) {
-  const int most = (kRegisters - 2) / (columns + 1);
-  return most > 6 ? 6 : most > 4 ? 4 : most;
+// that are multiplied, `each` a row and a column; a divisor of kBlock. (Six by four are no faster.)
+constexpr int RowsOf(int columns, int each) {
+  const int most = (kRegisters - 2 * each) / (columns + each);
+  return most > 6 ? 6 : most > 4 ? 4 : std::max(most, 1);
 }
 template <typename W>
 using Rows = void (*)(const W*, const float*, float*, int64_t, int64_t, int64_t, To);
 using Counts = std::make_integer_sequence<int, kFew>;
 template <typename W, int... M>
 constexpr std::array<Rows<W>, sizeof...(M)> FewTable(std::integer_sequence<int, M...>) {
-  return {{&FewRows<M + 1, RowsOf(M + 1), W>...}};
+  return {{&FewRows<M + 1, RowsOf(M + 1, std::is_same_v<W, Pair> ? 2 : 1), W>...}};
 }
 template <typename W>
 constexpr auto kFewRows = FewTable<W>(Counts{});  // by the number of columns, less one
