@@ -47,9 +47,8 @@ def start(
     learned = sharding.rows(drafter.init(params, batch, capacity, inputs))
     chunk = min(chunk, width, capacity)
     begin = jnp.zeros((batch,), jnp.int32)
-    apart = _apart(drafter, width)
-    carry = cache, learned
-    carry = _feed(target, drafter, params, *carry, tokens, begin, lengths - 1, chunk, apart)
+    given = params, cache, learned, tokens, begin, lengths - 1
+    carry = _feed(target, drafter, *given, chunk, _apart(drafter, width))
     state = states.begin(target, drafter, rule, params, tokens, lengths, *carry, request)
     if request.num_samples > 1:
         state = jax.tree.map(lambda x: jnp.repeat(x, request.num_samples, axis=0), state)
@@ -80,9 +79,8 @@ def extend(target, drafter, rule, params, state: State, request: Request) -> Sta
         learned = drafter.settle(params, learned, context)
     begin, length = state.length - 1, state.length + request.lengths
     chunk = min(PREFILL_CHUNK, width)
-    apart = _apart(drafter, width)
-    carry = state.cache, learned
-    carry = _feed(target, drafter, params, *carry, tokens, begin, length - 1, chunk, apart)
+    given = params, state.cache, learned, tokens, begin, length - 1
+    carry = _feed(target, drafter, *given, chunk, _apart(drafter, width))
     state = states.begin(target, drafter, rule, params, tokens, length, *carry, request)
     return sharding.rows(dataclasses.replace(state, key=request.key))
 

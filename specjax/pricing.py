@@ -101,12 +101,14 @@ def _price(timed: tuple[Timed, ...], wait: float) -> Price:
 
 def _again(work: Job, known: Price) -> Price:
     """``known``, measured once more. Where that fails, for want of memory beside a conversation for
-    instance, it stays what it was."""
+    instance, it stays what it was, in a single process."""
     begin, timed = time.monotonic(), known.timed
     try:
         fresh = _measured(work)[0]
         timed = tuple(a.fastest(b) for a, b in zip(fresh, timed, strict=True))
     except jax.errors.JaxRuntimeError as error:
+        if jax.process_count() > 1:  # the others may have gone on
+            raise
         log.warning("costs of rounds are not measured again: %s", error)
     spent = PATIENCE * (time.monotonic() - begin)
     return _price(timed, max(spent, 2 * known.wait))
