@@ -113,22 +113,26 @@ def grown_heads(heads: HeadLM, target: LM) -> HeadLM:
     in float32. They grow as much as its hidden states; what is added is zero.
 
     Raises:
-      ValueError: its hidden states are not a multiple of theirs, or Hydra++'s prefix layer.
+      ValueError: its hidden states are not a multiple of theirs; Hydra++.
     """
     drafter, wide = heads.drafter, target.config.hidden_size
     small, recurrent = drafter.config.hidden_size, isinstance(drafter, Speculator)
-    times = wide // small
-    if wide % small or getattr(drafter.config, "prefix", None) is not None:
-        raise ValueError(f"{heads.name}: {small} features do not grow to {wide}, nor do prefixes")
+    times, layer = wide // small, getattr(drafter.config, "prefix", None)
+    if wide % small or not recurrent and layer is not None:
+        raise ValueError(f"{heads.name}: {small} features do not grow to {wide}, nor does Hydra++")
     sizes = {"hidden_size": wide}
     if recurrent:
-        sizes["inner_size"] = drafter.config.inner_size * times
+        inner = drafter.config.inner_size
+        sizes["inner_size"] = inner * times
+    if layer is not None:
+        more = {name: times * getattr(layer, name) for name in _SIZES if name != "num_layers"}
+        sizes["prefix"] = dataclasses.replace(layer, **more, norm_eps=layer.norm_eps / times)
     config = dataclasses.replace(drafter.config, **sizes)
     grown = dataclasses.replace(drafter, config=config, target=target.target, layer=None)
 
     def grow(path, old, new):
         name, scale = jax.tree_util.keystr(path, simple=True, separator="."), 1.0
-        if recurrent and re.search(r"norms.*weight|^embeddings", name):
+        if recurrent and re.search(r"norms?\..*weight|^embeddings|^fc", name):
             scale = times**-0.5  # as in the target; and `token_weight` grows with the state
         elif recurrent and drafter.config.scaled and name.startswith("projections.0"):
             scale = times**-0.5
@@ -137,6 +141,8 @@ def grown_heads(heads: HeadLM, target: LM) -> HeadLM:
         if isinstance(drafter, Hydra) and old.ndim == 2:  # it reads hidden states side by side
             states = np.arange(old.shape[1] // small)
             where[1] = (states[:, None] * wide + np.arange(small)).reshape(-1)
+        elif name.startswith("fc"):  # a token's embedding, and a hidden state
+            where[1] = np.append(np.arange(inner), inner * times + np.arange(small))
         value[np.ix_(*where)] = np.asarray(old, np.float32) * np.float32(scale)
         return jnp.asarray(value)
 

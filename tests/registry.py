@@ -166,6 +166,9 @@ def cases(model, params):
         "lstm speculator": head(
             Speculator, SpeculatorConfig, TREE, ("rejection",), how="distinct", **LSTM
         ),
+        "speculator prefix": head(
+            Speculator, SpeculatorConfig, (-1, 0, 1), how="iid", prefix=layer, **LSTM
+        ),
         "block": head(Block, block, (-1, 0, 0, 1), ("rejection",), how="iid"),
         "eagle": head(Eagle, eagle, TREE, ("rejection",), how="distinct"),
         "eagle3": head(top, eagle3, (-1, 0, 1, 2), ("block",), how="iid"),

@@ -15,7 +15,8 @@ from toys import heads
 import specjax
 from specjax import reference
 from specjax.drafters import DraftModel, NGram, Plain
-from specjax.drafters.hydra import Hydra, HydraConfig, prefix_config
+from specjax.drafters.hydra import Hydra, HydraConfig
+from specjax.drafters.prefix import prefix_config
 from specjax.models.attention import BLOCK, attend, prefix_sizes
 from specjax.models.causal_lm import CausalLM
 from specjax.models.config import DecoderConfig

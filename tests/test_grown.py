@@ -14,6 +14,7 @@ from benchmarks import grown, heldout, pairs, report
 from specjax import job, resolve
 from specjax.drafters.speculator import Speculator, SpeculatorConfig
 from specjax.formats import HeadLM
+from specjax.models import DecoderConfig
 from specjax.models.causal_lm import graph_definition
 from specjax.models.hf import abstract
 
@@ -60,16 +61,37 @@ def wide_mlp(lm):
     return HeadLM(found, fresh(found, 0), "mlp", "", lm.checkpoint)
 
 
-@pytest.mark.parametrize("name", ["medusa", "hydra", "speculator", "mlp"])
+def with_prefix(lm):
+    """One with a layer of its own before the cell."""
+    layer = DecoderConfig(
+        vocab_size=2048,
+        hidden_size=64,
+        intermediate_size=96,
+        num_layers=1,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        max_positions=1024,
+    )
+    config = SpeculatorConfig(hidden_size=256, vocab_size=2048, inner_size=48, prefix=layer)
+    found = Speculator(config=config, target=lm.target)
+    return HeadLM(found, fresh(found, 0), "prefix", "", lm.checkpoint)
+
+
+OWN = {"mlp": wide_mlp, "prefix": with_prefix}
+
+
+@pytest.mark.parametrize("name", ["medusa", "hydra", "speculator", *OWN])
 def test_grown_heads_say_what_they_said(two_sizes, name):
     said = []
     for lm in two_sizes:
-        heads = wide_mlp(two_sizes[0]) if name == "mlp" else resolve.named(two_sizes[0], name)
-        if lm is not two_sizes[0]:
+        small = two_sizes[0]
+        heads = OWN[name](small) if name in OWN else resolve.named(small, name)
+        if lm is not small:
             heads = grown.grown_heads(heads, lm)
         module, hidden = heads.drafter.heads(heads.params), last_states(lm, TEXT)
         read = (TEXT,) if name != "medusa" else ()
-        own = () if name in ("speculator", "mlp") else (lm.target, lm.params)
+        own = () if name in ("speculator", *OWN) else (lm.target, lm.params)
         said.append(module.logits(hidden, *read, *own))
         assert heads.drafter.features == (lm.config.num_layers,)
     np.testing.assert_allclose(said[1], said[0], atol=2e-4)

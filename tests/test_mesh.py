@@ -14,7 +14,8 @@ from toys import bag, heads
 import specjax
 from specjax import Sampling, drawing, loop, sharding
 from specjax.drafters import Adaptive, DraftModel, NGram, Plain
-from specjax.drafters.hydra import Hydra, HydraConfig, prefix_config
+from specjax.drafters.hydra import Hydra, HydraConfig
+from specjax.drafters.prefix import prefix_config
 from specjax.models import placement, reading
 from specjax.models.causal_lm import CausalLM
 from specjax.models.config import DecoderConfig

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.drafters import hydra
+from specjax.drafters.prefix import prefix_config, read_rows
 
 from . import frozen
 from .config import ConfigError
@@ -78,7 +79,7 @@ def make_hydra(config: HydraConfig, setting: frozen.Setting) -> Heads:
         num_heads=config.num_heads,
         num_layers=config.num_layers,
         tied=config.tied,
-        prefix=hydra.prefix_config(target.config) if config.prefix else None,
+        prefix=prefix_config(target.config) if config.prefix else None,
     )
     table = None if config.tied else target.head_table(lm.params)
     drafter = hydra.Hydra(config=shape, target=target)
@@ -91,7 +92,7 @@ def make_hydra(config: HydraConfig, setting: frozen.Setting) -> Heads:
         if heads.prefix is None:
             x = rows.states(0, steps)
         else:
-            x = heads.read_prefix(rows.states(0, length), tokens, rows.segments[:, :-1])
+            x = read_rows(heads, rows.states(0, length), rows.tokens, rows.segments[:, :-1])
             x = x.reshape(size, batch, length)[:, :, :steps].reshape(size, -1)
         embedded = scale * target.embed(target_params, tokens).reshape(size, batch, length)
         found = []

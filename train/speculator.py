@@ -4,7 +4,8 @@
 
 in two phases. The first reads the corpus; the second goes on with what ``data`` mixes, which should
 be mostly the target's own text (recipe ``regenerate``), with a schedule of its own: this is what
-the drafter will meet. Each phase is a run that can stop and go on, in ``run.folder/text`` and
+the drafter will meet. Embeddings and LM heads begin as the target's, in the directions in which
+those are largest. Each phase is a run that can stop and go on, in ``run.folder/text`` and
 ``run.folder``.
 
 References: MLP speculators, 2404.19124; LSTM speculators, Snowflake's ArcticTraining; ReDrafter,
@@ -15,11 +16,15 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax.numpy as jnp
+
 from specjax.drafters import redrafter, speculator
+from specjax.drafters.prefix import read_rows
 from specjax.topology import Beams
 
 from . import frozen, head_export
 from .config import ConfigError
+from .eagle3 import layer_config, projected
 from .rows import Heads, fresh
 
 KINDS = ("mlp", "lstm", "redrafter")
@@ -41,6 +46,21 @@ class TextConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class PrefixConfig:
+    """A speculator's prefix layer: a Llama layer with the target's settings. ``hidden_size=0``:
+    none. ``head_dim``, ``intermediate_size``: 0: the target's."""
+
+    hidden_size: int = 0
+    head_dim: int = 0
+    intermediate_size: int = 0
+
+    def __post_init__(self):
+        for name, value in dataclasses.asdict(self).items():
+            if value < 0:
+                raise ConfigError(f"prefix.{name}={value}; accepted: at least 0")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RecurrentConfig(frozen.FrozenConfig):
     """``kind``: ``mlp``, ``lstm`` or ``redrafter``. ``inner_size``: of the state of the first two.
     ``tied``, ``scaled``: see ``SpeculatorConfig`` of the drafter; an ``lstm`` is always tied.
@@ -53,6 +73,7 @@ class RecurrentConfig(frozen.FrozenConfig):
     num_layers: int = 2
     beams: int = 4
     decay: float = 1.0
+    prefix: PrefixConfig = PrefixConfig()
     text: TextConfig = TextConfig()
 
     def __post_init__(self):
@@ -64,6 +85,11 @@ class RecurrentConfig(frozen.FrozenConfig):
                 raise ConfigError(f"{name}={getattr(self, name)}; accepted: at least {least}")
         if self.kind == "lstm" and not self.tied:
             raise ConfigError("tied=false: an lstm has one set of weights for all steps")
+        if self.kind == "redrafter" and self.prefix.hidden_size:
+            raise ConfigError(
+                f"prefix.hidden_size={self.prefix.hidden_size}: a redrafter has no prefix layer; "
+                "leave it out, or take kind=lstm"
+            )
 
 
 Config = RecurrentConfig
@@ -71,7 +97,8 @@ Config = RecurrentConfig
 
 def make_speculator(config: RecurrentConfig, setting: frozen.Setting) -> Heads:
     """An MLP or LSTM speculator for the target of a setting, freshly initialised."""
-    target = setting.lm.target
+    lm, target = setting.lm, setting.lm.target
+    layer = config.prefix
     shape = speculator.SpeculatorConfig(
         **setting.sizes,
         inner_size=config.inner_size,
@@ -79,16 +106,38 @@ def make_speculator(config: RecurrentConfig, setting: frozen.Setting) -> Heads:
         cell=config.kind,
         tied=config.tied,
         scaled=config.scaled,
+        prefix=layer_config(
+            target.config, layer.intermediate_size, layer.hidden_size, layer.head_dim
+        )
+        if layer.hidden_size
+        else None,
     )
     drafter = speculator.Speculator(config=shape, target=target)
 
     def outputs(params, target_params, rows):
         cell, steps = drafter.heads(params), rows.steps(config.num_heads)
         read = [rows.behind(1 + k, steps) for k in range(config.num_heads)]
-        states = cell.states(rows.states(0, steps), read)
-        return [(cell.table(k), None, state) for k, state in enumerate(states)]
+        x = rows.states(0, steps)
+        if cell.prefix is not None:
+            batch, length, _ = rows.hidden.shape
+            x = read_rows(cell, rows.states(0, length), rows.tokens, rows.segments[:, :-1])
+            x = x.reshape(-1, batch, length)[:, :, :steps].reshape(len(x), -1)
+        return [(cell.table(k), None, state) for k, state in enumerate(cell.states(x, read))]
 
-    return Heads(drafter, fresh(drafter, config.run.seed), outputs)
+    params = fresh(drafter, config.run.seed)
+    every = jnp.arange(target.vocab_size)[None]
+    words = target.embed(lm.params, every).T, target.head_table(lm.params)
+    embedded, said = (projected(table, config.inner_size) for table in words)
+    for table in params["embeddings"].values():
+        table[0] = alike(embedded, table[0])
+    for head in params["lm_heads"].values():
+        head["weight"] = alike(said, head["weight"])
+    return Heads(drafter, params, outputs)
+
+
+def alike(table, fresh):
+    """``table`` at the scale of what stands ``fresh`` in its place."""
+    return table * (jnp.std(fresh) / jnp.std(table)).astype(fresh.dtype)
 
 
 def make_redrafter(config: RecurrentConfig, setting: frozen.Setting) -> Heads:

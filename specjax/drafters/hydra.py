@@ -6,7 +6,7 @@
 for the hidden state ``h`` of the token before the root, embeddings ``e`` of the target, and
 ``k = 0 ... K - 1`` drafted tokens below the root: head k is about the token after ``d_k``. Hydra++
 has several layers a head (one block, gone through again, as in the authors' code), and in place of
-``h`` what a Transformer layer of its own, the *prefix layer*, makes of all hidden states so far.
+``h`` what its prefix layer (``prefix.py``) makes of all hidden states so far.
 """
 
 from __future__ import annotations
@@ -17,21 +17,18 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .. import cache as kv_cache
 from ..models.config import DecoderConfig
 from ..models.decoder import Decoder
 from ..models.layers import Linear, product, together
-from ..pytree import pytree_dataclass
-from ..types import PyTree, Verdict
 from .growth import path_tokens
-from .heads import HeadDrafter, HeadState, last_feature
 from .medusa import ResBlock
+from .prefix import PrefixDrafter, read_rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HydraConfig:
     """``num_layers``: of each head, the first of which reads ``x_k``. ``tied``: the heads share the
-    target's own LM head. ``prefix``: the shape of Hydra++'s layer (see ``prefix_config``)."""
+    target's own LM head. ``prefix``: of Hydra++'s layer (see ``prefix.prefix_config``), or None."""
 
     hidden_size: int
     vocab_size: int
@@ -44,23 +41,6 @@ class HydraConfig:
         for name in ("hidden_size", "vocab_size", "num_heads", "num_layers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: it must be at least 1")
-
-
-def prefix_config(target: DecoderConfig) -> DecoderConfig:
-    """The shape of a prefix layer for a target: a Llama layer of its sizes.
-
-    Raises:
-      ValueError: the target's attention has no such sizes.
-    """
-    if target.kv_rank:
-        raise ValueError(
-            f"a {target.model_type} target has latent attention: Hydra++'s prefix layer, one like "
-            "the target's, is not made for it; take Hydra without it (prefix=None)"
-        )
-    names = ("vocab_size", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads")
-    names += ("head_dim", "max_positions", "norm_eps", "rope_theta", "rope_scaling", "window")
-    sizes = {name: getattr(target, name) for name in names}
-    return DecoderConfig(**sizes, num_layers=1, tie_embeddings=True)
 
 
 class FirstLayer(nnx.Module):
@@ -128,7 +108,7 @@ class HydraHeads(nnx.Module):
         batch, steps, size = hidden.shape
         x = hidden.reshape(-1, size).T
         if self.prefix is not None:
-            x = self.read_prefix(x, tokens, segments)
+            x = read_rows(self, x, jnp.pad(tokens, ((0, 0), (0, 1))), segments)
         embedded = target.embed(params, tokens).reshape(size, batch, steps)
         rows = []
         for k in range(self.config.num_heads):
@@ -137,32 +117,16 @@ class HydraHeads(nnx.Module):
             rows.append(self.head_logits(k, x, batch, target, params))
         return jnp.stack(rows, axis=2)
 
-    def read_prefix(self, x, tokens, segments=None) -> jax.Array:
-        """What the prefix layer makes of whole rows of hidden states ``[H, B * T]``, likewise."""
-        steps = tokens.shape[1]
-        positions = jnp.broadcast_to(jnp.arange(steps, dtype=jnp.int32), tokens.shape)
-        sees = jnp.triu(jnp.ones((steps, steps), bool))[None]  # [key, query]
-        if segments is not None:
-            sees = sees & (segments[:, :, None] == segments[:, None, :])
-        return self.prefix.hidden(tokens, positions, sees, states=x)[0]
-
-
-@pytree_dataclass
-class HydraState(HeadState):
-    """``feature`` is what the heads read: with a prefix layer, its output. ``cache``: that layer's
-    keys and values of all tokens before the root; None without it."""
-
-    cache: PyTree = None
+    def enter(self, hidden: jax.Array, after: jax.Array) -> jax.Array:
+        """What the prefix layer reads: the target's hidden states, as they are."""
+        return hidden
 
 
 @dataclasses.dataclass(frozen=True)
-class Hydra(HeadDrafter):
+class Hydra(PrefixDrafter):
     """Drafts with Hydra heads; ``params["drafter"]`` are the weights of ``HydraHeads``.
 
     ``target``: whose hidden state and embeddings are read, and whose LM head tied heads share.
-
-    The prefix layer of Hydra++ runs in ``observe``, over the tokens of the accepted path, and its
-    cache is written there: the path's entries alone.
 
     Lossless: yes, under ``greedy`` and ``delta``; with ``how="iid"`` or ``"distinct"`` also under
     ``rejection``.
@@ -172,19 +136,6 @@ class Hydra(HeadDrafter):
 
     module = HydraHeads
     name = "hydra"
-
-    @property
-    def reads_last(self) -> bool:
-        return self.config.prefix is None
-
-    def init(self, params, batch, capacity, inputs=None):
-        feature, c = super().init(params, batch, capacity, inputs).feature, self.config.prefix
-        if c is None:
-            return HydraState(feature=feature)
-        cache = kv_cache.init(
-            [c.slots(0, capacity)], batch, c.num_kv_heads, c.head_dim, feature.dtype
-        )
-        return HydraState(feature=feature, cache=cache)
 
     def begin(self, params, state, context):
         heads, batch = self.heads(params["drafter"]), state.feature.shape[0]
@@ -200,27 +151,3 @@ class Hydra(HeadDrafter):
             return heads.head_logits(deep - 1, x, batch, self.target, params["target"]), carry
 
         return level, ()
-
-    def observe(self, params, state, segment):
-        if state.cache is None:
-            return super().observe(params, state, segment)
-        batch, steps = segment.tokens.shape
-        index = jnp.arange(steps, dtype=jnp.int32)
-        x = segment.features.astype(state.feature.dtype).reshape(batch * steps, -1).T
-        out, _, entries = self.heads(params["drafter"]).prefix.hidden(
-            segment.tokens,
-            segment.start[:, None] + index,
-            jnp.triu(jnp.ones((steps, steps), bool))[None],
-            prefix=state.cache,
-            length=segment.start,
-            states=x,
-        )
-        out = out.T.reshape(batch, steps, -1)
-        path = jnp.broadcast_to(index, segment.tokens.shape)
-        # the layer's keys and values come from its input: what must be read first is the output
-        count = kv_cache.after(segment.num - 1, out)
-        verdict = Verdict(path=path, count=count, token=count)
-        rings = [self.config.prefix.is_ring(0, state.cache[0][0].shape[2])]
-        cache = kv_cache.commit(state.cache, entries, segment.start, verdict, rings)
-        own = dataclasses.replace(segment, features=out)
-        return HydraState(feature=last_feature(state.feature, own), cache=cache)

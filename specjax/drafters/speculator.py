@@ -11,9 +11,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from .. import tree
+from ..models.config import DecoderConfig
+from ..models.decoder import Decoder
 from ..models.layers import Linear, product, together
 from ..types import Draft
-from .heads import HeadDrafter
+from .prefix import PrefixDrafter, read_rows
 
 CELLS = ("mlp", "lstm")
 EPS = 1e-6
@@ -33,6 +35,8 @@ class SpeculatorConfig:
         an ``lstm`` always is.
       scaled: the target's state is divided by its root mean square, and by ``sqrt(2)``.
       one_table: (``lstm``) the four gates share one embedding of the token.
+      prefix: the shape of a prefix layer (``prefix.py``), of a width W of its own; None: no such
+        layer, as in all published speculators.
     """
 
     hidden_size: int
@@ -43,6 +47,7 @@ class SpeculatorConfig:
     tied: bool = False
     scaled: bool = False
     one_table: bool = True
+    prefix: DecoderConfig | None = None
 
     def __post_init__(self):
         if self.cell not in CELLS:
@@ -54,6 +59,11 @@ class SpeculatorConfig:
             raise ValueError("cell='lstm' has one set of weights for all steps: give tied=True")
         if self.cell == "mlp" and self.tied and self.num_heads == 1:
             raise ValueError("num_heads=1 leaves nothing to tie: give tied=False")
+
+    @property
+    def state_size(self) -> int:
+        """Of what the cell begins with: F, or W behind a prefix layer."""
+        return self.hidden_size if self.prefix is None else self.prefix.hidden_size
 
     @property
     def gates(self) -> int:
@@ -80,13 +90,15 @@ class ShiftedNorm(nnx.Module):
 
 
 class SpeculatorCell(nnx.Module):
-    """The weights. ``s_0`` is the target's hidden state, ``t_i`` the token read at step ``i``::
+    """The weights. ``s_0`` is the target's hidden state ``h``, ``t_i`` the token of step ``i``::
 
         mlp:   s_{i+1} = GELU(norm(P s_i + w E[t_i]))
         lstm:  f, i, o, c = P s_i + w E[t_i];  cell = σ(f) cell + σ(i) GELU(norm(c))
                s_{i+1} = σ(o) GELU(norm'(cell))
         logits about the token behind t_i:  H s_{i+1}
 
+    With a prefix layer ``s_0`` is what that makes of ``fc [norm(E[t]); norm(h)]`` of all tokens so
+    far, ``t`` being the token behind each: which one it is tells attention where to look.
     A state is ``(s [D, M],)`` or ``(s, cell)``, feature-major over M columns.
     """
 
@@ -107,14 +119,24 @@ class SpeculatorCell(nnx.Module):
 
         tables = range(1 if c.one_table else c.gates)
         self.embeddings = nnx.List([nnx.List([table() for _ in tables]) for _ in steps])
-        inputs = [c.hidden_size] + [c.inner_size] * (1 if c.tied else c.num_heads - 1)
+        inputs = [c.state_size] + [c.inner_size] * (1 if c.tied else c.num_heads - 1)
         self.projections = nnx.List([projections(size) for size in inputs])
         self.norms = norms()
         self.cell_norms = norms() if c.cell == "lstm" else None
         self.lm_heads = nnx.List([Linear(c.inner_size, c.vocab_size, **common) for _ in steps])
+        layer, num_in = c.prefix, c.inner_size + c.hidden_size
+        self.fc = None if layer is None else Linear(num_in, layer.hidden_size, **common)
+        self.prefix = None if layer is None else Decoder(layer, bare=True, **common)
+
+    def enter(self, hidden: jax.Array, after: jax.Array) -> jax.Array:
+        """What the prefix layer reads ``[W, M]``; ``hidden`` ``[F, M]``, ``after`` int32 ``[M]``
+        the token behind each."""
+        token = self.embeddings[0][0][...][after].T
+        return self.fc(jnp.concatenate([_normed(token), _normed(hidden)], axis=0))
 
     def start(self, hidden: jax.Array) -> tuple[jax.Array, ...]:
-        """The state before the first token; ``hidden`` ``[F, M]``."""
+        """The state before the first token; ``hidden`` ``[F, M]``, or ``[W, M]`` of the prefix
+        layer."""
         state = _normed(hidden) * 0.5**0.5 if self.config.scaled else hidden
         if self.config.cell == "mlp":
             return (state,)
@@ -142,19 +164,20 @@ class SpeculatorCell(nnx.Module):
 
     def states(self, hidden: jax.Array, tokens: Sequence[jax.Array]) -> list[jax.Array]:
         """What the heads of the first steps read, ``[D, M]`` each, with given ``tokens`` (of each
-        step int32 ``[M]``) in place of drafted ones; ``hidden`` ``[F, M]``."""
+        step int32 ``[M]``) in place of drafted ones; ``hidden`` as ``start``'s."""
         state, found = self.start(hidden), []
         for i, read in enumerate(tokens):
             state = self.step(i, state, read)
             found.append(state[0])
         return found
 
-    def logits(self, hidden: jax.Array, tokens: jax.Array) -> jax.Array:
+    def logits(self, hidden: jax.Array, tokens: jax.Array, segments=None) -> jax.Array:
         """All steps with the true tokens in place of drafted ones.
 
         Args:
           hidden: ``[B, T, F]``, the target's last hidden state, normed.
           tokens: int32 ``[B, T]`` at the same positions.
+          segments: int32 ``[B, T]`` or None: what the prefix layer keeps apart.
 
         Returns:
           float32 ``[B, T, n, V]``: at position t step i (from 0) is about token t + 2 + i, which
@@ -163,17 +186,21 @@ class SpeculatorCell(nnx.Module):
         batch, length, size = hidden.shape
         steps = range(self.config.num_heads)
         read = [jnp.roll(tokens, -(i + 1), axis=1).reshape(-1) for i in steps]
-        states = self.states(hidden.reshape(-1, size).T, read)
+        x = hidden.reshape(-1, size).T
+        if self.prefix is not None:
+            x = read_rows(self, x, jnp.concatenate([tokens, tokens[:, :1]], axis=1), segments)
+        states = self.states(x, read)
         logits = jnp.stack([self.head(i, states[i]) for i in steps], axis=1)
         return logits.reshape(batch, length, len(steps), -1)
 
 
 @dataclasses.dataclass(frozen=True)
-class Speculator(HeadDrafter):
+class Speculator(PrefixDrafter):
     """Drafts with an MLP or LSTM speculator; ``params["drafter"]`` is a ``SpeculatorCell``'s state.
 
-    The cell begins with the hidden state from which the target said the root, reads the root, and
-    then what it drafts; in a tree each node goes on from the state of its parent.
+    The cell begins with the hidden state from which the target said the root, or with what a prefix
+    layer makes of that one and those before; it reads the root, and then what it drafts; in a tree
+    each node goes on from the state of its parent.
 
     Lossless: yes; ``how="top"`` under ``greedy`` and ``delta``; drawn trees (``iid``,
     ``distinct``), whose laws are stated, under ``rejection`` as well.

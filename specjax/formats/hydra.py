@@ -18,7 +18,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from ..drafters.hydra import Hydra, HydraConfig, prefix_config
+from ..drafters.hydra import Hydra, HydraConfig
+from ..drafters.prefix import prefix_config
 from .layers import block_names
 from .weights import check_same, check_sizes, loaded, stored
 

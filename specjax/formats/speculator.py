@@ -10,21 +10,26 @@ LSTM, with ``{gate}`` forget, input, output and cell, ``proj.0`` of the first st
     {gate}_emb.0.weight [V, D]   {gate}_proj.{0,1}.weight [D, F or D]
     cell_ln.0.weight, .bias [D]   state_ln.0.weight, .bias [D]   head.{i}.weight [V, D]
 
-perhaps behind ``speculator.``. Weights that several steps (``tie_weights``) or gates
+perhaps behind ``speculator.``. A prefix layer, which is ours, is named as Hydra++'s parts are,
+``prefix.fc.weight``, ``prefix.norm.weight``, ``prefix.layers.0...``, and described like a Llama of
+one layer in ``"specjax": {"prefix": ...}`` of the config; servers that do not know it refuse such
+a file for its tensors. Weights that several steps (``tie_weights``) or gates
 (``tie_lstm_embs``) share may stand under each of their names, or under the first alone, as they do
 in what is written here; but LM heads of MLP speculators under each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ..drafters.speculator import Speculator, SpeculatorConfig
+from .layers import block_names, layer_config, layer_hf
 from .weights import check_sizes, loaded, stored
 
 KNOWN = "MLP and LSTM speculators' (emb.{i}.weight, proj.{i}.weight; forget_proj.{i}.weight, ...)"
 DRAFTER, FILE = Speculator, "model"
 _PREFIX = "speculator."
+_LAYER = "prefix."
 _GATES = ("forget", "input", "output", "cell")
 _MARKS = ("proj.0.weight", "proj.0.0.weight", "forget_proj.0.weight")
 
@@ -34,7 +39,7 @@ def matches(config: Mapping, names: set[str]) -> bool:
 
 
 def load(config: Mapping, tensors: Mapping, target):
-    shape = config_of(config)
+    shape = config_of(config, [*tensors])
     check_sizes(target, hidden_size=shape.hidden_size, vocab_size=shape.vocab_size)
     prefix = _PREFIX if any(name.startswith(_PREFIX) for name in tensors) else ""
     wanted = names(shape, prefix)
@@ -56,6 +61,8 @@ def save(drafter: Speculator, params, target=None) -> tuple[dict, dict]:
         "tie_weights": shape.tied,
         "scale_input": shape.scaled,
     }
+    if shape.prefix is not None:
+        config["specjax"] = {"prefix": layer_hf(shape.prefix)}
     if shape.cell == "mlp":
         config["architectures"] = ["MLPSpeculatorPreTrainedModel"]
         config |= {"emb_dim": shape.hidden_size, "inner_dim": shape.inner_size}
@@ -71,9 +78,9 @@ def save(drafter: Speculator, params, target=None) -> tuple[dict, dict]:
     return config, stored(params, names(shape))
 
 
-def config_of(config: Mapping) -> SpeculatorConfig:
-    """The shape that a published config describes. Raises ValueError where it is incomplete, or a
-    variant that is not supported."""
+def config_of(config: Mapping, tensors: Iterable[str] = ()) -> SpeculatorConfig:
+    """The shape that a published config describes, of a file with these ``tensors``. Raises
+    ValueError where it is incomplete, or a variant that is not supported."""
     method = config.get("method", "mlp")
     hidden = "input_hidden_dim" if "input_hidden_dim" in config else "emb_dim"
     lacking = [name for name in (hidden, "vocab_size", "n_predict") if name not in config]
@@ -90,6 +97,7 @@ def config_of(config: Mapping) -> SpeculatorConfig:
         raise ValueError(
             f"{', '.join(keys)}: {', '.join(sorted(sizes))}; only one size is supported"
         )
+    prefix = (config.get("specjax") or {}).get("prefix")
     return SpeculatorConfig(
         hidden_size=config[hidden],
         vocab_size=config["vocab_size"],
@@ -99,7 +107,12 @@ def config_of(config: Mapping) -> SpeculatorConfig:
         tied=bool(config.get("tie_weights", False)),
         scaled=bool(config.get("scale_input", False)),
         one_table=method == "mlp" or bool(config.get("tie_lstm_embs", False)),
+        prefix=None if prefix is None else layer_config(prefix, _layer_tensors(tensors)),
     )
+
+
+def _layer_tensors(tensors: Iterable[str]) -> list[str]:
+    return [name for name in tensors if name.startswith((_LAYER, _PREFIX + _LAYER))]
 
 
 def names(shape: SpeculatorConfig, prefix: str = "", *, shared: bool = False) -> dict[str, tuple]:
@@ -125,6 +138,10 @@ def names(shape: SpeculatorConfig, prefix: str = "", *, shared: bool = False) ->
         for leaf in ("weight", "bias"):
             named[f"cell_ln.0.{leaf}"] = ("norms", 0, leaf)
             named[f"state_ln.0.{leaf}"] = ("cell_norms", 0, leaf)
+    if shape.prefix is not None:
+        named[f"{_LAYER}fc.weight"] = ("fc", "weight")
+        named[f"{_LAYER}norm.weight"] = ("prefix", "norm", "weight")
+        named |= block_names(shape.prefix, 0, f"{_LAYER}layers.0.", ("prefix",))
     if not shared:
         first: dict[tuple, str] = {}
         for name, path in named.items():

@@ -49,15 +49,19 @@ def rows(place):
     return made, setting, read(setting.lm.params, next(setting.batches))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_speculator_is_trained_on_the_logits_that_it_drafts_with(rows, kind):
+LAYER = speculator.PrefixConfig(hidden_size=16, head_dim=8, intermediate_size=12)
+
+
+@pytest.mark.parametrize(("kind", "prefix"), [*((kind, 0) for kind in KINDS), ("lstm", LAYER)])
+def test_a_speculator_is_trained_on_the_logits_that_it_drafts_with(rows, kind, prefix):
     made, setting, rows = rows
-    heads = speculator.MAKERS[kind](dataclasses.replace(made, kind=kind), setting)
+    made = dataclasses.replace(made, kind=kind, prefix=prefix or made.prefix)
+    heads = speculator.MAKERS[kind](made, setting)
     target, params = setting.lm.target, setting.lm.params
     noise = iter(jax.random.split(jax.random.key(1), 99))
     own = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(noise), x.shape), heads.params)
     model = heads.drafter.heads(own)
-    more = (target, params, 2) if kind == "redrafter" else ()
+    more = (target, params, 2) if kind == "redrafter" else (rows.segments[:, :-1],)
     expected = model.logits(rows.hidden, rows.tokens[:, :-1], *more)  # [B, T, n, V]
     steps = rows.steps(2)
     for k, output in enumerate(heads.outputs(own, params, rows)):
@@ -70,3 +74,17 @@ def test_a_kind_that_is_not_known_is_refused():
         speculator.Config(kind="eagle")
     with pytest.raises(config.ConfigError, match="one set of weights"):
         speculator.Config(kind="lstm", tied=False)
+    with pytest.raises(config.ConfigError, match="a redrafter has no prefix layer"):
+        speculator.Config(kind="redrafter", prefix=LAYER)
+    with pytest.raises(config.ConfigError, match="prefix.head_dim=-1; accepted: at least 0"):
+        speculator.PrefixConfig(head_dim=-1)
+
+
+def test_embeddings_and_lm_heads_begin_as_the_targets(rows):
+    made, setting, _ = rows
+    heads = speculator.MAKERS["lstm"](dataclasses.replace(made, kind="lstm"), setting)
+    for own in (heads.params["embeddings"][0][0], heads.params["lm_heads"][0]["weight"]):
+        table = np.asarray(setting.lm.target.head_table(setting.lm.params), np.float32)
+        near = own @ own.T, table @ table.T
+        assert np.corrcoef(*(x.reshape(-1) for x in near))[0, 1] > 0.5
+        assert 0.1 < np.std(own) * own.shape[1] ** 0.5 < 1.5

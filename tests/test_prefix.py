@@ -1,0 +1,125 @@
+"""The layer before light heads reads in rounds what it read in training."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from toys import heads
+
+import specjax
+from specjax.drafters import Hydra, Speculator
+from specjax.drafters.hydra import HydraConfig
+from specjax.drafters.prefix import read_rows
+from specjax.drafters.speculator import SpeculatorConfig
+from specjax.models import CausalLM, Decoder, DecoderConfig, save_pretrained
+from specjax.types import Segment
+
+BATCH, LENGTH, PARTS = 2, 11, (4, 1, 3, 3)
+TARGET = DecoderConfig(
+    vocab_size=40,
+    hidden_size=16,
+    intermediate_size=24,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=4,
+    max_positions=32,
+    tie_embeddings=True,
+)
+LAYER = dataclasses.replace(TARGET, num_layers=1)
+NARROW = dataclasses.replace(LAYER, hidden_size=8, num_heads=2, num_kv_heads=1, window=5)
+SIZES = dict(hidden_size=16, vocab_size=40, num_heads=2)
+DRAFTERS = {
+    "hydra": Hydra(config=HydraConfig(prefix=LAYER, **SIZES), target=CausalLM(TARGET)),
+    "speculator": Speculator(
+        config=SpeculatorConfig(
+            prefix=NARROW, inner_size=6, cell="lstm", tied=True, scaled=True, **SIZES
+        ),
+        target=CausalLM(TARGET),
+    ),
+}
+
+
+def text():
+    """``[B, T, F]`` hidden states, and int32 ``[B, T + 1]`` tokens."""
+    one, other = jax.random.split(jax.random.key(3))
+    hidden = jax.random.normal(one, (BATCH, LENGTH, TARGET.hidden_size))
+    return hidden, jax.random.randint(other, (BATCH, LENGTH + 1), 0, TARGET.vocab_size)
+
+
+def in_rounds(drafter, params, hidden, tokens):
+    """What the heads read behind each of the segments ``PARTS``, the second row's one token
+    shorter, the rest of which comes with the next one; wider than what is valid of them."""
+    state, found, begin = drafter.init(params, BATCH, 16), [], np.zeros(BATCH, int)
+    observe = jax.jit(drafter.observe)
+    for k, end in enumerate(np.cumsum(PARTS)):
+        ends = np.asarray([end, end - (k % 2)])
+        where = np.minimum(begin[:, None] + np.arange(max(PARTS) + 1), LENGTH - 1)
+        rows = np.arange(BATCH)[:, None]
+        segment = Segment(
+            tokens=tokens[rows, where],
+            next=tokens[rows, where + 1],
+            features=hidden[rows, where],
+            start=jnp.asarray(begin, jnp.int32),
+            num=jnp.asarray(ends - begin, jnp.int32),
+        )
+        state, begin = observe(params, state, segment), ends
+        found.append((ends, state.feature))
+    return found
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_rounds_give_the_heads_what_training_gave_them(name):
+    drafter = DRAFTERS[name]
+    params = {"drafter": heads(drafter), "target": None}
+    (hidden, tokens), module = text(), drafter.heads(params["drafter"])
+    whole = read_rows(module, hidden.reshape(-1, hidden.shape[-1]).T, tokens)
+    whole = whole.reshape(len(whole), BATCH, LENGTH)
+    spread = jnp.abs(jnp.diff(whole, axis=2)).mean()
+    for ends, feature in in_rounds(drafter, params, hidden, tokens):
+        for row, end in enumerate(ends):
+            np.testing.assert_allclose(feature[row], whole[:, row, end - 1], atol=1e-5)
+    assert spread > 0.1  # places differ by far more than is let pass
+
+
+def test_a_speculators_layer_reads_the_token_behind_each_state():
+    drafter = DRAFTERS["speculator"]
+    params = {"drafter": heads(drafter), "target": None}
+    hidden, tokens = text()
+    right, wrong = (
+        in_rounds(drafter, params, hidden, given)[-1][1]
+        for given in (tokens, tokens.at[:, -1].add(1) % TARGET.vocab_size)
+    )
+    assert np.abs(right[0] - wrong[0]).max() > 0.01
+
+
+def test_documents_are_kept_apart():
+    drafter = DRAFTERS["speculator"]
+    module, (hidden, tokens) = drafter.heads(heads(drafter)), text()
+    x = hidden.reshape(-1, hidden.shape[-1]).T
+    segments = jnp.broadcast_to(jnp.arange(LENGTH) > 4, (BATCH, LENGTH)).astype(int)
+    apart, other = (
+        read_rows(module, given, tokens, segments).reshape(8, BATCH, LENGTH)
+        for given in (x, x.reshape(-1, BATCH, LENGTH).at[:, :, :5].add(1).reshape(x.shape))
+    )
+    np.testing.assert_array_equal(apart[:, :, 5:], other[:, :, 5:])
+    assert np.abs(apart[:, :, :5] - other[:, :, :5]).max() > 0.01
+
+
+def test_a_speculator_with_its_layer_is_loaded_as_it_was_saved(tmp_path):
+    save_pretrained(Decoder(TARGET, rngs=nnx.Rngs(0)), tmp_path / "target")
+    lm = specjax.load(tmp_path / "target", tokenizer=False)
+    normed = dict(model_type="qwen3", window=None, qk_norm=True, qkv_bias=True)
+    for k, layer in enumerate([NARROW, dataclasses.replace(NARROW, **normed)]):
+        layer = dataclasses.replace(layer, eos_ids=(), tie_embeddings=False)
+        drafter = DRAFTERS["speculator"]
+        config = dataclasses.replace(drafter.config, prefix=layer)
+        drafter = dataclasses.replace(drafter, config=config)
+        params, folder = heads(drafter), tmp_path / str(k)
+        specjax.save_drafter(drafter, params, folder)
+        again = specjax.load_drafter(folder, lm)
+        assert again.drafter.config == config
+        jax.tree.map(np.testing.assert_array_equal, again.params, jax.tree.map(np.asarray, params))
