@@ -100,7 +100,7 @@ def heads(
 
 
 def light(prompts: int = 64, batches: Sequence[int] = (8,)) -> list[Row]:
-    """The embedded light heads (Medusa, Hydra, a speculator: no attention of their own), alone and
+    """The embedded light heads (Medusa, Hydra, a speculator: no attention in a step), alone and
     behind a lookup, on real text: target and heads grown to 100M weights, and as they are, where
     the target stays in a processor's cache."""
     rows = []

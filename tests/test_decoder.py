@@ -17,6 +17,7 @@ from specjax import reference
 from specjax.drafters import DraftModel, NGram, Plain
 from specjax.drafters.hydra import Hydra, HydraConfig
 from specjax.drafters.prefix import prefix_config
+from specjax.drafters.speculator import Speculator, SpeculatorConfig
 from specjax.models.attention import BLOCK, attend, prefix_sizes
 from specjax.models.causal_lm import CausalLM
 from specjax.models.config import DecoderConfig
@@ -82,16 +83,20 @@ def drafters():
     sizes = dict(hidden_size=LLAMA.hidden_size, vocab_size=LLAMA.vocab_size, num_heads=1)
     shape = HydraConfig(tied=True, prefix=prefix_config(LLAMA), **sizes)
     hydra = Hydra(config=shape, target=CausalLM(LLAMA))
+    own = dict(cell="lstm", tied=True, inner_size=12, prefix=prefix_config(LLAMA))
+    recurrent = SpeculatorConfig(**own, **sizes)
     return {
         "plain": Plain(),
         "draft": DraftModel(num_draft=3, model=CausalLM(SMALL)),
         "ngram": NGram(num_draft=7, shortest=1),
         "hydra": hydra,
+        "speculator": Speculator(config=recurrent, target=CausalLM(LLAMA)),
     }
 
 
 def params_of(config, name="draft"):
-    own = model(SMALL, 1)[1] if name != "hydra" else heads(drafters()[name])
+    reads = name in ("hydra", "speculator")
+    own = heads(drafters()[name]) if reads else model(SMALL, 1)[1]
     return {"target": model(config)[1], "drafter": own}
 
 
@@ -194,6 +199,7 @@ PROGRAMS = [
     ("ngram", 1, 300, 0),
     ("ngram", 3, 300, 1.0),
     ("hydra", 1, 300, 0),
+    ("speculator", 3, 300, 1.0),
 ]
 
 

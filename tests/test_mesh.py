@@ -16,6 +16,7 @@ from specjax import Sampling, drawing, loop, sharding
 from specjax.drafters import Adaptive, DraftModel, NGram, Plain
 from specjax.drafters.hydra import Hydra, HydraConfig
 from specjax.drafters.prefix import prefix_config
+from specjax.drafters.speculator import Speculator, SpeculatorConfig
 from specjax.models import placement, reading
 from specjax.models.causal_lm import CausalLM
 from specjax.models.config import DecoderConfig
@@ -96,6 +97,8 @@ def real(name):
     sizes = dict(hidden_size=24, vocab_size=VOCAB, num_heads=1)
     shape = HydraConfig(tied=True, prefix=prefix_config(CONFIG), **sizes)
     hydra = Hydra(config=shape, target=CausalLM(CONFIG))
+    cell = dict(cell="lstm", tied=True, inner_size=12, prefix=prefix_config(CONFIG))
+    speculator = Speculator(config=SpeculatorConfig(**cell, **sizes), target=CausalLM(CONFIG))
     return {
         "plain": (Plain(), None),
         "draft": (draft, weights(DRAFT, 1)),
@@ -106,12 +109,12 @@ def real(name):
         "ngram": (NGram(num_draft=5, shortest=1), None),
         "adaptive": (Adaptive(draft), {"inner": weights(DRAFT, 1), "costs": costs}),
         "hydra": (hydra, heads(hydra)),
+        "speculator": (speculator, heads(speculator)),
     }[name]
 
 
-REAL = [(m, "draft") for m in MESHES] + [
-    (MESHES[0], name) for name in ("plain", "whole draft", "ngram", "adaptive", "hydra")
-]
+ONCE = ("plain", "whole draft", "ngram", "adaptive", "hydra", "speculator")
+REAL = [(m, "draft") for m in MESHES] + [(MESHES[0], name) for name in ONCE]
 
 
 @pytest.mark.usefixtures("quick_compilation")

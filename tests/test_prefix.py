@@ -1,12 +1,14 @@
 """The layer before light heads reads in rounds what it read in training."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from safetensors.numpy import load_file
 from toys import heads
 
 import specjax
@@ -71,6 +73,19 @@ def in_rounds(drafter, params, hidden, tokens):
     return found
 
 
+def test_a_speculators_layer_reads_a_token_and_a_state_side_by_side(tmp_path):
+    drafter, (hidden, tokens) = DRAFTERS["speculator"], text()
+    params = heads(drafter)
+    specjax.save_drafter(drafter, params, tmp_path)
+    found = load_file(tmp_path / "model.safetensors")
+    x, token = hidden[0], found["forget_emb.0.weight"][tokens[0, 1:]]
+    both = [y / np.sqrt((y * y).mean(axis=1, keepdims=True) + 1e-6) for y in (token, x)]
+    wanted = np.concatenate(both, axis=1) @ found["prefix.fc.weight"].T
+    entered = drafter.heads(params).enter(x.T, tokens[0, 1:])
+    np.testing.assert_allclose(entered.T, wanted, atol=1e-5)
+    assert np.abs(wanted).mean() > 0.1
+
+
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_rounds_give_the_heads_what_training_gave_them(name):
     drafter = DRAFTERS[name]
@@ -109,17 +124,42 @@ def test_documents_are_kept_apart():
     assert np.abs(apart[:, :, :5] - other[:, :, :5]).max() > 0.01
 
 
-def test_a_speculator_with_its_layer_is_loaded_as_it_was_saved(tmp_path):
+CELLS = [dict(tied=True), dict(cell="mlp", tied=True), dict(cell="mlp", tied=False)]
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_speculator_with_its_layer_is_loaded_as_it_was_saved(cell, tmp_path):
     save_pretrained(Decoder(TARGET, rngs=nnx.Rngs(0)), tmp_path / "target")
     lm = specjax.load(tmp_path / "target", tokenizer=False)
     normed = dict(model_type="qwen3", window=None, qk_norm=True, qkv_bias=True)
     for k, layer in enumerate([NARROW, dataclasses.replace(NARROW, **normed)]):
         layer = dataclasses.replace(layer, eos_ids=(), tie_embeddings=False)
         drafter = DRAFTERS["speculator"]
-        config = dataclasses.replace(drafter.config, prefix=layer)
+        config = dataclasses.replace(drafter.config, prefix=layer, **cell)
         drafter = dataclasses.replace(drafter, config=config)
         params, folder = heads(drafter), tmp_path / str(k)
         specjax.save_drafter(drafter, params, folder)
+        written = json.loads((folder / "config.json").read_text())
+        assert written["model_type"] == "prefix_speculator" and "architectures" not in written
         again = specjax.load_drafter(folder, lm)
         assert again.drafter.config == config
         jax.tree.map(np.testing.assert_array_equal, again.params, jax.tree.map(np.asarray, params))
+
+
+@pytest.mark.parametrize("change", [dict(num_layers=2), dict(positions="learned")])
+def test_what_is_no_prefix_layer_is_refused(change):
+    layer = dataclasses.replace(NARROW, **change)
+    with pytest.raises(ValueError, match="prefix: .*; accepted: one layer with rotary positions"):
+        dataclasses.replace(DRAFTERS["speculator"].config, prefix=layer)
+    with pytest.raises(ValueError, match="prefix: .*; accepted: one layer with rotary positions"):
+        dataclasses.replace(DRAFTERS["hydra"].config, prefix=layer)
+
+
+def test_a_file_whose_prefix_is_no_layer_is_refused(tmp_path):
+    drafter = DRAFTERS["speculator"]
+    specjax.save_drafter(drafter, heads(drafter), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"specjax": {"prefix": True}}))
+    save_pretrained(Decoder(TARGET, rngs=nnx.Rngs(0)), tmp_path / "target")
+    with pytest.raises(ValueError, match="prefix=True within specjax"):
+        specjax.load_drafter(tmp_path, specjax.load(tmp_path / "target", tokenizer=False))

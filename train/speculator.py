@@ -4,9 +4,9 @@
 
 in two phases. The first reads the corpus; the second goes on with what ``data`` mixes, which should
 be mostly the target's own text (recipe ``regenerate``), with a schedule of its own: this is what
-the drafter will meet. Embeddings and LM heads begin as the target's, in the directions in which
-those are largest. Each phase is a run that can stop and go on, in ``run.folder/text`` and
-``run.folder``.
+the drafter will meet. A speculator's embeddings and LM heads begin as the target's, in the
+directions in which those are largest. Each phase is a run that can stop and go on, in
+``run.folder/text`` and ``run.folder``.
 
 References: MLP speculators, 2404.19124; LSTM speculators, Snowflake's ArcticTraining; ReDrafter,
 2403.09919 (its sum over K = 5 steps is ``decay=1``).
@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from specjax.drafters import redrafter, speculator
 from specjax.drafters.prefix import read_rows
+from specjax.models.config import DecoderConfig
 from specjax.topology import Beams
 
 from . import frozen, head_export
@@ -47,17 +48,35 @@ class TextConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrefixConfig:
-    """A speculator's prefix layer: a Llama layer with the target's settings. ``hidden_size=0``:
-    none. ``head_dim``, ``intermediate_size``: 0: the target's."""
+    """A speculator's prefix layer: a Llama layer. ``hidden_size=0``: none. ``head_dim``,
+    ``intermediate_size``: 0: the target's. ``window``: what it sees, in tokens, not less than a row
+    has, so that it was trained for all of it; 0: the whole text, however long."""
 
     hidden_size: int = 0
     head_dim: int = 0
     intermediate_size: int = 0
+    window: int = 0
 
     def __post_init__(self):
         for name, value in dataclasses.asdict(self).items():
             if value < 0:
                 raise ConfigError(f"prefix.{name}={value}; accepted: at least 0")
+            if value and not self.hidden_size:
+                raise ConfigError(
+                    f"prefix.{name}={value} without prefix.hidden_size: without a width there is "
+                    "no such layer; give it one, or leave both out"
+                )
+
+    def shape(self, target: DecoderConfig) -> DecoderConfig | None:
+        """Of the layer, before a speculator for a target; None: no layer."""
+        if not self.hidden_size:
+            return None
+        sizes = self.intermediate_size, self.hidden_size, self.head_dim
+        try:
+            layer = layer_config(target, *sizes)
+        except ConfigError as error:
+            raise ConfigError(f"prefix: {error} (prefix.hidden_size=0: no such layer)") from None
+        return dataclasses.replace(layer, window=self.window or None)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,7 +107,12 @@ class RecurrentConfig(frozen.FrozenConfig):
         if self.kind == "redrafter" and self.prefix.hidden_size:
             raise ConfigError(
                 f"prefix.hidden_size={self.prefix.hidden_size}: a redrafter has no prefix layer; "
-                "leave it out, or take kind=lstm"
+                "give prefix.hidden_size=0, or kind=lstm"
+            )
+        if 0 < self.prefix.window < self.data.length:
+            raise ConfigError(
+                f"prefix.window={self.prefix.window}; accepted: 0, or at least data.length="
+                f"{self.data.length}"
             )
 
 
@@ -98,7 +122,6 @@ Config = RecurrentConfig
 def make_speculator(config: RecurrentConfig, setting: frozen.Setting) -> Heads:
     """An MLP or LSTM speculator for the target of a setting, freshly initialised."""
     lm, target = setting.lm, setting.lm.target
-    layer = config.prefix
     shape = speculator.SpeculatorConfig(
         **setting.sizes,
         inner_size=config.inner_size,
@@ -106,11 +129,7 @@ def make_speculator(config: RecurrentConfig, setting: frozen.Setting) -> Heads:
         cell=config.kind,
         tied=config.tied,
         scaled=config.scaled,
-        prefix=layer_config(
-            target.config, layer.intermediate_size, layer.hidden_size, layer.head_dim
-        )
-        if layer.hidden_size
-        else None,
+        prefix=config.prefix.shape(target.config),
     )
     drafter = speculator.Speculator(config=shape, target=target)
 

@@ -22,7 +22,7 @@ from ..models.decoder import Decoder
 from ..models.layers import Linear, product, together
 from .growth import path_tokens
 from .medusa import ResBlock
-from .prefix import PrefixDrafter, read_rows
+from .prefix import PrefixDrafter, check_prefix, read_rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,7 @@ class HydraConfig:
         for name in ("hidden_size", "vocab_size", "num_heads", "num_layers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: it must be at least 1")
+        check_prefix(self.prefix)
 
 
 class FirstLayer(nnx.Module):

@@ -45,6 +45,15 @@ def prefix_config(target: DecoderConfig) -> DecoderConfig:
     return DecoderConfig(**sizes, num_layers=1, tie_embeddings=True)
 
 
+def check_prefix(layer: DecoderConfig | None) -> None:
+    """Raises ValueError for what is no shape of a prefix layer: one, with rotary positions."""
+    if layer is not None and (layer.num_layers, layer.positions, layer.kv_rank) != (1, "rope", 0):
+        raise ValueError(
+            f"prefix: num_layers={layer.num_layers}, positions={layer.positions!r}, kv_rank="
+            f"{layer.kv_rank}; accepted: one layer with rotary positions and keys of its own (0)"
+        )
+
+
 def read_rows(heads, hidden: jax.Array, tokens: jax.Array, segments=None) -> jax.Array:
     """What the prefix layer makes of whole rows, for training.
 

@@ -15,7 +15,7 @@ from ..models.config import DecoderConfig
 from ..models.decoder import Decoder
 from ..models.layers import Linear, product, together
 from ..types import Draft
-from .prefix import PrefixDrafter, read_rows
+from .prefix import PrefixDrafter, check_prefix, read_rows
 
 CELLS = ("mlp", "lstm")
 EPS = 1e-6
@@ -59,6 +59,7 @@ class SpeculatorConfig:
             raise ValueError("cell='lstm' has one set of weights for all steps: give tied=True")
         if self.cell == "mlp" and self.tied and self.num_heads == 1:
             raise ValueError("num_heads=1 leaves nothing to tie: give tied=False")
+        check_prefix(self.prefix)
 
     @property
     def state_size(self) -> int:
@@ -150,9 +151,9 @@ class SpeculatorCell(nnx.Module):
         mixed = [x + read[min(k, len(read) - 1)] for k, x in enumerate(projected)]
         if c.cell == "mlp":
             return (_gelu(self.norms[own](mixed[0])),)
-        forget, enter, leave = (jax.nn.sigmoid(x) for x in mixed[:3])
-        cell = state[1] * forget + _gelu(self.norms[own](mixed[3])) * enter
-        return _gelu(self.cell_norms[own](cell)) * leave, cell
+        forget, write, show = (jax.nn.sigmoid(x) for x in mixed[:3])
+        cell = state[1] * forget + _gelu(self.norms[own](mixed[3])) * write
+        return _gelu(self.cell_norms[own](cell)) * show, cell
 
     def table(self, i: int) -> jax.Array:
         """``H`` of step ``i``, ``[V, D]``."""

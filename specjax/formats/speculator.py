@@ -10,12 +10,16 @@ LSTM, with ``{gate}`` forget, input, output and cell, ``proj.0`` of the first st
     {gate}_emb.0.weight [V, D]   {gate}_proj.{0,1}.weight [D, F or D]
     cell_ln.0.weight, .bias [D]   state_ln.0.weight, .bias [D]   head.{i}.weight [V, D]
 
-perhaps behind ``speculator.``. A prefix layer, which is ours, is named as Hydra++'s parts are,
-``prefix.fc.weight``, ``prefix.norm.weight``, ``prefix.layers.0...``, and described like a Llama of
-one layer in ``"specjax": {"prefix": ...}`` of the config; servers that do not know it refuse such
-a file for its tensors. Weights that several steps (``tie_weights``) or gates
+perhaps behind ``speculator.``. Weights that several steps (``tie_weights``) or gates
 (``tie_lstm_embs``) share may stand under each of their names, or under the first alone, as they do
 in what is written here; but LM heads of MLP speculators under each.
+
+A prefix layer, which is ours, of a width W, has the names of a Llama of one layer::
+
+    prefix.fc.weight [W, D + F], for (token, hidden state)   prefix.layers.0...   prefix.norm.weight
+
+and stands like one in the config, ``"specjax": {"prefix": ...}``. Servers would pass over tensors
+that they do not know and draft without them: such a file has a ``model_type`` of its own.
 """
 
 from __future__ import annotations
@@ -63,15 +67,18 @@ def save(drafter: Speculator, params, target=None) -> tuple[dict, dict]:
     }
     if shape.prefix is not None:
         config["specjax"] = {"prefix": layer_hf(shape.prefix)}
+        config["model_type"] = "prefix_speculator"
+    else:
+        mlp = shape.cell == "mlp"
+        name = "MLPSpeculatorPreTrainedModel" if mlp else "ArcticLSTMSpeculatorPreTrainedModel"
+        config["architectures"] = [name]
     if shape.cell == "mlp":
-        config["architectures"] = ["MLPSpeculatorPreTrainedModel"]
         config |= {"emb_dim": shape.hidden_size, "inner_dim": shape.inner_size}
         # vLLM shares all weights but the LM heads, and leaves those that the file lacks random
         heads = [f"{_PREFIX}head.{i}.weight" for i in range(shape.num_heads)]
         every = names(shape, _PREFIX, shared=True)
         wanted = names(shape, _PREFIX) | {name: every[name] for name in heads}
         return config, stored(params, wanted)
-    config["architectures"] = ["ArcticLSTMSpeculatorPreTrainedModel"]
     config |= {"method": "sum_lstm", "tie_lstm_embs": shape.one_table}
     config["input_hidden_dim"] = shape.hidden_size
     config |= dict.fromkeys(("inner_dim", "proj_dim", "emb_dim"), str(shape.inner_size))
@@ -97,7 +104,9 @@ def config_of(config: Mapping, tensors: Iterable[str] = ()) -> SpeculatorConfig:
         raise ValueError(
             f"{', '.join(keys)}: {', '.join(sorted(sizes))}; only one size is supported"
         )
-    prefix = (config.get("specjax") or {}).get("prefix")
+    layer = (config.get("specjax") or {}).get("prefix")
+    if not isinstance(layer, Mapping | None):
+        raise ValueError(f"config.json: prefix={layer!r} within specjax is no layer's config")
     return SpeculatorConfig(
         hidden_size=config[hidden],
         vocab_size=config["vocab_size"],
@@ -107,7 +116,7 @@ def config_of(config: Mapping, tensors: Iterable[str] = ()) -> SpeculatorConfig:
         tied=bool(config.get("tie_weights", False)),
         scaled=bool(config.get("scale_input", False)),
         one_table=method == "mlp" or bool(config.get("tie_lstm_embs", False)),
-        prefix=None if prefix is None else layer_config(prefix, _layer_tensors(tensors)),
+        prefix=None if layer is None else layer_config(layer, _layer_tensors(tensors)),
     )
 
 

@@ -4,13 +4,16 @@ import dataclasses
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from specjax.train import config, frozen, report, speculator
 from specjax.train.rows import make_reader
 from training_toys import logits_of
 
 import specjax
+from specjax.models import CausalLM, Decoder
 
 KINDS = speculator.KINDS
 SMALL = ["num_heads=2", "inner_size=8", "num_layers=1", "beams=2", "optimizer.warmup=2"]
@@ -55,6 +58,7 @@ LAYER = speculator.PrefixConfig(hidden_size=16, head_dim=8, intermediate_size=12
 @pytest.mark.parametrize(("kind", "prefix"), [*((kind, 0) for kind in KINDS), ("lstm", LAYER)])
 def test_a_speculator_is_trained_on_the_logits_that_it_drafts_with(rows, kind, prefix):
     made, setting, rows = rows
+    rows = dataclasses.replace(rows, segments=(jnp.arange(25) > 9) + jnp.zeros_like(rows.segments))
     made = dataclasses.replace(made, kind=kind, prefix=prefix or made.prefix)
     heads = speculator.MAKERS[kind](made, setting)
     target, params = setting.lm.target, setting.lm.params
@@ -78,13 +82,41 @@ def test_a_kind_that_is_not_known_is_refused():
         speculator.Config(kind="redrafter", prefix=LAYER)
     with pytest.raises(config.ConfigError, match="prefix.head_dim=-1; accepted: at least 0"):
         speculator.PrefixConfig(head_dim=-1)
+    with pytest.raises(config.ConfigError, match="prefix.head_dim=8 without prefix.hidden_size"):
+        speculator.PrefixConfig(head_dim=8)
+    with pytest.raises(config.ConfigError, match="prefix.window=9; accepted: 0, or at least"):
+        speculator.Config(prefix=dataclasses.replace(LAYER, window=9))
+
+
+@pytest.mark.parametrize(
+    ("layer", "changes", "words"),
+    [
+        (dict(hidden_size=20, head_dim=8), {}, "prefix: hidden_size=20 with head_dim=8"),
+        (dict(hidden_size=16), dict(positions="learned"), "prefix.hidden_size=0: no such layer"),
+    ],
+)
+def test_a_prefix_layer_that_cannot_be_is_refused(rows, layer, changes, words):
+    target = dataclasses.replace(rows[1].lm.config, **changes)
+    with pytest.raises(config.ConfigError, match=words):
+        speculator.PrefixConfig(**layer).shape(target)
+
+
+def test_a_prefix_layer_may_see_a_window(rows):
+    shape = dataclasses.replace(LAYER, window=256).shape(rows[1].lm.config)
+    assert (shape.hidden_size, shape.intermediate_size, shape.window) == (16, 12, 256)
+    assert LAYER.shape(rows[1].lm.config).window is None
 
 
 def test_embeddings_and_lm_heads_begin_as_the_targets(rows):
     made, setting, _ = rows
+    shape = dataclasses.replace(setting.lm.config, tie_embeddings=False)
+    target, params = CausalLM(shape), nnx.state(Decoder(shape, rngs=nnx.Rngs(5)))
+    lm = dataclasses.replace(setting.lm, target=target, params=params)
+    setting = dataclasses.replace(setting, lm=lm)
     heads = speculator.MAKERS["lstm"](dataclasses.replace(made, kind="lstm"), setting)
-    for own in (heads.params["embeddings"][0][0], heads.params["lm_heads"][0]["weight"]):
-        table = np.asarray(setting.lm.target.head_table(setting.lm.params), np.float32)
+    read, said = params["embedding"][...], params["lm_head"]["weight"][...]
+    begun = heads.params["embeddings"][0][0], heads.params["lm_heads"][0]["weight"]
+    for own, table in zip(begun, (read, said), strict=True):
         near = own @ own.T, table @ table.T
         assert np.corrcoef(*(x.reshape(-1) for x in near))[0, 1] > 0.5
         assert 0.1 < np.std(own) * own.shape[1] ** 0.5 < 1.5
