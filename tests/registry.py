@@ -93,6 +93,7 @@ def cases(model, params):
     def parallel(hidden_size, vocab_size):
         return MTPHeadsConfig(layers=layers)
 
+    prefixed = functools.partial(SpeculatorConfig, prefix=layer, **LSTM)
     top = functools.partial(Eagle3, layers=(1,))  # the toy has no others
     once = functools.partial(PEagle, layers=(1,))
     return {
@@ -166,9 +167,9 @@ def cases(model, params):
         "lstm speculator": head(
             Speculator, SpeculatorConfig, TREE, ("rejection",), how="distinct", **LSTM
         ),
-        "speculator prefix": head(
-            Speculator, SpeculatorConfig, (-1, 0, 1), how="iid", prefix=layer, **LSTM
-        ),
+        "speculator prefix": head(Speculator, prefixed, (-1, 0, 1), how="iid"),
+        "adaptive speculator prefix": adaptive(head(Speculator, prefixed, (-1, 0, 1), rules=())),
+        "hybrid speculator prefix": hybrid(3, head(Speculator, prefixed, (-1, 0, 1))),
         "block": head(Block, block, (-1, 0, 0, 1), ("rejection",), how="iid"),
         "eagle": head(Eagle, eagle, TREE, ("rejection",), how="distinct"),
         "eagle3": head(top, eagle3, (-1, 0, 1, 2), ("block",), how="iid"),

@@ -14,7 +14,7 @@ from toys import heads
 
 import specjax
 from specjax import reference
-from specjax.drafters import DraftModel, NGram, Plain
+from specjax.drafters import Adaptive, DraftModel, NGram, Plain
 from specjax.drafters.hydra import Hydra, HydraConfig
 from specjax.drafters.prefix import prefix_config
 from specjax.drafters.speculator import Speculator, SpeculatorConfig
@@ -91,12 +91,15 @@ def drafters():
         "ngram": NGram(num_draft=7, shortest=1),
         "hydra": hydra,
         "speculator": Speculator(config=recurrent, target=CausalLM(LLAMA)),
+        "adaptive": Adaptive(Speculator(config=recurrent, target=CausalLM(LLAMA))),
     }
 
 
 def params_of(config, name="draft"):
     reads = name in ("hydra", "speculator")
     own = heads(drafters()[name]) if reads else model(SMALL, 1)[1]
+    if name == "adaptive":
+        own = {"inner": heads(drafters()["speculator"]), "costs": jnp.asarray([1.0, 1.2])}
     return {"target": model(config)[1], "drafter": own}
 
 
@@ -200,6 +203,8 @@ PROGRAMS = [
     ("ngram", 3, 300, 1.0),
     ("hydra", 1, 300, 0),
     ("speculator", 3, 300, 1.0),
+    ("adaptive", 1, 300, 0),
+    ("adaptive", 3, 300, 1.0),
 ]
 
 

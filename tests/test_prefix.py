@@ -12,12 +12,13 @@ from safetensors.numpy import load_file
 from toys import heads
 
 import specjax
-from specjax.drafters import Hydra, Speculator
+from specjax import tree
+from specjax.drafters import Hydra, Speculator, prefix
 from specjax.drafters.hydra import HydraConfig
 from specjax.drafters.prefix import read_rows
 from specjax.drafters.speculator import SpeculatorConfig
 from specjax.models import CausalLM, Decoder, DecoderConfig, save_pretrained
-from specjax.types import Segment
+from specjax.types import Context, Segment
 
 BATCH, LENGTH, PARTS = 2, 11, (4, 1, 3, 3)
 TARGET = DecoderConfig(
@@ -69,8 +70,19 @@ def in_rounds(drafter, params, hidden, tokens):
             num=jnp.asarray(ends - begin, jnp.int32),
         )
         state, begin = observe(params, state, segment), ends
-        found.append((ends, state.feature))
+        found.append((ends, drafter.read(params, state, context(tokens, ends)).T))
     return found
+
+
+def context(tokens, ends):
+    """Of a round whose root is token ``ends`` of each row."""
+    return Context(
+        tokens=tokens,
+        length=jnp.asarray(ends + 1, jnp.int32),
+        budget=jnp.full((BATCH,), 9),
+        key=jax.random.split(jax.random.key(0), BATCH),
+        sampling=specjax.Sampling(),
+    )
 
 
 def test_a_speculators_layer_reads_a_token_and_a_state_side_by_side(tmp_path):
@@ -98,6 +110,41 @@ def test_rounds_give_the_heads_what_training_gave_them(name):
         for row, end in enumerate(ends):
             np.testing.assert_allclose(feature[row], whole[:, row, end - 1], atol=1e-5)
     assert spread > 0.1  # places differ by far more than is let pass
+
+
+@pytest.mark.parametrize("drafting", [(), (5,), (3, 9)])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_what_plain_rounds_said_is_read_before_something_is_drafted(name, drafting, monkeypatch):
+    """One token a round; the second row has one less to say, and is over before the first."""
+    monkeypatch.setattr(prefix, "PENDING", 4)
+    monkeypatch.setattr(prefix, "AT_ONCE", 3)
+    drafter = DRAFTERS[name]
+    params = {"drafter": heads(drafter), "target": None}
+    (hidden, tokens), rows = text(), np.arange(BATCH)
+    whole = read_rows(drafter.heads(params["drafter"]), hidden.reshape(-1, 16).T, tokens)
+    whole = whole.reshape(len(whole), BATCH, LENGTH)
+    state, ends, waited = drafter.init(params, BATCH, 16), np.zeros(BATCH, int), []
+    for step in range(LENGTH + 1):
+        now = context(tokens, ends)
+        drafts = step in drafting or step == LENGTH
+        state = (drafter.settle if drafts else drafter.rest)(params, state, now)
+        if drafts:
+            found = drafter.read(params, state, now).T
+            for row, end in enumerate(ends):
+                np.testing.assert_allclose(found[row], whole[:, row, end - 1], atol=1e-5)
+        waited.append(int((ends - state.done).max()))
+        num = np.asarray([step < LENGTH, step < LENGTH - 1 and step > 0], int)
+        where = np.minimum(ends, LENGTH - 1)
+        segment = Segment(
+            tokens=jnp.pad(tokens[rows, where][:, None], ((0, 0), (0, 2))),
+            next=jnp.pad(tokens[rows, where + 1][:, None], ((0, 0), (0, 2)), constant_values=-1),
+            features=jnp.pad(hidden[rows, where][:, None], ((0, 0), (0, 2), (0, 0))),
+            start=jnp.asarray(ends, jnp.int32),
+            num=jnp.asarray(num, jnp.int32),
+            round=(tree.chain(now, jnp.zeros((BATCH, 0), jnp.int32)), None, None),
+        )
+        state, ends = drafter.observe(params, state, segment), ends + num
+    assert max(waited) == 3 and waited[-1] == 0
 
 
 def test_a_speculators_layer_reads_the_token_behind_each_state():

@@ -120,14 +120,16 @@ class HeadDrafter(ChainDrafter, abc.ABC):
         """``(level, carry)`` of ``growth.grow`` at the root of a round."""
 
     def observe(self, params, state, segment):
-        return dataclasses.replace(state, feature=last_feature(state.feature, segment))
+        feature = last_feature(state.feature, segment.features, segment.num)
+        return dataclasses.replace(state, feature=feature)
 
 
-def last_feature(before: jax.Array, segment) -> jax.Array:
-    """``[B, F]``: of the last valid token of a segment, ``before`` where it has none."""
-    last = jnp.maximum(segment.num - 1, 0)[:, None, None]
-    found = jnp.take_along_axis(segment.features, last, axis=1)[:, 0]
-    return jnp.where((segment.num > 0)[:, None], found.astype(before.dtype), before)
+def last_feature(before: jax.Array, features: jax.Array, num: jax.Array) -> jax.Array:
+    """``[B, F]``: of the last of the first ``num`` int32 ``[B]`` tokens with ``features`` ``[B, T,
+    F]``, ``before`` where there are none."""
+    last = jnp.maximum(num - 1, 0)[:, None, None]
+    found = jnp.take_along_axis(features, last, axis=1)[:, 0]
+    return jnp.where((num > 0)[:, None], found.astype(before.dtype), before)
 
 
 def all_at_once(say) -> tuple:

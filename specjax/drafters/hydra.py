@@ -141,14 +141,16 @@ class Hydra(PrefixDrafter):
     def begin(self, params, state, context):
         heads, batch = self.heads(params["drafter"]), state.feature.shape[0]
 
-        def level(carry, grown, since):
+        def level(hidden, grown, since):
+            if since == 0:
+                hidden = self.read(params, state, context)  # [H, B]
             tokens = path_tokens(grown, since)  # [B, W, D + 1]
             wide, deep = tokens.shape[1:]
             embedded = self.target.embed(params["target"], tokens.reshape(batch, -1))
             embedded = embedded.reshape(-1, batch * wide, deep)
-            hidden = jnp.repeat(state.feature.T, wide, axis=1)  # [H, B * W]
-            x = jnp.concatenate([hidden, *(embedded[:, :, i] for i in range(deep))], axis=0)
+            wider = jnp.repeat(hidden, wide, axis=1)  # [H, B * W]
+            x = jnp.concatenate([wider, *(embedded[:, :, i] for i in range(deep))], axis=0)
             x = x.astype(state.feature.dtype)
-            return heads.head_logits(deep - 1, x, batch, self.target, params["target"]), carry
+            return heads.head_logits(deep - 1, x, batch, self.target, params["target"]), hidden
 
         return level, ()

@@ -23,9 +23,14 @@ import jax.numpy as jnp
 
 from .. import cache as kv_cache
 from ..models.config import DecoderConfig
+from ..models.decoder import Decoder, turns
+from ..models.layers import together
 from ..pytree import pytree_dataclass
 from ..types import PyTree, Verdict
 from .heads import HeadDrafter, HeadState, last_feature
+
+PENDING = 64  # tokens of plain rounds that may wait to be read
+AT_ONCE = 8  # of them are read in one pass
 
 
 def prefix_config(target: DecoderConfig) -> DecoderConfig:
@@ -75,17 +80,35 @@ def read_rows(heads, hidden: jax.Array, tokens: jax.Array, segments=None) -> jax
     return heads.prefix.hidden(own, positions, sees, states=heads.enter(hidden, after))[0]
 
 
+def keys_and_values(layer: Decoder, x: jax.Array, positions: jax.Array) -> tuple:
+    """What the prefix layer keeps of tokens at ``positions`` int32 ``[B, T]``, of which it reads
+    ``x`` ``[W, B * T]``: ``(keys, values)``, each ``[B, K, T, E]``."""
+    (block,), config = layer.blocks, layer.config
+    own, (read, _) = block.attention, block.enter(x)
+    rope = turns(config, positions, config.window_of(0) is None, x.dtype)
+    return own.entries(*together(read, own.k, own.v), rope, len(positions))
+
+
 @pytree_dataclass
 class PrefixState(HeadState):
-    """``feature`` is what the heads read: with a prefix layer, its output ``[B, W]``. ``cache``:
-    that layer's keys and values of all tokens before the root; None without it."""
+    """With a prefix layer, whose keys and values of the tokens before ``done`` are in ``cache``.
+
+    Attributes:
+      feature: ``[B, W]``, what the layer reads of token ``done - 1`` (whose own keys and values are
+        made again when it is gone through). Without a layer a ``HeadState``'s, and the rest None.
+      done: int32 ``[B]``.
+      pending: ``[B, P, F]``, a ring: hidden states of tokens behind these, of plain rounds.
+    """
 
     cache: PyTree = None
+    pending: jax.Array | None = None
+    done: jax.Array | None = None
 
 
 class PrefixDrafter(HeadDrafter):
-    """Heads that may have a prefix layer. It runs in ``observe``, over the tokens of the accepted
-    path, and its cache is written there: the path's entries alone."""
+    """Heads that may have a prefix layer. Of the accepted path's tokens, keys and values alone are
+    made; the layer is gone through for the last of them, and only where something is drafted. What
+    plain rounds say waits until then, or until there are ``PENDING`` tokens of it."""
 
     @property
     def reads_last(self) -> bool:
@@ -95,32 +118,80 @@ class PrefixDrafter(HeadDrafter):
         feature, c = super().init(params, batch, capacity, inputs).feature, self.config.prefix
         if c is None:
             return PrefixState(feature=feature)
-        cache = kv_cache.init(
-            [c.slots(0, capacity)], batch, c.num_kv_heads, c.head_dim, feature.dtype
+        size, dtype = feature.shape[1], feature.dtype
+        slots = [c.slots(0, capacity)]
+        return PrefixState(
+            feature=jnp.zeros((batch, c.hidden_size), dtype),
+            cache=kv_cache.init(slots, batch, c.num_kv_heads, c.head_dim, dtype),
+            pending=jnp.zeros((batch, PENDING, size), dtype),
+            done=jnp.zeros((batch,), jnp.int32),
         )
-        return PrefixState(feature=jnp.zeros((batch, c.hidden_size), feature.dtype), cache=cache)
+
+    def draft_step(self, params, state, context):
+        return super().draft_step(params, self.settle(params, state, context), context)
+
+    def settle(self, params, state, context):
+        return self._caught_up(params, state, context, 0)
+
+    def rest(self, params, state, context):
+        return self._caught_up(params, state, context, PENDING - 1)
+
+    def read(self, params, state, context) -> jax.Array:
+        """``[W, B]``, what the heads read at a round's root; without the layer the feature."""
+        if self.config.prefix is None:
+            return state.feature.T
+        at = context.length[:, None] - 2
+        return self.heads(params["drafter"]).prefix.hidden(
+            context.root[:, None],
+            at,
+            jnp.ones((1, 1, 1), bool),
+            prefix=state.cache,
+            length=jnp.maximum(at[:, 0], 0),
+            states=state.feature.T,
+        )[0]
 
     def observe(self, params, state, segment):
-        if state.cache is None:
+        if self.config.prefix is None:
             return super().observe(params, state, segment)
-        heads = self.heads(params["drafter"])
-        batch, steps = segment.tokens.shape
+        if segment.round is None or segment.round[0].num_nodes > 1:
+            given = segment.features, segment.next, segment.start, segment.num
+            return self._taken_in(params, state, *given)
+        # nothing was drafted: at most the root was committed. There is always room; to ask for it
+        # orders this write behind the reads of ``rest``
+        room = (segment.num > 0) & (segment.start - state.done < PENDING)
+        where = jnp.where(room, segment.start % PENDING, PENDING)
+        rows, own = jnp.arange(len(where)), segment.features[:, 0].astype(state.pending.dtype)
+        pending = state.pending.at[rows, where].set(own, mode="drop")
+        return dataclasses.replace(state, pending=pending)
+
+    def _caught_up(self, params, state, context, most: int):
+        """The state when no row has more than ``most`` tokens pending, the root not counted."""
+        if self.config.prefix is None:
+            return state
+        end = context.length - 1
+
+        def read(state):
+            at = state.done[:, None] + jnp.arange(AT_ONCE, dtype=jnp.int32)
+            hidden = jnp.take_along_axis(state.pending, (at % PENDING)[:, :, None], axis=1)
+            after = jnp.take_along_axis(context.tokens, at + 1, axis=1, mode="clip")
+            num = jnp.minimum(end - state.done, AT_ONCE)
+            return self._taken_in(params, state, hidden, after, state.done, num)
+
+        return jax.lax.while_loop(lambda state: jnp.any(end - state.done > most), read, state)
+
+    def _taken_in(self, params, state, hidden, after, start, num):
+        """The state behind ``num`` int32 ``[B]`` more tokens at ``start``, with hidden states
+        ``[B, T, F]`` and int32 ``[B, T]`` behind them."""
+        heads, (batch, steps) = self.heads(params["drafter"]), after.shape
+        x = hidden.astype(state.feature.dtype).reshape(batch * steps, -1).T
+        x = heads.enter(x, after.reshape(-1))
         index = jnp.arange(steps, dtype=jnp.int32)
-        x = segment.features.astype(state.feature.dtype).reshape(batch * steps, -1).T
-        out, _, entries = heads.prefix.hidden(
-            segment.tokens,
-            segment.start[:, None] + index,
-            jnp.triu(jnp.ones((steps, steps), bool))[None],
-            prefix=state.cache,
-            length=segment.start,
-            states=heads.enter(x, segment.next.reshape(-1)),
-        )
-        out = out.T.reshape(batch, steps, -1)
-        path = jnp.broadcast_to(index, segment.tokens.shape)
-        # the layer's keys and values come from its input: what must be read first is the output
-        count = kv_cache.after(segment.num - 1, out)
-        verdict = Verdict(path=path, count=count, token=count)
+        entries = keys_and_values(heads.prefix, x, start[:, None] + index)
+        verdict = Verdict(path=jnp.broadcast_to(index, after.shape), count=num - 1, token=num)
         rings = [self.config.prefix.is_ring(0, state.cache[0][0].shape[2])]
-        cache = kv_cache.commit(state.cache, entries, segment.start, verdict, rings)
-        own = dataclasses.replace(segment, features=out)
-        return PrefixState(feature=last_feature(state.feature, own), cache=cache)
+        return dataclasses.replace(
+            state,
+            feature=last_feature(state.feature, x.T.reshape(batch, steps, -1), num),
+            cache=kv_cache.commit(state.cache, (entries,), start, verdict, rings),
+            done=jnp.where(num > 0, start + num, state.done),
+        )

@@ -215,12 +215,14 @@ class Speculator(PrefixDrafter):
 
     def begin(self, params, state, context):
         cell = self.heads(params["drafter"])
-        first = cell.start(state.feature.T)
 
         def level(states, grown, since):
             """``states``: of the nodes of each depth before this one."""
             i, tokens = len(states), grown.tokens[:, since:]
-            before = of_parents(states[-1], grown, since) if states else first
+            if states:
+                before = of_parents(states[-1], grown, since)
+            else:
+                before = cell.start(self.read(params, state, context))
             after = cell.step(i, before, tokens.reshape(-1))
             return cell.head(i, after[0]).reshape(*tokens.shape, -1), (*states, after)
 
