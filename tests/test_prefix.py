@@ -118,8 +118,8 @@ def test_what_plain_rounds_said_is_read_before_something_is_drafted(name, drafti
     """One token a round; the second row has one less to say, and is over before the first."""
     monkeypatch.setattr(prefix, "PENDING", 4)
     monkeypatch.setattr(prefix, "AT_ONCE", 3)
-    drafter = DRAFTERS[name]
-    params = {"drafter": heads(drafter), "target": None}
+    drafter, target = DRAFTERS[name], nnx.state(Decoder(TARGET, rngs=nnx.Rngs(0)))
+    params = {"drafter": heads(drafter), "target": target}
     (hidden, tokens), rows = text(), np.arange(BATCH)
     whole = read_rows(drafter.heads(params["drafter"]), hidden.reshape(-1, 16).T, tokens)
     whole = whole.reshape(len(whole), BATCH, LENGTH)
@@ -127,8 +127,10 @@ def test_what_plain_rounds_said_is_read_before_something_is_drafted(name, drafti
     for step in range(LENGTH + 1):
         now = context(tokens, ends)
         drafts = step in drafting or step == LENGTH
-        state = (drafter.settle if drafts else drafter.rest)(params, state, now)
-        if drafts:
+        if not drafts:
+            state = drafter.rest(params, state, now)
+        else:
+            _, state = drafter.draft_step(params, state, now)
             found = drafter.read(params, state, now).T
             for row, end in enumerate(ends):
                 np.testing.assert_allclose(found[row], whole[:, row, end - 1], atol=1e-5)
