@@ -16,7 +16,7 @@ import specjax
 from specjax import reference
 from specjax.drafters import Adaptive, DraftModel, NGram, Plain
 from specjax.drafters.hydra import Hydra, HydraConfig
-from specjax.drafters.prefix import prefix_config
+from specjax.drafters.prefix import PENDING, prefix_config
 from specjax.drafters.speculator import Speculator, SpeculatorConfig
 from specjax.models.attention import BLOCK, attend, prefix_sizes
 from specjax.models.causal_lm import CausalLM
@@ -212,7 +212,8 @@ PROGRAMS = [
 def test_the_loop_copies_no_cache_and_never_leaves_the_device(name, batch, capacity, temperature):
     target = model(LLAMA)[0]
     text = hlo(target, drafters()[name], params_of(LLAMA, name), batch, capacity, temperature)
-    assert not cache_copies(text, cache_shape(batch, capacity))
+    pending = batch, 1, PENDING, LLAMA.hidden_size
+    assert not cache_copies(text, cache_shape(batch, capacity), pending)
     assert not re.search(r"\b(infeed|outfeed|send|recv)\(|callback", text)
     if capacity > 256 or name == "ngram":  # the switches are there, not folded away
         kernels = text.count("specjax_attention")  # which need no switch
