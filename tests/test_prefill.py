@@ -88,9 +88,11 @@ def test_who_reads_the_last_token_alone():
     assert hydra(None).reads_last and Adaptive(hydra(None)).reads_last
     assert not hydra(layer).reads_last
 
-    class Sees(Medusa):
-        def observe(self, params, state, segment):
-            return super().observe(params, state, segment)
+    for kind, config in ((Medusa, MedusaConfig), (Hydra, HydraConfig)):
 
-    assert not Sees(config=MedusaConfig(**SIZES), target=CausalLM(SHAPE)).reads_last
+        class Sees(kind):
+            def observe(self, params, state, segment):
+                return super().observe(params, state, segment)
+
+        assert not Sees(config=config(**SIZES), target=CausalLM(SHAPE)).reads_last
     assert not Adaptive(ChainDrafter(3)).reads_last

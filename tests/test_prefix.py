@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from flax import nnx
 from safetensors.numpy import load_file
-from toys import heads
+from toys import bag, heads
 
 import specjax
-from specjax import tree
-from specjax.drafters import Hydra, Speculator, prefix
+from specjax import loop, tree
+from specjax.drafters import Adaptive, Hybrid, Hydra, NGram, Speculator, prefix
 from specjax.drafters.hydra import HydraConfig
 from specjax.drafters.prefix import read_rows
 from specjax.drafters.speculator import SpeculatorConfig
@@ -212,3 +212,102 @@ def test_a_file_whose_prefix_is_no_layer_is_refused(tmp_path):
     save_pretrained(Decoder(TARGET, rngs=nnx.Rngs(0)), tmp_path / "target")
     with pytest.raises(ValueError, match="prefix=True within specjax"):
         specjax.load_drafter(tmp_path, specjax.load(tmp_path / "target", tokenizer=False))
+
+
+# ----------------------------------------------------------------------------- in the loop
+
+
+@dataclasses.dataclass(frozen=True)
+class Seldom:
+    """Drafts in every twelfth round."""
+
+    name = "seldom"
+
+    def init(self, batch, depth):
+        return jnp.zeros((batch,), jnp.int32)
+
+    def choose(self, memory, widths, costs, budget):
+        return jnp.where(jnp.max(memory) % 12 == 11, widths[-1], 0), memory + 1
+
+    def update(self, memory, outcome):
+        return memory
+
+
+TOY, TOY_PARAMS = bag(13, 3, features=8)
+
+
+def seldom(behind_lookup):
+    """A speculator that is seldom asked, with its weights; and how to find its state."""
+    layer = dataclasses.replace(NARROW, vocab_size=13)
+    config = SpeculatorConfig(
+        hidden_size=8,
+        vocab_size=13,
+        inner_size=5,
+        num_heads=2,
+        cell="lstm",
+        tied=True,
+        prefix=layer,
+    )
+    base = Speculator(config=config, target=TOY, layer=1)
+    inner = Hybrid(4, inner=base, lookup=NGram(longest=2, shortest=1)) if behind_lookup else base
+    drafter = Adaptive(inner, Seldom())
+    costs = np.ones(len(drafter.widths), np.float32)
+    own = heads(base)
+    params = {"target": TOY_PARAMS, "drafter": {"inner": own, "costs": costs}}
+    return drafter, base, own, params
+
+
+def read_anew(base, own, state):
+    """The state behind all committed tokens but the root, read in one pass."""
+    draft = tree.chain(context(state.tokens, np.zeros(BATCH, int)), state.tokens[:, 1:])
+    draft = dataclasses.replace(draft, start=jnp.zeros(BATCH, jnp.int32))
+    cache = TOY.init(TOY_PARAMS, BATCH, state.tokens.shape[1])
+    segment = Segment(
+        tokens=state.tokens,
+        next=jnp.roll(state.tokens, -1, axis=1),
+        features=TOY.verify(TOY_PARAMS, cache, draft, features=base.features).features,
+        start=draft.start,
+        num=state.length - 1,
+    )
+    params = {"target": TOY_PARAMS, "drafter": own}
+    return base.observe(params, base.init(params, BATCH, state.tokens.shape[1]), segment)
+
+
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize("behind_lookup", [False, True])
+def test_the_loop_lets_it_read_what_it_missed(behind_lookup, monkeypatch):
+    monkeypatch.setattr(prefix, "PENDING", 4)
+    monkeypatch.setattr(prefix, "AT_ONCE", 3)
+    drafter, base, own, params = seldom(behind_lookup)
+    objects, waited = (TOY, drafter, "auto"), []
+
+    def asked(tokens, new):
+        given = np.asarray(tokens, np.int32), np.full(BATCH, 3)
+        return loop.prepare(
+            TOY, drafter, *given, jax.random.key(0), new, specjax.Sampling(), 64, ()
+        )
+
+    def checked(state):
+        inner = state.drafter.inner.inner if behind_lookup else state.drafter.inner
+        waited.append(int((state.length - 1 - inner.done).max()))
+        assert 0 <= waited[-1] <= 4
+        now = context(state.tokens, state.length - 1)
+        found, wanted = base.settle({"drafter": own}, inner, now), read_anew(base, own, state)
+        np.testing.assert_array_equal(found.done, state.length - 1)
+        np.testing.assert_allclose(found.feature, wanted.feature, rtol=1e-4, atol=1e-4)
+        for row, end in enumerate(found.done):
+            seen = (np.arange(end - 4, end) if end > 4 else np.arange(end)) % 5  # a window of 5
+            for one, other in zip(found.cache[0], wanted.cache[0], strict=True):
+                np.testing.assert_allclose(
+                    one[row][:, seen], other[row][:, seen], rtol=1e-4, atol=1e-4
+                )
+        return state
+
+    request, capacity = asked([[1, 2, 3], [4, 5, 6]], np.asarray([17, 29]))
+    state = checked(loop.jit_start(*objects, capacity, params, request))
+    for new in (10, 7):
+        while int(state.budget.max()):
+            state = checked(loop.jit_burst(*objects, 5, params, state))
+        request, _ = asked([[7, 8, 9], [1, 1, 2]], np.asarray([new, new]))
+        state = checked(loop.jit_extend(*objects, params, state, request))
+    assert 4 in waited

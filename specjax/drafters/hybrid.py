@@ -32,7 +32,8 @@ class Hybrid(Around, ChainDrafter):
 
     The dear drafter says the first tokens, on which all others hang, the cheap one those behind:
     the horizontal cascade of CS Drafting. A round in which all rows copy costs no more than the
-    lookup: ``inner`` is not run, and reads what it missed when it is next asked.
+    lookup: ``inner`` is not run, and reads what it missed when it is next asked. (A prefix layer's
+    keys and values are made at once.)
 
     ``params["drafter"]`` are the weights of ``inner``.
 

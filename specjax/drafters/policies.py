@@ -96,7 +96,7 @@ class Goodput:
       first, last: shortest and longest interval between probes, in plain rounds.
       lag: what a large batch must gain by drafting, over plain decoding, at least 0.
       share: what a probe may cost of the plain rounds before it, and of those that the longest
-        row still needs, above 0; what a draft model reads to catch up comes on top.
+        row still needs, above 0; what a drafter reads to catch up comes on top.
 
     Lossless: yes.
 

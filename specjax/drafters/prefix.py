@@ -91,13 +91,14 @@ def keys_and_values(layer: Decoder, x: jax.Array, positions: jax.Array) -> tuple
 
 @pytree_dataclass
 class PrefixState(HeadState):
-    """With a prefix layer, whose keys and values of the tokens before ``done`` are in ``cache``.
+    """What a prefix layer has read, and what it has yet to. Without one a ``HeadState``.
 
     Attributes:
-      feature: ``[B, W]``, what the layer reads of token ``done - 1`` (whose own keys and values are
-        made again when it is gone through). Without a layer a ``HeadState``'s, and the rest None.
-      done: int32 ``[B]``.
-      pending: ``[B, P, F]``, a ring: hidden states of tokens behind these, of plain rounds.
+      feature: ``[B, W]``, what the layer reads of token ``done - 1``, the last that it has read
+        (whose own keys and values are made again when it is gone through).
+      cache: its keys and values of the tokens before ``done``, int32 ``[B]``.
+      pending: ``[B, P, F]``, a ring with token ``i`` in slot ``i mod P``: hidden states of the
+        tokens from ``done`` on, which plain rounds committed.
     """
 
     cache: PyTree = None
@@ -108,11 +109,12 @@ class PrefixState(HeadState):
 class PrefixDrafter(HeadDrafter):
     """Heads that may have a prefix layer. Of the accepted path's tokens, keys and values alone are
     made; the layer is gone through for the last of them, and only where something is drafted. What
-    plain rounds say waits until then, or until there are ``PENDING`` tokens of it."""
+    plain rounds say waits until then; where there are ``PENDING`` tokens of it, ``AT_ONCE`` are
+    read, so that of many plain rounds one in ``AT_ONCE`` reads."""
 
     @property
     def reads_last(self) -> bool:
-        return self.config.prefix is None
+        return self.config.prefix is None and type(self).observe is PrefixDrafter.observe
 
     def init(self, params, batch, capacity, inputs=None):
         feature, c = super().init(params, batch, capacity, inputs).feature, self.config.prefix
@@ -137,7 +139,8 @@ class PrefixDrafter(HeadDrafter):
         return self._caught_up(params, state, context, PENDING - 1)
 
     def read(self, params, state, context) -> jax.Array:
-        """``[W, B]``, what the heads read at a round's root; without the layer the feature."""
+        """``[W, B]``, what the heads read at a round's root, nothing being pending; without the
+        layer the feature."""
         if self.config.prefix is None:
             return state.feature.T
         at = context.length[:, None] - 2
@@ -156,8 +159,8 @@ class PrefixDrafter(HeadDrafter):
         if segment.round is None or segment.round[0].num_nodes > 1:
             given = segment.features, segment.next, segment.start, segment.num
             return self._taken_in(params, state, *given)
-        # nothing was drafted: at most the root was committed. There is always room; to ask for it
-        # orders this write behind the reads of ``rest``
+        # nothing was drafted: at most the root was committed. There is room, since ``rest`` came
+        # before; to ask for it orders this write behind its reads
         room = (segment.num > 0) & (segment.start - state.done < PENDING)
         where = jnp.where(room, segment.start % PENDING, PENDING)
         rows, own = jnp.arange(len(where)), segment.features[:, 0].astype(state.pending.dtype)
