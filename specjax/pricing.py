@@ -2,8 +2,8 @@
 
 ``num_draft="auto"`` lets the number of drafts follow what was accepted and what rounds cost; this
 is where the costs come from. A width is pinned by the costs that the drafter is given, which are
-an argument of the compiled program: measuring compiles nothing that the request would not. What a drafter
-reads to catch up after plain rounds is in no cost.
+an argument of the compiled program: measuring compiles nothing that the request would not. What a
+drafter reads to catch up after plain rounds is in no cost.
 """
 
 from __future__ import annotations
