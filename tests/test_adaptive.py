@@ -130,6 +130,14 @@ def test_a_width_that_loses_even_if_all_is_kept_is_not_probed():
     assert some.stats.rounds_by_width[7] == 0 and some.stats.drafted.any()
 
 
+@pytest.mark.parametrize(("rows", "lag", "drafts"), [(1, 0.1, True), (8, 0.1, False), (8, 0, True)])
+def test_nor_one_that_a_batch_would_not_draft_even_if_all_was_kept(rows, lag, drafts):
+    """Two tokens for 1.9 steps are more than one a step, and less than 1.0875."""
+    policy, budget = Goodput(lag=lag), jnp.full((rows,), 60)
+    width, _ = policy.choose(policy.init(rows, 1), (0, 1), jnp.asarray([1.0, 1.9]), budget)
+    assert (width > 0) == drafts
+
+
 def test_a_drafter_that_becomes_good_within_a_text_is_found_again():
     num, change = 400, 200
     truth = np.array(truth_of(num))

@@ -87,7 +87,7 @@ class Goodput:
     pause halves the weight of what was known before it.
 
     A cost of infinity rules a width out; so does one that all its tokens, were they kept, would not
-    make up for.
+    make up for (of several rows, by what a batch must gain).
 
     Attributes:
       prior: the acceptance rate assumed before anything was measured, in [0, 1].
@@ -173,7 +173,7 @@ class Goodput:
     def choose(self, memory, widths, costs, budget):
         live = budget > 0
         # what loses even if all is kept is no matter of acceptance: a probe would tell nothing
-        most = costs[0] * (1 + jnp.asarray(widths))
+        most = costs[0] * (1 + jnp.asarray(widths)) / self.hurdle(live)
         costs = jnp.where((costs < most) | (jnp.arange(len(widths)) == 0), costs, jnp.inf)
         tokens, cost = self.expected(memory, widths, costs, budget)
         goodput = tokens / cost
