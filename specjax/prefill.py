@@ -18,9 +18,7 @@ from .types import Context, Draft, PyTree, Segment, Verdict
 
 PREFILL_CHUNK = 256  # prompt tokens fed at once: bounds the memory of a long prompt
 CHUNK_ON_CPU = 32  # a processor is busy with few: more would be wasted on short prompts
-APART = (
-    128  # width of prompts from which the features of the last token are worth a pass of its own
-)
+APART = 128  # width of prompts from which the last token's features are worth a pass of its own
 
 
 def chunk_for(params: PyTree) -> int:

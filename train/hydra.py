@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.drafters import hydra
-from specjax.drafters.prefix import prefix_config, read_rows
+from specjax.drafters.prefix import prefix_config
 
 from . import frozen
 from .config import ConfigError
@@ -89,11 +89,7 @@ def make_hydra(config: HydraConfig, setting: frozen.Setting) -> Heads:
         heads = drafter.heads(params)
         batch, length, _ = rows.hidden.shape
         steps, tokens = rows.steps(config.num_heads), rows.tokens[:, :-1]
-        if heads.prefix is None:
-            x = rows.states(0, steps)
-        else:
-            x = read_rows(heads, rows.states(0, length), rows.tokens, rows.segments[:, :-1])
-            x = x.reshape(size, batch, length)[:, :, :steps].reshape(size, -1)
+        x = rows.seen_by(heads, steps)
         embedded = scale * target.embed(target_params, tokens).reshape(size, batch, length)
         found = []
         for k, layers in enumerate(heads.heads):

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from specjax.drafters.prefix import read_rows
 from specjax.models.causal_lm import graph_definition
 from specjax.pytree import pytree_dataclass
 from specjax.types import Drafter, PyTree
@@ -50,6 +51,15 @@ class Rows:
         found = self.hidden if layer is None else self.layers[layer]
         found = found[:, offset : offset + steps]
         return found.transpose(2, 0, 1).reshape(found.shape[2], -1)
+
+    def seen_by(self, heads, steps: int) -> jax.Array:
+        """``[W, B * steps]``: what ``heads`` read at the first steps, the states or what their
+        prefix layer makes of these."""
+        if heads.prefix is None:
+            return self.states(0, steps)
+        batch, length, _ = self.hidden.shape
+        x = read_rows(heads, self.states(0, length), self.tokens, self.segments[:, :-1])
+        return x.reshape(-1, batch, length)[:, :, :steps].reshape(len(x), -1)
 
     def embedded(self, head, target, params, steps: int) -> list[jax.Array]:
         """``[E, B * T]`` for each step ``s`` of an unroll: what a ``FeatureModule`` reads of the

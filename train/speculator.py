@@ -19,7 +19,6 @@ import dataclasses
 import jax.numpy as jnp
 
 from specjax.drafters import redrafter, speculator
-from specjax.drafters.prefix import read_rows
 from specjax.models.config import DecoderConfig
 from specjax.topology import Beams
 
@@ -136,12 +135,8 @@ def make_speculator(config: RecurrentConfig, setting: frozen.Setting) -> Heads:
     def outputs(params, target_params, rows):
         cell, steps = drafter.heads(params), rows.steps(config.num_heads)
         read = [rows.behind(1 + k, steps) for k in range(config.num_heads)]
-        x = rows.states(0, steps)
-        if cell.prefix is not None:
-            batch, length, _ = rows.hidden.shape
-            x = read_rows(cell, rows.states(0, length), rows.tokens, rows.segments[:, :-1])
-            x = x.reshape(-1, batch, length)[:, :, :steps].reshape(len(x), -1)
-        return [(cell.table(k), None, state) for k, state in enumerate(cell.states(x, read))]
+        states = cell.states(rows.seen_by(cell, steps), read)
+        return [(cell.table(k), None, state) for k, state in enumerate(states)]
 
     params = fresh(drafter, config.run.seed)
     every = jnp.arange(target.vocab_size)[None]

@@ -21,7 +21,6 @@ from .. import cache as kv_cache
 from ..models.attention import attend, choice_of
 from ..models.config import DecoderConfig
 from ..models.decoder import Decoder, turns
-from ..models.layers import together
 from ..pytree import pytree_dataclass
 from ..types import PyTree, Verdict
 from .heads import HeadDrafter, HeadState, all_at_once
@@ -95,13 +94,9 @@ class MTPHeads(nnx.Module):
         """What each head keeps of tokens with hidden states ``[B, T, H]`` at ``positions`` int32
         ``[B, T]``: ``(keys, values)``, each ``[B, K, T, E]``."""
         batch, _, size = hidden.shape
-        x, found = hidden.reshape(-1, size).T, []
+        x = hidden.reshape(-1, size).T
         rope = turns(self.config.layers, positions, True, x.dtype)
-        for block in self.layers.blocks:
-            own = block.attention
-            made = together(block.attention_norm(x), own.k, own.v)
-            found.append(own.entries(*made, rope, batch))
-        return tuple(found)
+        return tuple(block.entries(x, rope, batch) for block in self.layers.blocks)
 
     def _states(self, x, positions, sees, past) -> jax.Array:
         """Normed states ``[H, B * N * K]`` of all heads, which read one ``x`` ``[H, B * N]``."""

@@ -23,8 +23,7 @@ import jax.numpy as jnp
 
 from .. import cache as kv_cache
 from ..models.config import DecoderConfig
-from ..models.decoder import Decoder, turns
-from ..models.layers import together
+from ..models.decoder import turns
 from ..pytree import pytree_dataclass
 from ..types import PyTree, Verdict
 from .heads import HeadDrafter, HeadState, last_feature
@@ -78,15 +77,6 @@ def read_rows(heads, hidden: jax.Array, tokens: jax.Array, segments=None) -> jax
     if segments is not None:
         sees = sees & (segments[:, :, None] == segments[:, None, :])
     return heads.prefix.hidden(own, positions, sees, states=heads.enter(hidden, after))[0]
-
-
-def keys_and_values(layer: Decoder, x: jax.Array, positions: jax.Array) -> tuple:
-    """What the prefix layer keeps of tokens at ``positions`` int32 ``[B, T]``, of which it reads
-    ``x`` ``[W, B * T]``: ``(keys, values)``, each ``[B, K, T, E]``."""
-    (block,), config = layer.blocks, layer.config
-    own, (read, _) = block.attention, block.enter(x)
-    rope = turns(config, positions, config.window_of(0) is None, x.dtype)
-    return own.entries(*together(read, own.k, own.v), rope, len(positions))
 
 
 @pytree_dataclass
@@ -189,9 +179,11 @@ class PrefixDrafter(HeadDrafter):
         x = hidden.astype(state.feature.dtype).reshape(batch * steps, -1).T
         x = heads.enter(x, after.reshape(-1))
         index = jnp.arange(steps, dtype=jnp.int32)
-        entries = keys_and_values(heads.prefix, x, start[:, None] + index)
+        c, (block,) = self.config.prefix, heads.prefix.blocks
+        rope = turns(c, start[:, None] + index, c.window_of(0) is None, x.dtype)
+        entries = block.entries(x, rope, batch)
         verdict = Verdict(path=jnp.broadcast_to(index, after.shape), count=num - 1, token=num)
-        rings = [self.config.prefix.is_ring(0, state.cache[0][0].shape[2])]
+        rings = [c.is_ring(0, state.cache[0][0].shape[2])]
         return dataclasses.replace(
             state,
             feature=last_feature(state.feature, x.T.reshape(batch, steps, -1), num),

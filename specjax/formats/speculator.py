@@ -43,7 +43,7 @@ def matches(config: Mapping, names: set[str]) -> bool:
 
 
 def load(config: Mapping, tensors: Mapping, target):
-    shape = config_of(config, [*tensors])
+    shape = config_of(config, tensors)
     check_sizes(target, hidden_size=shape.hidden_size, vocab_size=shape.vocab_size)
     prefix = _PREFIX if any(name.startswith(_PREFIX) for name in tensors) else ""
     wanted = names(shape, prefix)
@@ -116,12 +116,8 @@ def config_of(config: Mapping, tensors: Iterable[str] = ()) -> SpeculatorConfig:
         tied=bool(config.get("tie_weights", False)),
         scaled=bool(config.get("scale_input", False)),
         one_table=method == "mlp" or bool(config.get("tie_lstm_embs", False)),
-        prefix=None if layer is None else layer_config(layer, _layer_tensors(tensors)),
+        prefix=None if layer is None else layer_config(layer, tensors),
     )
-
-
-def _layer_tensors(tensors: Iterable[str]) -> list[str]:
-    return [name for name in tensors if name.startswith((_LAYER, _PREFIX + _LAYER))]
 
 
 def names(shape: SpeculatorConfig, prefix: str = "", *, shared: bool = False) -> dict[str, tuple]:

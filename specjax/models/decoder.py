@@ -123,6 +123,12 @@ class Block(nnx.Module):
         """What attention reads, and the residual stream that its result is added to."""
         return self.attention_norm(x), x
 
+    def entries(self, x, rope, batch):
+        """Keys and values alone, of plain ``Attention``, as ``__call__`` makes them."""
+        read, _ = self.enter(x)
+        own = self.attention
+        return own.entries(*together(read, own.k, own.v), rope, batch)
+
     def __call__(self, x, rope, batch, attention, live=None):
         read, x = self.enter(x)
         out, entries = self.attention(read, rope, batch, attention)
