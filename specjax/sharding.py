@@ -12,7 +12,9 @@ and ``gather`` brings results to all of them.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -26,6 +28,10 @@ if TYPE_CHECKING:  # types.py needs this module
 
 DATA, MODEL = "data", "model"
 AXES = (DATA, MODEL)
+# Threads that a virtual CPU device should have. XLA's run what is independent side by side, and one
+# that waits for other devices holds its thread: with one a device (the default, where there are
+# fewer cores), all can wait for what none is left to run; after a minute XLA ends the process.
+CPU_THREADS = 4
 
 # ---------------------------------------------------------------- meshes
 
@@ -33,7 +39,8 @@ AXES = (DATA, MODEL)
 def as_mesh(mesh: Mesh | str | Mapping[str, int] | None) -> Mesh | None:
     """A mesh over the first devices, from ``"data=2,model=4"`` or ``{"data": 2, "model": 4}``.
 
-    A ``Mesh`` is checked and returned; None stays None.
+    A ``Mesh`` is checked and returned; None stays None. Warns of virtual CPU devices that have too
+    few threads (see ``CPU_THREADS``).
 
     Raises:
       ValueError: other axes, axes that are not ``Auto``, more devices than there are.
@@ -42,13 +49,15 @@ def as_mesh(mesh: Mesh | str | Mapping[str, int] | None) -> Mesh | None:
         return None
     if isinstance(mesh, Mesh):
         check_axes(mesh)
+        _check_threads(mesh)
         return mesh
     sizes = axis_sizes(mesh)
     wanted, devices = sizes[DATA] * sizes[MODEL], jax.devices()
     if wanted > len(devices):
         raise ValueError(
             f"mesh={mesh!r} needs {wanted} devices, there are {len(devices)}; to try a mesh on a "
-            f"CPU, set XLA_FLAGS=--xla_force_host_platform_device_count={wanted}"
+            f"CPU, set XLA_FLAGS=--xla_force_host_platform_device_count={wanted} and "
+            f"NPROC={CPU_THREADS * wanted}"
         )
     if wanted < len(devices) and jax.process_count() > 1:
         raise ValueError(
@@ -57,7 +66,9 @@ def as_mesh(mesh: Mesh | str | Mapping[str, int] | None) -> Mesh | None:
         )
     shape = tuple(sizes.values())
     kinds = (AxisType.Auto,) * len(shape)
-    return jax.make_mesh(shape, AXES, axis_types=kinds, devices=devices[:wanted])
+    mesh = jax.make_mesh(shape, AXES, axis_types=kinds, devices=devices[:wanted])
+    _check_threads(mesh)
+    return mesh
 
 
 def axis_sizes(mesh: Mesh | str | Mapping[str, int]) -> dict[str, int]:
@@ -115,6 +126,19 @@ def _check_names(names) -> None:
             f"the mesh has axes {wrong}: accepted are 'data' (rows of the batch) and 'model' "
             "(heads, features, vocabulary), either or both; make it with "
             "jax.make_mesh((2, 4), ('data', 'model'), axis_types=(jax.sharding.AxisType.Auto,) * 2)"
+        )
+
+
+def _check_threads(mesh: Mesh) -> None:
+    local = len(mesh.local_devices)
+    if mesh.devices.flat[0].platform != "cpu" or local == 1:
+        return
+    threads = int(os.environ.get("NPROC") or os.cpu_count() or 1)  # XLA's default too
+    if threads < CPU_THREADS * local:
+        warnings.warn(
+            f"{local} virtual CPU devices share {max(threads, local)} threads and may come to wait "
+            f"for each other without end: set NPROC={CPU_THREADS * local} before JAX starts",
+            stacklevel=3,
         )
 
 

@@ -6,9 +6,10 @@ import pathlib
 import jax
 import pytest
 
-from specjax import compile_cache
+from specjax import compile_cache, sharding
 
 jax.config.update("jax_num_cpu_devices", 8)
+os.environ.setdefault("NPROC", str(8 * sharding.CPU_THREADS))
 # most of the tests' time is compilation: both workers share it, and so does the next run
 compile_cache.enable()
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

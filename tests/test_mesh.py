@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import re
+import warnings
 
 import jax
 import numpy as np
@@ -307,6 +308,18 @@ def test_meshes_that_cannot_be_are_refused_with_the_way_out(tmp_path):
             target, Plain(), {"target": params}, tokens, np.full(3, 2), key=jax.random.key(0),
             max_new_tokens=2, mesh=MESHES[0],
         )  # fmt: skip
+
+
+def test_virtual_devices_that_share_few_threads_are_warned_of(monkeypatch):
+    monkeypatch.setenv("NPROC", "32")
+    with warnings.catch_warnings(action="error"):
+        mesh = as_mesh(MESHES[0])
+    monkeypatch.setenv("NPROC", "31")
+    for given in (mesh, MESHES[0]):
+        with pytest.warns(UserWarning, match="8 virtual CPU devices share 31 .* set NPROC=32 "):
+            as_mesh(given)
+    with warnings.catch_warnings(action="error"):
+        as_mesh("data=1,model=1")
 
 
 def test_experts_that_do_not_divide_are_refused():
