@@ -138,7 +138,7 @@ def _check_threads(mesh: Mesh) -> None:
         warnings.warn(
             f"{local} virtual CPU devices share {max(threads, local)} threads and may come to wait "
             f"for each other without end: set NPROC={CPU_THREADS * local} before JAX starts",
-            stacklevel=3,
+            stacklevel=4,  # whoever called load or decode
         )
 
 
