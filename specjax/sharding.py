@@ -133,7 +133,7 @@ def _check_threads(mesh: Mesh) -> None:
     local = len(mesh.local_devices)
     if mesh.devices.flat[0].platform != "cpu" or local == 1:
         return
-    threads = int(os.environ.get("NPROC") or os.cpu_count() or 1)  # as XLA, where affinity sets no less
+    threads = int(os.environ.get("NPROC") or os.cpu_count() or 1)  # as XLA counts, without affinity
     if threads < CPU_THREADS * local:
         warnings.warn(
             f"{local} virtual CPU devices share {max(threads, local)} threads and may come to wait "
