@@ -25,10 +25,10 @@ import numpy as np
 from flax import nnx
 
 import specjax
+from specjax.checkpoints import HeadLM
 from specjax.drafters import Hydra, Medusa, Speculator
-from specjax.formats import HeadLM
 from specjax.models import LM, CausalLM, Decoder, DecoderConfig
-from specjax.resolve import LOOKUP, WithLookup, named
+from specjax.text.drafter_names import LOOKUP, WithLookup, named
 
 from .pairs import SHAPES
 

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 import specjax
-from specjax import job
-from specjax.comparison import repeated_ngrams
+from specjax.analysis.comparison import repeated_ngrams
+from specjax.text import task
 
 from .grown import grown_drafter, grown_embedded
 
@@ -57,8 +57,8 @@ def measure_prompts(
         text = texts[index * batch : (index + 1) * batch]
         common = dict(max_new_tokens=new, temperature=temperature, seed=index)
         works = [
-            job.prepare(lm, text, drafter=None, **common),
-            job.prepare(lm, text, drafter=named, num_draft=num_draft, tree=tree, **common),
+            task.prepare(lm, text, drafter=None, **common),
+            task.prepare(lm, text, drafter=named, num_draft=num_draft, tree=tree, **common),
         ]
         if index == 0:
             for work in works:
@@ -97,13 +97,13 @@ def measure_prompts(
     }
 
 
-def _run(work: job.Job) -> tuple[float, float, specjax.Decoded]:
+def _run(work: task.GenerationTask) -> tuple[float, float, specjax.Decoded]:
     """Seconds of reading the prompt, seconds of the rounds, and what came out."""
     begin = time.perf_counter()
     state = jax.block_until_ready(work.start())
     middle = time.perf_counter()
     state = jax.block_until_ready(work.burst(work.capacity, state))
-    return middle - begin, time.perf_counter() - middle, specjax.loop.result(state)
+    return middle - begin, time.perf_counter() - middle, specjax.decoding.loop.result(state)
 
 
 def _ratio(spent: np.ndarray, emitted: np.ndarray, plain_emitted: np.ndarray) -> dict:

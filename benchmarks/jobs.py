@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import drafters, job, loop, pricing, topology
+from specjax import drafters, trees
+from specjax.decoding import loop
 from specjax.drafters.adaptive import AdaptiveState
-from specjax.drafters.model import DraftModelState
+from specjax.drafters.draft_model import DraftModelState
 from specjax.models import as_drafter
-from specjax.sampling import Sampling
+from specjax.sampling.distribution import Sampling
+from specjax.text import round_costs, task
 
 from . import pairs
 
@@ -29,7 +31,7 @@ def make_job(
     temperature: float = 0.0,
     capacity: int | None = None,
     tree: str | None = None,
-) -> job.Job:
+) -> task.GenerationTask:
     """A request over token ids ``[B, T]``, ready to run.
 
     Args:
@@ -40,11 +42,11 @@ def make_job(
     """
     if capacity is None:
         limit = pair.target.config.context_length
-        capacity = job.round_up(tokens.shape[1] + new, job.SMALLEST_BUFFER, limit)
+        capacity = task.round_up(tokens.shape[1] + new, task.SMALLEST_BUFFER, limit)
     found, params = _drafter(pair, drafter, num_draft, (len(tokens), capacity))
     if tree is not None:
-        found = dataclasses.replace(found, topology=topology.parse(tree))
-    request, capacity = loop.prepare(
+        found = dataclasses.replace(found, topology=trees.parse(tree))
+    request, capacity = loop.prepare_inputs(
         pair.target.target,
         found,
         tokens,
@@ -55,7 +57,7 @@ def make_job(
         capacity,
         (),
     )
-    return job.Job(
+    return task.GenerationTask(
         lm=pair.target,
         prompts=list(tokens),
         drafter=found,
@@ -90,7 +92,7 @@ def _drafter(pair: pairs.Pair, name: str, num_draft: int, shape: tuple[int, int]
     )
 
 
-def informed(work: job.Job, plain_end: loop.State, begin) -> job.Job:
+def informed(work: task.GenerationTask, plain_end: loop.State, begin) -> task.GenerationTask:
     """The job with what its drafter must know beforehand, and that is measured or decoded first.
 
     Args:
@@ -102,18 +104,18 @@ def informed(work: job.Job, plain_end: loop.State, begin) -> job.Job:
     if isinstance(work.drafter, drafters.Synthetic):
         given = given | {"truth": plain_end.tokens}
     elif isinstance(work.drafter, drafters.Adaptive):
-        given = given | {"costs": pricing.round_costs(work, begin())}
+        given = given | {"costs": round_costs.round_costs(work, begin())}
     return dataclasses.replace(work, params=work.params | {"drafter": given})
 
 
-def made_up(work: job.Job, pair: pairs.Pair, context: int, new: int) -> loop.State:
+def made_up(work: task.GenerationTask, pair: pairs.Pair, context: int, new: int) -> loop.State:
     """The state of a job as if it had read ``context`` random tokens.
 
     Reading 32,000 tokens takes minutes on a CPU and is not what is measured. Entries are drawn
     from a normal law as wide as the few really read, in a small buffer; the drafter's are those
     of the target's first layers, whose copy it is.
     """
-    small = dataclasses.replace(work, capacity=job.SMALLEST_BUFFER).start()
+    small = dataclasses.replace(work, capacity=task.SMALLEST_BUFFER).start()
     state = jax.tree.map(_grown, small, jax.eval_shape(work.start))
     tokens = np.random.default_rng(0).integers(
         0, pair.target.config.vocab_size, state.tokens.shape, dtype=np.int32

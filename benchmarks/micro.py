@@ -12,7 +12,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from specjax import measure
+from specjax.analysis import timing
 from specjax.models.attention import attend, prefix_sizes
 from specjax.models.layers import product
 
@@ -51,7 +51,7 @@ def product_orders(
         for name, (compute, w, featured) in orders.items():
             x = jnp.ones((inputs, m) if featured else (m, inputs), dtype)
             calls[name] = _repeated(compute, w, x)
-        seconds = measure.alternate(calls, repetitions=repetitions)
+        seconds = timing.alternate(calls, repetitions=repetitions)
         found[m] = {name: spread(1e3 * s) for name, s in seconds.items()}
     return {"milliseconds": found, "megabytes": weight.nbytes / 1e6}
 
@@ -78,12 +78,12 @@ def attention_layouts(
             keys = jax.random.split(jax.random.key(0), 3)
             q = jax.random.normal(keys[0], (1, kv_heads, size, groups, n), dtype)
             k, v = (jax.random.normal(x, (1, kv_heads, s, size), dtype) for x in keys[1:])
-            seconds = measure.alternate(_layouts(q, k, v), repetitions=repetitions)
+            seconds = timing.alternate(_layouts(q, k, v), repetitions=repetitions)
             found[f"{s}, {n}"] = {name: spread(1e3 * t) for name, t in seconds.items()}
     return {"milliseconds": found}
 
 
-def _layouts(q, k, v) -> dict[str, measure.Call]:
+def _layouts(q, k, v) -> dict[str, timing.Call]:
     """Calls that attend with ``q [B, K, E, G, N]`` over ``k, v [B, K, S, E]``."""
     batch, kv_heads, size, groups, nodes = q.shape
     slots = k.shape[2]
@@ -117,7 +117,7 @@ def _layouts(q, k, v) -> dict[str, measure.Call]:
     }
 
 
-def _repeated(compute, constant, x) -> measure.Call:
+def _repeated(compute, constant, x) -> timing.Call:
     """``compute(constant, x)``, ``TIMES`` times in one program, each over a changed ``x``."""
 
     @jax.jit
@@ -129,4 +129,4 @@ def _repeated(compute, constant, x) -> measure.Call:
 
         return jax.lax.fori_loop(0, TIMES, step, x)
 
-    return measure.Call(functools.partial(run, constant, x), times=TIMES)
+    return timing.Call(functools.partial(run, constant, x), times=TIMES)

@@ -26,7 +26,7 @@ import numpy as np
 from flax import nnx
 
 import specjax
-from specjax.comparison import repeated_ngrams
+from specjax.analysis.comparison import repeated_ngrams
 from specjax.models import LM, CausalLM, Decoder, DecoderConfig, load, save_pretrained
 from specjax.models.causal_lm import graph_definition
 from specjax.models.lm import EMBEDDED

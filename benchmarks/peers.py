@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from specjax import measure
+from specjax.analysis import timing
 from specjax.models.translate import config_to_hf, tensors_of
 
 from . import heldout, pairs
@@ -200,7 +200,7 @@ def side_by_side(
             texts[method], rounds[method] = out, len(passes)
     calls = {m: functools.partial(_lengths, whole, m) for m in methods}
     calls |= {f"{m} first": functools.partial(first, m) for m in methods}
-    seconds = measure.alternate(calls, repetitions=repetitions, warmup=1)
+    seconds = timing.alternate(calls, repetitions=repetitions, warmup=1)
 
     figures, total = {}, len(requests) * new
     for m in methods:
@@ -215,17 +215,17 @@ def side_by_side(
             if m == "hf assisted"
             else spread(seconds[f"{m} first"] / len(requests)),
             "over_own_plain": interval(
-                measure.ratio(seconds["plain" if m in OURS else "hf plain"], seconds[m])
+                timing.ratio(seconds["plain" if m in OURS else "hf plain"], seconds[m])
             ),
             "same_text": _same(texts["plain"], texts[m]),
         }
         if m in PAIRED:
             peer = PAIRED[m]
-            figures[m]["over_peer"] = interval(measure.ratio(seconds[peer], seconds[m]))
+            figures[m]["over_peer"] = interval(timing.ratio(seconds[peer], seconds[m]))
             peer_later = seconds[peer] - np.median(seconds[f"{peer} first"])
             per_round = peer_later / max(1, rounds[peer] - len(requests))
             own_round = later / max(1, rounds[m] - len(requests))
-            figures[m]["round_over_peer"] = interval(measure.ratio(per_round, own_round))
+            figures[m]["round_over_peer"] = interval(timing.ratio(per_round, own_round))
             figures[m]["peer"] = peer
     return {
         "synthetic": made.synthetic,

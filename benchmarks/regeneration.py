@@ -9,7 +9,7 @@ from specjax.train import data, regenerate, writing
 from specjax.train.config import DataConfig
 
 import specjax
-from specjax import measure
+from specjax.analysis import timing
 
 from .figures import interval, spread
 
@@ -45,7 +45,7 @@ def measure_regeneration(
         ends[name] = writing.serve(lm, prompts, config, [end_of_text], ways[name])
 
     calls = {name: functools.partial(serve, name) for name in ways}
-    seconds = measure.alternate(calls, repetitions=repetitions, warmup=1)
+    seconds = timing.alternate(calls, repetitions=repetitions, warmup=1)
     tokens = {name: sum(len(row.tokens) for row in found) for name, found in ends.items()}
     rates = {name: tokens[name] / spent for name, spent in seconds.items()}
     said = {name: [row.tokens for row in found] for name, found in ends.items()}
@@ -53,6 +53,6 @@ def measure_regeneration(
         "tokens": tokens["plain"],
         "tau": tokens["drafted"] / sum(row.rounds for row in ends["drafted"]),
         "tokens_per_second": {name: spread(rate) for name, rate in rates.items()},
-        "ratio": interval(measure.ratio(rates["drafted"], rates["plain"])),
+        "ratio": interval(timing.ratio(rates["drafted"], rates["plain"])),
         "identical": None if temperature else said["plain"] == said["drafted"],
     }

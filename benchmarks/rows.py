@@ -15,8 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import job, loop, measure, topology
-from specjax.comparison import repeated_ngrams
+from specjax import trees
+from specjax.analysis import timing
+from specjax.analysis.comparison import repeated_ngrams
+from specjax.decoding import loop
+from specjax.text import task
 
 from . import heldout, micro, pairs, peers, regeneration, serving, training
 from .figures import interval, spread
@@ -46,7 +49,7 @@ class Bench:
 
     def bandwidth(self) -> float:
         """Bytes a second that the best product reads, now."""
-        return measure.bandwidth(dtype=self.dtype, repetitions=5).best
+        return timing.bandwidth(dtype=self.dtype, repetitions=5).best
 
 
 @functools.lru_cache(maxsize=1)
@@ -61,7 +64,7 @@ def _pair(name, agreement, dtype, cache):
 
 def bandwidth(bench: Bench) -> dict:
     """Bytes a second that products with a few columns read."""
-    found = measure.bandwidth(dtype=bench.dtype)
+    found = timing.bandwidth(dtype=bench.dtype)
     return {"best": found.best, "by_columns": found.by_columns, "weights": found.weights}
 
 
@@ -91,10 +94,10 @@ def decode(
     tokens = pairs.prompts(made.target.config, batch, context if read else SHORT)
     # room for the rounds whose parts are timed
     if tree is not None:
-        num_draft = topology.parse(tree).depth
+        num_draft = trees.parse(tree).depth
     limit = made.target.config.context_length
     end = context + max(new, PART_ROUNDS * (num_draft + 1) + new if parts else 0)
-    capacity = job.round_up(min(end, limit), job.SMALLEST_BUFFER, limit)
+    capacity = task.round_up(min(end, limit), task.SMALLEST_BUFFER, limit)
     common = dict(temperature=temperature, capacity=capacity)
     works, begins, ends = {}, {}, {}
     for name, said, shape in (
@@ -117,17 +120,17 @@ def decode(
     calls = {}
     for name, work in works.items():
         run = functools.partial(_rounds, work)
-        calls[name] = measure.Call(run, begins[name])
+        calls[name] = timing.Call(run, begins[name])
         if read:
-            calls[f"{name} read"] = measure.Call(work.start)
-            calls[f"{name} first"] = measure.first_token(work)
+            calls[f"{name} read"] = timing.Call(work.start)
+            calls[f"{name} first"] = timing.first_token(work)
     rates = [bench.bandwidth()] if parts else []
-    seconds = measure.alternate(calls, repetitions=repetitions, warmup=1)
+    seconds = timing.alternate(calls, repetitions=repetitions, warmup=1)
     rates += [bench.bandwidth()] if parts else []
 
     emitted = batch * new
     step = np.median(seconds["plain"]) / new
-    used = measure.weight_bytes(made.target) + _entries(works["plain"], context + new // 2)
+    used = timing.weight_bytes(made.target) + _entries(works["plain"], context + new // 2)
     figures = {
         "synthetic": made.synthetic or stats.drafter.startswith("synthetic"),
         "pair_found": made.describe(),
@@ -139,7 +142,7 @@ def decode(
         "emitted": int(np.sum(stats.emitted)),
         "plain_tokens_per_second": spread(emitted / seconds["plain"]),
         "tokens_per_second": spread(emitted / seconds["speculative"]),
-        "ratio_rounds": interval(measure.ratio(seconds["plain"], seconds["speculative"])),
+        "ratio_rounds": interval(timing.ratio(seconds["plain"], seconds["speculative"])),
         "seconds_per_plain_step": float(step),
         "seconds_per_round": float(np.median(seconds["speculative"]) / np.max(stats.rounds)),
         "seconds_per_token": {name: spread(seconds[name] / new) for name in works},
@@ -151,33 +154,33 @@ def decode(
     }
     if read:
         whole = {name: seconds[name] + seconds[f"{name} read"] for name in works}
-        figures["ratio_whole"] = interval(measure.ratio(whole["plain"], whole["speculative"]))
+        figures["ratio_whole"] = interval(timing.ratio(whole["plain"], whole["speculative"]))
         figures["first_token"] = {n: spread(seconds[f"{n} first"]) for n in works}
     if parts:
         figures |= _anatomy(works["speculative"], begins["speculative"], num_draft)
     return figures
 
 
-def _rounds(work: job.Job, state: loop.State):
+def _rounds(work: task.GenerationTask, state: loop.State):
     return work.burst(work.capacity, state).length
 
 
-def _entries(work: job.Job, length: int) -> int:
+def _entries(work: task.GenerationTask, length: int) -> int:
     """Bytes of the target's cache that a step at ``length`` reads."""
     cache = jax.eval_shape(work.start).cache
-    return measure.tree_bytes(cache) * length // work.capacity
+    return timing.tree_bytes(cache) * length // work.capacity
 
 
-def _anatomy(work: job.Job, begin, num_draft: int) -> dict:
+def _anatomy(work: task.GenerationTask, begin, num_draft: int) -> dict:
     """A round split into its parts, the loop's efficiency, memory, seconds to compile."""
     state = jax.block_until_ready(work.burst(2, begin()))
     room = work.capacity - int(jnp.max(state.length))
     rounds = min(PART_ROUNDS, room // (num_draft + 1))
-    figures = {"memory": dataclasses.asdict(measure.memory(work))}
+    figures = {"memory": dataclasses.asdict(timing.memory(work))}
     if rounds:
-        seconds = measure.alternate(measure.parts(work, state, rounds=rounds), repetitions=7)
+        seconds = timing.alternate(timing.parts(work, state, rounds=rounds), repetitions=7)
         figures["parts"] = {name: float(np.median(seconds[name])) for name in (*PARTS, "round")}
-        figures["loop_efficiency"] = interval(measure.loop_efficiency(seconds))
+        figures["loop_efficiency"] = interval(timing.loop_efficiency(seconds))
     return figures
 
 
@@ -199,21 +202,21 @@ def passes(
     """
     made = bench.pair(pair, agreement)
     common = dict(batch=batch, length=length, capacity=capacity)
-    products, size = measure.product_calls(bench.dtype)
-    calls = {str(n): measure.pass_call(made.target, n, **common) for n in nodes}
+    products, size = timing.product_calls(bench.dtype)
+    calls = {str(n): timing.pass_call(made.target, n, **common) for n in nodes}
     calls |= {f"product {m}": call for m, call in products.items()}
-    found = measure.alternate(calls, repetitions=repetitions)
+    found = timing.alternate(calls, repetitions=repetitions)
     seconds = {n: found[str(n)] for n in nodes}
     best = min((found[f"product {m}"] for m in products), key=np.median)
-    floor = best * measure.weight_bytes(made.target) / size
+    floor = best * timing.weight_bytes(made.target) / size
     return {
         "bandwidth": float(size / np.median(best)),
         "pair_found": made.describe(),
         "floor": float(np.median(floor)),
         "seconds": {n: spread(s) for n, s in seconds.items()},
-        "over_floor": {n: interval(measure.ratio(s, floor)) for n, s in seconds.items()},
+        "over_floor": {n: interval(timing.ratio(s, floor)) for n, s in seconds.items()},
         "over_one": {
-            n: interval(measure.ratio(s, seconds[nodes[0]]))
+            n: interval(timing.ratio(s, seconds[nodes[0]]))
             for n, s in seconds.items()
             if nodes[0] == 1
         },
@@ -233,13 +236,13 @@ def buffers(
     """One pass at one length in buffers of several sizes: cost must follow the tokens in use."""
     made = bench.pair(pair, agreement)
     calls = {
-        str(c): measure.pass_call(made.target, nodes, length=length, capacity=c) for c in capacities
+        str(c): timing.pass_call(made.target, nodes, length=length, capacity=c) for c in capacities
     }
-    seconds = measure.alternate(calls, repetitions=repetitions)
+    seconds = timing.alternate(calls, repetitions=repetitions)
     first = seconds[str(capacities[0])]
     return {
         "seconds": {c: spread(s) for c, s in seconds.items()},
-        "over_first": {c: interval(measure.ratio(s, first)) for c, s in seconds.items()},
+        "over_first": {c: interval(timing.ratio(s, first)) for c, s in seconds.items()},
     }
 
 

@@ -11,7 +11,7 @@ import functools
 import numpy as np
 
 import specjax
-from specjax import measure
+from specjax.analysis import timing
 
 from .figures import interval, spread
 from .heldout import prompts as heldout_prompts
@@ -50,7 +50,7 @@ def measure_serving(
     for gather in ways.values():  # compiles; the longest decides the buffers
         specjax.serve_offline(lm, longest_last[-2 * batch :], gather=gather, **common)
     calls = {name: functools.partial(serve, name, gather) for name, gather in ways.items()}
-    seconds = measure.alternate(calls, repetitions=repetitions, warmup=0)
+    seconds = timing.alternate(calls, repetitions=repetitions, warmup=0)
     emitted, rounds = int(budgets.sum()), sum(row.rounds for row in ends["continuous"].rows)
     drafted = sum(row.drafted for row in ends["continuous"].rows)
     return {
@@ -59,6 +59,6 @@ def measure_serving(
         "tau": emitted / rounds,
         "acceptance": sum(row.accepted for row in ends["continuous"].rows) / max(1, drafted),
         "tokens_per_second": {name: spread(emitted / s) for name, s in seconds.items()},
-        "ratio": interval(measure.ratio(seconds["whole"], seconds["continuous"])),
+        "ratio": interval(timing.ratio(seconds["whole"], seconds["continuous"])),
         "identical": ends["whole"].texts == ends["continuous"].texts,
     }

@@ -17,7 +17,8 @@ from specjax.train.optimizer import make_optimizer
 from specjax.train.rows import make_reader
 
 import specjax
-from specjax import measure, topology
+from specjax import trees
+from specjax.analysis import timing
 from specjax.models import DecoderConfig
 from specjax.models.causal_lm import CausalLM
 from specjax.models.lm import LM
@@ -119,19 +120,19 @@ def _timed(step, job, alone, read, rule, shape, repetitions: int) -> dict:
         return jax.tree.map(jnp.add, params, updates), moments
 
     calls = {
-        "step": measure.Call(
+        "step": timing.Call(
             lambda state: step(state, given, tokens), lambda: jax.tree.map(jnp.copy, state)
         ),
         "target": lambda: read(given["target"], tokens),
         "head": lambda: head(job.params, given, rows),
         "update": lambda: update(job.params, state["optimizer"], gradients),
     }
-    seconds = measure.alternate(calls, repetitions=repetitions, warmup=1)
+    seconds = timing.alternate(calls, repetitions=repetitions, warmup=1)
     both = seconds["target"] + seconds["head"]
     return {
         "seconds": {name: spread(x) for name, x in seconds.items()},
-        "over_parts": interval(measure.ratio(seconds["step"], both)),
-        "over_all": interval(measure.ratio(seconds["step"], both + seconds["update"])),
+        "over_parts": interval(timing.ratio(seconds["step"], both)),
+        "over_all": interval(timing.ratio(seconds["step"], both + seconds["update"])),
     }
 
 
@@ -211,7 +212,7 @@ def long_context(
 
     text = write(rng, table, batch, max(contexts))
     both = {"target": params, "drafter": made.publish(weights)}
-    whole = dataclasses.replace(made.drafter, topology=topology.chain(3))
+    whole = dataclasses.replace(made.drafter, topology=trees.chain(3))
     layer = dataclasses.replace(whole.config.layer, window=window)
     config = dataclasses.replace(whole.config, layer=layer)
     drafters = {"all": whole, "window": dataclasses.replace(whole, config=config)}

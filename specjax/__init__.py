@@ -3,24 +3,26 @@
 import importlib
 from typing import TYPE_CHECKING
 
-from . import acceptance, cache, drafters, laws, sharding, targets, topology, tree
-from .loop import Decoded, decode, stream
-from .round import accept, draft_step, verify
-from .sampling import Sampling
-from .stats import Stats
-from .targets import contrastive
+from . import acceptance, drafters, sharding, trees
+from .decoding.loop import Decoded, decode, stream
+from .decoding.round import accept, draft_step, verify
+from .decoding.stats import Stats
+from .sampling import processors
+from .sampling.distribution import Sampling
 from .types import Context, Draft, Drafter, Scores, Segment, Target, Verdict
 
 if TYPE_CHECKING:
-    from .chat import Chat
-    from .comparison import Comparison, compare
-    from .formats import HeadLM, load_drafter, save_drafter
-    from .memory import MemoryPlan, plan_memory
+    from .analysis.comparison import Comparison, compare
+    from .analysis.memory import MemoryPlan, plan_memory
+    from .analysis.plan.api import Plan, plan
+    from .checkpoints import HeadLM, load_drafter, save_drafter
+    from .models import kv_cache
+    from .models.contrastive import contrastive
     from .models.lm import LM, load
-    from .planner import Plan, plan
-    from .serving import Served, serve_offline
-    from .text import Generation, generate, stream_text
-    from .tracing import Trace, trace
+    from .serving.offline import Served, serve_offline
+    from .text.chat import Chat
+    from .text.generation import Generation, generate, stream_text
+    from .tracing.api import Trace, trace
 
 __version__ = "0.1.0"
 
@@ -46,14 +48,14 @@ __all__ = [
     "Verdict",
     "accept",
     "acceptance",
-    "cache",
+    "kv_cache",
     "compare",
     "contrastive",
     "decode",
     "draft_step",
     "drafters",
     "generate",
-    "laws",
+    "processors",
     "load",
     "load_drafter",
     "plan",
@@ -63,34 +65,34 @@ __all__ = [
     "sharding",
     "stream",
     "stream_text",
-    "targets",
-    "topology",
     "trace",
-    "tree",
+    "trees",
     "verify",
 ]
 
 # what brings Flax along is imported when it is first asked for: the loop does not need it
 _LAZY = {
-    "Chat": "chat",
-    "Comparison": "comparison",
-    "compare": "comparison",
-    "HeadLM": "formats",
-    "load_drafter": "formats",
-    "save_drafter": "formats",
+    "Chat": "text.chat",
+    "Comparison": "analysis.comparison",
+    "compare": "analysis.comparison",
+    "HeadLM": "checkpoints",
+    "load_drafter": "checkpoints",
+    "save_drafter": "checkpoints",
     "LM": "models.lm",
+    "kv_cache": "models",
+    "contrastive": "models.contrastive",
     "load": "models.lm",
-    "MemoryPlan": "memory",
-    "plan_memory": "memory",
-    "Plan": "planner",
-    "plan": "planner",
-    "Served": "serving",
-    "serve_offline": "serving",
-    "Generation": "text",
-    "generate": "text",
-    "stream_text": "text",
-    "Trace": "tracing",
-    "trace": "tracing",
+    "MemoryPlan": "analysis.memory",
+    "plan_memory": "analysis.memory",
+    "Plan": "analysis.plan.api",
+    "plan": "analysis.plan.api",
+    "Served": "serving.offline",
+    "serve_offline": "serving.offline",
+    "Generation": "text.generation",
+    "generate": "text.generation",
+    "stream_text": "text.generation",
+    "Trace": "tracing.api",
+    "trace": "tracing.api",
 }
 
 

@@ -16,15 +16,12 @@ import os
 import re
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-if TYPE_CHECKING:  # types.py needs this module
-    from .types import PyTree
-
+from ._internal.pytree import PyTree
 
 DATA, MODEL = "data", "model"
 AXES = (DATA, MODEL)

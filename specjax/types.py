@@ -14,15 +14,14 @@ prompt token is the first root.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 
-from .pytree import pytree_dataclass, static
-from .sampling import Prefix, Sampling
+from ._internal.pytree import PyTree, pytree_dataclass, static
+from .sampling.distribution import Prefix, Sampling
 
-PyTree = Any
 ROOT = 0  # index of the root among the nodes of a draft
 DRAWS = ("iid", "mixed", "distinct", "hub")  # values of `Draft.draws`
 POINT_MASS = -1  # value of `Draft.law` for a node that was not drawn from a law

@@ -5,12 +5,13 @@ import re
 import jax
 import numpy as np
 
-from specjax import Sampling, loop
+from specjax import Sampling
+from specjax.decoding import loop
 
 
 def hlo(target, drafter, params, batch, capacity, temperature):
     """The optimized program, text: ``batch`` prompts of 20 tokens, 30 new ones."""
-    request, capacity = loop.prepare(
+    request, capacity = loop.prepare_inputs(
         target,
         drafter,
         np.ones((batch, 20), np.int32),

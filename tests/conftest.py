@@ -6,7 +6,8 @@ import pathlib
 import jax
 import pytest
 
-from specjax import compile_cache, sharding
+from specjax import sharding
+from specjax._internal import compile_cache
 
 jax.config.update("jax_num_cpu_devices", 8)
 os.environ.setdefault("NPROC", str(8 * sharding.CPU_THREADS))

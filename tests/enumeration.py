@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import drawing
 from specjax.acceptance import walk
-from specjax.acceptance.laws import DraftLaw
+from specjax.acceptance.node_laws import DraftLaw
+from specjax.sampling import drawing
 from specjax.types import ROOT, Draft
 
 ALMOST = 1 - 2.0**-24  # the greatest uniform

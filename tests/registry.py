@@ -9,9 +9,9 @@ import functools
 import numpy as np
 from toys import Merged, TreeDrafter, bag, heads, like
 
-from specjax import topology
+from specjax import trees
 from specjax.drafters import Adaptive, DraftModel, Goodput, Hybrid, NGram, Plain, Union
-from specjax.drafters.block import Block, BlockConfig
+from specjax.drafters.block import BlockConfig, BlockDrafter
 from specjax.drafters.blockwise import Blockwise, BlockwiseConfig
 from specjax.drafters.eagle import Eagle, EagleConfig
 from specjax.drafters.eagle3 import Eagle3, Eagle3Config
@@ -48,7 +48,7 @@ def cases(model, params):
         drafter = drafter(
             config=config,
             target=model,
-            topology=topology.as_topology(parents),
+            topology=trees.as_topology(parents),
             layer=layer,
             how=how,
         )
@@ -102,34 +102,34 @@ def cases(model, params):
         "draft one": (DraftModel(num_draft=1, model=model), near, ("rejection",)),
         "draft itself": (DraftModel(num_draft=3, model=model), params, ("rejection", "block")),
         "draft tree iid": (
-            DraftModel(model=model, topology=topology.Tree(TREE)),
+            DraftModel(model=model, topology=trees.Tree(TREE)),
             near,
             ("rejection", "kseq"),
         ),
         "draft tree distinct": (
-            DraftModel(model=model, topology=topology.branching(2, 1, 1), how="distinct"),
+            DraftModel(model=model, topology=trees.branching(2, 1, 1), how="distinct"),
             near,
             ("rejection",),
         ),
         "draft tree hub": (
-            DraftModel(model=model, topology=topology.Tree(TREE), how="hub"),
+            DraftModel(model=model, topology=trees.Tree(TREE), how="hub"),
             near,
             ("rejection", "hub"),
         ),
         "draft expanded": (
-            DraftModel(model=model, topology=topology.Expand(2, 3, 6)),
+            DraftModel(model=model, topology=trees.Expand(2, 3, 6)),
             near,
             ("delta",),
         ),
         "draft expanded by gain": (
-            DraftModel(model=model, topology=topology.Expand(2, 3, 6, gain=0.3)),
+            DraftModel(model=model, topology=trees.Expand(2, 3, 6, gain=0.3)),
             near,
             ("delta",),
         ),
         "union of draft models": (
             Union(
                 drafters=(
-                    DraftModel(model=model, topology=topology.Tree((-1, 0, 0, 1))),
+                    DraftModel(model=model, topology=trees.Tree((-1, 0, 0, 1))),
                     DraftModel(num_draft=2, model=model),
                 )
             ),
@@ -170,17 +170,17 @@ def cases(model, params):
         "speculator prefix": head(Speculator, prefixed, (-1, 0, 1), how="iid"),
         "adaptive speculator prefix": adaptive(head(Speculator, prefixed, (-1, 0, 1), rules=())),
         "hybrid speculator prefix": hybrid(3, head(Speculator, prefixed, (-1, 0, 1))),
-        "block": head(Block, block, (-1, 0, 0, 1), ("rejection",), how="iid"),
+        "block": head(BlockDrafter, block, (-1, 0, 0, 1), ("rejection",), how="iid"),
         "eagle": head(Eagle, eagle, TREE, ("rejection",), how="distinct"),
         "eagle3": head(top, eagle3, (-1, 0, 1, 2), ("block",), how="iid"),
-        "adaptive eagle3": adaptive(head(top, eagle3, topology.Expand(2, 3, 5), rules=())),
+        "adaptive eagle3": adaptive(head(top, eagle3, trees.Expand(2, 3, 5), rules=())),
         "p-eagle": head(once, eagle3, TREE, ("rejection",), how="distinct", mask_token=0),
         "mtp": head(MTP, modules, TREE, ("rejection",), how="distinct", share_layers=True),
         "mtp distinct": head(MTP, modules, (-1, 0, 0, 1), normed_output=True),
         "mtp heads": head(ParallelHeads, parallel, (-1, 0, 0, 1), layer=1),
-        "redrafter": head(ReDrafter, ReDrafterConfig, topology.Beams(2, 2), **WIDE),
+        "redrafter": head(ReDrafter, ReDrafterConfig, trees.Beams(2, 2), **WIDE),
         "adaptive redrafter": adaptive(
-            head(ReDrafter, ReDrafterConfig, topology.Beams(2, 3), recurrent=False, **WIDE)
+            head(ReDrafter, ReDrafterConfig, trees.Beams(2, 3), recurrent=False, **WIDE)
         ),
         "tree top": (tree(), near, ("delta",)),
         "tree worst": (tree(how="worst"), near, ("rejection",)),

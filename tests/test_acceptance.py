@@ -13,10 +13,12 @@ import pytest
 from enumeration import Table, distance, drafts, outcome, prefixes, product, saying
 from toys import bag, context
 
-from specjax import Sampling, acceptance, drawing, loop, tree
+from specjax import Sampling, acceptance, trees
 from specjax.acceptance import RULES, walk
 from specjax.acceptance.typical import Typical
+from specjax.decoding import loop
 from specjax.drafters import Plain
+from specjax.sampling import drawing
 from specjax.types import DRAWS, Draft
 
 CHAIN, PAIR, THREE, TREE = (-1, 0, 1, 2), (-1, 0, 0), (-1, 0, 0, 0), (-1, 0, 0, 1, 1, 2)
@@ -25,7 +27,7 @@ GUESS = Draft(
     start=np.zeros(1, np.int32), tokens=np.asarray([[0, 1, 2, 0, 1]]), topology=(-1, 0, 0, 1, 1)
 )
 ZERO = {n: np.zeros(1, int) for n in ("rounds", "emitted", "drafted", "accepted")}
-merge = jax.jit(tree.merge, static_argnames="one_law")
+merge = jax.jit(trees.merge_drafts, static_argnames="one_law")
 
 
 @functools.cache
@@ -33,7 +35,7 @@ def judged(rule, draws, topology, seed, vocab=3):
     """``(total variation to the target, expected accepted tokens)`` on one random instance."""
     p, q = Table(seed, vocab), Table(seed + 100, vocab)
     draft, weights = drafts(q, topology, draws)
-    depth = tree.max_depth(draft)
+    depth = trees.max_depth(draft)
     law, accepted = outcome(RULES[rule], draft, weights, p, depth)
     return distance(law, p), accepted
 
@@ -165,7 +167,7 @@ def test_a_text_may_end_behind_a_drafted_token(rule, draws, topology):
     p, q = Table(0), Table(100)
     p.laws[(0,)] = np.zeros(3)  # no token has a probability there
     draft, weights = drafts(q, topology, draws)
-    law, _ = outcome(RULES[rule], draft, weights, p, tree.max_depth(draft))
+    law, _ = outcome(RULES[rule], draft, weights, p, trees.max_depth(draft))
     # what does not go on has ended behind token 0, as often as p says that token
     assert distance(law, p) < EXACT and abs(1 - law.sum() - p(())[0]) < EXACT
 
@@ -183,7 +185,7 @@ class AfreshForEveryPath:
         def visit(node):
             p = target_law(node)
             said = uniform < jnp.take_along_axis(p, draft.tokens, axis=1)
-            said &= tree.parents(draft) == node[:, None]
+            said &= trees.parents(draft) == node[:, None]
             said &= jnp.arange(draft.num_nodes) > 0
             return jnp.argmax(said, axis=1).astype(jnp.int32), jnp.any(said, axis=1), p
 
@@ -258,7 +260,7 @@ def test_a_law_with_one_token_or_none_draws_no_more_than_there_is():
 def test_the_hub_of_a_smaller_vocabulary_is_the_drafts_own():
     # a tie, which the target's order of tokens would break otherwise
     laws, ids = jnp.asarray([[[0.4, 0.4, 0.2]]]), jnp.asarray([2, 0, 1])
-    draft = tree.tree(
+    draft = trees.tree_draft(
         context(1),
         ids[jnp.asarray([[1, 0]])],
         PAIR,
@@ -267,7 +269,7 @@ def test_the_hub_of_a_smaller_vocabulary_is_the_drafts_own():
         vocab=ids,
         draws="hub",
     )
-    q = acceptance.laws.DraftLaw(draft, 3)
+    q = acceptance.node_laws.DraftLaw(draft, 3)
     assert q.hub(jnp.asarray([1])).tolist() == [2]
     np.testing.assert_allclose(q(jnp.asarray([1])), [[0.4, 0.2, 0.4]], atol=1e-6)
     np.testing.assert_allclose(q(jnp.asarray([2])), [[0.0, 0.0, 1.0]])
@@ -297,7 +299,7 @@ def test_typical_acceptance_keeps_the_longest_plausible_path_and_says_the_likeli
         [[-1, *(random.integers(0, n) for n in range(1, nodes))] for _ in range(rows)]
     )
     p = random.dirichlet(np.full(4, 0.6), (rows, nodes)).astype(np.float32)
-    draft = tree.tree(context(rows), jnp.asarray(tokens[:, 1:]), jnp.asarray(parent))
+    draft = trees.tree_draft(context(rows), jnp.asarray(tokens[:, 1:]), jnp.asarray(parent))
     tokens[:, 0] = 0
     rule, visits = Typical(epsilon=0.3, delta=0.6), []
 
@@ -364,7 +366,7 @@ def test_merge_says_how_the_siblings_of_the_union_were_drawn():
     hub, guess = any_draft("hub", True, PAIR), any_draft("iid", False, PAIR)
 
     def union(*drafts, one_law=False):  # nothing is compiled
-        return jax.eval_shape(functools.partial(tree.merge, one_law=one_law), *drafts)
+        return jax.eval_shape(functools.partial(trees.merge_drafts, one_law=one_law), *drafts)
 
     assert union(one, one).draws == union(one, guess).draws == "mixed"
     assert union(one, one, one_law=True).draws == union(one).draws == "iid"
@@ -376,7 +378,7 @@ def test_merge_says_how_the_siblings_of_the_union_were_drawn():
         with pytest.raises(ValueError, match="one_law=True is about"):
             union(*drafts_, one_law=True)
     with pytest.raises(ValueError, match="draws='sorted' is unknown"):
-        tree.tree(context(1), jnp.zeros((1, 2), jnp.int32), PAIR, draws="sorted")
+        trees.tree_draft(context(1), jnp.zeros((1, 2), jnp.int32), PAIR, draws="sorted")
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -384,7 +386,7 @@ def test_a_result_says_that_a_rule_is_approximate_unless_it_is_greedy(name):
     model, params = bag(5, 0)
     for temperature in (0.0, 1.0, np.zeros(1)):  # an array of zeros is known to nobody
         sample = Sampling(temperature=temperature)
-        request, capacity = loop.prepare(
+        request, capacity = loop.prepare_inputs(
             model, Plain(), [[1, 2]], [2], jax.random.key(0), 4, sample, None, ()
         )
         start = functools.partial(loop.start, model, Plain(), name, capacity)

@@ -14,7 +14,9 @@ from test_greedy import CASES, MODEL, NUM, PARAMS, PROMPTS, new_tokens, pad, reb
 from toys import bag, like
 
 import specjax
-from specjax import Sampling, loop, reference, tree
+from specjax import Sampling, trees
+from specjax.decoding import loop, reference
+from specjax.decoding.round import widths
 from specjax.drafters import (
     POLICIES,
     Adaptive,
@@ -26,9 +28,8 @@ from specjax.drafters import (
     Plain,
     Synthetic,
 )
-from specjax.drafters.policies import Outcome
+from specjax.drafters.draft_length import Outcome
 from specjax.models.causal_lm import CausalLM
-from specjax.round import widths
 
 DRAFT = DraftModel(num_draft=3, model=MODEL)
 TYPICAL = jnp.asarray([1.0, 1.5, 1.8, 2.4])  # of rounds at widths 0, 1, 3, 7
@@ -338,7 +339,7 @@ def steps(drafter, weights, rounds, bursts, prompts=PROMPTS):
     """States after each of several bursts."""
     tokens, lengths = pad(prompts)
     params = {"target": PARAMS, "drafter": weights}
-    request, capacity = loop.prepare(
+    request, capacity = loop.prepare_inputs(
         MODEL, drafter, tokens, lengths, jax.random.key(0), 60, Sampling(), None, ()
     )
     state = jax.jit(loop.start, static_argnums=(0, 1, 2, 3))(
@@ -399,7 +400,7 @@ def test_a_wanted_width_masks_what_is_deeper_and_leaves_the_rest():
     full, _ = draft_step(params, state, context)
     narrow, _ = draft_step(params, state, dataclasses.replace(context, width=jnp.int32(1)))
     assert (full.tokens == narrow.tokens).all()
-    shallow = np.broadcast_to(tree.depths(full) <= 1, full.tokens.shape)
+    shallow = np.broadcast_to(trees.depths(full) <= 1, full.tokens.shape)
     assert (narrow.candidate == shallow).all() and (narrow.scored == shallow).all()
 
 
@@ -441,7 +442,7 @@ def law_of_rows(drafter, weights):
     params = {"target": TOY_PARAMS, "drafter": weights}
 
     def one(key):
-        request, capacity = loop.prepare(
+        request, capacity = loop.prepare_inputs(
             TOY, drafter, prompt, np.asarray([5]), key, NUM_LAW + 1, WARM, None, ()
         )
         state = loop.start(TOY, drafter, "rejection", capacity, params, request)

@@ -11,8 +11,8 @@ import pytest
 from flax import nnx
 
 import specjax
-from specjax import Sampling, tree
-from specjax.drafters.block import Block, BlockConfig
+from specjax import Sampling, trees
+from specjax.drafters.block import BlockConfig, BlockDrafter
 from specjax.drafters.mtp_heads import MTPHeadsConfig, ParallelHeads
 from specjax.models import DecoderConfig
 from specjax.types import Context, Draft, Segment
@@ -64,7 +64,7 @@ def seen(model, layers, params, tokens):
     draft = Draft(
         start=jnp.zeros((BATCH,), jnp.int32),
         tokens=tokens,
-        topology=tree.chain_topology(tokens.shape[1] - 1),
+        topology=trees.chain_parents(tokens.shape[1] - 1),
     )
     cache = model.init(params, BATCH, tokens.shape[1])
     return model.verify(params, cache, draft, features=layers, logits=False).features
@@ -183,7 +183,7 @@ FAULTS = ("causal", "features shifted", "positions off by one")
 @pytest.mark.parametrize("name", [*BLOCKS, "parallel heads"])
 def test_logits_are_those_of_a_slow_drafter_without_a_cache_and_its_broken_twins_differ(lm, name):
     if name in BLOCKS:
-        drafter = Block(config=BLOCKS[name], target=lm.target)
+        drafter = BlockDrafter(config=BLOCKS[name], target=lm.target)
     else:
         drafter = ParallelHeads(config=MTPHeadsConfig(layers=LAYERS), target=lm.target)
     tokens = np.random.default_rng(3).integers(0, 72, (BATCH, SLOTS)).astype(np.int32)
@@ -230,9 +230,9 @@ def test_bad_shapes_are_named(lm):
         with pytest.raises(ValueError, match=words):
             BlockConfig(**good | wrong)
     with pytest.raises(ValueError, match="target_layers=.3,.: the target has 2 layers"):
-        Block(config=BlockConfig(**good | dict(target_layers=(3,))), target=lm.target)
+        BlockDrafter(config=BlockConfig(**good | dict(target_layers=(3,))), target=lm.target)
     with pytest.raises(ValueError, match="the tree is 5 deep, and the drafter has 3 heads"):
-        Block(config=BlockConfig(**good), target=lm.target, topology=specjax.topology.chain(5))
+        BlockDrafter(config=BlockConfig(**good), target=lm.target, topology=specjax.trees.chain(5))
     experts = dataclasses.replace(LAYERS, num_experts=4, experts_per_token=2, expert_size=4)
     with pytest.raises(ValueError, match="no experts"):
         MTPHeadsConfig(layers=experts)

@@ -8,7 +8,8 @@ from registry import COSTS, RESTLESS
 from transformers import PreTrainedTokenizerFast
 
 import specjax
-from specjax import cli, compile_cache
+from specjax import cli
+from specjax._internal import compile_cache
 from specjax.drafters import Adaptive, DraftModel
 from specjax.models.causal_lm import CausalLM
 from specjax.models.lm import as_drafter
@@ -74,7 +75,7 @@ def test_with_a_template_the_conversation_is_that_of_the_messages(templated):
 
 
 def test_a_conversation_that_outgrows_its_buffer_moves_to_a_larger_one(pair, monkeypatch):
-    monkeypatch.setattr("specjax.chat.LEAST_BUFFER", 32)
+    monkeypatch.setattr("specjax.text.chat.LEAST_BUFFER", 32)
     options = {"drafter": None, "max_new_tokens": 12, "stop": ()}
     chat, text = specjax.Chat(pair[0], **options), []
     for turn in TURNS:

@@ -10,9 +10,10 @@ import sys
 import pytest
 
 import specjax
-from specjax import cli, compile_cache
+from specjax import cli
+from specjax._internal import compile_cache
 from specjax.cli import prompts, screen
-from specjax.text import Piece
+from specjax.text.generation import Piece
 
 pytest_plugins = ["pairs"]
 

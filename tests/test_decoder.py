@@ -13,7 +13,7 @@ from flax import nnx
 from toys import heads
 
 import specjax
-from specjax import reference
+from specjax.decoding import reference
 from specjax.drafters import Adaptive, DraftModel, NGram, Plain
 from specjax.drafters.hydra import Hydra, HydraConfig
 from specjax.drafters.prefix import PENDING, prefix_config

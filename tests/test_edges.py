@@ -9,10 +9,12 @@ import pytest
 from toys import TreeDrafter, bag, context
 
 import specjax
-from specjax import Sampling, drawing, loop, round, tree
+from specjax import Sampling, trees
+from specjax.decoding import loop, round
 from specjax.drafters import Plain
-from specjax.drawing import draw
-from specjax.sampling import Prefix
+from specjax.sampling import drawing
+from specjax.sampling.distribution import Prefix
+from specjax.sampling.drawing import draw
 from specjax.types import Scores
 
 MODEL, PARAMS = bag(13, 3, features=8)
@@ -22,7 +24,7 @@ def test_a_distinct_sibling_beyond_the_support_of_its_law_is_never_accepted():
     batch, p = 20_000, jnp.asarray([0.5, 0.2, 0.3])
     around = context(batch)
     # q knows one token; the second sibling is what is drawn from nothing: token 0
-    draft = tree.tree(
+    draft = trees.tree_draft(
         around,
         jnp.broadcast_to(jnp.asarray([1, 0]), (batch, 2)),
         (-1, 0, 0),
@@ -42,7 +44,9 @@ def test_a_distinct_sibling_beyond_the_support_of_its_law_is_never_accepted():
 
 def test_a_node_that_was_not_scored_is_never_accepted():
     around = context(2, Sampling())
-    draft = tree.chain(around, jnp.zeros((2, 1), jnp.int32), scored=jnp.asarray([[True], [False]]))
+    draft = trees.chain_draft(
+        around, jnp.zeros((2, 1), jnp.int32), scored=jnp.asarray([[True], [False]])
+    )
     scores = Scores(logits=jnp.zeros((2, 2, 5)), features=None, entries=None)
     verdict = specjax.accept("auto", {}, draft, scores, around, around.key)
     assert verdict.count.tolist() == [1, 0]
@@ -193,9 +197,9 @@ def test_laws_over_a_smaller_vocabulary_are_judged_by_the_targets_ids():
     around, ids = context(batch), jnp.asarray([2, 0])
     q = jnp.broadcast_to(jnp.asarray([0.8, 0.2]), (batch, 1, 2))
     drawn = draw(q[:, 0], jax.random.uniform(jax.random.key(1), (batch,)))
-    small = tree.chain(around, ids[drawn][:, None], q, vocab=ids)
-    guess = tree.chain(around, jnp.full((batch, 1), 1))
-    for draft in (small, tree.merge(guess, small)):
+    small = trees.chain_draft(around, ids[drawn][:, None], q, vocab=ids)
+    guess = trees.chain_draft(around, jnp.full((batch, 1), 1))
+    for draft in (small, trees.merge_drafts(guess, small)):
         logits = jnp.broadcast_to(jnp.log(p), (batch, draft.num_nodes, 4))
         scores = Scores(logits=logits, features=None, entries=None)
         verdict = specjax.accept("rejection", {}, draft, scores, around, around.key)
@@ -209,31 +213,31 @@ def test_laws_without_rows_and_merged_vocabularies_are_refused():
     around = context(1)
     laws, tokens = jnp.ones((1, 1, 2)) / 2, jnp.zeros((1, 1), jnp.int32)
     with pytest.raises(ValueError, match="law and laws belong together"):
-        tree.tree(around, tokens, (-1, 0), laws=laws)
-    small = tree.chain(around, tokens, laws, vocab=jnp.asarray([3, 1]))
+        trees.tree_draft(around, tokens, (-1, 0), laws=laws)
+    small = trees.chain_draft(around, tokens, laws, vocab=jnp.asarray([3, 1]))
     with pytest.raises(ValueError, match="scatter those laws"):
-        tree.merge(small, tree.chain(around, tokens, laws))
+        trees.merge_drafts(small, trees.chain_draft(around, tokens, laws))
 
 
 def test_merge_hangs_nothing_scored_below_what_is_not():
     around, no, yes = context(1), jnp.zeros((1, 2), bool), jnp.ones((1, 2), bool)
     tokens = jnp.asarray([[4, 5]])
-    absent = tree.chain(around, tokens, candidate=no, scored=no)
-    passenger = tree.chain(around, tokens, candidate=no, scored=yes)
-    assert tree.merge(absent, passenger).parent.tolist() == [[-1, 0, 1, 0, 3]]
+    absent = trees.chain_draft(around, tokens, candidate=no, scored=no)
+    passenger = trees.chain_draft(around, tokens, candidate=no, scored=yes)
+    assert trees.merge_drafts(absent, passenger).parent.tolist() == [[-1, 0, 1, 0, 3]]
 
 
 def test_a_merged_round_is_silent_only_if_every_draft_is():
     around = context(2)
-    loud = tree.chain(around, jnp.asarray([[4], [4]]))
+    loud = trees.chain_draft(around, jnp.asarray([[4], [4]]))
     mute = dataclasses.replace(loud, candidate=jnp.asarray([[False, True], [True, True]]))
-    assert tree.merge(mute, mute).candidate[:, 0].tolist() == [False, True]
-    assert tree.merge(mute, loud).candidate[:, 0].tolist() == [True, True]
+    assert trees.merge_drafts(mute, mute).candidate[:, 0].tolist() == [False, True]
+    assert trees.merge_drafts(mute, loud).candidate[:, 0].tolist() == [True, True]
 
 
 def test_a_round_after_a_silent_one_has_noise_of_its_own():
     drafter = TreeDrafter(model=MODEL, topology=(-1, 0), silent_every=2)
-    request, capacity = loop.prepare(
+    request, capacity = loop.prepare_inputs(
         MODEL,
         drafter,
         np.asarray([[1, 2]]),

@@ -11,8 +11,9 @@ from compiled import cache_copies, hlo
 from flax import nnx
 from toys import heads
 
-from specjax import Sampling, loop, round, topology, tree
+from specjax import Sampling, trees
 from specjax.acceptance import walk
+from specjax.decoding import loop, round
 from specjax.drafters import Adaptive, NGram, Union
 from specjax.drafters.eagle import Eagle, EagleConfig
 from specjax.drafters.eagle3 import Eagle3, Eagle3Config, check_vocab, usual_layers
@@ -84,15 +85,13 @@ EAGLE = EagleConfig(layer=LAYER, fc_bias=True, embedding_norm=True, head_norm=Tr
 WINDOWED = dataclasses.replace(NARROW, window=5)
 PARALLEL = Eagle3Config(layer=WINDOWED, feature_size=12, mask_token=6, **ALL_3)
 DRAFTERS = {
-    "eagle chain": Eagle(config=EAGLE, target=TARGET, topology=topology.chain(2)),
+    "eagle chain": Eagle(config=EAGLE, target=TARGET, topology=trees.chain(2)),
     "eagle3 expanded": Eagle3(
-        config=CONFIG_3, target=TARGET, layers=(1, 2), topology=topology.Expand(2, 3, 6)
+        config=CONFIG_3, target=TARGET, layers=(1, 2), topology=trees.Expand(2, 3, 6)
     ),
-    "stages": Staged(
-        config=TwoConfig(), target=TARGET, topology=topology.Tree((-1, 0, 0, 1, 2, 3))
-    ),
+    "stages": Staged(config=TwoConfig(), target=TARGET, topology=trees.Tree((-1, 0, 0, 1, 2, 3))),
     "all at once": PEagle(
-        config=PARALLEL, target=TARGET, layers=(1, 2), topology=topology.Tree((-1, 0, 0, 1, 3))
+        config=PARALLEL, target=TARGET, layers=(1, 2), topology=trees.Tree((-1, 0, 0, 1, 3))
     ),
 }
 
@@ -109,9 +108,9 @@ class Anything:
     def __call__(self, params, draft, p, q, key):
         mixed = jnp.sum(draft.tokens * (1 + jnp.arange(draft.num_nodes)), axis=1)
         able = walk.eligible(draft).at[:, 0].set(True)
-        able &= tree.depths(draft) <= mixed[:, None] % 4
-        able = jnp.all(able[:, :, None] | ~tree.ancestors(draft), axis=1)
-        depth = jnp.where(able, tree.depths(draft), -1)
+        able &= trees.depths(draft) <= mixed[:, None] % 4
+        able = jnp.all(able[:, :, None] | ~trees.ancestors(draft), axis=1)
+        depth = jnp.where(able, trees.depths(draft), -1)
         return walk.verdict(draft, jnp.argmax(depth, axis=1), mixed % VOCAB)
 
 
@@ -122,7 +121,7 @@ def slow(drafter, depth, params, text, length):
     are drafted. Column 0 is the pair that there is none of: zeros with the first token."""
     head, target, text = drafter.heads(params["drafter"]), params["target"], text[None]
     whole = Draft(
-        start=jnp.zeros((1,), jnp.int32), tokens=text, topology=tree.chain_topology(text.size - 1)
+        start=jnp.zeros((1,), jnp.int32), tokens=text, topology=trees.chain_parents(text.size - 1)
     )
     cache = TARGET.init(target, 1, text.size)
     features = TARGET.verify(target, cache, whole, features=drafter.features).features[0].T
@@ -171,7 +170,7 @@ def expected_paths(drafter, params, text):
         order = np.argsort(-law, kind="stable")
         return [((*path, int(ids[n])), law[n]) for n in order]
 
-    if isinstance(shape, topology.Tree):
+    if isinstance(shape, trees.Tree):
         paths = [()]
         for parent, rank in list(zip(shape.parents, shape.ranks, strict=True))[1:]:
             paths.append(after(paths[parent])[rank][0])
@@ -180,14 +179,14 @@ def expected_paths(drafter, params, text):
     for _ in range(shape.depth):
         level = [(p, v + w) for path, v in level for p, w in after(path)[: shape.width]]
         found, level = level, sorted(level, key=lambda pair: -pair[1])[: shape.width]
-        every += level if isinstance(shape, topology.Beams) else found
-    if isinstance(shape, topology.Expand):
+        every += level if isinstance(shape, trees.Beams) else found
+    if isinstance(shape, trees.Expand):
         every = sorted(every, key=lambda pair: -pair[1])[: shape.nodes]
     return {path for path, _ in every}
 
 
 def drafted_paths(draft, row):
-    tokens, parents = np.asarray(draft.tokens[row]), np.asarray(tree.parents(draft))
+    tokens, parents = np.asarray(draft.tokens[row]), np.asarray(trees.parents(draft))
     parents, paths = np.broadcast_to(parents, draft.tokens.shape)[row], [()]
     for node in range(1, len(tokens)):
         paths.append((*paths[parents[node]], int(tokens[node])))
@@ -199,14 +198,14 @@ def weights_of(drafter):
     return {"target": PARAMS, "drafter": heads(drafter)}
 
 
-judge = jax.jit(round.judge, static_argnums=(0, 1, 2))
-conclude = jax.jit(round.conclude, static_argnums=(0, 1))
+judge = jax.jit(round.draft_and_verify, static_argnums=(0, 1, 2))
+conclude = jax.jit(round.commit_round, static_argnums=(0, 1))
 begin = jax.jit(loop.start, static_argnums=(0, 1, 2, 3, 6))
 
 
 def started(drafter, params, num=20, chunk=4):
     """The state behind prompts read ``chunk`` tokens at a time."""
-    request, capacity = loop.prepare(
+    request, capacity = loop.prepare_inputs(
         TARGET, drafter, PROMPTS, LENGTHS, jax.random.key(0), num, Sampling(), None, ()
     )
     return begin(TARGET, drafter, Anything(), capacity, params, request, chunk)
@@ -289,7 +288,7 @@ def test_a_text_goes_on_behind_a_longer_one():
         TARGET, drafter, params, state, judge(TARGET, drafter, Anything(), params, state)
     )
     more = np.asarray([[3, 1, 4], [1, 5, 9], [2, 6, 5], [3, 5, 8]], np.int32)
-    request, _ = loop.prepare(
+    request, _ = loop.prepare_inputs(
         TARGET, drafter, more, np.asarray([3, 1, 2, 3]), jax.random.key(0), 9, Sampling(), None, ()
     )
     extend = jax.jit(loop.extend, static_argnums=(0, 1, 2))
@@ -319,7 +318,7 @@ def fault(change):
         def observe(self, params, state, segment):
             return super().observe(params, state, change(segment))
 
-    return Faulty(config=EAGLE, target=TARGET, topology=topology.chain(2))
+    return Faulty(config=EAGLE, target=TARGET, topology=trees.chain(2))
 
 
 FAULTS = {
@@ -384,7 +383,7 @@ def test_what_no_head_can_be_is_named():
     for make, words in (
         (lambda: Eagle3(config=CONFIG_3, target=TARGET, layers=(1, 3)), "1, 3.*has 2 layers"),
         (lambda: Eagle3(config=CONFIG_3, target=TARGET, layers=(1, 2, 3)), "reads 2 hidden states"),
-        (lambda: Staged(config=TwoConfig(), target=TARGET, topology=topology.chain(4)), "4 deep"),
+        (lambda: Staged(config=TwoConfig(), target=TARGET, topology=trees.chain(4)), "4 deep"),
         (lambda: Eagle(config=EagleConfig(layer=wide), target=TARGET), "16 wide.* 12 wide"),
         (
             lambda: Eagle3(config=Eagle3Config(layer=wide), target=TARGET),

@@ -14,10 +14,12 @@ from safetensors.numpy import load_file, save_file
 from toys import heads as weights_for
 
 import specjax
-from specjax import Sampling, loop, resolve, topology, tree
+from specjax import Sampling, trees
+from specjax.decoding import loop
+from specjax.decoding.round import commit_round, draft_and_verify
 from specjax.drafters.feature import FeatureDrafter
 from specjax.drafters.peagle import PEagle
-from specjax.round import conclude, judge
+from specjax.text import drafter_names
 from specjax.types import Context, Draft
 
 GOLDEN = Path(__file__).parent / "golden" / "features"
@@ -41,7 +43,7 @@ def said_along(drafter, params, state, context, paths):
     level, carry = drafter.begin(params, learned[0], context, *learned[1:])
     logits = []
     for depth in range(paths.shape[1]):
-        chain = tree.chain_topology(depth)
+        chain = trees.chain_parents(depth)
         grown = Draft(start=context.length - 1, tokens=paths[:, : depth + 1], topology=chain)
         row, carry = level(carry, grown, depth)
         logits.append(row[:, 0])
@@ -52,11 +54,11 @@ def said_along(drafter, params, state, context, paths):
 def one_round(target, drafter, depth, params, state):
     """The state after a round, its draft and verdict, and the drafter's logits ``[B, depth, V]``
     below the root and, of a block, below what is not looked at."""
-    judged = judge(target, drafter, "greedy", params, state)
+    judged = draft_and_verify(target, drafter, "greedy", params, state)
     path = jnp.broadcast_to(judged.context.root[:, None], (len(state.length), depth))
     logits = said_along(drafter, params, state, judged.context, path)
-    after = conclude(target, drafter, params, state, judged)
-    parents = jnp.broadcast_to(tree.parents(judged.draft), judged.draft.tokens.shape)
+    after = commit_round(target, drafter, params, state, judged)
+    parents = jnp.broadcast_to(trees.parents(judged.draft), judged.draft.tokens.shape)
     return after, (judged.draft.tokens, parents, judged.verdict.count, logits)
 
 
@@ -64,7 +66,7 @@ def begun(heads, lm, tokens, lengths, num):
     """Parameters, and the state before the first round of rows of these lengths."""
     params = {"target": lm.params, "drafter": heads.params}
     given = (lm.target, heads.drafter, np.asarray(tokens), np.asarray(lengths), jax.random.key(0))
-    request, capacity = loop.prepare(*given, num, Sampling(), None, ())
+    request, capacity = loop.prepare_inputs(*given, num, Sampling(), None, ())
     return params, loop.jit_start(lm.target, heads.drafter, "greedy", capacity, params, request)
 
 
@@ -102,7 +104,7 @@ def drafted(expected):
 @pytest.mark.parametrize("name", GENERATED)
 def test_a_generation_drafts_and_accepts_what_the_authors_code_does(name, target):
     expected = np.load(GOLDEN / name / "expected.npz")
-    shape = topology.Expand(*expected["shape"].tolist()) if "shape" in expected else None
+    shape = trees.Expand(*expected["shape"].tolist()) if "shape" in expected else None
     heads = specjax.load_drafter(GOLDEN / name, target, topology=shape)
     paths, accepted, logits, text = generated(heads, target, expected)
     assert text.tolist()[: len(expected["text"])] == expected["text"].tolist()
@@ -179,7 +181,7 @@ def test_what_is_saved_has_the_authors_names_and_is_loaded_again(
     assert same(again.params, heads.params)
 
 
-# what vLLM and SGLang read of a config, see specjax/formats/README.md
+# what vLLM and SGLang read of a config, see specjax/checkpoints/README.md
 READ = {
     "eagle": {"architectures": ["EagleLlamaForCausalLM"], "model_type": "llama", "bias": True},
     "eagle3": {
@@ -398,9 +400,9 @@ def test_heads_that_draft_all_at_once_are_written_and_loaded_again(
 
 @pytest.mark.parametrize("name", ["eagle_bare", "eagle3", "dflash", "speculators"])
 def test_a_path_is_taken_for_heads_though_its_config_may_be_a_models(name, target):
-    heads = resolve.named(target, GOLDEN / name)
+    heads = drafter_names.named(target, GOLDEN / name)
     assert heads.drafter == specjax.load_drafter(GOLDEN / name, target).drafter
-    model = resolve.named(target, GOLDEN / "target", tokenizer=False)
+    model = drafter_names.named(target, GOLDEN / "target", tokenizer=False)
     assert isinstance(model, specjax.LM)
 
 

@@ -11,7 +11,8 @@ from registry import cases
 from toys import TreeDrafter, bag, like
 
 import specjax
-from specjax import Sampling, loop, reference, tree
+from specjax import Sampling, trees
+from specjax.decoding import loop, reference
 from specjax.drafters import NGram, Plain
 from specjax.drafters.feature import FeatureDrafter
 from specjax.drafters.heads import HeadDrafter
@@ -56,7 +57,7 @@ def states(name):
     drafter, weights, _ = CASES[name]
     tokens, lengths = pad(PROMPTS)
     params = {"target": PARAMS, "drafter": weights}
-    request, capacity = loop.prepare(
+    request, capacity = loop.prepare_inputs(
         MODEL, drafter, tokens, lengths, jax.random.key(0), NUM, Sampling(), None, ()
     )
     found = [start(MODEL, drafter, "auto", capacity, params, request)]
@@ -149,7 +150,7 @@ def fresh(drafter, params, tokens, length):
     """The state of heads that have read the first ``length`` tokens of each row at once."""
     batch, size = tokens.shape
     draft = Draft(
-        start=jnp.zeros((batch,), jnp.int32), tokens=tokens, topology=tree.chain_topology(size - 1)
+        start=jnp.zeros((batch,), jnp.int32), tokens=tokens, topology=trees.chain_parents(size - 1)
     )
     cache = MODEL.init(params["target"], batch, size)
     features = MODEL.verify(params["target"], cache, draft, features=drafter.features).features
@@ -214,7 +215,7 @@ def rebuilt(params, tokens, count):
     draft = Draft(
         start=jnp.zeros((batch,), jnp.int32),
         tokens=tokens,
-        topology=tree.chain_topology(size - 1),
+        topology=trees.chain_parents(size - 1),
     )
     cache = MODEL.init(params, batch, size)
     path = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), tokens.shape)
@@ -335,12 +336,12 @@ def test_static_and_dynamic_trees_have_the_same_depths_ancestors_and_paths():
     free = dataclasses.replace(
         fixed, topology=None, parent=jnp.tile(jnp.asarray([topology], jnp.int32), (2, 1))
     )
-    assert (tree.ancestors(fixed) == tree.ancestors(free)).all()
-    assert (tree.depths(fixed) == tree.depths(free)).all()
-    path, depth = tree.path_to(fixed, jnp.asarray([6, 7]))
+    assert (trees.ancestors(fixed) == trees.ancestors(free)).all()
+    assert (trees.depths(fixed) == trees.depths(free)).all()
+    path, depth = trees.path_to(fixed, jnp.asarray([6, 7]))
     assert path[0, :4].tolist() == [0, 2, 5, 6] and path[1, :4].tolist() == [0, 1, 3, 7]
     assert depth.tolist() == [3, 3]
-    wide, _ = tree.path_to(free, jnp.asarray([6, 7]))
+    wide, _ = trees.path_to(free, jnp.asarray([6, 7]))
     assert (wide[:, :4] == path).all()
 
 
@@ -352,9 +353,9 @@ def test_merge_joins_equal_prefixes_and_keeps_twins():
         key=jax.random.split(jax.random.key(0), 1),
         sampling=Sampling().rows(1),
     )
-    one = tree.chain(context, jnp.asarray([[4, 5]]))
-    two = tree.tree(context, jnp.asarray([[4, 6, 7]]), (-1, 0, 1, 0))
-    both = tree.merge(one, two)
+    one = trees.chain_draft(context, jnp.asarray([[4, 5]]))
+    two = trees.tree_draft(context, jnp.asarray([[4, 6, 7]]), (-1, 0, 1, 0))
+    both = trees.merge_drafts(one, two)
     assert both.tokens.tolist() == [[9, 4, 5, 4, 6, 7]]
     # node 4 (token 6) hangs below the first 4; the second 4 stays, as a draw without children
     assert both.parent.tolist() == [[-1, 0, 1, 0, 1, 0]]
@@ -366,7 +367,7 @@ def test_merge_joins_equal_prefixes_and_keeps_twins():
 )
 def test_a_malformed_topology_is_refused(topology, words):
     with pytest.raises(ValueError, match=words):
-        tree.check_topology(topology)
+        trees.check_parents(topology)
 
 
 def test_passengers_are_scored_read_out_and_never_emitted():
@@ -424,7 +425,7 @@ def test_segments_bring_every_token_once_with_its_feature_and_the_token_after_it
     drafter = Recorder(model=MODEL)
     tokens, lengths = pad(PROMPTS)
     params = {"target": PARAMS, "drafter": like(PARAMS, 1)}
-    request, capacity = loop.prepare(
+    request, capacity = loop.prepare_inputs(
         MODEL, drafter, tokens, lengths, jax.random.key(0), NUM, Sampling(), None, ()
     )
     state = start(MODEL, drafter, "auto", capacity, params, request)
@@ -432,7 +433,7 @@ def test_segments_bring_every_token_once_with_its_feature_and_the_token_after_it
     whole = Draft(
         start=jnp.zeros((8,), jnp.int32),
         tokens=state.tokens,
-        topology=tree.chain_topology(capacity - 1),
+        topology=trees.chain_parents(capacity - 1),
     )
     truth = MODEL.verify(PARAMS, MODEL.init(PARAMS, 8, capacity), whole, features=(0,)).features
     fed, after, features, times = state.drafter

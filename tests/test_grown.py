@@ -11,12 +11,12 @@ from specjax.train.rows import fresh
 
 import specjax
 from benchmarks import grown, heldout, pairs, report
-from specjax import job, resolve
+from specjax.checkpoints import HeadLM
 from specjax.drafters.speculator import Speculator, SpeculatorConfig
-from specjax.formats import HeadLM
 from specjax.models import DecoderConfig
 from specjax.models.causal_lm import graph_definition
 from specjax.models.hf import abstract
+from specjax.text import drafter_names, task
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_grown_heads_say_what_they_said(two_sizes, name):
     said = []
     for lm in two_sizes:
         small = two_sizes[0]
-        heads = OWN[name](small) if name in OWN else resolve.named(small, name)
+        heads = OWN[name](small) if name in OWN else drafter_names.named(small, name)
         if lm is not small:
             heads = grown.grown_heads(heads, lm)
         module, hidden = heads.drafter.heads(heads.params), last_states(lm, TEXT)
@@ -100,13 +100,13 @@ def test_grown_heads_say_what_they_said(two_sizes, name):
 def test_real_text_is_measured_with_grown_models_too(two_sizes, monkeypatch):
     monkeypatch.setattr(grown, "grown_embedded", lambda: two_sizes[1])
     monkeypatch.setattr(heldout, "grown_embedded", lambda: two_sizes[1])
-    given, prepare = [], job.prepare
+    given, prepare = [], task.prepare
 
     def seen(lm, text, **options):
         given.append((lm, options["drafter"]))
         return prepare(lm, text, **options)
 
-    monkeypatch.setattr(job, "prepare", seen)
+    monkeypatch.setattr(task, "prepare", seen)
     settings = dict(num_draft=2, temperature=0.0, prompts=2, new=12, repetitions=1)
     one, other = (
         heldout.measure_prompts(None, drafter="ngram+speculator", grown=way, **settings)
@@ -135,4 +135,4 @@ def test_what_cannot_be_grown_is_refused(two_sizes):
     narrow = dataclasses.replace(large.config, hidden_size=640)
     with pytest.raises(ValueError, match="do not grow"):
         other = grown.grown_target(small, narrow)
-        grown.grown_heads(resolve.named(small, "medusa"), other)
+        grown.grown_heads(drafter_names.named(small, "medusa"), other)

@@ -15,7 +15,7 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 import specjax
-from specjax import Sampling, topology, tree
+from specjax import Sampling, trees
 from specjax.drafters import hydra, medusa
 from specjax.types import Context, Draft, Segment
 
@@ -35,7 +35,7 @@ def hidden_states(model, params, tokens):
     draft = Draft(
         start=jnp.zeros((batch,), jnp.int32),
         tokens=tokens,
-        topology=tree.chain_topology(length - 1),
+        topology=trees.chain_parents(length - 1),
     )
     cache, layer = model.init(params, batch, length), model.config.num_layers
     return model.verify(params, cache, draft, features=(layer,), logits=False).features
@@ -80,7 +80,7 @@ def drafted(heads, lm, tokens, roots):
 def test_logits_and_drafts_are_those_of_the_authors_code(name, target):
     expected, module = np.load(GOLDEN / name / "expected.npz"), PUBLISHED[name]
     paths = [[rank for rank in path if rank >= 0] for path in expected["paths"].tolist()]
-    heads = specjax.load_drafter(GOLDEN / name, target, topology=topology.from_paths(paths))
+    heads = specjax.load_drafter(GOLDEN / name, target, topology=trees.from_paths(paths))
     tokens = expected["tokens"]
     weights = heads.drafter.heads(heads.params)
     given = () if module is medusa else (tokens,)

@@ -12,7 +12,7 @@ from pairs import CONFIG, TOKENIZER
 from tokenizers import Tokenizer
 
 import specjax
-from specjax import cli, topology
+from specjax import cli, trees
 from specjax.drafters.blockwise import Blockwise, BlockwiseConfig
 from specjax.drafters.hydra import Hydra, HydraConfig
 from specjax.drafters.medusa import Medusa, MedusaConfig
@@ -84,7 +84,7 @@ def test_hydra_reads_the_tokens_drafted_so_far(made, plain):
         last = jnp.concatenate([jnp.zeros((32, 32 * (k + 1))), jnp.eye(32)], axis=1)
         none = {"weight": jnp.zeros_like(last), "bias": jnp.zeros(32)}
         heads[k] = {0: {"linear": none, "residual": none | {"weight": last}}}
-    drafter = Hydra(config=config, target=lm.target, topology=topology.Expand(2, 3, 10))
+    drafter = Hydra(config=config, target=lm.target, topology=trees.Expand(2, 3, 10))
     rounds = rounds_of(lm, drafter, plain, drafter_params={"heads": heads})
     assert rounds == NEW // (HEADS + 1)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import reference
+from specjax.decoding import reference
 from specjax.drafters import DraftModel, NGram, Plain
 
 COUNT, WIDTH, NEW = 208, 64, 24

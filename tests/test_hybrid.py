@@ -11,9 +11,11 @@ from registry import cases
 from toys import bag
 
 import specjax
-from specjax import Sampling, loop, pricing, resolve, round, types
+from specjax import Sampling, types
+from specjax.decoding import loop, round
 from specjax.drafters import Adaptive, DraftModel, Hybrid, NGram, Union
-from specjax.topology import branching, chain
+from specjax.text import drafter_names, round_costs
+from specjax.trees.topology import branching, chain
 
 MODEL, PARAMS = bag(17, 5)
 CASES = cases(MODEL, PARAMS)
@@ -22,11 +24,11 @@ SIZE = 64
 PROMPTS = np.asarray([[1, 2, 3, 1, 2], [4, 5, 6, 0, 0]], np.int32)
 LENGTHS = np.asarray([5, 3], np.int32)
 
-jit_judge = jax.jit(round.judge, static_argnums=(0, 1, 2))
+jit_judge = jax.jit(round.draft_and_verify, static_argnums=(0, 1, 2))
 
 
 def begun(drafter, weights, tokens=PROMPTS, lengths=LENGTHS):
-    request, _ = loop.prepare(
+    request, _ = loop.prepare_inputs(
         MODEL, drafter, tokens, lengths, jax.random.key(0), 24, Sampling(), SIZE, ()
     )
     params = {"target": PARAMS, "drafter": weights}
@@ -128,14 +130,14 @@ def test_rounds_in_which_the_inner_drafter_is_asked_are_priced_too(name, monkeyp
     drafter = CASES[name][0]
     drafter = drafter if isinstance(drafter, Adaptive) else Adaptive(drafter)
     work = SimpleNamespace(drafter=drafter)
-    given = {pricing._repeated: [1.0, 1.1, 1.2], pricing._different: [0.9, 2.0, 2.1]}
+    given = {round_costs._repeated: [1.0, 1.1, 1.2], round_costs._different: [0.9, 2.0, 2.1]}
     monkeypatch.setattr(
-        pricing,
+        round_costs,
         "_timed_behind",
-        lambda text, *_: (pricing.Timed(1, np.asarray([0, *given[text]])), 1),
+        lambda text, *_: (round_costs.Timed(1, np.asarray([0, *given[text]])), 1),
     )
     wanted = [1.0, 2.0, 2.1] if name == "hybrid draft" else [1.0, 1.1, 1.2]
-    assert pricing.round_costs(work) == pytest.approx(wanted)
+    assert round_costs.round_costs(work) == pytest.approx(wanted)
 
 
 def test_drafters_that_a_lookup_cannot_go_before_are_named():
@@ -153,19 +155,19 @@ def test_drafters_that_a_lookup_cannot_go_before_are_named():
 
 def test_a_name_behind_ngram_is_any_that_stands_alone():
     lm = specjax.load("embedded")
-    drafter, _ = resolve.resolve_drafter(lm, "ngram+draft", 5)
+    drafter, _ = drafter_names.resolve_drafter(lm, "ngram+draft", 5)
     assert (drafter.num_draft, drafter.inner.num_draft) == (5, 3)
-    drafter, _ = resolve.resolve_drafter(lm, "ngram+mtp")
+    drafter, _ = drafter_names.resolve_drafter(lm, "ngram+mtp")
     assert drafter.name == "ngram+mtp" and drafter.num_draft == drafter.inner.depth == 3
-    heads = resolve.named(lm, "medusa")
+    heads = drafter_names.named(lm, "medusa")
     own = heads.drafter
     two = dataclasses.replace(own.config, num_heads=2)
     own = dataclasses.replace(own, config=two, topology=chain(2))
-    shallow = resolve.WithLookup(dataclasses.replace(heads, drafter=own))
-    drafter, _ = resolve.resolve_drafter(lm, shallow, 7)
+    shallow = drafter_names.WithLookup(dataclasses.replace(heads, drafter=own))
+    drafter, _ = drafter_names.resolve_drafter(lm, shallow, 7)
     assert (drafter.num_draft, drafter.inner.depth) == (7, 2)
     for wrong in ("ngram+ngram", "ngram+nothing", "ngram+"):
         with pytest.raises(ValueError, match="accepted"):
-            resolve.resolve_drafter(lm, wrong)
+            drafter_names.resolve_drafter(lm, wrong)
     with pytest.raises(ValueError, match="num_draft"):
-        resolve.resolve_drafter(lm, "ngram+draft", tree="2x1")
+        drafter_names.resolve_drafter(lm, "ngram+draft", tree="2x1")

@@ -28,12 +28,14 @@ from test_sampled import (
 from toys import bag
 
 import specjax
-from specjax import Sampling, laws, reference
+from specjax import Sampling
+from specjax.decoding import reference
 from specjax.drafters import NGram, Plain
-from specjax.laws import grammar
 from specjax.models.causal_lm import IMPOSSIBLE
+from specjax.models.contrastive import Contrastive
 from specjax.models.tokenizer import FileTokenizer, load_tokenizer
-from specjax.targets import Contrastive
+from specjax.sampling import processors
+from specjax.sampling.processors import grammar
 
 pytest_plugins = ["pairs"]
 
@@ -95,12 +97,12 @@ def test_a_grammar_that_the_drafter_does_not_know_is_exact_as_well():
 
 
 def test_fault_a_state_that_forgets_the_path_through_the_draft_is_seen(monkeypatch):
-    kept = laws.base.fold
+    kept = processors.base.advance_processor
 
     def forgetful(law, params, state, path):  # the last token alone, as if drafts had no order
         return kept(law, params, state, path[:, ::-1])
 
-    monkeypatch.setattr(laws.base, "fold", forgetful)
+    monkeypatch.setattr(processors.base, "advance_processor", forgetful)
     counts, _ = sample(*CASES["draft"][:2], "rejection", GRAMMAR, law=ORDERLY.params)
     assert not agrees(counts, exact(GRAMMAR, ORDERLY.params))
 
@@ -263,10 +265,10 @@ def admitted(law, ids, eos=0):
 
 
 def test_the_automaton_admits_json_and_nothing_else(embedded):
-    law = laws.json_text(embedded)
+    law = processors.json_text(embedded)
     for text in GOOD + BAD:
         assert admitted(law, embedded.tokenizer.encode(text)) == (text in GOOD), text
-    things = laws.json_text(embedded, top="object", depth=2)
+    things = processors.json_text(embedded, top="object", depth=2)
     assert admitted(things, embedded.tokenizer.encode('{"a": [1]}'))
     assert not admitted(things, embedded.tokenizer.encode("[1]"))
 
@@ -274,7 +276,7 @@ def test_the_automaton_admits_json_and_nothing_else(embedded):
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 def test_generated_text_is_json_and_speculation_does_not_change_it(pair, temperature):
     lm, draft = pair
-    law = laws.json_text(lm, depth=2)
+    law = processors.json_text(lm, depth=2)
     options = {"law": law, "max_new_tokens": 60, "temperature": temperature, "num_samples": 6}
     texts = specjax.generate(lm, "x = ", drafter=draft, num_draft=2, **options)
     whole = [text for text, why in zip(texts.texts, texts.reasons, strict=True) if why == "stop"]
@@ -297,9 +299,9 @@ def test_a_grammar_without_an_end_is_refused(embedded):
     tokenizer = FileTokenizer(embedded.tokenizer.backend, ())
     endless = types.SimpleNamespace(tokenizer=tokenizer, target=embedded.target)
     with pytest.raises(ValueError, match="end-of-text"):
-        laws.json_text(endless)
+        processors.json_text(endless)
     with pytest.raises(ValueError, match="depth=9"):
-        laws.json_text(embedded, depth=9)
+        processors.json_text(embedded, depth=9)
 
 
 def test_contrastive_decoding_gives_no_row_that_only_pads_the_experts_vocabulary():

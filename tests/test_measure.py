@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from specjax import job, loop, measure, replay
+from specjax.analysis import replay, timing
+from specjax.checkpoints import HeadLM
+from specjax.decoding import loop
 from specjax.drafters import medusa
-from specjax.formats import HeadLM
+from specjax.text import task
 
 pytest_plugins = ["pairs"]
 ROUNDS = 3
@@ -20,7 +22,7 @@ ROUNDS = 3
 def clock(monkeypatch):
     """A clock that only ``clock(seconds)`` moves."""
     now = [0.0]
-    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
 
     def pass_by(seconds):
         now[0] += seconds
@@ -35,7 +37,7 @@ def test_alternate_calls_in_turn_rotates_who_is_first_and_drops_the_warmup(clock
         order.append(name)
         clock(next(costs[name]))
 
-    seconds = measure.alternate(
+    seconds = timing.alternate(
         {name: lambda name=name: call(name) for name in costs}, repetitions=3, warmup=1
     )
     assert seconds["a"].tolist() == [2, 3, 4] and seconds["b"].tolist() == [11, 12, 13]
@@ -48,16 +50,14 @@ def test_a_call_is_timed_without_its_preparation_and_divided_by_its_times(clock)
         clock(100)
         return 6
 
-    seconds = measure.alternate(
-        {"x": measure.Call(clock, prepare, times=3)}, repetitions=2, warmup=0
-    )
+    seconds = timing.alternate({"x": timing.Call(clock, prepare, times=3)}, repetitions=2, warmup=0)
     assert seconds["x"].tolist() == [2, 2]
 
 
 def test_alternate_waits_for_what_runs_in_the_background(monkeypatch):
     waited, value = [], jnp.ones(3)
-    monkeypatch.setattr(measure.jax, "block_until_ready", lambda x: waited.append(x) or x)
-    measure.alternate({"x": lambda: value}, repetitions=1, warmup=0)
+    monkeypatch.setattr(timing.jax, "block_until_ready", lambda x: waited.append(x) or x)
+    timing.alternate({"x": lambda: value}, repetitions=1, warmup=0)
     assert waited == [value]
 
 
@@ -65,33 +65,31 @@ def test_alternate_waits_for_what_runs_in_the_background(monkeypatch):
 def test_alternate_refuses_what_measures_nothing(bad):
     arguments = dict(calls={"x": lambda: 0}, repetitions=1, warmup=0) | bad
     with pytest.raises(ValueError, match="at least"):
-        measure.alternate(arguments.pop("calls"), **arguments)
+        timing.alternate(arguments.pop("calls"), **arguments)
 
 
 def test_the_interval_of_a_median_has_the_confidence_it_states():
-    ratio, interval, confidence = measure.median_interval(np.arange(9.0))
+    ratio, interval, confidence = timing.median_interval(np.arange(9.0))
     assert (ratio, interval) == (4.0, (1.0, 7.0))
     assert confidence == pytest.approx(1 - 2 * (1 + 9) / 2**9)
     draws = np.random.default_rng(0).exponential(size=(4000, 9))
-    covered = [
-        low <= np.log(2) <= high for _, (low, high), _ in map(measure.median_interval, draws)
-    ]
+    covered = [low <= np.log(2) <= high for _, (low, high), _ in map(timing.median_interval, draws)]
     assert np.mean(covered) == pytest.approx(confidence, abs=0.015)  # 4.9 standard errors
 
 
 def test_ratio_is_of_pairs_so_that_a_slow_spell_of_both_leaves_it_alone():
     b = np.asarray([1.0, 1.0, 50.0, 1.0, 7.0, 1.0, 1.0])
-    assert measure.ratio(2 * b, b)[:2] == (2.0, (2.0, 2.0))
+    assert timing.ratio(2 * b, b)[:2] == (2.0, (2.0, 2.0))
     with pytest.raises(ValueError, match="pairs"):
-        measure.ratio(b, b[1:])
+        timing.ratio(b, b[1:])
 
 
 def test_a_pass_is_as_long_as_asked_and_over_as_many_nodes(pair):
-    call = measure.pass_call(pair[0], 5, batch=2, length=40, capacity=64, lasting=0.0)
+    call = timing.pass_call(pair[0], 5, batch=2, length=40, capacity=64, lasting=0.0)
     assert call.times == 1 and call().shape == (2, 5)
-    longer = measure.pass_call(pair[0], 1, length=40, capacity=64, lasting=10.0)
-    assert longer.times == measure.MOST_TIMES
-    seconds = measure.pass_seconds(pair[0], [1, 4], length=40, capacity=64, repetitions=2)
+    longer = timing.pass_call(pair[0], 1, length=40, capacity=64, lasting=10.0)
+    assert longer.times == timing.MOST_TIMES
+    seconds = timing.pass_seconds(pair[0], [1, 4], length=40, capacity=64, repetitions=2)
     assert sorted(seconds) == [1, 4] and all(np.all(s > 0) for s in seconds.values())
 
 
@@ -106,20 +104,20 @@ def test_a_pass_is_as_long_as_asked_and_over_as_many_nodes(pair):
 def test_a_pass_that_cannot_be_is_refused(bad, said, pair):
     arguments = dict(nodes=1, length=40, capacity=64) | bad
     with pytest.raises(ValueError, match=said):
-        measure.pass_call(pair[0], arguments.pop("nodes"), **arguments)
+        timing.pass_call(pair[0], arguments.pop("nodes"), **arguments)
 
 
 def test_weights_are_counted_once_and_tables_of_lookups_not_at_all(pair):
     lm = pair[0]  # tied: the head reads the embedding
-    assert measure.weight_bytes(lm) == sum(x.nbytes for x in jax.tree.leaves(lm.params))
+    assert timing.weight_bytes(lm) == sum(x.nbytes for x in jax.tree.leaves(lm.params))
 
 
 def test_bandwidth_is_the_best_of_its_products(monkeypatch):
-    monkeypatch.setattr(measure, "LEAST_BYTES", 1 << 20)
-    monkeypatch.setattr(measure, "last_level_cache", lambda: 0)
-    found = measure.bandwidth(repetitions=2)
+    monkeypatch.setattr(timing, "LEAST_BYTES", 1 << 20)
+    monkeypatch.setattr(timing, "last_level_cache", lambda: 0)
+    found = timing.bandwidth(repetitions=2)
     assert found.best == max(found.by_columns.values())
-    assert sorted(found.by_columns) == list(measure.COLUMNS) and found.weights == 1 << 20
+    assert sorted(found.by_columns) == list(timing.COLUMNS) and found.weights == 1 << 20
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +132,7 @@ def begun(pair):
     heads = HeadLM(drafter, params, name="heads", fingerprint="", target=lm.checkpoint)
     kinds = (("ngram", "ngram", 0.0), ("draft", pair[1], 1.0), ("heads", heads, 1.0))
     for name, drafter, temperature in kinds:
-        work = job.prepare(
+        work = task.prepare(
             pair[0],
             ["def f(x):\n    def f(x):\n", "a = b\na = b\na"],
             drafter=drafter,
@@ -176,23 +174,23 @@ def test_the_parts_of_a_round_redo_what_the_loop_did(name, begun):
 def test_parts_leave_the_state_alone_and_time_every_part(begun):
     work, state = begun["draft"]
     before = jax.tree.map(np.array, loop.result(state))
-    seconds = measure.alternate(measure.parts(work, state, rounds=2), repetitions=2, warmup=1)
+    seconds = timing.alternate(timing.parts(work, state, rounds=2), repetitions=2, warmup=1)
     assert list(seconds) == ["draft", "verify", "accept", "commit", "observe", "round"]
     assert all(np.all(s > 0) for s in seconds.values())
     jax.tree.map(np.testing.assert_array_equal, before, loop.result(state))
     expected = np.median((seconds["draft"] + seconds["verify"]) / seconds["round"])
-    assert measure.loop_efficiency(seconds)[0] == expected
+    assert timing.loop_efficiency(seconds)[0] == expected
 
 
 def test_rounds_that_do_not_fit_the_buffer_are_refused(begun):
     work, state = begun["draft"]
     with pytest.raises(ValueError, match="400 rounds of up to 4 tokens need 1600 free slots"):
-        measure.parts(work, state, rounds=400)
+        timing.parts(work, state, rounds=400)
 
 
 def test_memory_adds_up_and_the_cache_is_what_the_state_holds(begun):
     work, state = begun["draft"]
-    found = measure.memory(work)
+    found = timing.memory(work)
     assert found.peak == found.weights + found.cache + found.working_set
     assert found.working_set > 0 < found.compile_burst and found.compile_start > 0
     assert found.cache == sum(x.nbytes for x in jax.tree.leaves((state.cache, state.drafter)))
@@ -200,5 +198,5 @@ def test_memory_adds_up_and_the_cache_is_what_the_state_holds(begun):
 
 def test_first_token_is_one_round_behind_the_prompt(begun):
     work, _ = begun["ngram"]
-    new = np.asarray(measure.first_token(work)()) - [len(prompt) for prompt in work.prompts]
+    new = np.asarray(timing.first_token(work)()) - [len(prompt) for prompt in work.prompts]
     assert np.all(new >= 1) and np.all(new <= 4)

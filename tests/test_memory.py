@@ -9,7 +9,7 @@ beside its arguments (weights) and the donated state (caches, tokens). With a la
 
 and a remainder that does not grow with V. A product on XLA's CPU backend leaves the logits as
 ``[V, B N]`` (see ``layers.product``), and turning them is a second copy; the C++ kernel of
-``specjax.native`` writes them as they are read, and so do GPUs and TPUs.
+``specjax.kernels`` writes them as they are read, and so do GPUs and TPUs.
 """
 
 import dataclasses
@@ -22,16 +22,18 @@ from flax import nnx
 from jax.extend import core
 
 import specjax
-from specjax import Sampling, acceptance, loop, native, sharding, tree
-from specjax.acceptance.laws import TargetLaw
+from specjax import Sampling, acceptance, sharding, trees
+from specjax.acceptance.node_laws import TargetLaw
+from specjax.decoding import loop
+from specjax.decoding.round import widths
 from specjax.drafters import DraftModel, NGram, Plain
-from specjax.drawing import argmax
+from specjax.kernels import cpu
 from specjax.models import quantize
 from specjax.models.causal_lm import CausalLM
 from specjax.models.config import DecoderConfig
 from specjax.models.decoder import abstract
 from specjax.models.placement import place_weights
-from specjax.round import widths
+from specjax.sampling.drawing import argmax
 from specjax.types import Context
 
 BATCH, DRAFTED, VOCAB, SLOTS = 3, 7, 4096, 48
@@ -64,7 +66,7 @@ def lower(name, temperature, vocab=VOCAB, nodes=NODES, rule="auto", logprobs=Fal
     }
     drafter, weights = drafters[name](), abstract(config)[1]
     params = {"target": weights, "drafter": weights}
-    request, capacity = loop.prepare(
+    request, capacity = loop.prepare_inputs(
         target,
         drafter,
         np.ones((BATCH, 8), np.int32),
@@ -112,10 +114,10 @@ def test_one_buffer_of_logits_when_greedy_and_the_drafters_laws_when_sampled(
     assert buffers(lower(name, temperature)) < wanted + turned + few + REST
 
 
-@pytest.mark.skipif(native._register() is not None, reason="no kernels")
+@pytest.mark.skipif(cpu._register() is not None, reason="no kernels")
 @pytest.mark.parametrize(("name", "temperature", "wanted"), CASES, ids=IDS)
 def test_with_the_kernels_logits_are_not_turned(name, temperature, wanted, monkeypatch):
-    monkeypatch.setattr(native, "chosen", lambda: True)
+    monkeypatch.setattr(cpu, "chosen", lambda: True)
     vocab = VOCAB + 64  # so that no other test's trace is taken
     few = FEW / NODES if temperature else 0
     assert buffers(lower(name, temperature, vocab), vocab) < wanted + few + REST
@@ -212,11 +214,11 @@ def test_the_law_is_asked_at_visited_nodes_only(rule, kept):
         key=jax.random.split(jax.random.key(0), 1),
         sampling=Sampling(temperature=1.0).rows(1),
     )
-    draft = tree.chain(context, jnp.asarray(tokens))
+    draft = trees.chain_draft(context, jnp.asarray(tokens))
     logits = jnp.full((1, 13, 5), -1e30).at[..., 1].set(0.0)
     asked = []
     law = Counting(TargetLaw(draft, logits, context), asked)
-    q = acceptance.laws.DraftLaw(draft, 5)
+    q = acceptance.node_laws.DraftLaw(draft, 5)
     verdict = acceptance.RULES[rule]({}, draft, law, q, context.key)
     jax.effects_barrier()
     assert int(verdict.count[0]) == kept

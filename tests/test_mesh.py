@@ -13,7 +13,8 @@ from flax import nnx
 from toys import bag, heads
 
 import specjax
-from specjax import Sampling, drawing, loop, sharding
+from specjax import Sampling, sharding
+from specjax.decoding import loop
 from specjax.drafters import Adaptive, DraftModel, NGram, Plain
 from specjax.drafters.hydra import Hydra, HydraConfig
 from specjax.drafters.prefix import prefix_config
@@ -23,6 +24,7 @@ from specjax.models.causal_lm import CausalLM
 from specjax.models.config import DecoderConfig
 from specjax.models.decoder import Decoder
 from specjax.models.hf import load_weights, save_pretrained
+from specjax.sampling import drawing
 from specjax.sharding import as_mesh
 
 MESHES = ["data=2,model=4", "data=1,model=8", "data=8,model=1"]
@@ -153,7 +155,7 @@ def burst(mesh, temperature=0.0, capacity=SLOTS):
     settings = Sampling(**(EVERYTHING if temperature else {}))
     tokens, lengths = prompts(VOCAB)
     given = (jax.random.key(0), 20, settings, capacity, ())
-    request, capacity = loop.prepare(target, drafter, tokens, lengths, *given)
+    request, capacity = loop.prepare_inputs(target, drafter, tokens, lengths, *given)
     params = {"target": weights(CONFIG), "drafter": own}
     params, request = sharding.place(mesh, target, drafter, params, request)
     with sharding.using(mesh):

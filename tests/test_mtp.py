@@ -15,11 +15,12 @@ from safetensors.numpy import load_file, save_file
 from toys import heads as weights_for
 
 import specjax
-from specjax import Sampling, loop, topology, tree
+from specjax import Sampling, trees
+from specjax.decoding import loop
+from specjax.decoding.round import commit_round, draft_and_verify
 from specjax.drafters.mtp import MTP, MTPConfig, module_layer
 from specjax.drafters.mtp_heads import MTPHeadsConfig, ParallelHeads
-from specjax.resolve import resolve_drafter
-from specjax.round import conclude, judge
+from specjax.text.drafter_names import resolve_drafter
 from specjax.types import Draft
 
 GOLDEN = Path(__file__).parent / "golden" / "mtp"
@@ -40,7 +41,7 @@ def rounds(lm, drafter, weights, num):
     """``(length, drafts int32 [N])`` of each round of a greedy generation, and its tokens."""
     params = {"target": lm.params, "drafter": weights}
     common = lm.target, drafter
-    request, capacity = loop.prepare(
+    request, capacity = loop.prepare_inputs(
         *common, PROMPT[None], np.asarray([7]), jax.random.key(0), num, Sampling(), None, ()
     )
     start = jax.jit(loop.start, static_argnums=(0, 1, 2, 3))
@@ -48,8 +49,8 @@ def rounds(lm, drafter, weights, num):
 
     @jax.jit
     def step(params, state):
-        judged = judge(*common, "auto", params, state)
-        return judged.draft.tokens, conclude(*common, params, state, judged)
+        judged = draft_and_verify(*common, "auto", params, state)
+        return judged.draft.tokens, commit_round(*common, params, state, judged)
 
     found = []
     while int(state.budget[0]) > 0:
@@ -75,7 +76,7 @@ def test_drafts_and_accepted_tokens_over_a_generation_are_those_of_transformers(
 def hidden_of(model, params, tokens):
     """``[H, T]`` of a row int32 ``[T]``, normed."""
     size, layer = tokens.shape[0], model.config.num_layers
-    topology = tree.chain_topology(size - 1)
+    topology = trees.chain_parents(size - 1)
     draft = Draft(start=jnp.zeros((1,), jnp.int32), tokens=tokens[None], topology=topology)
     cache = model.init(params, 1, size)
     return model.verify(params, cache, draft, features=(layer,), logits=False).features[0].T
@@ -227,7 +228,7 @@ def test_fastmtps_one_module_drafts_as_many_tokens_as_its_file_says(targets, tmp
     (tmp_path / "config.json").write_text(json.dumps(config))
     lm = targets["mimo"][0]
     heads = specjax.load_drafter(tmp_path, lm)
-    assert heads.drafter.topology == topology.chain(3)
+    assert heads.drafter.topology == trees.chain(3)
     assert heads.drafter.num_stages == 1 and heads.drafter.max_depth is None
     specjax.save_drafter(heads.drafter, heads.params, tmp_path / "again", target=lm)
     assert specjax.load_drafter(tmp_path / "again", lm).drafter == heads.drafter

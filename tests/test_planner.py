@@ -10,20 +10,29 @@ import pytest
 from flax import nnx
 
 import specjax
-from specjax import job, laws, planner, survey
+from specjax.analysis.plan import api, measure
+from specjax.analysis.plan.predict import (
+    AcceptanceRecord,
+    Costs,
+    Rounds,
+    beyond_the_pass,
+    in_passes,
+    rounds,
+)
+from specjax.checkpoints import HeadLM
 from specjax.drafters import medusa
-from specjax.forecast import Costs, Rounds, Trace, beyond_the_pass, in_passes, rounds
-from specjax.formats import HeadLM
 from specjax.models import CausalLM
+from specjax.sampling import processors
+from specjax.text import task
 
 pytest_plugins = ["pairs"]
 NGRAMS = [("ngram", 1), ("ngram", 2), ("ngram", 3)]
 PROMPTS = ["def f(x):\n    return x\n\ndef g(x):\n", "import os\nimport sys\nimport"]
 
 
-def of(proposed, accepted) -> Trace:
+def of(proposed, accepted) -> AcceptanceRecord:
     """A trace of one row."""
-    return Trace([np.asarray(proposed)], [np.asarray(accepted)])
+    return AcceptanceRecord([np.asarray(proposed)], [np.asarray(accepted)])
 
 
 # ---------------------------------------------------------------- arithmetic
@@ -43,19 +52,23 @@ def test_a_round_goes_to_the_token_behind_the_accepted_ones():
 
 
 def test_a_round_is_as_wide_as_the_widest_live_row_needs():
-    trace = Trace(
+    trace = AcceptanceRecord(
         [np.asarray([0, 2, 9]), np.asarray([0, 5])],
         [np.asarray([0, 0, 0]), np.asarray([0, 0])],
     )
     # compiled widths up to 8 nodes: 1, 2, 4, 8; nothing proposed, then 2 and 5, then 7 of one row
     assert rounds(trace, 7).by_width == {1: 1, 8: 2}
-    assert rounds(Trace(trace.proposed[:1], trace.accepted[:1]), 7).by_width == {1: 1, 4: 1, 8: 1}
+    assert rounds(AcceptanceRecord(trace.proposed[:1], trace.accepted[:1]), 7).by_width == {
+        1: 1,
+        4: 1,
+        8: 1,
+    }
     assert rounds(trace, 7).per_row == 5
 
 
 def test_the_pass_of_a_batch_goes_on_until_its_slowest_row_is_done():
     fast, slow = np.asarray([3, 3, 3, 3]), np.asarray([0, 0, 0, 0])
-    trace = Trace([fast, fast], [fast, slow])
+    trace = AcceptanceRecord([fast, fast], [fast, slow])
     assert rounds(trace, 3).count == 4 and rounds(trace, 3).per_row == 5
 
 
@@ -113,12 +126,12 @@ def test_one_trace_tells_the_rounds_of_every_length(drafter, pair, near):
     options = dict(max_new_tokens=40, stop=(), least_width=64)
 
     def run(length):
-        work = job.prepare(pair[0], PROMPTS, drafter=given, num_draft=length, **options)
-        return work, survey.run_once(work)[-1]
+        work = task.prepare(pair[0], PROMPTS, drafter=given, num_draft=length, **options)
+        return work, measure.run_once(work)[-1]
 
     work, state = run(5)
     stats = {5: jax.tree.map(np.array, state.stats)}  # its buffers go to the trace
-    found = survey.trace(work, state)
+    found = measure.trace(work, state)
     stats[2] = run(2)[1].stats
     for length in stats:
         taken = rounds(found, length)
@@ -140,12 +153,12 @@ def heads(pair):
 def test_a_trace_of_heads_tells_the_rounds_of_every_length(pair, heads):
     def run(length):
         options = dict(max_new_tokens=40, stop=(), drafter=heads, num_draft=length)
-        work = job.prepare(pair[0], PROMPTS, **options)
-        return work, survey.run_once(work)[-1]
+        work = task.prepare(pair[0], PROMPTS, **options)
+        return work, measure.run_once(work)[-1]
 
     work, state = run(3)
     stats = {3: jax.tree.map(np.array, state.stats)}
-    found = survey.trace(work, state)
+    found = measure.trace(work, state)
     stats[2] = run(2)[1].stats
     for length, own in stats.items():
         taken = rounds(found, length)
@@ -161,12 +174,12 @@ def test_heads_are_planned_no_deeper_than_they_are(pair, heads):
 
 
 def test_where_tokens_are_drawn_a_trace_repeats_the_rounds_of_its_own_run(pair, near):
-    work = job.prepare(
+    work = task.prepare(
         pair[0], PROMPTS, drafter=near, num_draft=3, temperature=1.0, max_new_tokens=40, stop=()
     )
-    state = survey.run_once(work)[-1]
+    state = measure.run_once(work)[-1]
     stats = jax.tree.map(np.array, state.stats)
-    taken = rounds(survey.trace(work, state), 3)
+    taken = rounds(measure.trace(work, state), 3)
     assert taken.per_row == int(np.sum(stats.rounds))
     # what would have been accepted beyond the budget counts here
     assert 0 <= taken.accepted - int(np.sum(stats.accepted)) <= 2 * 3
@@ -178,12 +191,12 @@ def test_where_tokens_are_drawn_a_trace_repeats_the_rounds_of_its_own_run(pair, 
 def candidate(drafter="ngram", num_draft=3, **facts):
     facts = dict(rate=1.0, rounds_rate=1.0, ratio=1.0, interval=None) | facts
     common = dict(batch=1, tau=2.0, acceptance=0.5, by_position=[0.5])
-    return survey.Candidate(drafter=drafter, num_draft=num_draft, **(common | facts))
+    return measure.Candidate(drafter=drafter, num_draft=num_draft, **(common | facts))
 
 
 def made(*candidates, **facts):
     common = dict(passes={}, drafting={}, prompts=1, max_new_tokens=8, temperature=0.0, seconds=1)
-    return planner.Plan(model="m", candidates=list(candidates), **(common | facts))
+    return api.Plan(model="m", candidates=list(candidates), **(common | facts))
 
 
 def test_the_verdict_says_plainly_when_plain_decoding_wins():
@@ -281,7 +294,7 @@ def test_ctrl_c_ends_the_measuring_with_what_is_known(pair):
     ],
 )
 def test_what_cannot_be_planned_is_refused_before_anything_compiles(bad, said, pair, monkeypatch):
-    monkeypatch.setattr(job.Job, "start", lambda self: pytest.fail("it ran"))
+    monkeypatch.setattr(task.GenerationTask, "start", lambda self: pytest.fail("it ran"))
     with pytest.raises(ValueError, match=said):
         specjax.plan(pair[0], PROMPTS, **bad)
     with pytest.raises(ValueError, match="the batch is empty"):
@@ -294,6 +307,6 @@ def test_what_cannot_be_set_back_is_refused_before_anything_runs(pair):
     sliding = dataclasses.replace(target, target=CausalLM(config))
     with pytest.raises(ValueError, match="longer than the window of 8"):
         specjax.plan(sliding, ["def f(x):"], drafters=["ngram"], max_new_tokens=16)
-    law = laws.json_text(target)
+    law = processors.json_text(target)
     with pytest.raises(ValueError, match="leave law= out"):
         specjax.plan(target, ["def f(x):"], drafters=["ngram"], max_new_tokens=16, law=law)

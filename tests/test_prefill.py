@@ -10,14 +10,14 @@ import pytest
 from flax import nnx
 from pairs import CONFIG
 
-from specjax import loop, prefill
+from specjax.decoding import loop, prefill
 from specjax.drafters import Adaptive
 from specjax.drafters.base import ChainDrafter
 from specjax.drafters.hydra import Hydra, HydraConfig
 from specjax.drafters.medusa import Medusa, MedusaConfig
 from specjax.models import Decoder
 from specjax.models.causal_lm import CausalLM
-from specjax.sampling import Sampling
+from specjax.sampling.distribution import Sampling
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 SHAPE = dataclasses.replace(CONFIG, vocab_size=64, num_layers=2, window=6)
@@ -53,7 +53,7 @@ def begun(kind, more=()):
 
     def request(tokens, lengths):
         key, sampling = jax.random.key(0), Sampling()
-        return loop.prepare(target, drafter, tokens, lengths, key, 5, sampling, 24, ())[0]
+        return loop.prepare_inputs(target, drafter, tokens, lengths, key, 5, sampling, 24, ())[0]
 
     objects = target, drafter, "auto"
     run = jax.jit(functools.partial(prefill.start, *objects, 24, chunk=4))

@@ -12,7 +12,8 @@ from safetensors.numpy import load_file
 from toys import bag, heads
 
 import specjax
-from specjax import loop, tree
+from specjax import trees
+from specjax.decoding import loop
 from specjax.drafters import Adaptive, Hybrid, Hydra, NGram, Speculator, prefix
 from specjax.drafters.hydra import HydraConfig
 from specjax.drafters.prefix import read_rows
@@ -143,7 +144,7 @@ def test_what_plain_rounds_said_is_read_before_something_is_drafted(name, drafti
             features=jnp.pad(hidden[rows, where][:, None], ((0, 0), (0, 2), (0, 0))),
             start=jnp.asarray(ends, jnp.int32),
             num=jnp.asarray(num, jnp.int32),
-            round=(tree.chain(now, jnp.zeros((BATCH, 0), jnp.int32)), None, None),
+            round=(trees.chain_draft(now, jnp.zeros((BATCH, 0), jnp.int32)), None, None),
         )
         state, ends = drafter.observe(params, state, segment), ends + num
     assert max(waited) == 3 and waited[-1] == 0
@@ -259,7 +260,7 @@ def seldom(behind_lookup):
 
 def read_anew(base, own, state):
     """The state behind all committed tokens but the root, read in one pass."""
-    draft = tree.chain(context(state.tokens, np.zeros(BATCH, int)), state.tokens[:, 1:])
+    draft = trees.chain_draft(context(state.tokens, np.zeros(BATCH, int)), state.tokens[:, 1:])
     draft = dataclasses.replace(draft, start=jnp.zeros(BATCH, jnp.int32))
     cache = TOY.init(TOY_PARAMS, BATCH, state.tokens.shape[1])
     segment = Segment(
@@ -283,7 +284,7 @@ def test_the_loop_lets_it_read_what_it_missed(behind_lookup, monkeypatch):
 
     def asked(tokens, new):
         given = np.asarray(tokens, np.int32), np.full(BATCH, 3)
-        return loop.prepare(
+        return loop.prepare_inputs(
             TOY, drafter, *given, jax.random.key(0), new, specjax.Sampling(), 64, ()
         )
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import drafters, job, pricing
+from specjax import drafters
+from specjax.text import round_costs, task
 
 pytest_plugins = ["pairs"]
 PROMPT = "def f(x):\n    return x\n\ndef f(x):\n"
@@ -16,12 +17,12 @@ OPTIONS = dict(num_draft="auto", max_new_tokens=30)
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch):
-    monkeypatch.setattr(pricing, "_KNOWN", {})
+    monkeypatch.setattr(round_costs, "_KNOWN", {})
 
 
 @pytest.mark.parametrize("name", ["ngram", "draft"])
 def test_every_width_is_priced_over_rounds_that_draft_so_many(name, pair, monkeypatch):
-    drafted, burst = [], job.Job.burst
+    drafted, burst = [], task.GenerationTask.burst
 
     def spied(self, rounds, state):
         before = np.array(state.stats.drafted)
@@ -29,17 +30,17 @@ def test_every_width_is_priced_over_rounds_that_draft_so_many(name, pair, monkey
         drafted.append((rounds, *(np.asarray(state.stats.drafted) - before).tolist()))
         return state
 
-    monkeypatch.setattr(job.Job, "burst", spied)
-    monkeypatch.setattr(pricing, "TURNS", 3)
-    monkeypatch.setattr(pricing, "LASTING", 99.0)  # more than one round a call, on any machine
+    monkeypatch.setattr(task.GenerationTask, "burst", spied)
+    monkeypatch.setattr(round_costs, "TURNS", 3)
+    monkeypatch.setattr(round_costs, "LASTING", 99.0)  # more than one round a call, on any machine
     given = pair[1] if name == "draft" else name
-    work = job.prepare(pair[0], [PROMPT, "a"], drafter=given, **OPTIONS)
+    work = task.prepare(pair[0], [PROMPT, "a"], drafter=given, **OPTIONS)
     assert work.drafter.widths == (0, 1, 3, 7)
     rounds = drafted[-1][0]
     every = [(rounds, rounds * width, rounds * width) for width in work.drafter.widths]
     assert drafted[-15:] == 3 * [(0, 0, 0), *every]
     # what stands behind the repeated token may have no match before it
-    assert rounds == (pricing.MOST_ROUNDS if name == "draft" else 1)
+    assert rounds == (round_costs.MOST_ROUNDS if name == "draft" else 1)
     costs = np.asarray(work.params["drafter"]["costs"])
     assert costs.shape == (4,) and np.all(costs > 0) and np.all(np.isfinite(costs))
 
@@ -49,16 +50,16 @@ def test_pricing_compiles_nothing_beyond_the_request_and_happens_once(pair, monk
         lines = [record.getMessage() for record in caplog.records]
         return [x for x in lines if re.search(r"Compiling jit\((start|burst)\)", x)]
 
-    monkeypatch.setattr(pricing, "PATIENCE", 1e9)
+    monkeypatch.setattr(round_costs, "PATIENCE", 1e9)
     fresh = OPTIONS | {"max_new_tokens": 300}  # a buffer that no other test has
     with jax.log_compiles():
-        work = job.prepare(pair[0], PROMPT, drafter="ngram", **fresh)  # which prices
+        work = task.prepare(pair[0], PROMPT, drafter="ngram", **fresh)  # which prices
         assert len(compiled()) == 2, compiled()
         caplog.clear()
         work.burst(1, work.start())
         assert not compiled()
-    monkeypatch.setattr(pricing, "_measured", lambda work: pytest.fail("measured again"))
-    again = job.prepare(pair[0], "def g(x):\n    return", drafter="ngram", **fresh)
+    monkeypatch.setattr(round_costs, "_measured", lambda work: pytest.fail("measured again"))
+    again = task.prepare(pair[0], "def g(x):\n    return", drafter="ngram", **fresh)
     assert again.drafter == work.drafter and again.drafter.name == "adaptive(ngram)"
 
 
@@ -68,28 +69,28 @@ def test_costs_are_measured_again_after_ever_longer_times_and_the_fastest_calls_
     now = [0.0]
     # the third time the empty call is held up: that makes no round cheaper than it ever was
     said = iter([[1, 6, 7, 8, 9], [1, 5, 8, 10, 10], [4, 9, 9, 7, 9], jax.errors.JaxRuntimeError])
-    monkeypatch.setattr(pricing.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(round_costs.time, "monotonic", lambda: now[0])
 
     def measured(work):
         now[0] += 2
         calls = next(said)
         if not isinstance(calls, list):
             raise calls("RESOURCE_EXHAUSTED")
-        return (pricing.Timed(1, np.asarray(calls, float)),), 2.0
+        return (round_costs.Timed(1, np.asarray(calls, float)),), 2.0
 
-    monkeypatch.setattr(pricing, "_measured", measured)
+    monkeypatch.setattr(round_costs, "_measured", measured)
 
     def costs_at(seconds):
         now[0] = seconds
-        work = job.prepare(pair[0], PROMPT, drafter="ngram", **OPTIONS)
+        work = task.prepare(pair[0], PROMPT, drafter="ngram", **OPTIONS)
         return np.asarray(work.params["drafter"]["costs"]).tolist()
 
     assert costs_at(0.0) == costs_at(9.9) == [5, 6, 7, 8]
     assert costs_at(10.1) == costs_at(28.0) == [4, 6, 7, 8]  # 16 seconds after the second time
     assert costs_at(28.2) == [4, 6, 6, 8]
     assert costs_at(99.0) == [4, 6, 6, 8]  # it failed
-    other = pricing.Timed(2, np.ones(5))
-    assert other.fastest(pricing.Timed(1, np.zeros(5))) is other
+    other = round_costs.Timed(2, np.ones(5))
+    assert other.fastest(round_costs.Timed(1, np.zeros(5))) is other
 
 
 def test_the_text_is_that_of_plain_decoding(pair):
@@ -99,18 +100,20 @@ def test_the_text_is_that_of_plain_decoding(pair):
 
 
 def test_a_cost_lost_in_the_noise_is_small_but_above_zero(pair, monkeypatch):
-    monkeypatch.setattr(pricing.time, "perf_counter", lambda: 0.0)
-    work = job.prepare(pair[0], PROMPT, drafter="ngram", **OPTIONS)
+    monkeypatch.setattr(round_costs.time, "perf_counter", lambda: 0.0)
+    work = task.prepare(pair[0], PROMPT, drafter="ngram", **OPTIONS)
     assert np.all(np.asarray(work.params["drafter"]["costs"]) > 0)
 
 
 def test_auto_without_a_drafter_is_plain_decoding(pair):
-    assert isinstance(job.prepare(pair[0], PROMPT, drafter=None, **OPTIONS).drafter, drafters.Plain)
+    assert isinstance(
+        task.prepare(pair[0], PROMPT, drafter=None, **OPTIONS).drafter, drafters.Plain
+    )
 
 
 def test_other_words_and_drafters_that_adapt_already_are_refused(pair):
     with pytest.raises(ValueError, match="num_draft=often: .* or 'auto'"):
-        job.prepare(pair[0], PROMPT, drafter="ngram", num_draft="often")
+        task.prepare(pair[0], PROMPT, drafter="ngram", num_draft="often")
     adaptive = drafters.Adaptive(drafters.NGram(num_draft=3))
     with pytest.raises(ValueError, match="adaptive already"):
-        job.prepare(pair[0], PROMPT, drafter=adaptive, **OPTIONS)
+        task.prepare(pair[0], PROMPT, drafter=adaptive, **OPTIONS)

@@ -14,10 +14,11 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 import specjax
-from specjax import Sampling, topology, tree
-from specjax.drafters import growth, redrafter, speculator
+from specjax import Sampling, trees
+from specjax.drafters import redrafter, speculator
 from specjax.drafters.heads import HeadState
 from specjax.models import Decoder, DecoderConfig, save_pretrained
+from specjax.trees import expand
 from specjax.types import Context
 
 VOCAB = 9
@@ -87,7 +88,7 @@ def context(tokens, sampling=Sampling(temperature=0)):
 def paths(draft, depth):
     """Of each row the set of token paths of this length below the root."""
     parent, depths = (
-        np.broadcast_to(x(draft), draft.tokens.shape) for x in (tree.parents, tree.depths)
+        np.broadcast_to(x(draft), draft.tokens.shape) for x in (trees.parents, trees.depths)
     )
     found = []
     for row, tokens in enumerate(np.asarray(draft.tokens)):
@@ -110,7 +111,7 @@ def test_beams_are_those_of_a_search_written_out():
         return laws[grown.tokens[:, since:]], carry
 
     width, depth, table = 3, 4, np.asarray(laws)
-    search = functools.partial(growth.grow, topology.Beams(width, depth), level=level, carry=())
+    search = functools.partial(expand.expand, trees.Beams(width, depth), level=level, carry=())
     draft = jax.jit(lambda context: search(context)[0])(context([[5], [2]]))
     for row, root in enumerate((5, 2)):
         beams = [((), 0.0)]
@@ -129,15 +130,15 @@ def test_a_search_with_more_beams_than_tokens_is_refused():
         return jnp.zeros((1, grown.num_nodes - since, VOCAB)), carry
 
     with pytest.raises(ValueError, match="take a narrower tree"):
-        growth.grow(topology.Beams(VOCAB + 1, 2), context([[5]]), level, ())
+        expand.expand(trees.Beams(VOCAB + 1, 2), context([[5]]), level, ())
 
 
 def test_beams_are_asked_for_in_words():
-    assert topology.parse("beams:4x5") == topology.Beams(4, 5)
-    assert topology.Beams(4, 5).num_nodes == 21
+    assert trees.parse("beams:4x5") == trees.Beams(4, 5)
+    assert trees.Beams(4, 5).num_nodes == 21
     for words in ("beams:4", "beams:0x3"):
         with pytest.raises(ValueError, match="beams:4x5"):
-            topology.parse(words)
+            trees.parse(words)
 
 
 @pytest.mark.parametrize("case", SPECULATORS + REDRAFTERS)
@@ -195,11 +196,11 @@ def test_a_saved_drafter_is_loaded_again_as_it_was(case, target, tmp_path):
 @pytest.mark.parametrize(
     "shape",
     [
-        topology.Beams(2, 3),
-        topology.Expand(3, 2, 5),
-        topology.Expand(3, 2, 5, gain=0.125),
-        topology.branching(2, 1),
-        topology.chain(2),
+        trees.Beams(2, 3),
+        trees.Expand(3, 2, 5),
+        trees.Expand(3, 2, 5, gain=0.125),
+        trees.branching(2, 1),
+        trees.chain(2),
     ],
     ids=repr,
 )
@@ -214,7 +215,7 @@ def test_the_tree_and_the_filter_of_a_saved_drafter_are_loaded_again(shape, targ
 
 def test_a_tree_for_measuring_is_not_saved(target, tmp_path):
     loaded = specjax.load_drafter(GOLDEN / "redrafter", target)
-    drafter = dataclasses.replace(loaded.drafter, topology=topology.Follow(2, 3))
+    drafter = dataclasses.replace(loaded.drafter, topology=trees.Follow(2, 3))
     with pytest.raises(ValueError, match="Follow.*is for measuring"):
         specjax.save_drafter(drafter, loaded.params, tmp_path)
 
@@ -268,7 +269,7 @@ def test_a_drafter_that_does_not_fit_is_refused(case, changes, words, target, tm
 
 def test_a_tree_deeper_than_the_heads_is_refused(target):
     with pytest.raises(ValueError, match="3 heads"):
-        specjax.load_drafter(GOLDEN / "mlp", target, topology=topology.chain(4))
+        specjax.load_drafter(GOLDEN / "mlp", target, topology=trees.chain(4))
 
 
 def test_the_state_of_a_node_is_that_of_its_own_path(target):
@@ -276,7 +277,7 @@ def test_the_state_of_a_node_is_that_of_its_own_path(target):
     loaded, golden = specjax.load_drafter(GOLDEN / "lstm", target), expected("lstm")
     weights = {"target": target.params, "drafter": loaded.params}
     state = HeadState(feature=jnp.asarray(golden["hidden"][:, 0]))
-    shape = topology.branching(2, 2, 1)
+    shape = trees.branching(2, 2, 1)
     drafter = dataclasses.replace(loaded.drafter, topology=shape, how="iid")
     paths = ((0, 1, 3), (0, 2, 6))  # nodes, from the root down
 
@@ -288,7 +289,7 @@ def test_the_state_of_a_node_is_that_of_its_own_path(target):
         for path in paths:
             states, tokens = carry, draft.tokens[:, jnp.asarray(path)]
             for i in range(len(path)):
-                chain = tree.chain(hot, tokens[:, 1 : i + 1])
+                chain = trees.chain_draft(hot, tokens[:, 1 : i + 1])
                 found, states = level(states, chain, i)
                 alone.append(jax.nn.softmax(found[:, 0]))
         return draft, alone

@@ -11,9 +11,11 @@ from registry import cases
 from toys import bag, like
 
 import specjax
-from specjax import Sampling, loop, native, reference, round
+from specjax import Sampling
+from specjax.decoding import loop, reference, round
+from specjax.decoding.state import ENDED
 from specjax.drafters import DraftModel, Plain
-from specjax.state import ENDED
+from specjax.kernels import cpu
 
 VOCAB = 23
 MODEL, PARAMS = bag(VOCAB, 3)
@@ -61,7 +63,7 @@ def test_rows_of_differing_settings_and_budgets_say_what_each_says_alone():
 
 
 def test_penalties_count_what_was_generated_and_not_the_prompt():
-    prefix = specjax.sampling.Prefix(
+    prefix = specjax.sampling.distribution.Prefix(
         tokens=jnp.asarray([[3, 3, 1, 1, 2, 9]]),
         length=jnp.asarray([5]),
         path=jnp.asarray([[2, -1, 0]]),
@@ -106,7 +108,7 @@ def test_logprobs_of_the_law_are_those_that_the_tokens_were_drawn_from():
         text = out.tokens[row : row + 1]
         logits = reference.logits(MODEL, PARAMS, text)[0]
         for i, token in enumerate(new(out, row)):
-            prefix = specjax.sampling.Prefix(
+            prefix = specjax.sampling.distribution.Prefix(
                 tokens=text,
                 length=jnp.asarray([begin + i]),
                 path=jnp.full((1, 1), -1),
@@ -116,12 +118,12 @@ def test_logprobs_of_the_law_are_those_that_the_tokens_were_drawn_from():
             np.testing.assert_allclose(out.logprobs[row, begin + i], np.log(p[token]), atol=1e-4)
 
 
-@pytest.mark.skipif(native._register() is not None, reason="no kernels")
+@pytest.mark.skipif(cpu._register() is not None, reason="no kernels")
 @pytest.mark.parametrize(("name", "temperature"), [("ngram", 0), ("draft", 1.0)])
 def test_logprobs_hold_nothing_over_all_nodes_and_nothing_where_they_are_off(
     name, temperature, monkeypatch
 ):
-    monkeypatch.setattr(native, "chosen", lambda: True)  # XLA's logits would be turned to be read
+    monkeypatch.setattr(cpu, "chosen", lambda: True)  # XLA's logits would be turned to be read
     vocab = memory.VOCAB + 96  # so that no other test's trace is taken
     off = memory.lower(name, temperature, vocab)
     on = memory.lower(name, temperature, vocab, logprobs=True)
@@ -163,7 +165,7 @@ def test_samples_share_one_prefill():
             passes.append(len(start))
             return super().commit(cache, entries, start, verdict)
 
-    request, capacity = loop.prepare(
+    request, capacity = loop.prepare_inputs(
         Counting(VOCAB), Plain(), PROMPTS, LENGTHS, KEYS[0], 4, Sampling(), None, (), num_samples=5
     )
     state = loop.jit_start(Counting(VOCAB), Plain(), "auto", capacity, WEIGHTS, request)
@@ -257,5 +259,5 @@ def test_bad_requests_are_refused_before_anything_compiles(what):
             decode(**made)
 
     # what brings arrays into shape before is compiled once a process
-    loop.prepare(MODEL, DRAFTER, PROMPTS, LENGTHS, KEYS, BUDGETS, Sampling(), 24, ())
+    loop.prepare_inputs(MODEL, DRAFTER, PROMPTS, LENGTHS, KEYS, BUDGETS, Sampling(), 24, ())
     assert compilations(call) == 0

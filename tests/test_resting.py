@@ -9,7 +9,8 @@ import pytest
 from toys import bag
 
 import specjax
-from specjax import Sampling, loop, tree
+from specjax import Sampling, trees
+from specjax.decoding import loop
 from specjax.drafters import Plain
 from specjax.drafters.base import ChainDrafter
 
@@ -40,7 +41,7 @@ class EveryThird(ChainDrafter):
     def draft_step(self, params, state, context):
         zeros = jnp.zeros((len(context.length), self.num_draft), jnp.int32)
         state = state | {"drafted": state["drafted"] + 1, "said": state["said"] + context.plan}
-        return tree.chain(context, zeros), state
+        return trees.chain_draft(context, zeros), state
 
     def observe(self, params, state, segment):
         if segment.round is None:
@@ -50,7 +51,7 @@ class EveryThird(ChainDrafter):
 
 
 def begun(drafter, temperature=0.0):
-    request, capacity = loop.prepare(
+    request, capacity = loop.prepare_inputs(
         MODEL,
         drafter,
         PROMPTS,

@@ -9,15 +9,16 @@ import pytest
 from registry import cases
 from toys import bag
 
-from specjax import Sampling, loop, rows
+from specjax import Sampling
+from specjax.decoding import continuous_batching, loop
+from specjax.decoding.state import STOPPED
 from specjax.drafters import NGram
 from specjax.models.causal_lm import CausalLM
 from specjax.models.config import DecoderConfig
 from specjax.models.decoder import abstract
-from specjax.state import STOPPED
 
 VOCAB, CAPACITY, CHUNK = 11, 40, 4
-insert = jax.jit(rows.insert, static_argnums=(0, 1, 2, 7), donate_argnums=(4,))
+insert = jax.jit(continuous_batching.insert, static_argnums=(0, 1, 2, 7), donate_argnums=(4,))
 MODEL, PARAMS = bag(VOCAB, 0)
 CASES = cases(MODEL, PARAMS)
 LENGTHS, BUDGETS = [3, 9, 1, 14, 2], [6, 20, 9, 17, 11]  # of five prompts
@@ -32,7 +33,7 @@ def request(pick, temperature=WARM):
     keys = jax.random.split(jax.random.key(0), 5)[pick]
     lengths, budgets = np.asarray(LENGTHS, np.int32)[pick], np.asarray(BUDGETS, np.int32)[pick]
     common = sampling, CAPACITY, ()
-    return loop.prepare(MODEL, NGram(), prompts[pick], lengths, keys, budgets, *common)[0]
+    return loop.prepare_inputs(MODEL, NGram(), prompts[pick], lengths, keys, budgets, *common)[0]
 
 
 def plain(tree):
@@ -113,11 +114,11 @@ def test_a_turn_ends_rows_lets_prompts_in_and_runs_on_as_the_three_do_apart():
     apart = loop.jit_burst(*objects, 3, params, apart, 2)
     bare = dataclasses.replace(more, key=jax.random.key_data(more.key))
     coming = np.asarray([1, 3], np.int32), bare  # the second finds no row
-    state, report = rows.jit_turn(*objects, params, begun, over, coming, 3, 2, CHUNK)
+    state, report = continuous_batching.jit_turn(*objects, params, begun, over, coming, 3, 2, CHUNK)
     assert texts(state) == texts(apart)
     same = jax.tree.map(lambda a, b: np.allclose(a, b, atol=1e-6), plain(state), plain(apart))
     assert all(jax.tree.leaves(same))
-    columns = dict(zip(rows.REPORT, np.asarray(report).T.tolist(), strict=True))
+    columns = dict(zip(continuous_batching.REPORT, np.asarray(report).T.tolist(), strict=True))
     assert columns["length"] == state.length.tolist()
     assert columns["ended"] == state.ended.tolist() and columns["ended"][2] == STOPPED
     for name in ("rounds", "drafted", "accepted"):
@@ -136,7 +137,7 @@ def test_settings_of_another_kind_are_refused():
     objects, params = (MODEL, NGram(), "auto"), {"target": PARAMS, "drafter": None}
     state = loop.jit_start(*objects, CAPACITY, params, request([0, 1]))
     with pytest.raises(ValueError, match="of another kind than the batch"):
-        rows.insert(*objects, params, state, [0], request([2], None), CHUNK)
+        continuous_batching.insert(*objects, params, state, [0], request([2], None), CHUNK)
 
 
 # ---------------------------------------------------------------- what it costs
@@ -161,7 +162,9 @@ def decoder_insert(batch, num, capacity=256, place=lambda x: x, turn=False):
     def asked(count):
         tokens, lengths = np.ones((count, 8), np.int32), np.full(count, 8, np.int32)
         key, sampling = jax.random.key(0), Sampling()
-        return loop.prepare(target, NGram(), tokens, lengths, key, 30, sampling, capacity, ())[0]
+        return loop.prepare_inputs(
+            target, NGram(), tokens, lengths, key, 30, sampling, capacity, ()
+        )[0]
 
     objects, params = (target, NGram(), "auto"), {"target": weights, "drafter": None}
     state = loop.jit_start.eval_shape(*objects, capacity, params, asked(batch))
@@ -170,7 +173,7 @@ def decoder_insert(batch, num, capacity=256, place=lambda x: x, turn=False):
     if turn:
         bare = dataclasses.replace(asked(num), key=np.zeros((num, 2), np.uint32))
         over, coming = np.zeros(batch, bool), (where, bare)
-        lowered = rows.jit_turn.lower(*objects, params, state, over, coming, 9, 1, 8)
+        lowered = continuous_batching.jit_turn.lower(*objects, params, state, over, coming, 9, 1, 8)
     else:
         lowered = insert.lower(*objects, params, state, where, asked(num), 8)
     cache = sum(4 * leaf.size for leaf in jax.tree.leaves(state.cache))

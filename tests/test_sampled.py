@@ -16,7 +16,8 @@ from registry import TREE, cases
 from scipy.stats import chi2
 from toys import Merged, TreeDrafter, bag, like
 
-from specjax import Sampling, loop, reference, round
+from specjax import Sampling
+from specjax.decoding import loop, reference, round
 from specjax.drafters import DraftModel
 
 ROWS, VOCAB, NUM = 200_000, 4, 3
@@ -51,7 +52,7 @@ def sample(
     Texts that ended before are in no cell: their law gave no token any probability.
     """
     model = MODEL if target is None else target
-    request, capacity = loop.prepare(
+    request, capacity = loop.prepare_inputs(
         model,
         drafter,
         np.tile(np.asarray([PROMPT], np.int32), (ROWS, 1)),
@@ -171,7 +172,7 @@ def test_fault_keys_by_absolute_position_under_a_rule_that_redraws(monkeypatch):
             (jax.vmap(jax.random.fold_in, in_axes=(0, None))(state.key, role), state.length)
         ),
     )
-    monkeypatch.setattr("specjax.drawing.uniforms", absolute)
+    monkeypatch.setattr("specjax.sampling.drawing.uniforms", absolute)
     counts, _ = sample(*CASES["draft"][:2], "block", WARM)
     assert not lawful(counts, exact("warm"))
 

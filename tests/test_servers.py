@@ -1,4 +1,4 @@
-"""What is written for vLLM and SGLang: the table of ``specjax/formats/README.md``, their quirks."""
+"""What is written for vLLM and SGLang, see ``specjax/checkpoints/README.md``, and their quirks."""
 
 import json
 import re
@@ -11,7 +11,7 @@ import specjax
 from specjax.drafters.peagle import PEagle
 
 GOLDEN = Path(__file__).parent / "golden"
-README = (Path(specjax.__file__).parent / "formats" / "README.md").read_text()
+README = (Path(specjax.__file__).parent / "checkpoints" / "README.md").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,11 @@ import pytest
 from test_text import compilations
 
 import specjax
-from specjax import cli, compile_cache, laws, prompt_file
-from specjax.serving import Progress
+from specjax import cli
+from specjax._internal import compile_cache
+from specjax.sampling import processors
+from specjax.serving import jsonl_input
+from specjax.serving.offline import Progress
 
 pytest_plugins = ["pairs"]
 TEXTS = ["def f(x):", "import os\n\n\nclass A:\n    def", "x", "for i in range(10):", "a = [1, 2]"]
@@ -209,9 +212,9 @@ BROKEN = {
 def test_broken_lines_are_named_by_their_numbers_with_the_reason(pair, tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_bytes(b'"first"\n\n' + b"\n".join(BROKEN) + b'\n{"prompt": "last"}')
-    defaults = {**prompt_file.NEUTRAL, "max_new_tokens": 8, "seed": None, "stop": None}
+    defaults = {**jsonl_input.NEUTRAL, "max_new_tokens": 8, "seed": None, "stop": None}
     defaults |= {"stop_strings": None}
-    found, broken = prompt_file.read(pair[0], file, defaults, len(BROKEN))
+    found, broken = jsonl_input.read(pair[0], file, defaults, len(BROKEN))
     assert [prompt.index for prompt in found] == [0, 2 + len(BROKEN)]
     assert [one.line for one in broken] == list(range(3, 3 + len(BROKEN)))
     for one, said in zip(broken, BROKEN.values(), strict=True):
@@ -219,7 +222,7 @@ def test_broken_lines_are_named_by_their_numbers_with_the_reason(pair, tmp_path)
     with pytest.raises(
         ValueError, match=rf"{len(BROKEN)} of {len(BROKEN) + 2} prompts are broken:\n  line 3"
     ):
-        prompt_file.read(pair[0], file, defaults, len(BROKEN) - 1)
+        jsonl_input.read(pair[0], file, defaults, len(BROKEN) - 1)
 
 
 def test_wrong_arguments_are_refused_before_anything_compiles(pair, tmp_path):
@@ -263,5 +266,10 @@ def test_the_command_serves_a_file_reports_and_goes_on(folders, tmp_path, capsys
 
 
 def test_grammars_that_differ_have_different_names(pair):
-    named = {laws.name_of(laws.json_text(pair[0], top=top)) for top in ("any", "array")}
-    assert len(named | {laws.name_of(None), laws.name_of(drafter_of)}) == 4
+    named = {
+        processors.processor_name(processors.json_text(pair[0], top=top))
+        for top in ("any", "array")
+    }
+    assert (
+        len(named | {processors.processor_name(None), processors.processor_name(drafter_of)}) == 4
+    )

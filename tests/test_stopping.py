@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax.stopping import StopStrings, per_row
+from specjax.text.stop_strings import StopStrings, per_row
 
 pytest_plugins = ["pairs"]
 PROMPTS = ["def f(x):", "import os\n\n\nclass A:\n    def"]

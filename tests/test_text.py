@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import comparison, job, prefill
-from specjax.resolve import resolve_drafter
+from specjax.analysis import comparison
+from specjax.decoding import prefill
+from specjax.text import task
+from specjax.text.drafter_names import resolve_drafter
 
 pytest_plugins = ["pairs"]
 PROMPTS = ["def f(x):", "import os\n\n\nclass A:\n    def"]
@@ -23,9 +25,9 @@ def test_everything_that_names_a_drafter_is_understood(pair):
     assert drafter.num_draft == 5 and params is draft.params
     options = dict(drafter=draft, tree="2x2", temperature=1.0)
     for rule, how in (("auto", "iid"), ("kseq", "iid"), ("hub", "hub")):  # as the rule wants it
-        assert job.prepare(target, PROMPTS, rule=rule, **options).drafter.picks == how
+        assert task.prepare(target, PROMPTS, rule=rule, **options).drafter.picks == how
     cold = dict(drafter=draft, tree="expand:2x2x3", rule="kseq")  # nothing is drawn
-    assert job.prepare(target, PROMPTS, **cold).drafter.picks == "top"
+    assert task.prepare(target, PROMPTS, **cold).drafter.picks == "top"
     auto, _ = resolve_drafter(target, draft, "auto", tree=np.asarray([-1, 0, 0]))
     assert auto.inner.num_draft == 2
 
@@ -104,12 +106,12 @@ def test_sizes_are_few_and_never_exceed_the_context(pair):
     lm = pair[0]  # a context of 600
     sizes = set()
     for length in range(1, 570, 7):
-        tokens, lengths, capacity = job.fit(lm, [[5] * length], 30)
+        tokens, lengths, capacity = task.fit(lm, [[5] * length], 30)
         assert tokens.shape[1] >= length and length + 30 <= capacity <= 600
         sizes.add((tokens.shape[1], capacity))
     assert len(sizes) <= 8
     with pytest.raises(ValueError, match=r"571 tokens and 30 new.*600.*at most 29"):
-        job.fit(lm, [[5] * 571], 30)
+        task.fit(lm, [[5] * 571], 30)
 
 
 def test_a_prompt_and_its_answer_may_fill_the_context_to_the_last_slot(pair):
@@ -137,7 +139,7 @@ def test_a_seed_decides_what_is_drawn(pair):
 
 def test_an_interruption_returns_what_was_committed(pair, monkeypatch):
     whole = specjax.generate(pair[0], PROMPTS[0], drafter="ngram", max_new_tokens=40, stop=())
-    burst, calls = job.Job.burst, []
+    burst, calls = task.GenerationTask.burst, []
 
     def interrupted(self, rounds, state):
         calls.append(rounds)
@@ -145,7 +147,7 @@ def test_an_interruption_returns_what_was_committed(pair, monkeypatch):
             raise KeyboardInterrupt
         return burst(self, rounds, state)
 
-    monkeypatch.setattr(job.Job, "burst", interrupted)
+    monkeypatch.setattr(task.GenerationTask, "burst", interrupted)
     part = specjax.generate(pair[0], PROMPTS[0], drafter="ngram", max_new_tokens=40, stop=())
     assert whole.finished and not part.finished
     assert 0 < len(part.tokens[0]) < 40
@@ -153,7 +155,7 @@ def test_an_interruption_returns_what_was_committed(pair, monkeypatch):
 
 
 def test_an_interrupted_comparison_states_nothing(pair, monkeypatch):
-    burst, calls = job.Job.burst, []
+    burst, calls = task.GenerationTask.burst, []
 
     def interrupted(self, rounds, state):
         calls.append(rounds)
@@ -161,7 +163,7 @@ def test_an_interrupted_comparison_states_nothing(pair, monkeypatch):
             raise KeyboardInterrupt
         return burst(self, rounds, state)
 
-    monkeypatch.setattr(job.Job, "burst", interrupted)
+    monkeypatch.setattr(task.GenerationTask, "burst", interrupted)
     with pytest.raises(KeyboardInterrupt):
         specjax.compare(pair[0], PROMPTS[0], drafter="ngram", max_new_tokens=40, stop=())
 

@@ -11,9 +11,10 @@ import pytest
 from toys import bag, like, read
 
 import specjax
-from specjax import Sampling, calibration, topology, tree, tree_survey
+from specjax import Sampling, trees
+from specjax.analysis import tree_search, tree_timing
 from specjax.drafters import DraftModel
-from specjax.topology import Expand, Follow, Tree
+from specjax.trees.topology import Expand, Follow, Tree
 from specjax.types import Context
 
 VOCAB = 11
@@ -55,7 +56,7 @@ def drafted(drafter, where):
 
 def paths(draft, row):
     """``{path of tokens}`` of the nodes that may be accepted, in order."""
-    above = np.broadcast_to(np.asarray(tree.parents(draft)), draft.tokens.shape)[row]
+    above = np.broadcast_to(np.asarray(trees.parents(draft)), draft.tokens.shape)[row]
     tokens = np.asarray(draft.tokens)[row]
     full = {0: ()}
     for node in range(1, len(tokens)):
@@ -118,7 +119,7 @@ def test_a_round_of_less_depth_leaves_out_deeper_nodes_alone():
 
 
 def test_distinct_siblings_differ_and_laws_are_those_drawn_from():
-    shape = topology.branching(4, 1)
+    shape = trees.branching(4, 1)
     warm = context(sampling=Sampling(temperature=jnp.full(len(PROMPTS), 0.7)))
     draft = drafted(DraftModel(model=MODEL, topology=shape, how="distinct"), warm)
     for row in range(len(PROMPTS)):
@@ -134,7 +135,7 @@ def test_a_draft_model_picks_children_as_its_present_tree_wants_them():
     drawn = DraftModel(num_draft=3, model=MODEL)
     grown = dataclasses.replace(drawn, topology=Expand(2, 2, 3))
     assert (drawn.picks, grown.picks) == ("iid", "top")
-    assert dataclasses.replace(grown, topology=topology.branching(2)).picks == "iid"
+    assert dataclasses.replace(grown, topology=trees.branching(2)).picks == "iid"
 
 
 @pytest.mark.parametrize(
@@ -143,17 +144,17 @@ def test_a_draft_model_picks_children_as_its_present_tree_wants_them():
         (lambda: Tree((0, 0)), "begin with the root"),
         (lambda: Tree((-1, 2, 1)), "node 1 has parent 2"),  # a cycle
         (lambda: Tree((-1, 0, 7)), "node 2 has parent 7"),
-        (lambda: topology.from_paths([[0], [0, 1]]), "without [0, 0]"),
-        (lambda: topology.from_paths([[0, 0]]), "without [0]"),
-        (lambda: topology.parse("3y2"), "Accepted"),
-        (lambda: topology.parse("grow:3"), "is unknown"),
-        (lambda: topology.parse("nowhere.json"), "nowhere.json"),
+        (lambda: trees.from_paths([[0], [0, 1]]), "without [0, 0]"),
+        (lambda: trees.from_paths([[0, 0]]), "without [0]"),
+        (lambda: trees.parse("3y2"), "Accepted"),
+        (lambda: trees.parse("grow:3"), "is unknown"),
+        (lambda: trees.parse("nowhere.json"), "nowhere.json"),
         (lambda: Expand(2, 2, 7), "nodes must be from"),
         (lambda: Expand(2, 0, 7), "at least 1"),
-        (lambda: topology.chain(0), "at least one token"),
-        (lambda: topology.parse("64x64x64x64"), "at most 1024"),  # before it is built
-        (lambda: topology.parse("chain:100000000"), "at most 1024"),
-        (lambda: topology.parse("expand:10000x4x24"), "at most 1024"),
+        (lambda: trees.chain(0), "at least one token"),
+        (lambda: trees.parse("64x64x64x64"), "at most 1024"),  # before it is built
+        (lambda: trees.parse("chain:100000000"), "at most 1024"),
+        (lambda: trees.parse("expand:10000x4x24"), "at most 1024"),
         (lambda: DraftModel(model=MODEL, topology=Expand(2, 2, 3), how="iid"), "would bias"),
         (lambda: DraftModel(model=MODEL, topology=Tree((-1, 0)), how="best"), "unknown"),
     ],
@@ -165,17 +166,17 @@ def test_what_is_no_tree_is_refused_in_words(make, words):
 
 
 def test_words_and_files_name_trees(tmp_path):
-    assert topology.parse("2x2") == Tree((-1, 0, 0, 1, 1, 2, 2)) == topology.branching(2, 2)
-    assert topology.parse("chain:2") == Tree((-1, 0, 1)) and topology.chain(2).is_chain
-    assert topology.parse("expand:3x2x4") == Expand(3, 2, 4)
-    assert topology.chains(2, 2) == Tree((-1, 0, 0, 1, 2))
+    assert trees.parse("2x2") == Tree((-1, 0, 0, 1, 1, 2, 2)) == trees.branching(2, 2)
+    assert trees.parse("chain:2") == Tree((-1, 0, 1)) and trees.chain(2).is_chain
+    assert trees.parse("expand:3x2x4") == Expand(3, 2, 4)
+    assert trees.chains(2, 2) == Tree((-1, 0, 0, 1, 2))
     file = tmp_path / "tree.json"
     for given in ([-1, 0, 0, 1], [[0], [1], [0, 0]]):
         file.write_text(json.dumps(given))
-        assert topology.parse(str(file)) == Tree((-1, 0, 0, 1))
+        assert trees.parse(str(file)) == Tree((-1, 0, 0, 1))
     file.write_text('{"parents": [-1, 0]}')
     with pytest.raises(ValueError, match="no list"):
-        topology.parse(str(file))
+        trees.parse(str(file))
     # whatever the order, nodes are renumbered level by level, siblings side by side
     assert Tree((-1, 0, 1, 0, 3)) == Tree((-1, 0, 0, 1, 2))
 
@@ -196,26 +197,26 @@ def test_grown_trees_are_the_best_of_all_trees(seed):
     rng = np.random.default_rng(seed)
     rates = -np.sort(-rng.dirichlet(np.full(5, 0.5), size=4)[:, :4], axis=1)
     for nodes in (1, 3, 5, 6):
-        best = max(calibration.expected_tokens(t, rates) for t in every_tree(nodes))
-        greedy = calibration.grow_greedy(rates, nodes)
-        optimal = calibration.grow_optimal(rates, nodes)
-        assert calibration.expected_tokens(greedy, rates) == pytest.approx(best)
-        assert calibration.expected_tokens(optimal, rates) == pytest.approx(best)
-    flat = calibration.grow_optimal(rates, 6, depth=2, siblings=3)
+        best = max(tree_search.expected_tokens(t, rates) for t in every_tree(nodes))
+        greedy = tree_search.grow_greedy(rates, nodes)
+        optimal = tree_search.grow_optimal(rates, nodes)
+        assert tree_search.expected_tokens(greedy, rates) == pytest.approx(best)
+        assert tree_search.expected_tokens(optimal, rates) == pytest.approx(best)
+    flat = tree_search.grow_optimal(rates, 6, depth=2, siblings=3)
     allowed = [t for t in every_tree(6) if t.depth <= 2 and max(t.ranks) < 3]
-    best = max(calibration.expected_tokens(t, rates) for t in allowed)
-    assert calibration.expected_tokens(flat, rates) == pytest.approx(best)
-    chains = calibration.expected_tokens(topology.chain(4), rates)
-    assert calibration.expected_tokens(calibration.grow_optimal(rates, 4), rates) >= chains
+    best = max(tree_search.expected_tokens(t, rates) for t in allowed)
+    assert tree_search.expected_tokens(flat, rates) == pytest.approx(best)
+    chains = tree_search.expected_tokens(trees.chain(4), rates)
+    assert tree_search.expected_tokens(tree_search.grow_optimal(rates, 4), rates) >= chains
 
 
 def test_the_fastest_tree_weighs_tokens_against_passes():
     rates = np.asarray([[0.6, 0.2, 0.1], [0.5, 0.2, 0.1]])
-    free = calibration.grow_fastest(rates, {1: 1.0, 4: 1.0, 8: 1.0})
+    free = tree_search.grow_fastest(rates, {1: 1.0, 4: 1.0, 8: 1.0})
     assert free.shape.num_nodes == 8 and free.ratio == pytest.approx(free.tokens)
-    dear = calibration.grow_fastest(rates, {1: 1.0, 4: 2.5, 8: 5.0})
+    dear = tree_search.grow_fastest(rates, {1: 1.0, 4: 2.5, 8: 5.0})
     assert dear.shape is None and dear.ratio == 1  # plain decoding is faster than any tree
-    between = calibration.grow_fastest(rates, {1: 1.0, 2: 1.05, 4: 1.3, 8: 2.2}, level=0.1)
+    between = tree_search.grow_fastest(rates, {1: 1.0, 2: 1.05, 4: 1.3, 8: 2.2}, level=0.1)
     assert between.shape.num_nodes in (2, 4) and between.ratio > 1
 
 
@@ -234,22 +235,22 @@ def test_the_tree_chosen_is_the_best_of_all_by_what_rounds_cost_in_the_loop(
             return start + new * (passes[1] + rest)
         one = np.interp(shape.num_nodes, [*passes], [*passes.values()]) + rest
         one += level * shape.depth + node * (shape.num_nodes - 1)
-        return start + new / calibration.expected_tokens(shape, rates) * one
+        return start + new / tree_search.expected_tokens(shape, rates) * one
 
     def run_once(shape):
         rounds = SimpleNamespace(stats=SimpleNamespace(rounds=np.asarray([10])))
-        each = 1.0 if shape is None else calibration.expected_tokens(shape, rates)
+        each = 1.0 if shape is None else tree_search.expected_tokens(shape, rates)
         return start, (whole(shape) - start) / new * each * 10, rounds
 
-    monkeypatch.setattr(tree_survey, "run_once", run_once)
-    monkeypatch.setattr(tree_survey.job, "prepare", lambda *_, tree, **__: tree)
+    monkeypatch.setattr(tree_timing, "run_once", run_once)
+    monkeypatch.setattr(tree_timing.task, "prepare", lambda *_, tree, **__: tree)
     timed = {n: [seconds] for n, seconds in passes.items()}
-    monkeypatch.setattr(tree_survey.measure, "pass_seconds", lambda *_: timed)
-    counted = calibration.Acceptance((rates * 1000).astype(int), np.full(3, 1000))
-    found = tree_survey.survey(
+    monkeypatch.setattr(tree_timing.timing, "pass_seconds", lambda *_: timed)
+    counted = tree_search.Acceptance((rates * 1000).astype(int), np.full(3, 1000))
+    found = tree_timing.survey(
         None, "heads", counted, "", sizes=[*passes], depth=3, max_new_tokens=new
     )
-    trees = [calibration.grow_optimal(rates, n - 1, depth=d) for n in passes for d in (1, 2, 3)]
+    trees = [tree_search.grow_optimal(rates, n - 1, depth=d) for n in passes for d in (1, 2, 3)]
     best = min(whole(shape) for shape in [None, *trees] if shape is None or shape.depth)
     np.testing.assert_allclose(found.choice.ratio, whole(None) / best, rtol=1e-6)
     assert (found.choice.shape is None) == (level == 2.0)
@@ -258,20 +259,20 @@ def test_the_tree_chosen_is_the_best_of_all_by_what_rounds_cost_in_the_loop(
 
 
 def test_a_tree_larger_than_what_was_counted_is_refused_with_the_interval():
-    few = calibration.Acceptance(np.asarray([[6, 1, 0]]), np.asarray([10]))
-    assert calibration.grow_greedy(few, 2) == Tree((-1, 0, 0))
+    few = tree_search.Acceptance(np.asarray([[6, 1, 0]]), np.asarray([10]))
+    assert tree_search.grow_greedy(few, 2) == Tree((-1, 0, 0))
     low, high = few.interval(0, 0)
     assert low < 0.6 < high and high - low > 0.4  # ten trials say little
     with pytest.raises(ValueError, match=r"none was right in 10 trials.*0\.27"):
-        calibration.grow_greedy(few, 3)
+        tree_search.grow_greedy(few, 3)
     with pytest.raises(ValueError, match="have only 3"):
-        calibration.grow_greedy(few, 4)
+        tree_search.grow_greedy(few, 4)
 
 
 def test_measured_ranks_are_those_of_the_true_tokens():
     drafter = DraftModel(num_draft=2, model=MODEL)
     where = context()
-    found = calibration.measure(
+    found = tree_search.measure(
         MODEL,
         drafter,
         {"target": PARAMS, "drafter": WEIGHTS},
@@ -300,4 +301,4 @@ def test_measured_ranks_are_those_of_the_true_tokens():
                     hits[depth, order.tolist().index(text[at + depth])] += 1
                     trials[depth] += 1
     assert (found.trials == trials).all() and (found.hits == hits).all()
-    assert isinstance(topology.Follow(2, 3), Follow) and found.hits.sum() == trials.sum()
+    assert isinstance(trees.Follow(2, 3), Follow) and found.hits.sum() == trials.sum()

@@ -14,9 +14,10 @@ from registry import cases
 from toys import bag
 
 import specjax
-from specjax import Sampling, acceptance, loop, reference, rounds, trace_page
-from specjax.acceptance import why
-from specjax.spelling import BYTES, SPECIAL, Spelled, speller
+from specjax import Sampling, acceptance
+from specjax.decoding import loop, reference
+from specjax.text.token_display import BYTES, SPECIAL, Spelled, speller
+from specjax.tracing import explain, html_page, record
 
 pytest_plugins = ["pairs"]
 
@@ -33,7 +34,7 @@ def begin(name, sampling, rule):
     params = {"target": PARAMS, "drafter": weights}
     prompts, lengths = np.tile(np.int32(PROMPT), (ROWS, 1)), np.full(ROWS, len(PROMPT))
     request = (MODEL, drafter, prompts, lengths, jax.random.key(5), NUM, sampling, None, ())
-    request, capacity = loop.prepare(*request)
+    request, capacity = loop.prepare_inputs(*request)
     objects = MODEL, drafter, rule
     state = jax.jit(loop.start, static_argnums=(0, 1, 2, 3))(*objects, capacity, params, request)
     return *objects, params, state
@@ -62,7 +63,7 @@ SEEN |= {"adaptive ngram": "left out", "plain": "root"}
 def test_every_shape_of_draft_is_traced_as_it_is_decoded(name, quick_compilation):
     rule, sampling, beside = SHAPES[name]
     given = begin(name, sampling, rule)
-    found = [one for one, _ in rounds.record(*given)]
+    found = [one for one, _ in record.record(*given)]
     before = list(PROMPT)
     for index, one in enumerate(found):
         agrees_with_the_model(one, before, sampling, laws=index < 2)
@@ -122,7 +123,7 @@ def test_the_numbers_that_a_rule_gives_decide_as_it_did(name, rule, quick_compil
     fates = Counter()
     for _ in range(6):
         live = np.flatnonzero(state.budget > 0)
-        state, seen = rounds.advance(*objects, params, state)
+        state, seen = record.advance(*objects, params, state)
         passes = np.asarray(PASSES[name, rule](seen.p, seen.q, **seen.evidence))
         for row in live:
             path = seen.verdict.path[row, : int(seen.verdict.count[row]) + 1].tolist()
@@ -141,7 +142,7 @@ def test_the_numbers_that_a_rule_gives_decide_as_it_did(name, rule, quick_compil
 
 
 def test_a_sibling_drawn_without_replacement_has_the_q_that_was_left(quick_compilation):
-    (one, _), *_ = rounds.record(*begin("tree distinct", WARM, "traversal"))
+    (one, _), *_ = record.record(*begin("tree distinct", WARM, "traversal"))
     siblings = [node for node in one.nodes if node.parent == 0]
     law = reference.next_law(MODEL, CASES["tree distinct"][1], np.int32([PROMPT]), WARM)[0]
     first, second = (law[node.token] for node in siblings)
@@ -151,7 +152,7 @@ def test_a_sibling_drawn_without_replacement_has_the_q_that_was_left(quick_compi
 
 def test_a_place_for_which_the_law_had_no_token_is_no_passenger(quick_compilation):
     one_token = dataclasses.replace(WARM, top_k=1)
-    (one, _), *_ = rounds.record(*begin("tree distinct", one_token, "traversal"))
+    (one, _), *_ = record.record(*begin("tree distinct", one_token, "traversal"))
     absent = [node for node in one.nodes if node.token < 0]
     assert absent and {node.status for node in absent} == {"left out"}
     assert {node.why for node in absent if node.parent == 0} == {
@@ -162,12 +163,12 @@ def test_a_place_for_which_the_law_had_no_token_is_no_passenger(quick_compilatio
 
 def test_a_rule_that_says_nothing_of_itself_has_general_words():
     fields = {"p": 0.25, "q": 0.5, "said": "x", "share": "p"}
-    said = {case: why.sentence(object(), case, **fields) for case in why.WHY}
+    said = {case: explain.sentence(object(), case, **fields) for case in explain.WHY}
     assert said["accepted"] == "the rule kept it (p 0.25, q 0.5)"
     assert len({*said.values()}) == 4
     for rule in acceptance.RULES.values():
         numbers = dict(u=0.5, left=0.5, rho=1.5, bound=0.1) if hasattr(rule, "evidence") else {}
-        assert all(why.sentence(rule, case, **fields, **numbers) for case in why.WHY)
+        assert all(explain.sentence(rule, case, **fields, **numbers) for case in explain.WHY)
 
 
 # ------------------------------------------------- text
@@ -210,7 +211,7 @@ def test_rounds_and_ctrl_c_bound_a_trace(pair, monkeypatch, quick_compilation):
     whole = specjax.trace(pair[0], "def f(x):", **options)
     found = specjax.trace(pair[0], "def f(x):", rounds=3, **options)
     assert found.rounds == whole.rounds[:3] and found.reason == "" and not found.interrupted
-    advance, calls = rounds.advance, []
+    advance, calls = record.advance, []
 
     def interrupted(*given):
         calls.append(1)
@@ -218,7 +219,7 @@ def test_rounds_and_ctrl_c_bound_a_trace(pair, monkeypatch, quick_compilation):
             raise KeyboardInterrupt
         return advance(*given)
 
-    monkeypatch.setattr(rounds, "advance", interrupted)
+    monkeypatch.setattr(record, "advance", interrupted)
     found = specjax.trace(pair[0], "def f(x):", **options)
     assert found.rounds == whole.rounds[:2] and found.interrupted
 
@@ -284,8 +285,8 @@ def traced(pair, quick_compilation):
 
 
 def test_the_page_holds_the_rounds(traced):
-    data = Reader(trace_page.page(traced)).data
-    assert data == json.loads(json.dumps(trace_page.content(traced)))
+    data = Reader(html_page.page(traced)).data
+    assert data == json.loads(json.dumps(html_page.content(traced)))
     assert [one["token"] for one in data["rounds"]] == [
         [node.token for node in one.nodes] for one in traced.rounds
     ]
@@ -304,15 +305,15 @@ def test_no_text_gets_out_of_the_data(traced):
         pieces=[[EVIL] * len(pieces) for pieces in traced.pieces],
         spell=lambda token: Spelled(EVIL),
     )
-    harmless, page = Reader(trace_page.page(traced)), Reader(trace_page.page(evil))
+    harmless, page = Reader(html_page.page(traced)), Reader(html_page.page(evil))
     assert page.elements == harmless.elements
     assert page.data["model"] == page.data["prompt"] == page.data["settings"]["law"] == EVIL
     assert {tuple(token) for token in page.data["tokens"].values()} == {(EVIL,)}
-    trace_page.page(evil).encode()  # no lone surrogate
+    html_page.page(evil).encode()  # no lone surrogate
 
 
 def test_the_page_asks_for_nothing_else(traced):
-    text = trace_page.page(traced)
+    text = html_page.page(traced)
     reader = Reader(text)
     policy = dict(reader.elements[[tag for tag, _ in reader.elements].index("meta") + 4][1])
     assert policy["http-equiv"] == "Content-Security-Policy"
@@ -327,7 +328,7 @@ def test_a_page_is_written_whole_or_not_at_all(traced, tmp_path, monkeypatch):
     file = tmp_path / "page.html"
     assert traced.save(file) == file.stat().st_size
     first = file.read_bytes()
-    monkeypatch.setattr(trace_page.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    monkeypatch.setattr(html_page.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
     with pytest.raises(OSError, match="full"):
         traced.save(file)
     assert file.read_bytes() == first and list(tmp_path.iterdir()) == [file]
@@ -336,7 +337,8 @@ def test_a_page_is_written_whole_or_not_at_all(traced, tmp_path, monkeypatch):
 def test_the_command_writes_a_page_and_says_how_large(
     folders, tmp_path, capsys, monkeypatch, quick_compilation
 ):
-    from specjax import cli, compile_cache
+    from specjax import cli
+    from specjax._internal import compile_cache
 
     monkeypatch.setattr(compile_cache, "enable", lambda: None)
     monkeypatch.setattr("sys.stdin", None)

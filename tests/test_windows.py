@@ -15,10 +15,10 @@ from compiled import cache_copies, hlo
 from flax import nnx
 
 import specjax
-from specjax import cache as kv_cache
-from specjax import reference, tree
+from specjax import trees
+from specjax.decoding import reference
 from specjax.drafters import Adaptive, DraftModel, NGram, Plain
-from specjax.models import attention
+from specjax.models import attention, kv_cache
 from specjax.models.causal_lm import CausalLM
 from specjax.models.config import DecoderConfig
 from specjax.models.decoder import Decoder
@@ -75,7 +75,7 @@ def read(target, params, cache, tokens, begin=0):
     """Commits ``tokens`` ``[B, T]`` of all rows at positions ``begin ...``, in one pass."""
     batch, size = tokens.shape
     at = jnp.full((batch,), begin, jnp.int32)
-    draft = Draft(start=at, tokens=jnp.asarray(tokens), topology=tree.chain_topology(size - 1))
+    draft = Draft(start=at, tokens=jnp.asarray(tokens), topology=trees.chain_parents(size - 1))
     entries = target.verify(params, cache, draft, logits=False).entries
     path = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), tokens.shape)
     return target.commit(cache, entries, at, Verdict(path=path, count=path[:, -1], token=at))
@@ -130,12 +130,12 @@ def test_logits_of_a_tree_beyond_the_window_are_those_of_each_path():
 
     @jax.jit
     def in_two_passes(params, cache):
-        first = target.verify(params, cache, tree.narrow(draft, 4))
+        first = target.verify(params, cache, trees.narrow(draft, 4))
         rest = target.verify(params, cache, draft, since=4, entries=first.entries)
         return jnp.concatenate([first.logits, rest.logits], axis=1)[0]
 
     np.testing.assert_allclose(in_two_passes(params, cache), found, atol=5e-5)
-    paths = [np.flatnonzero(above) for above in np.asarray(tree.ancestors(draft))[0].T]
+    paths = [np.flatnonzero(above) for above in np.asarray(trees.ancestors(draft))[0].T]
     alone = np.zeros((10, 15 + 9), np.int32)
     for row, path in enumerate(paths):
         alone[row, : 15 + len(path)] = [*prompt[0], *nodes[0, path]]

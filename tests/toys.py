@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from flax import nnx
 from stranger import Bag
 
-from specjax import Context, Sampling, drawing, tree
+from specjax import Context, Sampling, trees
 from specjax.drafters.base import ChainDrafter
+from specjax.sampling import drawing
 from specjax.types import Draft, Target, Verdict
 
 
@@ -61,7 +62,7 @@ def read(model, params, context):
     prompt = Draft(
         start=jnp.zeros((batch,), jnp.int32),
         tokens=context.tokens,
-        topology=tree.chain_topology(size - 1),
+        topology=trees.chain_parents(size - 1),
     )
     cache = model.init(params, batch, size)
     entries = model.verify(params, cache, prompt).entries
@@ -105,7 +106,7 @@ class TreeDrafter(ChainDrafter):
     @property
     def depth(self):
         nodes = len(self.topology)
-        return nodes - 1 if self.random_parents else int(tree._static(self.topology)[1].max())
+        return nodes - 1 if self.random_parents else int(trees._static(self.topology)[1].max())
 
     def init(self, params, batch, capacity, inputs=None):
         return jnp.zeros((batch,), jnp.int32)
@@ -121,16 +122,16 @@ class TreeDrafter(ChainDrafter):
             parent = grown.at[:, 0].set(-1)
         tokens, laws = jnp.zeros((batch, nodes - 1), jnp.int32), []
         for node in range(1, nodes):
-            draft = tree.tree(context, tokens, parent)
+            draft = trees.tree_draft(context, tokens, parent)
             logits = self.model.verify(params, cache, draft).logits
-            above = jnp.broadcast_to(tree.parents(draft), (batch, nodes))[:, node]
-            prefix = context.prefix(tree.prefix_tokens(draft, above))
+            above = jnp.broadcast_to(trees.parents(draft), (batch, nodes))[:, node]
+            prefix = context.prefix(trees.prefix_tokens(draft, above))
             scores = jnp.take_along_axis(logits, above[:, None, None], axis=1)[:, 0]
             if context.sampling.greedy:
                 q = jax.nn.softmax(scores)
             else:
                 q = context.sampling.probabilities(scores, prefix)
-            siblings = jnp.broadcast_to(tree.parents(draft), (batch, nodes)) == above[:, None]
+            siblings = jnp.broadcast_to(trees.parents(draft), (batch, nodes)) == above[:, None]
             siblings &= (jnp.arange(nodes) < node) & (jnp.arange(nodes) > 0)
             taken = jnp.any(
                 siblings[:, :, None] & (draft.tokens[:, :, None] == jnp.arange(q.shape[1])), axis=1
@@ -146,10 +147,10 @@ class TreeDrafter(ChainDrafter):
         sampled = self.how in ("iid", "distinct") and not context.sampling.greedy
         index = jnp.broadcast_to(jnp.arange(nodes - 1), tokens.shape)
         if sampled and self.how == "distinct":  # siblings share one law: that of the first
-            above = jnp.broadcast_to(tree.parents(draft), (batch, nodes))[:, 1:]
+            above = jnp.broadcast_to(trees.parents(draft), (batch, nodes))[:, 1:]
             index = jnp.argmax(above[:, :, None] == above[:, None, :], axis=2)
         candidate = jnp.asarray([n not in self.passengers for n in range(1, nodes)])
-        draft = tree.tree(
+        draft = trees.tree_draft(
             context,
             tokens,
             parent,
@@ -185,7 +186,7 @@ class Merged(ChainDrafter):
             step = drafter.init(params, context.tokens.shape[0], 0)
             own = dataclasses.replace(context, key=keys)
             drafts.append(drafter.draft_step(params, step, own)[0])
-        draft = tree.merge(*drafts, one_law=self.one_law)
+        draft = trees.merge_drafts(*drafts, one_law=self.one_law)
         if self.drop_twins:
             same = (draft.parent[:, :, None] == draft.parent[:, None, :]) & (
                 draft.tokens[:, :, None] == draft.tokens[:, None, :]

@@ -72,7 +72,7 @@ def make_block(config: BlockConfig, setting: frozen.Setting) -> Heads:
         mask_token=setting.end_of_text if mask < 0 else mask,
         target_layers=config.layers,
     )
-    drafter = block.Block(config=shape, target=target)
+    drafter = block.BlockDrafter(config=shape, target=target)
 
     def outputs(params, target_params, rows, anchors):
         states = states_of(drafter, params, target_params, rows, anchors)

@@ -42,7 +42,7 @@ class Export:
     """What a card is about.
 
     Attributes:
-      folder: of the weights. ``layout``: a key of ``specjax.formats.FORMATS``, ``DRAFT`` or
+      folder: of the weights. ``layout``: a key of ``specjax.checkpoints.FORMATS``, ``DRAFT`` or
         ``TARGET``. ``kind``: the drafter's name, or ``target``.
       settings: ``config.resolved``, the recipe's name included.
       target: name of the model it belongs to, and ``fingerprint`` of its weights; empty: none.

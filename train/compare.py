@@ -68,7 +68,7 @@ def run(config: CompareConfig, *, dry_run: bool = False) -> None:
     lm = specjax.load(config.teacher)
     prompts = read_prompts(lm, config.num_prompts)
     loaded = [
-        specjax.load_drafter(folder, lm, topology=specjax.topology.parse(tree))
+        specjax.load_drafter(folder, lm, topology=specjax.trees.parse(tree))
         for tree in config.trees
         for folder in config.heads
     ]

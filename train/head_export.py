@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import specjax
+from specjax.checkpoints import FORMATS
 from specjax.drafters.medusa import Medusa
-from specjax.formats import FORMATS
 from specjax.types import Drafter
 
 from . import card, report, scale

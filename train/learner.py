@@ -22,13 +22,14 @@ import numpy as np
 import optax
 
 import specjax
-from specjax import loop, tree
+from specjax import trees
+from specjax._internal.pytree import pytree_dataclass
+from specjax.decoding import loop
+from specjax.decoding.inputs import prepare_inputs
 from specjax.drafters import DraftModel
 from specjax.drafters.base import ChainDrafter
 from specjax.models.causal_lm import CausalLM, graph_definition
 from specjax.models.lm import as_drafter
-from specjax.pytree import pytree_dataclass
-from specjax.request import prepare
 from specjax.types import Draft, Drafter, PyTree
 
 from . import chunks, features, losses
@@ -137,7 +138,7 @@ def _rejected(draft: Draft, path, emitted, steps):
     them was the one emitted there; ``steps`` int32 ``[B, 1]``."""
     node = jnp.take_along_axis(path, steps, axis=1)
     said = jnp.take_along_axis(emitted, steps, axis=1)
-    below = tree.parents(draft) == node
+    below = trees.parents(draft) == node
     if draft.candidate is not None:
         below &= draft.candidate
     right = jnp.any(below & (draft.tokens == said), axis=1, keepdims=True)
@@ -266,7 +267,7 @@ class Online:
           ``Decoded``. Raises ValueError as ``decode`` does.
         """
         target = self.lm.target
-        request, capacity = prepare(
+        request, capacity = prepare_inputs(
             target,
             self.drafter,
             tokens,

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from specjax.pytree import pytree_dataclass
+from specjax._internal.pytree import pytree_dataclass
 
 from .config import ConfigError
 

@@ -16,9 +16,9 @@ import jax
 import numpy as np
 
 import specjax
-from specjax.formats import HeadLM
+from specjax.checkpoints import HeadLM
 from specjax.models.lm import LM
-from specjax.resolve import resolve_drafter
+from specjax.text.drafter_names import resolve_drafter
 
 from .config import ConfigError
 from .decoding import DecodingConfig, Prompts, decode_all, tau_of

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import jax
 
-from specjax import compile_cache
+from specjax._internal import compile_cache
 
 from . import checkpoint, distill, metrics, model, samples, tokenizer
 from .config import ConfigError, flatten

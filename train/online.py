@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import specjax
-from specjax import resolve
 from specjax.models.lm import LM
+from specjax.text import drafter_names
 
 from . import (
     card,
@@ -206,7 +206,7 @@ def run(config: OnlineConfig, *, dry_run: bool = False) -> None:
     teacher = distill.load_teacher(config.teacher, vocabulary, capacity)
     end_of_text = tokenizer.end_of_text(config.teacher, vocabulary)
     ends = sorted({end_of_text, *teacher.config.eos_ids})
-    draft = resolve.named(teacher, config.drafter)
+    draft = drafter_names.named(teacher, config.drafter)
     if not isinstance(draft, LM):
         raise ConfigError(f"drafter={config.drafter!r}; accepted: a draft model, which this is not")
     online = Online(

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
-from specjax.formats import HeadLM
+from specjax.checkpoints import HeadLM
 from specjax.models.lm import LM
 
 from . import card, charts, measured

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from specjax._internal.pytree import pytree_dataclass
 from specjax.drafters.prefix import read_rows
 from specjax.models.causal_lm import graph_definition
-from specjax.pytree import pytree_dataclass
 from specjax.types import Drafter, PyTree
 
 from . import data, features

@@ -20,7 +20,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from specjax import prompt_file
+from specjax.serving import jsonl_input
 
 from . import conversations
 from .config import ConfigError
@@ -102,7 +102,7 @@ def _records(file: Path, name: str, broken_share: float) -> list[Document]:
 def _parsed(line: bytes):
     if not line.strip():
         raise ValueError("it is empty")
-    return prompt_file.parsed(line)
+    return jsonl_input.parsed(line)
 
 
 def _hub(corpus: str, broken_share: float) -> list[Document]:

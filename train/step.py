@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import optax
 
 from specjax import sharding
+from specjax._internal.pytree import pytree_dataclass
 from specjax.models import remat
-from specjax.pytree import pytree_dataclass
 from specjax.sharding import DATA
 from specjax.types import PyTree
 

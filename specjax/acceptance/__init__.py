@@ -7,7 +7,7 @@ A rule is a frozen dataclass, one file each, registered here by one line. Its ``
 from __future__ import annotations
 
 from ..types import Draft
-from .block import Block
+from .block import BlockVerification
 from .delta import Delta
 from .greedy import Greedy
 from .hub import Hub
@@ -22,7 +22,7 @@ RULES = {
         Greedy(),
         Rejection(),
         Traversal(),
-        Block(),
+        BlockVerification(),
         Delta(),
         KSeq(),
         Hub(),

@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from .. import drawing
+from ..sampling import drawing
 from ..types import ROOT, Draft, Verdict
 from .walk import at_node, eligible, next_child, verdict
 

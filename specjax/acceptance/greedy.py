@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from .. import drawing
+from ..sampling import drawing
 from ..types import Draft, Verdict
 from .walk import match
 

@@ -6,9 +6,9 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from .. import drawing
+from ..sampling import drawing
 from ..types import ROOT, Draft, Verdict
-from .lawful import need_draws
+from .compatibility import need_draws
 from .walk import at_node, descend, eligible, next_child, verdict
 
 

@@ -7,9 +7,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from .. import drawing, tree
+from .. import trees
+from ..sampling import drawing
 from ..types import ROOT, Draft, Verdict
-from .lawful import need_draws
+from .compatibility import need_draws
 from .walk import at_node, descend, eligible, verdict
 
 HALVINGS = 20  # of the interval [1, k]
@@ -79,7 +80,7 @@ class KSeq:
     def evidence(self, params, draft: Draft, target_law, draft_law, key) -> dict[str, jax.Array]:
         """``u``, and ``rho`` of each node's siblings: float32 ``[B, N]`` each."""
         batch, nodes = draft.tokens.shape
-        parents = jnp.broadcast_to(jnp.maximum(tree.parents(draft), ROOT), (batch, nodes))
+        parents = jnp.broadcast_to(jnp.maximum(trees.parents(draft), ROOT), (batch, nodes))
         families = _families(draft, eligible(draft))
 
         def at(node):
@@ -95,7 +96,7 @@ class KSeq:
 def _families(draft: Draft, able: jax.Array) -> jax.Array:
     """bool ``[B, N, N]``: ``[b, n, m]`` is whether the candidate ``m`` stands below ``n``, or below
     another candidate with the same tokens from the root down."""
-    parent = jnp.broadcast_to(jnp.maximum(tree.parents(draft), ROOT), able.shape)
+    parent = jnp.broadcast_to(jnp.maximum(trees.parents(draft), ROOT), able.shape)
     tokens, real = draft.tokens, able | (jnp.arange(able.shape[1]) == ROOT)
     equal = (tokens[:, :, None] == tokens[:, None, :]) & real[:, :, None] & real[:, None, :]
     roots = jnp.arange(able.shape[1]) == ROOT
@@ -104,7 +105,7 @@ def _families(draft: Draft, able: jax.Array) -> jax.Array:
     def up(_, same):  # and so are their parents'
         return equal & _below(_below(same, parent).swapaxes(1, 2), parent).swapaxes(1, 2)
 
-    same = jax.lax.fori_loop(0, tree.max_depth(draft), up, equal)
+    same = jax.lax.fori_loop(0, trees.max_depth(draft), up, equal)
     return able[:, None, :] & _below(same.swapaxes(1, 2), parent).swapaxes(1, 2)
 
 

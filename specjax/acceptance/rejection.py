@@ -7,7 +7,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from .. import drawing, tree
+from .. import trees
+from ..sampling import drawing
 from ..types import ROOT, Draft, Verdict
 from .walk import at_node, eligible, next_child, verdict
 
@@ -76,7 +77,7 @@ class Rejection:
         siblings been rejected; float32 ``[B, N]`` each."""
         batch, nodes = draft.tokens.shape
         rows, able = jnp.arange(batch), eligible(draft)
-        parents = jnp.broadcast_to(tree.parents(draft), (batch, nodes))
+        parents = jnp.broadcast_to(trees.parents(draft), (batch, nodes))
         laws = jax.lax.map(lambda n: target_law(jnp.full((batch,), n)), jnp.arange(nodes))
 
         def turn(node, carry):

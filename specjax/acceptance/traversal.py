@@ -7,7 +7,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from .. import drawing, tree
+from .. import trees
+from ..sampling import drawing
 from ..types import ROOT, Draft, Verdict
 from .walk import at_node, eligible, next_child, verdict
 
@@ -67,7 +68,7 @@ class Traversal:
         uniform = drawing.uniforms(key, draft.num_nodes)
         batch = draft.tokens.shape[0]
         rows = jnp.arange(batch)
-        parent = jnp.broadcast_to(jnp.maximum(tree.parents(draft), ROOT), draft.tokens.shape)
+        parent = jnp.broadcast_to(jnp.maximum(trees.parents(draft), ROOT), draft.tokens.shape)
 
         def below(node, after, alpha):
             """The next child to go to; none below a node that can't be accepted."""
@@ -123,7 +124,7 @@ class Traversal:
             node = jnp.where(more, child, node)
             return node, jnp.where(more, child, after), level, alpha, laws, going
 
-        depth = tree.max_depth(draft) + 1
+        depth = trees.max_depth(draft) + 1
         start = jnp.full((batch,), ROOT, jnp.int32)
         vocab = jax.eval_shape(target_law, start).shape[-1]
         state = (

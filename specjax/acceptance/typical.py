@@ -7,7 +7,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from .. import drawing, tree
+from .. import trees
+from ..sampling import drawing
 from ..types import ROOT, Draft, Verdict
 from .walk import at_node, eligible, has_children, verdict
 
@@ -75,7 +76,7 @@ class Typical:
             p = target_law(node)
             bound = self.threshold(p)
             said = jnp.take_along_axis(p, tokens, axis=1)
-            passes = able & (tree.parents(draft) == node[:, None]) & (said > bound[:, None])
+            passes = able & (trees.parents(draft) == node[:, None]) & (said > bound[:, None])
             passes &= going[:, None]
             likely = at_node(score, node)[:, None] + jnp.log(jnp.where(passes, said, 1.0))
             reached, score = reached | passes, jnp.where(passes, likely, score)
@@ -89,7 +90,7 @@ class Typical:
         if nodes > 1:
             state = jax.lax.while_loop(lambda s: jnp.any(s[3]), visit, state)
         _, reached, score, _ = state
-        depth = jnp.where(reached, tree.depths(draft), -1)
+        depth = jnp.where(reached, trees.depths(draft), -1)
         deepest = depth == jnp.max(depth, axis=1, keepdims=True)
         node = jnp.argmax(jnp.where(deepest, score, -jnp.inf), axis=1).astype(jnp.int32)
         p = target_law(node)
@@ -104,6 +105,6 @@ class Typical:
     def evidence(self, params, draft: Draft, target_law, draft_law, key) -> dict[str, jax.Array]:
         """``bound``: the threshold of each node, by its parent; float32 ``[B, N]``."""
         batch, nodes = draft.tokens.shape
-        above = jnp.maximum(jnp.broadcast_to(tree.parents(draft), (batch, nodes)), ROOT)
+        above = jnp.maximum(jnp.broadcast_to(trees.parents(draft), (batch, nodes)), ROOT)
         bounds = jax.lax.map(lambda node: self.threshold(target_law(node)), above.T)
         return {"bound": bounds.T}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from .. import tree
+from .. import trees
 from ..types import ROOT, Draft, Verdict
 
 
@@ -25,14 +25,14 @@ def eligible(draft: Draft) -> jax.Array:
 def next_child(draft: Draft, at: jax.Array, after: jax.Array, able: jax.Array):
     """First eligible child of ``at`` behind node ``after``, ``[B]``; and whether there is one."""
     index = jnp.arange(draft.num_nodes)
-    child = able & (tree.parents(draft) == at[:, None]) & (index > after[:, None])
+    child = able & (trees.parents(draft) == at[:, None]) & (index > after[:, None])
     first = jnp.min(jnp.where(child, index, draft.num_nodes), axis=1).astype(jnp.int32)
     return jnp.minimum(first, draft.num_nodes - 1), first < draft.num_nodes
 
 
 def has_children(draft: Draft, able: jax.Array) -> jax.Array:
     """bool ``[B, N]``: nodes with an eligible child."""
-    parent = jnp.broadcast_to(jnp.maximum(tree.parents(draft), ROOT), able.shape)
+    parent = jnp.broadcast_to(jnp.maximum(trees.parents(draft), ROOT), able.shape)
     rows = jnp.arange(able.shape[0])[:, None]
     return jnp.zeros(able.shape, bool).at[rows, parent].max(able)
 
@@ -71,7 +71,7 @@ def at_node(x: jax.Array, node: jax.Array) -> jax.Array:
 
 def verdict(draft: Draft, node: jax.Array, token: jax.Array) -> Verdict:
     """The path to ``node``, then ``token``."""
-    path, depth = tree.path_to(draft, node)
+    path, depth = trees.path_to(draft, node)
     return Verdict(path=path, count=depth, token=token.astype(jnp.int32))
 
 
@@ -84,14 +84,14 @@ def match(draft: Draft, choice: jax.Array) -> Verdict:
     Equal siblings that both match are followed to the deepest end.
     """
     batch, nodes = draft.tokens.shape
-    parent = jnp.broadcast_to(jnp.maximum(tree.parents(draft), 0), (batch, nodes))
+    parent = jnp.broadcast_to(jnp.maximum(trees.parents(draft), 0), (batch, nodes))
     said = jnp.take_along_axis(choice, parent, axis=1)
     agrees = (said == draft.tokens) & eligible(draft)
-    if draft.topology == tree.chain_topology(nodes - 1):
+    if draft.topology == trees.chain_parents(nodes - 1):
         node = jnp.sum(jnp.cumprod(agrees[:, 1:].astype(jnp.int32), axis=1), axis=1)
     else:
         agrees = agrees.at[:, ROOT].set(True)
-        lawful = jnp.all(agrees[:, :, None] | ~tree.ancestors(draft), axis=1)
-        node = jnp.argmax(jnp.where(lawful, tree.depths(draft), -1), axis=1)
+        lawful = jnp.all(agrees[:, :, None] | ~trees.ancestors(draft), axis=1)
+        node = jnp.argmax(jnp.where(lawful, trees.depths(draft), -1), axis=1)
     node = node.astype(jnp.int32)
     return verdict(draft, node, at_node(choice, node))

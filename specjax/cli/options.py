@@ -7,7 +7,8 @@ import os
 
 import specjax
 
-from .. import acceptance, resolve
+from .. import acceptance
+from ..text import drafter_names
 
 NOTHING_TO_DRAW, USAGE_ERROR, INTERRUPTED = 1, 2, 130  # exit codes
 
@@ -61,7 +62,7 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
 
 def drafts(text: str) -> int | str:
     """What ``--num-draft`` takes."""
-    return text if text == resolve.AUTO else int(text)
+    return text if text == drafter_names.AUTO else int(text)
 
 
 def add_mesh(p: argparse.ArgumentParser) -> None:
@@ -84,7 +85,7 @@ def add_mesh(p: argparse.ArgumentParser) -> None:
 def set_up(arguments: argparse.Namespace):
     """What every command does before it decodes; returns the model."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    from .. import compile_cache
+    from .._internal import compile_cache
 
     compile_cache.enable()
     names = ("dtype", "quantize", "mesh")
@@ -102,7 +103,7 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
     options = {name: getattr(arguments, name) for name in names}
     options["stop_strings"] = arguments.stop
     if arguments.grammar:
-        options["law"] = specjax.laws.json_text(lm)
+        options["law"] = specjax.sampling.processors.json_text(lm)
     if arguments.num_draft is not None:
         options["num_draft"] = arguments.num_draft
     if arguments.tree:
@@ -114,12 +115,12 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
                 f"--drafter-quantize: --drafter {drafter} has no weights; give --drafter draft, or "
                 "the folder or hub name of a draft model"
             )
-        if drafter in ("draft", resolve.LOOKUP + "draft"):
-            own = resolve.DEFAULT_DRAFTS.get(arguments.model, "draft")
+        if drafter in ("draft", drafter_names.LOOKUP + "draft"):
+            own = drafter_names.DEFAULT_DRAFTS.get(arguments.model, "draft")
             drafter = drafter.removesuffix("draft") + own
     if drafter not in ("draft", "ngram", "none", "plain"):
         whole = getattr(arguments, "replicate_drafter", False)
-        drafter = resolve.named(
+        drafter = drafter_names.named(
             lm,
             drafter,
             dtype=arguments.dtype,
@@ -144,11 +145,11 @@ def _lookup(drafter, num_draft, lengths: dict):
     """An ngram drafter with lengths of its own."""
     if drafter != "ngram":
         raise ValueError("--prompt-lookup-max and -min are for --drafter ngram")
-    if num_draft == resolve.AUTO:
+    if num_draft == drafter_names.AUTO:
         raise ValueError("--num-draft auto has its own lookup: leave --prompt-lookup-... out")
     if "longest" in lengths:
         lengths = {"shortest": min(2, lengths["longest"])} | lengths
-    num_draft = resolve.NUM_DRAFT if num_draft is None else num_draft
-    if not 1 <= num_draft <= resolve.MOST_DRAFTS:
-        raise ValueError(f"--num-draft {num_draft}: give 1 to {resolve.MOST_DRAFTS}, or auto")
+    num_draft = drafter_names.NUM_DRAFT if num_draft is None else num_draft
+    if not 1 <= num_draft <= drafter_names.MOST_DRAFTS:
+        raise ValueError(f"--num-draft {num_draft}: give 1 to {drafter_names.MOST_DRAFTS}, or auto")
     return specjax.drafters.NGram(num_draft=num_draft, **lengths)

@@ -8,7 +8,7 @@ import sys
 
 import specjax
 
-from .. import resolve
+from ..text import drafter_names
 from .options import INTERRUPTED, set_up
 from .prompts import read_prompts
 
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     if names is not None:
         own = ("draft", "ngram")
         how = {"dtype": arguments.dtype} if arguments.dtype else {}
-        names = [n if n in own else resolve.named(lm, n, **how) for n in names]
+        names = [n if n in own else drafter_names.named(lm, n, **how) for n in names]
     with Console(stderr=True).status("planning") as status:  # shown on terminals only
         found = specjax.plan(
             lm,

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from .. import encoder_inputs
 from ..models import load_config
-from ..models.encoder_decoder import EncoderDecoderConfig
 from ..models.lm import config_folder
+from ..models.seq2seq import encoder_inputs
+from ..models.seq2seq.encoder_decoder import EncoderDecoderConfig
 
 PROMPT = '''\
 import dataclasses

@@ -8,7 +8,7 @@ import jax
 
 import specjax
 
-from .. import trace_page, tracing
+from ..tracing import api, html_page
 from .options import INTERRUPTED, NOTHING_TO_DRAW, add_decoding, options_of, set_up
 from .prompts import add_prompt, asked
 
@@ -34,15 +34,15 @@ def add(commands) -> None:
     p.add_argument(
         "--rounds",
         type=int,
-        default=tracing.ROUNDS,
-        help=f"at most so many rounds, {tracing.ROUNDS} by default: they bound the page's size",
+        default=api.ROUNDS,
+        help=f"at most so many rounds, {api.ROUNDS} by default: they bound the page's size",
     )
     add_decoding(p)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Traces, writes, says where and how large."""
-    trace_page.check(arguments.output)
+    html_page.check(arguments.output)
     prompt, heard = asked(arguments)
     lm = set_up(arguments)
     options = options_of(arguments, lm) | {"inputs": heard}

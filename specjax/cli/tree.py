@@ -11,9 +11,11 @@ import jax
 
 import specjax
 
-from .. import calibration, job, topology, tree_survey
+from .. import trees
+from ..analysis import tree_search, tree_timing
 from ..models.lm import LM
-from ..resolve import LOOKUP, WithLookup, named, resolve_drafter
+from ..text import task
+from ..text.drafter_names import LOOKUP, WithLookup, named, resolve_drafter
 from .options import set_up
 from .prompts import read_prompts
 
@@ -60,17 +62,17 @@ def run(arguments: argparse.Namespace) -> int:
             f"the drafter alone, {drafter.name.removeprefix(LOOKUP)}"
         )
     depth = _depth(lm, drafter, arguments)
-    work = job.prepare(
+    work = task.prepare(
         lm,
         prompts,
         drafter=drafter,
-        tree=topology.chain(depth),
+        tree=trees.chain(depth),
         max_new_tokens=arguments.max_new_tokens,
         temperature=arguments.temperature,
     )
     with Console(stderr=True).status("counting which choices are right"):
         request = work.request
-        counted = calibration.measure(
+        counted = tree_search.measure(
             lm.target,
             work.drafter,
             work.params,
@@ -84,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
             stops=lm.tokenizer.eos_ids,
         )
     with Console(stderr=True).status("timing") as status:
-        found = tree_survey.survey(
+        found = tree_timing.survey(
             lm,
             drafter,
             counted,

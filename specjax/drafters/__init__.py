@@ -3,11 +3,11 @@
 import importlib
 
 from .adaptive import Adaptive
+from .draft_length import POLICIES, ExLlama, Goodput, HuggingFace
+from .draft_model import DraftModel
 from .hybrid import Hybrid
-from .model import DraftModel
 from .ngram import NGram
 from .plain import Plain
-from .policies import POLICIES, ExLlama, Goodput, HuggingFace
 from .synthetic import Synthetic
 from .union import Union
 

@@ -8,12 +8,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from .. import tree
+from .. import trees
+from .._internal.pytree import pytree_dataclass
 from ..acceptance.walk import eligible
-from ..pytree import pytree_dataclass
 from ..types import Drafter, PyTree
 from .base import Around
-from .policies import Goodput, Outcome
+from .draft_length import Goodput, Outcome
 
 
 @pytree_dataclass
@@ -161,7 +161,7 @@ class Adaptive(Around):
         draft = segment.round[0]
         outcome = Outcome(
             width=state.width,
-            offered=jnp.max(jnp.where(eligible(draft), tree.depths(draft), 0), axis=1),
+            offered=jnp.max(jnp.where(eligible(draft), trees.depths(draft), 0), axis=1),
             accepted=jnp.maximum(segment.num - 1, 0),
             live=segment.num > 0,
         )

@@ -19,11 +19,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .. import cache as kv_cache
+from .._internal.pytree import pytree_dataclass
+from ..models import kv_cache
 from ..models.config import DecoderConfig
 from ..models.decoder import Decoder, turns
 from ..models.layers import Linear, Norm, together
-from ..pytree import pytree_dataclass
 from ..types import PyTree, Verdict
 from .heads import HeadDrafter, all_at_once
 
@@ -151,7 +151,7 @@ class BlockState:
 
 
 @dataclasses.dataclass(frozen=True)
-class Block(HeadDrafter):
+class BlockDrafter(HeadDrafter):
     """Drafts with a block drafter; ``params["drafter"]`` are the weights of ``BlockLayers``.
 
     One pass a round, over the root and as many masks as the tree is deep, whatever is drafted: the

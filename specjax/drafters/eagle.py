@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ..models.config import DecoderConfig
-from ..models.decoder import Block
+from ..models.decoder import DecoderLayer
 from ..models.layers import Linear, Norm
 from .feature import FeatureDrafter, FeatureModule
 
@@ -64,7 +64,7 @@ def check_layer(layer: DecoderConfig) -> None:
         )
 
 
-class BareBlock(Block):
+class BareBlock(DecoderLayer):
     """A block whose attention reads the residual stream as it is."""
 
     def __init__(self, config: DecoderConfig, layer: int, **common):
@@ -86,8 +86,8 @@ class EagleHead(FeatureModule):
         norm = lambda wanted: Norm(size, c, param_dtype=param_dtype) if wanted else None  # noqa: E731
         self.embedding_norm, self.head_norm = norm(config.embedding_norm), norm(config.head_norm)
         self.fc = Linear(2 * size, size, bias=config.fc_bias, **common)
-        first = Block if config.input_norm else BareBlock
-        kinds = [first, *[Block] * (c.num_layers - 1)]
+        first = DecoderLayer if config.input_norm else BareBlock
+        kinds = [first, *[DecoderLayer] * (c.num_layers - 1)]
         self.blocks = nnx.List([kind(c, i, **common) for i, kind in enumerate(kinds)])
 
     def enter(self, embedded, hidden, stage=0):

@@ -19,7 +19,7 @@ import numpy as np
 from flax import nnx
 
 from ..models.config import DecoderConfig
-from ..models.decoder import Attention, Block
+from ..models.decoder import Attention, DecoderLayer
 from ..models.layers import Linear, Norm
 from .eagle import check_layer, own_table
 from .feature import FeatureDrafter, FeatureModule, logits_of
@@ -111,7 +111,7 @@ class VocabMap(nnx.Variable):
     """int32 ``[Vd]``, the target's id of each token of a draft vocabulary; nothing to train."""
 
 
-class Eagle3Block(Block):
+class Eagle3Block(DecoderLayer):
     """The first layer: columns are (embedding, hidden) ``[E + H, M]``."""
 
     def __init__(self, config: Eagle3Config, *, rngs, param_dtype):
@@ -150,7 +150,7 @@ class Eagle3Head(FeatureModule):
         each = config.fc_norm == "each"
         self.fc_norms = nnx.List([norm(wide) for _ in range(num)]) if each else None
         self.fc = Linear(num * wide, size, bias=config.fc_bias, **common)
-        rest = [Block(c, i, **common) for i in range(1, c.num_layers)]
+        rest = [DecoderLayer(c, i, **common) for i in range(1, c.num_layers)]
         self.blocks = nnx.List([Eagle3Block(config, **common), *rest])
         self.norm = norm(size)
         self.lm_head = Linear(size, tokens, bias=config.head_bias, **common) if tokens else None

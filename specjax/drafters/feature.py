@@ -18,15 +18,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .. import cache as kv_cache
-from .. import topology as topologies
-from .. import tree
+from .. import trees
+from .._internal.pytree import filled, pytree_dataclass
+from ..models import kv_cache
 from ..models.config import DecoderConfig
 from ..models.decoder import run_blocks
 from ..models.layers import product
-from ..pytree import filled, pytree_dataclass
+from ..trees import expand
 from ..types import PyTree, Verdict
-from . import growth
 from .heads import HeadDrafter
 from .speculator import of_parents
 
@@ -173,8 +172,8 @@ class FeatureDrafter(HeadDrafter):
         return None if self.num_stages == 1 else self.num_stages
 
     @property
-    def usual_topology(self) -> topologies.Topology:
-        return topologies.chain(self.max_depth or 3)
+    def usual_topology(self) -> trees.Topology:
+        return trees.chain(self.max_depth or 3)
 
     @property
     def features(self) -> tuple[int, ...]:
@@ -221,8 +220,8 @@ class FeatureDrafter(HeadDrafter):
         head = self.heads(params["drafter"])
         words = None
         if head.vocab is not None:
-            words = growth.Words(head.vocab[...], self.vocab_size)
-        draft, _, _ = growth.grow(self.topology, context, level, carry, how=self.how, words=words)
+            words = expand.Words(head.vocab[...], self.vocab_size)
+        draft, _, _ = expand.expand(self.topology, context, level, carry, how=self.how, words=words)
         return draft, state
 
     def rest(self, params, state, context):
@@ -251,8 +250,8 @@ class FeatureDrafter(HeadDrafter):
         embedded = head.embed(grown.tokens[:, since:], self.target, params["target"])
         out, entries = head.run(
             head.enter(embedded, hidden),
-            (grown.start - 1)[:, None] + tree.depths(grown)[:, 1:],
-            tree.ancestors(grown)[:, 1:, since:],
+            (grown.start - 1)[:, None] + trees.depths(grown)[:, 1:],
+            trees.ancestors(grown)[:, 1:, since:],
             batch=batch,
             prefix=cache[0],
             length=grown.start,
@@ -264,12 +263,12 @@ class FeatureDrafter(HeadDrafter):
     def _next_stage(self, head, params, cache, first, carry, grown, since, batch):
         """One pass of the next stage over all nodes below the root. ``carry``: what the stage
         before passes on at all nodes above this depth."""
-        stage, nodes = growth.depth_of(grown, since), grown.num_nodes
+        stage, nodes = expand.depth_of(grown, since), grown.num_nodes
         above = carry[0][-1].reshape(-1, batch, since)
-        parents = jnp.broadcast_to(tree.parents(grown)[:, 1:], (batch, nodes - 1))
+        parents = jnp.broadcast_to(trees.parents(grown)[:, 1:], (batch, nodes - 1))
         hidden = jnp.take_along_axis(above, parents[None], axis=2).reshape(len(above), -1)
-        positions = (grown.start - 1 - stage)[:, None] + tree.depths(grown)[:, 1:]
-        sees = tree.ancestors(grown)[:, 1:, 1:] & (positions >= 0)[:, :, None]
+        positions = (grown.start - 1 - stage)[:, None] + trees.depths(grown)[:, 1:]
+        sees = trees.ancestors(grown)[:, 1:, 1:] & (positions >= 0)[:, :, None]
         embedded = head.embed(grown.tokens[:, 1:], self.target, params["target"])
         out, _ = head.run(
             head.enter(embedded, hidden, stage),

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .. import topology as topologies
-from ..pytree import pytree_dataclass
+from .. import trees
+from .._internal.pytree import pytree_dataclass
+from ..trees import expand
 from ..types import PyTree, Target
-from . import growth
 from .base import ChainDrafter
 
 
@@ -50,7 +50,7 @@ class HeadDrafter(ChainDrafter, abc.ABC):
     num_draft: int = 0
     config: Any = None
     target: Target = dataclasses.field(default=None, repr=False)
-    topology: topologies.Topology | None = None
+    topology: trees.Topology | None = None
     layer: int | None = None
     how: str = "top"
     module = None
@@ -60,7 +60,7 @@ class HeadDrafter(ChainDrafter, abc.ABC):
             object.__setattr__(self, "topology", self.usual_topology)
         if self.layer is None:
             object.__setattr__(self, "layer", self.target.config.num_layers)
-        growth.check_how(self.how, self.topology)
+        expand.check_how(self.how, self.topology)
         if self.max_depth is not None and self.topology.depth > self.max_depth:
             raise ValueError(
                 f"{self.name}: the tree is {self.topology.depth} deep, and the drafter has "
@@ -74,9 +74,9 @@ class HeadDrafter(ChainDrafter, abc.ABC):
         return self.config.num_heads
 
     @property
-    def usual_topology(self) -> topologies.Topology:
+    def usual_topology(self) -> trees.Topology:
         """What is drafted unless something else is asked for: all heads, in a chain."""
-        return topologies.chain(self.config.num_heads)
+        return trees.chain(self.config.num_heads)
 
     @property
     def shapes(self) -> nnx.State:
@@ -109,7 +109,7 @@ class HeadDrafter(ChainDrafter, abc.ABC):
 
     def draft_step(self, params, state, context):
         level, carry = self.begin(params, state, context)
-        draft, _, _ = growth.grow(self.topology, context, level, carry, how=self.how)
+        draft, _, _ = expand.expand(self.topology, context, level, carry, how=self.how)
         return draft, state
 
     def rest(self, params, state, context):
@@ -139,7 +139,7 @@ def all_at_once(say) -> tuple:
     def level(carry, grown, since):
         if since == 0:
             carry = say()
-        depth = growth.depth_of(grown, since)
+        depth = expand.depth_of(grown, since)
         return carry[:, depth : depth + 1], carry
 
     return level, ()
@@ -147,4 +147,4 @@ def all_at_once(say) -> tuple:
 
 def with_topology(drafter, topology):
     """The same drafter with another tree."""
-    return dataclasses.replace(drafter, topology=topologies.as_topology(topology))
+    return dataclasses.replace(drafter, topology=trees.as_topology(topology))

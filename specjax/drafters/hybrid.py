@@ -7,9 +7,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from .. import tree
-from ..pytree import pytree_dataclass
-from ..topology import chain
+from .. import trees
+from .._internal.pytree import pytree_dataclass
+from ..trees.topology import chain
 from ..types import POINT_MASS, ROOT, Draft, Drafter, PyTree
 from .base import Around, ChainDrafter
 from .ngram import NGram
@@ -158,10 +158,10 @@ class Hybrid(Around, ChainDrafter):
         law = None
         if own.laws is not None:
             law = jnp.where(mine, jnp.pad(own.law[:, 1:], wide), POINT_MASS)
-        draft = tree.tree(
+        draft = trees.tree_draft(
             context,
             tokens,
-            tree.chain_topology(self.num_draft),
+            trees.chain_parents(self.num_draft),
             law=law,
             laws=own.laws,
             candidate=proposed,

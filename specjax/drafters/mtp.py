@@ -26,9 +26,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ..models.config import DecoderConfig
-from ..models.decoder import Block
+from ..models.decoder import DecoderLayer
 from ..models.layers import Linear, Norm
-from ..topology import Topology, chain
+from ..trees.topology import Topology, chain
 from .eagle import own_table
 from .feature import FeatureDrafter, FeatureModule, logits_of
 
@@ -101,7 +101,7 @@ class MTPModules(FeatureModule):
         self.embedding = own_table(config.layer, **common) if config.own_embedding else None
         ends = 1 if config.shared_ends else num
         self.ends = nnx.List([MTPEnds(config, **common) for _ in range(ends)])
-        self.blocks = nnx.List([Block(config.layer, 0, **common) for _ in range(num)])
+        self.blocks = nnx.List([DecoderLayer(config.layer, 0, **common) for _ in range(num)])
         sizes = config.hidden_size, config.vocab_size
         self.lm_head = Linear(*sizes, **common) if config.own_head else None
         for own in self.ends if norm is not None else ():

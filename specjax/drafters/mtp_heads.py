@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .. import cache as kv_cache
+from .._internal.pytree import pytree_dataclass
+from ..models import kv_cache
 from ..models.attention import attend, choice_of
 from ..models.config import DecoderConfig
 from ..models.decoder import Decoder, turns
-from ..pytree import pytree_dataclass
 from ..types import PyTree, Verdict
 from .heads import HeadDrafter, HeadState, all_at_once
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from .. import tree
+from .. import trees
 from .base import ChainDrafter
 
 
@@ -47,7 +47,7 @@ class NGram(ChainDrafter):
         matched = self.matches(context.tokens, context.length)
         copied, count = self.copy(context.tokens, context.length, matched, self.num_draft)
         proposed = jnp.arange(self.num_draft) < count[:, None]
-        return tree.chain(context, copied, candidate=proposed, scored=proposed), state
+        return trees.chain_draft(context, copied, candidate=proposed, scored=proposed), state
 
     def matches(self, tokens, length):
         """int32 ``[B, L]``: how many tokens up to each index equal the last ones of the text, at

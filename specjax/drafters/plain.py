@@ -6,7 +6,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from .. import tree
+from .. import trees
 from .base import ChainDrafter
 
 
@@ -19,4 +19,4 @@ class Plain(ChainDrafter):
 
     def draft_step(self, params, state, context):
         nothing = jnp.zeros((context.tokens.shape[0], 0), jnp.int32)
-        return tree.chain(context, nothing), state
+        return trees.chain_draft(context, nothing), state

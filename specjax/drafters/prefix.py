@@ -21,10 +21,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from .. import cache as kv_cache
+from .._internal.pytree import pytree_dataclass
+from ..models import kv_cache
 from ..models.config import DecoderConfig
 from ..models.decoder import turns
-from ..pytree import pytree_dataclass
 from ..types import PyTree, Verdict
 from .heads import HeadDrafter, HeadState, last_feature
 

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .. import drawing
 from ..models.layers import Linear, product
-from ..topology import Beams, Topology
+from ..sampling import drawing
+from ..trees.topology import Beams, Topology
 from .heads import HeadDrafter
 from .speculator import of_parents
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .. import tree
+from .. import trees
 from ..models.config import DecoderConfig
 from ..models.decoder import Decoder
 from ..models.layers import Linear, product, together
@@ -236,7 +236,7 @@ def of_parents(states, grown: Draft, since: int):
     ``[D, B * W]``.
     """
     batch, wide = grown.tokens[:, since:].shape
-    parent = jnp.broadcast_to(tree.parents(grown)[:, since:], (batch, wide))
+    parent = jnp.broadcast_to(trees.parents(grown)[:, since:], (batch, wide))
 
     def gathered(x):
         x = x.reshape(len(x), batch, -1)

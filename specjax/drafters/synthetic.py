@@ -6,7 +6,8 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from .. import drawing, tree
+from .. import trees
+from ..sampling import drawing
 from ..types import Drafter
 from .base import ChainDrafter
 
@@ -106,9 +107,9 @@ class Synthetic(ChainDrafter):
         right = drawing.uniforms(context.key, self.num_draft) < jnp.asarray(self.accuracy)
         tokens = jnp.where(right, truth, other)
         if self.inner is None:
-            return tree.chain(context, tokens), state
+            return trees.chain_draft(context, tokens), state
         draft, state = self.inner.draft_step(self._inner(params), state, context)
-        if draft.topology != tree.chain_topology(self.num_draft):
+        if draft.topology != trees.chain_parents(self.num_draft):
             raise ValueError(
                 f"Synthetic(inner={self.inner.name}): it replaces the tokens of chains; this draft "
                 "is a tree"

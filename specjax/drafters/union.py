@@ -7,8 +7,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from .. import tree
-from ..pytree import pytree_dataclass
+from .. import trees
+from .._internal.pytree import pytree_dataclass
 from ..types import ROOT, Draft, Drafter, PyTree, Segment, Verdict
 from .base import ChainDrafter
 
@@ -86,7 +86,7 @@ class Union(ChainDrafter):
             draft, inner = drafter.draft_step(own, inner, here)
             drafts.append(draft)
             states.append(inner)
-        return tree.merge(*drafts), UnionState(inner=tuple(states), drafts=tuple(drafts))
+        return trees.merge_drafts(*drafts), UnionState(inner=tuple(states), drafts=tuple(drafts))
 
     def observe(self, params, state, segment):
         taps, first, states = len(self.features), 0, []
@@ -115,8 +115,8 @@ def round_of(segment: Segment, draft: Draft) -> Segment:
     """The segment as the drafter sees it whose ``draft`` was one of several: its verdict goes as
     far as its own nodes say what was committed."""
     verdict = segment.round[1]
-    deepest = tree.max_depth(draft)
-    above = jnp.broadcast_to(tree.parents(draft), draft.tokens.shape)
+    deepest = trees.max_depth(draft)
+    above = jnp.broadcast_to(trees.parents(draft), draft.tokens.shape)
     index = jnp.arange(draft.num_nodes)
     node = jnp.zeros_like(verdict.count)
     going = verdict.count > 0

@@ -1,14 +1,40 @@
 """Target models: one configurable decoder, one encoder–decoder, and the Hugging Face layout."""
 
-from .causal_lm import CausalLM
-from .config import DecoderConfig
-from .decoder import Decoder
-from .encoder_decoder import EncoderDecoder, EncoderDecoderConfig
-from .hf import load_config, load_weights, save_pretrained
-from .lm import LM, as_drafter, check_same_tokenizer, load
-from .seq2seq import Seq2SeqLM
-from .tokenizer import StreamDecoder, Tokenizer
-from .whisper import start_ids
+import importlib
+from typing import TYPE_CHECKING
+
+from . import kv_cache
+
+if TYPE_CHECKING:
+    from .causal_lm import CausalLM
+    from .config import DecoderConfig
+    from .decoder import Decoder
+    from .hf import load_config, load_weights, save_pretrained
+    from .lm import LM, as_drafter, check_same_tokenizer, load
+    from .seq2seq.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
+    from .seq2seq.target import Seq2SeqLM
+    from .seq2seq.whisper import start_ids
+    from .tokenizer import StreamDecoder, Tokenizer
+
+# The models need Flax and the loop does not, so each module is imported when it is first asked for.
+_LAZY = {
+    "LM": "lm",
+    "CausalLM": "causal_lm",
+    "Decoder": "decoder",
+    "DecoderConfig": "config",
+    "EncoderDecoder": "seq2seq.encoder_decoder",
+    "EncoderDecoderConfig": "seq2seq.encoder_decoder",
+    "Seq2SeqLM": "seq2seq.target",
+    "StreamDecoder": "tokenizer",
+    "Tokenizer": "tokenizer",
+    "as_drafter": "lm",
+    "check_same_tokenizer": "lm",
+    "load": "lm",
+    "load_config": "hf",
+    "load_weights": "hf",
+    "save_pretrained": "hf",
+    "start_ids": "seq2seq.whisper",
+}
 
 __all__ = [
     "LM",
@@ -22,9 +48,16 @@ __all__ = [
     "Tokenizer",
     "as_drafter",
     "check_same_tokenizer",
+    "kv_cache",
     "load",
     "load_config",
     "load_weights",
     "save_pretrained",
     "start_ids",
 ]
+
+
+def __getattr__(name: str):
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)

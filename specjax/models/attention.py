@@ -9,7 +9,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from .. import native, sharding
+from .. import sharding
+from ..kernels import cpu
 from ..sharding import DATA
 from .layers import softcap as capped
 
@@ -62,7 +63,7 @@ def attend(
       ``[B, K, E, G, N]``.
     """
     plain = prefix is not None and window is None and softcap is None and bias is None
-    if not plain or not _in_place(query, key, value, *prefix) or not native.chosen():
+    if not plain or not _in_place(query, key, value, *prefix) or not cpu.chosen():
         special = window, positions, softcap, bias
         return _attend(query, key, value, own_mask, prefix, length, choice, *special)
 
@@ -70,7 +71,7 @@ def attend(
         index = choice_of(keys.shape[2], length)
         return _attend(query, key, value, own_mask, (keys, values), length, index)
 
-    return native.attention(query, *prefix, key, value, own_mask, length, otherwise)
+    return cpu.attention(query, *prefix, key, value, own_mask, length, otherwise)
 
 
 def attend_spread(

@@ -9,12 +9,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .. import cache as kv_cache
-from .. import sharding, tree
-from ..sampling import IMPOSSIBLE
+from .. import sharding, trees
+from ..sampling.distribution import IMPOSSIBLE
 from ..sharding import DATA, MODEL
 from ..types import Draft, PyTree, Scores, Verdict
-from . import quantize
+from . import kv_cache, quantize
 from .config import DecoderConfig
 from .decoder import abstract
 from .placement import check_divides, place_weights
@@ -32,8 +31,8 @@ def layout(draft: Draft) -> tuple[jax.Array, jax.Array, jax.Array]:
       positions int32 ``[B, N]``; ``sees`` bool ``[B or 1, N, N]``, node ``n`` sees entry ``m`` at
       ``[b, m, n]``; int32 ``[B]``, how many committed tokens all of them see.
     """
-    positions = draft.start[:, None] + tree.depths(draft)
-    sees = tree.ancestors(draft)
+    positions = draft.start[:, None] + trees.depths(draft)
+    sees = trees.ancestors(draft)
     if draft.scored is not None:
         sees = sees & draft.scored[:, :, None]
     if draft.topology is None or len(draft.topology) > 1:

@@ -99,7 +99,7 @@ class MLP(nnx.Module):
         return self.down(self.activation(gate) * up)
 
 
-class Block(nnx.Module):
+class DecoderLayer(nnx.Module):
     """Attention and feed-forward layer on a residual stream ``[H, B * N]``, each behind a norm."""
 
     def __init__(self, config: DecoderConfig, layer: int, *, rngs, param_dtype):
@@ -249,7 +249,9 @@ class Decoder(nnx.Module):
         learned = config.positions == "learned"
         rows = config.max_positions + config.position_offset
         self.position_embedding = table(rows) if learned else None
-        self.blocks = nnx.List([Block(config, i, **common) for i in range(config.num_layers)])
+        self.blocks = nnx.List(
+            [DecoderLayer(config, i, **common) for i in range(config.num_layers)]
+        )
         self.norm = Norm(config.hidden_size, config, param_dtype=param_dtype)
         tied, sizes = config.tie_embeddings, (config.hidden_size, config.vocab_size)
         self.lm_head = None if tied or bare else Linear(*sizes, **common)

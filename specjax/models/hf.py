@@ -28,16 +28,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from ..sharding import MODEL
-from . import seq2seq_families, translate
+from . import translate
 from .config import DecoderConfig
 from .decoder import abstract as abstract_decoder
-from .encoder_decoder import EncoderDecoderConfig
-from .encoder_decoder import abstract as abstract_encoder_decoder
 from .families import Family
 from .files import holdings, read_json, write_json
 from .placement import check_divides
 from .quantize import encode, is_quantized
 from .reading import Reader, placed
+from .seq2seq import families
+from .seq2seq.encoder_decoder import EncoderDecoderConfig
+from .seq2seq.encoder_decoder import abstract as abstract_encoder_decoder
 from .tensors import Tensor
 from .tokenizer import wrap_tokenizer
 
@@ -71,8 +72,8 @@ def load_config(folder: str | os.PathLike) -> DecoderConfig | EncoderDecoderConf
     raw, generation = read_json(folder, "config.json"), {}
     if (Path(folder) / "generation_config.json").is_file():
         generation = read_json(folder, "generation_config.json")
-    if raw.get("model_type") in seq2seq_families.FAMILIES:
-        return seq2seq_families.config_from_hf(raw, generation)
+    if raw.get("model_type") in families.FAMILIES:
+        return families.config_from_hf(raw, generation)
     eos = generation.get("eos_token_id")
     return translate.config_from_hf(raw if eos is None else raw | {"eos_token_id": eos})
 
@@ -85,7 +86,7 @@ def abstract(config) -> tuple[nnx.GraphDef, nnx.State]:
 
 def tables_of(config):
     """The module that translates the config and tensor names of such a model."""
-    return seq2seq_families if isinstance(config, EncoderDecoderConfig) else translate
+    return families if isinstance(config, EncoderDecoderConfig) else translate
 
 
 def load_weights(

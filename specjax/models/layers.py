@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from .. import native, sharding
+from .. import sharding
+from ..kernels import cpu
 from . import quantize
 from .config import DecoderConfig, RopeScaling
 
@@ -40,8 +41,8 @@ def product(weight: jax.Array, x: jax.Array, turned: bool = False) -> jax.Array:
         y = dot(weight, x)
         return y.T if turned else y
     columns = x.shape[1]
-    if _few(weight, x) and native.chosen():
-        return native.product(weight, x, turned)
+    if _few(weight, x) and cpu.chosen():
+        return cpu.product(weight, x, turned)
     few = 4 < columns < 16 and not sharding.in_use()  # there, columns lie on several devices
     spare = -columns % 8 if few else 0
     y = dot(weight, jnp.pad(x, ((0, 0), (0, spare)))) if spare else dot(weight, x)
@@ -54,9 +55,9 @@ def together(x: jax.Array, *layers: Linear) -> tuple[jax.Array, ...]:
     a call costs as much as its product."""
     weights = tuple(layer.weight[...] for layer in layers)
     on_cpu = jax.default_backend() == "cpu" and all(_few(weight, x) for weight in weights)
-    if not on_cpu or not native.chosen():
+    if not on_cpu or not cpu.chosen():
         return tuple(layer(x) for layer in layers)
-    products = native.products(weights, x)
+    products = cpu.products(weights, x)
     return tuple(layer.shifted(y) for layer, y in zip(layers, products, strict=True))
 
 
@@ -64,7 +65,7 @@ def _few(weight, x) -> bool:
     """Whether the CPU kernel is made for such a product."""
     if quantize.is_quantized(weight) or weight.ndim != 2:
         return False
-    fits = x.shape[1] <= native.MOST_COLUMNS and weight.dtype in (jnp.float32, jnp.bfloat16)
+    fits = x.shape[1] <= cpu.MOST_COLUMNS and weight.dtype in (jnp.float32, jnp.bfloat16)
     return fits and x.dtype == jnp.float32
 
 

@@ -16,10 +16,10 @@ from .. import sharding
 from ..types import PyTree
 from .causal_lm import CausalLM
 from .config import DecoderConfig
-from .encoder_decoder import EncoderDecoderConfig
 from .hf import check_dtype, load_config, load_weights, weight_files
 from .quantize import check_scheme
-from .seq2seq import Seq2SeqLM
+from .seq2seq.encoder_decoder import EncoderDecoderConfig
+from .seq2seq.target import Seq2SeqLM
 from .tokenizer import Tokenizer, load_tokenizer, wrap_tokenizer
 
 _EMBEDDED = Path(__file__).parent / "embedded"

@@ -17,8 +17,8 @@ from jax.sharding import Mesh
 from .. import sharding
 from ..types import PyTree
 from .config import DecoderConfig
-from .encoder_decoder import EncoderDecoderConfig
 from .quantize import is_quantized
+from .seq2seq.encoder_decoder import EncoderDecoderConfig
 
 OUTPUTS, INPUTS = 0, 1  # the dimensions of a weight [out, in]
 TABLE = (  # pattern of the parameter's name -> the dimension that is split; others are held whole

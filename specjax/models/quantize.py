@@ -14,7 +14,7 @@ stayed as it was), at a mean total variation of 0.005 from the law; fp8 97.1 % (
 What a pass costs on a CPU (2 cores of an AMD EPYC, not quite idle; 110 M parameters in 438 or 110
 MB, medians; like the figures above measured once, by no suite):
 over one token 15.4 ms in float32, 10.5 in int8, 37 in fp8, whose conversion that backend emulates;
-over eight, where float32 has a kernel of its own (``specjax.native``), 21, 31 and 56. The embedded
+over eight, where float32 has a kernel of its own (``specjax.kernels``), 21, 31 and 56. The embedded
 target, 17 MB that the processor's cache holds anyway, gains nothing: 0.8, 1.0 and 1.7 ms.
 """
 

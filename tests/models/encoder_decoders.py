@@ -12,11 +12,12 @@ from checkpoints import GOLDEN, byte_tokenizer
 from flax import nnx
 
 import specjax
-from specjax import drafters, loop, topology
+from specjax import drafters, trees
+from specjax.decoding import loop
+from specjax.decoding.prefill import PREFILL_CHUNK
 from specjax.models import Seq2SeqLM, load_config, load_weights
 from specjax.models.hf import abstract
 from specjax.models.tokenizer import wrap_tokenizer
-from specjax.prefill import PREFILL_CHUNK
 
 FOLDER = GOLDEN / "encoder_decoder"
 TOLERANCE = 1e-4  # on logits of size 1 to 10
@@ -77,7 +78,7 @@ def drafters_of(case):
     """Name -> (drafter, weights), for a golden target."""
     target, params = model(case)
     draft = drafters.DraftModel(num_draft=3, model=target)
-    tree = drafters.DraftModel(model=target, topology=topology.branching(2, 2, 1), how="top")
+    tree = drafters.DraftModel(model=target, topology=trees.branching(2, 2, 1), how="top")
     return {
         "plain": (drafters.Plain(), None),
         "ngram": (drafters.NGram(num_draft=4), None),
@@ -113,7 +114,9 @@ def copies(case, name, inputs, new, shapes):
     batch = len(jax.tree.leaves(inputs)[0])
     start, ones = np.zeros((batch, 1), np.int32), np.ones(batch, np.int32)
     key, law = jax.random.key(0), specjax.Sampling()
-    request, capacity = loop.prepare(target, drafter, start, ones, key, new, law, None, (), inputs)
+    request, capacity = loop.prepare_inputs(
+        target, drafter, start, ones, key, new, law, None, (), inputs
+    )
     objects, params = (target, drafter, "auto"), {"target": params, "drafter": weights}
     state = loop.jit_start.eval_shape(*objects, capacity, params, request, PREFILL_CHUNK)
     text = loop.jit_burst.lower(*objects, 10, params, state, 1).compile().as_text()

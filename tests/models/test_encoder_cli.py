@@ -10,7 +10,8 @@ from checkpoints import GOLDEN
 from encoder_decoders import FOLDER, expected, with_tokenizer
 
 import specjax
-from specjax import cli, compile_cache
+from specjax import cli
+from specjax._internal import compile_cache
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 NEW = 9

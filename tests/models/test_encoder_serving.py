@@ -10,8 +10,9 @@ from test_serving import stop_after
 from test_text import compilations
 
 import specjax
-from specjax import prompt_file, survey
+from specjax.analysis.plan import measure
 from specjax.models import save_pretrained
+from specjax.serving import jsonl_input
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 # of 9, 26, 1, 40 and 5 tokens
@@ -121,8 +122,8 @@ def test_what_cannot_be_heard_is_named_with_its_line(lms, heard):
     }
     file = heard / "broken.jsonl"
     file.write_text("\n".join([*broken, '"0.npy"']))
-    defaults = prompt_file.NEUTRAL | dict(max_new_tokens=8, seed=None, stop=None, stop_strings=None)
-    found, bad = prompt_file.read(lms["whisper"], file, defaults, len(broken))
+    defaults = jsonl_input.NEUTRAL | dict(max_new_tokens=8, seed=None, stop=None, stop_strings=None)
+    found, bad = jsonl_input.read(lms["whisper"], file, defaults, len(broken))
     assert len(found) == 1 and [one.line for one in bad] == list(range(1, len(broken) + 1))
     for one, said in zip(bad, broken.values(), strict=True):
         assert re.search(said, one.reason), one.reason
@@ -134,7 +135,7 @@ def test_what_cannot_be_heard_is_named_with_its_line(lms, heard):
 
 
 def test_a_plan_tells_the_rounds_behind_what_is_heard(lms, heard, monkeypatch):
-    monkeypatch.setattr(survey, "A_PASS", 0)  # one pass a call
+    monkeypatch.setattr(measure, "A_PASS", 0)  # one pass a call
     windows, options = [heard / "0.npy", heard / "2.npy"], dict(max_new_tokens=12, stop=())
     how = dict(drafters="ngram", num_drafts=[2], turns=2, seconds=0, batches=[2])
     found = specjax.plan(lms["whisper"], windows, **how, **options)

@@ -14,7 +14,7 @@ from checkpoints import CASES, GOLDEN
 from toys import heads
 
 import specjax
-from specjax import topology, tree
+from specjax import trees
 from specjax.drafters import Adaptive, DraftModel, NGram, Plain
 from specjax.drafters.eagle3 import Eagle3, Eagle3Config, usual_layers
 from specjax.drafters.medusa import Medusa, MedusaConfig
@@ -60,7 +60,7 @@ def drafters(kind):
     """By name, with their weights. ``ngram`` is ``adaptive`` at a width that is held, so that the
     two share one compilation. Trees go through masks and paths of their own."""
     target, params = model(kind)
-    tree = DraftModel(model=target, topology=topology.Tree(TREE), how="top")
+    tree = DraftModel(model=target, topology=trees.Tree(TREE), how="top")
     adaptive = Adaptive(NGram(num_draft=2, shortest=1), widths=(0, 2))
     costs = np.asarray([1.0, 1.1], np.float32)
     return {
@@ -77,7 +77,7 @@ def states_of(target, params, tokens):
     """One pass over whole texts int32 ``[B, L]``: the logits ``[B, L, V]``, and the hidden states
     ``[B, L, 3 * H]`` that EAGLE-3 reads, the last of which is the one that others read."""
     batch, size = tokens.shape
-    start, chain = jnp.zeros((batch,), jnp.int32), tree.chain_topology(size - 1)
+    start, chain = jnp.zeros((batch,), jnp.int32), trees.chain_parents(size - 1)
     cache, layers = target.init(params, batch, size), usual_layers(target.config.num_layers)
     draft = Draft(start=start, tokens=tokens, topology=chain)
     scores = target.verify(params, cache, draft, features=layers)
@@ -115,7 +115,7 @@ def reader(kind, name):
     what stands there, and from states of other tokens, or out of order, they do not.
     """
     target, _ = model(kind)
-    common = dict(target=target, topology=topology.Tree(TREE))
+    common = dict(target=target, topology=trees.Tree(TREE))
     size = target.config.hidden_size
     if name == "medusa":
         shape = dict(hidden_size=size, vocab_size=target.vocab_size)

@@ -20,7 +20,7 @@ from specjax.models import save_pretrained
 from specjax.models.causal_lm import CausalLM
 from specjax.models.lm import EMBEDDED, LM, as_drafter, check_same_tokenizer, load
 from specjax.models.tokenizer import FileTokenizer
-from specjax.resolve import named
+from specjax.text.drafter_names import named
 
 
 def language_model(size=320, tokenizer=None, name="a model"):

@@ -13,7 +13,7 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 import specjax
-from specjax import tree
+from specjax import trees
 from specjax.models import Decoder, load, load_config, load_weights, moe, quantize
 from specjax.models.causal_lm import CausalLM
 from specjax.models.translate import config_from_hf
@@ -202,7 +202,7 @@ def scored(nodes, tokens, monkeypatch):
 
     @jax.jit
     def verify(params, tokens, nodes):
-        topology = tree.chain_topology(tokens.shape[1] - 1)
+        topology = trees.chain_parents(tokens.shape[1] - 1)
         cache = target.init(params, 1, 8)
         draft = Draft(start=jnp.asarray([0]), tokens=tokens, topology=topology, scored=nodes)
         return target.verify(params, cache, draft).logits[0], jnp.stack(seen)

@@ -15,7 +15,9 @@ from flax import nnx
 from test_sampled import judge
 
 import specjax
-from specjax import Sampling, cli, compile_cache, loop, reference
+from specjax import Sampling, cli
+from specjax._internal import compile_cache
+from specjax.decoding import loop, reference
 from specjax.drafters import DraftModel, Plain
 from specjax.models import quantize as q
 from specjax.models import save_pretrained
@@ -133,7 +135,7 @@ WIDE = dataclasses.replace(
 def compiled_burst(params, config=WIDE):
     """The loop of plain decoding, compiled: one row, 64 slots."""
     target = CausalLM(config)
-    request, capacity = loop.prepare(
+    request, capacity = loop.prepare_inputs(
         target,
         Plain(),
         np.ones((1, 8), np.int32),

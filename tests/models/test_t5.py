@@ -22,9 +22,10 @@ from flax import nnx
 
 import specjax
 from specjax import drafters
-from specjax.models import encoder_decoder, load_config, load_weights, save_pretrained
-from specjax.models.encoder_decoder import buckets
+from specjax.models import load_config, load_weights, save_pretrained
 from specjax.models.hf import abstract
+from specjax.models.seq2seq import encoder_decoder
+from specjax.models.seq2seq.encoder_decoder import buckets
 
 MAKER = golden_maker()
 T5S = ["t5", "t5_gated"]
@@ -284,7 +285,7 @@ def test_prompts_that_leave_nothing_to_read_are_refused(pair):
 )
 def test_a_config_that_is_not_implemented_is_refused(change, message):
     from specjax.models.files import read_json
-    from specjax.models.seq2seq_families import config_from_hf
+    from specjax.models.seq2seq.families import config_from_hf
 
     with pytest.raises(ValueError, match=message):
         config_from_hf(read_json(FOLDER / "t5", "config.json") | change)

@@ -11,8 +11,8 @@ from specjax.train.rows import make_reader
 from training_toys import logits_of
 
 import specjax
-from specjax import tree
-from specjax.drafters import growth
+from specjax import trees
+from specjax.trees import expand
 from specjax.types import Context, Draft, Segment
 
 SMALL = ["num_heads=2", "optimizer.warmup=2", "optimizer.decay_share=0.0", "run.save_every=20"]
@@ -128,15 +128,15 @@ def test_a_head_is_taught_on_the_logits_that_it_drafts_with(place, name, monkeyp
     def follow(topology, context, level, carry, **how):
         for depth in range(2):
             tokens = context.tokens[:, root : root + depth + 1]
-            chain = tree.chain_topology(depth)
+            chain = trees.chain_parents(depth)
             grown = Draft(start=context.length - 1, tokens=tokens, topology=chain)
             logits, carry = level(carry, grown, depth)
             said.append(logits[:, -1])
         return None, carry, None
 
-    monkeypatch.setattr(growth, "grow", follow)
+    monkeypatch.setattr(expand, "expand", follow)
     params = {"target": lm.params, "drafter": built.publish(own)}
-    drafter = dataclasses.replace(built.drafter, topology=specjax.topology.chain(2))
+    drafter = dataclasses.replace(built.drafter, topology=specjax.trees.chain(2))
     prompt = Segment(
         tokens=rows.tokens[:, :root],
         next=rows.tokens[:, 1 : root + 1],

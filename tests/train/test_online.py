@@ -26,7 +26,7 @@ from specjax.train.cli import main
 from training_toys import forward
 
 import specjax
-from specjax import loop
+from specjax.decoding import loop
 from specjax.drafters import Plain
 from specjax.models import DecoderConfig
 from specjax.models.causal_lm import CausalLM

@@ -23,7 +23,7 @@ from specjax.train.config import ConfigError, DataConfig
 from specjax.train.samples import read
 
 import specjax
-from specjax import output_file
+from specjax.serving import jsonl_output
 
 FIELDS = ["num_rows=8", "new_tokens=12", "shortest=4", "greedy_share=0.0", "drawn_drafter=ngram"]
 
@@ -60,7 +60,7 @@ def test_a_killed_run_goes_on_to_the_same_file(place, whole, monkeypatch):
     root, train, teacher = place
     fields, add, batches = (
         [*FIELDS, teacher, f"output={root / 'killed.npz'}"],
-        output_file.OutputFile.add,
+        jsonl_output.OutputFile.add,
         [],
     )
 
@@ -70,7 +70,7 @@ def test_a_killed_run_goes_on_to_the_same_file(place, whole, monkeypatch):
         if len(batches) == 2:
             raise KeyboardInterrupt  # the process is gone: nothing but the file remains
 
-    monkeypatch.setattr(output_file.OutputFile, "add", killed)
+    monkeypatch.setattr(jsonl_output.OutputFile, "add", killed)
     with pytest.raises(KeyboardInterrupt):
         train("regenerate", *fields)
     monkeypatch.undo()

@@ -129,5 +129,5 @@ def test_a_server_is_told_to_draft_no_more_than_there_are_heads(tmp_path, layout
 
 
 def test_every_layout_with_readers_is_one_that_is_written():
-    known = {*specjax.formats.FORMATS, card.DRAFT}
+    known = {*specjax.checkpoints.FORMATS, card.DRAFT}
     assert {*card.VLLM, *card.SGLANG} <= known

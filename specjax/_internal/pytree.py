@@ -1,0 +1,24 @@
+"""Frozen dataclasses that are pytrees, with fields that stay static under ``jit``."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+PyTree = Any
+
+
+def static(default=dataclasses.MISSING):
+    """A dataclass field that stays a Python value under ``jit`` (part of the compilation key)."""
+    return dataclasses.field(default=default, metadata={"static": True})
+
+
+def pytree_dataclass(cls):
+    """Makes ``cls`` a frozen, keyword-only dataclass and registers it as a pytree."""
+    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, kw_only=True)(cls))
+
+
+def filled(x: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
+    """``x`` with zeros behind in each dimension, to the shape of ``like``."""
+    return jnp.pad(x, [(0, n - m) for n, m in zip(like.shape, x.shape, strict=True)])

@@ -1,0 +1,99 @@
+"""The laws p and q at the nodes of a draft, computed only where a rule asks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from .. import trees
+from ..sampling.distribution import Sampling
+from ..sampling.drawing import argmax
+from ..types import POINT_MASS, Context, Draft
+from .walk import at_node
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetLaw:
+    """``law(node int32 [B]) -> p float32 [B, V]``: the target's law after each row's node."""
+
+    draft: Draft
+    logits: jax.Array
+    context: Context
+
+    def __call__(self, node: jax.Array) -> jax.Array:
+        return self.sampling.probabilities(at_node(self.logits, node), self._prefix(node))
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.context.sampling
+
+    def adjusted(self) -> jax.Array:
+        """Logits ``[B, N, V]`` after bias, penalties and law: greedy decoding takes the argmax."""
+        if not self.sampling.adjusts:
+            return self.logits
+        batch, nodes = self.draft.tokens.shape
+
+        def at(node):
+            return self.adjusted_at(jnp.full((batch,), node, jnp.int32))
+
+        return jax.vmap(at, out_axes=1)(jnp.arange(nodes))
+
+    def adjusted_at(self, node: jax.Array) -> jax.Array:
+        """The same at one node a row, int32 ``[B]``: ``[B, V]``."""
+        return self.sampling.adjust(at_node(self.logits, node), self._prefix(node))
+
+    def _prefix(self, node):
+        if not self.sampling.needs_prefix:
+            return None
+        return self.context.prefix(trees.prefix_tokens(self.draft, node))
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftLaw:
+    """``law(node int32 [B]) -> q float32 [B, V]``: the law that each row's node was drawn from."""
+
+    draft: Draft
+    vocab_size: int
+
+    def __call__(self, node: jax.Array) -> jax.Array:
+        draft, vocab = self.draft, self.vocab_size
+        point = jnp.arange(vocab) == at_node(draft.tokens, node)[:, None]
+        point = point.astype(jnp.float32)
+        if draft.laws is None:
+            return point
+        index = at_node(draft.law, node)
+        q = self._row(node)
+        if draft.vocab is not None:
+            rows = jnp.arange(q.shape[0])[:, None]
+            q = jnp.zeros((q.shape[0], vocab)).at[rows, draft.vocab].add(q, mode="drop")
+        if draft.draws in ("distinct", "hub"):
+            parent = trees.parents(draft)
+            earlier = parent == at_node(jnp.broadcast_to(parent, draft.law.shape), node)[:, None]
+            earlier &= (draft.law == index[:, None]) & (jnp.arange(draft.num_nodes) < node[:, None])
+            q = self._given(q, jnp.where(earlier, draft.tokens, vocab), node)
+        return jnp.where((index == POINT_MASS)[:, None], point, q)
+
+    def hub(self, node: jax.Array) -> jax.Array:
+        """int32 ``[B]``, the most probable token of the node's law before any draw from it."""
+        first = argmax(self._row(node))  # in the law's own order of tokens, as when it was drawn
+        return first if self.draft.vocab is None else at_node(self.draft.vocab, first)
+
+    def _row(self, node):
+        """float32 ``[B, Vq]``, the node's row of ``laws``."""
+        return at_node(self.draft.laws, jnp.maximum(at_node(self.draft.law, node), 0))
+
+    def _given(self, q, earlier, node):
+        """``q [B, V]`` given the earlier draws from it, int32 ``[B, N]``, V where there is none."""
+        rows = jnp.arange(q.shape[0])[:, None]
+        rest = q.at[rows, earlier].set(0.0, mode="drop")
+        mass = jnp.sum(rest, axis=-1, keepdims=True)
+        rest = rest / jnp.maximum(mass, jnp.finfo(jnp.float32).tiny)
+        if self.draft.draws == "distinct":
+            return rest
+        # a hub's pair: behind the hub any other token, behind any other token the hub
+        hub = self.hub(node)[:, None]
+        only = (jnp.arange(q.shape[1]) == hub).astype(q.dtype)
+        second = jnp.where(jnp.any(earlier == hub, axis=1, keepdims=True), rest, only)
+        return jnp.where(jnp.any(earlier < q.shape[1], axis=1, keepdims=True), second, q)

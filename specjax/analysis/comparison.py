@@ -1,0 +1,159 @@
+"""Plain against speculative decoding of one request, interleaved in one run."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Unpack
+
+import jax
+import numpy as np
+
+from ..models.lm import LM
+from ..text import task
+from ..text.generation import Generation, TextStream
+from ..text.task import Options, Prompts
+from .timing import median_interval
+
+LEAST_REPETITIONS = 6  # below, no interval for a median reaches 95 %
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """What ``compare`` measured. Rates are new tokens a second, the reading of prompts included.
+
+    Attributes:
+      model: its name; rule: the acceptance rule's.
+      drafting: who drafts how much, in words.
+      plain, speculative: what each generated in its first run.
+      plain_rate, speculative_rate: medians over the repetitions.
+      ratio: median over the pairs of runs; above 1 speculation wins.
+      interval, confidence: of the ratio's median, by order statistics, whatever the noise's law.
+      identical: whether all tokens are the same; None where tokens are drawn at random.
+      repetitions: pairs of runs.
+    """
+
+    model: str
+    rule: str
+    drafting: str
+    plain: Generation
+    speculative: Generation
+    plain_rate: float
+    speculative_rate: float
+    ratio: float
+    interval: tuple[float, float]
+    confidence: float
+    identical: bool | None
+    repetitions: int
+
+    @property
+    def repeated(self) -> float:
+        """Share of repeated 4-grams in the speculative text: text that repeats itself is easy."""
+        return repeated_ngrams(self.speculative.tokens)
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        verdict = "speculation wins" if low > 1 else "speculation loses: use plain decoding"
+        if low <= 1 <= high:
+            verdict = "no difference that these runs could show"
+        return "\n".join(
+            [
+                f"{self.model}: plain decoding beside {self.drafting}",
+                f"plain            {self.plain_rate:8,.1f} tokens/s",
+                f"speculative      {self.speculative_rate:8,.1f} tokens/s",
+                f"ratio            {self.ratio:8.2f}  [{low:.2f}, {high:.2f}] "
+                f"({self.repetitions} pairs, {self.confidence:.0%} interval): {verdict}",
+                f"speculation      {self.speculative.stats}",
+                f"repeated 4-grams {self.repeated:8.0%}",
+                f"same text        {self._sameness()}",
+            ]
+        )
+
+    def _sameness(self) -> str:
+        if self.identical is None:
+            return "not expected: tokens are drawn at random, from the same law"
+        count = sum(map(len, self.plain.tokens))
+        if self.identical:
+            return f"yes, all {count} tokens"
+        return (
+            "NO: two next tokens were nearly tied, and a pass over several tokens rounds "
+            "otherwise than a pass over one; in float32 this should not happen (--dtype float32)"
+        )
+
+
+def compare(
+    lm: LM, prompts: Prompts, *, repetitions: int = 9, **options: Unpack[Options]
+) -> Comparison:
+    """Decodes a request plainly and speculatively, in turn, ``repetitions`` times after warm-up.
+
+    Args:
+      lm, prompts, options: as for ``generate``.
+      repetitions: pairs of runs, at least 6; who goes first alternates. Where tokens are drawn at
+        random, each pair has a seed of its own.
+
+    Ctrl-C raises ``KeyboardInterrupt``, other than in ``generate``.
+    """
+    task.check_options("compare", options, "repetitions")
+    if repetitions < LEAST_REPETITIONS:
+        raise ValueError(
+            f"repetitions={repetitions}: give at least {LEAST_REPETITIONS}, else there is no "
+            "honest interval"
+        )
+    if options.get("stop_strings"):
+        raise ValueError(
+            "stop_strings: where they stand is only known on the host, so rates would count what "
+            "lies behind them; compare without, or with stop=<token ids>"
+        )
+    plain = {"drafter": None, "drafter_params": None, "tree": None, "rule": "auto"}
+    jobs = [
+        task.prepare(lm, prompts, **(options | plain)),
+        task.prepare(lm, prompts, **options),
+    ]
+    texts = [TextStream(work).finish() for work in jobs]
+    if not all(text.finished for text in texts):  # Ctrl-C: parts of texts compare to nothing
+        raise KeyboardInterrupt
+    sampled = not jobs[0].request.sampling.greedy
+    for work in jobs:
+        _rate(work)
+    rates = np.empty((repetitions, 2))
+    for pair in range(repetitions):
+        for which in (0, 1) if pair % 2 == 0 else (1, 0):
+            rates[pair, which] = _rate(jobs[which], pair if sampled else 0)
+    ratio, interval, confidence = median_interval(rates[:, 1] / rates[:, 0])
+    same = [np.array_equal(a, b) for a, b in zip(*(t.tokens for t in texts), strict=True)]
+    return Comparison(
+        model=lm.name,
+        rule=jobs[1].rule_name,
+        drafting=jobs[1].words,
+        plain=texts[0],
+        speculative=texts[1],
+        plain_rate=float(np.median(rates[:, 0])),
+        speculative_rate=float(np.median(rates[:, 1])),
+        ratio=ratio,
+        interval=interval,
+        confidence=confidence,
+        identical=None if sampled else all(same),
+        repetitions=repetitions,
+    )
+
+
+def repeated_ngrams(rows: list[np.ndarray], length: int = 4) -> float:
+    """Share of the n-grams of a row that stood in it before, over all rows, in [0, 1]."""
+    total = distinct = 0
+    for row in rows:
+        grams = [tuple(row[i : i + length]) for i in range(len(row) - length + 1)]
+        total, distinct = total + len(grams), distinct + len(set(grams))
+    return 1 - distinct / total if total else 0.0
+
+
+def _rate(work: task.GenerationTask, seed: int = 0) -> float:
+    """New tokens a second of one whole run."""
+    keys = work.request.key
+    if seed:
+        keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, seed)
+    work = dataclasses.replace(work, request=dataclasses.replace(work.request, key=keys))
+    jax.block_until_ready(keys)
+    begin = time.perf_counter()
+    state = work.burst(work.capacity, work.start())
+    jax.block_until_ready(state.length)
+    return float(np.sum(state.stats.emitted)) / (time.perf_counter() - begin)

@@ -1,0 +1,360 @@
+"""What a model needs on a mesh, computed from its ``config.json``: nothing is loaded or compiled.
+
+Weights and caches are exact: the same table that places them is asked (``models/placement.py``).
+The working set is an estimate: the buffers that are known to be large, of a round or of a chunk
+of the prompt, or of the encoder, whichever needs most. All-reduces are counted in the program's own
+terms: one behind the embedding and two a layer (three in a decoder that attends to an encoder's
+memory as well), of the residual stream ``[H, B N]`` of a pass over N nodes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax.numpy as jnp
+from flax import nnx
+
+from ..models.config import DecoderConfig
+from ..models.files import read_json
+from ..models.hf import abstract, check_dtype, dtype_of, load_config
+from ..models.placement import check_divides, spec_of
+from ..models.quantize import KEPT, SCHEMES
+from ..models.seq2seq.encoder_decoder import QUERIES, EncoderDecoderConfig
+from ..models.seq2seq.families import FAMILIES as ENCODER_FAMILIES
+from ..models.seq2seq.families import config_from_hf as encoder_config_from_hf
+from ..models.translate import config_from_hf
+from ..sharding import DATA, MODEL, axis_sizes
+
+Config = DecoderConfig | EncoderDecoderConfig
+
+LAWS = 4  # float32 [B, V] buffers of a sampled round: p, q, the residual, one in flight
+CHUNK, BLOCK = 256, 2048  # tokens of a prompt read at once; cache slots scored at once
+GIB = 2**30
+LIKELY_CONTEXT = 8192  # tokens, by default
+LIKELY_SOURCE = 512  # tokens that an encoder without a limit reads, by default, and its text
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelMemory:
+    """One model on a mesh. Sizes in bytes.
+
+    Attributes:
+      name: what it was called.
+      parts: devices that share it; 1: every device holds all of it.
+      parameters: how many there are.
+      weights, weights_each: in all, and on each device.
+      whole: of ``weights_each``, what every device holds although others do too (norms, and what
+        does not divide).
+      cache_token, cache_token_each: of one more token of one row, in all layers without a window.
+      cache_each: of all rows of a device, with every slot of the buffer, and the memory.
+      encoder: of ``weights``, what an encoder has; 0 without one.
+      memory_row, memory_row_each: keys and values of what the encoder read, of one row in all
+        layers of the decoder.
+      reduced: of a round on each device: bytes of all-reduced arrays.
+      reduces: all-reduces of a round.
+    """
+
+    name: str
+    parts: int
+    parameters: int
+    weights: int
+    weights_each: int
+    whole: int
+    cache_token: int
+    cache_token_each: int
+    cache_each: int
+    reduced: int
+    reduces: int
+    encoder: int = 0
+    memory_row: int = 0
+    memory_row_each: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """Prints as a table. ``source``: positions of a row that an encoder reads, or None;
+    ``working_each``: estimate of what a program holds beside weights and caches, bytes on each
+    device; ``total_each``: all of it."""
+
+    mesh: Mapping[str, int]
+    batch: int
+    context: int
+    num_draft: int
+    dtype: str
+    source: int | None
+    models: tuple[ModelMemory, ...]
+    working_each: int
+
+    @property
+    def total_each(self) -> int:
+        return self.working_each + sum(m.weights_each + m.cache_each for m in self.models)
+
+    def as_json(self) -> dict:
+        return dataclasses.asdict(self) | {"total_each": self.total_each}
+
+    def __str__(self) -> str:
+        mesh, models = ", ".join(f"{k} {v}" for k, v in self.mesh.items()), self.models
+        encodes = self.source is not None
+        of_encoder = [
+            ("  of it the encoder's, in all", *(_gib(m.encoder) for m in models)),
+            ("memory a row", *(_mib(m.memory_row) for m in models)),
+            ("memory a row, each device", *(_mib(m.memory_row_each) for m in models)),
+        ]
+        rows = [
+            ("", *(f"{m.name}" for m in models)),
+            ("parameters", *(f"{m.parameters / 1e9:.2f} G" for m in models)),
+            ("shared by", *(f"{m.parts} devices" if m.parts > 1 else "none" for m in models)),
+            ("weights", *(_gib(m.weights) for m in models)),
+            *(of_encoder[:1] if encodes else ()),
+            ("weights, each device", *(_gib(m.weights_each) for m in models)),
+            ("  of it held by all", *(_mib(m.whole) for m in models)),
+            ("cache a token", *(_kib(m.cache_token) for m in models)),
+            ("cache a token, each device", *(_kib(m.cache_token_each) for m in models)),
+            *(of_encoder[1:] if encodes else ()),
+            ("cache, each device", *(_gib(m.cache_each) for m in models)),
+            ("all-reduces a round", *(f"{m.reduces}" for m in models)),
+            ("all-reduced bytes a round", *(_mib(m.reduced) for m in models)),
+        ]
+        behind = f" and {self.source} read positions" if encodes else ""
+        wide = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = [
+            "  ".join(cell.ljust(n) if i == 0 else cell.rjust(n) for i, (cell, n) in pairs).rstrip()
+            for pairs in (list(enumerate(zip(row, wide, strict=True))) for row in rows)
+        ]
+        return "\n".join(
+            [
+                f"mesh {mesh}; {self.batch} rows of {self.context} tokens{behind}; "
+                f"{self.num_draft} drafts a round; {self.dtype}",
+                *lines,
+                f"working set, each device: about {_gib(self.working_each)}",
+                f"in all, each device: {_gib(self.total_each)}",
+            ]
+        )
+
+
+def plan_memory(
+    target: Config | str | os.PathLike,
+    drafter: Config | str | os.PathLike | None = None,
+    *,
+    mesh: str | Mapping[str, int] = "data=1,model=1",
+    batch: int = 1,
+    context: int | None = None,
+    source: int | None = None,
+    num_draft: int = 3,
+    temperature: float = 0.0,
+    dtype: object = "bfloat16",
+    quantize: str | None = None,
+    drafter_quantize: str | None = None,
+    replicate_drafter: bool = False,
+) -> MemoryPlan:
+    """Prices a target, and a draft model, on a mesh whose devices need not be there.
+
+    Args:
+      target, drafter: a config, a ``config.json``, or a folder or hub name that has one.
+      mesh: as of ``specjax.load``.
+      batch: rows; context: tokens of each, prompt and text; default: 8,192, or what the
+        target can read, if that is less; 512 of a T5.
+      source: positions that an encoder reads of each row (those of padding count); default: 512,
+        or a whole window where it reads windows.
+      num_draft: tokens drafted a round; without a draft model, by a table.
+      temperature: above 0, laws over the vocabulary are held as well.
+      dtype: of weights and caches. quantize, drafter_quantize: ``"int8"``, ``"fp8"`` or None.
+      replicate_drafter: every device holds all of the drafter (no all-reduces of its own).
+
+    Raises:
+      ValueError: a mesh that cannot share a model or the rows; a size below 1; unknown names; a
+        drafter that does not read what its target reads.
+      FileNotFoundError: no such config.
+
+    Example::
+
+        print(specjax.plan_memory("benchmarks/shapes/llama-3.1-70b.json", mesh="model=8"))
+    """
+    sizes = axis_sizes(mesh)
+    for name, value in (("batch", batch), ("context", context), ("source", source)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name}={value}: it must be at least 1")
+    if num_draft < 0:
+        raise ValueError(f"num_draft={num_draft}: it must be at least 0")
+    if batch % sizes[DATA]:
+        raise ValueError(
+            f"batch={batch} rows cannot be shared by data={sizes[DATA]} devices: give a multiple"
+        )
+    name, config = _config_of(target)
+    context, source = _lengths(name, config, context, source)
+    kind = check_dtype(dtype) or jnp.dtype("bfloat16")
+    rows = batch // sizes[DATA]
+    given = [(name, config, quantize, sizes[MODEL], [num_draft + 1])]
+    if drafter is not None:
+        parts = 1 if replicate_drafter else sizes[MODEL]
+        other, small = _config_of(drafter)
+        if getattr(small, "reads", None) != getattr(config, "reads", None):
+            raise ValueError(
+                f"drafter: {other} ({small.model_type}) does not read what {name} "
+                f"({config.model_type}) reads; give a draft model that does"
+            )
+        given.append((other, small, drafter_quantize, parts, [2] + [1] * (num_draft - 1)))
+    models, working = [], []
+    for name, config, scheme, parts, widths in given:
+        if scheme is not None and scheme not in SCHEMES:
+            raise ValueError(f"quantize={scheme!r}: accepted are {', '.join(SCHEMES)}, None")
+        check_divides(config, parts)
+        shape = parts, rows, context, source, kind
+        models.append(_model(name, config, *shape, scheme, widths))
+        working.append(_working(config, *shape, num_draft, temperature))
+    return MemoryPlan(
+        mesh=sizes,
+        batch=batch,
+        context=context,
+        num_draft=num_draft,
+        dtype=kind.name,
+        source=source,
+        models=tuple(models),
+        working_each=max(working),  # target and drafter run in turn
+    )
+
+
+def _lengths(name, config, context, source) -> tuple[int, int | None]:
+    """Tokens of a row, and positions that are read. Raises ``ValueError`` for what cannot be."""
+    encodes = isinstance(config, EncoderDecoderConfig)
+    longest = config.max_positions if encodes else config.context_length
+    if context is None:
+        likely = LIKELY_SOURCE if encodes else LIKELY_CONTEXT
+        context = likely if longest is None else longest if encodes else min(likely, longest)
+    if longest is not None and context > longest:
+        raise ValueError(
+            f"context={context}: {name} reads at most {longest} tokens; ask for no more"
+        )
+    if not encodes and source is not None:
+        raise ValueError(f"source={source}: {name} has no encoder; leave it out")
+    window = config.max_source if encodes else None
+    if window is not None and source not in (None, window):
+        raise ValueError(f"source={source}: {name} reads windows of {window}; leave it out")
+    return context, (source or window or LIKELY_SOURCE) if encodes else None
+
+
+def _config_of(source) -> tuple[str, Config]:
+    from ..checkpoints import says_heads
+    from ..models.lm import config_folder
+
+    if isinstance(source, Config):
+        return source.model_type, source
+    path, name = Path(source).expanduser(), os.fspath(source)
+    if path.is_file():
+        file, name = path, path.stem
+    elif path.is_dir():
+        file, name = path / "config.json", path.name
+    else:
+        path = config_folder(name)
+        file = path / "config.json"
+    raw = read_json(file.parent, file.name)
+    if says_heads(raw):
+        raise ValueError(
+            f"{name}: these are heads, which are not priced; give a draft model, or leave the "
+            "drafter out: heads add their file's size, and a cache of a layer or none"
+        )
+    if not path.is_file():
+        return name, load_config(path)
+    encodes = raw.get("model_type") in ENCODER_FAMILIES
+    return name, encoder_config_from_hf(raw, {}) if encodes else config_from_hf(raw)
+
+
+def _model(name, config, parts, rows, context, source, dtype, scheme, widths) -> ModelMemory:
+    total = each = whole = count = encoder = 0
+    for path, param in nnx.to_flat_state(abstract(config)[1]):
+        part, shape = ".".join(map(str, path)), param.get_value().shape
+        size, own, copied = _stored(part, shape, dtype, scheme, parts)
+        count += math.prod(shape)
+        total += size
+        each += own
+        whole += copied
+        encoder += size if part.startswith("encoder.") else 0
+    entry, entry_each, layers = _entries(config, parts, context)
+    entry, entry_each = entry * dtype.itemsize, entry_each * dtype.itemsize
+    endless = sum(window is None for window, _ in layers)
+    slots = sum(num for _, num in layers)
+    read = (source or 0) * len(layers)
+    sums = 2 if source is None else 3
+    reduces = (sums * len(layers) + (config.vocab_size % parts == 0)) if parts > 1 else 0
+    return ModelMemory(
+        name=name,
+        parts=parts,
+        parameters=count,
+        weights=total,
+        weights_each=each,
+        whole=whole if parts > 1 else 0,
+        cache_token=entry * endless,
+        cache_token_each=entry_each * endless,
+        cache_each=entry_each * (slots + read) * rows,
+        reduces=reduces * len(widths),
+        reduced=reduces * config.hidden_size * dtype.itemsize * rows * sum(widths),
+        encoder=encoder,
+        memory_row=entry * read,
+        memory_row_each=entry_each * read,
+    )
+
+
+def _entries(config: Config, parts: int, context: int):
+    """Numbers that a layer's cache has of one token, in all and on each device, and of each layer
+    the window (None: it has none) and the slots of a row."""
+    if isinstance(config, EncoderDecoderConfig):
+        size = 2 * config.num_heads * config.head_dim
+        return size, size // parts, [(None, context)] * config.num_layers
+    layers = [(config.window_of(i), config.slots(i, context)) for i in range(config.num_layers)]
+    if config.kv_rank:  # a latent one is everywhere
+        return config.head_dim, config.head_dim, layers
+    size = 2 * config.num_kv_heads * config.head_dim
+    return size, size // parts, layers
+
+
+def _stored(part: str, shape: tuple[int, ...], dtype, scheme, parts: int) -> tuple[int, int, int]:
+    """Bytes of a parameter as ``quantize.encode`` leaves it: in all, on each device, and of these
+    what every device holds."""
+    arrays = [(shape, dtype_of(part, dtype).itemsize)]
+    if scheme is not None and len(shape) > 1 and not re.fullmatch(KEPT, part):
+        arrays = [(shape, 1), ((*shape[:-1], 1), 4)]  # eight bits, and a scale an output
+    spec, total, each, whole = spec_of(part, shape, parts, MODEL), 0, 0, 0
+    for sizes, width in arrays:
+        size = math.prod(sizes) * width
+        split = any(axis and n > 1 for axis, n in zip(spec, sizes, strict=True))
+        total += size
+        each += size // (parts if split else 1)
+        whole += 0 if split else size
+    return total, each, whole
+
+
+def _working(config, parts, rows, context, source, dtype, num_draft, temperature) -> int:
+    """Bytes of the largest buffers of a pass: in a round, in the prompt, or of the encoder."""
+    vocab = config.vocab_size // (parts if config.vocab_size % parts == 0 else 1)
+    entries = _entries(config, parts, context)[1] * config.num_layers * dtype.itemsize
+    wide = (2 * config.intermediate_size // parts + 4 * config.hidden_size) * dtype.itemsize
+    score = 2 * 4 * config.num_heads // parts  # float32, and weights
+
+    def trunk(columns):
+        seen = min(max(context, source or 0), BLOCK)
+        return columns * (wide + entries + score * seen)
+
+    nodes = num_draft + 1
+    logits = 4 * rows * nodes * vocab
+    laws = 4 * rows * vocab * (num_draft + LAWS) if temperature else 0
+    read = source or 0
+    encoder = rows * read * (wide + entries // config.num_layers + score * min(read, QUERIES))
+    prompt = trunk(rows * min(CHUNK, context))
+    return max(trunk(rows * nodes) + logits + laws, prompt, encoder)
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f} GiB"
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.2f} MiB"
+
+
+def _kib(size: int) -> str:
+    return f"{size / 2**10:.1f} KiB"

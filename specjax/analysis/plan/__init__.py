@@ -1,0 +1,1 @@
+"""``plan``: which drafter, how many drafts, which batch size, measured on the user's prompts."""

@@ -1,0 +1,275 @@
+"""``plan``: which drafter, how many drafts, which batch, measured on the user's own prompts.
+
+Few programs are compiled and many choices compared. For every drafter the shortest and the longest
+draft length really decode the prompts; then the longest one's rounds are tried again from every
+position of the text, which says what any shorter length would have had accepted. With T(N), the
+target's pass over N nodes, and what drafting costs at both lengths, follows the predicted rate of
+each length between: expected tokens over (T(N) + what the drafter spends), so that the drafter
+pays for rejected tokens too. ``survey.py`` measures, ``forecast.py`` does the arithmetic.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ... import sharding
+from ...checkpoints import HeadLM
+from ...models.lm import LM
+from ...text import drafter_names, task
+from .measure import PLAIN, Candidate, Survey
+
+MOST_BATCH = 1024  # rows; each is part of every buffer
+WIDTH = 100  # characters of a printed plan
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What ``plan`` found.
+
+    Attributes:
+      model: name of the target.
+      candidates: all that were considered, the best predicted rate first.
+      passes: ``{batch: {N: seconds}}``, the target's pass over N nodes.
+      drafting: ``{batch: {drafter: {num_draft: seconds}}}``, what a round costs beyond its pass and
+        beyond what plain decoding spends around its own; measured at these lengths.
+      prompts, max_new_tokens, temperature: what it holds for.
+      seconds: that planning took.
+      finished: False if Ctrl-C ended it: then this is what was known.
+      approximate: why the target is not the checkpoint's own model (quantized), empty if it is.
+    """
+
+    model: str
+    candidates: list[Candidate]
+    passes: dict[int, dict[int, float]]
+    drafting: dict[int, dict[str, dict[int, float]]]
+    prompts: int
+    max_new_tokens: int
+    temperature: float
+    seconds: float
+    finished: bool = True
+    approximate: str = ""
+
+    @property
+    def choice(self) -> Candidate:
+        """The fastest: as measured where that was verified, else as predicted."""
+        verified = [c for c in self.candidates if c.measured is not None]
+        if not self.finished:  # perhaps only some of the best were measured
+            verified = []
+        return max(verified, key=lambda c: c.measured) if verified else self.candidates[0]
+
+    @property
+    def options(self) -> dict:
+        """The choice as options of ``generate``. A draft model from a folder is its name there:
+        give ``drafter=`` the object that was loaded."""
+        best = self.choice
+        if best.drafter == PLAIN:
+            return {"drafter": PLAIN}
+        return {"drafter": best.drafter, "num_draft": best.num_draft}
+
+    @property
+    def verdict(self) -> str:
+        """The choice, and plainly whether speculation is worth it."""
+        line = self._advice()
+        return f"{line}; {self.approximate}: approximate" if self.approximate else line
+
+    def _advice(self) -> str:
+        best = self.choice
+        at = f" at batch {best.batch}" if len({c.batch for c in self.candidates}) > 1 else ""
+        partial = "" if self.finished else " (interrupted: not everything was considered)"
+        if best.drafter == PLAIN:
+            return f"plain decoding wins{at}: none of these drafters is worth its cost{partial}"
+        if best.measured_ratio is not None:
+            return f"use {best}{at}: {best.measured_ratio:.2f} × plain, measured{partial}"
+        line = f"use {best}{at}: {best.ratio:.2f} × plain, predicted"
+        if best.interval is not None:
+            low, high = best.interval
+            line += f" [{low:.2f}, {high:.2f}]"
+            line += "" if low > 1 else "; plain decoding may be as fast: --verify measures it"
+        return line + partial
+
+    def table(self):
+        """The candidates as a ``rich`` table."""
+        from rich import box
+        from rich.table import Table
+
+        title = f"{self.model}: {self.prompts} prompts, {self.max_new_tokens} new tokens each, "
+        title += f"T = {self.temperature:g}\npredicted tokens/s of the rounds alone and whole runs"
+        table = Table(
+            title=title,
+            title_justify="left",
+            title_style="",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+            padding=(0, 1, 0, 0),
+        )
+        names = ["batch", "drafter", "drafts", "τ", "accepted", "rounds", "whole"]
+        verified = any(c.measured is not None for c in self.candidates)
+        for name in names + ["× plain", "95 %"] + ["measured", "× plain"] * verified:
+            table.add_column(name, justify="left" if name == "drafter" else "right", no_wrap=True)
+        for c in self.candidates:
+            accepted = "" if math.isnan(c.acceptance) else f"{100 * c.acceptance:.0f} %"
+            low, high = c.interval or (0, 0)
+            spread = f"{low:.2f}–{high:.2f}" if high and c.drafter != PLAIN else ""
+            name = Path(c.drafter).name  # of a folder its last part
+            cells = [str(c.batch), name, str(c.num_draft or ""), f"{c.tau:.2f}", accepted]
+            cells += [f"{c.rounds_rate:,.0f}", f"{c.rate:,.0f}", f"{c.ratio:.2f}", spread]
+            if c.measured is not None:
+                cells += [f"{c.measured:,.0f}", f"{c.measured_ratio:.2f}"]
+            table.add_row(*cells, style="bold" if c is self.choice else None)
+        return table
+
+    def as_json(self) -> dict:
+        """All of it as plain data; what is not a number is None."""
+
+        def plain(value):
+            if isinstance(value, dict):
+                return {str(key): plain(v) for key, v in value.items()}
+            if isinstance(value, list | tuple):
+                return [plain(v) for v in value]
+            return None if isinstance(value, float) and math.isnan(value) else value
+
+        facts = dataclasses.asdict(self)
+        chosen = dataclasses.asdict(self.choice)
+        return plain(facts | {"choice": chosen, "options": self.options, "verdict": self.verdict})
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        out = io.StringIO()
+        Console(file=out, width=WIDTH, color_system=None).print(self.table())
+        return f"{out.getvalue()}{self.verdict}"
+
+
+def plan(
+    lm: LM,
+    prompts: task.Prompts,
+    *,
+    drafters: Sequence[str | LM | HeadLM] | None = None,
+    num_drafts: Sequence[int] = (1, 3, 7, 15),
+    batches: Sequence[int] = (1,),
+    temperature: float = 0.0,
+    max_new_tokens: int = 64,
+    turns: int = 5,
+    seconds: float = 8.0,
+    verify: int = 0,
+    progress: Callable[[str], None] | None = None,
+    **options,
+) -> Plan:
+    """Measures on ``prompts`` and predicts the rate of every way to decode them.
+
+    Args:
+      lm: the target, from ``specjax.load``.
+      prompts: texts or token ids, as for ``generate``; several of the kind that is meant. All are
+        padded to one shape. Of a Whisper, what it hears: arrays ``[bins, frames]``, names of
+        ``.npy`` files, or mappings, as for ``serve_offline``.
+      drafters: ``"ngram"``, ``"draft"`` (the target's own), draft models from ``specjax.load`` or
+        heads from ``specjax.load_drafter``; default: ``ngram``, and ``draft`` where the target has
+        one. Plain decoding always competes.
+      num_drafts: lengths to consider; the shortest and the longest are run, those between
+        predicted. Heads draft chains, no longer than they can.
+      batches: batch sizes to consider. The choice is by tokens a second over all rows, so that
+        a larger batch wins where the machine bears it: give one size where latency counts.
+      temperature, max_new_tokens, options: as for ``generate``.
+      turns: how often the clock is read at most, everything in turn.
+      seconds: from the third on, no turn begins later than this after the first.
+      verify: this many of the best candidates, and plain decoding, are run in turn afterwards;
+        the choice is then by what was measured.
+      progress: called with a line of text whenever something begins.
+
+    Returns:
+      ``Plan``. Ctrl-C ends the measuring; what is known by then is returned, if anything is.
+
+    Predicted tokens are exact at temperature 0, predicted seconds approximate; where tokens are
+    drawn, both are approximate. See ``forecast.py``.
+
+    Raises:
+      ValueError: before anything is compiled, naming the argument and the way out.
+
+    Example::
+
+        found = specjax.plan(lm, ["def quicksort(xs):", "import os"])
+        print(found)
+        specjax.generate(lm, "def mergesort(xs):", **found.options)
+    """
+    begin = time.perf_counter()
+    sharding.check_one_process("plan")
+    if drafters is None:
+        drafters = ("ngram", "draft") if lm.name in drafter_names.DEFAULT_DRAFTS else ("ngram",)
+    named = _named(drafters)
+    lengths = _whole("num_drafts", num_drafts, 1, drafter_names.MOST_DRAFTS)
+    batches = _whole("batches", batches, 1, MOST_BATCH)
+    _whole("turns", [turns], 1, 10**6)
+    _whole("verify", [verify], 0, 10**6)
+    common = options | {"temperature": temperature, "max_new_tokens": max_new_tokens}
+    tell = progress or (lambda line: None)
+    surveys = [Survey(lm, prompts, batch, named, lengths, common) for batch in batches]
+    finished = True
+    try:
+        for survey in surveys:
+            survey.prepare(tell)
+            survey.read(turns, seconds, tell)
+    except KeyboardInterrupt:
+        finished = False
+    known = [survey for survey in surveys if survey.ready]
+    if not known:
+        raise KeyboardInterrupt
+    found = sorted((c for s in known for c in s.candidates()), key=lambda c: -c.rate)
+    if verify and finished:
+        best = [c for c in found if c.drafter != PLAIN][:verify]
+        try:
+            for survey in surveys:
+                found = survey.verify(found, best, turns, seconds, tell)
+        except KeyboardInterrupt:
+            finished = False
+    costs = {survey.batch: survey.relative_costs() for survey in known}
+    return Plan(
+        model=lm.name,
+        candidates=found,
+        passes={b: {n: c.unit * cost for n, cost in c.passes.items()} for b, c in costs.items()},
+        drafting={
+            b: {
+                name: {n: c.unit * cost for n, cost in known.items()}
+                for name, known in c.drafts.items()
+                if name != PLAIN
+            }
+            for b, c in costs.items()
+        },
+        prompts=surveys[0].num_prompts,
+        max_new_tokens=max_new_tokens,
+        temperature=float(temperature),
+        seconds=time.perf_counter() - begin,
+        finished=finished,
+        approximate=getattr(lm.target, "approximate", ""),
+    )
+
+
+def _whole(name: str, values, least: int, most: int) -> list[int]:
+    """The values, sorted and each once. Raises ValueError unless they are integers in bounds."""
+    values = [values] if isinstance(values, int) else list(values)
+    good = [isinstance(v, int | np.integer) and least <= v <= most for v in values]
+    if not good or not all(good):
+        raise ValueError(f"{name}={values}: give integers from {least} to {most}, at least one")
+    return sorted({int(v) for v in values})
+
+
+def _named(drafters) -> dict[str, str | LM | HeadLM]:
+    drafters = [drafters] if isinstance(drafters, str | LM | HeadLM) else list(drafters)
+    named = {}
+    for drafter in drafters:
+        if not isinstance(drafter, LM | HeadLM) and drafter not in ("ngram", "draft"):
+            raise ValueError(
+                f"drafters: {drafter!r} cannot be planned with; accepted: 'ngram', 'draft' (the "
+                "target's own draft model), a draft model from specjax.load, heads from "
+                "specjax.load_drafter; plain decoding competes in any case"
+            )
+        named[drafter if isinstance(drafter, str) else drafter.name] = drafter
+    if len(named) < len(drafters) or not named:
+        raise ValueError(f"drafters={list(named)}: give at least one, and each once")
+    return named

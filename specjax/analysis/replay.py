@@ -1,0 +1,199 @@
+"""The parts of a round alone: what each was given in the loop is recorded, and given again.
+
+``verify`` over a draft that never changes would be computed once by the compiler, however often
+it is asked for, and so would a draft from one hidden state; and a drafter's rounds differ in width.
+So a part is timed over the inputs of several consecutive rounds, in a compiled loop that takes one
+after the other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._internal.pytree import pytree_dataclass
+from ..decoding import loop
+from ..decoding import round as one_round
+from ..text.task import GenerationTask
+from ..types import Context, Draft, PyTree, Scores, Segment, Verdict
+
+
+@pytree_dataclass
+class Inputs:
+    """What the parts of one round were given; every leaf leads with B, or with R and B."""
+
+    context: Context  # without the cache
+    before: dict[str, jax.Array]  # the drafter's state before draft, by path, without its caches
+    proposed: PyTree  # the drafter's state between draft and observe, what it carries left out
+    draft: Draft
+    scores: Scores
+    verdict: Verdict  # after stops and budget
+    segment: Segment
+    keys: jax.Array  # for the acceptance
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorder:
+    """The drafter ``inner``, which leaves behind in its state what the round's parts were given."""
+
+    inner: Any
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def draft_step(self, params, state, context):
+        draft, proposed = self.inner.draft_step(params, state, context)
+        return draft, (state, proposed, dataclasses.replace(context, cache=None))
+
+    def readout(self, draft, scores):
+        return self.inner.readout(draft, scores), scores
+
+    def observe(self, params, state, segment):
+        before, proposed, context = state
+        draft, verdict, (readout, scores) = segment.round
+        segment = dataclasses.replace(segment, round=(draft, verdict, readout))
+        carried = {path: jnp.int32(0) for path in _by_path(before)}
+        inputs = Inputs(
+            context=context,
+            before={path: x for path, x in _by_path(before).items() if ".cache" not in path},
+            proposed=_put(proposed, carried),
+            draft=draft,
+            scores=scores,
+            verdict=verdict,
+            segment=segment,
+            keys=context.key,  # replaced by ``record``
+        )
+        return self.inner.observe(params, proposed, segment), inputs
+
+
+def endless(state: loop.State, rounds: int, depth: int) -> loop.State:
+    """``state`` with rows that neither stop nor run out within ``rounds`` rounds.
+
+    Raises:
+      ValueError: there is no room for so many tokens.
+    """
+    most, capacity = rounds * (depth + 1), state.tokens.shape[1]
+    room = capacity - int(jnp.max(state.length))
+    if room < most:
+        raise ValueError(
+            f"{rounds} rounds of up to {depth + 1} tokens need {most} free slots, the fullest row "
+            f"has {room} of {capacity}: give fewer rounds, or a job with more max_new_tokens"
+        )
+    return dataclasses.replace(
+        state,
+        budget=jnp.full_like(state.budget, most),
+        stops=jnp.full_like(state.stops, -1),
+    )
+
+
+def record(work: GenerationTask, state: loop.State, rounds: int) -> tuple[loop.State, Inputs]:
+    """The state after ``rounds`` rounds, and their inputs, leaves ``[R, B, ...]``."""
+    objects, found = (work.lm.target, work.drafter, work.rule), []
+    for _ in range(rounds):
+        state, inputs = _recorded(*objects, work.params, state)
+        found.append(inputs)
+    return state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _recorded(target, drafter, rule, params, state):
+    keys = one_round.round_keys(state, one_round.ACCEPT)
+    state = one_round.run_round(target, Recorder(drafter), rule, params, state)
+    learned, inputs = state.drafter
+    return dataclasses.replace(state, drafter=learned), dataclasses.replace(inputs, keys=keys)
+
+
+def parts(
+    work: GenerationTask, state: loop.State, rounds: int
+) -> dict[str, tuple[Callable, Callable]]:
+    """``{part: (run, prepare)}``: ``run(prepare())`` does the part once for each of the rounds.
+
+    Caches (of a drafter: what its state calls ``cache``) are those after the last round: they hold
+    what every earlier round saw, and a pass costs by the lengths, which are each round's own.
+    """
+    objects = (work.lm.target, work.drafter, work.rule)
+    final, inputs = record(work, state, rounds)
+    cache, learned = final.cache, final.drafter
+
+    def prepared(part, carried):
+        def run(copied):
+            return _replayed(part, objects, work.params, cache, inputs, copied)
+
+        return run, lambda: jax.tree.map(jnp.copy, carried)
+
+    def commit(copied):  # the cache itself is what it is given
+        return _replayed(_commit, objects, work.params, None, inputs, copied)
+
+    return {
+        "draft": prepared(_draft, learned),
+        "verify": prepared(_verify, ()),
+        "accept": prepared(_accept, ()),
+        "commit": (commit, lambda: jax.tree.map(jnp.copy, cache)),
+        "observe": prepared(_observe, learned),
+    }
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(5,))
+def _replayed(part, objects, params, cache, inputs: Inputs, carried):
+    """Runs ``part(objects, params, cache, inputs, carried) -> (carried, output)`` over all rounds.
+
+    The last output is returned, so that all of it is computed.
+    """
+
+    def step(index, both):
+        now = jax.tree.map(lambda x: x[index], inputs)
+        return part(objects, params, cache, now, both[0])
+
+    first = jax.tree.map(lambda x: x[0], inputs)
+    output = jax.eval_shape(functools.partial(part, objects), params, cache, first, carried)[1]
+    empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), output)
+    rounds = jax.tree.leaves(inputs)[0].shape[0]
+    return jax.lax.fori_loop(0, rounds, step, (carried, empty))
+
+
+def _draft(objects, params, cache, now: Inputs, learned):
+    context = dataclasses.replace(now.context, cache=cache)
+    learned = _put(learned, now.before)
+    draft, proposed = one_round.draft_step(objects[1], params, learned, context)
+    found = _by_path(proposed)
+    fresh = {path: leaf for path, leaf in found.items() if path not in _by_path(learned)}
+    return _put(learned, found), (draft, fresh)
+
+
+def _verify(objects, params, cache, now: Inputs, carried):
+    live = now.context.budget > 0
+
+    def run(draft):
+        return one_round.verify(objects[0], params, cache, draft, features=objects[1].features)
+
+    return (), one_round.in_narrowest(now.draft, live, run)
+
+
+def _accept(objects, params, cache, now: Inputs, carried):
+    return (), one_round.accept(objects[2], params, now.draft, now.scores, now.context, now.keys)
+
+
+def _commit(objects, params, cache, now: Inputs, carried):
+    start = now.segment.start
+    return objects[0].commit(carried, now.scores.entries, start, now.verdict), ()
+
+
+def _observe(objects, params, cache, now: Inputs, learned):
+    proposed = _put(now.proposed, _by_path(learned))
+    return objects[1].observe(params, proposed, now.segment), ()
+
+
+def _by_path(values: PyTree) -> dict[str, jax.Array]:
+    flat = jax.tree_util.tree_flatten_with_path(values)[0]
+    return {jax.tree_util.keystr(path): leaf for path, leaf in flat}
+
+
+def _put(values: PyTree, leaves: dict[str, jax.Array]) -> PyTree:
+    """``values`` with those leaves replaced whose path is among ``leaves``."""
+    flat, structure = jax.tree_util.tree_flatten_with_path(values)
+    return structure.unflatten([leaves.get(jax.tree_util.keystr(p), x) for p, x in flat])

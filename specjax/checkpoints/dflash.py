@@ -1,0 +1,170 @@
+"""DFlash drafters in their authors' layout (github.com/z-lab/dflash) and that of speculators.
+
+Layer i of L, k hidden states of the target::
+
+    fc.weight [H, k H]   hidden_norm.weight [H]   norm.weight [H]   layers.{i}.(as Qwen3's)
+
+The authors' config says ``block_size`` (at the top, or in ``dflash_config``), ``dflash_config:
+{mask_token_id, target_layer_ids}`` and ``num_target_layers``; ids count the target's layers from 0,
+so that id i is Hugging Face's ``hidden_states[i + 1]``. Without ids they are spread evenly from the
+second layer to the third last. Embeddings and LM head are the target's.
+
+Speculators' has ``speculators_model_type: dflash`` and the layers' config in
+``transformer_layer_config``; its ``aux_hidden_state_layer_ids`` are ``hidden_states[i]``, and
+copies of the target's embeddings and LM head lie beside the rest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from ..drafters.block import BlockConfig, BlockDrafter
+from .layers import block_names, layer_config, layer_hf
+from .weights import check_same, check_sizes, check_whole, loaded, stored
+
+KNOWN = "DFlash's (fc.weight, hidden_norm.weight, layers.{i}...; dflash_config)"
+DRAFTER, FILE = BlockDrafter, "model"
+_TABLES = ("embed_tokens.weight", "lm_head.weight")
+_MASK = "mask_embedding.pt"  # vLLM's name
+_UNUSED = ("rotary_emb.inv_freq", "d2t", "t2d")  # the last two of a whole vocabulary
+
+
+def matches(config: Mapping, names: set[str]) -> bool:
+    if config.get("speculators_model_type") == "dflash":
+        return True
+    return "dflash_config" in config and {"fc.weight", "hidden_norm.weight"} <= names
+
+
+def load(config: Mapping, tensors: Mapping, target):
+    count = target.config.num_layers
+    if "speculators_model_type" in config:
+        config = _plain(config, count)
+    own = config.get("dflash_config") or {}
+    layers = layer_config(config, tensors, model_type="qwen3", vocab_size=target.target.vocab_size)
+    check_sizes(target, hidden_size=layers.hidden_size, vocab_size=layers.vocab_size)
+    if config.get("num_target_layers", count) != count:
+        raise ValueError(
+            f"num_target_layers={config['num_target_layers']}: made for another target than "
+            f"{target.name}, which has {count} layers; load the target that it belongs to"
+        )
+    said = {"block_size": config.get("block_size", own.get("block_size"))}
+    said |= {"mask_token_id": own.get("mask_token_id", config.get("mask_token_id"))}
+    lacking = [name for name, value in said.items() if value is None]
+    if lacking:
+        raise ValueError(f"the config.json of a DFlash drafter lacks {', '.join(lacking)}")
+    check_whole(**said)
+    ids = own.get("target_layer_ids")
+    if ids is None:
+        ids = usual_ids(count, layers.num_layers)
+    _check_ids(ids, target)
+    beside = [path.with_name(_MASK) for path in getattr(tensors, "files", ())]
+    if any(path.exists() for path in beside):
+        raise ValueError(
+            f"{_MASK}: masks with an embedding of their own are not supported, only the target's "
+            f"of token {said['mask_token_id']}"
+        )
+    for key in ("attention_sink_bias", "add_swa_attention_sink_bias"):
+        if own.get(key, config.get(key)):
+            raise ValueError(f"{key}: attention sinks are not supported")
+    layers, causal = _attention(config, own, layers)
+    shape = BlockConfig(
+        layers=layers,
+        block_size=said["block_size"],
+        mask_token=said["mask_token_id"],
+        target_layers=tuple(i + 1 for i in ids),
+        causal=causal,
+    )
+    tables = target.target.table(target.params), target.target.head_table(target.params)
+    for name, table in zip(_TABLES, tables, strict=True):
+        if name in tensors:
+            check_same(name, tensors[name], table, target)
+    drafter = BlockDrafter(config=shape, target=target.target)
+    others = (*_TABLES, *_UNUSED)
+    return drafter, loaded(tensors, names(shape), drafter.shapes, target.dtype, others)
+
+
+def save(drafter: BlockDrafter, params, target=None) -> tuple[dict, dict]:
+    shape = drafter.config
+    if not shape.layers.qk_norm:
+        raise ValueError("format='dflash': its layers norm queries and keys, these do not")
+    own = {
+        "mask_token_id": shape.mask_token,
+        "target_layer_ids": [i - 1 for i in shape.target_layers],
+    }
+    if min(own["target_layer_ids"]) < 0:
+        raise ValueError(
+            f"format='dflash': target_layers={shape.target_layers} reads the target's embeddings, "
+            "for which the layout has no number"
+        )
+    if shape.causal is not None:
+        own["causal"] = shape.causal
+    config = layer_hf(shape.layers) | {
+        "architectures": ["DFlashDraftModel"],
+        "block_size": shape.block_size,
+        "num_target_layers": drafter.target.config.num_layers,
+        "dflash_config": own,
+    }
+    config.setdefault("layer_types", ["full_attention"] * shape.layers.num_layers)
+    return config, stored(params, names(shape))
+
+
+def names(shape: BlockConfig) -> dict[str, tuple]:
+    """Names in the file, and the path of each one's parameter."""
+    named = {f"{name}.weight": (name, "weight") for name in ("fc", "hidden_norm")}
+    named["norm.weight"] = ("layers", "norm", "weight")
+    for i in range(shape.layers.num_layers):
+        named |= block_names(shape.layers, i, f"layers.{i}.", ("layers",))
+    return named
+
+
+def usual_ids(num_target: int, num_layers: int) -> list[int]:
+    """The target's layers that are read where a config does not say."""
+    if num_layers == 1:
+        return [num_target // 2]
+    first, last = 1, num_target - 3
+    return [round(first + i * (last - first) / (num_layers - 1)) for i in range(num_layers)]
+
+
+def _check_ids(ids, target) -> None:
+    count = target.config.num_layers
+    wrong = not isinstance(ids, list) or not ids
+    if wrong or any(not isinstance(i, int) or not 0 <= i < count for i in ids):
+        raise ValueError(
+            f"target_layer_ids={ids}: {target.name} has {count} layers, numbered 0 to {count - 1}; "
+            "load the target that the drafter belongs to"
+        )
+
+
+def _attention(config: Mapping, own: Mapping, layers):
+    """``(layers, causal)`` with the windows that DFlash's own keys ask for."""
+    causal = config.get("is_causal")
+    causal = own.get("causal") if causal is None else causal
+    sliding = layers.window is not None
+    if sliding or own.get("use_swa"):
+        window = own.get("swa_window_size") or layers.window or config.get("sliding_window")
+        if window is None:
+            raise ValueError("dflash_config: use_swa without swa_window_size or sliding_window")
+        layers = dataclasses.replace(layers, window=window)
+        causal = causal if sliding else bool(causal)
+    return layers, causal
+
+
+def _plain(config: Mapping, num_target: int) -> dict:
+    """Speculators' config as the authors would write it, for a target of so many layers."""
+    layers = dict(config.get("transformer_layer_config") or {})
+    if not layers:
+        raise ValueError("the config.json of a speculator lacks transformer_layer_config")
+    if config.get("sample_from_anchor"):
+        raise ValueError("sample_from_anchor=true is not supported: the anchor is the root")
+    vocab = layers.get("vocab_size")
+    if config.get("draft_vocab_size", vocab) != vocab:
+        raise ValueError(
+            f"draft_vocab_size={config['draft_vocab_size']}: DFlash drafters over a part of the "
+            f"{vocab} tokens are not supported"
+        )
+    ids = config.get("aux_hidden_state_layer_ids") or [2, num_target // 2, num_target - 3]
+    own = {"mask_token_id": config.get("mask_token_id"), "target_layer_ids": [i - 1 for i in ids]}
+    if config.get("sliding_window_non_causal"):
+        own["causal"] = False
+    return layers | {"block_size": config.get("block_size", 8), "dflash_config": own}

@@ -1,0 +1,1 @@
+"""The compiled loop: prompt reading, rounds, the state that rounds carry, and what they count."""

@@ -1,0 +1,227 @@
+"""What a batch asks for: checked before anything compiles, in the shapes of the loop.
+
+Traced values cannot be checked; they are the caller's word.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import sharding
+from .._internal.pytree import pytree_dataclass, static
+from ..sampling.distribution import Sampling
+from ..types import PyTree
+
+# the generator of keys, whatever the default: under vmap the hardware generators draw for all rows
+# from the first key, which stands still once its row has finished
+KEYS = "threefry2x32"
+
+
+@pytree_dataclass
+class DecodeInputs:
+    """What a batch asks for, in the shapes of the loop: see ``decode``. Leaves lead with B (the
+    key with ``B * num_samples``)."""
+
+    tokens: jax.Array
+    lengths: jax.Array
+    key: jax.Array
+    budget: jax.Array
+    sampling: Sampling
+    stops: jax.Array
+    inputs: PyTree = None
+    logprobs: str = static("")
+    num_samples: int = static(1)
+
+
+def prepare_inputs(
+    target,
+    drafter,
+    tokens,
+    lengths,
+    key,
+    max_new_tokens,
+    sampling,
+    capacity,
+    stops,
+    inputs=None,
+    logprobs=False,
+    num_samples=1,
+) -> tuple[DecodeInputs, int]:
+    """Checks the arguments of ``decode`` and brings them into the shapes of the loop."""
+    check_mesh(np.shape(tokens)[:1])
+    capacity = check_request(target, drafter, tokens, lengths, max_new_tokens, capacity, sampling)
+    num_samples = check_samples(num_samples)
+    check_key(key, (np.shape(tokens)[0] * num_samples,))
+    if hasattr(target, "check_inputs"):
+        target.check_inputs(len(tokens), inputs)
+    check_stops(stops, np.shape(tokens)[:1])
+    tokens, lengths = jnp.asarray(tokens, jnp.int32), jnp.asarray(lengths, jnp.int32)
+    batch = tokens.shape[0]
+    key = jax.random.wrap_key_data(jax.random.key_data(key)[..., :2], impl=KEYS)
+    if key.ndim == 0:
+        key = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(batch * num_samples))
+    stops = jnp.asarray(stops, jnp.int32)
+    if stops.size == 0:
+        stops = jnp.full((1,), -1, jnp.int32)
+    request = DecodeInputs(
+        tokens=tokens,
+        lengths=lengths,
+        key=key,
+        budget=jnp.broadcast_to(jnp.asarray(max_new_tokens, jnp.int32), (batch,)),
+        sampling=sampling.rows(batch),
+        stops=jnp.broadcast_to(stops, (batch, stops.shape[-1])),
+        inputs=inputs,
+        logprobs=check_logprobs(logprobs),
+        num_samples=num_samples,
+    )
+    return request, capacity
+
+
+def _concrete(x) -> np.ndarray | None:
+    if isinstance(x, jax.core.Tracer):
+        return None
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        return None  # other processes hold a part of it
+    return np.asarray(x)
+
+
+def check_mesh(batch: tuple[int, ...]) -> None:
+    """Raises ``ValueError`` in a mesh of other axes than the loop's, or one that splits no batch
+    of this size."""
+    mesh = jax.sharding.get_abstract_mesh()
+    sharding.check_axes(mesh)
+    if batch:
+        sharding.check_rows(batch[0], dict(mesh.shape).get(sharding.DATA, 1))
+
+
+def check_key(key, batch: tuple[int, ...]) -> None:
+    """Raises ``ValueError`` for what is no random key, or not one for each row."""
+    if not (isinstance(key, jax.Array) and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)):
+        raise ValueError(
+            f"key has type {getattr(key, 'dtype', type(key).__name__)}: give jax.random.key(seed), "
+            "or a batch of such keys, one a row (wrap raw ones with jax.random.wrap_key_data)"
+        )
+    if key.shape not in ((), batch):
+        raise ValueError(f"key has shape {key.shape}: give one key, or keys of shape {batch}")
+
+
+def check_samples(num_samples) -> int:
+    """Raises ``ValueError`` for what is no number of samples."""
+    if not isinstance(num_samples, int | np.integer) or num_samples < 1:
+        raise ValueError(f"num_samples={num_samples!r}: it must be an integer, at least 1")
+    return int(num_samples)
+
+
+def check_logprobs(which) -> str:
+    """The name of what is asked for, empty for nothing. Raises ``ValueError`` for other names."""
+    known = {False: "", None: "", True: "raw", "raw": "raw", "law": "law"}
+    if not isinstance(which, bool | str | None) or which not in known:
+        raise ValueError(
+            f"logprobs={which!r}: give True or 'raw' (of the model), 'law' (of what is drawn "
+            "from), or False"
+        )
+    return known[which]
+
+
+def check_stops(stops, batch: tuple[int, ...]) -> None:
+    """Raises ``ValueError`` unless stops are integers ``[E]`` or ``[B, E]``."""
+    shape = np.shape(stops)
+    if len(shape) not in (1, 2) or shape[:-1] not in ((), (1,), batch):
+        raise ValueError(
+            f"stops has shape {shape}: give a list of ids, or one of equal length for each of "
+            f"{batch} rows, padded with -1"
+        )
+    values = _concrete(stops)
+    if values is not None and values.size and not np.issubdtype(values.dtype, np.integer):
+        raise ValueError(f"stops has dtype {values.dtype}: token ids are integers")
+
+
+def check_request(target, drafter, tokens, lengths, max_new_tokens, capacity, sampling) -> int:
+    """Raises ``ValueError`` for what cannot be decoded; returns the capacity of the buffer."""
+    if np.ndim(tokens) != 2:
+        raise ValueError(
+            f"tokens has shape {np.shape(tokens)}: it must be [batch, tokens]; "
+            "for one prompt give tokens[None]"
+        )
+    batch, width = np.shape(tokens)
+    if batch == 0:
+        raise ValueError("tokens: the batch is empty; give at least one prompt")
+    if np.shape(lengths) != (batch,):
+        raise ValueError(
+            f"lengths has shape {np.shape(lengths)}, tokens has {batch} rows: give one length a row"
+        )
+    longest = width
+    sizes = _concrete(lengths)
+    if width == 0 or (sizes is not None and sizes.min() < 1):
+        raise ValueError("lengths: an empty prompt; every row needs at least one token (e.g. BOS)")
+    if sizes is not None:
+        if not np.issubdtype(sizes.dtype, np.integer):
+            raise ValueError(f"lengths has dtype {sizes.dtype}: lengths are integers")
+        longest = int(sizes.max())
+        if longest > width:
+            raise ValueError(f"lengths: {longest} tokens in a row of {width}")
+    budget = _concrete(max_new_tokens)
+    if budget is not None and not np.issubdtype(budget.dtype, np.integer):
+        raise ValueError(f"max_new_tokens={budget} must be an integer")
+    if budget is not None and (budget.size == 0 or budget.min() < 1):
+        raise ValueError(f"max_new_tokens={budget} must be at least 1")
+    if budget is not None and budget.ndim and budget.shape != (batch,):
+        raise ValueError(
+            f"max_new_tokens has shape {budget.shape}: give an int or one value for each of "
+            f"{batch} rows"
+        )
+    context = getattr(target, "max_positions", None)
+    if context is not None and longest > context:
+        raise ValueError(
+            f"lengths: a prompt of {longest} tokens exceeds the target's context of {context}; "
+            "shorten the prompt"
+        )
+    if capacity is None:
+        if budget is None:
+            raise ValueError(
+                "capacity: it must be given where max_new_tokens is traced, since it is the size "
+                "of a buffer"
+            )
+        # by the prompts' width, not their lengths: another batch of this shape compiles nothing
+        capacity = width + int(budget.max())
+        if context is not None and longest + int(budget.max()) > context:
+            raise ValueError(
+                f"max_new_tokens={int(budget.max())} behind a prompt of {longest} tokens exceeds "
+                f"the target's context of {context}; ask for at most {context - longest}, or give "
+                f"capacity={context} to stop there"
+            )
+        capacity = capacity if context is None else min(capacity, context)
+    elif longest > capacity:
+        raise ValueError(
+            f"capacity={capacity}: a prompt of {longest} tokens does not fit; give at least "
+            f"{longest}, plus what is to be generated"
+        )
+    elif context is not None and capacity > context:
+        raise ValueError(f"capacity={capacity} exceeds the target's context of {context}")
+    values = _concrete(tokens)
+    if values is not None:
+        if not np.issubdtype(values.dtype, np.integer):
+            raise ValueError(f"tokens has dtype {values.dtype}: token ids are integers")
+        if sizes is not None:
+            values = values[np.arange(width) < sizes[:, None]]
+        if values.min() < 0 or values.max() >= target.vocab_size:
+            raise ValueError(
+                f"tokens: ids from {values.min()} to {values.max()}, the target's vocabulary has "
+                f"{target.vocab_size}: was another tokenizer used?"
+            )
+    size = getattr(drafter, "vocab_size", None)
+    if size is not None and size != target.vocab_size:
+        raise ValueError(
+            f"drafter: its vocabulary has {size} tokens, the target's {target.vocab_size}; they "
+            "must share one (see specjax.load for checking tokenizers)"
+        )
+    sampling.check()
+    bias = sampling.logit_bias
+    if bias is not None and np.shape(bias)[-1:] != (target.vocab_size,):
+        raise ValueError(
+            f"logit_bias has {(np.shape(bias) or (0,))[-1]} entries, the target's vocabulary "
+            f"{target.vocab_size}"
+        )
+    return int(capacity)

@@ -1,0 +1,201 @@
+"""The loop: rounds in one compiled ``lax.while_loop``.
+
+``decode`` runs it to the end; ``start`` and ``burst`` run the same rounds a few at a time, which
+is what streaming does. ``round.py`` is what happens in one.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from .. import sharding
+from ..sampling.distribution import Sampling
+from ..types import Drafter, PyTree, Target
+from .inputs import prepare_inputs
+from .prefill import extend, start
+from .round import run_empty_round, run_round
+from .state import Decoded, State, end, result
+
+
+def burst(target, drafter, rule, rounds, params, state: State, live=1) -> State:
+    """At most ``rounds`` rounds (None: as many as it takes), one ``while_loop``; it ends when
+    fewer than ``live`` rows run."""
+
+    plans = getattr(drafter, "plans", False)
+
+    def going(carry):
+        done, state, _ = carry
+        more = jnp.sum(state.budget > 0) >= live
+        return more if rounds is None else more & (done < rounds)
+
+    def begin(done, state):
+        return done, state, drafter.plan(params, state.drafter, state.budget) if plans else None
+
+    def step(run, carry):
+        done, state, plan = carry
+        return begin(done + 1, run(target, drafter, rule, params, state, plan))
+
+    def turns(carry):
+        """Rounds without a draft, then rounds with one: a branch would copy the caches."""
+        for run, resting in ((run_empty_round, True), (run_round, False)):
+            wanted = lambda c, resting=resting: going(c) & (drafter.rests(c[2]) == resting)  # noqa: E731
+            carry = jax.lax.while_loop(wanted, functools.partial(step, run), carry)
+        return carry
+
+    body = turns if plans else functools.partial(step, run_round)
+    return jax.lax.while_loop(going, body, begin(jnp.int32(0), state))[1]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _decode(target, drafter, rule, capacity, params, request):
+    state = start(target, drafter, rule, capacity, params, request)
+    return result(burst(target, drafter, rule, None, params, state))
+
+
+jit_start = jax.jit(start, static_argnums=(0, 1, 2, 3, 6))
+# rounds are an argument, not part of the program: bursts of any length share one compilation
+jit_burst = jax.jit(burst, static_argnums=(0, 1, 2), donate_argnums=(5,))
+jit_extend = jax.jit(extend, static_argnums=(0, 1, 2), donate_argnums=(4,))
+jit_end = jax.jit(end, donate_argnums=(0,))
+
+
+def decode(
+    target: Target,
+    drafter: Drafter,
+    params: PyTree,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    *,
+    key: jax.Array,
+    max_new_tokens: jax.typing.ArrayLike,
+    sampling: Sampling = Sampling(),
+    rule="auto",
+    capacity: int | None = None,
+    stops: jax.typing.ArrayLike = (),
+    inputs: PyTree = None,
+    mesh=None,
+    logprobs: bool | str = False,
+    num_samples: int = 1,
+) -> Decoded:
+    """Generates until every row has met a stop or spent its budget, in one compiled loop.
+
+    Args:
+      target, drafter: hashable objects that implement the protocols of ``types.py``.
+      params: ``{"target": ..., "drafter": ...}`` (and ``"rule"`` for rules that learn).
+      tokens: int32 ``[B, T]``, prompts padded on the right with anything.
+      lengths: int32 ``[B]``, tokens of each prompt, at least 1.
+      key: one random key (rows get keys of their own from it, by their index), or keys ``[B]``.
+        A row's text depends on its key, prompt and settings alone, not on its batch mates (sampled
+        text of an ``Adaptive`` drafter: on its costs and the batch's width as well).
+      max_new_tokens: an int, or int32 ``[B]``; may be traced if ``capacity`` is given.
+      sampling: the law; ``Sampling()`` is greedy.
+      rule: an acceptance rule's name or object; ``auto`` is lossless and chosen by the draft.
+      capacity: slots ``L`` of the token buffer; default ``T + max(max_new_tokens)``, if need be
+        less, up to the target's context. A row that fills it ends there.
+      stops: token ids that end a row (they are kept): ``[E]`` for all rows or ``[B, E]``, padded
+        with -1.
+      inputs: encoder memory or the like, passed to ``init`` of target and drafter.
+      mesh: devices to decode on, with axes ``data`` and ``model`` (see ``sharding.as_mesh``):
+        rows go over the one, weights, caches and vocabulary over the other. Default: the mesh in
+        use (``jax.set_mesh``), if any. Several processes call this alike, and each reads all of
+        the result with ``sharding.gather``.
+      logprobs: whether to return the logarithms (natural) of the emitted tokens' probabilities.
+        ``True`` or ``"raw"``: of the model itself, the log-softmax of its logits before any
+        setting, what vLLM returns; ``"law"``: of p, the law they were drawn from, all settings
+        applied (at temperature 0 p is a point mass: 0).
+      num_samples: rows a prompt, which is read once. Rows ``i * num_samples ...`` belong to prompt
+        ``i``; each has the key that it would have were the prompts given so often.
+
+    Returns:
+      ``Decoded``. It can be called within your own ``jit``, ``vmap``-free ``scan`` or mesh.
+
+    Raises:
+      ValueError: before anything is compiled, naming the argument and the way out.
+
+    Example::
+
+        out = specjax.decode(
+            target, specjax.drafters.NGram(num_draft=4), {"target": weights},
+            tokens, lengths, key=jax.random.key(0), max_new_tokens=64,
+        )
+        text_ids = out.tokens[0, : out.lengths[0]]
+    """
+    request, capacity = prepare_inputs(
+        target,
+        drafter,
+        tokens,
+        lengths,
+        key,
+        max_new_tokens,
+        sampling,
+        capacity,
+        stops,
+        inputs,
+        logprobs,
+        num_samples,
+    )
+    mesh = sharding.as_mesh(mesh)
+    params, request = sharding.place(mesh, target, drafter, params, request)
+    with sharding.using(mesh):
+        return _decode(target, drafter, rule, capacity, params, request)
+
+
+def stream(
+    target,
+    drafter,
+    params,
+    tokens,
+    lengths,
+    *,
+    key,
+    max_new_tokens,
+    sampling=Sampling(),
+    rule="auto",
+    capacity=None,
+    stops=(),
+    inputs=None,
+    mesh=None,
+    logprobs=False,
+    num_samples=1,
+    rounds: int = 1,
+):
+    """The same as ``decode``, as a generator: yields ``Decoded`` after every burst of rounds.
+
+    Each ``Decoded`` holds all that is committed so far; the first comes before any round. Ends
+    when every row has. ``rounds``: how many rounds one compiled burst runs.
+    """
+    if rounds < 1:
+        raise ValueError(f"rounds={rounds} must be at least 1: a burst without rounds never ends")
+    request, capacity = prepare_inputs(
+        target,
+        drafter,
+        tokens,
+        lengths,
+        key,
+        max_new_tokens,
+        sampling,
+        capacity,
+        stops,
+        inputs,
+        logprobs,
+        num_samples,
+    )
+
+    mesh = sharding.as_mesh(mesh)
+    params, request = sharding.place(mesh, target, drafter, params, request)
+
+    def bursts():
+        with sharding.using(mesh):
+            state = jit_start(target, drafter, rule, capacity, params, request)
+        while True:
+            # copies: the state itself is donated to the next burst
+            yield jax.tree.map(jnp.copy, result(state))
+            if not bool(jnp.any(state.budget > 0)):
+                return
+            with sharding.using(mesh):
+                state = jit_burst(target, drafter, rule, rounds, params, state)
+
+    return bursts()

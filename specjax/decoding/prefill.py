@@ -1,0 +1,130 @@
+"""Reading prompts: the caches of target and drafter are filled, chunk by chunk."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from .. import sharding, trees
+from .._internal.host import last_level_cache
+from ..types import Context, Draft, PyTree, Segment, Verdict
+from . import state as states
+from .inputs import DecodeInputs
+from .state import State
+
+PREFILL_CHUNK = 256  # prompt tokens fed at once: bounds the memory of a long prompt
+CHUNK_ON_CPU = 32  # a processor is busy with few: more would be wasted on short prompts
+APART = 128  # width of prompts from which the last token's features are worth a pass of its own
+
+
+def chunk_for(params: PyTree) -> int:
+    """Prompt tokens to feed at once to a target with these weights: on a CPU few where it loses
+    nothing by reading them again, as they stay in its cache."""
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    small = jax.default_backend() == "cpu" and size <= last_level_cache()
+    return CHUNK_ON_CPU if small else PREFILL_CHUNK
+
+
+def start(
+    target, drafter, rule, capacity, params, request: DecodeInputs, chunk: int = PREFILL_CHUNK
+) -> State:
+    """Fills the caches from the prompts, in chunks that bound the memory.
+
+    With ``request.num_samples`` above 1 each prompt is read once; its row is then repeated, with a
+    key of its own for each sample.
+    """
+    prompt, lengths, inputs = request.tokens, request.lengths, request.inputs
+    batch, width = prompt.shape
+    tokens = jnp.pad(prompt[:, :capacity], ((0, 0), (0, max(0, capacity - width))))
+    tokens = jnp.where(jnp.arange(capacity) < lengths[:, None], tokens, 0)
+    cache = sharding.rows(target.init(params["target"], batch, capacity, inputs))
+    learned = sharding.rows(drafter.init(params, batch, capacity, inputs))
+    chunk = min(chunk, width, capacity)
+    begin = jnp.zeros((batch,), jnp.int32)
+    given = params, cache, learned, tokens, begin, lengths - 1
+    carry = _feed(target, drafter, *given, chunk, _apart(drafter, width))
+    state = states.initial_state(target, drafter, rule, params, tokens, lengths, *carry, request)
+    if request.num_samples > 1:
+        state = jax.tree.map(lambda x: jnp.repeat(x, request.num_samples, axis=0), state)
+    return sharding.rows(dataclasses.replace(state, key=request.key))
+
+
+def extend(target, drafter, rule, params, state: State, request: DecodeInputs) -> State:
+    """Puts ``request.tokens`` behind each row of a state, and begins anew with its settings.
+
+    Only they are fed, and the root before them: the caches are kept. What does not fit into the
+    buffer is the caller's to refuse; ``request.inputs`` are those of the start.
+    """
+    more, width = request.tokens, request.tokens.shape[1]
+    capacity = state.tokens.shape[1]
+    steps = jnp.arange(width)
+    where = jnp.where(steps < request.lengths[:, None], state.length[:, None] + steps, capacity)
+    rows = jnp.arange(more.shape[0])[:, None]
+    tokens = state.tokens.at[rows, where].set(more, mode="drop")
+    learned = state.drafter
+    if hasattr(drafter, "settle"):
+        context = Context(
+            tokens=state.tokens,
+            length=state.length,
+            budget=request.budget,
+            key=request.key,
+            sampling=request.sampling,
+        )
+        learned = drafter.settle(params, learned, context)
+    begin, length = state.length - 1, state.length + request.lengths
+    chunk = min(PREFILL_CHUNK, width)
+    given = params, state.cache, learned, tokens, begin, length - 1
+    carry = _feed(target, drafter, *given, chunk, _apart(drafter, width))
+    state = states.initial_state(target, drafter, rule, params, tokens, length, *carry, request)
+    return sharding.rows(dataclasses.replace(state, key=request.key))
+
+
+def _apart(drafter, width: int) -> bool:
+    """Whether the last of up to ``width`` tokens goes alone: where the drafter reads its features
+    and no others, those before it need little of the last layer. A pass is cheap beside that on a
+    processor that has much to multiply."""
+    long = width >= APART and jax.default_backend() == "cpu"
+    return long and getattr(drafter, "reads_last", False)
+
+
+def _feed(target, drafter, params, cache, learned, tokens, begin, end, chunk, apart):
+    """Shows the tokens at positions ``begin ... end - 1``, int32 ``[B]``, to target and drafter;
+    ``apart``: to the drafter the last one alone."""
+    feed = functools.partial(_piece, target, drafter, params, tokens)
+    rest = jnp.maximum(end - 1, begin) if apart else end
+
+    def chunks(index, carry):
+        at = jnp.minimum(begin + index * chunk, rest)
+        return feed(*carry, at, rest, chunk, unseen=apart)
+
+    count = (jnp.max(rest - begin) + chunk - 1) // chunk
+    carry = jax.lax.fori_loop(0, count, chunks, (cache, learned))
+    return feed(*carry, rest, end, 1) if apart else carry
+
+
+def _piece(target, drafter, params, tokens, cache, learned, at, end, size, unseen=False):
+    """Shows at most ``size`` tokens from ``at`` on, before ``end``, int32 ``[B]``, to the target,
+    and unless they are ``unseen`` to the drafter."""
+    batch = len(tokens)
+    steps = jnp.arange(size, dtype=jnp.int32)
+    where = at[:, None] + steps
+    piece = jnp.take_along_axis(tokens, where, axis=1, mode="clip")
+    after = jnp.take_along_axis(tokens, where + 1, axis=1, mode="clip")
+    num = jnp.clip(end - at, 0, size)
+    topology = trees.chain_parents(size - 1)
+    draft = Draft(start=at, tokens=piece, scored=steps < num[:, None], topology=topology)
+    features = () if unseen else drafter.features
+    scores = target.verify(params["target"], cache, draft, features=features, logits=False)
+    path = jnp.broadcast_to(steps, piece.shape)
+    count = num - 1
+    if scores.features is not None:  # the last layer's attention is read for them alone
+        count = after(count, scores.features)
+    verdict = Verdict(path=path, count=count, token=jnp.full((batch,), -1, jnp.int32))
+    cache = target.commit(cache, scores.entries, at, verdict)
+    if unseen:
+        return cache, learned
+    segment = Segment(tokens=piece, next=after, features=scores.features, start=at, num=num)
+    return cache, drafter.observe(params, learned, segment)

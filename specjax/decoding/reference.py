@@ -1,0 +1,84 @@
+"""The slow, obvious oracle: no cache, no loop, no speculation. For tests, and for readers.
+
+Every function asks the target for one pass over a whole sequence, from an empty cache.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import trees
+from ..sampling import processors
+from ..sampling.distribution import Prefix, Sampling
+from ..types import Draft, Target
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def logits(target: Target, params, tokens: jax.Array) -> jax.Array:
+    """float32 ``[B, T, V]``, raw logits after each of ``tokens`` int32 ``[B, T]``."""
+    batch, size = tokens.shape
+    draft = Draft(
+        start=jnp.zeros((batch,), jnp.int32),
+        tokens=tokens,
+        topology=trees.chain_parents(size - 1),
+    )
+    return target.verify(params, target.init(params, batch, size), draft).logits
+
+
+def greedy(target: Target, params, prompt, num: int) -> list[int]:
+    """The ``num`` tokens that greedy decoding appends to ``prompt``, one full pass each."""
+    tokens = [int(t) for t in prompt]
+    for _ in range(num):
+        tokens.append(int(jnp.argmax(logits(target, params, jnp.asarray([tokens]))[0, -1])))
+    return tokens[len(prompt) :]
+
+
+def next_law(
+    target: Target, params, tokens: np.ndarray, sampling: Sampling, begin=None, law_params=None
+) -> np.ndarray:
+    """float32 ``[B, V]``, the law of the token after each row of ``tokens`` int32 ``[B, T]``.
+
+    What was generated begins at position ``begin``, by default behind all of ``tokens``;
+    ``law_params`` are the arrays of ``sampling.law``.
+    """
+    batch, size = tokens.shape
+    begin = size if begin is None else begin
+    tokens = jnp.asarray(tokens, jnp.int32)
+    lengths = jnp.full((batch,), begin, jnp.int32)
+    state = processors.initial_processor_state(sampling.law, law_params, tokens, lengths)
+    if state is not None:
+        state = processors.advance_processor(sampling.law, law_params, state, tokens[:, begin:])
+    prefix = Prefix(
+        tokens=tokens,
+        length=jnp.full((batch,), size, jnp.int32),
+        path=jnp.full((batch, 1), -1, jnp.int32),
+        begin=lengths,
+        state=state,
+        params=law_params,
+    )
+    last = logits(target, params, tokens)[:, -1]
+    return np.asarray(sampling.rows(batch).probabilities(last, prefix))
+
+
+def joint_law(
+    target: Target, params, prompt, num: int, sampling: Sampling, law_params=None
+) -> np.ndarray:
+    """float64 ``[V] * num``, the exact joint law of the next ``num`` tokens, by enumeration.
+
+    Where the law gives no token any probability the text ends: there is no mass behind.
+    """
+    vocab = target.vocab_size
+    law = np.ones((1,))
+    sequences = np.asarray([list(prompt)], np.int32)
+    for _ in range(num):
+        p = next_law(target, params, sequences, sampling, len(prompt), law_params)
+        p = p.astype(np.float64)
+        mass = p.sum(axis=1, keepdims=True)
+        law = (law[:, None] * p / np.where(mass > 0, mass, 1)).reshape(-1)
+        ahead = np.tile(np.arange(vocab, dtype=np.int32), len(sequences))[:, None]
+        sequences = np.concatenate([np.repeat(sequences, vocab, axis=0), ahead], axis=1)
+    return law.reshape((vocab,) * num)

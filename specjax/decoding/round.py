@@ -1,0 +1,326 @@
+"""One round: draft, verify, accept, commit, observe.
+
+``draft_step``, ``verify`` and ``accept`` are its parts, pure and public: call one alone and look at
+what comes out. ``loop.py`` runs rounds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from .. import acceptance, sharding, trees
+from .._internal.pytree import filled, pytree_dataclass
+from ..acceptance import walk
+from ..acceptance.node_laws import DraftLaw, TargetLaw
+from ..sampling import processors
+from ..types import ROOT, Context, Draft, Drafter, PyTree, Scores, Segment, Target, Verdict
+from .state import NO_TOKEN, SPENT, STOPPED, State
+from .stats import Stats
+
+DRAFT, ACCEPT = 0, 1  # the two roles a random key can have within a round
+
+
+def draft_step(drafter: Drafter, params, state, context: Context) -> tuple[Draft, PyTree]:
+    """Proposes a tree of N nodes below each row's root. Pure."""
+    return drafter.draft_step(params, state, context)
+
+
+def verify(target: Target, params, cache, draft: Draft, *, features=()) -> Scores:
+    """Scores all nodes in ONE pass of the target. Reads the cache, never writes. Pure."""
+    return target.verify(params["target"], cache, draft, features=features)
+
+
+def widths(nodes: int) -> tuple[int, ...]:
+    """The numbers of nodes that a pass of at most ``nodes`` can be compiled for."""
+    return (*(w for w in (1, 2, 4, 8, 16, 32, 64, 128) if w < nodes), nodes)
+
+
+def in_narrowest(draft: Draft, live, run):
+    """``run(draft)``, a pytree, from the narrowest compiled width that holds every scored node of a
+    ``live`` row; zeros stand for what belongs to nodes left out.
+
+    A draft whose nodes are all scored (``scored=None``) has one width. Branches may read the cache
+    and return what belongs to nodes, so nothing of it is copied.
+    """
+    if draft.scored is None or draft.num_nodes == 1:
+        return run(draft)
+    index = jnp.arange(draft.num_nodes)
+    last = jnp.max(jnp.where(draft.scored & live[:, None], index, ROOT))
+    full = jax.eval_shape(lambda: run(draft))
+
+    def padded(width):
+        return jax.tree.map(filled, run(trees.narrow(draft, width)), full)
+
+    sizes = widths(draft.num_nodes)
+    choice = jnp.sum(jnp.asarray(sizes) <= last)
+    return jax.lax.switch(choice, [functools.partial(padded, w) for w in sizes])
+
+
+def accept(rule, params, draft: Draft, scores: Scores, context: Context, key) -> Verdict:
+    """The longest lawful path through the draft, and one more token. Pure.
+
+    Args:
+      rule: a name, ``auto``, or a rule object.
+      context: its sampling settings make the law; its tokens matter under a repetition penalty.
+      key: random keys ``[B]``.
+    """
+    rule = acceptance.choose(rule, draft, context.sampling.greedy)
+    p = TargetLaw(draft, scores.logits, context)
+    q = DraftLaw(draft, scores.logits.shape[-1])
+    verdict = rule(params, draft, p, q, key)
+    if draft.candidate is None:
+        return verdict
+    silent = ~draft.candidate[:, ROOT]
+    return dataclasses.replace(
+        verdict,
+        count=jnp.where(silent, -1, verdict.count),
+        token=jnp.where(silent, -1, verdict.token),
+    )
+
+
+def truncate(draft: Draft, verdict: Verdict, state: State) -> tuple[Verdict, jax.Array]:
+    """Cuts a verdict at the first stop token and at the budget; rows out of budget do nothing.
+
+    Returns:
+      the verdict, and the emitted tokens int32 ``[B, D + 1]``, -1 behind the last. A verdict
+      without a last token (there is no law behind its path) leaves what was accepted.
+    """
+    steps = jnp.arange(verdict.path.shape[1])
+    drafted = jnp.take_along_axis(draft.tokens, verdict.path, axis=1)
+    drafted = jnp.concatenate([drafted[:, 1:], jnp.zeros_like(drafted[:, :1])], axis=1)
+    tokens = jnp.where(steps == verdict.count[:, None], verdict.token[:, None], drafted)
+    stop = jnp.any(tokens[:, :, None] == state.stops[:, None, :], axis=-1)
+    before = jnp.cumsum(stop, axis=1) - stop  # stops strictly before each token
+    emitted = (steps <= verdict.count[:, None]) & (before == 0) & (steps < state.budget[:, None])
+    emitted &= tokens >= 0
+    num = jnp.sum(emitted, axis=1).astype(jnp.int32)
+    last = jnp.take_along_axis(tokens, jnp.maximum(num - 1, 0)[:, None], axis=1)[:, 0]
+    none = num == 0
+    kept = dataclasses.replace(
+        verdict, count=jnp.where(none, -1, num - 1), token=jnp.where(none, -1, last)
+    )
+    return kept, jnp.where(emitted, tokens, -1)
+
+
+def round_keys(state: State, role: int) -> jax.Array:
+    """Keys ``[B]`` by row, position of the root, role and silent rounds; a draw adds the node.
+
+    NOT by the absolute position of the node: a token drawn again at a position must not meet the
+    noise of its rejected predecessor, which would bias every rule that looks ahead. Nor may a
+    round meet the noise of a silent one before it at the same root: a pipelined drafter, which
+    proposes now what it drew then and draws on, would draw related tokens.
+    """
+    keys = jax.vmap(jax.random.fold_in)(state.key, 2 * (state.length - 1) + role)
+    return jax.vmap(jax.random.fold_in)(keys, state.silent)
+
+
+@pytree_dataclass
+class VerifiedRound:
+    """A round before it changes anything. See ``judge``.
+
+    Attributes:
+      context: what ``accept`` was given.
+      draft, scores: of N nodes; zeros stand for the scores of what was left out of the pass.
+      proposed: the drafter's state between ``draft_step`` and ``observe``.
+      verdict: the rule's own, before stops and the budget cut it.
+      logprobs: float32 ``[B, D + 1]`` of the emitted tokens, or None.
+    """
+
+    context: Context
+    draft: Draft
+    proposed: PyTree
+    scores: Scores
+    verdict: Verdict
+    logprobs: jax.Array | None
+
+
+def run_round(target, drafter, rule, params, state: State, plan=None) -> State:
+    """One round for every row that is not finished. Finished rows stay as they are, bit by bit.
+
+    ``plan``: what ``drafter.plan`` said, of drafters that have one.
+    """
+    judged = draft_and_verify(target, drafter, rule, params, state, plan)
+    return commit_round(target, drafter, params, state, judged)
+
+
+def run_empty_round(target, drafter, rule, params, state: State, plan) -> State:
+    """``run_round`` where the plan is to draft nothing: a plain round, and as cheap as one."""
+    resting = _Resting(drafter)
+    judged = draft_and_verify(target, resting, rule, params, state, plan)
+    return commit_round(target, resting, params, state, judged)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Resting:
+    """A drafter with a plan, in a round without a draft."""
+
+    drafter: Drafter
+
+    @property
+    def features(self):
+        return self.drafter.features
+
+    @property
+    def depth(self):
+        return self.drafter.depth
+
+    def draft_step(self, params, state, context):
+        nothing = jnp.zeros((context.length.shape[0], 0), jnp.int32)
+        return trees.chain_draft(context, nothing), self.drafter.rest(params, state, context)
+
+    def readout(self, draft, scores):
+        return self.drafter.readout(draft, scores)
+
+    def observe(self, params, state, segment):
+        return self.drafter.observe(params, state, segment)
+
+
+def draft_and_verify(target, drafter, rule, params, state: State, plan=None) -> VerifiedRound:
+    """The first half of a round, which only reads: draft, verify, accept. Pure."""
+    context = Context(
+        plan=plan,
+        tokens=state.tokens,
+        length=state.length,
+        budget=state.budget,
+        key=round_keys(state, DRAFT),
+        sampling=state.sampling.for_drafts,
+        cache=state.cache,
+        begin=state.begin,
+        law_state=state.law,
+        law_params=params.get("law"),
+    )
+    draft, proposed = draft_step(drafter, params, state.drafter, context)
+    context = dataclasses.replace(context, sampling=state.sampling)
+    live = state.budget > 0
+
+    def score(draft):
+        # nothing of a finished row is scored: experts cost what the others choose
+        every = jnp.ones(draft.tokens.shape, bool) if draft.scored is None else draft.scored
+        seen = dataclasses.replace(draft, scored=every & live[:, None])
+        scores = verify(target, params, state.cache, seen, features=drafter.features)
+        verdict = accept(rule, params, draft, scores, context, round_keys(state, ACCEPT))
+        said = None
+        if state.logprobs is not None:
+            p = TargetLaw(draft, scores.logits, context)
+            _, emitted = truncate(draft, verdict, state)
+            said = _logprobs(p, state.logprobs_of, verdict.path, emitted)
+        return scores, verdict, said
+
+    # in the branches, since logits of which no one asks later are then as wide as the pass
+    scores, verdict, said = in_narrowest(draft, live, score)
+    return VerifiedRound(
+        context=context,
+        draft=draft,
+        proposed=proposed,
+        scores=scores,
+        verdict=verdict,
+        logprobs=said,
+    )
+
+
+def commit_round(target, drafter, params, state: State, judged: VerifiedRound) -> State:
+    """The second half of a round: commit, observe, and the state after it. Pure."""
+    root, draft, scores, full = state.length - 1, judged.draft, judged.scores, judged.verdict
+    verdict, emitted = truncate(draft, full, state)
+    cache = target.commit(state.cache, scores.entries, root, verdict)
+    # a round without a draft is shown to the drafter in the shapes of the others
+    verdict = dataclasses.replace(verdict, path=_filled(verdict.path, drafter.depth + 1, 0))
+    emitted = _filled(emitted, verdict.path.shape[1], -1)
+
+    num = verdict.count + 1
+    fed = jnp.take_along_axis(draft.tokens, verdict.path, axis=1)
+    features = scores.features
+    if features is not None:
+        features = jnp.take_along_axis(features, verdict.path[:, :, None], axis=1)
+    segment = Segment(
+        tokens=fed,
+        next=emitted,
+        features=features,
+        start=root,
+        num=num,
+        round=(draft, verdict, drafter.readout(draft, scores)),
+    )
+    learned = drafter.observe(params, judged.proposed, segment)
+
+    # emitted tokens go behind the root; column L does not exist, so it drops what is not emitted
+    steps = jnp.arange(emitted.shape[1])
+    where = jnp.where(emitted >= 0, state.length[:, None] + steps, state.tokens.shape[1])
+    rows = jnp.arange(where.shape[0])[:, None]
+    from_draft = (steps < full.count[:, None]) & (emitted >= 0)
+    stopped = jnp.any(verdict.token[:, None] == state.stops, axis=1) & (num > 0)
+    # nothing to draw from, unless the row would have ended before
+    lost = (full.count >= 0) & (full.token < 0) & (num == full.count) & (state.budget > num)
+    lost &= ~stopped
+    budget = jnp.where(stopped | lost, 0, state.budget - num)
+    ended = jnp.where(stopped, STOPPED, jnp.where(lost, NO_TOKEN, SPENT))
+    law, logprobs = state.law, state.logprobs
+    if law is not None:
+        law = processors.advance_processor(state.sampling.law, params.get("law"), law, emitted)
+    if logprobs is not None:
+        logprobs = logprobs.at[rows, where].set(judged.logprobs, mode="drop")
+    after = dataclasses.replace(
+        state,
+        tokens=state.tokens.at[rows, where].set(emitted, mode="drop"),
+        length=state.length + num,
+        budget=budget,
+        ended=jnp.where((state.budget > 0) & (budget == 0), ended, state.ended),
+        law=law,
+        logprobs=logprobs,
+        silent=jnp.where(num > 0, 0, state.silent + (state.budget > 0)),
+        cache=cache,
+        drafter=learned,
+        from_draft=state.from_draft.at[rows, where].set(from_draft, mode="drop"),
+        stats=_count(state, draft, num, from_draft),
+    )
+    return sharding.rows(after)
+
+
+def _filled(x: jax.Array, width: int, value: int) -> jax.Array:
+    """``[B, T]`` with at least ``width`` columns."""
+    spare = max(width - x.shape[1], 0)
+    return jnp.pad(x, ((0, 0), (0, spare)), constant_values=value) if spare else x
+
+
+def _logprobs(p: TargetLaw, which: str, path: jax.Array, emitted: jax.Array) -> jax.Array:
+    """float32 ``[B, D + 1]``, of each emitted token at its node; only visited nodes are computed.
+
+    ``which``: ``raw``, the log-softmax of the model's logits; ``law``, the logarithm of p.
+    """
+
+    def visit(step, said):
+        node, token = path[:, step], jnp.maximum(emitted[:, step], 0)[:, None]
+        if which == "law":
+            there = jnp.take_along_axis(p(node), token, axis=1)[:, 0]
+            value = jnp.log(there)
+        else:
+            logits = walk.at_node(p.logits, node)
+            there = jnp.take_along_axis(logits, token, axis=1)[:, 0]
+            value = there - jax.nn.logsumexp(logits, axis=-1)
+        return said.at[:, step].set(value)
+
+    steps = jnp.max(jnp.sum(emitted >= 0, axis=1))
+    return jax.lax.fori_loop(0, steps, visit, jnp.zeros(emitted.shape, jnp.float32))
+
+
+def _count(state: State, draft: Draft, num, from_draft) -> Stats:
+    stats, live = state.stats, (state.budget > 0).astype(jnp.int32)
+    accepted = from_draft[:, : stats.accepted_at.shape[1]].astype(jnp.int32)
+    candidates = walk.eligible(draft)
+    # a node that could only stand beyond the budget is not held against the drafter
+    depth = trees.depths(draft)
+    reachable = candidates & (depth <= state.budget[:, None]) & (num > 0)[:, None]
+    positions = jnp.arange(1, accepted.shape[1] + 1)
+    drafted = jnp.any(reachable[:, None] & (depth[:, None] == positions[:, None]), axis=2)
+    return dataclasses.replace(
+        stats,
+        rounds=stats.rounds + live,
+        emitted=stats.emitted + num,
+        drafted=stats.drafted + jnp.sum(reachable, axis=1, dtype=jnp.int32),
+        accepted=stats.accepted + jnp.sum(accepted, axis=1, dtype=jnp.int32),
+        drafted_at=stats.drafted_at + drafted,
+        accepted_at=stats.accepted_at + accepted,
+    )

@@ -1,0 +1,84 @@
+"""What decoding counts while it runs, row by row, on the device."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._internal.pytree import pytree_dataclass, static
+
+
+@pytree_dataclass
+class Stats:
+    """Counters, each int32 with a leading row axis. Tokens behind a stop are not counted.
+
+    Attributes:
+      rounds: ``[B]``, passes of the target over the row, those that emit nothing included.
+      emitted: ``[B]``, new tokens.
+      drafted: ``[B]``, tokens that could have been accepted.
+      accepted: ``[B]``, drafted tokens that were kept.
+      drafted_at: ``[B, D]``, rounds in which the draft's position ``d`` could have been kept.
+      accepted_at: ``[B, D]``, rounds in which it was.
+      drafter, rule: what decoded, for the record.
+      approximate: why the output law is not the model's own (a quantized target, a rule that
+        changes it); empty where it is.
+    """
+
+    rounds: jax.Array
+    emitted: jax.Array
+    drafted: jax.Array
+    accepted: jax.Array
+    drafted_at: jax.Array
+    accepted_at: jax.Array
+    drafter: str = static("")
+    rule: str = static("")
+    approximate: str = static("")
+
+    @property
+    def tau(self) -> float:
+        """Mean tokens emitted by a pass of the target, bonus or correction included."""
+        return float(np.sum(self.emitted) / max(1, np.sum(self.rounds)))
+
+    @property
+    def acceptance(self) -> float:
+        """Accepted over drafted tokens, in [0, 1]; NaN where nothing was drafted."""
+        drafted = int(np.sum(self.drafted))
+        return float(np.sum(self.accepted) / drafted) if drafted else float("nan")
+
+    @property
+    def acceptance_by_position(self) -> np.ndarray:
+        """float ``[D]``: share of rounds in which the draft's position ``d`` was kept."""
+        return np.sum(self.accepted_at, axis=0) / max(1, int(np.sum(self.rounds)))
+
+    @property
+    def rounds_by_width(self) -> np.ndarray:
+        """int ``[D + 1]``: rounds of a row in which exactly ``w`` positions were drafted."""
+        at_least = np.concatenate([[np.sum(self.rounds)], np.sum(self.drafted_at, axis=0), [0]])
+        return at_least[:-1] - at_least[1:]
+
+    def __str__(self) -> str:
+        rounds = int(np.sum(self.rounds))
+        parts = [f"τ {self.tau:.1f}"]
+        if np.sum(self.drafted):
+            parts.append(f"accepted {self.acceptance:.0%}".replace("%", " %"))
+        parts.append(f"{rounds} round{'s' * (rounds != 1)}")
+        if "synthetic" in self.drafter:
+            parts.append("SYNTHETIC acceptance")
+        if self.approximate:
+            parts.append(f"{self.approximate}: approximate")
+        return " · ".join(parts)
+
+
+def start(batch: int, depth: int, **names) -> Stats:
+    """All counters at zero."""
+    zero = jnp.zeros((batch,), jnp.int32)
+    return Stats(
+        rounds=zero,
+        emitted=zero,
+        drafted=zero,
+        accepted=zero,
+        drafted_at=jnp.zeros((batch, depth), jnp.int32),
+        accepted_at=jnp.zeros((batch, depth), jnp.int32),
+        **names,
+    )

@@ -1,0 +1,193 @@
+"""An independent draft model: any target with the same vocabulary, run depth by depth."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from .. import trees
+from .._internal.pytree import pytree_dataclass
+from ..trees import expand
+from ..types import Draft, PyTree, Target, Verdict
+from .base import ChainDrafter
+
+CATCH_UP = 8  # tokens read at once after rounds without a draft
+
+
+@pytree_dataclass
+class DraftModelState:
+    """``cache`` holds the entries of ``tokens[:filled]``, ``filled`` int32 ``[B]``; that is
+    ``length - 2`` or more, unless rounds were asked to draft nothing. ``fresh``: the entries of
+    this round, ``place`` int32 ``[B, N]``: where among them the draft's nodes are, and ``ran``
+    bool ``[B]``: there are any; all None between rounds."""
+
+    cache: PyTree
+    filled: jax.Array
+    fresh: PyTree = None
+    place: jax.Array | None = None
+    ran: jax.Array | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftModel(ChainDrafter):
+    """Drafts a chain or a tree with a small language model, ``params["drafter"]`` its weights.
+
+    It stays two tokens behind: its first pass feeds the last two committed tokens. Then a full
+    acceptance, after which the last drafted token has no entry yet, is no special case, and
+    ``observe`` runs no pass at all: it keeps the entries of what was accepted. A tree takes one
+    pass a depth, over the nodes that have children.
+
+    Where ``context.width`` is given, passes beyond it are left out. After rounds of width 0 the
+    cache lags; the next round that drafts first reads what was missed, several tokens a pass.
+
+    Attributes:
+      num_draft: tokens of a chain; of a tree it follows from the topology.
+      model: the draft model.
+      topology: what is drafted, see ``topology.py``; None: a chain of ``num_draft`` tokens.
+      how: how children are picked, see ``growth.grow``; None: drawn (``iid``), or ``top`` in a
+        tree that the drafter grows.
+
+    Lossless: yes (its law is recorded), under the rules that judge what is drawn so.
+
+    References: Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318; trees: SpecInfer,
+    arXiv 2305.09781, Sequoia, arXiv 2402.12374.
+    """
+
+    model: Target = None
+    topology: trees.Topology | None = None
+    how: str | None = None
+    name = "draft"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.model is None or (self.topology is None and self.num_draft < 1):
+            raise ValueError(
+                f"DraftModel(num_draft={self.num_draft}, model={type(self.model).__name__}): it "
+                "needs a model and at least one token to draft; for plain decoding use Plain()"
+            )
+        topology = self.topology or trees.chain(self.num_draft)
+        object.__setattr__(self, "topology", topology)
+        object.__setattr__(self, "num_draft", topology.num_nodes - 1)
+        expand.check_how(self.picks, topology)
+
+    @property
+    def picks(self) -> str:
+        """``how``, or what stands for None."""
+        return self.how or ("iid" if isinstance(self.topology, trees.Tree) else "top")
+
+    @property
+    def depth(self) -> int:
+        return self.topology.depth
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.vocab_size
+
+    def shard(self, params, mesh):
+        """Its weights on a mesh, as the model wants them; see ``sharding.place``."""
+        return self.model.shard(params, mesh) if hasattr(self.model, "shard") else params
+
+    def init(self, params, batch, capacity, inputs=None):
+        cache = self.model.init(params["drafter"], batch, capacity, inputs)
+        return DraftModelState(cache=cache, filled=jnp.zeros((batch,), jnp.int32))
+
+    def draft_step(self, params, state, context):
+        ran = None
+        if context.width is not None:
+            state = self.catch_up(params, state, context)
+            ran = jnp.broadcast_to(context.width > 0, context.length.shape)
+        behind = jnp.maximum(context.length - 2, 0)[:, None]
+        behind = jnp.take_along_axis(context.tokens, behind, axis=1)
+
+        def level(entries, grown, since):
+            """A pass over the nodes of one depth; the first feeds the token before the root too."""
+            block = _below(behind, grown)
+            first = since + 1 if since else 0
+            scores = self.model.verify(
+                params["drafter"], state.cache, block, since=first, entries=entries
+            )
+            return scores.logits[:, since + 1 - first :], scores.entries
+
+        draft, entries, place = expand.expand(self.topology, context, level, None, how=self.picks)
+        place = jnp.broadcast_to(place, draft.tokens.shape)
+        return draft, dataclasses.replace(state, fresh=entries, place=place, ran=ran)
+
+    def rest(self, params, state, context):
+        return state  # the cache lags
+
+    def observe(self, params, state, segment):
+        if segment.round is None:
+            return self._read(params, state, segment.tokens, segment.start, segment.num)
+        if state.fresh is None:
+            return state
+        # nodes of the passes: the last token but one, the root, and those drafted that were gone
+        # on with; count accepted tokens leave the cache with the entries of all but the last two
+        # committed ones
+        count = segment.round[1].count
+        if state.ran is not None:
+            count = jnp.where(state.ran, count, -1)
+        path = segment.round[1].path[:, :-1]
+        path = 1 + jnp.maximum(jnp.take_along_axis(state.place, path, axis=1), 0)
+        path = jnp.pad(path, ((0, 0), (1, 0)))
+        verdict = Verdict(path=path, count=count, token=count)
+        return DraftModelState(
+            cache=self.model.commit(state.cache, state.fresh, segment.start - 1, verdict),
+            filled=jnp.where(count >= 0, segment.start + count, state.filled),
+        )
+
+    def catch_up(self, params, state, context):
+        """Reads what it missed, up to where ``draft_step`` begins; nothing where no row drafts."""
+        wanted = context.budget > 0
+        if context.width is not None:
+            wanted &= context.width > 0
+        until = jnp.where(wanted, context.length - 2, 0)
+        return self._read_until(params, state, context.tokens, until)
+
+    def settle(self, params, state, context):
+        return self._read_until(params, state, context.tokens, context.length - 1)
+
+    def _read_until(self, params, state, tokens, until):
+        """Reads what is lacking of ``tokens[:until]``, ``until`` int32 ``[B]``."""
+        chunk = min(CATCH_UP, tokens.shape[1])
+        steps = jnp.arange(chunk, dtype=jnp.int32)
+
+        def lacking(state):
+            return jnp.maximum(until - state.filled, 0)
+
+        def read(state):
+            where = state.filled[:, None] + steps
+            piece = jnp.take_along_axis(tokens, where, axis=1, mode="clip")
+            num = jnp.minimum(lacking(state), chunk)
+            return self._read(params, state, piece, state.filled, num)
+
+        return jax.lax.while_loop(lambda state: jnp.any(lacking(state) > 0), read, state)
+
+    def _read(self, params, state, tokens, start, num):
+        """Takes in the first ``num`` int32 ``[B]`` of committed ``tokens`` int32 ``[B, T]``."""
+        width = tokens.shape[1]
+        block = Draft(start=start, tokens=tokens, topology=trees.chain_parents(width - 1))
+        scores = self.model.verify(params["drafter"], state.cache, block, logits=False)
+        path = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), tokens.shape)
+        verdict = Verdict(path=path, count=num - 1, token=num)
+        return DraftModelState(
+            cache=self.model.commit(state.cache, scores.entries, start, verdict),
+            filled=jnp.where(num > 0, start + num, state.filled),
+        )
+
+
+def _below(token: jax.Array, grown: Draft) -> Draft:
+    """``grown`` below the token before its root, int32 ``[B, 1]``."""
+    topology = grown.topology
+    if topology is not None:
+        topology = (-1, *(parent + 1 for parent in topology))
+        parent = None
+    else:
+        parent = jnp.pad(grown.parent + 1, ((0, 0), (1, 0)), constant_values=-1)
+    return Draft(
+        start=grown.start - 1,
+        tokens=jnp.concatenate([token, grown.tokens], axis=1),
+        parent=parent,
+        topology=topology,
+    )

@@ -1,0 +1,1 @@
+"""Compiled kernels. Nothing above this layer knows for which processor they are written."""

@@ -1,0 +1,148 @@
+"""Targets made of other targets."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax.numpy as jnp
+
+from ..sampling.distribution import IMPOSSIBLE
+from ..types import Draft, PyTree, Scores, Target, Verdict
+
+
+@dataclasses.dataclass(frozen=True)
+class Contrastive:
+    """What an expert says and an amateur does not: contrastive decoding, as one target.
+
+    Both read the same text, each with its own cache. At a node with logits ``e`` and ``a``::
+
+        (1 + strength) e - strength a    where p_e >= plausible * max p_e,  else -inf
+
+    The law p of this target is defined by these logits, so every drafter and rule is exact for it.
+    ``params["target"] = {"expert": ..., "amateur": ...}``.
+
+    Attributes:
+      strength: at least 0; 0 leaves the expert, within the plausible tokens.
+      plausible: in [0, 1]: how probable a token has to be, for the expert, beside its best.
+
+    Raises:
+      ValueError: settings out of range, models of different vocabularies.
+
+    Example::
+
+        lm = specjax.contrastive(specjax.load(large), specjax.load(small))
+        specjax.generate(lm, "Once upon a time", drafter="ngram")
+
+    References: Li et al., Contrastive Decoding, arXiv 2210.15097; O'Brien and Lewis, arXiv
+    2309.09117, whose parametrisation this is (α is ``plausible``, β is ``strength``).
+    """
+
+    expert: Target
+    amateur: Target
+    strength: float = 0.5
+    plausible: float = 0.1
+
+    def __post_init__(self):
+        if not (0 <= self.strength < math.inf and 0 <= self.plausible <= 1):
+            raise ValueError(
+                f"Contrastive(strength={self.strength}, plausible={self.plausible}): give a "
+                "strength of at least 0, and plausible in [0, 1]"
+            )
+        sizes = self.expert.vocab_size, self.amateur.vocab_size
+        if sizes[0] != sizes[1]:
+            raise ValueError(
+                f"Contrastive: the expert has a vocabulary of {sizes[0]}, the amateur of "
+                f"{sizes[1]}; they must share one"
+            )
+
+    @property
+    def vocab_size(self) -> int:
+        return self.expert.vocab_size
+
+    @property
+    def max_positions(self) -> int | None:
+        """The shorter of the two contexts, or None."""
+        given = [getattr(model, "max_positions", None) for model in (self.expert, self.amateur)]
+        return min((size for size in given if size is not None), default=None)
+
+    @property
+    def config(self):
+        return self.expert.config
+
+    @property
+    def quantized(self) -> str | None:
+        return getattr(self.expert, "quantized", None) or getattr(self.amateur, "quantized", None)
+
+    @property
+    def approximate(self) -> str:
+        given = [getattr(model, "approximate", "") for model in (self.expert, self.amateur)]
+        return ", ".join(filter(None, given))
+
+    def init(self, params, batch: int, capacity: int, inputs=None) -> PyTree:
+        return {
+            "expert": self.expert.init(params["expert"], batch, capacity, inputs),
+            "amateur": self.amateur.init(params["amateur"], batch, capacity, inputs),
+        }
+
+    def verify(
+        self, params, cache, draft: Draft, *, features=(), since=0, entries=None, logits=True
+    ) -> Scores:
+        entries = {} if entries is None else entries
+
+        def scores(name, model, features):
+            return model.verify(
+                params[name],
+                cache[name],
+                draft,
+                features=features,
+                since=since,
+                entries=entries.get(name),
+                logits=logits,
+            )
+
+        expert = scores("expert", self.expert, features)
+        amateur = scores("amateur", self.amateur, ())
+        return Scores(
+            logits=self._contrast(expert.logits, amateur.logits) if logits else None,
+            features=expert.features,
+            entries={"expert": expert.entries, "amateur": amateur.entries},
+        )
+
+    def commit(self, cache, entries, start, verdict: Verdict) -> PyTree:
+        return {
+            "expert": self.expert.commit(cache["expert"], entries["expert"], start, verdict),
+            "amateur": self.amateur.commit(cache["amateur"], entries["amateur"], start, verdict),
+        }
+
+    def _contrast(self, expert, amateur):
+        # logits stand for log-probabilities: what they differ by is one number a node
+        said = (1 + self.strength) * expert - self.strength * amateur
+        # rows that only the expert has pad its vocabulary
+        said = jnp.where(amateur > IMPOSSIBLE / 2, said, -jnp.inf)
+        if not self.plausible:
+            return said
+        least = jnp.max(expert, axis=-1, keepdims=True) + math.log(self.plausible)
+        return jnp.where(expert >= least, said, -jnp.inf)
+
+
+def contrastive(expert, amateur, *, strength: float = 0.5, plausible: float = 0.1):
+    """A model for ``generate`` of two from ``specjax.load`` with one tokenizer; see
+    ``Contrastive``.
+
+    Raises:
+      ValueError: another tokenizer, or settings out of range.
+    """
+    from .lm import as_drafter
+    from .seq2seq.encoder_inputs import refuse_encoders
+
+    refuse_encoders(expert, "contrastive")
+    refuse_encoders(amateur, "contrastive")
+    target = Contrastive(expert.target, as_drafter(expert, amateur), strength, plausible)
+    return dataclasses.replace(
+        expert,
+        target=target,
+        params={"expert": expert.params, "amateur": amateur.params},
+        name=f"{expert.name} against {amateur.name}",
+        fingerprint=f"{expert.fingerprint}-{amateur.fingerprint}-{strength}-{plausible}",
+    )

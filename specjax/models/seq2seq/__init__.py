@@ -1,0 +1,1 @@
+"""Encoder–decoder models: T5 and Whisper as targets and drafters."""

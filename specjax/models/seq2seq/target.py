@@ -1,0 +1,248 @@
+"""An encoder–decoder as a target: the encoder's memory beside the decoder's cache.
+
+``inputs`` of ``decode`` and of ``init`` are a mapping of arrays that lead with B::
+
+    {"tokens": int32 [B, S], "lengths": int32 [B]}   # T5: padded on the right with anything
+    {"features": float [B, bins, frames]}            # Whisper: a whole window, 30 seconds
+    {"memory": float [B, S, H], "lengths": int32 [B]}   # what an encoder of these weights gave
+
+and may have ``"begin"``, int32 ``[B]``: lengths of the decoder's prompts, behind which tokens are
+suppressed that ``begin_suppress_tokens`` names. What is suppressed everywhere is a bias that
+``generate`` adds; with ``decode`` give it as ``Sampling(logit_bias=)``.
+
+The first tokens of the decoder are the prompts (``tokens`` of ``decode``). A draft model gets the
+same ``inputs`` and encodes them by itself; where its encoder is that of the target (distil-whisper)
+give both the ``memory`` that ``encode`` returns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from ... import sharding
+from ..._internal.pytree import pytree_dataclass
+from ...sampling.distribution import IMPOSSIBLE
+from ...sharding import DATA, MODEL
+from ...types import Draft, PyTree, Scores, Verdict
+from .. import kv_cache
+from ..causal_lm import layout, spread_logits, write
+from ..placement import check_divides, place_weights
+from .encoder_decoder import EncoderDecoderConfig, abstract
+
+KINDS = (("memory", "lengths"), ("tokens", "lengths"), ("features",))
+BEGIN = "begin"  # of inputs, optional: int32 [B], tokens of the decoder's prompt
+
+
+@pytree_dataclass
+class Cache:
+    """Attributes:
+    slots: the decoder's own keys and values, the only part that is ever written.
+    memory: keys and values of what the encoder read, per layer, each ``[B, K, S, E]``.
+    source: int32 ``[B]``, how many slots of the memory count.
+    begin: int32 ``[B]``, the position of the first generated token, or None.
+    """
+
+    slots: PyTree
+    memory: PyTree
+    source: jax.Array
+    begin: jax.Array | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Seq2SeqLM:
+    """Implements ``types.Target`` for T5 and Whisper. ``params``: NNX state of ``EncoderDecoder``.
+
+    ``init`` runs the encoder, once; ``verify`` only reads; ``commit`` writes the decoder's slots.
+    ``rows``, ``quantized``, ``axis``: as of ``CausalLM``. Where ``inputs`` say where the text
+    begins (``"begin"``, optional), the first token is none of the config's ``begin_suppress_ids``.
+    """
+
+    config: EncoderDecoderConfig
+    rows: int | None = None
+    quantized: str | None = None
+    axis: str | None = MODEL
+
+    @property
+    def approximate(self) -> str:
+        """Why this is not the law of the checkpoint; empty if it is."""
+        return f"target quantized to {self.quantized}" if self.quantized else ""
+
+    @property
+    def vocab_size(self) -> int:
+        return self.rows or self.config.vocab_size
+
+    @property
+    def max_positions(self) -> int | None:
+        return self.config.max_positions
+
+    @property
+    def reads(self) -> str:
+        """What the encoder takes: ``"tokens"`` or ``"features"``."""
+        return self.config.reads
+
+    def check_inputs(self, batch: int, inputs) -> None:
+        """Raises ValueError for what the encoder cannot read; values only if they are known."""
+        c, name = self.config, self.config.model_type
+        accepted = {
+            "tokens": '{"tokens": int32 [B, S], "lengths": int32 [B]}',
+            "features": f'{{"features": float32 [B, {c.num_features}, {2 * (c.max_source or 0)}]}}',
+        }[c.reads]
+        way_out = f"give inputs={accepted}"
+        if inputs is None:
+            raise ValueError(
+                f"inputs: {name!r} is an encoder-decoder model and there is nothing for its "
+                f"encoder to read; {way_out}"
+            )
+        given = set(inputs) - {BEGIN} if isinstance(inputs, Mapping) else None
+        kinds = [set(k) for k in KINDS if k[0] in ("memory", c.reads)]
+        if given is None or given not in kinds:
+            what = sorted(given) if given is not None else type(inputs).__name__
+            raise ValueError(f"inputs: {what} is nothing that {name!r} reads; {way_out}")
+        shapes = {key: np.shape(value) for key, value in inputs.items()}
+        wanted = {
+            "features": (batch, c.num_features, 2 * (c.max_source or 0)),
+            "lengths": (batch,),
+            BEGIN: (batch,),
+        }
+        for key, shape in shapes.items():
+            if key in ("tokens", "memory"):
+                size = shape[1] if len(shape) > 1 else 0
+                rest = (c.hidden_size,) if key == "memory" else ()
+                wanted[key] = (batch, max(size, 1), *rest)
+            if shape != wanted[key]:
+                raise ValueError(
+                    f"inputs: {key} has shape {list(shape)}, expected {list(wanted[key])} for a "
+                    f"batch of {batch}; {way_out}"
+                )
+        if "lengths" in inputs:
+            self._check_lengths(inputs)
+
+    def _check_lengths(self, inputs) -> None:
+        lengths, tokens = (_known(inputs.get(key)) for key in ("lengths", "tokens"))
+        if lengths is None:
+            return
+        source = inputs["tokens"] if "tokens" in inputs else inputs["memory"]
+        size = np.shape(source)[1]
+        if not np.issubdtype(lengths.dtype, np.integer) or not 1 <= lengths.min():
+            raise ValueError(f"inputs: lengths={lengths}: every row needs at least one position")
+        if lengths.max() > size:
+            raise ValueError(f"inputs: lengths: {lengths.max()} positions in a row of {size}")
+        if tokens is None:
+            return
+        used = tokens[np.arange(size) < lengths[:, None]]
+        wrong = not np.issubdtype(tokens.dtype, np.integer)
+        if wrong or used.min() < 0 or used.max() >= self.config.vocab_size:
+            raise ValueError(
+                f"inputs: tokens from {used.min()} to {used.max()} ({tokens.dtype}): ids are "
+                f"integers below {self.config.vocab_size}; was another tokenizer used?"
+            )
+
+    def shard(self, params, mesh) -> PyTree:
+        """``params`` on the devices of a mesh, each holding its part; see ``sharding.place``."""
+        return place_weights(params, self.config, mesh, self.axis)
+
+    def encode(self, params, inputs) -> PyTree:
+        """``inputs`` with the encoder's output in place of what it read. Pure."""
+        memory, lengths = self._model(params).encode(inputs, self.axis)
+        return {k: v for k, v in inputs.items() if k == BEGIN} | dict(
+            memory=memory, lengths=lengths
+        )
+
+    def init(self, params, batch: int, capacity: int, inputs=None) -> PyTree:
+        self.check_inputs(batch, inputs)
+        c, model = self.config, self._model(params)
+        if self.axis:
+            check_divides(c, sharding.size(self.axis))
+        memory, lengths = model.encode(inputs, self.axis)
+        dtype = params["norm"]["weight"].dtype
+        begin = inputs.get(BEGIN)
+        slots = kv_cache.init([capacity] * c.num_layers, batch, c.num_heads, c.head_dim, dtype)
+
+        def spread(x):
+            return sharding.spread(x, DATA, self.axis, None, None)
+
+        return Cache(
+            slots=jax.tree.map(spread, slots),
+            memory=jax.tree.map(spread, model.remember(memory)),
+            source=lengths,
+            begin=None if begin is None else jnp.asarray(begin, jnp.int32),
+        )
+
+    def verify(
+        self, params, cache, draft: Draft, *, features=(), since=0, entries=None, logits=True
+    ) -> Scores:
+        model, batch = self._model(params), draft.tokens.shape[0]
+        positions, sees, length = layout(draft)
+        hidden, tapped, fresh = model.hidden(
+            draft.tokens[:, since:],
+            positions,
+            sees[:, :, since:],
+            cache.memory,
+            cache.source,
+            prefix=cache.slots,
+            length=length,
+            earlier=entries,
+            taps=features,
+            axis=self.axis,
+        )
+        out = None
+        if logits:
+            out = spread_logits(model.head(hidden, batch), self.vocab_size, self.axis)
+            if cache.begin is not None and self.config.begin_suppress_ids:
+                first = positions[:, since:, None] == cache.begin[:, None, None] - 1
+                never = np.isin(np.arange(self.vocab_size), self.config.begin_suppress_ids)
+                out = jnp.where(first & never, IMPOSSIBLE, out)
+        return Scores(logits=out, features=tapped, entries=fresh)
+
+    def commit(self, cache, entries, start, verdict: Verdict) -> PyTree:
+        slots = write(cache.slots, entries, start, verdict, self.axis)
+        return dataclasses.replace(cache, slots=slots)
+
+    def _model(self, params):
+        return nnx.merge(abstract(self.config)[0], params)
+
+
+encode = jax.jit(Seq2SeqLM.encode, static_argnums=0)
+
+
+def same_encoder(target: Seq2SeqLM, params, drafter: Seq2SeqLM, drafter_params) -> bool:
+    """Whether two models read alike, to the last bit: then one memory serves both."""
+    ours, theirs = (_reading_part(*pair) for pair in ((target, params), (drafter, drafter_params)))
+    leaves, others = jax.tree.leaves(ours), jax.tree.leaves(theirs)
+    alike = jax.tree.structure(ours) == jax.tree.structure(theirs) and all(
+        x.shape == y.shape and x.dtype == y.dtype for x, y in zip(leaves, others, strict=True)
+    )
+    return alike and all(map(_equal, leaves, others))
+
+
+def _reading_part(model: Seq2SeqLM, params):
+    """All that the memory depends on."""
+    embedding = params["embedding"] if model.reads == "tokens" else ()
+    same = ("reads", "norm_eps", "activation", "num_heads", "num_buckets", "max_distance")
+    config = tuple(getattr(model.config, name) for name in same)
+    return {repr(config): (nnx.to_pure_dict(params["encoder"]), embedding)}
+
+
+@functools.partial(jax.jit)
+def _equal_on_device(x, y):
+    return jnp.all(x == y)
+
+
+def _equal(x, y) -> bool:
+    return x is y or bool(_equal_on_device(x, y))
+
+
+def _known(x) -> np.ndarray | None:
+    """The values, where they are known here."""
+    if x is None or isinstance(x, jax.core.Tracer):
+        return None
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        return None
+    return np.asarray(x)

@@ -1,0 +1,1 @@
+"""The distribution that tokens are drawn from, draws from it, logits processors."""

@@ -1,0 +1,1 @@
+"""Files of prompts through a batch whose finished rows are filled again."""

@@ -1,0 +1,226 @@
+"""Prompts with options of their own, from a file or a list: checked, the broken ones set aside.
+
+A line of a prompt file is a JSON object, or a string, which is the prompt::
+
+    {"prompt": "def f(x):", "max_new_tokens": 40, "temperature": 0.8, "seed": 7, "id": "a"}
+
+For a model that reads features it names a file of them in place of the prompt, or is that name::
+
+    {"features": "one.npy", "max_new_tokens": 40}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..models.lm import LM
+from ..models.seq2seq import encoder_inputs
+from ..models.seq2seq.encoder_inputs import FEATURES, Source
+from ..sampling.distribution import Sampling
+from ..text import stop_strings, task
+
+PROMPT = ("prompt", "text")  # fields that may hold the prompt
+# settings of the law that a prompt may have, with the value that changes nothing
+NEUTRAL = {
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+OPTIONS = ("max_new_tokens", "seed", "stop", "stop_strings", *NEUTRAL)
+SHOWN = 5  # broken prompts that an error names
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """A prompt that can be decoded.
+
+    Attributes:
+      index: its place: in a file, the line's number less one.
+      id: what the user calls it, any JSON value, or None.
+      tokens: its token ids, at least one; what the decoder begins with where there is an encoder.
+      max_new_tokens: at least 1; as many as the context has room for.
+      settings: of the law, a value or None for each name in ``NEUTRAL``.
+      seed: its own, or None: the run's, and the index.
+      stop: token ids that end it.
+      stop_strings: texts that end it.
+      source: what an encoder reads of it.
+    """
+
+    index: int
+    id: Any
+    tokens: tuple[int, ...]
+    max_new_tokens: int
+    settings: Mapping[str, float | None]
+    seed: int | None
+    stop: tuple[int, ...]
+    stop_strings: tuple[str, ...]
+    source: Source = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken:
+    """A prompt that cannot be decoded: its ``line`` (of a list: its place, from 1), and why."""
+
+    line: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.reason}"
+
+
+def read(
+    lm: LM, prompts: str | os.PathLike | Sequence, defaults: Mapping[str, Any], max_broken: int
+) -> tuple[list[Prompt], list[Broken]]:
+    """The prompts, and the broken ones.
+
+    Args:
+      prompts: a file, or a list of texts, token ids, or mappings as in a file's lines. Names of
+        further files in it are relative to the file's folder.
+      defaults: options of ``OPTIONS`` for prompts that do not say otherwise.
+      max_broken: how many may be left out.
+
+    Raises:
+      ValueError: more are broken, naming the first ones; no prompt at all; a wrong default.
+      OSError: the file cannot be read.
+    """
+    if not isinstance(max_broken, int) or max_broken < 0:
+        raise ValueError(f"max_broken={max_broken!r}: give a whole number of at least 0")
+    task.check_lm(lm)
+    checked(defaults)
+    _stop(lm, defaults["stop"], defaults["stop_strings"])
+    file = isinstance(prompts, str | os.PathLike)
+    found, broken = [], []
+    folder = Path(prompts).parent if file else Path()
+    for index, given in _lines(prompts) if file else enumerate(prompts):
+        try:
+            one = parsed(given) if file else given
+            found.append(_prompt(lm, index, one, defaults, folder))
+        except (ValueError, TypeError) as error:
+            broken.append(Broken(index + 1, str(error)))
+        except RecursionError:
+            broken.append(Broken(index + 1, "brackets are nested too deep"))
+    whence = os.fspath(prompts) if file else "prompts"
+    if len(broken) > max_broken:
+        shown = "".join(f"\n  {one}" for one in broken[:SHOWN])
+        rest = f"\n  and {len(broken) - SHOWN} more" if len(broken) > SHOWN else ""
+        raise ValueError(
+            f"{whence}: {len(broken)} of {len(found) + len(broken)} prompts are broken:"
+            f"{shown}{rest}"
+            f"\nmend them, or leave them out with max_broken={len(broken)}"
+        )
+    if not found:
+        raise ValueError(f"{whence}: there is no prompt in it")
+    return found, broken
+
+
+def checked(options: Mapping[str, Any]) -> None:
+    """Raises ValueError or TypeError for an option that is not one number of its range."""
+    for name in NEUTRAL:
+        value = options[name]
+        if isinstance(value, bool) or not isinstance(value, int | float | None):
+            raise ValueError(f"{name}={value!r}: give one number")
+    Sampling(**{name: options[name] for name in NEUTRAL}).check()
+    number = options["max_new_tokens"]
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ValueError(f"max_new_tokens={number!r}: it must be an integer, at least 1")
+    if options["seed"] is not None:
+        task.seed_key(options["seed"])
+
+
+def _lines(file: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
+    """Number, from 0, and content of each line that is not blank."""
+    for number, line in enumerate(Path(file).read_bytes().split(b"\n")):
+        if line.strip():
+            yield number, line
+
+
+def parsed(line: bytes):
+    """The JSON value of a line. Raises ValueError where there is none."""
+    try:
+        return json.loads(line.decode())
+    except UnicodeDecodeError:
+        raise ValueError("no UTF-8 text") from None
+    except ValueError as error:
+        raise ValueError(f"no JSON: {error}") from None
+
+
+def _prompt(lm: LM, index: int, given, defaults: Mapping[str, Any], folder: Path) -> Prompt:
+    """One prompt, checked. Raises ValueError or TypeError for a broken one."""
+    hears = encoder_inputs.encodes(lm) and lm.config.reads == FEATURES
+    fields = given if isinstance(given, Mapping) else {FEATURES if hears else "prompt": given}
+    asked = _asked(fields, hears)
+    options = {**defaults, **{name: fields[name] for name in OPTIONS if name in fields}}
+    checked(options)
+    try:
+        json.dumps(fields.get("id"))
+    except (TypeError, ValueError):
+        raise ValueError(f"id={fields['id']!r:.60} has no JSON: give a text or a number") from None
+    tokens, source = encoder_inputs.of_prompt(lm, asked, folder, task.prompt_ids)
+    if not 0 <= min(tokens) <= max(tokens) < lm.target.vocab_size:
+        raise ValueError(f"token ids must be in [0, {lm.target.vocab_size})")
+    room = options["max_new_tokens"]
+    context = getattr(lm.target, "max_positions", None)
+    if context is not None:
+        room = min(room, context - len(tokens))
+        if room < 1:
+            raise ValueError(
+                f"the prompt has {len(tokens)} tokens, the context of {lm.name} {context}: it "
+                "leaves no room for a new one"
+            )
+    stop, strings = _stop(lm, options["stop"], options["stop_strings"])
+    return Prompt(
+        index=index,
+        id=fields.get("id"),
+        tokens=tuple(tokens),
+        max_new_tokens=room,
+        settings={name: options[name] for name in NEUTRAL},
+        seed=fields.get("seed"),
+        stop=stop,
+        stop_strings=strings,
+        source=source,
+    )
+
+
+def _asked(fields: Mapping[str, Any], hears: bool) -> dict[str, Any]:
+    """``"prompt"``, however its field is called, and features, where a model ``hears`` them."""
+    held = [name for name in PROMPT if name in fields]
+    if len(held) > 1 or not (held or hears):
+        raise ValueError(f"give the prompt in one field, {' or '.join(PROMPT)}; there are {held}")
+    asked = {name: fields[name] for name in (FEATURES,) if hears and name in fields}
+    for name in held:
+        asked["prompt"] = fields[name]
+        if not isinstance(fields[name], str | Sequence | np.ndarray):
+            shown = f"{fields[name]!r:.60}"
+            raise ValueError(f"{shown} is no prompt: give a text or a list of token ids")
+    return asked
+
+
+def _stop(lm: LM, stop, strings) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Token ids and texts that end a prompt; ``stop`` may hold either, or both."""
+    given = [stop] if isinstance(stop, str) else stop
+    if given is not None and not isinstance(given, Sequence | np.ndarray):
+        raise ValueError(f"stop={stop!r}: give a list of token ids, or of texts")
+    given = [] if given is None else list(given)
+    ids = [one for one in given if not isinstance(one, str)]
+    if not all(isinstance(one, int | np.integer) and not isinstance(one, bool) for one in ids):
+        raise ValueError(f"stop={stop!r}: give a list of token ids, or of texts")
+    (texts,) = stop_strings.per_row([one for one in given if isinstance(one, str)], 1)
+    (more,) = stop_strings.per_row(strings, 1)
+    own = tuple(int(one) for one in ids)
+    beyond = [one for one in own if not -(2**31) <= one < 2**31]
+    if beyond:
+        raise ValueError(f"stop={stop!r}: {beyond[0]} is no token id")
+    # texts alone leave the model's own ends in place
+    ends = tuple(lm.tokenizer.eos_ids) if stop is None or (texts and not ids) else own
+    return ends, (*texts, *more)

@@ -1,0 +1,256 @@
+"""``serve_offline``: a file of prompts through a batch whose finished rows are filled again.
+
+Whole batches wait for their longest row. Here the compiled loop runs until a few rows are free,
+the next prompts take their place, and it goes on (``rows.turn``): a few programs in all, however
+long prompts and texts are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from .. import sharding
+from ..checkpoints import HeadLM
+from ..models.lm import LM
+from ..models.seq2seq.encoder_inputs import Features
+from ..sampling import processors
+from ..text import task
+from ..text.drafter_names import WithLookup
+from ..trees.topology import as_topology
+from . import jsonl_input
+from .jsonl_input import Broken, Prompt
+from .jsonl_output import OutputFile
+from .scheduler import Continuous, Row
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """What a run served.
+
+    Attributes:
+      rows: the finished prompts, by index, those of earlier runs included.
+      broken: prompts that were left out.
+      earlier: how many rows are of earlier runs.
+      seconds: that this run decoded for, programs and output included.
+      finished: False if Ctrl-C ended it.
+    """
+
+    rows: list[Row]
+    broken: list[Broken]
+    earlier: int
+    seconds: float
+    finished: bool
+
+    @property
+    def texts(self) -> list[str]:
+        """The text of each finished prompt, by index."""
+        return [row.text for row in self.rows]
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """How far a run is: ``done`` of ``total`` prompts, those of earlier runs included; new
+    ``tokens`` and target passes (``rounds``, of each row) of this run, after ``seconds``."""
+
+    done: int
+    total: int
+    tokens: int
+    rounds: int
+    seconds: float
+
+    @property
+    def tau(self) -> float:
+        """Mean tokens emitted by a pass of the target over a row."""
+        return self.tokens / max(1, self.rounds)
+
+    @property
+    def rate(self) -> float:
+        """New tokens a second."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.done} of {self.total} prompts · {self.tokens:,} tokens · "
+            f"{self.rate:,.0f} tokens/s · τ {self.tau:.2f}"
+        )
+
+
+def serve_offline(
+    lm: LM,
+    prompts: str | os.PathLike | Sequence,
+    *,
+    output: str | os.PathLike | None = None,
+    batch: int = 8,
+    gather: int | None = None,
+    max_broken: int = 0,
+    progress: Callable[[Progress], None] | None = None,
+    drafter="draft",
+    num_draft: int | str | None = None,
+    tree=None,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    frequency_penalty: float | None = None,
+    seed: int = 0,
+    stop=None,
+    stop_strings: str | Sequence[str] | None = None,
+    law=None,
+    rule="auto",
+    drafter_params=None,
+) -> Served:
+    """Continues many prompts, ``batch`` at a time; a row that finishes makes room for the next.
+
+    Args:
+      lm: the target, from ``specjax.load``.
+      prompts: a file of JSON lines, or a list. Each is a text, token ids, or an object with
+        ``"prompt"`` (or ``"text"``) and, where it differs from the others, ``max_new_tokens``,
+        ``temperature``, ``top_k``, ``top_p``, ``min_p``, the three penalties, ``seed``, ``stop``
+        (token ids or texts); its ``"id"`` stands in the output. Other fields are not looked at.
+        T5's encoder reads the prompt. A Whisper reads ``"features"``, a ``.npy`` file or an array
+        ``[bins, frames]`` (which alone is enough); its ``"prompt"``, token ids that the decoder
+        begins with, may be left out.
+      output: a file to which each finished prompt is appended at once, as one JSON line with the
+        fields of ``Row``, in the order of finishing. Prompts that are in it are not decoded again,
+        so that the same call goes on where an earlier one stopped.
+      batch: rows that are decoded together.
+      gather: rows that must be free before prompts are inserted; default: an eighth of the batch.
+        ``gather=batch`` waits for whole batches.
+      max_broken: how many prompts may be broken (no JSON, no prompt, longer than the context ...)
+        and are left out; with more, nothing is decoded.
+      progress: called after every burst of rounds.
+      drafter, num_draft, tree, law, rule, drafter_params: see ``specjax.generate``.
+      max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty,
+        frequency_penalty, stop, stop_strings: see ``specjax.generate``; one value, for prompts
+        without their own. A text ends earlier where the context is full.
+      seed: of the random draws. A prompt's text is that of row ``index`` in ``specjax.generate``
+        with this seed, whatever its batch mates; a prompt with its own seed has the text that it
+        has alone with it. (Except ``num_draft="auto"`` above temperature 0, as there.)
+
+    Returns:
+      ``Served``. Ctrl-C ends the run, not the program: what is finished is returned, and kept.
+
+    Raises:
+      ValueError: before anything is compiled: too many broken prompts, wrong options, an output
+        that was made with another model, other prompts or options, or that another run writes to.
+
+    Example::
+
+        lm = specjax.load("embedded")
+        done = specjax.serve_offline(lm, ["def f(x):", {"prompt": "import", "max_new_tokens": 9}])
+        print(done.texts)
+    """
+    sharding.check_one_process("serve_offline")
+    for name, value in (("batch", batch), ("gather", 1 if gather is None else gather)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}={value!r}: it must be an integer, at least 1")
+    if gather is not None and gather > batch:
+        raise ValueError(f"gather={gather}: of a batch of {batch} no more rows can be free")
+    defaults = dict(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        seed=None,
+        stop=stop,
+        stop_strings=stop_strings,
+    )
+    found, broken = jsonl_input.read(lm, prompts, defaults, max_broken)
+    task.seed_key(seed)
+    ways = dict(drafter=drafter, num_draft=num_draft, tree=tree, law=law, rule=rule)
+    ways["drafter_params"] = drafter_params
+    made_with = _made_with(lm, found, seed, ways)
+    if output is None:
+        return _serve(lm, found, broken, None, batch, gather, progress, seed, ways)
+    with OutputFile(output, made_with) as file:
+        return _serve(lm, found, broken, file, batch, gather, progress, seed, ways)
+
+
+def _serve(lm, found, broken, file, batch, gather, progress, seed, ways) -> Served:
+    begin = time.perf_counter()
+    there = {} if file is None else file.there
+    names = [field.name for field in dataclasses.fields(Row)]
+    done = {index: Row(**{n: line.get(n) for n in names}) for index, line in there.items()}
+    waiting = [prompt for prompt in found if prompt.index not in done]
+    finished = True
+    try:
+        if waiting:
+            work = Continuous(lm, found, waiting, batch, gather, seed, ways)
+            for fresh in work.run():
+                if file is not None and fresh:
+                    file.add(vars(row) for row in fresh)
+                done |= {row.index: row for row in fresh}
+                if progress is not None:
+                    spent = time.perf_counter() - begin
+                    counts = work.tokens, work.rounds
+                    progress(Progress(len(done), len(found), *counts, spent))
+    except KeyboardInterrupt:
+        finished = False
+    return Served(
+        rows=[done[index] for index in sorted(done)],
+        broken=broken,
+        earlier=len(there),
+        seconds=time.perf_counter() - begin,
+        finished=finished,
+    )
+
+
+def _identity(drafter):
+    """Of what ``drafter=`` was given, all that tells it from others."""
+    if isinstance(drafter, WithLookup):
+        return "ngram", _identity(drafter.inner)
+    if isinstance(drafter, LM):
+        return drafter.fingerprint, str(drafter.dtype)
+    if isinstance(drafter, HeadLM):
+        return drafter.fingerprint, str(drafter.drafter.topology)
+    if isinstance(drafter, str | os.PathLike | None):
+        return drafter if drafter is None else os.fspath(drafter)
+    said = (getattr(drafter, part, None) for part in ("name", "num_draft", "topology", "how"))
+    inner, lookup = getattr(drafter, "inner", None), getattr(drafter, "lookup", None)
+    return [*(str(part) for part in said), _identity(inner), str(lookup)]
+
+
+def _made_with(lm: LM, prompts: list[Prompt], seed: int, ways: Mapping) -> dict[int, dict]:
+    """By index, hashes of the model, the drafter and the prompt with its options."""
+    model = _hash(lm.fingerprint, str(lm.dtype))
+    rule = getattr(ways["rule"], "name", str(ways["rule"]))
+    shape = None if ways["tree"] is None else str(as_topology(ways["tree"]))
+    drafter = _hash(_identity(ways["drafter"]), ways["num_draft"], shape, rule)
+    law = processors.processor_name(ways["law"])
+    same = {"model": model, "drafter": drafter}
+    return {
+        p.index: same
+        | {
+            "prompt_and_options": _hash(
+                {**_plain(p), "seed": [seed, p.seed], "id": None, "law": law}
+            )
+        }
+        for p in prompts
+    }
+
+
+def _plain(prompt: Prompt) -> dict:
+    """Its fields; features by their digest, and no source where there is none."""
+    fields = dict(vars(prompt))
+    source = fields.pop("source")
+    if isinstance(source, Features):
+        source = source.digest
+    return fields if source is None else fields | {"source": source}
+
+
+def _hash(*parts) -> str:
+    # NumPy's numbers count as numbers
+    written = json.dumps(parts, default=lambda value: value.item())
+    return hashlib.sha256(written.encode()).hexdigest()[:12]

@@ -1,0 +1,262 @@
+"""A batch whose finished rows are filled again: which prompt stands in which row, and when.
+
+The compiled loop runs until enough rows are free; the next prompts come in as it goes on
+(``rows.turn``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from .. import sharding
+from ..decoding import loop
+from ..decoding.continuous_batching import REPORT, jit_report
+from ..decoding.inputs import KEYS, DecodeInputs
+from ..decoding.prefill import CHUNK_ON_CPU, PREFILL_CHUNK
+from ..decoding.state import ENDED, STOPPED
+from ..models.lm import LM
+from ..models.seq2seq import encoder_inputs
+from ..models.seq2seq.target import BEGIN
+from ..text import task
+from ..text.stop_strings import RowText
+from ..text.task import GenerationTask
+from .jsonl_input import NEUTRAL, Prompt
+
+# seconds after which a burst ends at the latest, about: for Ctrl-C and progress; and where a stop
+# string may be met, behind which every round is in vain
+BURST, WATCHFUL = 0.3, 0.03
+FOLDED = 256  # keys that are made at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A finished prompt.
+
+    Attributes:
+      index: its place among the prompts; in a file, the line's number less one.
+      id: as given with the prompt, or None.
+      text: what was generated, without special tokens.
+      tokens: its token ids; an end-of-text token is kept.
+      finish: why it ended: ``stop``, ``length`` (what was asked for, or the context is full),
+        ``no token`` (its law gave none a probability).
+      rounds, drafted, accepted: see ``Stats``.
+    """
+
+    index: int
+    id: Any
+    text: str
+    tokens: list[int]
+    finish: str
+    rounds: int
+    drafted: int
+    accepted: int
+
+
+@dataclasses.dataclass
+class Standing:
+    """A prompt in a row, and its text: what is ``said`` is what became certain of it."""
+
+    prompt: Prompt
+    text: RowText
+    said: str = ""
+
+
+class Continuous:
+    """A batch under way; ``tokens`` and ``rounds`` count what it has done, over all rows.
+
+    Args:
+      found: all prompts of the run: they decide the buffers and which settings programs have, so
+        that a run that goes on has the programs of the one before.
+      waiting: those to be decoded, at least one; the first ones make the batch.
+      batch, gather, seed, ways: of ``serve_offline``.
+    """
+
+    def __init__(self, lm: LM, found, waiting: list[Prompt], batch: int, gather, seed: int, ways):
+        # over a mesh, a whole number of rows on each device
+        parts = 1 if lm.mesh is None else lm.mesh.shape.get(sharding.DATA, 1)
+        sharding.check_rows(batch, parts)
+        self._batch = -(-min(batch, len(waiting)) // parts) * parts
+        self._gather = min(self._batch, gather or max(1, self._batch // 8))
+        self._lm, self._waiting = lm, waiting
+        # settings that no prompt has stay out of the programs
+        self._settings = [
+            name
+            for name, none in NEUTRAL.items()
+            if any(prompt.settings[name] not in (None, none) for prompt in found)
+        ]
+        self._num_stops = max(1, *(len(prompt.stop) for prompt in found))
+        longest = max(len(prompt.tokens) + prompt.max_new_tokens for prompt in found)
+        context = getattr(lm.target, "max_positions", None)
+        capacity = task.round_up(longest, task.SMALLEST_BUFFER, context)
+        self._width = encoder_inputs.width_of([prompt.source for prompt in found])
+        first = waiting[: self._batch]
+        self._next = len(first)
+        idle = self._batch - len(first)
+        self._standing: list[Standing | None] = [*map(self._stand, first), *[None] * idle]
+        first = [*first, *first[:1] * idle]
+        work = task.prepare(
+            lm,
+            [prompt.tokens for prompt in first],
+            max_new_tokens=[prompt.max_new_tokens for prompt in first],
+            stop=self._stops(first),
+            inputs=self._inputs(first),
+            least_width=capacity,
+            least_buffer=capacity,
+            # prompts come a few at a time
+            chunk=CHUNK_ON_CPU if jax.default_backend() == "cpu" else PREFILL_CHUNK,
+            **self._values(first),
+            **ways,
+        )
+        # as ``generate`` gives them: row ``index`` under the run's seed; under a prompt's own, the
+        # one that it has alone
+        own = [(seed, p.index) if p.seed is None else (p.seed, 0) for p in waiting]
+        self._keys = _keys(np.asarray(own, np.uint32))
+        self._work: GenerationTask = work.asking(
+            key=jax.random.wrap_key_data(np.resize(self._keys, (self._batch, 2)), impl=KEYS),
+            budget=np.asarray(
+                [s.prompt.max_new_tokens if s else 0 for s in self._standing], np.int32
+            ),
+        )
+        self._done = [0, 0]  # tokens and rounds of finished rows
+        self.tokens = self.rounds = 0
+
+    def run(self) -> Iterator[list[Row]]:
+        """What finished, after each burst, until everything has."""
+        state, rounds = self._work.start(), 1
+        found, over = self._collect(state, np.asarray(jit_report(state)))
+        yield found
+        while True:
+            coming = self._coming()
+            standing, left = [s for s in self._standing if s], len(self._waiting) - self._next
+            if not standing:
+                return
+            # it ends as soon as the next prompts have room
+            live = self._batch - min(self._gather, left) + 1 if left else 1
+            before, begin = self.rounds, time.perf_counter()
+            # rows that met a stop string must cost nothing more
+            state, report = self._work.turn(state, over, coming, rounds, live)
+            report = np.asarray(report)
+            spent = time.perf_counter() - begin
+            found, over = self._collect(state, report)
+            yield found
+            wanted = WATCHFUL if any(s.prompt.stop_strings for s in standing) else BURST
+            if done := self.rounds - before:
+                # a row may have ended early, so this is what a round takes at most
+                rounds = max(1, int(wanted / spent * done / len(standing)))
+
+    def _collect(self, state: loop.State, report: np.ndarray) -> tuple[list[Row], np.ndarray]:
+        """The rows that have finished since, which are free then; and which of them met a stop
+        string, bool ``[B]``."""
+        tokens, said = np.asarray(state.tokens), report.tolist()
+        found, over = [], np.zeros(self._batch, bool)
+        self.tokens, self.rounds = self._done
+        for row, standing in enumerate(self._standing):
+            if standing is None:
+                continue
+            prompt, text = standing.prompt, standing.text
+            length, ended, *counts = said[row]
+            begin = len(prompt.tokens)
+            self.tokens += length - begin
+            self.rounds += counts[0]
+            if prompt.stop_strings or ended:
+                standing.said += text.push(tokens[row, begin + text.num : length])
+            over[row] = text.over
+            if not (ended or text.over):
+                continue
+            found.append(
+                Row(
+                    index=prompt.index,
+                    id=prompt.id,
+                    text=standing.said + text.flush(),
+                    tokens=tokens[row, begin : begin + text.num].tolist(),
+                    finish=ENDED[STOPPED if text.over else ended],
+                    **dict(zip(REPORT[2:], counts, strict=True)),
+                )
+            )
+            self._done[0] += text.num
+            self._done[1] += counts[0]
+            self._standing[row] = None
+        return found, over
+
+    def _coming(self) -> tuple[np.ndarray, DecodeInputs] | None:
+        """The next prompts and their rows, if enough rows are free for them."""
+        free = [row for row, standing in enumerate(self._standing) if standing is None]
+        begin, num = self._next, min(self._gather, len(self._waiting) - self._next)
+        if not num or len(free) < num:
+            return None
+        self._next += num
+        # always of one size: what is beyond the batch is left out
+        which = [begin + min(i, num - 1) for i in range(self._gather)]
+        where = np.full(self._gather, self._batch, np.int32)
+        where[:num] = free[:num]
+        for row, index in zip(free, which[:num], strict=False):
+            self._standing[row] = self._stand(self._waiting[index])
+        return where, self._request(which)
+
+    def _stand(self, prompt: Prompt) -> Standing:
+        return Standing(prompt, RowText(self._lm.tokenizer, prompt.tokens, prompt.stop_strings))
+
+    def _request(self, which: list[int]) -> DecodeInputs:
+        """A request of waiting prompts, in the shapes of the batch's; with bare keys."""
+        prompts, like = [self._waiting[index] for index in which], self._work.request
+        tokens = np.zeros((len(prompts), self._work.capacity), np.int32)
+        for row, prompt in enumerate(prompts):
+            tokens[row, : len(prompt.tokens)] = prompt.tokens
+        cold = np.zeros(len(prompts), np.float32)
+        sampling = {"temperature": cold, **self._values(prompts)}
+        lengths = encoder_inputs.lengths_of([prompt.tokens for prompt in prompts])
+        inputs = self._inputs(prompts)
+        if inputs is not None:
+            inputs[BEGIN] = lengths
+            bias = encoder_inputs.suppressed(self._lm, None)
+            if bias is not None:
+                sampling["logit_bias"] = np.tile(bias, (len(prompts), 1))
+        return dataclasses.replace(
+            like,
+            tokens=tokens,
+            lengths=lengths,
+            key=self._keys[which],
+            budget=np.asarray([prompt.max_new_tokens for prompt in prompts], np.int32),
+            sampling=dataclasses.replace(like.sampling, **sampling),
+            stops=self._stops(prompts),
+            inputs=inputs,
+        )
+
+    def _inputs(self, prompts: list[Prompt]) -> dict | None:
+        """What the encoder reads, if there is one, always in the same shapes."""
+        return encoder_inputs.of_rows([prompt.source for prompt in prompts], self._width)
+
+    def _values(self, prompts: list[Prompt]) -> dict[str, np.ndarray]:
+        """Each setting of the programs, one value a prompt."""
+
+        def values(name, none):
+            given = [prompt.settings[name] for prompt in prompts]
+            dtype = np.int32 if isinstance(none, int) else np.float32
+            return np.asarray([none if value is None else value for value in given], dtype)
+
+        return {name: values(name, NEUTRAL[name]) for name in self._settings}
+
+    def _stops(self, prompts: list[Prompt]) -> np.ndarray:
+        """int32 ``[K, E]``, padded with -1."""
+        padded = [[*p.stop, *[-1] * (self._num_stops - len(p.stop))] for p in prompts]
+        return np.asarray(padded, np.int32).reshape(len(prompts), self._num_stops)
+
+
+def _keys(own: np.ndarray) -> np.ndarray:
+    """Bare keys, uint32 ``[P, 2]``, of seeds and what is folded in, uint32 ``[P, 2]``; one program
+    for any number of them."""
+    size = -(-len(own) // FOLDED) * FOLDED
+    pieces = np.pad(own, ((0, size - len(own)), (0, 0))).reshape(-1, FOLDED, 2)
+    return np.concatenate([np.asarray(_fold(*piece.T)) for piece in pieces])[: len(own)]
+
+
+@jax.jit
+@jax.vmap
+def _fold(seed, index):
+    return jax.random.key_data(jax.random.fold_in(jax.random.key(seed, impl=KEYS), index))

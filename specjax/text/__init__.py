@@ -1,0 +1,1 @@
+"""Text in, text out: prompts, drafter names, stop strings, streaming, chats."""

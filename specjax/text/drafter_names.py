@@ -1,0 +1,249 @@
+"""From what a user names to a drafter, its tree and its weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from pathlib import Path
+
+import numpy as np
+
+from .. import drafters, trees
+from ..checkpoints import HeadLM, holds_heads, load_drafter
+from ..checkpoints.mtp import holds_modules
+from ..models.families import FAMILIES
+from ..models.files import read_json
+from ..models.lm import EMBEDDED, LM, as_drafter, config_folder, load
+from ..models.seq2seq import families
+from ..models.tokenizer import holds_tokenizer
+from ..types import PyTree
+
+DEFAULT_DRAFTS = {"embedded": "embedded-draft"}  # target -> its draft model, for drafter="draft"
+# drafters that may lie beside an embedded target, by name
+HEADS = ("medusa", "hydra", "speculator", "blockwise", "eagle", "eagle3", "mtp")
+NUM_DRAFT = 3  # by default; on CPU a pass costs the same over 2 to 4 tokens
+AUTO, AUTO_DRAFTS = "auto", 7  # num_draft that follows acceptance and cost, and its largest value
+LOOKUP = "ngram+"  # before the name of a drafter: copies first, see drafters/hybrid.py
+MOST_DRAFTS = 64  # levels of a draft; each is a part of the program, thousands compile for hours
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class WithLookup:
+    """What ``"ngram+name"`` means: ``inner``, a draft model or heads, where there is nothing to
+    copy."""
+
+    inner: LM | HeadLM
+
+    @property
+    def name(self) -> str:
+        return LOOKUP + getattr(self.inner, "name", repr(self.inner))
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def resolve_drafter(
+    lm: LM, drafter, num_draft: int | str | None = None, params: PyTree = None, tree=None, how=None
+):
+    """The drafter object for what ``generate`` was given, and its weights.
+
+    With ``num_draft="auto"`` an ``Adaptive`` one, whose costs are still to be measured. ``tree``:
+    what ``topology.as_topology`` takes, in place of a number of drafts. ``how``: of ``growth.HOW``,
+    how a rule wants siblings drawn (objects draw as they say); None: as the drafter does.
+
+    Raises:
+      ValueError, TypeError: the drafter, the number or the tree is none that is accepted.
+    """
+    if isinstance(drafter, str):
+        _check_name(drafter)
+    if isinstance(drafter, str | os.PathLike):
+        drafter = named(lm, drafter)
+    if isinstance(num_draft, str) and num_draft == AUTO:
+        most = None if tree is not None or isinstance(drafter, HeadLM) else AUTO_DRAFTS
+        inner, params = resolve_drafter(lm, drafter, most, params, tree, how)
+        if not inner.num_draft:  # plain decoding
+            return inner, params
+        if isinstance(inner, drafters.Adaptive):
+            raise ValueError("num_draft='auto': the drafter is adaptive already; leave it out")
+        adaptive = drafters.Adaptive(inner)
+        return adaptive, {"inner": params, "costs": np.ones(len(adaptive.widths), np.float32)}
+    shape = None if tree is None else _checked(tree, num_draft)
+
+    def drafts():
+        if num_draft is None:
+            return NUM_DRAFT
+        if not isinstance(num_draft, int | np.integer) or not 1 <= num_draft <= MOST_DRAFTS:
+            raise ValueError(
+                f"num_draft={num_draft}: it must be an integer from 1 to {MOST_DRAFTS}, or "
+                "'auto'; for plain decoding give drafter='plain'"
+            )
+        return int(num_draft)
+
+    if drafter is None or isinstance(drafter, str) and drafter in ("plain", "ngram"):
+        if shape is not None:
+            raise ValueError(
+                f"tree={tree!r}: drafter={drafter!r} drafts no trees; take a draft model or heads"
+            )
+        if drafter == "ngram":
+            return drafters.NGram(num_draft=drafts()), None
+        return drafters.Plain(), None
+    if isinstance(drafter, WithLookup):
+        if shape is not None:
+            raise ValueError(f"tree={tree!r}: with a lookup chains are drafted; give num_draft")
+        most = drafts()
+        own, deepest = min(most, NUM_DRAFT), None
+        if isinstance(drafter.inner, HeadLM):
+            deepest = drafter.inner.drafter.max_depth
+        own = own if deepest is None else min(own, deepest)
+        inner, params = resolve_drafter(lm, drafter.inner, own, None, None, how)
+        return drafters.Hybrid(num_draft=most, inner=inner), params
+    if isinstance(drafter, HeadLM):
+        if shape is None and num_draft is not None:
+            shape = trees.chain(drafts())
+        heads = _with_tree(drafter, shape, lm)
+        if how is not None and hasattr(heads, "how"):
+            heads = dataclasses.replace(heads, how=how)
+        return heads, drafter.params
+    if isinstance(drafter, LM):
+        model = as_drafter(lm, drafter)
+        shape = shape or trees.chain(drafts())
+        return drafters.DraftModel(topology=shape, model=model, how=how), drafter.params
+    if isinstance(drafter, drafters.heads.HeadDrafter) and params is None:
+        raise ValueError(
+            f"drafter: {drafter.name} has weights, give them as drafter_params; or give what "
+            "specjax.load_drafter returns, whole"
+        )
+    if isinstance(drafter, type) or not hasattr(drafter, "draft_step"):
+        raise TypeError(
+            f"drafter={drafter!r}: accepted are 'draft', 'ngram', 'plain', None, an LM from "
+            "specjax.load, heads from specjax.load_drafter, the folder or hub name of either, or "
+            "an object with init, draft_step, readout and observe"
+        )
+    if shape is not None:
+        if not hasattr(drafter, "topology"):
+            raise ValueError(
+                f"tree={tree!r}: {getattr(drafter, 'name', drafter)!r} drafts no trees of one's "
+                "choice; leave it out"
+            )
+        drafter = dataclasses.replace(drafter, topology=shape)
+    return drafter, params
+
+
+def _check_name(drafter: str) -> None:
+    """Raises ValueError for what can be no drafter's name."""
+    name = drafter.removeprefix(LOOKUP)
+    if name in ("draft", *HEADS) or (name == drafter and name in ("plain", "ngram")):
+        return
+    if "/" not in name and name not in EMBEDDED and not os.path.isdir(name):
+        raise ValueError(
+            f"drafter={drafter!r} is unknown; accepted: 'draft', 'ngram', 'plain' (or None), "
+            f"{', '.join(map(repr, HEADS))}, a folder or hub name (owner/name) of a draft "
+            f"model or of heads, {LOOKUP!r} before any of these but 'ngram' and 'plain', what "
+            "specjax.load or specjax.load_drafter returns, a Drafter object"
+        )
+
+
+def _checked(tree, num_draft) -> trees.Topology:
+    if num_draft is not None:
+        raise ValueError(f"tree={tree!r} and num_draft={num_draft}: give one of the two, or 'auto'")
+    shape = trees.as_topology(tree)
+    if shape.depth > MOST_DRAFTS:
+        raise ValueError(f"tree={tree!r} is {shape.depth} deep; at most {MOST_DRAFTS}")
+    if shape.depth < 1:
+        raise ValueError(f"tree={tree!r} has no node below the root; take drafter='plain'")
+    return shape
+
+
+def _with_tree(heads: HeadLM, shape: trees.Topology | None, lm: LM):
+    """The drafter of ``heads`` with a tree of that shape; None: its own."""
+    own = heads.drafter
+    if heads.target != lm.checkpoint:
+        raise ValueError(
+            f"drafter={heads!r} was loaded for another target than {lm.name}: load it again with "
+            "specjax.load_drafter(..., target)"
+        )
+    if shape is None:
+        return own
+    if own.max_depth is not None and shape.depth > own.max_depth:
+        raise ValueError(
+            f"{heads!r} has {own.max_depth} heads, and {shape} is {shape.depth} tokens deep: give "
+            f"num_draft={own.max_depth} or less, or a tree that is no deeper"
+        )
+    return dataclasses.replace(own, topology=shape)
+
+
+def named(lm: LM, name: str | os.PathLike, **settings) -> str | LM | HeadLM | WithLookup:
+    """What ``drafter=name`` means for a target; ``plain`` and ``ngram`` are returned as they are.
+
+    A folder or a hub name holds a draft model or heads; its config tells which. A folder of a draft
+    model without a tokenizer, as training exports it, has its target's. ``settings``: what ``load``
+    takes for a draft model besides.
+
+    Raises:
+      ValueError, FileNotFoundError, OSError: a name that means nothing, or as ``load`` and
+        ``load_drafter`` do.
+    """
+    if name in ("plain", "ngram"):
+        return name
+    if isinstance(name, str) and name.startswith(LOOKUP):
+        _check_name(name)
+        return WithLookup(named(lm, name.removeprefix(LOOKUP), **settings))
+    if name == "draft":
+        return default_draft(lm)
+    if name in HEADS:
+        return _own_heads(lm, name)
+    text = os.fspath(name)
+    try:
+        folder = config_folder(text)
+    except OSError as error:
+        if "/" in text:
+            raise
+        known = ", ".join(("draft", "ngram", "plain", *HEADS))
+        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else OSError
+        raise kind(f"{error}. If that was to be a name: known are {known}") from None
+    config = read_json(folder, "config.json")
+    model_type = config.get("model_type")
+    known = model_type in FAMILIES or model_type in families.FAMILIES
+    if known and not holds_heads(text, config):
+        own = {"dtype": lm.dtype.name}
+        fits = config.get("vocab_size") == lm.target.vocab_size
+        if fits and Path(text).is_dir() and not holds_tokenizer(text):
+            own["tokenizer"] = lm.tokenizer or False
+        return load(text, **own | settings)
+    return load_drafter(text, lm)
+
+
+@functools.lru_cache(maxsize=4)
+def _own_heads(lm: LM, name: str) -> HeadLM:
+    """The heads that ship with an embedded target; MTP modules lie in a target's checkpoint."""
+    own = lm.name, lm.revision
+    if name == "mtp" and lm.name not in EMBEDDED and holds_modules(*own):
+        return load_drafter(lm.name, lm, revision=lm.revision)
+    if lm.name not in EMBEDDED:
+        raise ValueError(
+            f"drafter={name!r}: {lm.name} has no {name} heads of its own; pass "
+            "drafter=specjax.load_drafter(<a folder or hub name>, lm), or drafter='ngram'"
+        )
+    folder = EMBEDDED[lm.name].parent / name
+    if not (folder / "config.json").is_file():
+        raise ValueError(
+            f"drafter={name!r}: no {name} heads for {lm.name} are part of this installation; train "
+            "some (specjax train --help), and give their folder"
+        )
+    return load_drafter(folder, lm)
+
+
+def default_draft(lm: LM) -> LM:
+    """The draft model that belongs to a target."""
+    if lm.name not in DEFAULT_DRAFTS:
+        raise ValueError(
+            f"drafter='draft': {lm.name} has no draft model of its own; pass "
+            "drafter=specjax.load(<a small model with the same tokenizer>), or drafter='ngram'"
+        )
+    return _load_once(DEFAULT_DRAFTS[lm.name], lm.dtype.name)
+
+
+@functools.cache
+def _load_once(name: str, dtype: str) -> LM:
+    return load(name, dtype=dtype)

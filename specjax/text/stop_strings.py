@@ -1,0 +1,119 @@
+"""Stop strings: text is cut before them, and nothing that may become one is shown.
+
+They are matched on the host, in the text and not in tokens, so a string may begin and end within
+tokens. Tokens are looked at one by one: the text does not depend on how many a round committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..models.tokenizer import StreamDecoder, Tokenizer
+
+Strings = tuple[str, ...]
+
+
+class StopStrings:
+    """Cuts a text that comes in pieces before the first of ``strings``.
+
+    stop = StopStrings(("END",))
+    stop.push("a E")  # 'a ': the E may be the beginning of END
+    stop.push("ND b")  # '', and stop.found is True
+    """
+
+    def __init__(self, strings: Strings):
+        self._strings, self._held, self.found = strings, "", False
+
+    def push(self, text: str) -> str:
+        """What of the text can be shown by now; nothing once a stop string was found."""
+        if self.found:
+            return ""
+        text = self._held + text
+        places = [place for place in map(text.find, self._strings) if place >= 0]
+        if places:
+            self.found, self._held = True, ""
+            return text[: min(places)]
+        # the longest end of the text with which a stop string begins
+        longest = min(len(text), max(map(len, self._strings), default=1) - 1)
+        held = next((n for n in range(longest, 0, -1) if self._begins(text[-n:])), 0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def flush(self) -> str:
+        """What was held back, at the end of a row."""
+        text, self._held = self._held, ""
+        return text
+
+    def _begins(self, text: str) -> bool:
+        return any(string.startswith(text) for string in self._strings)
+
+
+class RowText:
+    """The text of one row as its tokens come. ``num``: tokens taken, up to the one that completed a
+    stop string; ``over``: one was found."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], strings: Strings):
+        self._decoder, self._stop = StreamDecoder(tokenizer, prompt), StopStrings(strings)
+        self._strings, self.num = strings, 0
+
+    @property
+    def over(self) -> bool:
+        return self._stop.found
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The text that became certain with ``ids``."""
+        if not self._strings:
+            self.num += len(ids)
+            return self._decoder.push(ids)
+        text = ""
+        for token in ids:
+            if self.over:
+                break
+            text += self._stop.push(self._decoder.push([token]))
+            self.num += 1
+        return text
+
+    def flush(self) -> str:
+        """What is still held back, at the end of the row."""
+        if self.over:
+            return ""
+        rest = self._stop.push(self._decoder.flush())
+        return rest + self._stop.flush()
+
+
+def per_row(given, rows: int) -> list[Strings]:
+    """Stop strings of each of ``rows`` prompts.
+
+    Args:
+      given: None, one string, several for all rows, or a sequence of such sequences, one a row.
+
+    Raises:
+      ValueError: an empty string, which would stop before the first token; other rows than prompts.
+      TypeError: what is no string.
+    """
+    if given is None:
+        return [()] * rows
+    if isinstance(given, str):
+        given = [given]
+    if not isinstance(given, Sequence) or isinstance(given, bytes):
+        raise TypeError(f"stop_strings={given!r}: give a string, or a list of strings")
+    several = [entry for entry in given if not isinstance(entry, str)]
+    if several:
+        if len(given) != rows:
+            raise ValueError(
+                f"stop_strings has {len(given)} rows for {rows} prompts: give one list of strings "
+                "for all, or one list a prompt"
+            )
+        return [row for entry in given for row in per_row(_flat(entry), 1)]
+    if not all(given):
+        raise ValueError(
+            "stop_strings: an empty string, which would stop every text before it begins; leave "
+            "it out"
+        )
+    return [tuple(given)] * rows
+
+
+def _flat(entry):
+    if isinstance(entry, Sequence) and not all(isinstance(string, str) for string in entry):
+        raise TypeError(f"stop_strings={entry!r}: the stop strings of a row are a list of strings")
+    return entry

@@ -1,0 +1,369 @@
+"""Drafting a tree, for any method that can say logits below a node.
+
+A method brings one function::
+
+    level(carry, grown, since) -> (logits float32 [B, W, V] or [B, 1, V], carry)
+
+called once a depth, the root first. ``grown`` is a ``Draft`` of the nodes that have children, as
+far as they are known: M of them, node 0 the root; ``since:`` are those of this depth, W = M -
+since. Row ``w`` of the logits is about the token below node ``since + w``; one row stands for all
+nodes of the depth. ``carry`` holds whatever the method keeps of the nodes, M of them: a recurrent
+state is gathered by ``tree.parents(grown)``, a model passes ``grown`` to its own ``verify``.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import trees
+from .._internal.pytree import filled
+from ..sampling import drawing
+from ..types import ROOT, Context, Draft
+from .topology import Beams, Expand, Follow, Tree
+
+HOW = ("top", "iid", "distinct", "hub")
+
+
+def check_how(how: str, topology: trees.Topology) -> None:
+    """Raises ValueError for an unknown way to pick children, or one that a topology forbids."""
+    if how not in HOW:
+        raise ValueError(f"how={how!r} is unknown; accepted: {', '.join(HOW)}")
+    if how != "top" and not isinstance(topology, Tree):
+        raise ValueError(
+            f"how={how!r} with {topology}: a tree that follows what was drawn would bias the rules "
+            "that trust q; draw in a static tree, or take how='top'"
+        )
+    if how == "hub" and max(topology.ranks) > 1:
+        raise ValueError(
+            f"how='hub' draws pairs of siblings; a node of {topology} has more than two children: "
+            "give another tree, or how='distinct'"
+        )
+
+
+class Words(NamedTuple):
+    """The tokens that a drafter can say, where they are a part of the target's vocabulary.
+
+    ``ids``: int32 ``[Vd]``, the target's id of each; ``size``: V."""
+
+    ids: jax.Array
+    size: int
+
+    def of(self, index: jax.Array) -> jax.Array:
+        """The target's ids at ``index``, -1 where that is -1."""
+        return jnp.where(index < 0, index, self.ids[index])
+
+    def adjusted(self, say):
+        """``say(logits [B, V], prefix)`` for logits ``[B, Vd]``: bias, penalties and a user's law
+        are about the target's ids, and to all that cannot be said gives no probability."""
+
+        def over(logits, prefix):
+            full = jnp.full((len(logits), self.size), -jnp.inf, logits.dtype)
+            return say(full.at[:, self.ids].set(logits), prefix)[:, self.ids]
+
+        return over
+
+
+def expand(
+    topology, context: Context, level, carry, *, how: str = "top", words: Words | None = None
+):
+    """Drafts a tree below each row's root.
+
+    Args:
+      topology: see ``topology.py``.
+      level: the method, see above.
+      carry: its state before the root was looked at.
+      words: of the drafter, whose logits are ``[.., Vd]`` then, and so are the laws of the draft;
+        None: the target's vocabulary.
+      how: ``top``: the r-th child of a node is the r-th best token below it, a function of the
+        context. ``iid``, ``distinct``: children are drawn, with or without replacement, from the
+        law of the request's settings, and the draft states these laws. ``hub``: they are drawn in
+        pairs, see ``drawing.draw_hub``. At temperature 0 ``top``.
+
+    Where ``context.width`` is given, depths beyond it are not looked at; nor, in a static chain,
+    those for which ``context.enough`` is.
+
+    Returns:
+      ``(draft, carry, place)``; ``carry`` has all M nodes that were gone on with, and ``place``
+      int32 ``[1 or B, N]`` says where a node of the draft is among them, -1 if it is not.
+    """
+    check_how(how, topology)
+    if isinstance(topology, Follow):
+        return _follow(topology, context, level, carry, words)
+    if not isinstance(topology, Tree):
+        return _expand(topology, context, level, carry, words)
+    how = "top" if context.sampling.greedy else how
+    return _static(topology, context, level, carry, words, how)
+
+
+# ------------------------------------------------------------------------------- static trees
+
+
+def _static(topology: Tree, context, level, carry, words, how):
+    parents, depths = np.asarray(topology.parents), np.asarray(topology.depths)
+    inner = np.unique(parents[1:])  # nodes with children, level by level
+    below = np.searchsorted(inner, parents)  # of a node: its parent, counted among those
+    batch = context.tokens.shape[0]
+    tokens = context.root[:, None]
+    drawn = how != "top"
+    uniform = drawing.uniforms(context.key, topology.num_nodes) if drawn else None
+    laws = []
+    for depth in range(topology.depth):
+        here = inner[depths[inner] == depth]
+        known = inner[depths[inner] <= depth]
+        since = len(known) - len(here)
+        above = (-1, *(int(n) for n in below[known[1:]]))
+        grown = Draft(start=context.length - 1, tokens=tokens[:, known], topology=above)
+        step = functools.partial(level, since=since)
+        wanted = True
+        if context.enough is not None and depth:
+            wanted = jnp.any(~context.enough(tokens[:, 1:]) & (context.budget > 0))
+        logits, carry = _if_wanted(step, depth, context.width, carry, grown, wanted)
+        children = np.flatnonzero(depths == depth + 1)
+        parent = below[children] - since  # column of this level
+        rank = np.asarray(topology.ranks)[children]
+        if not drawn:
+            logits = _adjusted(context, grown, since, logits, words)
+            best = drawing.best(logits, int(rank.max()) + 1)  # [B, W or 1, K]
+            chosen = best[:, parent if best.shape[1] > 1 else np.zeros_like(parent), rank]
+        else:
+            q = _probabilities(context, grown, since, logits, words)
+            q = jnp.broadcast_to(q, (batch, len(here), q.shape[2]))
+            laws.append(q)
+            chosen = _draw(q, parent, rank, uniform[:, children], how)
+        chosen = chosen if words is None else words.of(chosen)
+        tokens = jnp.concatenate([tokens, chosen], axis=1)
+    draft = trees.tree_draft(
+        context,
+        tokens[:, 1:],
+        topology.parents,
+        law=jnp.broadcast_to(below[1:], (batch, len(below) - 1)) if drawn else None,
+        laws=jnp.concatenate(laws, axis=1) if drawn else None,
+        vocab=words.ids if drawn and words is not None else None,
+        draws=how if drawn else "iid",
+    )
+    place = np.full(len(parents), -1)
+    place[inner] = np.arange(len(inner))
+    return draft, carry, jnp.asarray(place, jnp.int32)[None]
+
+
+def _draw(q, parent, rank, uniform, how):
+    """One token a child from the law of its parent, siblings in order, int32 ``[B, C]``.
+
+    A law with fewer tokens than distinct siblings gives -1, which no rule looks at.
+    """
+    chosen = [None] * len(parent)
+    if how == "hub":
+        first = np.flatnonzero(rank == 0)
+        last = np.searchsorted(parent, parent[first], side="right") - 1  # itself if it is alone
+        both = jnp.stack([uniform[:, first], uniform[:, last]], axis=2)
+        pairs = jax.vmap(drawing.draw_hub, in_axes=1, out_axes=1)(q[:, parent[first]], both)
+        for i, child in enumerate(first):
+            chosen[last[i]], chosen[child] = pairs[:, i, 1], pairs[:, i, 0]
+        return jnp.stack(chosen, axis=1)
+    draw = jax.vmap(drawing.draw, in_axes=1, out_axes=1)
+    rows = jnp.arange(q.shape[0])[:, None]
+    left = q
+    for r in range(rank.max() + 1):
+        which = np.flatnonzero(rank == r)
+        said = draw(left[:, parent[which]], uniform[:, which])
+        for i, child in enumerate(which):
+            chosen[child] = said[:, i]
+        if how == "distinct":
+            gone = jnp.where(said < 0, q.shape[2], said)
+            left = left.at[rows, parent[which], gone].set(0.0, mode="drop")
+    return jnp.stack(chosen, axis=1)
+
+
+# ------------------------------------------------------------------ trees grown by probability
+
+
+def _expand(topology: Expand | Beams, context, level, carry, words):
+    gain = 0.0 if isinstance(topology, Beams) else topology.gain
+    batch, width = context.tokens.shape[0], topology.width
+    # all paths looked at, node 0 is the root: the last token, its parent, the path's value (nats)
+    tokens = context.root[:, None]
+    parent = jnp.full((batch, 1), -1, jnp.int32)
+    value = jnp.zeros((batch, 1))
+    where = jnp.zeros((batch, 1), jnp.int32)  # of the nodes gone on with: in those three
+    above = parent  # their parents, counted among themselves
+    alive = context.budget > 0
+    for depth in range(topology.depth):
+        wide = 1 if depth == 0 else width
+        since = where.shape[1] - wide
+        grown = Draft(
+            start=context.length - 1,
+            tokens=jnp.take_along_axis(tokens, where, axis=1),
+            parent=above,
+        )
+        wanted = jnp.any(alive)
+        step = functools.partial(level, since=since)
+        logits, carry = _if_wanted(step, depth, context.width, carry, grown, wanted)
+        logits = _adjusted(context, grown, since, logits, words)
+        said = jax.nn.log_softmax(logits, axis=-1)
+        best = drawing.best(said, width)
+        worth = jnp.take_along_axis(said, jnp.maximum(best, 0), axis=2)
+        worth = jnp.where(best < 0, -jnp.inf, worth)
+        best = best if words is None else words.of(best)
+        best, worth = (jnp.broadcast_to(x, (batch, wide, width)) for x in (best, worth))
+        here = where[:, since:]
+        worth = worth + jnp.take_along_axis(value, here, axis=1)[:, :, None]
+        worth = jnp.where(alive[:, None, None], worth, -jnp.inf)
+        if context.width is not None:
+            worth = jnp.where(depth < context.width, worth, -jnp.inf)
+        first = tokens.shape[1]
+        before = _kept(value, topology.nodes) if gain else None
+        tokens = jnp.concatenate([tokens, best.reshape(batch, -1)], axis=1)
+        value = jnp.concatenate([value, worth.reshape(batch, -1)], axis=1)
+        parent = jnp.concatenate([parent, jnp.repeat(here, width, axis=1)], axis=1)
+        if gain:
+            alive &= _kept(value, topology.nodes) - before >= gain
+        if depth + 1 < topology.depth or isinstance(topology, Beams):
+            _, on = jax.lax.top_k(worth.reshape(batch, -1), width)
+            on = jnp.sort(on, axis=1)  # children of one node stay side by side
+            where = jnp.concatenate([where, on + first], axis=1)
+            above = jnp.concatenate([above, since + on // width], axis=1)
+    kept = where if isinstance(topology, Beams) else _most_probable(value, topology.nodes)
+    rank = jnp.zeros(tokens.shape, jnp.int32)
+    rows = jnp.arange(batch)[:, None]
+    rank = rank.at[rows, kept].set(jnp.arange(topology.num_nodes, dtype=jnp.int32))
+    parent = jnp.take_along_axis(rank, jnp.take_along_axis(parent, kept, axis=1), axis=1)
+    real = jnp.take_along_axis(value, kept, axis=1)[:, 1:] > -jnp.inf
+    draft = trees.tree_draft(
+        context,
+        jnp.take_along_axis(tokens, kept, axis=1)[:, 1:],
+        # what is no path hangs below the root, the others before it
+        jnp.concatenate([jnp.full((batch, 1), -1), jnp.where(real, parent[:, 1:], ROOT)], axis=1),
+        scored=real,
+        candidate=real,
+        deepest=topology.depth,
+    )
+    looked = jnp.full(tokens.shape, -1, jnp.int32)
+    where = where[:, : 1 + width * (topology.depth - 1)]  # the last beams were not looked below
+    looked = looked.at[rows, where].set(jnp.arange(where.shape[1], dtype=jnp.int32))
+    return draft, carry, jnp.take_along_axis(looked, kept, axis=1)
+
+
+def _most_probable(value, nodes):
+    """int32 ``[B, nodes + 1]``: the root and the ``nodes`` most probable below it, in the order in
+    which they were found: parents first, siblings by rank. Ties fall to the earlier, so a parent is
+    kept wherever its child is."""
+    _, kept = jax.lax.top_k(value[:, 1:], nodes)
+    kept = jnp.sort(kept, axis=1) + 1
+    return jnp.concatenate([jnp.zeros((len(kept), 1), kept.dtype), kept], axis=1)
+
+
+def _kept(value, nodes):
+    """``[B]``, the sum of the ``nodes`` greatest path probabilities below the root."""
+    below = value[:, 1:]
+    if not below.shape[1]:
+        return jnp.zeros(len(value))
+    best, _ = jax.lax.top_k(below, min(nodes, below.shape[1]))
+    return jnp.sum(jnp.exp(best), axis=1)
+
+
+# --------------------------------------------------------------------------------- measuring
+
+
+def _follow(topology: Follow, context, level, carry, words):
+    where = context.length[:, None] - 1 + jnp.arange(topology.depth)
+    path = jnp.take_along_axis(context.tokens, where, axis=1, mode="clip")
+    chosen = []
+    for depth in range(topology.depth):
+        chain = trees.chain_parents(depth)
+        grown = Draft(start=context.length - 1, tokens=path[:, : depth + 1], topology=chain)
+        logits, carry = level(carry, grown, depth)
+        logits = _adjusted(context, grown, depth, logits, words)
+        best = drawing.best(logits, topology.ranks)[:, 0]
+        chosen.append(best if words is None else words.of(best))
+    flat = (-1, *(ROOT,) * (topology.num_nodes - 1))
+    draft = trees.tree_draft(context, jnp.concatenate(chosen, axis=1), flat)
+    return draft, carry, jnp.full((1, topology.num_nodes), -1, jnp.int32)
+
+
+# -------------------------------------------------------------------------------------- parts
+
+
+def depth_of(grown: Draft, since: int) -> int:
+    """Depth of the nodes ``since:`` of what a method is shown, static."""
+    if grown.topology is None:  # ``_expand``'s: the root, then as many nodes a depth
+        return since and 1 + (since - 1) // (grown.num_nodes - since)
+    depth, node = 0, since
+    while node:
+        depth, node = depth + 1, grown.topology[node]
+    return depth
+
+
+def path_tokens(grown: Draft, since: int) -> jax.Array:
+    """int32 ``[B, W, D + 1]``: from the root down, the tokens to each of the nodes ``since:``."""
+    above = jnp.maximum(trees.parents(grown), 0)
+    node = jnp.arange(since, grown.num_nodes, dtype=jnp.int32)[None]
+    tokens = []
+    for _ in range(depth_of(grown, since) + 1):
+        at = jnp.broadcast_to(node, (grown.tokens.shape[0], node.shape[1]))
+        tokens.append(jnp.take_along_axis(grown.tokens, at, axis=1))
+        node = jnp.take_along_axis(above, node, axis=1)
+    return jnp.stack(tokens[::-1], axis=2)
+
+
+def _if_wanted(step, depth, width, carry, grown, wanted=True):
+    """``step(carry, grown)`` if any row wants this depth; else zeros stand for what it adds."""
+    if width is None and wanted is True:
+        return step(carry, grown)
+    if width is not None:
+        wanted = wanted & (depth < width)
+    logits, after = jax.eval_shape(step, carry, grown)
+
+    def zeros(like):
+        return jnp.zeros(like.shape, like.dtype)
+
+    def skip(carry, grown):
+        if jax.tree.structure(carry) != jax.tree.structure(after):  # before the first depth
+            return zeros(logits), jax.tree.map(zeros, after)
+        return zeros(logits), jax.tree.map(filled, carry, after)
+
+    return jax.lax.cond(wanted, step, skip, carry, grown)
+
+
+def _at_nodes(context, grown, since, logits, say):
+    """``say(logits [B, V], prefix)`` at each of the nodes ``since:``; one row stands for all
+    unless the law looks at prefixes."""
+    wide = grown.num_nodes - since
+    needed = context.sampling.needs_prefix
+    if logits.shape[1] == 1 and (wide == 1 or not needed):
+        node = jnp.full((logits.shape[0],), since, jnp.int32)
+        prefix = context.prefix(trees.prefix_tokens(grown, node)) if needed else None
+        return say(logits[:, 0], prefix)[:, None]
+    if not needed:
+        return jax.vmap(lambda x: say(x, None), in_axes=1, out_axes=1)(logits)
+    logits = jnp.broadcast_to(logits, (logits.shape[0], wide, logits.shape[2]))
+
+    def at(x, node):
+        node = jnp.full((logits.shape[0],), node, jnp.int32)
+        return say(x, context.prefix(trees.prefix_tokens(grown, node)))
+
+    return jax.vmap(at, in_axes=(1, 0), out_axes=1)(logits, since + jnp.arange(wide))
+
+
+def _adjusted(context, grown, since, logits, words):
+    """Logits after bias, penalties and law."""
+    if not context.sampling.adjusts:
+        return logits
+    return _said(context, grown, since, logits, words, context.sampling.adjust)
+
+
+def _probabilities(context, grown, since, logits, words):
+    """The law q at each node, all settings applied."""
+    return _said(context, grown, since, logits, words, context.sampling.probabilities)
+
+
+def _said(context, grown, since, logits, words, say):
+    """``_at_nodes`` for a drafter of these ``words``. Without bias, penalties and law its own
+    tokens are all that matters."""
+    if words is not None and context.sampling.adjusts:
+        say = words.adjusted(say)
+    return _at_nodes(context, grown, since, logits, say)

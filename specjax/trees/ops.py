@@ -1,0 +1,319 @@
+"""Drafts as trees: builders, depths, ancestor masks, paths, merging.
+
+A chain is the tree with ``parent[n] = n - 1``; plain decoding is the tree with one node.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..types import DRAWS, POINT_MASS, ROOT, Context, Draft
+
+
+def check_parents(parents) -> tuple[int, ...]:
+    """Validates static parents; ``parents[0] = -1`` is the root.
+
+    Raises:
+      ValueError: the first entry is not -1, or a parent does not come before its child.
+    """
+    parents = tuple(int(p) for p in parents)
+    if not parents or parents[0] != -1:
+        raise ValueError(f"topology={parents}: it must begin with the root, whose parent is -1")
+    for node, parent in enumerate(parents[1:], start=1):
+        if not 0 <= parent < node:
+            raise ValueError(
+                f"topology: node {node} has parent {parent}; a parent must be in [0, {node - 1}], "
+                "since nodes are listed from the root down"
+            )
+    return parents
+
+
+def chain_parents(num_draft: int) -> tuple[int, ...]:
+    """Parents of a chain with ``num_draft`` tokens after the root."""
+    return tuple(range(-1, num_draft))
+
+
+def chain_draft(
+    context: Context,
+    tokens: jax.Array,
+    laws: jax.Array | None = None,
+    candidate=None,
+    scored=None,
+    vocab=None,
+) -> Draft:
+    """A chain of drafted ``tokens`` int32 ``[B, N - 1]`` below the root.
+
+    ``laws`` float32 ``[B, N - 1, Vq]``: the law that each token was drawn from; None: the tokens
+    are a function of the context (point masses). ``candidate``, ``scored``: bool ``[B, N - 1]``
+    or None (all). ``vocab``: see ``tree``.
+    """
+    count = tokens.shape[1]
+    law = None if laws is None else jnp.arange(count)[None].repeat(tokens.shape[0], axis=0)
+    return tree_draft(
+        context,
+        tokens,
+        chain_parents(count),
+        law=law,
+        laws=laws,
+        candidate=candidate,
+        scored=scored,
+        vocab=vocab,
+    )
+
+
+def tree_draft(
+    context: Context,
+    tokens: jax.Array,
+    parent,
+    *,
+    law=None,
+    laws=None,
+    candidate=None,
+    scored=None,
+    vocab=None,
+    draws="iid",
+    deepest=None,
+) -> Draft:
+    """A tree of drafted ``tokens`` int32 ``[B, N - 1]`` below the root.
+
+    Args:
+      parent: a tuple of N ints (static topology, ``parent[0] = -1``) or int32 ``[B, N]``.
+      law: int32 ``[B, N - 1]``, row of ``laws`` for each token, -1 for a point mass.
+      laws: float32 ``[B, Q, Vq]``.
+      candidate, scored: bool ``[B, N - 1]`` or None (all).
+      vocab: int32 ``[Vq]`` or ``[B, Vq]``, the target's id of each entry of a law; None: the same.
+        ``tokens`` are the target's ids in any case.
+      draws: how siblings with laws were drawn: ``iid``, ``mixed``, ``distinct`` or ``hub``; see
+        ``Draft``.
+      deepest: an int that no depth exceeds, where ``parent`` differs by row; None: N - 1.
+
+    Nodes deeper than ``context.width``, if it is given, are neither scored nor candidates.
+
+    Raises:
+      ValueError: laws without the row that each token was drawn from, or the reverse; draws of
+        an unknown kind.
+    """
+    if draws not in DRAWS:
+        raise ValueError(f"tree: draws={draws!r} is unknown; known: {', '.join(DRAWS)}")
+    if (law is None) != (laws is None):
+        raise ValueError(
+            "tree: law and laws belong together; a token that was drawn from no law has law=-1"
+        )
+    static_parent = not hasattr(parent, "ndim")
+    if vocab is not None:
+        vocab = jnp.broadcast_to(vocab, (tokens.shape[0], vocab.shape[-1])).astype(jnp.int32)
+
+    def below(x, root):
+        if x is None:
+            return None
+        first = jnp.full((x.shape[0], 1), root, x.dtype)
+        return jnp.concatenate([first, x], axis=1)
+
+    draft = Draft(
+        start=context.length - 1,
+        tokens=jnp.concatenate([context.root[:, None], tokens.astype(jnp.int32)], axis=1),
+        parent=None if static_parent else parent,
+        scored=below(scored, True),
+        candidate=below(candidate, True),
+        law=below(law, POINT_MASS),
+        laws=laws,
+        vocab=vocab,
+        topology=check_parents(parent) if static_parent else None,
+        draws=draws,
+        deepest=None if static_parent else deepest,
+    )
+    if context.width is None:
+        return draft
+    wanted = jnp.broadcast_to(depths(draft) <= context.width, draft.tokens.shape)
+    return dataclasses.replace(
+        draft,
+        scored=wanted if scored is None else draft.scored & wanted,
+        candidate=wanted if candidate is None else draft.candidate & wanted,
+    )
+
+
+def parents(draft: Draft) -> jax.Array:
+    """int32 ``[1 or B, N]``."""
+    return draft.parent if draft.topology is None else jnp.asarray([draft.topology], jnp.int32)
+
+
+def max_depth(draft: Draft) -> int:
+    """Depth of the deepest node that the draft can have (static)."""
+    if draft.topology is None:
+        most = draft.num_nodes - 1
+        return most if draft.deepest is None else min(most, draft.deepest)
+    return int(_static(draft.topology)[1].max())
+
+
+def ancestors(draft: Draft) -> jax.Array:
+    """bool ``[1 or B, N, N]``: ``[b, m, n]`` is whether ``m`` is ``n`` or an ancestor of ``n``."""
+    if draft.topology is not None:
+        return jnp.asarray(_static(draft.topology)[0])[None]
+    nodes = draft.num_nodes
+    index = jnp.arange(nodes)
+    reach = (draft.parent[:, None, :] == index[:, None]) | jnp.eye(nodes, dtype=bool)
+    for _ in range(max(1, (nodes - 1).bit_length())):  # paths double in length
+        f = reach.astype(jnp.float32)
+        reach = jnp.einsum("bmk,bkn->bmn", f, f) > 0
+    return reach
+
+
+def depths(draft: Draft) -> jax.Array:
+    """int32 ``[1 or B, N]``; the root has depth 0."""
+    if draft.topology is not None:
+        return jnp.asarray(_static(draft.topology)[1])[None]
+    return jnp.sum(ancestors(draft), axis=1).astype(jnp.int32) - 1
+
+
+def path_to(draft: Draft, node: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The nodes from the root down to ``node`` int32 ``[B]``.
+
+    Returns:
+      ``(path int32 [B, D + 1], depth int32 [B])``; beyond ``depth`` the path holds zeros.
+    """
+    if draft.topology == chain_parents(draft.num_nodes - 1):
+        steps = jnp.arange(draft.num_nodes, dtype=jnp.int32)
+        return jnp.where(steps <= node[:, None], steps, 0), node
+    above = _column(ancestors(draft), node)  # [B, N]
+    depth = jnp.broadcast_to(depths(draft), above.shape)
+    steps = jnp.arange(max_depth(draft) + 1)
+    here = above[:, None, :] & (depth[:, None, :] == steps[:, None])  # [B, D + 1, N]
+    path = jnp.sum(jnp.where(here, jnp.arange(draft.num_nodes), 0), axis=-1).astype(jnp.int32)
+    return path, jnp.sum(above, axis=1).astype(jnp.int32) - 1
+
+
+def prefix_tokens(draft: Draft, node: jax.Array) -> jax.Array:
+    """int32 ``[B, N]``: tokens of ``node`` and its ancestors below the root, -1 elsewhere; in the
+    order of the path, since parents come before their children."""
+    above = _column(ancestors(draft), node)
+    return jnp.where(above & (jnp.arange(draft.num_nodes) > ROOT), draft.tokens, -1)
+
+
+def narrow(draft: Draft, nodes: int) -> Draft:
+    """The first ``nodes`` nodes: always a tree, since parents come before their children."""
+
+    def cut(x):
+        return None if x is None else x[:, :nodes]
+
+    return dataclasses.replace(
+        draft,
+        tokens=cut(draft.tokens),
+        parent=cut(draft.parent),
+        scored=cut(draft.scored),
+        candidate=cut(draft.candidate),
+        law=cut(draft.law),
+        topology=None if draft.topology is None else draft.topology[:nodes],
+    )
+
+
+def merge_drafts(*drafts: Draft, one_law: bool = False) -> Draft:
+    """The union of drafts with one root: equal prefixes share their descendants.
+
+    A token drawn twice stays two siblings (*twins*): dropping the second draw would bias
+    multi-round rejection, whose residual must shrink once for every draw. But only the first
+    twin gets children, those of both, since a twin of a rejected token is never accepted (``kseq``,
+    which may do so, goes on with the children of all twins).
+
+    Independent draws are ``mixed`` then: siblings may have several laws. ``one_law`` says that all
+    drafts are independent draws of one drafter, so that siblings have one: they stay ``iid``.
+
+    Raises:
+      ValueError: drafts drawn in ways that do not go together, or with laws over vocabularies that
+        may differ.
+    """
+    first = drafts[0]
+    lawful = [d for d in drafts if d.laws is not None]
+    draws = {d.draws for d in lawful}
+    if draws <= {"iid", "mixed"}:
+        together = "iid" if draws <= {"iid"} and (one_law or len(drafts) == 1) else "mixed"
+    elif draws == {"distinct"} or len(drafts) == 1:
+        (together,) = draws
+    else:
+        raise ValueError(
+            f"merge: drafts drawn {', '.join(repr(d.draws) for d in lawful)}; independent ones "
+            "('iid', 'mixed') go together, and 'distinct' ones do"
+        )
+    if one_law and (together != "iid" or 0 < len(lawful) < len(drafts)):
+        raise ValueError(
+            "merge: one_law=True is about independent draws of one drafter; these are drawn "
+            f"{', '.join('from no law' if d.laws is None else repr(d.draws) for d in drafts)}"
+        )
+    if len(lawful) > 1 and any(d.vocab is not None for d in lawful):
+        raise ValueError(
+            "merge: several drafts have laws, some over a vocabulary of their own; scatter those "
+            "laws to the target's vocabulary first"
+        )
+    batch = first.tokens.shape[0]
+    tokens, laws, offset, num_laws = [first.tokens[:, :1]], [], 0, 0
+    # the round is silent only if every draft is
+    ones = jnp.ones((batch, 1), bool)
+    speaks = [ones if d.candidate is None else d.candidate[:, :1] for d in drafts]
+    scored, candidate = [ones], [jnp.any(jnp.stack(speaks), axis=0)]
+    parent, law = [jnp.full((batch, 1), -1, jnp.int32)], [jnp.full((batch, 1), POINT_MASS)]
+    for draft in drafts:
+        count = draft.num_nodes - 1
+        above = jnp.broadcast_to(parents(draft), draft.tokens.shape)[:, 1:]
+        tokens.append(draft.tokens[:, 1:])
+        parent.append(jnp.where(above == ROOT, ROOT, above + offset))
+        full = jnp.ones((batch, count), bool)
+        scored.append(full if draft.scored is None else draft.scored[:, 1:])
+        candidate.append(full if draft.candidate is None else draft.candidate[:, 1:])
+        if draft.laws is None:
+            law.append(jnp.full((batch, count), POINT_MASS))
+        else:
+            own = draft.law[:, 1:]
+            law.append(jnp.where(own == POINT_MASS, POINT_MASS, own + num_laws))
+            laws.append(draft.laws)
+            num_laws += draft.laws.shape[1]
+        offset += count
+    tokens, parent = jnp.concatenate(tokens, axis=1), jnp.concatenate(parent, axis=1)
+    nodes = tokens.shape[1]
+    index, able = jnp.arange(nodes), jnp.concatenate(candidate, axis=1)
+    scored = jnp.concatenate(scored, axis=1)
+
+    def settle(node, carry):
+        """Gives ``node`` the representative of its parent, then finds its own."""
+        parent, rep = carry
+        above = jnp.take_along_axis(rep, jnp.maximum(parent[:, node], 0)[:, None], axis=1)[:, 0]
+        parent = parent.at[:, node].set(above)
+        twin = (parent == above[:, None]) & (tokens == tokens[:, node][:, None])
+        twin &= (index <= node) & (index > ROOT) & (able == able[:, node][:, None])
+        twin &= scored == scored[:, node][:, None]  # no child hangs below what is not there
+        return parent, rep.at[:, node].set(jnp.argmax(twin, axis=1).astype(jnp.int32))
+
+    rep = jnp.zeros_like(parent)
+    parent, _ = jax.lax.fori_loop(1, nodes, settle, (parent, rep))
+    return dataclasses.replace(
+        first,
+        tokens=tokens,
+        parent=parent,
+        scored=scored,
+        candidate=able,
+        law=jnp.concatenate(law, axis=1).astype(jnp.int32) if laws else None,
+        laws=jnp.concatenate(laws, axis=1) if laws else None,
+        vocab=lawful[0].vocab if lawful else None,
+        topology=None,
+        draws=together,
+        deepest=max(max_depth(d) for d in drafts),
+    )
+
+
+def _column(mask: jax.Array, node: jax.Array) -> jax.Array:
+    """``mask[b, :, node[b]]`` of a mask with 1 or B rows."""
+    batch = node.shape[0]
+    mask = jnp.broadcast_to(mask, (batch,) + mask.shape[1:])
+    return jnp.take_along_axis(mask, node[:, None, None], axis=2)[:, :, 0]
+
+
+def _static(topology: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Ancestor matrix ``[N, N]`` and depths ``[N]`` of a static topology."""
+    nodes = len(topology)
+    above = np.eye(nodes, dtype=bool)
+    for node, parent in enumerate(topology):
+        if parent >= 0:
+            above[:, node] |= above[:, parent]
+    return above, above.sum(axis=0).astype(np.int32) - 1
