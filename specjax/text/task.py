@@ -28,9 +28,9 @@ from ..models.seq2seq import encoder_inputs
 from ..models.seq2seq.target import encode
 from ..sampling.distribution import Sampling
 from ..types import Drafter, PyTree
-from . import stop_strings
 from .drafter_names import AUTO, resolve_drafter
 from .round_costs import with_round_costs
+from .stop_strings import Strings, per_row
 
 SMALLEST_WIDTH, SMALLEST_BUFFER = 32, 256  # tokens; a step's cost follows those in use
 
@@ -92,7 +92,7 @@ class GenerationTask:
     capacity: int
     params: PyTree
     request: DecodeInputs
-    stop_strings: list[stop_strings.Strings]
+    stop_strings: list[Strings]
     chunk: int = PREFILL_CHUNK
     one_memory: bool = False
 
@@ -217,7 +217,7 @@ def prepare(
         ids, inputs = encoder_inputs.read(lm, prompts, inputs, prompt_ids)
     else:
         ids = prompt_ids(lm, prompts)
-    strings = stop_strings.per_row(stop_strings, len(ids))
+    strings = per_row(stop_strings, len(ids))
     if isinstance(rule, str) and rule != "auto" and rule not in acceptance.RULES:
         raise ValueError(f"rule={rule!r} is unknown; known: auto, {', '.join(acceptance.RULES)}")
     if not isinstance(rule, str) and not hasattr(rule, "lossless"):
