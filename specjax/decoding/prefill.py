@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from .. import sharding, trees
 from .._internal.host import last_level_cache
+from .._internal.ordering import after
 from ..types import Context, Draft, PyTree, Segment, Verdict
 from . import state as states
 from .inputs import DecodeInputs
@@ -112,7 +113,7 @@ def _piece(target, drafter, params, tokens, cache, learned, at, end, size, unsee
     steps = jnp.arange(size, dtype=jnp.int32)
     where = at[:, None] + steps
     piece = jnp.take_along_axis(tokens, where, axis=1, mode="clip")
-    after = jnp.take_along_axis(tokens, where + 1, axis=1, mode="clip")
+    following = jnp.take_along_axis(tokens, where + 1, axis=1, mode="clip")
     num = jnp.clip(end - at, 0, size)
     topology = trees.chain_parents(size - 1)
     draft = Draft(start=at, tokens=piece, scored=steps < num[:, None], topology=topology)
@@ -126,5 +127,5 @@ def _piece(target, drafter, params, tokens, cache, learned, at, end, size, unsee
     cache = target.commit(cache, scores.entries, at, verdict)
     if unseen:
         return cache, learned
-    segment = Segment(tokens=piece, next=after, features=scores.features, start=at, num=num)
+    segment = Segment(tokens=piece, next=following, features=scores.features, start=at, num=num)
     return cache, drafter.observe(params, learned, segment)
