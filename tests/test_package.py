@@ -113,9 +113,9 @@ def test_the_readme_and_ci_run_the_same_tests():
 
 def test_the_readme_names_every_drafter_and_rule():
     from specjax.acceptance import RULES
-    from specjax.drafters import DRAFTERS
+    from specjax.drafters import registry
 
-    for name in (*DRAFTERS, *RULES):
+    for name in (*(entry.name for entry in registry.entries()), *RULES):
         assert f"`{name}`" in README
 
 

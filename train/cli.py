@@ -8,8 +8,12 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
-RECIPES = {
+from specjax.drafters import registry
+
+# what trains no drafter of the registry; the recipes that do are found there
+OTHERS = {
     "corpus": "the manifest of the corpus",
     "tokenizer": "a byte-level BPE tokenizer",
     "prompts": "held-out prompts, to measure on",
@@ -20,21 +24,17 @@ RECIPES = {
     "online": "a drafter that learns from what it serves, under a shift of domain",
     "objectives": "the same drafter by each objective, a table over several seeds",
     "features": "the hidden states of a target, for heads to read",
-    "heads": "Medusa-1 or Blockwise heads on a frozen target",
-    "eagle": "EAGLE's head on a frozen target, by regression, and HASS's",
-    "eagle3": "EAGLE-3's head on a frozen target, by training-time test",
-    "mtp": "multi-token prediction modules on a frozen target",
-    "block": "a DFlash block drafter on a frozen target, from random anchors",
-    "hydra": "Hydra or Hydra++ heads on a frozen target, by the teacher loss",
     "medusa2": "Medusa heads and their target together",
     "compare": "held-out tau of several heads on the same trees",
-    "speculator": "MLP and LSTM speculators and ReDrafters, in two phases",
     "report": "the report of a run, drawn again: specjax train report folder=FOLDER",
+}
+HEADS = {name.rpartition(".")[2]: (name, heads) for name, heads in registry.recipes().items()}
+RECIPES = OTHERS | {
+    name: f"{', '.join(heads)} on a frozen target" for name, (_, heads) in HEADS.items()
 }
 # recipes with a section `run` whose mesh is used, of several processes too; `boost` and
 # `objectives` have distill.run, of one process
-SHARED = {"pretrain", "distill", "heads", "eagle", "eagle3", "mtp", "block", "hydra", "medusa2"}
-SHARED |= {"speculator"}
+SHARED = {"pretrain", "distill", "medusa2", *HEADS}
 HELP = {"-h", "--help"}
 PATIENCE = 100  # seconds without a sign of life after which a process counts as dead
 
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if HELP & set(argv) and argv[0] in RECIPES:
         from .describe import help_of
 
-        print(help_of(argv[0], importlib.import_module(f".{argv[0]}", __package__)), end="")
+        print(help_of(argv[0], load_recipe(argv[0])), end="")
         return 0
     arguments = parser().parse_intermixed_args(argv)
     from . import config
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     # installed, this package is specjax.train; in a clone `python -m train` finds its neighbour
     configs = importlib.import_module(f"{__package__.rpartition('train')[0]}configs")
-    recipe = importlib.import_module(f".{arguments.recipe}", __package__)
+    recipe = load_recipe(arguments.recipe)
     try:
         file = configs.find(arguments.config) if arguments.config else None
         check_recipe(arguments.recipe, file)
@@ -92,6 +92,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def load_recipe(name: str) -> ModuleType:
+    """The module of a recipe, of this package or of a drafter registered from elsewhere."""
+    module, _ = HEADS.get(name, (f".{name}", ()))
+    return registry.load_module(module, __package__)
+
+
 def check_recipe(name: str, file) -> None:
     """Raises ConfigError for a TOML file that cannot be this recipe's but is another's."""
     from . import config
@@ -99,7 +105,7 @@ def check_recipe(name: str, file) -> None:
     def fits(recipe: str) -> str:
         """What keeps the file from being one of this recipe; empty: nothing."""
         try:
-            config.load(importlib.import_module(f".{recipe}", __package__).Config, file)
+            config.load(load_recipe(recipe).Config, file)
         except config.ConfigError as error:
             return str(error)
         return ""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import specjax
 from specjax.checkpoints import FORMATS
+from specjax.drafters import registry
 from specjax.drafters.medusa import Medusa
 from specjax.types import Drafter
 
@@ -26,14 +27,13 @@ def layout_of(lm, drafter: Drafter, params) -> str:
     if isinstance(drafter, Medusa) and drafter.config.num_layers > 1:
         return "medusa-vllm"
     refused = []
-    for name, layout in FORMATS.items():
-        if isinstance(drafter, layout.DRAFTER):
-            try:
-                layout.save(drafter, params, lm)
-            except ValueError as error:
-                refused.append(str(error))
-            else:
-                return name
+    for name in registry.formats_of(drafter):
+        try:
+            FORMATS[name].save(drafter, params, lm)
+        except ValueError as error:
+            refused.append(str(error))
+        else:
+            return name
     raise ConfigError(f"such heads could not be written: {'; '.join(dict.fromkeys(refused))}")
 
 

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
 
+from ..drafters import registry
 from ..drafters.heads import with_topology
 from ..kernels import cpu
 from ..models.causal_lm import CausalLM
@@ -33,28 +34,12 @@ from ..models.hf import check_dtype
 from ..models.lm import LM, fingerprint, folder_of
 from ..trees.topology import Beams, Expand, Topology, Tree, as_topology, chain
 from ..types import Drafter, PyTree
-from . import (
-    blockwise,
-    dflash,
-    eagle,
-    eagle3,
-    eagle3_speculators,
-    eagle_sglang,
-    hydra,
-    medusa,
-    medusa_vllm,
-    mtp,
-    mtp_heads,
-    redrafter,
-    speculator,
-)
+from . import eagle, mtp
+from .formats import FORMATS, Layout
 from .weights import PICKLES, Tensors, halved, is_float, some, write_pickle
 
-FORMATS = {"medusa": medusa, "medusa-vllm": medusa_vllm, "hydra": hydra}
-FORMATS |= {"blockwise": blockwise, "speculator": speculator, "redrafter": redrafter}
-FORMATS |= {"eagle": eagle, "eagle-sglang": eagle_sglang}
-FORMATS |= {"eagle3": eagle3, "eagle3-speculators": eagle3_speculators, "dflash": dflash}
-FORMATS |= {"mtp": mtp, "mtp-heads": mtp_heads}
+__all__ = ["FORMATS", "HeadLM", "Layout", "holds_heads", "load_drafter", "save_drafter"]
+
 _MARKS = ("medusa_", "hydra_", "dflash_", "eagle_", "draft_vocab_size", "speculators_")
 _HUB_FILES = ["config.json", "*.safetensors", *PICKLES]
 
@@ -202,7 +187,7 @@ def save_drafter(
       ValueError: an unknown format, or one that cannot hold this drafter.
       FileExistsError: ``folder`` holds a model or a drafter already, unless ``overwrite``.
     """
-    usual = next((n for n, own in FORMATS.items() if isinstance(drafter, own.DRAFTER)), None)
+    usual = next(iter(registry.formats_of(drafter)), None)
     name = usual if format is None else format
     if name not in FORMATS:
         raise ValueError(

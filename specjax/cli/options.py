@@ -8,6 +8,7 @@ import os
 import specjax
 
 from .. import acceptance
+from ..drafters import registry
 from ..text import drafter_names
 
 NOTHING_TO_DRAW, USAGE_ERROR, INTERRUPTED = 1, 2, 130  # exit codes
@@ -20,10 +21,10 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--drafter",
         "--speculative-model",
-        help="draft, eagle3, mtp, speculator, hydra, medusa (which the embedded model has), "
-        "blockwise, eagle, ngram, none, or the folder or hub name of a draft model or of heads; "
-        "any of these behind ngram+ (ngram+mtp): copies where the text repeats itself, and that "
-        "drafter where it does not; default: ngram",
+        help=f"draft, {', '.join(registry.head_names())} (the embedded model has eagle3, mtp, "
+        "speculator, hydra and medusa), ngram, none, or the folder or hub name of a draft model or "
+        "of heads; after ngram+ (ngram+mtp), the drafter is asked only where there is nothing to "
+        "copy from the text so far; default: ngram",
     )
     p.add_argument(
         "--num-draft",

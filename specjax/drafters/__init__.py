@@ -1,58 +1,24 @@
-"""Drafters: what proposes tokens. One method, one file; registered here by one line."""
+"""Drafters: what proposes tokens. One method, one file; ``registry.py`` lists them all.
 
-import importlib
+``Plain``, ``DraftModel`` and ``NGram`` stand by themselves; ``Adaptive``, ``Hybrid``, ``Union`` and
+``Synthetic`` are made of other drafters; all others are heads, which read the target's hidden
+states (``heads.py``). A drafter is imported when it is first asked for: heads need Flax, and
+``import specjax`` does not.
+"""
 
-from .adaptive import Adaptive
+from . import registry
 from .draft_length import POLICIES, ExLlama, Goodput, HuggingFace
-from .draft_model import DraftModel
-from .hybrid import Hybrid
-from .ngram import NGram
-from .plain import Plain
-from .synthetic import Synthetic
-from .union import Union
 
-DRAFTERS = {drafter.name: drafter for drafter in (Plain, DraftModel, NGram)}
-DRAFTERS |= {
-    "adaptive": Adaptive,
-    "hybrid": Hybrid,
-    "synthetic": Synthetic,
-    "union": Union,
-}  # named after what they hold
-
-# drafters with layers of their own bring Flax along: imported when first asked for
-_LAZY = {"Block": "block", "Blockwise": "blockwise", "Hydra": "hydra", "Medusa": "medusa"}
-_LAZY |= {"Eagle": "eagle", "Eagle3": "eagle3", "PEagle": "peagle"}
-_LAZY |= {"MTP": "mtp", "ParallelHeads": "mtp_heads"}
-_LAZY |= {"Speculator": "speculator", "ReDrafter": "redrafter"}
-
-__all__ = [
-    "DRAFTERS",
-    "POLICIES",
-    "Adaptive",
-    "Block",
-    "Blockwise",
-    "DraftModel",
-    "Eagle",
-    "Eagle3",
-    "ExLlama",
-    "Goodput",
-    "HuggingFace",
-    "Hybrid",
-    "Hydra",
-    "MTP",
-    "Medusa",
-    "NGram",
-    "PEagle",
-    "ParallelHeads",
-    "Plain",
-    "ReDrafter",
-    "Speculator",
-    "Synthetic",
-    "Union",
-]
+__all__ = ["POLICIES", "ExLlama", "Goodput", "HuggingFace", "registry"]
+__all__ += sorted(entry.class_name for entry in registry.entries())
 
 
 def __getattr__(name: str):
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
+    for entry in registry.entries():
+        if entry.class_name == name:
+            return entry.load()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted({*globals(), *(entry.class_name for entry in registry.entries())})

@@ -140,7 +140,7 @@ class ParallelHeads(HeadDrafter):
     """
 
     module = MTPHeads
-    name = "mtp-heads"
+    name = "mtp_heads"
 
     def __post_init__(self):
         if self.layer is None:

@@ -12,6 +12,7 @@ import numpy as np
 from .. import drafters, trees
 from ..checkpoints import HeadLM, holds_heads, load_drafter
 from ..checkpoints.mtp import holds_modules
+from ..drafters import registry
 from ..models.families import FAMILIES
 from ..models.files import read_json
 from ..models.lm import EMBEDDED, LM, as_drafter, config_folder, load
@@ -20,8 +21,6 @@ from ..models.tokenizer import holds_tokenizer
 from ..types import PyTree
 
 DEFAULT_DRAFTS = {"embedded": "embedded-draft"}  # target -> its draft model, for drafter="draft"
-# drafters that may lie beside an embedded target, by name
-HEADS = ("medusa", "hydra", "speculator", "blockwise", "eagle", "eagle3", "mtp")
 NUM_DRAFT = 3  # by default; on CPU a pass costs the same over 2 to 4 tokens
 AUTO, AUTO_DRAFTS = "auto", 7  # num_draft that follows acceptance and cost, and its largest value
 LOOKUP = "ngram+"  # before the name of a drafter: copies first, see drafters/hybrid.py
@@ -130,15 +129,21 @@ def resolve_drafter(
     return drafter, params
 
 
+def _heads() -> tuple[str, ...]:
+    """All names of heads: those of the registry, and what else users may type for them."""
+    heads = registry.entries("head")
+    return tuple(name for entry in heads for name in (entry.name, *entry.aliases))
+
+
 def _check_name(drafter: str) -> None:
     """Raises ValueError for what can be no drafter's name."""
     name = drafter.removeprefix(LOOKUP)
-    if name in ("draft", *HEADS) or (name == drafter and name in ("plain", "ngram")):
+    if name in ("draft", *_heads()) or (name == drafter and name in ("plain", "ngram")):
         return
     if "/" not in name and name not in EMBEDDED and not os.path.isdir(name):
         raise ValueError(
             f"drafter={drafter!r} is unknown; accepted: 'draft', 'ngram', 'plain' (or None), "
-            f"{', '.join(map(repr, HEADS))}, a folder or hub name (owner/name) of a draft "
+            f"{', '.join(map(repr, _heads()))}, a folder or hub name (owner/name) of a draft "
             f"model or of heads, {LOOKUP!r} before any of these but 'ngram' and 'plain', what "
             "specjax.load or specjax.load_drafter returns, a Drafter object"
         )
@@ -191,15 +196,15 @@ def named(lm: LM, name: str | os.PathLike, **settings) -> str | LM | HeadLM | Wi
         return WithLookup(named(lm, name.removeprefix(LOOKUP), **settings))
     if name == "draft":
         return default_draft(lm)
-    if name in HEADS:
-        return _own_heads(lm, name)
+    if name in _heads():
+        return _own_heads(lm, registry.find(name).name)
     text = os.fspath(name)
     try:
         folder = config_folder(text)
     except OSError as error:
         if "/" in text:
             raise
-        known = ", ".join(("draft", "ngram", "plain", *HEADS))
+        known = ", ".join(("draft", "ngram", "plain", *_heads()))
         kind = FileNotFoundError if isinstance(error, FileNotFoundError) else OSError
         raise kind(f"{error}. If that was to be a name: known are {known}") from None
     config = read_json(folder, "config.json")
@@ -216,22 +221,22 @@ def named(lm: LM, name: str | os.PathLike, **settings) -> str | LM | HeadLM | Wi
 
 @functools.lru_cache(maxsize=4)
 def _own_heads(lm: LM, name: str) -> HeadLM:
-    """The heads that ship with an embedded target; MTP modules lie in a target's checkpoint."""
-    own = lm.name, lm.revision
-    if name == "mtp" and lm.name not in EMBEDDED and holds_modules(*own):
+    """The heads in the folder ``name`` within that of the target; MTP modules may lie in the
+    target's checkpoint instead."""
+    if name == "mtp" and lm.name not in EMBEDDED and holds_modules(lm.name, lm.revision):
         return load_drafter(lm.name, lm, revision=lm.revision)
-    if lm.name not in EMBEDDED:
-        raise ValueError(
-            f"drafter={name!r}: {lm.name} has no {name} heads of its own; pass "
-            "drafter=specjax.load_drafter(<a folder or hub name>, lm), or drafter='ngram'"
-        )
-    folder = EMBEDDED[lm.name].parent / name
-    if not (folder / "config.json").is_file():
+    beside = EMBEDDED[lm.name].parent if lm.name in EMBEDDED else Path(lm.name)
+    if (beside / name / "config.json").is_file():
+        return load_drafter(beside / name, lm)
+    if lm.name in EMBEDDED:
         raise ValueError(
             f"drafter={name!r}: no {name} heads for {lm.name} are part of this installation; train "
             "some (specjax train --help), and give their folder"
         )
-    return load_drafter(folder, lm)
+    raise ValueError(
+        f"drafter={name!r}: {lm.name} has no {name} heads of its own; pass "
+        "drafter=specjax.load_drafter(<a folder or hub name>, lm), or drafter='ngram'"
+    )
 
 
 def default_draft(lm: LM) -> LM:

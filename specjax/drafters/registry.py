@@ -1,0 +1,231 @@
+"""The one place where a drafter is registered.
+
+An ``Entry`` of the table below makes a drafter known to everything that lists drafters: the library
+(``specjax.drafters.Medusa``, imported when it is first asked for), the names that users type and
+the errors and help texts that list them, the checkpoint layouts (``specjax.checkpoints.FORMATS``),
+the recipes of ``specjax train``, and the tests of the project.
+
+To add a method with weights, write one file for its drafter (a ``HeadDrafter``, see ``heads.py``),
+one for its layout on disk (see ``checkpoints/README.md``), one for its recipe, and add one entry. A
+drafter that lives outside of this package is registered by the same line at run time::
+
+    from specjax.drafters import registry
+
+    registry.register(
+        registry.Entry(
+            "my-heads", "my_package.heads:MyHeads", "what my heads propose",
+            formats=("my_package.layout",), recipe="my_package.recipe",
+        )
+    )
+    heads = specjax.load_drafter("some/folder", lm)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from types import ModuleType
+from typing import Literal
+
+Kind = Literal["basic", "head", "wrapper"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What the project knows of a drafter before it is imported.
+
+    A module whose name begins with a dot is one of this package: ``.medusa`` is
+    ``specjax.drafters.medusa`` in ``path``, ``specjax.checkpoints.medusa`` in ``formats``, and
+    ``specjax.train.medusa`` in ``recipe``.
+
+    Attributes:
+      name: what users type; equal to the ``name`` of the drafter.
+      path: ``module:Class`` of the drafter.
+      summary: what it proposes, one phrase for help texts.
+      formats: modules of the layouts that hold its weights; ``save_drafter`` writes the first
+        unless told otherwise. A format is named after its module (``medusa-vllm``).
+      recipe: module of the recipe that trains it; empty: there is none.
+      kind: ``basic`` drafters need no more than the target, or a model of their own; a ``head``
+        reads the target's hidden states and has its weights in ``formats``; a ``wrapper`` is made
+        of other drafters and has no name that users type.
+      aliases: other names that users may type.
+    """
+
+    name: str
+    path: str
+    summary: str
+    formats: tuple[str, ...] = ()
+    recipe: str = ""
+    kind: Kind = "head"
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def class_name(self) -> str:
+        """The class, without its module."""
+        return self.path.partition(":")[2]
+
+    def load(self) -> type:
+        """Imports the drafter's class."""
+        module, _, name = self.path.partition(":")
+        return getattr(importlib.import_module(module, __package__), name)
+
+
+_ENTRIES: dict[str, Entry] = {}
+
+
+def register(entry: Entry) -> Entry:
+    """Makes a drafter known; see the module's docstring.
+
+    Raises:
+      ValueError: another drafter has the name or an alias of this one, or ``path`` is none.
+    """
+    if not all(entry.path.partition(":")):
+        raise ValueError(f"path={entry.path!r}: it must name a class, as 'package.module:Class'")
+    for name in (entry.name, *entry.aliases):
+        other = find(name)
+        if other is not None and other != entry:
+            raise ValueError(f"name={name!r} belongs to {other.path} already: take another one")
+    _ENTRIES[entry.name] = entry
+    return entry
+
+
+def find(name: str) -> Entry | None:
+    """The drafter of a name or alias; None: no drafter has it."""
+    if name in _ENTRIES:
+        return _ENTRIES[name]
+    return next((entry for entry in _ENTRIES.values() if name in entry.aliases), None)
+
+
+def entries(kind: Kind | None = None) -> tuple[Entry, ...]:
+    """All registered drafters, or those of one kind, in the order of registration."""
+    return tuple(entry for entry in _ENTRIES.values() if kind in (None, entry.kind))
+
+
+def head_names() -> tuple[str, ...]:
+    """Names of the drafters whose weights lie in a folder of heads."""
+    return tuple(entry.name for entry in entries("head"))
+
+
+def format_name(module: str) -> str:
+    """The name of a format by its module: ``medusa-vllm`` for ``.medusa_vllm``."""
+    return module.rpartition(".")[2].replace("_", "-")
+
+
+def formats() -> dict[str, str]:
+    """Formats to their modules, of all drafters, each once, in the order of registration."""
+    return {format_name(module): module for entry in entries() for module in entry.formats}
+
+
+def formats_of(drafter: object) -> tuple[str, ...]:
+    """Names of the formats that may hold a drafter, the one usually written first; empty: none.
+
+    A drafter of a class that is not registered has those of the class that it extends.
+    """
+    for kind in type(drafter).__mro__:
+        for entry in entries():
+            if entry.class_name == kind.__name__ and entry.load() is kind:
+                return tuple(map(format_name, entry.formats))
+    return ()
+
+
+def recipes() -> dict[str, tuple[str, ...]]:
+    """Modules of recipes to the names of the drafters that each of them trains."""
+    found: dict[str, tuple[str, ...]] = {}
+    for entry in entries():
+        if entry.recipe:
+            found[entry.recipe] = (*found.get(entry.recipe, ()), entry.name)
+    return found
+
+
+def load_module(name: str, package: str) -> ModuleType:
+    """The module of a format or recipe, relative to ``package`` where it begins with a dot."""
+    return importlib.import_module(name, package)
+
+
+for _entry in (
+    Entry("plain", ".plain:Plain", "nothing", kind="basic", aliases=("none",)),
+    Entry("draft", ".draft_model:DraftModel", "what a smaller model says", kind="basic"),
+    Entry("ngram", ".ngram:NGram", "what followed the last tokens before", kind="basic"),
+    Entry("adaptive", ".adaptive:Adaptive", "as much of another as pays", kind="wrapper"),
+    Entry("hybrid", ".hybrid:Hybrid", "copies, else what another says", kind="wrapper"),
+    Entry("union", ".union:Union", "what several propose, as one tree", kind="wrapper"),
+    Entry("synthetic", ".synthetic:Synthetic", "known texts, for benchmarks", kind="wrapper"),
+    Entry(
+        "medusa",
+        ".medusa:Medusa",
+        "a token by each of several heads on the last hidden state",
+        formats=(".medusa", ".medusa_vllm"),
+        recipe=".heads",
+    ),
+    Entry(
+        "hydra",
+        ".hydra:Hydra",
+        "the same by heads that read the drafted tokens",
+        formats=(".hydra",),
+        recipe=".hydra",
+    ),
+    Entry(
+        "blockwise",
+        ".blockwise:Blockwise",
+        "a token for each offset, by one hidden layer",
+        formats=(".blockwise",),
+        recipe=".heads",
+    ),
+    Entry(
+        "speculator",
+        ".speculator:Speculator",
+        "what an MLP or LSTM cell says",
+        formats=(".speculator",),
+        recipe=".speculator",
+    ),
+    Entry(
+        "redrafter",
+        ".redrafter:ReDrafter",
+        "the beams of a recurrent head",
+        formats=(".redrafter",),
+        recipe=".speculator",
+    ),
+    Entry(
+        "eagle",
+        ".eagle:Eagle",
+        "what a decoder layer on hidden states and drafted tokens says",
+        formats=(".eagle", ".eagle_sglang"),
+        recipe=".eagle",
+    ),
+    Entry(
+        "eagle3",
+        ".eagle3:Eagle3",
+        "the same on the hidden states of several layers",
+        formats=(".eagle3", ".eagle3_speculators"),
+        recipe=".eagle3",
+    ),
+    Entry(
+        "p-eagle",
+        ".peagle:PEagle",
+        "all depths of such a head at once",
+        formats=(".eagle3", ".eagle3_speculators"),
+        recipe=".eagle3",
+    ),
+    Entry(
+        "block",
+        ".block:BlockDrafter",
+        "masks filled in at once (DFlash)",
+        formats=(".dflash",),
+        recipe=".block",
+        aliases=("dflash",),
+    ),
+    Entry(
+        "mtp",
+        ".mtp:MTP",
+        "what modules for multi-token prediction say",
+        formats=(".mtp",),
+        recipe=".mtp",
+    ),
+    Entry(
+        "mtp_heads",
+        ".mtp_heads:ParallelHeads",
+        "what parallel heads of multi-token prediction say",
+        formats=(".mtp_heads",),
+    ),
+):
+    register(_entry)
