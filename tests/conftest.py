@@ -1,21 +1,104 @@
+"""Devices, the cache of compiled programs, and tiers: see ``tests/README.md``."""
+
 import gc
 import itertools
 import os
 import pathlib
+import tempfile
 
 import jax
 import pytest
+import tiers
 
 from specjax import sharding
-from specjax._internal import compile_cache
 
-jax.config.update("jax_num_cpu_devices", 8)
-os.environ.setdefault("NPROC", str(8 * sharding.CPU_THREADS))
-# most of the tests' time is compilation: both workers share it, and so does the next run
-compile_cache.enable()
+# A test sees the one device that a user has. What needs several runs in sessions of their own.
+DEVICES = int(os.environ.get("SPECJAX_TEST_DEVICES", "1"))
+if DEVICES > 1:
+    jax.config.update("jax_num_cpu_devices", DEVICES)
+    os.environ.setdefault("NPROC", str(DEVICES * sharding.CPU_THREADS))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+HERE = pathlib.Path(__file__).parent
 MANY, OFTEN = 20_000, 16  # mappings of memory; tests between two looks at them
 ended = itertools.count()
+schedule = pytest.StashKey[tiers.Schedule]()
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--tier",
+        help=f"run the tests of these tiers alone ({', '.join(tiers.TIERS)}; several with commas). "
+        "Default: the default tier; of a file that is named, every test",
+    )
+
+
+def pytest_configure(config):
+    config.stash[schedule] = tiers.Schedule()
+    if not hasattr(config, "workerinput"):  # xdist's workers inherit the environment
+        keep_programs(config)
+    place = os.environ["JAX_COMPILATION_CACHE_DIR"]
+    jax.config.update("jax_compilation_cache_dir", place)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def keep_programs(config):
+    """Compiled programs go into pytest's own cache: the workers of a run and the processes that
+    tests start share them, and so does the next run of this checkout, but nothing else does."""
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    if hasattr(config, "cache"):
+        place = str(config.cache.mkdir("specjax-programs"))
+    else:  # -p no:cacheprovider
+        config.add_cleanup((folder := tempfile.TemporaryDirectory()).cleanup)
+        place = folder.name
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = place
+    config.add_cleanup(lambda: os.environ.pop("JAX_COMPILATION_CACHE_DIR"))
+
+
+def wanted(config):
+    """The tiers to run; None: everything that is named."""
+    if chosen := config.getoption("--tier"):
+        names = [x.strip() for x in chosen.split(",")]
+        if unknown := set(names) - {*tiers.TIERS}:
+            raise pytest.UsageError(f"--tier {unknown.pop()!r}: known are {', '.join(tiers.TIERS)}")
+        return names
+    named = [pathlib.Path(str(x).split("::")[0]) for x in config.args]
+    return None if any(x.suffix == ".py" for x in named) else [tiers.DEFAULT]
+
+
+def below(path):
+    """``path`` as the table writes it."""
+    return pathlib.Path(path).relative_to(HERE).as_posix()
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Files without a test of the wanted tiers are not even imported."""
+    if collection_path.suffix != ".py" or not collection_path.is_relative_to(HERE):
+        return None
+    names, table = wanted(config), config.stash[schedule]
+    file = below(collection_path)
+    if names is None:
+        return None
+    several = DEVICES > 1 and not (file in table.devices or file.startswith(tiers.REPEATED))
+    return True if several or not table.tiers(file) & {*names} else None
+
+
+def pytest_collection_modifyitems(config, items):
+    names, table = wanted(config), config.stash[schedule]
+    kept, dropped = [], []
+    for item in items:
+        file, test = below(item.path), item.nodeid.partition("::")[2]
+        tier, many = table.tier(file, test), table.many(file, test)
+        if many and DEVICES == 1 and names is None:
+            item.add_marker(pytest.mark.skip(reason="needs SPECJAX_TEST_DEVICES=8"))
+        repeated = names and tiers.FULL in names and file.startswith(tiers.REPEATED)
+        here = many == (DEVICES > 1) or DEVICES > 1 and repeated
+        run = names is None or tier in names and here
+        (kept if run else dropped).append(item)
+    items[:] = kept
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
 
 
 @pytest.fixture(autouse=True)
