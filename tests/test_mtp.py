@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from specjax.train import head_export
+from specjax.train.config import ConfigError
 from toys import heads as weights_for
 
 import specjax
@@ -297,6 +299,18 @@ def test_bad_shapes_and_absent_modules_are_named(targets):
         config = MTPConfig(layer=layer, shared_ends=True, embedding_first=False)
         drafter = MTP(config=config, target=lm.target)
         specjax.save_drafter(drafter, weights_for(drafter), "nowhere")
+
+
+def test_modules_whose_layer_the_file_could_not_hold_are_refused_before_training(targets):
+    lm, _ = targets["qwen"]
+    layer = dataclasses.replace(module_layer(lm.config), intermediate_size=12)
+    drafter = MTP(config=MTPConfig(layer=layer), target=lm.target)
+    words = "modules' layer has intermediate_size=12, and the target makes it"
+    with pytest.raises(ValueError, match=f"{words}.*module_layer"):
+        specjax.save_drafter(drafter, weights_for(drafter), "nowhere")
+    assert not Path("nowhere").exists()
+    with pytest.raises(ConfigError, match=words):  # the first thing that every recipe does
+        head_export.layout_of(lm, drafter, weights_for(drafter))
 
 
 def test_modules_of_speculators_are_those_of_qwen_under_other_names(targets, tmp_path):

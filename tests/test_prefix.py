@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from flax import nnx
 from safetensors.numpy import load_file
+from specjax.train import head_export
+from specjax.train.config import ConfigError
 from toys import bag, heads
 
 import specjax
@@ -203,6 +205,18 @@ def test_what_is_no_prefix_layer_is_refused(change):
         dataclasses.replace(DRAFTERS["speculator"].config, prefix=layer)
     with pytest.raises(ValueError, match="prefix: .*; accepted: one layer with rotary positions"):
         dataclasses.replace(DRAFTERS["hydra"].config, prefix=layer)
+
+
+def test_a_hydra_prefix_that_its_file_could_not_hold_is_refused_before_training(tmp_path):
+    layer = dataclasses.replace(LAYER, head_dim=2 * LAYER.head_dim)
+    config = HydraConfig(prefix=layer, **SIZES)
+    drafter = Hydra(config=config, target=CausalLM(TARGET))
+    words = f"prefix layer has head_dim={layer.head_dim}, and the target makes it {LAYER.head_dim}"
+    with pytest.raises(ValueError, match=f"{words}.*prefix_config"):
+        specjax.save_drafter(drafter, heads(drafter), tmp_path)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ConfigError, match=words):  # the first thing that every recipe does
+        head_export.layout_of(None, drafter, heads(drafter))
 
 
 def test_a_file_whose_prefix_is_no_layer_is_refused(tmp_path):

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 
 from ..drafters.hydra import Hydra, HydraConfig
 from ..drafters.prefix import prefix_config
-from .layers import block_names
+from .layers import block_names, check_layer
 from .weights import check_same, check_sizes, loaded, stored
 
 KNOWN = "Hydra's (hydra_mlp.{i}.{j}.linear.weight, hydra_lm_head.{i}.weight)"
@@ -74,6 +74,13 @@ def load(config: Mapping, tensors: Mapping, target):
 
 def save(drafter: Hydra, params, target=None) -> tuple[dict, dict]:
     shape = drafter.config
+    if shape.prefix is not None:
+        check_layer(
+            "format='hydra': the prefix layer",
+            shape.prefix,
+            prefix_config(drafter.target.config),
+            "make it with drafters.prefix.prefix_config(target.config)",
+        )
     config = {
         "hydra_num_heads": shape.num_heads,
         "hydra_num_layers": shape.num_layers,

@@ -11,6 +11,7 @@ from ..models.translate import config_from_hf, config_to_hf
 _NORMS = {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"}
 _KINDS = ("llama", "qwen2", "qwen3")  # whose names those of ``block_names`` are
 _HEAD_NORMS = ("q_norm", "k_norm")
+_WITHOUT_EFFECT = ("max_positions", "model_type", "tie_embeddings", "eos_ids", "bos_id")
 _ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
 
 
@@ -107,3 +108,28 @@ def block_names(config: DecoderConfig, layer: int, before: str, path: tuple) -> 
     return named | {
         f"{before}{name}.bias": (*parts[name], "bias") for name, is_so in biased.items() if is_so
     }
+
+
+def check_layer(name: str, layer: DecoderConfig, wanted: DecoderConfig, way_out: str) -> None:
+    """Refuses a layer whose shape a layout does not write, since it is that of the target.
+
+    Args:
+      name: how the error names the layer, with the format.
+      layer: the shape that the drafter has.
+      wanted: the shape with which the layout is read again.
+      way_out: the end of the error's sentence.
+
+    Raises:
+      ValueError: the shapes differ in a field that changes what the layer computes.
+    """
+    fields = [field.name for field in dataclasses.fields(DecoderConfig)]
+    wrong = [
+        f"{field}={getattr(layer, field)!r}, and the target makes it {getattr(wanted, field)!r}"
+        for field in fields
+        if field not in _WITHOUT_EFFECT and getattr(layer, field) != getattr(wanted, field)
+    ]
+    if wrong:
+        raise ValueError(
+            f"{name} has {'; '.join(wrong)}. The file does not hold its shape, which is that of "
+            f"the target when it is read: {way_out}"
+        )

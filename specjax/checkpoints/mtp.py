@@ -41,6 +41,7 @@ from ..models.hf import gathered, shape_of, weight_files
 from ..models.lm import folder_of
 from ..models.reading import Reader
 from ..models.tensors import Tensor
+from .layers import check_layer
 from .weights import Tensors, check_same, check_whole, some
 
 KNOWN = "MTP modules (model.layers.{n}.eh_proj, [model.]mtp_layers.{k}.input_proj or mtp.fc)"
@@ -194,6 +195,15 @@ def save(drafter: MTP, params, target=None) -> tuple[dict, dict]:
     layout = next((x for x in LAYOUTS.values() if x.config == wanted), None)
     if layout is None:
         raise ValueError(f"format='mtp': no published layout has {wanted}")
+    layer = module_layer(drafter.target.config)
+    if not shape.layer.num_experts:
+        layer = dataclasses.replace(layer, num_experts=0)  # told by the tensors
+    check_layer(
+        "format='mtp': the modules' layer",
+        shape.layer,
+        layer,
+        "make it with drafters.mtp.module_layer(target.config)",
+    )
     config = {
         "model_type": "mtp",
         "num_nextn_predict_layers": num,
