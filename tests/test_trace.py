@@ -55,7 +55,7 @@ SHAPES = {
     "silent": ("rejection", WARM, False),
     "merged": ("rejection", WARM, True),
 }
-SEEN = {"passengers": "passenger", "silent": "silent", "ngram": "left out"}
+SEEN = {"passengers": "passenger", "silent": "empty", "ngram": "left out"}
 SEEN |= {"adaptive ngram": "left out", "plain": "root"}
 
 
@@ -63,7 +63,7 @@ SEEN |= {"adaptive ngram": "left out", "plain": "root"}
 def test_every_shape_of_draft_is_traced_as_it_is_decoded(name, quick_compilation):
     rule, sampling, beside = SHAPES[name]
     given = begin(name, sampling, rule)
-    found = [one for one, _ in record.record(*given)]
+    found = [one for one, _ in record.record_rounds(*given)]
     before = list(PROMPT)
     for index, one in enumerate(found):
         agrees_with_the_model(one, before, sampling, laws=index < 2)
@@ -123,12 +123,12 @@ def test_the_numbers_that_a_rule_gives_decide_as_it_did(name, rule, quick_compil
     fates = Counter()
     for _ in range(6):
         live = np.flatnonzero(state.budget > 0)
-        state, seen = record.advance(*objects, params, state)
+        state, seen = record.run_recorded_round(*objects, params, state)
         passes = np.asarray(PASSES[name, rule](seen.p, seen.q, **seen.evidence))
         for row in live:
             path = seen.verdict.path[row, : int(seen.verdict.count[row]) + 1].tolist()
             for above in path:
-                below = np.flatnonzero(seen.able[row] & (seen.draft.parent[row] == above))
+                below = np.flatnonzero(seen.acceptable[row] & (seen.draft.parent[row] == above))
                 if rule == "kseq" and len({*seen.draft.tokens[row, below].tolist()}) < len(below):
                     continue  # of equal siblings the one on the path may be another's twin
                 for n in below:
@@ -142,7 +142,7 @@ def test_the_numbers_that_a_rule_gives_decide_as_it_did(name, rule, quick_compil
 
 
 def test_a_sibling_drawn_without_replacement_has_the_q_that_was_left(quick_compilation):
-    (one, _), *_ = record.record(*begin("tree distinct", WARM, "traversal"))
+    (one, _), *_ = record.record_rounds(*begin("tree distinct", WARM, "traversal"))
     siblings = [node for node in one.nodes if node.parent == 0]
     law = reference.next_law(MODEL, CASES["tree distinct"][1], np.int32([PROMPT]), WARM)[0]
     first, second = (law[node.token] for node in siblings)
@@ -152,11 +152,11 @@ def test_a_sibling_drawn_without_replacement_has_the_q_that_was_left(quick_compi
 
 def test_a_place_for_which_the_law_had_no_token_is_no_passenger(quick_compilation):
     one_token = dataclasses.replace(WARM, top_k=1)
-    (one, _), *_ = record.record(*begin("tree distinct", one_token, "traversal"))
+    (one, _), *_ = record.record_rounds(*begin("tree distinct", one_token, "traversal"))
     absent = [node for node in one.nodes if node.token < 0]
     assert absent and {node.status for node in absent} == {"left out"}
     assert {node.why for node in absent if node.parent == 0} == {
-        "no token was left to propose here: the law has fewer than siblings"
+        "the drafter's law had no token left to propose here"
     }
     assert "passenger" not in {node.status for node in one.nodes}
 
@@ -211,7 +211,7 @@ def test_rounds_and_ctrl_c_bound_a_trace(pair, monkeypatch, quick_compilation):
     whole = specjax.trace(pair[0], "def f(x):", **options)
     found = specjax.trace(pair[0], "def f(x):", rounds=3, **options)
     assert found.rounds == whole.rounds[:3] and found.reason == "" and not found.interrupted
-    advance, calls = record.advance, []
+    advance, calls = record.run_recorded_round, []
 
     def interrupted(*given):
         calls.append(1)
@@ -219,7 +219,7 @@ def test_rounds_and_ctrl_c_bound_a_trace(pair, monkeypatch, quick_compilation):
             raise KeyboardInterrupt
         return advance(*given)
 
-    monkeypatch.setattr(record, "advance", interrupted)
+    monkeypatch.setattr(record, "run_recorded_round", interrupted)
     found = specjax.trace(pair[0], "def f(x):", **options)
     assert found.rounds == whole.rounds[:2] and found.interrupted
 
@@ -285,8 +285,8 @@ def traced(pair, quick_compilation):
 
 
 def test_the_page_holds_the_rounds(traced):
-    data = Reader(html_page.page(traced)).data
-    assert data == json.loads(json.dumps(html_page.content(traced)))
+    data = Reader(html_page.page(traced.page_data())).data
+    assert data == json.loads(json.dumps(traced.page_data()))
     assert [one["token"] for one in data["rounds"]] == [
         [node.token for node in one.nodes] for one in traced.rounds
     ]
@@ -305,15 +305,18 @@ def test_no_text_gets_out_of_the_data(traced):
         pieces=[[EVIL] * len(pieces) for pieces in traced.pieces],
         spell=lambda token: Spelled(EVIL),
     )
-    harmless, page = Reader(html_page.page(traced)), Reader(html_page.page(evil))
+    harmless, page = (
+        Reader(html_page.page(traced.page_data())),
+        Reader(html_page.page(evil.page_data())),
+    )
     assert page.elements == harmless.elements
     assert page.data["model"] == page.data["prompt"] == page.data["settings"]["law"] == EVIL
     assert {tuple(token) for token in page.data["tokens"].values()} == {(EVIL,)}
-    html_page.page(evil).encode()  # no lone surrogate
+    html_page.page(evil.page_data()).encode()  # no lone surrogate
 
 
 def test_the_page_asks_for_nothing_else(traced):
-    text = html_page.page(traced)
+    text = html_page.page(traced.page_data())
     reader = Reader(text)
     policy = dict(reader.elements[[tag for tag, _ in reader.elements].index("meta") + 4][1])
     assert policy["http-equiv"] == "Content-Security-Policy"
@@ -354,7 +357,7 @@ def test_the_command_writes_a_page_and_says_how_large(
 
     (tmp_path / "other.html").write_text("<p>mine")
     refused = {
-        "other.html": "no page of this command",
+        "other.html": "not a trace page",
         "absent/page.html": "there is no folder absent",
         str(tmp_path): "is a folder",
     }

@@ -42,7 +42,7 @@ def add(commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Traces, writes, says where and how large."""
-    html_page.check(arguments.output)
+    html_page.check_output(arguments.output)
     prompt, heard = asked(arguments)
     lm = set_up(arguments)
     options = options_of(arguments, lm) | {"inputs": heard}
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         size = found.save(arguments.output)
         rounds = f"{len(found.rounds)} round{'s' * (len(found.rounds) != 1)}"
         approximate = f" · {found.approximate}: approximate" if found.approximate else ""
-        going = "" if found.reason else " · the text goes on behind them (--rounds)"
+        going = "" if found.reason else " · the text would go on (more: --rounds)"
         print(
             f"{arguments.output}: {rounds}, {len(found.tokens)} tokens, τ {found.tau:.2f}, "
             f"{size / 1000:,.0f} kB{approximate}{going if not found.interrupted else ''}"

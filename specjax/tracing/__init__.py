@@ -1,1 +1,1 @@
-"""``trace``: a text decoded round by round, recorded and shown as one HTML page."""
+"""``trace``: decodes a text round by round; the record is shown as one HTML page."""

@@ -1,12 +1,9 @@
-"""Why a node was kept or not, in words: for ``specjax trace``.
+"""Why a node of a draft was kept or not, in words: the sentences of ``specjax trace``.
 
-A rule may say it in words of its own: an attribute ``why``, sentences by what became of a node
-whose parent was accepted (and ``beyond``, whose parent was not). A case for which it has words is
-one that it judges: without them a node that is ``later`` or ``beyond`` was not looked at. The
-fields they may name are those of ``sentence``, and the numbers by node that its method
-``evidence`` returns, if it has one:
-``evidence(params, draft, target_law, draft_law, key) -> {name: float32 [B, N]}``, with the
-arguments of the rule itself.
+A rule may have sentences of its own: ``why``, a mapping from the case of a node to a template. A
+case for which a rule has a sentence is one that the rule judges; a node of the case ``later`` or
+``beyond`` is otherwise reported as not looked at. Templates may name the fields that ``sentence``
+takes, and the numbers by node that the rule's ``evidence`` returns.
 """
 
 from __future__ import annotations
@@ -21,18 +18,22 @@ WHY = {
 
 
 def judges(rule, case: str) -> bool:
-    """Whether ``rule`` judges nodes of this case at all."""
+    """Whether ``rule`` judges nodes of ``case`` at all."""
     return case in (ACCEPTED, REJECTED) or case in getattr(rule, "why", {})
 
 
 def sentence(rule, case: str, **fields) -> str:
-    """What ``rule`` says of a node.
+    """The sentence of ``rule`` about a node.
 
     Args:
-      case: ``accepted``; ``rejected``; ``later``, behind the accepted sibling in draw order;
+      rule: the acceptance rule.
+      case: ``accepted``; ``rejected``; ``later``, after the accepted sibling in draw order;
         ``beyond``, below a node that was not accepted.
-      fields: ``p``, ``q`` of the node's token; ``said``, the token that follows its parent in the
-        text; ``share``, "p", or for a later sibling what the earlier ones left of it; and the
-        rule's evidence.
+      **fields: ``p`` and ``q`` of the node's token; ``said``, the token that follows the node's
+        parent in the text; ``share``, what p is compared as: "p", or for a later sibling what the
+        earlier siblings left of p; and the rule's evidence.
+
+    Returns:
+      One sentence, without a full stop.
     """
     return {**WHY, **getattr(rule, "why", {})}[case].format_map(fields)

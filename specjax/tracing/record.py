@@ -1,7 +1,7 @@
-"""Rounds one at a time, with all that was looked at: what ``specjax trace`` shows.
+"""Records rounds one at a time, with p and q at every node: what ``specjax trace`` shows.
 
-The rounds are the loop's own, ``round.judge`` and then ``round.conclude``; what is added are the
-laws at every node, which a rule asks for only where it stands.
+The rounds are the loop's own, ``draft_and_verify`` and then ``commit_round``. Recording adds the
+laws at every node, where an acceptance rule asks only for those along its path.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from ..decoding.state import ENDED, State
 from ..types import POINT_MASS, ROOT, Draft, Verdict
 from . import explain
 
-TOP = 5  # tokens of the target's law that are kept at a visited node
+TOP = 5  # most probable tokens that are recorded at a visited node
 
 # what became of a node
 ROOT_NODE, ACCEPTED, CUT, REJECTED = "root", "accepted", "cut", "rejected"
-BEYOND, PASSENGER, LEFT_OUT, SILENT = "beyond", "passenger", "left out", "silent"
-CORRECTION, BONUS, OWN, NONE = "correction", "bonus", "own", "none"
+BEYOND, PASSENGER, LEFT_OUT, EMPTY = "beyond", "passenger", "left out", "empty"
+# what the token after the accepted path is
+CORRECTION, BONUS, PLAIN, NONE = "correction", "bonus", "plain", "none"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,19 +44,21 @@ class Node:
     """One node of a draft.
 
     Attributes:
-      token: its id; -1 where the drafter had none to propose.
-      parent: index of the node above; -1 at the root.
-      depth: 0 at the root.
-      p: of the token, by the target's law after its parent; None at the root, and where the parent
-        was not scored. At temperature 0, where that law is a point mass, the softmax at
-        temperature 1.
-      q: of the token, by the law that it was drawn from; None for a point mass.
-      status: ``root``, ``accepted``, ``cut`` (accepted, but behind a stop or beyond the budget),
+      token: the token id; -1 where the drafter had no token to propose.
+      parent: index of the parent node; -1 at the root.
+      depth: distance from the root, 0 at the root.
+      p: probability of the token under the target's law after its parent; None at the root, and
+        where the parent was not scored. At temperature 0, where that law is a point mass, p is the
+        softmax at temperature 1.
+      q: probability of the token under the law that it was drawn from; None for a token that was
+        chosen instead of drawn.
+      status: ``root``, ``accepted``, ``cut`` (accepted, but after a stop or beyond the budget),
         ``rejected``, ``beyond`` (the rule did not look at it), ``passenger`` (scored, cannot be
-        accepted), ``left out`` (not scored in this round, or no token was proposed), ``silent``
+        accepted), ``left out`` (not scored in this round, or no token was proposed), ``empty``
         (the round emits nothing).
-      why: the same in words.
-      top: the most probable tokens after it and their p, where the walk came by; else empty.
+      why: the reason for the status, in words.
+      top: the most probable tokens after the node with their p, if the node is on the accepted
+        path; else empty.
     """
 
     token: int
@@ -73,16 +76,18 @@ class Round:
     """One round of one row.
 
     Attributes:
-      nodes: of the draft; the first is the root.
-      path: the accepted nodes, from the root down, before stops and the budget cut anything;
-        empty in a silent round.
-      kind: of the token behind the path: ``correction`` (a child was there and rejected),
-        ``bonus`` (all was accepted), ``own`` (nothing was drafted), ``none`` (a silent round, or a
-        law that gives no token any probability).
-      token: the token behind the path, -1 for none; p: its probability as in ``Node.p``.
-      emitted: the new tokens; from_draft: which of them were drafted.
-      rule: the acceptance rule that ``auto`` stands for.
-      reason: why the row ended with this round, "" if it did not.
+      nodes: the nodes of the draft; the first is the root.
+      path: indices of the accepted nodes, from the root down, before stops and the budget cut
+        anything; empty in a round that emits nothing.
+      kind: what the token after the path is: a ``correction`` (a drafted token was rejected in its
+        place), a ``bonus`` (the whole path to a leaf was accepted), ``plain`` (nothing was
+        drafted), ``none`` (the round emits nothing, or the law gives no token any probability).
+      token: the token after the path, -1 for none.
+      p: the probability of ``token``, as in ``Node.p``.
+      emitted: the new token ids.
+      from_draft: for each new token, whether it was drafted.
+      rule: name of the acceptance rule, the one that ``auto`` stands for.
+      reason: why the row ended with this round; empty if it did not.
     """
 
     nodes: list[Node]
@@ -96,7 +101,7 @@ class Round:
     reason: str
 
     def cut(self, num: int, reason: str) -> Round:
-        """The round with its first ``num`` tokens, for the text ended there for this reason."""
+        """The round with only its first ``num`` tokens: the text ended there, for ``reason``."""
 
         def fate(n: int, node: Node) -> Node:
             if n not in self.path[num + 1 :]:
@@ -114,44 +119,52 @@ class Round:
 
 
 @pytree_dataclass
-class Seen:
-    """A round on the device; arrays lead with B, logits are left behind.
+class RoundArrays:
+    """A recorded round of all rows, on the device; the logits are not kept.
 
-    ``p``, ``q`` float32 ``[B, N]`` as in ``Node``; ``top`` ids and p ``[B, N, TOP]``; ``behind``
-    float32 ``[B]``, p of the verdict's token; ``emitted`` int32 ``[B, D + 1]``, -1 behind the last;
-    ``able`` bool ``[B, N]``, nodes that the rule may accept; ``evidence``: of the rule, by name.
+    Attributes:
+      draft: the draft, without its laws.
+      depth: int32 ``[B, N]``, depth of each node.
+      acceptable: bool ``[B, N]``, nodes that the rule may accept.
+      p, q: float32 ``[B, N]``, as in ``Node``.
+      top: token ids and their p, ``[B, N, TOP]`` each.
+      verdict: of the rule, before stops and budget.
+      p_last: float32 ``[B]``, p of the verdict's token.
+      emitted: int32 ``[B, D + 1]``, -1 after the last new token.
+      evidence: the rule's numbers by name, float32 ``[B, N]``.
+      rule: the rule that ``auto`` stands for.
     """
 
     draft: Draft
     depth: jax.Array
-    able: jax.Array
+    acceptable: jax.Array
     p: jax.Array
     q: jax.Array
     top: tuple[jax.Array, jax.Array]
     verdict: Verdict
-    behind: jax.Array
+    p_last: jax.Array
     emitted: jax.Array
     evidence: dict[str, jax.Array]
-    rule: object = static()  # the one that ``auto`` stands for
+    rule: object = static()
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def advance(target, drafter, rule, params, state: State) -> tuple[State, Seen]:
-    """One round of the loop, and what was looked at."""
-    judged = draft_and_verify(target, drafter, rule, params, state)
-    _, emitted = truncate(judged.draft, judged.verdict, state)
-    seen = _look(rule, params, judged, emitted, round_keys(state, ACCEPT))
-    return commit_round(target, drafter, params, state, judged), seen
+def run_recorded_round(target, drafter, rule, params, state: State) -> tuple[State, RoundArrays]:
+    """Runs one round of the loop and records it."""
+    verified = draft_and_verify(target, drafter, rule, params, state)
+    _, emitted = truncate(verified.draft, verified.verdict, state)
+    arrays = _arrays(rule, params, verified, emitted, round_keys(state, ACCEPT))
+    return commit_round(target, drafter, params, state, verified), arrays
 
 
-def _look(rule, params, judged: VerifiedRound, emitted, keys) -> Seen:
-    """The laws at every node, one after the other: they are as wide as the vocabulary."""
-    draft, context, verdict = judged.draft, judged.context, judged.verdict
+def _arrays(rule, params, verified: VerifiedRound, emitted, keys) -> RoundArrays:
+    """Computes the laws node by node, since each is as wide as the vocabulary."""
+    draft, context, verdict = verified.draft, verified.context, verified.verdict
     batch, nodes = draft.tokens.shape
     rows, tokens = jnp.arange(batch)[:, None], jnp.maximum(draft.tokens, 0)
-    target_law = TargetLaw(draft, judged.scores.logits, context)
-    draft_law = DraftLaw(draft, judged.scores.logits.shape[-1])
-    most = min(TOP, judged.scores.logits.shape[-1])
+    target_law = TargetLaw(draft, verified.scores.logits, context)
+    draft_law = DraftLaw(draft, verified.scores.logits.shape[-1])
+    most = min(TOP, verified.scores.logits.shape[-1])
     last = walk.at_node(verdict.path, jnp.maximum(verdict.count, 0))
 
     def law(node):
@@ -169,45 +182,49 @@ def _look(rule, params, judged: VerifiedRound, emitted, keys) -> Seen:
     parent = jnp.broadcast_to(trees.parents(draft), (batch, nodes))
     rule = acceptance.choose(rule, draft, context.sampling.greedy)
     evidence = getattr(rule, "evidence", lambda *_: {})
-    return Seen(
+    return RoundArrays(
         draft=dataclasses.replace(draft, laws=None, parent=parent, topology=None),
         depth=jnp.broadcast_to(trees.depths(draft), (batch, nodes)),
-        able=walk.eligible(draft),
+        acceptable=walk.eligible(draft),
         p=after[jnp.maximum(parent, ROOT), rows, jnp.arange(nodes)],
         q=q.T,
         top=(jnp.swapaxes(best, 0, 1), jnp.swapaxes(best_p, 0, 1)),
         verdict=verdict,
-        behind=law(last)[rows[:, 0], jnp.maximum(verdict.token, 0)],
+        p_last=law(last)[rows[:, 0], jnp.maximum(verdict.token, 0)],
         emitted=emitted,
         evidence=evidence(params, draft, target_law, draft_law, keys),
         rule=rule,
     )
 
 
-def record(
+def record_rounds(
     target, drafter, rule, params, state: State, spell: Callable[[int], object] = str, row: int = 0
 ) -> Iterator[tuple[Round, State]]:
-    """Runs rounds until row ``row`` has ended; yields what it did in each, and the state after.
+    """Runs rounds until row ``row`` has ended.
 
     Args:
-      state: from ``loop.start``; it is not given away.
-      spell: a token's name in the sentences.
-      row: which one; the others run along, and may have ended before or not yet.
+      target, drafter, rule, params: as for ``specjax.decode``.
+      state: the state after the prompts were read; its buffers are not donated.
+      spell: shows a token id as it appears in the sentences.
+      row: index of the recorded row; the other rows are decoded along with it.
+
+    Yields:
+      The record of each round of the row, and the state after that round.
     """
     while int(sharding.gather(state.budget)[row]) > 0:
-        state, seen = advance(target, drafter, rule, params, state)
-        seen, ended = sharding.gather((seen, state.ended))
-        yield _round(seen, row, spell, ENDED[int(ended[row])]), state
+        state, arrays = run_recorded_round(target, drafter, rule, params, state)
+        arrays, ended = sharding.gather((arrays, state.ended))
+        yield _round(arrays, row, spell, ENDED[int(ended[row])]), state
 
 
-def _round(seen: Seen, row: int, spell, reason: str) -> Round:
-    one = jax.tree.map(lambda x: x[row], seen)
+def _round(arrays: RoundArrays, row: int, spell, reason: str) -> Round:
+    one = jax.tree.map(lambda x: x[row], arrays)
     count, token = int(one.verdict.count), int(one.verdict.token)
     path = [int(node) for node in one.verdict.path[: count + 1]]
     emitted = [int(t) for t in one.emitted if t >= 0]
     last = path[-1] if path else ROOT
-    below = one.able & (one.draft.parent == last)
-    kind = CORRECTION if below.any() else BONUS if count > 0 else OWN
+    below = one.acceptable & (one.draft.parent == last)
+    kind = CORRECTION if below.any() else BONUS if count > 0 else PLAIN
     if token < 0:
         kind = NONE
     whole = Round(
@@ -215,7 +232,7 @@ def _round(seen: Seen, row: int, spell, reason: str) -> Round:
         path=path,
         kind=kind,
         token=token,
-        p=None if token < 0 else float(one.behind),
+        p=None if token < 0 else float(one.p_last),
         emitted=emitted,
         from_draft=[i < count for i in range(len(emitted))],
         rule=one.rule.name,
@@ -224,37 +241,37 @@ def _round(seen: Seen, row: int, spell, reason: str) -> Round:
     return whole.cut(len(emitted), reason)
 
 
-def _nodes(one: Seen, path: list[int], spell) -> list[Node]:
-    """The nodes of one row, as if nothing were cut."""
+def _nodes(one: RoundArrays, path: list[int], spell) -> list[Node]:
+    """The nodes of one row, before stops and the budget cut anything."""
     draft, tokens = one.draft, one.draft.tokens
     scored = np.ones(tokens.shape, bool) if draft.scored is None else draft.scored
-    follows = dict(zip(path, path[1:], strict=False))  # of an accepted node: the accepted child
-    said = {node: int(tokens[child]) for node, child in follows.items()}
+    accepted_child = dict(zip(path, path[1:], strict=False))
+    next_token = {node: int(tokens[child]) for node, child in accepted_child.items()}
     if path:
-        said[path[-1]] = int(one.verdict.token)
+        next_token[path[-1]] = int(one.verdict.token)
 
     def fate(n: int, above: int) -> tuple[str, str]:
         if n == ROOT:
-            return ROOT_NODE, "the last committed token: known, fed in this pass"
+            return ROOT_NODE, "the last committed token; its entry is computed in this pass"
         if not scored[n]:
             return LEFT_OUT, "not proposed in this round: it did not go through the target"
         if tokens[n] < 0:
-            return LEFT_OUT, "no token was left to propose here: the law has fewer than siblings"
+            return LEFT_OUT, "the drafter's law had no token left to propose here"
         if not path:
-            return SILENT, "a silent round: nothing is judged"
+            return EMPTY, "the round emits nothing: no token was judged"
         if n in path:
             return ACCEPTED, words(explain.ACCEPTED, n, above)
-        if not one.able[n]:
-            return PASSENGER, "a passenger: scored for the drafter, it cannot be accepted"
+        if not one.acceptable[n]:
+            return PASSENGER, "scored for the drafter's sake only: it cannot be accepted"
         if above not in path:
-            if nodes[above].status == BEYOND:  # nor is what stands below it looked at
+            if nodes[above].status == BEYOND:  # what stands below it is not looked at either
                 return BEYOND, explain.WHY[explain.BEYOND]
             return judged(explain.BEYOND, n, above)
-        chosen = follows.get(above)
+        chosen = accepted_child.get(above)
         if chosen is not None and tokens[chosen] == tokens[n]:
-            return REJECTED, "its twin, the same token at the same place, was accepted"
+            return REJECTED, "a sibling with the same token was accepted"
         if one.q[n] == 0:
-            return REJECTED, "no draw: its law has nothing left beside its earlier siblings"
+            return REJECTED, "the earlier siblings had taken all of the drafter's law"
         later = chosen is not None and chosen < n
         return judged(explain.LATER if later else explain.REJECTED, n, above)
 
@@ -263,11 +280,11 @@ def _nodes(one: Seen, path: list[int], spell) -> list[Node]:
         return status, words(case, n, above)
 
     def words(case: str, n: int, above: int) -> str:
-        earlier = np.flatnonzero(one.able & (draft.parent == above))
+        earlier = np.flatnonzero(one.acceptable & (draft.parent == above))
         first = not earlier.size or earlier[0] == n
         numbers = {name: float(x[n]) for name, x in one.evidence.items()}
-        name = spell(said[above]) if said.get(above, -1) >= 0 else "nothing"
-        share = "p" if first else "what the siblings before it left of p"
+        name = spell(next_token[above]) if next_token.get(above, -1) >= 0 else "nothing"
+        share = "p" if first else "what its earlier siblings left of p"
         fields = {"p": float(one.p[n]), "q": float(one.q[n]), "said": name, "share": share}
         return explain.sentence(one.rule, case, **fields, **numbers)
 

@@ -5,19 +5,31 @@ const byId = (id) => document.getElementById(id);
 const rounds = trace.rounds;
 const MARK = {
   root: "●", accepted: "✓", cut: "✂", rejected: "✕", beyond: "·", passenger: "◇",
-  "left out": "–", silent: "·", said: "+",
+  "left out": "–", empty: "·", last: "+",
 };
-const SAYS = {
+const NAME = {
   root: "root", accepted: "accepted", cut: "accepted, cut off", rejected: "rejected",
-  beyond: "not reached", passenger: "passenger", "left out": "left out", silent: "silent round",
-  said: "the target’s own",
+  beyond: "not looked at", passenger: "passenger", "left out": "left out", empty: "empty round",
+  last: "the target’s own token",
 };
 const KIND = {
-  correction: "a correction: it takes the place of what was rejected",
-  bonus: "a bonus: all before it was accepted",
-  own: "nothing was drafted, so this is what plain decoding does",
+  correction: "the correction token: it takes the place of a rejected draft",
+  bonus: "the bonus token: every token before it was accepted",
+  plain: "nothing was drafted, so this is a step of plain decoding",
 };
-const SAID = -2; // where a node's index stands, the token behind the path
+const TERMS = [
+  ["root", "the last committed token; the draft grows from it"],
+  ["p", "the probability of a token under the target’s law, after its parent in the tree"],
+  ["q", "the probability with which the drafter drew the token; a token that was chosen (copied from the text, or the drafter’s best) instead of drawn has no q"],
+  ["u", "a random number in [0, 1), drawn anew for each tested token: the rule accepts a token where u q < p, that is with probability min(1, p / q)"],
+  ["correction token", "the target’s own token in place of a rejected draft"],
+  ["bonus token", "the target’s own token after a path that was accepted to its end"],
+  ["passenger", "a node that goes through the target for the drafter’s sake and cannot be accepted"],
+  ["τ", "acceptance length: tokens emitted per pass of the target, the target’s own token included"],
+  ["#2", "the drafter’s second choice below the same parent"],
+  ["· ⏎ ⇥", "a space, a line end, a tab within a token"],
+];
+const LAST = -2; // stands for a node's index: the target's own token after the accepted path
 
 // ---------------------------------------------------------------- text
 
@@ -98,11 +110,11 @@ const css = (status) => status.replace(" ", "");
 
 // ---------------------------------------------------------------- the tree
 
-/** Children by node in draw order; the token behind the path stands first, where it is seen. */
+/** Children by node in draw order; the target's own token stands first, where it is seen. */
 function childrenOf(round) {
   const children = round.parent.map(() => []);
   round.parent.forEach((above, node) => above >= 0 && children[above].push(node));
-  if (round.kind !== "none" && round.path.length) children[round.path.at(-1)].unshift(SAID);
+  if (round.kind !== "none" && round.path.length) children[round.path.at(-1)].unshift(LAST);
   return children;
 }
 
@@ -119,7 +131,7 @@ function lay(round, outline) {
   const visit = (node, depth, indent) => {
     const place = { node, x: outline ? indent * 22 : depth * (box.w + 34), y: line * pitch };
     places.push(place);
-    const below = node === SAID ? [] : children[node];
+    const below = node === LAST ? [] : children[node];
     below.forEach((child, index) => {
       if (outline || index > 0) line += 1;
       visit(child, depth + 1, indent + (below.length > 1 ? 1 : 0));
@@ -131,8 +143,8 @@ function lay(round, outline) {
 }
 
 function nodeOf(round, node) {
-  if (node === SAID) {
-    return { id: round.said, status: "said", p: round.p_said, q: null, why: KIND[round.kind] };
+  if (node === LAST) {
+    return { id: round.last, status: "last", p: round.p_last, q: null, why: KIND[round.kind] };
   }
   return {
     id: round.token[node], status: round.status[node], p: round.p[node], q: round.q[node],
@@ -145,7 +157,7 @@ function figures(round, node, info) {
   if (info.p === null || info.p === undefined) return "";
   let text = `p ${brief(info.p)}`;
   if (info.q !== null) text += `  q ${brief(info.q)}`;
-  else if (node !== SAID) {
+  else if (node !== LAST) {
     const siblings = round.parent.flatMap((above, n) => (above === round.parent[node] ? [n] : []));
     if (siblings.length > 1) text += `  #${siblings.indexOf(node) + 1}`;
   }
@@ -169,12 +181,12 @@ function drawItem(round, place, box) {
   const status = info.status, gone = status === "left out";
   const name = gone ? [["left out", false]] : label(info.id);
   const base = box.flat ? 16 : 17;
-  const said = `${plainly(name)}, ${SAYS[status]}${info.p == null ? "" : `, p ${figure(info.p)}`}`;
+  const words = `${plainly(name)}, ${NAME[status]}${info.p == null ? "" : `, p ${figure(info.p)}`}`;
   const item = make("g", {
     class: `item s-${css(status)}`, transform: `translate(${place.x} ${place.y})`,
-    role: "treeitem", "aria-label": said, tabindex: "-1", "data-node": place.node,
+    role: "treeitem", "aria-label": words, tabindex: "-1", "data-node": place.node,
   });
-  item.append(make("title", {}, said));
+  item.append(make("title", {}, words));
   item.append(make("rect", { class: "halo", x: -3, y: -3, width: box.w + 6, height: box.h + 6, rx: 9 }));
   item.append(make("rect", { class: "box", width: box.w, height: box.h, rx: 6 }));
   item.append(make("text", { class: "mark", x: 8, y: base }, MARK[status]));
@@ -213,9 +225,9 @@ function drawTree(round) {
   });
   const kept = new Set(round.path), lines = [];
   children.forEach((below, node) => below.forEach((child) => {
-    const kind = child === SAID ? 2 : kept.has(child) ? 1 : 0;
+    const kind = child === LAST ? 2 : kept.has(child) ? 1 : 0;
     const path = edge(where.get(node), where.get(child), box, outline);
-    lines.push([kind, make("path", { class: `edge ${["", "kept", "said"][kind]}`, d: path })]);
+    lines.push([kind, make("path", { class: `edge ${["", "kept", "last"][kind]}`, d: path })]);
   }));
   lines.sort((a, b) => a[0] - b[0]).forEach(([, line]) => svg.append(line)); // kept ones on top
   for (const place of places) svg.append(drawItem(round, place, box));
@@ -239,8 +251,8 @@ function drawNode(round) {
   const card = byId("node");
   const token = make("p", { class: "token" });
   token.append(...spans(gone ? [["left out", false]] : label(info.id)));
-  const above = node === SAID ? round.path.at(-1) : round.parent[node];
-  const parts = [node === SAID ? "behind the accepted path" : `node ${node}`];
+  const above = node === LAST ? round.path.at(-1) : round.parent[node];
+  const parts = [node === LAST ? "after the accepted path" : `node ${node}`];
   if (!gone && info.id >= 0) parts.push(`token ${info.id}`);
   if (node > 0) {
     const siblings = round.parent.flatMap((up, n) => (up === above ? [n] : []));
@@ -248,20 +260,25 @@ function drawNode(round) {
   }
   if (node !== 0) parts.push(`after ${plainly(shorten(label(round.token[above]), 16))}`);
   const why = make("p", { class: "why" },
-    make("b", { class: `c-${css(info.status)}`, "data-mark": MARK[info.status] }, SAYS[info.status]),
+    make("b", { class: `c-${css(info.status)}`, "data-mark": MARK[info.status] }, NAME[info.status]),
     `: ${info.why}`);
   card.replaceChildren(token, make("p", { class: "place" }, parts.join(" · ")), why);
   if (info.p != null && node !== 0) {
     card.append(gauge("p", info.p));
     if (info.q !== null) card.append(gauge("q", info.q));
-    let note = trace.greedy ? "p: softmax at temperature 1; the text takes the largest." : "";
-    if (node !== SAID && info.q === null && !gone) note += " No q: it is a function of the context.";
-    if (note) card.append(make("p", { class: "note" }, note.trim()));
+    const notes = [];
+    if (trace.greedy) notes.push("p is the softmax at temperature 1. Greedy decoding takes the most probable token.");
+    if (node !== LAST && info.q === null && !gone) {
+      notes.push("No q: the drafter chose this token and did not draw it at random.");
+    }
+    if (/(^|[\s×])u(\s|$)/.test(info.why)) notes.push("u is a random number in [0, 1), drawn for this node.");
+    if (/ρ/.test(info.why)) notes.push("ρ is the factor of k-SEQ, which makes up for several siblings.");
+    if (notes.length) card.append(make("p", { class: "note" }, notes.join(" ")));
   }
   const top = round.top[node];
   if (!top) return;
-  card.append(make("h2", {}, "What the target says after it"), drawTop(round, node, top));
-  card.append(make("p", { class: "note" }, "✓ drafted and accepted, ✕ drafted, + the target’s own"));
+  card.append(make("h2", {}, "The target’s most probable next tokens, with p"), drawTop(round, node, top));
+  card.append(make("p", { class: "note" }, "✓ drafted and accepted · ✕ drafted and rejected · + the target’s own token"));
 }
 
 function drawTop(round, node, top) {
@@ -277,7 +294,7 @@ function drawTop(round, node, top) {
   const table = make("table", { class: "after" });
   for (const [id, p] of top) {
     let role = drafted.get(id);
-    if (!role && node === round.path.at(-1) && id === round.said) role = "said";
+    if (!role && node === round.path.at(-1) && id === round.last) role = "last";
     const word = make("td", { class: "word" });
     word.append(...spans(shorten(label(id), 15)));
     const meter = make("div", { class: "meter" }), level = make("i");
@@ -322,17 +339,17 @@ function summary(round) {
   round.status.forEach((status) => (counts[status] = (counts[status] || 0) + 1));
   const proposed = (counts.accepted || 0) + (counts.cut || 0) + (counts.rejected || 0) + (counts.beyond || 0);
   const parts = [];
-  if (counts.silent || !round.path.length) parts.push("A silent round: nothing is judged, nothing emitted.");
+  if (counts.empty || !round.path.length) parts.push("An empty round: no token was judged and none emitted.");
   else if (!proposed) parts.push("Nothing was proposed.");
   else parts.push(`Accepted ${counts.accepted || 0} of ${plural(proposed, "drafted token")}.`);
-  if (counts.cut) parts.push(`${counts.cut} more accepted, but the text ends before.`);
+  if (counts.cut) parts.push(`${counts.cut} more accepted, but the text ends before ${counts.cut === 1 ? "it" : "them"}.`);
   if (round.kind !== "none") {
-    const word = plainly(label(round.said));
+    const word = plainly(label(round.last));
     const emitted = round.emitted.length > round.drafted.filter(Boolean).length;
-    parts.push(`The target’s own: ${word} (${round.kind === "own" ? "plain" : round.kind})${emitted ? "." : ", behind the end."}`);
+    parts.push(`The target’s own token: ${word} (${round.kind})${emitted ? "." : ", after the end of the text."}`);
   }
   if (counts.passenger) parts.push(`${plural(counts.passenger, "passenger")}.`);
-  if (counts["left out"]) parts.push(`${plural(counts["left out"], "node")} left out.`);
+  if (counts["left out"]) parts.push(`${plural(counts["left out"], "node")} left out of this pass.`);
   parts.push(`${plural(round.emitted.length, "new token")}.`);
   if (round.reason) parts.push(`The text ends here: ${round.reason}.`);
   return parts.join(" ");
@@ -412,16 +429,16 @@ function drawHeader() {
     byId("facts").append(make("div", {}, make("dt", {}, name), make("dd", {}, value)));
   }
   if (trace.source !== null) {
-    byId("facts").append(make("div", {}, make("dt", {}, "read"), make("dd", {}, plainly(visible(trace.source, true)))));
+    byId("facts").append(make("div", {}, make("dt", {}, "encoder input"), make("dd", {}, plainly(visible(trace.source, true)))));
   }
   const warnings = [];
-  if (trace.approximate) warnings.push(`Approximate: ${trace.approximate}. The law of this text is not the model’s own.`);
+  if (trace.approximate) warnings.push(`Approximate: ${trace.approximate}. The text does not follow the model’s own law.`);
   if (trace.drafter.includes("synthetic")) warnings.push("Synthetic acceptance: the drafter was told the target’s text.");
   byId("warning").textContent = warnings.join(" ");
   byId("warning").hidden = !warnings.length;
   const ended = rounds.length ? rounds.at(-1).reason : "";
   if (trace.interrupted) byId("note").textContent = "The trace was interrupted.";
-  else if (!ended) byId("note").textContent = "The trace ends here, the text would go on (--rounds).";
+  else if (!ended) byId("note").textContent = "The trace ends here; the text would go on. More rounds: --rounds.";
 }
 
 function drawBars() {
@@ -446,20 +463,33 @@ function drawBars() {
 
 function drawLegend() {
   const used = new Set(rounds.flatMap((one) => one.status));
-  if (rounds.some((one) => one.kind !== "none")) used.add("said");
-  for (const status of Object.keys(SAYS)) {
+  if (rounds.some((one) => one.kind !== "none")) used.add("last");
+  for (const status of Object.keys(NAME)) {
     if (!used.has(status) || status === "root") continue;
-    byId("legend").append(make("li", {}, make("i", { class: `c-${css(status)}` }, MARK[status]), SAYS[status]));
+    byId("legend").append(make("li", {}, make("i", { class: `c-${css(status)}` }, MARK[status]), NAME[status]));
   }
-  const laws = [["--p", "p, the target’s"]];
-  if (rounds.some((one) => one.q.some((q) => q !== null))) laws.push(["--q", "q, the drafter’s"]);
+  const laws = [["--p", "p, the target’s probability"]];
+  if (rounds.some((one) => one.q.some((q) => q !== null))) laws.push(["--q", "q, the drafter’s probability"]);
   for (const [colour, name] of laws) {
     const swatch = make("span", { class: "swatch" });
     swatch.style.background = `var(${colour})`;
     byId("legend").append(make("li", {}, swatch, name));
   }
   const ranked = (one) => one.parent.some((above, n) => one.q[n] === null && one.parent.indexOf(above) !== n);
-  if (rounds.some(ranked)) byId("legend").append(make("li", {}, "#2: the second choice below its parent"));
+  if (rounds.some(ranked)) byId("legend").append(make("li", {}, "#2: the drafter’s second choice below the same parent"));
+}
+
+function drawTerms() {
+  for (const [term, meaning] of TERMS) byId("terms").append(make("dt", {}, term), make("dd", {}, meaning));
+}
+
+/** As high as the whole text needs, up to some lines: so the page stands still from round to round. */
+function sizeText() {
+  const panel = byId("text"), shown = view.round;
+  view.round = rounds.length - 1;
+  drawText();
+  panel.style.height = `${Math.min(panel.scrollHeight, 6 * 23)}px`;
+  view.round = shown;
 }
 
 function key(event) {
@@ -480,7 +510,7 @@ function key(event) {
   event.preventDefault();
 }
 
-function begin() {
+function startPage() {
   drawHeader();
   if (!rounds.length) {
     byId("summary").textContent = "No round was run.";
@@ -490,6 +520,8 @@ function begin() {
   }
   drawBars();
   drawLegend();
+  drawTerms();
+  sizeText();
   byId("slider").max = rounds.length;
   byId("slider").addEventListener("input", (event) => show(Number(event.target.value) - 1));
   byId("first").addEventListener("click", () => show(0));
@@ -522,4 +554,4 @@ function begin() {
   show((Number.parseInt(location.hash.slice(1), 10) || 1) - 1);
 }
 
-begin();
+startPage();
