@@ -12,8 +12,9 @@ import math
 import jax
 import jax.numpy as jnp
 
+from specjax import kernels
 from specjax.analysis import timing
-from specjax.models.attention import attend, prefix_sizes
+from specjax.kernels.attention import prefix_sizes
 from specjax.models.layers import product
 
 from .figures import spread
@@ -107,7 +108,7 @@ def _layouts(q, k, v) -> dict[str, timing.Call]:
         sees = jnp.tril(jnp.ones((nodes, nodes), bool)).T[None]
         length = jnp.full((batch,), slots, jnp.int32)
         choice = jnp.int32(len(prefix_sizes(slots)) - 1)
-        return attend(x, own, own, sees, kv, length, choice)
+        return kernels.current().attend(x, own, own, sees, kv, length, choice)
 
     return {
         "BSKE": _repeated(slot_major, by_slot, rows),

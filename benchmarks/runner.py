@@ -18,7 +18,7 @@ import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from specjax.kernels import cpu
+from specjax import kernels
 
 from . import report, rows, suites
 from .peers import MissingPeerError
@@ -214,7 +214,7 @@ def where() -> dict:
         "processor": model,
         "cores": os.cpu_count(),
         "threads": os.environ.get("NPROC", "all"),
-        "kernels": "C++" if cpu.chosen() else "XLA",
+        "kernels": kernels.current().name,
         "python": platform.python_version(),
         **{package: _version(package) for package in PACKAGES},
         "commit": commit(),

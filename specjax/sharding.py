@@ -21,14 +21,12 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from . import kernels
 from ._internal.pytree import PyTree
+from .kernels.xla_cpu import THREADS_PER_DEVICE
 
 DATA, MODEL = "data", "model"
 AXES = (DATA, MODEL)
-# Threads that a virtual CPU device should have. XLA's run what is independent side by side, and one
-# that waits for other devices holds its thread: with one a device (the default, where there are
-# fewer cores), all can wait for what none is left to run; after a minute XLA ends the process.
-CPU_THREADS = 4
 
 # ---------------------------------------------------------------- meshes
 
@@ -37,7 +35,7 @@ def as_mesh(mesh: Mesh | str | Mapping[str, int] | None) -> Mesh | None:
     """A mesh over the first devices, from ``"data=2,model=4"`` or ``{"data": 2, "model": 4}``.
 
     A ``Mesh`` is checked and returned; None stays None. Warns of virtual CPU devices that have too
-    few threads (see ``CPU_THREADS``).
+    few threads (see ``THREADS_PER_DEVICE``).
 
     Raises:
       ValueError: other axes, axes that are not ``Auto``, more devices than there are.
@@ -54,7 +52,7 @@ def as_mesh(mesh: Mesh | str | Mapping[str, int] | None) -> Mesh | None:
         raise ValueError(
             f"mesh={mesh!r} needs {wanted} devices, there are {len(devices)}; to try a mesh on a "
             f"CPU, set XLA_FLAGS=--xla_force_host_platform_device_count={wanted} and "
-            f"NPROC={CPU_THREADS * wanted}"
+            f"NPROC={THREADS_PER_DEVICE * wanted}"
         )
     if wanted < len(devices) and jax.process_count() > 1:
         raise ValueError(
@@ -128,13 +126,12 @@ def _check_names(names) -> None:
 
 def _check_threads(mesh: Mesh) -> None:
     local = len(mesh.local_devices)
-    if mesh.devices.flat[0].platform != "cpu" or local == 1:
-        return
+    wanted = kernels.current(mesh).threads_wanted(local)
     threads = int(os.environ.get("NPROC") or os.cpu_count() or 1)  # as XLA counts, without affinity
-    if threads < CPU_THREADS * local:
+    if wanted is not None and threads < wanted:
         warnings.warn(
             f"{local} virtual CPU devices share {max(threads, local)} threads and may come to wait "
-            f"for each other without end: set NPROC={CPU_THREADS * local} before JAX starts",
+            f"for each other without end: set NPROC={wanted} before JAX starts",
             stacklevel=4,  # whoever called load or decode
         )
 
@@ -190,9 +187,9 @@ def check_one_process(what: str) -> None:
         )
 
 
-def using(mesh: Mesh | None):
-    """A context in which ``mesh`` is in use; None leaves things as they are."""
-    return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
+def using(mesh: Mesh | None, params: PyTree = None):
+    """A context in which ``mesh`` is in use; without one, the devices on which ``params`` lie."""
+    return kernels.following(params) if mesh is None else jax.set_mesh(mesh)
 
 
 # ---------------------------------------------------------------- within a compiled program

@@ -10,13 +10,13 @@ import jax
 import pytest
 import tiers
 
-from specjax import sharding
+from specjax.kernels.xla_cpu import THREADS_PER_DEVICE
 
 # A test sees the one device that a user has. What needs several runs in sessions of their own.
 DEVICES = int(os.environ.get("SPECJAX_TEST_DEVICES", "1"))
 if DEVICES > 1:
     jax.config.update("jax_num_cpu_devices", DEVICES)
-    os.environ.setdefault("NPROC", str(DEVICES * sharding.CPU_THREADS))
+    os.environ.setdefault("NPROC", str(DEVICES * THREADS_PER_DEVICE))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 HERE = pathlib.Path(__file__).parent
 MANY, OFTEN = 20_000, 16  # mappings of memory; tests between two looks at them

@@ -13,12 +13,13 @@ from flax import nnx
 from toys import heads
 
 import specjax
+from specjax import kernels
 from specjax.decoding import reference
 from specjax.drafters import Adaptive, DraftModel, NGram, Plain
 from specjax.drafters.hydra import Hydra, HydraConfig
 from specjax.drafters.prefix import PENDING, prefix_config
 from specjax.drafters.speculator import Speculator, SpeculatorConfig
-from specjax.models.attention import BLOCK, attend, prefix_sizes
+from specjax.kernels.attention import BLOCK, prefix_sizes
 from specjax.models.causal_lm import CausalLM
 from specjax.models.config import DecoderConfig
 from specjax.models.decoder import Decoder
@@ -177,6 +178,7 @@ def test_a_cost_that_follows_the_tokens_in_use():
     slots = jax.random.normal(key, (2, 2, 600, 8))
     mask = jnp.triu(jnp.ones((3, 3), bool))[None]
     length = jnp.asarray([200, 31])
+    attend = kernels.current().attend
     results = [
         attend(query, fresh, fresh, mask, (slots, slots), length, jnp.int32(choice))
         for choice in range(3)

@@ -8,7 +8,7 @@ beside its arguments (weights) and the donated state (caches, tokens). With a la
               of the node that is being visited
 
 and a remainder that does not grow with V. A product on XLA's CPU backend leaves the logits as
-``[V, B N]`` (see ``layers.product``), and turning them is a second copy; the C++ kernel of
+``[V, B N]`` (see ``kernels.xla_cpu``), and turning them is a second copy; the C++ kernel of
 ``specjax.kernels`` writes them as they are read, and so do GPUs and TPUs.
 """
 
@@ -22,12 +22,13 @@ from flax import nnx
 from jax.extend import core
 
 import specjax
-from specjax import Sampling, acceptance, sharding, trees
+from specjax import Sampling, acceptance, kernels, sharding, trees
 from specjax.acceptance.node_laws import TargetLaw
 from specjax.decoding import loop
 from specjax.decoding.round import widths
 from specjax.drafters import DraftModel, NGram, Plain
-from specjax.kernels import cpu
+from specjax.kernels.cpu import library
+from specjax.kernels.cpu.backend import CpuBackend
 from specjax.models import quantize
 from specjax.models.causal_lm import CausalLM
 from specjax.models.config import DecoderConfig
@@ -114,10 +115,10 @@ def test_one_buffer_of_logits_when_greedy_and_the_drafters_laws_when_sampled(
     assert buffers(lower(name, temperature)) < wanted + turned + few + REST
 
 
-@pytest.mark.skipif(cpu._register() is not None, reason="no kernels")
+@pytest.mark.skipif(library.register() is not None, reason="no kernels")
 @pytest.mark.parametrize(("name", "temperature", "wanted"), CASES, ids=IDS)
 def test_with_the_kernels_logits_are_not_turned(name, temperature, wanted, monkeypatch):
-    monkeypatch.setattr(cpu, "chosen", lambda: True)
+    monkeypatch.setattr(kernels, "current", lambda mesh=None: CpuBackend())
     vocab = VOCAB + 64  # so that no other test's trace is taken
     few = FEW / NODES if temperature else 0
     assert buffers(lower(name, temperature, vocab), vocab) < wanted + few + REST

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.checkpoints import weights
-from specjax.kernels import cpu
-from specjax.models import attention
+from specjax.kernels import attention
+from specjax.kernels.cpu import calls, library
+from specjax.kernels.cpu.backend import CpuBackend, cast_exact_bf16
+from specjax.kernels.xla_cpu import XlaCpuBackend
 
-problem = cpu._register()
+problem = library.register()
 needs_kernels = pytest.mark.skipif(problem is not None, reason=f"no kernels: {problem}")
 TESTS = pathlib.Path(__file__).parent
 
@@ -39,7 +40,7 @@ def test_product_is_exact_to_rounding_for_every_number_of_columns(out, size):
     weight = normal(out, size)
     for columns in (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33):
         x = normal(size, columns, seed=columns)
-        got = jax.jit(cpu.product)(weight, x)
+        got = jax.jit(calls.dot)(weight, x)
         wanted = weight.astype(np.float64) @ x
         bound = 1e-6 * np.sqrt(size) * (np.abs(weight) @ np.abs(x)).max() / np.sqrt(size) + 1e-6
         np.testing.assert_allclose(got, wanted, rtol=0, atol=bound)
@@ -50,12 +51,12 @@ def test_product_is_exact_to_rounding_for_every_number_of_columns(out, size):
 def test_weights_in_bfloat16_give_the_products_of_the_floats_that_they_are(out, size):
     """Beside float32 weights, and alone, where they are read two vectors at a time."""
     halves = jnp.asarray(normal(out, size), jnp.bfloat16)
-    both = jax.jit(lambda halves, x: cpu.products((halves, halves.astype(jnp.float32)), x))
+    both = jax.jit(lambda halves, x: calls.dots((halves, halves.astype(jnp.float32)), x))
     for columns in (1, 2, 4, 8, 9, 16, 33):
         x = normal(size, columns, seed=columns)
         narrow, wide = both(halves, x)
         np.testing.assert_allclose(narrow, wide, rtol=0, atol=2e-6 * size**0.5)
-        alone, exact = jax.jit(cpu.product)(halves, x), np.asarray(halves, np.float64) @ x
+        alone, exact = jax.jit(calls.dot)(halves, x), np.asarray(halves, np.float64) @ x
         np.testing.assert_allclose(alone, exact, rtol=0, atol=2e-6 * size**0.5)
 
 
@@ -64,25 +65,25 @@ def test_weights_in_bfloat16_give_the_products_of_the_floats_that_they_are(out, 
 def test_argmax_is_the_first_of_the_greatest_and_none_where_that_is_not_finite(size):
     x = np.round(normal(3, 4, size), 1)  # with ties
     wanted = x.argmax(axis=-1)
-    assert np.asarray(jax.jit(cpu.argmax)(x)).tolist() == wanted.tolist()
-    over = jax.jit(jax.vmap(cpu.argmax, in_axes=1, out_axes=1))(x)
+    assert np.asarray(jax.jit(calls.argmax)(x)).tolist() == wanted.tolist()
+    over = jax.jit(jax.vmap(calls.argmax, in_axes=1, out_axes=1))(x)
     assert np.asarray(over).tolist() == wanted.tolist()
     x[0, 0], x[0, 1, size // 2], x[0, 2, -1] = -np.inf, np.inf, np.nan
     x[1, :, : size // 3] = -np.inf
     wanted = x.argmax(axis=-1)
     wanted[0, :3] = -1
-    assert np.asarray(jax.jit(cpu.argmax)(x)).tolist() == wanted.tolist()
+    assert np.asarray(jax.jit(calls.argmax)(x)).tolist() == wanted.tolist()
 
 
 def test_weights_of_products_are_halved_where_that_loses_nothing_and_something_stays():
     exact = jnp.asarray([[1.0, 0.5], [-3.0, 256.0]])
     params = {"a": {"weight": exact}, "b": {"weight": exact + 1e-6}, "embedding": exact}
-    found = weights.halved(params | {"norm": {"weight": exact[0]}})
+    found = cast_exact_bf16(params | {"norm": {"weight": exact[0]}})
     assert found["a"]["weight"].dtype == jnp.bfloat16
     np.testing.assert_array_equal(found["a"]["weight"].astype(jnp.float32), exact)
     others = found["b"]["weight"], found["norm"]["weight"], found["embedding"]
     assert all(x.dtype == jnp.float32 for x in others)
-    assert weights.halved({"a": {"weight": exact}})["a"]["weight"].dtype == jnp.float32
+    assert cast_exact_bf16({"a": {"weight": exact}})["a"]["weight"].dtype == jnp.float32
 
 
 @needs_kernels
@@ -91,9 +92,9 @@ def test_weights_of_products_are_halved_where_that_loses_nothing_and_something_s
 def test_a_column_of_a_product_is_the_same_bits_beside_neighbours_and_at_any_hour(out, dtype):
     """Beside up to eight, of which four are multiplied and then the others."""
     weight, x = normal(out, 300).astype(dtype), normal(300, 9)
-    whole = np.asarray(jax.jit(cpu.product)(weight, x))
+    whole = np.asarray(jax.jit(calls.dot)(weight, x))
     for columns in (1, 2, 5, 7, 8, *4 * [9]):
-        got = np.asarray(jax.jit(cpu.product)(weight, x[:, :columns]))
+        got = np.asarray(jax.jit(calls.dot)(weight, x[:, :columns]))
         np.testing.assert_array_equal(got, whole[:, :columns])
 
 
@@ -101,8 +102,8 @@ def test_a_column_of_a_product_is_the_same_bits_beside_neighbours_and_at_any_hou
 def test_a_turned_product_is_the_product_turned():
     for columns in (1, 3, 8, 17, 32):
         weight, x = normal(530, 67), normal(67, columns, seed=columns)
-        turned = jax.jit(cpu.product, static_argnums=2)(weight, x, True)
-        np.testing.assert_array_equal(turned, np.asarray(jax.jit(cpu.product)(weight, x)).T)
+        turned = jax.jit(calls.dot, static_argnums=2)(weight, x, True)
+        np.testing.assert_array_equal(turned, np.asarray(jax.jit(calls.dot)(weight, x)).T)
 
 
 @needs_kernels
@@ -111,12 +112,12 @@ def test_products_of_one_call_are_those_of_a_call_each():
         x = normal(67, columns)
         weights = tuple(normal(out, 67, seed=out) for out in (530, 1, 64, 2000))
         for turned in (False, True):
-            got = jax.jit(cpu.products, static_argnums=2)(weights, x, turned)
+            got = jax.jit(calls.dots, static_argnums=2)(weights, x, turned)
             for weight, y in zip(weights, got, strict=True):
-                alone = jax.jit(cpu.product, static_argnums=2)(weight, x, turned)
+                alone = jax.jit(calls.dot, static_argnums=2)(weight, x, turned)
                 np.testing.assert_array_equal(y, alone)
     with pytest.raises(ValueError, match="9 weights, it takes 1 to 8"):
-        cpu.products((weights[0],) * 9, x)
+        calls.dots((weights[0],) * 9, x)
 
 
 @needs_kernels
@@ -126,13 +127,13 @@ def test_product_has_the_derivatives_of_a_product():
     def loss(product):
         return jax.grad(lambda w, x: jnp.sum(jnp.sin(product(w, x))), argnums=(0, 1))
 
-    for got, wanted in zip(loss(cpu.product)(weight, x), loss(jnp.dot)(weight, x), strict=True):
+    for got, wanted in zip(loss(calls.dot)(weight, x), loss(jnp.dot)(weight, x), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
 
 
 @jax.jit
 def kernel_attention(*arrays):
-    return cpu.attention(*arrays, None)  # without derivatives
+    return calls.attend(*arrays, None)  # without derivatives
 
 
 def attention_case(batch, heads, size, groups, nodes, own, slots, spread=1.0):
@@ -185,12 +186,11 @@ def test_attention_kernel_is_softmax_attention(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_attention_by_xla_is_softmax_attention(case, monkeypatch):
-    monkeypatch.setattr(cpu, "chosen", lambda: False)
+def test_attention_by_xla_is_softmax_attention(case):
     query, key, value, mask, prefix, length = attention_case(*case)
     sizes = np.asarray(attention.prefix_sizes(case[-1]))
     choice = jnp.int32(np.sum(sizes < length.max()))
-    got = jax.jit(attention.attend)(query, key, value, mask, prefix, length, choice)
+    got = jax.jit(XlaCpuBackend().attend)(query, key, value, mask, prefix, length, choice)
     wanted = by_hand(query, key, value, mask, prefix, length)
     np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-6 * np.sqrt(case[2]))
 
@@ -216,15 +216,14 @@ def test_attention_kernel_survives_scores_that_overflow_an_exponential():
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-2)
 
 
-def test_memory_of_a_long_prompt_does_not_grow_with_the_prefix(monkeypatch):
+def test_memory_of_a_long_prompt_does_not_grow_with_the_prefix():
     """XLA's path: blocks of the prefix, not all its scores at once."""
-    monkeypatch.setattr(cpu, "chosen", lambda: False)
 
     def scratch(slots):
         shapes = attention_case(1, 2, 16, 2, 128, 128, 4)
         query, key, value, mask, _, length = map(jnp.asarray, shapes[:4] + (0,) + shapes[5:])
         prefix = (jax.ShapeDtypeStruct((1, 2, slots, 16), jnp.float32),) * 2
-        compiled = jax.jit(attention.attend).lower(
+        compiled = jax.jit(XlaCpuBackend().attend).lower(
             query, key, value, mask, prefix, length, jnp.int32(0)
         )
         return compiled.compile().memory_analysis().temp_size_in_bytes
@@ -235,20 +234,19 @@ def test_memory_of_a_long_prompt_does_not_grow_with_the_prefix(monkeypatch):
 def test_without_a_compiler_xla_serves_and_a_line_says_so():
     code = """
 import specjax
-from specjax import native
-from specjax.checkpoints import weights
+from specjax import kernels
 out = specjax.generate(specjax.load("embedded"), "def f(x):", drafter="ngram", max_new_tokens=8)
-print(native.chosen(), len(out.tokens[0]))
+print(kernels.current().name, len(out.tokens[0]))
 """
     done = python(code, PATH="/nowhere", SPECJAX_NATIVE="auto")
-    assert done.stdout.split() == ["False", "8"], done.stderr
+    assert done.stdout.split() == ["XLA", "8"], done.stderr
     assert "no C++ compiler" in done.stderr
     always = python(code, PATH="/nowhere", SPECJAX_NATIVE="always")
     assert "SPECJAX_NATIVE=always, but there are no kernels: there is no C++" in always.stderr
 
 
 def test_an_unknown_wish_is_refused():
-    done = python("from specjax import native; native.chosen()", SPECJAX_NATIVE="yes")
+    done = python("from specjax import kernels; kernels.current()", SPECJAX_NATIVE="yes")
     assert "SPECJAX_NATIVE='yes': it must be auto, always or never" in done.stderr
 
 
@@ -261,27 +259,25 @@ def test_attention_kernel_shows_a_score_that_is_no_number():
 
 
 @needs_kernels
-def test_attention_has_the_derivatives_of_xlas(monkeypatch):
+def test_attention_has_the_derivatives_of_xlas():
     query, key, value, mask, prefix, length = attention_case(2, 2, 8, 2, 3, 3, 20)
 
-    def gradients():
+    def gradients(backend):
         def loss(query, key, values):
             past = (prefix[0], values)
-            return jnp.sum(jnp.sin(attention.attend(query, key, value, mask, past, length, 0)))
+            return jnp.sum(jnp.sin(backend.attend(query, key, value, mask, past, length, 0)))
 
         return jax.grad(loss, argnums=(0, 1, 2))(*map(jnp.asarray, (query, key, prefix[1])))
 
     length = jnp.asarray(length)
-    monkeypatch.setattr(cpu, "chosen", lambda: True)
-    got = gradients()
-    monkeypatch.setattr(cpu, "chosen", lambda: False)
-    for one, other in zip(got, gradients(), strict=True):
+    got = gradients(CpuBackend())
+    for one, other in zip(got, gradients(XlaCpuBackend()), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_shapes_that_do_not_fit_are_refused_before_anything_is_read():
     with pytest.raises(ValueError, match=r"weight \(4, 5\) and x \(6, 2\) do not fit"):
-        cpu.product(jnp.ones((4, 5)), jnp.ones((6, 2)))
+        calls.dot(jnp.ones((4, 5)), jnp.ones((6, 2)))
     query, key, value, mask, prefix, length = map(
         lambda x: jax.tree.map(jnp.asarray, x), attention_case(2, 2, 8, 2, 3, 3, 20)
     )
@@ -290,10 +286,10 @@ def test_shapes_that_do_not_fit_are_refused_before_anything_is_read():
         "length": (query, *prefix, key, value, mask, length[:1]),
         "values": (query, prefix[0], prefix[1][:, :, :5], key, value, mask, length),
     }.items():
-        with pytest.raises(ValueError, match=f"attention: {name} is"):
-            cpu.attention(*wrong, None)
+        with pytest.raises(ValueError, match=f"attend: {name} is"):
+            calls.attend(*wrong, None)
     with pytest.raises(ValueError, match="x is float16: the kernels compute in float32"):
-        cpu.product(jnp.ones((4, 5)), jnp.ones((5, 2), jnp.float16))
+        calls.dot(jnp.ones((4, 5)), jnp.ones((5, 2), jnp.float16))
 
 
 NARROWER = ("-mno-avx512f", "-mno-avx") if platform.machine() == "x86_64" else ()
@@ -306,11 +302,10 @@ def test_kernels_for_narrower_vectors_compute_the_same(flag):
 import ctypes, shutil, sys
 import jax, numpy as np
 sys.path.insert(0, {str(TESTS)!r})
-from specjax import native
-from specjax.checkpoints import weights
-build = native._build
-native._build = lambda compiler: build(compiler, {flag!r})
-assert native._register() is None
+from specjax.kernels.cpu import library
+build = library.build
+library.build = lambda compiler: build(compiler, {flag!r})
+assert library.register() is None
 import test_native as t
 t.test_product_is_exact_to_rounding_for_every_number_of_columns(530, 767)
 t.test_weights_in_bfloat16_give_the_products_of_the_floats_that_they_are(530, 67)

@@ -15,6 +15,7 @@ from specjax.drafters import Adaptive
 from specjax.drafters.base import ChainDrafter
 from specjax.drafters.hydra import Hydra, HydraConfig
 from specjax.drafters.medusa import Medusa, MedusaConfig
+from specjax.kernels import xla_cpu
 from specjax.models import Decoder
 from specjax.models.causal_lm import CausalLM
 from specjax.sampling.distribution import Sampling
@@ -67,7 +68,7 @@ def begun(kind, more=()):
 
 @pytest.mark.parametrize("more", [(), (3,), (3, 9, 2)])
 def test_its_last_state_and_the_cache_are_what_they_are_if_it_is_shown_all(more, monkeypatch):
-    monkeypatch.setattr(prefill, "APART", 2)
+    monkeypatch.setattr(xla_cpu, "LONG_PROMPT", 2)
     (mine, few), (whole, all_of_them) = begun(Medusa, more), begun(Whole, more)
     assert few == [(4, False), (1, True)] and all_of_them == [(4, True)]
     assert (mine.length == LENGTHS + len(more)).all()

@@ -11,11 +11,12 @@ from registry import cases
 from toys import bag, like
 
 import specjax
-from specjax import Sampling
+from specjax import Sampling, kernels
 from specjax.decoding import loop, reference, round
 from specjax.decoding.state import ENDED
 from specjax.drafters import DraftModel, Plain
-from specjax.kernels import cpu
+from specjax.kernels.cpu import library
+from specjax.kernels.cpu.backend import CpuBackend
 
 VOCAB = 23
 MODEL, PARAMS = bag(VOCAB, 3)
@@ -118,12 +119,14 @@ def test_logprobs_of_the_law_are_those_that_the_tokens_were_drawn_from():
             np.testing.assert_allclose(out.logprobs[row, begin + i], np.log(p[token]), atol=1e-4)
 
 
-@pytest.mark.skipif(cpu._register() is not None, reason="no kernels")
+@pytest.mark.skipif(library.register() is not None, reason="no kernels")
 @pytest.mark.parametrize(("name", "temperature"), [("ngram", 0), ("draft", 1.0)])
 def test_logprobs_hold_nothing_over_all_nodes_and_nothing_where_they_are_off(
     name, temperature, monkeypatch
 ):
-    monkeypatch.setattr(cpu, "chosen", lambda: True)  # XLA's logits would be turned to be read
+    monkeypatch.setattr(
+        kernels, "current", lambda mesh=None: CpuBackend()
+    )  # XLA's logits would be turned to be read
     vocab = memory.VOCAB + 96  # so that no other test's trace is taken
     off = memory.lower(name, temperature, vocab)
     on = memory.lower(name, temperature, vocab, logprobs=True)

@@ -15,10 +15,11 @@ from compiled import cache_copies, hlo
 from flax import nnx
 
 import specjax
-from specjax import trees
+from specjax import kernels, trees
 from specjax.decoding import reference
 from specjax.drafters import Adaptive, DraftModel, NGram, Plain
-from specjax.models import attention, kv_cache
+from specjax.kernels import attention
+from specjax.models import kv_cache
 from specjax.models.causal_lm import CausalLM
 from specjax.models.config import DecoderConfig
 from specjax.models.decoder import Decoder
@@ -219,7 +220,7 @@ def test_attention_over_a_ring_of_any_size_is_that_of_the_positions_it_holds(slo
         for position in range(length[row]):
             ring[:, row, :, position % slots] = past[:, row, :, position]
     mask = jnp.triu(jnp.ones((nodes, nodes), bool))[None]
-    found = attention.attend(
+    found = kernels.current().attend(
         *map(jnp.asarray, (query, *own)),
         mask,
         tuple(ring),

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
+from specjax import kernels
 from specjax.models.layers import softcap
 from specjax.types import PyTree
 
@@ -26,10 +27,8 @@ SEVERAL = 1024  # the same of several heads together
 
 
 def _wide(indices: str, x: jax.Array, y: jax.Array) -> jax.Array:
-    """``einsum`` in float32; of narrow numbers too, which CPUs do not multiply to wide ones."""
-    if jax.default_backend() == "cpu":
-        x, y = x.astype(jnp.float32), y.astype(jnp.float32)
-    return jnp.einsum(indices, x, y, preferred_element_type=jnp.float32)
+    """``einsum`` of numbers of any floating type, in float32."""
+    return kernels.current().einsum_float32(indices, x, y)
 
 
 @jax.custom_vjp
@@ -47,9 +46,7 @@ def _product_backward(kept, slope):
     turned, and a barrier keeps its turning back from being folded into the product."""
     table, states = kept
     slope = slope.astype(table.dtype)
-    turned = _wide("bcf,bcv->fv", states, slope)
-    if jax.default_backend() == "cpu":
-        turned = jax.lax.optimization_barrier(turned)
+    turned = kernels.current().fence(_wide("bcf,bcv->fv", states, slope))
     state_slope = _wide("bcv,vf->bcf", slope, table)
     return turned.T.astype(table.dtype), state_slope.astype(states.dtype)
 

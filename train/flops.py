@@ -22,6 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxprs_in_params
 
+from specjax import kernels
+
 from .step import make_keys, size_of
 
 LARGEST = 8192  # rows of the square product; fewer where one takes long enough
@@ -94,6 +96,6 @@ def ideal_seconds(counted: Counter, num_devices: int = 1) -> float:
 
     Virtual devices of a CPU share its cores, and count as one.
     """
-    if jax.default_backend() == "cpu":
+    if kernels.current().devices_share_cores():
         num_devices = 1
     return sum(n / peak(dtype) for dtype, n in counted.items() if n) / num_devices

@@ -25,9 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
 
+from .. import kernels
 from ..drafters import registry
 from ..drafters.heads import with_topology
-from ..kernels import cpu
 from ..models.causal_lm import CausalLM
 from ..models.files import read_json, write_json
 from ..models.hf import check_dtype
@@ -36,7 +36,7 @@ from ..trees.topology import Beams, Expand, Topology, Tree, as_topology, chain
 from ..types import Drafter, PyTree
 from . import eagle, mtp
 from .formats import FORMATS, Layout
-from .weights import PICKLES, Tensors, halved, is_float, some, write_pickle
+from .weights import PICKLES, Tensors, is_float, some, write_pickle
 
 __all__ = ["FORMATS", "HeadLM", "Layout", "holds_heads", "load_drafter", "save_drafter"]
 
@@ -91,7 +91,8 @@ def load_drafter(
     Args:
       path_or_hub_name: a folder, or a name on the Hugging Face hub.
       target: what ``specjax.load`` returned; the drafter's weights are converted to its dtype. (The
-        CPU's kernels read bfloat16 beside float32: numbers that fit stay in half of the bytes.)
+        CPU kernels read bfloat16 beside float32: weights that bfloat16 holds exactly are stored in
+        half of the bytes.)
       topology: what to draft (see ``topology.py``); default: the tree that lies beside the weights,
         else a chain as deep as the heads allow.
       revision: branch, tag or commit on the hub.
@@ -153,8 +154,8 @@ def _read(folder: Path, target: LM):
         if "gain" in own:
             shape = dataclasses.replace(shape, gain=own["gain"])
         drafter = with_topology(drafter, shape)
-    if target.dtype == jnp.float32 and cpu.chosen():
-        params = halved(params)
+    if target.dtype == jnp.float32:
+        params = kernels.of(target.params).store(params)
     return drafter, params, fingerprint(tensors.files)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -221,22 +220,6 @@ def loaded(
             inner = inner.setdefault(key, {})
         inner[path[-1]] = jnp.asarray(found[name], dtype)
     return params
-
-
-def halved(params: dict) -> dict:
-    """float32 weights of products, in bfloat16 where that holds exactly the same numbers.
-
-    As they are if nothing else would be float32: what drafts would compute in bfloat16.
-    """
-
-    def half(path, x):
-        if x.ndim != 2 or path[-1].key != "weight" or x.dtype != jnp.float32:
-            return x
-        narrow = x.astype(jnp.bfloat16)
-        return narrow if jnp.array_equal(narrow.astype(x.dtype), x) else x
-
-    found = jax.tree_util.tree_map_with_path(half, params)
-    return found if any(x.dtype == jnp.float32 for x in jax.tree.leaves(found)) else params
 
 
 def stored(params, names: Mapping[str, tuple]) -> dict[str, np.ndarray]:

@@ -139,7 +139,7 @@ def decode(
     )
     mesh = sharding.as_mesh(mesh)
     params, request = sharding.place(mesh, target, drafter, params, request)
-    with sharding.using(mesh):
+    with sharding.using(mesh, params):
         return _decode(target, drafter, rule, capacity, params, request)
 
 
@@ -188,14 +188,14 @@ def stream(
     params, request = sharding.place(mesh, target, drafter, params, request)
 
     def bursts():
-        with sharding.using(mesh):
+        with sharding.using(mesh, params):
             state = jit_start(target, drafter, rule, capacity, params, request)
         while True:
             # copies: the state itself is donated to the next burst
             yield jax.tree.map(jnp.copy, result(state))
             if not bool(jnp.any(state.budget > 0)):
                 return
-            with sharding.using(mesh):
+            with sharding.using(mesh, params):
                 state = jit_burst(target, drafter, rule, rounds, params, state)
 
     return bursts()

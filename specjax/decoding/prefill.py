@@ -8,25 +8,19 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from .. import sharding, trees
-from .._internal.host import last_level_cache
+from .. import kernels, sharding, trees
 from .._internal.ordering import after
+from ..kernels.interface import PREFILL_CHUNK
 from ..types import Context, Draft, PyTree, Segment, Verdict
 from . import state as states
 from .inputs import DecodeInputs
 from .state import State
 
-PREFILL_CHUNK = 256  # prompt tokens fed at once: bounds the memory of a long prompt
-CHUNK_ON_CPU = 32  # a processor is busy with few: more would be wasted on short prompts
-APART = 128  # width of prompts from which the last token's features are worth a pass of its own
-
 
 def chunk_for(params: PyTree) -> int:
-    """Prompt tokens to feed at once to a target with these weights: on a CPU few where it loses
-    nothing by reading them again, as they stay in its cache."""
+    """Prompt tokens to feed at once to a target with these weights."""
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
-    small = jax.default_backend() == "cpu" and size <= last_level_cache()
-    return CHUNK_ON_CPU if small else PREFILL_CHUNK
+    return kernels.of(params).prefill_chunk(size)
 
 
 def start(
@@ -85,10 +79,8 @@ def extend(target, drafter, rule, params, state: State, request: DecodeInputs) -
 
 def _apart(drafter, width: int) -> bool:
     """Whether the last of up to ``width`` tokens goes alone: where the drafter reads its features
-    and no others, those before it need little of the last layer. A pass is cheap beside that on a
-    processor that has much to multiply."""
-    long = width >= APART and jax.default_backend() == "cpu"
-    return long and getattr(drafter, "reads_last", False)
+    and no others, those before it need little of the last layer."""
+    return kernels.current().feeds_last_token_alone(width) and getattr(drafter, "reads_last", False)
 
 
 def _feed(target, drafter, params, cache, learned, tokens, begin, end, chunk, apart):

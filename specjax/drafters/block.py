@@ -23,7 +23,7 @@ from .._internal.pytree import pytree_dataclass
 from ..models import kv_cache
 from ..models.config import DecoderConfig
 from ..models.decoder import Decoder, turns
-from ..models.layers import Linear, Norm, together
+from ..models.layers import Linear, Norm, fused_linear
 from ..types import PyTree, Verdict
 from .heads import HeadDrafter, all_at_once
 
@@ -107,7 +107,7 @@ class BlockLayers(nnx.Module):
         layers, batch = self.config.layers, len(features)
         x = self.hidden_norm(self.fc(features.reshape(-1, features.shape[-1]).T))
         parts = [block.attention for block in self.layers.blocks]
-        made = together(x, *[layer for own in parts for layer in (own.k, own.v)])  # in one call
+        made = fused_linear(x, *[layer for own in parts for layer in (own.k, own.v)])  # in one call
         full = [layers.window_of(i) is None for i in range(layers.num_layers)]
         ropes = {kind: turns(layers, positions, kind, x.dtype) for kind in {*full}}
         return tuple(

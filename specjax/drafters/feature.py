@@ -95,7 +95,7 @@ class FeatureModule(nnx.Module):
 
 def logits_of(linear, x: jax.Array, batch: int) -> jax.Array:
     """float32 ``[B, N, V]`` of an LM head of one's own, for normed states ``[H, B * N]``."""
-    logits = product(linear.weight[...], x, turned=True)
+    logits = product(linear.weight[...], x, transpose_out=True)
     if linear.bias is not None:
         logits = logits + linear.bias[...]
     return logits.astype(jnp.float32).reshape(batch, -1, logits.shape[-1])

@@ -19,7 +19,7 @@ from flax import nnx
 
 from ..models.config import DecoderConfig
 from ..models.decoder import Decoder
-from ..models.layers import Linear, product, together
+from ..models.layers import Linear, fused_linear, product
 from ..trees.expand import path_tokens
 from .medusa import ResBlock
 from .prefix import PrefixDrafter, check_prefix, read_rows
@@ -53,7 +53,7 @@ class FirstLayer(nnx.Module):
         self.residual = Linear(num_in, size, **common)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        straight, turned = together(x, self.residual, self.linear)
+        straight, turned = fused_linear(x, self.residual, self.linear)
         return straight + jax.nn.silu(turned)
 
 
@@ -90,7 +90,7 @@ class HydraHeads(nnx.Module):
         if self.lm_heads is None:
             return target.head(params, x, batch)
         own = self.lm_heads[k]
-        logits = product(own.weight[...], x, turned=True) + own.bias[...]
+        logits = product(own.weight[...], x, transpose_out=True) + own.bias[...]
         return logits.astype(jnp.float32).reshape(batch, -1, logits.shape[-1])
 
     def logits(self, hidden, tokens, target, params, segments=None) -> jax.Array:

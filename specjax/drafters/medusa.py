@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ..models.layers import Linear, product, together
+from ..models.layers import Linear, fused_linear, product
 from .heads import HeadDrafter, all_at_once
 
 
@@ -78,7 +78,7 @@ class MedusaHeads(nnx.Module):
         """What each head makes of ``x`` ``[H, M]``, likewise ``[H, M]``."""
         if not self.config.num_layers:
             return [x] * self.config.num_heads
-        first = together(x, *[head[0].linear for head in self.heads])  # one call for all heads
+        first = fused_linear(x, *[head[0].linear for head in self.heads])  # one call for all heads
         states = [x + jax.nn.silu(y) for y in first]
         for k, head in enumerate(self.heads):
             for block in head[1:]:
@@ -102,7 +102,7 @@ class MedusaHeads(nnx.Module):
             logits = target.head(params, columns, batch)
         else:
             pairs = zip(self.lm_heads, states, strict=True)
-            rows = [product(head.weight[...], x, turned=True) for head, x in pairs]
+            rows = [product(head.weight[...], x, transpose_out=True) for head, x in pairs]
             logits = jnp.stack(rows, axis=1).astype(jnp.float32)  # [B * T, K, V]
         return logits.reshape(batch, steps, self.config.num_heads, -1)
 

@@ -17,9 +17,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from .. import kernels
 from .._internal.pytree import pytree_dataclass
+from ..kernels.attention import choice_of
 from ..models import kv_cache
-from ..models.attention import attend, choice_of
 from ..models.config import DecoderConfig
 from ..models.decoder import Decoder, turns
 from ..types import PyTree, Verdict
@@ -105,7 +106,7 @@ class MTPHeads(nnx.Module):
         for block, own in zip(self.layers.blocks, past, strict=True):
 
             def attention(query, key, value, own=own):
-                return attend(query, key, value, sees, **own), None
+                return kernels.current().attend(query, key, value, sees, **own), None
 
             states.append(block(x, rope, batch, attention)[0])
         return self.layers.norm(jnp.stack(states, axis=-1).reshape(x.shape[0], -1))

@@ -86,7 +86,7 @@ class ReDrafterHead(nnx.Module):
 
     def say(self, x: jax.Array) -> jax.Array:
         """Logits float32 ``[M, V]`` of what ``head`` made."""
-        return product(self.lm_head.weight[...], x, turned=True).astype(jnp.float32)
+        return product(self.lm_head.weight[...], x, transpose_out=True).astype(jnp.float32)
 
     def states(self, hidden: jax.Array, embedded: Sequence[jax.Array]) -> list[jax.Array]:
         """What the LM head reads in the first steps, ``[X, M]`` each, with the embeddings of given

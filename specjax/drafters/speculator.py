@@ -13,7 +13,7 @@ from flax import nnx
 from .. import trees
 from ..models.config import DecoderConfig
 from ..models.decoder import Decoder
-from ..models.layers import Linear, product, together
+from ..models.layers import Linear, fused_linear, product
 from ..types import Draft
 from .prefix import PrefixDrafter, check_prefix, read_rows
 
@@ -146,7 +146,7 @@ class SpeculatorCell(nnx.Module):
     def step(self, i: int, state, tokens: jax.Array) -> tuple[jax.Array, ...]:
         """The state behind step ``i``, which reads ``tokens`` int32 ``[M]``."""
         c, own = self.config, 0 if self.config.tied else i
-        projected = together(state[0], *self.projections[min(i, 1) if c.tied else i])
+        projected = fused_linear(state[0], *self.projections[min(i, 1) if c.tied else i])
         read = [table[...][tokens].T * c.token_weight for table in self.embeddings[own]]
         mixed = [x + read[min(k, len(read) - 1)] for k, x in enumerate(projected)]
         if c.cell == "mlp":
@@ -161,7 +161,7 @@ class SpeculatorCell(nnx.Module):
 
     def head(self, i: int, state: jax.Array) -> jax.Array:
         """Logits float32 ``[M, V]`` about the token behind that which step ``i`` read."""
-        return product(self.table(i), state, turned=True).astype(jnp.float32)
+        return product(self.table(i), state, transpose_out=True).astype(jnp.float32)
 
     def states(self, hidden: jax.Array, tokens: Sequence[jax.Array]) -> list[jax.Array]:
         """What the heads of the first steps read, ``[D, M]`` each, with given ``tokens`` (of each

@@ -8,21 +8,21 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .. import sharding
+from .. import kernels, sharding
+from ..kernels.attention import choice_of
 from ..sharding import DATA, MODEL
 from . import quantize, remat
-from .attention import attend_spread, choice_of
+from .attention import attend_spread
 from .config import DecoderConfig
 from .layers import (
     ACTIVATIONS,
     Linear,
     Norm,
-    once,
+    fused_linear,
     product,
     rope_frequencies,
     rotate,
     softcap,
-    together,
 )
 from .mla import LatentAttention
 from .moe import MoE
@@ -51,7 +51,7 @@ class Attention(nnx.Module):
         c = self.config
         kv, size, groups = c.num_kv_heads, c.head_dim, c.num_groups
         nodes = x.shape[1] // batch
-        q, k, v = together(x, self.q, self.k, self.v)
+        q, k, v = fused_linear(x, self.q, self.k, self.v)
         q = q.reshape(kv, groups, size, batch, nodes).transpose(2, 3, 0, 1, 4)
         if self.q_norm is not None:
             q = self.q_norm(q)
@@ -95,7 +95,7 @@ class MLP(nnx.Module):
     def __call__(self, x):
         if self.gate is None:
             return self.down(self.activation(self.up(x)))
-        gate, up = together(x, self.gate, self.up)
+        gate, up = fused_linear(x, self.gate, self.up)
         return self.down(self.activation(gate) * up)
 
 
@@ -127,7 +127,7 @@ class DecoderLayer(nnx.Module):
         """Keys and values alone, of plain ``Attention``, as ``__call__`` makes them."""
         read, _ = self.enter(x)
         own = self.attention
-        return own.entries(*together(read, own.k, own.v), rope, batch)
+        return own.entries(*fused_linear(read, own.k, own.v), rope, batch)
 
     def __call__(self, x, rope, batch, attention, live=None):
         read, x = self.enter(x)
@@ -224,7 +224,7 @@ def turns(config: DecoderConfig, positions: jax.Array, full: bool, dtype) -> lis
     angle = inverse[:, None, None] * positions.astype(jnp.float32)
     # along the nodes: rows may be spread over devices
     both = jnp.concatenate([jnp.cos(angle), jnp.sin(angle)], axis=2) * factor
-    return jnp.split(once(both).astype(dtype), 2, axis=2)
+    return jnp.split(kernels.current().materialize(both).astype(dtype), 2, axis=2)
 
 
 class Decoder(nnx.Module):
@@ -336,7 +336,7 @@ class Decoder(nnx.Module):
     def head(self, hidden: jax.Array, batch: int) -> jax.Array:
         """``[H, B * N] -> float32 logits [B, N, V]``."""
         table = self.embedding if self.lm_head is None else self.lm_head.weight
-        logits = softcap(product(table[...], hidden, turned=True), self.config.logit_softcap)
+        logits = softcap(product(table[...], hidden, transpose_out=True), self.config.logit_softcap)
         return logits.astype(jnp.float32).reshape(batch, -1, self.config.vocab_size)
 
     def __call__(self, tokens: jax.Array, segments: jax.Array | None = None) -> jax.Array:

@@ -27,6 +27,7 @@ from jax.sharding import Mesh
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from .. import kernels
 from ..sharding import MODEL
 from . import translate
 from .config import DecoderConfig
@@ -101,7 +102,7 @@ def load_weights(
     Args:
       folder: holds ``model.safetensors``, or its shards and ``model.safetensors.index.json``.
       config: what the checkpoint should be.
-      dtype: of the parameters. Default: float32 on CPU, where bfloat16 is slower, else the
+      dtype: of the parameters. Default: float32 on CPUs, where bfloat16 is slower, else the
         type in which most of the checkpoint is stored.
       quantize: ``"int8"``, ``"fp8"`` or None; tensor by tensor, so that the device never holds
         the model unquantized. See ``quantize.py``.
@@ -127,7 +128,7 @@ def load_weights(
     wanted = _as_stored(wanted, packed, stored)
     _check(folder, config, wanted, stored, shapes)
     if dtype is None:
-        dtype = jnp.dtype("float32" if jax.default_backend() == "cpu" else _main_dtype(stored))
+        dtype = kernels.current(mesh).param_dtype(jnp.dtype(_main_dtype(stored)))
 
     arrays: dict[str, jax.Array] = {}
     places = {name: (stored[name].path, stored[name].name) for name in wanted}

@@ -15,9 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from .. import sharding
-from ..kernels import cpu
-from . import quantize
+from .. import kernels
 from .config import DecoderConfig, RopeScaling
 
 ACTIVATIONS = {
@@ -28,56 +26,21 @@ ACTIVATIONS = {
 }
 
 
-def product(weight: jax.Array, x: jax.Array, turned: bool = False) -> jax.Array:
-    """``weight [out, in] @ x [in, M] -> [out, M]``; ``turned``: ``[M, out]``, as logits are read.
+def product(weight: jax.Array, x: jax.Array, transpose_out: bool = False) -> jax.Array:
+    """``weight [out, in] @ x [in, M] -> [out, M]`` by the backend in use.
 
-    The barrier keeps a later transposition of the result from being folded back into the
-    product, where it would select the slow operand order (CPU only; elsewhere it would
-    prevent fused epilogues). There, 5 to 7 columns cost a quarter more than 8, and 9 to 15 more
-    than 16: columns of zeros fill them up.
+    Args:
+      weight: floats, or quantized (see ``quantize.py``).
+      x: ``[in, M]``.
+      transpose_out: whether to return ``[M, out]``, the form in which logits are read.
     """
-    dot = quantize.dot if quantize.is_quantized(weight) else jnp.dot
-    if jax.default_backend() != "cpu":
-        y = dot(weight, x)
-        return y.T if turned else y
-    columns = x.shape[1]
-    if _few(weight, x) and cpu.chosen():
-        return cpu.product(weight, x, turned)
-    few = 4 < columns < 16 and not sharding.in_use()  # there, columns lie on several devices
-    spare = -columns % 8 if few else 0
-    y = dot(weight, jnp.pad(x, ((0, 0), (0, spare)))) if spare else dot(weight, x)
-    y = jax.lax.optimization_barrier(y)[:, :columns]
-    return y.T if turned else y
+    return kernels.current().dot(weight, x, transpose_out)
 
 
-def together(x: jax.Array, *layers: Linear) -> tuple[jax.Array, ...]:
-    """``layer(x)`` of several layers: on CPU one call of the kernel, since where weights are small
-    a call costs as much as its product."""
-    weights = tuple(layer.weight[...] for layer in layers)
-    on_cpu = jax.default_backend() == "cpu" and all(_few(weight, x) for weight in weights)
-    if not on_cpu or not cpu.chosen():
-        return tuple(layer(x) for layer in layers)
-    products = cpu.products(weights, x)
-    return tuple(layer.shifted(y) for layer, y in zip(layers, products, strict=True))
-
-
-def _few(weight, x) -> bool:
-    """Whether the CPU kernel is made for such a product."""
-    if quantize.is_quantized(weight) or weight.ndim != 2:
-        return False
-    fits = x.shape[1] <= cpu.MOST_COLUMNS and weight.dtype in (jnp.float32, jnp.bfloat16)
-    return fits and x.dtype == jnp.float32
-
-
-def once(x: jax.Array) -> jax.Array:
-    """``x [in, ...]``, computed once however often it is used.
-
-    The CPU backend fuses even cosines into every consumer and so evaluates them again in each
-    layer. Nothing is fused into a product, and one with the identity is exact.
-    """
-    if jax.default_backend() != "cpu":
-        return x
-    return (jnp.eye(x.shape[0], dtype=x.dtype) @ x.reshape(x.shape[0], -1)).reshape(x.shape)
+def fused_linear(x: jax.Array, *layers: Linear) -> tuple[jax.Array, ...]:
+    """``layer(x)`` of several layers, in one call where the backend in use gains by it."""
+    made = kernels.current().dots(tuple(layer.weight[...] for layer in layers), x)
+    return tuple(layer.add_bias(y) for layer, y in zip(layers, made, strict=True))
 
 
 class Linear(nnx.Module):
@@ -89,9 +52,9 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((num_out,), param_dtype)) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return self.shifted(product(self.weight[...], x))
+        return self.add_bias(product(self.weight[...], x))
 
-    def shifted(self, y: jax.Array) -> jax.Array:
+    def add_bias(self, y: jax.Array) -> jax.Array:
         """``y`` plus the bias, if there is one."""
         return y if self.bias is None else y + self.bias[...][:, None]
 
@@ -114,7 +77,7 @@ class Norm(nnx.Module):
             y = y - jnp.mean(y, axis=0, keepdims=True)
         y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=0, keepdims=True) + self.eps)
         weight = self.weight[...].reshape(shape)
-        if self.plus_one:  # rounded once, behind the scale, as in Gemma
+        if self.plus_one:  # rounded once, after the scale, as in Gemma
             y = (y * (1 + weight.astype(jnp.float32))).astype(x.dtype)
         else:
             y = y.astype(x.dtype) * weight

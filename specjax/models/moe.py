@@ -42,6 +42,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from .. import kernels
 from . import quantize
 from .config import DecoderConfig
 from .layers import ACTIVATIONS, product
@@ -73,7 +74,7 @@ class Router(nnx.Module):
         """
         c = self.config
         f32 = jnp.float32
-        logits = product(self.weight[...].astype(f32), x.astype(f32), turned=True)  # [M, X]
+        logits = product(self.weight[...].astype(f32), x.astype(f32), transpose_out=True)  # [M, X]
         if c.routing == "noaux_tc":
             scores = jax.nn.sigmoid(logits)
             wanted, best = scores + self.bias[...], 2
@@ -144,7 +145,7 @@ def mix(activation, x, index, weight, gate, up, down) -> jax.Array:
       ``[H, M]`` in the type of ``x``. Differentiable in either mode (in that of ``_dense``).
     """
     tokens, chosen = index.shape
-    if tokens > FEW or _alone():
+    if tokens > FEW or kernels.current().loops_over_experts():
         return _grouped(activation, x, index, weight, gate, up, down)
     if 3 * tokens * chosen <= quantize.shape(gate)[0]:  # a copy is read, written, and read again
         return _gathered(activation, x, index, weight, gate, up, down)
@@ -223,7 +224,7 @@ def _tile(tokens: int, expected: float) -> int:
 def _by_rows(stacks, expert, x, combine):
     """``combine(stack[expert] @ x, ...)``, ``[out, tile]``; see ``BLOCK``."""
     _, rows, columns = quantize.shape(stacks[0])
-    size = min(max(BLOCK // columns, 1), rows) if _alone() else rows
+    size = min(max(BLOCK // columns, 1), rows) if kernels.current().loops_over_experts() else rows
 
     def block(i, y):
         row = jnp.minimum(i * size, rows - size)  # the last one may overlap
@@ -231,8 +232,3 @@ def _by_rows(stacks, expert, x, combine):
         return jax.lax.dynamic_update_slice_in_dim(y, part, row, axis=0)
 
     return jax.lax.fori_loop(0, -(-rows // size), block, jnp.zeros((rows, x.shape[1]), x.dtype))
-
-
-def _alone() -> bool:
-    """Whether one CPU device computes this."""
-    return jax.default_backend() == "cpu" and jax.sharding.get_abstract_mesh().size <= 1

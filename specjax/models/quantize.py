@@ -26,7 +26,8 @@ import re
 import jax
 import jax.numpy as jnp
 
-from .. import sharding
+from .. import kernels
+from ..kernels.quantized import is_quantized, sliceable
 
 SCHEMES = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
 # looked up and not multiplied, and small; a few rows that decide all; used in parts, and small; not
@@ -34,7 +35,6 @@ SCHEMES = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
 KEPT = (
     r"(.*\.)?(position_embedding|relative_bias)|.*\.(router|kv_b)\.weight|encoder\.conv\d\.weight"
 )
-BLOCK = 1 << 20  # weights converted at a time on CPU: 4 MB of float32, which its cache holds
 
 
 def check_scheme(scheme: str | None) -> None:
@@ -58,24 +58,19 @@ def check_scheme(scheme: str | None) -> None:
         ) from None
     if not computes(SCHEMES[scheme]):
         raise ValueError(
-            f"quantize={scheme!r}: the {jax.default_backend()} backend cannot convert "
+            f"quantize={scheme!r}: {kernels.platform()} devices cannot convert "
             f"{jnp.dtype(SCHEMES[scheme]).name}; use quantize='int8'"
         )
 
 
 @functools.cache
 def computes(dtype) -> bool:
-    """Whether the default backend compiles the conversion of ``dtype`` to float32."""
+    """Whether the devices in use can convert ``dtype`` to float32."""
     try:
         jax.jit(lambda x: x.astype(jnp.float32)).lower(jax.ShapeDtypeStruct((8,), dtype)).compile()
     except jax.errors.JaxRuntimeError:
         return False
     return True
-
-
-def is_quantized(weight) -> bool:
-    """Whether a weight is a ``qwix.QArray``; asks without importing qwix, which takes seconds."""
-    return hasattr(weight, "qvalue")
 
 
 def encode(name: str, weight: jax.Array, scheme: str, dtype):
@@ -103,44 +98,11 @@ def _encoded(weight, scheme):
     return qwix.quantize(weight, SCHEMES[scheme], channelwise_axes=outputs, scale_dtype=jnp.float32)
 
 
-def dot(weight, x: jax.Array) -> jax.Array:
-    """``weight [out, in] @ x [in, M] -> [out, M]`` in the type of ``x``.
-
-    Values are converted, the products scaled, which is the same and costs ``M / in`` as much. The
-    barrier ties the conversion to ``x``: nothing can move it out of the loop, where all weights
-    would stand converted. XLA's CPU backend fuses no conversion into a product and would still
-    hold all converted weights of a pass; there a loop over blocks of rows holds one at a time,
-    which is also faster than reading float32 (not on a mesh: rows lie on
-    several devices; ``qwix.dot`` converts the whole weight: three to
-    four times slower).
-    """
-    values, x = jax.lax.optimization_barrier((weight.qvalue, x))
-    if jax.default_backend() == "cpu" and not sharding.in_use():
-        y = _by_blocks(values, x)
-    else:
-        y = jnp.dot(values.astype(x.dtype), x, preferred_element_type=jnp.float32)
-    return (y * weight.scale).astype(x.dtype)
-
-
-def _by_blocks(values: jax.Array, x: jax.Array) -> jax.Array:
-    rows, columns = values.shape
-    size = min(max(BLOCK // columns, 1), -(-rows // 2))
-    bits, numbers = _pieces_of(values)
-
-    def block(i, y):
-        at = jnp.minimum(i * size, rows - size)  # the last one may overlap
-        part = numbers(jax.lax.dynamic_slice_in_dim(bits, at, size))
-        part = jnp.dot(part.astype(x.dtype), x, preferred_element_type=jnp.float32)
-        return jax.lax.dynamic_update_slice_in_dim(y, part, at, axis=0)
-
-    return jax.lax.fori_loop(0, -(-rows // size), block, jnp.zeros((rows, x.shape[1]), jnp.float32))
-
-
 def take(table, index: jax.Array, dtype) -> jax.Array:
     """Rows ``index [n]`` of an embedding ``[V, H]``, quantized or not: ``[n, H]`` in ``dtype``."""
     if not is_quantized(table):
         return table[index]
-    bits, numbers = _pieces_of(table.qvalue)
+    bits, numbers = sliceable(table.qvalue)
     return (numbers(bits[index]).astype(jnp.float32) * table.scale[index]).astype(dtype)
 
 
@@ -169,18 +131,6 @@ def dot_rows(stack, index, row, size: int, x: jax.Array) -> jax.Array:
 
     if not is_quantized(stack):
         return jnp.dot(cut(stack), x)
-    bits, numbers = _pieces_of(stack.qvalue)
+    bits, numbers = sliceable(stack.qvalue)
     y = jnp.dot(numbers(cut(bits)).astype(x.dtype), x, preferred_element_type=jnp.float32)
     return (y * cut(stack.scale)).astype(x.dtype)
-
-
-def _pieces_of(values: jax.Array):
-    """The array to take slices of, and what turns a slice into values again.
-
-    XLA's CPU backend would take a slice of float8 from a float16 copy of the whole: it takes one
-    of bytes.
-    """
-    if values.dtype == jnp.int8:
-        return values, lambda part: part
-    bits = jax.lax.bitcast_convert_type(values, jnp.uint8)
-    return bits, lambda part: jax.lax.bitcast_convert_type(part, values.dtype)

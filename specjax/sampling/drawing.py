@@ -11,54 +11,34 @@ import math
 import jax
 import jax.numpy as jnp
 
-from .. import sharding
-from ..kernels import cpu
+from .. import kernels, sharding
+from ..kernels.xla import first_true
 from ..sharding import DATA, MODEL
 
 
 def argmax(x: jax.Array) -> jax.Array:
     """Index of the first maximum over the last axis, int32; -1 where that is not finite.
 
-    The maximum of every block, the first block that reaches the greatest, the first such number
-    in it: one pass over ``x`` and nothing of its size beside it; on a CPU one call of a kernel.
-    (``jnp.argmax`` is a scalar loop there, ten times slower at 32k.) Beside numbers, NaN is passed
-    over or makes it -1, as the backend's own maximum does: to replace it first would be a copy.
+    One pass over ``x``, and nothing of its size beside it (see ``kernels``). NaN among the numbers
+    is passed over or makes the result -1, as the backend's own maximum does: to replace NaN first
+    would be a copy.
 
     Where a vocabulary is spread over devices each looks through its own part.
     """
     size = x.shape[-1]
     if not sharding.divides(MODEL, size):
-        return _argmax(x)
+        return kernels.current().argmax(x)
 
     def own(x):
-        found = _argmax(x)
+        found = kernels.current().argmax(x)
         tops, found = jax.lax.all_gather((jnp.max(x, axis=-1), found), MODEL, axis=-1)
         best = jnp.max(tops, axis=-1, keepdims=True)
-        part = _first(tops == best)[..., None]
+        part = first_true(tops == best)[..., None]
         index = part * x.shape[-1] + jnp.take_along_axis(found, part, axis=-1)
         return jnp.where(jnp.isfinite(best), index, -1)[..., 0]
 
     rows = _rows_of(x)
     return sharding.locally(own, [(*rows, MODEL)], rows)(x)
-
-
-def _argmax(x: jax.Array) -> jax.Array:
-    """``argmax`` on one device."""
-    if x.dtype == jnp.float32 and cpu.chosen():
-        return cpu.argmax(x)
-    size = x.shape[-1]
-    # blocks of equal size, since padding would copy x: a vocabulary of prime size is one block
-    count = max(d for d in range(1, math.isqrt(size) + 1) if size % d == 0)
-    if count == 1:
-        best = jnp.max(x, axis=-1, keepdims=True)
-        return jnp.where(jnp.isfinite(best)[..., 0], _first(x == best), -1)
-    blocks = x.reshape(*x.shape[:-1], count, size // count)
-    tops = jnp.max(blocks, axis=-1)
-    best = jnp.max(tops, axis=-1, keepdims=True)
-    block = _first(tops == best)
-    inside = jnp.take_along_axis(blocks, block[..., None, None], axis=-2)[..., 0, :]
-    offset = _first(inside == best)
-    return jnp.where(jnp.isfinite(best)[..., 0], block * (size // count) + offset, -1)
 
 
 def best(x: jax.Array, count: int) -> jax.Array:
@@ -184,13 +164,6 @@ def _pick(mass: jax.Array, level: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _rows_of(x: jax.Array) -> tuple[str | None, ...]:
     """How all but the last dimension of ``x [B, ..., V]`` lies on the mesh in use."""
     return (DATA if sharding.divides(DATA, x.shape[0]) else None, *(None,) * (x.ndim - 2))
-
-
-def _first(found: jax.Array) -> jax.Array:
-    """int32, the first true position over the last axis; 0 where there is none."""
-    size = found.shape[-1]
-    first = jnp.min(jnp.where(found, jnp.arange(size, dtype=jnp.int32), size), axis=-1)
-    return jnp.where(first == size, 0, first)
 
 
 def _take(x, index):

@@ -14,11 +14,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from .. import sharding
+from .. import kernels, sharding
 from ..decoding import loop
 from ..decoding.continuous_batching import REPORT, jit_report
 from ..decoding.inputs import KEYS, DecodeInputs
-from ..decoding.prefill import CHUNK_ON_CPU, PREFILL_CHUNK
 from ..decoding.state import ENDED, STOPPED
 from ..models.lm import LM
 from ..models.seq2seq import encoder_inputs
@@ -109,7 +108,7 @@ class Continuous:
             least_width=capacity,
             least_buffer=capacity,
             # prompts come a few at a time
-            chunk=CHUNK_ON_CPU if jax.default_backend() == "cpu" else PREFILL_CHUNK,
+            chunk=kernels.of(lm.params).serving_chunk(),
             **self._values(first),
             **ways,
         )

@@ -27,7 +27,7 @@ class Turn(task.GenerationTask):
 
     def start(self) -> loop.State:
         objects = self.lm.target, self.drafter, self.rule
-        with sharding.using(self.lm.mesh):
+        with sharding.using(self.lm.mesh, self.lm.params):
             return loop.jit_extend(*objects, self.params, self.state, self.request)
 
 

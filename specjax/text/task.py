@@ -99,14 +99,14 @@ class GenerationTask:
     def start(self) -> loop.State:
         """Reads the prompts."""
         objects = self.lm.target, self.drafter, self.rule
-        with sharding.using(self.lm.mesh):
+        with sharding.using(self.lm.mesh, self.lm.params):
             request = self.asked(self.request)
             return loop.jit_start(*objects, self.capacity, self.params, request, self.chunk)
 
     def burst(self, rounds: int, state: loop.State) -> loop.State:
         """At most ``rounds`` rounds; takes the buffers of ``state``."""
         objects = self.lm.target, self.drafter, self.rule
-        with sharding.using(self.lm.mesh):
+        with sharding.using(self.lm.mesh, self.lm.params):
             return loop.jit_burst(*objects, rounds, self.params, state)
 
     def turn(
@@ -119,7 +119,7 @@ class GenerationTask:
     ) -> tuple[loop.State, jax.Array]:
         """``rows.turn``; takes the buffers of ``state``."""
         objects = self.lm.target, self.drafter, self.rule
-        with sharding.using(self.lm.mesh):
+        with sharding.using(self.lm.mesh, self.lm.params):
             if coming is not None:
                 coming = coming[0], self.asked(coming[1])
             given = self.params, state, over, coming, rounds, live, self.chunk
@@ -134,7 +134,7 @@ class GenerationTask:
 
     def end(self, state: loop.State, which: np.ndarray) -> loop.State:
         """Ends the rows ``which`` (bool ``[B]``); takes the buffers of ``state``."""
-        with sharding.using(self.lm.mesh):
+        with sharding.using(self.lm.mesh, self.lm.params):
             return loop.jit_end(state, which)
 
     def asked(self, request: DecodeInputs) -> DecodeInputs:
@@ -151,7 +151,7 @@ class GenerationTask:
             return self.rule if isinstance(self.rule, str) else self.rule.name
         objects = self.lm.target, self.drafter, self.rule
         given = self.capacity, self.params, self.request, self.chunk
-        with sharding.using(self.lm.mesh):
+        with sharding.using(self.lm.mesh, self.lm.params):
             state = loop.jit_start.eval_shape(*objects, *given)
             judged = jax.eval_shape(
                 functools.partial(draft_and_verify, *objects), self.params, state
@@ -172,7 +172,7 @@ class GenerationTask:
         that do not go together are refused before either compiles."""
         objects = self.lm.target, self.drafter, self.rule
         given = self.capacity, self.params, self.request, self.chunk
-        with sharding.using(self.lm.mesh):
+        with sharding.using(self.lm.mesh, self.lm.params):
             state = loop.jit_start.eval_shape(*objects, *given)
             loop.jit_burst.eval_shape(*objects, 1, self.params, state, 1)
 

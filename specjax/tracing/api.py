@@ -58,7 +58,7 @@ def trace(lm: LM, prompt=None, *, rounds: int = ROUNDS, **options: Unpack[Option
     spell = speller(lm.tokenizer)
     text = RowText(lm.tokenizer, work.prompts[0], work.stop_strings[0])
     recorded, pieces, interrupted = [], [], False
-    with sharding.using(lm.mesh), sharding.peers():
+    with sharding.using(lm.mesh, lm.params), sharding.peers():
         state = work.start()
         objects = lm.target, work.drafter, work.rule
         try:

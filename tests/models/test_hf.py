@@ -12,6 +12,8 @@ from checkpoints import CASES, GOLDEN, SMALL, random_model
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
+from specjax import kernels
+from specjax.kernels.xla import XlaBackend
 from specjax.models import DecoderConfig, load_config, load_weights, save_pretrained
 from specjax.models.causal_lm import graph_definition
 
@@ -98,7 +100,7 @@ def test_weights_are_float32_on_cpu_and_what_was_asked_elsewhere(llama, monkeypa
     for name in ("bfloat16", "float16", "float32"):
         assert dtypes(read(llama, name)) == {name}
     assert dtypes(read(llama, jnp.bfloat16)) == {"bfloat16"}
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(kernels, "current", lambda mesh=None: XlaBackend())
     assert dtypes(read(llama)) == {"bfloat16"}
 
 

@@ -19,6 +19,7 @@ from specjax import Sampling, cli
 from specjax._internal import compile_cache
 from specjax.decoding import loop, reference
 from specjax.drafters import DraftModel, Plain
+from specjax.kernels import quantized
 from specjax.models import quantize as q
 from specjax.models import save_pretrained
 from specjax.models.causal_lm import CausalLM
@@ -102,7 +103,7 @@ def test_no_value_is_further_off_than_rounding_within_its_channel(scheme, share)
 def test_a_product_is_that_of_the_dequantized_weight(
     scheme, rows, columns, block, tokens, monkeypatch
 ):
-    monkeypatch.setattr(q, "BLOCK", block)
+    monkeypatch.setattr(quantized, "BLOCK", block)
     _, held = weight(rows, columns, scheme)
     x = jax.random.normal(jax.random.key(1), (columns, tokens))
     wanted = np.asarray(qwix.dequantize(held)) @ np.asarray(x)
@@ -172,7 +173,9 @@ def test_the_loop_never_holds_a_whole_weight_as_floats(scheme):
 
 
 def test_a_conversion_before_the_product_is_seen_as_a_copy_of_the_weights(monkeypatch):
-    monkeypatch.setattr(q, "dot", lambda w, x: (w.qvalue.astype(x.dtype) @ x) * w.scale)
+    monkeypatch.setattr(
+        quantized, "dot", lambda w, x, **_: (w.qvalue.astype(x.dtype) @ x) * w.scale
+    )
     jax.clear_caches()
     params = encoded(random_params(WIDE), "int8")
     temp, floats, copies = sizes(compiled_burst(params), params)

@@ -1,6 +1,6 @@
 // Products of a weight matrix with a few columns, attention over a cache, and argmax, for CPUs.
 //
-// Compiled on the machine that runs it (see __init__.py), so `-march=native` decides how wide a
+// Compiled on the machine that runs it (see library.py), so `-march=native` decides how wide a
 // vector is. Every function is deterministic: which thread computes a row does not change it.
 
 #include <algorithm>
@@ -414,11 +414,11 @@ void RowsBy(const W* w, const float* x, float* y, int64_t in, int64_t deep, int6
   }
 }
 
-// x [in, columns], weights [out, in] -> results [out, columns] each, or turned: [columns, out].
+// x [in, columns], weights [out, in] -> results [out, columns] each, or, with `transpose_out`, [columns, out].
 // Weights are float32 or bfloat16, whose products are those of the floats that they stand for.
 // One call for all weights that meet the same x: a small product costs little more than its call.
 ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::RemainingArgs weights,
-                    bool turned, ffi::RemainingRets results) {
+                    bool transpose_out, ffi::RemainingRets results) {
   struct Part {
     const void* weight;
     bool half;
@@ -460,7 +460,7 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remainin
     const Part* part = parts.data();
     for (; task >= part->tasks; ++part) task -= part->tasks;
     const int64_t out = part->out, begin = task * rows, height = std::min(rows, out - begin);
-    To to{turned ? 1 : columns, turned ? out : 1, false};
+    To to{transpose_out ? 1 : columns, transpose_out ? out : 1, false};
     float* y = part->result + begin * to.down;
     for (int64_t k = 0; k < in; k += deep, to.add = true) {
       const int64_t d = std::min(deep, in - k), at = begin * in + k;
@@ -804,7 +804,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxProducts, Products,
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .RemainingArgs()
-                                  .Attr<bool>("turned")
+                                  .Attr<bool>("transpose_out")
                                   .RemainingRets());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxAttention, Attention,

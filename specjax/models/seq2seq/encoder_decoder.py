@@ -19,12 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from ... import sharding
+from ... import kernels, sharding
+from ...kernels.attention import choice_of
 from ...sharding import DATA
 from .. import quantize
-from ..attention import attend_spread, choice_of
+from ..attention import attend_spread
 from ..decoder import MLP
-from ..layers import Linear, Norm, once, product
+from ..layers import Linear, Norm, product
 
 QUERIES = 512  # positions of the encoder that attend at once: bounds its memory
 
@@ -144,7 +145,9 @@ def spread_bias(table, config: EncoderDecoderConfig, positions, keys, axis, both
     def own(table, positions, keys):
         distance = positions[:, :, None] - keys[:, None]
         bias = bias_of(table, config, distance, both_ways)
-        return (bias if both_ways else once(bias)).swapaxes(0, 1)[:, :, None]
+        return (bias if both_ways else kernels.current().materialize(bias)).swapaxes(0, 1)[
+            :, :, None
+        ]
 
     batch = max(len(positions), len(keys))
     specs = [(DATA,) if len(x) == batch > 1 else () for x in (positions, keys)]
@@ -394,7 +397,7 @@ class EncoderDecoder(nnx.Module):
         if self.config.scale_logits:
             hidden = hidden * self.config.hidden_size**-0.5
         table = self.embedding if self.lm_head is None else self.lm_head.weight
-        logits = product(table[...], hidden, turned=True)
+        logits = product(table[...], hidden, transpose_out=True)
         return logits.astype(jnp.float32).reshape(batch, -1, self.config.vocab_size)
 
     def __call__(self, inputs, tokens: jax.Array) -> jax.Array:

@@ -1,0 +1,145 @@
+"""What a backend computes, and the questions that it answers about itself.
+
+Shapes: ``[out, in]`` is a weight as safetensors files hold it; ``M`` columns (tokens) of
+activations, feature-major: ``[in, M]``. Letters of ``attend`` are those of ``types.py``, with ``K``
+key/value heads, ``G`` query heads that share one, ``E`` features of a head, ``M`` own entries.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+PREFILL_CHUNK = 256  # prompt tokens fed at once: bounds the memory of a long prompt
+
+
+class Backend(abc.ABC):
+    """The operations and preferences of one kind of device. Hashable, without state.
+
+    ``specjax.kernels.current()`` returns the one for the devices in use. All backends return the
+    same results up to rounding; a backend never changes which numbers a weight stands for.
+    """
+
+    name: str = ""  # for records of measurements
+
+    # ---------------------------------------------------------------- operations
+
+    def dot(self, weight, x: jax.Array, transpose_out: bool = False) -> jax.Array:
+        """``weight [out, in] @ x [in, M]``.
+
+        Args:
+          weight: floats, or a ``qwix.QArray`` of eight bits.
+          x: ``[in, M]``.
+          transpose_out: whether to return ``[M, out]``, the form in which logits are read.
+
+        Returns:
+          ``[out, M]``, in the type of ``x`` and the weight.
+        """
+        return self.dots((weight,), x, transpose_out)[0]
+
+    @abc.abstractmethod
+    def dots(
+        self, weights: Sequence, x: jax.Array, transpose_out: bool = False
+    ) -> tuple[jax.Array, ...]:
+        """``dot`` of several weights with the same ``x``, in one call where that is cheaper."""
+
+    @abc.abstractmethod
+    def einsum_float32(self, subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
+        """``jnp.einsum`` of two arrays of any floating type, summed and returned in float32."""
+
+    @abc.abstractmethod
+    def attend(
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        own_mask: jax.Array,
+        prefix: tuple[jax.Array, jax.Array] | None = None,
+        length: jax.Array | None = None,
+        choice: jax.Array | None = None,
+        *,
+        window: int | None = None,
+        positions: jax.Array | None = None,
+        softcap: float | None = None,
+        bias: tuple | None = None,
+    ) -> jax.Array:
+        """Softmax attention of a few nodes over a cache and over each other.
+
+        Its cost follows the tokens in use, not the capacity of the cache.
+
+        Args:
+          query: ``[B, K, E, G, N]``, already rotated, not scaled.
+          key, value: ``[B, K, M, E]``, entries of this draft: earlier nodes, if any, then these N.
+          own_mask: bool ``[B or 1, M, N]``; ``own_mask[b, m, n]``: node ``n`` sees entry ``m``.
+          prefix: ``(keys, values)``, each ``[B, K, S, E]``, or None where nothing is committed.
+          length: int32 ``[B]``, how many tokens of a row are committed: the slots of the prefix
+            that a node sees, unless there is a window.
+          choice: int32 scalar, index into ``attention.prefix_sizes(S)`` of a size that holds every
+            row.
+          window: the prefix is a ring, position ``p`` in slot ``p mod S``, ``S >= window``; a node
+            sees the ``window`` positions up to its own. The caller applies it to ``own_mask``.
+          positions: int32 ``[B, N]`` of the nodes; needed with a window.
+          softcap: bound on the scores, or None.
+          bias: None, or what is added to the scores: float32 ``[B or 1, K, G, N, M]`` for the own
+            entries, and ``[B or 1, K, G, N, S]`` (or None, without a prefix) for the slots.
+
+        Returns:
+          ``[B, K, E, G, N]``.
+        """
+
+    @abc.abstractmethod
+    def argmax(self, x: jax.Array) -> jax.Array:
+        """Index of the first maximum over the last axis, int32; -1 where that is not finite.
+
+        NaN among the numbers is passed over, or makes the result -1.
+        """
+
+    def materialize(self, x: jax.Array) -> jax.Array:
+        """``x``, computed once however often it is used, where XLA would compute it each time."""
+        return x
+
+    def fence(self, x: jax.Array) -> jax.Array:
+        """``x``, with a barrier where XLA would fold what follows into the product before it."""
+        return x
+
+    def store(self, params: Any) -> Any:
+        """Weights in the types in which ``dot`` reads them fastest; their numbers stay the same."""
+        return params
+
+    # ---------------------------------------------------------------- preferences
+
+    def param_dtype(self, stored: jnp.dtype) -> jnp.dtype:
+        """The type of weights in memory by default, for a checkpoint that is mostly ``stored``."""
+        return stored
+
+    def loops_over_experts(self) -> bool:
+        """Whether a loop that reads the chosen experts one by one is cheapest for few tokens."""
+        return False
+
+    def prefill_chunk(self, num_bytes: int) -> int:
+        """Prompt tokens to feed at once to a model with weights of ``num_bytes``."""
+        del num_bytes
+        return PREFILL_CHUNK
+
+    def serving_chunk(self) -> int:
+        """Prompt tokens to feed at once where prompts arrive one by one."""
+        return PREFILL_CHUNK
+
+    def feeds_last_token_alone(self, width: int) -> bool:
+        """Whether a pass of its own for the last of ``width`` prompt tokens is worth it, where a
+        drafter reads only that token's features."""
+        del width
+        return False
+
+    def threads_wanted(self, num_devices: int) -> int | None:
+        """Threads that ``num_devices`` devices of one process need; None: it does not matter."""
+        del num_devices
+        return None
+
+    def devices_share_cores(self) -> bool:
+        """Whether several devices are virtual ones, which share the same cores."""
+        return False

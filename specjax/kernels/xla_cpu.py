@@ -1,0 +1,87 @@
+"""XLA on a CPU, with the detours that its CPU compiler rewards."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from .._internal.host import last_level_cache
+from . import interface
+from .xla import XlaBackend
+
+SMALL_PREFILL_CHUNK = 32  # a processor is busy with few: more would be wasted on short prompts
+LONG_PROMPT = 128  # prompt tokens from which the last one's features are worth a pass of its own
+# Threads that a virtual CPU device should have. XLA's threads run independent operations side by
+# side, and a collective that waits for other devices holds its thread: with one thread a device
+# (the default, where there are fewer cores) all can wait for operations that no thread is left to
+# run; after a minute XLA ends the process.
+THREADS_PER_DEVICE = 4
+
+
+class XlaCpuBackend(XlaBackend):
+    """XLA's operations on a CPU.
+
+    Its compiler folds a transposition into the product before it, and so selects the slow order of
+    operands; it fuses cheap operations into every consumer and so repeats them; and it copies
+    converted weights as a whole.
+    """
+
+    name = "XLA"
+
+    def _dot(self, weight, x, transpose_out):
+        """5 to 7 columns cost a quarter more than 8, and 9 to 15 more than 16: columns of zeros
+        fill them up."""
+        columns = x.shape[1]
+        few = 4 < columns < 16 and not _on_mesh()  # there, columns lie on several devices
+        spare = -columns % 8 if few else 0
+        y = self._plain_dot(weight, jnp.pad(x, ((0, 0), (0, spare))) if spare else x)
+        y = self.fence(y)[:, :columns]
+        return y.T if transpose_out else y
+
+    def _quantized_by_blocks(self):
+        return not _on_mesh()
+
+    def einsum_float32(self, subscripts, x, y):
+        """CPUs do not multiply narrow numbers to wide ones."""
+        return super().einsum_float32(subscripts, x.astype(jnp.float32), y.astype(jnp.float32))
+
+    def materialize(self, x):
+        """Nothing is fused into a product, and a product with the identity is exact."""
+        return (jnp.eye(x.shape[0], dtype=x.dtype) @ x.reshape(x.shape[0], -1)).reshape(x.shape)
+
+    def fence(self, x):
+        return jax.lax.optimization_barrier(x)
+
+    def param_dtype(self, stored):
+        """float32: CPUs compute more slowly in bfloat16."""
+        del stored
+        return jnp.dtype("float32")
+
+    def loops_over_experts(self):
+        return jax.sharding.get_abstract_mesh().size <= 1
+
+    def prefill_chunk(self, num_bytes):
+        """Few tokens where a model loses nothing by reading its weights again, since they stay in
+        the processor's cache."""
+        small = num_bytes <= last_level_cache()
+        return SMALL_PREFILL_CHUNK if small else interface.PREFILL_CHUNK
+
+    def serving_chunk(self):
+        return SMALL_PREFILL_CHUNK
+
+    def feeds_last_token_alone(self, width):
+        """A pass is cheap beside the rest on a processor that has much to multiply."""
+        return width >= LONG_PROMPT
+
+    def threads_wanted(self, num_devices):
+        return None if num_devices == 1 else THREADS_PER_DEVICE * num_devices
+
+    def devices_share_cores(self):
+        return True
+
+
+def _on_mesh() -> bool:
+    """Whether arrays are spread over several devices by the compiler's partitioner."""
+    mesh = jax.sharding.get_abstract_mesh()
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return any(kind == jax.sharding.AxisType.Auto and mesh.shape[axis] > 1 for axis, kind in kinds)
