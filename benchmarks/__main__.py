@@ -1,7 +1,7 @@
 """Runs a named suite: ``python -m benchmarks cpu``; results go to ``benchmarks/results/cpu``.
 
-Every finished row is kept at once, so that an interrupted suite goes on where it was; other
-settings or another commit begin anew, with the earlier rows set aside.
+Every finished row is written at once, so that an interrupted suite continues where it stopped.
+Other settings or another commit start the suite anew; the earlier rows are set aside in a file.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("benchmarks: stopped; the same command goes on from here", file=sys.stderr)
+        print("benchmarks: stopped; the same command continues from here", file=sys.stderr)
         return 130
 
 
@@ -51,22 +51,30 @@ def _parser() -> argparse.ArgumentParser:
         "suite", help="smoke, cpu, gpu, heads, light, scaling, peers, serving, regeneration, eagle"
     )
     parser.add_argument("--out", type=Path, help="folder of the results")
-    parser.add_argument("--cache", type=Path, help="folder of the pairs that are made")
-    parser.add_argument("--fresh", action="store_true", help="forget the rows measured before")
+    parser.add_argument("--cache", type=Path, help="folder of the model pairs that the suites make")
+    parser.add_argument(
+        "--fresh", action="store_true", help="measure all rows anew; the earlier rows are set aside"
+    )
     parser.add_argument(
         "--rehearse", action="store_true", help="the gpu suite in miniature, on any machine"
     )
     parser.add_argument(
-        "--redraw", action="store_true", help="only table and plots, from the kept rows"
+        "--redraw",
+        action="store_true",
+        help="only write table and plots anew, from the measured rows",
     )
-    parser.add_argument("--pair", help="shape of the pair: tiny, 100m, 8b")
-    parser.add_argument("--agreement", type=float, help="of drafter and target, 0.05 to 1")
+    parser.add_argument("--pair", help="sizes of the model pair: tiny, 100m, 8b")
+    parser.add_argument(
+        "--agreement", type=float, help="agreement of drafter and target, 0.05 to 1"
+    )
     parser.add_argument("--drafts", type=int, nargs="+", help="tokens drafted a round")
-    parser.add_argument("--nodes", type=int, nargs="+", help="N, of passes over N nodes")
-    parser.add_argument("--batches", type=int, nargs="+")
+    parser.add_argument("--nodes", type=int, nargs="+", help="numbers of nodes of the timed passes")
+    parser.add_argument("--batches", type=int, nargs="+", help="rows of a batch")
     parser.add_argument("--contexts", type=int, nargs="+", help="tokens before the first new one")
     parser.add_argument("--prompts", type=int, help="held-out prompts of the embedded pair")
-    parser.add_argument("--repetitions", type=int, help="of each measurement, at least 6")
+    parser.add_argument(
+        "--repetitions", type=int, help="repetitions of each measurement, at least 6"
+    )
     return parser
 
 

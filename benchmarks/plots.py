@@ -1,4 +1,4 @@
-"""Plots of a suite's rows: speed-up, acceptance by position, what a round's time goes into."""
+"""Plots of a suite's rows: speed-up, acceptance by position, the parts of a round's time."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.ticker import MaxNLocator
 
 AXES = {"num_draft": "tokens drafted a round", "batch": "batch", "context": "context, tokens"}
 DEFAULTS = {"batch": 1, "context": 64, "temperature": 0.0, "num_draft": 0}
@@ -16,12 +17,12 @@ PARTS = ("draft", "verify", "accept", "commit", "observe")
 
 
 def draw(folder: Path, outcomes: list[dict]) -> list[str]:
-    """Draws what the rows have figures for; returns the names of the files."""
-    found = [(o["row"], o["figures"]) for o in outcomes if "figures" in o]
+    """Draws the plots that the rows have figures for; returns the names of the files."""
+    measured = [(o["row"], o["figures"]) for o in outcomes if "figures" in o]
     decoded = [
-        (DEFAULTS | r, f) for r, f in found if r["kind"] == "decode" and r["drafter"] != "plain"
+        (DEFAULTS | r, f) for r, f in measured if r["kind"] == "decode" and r["drafter"] != "plain"
     ]
-    peers = [(r, f) for r, f in found if r["kind"] == "peer"]
+    peers = [(r, f) for r, f in measured if r["kind"] == "peer"]
     made = []
     for name, plot, rows in (
         ("speedup", _speedup, decoded),
@@ -38,7 +39,7 @@ def draw(folder: Path, outcomes: list[dict]) -> list[str]:
 
 
 def curves(rows: list, along: str) -> dict[str, list[tuple]]:
-    """Rows that differ in ``along`` alone: ``{what they share: [(x, ratio), ...]}``.
+    """Joins rows that differ in ``along`` alone: ``{their shared settings: [(x, ratio), ...]}``.
 
     Rows with a single value of ``along`` make no curve.
     """
@@ -58,21 +59,23 @@ def curves(rows: list, along: str) -> dict[str, list[tuple]]:
 
 
 def _name(row: dict, figures: dict, without: str = "") -> str:
-    said = [row["drafter"]]
-    said += [f"{row['num_draft']} a round"] * (without != "num_draft")
-    said += [f"batch {row['batch']}"] * (without != "batch" and row["batch"] > 1)
-    said += [f"context {row['context']}"] * (without != "context" and row["context"] != 64)
-    said += [f"T={row['temperature']:g}"] * (row["temperature"] > 0)
-    return ", ".join(said) + " (synthetic)" * bool(figures.get("synthetic"))
+    words = [row["drafter"]]
+    words += [f"{row['num_draft']} a round"] * (without != "num_draft")
+    words += [f"batch {row['batch']}"] * (without != "batch" and row["batch"] > 1)
+    words += [f"context {row['context']}"] * (without != "context" and row["context"] != 64)
+    words += [f"T={row['temperature']:g}"] * (row["temperature"] > 0)
+    return ", ".join(words) + " (synthetic)" * bool(figures.get("synthetic"))
 
 
 def _speedup(rows):
-    found = {along: curves(rows, along) for along in AXES}
-    found = {along: lines for along, lines in found.items() if lines}
-    if not found:
+    panels_lines = {along: curves(rows, along) for along in AXES}
+    panels_lines = {along: lines for along, lines in panels_lines.items() if lines}
+    if not panels_lines:
         return None
-    figure, panels = plt.subplots(1, len(found), figsize=(4.6 * len(found), 3.6), squeeze=False)
-    for panel, (along, lines) in zip(panels[0], found.items(), strict=True):
+    figure, panels = plt.subplots(
+        1, len(panels_lines), figsize=(4.6 * len(panels_lines), 3.6), squeeze=False
+    )
+    for panel, (along, lines) in zip(panels[0], panels_lines.items(), strict=True):
         for name, points in lines.items():
             x = [p[0] for p in points]
             y = [p[1]["median"] for p in points]
@@ -94,7 +97,8 @@ def _acceptance(rows):
         panel.plot(positions, f["acceptance_by_position"], marker="o", label=_name(row, f))
     panel.set_ylim(0, 1.02)
     panel.set_xlabel("position in the draft")
-    panel.set_ylabel("share of rounds in which it was kept")
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panel.set_ylabel("share of rounds in which it was accepted")
     panel.legend(fontsize=6)
     return figure
 

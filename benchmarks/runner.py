@@ -1,4 +1,4 @@
-"""Runs the rows of a suite, keeps each as soon as it is there, and goes on where a run stopped."""
+"""Runs the rows of a suite, writes each result at once, and continues where a run stopped."""
 
 from __future__ import annotations
 
@@ -37,21 +37,22 @@ def run_suite(
     rehearse: bool = False,
     fresh: bool = False,
 ) -> int:
-    """Measures what is not measured yet; writes table and plots, even when interrupted.
+    """Measures the rows that are not measured yet; writes table and plots, also when interrupted.
 
     Args:
-      name: of the suite.
-      options: of the suite, see ``suites.py``.
-      folder: of the results.
-      cache: folder of the checkpoints of made pairs.
-      rehearse: the gpu suite in miniature, in float32: processors crawl in bfloat16.
-      fresh: begins anew; the earlier rows are set aside.
+      name: name of the suite.
+      options: options of the suite, see ``suites.py``.
+      folder: folder of the results.
+      cache: folder for the checkpoints of the model pairs that are made.
+      rehearse: runs the gpu suite in miniature and in float32, since CPUs are slow in bfloat16.
+      fresh: measures all rows anew; the earlier rows are set aside.
 
     Returns:
-      0, or 1 if a row failed. One that lacks its peer is skipped, which is no failure.
+      0, or 1 if a row failed. A row whose peer is not installed is skipped, which is no failure.
 
     Raises:
-      ValueError: see ``suites.rows_of``; a gpu suite without a GPU; a rehearsal of another suite.
+      ValueError: see ``suites.rows_of``; the gpu suite without a GPU; a rehearsal of another
+        suite.
     """
     if rehearse and name != "gpu":
         raise ValueError(f"--rehearse is for the suite gpu, in miniature; {name} runs as it is")
@@ -73,7 +74,9 @@ def run_suite(
     todo = [row for row in wanted if row not in kept.finished]
     console = Console(stderr=True)
     if len(todo) < len(wanted):
-        console.print(f"{len(wanted) - len(todo)} of {len(wanted)} rows are there: going on")
+        console.print(
+            f"{len(wanted) - len(todo)} of {len(wanted)} rows were measured before: continuing"
+        )
     clean = True
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     try:
@@ -93,7 +96,7 @@ def run_suite(
 
 
 class Kept:
-    """The rows of a folder: one JSON line each, behind a first line that says whence they are."""
+    """The measured rows of a folder: one JSON line each, after a first line with their origin."""
 
     def __init__(self, folder: Path, header: dict, fresh: bool):
         folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +108,7 @@ class Kept:
                 self.header, self.lines = found[0], found[1:]
             else:
                 os.replace(self.file, _unused(folder))
-        # anew, without what an interrupted write may have left
+        # written anew, without the rest of an interrupted write
         self._rewrite()
 
     def _rewrite(self) -> None:
@@ -115,11 +118,11 @@ class Kept:
 
     @property
     def finished(self) -> list[dict]:
-        """Rows that have figures; what was skipped or failed is tried again."""
+        """Rows that have figures; skipped and failed rows are tried again."""
         return [line["row"] for line in self.lines if "figures" in line]
 
     def add(self, line: dict) -> None:
-        """Keeps a row at once."""
+        """Writes a row at once."""
         line = plain_numbers(line)
         self.lines.append(line)
         with self.file.open("a") as file:
@@ -128,14 +131,14 @@ class Kept:
             os.fsync(file.fileno())
 
     def outcomes(self, wanted: list[dict]) -> list[dict]:
-        """The last line of each wanted row that has one, in their order."""
+        """The last line of each row of ``wanted`` that has one, in the order of ``wanted``."""
         last = {json.dumps(line["row"], sort_keys=True): line for line in self.lines}
         keys = [json.dumps(row, sort_keys=True) for row in wanted]
         return [last[key] for key in keys if key in last]
 
 
 def plain_numbers(value):
-    """The same without NaN and infinity, which JSON does not have: None in their place."""
+    """``value`` with None in place of NaN and infinity, which JSON does not have."""
     if isinstance(value, dict):
         return {str(k): plain_numbers(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -154,24 +157,24 @@ def _read(file: Path) -> list[dict]:
 
 
 def _unused(folder: Path) -> Path:
-    """A name for rows that are set aside, beside those of earlier times."""
+    """A file name for the rows that are set aside, which no earlier ones have."""
     count = len(list(folder.glob(ASIDE.format("*"))))
     return folder / ASIDE.format(count + 1)
 
 
 def _identity(header: dict) -> str:
-    """What must be the same for rows of two runs to stand in one table."""
+    """The part of a header that must be equal for rows of two runs to stand in one table."""
     return json.dumps({k: v for k, v in header.items() if k != "date"}, sort_keys=True)
 
 
 def _measure(row: dict, bench: rows.Bench) -> dict:
-    """``{"figures": ...}``, or ``{"skipped": why}``, or ``{"failed": why}``; and what it took."""
+    """Measures a row: ``figures``, or why it was ``skipped`` or ``failed``; and its cost."""
     begin, used = time.perf_counter(), time.process_time()
     try:
         outcome = {"figures": rows.run(row, bench)}
     except MissingPeerError as error:
         outcome = {"skipped": str(error)}
-    except Exception as error:  # one row must not cost the others
+    except Exception as error:  # a failing row must not stop the others
         traceback.print_exc()
         outcome = {"failed": f"{type(error).__name__}: {error}"[:500]}
     spent = time.perf_counter() - begin
@@ -181,10 +184,10 @@ def _measure(row: dict, bench: rows.Bench) -> dict:
 
 
 def redraw(folder: Path) -> None:
-    """Writes table and plots anew from what a folder holds, wherever it was measured.
+    """Writes table and plots anew from the rows of a folder, wherever they were measured.
 
     Raises:
-      ValueError: it holds no rows.
+      ValueError: the folder holds no rows.
     """
     lines = _read(folder / KEPT) if (folder / KEPT).exists() else []
     if not lines:
@@ -194,14 +197,14 @@ def redraw(folder: Path) -> None:
 
 
 def _line(row: dict, outcome: dict) -> str:
-    said = outcome.get("skipped") or outcome.get("failed")
+    reason = outcome.get("skipped") or outcome.get("failed")
     word = "skipped" if "skipped" in outcome else "FAILED"
-    what = f"{word}: {said}" if said else report.summary(row, outcome["figures"])
+    what = f"{word}: {reason}" if reason else report.summary(row, outcome["figures"])
     return f"{report.label(row)}: {what} ({outcome['seconds']:.0f} s)"
 
 
 def where() -> dict:
-    """Machine, device, versions, commit, date."""
+    """The header of a run: device, machine, versions, commit, date."""
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -230,15 +233,15 @@ def _version(package: str) -> str | None:
 
 
 def commit() -> str:
-    """The commit, with a mark of what was changed since; ``unknown`` outside of a repository."""
+    """The commit, with a hash of uncommitted changes; ``unknown`` outside of a repository."""
 
     def git(*arguments):
         command = ["git", *arguments]
         return subprocess.run(command, cwd=HERE, capture_output=True, check=True).stdout
 
     try:
-        found = git("rev-parse", "--short", "HEAD").decode().strip()
+        name = git("rev-parse", "--short", "HEAD").decode().strip()
         changed = git("diff", "HEAD", "--", "../specjax", ".", ":!results")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return found + ("+" + hashlib.sha256(changed).hexdigest()[:6] if changed else "")
+    return name + ("+" + hashlib.sha256(changed).hexdigest()[:6] if changed else "")

@@ -1,7 +1,7 @@
 """Named suites: each returns its rows, ``{"kind": ..., **settings}``, in the order of running.
 
-Rows of one pair stand together, since a pair is made once. What matters most comes first, so that
-an interrupted suite has it.
+Rows of one pair stand together, since a pair is made once. The most important rows come first, so
+that an interrupted suite has them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ Row = dict
 
 
 def smoke(pair: str = "tiny", agreement: float = 0.8, repetitions: int = 6) -> list[Row]:
-    """Every kind of row once, in miniature: a test of the instrument, not of the machine. (But
-    "long context", which has nothing to measure before a minute of training.)"""
+    """Every kind of row once, in miniature: a test of the suites, not of the machine. The kind
+    "long context" is left out, since it needs a minute of training first."""
     of = dict(pair=pair, agreement=agreement)
     common = dict(**of, new=24, repetitions=repetitions)
     return [
@@ -52,7 +52,7 @@ def cpu(
     prompts: int = 40,
     repetitions: int = 7,
 ) -> list[Row]:
-    """A processor: the fast path, a 100M pair, and the embedded pair on real text."""
+    """A CPU: the kernels, a pair of 100M weights, and the embedded pair on real text."""
     of = dict(pair=pair, agreement=agreement)
     common = dict(kind="decode", **of, repetitions=repetitions)
     rows = [
@@ -85,8 +85,8 @@ def heads(
     prompts: int = 64,
     repetitions: int = 7,
 ) -> list[Row]:
-    """The embedded EAGLE-3 head and MTP module, and what they compete with, on real text, on a
-    chain and on a tree; a tree of 64 nodes at 100M."""
+    """The embedded EAGLE-3 head and MTP module beside other drafters on real text, with chains and
+    trees; and a tree of 64 nodes with the pair of 100M weights."""
     text = dict(kind="heldout", prompts=prompts)
     rows = []
     for temperature in (0.0, 1.0):
@@ -100,9 +100,9 @@ def heads(
 
 
 def light(prompts: int = 64, batches: Sequence[int] = (8,)) -> list[Row]:
-    """The embedded light heads (Medusa, Hydra, a speculator: no attention in a step), alone and
-    behind a lookup, on real text: target and heads grown to 100M weights, and as they are, where
-    the target stays in a processor's cache."""
+    """Light heads (Medusa, Hydra, a speculator: no attention in a drafting step) of the embedded
+    target on real text, alone and together with ``ngram``. Target and heads are measured twice:
+    grown to 100M weights, and as they are, where the target stays in the processor's cache."""
     rows = []
     for size in ({"grown": True, "repetitions": 2}, {}):
         for temperature in (0.0, 1.0):
@@ -130,8 +130,8 @@ def scaling(
 ) -> list[Row]:
     """Batch 1 to 64, context 256 to 32k, N 1 to 64, of one pair.
 
-    Along N the drafter is synthetic and costs nothing: what the target's passes alone allow.
-    Contexts of batches and of many tokens are made up, see ``jobs.made_up``.
+    Along N the drafter is synthetic and costs nothing, which shows what the target's passes alone
+    allow. Contexts of batches and long contexts are made up, see ``jobs.made_up``.
     """
     common = dict(kind="decode", pair=pair, agreement=agreement, new=32)
     common |= dict(repetitions=repetitions, parts=False)
@@ -168,14 +168,14 @@ def peers(
 
 
 def serving(prompts: int = 256, batches: Sequence[int] = (8,), repetitions: int = 7) -> list[Row]:
-    """Continuous rows against whole batches: texts of 1 to 128 tokens, the embedded pair."""
+    """Continuous batching against whole batches: texts of 1 to 128 tokens, the embedded pair."""
     ways = {"drafter": "plain"}, *({"drafter": d, "num_draft": 3} for d in ("ngram", "draft"))
     common = dict(prompts=prompts, longest=128, repetitions=repetitions)
     return [{"kind": "serving", **way, **common, "batch": b} for b in batches for way in ways]
 
 
 def regeneration(batches: Sequence[int] = (4, 1, 2, 8), repetitions: int = 6) -> list[Row]:
-    """The recipe ``regenerate`` by drafters against plain decoding, up to 64 rows of 192 tokens."""
+    """The recipe ``regenerate`` with drafters against plain decoding, to 64 rows of 192 tokens."""
     common = dict(kind="regeneration", num_draft=3, repetitions=repetitions)
     ways = [("ngram", b, 0.0) for b in batches]
     ways += [("draft", batches[0], 0.0), ("ngram", batches[0], 1.0)]
@@ -188,7 +188,8 @@ def regeneration(batches: Sequence[int] = (4, 1, 2, 8), repetitions: int = 6) ->
 def eagle(
     contexts: Sequence[int] = (32, 64, 128, 512, 2048, 8192), repetitions: int = 6
 ) -> list[Row]:
-    """EAGLE-3's training step against its parts, its memory along a row; its head at 8k."""
+    """EAGLE-3: the training step against its parts, its memory by row length; its head at 8,192
+    tokens of context."""
     step = dict(kind="training", target="embedded", repetitions=repetitions)
     return [
         *({**step, "lengths": [256, 512, 1024, 2048], "steps": k} for k in (3, 6)),
@@ -203,7 +204,7 @@ def gpu(
     drafts: Sequence[int] = (3, 7),
     repetitions: int = 7,
 ) -> list[Row]:
-    """An accelerator: 8B shapes in bfloat16, batch 1, and Hugging Face beside."""
+    """A GPU: 8B shapes in bfloat16, batch 1, beside Hugging Face transformers."""
     of = dict(pair=pair, agreement=agreement)
     common = dict(kind="decode", **of, drafter="draft", new=128, repetitions=repetitions)
     return [
@@ -239,8 +240,8 @@ def rows_of(name: str, **options) -> list[Row]:
     """The rows of a suite.
 
     Raises:
-      ValueError: no such suite, an option that it does not have or out of its bounds, no such pair,
-        or a context beyond the model's.
+      ValueError: the suite or the pair does not exist, the suite does not have such an option, the
+        option is out of its bounds, or the context is longer than the model's.
     """
     if name not in SUITES:
         raise ValueError(f"suite {name!r} does not exist; known: {', '.join(SUITES)}")
@@ -252,8 +253,8 @@ def rows_of(name: str, **options) -> list[Row]:
             f"{', '.join('--' + option for option in known)}"
         )
     for option, accepted in BOUNDS.items():
-        given = options.get(option, ())
-        for value in given if isinstance(given, list | tuple) else [given]:
+        values = options.get(option, ())
+        for value in values if isinstance(values, list | tuple) else [values]:
             if not accepted[0] <= value <= accepted[1]:
                 raise ValueError(
                     f"--{option} {value}: give {accepted[0]} to {accepted[1]}"

@@ -20,13 +20,13 @@ from benchmarks import (
     pairs,
     peers,
     plots,
-    report,
     rows,
     runner,
     suites,
     training,
 )
 from benchmarks.__main__ import main
+from benchmarks.tables import cells
 
 ROOT = Path(__file__).parent.parent
 TORCH = importlib.util.find_spec("torch") is not None
@@ -126,7 +126,7 @@ def test_a_finished_suite_is_not_measured_again(smoke, cache):
     again = subprocess.run(
         [*map(str, command)], cwd=ROOT, env=environment, check=True, capture_output=True, text=True
     )
-    assert "rows are there: going on" in again.stderr
+    assert "rows were measured before: continuing" in again.stderr
     if TORCH:
         assert (smoke / "rows.jsonl").read_bytes() == before
 
@@ -361,9 +361,9 @@ def test_an_adaptive_drafter_gets_costs_that_were_measured(tiny):
 
 
 def test_a_ratio_is_put_into_words_by_its_interval():
-    assert report.verdict({"low": 1.1, "high": 1.3}) == "wins"
-    assert report.verdict({"low": 0.8, "high": 0.9}) == "**loses**"
-    assert report.verdict({"low": 0.9, "high": 1.1}) == "no difference shown"
+    assert cells.verdict({"low": 1.1, "high": 1.3}) == "wins"
+    assert cells.verdict({"low": 0.8, "high": 0.9}) == "**loses**"
+    assert cells.verdict({"low": 0.9, "high": 1.1}) == "no difference shown"
 
 
 def test_curves_join_rows_that_differ_in_one_setting():

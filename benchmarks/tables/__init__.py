@@ -1,0 +1,18 @@
+"""The tables of a suite's page: ``TABLES[kind] = (title, table of the rows of that kind)``."""
+
+from . import decoding, parts, serving, training
+
+TABLES = {
+    "decode": ("Plain and speculative decoding", decoding.decode),
+    "peer": ("Beside other libraries", decoding.peers),
+    "heldout": ("Real text", decoding.heldout),
+    "serving": ("Continuous batching", serving.serving),
+    "regeneration": ("Text for training", serving.regeneration),
+    "passes": ("A pass over N nodes", parts.passes),
+    "buffers": ("The size of the buffer", parts.buffers),
+    "bandwidth": ("Bandwidth", parts.bandwidth),
+    "product": ("Products with M activations", parts.micro("M")),
+    "attention": ("Attention over a cache, one layer", parts.micro("cached, N")),
+    "training": ("The training step of EAGLE-3", training.training),
+    "long context": ("EAGLE-3 beyond its trained context", training.long_context),
+}

@@ -1,0 +1,148 @@
+"""Tables of whole runs of decoding: made pairs, real text, peers."""
+
+from __future__ import annotations
+
+from . import cells
+
+
+def decode(rows) -> str:
+    first = cells.table(
+        {
+            "pair": lambda r, f: r["pair"],
+            "drafter, tokens a round": cells.drafter,
+            "batch": lambda r, f: r.get("batch", 1),
+            "context": lambda r, f: f"{r.get('context', 64):,}" + " made up" * (not _read(r)),
+            "T": lambda r, f: r.get("temperature", 0),
+            "τ": lambda r, f: f"{f['tau']:.2f}",
+            "accepted": lambda r, f: cells.share(f["acceptance"]),
+            "plain, tokens/s": lambda r, f: cells.rate(f["plain_tokens_per_second"]),
+            "speculative, tokens/s": lambda r, f: cells.rate(f["tokens_per_second"]),
+            "ratio, rounds": lambda r, f: cells.ratio(f["ratio_rounds"]),
+            "ratio, whole run": lambda r, f: cells.ratio(f.get("ratio_whole")),
+            "speculation": lambda r, f: (
+                "control" if r["drafter"] == "plain" else cells.verdict(f["ratio_rounds"])
+            ),
+            "same text": lambda r, f: {True: "yes", False: "NO", None: "T > 0"}[f["identical"]],
+        },
+        rows,
+    )
+    second = cells.table(
+        {
+            "drafter, tokens a round": cells.drafter,
+            "batch": lambda r, f: r.get("batch", 1),
+            "context": lambda r, f: f"{r.get('context', 64):,}",
+            "T": lambda r, f: r.get("temperature", 0),
+            "plain step, ms": lambda r, f: cells.milliseconds(f["seconds_per_plain_step"]),
+            "of the roofline": lambda r, f: cells.share(f["roofline_fraction"]),
+            "round, ms": lambda r, f: cells.milliseconds(f["seconds_per_round"]),
+            "a token, plain / speculative, ms": lambda r, f: cells.both(f["seconds_per_token"]),
+            "first token, ms": lambda r, f: cells.both(f.get("first_token")),
+            "repeated 4-grams": lambda r, f: cells.share(f["repeated_4grams"]),
+        },
+        rows,
+    )
+    third = [(r, f) for r, f in rows if "memory" in f]
+    parts = [first, "Steps and latencies:", second]
+    if third:
+        parts += [
+            "The parts of a round, each compiled alone; memory; time to compile:",
+            _anatomy(third),
+        ]
+    return "\n\n".join(parts)
+
+
+def _anatomy(rows) -> str:
+    def part(name):
+        return lambda r, f: cells.milliseconds(f["parts"][name]) if "parts" in f else "–"
+
+    def megabytes(name):
+        return lambda r, f: cells.number(f["memory"][name] / 1e6)
+
+    names = ("draft", "verify", "accept", "commit", "observe", "round")
+    return cells.table(
+        {
+            "drafter, tokens a round": cells.drafter,
+            "T": lambda r, f: r.get("temperature", 0),
+            **{f"{name}, ms": part(name) for name in names},
+            "loop efficiency": lambda r, f: cells.ratio(f.get("loop_efficiency")),
+            "peak, MB": megabytes("peak"),
+            "weights": megabytes("weights"),
+            "cache": megabytes("cache"),
+            "working set": megabytes("working_set"),
+            "compile, s": lambda r, f: (
+                f"{f['memory']['compile_start'] + f['memory']['compile_burst']:.1f}"
+            ),
+        },
+        rows,
+    )
+
+
+def _read(row: dict) -> bool:
+    return row.get("read", True)
+
+
+def heldout(rows) -> str:
+    count = f"{rows[0][0]['prompts']} held-out prompts"
+    note = (
+        f"The embedded, trained models on {count}. Each batch is run several times and its fastest "
+        "run counts; intervals are over the batches."
+    )
+    target = {}
+    if any(row.get("grown") for row, _ in rows):
+        target = {"target": lambda r, f: "grown to 100M" if r.get("grown") else "embedded"}
+        note += (
+            " *Grown* models have 100M float32 weights and write the same text as the embedded "
+            "ones, and so do their heads: texts, drafts and τ are those of the small models, the "
+            "time is that of a target whose weights come from memory (`benchmarks/grown.py`). "
+            "Grown models are run twice, the others three times."
+        )
+    return f"{note}\n\n" + cells.table(
+        {
+            **target,
+            "T": lambda r, f: r["temperature"],
+            "batch": lambda r, f: r.get("batch", 1),
+            "drafter, tokens a round": cells.drafter,
+            "τ": lambda r, f: f"{f['tau']:.2f}",
+            "accepted": lambda r, f: cells.share(f["acceptance"]),
+            "plain, tokens/s": lambda r, f: cells.number(f["plain_tokens_per_second_rounds"]),
+            "speculative, tokens/s": lambda r, f: cells.number(f["tokens_per_second_rounds"]),
+            "ratio, rounds": lambda r, f: cells.ratio(f["ratio_rounds"]),
+            "ratio, whole run": lambda r, f: cells.ratio(f["ratio_whole"]),
+            "speculation": lambda r, f: cells.verdict(f["ratio_rounds"]),
+            "repeated 4-grams": lambda r, f: cells.share(f["repeated_4grams"]),
+            "same text": lambda r, f: f["identical"] or "T > 0",
+        },
+        rows,
+    )
+
+
+def peers(rows) -> str:
+    parts = []
+    for row, f in rows:
+        versions = ", ".join(f"{k} {v}" for k, v in f["versions"].items())
+        parts.append(
+            f"Pair {row['pair']}{' (synthetic)' if f['synthetic'] else ' (trained)'}, "
+            f"{row['num_draft']} tokens a round, whole requests of {row.get('new', 64)} tokens, "
+            f"batch 1, {f['threads']} thread(s) for each library, run in turn ({versions}). *Over "
+            "peer* compares specjax with the same method of the other library; the plain decoding "
+            "of the other library is its plain `generate`."
+        )
+        parts.append(
+            cells.table(
+                {
+                    "method": lambda m, x: f"specjax {m}" if "peer" in x else m,
+                    "tokens/s": lambda m, x: cells.rate(x["tokens_per_second"]),
+                    "τ": lambda m, x: f"{x['tau']:.2f}",
+                    "a round, ms": lambda m, x: cells.milliseconds(x["seconds_per_round"]),
+                    "first token, ms": lambda m, x: (
+                        cells.milliseconds(x["first_token"]) if x["first_token"] else "–"
+                    ),
+                    "over its own plain": lambda m, x: cells.ratio(x["over_own_plain"]),
+                    "over peer, whole": lambda m, x: cells.ratio(x.get("over_peer")),
+                    "over peer, a round": lambda m, x: cells.ratio(x.get("round_over_peer")),
+                    "text as specjax plain": lambda m, x: cells.share(x["same_text"]),
+                },
+                f["methods"].items(),
+            )
+        )
+    return "\n\n".join(parts)
