@@ -3,9 +3,11 @@
 A line is ``name: (drafter, weights of the drafter, rules)``; ``conformance`` tests run over all.
 """
 
+import collections.abc
 import dataclasses
 import functools
 
+import jax
 import numpy as np
 from toys import Merged, TreeDrafter, bag, heads, like
 
@@ -34,6 +36,32 @@ LSTM = dict(cell="lstm", inner_size=5, tied=True, scaled=True)
 WIDE = dict(exit_size=5, num_layers=1, kept=3)
 
 
+class Cases(collections.abc.Mapping):
+    """The lines, with weights that are drawn when a line is read."""
+
+    def __init__(self, lines):
+        self.lines = lines
+        self.read = {}
+
+    def __getitem__(self, name):
+        if name not in self.read:
+            drafter, weights, rules = self.lines[name]
+            lazy = lambda x: isinstance(x, functools.partial)  # noqa: E731
+            weights = jax.tree.map(lambda x: x() if lazy(x) else x, weights, is_leaf=lazy)
+            self.read[name] = drafter, weights, rules
+        return self.read[name]
+
+    def __iter__(self):
+        return iter(self.lines)
+
+    def __len__(self):
+        return len(self.lines)
+
+    def rules(self, name):
+        """The rules of a line, without its weights."""
+        return self.lines[name][2]
+
+
 def cases(model, params):
     """Cases for a toy target ``model`` with weights ``params``."""
     near, other = like(params, 1), bag(model.vocab_size, 99)[1]
@@ -52,7 +80,7 @@ def cases(model, params):
             layer=layer,
             how=how,
         )
-        return drafter, heads(drafter), rules
+        return drafter, functools.partial(heads, drafter), rules
 
     def adaptive(case):
         """The same with a width that changes all the time."""
@@ -96,7 +124,7 @@ def cases(model, params):
     prefixed = functools.partial(SpeculatorConfig, prefix=layer, **LSTM)
     top = functools.partial(Eagle3, layers=(1,))  # the toy has no others
     once = functools.partial(PEagle, layers=(1,))
-    return {
+    lines = {
         "plain": (Plain(), None, ("delta",)),
         "draft": (DraftModel(num_draft=3, model=model), near, CHAIN),
         "draft one": (DraftModel(num_draft=1, model=model), near, ("rejection",)),
@@ -209,3 +237,4 @@ def cases(model, params):
             ("kseq",),
         ),
     }
+    return Cases(lines)

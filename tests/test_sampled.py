@@ -99,7 +99,7 @@ def lawful(counts, law):
     return variation < bound and p_value > FALSE_ALARM
 
 
-PAIRS = [(name, rule) for name, case in CASES.items() for rule in case[2]]
+PAIRS = [(name, rule) for name in CASES for rule in CASES.rules(name)]
 
 
 @pytest.mark.parametrize(("name", "rule"), PAIRS, ids=[f"{n}-{r}" for n, r in PAIRS])

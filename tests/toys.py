@@ -5,6 +5,7 @@ import types
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from stranger import Bag
 
@@ -72,18 +73,16 @@ def read(model, params, context):
 
 
 def heads(drafter, seed=2):
-    """Weights for a drafter that reads hidden states, none of them zero."""
-    shapes = nnx.to_pure_dict(drafter.shapes)
-    leaves, structure = jax.tree.flatten(shapes)
-    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    """Weights for a drafter that reads hidden states, none of them zero; nothing is compiled."""
+    leaves, structure = jax.tree.flatten(nnx.to_pure_dict(drafter.shapes))
+    random = np.random.default_rng(seed)
 
-    def draw(key, x):
+    def draw(x):
         if jnp.issubdtype(x.dtype, jnp.integer):  # a draft vocabulary
-            return 1 + jnp.arange(x.size)[::-1]
-        return 0.5 * jax.random.normal(key, x.shape)
+            return 1 + np.arange(x.size, dtype=x.dtype)[::-1]
+        return (0.5 * random.standard_normal(x.shape)).astype(x.dtype)
 
-    drawn = [draw(key, x) for key, x in zip(keys, leaves, strict=True)]
-    return jax.tree.unflatten(structure, drawn)
+    return jax.tree.unflatten(structure, [jnp.asarray(draw(x)) for x in leaves])
 
 
 @dataclasses.dataclass(frozen=True)
