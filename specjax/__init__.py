@@ -9,7 +9,17 @@ from .decoding.round import accept, draft_step, verify
 from .decoding.stats import Stats
 from .sampling import processors
 from .sampling.distribution import Sampling
-from .types import Context, Draft, Drafter, Scores, Segment, Target, Verdict
+from .types import (
+    Context,
+    Draft,
+    Drafter,
+    HeadTarget,
+    Rule,
+    Scores,
+    Segment,
+    Target,
+    Verdict,
+)
 
 if TYPE_CHECKING:
     from .analysis.comparison import Comparison, compare
@@ -35,9 +45,11 @@ __all__ = [
     "Drafter",
     "Generation",
     "HeadLM",
+    "HeadTarget",
     "LM",
     "MemoryPlan",
     "Plan",
+    "Rule",
     "Sampling",
     "Scores",
     "Segment",

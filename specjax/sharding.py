@@ -286,7 +286,7 @@ def place(mesh: Mesh | None, target, drafter, params, request):
     """Weights and request of ``decode`` on the devices of ``mesh``.
 
     Arrays that lie on it already stay as they are. Of the others, weights go where the target's
-    and the drafter's ``shard(params, mesh)`` wants them, if it has one, else to every device.
+    and the drafter's ``shard(params, mesh)`` puts them, else to every device.
     """
     if mesh is None:
         return params, request
@@ -299,8 +299,7 @@ def place(mesh: Mesh | None, target, drafter, params, request):
     placed = dict(params)
     for name, owner in (("target", target), ("drafter", drafter)):
         if name in params:
-            shard = getattr(owner, "shard", lambda tree, mesh: tree)
-            placed[name] = shard(params[name], mesh)
+            placed[name] = owner.shard(params[name], mesh)
     return whole(placed), jax.tree.map(lambda x: put(x, mesh, DATA), request)
 
 

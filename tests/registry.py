@@ -70,7 +70,7 @@ def cases(model, params):
     def tree(**settings):
         return TreeDrafter(model=model, **settings)
 
-    def head(drafter, config, parents, rules=("delta",), how="top", layer=None, **shape):
+    def head(drafter, config, parents, rules=("delta",), picks="top", layer=None, **shape):
         """Heads on the toy's hidden state; ``parents``: of a static tree, or another topology."""
         config = config(hidden_size=params["embed"].shape[1], vocab_size=model.vocab_size, **shape)
         drafter = drafter(
@@ -78,7 +78,7 @@ def cases(model, params):
             target=model,
             topology=trees.as_topology(parents),
             layer=layer,
-            how=how,
+            sibling_sampling=picks,
         )
         return drafter, functools.partial(heads, drafter), rules
 
@@ -135,12 +135,12 @@ def cases(model, params):
             ("rejection", "kseq"),
         ),
         "draft tree distinct": (
-            DraftModel(model=model, topology=trees.branching(2, 1, 1), how="distinct"),
+            DraftModel(model=model, topology=trees.branching(2, 1, 1), sibling_sampling="distinct"),
             near,
             ("rejection",),
         ),
         "draft tree hub": (
-            DraftModel(model=model, topology=trees.Tree(TREE), how="hub"),
+            DraftModel(model=model, topology=trees.Tree(TREE), sibling_sampling="hub"),
             near,
             ("rejection", "hub"),
         ),
@@ -182,28 +182,34 @@ def cases(model, params):
         ),
         "hybrid draft": hybrid(4, (DraftModel(num_draft=2, model=model), near, ("block",))),
         "hybrid mtp": hybrid(
-            3, head(MTP, modules, (-1, 0, 1), ("rejection",), how="iid", share_layers=True)
+            3,
+            head(MTP, modules, (-1, 0, 1), ("rejection",), picks="iid", share_layers=True),
         ),
         "adaptive hybrid": adaptive(hybrid(3, head(top, eagle3, (-1, 0, 1), rules=("delta",)))),
         "blockwise": head(Blockwise, BlockwiseConfig, (-1, 0, 0), trunk_size=5),
         "medusa": head(Medusa, MedusaConfig, TREE, tied=True),
-        "hydra": head(Hydra, HydraConfig, TREE, ("rejection",), how="iid"),
+        "hydra": head(Hydra, HydraConfig, TREE, ("rejection",), picks="iid"),
         "hydra prefix": head(Hydra, HydraConfig, (-1, 0), num_layers=2, prefix=layer),
         "mlp speculator": head(
-            Speculator, SpeculatorConfig, (-1, 0, 1, 2), ("block",), how="iid", inner_size=5
+            Speculator,
+            SpeculatorConfig,
+            (-1, 0, 1, 2),
+            ("block",),
+            picks="iid",
+            inner_size=5,
         ),
         "lstm speculator": head(
-            Speculator, SpeculatorConfig, TREE, ("rejection",), how="distinct", **LSTM
+            Speculator, SpeculatorConfig, TREE, ("rejection",), picks="distinct", **LSTM
         ),
-        "speculator prefix": head(Speculator, prefixed, (-1, 0, 1), how="iid"),
+        "speculator prefix": head(Speculator, prefixed, (-1, 0, 1), picks="iid"),
         "adaptive speculator prefix": adaptive(head(Speculator, prefixed, (-1, 0, 1), rules=())),
         "hybrid speculator prefix": hybrid(3, head(Speculator, prefixed, (-1, 0, 1))),
-        "block": head(BlockDrafter, block, (-1, 0, 0, 1), ("rejection",), how="iid"),
-        "eagle": head(Eagle, eagle, TREE, ("rejection",), how="distinct"),
-        "eagle3": head(top, eagle3, (-1, 0, 1, 2), ("block",), how="iid"),
+        "block": head(BlockDrafter, block, (-1, 0, 0, 1), ("rejection",), picks="iid"),
+        "eagle": head(Eagle, eagle, TREE, ("rejection",), picks="distinct"),
+        "eagle3": head(top, eagle3, (-1, 0, 1, 2), ("block",), picks="iid"),
         "adaptive eagle3": adaptive(head(top, eagle3, trees.Expand(2, 3, 5), rules=())),
-        "p-eagle": head(once, eagle3, TREE, ("rejection",), how="distinct", mask_token=0),
-        "mtp": head(MTP, modules, TREE, ("rejection",), how="distinct", share_layers=True),
+        "p-eagle": head(once, eagle3, TREE, ("rejection",), picks="distinct", mask_token=0),
+        "mtp": head(MTP, modules, TREE, ("rejection",), picks="distinct", share_layers=True),
         "mtp distinct": head(MTP, modules, (-1, 0, 0, 1), normed_output=True),
         "mtp heads": head(ParallelHeads, parallel, (-1, 0, 0, 1), layer=1),
         "redrafter": head(ReDrafter, ReDrafterConfig, trees.Beams(2, 2), **WIDE),
@@ -211,28 +217,28 @@ def cases(model, params):
             head(ReDrafter, ReDrafterConfig, trees.Beams(2, 3), recurrent=False, **WIDE)
         ),
         "tree top": (tree(), near, ("delta",)),
-        "tree worst": (tree(how="worst"), near, ("rejection",)),
-        "tree iid": (tree(how="iid"), near, (*ALL, "traversal")),
-        "tree distinct": (tree(how="distinct"), near, (*ALL, "traversal")),
+        "tree worst": (tree(sibling_sampling="worst"), near, ("rejection",)),
+        "tree iid": (tree(sibling_sampling="iid"), near, (*ALL, "traversal")),
+        "tree distinct": (tree(sibling_sampling="distinct"), near, (*ALL, "traversal")),
         "tree per row": (
-            tree(how="iid", random_parents=True, topology=(-1, 0, 0, 0)),
+            tree(sibling_sampling="iid", random_parents=True, topology=(-1, 0, 0, 0)),
             near,
             ("rejection",),
         ),
-        "passengers": (tree(how="iid", passengers=(2,)), near, ("rejection",)),
-        "silent": (tree(how="iid", silent_every=3), near, ("rejection",)),
+        "passengers": (tree(sibling_sampling="iid", passengers=(2,)), near, ("rejection",)),
+        "silent": (tree(sibling_sampling="iid", silent_every=3), near, ("rejection",)),
         "merged": (
             Merged(
                 drafters=(
-                    tree(how="iid", topology=(-1, 0, 1), weights="near"),
-                    tree(how="iid", topology=(-1, 0, 0), weights="other"),
+                    tree(sibling_sampling="iid", topology=(-1, 0, 1), weights="near"),
+                    tree(sibling_sampling="iid", topology=(-1, 0, 0), weights="other"),
                 )
             ),
             two,
             ("rejection",),
         ),
         "merged chains": (
-            Merged(drafters=(tree(how="iid", topology=(-1, 0, 1)),) * 2, one_law=True),
+            Merged(drafters=(tree(sibling_sampling="iid", topology=(-1, 0, 1)),) * 2, one_law=True),
             near,
             ("kseq",),
         ),

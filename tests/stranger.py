@@ -9,7 +9,7 @@ from specjax import trees
 
 
 @dataclasses.dataclass(frozen=True)
-class Bag:
+class Bag(specjax.Target):
     """Logits from the sum of all token vectors so far, each waved by its position."""
 
     vocab_size: int

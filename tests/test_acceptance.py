@@ -19,7 +19,7 @@ from specjax.acceptance.typical import Typical
 from specjax.decoding import loop
 from specjax.drafters import Plain
 from specjax.sampling import drawing
-from specjax.types import DRAWS, Draft
+from specjax.types import DRAWS, Draft, Rule
 
 CHAIN, PAIR, THREE, TREE = (-1, 0, 1, 2), (-1, 0, 0), (-1, 0, 0, 0), (-1, 0, 0, 1, 1, 2)
 EXACT, WRONG = 1e-6, 1e-3
@@ -176,8 +176,10 @@ def test_a_text_may_end_behind_a_drafted_token(rule, draws, topology):
 
 
 @dataclasses.dataclass(frozen=True)
-class AfreshForEveryPath:
+class AfreshForEveryPath(Rule):
     """Draws of the target for each path by itself, and again where none agrees."""
+
+    name, lossless = "afresh", False
 
     def __call__(self, params, draft, target_law, draft_law, key):
         uniform = drawing.uniforms(key, draft.num_nodes)

@@ -11,7 +11,7 @@ from registry import COSTS, RESTLESS
 from scipy.stats import chi2
 from test_decoder import LLAMA, SMALL, cache_shape, model, params_of
 from test_greedy import CASES, MODEL, NUM, PARAMS, PROMPTS, new_tokens, pad, rebuilt, run
-from toys import bag, like
+from toys import bag, like, own_params
 
 import specjax
 from specjax import Sampling, trees
@@ -395,7 +395,7 @@ def test_a_wanted_width_masks_what_is_deeper_and_leaves_the_rest():
         sampling=Sampling().rows(8),
     )
     params = {"target": PARAMS, "drafter": like(PARAMS, 1)}
-    state = drafter.init(params, 8, 9)
+    state = drafter.init(*own_params(params), 8, 9)
     draft_step = jax.jit(drafter.draft_step)
     full, _ = draft_step(params, state, context)
     narrow, _ = draft_step(params, state, dataclasses.replace(context, width=jnp.int32(1)))
@@ -462,8 +462,8 @@ def law_of_rows(drafter, weights):
 class Peeking(Adaptive):
     """A fault: it drafts first and then asks only for tokens that the draft model was sure of."""
 
-    def draft_step(self, params, state, context):
-        draft, state = super().draft_step(params, state, context)
+    def draft_step(self, params, target_params, state, context):
+        draft, state = super().draft_step(params, target_params, state, context)
         sure = jnp.take_along_axis(draft.laws, draft.tokens[:, 1:, None], axis=2)[..., 0] > 0.3
         kept = jnp.cumprod(sure, axis=1).astype(bool)
         scored = draft.scored & jnp.pad(kept, ((0, 0), (1, 0)), constant_values=True)

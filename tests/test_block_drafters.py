@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from toys import own_params
 
 import specjax
 from specjax import Sampling, trees
@@ -74,7 +75,7 @@ def read(lm, drafter, params, tokens):
     """What the drafter's logits ``[B, K, V]`` are after a prompt of 6 and 4 tokens, and then an
     accepted path of 2 and 3 beside columns that are not valid; and the lengths, root counted."""
     features = seen(lm.target, drafter.features, lm.params, tokens)
-    state, start = drafter.init(params, BATCH, SLOTS), jnp.zeros((BATCH,), jnp.int32)
+    state, start = drafter.init(*own_params(params), BATCH, SLOTS), jnp.zeros((BATCH,), jnp.int32)
     for width, num in ((6, (6, 4)), (4, (2, 3))):
         where = start[:, None] + jnp.arange(width)
         segment = Segment(
@@ -84,7 +85,7 @@ def read(lm, drafter, params, tokens):
             start=start,
             num=jnp.asarray(num),
         )
-        state = drafter.observe(params, state, segment)
+        state = drafter.observe(*own_params(params), state, segment)
         start = start + segment.num
     context = Context(
         tokens=tokens,
@@ -93,7 +94,7 @@ def read(lm, drafter, params, tokens):
         key=jax.random.split(jax.random.key(0), BATCH),
         sampling=Sampling().rows(BATCH),
     )
-    level, carry = drafter.begin(params, state, context)
+    level, carry = drafter.begin(*own_params(params), state, context)
     _, logits = level(carry, Draft(start=start, tokens=context.root[:, None]), 0)
     return np.asarray(logits), np.asarray(context.length), np.asarray(features)
 

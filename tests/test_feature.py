@@ -22,7 +22,7 @@ from specjax.drafters.peagle import PEagle
 from specjax.models import Decoder, DecoderConfig
 from specjax.models.causal_lm import CausalLM
 from specjax.models.layers import Linear
-from specjax.types import Draft
+from specjax.types import Draft, Rule
 
 VOCAB = 11
 SHAPE = DecoderConfig(
@@ -97,13 +97,10 @@ DRAFTERS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Anything:
+class Anything(Rule):
     """A rule that accepts any path, in a way that depends on what was drafted: all depths occur."""
 
     name, lossless = "anything", False
-
-    def check(self, draft, greedy):
-        """Nothing is forbidden."""
 
     def __call__(self, params, draft, p, q, key):
         mixed = jnp.sum(draft.tokens * (1 + jnp.arange(draft.num_nodes)), axis=1)
@@ -315,8 +312,8 @@ def fault(change):
     """An EAGLE drafter that takes in a changed segment."""
 
     class Faulty(Eagle):
-        def observe(self, params, state, segment):
-            return super().observe(params, state, change(segment))
+        def observe(self, params, target_params, state, segment):
+            return super().observe(params, target_params, state, change(segment))
 
     return Faulty(config=EAGLE, target=TARGET, topology=trees.chain(2))
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from toys import heads as weights_for
+from toys import own_params
 
 import specjax
 from specjax import Sampling, trees
@@ -39,8 +40,8 @@ def said_along(drafter, params, state, context, paths):
     given as tokens from the root down."""
     learned = (state.drafter,)
     if isinstance(drafter, FeatureDrafter):
-        learned = drafter._catch_up(params, state.drafter, context)
-    level, carry = drafter.begin(params, learned[0], context, *learned[1:])
+        learned = drafter._catch_up(*own_params(params), state.drafter, context)
+    level, carry = drafter.begin(*own_params(params), learned[0], context, *learned[1:])
     logits = []
     for depth in range(paths.shape[1]):
         chain = trees.chain_parents(depth)

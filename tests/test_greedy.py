@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from registry import cases
-from toys import TreeDrafter, bag, like
+from toys import TreeDrafter, bag, like, own_params
 
 import specjax
 from specjax import Sampling, trees
@@ -161,7 +161,9 @@ def fresh(drafter, params, tokens, length):
     features = MODEL.verify(params["target"], cache, draft, features=drafter.features).features
     after = jnp.roll(tokens, -1, axis=1)
     segment = Segment(tokens=tokens, next=after, features=features, start=draft.start, num=length)
-    return drafter.observe(params, drafter.init(params, batch, size), segment)
+    return drafter.observe(
+        *own_params(params), drafter.init(*own_params(params), batch, size), segment
+    )
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -173,7 +175,7 @@ def settled(drafter, params, learned, state):
         key=state.key,
         sampling=state.sampling,
     )
-    return drafter.settle(params, learned, context)
+    return drafter.sync(*own_params(params), learned, context, before="prompt")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -383,7 +385,7 @@ def test_passengers_are_scored_read_out_and_never_emitted():
         def readout(self, draft, scores):
             return scores.logits[:, 2]
 
-        def observe(self, params, state, segment):
+        def observe(self, params, target_params, state, segment):
             if segment.round is not None:
                 seen.append(segment.round[2].shape)
             return state
@@ -405,15 +407,17 @@ class Recorder(TreeDrafter):
 
     features = (0,)
 
-    def init(self, params, batch, capacity, inputs=None):
+    def init(self, params, target_params, batch, capacity, inputs=None):
         zeros = jnp.zeros((batch, capacity), jnp.int32)
         return zeros, zeros, jnp.zeros((batch, capacity, PARAMS["embed"].shape[1])), zeros
 
-    def draft_step(self, params, state, context):
-        draft, _ = super().draft_step(params, jnp.zeros(context.length.shape, jnp.int32), context)
+    def draft_step(self, params, target_params, state, context):
+        draft, _ = super().draft_step(
+            params, target_params, jnp.zeros(context.length.shape, jnp.int32), context
+        )
         return draft, state
 
-    def observe(self, params, state, segment):
+    def observe(self, params, target_params, state, segment):
         tokens, after, features, times = state
         steps = jnp.arange(segment.tokens.shape[1])
         at = jnp.where(steps < segment.num[:, None], segment.start[:, None] + steps, 10**6)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
+from toys import own_params
 
 import specjax
 from specjax import Sampling, trees
@@ -43,14 +44,16 @@ def hidden_states(model, params, tokens):
 
 @functools.partial(jax.jit, static_argnums=0)
 def observe_and_draft(drafter, params, state, segment, context):
-    return drafter.draft_step(params, drafter.observe(params, state, segment), context)
+    return drafter.draft_step(
+        *own_params(params), drafter.observe(*own_params(params), state, segment), context
+    )
 
 
 def drafted(heads, lm, tokens, roots):
     """The drafts int32 ``[rounds, N]`` behind one text; in each round ``tokens[i]`` are read and
     then ``roots[i]`` is the root."""
     params = {"target": lm.params, "drafter": heads.params}
-    state, start, drafts = heads.drafter.init(params, 1, 32), 0, []
+    state, start, drafts = heads.drafter.init(*own_params(params), 1, 32), 0, []
     text = jnp.zeros((1, 32), jnp.int32)
     features = hidden_states(lm.target, lm.params, np.concatenate(tokens)[None])
     for own, root in zip(tokens, roots, strict=True):

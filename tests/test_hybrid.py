@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from registry import cases
-from toys import bag
+from toys import bag, own_params
 
 import specjax
 from specjax import Sampling, types
@@ -62,8 +62,8 @@ def test_after_any_copies_the_inner_drafter_says_what_it_says_of_that_text_alone
         hybrid, weights = hybrid.inner, weights["inner"]
     hybrid = Hybrid(hybrid.num_draft, inner=hybrid.inner, lookup=LOOKUP)
     inner = hybrid.inner
-    if hasattr(inner, "how") and inner.how:
-        inner = dataclasses.replace(inner, how="top")
+    if inner.sibling_sampling:
+        inner = dataclasses.replace(inner, sibling_sampling="top")
         hybrid = dataclasses.replace(hybrid, inner=inner)
     compared = copied = 0
     for state, judged in rounds_of(hybrid, weights):
@@ -120,7 +120,7 @@ def test_what_a_finished_row_has_not_read_asks_for_no_pass():
             sampling=Sampling(),
             width=jnp.int32(0),
         )
-        return bool(drafter._catch_up(params, pending, context)[0].ran[0])
+        return bool(drafter._catch_up(*own_params(params), pending, context)[0].ran[0])
 
     assert reads([3, 0]) and not reads([0, 0])
 

@@ -92,8 +92,8 @@ def test_who_reads_the_last_token_alone():
     for kind, config in ((Medusa, MedusaConfig), (Hydra, HydraConfig)):
 
         class Sees(kind):
-            def observe(self, params, state, segment):
-                return super().observe(params, state, segment)
+            def observe(self, params, target_params, state, segment):
+                return super().observe(params, target_params, state, segment)
 
         assert not Sees(config=config(**SIZES), target=CausalLM(SHAPE)).reads_last
     assert not Adaptive(ChainDrafter(3)).reads_last

@@ -11,7 +11,7 @@ from flax import nnx
 from safetensors.numpy import load_file
 from specjax.train import head_export
 from specjax.train.config import ConfigError
-from toys import bag, heads
+from toys import bag, heads, own_params
 
 import specjax
 from specjax import trees
@@ -59,7 +59,7 @@ def text():
 def in_rounds(drafter, params, hidden, tokens):
     """What the heads read behind each of the segments ``PARTS``, the second row's one token
     shorter, the rest of which comes with the next one; wider than what is valid of them."""
-    state, found, begin = drafter.init(params, BATCH, 16), [], np.zeros(BATCH, int)
+    state, found, begin = drafter.init(*own_params(params), BATCH, 16), [], np.zeros(BATCH, int)
     observe = jax.jit(drafter.observe)
     for k, end in enumerate(np.cumsum(PARTS)):
         ends = np.asarray([end, end - (k % 2)])
@@ -72,8 +72,8 @@ def in_rounds(drafter, params, hidden, tokens):
             start=jnp.asarray(begin, jnp.int32),
             num=jnp.asarray(ends - begin, jnp.int32),
         )
-        state, begin = observe(params, state, segment), ends
-        found.append((ends, drafter.read(params, state, context(tokens, ends)).T))
+        state, begin = observe(*own_params(params), state, segment), ends
+        found.append((ends, drafter.read(params["drafter"], state, context(tokens, ends)).T))
     return found
 
 
@@ -126,15 +126,15 @@ def test_what_plain_rounds_said_is_read_before_something_is_drafted(name, drafti
     (hidden, tokens), rows = text(), np.arange(BATCH)
     whole = read_rows(drafter.heads(params["drafter"]), hidden.reshape(-1, 16).T, tokens)
     whole = whole.reshape(len(whole), BATCH, LENGTH)
-    state, ends, waited = drafter.init(params, BATCH, 16), np.zeros(BATCH, int), []
+    state, ends, waited = drafter.init(*own_params(params), BATCH, 16), np.zeros(BATCH, int), []
     for step in range(LENGTH + 1):
         now = context(tokens, ends)
         drafts = step in drafting or step == LENGTH
         if not drafts:
-            state = drafter.rest(params, state, now)
+            state = drafter.sync(*own_params(params), state, now, before="rest")
         else:
-            _, state = drafter.draft_step(params, state, now)
-            found = drafter.read(params, state, now).T
+            _, state = drafter.draft_step(*own_params(params), state, now)
+            found = drafter.read(params["drafter"], state, now).T
             for row, end in enumerate(ends):
                 np.testing.assert_allclose(found[row], whole[:, row, end - 1], atol=1e-5)
         waited.append(int((ends - state.done).max()))
@@ -148,7 +148,7 @@ def test_what_plain_rounds_said_is_read_before_something_is_drafted(name, drafti
             num=jnp.asarray(num, jnp.int32),
             round=(trees.chain_draft(now, jnp.zeros((BATCH, 0), jnp.int32)), None, None),
         )
-        state, ends = drafter.observe(params, state, segment), ends + num
+        state, ends = drafter.observe(*own_params(params), state, segment), ends + num
     assert max(waited) == 3 and waited[-1] == 0
 
 
@@ -285,7 +285,9 @@ def read_anew(base, own, state):
         num=state.length - 1,
     )
     params = {"target": TOY_PARAMS, "drafter": own}
-    return base.observe(params, base.init(params, BATCH, state.tokens.shape[1]), segment)
+    return base.observe(
+        *own_params(params), base.init(*own_params(params), BATCH, state.tokens.shape[1]), segment
+    )
 
 
 @pytest.mark.usefixtures("quick_compilation")
@@ -307,7 +309,10 @@ def test_the_loop_lets_it_read_what_it_missed(behind_lookup, monkeypatch):
         waited.append(int((state.length - 1 - inner.done).max()))
         assert 0 <= waited[-1] <= 4
         now = context(state.tokens, state.length - 1)
-        found, wanted = base.settle({"drafter": own}, inner, now), read_anew(base, own, state)
+        found, wanted = (
+            base.sync(own, None, inner, now, before="prompt"),
+            read_anew(base, own, state),
+        )
         np.testing.assert_array_equal(found.done, state.length - 1)
         np.testing.assert_allclose(found.feature, wanted.feature, rtol=1e-4, atol=1e-4)
         for row, end in enumerate(found.done):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
+from toys import own_params
 
 import specjax
 from specjax import Sampling, trees
@@ -156,9 +157,8 @@ def test_logits_are_the_official_implementations(case, target):
 def drafted(drafter, params, target_params, golden):
     """The draft below ``tokens[:, 0]``, which the target said from ``hidden[:, 0]``."""
     state = HeadState(feature=jnp.asarray(golden["hidden"][:, 0]))
-    params = {"target": target_params, "drafter": params}
     step = jax.jit(lambda *given: drafter.draft_step(*given)[0])
-    return step(params, state, context(golden["tokens"][:, :1]))
+    return step(params, target_params, state, context(golden["tokens"][:, :1]))
 
 
 @pytest.mark.parametrize("case", SPECULATORS)
@@ -278,13 +278,13 @@ def test_the_state_of_a_node_is_that_of_its_own_path(target):
     weights = {"target": target.params, "drafter": loaded.params}
     state = HeadState(feature=jnp.asarray(golden["hidden"][:, 0]))
     shape = trees.branching(2, 2, 1)
-    drafter = dataclasses.replace(loaded.drafter, topology=shape, how="iid")
+    drafter = dataclasses.replace(loaded.drafter, topology=shape, sibling_sampling="iid")
     paths = ((0, 1, 3), (0, 2, 6))  # nodes, from the root down
 
     @jax.jit
     def both(weights, state, hot):
-        draft, _ = drafter.draft_step(weights, state, hot)
-        level, carry = drafter.begin(weights, state, hot)
+        draft, _ = drafter.draft_step(*own_params(weights), state, hot)
+        level, carry = drafter.begin(*own_params(weights), state, hot)
         alone = []
         for path in paths:
             states, tokens = carry, draft.tokens[:, jnp.asarray(path)]

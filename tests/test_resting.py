@@ -25,25 +25,27 @@ class EveryThird(ChainDrafter):
 
     plans = True
 
-    def init(self, params, batch, capacity, inputs=None):
+    def init(self, params, target_params, batch, capacity, inputs=None):
         names = ("rested", "drafted", "shown", "said")
         return {name: jnp.zeros((batch,), jnp.int32) for name in names}
 
-    def plan(self, params, state, budget):
+    def plan(self, params, target_params, state, budget):
         return jnp.max(state["rested"] + state["drafted"]) % 3
 
     def rests(self, plan):
         return plan != 2
 
-    def rest(self, params, state, context):
+    def sync(self, params, target_params, state, context, *, before):
+        if before != "rest":
+            return state
         return state | {"rested": state["rested"] + 1, "said": state["said"] + context.plan}
 
-    def draft_step(self, params, state, context):
+    def draft_step(self, params, target_params, state, context):
         zeros = jnp.zeros((len(context.length), self.num_draft), jnp.int32)
         state = state | {"drafted": state["drafted"] + 1, "said": state["said"] + context.plan}
         return trees.chain_draft(context, zeros), state
 
-    def observe(self, params, state, segment):
+    def observe(self, params, target_params, state, segment):
         if segment.round is None:
             return state
         assert segment.tokens.shape[1] == segment.round[1].path.shape[1] == self.num_draft + 1

@@ -125,8 +125,8 @@ def test_every_setting_of_the_law_at_once(name):
 class WrongTemperature(DraftModel):
     """States its law at temperature 1 after drawing at another."""
 
-    def draft_step(self, params, state, context):
-        draft, state = super().draft_step(params, state, context)
+    def draft_step(self, params, target_params, state, context):
+        draft, state = super().draft_step(params, target_params, state, context)
         return dataclasses.replace(draft, laws=jax.nn.softmax(0.9 * jnp.log(draft.laws))), state
 
 
@@ -187,7 +187,7 @@ def test_fault_cache_one_short_after_full_acceptance(monkeypatch):
 
 
 def test_fault_dropped_twins():
-    parts = (TreeDrafter(model=MODEL, how="iid", topology=(-1, 0, 0, 0)),)
+    parts = (TreeDrafter(model=MODEL, sibling_sampling="iid", topology=(-1, 0, 0, 0)),)
     weights = like(PARAMS, 5, noise=1.5)
     kept, _ = sample(Merged(drafters=parts), weights, "rejection", WARM)
     dropped, _ = sample(Merged(drafters=parts, drop_twins=True), weights, "rejection", WARM)
@@ -198,11 +198,11 @@ def test_fault_dropped_twins():
 def test_fault_siblings_without_replacement_judged_as_if_independent():
     @dataclasses.dataclass(frozen=True)
     class Mislabelled(TreeDrafter):
-        def draft_step(self, params, state, context):
-            draft, state = super().draft_step(params, state, context)
+        def draft_step(self, params, target_params, state, context):
+            draft, state = super().draft_step(params, target_params, state, context)
             return dataclasses.replace(draft, draws="iid"), state
 
-    drafter = Mislabelled(model=MODEL, how="distinct", topology=TREE)
+    drafter = Mislabelled(model=MODEL, sibling_sampling="distinct", topology=TREE)
     counts, _ = sample(drafter, CASES["tree distinct"][1], "rejection", WARM)
     assert not lawful(counts, exact("warm"))
 

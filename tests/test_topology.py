@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import bag, like, read
+from toys import bag, like, own_params, read
 
 import specjax
 from specjax import Sampling, trees
@@ -47,11 +47,15 @@ def drafted(drafter, where):
     params = {"drafter": WEIGHTS}
 
     def step(where):
-        state = drafter.init(params, *where.tokens.shape)
+        state = drafter.init(*own_params(params), *where.tokens.shape)
         filled = dataclasses.replace(state, cache=read(MODEL, WEIGHTS, where), filled=where.length)
-        return drafter.draft_step(params, filled, where)[0]
+        return drafter.draft_step(*own_params(params), filled, where)[0]
 
     return jax.jit(step)(where)
+
+
+def model(**settings):
+    return DraftModel(model=MODEL, **settings)
 
 
 def paths(draft, row):
@@ -69,7 +73,7 @@ def paths(draft, row):
 
 def test_a_static_tree_holds_the_choices_that_its_ranks_name():
     shape = Tree((-1, 0, 0, 1, 1, 2, 3))
-    draft = drafted(DraftModel(model=MODEL, topology=shape, how="top"), context())
+    draft = drafted(DraftModel(model=MODEL, topology=shape, sibling_sampling="top"), context())
     for row in range(len(PROMPTS)):
         found = [()]
         for node in range(1, shape.num_nodes):
@@ -121,7 +125,7 @@ def test_a_round_of_less_depth_leaves_out_deeper_nodes_alone():
 def test_distinct_siblings_differ_and_laws_are_those_drawn_from():
     shape = trees.branching(4, 1)
     warm = context(sampling=Sampling(temperature=jnp.full(len(PROMPTS), 0.7)))
-    draft = drafted(DraftModel(model=MODEL, topology=shape, how="distinct"), warm)
+    draft = drafted(DraftModel(model=MODEL, topology=shape, sibling_sampling="distinct"), warm)
     for row in range(len(PROMPTS)):
         first = np.asarray(draft.tokens)[row, 1:5]
         assert len({*first.tolist()}) == 4
@@ -155,8 +159,14 @@ def test_a_draft_model_picks_children_as_its_present_tree_wants_them():
         (lambda: trees.parse("64x64x64x64"), "at most 1024"),  # before it is built
         (lambda: trees.parse("chain:100000000"), "at most 1024"),
         (lambda: trees.parse("expand:10000x4x24"), "at most 1024"),
-        (lambda: DraftModel(model=MODEL, topology=Expand(2, 2, 3), how="iid"), "would bias"),
-        (lambda: DraftModel(model=MODEL, topology=Tree((-1, 0)), how="best"), "unknown"),
+        (
+            lambda: DraftModel(model=MODEL, topology=Expand(2, 2, 3), sibling_sampling="iid"),
+            "would bias",
+        ),
+        (
+            lambda: DraftModel(model=MODEL, topology=Tree((-1, 0)), sibling_sampling="best"),
+            "unknown",
+        ),
     ],
 )
 def test_what_is_no_tree_is_refused_in_words(make, words):

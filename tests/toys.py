@@ -1,7 +1,6 @@
 """Toy targets and test-only drafters: every shape of draft that the contract admits."""
 
 import dataclasses
-import types
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ from stranger import Bag
 from specjax import Context, Sampling, trees
 from specjax.drafters.base import ChainDrafter
 from specjax.sampling import drawing
-from specjax.types import Draft, Target, Verdict
+from specjax.types import Draft, HeadTarget, Target, Verdict
 
 
 def bag(vocab, seed, features=6, sharpness=1.5):
@@ -25,16 +24,21 @@ def bag(vocab, seed, features=6, sharpness=1.5):
     return Readable(vocab), params
 
 
-class Readable(Bag):
+class Readable(HeadTarget, Bag):
     """With what drafters ask of a target whose head and embeddings they share."""
 
-    config = types.SimpleNamespace(num_layers=1)
+    num_layers = 1
 
     def head(self, params, hidden, batch):
         return (jnp.tanh(hidden.T) @ params["out"]).reshape(batch, -1, self.vocab_size)
 
     def embed(self, params, tokens):
         return params["embed"][tokens.reshape(-1)].T
+
+
+def own_params(params):
+    """What the hooks of a drafter are given of the ``params`` of ``decode``."""
+    return params.get("drafter"), params.get("target")
 
 
 def like(params, seed, noise=0.7):
@@ -89,13 +93,14 @@ def heads(drafter, seed=2):
 class TreeDrafter(ChainDrafter):
     """Drafts a tree with a toy model, from scratch in every round, in the obvious way.
 
-    ``how``: ``top`` (the r-th child is the r-th best token), ``worst`` (the least likely ones),
-    ``iid``, ``distinct``. ``weights``: a key of ``params["drafter"]``, or None for all of it.
+    ``sibling_sampling``: ``top`` (the r-th child is the r-th best token), ``worst`` (the least
+    likely ones), ``iid``, ``distinct``. ``weights``: a key of
+    ``params["drafter"]``, or None for all of it.
     """
 
     model: Target = None
     topology: tuple = (-1, 0, 0, 1, 2)
-    how: str = "top"
+    sibling_sampling: str = "top"
     weights: str | None = None
     passengers: tuple = ()
     random_parents: bool = False
@@ -107,11 +112,11 @@ class TreeDrafter(ChainDrafter):
         nodes = len(self.topology)
         return nodes - 1 if self.random_parents else int(trees._static(self.topology)[1].max())
 
-    def init(self, params, batch, capacity, inputs=None):
+    def init(self, params, target_params, batch, capacity, inputs=None):
         return jnp.zeros((batch,), jnp.int32)
 
-    def draft_step(self, params, state, context):
-        params = params["drafter"] if self.weights is None else params["drafter"][self.weights]
+    def draft_step(self, params, target_params, state, context):
+        params = params if self.weights is None else params[self.weights]
         batch, nodes = context.tokens.shape[0], len(self.topology)
         cache = read(self.model, params, context)
         uniform = drawing.uniforms(context.key, 2 * nodes)
@@ -136,16 +141,20 @@ class TreeDrafter(ChainDrafter):
                 siblings[:, :, None] & (draft.tokens[:, :, None] == jnp.arange(q.shape[1])), axis=1
             )
             laws.append(q)
-            if self.how == "iid":
+            if self.sibling_sampling == "iid":
                 token = drawing.draw(q, uniform[:, node])
-            elif self.how == "distinct":
+            elif self.sibling_sampling == "distinct":
                 token = drawing.draw(jnp.where(taken, 0.0, q), uniform[:, node])
             else:
-                token = drawing.argmax(jnp.where(taken, -1.0, q if self.how == "top" else 1 - q))
+                token = drawing.argmax(
+                    jnp.where(taken, -1.0, q if self.sibling_sampling == "top" else 1 - q)
+                )
             tokens = tokens.at[:, node - 1].set(token)
-        sampled = self.how in ("iid", "distinct") and not context.sampling.greedy
+        sampled = self.sibling_sampling in ("iid", "distinct") and not context.sampling.greedy
         index = jnp.broadcast_to(jnp.arange(nodes - 1), tokens.shape)
-        if sampled and self.how == "distinct":  # siblings share one law: that of the first
+        if (
+            sampled and self.sibling_sampling == "distinct"
+        ):  # siblings share one law: that of the first
             above = jnp.broadcast_to(trees.parents(draft), (batch, nodes))[:, 1:]
             index = jnp.argmax(above[:, :, None] == above[:, None, :], axis=2)
         candidate = jnp.asarray([n not in self.passengers for n in range(1, nodes)])
@@ -156,7 +165,7 @@ class TreeDrafter(ChainDrafter):
             laws=jnp.stack(laws, axis=1) if sampled else None,
             law=index if sampled else None,
             candidate=jnp.broadcast_to(candidate, tokens.shape),
-            draws="distinct" if self.how == "distinct" else "iid",
+            draws="distinct" if self.sibling_sampling == "distinct" else "iid",
         )
         if self.silent_every:
             speaks = (state % self.silent_every) > 0
@@ -178,13 +187,13 @@ class Merged(ChainDrafter):
     def depth(self):
         return max(d.depth for d in self.drafters)
 
-    def draft_step(self, params, state, context):
+    def draft_step(self, params, target_params, state, context):
         drafts = []
         for i, drafter in enumerate(self.drafters):
             keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(context.key, i)
-            step = drafter.init(params, context.tokens.shape[0], 0)
+            step = drafter.init(params, target_params, context.tokens.shape[0], 0)
             own = dataclasses.replace(context, key=keys)
-            drafts.append(drafter.draft_step(params, step, own)[0])
+            drafts.append(drafter.draft_step(params, target_params, step, own)[0])
         draft = trees.merge_drafts(*drafts, one_law=self.one_law)
         if self.drop_twins:
             same = (draft.parent[:, :, None] == draft.parent[:, None, :]) & (

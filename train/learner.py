@@ -81,30 +81,31 @@ class Recorder(ChainDrafter):
     def features(self):
         return self.inner.features
 
-    def init(self, params, batch, capacity, inputs=None):
+    def init(self, params, target_params, batch, capacity, inputs=None):
         return RecorderState(
-            inner=self.inner.init(params, batch, capacity, inputs),
+            inner=self.inner.init(params, target_params, batch, capacity, inputs),
             laws=_no_laws((batch, capacity), self.top_k, jnp),
             seen=jnp.zeros((batch, capacity), bool),
         )
 
-    def draft_step(self, params, state, context):
-        draft, inner = self.inner.draft_step(params, state.inner, context)
+    def draft_step(self, params, target_params, state, context):
+        draft, inner = self.inner.draft_step(params, target_params, state.inner, context)
         return draft, dataclasses.replace(state, inner=inner)
 
     def readout(self, draft, scores):
         return scores.logits, self.inner.readout(draft, scores)
 
-    def settle(self, params, state, context):
-        return dataclasses.replace(state, inner=self.inner.settle(params, state.inner, context))
+    def sync(self, params, target_params, state, context, *, before="prompt"):
+        inner = self.inner.sync(params, target_params, state.inner, context, before=before)
+        return dataclasses.replace(state, inner=inner)
 
-    def observe(self, params, state, segment):
+    def observe(self, params, target_params, state, segment):
         if segment.round is None:
-            inner = self.inner.observe(params, state.inner, segment)
+            inner = self.inner.observe(params, target_params, state.inner, segment)
             return dataclasses.replace(state, inner=inner)
         draft, verdict, (logits, own) = segment.round
         inner = dataclasses.replace(segment, round=(draft, verdict, own))
-        inner = self.inner.observe(params, state.inner, inner)
+        inner = self.inner.observe(params, target_params, state.inner, inner)
 
         rows, count = jnp.arange(logits.shape[0])[:, None], verdict.count[:, None]
         if self.keep == "judged":

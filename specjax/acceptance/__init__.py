@@ -6,7 +6,7 @@ A rule is a frozen dataclass, one file each, registered here by one line. Its ``
 
 from __future__ import annotations
 
-from ..types import Draft
+from ..types import Draft, Rule
 from .block import BlockVerification
 from .delta import Delta
 from .greedy import Greedy
@@ -31,7 +31,7 @@ RULES = {
 }
 
 
-def choose(rule, draft: Draft, greedy: bool):
+def choose(rule: str | Rule, draft: Draft, greedy: bool) -> Rule:
     """The rule object for ``rule`` (``auto``, a name, or an object), checked against the draft.
 
     ``auto``: greedy sampling takes ``greedy``; a draft with proposal laws ``rejection``; a draft
@@ -42,15 +42,31 @@ def choose(rule, draft: Draft, greedy: bool):
     """
     if rule == "auto":
         rule = "greedy" if greedy else "delta" if draft.laws is None else "rejection"
-    if isinstance(rule, str):
-        if rule not in RULES:
-            raise ValueError(f"rule={rule!r} is unknown; known: auto, {', '.join(sorted(RULES))}")
-        rule = RULES[rule]
+    rule = named(rule)
     rule.check(draft, greedy)
     # at temperature 0 such a rule is the greedy one, without its randomness
     return RULES["greedy"] if greedy and exact(rule, greedy) else rule
 
 
-def exact(rule, greedy: bool) -> bool:
+def named(rule: str | Rule) -> Rule | None:
+    """The rule object of a name; None for ``auto``, which the draft decides.
+
+    Raises:
+      ValueError: an unknown name.
+      TypeError: neither a name nor a ``Rule``.
+    """
+    if isinstance(rule, Rule):
+        return rule
+    if not isinstance(rule, str):
+        raise TypeError(
+            f"rule={rule!r}: give a name ({', '.join(sorted(RULES))} or auto) or an instance of "
+            "specjax.Rule"
+        )
+    if rule != "auto" and rule not in RULES:
+        raise ValueError(f"rule={rule!r} is unknown; known: auto, {', '.join(sorted(RULES))}")
+    return RULES.get(rule)
+
+
+def exact(rule: Rule, greedy: bool) -> bool:
     """Whether ``rule`` keeps the target's law: always, or, where ``greedy``, at temperature 0."""
-    return rule.lossless or (greedy and getattr(rule, "exact_at_zero", False))
+    return rule.lossless or (greedy and rule.exact_at_zero)

@@ -7,13 +7,13 @@ import dataclasses
 import jax.numpy as jnp
 
 from ..sampling import drawing
-from ..types import ROOT, Draft, Verdict
+from ..types import ROOT, Draft, Rule, Verdict
 from .compatibility import need_chain
 from .walk import eligible, verdict
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockVerification:
+class BlockVerification(Rule):
     """Accepts the longest prefix of a chain that passes its own test; never less than one by one.
 
     With ``P_0 = 1`` and ``P_i = min(1, P_{i-1} p(d_i) / q(d_i))``, each ``i < γ`` passes with

@@ -42,7 +42,9 @@ def need_draws(name: str, draft: Draft, draws: str) -> None:
             "(it is a function of the context): use rule='delta'"
         )
     if draft.draws != draws:
-        way = "" if draft.draws == "mixed" else f"take a drafter with how={draws!r}, or "
+        way = (
+            "" if draft.draws == "mixed" else f"take a drafter with sibling_sampling={draws!r}, or "
+        )
         raise ValueError(
             f"rule={name!r} needs siblings drawn {draws!r}, not {draft.draws!r}; {way}"
             "rule='rejection' or 'traversal', which admit all draws"

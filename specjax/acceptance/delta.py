@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from ..sampling import drawing
-from ..types import ROOT, Draft, Verdict
+from ..types import ROOT, Draft, Rule, Verdict
 from .walk import at_node, eligible, next_child, verdict
 
 
 @dataclasses.dataclass(frozen=True)
-class Delta:
+class Delta(Rule):
     """Draws ``y ~ p`` once at each visited node; descends if ``y`` is a child, else emits it.
 
     This is recursive rejection with point-mass proposals: a node with children ``C`` goes on with
@@ -30,9 +30,6 @@ class Delta:
     lossless = True
     _other = "the target drew {said} here"
     why = {"accepted": "the target drew this very token", "rejected": _other, "later": _other}
-
-    def check(self, draft: Draft, greedy: bool) -> None:
-        """Admits every draft."""
 
     def __call__(self, params, draft: Draft, target_law, draft_law, key) -> Verdict:
         able = eligible(draft)

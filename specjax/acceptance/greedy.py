@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 from ..sampling import drawing
-from ..types import Draft, Verdict
+from ..types import Draft, Rule, Verdict
 from .walk import match
 
 
 @dataclasses.dataclass(frozen=True)
-class Greedy:
+class Greedy(Rule):
     """Accepts a node if it is the target's most probable token; then emits the next argmax.
 
     Lossless: yes for greedy decoding (temperature 0), for every draft; token for token in

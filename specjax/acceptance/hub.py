@@ -7,13 +7,13 @@ import dataclasses
 import jax.numpy as jnp
 
 from ..sampling import drawing
-from ..types import ROOT, Draft, Verdict
+from ..types import ROOT, Draft, Rule, Verdict
 from .compatibility import need_draws
 from .walk import at_node, descend, eligible, next_child, verdict
 
 
 @dataclasses.dataclass(frozen=True)
-class Hub:
+class Hub(Rule):
     """Pairs of siblings that hold the hub ``a = argmax q``, drawn by ``drawing.draw_hub``.
 
     A pair is ``(i, a)`` with probability ``q(i)`` and ``(a, i)`` with ``q(a) q(i) / (1 - q(a))``,
@@ -35,7 +35,7 @@ class Hub:
 
     name = "hub"
     lossless = True
-    how = "hub"  # drafters are to draw
+    sibling_sampling = "hub"  # drafters are to draw
     _other = "judged with its sibling, as a pair: {said} follows here"
     why = {
         "accepted": "of the pair that was drawn, p keeps this one",
@@ -46,7 +46,7 @@ class Hub:
     def check(self, draft: Draft, greedy: bool) -> None:
         if greedy:
             return
-        need_draws(self.name, draft, self.how)
+        need_draws(self.name, draft, self.sibling_sampling)
         above = draft.topology or ()
         most = max((above.count(node) for node in above if node >= 0), default=0)
         if most > 2:

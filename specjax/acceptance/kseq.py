@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from .. import trees
 from ..sampling import drawing
-from ..types import ROOT, Draft, Verdict
+from ..types import ROOT, Draft, Rule, Verdict
 from .compatibility import need_draws
 from .walk import at_node, descend, eligible, verdict
 
@@ -17,7 +17,7 @@ HALVINGS = 20  # of the interval [1, k]
 
 
 @dataclasses.dataclass(frozen=True)
-class KSeq:
+class KSeq(Rule):
     """Of ``k`` siblings drawn from ``q`` the first ``x`` with ``u < p(x) / (ρ q(x))`` is accepted.
 
     ``β(ρ) = Σ min(q, p / ρ)`` is the chance of each, ``1 - (1 - β)^k`` that of any. ``ρ`` in
@@ -44,7 +44,7 @@ class KSeq:
 
     name = "kseq"
     lossless = True
-    how = "iid"  # drafters are to draw
+    sibling_sampling = "iid"  # drafters are to draw
     why = {
         "accepted": "u ρ q = {u:.3g} × {rho:.3g} × {q:.3g} is below p, {p:.3g}",
         "rejected": "u ρ q = {u:.3g} × {rho:.3g} × {q:.3g} is not below p, {p:.3g}",
@@ -52,7 +52,7 @@ class KSeq:
 
     def check(self, draft: Draft, greedy: bool) -> None:
         if not greedy:
-            need_draws(self.name, draft, self.how)
+            need_draws(self.name, draft, self.sibling_sampling)
 
     def __call__(self, params, draft: Draft, target_law, draft_law, key) -> Verdict:
         families = _families(draft, eligible(draft))

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 
 from .. import trees
 from ..sampling import drawing
-from ..types import ROOT, Draft, Verdict
+from ..types import ROOT, Draft, Rule, Verdict
 from .walk import at_node, eligible, next_child, verdict
 
 
 @dataclasses.dataclass(frozen=True)
-class Rejection:
+class Rejection(Rule):
     """Recursive rejection: siblings in draw order, each against what the earlier ones left of p.
 
     At a node with target law ``p``, for each child ``x`` drawn from ``q``::
@@ -40,9 +40,6 @@ class Rejection:
         "accepted": "u q = {u:.3g} × {q:.3g} is below {share}, {left:.3g}",
         "rejected": "u q = {u:.3g} × {q:.3g} is not below {share}, {left:.3g}",
     }
-
-    def check(self, draft: Draft, greedy: bool) -> None:
-        """Admits every draft: ``DraftLaw`` knows the law of each draw, the earlier ones given."""
 
     def __call__(self, params, draft: Draft, target_law, draft_law, key) -> Verdict:
         able = eligible(draft)

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 
 from .. import trees
 from ..sampling import drawing
-from ..types import ROOT, Draft, Verdict
+from ..types import ROOT, Draft, Rule, Verdict
 from .walk import at_node, eligible, next_child, verdict
 
 
 @dataclasses.dataclass(frozen=True)
-class Traversal:
+class Traversal(Rule):
     """Tests leaves before their ancestors: a path is kept that one by one would have been lost.
 
     Each node ``v`` on the way has a chance ``α_v`` and a law ``P_v``; at first ``α = 1`` at the

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 
 from .. import trees
 from ..sampling import drawing
-from ..types import ROOT, Draft, Verdict
+from ..types import ROOT, Draft, Rule, Verdict
 from .walk import at_node, eligible, has_children, verdict
 
 
 @dataclasses.dataclass(frozen=True)
-class Typical:
+class Typical(Rule):
     """Accepts a token ``x`` if ``p(x) > min(ε, δ exp(-H(p)))``, ``H`` the entropy in nats.
 
     Of the paths that pass the longest is kept; of equally long ones the most probable by p; of

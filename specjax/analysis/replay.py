@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,7 @@ from .._internal.pytree import pytree_dataclass
 from ..decoding import loop
 from ..decoding import round as one_round
 from ..text.task import GenerationTask
-from ..types import Context, Draft, PyTree, Scores, Segment, Verdict
+from ..types import Context, Draft, DrafterWrapper, PyTree, Scores, Segment, Verdict
 
 
 @pytree_dataclass
@@ -38,22 +37,17 @@ class Inputs:
 
 
 @dataclasses.dataclass(frozen=True)
-class Recorder:
+class Recorder(DrafterWrapper):
     """The drafter ``inner``, which leaves behind in its state what the round's parts were given."""
 
-    inner: Any
-
-    def __getattr__(self, name):
-        return getattr(self.inner, name)
-
-    def draft_step(self, params, state, context):
-        draft, proposed = self.inner.draft_step(params, state, context)
+    def draft_step(self, params, target_params, state, context):
+        draft, proposed = self.inner.draft_step(params, target_params, state, context)
         return draft, (state, proposed, dataclasses.replace(context, cache=None))
 
     def readout(self, draft, scores):
         return self.inner.readout(draft, scores), scores
 
-    def observe(self, params, state, segment):
+    def observe(self, params, target_params, state, segment):
         before, proposed, context = state
         draft, verdict, (readout, scores) = segment.round
         segment = dataclasses.replace(segment, round=(draft, verdict, readout))
@@ -68,7 +62,7 @@ class Recorder:
             segment=segment,
             keys=context.key,  # replaced by ``record``
         )
-        return self.inner.observe(params, proposed, segment), inputs
+        return self.inner.observe(params, target_params, proposed, segment), inputs
 
 
 def endless(state: loop.State, rounds: int, depth: int) -> loop.State:
@@ -185,7 +179,7 @@ def _commit(objects, params, cache, now: Inputs, carried):
 
 def _observe(objects, params, cache, now: Inputs, learned):
     proposed = _put(now.proposed, _by_path(learned))
-    return objects[1].observe(params, proposed, now.segment), ()
+    return objects[1].observe(params.get("drafter"), params["target"], proposed, now.segment), ()
 
 
 def _by_path(values: PyTree) -> dict[str, jax.Array]:

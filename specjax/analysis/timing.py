@@ -149,7 +149,7 @@ def pass_call(
             f"pass_call: nodes={nodes}, batch={batch}, length={length}, capacity={capacity}: need "
             "at least one node and one row, and a length within the capacity"
         )
-    limit = getattr(target, "max_positions", None)
+    limit = target.max_positions
     if limit is not None and capacity > limit:
         raise ValueError(f"pass_call: capacity={capacity} exceeds the model's context of {limit}")
     cache = target.init(params, batch, capacity, inputs)

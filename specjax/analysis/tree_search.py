@@ -242,7 +242,8 @@ def _checked(shape: trees.Tree, acceptance, nodes: int | None) -> trees.Tree:
 @dataclasses.dataclass(frozen=True)
 class _Followed(ChainDrafter):
     """Drafts nothing; counts where the true tokens stood among the choices of ``inner``, whose
-    topology is ``topology.Follow``. The true text is ``params["truth"]``."""
+    topology is ``trees.Follow``. ``params``: the weights of ``inner``, and the true text with its
+    lengths."""
 
     num_draft: int = 0
     inner: Drafter = None
@@ -252,19 +253,18 @@ class _Followed(ChainDrafter):
     def features(self):
         return self.inner.features
 
-    def init(self, params, batch, capacity, inputs=None):
+    def init(self, params, target_params, batch, capacity, inputs=None):
         follow = self.inner.topology
         counts = jnp.zeros((batch, follow.depth, follow.ranks), jnp.int32)
         trials = jnp.zeros((batch, follow.depth), jnp.int32)
-        return self.inner.init(params, batch, capacity, inputs), counts, trials
+        return self.inner.init(params[0], target_params, batch, capacity, inputs), counts, trials
 
-    def draft_step(self, params, state, context):
+    def draft_step(self, params, target_params, state, context):
         inner, counts, trials = state
-        follow, (truth, ends) = self.inner.topology, params["truth"]
-        if hasattr(self.inner, "catch_up"):
-            inner = self.inner.catch_up(params, inner, context)
+        follow, (own, (truth, ends)) = self.inner.topology, params
+        inner = self.inner.sync(own, target_params, inner, context, before="draft")
         seen = dataclasses.replace(context, tokens=truth)
-        draft, inner = self.inner.draft_step(params, inner, seen)
+        draft, inner = self.inner.draft_step(own, target_params, inner, seen)
         choices = draft.tokens[:, 1:].reshape(-1, follow.depth, follow.ranks)
         where = context.length[:, None] + jnp.arange(follow.depth)
         said = jnp.take_along_axis(truth, where, axis=1, mode="clip")
@@ -273,8 +273,9 @@ class _Followed(ChainDrafter):
         plain = trees.chain_draft(context, jnp.zeros((len(truth), 0), jnp.int32))
         return plain, (inner, counts + hit, trials + known)
 
-    def observe(self, params, state, segment):
-        return self.inner.observe(params, state[0], segment), *state[1:]
+    def observe(self, params, target_params, state, segment):
+        inner = self.inner.observe(params[0], target_params, state[0], segment)
+        return inner, *state[1:]
 
 
 def measure(
@@ -308,12 +309,14 @@ def measure(
     Raises:
       ValueError: a drafter without a topology, or a depth beyond its own.
     """
-    if not hasattr(drafter, "topology"):
+    if drafter.topology is None:
         raise ValueError(
             f"measure: {drafter.name} has no choices to rank; give one with a topology"
         )
     follow = trees.Follow(depth or drafter.topology.depth, ranks)
-    followed = _Followed(inner=dataclasses.replace(drafter, topology=follow, how="top"))
+    followed = _Followed(
+        inner=dataclasses.replace(drafter, topology=follow, sibling_sampling="top")
+    )
     key = jax.random.key(0) if key is None else key
 
     def run(drafter, params):
@@ -325,5 +328,5 @@ def measure(
 
     said = run(Plain(), params)
     truth = said.tokens, said.length
-    _, hits, trials = run(followed, {**params, "truth": truth}).drafter
+    _, hits, trials = run(followed, {**params, "drafter": (params.get("drafter"), truth)}).drafter
     return Acceptance(np.asarray(hits).sum(axis=0), np.asarray(trials).sum(axis=0))

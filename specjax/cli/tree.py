@@ -119,7 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.temperature and isinstance(drafter, LM):
         print(
             "(counted of its best tokens, which rule delta judges; generate draws the children of "
-            "a draft model's tree: DraftModel(how='top') takes the best)"
+            "a draft model's tree: DraftModel(sibling_sampling='top') takes the best)"
         )
     if arguments.output:
         Path(arguments.output).write_text(json.dumps(list(choice.shape.parents)) + "\n")
@@ -132,7 +132,7 @@ def _depth(lm, drafter, arguments) -> int:
     if arguments.depth < 1:
         raise ValueError(f"--depth {arguments.depth}: at least 1")
     drafter, _ = resolve_drafter(lm, drafter)
-    most = getattr(drafter, "max_depth", None)
+    most = drafter.max_depth
     return arguments.depth if most is None else min(most, arguments.depth)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from .. import sharding
 from .._internal.pytree import pytree_dataclass, static
 from ..sampling.distribution import Sampling
-from ..types import PyTree
+from ..types import Drafter, PyTree, Target
 
 # the generator of keys, whatever the default: under vmap the hardware generators draw for all rows
 # from the first key, which stands still once its row has finished
@@ -50,12 +50,12 @@ def prepare_inputs(
     num_samples=1,
 ) -> tuple[DecodeInputs, int]:
     """Checks the arguments of ``decode`` and brings them into the shapes of the loop."""
+    check_objects(target, drafter)
     check_mesh(np.shape(tokens)[:1])
     capacity = check_request(target, drafter, tokens, lengths, max_new_tokens, capacity, sampling)
     num_samples = check_samples(num_samples)
     check_key(key, (np.shape(tokens)[0] * num_samples,))
-    if hasattr(target, "check_inputs"):
-        target.check_inputs(len(tokens), inputs)
+    target.check_inputs(len(tokens), inputs)
     check_stops(stops, np.shape(tokens)[:1])
     tokens, lengths = jnp.asarray(tokens, jnp.int32), jnp.asarray(lengths, jnp.int32)
     batch = tokens.shape[0]
@@ -85,6 +85,18 @@ def _concrete(x) -> np.ndarray | None:
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         return None  # other processes hold a part of it
     return np.asarray(x)
+
+
+def check_objects(target, drafter) -> None:
+    """Raises ``TypeError`` for what is no ``Target`` or no ``Drafter``."""
+    for name, value, base in (("target", target, Target), ("drafter", drafter, Drafter)):
+        if isinstance(value, type) and issubclass(value, base):
+            raise TypeError(f"{name}={value.__name__} is a class: give an instance of it")
+        if not isinstance(value, base):
+            raise TypeError(
+                f"{name} is a {type(value).__name__}, which is no subclass of specjax."
+                f"{base.__name__}: derive it from that base class, which documents every hook"
+            )
 
 
 def check_mesh(batch: tuple[int, ...]) -> None:
@@ -172,7 +184,7 @@ def check_request(target, drafter, tokens, lengths, max_new_tokens, capacity, sa
             f"max_new_tokens has shape {budget.shape}: give an int or one value for each of "
             f"{batch} rows"
         )
-    context = getattr(target, "max_positions", None)
+    context = target.max_positions
     if context is not None and longest > context:
         raise ValueError(
             f"lengths: a prompt of {longest} tokens exceeds the target's context of {context}; "
@@ -211,7 +223,7 @@ def check_request(target, drafter, tokens, lengths, max_new_tokens, capacity, sa
                 f"tokens: ids from {values.min()} to {values.max()}, the target's vocabulary has "
                 f"{target.vocab_size}: was another tokenizer used?"
             )
-    size = getattr(drafter, "vocab_size", None)
+    size = drafter.vocab_size
     if size is not None and size != target.vocab_size:
         raise ValueError(
             f"drafter: its vocabulary has {size} tokens, the target's {target.vocab_size}; they "

@@ -24,15 +24,17 @@ def burst(target, drafter, rule, rounds, params, state: State, live=1) -> State:
     """At most ``rounds`` rounds (None: as many as it takes), one ``while_loop``; it ends when
     fewer than ``live`` rows run."""
 
-    plans = getattr(drafter, "plans", False)
-
     def going(carry):
         done, state, _ = carry
         more = jnp.sum(state.budget > 0) >= live
         return more if rounds is None else more & (done < rounds)
 
     def begin(done, state):
-        return done, state, drafter.plan(params, state.drafter, state.budget) if plans else None
+        if not drafter.plans:
+            return done, state, None
+        own = params.get("drafter")
+        plan = drafter.plan(own, params["target"], state.drafter, state.budget)
+        return done, state, plan
 
     def step(run, carry):
         done, state, plan = carry
@@ -45,7 +47,7 @@ def burst(target, drafter, rule, rounds, params, state: State, live=1) -> State:
             carry = jax.lax.while_loop(wanted, functools.partial(step, run), carry)
         return carry
 
-    body = turns if plans else functools.partial(step, run_round)
+    body = turns if drafter.plans else functools.partial(step, run_round)
     return jax.lax.while_loop(going, body, begin(jnp.int32(0), state))[1]
 
 

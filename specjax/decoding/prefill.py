@@ -36,7 +36,9 @@ def start(
     tokens = jnp.pad(prompt[:, :capacity], ((0, 0), (0, max(0, capacity - width))))
     tokens = jnp.where(jnp.arange(capacity) < lengths[:, None], tokens, 0)
     cache = sharding.rows(target.init(params["target"], batch, capacity, inputs))
-    learned = sharding.rows(drafter.init(params, batch, capacity, inputs))
+    learned = sharding.rows(
+        drafter.init(params.get("drafter"), params["target"], batch, capacity, inputs)
+    )
     chunk = min(chunk, width, capacity)
     begin = jnp.zeros((batch,), jnp.int32)
     given = params, cache, learned, tokens, begin, lengths - 1
@@ -59,16 +61,15 @@ def extend(target, drafter, rule, params, state: State, request: DecodeInputs) -
     where = jnp.where(steps < request.lengths[:, None], state.length[:, None] + steps, capacity)
     rows = jnp.arange(more.shape[0])[:, None]
     tokens = state.tokens.at[rows, where].set(more, mode="drop")
-    learned = state.drafter
-    if hasattr(drafter, "settle"):
-        context = Context(
-            tokens=state.tokens,
-            length=state.length,
-            budget=request.budget,
-            key=request.key,
-            sampling=request.sampling,
-        )
-        learned = drafter.settle(params, learned, context)
+    context = Context(
+        tokens=state.tokens,
+        length=state.length,
+        budget=request.budget,
+        key=request.key,
+        sampling=request.sampling,
+    )
+    own = params.get("drafter")
+    learned = drafter.sync(own, params["target"], state.drafter, context, before="prompt")
     begin, length = state.length - 1, state.length + request.lengths
     chunk = min(PREFILL_CHUNK, width)
     given = params, state.cache, learned, tokens, begin, length - 1
@@ -80,7 +81,7 @@ def extend(target, drafter, rule, params, state: State, request: DecodeInputs) -
 def _apart(drafter, width: int) -> bool:
     """Whether the last of up to ``width`` tokens goes alone: where the drafter reads its features
     and no others, those before it need little of the last layer."""
-    return kernels.current().feeds_last_token_alone(width) and getattr(drafter, "reads_last", False)
+    return kernels.current().feeds_last_token_alone(width) and drafter.reads_last
 
 
 def _feed(target, drafter, params, cache, learned, tokens, begin, end, chunk, apart):
@@ -120,4 +121,4 @@ def _piece(target, drafter, params, tokens, cache, learned, at, end, size, unsee
     if unseen:
         return cache, learned
     segment = Segment(tokens=piece, next=following, features=scores.features, start=at, num=num)
-    return cache, drafter.observe(params, learned, segment)
+    return cache, drafter.observe(params.get("drafter"), params["target"], learned, segment)

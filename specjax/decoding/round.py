@@ -17,7 +17,18 @@ from .._internal.pytree import filled, pytree_dataclass
 from ..acceptance import walk
 from ..acceptance.node_laws import DraftLaw, TargetLaw
 from ..sampling import processors
-from ..types import ROOT, Context, Draft, Drafter, PyTree, Scores, Segment, Target, Verdict
+from ..types import (
+    ROOT,
+    Context,
+    Draft,
+    Drafter,
+    DrafterWrapper,
+    PyTree,
+    Scores,
+    Segment,
+    Target,
+    Verdict,
+)
 from .state import NO_TOKEN, SPENT, STOPPED, State
 from .stats import Stats
 
@@ -26,7 +37,7 @@ DRAFT, ACCEPT = 0, 1  # the two roles a random key can have within a round
 
 def draft_step(drafter: Drafter, params, state, context: Context) -> tuple[Draft, PyTree]:
     """Proposes a tree of N nodes below each row's root. Pure."""
-    return drafter.draft_step(params, state, context)
+    return drafter.draft_step(params.get("drafter"), params["target"], state, context)
 
 
 def verify(target: Target, params, cache, draft: Draft, *, features=()) -> Scores:
@@ -71,7 +82,7 @@ def accept(rule, params, draft: Draft, scores: Scores, context: Context, key) ->
     rule = acceptance.choose(rule, draft, context.sampling.greedy)
     p = TargetLaw(draft, scores.logits, context)
     q = DraftLaw(draft, scores.logits.shape[-1])
-    verdict = rule(params, draft, p, q, key)
+    verdict = rule(params.get("rule"), draft, p, q, key)
     if draft.candidate is None:
         return verdict
     silent = ~draft.candidate[:, ROOT]
@@ -154,29 +165,13 @@ def run_empty_round(target, drafter, rule, params, state: State, plan) -> State:
     return commit_round(target, resting, params, state, judged)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Resting:
+class _Resting(DrafterWrapper):
     """A drafter with a plan, in a round without a draft."""
 
-    drafter: Drafter
-
-    @property
-    def features(self):
-        return self.drafter.features
-
-    @property
-    def depth(self):
-        return self.drafter.depth
-
-    def draft_step(self, params, state, context):
+    def draft_step(self, params, target_params, state, context):
         nothing = jnp.zeros((context.length.shape[0], 0), jnp.int32)
-        return trees.chain_draft(context, nothing), self.drafter.rest(params, state, context)
-
-    def readout(self, draft, scores):
-        return self.drafter.readout(draft, scores)
-
-    def observe(self, params, state, segment):
-        return self.drafter.observe(params, state, segment)
+        state = self.inner.sync(params, target_params, state, context, before="rest")
+        return trees.chain_draft(context, nothing), state
 
 
 def draft_and_verify(target, drafter, rule, params, state: State, plan=None) -> VerifiedRound:
@@ -244,7 +239,8 @@ def commit_round(target, drafter, params, state: State, judged: VerifiedRound) -
         num=num,
         round=(draft, verdict, drafter.readout(draft, scores)),
     )
-    learned = drafter.observe(params, judged.proposed, segment)
+    own = params.get("drafter")
+    learned = drafter.observe(own, params["target"], judged.proposed, segment)
 
     # emitted tokens go behind the root; column L does not exist, so it drops what is not emitted
     steps = jnp.arange(emitted.shape[1])

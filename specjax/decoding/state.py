@@ -81,13 +81,13 @@ def initial_state(
     """The state before the first round."""
     batch, capacity = tokens.shape
     sampling = request.sampling
-    known = acceptance.RULES.get(rule) if isinstance(rule, str) else rule
+    known = acceptance.named(rule)
     reasons = [
-        getattr(target, "approximate", ""),
+        target.approximate,
         "" if known is None or acceptance.exact(known, sampling.greedy) else f"rule {known.name}",
     ]
     names = dict(
-        drafter=getattr(drafter, "name", type(drafter).__name__),
+        drafter=drafter.name,
         rule=rule if isinstance(rule, str) else rule.name,
         approximate=", ".join(filter(None, reasons)),
     )

@@ -11,8 +11,7 @@ import numpy as np
 from .. import trees
 from .._internal.pytree import pytree_dataclass
 from ..acceptance.walk import eligible
-from ..types import Drafter, PyTree
-from .base import Around
+from ..types import DrafterWrapper, PyTree
 from .draft_length import Goodput, Outcome
 
 
@@ -27,7 +26,7 @@ class AdaptiveState:
 
 
 @dataclasses.dataclass(frozen=True)
-class Adaptive(Around):
+class Adaptive(DrafterWrapper):
     """Asks ``inner`` for a number of tokens that follows what was accepted and what rounds cost.
 
     Shapes stay those of ``inner``: the width is a traced number, so no change of it and no other
@@ -64,7 +63,6 @@ class Adaptive(Around):
     References: see ``policies.Goodput``.
     """
 
-    inner: Drafter
     policy: Any = Goodput()
     widths: tuple[int, ...] | None = None
 
@@ -86,14 +84,6 @@ class Adaptive(Around):
     def name(self) -> str:
         return f"adaptive({self.inner.name})"
 
-    @property
-    def num_draft(self) -> int:
-        return self.inner.num_draft
-
-    @property
-    def depth(self) -> int:
-        return self.inner.depth
-
     def only(self, width: int) -> np.ndarray:
         """Costs that pin ``Goodput`` to one of ``widths``: float32 ``[W]``, infinite elsewhere."""
         if width not in self.widths:
@@ -102,60 +92,63 @@ class Adaptive(Around):
 
     def shard(self, params, mesh):
         """The weights of ``inner`` on a mesh; see ``sharding.place``."""
-        if not hasattr(self.inner, "shard"):
-            return params
         return params | {"inner": self.inner.shard(params["inner"], mesh)}
 
-    def init(self, params, batch, capacity, inputs=None):
-        given = params["drafter"]
-        if not isinstance(given, dict) or {*given} != {"inner", "costs"}:
+    def init(self, params, target_params, batch, capacity, inputs=None):
+        if not isinstance(params, dict) or {*params} != {"inner", "costs"}:
             raise ValueError(
                 "params['drafter'] of an Adaptive drafter must be a dict with 'inner' (weights of "
                 f"the inner drafter) and 'costs' (seconds of a round at widths {self.widths})"
             )
-        if jnp.shape(given["costs"]) != (len(self.widths),):
+        if jnp.shape(params["costs"]) != (len(self.widths),):
             raise ValueError(
-                f"costs has shape {jnp.shape(given['costs'])}: give one cost for each of the "
+                f"costs has shape {jnp.shape(params['costs'])}: give one cost for each of the "
                 f"widths {self.widths}"
             )
         return AdaptiveState(
-            inner=self.inner.init(self._inner(params), batch, capacity, inputs),
+            inner=self.inner.init(params["inner"], target_params, batch, capacity, inputs),
             memory=self.policy.init(batch, self.depth),
         )
 
-    def plan(self, params, state, budget):
-        costs = jnp.asarray(params["drafter"]["costs"], jnp.float32)
+    def plan(self, params, target_params, state, budget):
+        costs = jnp.asarray(params["costs"], jnp.float32)
         return self.policy.choose(state.memory, self.widths, costs, budget)
 
     @property
     def plans(self) -> bool:
-        return hasattr(self.inner, "rest")
+        return self.inner.can_rest
+
+    @property
+    def can_rest(self) -> bool:
+        return False  # it decides by itself
 
     def rests(self, plan):
         return plan[0] == 0
 
-    def rest(self, params, state, context):
+    def sync(self, params, target_params, state, context, *, before="prompt"):
+        if before != "rest":
+            inner = self.inner.sync(
+                params["inner"], target_params, state.inner, context, before=before
+            )
+            return dataclasses.replace(state, inner=inner)
         width, memory = context.plan
         context = dataclasses.replace(context, plan=None)
-        inner = self.inner.rest(self._inner(params), state.inner, context)
+        inner = self.inner.sync(params["inner"], target_params, state.inner, context, before="rest")
         asked = jnp.broadcast_to(width, context.length.shape)
         return AdaptiveState(inner=inner, memory=memory, width=asked)
 
-    def draft_step(self, params, state, context):
+    def draft_step(self, params, target_params, state, context):
         plan = context.plan
         if plan is None:
-            plan = self.plan(params, state, context.budget)
+            plan = self.plan(params, target_params, state, context.budget)
         width, memory = plan
         context = dataclasses.replace(context, width=width, plan=None)
-        draft, inner = self.inner.draft_step(self._inner(params), state.inner, context)
+        draft, inner = self.inner.draft_step(params["inner"], target_params, state.inner, context)
         asked = jnp.broadcast_to(width, context.length.shape)
         return draft, AdaptiveState(inner=inner, memory=memory, width=asked)
 
-    def readout(self, draft, scores):
-        return self.inner.readout(draft, scores)
-
-    def observe(self, params, state, segment):
-        inner = self.inner.observe(self._inner(params), state.inner, segment)
+    def observe(self, params, target_params, state, segment):
+        inner = self.inner.observe(params["inner"], target_params, state.inner, segment)
         if segment.round is None:
             return dataclasses.replace(state, inner=inner)
         draft = segment.round[0]
@@ -166,12 +159,3 @@ class Adaptive(Around):
             live=segment.num > 0,
         )
         return AdaptiveState(inner=inner, memory=self.policy.update(state.memory, outcome))
-
-    def settle(self, params, state, context):
-        if not hasattr(self.inner, "settle"):
-            return state
-        inner = self.inner.settle(self._inner(params), state.inner, context)
-        return dataclasses.replace(state, inner=inner)
-
-    def _inner(self, params):
-        return {**params, "drafter": params["drafter"]["inner"]}

@@ -1,40 +1,23 @@
-"""What most drafters share: they want no features, keep nothing, learn nothing; and what those do
-that hold another one."""
+"""What most drafters share: they draft chains, want no features and keep nothing."""
 
 from __future__ import annotations
 
 import dataclasses
 
+from ..types import Drafter
+
 
 @dataclasses.dataclass(frozen=True)
-class ChainDrafter:
-    """Defaults of the ``types.Drafter`` protocol for a drafter of chains without state."""
+class ChainDrafter(Drafter):
+    """A drafter of chains of ``num_draft`` tokens, with the defaults of ``Drafter``."""
 
     num_draft: int = 4
 
     name = "chain"
-    features = ()
 
     def __post_init__(self):
         if self.num_draft < 0:
             raise ValueError(f"num_draft={self.num_draft} must be at least 0")
-
-    @property
-    def depth(self) -> int:
-        """Depth of the deepest node that is ever proposed."""
-        return self.num_draft
-
-    def init(self, params, batch, capacity, inputs=None):
-        return ()
-
-    def readout(self, draft, scores):
-        return None
-
-    def observe(self, params, state, segment):
-        return state
-
-    def settle(self, params, state, context):
-        return state
 
 
 class Around:
@@ -46,8 +29,8 @@ class Around:
 
     @property
     def reads_last(self) -> bool:
-        return getattr(self.inner, "reads_last", False)
+        return self.inner.reads_last
 
     @property
     def vocab_size(self) -> int | None:
-        return getattr(self.inner, "vocab_size", None)
+        return self.inner.vocab_size

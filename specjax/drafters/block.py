@@ -161,8 +161,9 @@ class BlockDrafter(HeadDrafter):
 
     ``target``: whose hidden states and embeddings are read, and whose LM head says the tokens.
 
-    Lossless: yes, under ``greedy`` and ``delta``; with ``how="iid"`` or ``"distinct"`` also under
-    ``rejection`` (each token is drawn from the law of its own position).
+    Lossless: yes, under ``greedy`` and ``delta``; with
+    ``sibling_sampling="iid"`` or ``"distinct"`` also under ``rejection`` (each token is
+    drawn from the law of its own position).
 
     Raises:
       ValueError: hidden states that the target does not have; a deeper tree than a block has masks.
@@ -174,7 +175,7 @@ class BlockDrafter(HeadDrafter):
     name = "block"
 
     def __post_init__(self):
-        most = self.target.config.num_layers
+        most = self.target.num_layers
         if max(self.config.target_layers) > most:
             raise ValueError(
                 f"target_layers={self.config.target_layers}: the target has {most} layers; hidden "
@@ -186,14 +187,14 @@ class BlockDrafter(HeadDrafter):
     def features(self):
         return self.config.target_layers
 
-    def init(self, params, batch, capacity, inputs=None):
+    def init(self, params, target_params, batch, capacity, inputs=None):
         c = self.config.layers
         slots = [c.slots(i, capacity) for i in range(c.num_layers)]
-        dtype = jnp.result_type(*jax.tree.leaves(params["drafter"]))
+        dtype = jnp.result_type(*jax.tree.leaves(params))
         return BlockState(cache=kv_cache.init(slots, batch, c.num_kv_heads, c.head_dim, dtype))
 
-    def begin(self, params, state, context):
-        heads, masks = self.heads(params["drafter"]), self.topology.depth
+    def begin(self, params, target_params, state, context):
+        heads, masks = self.heads(params), self.topology.depth
 
         def say():
             tokens = jnp.pad(
@@ -205,22 +206,22 @@ class BlockDrafter(HeadDrafter):
                 root[:, None] + jnp.arange(masks + 1, dtype=jnp.int32),
                 jnp.ones((1, masks + 1, masks + 1), bool),
                 self.target,
-                params["target"],
+                target_params,
                 prefix=state.cache,
                 length=root,
             )
             batch = len(root)
             hidden = hidden.reshape(-1, batch, masks + 1)[:, :, 1:].reshape(-1, batch * masks)
-            return self.target.head(params["target"], hidden, batch)
+            return self.target.head(target_params, hidden, batch)
 
         return all_at_once(say)
 
-    def observe(self, params, state, segment):
+    def observe(self, params, target_params, state, segment):
         index = jnp.arange(segment.tokens.shape[1], dtype=jnp.int32)
         cache, c = state.cache, self.config.layers
         features = segment.features.astype(cache[0][0].dtype)
         positions = segment.start[:, None] + index
-        entries = self.heads(params["drafter"]).entries(features, positions)
+        entries = self.heads(params).entries(features, positions)
         path = jnp.broadcast_to(index, segment.tokens.shape)
         verdict = Verdict(path=path, count=segment.num - 1, token=segment.num)
         rings = [c.is_ring(i, keys.shape[2]) for i, (keys, _) in enumerate(cache)]

@@ -74,9 +74,9 @@ class Blockwise(HeadDrafter):
 
     ``target``: whose hidden state is read, and whose LM head is shared.
 
-    Lossless: yes, under ``greedy`` and ``delta``; with ``how="iid"`` or ``"distinct"`` also under
-    ``rejection``. (The paper's other criteria, top-k, distance and minimum block, are approximate
-    and not here.)
+    Lossless: yes, under ``greedy`` and ``delta``; with
+    ``sibling_sampling="iid"`` or ``"distinct"`` also under ``rejection``. (The paper's other
+    criteria, top-k, distance and minimum block, are approximate and not here.)
 
     Differs from the paper, where the next token's own prediction also goes through the layer (a
     target that is trained with it): here it stays the target's.
@@ -87,6 +87,6 @@ class Blockwise(HeadDrafter):
     module = BlockwiseHeads
     name = "blockwise"
 
-    def begin(self, params, state, context):
-        heads, hidden = self.heads(params["drafter"]), state.feature[:, None]
-        return all_at_once(lambda: heads.logits(hidden, self.target, params["target"])[:, 0])
+    def begin(self, params, target_params, state, context):
+        heads, hidden = self.heads(params), state.feature[:, None]
+        return all_at_once(lambda: heads.logits(hidden, self.target, target_params)[:, 0])

@@ -46,8 +46,8 @@ class DraftModel(ChainDrafter):
       num_draft: tokens of a chain; of a tree it follows from the topology.
       model: the draft model.
       topology: what is drafted, see ``topology.py``; None: a chain of ``num_draft`` tokens.
-      how: how children are picked, see ``growth.grow``; None: drawn (``iid``), or ``top`` in a
-        tree that the drafter grows.
+      sibling_sampling: how children are picked, see ``trees.expand``; None: drawn (``iid``), or
+        ``top`` in a tree that the drafter grows.
 
     Lossless: yes (its law is recorded), under the rules that judge what is drawn so.
 
@@ -57,8 +57,9 @@ class DraftModel(ChainDrafter):
 
     model: Target = None
     topology: trees.Topology | None = None
-    how: str | None = None
+    sibling_sampling: str | None = None
     name = "draft"
+    can_rest = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -70,12 +71,12 @@ class DraftModel(ChainDrafter):
         topology = self.topology or trees.chain(self.num_draft)
         object.__setattr__(self, "topology", topology)
         object.__setattr__(self, "num_draft", topology.num_nodes - 1)
-        expand.check_how(self.picks, topology)
+        expand.check_sibling_sampling(self.picks, topology)
 
     @property
     def picks(self) -> str:
-        """``how``, or what stands for None."""
-        return self.how or ("iid" if isinstance(self.topology, trees.Tree) else "top")
+        """``sibling_sampling``, or what stands for None."""
+        return self.sibling_sampling or ("iid" if isinstance(self.topology, trees.Tree) else "top")
 
     @property
     def depth(self) -> int:
@@ -87,16 +88,16 @@ class DraftModel(ChainDrafter):
 
     def shard(self, params, mesh):
         """Its weights on a mesh, as the model wants them; see ``sharding.place``."""
-        return self.model.shard(params, mesh) if hasattr(self.model, "shard") else params
+        return self.model.shard(params, mesh)
 
-    def init(self, params, batch, capacity, inputs=None):
-        cache = self.model.init(params["drafter"], batch, capacity, inputs)
+    def init(self, params, target_params, batch, capacity, inputs=None):
+        cache = self.model.init(params, batch, capacity, inputs)
         return DraftModelState(cache=cache, filled=jnp.zeros((batch,), jnp.int32))
 
-    def draft_step(self, params, state, context):
+    def draft_step(self, params, target_params, state, context):
         ran = None
         if context.width is not None:
-            state = self.catch_up(params, state, context)
+            state = self._catch_up(params, state, context)
             ran = jnp.broadcast_to(context.width > 0, context.length.shape)
         behind = jnp.maximum(context.length - 2, 0)[:, None]
         behind = jnp.take_along_axis(context.tokens, behind, axis=1)
@@ -105,19 +106,16 @@ class DraftModel(ChainDrafter):
             """A pass over the nodes of one depth; the first feeds the token before the root too."""
             block = _below(behind, grown)
             first = since + 1 if since else 0
-            scores = self.model.verify(
-                params["drafter"], state.cache, block, since=first, entries=entries
-            )
+            scores = self.model.verify(params, state.cache, block, since=first, entries=entries)
             return scores.logits[:, since + 1 - first :], scores.entries
 
-        draft, entries, place = expand.expand(self.topology, context, level, None, how=self.picks)
+        draft, entries, place = expand.expand(
+            self.topology, context, level, None, sibling_sampling=self.picks
+        )
         place = jnp.broadcast_to(place, draft.tokens.shape)
         return draft, dataclasses.replace(state, fresh=entries, place=place, ran=ran)
 
-    def rest(self, params, state, context):
-        return state  # the cache lags
-
-    def observe(self, params, state, segment):
+    def observe(self, params, target_params, state, segment):
         if segment.round is None:
             return self._read(params, state, segment.tokens, segment.start, segment.num)
         if state.fresh is None:
@@ -137,16 +135,20 @@ class DraftModel(ChainDrafter):
             filled=jnp.where(count >= 0, segment.start + count, state.filled),
         )
 
-    def catch_up(self, params, state, context):
+    def sync(self, params, target_params, state, context, *, before="prompt"):
+        if before == "rest":
+            return state  # the cache lags
+        if before == "draft":  # what another drafter proposed it has not read
+            return self._catch_up(params, state, context)
+        return self._read_until(params, state, context.tokens, context.length - 1)
+
+    def _catch_up(self, params, state, context):
         """Reads what it missed, up to where ``draft_step`` begins; nothing where no row drafts."""
         wanted = context.budget > 0
         if context.width is not None:
             wanted &= context.width > 0
         until = jnp.where(wanted, context.length - 2, 0)
         return self._read_until(params, state, context.tokens, until)
-
-    def settle(self, params, state, context):
-        return self._read_until(params, state, context.tokens, context.length - 1)
 
     def _read_until(self, params, state, tokens, until):
         """Reads what is lacking of ``tokens[:until]``, ``until`` int32 ``[B]``."""
@@ -168,7 +170,7 @@ class DraftModel(ChainDrafter):
         """Takes in the first ``num`` int32 ``[B]`` of committed ``tokens`` int32 ``[B, T]``."""
         width = tokens.shape[1]
         block = Draft(start=start, tokens=tokens, topology=trees.chain_parents(width - 1))
-        scores = self.model.verify(params["drafter"], state.cache, block, logits=False)
+        scores = self.model.verify(params, state.cache, block, logits=False)
         path = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), tokens.shape)
         verdict = Verdict(path=path, count=num - 1, token=num)
         return DraftModelState(

@@ -112,8 +112,8 @@ class Eagle(FeatureDrafter):
 
     The trees of EAGLE are static, or those of ``topology.Expand``, which make it EAGLE-2.
 
-    Lossless: yes, under ``greedy`` and ``delta``; with ``how="iid"`` or ``"distinct"`` in a static
-    tree also under ``rejection``.
+    Lossless: yes, under ``greedy`` and ``delta``; with
+    ``sibling_sampling="iid"`` or ``"distinct"`` in a static tree also under ``rejection``.
 
     References: EAGLE, arXiv 2401.15077; EAGLE-2, arXiv 2406.16858; HASS, arXiv 2408.15766, which
     trains the same head otherwise.

@@ -237,8 +237,8 @@ class Eagle3(FeatureDrafter):
     ``layers``: None: ``usual_layers``. A draft vocabulary limits what can be drafted, never what is
     said: its laws are put at the target's ids where a rule asks for them.
 
-    Lossless: yes, under ``greedy`` and ``delta``; with ``how="iid"`` or ``"distinct"`` in a static
-    tree also under ``rejection``.
+    Lossless: yes, under ``greedy`` and ``delta``; with
+    ``sibling_sampling="iid"`` or ``"distinct"`` in a static tree also under ``rejection``.
 
     References: EAGLE-3, arXiv 2503.01840.
     """
@@ -248,7 +248,7 @@ class Eagle3(FeatureDrafter):
 
     def __post_init__(self):
         if self.layers is None:
-            layers = usual_layers(self.target.config.num_layers)
+            layers = usual_layers(self.target.num_layers)
             object.__setattr__(self, "layers", layers)
         if len(self.layers) != self.config.num_features:
             raise ValueError(

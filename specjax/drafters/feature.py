@@ -153,15 +153,15 @@ class FeatureDrafter(HeadDrafter):
 
     def __post_init__(self):
         super().__post_init__()
-        most = self.target.config.num_layers
+        most = self.target.num_layers
         if not all(0 <= i <= most for i in self.features):
             raise ValueError(
                 f"layers={self.features}: the target has {most} layers; hidden states are counted "
                 f"from 0, the embeddings, to {most}"
             )
         own = self.feature_size // len(self.features)
-        theirs = getattr(self.target.config, "hidden_size", own)  # a user's own target may not say
-        if own != theirs:
+        theirs = self.target.hidden_size
+        if theirs is not None and own != theirs:
             raise ValueError(
                 f"{self.name}: it reads hidden states {own} wide, the target's are {theirs} wide: "
                 "take the target that it belongs to"
@@ -194,9 +194,9 @@ class FeatureDrafter(HeadDrafter):
         """Of all ``features`` of a token, side by side."""
         return self.config.hidden_size
 
-    def init(self, params, batch, capacity, inputs=None):
+    def init(self, params, target_params, batch, capacity, inputs=None):
         c, columns = self.config.layer, self.num_pending
-        dtype = jnp.result_type(*jax.tree.leaves(params["drafter"]))
+        dtype = jnp.result_type(*jax.tree.leaves(params))
         windows = [c.window_of(i) for i in range(c.num_layers)]
         # pending pairs may lie in the cache already: so much longer is a ring
         slots = [capacity if w is None else min(capacity, w + columns) for w in windows]
@@ -214,40 +214,55 @@ class FeatureDrafter(HeadDrafter):
 
     # ----------------------------------------------------------------------------- drafting
 
-    def draft_step(self, params, state, context):
-        state, caught = self._catch_up(params, state, context)
-        level, carry = self.begin(params, state, context, caught)
-        head = self.heads(params["drafter"])
+    def draft_step(self, params, target_params, state, context):
+        state, caught = self._catch_up(params, target_params, state, context)
+        level, carry = self.begin(params, target_params, state, context, caught)
+        head = self.heads(params)
         words = None
         if head.vocab is not None:
             words = expand.Words(head.vocab[...], self.vocab_size)
-        draft, _, _ = expand.expand(self.topology, context, level, carry, how=self.how, words=words)
+        draft, _, _ = expand.expand(
+            self.topology,
+            context,
+            level,
+            carry,
+            sibling_sampling=self.sibling_sampling,
+            words=words,
+        )
         return draft, state
 
-    def rest(self, params, state, context):
-        nothing = dataclasses.replace(context, width=jnp.int32(0))
-        return self._catch_up(params, state, nothing)[0]
+    def sync(self, params, target_params, state, context, *, before="prompt"):
+        if before == "draft":  # whose first step this is
+            return state
+        if before == "rest":
+            nothing = dataclasses.replace(context, width=jnp.int32(0))
+            return self._catch_up(params, target_params, state, nothing)[0]
+        state, _ = self._catch_up(params, target_params, state, context, every=True)
+        return dataclasses.replace(state, ran=None)
 
-    def begin(self, params, state, context, caught=None):
+    def beside(self, num_tokens):
+        return dataclasses.replace(self, others=num_tokens)
+
+    def begin(self, params, target_params, state, context, caught=None):
         """``caught``: the logits ``[B, 1, V]`` below the root, and for each stage what its last
         true pair passes on, ``[H, B]``."""
-        head, batch = self.heads(params["drafter"]), len(context.length)
+        head, batch = self.heads(params), len(context.length)
         logits, hidden = caught
         step = self._next_depth if self.num_stages == 1 else self._next_stage
 
         def level(carry, grown, since):
             if since == 0:
                 return logits, ((hidden[0],), None)
-            return step(head, params, state.cache, hidden, carry, grown, since, batch)
+            return step(head, target_params, state.cache, hidden, carry, grown, since, batch)
 
         return level, ()
 
-    def _next_depth(self, head, params, cache, first, carry, grown, since, batch):
+    def _next_depth(self, head, target_params, cache, first, carry, grown, since, batch):
         """One pass over the nodes of a depth, by the only stage. ``carry``: of each depth above
         what its nodes pass on, ``[H, B * W]``, and the entries of all nodes but the root."""
         above, entries = carry
         hidden = of_parents(above[-1], grown, since)
-        embedded = head.embed(grown.tokens[:, since:], self.target, params["target"])
+        embedded = head.embed(grown.tokens[:, since:], self.target, target_params)
         out, entries = head.run(
             head.enter(embedded, hidden),
             (grown.start - 1)[:, None] + trees.depths(grown)[:, 1:],
@@ -257,10 +272,10 @@ class FeatureDrafter(HeadDrafter):
             length=grown.start,
             earlier=entries,
         )
-        logits = head.logits(out, batch, self.target, params["target"])
+        logits = head.logits(out, batch, self.target, target_params)
         return logits, ((*above, head.passed(out)), entries)
 
-    def _next_stage(self, head, params, cache, first, carry, grown, since, batch):
+    def _next_stage(self, head, target_params, cache, first, carry, grown, since, batch):
         """One pass of the next stage over all nodes below the root. ``carry``: what the stage
         before passes on at all nodes above this depth."""
         stage, nodes = expand.depth_of(grown, since), grown.num_nodes
@@ -269,7 +284,7 @@ class FeatureDrafter(HeadDrafter):
         hidden = jnp.take_along_axis(above, parents[None], axis=2).reshape(len(above), -1)
         positions = (grown.start - 1 - stage)[:, None] + trees.depths(grown)[:, 1:]
         sees = trees.ancestors(grown)[:, 1:, 1:] & (positions >= 0)[:, :, None]
-        embedded = head.embed(grown.tokens[:, 1:], self.target, params["target"])
+        embedded = head.embed(grown.tokens[:, 1:], self.target, target_params)
         out, _ = head.run(
             head.enter(embedded, hidden, stage),
             positions,
@@ -282,19 +297,19 @@ class FeatureDrafter(HeadDrafter):
         passed = head.passed(out, stage).reshape(-1, batch, nodes - 1)
         passed = jnp.concatenate([first[stage][:, :, None], passed], axis=2)
         out = out.reshape(-1, batch, nodes - 1)[:, :, since - 1 :].reshape(len(out), -1)
-        logits = head.logits(out, batch, self.target, params["target"], stage)
+        logits = head.logits(out, batch, self.target, target_params, stage)
         return logits, ((*carry[0], passed.reshape(len(passed), -1)), None)
 
     # ------------------------------------------------------------------------------ reading
 
-    def _catch_up(self, params, state, context, every: bool = False):
+    def _catch_up(self, params, target_params, state, context, every: bool = False):
         """Reads what is pending, and commits it in rows that are not finished (``every``: in all).
 
         Returns:
           the state; the logits below the root, and what each stage passes on, as ``begin`` takes
           them.
         """
-        head = self.heads(params["drafter"])
+        head = self.heads(params)
         tokens, start = state.tokens, context.length - 1 - jnp.maximum(state.count, 1)
         tokens = jnp.where((state.count > 0)[:, None], tokens, context.root[:, None])
 
@@ -303,7 +318,7 @@ class FeatureDrafter(HeadDrafter):
 
         def run():
             given = state.cache, state.features, tokens, start, state.count
-            return self._pending(jnp.max(waiting), head, params, *given)
+            return self._pending(jnp.max(waiting), head, target_params, *given)
 
         count, ran = state.count, None
         if context.width is None:
@@ -319,12 +334,12 @@ class FeatureDrafter(HeadDrafter):
         cache = self._commit(state.cache, entries, start, count, hidden)
         return dataclasses.replace(state, cache=cache, ran=ran), (logits, hidden)
 
-    def _pending(self, most, head, params, cache, features, tokens, start, count):
+    def _pending(self, most, head, target_params, cache, features, tokens, start, count):
         """``_root`` over the fewest columns, of a few numbers, that hold ``most`` pairs."""
 
         def first(columns):
             given = features[:, :columns], tokens[:, :columns], start, count
-            return self._root(head, params, cache, *given)
+            return self._root(head, target_params, cache, *given)
 
         if not self.others:
             return first(self.num_pending)
@@ -334,15 +349,15 @@ class FeatureDrafter(HeadDrafter):
         branches = [lambda n=n: jax.tree.map(filled, first(n), whole) for n in sizes]
         return jax.lax.switch(choice, branches)
 
-    def _root(self, head, params, cache, features, tokens, start, count):
+    def _root(self, head, target_params, cache, features, tokens, start, count):
         """What ``_catch_up`` returns of one pass over ``count`` int32 ``[B]`` pairs, and the
         entries of each stage; further arguments as ``_read``'s."""
-        outs, entries = self._read(head, params, cache, features, tokens, start)
+        outs, entries = self._read(head, target_params, cache, features, tokens, start)
         last = [self._last(out, count, k) for k, out in enumerate(outs)]
-        logits = head.logits(last[0], len(count), self.target, params["target"])
+        logits = head.logits(last[0], len(count), self.target, target_params)
         return logits, tuple(head.passed(out, k) for k, out in enumerate(last)), entries
 
-    def _read(self, head, params, cache, features, tokens, start):
+    def _read(self, head, target_params, cache, features, tokens, start):
         """A pass of each stage over pairs ``start ...``, ``features [B, T, F]`` with the ``tokens``
         int32 ``[B, T]`` behind them. Pairs that are none, behind the others, are seen by none.
 
@@ -355,7 +370,7 @@ class FeatureDrafter(HeadDrafter):
         outs, kept = [], []
         for stage in range(self.num_stages):
             own = tokens if not stage else jnp.roll(tokens, -stage, axis=1)
-            embedded = head.embed(own, self.target, params["target"])
+            embedded = head.embed(own, self.target, target_params)
             out, entries = head.run(
                 head.enter(embedded, hidden, stage),
                 positions,
@@ -394,7 +409,7 @@ class FeatureDrafter(HeadDrafter):
 
     # ----------------------------------------------------------------------------- learning
 
-    def observe(self, params, state, segment):
+    def observe(self, params, target_params, state, segment):
         given, steps = segment.features.astype(state.features.dtype), segment.tokens.shape[1]
         keep = jnp.minimum(state.count, self.num_stages - 1)  # what later stages want once more
         if state.ran is not None:
@@ -414,8 +429,8 @@ class FeatureDrafter(HeadDrafter):
             tokens = _take(jnp.concatenate([state.tokens, segment.next], axis=1), where)
         count, cache = keep + segment.num, state.cache
         if not fits:  # a prompt, or a path that another drafter proposed
-            head, start = self.heads(params["drafter"]), segment.start - keep
-            outs, entries = self._read(head, params, cache, features, tokens, start)
+            head, start = self.heads(params), segment.start - keep
+            outs, entries = self._read(head, target_params, cache, features, tokens, start)
             count = jnp.where(segment.num > 0, count, 0)
             hidden = [self._last(out, count, k) for k, out in enumerate(outs)]
             cache = self._commit(cache, entries, start, count, hidden)
@@ -430,10 +445,6 @@ class FeatureDrafter(HeadDrafter):
             tokens=jnp.where(some[:, None], tokens, state.tokens),
             count=jnp.where(some, count, state.count),
         )
-
-    def settle(self, params, state, context):
-        state, _ = self._catch_up(params, state, context, every=True)
-        return dataclasses.replace(state, ran=None)
 
 
 def _take(x: jax.Array, where: jax.Array) -> jax.Array:

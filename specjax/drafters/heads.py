@@ -14,7 +14,7 @@ from flax import nnx
 from .. import trees
 from .._internal.pytree import pytree_dataclass
 from ..trees import expand
-from ..types import PyTree, Target
+from ..types import HeadTarget, PyTree
 from .base import ChainDrafter
 
 
@@ -42,25 +42,26 @@ class HeadDrafter(ChainDrafter, abc.ABC):
       topology: the tree, see ``topology.py``, no deeper than ``max_depth``; None: the usual one.
       layer: which hidden state of the target is read, counted as ``hidden_states[layer]`` of
         Hugging Face; None: the last one, normed.
-      how: ``top``, ``iid``, ``distinct`` or ``hub``, see ``growth.grow``.
+      sibling_sampling: ``top``, ``iid``, ``distinct`` or ``hub``, see ``growth.grow``.
 
     ``num_draft`` follows from the topology.
     """
 
     num_draft: int = 0
     config: Any = None
-    target: Target = dataclasses.field(default=None, repr=False)
+    target: HeadTarget = dataclasses.field(default=None, repr=False)
     topology: trees.Topology | None = None
     layer: int | None = None
-    how: str = "top"
+    sibling_sampling: str = "top"
     module = None
+    can_rest = True
 
     def __post_init__(self):
         if self.topology is None:
             object.__setattr__(self, "topology", self.usual_topology)
         if self.layer is None:
-            object.__setattr__(self, "layer", self.target.config.num_layers)
-        expand.check_how(self.how, self.topology)
+            object.__setattr__(self, "layer", self.target.num_layers)
+        expand.check_sibling_sampling(self.sibling_sampling, self.topology)
         if self.max_depth is not None and self.topology.depth > self.max_depth:
             raise ValueError(
                 f"{self.name}: the tree is {self.topology.depth} deep, and the drafter has "
@@ -103,23 +104,22 @@ class HeadDrafter(ChainDrafter, abc.ABC):
     def depth(self) -> int:
         return self.topology.depth
 
-    def init(self, params, batch, capacity, inputs=None):
-        dtype = jnp.result_type(*jax.tree.leaves(params["drafter"]))
+    def init(self, params, target_params, batch, capacity, inputs=None):
+        dtype = jnp.result_type(*jax.tree.leaves(params))
         return HeadState(feature=jnp.zeros((batch, self.config.hidden_size), dtype))
 
-    def draft_step(self, params, state, context):
-        level, carry = self.begin(params, state, context)
-        draft, _, _ = expand.expand(self.topology, context, level, carry, how=self.how)
+    def draft_step(self, params, target_params, state, context):
+        level, carry = self.begin(params, target_params, state, context)
+        draft, _, _ = expand.expand(
+            self.topology, context, level, carry, sibling_sampling=self.sibling_sampling
+        )
         return draft, state
 
-    def rest(self, params, state, context):
-        return state
-
     @abc.abstractmethod
-    def begin(self, params, state, context) -> tuple:
+    def begin(self, params, target_params, state, context) -> tuple:
         """``(level, carry)`` of ``growth.grow`` at the root of a round."""
 
-    def observe(self, params, state, segment):
+    def observe(self, params, target_params, state, segment):
         feature = last_feature(state.feature, segment.features, segment.num)
         return dataclasses.replace(state, feature=feature)
 

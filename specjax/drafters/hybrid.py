@@ -60,21 +60,24 @@ class Hybrid(Around, ChainDrafter):
     num_draft: int = 0
     inner: Drafter = None
     lookup: NGram | None = None
+    can_rest = True
 
     def __post_init__(self):
         inner = self.inner
-        name, depth = getattr(inner, "name", inner), getattr(inner, "depth", 0)
-        if not depth or getattr(inner, "topology", None) not in (None, chain(depth)):
+        if not isinstance(inner, Drafter):
+            raise TypeError(f"Hybrid(inner={inner!r}): give an instance of specjax.Drafter")
+        name, depth = inner.name, inner.depth
+        if not depth or inner.topology not in (None, chain(depth)):
             raise ValueError(
                 f"Hybrid(inner={name}): copies are chains, so give a drafter of chains of at least "
                 "one token; trees go together in a Union"
             )
-        if hasattr(inner, "plan") or not hasattr(inner, "rest"):
+        if inner.plans or not inner.can_rest:
             raise ValueError(
                 f"Hybrid(inner={name}): it cannot be asked to draft nothing in some rounds; of an "
                 "adaptive drafter give the inner one, and make the hybrid adaptive"
             )
-        if getattr(type(inner), "readout", None) is not ChainDrafter.readout:
+        if type(inner).readout is not Drafter.readout:
             raise ValueError(
                 f"Hybrid(inner={name}): it reads all nodes of a round (it has a readout), which "
                 "are not its own where a row copies"
@@ -86,9 +89,7 @@ class Hybrid(Around, ChainDrafter):
             )
         object.__setattr__(self, "num_draft", self.num_draft or 2 * depth + 1)
         object.__setattr__(self, "lookup", self.lookup or NGram())
-        if hasattr(inner, "others"):
-            inner = dataclasses.replace(inner, others=self.num_draft + 1)
-            object.__setattr__(self, "inner", inner)
+        object.__setattr__(self, "inner", inner.beside(self.num_draft + 1))
 
     @property
     def name(self) -> str:
@@ -96,12 +97,12 @@ class Hybrid(Around, ChainDrafter):
 
     def shard(self, params, mesh):
         """The weights of ``inner`` on a mesh; see ``sharding.place``."""
-        return self.inner.shard(params, mesh) if hasattr(self.inner, "shard") else params
+        return self.inner.shard(params, mesh)
 
-    def init(self, params, batch, capacity, inputs=None):
-        return HybridState(inner=self.inner.init(params, batch, capacity, inputs))
+    def init(self, params, target_params, batch, capacity, inputs=None):
+        return HybridState(inner=self.inner.init(params, target_params, batch, capacity, inputs))
 
-    def draft_step(self, params, state, context):
+    def draft_step(self, params, target_params, state, context):
         most = self.inner.depth
         width = most if context.width is None else jnp.minimum(context.width, most)
         none = jnp.zeros((len(context.length), 0), jnp.int32)
@@ -111,7 +112,7 @@ class Hybrid(Around, ChainDrafter):
             width=jnp.where(jnp.any(asks), width, 0),
             enough=lambda tokens: jnp.any(jnp.stack(self._copies(context, tokens)), axis=0),
         )
-        own, inner = self.inner.draft_step(params, state.inner, asked)
+        own, inner = self.inner.draft_step(params, target_params, state.inner, asked)
         return self._joined(context, own, inner)
 
     def _text(self, context, tokens):
@@ -175,15 +176,11 @@ class Hybrid(Around, ChainDrafter):
         )
         return draft, HybridState(inner=inner, draft=own)
 
-    def rest(self, params, state, context):
-        return HybridState(inner=self.inner.rest(params, state.inner, context))
+    def sync(self, params, target_params, state, context, *, before="prompt"):
+        inner = self.inner.sync(params, target_params, state.inner, context, before=before)
+        return HybridState(inner=inner)
 
-    def observe(self, params, state, segment):
+    def observe(self, params, target_params, state, segment):
         if state.draft is not None:
             segment = round_of(segment, state.draft)
-        return HybridState(inner=self.inner.observe(params, state.inner, segment))
-
-    def settle(self, params, state, context):
-        if not hasattr(self.inner, "settle"):
-            return state
-        return HybridState(inner=self.inner.settle(params, state.inner, context))
+        return HybridState(inner=self.inner.observe(params, target_params, state.inner, segment))

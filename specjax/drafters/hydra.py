@@ -129,8 +129,8 @@ class Hydra(PrefixDrafter):
 
     ``target``: whose hidden state and embeddings are read, and whose LM head tied heads share.
 
-    Lossless: yes, under ``greedy`` and ``delta``; with ``how="iid"`` or ``"distinct"`` also under
-    ``rejection``.
+    Lossless: yes, under ``greedy`` and ``delta``; with
+    ``sibling_sampling="iid"`` or ``"distinct"`` also under ``rejection``.
 
     References: Hydra, arXiv 2402.05109.
     """
@@ -138,19 +138,19 @@ class Hydra(PrefixDrafter):
     module = HydraHeads
     name = "hydra"
 
-    def begin(self, params, state, context):
-        heads, batch = self.heads(params["drafter"]), state.feature.shape[0]
+    def begin(self, params, target_params, state, context):
+        heads, batch = self.heads(params), state.feature.shape[0]
 
         def level(hidden, grown, since):
             if since == 0:
                 hidden = self.read(params, state, context)  # [H, B]
             tokens = path_tokens(grown, since)  # [B, W, D + 1]
             wide, deep = tokens.shape[1:]
-            embedded = self.target.embed(params["target"], tokens.reshape(batch, -1))
+            embedded = self.target.embed(target_params, tokens.reshape(batch, -1))
             embedded = embedded.reshape(-1, batch * wide, deep)
             wider = jnp.repeat(hidden, wide, axis=1)  # [H, B * W]
             x = jnp.concatenate([wider, *(embedded[:, :, i] for i in range(deep))], axis=0)
             x = x.astype(state.feature.dtype)
-            return heads.head_logits(deep - 1, x, batch, self.target, params["target"]), hidden
+            return heads.head_logits(deep - 1, x, batch, self.target, target_params), hidden
 
         return level, ()

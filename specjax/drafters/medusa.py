@@ -115,8 +115,9 @@ class Medusa(HeadDrafter):
 
     ``target``: whose hidden state is read, and whose LM head tied heads share.
 
-    Lossless: yes, under ``greedy`` and ``delta``; with ``how="iid"`` or ``"distinct"`` also under
-    ``rejection``. (Medusa's typical acceptance is another rule, and approximate.)
+    Lossless: yes, under ``greedy`` and ``delta``; with
+    ``sibling_sampling="iid"`` or ``"distinct"`` also under ``rejection``.
+    (Medusa's typical acceptance is another rule, and approximate.)
 
     References: Medusa, arXiv 2401.10774 (how heads are trained, 1 or 2, is not the drafter's
     business); tied heads: the authors' first trainer, vLLM's ``original_lm_head``.
@@ -125,6 +126,6 @@ class Medusa(HeadDrafter):
     module = MedusaHeads
     name = "medusa"
 
-    def begin(self, params, state, context):
-        heads, hidden = self.heads(params["drafter"]), state.feature[:, None]
-        return all_at_once(lambda: heads.logits(hidden, self.target, params["target"])[:, 0])
+    def begin(self, params, target_params, state, context):
+        heads, hidden = self.heads(params), state.feature[:, None]
+        return all_at_once(lambda: heads.logits(hidden, self.target, target_params)[:, 0])

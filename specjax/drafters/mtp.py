@@ -140,8 +140,8 @@ class MTP(FeatureDrafter):
 
     Distinct modules draft as deep as there are; one that serves all tokens drafts any depth.
 
-    Lossless: yes, under ``greedy`` and ``delta``; with ``how="iid"`` or ``"distinct"`` also under
-    ``rejection``.
+    Lossless: yes, under ``greedy`` and ``delta``; with
+    ``sibling_sampling="iid"`` or ``"distinct"`` also under ``rejection``.
 
     References: DeepSeek-V3, arXiv 2412.19437; FastMTP, arXiv 2509.18362 (``share_layers``);
     MiMo, arXiv 2505.07608.

@@ -133,8 +133,8 @@ class ParallelHeads(HeadDrafter):
 
     ``layer``: None is the trunk, what the target's last layer reads.
 
-    Lossless: yes, under ``greedy`` and ``delta``; with ``how="iid"`` or ``"distinct"`` also under
-    ``rejection``.
+    Lossless: yes, under ``greedy`` and ``delta``; with
+    ``sibling_sampling="iid"`` or ``"distinct"`` also under ``rejection``.
 
     References: Gloeckle et al., Better & Faster Large Language Models via Multi-token Prediction,
     arXiv 2404.19737 (trained with their target; on a frozen one, heads find what it has).
@@ -145,26 +145,28 @@ class ParallelHeads(HeadDrafter):
 
     def __post_init__(self):
         if self.layer is None:
-            object.__setattr__(self, "layer", self.target.config.num_layers - 1)
+            object.__setattr__(self, "layer", self.target.num_layers - 1)
         super().__post_init__()
 
-    def init(self, params, batch, capacity, inputs=None):
-        feature, c = super().init(params, batch, capacity, inputs).feature, self.config.layers
+    def init(self, params, target_params, batch, capacity, inputs=None):
+        state, c = super().init(params, target_params, batch, capacity, inputs), self.config.layers
+        feature = state.feature
         slots = [capacity] * c.num_layers
         cache = kv_cache.init(slots, batch, c.num_kv_heads, c.head_dim, feature.dtype)
         return MTPHeadsState(feature=feature, cache=cache)
 
-    def begin(self, params, state, context):
-        heads, at = self.heads(params["drafter"]), context.length - 2
+    def begin(self, params, target_params, state, context):
+        heads, at = self.heads(params), context.length - 2
         return all_at_once(
-            lambda: heads.after(state.feature, state.cache, at, self.target, params["target"])
+            lambda: heads.after(state.feature, state.cache, at, self.target, target_params)
         )
 
-    def observe(self, params, state, segment):
+    def observe(self, params, target_params, state, segment):
         index = jnp.arange(segment.tokens.shape[1], dtype=jnp.int32)
         features = segment.features.astype(state.feature.dtype)
-        entries = self.heads(params["drafter"]).entries(features, segment.start[:, None] + index)
+        entries = self.heads(params).entries(features, segment.start[:, None] + index)
         path = jnp.broadcast_to(index, segment.tokens.shape)
         verdict = Verdict(path=path, count=segment.num - 1, token=segment.num)
         cache = kv_cache.commit(state.cache, entries, segment.start, verdict)
-        return dataclasses.replace(super().observe(params, state, segment), cache=cache)
+        state = super().observe(params, target_params, state, segment)
+        return dataclasses.replace(state, cache=cache)

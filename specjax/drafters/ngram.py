@@ -31,6 +31,7 @@ class NGram(ChainDrafter):
     shortest: int = 2
     stretch: int = 2
     name = "ngram"
+    can_rest = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -40,10 +41,7 @@ class NGram(ChainDrafter):
                 "1 <= shortest <= longest and 1 <= stretch"
             )
 
-    def rest(self, params, state, context):
-        return state
-
-    def draft_step(self, params, state, context):
+    def draft_step(self, params, target_params, state, context):
         matched = self.matches(context.tokens, context.length)
         copied, count = self.copy(context.tokens, context.length, matched, self.num_draft)
         proposed = jnp.arange(self.num_draft) < count[:, None]

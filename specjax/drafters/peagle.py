@@ -44,10 +44,10 @@ class PEagle(Eagle3):
             )
         super().__post_init__()
 
-    def begin(self, params, state, context, caught=None):
+    def begin(self, params, target_params, state, context, caught=None):
         return all_at_once(lambda: caught[0])
 
-    def _root(self, head, params, cache, features, tokens, start, count):
+    def _root(self, head, target_params, cache, features, tokens, start, count):
         """The logits ``[B, D, V]`` of all depths, from one pass over pairs and masks."""
         (batch, pairs), masks = tokens.shape, self.depth - 1
         blank = jnp.broadcast_to(head.mask_hidden[...], (batch, masks, features.shape[2]))
@@ -60,7 +60,7 @@ class PEagle(Eagle3):
         own = index[:, None] == index
         sees = ((place[:, :, None] <= place[:, None, :]) & true[:, :, None]) | own
         hidden = head.read(features.reshape(batch * (pairs + masks), -1).T)
-        embedded = head.embed(tokens, self.target, params["target"])
+        embedded = head.embed(tokens, self.target, target_params)
         out, entries = head.run(
             head.enter(embedded, hidden),
             start[:, None] + place,
@@ -72,6 +72,6 @@ class PEagle(Eagle3):
         out = out.reshape(len(out), batch, -1)
         where = jnp.concatenate([last, jnp.broadcast_to(index[pairs:], (batch, masks))], axis=1)
         out = jnp.take_along_axis(out, where[None], axis=2)
-        logits = head.logits(out.reshape(len(out), -1), batch, self.target, params["target"])
+        logits = head.logits(out.reshape(len(out), -1), batch, self.target, target_params)
         kept = tuple(tuple(x[:, :, :pairs] for x in layer) for layer in entries)
         return logits, (out[:, :, 0],), (kept,)

@@ -17,6 +17,6 @@ class Plain(ChainDrafter):
     num_draft: int = 0
     name = "plain"
 
-    def draft_step(self, params, state, context):
+    def draft_step(self, params, target_params, state, context):
         nothing = jnp.zeros((context.tokens.shape[0], 0), jnp.int32)
         return trees.chain_draft(context, nothing), state

@@ -106,11 +106,11 @@ class PrefixDrafter(HeadDrafter):
     def reads_last(self) -> bool:
         return self.config.prefix is None and type(self).observe is PrefixDrafter.observe
 
-    def init(self, params, batch, capacity, inputs=None):
-        feature, c = super().init(params, batch, capacity, inputs).feature, self.config.prefix
+    def init(self, params, target_params, batch, capacity, inputs=None):
+        state, c = super().init(params, target_params, batch, capacity, inputs), self.config.prefix
         if c is None:
-            return PrefixState(feature=feature)
-        size, dtype = feature.shape[1], feature.dtype
+            return PrefixState(feature=state.feature)
+        size, dtype = state.feature.shape[1], state.feature.dtype
         slots = [c.slots(0, capacity)]
         return PrefixState(
             feature=jnp.zeros((batch, c.hidden_size), dtype),
@@ -119,14 +119,14 @@ class PrefixDrafter(HeadDrafter):
             done=jnp.zeros((batch,), jnp.int32),
         )
 
-    def draft_step(self, params, state, context):
-        return super().draft_step(params, self.settle(params, state, context), context)
+    def draft_step(self, params, target_params, state, context):
+        state = self._caught_up(params, state, context, 0)
+        return super().draft_step(params, target_params, state, context)
 
-    def settle(self, params, state, context):
-        return self._caught_up(params, state, context, 0)
-
-    def rest(self, params, state, context):
-        return self._caught_up(params, state, context, PENDING - 1)
+    def sync(self, params, target_params, state, context, *, before="prompt"):
+        if before == "draft":  # whose first step this is
+            return state
+        return self._caught_up(params, state, context, 0 if before == "prompt" else PENDING - 1)
 
     def read(self, params, state, context) -> jax.Array:
         """``[W, B]``, what the heads read at a round's root, nothing being pending; without the
@@ -134,7 +134,7 @@ class PrefixDrafter(HeadDrafter):
         if self.config.prefix is None:
             return state.feature.T
         at = context.length[:, None] - 2
-        return self.heads(params["drafter"]).prefix.hidden(
+        return self.heads(params).prefix.hidden(
             context.root[:, None],
             at,
             jnp.ones((1, 1, 1), bool),
@@ -143,13 +143,13 @@ class PrefixDrafter(HeadDrafter):
             states=state.feature.T,
         )[0]
 
-    def observe(self, params, state, segment):
+    def observe(self, params, target_params, state, segment):
         if self.config.prefix is None:
-            return super().observe(params, state, segment)
+            return super().observe(params, target_params, state, segment)
         if segment.round is None or segment.round[0].num_nodes > 1:
             given = segment.features, segment.next, segment.start, segment.num
             return self._taken_in(params, state, *given)
-        # nothing was drafted: at most the root was committed. There is room, since ``rest`` came
+        # nothing was drafted: at most the root was committed. There is room, since ``sync`` came
         # before; to ask for it orders this write behind its reads
         room = (segment.num > 0) & (segment.start - state.done < PENDING)
         where = jnp.where(room, segment.start % PENDING, PENDING)
@@ -175,7 +175,7 @@ class PrefixDrafter(HeadDrafter):
     def _taken_in(self, params, state, hidden, after, start, num):
         """The state behind ``num`` int32 ``[B]`` more tokens at ``start``, with hidden states
         ``[B, T, F]`` and int32 ``[B, T]`` behind them."""
-        heads, (batch, steps) = self.heads(params["drafter"]), after.shape
+        heads, (batch, steps) = self.heads(params), after.shape
         x = hidden.astype(state.feature.dtype).reshape(batch * steps, -1).T
         x = heads.enter(x, after.reshape(-1))
         index = jnp.arange(steps, dtype=jnp.int32)

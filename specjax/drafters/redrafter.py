@@ -128,8 +128,9 @@ class ReDrafter(HeadDrafter):
     own, which shifts the law (their README says so). Here beams are what they are: candidates that
     the context determines, merged to one tree, of which the target's own draws pick a path.
 
-    Lossless: yes; a beam search, or ``how="top"``, under ``greedy`` and ``delta``; static trees
-    drawn (``iid``, ``distinct``), whose laws are stated, under ``rejection`` as well.
+    Lossless: yes; a beam search, or ``sibling_sampling="top"``, under ``greedy`` and
+    ``delta``; static trees drawn (``iid``, ``distinct``), whose laws are stated,
+    under ``rejection`` as well.
 
     References: Cheng et al., arXiv 2403.09919; github.com/apple/ml-recurrent-drafter.
     """
@@ -146,15 +147,15 @@ class ReDrafter(HeadDrafter):
         """4 beams of 5 tokens."""
         return Beams(4, 5)
 
-    def begin(self, params, state, context):
-        model = self.heads(params["drafter"])
+    def begin(self, params, target_params, state, context):
+        model = self.heads(params)
         feature = state.feature.T  # [F, B]
 
         def level(states, grown, since):
             """``states``: of the nodes of each depth before this one."""
             tokens = grown.tokens[:, since:]
             before = of_parents(states[-1], grown, since) if states else jnp.zeros_like(feature)
-            after = model.step(before, self.target.embed(params["target"], tokens))
+            after = model.step(before, self.target.embed(target_params, tokens))
             hidden = jnp.repeat(feature, tokens.shape[1], axis=1)
             logits = kept(model.say(model.head(hidden, after)), self.config.kept)
             return logits.reshape(*tokens.shape, -1), (*states, after)

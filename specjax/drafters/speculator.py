@@ -203,7 +203,7 @@ class Speculator(PrefixDrafter):
     layer makes of that one and those before; it reads the root, and then what it drafts; in a tree
     each node goes on from the state of its parent.
 
-    Lossless: yes; ``how="top"`` under ``greedy`` and ``delta``; drawn trees (``iid``,
+    Lossless: yes; ``sibling_sampling="top"`` under ``greedy`` and ``delta``; drawn trees (``iid``,
     ``distinct``), whose laws are stated, under ``rejection`` as well.
 
     References: Wertheimer et al., arXiv 2404.19124 (drafts are their most likely tokens); the LSTM
@@ -213,8 +213,8 @@ class Speculator(PrefixDrafter):
     module = SpeculatorCell
     name = "speculator"
 
-    def begin(self, params, state, context):
-        cell = self.heads(params["drafter"])
+    def begin(self, params, target_params, state, context):
+        cell = self.heads(params)
 
         def level(states, grown, since):
             """``states``: of the nodes of each depth before this one."""

@@ -74,16 +74,15 @@ class Synthetic(ChainDrafter):
 
     @property
     def vocab_size(self) -> int | None:
-        return getattr(self.inner, "vocab_size", None)
+        return None if self.inner is None else self.inner.vocab_size
 
-    def init(self, params, batch, capacity, inputs=None):
-        given = params["drafter"]
-        if not isinstance(given, dict) or "truth" not in given:
+    def init(self, params, target_params, batch, capacity, inputs=None):
+        if not isinstance(params, dict) or "truth" not in params:
             raise ValueError(
                 "params['drafter'] of a Synthetic drafter must be a dict with 'truth', the tokens "
                 "of a plain greedy decode of the same prompts, and 'inner', weights or None"
             )
-        rows, size = jnp.shape(given["truth"])
+        rows, size = jnp.shape(params["truth"])
         if rows != batch or size < capacity:
             raise ValueError(
                 f"truth has shape {(rows, size)}: this batch needs {batch} rows of at least "
@@ -91,9 +90,9 @@ class Synthetic(ChainDrafter):
             )
         if self.inner is None:
             return ()
-        return self.inner.init(self._inner(params), batch, capacity, inputs)
+        return self.inner.init(params.get("inner"), target_params, batch, capacity, inputs)
 
-    def draft_step(self, params, state, context):
+    def draft_step(self, params, target_params, state, context):
         if not context.sampling.greedy:
             raise ValueError(
                 "the Synthetic drafter knows the target's greedy text only: use temperature=0 (the "
@@ -101,14 +100,14 @@ class Synthetic(ChainDrafter):
             )
         steps = jnp.arange(self.num_draft)
         where = context.length[:, None] + steps
-        truth = jnp.asarray(params["drafter"]["truth"], jnp.int32)
+        truth = jnp.asarray(params["truth"], jnp.int32)
         truth = jnp.take_along_axis(truth, where, axis=1, mode="clip")
         other = jnp.where(truth == 0, 1, truth - 1)
         right = drawing.uniforms(context.key, self.num_draft) < jnp.asarray(self.accuracy)
         tokens = jnp.where(right, truth, other)
         if self.inner is None:
             return trees.chain_draft(context, tokens), state
-        draft, state = self.inner.draft_step(self._inner(params), state, context)
+        draft, state = self.inner.draft_step(params.get("inner"), target_params, state, context)
         if draft.topology != trees.chain_parents(self.num_draft):
             raise ValueError(
                 f"Synthetic(inner={self.inner.name}): it replaces the tokens of chains; this draft "
@@ -122,10 +121,7 @@ class Synthetic(ChainDrafter):
     def readout(self, draft, scores):
         return None if self.inner is None else self.inner.readout(draft, scores)
 
-    def observe(self, params, state, segment):
+    def observe(self, params, target_params, state, segment):
         if self.inner is None:
             return state
-        return self.inner.observe(self._inner(params), state, segment)
-
-    def _inner(self, params):
-        return {**params, "drafter": params["drafter"].get("inner")}
+        return self.inner.observe(params.get("inner"), target_params, state, segment)

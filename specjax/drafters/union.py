@@ -46,7 +46,7 @@ class Union(ChainDrafter):
         if len(self.drafters) < 2:
             raise ValueError(f"Union of {len(self.drafters)} drafters: give at least two")
         for drafter in self.drafters:
-            if getattr(type(drafter), "readout", None) is not ChainDrafter.readout:
+            if type(drafter).readout is not Drafter.readout:
                 raise ValueError(
                     f"Union: {drafter.name} reads all nodes of a round (it has a readout), which "
                     "are no longer its own once drafts are merged"
@@ -65,32 +65,32 @@ class Union(ChainDrafter):
     def features(self) -> tuple[int, ...]:
         return tuple(i for drafter in self.drafters for i in drafter.features)
 
-    def init(self, params, batch, capacity, inputs=None):
-        if not isinstance(params["drafter"], tuple | list) or len(params["drafter"]) != len(
-            self.drafters
-        ):
+    def init(self, params, target_params, batch, capacity, inputs=None):
+        if not isinstance(params, tuple | list) or len(params) != len(self.drafters):
             raise ValueError(
                 f"params['drafter'] of a Union must be a tuple of {len(self.drafters)}, the "
                 "weights of each drafter (None for one without)"
             )
-        own = zip(self.drafters, self._own(params), strict=True)
-        return UnionState(inner=tuple(d.init(p, batch, capacity, inputs) for d, p in own))
+        states = (
+            drafter.init(own, target_params, batch, capacity, inputs)
+            for drafter, own in zip(self.drafters, params, strict=True)
+        )
+        return UnionState(inner=tuple(states))
 
-    def draft_step(self, params, state, context):
+    def draft_step(self, params, target_params, state, context):
         drafts, states = [], []
-        for i, (drafter, own) in enumerate(zip(self.drafters, self._own(params), strict=True)):
+        for i, (drafter, own) in enumerate(zip(self.drafters, params, strict=True)):
             keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(context.key, i)
             here, inner = dataclasses.replace(context, key=keys), state.inner[i]
-            if hasattr(drafter, "catch_up"):  # what another drafter proposed it has not read
-                inner = drafter.catch_up(own, inner, here)
-            draft, inner = drafter.draft_step(own, inner, here)
+            inner = drafter.sync(own, target_params, inner, here, before="draft")
+            draft, inner = drafter.draft_step(own, target_params, inner, here)
             drafts.append(draft)
             states.append(inner)
         return trees.merge_drafts(*drafts), UnionState(inner=tuple(states), drafts=tuple(drafts))
 
-    def observe(self, params, state, segment):
+    def observe(self, params, target_params, state, segment):
         taps, first, states = len(self.features), 0, []
-        for i, (drafter, own) in enumerate(zip(self.drafters, self._own(params), strict=True)):
+        for i, (drafter, own) in enumerate(zip(self.drafters, params, strict=True)):
             mine = segment
             if segment.features is not None:
                 size = segment.features.shape[-1] // taps
@@ -99,16 +99,15 @@ class Union(ChainDrafter):
                 mine, first = dataclasses.replace(mine, features=features), last
             if segment.round is not None:
                 mine = round_of(mine, state.drafts[i])
-            states.append(drafter.observe(own, state.inner[i], mine))
+            states.append(drafter.observe(own, target_params, state.inner[i], mine))
         return UnionState(inner=tuple(states))
 
-    def settle(self, params, state, context):
-        own = zip(self.drafters, self._own(params), state.inner, strict=True)
-        settled = (d.settle(p, s, context) if hasattr(d, "settle") else s for d, p, s in own)
-        return UnionState(inner=tuple(settled))
-
-    def _own(self, params):
-        return [{**params, "drafter": own} for own in params["drafter"]]
+    def sync(self, params, target_params, state, context, *, before="prompt"):
+        states = (
+            drafter.sync(own, target_params, inner, context, before=before)
+            for drafter, own, inner in zip(self.drafters, params, state.inner, strict=True)
+        )
+        return UnionState(inner=tuple(states))
 
 
 def round_of(segment: Segment, draft: Draft) -> Segment:

@@ -12,7 +12,7 @@ from flax import nnx
 from .. import sharding, trees
 from ..sampling.distribution import IMPOSSIBLE
 from ..sharding import DATA, MODEL
-from ..types import Draft, PyTree, Scores, Verdict
+from ..types import Draft, HeadTarget, PyTree, Scores, Verdict
 from . import kv_cache, quantize
 from .config import DecoderConfig
 from .decoder import abstract
@@ -63,8 +63,8 @@ def write(cache, entries, start, verdict: Verdict, axis: str | None, rings=None)
 
 
 @dataclasses.dataclass(frozen=True)
-class CausalLM:
-    """Implements ``types.Target`` for every decoder-only family. ``params`` is its NNX state.
+class CausalLM(HeadTarget):
+    """A ``HeadTarget`` for every decoder-only family. ``params`` is its NNX state.
 
     ``rows``: of the logits, where they should differ from the checkpoint's. Models of one
     tokenizer pad their vocabularies differently; a drafter answers in the rows of its target.
@@ -89,6 +89,14 @@ class CausalLM:
     @property
     def vocab_size(self) -> int:
         return self.rows or self.config.vocab_size
+
+    @property
+    def num_layers(self) -> int:
+        return self.config.num_layers
+
+    @property
+    def hidden_size(self) -> int:
+        return self.config.hidden_size
 
     @property
     def max_positions(self) -> int:

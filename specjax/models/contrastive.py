@@ -12,7 +12,7 @@ from ..types import Draft, PyTree, Scores, Target, Verdict
 
 
 @dataclasses.dataclass(frozen=True)
-class Contrastive:
+class Contrastive(Target):
     """What an expert says and an amateur does not: contrastive decoding, as one target.
 
     Both read the same text, each with its own cache. At a node with logits ``e`` and ``a``::
@@ -63,8 +63,12 @@ class Contrastive:
     @property
     def max_positions(self) -> int | None:
         """The shorter of the two contexts, or None."""
-        given = [getattr(model, "max_positions", None) for model in (self.expert, self.amateur)]
+        given = [model.max_positions for model in (self.expert, self.amateur)]
         return min((size for size in given if size is not None), default=None)
+
+    @property
+    def parts(self) -> tuple[Target, Target]:
+        return self.expert, self.amateur
 
     @property
     def config(self):
@@ -72,11 +76,11 @@ class Contrastive:
 
     @property
     def quantized(self) -> str | None:
-        return getattr(self.expert, "quantized", None) or getattr(self.amateur, "quantized", None)
+        return self.expert.quantized or self.amateur.quantized
 
     @property
     def approximate(self) -> str:
-        given = [getattr(model, "approximate", "") for model in (self.expert, self.amateur)]
+        given = [model.approximate for model in (self.expert, self.amateur)]
         return ", ".join(filter(None, given))
 
     def init(self, params, batch: int, capacity: int, inputs=None) -> PyTree:

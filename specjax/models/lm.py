@@ -170,7 +170,7 @@ def as_drafter(target: LM, draft: LM) -> CausalLM | Seq2SeqLM:
 
 def _kind(lm: LM) -> str:
     """What a model reads, in words that tell those apart that cannot draft for each other."""
-    reads = getattr(lm.target, "reads", None)
+    reads = lm.target.reads
     if reads is None:
         return "a decoder-only model"
     frames = f" ({lm.config.num_features} by {2 * (lm.config.max_source or 0)})"

@@ -16,12 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from .. import sharding
 from ..checkpoints import HeadLM
+from ..drafters import Hybrid, Synthetic
 from ..models.lm import LM
 from ..models.seq2seq.encoder_inputs import Features
 from ..sampling import processors
 from ..text import task
 from ..text.drafter_names import WithLookup
 from ..trees.topology import as_topology
+from ..types import DrafterWrapper, Rule
 from . import jsonl_input
 from .jsonl_input import Broken, Prompt
 from .jsonl_output import OutputFile
@@ -217,15 +219,17 @@ def _identity(drafter):
         return drafter.fingerprint, str(drafter.drafter.topology)
     if isinstance(drafter, str | os.PathLike | None):
         return drafter if drafter is None else os.fspath(drafter)
-    said = (getattr(drafter, part, None) for part in ("name", "num_draft", "topology", "how"))
-    inner, lookup = getattr(drafter, "inner", None), getattr(drafter, "lookup", None)
+    said = drafter.name, drafter.num_draft, drafter.topology, drafter.sibling_sampling
+    around = isinstance(drafter, DrafterWrapper | Hybrid | Synthetic)
+    inner = drafter.inner if around else None
+    lookup = drafter.lookup if isinstance(drafter, Hybrid) else None
     return [*(str(part) for part in said), _identity(inner), str(lookup)]
 
 
 def _made_with(lm: LM, prompts: list[Prompt], seed: int, ways: Mapping) -> dict[int, dict]:
     """By index, hashes of the model, the drafter and the prompt with its options."""
     model = _hash(lm.fingerprint, str(lm.dtype))
-    rule = getattr(ways["rule"], "name", str(ways["rule"]))
+    rule = ways["rule"].name if isinstance(ways["rule"], Rule) else str(ways["rule"])
     shape = None if ways["tree"] is None else str(as_topology(ways["tree"]))
     drafter = _hash(_identity(ways["drafter"]), ways["num_draft"], shape, rule)
     law = processors.processor_name(ways["law"])

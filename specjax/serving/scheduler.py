@@ -91,7 +91,7 @@ class Continuous:
         ]
         self._num_stops = max(1, *(len(prompt.stop) for prompt in found))
         longest = max(len(prompt.tokens) + prompt.max_new_tokens for prompt in found)
-        context = getattr(lm.target, "max_positions", None)
+        context = lm.target.max_positions
         capacity = task.round_up(longest, task.SMALLEST_BUFFER, context)
         self._width = encoder_inputs.width_of([prompt.source for prompt in found])
         first = waiting[: self._batch]

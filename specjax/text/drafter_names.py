@@ -18,7 +18,7 @@ from ..models.files import read_json
 from ..models.lm import EMBEDDED, LM, as_drafter, config_folder, load
 from ..models.seq2seq import families
 from ..models.tokenizer import holds_tokenizer
-from ..types import PyTree
+from ..types import Drafter, PyTree
 
 DEFAULT_DRAFTS = {"embedded": "embedded-draft"}  # target -> its draft model, for drafter="draft"
 NUM_DRAFT = 3  # by default; on CPU a pass costs the same over 2 to 4 tokens
@@ -36,7 +36,7 @@ class WithLookup:
 
     @property
     def name(self) -> str:
-        return LOOKUP + getattr(self.inner, "name", repr(self.inner))
+        return LOOKUP + self.inner.name
 
     def __repr__(self) -> str:
         return self.name
@@ -101,29 +101,30 @@ def resolve_drafter(
         if shape is None and num_draft is not None:
             shape = trees.chain(drafts())
         heads = _with_tree(drafter, shape, lm)
-        if how is not None and hasattr(heads, "how"):
-            heads = dataclasses.replace(heads, how=how)
+        if how is not None and heads.sibling_sampling is not None:
+            heads = dataclasses.replace(heads, sibling_sampling=how)
         return heads, drafter.params
     if isinstance(drafter, LM):
         model = as_drafter(lm, drafter)
         shape = shape or trees.chain(drafts())
-        return drafters.DraftModel(topology=shape, model=model, how=how), drafter.params
+        return drafters.DraftModel(
+            topology=shape, model=model, sibling_sampling=how
+        ), drafter.params
     if isinstance(drafter, drafters.heads.HeadDrafter) and params is None:
         raise ValueError(
             f"drafter: {drafter.name} has weights, give them as drafter_params; or give what "
             "specjax.load_drafter returns, whole"
         )
-    if isinstance(drafter, type) or not hasattr(drafter, "draft_step"):
+    if not isinstance(drafter, Drafter):
         raise TypeError(
             f"drafter={drafter!r}: accepted are 'draft', 'ngram', 'plain', None, an LM from "
             "specjax.load, heads from specjax.load_drafter, the folder or hub name of either, or "
-            "an object with init, draft_step, readout and observe"
+            "an instance of specjax.Drafter"
         )
     if shape is not None:
-        if not hasattr(drafter, "topology"):
+        if drafter.topology is None:
             raise ValueError(
-                f"tree={tree!r}: {getattr(drafter, 'name', drafter)!r} drafts no trees of one's "
-                "choice; leave it out"
+                f"tree={tree!r}: {drafter.name!r} drafts no trees of one's choice; leave it out"
             )
         drafter = dataclasses.replace(drafter, topology=shape)
     return drafter, params

@@ -218,10 +218,7 @@ def prepare(
     else:
         ids = prompt_ids(lm, prompts)
     strings = per_row(stop_strings, len(ids))
-    if isinstance(rule, str) and rule != "auto" and rule not in acceptance.RULES:
-        raise ValueError(f"rule={rule!r} is unknown; known: auto, {', '.join(acceptance.RULES)}")
-    if not isinstance(rule, str) and not hasattr(rule, "lossless"):
-        raise TypeError(f"rule={rule!r}: give a name, or an object as in specjax.acceptance")
+    named_rule = acceptance.named(rule)
     if isinstance(logit_bias, Mapping):
         logit_bias = _bias(logit_bias, lm.target.vocab_size)
     logit_bias = encoder_inputs.suppressed(lm, logit_bias)
@@ -238,8 +235,8 @@ def prepare(
         law_drafts=law_drafts,
     )
     draft_model, how = drafter, None
-    if not sampling.greedy:  # at temperature 0 nothing is drawn
-        how = getattr(acceptance.RULES.get(rule) if isinstance(rule, str) else rule, "how", None)
+    if named_rule is not None and not sampling.greedy:  # at temperature 0 nothing is drawn
+        how = named_rule.sibling_sampling
     drafter, drafter_params = resolve_drafter(lm, drafter, num_draft, drafter_params, tree, how)
     tokens, lengths, capacity = fit(lm, ids, max_new_tokens, least_width, least_buffer)
     stops = lm.tokenizer.eos_ids if stop is None else stop
@@ -338,7 +335,7 @@ def fit(
     Raises:
       ValueError: the prompt and what is asked for exceed the model's context.
     """
-    context = getattr(lm.target, "max_positions", None)
+    context = lm.target.max_positions
     lengths = np.asarray([len(prompt) for prompt in ids], np.int32)
     budget = np.asarray(max_new_tokens)
     if not np.issubdtype(budget.dtype, np.integer) or budget.size == 0 or budget.min() < 1:

@@ -77,7 +77,7 @@ def trace(lm: LM, prompt=None, *, rounds: int = ROUNDS, **options: Unpack[Option
         model=lm.name,
         drafter=state.stats.drafter,
         rule=rule,
-        lossless=getattr(acceptance.RULES.get(rule, work.rule), "lossless", True),
+        lossless=rule not in acceptance.RULES or acceptance.RULES[rule].lossless,
         approximate=state.stats.approximate,
         settings=_settings(options),
         greedy=state.sampling.greedy,

@@ -19,7 +19,7 @@ WHY = {
 
 def judges(rule, case: str) -> bool:
     """Whether ``rule`` judges nodes of ``case`` at all."""
-    return case in (ACCEPTED, REJECTED) or case in getattr(rule, "why", {})
+    return case in (ACCEPTED, REJECTED) or case in rule.why
 
 
 def sentence(rule, case: str, **fields) -> str:
@@ -36,4 +36,4 @@ def sentence(rule, case: str, **fields) -> str:
     Returns:
       One sentence, without a full stop.
     """
-    return {**WHY, **getattr(rule, "why", {})}[case].format_map(fields)
+    return {**WHY, **rule.why}[case].format_map(fields)

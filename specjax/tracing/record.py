@@ -181,7 +181,6 @@ def _arrays(rule, params, verified: VerifiedRound, emitted, keys) -> RoundArrays
     after, q, best, best_p = jax.lax.map(at, jnp.arange(nodes))
     parent = jnp.broadcast_to(trees.parents(draft), (batch, nodes))
     rule = acceptance.choose(rule, draft, context.sampling.greedy)
-    evidence = getattr(rule, "evidence", lambda *_: {})
     return RoundArrays(
         draft=dataclasses.replace(draft, laws=None, parent=parent, topology=None),
         depth=jnp.broadcast_to(trees.depths(draft), (batch, nodes)),
@@ -192,7 +191,7 @@ def _arrays(rule, params, verified: VerifiedRound, emitted, keys) -> RoundArrays
         verdict=verdict,
         p_last=law(last)[rows[:, 0], jnp.maximum(verdict.token, 0)],
         emitted=emitted,
-        evidence=evidence(params, draft, target_law, draft_law, keys),
+        evidence=rule.evidence(params.get("rule"), draft, target_law, draft_law, keys),
         rule=rule,
     )
 

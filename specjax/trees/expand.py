@@ -29,19 +29,22 @@ from .topology import Beams, Expand, Follow, Tree
 HOW = ("top", "iid", "distinct", "hub")
 
 
-def check_how(how: str, topology: trees.Topology) -> None:
+def check_sibling_sampling(sibling_sampling: str, topology: trees.Topology) -> None:
     """Raises ValueError for an unknown way to pick children, or one that a topology forbids."""
-    if how not in HOW:
-        raise ValueError(f"how={how!r} is unknown; accepted: {', '.join(HOW)}")
-    if how != "top" and not isinstance(topology, Tree):
+    if sibling_sampling not in HOW:
         raise ValueError(
-            f"how={how!r} with {topology}: a tree that follows what was drawn would bias the rules "
-            "that trust q; draw in a static tree, or take how='top'"
+            f"sibling_sampling={sibling_sampling!r} is unknown; accepted: {', '.join(HOW)}"
         )
-    if how == "hub" and max(topology.ranks) > 1:
+    if sibling_sampling != "top" and not isinstance(topology, Tree):
         raise ValueError(
-            f"how='hub' draws pairs of siblings; a node of {topology} has more than two children: "
-            "give another tree, or how='distinct'"
+            f"sibling_sampling={sibling_sampling!r} with {topology}: a tree that "
+            "follows what was drawn would bias the rules that trust q; draw in a "
+            "static tree, or take sibling_sampling='top'"
+        )
+    if sibling_sampling == "hub" and max(topology.ranks) > 1:
+        raise ValueError(
+            f"sibling_sampling='hub' draws pairs of siblings; a node of {topology} has more than "
+            "two children: give another tree, or sibling_sampling='distinct'"
         )
 
 
@@ -69,7 +72,13 @@ class Words(NamedTuple):
 
 
 def expand(
-    topology, context: Context, level, carry, *, how: str = "top", words: Words | None = None
+    topology,
+    context: Context,
+    level,
+    carry,
+    *,
+    sibling_sampling: str = "top",
+    words: Words | None = None,
 ):
     """Drafts a tree below each row's root.
 
@@ -79,10 +88,10 @@ def expand(
       carry: its state before the root was looked at.
       words: of the drafter, whose logits are ``[.., Vd]`` then, and so are the laws of the draft;
         None: the target's vocabulary.
-      how: ``top``: the r-th child of a node is the r-th best token below it, a function of the
-        context. ``iid``, ``distinct``: children are drawn, with or without replacement, from the
-        law of the request's settings, and the draft states these laws. ``hub``: they are drawn in
-        pairs, see ``drawing.draw_hub``. At temperature 0 ``top``.
+      sibling_sampling: ``top``: the r-th child of a node is the r-th best token below it, a
+        function of the context. ``iid``, ``distinct``: children are drawn, with or without
+        replacement, from the law of the request's settings, and the draft states these laws.
+        ``hub``: they are drawn in pairs, see ``drawing.draw_hub``. At temperature 0 ``top``.
 
     Where ``context.width`` is given, depths beyond it are not looked at; nor, in a static chain,
     those for which ``context.enough`` is.
@@ -91,25 +100,25 @@ def expand(
       ``(draft, carry, place)``; ``carry`` has all M nodes that were gone on with, and ``place``
       int32 ``[1 or B, N]`` says where a node of the draft is among them, -1 if it is not.
     """
-    check_how(how, topology)
+    check_sibling_sampling(sibling_sampling, topology)
     if isinstance(topology, Follow):
         return _follow(topology, context, level, carry, words)
     if not isinstance(topology, Tree):
         return _expand(topology, context, level, carry, words)
-    how = "top" if context.sampling.greedy else how
-    return _static(topology, context, level, carry, words, how)
+    sibling_sampling = "top" if context.sampling.greedy else sibling_sampling
+    return _static(topology, context, level, carry, words, sibling_sampling)
 
 
 # ------------------------------------------------------------------------------- static trees
 
 
-def _static(topology: Tree, context, level, carry, words, how):
+def _static(topology: Tree, context, level, carry, words, sibling_sampling):
     parents, depths = np.asarray(topology.parents), np.asarray(topology.depths)
     inner = np.unique(parents[1:])  # nodes with children, level by level
     below = np.searchsorted(inner, parents)  # of a node: its parent, counted among those
     batch = context.tokens.shape[0]
     tokens = context.root[:, None]
-    drawn = how != "top"
+    drawn = sibling_sampling != "top"
     uniform = drawing.uniforms(context.key, topology.num_nodes) if drawn else None
     laws = []
     for depth in range(topology.depth):
@@ -134,7 +143,7 @@ def _static(topology: Tree, context, level, carry, words, how):
             q = _probabilities(context, grown, since, logits, words)
             q = jnp.broadcast_to(q, (batch, len(here), q.shape[2]))
             laws.append(q)
-            chosen = _draw(q, parent, rank, uniform[:, children], how)
+            chosen = _draw(q, parent, rank, uniform[:, children], sibling_sampling)
         chosen = chosen if words is None else words.of(chosen)
         tokens = jnp.concatenate([tokens, chosen], axis=1)
     draft = trees.tree_draft(
@@ -144,20 +153,20 @@ def _static(topology: Tree, context, level, carry, words, how):
         law=jnp.broadcast_to(below[1:], (batch, len(below) - 1)) if drawn else None,
         laws=jnp.concatenate(laws, axis=1) if drawn else None,
         vocab=words.ids if drawn and words is not None else None,
-        draws=how if drawn else "iid",
+        draws=sibling_sampling if drawn else "iid",
     )
     place = np.full(len(parents), -1)
     place[inner] = np.arange(len(inner))
     return draft, carry, jnp.asarray(place, jnp.int32)[None]
 
 
-def _draw(q, parent, rank, uniform, how):
+def _draw(q, parent, rank, uniform, sibling_sampling):
     """One token a child from the law of its parent, siblings in order, int32 ``[B, C]``.
 
     A law with fewer tokens than distinct siblings gives -1, which no rule looks at.
     """
     chosen = [None] * len(parent)
-    if how == "hub":
+    if sibling_sampling == "hub":
         first = np.flatnonzero(rank == 0)
         last = np.searchsorted(parent, parent[first], side="right") - 1  # itself if it is alone
         both = jnp.stack([uniform[:, first], uniform[:, last]], axis=2)
@@ -173,7 +182,7 @@ def _draw(q, parent, rank, uniform, how):
         said = draw(left[:, parent[which]], uniform[:, which])
         for i, child in enumerate(which):
             chosen[child] = said[:, i]
-        if how == "distinct":
+        if sibling_sampling == "distinct":
             gone = jnp.where(said < 0, q.shape[2], said)
             left = left.at[rows, parent[which], gone].set(0.0, mode="drop")
     return jnp.stack(chosen, axis=1)

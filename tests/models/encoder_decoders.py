@@ -78,7 +78,9 @@ def drafters_of(case):
     """Name -> (drafter, weights), for a golden target."""
     target, params = model(case)
     draft = drafters.DraftModel(num_draft=3, model=target)
-    tree = drafters.DraftModel(model=target, topology=trees.branching(2, 2, 1), how="top")
+    tree = drafters.DraftModel(
+        model=target, topology=trees.branching(2, 2, 1), sibling_sampling="top"
+    )
     return {
         "plain": (drafters.Plain(), None),
         "ngram": (drafters.NGram(num_draft=4), None),

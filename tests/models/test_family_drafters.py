@@ -60,7 +60,7 @@ def drafters(kind):
     """By name, with their weights. ``ngram`` is ``adaptive`` at a width that is held, so that the
     two share one compilation. Trees go through masks and paths of their own."""
     target, params = model(kind)
-    tree = DraftModel(model=target, topology=trees.Tree(TREE), how="top")
+    tree = DraftModel(model=target, topology=trees.Tree(TREE), sibling_sampling="top")
     adaptive = Adaptive(NGram(num_draft=2, shortest=1), widths=(0, 2))
     costs = np.asarray([1.0, 1.1], np.float32)
     return {

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from specjax.train import block, config, eagle, eagle3, frozen, head_export, mtp, report, unroll
 from specjax.train.rows import make_reader
+from toys import own_params
 from training_toys import logits_of
 
 import specjax
@@ -151,8 +152,8 @@ def test_a_head_is_taught_on_the_logits_that_it_drafts_with(place, name, monkeyp
         key=None,
         sampling=specjax.Sampling(temperature=0.0),
     )
-    state = drafter.observe(params, drafter.init(params, 4, 24), prompt)
-    drafter.draft_step(params, state, context)
+    state = drafter.observe(*own_params(params), drafter.init(*own_params(params), 4, 24), prompt)
+    drafter.draft_step(*own_params(params), state, context)
     for output, logits in zip(outputs, said, strict=True):
         taught = logits_of(output)[:, where].T
         assert jnp.std(taught) > 0.1

@@ -246,7 +246,7 @@ def plan(
         temperature=float(temperature),
         seconds=time.perf_counter() - begin,
         finished=finished,
-        approximate=getattr(lm.target, "approximate", ""),
+        approximate=lm.target.approximate,
     )
 
 

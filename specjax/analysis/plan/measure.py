@@ -14,8 +14,9 @@ import numpy as np
 from ...checkpoints import HeadLM
 from ...decoding import loop
 from ...decoding.round import widths
+from ...drafters.draft_model import DraftModel
 from ...drafters.heads import HeadDrafter
-from ...models.config import DecoderConfig
+from ...models.causal_lm import CausalLM
 from ...models.lm import LM
 from ...models.seq2seq import encoder_inputs
 from ...text import task
@@ -322,10 +323,13 @@ def check_rewinds(work: task.GenerationTask) -> None:
     """Raises ``ValueError`` where a state cannot be set back to an earlier token of its text: a
     window's cache has forgotten what it held then, and so has a law that carries a state."""
     target = work.lm.target
-    pair = [getattr(target, name, None) for name in ("expert", "amateur")]
-    for model in (target, *pair, getattr(work.drafter, "model", None)):
-        config = getattr(model, "config", None)
-        layers = range(config.num_layers if isinstance(config, DecoderConfig) else 0)
+    drafter = work.drafter
+    small = (drafter.model,) if isinstance(drafter, DraftModel) else ()
+    for model in (target, *target.parts, *small):
+        if not isinstance(model, CausalLM):
+            continue
+        config = model.config
+        layers = range(config.num_layers)
         if any(config.is_ring(i, config.slots(i, work.capacity)) for i in layers):
             raise ValueError(
                 f"plan: the buffer of {work.capacity} tokens is longer than the window of "

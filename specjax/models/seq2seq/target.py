@@ -30,7 +30,7 @@ from ... import sharding
 from ..._internal.pytree import pytree_dataclass
 from ...sampling.distribution import IMPOSSIBLE
 from ...sharding import DATA, MODEL
-from ...types import Draft, PyTree, Scores, Verdict
+from ...types import Draft, PyTree, Scores, Target, Verdict
 from .. import kv_cache
 from ..causal_lm import layout, spread_logits, write
 from ..placement import check_divides, place_weights
@@ -56,8 +56,8 @@ class Cache:
 
 
 @dataclasses.dataclass(frozen=True)
-class Seq2SeqLM:
-    """Implements ``types.Target`` for T5 and Whisper. ``params``: NNX state of ``EncoderDecoder``.
+class Seq2SeqLM(Target):
+    """A ``Target`` for T5 and Whisper. ``params``: NNX state of ``EncoderDecoder``.
 
     ``init`` runs the encoder, once; ``verify`` only reads; ``commit`` writes the decoder's slots.
     ``rows``, ``quantized``, ``axis``: as of ``CausalLM``. Where ``inputs`` say where the text

@@ -1,4 +1,4 @@
-"""The contract: what flows between drafters, targets, acceptance rules and the loop.
+"""The data of the contract: what flows between drafters, targets, acceptance rules and the loop.
 
 Shape letters, used in every docstring of the project::
 
@@ -14,13 +14,12 @@ prompt token is the first root.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 
-from ._internal.pytree import PyTree, pytree_dataclass, static
-from .sampling.distribution import Prefix, Sampling
+from .._internal.pytree import PyTree, pytree_dataclass, static
+from ..sampling.distribution import Prefix, Sampling
 
 ROOT = 0  # index of the root among the nodes of a draft
 DRAWS = ("iid", "mixed", "distinct", "hub")  # values of `Draft.draws`
@@ -176,66 +175,3 @@ class Context:
     def root(self) -> jax.Array:
         """int32 ``[B]``, the last committed token."""
         return jnp.take_along_axis(self.tokens, self.length[:, None] - 1, axis=1)[:, 0]
-
-
-class Target(Protocol):
-    """A model that scores drafts. Hashable, without arrays; ``params`` hold its weights.
-
-    ``verify`` only reads the cache, so that rounds of several widths, rollback and drafting with
-    a part of the target copy nothing; ``commit`` is the only writer, at most D + 1 entries a row.
-    """
-
-    vocab_size: int
-
-    def init(self, params, batch: int, capacity: int, inputs=None) -> PyTree:
-        """An empty cache with ``capacity`` slots a row; every leaf leads with B."""
-
-    def verify(
-        self, params, cache, draft: Draft, *, features=(), since=0, entries=None, logits=True
-    ) -> Scores:
-        """One pass over nodes ``since:`` of ``draft``, each seeing the committed prefix
-        (``cache[:start]``), its ancestors and itself. ``entries`` are those of nodes ``:since``."""
-
-    def commit(self, cache, entries, start, verdict: Verdict) -> PyTree:
-        """Writes the entries of ``verdict.path[:, :count + 1]`` at positions ``start ...``."""
-
-
-class Drafter(Protocol):
-    """A proposer. Hashable, without arrays. ``params`` is the whole pytree of ``decode``.
-
-    ``num_draft``: tokens proposed a round (nodes without the root). ``depth``: of the deepest
-    node that is ever proposed. ``features``: which hidden states of the target it wants, in the
-    target's own count (passed to ``verify``); empty: none. ``reads_last = True`` (optional): of a
-    prompt it need be shown the last token before the root alone. ``drafters.base.ChainDrafter`` has
-    defaults for all but ``draft_step``.
-    """
-
-    num_draft: int
-    depth: int
-    features: tuple[int, ...]
-
-    def init(self, params, batch: int, capacity: int, inputs=None) -> PyTree:
-        """An empty state; every leaf leads with B."""
-
-    def draft_step(self, params, state, context: Context) -> tuple[Draft, PyTree]:
-        """Proposes a draft whose root is ``context.root``."""
-
-    def readout(self, draft: Draft, scores: Scores) -> PyTree:
-        """What the drafter wants to keep of ALL nodes (default: nothing)."""
-
-    def observe(self, params, state, segment: Segment) -> PyTree:
-        """Takes in what was committed."""
-
-    def settle(self, params, state, context: Context) -> PyTree:
-        """Optional: called before further prompt tokens are fed behind a text, for a drafter that
-        lags behind what it was shown; the next segment begins at the root."""
-
-    def rest(self, params, state, context: Context) -> PyTree:
-        """Optional: stands for ``draft_step`` in a round that drafts nothing, of which ``observe``
-        is shown a draft of the root alone. A drafter that ``plans`` may ask for such rounds.
-
-        With ``plans = True``: ``plan(params, state, budget)`` says what to do in the next round,
-        in small arrays, and may be asked more than once before it (``Context.plan`` holds them);
-        ``rests(plan)``, a bool scalar, whether nothing is to be drafted. Such rounds run in a loop
-        of their own and cost what plain ones do.
-        """

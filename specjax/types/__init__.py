@@ -1,0 +1,30 @@
+"""The contract between targets, drafters, acceptance rules and the loop.
+
+``data`` holds what flows between them; ``Target``, ``HeadTarget``, ``Drafter`` and ``Rule`` are
+the base classes that implementations subclass.
+"""
+
+from .._internal.pytree import PyTree, pytree_dataclass, static
+from .data import DRAWS, POINT_MASS, ROOT, Context, Draft, Scores, Segment, Verdict
+from .drafter import Drafter, DrafterWrapper
+from .rule import Rule
+from .target import HeadTarget, Target
+
+__all__ = [
+    "DRAWS",
+    "POINT_MASS",
+    "ROOT",
+    "Context",
+    "Draft",
+    "Drafter",
+    "DrafterWrapper",
+    "HeadTarget",
+    "PyTree",
+    "Rule",
+    "Scores",
+    "Segment",
+    "Target",
+    "Verdict",
+    "pytree_dataclass",
+    "static",
+]

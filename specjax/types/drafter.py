@@ -1,0 +1,231 @@
+"""The base class of drafters, which propose tokens, and that of drafters around another one."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Any
+
+import jax
+
+from .data import Context, Draft, PyTree, Scores, Segment
+
+
+class Drafter(abc.ABC):
+    """Proposes tokens that the target then scores in one pass.
+
+    A drafter is hashable and holds no arrays (a frozen dataclass is the usual form). In every hook
+    ``params`` is ``params["drafter"]`` of ``decode`` (None if there is none) and
+    ``target_params`` is ``params["target"]``. Only ``num_draft`` and ``draft_step`` must be given.
+
+    Attributes:
+      name: what statistics and results call the drafter. Default: the name of the class.
+      num_draft: the number of tokens proposed in a round (nodes without the root).
+      depth: the depth of the deepest node that is ever proposed. Default: ``num_draft``, a chain.
+      features: the hidden states of the target that ``observe`` reads, see ``Target.verify``.
+      vocab_size: the size of the vocabulary, checked against the target's; None: any.
+      reads_last: ``observe`` may be shown only the last prompt token before the root.
+      plans: whether ``plan`` is asked before each round.
+      can_rest: whether there may be rounds without a draft, in which ``sync`` stands for
+        ``draft_step`` and ``observe`` is shown a draft of the root alone.
+      topology: the tree that is drafted, where the drafter lets one choose it, else None.
+      max_depth: the deepest tree that can be drafted; None: any.
+      sibling_sampling: how siblings are picked, see ``trees.expand``; None: there is no choice.
+
+    Example::
+
+        @dataclasses.dataclass(frozen=True)
+        class Repeat(specjax.Drafter):
+            num_draft: int = 2
+
+            def draft_step(self, params, target_params, state, context):
+                tokens = jnp.repeat(context.root[:, None], self.num_draft, axis=1)
+                return specjax.trees.chain_draft(context, tokens), state
+    """
+
+    num_draft: int
+    features: tuple[int, ...] = ()
+    vocab_size: int | None = None
+    reads_last: bool = False
+    plans: bool = False
+    can_rest: bool = False
+    topology: Any = None
+    max_depth: int | None = None
+    sibling_sampling: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What statistics and results call the drafter."""
+        return type(self).__name__
+
+    @property
+    def depth(self) -> int:
+        """The depth of the deepest node that is ever proposed."""
+        return self.num_draft
+
+    def init(
+        self,
+        params: PyTree,
+        target_params: PyTree,
+        batch: int,
+        capacity: int,
+        inputs: PyTree = None,
+    ) -> PyTree:
+        """Returns an empty state whose leaves all lead with B. Default: no state, ``()``."""
+        return ()
+
+    @abc.abstractmethod
+    def draft_step(
+        self, params: PyTree, target_params: PyTree, state: PyTree, context: Context
+    ) -> tuple[Draft, PyTree]:
+        """Proposes a draft whose root is ``context.root``.
+
+        Returns:
+          the draft, built with ``trees.chain_draft`` or ``trees.tree_draft``, and the state until
+          ``observe``, which may have another structure than before.
+        """
+
+    def readout(self, draft: Draft, scores: Scores) -> PyTree:
+        """Returns what ``observe`` is to read of ALL nodes, accepted or not. Default: None."""
+        return None
+
+    def observe(
+        self, params: PyTree, target_params: PyTree, state: PyTree, segment: Segment
+    ) -> PyTree:
+        """Takes in what was committed: pieces of the prompt, then what each round emitted.
+
+        Returns:
+          the state, of the structure, shapes and dtypes that ``init`` gave. Default: ``state``.
+        """
+        return state
+
+    def sync(
+        self,
+        params: PyTree,
+        target_params: PyTree,
+        state: PyTree,
+        context: Context,
+        *,
+        before: str = "prompt",
+    ) -> PyTree:
+        """Catches up with committed tokens; the one hook of a drafter that lags behind them.
+
+        Args:
+          before: what happens next.
+            ``"prompt"``: more prompt tokens are shown to ``observe``, the first of them the root,
+            so everything before the root must have been read.
+            ``"rest"``: a round without a draft. The drafter may go on lagging, as long as what
+            such a round commits (one token) still finds room.
+            ``"draft"``: ``draft_step``, after a round whose tokens another drafter may have
+            proposed.
+
+        Returns:
+          the state. Default: ``state``, for a drafter that never lags.
+        """
+        return state
+
+    def plan(
+        self, params: PyTree, target_params: PyTree, state: PyTree, budget: jax.Array
+    ) -> PyTree:
+        """Decides before a round what it is to do; only asked where ``plans`` is True.
+
+        Args:
+          budget: int32 ``[B]``, tokens that each row may still emit.
+
+        Returns:
+          small arrays, which ``Context.plan`` holds in that round. It may be asked several times
+          before one round.
+        """
+        raise NotImplementedError(f"{type(self).__name__}: plans is True, so implement plan")
+
+    def rests(self, plan: PyTree) -> jax.Array:
+        """Returns a bool scalar: whether ``plan`` means a round without a draft. Such rounds run in
+        a loop of their own and cost what plain rounds cost."""
+        raise NotImplementedError(f"{type(self).__name__}: plans is True, so implement rests")
+
+    def beside(self, num_tokens: int) -> Drafter:
+        """Returns a drafter like this one for rounds in which other drafters propose too, and which
+        commit up to ``num_tokens`` tokens. Default: ``self``."""
+        return self
+
+    def shard(self, params: PyTree, mesh: jax.sharding.Mesh) -> PyTree:
+        """Returns ``params`` on the devices of a mesh. Default: as they are (then replicated)."""
+        return params
+
+
+@dataclasses.dataclass(frozen=True)
+class DrafterWrapper(Drafter):
+    """A drafter around another one, ``inner``, that does in everything what ``inner`` does.
+
+    Subclasses override what they change. ``inner`` is given the same ``params``.
+    """
+
+    inner: Drafter
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def num_draft(self) -> int:
+        return self.inner.num_draft
+
+    @property
+    def depth(self) -> int:
+        return self.inner.depth
+
+    @property
+    def features(self) -> tuple[int, ...]:
+        return self.inner.features
+
+    @property
+    def vocab_size(self) -> int | None:
+        return self.inner.vocab_size
+
+    @property
+    def reads_last(self) -> bool:
+        return self.inner.reads_last
+
+    @property
+    def plans(self) -> bool:
+        return self.inner.plans
+
+    @property
+    def can_rest(self) -> bool:
+        return self.inner.can_rest
+
+    @property
+    def topology(self):
+        return self.inner.topology
+
+    @property
+    def max_depth(self) -> int | None:
+        return self.inner.max_depth
+
+    @property
+    def sibling_sampling(self) -> str | None:
+        return self.inner.sibling_sampling
+
+    def init(self, params, target_params, batch, capacity, inputs=None):
+        return self.inner.init(params, target_params, batch, capacity, inputs)
+
+    def draft_step(self, params, target_params, state, context):
+        return self.inner.draft_step(params, target_params, state, context)
+
+    def readout(self, draft, scores):
+        return self.inner.readout(draft, scores)
+
+    def observe(self, params, target_params, state, segment):
+        return self.inner.observe(params, target_params, state, segment)
+
+    def sync(self, params, target_params, state, context, *, before="prompt"):
+        return self.inner.sync(params, target_params, state, context, before=before)
+
+    def plan(self, params, target_params, state, budget):
+        return self.inner.plan(params, target_params, state, budget)
+
+    def rests(self, plan):
+        return self.inner.rests(plan)
+
+    def shard(self, params, mesh):
+        return self.inner.shard(params, mesh)

@@ -1,0 +1,150 @@
+"""The base classes of targets: models that score drafts."""
+
+from __future__ import annotations
+
+import abc
+
+import jax
+
+from .data import Draft, PyTree, Scores, Verdict
+
+
+class Target(abc.ABC):
+    """A model that scores drafts.
+
+    A target is hashable and holds no arrays (a frozen dataclass is the usual form); its weights
+    are ``params``, which is ``params["target"]`` of ``decode``. ``verify`` only reads the cache,
+    so that rollback, rounds of several widths and drafting with a part of the target copy
+    nothing; ``commit`` is the only writer, of at most D + 1 entries a row.
+
+    Attributes:
+      vocab_size: V, the width of the logits. Must be set.
+      max_positions: the longest sequence that the model can read, or None for no limit.
+      approximate: why the output is not that of the model itself (for instance, "quantized to
+        int8"); it is shown with every result. Empty where the output is exact.
+      quantized: the scheme to which the weights were quantized, or None.
+      reads: what an encoder-decoder model's encoder reads, ``"tokens"`` or ``"features"``; None
+        for a model that reads nothing but its prompt.
+      parts: the targets that this one is made of, if any.
+
+    Example::
+
+        @dataclasses.dataclass(frozen=True)
+        class Bigram(specjax.Target):
+            vocab_size: int
+
+            def init(self, params, batch, capacity, inputs=None):
+                return jnp.zeros((batch, 1))  # a bigram model remembers nothing
+
+            def verify(self, params, cache, draft, *, features=(), since=0, entries=None,
+                       logits=True):
+                scores = params["table"][draft.tokens[:, since:]]  # float32 [B, N, V]
+                return specjax.Scores(logits=scores, features=None, entries=cache)
+
+            def commit(self, cache, entries, start, verdict):
+                return cache
+    """
+
+    vocab_size: int
+    max_positions: int | None = None
+    approximate: str = ""
+    quantized: str | None = None
+    reads: str | None = None
+    parts: tuple[Target, ...] = ()
+
+    @abc.abstractmethod
+    def init(self, params: PyTree, batch: int, capacity: int, inputs: PyTree = None) -> PyTree:
+        """Makes an empty cache.
+
+        Args:
+          params: the weights.
+          batch: B, the number of rows.
+          capacity: S, the number of tokens that a row can hold.
+          inputs: what ``decode(inputs=...)`` was given (encoder memory), or None.
+
+        Returns:
+          a pytree whose leaves all lead with B. ``commit`` must keep its structure, shapes and
+          dtypes.
+        """
+
+    @abc.abstractmethod
+    def verify(
+        self,
+        params: PyTree,
+        cache: PyTree,
+        draft: Draft,
+        *,
+        features: tuple[int, ...] = (),
+        since: int = 0,
+        entries: PyTree = None,
+        logits: bool = True,
+    ) -> Scores:
+        """Scores nodes ``since:`` of a draft in one pass. Reads the cache, never writes it.
+
+        Node ``n`` sees the committed prefix (the cache's entries of positions below
+        ``draft.start``), its ancestors in the draft, and itself. Its position is
+        ``draft.start + depth``; a node at a negative position does not exist and is seen by none.
+
+        Args:
+          features: which hidden states are returned, counted as in ``hidden_states`` of Hugging
+            Face (0: the embeddings; the last: normed); empty: none.
+          since: the number of leading nodes that went through an earlier pass.
+          entries: of those nodes, as the earlier pass returned them; None where ``since`` is 0.
+          logits: whether logits are needed; where False, ``Scores.logits`` is None.
+
+        Returns:
+          ``Scores`` with logits float32 ``[B, N - since, V]``, features ``[B, N - since, F]`` (F:
+          all asked hidden states side by side) or None, and the entries of ALL nodes, those of
+          ``entries`` first.
+        """
+
+    @abc.abstractmethod
+    def commit(self, cache: PyTree, entries: PyTree, start: jax.Array, verdict: Verdict) -> PyTree:
+        """Writes the entries of accepted nodes into the cache.
+
+        Args:
+          entries: of all nodes, as ``verify`` returned them.
+          start: int32 ``[B]``, the position of the root.
+          verdict: in row ``b``, the entries of nodes ``path[b, :count[b] + 1]`` belong at positions
+            ``start[b], start[b] + 1, ...``; a row with ``count`` -1 stays as it is.
+
+        Returns:
+          the cache, of the same structure, shapes and dtypes.
+        """
+
+    def check_inputs(self, batch: int, inputs: PyTree) -> None:  # noqa: B027
+        """Raises ``ValueError`` for ``inputs`` that this target cannot read. Default: takes all."""
+
+    def shard(self, params: PyTree, mesh: jax.sharding.Mesh) -> PyTree:
+        """Returns ``params`` on the devices of a mesh. Default: as they are (then replicated)."""
+        return params
+
+
+class HeadTarget(Target):
+    """A target of which draft heads can read embeddings, hidden states and the LM head.
+
+    Columns are feature-major: ``[H, M]`` holds M states of H numbers each.
+
+    Attributes:
+      num_layers: hidden states are counted from 0 (the embeddings) to this (the last, normed).
+      hidden_size: H, the width of each hidden state; None where it is not known beforehand.
+    """
+
+    num_layers: int
+    hidden_size: int | None = None
+
+    @abc.abstractmethod
+    def embed(self, params: PyTree, tokens: jax.Array) -> jax.Array:
+        """Returns the embeddings ``[H, B * N]`` of ``tokens`` int32 ``[B, N]``."""
+
+    @abc.abstractmethod
+    def head(self, params: PyTree, hidden: jax.Array, batch: int) -> jax.Array:
+        """Returns logits float32 ``[B, N, V]`` of ``[H, B * N]`` states like the last hidden state,
+        which is normed."""
+
+    def head_table(self, params: PyTree) -> jax.Array:
+        """Returns the LM head's weight ``[V, H]``; where it is tied, the embedding table."""
+        raise NotImplementedError(
+            f"{type(self).__name__}.head_table is not implemented, and this drafter or recipe "
+            "reads the LM head's weight: implement it, returning [vocab_size, hidden_size]"
+        )
