@@ -18,6 +18,7 @@ from specjax import Sampling, acceptance
 from specjax.decoding import loop, reference
 from specjax.text.token_display import BYTES, SPECIAL, Spelled, speller
 from specjax.tracing import explain, html_page, record
+from specjax.types import Rule
 
 pytest_plugins = ["pairs"]
 
@@ -161,13 +162,22 @@ def test_a_place_for_which_the_law_had_no_token_is_no_passenger(quick_compilatio
     assert "passenger" not in {node.status for node in one.nodes}
 
 
+class Plainspoken(Rule):
+    """A rule without words of its own."""
+
+    name, lossless = "plainspoken", True
+
+    def __call__(self, params, draft, target_law, draft_law, key):
+        raise NotImplementedError
+
+
 def test_a_rule_that_says_nothing_of_itself_has_general_words():
     fields = {"p": 0.25, "q": 0.5, "said": "x", "share": "p"}
-    said = {case: explain.sentence(object(), case, **fields) for case in explain.WHY}
+    said = {case: explain.sentence(Plainspoken(), case, **fields) for case in explain.WHY}
     assert said["accepted"] == "the rule kept it (p 0.25, q 0.5)"
     assert len({*said.values()}) == 4
     for rule in acceptance.RULES.values():
-        numbers = dict(u=0.5, left=0.5, rho=1.5, bound=0.1) if hasattr(rule, "evidence") else {}
+        numbers = dict(u=0.5, left=0.5, rho=1.5, bound=0.1)
         assert all(explain.sentence(rule, case, **fields, **numbers) for case in explain.WHY)
 
 

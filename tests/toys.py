@@ -110,7 +110,7 @@ class TreeDrafter(ChainDrafter):
     @property
     def depth(self):
         nodes = len(self.topology)
-        return nodes - 1 if self.random_parents else int(trees._static(self.topology)[1].max())
+        return nodes - 1 if self.random_parents else trees.Tree(self.topology).depth
 
     def init(self, params, target_params, batch, capacity, inputs=None):
         return jnp.zeros((batch,), jnp.int32)
