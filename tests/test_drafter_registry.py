@@ -30,7 +30,7 @@ TOY = '''
 import dataclasses
 import jax.numpy as jnp
 from flax import nnx
-from specjax.checkpoints.weights import loaded, stored
+from specjax.checkpoints.weights import params_of, tensors_of
 from specjax.drafters.heads import HeadDrafter, all_at_once
 
 
@@ -61,7 +61,7 @@ class ToyDrafter(HeadDrafter):
         return all_at_once(lambda: heads.logits(state.feature, self.target, params["target"]))
 
 
-KNOWN, DRAFTER, FILE = "toy heads (matrices)", ToyDrafter, "toy"
+DESCRIPTION, DRAFTER, WEIGHTS_FILE = "toy heads (matrices)", ToyDrafter, "toy"
 NAMES = {"matrices": ("matrices",)}
 
 
@@ -72,11 +72,11 @@ def matches(config, names):
 def load(config, tensors, target):
     sizes = {name: config[name] for name in ("hidden_size", "vocab_size", "num_heads")}
     drafter = ToyDrafter(config=ToyConfig(**sizes), target=target.target)
-    return drafter, loaded(tensors, NAMES, drafter.shapes, target.dtype)
+    return drafter, params_of(tensors, NAMES, drafter.shapes, target.dtype)
 
 
 def save(drafter, params, target=None):
-    return {"model_type": "toy", **dataclasses.asdict(drafter.config)}, stored(params, NAMES)
+    return {"model_type": "toy", **dataclasses.asdict(drafter.config)}, tensors_of(params, NAMES)
 '''
 
 
@@ -133,7 +133,7 @@ def test_an_entry_says_of_its_drafter_what_is_so(name):
         assert drafter.name == name
     for module in entry.formats:
         layout = checkpoints.FORMATS[registry.format_name(module)]
-        assert issubclass(drafter, layout.DRAFTER) and layout.KNOWN and layout.FILE
+        assert issubclass(drafter, layout.DRAFTER) and layout.DESCRIPTION and layout.WEIGHTS_FILE
     if entry.recipe:
         recipe = train_cli.load_recipe(entry.recipe.removeprefix("."))
         assert callable(recipe.run) and recipe.Config

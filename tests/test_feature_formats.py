@@ -435,7 +435,7 @@ OTHER = np.ones((24, 16), np.float32)
             "eagle3",
             {"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}},
             {},
-            "rope_parameters has rope_theta=500000.0, and beside it stands 10000.0",
+            "rope_parameters has rope_theta=500000.0, and outside of it is 10000.0",
         ),
         ("eagle3", {}, {"t2d": np.ones(23, bool)}, "t2d .23. marks other tokens"),
         ("dflash", {"block_size": "5"}, {}, "block_size='5': it must be a whole number"),
@@ -449,7 +449,12 @@ OTHER = np.ones((24, 16), np.float32)
         ("eagle3", {"model_type": "gpt2"}, {}, "model_type='gpt2' are not supported"),
         ("eagle3", {"fc_norm": True, "norm_before_fc": True}, {}, "exclude each other"),
         ("eagle3", {"specjax": {"target_fingerprint": "abc"}}, {}, "fingerprint abc"),
-        ("eagle", {}, {"embed_tokens.weight": OTHER}, "embed_tokens.weight .*has another"),
+        (
+            "eagle",
+            {},
+            {"embed_tokens.weight": OTHER},
+            "embed_tokens.weight .*a copy of a table of the target",
+        ),
         (
             "eagle",
             {},

@@ -213,7 +213,7 @@ def edited(folder, source, config=None, **tensors):
             "hydra",
             {},
             {"input_embed_fn.weight": np.ones((72, 24), np.float32)},
-            "input_embed_fn.weight .72, 24., and .*target has another",
+            "input_embed_fn.weight .72, 24. .*that of .*target differs",
         ),
         (
             "hydra_prefix",

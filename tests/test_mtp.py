@@ -253,7 +253,7 @@ def test_parallel_heads_are_loaded_as_they_were_saved(targets, tmp_path):
 @pytest.mark.parametrize(
     ("case", "config", "tensors", "words"),
     [
-        ("mimo", {}, {"model.mtp_layers.0.input_proj.weight": None}, "layout that is not known"),
+        ("mimo", {}, {"model.mtp_layers.0.input_proj.weight": None}, "its layout is not known"),
         (
             "mimo",
             {},

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..drafters.blockwise import Blockwise, BlockwiseConfig
-from .weights import check_sizes, loaded, stored
+from .weights import check_sizes, params_of, tensors_of
 
-KNOWN = "blockwise heads (trunk.weight, offsets.weight)"
-DRAFTER, FILE = Blockwise, "model"
+DESCRIPTION = "blockwise heads (trunk.weight, offsets.weight)"
+DRAFTER, WEIGHTS_FILE = Blockwise, "model"
 _SIZES = ("num_heads", "trunk_size", "hidden_size", "vocab_size")
 NAMES = {
     f"{layer}.{leaf}": (layer, leaf)
@@ -33,10 +33,10 @@ def load(config: Mapping, tensors: Mapping, target):
     check_sizes(target, hidden_size=config["hidden_size"], vocab_size=config["vocab_size"])
     shape = BlockwiseConfig(**{name: config[name] for name in _SIZES})
     drafter = Blockwise(config=shape, target=target.target)
-    params = loaded(tensors, NAMES, drafter.shapes, target.dtype)
+    params = params_of(tensors, NAMES, drafter.shapes, target.dtype)
     return drafter, params
 
 
 def save(drafter: Blockwise, params, target=None) -> tuple[dict, dict]:
     sizes = {name: getattr(drafter.config, name) for name in _SIZES}
-    return {"model_type": "blockwise"} | sizes, stored(params, NAMES)
+    return {"model_type": "blockwise"} | sizes, tensors_of(params, NAMES)

@@ -21,10 +21,16 @@ from collections.abc import Mapping
 
 from ..drafters.block import BlockConfig, BlockDrafter
 from .layers import block_names, layer_config, layer_hf
-from .weights import check_same, check_sizes, check_whole, loaded, stored
+from .weights import (
+    check_copy,
+    check_integers,
+    check_sizes,
+    params_of,
+    tensors_of,
+)
 
-KNOWN = "DFlash's (fc.weight, hidden_norm.weight, layers.{i}...; dflash_config)"
-DRAFTER, FILE = BlockDrafter, "model"
+DESCRIPTION = "DFlash's (fc.weight, hidden_norm.weight, layers.{i}...; dflash_config)"
+DRAFTER, WEIGHTS_FILE = BlockDrafter, "model"
 _TABLES = ("embed_tokens.weight", "lm_head.weight")
 _MASK = "mask_embedding.pt"  # vLLM's name
 _UNUSED = ("rotary_emb.inv_freq", "d2t", "t2d")  # the last two of a whole vocabulary
@@ -53,7 +59,7 @@ def load(config: Mapping, tensors: Mapping, target):
     lacking = [name for name, value in said.items() if value is None]
     if lacking:
         raise ValueError(f"the config.json of a DFlash drafter lacks {', '.join(lacking)}")
-    check_whole(**said)
+    check_integers(**said)
     ids = own.get("target_layer_ids")
     if ids is None:
         ids = usual_ids(count, layers.num_layers)
@@ -78,10 +84,10 @@ def load(config: Mapping, tensors: Mapping, target):
     tables = target.target.table(target.params), target.target.head_table(target.params)
     for name, table in zip(_TABLES, tables, strict=True):
         if name in tensors:
-            check_same(name, tensors[name], table, target)
+            check_copy(name, tensors[name], table, target)
     drafter = BlockDrafter(config=shape, target=target.target)
     others = (*_TABLES, *_UNUSED)
-    return drafter, loaded(tensors, names(shape), drafter.shapes, target.dtype, others)
+    return drafter, params_of(tensors, names(shape), drafter.shapes, target.dtype, others)
 
 
 def save(drafter: BlockDrafter, params, target=None) -> tuple[dict, dict]:
@@ -106,7 +112,7 @@ def save(drafter: BlockDrafter, params, target=None) -> tuple[dict, dict]:
         "dflash_config": own,
     }
     config.setdefault("layer_types", ["full_attention"] * shape.layers.num_layers)
-    return config, stored(params, names(shape))
+    return config, tensors_of(params, names(shape))
 
 
 def names(shape: BlockConfig) -> dict[str, tuple]:

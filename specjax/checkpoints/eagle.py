@@ -23,10 +23,10 @@ from collections.abc import Iterable, Mapping
 
 from ..drafters.eagle import Eagle, EagleConfig
 from .layers import block_names, layer_config, layer_hf, rope_of
-from .weights import check_same, check_sizes, loaded, stored
+from .weights import check_copy, check_sizes, params_of, tensors_of
 
-KNOWN = "EAGLE's (fc.weight, layers.{i}...; fusion_fc.weight, transformer...)"
-DRAFTER, FILE = Eagle, "model"
+DESCRIPTION = "EAGLE's (fc.weight, layers.{i}...; fusion_fc.weight, transformer...)"
+DRAFTER, WEIGHTS_FILE = Eagle, "model"
 _EMBEDDING, _LM_HEAD = "embed_tokens.weight", "lm_head.weight"
 _EMBEDDING_NORM, _HEAD_NORM = "embedding_layernorm.weight", "pre_lm_head_layernorm.weight"
 
@@ -60,10 +60,10 @@ def load(config: Mapping, tensors: Mapping, target):
     tables = target.target.table(target.params), target.target.head_table(target.params)
     for name, table in zip((_EMBEDDING, _LM_HEAD), tables, strict=True):
         if name in tensors:
-            check_same(name, tensors[name], table, target)
+            check_copy(name, tensors[name], table, target)
     drafter = Eagle(config=shape, target=target.target)
     others = (_EMBEDDING, _LM_HEAD)
-    params = loaded(tensors, names(shape, fc, first), drafter.shapes, target.dtype, others)
+    params = params_of(tensors, names(shape, fc, first), drafter.shapes, target.dtype, others)
     return drafter, params
 
 
@@ -78,7 +78,7 @@ def save(drafter: Eagle, params, target=None) -> tuple[dict, dict]:
         "architectures": ["EagleLlamaForCausalLM"],  # vLLM's name; SGLang has another
         "bias": shape.fc_bias,
     }
-    return config, stored(params, names(shape))
+    return config, tensors_of(params, names(shape))
 
 
 def names(shape: EagleConfig, fc: str = "fc", first: str = "layers.0.") -> dict[str, tuple]:

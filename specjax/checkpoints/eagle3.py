@@ -35,10 +35,10 @@ from ..drafters.peagle import PEagle
 from ..models.quantize import is_quantized
 from .eagle import num_layers
 from .layers import block_names, layer_config, layer_hf
-from .weights import check_sizes, check_whole, loaded, stored
+from .weights import check_integers, check_sizes, params_of, tensors_of
 
-KNOWN = "EAGLE-3's (fc.weight, midlayer... or layers.0..., lm_head.weight, d2t)"
-DRAFTER, FILE = Eagle3, "model"
+DESCRIPTION = "EAGLE-3's (fc.weight, midlayer... or layers.0..., lm_head.weight, d2t)"
+DRAFTER, WEIGHTS_FILE = Eagle3, "model"
 _EMBEDDING = "embed_tokens.weight"
 _BLANK = "mask_hidden"
 _MASKS = ("mask_token_id", "pard_token", "ptd_token_id")
@@ -72,7 +72,7 @@ def load(config: Mapping, tensors: Mapping, target):
     check_sizes(target, hidden_size=size, vocab_size=layer.vocab_size)
     layers = target_layers(config, target)
     said = config.get("draft_vocab_size") or vocab
-    check_whole(draft_vocab_size=said, target_hidden_size=size)
+    check_integers(draft_vocab_size=said, target_hidden_size=size)
     head = tensors["lm_head.weight"].shape[0] if "lm_head.weight" in tensors else 0
     shape = Eagle3Config(
         layer=layer,
@@ -96,7 +96,9 @@ def load(config: Mapping, tensors: Mapping, target):
     kind = Eagle3 if shape.mask_token is None else PEagle
     drafter = kind(config=shape, target=target.target, layers=layers)
     others = (_EMBEDDING, _BLANK, *_MAPS)
-    params = loaded(tensors, names(shape, *spelling(tensors)), drafter.shapes, target.dtype, others)
+    params = params_of(
+        tensors, names(shape, *spelling(tensors)), drafter.shapes, target.dtype, others
+    )
     if ids is not None:
         params["vocab"] = jnp.asarray(ids, jnp.int32)
     if shape.mask_token is not None:
@@ -159,7 +161,7 @@ def options(drafter: Eagle3) -> dict:
 def written(drafter: Eagle3, params, first: str) -> dict[str, np.ndarray]:
     """The tensors; ``first`` stands before the names of the first layer."""
     shape = drafter.config
-    tensors = stored(params, names(shape, first))
+    tensors = tensors_of(params, names(shape, first))
     if shape.own_embedding:
         tensors[_EMBEDDING] = np.asarray(params["embedding"])
     if shape.has_vocab:

@@ -19,8 +19,8 @@ from ..models.translate import family_of
 from . import eagle3
 from .layers import layer_hf, rope_of
 
-KNOWN = "speculators' of EAGLE-3 and P-EAGLE (speculators_model_type: eagle3, peagle)"
-DRAFTER, FILE = Eagle3, "model"
+DESCRIPTION = "speculators' of EAGLE-3 and P-EAGLE (speculators_model_type: eagle3, peagle)"
+DRAFTER, WEIGHTS_FILE = Eagle3, "model"
 KINDS = (("eagle3", "Eagle3DraftModel"), ("peagle", "PEagleDraftModel"))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from . import eagle
-from .eagle import DRAFTER, FILE, KNOWN, load  # noqa: F401
+from .eagle import DESCRIPTION, DRAFTER, WEIGHTS_FILE, load  # noqa: F401
 
 
 def matches(config: Mapping, names: set[str]) -> bool:

@@ -20,14 +20,14 @@ class Layout(Protocol):
     """What a module must hold to be a layout.
 
     Attributes:
-      KNOWN: how an error describes the layout, with names of tensors that tell it from others.
+      DESCRIPTION: how errors describe the layout, with names of tensors that only it has.
       DRAFTER: the class of the drafters that it holds.
-      FILE: name of the file of weights, without its ending.
+      WEIGHTS_FILE: name of the file of weights, without its ending.
     """
 
-    KNOWN: str
+    DESCRIPTION: str
     DRAFTER: type
-    FILE: str
+    WEIGHTS_FILE: str
 
     def matches(self, config: Mapping[str, Any], names: set[str]) -> bool:
         """Whether a folder with this ``config.json`` and tensors of these names is of this layout.

@@ -21,10 +21,10 @@ from collections.abc import Mapping
 from ..drafters.hydra import Hydra, HydraConfig
 from ..drafters.prefix import prefix_config
 from .layers import block_names, check_layer
-from .weights import check_same, check_sizes, loaded, stored
+from .weights import check_copy, check_sizes, params_of, tensors_of
 
-KNOWN = "Hydra's (hydra_mlp.{i}.{j}.linear.weight, hydra_lm_head.{i}.weight)"
-DRAFTER, FILE = Hydra, "hydra_lm_head"
+DESCRIPTION = "Hydra's (hydra_mlp.{i}.{j}.linear.weight, hydra_lm_head.{i}.weight)"
+DRAFTER, WEIGHTS_FILE = Hydra, "hydra_lm_head"
 ARCHITECTURES = ("mlp", "prefix-mlp")
 _PREFIX = "prefix_embeding_layer."
 _UNUSED = ("embed_tokens.weight", "layers.0.self_attn.rotary_emb.inv_freq")
@@ -65,10 +65,10 @@ def load(config: Mapping, tensors: Mapping, target):
         )
     embedding = "input_embed_fn.weight"
     if embedding in tensors:
-        check_same(embedding, tensors[embedding], target.target.table(target.params), target)
+        check_copy(embedding, tensors[embedding], target.target.table(target.params), target)
     others = [embedding, *(_PREFIX + name for name in _UNUSED)]
     drafter = Hydra(config=shape, target=target.target)
-    params = loaded(tensors, names(shape), drafter.shapes, target.dtype, others)
+    params = params_of(tensors, names(shape), drafter.shapes, target.dtype, others)
     return dataclasses.replace(drafter, layer=drafter.layer - offset), params
 
 
@@ -90,7 +90,7 @@ def save(drafter: Hydra, params, target=None) -> tuple[dict, dict]:
         "hidden_size": shape.hidden_size,
         "vocab_size": shape.vocab_size,
     }
-    return config, stored(params, names(shape))
+    return config, tensors_of(params, names(shape))
 
 
 def names(shape: HydraConfig) -> dict[str, tuple]:

@@ -1,4 +1,4 @@
-"""Decoder layers within a drafter's file: their shape, the names of their tensors, their config."""
+"""Decoder layers inside of a drafter's file: their shape, their tensors' names, their config."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..models.config import DecoderConfig
 from ..models.translate import config_from_hf, config_to_hf
 
 _NORMS = {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"}
-_KINDS = ("llama", "qwen2", "qwen3")  # whose names those of ``block_names`` are
+_KINDS = ("llama", "qwen2", "qwen3")  # families whose tensors have the names of ``block_names``
 _HEAD_NORMS = ("q_norm", "k_norm")
 _WITHOUT_EFFECT = ("max_positions", "model_type", "tie_embeddings", "eos_ids", "bos_id")
 _ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
@@ -18,17 +18,18 @@ _ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
 def layer_config(hf: Mapping, names: Iterable[str], **usual) -> DecoderConfig:
     """The shape of the layers that a file has.
 
-    Rotary settings may stand as ``rope_theta`` and ``rope_scaling`` or within ``rope_parameters``.
-    Which projections have biases and whether heads have norms is not read from the config but from
-    the ``names`` of the file's tensors: codes disagree about the keys, and a tensor that is there
-    counts.
+    Rotary settings are read from ``rope_theta`` and ``rope_scaling``, or from ``rope_parameters``.
+    Which projections have biases, and whether queries and keys are normed, is read from the names
+    of the tensors rather than from the config, since programs disagree about the keys.
 
     Args:
-      hf: the config; ``usual``: what is taken for keys that it lacks.
+      hf: the config, with the keys of Hugging Face.
+      names: names of the file's tensors.
+      usual: values for keys that the config lacks.
 
     Raises:
-      ValueError: layers of another kind; two places that contradict each other; or as
-        ``config_from_hf`` does.
+      ValueError: the layers are of another family, the two places for rotary settings contradict
+        each other, or ``config_from_hf`` does not support them.
     """
     hf = usual | {key: value for key, value in hf.items() if value is not None}
     if hf.get("model_type") not in _KINDS:
@@ -42,11 +43,11 @@ def layer_config(hf: Mapping, names: Iterable[str], **usual) -> DecoderConfig:
     wrong = [key for key in inside if beside.get(key, inside[key]) not in (None, inside[key])]
     if wrong:
         raise ValueError(
-            f"config.json: rope_parameters has {wrong[0]}={inside[wrong[0]]!r}, and beside it "
-            f"stands {beside[wrong[0]]!r}: delete the one that the drafter was not trained with"
+            f"config.json: rope_parameters has {wrong[0]}={inside[wrong[0]]!r}, and outside of it "
+            f"is {beside[wrong[0]]!r}: delete the value with which the drafter was not trained"
         )
     if "rope_theta" not in hf and "rope_theta" in inside:
-        hf["rope_theta"] = inside["rope_theta"]  # read even where rope_scaling stands beside it
+        hf["rope_theta"] = inside["rope_theta"]  # read even if there is a rope_scaling as well
     names = set(names)
 
     def has(*ends):
@@ -65,16 +66,16 @@ def layer_config(hf: Mapping, names: Iterable[str], **usual) -> DecoderConfig:
 
 
 def rope_of(hf: Mapping) -> dict:
-    """The rotary settings of a config, wherever they stand."""
+    """The rotary settings of a config, in either of their two places."""
     return {key: hf[key] for key in _ROPE if hf.get(key) is not None}
 
 
 def layer_hf(config: DecoderConfig) -> dict:
-    """The config of such layers, with rotary settings where transformers 4 and 5 look for them.
+    """The config of layers, with rotary settings where transformers 4 and 5 look for them.
 
-    ``attention_bias`` stands for the queries, keys and values, and the output; where only the first
-    three have biases (Qwen2), ``qkv_bias`` says so. A Llama's layer has no key for a window: ours
-    stands in ``"specjax"``.
+    ``attention_bias`` means biases of queries, keys, values and the output; where only the first
+    three have them (Qwen2), ``qkv_bias`` is written. Llama's config has no key for a window, which
+    is written as ``{"specjax": {"window": n}}``.
     """
     plain = dict(qkv_bias=False, o_bias=False, mlp_bias=False)
     kind = "qwen3" if config.qk_norm else "llama"
@@ -91,8 +92,14 @@ def layer_hf(config: DecoderConfig) -> dict:
 
 
 def block_names(config: DecoderConfig, layer: int, before: str, path: tuple) -> dict[str, tuple]:
-    """Names of one layer's tensors behind ``before``, and the path behind ``path`` of each one's
-    parameter in a ``Decoder``."""
+    """The names of one layer's tensors, with the path of the parameter of each in a ``Decoder``.
+
+    Args:
+      config: the shape of the layer.
+      layer: its index among the blocks of the ``Decoder``.
+      before: the prefix of all names, as ``"layers.0."``.
+      path: the path of the ``Decoder`` in the parameters.
+    """
     at = (*path, "blocks", layer)
     parts = {name: (*at, norm) for name, norm in _NORMS.items()}
     for key in "qkvo":

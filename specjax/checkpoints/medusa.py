@@ -20,10 +20,12 @@ import jax
 import numpy as np
 
 from ..drafters.medusa import Medusa, MedusaConfig
-from .weights import check_sizes, loaded, stored
+from .weights import check_sizes, params_of, tensors_of
 
-KNOWN = "Medusa's ({i}.{j}.linear.weight, {i}.{L}.weight, with or without medusa_head. before)"
-DRAFTER, FILE = Medusa, "medusa_lm_head"
+DESCRIPTION = (
+    "Medusa's ({i}.{j}.linear.weight, {i}.{L}.weight, with or without medusa_head. before)"
+)
+DRAFTER, WEIGHTS_FILE = Medusa, "medusa_lm_head"
 _PREFIX = "medusa_head."
 _BLOCK = rf"({re.escape(_PREFIX)})?(\d+)\.(\d+)\.linear\.weight"
 _LM_HEAD = rf"({re.escape(_PREFIX)})?(\d+)\.(\d+)\.weight"
@@ -52,7 +54,7 @@ def load(config: Mapping, tensors: Mapping, target):
     # beside a model that was trained with the heads lie its own weights
     others = [name for name in tensors if not name.startswith(prefix)] if prefix else ()
     drafter = Medusa(config=shape, target=target.target)
-    params = loaded(tensors, names(shape, prefix), drafter.shapes, target.dtype, others)
+    params = params_of(tensors, names(shape, prefix), drafter.shapes, target.dtype, others)
     return drafter, params
 
 
@@ -75,7 +77,7 @@ def save(drafter: Medusa, params, target=None) -> tuple[dict, dict]:
     }
     if shape.tied:
         config["version"] = "2"  # of the authors' trainer that ties the heads
-    return config, stored(params, names(shape))
+    return config, tensors_of(params, names(shape))
 
 
 def names(shape: MedusaConfig, prefix: str = "") -> dict[str, tuple]:

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from ..drafters.medusa import Medusa, MedusaConfig
-from .weights import check_same, check_sizes, loaded, stored
+from .weights import check_copy, check_sizes, params_of, tensors_of
 
-KNOWN = "vLLM's of Medusa (blocks.{i}.layers.{j}.weight, lm_heads.{i}.weight)"
-DRAFTER, FILE = Medusa, "model"
+DESCRIPTION = "vLLM's of Medusa (blocks.{i}.layers.{j}.weight, lm_heads.{i}.weight)"
+DRAFTER, WEIGHTS_FILE = Medusa, "model"
 _BLOCK = r"(medusa_heads\.)?blocks\.(\d+)\.layers\.(\d+)\.weight"
 _ORIGINAL = r"(medusa_heads\.)?(lm_head|lm_heads\.\d+)\.weight"
 
@@ -49,9 +49,9 @@ def load(config: Mapping, tensors: Mapping, target):
     )
     others = [name for name in tensors if shape.tied and re.fullmatch(_ORIGINAL, name)]
     for name in others:
-        check_same(name, tensors[name], target.target.head_table(target.params), target)
+        check_copy(name, tensors[name], target.target.head_table(target.params), target)
     drafter = Medusa(config=shape, target=target.target)
-    params = loaded(tensors, names(shape, prefix), drafter.shapes, target.dtype, others)
+    params = params_of(tensors, names(shape, prefix), drafter.shapes, target.dtype, others)
     return drafter, params
 
 
@@ -68,7 +68,7 @@ def save(drafter: Medusa, params, target=None) -> tuple[dict, dict]:
         "medusa_fc_bias": shape.bias,
         "original_lm_head": shape.tied,
     }
-    tensors = stored(params, names(shape))
+    tensors = tensors_of(params, names(shape))
     if shape.tied:
         if target is None or target.target.quantized:
             raise ValueError(

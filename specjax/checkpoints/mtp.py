@@ -42,10 +42,10 @@ from ..models.lm import folder_of
 from ..models.reading import Reader
 from ..models.tensors import Tensor
 from .layers import check_layer
-from .weights import Tensors, check_same, check_whole, some
+from .weights import Tensors, check_copy, check_integers, listed
 
-KNOWN = "MTP modules (model.layers.{n}.eh_proj, [model.]mtp_layers.{k}.input_proj or mtp.fc)"
-DRAFTER, FILE = MTP, "mtp"
+DESCRIPTION = "MTP modules (model.layers.{n}.eh_proj, [model.]mtp_layers.{k}.input_proj or mtp.fc)"
+DRAFTER, WEIGHTS_FILE = MTP, "mtp"
 SAID = ("num_nextn_predict_layers", "num_speculative_steps", "specjax")  # keys of the config
 SINGLE, SHARD = "model.safetensors", "model-00001-of-00001.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -162,7 +162,7 @@ def load(config: Mapping, tensors, target):
     said = config.get("num_nextn_predict_layers") or num
     methods = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
     steps = config.get("num_speculative_steps") or methods[0].get("speculative_tokens") or 1
-    check_whole(num_nextn_predict_layers=said, num_speculative_steps=steps)
+    check_integers(num_nextn_predict_layers=said, num_speculative_steps=steps)
     if not num or {i for i in found if i >= begin} != {*range(begin, begin + num)} or said != num:
         raise ValueError(
             f"num_nextn_predict_layers={said}, and the modules that are there have the numbers "
@@ -265,7 +265,7 @@ def _own_tables(layout: Layout, tensors, target, begin, num) -> dict[str, bool]:
         own[key] = False
         for name in (name for name in names if name in tensors):
             try:
-                check_same(name, tensors[name], table, target)
+                check_copy(name, tensors[name], table, target)
             except ValueError:
                 if num > 1:
                     raise
@@ -291,7 +291,7 @@ def _read(drafter: MTP, layout: Layout, tensors, here, target) -> dict:
         "wrong shape": misshapen,
         "left over": [n for n in here if n not in wanted and not n.endswith((*others, "inv_freq"))],
     }
-    lines = [f"  {kind} ({len(n)}): {some(n)}" for kind, n in problems.items() if n]
+    lines = [f"  {kind} ({len(n)}): {listed(n)}" for kind, n in problems.items() if n]
     if lines:
         raise ValueError("the MTP modules are not those of this target:\n" + "\n".join(lines))
     places = {name: tensors.place(name) for name in wanted}

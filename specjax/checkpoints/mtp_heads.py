@@ -14,10 +14,10 @@ from collections.abc import Mapping
 
 from ..drafters.mtp_heads import MTPHeadsConfig, ParallelHeads
 from .layers import block_names, layer_config, layer_hf
-from .weights import check_sizes, loaded, stored
+from .weights import check_sizes, params_of, tensors_of
 
-KNOWN = "parallel heads (model_type mtp_heads; heads.{k}.self_attn...)"
-DRAFTER, FILE = ParallelHeads, "model"
+DESCRIPTION = "parallel heads (model_type mtp_heads; heads.{k}.self_attn...)"
+DRAFTER, WEIGHTS_FILE = ParallelHeads, "model"
 
 
 def matches(config: Mapping, names: set[str]) -> bool:
@@ -39,14 +39,14 @@ def load(config: Mapping, tensors: Mapping, target):
         )
     shape = MTPHeadsConfig(layers=dataclasses.replace(layers, num_layers=config["num_heads"]))
     drafter = ParallelHeads(config=shape, target=target.target, layer=config["layer"])
-    return drafter, loaded(tensors, names(shape), drafter.shapes, target.dtype)
+    return drafter, params_of(tensors, names(shape), drafter.shapes, target.dtype)
 
 
 def save(drafter: ParallelHeads, params, target=None) -> tuple[dict, dict]:
     shape = drafter.config
     own = {"model_type": "mtp_heads", "num_heads": shape.num_heads, "layer": drafter.layer}
     config = {k: v for k, v in layer_hf(shape.layers).items() if k != "architectures"}
-    return config | own, stored(params, names(shape))
+    return config | own, tensors_of(params, names(shape))
 
 
 def names(shape: MTPHeadsConfig) -> dict[str, tuple]:

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..drafters.redrafter import ReDrafter, ReDrafterConfig
-from .weights import check_sizes, loaded, stored
+from .weights import check_sizes, params_of, tensors_of
 
-KNOWN = "ReDrafter's (rnn_u.weight, lm_head.{i}.linear.weight)"
-DRAFTER, FILE = ReDrafter, "model"
+DESCRIPTION = "ReDrafter's (rnn_u.weight, lm_head.{i}.linear.weight)"
+DRAFTER, WEIGHTS_FILE = ReDrafter, "model"
 _TYPE = "recurrent_drafting_drafter"
 _KEYS = ("vocab_size", "hidden_size", "exit_dim", "num_draft_layers")
 
@@ -40,7 +40,7 @@ def load(config: Mapping, tensors: Mapping, target):
     )
     check_sizes(target, hidden_size=shape.hidden_size, vocab_size=shape.vocab_size)
     drafter = ReDrafter(config=shape, target=target.target)
-    params = loaded(tensors, names(shape), drafter.shapes, target.dtype)
+    params = params_of(tensors, names(shape), drafter.shapes, target.dtype)
     return drafter, params
 
 
@@ -57,7 +57,7 @@ def save(drafter: ReDrafter, params, target=None) -> tuple[dict, dict]:
     }
     if shape.kept != ReDrafterConfig.kept:
         config["specjax"] = {"kept": shape.kept}
-    return config, stored(params, names(shape))
+    return config, tensors_of(params, names(shape))
 
 
 def names(shape: ReDrafterConfig) -> dict[str, tuple]:

@@ -28,10 +28,12 @@ from collections.abc import Iterable, Mapping
 
 from ..drafters.speculator import Speculator, SpeculatorConfig
 from .layers import block_names, layer_config, layer_hf
-from .weights import check_sizes, loaded, stored
+from .weights import check_sizes, params_of, tensors_of
 
-KNOWN = "MLP and LSTM speculators' (emb.{i}.weight, proj.{i}.weight; forget_proj.{i}.weight, ...)"
-DRAFTER, FILE = Speculator, "model"
+DESCRIPTION = (
+    "MLP and LSTM speculators' (emb.{i}.weight, proj.{i}.weight; forget_proj.{i}.weight, ...)"
+)
+DRAFTER, WEIGHTS_FILE = Speculator, "model"
 _PREFIX = "speculator."
 _LAYER = "prefix."
 _GATES = ("forget", "input", "output", "cell")
@@ -50,7 +52,7 @@ def load(config: Mapping, tensors: Mapping, target):
     shared = names(shape, prefix, shared=True)
     wanted |= {name: path for name, path in shared.items() if name in tensors}
     drafter = Speculator(config=shape, target=target.target)
-    params = loaded(tensors, wanted, drafter.shapes, target.dtype)
+    params = params_of(tensors, wanted, drafter.shapes, target.dtype)
     return drafter, params
 
 
@@ -78,11 +80,11 @@ def save(drafter: Speculator, params, target=None) -> tuple[dict, dict]:
         heads = [f"{_PREFIX}head.{i}.weight" for i in range(shape.num_heads)]
         every = names(shape, _PREFIX, shared=True)
         wanted = names(shape, _PREFIX) | {name: every[name] for name in heads}
-        return config, stored(params, wanted)
+        return config, tensors_of(params, wanted)
     config |= {"method": "sum_lstm", "tie_lstm_embs": shape.one_table}
     config["input_hidden_dim"] = shape.hidden_size
     config |= dict.fromkeys(("inner_dim", "proj_dim", "emb_dim"), str(shape.inner_size))
-    return config, stored(params, names(shape))
+    return config, tensors_of(params, names(shape))
 
 
 def config_of(config: Mapping, tensors: Iterable[str] = ()) -> SpeculatorConfig:

@@ -1,4 +1,8 @@
-"""Named tensors of a drafter's folder: read one at a time, checked against what is expected."""
+"""The named tensors of a drafter's folder: reading, checking and naming them.
+
+A layout states the names of its tensors and the path of the parameter that each one holds;
+``params_of`` and ``tensors_of`` convert in the two directions.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +19,22 @@ from ..models.lm import LM
 from ..models.quantize import is_quantized
 
 PICKLES = ("*.pt", "*.pth", "*.bin")
-_LISTED = 6  # names that an error gives before it only counts
+_LISTED = 6  # names that an error lists before it only counts the rest
 
 
 class Tensors(Mapping):
-    """Names to arrays: those of all safetensors files of a folder, else of its PyTorch files.
+    """The tensors of a folder by name: of all its safetensors files, else of its PyTorch files.
 
-    Only headers are read before a tensor is asked for (of PyTorch files: everything). ``files``:
-    these alone.
+    Of safetensors files only the headers are read until a tensor is asked for; PyTorch files are
+    read whole.
+
+    Args:
+      folder: where the files are.
+      files: the safetensors files to read; default: all in ``folder``.
+
+    Raises:
+      FileNotFoundError: the folder has no weights.
+      ValueError: a file is truncated or corrupt, or needs PyTorch, which is not installed.
     """
 
     def __init__(self, folder: Path, files: Sequence[Path] | None = None):
@@ -53,7 +65,7 @@ class Tensors(Mapping):
         return found
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor, which is not read."""
+        """The shape of a tensor, without reading it."""
         found = self._at[name]
         if not isinstance(found, Path):
             return found.shape
@@ -61,10 +73,14 @@ class Tensors(Mapping):
             return tuple(file.get_slice(name).get_shape())
 
     def place(self, name: str) -> tuple[Path, str]:
-        """The file of a tensor, and its name there. Raises ValueError in PyTorch files."""
+        """The file of a tensor, and its name there.
+
+        Raises:
+          ValueError: the tensor is in a PyTorch file.
+        """
         found = self._at[name]
         if not isinstance(found, Path):
-            raise ValueError(f"{name} lies in a PyTorch file; save it as safetensors")
+            raise ValueError(f"{name} is in a PyTorch file: save the weights as safetensors")
         return found, name
 
     def __iter__(self) -> Iterator[str]:
@@ -75,10 +91,10 @@ class Tensors(Mapping):
 
 
 def read_pickle(path: Path) -> dict[str, np.ndarray]:
-    """The tensors of a PyTorch file, of which nothing but tensors is unpickled.
+    """Reads a PyTorch file of tensors; nothing else in it is unpickled.
 
     Raises:
-      ValueError: PyTorch is not installed, or the file holds something else.
+      ValueError: PyTorch is not installed, or the file holds something other than tensors.
     """
     try:
         import torch
@@ -96,17 +112,21 @@ def read_pickle(path: Path) -> dict[str, np.ndarray]:
     if isinstance(content, Mapping):
         wrong = [str(name) for name, x in content.items() if not torch.is_tensor(x)]
     if wrong:
-        raise ValueError(f"{path} is no dictionary of tensors: it holds {some(wrong)}")
+        raise ValueError(f"{path} is no dictionary of tensors: it holds {listed(wrong)}")
     return {name: _array(x) for name, x in content.items()}
 
 
 def _array(tensor) -> np.ndarray:
-    """NumPy has no bfloat16 of its own; float32 holds all its values."""
+    """A NumPy array; bfloat16, which NumPy lacks, becomes float32, which has all its values."""
     return (tensor.float() if tensor.is_floating_point() else tensor).detach().numpy()
 
 
 def write_pickle(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """A PyTorch file of ``tensors``, for codes that read no other. Raises ValueError without it."""
+    """Writes ``tensors`` to a PyTorch file, for programs that read no safetensors.
+
+    Raises:
+      ValueError: PyTorch is not installed.
+    """
     try:
         import torch
     except ModuleNotFoundError:
@@ -122,13 +142,18 @@ def write_pickle(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     torch.save({name: tensor(x) for name, x in tensors.items()}, path)
 
 
-def take(
+def select(
     tensors: Mapping[str, np.ndarray], wanted: Mapping[str, tuple[int, ...]], others=()
 ) -> dict[str, np.ndarray]:
-    """The ``wanted`` tensors, whose shapes are given; ``others``: names that may be there too.
+    """Picks the tensors of a layout out of a file, and checks that the file fits the layout.
+
+    Args:
+      tensors: the tensors of the file.
+      wanted: names to shapes.
+      others: names that the file may have besides.
 
     Raises:
-      ValueError: with all that is missing, left over or of another shape.
+      ValueError: a tensor is missing, left over, misshapen or no floating-point one; lists them.
     """
     missing = [name for name in wanted if name not in tensors]
     left_over = [name for name in tensors if name not in wanted and name not in {*others}]
@@ -145,21 +170,23 @@ def take(
         "no floating point": mistyped,
         "left over": left_over,
     }
-    lines = [f"  {kind} ({len(n)}): {some(n)}" for kind, n in problems.items() if n]
+    lines = [f"  {kind} ({len(n)}): {listed(n)}" for kind, n in problems.items() if n]
     if lines:
-        raise ValueError("the weights are not those that the config promises:\n" + "\n".join(lines))
+        raise ValueError(
+            "the weights are not those that config.json describes:\n" + "\n".join(lines)
+        )
     return found
 
 
-def check_whole(**values) -> None:
-    """Raises ValueError for entries of a config, by their names, that are no whole numbers."""
+def check_integers(**values) -> None:
+    """Raises ValueError for entries of a config, given by name, that are not integers."""
     wrong = [f"{name}={value!r}" for name, value in values.items() if not isinstance(value, int)]
     if wrong:
         raise ValueError(f"config.json: {', '.join(wrong)}: it must be a whole number")
 
 
 def check_sizes(target: LM, **sizes: int) -> None:
-    """Raises ValueError unless ``hidden_size`` and ``vocab_size`` of a drafter are the target's."""
+    """Raises ValueError unless a drafter's ``hidden_size`` and ``vocab_size`` are the target's."""
     own = {"hidden_size": target.config.hidden_size, "vocab_size": target.target.vocab_size}
     wrong = [
         f"{name}={size} (the target: {own[name]})"
@@ -173,47 +200,59 @@ def check_sizes(target: LM, **sizes: int) -> None:
         )
 
 
-def check_same(name: str, found: np.ndarray, own, target: LM) -> None:
-    """Raises ValueError where a file holds, for a table of the target, what is not that.
+def check_copy(name: str, found: np.ndarray, own, target: LM) -> None:
+    """Checks that a tensor of a file is a copy of a table of the target.
 
-    ``own``: that table. Numbers may be rounded otherwise; a quantized table is not compared."""
+    Args:
+      name: name of the tensor in the file.
+      found: the tensor.
+      own: the table of the target. A quantized one is not compared.
+      target: the target, for the error.
+
+    Raises:
+      ValueError: they differ by more than rounding.
+    """
     if is_quantized(own):
         return
     own = np.asarray(own, np.float32)
     if own.shape != found.shape or not np.allclose(own, found.astype(np.float32), 2e-2, 2e-3):
         raise ValueError(
-            f"made for another target than {target.name}: they share one table of their target, "
-            f"{name} {list(found.shape)}, and {target.name} has another"
+            f"made for another target than {target.name}: {name} {list(found.shape)} is a copy of "
+            f"a table of the target, and that of {target.name} differs"
         )
 
 
-def loaded(
+def params_of(
     tensors: Mapping[str, np.ndarray],
     names: Mapping[str, tuple],
     state: nnx.State,
     dtype,
     others=(),
 ) -> dict:
-    """The parameters that lie in a file under ``names``, as a nested dictionary in ``dtype``.
+    """The parameters that a file holds, as a nested dictionary.
 
     Args:
-      names: of each tensor in the file the path of its parameter, ``(..., "linear", "weight")``.
-        Several may have one path if they hold the same.
-      state: shapes of the parameters, abstract.
-      others: see ``take``.
+      tensors: the tensors of the file.
+      names: the name of each tensor to the path of its parameter, ``(..., "linear", "weight")``.
+        Several tensors may have one path if they are equal.
+      state: the shapes of the parameters, ``HeadDrafter.shapes``.
+      dtype: of the parameters that are returned.
+      others: names that the file may have besides.
 
     Raises:
-      ValueError: as ``take``; tensors for one parameter that differ.
+      ValueError: as ``select``; or tensors of one parameter differ.
     """
     shapes = {path: param.shape for path, param in nnx.to_flat_state(state)}
-    found = take(tensors, {name: shapes[path] for name, path in names.items()}, others)
+    found = select(tensors, {name: shapes[path] for name, path in names.items()}, others)
     params: dict = {}
     first = {}
     for name, path in names.items():
         same = first.setdefault(path, name)
         if same != name:
             if not np.array_equal(found[name], found[same]):
-                raise ValueError(f"{name} differs from {same}; the authors' code holds them once")
+                raise ValueError(
+                    f"{name} differs from {same}, and both are one parameter: save the heads again"
+                )
             continue
         inner = params
         for key in path[:-1]:
@@ -222,8 +261,8 @@ def loaded(
     return params
 
 
-def stored(params, names: Mapping[str, tuple]) -> dict[str, np.ndarray]:
-    """The reverse: tensors for a file, by their names there."""
+def tensors_of(params, names: Mapping[str, tuple]) -> dict[str, np.ndarray]:
+    """The tensors of a file, by name: the reverse of ``params_of``."""
 
     def at(path):
         inner = params
@@ -235,10 +274,11 @@ def stored(params, names: Mapping[str, tuple]) -> dict[str, np.ndarray]:
 
 
 def is_float(x: np.ndarray) -> bool:
-    """Whether it is of a floating type, bfloat16 too."""
+    """Whether an array is of a floating-point type, bfloat16 included."""
     return np.issubdtype(x.dtype, np.floating) or x.dtype.name == "bfloat16"
 
 
-def some(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """The first few names, and how many more there are."""
     more = len(names) - _LISTED
     return "; ".join(names[:_LISTED]) + (f"; and {more} more" if more > 0 else "")

@@ -1,0 +1,146 @@
+"""Reading a drafter from a folder or from the Hugging Face hub, whatever its layout."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import jax.numpy as jnp
+
+from .. import kernels
+from ..drafters.heads import with_topology
+from ..models.causal_lm import CausalLM
+from ..models.files import read_json
+from ..models.lm import LM, fingerprint, folder_of
+from ..trees.topology import as_topology
+from ..types import Drafter, PyTree
+from . import eagle
+from .formats import FORMATS
+from .weights import PICKLES, Tensors, listed
+
+_HUB_FILES = ["config.json", "*.safetensors", *PICKLES]
+# keys that only the configs of heads have; EAGLE's and some others have none
+_CONFIG_KEYS = ("medusa_", "hydra_", "dflash_", "eagle_", "draft_vocab_size", "speculators_")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HeadLM:
+    """A drafter with its weights, loaded for one target: what ``generate(drafter=)`` takes.
+
+    Attributes:
+      drafter: the drafter.
+      params: its weights, ``params["drafter"]`` of ``specjax.decode``.
+      name: the folder or hub name that ``load_drafter`` was given.
+      fingerprint: a hash of the files of weights.
+      target: the ``LM.checkpoint`` of the target for which it was loaded.
+    """
+
+    drafter: Drafter
+    params: PyTree
+    name: str
+    fingerprint: str
+    target: str
+
+    def __repr__(self) -> str:
+        return f"HeadLM({self.name!r}, {self.drafter.name})"
+
+
+def load_drafter(
+    path_or_hub_name: str | os.PathLike,
+    target: LM,
+    *,
+    topology=None,
+    revision: str | None = None,
+) -> HeadLM:
+    """Loads a drafter that reads the hidden states of ``target``, whatever its layout.
+
+    Args:
+      path_or_hub_name: a folder, or a name on the Hugging Face hub.
+      target: what ``specjax.load`` returned. The drafter's weights are converted to its dtype; on
+        a CPU, float32 weights that bfloat16 represents exactly are kept in bfloat16.
+      topology: the tree to draft, as ``specjax.trees.as_topology`` takes it. Default: the tree that
+        is stored with the weights, else a chain as deep as the heads allow.
+      revision: branch, tag or commit on the hub.
+
+    Returns:
+      The drafter with its weights.
+
+    Raises:
+      FileNotFoundError: there is no such folder, or it lacks its config or weights.
+      ValueError: the layout is not known; tensors are missing, misshapen or left over; the drafter
+        belongs to another target (by hidden size, vocabulary or fingerprint); the topology is
+        deeper than the drafter can draft.
+      OSError: the hub does not have it, or cannot be reached.
+
+    Example::
+
+        lm = specjax.load("lmsys/vicuna-7b-v1.3")
+        heads = specjax.load_drafter("FasterDecoding/medusa-vicuna-7b-v1.3", lm)
+        specjax.generate(lm, "...", drafter=heads)
+    """
+    if not isinstance(target, LM) or not isinstance(target.target, CausalLM):
+        raise TypeError(
+            f"target={target!r}: heads read the hidden states of a decoder; give what specjax.load "
+            "returns for a decoder-only model"
+        )
+    name = os.fspath(path_or_hub_name)
+    folder = folder_of(name, revision, _HUB_FILES)
+    try:
+        drafter, params, found = _read(folder, target)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    if topology is not None:
+        drafter = with_topology(drafter, topology)
+    return HeadLM(
+        drafter=drafter, params=params, name=name, fingerprint=found, target=target.checkpoint
+    )
+
+
+def says_heads(config: dict) -> bool:
+    """Whether a ``config.json`` alone tells that a folder holds heads."""
+    kinds = " ".join(config.get("architectures") or ())
+    return any(key.startswith(_CONFIG_KEYS) for key in config) or "Eagle" in kinds
+
+
+def holds_heads(name: str | os.PathLike, config: dict) -> bool:
+    """Whether a folder or hub name holds heads rather than a model, both of which may have the same
+    ``model_type``. The config tells, except for EAGLE's, which reads like a model of one layer:
+    there the names of the tensors tell."""
+    if says_heads(config):
+        return True
+    if config.get("num_hidden_layers") != 1:
+        return False
+    return eagle.matches(config, {*Tensors(folder_of(os.fspath(name), None, _HUB_FILES))})
+
+
+def _read(folder: Path, target: LM) -> tuple[Drafter, PyTree, str]:
+    """The drafter of a folder, its weights, and their fingerprint."""
+    config, tensors = read_json(folder, "config.json"), Tensors(folder)
+    layout = next((f for f in FORMATS.values() if f.matches(config, {*tensors})), None)
+    if layout is None:
+        known = "; ".join(layout.DESCRIPTION for layout in FORMATS.values())
+        kinds = (config.get(key) for key in ("speculators_model_type", "model_type"))
+        kind = next(filter(None, kinds), config.get("architectures"))
+        raise ValueError(
+            f"its layout is not known (model_type={kind!r}, tensors {listed([*tensors])}). Known "
+            f"are: {known}. A draft model is loaded with specjax.load"
+        )
+    own = config.get("specjax") or {}
+    made_for = own.get("target_fingerprint")
+    if made_for and target.checkpoint and made_for != target.checkpoint:
+        raise ValueError(
+            f"it was trained for a target with the fingerprint {made_for}, and {target.name} has "
+            f"{target.checkpoint}: load the target that it belongs to. For a similar target (a "
+            'fine-tuned one), delete "target_fingerprint" from its config.json: the text stays '
+            "that of the target, but fewer drafted tokens may be accepted"
+        )
+    drafter, params = layout.load(config, tensors, target)
+    if tree := own.get("tree"):
+        shape = as_topology(tree)
+        if "gain" in own:
+            shape = dataclasses.replace(shape, gain=own["gain"])
+        drafter = with_topology(drafter, shape)
+    if target.dtype == jnp.float32:
+        params = kernels.of(target.params).store(params)
+    return drafter, params, fingerprint(tensors.files)

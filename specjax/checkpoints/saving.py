@@ -1,0 +1,139 @@
+"""Writing a drafter to a folder in a published layout.
+
+Beside what a layout prescribes, ``config.json`` gets a key ``"specjax"`` that other readers ignore.
+It holds ``target_fingerprint`` (of the target for which the drafter was trained), ``tree`` (what to
+draft, unless that is a plain chain of all heads: a list of parents, ``"beams:4x5"``, or
+``"expand:3x2x5"`` with ``gain``), and what the layout has no key for.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from ..drafters import registry
+from ..models.files import write_json
+from ..models.hf import check_dtype
+from ..models.lm import LM
+from ..trees.topology import Beams, Expand, Topology, Tree, chain
+from ..types import Drafter, PyTree
+from . import mtp
+from .formats import FORMATS, Layout
+from .weights import is_float, write_pickle
+
+
+def save_drafter(
+    drafter: Drafter,
+    params: PyTree,
+    folder: str | os.PathLike,
+    *,
+    format: str | None = None,
+    target: LM | None = None,
+    dtype: object = None,
+    pickled: bool = False,
+    overwrite: bool = False,
+) -> None:
+    """Writes ``config.json`` and the weights of a drafter in a published layout.
+
+    Every file is written beside its place and then renamed, ``config.json`` last, so that an
+    interruption leaves no half-written file.
+
+    Args:
+      drafter: the drafter, as ``load_drafter`` returns it.
+      params: its weights, ``params["drafter"]`` of ``specjax.decode``.
+      folder: made if it does not exist. MTP modules that are saved in the folder of their target's
+        checkpoint become a part of it: its config and the index of its weights then name them.
+      format: a key of ``specjax.checkpoints.FORMATS``. Default: that of the drafter's authors.
+      target: the model for which the drafter was trained; its fingerprint is written too.
+      dtype: of the weights in the file. Default: that of ``params``.
+      pickled: whether to write a PyTorch file, for programs that read no safetensors; this needs
+        PyTorch.
+      overwrite: whether a drafter that is in ``folder`` may be replaced.
+
+    Raises:
+      ValueError: the format is unknown, or cannot hold this drafter.
+      FileExistsError: ``folder`` holds a model or a drafter, and ``overwrite`` is False.
+
+    Example::
+
+        specjax.save_drafter(heads.drafter, heads.params, "my-heads", target=lm, dtype="bfloat16")
+    """
+    name, layout = _layout_of(drafter, format)
+    dtype = check_dtype(dtype)
+    config, tensors = layout.save(drafter, params, target)
+    kinds = {n: dtype or x.dtype if is_float(x) else x.dtype for n, x in tensors.items()}
+    tensors = {n: np.asarray(x, kinds[n]) for n, x in tensors.items()}
+    config["torch_dtype"] = next(x.dtype.name for x in tensors.values() if is_float(x))
+    own = config.pop("specjax", {})
+    if drafter.max_depth is None or drafter.topology != chain(drafter.max_depth):
+        own |= _tree_entry(drafter.topology)
+    if target is not None:
+        config["base_model_name_or_path"] = target.name
+        own["target_fingerprint"] = target.checkpoint
+    if own:
+        config["specjax"] = own
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = f"{layout.WEIGHTS_FILE}.{'pt' if pickled else 'safetensors'}"
+    files = {"config.json": config}
+    if name == "mtp" and (whole := mtp.inside(folder, config, tensors, weights)):
+        files = whole
+    elif (folder / "config.json").exists() and not overwrite:
+        raise FileExistsError(
+            f"folder={str(folder)!r} holds a model or a drafter already: give another folder, or "
+            "overwrite=True to replace what is there"
+        )
+    _write(folder, files, weights, tensors, pickled)
+
+
+def _layout_of(drafter: Drafter, format: str | None) -> tuple[str, Layout]:
+    """The name of the format in which a drafter is to be written, and its layout."""
+    usual = next(iter(registry.formats_of(drafter)), None)
+    name = usual if format is None else format
+    if name not in FORMATS:
+        raise ValueError(
+            f"format={name!r} is unknown for {type(drafter).__name__}; known: {', '.join(FORMATS)}"
+        )
+    layout = FORMATS[name]
+    if not isinstance(drafter, layout.DRAFTER):
+        raise ValueError(
+            f"format={name!r} holds {layout.DRAFTER.__name__}, not {type(drafter).__name__}"
+        )
+    return name, layout
+
+
+def _write(folder: Path, files: dict, weights: str, tensors: dict, pickled: bool) -> None:
+    """Writes ``files`` (JSON, by name) and ``tensors``, each beside its place and then renamed."""
+    with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as staging:
+        path = Path(staging) / weights
+        if pickled:
+            write_pickle(path, tensors)
+        else:
+            save_file(tensors, path, metadata={"format": "pt"})
+        for name, content in files.items():
+            write_json(Path(staging) / name, content)
+        path.chmod((Path(staging) / "config.json").stat().st_mode)  # else only its owner reads it
+        for name in sorted({weights, *files}, key=lambda name: name == "config.json"):
+            os.replace(Path(staging) / name, folder / name)
+        if mtp.INDEX in files:
+            (folder / mtp.SINGLE).unlink(missing_ok=True)
+
+
+def _tree_entry(shape: Topology) -> dict:
+    """A tree as the config holds it, in a form that ``as_topology`` reads."""
+    if isinstance(shape, Tree):
+        return {"tree": shape.parents}
+    if isinstance(shape, Beams):
+        return {"tree": f"beams:{shape.width}x{shape.depth}"}
+    if isinstance(shape, Expand):
+        words = {"tree": f"expand:{shape.width}x{shape.depth}x{shape.nodes}"}
+        return words | ({"gain": shape.gain} if shape.gain else {})
+    raise ValueError(
+        f"topology={shape}: it is for measuring only; give the drafter the tree that it is to "
+        "draft, then save it"
+    )
