@@ -1,6 +1,12 @@
 """The notebooks run from top to bottom, offline, on the embedded models."""
 
+import importlib.metadata
 import json
+import os
+import subprocess
+import sys
+import venv
+import zipfile
 from pathlib import Path
 
 import matplotlib
@@ -54,7 +60,70 @@ def test_a_head_is_trained_measured_and_exported_from_texts_alone(execute, capsy
     assert "same text        yes" in capsys.readouterr().out
 
 
+# ---------------------------------------------------------------- installing
+
+
+def install_cell(name):
+    return next("".join(c["source"]) for c in cells(name) if c["id"] == "c2")
+
+
+def make_wheel(folder):
+    """A wheel of the package's name that needs nothing, with the extra ``train``."""
+    info = "specjax-9.9.dist-info"
+    files = {
+        "specjax/__init__.py": "WHERE = 'the wheel'\n",
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: specjax\nVersion: 9.9\n"
+        "Provides-Extra: train\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\n"
+        "Tag: py3-none-any\n",
+    }
+    record = "".join(f"{file},,\n" for file in [*files, f"{info}/RECORD"])
+    with zipfile.ZipFile(folder / "specjax-9.9-py3-none-any.whl", "w") as wheel:
+        for file, text in (files | {f"{info}/RECORD": record}).items():
+            wheel.writestr(file, text)
+
+
+@pytest.fixture(scope="module")
+def empty_python(tmp_path_factory):
+    """The interpreter of an environment without any package."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=True)
+    return folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+
+
+def run_install(python, name, folder, then=""):
+    """Runs the install cell in ``folder``, without network, and ``then`` some lines."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PIP_"))}
+    environment |= {"PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    command = [python, "-c", f"{install_cell(name)}\n{then}"]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_it_is_committed_without_outputs(name):
-    for cell in cells(name):
-        assert not cell.get("outputs") and not cell.get("execution_count"), cell["id"]
+def test_it_installs_the_wheel_beside_it_in_an_empty_folder(name, empty_python, tmp_path):
+    missing = run_install(empty_python, name, tmp_path)
+    assert missing.returncode == 1 and missing.stderr.count("\n") == 1  # one line, no traceback
+    assert "set REPOSITORY, or put a wheel beside this notebook" in missing.stderr
+    make_wheel(tmp_path)
+    done = run_install(empty_python, name, tmp_path, "import specjax; print(specjax.WHERE)")
+    assert done.stdout == "the wheel\n", done.stderr
+    uninstall = [empty_python, "-m", "pip", "uninstall", "--quiet", "--yes", "specjax"]
+    subprocess.run(uninstall, check=True)
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_it_installs_the_clone_around_it_or_the_address_that_it_holds(name, monkeypatch, tmp_path):
+    commands = []
+    monkeypatch.setattr(subprocess, "run", lambda command, check: commands.append(command[-1]))
+
+    def version(package):
+        raise importlib.metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.chdir(FOLDER)
+    exec(install_cell(name), {})
+    assert commands.pop() == f"{FOLDER.parent}[train]"
+    monkeypatch.chdir(tmp_path)
+    address = 'REPOSITORY = "https://example.org/specjax"'
+    exec(install_cell(name).replace('REPOSITORY = ""', address), {})
+    assert commands.pop() == "specjax[train] @ git+https://example.org/specjax"
