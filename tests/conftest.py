@@ -118,3 +118,9 @@ def quick_compilation():
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture
+def unmatched(request):
+    """Lines of the table of tiers that match no test of the files that were collected."""
+    return request.config.stash[schedule].unused()

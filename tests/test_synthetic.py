@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_greedy import EXPECTED, MODEL, NUM, PARAMS, PROMPTS, new_tokens, pad
+from test_greedy import MODEL, NUM, PARAMS, PROMPTS, new_tokens, pad, plain_texts
 from toys import TreeDrafter, like
 
 import specjax
@@ -44,14 +44,14 @@ def test_each_position_is_accepted_at_the_stated_rate(inner):
 def test_always_wrong_and_always_right(accuracy, tau):
     truth = decode(Plain()).tokens
     out = decode(Synthetic(3, accuracy), {"truth": truth, "inner": None})
-    assert new_tokens(out, PROMPTS) == EXPECTED
+    assert new_tokens(out, PROMPTS) == plain_texts()
     assert out.stats.tau == tau
 
 
 def test_a_wrong_truth_costs_acceptance_and_nothing_else():
     truth = (decode(Plain()).tokens + 1) % 13
     out = decode(Synthetic(3, 1.0), {"truth": truth, "inner": None})
-    assert new_tokens(out, PROMPTS) == EXPECTED
+    assert new_tokens(out, PROMPTS) == plain_texts()
     assert int(out.stats.accepted.sum()) == 0
 
 

@@ -23,13 +23,216 @@ from pathlib import Path
 DEFAULT, MERGE, FULL = TIERS = ("default", "merge", "full")
 EVERYTHING = ""  # matches every test of a file
 
+COVER = (  # drafters of the registry: every kind of head, topology, wrapper and state once
+    "draft|draft expanded|ngram|union of draft models|hybrid draft|adaptive redrafter|blockwise"
+    "|medusa|hydra prefix|mlp speculator|block|eagle|adaptive eagle3|p-eagle|mtp|mtp heads"
+    "|tree per row|silent"
+)
+DRAWN = (  # drafter and rule: every rule, way to draw siblings, kind of head and wrapper once
+    "plain-delta|draft-block|draft one-rejection|draft tree iid-kseq|draft tree distinct-rejection"
+    "|draft tree hub-hub|union of draft models-traversal|ngram-rejection|adaptive draft-block"
+    "|hybrid mtp-rejection|hydra-rejection|lstm speculator-rejection|block-rejection"
+    "|eagle-rejection|eagle3-block|p-eagle-rejection|redrafter-delta|tree per row-rejection"
+    "|silent-rejection|merged chains-kseq"
+)
+
+# A file, or what ends in "/" a folder: its tier, or the tiers of its tests by what matches first.
 TABLE = {
-    "test_mesh.py": MERGE,
+    "test_acceptance.py": [
+        ("keep[s]?_at_least|k_seq_(with|goes)|both_keep_more|in_half|always_right", MERGE),
+    ],
+    "test_adaptive.py": [
+        ("fault|refused|usual_widths|hopeless|hugging|exllamas|budget_of_one", DEFAULT),
+        ("goodput|wanted_width|no_evidence|sum_over_the_rows|the_targets_law", MERGE),
+        ("every_policy.*-?(draft|hf|hugging)|good_drafter|other_costs", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_benchmarks.py": [
+        ("refused|settings_that_its_kind|nan_in_json|put_into_words|curves|bisection", DEFAULT),
+        (EVERYTHING, FULL),
+    ],
+    "test_block_drafters.py": [("broken_twins|bad_shapes", DEFAULT), (EVERYTHING, MERGE)],
+    "test_chat.py": [
+        ("refuses", DEFAULT),
+        ("template|command|stop_string", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_cli.py": [
+        ("plan_prints|vllm|num_draft_is|compare|without_noise|ctrl_c", MERGE),
+        ("tree_counts", FULL),
+    ],
+    "test_decoder.py": [
+        ("tree_are_those_of_each_path.*0|written_inside|explicit", DEFAULT),
+        ("mesh|copies|each_path|follows", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_drafter_registry.py": [("saved_loaded_and_named", MERGE)],
+    "test_edges.py": [("transformers|hardware|other_lengths", MERGE)],
+    "test_feature.py": [
+        ("faults_are_seen|usual_layers|no_head_can_be", DEFAULT),
+        (r"from_scratch\[(eagle chain|eagle3)", MERGE),
+        ("pending|behind_a_longer|is_read|copies|columns", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_feature_formats.py": [
+        (r"a_generation.*\[(eagle3|eagle)\]|named|not_written|refused", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_greedy.py": [
+        (rf"(token_for_token|any_number).*\[({COVER})\]", DEFAULT),
+        ("token_for_token", MERGE),
+        ("any_number", FULL),
+        (r"alone_is|cut_within|last_slot|array_of_temp|penalty_and_bias|scan_and", MERGE),
+    ],
+    "test_grown.py": FULL,
+    "test_heads.py": [
+        (r"authors_code|is_named|what_is_wrong", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_heads_decode.py": MERGE,
+    "test_heldout.py": [(r"ngram-8|worth_its_name|argmax_of", MERGE), (EVERYTHING, FULL)],
+    "test_hybrid.py": [("named|any_that", DEFAULT), (EVERYTHING, MERGE)],
+    "test_laws.py": [
+        ("fault|refused|admits", DEFAULT),
+        ("ends_a_text|function_of|contrastive|json", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_measure.py": [
+        ("parts_of_a_round|parts_leave|memory_adds|first_token", FULL),
+        ("pass", MERGE),
+    ],
+    "test_memory.py": [
+        ("argmax|visited_nodes|seen_as_a_further", DEFAULT),
+        ("ngram|sorts|greedy_round", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_mesh.py": [
+        (rf"on_eight_devices_what.*\[({COVER})\]", MERGE),
+        ("on_eight_devices_what", FULL),
+        (r"what_one_device_says\[data=2,model=4-(draft|hydra|adaptive)", MERGE),
+        ("what_one_device_says", FULL),
+        (r"parts_are_read.*(gpt2|mixtral)", FULL),
+        (EVERYTHING, MERGE),
+    ],
     "test_mesh_processes.py": FULL,
-    "test_notebook.py": FULL,
-    "test_benchmarks.py": FULL,
-    "train/": MERGE,
-    "models/": MERGE,
+    "test_mtp.py": [
+        ("broken_twins", DEFAULT),
+        ("named|refused|not_put", MERGE),
+        ("accepted_tokens", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_native.py": [("loop_on_kernels", FULL), ("derivatives|long_prompt", MERGE)],
+    "test_notebook.py": [("without_outputs", DEFAULT), (EVERYTHING, FULL)],
+    "test_package.py": [("wheel|runs_from_top|prices_a_70b", MERGE)],
+    "test_planner.py": [
+        ("one_trace|heads|every_way|agree|where_tokens|ctrl_c|set_back", FULL),
+    ],
+    "test_prefill.py": MERGE,
+    "test_prefix.py": [
+        ("no_prefix_layer|no_layer", DEFAULT),
+        ("side_by_side|loaded_as_it_was|documents", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_pricing.py": [("refused|lost_in", DEFAULT), (EVERYTHING, FULL)],
+    "test_recurrent.py": [
+        ("refused|asked_for|beams_are_those", DEFAULT),
+        ("official", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_requests.py": [
+        ("refused|penalties", DEFAULT),
+        ("samples|alone|without_a_law", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_resting.py": [(r"\[2\]", DEFAULT), (EVERYTHING, MERGE)],
+    "test_rows.py": [
+        ("refused", DEFAULT),
+        (r"draft\]|left_alone|mesh|in_place", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_sampled.py": [
+        ("fault", DEFAULT),
+        (rf"targets_law\[({DRAWN})\]", MERGE),
+        ("targets_law", FULL),
+        (r"at_once\[(draft|eagle3)\]|at_least", MERGE),
+        ("at_once", FULL),
+    ],
+    "test_servers.py": MERGE,
+    "test_serving.py": [
+        ("broken_lines|wrong_arguments|different_names", DEFAULT),
+        ("generate_gives|own_stop|mesh|command", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_stopping.py": [
+        ("refused|pieces|might_have", DEFAULT),
+        ("ngram|stream", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_synthetic.py": [
+        ("cannot_be", DEFAULT),
+        ("stated_rate|always", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_text.py": [("compare_measures|names_a_drafter", MERGE)],
+    "test_topology.py": [("measured_ranks", MERGE)],
+    "test_trace.py": [
+        ("general_words|cannot_be_traced", DEFAULT),
+        ("page|gets_out|decide_as|command", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_windows.py": [
+        ("no_slot|slots_hold", DEFAULT),
+        ("beyond_the_window.*draft|ring_of_any|each_path|copies.*ngram", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "models/test_families.py": [("published|every_family", MERGE)],
+    "models/test_family_drafters.py": [
+        (r"on_a_mesh\[(llama|gpt2|mixtral|gemma3)", MERGE),
+        (r"\[(llama|gemma3.*|mixtral|gpt2|deepseek_v3|qwen3)-(tree|eagle3|ngram)\]", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "models/test_parity.py": [
+        (r"golden_ones\[(llama|gpt2)\]|golden_file", DEFAULT),
+        ("golden_ones|rotations", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "models/test_hf.py": [
+        ("named|called|refused|reported|cut_short", DEFAULT),
+        ("byte_for_byte|save|bare_trunk", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "models/test_tokenizer.py": MERGE,
+    "models/test_lm.py": MERGE,
+    "models/test_mla.py": MERGE,
+    "models/test_moe.py": [
+        ("derivatives|stacks|scored|padding|refused|weighted_sum", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "models/test_quantize.py": [
+        ("further_off|of_the_dequantized|unknown_scheme|approximate", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "models/test_t5.py": [
+        (r"golden_ones|greedy_text.*(draft|ngram)|refused|buckets", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "models/test_whisper.py": [("golden_ones|generates|refused", MERGE), (EVERYTHING, FULL)],
+    "models/": FULL,
+    "train/test_config.py": MERGE,
+    "train/test_losses.py": MERGE,
+    "train/test_head_losses.py": MERGE,
+    "train/test_data.py": MERGE,
+    "train/test_conversations.py": MERGE,
+    "train/test_optimizer.py": MERGE,
+    "train/test_report.py": MERGE,
+    "train/test_embedded.py": DEFAULT,
+    "train/test_unroll.py": MERGE,
+    "train/test_head_recipes.py": [("refused|trained|lowers|load_back", MERGE), (EVERYTHING, FULL)],
+    "train/test_feature_recipes.py": [
+        (r"lowers_its_loss.*\[(eagle|mtp)\]", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "train/": FULL,
 }
 
 # What needs eight devices, and what is repeated on them in the full tier: there XLA's own products
@@ -37,7 +240,7 @@ TABLE = {
 DEVICES = {
     "test_mesh.py": EVERYTHING,
     "test_decoder.py": "mesh",
-    "test_memory.py": "mesh",
+    "test_memory.py": "plan_of_a_quantized",
     "test_rows.py": "over_a_mesh",
     "test_serving.py": "over_a_mesh",
     "models/test_encoder_serving.py": EVERYTHING,

@@ -1,0 +1,22 @@
+"""The table of tiers: every line of it matches a test, and what it says is what is run."""
+
+import tiers
+from tiers import DEFAULT, FULL, MERGE, Schedule
+
+
+def test_the_first_line_that_matches_decides_and_a_file_without_lines_is_in_the_default_tier():
+    table = Schedule({"a.py": [("slow", MERGE), ("", FULL)], "b/": MERGE, "b/c.py": DEFAULT}, {})
+    assert table.tier("a.py", "test_slow[x]") == MERGE and table.tier("a.py", "test_x") == FULL
+    assert table.tier("b/d.py", "test_x") == MERGE and table.tier("b/c.py", "test_x") == DEFAULT
+    assert table.tier("other.py", "test_x") == DEFAULT
+    assert table.tiers("a.py") == {MERGE, FULL} and table.tiers("b/d.py") == {MERGE}
+
+
+def test_a_tier_is_the_sessions_that_make_it_up():
+    assert [devices for devices, _ in tiers.sessions(DEFAULT)] == [1]
+    assert [devices for devices, _ in tiers.sessions(MERGE)] == [1, 8]
+    assert [devices for devices, _ in tiers.sessions(FULL)] == [1, 8]
+
+
+def test_every_line_matches_a_test_of_a_file_that_was_collected_whole(unmatched):
+    assert not unmatched, f"tests/tiers.py: no test matches {unmatched}"
