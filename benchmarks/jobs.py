@@ -129,14 +129,14 @@ def made_up(work: task.GenerationTask, pair: pairs.Pair, context: int, new: int)
     ]
     cache = structure.unflatten(drawn)
     early = jax.tree.map(jnp.copy, cache[: pair.draft.config.num_layers])
-    learned = _with_cache(state.drafter, early, context)
+    learned = _with_cache(state.drafter_state, early, context)
     return dataclasses.replace(
         state,
         tokens=jnp.where(jnp.arange(work.capacity) < context, tokens, 0),
         length=jnp.full_like(state.length, context),
         budget=jnp.full_like(state.budget, new),
         cache=cache,
-        drafter=learned,
+        drafter_state=learned,
     )
 
 

@@ -358,7 +358,7 @@ def test_a_draft_model_that_slept_reads_what_it_missed():
     plain, wide = drafter.only(0), drafter.only(3)
     weights = {"inner": near, "costs": plain}
     states = list(steps(drafter, weights, 40, (plain, wide)))
-    asleep, awake = states[0].drafter.inner, states[1].drafter.inner
+    asleep, awake = states[0].drafter_state.inner, states[1].drafter_state.inner
     lengths = pad(PROMPTS)[1]
     assert (asleep.filled == lengths - 1).all() and (asleep.filled < states[0].length - 2).all()
     assert (awake.filled == states[1].length - 2).all()
@@ -381,7 +381,7 @@ def test_a_draft_model_does_not_run_where_nothing_is_wanted():
     for costs, clean in ((drafter.only(0), True), (drafter.only(1), False)):
         weights = {"inner": PARAMS, "costs": costs}
         (state,) = steps(drafter, weights, 5, (costs,), prompts=[[1]])  # no prompt to read
-        assert bool(jnp.isfinite(state.drafter.inner.cache).all()) == clean
+        assert bool(jnp.isfinite(state.drafter_state.inner.cache).all()) == clean
 
 
 def test_a_wanted_width_masks_what_is_deeper_and_leaves_the_rest():

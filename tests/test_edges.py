@@ -251,11 +251,11 @@ def test_a_round_after_a_silent_one_has_noise_of_its_own():
     params = {"target": PARAMS, "drafter": PARAMS}
     state = loop.start(MODEL, drafter, "auto", capacity, params, request)
     later = loop.burst(MODEL, drafter, "auto", 1, params, state)
-    assert later.length.tolist() == state.length.tolist() and later.silent.tolist() == [1]
+    assert later.length.tolist() == state.length.tolist() and later.num_empty_rounds.tolist() == [1]
     for role in (round.DRAFT, round.ACCEPT):
         assert (round.round_keys(state, role) != round.round_keys(later, role)).all()
     spoken = loop.burst(MODEL, drafter, "auto", 1, params, later)
-    assert spoken.length > later.length and spoken.silent.tolist() == [0]
+    assert spoken.length > later.length and spoken.num_empty_rounds.tolist() == [0]
 
 
 def test_the_law_is_that_of_the_processors_of_transformers():

@@ -38,9 +38,9 @@ def target():
 def said_along(drafter, params, state, context, paths):
     """float32 ``[B, D, V]``: what the drafter says below each node of paths int32 ``[B, D]``,
     given as tokens from the root down."""
-    learned = (state.drafter,)
+    learned = (state.drafter_state,)
     if isinstance(drafter, FeatureDrafter):
-        learned = drafter._catch_up(*own_params(params), state.drafter, context)
+        learned = drafter._catch_up(*own_params(params), state.drafter_state, context)
     level, carry = drafter.begin(*own_params(params), learned[0], context, *learned[1:])
     logits = []
     for depth in range(paths.shape[1]):

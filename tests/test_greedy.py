@@ -192,8 +192,8 @@ def test_after_any_number_of_rounds_the_cache_is_that_of_a_fresh_pass(name):
         if isinstance(drafter, HeadDrafter):
             expected = fresh(drafter, params, state.tokens, state.length - 1)
             if hasattr(expected, "feature"):
-                np.testing.assert_allclose(state.drafter.feature, expected.feature, atol=1e-5)
-            learned = state.drafter
+                np.testing.assert_allclose(state.drafter_state.feature, expected.feature, atol=1e-5)
+            learned = state.drafter_state
             if isinstance(drafter, FeatureDrafter):  # what is pending is read; later stages lag
                 learned = settled(drafter, params, learned, state)
                 expected = settled(drafter, params, expected, state)
@@ -204,10 +204,10 @@ def test_after_any_number_of_rounds_the_cache_is_that_of_a_fresh_pass(name):
                 assert jnp.allclose(jnp.where(used, kept, 0), jnp.where(used, own, 0), atol=1e-5)
         models = []
         if name.startswith("draft"):  # the draft model stays two tokens behind
-            assert (state.drafter.filled >= state.length - 2).all()
-            models = [(weights, state.drafter)]
+            assert (state.drafter_state.filled >= state.length - 2).all()
+            models = [(weights, state.drafter_state)]
         if name.startswith("union"):  # or more, where the others were right
-            models = list(zip(weights, state.drafter.inner, strict=True))
+            models = list(zip(weights, state.drafter_state.inner, strict=True))
         for own, learned in models:
             used = (jnp.arange(capacity) < learned.filled[:, None])[:, None, :, None]
             expected = rebuilt(own, state.tokens, learned.filled)
@@ -445,7 +445,7 @@ def test_segments_bring_every_token_once_with_its_feature_and_the_token_after_it
         topology=trees.chain_parents(capacity - 1),
     )
     truth = MODEL.verify(PARAMS, MODEL.init(PARAMS, 8, capacity), whole, features=(0,)).features
-    fed, after, features, times = state.drafter
+    fed, after, features, times = state.drafter_state
     for row, length in enumerate(np.asarray(state.length)):
         assert times[row, : length - 1].tolist() == [1] * (length - 1)
         assert not times[row, length - 1 :].any()

@@ -109,7 +109,7 @@ def test_what_a_finished_row_has_not_read_asks_for_no_pass():
     drafter = hybrid.inner
     params, state = begun(drafter, weights)
     most = jnp.full((2,), drafter.num_pending, jnp.int32)
-    pending = dataclasses.replace(state.drafter, count=most)
+    pending = dataclasses.replace(state.drafter_state, count=most)
 
     def reads(budget):
         context = types.Context(

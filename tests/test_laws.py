@@ -53,11 +53,11 @@ NEXT = np.asarray(
     np.int32,
 )
 ORDERLY = grammar.Automaton("orderly", {"next": NEXT, "kind": np.arange(VOCAB, dtype=np.int32)})
-GRAMMAR = dataclasses.replace(WARM, law=ORDERLY)
+GRAMMAR = dataclasses.replace(WARM, logits_processor=ORDERLY)
 
 
-def exact(sampling, law_params=None, target=MODEL, params=PARAMS):
-    return reference.joint_law(target, params, PROMPT, NUM, sampling, law_params).reshape(-1)
+def exact(sampling, processor_params=None, target=MODEL, params=PARAMS):
+    return reference.joint_law(target, params, PROMPT, NUM, sampling, processor_params).reshape(-1)
 
 
 def agrees(counts, law):
@@ -87,7 +87,7 @@ def test_a_grammar_is_exact_under_speculation_also_where_it_ends_a_text(name, ru
 
 
 def test_a_grammar_that_the_drafter_does_not_know_is_exact_as_well():
-    sampling = dataclasses.replace(GRAMMAR, law_drafts=False)
+    sampling = dataclasses.replace(GRAMMAR, process_drafts=False)
     drafter, weights, _ = CASES["draft"]
     law = exact(GRAMMAR, ORDERLY.params)
     blind, stats = sample(drafter, weights, "rejection", sampling, law=ORDERLY.params)
@@ -118,7 +118,7 @@ def parity(logits, prefix):
 
 @pytest.mark.parametrize("name", ["draft"])
 def test_a_function_of_logits_and_prefix_is_a_law(name):
-    sampling = dataclasses.replace(WARM, law=parity)
+    sampling = dataclasses.replace(WARM, logits_processor=parity)
     counts, _ = sample(*CASES[name][:2], "rejection", sampling)
     assert lawful(counts, exact(sampling)), judge(counts, exact(sampling))
     assert not lawful(counts, exact(WARM))
@@ -181,13 +181,13 @@ def test_fault_an_amateur_whose_cache_is_not_written_is_seen():
 def test_greedy_with_a_law_is_greedy_over_what_the_law_leaves(name, law):
     drafter, weights, _ = cases(MODEL, PARAMS)[name]
     prompts = np.asarray([[1, 0, 2, 1], [3, 3, 0, 0], [2, 1, 0, 3]], np.int32)
-    lengths, sampling = np.asarray([4, 2, 4], np.int32), Sampling(law=law)
+    lengths, sampling = np.asarray([4, 2, 4], np.int32), Sampling(logits_processor=law)
     given = getattr(law, "params", None)
     outs = [
         specjax.decode(
             MODEL,
             which,
-            {"target": PARAMS, "drafter": its, "law": given},
+            {"target": PARAMS, "drafter": its, "logits_processor": given},
             prompts,
             lengths,
             key=jax.random.key(0),
@@ -227,7 +227,7 @@ class Bad:
     [("init", "must lead with the batch"), ("step", "Bad.step"), ("integers", "returns int32")],
 )
 def test_laws_that_do_not_fit_are_refused_by_name(what, words):
-    with pytest.raises(ValueError, match=f"law: .*{words}"):
+    with pytest.raises(ValueError, match=f"logits_processor: .*{words}"):
         specjax.decode(
             MODEL,
             NGram(num_draft=2),
@@ -236,7 +236,7 @@ def test_laws_that_do_not_fit_are_refused_by_name(what, words):
             np.asarray([len(PROMPT)]),
             key=jax.random.key(0),
             max_new_tokens=3,
-            sampling=Sampling(law=Bad(what)),
+            sampling=Sampling(logits_processor=Bad(what)),
         )
 
 
@@ -277,7 +277,12 @@ def test_the_automaton_admits_json_and_nothing_else(embedded):
 def test_generated_text_is_json_and_speculation_does_not_change_it(pair, temperature):
     lm, draft = pair
     law = processors.json_text(lm, depth=2)
-    options = {"law": law, "max_new_tokens": 60, "temperature": temperature, "num_samples": 6}
+    options = {
+        "logits_processor": law,
+        "max_new_tokens": 60,
+        "temperature": temperature,
+        "num_samples": 6,
+    }
     texts = specjax.generate(lm, "x = ", drafter=draft, num_draft=2, **options)
     whole = [text for text, why in zip(texts.texts, texts.reasons, strict=True) if why == "stop"]
     assert "no token" not in texts.reasons
@@ -328,7 +333,7 @@ def test_a_law_that_knows_the_last_token_says_the_same_with_drafts():
             np.asarray([2, 1], np.int32),
             key=jax.random.key(0),
             max_new_tokens=20,
-            sampling=Sampling(law=no_repeat),
+            sampling=Sampling(logits_processor=no_repeat),
         )
         said.append(np.asarray(out.tokens))
     np.testing.assert_array_equal(*said)

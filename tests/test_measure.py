@@ -167,7 +167,8 @@ def test_the_parts_of_a_round_redo_what_the_loop_did(name, begun):
     assert all(np.allclose(a, b) for a, b in zip(cache, jax.tree.leaves(final.cache), strict=True))
     learned = jax.tree.leaves(done["observe"][0])
     assert all(
-        np.allclose(a, b) for a, b in zip(learned, jax.tree.leaves(final.drafter), strict=True)
+        np.allclose(a, b)
+        for a, b in zip(learned, jax.tree.leaves(final.drafter_state), strict=True)
     )
 
 
@@ -193,7 +194,7 @@ def test_memory_adds_up_and_the_cache_is_what_the_state_holds(begun):
     found = timing.memory(work)
     assert found.peak == found.weights + found.cache + found.working_set
     assert found.working_set > 0 < found.compile_burst and found.compile_start > 0
-    assert found.cache == sum(x.nbytes for x in jax.tree.leaves((state.cache, state.drafter)))
+    assert found.cache == sum(x.nbytes for x in jax.tree.leaves((state.cache, state.drafter_state)))
 
 
 def test_first_token_is_one_round_behind_the_prompt(begun):

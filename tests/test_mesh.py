@@ -216,7 +216,7 @@ def test_a_device_holds_its_share_of_weights_and_caches(mesh):
     caches = sum(SLOTS * BATCH * m.cache_token for m in plan.models)
     stated = total / sizes["model"] + caches / 8 + whole
     assert each == stated
-    for leaf in jax.tree.leaves((state.cache, state.drafter.cache)):
+    for leaf in jax.tree.leaves((state.cache, state.drafter_state.cache)):
         assert leaf.addressable_shards[0].data.size == leaf.size / 8
 
 

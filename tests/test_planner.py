@@ -308,5 +308,7 @@ def test_what_cannot_be_set_back_is_refused_before_anything_runs(pair):
     with pytest.raises(ValueError, match="longer than the window of 8"):
         specjax.plan(sliding, ["def f(x):"], drafters=["ngram"], max_new_tokens=16)
     law = processors.json_text(target)
-    with pytest.raises(ValueError, match="leave law= out"):
-        specjax.plan(target, ["def f(x):"], drafters=["ngram"], max_new_tokens=16, law=law)
+    with pytest.raises(ValueError, match="leave logits_processor= out"):
+        specjax.plan(
+            target, ["def f(x):"], drafters=["ngram"], max_new_tokens=16, logits_processor=law
+        )

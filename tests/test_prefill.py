@@ -72,7 +72,7 @@ def test_its_last_state_and_the_cache_are_what_they_are_if_it_is_shown_all(more,
     (mine, few), (whole, all_of_them) = begun(Medusa, more), begun(Whole, more)
     assert few == [(4, False), (1, True)] and all_of_them == [(4, True)]
     assert (mine.length == LENGTHS + len(more)).all()
-    one, other = np.asarray(mine.drafter.feature), np.asarray(whole.drafter.feature)
+    one, other = np.asarray(mine.drafter_state.feature), np.asarray(whole.drafter_state.feature)
     assert np.allclose(one, other, atol=1e-5)
     # a prompt of one token has nothing before its root
     assert (np.abs(other).max(axis=1) > 0.1).tolist() == [bool(more), *5 * [True]]

@@ -305,7 +305,7 @@ def test_the_loop_lets_it_read_what_it_missed(behind_lookup, monkeypatch):
         )
 
     def checked(state):
-        inner = state.drafter.inner.inner if behind_lookup else state.drafter.inner
+        inner = state.drafter_state.inner.inner if behind_lookup else state.drafter_state.inner
         waited.append(int((state.length - 1 - inner.done).max()))
         assert 0 <= waited[-1] <= 4
         now = context(state.tokens, state.length - 1)

@@ -239,8 +239,14 @@ def forgets_rows(logits, prefix):
 
 
 REFUSED = {
-    "a law of another shape": (dict(sampling=Sampling(law=forgets_rows)), "law: forgets_rows"),
-    "a law that is none": (dict(sampling=Sampling(law="json")), "law='json'"),
+    "a law of another shape": (
+        dict(sampling=Sampling(logits_processor=forgets_rows)),
+        "logits_processor: forgets_rows",
+    ),
+    "a law that is none": (
+        dict(sampling=Sampling(logits_processor="json")),
+        "logits_processor='json'",
+    ),
     "no samples": (dict(num_samples=0), "num_samples=0"),
     "unknown log-probabilities": (dict(logprobs="all"), "logprobs='all'"),
     "a penalty without end": (

@@ -78,11 +78,11 @@ def test_rounds_rest_and_draft_as_planned_however_long_a_burst_is(rounds):
         took = int(jnp.max(state.stats.rounds)) - done
         done += took
         assert rounds is None or took <= rounds
-    counts = jax.tree.map(lambda x: int(x[0]), state.drafter)
+    counts = jax.tree.map(lambda x: int(x[0]), state.drafter_state)
     assert counts["rested"] + counts["drafted"] == done
     assert counts["drafted"] == done // 3
     assert counts["said"] == 2 * counts["drafted"] + (done + 1) // 3  # 0, 1, 2, 0, 1, 2 ...
-    assert state.drafter["shown"].tolist() == state.stats.emitted.tolist() == [11, 11]
+    assert state.drafter_state["shown"].tolist() == state.stats.emitted.tolist() == [11, 11]
     assert state.stats.drafted.max() <= 2 * counts["drafted"]
 
 

@@ -74,7 +74,7 @@ def sample(
         cell = jnp.where(whole, cell, VOCAB**NUM)  # beyond the last: dropped
         return jnp.bincount(cell, length=VOCAB**NUM), state.stats
 
-    params = {"target": weights_of or PARAMS, "drafter": weights, "law": law}
+    params = {"target": weights_of or PARAMS, "drafter": weights, "logits_processor": law}
     counts, stats = run(params, request)
     return np.asarray(counts), stats
 

@@ -281,7 +281,7 @@ class Online:
         )
         state = loop.jit_start(target, self.drafter, "auto", capacity, self.params, request)
         state = loop.jit_burst(target, self.drafter, "auto", ENDLESS, self.params, state)
-        laws, seen = state.drafter.laws, state.drafter.seen
+        laws, seen = state.drafter_state.laws, state.drafter_state.seen
         kept = jax.device_get({"tokens": state.tokens, "laws": laws, "seen": seen})
         rows = np.flatnonzero(kept["seen"].any(axis=1))
         places = (self._num_rows + np.arange(len(rows))) % self.learning.buffer

@@ -98,8 +98,8 @@ def record(work: GenerationTask, state: loop.State, rounds: int) -> tuple[loop.S
 def _recorded(target, drafter, rule, params, state):
     keys = one_round.round_keys(state, one_round.ACCEPT)
     state = one_round.run_round(target, Recorder(drafter), rule, params, state)
-    learned, inputs = state.drafter
-    return dataclasses.replace(state, drafter=learned), dataclasses.replace(inputs, keys=keys)
+    learned, inputs = state.drafter_state
+    return dataclasses.replace(state, drafter_state=learned), dataclasses.replace(inputs, keys=keys)
 
 
 def parts(
@@ -112,7 +112,7 @@ def parts(
     """
     objects = (work.lm.target, work.drafter, work.rule)
     final, inputs = record(work, state, rounds)
-    cache, learned = final.cache, final.drafter
+    cache, learned = final.cache, final.drafter_state
 
     def prepared(part, carried):
         def run(copied):

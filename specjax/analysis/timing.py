@@ -339,7 +339,7 @@ def memory(work: GenerationTask) -> Memory:
         + plan.temp_size_in_bytes
     )
     weights = tree_bytes(work.params)
-    cache = tree_bytes((state.cache, state.drafter))
+    cache = tree_bytes((state.cache, state.drafter_state))
     return Memory(
         peak=peak,
         weights=weights,

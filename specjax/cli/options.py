@@ -104,7 +104,7 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
     options = {name: getattr(arguments, name) for name in names}
     options["stop_strings"] = arguments.stop
     if arguments.grammar:
-        options["law"] = specjax.sampling.processors.json_text(lm)
+        options["logits_processor"] = specjax.sampling.processors.json_text(lm)
     if arguments.num_draft is not None:
         options["num_draft"] = arguments.num_draft
     if arguments.tree:

@@ -33,7 +33,7 @@ def burst(target, drafter, rule, rounds, params, state: State, live=1) -> State:
         if not drafter.plans:
             return done, state, None
         own = params.get("drafter")
-        plan = drafter.plan(own, params["target"], state.drafter, state.budget)
+        plan = drafter.plan(own, params["target"], state.drafter_state, state.budget)
         return done, state, plan
 
     def step(run, carry):

@@ -36,12 +36,12 @@ def start(
     tokens = jnp.pad(prompt[:, :capacity], ((0, 0), (0, max(0, capacity - width))))
     tokens = jnp.where(jnp.arange(capacity) < lengths[:, None], tokens, 0)
     cache = sharding.rows(target.init(params["target"], batch, capacity, inputs))
-    learned = sharding.rows(
+    drafter_state = sharding.rows(
         drafter.init(params.get("drafter"), params["target"], batch, capacity, inputs)
     )
     chunk = min(chunk, width, capacity)
     begin = jnp.zeros((batch,), jnp.int32)
-    given = params, cache, learned, tokens, begin, lengths - 1
+    given = params, cache, drafter_state, tokens, begin, lengths - 1
     carry = _feed(target, drafter, *given, chunk, _apart(drafter, width))
     state = states.initial_state(target, drafter, rule, params, tokens, lengths, *carry, request)
     if request.num_samples > 1:
@@ -69,10 +69,12 @@ def extend(target, drafter, rule, params, state: State, request: DecodeInputs) -
         sampling=request.sampling,
     )
     own = params.get("drafter")
-    learned = drafter.sync(own, params["target"], state.drafter, context, before="prompt")
+    drafter_state = drafter.sync(
+        own, params["target"], state.drafter_state, context, before="prompt"
+    )
     begin, length = state.length - 1, state.length + request.lengths
     chunk = min(PREFILL_CHUNK, width)
-    given = params, state.cache, learned, tokens, begin, length - 1
+    given = params, state.cache, drafter_state, tokens, begin, length - 1
     carry = _feed(target, drafter, *given, chunk, _apart(drafter, width))
     state = states.initial_state(target, drafter, rule, params, tokens, length, *carry, request)
     return sharding.rows(dataclasses.replace(state, key=request.key))
@@ -84,7 +86,7 @@ def _apart(drafter, width: int) -> bool:
     return kernels.current().feeds_last_token_alone(width) and drafter.reads_last
 
 
-def _feed(target, drafter, params, cache, learned, tokens, begin, end, chunk, apart):
+def _feed(target, drafter, params, cache, drafter_state, tokens, begin, end, chunk, apart):
     """Shows the tokens at positions ``begin ... end - 1``, int32 ``[B]``, to target and drafter;
     ``apart``: to the drafter the last one alone."""
     feed = functools.partial(_piece, target, drafter, params, tokens)
@@ -95,11 +97,11 @@ def _feed(target, drafter, params, cache, learned, tokens, begin, end, chunk, ap
         return feed(*carry, at, rest, chunk, unseen=apart)
 
     count = (jnp.max(rest - begin) + chunk - 1) // chunk
-    carry = jax.lax.fori_loop(0, count, chunks, (cache, learned))
+    carry = jax.lax.fori_loop(0, count, chunks, (cache, drafter_state))
     return feed(*carry, rest, end, 1) if apart else carry
 
 
-def _piece(target, drafter, params, tokens, cache, learned, at, end, size, unseen=False):
+def _piece(target, drafter, params, tokens, cache, drafter_state, at, end, size, unseen=False):
     """Shows at most ``size`` tokens from ``at`` on, before ``end``, int32 ``[B]``, to the target,
     and unless they are ``unseen`` to the drafter."""
     batch = len(tokens)
@@ -119,6 +121,6 @@ def _piece(target, drafter, params, tokens, cache, learned, at, end, size, unsee
     verdict = Verdict(path=path, count=count, token=jnp.full((batch,), -1, jnp.int32))
     cache = target.commit(cache, scores.entries, at, verdict)
     if unseen:
-        return cache, learned
+        return cache, drafter_state
     segment = Segment(tokens=piece, next=following, features=scores.features, start=at, num=num)
-    return cache, drafter.observe(params.get("drafter"), params["target"], learned, segment)
+    return cache, drafter.observe(params.get("drafter"), params["target"], drafter_state, segment)

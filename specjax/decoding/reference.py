@@ -38,34 +38,43 @@ def greedy(target: Target, params, prompt, num: int) -> list[int]:
 
 
 def next_law(
-    target: Target, params, tokens: np.ndarray, sampling: Sampling, begin=None, law_params=None
+    target: Target,
+    params,
+    tokens: np.ndarray,
+    sampling: Sampling,
+    begin=None,
+    processor_params=None,
 ) -> np.ndarray:
     """float32 ``[B, V]``, the law of the token after each row of ``tokens`` int32 ``[B, T]``.
 
     What was generated begins at position ``begin``, by default behind all of ``tokens``;
-    ``law_params`` are the arrays of ``sampling.law``.
+    ``processor_params`` are the arrays of ``sampling.logits_processor``.
     """
     batch, size = tokens.shape
     begin = size if begin is None else begin
     tokens = jnp.asarray(tokens, jnp.int32)
     lengths = jnp.full((batch,), begin, jnp.int32)
-    state = processors.initial_processor_state(sampling.law, law_params, tokens, lengths)
+    state = processors.initial_processor_state(
+        sampling.logits_processor, processor_params, tokens, lengths
+    )
     if state is not None:
-        state = processors.advance_processor(sampling.law, law_params, state, tokens[:, begin:])
+        state = processors.advance_processor(
+            sampling.logits_processor, processor_params, state, tokens[:, begin:]
+        )
     prefix = Prefix(
         tokens=tokens,
         length=jnp.full((batch,), size, jnp.int32),
         path=jnp.full((batch, 1), -1, jnp.int32),
         begin=lengths,
         state=state,
-        params=law_params,
+        params=processor_params,
     )
     last = logits(target, params, tokens)[:, -1]
     return np.asarray(sampling.rows(batch).probabilities(last, prefix))
 
 
 def joint_law(
-    target: Target, params, prompt, num: int, sampling: Sampling, law_params=None
+    target: Target, params, prompt, num: int, sampling: Sampling, processor_params=None
 ) -> np.ndarray:
     """float64 ``[V] * num``, the exact joint law of the next ``num`` tokens, by enumeration.
 
@@ -75,7 +84,7 @@ def joint_law(
     law = np.ones((1,))
     sequences = np.asarray([list(prompt)], np.int32)
     for _ in range(num):
-        p = next_law(target, params, sequences, sampling, len(prompt), law_params)
+        p = next_law(target, params, sequences, sampling, len(prompt), processor_params)
         p = p.astype(np.float64)
         mass = p.sum(axis=1, keepdims=True)
         law = (law[:, None] * p / np.where(mass > 0, mass, 1)).reshape(-1)

@@ -118,15 +118,17 @@ def truncate(draft: Draft, verdict: Verdict, state: State) -> tuple[Verdict, jax
 
 
 def round_keys(state: State, role: int) -> jax.Array:
-    """Keys ``[B]`` by row, position of the root, role and silent rounds; a draw adds the node.
+    """Keys ``[B]`` by row, position of the root, role and number of empty rounds.
+
+    A draw adds the node.
 
     NOT by the absolute position of the node: a token drawn again at a position must not meet the
     noise of its rejected predecessor, which would bias every rule that looks ahead. Nor may a
-    round meet the noise of a silent one before it at the same root: a pipelined drafter, which
+    round meet the noise of an empty one before it at the same root: a pipelined drafter, which
     proposes now what it drew then and draws on, would draw related tokens.
     """
     keys = jax.vmap(jax.random.fold_in)(state.key, 2 * (state.length - 1) + role)
-    return jax.vmap(jax.random.fold_in)(keys, state.silent)
+    return jax.vmap(jax.random.fold_in)(keys, state.num_empty_rounds)
 
 
 @pytree_dataclass
@@ -185,10 +187,10 @@ def draft_and_verify(target, drafter, rule, params, state: State, plan=None) -> 
         sampling=state.sampling.for_drafts,
         cache=state.cache,
         begin=state.begin,
-        law_state=state.law,
-        law_params=params.get("law"),
+        processor_state=state.processor_state,
+        processor_params=params.get("logits_processor"),
     )
-    draft, proposed = draft_step(drafter, params, state.drafter, context)
+    draft, proposed = draft_step(drafter, params, state.drafter_state, context)
     context = dataclasses.replace(context, sampling=state.sampling)
     live = state.budget > 0
 
@@ -240,7 +242,7 @@ def commit_round(target, drafter, params, state: State, judged: VerifiedRound) -
         round=(draft, verdict, drafter.readout(draft, scores)),
     )
     own = params.get("drafter")
-    learned = drafter.observe(own, params["target"], judged.proposed, segment)
+    drafter_state = drafter.observe(own, params["target"], judged.proposed, segment)
 
     # emitted tokens go behind the root; column L does not exist, so it drops what is not emitted
     steps = jnp.arange(emitted.shape[1])
@@ -253,9 +255,11 @@ def commit_round(target, drafter, params, state: State, judged: VerifiedRound) -
     lost &= ~stopped
     budget = jnp.where(stopped | lost, 0, state.budget - num)
     ended = jnp.where(stopped, STOPPED, jnp.where(lost, NO_TOKEN, SPENT))
-    law, logprobs = state.law, state.logprobs
-    if law is not None:
-        law = processors.advance_processor(state.sampling.law, params.get("law"), law, emitted)
+    processed, logprobs = state.processor_state, state.logprobs
+    if processed is not None:
+        processed = processors.advance_processor(
+            state.sampling.logits_processor, params.get("logits_processor"), processed, emitted
+        )
     if logprobs is not None:
         logprobs = logprobs.at[rows, where].set(judged.logprobs, mode="drop")
     after = dataclasses.replace(
@@ -264,11 +268,11 @@ def commit_round(target, drafter, params, state: State, judged: VerifiedRound) -
         length=state.length + num,
         budget=budget,
         ended=jnp.where((state.budget > 0) & (budget == 0), ended, state.ended),
-        law=law,
+        processor_state=processed,
         logprobs=logprobs,
-        silent=jnp.where(num > 0, 0, state.silent + (state.budget > 0)),
+        num_empty_rounds=jnp.where(num > 0, 0, state.num_empty_rounds + (state.budget > 0)),
         cache=cache,
-        drafter=learned,
+        drafter_state=drafter_state,
         from_draft=state.from_draft.at[rows, where].set(from_draft, mode="drop"),
         stats=_count(state, draft, num, from_draft),
     )

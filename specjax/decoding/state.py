@@ -44,17 +44,18 @@ class Decoded:
 class State:
     """All that the loop carries; every leaf leads with B.
 
-    Evolving: tokens, length, budget (0: finished), silent (rounds since the row last emitted), the
-    two caches, law (what a law of one's own carries). Constant: begin (where what is generated
-    begins), key, sampling, stops. Output: from_draft, ended, stats, logprobs (or None).
+    Evolving: tokens, length, budget (0: finished), num_empty_rounds (since the row last emitted),
+    cache (the target's), drafter_state, processor_state (what a logits processor carries).
+    Constant: begin (where what is generated begins), key, sampling, stops. Output: from_draft,
+    ended, stats, logprobs (or None).
     """
 
     tokens: jax.Array
     length: jax.Array
     budget: jax.Array
-    silent: jax.Array
+    num_empty_rounds: jax.Array
     cache: PyTree
-    drafter: PyTree
+    drafter_state: PyTree
     key: jax.Array
     sampling: Sampling
     stops: jax.Array
@@ -62,7 +63,7 @@ class State:
     from_draft: jax.Array
     ended: jax.Array
     stats: Stats
-    law: PyTree = None
+    processor_state: PyTree = None
     logprobs: jax.Array | None = None
     logprobs_of: str = static("")
 
@@ -75,7 +76,7 @@ def initial_state(
     tokens,
     length,
     cache: PyTree,
-    learned: PyTree,
+    drafter_state: PyTree,
     request: DecodeInputs,
 ) -> State:
     """The state before the first round."""
@@ -97,9 +98,9 @@ def initial_state(
         tokens=tokens,
         length=length,
         budget=budget,
-        silent=jnp.zeros((batch,), jnp.int32),
+        num_empty_rounds=jnp.zeros((batch,), jnp.int32),
         cache=cache,
-        drafter=learned,
+        drafter_state=drafter_state,
         key=jax.random.wrap_key_data(jnp.zeros((batch, 2), jnp.uint32), impl=KEYS),
         sampling=sampling,
         stops=request.stops,
@@ -107,7 +108,9 @@ def initial_state(
         from_draft=jnp.zeros(tokens.shape, bool),
         ended=jnp.where(budget > 0, RUNNING, SPENT),
         stats=statistics.start(batch, drafter.depth, **names),
-        law=processors.initial_processor_state(sampling.law, params.get("law"), tokens, length),
+        processor_state=processors.initial_processor_state(
+            sampling.logits_processor, params.get("logits_processor"), tokens, length
+        ),
         logprobs=zeros if request.logprobs else None,
         logprobs_of=request.logprobs,
     )

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import trees
-from .._internal.pytree import pytree_dataclass
+from .._internal.pytree import pytree_dataclass, static
 from ..trees.topology import chain
 from ..types import POINT_MASS, ROOT, Draft, Drafter, PyTree
 from .base import Around, ChainDrafter
@@ -22,6 +22,42 @@ class HybridState:
 
     inner: PyTree
     draft: Draft | None = None
+
+
+@pytree_dataclass
+class Copying:
+    """Where a text can be copied from, as it grows; as ``Context.stop_drafting``, where it can.
+
+    Attributes:
+      tokens: int32 ``[B, L]``, a buffer of which ``length`` int32 ``[B]`` tokens are the text.
+      lookup: which matches are followed.
+    """
+
+    tokens: jax.Array
+    length: jax.Array
+    lookup: NGram = static()
+
+    def text(self, drafted: jax.Array) -> jax.Array:
+        """int32 ``[B, L]``: the buffer with ``drafted`` int32 ``[B, K]`` after the text."""
+        where = self.length[:, None] + jnp.arange(drafted.shape[1])
+        rows = jnp.arange(len(drafted))[:, None]
+        return self.tokens.at[rows, where].set(drafted, mode="drop")
+
+    def matches(self, drafted: jax.Array) -> list[jax.Array]:
+        """``lookup.matches`` of the text, and with each one more of ``drafted`` ``[B, K]``."""
+        text = self.text(drafted)
+        found = [self.lookup.matches(self.tokens, self.length)]
+        for k in range(drafted.shape[1]):
+            found.append(self.lookup.matches_behind(text, self.length + k, found[-1]))
+        return found
+
+    def copies(self, drafted: jax.Array) -> list[jax.Array]:
+        """Bool ``[B]`` each: whether there is something to copy after the text, and after it with
+        each one more of ``drafted``."""
+        return [self.lookup.trusted(match) > 0 for match in self.matches(drafted)]
+
+    def __call__(self, drafted: jax.Array) -> jax.Array:
+        return jnp.any(jnp.stack(self.copies(drafted)), axis=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,46 +142,28 @@ class Hybrid(Around, ChainDrafter):
         most = self.inner.depth
         width = most if context.width is None else jnp.minimum(context.width, most)
         none = jnp.zeros((len(context.length), 0), jnp.int32)
-        asks = ~self._copies(context, none)[-1] & (context.budget > 0)
+        copying = Copying(tokens=context.tokens, length=context.length, lookup=self.lookup)
+        asks = ~copying.copies(none)[-1] & (context.budget > 0)
         asked = dataclasses.replace(
             context,
             width=jnp.where(jnp.any(asks), width, 0),
-            enough=lambda tokens: jnp.any(jnp.stack(self._copies(context, tokens)), axis=0),
+            stop_drafting=copying,
         )
         own, inner = self.inner.draft_step(params, target_params, state.inner, asked)
-        return self._joined(context, own, inner)
+        return self._joined(context, copying, own, inner)
 
-    def _text(self, context, tokens):
-        """The text with ``tokens`` int32 ``[B, K]`` behind it, in the buffer."""
-        where = context.length[:, None] + jnp.arange(tokens.shape[1])
-        rows = jnp.arange(len(tokens))[:, None]
-        return context.tokens.at[rows, where].set(tokens, mode="drop")
-
-    def _matches(self, context, tokens) -> list[jax.Array]:
-        """``lookup.matches`` of the text, and with each one more of ``tokens`` int32 ``[B, K]``."""
-        text, length = self._text(context, tokens), context.length
-        found = [self.lookup.matches(context.tokens, length)]
-        for k in range(tokens.shape[1]):
-            found.append(self.lookup.matches_behind(text, length + k, found[-1]))
-        return found
-
-    def _copies(self, context, tokens) -> list[jax.Array]:
-        """Bool ``[B]`` each: whether there is something to copy behind the text, and behind it with
-        each one more of ``tokens``."""
-        return [self.lookup.trusted(m) > 0 for m in self._matches(context, tokens)]
-
-    def _joined(self, context, own: Draft, inner):
+    def _joined(self, context, copying: Copying, own: Draft, inner):
         """The draft of each row: its own tokens up to where copying begins, then the copy."""
         steps = jnp.arange(self.num_draft, dtype=jnp.int32)
         most = own.num_nodes - 1
         said = own.tokens[:, 1:]
-        found = self._matches(context, said)
+        found = copying.matches(said)
         copies = jnp.stack([self.lookup.trusted(m) > 0 for m in found], axis=1)
         # behind all of one's own tokens there need be nothing to copy
         first = jnp.where(jnp.any(copies, axis=1), jnp.argmax(copies, axis=1), most)
         first = first.astype(jnp.int32)
         matched = jnp.take_along_axis(jnp.stack(found, axis=1), first[:, None, None], axis=1)[:, 0]
-        text = self._text(context, said)
+        text = copying.text(said)
         copied, count = self.lookup.copy(text, context.length + first, matched, self.num_draft)
         mine = steps < first[:, None]
         wide = ((0, 0), (0, self.num_draft - most))

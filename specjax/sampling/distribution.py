@@ -35,7 +35,7 @@ class Prefix:
       begin: int32 ``[B]`` or None, where what was generated begins in ``tokens``.
       state: what a law carries (see ``laws.Law``): behind the committed prefix, and within the
         law's own call behind the whole one; None where it carries nothing.
-      params: ``params["law"]``, the arrays of a law.
+      params: ``params["logits_processor"]``, the arrays of a law.
     """
 
     tokens: jax.Array
@@ -70,9 +70,10 @@ class Sampling:
       presence_penalty, frequency_penalty: subtracted from the logits of tokens that were generated
         before (the prompt does not count): once, and as often as they were (the definitions of
         OpenAI and vLLM).
-      law: a law of one's own, a function ``(logits [B, V], prefix) -> logits`` or an object like
-        ``laws.Law``; hashable, a part of the compiled program. It applies after the penalties.
-      law_drafts: whether drafters draw from it as well. The output's law is the same either way.
+      logits_processor: a function ``(logits [B, V], prefix) -> logits`` or an object like
+        ``processors.LogitsProcessor``; hashable, a part of the compiled program. It applies after the penalties.
+      process_drafts: whether drafters draw from it as well. The output's law is the same either
+        way.
       greedy: derived; give it only to force the sampled program at temperature 0.
 
     Raises:
@@ -88,8 +89,8 @@ class Sampling:
     logit_bias: jax.typing.ArrayLike | None = None
     presence_penalty: jax.typing.ArrayLike | None = None
     frequency_penalty: jax.typing.ArrayLike | None = None
-    law: Any = static(None)
-    law_drafts: bool = static(True)
+    logits_processor: Any = static(None)
+    process_drafts: bool = static(True)
     greedy: bool | None = static(None)
 
     def __post_init__(self):
@@ -107,9 +108,10 @@ class Sampling:
         self._check_values(lambda x: True)
         if self.temperature is None:
             raise ValueError("temperature=None: give a number or one value a row; 0 is greedy")
-        if self.law is not None and not callable(self.law):
+        if self.logits_processor is not None and not callable(self.logits_processor):
             raise ValueError(
-                f"law={self.law!r}: give a function (logits, prefix) -> logits, or an object as in "
+                f"logits_processor={self.logits_processor!r}: give a function "
+                "(logits, prefix) -> logits, or an object as in "
                 "specjax.processors, for instance specjax.processors.json_text(lm)"
             )
         if self.greedy:
@@ -157,15 +159,20 @@ class Sampling:
             logit_bias=row(self.logit_bias, f32, rank=2),
             presence_penalty=row(self.presence_penalty, f32),
             frequency_penalty=row(self.frequency_penalty, f32),
-            law=self.law,
-            law_drafts=self.law_drafts,
+            logits_processor=self.logits_processor,
+            process_drafts=self.process_drafts,
             greedy=self.greedy,
         )
 
     @property
     def needs_prefix(self) -> bool:
         """Whether the law at a node depends on more than its logits."""
-        given = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty, self.law)
+        given = (
+            self.repetition_penalty,
+            self.presence_penalty,
+            self.frequency_penalty,
+            self.logits_processor,
+        )
         return any(setting is not None for setting in given)
 
     @property
@@ -176,7 +183,7 @@ class Sampling:
     @property
     def for_drafts(self) -> Sampling:
         """What drafters draw by: the same, unless they are to leave the law out."""
-        return self if self.law_drafts else dataclasses.replace(self, law=None)
+        return self if self.process_drafts else dataclasses.replace(self, logits_processor=None)
 
     def adjust(self, logits: jax.Array, prefix: Prefix | None) -> jax.Array:
         """Bias, penalties and law, the part that greedy decoding needs: ``[B, V]`` logits."""
@@ -192,7 +199,11 @@ class Sampling:
                 logits = logits - self.frequency_penalty[:, None] * said
             if self.presence_penalty is not None:
                 logits = logits - self.presence_penalty[:, None] * (said > 0)
-        return logits if self.law is None else processors.apply_processor(self.law, logits, prefix)
+        return (
+            logits
+            if self.logits_processor is None
+            else processors.apply_processor(self.logits_processor, logits, prefix)
+        )
 
     def probabilities(self, logits: jax.Array, prefix: Prefix | None = None) -> jax.Array:
         """The law: raw float32 logits ``[B, V]`` to probabilities ``[B, V]``; after ``rows``.

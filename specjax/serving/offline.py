@@ -105,7 +105,7 @@ def serve_offline(
     seed: int = 0,
     stop=None,
     stop_strings: str | Sequence[str] | None = None,
-    law=None,
+    logits_processor=None,
     rule="auto",
     drafter_params=None,
 ) -> Served:
@@ -129,7 +129,7 @@ def serve_offline(
       max_broken: how many prompts may be broken (no JSON, no prompt, longer than the context ...)
         and are left out; with more, nothing is decoded.
       progress: called after every burst of rounds.
-      drafter, num_draft, tree, law, rule, drafter_params: see ``specjax.generate``.
+      drafter, num_draft, tree, logits_processor, rule, drafter_params: see ``specjax.generate``.
       max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty,
         frequency_penalty, stop, stop_strings: see ``specjax.generate``; one value, for prompts
         without their own. A text ends earlier where the context is full.
@@ -171,7 +171,13 @@ def serve_offline(
     )
     found, broken = jsonl_input.read(lm, prompts, defaults, max_broken)
     task.seed_key(seed)
-    ways = dict(drafter=drafter, num_draft=num_draft, tree=tree, law=law, rule=rule)
+    ways = dict(
+        drafter=drafter,
+        num_draft=num_draft,
+        tree=tree,
+        logits_processor=logits_processor,
+        rule=rule,
+    )
     ways["drafter_params"] = drafter_params
     made_with = _made_with(lm, found, seed, ways)
     if output is None:
@@ -232,7 +238,7 @@ def _made_with(lm: LM, prompts: list[Prompt], seed: int, ways: Mapping) -> dict[
     rule = ways["rule"].name if isinstance(ways["rule"], Rule) else str(ways["rule"])
     shape = None if ways["tree"] is None else str(as_topology(ways["tree"]))
     drafter = _hash(_identity(ways["drafter"]), ways["num_draft"], shape, rule)
-    law = processors.processor_name(ways["law"])
+    law = processors.processor_name(ways["logits_processor"])
     same = {"model": model, "drafter": drafter}
     return {
         p.index: same

@@ -98,8 +98,9 @@ def generate(lm: LM, prompts: Prompts | None = None, **options: Unpack[Options])
       temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty,
         logit_bias: the law, a number for all rows or one a row, see ``specjax.Sampling``; greedy
         decoding by default. The bias may be a mapping from token id to bias.
-      law: a function of logits and prefix of your own, or an object, see ``specjax.processors``;
-        ``law_drafts=False`` keeps it from the drafter, which changes the speed alone.
+      logits_processor: a function of logits and prefix of your own, or an object, see
+        ``specjax.processors``; ``process_drafts=False`` keeps it from the drafter, which changes
+        the speed alone.
       seed: of the random draws, 0 by default; one number, or one a prompt: then each row says what
         it says alone with its seed. A row's text depends on the seed, its index, its
         prompt and its settings, not on its batch mates; with ``num_draft="auto"`` and a

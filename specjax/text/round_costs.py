@@ -85,7 +85,7 @@ def with_round_costs(work: GenerationTask) -> GenerationTask:
         len(work.prompts),
         work.capacity,
         work.request.sampling.greedy,
-        work.request.sampling.law,
+        work.request.sampling.logits_processor,
         tuple((x.shape, str(x.dtype)) for x in jax.tree.leaves(work.params)),  # also if quantized
     )
     known = _KNOWN.get(key)
@@ -159,7 +159,7 @@ def _timed_behind(text, work: GenerationTask, state: loop.State | None) -> tuple
         state = jax.tree.map(jnp.copy, state)
     begun = {
         name: sharding.gather(getattr(state, name))
-        for name in ("tokens", "length", "budget", "silent", "stops")
+        for name in ("tokens", "length", "budget", "num_empty_rounds", "stops")
     }
     begun["tokens"] = text(begun["tokens"], vocabulary)
     begun["budget"] = np.full_like(begun["budget"], work.capacity)

@@ -52,8 +52,8 @@ class Options(TypedDict, total=False):
     presence_penalty: jax.typing.ArrayLike | None
     frequency_penalty: jax.typing.ArrayLike | None
     logit_bias: Mapping[int, float] | jax.typing.ArrayLike | None
-    law: object
-    law_drafts: bool
+    logits_processor: object
+    process_drafts: bool
     seed: int | Sequence[int]
     num_samples: int
     rule: object
@@ -193,8 +193,8 @@ def prepare(
     presence_penalty=None,
     frequency_penalty=None,
     logit_bias=None,
-    law=None,
-    law_drafts=True,
+    logits_processor=None,
+    process_drafts=True,
     seed=0,
     num_samples=1,
     rule="auto",
@@ -231,8 +231,8 @@ def prepare(
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
         logit_bias=logit_bias,
-        law=law,
-        law_drafts=law_drafts,
+        logits_processor=logits_processor,
+        process_drafts=process_drafts,
     )
     draft_model, how = drafter, None
     if named_rule is not None and not sampling.greedy:  # at temperature 0 nothing is drawn
@@ -254,7 +254,7 @@ def prepare(
         logprobs=logprobs,
         num_samples=num_samples,
     )
-    params = {"target": lm.params, "drafter": drafter_params} | law_params(law)
+    params = {"target": lm.params, "drafter": drafter_params} | processor_params(logits_processor)
     params, request = sharding.place(lm.mesh, lm.target, drafter, params, request)
     job = GenerationTask(
         lm=lm,
@@ -393,10 +393,10 @@ def keys_of(seed, rows: int, num_samples: int) -> jax.Array:
     return jnp.stack(folded)
 
 
-def law_params(law) -> PyTree:
-    """``{"law": arrays}`` of a law that has some, as a part of the parameters."""
-    arrays = getattr(law, "params", None)
-    return {} if arrays is None else {"law": arrays}
+def processor_params(processor) -> PyTree:
+    """``{"logits_processor": arrays}`` of a processor that has some, for ``params``."""
+    arrays = getattr(processor, "params", None)
+    return {} if arrays is None else {"logits_processor": arrays}
 
 
 def _no_prompt(given) -> TypeError:

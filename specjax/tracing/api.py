@@ -18,7 +18,7 @@ from .result import Trace
 
 ROUNDS = 128  # recorded at most, by default
 _SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty")
-_SETTINGS += ("frequency_penalty", "logit_bias", "law", "seed", "stop", "stop_strings")
+_SETTINGS += ("frequency_penalty", "logit_bias", "logits_processor", "seed", "stop", "stop_strings")
 
 
 def trace(lm: LM, prompt=None, *, rounds: int = ROUNDS, **options: Unpack[Options]) -> Trace:
@@ -104,8 +104,9 @@ def _push(text: RowText, emitted: list[int]) -> list[str]:
 def _settings(options: Options) -> dict[str, str]:
     """The options that shape the law of the text, as texts by name."""
     shown = {"temperature": 0.0} | {n: options[n] for n in _SETTINGS if options.get(n) is not None}
-    if "law" in shown:
-        shown["law"] = processors.processor_name(shown["law"])
+    if "logits_processor" in shown:
+        name = processors.processor_name(shown["logits_processor"])
+        shown["logits_processor"] = name
     if not shown["temperature"]:
         shown.pop("seed", None)
     return {n: value if isinstance(value, str) else repr(value) for n, value in shown.items()}

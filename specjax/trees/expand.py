@@ -94,7 +94,7 @@ def expand(
         ``hub``: they are drawn in pairs, see ``drawing.draw_hub``. At temperature 0 ``top``.
 
     Where ``context.width`` is given, depths beyond it are not looked at; nor, in a static chain,
-    those for which ``context.enough`` is.
+    those for which ``context.stop_drafting`` holds.
 
     Returns:
       ``(draft, carry, place)``; ``carry`` has all M nodes that were gone on with, and ``place``
@@ -129,8 +129,8 @@ def _static(topology: Tree, context, level, carry, words, sibling_sampling):
         grown = Draft(start=context.length - 1, tokens=tokens[:, known], topology=above)
         step = functools.partial(level, since=since)
         wanted = True
-        if context.enough is not None and depth:
-            wanted = jnp.any(~context.enough(tokens[:, 1:]) & (context.budget > 0))
+        if context.stop_drafting is not None and depth:
+            wanted = jnp.any(~context.stop_drafting(tokens[:, 1:]) & (context.budget > 0))
         logits, carry = _if_wanted(step, depth, context.width, carry, grown, wanted)
         children = np.flatnonzero(depths == depth + 1)
         parent = below[children] - since  # column of this level

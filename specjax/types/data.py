@@ -136,14 +136,16 @@ class Context:
       sampling: the law's settings, rows aligned with B.
       cache: the target's.
       begin: int32 ``[B]``, where what was generated begins.
-      law_state, law_params: what ``sampling.law`` carries at the root, and its arrays.
+      processor_state, processor_params: what ``sampling.logits_processor`` carries at the
+        root, and its arrays.
       width: int32 scalar or None (all of ``num_draft``), how many tokens are wanted this round, at
         most ``num_draft``; in a tree, how deep. Shapes stay those of ``num_draft``; deeper nodes
         are neither scored nor candidates (``tree.tree`` sees to that), and a drafter saves what
         they would cost.
-      enough: None, or a function of the tokens that were drafted so far in chains, int32 ``[B, K]``
-        below the root: bool ``[B]``, of which rows nothing deeper is wanted. Where that is all of
-        them, a drafter saves what deeper nodes would cost; what stands there is no draft.
+      stop_drafting: None, or a callable pytree: of the tokens that were drafted so far in chains,
+        int32 ``[B, K]`` below the root, it returns bool ``[B]``: rows that want nothing deeper.
+        Where that is all of them, a drafter saves what deeper nodes would cost; what stands there
+        is no draft.
       plan: what the drafter's own ``plan`` said before the round, or None.
     """
 
@@ -155,9 +157,9 @@ class Context:
     cache: PyTree = None
     width: jax.Array | None = None
     begin: jax.Array | None = None
-    law_state: PyTree = None
-    law_params: PyTree = None
-    enough: Callable | None = static(None)
+    processor_state: PyTree = None
+    processor_params: PyTree = None
+    stop_drafting: Callable[[jax.Array], jax.Array] | None = None
     plan: PyTree = None
 
     def prefix(self, path: jax.Array) -> Prefix:
@@ -167,8 +169,8 @@ class Context:
             length=self.length,
             path=path,
             begin=self.begin,
-            state=self.law_state,
-            params=self.law_params,
+            state=self.processor_state,
+            params=self.processor_params,
         )
 
     @property

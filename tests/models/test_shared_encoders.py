@@ -164,7 +164,7 @@ def test_a_device_holds_what_the_plan_says_it_holds(case):
         source=SOURCE,
         dtype="float32",
     )
-    caches = [state.cache, state.drafter.cache]
+    caches = [state.cache, state.drafter_state.cache]
     reduced = [shape for shape, _ in collectives(text, "all-reduce")]
     streams = [shape for shape in reduced if len(shape) == 2 and config.hidden_size in shape]
     assert len(streams) == sum(model.reduces for model in plan.models)

@@ -336,10 +336,10 @@ def check_rewinds(work: task.GenerationTask) -> None:
                 f"{config.window} that {config.model_type} attends to, and planning goes back in "
                 "the text; give shorter prompts or fewer max_new_tokens"
             )
-    if hasattr(work.request.sampling.law, "step"):
+    if hasattr(work.request.sampling.logits_processor, "step"):
         raise ValueError(
-            "plan: a law that carries a state along the text cannot be planned with, since "
-            "planning goes back in it; leave law= out"
+            "plan: a logits processor that carries a state cannot be planned with, since "
+            "planning goes back in it; leave logits_processor= out"
         )
 
 
@@ -366,7 +366,7 @@ def trace(work: task.GenerationTask, state: loop.State) -> AcceptanceRecord:
             dict(
                 length=(begins + np.minimum(at, ends)).astype(np.int32),
                 budget=np.where(live, depth + 1, 0).astype(np.int32),
-                silent=np.zeros(batch, np.int32),
+                num_empty_rounds=np.zeros(batch, np.int32),
                 stats=zeros,
             )
         )

@@ -1,8 +1,9 @@
-"""Laws of one's own: what ``Sampling(law=...)`` and ``generate(law=...)`` take.
+"""Laws of one's own: what ``Sampling(logits_processor=...)`` and
+``generate(logits_processor=...)`` take.
 
 The simplest law is a function of the logits and of what was said before; it becomes a part of p
-itself, for the target and (unless ``law_drafts=False``) for the drafter, so it stays exact under
-speculation, greedy and sampled::
+itself, for the target and (unless ``process_drafts=False``) for the drafter, so it stays exact
+under speculation, greedy and sampled::
 
     def no_repeat(logits, prefix):  # float32 [B, V], see specjax.sampling.Prefix
         last = prefix.last()  # int32 [B]: of the path through the draft, which comes behind

@@ -21,7 +21,8 @@ class LogitsProcessor(Protocol):
     """Part of the law p: logits in, logits out. Hashable, without arrays (static under jit).
 
     A plain function with the signature of ``__call__`` is a law without state. Arrays that it
-    needs are ``params["law"]``, which it finds as ``prefix.params``. Pure and deterministic.
+    needs are ``params["logits_processor"]``, which it finds as ``prefix.params``. Pure and
+    deterministic.
     """
 
     def init(self, params: PyTree, tokens: jax.Array, lengths: jax.Array) -> PyTree:
@@ -36,44 +37,46 @@ class LogitsProcessor(Protocol):
         ``state`` that after the whole prefix. A row of -inf ends with ``no token``."""
 
 
-def initial_processor_state(law, params: PyTree, tokens: jax.Array, lengths: jax.Array) -> PyTree:
-    """The state of each row behind its prompt; None without a law or a state.
+def initial_processor_state(
+    processor, params: PyTree, tokens: jax.Array, lengths: jax.Array
+) -> PyTree:
+    """The state of each row behind its prompt; None without a processor or a state.
 
     Raises:
       ValueError: the law's functions do not fit together or return other shapes (seen while
         tracing, so before anything compiles).
     """
-    if law is None or not hasattr(law, "step"):
+    if processor is None or not hasattr(processor, "step"):
         return None
-    state = law.init(params, tokens, lengths)
+    state = processor.init(params, tokens, lengths)
     batch = tokens.shape[0]
     shapes = jax.eval_shape(lambda: state)
     wrong = [x.shape for x in jax.tree.leaves(shapes) if x.shape[:1] != (batch,)]
     if wrong:
         raise ValueError(
-            f"law: {processor_name(law)}.init returns an array of shape {wrong[0]}: every leaf of "
-            f"its state must lead with the batch, {batch} rows"
+            f"logits_processor: {processor_name(processor)}.init returns an array of shape "
+            f"{wrong[0]}: every leaf of its state must lead with the batch, {batch} rows"
         )
     token = jax.ShapeDtypeStruct((batch,), jnp.int32)
-    after = jax.eval_shape(law.step, params, shapes, token)
+    after = jax.eval_shape(processor.step, params, shapes, token)
     same = jax.tree.structure(after) == jax.tree.structure(shapes) and all(
         (a.shape, a.dtype) == (b.shape, b.dtype)
         for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(shapes), strict=True)
     )
     if not same:
         raise ValueError(
-            f"law: {processor_name(law)}.step returns {after}, its state is {shapes}: shapes and "
-            "dtypes must stay the same"
+            f"logits_processor: {processor_name(processor)}.step returns {after}, its state is "
+            f"{shapes}: shapes and dtypes must stay the same"
         )
     return state
 
 
-def advance_processor(law, params: PyTree, state: PyTree, path: jax.Array) -> PyTree:
+def advance_processor(processor, params: PyTree, state: PyTree, path: jax.Array) -> PyTree:
     """The state after the tokens of ``path`` int32 ``[B, K]``, in order; -1: there is none."""
 
     def step(index, state):
         token = path[:, index]
-        after = law.step(params, state, jnp.maximum(token, 0))
+        after = processor.step(params, state, jnp.maximum(token, 0))
 
         def choose(new, old):
             there = (token >= 0).reshape((-1,) + (1,) * (new.ndim - 1))
@@ -86,25 +89,27 @@ def advance_processor(law, params: PyTree, state: PyTree, path: jax.Array) -> Py
     return jax.lax.fori_loop(0, path.shape[1], step, state)
 
 
-def apply_processor(law, logits: jax.Array, prefix) -> jax.Array:
+def apply_processor(processor, logits: jax.Array, prefix) -> jax.Array:
     """What ``law`` makes of ``logits [B, V]`` behind ``prefix``.
 
     Raises:
       ValueError: another shape, or no floating dtype.
     """
-    if hasattr(law, "step"):
-        state = advance_processor(law, prefix.params, prefix.state, prefix.path)
+    if hasattr(processor, "step"):
+        state = advance_processor(processor, prefix.params, prefix.state, prefix.path)
         prefix = dataclasses.replace(prefix, state=state)
-    out = law(logits, prefix)
+    out = processor(logits, prefix)
     shape, dtype = jnp.shape(out), getattr(out, "dtype", None)
     if shape != logits.shape or dtype is None or not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(
-            f"law: {processor_name(law)} returns {dtype} {shape} for logits {logits.dtype} "
-            f"{logits.shape}: it must return logits of the same shape"
+            f"logits_processor: {processor_name(processor)} returns {dtype} {shape} for logits "
+            f"{logits.dtype} {logits.shape}: it must return logits of the same shape"
         )
     return out.astype(logits.dtype)
 
 
-def processor_name(law) -> str:
+def processor_name(processor) -> str:
     """A name that tells laws apart: a grammar's own, a function's."""
-    return getattr(law, "name", None) or getattr(law, "__qualname__", type(law).__qualname__)
+    return getattr(processor, "name", None) or getattr(
+        processor, "__qualname__", type(processor).__qualname__
+    )

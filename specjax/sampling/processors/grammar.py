@@ -29,8 +29,8 @@ class Automaton:
     Attributes:
       name: of the grammar.
       params: ``next`` int32 ``[S, C]``, the state behind a state and a class of tokens, 0 where it
-        cannot be; ``kind`` int32 ``[V]``, the class of each token. As ``params["law"]`` they are
-        arguments of the program, no part of it.
+        cannot be; ``kind`` int32 ``[V]``, the class of each token. As
+        ``params["logits_processor"]`` they are arguments of the program, no part of it.
     """
 
     name: str
@@ -65,7 +65,7 @@ def json_text(lm, *, depth: int = 4, blanks: int = 1, top: str = "any") -> Autom
     Example::
 
         law = specjax.processors.json_text(lm, top="object")
-        out = specjax.generate(lm, "A person as JSON: ", law=law)
+        out = specjax.generate(lm, "A person as JSON: ", logits_processor=processor)
         json.loads(out.text)  # where out.reasons == ["stop"]
     """
     if not (isinstance(depth, int) and 1 <= depth <= 6):
