@@ -71,7 +71,8 @@ class Sampling:
         before (the prompt does not count): once, and as often as they were (the definitions of
         OpenAI and vLLM).
       logits_processor: a function ``(logits [B, V], prefix) -> logits`` or an object like
-        ``processors.LogitsProcessor``; hashable, a part of the compiled program. It applies after the penalties.
+        ``processors.LogitsProcessor``; hashable, a part of the compiled program. It
+        applies after the penalties.
       process_drafts: whether drafters draw from it as well. The output's law is the same either
         way.
       greedy: derived; give it only to force the sampled program at temperature 0.
