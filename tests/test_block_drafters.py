@@ -94,7 +94,7 @@ def read(lm, drafter, params, tokens):
         key=jax.random.split(jax.random.key(0), BATCH),
         sampling=Sampling().rows(BATCH),
     )
-    level, carry = drafter.begin(*own_params(params), state, context)
+    level, carry = drafter.make_level(*own_params(params), state, context)
     _, logits = level(carry, Draft(start=start, tokens=context.root[:, None]), 0)
     return np.asarray(logits), np.asarray(context.length), np.asarray(features)
 

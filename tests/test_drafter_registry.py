@@ -31,7 +31,7 @@ import dataclasses
 import jax.numpy as jnp
 from flax import nnx
 from specjax.checkpoints.weights import params_of, tensors_of
-from specjax.drafters.heads import HeadDrafter, all_at_once
+from specjax.drafters.heads import HeadDrafter, independent_level
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,9 +56,9 @@ class ToyDrafter(HeadDrafter):
     module = ToyHeads
     name = "toy-heads"
 
-    def begin(self, params, state, context):
-        heads = self.heads(params["drafter"])
-        return all_at_once(lambda: heads.logits(state.feature, self.target, params["target"]))
+    def make_level(self, params, target_params, state, context):
+        heads = self.heads(params)
+        return independent_level(lambda: heads.logits(state.feature, self.target, target_params))
 
 
 DESCRIPTION, DRAFTER, WEIGHTS_FILE = "toy heads (matrices)", ToyDrafter, "toy"

@@ -17,7 +17,8 @@ from specjax.decoding import loop, round
 from specjax.drafters import Adaptive, NGram, Union
 from specjax.drafters.eagle import Eagle, EagleConfig
 from specjax.drafters.eagle3 import Eagle3, Eagle3Config, check_vocab, usual_layers
-from specjax.drafters.feature import FeatureDrafter, FeatureModule
+from specjax.drafters.feature import FeatureDrafter
+from specjax.drafters.feature_module import FeatureModule
 from specjax.drafters.peagle import PEagle
 from specjax.models import Decoder, DecoderConfig
 from specjax.models.causal_lm import CausalLM

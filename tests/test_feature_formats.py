@@ -41,7 +41,7 @@ def said_along(drafter, params, state, context, paths):
     learned = (state.drafter_state,)
     if isinstance(drafter, FeatureDrafter):
         learned = drafter._catch_up(*own_params(params), state.drafter_state, context)
-    level, carry = drafter.begin(*own_params(params), learned[0], context, *learned[1:])
+    level, carry = drafter.make_level(*own_params(params), learned[0], context, *learned[1:])
     logits = []
     for depth in range(paths.shape[1]):
         chain = trees.chain_parents(depth)

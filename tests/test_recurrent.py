@@ -284,7 +284,7 @@ def test_the_state_of_a_node_is_that_of_its_own_path(target):
     @jax.jit
     def both(weights, state, hot):
         draft, _ = drafter.draft_step(*own_params(weights), state, hot)
-        level, carry = drafter.begin(*own_params(weights), state, hot)
+        level, carry = drafter.make_level(*own_params(weights), state, hot)
         alone = []
         for path in paths:
             states, tokens = carry, draft.tokens[:, jnp.asarray(path)]

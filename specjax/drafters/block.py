@@ -25,7 +25,7 @@ from ..models.config import DecoderConfig
 from ..models.decoder import Decoder, turns
 from ..models.layers import Linear, Norm, fused_linear
 from ..types import PyTree, Verdict
-from .heads import HeadDrafter, all_at_once
+from .heads import HeadDrafter, independent_level
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -193,7 +193,7 @@ class BlockDrafter(HeadDrafter):
         dtype = jnp.result_type(*jax.tree.leaves(params))
         return BlockState(cache=kv_cache.init(slots, batch, c.num_kv_heads, c.head_dim, dtype))
 
-    def begin(self, params, target_params, state, context):
+    def make_level(self, params, target_params, state, context):
         heads, masks = self.heads(params), self.topology.depth
 
         def say():
@@ -214,7 +214,7 @@ class BlockDrafter(HeadDrafter):
             hidden = hidden.reshape(-1, batch, masks + 1)[:, :, 1:].reshape(-1, batch * masks)
             return self.target.head(target_params, hidden, batch)
 
-        return all_at_once(say)
+        return independent_level(say)
 
     def observe(self, params, target_params, state, segment):
         index = jnp.arange(segment.tokens.shape[1], dtype=jnp.int32)

@@ -18,7 +18,8 @@ from flax import nnx
 from ..models.config import DecoderConfig
 from ..models.decoder import DecoderLayer
 from ..models.layers import Linear, Norm
-from .feature import FeatureDrafter, FeatureModule
+from .feature import FeatureDrafter
+from .feature_module import FeatureModule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,8 @@ from ..models.config import DecoderConfig
 from ..models.decoder import Attention, DecoderLayer
 from ..models.layers import Linear, Norm
 from .eagle import check_layer, own_table
-from .feature import FeatureDrafter, FeatureModule, logits_of
+from .feature import FeatureDrafter
+from .feature_module import FeatureModule, logits_of
 
 FC_NORMS = (None, "whole", "each")
 

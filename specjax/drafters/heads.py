@@ -1,10 +1,28 @@
-"""What drafters share that read the target's last hidden state."""
+"""Heads: small networks that read hidden states of the target and propose a tree of tokens.
+
+``HeadDrafter`` is the base class of all of them. A method with weights needs three things: a
+configuration (a frozen dataclass), a module made from it (``flax.nnx``), and a subclass of
+``HeadDrafter`` that says how the module gives logits, depth after depth. The smallest one::
+
+    @dataclasses.dataclass(frozen=True)
+    class MyHeads(HeadDrafter):
+        module = MyModule                       # MyModule(config, rngs=...)
+        name = "my-heads"
+
+        def make_level(self, params, target_params, state, context):
+            heads = self.heads(params)          # the module with its weights
+            return independent_level(lambda: heads.logits(state.feature))  # [B, K, V]
+
+``registry.py`` makes it known to the rest of the project. Arrays inside of heads are feature-major,
+``[size, M]`` over M columns (a row of the batch and a node each), as are those of the models.
+"""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,14 +32,20 @@ from flax import nnx
 from .. import trees
 from .._internal.pytree import pytree_dataclass
 from ..trees import expand
-from ..types import HeadTarget, PyTree
+from ..types import Draft, HeadTarget, PyTree
 from .base import ChainDrafter
+
+Level = Callable[[Any, Draft, int], tuple[jax.Array, Any]]  # see `trees.expand`
 
 
 @pytree_dataclass
 class HeadState:
-    """``feature`` ``[B, F]``: of the token before the root, the hidden state from which the root
-    was said; zeros while there is none (a prompt of one token)."""
+    """What a head remembers between rounds.
+
+    Attributes:
+      feature: ``[B, F]``, the hidden state whose logits produced the root, which is that of the
+        token before the root. Zeros if there is none (a prompt of one token).
+    """
 
     feature: jax.Array
 
@@ -33,18 +57,30 @@ def _abstract(module, config) -> tuple[nnx.GraphDef, nnx.State]:
 
 @dataclasses.dataclass(frozen=True)
 class HeadDrafter(ChainDrafter, abc.ABC):
-    """Drafts a tree from the target's hidden state; a subclass says ``level``, see ``growth.py``,
-    and names its ``module``, an ``nnx.Module`` made of ``config``.
+    """The base class of drafters that read hidden states of the target.
+
+    A subclass must set ``module`` and ``name`` and implement ``make_level``. It may override:
+
+    - ``max_depth`` and ``default_topology``, if they do not follow from ``config.num_heads``;
+    - ``features``, ``init`` and ``observe``, if it keeps more than one hidden state;
+    - ``sync``, if it lags behind what was committed (see ``Drafter``).
+
+    ``num_draft`` and ``depth`` follow from the topology.
 
     Attributes:
       config: the shape of the heads, with ``hidden_size``, ``vocab_size`` and ``num_heads``.
-      target: whose hidden state is read, and of whose weights the heads may share some.
-      topology: the tree, see ``topology.py``, no deeper than ``max_depth``; None: the usual one.
+      target: the target whose hidden states are read; heads may share its embeddings and LM head.
+      topology: the tree to draft (see ``trees.topology``), no deeper than ``max_depth``; None:
+        ``default_topology``.
       layer: which hidden state of the target is read, counted as ``hidden_states[layer]`` of
         Hugging Face; None: the last one, normed.
-      sibling_sampling: ``top``, ``iid``, ``distinct`` or ``hub``, see ``growth.grow``.
+      sibling_sampling: how children of a node are picked: ``top``, ``iid``, ``distinct`` or
+        ``hub``, see ``trees.expand``.
+      module: the class of the weights, an ``nnx.Module`` made by ``module(config, rngs=...)``.
 
-    ``num_draft`` follows from the topology.
+    Raises:
+      ValueError: the tree is deeper than the heads can draft, or ``sibling_sampling`` is unknown or
+        does not fit the tree.
     """
 
     num_draft: int = 0
@@ -58,7 +94,7 @@ class HeadDrafter(ChainDrafter, abc.ABC):
 
     def __post_init__(self):
         if self.topology is None:
-            object.__setattr__(self, "topology", self.usual_topology)
+            object.__setattr__(self, "topology", self.default_topology)
         if self.layer is None:
             object.__setattr__(self, "layer", self.target.num_layers)
         expand.check_sibling_sampling(self.sibling_sampling, self.topology)
@@ -69,55 +105,64 @@ class HeadDrafter(ChainDrafter, abc.ABC):
             )
         object.__setattr__(self, "num_draft", self.topology.num_nodes - 1)
 
+    @abc.abstractmethod
+    def make_level(
+        self, params: PyTree, target_params: PyTree, state: PyTree, context
+    ) -> tuple[Level, Any]:
+        """Says how this method gives logits, for one round.
+
+        Returns:
+          ``(level, carry)`` as ``trees.expand.expand`` takes them: ``level(carry, grown, since)``
+          is called once a depth, the root first, and returns logits float32 ``[B, W, V]`` of the
+          tokens below the nodes ``since:`` of ``grown`` (or ``[B, 1, V]`` for all of them), and the
+          ``carry`` for the next depth. The ``carry`` that is returned here goes to the first call.
+        """
+
     @property
     def max_depth(self) -> int | None:
-        """The deepest tree that it can draft; None: any."""
+        """The depth of the deepest tree that can be drafted; None: any."""
         return self.config.num_heads
 
     @property
-    def usual_topology(self) -> trees.Topology:
-        """What is drafted unless something else is asked for: all heads, in a chain."""
+    def default_topology(self) -> trees.Topology:
+        """The tree that is drafted if ``topology`` is None: a chain of all heads."""
         return trees.chain(self.config.num_heads)
-
-    @property
-    def shapes(self) -> nnx.State:
-        """The shapes of its weights; nothing is allocated."""
-        return _abstract(self.module, self.config)[1]
-
-    def heads(self, weights: PyTree) -> nnx.Module:
-        """The module with its ``weights``, which are ``params["drafter"]``."""
-        return nnx.merge(_abstract(self.module, self.config)[0], weights)
-
-    @property
-    def vocab_size(self) -> int:
-        return self.config.vocab_size
 
     @property
     def features(self) -> tuple[int, ...]:
         return (self.layer,)
 
     @property
-    def reads_last(self) -> bool:
-        return type(self).observe is HeadDrafter.observe
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
 
     @property
     def depth(self) -> int:
         return self.topology.depth
+
+    @property
+    def reads_last(self) -> bool:
+        return type(self).observe is HeadDrafter.observe
+
+    @property
+    def shapes(self) -> nnx.State:
+        """The shapes and dtypes of the weights; nothing is allocated."""
+        return _abstract(self.module, self.config)[1]
+
+    def heads(self, params: PyTree) -> nnx.Module:
+        """The module with its weights ``params``, which is ``params["drafter"]`` of ``decode``."""
+        return nnx.merge(_abstract(self.module, self.config)[0], params)
 
     def init(self, params, target_params, batch, capacity, inputs=None):
         dtype = jnp.result_type(*jax.tree.leaves(params))
         return HeadState(feature=jnp.zeros((batch, self.config.hidden_size), dtype))
 
     def draft_step(self, params, target_params, state, context):
-        level, carry = self.begin(params, target_params, state, context)
+        level, carry = self.make_level(params, target_params, state, context)
         draft, _, _ = expand.expand(
             self.topology, context, level, carry, sibling_sampling=self.sibling_sampling
         )
         return draft, state
-
-    @abc.abstractmethod
-    def begin(self, params, target_params, state, context) -> tuple:
-        """``(level, carry)`` of ``growth.grow`` at the root of a round."""
 
     def observe(self, params, target_params, state, segment):
         feature = last_feature(state.feature, segment.features, segment.num)
@@ -125,26 +170,57 @@ class HeadDrafter(ChainDrafter, abc.ABC):
 
 
 def last_feature(before: jax.Array, features: jax.Array, num: jax.Array) -> jax.Array:
-    """``[B, F]``: of the last of the first ``num`` int32 ``[B]`` tokens with ``features`` ``[B, T,
-    F]``, ``before`` where there are none."""
+    """The feature of the last committed token.
+
+    Args:
+      before: ``[B, F]``, what is returned for rows in which nothing was committed.
+      features: ``[B, T, F]`` of a segment.
+      num: int32 ``[B]``, how many of its tokens were committed.
+
+    Returns:
+      ``[B, F]``.
+    """
     last = jnp.maximum(num - 1, 0)[:, None, None]
     found = jnp.take_along_axis(features, last, axis=1)[:, 0]
     return jnp.where((num > 0)[:, None], found.astype(before.dtype), before)
 
 
-def all_at_once(say) -> tuple:
-    """``(level, carry)`` of ``growth.grow`` for heads that read nothing of the draft: ``say()``
-    gives the logits ``[B, K, V]`` of all of them behind the root, which are the ``carry``."""
+def independent_level(logits: Callable[[], jax.Array]) -> tuple[Level, Any]:
+    """``make_level`` for heads that read nothing of the draft: one head for each depth.
+
+    Args:
+      logits: gives float32 ``[B, K, V]`` of all K heads; called once, if anything is drafted.
+    """
 
     def level(carry, grown, since):
         if since == 0:
-            carry = say()
+            carry = logits()
         depth = expand.depth_of(grown, since)
         return carry[:, depth : depth + 1], carry
 
     return level, ()
 
 
+def states_of_parents(states: PyTree, grown: Draft, since: int) -> PyTree:
+    """The states of the parents of the nodes ``since:`` of ``grown``, for recurrent methods.
+
+    Args:
+      states: leaves ``[D, B * P]``, of the P nodes of the depth before in each row.
+
+    Returns:
+      leaves ``[D, B * W]``, one column for each of the W nodes.
+    """
+    batch, wide = grown.tokens[:, since:].shape
+    parent = jnp.broadcast_to(trees.parents(grown)[:, since:], (batch, wide))
+
+    def gathered(x):
+        x = x.reshape(len(x), batch, -1)
+        own = parent - (since - x.shape[2])
+        return jnp.take_along_axis(x, own[None], axis=2).reshape(len(x), -1)
+
+    return jax.tree.map(gathered, states)
+
+
 def with_topology(drafter, topology):
-    """The same drafter with another tree."""
+    """The same drafter with another tree, in any form that ``trees.as_topology`` takes."""
     return dataclasses.replace(drafter, topology=trees.as_topology(topology))

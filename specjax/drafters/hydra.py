@@ -138,7 +138,7 @@ class Hydra(PrefixDrafter):
     module = HydraHeads
     name = "hydra"
 
-    def begin(self, params, target_params, state, context):
+    def make_level(self, params, target_params, state, context):
         heads, batch = self.heads(params), state.feature.shape[0]
 
         def level(hidden, grown, since):

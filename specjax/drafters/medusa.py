@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ..models.layers import Linear, fused_linear, product
-from .heads import HeadDrafter, all_at_once
+from .heads import HeadDrafter, independent_level
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,6 +126,6 @@ class Medusa(HeadDrafter):
     module = MedusaHeads
     name = "medusa"
 
-    def begin(self, params, target_params, state, context):
+    def make_level(self, params, target_params, state, context):
         heads, hidden = self.heads(params), state.feature[:, None]
-        return all_at_once(lambda: heads.logits(hidden, self.target, target_params)[:, 0])
+        return independent_level(lambda: heads.logits(hidden, self.target, target_params)[:, 0])

@@ -30,7 +30,8 @@ from ..models.decoder import DecoderLayer
 from ..models.layers import Linear, Norm
 from ..trees.topology import Topology, chain
 from .eagle import own_table
-from .feature import FeatureDrafter, FeatureModule, logits_of
+from .feature import FeatureDrafter
+from .feature_module import FeatureModule, logits_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,7 +156,7 @@ class MTP(FeatureDrafter):
         return self.config.num_stages
 
     @property
-    def usual_topology(self) -> Topology:
+    def default_topology(self) -> Topology:
         return chain(self.config.num_modules)
 
 

@@ -24,7 +24,7 @@ from ..models import kv_cache
 from ..models.config import DecoderConfig
 from ..models.decoder import Decoder, turns
 from ..types import PyTree, Verdict
-from .heads import HeadDrafter, HeadState, all_at_once
+from .heads import HeadDrafter, HeadState, independent_level
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,9 +155,9 @@ class ParallelHeads(HeadDrafter):
         cache = kv_cache.init(slots, batch, c.num_kv_heads, c.head_dim, feature.dtype)
         return MTPHeadsState(feature=feature, cache=cache)
 
-    def begin(self, params, target_params, state, context):
+    def make_level(self, params, target_params, state, context):
         heads, at = self.heads(params), context.length - 2
-        return all_at_once(
+        return independent_level(
             lambda: heads.after(state.feature, state.cache, at, self.target, target_params)
         )
 

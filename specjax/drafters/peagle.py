@@ -14,7 +14,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from .eagle3 import Eagle3
-from .heads import all_at_once
+from .heads import independent_level
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +44,8 @@ class PEagle(Eagle3):
             )
         super().__post_init__()
 
-    def begin(self, params, target_params, state, context, caught=None):
-        return all_at_once(lambda: caught[0])
+    def make_level(self, params, target_params, state, context, caught=None):
+        return independent_level(lambda: caught[0])
 
     def _root(self, head, target_params, cache, features, tokens, start, count):
         """The logits ``[B, D, V]`` of all depths, from one pass over pairs and masks."""

@@ -12,8 +12,7 @@ from flax import nnx
 from ..models.layers import Linear, product
 from ..sampling import drawing
 from ..trees.topology import Beams, Topology
-from .heads import HeadDrafter
-from .speculator import of_parents
+from .heads import HeadDrafter, states_of_parents
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -143,18 +142,20 @@ class ReDrafter(HeadDrafter):
         """Any: one state goes on and on."""
 
     @property
-    def usual_topology(self) -> Topology:
+    def default_topology(self) -> Topology:
         """4 beams of 5 tokens."""
         return Beams(4, 5)
 
-    def begin(self, params, target_params, state, context):
+    def make_level(self, params, target_params, state, context):
         model = self.heads(params)
         feature = state.feature.T  # [F, B]
 
         def level(states, grown, since):
             """``states``: of the nodes of each depth before this one."""
             tokens = grown.tokens[:, since:]
-            before = of_parents(states[-1], grown, since) if states else jnp.zeros_like(feature)
+            before = (
+                states_of_parents(states[-1], grown, since) if states else jnp.zeros_like(feature)
+            )
             after = model.step(before, self.target.embed(target_params, tokens))
             hidden = jnp.repeat(feature, tokens.shape[1], axis=1)
             logits = kept(model.say(model.head(hidden, after)), self.config.kept)

@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .. import trees
 from ..models.config import DecoderConfig
 from ..models.decoder import Decoder
 from ..models.layers import Linear, fused_linear, product
-from ..types import Draft
+from .heads import states_of_parents
 from .prefix import PrefixDrafter, check_prefix, read_rows
 
 CELLS = ("mlp", "lstm")
@@ -213,37 +212,20 @@ class Speculator(PrefixDrafter):
     module = SpeculatorCell
     name = "speculator"
 
-    def begin(self, params, target_params, state, context):
+    def make_level(self, params, target_params, state, context):
         cell = self.heads(params)
 
         def level(states, grown, since):
             """``states``: of the nodes of each depth before this one."""
             i, tokens = len(states), grown.tokens[:, since:]
             if states:
-                before = of_parents(states[-1], grown, since)
+                before = states_of_parents(states[-1], grown, since)
             else:
                 before = cell.start(self.read(params, state, context))
             after = cell.step(i, before, tokens.reshape(-1))
             return cell.head(i, after[0]).reshape(*tokens.shape, -1), (*states, after)
 
         return level, ()
-
-
-def of_parents(states, grown: Draft, since: int):
-    """The states of the nodes' parents, for nodes ``since:`` of what a method is shown.
-
-    ``states``: leaves ``[D, B * P]``, of the P nodes a row of the depth before; the result's are
-    ``[D, B * W]``.
-    """
-    batch, wide = grown.tokens[:, since:].shape
-    parent = jnp.broadcast_to(trees.parents(grown)[:, since:], (batch, wide))
-
-    def gathered(x):
-        x = x.reshape(len(x), batch, -1)
-        own = parent - (since - x.shape[2])
-        return jnp.take_along_axis(x, own[None], axis=2).reshape(len(x), -1)
-
-    return jax.tree.map(gathered, states)
 
 
 def _normed(x):

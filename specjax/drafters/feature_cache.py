@@ -1,0 +1,292 @@
+"""How a feature drafter reads committed tokens: what is pending, and the cache of what was read.
+
+A feature drafter reads *pairs*: pair ``i`` is the target's feature of token ``i`` with token
+``i + 1``, and predicts token ``i + 2``. Its position, for rotary embedding and in the head's own
+cache, is ``i``, however long the text is: nothing is stretched beyond the context for which a head
+was trained. A window helps there (``layer.window``): distances stay those of training, and the
+cache of the layer stays as short as the window.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from .. import trees
+from .._internal.pytree import filled, pytree_dataclass
+from ..models import kv_cache
+from ..types import PyTree, Verdict
+from .heads import HeadDrafter
+
+
+@pytree_dataclass
+class FeatureState:
+    """The pairs that were read, and those that are *pending*, which the next round reads first.
+
+    Attributes:
+      cache: keys and values, per stage and layer. Slot ``i`` belongs to pair ``i`` (of stage k: to
+        that with token ``i + 1 + k``). Only pairs of committed tokens are in it.
+      features: ``[B, P, F]``, the target's features of the pending pairs, the last ones before the
+        root. Some of them may be in the cache already; reading them again changes nothing.
+      tokens: int32 ``[B, P]``, the token that follows each of them; the last one is the root.
+      count: int32 ``[B]``, how many pairs are pending.
+      ran: bool ``[B]``, whether this round read them; None between rounds.
+    """
+
+    cache: PyTree
+    features: jax.Array
+    tokens: jax.Array
+    count: jax.Array
+    ran: jax.Array | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureReader(HeadDrafter):
+    """Reads pairs of committed tokens into the head's own cache; ``FeatureDrafter`` drafts.
+
+    ``observe`` only keeps what was committed as pending, and ``_catch_up`` reads it at the begin of
+    the next round, in ONE pass that is also the first step of drafting. A prompt is read as it
+    comes, the last pair once more in the first round. A prompt of one token has no pair; zeros
+    stand for the missing feature there.
+
+    Where ``context.width`` is 0 nothing is read: pending pairs accumulate over rounds that draft
+    nothing, and are read when there is no room for what one more such round may leave.
+
+    Attributes:
+      layers: the target's hidden states that are read, counted as ``layer``; None: ``layer`` alone.
+      others: the most tokens that a round may commit if other drafters propose too; 0: there are
+        no others. Then there is room for the tokens of two rounds, the second of width 0.
+
+    Raises:
+      ValueError: the target lacks such hidden states, or the tree is too deep for the stages.
+    """
+
+    layers: tuple[int, ...] | None = None
+    others: int = 0
+    num_stages = 1
+
+    def __post_init__(self):
+        super().__post_init__()
+        most = self.target.num_layers
+        if not all(0 <= i <= most for i in self.features):
+            raise ValueError(
+                f"layers={self.features}: the target has {most} layers; hidden states are counted "
+                f"from 0, the embeddings, to {most}"
+            )
+        own = self.feature_size // len(self.features)
+        theirs = self.target.hidden_size
+        if theirs is not None and own != theirs:
+            raise ValueError(
+                f"{self.name}: it reads hidden states {own} wide, the target's are {theirs} wide: "
+                "take the target that it belongs to"
+            )
+
+    @property
+    def max_depth(self) -> int | None:
+        return None if self.num_stages == 1 else self.num_stages
+
+    @property
+    def default_topology(self) -> trees.Topology:
+        return trees.chain(self.max_depth or 3)
+
+    @property
+    def features(self) -> tuple[int, ...]:
+        return (self.layer,) if self.layers is None else self.layers
+
+    @property
+    def num_pending(self) -> int:
+        """P, room for the pairs that rounds may leave and those that later stages read again."""
+        return max(self.few_pending, self.others + self.num_stages - 1) + self.others
+
+    @property
+    def few_pending(self) -> int:
+        """How many pairs a round leaves if no other drafter proposes."""
+        return self.depth + self.num_stages
+
+    @property
+    def feature_size(self) -> int:
+        """F, the width of all ``features`` of a token side by side."""
+        return self.config.hidden_size
+
+    def init(self, params, target_params, batch, capacity, inputs=None):
+        c, columns = self.config.layer, self.num_pending
+        dtype = jnp.result_type(*jax.tree.leaves(params))
+        windows = [c.window_of(i) for i in range(c.num_layers)]
+        # pending pairs may be in the cache already: a ring is longer by as much
+        slots = [capacity if w is None else min(capacity, w + columns) for w in windows]
+        leaves = 1 if c.kv_rank else 2
+        stages = range(self.num_stages)
+        return FeatureState(
+            cache=tuple(
+                kv_cache.init(slots, batch, c.num_kv_heads, c.head_dim, dtype, leaves)
+                for _ in stages
+            ),
+            features=jnp.zeros((batch, columns, self.feature_size), dtype),
+            tokens=jnp.zeros((batch, columns), jnp.int32),
+            count=jnp.zeros((batch,), jnp.int32),
+        )
+
+    def _catch_up(self, params, target_params, state, context, every: bool = False):
+        """Reads what is pending, and commits it in rows that are not finished (``every``: in all).
+
+        Returns:
+          the state; and ``(logits, hidden)``: the logits ``[B, 1, V]`` below the root, and what
+          the last true pair of each stage passes on, ``[H, B]``.
+        """
+        head = self.heads(params)
+        tokens, start = state.tokens, context.length - 1 - jnp.maximum(state.count, 1)
+        tokens = jnp.where((state.count > 0)[:, None], tokens, context.root[:, None])
+
+        # a finished row need not read what it has not read
+        waiting = state.count if every else jnp.where(context.budget > 0, state.count, 0)
+
+        def run():
+            given = state.cache, state.features, tokens, start, state.count
+            return self._pending(jnp.max(waiting), head, target_params, *given)
+
+        count, ran = state.count, None
+        if context.width is None:
+            logits, hidden, entries = run()
+        else:
+            ran = (context.width > 0) | jnp.any(waiting > self.num_pending - max(self.others, 1))
+            empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(run))
+            logits, hidden, entries = jax.lax.cond(ran, run, lambda: empty)
+            ran = jnp.broadcast_to(ran, count.shape)
+            count = jnp.where(ran, count, 0)
+        if not every:
+            count = jnp.where(context.budget > 0, count, 0)
+        cache = self._commit(state.cache, entries, start, count, hidden)
+        return dataclasses.replace(state, cache=cache, ran=ran), (logits, hidden)
+
+    def _pending(self, most, head, target_params, cache, features, tokens, start, count):
+        """``_root`` over the fewest columns that hold ``most`` pairs, out of a few numbers of them
+        for which a program is compiled."""
+
+        def first(columns):
+            given = features[:, :columns], tokens[:, :columns], start, count
+            return self._root(head, target_params, cache, *given)
+
+        if not self.others:
+            return first(self.num_pending)
+        sizes = sorted({self.few_pending, self.num_pending - self.others, self.num_pending})
+        whole = jax.eval_shape(lambda: first(self.num_pending))
+        choice = jnp.sum(jnp.asarray(sizes) < most)
+        branches = [lambda n=n: jax.tree.map(filled, first(n), whole) for n in sizes]
+        return jax.lax.switch(choice, branches)
+
+    def _root(self, head, target_params, cache, features, tokens, start, count):
+        """One pass over ``count`` int32 ``[B]`` pairs; further arguments as those of ``_read``.
+
+        Returns:
+          the logits below the root, what each stage passes on, and the entries of each stage.
+        """
+        outs, entries = self._read(head, target_params, cache, features, tokens, start)
+        last = [self._last(out, count, k) for k, out in enumerate(outs)]
+        logits = head.logits(last[0], len(count), self.target, target_params)
+        return logits, tuple(head.passed(out, k) for k, out in enumerate(last)), entries
+
+    def _read(self, head, target_params, cache, features, tokens, start):
+        """A pass of each stage over pairs at positions ``start`` int32 ``[B]`` and on.
+
+        Args:
+          features: ``[B, T, F]``, the target's.
+          tokens: int32 ``[B, T]``, the token that follows each. Columns after the last true pair
+            may hold anything: no true pair sees them.
+
+        Returns:
+          the outputs ``[H, B * T]`` of each stage, and its entries.
+        """
+        batch, steps = tokens.shape
+        positions = start[:, None] + jnp.arange(steps, dtype=jnp.int32)
+        hidden = head.read(features.reshape(batch * steps, -1).T)
+        outs, kept = [], []
+        for stage in range(self.num_stages):
+            own = tokens if not stage else jnp.roll(tokens, -stage, axis=1)
+            embedded = head.embed(own, self.target, target_params)
+            out, entries = head.run(
+                head.enter(embedded, hidden, stage),
+                positions,
+                jnp.triu(jnp.ones((steps, steps), bool))[None],
+                batch=batch,
+                stage=stage,
+                prefix=cache[stage],
+                length=jnp.maximum(start, 0),
+            )
+            outs.append(out)
+            kept.append(entries)
+            hidden = head.passed(out, stage)
+        return outs, tuple(kept)
+
+    def _last(self, out, count, stage):
+        """The column ``[H, B]`` of the last true pair of a stage, of ``out`` ``[H, B * T]``."""
+        batch = len(count)
+        where = jnp.maximum(count - 1 - stage, 0)[None, :, None]
+        out = out.reshape(len(out), batch, -1)
+        return jnp.take_along_axis(out, where, axis=2)[:, :, 0]
+
+    def _commit(self, cache, entries, start, count, hidden):
+        """The caches with the first ``count`` int32 ``[B]`` pairs added, less k for stage k.
+
+        ``hidden``: of each stage ``[H, B]``; it orders the write after the reads that made it.
+        """
+        path = jnp.arange(jax.tree.leaves(entries)[0].shape[2], dtype=jnp.int32)
+        path = jnp.broadcast_to(path, (len(count), len(path)))
+        c, written = self.config.layer, []
+        for stage, (slots, own) in enumerate(zip(cache, entries, strict=True)):
+            sizes = [jax.tree.leaves(layer)[0].shape[2] for layer in slots]
+            rings = [c.is_ring(i, size) for i, size in enumerate(sizes)]
+            # entries come from the layers' inputs: what must be read first is the output
+            num = kv_cache.after(count - 1 - stage, hidden[stage].T)
+            verdict = Verdict(path=path, count=num, token=num)
+            written.append(kv_cache.commit(slots, own, start, verdict, rings))
+        return tuple(written)
+
+    def observe(self, params, target_params, state, segment):
+        keep = jnp.minimum(state.count, self.num_stages - 1)  # what later stages read once more
+        if state.ran is not None:
+            keep = jnp.where(state.ran, keep, state.count)
+        steps = segment.tokens.shape[1]
+        fits = segment.round is not None and steps + self.num_stages - 1 <= self.num_pending
+        if self.others and state.ran is not None:  # as much may be pending as before the round
+            fits &= steps <= self.others
+        features, tokens = self._joined(state, segment, keep, fits)
+        count, cache = keep + segment.num, state.cache
+        if not fits:  # a prompt, or a path that another drafter proposed
+            head, start = self.heads(params), segment.start - keep
+            outs, entries = self._read(head, target_params, cache, features, tokens, start)
+            count = jnp.where(segment.num > 0, count, 0)
+            hidden = [self._last(out, count, k) for k, out in enumerate(outs)]
+            cache = self._commit(cache, entries, start, count, hidden)
+            # the last pair of each stage is read once more in the next round
+            last = jnp.minimum(count, self.num_stages)
+            where = (count - last)[:, None] + jnp.arange(self.num_pending)
+            features, tokens, count = _take(features, where), _take(tokens, where), last
+        some = segment.num > 0
+        return FeatureState(
+            cache=cache,
+            features=jnp.where(some[:, None, None], features, state.features),
+            tokens=jnp.where(some[:, None], tokens, state.tokens),
+            count=jnp.where(some, count, state.count),
+        )
+
+    def _joined(self, state, segment, keep, fits: bool):
+        """Features and following tokens of the last ``keep`` int32 ``[B]`` pending pairs and then
+        of the segment; in ``num_pending`` columns where it ``fits``."""
+        given, steps = segment.features.astype(state.features.dtype), segment.tokens.shape[1]
+        if fits and self.num_stages == 1 and state.ran is None and steps == self.num_pending:
+            return given, segment.next
+        most = self.num_stages - 1 if state.ran is None else self.num_pending
+        columns = self.num_pending if fits else steps + most
+        where = jnp.arange(columns) - keep[:, None]
+        old, new = where + state.count[:, None], self.num_pending + where
+        where = jnp.where(where < 0, old, new)
+        features = _take(jnp.concatenate([state.features, given], axis=1), where)
+        return features, _take(jnp.concatenate([state.tokens, segment.next], axis=1), where)
+
+
+def _take(x: jax.Array, where: jax.Array) -> jax.Array:
+    """``x[b, where[b, i]]``, the last one beyond the end."""
+    index = where.reshape(where.shape + (1,) * (x.ndim - 2))
+    return jnp.take_along_axis(x, index, axis=1, mode="clip")
