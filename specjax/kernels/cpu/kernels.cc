@@ -651,10 +651,9 @@ void AddAll(H& head, const std::array<Slots, 2>& both) {
 void WideHead(const float* query, int64_t size, int64_t columns, int64_t nodes,
               const std::array<Slots, 2>& both, float* result) {
   const int64_t blocks = (columns + kLanes - 1) / kLanes;
-  Head h{size, columns, nodes};
-  h.query = PackWide(1, query, size, columns, 1 / std::sqrt(float(size)));
-  h.out = Scratch(2, blocks * size * kLanes);
-  h.stats = Scratch(3, blocks * 2 * kLanes);
+  const float* packed = PackWide(1, query, size, columns, 1 / std::sqrt(float(size)));
+  Head h{size,   columns, nodes,
+         packed, Scratch(2, blocks * size * kLanes), Scratch(3, blocks * 2 * kLanes)};
   std::fill_n(h.out, blocks * size * kLanes, 0.0f);
   for (int64_t b = 0; b < blocks; ++b) {
     std::fill_n(h.stats + 2 * b * kLanes, kLanes, kHidden);
