@@ -11,9 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax import kernels
 from specjax.kernels import attention
-from specjax.kernels.cpu import calls, library
+from specjax.kernels.cpu import calls, compiler, library
 from specjax.kernels.cpu.backend import CpuBackend, cast_exact_bf16
+from specjax.kernels.xla import XlaBackend
 from specjax.kernels.xla_cpu import XlaCpuBackend
 
 problem = library.register()
@@ -75,7 +77,7 @@ def test_argmax_is_the_first_of_the_greatest_and_none_where_that_is_not_finite(s
     assert np.asarray(jax.jit(calls.argmax)(x)).tolist() == wanted.tolist()
 
 
-def test_weights_of_products_are_halved_where_that_loses_nothing_and_something_stays():
+def test_weights_of_products_are_cast_where_that_loses_nothing_and_something_stays():
     exact = jnp.asarray([[1.0, 0.5], [-3.0, 256.0]])
     params = {"a": {"weight": exact}, "b": {"weight": exact + 1e-6}, "embedding": exact}
     found = cast_exact_bf16(params | {"norm": {"weight": exact[0]}})
@@ -243,6 +245,55 @@ print(kernels.current().name, len(out.tokens[0]))
     assert "no C++ compiler" in done.stderr
     always = python(code, PATH="/nowhere", SPECJAX_NATIVE="always")
     assert "SPECJAX_NATIVE=always, but there are no kernels: there is no C++" in always.stderr
+
+
+def test_kernels_are_chosen_by_the_devices_in_use_and_not_by_the_default_backend(monkeypatch):
+    """As on a machine with a GPU: by ``jax.default_device``, by a mesh, by where weights lie; and
+    again for each, where a function is traced for one and then called for another."""
+    cpu = jax.devices("cpu")[0]
+    on_cpu = type(kernels.current())
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(kernels, "backends", lambda: {"cpu": 1, "gpu": 2})
+    seen = []
+    run = jax.jit(lambda x: seen.append(type(kernels.current())) or x + 1)
+    x = jnp.ones(3)
+    mesh = jax.make_mesh((1,), ("data",), devices=[cpu])
+    run(x)
+    with jax.default_device(cpu):
+        run(x)
+    with jax.set_mesh(mesh):
+        run(x)
+    with kernels.following({"weight": x}):
+        run(x)
+    run(x)
+    assert seen == [XlaBackend, on_cpu, on_cpu]  # the last two calls find their traces
+    assert type(kernels.of({"weight": x})) is on_cpu
+    assert type(kernels.of({"weight": np.ones(3)})) is XlaBackend
+    assert type(kernels.current(mesh)) is on_cpu
+    with kernels.following({"weight": np.ones(3)}):
+        assert type(kernels.current()) is XlaBackend
+
+
+@needs_kernels
+def test_the_kernels_compile_without_a_warning(tmp_path):
+    compiler.compile_to(
+        tmp_path / "kernels.so",
+        compiler.find(),
+        jax.ffi.include_dir(),
+        (*compiler.portable_flags(), "-O0", "-Werror"),
+    )
+
+
+def test_a_cache_that_cannot_be_made_is_named_with_its_variable(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = python(
+        "from specjax import kernels; print(kernels.current().name)",
+        XDG_CACHE_HOME=str(tmp_path / "file"),
+        SPECJAX_NATIVE="auto",
+    )
+    assert done.stdout.strip() == "XLA", done.stderr
+    assert f"the cache of compiled kernels, {tmp_path}/file/specjax/kernels-" in done.stderr
+    assert "set XDG_CACHE_HOME to a folder" in done.stderr
 
 
 def test_an_unknown_wish_is_refused():

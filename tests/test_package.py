@@ -1,6 +1,7 @@
 """What is installed: every package and file, nothing heavy at import, a README that is true."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import specjax
+from specjax.kernels.cpu import compiler
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -32,11 +34,12 @@ def test_every_folder_with_code_is_listed_as_a_package():
 
 
 def test_the_wheel_holds_code_weights_configs_and_data(tmp_path):
-    for name in ("specjax", "train", "configs"):
+    for name in ("specjax", "train", "configs", "wheels"):
         shutil.copytree(ROOT / name, tmp_path / name)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path / name)
-    command = [sys.executable, "-c", "from setuptools import build_meta as b; b.build_wheel('.')"]
+    build = "import sys; sys.path.insert(0, 'wheels'); import backend; backend.build_wheel('.')"
+    command = [sys.executable, "-c", build]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as file:
@@ -46,6 +49,29 @@ def test_the_wheel_holds_code_weights_configs_and_data(tmp_path):
         for path in (ROOT / top).rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
                 assert installed_as(path).as_posix() in held
+    if compiler.find() is not None:
+        assert wheel.name.startswith("specjax-") and not wheel.name.endswith("-any.whl")
+        with zipfile.ZipFile(wheel) as file:
+            prebuilt = file.extract("specjax/kernels/cpu/libspecjax_kernels.so", tmp_path)
+        if compiler.runs_portable():
+            check_prebuilt(prebuilt)
+
+
+def check_prebuilt(path):
+    """The wheel's library serves where there is no compiler."""
+    code = f"""
+import pathlib
+import jax.numpy as jnp
+from specjax import kernels
+from specjax.kernels.cpu import library
+library.PREBUILT = pathlib.Path({str(path)!r})
+assert kernels.current().name == "C++"
+print(kernels.current().argmax(jnp.asarray([[1.0, 3.0, 2.0]])))
+"""
+    environment = os.environ | {"PATH": "/nowhere", "SPECJAX_NATIVE": "always"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.stdout.strip() == "[1]", done.stderr[-2000:]
 
 
 def imported_by(code: str) -> set[str]:

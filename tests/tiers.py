@@ -121,7 +121,10 @@ TABLE = {
         ("accepted_tokens", MERGE),
         (EVERYTHING, FULL),
     ],
-    "test_native.py": [("loop_on_kernels", FULL), ("derivatives|long_prompt", MERGE)],
+    "test_native.py": [
+        ("loop_on_kernels", FULL),
+        ("derivatives|long_prompt|without_a_warning", MERGE),
+    ],
     "test_notebook.py": [("without_outputs", DEFAULT), (EVERYTHING, FULL)],
     "test_package.py": [("wheel|runs_from_top|prices_a_70b", MERGE)],
     "test_planner.py": [
@@ -158,6 +161,7 @@ TABLE = {
         ("at_once", FULL),
     ],
     "test_servers.py": MERGE,
+    "test_sanitizers.py": FULL,
     "test_serving.py": [
         ("broken_lines|wrong_arguments|different_names", DEFAULT),
         ("generate_gives|own_stop|mesh|command", MERGE),

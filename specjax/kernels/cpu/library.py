@@ -18,7 +18,7 @@ import jaxlib
 from ..._internal import compile_cache
 from . import compiler as compilers
 
-PREBUILT = Path(__file__).with_name("libspecjax_kernels.so")  # of a wheel; see setup.py
+PREBUILT = Path(__file__).with_name("libspecjax_kernels.so")  # of a wheel; see wheels/backend.py
 SYMBOLS = {
     "specjax_argmax": "SpecjaxArgmax",
     "specjax_attention": "SpecjaxAttention",

@@ -1,0 +1,74 @@
+"""The C++ kernels read and write nothing but their arrays, and do nothing undefined."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+GXX = shutil.which("g++")
+pytestmark = pytest.mark.skipif(GXX is None, reason="no g++, whose sanitizers are loaded first")
+
+PREPARE = f"""
+import sys
+import jax, jax.numpy as jnp, numpy as np
+sys.path.insert(0, {str(TESTS)!r})
+from specjax.kernels.cpu import library
+flags = "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1", "-g"
+library._native = lambda: (library.build({GXX!r}, *flags), None)
+assert library.register() is None
+"""
+USE = """
+import test_native as t
+from specjax.kernels.cpu import calls
+for out, size in ((1, 1), (7, 5), (61, 129), (130, 1100)):
+    for dtype in (jnp.float32, jnp.bfloat16):
+        weight = jnp.asarray(t.normal(out, size), dtype)
+        for columns in (1, 2, 3, 5, 8, 9, 13, 16, 17, 32):
+            for transpose_out in (False, True):
+                calls.dot(weight, jnp.asarray(t.normal(size, columns)), transpose_out)
+halves = jnp.asarray(t.normal(70, 9), jnp.bfloat16)
+calls.dots((jnp.asarray(t.normal(5, 9)), halves), jnp.asarray(t.normal(9, 4)))
+for size in (1, 5, 16, 33, 50_000):
+    calls.argmax(jnp.asarray(t.normal(3, size)))
+for case in t.CASES:
+    query, key, value, mask, prefix, length = t.attention_case(*case)
+    t.kernel_attention(query, *prefix, key, value, mask, length)
+print("sound")
+"""
+FAULT = """
+five = jax.ShapeDtypeStruct((5,), jnp.int32)  # of two rows
+jax.block_until_ready(jax.ffi.ffi_call("specjax_argmax", five)(jnp.ones((2, 300))))
+print("sound")
+"""
+
+
+def run(code):
+    libraries = []
+    for name in ("libasan.so", "libubsan.so"):
+        command = [GXX, f"-print-file-name={name}"]
+        path = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+        if not Path(path).is_absolute():
+            pytest.skip(f"g++ comes without {name}")
+        libraries.append(path)
+    # what the interpreter never gives back is no concern of the kernels
+    options = {"LD_PRELOAD": ":".join(libraries), "ASAN_OPTIONS": "detect_leaks=0"}
+    return subprocess.run(
+        [sys.executable, "-c", PREPARE + code],
+        env=os.environ | options,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_kernels_pass_the_address_and_undefined_behaviour_sanitizers():
+    done = run(USE)
+    assert done.stdout.strip() == "sound", done.stderr[-3000:]
+
+
+def test_fault_a_read_behind_an_array_is_seen():
+    done = run(FAULT)
+    assert done.returncode != 0 and "heap-buffer-overflow" in done.stderr, done.stderr[-3000:]
