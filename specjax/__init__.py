@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .text.generation import Generation, generate, stream_text
     from .tracing.api import Trace, trace
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Chat",

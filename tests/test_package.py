@@ -109,42 +109,6 @@ def test_every_public_name_exists_and_an_unknown_one_is_an_attribute_error():
         _ = specjax.nonsense
 
 
-def test_the_readme_shows_the_strangers_target_as_it_is_tested():
-    source = (ROOT / "tests" / "stranger.py").read_text(encoding="utf-8")
-    assert f"```python\n{source}```" in README
-
-
-def test_the_python_of_the_readme_runs_from_top_to_bottom(capsys):
-    # what needs a network or several devices is marked ```py
-    names = {"__name__": "readme"}
-    for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
-        exec(compile(block, "README.md", "exec"), names)
-    assert capsys.readouterr().out.count("τ") == 2  # the two prints of statistics
-    assert names["out"].lengths.tolist() == [35, 36]
-
-
-def test_the_readme_prices_a_70b_pair_as_the_command_does(capsys):
-    from specjax.cli import parser, plan_memory
-
-    (command,) = re.findall(r"specjax (plan-memory --model .*llama-3.1-70b.json \\\n.*)", README)
-    words = command.replace("\\\n", " ").replace("benchmarks/", f"{ROOT}/benchmarks/").split()
-    assert plan_memory.run(parser().parse_args(words)) == 0
-    assert capsys.readouterr().out.strip() in README
-
-
 def test_the_readme_and_ci_run_the_same_tests():
     (command,) = re.findall(r"python -m pytest tests.*", README)
     assert command in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-
-
-def test_the_readme_names_every_drafter_and_rule():
-    from specjax.acceptance import RULES
-    from specjax.drafters import registry
-
-    for name in (*(entry.name for entry in registry.entries()), *RULES):
-        assert f"`{name}`" in README
-
-
-def test_links_within_the_repository_lead_somewhere():
-    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", README):
-        assert (ROOT / target).exists(), target

@@ -66,6 +66,7 @@ TABLE = {
         ("mesh|copies|each_path|follows", MERGE),
         (EVERYTHING, FULL),
     ],
+    "test_docs.py": [("top_to_bottom|one_law|builds_strictly|to_a_faster_one", MERGE)],
     "test_drafter_registry.py": [("saved_loaded_and_named", MERGE)],
     "test_edges.py": [("transformers|hardware|other_lengths", MERGE)],
     "test_feature.py": [
@@ -126,7 +127,7 @@ TABLE = {
         ("derivatives|long_prompt|without_a_warning", MERGE),
     ],
     "test_notebook.py": [("without_outputs", DEFAULT), (EVERYTHING, FULL)],
-    "test_package.py": [("wheel|runs_from_top|prices_a_70b", MERGE)],
+    "test_package.py": [("wheel", MERGE)],
     "test_planner.py": [
         ("one_trace|heads|every_way|agree|where_tokens|ctrl_c|set_back", FULL),
     ],

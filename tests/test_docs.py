@@ -1,0 +1,368 @@
+"""The documentation is true: its code runs, its commands exist, its links lead somewhere."""
+
+import argparse
+import dataclasses
+import itertools
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {p.relative_to(ROOT).as_posix(): p.read_text("utf-8") for p in sorted(DOCS.rglob("*.md"))}
+ALL = {"README.md": README} | PAGES
+# what needs a network, several devices or a model of one's own is marked ```py
+RUN = [name for name, text in ALL.items() if "```python\n" in text]
+
+
+def fences(text, language):
+    """The fenced blocks of a page in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
+    import specjax
+
+    if re.search("specjax.Drafting|sampling=", ALL[page]) and not hasattr(specjax, "Drafting"):
+        pytest.skip("waits for specjax.Drafting")
+    monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for file in re.findall(r'^```python title="(.*?)"', ALL[page], re.MULTILINE):
+        (block,) = fences(ALL[page], f'python title="{re.escape(file)}"')
+        (tmp_path / file).write_text(block, encoding="utf-8")
+    names = {"__name__": "page"}
+    for number, block in enumerate(fences(ALL[page], "python")):
+        exec(compile(block, f"{page}, block {number}", "exec"), names)
+
+
+def subcommands(parser):
+    """The parsers of a command's subcommands, by name."""
+    action = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    return action.choices
+
+
+def commands(text):
+    """The ``specjax`` commands of a page's shell blocks, as lists of words."""
+    for block in fences(text, "sh"):
+        for line in block.replace("\\\n", " ").splitlines():
+            line = line.partition(" | ")[2] if " | " in line else line
+            words = shlex.split(line, comments=True)
+            while words and re.match(r"[A-Z_]+=", words[0]):
+                words = words[1:]
+            if words[:1] == ["specjax"]:
+                yield words[1:]
+
+
+@pytest.mark.parametrize("page", [name for name, text in ALL.items() if any(commands(text))])
+def test_the_commands_of_a_page_are_ones_that_the_parser_takes(page):
+    from specjax.train import cli as train
+
+    from specjax.cli import parser
+
+    known = subcommands(parser())
+    for words in commands(ALL[page]):
+        if words[0] == "train":
+            assert words[1] in ("--help", *train.RECIPES), words
+        elif words[0].startswith("-"):
+            continue
+        else:
+            parser().parse_args(words)
+        assert words[0] in known
+
+
+def slug(heading):
+    """The anchor of a heading, as the site and a repository's page make it."""
+    text = re.sub(r"`|\*|\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+    return re.sub(r"[ ]", "-", re.sub(r"[^\w\- ]", "", text))
+
+
+def anchors(text):
+    """The anchors of a page."""
+    plain = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    found = {slug(h) for h in re.findall(r"^#+ (.*)$", plain, re.MULTILINE)}
+    return found | set(re.findall(r'<a id="([^"]+)"', plain))
+
+
+@pytest.mark.parametrize("page", ALL)
+def test_links_lead_somewhere(page):
+    text = re.sub(r"^```.*?^```", "", ALL[page], flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
+        path, _, anchor = target.partition("#")
+        place = ((ROOT / page).parent / path).resolve() if path else ROOT / page
+        assert place.exists(), target
+        if anchor and place.suffix == ".md":
+            assert anchor in anchors(place.read_text("utf-8")), target
+
+
+def test_every_page_is_in_the_navigation():
+    config = (ROOT / "mkdocs.yml").read_text("utf-8")
+    for page in PAGES:
+        assert page.removeprefix("docs/") in config, page
+
+
+def test_the_site_builds_strictly(tmp_path):
+    mkdocs = pytest.importorskip("mkdocs.commands.build", reason="needs the extra docs")
+    pytest.importorskip("mkdocstrings", reason="needs the extra docs")
+    from mkdocs.config import load_config
+
+    config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path), strict=True)
+    config.plugins.on_startup(command="build", dirty=False)
+    mkdocs.build(config)  # raises Abort for any warning
+    pages = list(tmp_path.rglob("*.html"))
+    assert len(pages) > len(PAGES)
+    for page in pages:  # fonts, scripts and style sheets come from the site itself
+        html = page.read_text("utf-8")
+        assert not re.search(r"<(script|link|img)[^>]+(src|href)=\"https?://", html), page.name
+
+
+def test_the_site_lists_every_drafter_and_rule():
+    from specjax.acceptance import RULES
+    from specjax.drafters import registry
+
+    methods = PAGES["docs/methods/index.md"]
+    for name in [entry.name for entry in registry.entries()] + list(RULES):
+        assert f"`{name}`" in methods or f"`{name.replace('-', '_')}`" in methods, name
+        assert f"`{name}`" in README or f"`{name.replace('-', '_')}`" in README, name
+
+
+def test_the_site_prices_a_70b_pair_as_the_command_does(capsys):
+    from specjax.cli import parser, plan_memory
+
+    page = PAGES["docs/howto/devices.md"]
+    (words,) = [w for w in commands(page) if w[0] == "plan-memory"]
+    words = [w.replace("benchmarks/", f"{ROOT}/benchmarks/") for w in words]
+    assert plan_memory.run(parser().parse_args(words)) == 0
+    assert capsys.readouterr().out.strip() in page
+
+
+# the forty lines
+
+
+class Branches:
+    """In the place of a random generator: follows given choices, and notes how likely they were."""
+
+    def __init__(self, choices):
+        self.choices, self.taken, self.weight = list(choices), [], 1.0
+
+    def choice(self, size, p):
+        """The next given choice, or else the first possible one; others are left for later."""
+        index = len(self.taken)
+        taken = (
+            self.choices[index] if index < len(self.choices) else int(np.argmax(np.array(p) > 0))
+        )
+        self.taken.append((taken, [i for i in range(size) if p[i] > 0]))
+        self.weight *= p[taken]
+        return taken
+
+
+def every_outcome(run):
+    """``(result, probability)`` for each way that the choices of ``run(rng)`` can fall."""
+    open_paths = [[]]
+    while open_paths:
+        path = open_paths.pop()
+        rng = Branches(path)
+        yield run(rng), rng.weight
+        said = [taken for taken, _ in rng.taken]
+        for index in range(len(path), len(said)):
+            for other in rng.taken[index][1]:
+                if other != said[index]:
+                    open_paths.append([*said[:index], other])
+
+
+@pytest.fixture(scope="module")
+def speculate():
+    """The function that the page prints."""
+    names = {}
+    exec(fences(PAGES["docs/concepts/forty_lines.md"], "python")[0], names)
+    return names["speculate"]
+
+
+@pytest.fixture(scope="module")
+def tables():
+    """Laws of a target and a drafter over three tokens, one row for each token before."""
+    random = np.random.default_rng(3)
+    return random.dirichlet(np.ones(3), size=3), random.dirichlet(np.ones(3), size=3)
+
+
+def test_forty_lines_are_forty():
+    first = fences(PAGES["docs/concepts/forty_lines.md"], "python")[0]
+    assert len(first.splitlines()) <= 42
+    assert "One round in forty lines" in PAGES["docs/concepts/forty_lines.md"]
+
+
+@pytest.mark.parametrize("num_draft", [0, 1, 2, 3])
+def test_the_forty_lines_have_the_targets_law_exactly(speculate, tables, num_draft):
+    p, q = tables
+
+    def run(rng):
+        return tuple(speculate(lambda t: p[t[-1]], lambda t: q[t[-1]], [0], 2, num_draft, rng)[1:])
+
+    law = np.zeros((3, 3))
+    for tokens, weight in every_outcome(run):
+        law[tokens] += weight
+    np.testing.assert_allclose(law, p[0][:, None] * p, atol=1e-12)
+
+
+def test_a_fault_in_the_forty_lines_is_seen(tables):
+    source = fences(PAGES["docs/concepts/forty_lines.md"], "python")[0]
+    assert "np.maximum(p[count] - q[count], 0)" in source
+    names = {}
+    exec(source.replace("np.maximum(p[count] - q[count], 0)", "p[count]"), names)
+    p, q = tables
+    law = np.zeros(3)
+    for tokens, weight in every_outcome(
+        lambda rng: names["speculate"](lambda t: p[t[-1]], lambda t: q[t[-1]], [0], 1, 1, rng)
+    ):
+        law[tokens[1]] += weight
+    assert np.abs(law - p[0]).max() > 1e-2
+
+
+def test_one_round_of_the_forty_lines_is_one_of_the_rule_rejection(speculate, tables):
+    import enumeration
+
+    from specjax.acceptance import RULES
+    from specjax.trees import chain_parents
+
+    p_table, q_table = tables
+    size = 2
+
+    def table(rows):
+        law = enumeration.Table(vocab=3)
+        for length in range(size + 2):
+            for prefix in itertools.product(range(3), repeat=length):
+                law.laws[prefix] = rows[(0, *prefix)[-1]]
+        return law
+
+    draft, weights = enumeration.drafts(table(q_table), chain_parents(size), "iid")
+    law, accepted = enumeration.outcome(
+        RULES["rejection"], draft, weights, table(p_table), depth=size
+    )
+
+    def one_round(rng):
+        # one token more than the prompt is asked for, so that exactly one round is run
+        said = speculate(lambda t: p_table[t[-1]], lambda t: q_table[t[-1]], [0], 1, size, rng)
+        kept = [choice for choice, among in rng.taken[size:-1]]
+        return tuple(said), sum(kept)
+
+    found, expected = np.zeros(3), 0.0
+    for (said, kept), weight in every_outcome(one_round):
+        found[said[1]] += weight
+        expected += weight * kept
+    np.testing.assert_allclose(law.sum(axis=tuple(range(1, law.ndim))), found, atol=1e-6)
+    np.testing.assert_allclose(accepted, expected, atol=1e-5)
+
+
+def test_the_forty_lines_and_decode_have_one_law(speculate):
+    import jax
+    import jax.numpy as jnp
+    import toys
+
+    import specjax
+    from specjax.decoding import reference
+
+    model, weights = toys.bag(3, seed=0)
+    other = toys.like(weights, seed=1)
+    sampling, rows = specjax.Sampling(temperature=1.0), 8192
+
+    def law_of(params):
+        laws = {}
+
+        def law(tokens):
+            if tuple(tokens) not in laws:
+                p = reference.next_law(model, params, np.asarray([tokens]), sampling)[0]
+                laws[tuple(tokens)] = p.astype(np.float64) / p.sum(dtype=np.float64)
+            return laws[tuple(tokens)]
+
+        return law
+
+    p, q = law_of(weights), law_of(other)
+    exact = np.zeros((3, 3))
+    for tokens, weight in every_outcome(lambda rng: speculate(p, q, [0], 2, 2, rng)):
+        exact[tuple(tokens[1:])] += weight
+    np.testing.assert_allclose(
+        exact, reference.joint_law(model, weights, [0], 2, sampling), atol=1e-5
+    )
+    out = specjax.decode(
+        model,
+        specjax.drafters.DraftModel(2, model=model),
+        {"target": weights, "drafter": other},
+        jnp.zeros((rows, 1), jnp.int32),
+        jnp.ones((rows,), jnp.int32),
+        key=jax.random.key(0),
+        max_new_tokens=2,
+        sampling=sampling,
+    )
+    counts = np.zeros((3, 3))
+    np.add.at(counts, tuple(np.asarray(out.tokens[:, 1:3]).T), 1)
+    assert 0.5 * np.abs(counts / rows - exact).sum() < 0.02  # 0.012 is the 99.9th percentile
+    assert 1.1 < float(out.stats.tau) < 3
+
+
+def test_the_site_shows_the_strangers_target_as_it_is_tested():
+    source = (ROOT / "tests" / "stranger.py").read_text("utf-8")
+    assert f"```python\n{source}```" in PAGES["docs/extend/target.md"]
+
+
+# the path from an own model to a faster one
+
+SMALL = {  # what the test gives after the page's own fields and options, to be quick
+    "generate": ["--max-new-tokens", "8"],
+    "--compare": ["--repetitions", "6"],
+    "plan": ["--max-new-tokens", "8", "--num-draft", "1"],
+    "serve-offline": ["--max-new-tokens", "8"],
+    "regenerate": ["data.length=32", "data.batch=2", "num_rows=4", "new_tokens=8"],
+    "eagle3": [
+        "data.length=32",
+        "data.batch=2",
+        "data.eval_rows=2",
+        "num_heads=2",
+        "optimizer.warmup=1",
+        "run.steps=2",
+        "run.eval_every=2",
+        "decoding.num_prompts=2",
+        "decoding.batch=2",
+        "decoding.prompt_tokens=8",
+        "decoding.new_tokens=8",
+    ],
+}
+
+
+@pytest.fixture
+def own_model(tmp_path, monkeypatch):
+    """A folder with what the page asks for: a tiny random model, texts, prompts."""
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "models"))
+    import checkpoints
+
+    from specjax.models import save_pretrained
+
+    monkeypatch.chdir(tmp_path)
+    random = checkpoints.random_model(dataclasses.replace(checkpoints.SMALL, num_layers=6))
+    save_pretrained(random, "models/mine", tokenizer=checkpoints.byte_tokenizer())
+    for name in ("texts/a.txt", "texts/b.txt", "texts/heldout/c.txt"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text("def f(x):\n    return x + 1\n" * 40)
+    Path("prompts.txt").write_text("def f(x):\nclass A:\n")
+    Path("prompts.jsonl").write_text('"def f(x):"\n{"prompt": "class A:"}\n')
+    return tmp_path
+
+
+def test_the_commands_from_a_model_to_a_faster_one_run_in_their_order(own_model, capfd):
+    from specjax.cli import main
+
+    ran = []
+    for words in commands(PAGES["docs/howto/faster.md"]):
+        name = words[1] if words[0] == "train" else words[0]
+        small = SMALL[name] + SMALL["--compare"] * ("--compare" in words)
+        assert main([*words, *small]) == 0, capfd.readouterr().err
+        ran.append(name)
+    assert ran == [
+        *("generate", "generate", "plan", "regenerate"),
+        *("eagle3", "generate", "plan", "serve-offline"),
+    ]
+    assert (own_model / "runs/head/model/config.json").is_file()
+    assert len((own_model / "out.jsonl").read_text().splitlines()) == 2
