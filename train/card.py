@@ -160,6 +160,12 @@ def _data(export: Export, config: CardConfig) -> str:
         said = f"Not stated by who trained it; it read {', '.join(others)}."
     elif _setting(export, "data.corpus") == "stdlib":
         said, licence = "The source files of Python's standard library.", "PSF-2.0"
+        if list(_setting(export, "data.mixed") or ()) == ["packages"]:
+            said += " Files of published packages under permissive licences, as `packages.json` has"
+            said, licence = f"{said} them.", "PSF-2.0, and of each package its own"
+        elif _setting(export, "data.mixed"):
+            mixed = json.dumps(_setting(export, "data.mixed"))
+            said, licence = f"{said} Mixed into them: `{mixed}`.", "not stated"
     if config.data:
         said, licence = config.data, "not stated"
     words = f"## Data\n\n{said} Licence of the data: {config.data_license or licence}."

@@ -15,6 +15,7 @@ from specjax.drafters import registry
 # what trains no drafter of the registry; the recipes that do are found there
 OTHERS = {
     "corpus": "the manifest of the corpus",
+    "packages": "code of published packages, a further corpus",
     "tokenizer": "a byte-level BPE tokenizer",
     "prompts": "held-out prompts, to measure on",
     "pretrain": "a small target, next-token cross-entropy",

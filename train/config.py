@@ -48,7 +48,9 @@ def check_stems(name: str, paths: typing.Sequence[str]) -> None:
 class DataConfig:
     """Where the tokens come from and how they are cut into rows."""
 
-    corpus: str = "stdlib"  # or a file, a folder or a data set of the hub, see sources.read
+    corpus: str = "stdlib"  # or "packages", a file, a folder, a data set of the hub: sources.read
+    mixed: tuple[str, ...] = ()  # further corpora, of which rows to train on are drawn as well
+    mixed_share: tuple[float, ...] = ()  # for each of them, its share of the rows
     tokenizer: str = "embedded"  # of a model as specjax.load takes it, or a tokenizer.json
     length: int = 256  # tokens of context in a row (a row holds one more, to predict)
     batch: int = 16  # rows a step
@@ -67,13 +69,16 @@ class DataConfig:
         _check("data.seed", self.seed, 0 <= self.seed < SEEDS, "0 to 2**32 - 1")
         broken = self.broken_share
         _check("data.broken_share", broken, 0 <= broken <= 1, "0 to 1")
-        shares = self.samples_share
-        _check(
-            "data.samples_share",
-            shares,
-            len(shares) == len(self.samples) and all(s > 0 for s in shares) and sum(shares) < 1,
-            f"{len(self.samples)} positive shares, one for each of data.samples, that sum below 1",
-        )
+        for name in ("samples", "mixed"):
+            given, shares = getattr(self, name), getattr(self, f"{name}_share")
+            _check(
+                f"data.{name}_share",
+                shares,
+                len(shares) == len(given) and all(s > 0 for s in shares) and sum(shares) < 1,
+                f"{len(given)} positive shares, one for each of data.{name}, that sum below 1",
+            )
+        both = sum(self.samples_share) + sum(self.mixed_share)
+        _check("data.mixed_share", self.mixed_share, both < 1, "below 1 with data.samples_share")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,6 +112,7 @@ class RunConfig:
     folder: str = "runs/unnamed"
     steps: int = 1000
     save_every: int = 200
+    save_minutes: float = 0.0  # save as well once so many have passed since; 0: never for that
     eval_every: int = 200
     keep: int = 2  # checkpoints
     seed: int = 0
@@ -122,6 +128,8 @@ class RunConfig:
         for name in ("steps", "save_every", "eval_every", "keep"):
             value = getattr(self, name)
             _check(f"run.{name}", value, 1 <= value < COUNTS, "at least 1, below 2**31")
+        minutes = self.save_minutes
+        _check("run.save_minutes", minutes, 0 <= minutes < math.inf, "at least 0, and finite")
         _check("run.seed", self.seed, 0 <= self.seed < SEEDS, "0 to 2**32 - 1")
         _check("run.accumulate", self.accumulate, self.accumulate >= 1, "at least 1")
         known = self.precision in PRECISIONS
@@ -135,6 +143,7 @@ class RunConfig:
 # writes itself).
 FREE_FIELDS = ("run.folder", "run.steps", "run.save_every", "run.eval_every", "run.keep")
 FREE_FIELDS += (
+    "run.save_minutes",
     "run.metrics",
     "run.best",
     "run.mesh",

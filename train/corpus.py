@@ -97,10 +97,14 @@ def stdlib_documents(split: str, *, strict: bool = True, manifest=None, root=Non
 def documents(
     corpus: str, split: str, *, strict: bool = True, broken_share: float = 0.0
 ) -> list[Document]:
-    """The documents of a corpus: ``"stdlib"``, or what ``sources`` reads, where ``broken_share`` is
-    explained. ``split``: ``train`` or ``heldout``."""
+    """The documents of a corpus: ``"stdlib"``, ``"packages"``, or what ``sources`` reads, where
+    ``broken_share`` is explained. ``split``: ``train`` or ``heldout``."""
+    from . import packages  # which compares its files with those of the standard library
+
     if corpus == "stdlib":
         found = stdlib_documents(split, strict=strict)
+    elif corpus == "packages":
+        found = packages.documents(split, strict=strict)
     else:
         found = sources.read(corpus, split, broken_share)
     if not found:
@@ -123,9 +127,11 @@ def are_texts(corpus: str, documents: list[Document]) -> bool:
 
 
 def texts(config: DataConfig, split: str) -> list[tuple[str, str]]:
-    """``[(name, text)]`` of the corpus of a run, for who learns no roles."""
+    """``[(name, text)]`` of the corpus of a run, for who learns no roles; to train on, those of
+    the corpora mixed into it as well."""
     how = dict(strict=config.strict, broken_share=config.broken_share)
-    found = documents(config.corpus, split, **how)
+    mixed = config.mixed if split == "train" else ()
+    found = [own for name in (config.corpus, *mixed) for own in documents(name, split, **how)]
     return [(name, sources.text_of(document)) for name, document in found]
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -22,9 +22,10 @@ from . import conversations, corpus, sources
 from .config import ConfigError, DataConfig
 
 EPOCHS = 1_000_000  # without end, in effect; Grain wants a length that it can multiply
+MIXED_SEED = 1000  # apart from the seeds of samples, which count on from the corpus's
 
 
-def pack(documents: list[list[int]], end_of_text: int) -> np.ndarray:
+def pack(documents: Iterable[Sequence[int]], end_of_text: int) -> np.ndarray:
     """Lays tokenised documents end to end: int32 ``[end, doc 0, end, doc 1, ..., end]``."""
     parts = [part for ids in documents for part in ([end_of_text], ids)]
     return np.concatenate([np.asarray(part, np.int32) for part in (*parts, [end_of_text])])
@@ -44,11 +45,14 @@ class Stream:
       tokens: int32 ``[n]``.
       counts: bool ``[n]``, whether a token is one to learn; None: all are.
       aligned: rows begin at multiples of ``data.length`` and nowhere else.
+      mixed: streams of further corpora, each of which gives its share ``data.mixed_share`` of the
+        rows.
     """
 
     tokens: np.ndarray
     counts: np.ndarray | None = None
     aligned: bool = False
+    mixed: tuple[Stream, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -66,8 +70,15 @@ def load_stream(config: DataConfig, split: str) -> tuple[Stream, int]:
     """The packed tokens of a split, and the id of the token that parts its documents.
 
     Texts lie end to end: one longer than a row goes on in another, without what stood before.
-    Conversations are kept whole, see ``lay``, and count where the assistant speaks.
+    Conversations are kept whole, see ``lay``, and count where the assistant speaks. The corpora of
+    ``data.mixed`` are read for training alone: what is held out is of ``data.corpus``.
     """
+    if config.mixed and split == "train":
+        alone = dataclasses.replace(config, mixed=(), mixed_share=())
+        stream, end_of_text = load_stream(alone, split)
+        others = (dataclasses.replace(alone, corpus=name) for name in config.mixed)
+        mixed = tuple(load_stream(other, split)[0] for other in others)
+        return dataclasses.replace(stream, mixed=mixed), end_of_text
     from . import tokenizer as tokenizers
 
     tokenizer = tokenizers.load(config.tokenizer)
@@ -77,7 +88,7 @@ def load_stream(config: DataConfig, split: str) -> tuple[Stream, int]:
     if not corpus.are_texts(config.corpus, documents):
         return _conversations(documents, config, split, end_of_text), end_of_text
     texts = [text for _, text in documents]
-    packed = pack([encoding.ids for encoding in tokenizer.encode_batch(texts)], end_of_text)
+    packed = pack(tokenizers.encoded(tokenizer, texts), end_of_text)
     if len(packed) < 2 * config.length + 2:
         raise ConfigError(
             f"data.length={config.length}, but the split {split!r} holds {len(packed)} tokens; "
@@ -205,19 +216,22 @@ def training_batches(
     import grain
 
     length = config.length
-    starts = np.arange(0, len(stream) - (1 if stream.aligned else 2) * length, length)
-    weighted = stream.counts is not None or not all(own.weight.all() for own in samples)
+    streams = (stream, *stream.mixed)
+    weighted = any(own.counts is not None for own in streams)
+    weighted = weighted or not all(own.weight.all() for own in samples)
 
     def row(tokens, weight):
         return {"tokens": tokens, "weight": weight} if weighted else tokens
 
-    def cut(start, rng: np.random.Generator):
-        shift = 0 if stream.aligned else rng.integers(length)
-        return row(*stream.rows(start + shift, length))
+    def rows_of(stream: Stream, seed: int):
+        def cut(start, rng: np.random.Generator):
+            shift = 0 if stream.aligned else rng.integers(length)
+            return row(*stream.rows(start + shift, length))
 
-    rows = grain.MapDataset.source(starts).seed(config.seed).shuffle().repeat(EPOCHS)
-    rows = rows.random_map(cut)
-    sources = [rows]
+        starts = np.arange(0, len(stream) - (1 if stream.aligned else 2) * length, length)
+        return grain.MapDataset.source(starts).seed(seed).shuffle().repeat(EPOCHS).random_map(cut)
+
+    sources = [rows_of(own, config.seed + MIXED_SEED * i) for i, own in enumerate(streams)]
     for i, own in enumerate(samples):
         if own.tokens.ndim != 2 or own.tokens.shape[1] != length + 1:
             raise ConfigError(
@@ -227,8 +241,9 @@ def training_batches(
         source = grain.MapDataset.source(np.arange(len(own.tokens))).seed(config.seed + 1 + i)
         source = source.shuffle().repeat(EPOCHS)
         sources.append(source.map(lambda n, own=own: row(own.tokens[n], own.weight[n])))
-    if samples:
-        shares = config.samples_share
+    rows = sources[0]
+    if len(sources) > 1:
+        shares = *config.mixed_share, *config.samples_share
         rows = grain.MapDataset.mix(sources, weights=[1 - sum(shares), *shares])
     return batched(rows, config, shard, prefetch=8)
 

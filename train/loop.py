@@ -141,6 +141,7 @@ def advance(steps: Steps, flat_config: dict, run: RunConfig) -> PyTree:
         best = checkpoint.Best(folder, measure, read(folder / LOG))
         watch = stack.enter_context(Watch(folder.name, run, first))
         began, unread = time.monotonic(), None
+        saved, patience = began, 60 * run.save_minutes or math.inf
         for number in range(first + 1, run.steps + 1):
             waited = time.monotonic()
             batch = next(steps.batches)
@@ -150,6 +151,7 @@ def advance(steps: Steps, flat_config: dict, run: RunConfig) -> PyTree:
                 watch.tokens = steps.tokens(batch)
                 watch.ideal = steps.ideal(state, batch) if steps.ideal else None
             asked = layout.anywhere(bool(stop))  # before the step, so as not to wait for it
+            due = run.save_minutes and layout.anywhere(time.monotonic() - saved >= patience)
             with layout.using():
                 state, found = steps.step(state, batch)
             if unread:  # read a step late, while the next one computes
@@ -160,7 +162,7 @@ def advance(steps: Steps, flat_config: dict, run: RunConfig) -> PyTree:
 
             last, stopped = number == run.steps, bool(asked)
             to_evaluate = last or number % run.eval_every == 0
-            to_save = last or stopped or number % run.save_every == 0
+            to_save = last or stopped or bool(due) or number % run.save_every == 0
             if to_evaluate or to_save:  # never save what has not been found finite
                 watch.loss = _record(log, manager, *unread)
                 unread = None
@@ -177,6 +179,7 @@ def advance(steps: Steps, flat_config: dict, run: RunConfig) -> PyTree:
             checkpoint.check(manager)
             if to_save:
                 checkpoint.save(manager, number, state, steps.batches)
+                saved = time.monotonic()
             if stopped:
                 signal_number = stop[0] if stop else signal.SIGTERM  # another process was asked
                 raise Interrupted(_farewell(folder, number, signal_number))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 import jax.numpy as jnp
+import numpy as np
 
 from specjax.models.causal_lm import CausalLM, graph_definition
 from specjax.models.config import DecoderConfig
@@ -68,26 +70,47 @@ def make_loss(shape: DecoderConfig, end_of_text: int):
     return loss
 
 
-def make_measure(shape: DecoderConfig, end_of_text: int):
-    """The same of held-out rows, as ``evaluate.make_evaluate`` takes it."""
+def make_measure(shape: DecoderConfig, end_of_text: int, sizes: np.ndarray | None = None):
+    """The same of held-out rows, as ``evaluate.make_evaluate`` takes it.
+
+    Args:
+      sizes: int ``[V]``, the bytes that each token stands for (``tokenizer.byte_sizes``). With them
+        the loss is given in bits a byte too, which compares models of different tokenizers.
+    """
     nats = make_nats(shape, end_of_text)
 
     def measure(params, frozen, tokens, weight):
         del frozen
-        return {"heldout_loss": mean(chunks.each(*nats(params, tokens))["loss"], weight)}
+        loss = chunks.each(*nats(params, tokens))["loss"]
+        found = {"heldout_loss": mean(loss, weight)}
+        if sizes is not None:
+            bytes_read = jnp.sum(jnp.asarray(sizes)[tokens[:, 1:]] * weight)
+            bits = jnp.sum(loss * weight) / math.log(2)
+            found["heldout_bits_per_byte"] = Mean(bits, bytes_read)
+        return found
 
     return measure
+
+
+def heldout_sets(config: DataConfig) -> dict:
+    """Held-out rows of the corpus, and of each corpus mixed into it under its name."""
+    alone = dataclasses.replace(config, mixed=(), mixed_share=())
+    names = {"": config.corpus, **{f"{Path(name).stem}_": name for name in config.mixed}}
+    streams = {
+        prefix: data.load_stream(dataclasses.replace(alone, corpus=name), "heldout")[0]
+        for prefix, name in names.items()
+    }
+    return {prefix: data.heldout_batches(stream, config) for prefix, stream in streams.items()}
 
 
 def run(config: PretrainConfig, *, dry_run: bool = False) -> None:
     """Trains, draws the loss curve, exports to ``run.folder/model`` in Hugging Face layout."""
     stream, end_of_text = data.load_stream(config.data, "train")
-    heldout, _ = data.load_stream(config.data, "heldout")
     vocabulary = tokenizer.load(config.data.tokenizer)
     shape = config.model.decoder(vocabulary.get_vocab_size(), end_of_text)
     _, params = model.create(shape, config.run.seed)
-    sets = {"": data.heldout_batches(heldout, config.data)}
-    evaluate = make_evaluate(make_measure(shape, end_of_text), sets)
+    measure = make_measure(shape, end_of_text, tokenizer.byte_sizes(vocabulary))
+    evaluate = make_evaluate(measure, heldout_sets(config.data))
     job = Job(
         loss=make_loss(shape, end_of_text),
         params=params,
@@ -95,7 +118,7 @@ def run(config: PretrainConfig, *, dry_run: bool = False) -> None:
         evaluate=evaluate,
         measures=lambda: evaluate.names(params, None),
     )
-    print(f"{len(stream):,} tokens to train on, {len(heldout):,} held out")
+    print(" + ".join(f"{len(own):,}" for own in (stream, *stream.mixed)), "tokens to train on")
     if dry_run:
         return estimate(job, config.optimizer, config.run, model.words(shape))
     params = fit(job, resolved(config), config.optimizer, config.run)

@@ -57,8 +57,8 @@ def read(corpus: str, split: str, broken_share: float) -> list[Document]:
     files = sorted(file for file in root.rglob("*") if file.suffix in (*TEXTS, *RECORDS))
     if not files:
         raise ConfigError(
-            f"data.corpus={corpus!r} is neither 'stdlib' nor a file, nor a folder with "
-            f"{', '.join((*TEXTS, *RECORDS))} files, nor of the form {HUB}owner/name"
+            f"data.corpus={corpus!r} is neither 'stdlib' nor 'packages', nor a file, nor a folder "
+            f"with {', '.join((*TEXTS, *RECORDS))} files, nor of the form {HUB}owner/name"
         )
     found = []
     apart = (root / "heldout").is_dir()

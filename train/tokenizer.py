@@ -10,7 +10,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from . import corpus, outlook
 from .config import ConfigError, DataConfig, RunConfig
@@ -19,6 +22,7 @@ from .config import ConfigError, DataConfig, RunConfig
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 END_OF_TEXT = "<|endoftext|>"  # begins a document and ends it; id 0
 BYTES = 256  # entries before any merge, besides the special one
+TOGETHER = 256  # texts that are tokenised at once
 SAMPLE = 16  # a dry run trains on one text in so many
 PIECES = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\n+|\s+(?!\S)|\s+"
 
@@ -146,6 +150,26 @@ def fingerprint(tokenizer) -> str:
     return hashlib.sha256(tokenizer.to_str(pretty=False).encode()).hexdigest()
 
 
+def encoded(tokenizer, texts: Sequence[str]) -> Iterator[np.ndarray]:
+    """The tokens of each text, int32. Some at a time: encodings take far more room than ids."""
+    for start in range(0, len(texts), TOGETHER):
+        for encoding in tokenizer.encode_batch(texts[start : start + TOGETHER]):
+            yield np.asarray(encoding.ids, np.int32)
+
+
+def byte_sizes(tokenizer) -> np.ndarray | None:
+    """int32 ``[V]``: how many bytes of text each token stands for, 0 for special tokens; None where
+    the tokenizer is not a byte-level one, whose tokens spell each byte as one character."""
+    decoder = json.loads(tokenizer.to_str()).get("decoder") or {}
+    if decoder.get("type") != "ByteLevel":
+        return None
+    sizes = np.zeros(tokenizer.get_vocab_size(), np.int32)
+    special = tokenizer.get_added_tokens_decoder()
+    for token, number in tokenizer.get_vocab().items():
+        sizes[number] = 0 if number in special else len(token)
+    return sizes
+
+
 def run(config: TokenizerConfig, *, dry_run: bool = False) -> None:
     """Trains the tokenizer and says how many bytes a token covers in each split."""
     splits = {}
@@ -169,7 +193,7 @@ def run(config: TokenizerConfig, *, dry_run: bool = False) -> None:
     tokenizer = train(splits["train"], config.vocab_size)
     save(tokenizer, Path(config.run.folder))
     for split, texts in splits.items():
-        tokens = sum(len(encoding.ids) for encoding in tokenizer.encode_batch(texts))
+        tokens = sum(len(ids) for ids in encoded(tokenizer, texts))
         size = sum(len(text.encode()) for text in texts)
         print(f"{split}: {tokens:,} tokens, {size / tokens:.3f} bytes a token")
     print(f"wrote {config.run.folder}/tokenizer.json ({fingerprint(tokenizer)[:12]})")

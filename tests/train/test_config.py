@@ -21,6 +21,7 @@ from specjax.train import (
     mtp,
     objectives,
     online,
+    packages,
     pretrain,
     prompts,
     regenerate,
@@ -42,9 +43,12 @@ head_dim = 8
 """
 SHIPPED = {
     "embedded_corpus": corpus,
+    "embedded_packages": packages,
     "embedded_tokenizer": tokenizer,
     "embedded_prompts": prompts,
     "embedded_target": pretrain,
+    "larger_target": pretrain,
+    "larger_tokenizer": tokenizer,
     "embedded_samples": regenerate,
     "embedded_eval_greedy": regenerate,
     "embedded_eval_sampled": regenerate,

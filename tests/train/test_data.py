@@ -217,7 +217,7 @@ def test_a_corpus_too_small_for_a_row_is_refused(tmp_path):
     split = corpus.split_of("one.txt")
     with pytest.raises(ConfigError, match="data.length=256"):
         data.load_stream(DataConfig(corpus=str(tmp_path)), split)
-    with pytest.raises(ConfigError, match="neither 'stdlib' nor a file"):
+    with pytest.raises(ConfigError, match="neither 'stdlib' nor 'packages', nor a file"):
         data.load_stream(DataConfig(corpus=str(tmp_path / "nothing")), "train")
 
 

@@ -121,6 +121,22 @@ def test_the_licence_of_a_corpus_is_said_of_what_read_that_alone(tmp_path, field
     assert said in text and ("PSF" in text) == (not fields)
 
 
+@pytest.mark.parametrize(
+    ("mixed", "said"),
+    [
+        (
+            ["packages"],
+            "permissive licences, as `packages.json` has them. Licence of the data: PSF",
+        ),
+        (["notes"], 'Mixed into them: `["notes"]`. Licence of the data: not stated.'),
+    ],
+)
+def test_a_card_names_the_corpora_that_were_mixed_in(tmp_path, mixed, said):
+    fields = {"data.corpus": "stdlib", "data.mixed": mixed}
+    made = export(tmp_path, card.TARGET, "", **fields)
+    assert said in card.write(made, card.CardConfig(), {}).read_text()
+
+
 @pytest.mark.parametrize(("layout", "heads", "count"), [("medusa-vllm", 2, 2), ("eagle", 1, 3)])
 def test_a_server_is_told_to_draft_no_more_than_there_are_heads(tmp_path, layout, heads, count):
     made = export(tmp_path, layout, num_heads=heads)

@@ -208,6 +208,14 @@ def test_a_full_disk_is_said_in_words_and_the_last_checkpoint_goes_on(tmp_path):
     assert losses_of(folder) == losses_of(tmp_path / "whole")
 
 
+@pytest.mark.parametrize(("minutes", "saved"), [(1e-9, [7, 8, 9]), (1e9, [9]), (0.0, [9])])
+def test_a_run_of_slow_steps_is_saved_by_the_clock_as_well(tmp_path, minutes, saved):
+    given = settings(tmp_path, steps=9, save_every=100, save_minutes=minutes, keep=3)
+    loop.fit(make_job(), *given)
+    folders = (tmp_path / "checkpoints").iterdir()
+    assert sorted(int(folder.name) for folder in folders if folder.name.isdigit()) == saved
+
+
 @pytest.mark.parametrize(("best", "step"), [("tau", 10), ("heldout_loss", 15), ("last", 20)])
 def test_the_weights_that_are_kept_are_the_best_by_the_measure_asked_for(tmp_path, best, step):
     measured = iter([(1.5, 0.3), (2.5, 0.2), (2.0, 0.1), (1.0, 0.4)])  # at steps 5, 10, 15, 20
