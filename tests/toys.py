@@ -107,6 +107,9 @@ class TreeDrafter(ChainDrafter):
     silent_every: int = 0
     name = "toy tree"
 
+    def __post_init__(self):
+        object.__setattr__(self, "num_draft", len(self.topology) - 1)
+
     @property
     def depth(self):
         nodes = len(self.topology)
@@ -182,6 +185,9 @@ class Merged(ChainDrafter):
     one_law: bool = False
     drop_twins: bool = False  # a planted fault: equal siblings are not drawn again
     name = "merged"
+
+    def __post_init__(self):
+        object.__setattr__(self, "num_draft", sum(d.num_draft for d in self.drafters))
 
     @property
     def depth(self):

@@ -5,6 +5,8 @@ Traced values cannot be checked; they are the caller's word.
 
 from __future__ import annotations
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +19,7 @@ from ..types import Drafter, PyTree, Target
 # the generator of keys, whatever the default: under vmap the hardware generators draw for all rows
 # from the first key, which stands still once its row has finished
 KEYS = "threefry2x32"
+MOST_TOKENS = 2**31  # lengths are int32
 
 
 @pytree_dataclass
@@ -99,6 +102,20 @@ def check_objects(target, drafter) -> None:
             )
 
 
+def warn_capacity(lengths, max_new_tokens, capacity: int | None, target: Target) -> None:
+    """Warns where a buffer of one's own ends rows before ``max_new_tokens``."""
+    sizes, budget = _concrete(lengths), _concrete(max_new_tokens)
+    if capacity is None or sizes is None or budget is None or capacity == target.max_positions:
+        return
+    longest = int(np.max(sizes + budget))
+    if longest > capacity:
+        warnings.warn(
+            f"capacity={capacity} holds prompt and new tokens: rows that reach it end there, "
+            f"before max_new_tokens; give at least {longest} to generate all of them",
+            stacklevel=3,
+        )
+
+
 def check_mesh(batch: tuple[int, ...]) -> None:
     """Raises ``ValueError`` in a mesh of other axes than the loop's, or one that splits no batch
     of this size."""
@@ -175,6 +192,8 @@ def check_request(target, drafter, tokens, lengths, max_new_tokens, capacity, sa
         if longest > width:
             raise ValueError(f"lengths: {longest} tokens in a row of {width}")
     budget = _concrete(max_new_tokens)
+    if budget is not None and budget.size and np.max(budget) >= MOST_TOKENS:
+        raise ValueError(f"max_new_tokens={budget}: it must be below 2**31")
     if budget is not None and not np.issubdtype(budget.dtype, np.integer):
         raise ValueError(f"max_new_tokens={budget} must be an integer")
     if budget is not None and (budget.size == 0 or budget.min() < 1):

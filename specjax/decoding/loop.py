@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from .. import sharding
 from ..sampling.distribution import Sampling
 from ..types import Drafter, PyTree, Target
-from .inputs import prepare_inputs
+from . import contract_checks as checks
+from .inputs import prepare_inputs, warn_capacity
 from .prefill import extend, start
 from .round import run_empty_round, run_round
 from .state import Decoded, State, end, result
@@ -38,7 +39,10 @@ def burst(target, drafter, rule, rounds, params, state: State, live=1) -> State:
 
     def step(run, carry):
         done, state, plan = carry
-        return begin(done + 1, run(target, drafter, rule, params, state, plan))
+        after = run(target, drafter, rule, params, state, plan)
+        hook = f"{type(drafter).__name__}.observe: the state"
+        checks.check_same(hook, after.drafter_state, state.drafter_state)
+        return begin(done + 1, after)
 
     def turns(carry):
         """Rounds without a draft, then rounds with one: a branch would copy the caches."""
@@ -125,7 +129,7 @@ def decode(
         )
         text_ids = out.tokens[0, : out.lengths[0]]
     """
-    request, capacity = prepare_inputs(
+    request, slots = prepare_inputs(
         target,
         drafter,
         tokens,
@@ -139,10 +143,11 @@ def decode(
         logprobs,
         num_samples,
     )
+    warn_capacity(lengths, max_new_tokens, capacity, target)
     mesh = sharding.as_mesh(mesh)
     params, request = sharding.place(mesh, target, drafter, params, request)
     with sharding.using(mesh, params):
-        return _decode(target, drafter, rule, capacity, params, request)
+        return _decode(target, drafter, rule, slots, params, request)
 
 
 def stream(
@@ -171,7 +176,7 @@ def stream(
     """
     if rounds < 1:
         raise ValueError(f"rounds={rounds} must be at least 1: a burst without rounds never ends")
-    request, capacity = prepare_inputs(
+    request, slots = prepare_inputs(
         target,
         drafter,
         tokens,
@@ -186,12 +191,13 @@ def stream(
         num_samples,
     )
 
+    warn_capacity(lengths, max_new_tokens, capacity, target)
     mesh = sharding.as_mesh(mesh)
     params, request = sharding.place(mesh, target, drafter, params, request)
 
     def bursts():
         with sharding.using(mesh, params):
-            state = jit_start(target, drafter, rule, capacity, params, request)
+            state = jit_start(target, drafter, rule, slots, params, request)
         while True:
             # copies: the state itself is donated to the next burst
             yield jax.tree.map(jnp.copy, result(state))

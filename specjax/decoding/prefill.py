@@ -12,6 +12,7 @@ from .. import kernels, sharding, trees
 from .._internal.ordering import after
 from ..kernels.interface import PREFILL_CHUNK
 from ..types import Context, Draft, PyTree, Segment, Verdict
+from . import contract_checks as checks
 from . import state as states
 from .inputs import DecodeInputs
 from .state import State
@@ -35,10 +36,14 @@ def start(
     batch, width = prompt.shape
     tokens = jnp.pad(prompt[:, :capacity], ((0, 0), (0, max(0, capacity - width))))
     tokens = jnp.where(jnp.arange(capacity) < lengths[:, None], tokens, 0)
-    cache = sharding.rows(target.init(params["target"], batch, capacity, inputs))
-    drafter_state = sharding.rows(
-        drafter.init(params.get("drafter"), params["target"], batch, capacity, inputs)
-    )
+    checks.check_params(params)
+    cache = target.init(params["target"], batch, capacity, inputs)
+    checks.check_leads(f"{type(target).__name__}.init: the cache", cache, batch)
+    own = params.get("drafter")
+    with checks.missing_params(params, drafter):
+        drafter_state = drafter.init(own, params["target"], batch, capacity, inputs)
+    checks.check_leads(f"{type(drafter).__name__}.init: the state", drafter_state, batch)
+    cache, drafter_state = sharding.rows((cache, drafter_state))
     chunk = min(chunk, width, capacity)
     begin = jnp.zeros((batch,), jnp.int32)
     given = params, cache, drafter_state, tokens, begin, lengths - 1
@@ -114,13 +119,19 @@ def _piece(target, drafter, params, tokens, cache, drafter_state, at, end, size,
     draft = Draft(start=at, tokens=piece, scored=steps < num[:, None], topology=topology)
     features = () if unseen else drafter.features
     scores = target.verify(params["target"], cache, draft, features=features, logits=False)
+    checks.check_scores(target, scores, draft, features, logits=False)
     path = jnp.broadcast_to(steps, piece.shape)
     count = num - 1
     if scores.features is not None:  # the last layer's attention is read for them alone
         count = after(count, scores.features)
     verdict = Verdict(path=path, count=count, token=jnp.full((batch,), -1, jnp.int32))
-    cache = target.commit(cache, scores.entries, at, verdict)
+    kept = target.commit(cache, scores.entries, at, verdict)
+    checks.check_same(f"{type(target).__name__}.commit: the cache", kept, cache)
     if unseen:
-        return cache, drafter_state
+        return kept, drafter_state
     segment = Segment(tokens=piece, next=following, features=scores.features, start=at, num=num)
-    return cache, drafter.observe(params.get("drafter"), params["target"], drafter_state, segment)
+    own = params.get("drafter")
+    with checks.missing_params(params, drafter):
+        shown = drafter.observe(own, params["target"], drafter_state, segment)
+    checks.check_same(f"{type(drafter).__name__}.observe: the state", shown, drafter_state)
+    return kept, shown

@@ -29,6 +29,7 @@ from ..types import (
     Target,
     Verdict,
 )
+from . import contract_checks as checks
 from .state import NO_TOKEN, SPENT, STOPPED, State
 from .stats import Stats
 
@@ -37,12 +38,19 @@ DRAFT, ACCEPT = 0, 1  # the two roles a random key can have within a round
 
 def draft_step(drafter: Drafter, params, state, context: Context) -> tuple[Draft, PyTree]:
     """Proposes a tree of N nodes below each row's root. Pure."""
-    return drafter.draft_step(params.get("drafter"), params["target"], state, context)
+    checks.check_params(params)
+    with checks.missing_params(params, drafter):
+        made = drafter.draft_step(params.get("drafter"), params["target"], state, context)
+    checks.check_draft(drafter, made, len(context.length))
+    return made
 
 
 def verify(target: Target, params, cache, draft: Draft, *, features=()) -> Scores:
     """Scores all nodes in ONE pass of the target. Reads the cache, never writes. Pure."""
-    return target.verify(params["target"], cache, draft, features=features)
+    checks.check_params(params)
+    scores = target.verify(params["target"], cache, draft, features=features)
+    checks.check_scores(target, scores, draft, features)
+    return scores
 
 
 def widths(nodes: int) -> tuple[int, ...]:
@@ -80,9 +88,13 @@ def accept(rule, params, draft: Draft, scores: Scores, context: Context, key) ->
       key: random keys ``[B]``.
     """
     rule = acceptance.choose(rule, draft, context.sampling.greedy)
+    if draft.laws is not None and draft.vocab is None:
+        shape = (draft.tokens.shape[0], None, scores.logits.shape[-1])
+        checks.check_array("draft.laws", draft.laws, shape, jnp.float32)
     p = TargetLaw(draft, scores.logits, context)
     q = DraftLaw(draft, scores.logits.shape[-1])
     verdict = rule(params.get("rule"), draft, p, q, key)
+    checks.check_verdict(rule, verdict, draft)
     if draft.candidate is None:
         return verdict
     silent = ~draft.candidate[:, ROOT]
@@ -170,6 +182,8 @@ def run_empty_round(target, drafter, rule, params, state: State, plan) -> State:
 class _Resting(DrafterWrapper):
     """A drafter with a plan, in a round without a draft."""
 
+    num_draft = 0
+
     def draft_step(self, params, target_params, state, context):
         nothing = jnp.zeros((context.length.shape[0], 0), jnp.int32)
         state = self.inner.sync(params, target_params, state, context, before="rest")
@@ -224,6 +238,7 @@ def commit_round(target, drafter, params, state: State, judged: VerifiedRound) -
     root, draft, scores, full = state.length - 1, judged.draft, judged.scores, judged.verdict
     verdict, emitted = truncate(draft, full, state)
     cache = target.commit(state.cache, scores.entries, root, verdict)
+    checks.check_same(f"{type(target).__name__}.commit: the cache", cache, state.cache)
     # a round without a draft is shown to the drafter in the shapes of the others
     verdict = dataclasses.replace(verdict, path=_filled(verdict.path, drafter.depth + 1, 0))
     emitted = _filled(emitted, verdict.path.shape[1], -1)
@@ -242,7 +257,8 @@ def commit_round(target, drafter, params, state: State, judged: VerifiedRound) -
         round=(draft, verdict, drafter.readout(draft, scores)),
     )
     own = params.get("drafter")
-    drafter_state = drafter.observe(own, params["target"], judged.proposed, segment)
+    with checks.missing_params(params, drafter):
+        drafter_state = drafter.observe(own, params["target"], judged.proposed, segment)
 
     # emitted tokens go behind the root; column L does not exist, so it drops what is not emitted
     steps = jnp.arange(emitted.shape[1])

@@ -20,7 +20,7 @@ from .._internal.pytree import pytree_dataclass, static
 from ..sharding import DATA, MODEL
 from . import drawing, processors
 
-COLDEST = 1e-30  # a temperature below is 0: logits over it would overflow
+COLDEST = 1e-30  # a temperature below this is 0: a division by it could overflow
 
 IMPOSSIBLE = -1e30  # a logit whose probability is exactly zero in float32, and no NaN
 
@@ -214,14 +214,19 @@ class Sampling:
         logits = self.adjust(logits, prefix)
         logits = jnp.where(logits == logits, logits, -jnp.inf)
         cold = self.temperature < COLDEST
-        scaled = logits / jnp.where(cold, 1.0, self.temperature)[:, None]
+        # the greatest logit goes first: after the division the two roundings of a large number, one
+        # of which may be within a fused multiply-add, differ by more than exp can take
+        top = jnp.max(logits, axis=-1, keepdims=True)
+        top = jnp.where(jnp.isfinite(top), top, 0.0)
+        scaled = (logits - top) / jnp.where(cold, 1.0, self.temperature)[:, None]
         if self.top_k is not None:
             vocab = logits.shape[-1]
             wanted = jnp.where(self.top_k > 0, jnp.minimum(self.top_k, vocab), vocab)
             ordered = _ordered(scaled)
             edge = _threshold(ordered, lambda kept: jnp.sum(kept, axis=-1) >= wanted)
             scaled = jnp.where(ordered >= edge[:, None], scaled, -jnp.inf)
-        p = jax.nn.softmax(scaled, axis=-1)
+        weights = jnp.exp(scaled)
+        p = weights / jnp.sum(weights, axis=-1, keepdims=True)
         if self.top_p is not None:
             ordered = _ordered(p)
             mass = jnp.minimum(self.top_p, 1.0)

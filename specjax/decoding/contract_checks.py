@@ -1,0 +1,179 @@
+"""Checks of what targets, drafters and rules return: shapes, dtypes and structures.
+
+All of them run while a program is traced, so they cost nothing when it runs. Each error names the
+hook, what it returned and what was expected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import trees
+from ..types import DRAWS, Draft, Drafter, PyTree, Scores, Target, Verdict
+
+
+def check_array(what: str, x, shape: tuple[int | None, ...], dtype, hint: str = "") -> None:
+    """Raises ``ValueError`` unless ``x`` has this shape (None: any size) and dtype."""
+    import chex  # here, since it would be a part of the time that importing the package takes
+
+    name = "a floating dtype" if dtype is jnp.floating else jnp.dtype(dtype).name
+    try:
+        chex.assert_shape(x, shape)
+        if dtype is jnp.floating:
+            chex.assert_type(x, float)
+        elif x.dtype != dtype:
+            raise AssertionError
+    except (AssertionError, AttributeError, TypeError, ValueError):
+        expected = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ValueError(
+            f"{what} is {_described(x)}: expected {name} of shape [{expected}]{hint}"
+        ) from None
+
+
+def check_leads(what: str, tree: PyTree, batch: int) -> None:
+    """Raises ``ValueError`` unless every leaf of ``tree`` leads with the batch."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        if jnp.shape(leaf)[:1] != (batch,):
+            raise ValueError(
+                f"{what}{jax.tree_util.keystr(path)} is {_described(leaf)}: every leaf must lead "
+                f"with the batch, {batch} rows"
+            )
+
+
+def check_same(what: str, new: PyTree, old: PyTree) -> None:
+    """Raises ``ValueError`` unless two trees have the same structure, shapes and dtypes."""
+    import chex
+
+    try:
+        chex.assert_trees_all_equal_structs(new, old)
+    except (AssertionError, ValueError, TypeError):
+        raise ValueError(
+            f"{what} has the structure {jax.tree.structure(new)}: expected that of before, "
+            f"{jax.tree.structure(old)}"
+        ) from None
+    flat = jax.tree_util.tree_flatten_with_path(new)[0]
+    for (path, leaf), before in zip(flat, jax.tree.leaves(old), strict=True):
+        if (jnp.shape(leaf), jnp.result_type(leaf)) != (jnp.shape(before), jnp.result_type(before)):
+            raise ValueError(
+                f"{what}{jax.tree_util.keystr(path)} is {_described(leaf)}: expected what it was "
+                f"before, {_described(before)}"
+            )
+
+
+def check_draft(drafter: Drafter, made, batch: int) -> None:
+    """Raises ``ValueError`` for what ``draft_step`` must not return."""
+    hook = f"{type(drafter).__name__}.draft_step"
+    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], Draft):
+        raise ValueError(
+            f"{hook} returned {_described(made)}: expected (draft, state), the draft made with "
+            "trees.chain_draft or trees.tree_draft"
+        )
+    draft = made[0]
+    nodes, tokens = drafter.num_draft + 1, jnp.shape(draft.tokens)
+    hint = f" (the root and num_draft={drafter.num_draft} tokens)"
+    check_array(f"{hook}: draft.tokens", draft.tokens, (batch, nodes), jnp.int32, hint)
+    check_array(f"{hook}: draft.start", draft.start, (batch,), jnp.int32)
+    for name, value, dtype in (
+        ("parent", draft.parent, jnp.int32),
+        ("scored", draft.scored, jnp.bool_),
+        ("candidate", draft.candidate, jnp.bool_),
+        ("law", draft.law, jnp.int32),
+    ):
+        if value is not None:
+            check_array(f"{hook}: draft.{name}", value, tokens, dtype)
+    if (draft.topology is None) == (draft.parent is None) or (
+        draft.topology is not None and len(draft.topology) != nodes
+    ):
+        raise ValueError(
+            f"{hook}: draft.topology={draft.topology} and draft.parent="
+            f"{_described(draft.parent)}: give one of them, for {nodes} nodes"
+        )
+    if draft.draws not in DRAWS:
+        raise ValueError(f"{hook}: draft.draws={draft.draws!r}: expected one of {DRAWS}")
+    if (draft.law is None) != (draft.laws is None):
+        raise ValueError(
+            f"{hook}: draft.law is {_described(draft.law)}, draft.laws is "
+            f"{_described(draft.laws)}: give both, or neither"
+        )
+    if draft.laws is not None:
+        width = None if draft.vocab is None else jnp.shape(draft.vocab)[-1]
+        check_array(f"{hook}: draft.laws", draft.laws, (batch, None, width), jnp.float32)
+    if draft.vocab is not None:
+        check_array(f"{hook}: draft.vocab", draft.vocab, (batch, None), jnp.int32)
+    if trees.max_depth(draft) > drafter.depth:
+        raise ValueError(
+            f"{hook}: the draft is {trees.max_depth(draft)} deep, and {type(drafter).__name__}."
+            f"depth is {drafter.depth}: state the depth of the deepest node"
+        )
+
+
+def check_scores(
+    target: Target, scores, draft: Draft, features: tuple[int, ...], logits: bool = True
+) -> None:
+    """Raises ``ValueError`` for what ``verify`` must not return of a whole draft."""
+    hook = f"{type(target).__name__}.verify"
+    batch, nodes = draft.tokens.shape
+    if not isinstance(scores, Scores):
+        raise ValueError(f"{hook} returned {_described(scores)}: expected specjax.Scores")
+    if logits:
+        shape = (batch, nodes, target.vocab_size)
+        hint = " (batch, nodes of the draft, vocabulary)"
+        check_array(f"{hook}: logits", scores.logits, shape, jnp.float32, hint)
+    if features:
+        hint = f" (of the hidden states {features}, side by side)"
+        shape = (batch, nodes, None)
+        check_array(f"{hook}: features", scores.features, shape, jnp.floating, hint)
+    check_leads(f"{hook}: entries", scores.entries, batch)
+
+
+def check_verdict(rule, verdict, draft: Draft) -> None:
+    """Raises ``ValueError`` for what a rule must not return."""
+    hook, batch = f"{type(rule).__name__}.__call__", draft.tokens.shape[0]
+    if not isinstance(verdict, Verdict):
+        raise ValueError(f"{hook} returned {_described(verdict)}: expected specjax.Verdict")
+    depth = trees.max_depth(draft)
+    hint = f" (batch, the draft's depth of {depth} and one)"
+    check_array(f"{hook}: path", verdict.path, (batch, depth + 1), jnp.int32, hint)
+    check_array(f"{hook}: count", verdict.count, (batch,), jnp.int32)
+    check_array(f"{hook}: token", verdict.token, (batch,), jnp.int32)
+
+
+def check_params(params) -> None:
+    """Raises ``ValueError`` unless ``params`` are those of ``decode``."""
+    try:
+        found = "target" in params
+    except TypeError:
+        found = False
+    if not found:
+        given = sorted(map(str, params)) if isinstance(params, dict) else type(params).__name__
+        raise ValueError(
+            f"params is {given}: give a dict with 'target', the weights of the target, and "
+            "'drafter', those of the drafter (None where it has none)"
+        )
+
+
+@contextlib.contextmanager
+def missing_params(params, drafter: Drafter):
+    """Names ``params["drafter"]`` in what a drafter raises for lack of it."""
+    try:
+        yield
+    except Exception as error:
+        if params.get("drafter") is not None:
+            raise
+        raise ValueError(
+            f"params['drafter'] is missing, and the drafter {drafter.name!r} needs it "
+            f"({type(error).__name__}: {error}): give params={{'target': ..., 'drafter': its "
+            "weights}"
+        ) from error
+
+
+def _described(x) -> str:
+    if isinstance(x, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic):
+        return f"{x.dtype.name} of shape [{', '.join(map(str, x.shape))}]"
+    if isinstance(x, tuple | list):
+        return f"a {type(x).__name__} of {len(x)}"
+    return "None" if x is None else f"a {type(x).__name__}"
