@@ -2,13 +2,23 @@
 
     c_i = RMSNorm(W [f_i^1; ... f_i^k])                                   of every token i < root
     block = [e(root), e(mask), ... e(mask)]   at the positions root, root + 1, ...
-    keys, values of layer l:  K_l c_i, V_l c_i  for i < root,   then those of the block's own states
+    keys, values of layer l:  K_l c_i, V_l c_i  for i < root,   then those of the block's states
     logits of the j-th drafted token = head(norm(state of the j-th mask))
 
-for hidden states ``f`` of several layers of the target, its embeddings ``e`` and its LM head. The
-tokens of the block see each other in both directions and, in every layer, all that went before; of
-what went before only keys and values are ever made. They lie in a cache, to which each round adds
-those of its accepted path.
+``f`` are hidden states of several layers of the target, ``e`` its embeddings and ``head`` its LM
+head. The tokens of a block attend to each other in both directions and, in every layer, to all
+tokens before the root. Of those, only keys and values are ever computed; they are in a cache, to
+which each round adds the keys and values of its accepted path.
+
+Lossless: yes, under ``greedy`` and ``delta``; with ``sibling_sampling="iid"`` or ``"distinct"``
+also under ``rejection`` (each token is drawn from the law of its position).
+
+Example::
+
+    heads = specjax.load_drafter("z-lab/Qwen3-4B-DFlash-b16", lm)
+    specjax.generate(lm, "...", drafter=heads)
+
+References: DFlash, arXiv 2602.06036.
 """
 
 from __future__ import annotations
@@ -30,16 +40,17 @@ from .heads import HeadDrafter, independent_level
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockConfig:
-    """Shape of a block drafter.
+    """The shape of a block drafter.
 
     Attributes:
-      layers: its own decoder layers (the authors': Qwen3's, five of them), as wide as the target.
-      block_size: tokens of a block, the root counted; no more are drafted at once.
-      mask_token: the id whose embedding stands for what is to be drafted.
-      target_layers: which hidden states of the target are read, counted as ``hidden_states[i]`` of
-        Hugging Face (the files' ``target_layer_ids`` count from 0 behind the embeddings: i - 1).
-      causal: whether a token of the block sees none behind it; None: in layers with a sliding
-        window alone, as the authors' code has it.
+      layers: the shape of its decoder layers, as wide as the target (the authors use five of
+        Qwen3's).
+      block_size: the number of tokens of a block, the root included.
+      mask_token: the id whose embedding stands for a token to be drafted.
+      target_layers: the hidden states of the target that are read, counted as ``hidden_states[i]``
+        of Hugging Face. (``target_layer_ids`` in files count from 0 after the embeddings: i - 1.)
+      causal: whether a token of the block attends only to tokens before it; None: only in layers
+        with a sliding window, as in the authors' code.
     """
 
     layers: DecoderConfig
@@ -71,7 +82,7 @@ class BlockConfig:
 
     @property
     def num_heads(self) -> int:
-        """Tokens that a block drafts."""
+        """The number of tokens that a block drafts."""
         return self.block_size - 1
 
     @property
@@ -84,7 +95,7 @@ class BlockConfig:
 
 
 class BlockLayers(nnx.Module):
-    """The drafter's weights; embeddings and LM head are the target's."""
+    """The weights of a block drafter, which uses the embeddings and the LM head of the target."""
 
     def __init__(self, config: BlockConfig, *, rngs, param_dtype=jnp.float32):
         self.config, layers = config, config.layers
@@ -95,14 +106,14 @@ class BlockLayers(nnx.Module):
         self.layers = Decoder(layers, bare=True, **common)
 
     def entries(self, features: jax.Array, positions: jax.Array) -> PyTree:
-        """What every layer keeps of committed tokens.
+        """The keys and values of committed tokens.
 
         Args:
-          features: ``[B, T, k * H]``, hidden states of the target, layer behind layer.
+          features: ``[B, T, k * H]``, hidden states of k layers of the target, side by side.
           positions: int32 ``[B, T]``.
 
         Returns:
-          per layer ``(keys, values)``, each ``[B, K, T, E]``.
+          For each layer ``(keys, values)``, each ``[B, K, T, E]``.
         """
         layers, batch = self.config.layers, len(features)
         x = self.hidden_norm(self.fc(features.reshape(-1, features.shape[-1]).T))
@@ -119,13 +130,14 @@ class BlockLayers(nnx.Module):
         """Normed states ``[H, B * N]`` of blocks, for drafting and for training.
 
         Args:
-          tokens: int32 ``[B, N]``; the mask where a token is to be drafted.
-          positions: int32 ``[B, M]`` of (earlier entries, these tokens).
-          sees: bool ``[B or 1, M, N]``: token ``n`` sees entry ``m`` of (earlier, these); what is
-            causal besides is seen to here.
-          target, params: the target and its weights, for the embeddings.
-          past: ``prefix`` and ``length``, a cache of ``entries`` and int32 ``[B]`` how many slots
-            are seen, or ``earlier``, ``entries`` as they are; see ``Decoder.hidden``.
+          tokens: int32 ``[B, N]``; the mask token where a token is to be drafted.
+          positions: int32 ``[B, M]`` of earlier entries and then of these tokens.
+          sees: bool ``[B or 1, M, N]``: whether token ``n`` attends to entry ``m`` of both; causal
+            layers are restricted further here.
+          target: the target, whose embeddings are used.
+          params: the weights of the target.
+          past: ``prefix`` and ``length``, a cache of ``entries`` and int32 ``[B]``, how many slots
+            of it are visible; or ``earlier``, such ``entries`` themselves. See ``Decoder.hidden``.
         """
         nodes = tokens.shape[1]
         ahead = positions[:, :, None] <= positions[:, None, -nodes:]
@@ -145,30 +157,22 @@ class BlockLayers(nnx.Module):
 
 @pytree_dataclass
 class BlockState:
-    """``cache``: every layer's keys and values of all tokens before the root."""
+    """``cache``: keys and values of every layer, of all tokens before the root."""
 
     cache: PyTree
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockDrafter(HeadDrafter):
-    """Drafts with a block drafter; ``params["drafter"]`` are the weights of ``BlockLayers``.
+    """Drafts with a block drafter; ``params["drafter"]`` holds the weights of ``BlockLayers``.
 
-    One pass a round, over the root and as many masks as the tree is deep, whatever is drafted: the
-    laws of the positions know nothing of each other, so that a tree has at each depth the same
-    tokens below every node. Blocks shorter than ``block_size`` are drafted too, as the authors'
-    code and the servers do, though none was seen in training.
-
-    ``target``: whose hidden states and embeddings are read, and whose LM head says the tokens.
-
-    Lossless: yes, under ``greedy`` and ``delta``; with
-    ``sibling_sampling="iid"`` or ``"distinct"`` also under ``rejection`` (each token is
-    drawn from the law of its own position).
+    Each round takes one pass, over the root and as many masks as the tree is deep. The laws of the
+    positions are independent, so that a tree has the same tokens below every node of a depth.
+    Blocks shorter than ``block_size`` can be drafted, as in the authors' code and in servers,
+    though training shows none.
 
     Raises:
-      ValueError: hidden states that the target does not have; a deeper tree than a block has masks.
-
-    References: DFlash, arXiv 2602.06036.
+      ValueError: the target lacks such hidden states, or the tree is deeper than a block has masks.
     """
 
     module = BlockLayers

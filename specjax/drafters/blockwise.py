@@ -2,9 +2,24 @@
 
     s = ReLU(A h + a),      h_k = h + B_k s + b_k,      logits_k = U h_k,      k = 1 ... K
 
-for the hidden state ``h`` of the token before the root and the target's own LM head ``U``: offset
-k is about the k-th token behind the root. The pass that verifies also brings the state for the next
-proposals (the paper's merged scheme: one call of the model a round).
+``h`` is the hidden state of the token before the root and ``U`` the target's LM head: offset k
+predicts the k-th token after the root. The pass that verifies a draft also yields the hidden state
+for the next one (the paper's merged scheme, its section 4: one call of the model a round).
+
+Lossless: yes, under ``greedy`` and ``delta``; with ``sibling_sampling="iid"`` or ``"distinct"``
+also under ``rejection``. (The paper's other criteria, top-k, distance and minimum block size, are
+approximate and not here.)
+
+Example::
+
+    config = BlockwiseConfig(hidden_size=512, vocab_size=32000, num_heads=4)
+    drafter = Blockwise(config=config, target=lm.target)
+
+Differs from the paper, where the next token's own prediction goes through the layer too (the target
+is trained with it); here it is that of the unchanged target.
+
+References: Stern et al., Blockwise Parallel Decoding for Deep Autoregressive Models,
+arXiv 1811.03115.
 """
 
 from __future__ import annotations
@@ -21,8 +36,14 @@ from .heads import HeadDrafter, independent_level
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockwiseConfig:
-    """``trunk_size``: of the hidden layer ``s``, which all offsets share; None: ``num_heads`` times
-    the hidden size (the paper: offsets times a size of one's choice)."""
+    """The shape of blockwise heads.
+
+    Attributes:
+      hidden_size: H, that of the target.
+      vocab_size: V, that of the target.
+      num_heads: K, the number of offsets.
+      trunk_size: width of the hidden layer ``s``, which all offsets share; None: K times H.
+    """
 
     hidden_size: int
     vocab_size: int
@@ -48,18 +69,19 @@ class BlockwiseHeads(nnx.Module):
         self.offsets = Linear(config.trunk_size, heads * size, scale=0.0, **common)
 
     def states(self, x: jax.Array) -> jax.Array:
-        """What the LM head reads at each offset, ``[K, H, M]``, of ``x`` ``[H, M]``."""
+        """``h_k`` of each offset, ``[K, H, M]``, for hidden states ``x`` ``[H, M]``."""
         return x + self.offsets(jax.nn.relu(self.trunk(x))).reshape(-1, *x.shape)
 
     def logits(self, hidden: jax.Array, target, params) -> jax.Array:
-        """All offsets at once, for drafting (T = 1) and for training.
+        """The logits of all offsets, for drafting (T = 1) and for training.
 
         Args:
           hidden: ``[B, T, H]``, the target's last hidden state, normed.
-          target, params: the target and its weights, of which the LM head is taken.
+          target: the target, whose LM head is used.
+          params: the weights of the target.
 
         Returns:
-          float32 ``[B, T, K, V]``: at position t head k (from 0) is about token t + 2 + k.
+          float32 ``[B, T, K, V]``: at position t, offset k (from 0) predicts token t + 2 + k.
         """
         batch, steps, size = hidden.shape
         states = self.states(hidden.reshape(-1, size).T)
@@ -70,18 +92,10 @@ class BlockwiseHeads(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Blockwise(HeadDrafter):
-    """Drafts with blockwise heads; ``params["drafter"]`` are the weights of ``BlockwiseHeads``.
+    """Drafts with blockwise heads, all of which are evaluated at once, at the root.
 
-    ``target``: whose hidden state is read, and whose LM head is shared.
-
-    Lossless: yes, under ``greedy`` and ``delta``; with
-    ``sibling_sampling="iid"`` or ``"distinct"`` also under ``rejection``. (The paper's other
-    criteria, top-k, distance and minimum block, are approximate and not here.)
-
-    Differs from the paper, where the next token's own prediction also goes through the layer (a
-    target that is trained with it): here it stays the target's.
-
-    References: Stern et al., arXiv 1811.03115.
+    ``params["drafter"]`` holds the weights of ``BlockwiseHeads``. ``target``: the target whose
+    hidden state is read, and whose LM head is shared.
     """
 
     module = BlockwiseHeads

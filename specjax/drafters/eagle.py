@@ -3,8 +3,22 @@
     f'_{i+1} = layer(fc([e(t_{i+1}); f_i]))
     logits of token i + 2 = the target's LM head of f'_{i+1}
 
-for the last hidden state ``f_i`` of token ``i``, normed, as the target's LM head reads it, and the
-target's embeddings ``e``. The layer has no norm on what it reads.
+``f_i`` is the last hidden state of token ``i``, normed, as the target's LM head reads it, and ``e``
+are the target's embeddings. After a drafted token, ``f'`` stands for ``f``. The layer does not norm
+what it reads.
+
+EAGLE's trees are static; with ``trees.Expand`` (``tree="expand:8x4x24"``) this is EAGLE-2.
+
+Lossless: yes, under ``greedy`` and ``delta``; in a static tree with ``sibling_sampling="iid"`` or
+``"distinct"`` also under ``rejection``.
+
+Example::
+
+    heads = specjax.load_drafter("yuhuili/EAGLE-Vicuna-7B-v1.3", lm)
+    specjax.generate(lm, "...", drafter=heads, tree="expand:8x4x24")
+
+References: EAGLE, arXiv 2401.15077; EAGLE-2, arXiv 2406.16858; HASS, arXiv 2408.15766,
+which trains the same head otherwise.
 """
 
 from __future__ import annotations
@@ -27,14 +41,14 @@ class EagleConfig:
     """The shape of an EAGLE head.
 
     Attributes:
-      layer: of its layer (or layers); ``hidden_size`` is the target's, since the target's LM head
-        reads the output, ``vocab_size`` as well.
-      fc_bias: of ``fc``.
-      input_norm: the first layer norms what it reads, as a Llama layer does. Published heads do
-        not.
-      embedding_norm, head_norm: norms on the embedding and before the LM head (``layernorms`` of
-        speculators' files); what is passed on is not normed.
-      own_embedding: a table of its own; else the target's is read.
+      layer: the shape of its layer or layers. ``hidden_size`` and ``vocab_size`` are those of the
+        target, whose LM head reads the output.
+      fc_bias: whether ``fc`` has a bias.
+      input_norm: whether the first layer norms what it reads, as a Llama layer does. Published
+        heads do not.
+      embedding_norm: whether the embedding is normed (``layernorms`` of speculators' files).
+      head_norm: whether the output is normed before the LM head; what is passed on is not.
+      own_embedding: whether it has a table of embeddings; else that of the target is read.
     """
 
     layer: DecoderConfig
@@ -57,7 +71,7 @@ class EagleConfig:
 
 
 def check_layer(layer: DecoderConfig) -> None:
-    """Raises ValueError for a layer that no EAGLE head is made of."""
+    """Raises ValueError for a layer of which no EAGLE head can be made."""
     if layer.kv_rank or layer.positions != "rope":
         raise ValueError(
             f"layer: kv_rank={layer.kv_rank}, positions={layer.positions!r}: an EAGLE head is made "
@@ -66,7 +80,7 @@ def check_layer(layer: DecoderConfig) -> None:
 
 
 class BareBlock(DecoderLayer):
-    """A block whose attention reads the residual stream as it is."""
+    """A block whose attention reads the residual stream without a norm."""
 
     def __init__(self, config: DecoderConfig, layer: int, **common):
         super().__init__(config, layer, **common)
@@ -109,15 +123,9 @@ def own_table(config: DecoderConfig, *, rngs, param_dtype) -> nnx.Param:
 
 @dataclasses.dataclass(frozen=True)
 class Eagle(FeatureDrafter):
-    """Drafts with an EAGLE head; ``params["drafter"]`` are the weights of an ``EagleHead``.
+    """Drafts with an EAGLE head; ``params["drafter"]`` holds the weights of an ``EagleHead``.
 
-    The trees of EAGLE are static, or those of ``topology.Expand``, which make it EAGLE-2.
-
-    Lossless: yes, under ``greedy`` and ``delta``; with
-    ``sibling_sampling="iid"`` or ``"distinct"`` in a static tree also under ``rejection``.
-
-    References: EAGLE, arXiv 2401.15077; EAGLE-2, arXiv 2406.16858; HASS, arXiv 2408.15766, which
-    trains the same head otherwise.
+    ``target``: the target whose last hidden state, embeddings and LM head are read.
     """
 
     module = EagleHead

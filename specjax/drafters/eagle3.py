@@ -2,11 +2,22 @@
 
     g_i = fc([l_i; m_i; h_i])                                   where the target has seen token i
     a_{i+1} = layer([norm(e(t_{i+1})); norm(g_i)]),             with g_i as the residual stream
-    g_{i+1} = a_{i+1}                                           behind a drafted token
+    g_{i+1} = a_{i+1}                                           after a drafted token
     logits of token i + 2 = lm_head(norm(a_{i+1}))              over the draft vocabulary
 
-The draft vocabulary is the part of the target's that texts mostly consist of; ``vocab`` says which
-token of the target each of its tokens is (published files hold ``d2t``, the differences).
+The draft vocabulary consists of the tokens that texts mostly consist of; ``vocab`` holds the
+target's id of each (published files hold ``d2t``, the differences). It limits what can be drafted,
+never what is emitted: laws are put at the target's ids where a rule asks for them.
+
+Lossless: yes, under ``greedy`` and ``delta``; in a static tree with ``sibling_sampling="iid"`` or
+``"distinct"`` also under ``rejection``.
+
+Example::
+
+    heads = specjax.load_drafter("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", lm)
+    specjax.generate(lm, "...", drafter=heads, num_draft=5)
+
+References: EAGLE-3, arXiv 2503.01840.
 """
 
 from __future__ import annotations
@@ -30,23 +41,25 @@ FC_NORMS = (None, "whole", "each")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Eagle3Config:
-    """The shape of an EAGLE-3 head. H is its own width, ``layer.hidden_size``.
+    """The shape of an EAGLE-3 head. H is its width, ``layer.hidden_size``.
 
     Attributes:
-      layer: of its layer (or layers, of which only the first reads embeddings); ``vocab_size`` is
-        the target's.
+      layer: the shape of its layer, or of its layers, of which only the first reads embeddings.
+        ``vocab_size`` is that of the target.
       feature_size: F, the target's hidden size; None: H.
       num_features: how many hidden states of the target ``fc`` reads, side by side.
-      draft_vocab_size: tokens that the own LM head knows; None: all of the target's. 0: there is no
-        own one, the target's is used, so that H must be F.
-      norm_before_residual: the residual stream begins as the normed ``g``.
-      fc_norm: norms before ``fc``: None, ``whole`` (one over all features side by side), ``each``.
-      normed_output: what is passed on is ``norm(a)``.
-      fc_bias, head_bias: biases of ``fc`` and of the own LM head; those of the layer are its own
-        business (``qkv_bias``, ``o_bias``, ``mlp_bias``).
-      own_embedding: a table ``[V, H]`` of its own; else the target's is read.
-      mask_token: P-EAGLE's: the token that stands for drafted ones, and there is ``mask_hidden``,
-        what stands for their features, see ``peagle.py``. None: no such head.
+      draft_vocab_size: Vd, size of the head's LM head; None: all tokens of the target; 0: the head
+        has none and uses the target's, so that H must be F.
+      norm_before_residual: whether the residual stream begins as the normed ``g``.
+      fc_norm: norms before ``fc``: None, ``"whole"`` (one over all features side by side) or
+        ``"each"`` (one for each hidden state).
+      normed_output: whether ``norm(a)`` is passed on in place of ``a``.
+      fc_bias: whether ``fc`` has a bias. (Biases of the layer are fields of ``layer``.)
+      head_bias: whether the head's LM head has a bias.
+      own_embedding: whether it has a table of embeddings ``[V, H]``; else that of the target is
+        read.
+      mask_token: of a P-EAGLE head, the token that stands for drafted ones; the weights then have a
+        ``mask_hidden``, which stands for their features (``peagle.py``). None: an EAGLE-3 head.
     """
 
     layer: DecoderConfig
@@ -104,16 +117,16 @@ class Eagle3Config:
 
     @property
     def embedding_size(self) -> int:
-        """E, of what is read of tokens."""
+        """E, the width of the embeddings that are read."""
         return self.hidden_size if self.own_embedding else self.feature_size
 
 
 class VocabMap(nnx.Variable):
-    """int32 ``[Vd]``, the target's id of each token of a draft vocabulary; nothing to train."""
+    """int32 ``[Vd]``, the target's id of each token of a draft vocabulary; it is not trained."""
 
 
 class Eagle3Block(DecoderLayer):
-    """The first layer: columns are (embedding, hidden) ``[E + H, M]``."""
+    """The first layer, whose columns are embedding and hidden state, ``[E + H, M]``."""
 
     def __init__(self, config: Eagle3Config, *, rngs, param_dtype):
         c, common = config.layer, dict(rngs=rngs, param_dtype=param_dtype)
@@ -131,9 +144,15 @@ class Eagle3Block(DecoderLayer):
 
 
 class Eagle3Head(FeatureModule):
-    """The weights of an EAGLE-3 head, ``vocab`` among them where it has a draft vocabulary: split
-    off what is trained by ``nnx.Param``. ``lm_head`` ``[Vd, H]``: what the own LM head begins as
-    (rows of the target's); ``vocab``: int32 ``[Vd]``; None: the first tokens."""
+    """The weights of an EAGLE-3 head.
+
+    ``vocab`` is among them where there is a draft vocabulary; select what is trained by
+    ``nnx.Param``.
+
+    Args:
+      lm_head: ``[Vd, H]``, the initial value of the LM head (rows of the target's), or None.
+      vocab: int32 ``[Vd]``, the draft vocabulary; None: the first Vd tokens.
+    """
 
     def __init__(
         self, config: Eagle3Config, *, rngs, param_dtype=jnp.float32, lm_head=None, vocab=None
@@ -166,7 +185,7 @@ class Eagle3Head(FeatureModule):
         self.mask_hidden = blank
 
     def read(self, features):
-        """``[num_features * F, M] -> [H, M]``."""
+        """``g``, ``[H, M]``, of the target's features ``[num_features * F, M]``."""
         if self.fc_norm is not None:
             features = self.fc_norm(features)
         if self.fc_norms is not None:
@@ -189,14 +208,16 @@ class Eagle3Head(FeatureModule):
         return target.head(params, x, batch) if self.lm_head is None else self.say(x, batch)
 
     def say(self, x: jax.Array, batch: int) -> jax.Array:
-        """float32 ``[B, N, Vd]`` of the own LM head, for normed outputs ``[H, B * N]``."""
+        """Logits float32 ``[B, N, Vd]`` of the head's LM head, for normed ``[H, B * N]``."""
         return logits_of(self.lm_head, x, batch)
 
 
 def usual_layers(num_layers: int) -> tuple[int, int, int]:
-    """The hidden states of a target that EAGLE-3 reads: those of layers 2, n // 2 and n - 3, as
-    published, if these are three. Shallower targets: 1, n // 2 and n - 1; of three layers or fewer
-    the last three hidden states, the embeddings among them."""
+    """The hidden states that EAGLE-3 reads of a target with n layers.
+
+    Those of layers 2, n // 2 and n - 3, as published, if these are three; of shallower targets 1,
+    n // 2 and n - 1; of three layers or fewer the last three hidden states, embeddings included.
+    """
     n = num_layers
     for low, high in ((2, n - 3), (1, n - 1)):
         if low < n // 2 < high:
@@ -208,7 +229,8 @@ def check_vocab(ids, draft_vocab_size: int, vocab_size: int) -> None:
     """Checks the target's ids of a draft vocabulary (``i + d2t[i]`` of a published file).
 
     Raises:
-      ValueError: not as many as the LM head knows; beyond the target's vocabulary; twice the same.
+      ValueError: there are not ``draft_vocab_size`` ids, one is outside of the target's vocabulary,
+        or one occurs twice.
     """
     ids = np.asarray(ids)
     if ids.shape != (draft_vocab_size,) or not np.issubdtype(ids.dtype, np.integer):
@@ -233,15 +255,9 @@ def check_vocab(ids, draft_vocab_size: int, vocab_size: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Eagle3(FeatureDrafter):
-    """Drafts with an EAGLE-3 head; ``params["drafter"]`` are the weights of an ``Eagle3Head``.
+    """Drafts with an EAGLE-3 head; ``params["drafter"]`` holds the weights of an ``Eagle3Head``.
 
-    ``layers``: None: ``usual_layers``. A draft vocabulary limits what can be drafted, never what is
-    said: its laws are put at the target's ids where a rule asks for them.
-
-    Lossless: yes, under ``greedy`` and ``delta``; with
-    ``sibling_sampling="iid"`` or ``"distinct"`` in a static tree also under ``rejection``.
-
-    References: EAGLE-3, arXiv 2503.01840.
+    ``layers``: the hidden states that are read; None: ``usual_layers``.
     """
 
     module = Eagle3Head

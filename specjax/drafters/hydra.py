@@ -3,10 +3,20 @@
     x_k = [h; e(root); e(d_1); ... e(d_k)],      h_k = V_k x_k + b + SiLU(W_k x_k + c),
     then h_k + SiLU(W'_k h_k + b'_k), num_layers - 1 times,      logits_k = U_k h_k + u_k
 
-for the hidden state ``h`` of the token before the root, embeddings ``e`` of the target, and
-``k = 0 ... K - 1`` drafted tokens below the root: head k is about the token after ``d_k``. Hydra++
-has several layers a head (one block, gone through again, as in the authors' code), and in place of
-``h`` what its prefix layer (``prefix.py``) makes of all hidden states so far.
+``h`` is the hidden state of the token before the root, ``e`` are the target's embeddings and
+``d_1 ...`` the tokens drafted after the root; head k (from 0) predicts the token after ``d_k``.
+Hydra++ has several layers in a head (one block, applied repeatedly, as in the authors' code), and
+reads the output of a prefix layer (``prefix.py``) in place of ``h``.
+
+Lossless: yes, under ``greedy`` and ``delta``; with ``sibling_sampling="iid"`` or ``"distinct"``
+also under ``rejection``.
+
+Example::
+
+    config = HydraConfig(hidden_size=4096, vocab_size=32000, prefix=prefix_config(lm.config))
+    drafter = Hydra(config=config, target=lm.target, topology=trees.as_topology("3x2x1"))
+
+References: Hydra, arXiv 2402.05109.
 """
 
 from __future__ import annotations
@@ -27,8 +37,16 @@ from .prefix import PrefixDrafter, check_prefix, read_rows
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HydraConfig:
-    """``num_layers``: of each head, the first of which reads ``x_k``. ``tied``: the heads share the
-    target's own LM head. ``prefix``: of Hydra++'s layer (see ``prefix.prefix_config``), or None."""
+    """The shape of Hydra heads.
+
+    Attributes:
+      hidden_size: H, that of the target.
+      vocab_size: V, that of the target.
+      num_heads: K, how many tokens are drafted at most.
+      num_layers: layers in each head, the first of which reads ``x_k``.
+      tied: whether the heads share the target's LM head.
+      prefix: the shape of Hydra++'s prefix layer (``prefix.prefix_config``); None: no such layer.
+    """
 
     hidden_size: int
     vocab_size: int
@@ -58,7 +76,10 @@ class FirstLayer(nnx.Module):
 
 
 class HydraHeads(nnx.Module):
-    """The heads' weights. ``lm_head`` ``[V, H]``: what the own LM heads begin as (the target's)."""
+    """The weights of Hydra heads.
+
+    ``lm_head``: ``[V, H]``, the initial value of the heads' own LM heads (the target's), or None.
+    """
 
     def __init__(self, config: HydraConfig, *, rngs, param_dtype=jnp.float32, lm_head=None):
         self.config = config
@@ -83,7 +104,8 @@ class HydraHeads(nnx.Module):
         self.prefix = None if layer is None else Decoder(layer, bare=True, **common)
 
     def head_logits(self, k: int, x: jax.Array, batch: int, target, params) -> jax.Array:
-        """float32 ``[B, N, V]`` of head ``k`` (from 0) for ``x`` ``[(k + 2) H, B * N]``."""
+        """Logits float32 ``[B, N, V]`` of head ``k`` (counted from 0), for columns ``x``
+        ``[(k + 2) H, B * N]``."""
         x = self.heads[k][0](x)
         for _ in range(1, self.config.num_layers):
             x = self.heads[k][1](x)
@@ -94,17 +116,18 @@ class HydraHeads(nnx.Module):
         return logits.astype(jnp.float32).reshape(batch, -1, logits.shape[-1])
 
     def logits(self, hidden, tokens, target, params, segments=None) -> jax.Array:
-        """All heads with the true tokens in place of drafted ones, for training.
+        """The logits of all heads, with the true tokens in place of drafted ones, for training.
 
         Args:
           hidden: ``[B, T, H]``, the target's last hidden state, normed.
           tokens: int32 ``[B, T]`` at the same positions.
-          target, params: the target and its weights, for embeddings (and a tied LM head).
-          segments: int32 ``[B, T]`` or None: what the prefix layer keeps apart.
+          target: the target, for embeddings and a tied LM head.
+          params: the weights of the target.
+          segments: int32 ``[B, T]`` or None; the prefix layer attends within a segment only.
 
         Returns:
-          float32 ``[B, T, K, V]``: at position t head k (from 0) is about token t + 2 + k, which
-          stands in the row where t < T - 2 - k; beyond, the row's begin is read in its place.
+          float32 ``[B, T, K, V]``: at position t, head k (counted from 0) predicts token t + 2 + k.
+          Only positions t < T - 2 - k count: after them, tokens from the row's begin are read.
         """
         batch, steps, size = hidden.shape
         x = hidden.reshape(-1, size).T
@@ -119,20 +142,16 @@ class HydraHeads(nnx.Module):
         return jnp.stack(rows, axis=2)
 
     def enter(self, hidden: jax.Array, after: jax.Array) -> jax.Array:
-        """What the prefix layer reads: the target's hidden states, as they are."""
+        """The input of the prefix layer: the target's hidden states, unchanged."""
         return hidden
 
 
 @dataclasses.dataclass(frozen=True)
 class Hydra(PrefixDrafter):
-    """Drafts with Hydra heads; ``params["drafter"]`` are the weights of ``HydraHeads``.
+    """Drafts with Hydra heads, one head for each depth, over all nodes of that depth.
 
-    ``target``: whose hidden state and embeddings are read, and whose LM head tied heads share.
-
-    Lossless: yes, under ``greedy`` and ``delta``; with
-    ``sibling_sampling="iid"`` or ``"distinct"`` also under ``rejection``.
-
-    References: Hydra, arXiv 2402.05109.
+    ``params["drafter"]`` holds the weights of ``HydraHeads``. ``target``: the target whose hidden
+    state and embeddings are read, and whose LM head tied heads share.
     """
 
     module = HydraHeads

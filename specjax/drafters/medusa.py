@@ -1,9 +1,21 @@
-"""Medusa: heads on the target's last hidden state, each about a token further ahead.
+"""Medusa: heads on the target's last hidden state, each for a token further ahead.
 
     h_k = h + SiLU(W_k h + b_k)   (num_layers times),      logits_k = U_k h_k,      k = 1 ... K
 
-for the hidden state ``h`` of position t, whose own next token is the root: head k is about token
-t + 1 + k. The heads do not see each other's tokens: all nodes of a depth have the same law.
+``h`` is the hidden state of position t, whose logits produced the root; head k predicts token
+t + 1 + k. Heads do not read each other's tokens: all nodes of one depth have the same law.
+
+Lossless: yes, under ``greedy`` and ``delta``; with ``sibling_sampling="iid"`` or ``"distinct"``
+also under ``rejection``. (Medusa's typical acceptance is another rule, and approximate.)
+
+Example::
+
+    config = MedusaConfig(hidden_size=4096, vocab_size=32000, num_heads=4)
+    drafter = Medusa(config=config, target=lm.target, topology=trees.as_topology("3x2x1"))
+
+References: Medusa, arXiv 2401.10774. The drafter is the same
+for Medusa-1 and Medusa-2, which differ in training. Heads that share the target's LM head: the
+authors' first trainer, and vLLM's ``original_lm_head``.
 """
 
 from __future__ import annotations
@@ -20,8 +32,17 @@ from .heads import HeadDrafter, independent_level
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MedusaConfig:
-    """``num_layers``: residual blocks a head. ``tied``: all heads share the target's own LM head,
-    which makes them small (and one pass over it says all); else each has one of its own."""
+    """The shape of Medusa heads.
+
+    Attributes:
+      hidden_size: H, that of the target.
+      vocab_size: V, that of the target.
+      num_heads: K, how many tokens are drafted at most.
+      num_layers: residual blocks in each head.
+      bias: whether blocks have biases.
+      tied: whether all heads share the target's LM head, which makes them small; else each head has
+        an LM head of its own.
+    """
 
     hidden_size: int
     vocab_size: int
@@ -37,12 +58,12 @@ class MedusaConfig:
         if self.num_layers < self.tied:
             raise ValueError(
                 f"num_layers={self.num_layers}, tied={self.tied}: without a layer and an LM head "
-                "of its own a head would say what the target says; give num_layers=1"
+                "of its own a head would repeat the target's logits; give num_layers=1"
             )
 
 
 class ResBlock(nnx.Module):
-    """``x + SiLU(W x + b)`` on ``[H, M]``; an identity until it is trained."""
+    """``x + SiLU(W x + b)`` on ``[H, M]``; the identity until it is trained."""
 
     def __init__(self, size: int, *, bias: bool, rngs, param_dtype):
         self.linear = Linear(size, size, bias=bias, scale=0.0, rngs=rngs, param_dtype=param_dtype)
@@ -52,7 +73,10 @@ class ResBlock(nnx.Module):
 
 
 class MedusaHeads(nnx.Module):
-    """The heads' weights. ``lm_head`` ``[V, H]``: what the own LM heads begin as (the target's)."""
+    """The weights of Medusa heads.
+
+    ``lm_head``: ``[V, H]``, the initial value of the heads' own LM heads (the target's), or None.
+    """
 
     def __init__(self, config: MedusaConfig, *, rngs, param_dtype=jnp.float32, lm_head=None):
         self.config = config
@@ -75,7 +99,7 @@ class MedusaHeads(nnx.Module):
         self.lm_heads = None if config.tied else nnx.List([own_lm_head() for _ in heads])
 
     def states(self, x: jax.Array) -> list[jax.Array]:
-        """What each head makes of ``x`` ``[H, M]``, likewise ``[H, M]``."""
+        """``h_k`` of each head, ``[H, M]``, for hidden states ``x`` ``[H, M]``."""
         if not self.config.num_layers:
             return [x] * self.config.num_heads
         first = fused_linear(x, *[head[0].linear for head in self.heads])  # one call for all heads
@@ -86,14 +110,15 @@ class MedusaHeads(nnx.Module):
         return states
 
     def logits(self, hidden: jax.Array, target, params) -> jax.Array:
-        """All heads at once, for drafting (T = 1) and for training.
+        """The logits of all heads, for drafting (T = 1) and for training.
 
         Args:
           hidden: ``[B, T, H]``, the target's last hidden state, normed.
-          target, params: the target and its weights, of which tied heads take the LM head.
+          target: the target, whose LM head tied heads use.
+          params: the weights of the target.
 
         Returns:
-          float32 ``[B, T, K, V]``: at position t head k (from 0) is about token t + 2 + k.
+          float32 ``[B, T, K, V]``: at position t, head k (counted from 0) predicts token t + 2 + k.
         """
         batch, steps, size = hidden.shape
         states = self.states(hidden.reshape(-1, size).T)
@@ -109,18 +134,10 @@ class MedusaHeads(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Medusa(HeadDrafter):
-    """Drafts with Medusa heads; ``params["drafter"]`` are the weights of ``MedusaHeads``.
+    """Drafts with Medusa heads, all of which are evaluated at once, at the root.
 
-    All heads are asked at once, at the root.
-
-    ``target``: whose hidden state is read, and whose LM head tied heads share.
-
-    Lossless: yes, under ``greedy`` and ``delta``; with
-    ``sibling_sampling="iid"`` or ``"distinct"`` also under ``rejection``.
-    (Medusa's typical acceptance is another rule, and approximate.)
-
-    References: Medusa, arXiv 2401.10774 (how heads are trained, 1 or 2, is not the drafter's
-    business); tied heads: the authors' first trainer, vLLM's ``original_lm_head``.
+    ``params["drafter"]`` holds the weights of ``MedusaHeads``. ``target``: the target whose hidden
+    state is read, and whose LM head tied heads share.
     """
 
     module = MedusaHeads

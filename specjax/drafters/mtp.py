@@ -4,17 +4,28 @@
     h_{i+1} = Layer(x)
     logits of token i + 2 = U RMSNorm(h_{i+1})
 
-for the last hidden state ``h_i`` of token ``i``, normed, the target's embeddings ``e`` and its LM
-head ``U``. Behind a drafted token the output at the token before stands for the hidden state. Three
-kinds are published, and are points in ``MTPConfig``:
+``h_i`` is the last hidden state of token ``i``, normed, ``e`` the target's embeddings and ``U`` its
+LM head. After a drafted token, the output at the token before stands for the hidden state. Three
+variants are published; each is a setting of ``MTPConfig``:
 
-- DeepSeek-V3: K modules, each with all of its own; the output is passed on as it is;
-- Qwen3-Next, Qwen3.5: norms, ``M`` and the last norm are one for all; the normed output is passed;
-- MiMo: as DeepSeek's, but the hidden state comes first, and the normed output is passed.
+- DeepSeek-V3: K modules that share nothing; the output is passed on as it is;
+- Qwen3-Next, Qwen3.5: all share norms, ``M`` and the last norm; the normed output is passed on;
+- MiMo: as DeepSeek-V3, but the hidden state comes first, and the normed output is passed on.
 
-With several *distinct* modules the k-th is about the k-th token ahead and goes on with what the one
-before it made: each has keys and values of all tokens so far. One module may serve all tokens
-instead (``share_layers``), as DeepSeek's single one does in the servers, and FastMTP's by training.
+Of several *distinct* modules, the k-th predicts the k-th token ahead from the output of the one
+before, and has keys and values of all tokens so far. Instead, one module may serve all tokens
+(``share_layers``): servers run DeepSeek's single one so, and FastMTP trains one for it.
+
+Lossless: yes, under ``greedy`` and ``delta``; with ``sibling_sampling="iid"`` or ``"distinct"``
+also under ``rejection``.
+
+Example::
+
+    lm = specjax.load("XiaomiMiMo/MiMo-7B-RL")  # whose checkpoint has a module
+    specjax.generate(lm, "...", drafter="mtp")
+
+References: DeepSeek-V3, arXiv 2412.19437, section 2.2; FastMTP, arXiv 2509.18362
+(``share_layers``); MiMo, arXiv 2505.07608.
 """
 
 from __future__ import annotations
@@ -39,15 +50,17 @@ class MTPConfig:
     """The shape of MTP modules.
 
     Attributes:
-      layer: of a module's one layer, the target's own shape at best; it may have latent attention
+      layer: the shape of a module's only layer, see ``module_layer``; it may have latent attention
         and experts.
-      num_modules: K, tokens ahead that they were trained for.
-      share_layers: one module serves all K; else there are K distinct ones, which draft no deeper.
-      shared_ends: all modules have one ``M`` and one set of norms; their layers alone are distinct.
-      embedding_first: ``M`` reads the embedding and then the hidden state.
-      normed_output: what is passed on is ``RMSNorm(h)``, as the LM head reads it.
-      own_embedding, own_head: tables of their own; else the target's are read. Of DeepSeek's
-        modules, whose files hold them, they are the target's.
+      num_modules: K, the number of tokens ahead for which the modules were trained.
+      share_layers: whether one module serves all K; else there are K distinct ones, which draft no
+        deeper than K.
+      shared_ends: whether all modules share ``M`` and the norms, so that only layers are distinct.
+      embedding_first: whether ``M`` reads the embedding before the hidden state.
+      normed_output: whether ``RMSNorm(h)``, which the LM head reads, is passed on in place of h.
+      own_embedding: whether the modules have a table of embeddings; else the target's is read.
+        (DeepSeek's files hold a copy of the target's.)
+      own_head: the same of the LM head.
     """
 
     layer: DecoderConfig
@@ -70,7 +83,7 @@ class MTPConfig:
 
     @property
     def num_stages(self) -> int:
-        """Distinct modules."""
+        """The number of distinct modules."""
         return 1 if self.share_layers else self.num_modules
 
     @property
@@ -83,7 +96,7 @@ class MTPConfig:
 
 
 class MTPEnds(nnx.Module):
-    """What stands before and behind a module's layer."""
+    """What comes before and after the layer of a module: norms and ``M``."""
 
     def __init__(self, config: MTPConfig, *, rngs, param_dtype):
         size, norm = config.hidden_size, dict(param_dtype=param_dtype)
@@ -94,7 +107,10 @@ class MTPEnds(nnx.Module):
 
 
 class MTPModules(FeatureModule):
-    """The weights of MTP modules. ``norm``: what their last norms begin as (the target's)."""
+    """The weights of MTP modules.
+
+    ``norm``: ``[H]``, the initial weight of their last norms (that of the target), or None.
+    """
 
     def __init__(self, config: MTPConfig, *, rngs, param_dtype=jnp.float32, norm=None):
         self.config, self.layer = config, config.layer
@@ -131,21 +147,16 @@ class MTPModules(FeatureModule):
         return target.head(params, x, batch) if self.lm_head is None else self.say(x, batch)
 
     def say(self, x: jax.Array, batch: int) -> jax.Array:
-        """float32 ``[B, N, V]`` of the own LM head, for normed outputs ``[H, B * N]``."""
+        """Logits float32 ``[B, N, V]`` of the modules' LM head, for normed ``[H, B * N]``."""
         return logits_of(self.lm_head, x, batch)
 
 
 @dataclasses.dataclass(frozen=True)
 class MTP(FeatureDrafter):
-    """Drafts with MTP modules; ``params["drafter"]`` are the weights of ``MTPModules``.
+    """Drafts with MTP modules; ``params["drafter"]`` holds the weights of ``MTPModules``.
 
     Distinct modules draft as deep as there are; one that serves all tokens drafts any depth.
-
-    Lossless: yes, under ``greedy`` and ``delta``; with
-    ``sibling_sampling="iid"`` or ``"distinct"`` also under ``rejection``.
-
-    References: DeepSeek-V3, arXiv 2412.19437; FastMTP, arXiv 2509.18362 (``share_layers``);
-    MiMo, arXiv 2505.07608.
+    ``target``: the target whose last hidden state, embeddings and LM head are read.
     """
 
     module = MTPModules
@@ -161,7 +172,7 @@ class MTP(FeatureDrafter):
 
 
 def module_layer(target: DecoderConfig) -> DecoderConfig:
-    """The shape of a module's layer for a target: that of the target's last one."""
+    """The shape of a module's layer for a target: that of the target's last layer."""
     last = target.num_layers - 1
     plain = {} if target.has_experts(last) else dict(num_experts=0)
     window = dict(window=target.window_of(last), local_layers=None)

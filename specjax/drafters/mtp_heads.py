@@ -2,11 +2,22 @@
 
     x = Layer_k(h)_t        logits_k = U RMSNorm(x)        k = 0 ... K - 1
 
-for hidden states ``h`` of all tokens so far, what the target's last layer reads, and the target's
-own LM head ``U``: head k at token ``t`` is about token ``t + 2 + k``. The target's last layer says
-token ``t + 1`` from the same trunk.
+``h`` are the hidden states of all tokens so far which the target's last layer reads, and ``U`` is
+the target's LM head: head k predicts token ``t + 2 + k`` at token ``t``, where the target's last
+layer predicts token ``t + 1`` from the same states. Each layer keeps keys and values of all tokens
+before the root in a cache of its own.
 
-Each layer has its keys and values of all tokens before the root in a cache of its own.
+Lossless: yes, under ``greedy`` and ``delta``; with ``sibling_sampling="iid"`` or ``"distinct"``
+also under ``rejection``.
+
+Example::
+
+    layers = dataclasses.replace(lm.config, num_layers=4)  # four heads
+    drafter = ParallelHeads(config=MTPHeadsConfig(layers=layers), target=lm.target)
+
+References: Gloeckle et al., Better & Faster Large Language Models via Multi-token Prediction,
+arXiv 2404.19737. (There heads are trained with their target; on a frozen target they can only find
+what its states already hold.)
 """
 
 from __future__ import annotations
@@ -29,7 +40,10 @@ from .heads import HeadDrafter, HeadState, independent_level
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MTPHeadsConfig:
-    """``layers``: as many as there are heads, in the shape of the target's own layers."""
+    """The shape of parallel heads.
+
+    ``layers``: that of the heads' layers, of which ``num_layers`` counts the heads.
+    """
 
     layers: DecoderConfig
 
@@ -55,22 +69,23 @@ class MTPHeadsConfig:
 
 
 class MTPHeads(nnx.Module):
-    """The heads' layers and the norm that they share."""
+    """The weights: a layer for each head, and the norm that all share."""
 
     def __init__(self, config: MTPHeadsConfig, *, rngs, param_dtype=jnp.float32):
         self.config = config
         self.layers = Decoder(config.layers, bare=True, rngs=rngs, param_dtype=param_dtype)
 
     def logits(self, hidden, target, params, segments=None) -> jax.Array:
-        """All heads over whole rows, for training.
+        """The logits of all heads over whole rows, for training.
 
         Args:
-          hidden: ``[B, T, H]``, the target's hidden state that the heads read.
-          target, params: the target and its weights, for the LM head.
-          segments: int32 ``[B, T]`` or None: what attention keeps apart.
+          hidden: ``[B, T, H]``, the target's hidden states that the heads read.
+          target: the target, whose LM head is used.
+          params: the weights of the target.
+          segments: int32 ``[B, T]`` or None; heads attend within a segment only.
 
         Returns:
-          float32 ``[B, T, K, V]``: at position t head k (from 0) is about token t + 2 + k.
+          float32 ``[B, T, K, V]``: at position t, head k (counted from 0) predicts token t + 2 + k.
         """
         batch, steps, size = hidden.shape
         sees = jnp.triu(jnp.ones((steps, steps), bool))[None]  # [key, query]
@@ -82,8 +97,13 @@ class MTPHeads(nnx.Module):
         return self._head(x, target, params, batch)
 
     def after(self, feature, cache, position, target, params) -> jax.Array:
-        """float32 ``[B, K, V]`` of all heads at ``position`` int32 ``[B]``, whose hidden state is
-        ``feature`` ``[B, H]``; ``cache`` holds the entries of what stands before."""
+        """The logits float32 ``[B, K, V]`` of all heads at one position a row.
+
+        Args:
+          feature: ``[B, H]``, the hidden state there.
+          cache: the entries of the tokens before.
+          position: int32 ``[B]``.
+        """
         batch, one = len(feature), jnp.ones((1, 1, 1), bool)
         length = jnp.maximum(position, 0)
         choice = choice_of(cache[0][0].shape[2], length)
@@ -92,15 +112,15 @@ class MTPHeads(nnx.Module):
         return self._head(x, target, params, batch)[:, 0]
 
     def entries(self, hidden: jax.Array, positions: jax.Array) -> PyTree:
-        """What each head keeps of tokens with hidden states ``[B, T, H]`` at ``positions`` int32
-        ``[B, T]``: ``(keys, values)``, each ``[B, K, T, E]``."""
+        """The entries of each head, ``(keys, values)`` of ``[B, K, T, E]`` each, for tokens with
+        hidden states ``[B, T, H]`` at ``positions`` int32 ``[B, T]``."""
         batch, _, size = hidden.shape
         x = hidden.reshape(-1, size).T
         rope = turns(self.config.layers, positions, True, x.dtype)
         return tuple(block.entries(x, rope, batch) for block in self.layers.blocks)
 
     def _states(self, x, positions, sees, past) -> jax.Array:
-        """Normed states ``[H, B * N * K]`` of all heads, which read one ``x`` ``[H, B * N]``."""
+        """Normed states ``[H, B * N * K]`` of all heads, for hidden states ``x`` ``[H, B * N]``."""
         batch, states = len(positions), []
         rope = turns(self.config.layers, positions, True, x.dtype)
         for block, own in zip(self.layers.blocks, past, strict=True):
@@ -118,26 +138,24 @@ class MTPHeads(nnx.Module):
 
 @pytree_dataclass
 class MTPHeadsState(HeadState):
-    """``feature``: of the token before the root, what the heads read. ``cache``: each head's keys
-    and values of all tokens before the root (that token's own are made again when it is read)."""
+    """What parallel heads remember between rounds.
+
+    Attributes:
+      feature: ``[B, H]``, the hidden state of the token before the root.
+      cache: keys and values of each head, of all tokens before the root. (Those of the token before
+        the root are computed again when that token is read.)
+    """
 
     cache: PyTree
 
 
 @dataclasses.dataclass(frozen=True)
 class ParallelHeads(HeadDrafter):
-    """Drafts with parallel heads; ``params["drafter"]`` are the weights of ``MTPHeads``.
+    """Drafts with parallel heads; ``params["drafter"]`` holds the weights of ``MTPHeads``.
 
-    All heads are asked at once, at the root: one column each through its layer. Of the accepted
-    path's other tokens keys and values alone are made.
-
-    ``layer``: None is the trunk, what the target's last layer reads.
-
-    Lossless: yes, under ``greedy`` and ``delta``; with
-    ``sibling_sampling="iid"`` or ``"distinct"`` also under ``rejection``.
-
-    References: Gloeckle et al., Better & Faster Large Language Models via Multi-token Prediction,
-    arXiv 2404.19737 (trained with their target; on a frozen one, heads find what it has).
+    All heads are evaluated at once, at the root: each runs its layer over one column. For the other
+    tokens of the accepted path, only keys and values are computed. ``layer``: None is the trunk,
+    the hidden states that the target's last layer reads.
     """
 
     module = MTPHeads

@@ -1,10 +1,21 @@
 """P-EAGLE: all depths of an EAGLE-3 head from one pass.
 
     depth 1:      [norm(e(root)); norm(g)],  g = fc(features of the token before the root)
-    depth k > 1:  [norm(e(mask)); norm(g')], g' = fc(what was learned to stand for features)
+    depth k > 1:  [norm(e(mask)); norm(g')], g' = fc(mask_hidden)
 
-The pairs of the further depths have one token and one hidden state for all, both learned; only
-their positions differ, each one further. They see all true pairs and those of the depths before.
+The pairs of the further depths all have the same token and the same hidden state, both learned;
+only their positions differ, each one further. They see all pairs of committed tokens and those of
+the depths before. The logits are equal to those of github.com/vllm-project/speculators' ``peagle``
+for random weights (``tests/golden/features/peagle``).
+
+Lossless: yes, as ``eagle3.py``.
+
+Example::
+
+    heads = specjax.load_drafter("path/to/p-eagle-head", lm)  # a file with mask_hidden
+    specjax.generate(lm, "...", drafter=heads, num_draft=7)
+
+References: P-EAGLE, arXiv 2602.01469.
 """
 
 from __future__ import annotations
@@ -19,19 +30,14 @@ from .heads import independent_level
 
 @dataclasses.dataclass(frozen=True)
 class PEagle(Eagle3):
-    """Drafts with an EAGLE-3 head whose ``config.mask_token`` is given, in one pass a round.
+    """Drafts with an EAGLE-3 head whose ``config.mask_token`` is set, in one pass a round.
 
-    That pass is the one that reads what the last round accepted, and is wider by a column for each
-    depth but the first. As nothing of the draft is read, a tree has at each depth the same tokens
-    below every node; any depth can be asked for, though deeper ones than were trained say little.
-
-    Lossless: yes, as ``Eagle3``.
+    That is the pass which reads what the last round accepted, wider by one column for each depth
+    but the first. Since nothing of the draft is read, a tree has the same tokens below every node
+    of a depth. Any depth can be drafted; depths that were not trained are seldom accepted.
 
     Raises:
-      ValueError: a head that learned nothing to put in the place of drafted tokens.
-
-    References: P-EAGLE, arXiv 2602.01469; equal in logits to github.com/vllm-project/speculators'
-    ``peagle`` for random weights (``tests/golden/features/peagle``).
+      ValueError: the head has no mask token, so it was not trained to draft all depths at once.
     """
 
     name = "p-eagle"
@@ -48,12 +54,13 @@ class PEagle(Eagle3):
         return independent_level(lambda: caught[0])
 
     def _root(self, head, target_params, cache, features, tokens, start, count):
-        """The logits ``[B, D, V]`` of all depths, from one pass over pairs and masks."""
+        """As ``FeatureReader._root``, with logits ``[B, D, V]`` of all depths: one pass over pairs
+        and masks."""
         (batch, pairs), masks = tokens.shape, self.depth - 1
         blank = jnp.broadcast_to(head.mask_hidden[...], (batch, masks, features.shape[2]))
         features = jnp.concatenate([features, blank.astype(features.dtype)], axis=1)
         tokens = jnp.pad(tokens, ((0, 0), (0, masks)), constant_values=self.config.mask_token)
-        # masks stand behind the last true pair, wherever among the columns that is
+        # masks follow the last true pair, in whichever column that is
         index, last = jnp.arange(pairs + masks, dtype=jnp.int32), jnp.maximum(count - 1, 0)[:, None]
         place = jnp.where(index < pairs, index, last + 1 + index - pairs)  # [B, column]
         true = (index <= last) | (index >= pairs)

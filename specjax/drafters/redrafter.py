@@ -1,4 +1,23 @@
-"""ReDrafter: a recurrent state over drafted tokens beside the target's last hidden state."""
+"""ReDrafter: a recurrent state over drafted tokens, beside the target's last hidden state.
+
+    s_{i+1} = SiLU(W e_i + U s_i + b),      x = [h; s_{i+1}] (or P [h; s_{i+1}] + c)
+    then x + SiLU(V x + d) for each layer,  logits = H x
+
+``h`` is the hidden state whose logits produced the root, ``e_i`` the target's embedding of the
+token that step ``i`` reads (the root first), and ``s_0 = 0``. Drafts are the beams of a search.
+
+Lossless: yes; a beam search, or ``sibling_sampling="top"``, under ``greedy`` and ``delta``; static
+trees that are drawn (``iid``, ``distinct``), whose laws are stated, also under ``rejection``. The
+authors' own rule above temperature 0, which keeps the longest accepted beam, is not lossless and
+not here.
+
+Example::
+
+    heads = specjax.load_drafter("path/to/redrafter", lm)
+    specjax.generate(lm, "...", drafter=heads, tree="beams:4x5")
+
+References: Cheng et al., arXiv 2403.09919; github.com/apple/ml-recurrent-drafter.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +39,15 @@ class ReDrafterConfig:
     """The shape of a ReDrafter.
 
     Attributes:
-      hidden_size: F, the target's.
-      vocab_size: V.
-      exit_size: of what the head's blocks work on; ``2 F``: the two states as they are, otherwise
-        a projection goes before.
+      hidden_size: F, that of the target.
+      vocab_size: V, that of the target.
+      exit_size: X, the width of the head's blocks; unless it is ``2 F``, there is a projection
+        ``P`` before them.
       num_layers: residual blocks of the head.
-      recurrent: the state is a recurrent network's; otherwise the sum of the embeddings read.
-      kept: all but the most likely tokens get no probability, as in the authors' code; 0 keeps all.
+      recurrent: whether the state is that of a recurrent network, as above; else it is the sum of
+        the embeddings.
+      kept: how many of the most likely tokens keep their probability, as in the authors' code; the
+        others get none. 0: all do.
     """
 
     hidden_size: int
@@ -45,11 +66,7 @@ class ReDrafterConfig:
 
 
 class ReDrafterHead(nnx.Module):
-    """The weights. ``h`` is the target's hidden state, ``e_i`` the target's embedding of the token
-    read at step ``i``, ``s_0 = 0``::
-
-        s_{i+1} = SiLU(W e_i + U s_i + b),      x = [h; s_{i+1}] (or P [h; s_{i+1}] + c)
-        then x + SiLU(V x + d) for each layer,  logits = H x
+    """The weights of a ReDrafter, by the names of the module's equations.
 
     States are feature-major: ``[F, M]`` over M columns.
     """
@@ -69,14 +86,14 @@ class ReDrafterHead(nnx.Module):
         self.lm_head = Linear(c.exit_size, c.vocab_size, **common)
 
     def step(self, state: jax.Array, embedded: jax.Array) -> jax.Array:
-        """The state behind a token whose embedding is ``embedded`` ``[F, M]``."""
+        """The state after a token whose embedding is ``embedded`` ``[F, M]``."""
         embedded = embedded.astype(state.dtype)
         if self.token is None:
             return state + embedded
         return jax.nn.silu(self.token(embedded) + self.state(state))
 
     def head(self, hidden: jax.Array, state: jax.Array) -> jax.Array:
-        """What the LM head reads, ``[X, M]``."""
+        """The input ``[X, M]`` of the LM head."""
         x = jnp.concatenate([hidden, state], axis=0)
         x = x if self.projection is None else self.projection(x)
         for layer in self.layers:
@@ -84,12 +101,12 @@ class ReDrafterHead(nnx.Module):
         return x
 
     def say(self, x: jax.Array) -> jax.Array:
-        """Logits float32 ``[M, V]`` of what ``head`` made."""
+        """Logits float32 ``[M, V]`` of an output of ``head``."""
         return product(self.lm_head.weight[...], x, transpose_out=True).astype(jnp.float32)
 
     def states(self, hidden: jax.Array, embedded: Sequence[jax.Array]) -> list[jax.Array]:
-        """What the LM head reads in the first steps, ``[X, M]`` each, with the embeddings of given
-        tokens, ``[F, M]`` each, in place of drafted ones."""
+        """The inputs ``[X, M]`` of the LM head in the first steps, with given tokens, whose
+        embeddings are ``[F, M]``, in place of drafted ones."""
         state, found = jnp.zeros_like(hidden), []
         for read in embedded:
             state = self.step(state, read)
@@ -97,16 +114,17 @@ class ReDrafterHead(nnx.Module):
         return found
 
     def logits(self, hidden, tokens, target, params, steps: int) -> jax.Array:
-        """The first ``steps`` with the true tokens in place of drafted ones.
+        """The logits of the first ``steps``, with the true tokens in place of drafted ones.
 
         Args:
           hidden: ``[B, T, F]``, the target's last hidden state, normed.
           tokens: int32 ``[B, T]`` at the same positions.
-          target, params: the target and its weights, for embeddings.
+          target: the target, whose embeddings are used.
+          params: the weights of the target.
 
         Returns:
-          float32 ``[B, T, steps, V]``: at position t step i (from 0) is about token t + 2 + i,
-          which stands in the row where t < T - 2 - i; beyond, the row's begin is read in its place.
+          float32 ``[B, T, steps, V]``: at position t, step i (from 0) predicts token t + 2 + i.
+          Only positions t < T - 2 - i count: after them, tokens from the row's begin are read.
         """
         batch, length, size = hidden.shape
         read = [jnp.roll(tokens, -(i + 1), axis=1) for i in range(steps)]
@@ -118,20 +136,12 @@ class ReDrafterHead(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class ReDrafter(HeadDrafter):
-    """Drafts with a ReDrafter, the tree of a beam search by default; ``params["drafter"]`` is the
-    state of a ``ReDrafterHead``.
+    """Drafts with a ReDrafter; ``params["drafter"]`` holds the weights of a ``ReDrafterHead``.
 
-    ``target``: whose hidden state and embeddings are read.
-
-    The authors accept, above temperature 0, the longest of the beams, each judged by drafts of its
-    own, which shifts the law (their README says so). Here beams are what they are: candidates that
-    the context determines, merged to one tree, of which the target's own draws pick a path.
-
-    Lossless: yes; a beam search, or ``sibling_sampling="top"``, under ``greedy`` and
-    ``delta``; static trees drawn (``iid``, ``distinct``), whose laws are stated,
-    under ``rejection`` as well.
-
-    References: Cheng et al., arXiv 2403.09919; github.com/apple/ml-recurrent-drafter.
+    Any topology of ``trees.topology`` can be drafted; the usual one is a beam search. Beams are
+    candidates that the context determines, merged to one tree, through which the target's own
+    draws pick a path.
+    ``target``: the target whose hidden state and embeddings are read.
     """
 
     module = ReDrafterHead
@@ -139,7 +149,7 @@ class ReDrafter(HeadDrafter):
 
     @property
     def max_depth(self) -> None:
-        """Any: one state goes on and on."""
+        """None: the recurrent state reaches any depth."""
 
     @property
     def default_topology(self) -> Topology:
@@ -151,7 +161,7 @@ class ReDrafter(HeadDrafter):
         feature = state.feature.T  # [F, B]
 
         def level(states, grown, since):
-            """``states``: of the nodes of each depth before this one."""
+            """``states``: those of the nodes of each depth before this one."""
             tokens = grown.tokens[:, since:]
             before = (
                 states_of_parents(states[-1], grown, since) if states else jnp.zeros_like(feature)
@@ -165,7 +175,7 @@ class ReDrafter(HeadDrafter):
 
 
 def kept(logits: jax.Array, count: int) -> jax.Array:
-    """Logits ``[..., V]``, those below the ``count`` greatest (0: all) set to -inf."""
+    """Logits ``[..., V]``, of which all but the ``count`` greatest (0: none) are set to -inf."""
     if not 0 < count < logits.shape[-1]:
         return logits
     last = jnp.maximum(drawing.best(logits, count)[..., -1:], 0)

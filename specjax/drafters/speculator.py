@@ -1,4 +1,26 @@
-"""MLP and LSTM speculators: a small recurrent cell on the target's last hidden state."""
+"""MLP and LSTM speculators: a small recurrent cell that begins with the target's last hidden state.
+
+    mlp:   s_{i+1} = GELU(norm(P s_i + w E[t_i]))
+    lstm:  f, i, o, c = P s_i + w E[t_i];  cell = σ(f) cell + σ(i) GELU(norm(c))
+           s_{i+1} = σ(o) GELU(norm'(cell))
+    logits of the token after t_i:  H s_{i+1}
+
+``s_0`` is the hidden state whose logits produced the root, ``t_0`` the root, and ``t_i`` the i-th
+drafted token. In a tree each node goes on from the state of its parent. With a prefix layer
+(``prefix.py``; not in published speculators) ``s_0`` is the output of that layer for
+``fc [norm(E[t]); norm(h)]`` of all tokens so far, where ``t`` is the token after each.
+
+Lossless: yes; ``sibling_sampling="top"`` under ``greedy`` and ``delta``; drawn trees (``iid``,
+``distinct``), whose laws are stated, also under ``rejection``.
+
+Example::
+
+    heads = specjax.load_drafter("ibm-ai-platform/llama3-8b-accelerator", lm)
+    specjax.generate(lm, "...", drafter=heads)
+
+References: Wertheimer et al., arXiv 2404.19124 (whose drafts are the most likely tokens); the LSTM
+cell is that of Arctic speculator, github.com/snowflakedb/ArcticTraining.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +47,17 @@ class SpeculatorConfig:
     """The shape of a speculator.
 
     Attributes:
-      hidden_size: F, the target's.
-      vocab_size: V.
-      inner_size: D, of the cell's state.
-      num_heads: n, tokens that it is trained to draft.
-      cell: ``mlp`` or ``lstm``.
-      tied: one set of weights for all steps, but for the first projection, which reads F features;
-        an ``lstm`` always is.
-      scaled: the target's state is divided by its root mean square, and by ``sqrt(2)``.
-      one_table: (``lstm``) the four gates share one embedding of the token.
-      prefix: the shape of a prefix layer (``prefix.py``), of a width W of its own; None: no such
-        layer, as in all published speculators.
+      hidden_size: F, that of the target.
+      vocab_size: V, that of the target.
+      inner_size: D, the size of the cell's state.
+      num_heads: n, the number of tokens that it is trained to draft.
+      cell: ``"mlp"`` or ``"lstm"``.
+      tied: whether all steps share their weights, except for the first projection, which reads F
+        numbers; an ``"lstm"`` always does.
+      scaled: whether the target's state is divided by its root mean square and by ``sqrt(2)``.
+      one_table: (``"lstm"``) whether the four gates share one table of embeddings.
+      prefix: the shape of a prefix layer (``prefix.py``), W wide; None: no such layer, as in all
+        published speculators.
     """
 
     hidden_size: int
@@ -62,24 +84,25 @@ class SpeculatorConfig:
 
     @property
     def state_size(self) -> int:
-        """Of what the cell begins with: F, or W behind a prefix layer."""
+        """The size of the state with which the cell begins: F, or W with a prefix layer."""
         return self.hidden_size if self.prefix is None else self.prefix.hidden_size
 
     @property
     def gates(self) -> int:
-        """Vectors of D that a step computes: forget, input, output, cell; or one."""
+        """The number of vectors of size D that a step computes: forget, input, output and cell; or
+        one."""
         return 4 if self.cell == "lstm" else 1
 
     @property
     def token_weight(self) -> float:
-        """Of a token's embedding beside the projected state: such that the target's state is
-        expected to make up half of the state at the last head."""
+        """``w``, the weight of a token's embedding relative to the projected state: such that the
+        target's state is expected to make up half of the state at the last step."""
         state = 0.5 ** (0.5 / self.num_heads)
         return math.sqrt((1 - state**2) * self.inner_size / 2) / state
 
 
 class ShiftedNorm(nnx.Module):
-    """RMS norm over axis 0 with a scale and a shift."""
+    """An RMS norm over axis 0 with a scale and a shift."""
 
     def __init__(self, size: int, *, param_dtype=jnp.float32):
         self.weight = nnx.Param(jnp.ones((size,), param_dtype))
@@ -90,16 +113,9 @@ class ShiftedNorm(nnx.Module):
 
 
 class SpeculatorCell(nnx.Module):
-    """The weights. ``s_0`` is the target's hidden state ``h``, ``t_i`` the token of step ``i``::
+    """The weights of a speculator, by the names of the module's equations.
 
-        mlp:   s_{i+1} = GELU(norm(P s_i + w E[t_i]))
-        lstm:  f, i, o, c = P s_i + w E[t_i];  cell = σ(f) cell + σ(i) GELU(norm(c))
-               s_{i+1} = σ(o) GELU(norm'(cell))
-        logits about the token behind t_i:  H s_{i+1}
-
-    With a prefix layer ``s_0`` is what that makes of ``fc [norm(E[t]); norm(h)]`` of all tokens so
-    far, ``t`` being the token behind each: which one it is tells attention where to look.
-    A state is ``(s [D, M],)`` or ``(s, cell)``, feature-major over M columns.
+    A state is ``(s [D, M],)``, or ``(s, cell)`` of an LSTM, feature-major over M columns.
     """
 
     def __init__(self, config: SpeculatorConfig, *, rngs: nnx.Rngs, param_dtype=jnp.float32):
@@ -129,8 +145,12 @@ class SpeculatorCell(nnx.Module):
         self.prefix = None if layer is None else Decoder(layer, bare=True, **common)
 
     def enter(self, hidden: jax.Array, after: jax.Array) -> jax.Array:
-        """What the prefix layer reads ``[W, M]``; ``hidden`` ``[F, M]``, ``after`` int32 ``[M]``
-        the token behind each."""
+        """The input ``[W, M]`` of the prefix layer.
+
+        Args:
+          hidden: ``[F, M]``, the target's hidden states.
+          after: int32 ``[M]``, the token that follows each.
+        """
         token = self.embeddings[0][0][...][after].T
         return self.fc(jnp.concatenate([_normed(token), _normed(hidden)], axis=0))
 
@@ -143,7 +163,7 @@ class SpeculatorCell(nnx.Module):
         return state, jnp.zeros((self.config.inner_size, hidden.shape[1]), hidden.dtype)
 
     def step(self, i: int, state, tokens: jax.Array) -> tuple[jax.Array, ...]:
-        """The state behind step ``i``, which reads ``tokens`` int32 ``[M]``."""
+        """The state after step ``i``, which reads ``tokens`` int32 ``[M]``."""
         c, own = self.config, 0 if self.config.tied else i
         projected = fused_linear(state[0], *self.projections[min(i, 1) if c.tied else i])
         read = [table[...][tokens].T * c.token_weight for table in self.embeddings[own]]
@@ -155,16 +175,20 @@ class SpeculatorCell(nnx.Module):
         return _gelu(self.cell_norms[own](cell)) * show, cell
 
     def table(self, i: int) -> jax.Array:
-        """``H`` of step ``i``, ``[V, D]``."""
+        """The LM head ``H`` of step ``i``, ``[V, D]``."""
         return self.lm_heads[0 if self.config.tied else i].weight[...]
 
     def head(self, i: int, state: jax.Array) -> jax.Array:
-        """Logits float32 ``[M, V]`` about the token behind that which step ``i`` read."""
+        """Logits float32 ``[M, V]`` of the token after the one that step ``i`` read."""
         return product(self.table(i), state, transpose_out=True).astype(jnp.float32)
 
     def states(self, hidden: jax.Array, tokens: Sequence[jax.Array]) -> list[jax.Array]:
-        """What the heads of the first steps read, ``[D, M]`` each, with given ``tokens`` (of each
-        step int32 ``[M]``) in place of drafted ones; ``hidden`` as ``start``'s."""
+        """The states ``[D, M]`` of the first steps, with given tokens in place of drafted ones.
+
+        Args:
+          hidden: as that of ``start``.
+          tokens: int32 ``[M]`` for each step.
+        """
         state, found = self.start(hidden), []
         for i, read in enumerate(tokens):
             state = self.step(i, state, read)
@@ -172,16 +196,16 @@ class SpeculatorCell(nnx.Module):
         return found
 
     def logits(self, hidden: jax.Array, tokens: jax.Array, segments=None) -> jax.Array:
-        """All steps with the true tokens in place of drafted ones.
+        """The logits of all steps, with the true tokens in place of drafted ones, for training.
 
         Args:
           hidden: ``[B, T, F]``, the target's last hidden state, normed.
           tokens: int32 ``[B, T]`` at the same positions.
-          segments: int32 ``[B, T]`` or None: what the prefix layer keeps apart.
+          segments: int32 ``[B, T]`` or None; the prefix layer attends within a segment only.
 
         Returns:
-          float32 ``[B, T, n, V]``: at position t step i (from 0) is about token t + 2 + i, which
-          stands in the row where t < T - 2 - i; beyond, the row's begin is read in its place.
+          float32 ``[B, T, n, V]``: at position t, step i (counted from 0) predicts token t + 2 + i.
+          Only positions t < T - 2 - i count: after them, tokens from the row's begin are read.
         """
         batch, length, size = hidden.shape
         steps = range(self.config.num_heads)
@@ -196,17 +220,10 @@ class SpeculatorCell(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Speculator(PrefixDrafter):
-    """Drafts with an MLP or LSTM speculator; ``params["drafter"]`` is a ``SpeculatorCell``'s state.
+    """Drafts with an MLP or LSTM speculator.
 
-    The cell begins with the hidden state from which the target said the root, or with what a prefix
-    layer makes of that one and those before; it reads the root, and then what it drafts; in a tree
-    each node goes on from the state of its parent.
-
-    Lossless: yes; ``sibling_sampling="top"`` under ``greedy`` and ``delta``; drawn trees (``iid``,
-    ``distinct``), whose laws are stated, under ``rejection`` as well.
-
-    References: Wertheimer et al., arXiv 2404.19124 (drafts are their most likely tokens); the LSTM
-    cell: Arctic speculator, of github.com/snowflakedb/ArcticTraining.
+    ``params["drafter"]`` holds the weights of a ``SpeculatorCell``. ``target``: the target whose
+    last hidden state is read.
     """
 
     module = SpeculatorCell
@@ -216,7 +233,7 @@ class Speculator(PrefixDrafter):
         cell = self.heads(params)
 
         def level(states, grown, since):
-            """``states``: of the nodes of each depth before this one."""
+            """``states``: those of the nodes of each depth before this one."""
             i, tokens = len(states), grown.tokens[:, since:]
             if states:
                 before = states_of_parents(states[-1], grown, since)
@@ -229,7 +246,7 @@ class Speculator(PrefixDrafter):
 
 
 def _normed(x):
-    """Divided by its root mean square over axis 0, in float32."""
+    """``x`` divided by its root mean square over axis 0, computed in float32."""
     y = x.astype(jnp.float32)
     return (y * jax.lax.rsqrt(jnp.mean(y * y, axis=0, keepdims=True) + EPS)).astype(x.dtype)
 
