@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import trees
-from specjax.analysis import timing
+from specjax.analysis import round_timing, timing
 from specjax.analysis.comparison import repeated_ngrams
 from specjax.decoding import loop
 from specjax.text import task
@@ -123,7 +123,7 @@ def decode(
         calls[name] = timing.Call(run, begins[name])
         if read:
             calls[f"{name} read"] = timing.Call(work.start)
-            calls[f"{name} first"] = timing.first_token(work)
+            calls[f"{name} first"] = round_timing.first_token_call(work)
     rates = [bench.bandwidth()] if parts else []
     seconds = timing.alternate(calls, repetitions=repetitions, warmup=1)
     rates += [bench.bandwidth()] if parts else []
@@ -176,11 +176,13 @@ def _anatomy(work: task.GenerationTask, begin, num_draft: int) -> dict:
     state = jax.block_until_ready(work.burst(2, begin()))
     room = work.capacity - int(jnp.max(state.length))
     rounds = min(PART_ROUNDS, room // (num_draft + 1))
-    figures = {"memory": dataclasses.asdict(timing.memory(work))}
+    figures = {"memory": dataclasses.asdict(round_timing.program_memory(work))}
     if rounds:
-        seconds = timing.alternate(timing.parts(work, state, rounds=rounds), repetitions=7)
+        seconds = timing.alternate(
+            round_timing.part_calls(work, state, rounds=rounds), repetitions=7
+        )
         figures["parts"] = {name: float(np.median(seconds[name])) for name in (*PARTS, "round")}
-        figures["loop_efficiency"] = interval(timing.loop_efficiency(seconds))
+        figures["loop_efficiency"] = interval(round_timing.loop_efficiency(seconds))
     return figures
 
 

@@ -158,5 +158,5 @@ def test_heads_without_weights_are_refused_and_heads_are_no_model_to_be_priced(m
     heads = specjax.load_drafter(folder, lm)
     with pytest.raises(ValueError, match="medusa has weights, give them as drafter_params"):
         specjax.generate(lm, PROMPT, drafter=heads.drafter)
-    with pytest.raises(ValueError, match="these are heads, which are not priced"):
+    with pytest.raises(ValueError, match="these are heads, for which no memory"):
         specjax.plan_memory(lm.name, folder)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from specjax.analysis import replay, timing
+from specjax.analysis import replay, round_timing, timing
 from specjax.checkpoints import HeadLM
 from specjax.decoding import loop
 from specjax.drafters import medusa
@@ -148,12 +148,12 @@ def begun(pair):
 @pytest.mark.parametrize("name", ["ngram", "draft", "heads"])
 def test_the_parts_of_a_round_redo_what_the_loop_did(name, begun):
     work, state = begun[name]
-    state = replay.endless(state, ROUNDS, work.drafter.depth)
-    final, inputs = replay.record(work, state, ROUNDS)
+    state = replay.without_limits(state, ROUNDS, work.drafter.depth)
+    final, inputs = replay.record_inputs(work, state, ROUNDS)
     copied = jax.tree.map(jnp.copy, state)
     wanted = work.burst(ROUNDS, copied)
     assert np.array_equal(final.tokens, wanted.tokens)  # recording changes nothing
-    done = {n: run(prepare()) for n, (run, prepare) in replay.parts(work, state, ROUNDS).items()}
+    done = {n: run(prepare()) for n, (run, prepare) in replay.replays(work, state, ROUNDS).items()}
     last = jax.tree.map(lambda x: x[-1], inputs)
     draft, _ = done["draft"][1]
     assert np.array_equal(draft.tokens, last.draft.tokens)
@@ -175,23 +175,25 @@ def test_the_parts_of_a_round_redo_what_the_loop_did(name, begun):
 def test_parts_leave_the_state_alone_and_time_every_part(begun):
     work, state = begun["draft"]
     before = jax.tree.map(np.array, loop.result(state))
-    seconds = timing.alternate(timing.parts(work, state, rounds=2), repetitions=2, warmup=1)
+    seconds = timing.alternate(
+        round_timing.part_calls(work, state, rounds=2), repetitions=2, warmup=1
+    )
     assert list(seconds) == ["draft", "verify", "accept", "commit", "observe", "round"]
     assert all(np.all(s > 0) for s in seconds.values())
     jax.tree.map(np.testing.assert_array_equal, before, loop.result(state))
     expected = np.median((seconds["draft"] + seconds["verify"]) / seconds["round"])
-    assert timing.loop_efficiency(seconds)[0] == expected
+    assert round_timing.loop_efficiency(seconds)[0] == expected
 
 
 def test_rounds_that_do_not_fit_the_buffer_are_refused(begun):
     work, state = begun["draft"]
     with pytest.raises(ValueError, match="400 rounds of up to 4 tokens need 1600 free slots"):
-        timing.parts(work, state, rounds=400)
+        round_timing.part_calls(work, state, rounds=400)
 
 
 def test_memory_adds_up_and_the_cache_is_what_the_state_holds(begun):
     work, state = begun["draft"]
-    found = timing.memory(work)
+    found = round_timing.program_memory(work)
     assert found.peak == found.weights + found.cache + found.working_set
     assert found.working_set > 0 < found.compile_burst and found.compile_start > 0
     assert found.cache == sum(x.nbytes for x in jax.tree.leaves((state.cache, state.drafter_state)))
@@ -199,5 +201,7 @@ def test_memory_adds_up_and_the_cache_is_what_the_state_holds(begun):
 
 def test_first_token_is_one_round_behind_the_prompt(begun):
     work, _ = begun["ngram"]
-    new = np.asarray(timing.first_token(work)()) - [len(prompt) for prompt in work.prompts]
+    new = np.asarray(round_timing.first_token_call(work)()) - [
+        len(prompt) for prompt in work.prompts
+    ]
     assert np.all(new >= 1) and np.all(new <= 4)

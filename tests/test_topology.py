@@ -12,7 +12,7 @@ from toys import bag, like, own_params, read
 
 import specjax
 from specjax import Sampling, trees
-from specjax.analysis import tree_search, tree_timing
+from specjax.analysis import rank_counts, tree_search, tree_timing
 from specjax.drafters import DraftModel
 from specjax.trees.topology import Expand, Follow, Tree
 from specjax.types import Context
@@ -256,8 +256,8 @@ def test_the_tree_chosen_is_the_best_of_all_by_what_rounds_cost_in_the_loop(
     monkeypatch.setattr(tree_timing.task, "prepare", lambda *_, tree, **__: tree)
     timed = {n: [seconds] for n, seconds in passes.items()}
     monkeypatch.setattr(tree_timing.timing, "pass_seconds", lambda *_: timed)
-    counted = tree_search.Acceptance((rates * 1000).astype(int), np.full(3, 1000))
-    found = tree_timing.survey(
+    counted = rank_counts.RankCounts((rates * 1000).astype(int), np.full(3, 1000))
+    found = tree_timing.time_trees(
         None, "heads", counted, "", sizes=[*passes], depth=3, max_new_tokens=new
     )
     trees = [tree_search.grow_optimal(rates, n - 1, depth=d) for n in passes for d in (1, 2, 3)]
@@ -269,7 +269,7 @@ def test_the_tree_chosen_is_the_best_of_all_by_what_rounds_cost_in_the_loop(
 
 
 def test_a_tree_larger_than_what_was_counted_is_refused_with_the_interval():
-    few = tree_search.Acceptance(np.asarray([[6, 1, 0]]), np.asarray([10]))
+    few = rank_counts.RankCounts(np.asarray([[6, 1, 0]]), np.asarray([10]))
     assert tree_search.grow_greedy(few, 2) == Tree((-1, 0, 0))
     low, high = few.interval(0, 0)
     assert low < 0.6 < high and high - low > 0.4  # ten trials say little
@@ -282,7 +282,7 @@ def test_a_tree_larger_than_what_was_counted_is_refused_with_the_interval():
 def test_measured_ranks_are_those_of_the_true_tokens():
     drafter = DraftModel(num_draft=2, model=MODEL)
     where = context()
-    found = tree_search.measure(
+    found = rank_counts.count_ranks(
         MODEL,
         drafter,
         {"target": PARAMS, "drafter": WEIGHTS},

@@ -1,10 +1,10 @@
-"""What a model needs on a mesh, computed from its ``config.json``: nothing is loaded or compiled.
+"""Memory of a model on a mesh, computed from ``config.json``: nothing is loaded or compiled.
 
-Weights and caches are exact: the same table that places them is asked (``models/placement.py``).
-The working set is an estimate: the buffers that are known to be large, of a round or of a chunk
-of the prompt, or of the encoder, whichever needs most. All-reduces are counted in the program's own
-terms: one behind the embedding and two a layer (three in a decoder that attends to an encoder's
-memory as well), of the residual stream ``[H, B N]`` of a pass over N nodes.
+Weights and caches are exact, since they follow the table that places them
+(``models/placement.py``). The working set is an estimate: the large buffers of a round, of a chunk
+of the prompt, or of the encoder, whichever needs most. Communication: one all-reduce after the
+embedding and two per layer (three in a decoder that also attends to an encoder's memory), each of
+the residual stream ``[H, B N]`` of a pass over N nodes.
 """
 
 from __future__ import annotations
@@ -41,22 +41,25 @@ LIKELY_SOURCE = 512  # tokens that an encoder without a limit reads, by default,
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelMemory:
-    """One model on a mesh. Sizes in bytes.
+    """One model on a mesh. All sizes are in bytes.
 
     Attributes:
-      name: what it was called.
-      parts: devices that share it; 1: every device holds all of it.
-      parameters: how many there are.
-      weights, weights_each: in all, and on each device.
-      whole: of ``weights_each``, what every device holds although others do too (norms, and what
-        does not divide).
-      cache_token, cache_token_each: of one more token of one row, in all layers without a window.
-      cache_each: of all rows of a device, with every slot of the buffer, and the memory.
-      encoder: of ``weights``, what an encoder has; 0 without one.
-      memory_row, memory_row_each: keys and values of what the encoder read, of one row in all
-        layers of the decoder.
-      reduced: of a round on each device: bytes of all-reduced arrays.
-      reduces: all-reduces of a round.
+      name: name of the model.
+      parts: number of devices that share the model; 1 means that every device holds all of it.
+      parameters: number of parameters.
+      weights: size of the weights, on all devices together.
+      weights_each: size of the weights on each device.
+      whole: the part of ``weights_each`` that every device holds (norms, and arrays that do not
+        divide).
+      cache_token: cache of one more token of one row, in all layers without a window.
+      cache_token_each: the same on each device.
+      cache_each: cache of all rows of a device, with every slot of the buffer and the encoder's
+        memory.
+      reduced: size of the all-reduced arrays of a round, on each device.
+      reduces: number of all-reduces in a round.
+      encoder: the part of ``weights`` that belongs to an encoder; 0 without one.
+      memory_row: keys and values of the encoder's memory, of one row in all layers of the decoder.
+      memory_row_each: the same on each device.
     """
 
     name: str
@@ -77,9 +80,19 @@ class ModelMemory:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """Prints as a table. ``source``: positions of a row that an encoder reads, or None;
-    ``working_each``: estimate of what a program holds beside weights and caches, bytes on each
-    device; ``total_each``: all of it."""
+    """Memory of a target and its draft model on a mesh, from ``plan_memory``; prints as a table.
+
+    Attributes:
+      mesh: number of devices along each axis.
+      batch: number of rows.
+      context: tokens of a row, prompt and text.
+      num_draft: tokens drafted in a round.
+      dtype: of weights and caches.
+      source: positions of a row that an encoder reads, or None.
+      models: the target, then the draft model if there is one.
+      working_each: estimate of what a program holds beside weights and caches, in bytes on each
+        device.
+    """
 
     mesh: Mapping[str, int]
     batch: int
@@ -92,16 +105,18 @@ class MemoryPlan:
 
     @property
     def total_each(self) -> int:
+        """Weights, caches and working set, in bytes on each device."""
         return self.working_each + sum(m.weights_each + m.cache_each for m in self.models)
 
     def as_json(self) -> dict:
+        """All of it as plain data."""
         return dataclasses.asdict(self) | {"total_each": self.total_each}
 
     def __str__(self) -> str:
         mesh, models = ", ".join(f"{k} {v}" for k, v in self.mesh.items()), self.models
         encodes = self.source is not None
         of_encoder = [
-            ("  of it the encoder's, in all", *(_gib(m.encoder) for m in models)),
+            ("  thereof the encoder, in all", *(_gib(m.encoder) for m in models)),
             ("memory a row", *(_mib(m.memory_row) for m in models)),
             ("memory a row, each device", *(_mib(m.memory_row_each) for m in models)),
         ]
@@ -112,7 +127,7 @@ class MemoryPlan:
             ("weights", *(_gib(m.weights) for m in models)),
             *(of_encoder[:1] if encodes else ()),
             ("weights, each device", *(_gib(m.weights_each) for m in models)),
-            ("  of it held by all", *(_mib(m.whole) for m in models)),
+            ("  thereof on every device", *(_mib(m.whole) for m in models)),
             ("cache a token", *(_kib(m.cache_token) for m in models)),
             ("cache a token, each device", *(_kib(m.cache_token_each) for m in models)),
             *(of_encoder[1:] if encodes else ()),
@@ -120,7 +135,7 @@ class MemoryPlan:
             ("all-reduces a round", *(f"{m.reduces}" for m in models)),
             ("all-reduced bytes a round", *(_mib(m.reduced) for m in models)),
         ]
-        behind = f" and {self.source} read positions" if encodes else ""
+        encoder = f" and {self.source} encoder positions" if encodes else ""
         wide = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = [
             "  ".join(cell.ljust(n) if i == 0 else cell.rjust(n) for i, (cell, n) in pairs).rstrip()
@@ -128,7 +143,7 @@ class MemoryPlan:
         ]
         return "\n".join(
             [
-                f"mesh {mesh}; {self.batch} rows of {self.context} tokens{behind}; "
+                f"mesh {mesh}; {self.batch} rows of {self.context} tokens{encoder}; "
                 f"{self.num_draft} drafts a round; {self.dtype}",
                 *lines,
                 f"working set, each device: about {_gib(self.working_each)}",
@@ -152,24 +167,29 @@ def plan_memory(
     drafter_quantize: str | None = None,
     replicate_drafter: bool = False,
 ) -> MemoryPlan:
-    """Prices a target, and a draft model, on a mesh whose devices need not be there.
+    """Computes the memory of a target, and of a draft model, on a mesh that need not exist.
 
     Args:
-      target, drafter: a config, a ``config.json``, or a folder or hub name that has one.
-      mesh: as of ``specjax.load``.
-      batch: rows; context: tokens of each, prompt and text; default: 8,192, or what the
-        target can read, if that is less; 512 of a T5.
-      source: positions that an encoder reads of each row (those of padding count); default: 512,
-        or a whole window where it reads windows.
-      num_draft: tokens drafted a round; without a draft model, by a table.
-      temperature: above 0, laws over the vocabulary are held as well.
-      dtype: of weights and caches. quantize, drafter_quantize: ``"int8"``, ``"fp8"`` or None.
-      replicate_drafter: every device holds all of the drafter (no all-reduces of its own).
+      target: a config, a ``config.json``, or a folder or hub name that has one.
+      drafter: the same for a draft model, or None.
+      mesh: the devices along each axis, as for ``specjax.load``.
+      batch: number of rows.
+      context: tokens of a row, prompt and text. None: 8,192, or the target's context if that is
+        shorter; 512 for a T5.
+      source: positions of a row that an encoder reads, padding included. None: 512, or a whole
+        window for a model that reads windows.
+      num_draft: tokens drafted in a round.
+      temperature: above 0, a round also holds laws over the vocabulary.
+      dtype: of weights and caches.
+      quantize: ``"int8"``, ``"fp8"`` or None, for the target.
+      drafter_quantize: the same for the draft model.
+      replicate_drafter: whether every device holds all of the draft model, which then needs no
+        all-reduces.
 
     Raises:
-      ValueError: a mesh that cannot share a model or the rows; a size below 1; unknown names; a
-        drafter that does not read what its target reads.
-      FileNotFoundError: no such config.
+      ValueError: a mesh that cannot share a model or the rows, a size below 1, an unknown name, or
+        a drafter that does not read what its target reads.
+      FileNotFoundError: there is no such config.
 
     Example::
 
@@ -189,7 +209,7 @@ def plan_memory(
     context, source = _lengths(name, config, context, source)
     kind = check_dtype(dtype) or jnp.dtype("bfloat16")
     rows = batch // sizes[DATA]
-    given = [(name, config, quantize, sizes[MODEL], [num_draft + 1])]
+    planned = [(name, config, quantize, sizes[MODEL], [num_draft + 1])]
     if drafter is not None:
         parts = 1 if replicate_drafter else sizes[MODEL]
         other, small = _config_of(drafter)
@@ -198,9 +218,9 @@ def plan_memory(
                 f"drafter: {other} ({small.model_type}) does not read what {name} "
                 f"({config.model_type}) reads; give a draft model that does"
             )
-        given.append((other, small, drafter_quantize, parts, [2] + [1] * (num_draft - 1)))
+        planned.append((other, small, drafter_quantize, parts, [2] + [1] * (num_draft - 1)))
     models, working = [], []
-    for name, config, scheme, parts, widths in given:
+    for name, config, scheme, parts, widths in planned:
         if scheme is not None and scheme not in SCHEMES:
             raise ValueError(f"quantize={scheme!r}: accepted are {', '.join(SCHEMES)}, None")
         check_divides(config, parts)
@@ -220,7 +240,7 @@ def plan_memory(
 
 
 def _lengths(name, config, context, source) -> tuple[int, int | None]:
-    """Tokens of a row, and positions that are read. Raises ``ValueError`` for what cannot be."""
+    """Tokens of a row, and positions that an encoder reads. Raises ``ValueError`` beyond limits."""
     encodes = isinstance(config, EncoderDecoderConfig)
     longest = config.max_positions if encodes else config.context_length
     if context is None:
@@ -255,8 +275,8 @@ def _config_of(source) -> tuple[str, Config]:
     raw = read_json(file.parent, file.name)
     if says_heads(raw):
         raise ValueError(
-            f"{name}: these are heads, which are not priced; give a draft model, or leave the "
-            "drafter out: heads add their file's size, and a cache of a layer or none"
+            f"{name}: these are heads, for which no memory is computed; give a draft model, or "
+            "leave the drafter out: heads add their file's size, and the cache of a layer or none"
         )
     if not path.is_file():
         return name, load_config(path)
@@ -268,10 +288,10 @@ def _model(name, config, parts, rows, context, source, dtype, scheme, widths) ->
     total = each = whole = count = encoder = 0
     for path, param in nnx.to_flat_state(abstract(config)[1]):
         part, shape = ".".join(map(str, path)), param.get_value().shape
-        size, own, copied = _stored(part, shape, dtype, scheme, parts)
+        size, here, copied = _stored(part, shape, dtype, scheme, parts)
         count += math.prod(shape)
         total += size
-        each += own
+        each += here
         whole += copied
         encoder += size if part.startswith("encoder.") else 0
     entry, entry_each, layers = _entries(config, parts, context)
@@ -300,8 +320,8 @@ def _model(name, config, parts, rows, context, source, dtype, scheme, widths) ->
 
 
 def _entries(config: Config, parts: int, context: int):
-    """Numbers that a layer's cache has of one token, in all and on each device, and of each layer
-    the window (None: it has none) and the slots of a row."""
+    """Numbers in a layer's cache for one token, in all and on each device; and for each layer its
+    window (None: it has none) and the slots of a row."""
     if isinstance(config, EncoderDecoderConfig):
         size = 2 * config.num_heads * config.head_dim
         return size, size // parts, [(None, context)] * config.num_layers
@@ -313,8 +333,8 @@ def _entries(config: Config, parts: int, context: int):
 
 
 def _stored(part: str, shape: tuple[int, ...], dtype, scheme, parts: int) -> tuple[int, int, int]:
-    """Bytes of a parameter as ``quantize.encode`` leaves it: in all, on each device, and of these
-    what every device holds."""
+    """Bytes of a parameter after ``quantize.encode``: in all, on each device, and the part of the
+    latter that every device holds."""
     arrays = [(shape, dtype_of(part, dtype).itemsize)]
     if scheme is not None and len(shape) > 1 and not re.fullmatch(KEPT, part):
         arrays = [(shape, 1), ((*shape[:-1], 1), 4)]  # eight bits, and a scale an output

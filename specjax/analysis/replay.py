@@ -1,9 +1,8 @@
-"""The parts of a round alone: what each was given in the loop is recorded, and given again.
+"""Runs the parts of a round alone, on inputs that were recorded in the loop.
 
-``verify`` over a draft that never changes would be computed once by the compiler, however often
-it is asked for, and so would a draft from one hidden state; and a drafter's rounds differ in width.
-So a part is timed over the inputs of several consecutive rounds, in a compiled loop that takes one
-after the other.
+The compiler would compute ``verify`` over a constant draft only once, however often it is repeated,
+and likewise a draft from a constant hidden state; and the rounds of a drafter differ in width. So a
+part is timed over the inputs of several consecutive rounds, in a compiled loop over these rounds.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from ..types import Context, Draft, DrafterWrapper, PyTree, Scores, Segment, Ver
 
 
 @pytree_dataclass
-class Inputs:
-    """What the parts of one round were given; every leaf leads with B, or with R and B."""
+class RoundInputs:
+    """The inputs of the parts of one round, leaves ``[B, ...]``; of R rounds, ``[R, B, ...]``."""
 
     context: Context  # without the cache
     before: dict[str, jax.Array]  # the drafter's state before draft, by path, without its caches
-    proposed: PyTree  # the drafter's state between draft and observe, what it carries left out
+    proposed: PyTree  # the drafter's state between draft and observe, without what it carries
     draft: Draft
     scores: Scores
     verdict: Verdict  # after stops and budget
@@ -38,7 +37,7 @@ class Inputs:
 
 @dataclasses.dataclass(frozen=True)
 class Recorder(DrafterWrapper):
-    """The drafter ``inner``, which leaves behind in its state what the round's parts were given."""
+    """The drafter ``inner``, which also records the inputs of the round's parts in its state."""
 
     def draft_step(self, params, target_params, state, context):
         draft, proposed = self.inner.draft_step(params, target_params, state, context)
@@ -52,7 +51,7 @@ class Recorder(DrafterWrapper):
         draft, verdict, (readout, scores) = segment.round
         segment = dataclasses.replace(segment, round=(draft, verdict, readout))
         carried = {path: jnp.int32(0) for path in _by_path(before)}
-        inputs = Inputs(
+        inputs = RoundInputs(
             context=context,
             before={path: x for path, x in _by_path(before).items() if ".cache" not in path},
             proposed=_put(proposed, carried),
@@ -60,23 +59,23 @@ class Recorder(DrafterWrapper):
             scores=scores,
             verdict=verdict,
             segment=segment,
-            keys=context.key,  # replaced by ``record``
+            keys=context.key,  # replaced by ``record_inputs``
         )
         return self.inner.observe(params, target_params, proposed, segment), inputs
 
 
-def endless(state: loop.State, rounds: int, depth: int) -> loop.State:
-    """``state`` with rows that neither stop nor run out within ``rounds`` rounds.
+def without_limits(state: loop.State, rounds: int, depth: int) -> loop.State:
+    """``state`` with rows that neither stop nor spend their budget within ``rounds`` rounds.
 
     Raises:
-      ValueError: there is no room for so many tokens.
+      ValueError: the buffers have no room for so many tokens.
     """
     most, capacity = rounds * (depth + 1), state.tokens.shape[1]
     room = capacity - int(jnp.max(state.length))
     if room < most:
         raise ValueError(
             f"{rounds} rounds of up to {depth + 1} tokens need {most} free slots, the fullest row "
-            f"has {room} of {capacity}: give fewer rounds, or a job with more max_new_tokens"
+            f"has {room} of {capacity}: give fewer rounds, or a request with more max_new_tokens"
         )
     return dataclasses.replace(
         state,
@@ -85,34 +84,39 @@ def endless(state: loop.State, rounds: int, depth: int) -> loop.State:
     )
 
 
-def record(work: GenerationTask, state: loop.State, rounds: int) -> tuple[loop.State, Inputs]:
-    """The state after ``rounds`` rounds, and their inputs, leaves ``[R, B, ...]``."""
-    objects, found = (work.lm.target, work.drafter, work.rule), []
+def record_inputs(
+    work: GenerationTask, state: loop.State, rounds: int
+) -> tuple[loop.State, RoundInputs]:
+    """The state after ``rounds`` rounds, and the inputs of these rounds."""
+    objects, recorded = (work.lm.target, work.drafter, work.rule), []
     for _ in range(rounds):
         state, inputs = _recorded(*objects, work.params, state)
-        found.append(inputs)
-    return state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
+        recorded.append(inputs)
+    return state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *recorded)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _recorded(target, drafter, rule, params, state):
     keys = one_round.round_keys(state, one_round.ACCEPT)
     state = one_round.run_round(target, Recorder(drafter), rule, params, state)
-    learned, inputs = state.drafter_state
-    return dataclasses.replace(state, drafter_state=learned), dataclasses.replace(inputs, keys=keys)
+    drafter_state, inputs = state.drafter_state
+    return dataclasses.replace(state, drafter_state=drafter_state), dataclasses.replace(
+        inputs, keys=keys
+    )
 
 
-def parts(
+def replays(
     work: GenerationTask, state: loop.State, rounds: int
 ) -> dict[str, tuple[Callable, Callable]]:
-    """``{part: (run, prepare)}``: ``run(prepare())`` does the part once for each of the rounds.
+    """``{part: (run, prepare)}``: ``run(prepare())`` does the part once for each recorded round.
 
-    Caches (of a drafter: what its state calls ``cache``) are those after the last round: they hold
-    what every earlier round saw, and a pass costs by the lengths, which are each round's own.
+    Caches (of a drafter: whatever its state calls ``cache``) are those after the last round. They
+    hold all that the earlier rounds saw, and the cost of a pass depends on the lengths, which are
+    those of each round.
     """
     objects = (work.lm.target, work.drafter, work.rule)
-    final, inputs = record(work, state, rounds)
-    cache, learned = final.cache, final.drafter_state
+    final, inputs = record_inputs(work, state, rounds)
+    cache, drafter_state = final.cache, final.drafter_state
 
     def prepared(part, carried):
         def run(copied):
@@ -124,16 +128,16 @@ def parts(
         return _replayed(_commit, objects, work.params, None, inputs, copied)
 
     return {
-        "draft": prepared(_draft, learned),
+        "draft": prepared(_draft, drafter_state),
         "verify": prepared(_verify, ()),
         "accept": prepared(_accept, ()),
         "commit": (commit, lambda: jax.tree.map(jnp.copy, cache)),
-        "observe": prepared(_observe, learned),
+        "observe": prepared(_observe, drafter_state),
     }
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(5,))
-def _replayed(part, objects, params, cache, inputs: Inputs, carried):
+def _replayed(part, objects, params, cache, inputs: RoundInputs, carried):
     """Runs ``part(objects, params, cache, inputs, carried) -> (carried, output)`` over all rounds.
 
     The last output is returned, so that all of it is computed.
@@ -150,16 +154,16 @@ def _replayed(part, objects, params, cache, inputs: Inputs, carried):
     return jax.lax.fori_loop(0, rounds, step, (carried, empty))
 
 
-def _draft(objects, params, cache, now: Inputs, learned):
+def _draft(objects, params, cache, now: RoundInputs, drafter_state):
     context = dataclasses.replace(now.context, cache=cache)
-    learned = _put(learned, now.before)
-    draft, proposed = one_round.draft_step(objects[1], params, learned, context)
+    drafter_state = _put(drafter_state, now.before)
+    draft, proposed = one_round.draft_step(objects[1], params, drafter_state, context)
     found = _by_path(proposed)
-    fresh = {path: leaf for path, leaf in found.items() if path not in _by_path(learned)}
-    return _put(learned, found), (draft, fresh)
+    fresh = {path: leaf for path, leaf in found.items() if path not in _by_path(drafter_state)}
+    return _put(drafter_state, found), (draft, fresh)
 
 
-def _verify(objects, params, cache, now: Inputs, carried):
+def _verify(objects, params, cache, now: RoundInputs, carried):
     live = now.context.budget > 0
 
     def run(draft):
@@ -168,17 +172,17 @@ def _verify(objects, params, cache, now: Inputs, carried):
     return (), one_round.in_narrowest(now.draft, live, run)
 
 
-def _accept(objects, params, cache, now: Inputs, carried):
+def _accept(objects, params, cache, now: RoundInputs, carried):
     return (), one_round.accept(objects[2], params, now.draft, now.scores, now.context, now.keys)
 
 
-def _commit(objects, params, cache, now: Inputs, carried):
+def _commit(objects, params, cache, now: RoundInputs, carried):
     start = now.segment.start
     return objects[0].commit(carried, now.scores.entries, start, now.verdict), ()
 
 
-def _observe(objects, params, cache, now: Inputs, learned):
-    proposed = _put(now.proposed, _by_path(learned))
+def _observe(objects, params, cache, now: RoundInputs, drafter_state):
+    proposed = _put(now.proposed, _by_path(drafter_state))
     return objects[1].observe(params.get("drafter"), params["target"], proposed, now.segment), ()
 
 

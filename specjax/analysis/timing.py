@@ -1,9 +1,9 @@
-"""The instruments: interleaved timing, ratios with intervals, bandwidth, the parts of a round.
+"""Interleaved timing, ratios with intervals, passes of the target, memory bandwidth.
 
-All timings are seconds on the host's clock, compiled and warmed up, and each belongs to a set
-that was measured *in turn*: a machine that slows down for a while then slows all alike, and only
-ratios within a set mean anything on a machine that is shared. What takes microseconds is repeated
-within one program, since a call of its own would measure the call.
+All timings are seconds on the host's clock, of compiled and warmed-up programs. Each timing belongs
+to a set that was measured *in turn*: a machine that slows down for a while then slows all members
+alike, and on a shared machine only ratios within a set are meaningful. Operations of microseconds
+are repeated within one program, since a separate call would measure the overhead of the call.
 """
 
 from __future__ import annotations
@@ -21,11 +21,8 @@ import numpy as np
 
 from .. import trees
 from .._internal.host import last_level_cache
-from ..decoding import loop
 from ..models.layers import product
-from ..text.task import GenerationTask
 from ..types import Draft, PyTree
-from . import replay
 
 WORTH_TIMING = 0.02  # seconds that a timed call should last at least
 MOST_TIMES = 256  # repetitions within one timed call
@@ -35,12 +32,12 @@ LEAST_BYTES, MOST_BYTES = 256 << 20, 1 << 30  # of the weights in them; between,
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """Something to time that does its work several times, or needs buffers to give away.
+    """A function to time that repeats its work, or that needs buffers which it may consume.
 
     Attributes:
-      run: called with what ``prepare`` returns, or with nothing.
+      run: the timed function, called with the result of ``prepare``, or with nothing.
       prepare: makes the argument; not timed.
-      times: how often ``run`` does what is to be timed; its seconds are divided by it.
+      times: number of times that ``run`` does its work; seconds are divided by this number.
     """
 
     run: Callable[..., Any]
@@ -51,20 +48,27 @@ class Call:
         return self.run() if self.prepare is None else self.run(self.prepare())
 
     def seconds(self) -> float:
-        """Of one run, divided by ``times``."""
-        given = () if self.prepare is None else (jax.block_until_ready(self.prepare()),)
+        """Seconds of one run, divided by ``times``."""
+        prepared = () if self.prepare is None else (jax.block_until_ready(self.prepare()),)
         begin = time.perf_counter()
-        jax.block_until_ready(self.run(*given))
+        jax.block_until_ready(self.run(*prepared))
         return (time.perf_counter() - begin) / self.times
 
 
 def alternate(
     calls: Mapping[str, Callable[[], Any]], *, repetitions: int, warmup: int = 2
 ) -> dict[str, np.ndarray]:
-    """Seconds of each call, float64 ``[repetitions]``, called in turn; index ``i`` is one turn.
+    """Times several calls in turn.
 
-    Who goes first rotates, so that neither drift nor what ran just before favours anyone.
-    ``warmup`` turns are thrown away. A ``Call`` is timed without its preparation.
+    The first call of a turn rotates, so that neither drift nor the call before favours any of them.
+
+    Args:
+      calls: functions, or ``Call``s, which are timed without their preparation.
+      repetitions: number of timed turns.
+      warmup: number of turns before, which are thrown away.
+
+    Returns:
+      Seconds of each call by name, float64 ``[repetitions]``; index ``i`` is one turn.
 
     Example::
 
@@ -72,7 +76,7 @@ def alternate(
         median, (low, high), confidence = ratio(seconds["plain"], seconds["ngram"])
 
     Raises:
-      ValueError: nothing to call, or no repetitions.
+      ValueError: there is nothing to call, or no repetition.
     """
     if not calls or repetitions < 1 or warmup < 0:
         raise ValueError(
@@ -92,11 +96,11 @@ def alternate(
 
 
 def median_interval(values: np.ndarray) -> tuple[float, tuple[float, float], float]:
-    """The median of ``values [n]``, an interval for it of about 95 %, and its exact confidence.
+    """The median of ``values [n]``, an interval of about 95 %, and the exact confidence of it.
 
-    The number of values below the true median is binomial(n, 1/2), whatever their law, so the
-    ``k``-th smallest and ``k``-th largest enclose it with a known probability. Below 6 values no
-    interval reaches 95 %: it is then the whole range.
+    The number of values below the true median is binomial(n, 1/2), whatever the distribution of the
+    values, so the ``k``-th smallest and the ``k``-th largest value enclose the median with a known
+    probability. With fewer than 6 values no interval reaches 95 %, and the whole range is returned.
     """
     values, n = np.sort(values), len(values)
     below = np.cumsum([math.comb(n, i) for i in range(n)]) / 2.0**n
@@ -111,8 +115,12 @@ def median_interval(values: np.ndarray) -> tuple[float, tuple[float, float], flo
 def ratio(a: np.ndarray, b: np.ndarray) -> tuple[float, tuple[float, float], float]:
     """Median of the paired ratios ``a / b`` with its interval, see ``median_interval``.
 
-    ``a`` and ``b`` are seconds from one ``alternate``: with ``a`` the baseline's, above 1 means
-    that ``b`` is faster.
+    Args:
+      a: seconds of the baseline, from the same ``alternate`` as ``b``.
+      b: seconds of the other call; a ratio above 1 means that ``b`` is faster.
+
+    Raises:
+      ValueError: ``a`` and ``b`` differ in length.
     """
     if len(a) != len(b):
         raise ValueError(f"ratio: {len(a)} and {len(b)} values: they are pairs, from one alternate")
@@ -132,16 +140,21 @@ def pass_call(
     lasting: float = WORTH_TIMING,
     inputs=None,
 ) -> Call:
-    """The target's ``verify`` over a chain of ``nodes`` nodes and the argmax of its logits.
+    """A call that runs the target's ``verify`` over a chain, and the argmax of its logits.
 
     Args:
       lm: an ``LM``, or ``(target, params)``.
-      nodes: N, the root included: 1 is a plain step.
+      nodes: number of nodes N, the root included: 1 is a step of plain decoding.
+      batch: number of rows.
       length: committed tokens before the root, in a cache of ``capacity`` slots, which the pass
         only reads.
-      lasting: seconds that a call should take: as many passes as it needs for that, each over the
-        tokens that the one before chose.
-      inputs: what an encoder read.
+      capacity: slots of the cache.
+      lasting: seconds that a call should last: it runs as many passes as that takes, each over
+        the tokens that the pass before chose.
+      inputs: what an encoder reads.
+
+    Raises:
+      ValueError: no node, no row, a length beyond the capacity, or a capacity beyond the context.
     """
     target, params = lm if isinstance(lm, tuple) else (lm.target, lm.params)
     if nodes < 1 or batch < 1 or not 0 <= length <= capacity:
@@ -155,7 +168,7 @@ def pass_call(
     cache = target.init(params, batch, capacity, inputs)
     start = jnp.full((batch,), length, jnp.int32)
     call = Call(lambda: _passes(target, nodes, 1, params, cache, start))
-    times = _enough(call, lasting)
+    times = _times_to_last(call, lasting)
     return Call(lambda: _passes(target, nodes, times, params, cache, start), times=times)
 
 
@@ -175,7 +188,7 @@ def pass_seconds(
 ) -> dict[int, np.ndarray]:
     """Seconds of a pass over each number of ``nodes``, ``[repetitions]``, measured in turn.
 
-    ``options`` are those of ``pass_call``. The roofline's floor of a pass is
+    ``options`` are those of ``pass_call``. By the roofline model, no pass is faster than
     ``weight_bytes(lm) / bandwidth().best``; where the clock drifts, time ``product_calls`` in turn
     with the passes.
     """
@@ -186,7 +199,7 @@ def pass_seconds(
 
 
 def weight_bytes(lm) -> int:
-    """Bytes of weights that a pass reads: all but tables of which only a few rows are looked up."""
+    """Bytes of weights that a pass reads: all but the tables in which it looks up a few rows."""
     total = tree_bytes(lm.params)
     if not lm.config.tie_embeddings:
         total -= lm.params["embedding"][...].nbytes
@@ -205,12 +218,12 @@ def tree_bytes(values: PyTree) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Bandwidth:
-    """What products with a few columns reach, see ``bandwidth``.
+    """The memory bandwidth of matrix products with few columns, see ``bandwidth``.
 
     Attributes:
-      best: weight bytes a second of the fastest.
-      by_columns: ``{M: bytes a second}``, medians.
-      weights: bytes of the weights that were read.
+      best: weight bytes per second of the fastest product.
+      by_columns: ``{M: bytes per second}``, medians, for M columns.
+      weights: bytes of the weights that each product reads.
     """
 
     best: float
@@ -219,10 +232,11 @@ class Bandwidth:
 
 
 def bandwidth(*, dtype: str = "float32", repetitions: int = 9) -> Bandwidth:
-    """The rate at which the best product reads weights, now, on this machine.
+    """Measures the rate at which the fastest product reads weights, now and on this machine.
 
-    ``W [out, in] @ x [in, M]`` for M in 1, 4, 8, 16, by the function that the models use, over a
-    weight matrix well beyond the last-level cache. Below it lies no pass: F = weight bytes / best.
+    The products are ``W [out, in] @ x [in, M]`` for M in 1, 4, 8, 16, computed by the function that
+    the models use; the weight matrix is much larger than the last-level cache. No pass takes less
+    than its weight bytes divided by ``best``.
     """
     calls, size = product_calls(dtype)
     seconds = alternate(calls, repetitions=repetitions)
@@ -231,7 +245,7 @@ def bandwidth(*, dtype: str = "float32", repetitions: int = 9) -> Bandwidth:
 
 
 def product_calls(dtype: str = "float32") -> tuple[dict[str, Call], int]:
-    """The products of ``bandwidth``, by their number of columns, and the bytes that each reads."""
+    """Calls of the products of ``bandwidth`` by number of columns, and the bytes each one reads."""
     size = min(max(LEAST_BYTES, 8 * last_level_cache()), MOST_BYTES)
     width = int(math.sqrt(size / jnp.dtype(dtype).itemsize)) // 256 * 256
     weight = jax.random.normal(jax.random.key(0), (width, width), jnp.float32) / math.sqrt(width)
@@ -248,110 +262,8 @@ def _products(times, weight, x):
     return jax.lax.fori_loop(0, times, lambda _, x: product(weight, x).astype(x.dtype), x)
 
 
-# ---------------------------------------------------------------- a job: its round, its memory
-
-
-def parts(work: GenerationTask, state: loop.State, *, rounds: int = 8) -> dict[str, Call]:
-    """A round's parts, and the round as it is in the loop, over the same ``rounds`` rounds.
-
-    Args:
-      work: from ``specjax.text.task.prepare``.
-      state: mid-generation, with room for ``rounds`` rounds; it is not given away. Stops and
-        budgets of its rows are lifted, so that every row lives in every round.
-      rounds: in one call. Those of ``draft``, ``verify``, ``accept``, ``commit``, ``observe`` are
-        given what the loop's own rounds were given, one after the other, and compiled alone.
-
-    Returns:
-      ``{"draft", "verify", "accept", "commit", "observe", "round"}``, each one's seconds a round;
-      for ``alternate``. See ``loop_efficiency``.
-
-    Raises:
-      ValueError: the rows have no room for so many rounds.
-    """
-    state = replay.endless(state, rounds, work.drafter.depth)
-    calls = {
-        name: Call(run, prepare, times=rounds)
-        for name, (run, prepare) in replay.parts(work, state, rounds).items()
-    }
-
-    def whole(copied):
-        return work.burst(rounds, copied).length
-
-    calls["round"] = Call(whole, lambda: jax.tree.map(jnp.copy, state), times=rounds)
-    return calls
-
-
-def loop_efficiency(
-    seconds: Mapping[str, np.ndarray],
-) -> tuple[float, tuple[float, float], float]:
-    """(draft + verify, each alone) / (the round in the loop), from ``alternate(parts(...))``.
-
-    1 means that the loop adds nothing to what its two models cost; with its interval, see
-    ``ratio``.
-    """
-    return ratio(seconds["draft"] + seconds["verify"], seconds["round"])
-
-
-def first_token(work: GenerationTask) -> Call:
-    """From the prompt to its first new tokens: prefill and one round; for ``alternate``."""
-    return Call(lambda: work.burst(1, work.start()).length)
-
-
-@dataclasses.dataclass(frozen=True)
-class Memory:
-    """Bytes of a job's decoding program as the compiler planned them, and seconds to compile.
-
-    Attributes:
-      peak: arguments, outputs that are no donated arguments, and temporaries.
-      weights: of target, drafter and rule.
-      cache: of the target's and the drafter's state.
-      working_set: the rest of the peak.
-      compile_start, compile_burst: seconds of the two programs, tracing included. A persistent
-        compilation cache, which the command turns on and the library does not, shortens them.
-    """
-
-    peak: int
-    weights: int
-    cache: int
-    working_set: int
-    compile_start: float
-    compile_burst: float
-
-
-def memory(work: GenerationTask) -> Memory:
-    """Compiles a job's two programs anew; reads off what the decoding one needs."""
-    objects = work.lm.target, work.drafter, work.rule
-    # functions of their own: those of the loop may be compiled already
-    start = jax.jit(functools.partial(loop.start, *objects, work.capacity))
-    burst = jax.jit(functools.partial(loop.burst, *objects), donate_argnums=(2,))
-    begin = time.perf_counter()
-    start.lower(work.params, work.request).compile()
-    middle = time.perf_counter()
-    state = start.eval_shape(work.params, work.request)
-    rounds = jax.ShapeDtypeStruct((), jnp.int32)
-    compiled = burst.lower(rounds, work.params, state).compile()
-    end = time.perf_counter()
-    plan = compiled.memory_analysis()
-    peak = (
-        plan.argument_size_in_bytes
-        + plan.output_size_in_bytes
-        - plan.alias_size_in_bytes
-        + plan.temp_size_in_bytes
-    )
-    weights = tree_bytes(work.params)
-    cache = tree_bytes((state.cache, state.drafter_state))
-    return Memory(
-        peak=peak,
-        weights=weights,
-        cache=cache,
-        working_set=peak - weights - cache,
-        compile_start=middle - begin,
-        compile_burst=end - middle,
-    )
-
-
-def _enough(call: Call, lasting: float) -> int:
-    """How often ``call`` must do its work to last so many seconds."""
+def _times_to_last(call: Call, lasting: float) -> int:
+    """How many times ``call`` must do its work to last ``lasting`` seconds."""
     call.seconds()  # compiles
     once = min(call.seconds(), call.seconds())
     return int(np.clip(math.ceil(lasting / once), 1, MOST_TIMES))

@@ -12,7 +12,7 @@ import jax
 import specjax
 
 from .. import trees
-from ..analysis import tree_search, tree_timing
+from ..analysis import rank_counts, tree_timing
 from ..models.lm import LM
 from ..text import task
 from ..text.drafter_names import LOOKUP, WithLookup, named, resolve_drafter
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     with Console(stderr=True).status("counting which choices are right"):
         request = work.request
-        counted = tree_search.measure(
+        counted = rank_counts.count_ranks(
             lm.target,
             work.drafter,
             work.params,
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
             stops=lm.tokenizer.eos_ids,
         )
     with Console(stderr=True).status("timing") as status:
-        found = tree_timing.survey(
+        found = tree_timing.time_trees(
             lm,
             drafter,
             counted,

@@ -1,0 +1,162 @@
+"""Counts at which rank of a drafter's choices the target's own next tokens stand.
+
+The target continues prompts plainly; then, at each token of that text, the drafter is asked for its
+best choices below the true tokens. The shares by depth and rank say which static tree of drafts is
+expected to give most tokens, see ``tree_search``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import trees
+from ..decoding import loop
+from ..decoding.inputs import prepare_inputs
+from ..drafters.base import ChainDrafter
+from ..drafters.plain import Plain
+from ..sampling.distribution import Sampling
+from ..types import Drafter
+
+CONFIDENCE_Z = 1.96  # of the 95 % intervals
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RankCounts:
+    """How often a drafter's choice of each rank was right, by depth below the root.
+
+    Attributes:
+      hits: int ``[D, R]``, number of times that the true token at depth ``d + 1`` was the drafter's
+        choice of rank ``r``, given the true tokens before it.
+      trials: int ``[D]``, number of times that a true token at this depth was known.
+    """
+
+    hits: np.ndarray
+    trials: np.ndarray
+
+    @property
+    def rates(self) -> np.ndarray:
+        """float ``[D, R]``: shares of right choices; a row sums to at most 1."""
+        return self.hits / np.maximum(self.trials, 1)[:, None]
+
+    def interval(self, depth: int, rank: int) -> tuple[float, float]:
+        """Wilson's 95 % interval for the share at ``[depth, rank]``."""
+        n, z = max(int(self.trials[depth]), 1), CONFIDENCE_Z
+        share = self.hits[depth, rank] / n
+        middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+        half = z / (1 + z * z / n) * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+        return float(max(middle - half, 0.0)), float(min(middle + half, 1.0))
+
+    def __str__(self) -> str:
+        rows = []
+        for depth, trials in enumerate(self.trials):
+            shares = " ".join(f"{rate:6.1%}" for rate in self.rates[depth, :6])
+            rows.append(f"depth {depth + 1}: {shares}  of {trials}")
+        return "\n".join(rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Followed(ChainDrafter):
+    """Drafts nothing, and counts where the true tokens stand among the choices of ``inner``, whose
+    topology is ``trees.Follow``. ``params``: the weights of ``inner``, and the true text with its
+    lengths."""
+
+    num_draft: int = 0
+    inner: Drafter = None
+    name = "followed"
+
+    @property
+    def features(self):
+        return self.inner.features
+
+    def init(self, params, target_params, batch, capacity, inputs=None):
+        follow = self.inner.topology
+        counts = jnp.zeros((batch, follow.depth, follow.ranks), jnp.int32)
+        trials = jnp.zeros((batch, follow.depth), jnp.int32)
+        return self.inner.init(params[0], target_params, batch, capacity, inputs), counts, trials
+
+    def draft_step(self, params, target_params, state, context):
+        inner, counts, trials = state
+        follow, (own, (truth, ends)) = self.inner.topology, params
+        inner = self.inner.sync(own, target_params, inner, context, before="draft")
+        seen = dataclasses.replace(context, tokens=truth)
+        draft, inner = self.inner.draft_step(own, target_params, inner, seen)
+        choices = draft.tokens[:, 1:].reshape(-1, follow.depth, follow.ranks)
+        where = context.length[:, None] + jnp.arange(follow.depth)
+        true = jnp.take_along_axis(truth, where, axis=1, mode="clip")
+        known = (where < ends[:, None]) & (context.budget > 0)[:, None]
+        hit = (choices == true[:, :, None]) & known[:, :, None]
+        plain = trees.chain_draft(context, jnp.zeros((len(truth), 0), jnp.int32))
+        return plain, (inner, counts + hit, trials + known)
+
+    def observe(self, params, target_params, state, segment):
+        inner = self.inner.observe(params[0], target_params, state[0], segment)
+        return inner, *state[1:]
+
+
+def count_ranks(
+    target,
+    drafter,
+    params,
+    tokens: jax.typing.ArrayLike,
+    lengths: jax.typing.ArrayLike,
+    *,
+    max_new_tokens: int = 64,
+    key: jax.Array | None = None,
+    sampling: Sampling = Sampling(),
+    depth: int | None = None,
+    ranks: int = 8,
+    capacity: int | None = None,
+    stops: Sequence[int] = (),
+) -> RankCounts:
+    """Counts where the target's own next tokens stand among a drafter's choices.
+
+    Args:
+      target: the target.
+      drafter: a drafter with a ``topology`` (a draft model, heads); only the depth of the topology
+        matters.
+      params: weights, as for ``specjax.decode``.
+      tokens: prompts, int32 ``[B, T]``.
+      lengths: lengths of the prompts, int32 ``[B]``.
+      max_new_tokens: tokens that the target generates after each prompt.
+      key: a random key; needed above temperature 0.
+      sampling: how the target samples its text.
+      depth: depth to count to, at most the drafter's own; None: the depth of its topology.
+      ranks: number of choices that are counted at each depth, R.
+      capacity: slots of the buffers; None: as many as needed.
+      stops: token ids that end a text.
+
+    Returns:
+      The counts over all rows.
+
+    Raises:
+      ValueError: the drafter has no topology, or ``depth`` is beyond its own.
+    """
+    if drafter.topology is None:
+        raise ValueError(
+            f"count_ranks: {drafter.name} has no choices to rank; give a drafter with a topology, "
+            "such as a draft model or heads"
+        )
+    follow = trees.Follow(depth or drafter.topology.depth, ranks)
+    followed = _Followed(
+        inner=dataclasses.replace(drafter, topology=follow, sibling_sampling="top")
+    )
+    key = jax.random.key(0) if key is None else key
+
+    def run(drafter, params):
+        request, slots = prepare_inputs(
+            target, drafter, tokens, lengths, key, max_new_tokens, sampling, capacity, stops
+        )
+        state = loop.jit_start(target, drafter, "auto", slots, params, request)
+        return loop.jit_burst(target, drafter, "auto", 10**9, params, state)
+
+    plain = run(Plain(), params)
+    truth = plain.tokens, plain.length
+    _, hits, trials = run(
+        followed, {**params, "drafter": (params.get("drafter"), truth)}
+    ).drafter_state
+    return RankCounts(np.asarray(hits).sum(axis=0), np.asarray(trials).sum(axis=0))

@@ -1,0 +1,126 @@
+"""Times the parts of a round, and reads off what a decoding program needs.
+
+Each part of a round is compiled alone and repeats what the loop's own rounds did, see
+``replay.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..decoding import loop
+from ..text.task import GenerationTask
+from . import replay
+from .timing import Call, ratio, tree_bytes
+
+
+def part_calls(work: GenerationTask, state: loop.State, *, rounds: int = 8) -> dict[str, Call]:
+    """Calls for ``alternate`` that time the parts of a round, and the whole round in the loop.
+
+    Args:
+      work: a prepared request.
+      state: a state in the middle of generation, with room for ``rounds`` rounds; its buffers are
+        not donated. Stops and budgets of its rows are lifted, so that every row lives in every
+        round.
+      rounds: number of consecutive rounds in one call. The parts get the inputs that they had in
+        these rounds of the loop, and each part is compiled alone.
+
+    Returns:
+      Calls by name: ``draft``, ``verify``, ``accept``, ``commit``, ``observe`` and ``round``. Each
+      call measures seconds per round. See ``loop_efficiency``.
+
+    Raises:
+      ValueError: the rows have no room for so many rounds.
+    """
+    state = replay.without_limits(state, rounds, work.drafter.depth)
+    calls = {
+        name: Call(run, prepare, times=rounds)
+        for name, (run, prepare) in replay.replays(work, state, rounds).items()
+    }
+
+    def whole(copied):
+        return work.burst(rounds, copied).length
+
+    calls["round"] = Call(whole, lambda: jax.tree.map(jnp.copy, state), times=rounds)
+    return calls
+
+
+def loop_efficiency(
+    seconds: Mapping[str, np.ndarray],
+) -> tuple[float, tuple[float, float], float]:
+    """How much of a round in the loop its two models take: (draft + verify) / round.
+
+    Args:
+      seconds: from ``alternate(part_calls(...))``.
+
+    Returns:
+      The ratio with its interval, see ``timing.ratio``; 1 means that the loop adds nothing to the
+      cost of its two models.
+    """
+    return ratio(seconds["draft"] + seconds["verify"], seconds["round"])
+
+
+def first_token_call(work: GenerationTask) -> Call:
+    """A call for ``alternate``: from the prompts to the first new tokens, prefill and one round."""
+    return Call(lambda: work.burst(1, work.start()).length)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramMemory:
+    """Memory of a decoding program as the compiler planned it, and seconds to compile.
+
+    Attributes:
+      peak: bytes of arguments, of outputs that are no donated arguments, and of temporaries.
+      weights: bytes of the weights of target, drafter and rule.
+      cache: bytes of the target's cache and of the drafter's state.
+      working_set: bytes of the rest of the peak.
+      compile_start: seconds to trace and compile the program that reads the prompts. A persistent
+        compilation cache, which the command turns on and the library does not, shortens them.
+      compile_burst: seconds to trace and compile the program that runs the rounds.
+    """
+
+    peak: int
+    weights: int
+    cache: int
+    working_set: int
+    compile_start: float
+    compile_burst: float
+
+
+def program_memory(work: GenerationTask) -> ProgramMemory:
+    """Compiles the two programs of a request anew, and reads off the memory of the second."""
+    objects = work.lm.target, work.drafter, work.rule
+    # new functions, since those of the loop may be compiled already
+    start = jax.jit(functools.partial(loop.start, *objects, work.capacity))
+    burst = jax.jit(functools.partial(loop.burst, *objects), donate_argnums=(2,))
+    begin = time.perf_counter()
+    start.lower(work.params, work.request).compile()
+    middle = time.perf_counter()
+    state = start.eval_shape(work.params, work.request)
+    rounds = jax.ShapeDtypeStruct((), jnp.int32)
+    compiled = burst.lower(rounds, work.params, state).compile()
+    end = time.perf_counter()
+    plan = compiled.memory_analysis()
+    peak = (
+        plan.argument_size_in_bytes
+        + plan.output_size_in_bytes
+        - plan.alias_size_in_bytes
+        + plan.temp_size_in_bytes
+    )
+    weights = tree_bytes(work.params)
+    cache = tree_bytes((state.cache, state.drafter_state))
+    return ProgramMemory(
+        peak=peak,
+        weights=weights,
+        cache=cache,
+        working_set=peak - weights - cache,
+        compile_start=middle - begin,
+        compile_burst=end - middle,
+    )
