@@ -1,0 +1,133 @@
+"""The law that a draft states is the law that it was drawn from, drafter by drafter.
+
+A rule that is exact for every draft that says the truth (``test_acceptance.py`` enumerates that)
+and drafters that say the truth make up a loop that is exact. So here no rule has a part: of one
+round of many rows with the same prompt, how often each draft occurred is held against the product
+of the laws that its nodes state, each given its ancestors and the siblings drawn before it.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from registry import cases
+from scipy.stats import chi2
+from toys import bag
+
+from specjax import Sampling
+from specjax.acceptance.node_laws import DraftLaw
+from specjax.decoding import loop, round
+from specjax.drafters import registry
+from specjax.trees import Tree
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+ROWS, VOCAB = 60_000, 4
+FALSE_ALARM = 1e-7
+PROMPT = (1, 0, 2, 1, 0)
+MODEL, PARAMS = bag(VOCAB, 0)
+CASES = cases(MODEL, PARAMS)
+WARM = Sampling(temperature=0.9)
+# an independent draw decides who is whose parent there, and not the tokens
+GROUPED = ("tree per row",)
+
+
+def drafters():
+    """``name: (name in the registry, settings)`` of what states laws; heads with siblings drawn
+    in both ways, whatever the registry's line has."""
+    found = {}
+    for name in CASES:
+        drafter, _, rules = CASES.lines[name]
+        picks = drafter.sibling_sampling
+        if picks == "top" and isinstance(drafter.topology, Tree):
+            for other in ("iid", "distinct"):
+                found[f"{name} {other}"] = name, {"sibling_sampling": other}
+        elif picks != "top" and {*rules} - {"delta"} and "ngram" not in name:
+            found[name] = name, {}
+    return found
+
+
+DRAFTERS = drafters()
+
+
+def drawn(drafter, weights):
+    """``(drafts as numbers [B], who is whose parent as numbers [B], the probability of each draft
+    by the laws that it states [B], the same by laws that are a little too flat [B])``."""
+    request, capacity = loop.prepare_inputs(
+        MODEL,
+        drafter,
+        np.tile(np.asarray([PROMPT], np.int32), (ROWS, 1)),
+        np.full((ROWS,), len(PROMPT), np.int32),
+        jax.random.key(3),
+        9,
+        WARM,
+        None,
+        (),
+    )
+
+    @jax.jit
+    def run(params, request):
+        state = loop.start(MODEL, drafter, "rejection", capacity, params, request)
+        plan = None
+        if drafter.plans:
+            own = params["drafter"], params["target"], state.drafter, state.budget
+            plan = drafter.plan(*own)
+        draft = round.draft_and_verify(MODEL, drafter, "rejection", params, state, plan).draft
+
+        def stated(draft):
+            law, total = DraftLaw(draft, VOCAB), 1.0
+            for node in range(1, draft.num_nodes):
+                q = law(jnp.full((ROWS,), node))
+                total *= jnp.take_along_axis(q, draft.tokens[:, node, None], axis=1)[:, 0]
+            return total
+
+        def number(x, base):
+            return jnp.sum(x * base ** jnp.arange(x.shape[1]), axis=1)
+
+        parents = jnp.zeros((ROWS, 1), int)
+        if draft.topology is None:
+            parents = draft.parent[:, 1:]
+        flat = draft.laws**0.8
+        flat = dataclasses.replace(draft, laws=flat / flat.sum(axis=-1, keepdims=True))
+        tokens = number(draft.tokens[:, 1:], VOCAB)
+        return tokens, number(parents, draft.num_nodes), stated(draft), stated(flat)
+
+    return tuple(map(np.asarray, run({"target": PARAMS, "drafter": weights}, request)))
+
+
+def p_value(drafts, groups, probability):
+    """Chi-squared of how often each draft occurred against its probability, group by group."""
+    statistic, cells = 0.0, 0
+    for group in np.unique(groups):
+        ours = groups == group
+        _, first, each, counts = np.unique(
+            drafts[ours], return_index=True, return_inverse=True, return_counts=True
+        )
+        law = probability[ours][first]
+        # nothing but the tokens decides what is stated
+        np.testing.assert_allclose(probability[ours], law[each], rtol=1e-4)
+        expected = law * counts.sum()
+        some = expected > 5
+        rest, others = counts.sum() - counts[some].sum(), counts.sum() - expected[some].sum()
+        statistic += ((counts[some] - expected[some]) ** 2 / expected[some]).sum()
+        statistic += (rest - others) ** 2 / max(others, 5)
+        cells += some.sum()
+    return chi2.sf(statistic, cells)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_the_law_that_is_stated_is_the_law_that_was_drawn_from_and_another_is_told_apart(name):
+    line, settings = DRAFTERS[name]
+    drafter, weights, _ = CASES[line]
+    drafter = dataclasses.replace(drafter, **settings) if settings else drafter
+    drafts, groups, probability, flat = drawn(drafter, weights)
+    groups = groups if line in GROUPED else np.zeros_like(groups)
+    assert p_value(drafts, groups, probability) > FALSE_ALARM
+    assert p_value(drafts, groups, flat) < FALSE_ALARM
+
+
+def test_every_kind_of_head_that_draws_is_among_them():
+    seen = {type(CASES.lines[line][0]).__name__ for line, _ in DRAFTERS.values()}
+    heads = {registry.find(name).class_name for name in registry.head_names()}
+    assert heads - seen <= {"ReDrafter"}, heads - seen  # which searches and draws nothing
