@@ -84,6 +84,16 @@ def pytest_ignore_collect(collection_path, config):
     return True if several or not table.tiers(file) & {*names} else None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session):
+    """What modules compute when they are imported is compiled quickly."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        return (yield)
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)
+
+
 def pytest_collection_modifyitems(config, items):
     names, table = wanted(config), config.stash[schedule]
     kept, dropped = [], []

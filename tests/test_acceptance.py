@@ -238,6 +238,37 @@ def test_fault_a_pair_drawn_twice_from_the_same_law_is_no_hub():
     assert distance(law, p) > WRONG
 
 
+@dataclasses.dataclass(frozen=True)
+class Misread:
+    """A rule that reads a law of the target, or of the draft, that is a little too flat."""
+
+    rule: object
+    whose: str
+
+    def __call__(self, params, draft, target_law, draft_law, key):
+        def flat(law):
+            law = law**0.8
+            return law / jnp.sum(law, axis=-1, keepdims=True)
+
+        if self.whose == "target":
+            return self.rule(params, draft, lambda node: flat(target_law(node)), draft_law, key)
+        draft = dataclasses.replace(draft, laws=flat(draft.laws))
+        draft_law = acceptance.node_laws.DraftLaw(draft, draft.laws.shape[-1])
+        return self.rule(params, draft, target_law, draft_law, key)
+
+
+LAWFUL = [("rejection", PAIR), ("traversal", PAIR), ("block", CHAIN), ("kseq", PAIR), ("hub", PAIR)]
+
+
+@pytest.mark.parametrize("whose", ["target", "draft"])
+@pytest.mark.parametrize(("rule", "topology"), LAWFUL)
+def test_fault_a_rule_that_reads_another_law(rule, topology, whose):
+    p, draws = Table(0), "hub" if rule == "hub" else "iid"
+    draft, weights = drafts(Table(100), topology, draws)
+    law, _ = outcome(Misread(RULES[rule], whose), draft, weights, p, trees.max_depth(draft))
+    assert distance(law, p) > WRONG
+
+
 # --------------------------------------------------------------------------- pairs with a hub
 
 

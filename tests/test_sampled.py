@@ -17,6 +17,7 @@ from scipy.stats import chi2
 from toys import Merged, TreeDrafter, bag, like
 
 from specjax import Sampling
+from specjax.acceptance import RULES
 from specjax.decoding import loop, reference, round
 from specjax.drafters import DraftModel
 
@@ -204,6 +205,23 @@ def test_fault_siblings_without_replacement_judged_as_if_independent():
 
     drafter = Mislabelled(model=MODEL, sibling_sampling="distinct", topology=TREE)
     counts, _ = sample(drafter, CASES["tree distinct"][1], "rejection", WARM)
+    assert not lawful(counts, exact("warm"))
+
+
+@dataclasses.dataclass(frozen=True)
+class DeltaAtAnotherTemperature(type(RULES["delta"])):
+    """Draws from the target's law after it was made a little too flat."""
+
+    def __call__(self, params, draft, target_law, draft_law, key):
+        def flat(node):
+            law = target_law(node) ** 0.9
+            return law / jnp.sum(law, axis=-1, keepdims=True)
+
+        return super().__call__(params, draft, flat, draft_law, key)
+
+
+def test_fault_delta_that_reads_another_law():
+    counts, _ = sample(*CASES["draft"][:2], DeltaAtAnotherTemperature(), WARM)
     assert not lawful(counts, exact("warm"))
 
 

@@ -48,15 +48,11 @@ TABLE = {
         (EVERYTHING, FULL),
     ],
     "test_benchmarks.py": [
-        ("refused|settings_that_its_kind|nan_in_json|put_into_words|curves|bisection", DEFAULT),
+        ("settings_that_its_kind|nan_in_json|put_into_words|curves|bisection", DEFAULT),
         (EVERYTHING, FULL),
     ],
     "test_block_drafters.py": [("broken_twins|bad_shapes", DEFAULT), (EVERYTHING, MERGE)],
-    "test_chat.py": [
-        ("refuses", DEFAULT),
-        ("template|command|stop_string", MERGE),
-        (EVERYTHING, FULL),
-    ],
+    "test_chat.py": [("refuses|template|command|stop_string", MERGE), (EVERYTHING, FULL)],
     "test_cli.py": [
         ("plan_prints|vllm|num_draft_is|compare|without_noise|ctrl_c", MERGE),
         ("tree_counts", FULL),
@@ -67,6 +63,7 @@ TABLE = {
         (EVERYTHING, FULL),
     ],
     "test_docs.py": [("top_to_bottom|one_law|builds_strictly|to_a_faster_one", MERGE)],
+    "test_drafts.py": MERGE,
     "test_drafter_registry.py": [("saved_loaded_and_named", MERGE)],
     "test_edges.py": [("transformers|hardware|other_lengths", MERGE)],
     "test_feature.py": [
@@ -92,7 +89,7 @@ TABLE = {
     ],
     "test_heads_decode.py": MERGE,
     "test_heldout.py": [(r"ngram-8|worth_its_name|argmax_of", MERGE), (EVERYTHING, FULL)],
-    "test_hybrid.py": [("named|any_that", DEFAULT), (EVERYTHING, MERGE)],
+    "test_hybrid.py": MERGE,
     "test_laws.py": [
         ("fault|refused|admits", DEFAULT),
         ("ends_a_text|function_of|contrastive|json", MERGE),
@@ -144,17 +141,13 @@ TABLE = {
         (EVERYTHING, FULL),
     ],
     "test_requests.py": [
-        ("refused|penalties", DEFAULT),
-        ("samples|alone|without_a_law", MERGE),
+        ("refused|penalties|samples|alone|without_a_law", MERGE),
         (EVERYTHING, FULL),
     ],
     "test_resting.py": [(r"\[2\]", DEFAULT), (EVERYTHING, MERGE)],
-    "test_rows.py": [
-        ("refused", DEFAULT),
-        (r"draft\]|left_alone|mesh|in_place", MERGE),
-        (EVERYTHING, FULL),
-    ],
+    "test_rows.py": [(r"refused|draft\]|left_alone|mesh|in_place", MERGE), (EVERYTHING, FULL)],
     "test_sampled.py": [
+        ("fault_delta", MERGE),
         ("fault", DEFAULT),
         (rf"targets_law\[({DRAWN})\]", MERGE),
         ("targets_law", FULL),
@@ -181,13 +174,11 @@ TABLE = {
     "test_text.py": [("compare_measures|names_a_drafter", MERGE)],
     "test_topology.py": [("measured_ranks", MERGE)],
     "test_trace.py": [
-        ("general_words|cannot_be_traced", DEFAULT),
-        ("page|gets_out|decide_as|command", MERGE),
+        ("general_words|cannot_be_traced|page|gets_out|decide_as|command", MERGE),
         (EVERYTHING, FULL),
     ],
     "test_windows.py": [
-        ("no_slot|slots_hold", DEFAULT),
-        ("beyond_the_window.*draft|ring_of_any|each_path|copies.*ngram", MERGE),
+        ("no_slot|slots_hold|window.*draft|ring_of_any|each_path|copies.*ngram", MERGE),
         (EVERYTHING, FULL),
     ],
     "models/test_families.py": [("published|every_family", MERGE)],
