@@ -21,7 +21,9 @@ import numpy as np
 
 from .. import trees
 from .._internal.host import last_level_cache
+from ..models.causal_lm import CausalLM
 from ..models.layers import product
+from ..models.seq2seq.target import Seq2SeqLM
 from ..types import Draft, PyTree
 
 WORTH_TIMING = 0.02  # seconds that a timed call should last at least
@@ -201,6 +203,8 @@ def pass_seconds(
 def weight_bytes(lm) -> int:
     """Bytes of weights that a pass reads: all but the tables in which it looks up a few rows."""
     total = tree_bytes(lm.params)
+    if not isinstance(lm.target, CausalLM | Seq2SeqLM):  # a user's own: its tables are unknown
+        return total
     if not lm.config.tie_embeddings:
         total -= lm.params["embedding"][...].nbytes
     if lm.config.positions == "learned":

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .seq2seq.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
     from .seq2seq.target import Seq2SeqLM
     from .seq2seq.whisper import start_ids
-    from .tokenizer import StreamDecoder, Tokenizer
+    from .tokenizer import StreamDecoder, Tokenizer, TokenizerLike
 
 # The models need Flax and the loop does not, so each module is imported when it is first asked for.
 _LAZY = {
@@ -27,6 +27,7 @@ _LAZY = {
     "Seq2SeqLM": "seq2seq.target",
     "StreamDecoder": "tokenizer",
     "Tokenizer": "tokenizer",
+    "TokenizerLike": "tokenizer",
     "as_drafter": "lm",
     "check_same_tokenizer": "lm",
     "load": "lm",
@@ -46,6 +47,7 @@ __all__ = [
     "Seq2SeqLM",
     "StreamDecoder",
     "Tokenizer",
+    "TokenizerLike",
     "as_drafter",
     "check_same_tokenizer",
     "kv_cache",

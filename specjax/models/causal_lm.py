@@ -102,6 +102,9 @@ class CausalLM(HeadTarget):
     def max_positions(self) -> int:
         return self.config.context_length
 
+    def activation_dtype(self, params) -> jax.typing.DTypeLike:
+        return params["norm"]["weight"].dtype  # other weights may be quantized
+
     def check_inputs(self, batch: int, inputs) -> None:
         """Raises ValueError: there is no encoder that could read ``inputs``."""
         if inputs is not None:

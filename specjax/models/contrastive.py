@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import jax
 import jax.numpy as jnp
 
 from ..sampling.distribution import IMPOSSIBLE
@@ -71,10 +72,6 @@ class Contrastive(Target):
         return self.expert, self.amateur
 
     @property
-    def config(self):
-        return self.expert.config
-
-    @property
     def quantized(self) -> str | None:
         return self.expert.quantized or self.amateur.quantized
 
@@ -82,6 +79,9 @@ class Contrastive(Target):
     def approximate(self) -> str:
         given = [model.approximate for model in (self.expert, self.amateur)]
         return ", ".join(filter(None, given))
+
+    def activation_dtype(self, params) -> jax.typing.DTypeLike:
+        return self.expert.activation_dtype(params["expert"])
 
     def init(self, params, batch: int, capacity: int, inputs=None) -> PyTree:
         return {

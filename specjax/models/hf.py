@@ -17,7 +17,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import jax
 import jax.numpy as jnp
@@ -243,12 +243,25 @@ def _as_stored(wanted: dict[str, Tensor], packed: dict[str, Tensor], stored) -> 
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint. Raises FileNotFoundError if any is absent."""
+    """The safetensors files of a checkpoint.
+
+    Raises:
+      FileNotFoundError: there are none, or a file that the index names is absent.
+      ValueError: the index names files outside its folder, or none.
+    """
     if (folder / _INDEX).is_file():
         names = read_json(folder, _INDEX).get("weight_map")
         if not isinstance(names, dict) or not names:
             raise ValueError(f"{folder / _INDEX} has no weight_map")
-        files = sorted({folder / str(name) for name in names.values()})
+        shards = sorted({str(name) for name in names.values()})
+        for name in shards:
+            for kind in (PurePosixPath(name), PureWindowsPath(name)):
+                if kind.anchor or ".." in kind.parts:
+                    raise ValueError(
+                        f"{folder / _INDEX} names the file {name!r}, which may lie outside its "
+                        "folder: an index must name files in its own folder; download it again"
+                    )
+        files = [folder / name for name in shards]
         absent = [path.name for path in files if not path.is_file()]
         if absent:
             raise FileNotFoundError(

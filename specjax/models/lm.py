@@ -6,21 +6,22 @@ import dataclasses
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from .. import sharding
-from ..types import PyTree
+from ..types import PyTree, Target
 from .causal_lm import CausalLM
 from .config import DecoderConfig
 from .hf import check_dtype, load_config, load_weights, weight_files
 from .quantize import check_scheme
 from .seq2seq.encoder_decoder import EncoderDecoderConfig
 from .seq2seq.target import Seq2SeqLM
-from .tokenizer import Tokenizer, load_tokenizer, wrap_tokenizer
+from .tokenizer import Tokenizer, TokenizerLike, load_tokenizer, wrap_tokenizer
 
 _EMBEDDED = Path(__file__).parent / "embedded"
 EMBEDDED = {"embedded": _EMBEDDED / "target", "embedded-draft": _EMBEDDED / "draft"}
@@ -32,20 +33,22 @@ _CHUNK = 1 << 20  # bytes
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LM:
-    """A language model as ``generate`` takes it.
+    """A language model with its weights and tokenizer, as ``generate`` takes it.
+
+    ``specjax.load`` makes one from a checkpoint, ``LM.of`` from a target of your own.
 
     Attributes:
-      target: the model's three functions, without arrays (see ``types.Target``).
-      params: its weights.
-      tokenizer: None if the model was loaded with ``tokenizer=False``.
-      name: what ``load`` was asked for.
+      target: the functions of the model, without arrays (see ``specjax.Target``).
+      params: the weights, ``params["target"]`` of ``decode``.
+      tokenizer: None where the model works with token ids alone.
+      name: what ``load`` was asked for, or the name given to ``LM.of``.
       fingerprint: identifies the checkpoint (config and weights) and its quantization.
-      checkpoint: identifies the files of its weights alone; heads name their target by it.
+      checkpoint: identifies the weights alone; draft heads name their target by it.
       mesh: the devices that hold the weights and decode; None: the default device.
-      revision: of the hub, that ``load`` was asked for.
+      revision: the branch, tag or commit on the hub that ``load`` was asked for.
     """
 
-    target: CausalLM | Seq2SeqLM
+    target: Target
     params: PyTree
     tokenizer: Tokenizer | None
     name: str
@@ -54,22 +57,95 @@ class LM:
     checkpoint: str = ""
     revision: str | None = None
 
+    @classmethod
+    def of(
+        cls,
+        target: Target,
+        params: PyTree,
+        tokenizer: TokenizerLike | None = None,
+        *,
+        name: str | None = None,
+        eos_ids: Iterable[int] = (),
+        mesh: Mesh | str | Mapping[str, int] | None = None,
+    ) -> LM:
+        """Makes a language model of a target of your own.
+
+        Everything that takes what ``specjax.load`` returns then takes your model: ``generate``,
+        ``stream_text``, ``compare``, ``trace``, ``plan`` and ``serve_offline``. The longest
+        sequence is ``target.max_positions``.
+
+        Args:
+          target: an instance of a subclass of ``specjax.Target``. ``specjax.check_target(target,
+            params)`` tells whether it keeps the contract.
+          params: the weights, a pytree of arrays.
+          tokenizer: an object as ``TokenizerLike`` describes it, a tokenizer of the libraries
+            tokenizers or transformers, or None to work with token ids alone.
+          name: shown in results; default: the name of the target's class.
+          eos_ids: the ids that end a text; default: those that the tokenizer names.
+          mesh: devices to decode on (see ``specjax.load``).
+
+        Raises:
+          TypeError: ``target`` is no ``specjax.Target``, or the tokenizer cannot encode or decode.
+
+        Example::
+
+            lm = specjax.LM.of(MyTarget(vocab_size=256), weights, MyTokenizer())
+            specjax.generate(lm, "def f(x):", drafter="ngram")
+        """
+        if not isinstance(target, Target):
+            shown = f"{target!r:.80}"
+            raise TypeError(
+                f"target={shown}: expected an instance of a subclass of specjax.Target; what "
+                "specjax.load returns is an LM already"
+            )
+        if tokenizer is not None:
+            tokenizer = wrap_tokenizer(tokenizer, eos_ids, target.vocab_size)
+        weights = _fingerprint_of_arrays(params)
+        return cls(
+            target=target,
+            params=params,
+            tokenizer=tokenizer,
+            name=name or type(target).__name__,
+            fingerprint=hashlib.sha256(f"{target!r}{weights}".encode()).hexdigest()[:16],
+            mesh=sharding.as_mesh(mesh),
+            checkpoint=weights,
+        )
+
     @property
     def config(self) -> DecoderConfig | EncoderDecoderConfig:
-        return self.target.config
+        """The shape of a model that was loaded.
+
+        Raises:
+          TypeError: the target is one of your own, which need not have a config.
+        """
+        target = self.target
+        while target.parts:
+            target = target.parts[0]  # the one whose config decides
+        if not isinstance(target, CausalLM | Seq2SeqLM):
+            raise TypeError(
+                f"{self.name} is a target of your own, which has no config: this needs a model "
+                "that specjax.load returns"
+            )
+        return target.config
 
     @property
     def dtype(self) -> jax.typing.DTypeLike:
-        """Of the activations, the cache, and all weights that are not quantized."""
-        own = self.params["expert"] if "expert" in self.params else self.params
-        return own["norm"]["weight"].dtype
+        """The dtype of the activations, the cache, and all weights that are not quantized."""
+        return self.target.activation_dtype(self.params)
 
     def __repr__(self) -> str:
         held = f", quantized to {self.target.quantized}: approximate"
         return f"LM({self.name!r}{held if self.target.quantized else ''})"
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Token ids of a conversation in the model's chat template (see ``Tokenizer.chat``)."""
+        """Returns the token ids of a conversation in the model's chat template.
+
+        Args:
+          messages: ``[{"role": "user", "content": "..."}, ...]``.
+
+        Raises:
+          ValueError: there is no tokenizer, or it has no chat template (see ``Tokenizer.chat``).
+        """
         if self.tokenizer is None:
             raise ValueError(f"{self.name} was loaded without a tokenizer")
         return self.tokenizer.chat(messages)
@@ -145,7 +221,7 @@ def config_folder(name: str, revision: str | None = None) -> Path:
     return folder_of(name, revision, files=["config.json", "generation_config.json"])
 
 
-def as_drafter(target: LM, draft: LM) -> CausalLM | Seq2SeqLM:
+def as_drafter(target: LM, draft: LM) -> Target:
     """The model of a drafter, answering in as many rows as its target has.
 
     Raises ValueError as ``check_same_tokenizer`` does, if it lies on another mesh, and where one
@@ -164,6 +240,13 @@ def as_drafter(target: LM, draft: LM) -> CausalLM | Seq2SeqLM:
             "load both with the same, or the drafter without one"
         )
     rows = target.target.vocab_size
+    if not isinstance(draft.target, CausalLM | Seq2SeqLM):
+        if draft.target.vocab_size != rows:
+            raise ValueError(
+                f"the drafter {draft.name} has {draft.target.vocab_size} logits, the target "
+                f"{target.name} has {rows}: a draft model of your own must have as many"
+            )
+        return draft.target
     axis = draft.target.axis if draft.mesh is not None else None
     return dataclasses.replace(draft.target, rows=rows, axis=axis)
 
@@ -189,7 +272,7 @@ def check_same_tokenizer(target: LM, draft: LM) -> None:
     Raises:
       ValueError: with the sizes and the first tokens that differ.
     """
-    sizes = target.config.vocab_size, draft.config.vocab_size
+    sizes = target.target.vocab_size, draft.target.vocab_size
     if target.tokenizer is None or draft.tokenizer is None:
         if sizes[0] != sizes[1]:
             raise ValueError(
@@ -258,6 +341,17 @@ def _download(name: str, revision: str | None, files: Sequence[str]) -> Path:
     except OSError as error:
         reason = _first_line(error)
     raise OSError(f"cannot load {at} from the Hugging Face hub: {reason}")
+
+
+def _fingerprint_of_arrays(params: PyTree) -> str:
+    """A hash of the structure of weights and of some numbers of each."""
+    leaves, structure = jax.tree.flatten(params)
+    digest = hashlib.sha256(str(structure).encode())
+    for leaf in leaves:
+        digest.update(f"{np.shape(leaf)} {leaf.dtype}".encode())
+        numbers = leaf.reshape(-1)
+        digest.update(np.asarray(numbers[:: max(1, numbers.size // 1024)]).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _first_line(error: Exception) -> str:

@@ -13,20 +13,53 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from .files import holdings, read_json, write_json
 
 REPLACEMENT = "\ufffd"  # what an incomplete or invalid UTF-8 sequence decodes to
 
 
-class Tokenizer(abc.ABC):
-    """What the project needs of a tokenizer.
+@runtime_checkable
+class TokenizerLike(Protocol):
+    """What a tokenizer of your own must have: any object with these three members will do.
 
-    ``eos_ids``: the ids that end a text.
+    Example::
+
+        class Bytes:
+            eos_ids = (0,)
+
+            def encode(self, text):
+                return list(text.encode())
+
+            def decode(self, ids):
+                return bytes(ids).decode(errors="replace")
+
+    Attributes:
+      eos_ids: the ids that end a text; empty where there are none.
+    """
+
+    eos_ids: Sequence[int]
+
+    def encode(self, text: str) -> Sequence[int]:
+        """Returns the token ids of ``text``."""
+        ...
+
+    def decode(self, ids: list[int]) -> str:
+        """Returns the text of ``ids``; incomplete characters become U+FFFD."""
+        ...
+
+
+class Tokenizer(abc.ABC):
+    """A tokenizer as the library uses it; ``wrap_tokenizer`` makes one of a ``TokenizerLike``.
+
+    Attributes:
+      eos_ids: the ids that end a text.
+      has_template: whether ``chat`` can be called.
     """
 
     eos_ids: tuple[int, ...]
-    has_template = False  # for ``chat``
+    has_template = False
 
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -105,6 +138,46 @@ def _byte_letters() -> dict[str, int]:
     others = [byte for byte in range(256) if byte not in printable]
     letters = {chr(byte): byte for byte in printable}
     return letters | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+class OwnTokenizer(Tokenizer):
+    """A ``TokenizerLike`` object, for a model of ``vocab_size`` logits."""
+
+    def __init__(self, backend: TokenizerLike, eos_ids: Iterable[int], vocab_size: int | None):
+        self.backend, self.eos_ids = backend, tuple(eos_ids) or tuple(backend.eos_ids)
+        self._rows = vocab_size
+
+    def encode(self, text: str) -> list[int]:
+        return [int(i) for i in self.backend.encode(text)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self.backend.decode([int(i) for i in ids])
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        raise ValueError(_NO_TEMPLATE)
+
+    def save_pretrained(self, folder: str | os.PathLike) -> None:
+        raise ValueError(
+            f"{type(self.backend).__name__} is a tokenizer of your own, which cannot be saved: "
+            "save the model without it (tokenizer=False)"
+        )
+
+    @functools.cached_property
+    def vocabulary(self) -> dict[int, str]:
+        """Id -> the text that the id alone decodes to, for each id that does."""
+        if self._rows is None:
+            raise ValueError("the size of the vocabulary is not known: give vocab_size")
+        listed = {}
+        for i in range(self._rows):
+            try:
+                listed[i] = self.decode([i])
+            except (LookupError, ValueError):  # a row of the model that is no token
+                continue
+        return listed
+
+    @property
+    def added(self) -> frozenset[int]:
+        return frozenset(self.eos_ids)
 
 
 class FileTokenizer(Tokenizer):
@@ -189,7 +262,10 @@ _NO_TEMPLATE = (
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes that add nothing
 _CONFIG, _TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 _FILES = ("tokenizer.json", _CONFIG, "tokenizer.model", "vocab.json")  # any of which makes one
-_ACCEPTED = "a Tokenizer, a tokenizers.Tokenizer or a tokenizer of transformers"
+_ACCEPTED = (
+    "a tokenizers.Tokenizer, a tokenizer of transformers, or an object with encode, decode and "
+    "eos_ids (see specjax.models.TokenizerLike)"
+)
 
 
 def load_tokenizer(folder: str | os.PathLike, eos_ids: Iterable[int] = ()) -> Tokenizer:
@@ -245,14 +321,28 @@ def _read_light(file: Path, eos_token: object, eos_ids: Iterable[int]) -> FileTo
     return FileTokenizer(backend, tuple(eos_ids) or (() if eos is None else (eos,)))
 
 
-def wrap_tokenizer(backend: object, eos_ids: Iterable[int] = ()) -> Tokenizer:
-    """A tokenizer of either library behind the interface. Raises TypeError for other things."""
+def wrap_tokenizer(
+    backend: object, eos_ids: Iterable[int] = (), vocab_size: int | None = None
+) -> Tokenizer:
+    """Makes a ``Tokenizer`` of what a user may give.
+
+    Args:
+      backend: a ``Tokenizer``, a tokenizer of the library tokenizers or transformers, or an
+        object as ``TokenizerLike`` describes it.
+      eos_ids: the ids that end a text; default: those that ``backend`` names.
+      vocab_size: the model's, for a ``TokenizerLike``.
+
+    Raises:
+      TypeError: ``backend`` is something else.
+    """
     if isinstance(backend, Tokenizer):
         return backend
     if hasattr(backend, "apply_chat_template"):
         return TransformersTokenizer(backend, eos_ids)
     if hasattr(backend, "get_added_tokens_decoder"):
         return FileTokenizer(backend, eos_ids)
+    if isinstance(backend, TokenizerLike):
+        return OwnTokenizer(backend, eos_ids, vocab_size)
     raise TypeError(f"tokenizer={backend!r}: expected {_ACCEPTED}")
 
 

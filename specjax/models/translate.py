@@ -53,8 +53,11 @@ _ROPE_TAKES = {
 def family_of(model_type: object) -> Family:
     """The entry of ``model_type``. Raises ValueError naming the known ones."""
     if model_type not in FAMILIES:
+        from .seq2seq import families  # which imports this module
+
+        known = ", ".join((*FAMILIES, *families.FAMILIES))
         raise ValueError(
-            f"model_type={model_type!r} is not supported; known: {', '.join(FAMILIES)}. "
+            f"model_type={model_type!r} is not supported; known: {known}. "
             "A model that is Llama in all but name can be loaded with that model_type in its "
             "config.json"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 
 import jax
+import jax.numpy as jnp
 
 from .data import Draft, PyTree, Scores, Verdict
 
@@ -111,6 +112,11 @@ class Target(abc.ABC):
         Returns:
           the cache, of the same structure, shapes and dtypes.
         """
+
+    def activation_dtype(self, params: PyTree) -> jax.typing.DTypeLike:
+        """Returns the dtype of the activations. Default: that of the first floating weight."""
+        floats = (x for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating))
+        return next((x.dtype for x in floats), jnp.dtype("float32"))
 
     def check_inputs(self, batch: int, inputs: PyTree) -> None:  # noqa: B027
         """Raises ``ValueError`` for ``inputs`` that this target cannot read. Default: takes all."""

@@ -13,7 +13,9 @@ import pytest
 from checkpoints import GOLDEN, SMALL, byte_tokenizer, random_model, random_params
 from flax import nnx
 from huggingface_hub import errors
+from stranger import Bag
 
+import specjax
 from specjax import Draft, Sampling, decode
 from specjax.drafters import DraftModel, Plain
 from specjax.models import save_pretrained
@@ -28,6 +30,49 @@ def language_model(size=320, tokenizer=None, name="a model"):
     config = dataclasses.replace(SMALL, vocab_size=size, num_layers=1)
     wrapped = None if tokenizer is None else FileTokenizer(tokenizer)
     return LM(CausalLM(config), None, wrapped, name, "")
+
+
+class Bytes:
+    """A tokenizer of one's own: three members."""
+
+    eos_ids = (0,)
+
+    def encode(self, text):
+        return list(text.encode())
+
+    def decode(self, ids):
+        return bytes(ids).decode(errors="replace")
+
+
+def own_model(**settings):
+    embed, out = jax.random.normal(jax.random.key(0), (2, 256, 16))
+    params = {"embed": embed, "out": 3 * out.T}
+    return LM.of(Bag(256), params, **settings)
+
+
+def test_a_target_of_ones_own_reaches_text_trace_and_files(tmp_path):
+    lm = own_model(tokenizer=Bytes())
+    options = dict(drafter="ngram", max_new_tokens=8)
+    out = specjax.generate(lm, "def f", **options)
+    plain = specjax.generate(lm, "def f", drafter="plain", max_new_tokens=8)
+    assert out.text == plain.text == Bytes().decode(out.tokens[0].tolist())
+    assert specjax.trace(lm, "def f", **options).rounds
+    prompts, answers = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    prompts.write_text('{"prompt": "def f"}\n')
+    specjax.serve_offline(lm, prompts, output=answers, **options)
+    assert json.loads(answers.read_text())["text"] == out.text
+    bare = own_model(name="mine")
+    assert bare.name == "mine" and bare.tokenizer is None and bare.dtype == np.float32
+    assert bare.fingerprint == lm.fingerprint == own_model().fingerprint
+
+
+def test_what_is_no_target_or_tokenizer_is_refused_by_name():
+    with pytest.raises(TypeError, match=r"expected an instance of a subclass of specjax.Target"):
+        LM.of(own_model(), None)
+    with pytest.raises(TypeError, match="an object with encode, decode and eos_ids"):
+        own_model(tokenizer=object())
+    with pytest.raises(TypeError, match="Bag is a target of your own, which has no config"):
+        _ = own_model().config
 
 
 def test_a_folder_becomes_a_language_model(folder, small):

@@ -87,6 +87,9 @@ class Seq2SeqLM(Target):
         """What the encoder takes: ``"tokens"`` or ``"features"``."""
         return self.config.reads
 
+    def activation_dtype(self, params) -> jax.typing.DTypeLike:
+        return params["norm"]["weight"].dtype  # other weights may be quantized
+
     def check_inputs(self, batch: int, inputs) -> None:
         """Raises ValueError for what the encoder cannot read; values only if they are known."""
         c, name = self.config, self.config.model_type
