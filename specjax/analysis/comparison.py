@@ -15,22 +15,28 @@ from ..text.generation import Generation, TextStream
 from ..text.task import Options, Prompts
 from .timing import median_interval
 
-LEAST_REPETITIONS = 6  # below, no interval for a median reaches 95 %
+LEAST_REPETITIONS = 6  # with fewer no interval for a median reaches 95 %
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What ``compare`` measured. Rates are new tokens a second, the reading of prompts included.
+    """Plain beside speculative decoding of one request, from ``compare``; prints as a table.
 
     Attributes:
-      model: its name; rule: the acceptance rule's.
-      drafting: who drafts how much, in words.
-      plain, speculative: what each generated in its first run.
-      plain_rate, speculative_rate: medians over the repetitions.
-      ratio: median over the pairs of runs; above 1 speculation wins.
-      interval, confidence: of the ratio's median, by order statistics, whatever the noise's law.
+      model: name of the target.
+      rule: name of the acceptance rule.
+      drafting: the drafter and how much it drafts, in words.
+      plain: the text of plain decoding, from its first run.
+      speculative: the text of speculative decoding, from its first run.
+      plain_rate: new tokens per second of plain decoding, the reading of the prompts included, in
+        the pair of runs with the median ratio.
+      speculative_rate: the same of speculative decoding, in the same pair.
+      ratio: median over the pairs of runs of speculative over plain rate; above 1 speculation wins.
+      interval: lower and upper bound for the median ratio, by order statistics: they hold for any
+        distribution of the noise.
+      confidence: the probability that the interval holds the median, at least 0.95.
       identical: whether all tokens are the same; None where tokens are drawn at random.
-      repetitions: pairs of runs.
+      repetitions: number of pairs of runs.
     """
 
     model: str
@@ -48,21 +54,24 @@ class Comparison:
 
     @property
     def repeated(self) -> float:
-        """Share of repeated 4-grams in the speculative text: text that repeats itself is easy."""
+        """Share of repeated 4-grams in the speculative text. Text that repeats itself is easy to
+        draft, so that a large share overstates the gain."""
         return repeated_ngrams(self.speculative.tokens)
 
     def __str__(self) -> str:
         low, high = self.interval
         verdict = "speculation wins" if low > 1 else "speculation loses: use plain decoding"
         if low <= 1 <= high:
-            verdict = "no difference that these runs could show"
+            verdict = "these runs show no difference"
         return "\n".join(
             [
                 f"{self.model}: plain decoding beside {self.drafting}",
                 f"plain            {self.plain_rate:8,.1f} tokens/s",
                 f"speculative      {self.speculative_rate:8,.1f} tokens/s",
                 f"ratio            {self.ratio:8.2f}  [{low:.2f}, {high:.2f}] "
-                f"({self.repetitions} pairs, {self.confidence:.0%} interval): {verdict}",
+                f"(median of {self.repetitions} pairs of runs, {self.confidence:.0%} interval): "
+                f"{verdict}",
+                "                 (the rates above are those of the pair with the median ratio)",
                 f"speculation      {self.speculative.stats}",
                 f"repeated 4-grams {self.repeated:8.0%}",
                 f"same text        {self._sameness()}",
@@ -71,13 +80,14 @@ class Comparison:
 
     def _sameness(self) -> str:
         if self.identical is None:
-            return "not expected: tokens are drawn at random, from the same law"
+            return "not expected: tokens are drawn at random from the same law"
         count = sum(map(len, self.plain.tokens))
         if self.identical:
             return f"yes, all {count} tokens"
         return (
-            "NO: two next tokens were nearly tied, and a pass over several tokens rounds "
-            "otherwise than a pass over one; in float32 this should not happen (--dtype float32)"
+            "NO: two next tokens were nearly tied, and a pass over several tokens is rounded "
+            "differently from a pass over one token; in float32 this should not happen "
+            "(--dtype float32)"
         )
 
 
@@ -119,7 +129,9 @@ def compare(
     for pair in range(repetitions):
         for which in (0, 1) if pair % 2 == 0 else (1, 0):
             rates[pair, which] = _rate(jobs[which], pair if sampled else 0)
-    ratio, interval, confidence = median_interval(rates[:, 1] / rates[:, 0])
+    ratios = rates[:, 1] / rates[:, 0]
+    ratio, interval, confidence = median_interval(ratios)
+    middle = np.argsort(ratios)[(repetitions - 1) // 2]  # the pair with the median ratio
     same = [np.array_equal(a, b) for a, b in zip(*(t.tokens for t in texts), strict=True)]
     return Comparison(
         model=lm.name,
@@ -127,8 +139,8 @@ def compare(
         drafting=jobs[1].words,
         plain=texts[0],
         speculative=texts[1],
-        plain_rate=float(np.median(rates[:, 0])),
-        speculative_rate=float(np.median(rates[:, 1])),
+        plain_rate=float(rates[middle, 0]),
+        speculative_rate=float(rates[middle, 1]),
         ratio=ratio,
         interval=interval,
         confidence=confidence,
@@ -138,7 +150,7 @@ def compare(
 
 
 def repeated_ngrams(rows: list[np.ndarray], length: int = 4) -> float:
-    """Share of the n-grams of a row that stood in it before, over all rows, in [0, 1]."""
+    """Share of n-grams that stood in the same row before, over all rows, in [0, 1]."""
     total = distinct = 0
     for row in rows:
         grams = [tuple(row[i : i + length]) for i in range(len(row) - length + 1)]
@@ -147,7 +159,7 @@ def repeated_ngrams(rows: list[np.ndarray], length: int = 4) -> float:
 
 
 def _rate(work: task.GenerationTask, seed: int = 0) -> float:
-    """New tokens a second of one whole run."""
+    """New tokens per second of one whole run."""
     keys = work.request.key
     if seed:
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, seed)
