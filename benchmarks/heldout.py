@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import time
@@ -11,7 +12,9 @@ import numpy as np
 
 import specjax
 from specjax.analysis.comparison import repeated_ngrams
-from specjax.text import task
+from specjax.text.options import Drafting, Options
+from specjax.text.round_costs import prepare_measured
+from specjax.text.task import GenerationTask
 
 from .grown import grown_drafter, grown_embedded
 
@@ -45,7 +48,7 @@ def measure_prompts(
     """Ratios over many prompts, ``batch`` at a time, with an interval over the batches.
 
     Each batch is decoded plainly and speculatively in turn; of its ``repetitions`` the fastest
-    counts. ``num_draft`` and ``tree``: as ``specjax.generate`` takes them. ``grown``: the models
+    counts. ``num_draft`` and ``tree``: see ``specjax.Drafting``. ``grown``: the models
     of ``grown.py``, to 100M weights, in place of the embedded ones. Two ratios: of whole runs
     (reading the prompts included), and of the rounds alone.
     """
@@ -55,11 +58,11 @@ def measure_prompts(
     seconds, stats, same, rows, accepted_at = [], [], [], [], []
     for index in range(len(texts) // batch):
         text = texts[index * batch : (index + 1) * batch]
-        common = dict(max_new_tokens=new, temperature=temperature, seed=index)
-        works = [
-            task.prepare(lm, text, drafter=None, **common),
-            task.prepare(lm, text, drafter=named, num_draft=num_draft, tree=tree, **common),
-        ]
+        sampling = specjax.Sampling(temperature=temperature)
+        plain = Options(drafter=None, sampling=sampling, max_new_tokens=new, seed=index)
+        drafting = Drafting(num=num_draft, tree=tree)
+        fast = dataclasses.replace(plain, drafter=named, drafting=drafting)
+        works = [prepare_measured(lm, text, options) for options in (plain, fast)]
         if index == 0:
             for work in works:
                 _run(work)
@@ -97,7 +100,7 @@ def measure_prompts(
     }
 
 
-def _run(work: task.GenerationTask) -> tuple[float, float, specjax.Decoded]:
+def _run(work: GenerationTask) -> tuple[float, float, specjax.Decoded]:
     """Seconds of reading the prompt, seconds of the rounds, and what came out."""
     begin = time.perf_counter()
     state = jax.block_until_ready(work.start())

@@ -14,7 +14,9 @@ from specjax.drafters.adaptive import AdaptiveState
 from specjax.drafters.draft_model import DraftModelState
 from specjax.models import as_drafter
 from specjax.sampling.distribution import Sampling
-from specjax.text import round_costs, task
+from specjax.text import round_costs
+from specjax.text.prepare import SMALLEST_BUFFER, round_up
+from specjax.text.task import GenerationTask
 
 from . import pairs
 
@@ -31,7 +33,7 @@ def make_job(
     temperature: float = 0.0,
     capacity: int | None = None,
     tree: str | None = None,
-) -> task.GenerationTask:
+) -> GenerationTask:
     """A request over token ids ``[B, T]``, ready to run.
 
     Args:
@@ -42,7 +44,7 @@ def make_job(
     """
     if capacity is None:
         limit = pair.target.config.context_length
-        capacity = task.round_up(tokens.shape[1] + new, task.SMALLEST_BUFFER, limit)
+        capacity = round_up(tokens.shape[1] + new, SMALLEST_BUFFER, limit)
     found, params = _drafter(pair, drafter, num_draft, (len(tokens), capacity))
     if tree is not None:
         found = dataclasses.replace(found, topology=trees.parse(tree))
@@ -57,7 +59,7 @@ def make_job(
         capacity,
         (),
     )
-    return task.GenerationTask(
+    return GenerationTask(
         lm=pair.target,
         prompts=list(tokens),
         drafter=found,
@@ -92,7 +94,7 @@ def _drafter(pair: pairs.Pair, name: str, num_draft: int, shape: tuple[int, int]
     )
 
 
-def informed(work: task.GenerationTask, plain_end: loop.State, begin) -> task.GenerationTask:
+def informed(work: GenerationTask, plain_end: loop.State, begin) -> GenerationTask:
     """The job with what its drafter must know beforehand, and that is measured or decoded first.
 
     Args:
@@ -108,14 +110,14 @@ def informed(work: task.GenerationTask, plain_end: loop.State, begin) -> task.Ge
     return dataclasses.replace(work, params=work.params | {"drafter": given})
 
 
-def made_up(work: task.GenerationTask, pair: pairs.Pair, context: int, new: int) -> loop.State:
+def made_up(work: GenerationTask, pair: pairs.Pair, context: int, new: int) -> loop.State:
     """The state of a job as if it had read ``context`` random tokens.
 
     Reading 32,000 tokens takes minutes on a CPU and is not what is measured. Entries are drawn
     from a normal law as wide as the few really read, in a small buffer; the drafter's are those
     of the target's first layers, whose copy it is.
     """
-    small = dataclasses.replace(work, capacity=task.SMALLEST_BUFFER).start()
+    small = dataclasses.replace(work, capacity=SMALLEST_BUFFER).start()
     state = jax.tree.map(_grown, small, jax.eval_shape(work.start))
     tokens = np.random.default_rng(0).integers(
         0, pair.target.config.vocab_size, state.tokens.shape, dtype=np.int32

@@ -19,7 +19,8 @@ from specjax import trees
 from specjax.analysis import round_timing, timing
 from specjax.analysis.comparison import repeated_ngrams
 from specjax.decoding import loop
-from specjax.text import task
+from specjax.text.prepare import SMALLEST_BUFFER, round_up
+from specjax.text.task import GenerationTask
 
 from . import heldout, micro, pairs, peers, regeneration, serving, training
 from .figures import interval, spread
@@ -97,7 +98,7 @@ def decode(
         num_draft = trees.parse(tree).depth
     limit = made.target.config.context_length
     end = context + max(new, PART_ROUNDS * (num_draft + 1) + new if parts else 0)
-    capacity = task.round_up(min(end, limit), task.SMALLEST_BUFFER, limit)
+    capacity = round_up(min(end, limit), SMALLEST_BUFFER, limit)
     common = dict(temperature=temperature, capacity=capacity)
     works, begins, ends = {}, {}, {}
     for name, said, shape in (
@@ -161,17 +162,17 @@ def decode(
     return figures
 
 
-def _rounds(work: task.GenerationTask, state: loop.State):
+def _rounds(work: GenerationTask, state: loop.State):
     return work.burst(work.capacity, state).length
 
 
-def _entries(work: task.GenerationTask, length: int) -> int:
+def _entries(work: GenerationTask, length: int) -> int:
     """Bytes of the target's cache that a step at ``length`` reads."""
     cache = jax.eval_shape(work.start).cache
     return timing.tree_bytes(cache) * length // work.capacity
 
 
-def _anatomy(work: task.GenerationTask, begin, num_draft: int) -> dict:
+def _anatomy(work: GenerationTask, begin, num_draft: int) -> dict:
     """A round split into its parts, the loop's efficiency, memory, seconds to compile."""
     state = jax.block_until_ready(work.burst(2, begin()))
     room = work.capacity - int(jnp.max(state.length))

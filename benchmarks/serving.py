@@ -39,7 +39,12 @@ def measure_serving(
         {"prompt": lm.tokenizer.encode(text)[-length:], "max_new_tokens": int(new), "stop": []}
         for text, length, new in zip(heldout_prompts(prompts), lengths, budgets, strict=True)
     ]
-    common = dict(batch=batch, drafter=drafter, num_draft=num_draft, temperature=temperature)
+    common = dict(
+        batch=batch,
+        drafter=drafter,
+        drafting=specjax.Drafting(num=num_draft),
+        sampling=specjax.Sampling(temperature=temperature),
+    )
     ends = {}
 
     def serve(name, gather):

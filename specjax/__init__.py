@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .serving.offline import Served, serve_offline
     from .text.chat import Chat
     from .text.generation import Generation, generate, stream_text
+    from .text.options import Drafting
     from .tracing.api import Trace, trace
 
 __version__ = "0.2.0"
@@ -43,6 +44,7 @@ __all__ = [
     "Decoded",
     "Draft",
     "Drafter",
+    "Drafting",
     "Generation",
     "HeadLM",
     "HeadTarget",
@@ -100,6 +102,7 @@ _LAZY = {
     "plan": "analysis.plan.api",
     "Served": "serving.offline",
     "serve_offline": "serving.offline",
+    "Drafting": "text.options",
     "Generation": "text.generation",
     "generate": "text.generation",
     "stream_text": "text.generation",

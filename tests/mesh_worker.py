@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from asking import flat
 
 import specjax
 from specjax.models import reading
@@ -31,7 +32,7 @@ def tokens(lm, draft, names=tuple(SETTINGS)):
     for name in names:
         options = SETTINGS[name]
         options = options | ({"drafter": draft} if options["drafter"] == "draft" else {})
-        out = specjax.generate(lm, PROMPTS, max_new_tokens=12, **options)
+        out = specjax.generate(lm, PROMPTS, **flat(max_new_tokens=12, **options))
         found[name] = [row.tolist() for row in out.tokens]
     return found
 
@@ -49,7 +50,7 @@ def encoded(folder, mesh=None):
         "whisper": (whisper, None, dict(drafter=same, inputs=features)),
     }
     return {
-        name: specjax.generate(lm, prompts, max_new_tokens=12, stop=(), **options)
+        name: specjax.generate(lm, prompts, **flat(max_new_tokens=12, stop=(), **options))
         for name, (lm, prompts, options) in runs.items()
     }
 

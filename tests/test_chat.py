@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import pytest
+from asking import flat
 from registry import COSTS, RESTLESS
 from transformers import PreTrainedTokenizerFast
 
@@ -43,13 +44,13 @@ def test_a_turn_reads_its_own_tokens_and_says_what_a_new_start_says(pair, name):
         drafter = Adaptive(DraftModel(num_draft=3, model=model), RESTLESS)
         weights = {"inner": draft.params, "costs": COSTS[:3]}
         options |= {"drafter": drafter, "drafter_params": weights}
-    chat, text, fed = specjax.Chat(lm, **options), [], []
+    chat, text, fed = specjax.Chat(lm, **flat(**options)), [], []
     for number, turn in enumerate(TURNS):
         before = chat.fed
         said = "".join(piece.text for piece in chat.say(turn))
         text += lm.tokenizer.encode(turn)
         seed = options.get("seed", 0) + number
-        anew = specjax.generate(lm, [text], **options | {"seed": seed})
+        anew = specjax.generate(lm, [text], **flat(**options | {"seed": seed}))
         assert said == anew.text and chat.generation.tokens[0].tolist() == anew.tokens[0].tolist()
         text += anew.tokens[0].tolist()
         fed.append(chat.fed - before)
@@ -77,11 +78,11 @@ def test_with_a_template_the_conversation_is_that_of_the_messages(templated):
 def test_a_conversation_that_outgrows_its_buffer_moves_to_a_larger_one(pair, monkeypatch):
     monkeypatch.setattr("specjax.text.chat.LEAST_BUFFER", 32)
     options = {"drafter": None, "max_new_tokens": 12, "stop": ()}
-    chat, text = specjax.Chat(pair[0], **options), []
+    chat, text = specjax.Chat(pair[0], **flat(**options)), []
     for turn in TURNS:
         said = "".join(piece.text for piece in chat.say(turn))
         text += pair[0].tokenizer.encode(turn)
-        assert said == specjax.generate(pair[0], [text], **options).text
+        assert said == specjax.generate(pair[0], [text], **flat(**options)).text
         text += chat.generation.tokens[0].tolist()
     with pytest.raises(ValueError, match="do not fit into the context"):
         list(chat.say("x = 1\n" * 400))
@@ -89,7 +90,7 @@ def test_a_conversation_that_outgrows_its_buffer_moves_to_a_larger_one(pair, mon
 
 def test_an_answer_that_was_cut_off_is_part_of_the_conversation_as_far_as_it_went(pair):
     options = {"drafter": None, "max_new_tokens": 40, "stop": ()}
-    chat = specjax.Chat(pair[0], **options)
+    chat = specjax.Chat(pair[0], **flat(**options))
     for number, _ in enumerate(answer := chat.say(TURNS[0])):
         if number == 2:
             answer.close()
@@ -98,20 +99,20 @@ def test_an_answer_that_was_cut_off_is_part_of_the_conversation_as_far_as_it_wen
     assert 0 < len(cut) < 40 and not chat.generation.finished
     text = [*pair[0].tokenizer.encode(TURNS[0]), *cut, *pair[0].tokenizer.encode(TURNS[1])]
     said = "".join(piece.text for piece in chat.say(TURNS[1]))
-    assert said == specjax.generate(pair[0], [text], **options).text
+    assert said == specjax.generate(pair[0], [text], **flat(**options)).text
     assert chat.fed == sum(len(pair[0].tokenizer.encode(turn)) for turn in TURNS[:2])
 
 
 def test_a_text_that_a_stop_string_cut_is_read_anew_without_what_stood_behind(pair):
     options = {"drafter": None, "max_new_tokens": 20, "stop": ()}
-    whole = specjax.generate(pair[0], TURNS[0], **options).text
+    whole = specjax.generate(pair[0], TURNS[0], **flat(**options)).text
     string = whole[6:9]
-    chat = specjax.Chat(pair[0], stop_strings=string, **options)
+    chat = specjax.Chat(pair[0], **flat(stop_strings=string, **options))
     assert "".join(piece.text for piece in chat.say(TURNS[0])) == whole.split(string)[0]
     kept = chat.generation.tokens[0].tolist()
     text = [*pair[0].tokenizer.encode(TURNS[0]), *kept, *pair[0].tokenizer.encode(TURNS[1])]
     list(chat.say(TURNS[1]))
-    anew = specjax.generate(pair[0], [text], stop_strings=string, **options)
+    anew = specjax.generate(pair[0], [text], **flat(stop_strings=string, **options))
     assert chat.generation.text == anew.text
 
 
@@ -173,7 +174,7 @@ def test_an_answer_whose_state_was_lost_is_kept_as_far_as_it_was_shown(pair):
     text += pair[0].tokenizer.encode(TURNS[1])
     said = "".join(piece.text for piece in chat.say(TURNS[1]))
     options = dict(drafter=None, max_new_tokens=40, stop=(), seed=1)
-    assert said == specjax.generate(pair[0], [text], **options).text
+    assert said == specjax.generate(pair[0], [text], **flat(**options)).text
 
 
 def test_a_template_that_refuses_messages_says_so(templated):

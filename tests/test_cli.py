@@ -48,7 +48,9 @@ def test_text_goes_to_stdout_and_figures_to_stderr(run, pair):
 def test_json_is_one_object_and_agrees_with_generate(run, pair, folders):
     code, out, err = run("def f(x):", "--json", "--drafter", folders["draft"], "--num-draft", 3)
     found = json.loads(out)
-    wanted = specjax.generate(pair[0], "def f(x):", drafter=pair[1], num_draft=3, max_new_tokens=24)
+    wanted = specjax.generate(
+        pair[0], "def f(x):", drafter=pair[1], max_new_tokens=24, drafting=specjax.Drafting(num=3)
+    )
     assert code == 0 and err == ""
     assert found["text"] == wanted.text and found["tokens"] == wanted.tokens[0].tolist()
     assert found["from_draft"] == wanted.from_draft[0].tolist()

@@ -16,7 +16,7 @@ from specjax.drafters.speculator import Speculator, SpeculatorConfig
 from specjax.models import DecoderConfig
 from specjax.models.causal_lm import graph_definition
 from specjax.models.hf import abstract
-from specjax.text import drafter_names, task
+from specjax.text import drafter_names
 
 
 @pytest.fixture(scope="module")
@@ -100,13 +100,13 @@ def test_grown_heads_say_what_they_said(two_sizes, name):
 def test_real_text_is_measured_with_grown_models_too(two_sizes, monkeypatch):
     monkeypatch.setattr(grown, "grown_embedded", lambda: two_sizes[1])
     monkeypatch.setattr(heldout, "grown_embedded", lambda: two_sizes[1])
-    given, prepare = [], task.prepare
+    given, prepare = [], heldout.prepare_measured
 
-    def seen(lm, text, **options):
-        given.append((lm, options["drafter"]))
-        return prepare(lm, text, **options)
+    def seen(lm, text, options):
+        given.append((lm, options.drafter))
+        return prepare(lm, text, options)
 
-    monkeypatch.setattr(task, "prepare", seen)
+    monkeypatch.setattr(heldout, "prepare_measured", seen)
     settings = dict(num_draft=2, temperature=0.0, prompts=2, new=12, repetitions=1)
     one, other = (
         heldout.measure_prompts(None, drafter="ngram+speculator", grown=way, **settings)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from asking import flat
 from flax import nnx
 from pairs import CONFIG, TOKENIZER
 from tokenizers import Tokenizer
@@ -58,11 +59,11 @@ def zeros(state):
 
 @pytest.fixture(scope="module")
 def plain(made):
-    return specjax.generate(made[0], PROMPT, drafter=None, **COMMON).text
+    return specjax.generate(made[0], PROMPT, **flat(drafter=None, **COMMON)).text
 
 
 def rounds_of(lm, drafter, plain, **options):
-    out = specjax.generate(lm, PROMPT, drafter=drafter, **COMMON | options)
+    out = specjax.generate(lm, PROMPT, **flat(drafter=drafter, **COMMON | options))
     assert out.text == plain
     return int(out.stats.rounds.sum())
 
@@ -95,13 +96,13 @@ def test_blockwise_offsets_lie_side_by_side(made):
     flat = {"trunk": (4, 32), "offsets": (64, 4)}
     params = {n: {"weight": jnp.zeros(s), "bias": jnp.zeros(s[0])} for n, s in flat.items()}
     prompts, options = [PROMPT, PROMPT], dict(max_new_tokens=3, stop=())
-    plain = specjax.generate(lm, prompts, drafter=None, **options)
+    plain = specjax.generate(lm, prompts, **flat(drafter=None, **options))
     # moved by its bias, an offset says the same token whatever was read: that of the first round
     rows = lm.target.head_table(lm.params)
     first, second = (100 * rows[token] for token in np.asarray(plain.tokens[0])[:2])
     params["offsets"]["bias"] = jnp.concatenate([first, second])
     drafter = Blockwise(config=config, target=lm.target)
-    out = specjax.generate(lm, prompts, drafter=drafter, drafter_params=params, **options)
+    out = specjax.generate(lm, prompts, **flat(drafter=drafter, drafter_params=params, **options))
     assert out.texts == plain.texts
     assert out.stats.rounds.tolist() == [1, 1]
 
@@ -110,7 +111,7 @@ def test_a_conversation_keeps_the_state_of_its_heads(made):
     lm, folder = made
     said = []
     for drafter in (None, folder):
-        chat = specjax.Chat(lm, drafter=drafter, **COMMON)
+        chat = specjax.Chat(lm, **flat(drafter=drafter, **COMMON))
         said.append(["".join(p.text for p in chat.say(words)) for words in (PROMPT, " x")])
     assert said[0] == said[1]
 
@@ -119,7 +120,7 @@ def test_rows_are_served_with_heads(made, plain):
     lm, folder = made
     heads = specjax.load_drafter(folder, lm)
     prompts = ["class A:", PROMPT, "x"]
-    served = specjax.serve_offline(lm, prompts, drafter=heads, batch=2, **COMMON)
+    served = specjax.serve_offline(lm, prompts, **flat(drafter=heads, batch=2, **COMMON))
     assert next(row.text for row in served.rows if row.index == 1) == plain
 
 
@@ -134,16 +135,16 @@ def test_what_heads_cannot_do_is_named(made):
     lm, folder = made
     heads = specjax.load_drafter(folder, lm)
     for options, words in (
-        (dict(drafter=heads, num_draft=4), "has 3 heads, and chain.4. .* num_draft=3 or less"),
+        (dict(drafter=heads, num_draft=4), "has 3 heads, and chain.4. .* num=3 or less"),
         (dict(drafter=heads, tree="chain:5"), "has 3 heads"),
         (dict(drafter="medusa"), "has no medusa heads of its own"),
         (
             dict(drafter="hydro"),
-            "'hydro' is unknown; accepted: .*'medusa', 'hydra', .*'speculator'",
+            "'hydro' is unknown .did you mean 'hydra'.*'medusa', 'hydra'",
         ),
     ):
         with pytest.raises(ValueError, match=words):
-            specjax.generate(lm, PROMPT, **options)
+            specjax.generate(lm, PROMPT, **flat(**options))
     other = dataclasses.replace(lm, checkpoint="another")
     with pytest.raises(ValueError, match="loaded for another target"):
         specjax.generate(other, PROMPT, drafter=heads)

@@ -169,5 +169,5 @@ def test_a_name_behind_ngram_is_any_that_stands_alone():
     for wrong in ("ngram+ngram", "ngram+nothing", "ngram+"):
         with pytest.raises(ValueError, match="accepted"):
             drafter_names.resolve_drafter(lm, wrong)
-    with pytest.raises(ValueError, match="num_draft"):
+    with pytest.raises(ValueError, match="give num in its place"):
         drafter_names.resolve_drafter(lm, "ngram+draft", tree="2x1")

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from asking import flat
 from registry import cases
 from test_sampled import (
     CASES,
@@ -283,7 +284,7 @@ def test_generated_text_is_json_and_speculation_does_not_change_it(pair, tempera
         "temperature": temperature,
         "num_samples": 6,
     }
-    texts = specjax.generate(lm, "x = ", drafter=draft, num_draft=2, **options)
+    texts = specjax.generate(lm, "x = ", **flat(drafter=draft, num_draft=2, **options))
     whole = [text for text, why in zip(texts.texts, texts.reasons, strict=True) if why == "stop"]
     assert "no token" not in texts.reasons
     for text in whole:
@@ -291,7 +292,7 @@ def test_generated_text_is_json_and_speculation_does_not_change_it(pair, tempera
     if temperature:
         assert whole  # the toy's logits are flat: most strings close
     else:
-        plain = specjax.generate(lm, "x = ", drafter=None, **options)
+        plain = specjax.generate(lm, "x = ", **flat(drafter=None, **options))
         assert plain.texts == texts.texts
     for ids, why in zip(texts.tokens, texts.reasons, strict=True):
         state = grammar.START

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from asking import prepared
 from flax import nnx
 
 from specjax.analysis import replay, round_timing, timing
 from specjax.checkpoints import HeadLM
 from specjax.decoding import loop
 from specjax.drafters import medusa
-from specjax.text import task
 
 pytest_plugins = ["pairs"]
 ROUNDS = 3
@@ -132,7 +132,7 @@ def begun(pair):
     heads = HeadLM(drafter, params, name="heads", fingerprint="", target=lm.checkpoint)
     kinds = (("ngram", "ngram", 0.0), ("draft", pair[1], 1.0), ("heads", heads, 1.0))
     for name, drafter, temperature in kinds:
-        work = task.prepare(
+        work = prepared(
             pair[0],
             ["def f(x):\n    def f(x):\n", "a = b\na = b\na"],
             drafter=drafter,

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from asking import prepared
 from flax import nnx
 
 import specjax
@@ -126,7 +127,7 @@ def test_one_trace_tells_the_rounds_of_every_length(drafter, pair, near):
     options = dict(max_new_tokens=40, stop=(), least_width=64)
 
     def run(length):
-        work = task.prepare(pair[0], PROMPTS, drafter=given, num_draft=length, **options)
+        work = prepared(pair[0], PROMPTS, drafter=given, num_draft=length, **options)
         return work, measure.run_once(work)[-1]
 
     work, state = run(5)
@@ -153,7 +154,7 @@ def heads(pair):
 def test_a_trace_of_heads_tells_the_rounds_of_every_length(pair, heads):
     def run(length):
         options = dict(max_new_tokens=40, stop=(), drafter=heads, num_draft=length)
-        work = task.prepare(pair[0], PROMPTS, **options)
+        work = prepared(pair[0], PROMPTS, **options)
         return work, measure.run_once(work)[-1]
 
     work, state = run(3)
@@ -174,7 +175,7 @@ def test_heads_are_planned_no_deeper_than_they_are(pair, heads):
 
 
 def test_where_tokens_are_drawn_a_trace_repeats_the_rounds_of_its_own_run(pair, near):
-    work = task.prepare(
+    work = prepared(
         pair[0], PROMPTS, drafter=near, num_draft=3, temperature=1.0, max_new_tokens=40, stop=()
     )
     state = measure.run_once(work)[-1]
@@ -205,7 +206,7 @@ def test_the_verdict_says_plainly_when_plain_decoding_wins():
     assert lost.verdict.startswith("plain decoding wins") and lost.options == {"drafter": "plain"}
     won = made(candidate(rate=6.0, ratio=1.2, interval=(1.1, 1.3)), plain)
     assert won.verdict == "use ngram, 3 a round: 1.20 × plain, predicted [1.10, 1.30]"
-    assert won.options == {"drafter": "ngram", "num_draft": 3}
+    assert won.options == {"drafter": "ngram", "drafting": specjax.Drafting(num=3)}
     unclear = made(candidate(rate=6.0, ratio=1.2, interval=(0.9, 1.3)), plain)
     assert "plain decoding may be as fast" in unclear.verdict
     assert "interrupted" in made(plain, finished=False).verdict
@@ -290,7 +291,7 @@ def test_ctrl_c_ends_the_measuring_with_what_is_known(pair):
         (dict(drafters=[]), "give at least one"),
         (dict(drafters=["ngram", "ngram"]), "each once"),
         (dict(max_new_tokens=10_000), "do not fit into the context"),
-        (dict(temperature=-1.0), "temperature=-1.0"),
+        (dict(drafting=specjax.Drafting(num=3)), "give num_drafts"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_before_anything_compiles(bad, said, pair, monkeypatch):
@@ -310,5 +311,9 @@ def test_what_cannot_be_set_back_is_refused_before_anything_runs(pair):
     law = processors.json_text(target)
     with pytest.raises(ValueError, match="leave logits_processor= out"):
         specjax.plan(
-            target, ["def f(x):"], drafters=["ngram"], max_new_tokens=16, logits_processor=law
+            target,
+            ["def f(x):"],
+            drafters=["ngram"],
+            max_new_tokens=16,
+            sampling=specjax.Sampling(logits_processor=law),
         )

@@ -5,6 +5,7 @@ import re
 import jax
 import numpy as np
 import pytest
+from asking import flat, prepared
 
 import specjax
 from specjax import drafters
@@ -34,7 +35,7 @@ def test_every_width_is_priced_over_rounds_that_draft_so_many(name, pair, monkey
     monkeypatch.setattr(round_costs, "TURNS", 3)
     monkeypatch.setattr(round_costs, "LASTING", 99.0)  # more than one round a call, on any machine
     given = pair[1] if name == "draft" else name
-    work = task.prepare(pair[0], [PROMPT, "a"], drafter=given, **OPTIONS)
+    work = prepared(pair[0], [PROMPT, "a"], drafter=given, **OPTIONS)
     assert work.drafter.widths == (0, 1, 3, 7)
     rounds = drafted[-1][0]
     every = [(rounds, rounds * width, rounds * width) for width in work.drafter.widths]
@@ -53,13 +54,13 @@ def test_pricing_compiles_nothing_beyond_the_request_and_happens_once(pair, monk
     monkeypatch.setattr(round_costs, "PATIENCE", 1e9)
     fresh = OPTIONS | {"max_new_tokens": 300}  # a buffer that no other test has
     with jax.log_compiles():
-        work = task.prepare(pair[0], PROMPT, drafter="ngram", **fresh)  # which prices
+        work = prepared(pair[0], PROMPT, drafter="ngram", **fresh)  # which prices
         assert len(compiled()) == 2, compiled()
         caplog.clear()
         work.burst(1, work.start())
         assert not compiled()
     monkeypatch.setattr(round_costs, "_measured", lambda work: pytest.fail("measured again"))
-    again = task.prepare(pair[0], "def g(x):\n    return", drafter="ngram", **fresh)
+    again = prepared(pair[0], "def g(x):\n    return", drafter="ngram", **fresh)
     assert again.drafter == work.drafter and again.drafter.name == "adaptive(ngram)"
 
 
@@ -82,7 +83,7 @@ def test_costs_are_measured_again_after_ever_longer_times_and_the_fastest_calls_
 
     def costs_at(seconds):
         now[0] = seconds
-        work = task.prepare(pair[0], PROMPT, drafter="ngram", **OPTIONS)
+        work = prepared(pair[0], PROMPT, drafter="ngram", **OPTIONS)
         return np.asarray(work.params["drafter"]["costs"]).tolist()
 
     assert costs_at(0.0) == costs_at(9.9) == [5, 6, 7, 8]
@@ -95,25 +96,23 @@ def test_costs_are_measured_again_after_ever_longer_times_and_the_fastest_calls_
 
 def test_the_text_is_that_of_plain_decoding(pair):
     wanted = specjax.generate(pair[0], PROMPT, drafter=None, max_new_tokens=30)
-    found = specjax.generate(pair[0], PROMPT, drafter=pair[1], **OPTIONS)
+    found = specjax.generate(pair[0], PROMPT, **flat(drafter=pair[1], **OPTIONS))
     assert np.array_equal(found.tokens[0], wanted.tokens[0])
 
 
 def test_a_cost_lost_in_the_noise_is_small_but_above_zero(pair, monkeypatch):
     monkeypatch.setattr(round_costs.time, "perf_counter", lambda: 0.0)
-    work = task.prepare(pair[0], PROMPT, drafter="ngram", **OPTIONS)
+    work = prepared(pair[0], PROMPT, drafter="ngram", **OPTIONS)
     assert np.all(np.asarray(work.params["drafter"]["costs"]) > 0)
 
 
 def test_auto_without_a_drafter_is_plain_decoding(pair):
-    assert isinstance(
-        task.prepare(pair[0], PROMPT, drafter=None, **OPTIONS).drafter, drafters.Plain
-    )
+    assert isinstance(prepared(pair[0], PROMPT, drafter=None, **OPTIONS).drafter, drafters.Plain)
 
 
 def test_other_words_and_drafters_that_adapt_already_are_refused(pair):
-    with pytest.raises(ValueError, match="num_draft=often: .* or 'auto'"):
-        task.prepare(pair[0], PROMPT, drafter="ngram", num_draft="often")
+    with pytest.raises(ValueError, match="num=often: .* or 'auto'"):
+        prepared(pair[0], PROMPT, drafter="ngram", num_draft="often")
     adaptive = drafters.Adaptive(drafters.NGram(num_draft=3))
     with pytest.raises(ValueError, match="adaptive already"):
-        task.prepare(pair[0], PROMPT, drafter=adaptive, **OPTIONS)
+        prepared(pair[0], PROMPT, drafter=adaptive, **OPTIONS)

@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from asking import flat
 from test_text import compilations
 
 import specjax
@@ -33,8 +34,8 @@ def drafter_of(name, pair):
 )
 def test_ragged_prompts_have_the_texts_that_generate_gives_them(pair, name, temperature):
     common = {"temperature": temperature, "seed": 5, **drafter_of(name, pair)}
-    served = specjax.serve_offline(pair[0], RAGGED, batch=2, **common)
-    wanted = specjax.generate(pair[0], TEXTS, max_new_tokens=BUDGETS, stop=(), **common)
+    served = specjax.serve_offline(pair[0], RAGGED, **flat(batch=2, **common))
+    wanted = specjax.generate(pair[0], TEXTS, **flat(max_new_tokens=BUDGETS, stop=(), **common))
     assert [row.tokens for row in served.rows] == [row.tolist() for row in wanted.tokens]
     assert served.texts == wanted.texts and served.finished
     assert [row.index for row in served.rows] == [0, 1, 2, 3, 4]
@@ -52,7 +53,7 @@ def test_each_prompt_may_have_options_of_its_own(pair):
         ((TEXTS[0], {"max_new_tokens": 10}), (TEXTS[1], own), (TEXTS[2], cold)),
         strict=True,
     ):
-        alone = specjax.generate(pair[0], text, drafter="ngram", **options)
+        alone = specjax.generate(pair[0], text, **flat(drafter="ngram", **options))
         assert row.tokens == alone.tokens[0].tolist()
     assert [row.id for row in served.rows] == [None, None, "c"]
 
@@ -70,12 +71,12 @@ def test_a_row_ends_at_its_own_stop_and_at_the_end_of_the_context(pair):
 
 def test_a_stop_string_ends_its_row_alone_and_is_cut(pair):
     options = {"max_new_tokens": 30, "drafter": "ngram"}
-    whole = specjax.generate(pair[0], TEXTS, stop=(), **options)
+    whole = specjax.generate(pair[0], TEXTS, **flat(stop=(), **options))
     end = whole.texts[1][10:14]
     prompts = [{"prompt": text, "stop": []} for text in TEXTS]
     prompts[1] = {"prompt": TEXTS[1], "stop": end}
-    served = specjax.serve_offline(pair[0], prompts, batch=2, **options)
-    alone = specjax.generate(pair[0], TEXTS[1], stop_strings=end, **options)
+    served = specjax.serve_offline(pair[0], prompts, **flat(batch=2, **options))
+    alone = specjax.generate(pair[0], TEXTS[1], **flat(stop_strings=end, **options))
     assert served.texts[1] == alone.text == whole.texts[1][: whole.texts[1].index(end)]
     assert served.rows[1].tokens == alone.tokens[0].tolist() and served.rows[1].finish == "stop"
     for row in (0, 2, 3, 4):
@@ -85,10 +86,10 @@ def test_a_stop_string_ends_its_row_alone_and_is_cut(pair):
 def test_over_a_mesh_texts_are_those_of_one_device(pair, folders):
     lm = specjax.load(folders["target"], mesh="data=2,model=2")
     options = {"batch": 4, "gather": 2, "drafter": "ngram", "num_draft": 3}
-    alone, spread = (specjax.serve_offline(one, RAGGED, **options) for one in (pair[0], lm))
+    alone, spread = (specjax.serve_offline(one, RAGGED, **flat(**options)) for one in (pair[0], lm))
     assert [row.tokens for row in spread.rows] == [row.tokens for row in alone.rows]
     # fewer prompts than the devices of an axis: the other rows stand idle
-    few = specjax.serve_offline(lm, RAGGED[:1], **options)
+    few = specjax.serve_offline(lm, RAGGED[:1], **flat(**options))
     assert few.rows[0].tokens == alone.rows[0].tokens
     with pytest.raises(ValueError, match="3 rows cannot be shared by data=2"):
         specjax.serve_offline(lm, RAGGED, batch=3)
@@ -96,7 +97,9 @@ def test_over_a_mesh_texts_are_those_of_one_device(pair, folders):
 
 def test_other_lengths_and_budgets_compile_nothing(pair):
     def serve(prompts):
-        specjax.serve_offline(pair[0], prompts, batch=2, drafter="ngram", num_draft=3)
+        specjax.serve_offline(
+            pair[0], prompts, batch=2, drafter="ngram", drafting=specjax.Drafting(num=3)
+        )
 
     serve(RAGGED)
     longer = [{"prompt": [7] * n, "max_new_tokens": n, "stop": []} for n in (90, 2, 40, 5)]
@@ -118,12 +121,14 @@ def stop_after(count):
 
 def test_an_interrupted_run_keeps_what_is_finished_and_goes_on(pair, tmp_path):
     output, common = tmp_path / "out.jsonl", {"batch": 2, "drafter": "ngram"}
-    whole = specjax.serve_offline(pair[0], RAGGED, **common)
-    first = specjax.serve_offline(pair[0], RAGGED, output=output, progress=stop_after(2), **common)
+    whole = specjax.serve_offline(pair[0], RAGGED, **flat(**common))
+    first = specjax.serve_offline(
+        pair[0], RAGGED, **flat(output=output, progress=stop_after(2), **common)
+    )
     lines = output.read_text().splitlines()
     assert not first.finished and 2 <= len(lines) == len(first.rows) < 5
     output.write_text("\n".join(lines) + '\n{"index": 4, "te')  # cut off while it was written
-    rest = specjax.serve_offline(pair[0], RAGGED, output=output, **common)
+    rest = specjax.serve_offline(pair[0], RAGGED, **flat(output=output, **common))
     assert rest.finished and rest.earlier == len(lines) and rest.texts == whole.texts
     kept = [json.loads(line) for line in output.read_text().splitlines()]
     assert sorted(line["index"] for line in kept) == [0, 1, 2, 3, 4]
@@ -131,7 +136,7 @@ def test_an_interrupted_run_keeps_what_is_finished_and_goes_on(pair, tmp_path):
     assert {line["index"]: line["tokens"] for line in kept} == {
         row.index: row.tokens for row in whole.rows
     }
-    again = specjax.serve_offline(pair[0], RAGGED, output=output, **common)
+    again = specjax.serve_offline(pair[0], RAGGED, **flat(output=output, **common))
     assert again.earlier == 5 and again.rows == rest.rows
 
 
@@ -161,7 +166,9 @@ def test_an_output_made_otherwise_is_refused_and_left_alone(pair, begun, tmp_pat
     lm = pair[1] if what == "model" else pair[0]
     with pytest.raises(ValueError, match=said):
         specjax.serve_offline(
-            lm, prompts or RAGGED, output=output, batch=2, **({"drafter": "ngram"} | options)
+            lm,
+            prompts or RAGGED,
+            **flat(output=output, batch=2, **({"drafter": "ngram"} | options)),
         )
     assert output.read_text() == begun
 
@@ -228,7 +235,7 @@ def test_broken_lines_are_named_by_their_numbers_with_the_reason(pair, tmp_path)
 def test_wrong_arguments_are_refused_before_anything_compiles(pair, tmp_path):
     def refused(match, prompts=RAGGED, error=ValueError, **options):
         with pytest.raises(error, match=match):
-            specjax.serve_offline(pair[0], prompts, **options)
+            specjax.serve_offline(pair[0], prompts, **flat(**options))
 
     def all_refused():
         refused("batch=0", batch=0)

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from asking import flat
 
 import specjax
 from specjax.text.stop_strings import StopStrings, per_row
@@ -31,7 +32,9 @@ def test_what_only_might_have_become_a_stop_string_is_shown_in_the_end():
 
 
 def free(pair, **options):
-    return specjax.generate(pair[0], PROMPTS, max_new_tokens=24, stop=(), drafter=None, **options)
+    return specjax.generate(
+        pair[0], PROMPTS, **flat(max_new_tokens=24, stop=(), drafter=None, **options)
+    )
 
 
 def stop_in(text):
@@ -44,9 +47,11 @@ def stop_in(text):
 def test_text_is_cut_and_the_row_ended_the_others_go_on(pair, drafter, temperature):
     options = {"temperature": temperature, "drafter": drafter, "stop": (), "max_new_tokens": 24}
     options |= {"drafter": pair[1]} if drafter == "draft" else {}
-    whole = specjax.generate(pair[0], PROMPTS, **options)
+    whole = specjax.generate(pair[0], PROMPTS, **flat(**options))
     string = stop_in(whole.texts[0])
-    out = specjax.generate(pair[0], PROMPTS, stop_strings=[[string], []], logprobs=True, **options)
+    out = specjax.generate(
+        pair[0], PROMPTS, **flat(stop_strings=[[string], []], logprobs=True, **options)
+    )
     assert out.texts == [whole.texts[0].split(string)[0], whole.texts[1]]
     assert out.reasons == ["stop", "length"] and out.finished
     count = len(out.tokens[0])  # up to the token that completed the stop string
@@ -54,7 +59,7 @@ def test_text_is_cut_and_the_row_ended_the_others_go_on(pair, drafter, temperatu
     decode = pair[0].tokenizer.decode
     assert string in decode(out.tokens[0]) and string not in decode(out.tokens[0][:-1])
     assert len(out.logprobs[0]) == len(out.from_draft[0]) == count
-    alone = specjax.generate(pair[0], PROMPTS[0], stop_strings=string, **options)
+    alone = specjax.generate(pair[0], PROMPTS[0], **flat(stop_strings=string, **options))
     assert alone.texts == out.texts[:1]
 
 
@@ -96,13 +101,13 @@ def test_bad_stop_strings_are_refused(what):
 
 def test_a_row_with_a_seed_of_its_own_says_what_it_says_alone(pair):
     options = {"temperature": 1.0, "drafter": pair[1], "num_draft": 2, "max_new_tokens": 10}
-    both = specjax.generate(pair[0], PROMPTS, seed=[3, 8], num_samples=2, **options)
+    both = specjax.generate(pair[0], PROMPTS, **flat(seed=[3, 8], num_samples=2, **options))
     for row, seed in enumerate((3, 8)):
-        alone = specjax.generate(pair[0], PROMPTS[row], seed=seed, num_samples=2, **options)
+        alone = specjax.generate(pair[0], PROMPTS[row], **flat(seed=seed, num_samples=2, **options))
         assert both.texts[2 * row : 2 * row + 2] == alone.texts
     assert len({*both.texts}) == 4
     with pytest.raises(ValueError, match="seed has 3 values for 2 prompts"):
-        specjax.generate(pair[0], PROMPTS, seed=[1, 2, 3], **options)
+        specjax.generate(pair[0], PROMPTS, **flat(seed=[1, 2, 3], **options))
 
 
 def test_log_probabilities_come_with_the_tokens(pair):

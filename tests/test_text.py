@@ -1,14 +1,18 @@
 """Text in, text out: the same words with every drafter, few programs, one clear error."""
 
+import dataclasses
+import inspect
+
 import jax
 import numpy as np
 import pytest
+from asking import flat, prepared
 
 import specjax
 from specjax.analysis import comparison
 from specjax.decoding import prefill
 from specjax.kernels import xla_cpu
-from specjax.text import task
+from specjax.text import drafter_names, prepare, task
 from specjax.text.drafter_names import resolve_drafter
 
 pytest_plugins = ["pairs"]
@@ -26,9 +30,9 @@ def test_everything_that_names_a_drafter_is_understood(pair):
     assert drafter.num_draft == 5 and params is draft.params
     options = dict(drafter=draft, tree="2x2", temperature=1.0)
     for rule, how in (("auto", "iid"), ("kseq", "iid"), ("hub", "hub")):  # as the rule wants it
-        assert task.prepare(target, PROMPTS, rule=rule, **options).drafter.picks == how
+        assert prepared(target, PROMPTS, rule=rule, **options).drafter.picks == how
     cold = dict(drafter=draft, tree="expand:2x2x3", rule="kseq")  # nothing is drawn
-    assert task.prepare(target, PROMPTS, **cold).drafter.picks == "top"
+    assert prepared(target, PROMPTS, **cold).drafter.picks == "top"
     auto, _ = resolve_drafter(target, draft, "auto", tree=np.asarray([-1, 0, 0]))
     assert auto.inner.num_draft == 2
 
@@ -41,8 +45,8 @@ def drafter(request, pair):
 
 def test_every_drafter_gives_the_words_of_plain_decoding_alone_and_in_a_batch(pair, drafter):
     options = {"max_new_tokens": 24, "stop": ()}
-    plain = [specjax.generate(pair[0], p, drafter=None, **options) for p in PROMPTS]
-    both = specjax.generate(pair[0], PROMPTS, **options, **drafter)
+    plain = [specjax.generate(pair[0], p, **flat(drafter=None, **options)) for p in PROMPTS]
+    both = specjax.generate(pair[0], PROMPTS, **flat(**options, **drafter))
     assert both.texts == [out.text for out in plain]
     assert [len(row) for row in both.tokens] == [24, 24]
     assert both.stats.rounds.sum() <= 48 and both.finished
@@ -50,7 +54,7 @@ def test_every_drafter_gives_the_words_of_plain_decoding_alone_and_in_a_batch(pa
 
 def test_a_drafter_that_is_the_target_is_always_accepted(pair):
     options = {"drafter": pair[0], "num_draft": 3, "max_new_tokens": 24, "stop": ()}
-    out = specjax.generate(pair[0], PROMPTS, **options)
+    out = specjax.generate(pair[0], PROMPTS, **flat(**options))
     assert out.stats.acceptance == 1.0
     for row in out.from_draft:
         assert row.tolist() == 6 * [True, True, True, False]
@@ -58,9 +62,9 @@ def test_a_drafter_that_is_the_target_is_always_accepted(pair):
 
 def test_pieces_join_to_the_text_and_carry_its_origin(pair):
     options = {"drafter": pair[0], "num_draft": 3, "max_new_tokens": 24, "stop": ()}
-    stream = specjax.stream_text(pair[0], PROMPTS, **options)
+    stream = specjax.stream_text(pair[0], PROMPTS, **flat(**options))
     pieces = list(stream)
-    whole = specjax.generate(pair[0], PROMPTS, **options)
+    whole = specjax.generate(pair[0], PROMPTS, **flat(**options))
     for row in range(2):
         mine = [piece for piece in pieces if piece.row == row]
         assert "".join(piece.text for piece in mine) == whole.texts[row]
@@ -92,10 +96,10 @@ def test_another_prompt_compiles_nothing(pair):
             pair[0],
             prompt,
             drafter=pair[1],
-            num_draft=1,
-            temperature=0.7,
             seed=seed,
             max_new_tokens=9 + seed,
+            drafting=specjax.Drafting(num=1),
+            sampling=specjax.Sampling(temperature=0.7),
         )
 
     run("def f(x):", 0)
@@ -107,12 +111,12 @@ def test_sizes_are_few_and_never_exceed_the_context(pair):
     lm = pair[0]  # a context of 600
     sizes = set()
     for length in range(1, 570, 7):
-        tokens, lengths, capacity = task.fit(lm, [[5] * length], 30)
+        tokens, lengths, capacity = prepare.fit(lm, [[5] * length], 30)
         assert tokens.shape[1] >= length and length + 30 <= capacity <= 600
         sizes.add((tokens.shape[1], capacity))
     assert len(sizes) <= 8
     with pytest.raises(ValueError, match=r"571 tokens and 30 new.*600.*at most 29"):
-        task.fit(lm, [[5] * 571], 30)
+        prepare.fit(lm, [[5] * 571], 30)
 
 
 def test_a_prompt_and_its_answer_may_fill_the_context_to_the_last_slot(pair):
@@ -126,14 +130,16 @@ def test_stops_end_a_row_and_are_kept_but_not_shown(pair):
     first = free.tokens[0].tolist().index(stop)
     out = specjax.generate(pair[0], PROMPTS[0], drafter="ngram", max_new_tokens=20, stop=[stop])
     assert out.tokens[0].tolist() == free.tokens[0][: first + 1].tolist()
-    forced = specjax.generate(pair[0], PROMPTS[0], drafter=None, logit_bias={0: 1e9})
+    forced = specjax.generate(
+        pair[0], PROMPTS[0], drafter=None, sampling=specjax.Sampling(logit_bias={0: 1e9})
+    )
     assert forced.tokens[0].tolist() == [0] and forced.text == ""  # the end-of-text token
 
 
 def test_a_seed_decides_what_is_drawn(pair):
     def draw(seed):
         options = {"drafter": pair[1], "num_draft": 1, "temperature": 1.0, "max_new_tokens": 16}
-        return specjax.generate(pair[0], PROMPTS[0], seed=seed, **options).text
+        return specjax.generate(pair[0], PROMPTS[0], **flat(seed=seed, **options)).text
 
     assert draw(3) == draw(3) != draw(4)
 
@@ -185,7 +191,7 @@ REFUSED = {
     "an unknown drafter": (dict(drafter="medusa9"), "medusa9.*specjax.load"),
     "no draft model of its own": (dict(drafter="draft"), "drafter=specjax.load"),
     "a drafter that is none": (dict(drafter=3), "drafter=3"),
-    "a negative number of drafts": (dict(drafter="ngram", num_draft=-1), "num_draft=-1"),
+    "a negative number of drafts": (dict(drafter="ngram", num_draft=-1), "num=-1"),
     "bytes, which are integers": (dict(prompts=b"def f"), "b'def f' is no prompt"),
     "a number as a prompt": (dict(prompts=3), "3 is no prompt: give a text or a list"),
     "halves of ids": (dict(prompts=[[1.5, 2.0]]), "is no prompt.*integers"),
@@ -196,8 +202,8 @@ REFUSED = {
     "a stop that is no list": (dict(stop=5), "stops has shape"),
     "a rule that is none": (dict(rule=3), "rule=3: give a name"),
     "a drafter's class": (dict(drafter=specjax.drafters.NGram), "NGram.*accepted are"),
-    "drafts without end": (dict(drafter="ngram", num_draft=100000), "num_draft=100000.*1 to 64"),
-    "half a draft": (dict(drafter="ngram", num_draft=1.5), "num_draft=1.5.*integer"),
+    "drafts without end": (dict(drafter="ngram", num_draft=100000), "num=100000.*1 to 64"),
+    "half a draft": (dict(drafter="ngram", num_draft=1.5), "num=1.5.*integer"),
     "a seed that JAX would wrap": (dict(seed=2**32), "seed=4294967296"),
     "a text that is none": (dict(prompts="a\udcff"), "not UTF-8"),
     "an unknown rule": (dict(rule="nonsense"), "nonsense.*rejection"),
@@ -211,7 +217,7 @@ def test_bad_input_is_refused_before_anything_compiles(what, pair):
 
     def call():
         with pytest.raises((ValueError, TypeError), match=message):
-            specjax.generate(pair[0], **options)
+            specjax.generate(pair[0], **flat(**options))
 
     assert compilations(call) == 0
 
@@ -223,7 +229,9 @@ def test_bad_input_is_refused_before_anything_compiles(what, pair):
 )
 def test_an_option_that_a_function_lacks_is_named_with_the_nearest_it_has(function, own, pair):
     given = [pair[0]] if function == "Chat" else [pair[0], "a"]
-    said = rf"^{function}\(\) has no max_tokens: did you mean max_new_tokens\? It takes {own}.*seed"
+    said = (
+        rf"^{function}\(\) has no max_tokens: did you mean max_new_tokens\? It takes .*seed.*{own}"
+    )
     with pytest.raises(TypeError, match=said):
         getattr(specjax, function)(*given, max_tokens=3)
     with pytest.raises(TypeError, match="has no zzz: It takes"):
@@ -231,7 +239,9 @@ def test_an_option_that_a_function_lacks_is_named_with_the_nearest_it_has(functi
 
 
 def test_a_name_in_place_of_a_model_is_sent_to_load():
-    with pytest.raises(TypeError, match="lm='embedded': give what specjax.load returns"):
+    with pytest.raises(
+        TypeError, match="lm='embedded' is no language model: give what specjax.load"
+    ):
         specjax.generate("embedded", "def f(x):")
 
 
@@ -240,10 +250,57 @@ def test_a_drafter_with_another_tokenizer_is_refused(pair, folders):
         specjax.generate(pair[0], "a", drafter=specjax.load(folders["stranger"]))
 
 
-def test_a_model_without_tokenizer_is_sent_to_decode(folders):
+def test_a_model_without_a_tokenizer_takes_and_gives_token_ids(pair, folders):
     lm = specjax.load(folders["target"], tokenizer=False)
-    with pytest.raises(ValueError, match=r"specjax\.decode"):
-        specjax.generate(lm, "a")
+    ids = pair[0].tokenizer.encode(PROMPTS[0])
+    wanted = specjax.generate(pair[0], ids, max_new_tokens=8)
+    stream = specjax.stream_text(lm, ids, max_new_tokens=8)
+    assert list(stream) == [] and stream.generation.text == ""
+    assert stream.generation.tokens[0].tolist() == wanted.tokens[0].tolist()
+    assert (
+        specjax.serve_offline(lm, [ids], max_new_tokens=8).rows[0].tokens
+        == wanted.tokens[0].tolist()
+    )
+    for call in (
+        lambda: specjax.generate(lm, "a"),
+        lambda: specjax.generate(lm, ids, stop_strings="a"),
+        lambda: specjax.Chat(lm),
+    ):
+        with pytest.raises(ValueError, match="has no tokenizer; load it with one"):
+            call()
+
+
+def test_auto_drafts_with_what_a_model_has_of_its_own_else_by_copying(pair, tmp_path):
+    plain = specjax.generate(pair[0], PROMPTS[0], drafter="none", max_new_tokens=8)
+    out = specjax.generate(pair[0], PROMPTS[0], max_new_tokens=8)
+    assert out.stats.drafter == "ngram" and out.text == plain.text
+    assert specjax.generate(pair[0], PROMPTS[0], drafter="plain", max_new_tokens=8).text == out.text
+    (tmp_path / "medusa").mkdir()
+    (tmp_path / "medusa" / "config.json").write_text("{}")
+    own = dataclasses.replace(pair[0], name=str(tmp_path), checkpoint="")
+    assert drafter_names.own_heads_name(own)[0] == "medusa"
+    assert drafter_names.auto_drafter(own) == "ngram"  # those heads hold nothing
+    for name in specjax.drafters.registry.head_names():
+        with pytest.raises(ValueError, match=f"has no {name} heads of its own"):
+            specjax.generate(pair[0], PROMPTS[0], drafter=name)
+
+
+def test_options_that_moved_into_objects_are_named_with_their_place(pair):
+    for option, place in (
+        (dict(temperature=1.0), r"sampling=specjax.Sampling\(temperature=...\)"),
+        (dict(num_draft=3), r"drafting=specjax.Drafting\(num=...\)"),
+    ):
+        with pytest.raises(TypeError, match=place):
+            specjax.generate(pair[0], "a", **option)
+    shown = str(inspect.signature(specjax.generate))
+    for default in ("drafter: 'DrafterLike' = 'auto'", "= Drafting()", "= Sampling()", "= 128"):
+        assert default in shown
+
+
+def test_a_bare_target_is_refused_in_a_short_error(pair):
+    with pytest.raises(TypeError, match="specjax.LM.of") as error:
+        specjax.generate(pair[0].target, "a")
+    assert len(str(error.value)) < 300
 
 
 def test_the_text_of_several_rows_is_ambiguous(pair):
@@ -254,13 +311,13 @@ def test_the_text_of_several_rows_is_ambiguous(pair):
 
 def test_compare_measures_both_and_says_whether_the_words_are_the_same(pair):
     options = {"drafter": "ngram", "max_new_tokens": 20, "repetitions": 6}
-    greedy = specjax.compare(pair[0], PROMPTS[0], **options)
+    greedy = specjax.compare(pair[0], PROMPTS[0], **flat(**options))
     assert greedy.identical and greedy.plain.text == greedy.speculative.text
     assert greedy.interval[0] <= greedy.ratio <= greedy.interval[1]
     assert "speculat" in str(greedy) and "yes, all 20 tokens" in str(greedy)
     # the rule is the speculative side's alone: plain decoding has no pairs of siblings
     options |= {"drafter": pair[1], "tree": "2", "rule": "hub"}
-    drawn = specjax.compare(pair[0], PROMPTS[0], temperature=1.0, **options)
+    drawn = specjax.compare(pair[0], PROMPTS[0], **flat(temperature=1.0, **options))
     assert drawn.identical is None
     with pytest.raises(ValueError, match="at least 6"):
         specjax.compare(pair[0], PROMPTS[0], repetitions=5)

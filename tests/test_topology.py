@@ -253,7 +253,7 @@ def test_the_tree_chosen_is_the_best_of_all_by_what_rounds_cost_in_the_loop(
         return start, (whole(shape) - start) / new * each * 10, rounds
 
     monkeypatch.setattr(tree_timing, "run_once", run_once)
-    monkeypatch.setattr(tree_timing.task, "prepare", lambda *_, tree, **__: tree)
+    monkeypatch.setattr(tree_timing, "prepare", lambda lm, prompt, options: options.drafting.tree)
     timed = {n: [seconds] for n, seconds in passes.items()}
     monkeypatch.setattr(tree_timing.timing, "pass_seconds", lambda *_: timed)
     counted = rank_counts.RankCounts((rates * 1000).astype(int), np.full(3, 1000))

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from asking import flat
 from registry import cases
 from toys import bag
 
@@ -198,8 +199,8 @@ def settings(what, pair):
 @pytest.mark.parametrize("what", SETTINGS)
 def test_the_text_is_that_of_generate(what, pair, quick_compilation):
     options = settings(what, pair)
-    wanted = specjax.generate(pair[0], "def f(x):", **options)
-    found = specjax.trace(pair[0], "def f(x):", **options)
+    wanted = specjax.generate(pair[0], "def f(x):", **flat(**options))
+    found = specjax.trace(pair[0], "def f(x):", **flat(**options))
     assert found.text == wanted.text and found.tokens == wanted.tokens[0].tolist()
     assert found.tau == wanted.stats.tau and found.reason == wanted.reasons[0]
     assert found.prompt == "def f(x):" and found.lossless and not found.approximate
@@ -208,18 +209,18 @@ def test_the_text_is_that_of_generate(what, pair, quick_compilation):
 
 def test_a_stop_string_ends_the_trace_where_it_ends_the_text(pair, quick_compilation):
     options = settings("draft", pair)
-    whole = specjax.generate(pair[0], "def f(x):", **options)
+    whole = specjax.generate(pair[0], "def f(x):", **flat(**options))
     options["stop_strings"] = pair[0].tokenizer.decode(whole.tokens[0][5:6])
-    wanted = specjax.generate(pair[0], "def f(x):", **options)
-    found = specjax.trace(pair[0], "def f(x):", **options)
+    wanted = specjax.generate(pair[0], "def f(x):", **flat(**options))
+    found = specjax.trace(pair[0], "def f(x):", **flat(**options))
     assert found.text == wanted.text and found.tokens == wanted.tokens[0].tolist()
     assert found.reason == "stop" and "cut" in [node.status for node in found.rounds[-1].nodes]
 
 
 def test_rounds_and_ctrl_c_bound_a_trace(pair, monkeypatch, quick_compilation):
     options = settings("draft", pair)
-    whole = specjax.trace(pair[0], "def f(x):", **options)
-    found = specjax.trace(pair[0], "def f(x):", rounds=3, **options)
+    whole = specjax.trace(pair[0], "def f(x):", **flat(**options))
+    found = specjax.trace(pair[0], "def f(x):", **flat(rounds=3, **options))
     assert found.rounds == whole.rounds[:3] and found.reason == "" and not found.interrupted
     advance, calls = record.run_recorded_round, []
 
@@ -230,7 +231,7 @@ def test_rounds_and_ctrl_c_bound_a_trace(pair, monkeypatch, quick_compilation):
         return advance(*given)
 
     monkeypatch.setattr(record, "run_recorded_round", interrupted)
-    found = specjax.trace(pair[0], "def f(x):", **options)
+    found = specjax.trace(pair[0], "def f(x):", **flat(**options))
     assert found.rounds == whole.rounds[:2] and found.interrupted
 
 
@@ -291,7 +292,7 @@ EVIL = "</script><script>alert(1)</script><!-- ]]> \u202e\u2066 \ud800 \u2028 {{
 
 @pytest.fixture
 def traced(pair, quick_compilation):
-    return specjax.trace(pair[0], "def f(x):", **settings("draft, sampled", pair))
+    return specjax.trace(pair[0], "def f(x):", **flat(**settings("draft, sampled", pair)))
 
 
 def test_the_page_holds_the_rounds(traced):

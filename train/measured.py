@@ -59,7 +59,7 @@ def measure(
     """
     drafter, params = resolve_drafter(lm, loaded, num_draft)
     both, how = {"target": lm.params, "drafter": params}, {"drafter": loaded}
-    how |= {"num_draft": num_draft, "max_new_tokens": decoding.new_tokens}
+    how |= {"drafting": specjax.Drafting(num=num_draft), "max_new_tokens": decoding.new_tokens}
     sizes = dict(batch=decoding.batch, new_tokens=decoding.new_tokens)
     domains = {}
     for prefix, prompts in sets.items():

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 
 import specjax
+from specjax.text.drafter_names import NO_DRAFTS
 
 from .config import ConfigError
 
@@ -52,8 +53,9 @@ def write(teacher, prompts: Sequence[dict], config, ends, part: str) -> list:
 
 def serve(teacher, prompts, config, ends, drafter: str, **how) -> list:
     """``specjax.serve_offline`` as a configuration wants it."""
-    num_draft = None if drafter == "plain" else config.num_draft or None
-    how |= dict(batch=config.data.batch, drafter=drafter, num_draft=num_draft, stop=ends)
+    num_draft = None if drafter in NO_DRAFTS else config.num_draft or None
+    drafting = specjax.Drafting(num=num_draft)
+    how |= dict(batch=config.data.batch, drafter=drafter, drafting=drafting, stop=ends)
     try:
         served = specjax.serve_offline(teacher, prompts, **how)
     except ValueError as error:

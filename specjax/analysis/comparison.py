@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import Unpack
 
 import jax
 import numpy as np
 
 from ..models.lm import LM
-from ..text import task
 from ..text.generation import Generation, TextStream
-from ..text.task import Options, Prompts
+from ..text.options import Drafting, Options, Prompts, takes
+from ..text.round_costs import prepare_measured
+from ..text.task import GenerationTask
 from .timing import median_interval
 
 LEAST_REPETITIONS = 6  # with fewer no interval for a median reaches 95 %
@@ -91,34 +91,37 @@ class Comparison:
         )
 
 
-def compare(
-    lm: LM, prompts: Prompts, *, repetitions: int = 9, **options: Unpack[Options]
-) -> Comparison:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompareOptions(Options):
+    """The options of ``compare``."""
+
+    repetitions: int = 9
+
+
+@takes(CompareOptions)
+def compare(lm: LM, prompts: Prompts, *, options: CompareOptions) -> Comparison:
     """Decodes a request plainly and speculatively, in turn, ``repetitions`` times after warm-up.
 
     Args:
-      lm, prompts, options: as for ``generate``.
+      lm, prompts, drafter, drafting, sampling, ...: as ``generate`` takes them.
       repetitions: pairs of runs, at least 6; who goes first alternates. Where tokens are drawn at
         random, each pair has a seed of its own.
 
     Ctrl-C raises ``KeyboardInterrupt``, other than in ``generate``.
     """
-    task.check_options("compare", options, "repetitions")
+    repetitions = options.repetitions
     if repetitions < LEAST_REPETITIONS:
         raise ValueError(
             f"repetitions={repetitions}: give at least {LEAST_REPETITIONS}, else there is no "
             "honest interval"
         )
-    if options.get("stop_strings"):
+    if options.stop_strings:
         raise ValueError(
             "stop_strings: where they stand is only known on the host, so rates would count what "
             "lies behind them; compare without, or with stop=<token ids>"
         )
-    plain = {"drafter": None, "drafter_params": None, "tree": None, "rule": "auto"}
-    jobs = [
-        task.prepare(lm, prompts, **(options | plain)),
-        task.prepare(lm, prompts, **options),
-    ]
+    plain = dataclasses.replace(options, drafter=None, drafter_params=None, drafting=Drafting())
+    jobs = [prepare_measured(lm, prompts, plain), prepare_measured(lm, prompts, options)]
     texts = [TextStream(work).finish() for work in jobs]
     if not all(text.finished for text in texts):  # Ctrl-C: parts of texts compare to nothing
         raise KeyboardInterrupt
@@ -158,7 +161,7 @@ def repeated_ngrams(rows: list[np.ndarray], length: int = 4) -> float:
     return 1 - distinct / total if total else 0.0
 
 
-def _rate(work: task.GenerationTask, seed: int = 0) -> float:
+def _rate(work: GenerationTask, seed: int = 0) -> float:
     """New tokens per second of one whole run."""
     keys = work.request.key
     if seed:

@@ -14,7 +14,10 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from .. import trees
-from ..text import task
+from ..sampling.distribution import Sampling
+from ..text.options import Drafting, Options
+from ..text.prepare import prepare
+from ..text.task import GenerationTask
 from . import timing, tree_search
 from .plan.measure import run_once
 from .rank_counts import RankCounts
@@ -83,14 +86,17 @@ def time_trees(
     tell("timing passes")
     seconds = timing.pass_seconds(lm, [*{1, *sizes}])
     passes = {n: float(np.min(s)) for n, s in seconds.items()}
-    jobs: dict[trees.Tree | None, task.GenerationTask] = {}
+    jobs: dict[trees.Tree | None, GenerationTask] = {}
 
     def timed(*shapes) -> dict[trees.Tree | None, RunSeconds]:
         """Runs all trees so far and ``shapes``, in turn."""
-        common = dict(max_new_tokens=max_new_tokens, temperature=temperature, stop=())
+        common = dict(
+            max_new_tokens=max_new_tokens, sampling=Sampling(temperature=temperature), stop=()
+        )
         for shape in shapes:
             who = None if shape is None else drafter
-            jobs[shape] = task.prepare(lm, prompt, drafter=who, tree=shape, **common)
+            options = Options(drafter=who, drafting=Drafting(tree=shape), **common)
+            jobs[shape] = prepare(lm, prompt, options)
             run_once(jobs[shape])  # compiles
         spent = {shape: [] for shape in jobs}
         for _ in range(TURNS):

@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def compare(lm, prompt: str | list[int], options: dict, arguments: argparse.Namespace) -> int:
     """``specjax generate --compare``."""
-    if options["drafter"] in (None, "plain"):
+    if options["drafter"] in (None, "none", "plain"):
         raise ValueError("--compare sets a drafter beside plain decoding: give a --drafter")
     result = specjax.compare(lm, prompt, repetitions=arguments.repetitions, **options)
     if not arguments.json:

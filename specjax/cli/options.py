@@ -9,6 +9,7 @@ import specjax
 
 from .. import acceptance
 from ..drafters import registry
+from ..sampling import processors
 from ..text import drafter_names
 
 NOTHING_TO_DRAW, USAGE_ERROR, INTERRUPTED = 1, 2, 130  # exit codes
@@ -99,19 +100,18 @@ def set_up(arguments: argparse.Namespace):
 
 def options_of(arguments: argparse.Namespace, lm) -> dict:
     """The options of ``specjax.generate`` that the arguments ask for."""
-    names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    names += ("presence_penalty", "frequency_penalty", "seed", "rule")
-    options = {name: getattr(arguments, name) for name in names}
-    options["stop_strings"] = arguments.stop
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    names += ("presence_penalty", "frequency_penalty")
+    settings = {name: getattr(arguments, name) for name in names}
     if arguments.grammar:
-        options["logits_processor"] = specjax.sampling.processors.json_text(lm)
-    if arguments.num_draft is not None:
-        options["num_draft"] = arguments.num_draft
-    if arguments.tree:
-        options["tree"] = arguments.tree
-    drafter = "ngram" if arguments.drafter is None else arguments.drafter
+        settings["logits_processor"] = processors.json_text(lm)
+    num, tree = arguments.num_draft, arguments.tree or None
+    lookup = {"longest": arguments.prompt_lookup_max, "shortest": arguments.prompt_lookup_min}
+    lookup = {name: value for name, value in lookup.items() if value is not None}
+    usual = "ngram" if lookup else drafter_names.AUTO
+    drafter = usual if arguments.drafter is None else arguments.drafter
     if arguments.drafter_quantize:
-        if drafter in ("ngram", "none", "plain"):
+        if drafter in drafter_names.SIMPLE:
             raise ValueError(
                 f"--drafter-quantize: --drafter {drafter} has no weights; give --drafter draft, or "
                 "the folder or hub name of a draft model"
@@ -119,7 +119,7 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
         if drafter in ("draft", drafter_names.LOOKUP + "draft"):
             own = drafter_names.DEFAULT_DRAFTS.get(arguments.model, "draft")
             drafter = drafter.removesuffix("draft") + own
-    if drafter not in ("draft", "ngram", "none", "plain"):
+    if drafter not in ("draft", "ngram", *drafter_names.NO_DRAFTS):
         whole = getattr(arguments, "replicate_drafter", False)
         drafter = drafter_names.named(
             lm,
@@ -135,11 +135,16 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
                 f"--drafter-quantize: {drafter!r} is no draft model; heads have the type of their "
                 "target's weights"
             )
-    lookup = {"longest": arguments.prompt_lookup_max, "shortest": arguments.prompt_lookup_min}
-    lookup = {name: value for name, value in lookup.items() if value is not None}
     if lookup:
-        drafter = _lookup(drafter, options.pop("num_draft", None), lookup)
-    return options | {"drafter": None if drafter == "none" else drafter}
+        drafter, num = _lookup(drafter, num, lookup), None
+    return {
+        "drafter": drafter,
+        "drafting": specjax.Drafting(num=num, tree=tree, rule=arguments.rule),
+        "sampling": specjax.Sampling(**settings),
+        "max_new_tokens": arguments.max_new_tokens,
+        "seed": arguments.seed,
+        "stop_strings": arguments.stop,
+    }
 
 
 def _lookup(drafter, num_draft, lengths: dict):

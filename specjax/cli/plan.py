@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
             drafters=names,
             num_drafts=arguments.num_draft,
             batches=arguments.batch,
-            temperature=arguments.temperature,
+            sampling=specjax.Sampling(temperature=arguments.temperature),
             max_new_tokens=arguments.max_new_tokens,
             verify=arguments.verify,
             progress=status.update,

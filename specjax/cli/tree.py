@@ -14,8 +14,9 @@ import specjax
 from .. import trees
 from ..analysis import rank_counts, tree_timing
 from ..models.lm import LM
-from ..text import task
 from ..text.drafter_names import LOOKUP, WithLookup, named, resolve_drafter
+from ..text.options import Drafting, Options
+from ..text.prepare import end_ids, prepare
 from .options import set_up
 from .prompts import read_prompts
 
@@ -62,14 +63,14 @@ def run(arguments: argparse.Namespace) -> int:
             f"the drafter alone, {drafter.name.removeprefix(LOOKUP)}"
         )
     depth = _depth(lm, drafter, arguments)
-    work = task.prepare(
-        lm,
-        prompts,
+    sampling = specjax.Sampling(temperature=arguments.temperature)
+    options = Options(
         drafter=drafter,
-        tree=trees.chain(depth),
+        drafting=Drafting(tree=trees.chain(depth)),
+        sampling=sampling,
         max_new_tokens=arguments.max_new_tokens,
-        temperature=arguments.temperature,
     )
+    work = prepare(lm, prompts, options)
     with Console(stderr=True).status("counting which choices are right"):
         request = work.request
         counted = rank_counts.count_ranks(
@@ -80,10 +81,10 @@ def run(arguments: argparse.Namespace) -> int:
             request.lengths,
             max_new_tokens=arguments.max_new_tokens,
             key=jax.random.key(0),
-            sampling=specjax.Sampling(temperature=arguments.temperature),
+            sampling=sampling,
             ranks=arguments.ranks,
             capacity=work.capacity,
-            stops=lm.tokenizer.eos_ids,
+            stops=end_ids(lm),
         )
     with Console(stderr=True).status("timing") as status:
         found = tree_timing.time_trees(

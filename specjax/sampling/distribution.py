@@ -104,6 +104,17 @@ class Sampling:
         # device arrays wait for `check`: a pytree is rebuilt with any values, and nothing may sync
         self._check_values(lambda x: not isinstance(x, jax.Array))
 
+    def __repr__(self) -> str:
+        """The call that makes it: only the settings that differ from their default."""
+        fields = [field for field in dataclasses.fields(self) if field.name != "greedy"]
+        given = [(field, getattr(self, field.name)) for field in fields]
+        changed = [
+            f"{field.name}={value!r}"
+            for field, value in given
+            if not (value is field.default or (np.ndim(value) == 0 and value == field.default))
+        ]
+        return f"Sampling({', '.join(changed)})"
+
     def check(self) -> None:
         """Raises ``ValueError`` for values out of range, of device arrays as well."""
         self._check_values(lambda x: True)

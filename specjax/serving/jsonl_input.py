@@ -24,7 +24,9 @@ from ..models.lm import LM
 from ..models.seq2seq import encoder_inputs
 from ..models.seq2seq.encoder_inputs import FEATURES, Source
 from ..sampling.distribution import Sampling
-from ..text import stop_strings, task
+from ..text import stop_strings
+from ..text.prepare import end_ids, seed_key
+from ..text.prompts import check_lm, check_tokenizer, prompt_ids
 
 PROMPT = ("prompt", "text")  # fields that may hold the prompt
 # settings of the law that a prompt may have, with the value that changes nothing
@@ -96,7 +98,7 @@ def read(
     """
     if not isinstance(max_broken, int) or max_broken < 0:
         raise ValueError(f"max_broken={max_broken!r}: give a whole number of at least 0")
-    task.check_lm(lm)
+    check_lm(lm)
     checked(defaults)
     _stop(lm, defaults["stop"], defaults["stop_strings"])
     file = isinstance(prompts, str | os.PathLike)
@@ -135,7 +137,7 @@ def checked(options: Mapping[str, Any]) -> None:
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise ValueError(f"max_new_tokens={number!r}: it must be an integer, at least 1")
     if options["seed"] is not None:
-        task.seed_key(options["seed"])
+        seed_key(options["seed"])
 
 
 def _lines(file: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
@@ -166,7 +168,7 @@ def _prompt(lm: LM, index: int, given, defaults: Mapping[str, Any], folder: Path
         json.dumps(fields.get("id"))
     except (TypeError, ValueError):
         raise ValueError(f"id={fields['id']!r:.60} has no JSON: give a text or a number") from None
-    tokens, source = encoder_inputs.of_prompt(lm, asked, folder, task.prompt_ids)
+    tokens, source = encoder_inputs.of_prompt(lm, asked, folder, prompt_ids)
     if not 0 <= min(tokens) <= max(tokens) < lm.target.vocab_size:
         raise ValueError(f"token ids must be in [0, {lm.target.vocab_size})")
     room = options["max_new_tokens"]
@@ -222,5 +224,7 @@ def _stop(lm: LM, stop, strings) -> tuple[tuple[int, ...], tuple[str, ...]]:
     if beyond:
         raise ValueError(f"stop={stop!r}: {beyond[0]} is no token id")
     # texts alone leave the model's own ends in place
-    ends = tuple(lm.tokenizer.eos_ids) if stop is None or (texts and not ids) else own
+    ends = end_ids(lm) if stop is None or (texts and not ids) else own
+    if texts or more:
+        check_tokenizer(lm, "stop_strings")
     return ends, (*texts, *more)

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from .. import sharding
 from ..checkpoints import HeadLM
@@ -20,12 +20,14 @@ from ..drafters import Hybrid, Synthetic
 from ..models.lm import LM
 from ..models.seq2seq.encoder_inputs import Features
 from ..sampling import processors
-from ..text import task
+from ..sampling.distribution import Sampling
 from ..text.drafter_names import WithLookup
+from ..text.options import Options, SharedOptions, options_from, takes
+from ..text.prepare import seed_key
 from ..trees.topology import as_topology
 from ..types import DrafterWrapper, Rule
 from . import jsonl_input
-from .jsonl_input import Broken, Prompt
+from .jsonl_input import NEUTRAL, Broken, Prompt
 from .jsonl_output import OutputFile
 from .scheduler import Continuous, Row
 
@@ -82,32 +84,20 @@ class Progress:
         )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServeOptions(SharedOptions):
+    """The options of ``serve_offline``, where they are explained."""
+
+    output: str | os.PathLike | None = None
+    batch: int = 8
+    gather: int | None = None
+    max_broken: int = 0
+    progress: Callable[[Progress], None] | None = None
+
+
+@takes(ServeOptions)
 def serve_offline(
-    lm: LM,
-    prompts: str | os.PathLike | Sequence,
-    *,
-    output: str | os.PathLike | None = None,
-    batch: int = 8,
-    gather: int | None = None,
-    max_broken: int = 0,
-    progress: Callable[[Progress], None] | None = None,
-    drafter="draft",
-    num_draft: int | str | None = None,
-    tree=None,
-    max_new_tokens: int = 128,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    repetition_penalty: float | None = None,
-    presence_penalty: float | None = None,
-    frequency_penalty: float | None = None,
-    seed: int = 0,
-    stop=None,
-    stop_strings: str | Sequence[str] | None = None,
-    logits_processor=None,
-    rule="auto",
-    drafter_params=None,
+    lm: LM, prompts: str | os.PathLike | Sequence, *, options: ServeOptions
 ) -> Served:
     """Continues many prompts, ``batch`` at a time; a row that finishes makes room for the next.
 
@@ -129,13 +119,13 @@ def serve_offline(
       max_broken: how many prompts may be broken (no JSON, no prompt, longer than the context ...)
         and are left out; with more, nothing is decoded.
       progress: called after every burst of rounds.
-      drafter, num_draft, tree, logits_processor, rule, drafter_params: see ``specjax.generate``.
-      max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty,
-        frequency_penalty, stop, stop_strings: see ``specjax.generate``; one value, for prompts
-        without their own. A text ends earlier where the context is full.
+      drafter, drafting, drafter_params: as ``specjax.generate`` takes them.
+      sampling, max_new_tokens, stop, stop_strings: as ``specjax.generate`` takes them, one value
+        each, for prompts without their own. A text ends earlier where the context is full.
       seed: of the random draws. A prompt's text is that of row ``index`` in ``specjax.generate``
-        with this seed, whatever its batch mates; a prompt with its own seed has the text that it
-        has alone with it. (Except ``num_draft="auto"`` above temperature 0, as there.)
+        with this seed, whatever the rest of the batch is; a prompt with a seed of its own has the
+        text that it has alone with it. (Except with ``Drafting(num="auto")`` above temperature 0,
+        as there.)
 
     Returns:
       ``Served``. Ctrl-C ends the run, not the program: what is finished is returned, and kept.
@@ -151,42 +141,39 @@ def serve_offline(
         print(done.texts)
     """
     sharding.check_one_process("serve_offline")
+    batch, gather = options.batch, options.gather
     for name, value in (("batch", batch), ("gather", 1 if gather is None else gather)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}={value!r}: it must be an integer, at least 1")
     if gather is not None and gather > batch:
         raise ValueError(f"gather={gather}: of a batch of {batch} no more rows can be free")
-    defaults = dict(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        seed=None,
-        stop=stop,
-        stop_strings=stop_strings,
+    sampling = options.sampling
+    if sampling.logit_bias is not None:
+        raise ValueError("sampling: serve_offline takes no logit_bias")
+    defaults = {name: getattr(sampling, name) for name in NEUTRAL} | {
+        "max_new_tokens": options.max_new_tokens,
+        "seed": None,
+        "stop": options.stop,
+        "stop_strings": options.stop_strings,
+    }
+    found, broken = jsonl_input.read(lm, prompts, defaults, options.max_broken)
+    seed_key(options.seed)
+    asked = options_from(
+        options,
+        # the settings of each prompt come from its line
+        sampling=Sampling(
+            logits_processor=sampling.logits_processor, process_drafts=sampling.process_drafts
+        ),
     )
-    found, broken = jsonl_input.read(lm, prompts, defaults, max_broken)
-    task.seed_key(seed)
-    ways = dict(
-        drafter=drafter,
-        num_draft=num_draft,
-        tree=tree,
-        logits_processor=logits_processor,
-        rule=rule,
-    )
-    ways["drafter_params"] = drafter_params
-    made_with = _made_with(lm, found, seed, ways)
-    if output is None:
-        return _serve(lm, found, broken, None, batch, gather, progress, seed, ways)
-    with OutputFile(output, made_with) as file:
-        return _serve(lm, found, broken, file, batch, gather, progress, seed, ways)
+    made_with = _made_with(lm, found, asked)
+    common = batch, gather, options.progress, asked
+    if options.output is None:
+        return _serve(lm, found, broken, None, *common)
+    with OutputFile(options.output, made_with) as file:
+        return _serve(lm, found, broken, file, *common)
 
 
-def _serve(lm, found, broken, file, batch, gather, progress, seed, ways) -> Served:
+def _serve(lm, found, broken, file, batch, gather, progress, options: Options) -> Served:
     begin = time.perf_counter()
     there = {} if file is None else file.there
     names = [field.name for field in dataclasses.fields(Row)]
@@ -195,7 +182,7 @@ def _serve(lm, found, broken, file, batch, gather, progress, seed, ways) -> Serv
     finished = True
     try:
         if waiting:
-            work = Continuous(lm, found, waiting, batch, gather, seed, ways)
+            work = Continuous(lm, found, waiting, batch, gather, options)
             for fresh in work.run():
                 if file is not None and fresh:
                     file.add(vars(row) for row in fresh)
@@ -232,19 +219,23 @@ def _identity(drafter):
     return [*(str(part) for part in said), _identity(inner), str(lookup)]
 
 
-def _made_with(lm: LM, prompts: list[Prompt], seed: int, ways: Mapping) -> dict[int, dict]:
+def _made_with(lm: LM, prompts: list[Prompt], options: Options) -> dict[int, dict]:
     """By index, hashes of the model, the drafter and the prompt with its options."""
     model = _hash(lm.fingerprint, str(lm.dtype))
-    rule = ways["rule"].name if isinstance(ways["rule"], Rule) else str(ways["rule"])
-    shape = None if ways["tree"] is None else str(as_topology(ways["tree"]))
-    drafter = _hash(_identity(ways["drafter"]), ways["num_draft"], shape, rule)
-    law = processors.processor_name(ways["logits_processor"])
+    drafting = options.drafting
+    rule = drafting.rule.name if isinstance(drafting.rule, Rule) else str(drafting.rule)
+    shape = None if drafting.tree is None else str(as_topology(drafting.tree))
+    parts = [_identity(options.drafter), drafting.num, shape, rule]
+    if drafting.sibling_sampling is not None:
+        parts.append(drafting.sibling_sampling)
+    drafter = _hash(*parts)
+    law = processors.processor_name(options.sampling.logits_processor)
     same = {"model": model, "drafter": drafter}
     return {
         p.index: same
         | {
             "prompt_and_options": _hash(
-                {**_plain(p), "seed": [seed, p.seed], "id": None, "law": law}
+                {**_plain(p), "seed": [options.seed, p.seed], "id": None, "law": law}
             )
         }
         for p in prompts

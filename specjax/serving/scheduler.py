@@ -22,7 +22,10 @@ from ..decoding.state import ENDED, STOPPED
 from ..models.lm import LM
 from ..models.seq2seq import encoder_inputs
 from ..models.seq2seq.target import BEGIN
-from ..text import task
+from ..sampling.distribution import Sampling
+from ..text.options import Options
+from ..text.prepare import SMALLEST_BUFFER, round_up
+from ..text.round_costs import prepare_measured
 from ..text.stop_strings import RowText
 from ..text.task import GenerationTask
 from .jsonl_input import NEUTRAL, Prompt
@@ -73,10 +76,12 @@ class Continuous:
       found: all prompts of the run: they decide the buffers and which settings programs have, so
         that a run that goes on has the programs of the one before.
       waiting: those to be decoded, at least one; the first ones make the batch.
-      batch, gather, seed, ways: of ``serve_offline``.
+      batch, gather, options: of ``serve_offline``.
     """
 
-    def __init__(self, lm: LM, found, waiting: list[Prompt], batch: int, gather, seed: int, ways):
+    def __init__(
+        self, lm: LM, found, waiting: list[Prompt], batch: int, gather: int | None, options: Options
+    ):
         # over a mesh, a whole number of rows on each device
         parts = 1 if lm.mesh is None else lm.mesh.shape.get(sharding.DATA, 1)
         sharding.check_rows(batch, parts)
@@ -92,29 +97,37 @@ class Continuous:
         self._num_stops = max(1, *(len(prompt.stop) for prompt in found))
         longest = max(len(prompt.tokens) + prompt.max_new_tokens for prompt in found)
         context = lm.target.max_positions
-        capacity = task.round_up(longest, task.SMALLEST_BUFFER, context)
+        capacity = round_up(longest, SMALLEST_BUFFER, context)
         self._width = encoder_inputs.width_of([prompt.source for prompt in found])
         first = waiting[: self._batch]
         self._next = len(first)
         idle = self._batch - len(first)
         self._standing: list[Standing | None] = [*map(self._stand, first), *[None] * idle]
         first = [*first, *first[:1] * idle]
-        work = task.prepare(
+        work = prepare_measured(
             lm,
             [prompt.tokens for prompt in first],
-            max_new_tokens=[prompt.max_new_tokens for prompt in first],
-            stop=self._stops(first),
-            inputs=self._inputs(first),
+            dataclasses.replace(
+                options,
+                sampling=Sampling(
+                    logits_processor=options.sampling.logits_processor,
+                    process_drafts=options.sampling.process_drafts,
+                    **self._values(first),
+                ),
+                max_new_tokens=[prompt.max_new_tokens for prompt in first],
+                seed=0,
+                stop=self._stops(first),
+                stop_strings=None,
+                inputs=self._inputs(first),
+            ),
             least_width=capacity,
             least_buffer=capacity,
             # prompts come a few at a time
             chunk=kernels.of(lm.params).serving_chunk(),
-            **self._values(first),
-            **ways,
         )
         # as ``generate`` gives them: row ``index`` under the run's seed; under a prompt's own, the
         # one that it has alone
-        own = [(seed, p.index) if p.seed is None else (p.seed, 0) for p in waiting]
+        own = [(options.seed, p.index) if p.seed is None else (p.seed, 0) for p in waiting]
         self._keys = _keys(np.asarray(own, np.uint32))
         self._work: GenerationTask = work.asking(
             key=jax.random.wrap_key_data(np.resize(self._keys, (self._batch, 2)), impl=KEYS),

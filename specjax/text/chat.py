@@ -12,16 +12,20 @@ from .. import sharding
 from ..decoding import loop
 from ..models.lm import LM
 from ..models.seq2seq.encoder_inputs import refuse_encoders
-from . import task
 from .drafter_names import named
 from .generation import Generation, Piece, TextStream
+from .options import SharedOptions, options_from, takes
+from .prepare import seed_key
+from .prompts import check_lm, check_tokenizer
+from .round_costs import prepare_measured
+from .task import GenerationTask
 
 LEAST_BUFFER = 2048  # tokens of a conversation before it is moved to a larger buffer
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Turn(task.GenerationTask):
-    """A job that goes on behind the ``state`` of an earlier one; takes its buffers."""
+class Turn(GenerationTask):
+    """A task that goes on from the ``state`` of an earlier one, whose buffers it takes."""
 
     state: loop.State | None = None
 
@@ -29,6 +33,14 @@ class Turn(task.GenerationTask):
         objects = self.lm.target, self.drafter, self.rule
         with sharding.using(self.lm.mesh, self.lm.params):
             return loop.jit_extend(*objects, self.params, self.state, self.request)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChatOptions(SharedOptions):
+    """The options of ``Chat``."""
+
+    logprobs: bool | str = False
+    system: str | None = None
 
 
 class Chat:
@@ -48,8 +60,8 @@ class Chat:
 
     Args:
       system: the system's message; only with a template.
-      options: those of ``specjax.generate``, but for ``num_samples``. The seed goes up by one each
-        turn.
+      drafter, drafting, sampling, ...: as ``specjax.generate`` takes them. The seed goes up by one
+        each turn.
 
     Raises:
       ValueError: options that ``generate`` refuses (at the first turn), a system's message without
@@ -62,16 +74,16 @@ class Chat:
             print(piece.text, end="")
     """
 
-    def __init__(self, lm: LM, *, system: str | None = None, **options):
-        task.check_lm(lm)
+    @takes(ChatOptions)
+    def __init__(self, lm: LM, *, options: ChatOptions):
+        check_lm(lm)
         refuse_encoders(lm, "Chat")
-        if "num_samples" in options:
-            raise ValueError("num_samples: a conversation has one answer a turn")
-        task.check_options("Chat", options, "system")
-        task.seed_key(options.get("seed", 0))
-        if isinstance(options.get("drafter"), str | os.PathLike):  # read once, not in every turn
-            options = options | {"drafter": named(lm, options["drafter"])}
-        self.lm, self.options, self.fed = lm, options, 0
+        check_tokenizer(lm, "Chat")
+        seed_key(options.seed)
+        drafter, system = options.drafter, options.system
+        if isinstance(drafter, str | os.PathLike):  # read once, not in every turn
+            drafter = named(lm, drafter)
+        self.lm, self.options, self.fed = lm, options_from(options, drafter=drafter), 0
         self.templated = lm.tokenizer.has_template
         if system is not None and not self.templated:
             raise ValueError(f"system: {lm.name} has no chat template to put it in")
@@ -109,32 +121,30 @@ class Chat:
             raise ValueError("generation: nothing was said yet")
         return self._stream.generation
 
-    def _turn(self, text: str) -> task.GenerationTask:
+    def _turn(self, text: str) -> GenerationTask:
         """The job of a turn: behind the state that is there, where that can be, else from the
         beginning."""
         if self.templated:
             ids = self.lm.chat([*self.messages, {"role": "user", "content": text}])
         else:
             ids = [*self._ids, *_continued(self.lm, text, first=not self._ids)]
-        options = {"least_buffer": LEAST_BUFFER} | self.options
-        options["seed"] = (self.options.get("seed", 0) + self._turns) % 2**32
+        seed = (self.options.seed + self._turns) % 2**32
+        options = dataclasses.replace(self.options, seed=seed)
         state = None if self._stream is None else self._stream.state
         known = len(self._ids)
         usable = state is not None and not state.length.is_deleted()
         usable = usable and int(state.length[0]) == known < len(ids) and ids[:known] == self._ids
         if usable:
             more = ids[known:]
-            work = task.prepare(self.lm, [more], **options)
+            work = prepare_measured(self.lm, [more], options, least_buffer=LEAST_BUFFER)
             room = state.tokens.shape[1] - len(ids)
             if int(work.request.budget[0]) <= room:
                 self.fed += len(more)
-                values = {
-                    f.name: getattr(work, f.name) for f in dataclasses.fields(task.GenerationTask)
-                }
+                values = {f.name: getattr(work, f.name) for f in dataclasses.fields(GenerationTask)}
                 values |= {"prompts": [np.asarray(ids, np.int32)]}
                 return Turn(**values | {"capacity": state.tokens.shape[1], "state": state})
         self.fed += len(ids)
-        return task.prepare(self.lm, [ids], **options)
+        return prepare_measured(self.lm, [ids], options, least_buffer=LEAST_BUFFER)
 
     def _close(self, stream: TextStream, text: str) -> None:
         """Takes what was committed into the conversation."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
+import logging
 import os
 from pathlib import Path
 
@@ -20,9 +22,19 @@ from ..models.seq2seq import families
 from ..models.tokenizer import holds_tokenizer
 from ..types import Drafter, PyTree
 
+log = logging.getLogger("specjax")
 DEFAULT_DRAFTS = {"embedded": "embedded-draft"}  # target -> its draft model, for drafter="draft"
 NUM_DRAFT = 3  # by default; on CPU a pass costs the same over 2 to 4 tokens
 AUTO, AUTO_DRAFTS = "auto", 7  # num_draft that follows acceptance and cost, and its largest value
+NO_DRAFTS = ("none", "plain")  # names of plain decoding
+SIMPLE = (*NO_DRAFTS, "ngram", AUTO)  # names that stand for neither a draft model nor heads
+# what drafter="auto" is for a model, and why
+AUTO_DRAFTERS = {
+    "embedded": ("ngram", "in whole runs none of its own drafters is faster, see the benchmarks"),
+    "embedded-draft": ("ngram", "it has no drafter of its own"),
+}
+# heads in the folder of a model, those with the longest accepted drafts first (benchmarks, heads)
+BEST_HEADS = ("eagle3", "mtp", "p-eagle", "eagle", "speculator", "hydra", "block", "medusa")
 LOOKUP = "ngram+"  # before the name of a drafter: copies first, see drafters/hybrid.py
 MOST_DRAFTS = 64  # levels of a draft; each is a part of the program, thousands compile for hours
 
@@ -54,8 +66,6 @@ def resolve_drafter(
     Raises:
       ValueError, TypeError: the drafter, the number or the tree is none that is accepted.
     """
-    if isinstance(drafter, str):
-        _check_name(drafter)
     if isinstance(drafter, str | os.PathLike):
         drafter = named(lm, drafter)
     if isinstance(num_draft, str) and num_draft == AUTO:
@@ -64,7 +74,7 @@ def resolve_drafter(
         if not inner.num_draft:  # plain decoding
             return inner, params
         if isinstance(inner, drafters.Adaptive):
-            raise ValueError("num_draft='auto': the drafter is adaptive already; leave it out")
+            raise ValueError("num='auto': the drafter is adaptive already; leave it out")
         adaptive = drafters.Adaptive(inner)
         return adaptive, {"inner": params, "costs": np.ones(len(adaptive.widths), np.float32)}
     shape = None if tree is None else _checked(tree, num_draft)
@@ -74,12 +84,12 @@ def resolve_drafter(
             return NUM_DRAFT
         if not isinstance(num_draft, int | np.integer) or not 1 <= num_draft <= MOST_DRAFTS:
             raise ValueError(
-                f"num_draft={num_draft}: it must be an integer from 1 to {MOST_DRAFTS}, or "
-                "'auto'; for plain decoding give drafter='plain'"
+                f"num={num_draft}: the number of drafts is an integer from 1 to {MOST_DRAFTS}, or "
+                "'auto'; for plain decoding give drafter='none'"
             )
         return int(num_draft)
 
-    if drafter is None or isinstance(drafter, str) and drafter in ("plain", "ngram"):
+    if drafter is None or isinstance(drafter, str):  # NO_DRAFTS or "ngram"
         if shape is not None:
             raise ValueError(
                 f"tree={tree!r}: drafter={drafter!r} drafts no trees; take a draft model or heads"
@@ -89,7 +99,9 @@ def resolve_drafter(
         return drafters.Plain(), None
     if isinstance(drafter, WithLookup):
         if shape is not None:
-            raise ValueError(f"tree={tree!r}: with a lookup chains are drafted; give num_draft")
+            raise ValueError(
+                f"tree={tree!r}: {drafter.name!r} drafts chains; give num in its place"
+            )
         most = drafts()
         own, deepest = min(most, NUM_DRAFT), None
         if isinstance(drafter.inner, HeadLM):
@@ -117,9 +129,9 @@ def resolve_drafter(
         )
     if not isinstance(drafter, Drafter):
         raise TypeError(
-            f"drafter={drafter!r}: accepted are 'draft', 'ngram', 'plain', None, an LM from "
-            "specjax.load, heads from specjax.load_drafter, the folder or hub name of either, or "
-            "an instance of specjax.Drafter"
+            f"drafter={drafter!r:.60}: accepted are a name such as 'auto', 'ngram' or 'none', an "
+            "LM from specjax.load, heads from specjax.load_drafter, the folder or hub name of "
+            "either, or a specjax.Drafter"
         )
     if shape is not None:
         if drafter.topology is None:
@@ -139,25 +151,30 @@ def _heads() -> tuple[str, ...]:
 def _check_name(drafter: str) -> None:
     """Raises ValueError for what can be no drafter's name."""
     name = drafter.removeprefix(LOOKUP)
-    if name in ("draft", *_heads()) or (name == drafter and name in ("plain", "ngram")):
+    if name in ("draft", *_heads()) or (name == drafter and name in SIMPLE):
         return
     if "/" not in name and name not in EMBEDDED and not os.path.isdir(name):
         raise ValueError(
-            f"drafter={drafter!r} is unknown; accepted: 'draft', 'ngram', 'plain' (or None), "
-            f"{', '.join(map(repr, _heads()))}, a folder or hub name (owner/name) of a draft "
-            f"model or of heads, {LOOKUP!r} before any of these but 'ngram' and 'plain', what "
-            "specjax.load or specjax.load_drafter returns, a Drafter object"
+            f"drafter={drafter!r} is unknown{_near(name)}; accepted: 'auto', 'none' (or 'plain', "
+            f"or None), 'ngram', 'draft', {', '.join(map(repr, _heads()))}, the folder or hub name "
+            f"(owner/name) of a draft model or of heads, {LOOKUP!r} before 'draft' or any name "
+            "after it, what specjax.load or specjax.load_drafter returns, a specjax.Drafter"
         )
+
+
+def _near(name: str) -> str:
+    near = difflib.get_close_matches(name, [*SIMPLE, "draft", *_heads()], n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def _checked(tree, num_draft) -> trees.Topology:
     if num_draft is not None:
-        raise ValueError(f"tree={tree!r} and num_draft={num_draft}: give one of the two, or 'auto'")
+        raise ValueError(f"tree={tree!r} and num={num_draft}: give one of the two, or 'auto'")
     shape = trees.as_topology(tree)
     if shape.depth > MOST_DRAFTS:
         raise ValueError(f"tree={tree!r} is {shape.depth} deep; at most {MOST_DRAFTS}")
     if shape.depth < 1:
-        raise ValueError(f"tree={tree!r} has no node below the root; take drafter='plain'")
+        raise ValueError(f"tree={tree!r} has no node below the root; take drafter='none'")
     return shape
 
 
@@ -174,7 +191,7 @@ def _with_tree(heads: HeadLM, shape: trees.Topology | None, lm: LM):
     if own.max_depth is not None and shape.depth > own.max_depth:
         raise ValueError(
             f"{heads!r} has {own.max_depth} heads, and {shape} is {shape.depth} tokens deep: give "
-            f"num_draft={own.max_depth} or less, or a tree that is no deeper"
+            f"num={own.max_depth} or less, or a tree that is no deeper"
         )
     return dataclasses.replace(own, topology=shape)
 
@@ -190,10 +207,13 @@ def named(lm: LM, name: str | os.PathLike, **settings) -> str | LM | HeadLM | Wi
       ValueError, FileNotFoundError, OSError: a name that means nothing, or as ``load`` and
         ``load_drafter`` do.
     """
-    if name in ("plain", "ngram"):
+    if isinstance(name, str):
+        _check_name(name)
+    if name == AUTO:
+        return auto_drafter(lm)
+    if name in SIMPLE:
         return name
     if isinstance(name, str) and name.startswith(LOOKUP):
-        _check_name(name)
         return WithLookup(named(lm, name.removeprefix(LOOKUP), **settings))
     if name == "draft":
         return default_draft(lm)
@@ -205,7 +225,7 @@ def named(lm: LM, name: str | os.PathLike, **settings) -> str | LM | HeadLM | Wi
     except OSError as error:
         if "/" in text:
             raise
-        known = ", ".join(("draft", "ngram", "plain", *_heads()))
+        known = ", ".join((*SIMPLE, "draft", *_heads()))
         kind = FileNotFoundError if isinstance(error, FileNotFoundError) else OSError
         raise kind(f"{error}. If that was to be a name: known are {known}") from None
     config = read_json(folder, "config.json")
@@ -238,6 +258,30 @@ def _own_heads(lm: LM, name: str) -> HeadLM:
         f"drafter={name!r}: {lm.name} has no {name} heads of its own; pass "
         "drafter=specjax.load_drafter(<a folder or hub name>, lm), or drafter='ngram'"
     )
+
+
+@functools.lru_cache(maxsize=4)
+def auto_drafter(lm: LM) -> str | HeadLM:
+    """What ``drafter="auto"`` is for a model: its own heads where it has some that pay, else
+    ``"ngram"``, which needs no weights and costs almost nothing where there is nothing to copy."""
+    name, reason = AUTO_DRAFTERS.get(lm.name) or own_heads_name(lm)
+    log.debug("drafter='auto' is %r for %s: %s", name, lm.name, reason)
+    try:
+        return named(lm, name)
+    except (ValueError, OSError) as error:
+        log.warning("the %s heads of %s cannot be used, so ngram drafts: %s", name, lm.name, error)
+        return "ngram"
+
+
+def own_heads_name(lm: LM) -> tuple[str, str]:
+    """The name of a model's own heads, else ``"ngram"``; and why."""
+    for name in BEST_HEADS:
+        if (Path(lm.name) / name / "config.json").is_file():
+            return name, "its folder holds such heads"
+    # a model without a checkpoint was made of arrays, and its name is no folder
+    if lm.checkpoint and holds_modules(lm.name, lm.revision):
+        return "mtp", "its checkpoint has modules for multi-token prediction"
+    return "ngram", "it has no drafter of its own"
 
 
 def default_draft(lm: LM) -> LM:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator
-from typing import Unpack
 
 import jax
 import numpy as np
@@ -19,9 +18,10 @@ from ..decoding import loop
 from ..decoding.state import ENDED, STOPPED
 from ..decoding.stats import Stats
 from ..models.lm import LM
-from . import task
+from .options import Options, Prompts, takes
+from .round_costs import prepare_measured
 from .stop_strings import RowText
-from .task import Options, Prompts
+from .task import GenerationTask
 
 PROMPTLY, AT_LEISURE = 0.03, 0.3  # seconds that a burst should last when streamed, when not
 
@@ -71,49 +71,39 @@ class Piece:
     row: int = 0
 
 
-def generate(lm: LM, prompts: Prompts | None = None, **options: Unpack[Options]) -> Generation:
+@takes(Options)
+def generate(lm: LM, prompts: Prompts | None = None, *, options: Options) -> Generation:
     """Continues one prompt or a batch of prompts.
 
     Args:
-      lm: the target, from ``specjax.load``.
-      prompts: a text or its token ids, or a list of either. Never empty: for text out of nothing
-        give ``[lm.config.bos_id]``, if the model has such a token. For T5 this is what its encoder
-        reads; with ``inputs``, the ids that the decoder begins with (None: the model's own).
-      drafter: ``"draft"`` (the default: the target's own draft model), ``"ngram"`` (copies from
-        the context), ``"eagle3"``, ``"mtp"``, ``"medusa"``, ``"hydra"``, ``"speculator"``,
-        ``"blockwise"`` (the target's own heads), ``None`` or ``"plain"`` (no drafts), a draft model
-        from ``specjax.load`` with the target's tokenizer, heads from ``specjax.load_drafter``, the
-        folder or hub name of either, any of these names behind ``"ngram+"`` (copies where there
-        is something to copy, else that drafter; see ``drafters.Hybrid``), or an object that
-        implements ``specjax.Drafter``.
-      num_draft: tokens drafted a round, 3 by default; heads of which each drafts one depth draft
-        as many as there are, or fewer; a drafter object has its own number.
-        ``"auto"``: as many as pay, from none to 7, following what was accepted and what rounds
-        cost on this machine (see ``drafters.Adaptive``); measuring takes about a second, besides
-        reading a prompt as long as this one.
-      tree: what a draft model or heads draft instead of a chain, see ``specjax.trees``: a
-        ``Tree`` or ``Expand``, parents ``(-1, 0, 0, 1)``, or words such as ``"3x2x1"`` and
-        ``"expand:8x4x24"``.
-      max_new_tokens: 128 by default; for all rows, or one number a row.
-      temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty,
-        logit_bias: the law, a number for all rows or one a row, see ``specjax.Sampling``; greedy
-        decoding by default. The bias may be a mapping from token id to bias.
-      logits_processor: a function of logits and prefix of your own, or an object, see
-        ``specjax.processors``; ``process_drafts=False`` keeps it from the drafter, which changes
-        the speed alone.
-      seed: of the random draws, 0 by default; one number, or one a prompt: then each row says what
-        it says alone with its seed. A row's text depends on the seed, its index, its
-        prompt and its settings, not on its batch mates; with ``num_draft="auto"`` and a
-        temperature, on the clock and the batch mates as well (its law does not).
-      num_samples: texts a prompt, which is read once. Rows ``i * num_samples ...`` are those of
-        prompt ``i``.
-      rule: the acceptance rule; by default ``"auto"``, lossless and chosen by the drafter.
-      stop: ids that end a row; default: the model's end-of-text ids. ``()``: none.
+      lm: the target, from ``specjax.load`` or ``specjax.LM.of``.
+      prompts: a text or its token ids, or a list of either; never empty. A model without a
+        tokenizer takes and gives token ids. For T5 this is what its encoder reads; with ``inputs``,
+        the ids that the decoder begins with (None: the model's own).
+      drafter: ``"auto"``: the model's own draft model or heads where they pay, else ``"ngram"``.
+        Or ``"none"`` (or ``"plain"``, or None: no drafts), ``"ngram"`` (copies from the context),
+        ``"draft"`` (the target's own draft model), the name of heads that belong to the target
+        (``"eagle3"``, ``"mtp"``, ``"medusa"``, ``"hydra"``, ``"speculator"``, ...), the folder or
+        hub name of a draft model or of heads, ``"ngram+NAME"`` (copies where there is something to
+        copy, else that drafter; see ``drafters.Hybrid``), what ``specjax.load`` or
+        ``specjax.load_drafter`` returns, or a ``specjax.Drafter``.
+      drafting: how much is drafted, in which shape, and which rule accepts: ``specjax.Drafting``.
+      sampling: how tokens are drawn, by default greedily: ``specjax.Sampling``. Each setting is one
+        number, or one for each row; a ``logit_bias`` may be a mapping from token id to bias.
+      max_new_tokens: for all rows, or one number for each row.
+      seed: of the random draws; one number, or one for each prompt: a row with a seed of its own
+        has the text that it has alone with that seed. A row's text depends on the seed, its index,
+        its prompt and its settings, not on the rest of the batch. Only with
+        ``Drafting(num="auto")`` above temperature 0 does the text also depend on the clock; its
+        distribution does not.
+      stop: ids that end a row; None: the model's end-of-text ids; ``()``: none.
       stop_strings: a text or several that end a row, or several for each prompt. The text is cut
-        before it, the tokens behind the one that completed it.
-      logprobs: ``True`` or ``"raw"`` for the model's own log-probabilities of the new tokens, or
-        ``"law"`` for those under the law they were drawn from; see ``specjax.decode``.
-      drafter_params: weights of a drafter object.
+        before the stop string, the tokens after the one that completed it.
+      drafter_params: the weights of a drafter object.
+      num_samples: texts for each prompt, which is read once. Rows ``i * num_samples`` to
+        ``(i + 1) * num_samples - 1`` belong to prompt ``i``.
+      logprobs: ``True`` or ``"raw"`` for the log-probabilities that the model itself gives the new
+        tokens, ``"law"`` for those under the distribution that they were drawn from.
       inputs: what the encoder of an encoder-decoder model reads: for Whisper the features of
         30 seconds a row, ``[B, bins, frames]`` (see ``specjax.models.whisper``).
 
@@ -121,7 +111,7 @@ def generate(lm: LM, prompts: Prompts | None = None, **options: Unpack[Options])
       ``Generation``. Ctrl-C ends the generation, not the program: what is there is returned.
 
     Raises:
-      ValueError: before anything is compiled, naming the argument and the way out.
+      ValueError, TypeError: before anything is compiled, naming the argument and the way out.
 
     Example::
 
@@ -129,12 +119,12 @@ def generate(lm: LM, prompts: Prompts | None = None, **options: Unpack[Options])
         out = specjax.generate(lm, "def quicksort(xs):", max_new_tokens=64)
         print(out.text, out.stats)
     """
-    task.check_options("generate", options)
-    return TextStream(task.prepare(lm, prompts, **options)).finish()
+    return TextStream(prepare_measured(lm, prompts, options)).finish()
 
 
-def stream_text(lm: LM, prompts: Prompts | None = None, **options: Unpack[Options]) -> TextStream:
-    """The same as ``generate``, piece by piece as it is committed.
+@takes(Options)
+def stream_text(lm: LM, prompts: Prompts | None = None, *, options: Options) -> TextStream:
+    """The same as ``generate``, with the same options, piece by piece as it is committed.
 
     Example::
 
@@ -143,21 +133,20 @@ def stream_text(lm: LM, prompts: Prompts | None = None, **options: Unpack[Option
             print(piece.text, end="", flush=True)
         print(stream.generation.stats)
     """
-    task.check_options("stream_text", options)
-    return TextStream(task.prepare(lm, prompts, **options))
+    return TextStream(prepare_measured(lm, prompts, options))
 
 
 class TextStream:
     """An iterator over ``Piece``s; ``generation`` is what there is at any moment."""
 
-    def __init__(self, work: task.GenerationTask):
-        self._job, self._seen, self._finished = work, None, False
+    def __init__(self, work: GenerationTask):
+        self._task, self._seen, self._finished = work, None, False
         self.state: loop.State | None = None  # after the last burst
         self._over = np.zeros(len(work.prompts), bool)  # rows that met a stop string
 
     def __iter__(self) -> Iterator[Piece]:
         rows = self._texts()
-        shown = [len(prompt) for prompt in self._job.prompts]
+        shown = [len(prompt) for prompt in self._task.prompts]
         for seen in self._run(PROMPTLY):
             for row, text in enumerate(rows):
                 ids = seen.tokens[row, shown[row] : seen.lengths[row]]
@@ -175,7 +164,7 @@ class TextStream:
         """Runs to the end, or to Ctrl-C, without cutting the text into pieces."""
         try:
             # stop strings are found in the text, so it has to be looked at as it comes
-            for _ in self if any(self._job.stop_strings) else self._run(AT_LEISURE):
+            for _ in self if any(self._task.stop_strings) else self._run(AT_LEISURE):
                 pass
         except KeyboardInterrupt:
             if self._seen is None:  # nothing to give back
@@ -185,20 +174,20 @@ class TextStream:
     @property
     def rule(self) -> str:
         """The acceptance rule's name; where it is ``auto``, that of the one this stands for."""
-        return self._job.rule_name
+        return self._task.rule_name
 
     @property
     def num_tokens(self) -> int:
         """New tokens until now, over all rows."""
         if self._seen is None:
             return 0
-        if any(self._job.stop_strings):
+        if any(self._task.stop_strings):
             return sum(map(len, self.generation.tokens))
-        return int(sum(self._seen.lengths)) - sum(map(len, self._job.prompts))
+        return int(sum(self._seen.lengths)) - sum(map(len, self._task.prompts))
 
     def _texts(self) -> list[RowText]:
-        prompts, strings = self._job.prompts, self._job.stop_strings
-        tokenizer = self._job.lm.tokenizer
+        prompts, strings = self._task.prompts, self._task.stop_strings
+        tokenizer = self._task.lm.tokenizer
         return [RowText(tokenizer, *row) for row in zip(prompts, strings, strict=True)]
 
     @property
@@ -208,7 +197,7 @@ class TextStream:
             raise ValueError("generation: nothing has run yet; iterate, or call finish()")
         seen, texts, rows, reasons = self._seen, [], [], []
         for row, text in enumerate(self._texts()):
-            begin, end = len(self._job.prompts[row]), int(seen.lengths[row])
+            begin, end = len(self._task.prompts[row]), int(seen.lengths[row])
             texts.append(text.push(seen.tokens[row, begin:end]) + text.flush())
             rows.append((row, slice(begin, begin + text.num)))
             reasons.append(ENDED[STOPPED if text.over else int(seen.ended[row])])
@@ -216,7 +205,7 @@ class TextStream:
             texts=texts,
             tokens=[seen.tokens[new] for new in rows],
             from_draft=[seen.from_draft[new] for new in rows],
-            prompts=self._job.prompts,
+            prompts=self._task.prompts,
             stats=seen.stats,
             reasons=reasons,
             logprobs=None if seen.logprobs is None else [seen.logprobs[new] for new in rows],
@@ -241,19 +230,19 @@ class TextStream:
 
     def _run(self, seconds: float) -> Iterator[loop.Decoded]:
         """What is committed, on the host, after each burst of about ``seconds``."""
-        self.state, rounds = self._job.start(), 1
+        self.state, rounds = self._task.start(), 1
         while True:
             self.look()
             over = self._over.copy()
             yield self._seen
             if (self._over & ~over).any():  # they must not cost anything more
-                self.state = self._job.end(self.state, self._over)
+                self.state = self._task.end(self.state, self._over)
                 self._finished = not np.any(sharding.gather(self.state.budget) > 0)
             if self._finished:
                 return
             begin = time.perf_counter()
             with sharding.peers():
-                self.state = self._job.burst(rounds, self.state)
+                self.state = self._task.burst(rounds, self.state)
                 jax.block_until_ready(self.state.length)
                 if sharding.agreed(time.perf_counter() - begin) < seconds / 2:
                     rounds *= 2

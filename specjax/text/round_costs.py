@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +19,11 @@ import numpy as np
 from .. import sharding
 from ..decoding import loop
 from ..drafters import Hybrid
-
-if TYPE_CHECKING:
-    from .task import GenerationTask
+from ..models.lm import LM
+from .drafter_names import AUTO
+from .options import Options
+from .prepare import prepare
+from .task import GenerationTask
 
 log = logging.getLogger("specjax")
 TURNS, ENOUGH = 9, 1.0  # calls at each width at most; seconds after which three must do
@@ -68,6 +69,17 @@ class Price:
 
 
 _KNOWN: dict[tuple, Price] = {}
+
+
+def prepare_measured(lm: LM, prompts, options: Options, **sizes) -> GenerationTask:
+    """``prepare``, and with ``num="auto"`` the costs of rounds, measured where they are unknown.
+
+    Args:
+      sizes: what ``prepare`` takes besides.
+    """
+    work = prepare(lm, prompts, options, **sizes)
+    measured = options.drafting.num == AUTO and work.drafter.num_draft
+    return with_round_costs(work) if measured else work
 
 
 def with_round_costs(work: GenerationTask) -> GenerationTask:

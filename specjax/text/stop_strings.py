@@ -49,11 +49,16 @@ class StopStrings:
 
 
 class RowText:
-    """The text of one row as its tokens come. ``num``: tokens taken, up to the one that completed a
-    stop string; ``over``: one was found."""
+    """The text of one row as its tokens come; empty for a model without a tokenizer.
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], strings: Strings):
-        self._decoder, self._stop = StreamDecoder(tokenizer, prompt), StopStrings(strings)
+    Attributes:
+      num: tokens taken, up to the one that completed a stop string.
+      over: whether a stop string was found.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, prompt: Sequence[int], strings: Strings):
+        self._decoder = _NoText() if tokenizer is None else StreamDecoder(tokenizer, prompt)
+        self._stop = StopStrings(strings)
         self._strings, self.num = strings, 0
 
     @property
@@ -79,6 +84,16 @@ class RowText:
             return ""
         rest = self._stop.push(self._decoder.flush())
         return rest + self._stop.flush()
+
+
+class _NoText:
+    """In place of a ``StreamDecoder``, for a model without a tokenizer."""
+
+    def push(self, ids: Sequence[int]) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
 
 
 def per_row(given, rows: int) -> list[Strings]:

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+import dataclasses
+from collections.abc import Sequence
 
 from .. import acceptance, sharding
 from ..decoding.state import ENDED, STOPPED
 from ..models.lm import LM
 from ..models.seq2seq.encoder_inputs import encodes
 from ..sampling import processors
-from ..text import task
+from ..text.options import Options, takes
+from ..text.round_costs import prepare_measured
 from ..text.stop_strings import RowText
-from ..text.task import Options
 from ..text.token_display import speller
 from .record import record_rounds
 from .result import Trace
 
 ROUNDS = 128  # recorded at most, by default
-_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty")
-_SETTINGS += ("frequency_penalty", "logit_bias", "logits_processor", "seed", "stop", "stop_strings")
+_NOT_SHOWN = ("process_drafts", "greedy")  # of the sampling settings: they do not change the text
 
 
-def trace(lm: LM, prompt=None, *, rounds: int = ROUNDS, **options: Unpack[Options]) -> Trace:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TraceOptions(Options):
+    """The options of ``trace``."""
+
+    rounds: int = ROUNDS
+
+
+@takes(TraceOptions)
+def trace(lm: LM, prompt: str | Sequence[int] | None = None, *, options: TraceOptions) -> Trace:
     """Continues one prompt as ``specjax.generate`` does, and keeps what happened in each round.
 
     The rounds are those of ``generate``: the same functions with the same keys, so the text is the
@@ -31,7 +39,7 @@ def trace(lm: LM, prompt=None, *, rounds: int = ROUNDS, **options: Unpack[Option
       lm: the target, from ``specjax.load``.
       prompt: a text or its token ids, as for ``generate``.
       rounds: the number of rounds that are run at most.
-      **options: those of ``generate``, for one row.
+      drafter, drafting, sampling, ...: as ``generate`` takes them, for one row.
 
     Returns:
       A ``Trace``; ``Trace.save(file)`` writes it as a page for a browser. Ctrl-C ends the tracing
@@ -42,14 +50,14 @@ def trace(lm: LM, prompt=None, *, rounds: int = ROUNDS, **options: Unpack[Option
 
     Example::
 
-        traced = specjax.trace(lm, "def f(x):", drafter="draft", temperature=1.0)
+        traced = specjax.trace(lm, "def f(x):", sampling=specjax.Sampling(temperature=1.0))
         print(traced.rounds[0].nodes[1])  # Node(token=..., p=0.31, q=0.42, status='rejected', ...)
         traced.save("trace.html")
     """
-    task.check_options("trace", options, "rounds")
+    rounds = options.rounds
     if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
         raise ValueError(f"rounds={rounds!r}: it must be an integer, at least 1")
-    work = task.prepare(lm, prompt, **options)
+    work = prepare_measured(lm, prompt, options)
     if len(work.prompts) != 1:
         raise ValueError(
             f"trace: {len(work.prompts)} rows; a trace shows one row: give one prompt and "
@@ -103,7 +111,11 @@ def _push(text: RowText, emitted: list[int]) -> list[str]:
 
 def _settings(options: Options) -> dict[str, str]:
     """The options that shape the law of the text, as texts by name."""
-    shown = {"temperature": 0.0} | {n: options[n] for n in _SETTINGS if options.get(n) is not None}
+    sampling = options.sampling
+    fields = [f.name for f in dataclasses.fields(sampling) if f.name not in _NOT_SHOWN]
+    shown = {name: getattr(sampling, name) for name in fields}
+    shown |= {name: getattr(options, name) for name in ("seed", "stop", "stop_strings")}
+    shown = {name: value for name, value in shown.items() if value is not None}
     if "logits_processor" in shown:
         name = processors.processor_name(shown["logits_processor"])
         shown["logits_processor"] = name

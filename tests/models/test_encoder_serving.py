@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from asking import flat
 from encoder_decoders import expected, shorter, with_tokenizer
 from test_serving import stop_after
 from test_text import compilations
@@ -49,10 +50,10 @@ def test_texts_of_other_lengths_join_a_batch_without_a_compilation_and_are_those
     draft = specjax.load(lms["t5"].name, mesh=shared.mesh)
 
     def serve(rows):
-        return specjax.serve_offline(shared, rows, batch=2, drafter=draft, **common)
+        return specjax.serve_offline(shared, rows, **flat(batch=2, drafter=draft, **common))
 
     served, own = serve(rows), dict(max_new_tokens=BUDGETS, seed=seeds, stop=())
-    wanted = specjax.generate(lms["t5_gated"], TEXTS, drafter=lms["t5"], **own, **common)
+    wanted = specjax.generate(lms["t5_gated"], TEXTS, **flat(drafter=lms["t5"], **own, **common))
     assert [row.tokens for row in served.rows] == [row.tolist() for row in wanted.tokens]
     others = [row | {"prompt": text} for row, text in zip(rows, OTHERS, strict=True)]
     assert compilations(lambda: serve(others)) == 0
@@ -84,23 +85,23 @@ def test_windows_are_heard_as_alone_by_a_drafter_with_the_same_ears_and_a_run_go
     windows = expected("whisper")[0]["features"]
     output, file = tmp_path / "out.jsonl", heard / "prompts.jsonl"
     given = dict(output=output, max_new_tokens=10, **options)
-    first = specjax.serve_offline(lm, file, progress=stop_after(1), **given)
-    served = specjax.serve_offline(lm, file, **given)
+    first = specjax.serve_offline(lm, file, **flat(progress=stop_after(1), **given))
+    served = specjax.serve_offline(lm, file, **flat(**given))
     assert 1 <= served.earlier == len(first.rows) < 4 and served.finished
     cases = [(0, [3], 12), (1, [3], 10), (2, [3, 20, 21], 7), (1, [3], 3)]
     which, begun, budgets = zip(*cases, strict=True)
     own = dict(inputs=windows[list(which)], max_new_tokens=budgets, stop=(), drafter="ngram")
-    wanted = specjax.generate(lm, list(begun), **own)
+    wanted = specjax.generate(lm, list(begun), **flat(**own))
     assert [row.tokens for row in served.rows] == [row.tolist() for row in wanted.tokens]
     assert len({tuple(row.tokens[:3]) for row in served.rows}) == 3  # of as many windows
     assert served.rows[2].id == "begun"
     # lists of arrays are the same prompts as the files, other ones are not
     with_arrays = [{"features": windows[i], "prompt": p, "max_new_tokens": n} for i, p, n in cases]
     with_arrays[2]["id"] = "begun"
-    assert specjax.serve_offline(lm, with_arrays, **given).earlier == 4
+    assert specjax.serve_offline(lm, with_arrays, **flat(**given)).earlier == 4
     with_arrays[0]["features"] = windows[0] + 1
     with pytest.raises(ValueError, match="other prompt and options"):
-        specjax.serve_offline(lm, with_arrays, **given)
+        specjax.serve_offline(lm, with_arrays, **flat(**given))
 
 
 def test_what_cannot_be_heard_is_named_with_its_line(lms, heard):
@@ -142,9 +143,11 @@ def test_a_plan_tells_the_rounds_behind_what_is_heard(lms, heard, monkeypatch):
     (drafted,) = [c for c in found.candidates if c.drafter == "ngram"]
     out = specjax.generate(
         lms["whisper"],
-        inputs=np.stack([np.load(window) for window in windows]),
-        drafter="ngram",
-        num_draft=2,
-        **options,
+        **flat(
+            inputs=np.stack([np.load(window) for window in windows]),
+            drafter="ngram",
+            num_draft=2,
+            **options,
+        ),
     )
     assert drafted.tau == pytest.approx(out.stats.tau)

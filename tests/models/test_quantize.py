@@ -217,7 +217,9 @@ def test_with_a_quantized_drafter_greedy_text_is_that_of_plain_decoding(folders,
     itself = specjax.load(folders["target"], quantize=scheme)  # which is nearly always right
     plain = specjax.generate(pair[0], prompts, drafter=None, max_new_tokens=40)
     for model in (drafter, itself):
-        out = specjax.generate(pair[0], prompts, drafter=model, num_draft=3, max_new_tokens=40)
+        out = specjax.generate(
+            pair[0], prompts, drafter=model, max_new_tokens=40, drafting=specjax.Drafting(num=3)
+        )
         assert out.texts == plain.texts
     assert out.stats.acceptance > 0.8
 

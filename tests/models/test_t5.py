@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from asking import flat
 from checkpoints import GOLDEN
 from encoder_decoders import (
     FOLDER,
@@ -190,9 +191,11 @@ def test_generate_reads_prompts_and_writes_with_any_drafter_what_plain_decoding_
     pair, drafter
 ):
     options = dict(max_new_tokens=20, stop=())
-    plain = [specjax.generate(pair["t5_gated"], p, drafter=None, **options) for p in PROMPTS]
+    plain = [
+        specjax.generate(pair["t5_gated"], p, **flat(drafter=None, **options)) for p in PROMPTS
+    ]
     drafter = pair.get(drafter, drafter)
-    both = specjax.generate(pair["t5_gated"], PROMPTS, drafter=drafter, **options)
+    both = specjax.generate(pair["t5_gated"], PROMPTS, **flat(drafter=drafter, **options))
     assert both.texts == [out.text for out in plain] and len(set(both.texts)) == 2
     assert [len(row) for row in both.tokens] == [20, 20]
     assert [row.tolist() for row in both.prompts] == [[0], [0]]  # the decoder's start
@@ -204,11 +207,11 @@ def test_generate_reads_prompts_and_writes_with_any_drafter_what_plain_decoding_
 
 def test_inputs_may_be_given_in_place_of_the_prompt_with_a_begun_text(pair):
     lm, options = pair["t5_gated"], dict(drafter="ngram", stop=())
-    whole = specjax.generate(lm, PROMPTS[0], max_new_tokens=20, **options)
+    whole = specjax.generate(lm, PROMPTS[0], **flat(max_new_tokens=20, **options))
     ids = np.asarray([lm.tokenizer.encode(PROMPTS[0])])
     source = {"tokens": ids, "lengths": np.asarray([ids.shape[1]])}
     begun = [0, *whole.tokens[0][:5].tolist()]
-    rest = specjax.generate(lm, [begun], inputs=source, max_new_tokens=15, **options)
+    rest = specjax.generate(lm, [begun], **flat(inputs=source, max_new_tokens=15, **options))
     np.testing.assert_array_equal(rest.tokens[0], whole.tokens[0][5:])
 
 

@@ -6,6 +6,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from asking import prepared
 from checkpoints import byte_tokenizer
 from encoder_decoders import (
     FOLDER,
@@ -28,7 +29,6 @@ from specjax.models.hf import abstract
 from specjax.models.seq2seq.families import config_from_hf
 from specjax.models.seq2seq.target import encode, same_encoder
 from specjax.models.tokenizer import wrap_tokenizer
-from specjax.text import task
 
 MAKER = golden_maker()
 TOKENS = ["<|en|>", "<|de|>", "<|transcribe|>", "<|notimestamps|>"]
@@ -124,8 +124,8 @@ def convolutions(work):
 def test_one_hearing_serves_a_drafter_with_the_encoder_of_its_target(lms):
     inputs = expected("whisper")[0]["features"]
     options = dict(inputs=inputs, max_new_tokens=8)
-    shared = task.prepare(lms["whisper"], None, drafter=lms["distilled"], **options)
-    apart = task.prepare(lms["whisper"], None, drafter=lms["stranger"], **options)
+    shared = prepared(lms["whisper"], None, drafter=lms["distilled"], **options)
+    apart = prepared(lms["whisper"], None, drafter=lms["stranger"], **options)
     assert shared.one_memory and convolutions(shared) == 0  # it was heard before, once
     assert not apart.one_memory and convolutions(apart) == 4
     ours, theirs = lms["whisper"], lms["distilled"]

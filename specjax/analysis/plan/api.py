@@ -22,7 +22,9 @@ import numpy as np
 from ... import sharding
 from ...checkpoints import HeadLM
 from ...models.lm import LM
-from ...text import drafter_names, task
+from ...sampling.distribution import Sampling
+from ...text import drafter_names
+from ...text.options import Drafting, Options, Prompts
 from .measure import PLAIN, Candidate, Survey
 
 MOST_BATCH = 1024  # rows; each is part of every buffer
@@ -71,7 +73,7 @@ class Plan:
         best = self.choice
         if best.drafter == PLAIN:
             return {"drafter": PLAIN}
-        return {"drafter": best.drafter, "num_draft": best.num_draft}
+        return {"drafter": best.drafter, "drafting": Drafting(num=best.num_draft)}
 
     @property
     def verdict(self) -> str:
@@ -137,7 +139,10 @@ class Plan:
 
         facts = dataclasses.asdict(self)
         chosen = dataclasses.asdict(self.choice)
-        return plain(facts | {"choice": chosen, "options": self.options, "verdict": self.verdict})
+        options = {"drafter": self.choice.drafter}
+        if self.choice.drafter != PLAIN:
+            options["num_draft"] = self.choice.num_draft
+        return plain(facts | {"choice": chosen, "options": options, "verdict": self.verdict})
 
     def __str__(self) -> str:
         from rich.console import Console
@@ -149,18 +154,20 @@ class Plan:
 
 def plan(
     lm: LM,
-    prompts: task.Prompts,
+    prompts: Prompts,
     *,
     drafters: Sequence[str | LM | HeadLM] | None = None,
     num_drafts: Sequence[int] = (1, 3, 7, 15),
     batches: Sequence[int] = (1,),
-    temperature: float = 0.0,
+    drafting: Drafting = Drafting(),
+    sampling: Sampling = Sampling(),
     max_new_tokens: int = 64,
+    seed: int | Sequence[int] = 0,
+    stop: Sequence[int] | None = None,
     turns: int = 5,
     seconds: float = 8.0,
     verify: int = 0,
     progress: Callable[[str], None] | None = None,
-    **options,
 ) -> Plan:
     """Measures on ``prompts`` and predicts the rate of every way to decode them.
 
@@ -176,7 +183,8 @@ def plan(
         predicted. Heads draft chains, no longer than they can.
       batches: batch sizes to consider. The choice is by tokens a second over all rows, so that
         a larger batch wins where the machine bears it: give one size where latency counts.
-      temperature, max_new_tokens, options: as for ``generate``.
+      drafting: only its rule; the number of drafts is what is planned, and trees are not.
+      sampling, max_new_tokens, seed, stop: as ``generate`` takes them.
       turns: how often the clock is read at most, everything in turn.
       seconds: from the third on, no turn begins later than this after the first.
       verify: this many of the best candidates, and plain decoding, are run in turn afterwards;
@@ -207,7 +215,14 @@ def plan(
     batches = _whole("batches", batches, 1, MOST_BATCH)
     _whole("turns", [turns], 1, 10**6)
     _whole("verify", [verify], 0, 10**6)
-    common = options | {"temperature": temperature, "max_new_tokens": max_new_tokens}
+    if drafting.num is not None or drafting.tree is not None:
+        raise ValueError(
+            f"drafting={drafting}: plan looks for the number of drafts itself and plans no trees; "
+            "give num_drafts, and drafting for a rule alone"
+        )
+    common = Options(
+        drafting=drafting, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, stop=stop
+    )
     tell = progress or (lambda line: None)
     surveys = [Survey(lm, prompts, batch, named, lengths, common) for batch in batches]
     finished = True
@@ -243,7 +258,7 @@ def plan(
         },
         prompts=surveys[0].num_prompts,
         max_new_tokens=max_new_tokens,
-        temperature=float(temperature),
+        temperature=float(np.max(sampling.temperature)),
         seconds=time.perf_counter() - begin,
         finished=finished,
         approximate=lm.target.approximate,

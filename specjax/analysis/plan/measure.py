@@ -19,7 +19,11 @@ from ...drafters.heads import HeadDrafter
 from ...models.causal_lm import CausalLM
 from ...models.lm import LM
 from ...models.seq2seq import encoder_inputs
-from ...text import task
+from ...text.options import Options
+from ...text.prepare import fit
+from ...text.prompts import check_lm, prompt_ids
+from ...text.round_costs import prepare_measured
+from ...text.task import GenerationTask
 from ..timing import Call, pass_call
 from .predict import AcceptanceRecord, Costs, Rounds, beyond_the_pass, rounds
 
@@ -80,9 +84,11 @@ class Survey:
     A *group* is one batch of prompts; the last is filled up with the first prompts.
     """
 
-    def __init__(self, lm: LM, prompts, batch: int, drafters, lengths: Sequence[int], common):
-        task.check_lm(lm)
-        ids, sources = zip(*encoder_inputs.of_prompts(lm, prompts, task.prompt_ids), strict=True)
+    def __init__(
+        self, lm: LM, prompts, batch: int, drafters, lengths: Sequence[int], common: Options
+    ):
+        check_lm(lm)
+        ids, sources = zip(*encoder_inputs.of_prompts(lm, prompts, prompt_ids), strict=True)
         self.lm, self.batch, self.num_prompts, self.common = lm, batch, len(ids), common
         self.drafters = drafters
         self.lengths = {name: _possible(drafter, lengths) for name, drafter in drafters.items()}
@@ -91,7 +97,7 @@ class Survey:
         width = encoder_inputs.width_of(sources)
         read = [[sources[row] for row in group] for group in rows]
         self.inputs = [encoder_inputs.of_rows(group, width) for group in read]
-        tokens, _, self.buffer = task.fit(lm, ids, common["max_new_tokens"])
+        tokens, _, self.buffer = fit(lm, ids, common.max_new_tokens)
         self.width = tokens.shape[1]
         self.jobs = {PLAIN_WAY: self.prepared(*PLAIN_WAY)}
         for name in drafters:
@@ -112,22 +118,24 @@ class Survey:
         """Whether there is anything to compare with plain decoding."""
         return len(self.readings) > 1
 
-    def prepared(self, name: str, length: int) -> list[task.GenerationTask]:
+    def prepared(self, name: str, length: int) -> list[GenerationTask]:
         """The jobs of one way, all in one shape, so that they share their programs.
 
         Raises:
           ValueError: a text that ``trace`` cannot go back in.
         """
         jobs = [
-            task.prepare(
+            prepare_measured(
                 self.lm,
                 group,
-                drafter=self.drafters.get(name),
-                num_draft=length or None,
+                dataclasses.replace(
+                    self.common,
+                    drafter=self.drafters.get(name),
+                    drafting=dataclasses.replace(self.common.drafting, num=length or None),
+                    inputs=inputs,
+                ),
                 least_width=self.width,
                 least_buffer=self.buffer,
-                inputs=inputs,
-                **self.common,
             )
             for group, inputs in zip(self.groups, self.inputs, strict=True)
         ]
@@ -160,7 +168,7 @@ class Survey:
 
     def _pass_calls(self) -> dict[int, Call]:
         mean = int(np.mean([len(ids) for group in self.groups for ids in group]))
-        length = min(mean + int(np.max(self.common["max_new_tokens"])) // 2, self.buffer)
+        length = min(mean + int(np.max(self.common.max_new_tokens)) // 2, self.buffer)
         at = dict(batch=self.batch, length=length, capacity=self.buffer, lasting=A_PASS)
         at["inputs"] = self.inputs[0]
         lengths = {length for own in self.lengths.values() for length in own}
@@ -310,7 +318,7 @@ def _possible(drafter, lengths: Sequence[int]) -> list[int]:
     return [*lengths] if most is None else sorted({min(length, most) for length in lengths})
 
 
-def run_once(work: task.GenerationTask) -> tuple[float, float, loop.State]:
+def run_once(work: GenerationTask) -> tuple[float, float, loop.State]:
     """Seconds of reading the prompts, seconds of all rounds, and the state at the end."""
     begin = time.perf_counter()
     state = jax.block_until_ready(work.start())
@@ -319,7 +327,7 @@ def run_once(work: task.GenerationTask) -> tuple[float, float, loop.State]:
     return middle - begin, time.perf_counter() - middle, state
 
 
-def check_rewinds(work: task.GenerationTask) -> None:
+def check_rewinds(work: GenerationTask) -> None:
     """Raises ``ValueError`` where a state cannot be set back to an earlier token of its text: a
     window's cache has forgotten what it held then, and so has a law that carries a state."""
     target = work.lm.target
@@ -343,7 +351,7 @@ def check_rewinds(work: task.GenerationTask) -> None:
         )
 
 
-def trace(work: task.GenerationTask, state: loop.State) -> AcceptanceRecord:
+def trace(work: GenerationTask, state: loop.State) -> AcceptanceRecord:
     """Tries a round of ``work`` from every position of the text in ``state``, its end.
 
     From the last position to the first: a round reads what is committed before its root alone,
@@ -377,7 +385,7 @@ def trace(work: task.GenerationTask, state: loop.State) -> AcceptanceRecord:
     return _cut(proposed, accepted, ends)
 
 
-def _walk(work: task.GenerationTask, state: loop.State) -> AcceptanceRecord:
+def _walk(work: GenerationTask, state: loop.State) -> AcceptanceRecord:
     """``trace`` of heads: at each position a whole round is tried on a copy, and a round with room
     for one token goes on. Where tokens are drawn, these are drawn anew."""
     ends = np.asarray(state.length) - [len(prompt) for prompt in work.prompts]

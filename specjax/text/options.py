@@ -1,0 +1,167 @@
+"""The options of ``generate`` and of everything that decodes as it does, written once.
+
+``Options`` states each option's name, type and default. A function that is decorated by ``takes``
+has these options as keyword arguments: ``help()`` shows them with their defaults, an unknown one is
+refused with the nearest that exists, and the function itself gets one checked object.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from .. import acceptance, trees
+from ..checkpoints import HeadLM
+from ..models.lm import LM
+from ..sampling.distribution import Sampling
+from ..trees import expand
+from ..types import Drafter, PyTree, Rule
+
+Prompts = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
+DrafterLike = str | LM | HeadLM | Drafter | None
+P, A, T, R = ParamSpec("P"), TypeVar("A"), TypeVar("T"), TypeVar("R")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Drafting:
+    """How much is drafted, in which shape, and which rule accepts.
+
+    Attributes:
+      num: tokens drafted in a round. None: 3, or as many as heads were trained for. ``"auto"``: as
+        many as pay, from none to 7, following what was accepted and what rounds cost on this
+        machine (see ``drafters.Adaptive``); measuring the costs takes about a second. A drafter
+        object has a number of its own.
+      tree: what a draft model or heads draft instead of a chain (see ``specjax.trees``): a
+        ``Tree`` or ``Expand``, parents ``(-1, 0, 0, 1)``, or a text such as ``"3x2x1"`` or
+        ``"expand:8x4x24"``. Give ``num`` or ``tree``, not both (``num="auto"`` goes with a tree).
+      rule: the acceptance rule, a name in ``specjax.acceptance.RULES`` or an object. ``"auto"`` is
+        lossless and chosen by what the drafter proposes.
+      sibling_sampling: how the children of a node are chosen above temperature 0: ``"top"``,
+        ``"iid"``, ``"distinct"`` or ``"hub"``. None: as the rule wants it.
+
+    Raises:
+      ValueError: an unknown rule or way of sampling siblings.
+      TypeError: a rule that is neither a name nor an acceptance rule.
+
+    Example::
+
+        specjax.generate(lm, "def f(x):", drafting=specjax.Drafting(num=5))
+    """
+
+    num: int | str | None = None
+    tree: trees.Topology | str | Sequence[int] | None = None
+    rule: str | Rule = "auto"
+    sibling_sampling: str | None = None
+
+    def __post_init__(self):
+        acceptance.named(self.rule)
+        if self.sibling_sampling is not None and self.sibling_sampling not in expand.HOW:
+            raise ValueError(
+                f"sibling_sampling={self.sibling_sampling!r} is unknown; known: None, "
+                f"{', '.join(expand.HOW)}"
+            )
+
+    def __repr__(self) -> str:
+        return short_repr(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SharedOptions:
+    """The options that everything takes which decodes; ``generate`` explains them."""
+
+    drafter: DrafterLike = "auto"
+    drafting: Drafting = Drafting()
+    sampling: Sampling = Sampling()
+    max_new_tokens: int | Sequence[int] = 128
+    seed: int | Sequence[int] = 0
+    stop: Sequence[int] | None = None
+    stop_strings: str | Sequence[str] | Sequence[Sequence[str]] | None = None
+    drafter_params: PyTree = None
+
+    def __post_init__(self):
+        for name, kind in (("drafting", Drafting), ("sampling", Sampling)):
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise TypeError(
+                    f"{name}={value!r:.60}: give a specjax.{kind.__name__}(...), or leave it out"
+                )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(SharedOptions):
+    """The options of ``generate``, where they are explained."""
+
+    num_samples: int = 1
+    logprobs: bool | str = False
+    inputs: PyTree = None
+
+
+def short_repr(one) -> str:
+    """A dataclass as the call that makes it: only the fields that differ from their default."""
+    given = []
+    for field in dataclasses.fields(one):
+        value = getattr(one, field.name)
+        if not (value is field.default or (type(value) in (int, str) and value == field.default)):
+            given.append(f"{field.name}={value!r}")
+    return f"{type(one).__name__}({', '.join(given)})"
+
+
+def options_from(given: SharedOptions, **changes) -> Options:
+    """``Options`` with the fields that ``given`` shares with them, and ``changes``."""
+    names = [field.name for field in dataclasses.fields(Options) if hasattr(given, field.name)]
+    return Options(**{name: getattr(given, name) for name in names} | changes)
+
+
+def takes(options: Callable[P, T]):
+    """A decorator for ``f(..., *, options)``: the fields of ``options``, a dataclass, become its
+    keyword arguments."""
+
+    def wrap(function: Callable[..., R]) -> Callable[Concatenate[LM, A, P], R]:
+        own = inspect.signature(function)
+        positional = [p for p in own.parameters.values() if p.name != "options"]
+        names = [p.name for p in positional]
+        # of a class, users know the name of the class
+        called = function.__qualname__.removesuffix(".__init__").split(".")[-1]
+
+        @functools.wraps(function)
+        def call(*args, **given):
+            mine = {name: given.pop(name) for name in names if name in given}
+            return function(*args, **mine, options=_read(called, options, given))
+
+        fields = [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=field.type,
+            )
+            for field in dataclasses.fields(options)
+        ]
+        call.__signature__ = own.replace(parameters=[*positional, *fields])
+        return call
+
+    return wrap
+
+
+def _read(called: str, options: type[T], given: Mapping[str, Any]) -> T:
+    known = [field.name for field in dataclasses.fields(options)]
+    for name in given:
+        if name not in known:
+            raise TypeError(f"{called}() has no {name}: {_instead(name, known)}")
+    return options(**given)
+
+
+def _instead(name: str, known: Sequence[str]) -> str:
+    """What to give in place of an option that does not exist."""
+    drafting = {f.name: f.name for f in dataclasses.fields(Drafting)} | {"num_draft": "num"}
+    if name in drafting and "drafting" in known:
+        return f"give drafting=specjax.Drafting({drafting[name]}=...)"
+    if name in {f.name for f in dataclasses.fields(Sampling)} and "sampling" in known:
+        return f"give sampling=specjax.Sampling({name}=...)"
+    near = difflib.get_close_matches(name, known, n=1)
+    meant = f"did you mean {near[0]}? " if near else ""
+    return f"{meant}It takes {', '.join(known)}"

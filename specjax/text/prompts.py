@@ -1,0 +1,97 @@
+"""Prompts as token ids: checked, whether they are texts or ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from ..models.lm import LM
+from ..types import Target
+
+
+def prompt_ids(lm: LM, prompts) -> list[list[int]]:
+    """Token ids of each prompt.
+
+    Args:
+      prompts: a text or its token ids, or a list of either; a model without a tokenizer takes ids.
+
+    Raises:
+      ValueError: an empty batch, an empty prompt, or a text for a model without a tokenizer.
+      TypeError: a prompt that is neither a text nor token ids, or ``lm`` is no ``LM``.
+    """
+    check_lm(lm)
+    if isinstance(prompts, jax.Array):
+        prompts = np.asarray(prompts)
+    if isinstance(prompts, bytes) or not isinstance(prompts, Sequence | np.ndarray):
+        raise _no_prompt(prompts)
+    if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], int | np.integer)):
+        prompts = [prompts]
+    if not len(prompts):
+        raise ValueError("prompts: the batch is empty; give at least one prompt")
+    ids = []
+    for row, prompt in enumerate(prompts):
+        which = f"prompt {row}" if len(prompts) > 1 else "the prompt"
+        if isinstance(prompt, jax.Array):
+            prompt = np.asarray(prompt)
+        if isinstance(prompt, bytes) or not isinstance(prompt, Sequence | np.ndarray):
+            raise _no_prompt(prompt)
+        tokens = _encoded(lm, prompt, which) if isinstance(prompt, str) else prompt
+        if not len(tokens):
+            raise ValueError(
+                f"{which} is empty: give at least one character, or the ids of a token to begin "
+                "with, such as [lm.config.bos_id]"
+            )
+        if not all(isinstance(token, int | np.integer) for token in tokens):
+            raise _no_prompt(prompt)
+        ids.append([int(token) for token in tokens])
+    return ids
+
+
+def check_lm(lm) -> None:
+    """Raises TypeError for what is no ``LM``."""
+    if isinstance(lm, LM):
+        return
+    way_out = "give what specjax.load returns as the first argument, and the prompts as the second"
+    if isinstance(lm, Target):
+        way_out = (
+            "a target alone has no weights and no tokenizer: give specjax.LM.of(target, params, "
+            "tokenizer=None), or decode token ids with specjax.decode"
+        )
+    given = repr(lm) if isinstance(lm, str | int | float | None) else type(lm).__name__
+    raise TypeError(f"lm={given:.60} is no language model: {way_out}")
+
+
+def check_tokenizer(lm: LM, what: str) -> None:
+    """Raises ValueError for a model without a tokenizer; ``what`` needs one."""
+    if lm.tokenizer is None:
+        raise ValueError(
+            f"{what}: {lm.name} has no tokenizer; load it with one, or give token ids to "
+            "specjax.generate, which then returns token ids"
+        )
+
+
+def _encoded(lm: LM, text: str, which: str) -> list[int]:
+    check_tokenizer(lm, f"{which} is a text")
+    if not _is_unicode(text):
+        raise ValueError(f"{which} is no valid text: it was read from bytes that are not UTF-8")
+    # a tokenizer that adds a BOS makes one token of "", which is an empty prompt nonetheless
+    return lm.tokenizer.encode(text) if text else []
+
+
+def _no_prompt(given) -> TypeError:
+    return TypeError(
+        f"prompts: {given!r:.60} is no prompt: give a text or a list of token ids (integers), or "
+        "a list of either"
+    )
+
+
+def _is_unicode(text: str) -> bool:
+    """False for bytes that are not UTF-8 and were smuggled into a text, as in the arguments of a
+    command."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,24 @@
+"""The options of ``generate`` in one flat dictionary, which tests combine more easily."""
+
+import dataclasses
+
+from specjax.sampling.distribution import Sampling
+from specjax.text.options import Drafting, Options
+from specjax.text.round_costs import prepare_measured
+
+DRAFTING = {"num_draft": "num", "tree": "tree", "rule": "rule"}
+SAMPLING = {field.name: field.name for field in dataclasses.fields(Sampling)}
+
+
+def flat(**options):
+    """``options`` with those of drafting and sampling gathered in their objects."""
+    for name, kind, fields in (("drafting", Drafting, DRAFTING), ("sampling", Sampling, SAMPLING)):
+        given = {fields[key]: options.pop(key) for key in fields if key in options}
+        if given:
+            options[name] = kind(**given)
+    return options
+
+
+def prepared(lm, prompts, **options):
+    """What ``generate`` runs for such options."""
+    return prepare_measured(lm, prompts, Options(**flat(**options)))
