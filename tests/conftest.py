@@ -1,5 +1,6 @@
 """Devices, the cache of compiled programs, and tiers: see ``tests/README.md``."""
 
+import contextlib
 import gc
 import itertools
 import os
@@ -87,11 +88,8 @@ def pytest_ignore_collect(collection_path, config):
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session):
     """What modules compute when they are imported is compiled quickly."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    try:
+    with compiling_quickly():
         return (yield)
-    finally:
-        jax.config.update("jax_disable_most_optimizations", False)
 
 
 def pytest_collection_modifyitems(config, items):
@@ -106,6 +104,8 @@ def pytest_collection_modifyitems(config, items):
         here = many == (DEVICES > 1) or DEVICES > 1 and repeated
         run = names is None or tier in names and here
         (kept if run else dropped).append(item)
+        if group := table.group(file, test):
+            item.add_marker(pytest.mark.xdist_group(group))
     items[:] = kept
     if dropped:
         config.hook.pytest_deselected(items=dropped)
@@ -122,12 +122,32 @@ def room_for_programs():
         gc.collect()
 
 
+@contextlib.contextmanager
+def compiling_quickly():
+    """Without most of XLA's optimizations, whose time exceeds that of a tiny model's run."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", before)
+
+
 @pytest.fixture
 def quick_compilation():
-    """Without most of XLA's optimizations, whose time exceeds that of a tiny model's run."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    with compiling_quickly():
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compilation_of_the_tier(request):
+    """The full tier, and a file that is named, are compiled as a user's programs are."""
+    names = wanted(request.config)
+    if below(request.path) in tiers.QUICK and names and tiers.FULL not in names:
+        with compiling_quickly():
+            yield
+    else:
+        yield
 
 
 @pytest.fixture

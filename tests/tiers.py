@@ -42,9 +42,10 @@ TABLE = {
         ("keep[s]?_at_least|k_seq_(with|goes)|both_keep_more|in_half|always_right", MERGE),
     ],
     "test_adaptive.py": [
-        ("fault|refused|usual_widths|hopeless|hugging|exllamas|budget_of_one", DEFAULT),
+        ("fault|refused|usual_widths", DEFAULT),
+        ("every_policy.*hugg|hopeless|budget_of_one|exllamas|hugging_faces", MERGE),
         ("goodput|wanted_width|no_evidence|sum_over_the_rows|the_targets_law", MERGE),
-        ("every_policy.*-?(draft|hf|hugging)|good_drafter|other_costs", MERGE),
+        ("good_drafter|other_costs", MERGE),
         (EVERYTHING, FULL),
     ],
     "test_benchmarks.py": [
@@ -77,8 +78,9 @@ TABLE = {
         (EVERYTHING, FULL),
     ],
     "test_greedy.py": [
-        (rf"(token_for_token|any_number).*\[({COVER})\]", DEFAULT),
-        ("token_for_token", MERGE),
+        (rf"token_for_token.*\[({COVER})\]", DEFAULT),
+        (r"any_number.*\[(union of draft models|medusa|adaptive eagle3|mtp|silent)\]", DEFAULT),
+        (rf"token_for_token|any_number.*\[({COVER})\]", MERGE),
         ("any_number", FULL),
         (r"alone_is|cut_within|last_slot|array_of_temp|penalty_and_bias|scan_and", MERGE),
     ],
@@ -231,6 +233,38 @@ TABLE = {
     "train/": FULL,
 }
 
+# Files of toys, which the default and the merge tier compile without most of XLA's optimizations:
+# compiling takes most of their time. The full tier compiles them as a user's program is compiled.
+QUICK = {
+    "test_acceptance.py",
+    "test_adaptive.py",
+    "test_block_drafters.py",
+    "test_chat.py",
+    "test_cli.py",
+    "test_edges.py",
+    "test_feature_formats.py",
+    "test_heads.py",
+    "test_laws.py",
+    "test_mtp.py",
+    "test_prefix.py",
+    "test_recurrent.py",
+    "test_requests.py",
+    "test_serving.py",
+    "test_stopping.py",
+    "test_synthetic.py",
+    "test_topology.py",
+    "models/test_hf.py",
+    "models/test_moe.py",
+    "models/test_parity.py",
+    "models/test_t5.py",
+    "models/test_whisper.py",
+    "train/test_feature_recipes.py",
+    "train/test_head_recipes.py",
+}
+
+# A worker of xdist runs a file whole, because its tests share fixtures and programs, but for these.
+SPREAD = {"test_acceptance.py", "test_drafts.py", "test_native.py", "test_sampled.py"}
+
 # What needs eight devices, and what is repeated on them in the full tier: there XLA's own products
 # and attention serve instead of the kernels.
 DEVICES = {
@@ -277,6 +311,13 @@ class Schedule:
         rules = self.table.get(self.place(file), ())
         found = {tier for _, tier in rules}
         return found if any(p == EVERYTHING for p, _ in rules) else found | {DEFAULT}
+
+    def group(self, file, test):
+        """What a worker runs in one piece with ``test``; None: nothing."""
+        if file in SPREAD:
+            return None
+        _, bracket, case = test.partition("[")
+        return file + case if file == "test_greedy.py" and bracket else file
 
     def many(self, file, test):
         """Whether ``test`` needs several devices."""
