@@ -24,7 +24,8 @@ from ..models.files import read_json
 from ..models.hf import abstract, check_dtype, dtype_of, load_config
 from ..models.placement import check_divides, spec_of
 from ..models.quantize import KEPT, SCHEMES
-from ..models.seq2seq.encoder_decoder import QUERIES, EncoderDecoderConfig
+from ..models.seq2seq.config import EncoderDecoderConfig
+from ..models.seq2seq.encoder import QUERIES
 from ..models.seq2seq.families import FAMILIES as ENCODER_FAMILIES
 from ..models.seq2seq.families import config_from_hf as encoder_config_from_hf
 from ..models.translate import config_from_hf

@@ -14,7 +14,7 @@ import numpy as np
 from ..models import load_config
 from ..models.lm import config_folder
 from ..models.seq2seq import encoder_inputs
-from ..models.seq2seq.encoder_decoder import EncoderDecoderConfig
+from ..models.seq2seq.config import EncoderDecoderConfig
 
 PROMPT = '''\
 import dataclasses

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from .decoder import Decoder
     from .hf import load_config, load_weights, save_pretrained
     from .lm import LM, as_drafter, check_same_tokenizer, load
-    from .seq2seq.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
+    from .seq2seq.config import EncoderDecoderConfig
+    from .seq2seq.encoder_decoder import EncoderDecoder
     from .seq2seq.target import Seq2SeqLM
     from .seq2seq.whisper import start_ids
     from .tokenizer import StreamDecoder, Tokenizer, TokenizerLike
@@ -23,7 +24,7 @@ _LAZY = {
     "Decoder": "decoder",
     "DecoderConfig": "config",
     "EncoderDecoder": "seq2seq.encoder_decoder",
-    "EncoderDecoderConfig": "seq2seq.encoder_decoder",
+    "EncoderDecoderConfig": "seq2seq.config",
     "Seq2SeqLM": "seq2seq.target",
     "StreamDecoder": "tokenizer",
     "Tokenizer": "tokenizer",

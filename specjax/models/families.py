@@ -7,9 +7,7 @@ implemented, and how its tensors are called. ``translate`` reads the tables.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-
+from .family import Family, Windows
 from .tensors import (
     DEEPSEEK_TENSORS,
     GEMMA_TENSORS,
@@ -22,77 +20,7 @@ from .tensors import (
     PHI3_TENSORS,
     QWEN3_MOE_TENSORS,
     ROUTER,
-    Tensor,
 )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Windows:
-    """Which layers of a family attend to a sliding window (the key ``sliding_window``).
-
-    Attributes:
-      default: the window where the key is missing; where it is null there is none.
-      every: each ``every``-th layer is global, the others are local; None: all are local.
-      switch: key without whose truth there is no window; it then begins at the layer
-        ``max_window_layers``.
-      typed: ``layer_types`` says it layer by layer, if it is there.
-    """
-
-    default: int | None = None
-    every: int | None = None
-    switch: str | None = None
-    typed: bool = False
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Family:
-    """How one ``model_type`` writes its config and its tensors.
-
-    Attributes:
-      architecture: the class in transformers.
-      keys: field of ``DecoderConfig`` -> key of ``config.json``.
-      defaults: key -> what transformers assumes where a file leaves it out.
-      fixed: fields that are the same in the whole family.
-      mlp_ratio: intermediate over hidden size where a file leaves the former out.
-      only: key -> the values that are implemented; others are refused.
-      aliases: key -> the one that it stands for, where that is missing.
-      writes: what files need besides: key -> its value, or a function of the config.
-      equal: key -> another one that must have the same value; else it is refused.
-      rope_keys: field -> key of the rotary embedding's numbers, as transformers 4 writes them.
-      rope_types: scalings that the family has.
-      windows: of its layers; None: it has none.
-      tensors: every tensor that a member of the family may have.
-      packed: other tensors of the same parameters, which are read where a file has them (experts
-        as ``save_pretrained`` of transformers 5 writes them with ``save_original_format=False``).
-      further_layers: files may hold layers behind the last one, with an ``eh_proj`` (multi-token
-        prediction), which are left alone.
-      prefix: of the tensor names; checkpoints of the bare trunk leave it out.
-      inside: what stands before the names in the checkpoint of a larger model, of which this is
-        the text part.
-      harmless: pattern of buffers that some files hold and that no one needs.
-    """
-
-    architecture: str
-    keys: Mapping[str, str]
-    defaults: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    fixed: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    mlp_ratio: int | None = None
-    only: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
-    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    writes: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    equal: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    rope_keys: Mapping[str, str] = dataclasses.field(
-        default_factory=lambda: {"rope_theta": "rope_theta"}
-    )
-    rope_types: tuple[str, ...] = ("default", "linear", "llama3", "yarn")
-    windows: Windows | None = None
-    inside: str = ""
-    tensors: tuple[Tensor, ...]
-    packed: tuple[Tensor, ...] = ()
-    further_layers: bool = False
-    prefix: str
-    harmless: str
-
 
 _LLAMA_KEYS = {
     "vocab_size": "vocab_size",

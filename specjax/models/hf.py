@@ -32,13 +32,13 @@ from ..sharding import MODEL
 from . import translate
 from .config import DecoderConfig
 from .decoder import abstract as abstract_decoder
-from .families import Family
+from .family import Family
 from .files import holdings, read_json, write_json
 from .placement import check_divides
 from .quantize import encode, is_quantized
 from .reading import Reader, placed
 from .seq2seq import families
-from .seq2seq.encoder_decoder import EncoderDecoderConfig
+from .seq2seq.config import EncoderDecoderConfig
 from .seq2seq.encoder_decoder import abstract as abstract_encoder_decoder
 from .tensors import Tensor
 from .tokenizer import wrap_tokenizer

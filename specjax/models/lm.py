@@ -19,7 +19,7 @@ from .causal_lm import CausalLM
 from .config import DecoderConfig
 from .hf import check_dtype, load_config, load_weights, weight_files
 from .quantize import check_scheme
-from .seq2seq.encoder_decoder import EncoderDecoderConfig
+from .seq2seq.config import EncoderDecoderConfig
 from .seq2seq.target import Seq2SeqLM
 from .tokenizer import Tokenizer, TokenizerLike, load_tokenizer, wrap_tokenizer
 

@@ -18,7 +18,7 @@ from .. import sharding
 from ..types import PyTree
 from .config import DecoderConfig
 from .quantize import is_quantized
-from .seq2seq.encoder_decoder import EncoderDecoderConfig
+from .seq2seq.config import EncoderDecoderConfig
 
 OUTPUTS, INPUTS = 0, 1  # the dimensions of a weight [out, in]
 TABLE = (  # pattern of the parameter's name -> the dimension that is split; others are held whole

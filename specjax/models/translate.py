@@ -10,7 +10,8 @@ import re
 from collections.abc import Container, Mapping
 
 from .config import DecoderConfig, RopeScaling
-from .families import FAMILIES, Family, Windows
+from .families import FAMILIES
+from .family import Family, Windows
 from .tensors import Tensor
 
 _ACTIVATIONS = {  # the first name of each is the one that is written

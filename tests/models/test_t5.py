@@ -25,8 +25,8 @@ import specjax
 from specjax import drafters
 from specjax.models import load_config, load_weights, save_pretrained
 from specjax.models.hf import abstract
-from specjax.models.seq2seq import encoder_decoder
-from specjax.models.seq2seq.encoder_decoder import buckets
+from specjax.models.seq2seq import encoder
+from specjax.models.seq2seq.relative_positions import buckets
 
 MAKER = golden_maker()
 T5S = ["t5", "t5_gated"]
@@ -85,7 +85,7 @@ def test_a_long_text_is_read_in_parts_that_make_the_whole(monkeypatch):
     target, params = model("t5_gated")
     model_ = nnx.merge(abstract(target.config)[0], params)
     whole = model_.encode(inputs)[0]
-    monkeypatch.setattr(encoder_decoder, "QUERIES", 16)  # 40 tokens in three parts
+    monkeypatch.setattr(encoder, "QUERIES", 16)  # 40 tokens in three parts
     parts = model_.encode(inputs)[0]
     seen = np.arange(40) < inputs["lengths"][:, None]
     np.testing.assert_allclose(np.where(seen[..., None], parts - whole, 0), 0, atol=TOLERANCE)

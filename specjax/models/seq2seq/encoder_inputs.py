@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from ..lm import LM
-from .encoder_decoder import EncoderDecoderConfig
+from .config import EncoderDecoderConfig
 from .target import BEGIN, Seq2SeqLM, same_encoder
 
 NARROWEST = 32  # tokens that an encoder reads, at least, in doublings: few programs

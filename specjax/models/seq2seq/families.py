@@ -13,7 +13,7 @@ from collections.abc import Container, Iterator, Mapping
 
 from ..tensors import Tensor
 from ..translate import ids_of
-from .encoder_decoder import EncoderDecoderConfig
+from .config import EncoderDecoderConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,8 @@ from ...types import Draft, PyTree, Scores, Target, Verdict
 from .. import kv_cache
 from ..causal_lm import layout, spread_logits, write
 from ..placement import check_divides, place_weights
-from .encoder_decoder import EncoderDecoderConfig, abstract
+from .config import EncoderDecoderConfig
+from .encoder_decoder import abstract
 
 KINDS = (("memory", "lengths"), ("tokens", "lengths"), ("features",))
 BEGIN = "begin"  # of inputs, optional: int32 [B], tokens of the decoder's prompt
