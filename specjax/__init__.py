@@ -1,117 +1,121 @@
-"""specjax: speculative decoding in JAX. See ``specjax.decode`` and ``specjax.generate``."""
+"""specjax: speculative decoding in JAX.
 
-import importlib
+Text: ``load`` a model, then ``generate``, ``stream_text`` or ``Chat``; ``serve_offline`` for files
+of prompts; ``compare``, ``plan`` and ``trace`` to see what speculation does. ``Drafting`` and
+``Sampling`` hold the settings that all of these take.
+
+Arrays: ``decode`` and ``stream`` take any ``Target``, ``Drafter`` and ``Rule``; ``draft_step``,
+``verify`` and ``accept`` are the parts of one round.
+
+All else lies in namespaces: ``acceptance`` (rules), ``analysis``, ``checkpoints`` (drafters on
+disk), ``decoding``, ``drafters``, ``models``, ``sampling`` (logits processors), ``serving``,
+``sharding``, ``text``, ``tracing``, ``trees`` (shapes of drafts), ``types`` (what flows between
+targets, drafters and rules).
+"""
+
 from typing import TYPE_CHECKING
 
-from . import acceptance, drafters, sharding, trees
-from .decoding.loop import Decoded, decode, stream
+from . import acceptance, drafters, sharding, trees, types  # noqa: F401
+from ._internal import lazy
+from .decoding.loop import decode, stream
 from .decoding.round import accept, draft_step, verify
-from .decoding.stats import Stats
-from .sampling import processors
 from .sampling.distribution import Sampling
-from .types import (
-    Context,
-    Draft,
-    Drafter,
-    HeadTarget,
-    Rule,
-    Scores,
-    Segment,
-    Target,
-    Verdict,
-)
+from .types import Drafter, HeadTarget, Rule, Target
 
 if TYPE_CHECKING:
-    from .analysis.comparison import Comparison, compare
-    from .analysis.memory import MemoryPlan, plan_memory
-    from .analysis.plan.api import Plan, plan
-    from .checkpoints import HeadLM, load_drafter, save_drafter
-    from .models import kv_cache
-    from .models.contrastive import contrastive
+    from . import (  # noqa: F401
+        analysis,
+        checkpoints,
+        decoding,
+        models,
+        sampling,
+        serving,
+        text,
+        tracing,
+    )
+    from .analysis.comparison import compare
+    from .analysis.plan.api import plan
+    from .checkpoints import load_drafter, save_drafter
     from .models.lm import LM, load
-    from .serving.offline import Served, serve_offline
+    from .serving.offline import serve_offline
     from .text.chat import Chat
-    from .text.generation import Generation, generate, stream_text
+    from .text.generation import generate, stream_text
     from .text.options import Drafting
-    from .tracing.api import Trace, trace
+    from .tracing.api import trace
 
 __version__ = "0.2.0"
 
+NAMESPACES = (
+    "acceptance",
+    "analysis",
+    "checkpoints",
+    "decoding",
+    "drafters",
+    "models",
+    "sampling",
+    "serving",
+    "sharding",
+    "text",
+    "tracing",
+    "trees",
+    "types",
+)
+
 __all__ = [
     "Chat",
-    "Comparison",
-    "Context",
-    "Decoded",
-    "Draft",
     "Drafter",
     "Drafting",
-    "Generation",
-    "HeadLM",
     "HeadTarget",
     "LM",
-    "MemoryPlan",
-    "Plan",
     "Rule",
     "Sampling",
-    "Scores",
-    "Segment",
-    "Served",
-    "Stats",
     "Target",
-    "Trace",
-    "Verdict",
     "accept",
-    "acceptance",
-    "kv_cache",
     "compare",
-    "contrastive",
     "decode",
     "draft_step",
-    "drafters",
     "generate",
-    "processors",
     "load",
     "load_drafter",
     "plan",
-    "plan_memory",
     "save_drafter",
     "serve_offline",
-    "sharding",
     "stream",
     "stream_text",
     "trace",
-    "trees",
     "verify",
 ]
 
 # what brings Flax along is imported when it is first asked for: the loop does not need it
 _LAZY = {
     "Chat": "text.chat",
-    "Comparison": "analysis.comparison",
-    "compare": "analysis.comparison",
-    "HeadLM": "checkpoints",
-    "load_drafter": "checkpoints",
-    "save_drafter": "checkpoints",
-    "LM": "models.lm",
-    "kv_cache": "models",
-    "contrastive": "models.contrastive",
-    "load": "models.lm",
-    "MemoryPlan": "analysis.memory",
-    "plan_memory": "analysis.memory",
-    "Plan": "analysis.plan.api",
-    "plan": "analysis.plan.api",
-    "Served": "serving.offline",
-    "serve_offline": "serving.offline",
     "Drafting": "text.options",
-    "Generation": "text.generation",
+    "LM": "models.lm",
+    "compare": "analysis.comparison",
     "generate": "text.generation",
+    "load": "models.lm",
+    "load_drafter": "checkpoints",
+    "plan": "analysis.plan.api",
+    "save_drafter": "checkpoints",
+    "serve_offline": "serving.offline",
     "stream_text": "text.generation",
-    "Trace": "tracing.api",
     "trace": "tracing.api",
+    # names of the namespaces that are short enough to be written without them, in examples as well
+    "Context": "types",
+    "Decoded": "decoding",
+    "Draft": "types",
+    "Scores": "types",
+    "Segment": "types",
+    "Stats": "decoding",
+    "Verdict": "types",
+    "contrastive": "models.contrastive",
+    "kv_cache": "models",
+    "plan_memory": "analysis",
+    "processors": "sampling",
+    **{name: name for name in NAMESPACES},
 }
+__getattr__, _ = lazy.attach(__name__, _LAZY)
 
 
-def __getattr__(name: str):
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
+def __dir__():
+    return sorted({*__all__, *NAMESPACES, "__version__"})
