@@ -82,7 +82,10 @@ TABLE = {
         (r"any_number.*\[(union of draft models|medusa|adaptive eagle3|mtp|silent)\]", DEFAULT),
         (rf"token_for_token|any_number.*\[({COVER})\]", MERGE),
         ("any_number", FULL),
-        (r"alone_is|cut_within|last_slot|array_of_temp|penalty_and_bias|scan_and", MERGE),
+        (
+            r"stream_commits|segments_bring|alone_is|cut_within|last_slot|array_of_temp|penalty_and_bias|scan_and",
+            MERGE,
+        ),
     ],
     "test_grown.py": FULL,
     "test_heads.py": [
