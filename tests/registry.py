@@ -30,7 +30,7 @@ ALL = ("rejection", "delta")
 CHAIN = ("rejection", "block", "delta")
 TREE = (-1, 0, 0, 1, 2)
 # near what rounds are worth, and with short memory: the width changes all the time
-RESTLESS = Goodput(memory=2, first=1, last=2, share=1.0)
+RESTLESS = Goodput(fade_rounds=2, min_pause=1, max_pause=2, probe_share=1.0)
 COSTS = np.asarray([1.0, 1.3, 1.6, 1.7], np.float32)
 LSTM = dict(cell="lstm", inner_size=5, tied=True, scaled=True)
 WIDE = dict(exit_size=5, num_layers=1, kept=3)

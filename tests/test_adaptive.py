@@ -134,7 +134,7 @@ def test_a_width_that_loses_even_if_all_is_kept_is_not_probed():
 @pytest.mark.parametrize(("rows", "lag", "drafts"), [(1, 0.1, True), (8, 0.1, False), (8, 0, True)])
 def test_nor_one_that_a_batch_would_not_draft_even_if_all_was_kept(rows, lag, drafts):
     """Two tokens for 1.9 steps are more than one a step, and less than 1.0875."""
-    policy, budget = Goodput(lag=lag), jnp.full((rows,), 60)
+    policy, budget = Goodput(min_gain=lag), jnp.full((rows,), 60)
     width, _ = policy.choose(policy.init(rows, 1), (0, 1), jnp.asarray([1.0, 1.9]), budget)
     assert (width > 0) == drafts
 
@@ -195,7 +195,7 @@ def test_a_batch_drafts_only_if_that_makes_up_for_its_slowest_row():
     """1.94 tokens a round at the cost of 1.82: enough for one row, not for eight."""
     widths, costs = (0, 1), jnp.asarray([1.0, 1.82])
     for rows, lag, drafts in ((1, 0.1, True), (8, 0.1, False), (8, 0.0, True)):
-        policy = Goodput(lag=lag, memory=64.0)
+        policy = Goodput(min_gain=lag, fade_rounds=64.0)
         memory, drafted = policy.init(rows, 1), 0
         one, live = jnp.ones((rows,), jnp.int32), jnp.ones((rows,), bool)
         for step in range(60):
@@ -209,7 +209,7 @@ def test_a_batch_drafts_only_if_that_makes_up_for_its_slowest_row():
 
 
 def test_a_probe_of_a_batch_that_does_not_make_up_for_its_slowest_row_has_lost():
-    policy, one = Goodput(lag=0.2), jnp.ones((2,), jnp.int32)
+    policy, one = Goodput(min_gain=0.2), jnp.ones((2,), jnp.int32)
     memory = policy.init(2, 3)
     for price, lost in ((1.3, False), (1.4, True)):  # 1.5 tokens a row, 1.1 times as many asked
         kept = jnp.asarray([1, 0])
@@ -496,9 +496,9 @@ def test_fault_a_width_that_peeks_at_the_drafted_tokens():
         (lambda: Adaptive(DRAFT, widths=(0, 4)), "from 1 to 3"),
         (lambda: Adaptive(Plain()), "plain drafts 0 deep"),
         (lambda: Adaptive(DRAFT).only(2), r"the widths are \(0, 1, 3\)"),
-        (lambda: Goodput(prior=2), "0 <= prior <= 1"),
-        (lambda: Goodput(first=9, last=8), "1 <= first <= last"),
-        (lambda: Goodput(lag=-0.1), "lag is 0 or more"),
+        (lambda: Goodput(prior_acceptance=2), "0 <= prior_acceptance <= 1"),
+        (lambda: Goodput(min_pause=9, max_pause=8), "1 <= min_pause <= max_pause"),
+        (lambda: Goodput(min_gain=-0.1), "min_gain must be at least 0"),
         (lambda: HuggingFace(start=0), "at least one token"),
         (lambda: ExLlama(down=0), "0 < down <= 1"),
         (lambda: decode(Adaptive(DRAFT), PARAMS), "'inner'"),

@@ -7,9 +7,13 @@ states (``heads.py``). A drafter is imported when it is first asked for: heads n
 """
 
 from . import registry
-from .draft_length import POLICIES, ExLlama, Goodput, HuggingFace
+from .draft_length import DraftLengthPolicy
+from .draft_length_baselines import ExLlama, HuggingFace
+from .goodput import Goodput
 
-__all__ = ["POLICIES", "ExLlama", "Goodput", "HuggingFace", "registry"]
+POLICIES = {policy.name: policy for policy in (Goodput, HuggingFace, ExLlama)}
+
+__all__ = ["POLICIES", "DraftLengthPolicy", "ExLlama", "Goodput", "HuggingFace", "registry"]
 __all__ += sorted(entry.class_name for entry in registry.entries())
 
 

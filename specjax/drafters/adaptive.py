@@ -1,9 +1,23 @@
-"""Adaptive width: any drafter, asked for as many tokens as pay, down to none."""
+"""Adaptive width: any drafter, asked for as many tokens as pay, down to none.
+
+    w = policy(acceptance so far, costs of rounds at each width),   before each round
+
+Lossless: as the drafter inside is. The decision is made before the round, from committed tokens
+alone, so it does not change the law of the output.
+
+Example::
+
+    drafter = Adaptive(NGram(num_draft=7))  # widths 0, 1, 3, 7
+    costs = jnp.asarray([1.0, 1.3, 1.4, 1.7])  # measured: rounds over plain rounds
+    params = {"target": weights, "drafter": {"inner": None, "costs": costs}}
+    out = specjax.decode(target, drafter, params, tokens, lengths, key=key, max_new_tokens=64)
+
+References: those of the policies, ``goodput.py`` and ``draft_length_baselines.py``.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,13 +26,16 @@ from .. import trees
 from .._internal.pytree import pytree_dataclass
 from ..acceptance.walk import eligible
 from ..types import DrafterWrapper, PyTree
-from .draft_length import Goodput, Outcome
+from .draft_length import DraftLengthPolicy, Outcome
+from .goodput import Goodput
 
 
 @pytree_dataclass
 class AdaptiveState:
-    """``inner``: the drafter's; ``memory``: the policy's; ``width`` int32 ``[B]``: of the round
-    under way, None between rounds."""
+    """What is remembered: ``inner`` by the drafter inside, ``memory`` by the policy.
+
+    ``width``: int32 ``[B]``, that of the round under way; None between rounds.
+    """
 
     inner: PyTree
     memory: PyTree
@@ -27,43 +44,31 @@ class AdaptiveState:
 
 @dataclasses.dataclass(frozen=True)
 class Adaptive(DrafterWrapper):
-    """Asks ``inner`` for a number of tokens that follows what was accepted and what rounds cost.
+    """Asks ``inner`` for a number of tokens that follows acceptance and cost.
 
-    Shapes stay those of ``inner``: the width is a traced number, so no change of it and no other
+    Shapes stay those of ``inner``: the width is a traced number, so neither another width nor other
     costs compile anything. Narrow rounds cost less, since the loop verifies in the narrowest
     compiled width that holds every scored node, and drafters leave out what is not wanted.
 
-    ``params["drafter"] = {"inner": its weights, "costs": float32 [W]}``: the time of a whole round
-    at each of ``widths``, in any unit, seconds for instance. ``only(width)`` are costs that leave
-    no choice, for measuring. Policies that know no costs want the key all the same.
+    ``params["drafter"] = {"inner": its weights, "costs": float32 [W]}``, the time of a whole round
+    at each of ``widths``, in any unit. Policies that ignore costs need the key too. ``only(width)``
+    returns costs that leave no choice, for measuring.
 
-    The decision falls before the round, from committed tokens alone, so the output law is that of
-    ``inner``. It is one decision for the batch: under sampling, which of the law's texts a key
-    gives may depend on the batch mates.
+    There is one decision for the whole batch: under sampling, the text that a key gives may depend
+    on the other rows, but its law does not.
 
     Attributes:
-      inner: the drafter; for trees, a width is a depth.
-      policy: decides, see ``policies.py``.
-      widths: those with a cost, increasing from 0; None: 0, 1, 3, 7, 15 ... up to the depth of
-        ``inner``, which with the root just fill the widths that passes are compiled for.
-
-    Lossless: as ``inner`` is.
+      inner: the drafter. In trees, a width is a depth.
+      policy: what decides, a ``DraftLengthPolicy``.
+      widths: the widths that have a cost, increasing from 0; None: 0, 1, 3, 7, 15 ... up to the
+        depth of ``inner``, which with the root fill the widths for which passes are compiled.
 
     Raises:
-      ValueError: widths beyond the depth or without 0; weights of another form, before anything
-        is compiled.
-
-    Example::
-
-        drafter = Adaptive(NGram(num_draft=7))  # widths 0, 1, 3, 7
-        costs = jnp.asarray([1.0, 1.3, 1.4, 1.7])  # measured: rounds over plain rounds
-        params = {"target": weights, "drafter": {"inner": None, "costs": costs}}
-        out = specjax.decode(target, drafter, params, tokens, lengths, key=key, max_new_tokens=64)
-
-    References: see ``policies.Goodput``.
+      ValueError: widths beyond the depth or without 0; ``params["drafter"]`` has another form
+        (before anything is compiled).
     """
 
-    policy: Any = Goodput()
+    policy: DraftLengthPolicy = Goodput()
     widths: tuple[int, ...] | None = None
 
     def __post_init__(self):

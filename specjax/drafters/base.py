@@ -1,4 +1,4 @@
-"""What most drafters share: they draft chains, want no features and keep nothing."""
+"""The base class of drafters that draft chains, want no features and keep nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from ..types import Drafter
 
 @dataclasses.dataclass(frozen=True)
 class ChainDrafter(Drafter):
-    """A drafter of chains of ``num_draft`` tokens, with the defaults of ``Drafter``."""
+    """A drafter of chains of ``num_draft`` tokens, with the defaults of ``Drafter``.
+
+    A subclass implements ``draft_step``.
+
+    Raises:
+      ValueError: ``num_draft`` is negative.
+    """
 
     num_draft: int = 4
 
@@ -18,19 +24,3 @@ class ChainDrafter(Drafter):
     def __post_init__(self):
         if self.num_draft < 0:
             raise ValueError(f"num_draft={self.num_draft} must be at least 0")
-
-
-class Around:
-    """What a drafter around another one, ``inner``, says of itself as that does."""
-
-    @property
-    def features(self) -> tuple[int, ...]:
-        return self.inner.features
-
-    @property
-    def reads_last(self) -> bool:
-        return self.inner.reads_last
-
-    @property
-    def vocab_size(self) -> int | None:
-        return self.inner.vocab_size

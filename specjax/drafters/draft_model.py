@@ -1,4 +1,24 @@
-"""An independent draft model: any target with the same vocabulary, run depth by depth."""
+"""An independent draft model: any smaller target with the same vocabulary, run depth by depth.
+
+    q(x_i | context, x_1 ... x_{i-1}),   i = 1 ... num_draft
+
+The model lags by two tokens: its first pass feeds the last two committed ones. So the case in which
+all drafted tokens were accepted, and the last of them has no cache entry yet, needs no special
+treatment, and ``observe`` runs no pass: it keeps the entries of accepted tokens. A tree takes one
+pass a depth, over the nodes that have children.
+
+Lossless: yes (the draft states its laws), under ``rejection``, ``block``, ``traversal`` and the
+other rules that judge drawn drafts; under ``greedy`` and ``delta`` too.
+
+Example::
+
+    small = specjax.load("Qwen/Qwen3-0.6B")
+    specjax.generate(lm, "...", drafter=small, num_draft=4)
+    drafter = DraftModel(num_draft=4, model=small.target)  # the same for `specjax.decode`
+
+References: Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318,
+algorithm 2; trees: SpecInfer, arXiv 2305.09781, Sequoia, arXiv 2402.12374.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +38,17 @@ CATCH_UP = 8  # tokens read at once after rounds without a draft
 
 @pytree_dataclass
 class DraftModelState:
-    """``cache`` holds the entries of ``tokens[:filled]``, ``filled`` int32 ``[B]``; that is
-    ``length - 2`` or more, unless rounds were asked to draft nothing. ``fresh``: the entries of
-    this round, ``place`` int32 ``[B, N]``: where among them the draft's nodes are, and ``ran``
-    bool ``[B]``: there are any; all None between rounds."""
+    """What a draft model has read.
+
+    The last three fields are None between rounds.
+
+    Attributes:
+      cache: the model's entries of ``tokens[:filled]``.
+      filled: int32 ``[B]``, ``length - 2`` or more, unless rounds were to draft nothing.
+      fresh: the entries of this round's passes.
+      place: int32 ``[B, N]``, where among them the nodes of the draft are.
+      ran: bool ``[B]``, whether there are any.
+    """
 
     cache: PyTree
     filled: jax.Array
@@ -32,27 +59,20 @@ class DraftModelState:
 
 @dataclasses.dataclass(frozen=True)
 class DraftModel(ChainDrafter):
-    """Drafts a chain or a tree with a small language model, ``params["drafter"]`` its weights.
-
-    It stays two tokens behind: its first pass feeds the last two committed tokens. Then a full
-    acceptance, after which the last drafted token has no entry yet, is no special case, and
-    ``observe`` runs no pass at all: it keeps the entries of what was accepted. A tree takes one
-    pass a depth, over the nodes that have children.
+    """Drafts a chain or a tree with a language model; ``params["drafter"]`` holds its weights.
 
     Where ``context.width`` is given, passes beyond it are left out. After rounds of width 0 the
     cache lags; the next round that drafts first reads what was missed, several tokens a pass.
 
     Attributes:
-      num_draft: tokens of a chain; of a tree it follows from the topology.
+      num_draft: tokens of a chain; that of a tree follows from the topology.
       model: the draft model.
-      topology: what is drafted, see ``topology.py``; None: a chain of ``num_draft`` tokens.
-      sibling_sampling: how children are picked, see ``trees.expand``; None: drawn (``iid``), or
+      topology: the tree to draft (see ``trees.topology``); None: a chain of ``num_draft`` tokens.
+      sibling_sampling: how children are picked (see ``trees.expand``); None: drawn (``iid``), or
         ``top`` in a tree that the drafter grows.
 
-    Lossless: yes (its law is recorded), under the rules that judge what is drawn so.
-
-    References: Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318; trees: SpecInfer,
-    arXiv 2305.09781, Sequoia, arXiv 2402.12374.
+    Raises:
+      ValueError: there is no model, or nothing to draft.
     """
 
     model: Target = None
@@ -99,12 +119,12 @@ class DraftModel(ChainDrafter):
         if context.width is not None:
             state = self._catch_up(params, state, context)
             ran = jnp.broadcast_to(context.width > 0, context.length.shape)
-        behind = jnp.maximum(context.length - 2, 0)[:, None]
-        behind = jnp.take_along_axis(context.tokens, behind, axis=1)
+        before = jnp.maximum(context.length - 2, 0)[:, None]
+        before = jnp.take_along_axis(context.tokens, before, axis=1)
 
         def level(entries, grown, since):
             """A pass over the nodes of one depth; the first feeds the token before the root too."""
-            block = _below(behind, grown)
+            block = _below(before, grown)
             first = since + 1 if since else 0
             scores = self.model.verify(params, state.cache, block, since=first, entries=entries)
             return scores.logits[:, since + 1 - first :], scores.entries

@@ -1,4 +1,22 @@
-"""Copies where the text repeats itself, and asks another drafter where it does not."""
+"""Copies where the text repeats itself, and asks another drafter where it does not.
+
+A row whose last tokens occurred before in its context copies what followed there (``ngram.py``).
+Where they did not, the inner drafter drafts, token by token, until the text with the drafted tokens
+did; the rest is copied. The expensive drafter thus proposes the first tokens, on which all others
+depend, and the cheap one those after them: the horizontal cascade of CS Drafting.
+
+Lossless: yes, as the inner drafter is; a copied token is judged as a function of the context.
+
+Example::
+
+    specjax.generate(lm, "...", drafter="ngram+mtp")
+    drafter = Hybrid(7, inner=DraftModel(3, model=small))  # for `specjax.decode`
+    params = {"target": weights, "drafter": weights_of_small}
+
+References: CS Drafting, arXiv 2312.11462, section 3.2 (the horizontal cascade, whose last drafter
+is a statistical one); with a lookup first: SuffixDecoding, arXiv 2411.04975, and SAM Decoding,
+arXiv 2411.10666.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +29,7 @@ from .. import trees
 from .._internal.pytree import pytree_dataclass, static
 from ..trees.topology import chain
 from ..types import POINT_MASS, ROOT, Draft, Drafter, PyTree
-from .base import Around, ChainDrafter
+from .base import ChainDrafter
 from .ngram import NGram
 from .union import round_of
 
@@ -48,7 +66,7 @@ class Copying:
         text = self.text(drafted)
         found = [self.lookup.matches(self.tokens, self.length)]
         for k in range(drafted.shape[1]):
-            found.append(self.lookup.matches_behind(text, self.length + k, found[-1]))
+            found.append(self.lookup.matches_after(text, self.length + k, found[-1]))
         return found
 
     def copies(self, drafted: jax.Array) -> list[jax.Array]:
@@ -61,36 +79,21 @@ class Copying:
 
 
 @dataclasses.dataclass(frozen=True)
-class Hybrid(Around, ChainDrafter):
-    """A row whose last tokens stood in its context before copies what followed there. Where they
-    did not, ``inner`` drafts, one token after the other, until the text with what was drafted did;
-    the rest is copied.
+class Hybrid(ChainDrafter):
+    """Copies by ``lookup`` where it finds a match, else drafts with ``inner``.
 
-    The dear drafter says the first tokens, on which all others hang, the cheap one those behind:
-    the horizontal cascade of CS Drafting. A round in which all rows copy costs no more than the
-    lookup: ``inner`` is not run, and reads what it missed when it is next asked. (A prefix layer's
-    keys and values are made at once.)
-
-    ``params["drafter"]`` are the weights of ``inner``.
+    A round in which all rows copy costs no more than the lookup: ``inner`` is not run, and reads
+    what it missed when it is next asked. (Only a prefix layer computes keys and values at once.)
+    ``params["drafter"]`` holds the weights of ``inner``.
 
     Attributes:
       num_draft: tokens a round, at least those of ``inner``; 0: twice those and one more.
       inner: a drafter of chains.
-      lookup: which matches are followed, and how far; None: as ``NGram`` does.
-
-    Lossless: yes; a copied token is judged as a function of the context, the others as ``inner``'s.
+      lookup: which matches are followed, and how far; None: ``NGram()``.
 
     Raises:
-      ValueError: ``inner`` drafts trees, or cannot be asked for less than all it drafts.
-
-    References: CS Drafting, arXiv 2312.11462, section 3.2 (horizontal cascade, the last drafter a
-    statistical one); with a lookup first, SuffixDecoding, arXiv 2411.04975, and SAM Decoding,
-    arXiv 2411.10666.
-
-    Example::
-
-        drafter = Hybrid(7, inner=DraftModel(3, model=small))
-        params = {"target": weights, "drafter": weights_of_small}
+      TypeError: ``inner`` is no drafter.
+      ValueError: ``inner`` drafts trees, or cannot be asked for less than all that it drafts.
     """
 
     num_draft: int = 0
@@ -106,12 +109,12 @@ class Hybrid(Around, ChainDrafter):
         if not depth or inner.topology not in (None, chain(depth)):
             raise ValueError(
                 f"Hybrid(inner={name}): copies are chains, so give a drafter of chains of at least "
-                "one token; trees go together in a Union"
+                "one token; a Union combines trees"
             )
         if inner.plans or not inner.can_rest:
             raise ValueError(
                 f"Hybrid(inner={name}): it cannot be asked to draft nothing in some rounds; of an "
-                "adaptive drafter give the inner one, and make the hybrid adaptive"
+                "adaptive drafter give the inner one, and wrap the hybrid in Adaptive"
             )
         if type(inner).readout is not Drafter.readout:
             raise ValueError(
@@ -130,6 +133,18 @@ class Hybrid(Around, ChainDrafter):
     @property
     def name(self) -> str:
         return f"{self.lookup.name}+{self.inner.name}"
+
+    @property
+    def features(self) -> tuple[int, ...]:
+        return self.inner.features
+
+    @property
+    def reads_last(self) -> bool:
+        return self.inner.reads_last
+
+    @property
+    def vocab_size(self) -> int | None:
+        return self.inner.vocab_size
 
     def shard(self, params, mesh):
         """The weights of ``inner`` on a mesh; see ``sharding.place``."""
@@ -153,13 +168,13 @@ class Hybrid(Around, ChainDrafter):
         return self._joined(context, copying, own, inner)
 
     def _joined(self, context, copying: Copying, own: Draft, inner):
-        """The draft of each row: its own tokens up to where copying begins, then the copy."""
+        """The draft of each row: tokens of ``inner`` up to where copying begins, then the copy."""
         steps = jnp.arange(self.num_draft, dtype=jnp.int32)
         most = own.num_nodes - 1
         said = own.tokens[:, 1:]
         found = copying.matches(said)
         copies = jnp.stack([self.lookup.trusted(m) > 0 for m in found], axis=1)
-        # behind all of one's own tokens there need be nothing to copy
+        # after all tokens of the inner drafter there need not be anything to copy
         first = jnp.where(jnp.any(copies, axis=1), jnp.argmax(copies, axis=1), most)
         first = first.astype(jnp.int32)
         matched = jnp.take_along_axis(jnp.stack(found, axis=1), first[:, None, None], axis=1)[:, 0]
@@ -188,7 +203,7 @@ class Hybrid(Around, ChainDrafter):
             draws="iid" if law is None else "mixed",
         )
         draft = dataclasses.replace(draft, vocab=own.vocab)
-        # what stands behind was perhaps not even looked at: it is none of its tokens
+        # later tokens may not have been computed at all: the inner drafter did not propose them
         own = dataclasses.replace(
             own, tokens=own.tokens.at[:, ROOT + 1 :].set(jnp.where(mine[:, :most], said, -1))
         )

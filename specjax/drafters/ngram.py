@@ -1,4 +1,22 @@
-"""Prompt lookup: what followed the last few tokens when they stood there before."""
+"""Prompt lookup: copies what followed the last few tokens when they occurred before.
+
+Of all earlier positions, the one with the longest match of the last ``longest`` tokens is taken,
+and of several the most recent. Where the match overlaps the end of the text, the copy goes on
+periodically. A longer match is trusted further: at most ``stretch`` tokens are proposed for each
+matched token, and none without a match of ``shortest`` tokens; a round is only as wide as what is
+proposed.
+
+Lossless: yes, under ``greedy`` and ``delta`` (the draft is a function of the context).
+
+Example::
+
+    specjax.generate(lm, "...", drafter="ngram")
+    drafter = NGram(num_draft=7, longest=4)  # the same as an object, with settings
+
+Differs from the reference implementation, which takes the earliest full match.
+
+References: A. Saxena, prompt lookup decoding, 2023; LLMA, arXiv 2304.04487.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +30,16 @@ from .base import ChainDrafter
 
 @dataclasses.dataclass(frozen=True)
 class NGram(ChainDrafter):
-    """Copies the continuation of an earlier occurrence of the current suffix.
+    """Copies the continuation of an earlier occurrence of the last tokens.
 
-    Of all earlier positions the one with the longest match of the last ``longest`` tokens wins,
-    and of several the most recent. Where the match overlaps the end, the copy runs on
-    periodically. A longer match is trusted further: at most ``stretch`` tokens are proposed for
-    each token matched, and none without a match of ``shortest``; a round then is only as wide as
-    it needs to be.
+    Attributes:
+      num_draft: the most tokens proposed in a round.
+      longest: how many of the last tokens are compared at most.
+      shortest: the shortest match that is followed.
+      stretch: how many tokens are proposed at most for each matched token.
 
-    Lossless: yes, under ``greedy`` and ``delta`` (the draft is a function of the context).
-
-    Differs from the reference implementation, which takes the earliest full match.
-
-    References: A. Saxena, prompt lookup decoding, 2023; LLMA, arXiv 2304.04487.
+    Raises:
+      ValueError: not ``1 <= shortest <= longest``, or ``stretch`` below 1.
     """
 
     longest: int = 6
@@ -48,10 +63,14 @@ class NGram(ChainDrafter):
         return trees.chain_draft(context, copied, candidate=proposed, scored=proposed), state
 
     def matches(self, tokens, length):
-        """int32 ``[B, L]``: how many tokens up to each index equal the last ones of the text, at
-        most ``longest``; 0 at the end of the text itself and behind it.
+        """How many tokens up to each index equal the last tokens of the text.
 
-        ``tokens`` int32 ``[B, L]``, the first ``length`` int32 ``[B]`` of a row are its text.
+        Args:
+          tokens: int32 ``[B, L]``.
+          length: int32 ``[B]``; the first ``length`` tokens of a row are its text.
+
+        Returns:
+          int32 ``[B, L]``, at most ``longest``; 0 at the last token of the text and after it.
         """
         size = tokens.shape[1]
         index = jnp.arange(size, dtype=jnp.int32)
@@ -65,21 +84,25 @@ class NGram(ChainDrafter):
             matched += run
         return jnp.where(index < length[:, None] - 1, matched, 0)
 
-    def matches_behind(self, tokens, length, matched):
-        """``matches`` of the text with one more token, ``tokens[length]``; ``matched``: without."""
+    def matches_after(self, tokens, length, matched):
+        """``matches`` of the text with one more token, ``tokens[length]``, given those without."""
         last = jnp.take_along_axis(tokens, length[:, None], axis=1, mode="clip")
         before = jnp.pad(matched, ((0, 0), (1, 0)))[:, :-1]
         inside = jnp.arange(tokens.shape[1]) < length[:, None]
         return jnp.where(inside & (tokens == last), jnp.minimum(before + 1, self.longest), 0)
 
     def trusted(self, matched):
-        """int32 ``[B]``: how many tokens to copy, 0 without a match of ``shortest``."""
+        """int32 ``[B]``: how many tokens to copy; 0 without a match of ``shortest`` tokens."""
         run_length = jnp.max(matched, axis=1)
         return jnp.where(run_length >= self.shortest, self.stretch * run_length, 0)
 
     def copy(self, tokens, length, matched, steps):
-        """What followed the longest of the matches, of several the last, int32 ``[B, steps]``, and
-        how many of these tokens are trusted, int32 ``[B]``; a copy beyond the end is periodic."""
+        """Copies what followed the longest match, of several the most recent.
+
+        Returns:
+          int32 ``[B, steps]``, periodic beyond the end of the text; and int32 ``[B]``, how many of
+          these tokens are trusted.
+        """
         size = tokens.shape[1]
         index = jnp.arange(size, dtype=jnp.int32)
         end = jnp.max(matched * size + index, axis=1) % size

@@ -1,15 +1,16 @@
-"""The *prefix layer*: what light heads may read in place of the target's hidden state.
+"""The *prefix layer*: a Transformer layer whose output light heads read in place of a hidden state.
 
-A Transformer layer of their own, gone through once a round, over what the target made of every
-token so far. Its attention finds what one hidden state does not hold, how the text went on where it
-was like this before; the heads behind it stay as cheap as they were. It is Hydra++'s, and may stand
-before a speculator. A module with such a layer has
+It runs once a round, over the hidden states of all tokens so far. Its attention finds what a single
+hidden state does not hold, as how a similar passage went on; the heads after it stay as cheap as
+they were. It is Hydra++'s, and may come before a speculator too. A module with such a layer has ::
 
     prefix: Decoder or None
-    enter(hidden [F, M], after int32 [M]) -> [W, M]     what the layer reads at each token, of the
-                                                        hidden state there and the token behind it
+    enter(hidden [F, M], after int32 [M]) -> [W, M]     the layer's input at each token, from the
+                                                        hidden state there and the next token
 
-and its ``config`` the layer's shape, ``prefix``, or None.
+and its ``config.prefix`` is the layer's shape, or None.
+
+Lossless: as the heads that read it. Example: ``HydraConfig(..., prefix=prefix_config(lm.config))``.
 
 References: Hydra++, section 4.3 of arXiv 2402.05109.
 """
@@ -29,19 +30,19 @@ from ..types import PyTree, Verdict
 from .heads import HeadDrafter, HeadState, last_feature
 
 PENDING = 64  # tokens of plain rounds that may wait to be read
-AT_ONCE = 8  # of them are read in one pass
+AT_ONCE = 8  # tokens of those that one pass reads
 
 
 def prefix_config(target: DecoderConfig) -> DecoderConfig:
     """The shape of a prefix layer for a target: a Llama layer of its sizes.
 
     Raises:
-      ValueError: the target's attention has no such sizes.
+      ValueError: the target has latent attention, whose layers have no such sizes.
     """
     if target.kv_rank:
         raise ValueError(
-            f"a {target.model_type} target has latent attention: Hydra++'s prefix layer, one like "
-            "the target's, is not made for it; take Hydra without it (prefix=None)"
+            f"a {target.model_type} target has latent attention, for which Hydra++'s prefix layer "
+            "is not defined: take Hydra without it (prefix=None)"
         )
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads")
     names += ("head_dim", "max_positions", "norm_eps", "rope_theta", "rope_scaling", "window")
@@ -50,7 +51,7 @@ def prefix_config(target: DecoderConfig) -> DecoderConfig:
 
 
 def check_prefix(layer: DecoderConfig | None) -> None:
-    """Raises ValueError for what is no shape of a prefix layer: one, with rotary positions."""
+    """Raises ValueError unless the shape is that of one layer with rotary positions, or None."""
     if layer is not None and (layer.num_layers, layer.positions, layer.kv_rank) != (1, "rope", 0):
         raise ValueError(
             f"prefix: num_layers={layer.num_layers}, positions={layer.positions!r}, kv_rank="
@@ -59,13 +60,13 @@ def check_prefix(layer: DecoderConfig | None) -> None:
 
 
 def read_rows(heads, hidden: jax.Array, tokens: jax.Array, segments=None) -> jax.Array:
-    """What the prefix layer makes of whole rows, for training.
+    """The outputs of the prefix layer over whole rows, for training.
 
     Args:
       heads: a module with a prefix layer.
       hidden: ``[F, B * T]``, the target's hidden states.
-      tokens: int32 ``[B, T + 1]``, with the token behind each row.
-      segments: int32 ``[B, T]`` or None: what attention keeps apart.
+      tokens: int32 ``[B, T + 1]``, each row with the token that follows it.
+      segments: int32 ``[B, T]`` or None; the layer attends within a segment only.
 
     Returns:
       ``[W, B * T]``.
@@ -81,14 +82,15 @@ def read_rows(heads, hidden: jax.Array, tokens: jax.Array, segments=None) -> jax
 
 @pytree_dataclass
 class PrefixState(HeadState):
-    """What a prefix layer has read, and what it has yet to. Without one a ``HeadState``.
+    """What a prefix layer has read, and what it has yet to read. Without a layer: a ``HeadState``.
 
     Attributes:
-      feature: ``[B, W]``, what the layer reads of token ``done - 1``, the last that it has read
-        (whose own keys and values are made again when it is gone through).
-      cache: its keys and values of the tokens before ``done``, int32 ``[B]``.
+      feature: ``[B, W]``, the layer's input at token ``done - 1``, the last one that was read. (Its
+        keys and values are computed again when the layer runs.)
+      cache: keys and values of the tokens before ``done``.
       pending: ``[B, P, F]``, a ring with token ``i`` in slot ``i mod P``: hidden states of the
         tokens from ``done`` on, which plain rounds committed.
+      done: int32 ``[B]``, how many tokens were read.
     """
 
     cache: PyTree = None
@@ -97,10 +99,12 @@ class PrefixState(HeadState):
 
 
 class PrefixDrafter(HeadDrafter):
-    """Heads that may have a prefix layer. Of the accepted path's tokens, keys and values alone are
-    made; the layer is gone through for the last of them, and only where something is drafted. What
-    plain rounds say waits until then; where there are ``PENDING`` tokens of it, ``AT_ONCE`` are
-    read, so that of many plain rounds one in ``AT_ONCE`` reads."""
+    """The base class of heads that may have a prefix layer.
+
+    For the tokens of an accepted path only keys and values are computed; the layer runs for the
+    last of them, and only in rounds that draft. Tokens of plain rounds wait until then; where
+    ``PENDING`` of them wait, ``AT_ONCE`` are read, so that one plain round in ``AT_ONCE`` reads.
+    """
 
     @property
     def reads_last(self) -> bool:
@@ -129,8 +133,8 @@ class PrefixDrafter(HeadDrafter):
         return self._caught_up(params, state, context, 0 if before == "prompt" else PENDING - 1)
 
     def read(self, params, state, context) -> jax.Array:
-        """``[W, B]``, what the heads read at a round's root, nothing being pending; without the
-        layer the feature."""
+        """``[W, B]``, what the heads read at the root: the output of the prefix layer, when nothing
+        is pending, or the target's hidden state if there is no such layer."""
         if self.config.prefix is None:
             return state.feature.T
         at = context.length[:, None] - 2
@@ -149,8 +153,8 @@ class PrefixDrafter(HeadDrafter):
         if segment.round is None or segment.round[0].num_nodes > 1:
             given = segment.features, segment.next, segment.start, segment.num
             return self._taken_in(params, state, *given)
-        # nothing was drafted: at most the root was committed. There is room, since ``sync`` came
-        # before; to ask for it orders this write behind its reads
+        # nothing was drafted, so at most the root was committed. There is room, since ``sync`` ran
+        # before; the condition orders this write after those reads
         room = (segment.num > 0) & (segment.start - state.done < PENDING)
         where = jnp.where(room, segment.start % PENDING, PENDING)
         rows, own = jnp.arange(len(where)), segment.features[:, 0].astype(state.pending.dtype)
@@ -158,7 +162,7 @@ class PrefixDrafter(HeadDrafter):
         return dataclasses.replace(state, pending=pending)
 
     def _caught_up(self, params, state, context, most: int):
-        """The state when no row has more than ``most`` tokens pending, the root not counted."""
+        """Reads until no row has more than ``most`` tokens pending, the root not counted."""
         if self.config.prefix is None:
             return state
         end = context.length - 1
@@ -173,8 +177,12 @@ class PrefixDrafter(HeadDrafter):
         return jax.lax.while_loop(lambda state: jnp.any(end - state.done > most), read, state)
 
     def _taken_in(self, params, state, hidden, after, start, num):
-        """The state behind ``num`` int32 ``[B]`` more tokens at ``start``, with hidden states
-        ``[B, T, F]`` and int32 ``[B, T]`` behind them."""
+        """The state after reading ``num`` int32 ``[B]`` more tokens from position ``start`` on.
+
+        Args:
+          hidden: ``[B, T, F]``, their hidden states.
+          after: int32 ``[B, T]``, the token that follows each.
+        """
         heads, (batch, steps) = self.heads(params), after.shape
         x = hidden.astype(state.feature.dtype).reshape(batch * steps, -1).T
         x = heads.enter(x, after.reshape(-1))

@@ -1,4 +1,16 @@
-"""Synthetic acceptance, for benchmarks: drafts that are right as often as one says."""
+"""Synthetic acceptance, for benchmarks: drafted tokens are right with a stated probability.
+
+What is measured with it says how fast a drafter of this acceptance rate would be, not that there is
+such a drafter: its name, and with it all statistics, say synthetic. The output is the target's.
+
+Lossless: yes, under ``greedy``, at temperature 0 only.
+
+Example::
+
+    plain = specjax.decode(target, Plain(), {"target": weights}, tokens, lengths, **settings)
+    params = {"target": weights, "drafter": {"truth": plain.tokens, "inner": None}}
+    out = specjax.decode(target, Synthetic(4, 0.8), params, tokens, lengths, **settings)
+"""
 
 from __future__ import annotations
 
@@ -14,34 +26,24 @@ from .base import ChainDrafter
 
 @dataclasses.dataclass(frozen=True)
 class Synthetic(ChainDrafter):
-    """Drafts a chain of tokens of which each is right with a stated probability.
+    """Drafts a chain of tokens, each of which is right with a stated probability.
 
-    It knows the truth: ``params["drafter"] = {"truth": int32 [B, L], "inner": weights}``, prompts
-    followed by the target's own greedy text in a buffer at least as large as the loop's, such as
-    the ``tokens`` of a plain ``decode``. At each position the true token is drafted with
-    probability ``accuracy``, else another, so this is the rate of acceptance there, given that all
-    positions before were accepted. With ``inner`` that drafter runs as well, whose time is so
-    paid, and its tokens are replaced.
-
-    What is measured with it says how fast a drafter of this accuracy would be, not that there is
-    one: its name, and with it all statistics, say synthetic. The output stays the target's.
+    ``params["drafter"] = {"truth": int32 [B, L], "inner": weights}``: the prompts followed by the
+    target's greedy text, in a buffer at least as large as that of the loop, such as the ``tokens``
+    of a plain ``decode``. At each position the true token is drafted with probability ``accuracy``,
+    else another one, so this is the acceptance rate there, given that all tokens before were
+    accepted. With ``inner``, that drafter runs too, so that its time is paid, and its tokens are
+    replaced.
 
     Attributes:
-      num_draft: tokens drafted a round, the same as ``inner``'s.
-      accuracy: in [0, 1], one number or one for each position.
+      num_draft: tokens drafted a round, the same as that of ``inner``.
+      accuracy: in [0, 1], one number, or one for each position.
       inner: a drafter of chains, or None.
 
-    Lossless: yes, under ``greedy``.
-
     Raises:
-      ValueError: an accuracy out of range, another drafter's length, a truth that is too small;
-        a temperature above 0, when it is traced: a sampled text has no truth known beforehand.
-
-    Example::
-
-        plain = specjax.decode(target, Plain(), {"target": weights}, tokens, lengths, **settings)
-        params = {"target": weights, "drafter": {"truth": plain.tokens, "inner": None}}
-        out = specjax.decode(target, Synthetic(4, 0.8), params, tokens, lengths, **settings)
+      ValueError: an accuracy is out of range, ``inner`` drafts another number of tokens, or
+        ``truth`` is too small; when traced, a temperature is above 0, since the truth of a sampled
+        text is not known beforehand.
     """
 
     accuracy: float | tuple[float, ...] = 0.8

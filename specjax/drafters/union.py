@@ -1,4 +1,19 @@
-"""Several drafters at once, their trees merged: SpecInfer."""
+"""Several drafters at once, their trees merged into one: SpecInfer.
+
+Equal prefixes are verified once. A token that two drafters draw stays two siblings, each judged
+against the law from which it was drawn: ``rejection`` is SpecInfer's multi-step speculative
+sampling.
+
+Lossless: yes, under the rules under which each of the drafters is; all must draw siblings in the
+same way (see ``Draft.draws``).
+
+Example::
+
+    drafter = Union(drafters=(DraftModel(3, model=a), NGram(4)))
+    params = {"target": weights, "drafter": (weights_of_a, None)}
+
+References: SpecInfer, arXiv 2305.09781, algorithms 2 (merging) and 3 (sampling).
+"""
 
 from __future__ import annotations
 
@@ -23,20 +38,16 @@ class UnionState:
 
 @dataclasses.dataclass(frozen=True)
 class Union(ChainDrafter):
-    """All drafters propose below the same root; equal prefixes are verified once.
+    """Several drafters that all propose below the same root.
 
-    ``params["drafter"]`` is a tuple, the weights of each. A token that two drafters draw stays
-    two siblings, each judged against the law it was drawn from: ``rejection`` is SpecInfer's
-    multi-step speculative sampling. All must draw alike (see ``Draft.draws``).
+    ``params["drafter"]`` is a tuple, the weights of each. A drafter that lags reads what the others
+    had accepted.
 
-    Lossless: yes, under the rules that judge each of them.
+    Attributes:
+      drafters: at least two drafters.
 
-    References: SpecInfer, arXiv 2305.09781, algorithm 2 (merging) and 3 (sampling).
-
-    Example::
-
-        drafter = Union(drafters=(DraftModel(3, model=a), NGram(4)))
-        params = {"target": weights, "drafter": (weights_of_a, None)}
+    Raises:
+      ValueError: there are fewer than two, or one of them has a ``readout`` of all nodes.
     """
 
     num_draft: int = 0
@@ -111,8 +122,8 @@ class Union(ChainDrafter):
 
 
 def round_of(segment: Segment, draft: Draft) -> Segment:
-    """The segment as the drafter sees it whose ``draft`` was one of several: its verdict goes as
-    far as its own nodes say what was committed."""
+    """The segment for a drafter whose ``draft`` was only one of several: its verdict reaches as far
+    as its own nodes are what was committed."""
     verdict = segment.round[1]
     deepest = trees.max_depth(draft)
     above = jnp.broadcast_to(trees.parents(draft), draft.tokens.shape)
