@@ -465,7 +465,7 @@ def propose(tokens, num=4, longest=3):
         key=jax.random.split(jax.random.key(0), 1),
         sampling=Sampling().rows(1),
     )
-    draft, _ = NGram(num_draft=num, longest=longest, shortest=1).draft_step({}, (), context)
+    draft, _ = NGram(num_draft=num, longest=longest, shortest=1).draft_step(None, None, (), context)
     return draft.tokens[0, 1:].tolist(), bool(draft.candidate[0, 1])
 
 

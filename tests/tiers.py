@@ -161,6 +161,7 @@ TABLE = {
     ],
     "test_servers.py": MERGE,
     "test_sanitizers.py": FULL,
+    "test_sanitizers.py": [("fault", DEFAULT), (EVERYTHING, MERGE)],
     "test_serving.py": [
         ("broken_lines|wrong_arguments|different_names", DEFAULT),
         ("generate_gives|own_stop|mesh|command", MERGE),
