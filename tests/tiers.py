@@ -160,7 +160,6 @@ TABLE = {
         ("at_once", FULL),
     ],
     "test_servers.py": MERGE,
-    "test_sanitizers.py": FULL,
     "test_sanitizers.py": [("fault", DEFAULT), (EVERYTHING, MERGE)],
     "test_serving.py": [
         ("broken_lines|wrong_arguments|different_names", DEFAULT),
