@@ -1,8 +1,8 @@
-"""Blockwise heads. Nobody publishes any; this layout is ours::
+"""Blockwise heads. No published layout exists; this one is specific to this project::
 
     trunk.weight [D, H]   trunk.bias [D]   offsets.weight [K H, D]   offsets.bias [K H]
 
-with rows ``k H ... (k + 1) H`` for offset k. The config has ``model_type: blockwise``,
+Rows ``k H ... (k + 1) H`` belong to offset k. The config has ``model_type: blockwise``,
 ``num_heads`` K, ``trunk_size`` D, ``hidden_size`` H and ``vocab_size``.
 """
 

@@ -1,17 +1,17 @@
-"""DFlash drafters in their authors' layout (github.com/z-lab/dflash) and that of speculators.
+"""DFlash drafters in their authors' layout (github.com/z-lab/dflash) and in that of speculators.
 
-Layer i of L, k hidden states of the target::
+With L layers i, and k hidden states of the target::
 
     fc.weight [H, k H]   hidden_norm.weight [H]   norm.weight [H]   layers.{i}.(as Qwen3's)
 
-The authors' config says ``block_size`` (at the top, or in ``dflash_config``), ``dflash_config:
-{mask_token_id, target_layer_ids}`` and ``num_target_layers``; ids count the target's layers from 0,
-so that id i is Hugging Face's ``hidden_states[i + 1]``. Without ids they are spread evenly from the
-second layer to the third last. Embeddings and LM head are the target's.
+The authors' config has ``block_size`` (at the top level, or in ``dflash_config``), ``dflash_config:
+{mask_token_id, target_layer_ids}`` and ``num_target_layers``. Ids count the target's layers from 0,
+so that id i is ``hidden_states[i + 1]`` of Hugging Face. Without ids they are spread evenly from
+the second layer to the third last. Embeddings and LM head are those of the target.
 
-Speculators' has ``speculators_model_type: dflash`` and the layers' config in
-``transformer_layer_config``; its ``aux_hidden_state_layer_ids`` are ``hidden_states[i]``, and
-copies of the target's embeddings and LM head lie beside the rest.
+The layout of speculators has ``speculators_model_type: dflash`` and the config of the layers in
+``transformer_layer_config``. Its ``aux_hidden_state_layer_ids`` are ``hidden_states[i]``, and it
+holds copies of the target's embeddings and LM head.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def save(drafter: BlockDrafter, params, target=None) -> tuple[dict, dict]:
 
 
 def names(shape: BlockConfig) -> dict[str, tuple]:
-    """Names in the file, and the path of each one's parameter."""
+    """Names of tensors in the file to paths of parameters."""
     named = {f"{name}.weight": (name, "weight") for name in ("fc", "hidden_norm")}
     named["norm.weight"] = ("layers", "norm", "weight")
     for i in range(shape.layers.num_layers):
@@ -125,7 +125,7 @@ def names(shape: BlockConfig) -> dict[str, tuple]:
 
 
 def usual_ids(num_target: int, num_layers: int) -> list[int]:
-    """The target's layers that are read where a config does not say."""
+    """The layers of the target that are read by default."""
     if num_layers == 1:
         return [num_target // 2]
     first, last = 1, num_target - 3
@@ -143,7 +143,7 @@ def _check_ids(ids, target) -> None:
 
 
 def _attention(config: Mapping, own: Mapping, layers):
-    """``(layers, causal)`` with the windows that DFlash's own keys ask for."""
+    """``(layers, causal)``, with the windows that the keys of DFlash ask for."""
     causal = config.get("is_causal")
     causal = own.get("causal") if causal is None else causal
     sliding = layers.window is not None
@@ -157,7 +157,7 @@ def _attention(config: Mapping, own: Mapping, layers):
 
 
 def _plain(config: Mapping, num_target: int) -> dict:
-    """Speculators' config as the authors would write it, for a target of so many layers."""
+    """A config of speculators in the authors' form, for a target of ``num_target`` layers."""
     layers = dict(config.get("transformer_layer_config") or {})
     if not layers:
         raise ValueError("the config.json of a speculator lacks transformer_layer_config")

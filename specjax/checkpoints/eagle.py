@@ -1,15 +1,15 @@
 """EAGLE heads in their authors' layout (github.com/SafeAILab/EAGLE) and that of speculators.
 
-The authors', of L layers, of which the first has no norm on what it reads::
+The authors' layout, of L layers, the first of which does not norm what it reads::
 
     fc.weight [H, 2 H]   fc.bias [H], perhaps   embed_tokens.weight [V, H], perhaps
     layers.{i}.(as Llama's)
 
-The config is a Llama's; its ``bias`` (default: true) speaks of ``fc.bias``, but the file counts.
-Embeddings are a copy of the target's; the LM head is the target's. The number of layers is that of
-the file, too: some published configs have the target's.
+The config is a Llama's. Its ``bias`` (default: true) refers to ``fc.bias``, and its number of
+layers is that of the target in some published files; here the tensors of the file decide both.
+Embeddings are a copy of the target's; the LM head is that of the target.
 
-Speculators' (``speculators_model_type: eagle``) has one layer, its config in
+The layout of speculators (``speculators_model_type: eagle``) has one layer, its config in
 ``transformer_layer_config``, and with ``layernorms`` three norms::
 
     fusion_fc.weight   fusion_fc.bias   transformer.(as a Llama layer's)
@@ -82,8 +82,11 @@ def save(drafter: Eagle, params, target=None) -> tuple[dict, dict]:
 
 
 def names(shape: EagleConfig, fc: str = "fc", first: str = "layers.0.") -> dict[str, tuple]:
-    """Names in the file, and the path of each one's parameter; ``fc``, and ``first`` before the
-    names of the first layer: as the layout has them."""
+    """Names of tensors in the file to paths of parameters.
+
+    ``fc``: how the layout calls that layer; ``first``: what its names of the first layer begin
+    with.
+    """
     named = {f"{fc}.weight": ("fc", "weight")}
     if shape.fc_bias:
         named[f"{fc}.bias"] = ("fc", "bias")
@@ -99,6 +102,6 @@ def names(shape: EagleConfig, fc: str = "fc", first: str = "layers.0.") -> dict[
 
 
 def num_layers(names: Iterable[str]) -> int:
-    """Layers ``layers.{i}.`` among the names, at least one."""
+    """The number of layers ``layers.{i}.`` among the names, at least one."""
     found = [re.match(r"layers\.(\d+)\.", name) for name in names]
     return 1 + max((int(match[1]) for match in found if match), default=0)

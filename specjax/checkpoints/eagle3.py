@@ -1,26 +1,27 @@
 """EAGLE-3 heads in their authors' layout (github.com/SafeAILab/EAGLE), which is SGLang's.
 
-Of one layer, H wide, for a target F wide, over a draft vocabulary of Vd tokens::
+A head of one layer, H wide, for a target F wide, over a draft vocabulary of Vd tokens, has ::
 
     fc.weight [H, 3 F]   norm.weight [H]   lm_head.weight [Vd, H]
     midlayer.hidden_norm.weight [H]   midlayer.(as Llama's, q, k and v_proj reading 2 H)
     d2t int64 [Vd]   t2d bool [V]   embed_tokens.weight [V, H], perhaps
 
-``midlayer`` may be called ``layers.0`` (vLLM), further layers are ``layers.{i}``. ``d2t`` holds
+``midlayer`` may be called ``layers.0`` (vLLM); further layers are ``layers.{i}``. ``d2t`` holds
 differences: token ``i`` of the draft vocabulary is the target's ``i + d2t[i]``. The config is a
-Llama's with ``draft_vocab_size``, ``target_hidden_size`` where F is not H, and of EAGLE 3.1 or of
-other trainers ``fc_norm`` (``fc_norm.{i}.weight [F]``), ``norm_before_fc`` (``input_norm.weight
-[3 F]``), ``norm_output`` and ``norm_before_residual``, all false where they are not said.
+Llama's with ``draft_vocab_size``, ``target_hidden_size`` where F is not H, and, written by EAGLE
+3.1 or other trainers, ``fc_norm`` (``fc_norm.{i}.weight [F]``), ``norm_before_fc``
+(``input_norm.weight [3 F]``), ``norm_output`` and ``norm_before_residual``, all false by default.
 
-Which of the target's hidden states are read: ``eagle_aux_hidden_state_layer_ids`` counts them as
-Hugging Face's ``hidden_states[i]`` (vLLM); within ``eagle_config`` it names the layers that they
-come out of, ``hidden_states[i + 1]`` (SGLang); without either they are 2, n // 2 and n - 3 of n
-layers. All codes concatenate them in the order of the layers.
+The hidden states that are read: ``eagle_aux_hidden_state_layer_ids`` counts them as
+``hidden_states[i]`` of Hugging Face (vLLM); inside of ``eagle_config`` it counts layers, whose
+outputs are ``hidden_states[i + 1]`` (SGLang); without either they are 2, n // 2 and n - 3 of n
+layers. All programs concatenate them in the order of the layers.
 
-A P-EAGLE head has ``mask_hidden [1, 3 F]`` besides, and the config says whose embedding stands for
-drafted tokens: ``mask_token_id`` (speculators), ``pard_token`` or ``ptd_token_id`` (vLLM).
+A P-EAGLE head has a ``mask_hidden [1, 3 F]`` too, and its config says which token's embedding
+stands for drafted tokens: ``mask_token_id`` (speculators), ``pard_token`` or ``ptd_token_id``
+(vLLM).
 
-A table of embeddings that is the target's is not kept twice.
+A table of embeddings that equals the target's is not kept twice.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ def save(drafter: Eagle3, params, target=None) -> tuple[dict, dict]:
 
 
 def options(drafter: Eagle3) -> dict:
-    """The config keys that are EAGLE-3's own, as they stand at the top."""
+    """The config keys of EAGLE-3, at the top level of the config."""
     shape, layers = drafter.config, drafter.layers
     config = {
         "draft_vocab_size": shape.draft_vocab_size or shape.vocab_size,
@@ -159,7 +160,7 @@ def options(drafter: Eagle3) -> dict:
 
 
 def written(drafter: Eagle3, params, first: str) -> dict[str, np.ndarray]:
-    """The tensors; ``first`` stands before the names of the first layer."""
+    """The tensors by name; ``first``: what the names of the first layer begin with."""
     shape = drafter.config
     tensors = tensors_of(params, names(shape, first))
     if shape.own_embedding:
@@ -174,8 +175,11 @@ def written(drafter: Eagle3, params, first: str) -> dict[str, np.ndarray]:
 
 
 def names(shape: Eagle3Config, first: str = "midlayer.", old_norms: bool = False):
-    """Names in the file, and the path of each one's parameter; ``first``: before those of the
-    first layer; ``old_norms``: of features, as older SGLang called them."""
+    """Names of tensors in the file to paths of parameters.
+
+    ``first``: what names of the first layer begin with; ``old_norms``: whether norms of features
+    have the names of older SGLang.
+    """
     named = {f"{name}.weight": (name, "weight") for name in ("fc", "norm")}
     if shape.fc_bias:
         named["fc.bias"] = ("fc", "bias")
@@ -198,14 +202,14 @@ def names(shape: Eagle3Config, first: str = "midlayer.", old_norms: bool = False
 
 
 def spelling(tensors: Mapping) -> tuple[str, bool]:
-    """What of ``names`` a file has: ``first``, and whether ``old_norms``."""
+    """The arguments ``first`` and ``old_norms`` of ``names`` for a file."""
     first = "midlayer." if any(name.startswith("midlayer.") for name in tensors) else "layers.0."
     return first, any(name.startswith(_OLD_NORMS) for name in tensors)
 
 
 def unsaid_layers(count: int) -> tuple[int, ...]:
-    """The hidden states that all codes read of a target with ``count`` layers if a config does not
-    say; of six layers and fewer these are not three."""
+    """The hidden states that all programs read of a target with ``count`` layers by default; if it
+    has six layers or fewer, these are not three."""
     return 2, count // 2, count - 3
 
 
@@ -213,7 +217,7 @@ def target_layers(config: Mapping, target) -> tuple[int, ...]:
     """Which hidden states of the target are read, counted as ``hidden_states[i]``, ascending.
 
     Raises:
-      ValueError: ones that the target does not have; two different statements.
+      ValueError: the target lacks one of them, or the config contradicts itself.
     """
     count = target.config.num_layers
     inside, ids = (config.get("eagle_config") or {}).get(_IDS), config.get(_IDS)
@@ -269,10 +273,10 @@ def vocabulary(tensors: Mapping, size: int, vocab: int) -> np.ndarray | None:
 
 
 def _mask(config: Mapping, tensors: Mapping, size: int) -> int | None:
-    """The token that stands for drafted ones, of a P-EAGLE head; None of any other.
+    """The token that stands for drafted ones in a P-EAGLE head; None for any other head.
 
     Raises:
-      ValueError: there is one without ``mask_hidden``, or that without a token, or misshapen.
+      ValueError: the file has the token without ``mask_hidden`` or the reverse, or it is misshapen.
     """
     said = {int(config[key]) for key in _MASKS if config.get(key) is not None}
     if not said and _BLANK not in tensors:

@@ -5,8 +5,8 @@ The tensors are those of ``eagle3``, the first layer being ``layers.0``. The con
 Llama's, or a Qwen3's with norms of queries and keys), the head's options beside it, and in
 ``speculators_config`` how many tokens are drafted and for which target (``verifier``).
 
-``norm_before_residual`` is false where it is not said, as in speculators' own code; vLLM takes true
-for that. Files written by either say it, as ours do. P-EAGLE heads are ``speculators_model_type:
+``norm_before_residual`` is false by default, as in the code of speculators; in vLLM the default is
+true. Files written by either, or here, state it. P-EAGLE heads have ``speculators_model_type:
 peagle``.
 """
 

@@ -1,9 +1,10 @@
-"""EAGLE heads as SGLang wants them: the authors' layout, always with ``fc.bias``.
+"""EAGLE heads as SGLang reads them: the authors' layout, always with ``fc.bias``.
 
-SGLang's ``fc`` has a bias whatever the config says, and one that the file lacks stays random; vLLM
-knows none and refuses a file with one. So a head without it is written with zeros here, which makes
-no difference to what it says. SGLang's name of the architecture is ``LlamaForCausalLMEagle``, which
-vLLM refuses. What is read is the authors' layout."""
+In SGLang ``fc`` has a bias whatever the config says, and stays random if the file lacks it; vLLM
+has no such bias and refuses a file with one. So a head without it is written here with zeros, which
+change nothing. SGLang's name of the architecture is ``LlamaForCausalLMEagle``, which vLLM refuses.
+Reading is that of the authors' layout.
+"""
 
 from __future__ import annotations
 

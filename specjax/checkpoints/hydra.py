@@ -2,15 +2,16 @@
 
 Head i of K, with L layers, in ``hydra_lm_head.pt`` (or ``.safetensors``)::
 
-    hydra_mlp.{i}.{j}.linear.weight [H, (i + 2) H], j = 0; [H, H] behind   (and .bias)
+    hydra_mlp.{i}.{j}.linear.weight [H, (i + 2) H], j = 0; [H, H] after   (and .bias)
     hydra_mlp.{i}.0.res_connection.weight [H, (i + 2) H]                    (and .bias)
     hydra_lm_head.{i}.weight [V, H]                                         (and .bias)
 
-With ``hydra_head_arch: prefix-mlp`` dropouts stand between, so that j counts 1, 3, ... and the LM
-heads are ``hydra_lm_head.{i}.1``; and there is one Llama layer with a norm behind it,
-``prefix_embeding_layer.layers.0...`` (so spelt). The target's embeddings may lie beside
-(``input_embed_fn.weight``); where ``hydra_lm_head`` is absent, which is ours, all heads share the
-target's LM head. The other architectures of that code are no Hydra heads, and are refused.
+With ``hydra_head_arch: prefix-mlp``, dropout layers count too, so that j is 1, 3, ... and the LM
+heads are ``hydra_lm_head.{i}.1``; and there is one Llama layer followed by a norm,
+``prefix_embeding_layer.layers.0...`` (so spelt), of the target's shape, which the file does not
+state. The file may hold the target's embeddings (``input_embed_fn.weight``). Where
+``hydra_lm_head`` is absent, which only files written here do, all heads share the target's LM head.
+The other architectures of the authors' code do not make Hydra heads and are refused.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def save(drafter: Hydra, params, target=None) -> tuple[dict, dict]:
 
 
 def names(shape: HydraConfig) -> dict[str, tuple]:
-    """Names in the file, and the path of each one's parameter."""
+    """Names of tensors in the file to paths of parameters."""
     named, dropout = {}, int(shape.prefix is not None)
     for i in range(shape.num_heads):
         for leaf in ("weight", "bias"):

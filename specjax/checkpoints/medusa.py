@@ -4,11 +4,12 @@ Head i of K, with L blocks::
 
     {i}.{j}.linear.weight [H, H]   {i}.{j}.linear.bias [H]   {i}.{L}.weight [V, H]
 
-in ``medusa_lm_head.pt`` or ``.safetensors``; in a model that was trained with them among its own
-weights, behind ``medusa_head.``. Where the last is absent (the authors' first trainer) all heads
-share the target's LM head. ``medusa_num_heads`` of published configs is not always the number of
-heads in the file; the file counts. The authors' code shares ONE block among the L of a head, and
-its files hold it L times; read here, they are L blocks with equal weights.
+in ``medusa_lm_head.pt`` or ``.safetensors``. In a model that was trained together with its heads,
+they are among its weights, with ``medusa_head.`` before their names. Where the last tensor is
+absent (the authors' first trainer), all heads share the target's LM head. ``medusa_num_heads`` of
+published configs is not always the number of heads in the file; that of the file is used. The
+authors' code shares ONE block among the L of a head, and its files hold it L times; here it is read
+as L blocks with equal weights.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def load(config: Mapping, tensors: Mapping, target):
         num_layers=1 + max((int(found[3]) for found in blocks), default=-1),
         tied=not own,
     )
-    # beside a model that was trained with the heads lie its own weights
+    # a model that was trained with its heads has its own weights in the same file
     others = [name for name in tensors if not name.startswith(prefix)] if prefix else ()
     drafter = Medusa(config=shape, target=target.target)
     params = params_of(tensors, names(shape, prefix), drafter.shapes, target.dtype, others)
@@ -81,7 +82,7 @@ def save(drafter: Medusa, params, target=None) -> tuple[dict, dict]:
 
 
 def names(shape: MedusaConfig, prefix: str = "") -> dict[str, tuple]:
-    """Names in the file, and the path of each one's parameter."""
+    """Names of tensors in the file to paths of parameters."""
     named = {}
     for i in range(shape.num_heads):
         for j in range(shape.num_layers):

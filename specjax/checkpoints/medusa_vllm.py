@@ -3,8 +3,8 @@
     blocks.{i}.layers.{j}.weight [H, H] (and .bias, with medusa_fc_bias)
     lm_heads.{i}.weight [V, H]
 
-perhaps behind ``medusa_heads.``. With ``original_lm_head`` there is one LM head, the target's,
-which the file may hold (``lm_head.weight`` or ``lm_heads.0.weight``).
+All names may begin with ``medusa_heads.``. With ``original_lm_head`` there is one LM head, that of
+the target, which the file may hold (``lm_head.weight`` or ``lm_heads.0.weight``).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def save(drafter: Medusa, params, target=None) -> tuple[dict, dict]:
 
 
 def names(shape: MedusaConfig, prefix: str = "") -> dict[str, tuple]:
-    """Names in the file, and the path of each one's parameter."""
+    """Names of tensors in the file to paths of parameters."""
     leaves, named = ("weight", "bias") if shape.bias else ("weight",), {}
     for i in range(shape.num_heads):
         for j in range(shape.num_layers):

@@ -1,7 +1,7 @@
 """Modules for multi-token prediction, in their target's checkpoint or in a folder of their own.
 
-Of a target with n layers, module k of K (from 0); behind the prefix stand the tensors of a layer as
-the target's family names them (``self_attn.q_proj.weight`` ...), and these::
+For a target with n layers, module k of K (from 0) has tensors with these prefixes: those of a
+layer, named as in the target's family (``self_attn.q_proj.weight`` ...), and these::
 
     DeepSeek-V3    model.layers.{n + k}.    enorm, hnorm, eh_proj [H, 2 H], shared_head.norm
     MiMo, FastMTP  model.mtp_layers.{k}.    token_layernorm, hidden_layernorm, input_proj,
@@ -10,17 +10,18 @@ the target's family names them (``self_attn.q_proj.weight`` ...), and these::
                                             mtp.pre_fc_norm_hidden, mtp.fc, mtp.norm
     speculators    mtp_layers.0.            as MiMo's, in a folder of their own
 
-``fc`` reads (embedding, hidden), MiMo's (hidden, embedding). DeepSeek's files repeat the target's
-tables (``embed_tokens.weight``, ``shared_head.head.weight``). The config says
-``num_nextn_predict_layers`` = K, and of FastMTP, whose one module is its own successor,
-``num_speculative_steps``; of speculators', likewise, ``speculative_tokens``.
+``fc`` reads (embedding, hidden), that of MiMo (hidden, embedding). DeepSeek's files repeat the
+target's tables (``embed_tokens.weight``, ``shared_head.head.weight``). The config has
+``num_nextn_predict_layers`` = K; for FastMTP, whose only module follows itself, it has
+``num_speculative_steps`` too, and for speculators ``speculative_tokens``. The shape of a layer is
+not in the file: it is that of the target's last layer.
 
-Speculators' first step is ours; its further steps, in training, see entries of their own step
-alone. Here, as in servers, drafts see what is cached: the first step's, and those before.
+In the training code of speculators, further steps see only entries of their own step. Here, as in
+servers, drafts see what is cached: entries of the first step, and of the tokens before.
 
-What the next module takes for the hidden state no file says. Here it is the normed output in all,
-as in transformers and SGLang, and in vLLM but for DeepSeek's (unless ``"specjax":
-{"normed_output": false}`` stands in the config); it matters from the second drafted token on.
+No file states what the next module takes for the hidden state. Here it is the normed output, as in
+transformers, in SGLang and, except for DeepSeek's, in vLLM, unless the config has ``"specjax":
+{"normed_output": false}``; it matters from the second drafted token on.
 """
 
 from __future__ import annotations
@@ -54,9 +55,16 @@ OURS = ("embedding_norm", "hidden_norm", "fc", "norm")
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """``layer``: what stands before the tensors of a module's layer; ``ends``: before those of
-    ``names``, which are those of ``OURS``; both with ``{k}`` for the module, ``{n}`` for n + k.
-    ``tables``: copies of the target's embeddings and LM head. ``config``: fields of MTPConfig."""
+    """How a family names the tensors of its modules.
+
+    Attributes:
+      layer: prefix of the tensors of a module's layer, with ``{k}`` for the module and ``{n}`` for
+        n + k.
+      ends: prefix of ``names``, likewise.
+      names: how the family calls the tensors of ``OURS``.
+      config: the fields of ``MTPConfig`` that it fixes.
+      tables: names of copies of the target's embeddings and LM head.
+    """
 
     layer: str
     ends: str
@@ -99,25 +107,29 @@ def matches(config: Mapping, names: set[str]) -> bool:
 
 
 def holds_modules(name: str, revision: str | None) -> bool:
-    """Whether the checkpoint of a target, a folder or a name on the hub, has modules beside."""
+    """Whether the checkpoint of a target (a folder, or a name on the hub) holds modules too."""
     return _layout_of(Tensors(folder_of(name, revision))) is not None
 
 
 def inside(folder: Path, config: Mapping, tensors: Mapping, file: str) -> dict[str, dict] | None:
-    """What a folder needs besides if the modules are to lie in their target's checkpoint there.
+    """The files with which modules become a part of their target's checkpoint in a folder.
 
-    A checkpoint of one file gets that file a second name, a shard's, for transformers looks into
-    ``model.safetensors`` alone where it is; the caller removes it at last.
+    Where the checkpoint is a single file, it gets a second name, that of a shard, since
+    transformers reads ``model.safetensors`` alone where there is one; the caller removes the first
+    name at last.
 
     Args:
-      config, tensors: as ``save`` returns them; ``file``: where the tensors will be.
+      folder: where the modules are to be written.
+      config: as ``save`` returns it.
+      tensors: as ``save`` returns them.
+      file: the file in which the tensors will be.
 
     Returns:
-      The target's ``config.json`` with what the modules say in it, and the index of all weights;
-      None where the folder holds no checkpoint.
+      ``config.json`` of the target with the keys of the modules, and the index of all weights, by
+      file name; None where the folder holds no checkpoint.
 
     Raises:
-      ValueError: it holds one of another shape.
+      ValueError: the folder holds the checkpoint of another model.
     """
     try:
         own, weights = read_json(folder, "config.json"), weight_files(folder)
@@ -228,7 +240,7 @@ def _prefixes(layout: Layout, begin: int, num: int) -> set[str]:
 
 
 def _tensors(drafter: MTP, layout: Layout) -> dict[str, Tensor]:
-    """Names in the file, and which parameters of ``MTPModules`` each tensor holds."""
+    """Names of tensors in the file to the parameters of ``MTPModules`` that each holds."""
     shape, begin = drafter.config, drafter.target.config.num_layers
     parts = {".".join(map(str, path)) for path, _ in nnx.to_flat_state(drafter.shapes)}
     layers = dataclasses.replace(shape.layer, num_layers=shape.num_stages)
@@ -253,7 +265,7 @@ def _tensors(drafter: MTP, layout: Layout) -> dict[str, Tensor]:
 
 
 def _own_tables(layout: Layout, tensors, target, begin, num) -> dict[str, bool]:
-    """Which tables of the files are no copies of the target's."""
+    """Whether the tables in the file differ from the target's, as fields of ``MTPConfig``."""
     if not layout.tables:
         return {}
     shared = target.target.table(target.params), target.target.head_table(target.params)
@@ -274,7 +286,11 @@ def _own_tables(layout: Layout, tensors, target, begin, num) -> dict[str, bool]:
 
 
 def _read(drafter: MTP, layout: Layout, tensors, here, target) -> dict:
-    """The weights, nested; raises ValueError with all that is missing, misshapen or left over."""
+    """The weights as a nested dictionary.
+
+    Raises:
+      ValueError: lists the tensors that are missing, misshapen or left over.
+    """
     wanted = _tensors(drafter, layout)
     shapes = {
         ".".join(map(str, path)): tuple(x.get_value().shape)

@@ -1,10 +1,12 @@
-"""Parallel heads of multi-token prediction. Their authors' checkpoints are whole models in a layout
-of their own; this one is ours: of head k ::
+"""Parallel heads of multi-token prediction.
 
-    heads.{k}.(as Llama's layers: self_attn.q_proj.weight ...)      norm.weight [H], of all heads
+Their authors' checkpoints are whole models in a layout of their own. This layout is specific to
+this project; head k has ::
 
-The config is that of the layers, with ``model_type: mtp_heads``, ``num_heads`` = K and ``layer``,
-which hidden state of the target they read.
+    heads.{k}.(as Llama's layers: self_attn.q_proj.weight ...)
+
+and all heads share ``norm.weight [H]``. The config is that of the layers, with ``model_type:
+mtp_heads``, ``num_heads`` = K and ``layer``, the hidden state of the target that they read.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ def save(drafter: ParallelHeads, params, target=None) -> tuple[dict, dict]:
 
 
 def names(shape: MTPHeadsConfig) -> dict[str, tuple]:
-    """Names in the file, and the path of each one's parameter."""
+    """Names of tensors in the file to paths of parameters."""
     named = {"norm.weight": ("layers", "norm", "weight")}
     for k in range(shape.num_heads):
         named |= block_names(shape.layers, k, f"heads.{k}.", ("layers",))

@@ -5,8 +5,9 @@
     lm_head.{i}.linear.weight [X, X]   lm_head.{i}.linear.bias [X]      L = num_draft_layers of them
     lm_head.{L}.weight [V, X]
 
-The embeddings are the target's. Files of the authors' say nothing of their filter, the 50 most
-likely tokens, which their code applies to all; ours state another one, ``"specjax": {"kept": n}``.
+The embeddings are those of the target. The authors' code keeps only the 50 most likely tokens,
+which their files do not state; a file written here states any other number, ``"specjax": {"kept":
+n}``.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def save(drafter: ReDrafter, params, target=None) -> tuple[dict, dict]:
 
 
 def names(shape: ReDrafterConfig) -> dict[str, tuple]:
-    """Names in the file, and the path of each one's parameter."""
+    """Names of tensors in the file to paths of parameters."""
     named = {f"lm_head.{shape.num_layers}.weight": ("lm_head", "weight")}
     if shape.recurrent:
         named["rnn_w.weight"] = ("token", "weight")

@@ -10,16 +10,16 @@ LSTM, with ``{gate}`` forget, input, output and cell, ``proj.0`` of the first st
     {gate}_emb.0.weight [V, D]   {gate}_proj.{0,1}.weight [D, F or D]
     cell_ln.0.weight, .bias [D]   state_ln.0.weight, .bias [D]   head.{i}.weight [V, D]
 
-perhaps behind ``speculator.``. Weights that several steps (``tie_weights``) or gates
-(``tie_lstm_embs``) share may stand under each of their names, or under the first alone, as they do
-in what is written here; but LM heads of MLP speculators under each.
+All names may begin with ``speculator.``. Weights that several steps (``tie_weights``) or gates
+(``tie_lstm_embs``) share may have each of their names or only the first, which is what is written
+here, except for LM heads of MLP speculators, which are written under each name.
 
-A prefix layer, which is ours, of a width W, has the names of a Llama of one layer::
+A prefix layer, W wide and specific to this project, has the names of a Llama of one layer::
 
     prefix.fc.weight [W, D + F], for (token, hidden state)   prefix.layers.0...   prefix.norm.weight
 
-and stands like one in the config, ``"specjax": {"prefix": ...}``. Servers would pass over tensors
-that they do not know and draft without them: such a file has a ``model_type`` of its own.
+and its config is ``"specjax": {"prefix": ...}``. Servers ignore tensors that they do not know and
+would draft without the layer, so such a file has another ``model_type``.
 """
 
 from __future__ import annotations
@@ -88,8 +88,11 @@ def save(drafter: Speculator, params, target=None) -> tuple[dict, dict]:
 
 
 def config_of(config: Mapping, tensors: Iterable[str] = ()) -> SpeculatorConfig:
-    """The shape that a published config describes, of a file with these ``tensors``. Raises
-    ValueError where it is incomplete, or a variant that is not supported."""
+    """The shape that a published config describes, for a file with these ``tensors``.
+
+    Raises:
+      ValueError: the config is incomplete, or of a variant that is not supported.
+    """
     method = config.get("method", "mlp")
     hidden = "input_hidden_dim" if "input_hidden_dim" in config else "emb_dim"
     lacking = [name for name in (hidden, "vocab_size", "n_predict") if name not in config]
@@ -123,8 +126,10 @@ def config_of(config: Mapping, tensors: Iterable[str] = ()) -> SpeculatorConfig:
 
 
 def names(shape: SpeculatorConfig, prefix: str = "", *, shared: bool = False) -> dict[str, tuple]:
-    """Names in the file, and the path of each one's parameter; ``shared``: also the further names
-    of what steps or gates share."""
+    """Names of tensors in the file to paths of parameters.
+
+    ``shared``: whether to include all further names of weights that steps or gates share.
+    """
     named = {}
     lstm = shape.cell == "lstm"
     gates = [f"{gate}_" for gate in _GATES] if lstm else [""]
