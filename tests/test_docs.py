@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import importlib.util
 import itertools
 import re
 import shlex
@@ -26,10 +27,6 @@ def fences(text, language):
 
 @pytest.mark.parametrize("page", RUN)
 def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
-    import specjax
-
-    if re.search("specjax.Drafting|sampling=", ALL[page]) and not hasattr(specjax, "Drafting"):
-        pytest.skip("waits for specjax.Drafting")
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(str(tmp_path))
     for file in re.findall(r'^```python title="(.*?)"', ALL[page], re.MULTILINE):
@@ -301,6 +298,18 @@ def test_the_forty_lines_and_decode_have_one_law(speculate):
     np.add.at(counts, tuple(np.asarray(out.tokens[:, 1:3]).T), 1)
     assert 0.5 * np.abs(counts / rows - exact).sum() < 0.02  # 0.012 is the 99.9th percentile
     assert 1.1 < float(out.stats.tau) < 3
+
+
+def test_the_changelog_says_where_modules_are():
+    text = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    table = text.partition("### Modules that moved")[2].partition("###")[0]
+    rows = [line.split("|")[2] for line in table.splitlines() if line.startswith("| `")]
+    named = [x for row in rows for x in re.findall(r"`(specjax\.[\w.]+)`", row)]
+    assert len(named) > 30
+    for name in named:
+        module, _, last = name.rpartition(".")
+        found = importlib.util.find_spec(name)
+        assert found or hasattr(importlib.import_module(module), last), name
 
 
 def test_the_site_shows_the_strangers_target_as_it_is_tested():
