@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from typing import Any
 
 import jax
+from jax.core import Tracer
 from jax.extend.backend import backends
 from jax.sharding import Mesh
 
@@ -49,7 +51,7 @@ def platform() -> str:
     if not used.empty and used.abstract_device is not None:
         device = used.abstract_device
         return getattr(device, "platform", None) or device.device_kind
-    chosen = jax.config.jax_default_device
+    chosen = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     if chosen is None:
         return jax.default_backend()
     return chosen if isinstance(chosen, str) else chosen.platform
@@ -81,9 +83,10 @@ def following(tree):
     return contextlib.nullcontext() if device.platform == platform() else jax.default_device(device)
 
 
-def _device_of(tree) -> jax.Device | None:
+def _device_of(tree) -> Any:
+    """A device on which arrays of ``tree`` lie, or None."""
     for leaf in jax.tree.leaves(tree):
-        if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
+        if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
             return next(iter(leaf.sharding.device_set))
     return None
 

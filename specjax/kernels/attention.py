@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -30,8 +32,8 @@ def attend(
     key,
     value,
     own_mask,
-    prefix=None,
-    length=None,
+    prefix: Any = None,
+    length: Any = None,
     choice=None,
     *,
     fence,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +35,9 @@ class XlaBackend(Backend):
     def einsum_float32(self, subscripts, x, y):
         return jnp.einsum(subscripts, x, y, preferred_element_type=jnp.float32)
 
-    def attend(self, query, key, value, own_mask, prefix=None, length=None, choice=None, **special):
+    def attend(
+        self, query, key, value, own_mask, prefix: Any = None, length=None, choice=None, **special
+    ):
         return attention.attend(
             query, key, value, own_mask, prefix, length, choice, fence=self.fence, **special
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
+from typing import Any
 
 SIZES = (
     "vocab_size",
@@ -200,7 +201,7 @@ class DecoderConfig:
         """Positions that the model is made for: RoPE scalings that files leave out of
         ``max_positions`` (Qwen2.5 with yarn, older linear ones) are counted. With ``longrope``
         they are those of the short factors, the ones that are implemented."""
-        scaling = dict(self.rope_scaling or ())
+        scaling: dict[str, Any] = dict(self.rope_scaling or ())
         if scaling.get("rope_type") == "longrope":
             return min(self.max_positions, int(scaling["original_max_position_embeddings"]))
         counted = self.local_rope_theta is not None  # Gemma 3's files count it

@@ -18,6 +18,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +55,7 @@ _WEIGHT_FILE = r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
 _LISTED = 8  # problems of one kind that an error names before it only counts
 
 
-def check_dtype(dtype: object) -> np.dtype | None:
+def check_dtype(dtype: Any) -> np.dtype | None:
     """The dtype asked for, or None. Raises ValueError naming the accepted ones."""
     if dtype is None:
         return None
@@ -85,14 +86,14 @@ def abstract(config) -> tuple[nnx.GraphDef, nnx.State]:
     return (abstract_encoder_decoder if encodes else abstract_decoder)(config)
 
 
-def tables_of(config):
+def tables_of(config) -> Any:
     """The module that translates the config and tensor names of such a model."""
     return families if isinstance(config, EncoderDecoderConfig) else translate
 
 
 def load_weights(
     folder: str | os.PathLike,
-    config: DecoderConfig,
+    config: DecoderConfig | EncoderDecoderConfig,
     dtype: object = None,
     quantize: str | None = None,
     mesh: Mesh | None = None,
@@ -297,7 +298,9 @@ def _headers(folder: Path, family: Family, wanted: Iterable[str]) -> dict[str, _
     return stored
 
 
-def _check(folder: Path, config: DecoderConfig, wanted, stored, shapes) -> None:
+def _check(
+    folder: Path, config: DecoderConfig | EncoderDecoderConfig, wanted, stored, shapes
+) -> None:
     """Compares what the files hold with what the config promises. Raises with all differences."""
     found = {_layer(name) for name in stored}
     absent = list(dict.fromkeys(n for n in map(_layer, wanted) if n and n not in found))

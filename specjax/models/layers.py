@@ -9,6 +9,7 @@ read once; ``x @ W.T`` costs almost twice as much at 8. GPUs and TPUs take eithe
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -96,43 +97,43 @@ def rope_frequencies(dim: int, theta: float, scaling: RopeScaling | None, max_po
     """
     exponent = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     inverse = 1 / np.power(theta, exponent, dtype=np.float64).astype(np.float32)
-    scaling = dict(scaling or ())
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    settings: dict[str, Any] = dict(scaling or ())
+    kind = settings.get("rope_type", settings.get("type", "default"))
     if kind == "default":
         return inverse, 1.0
-    original = scaling.get("original_max_position_embeddings") or max_positions
+    original = settings.get("original_max_position_embeddings") or max_positions
     if kind == "longrope":
-        stretch = np.asarray(scaling["short_factor"], np.float32)
+        stretch = np.asarray(settings["short_factor"], np.float32)
         inverse = 1 / (stretch * np.power(theta, exponent, dtype=np.float64).astype(np.float32))
-        attention = scaling.get("attention_factor")
+        attention = settings.get("attention_factor")
         if attention is None:
-            longer = max(1.0, scaling.get("factor") or max_positions / original)
+            longer = max(1.0, settings.get("factor") or max_positions / original)
             attention = math.sqrt(1 + math.log(longer) / math.log(original))
         return inverse, attention
-    factor = float(scaling["factor"])
+    factor = float(settings["factor"])
     if kind == "linear":
         return inverse / factor, 1.0
     if kind == "llama3":
-        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        low, high = settings["low_freq_factor"], settings["high_freq_factor"]
         turns = original * inverse / (2 * math.pi)  # full turns within the original context
         smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
         return (1 - smooth) * inverse / factor + smooth * inverse, 1.0
     if kind == "yarn":
-        fast, slow = scaling.get("beta_fast") or 32, scaling.get("beta_slow") or 1
+        fast, slow = settings.get("beta_fast") or 32, settings.get("beta_slow") or 1
 
         def dimension(turns):
             return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
         first, last = dimension(fast), dimension(slow)
-        if scaling.get("truncate", True):
+        if settings.get("truncate", True):
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, dim - 1)
         ramp = (np.arange(dim // 2, dtype=np.float32) - first) / max(last - first, 1e-3)
         keep = 1 - np.clip(ramp, 0.0, 1.0)
 
-        attention = scaling.get("attention_factor")
+        attention = settings.get("attention_factor")
         if attention is None:
-            scales = scaling.get("mscale"), scaling.get("mscale_all_dim")
+            scales = settings.get("mscale"), settings.get("mscale_all_dim")
             scales = [_magnitude(factor, s) for s in (scales if all(scales) else (1.0, 0.0))]
             attention = scales[0] / scales[1]
         return inverse / factor * (1 - keep) + inverse * keep, attention
@@ -143,8 +144,8 @@ def rope_frequencies(dim: int, theta: float, scaling: RopeScaling | None, max_po
 def score_factor(scaling: RopeScaling | None) -> float:
     """What DeepSeek multiplies scores with besides: the square of yarn's magnitude, whose part in
     cos and sin ``mscale_all_dim`` takes out."""
-    scaling = dict(scaling or ())
-    return _magnitude(scaling.get("factor", 1.0), scaling.get("mscale_all_dim") or 0.0) ** 2
+    settings: dict[str, Any] = dict(scaling or ())
+    return _magnitude(settings.get("factor", 1.0), settings.get("mscale_all_dim") or 0.0) ** 2
 
 
 def _magnitude(factor: float, scale: float) -> float:

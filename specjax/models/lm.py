@@ -21,7 +21,7 @@ from .hf import check_dtype, load_config, load_weights, weight_files
 from .quantize import check_scheme
 from .seq2seq.config import EncoderDecoderConfig
 from .seq2seq.target import Seq2SeqLM
-from .tokenizer import Tokenizer, TokenizerLike, load_tokenizer, wrap_tokenizer
+from .tokenizer import Tokenizer, load_tokenizer, wrap_tokenizer
 
 _EMBEDDED = Path(__file__).parent / "embedded"
 EMBEDDED = {"embedded": _EMBEDDED / "target", "embedded-draft": _EMBEDDED / "draft"}
@@ -62,7 +62,7 @@ class LM:
         cls,
         target: Target,
         params: PyTree,
-        tokenizer: TokenizerLike | None = None,
+        tokenizer: object = None,
         *,
         name: str | None = None,
         eos_ids: Iterable[int] = (),
@@ -98,13 +98,14 @@ class LM:
                 f"target={shown}: expected an instance of a subclass of specjax.Target; what "
                 "specjax.load returns is an LM already"
             )
+        wrapped = None
         if tokenizer is not None:
-            tokenizer = wrap_tokenizer(tokenizer, eos_ids, target.vocab_size)
+            wrapped = wrap_tokenizer(tokenizer, eos_ids, target.vocab_size)
         weights = _fingerprint_of_arrays(params)
         return cls(
             target=target,
             params=params,
-            tokenizer=tokenizer,
+            tokenizer=wrapped,
             name=name or type(target).__name__,
             fingerprint=hashlib.sha256(f"{target!r}{weights}".encode()).hexdigest()[:16],
             mesh=sharding.as_mesh(mesh),
@@ -195,17 +196,21 @@ def load(
     config = load_config(folder)
     found = None
     if tokenizer is None:
-        found = load_tokenizer(EMBEDDED.get(_SHARED_TOKENIZER.get(name), folder), config.eos_ids)
+        place = EMBEDDED.get(_SHARED_TOKENIZER.get(name, ""), folder)
+        found = load_tokenizer(place, config.eos_ids)
     elif isinstance(tokenizer, str | os.PathLike):
         found = load_tokenizer(tokenizer, config.eos_ids)
     elif tokenizer is not False:
-        found = wrap_tokenizer(tokenizer, config.eos_ids)
+        found = wrap_tokenizer(tokenizer, config.eos_ids, config.vocab_size)
     if found is not None and not config.eos_ids:
         config = dataclasses.replace(config, eos_ids=found.eos_ids)
-    kind = Seq2SeqLM if isinstance(config, EncoderDecoderConfig) else CausalLM
+    if isinstance(config, EncoderDecoderConfig):
+        target = Seq2SeqLM(config, quantized=quantize)
+    else:
+        target = CausalLM(config, quantized=quantize)
     checkpoint = fingerprint(weight_files(folder))
     return LM(
-        target=kind(config, quantized=quantize),
+        target=target,
         params=load_weights(folder, config, dtype, quantize, mesh),
         tokenizer=found,
         name=name,
@@ -256,8 +261,11 @@ def _kind(lm: LM) -> str:
     reads = lm.target.reads
     if reads is None:
         return "a decoder-only model"
-    frames = f" ({lm.config.num_features} by {2 * (lm.config.max_source or 0)})"
-    return f"an encoder-decoder model that reads {reads}{frames if reads == 'features' else ''}"
+    frames = ""
+    if reads == "features" and isinstance(lm.target, Seq2SeqLM):
+        config = lm.target.config
+        frames = f" ({config.num_features} by {2 * (config.max_source or 0)})"
+    return f"an encoder-decoder model that reads {reads}{frames}"
 
 
 def check_same_tokenizer(target: LM, draft: LM) -> None:

@@ -317,7 +317,7 @@ def _read_light(file: Path, eos_token: object, eos_ids: Iterable[int]) -> FileTo
         raise ValueError(f"{file} is not a tokenizer: {error}") from None
     if isinstance(eos_token, Mapping):  # as transformers writes an added token
         eos_token = eos_token.get("content")
-    eos = backend.token_to_id(eos_token) if eos_token else None
+    eos = backend.token_to_id(str(eos_token)) if eos_token else None
     return FileTokenizer(backend, tuple(eos_ids) or (() if eos is None else (eos,)))
 
 

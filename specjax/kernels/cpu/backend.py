@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -28,7 +30,9 @@ class CpuBackend(XlaCpuBackend):
             return calls.dot(weight, x, transpose_out)
         return self._dot(weight, x, transpose_out)
 
-    def attend(self, query, key, value, own_mask, prefix=None, length=None, choice=None, **special):
+    def attend(
+        self, query, key, value, own_mask, prefix: Any = None, length=None, choice=None, **special
+    ):
         plain = prefix is not None and not any(
             special.get(name) is not None for name in ("window", "softcap", "bias")
         )

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 import jax
-import jaxlib
+import jaxlib.version
 
 from ..._internal import compile_cache
 from . import compiler as compilers
@@ -86,7 +86,7 @@ def build(compiler: str, *flags: str) -> Path:
     flags = (*compilers.FLAGS, compilers.NATIVE, *flags)
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True).stdout
     source = compilers.SOURCE.read_bytes()
-    parts = (source, version, jaxlib.__version__.encode(), " ".join(flags).encode())
+    parts = (source, version, jaxlib.version.__version__.encode(), " ".join(flags).encode())
     key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     folder = compile_cache.cache_folder("kernels")
     library = folder / f"{key}.so"

@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.core import Tracer
 
 from ... import sharding
 from ..._internal.pytree import pytree_dataclass
@@ -245,7 +246,7 @@ def _equal(x, y) -> bool:
 
 def _known(x) -> np.ndarray | None:
     """The values, where they are known here."""
-    if x is None or isinstance(x, jax.core.Tracer):
+    if x is None or isinstance(x, Tracer):
         return None
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         return None
