@@ -1,12 +1,14 @@
-"""The model card of an export, ``README.md``: what the hub shows, and who loads the weights asks.
+"""Writes the model card of an export, ``README.md``, in the form that the Hugging Face hub shows.
 
-Figures come from ``measured.json``; what was not measured or not stated is said to be so.
+The figures come from ``measured.json``. The card says what was not measured and what was not
+stated.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import specjax
@@ -27,14 +29,13 @@ SGLANG = {"eagle-sglang": "EAGLE", "eagle3": "EAGLE3", "dflash": "DFLASH", DRAFT
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CardConfig:
-    """What only you can say of an export. ``license``: of the weights, as the hub names it
-    (``apache-2.0``). ``data``: what the texts are. ``data_license``: of these. ``name``: of the
-    model, ``owner/name`` where it is to be uploaded."""
+    """What the model card says and the run cannot know."""
 
-    name: str = ""
-    license: str = ""
-    data: str = ""
-    data_license: str = ""
+    name: str = ""  # of the exported model, "owner/name" where it is uploaded
+    base_model: str = ""  # "owner/name" of the target, where it was loaded from a folder
+    license: str = ""  # of the weights, as the Hugging Face hub names it: "apache-2.0"
+    data: str = ""  # a description of the training text
+    data_license: str = ""  # of the training text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,10 +60,44 @@ class Export:
 def write(export: Export, config: CardConfig, facts: dict) -> Path:
     """Writes the card; ``facts``: see ``measured.py``, empty where nothing was measured."""
     path = export.folder / "README.md"
+    name = base_model(export.target, config)
+    export = dataclasses.replace(export, target=name, settings=_shortened(export.settings))
     parts = [_front(export, config), _about(export, config), _use(export, config)]
     parts += [_figures(facts), _data(export, config), _made(export), _limits(export)]
     path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     return path
+
+
+def base_model(target: str, config: CardConfig) -> str:
+    """The name of the target, without the folders of this machine that it lies in.
+
+    The name is ``card.base_model`` where that is given; for a folder, the name on the hub that its
+    ``config.json`` or the cache of the hub states, else the last part of its path.
+    """
+    if config.base_model or not target:
+        return config.base_model
+    path = Path(target).expanduser()
+    if not path.is_dir():
+        return target
+    for part in path.absolute().parts:
+        if part.startswith("models--"):  # the hub's cache: models--owner--name/snapshots/...
+            return part.removeprefix("models--").replace("--", "/")
+    file = path / "config.json"
+    stated = json.loads(file.read_text()).get("_name_or_path") if file.is_file() else None
+    if isinstance(stated, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", stated):
+        if not Path(stated).exists():
+            return stated
+    return path.absolute().name
+
+
+def _shortened(value):
+    """A setting, or several, in which an absolute path is its last part alone."""
+    if isinstance(value, dict):
+        return {name: _shortened(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_shortened(one) for one in value]
+    absolute = isinstance(value, str) and Path(value).expanduser().is_absolute()
+    return Path(value).name if absolute else value
 
 
 def _front(export: Export, config: CardConfig) -> str:
@@ -70,7 +105,7 @@ def _front(export: Export, config: CardConfig) -> str:
     from huggingface_hub import ModelCardData
 
     known = {"license": config.license or None}
-    if export.target.count("/") == 1 and not Path(export.target).exists():  # a name on the hub
+    if export.target and export.target not in EMBEDDED:
         known["base_model"] = export.target
     tags = ["specjax", "jax"] + ["speculative-decoding", export.kind] * bool(export.target)
     front = ModelCardData(
@@ -93,14 +128,17 @@ def _about(export: Export, config: CardConfig) -> str:
         recipe = export.settings["recipe"]
         return f"# {name}\n\n{TARGET[0].upper()}{TARGET[1:]}, by the recipe `{recipe}` of specjax."
     return (
-        f"# {name}\n\nA drafter (`{export.kind}`) for speculative decoding with `{export.target}`: "
-        "it proposes tokens, the target checks each, and its texts stay what they are without. "
-        f"Weights in bfloat16; layout: {export.layout}."
+        f"# {name}\n\nA drafter (`{export.kind}`) for speculative decoding with the target "
+        f"`{export.target}`. The drafter proposes tokens and the target verifies them, so that the "
+        "output follows the target's own distribution. The weights are in bfloat16; their layout "
+        f"is {export.layout}."
     )
 
 
 def _use(export: Export, config: CardConfig) -> str:
     name, target = config.name or "THIS_FOLDER", export.target
+    if target and "/" not in target and target not in EMBEDDED:  # a folder, which lies elsewhere
+        target = f"PATH_TO/{target}"
     if not target:
         return f'## Use\n\n```py\nimport specjax\n\nlm = specjax.load("{name}")\n```'
     loaded = f'specjax.load("{name}", tokenizer=lm.tokenizer)'  # which it shares
@@ -122,7 +160,9 @@ def _use(export: Export, config: CardConfig) -> str:
         command += f"    --speculative-algorithm {method} --speculative-draft-model-path {name}"
         words.append(f"SGLang reads this layout:\n\n```sh\n{command}\n```")
     if len(words) > 2:
-        words.append("Neither server was run on these files; look at the acceptance it reports.")
+        words.append(
+            "Neither server was run on these files. Check the acceptance rate that it reports."
+        )
     elif export.layout == "mtp":
         words.append(
             "For vLLM and SGLang the modules have to lie in their target's own checkpoint: "
@@ -136,36 +176,59 @@ def _figures(facts: dict) -> str:
     domains, plan = facts.get("domains") or {}, facts.get("plan")
     if not domains:
         return "## Measured\n\nNot measured."
-    lines = ["| held-out prompts | number | tau | 95 % | rounds that kept draft 1, 2, ... |"]
+    lines = ["| held-out prompts | number | τ | 95 % | rounds that accepted draft 1, 2, ... |"]
     lines += ["|---|---|---|---|---|"]
     for name, d in domains.items():
         kept = ", ".join(f"{share:.0%}" for share in d["kept"])
         row = f"| {name} | {d['prompts']} | {d['tau']:.2f} | {d['low']:.2f} to {d['high']:.2f} "
         lines.append(f"{row}| {kept} |")
     words = (
-        f"Tau: tokens a pass of the target, bonus included; greedy, {facts['drafter']['num_draft']}"
-        f" tokens drafted a round, {facts['new_tokens']} new tokens a prompt, by these weights."
+        "τ is the number of tokens emitted per target pass, the bonus token included. These "
+        f"weights drafted {facts['drafter']['num_draft']} tokens per round and decoded "
+        f"{facts['new_tokens']} new tokens per prompt, greedily."
     )
     speed = "Speed-up: not predicted."
     if plan:
-        speed = f"Predicted by `specjax plan` on {facts['machine']}, batch 1: {plan['verdict']}."
+        speed = f"Predicted by `specjax plan` on {facts['machine']}, batch 1: {_verdict(plan)}."
     return "\n\n".join(["## Measured", "\n".join(lines), words, speed])
+
+
+def _verdict(plan: dict) -> str:
+    """The planner's verdict; a drafter's folder is named by its last part."""
+    chosen = (plan.get("choice") or {}).get("drafter", "")
+    return plan["verdict"].replace(chosen, Path(chosen).name) if "/" in chosen else plan["verdict"]
+
+
+def _corpus(name: str) -> str:
+    """What ``data.corpus`` is, in words."""
+    if name == "stdlib":
+        return "The source files of Python's standard library."
+    if name == "packages":
+        return "Files of published packages under permissive licences, as `packages.json` has them."
+    if name.startswith("hf:"):
+        name, *parts = name.removeprefix("hf:").split(":")
+        split = f", split `{parts[0]}`" if parts and parts[0] else ""
+        return f"The data set `{name}` of the Hugging Face hub{split}."
+    return f"The file or folder `{name}`, which its owner did not describe further."
 
 
 def _data(export: Export, config: CardConfig) -> str:
     others = {name: _setting(export, name) for name in OTHER_TEXT}
     others = [f"`{name} = {json.dumps(value)}`" for name, value in others.items() if value]
-    said, licence = "Not stated by who trained it.", "not stated"
-    if others:
-        said = f"Not stated by who trained it; it read {', '.join(others)}."
-    elif _setting(export, "data.corpus") == "stdlib":
-        said, licence = "The source files of Python's standard library.", "PSF-2.0"
-        if list(_setting(export, "data.mixed") or ()) == ["packages"]:
-            said += " Files of published packages under permissive licences, as `packages.json` has"
-            said, licence = f"{said} them.", "PSF-2.0, and of each package its own"
-        elif _setting(export, "data.mixed"):
-            mixed = json.dumps(_setting(export, "data.mixed"))
-            said, licence = f"{said} Mixed into them: `{mixed}`.", "not stated"
+    corpus, licence = _setting(export, "data.corpus"), "not stated"
+    mixed = list(_setting(export, "data.mixed") or ())
+    said = _corpus(corpus) if corpus else "Not stated by whoever trained it."
+    if _setting(export, "features"):  # rows in place of the corpus's, whose text is not known here
+        said = f"Not stated by whoever trained it. The run read {', '.join(others)}."
+    elif others:
+        said += f" The run also read {', '.join(others)}."
+    elif mixed and not (corpus == "stdlib" and mixed == ["packages"]):
+        said += f" Mixed into them: `{json.dumps(mixed)}`."
+    elif corpus == "stdlib":
+        licence = "PSF-2.0"
+        if mixed:
+            said += " " + _corpus(*mixed)
+            licence += ", and of each package its own"
     if config.data:
         said, licence = config.data, "not stated"
     words = f"## Data\n\n{said} Licence of the data: {config.data_license or licence}."
@@ -189,12 +252,13 @@ def _limits(export: Export) -> str:
     length = _setting(export, "data.length")
     if length is None:  # it has learned from what it served
         length = _setting(export, "prompt_tokens") + _setting(export, "new_tokens")
-    words = f"## Limits\n\nTrained on rows of {length} tokens; beyond, it has no practice."
+    words = f"## Limits\n\nThe model was trained on rows of {length} tokens and on no longer text."
     if not export.target:
-        return words + " It was not taught to follow instructions or to be safe."
+        return words + " It was not trained to follow instructions or to be safe."
     known = f" (fingerprint `{export.fingerprint}`)" if export.fingerprint else ""
     return (
-        f"{words} It belongs to `{export.target}`{known}: with another target, texts stay that "
-        "target's own, but fewer drafts are accepted. Greedy texts equal the target's token for "
-        "token in float32; in bfloat16 near-ties may fall otherwise."
+        f"{words} It belongs to the target `{export.target}`{known}. With another target, the "
+        "output still follows that target, but fewer drafts are accepted. In float32, greedy "
+        "output equals plain decoding token for token; in bfloat16, near-ties may be resolved "
+        "differently."
     )

@@ -35,8 +35,13 @@ class Panel:
     ordered: bool = False
 
 
-def panels(rows: list[dict]) -> list[Panel]:
-    """What the rows of a log have figures for. What was not measured is left out, never zero."""
+def panels(rows: list[dict], loss_unit: str = "nats per token") -> list[Panel]:
+    """The panels of all measures in the rows of a log. A missing measure is left out, never zero.
+
+    Args:
+      rows: the rows of ``log.jsonl``.
+      loss_unit: the unit of the losses, shown beside their axis.
+    """
     names = list(dict.fromkeys(name for row in rows for name in row))
     last = {name: name.rpartition("/")[2] for name in names}
 
@@ -54,7 +59,7 @@ def panels(rows: list[dict]) -> list[Panel]:
 
     kept, heads = numbered(KEPT, "draft"), numbered(HEAD, "head")
     found = [
-        Panel("loss, nats a token", "Loss", losses),
+        Panel(f"loss, {loss_unit}", "Loss", losses),
         Panel("share of rounds", "Draft positions kept, by decoding held-out prompts", kept, True),
         Panel("share of positions", "Heads right about held-out text", heads, True),
         Panel("share of positions", "Agreement with the target on held-out text", of(SHARES)),
@@ -65,7 +70,7 @@ def panels(rows: list[dict]) -> list[Panel]:
 
 
 def words(name: str) -> str:
-    """A measure as a legend says it: ``greedy/decoded_tau`` is ``decoded tau, greedy``."""
+    """The name of a measure in a legend: ``decoded tau, greedy`` for ``greedy/decoded_tau``."""
     domain, _, measure = name.rpartition("/")
     measure = {"heldout_loss": "held out"}.get(measure, measure.replace("_", " "))
     return f"{measure}, {domain}" if domain else measure

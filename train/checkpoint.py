@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import math
 import os
 import re
@@ -72,9 +73,24 @@ def _no_room(error: Exception) -> str:
     return os.strerror(number) if number in NO_ROOM else ""
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a log record says something that ``NotWritten`` does not say."""
+    error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+    return not (error and _no_room(error)) and not _no_room(ValueError(record.getMessage()))
+
+
 @contextlib.contextmanager
 def writing(folder: Path):
-    """A context that writes to a run's folder. Raises NotWritten where the disk takes no more."""
+    """A context that writes to a run's folder.
+
+    Each of Orbax's threads logs a full disk with a traceback of its own. These records are left
+    out, since the one error that is raised says the same.
+
+    Raises:
+      NotWritten: the disk takes no more.
+    """
+    log = logging.getLogger("absl")  # Orbax's
+    log.addFilter(_is_news)
     try:
         yield
     except (OSError, ValueError) as error:
@@ -87,6 +103,8 @@ def writing(folder: Path):
             f"{folder} could not be written to: {reason}. Of the checkpoints, {kept}; make room, "
             "and the same command goes on from there"
         ) from error
+    finally:
+        log.removeFilter(_is_news)
 
 
 @contextlib.contextmanager

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import importlib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 
 from specjax.drafters import registry
@@ -72,6 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(help_of(argv[0], load_recipe(argv[0])), end="")
         return 0
+    if not argv:
+        parser().print_help()
+        return 0
     arguments = parser().parse_intermixed_args(argv)
     from . import config
     from .checkpoint import NotWritten
@@ -85,6 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_recipe(arguments.recipe, file)
         settings = config.load(recipe.Config, file, arguments.fields)
         check_scale(arguments.recipe, settings, arguments.processes)
+        check_folders(settings)
         with _process(arguments.processes):
             recipe.run(settings, dry_run=arguments.dry_run)
     except (config.ConfigError, FileNotFoundError, Diverged, NotWritten, ConnectionError) as error:
@@ -135,6 +141,38 @@ def check_scale(name: str, settings, processes) -> None:
             f"--processes: the recipe {name} runs in one process; of several run "
             f"{', '.join(sorted(SHARED))}"
         )
+
+
+def check_folders(settings) -> None:
+    """Raises ConfigError where a folder that the recipe will write to cannot be made.
+
+    A folder that is not there is made and removed again, since only the system knows whether it
+    can be made.
+    """
+    from .config import ConfigError
+
+    inner = getattr(settings, "distill", settings)
+    folders = {}
+    if hasattr(settings, "output"):
+        folders["output"] = Path(settings.output).parent
+    elif hasattr(inner, "run"):
+        folders["run.folder" if inner is settings else "distill.run.folder"] = inner.run.folder
+    for field, folder in folders.items():
+        folder = Path(folder)
+        missing = [path for path in (folder, *folder.parents) if not path.exists()]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        except OSError as error:
+            raise ConfigError(
+                f"{field}: the folder {str(folder)!r} cannot be written to ({error.strerror}): "
+                "give another one"
+            ) from None
+        finally:
+            for path in missing:
+                with contextlib.suppress(OSError):
+                    path.rmdir()
 
 
 @contextlib.contextmanager

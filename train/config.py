@@ -29,6 +29,7 @@ PRECISIONS = ("float32", "bfloat16")
 SINKS = ("csv", "tensorboard", "wandb")  # see metrics.py
 
 
+NOTHING = 1e-6  # a share of the rows below this counts as none
 SEEDS, COUNTS = 2**32, 2**31  # below: seeds as JAX and Grain tell them apart, int32 counters
 
 
@@ -50,14 +51,14 @@ class DataConfig:
 
     corpus: str = "stdlib"  # or "packages", a file, a folder, a data set of the hub: sources.read
     mixed: tuple[str, ...] = ()  # further corpora, of which rows to train on are drawn as well
-    mixed_share: tuple[float, ...] = ()  # for each of them, its share of the rows
+    mixed_share: tuple[float, ...] = ()  # the share of the rows of each; []: equal shares
     tokenizer: str = "embedded"  # of a model as specjax.load takes it, or a tokenizer.json
     length: int = 256  # tokens of context in a row (a row holds one more, to predict)
     batch: int = 16  # rows a step
     eval_rows: int = 64  # held-out rows per evaluation
     seed: int = 0
     samples: tuple[str, ...] = ()  # files of rows written by the target (recipe `regenerate`)
-    samples_share: tuple[float, ...] = ()  # for each file, the share of rows drawn from it
+    samples_share: tuple[float, ...] = ()  # the share of the rows of each; []: equal shares
     strict: bool = True  # refuse corpus files that differ from the manifest
     broken_share: float = 0.01  # of the lines of a file that may be unreadable, and are left out
     end_of_text: str = ""  # the token that parts documents; "": see tokenizer.end_of_text
@@ -69,16 +70,34 @@ class DataConfig:
         _check("data.seed", self.seed, 0 <= self.seed < SEEDS, "0 to 2**32 - 1")
         broken = self.broken_share
         _check("data.broken_share", broken, 0 <= broken <= 1, "0 to 1")
-        for name in ("samples", "mixed"):
-            given, shares = getattr(self, name), getattr(self, f"{name}_share")
+        self._check_shares()
+
+    def _check_shares(self) -> None:
+        """Checks the shares. Where none are given, the corpus and all others get equal ones."""
+        sources = {name: getattr(self, name) for name in ("samples", "mixed")}
+        stated = {name: getattr(self, f"{name}_share") for name in sources}
+        free = [name for name in sources if sources[name] and not stated[name]]
+        parts = 1 + sum(len(sources[name]) for name in free)
+        each = (1 - sum(map(sum, stated.values()))) / parts
+        for name in free if each > NOTHING else ():
+            stated[name] = (each,) * len(sources[name])
+            object.__setattr__(self, f"{name}_share", stated[name])
+        for name, paths in sources.items():
+            shares, example = stated[name], f"data.{name}_share=[{', '.join(['0.4'] * len(paths))}]"
             _check(
                 f"data.{name}_share",
-                shares,
-                len(shares) == len(given) and all(s > 0 for s in shares) and sum(shares) < 1,
-                f"{len(given)} positive shares, one for each of data.{name}, that sum below 1",
+                list(shares),
+                len(shares) == len(paths) and all(s > 0 for s in shares),
+                f"{len(paths)} positive shares, one for each of data.{name}"
+                + (f", for example {example}" if paths else "; leave it out without them"),
             )
-        both = sum(self.samples_share) + sum(self.mixed_share)
-        _check("data.mixed_share", self.mixed_share, both < 1, "below 1 with data.samples_share")
+        total = sum(map(sum, stated.values()))
+        names = " and ".join(f"data.{name}_share" for name, shares in stated.items() if shares)
+        if total > 1 + NOTHING:
+            raise ConfigError(
+                f"{names} sum to {total:g}; accepted: a sum of at most 1, for example 0.8, which "
+                "leaves 0.2 of the rows to data.corpus (a sum of 1 leaves it none)"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

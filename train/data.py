@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from . import conversations, corpus, sources
-from .config import ConfigError, DataConfig
+from .config import NOTHING, ConfigError, DataConfig
 
 EPOCHS = 1_000_000  # without end, in effect; Grain wants a length that it can multiply
 MIXED_SEED = 1000  # apart from the seeds of samples, which count on from the corpus's
@@ -244,7 +244,9 @@ def training_batches(
     rows = sources[0]
     if len(sources) > 1:
         shares = *config.mixed_share, *config.samples_share
-        rows = grain.MapDataset.mix(sources, weights=[1 - sum(shares), *shares])
+        shares = 1 - sum(shares), *shares
+        read = [pair for pair in zip(sources, shares, strict=True) if pair[1] > NOTHING]
+        rows = grain.MapDataset.mix(*map(list, zip(*read, strict=True)))
     return batched(rows, config, shard, prefetch=8)
 
 

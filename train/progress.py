@@ -10,6 +10,7 @@ from collections import deque
 from .config import RunConfig
 
 RECENT = 50  # steps whose median counts as the pace: a machine may be held up now and then
+LINE_SECONDS = 30  # between the lines that a log gets, which shows no bar
 
 
 def clock(seconds: float) -> str:
@@ -75,10 +76,17 @@ class Watch:
         self.tokens, self.ideal, self.loss = 0, None, None
         self._bar = progress.Progress(*columns)
         self._task = self._bar.add_task(name, total=run.steps, completed=first, note="")
+        self._first, self._said = first, time.monotonic()
 
     def __enter__(self):
         self._bar.__enter__()
+        if self._first:
+            self._print(f"resumed from step {self._first:,} of {self._run.steps:,}")
         return self
+
+    def _print(self, line: str) -> None:
+        self._bar.console.print(line, soft_wrap=True)
+        self._said = time.monotonic()
 
     def __exit__(self, *error):
         self._bar.__exit__(*error)
@@ -93,10 +101,18 @@ class Watch:
         return found
 
     def step(self, number: int) -> None:
-        """Another step has been begun, and the one before has ended."""
+        """Tells the bar that a step has begun, and that the step before it has ended.
+
+        Where the output is no terminal, no bar moves, and a line is printed every
+        ``LINE_SECONDS``.
+        """
         self.pace.tick()
         note = [] if self.loss is None else [f"loss {self.loss:.3f}"]
-        self._bar.update(self._task, completed=number, note=" · ".join(note + self.words(number)))
+        note = " · ".join(note + self.words(number))
+        self._bar.update(self._task, completed=number, note=note)
+        silent = not self._bar.console.is_terminal
+        if silent and time.monotonic() - self._said >= LINE_SECONDS:
+            self._print(f"step {number:,} of {self._run.steps:,}: {note}")
 
     def words(self, number: int) -> list[str]:
         """Rate, utilisation and time left, as far as they are known."""
@@ -113,4 +129,4 @@ class Watch:
     def say(self, number: int, measured: dict[str, float]) -> None:
         """A line of held-out measures that stays; those of single positions are in the log."""
         words = [f"{n} {value:.4f}" for n, value in measured.items() if "_kept_" not in n]
-        self._bar.console.print(f"step {number}: " + " · ".join(words + self.words(number)))
+        self._print(f"step {number}: " + " · ".join(words + self.words(number)))

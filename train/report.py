@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
+from typing import NamedTuple
 
 from specjax.checkpoints import HeadLM
 from specjax.models.lm import LM
@@ -73,23 +74,23 @@ def finish(
 
 def draw(folder: Path) -> Path:
     """Writes ``report.html`` and, of its curves alone, ``loss.png``."""
-    rows = read(folder / LOG)
-    panels = charts.panels(rows)
+    rows, file = read(folder / LOG), folder / "config.json"
+    settings = json.loads(file.read_text()) if file.is_file() else {}
+    panels = charts.panels(rows, loss_unit(settings).partition(",")[0])
     charts.picture(panels, folder.name, folder / PICTURE)
     page = folder / PAGE
     temporary = page.with_suffix(".tmp")
-    temporary.write_text(html(folder, rows, panels), encoding="utf-8")
+    temporary.write_text(html(folder, rows, settings, panels), encoding="utf-8")
     temporary.replace(page)
     print(f"report: {page}")
     return page
 
 
-def html(folder: Path, rows: list[dict], panels: list[charts.Panel]) -> str:
+def html(folder: Path, rows: list[dict], settings: dict, panels: list[charts.Panel]) -> str:
     """The page, with its pictures inside."""
     import jinja2
 
-    facts, file = measured.read(folder), folder / "config.json"
-    settings = json.loads(file.read_text()) if file.is_file() else {}
+    facts = measured.read(folder)
     figures = [
         (panel.title, charts.svg(lambda axes, p=panel: charts.plot(axes, p), panel.title))
         for panel in panels
@@ -97,7 +98,7 @@ def html(folder: Path, rows: list[dict], panels: list[charts.Panel]) -> str:
     domains, bars = facts.get("domains") or {}, None
     if domains:
         values = {name: (d["tau"], d["low"], d["high"]) for name, d in domains.items()}
-        label = "tokens a pass of the target (tau); lines: 95 % over the prompts"
+        label = "tokens per target pass (τ); lines: 95 % intervals over the prompts"
         size = 7.2, 0.9 + 0.4 * len(values)
         bars = charts.svg(lambda axes: charts.bars(axes, values, label), "domains", size)
     text = resources.files(__package__).joinpath("report.html").read_text(encoding="utf-8")
@@ -120,24 +121,39 @@ def ways(plan: dict | None) -> list[dict]:
     return sorted(found, key=lambda c: (c["drafter"] == "plain", c["num_draft"]))
 
 
-def tiles(rows: list[dict], settings: dict, facts: dict) -> list[tuple[str, str, str]]:
-    """``(what, figure, in words)`` of what one looks at first; only what is known."""
+class Tile(NamedTuple):
+    """One figure at the top of the page.
+
+    Attributes:
+      label: what the figure is.
+      figure: the figure with its unit.
+      words: what the figure refers to.
+      mood: the CSS class of the tile: ``bad``, ``unclear`` or empty.
+    """
+
+    label: str
+    figure: str
+    words: str
+    mood: str = ""
+
+
+def tiles(rows: list[dict], settings: dict, facts: dict) -> list[Tile]:
+    """The figures that are looked at first, as far as they are known."""
     found, steps = [], max(row["step"] for row in rows) if rows else 0
     for name, domain in (facts.get("domains") or {}).items():
-        said = f"{name}, {domain['prompts']} prompts, greedy"
-        found.append(("tau", f"{domain['tau']:.2f}", said))
+        words = f"tokens per target pass; {name}, {domain['prompts']} prompts, greedy"
+        found.append(Tile("acceptance length τ", f"{domain['tau']:.2f}", words))
         break  # the others stand in the table
     best = [c for c in ways(facts.get("plan")) if c["drafter"] != "plain"]
     if best:
-        best = max(best, key=lambda c: c["ratio"])
-        count = best["num_draft"]
-        said = f"predicted on this machine, {count} draft{'s' * (count > 1)} a round"
-        found.append(("speed-up", f"{best['ratio']:.2f} ×", said))
+        found.append(_speed(max(best, key=lambda c: c["ratio"])))
     losses = [row["heldout_loss"] for row in rows if "heldout_loss" in row]
     if losses:
-        found.append(("loss", f"{losses[-1]:.3f}", "nats a token, held out, at the end"))
+        words = f"held-out text, at the end; {loss_unit(settings)}"
+        found.append(Tile("loss", f"{losses[-1]:.3f}", words))
     asked = settings.get("run.steps")
-    found.append(("steps", f"{steps:,}", f"of {asked:,} asked for" if asked else "done"))
+    words = f"of {asked:,} asked for" if asked else "done"
+    found.append(Tile("steps", f"{steps:,}", words))
     for name, label, show in (
         ("tokens_per_second", "tokens/s", "{:,.0f}"),
         ("utilisation", "utilisation", "{:.0%}"),
@@ -146,9 +162,36 @@ def tiles(rows: list[dict], settings: dict, facts: dict) -> list[tuple[str, str,
         values = [row[name] for row in rows if name in row]
         if values:
             words = {"utilisation": "of the rate of a matrix product measured in the same run"}
-            said = words.get(name, "median of the steps")
-            found.append((label, show.format(statistics.median(values)).replace("%", " %"), said))
+            figure = show.format(statistics.median(values)).replace("%", " %")
+            found.append(Tile(label, figure, words.get(name, "median of the steps")))
     spent = [row["seconds"] for row in rows if "seconds" in row]
     if spent:
-        found.append(("time", clock(spent[-1]), "of the last session"))
+        found.append(Tile("time", clock(spent[-1]), "of the last session"))
     return found
+
+
+def _speed(best: dict) -> Tile:
+    """The predicted speed of the best candidate, which may be a loss."""
+    count, ratio = best["num_draft"], best["ratio"]
+    words = f"predicted on this machine, {count} draft{'s' * (count > 1)} per round"
+    low, high = best.get("interval") or (ratio, ratio)
+    if ratio < 1:
+        label, mood = "slower than plain decoding", "bad"
+        words += ": do not use this drafter here, use plain decoding"
+    elif low <= 1 and high > low:
+        label, mood = "speed-up, not certain", "unclear"
+        words += f"; the 95 % interval [{low:.2f}, {high:.2f}] includes no speed-up"
+    else:
+        label, mood = "speed-up over plain decoding", ""
+    return Tile(label, f"{ratio:.2f} ×", words, mood)
+
+
+def loss_unit(settings: dict) -> str:
+    """What the logged loss is, from the flattened configuration of its run."""
+    heads, decay = settings.get("num_heads"), settings.get("decay")
+    if "decay_length" in settings:
+        return f"a weighted sum of nats, over {heads} drafted positions"
+    if heads is None or decay is None:
+        return "nats per token"
+    weight = f", head k weighted by {decay:g}^k" if decay != 1 else ", all weighted alike"
+    return f"a weighted sum of nats, over {heads} heads{weight}"

@@ -52,7 +52,10 @@ def read(corpus: str, split: str, broken_share: float) -> list[Document]:
     root = Path(corpus)
     if root.is_file():
         if root.suffix not in RECORDS:
-            return [(root.name, _part(_text(root), split))]
+            try:
+                return [(root.name, _part(_text(root), split))]
+            except ValueError as error:
+                raise ConfigError(f"data.corpus={corpus!r}: {error}") from None
         return _of_split(_records(root, root.name, broken_share), split)
     files = sorted(file for file in root.rglob("*") if file.suffix in (*TEXTS, *RECORDS))
     if not files:
@@ -60,14 +63,20 @@ def read(corpus: str, split: str, broken_share: float) -> list[Document]:
             f"data.corpus={corpus!r} is neither 'stdlib' nor 'packages', nor a file, nor a folder "
             f"with {', '.join((*TEXTS, *RECORDS))} files, nor of the form {HUB}owner/name"
         )
-    found = []
+    found, broken = [], []
     apart = (root / "heldout").is_dir()
     for file in files:
         name = file.relative_to(root).as_posix()
         if apart and name.startswith("heldout/") != (split == "heldout"):
             continue
-        texts = [(name, _text(file))] if file.suffix in TEXTS else None
-        found += _records(file, name, broken_share) if texts is None else texts
+        if file.suffix in RECORDS:
+            found += _records(file, name, broken_share)
+            continue
+        try:
+            found.append((name, _text(file)))
+        except ValueError as error:
+            broken.append(f"{name}: {error}")
+    judge(corpus, broken, len(found) + len(broken), broken_share)
     return found if apart else _of_split(found, split)
 
 
@@ -76,7 +85,16 @@ def _of_split(documents: list[Document], split: str) -> list[Document]:
 
 
 def _text(file: Path) -> str:
-    return file.read_text("utf-8", errors="replace")
+    """The text of a file; bytes that are not UTF-8 are replaced. Raises ValueError for a binary
+    file: one with a zero byte, or of which more than a tenth is not UTF-8."""
+    data = file.read_bytes()
+    text = data.decode("utf-8", errors="replace")
+    if b"\0" in data or 10 * text.count("\ufffd") > len(text):
+        raise ValueError(
+            "it is a binary file or not in UTF-8: give plain text in UTF-8, or a file that ends in "
+            + " or ".join(RECORDS)
+        )
+    return text
 
 
 def _part(text: str, split: str) -> str:

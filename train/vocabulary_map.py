@@ -29,6 +29,9 @@ def vocab_map(frequencies: np.ndarray, size: int) -> np.ndarray:
       ConfigError: more tokens than there are.
     """
     if not 1 <= size <= len(frequencies):
-        raise ConfigError(f"draft_vocab_size={size}; accepted: 1 to {len(frequencies)}")
+        raise ConfigError(
+            f"draft_vocab_size={size}, but the target's vocabulary has {len(frequencies)} tokens; "
+            f"accepted: 1 to {len(frequencies)}, or 0 for all tokens (the default)"
+        )
     most = np.argsort(-frequencies, kind="stable")[:size]
     return np.sort(most).astype(np.int32)

@@ -150,11 +150,24 @@ def test_words_override_fields_with_toml_values_or_bare_strings(file):
         ("data.samples=3", r"data.samples=3 is of type int, expected a list"),
         ("data.samples=[3]", r"data.samples\[0\]=3 is of type int, expected str"),
         ("data.samples_share=[0.5]", "accepted: 0 positive shares, one for each of data.samples"),
+        ("data={samples=['a.npz'],samples_share=[1.1]}", "sum to 1.1; accepted: a sum of at most"),
+        (
+            "data={samples=['a.npz'],samples_share=[0.1,0.2]}",
+            r"accepted: 1 positive shares.*, for example data.samples_share=\[0.4\]",
+        ),
     ],
 )
 def test_a_bad_word_is_refused_with_what_is_accepted(file, word, message):
     with pytest.raises(config.ConfigError, match=message):
         config.load(pretrain.Config, file, [word])
+
+
+def test_files_without_shares_get_the_same_as_the_corpus():
+    made = config.DataConfig(samples=("a", "b"), mixed=("c",))
+    assert made.samples_share == (0.25, 0.25) and made.mixed_share == (0.25,)
+    made = config.DataConfig(samples=("a",), mixed=("c",), mixed_share=(0.5,))
+    assert made.samples_share == (0.25,) and made.mixed_share == (0.5,)
+    assert config.DataConfig(samples=("a",), samples_share=(1.0,)).samples_share == (1.0,)
 
 
 @pytest.mark.parametrize(
@@ -202,6 +215,23 @@ def test_a_file_of_another_recipe_is_refused_with_the_one_that_it_is_of(capsys):
 )
 def test_devices_that_a_recipe_would_not_use_are_refused(capsys, words, message):
     assert main(words) == 2 and message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("recipe", ["eagle3", "regenerate", "boost"])
+def test_a_folder_that_cannot_be_made_is_refused_before_any_work(tmp_path, capsys, recipe):
+    (tmp_path / "file").write_text("")
+    field = {"regenerate": "output", "boost": "distill.run.folder"}.get(recipe, "run.folder")
+    words = [recipe, f"{field}={tmp_path / 'file' / 'run' / 'x'}", "teacher=nowhere"]
+    words[2:] = [] if recipe == "boost" else words[2:]
+    words += ["--config", "embedded_boost"] if recipe == "boost" else []
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert f"{field}: the folder" in said and "cannot be written to (Not a directory)" in said
+
+
+def test_the_command_alone_prints_the_help(capsys):
+    assert main([]) == 0
+    assert "specjax train RECIPE --help lists the fields" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("recipe", ["boost", "objectives"])

@@ -206,6 +206,13 @@ def test_samples_take_their_share_of_the_rows():
     assert abs(np.mean(firsts == -2) - 0.25) < 0.02
 
 
+def test_a_share_of_one_leaves_the_corpus_no_row():
+    config = DataConfig(length=8, batch=4, samples=("one",), samples_share=(1.0,))
+    stream = data.Stream(np.arange(1000, dtype=np.int32))
+    iterator = data.training_batches(stream, config, [written(np.full((50, 9), -1), 9)])
+    assert all((next(iterator) == -1).all() for _ in range(50))
+
+
 def test_samples_of_another_length_are_refused():
     with pytest.raises(ConfigError, match=r"shape \(5, 4\), data.length=8 needs"):
         own = written(np.zeros((5, 4)), 4)
@@ -233,6 +240,17 @@ def test_what_lies_in_a_folder_heldout_is_held_out_and_nothing_else(tmp_path):
     (tmp_path / "b" / "heldout.py").unlink()
     with pytest.raises(ConfigError, match=f"no documents in the split '{empty}'.*heldout"):
         corpus.documents(str(tmp_path), empty)
+
+
+def test_a_binary_file_is_refused_as_a_corpus(tmp_path):
+    (tmp_path / "weights.bin").write_bytes(bytes(range(256)) * 40)
+    with pytest.raises(ConfigError, match="weights.bin.*binary file or not in UTF-8"):
+        corpus.documents(str(tmp_path / "weights.bin"), "train")
+    (tmp_path / "latin.txt").write_bytes("é".encode("latin-1") * 500)
+    with pytest.raises(ConfigError, match="1 of 1 cannot be used.*latin.txt"):
+        corpus.documents(str(tmp_path), "train")
+    (tmp_path / "latin.txt").write_bytes("une tasse de café\n".encode("latin-1") * 500)
+    assert corpus.documents(str(tmp_path / "latin.txt"), "train")
 
 
 def test_documents_are_parted_by_the_token_that_a_models_own_tokenizer_names(tmp_path):

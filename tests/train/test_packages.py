@@ -146,9 +146,9 @@ def test_mixed_corpora_give_their_share_of_the_rows_and_nothing_to_what_is_held_
     firsts = np.concatenate([next(iterator)[:, 0] for _ in range(50)])
     assert np.bincount(firsts).tolist() == [0, 50, 100, 50]
     with pytest.raises(ConfigError, match="data.mixed_share"):
-        DataConfig(mixed=("one",))
-    with pytest.raises(ConfigError, match="below 1 with data.samples_share"):
-        DataConfig(mixed=("one",), mixed_share=(0.5,), samples=("a",), samples_share=(0.5,))
+        DataConfig(mixed=("one", "two"), mixed_share=(0.5,))
+    with pytest.raises(ConfigError, match="samples_share and data.mixed_share sum to 1.1"):
+        DataConfig(mixed=("one",), mixed_share=(0.5,), samples=("a",), samples_share=(0.6,))
 
 
 def test_a_mixed_corpus_is_read_for_training_and_measured_apart(tmp_path):

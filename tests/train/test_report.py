@@ -77,6 +77,29 @@ def test_the_report_shows_domains_the_plan_and_marked_texts(folder):
     assert not colours  # but where the page defines them: pictures follow its light and dark
 
 
+@pytest.mark.parametrize(
+    ("ratio", "interval", "label", "mood"),
+    [
+        (0.71, [0.6, 0.8], "slower than plain decoding", "bad"),
+        (1.05, [0.9, 1.2], "speed-up, not certain", "unclear"),
+        (1.37, [1.1, 1.6], "speed-up over plain decoding", ""),
+    ],
+)
+def test_a_drafter_that_loses_looks_like_a_loss(ratio, interval, label, mood):
+    one = {"drafter": "x", "num_draft": 2, "ratio": ratio, "interval": interval}
+    (tile, *_) = report.tiles([], {}, {"plan": {"candidates": [one]}})
+    assert (tile.label, tile.figure, tile.mood) == (label, f"{ratio:.2f} ×", mood)
+
+
+def test_a_loss_summed_over_heads_says_so(folder):
+    assert report.loss_unit({"run.steps": 9}) == "nats per token"
+    settings = {"num_heads": 5, "decay": 0.8, "run.steps": 9}
+    unit = "a weighted sum of nats, over 5 heads, head k weighted by 0.8^k"
+    assert report.loss_unit(settings) == unit
+    (folder / "config.json").write_text(json.dumps(settings))
+    assert unit in report.draw(folder).read_text()
+
+
 def export(folder, layout, target="owner/target", **fields):
     settings = {"data.corpus": "texts", "data.length": 64, "run.folder": "runs/mine", "x": None}
     settings |= {"recipe": "eagle3", **fields}
@@ -95,11 +118,33 @@ def test_a_card_has_a_front_for_the_hub_and_says_what_nobody_stated(tmp_path):
         assert words in text
     assert 'specjax.load_drafter("me/head", lm)' in text and "x = " not in text
     bare = card.write(export(tmp_path, "hydra"), card.CardConfig(), {}).read_text()
-    for words in ("Not measured.", "Not stated", "Licence of the data: not stated"):
+    for words in ("Not measured.", "folder `texts`", "Licence of the data: not stated"):
         assert words in bare
     assert "vllm" not in bare and "license" not in yaml.safe_load(bare.split("---")[1])
     model = card.write(export(tmp_path, card.TARGET, ""), card.CardConfig(), {}).read_text()
-    assert "It belongs to" not in model and 'specjax.load("THIS_FOLDER")' in model
+    assert (
+        "It belongs to" not in model
+        and "base_model" not in model
+        and 'specjax.load("THIS_FOLDER")' in model
+    )
+
+
+def test_a_card_names_no_folder_of_this_machine(tmp_path):
+    target = tmp_path / "my-target"
+    target.mkdir()
+    fields = {"teacher": str(target), "data.corpus": str(tmp_path / "notes")}
+    made = export(tmp_path, "eagle3", target=str(target), **fields)
+    text = card.write(made, card.CardConfig(), FACTS).read_text()
+    assert str(tmp_path) not in text and "folder `notes`" in text
+    assert yaml.safe_load(text.split("---")[1])["base_model"] == "my-target"
+    assert 'specjax.load("PATH_TO/my-target")' in text
+    stated = card.CardConfig(base_model="owner/name")
+    assert "base_model: owner/name" in card.write(made, stated, {}).read_text()
+    (target / "config.json").write_text(json.dumps({"_name_or_path": "some/model"}))
+    assert card.base_model(str(target), card.CardConfig()) == "some/model"
+    cached = tmp_path / "models--me--head" / "snapshots" / "1"
+    cached.mkdir(parents=True)
+    assert card.base_model(str(cached), card.CardConfig()) == "me/head"
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,15 @@ def test_the_pace_leaves_out_compiling_and_what_stands_between_steps(monkeypatch
     assert [progress.clock(s) for s in (41, 720, 12_000)] == ["41 s", "12 min", "3 h 20 min"]
 
 
+def test_a_log_that_is_no_terminal_gets_lines(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0)
+    with progress.Watch("run", config.RunConfig(steps=40), 20) as watch:
+        watch.loss = 2.5
+        watch.step(21)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["resumed from step 20 of 40", "step 21 of 40: loss 2.500"]
+
+
 def rows_of(folder):
     with (folder / "metrics.csv").open(newline="") as file:
         return list(csv.DictReader(file))
@@ -161,9 +170,10 @@ def test_a_recipe_lists_its_fields_with_defaults_and_words(capsys):
     for recipe in RECIPES:
         assert main([recipe, "--help"]) == 0
     out = capsys.readouterr().out
-    assert "data.samples_share = []               for each file, the share of rows" in out
+    assert "data.samples_share = []               the share of the rows of each; []" in out
     assert "model.hidden_size = (int, must be given)" in out and 'divergence = "fkl"' in out
-    heads = out[out.index("specjax train eagle3") : out.index("specjax train mtp")]
+    start = out.index("specjax train eagle3 ")
+    heads = out[start : out.find("specjax train ", start + 1)]
     assert heads.count("    num_heads = 7") == 1  # redeclared by the recipe, shown once
 
 
