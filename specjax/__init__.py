@@ -5,7 +5,8 @@ of prompts; ``compare``, ``plan`` and ``trace`` to see what speculation does. ``
 ``Sampling`` hold the settings that all of these take.
 
 Arrays: ``decode`` and ``stream`` take any ``Target``, ``Drafter`` and ``Rule``; ``draft_step``,
-``verify`` and ``accept`` are the parts of one round.
+``verify`` and ``accept`` are parts of one round, see ``decoding.stepwise``; ``check_target`` and
+``check_drafter`` test a target or drafter of your own.
 
 All else lies in namespaces: ``acceptance`` (rules), ``analysis``, ``checkpoints`` (drafters on
 disk), ``decoding``, ``drafters``, ``models``, ``sampling`` (logits processors), ``serving``,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         text,
         tracing,
     )
+    from .analysis.check_contract import check_drafter, check_target
     from .analysis.comparison import compare
     from .analysis.plan.api import plan
     from .checkpoints import load_drafter, save_drafter
@@ -71,6 +73,8 @@ __all__ = [
     "Sampling",
     "Target",
     "accept",
+    "check_drafter",
+    "check_target",
     "compare",
     "decode",
     "draft_step",
@@ -91,6 +95,8 @@ _LAZY = {
     "Chat": "text.chat",
     "Drafting": "text.options",
     "LM": "models.lm",
+    "check_drafter": "analysis",
+    "check_target": "analysis",
     "compare": "analysis.comparison",
     "generate": "text.generation",
     "load": "models.lm",
@@ -108,10 +114,16 @@ _LAZY = {
     "Segment": "types",
     "Stats": "decoding",
     "Verdict": "types",
+    "VerifiedRound": "decoding",
+    "acceptance_keys": "decoding",
+    "commit_round": "decoding",
     "contrastive": "models.contrastive",
+    "init_state": "decoding",
     "kv_cache": "models",
     "plan_memory": "analysis",
     "processors": "sampling",
+    "round_context": "decoding",
+    "step": "decoding",
     **{name: name for name in NAMESPACES},
 }
 __getattr__, _ = lazy.attach(__name__, _LAZY)

@@ -8,16 +8,36 @@ if TYPE_CHECKING:
     from . import reference
     from .inputs import DecodeInputs
     from .loop import Decoded
+    from .round import VerifiedRound, acceptance_keys, commit_round, round_context
     from .state import State
     from .stats import Stats
+    from .stepwise import init_state, step
 
-__all__ = ["DecodeInputs", "Decoded", "State", "Stats", "reference"]
+__all__ = [
+    "DecodeInputs",
+    "Decoded",
+    "State",
+    "Stats",
+    "VerifiedRound",
+    "acceptance_keys",
+    "commit_round",
+    "init_state",
+    "reference",
+    "round_context",
+    "step",
+]
 
 _LAZY = {
     "DecodeInputs": "inputs",
     "Decoded": "loop",
     "State": "state",
     "Stats": "stats",
+    "VerifiedRound": "round",
+    "acceptance_keys": "round",
+    "commit_round": "round",
+    "init_state": "stepwise",
     "reference": "reference",
+    "round_context": "round",
+    "step": "stepwise",
 }
 __getattr__, __dir__ = lazy.attach(__name__, _LAZY)

@@ -37,7 +37,17 @@ DRAFT, ACCEPT = 0, 1  # the two roles a random key can have within a round
 
 
 def draft_step(drafter: Drafter, params, state, context: Context) -> tuple[Draft, PyTree]:
-    """Proposes a tree of N nodes below each row's root. Pure."""
+    """Proposes a tree of N nodes below each row's root. Pure.
+
+    Args:
+      params: those of ``decode``.
+      state: the drafter's, ``State.drafter_state``.
+      context: from ``round_context``.
+
+    Returns:
+      the draft, and the drafter's state until the round is committed.
+    """
+    context = dataclasses.replace(context, sampling=context.sampling.for_drafts)
     checks.check_params(params)
     with checks.missing_params(params, drafter):
         made = drafter.draft_step(params.get("drafter"), params["target"], state, context)
@@ -143,9 +153,33 @@ def round_keys(state: State, role: int) -> jax.Array:
     return jax.vmap(jax.random.fold_in)(keys, state.num_empty_rounds)
 
 
+def round_context(params: PyTree, state: State, plan: PyTree = None) -> Context:
+    """What a drafter and a rule may look at in the next round of ``state``.
+
+    ``plan``: what ``drafter.plan`` decided, of drafters that have one; None: ``draft_step`` asks.
+    """
+    return Context(
+        plan=plan,
+        tokens=state.tokens,
+        length=state.length,
+        budget=state.budget,
+        key=round_keys(state, DRAFT),
+        sampling=state.sampling,
+        cache=state.cache,
+        begin=state.begin,
+        processor_state=state.processor_state,
+        processor_params=params.get("logits_processor"),
+    )
+
+
+def acceptance_keys(state: State) -> jax.Array:
+    """Random keys ``[B]`` for ``accept`` in the next round; no drafter may see them."""
+    return round_keys(state, ACCEPT)
+
+
 @pytree_dataclass
 class VerifiedRound:
-    """A round before it changes anything. See ``judge``.
+    """A round before it changes anything, as ``commit_round`` takes it.
 
     Attributes:
       context: what ``accept`` was given.
@@ -160,7 +194,7 @@ class VerifiedRound:
     proposed: PyTree
     scores: Scores
     verdict: Verdict
-    logprobs: jax.Array | None
+    logprobs: jax.Array | None = None
 
 
 def run_round(target, drafter, rule, params, state: State, plan=None) -> State:
@@ -192,20 +226,8 @@ class _Resting(DrafterWrapper):
 
 def draft_and_verify(target, drafter, rule, params, state: State, plan=None) -> VerifiedRound:
     """The first half of a round, which only reads: draft, verify, accept. Pure."""
-    context = Context(
-        plan=plan,
-        tokens=state.tokens,
-        length=state.length,
-        budget=state.budget,
-        key=round_keys(state, DRAFT),
-        sampling=state.sampling.for_drafts,
-        cache=state.cache,
-        begin=state.begin,
-        processor_state=state.processor_state,
-        processor_params=params.get("logits_processor"),
-    )
+    context = round_context(params, state, plan)
     draft, proposed = draft_step(drafter, params, state.drafter_state, context)
-    context = dataclasses.replace(context, sampling=state.sampling)
     live = state.budget > 0
 
     def score(draft):
@@ -213,7 +235,7 @@ def draft_and_verify(target, drafter, rule, params, state: State, plan=None) -> 
         every = jnp.ones(draft.tokens.shape, bool) if draft.scored is None else draft.scored
         seen = dataclasses.replace(draft, scored=every & live[:, None])
         scores = verify(target, params, state.cache, seen, features=drafter.features)
-        verdict = accept(rule, params, draft, scores, context, round_keys(state, ACCEPT))
+        verdict = accept(rule, params, draft, scores, context, acceptance_keys(state))
         said = None
         if state.logprobs is not None:
             p = TargetLaw(draft, scores.logits, context)

@@ -1,0 +1,78 @@
+"""One round at a time, outside the compiled loop: for looking at what happens, and for research.
+
+A round is ``round_context``, ``draft_step``, ``verify``, ``accept`` and ``commit_round``. All are
+pure::
+
+    params = {"target": weights, "drafter": drafter_weights}
+    state = specjax.init_state(
+        target, drafter, params, tokens, lengths, key=jax.random.key(0), max_new_tokens=32
+    )
+    while (state.budget > 0).any():
+        context = specjax.round_context(params, state)
+        draft, proposed = specjax.draft_step(drafter, params, state.drafter_state, context)
+        scores = specjax.verify(target, params, state.cache, draft, features=drafter.features)
+        keys = specjax.acceptance_keys(state)
+        verdict = specjax.accept("auto", params, draft, scores, context, keys)
+        verified = specjax.VerifiedRound(
+            context=context, draft=draft, proposed=proposed, scores=scores, verdict=verdict
+        )
+        state = specjax.commit_round(target, drafter, params, state, verified)
+
+``step`` does all of it. The tokens, ``state.tokens[:, :state.length]``, are those of ``decode``.
+"""
+
+from __future__ import annotations
+
+import jax
+
+from ..sampling.distribution import Sampling
+from ..types import Drafter, PyTree, Rule, Target
+from .inputs import prepare_inputs
+from .loop import jit_start
+from .round import run_round
+from .state import State
+
+
+def init_state(
+    target: Target,
+    drafter: Drafter,
+    params: PyTree,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    *,
+    key: jax.Array,
+    max_new_tokens: jax.typing.ArrayLike,
+    sampling: Sampling = Sampling(),
+    rule: str | Rule = "auto",
+    capacity: int | None = None,
+    stops: jax.typing.ArrayLike = (),
+    inputs: PyTree = None,
+) -> State:
+    """Reads the prompts and returns the state before the first round.
+
+    Args:
+      target, drafter, params, tokens, lengths, key, max_new_tokens, sampling, rule, capacity,
+        stops, inputs: as for ``decode``.
+
+    Returns:
+      ``State``: ``tokens`` int32 ``[B, L]`` of which ``length`` int32 ``[B]`` are committed,
+      ``budget`` int32 ``[B]`` (0: the row has ended), ``cache``, ``drafter_state``, ``stats``.
+
+    Raises:
+      ValueError, TypeError: before anything is compiled, as ``decode`` does.
+    """
+    request, slots = prepare_inputs(
+        target, drafter, tokens, lengths, key, max_new_tokens, sampling, capacity, stops, inputs
+    )
+    return jit_start(target, drafter, rule, slots, params, request)
+
+
+def step(
+    target: Target, drafter: Drafter, params: PyTree, state: State, rule: str | Rule = "auto"
+) -> State:
+    """Runs one round: draft, verify, accept, commit. Rows that have ended stay as they are. Pure.
+
+    Under ``jax.jit`` target, drafter and rule are static: ``jax.jit(step, static_argnums=(0, 1,
+    4))``.
+    """
+    return run_round(target, drafter, rule, params, state)

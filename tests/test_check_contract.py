@@ -1,0 +1,174 @@
+"""``check_target`` and ``check_drafter`` pass what is right and name what is wrong."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from registry import cases
+from stranger import Bag
+from toys import bag
+
+import specjax
+from specjax import trees
+from specjax.drafters import DraftModel
+from specjax.drafters.base import ChainDrafter
+
+MODEL, PARAMS = bag(11, 3)
+CASES = cases(MODEL, PARAMS)
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+def test_a_right_target_passes_every_check():
+    report = specjax.check_target(Bag(11), PARAMS)
+    assert report and "all checks passed" in str(report), str(report)
+    report.raise_if_wrong()
+
+
+class SeesSiblings(Bag):
+    """Every node sees all nodes before it, as in a chain."""
+
+    def verify(self, params, cache, draft, **settings):
+        chain = dataclasses.replace(draft, topology=trees.chain_parents(draft.num_nodes - 1))
+        return super().verify(params, cache, chain, **settings)
+
+
+class ForgetsLast(Bag):
+    """The last accepted entry is not written."""
+
+    def commit(self, cache, entries, start, verdict):
+        verdict = dataclasses.replace(verdict, count=verdict.count - (verdict.count > 0))
+        return super().commit(cache, entries, start, verdict)
+
+
+class WritesFinishedRows(Bag):
+    def commit(self, cache, entries, start, verdict):
+        verdict = dataclasses.replace(verdict, count=jnp.maximum(verdict.count, 0))
+        return super().commit(cache, entries, start, verdict)
+
+
+class SeesAll(Bag):
+    """The whole cache is seen, not what is committed."""
+
+    def verify(self, params, cache, draft, **settings):
+        scores = super().verify(params, cache, draft, **settings)
+        if scores.logits is None:
+            return scores
+        stale = jnp.arange(cache.shape[2]) >= draft.start[:, None]
+        stale = jnp.sum(cache[:, 0] * stale[..., None], axis=1)
+        return dataclasses.replace(scores, logits=scores.logits + (stale @ params["out"])[:, None])
+
+
+class IgnoresEntries(Bag):
+    def verify(self, params, cache, draft, *, since=0, entries=None, **settings):
+        if entries is not None:
+            entries = jnp.zeros_like(entries)
+        return super().verify(params, cache, draft, since=since, entries=entries, **settings)
+
+
+class MixesRows(Bag):
+    def verify(self, params, cache, draft, **settings):
+        scores = super().verify(params, cache, draft, **settings)
+        if scores.logits is None:
+            return scores
+        return dataclasses.replace(scores, logits=scores.logits + jnp.mean(scores.logits, axis=0))
+
+
+class OneNode(Bag):
+    def verify(self, params, cache, draft, **settings):
+        scores = super().verify(params, cache, draft, **settings)
+        if scores.logits is None:
+            return scores
+        return dataclasses.replace(scores, logits=scores.logits[:, -1:])
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (SeesSiblings, "WRONG a tree's logits are those of its paths"),
+        (ForgetsLast, "WRONG the cache after a commit"),
+        (WritesFinishedRows, "WRONG commit leaves a row with count -1"),
+        (SeesAll, "WRONG entries beyond the committed tokens are not seen"),
+        (IgnoresEntries, "WRONG a pass in two parts"),
+        (MixesRows, "WRONG a row's logits do not depend"),
+        (OneNode, "logits is float32 of shape [3, 1, 11]: expected float32 of shape [3, 7, 11]"),
+    ],
+)
+def test_a_wrong_target_is_named(target, words):
+    report = specjax.check_target(target(11), PARAMS)
+    assert not report and words in str(report), str(report)
+    with pytest.raises(AssertionError, match="WRONG"):
+        report.raise_if_wrong()
+
+
+@pytest.mark.parametrize("name", ["draft", "ngram", "tree distinct", "eagle3"])
+def test_right_drafters_pass_every_check(name):
+    drafter, weights, _ = CASES[name]
+    report = specjax.check_drafter(
+        MODEL, drafter, {"target": PARAMS, "drafter": weights}, draws=500
+    )
+    assert report, str(report)
+
+
+@dataclasses.dataclass(frozen=True)
+class WrongLaw(DraftModel):
+    """States its law at temperature 1 after drawing at another."""
+
+    def draft_step(self, params, target_params, state, context):
+        draft, state = super().draft_step(params, target_params, state, context)
+        if draft.laws is None:
+            return draft, state
+        flat = jax.nn.softmax(0.5 * jnp.log(draft.laws))
+        return dataclasses.replace(draft, laws=flat), state
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadsBeyond(ChainDrafter):
+    """Drafts what the buffer holds after the last committed token."""
+
+    def draft_step(self, params, target_params, state, context):
+        where = context.length[:, None] + jnp.arange(self.num_draft)
+        tokens = jnp.take_along_axis(context.tokens, where, axis=1, mode="clip")
+        return trees.chain_draft(context, tokens), state
+
+
+@dataclasses.dataclass(frozen=True)
+class MixesDrafts(ChainDrafter):
+    """Every row drafts the first row's root."""
+
+    def draft_step(self, params, target_params, state, context):
+        tokens = jnp.broadcast_to(context.root[:1, None], (len(context.length), self.num_draft))
+        return trees.chain_draft(context, tokens), state
+
+
+@dataclasses.dataclass(frozen=True)
+class ShortDrafts(ChainDrafter):
+    def draft_step(self, params, target_params, state, context):
+        return trees.chain_draft(context, jnp.zeros((len(context.length), 1), jnp.int32)), state
+
+
+@pytest.mark.parametrize(
+    ("drafter", "weights", "words"),
+    [
+        (WrongLaw(2, model=MODEL), PARAMS, "WRONG drawn tokens follow the laws"),
+        (ReadsBeyond(2), None, "WRONG a draft depends on committed tokens alone"),
+        (MixesDrafts(2), None, "WRONG a row's draft does not depend on the other rows"),
+        (ShortDrafts(2), None, "draft.tokens is int32 of shape [3, 2]"),
+    ],
+)
+def test_a_wrong_drafter_is_named(drafter, weights, words):
+    params = {"target": PARAMS, "drafter": weights}
+    report = specjax.check_drafter(MODEL, drafter, params, draws=1000)
+    assert not report and words in str(report), str(report)
+
+
+def test_missing_weights_are_a_finding():
+    report = specjax.check_drafter(MODEL, DraftModel(2, model=MODEL), {"target": PARAMS})
+    assert "is missing" in str(report) and not report
+
+
+def test_what_lacks_its_base_class_is_refused():
+    with pytest.raises(TypeError, match="specjax.Target"):
+        specjax.check_target(np, PARAMS)
