@@ -16,34 +16,38 @@ targets, drafters and rules).
 
 from typing import TYPE_CHECKING
 
-from . import acceptance, drafters, sharding, trees, types  # noqa: F401
 from ._internal import lazy
-from .decoding.loop import decode, stream
-from .decoding.round import accept, draft_step, verify
-from .sampling.distribution import Sampling
-from .types import Drafter, HeadTarget, Rule, Target
 
 if TYPE_CHECKING:
     from . import (  # noqa: F401
+        acceptance,
         analysis,
         checkpoints,
         decoding,
+        drafters,
         models,
         sampling,
         serving,
+        sharding,
         text,
         tracing,
+        trees,
+        types,
     )
     from .analysis.check_contract import check_drafter, check_target
     from .analysis.comparison import compare
     from .analysis.plan.api import plan
     from .checkpoints import load_drafter, save_drafter
+    from .decoding.loop import decode, stream
+    from .decoding.round import accept, draft_step, verify
     from .models.lm import LM, load
+    from .sampling.distribution import Sampling
     from .serving.offline import serve_offline
     from .text.chat import Chat
     from .text.generation import generate, stream_text
     from .text.options import Drafting
     from .tracing.api import trace
+    from .types import Drafter, HeadTarget, Rule, Target
 
 __version__ = "0.2.0"
 
@@ -90,22 +94,33 @@ __all__ = [
     "verify",
 ]
 
-# what brings Flax along is imported when it is first asked for: the loop does not need it
+# Each is imported when it is first asked for: the loop needs no Flax, and a command that was ended
+# by Ctrl-C no JAX.
 _LAZY = {
     "Chat": "text.chat",
+    "Drafter": "types",
     "Drafting": "text.options",
+    "HeadTarget": "types",
     "LM": "models.lm",
+    "Rule": "types",
+    "Sampling": "sampling",
+    "Target": "types",
+    "accept": "decoding.round",
     "check_drafter": "analysis",
     "check_target": "analysis",
     "compare": "analysis.comparison",
+    "decode": "decoding.loop",
+    "draft_step": "decoding.round",
     "generate": "text.generation",
     "load": "models.lm",
     "load_drafter": "checkpoints",
     "plan": "analysis.plan.api",
     "save_drafter": "checkpoints",
     "serve_offline": "serving.offline",
+    "stream": "decoding.loop",
     "stream_text": "text.generation",
     "trace": "tracing.api",
+    "verify": "decoding.round",
     # names of the namespaces that are short enough to be written without them, in examples as well
     "Context": "types",
     "Decoded": "decoding",

@@ -160,11 +160,14 @@ REFUSED = {
     "a negative temperature": (["a", "--temperature", "-1"], "temperature=-1.0"),
     "a seed of too many digits": (["a", "--seed", "9" * 30], "seed=9+: .*2\\*\\*32"),
     "an argument that is no text": (["a\udcff"], "not UTF-8"),
-    "a folder without a name": (["a", "--drafter", ""], "'' is neither a folder"),
+    "a folder without a name": (["a", "--drafter", ""], "drafter='' is unknown"),
     "an unknown dtype": (["a", "--dtype", "int3"], "int3.*bfloat16"),
     "numbers without a place": (["a", "--logprobs"], "give --json as well"),
     "plain against plain": (["a", "--compare", "--drafter", "none"], "give a --drafter"),
     "an unknown option": (["a", "--no-such-option"], "--no-such-option"),
+    "a misspelt option": (["a", "--tempature", "1"], "did you mean --temperature"),
+    "a seed that is no number": (["a", "--seed", "abc"], "--seed: invalid int value: 'abc'"),
+    "a drafter that does not exist": (["a", "--drafter", "eagle4"], "did you mean 'eagle'"),
 }
 
 
@@ -187,6 +190,11 @@ def test_train_hands_its_arguments_over(run, monkeypatch):
 
     monkeypatch.setattr(training, "main", lambda argv: print(*argv) or 7)
     assert run("pretrain", "--config", "x", command="train") == (7, "pretrain --config x\n", "")
+
+
+def test_without_arguments_there_is_help(run, capsys):
+    assert cli.main([]) == 0 and "serve-offline" in capsys.readouterr().out
+    assert "RECIPE" in run(command="train")[1]
 
 
 def test_version_is_that_of_the_package(run):

@@ -151,6 +151,7 @@ def test_a_draft_model_picks_children_as_its_present_tree_wants_them():
         (lambda: trees.from_paths([[0], [0, 1]]), "without [0, 0]"),
         (lambda: trees.from_paths([[0, 0]]), "without [0]"),
         (lambda: trees.parse("3y2"), "Accepted"),
+        (lambda: trees.parse("3xx2"), "whole numbers with one x between"),
         (lambda: trees.parse("grow:3"), "is unknown"),
         (lambda: trees.parse("nowhere.json"), "nowhere.json"),
         (lambda: Expand(2, 2, 7), "nodes must be from"),

@@ -10,7 +10,9 @@ import specjax
 from .options import add_decoding, options_of, set_up
 from .screen import Screen
 
-HELP = "/new begins another conversation; Ctrl-C ends an answer, Ctrl-D the program"
+HELP = (
+    "/new begins another conversation, /help shows this; Ctrl-C ends an answer, Ctrl-D the program"
+)
 
 
 def add(commands) -> None:
@@ -37,6 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
     while (line := _line(terminal)) is not None:
         if line.strip() == "/new":
             chat.clear()
+        elif line.strip() == "/help":
+            print(HELP, file=sys.stderr)
         elif line.strip():
             answer(chat, line if chat.templated else f"{line}\n")
     return 0
@@ -51,7 +55,8 @@ def answer(chat: specjax.Chat, text: str) -> None:
     except KeyboardInterrupt:
         pass
     except ValueError as error:
-        print(f"specjax: error: {error}", file=sys.stderr)
+        way_out = "; /new begins another conversation" if chat.messages or fed else ""
+        print(f"specjax: error: {error}{way_out}", file=sys.stderr)
         return
     try:
         result = chat.generation

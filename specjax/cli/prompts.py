@@ -137,10 +137,13 @@ def read_prompts(file: str | None, model: str, limit: int) -> list[str | dict[st
         raise ValueError(f"--limit {limit}: give at least 1")
     if file is None:
         if model != "embedded":
-            raise ValueError(
-                "--prompts: name a file of prompts of the kind that you will decode; only the "
-                "embedded model has some of its own"
-            )
+            config = load_config(config_folder(model))
+            if isinstance(config, EncoderDecoderConfig):
+                raise ValueError(
+                    f"--prompts is missing: name a file of prompts of the kind that {model} reads"
+                )
+            print("no --prompts: this is about the built-in example alone", file=sys.stderr)
+            return [PROMPT]
         file = Path(__file__).parent.parent / "data" / "heldout_prompts.jsonl"
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines()

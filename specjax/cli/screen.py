@@ -23,13 +23,13 @@ class Screen:
             self.out.print(prompt, style="dim", end="")
 
     def show(self, piece) -> None:
+        self.shown += len(piece.text)  # first: Ctrl-C may cut the rest off
+        self.ended = piece.text.endswith("\n")
         if not self.out.is_terminal:
             sys.stdout.write(piece.text)
         else:
             self.out.print(piece.text, style=DRAFTED if piece.from_draft else None, end="")
         sys.stdout.flush()
-        self.shown += len(piece.text)
-        self.ended = piece.text.endswith("\n")
 
     def samples(self, result) -> None:
         """Several texts, one below the other."""
@@ -38,6 +38,7 @@ class Screen:
 
     def end(self, result, rate: float | None, legend: bool = True, note: str = "") -> None:
         """What was committed when Ctrl-C came but is not shown yet, and a line of figures."""
+        self.out.print(end="")  # what Ctrl-C left in the console's buffer stands before the figures
         rest = result.text[self.shown :] if len(result.texts) == 1 else ""
         ended = rest.endswith("\n") if rest else self.ended
         print(rest, end="" if ended else "\n", flush=True)

@@ -12,6 +12,7 @@ For a model that reads features it names a file of them in place of the prompt, 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +41,8 @@ NEUTRAL = {
     "frequency_penalty": 0.0,
 }
 OPTIONS = ("max_new_tokens", "seed", "stop", "stop_strings", *NEUTRAL)
+ALIASES = {"max_tokens": "max_new_tokens"}  # names that the command takes as well
+FIELDS = (*PROMPT, FEATURES, "id", *OPTIONS)
 SHOWN = 5  # broken prompts that an error names
 
 
@@ -160,7 +163,8 @@ def parsed(line: bytes):
 def _prompt(lm: LM, index: int, given, defaults: Mapping[str, Any], folder: Path) -> Prompt:
     """One prompt, checked. Raises ValueError or TypeError for a broken one."""
     hears = encoder_inputs.encodes(lm) and lm.config.reads == FEATURES
-    fields = given if isinstance(given, Mapping) else {FEATURES if hears else "prompt": given}
+    given = given if isinstance(given, Mapping) else {FEATURES if hears else "prompt": given}
+    fields = _named(given)
     asked = _asked(fields, hears)
     options = {**defaults, **{name: fields[name] for name in OPTIONS if name in fields}}
     checked(options)
@@ -192,6 +196,21 @@ def _prompt(lm: LM, index: int, given, defaults: Mapping[str, Any], folder: Path
         stop_strings=strings,
         source=source,
     )
+
+
+def _named(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a prompt by their own names. Raises ValueError for an unknown one."""
+    fields = {}
+    for name, value in given.items():
+        own = ALIASES.get(name, name)
+        if own not in FIELDS:
+            near = difflib.get_close_matches(str(name), (*FIELDS, *ALIASES), n=1)
+            meant = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(f"field {name!r:.60} is unknown: {meant}Known are {', '.join(FIELDS)}")
+        if own in fields:
+            raise ValueError(f"{name!r} and {own!r} are one field: give one of the two")
+        fields[own] = value
+    return fields
 
 
 def _asked(fields: Mapping[str, Any], hears: bool) -> dict[str, Any]:

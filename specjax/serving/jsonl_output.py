@@ -64,11 +64,17 @@ class OutputFile:
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in whole)
         # lone surrogates, if a tokenizer makes any, are no UTF-8
         left = memoryview(text.encode(errors="replace"))
-        while left:
-            left = left[os.write(self._file, left) :]
-        if time.monotonic() - self._synced > SYNC_EVERY:
-            os.fsync(self._file)
-            self._synced = time.monotonic()
+        try:
+            while left:
+                left = left[os.write(self._file, left) :]
+            if time.monotonic() - self._synced > SYNC_EVERY:
+                os.fsync(self._file)
+                self._synced = time.monotonic()
+        except OSError as error:
+            raise OSError(
+                f"output {self.name}: {error.strerror}. The prompts that are in the file are kept: "
+                "make room, and the same call goes on from there"
+            ) from None
 
     def _lock(self) -> None:
         if fcntl is None:

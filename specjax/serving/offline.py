@@ -106,7 +106,7 @@ def serve_offline(
       prompts: a file of JSON lines, or a list. Each is a text, token ids, or an object with
         ``"prompt"`` (or ``"text"``) and, where it differs from the others, ``max_new_tokens``,
         ``temperature``, ``top_k``, ``top_p``, ``min_p``, the three penalties, ``seed``, ``stop``
-        (token ids or texts); its ``"id"`` stands in the output. Other fields are not looked at.
+        (token ids or texts); its ``"id"`` stands in the output. An unknown field is refused.
         T5's encoder reads the prompt. A Whisper reads ``"features"``, a ``.npy`` file or an array
         ``[bins, frames]`` (which alone is enough); its ``"prompt"``, token ids that the decoder
         begins with, may be left out.

@@ -20,7 +20,7 @@ from ..decoding.prefill import chunk_for
 from ..models.lm import LM
 from ..models.seq2seq import encoder_inputs
 from ..sampling.distribution import Sampling
-from ..types import PyTree
+from ..types import Drafter, PyTree
 from .drafter_names import resolve_drafter
 from .options import Drafting, Options
 from .prompts import check_lm, check_tokenizer, prompt_ids
@@ -101,9 +101,23 @@ def prepare(
         chunk=chunk or chunk_for(lm.params),
         stop_strings=[row for row in strings for _ in range(num_samples)],
     )
-    work.check()
+    _check(work, options)
     shared = encoder_inputs.one_memory(lm, options.drafter)
     return dataclasses.replace(work, one_memory=True) if shared else work
+
+
+def _check(work: GenerationTask, options: Options) -> None:
+    """``work.check()``; a drafter object that fails without weights is told to bring them."""
+    own = isinstance(options.drafter, Drafter) and options.drafter_params is None
+    try:
+        work.check()
+    except (TypeError, KeyError, AttributeError, IndexError) as error:
+        if not own:
+            raise
+        raise ValueError(
+            f"drafter={options.drafter!r:.80} fails without weights ({error}): give them as "
+            "drafter_params=..."
+        ) from error
 
 
 def _sibling_sampling(drafting: Drafting, sampling: Sampling) -> str | None:

@@ -235,7 +235,10 @@ def parse(text: str) -> Topology:
             if not isinstance(given, list):
                 raise ValueError("it holds no list")
             return from_paths(given) if given and isinstance(given[0], list) else Tree(tuple(given))
-        sizes = [int(n) for n in numbers.split("x")]
+        words = numbers.split("x")
+        if not all(word.isdigit() for word in words):
+            raise ValueError("its sizes are whole numbers with one x between two of them")
+        sizes = [int(word) for word in words]
         if kind == "chain":
             (count,) = sizes
             return chain(count)
