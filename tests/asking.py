@@ -20,5 +20,7 @@ def flat(**options):
 
 
 def prepared(lm, prompts, **options):
-    """What ``generate`` runs for such options."""
-    return prepare_measured(lm, prompts, Options(**flat(**options)))
+    """What ``generate`` runs for such options; ``least_width`` ... are those of ``prepare``."""
+    sizes = ("least_width", "least_buffer", "chunk")
+    sizes = {name: options.pop(name) for name in sizes if name in options}
+    return prepare_measured(lm, prompts, Options(**flat(**options)), **sizes)

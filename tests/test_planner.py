@@ -11,7 +11,8 @@ from asking import prepared
 from flax import nnx
 
 import specjax
-from specjax.analysis.plan import api, measure
+from specjax.analysis import timing
+from specjax.analysis.plan import api, measure, try_rounds
 from specjax.analysis.plan.predict import (
     AcceptanceRecord,
     Costs,
@@ -128,11 +129,11 @@ def test_one_trace_tells_the_rounds_of_every_length(drafter, pair, near):
 
     def run(length):
         work = prepared(pair[0], PROMPTS, drafter=given, num_draft=length, **options)
-        return work, measure.run_once(work)[-1]
+        return work, timing.timed_run(work)[-1]
 
     work, state = run(5)
     stats = {5: jax.tree.map(np.array, state.stats)}  # its buffers go to the trace
-    found = measure.trace(work, state)
+    found = try_rounds.try_rounds(work, state)
     stats[2] = run(2)[1].stats
     for length in stats:
         taken = rounds(found, length)
@@ -155,11 +156,11 @@ def test_a_trace_of_heads_tells_the_rounds_of_every_length(pair, heads):
     def run(length):
         options = dict(max_new_tokens=40, stop=(), drafter=heads, num_draft=length)
         work = prepared(pair[0], PROMPTS, **options)
-        return work, measure.run_once(work)[-1]
+        return work, timing.timed_run(work)[-1]
 
     work, state = run(3)
     stats = {3: jax.tree.map(np.array, state.stats)}
-    found = measure.trace(work, state)
+    found = try_rounds.try_rounds(work, state)
     stats[2] = run(2)[1].stats
     for length, own in stats.items():
         taken = rounds(found, length)
@@ -178,9 +179,9 @@ def test_where_tokens_are_drawn_a_trace_repeats_the_rounds_of_its_own_run(pair, 
     work = prepared(
         pair[0], PROMPTS, drafter=near, num_draft=3, temperature=1.0, max_new_tokens=40, stop=()
     )
-    state = measure.run_once(work)[-1]
+    state = timing.timed_run(work)[-1]
     stats = jax.tree.map(np.array, state.stats)
-    taken = rounds(measure.trace(work, state), 3)
+    taken = rounds(try_rounds.try_rounds(work, state), 3)
     assert taken.per_row == int(np.sum(stats.rounds))
     # what would have been accepted beyond the budget counts here
     assert 0 <= taken.accepted - int(np.sum(stats.accepted)) <= 2 * 3

@@ -253,7 +253,7 @@ def test_the_tree_chosen_is_the_best_of_all_by_what_rounds_cost_in_the_loop(
         each = 1.0 if shape is None else tree_search.expected_tokens(shape, rates)
         return start, (whole(shape) - start) / new * each * 10, rounds
 
-    monkeypatch.setattr(tree_timing, "run_once", run_once)
+    monkeypatch.setattr(tree_timing.timing, "timed_run", run_once)
     monkeypatch.setattr(tree_timing, "prepare", lambda lm, prompt, options: options.drafting.tree)
     timed = {n: [seconds] for n, seconds in passes.items()}
     monkeypatch.setattr(tree_timing.timing, "pass_seconds", lambda *_: timed)

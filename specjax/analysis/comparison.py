@@ -117,8 +117,8 @@ def compare(lm: LM, prompts: Prompts, *, options: CompareOptions) -> Comparison:
         )
     if options.stop_strings:
         raise ValueError(
-            "stop_strings: where they stand is only known on the host, so rates would count what "
-            "lies behind them; compare without, or with stop=<token ids>"
+            "stop_strings: they are found on the host, so the rates would count tokens after them; "
+            "compare without stop strings, or with stop=<token ids>"
         )
     plain = dataclasses.replace(options, drafter=None, drafter_params=None, drafting=Drafting())
     jobs = [prepare_measured(lm, prompts, plain), prepare_measured(lm, prompts, options)]

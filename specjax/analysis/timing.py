@@ -21,9 +21,11 @@ import numpy as np
 
 from .. import trees
 from .._internal.host import last_level_cache
+from ..decoding import loop
 from ..models.causal_lm import CausalLM
 from ..models.layers import product
 from ..models.seq2seq.target import Seq2SeqLM
+from ..text.task import GenerationTask
 from ..types import Draft, PyTree
 
 WORTH_TIMING = 0.02  # seconds that a timed call should last at least
@@ -127,6 +129,15 @@ def ratio(a: np.ndarray, b: np.ndarray) -> tuple[float, tuple[float, float], flo
     if len(a) != len(b):
         raise ValueError(f"ratio: {len(a)} and {len(b)} values: they are pairs, from one alternate")
     return median_interval(np.asarray(a) / np.asarray(b))
+
+
+def timed_run(work: GenerationTask) -> tuple[float, float, loop.State]:
+    """Decodes a request: seconds to read the prompts, seconds of all rounds, the last state."""
+    begin = time.perf_counter()
+    state = jax.block_until_ready(work.start())
+    middle = time.perf_counter()
+    state = jax.block_until_ready(work.burst(work.capacity, state))
+    return middle - begin, time.perf_counter() - middle, state
 
 
 # ---------------------------------------------------------------- one pass of the target

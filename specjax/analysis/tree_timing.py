@@ -19,7 +19,6 @@ from ..text.options import Drafting, Options
 from ..text.prepare import prepare
 from ..text.task import GenerationTask
 from . import timing, tree_search
-from .plan.measure import run_once
 from .rank_counts import RankCounts
 
 TURNS = 7  # runs of each tree, of which the fastest counts
@@ -97,11 +96,11 @@ def time_trees(
             who = None if shape is None else drafter
             options = Options(drafter=who, drafting=Drafting(tree=shape), **common)
             jobs[shape] = prepare(lm, prompt, options)
-            run_once(jobs[shape])  # compiles
+            timing.timed_run(jobs[shape])  # compiles
         spent = {shape: [] for shape in jobs}
         for _ in range(TURNS):
             for shape, work in jobs.items():
-                start, run, state = run_once(work)
+                start, run, state = timing.timed_run(work)
                 spent[shape].append((start, run / int(np.max(state.stats.rounds))))
         return {shape: RunSeconds(*np.min(spent[shape], axis=0)) for shape in jobs}
 

@@ -5,7 +5,7 @@ draft length really decode the prompts; then the longest one's rounds are tried 
 position of the text, which says what any shorter length would have had accepted. With T(N), the
 target's pass over N nodes, and what drafting costs at both lengths, follows the predicted rate of
 each length between: expected tokens over (T(N) + what the drafter spends), so that the drafter
-pays for rejected tokens too. ``survey.py`` measures, ``forecast.py`` does the arithmetic.
+pays for rejected tokens too. ``measure.py`` measures, ``predict.py`` does the arithmetic.
 """
 
 from __future__ import annotations
@@ -33,18 +33,20 @@ WIDTH = 100  # characters of a printed plan
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What ``plan`` found.
+    """The ways to decode that ``plan`` compared, and the choice; prints as a table.
 
     Attributes:
       model: name of the target.
-      candidates: all that were considered, the best predicted rate first.
-      passes: ``{batch: {N: seconds}}``, the target's pass over N nodes.
-      drafting: ``{batch: {drafter: {num_draft: seconds}}}``, what a round costs beyond its pass and
-        beyond what plain decoding spends around its own; measured at these lengths.
-      prompts, max_new_tokens, temperature: what it holds for.
-      seconds: that planning took.
-      finished: False if Ctrl-C ended it: then this is what was known.
-      approximate: why the target is not the checkpoint's own model (quantized), empty if it is.
+      candidates: all ways that were considered, the best predicted rate first.
+      passes: ``{batch: {N: seconds}}`` of the target's pass over N nodes.
+      drafting: ``{batch: {drafter: {num_draft: seconds}}}``: seconds of a round beyond its pass and
+        beyond the overhead of a plain round, at the measured draft lengths.
+      prompts: number of prompts that were measured.
+      max_new_tokens: new tokens of each.
+      temperature: of the sampling.
+      seconds: time that planning took.
+      finished: False if Ctrl-C ended planning; the candidates are then those known so far.
+      approximate: why the target is not the checkpoint's own model (quantized); empty if it is.
     """
 
     model: str
@@ -60,7 +62,7 @@ class Plan:
 
     @property
     def choice(self) -> Candidate:
-        """The fastest: as measured where that was verified, else as predicted."""
+        """The fastest way: as measured where ``verify`` measured it, else as predicted."""
         verified = [c for c in self.candidates if c.measured is not None]
         if not self.finished:  # perhaps only some of the best were measured
             verified = []
@@ -77,7 +79,7 @@ class Plan:
 
     @property
     def verdict(self) -> str:
-        """The choice, and plainly whether speculation is worth it."""
+        """The choice in one line, and whether speculation is worth its cost."""
         line = self._advice()
         return f"{line}; {self.approximate}: approximate" if self.approximate else line
 
@@ -128,7 +130,7 @@ class Plan:
         return table
 
     def as_json(self) -> dict:
-        """All of it as plain data; what is not a number is None."""
+        """All of it as plain data, with None in place of NaN."""
 
         def plain(value):
             if isinstance(value, dict):
@@ -195,7 +197,7 @@ def plan(
       ``Plan``. Ctrl-C ends the measuring; what is known by then is returned, if anything is.
 
     Predicted tokens are exact at temperature 0, predicted seconds approximate; where tokens are
-    drawn, both are approximate. See ``forecast.py``.
+    drawn, both are approximate. See ``predict.py``.
 
     Raises:
       ValueError: before anything is compiled, naming the argument and the way out.
@@ -266,7 +268,7 @@ def plan(
 
 
 def _whole(name: str, values, least: int, most: int) -> list[int]:
-    """The values, sorted and each once. Raises ValueError unless they are integers in bounds."""
+    """The values sorted, without duplicates. ``ValueError`` unless all are integers in bounds."""
     values = [values] if isinstance(values, int) else list(values)
     good = [isinstance(v, int | np.integer) and least <= v <= most for v in values]
     if not good or not all(good):

@@ -1,0 +1,117 @@
+"""Tries a round from every position of a text: how much would be drafted and accepted there.
+
+A text that was decoded is gone through again. Its rounds themselves show only the positions that
+became roots, which depend on the length of the drafts; the planner asks for other lengths too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...decoding import loop
+from ...drafters.draft_model import DraftModel
+from ...drafters.heads import HeadDrafter
+from ...models.causal_lm import CausalLM
+from ...text.task import GenerationTask
+from .predict import AcceptanceRecord
+
+
+def check_rewinds(work: GenerationTask) -> None:
+    """Raises ``ValueError`` where a state cannot be set back to an earlier token of its text: the
+    cache of a window has forgotten what it held then, and so has a logits processor with a
+    state."""
+    target = work.lm.target
+    drafter = work.drafter
+    small = (drafter.model,) if isinstance(drafter, DraftModel) else ()
+    for model in (target, *target.parts, *small):
+        if not isinstance(model, CausalLM):
+            continue
+        config = model.config
+        layers = range(config.num_layers)
+        if any(config.is_ring(i, config.slots(i, work.capacity)) for i in layers):
+            raise ValueError(
+                f"plan: the buffer of {work.capacity} tokens is longer than the window of "
+                f"{config.window} that {config.model_type} attends to, and planning goes back in "
+                "the text; give shorter prompts or fewer max_new_tokens"
+            )
+    if hasattr(work.request.sampling.logits_processor, "step"):
+        raise ValueError(
+            "plan: a logits processor that carries a state cannot be planned with, since "
+            "planning goes back in it; leave logits_processor= out"
+        )
+
+
+def try_rounds(work: GenerationTask, state: loop.State) -> AcceptanceRecord:
+    """Tries a round of a request from every position of its text.
+
+    Positions are tried from the last to the first: a round reads only what is committed before its
+    root, in the text and in the caches, and writes after that. This holds for drafters whose state
+    is a cache, or nothing. Heads read the target's hidden state of the token before the root, which
+    is known once that token is committed: they go through the text from the first position on.
+
+    Args:
+      work: the request.
+      state: the state at the end of the request's text.
+
+    Returns:
+      Proposed and accepted tokens by position, for each row.
+    """
+    if isinstance(work.drafter, HeadDrafter):
+        return _try_in_order(work, state)
+    begins = np.asarray([len(prompt) for prompt in work.prompts])
+    ends = np.asarray(state.length) - begins  # new tokens of each row
+    depth, batch = work.drafter.depth, len(begins)
+    proposed = np.zeros((batch, ends.max()), np.int64)
+    accepted = np.zeros_like(proposed)
+    state = dataclasses.replace(state, stops=jnp.full_like(state.stops, -1))
+    for at in reversed(range(proposed.shape[1]) if depth else ()):
+        live = at < ends
+        zeros = dict.fromkeys(("drafted", "accepted"), np.zeros(batch, np.int32))
+        fresh = jax.device_put(
+            dict(
+                length=(begins + np.minimum(at, ends)).astype(np.int32),
+                budget=np.where(live, depth + 1, 0).astype(np.int32),
+                num_empty_rounds=np.zeros(batch, np.int32),
+                stats=zeros,
+            )
+        )
+        stats = dataclasses.replace(state.stats, **fresh.pop("stats"))
+        state = work.burst(1, dataclasses.replace(state, stats=stats, **fresh))
+        proposed[:, at] = state.stats.drafted
+        accepted[:, at] = state.stats.accepted
+    return _cut(proposed, accepted, ends)
+
+
+def _try_in_order(work: GenerationTask, state: loop.State) -> AcceptanceRecord:
+    """``try_rounds`` for heads: at each position a whole round is tried on a copy, and a round with
+    room for one token continues the text. Where tokens are drawn, these are drawn anew."""
+    ends = np.asarray(state.length) - [len(prompt) for prompt in work.prompts]
+    proposed = np.zeros((len(ends), ends.max()), np.int64)
+    accepted = np.zeros_like(proposed)
+    state = work.start()
+    state = dataclasses.replace(state, stops=jnp.full_like(state.stops, -1))
+
+    def round_of(state: loop.State, budget: np.ndarray) -> loop.State:
+        zero = jnp.zeros(len(ends), jnp.int32)
+        stats = dataclasses.replace(state.stats, drafted=zero, accepted=zero.copy())
+        budget = jnp.asarray(budget, jnp.int32)
+        return work.burst(1, dataclasses.replace(state, stats=stats, budget=budget))
+
+    for at in range(ends.max()):
+        live = at < ends
+        tried = round_of(jax.tree.map(jnp.copy, state), np.where(live, work.drafter.depth + 1, 0))
+        proposed[:, at], accepted[:, at] = tried.stats.drafted, tried.stats.accepted
+        state = round_of(state, live)
+    return _cut(proposed, accepted, ends)
+
+
+def _cut(proposed: np.ndarray, accepted: np.ndarray, ends: np.ndarray) -> AcceptanceRecord:
+    """The counts of each row, up to the end of its text."""
+    return AcceptanceRecord(
+        proposed=[row[:end] for row, end in zip(proposed, ends, strict=True)],
+        accepted=[row[:end] for row, end in zip(accepted, ends, strict=True)],
+    )
