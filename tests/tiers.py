@@ -239,7 +239,6 @@ TABLE = {
 # Files of toys, which the default and the merge tier compile without most of XLA's optimizations:
 # compiling takes most of their time. The full tier compiles them as a user's program is compiled.
 QUICK = {
-    "test_acceptance.py",
     "test_adaptive.py",
     "test_block_drafters.py",
     "test_chat.py",

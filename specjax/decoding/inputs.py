@@ -34,8 +34,8 @@ class DecodeInputs:
     sampling: Sampling
     stops: jax.Array
     inputs: PyTree = None
-    logprobs: str = static("")
-    num_samples: int = static(1)
+    logprobs: str = static(default="")
+    num_samples: int = static(default=1)
 
 
 def prepare_inputs(

@@ -65,7 +65,7 @@ class State:
     stats: Stats
     processor_state: PyTree = None
     logprobs: jax.Array | None = None
-    logprobs_of: str = static("")
+    logprobs_of: str = static(default="")
 
 
 def initial_state(

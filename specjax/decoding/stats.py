@@ -31,9 +31,9 @@ class Stats:
     accepted: jax.Array
     drafted_at: jax.Array
     accepted_at: jax.Array
-    drafter: str = static("")
-    rule: str = static("")
-    approximate: str = static("")
+    drafter: str = static(default="")
+    rule: str = static(default="")
+    approximate: str = static(default="")
 
     @property
     def tau(self) -> float:

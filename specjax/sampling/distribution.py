@@ -90,9 +90,9 @@ class Sampling:
     logit_bias: jax.typing.ArrayLike | None = None
     presence_penalty: jax.typing.ArrayLike | None = None
     frequency_penalty: jax.typing.ArrayLike | None = None
-    logits_processor: Any = static(None)
-    process_drafts: bool = static(True)
-    greedy: bool | None = static(None)
+    logits_processor: Any = static(default=None)
+    process_drafts: bool = static(default=True)
+    greedy: bool | None = static(default=None)
 
     def __post_init__(self):
         number = isinstance(self.temperature, numbers.Real | np.generic)

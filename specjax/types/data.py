@@ -62,9 +62,9 @@ class Draft:
     law: jax.Array | None = None
     laws: jax.Array | None = None
     vocab: jax.Array | None = None
-    topology: tuple[int, ...] | None = static(None)
-    draws: str = static("iid")
-    deepest: int | None = static(None)
+    topology: tuple[int, ...] | None = static(default=None)
+    draws: str = static(default="iid")
+    deepest: int | None = static(default=None)
 
     @property
     def num_nodes(self) -> int:
