@@ -20,7 +20,7 @@ from .placement import check_divides, place_weights
 
 
 def graph_definition(config: DecoderConfig) -> nnx.GraphDef:
-    """The structure of the decoder, without its weights."""
+    """Returns the structure of the decoder, without its weights."""
     return abstract(config)[0]
 
 
@@ -64,16 +64,16 @@ def write(cache, entries, start, verdict: Verdict, axis: str | None, rings=None)
 
 @dataclasses.dataclass(frozen=True)
 class CausalLM(HeadTarget):
-    """A ``HeadTarget`` for every decoder-only family. ``params`` is its NNX state.
+    """The ``HeadTarget`` of every decoder-only family; ``params`` is the NNX state of ``Decoder``.
 
-    ``rows``: of the logits, where they should differ from the checkpoint's. Models of one
-    tokenizer pad their vocabularies differently; a drafter answers in the rows of its target.
-    Those that it lacks have no probability, those that the target lacks are cut.
-
-    ``axis``: of the mesh in use, if any, over which heads, features and vocabulary are spread;
-    None: every device has all of them, as a small drafter's.
-
-    ``quantized``: what ``params`` were quantized to (see ``quantize.py``), or None.
+    Attributes:
+      config: the shape of the model.
+      rows: V, the width of the logits, where it should differ from the checkpoint's: models of one
+        tokenizer pad their vocabularies differently, and a draft model answers in the width of its
+        target. Ids that the model lacks get no probability; ids that the target lacks are cut.
+      quantized: the scheme to which ``params`` were quantized (see ``quantize.py``), or None.
+      axis: the axis of the mesh in use, if any, over which heads, features and vocabulary are
+        spread; None: every device holds all of them, as it does of a small draft model.
     """
 
     config: DecoderConfig
@@ -83,7 +83,7 @@ class CausalLM(HeadTarget):
 
     @property
     def approximate(self) -> str:
-        """Why this is not the law of the checkpoint; empty if it is."""
+        """Why the law is not that of the checkpoint; empty where it is."""
         return f"target quantized to {self.quantized}" if self.quantized else ""
 
     @property

@@ -152,17 +152,20 @@ def save_pretrained(
     tokenizer=None,
     max_shard_bytes: int = 5_000_000_000,
 ) -> None:
-    """Writes ``config.json`` and the weights so that transformers and ``load`` read them.
+    """Writes a model in Hugging Face layout, which transformers and ``specjax.load`` read.
 
-    Every file is written beside its place and then renamed, ``config.json`` last, so that an
+    Every file is written under a temporary name and then renamed, ``config.json`` last, so that an
     interruption leaves no half-written file. Shards of an earlier save are removed.
 
     Args:
       model: a ``Decoder``, or an ``LM``, whose tokenizer is then saved too.
-      folder: made if it does not exist.
-      dtype: of the file; default: that of the parameters.
-      tokenizer: a tokenizer of either library (see ``wrap_tokenizer``).
-      max_shard_bytes: a file grows no larger than this, unless a single tensor is.
+      folder: the folder to write to; it is made if it does not exist.
+      dtype: the type of the weights in the files; default: that of the parameters.
+      tokenizer: a tokenizer of the library tokenizers or transformers, to save with the model.
+      max_shard_bytes: the largest size of a file, unless a single tensor is larger.
+
+    Raises:
+      ValueError: an unknown dtype, quantized weights, or a config that the layout cannot express.
     """
     dtype = check_dtype(dtype)
     state = model.params if hasattr(model, "params") else nnx.state(model)

@@ -1,10 +1,12 @@
-"""The key/value cache: every leaf ``[B, K, S, E]``, a pair or one a layer, one writer.
+"""The key/value cache, which ``commit`` alone writes.
 
-Slot ``i`` of a row holds the entry of its token ``i``. Nothing is ever shifted or erased: a
-row's length says how many slots count, and what lies beyond is overwritten in its time.
+A cache holds two arrays a layer, keys and values (or one array, where it serves as both), each
+``[B, K, S, E]``: rows, key/value heads, slots, features of a head. Slot ``i`` of a row holds the
+entry of the row's token ``i``. Nothing is ever shifted or erased: the length of a row says how many
+slots count, and later writes overwrite the slots after these.
 
 A layer with a sliding window may have a *ring* instead: token ``i`` lies in slot ``i mod S``, so
-that the last S tokens are kept. A row's length says which token each slot holds.
+that the last S tokens are kept. The length of a row says which token each slot holds.
 """
 
 from __future__ import annotations
@@ -20,9 +22,19 @@ from ..types import PyTree, Verdict
 
 
 def init(slots: Sequence[int], batch: int, heads: int, size: int, dtype, leaves: int = 2) -> PyTree:
-    """Zeros: per layer ``(keys, values)``, each ``[B, K, S, E]``; ``slots``: S of each layer.
+    """Makes a cache of zeros.
 
-    ``leaves``: 1 where one array is both (``models/mla.py``)."""
+    Args:
+      slots: S of each layer.
+      batch: B, the number of rows.
+      heads: K, the number of key/value heads.
+      size: E, the features of a head.
+      dtype: of the entries.
+      leaves: arrays a layer: 2, or 1 where one array is both keys and values (``models/mla.py``).
+
+    Returns:
+      for each layer ``(keys, values)``, each ``[B, K, S, E]``.
+    """
     shapes = [(batch, heads, num, size) for num in slots]
     return tuple(tuple(jnp.zeros(shape, dtype) for _ in range(leaves)) for shape in shapes)
 
@@ -47,7 +59,7 @@ def commit(
     verdict: Verdict,
     rings: Sequence[bool] | None = None,
 ) -> PyTree:
-    """Writes the accepted path's entries; the only place where a cache changes.
+    """Writes the entries of the accepted path into the cache.
 
     Args:
       cache: leaves ``[B, K, S, E]``.
