@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -266,6 +267,28 @@ def test_decode_works_within_jit_scan_and_vmapless_calls():
     for row, prompt in enumerate(PROMPTS):
         assert both[1][row, len(prompt) : len(prompt) + NUM].tolist() == plain_texts()[row]
     assert width + NUM == both.shape[2]
+
+
+def test_a_caller_is_traced_once_whatever_the_values():
+    @jax.jit
+    @chex.assert_max_traces(n=1)
+    def run(params, tokens, lengths, key, temperature):
+        return specjax.decode(
+            MODEL,
+            CASES["draft"][0],
+            params,
+            tokens,
+            lengths,
+            key=key,
+            max_new_tokens=3,
+            capacity=30,
+            sampling=Sampling(temperature=temperature),
+        )
+
+    params = {"target": PARAMS, "drafter": CASES["draft"][1]}
+    for seed, prompts in ((0, PROMPTS), (1, PROMPTS[::-1])):
+        temperature = jnp.full(8, 0.5 + seed, jnp.float32)
+        run(params, *pad(prompts), jax.random.key(seed), temperature)
 
 
 def test_a_second_call_traces_nothing_whatever_the_values():

@@ -53,6 +53,7 @@ TABLE = {
         (EVERYTHING, FULL),
     ],
     "test_block_drafters.py": [("broken_twins|bad_shapes", DEFAULT), (EVERYTHING, MERGE)],
+    "test_chain_of_one.py": MERGE,
     "test_chat.py": [("refuses|template|command|stop_string", MERGE), (EVERYTHING, FULL)],
     "test_cli.py": [
         ("plan_prints|vllm|num_draft_is|compare|without_noise|ctrl_c", MERGE),

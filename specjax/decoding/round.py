@@ -123,7 +123,7 @@ def truncate(draft: Draft, verdict: Verdict, state: State) -> tuple[Verdict, jax
       without a last token (there is no law behind its path) leaves what was accepted.
     """
     steps = jnp.arange(verdict.path.shape[1])
-    drafted = jnp.take_along_axis(draft.tokens, verdict.path, axis=1)
+    drafted = jnp.take_along_axis(draft.tokens, verdict.path, axis=1, mode="clip")
     drafted = jnp.concatenate([drafted[:, 1:], jnp.zeros_like(drafted[:, :1])], axis=1)
     tokens = jnp.where(steps == verdict.count[:, None], verdict.token[:, None], drafted)
     stop = jnp.any(tokens[:, :, None] == state.stops[:, None, :], axis=-1)
@@ -131,7 +131,7 @@ def truncate(draft: Draft, verdict: Verdict, state: State) -> tuple[Verdict, jax
     emitted = (steps <= verdict.count[:, None]) & (before == 0) & (steps < state.budget[:, None])
     emitted &= tokens >= 0
     num = jnp.sum(emitted, axis=1).astype(jnp.int32)
-    last = jnp.take_along_axis(tokens, jnp.maximum(num - 1, 0)[:, None], axis=1)[:, 0]
+    last = walk.at_node(tokens, jnp.maximum(num - 1, 0))
     none = num == 0
     kept = dataclasses.replace(
         verdict, count=jnp.where(none, -1, num - 1), token=jnp.where(none, -1, last)
@@ -266,10 +266,10 @@ def commit_round(target, drafter, params, state: State, judged: VerifiedRound) -
     emitted = _filled(emitted, verdict.path.shape[1], -1)
 
     num = verdict.count + 1
-    fed = jnp.take_along_axis(draft.tokens, verdict.path, axis=1)
+    fed = jnp.take_along_axis(draft.tokens, verdict.path, axis=1, mode="clip")
     features = scores.features
     if features is not None:
-        features = jnp.take_along_axis(features, verdict.path[:, :, None], axis=1)
+        features = jnp.take_along_axis(features, verdict.path[:, :, None], axis=1, mode="clip")
     segment = Segment(
         tokens=fed,
         next=emitted,

@@ -176,4 +176,5 @@ class Context:
     @property
     def root(self) -> jax.Array:
         """int32 ``[B]``, the last committed token."""
-        return jnp.take_along_axis(self.tokens, self.length[:, None] - 1, axis=1)[:, 0]
+        at = self.length[:, None] - 1
+        return jnp.take_along_axis(self.tokens, at, axis=1, mode="clip")[:, 0]
