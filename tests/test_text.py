@@ -297,6 +297,19 @@ def test_options_that_moved_into_objects_are_named_with_their_place(pair):
         assert default in shown
 
 
+class Weighted(specjax.drafters.NGram):
+    """A drafter whose state begins with its weights."""
+
+    def init(self, params, *given, **named):
+        params["weights"]
+        return super().init(params, *given, **named)
+
+
+def test_a_drafter_without_its_weights_is_told_what_to_bring(pair):
+    with pytest.raises(ValueError, match="needs weights: give them as drafter_params"):
+        specjax.generate(pair[0], "a", drafter=Weighted(num_draft=2))
+
+
 def test_a_bare_target_is_refused_in_a_short_error(pair):
     with pytest.raises(TypeError, match="specjax.LM.of") as error:
         specjax.generate(pair[0].target, "a")

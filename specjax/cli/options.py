@@ -16,16 +16,16 @@ NOTHING_TO_DRAW, USAGE_ERROR, INTERRUPTED = 1, 2, 130  # exit codes
 
 
 def add_decoding(p: argparse.ArgumentParser) -> None:
-    """The arguments that say which model decodes, and how; with the names that vLLM has for some
-    of them beside ours."""
+    """The arguments that say which model decodes, and how; some have the name in vLLM as well."""
     p.add_argument("--model", default="embedded", help="embedded, a folder, or a hub name")
     p.add_argument(
         "--drafter",
         "--speculative-model",
-        help=f"draft, {', '.join(registry.head_names())} (the embedded model has eagle3, mtp, "
-        "speculator, hydra and medusa), ngram, none, or the folder or hub name of a draft model or "
-        "of heads; after ngram+ (ngram+mtp), the drafter is asked only where there is nothing to "
-        "copy from the text so far; default: ngram",
+        help="auto (the default: the model's own heads where they pay, else ngram), none, ngram, "
+        f"draft, {', '.join(registry.head_names())} (the embedded model has eagle3, mtp, "
+        "speculator, hydra and medusa), or the folder or hub name of a draft model or of heads; "
+        "after ngram+ (ngram+mtp), the drafter is asked only where there is nothing to copy from "
+        "the text so far",
     )
     p.add_argument(
         "--num-draft",

@@ -16,22 +16,20 @@ from ..models.lm import config_folder
 from ..models.seq2seq import encoder_inputs
 from ..models.seq2seq.config import EncoderDecoderConfig
 
-PROMPT = '''\
-import dataclasses
+# Held out from the training of the embedded model. Half of the 4-grams of its greedy continuation
+# (128 tokens) repeat, which is fewer than after most held-out prompts.
+PROMPT = """\
+    if _curses.tigetstr( capability_name ):
+        return True
+    else:
+        return False
 
-
-@dataclasses.dataclass
-class Stack:
-    """A last-in, first-out stack."""
-
-    items: list
-
-    def push(self, item):
-        """Add an item on top."""
-        self.items.append(item)
-
-    def pop(self):
-'''
+if __name__ == '__main__':
+    # Compare the output of this implementation and the ncurses has_key,
+    # on platforms where has_key is already available
+    try:
+        L = []
+        _curses.initscr()"""
 
 
 def add_prompt(p: argparse.ArgumentParser) -> None:

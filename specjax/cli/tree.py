@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     drafter = named(lm, arguments.drafter, dtype=arguments.dtype)
     if isinstance(drafter, WithLookup):
         raise ValueError(
-            f"--drafter {drafter.name}: behind a lookup chains are drafted, no trees; name "
+            f"--drafter {drafter.name}: a drafter after a lookup drafts chains and no trees; name "
             f"the drafter alone, {drafter.name.removeprefix(LOOKUP)}"
         )
     depth = _depth(lm, drafter, arguments)

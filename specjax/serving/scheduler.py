@@ -31,7 +31,7 @@ from ..text.task import GenerationTask
 from .jsonl_input import NEUTRAL, Prompt
 
 # seconds after which a burst ends at the latest, about: for Ctrl-C and progress; and where a stop
-# string may be met, behind which every round is in vain
+# string may be met, after which every round is wasted
 BURST, WATCHFUL = 0.3, 0.03
 FOLDED = 256  # keys that are made at a time
 

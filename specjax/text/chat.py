@@ -50,7 +50,7 @@ class Chat:
     without one what is said is text, and the answer is what the model goes on to write. The state
     of the loop is kept between turns: only the new tokens are read, and the drafter's caches go on
     as well. All is read anew where the conversation outgrows its buffer, where the template spells
-    what was said otherwise than it was generated, and behind a text that a stop string cut.
+    what was said otherwise than it was generated, and after a text that a stop string cut.
 
     Attributes:
       lm: the model.
@@ -122,8 +122,8 @@ class Chat:
         return self._stream.generation
 
     def _turn(self, text: str) -> GenerationTask:
-        """The job of a turn: behind the state that is there, where that can be, else from the
-        beginning."""
+        """The task of a turn. It goes on from the state of the last turn where it can, else it
+        begins anew."""
         if self.templated:
             ids = self.lm.chat([*self.messages, {"role": "user", "content": text}])
         else:

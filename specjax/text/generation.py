@@ -36,8 +36,8 @@ class Generation:
       from_draft: bool ``[n]`` of each row: the token was drafted and accepted, else it is the
         target's own.
       prompts: the prompt's token ids of each row, int32 ``[t]``.
-      stats: counters, see ``Stats``; tokens behind a stop string, which the round that met it may
-        have committed, are counted.
+      stats: counters, see ``Stats``. Tokens after a stop string, which the round that completed
+        it may have committed, are counted.
       reasons: why each row ended: ``"stop"`` (an end-of-text id or a stop string), ``"length"``
         (its budget), ``"no token"`` (the law gave no token any probability, or the logits were
         NaN); empty where the row still runs.

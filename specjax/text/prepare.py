@@ -111,12 +111,11 @@ def _check(work: GenerationTask, options: Options) -> None:
     own = isinstance(options.drafter, Drafter) and options.drafter_params is None
     try:
         work.check()
-    except (TypeError, KeyError, AttributeError, IndexError) as error:
-        if not own:
+    except ValueError as error:
+        if not own or "params['drafter'] is missing" not in str(error):
             raise
         raise ValueError(
-            f"drafter={options.drafter!r:.80} fails without weights ({error}): give them as "
-            "drafter_params=..."
+            f"drafter={options.drafter!r:.80} needs weights: give them as drafter_params=..."
         ) from error
 
 

@@ -55,7 +55,7 @@ class Timed:
 
 @dataclasses.dataclass(frozen=True)
 class Price:
-    """``timed``: behind each kind of text; ``due``: when it is to be measured again, by
+    """``timed``: after each kind of text; ``due``: when it is to be measured again, by
     ``time.monotonic``, ``wait`` seconds after the last time."""
 
     timed: tuple[Timed, ...]
@@ -64,7 +64,7 @@ class Price:
 
     @property
     def costs(self) -> np.ndarray:
-        """Seconds of a round, float32 ``[W]``: behind the text where it is the dearer."""
+        """Seconds of a round, float32 ``[W]``: after the text where a round takes longer."""
         return np.max([timed.costs for timed in self.timed], axis=0)
 
 
@@ -131,15 +131,15 @@ def _again(work: GenerationTask, known: Price) -> Price:
 def round_costs(work: GenerationTask, state: loop.State | None = None) -> np.ndarray:
     """Seconds of a round of an ``Adaptive`` drafter at each of its widths, float32 ``[W]``.
 
-    Every round is run behind one repeated token: there a drafter that copies always has something
-    to propose, and a draft is as wide as was asked for. Of a ``Hybrid``, rounds behind tokens that
+    Every round is run after one repeated token: there a drafter that copies always has something
+    to propose, and a draft is as wide as was asked for. For a ``Hybrid``, rounds after tokens that
     are all different are timed as well, where its inner drafter is asked; the dearer count. The
     fastest of several calls counts, less what one without any round takes. A round alone takes
     longer than one among others, most of all a plain one: where rounds are short, a call has
     several, if there is room and all of them draft what was asked for.
 
     Args:
-      state: where the rounds begin, with room for one; it is not given away. Default: behind
+      state: where the rounds begin, with room for one; it is not given away. Default: after
         prompts of the request's lengths, of 16 tokens at least.
     """
     return Price(_measured(work, state)[0], 0.0, 0.0).costs
@@ -151,12 +151,12 @@ def _measured(
     """What ``round_costs`` is made of, and the seconds for which calls were timed."""
     hybrid = isinstance(work.drafter.inner, Hybrid)
     texts = (_repeated, _different) if hybrid else (_repeated,)
-    timed, seconds = zip(*(_timed_behind(text, work, state) for text in texts), strict=True)
+    timed, seconds = zip(*(_timed_after(text, work, state) for text in texts), strict=True)
     return timed, sum(seconds)
 
 
-def _timed_behind(text, work: GenerationTask, state: loop.State | None) -> tuple[Timed, float]:
-    """Behind ``text(tokens, vocabulary)``."""
+def _timed_after(text, work: GenerationTask, state: loop.State | None) -> tuple[Timed, float]:
+    """Timed rounds after ``text(tokens, vocabulary)``."""
     drafter, mesh = work.drafter, work.lm.mesh
     vocabulary = work.lm.target.vocab_size
 
