@@ -40,8 +40,8 @@ def _lm(config: DecoderConfig, params) -> LM:
     return LM(CausalLM(config), params, None, "toy", "")
 
 
-def _job(lm: LM, length: int, steps: int):
-    """EAGLE-3's job on a target without text, its heads, and the job of the same heads on hidden
+def _task(lm: LM, length: int, steps: int):
+    """EAGLE-3's task on a target without text, its heads, and the task of the same heads on hidden
     states that are there already."""
     size = lm.target.vocab_size
     config = eagle3.Config(num_heads=steps, data=DataConfig(length=length))
@@ -49,11 +49,11 @@ def _job(lm: LM, length: int, steps: int):
     made = eagle3.make_eagle3(config, setting)
     read = make_reader(lm.config, setting.end_of_text, made.layers)
 
-    def job(read):
+    def task(read):
         loss = head_losses.make_loss(made, lm.target, read, config)
-        return loop.Job(loss, made.params, None, None, {"target": lm.params})
+        return loop.TrainingTask(loss, made.params, None, None, {"target": lm.params})
 
-    return job(read), job(lambda params, rows: rows), made, read
+    return task(read), task(lambda params, rows: rows), made, read
 
 
 def training(
@@ -84,12 +84,12 @@ def training(
     lm = specjax.load(target) if target != "small" else _lm(SMALL, model.create(SMALL, 0)[1])
     rule, compiled, parts = make_optimizer(OptimizerConfig(name=optimizer), 1000), {}, {}
     for length in lengths:
-        job, alone, made, read = _job(lm, length, steps)
-        state = jax.eval_shape(lambda job=job: loop.make_state(job, rule, 0))
+        task, alone, made, read = _task(lm, length, steps)
+        state = jax.eval_shape(lambda task=task: loop.make_state(task, rule, 0))
         tokens = jax.ShapeDtypeStruct((batch, length + 1), jnp.int32)
-        compiled[length] = loop.make_step(job, rule).lower(state, job.frozen, tokens).compile()
+        compiled[length] = loop.make_step(task, rule).lower(state, task.frozen, tokens).compile()
         if length == timed:
-            parts = job, alone, read
+            parts = task, alone, read
     held = {n: c.memory_analysis().temp_size_in_bytes for n, c in compiled.items()}
     weights = int(sum(x.size for x in jax.tree.leaves(made.params)))
     figures = {"bytes": held, "weights": weights}
@@ -103,16 +103,16 @@ def training(
     return figures
 
 
-def _timed(step, job, alone, read, rule, shape, repetitions: int) -> dict:
+def _timed(step, task, alone, read, rule, shape, repetitions: int) -> dict:
     """Seconds of a compiled step and of its parts, each compiled alone."""
-    state = loop.make_state(job, rule, 0)
-    size = job.frozen["target"]["embedding"].shape[0]
+    state = loop.make_state(task, rule, 0)
+    size = task.frozen["target"]["embedding"].shape[0]
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, size, shape), jnp.int32)
-    read, given = jax.jit(read), job.frozen
+    read, given = jax.jit(read), task.frozen
     rows = jax.block_until_ready(read(given["target"], tokens))
     loss = lambda p, given, rows: evaluate.weighed(alone.loss(p, given, rows, None))  # noqa: E731
     head = jax.jit(jax.value_and_grad(loss))
-    _, gradients = head(job.params, given, rows)
+    _, gradients = head(task.params, given, rows)
 
     @jax.jit
     def update(params, moments, gradients):
@@ -124,8 +124,8 @@ def _timed(step, job, alone, read, rule, shape, repetitions: int) -> dict:
             lambda state: step(state, given, tokens), lambda: jax.tree.map(jnp.copy, state)
         ),
         "target": lambda: read(given["target"], tokens),
-        "head": lambda: head(job.params, given, rows),
-        "update": lambda: update(job.params, state["optimizer"], gradients),
+        "head": lambda: head(task.params, given, rows),
+        "update": lambda: update(task.params, state["optimizer"], gradients),
     }
     seconds = timing.alternate(calls, repetitions=repetitions, warmup=1)
     both = seconds["target"] + seconds["head"]
@@ -168,12 +168,12 @@ def write(rng, table: np.ndarray, batch: int, length: int, noise: float = 0.05) 
     return tokens[:, LAG:]
 
 
-def _taught(job: loop.Job, steps: int, rows):
+def _taught(task: loop.TrainingTask, steps: int, rows):
     """Parameters after some steps on what ``rows()`` gives, and the last loss."""
     rule = make_optimizer(OptimizerConfig(warmup=min(20, steps), weight_decay=0.0), steps)
-    step, state = loop.make_step(job, rule), loop.make_state(job, rule, 0)
+    step, state = loop.make_step(task, rule), loop.make_state(task, rule, 0)
     for _ in range(steps):
-        state, metrics = step(state, job.frozen, rows())
+        state, metrics = step(state, task.frozen, rows())
     return state["params"], float(metrics["loss"])
 
 
@@ -204,11 +204,11 @@ def long_context(
         return jnp.asarray(write(rng, table, rows, taught + 1))
 
     _, params = model.create(TOY, 0)
-    job = loop.Job(pretrain.make_loss(TOY, SYMBOLS), params, None, None)
-    params, target_loss = _taught(job, target_steps, sample)
+    task = loop.TrainingTask(pretrain.make_loss(TOY, SYMBOLS), params, None, None)
+    params, target_loss = _taught(task, target_steps, sample)
     lm = _lm(TOY, params)
-    job, _, made, _ = _job(lm, taught, 3)
-    weights, head_loss = _taught(job, head_steps, sample)
+    task, _, made, _ = _task(lm, taught, 3)
+    weights, head_loss = _taught(task, head_steps, sample)
 
     text = write(rng, table, batch, max(contexts))
     both = {"target": params, "drafter": made.publish(weights)}

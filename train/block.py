@@ -131,7 +131,7 @@ def laid(outputs, rows, anchors) -> list[chunks.Head]:
 
 
 def make_loss(made: Heads, target, read, config: BlockConfig):
-    """The loss of the module's head, as ``loop.Job`` takes it."""
+    """The loss of the module's head, as ``loop.TrainingTask`` takes it."""
     laws, cap = head_losses.Laws(target), target.config.logit_softcap
 
     def terms_of(output, states, law, pieces):

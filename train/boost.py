@@ -38,7 +38,8 @@ from . import (
 )
 from .config import ConfigError, resolved
 from .evaluate import Mean, make_evaluate, mean
-from .loop import Job, estimate, fit
+from .loop import TrainingTask, estimate, fit
+from .teacher import load_teacher
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,8 +103,10 @@ def arrays(pair: distill.Pair, params, frozen, inputs, hidden):
 
 
 def make_loss(pair: distill.Pair, config: BoostConfig):
-    """The loss of the next drafter, as ``loop.Job`` takes it; ``failed`` says over which share of
-    the positions it is the mean."""
+    """The loss of the next drafter, in the form of ``TrainingTask.loss``.
+
+    The logged term ``failed`` is the share of the positions that the mean is over.
+    """
     distance, terms_of = config.distill.distance(), make_terms(pair)
 
     def terms(table, states, fixed, pieces):
@@ -150,7 +153,7 @@ def run(config: BoostConfig, *, dry_run: bool = False) -> None:
     """Trains the drafters one after the other, then decodes with the first, the first two, ..."""
     one = config.distill
     vocabulary = tokenizer.load(one.data.tokenizer)
-    teacher = distill.load_teacher(one.teacher, vocabulary, one.data.length)
+    teacher = load_teacher(one.teacher, vocabulary, one.data.length)
     heldout, end_of_text = data.load_stream(one.data, "heldout")
     shape = one.model.decoder(teacher.config.vocab_size, end_of_text)
     pair = distill.Pair(shape, teacher.config, end_of_text)
@@ -171,7 +174,7 @@ def run(config: BoostConfig, *, dry_run: bool = False) -> None:
         )
         frozen = {"target": teacher.params, "earlier": trained}
         start = model.create(shape, own.run.seed)[1]
-        job = Job(
+        task = TrainingTask(
             loss=make_loss(pair, config),
             params=start,
             batches=distill.training_batches(own, teacher, vocabulary),
@@ -181,9 +184,9 @@ def run(config: BoostConfig, *, dry_run: bool = False) -> None:
         )
         if dry_run:
             print(f"{config.num_drafters} drafters, each of")
-            return estimate(job, own.optimizer, own.run, model.words(shape))
+            return estimate(task, own.optimizer, own.run, model.words(shape))
         flat = resolved(own) | {"recipe": "boost", "boosted": config.boosted, "drafter": number + 1}
-        params = fit(job, flat, own.optimizer, own.run)
+        params = fit(task, flat, own.optimizer, own.run)
         folder_of = Path(own.run.folder) / "model"
         export.export(shape, params, folder_of, vocabulary, with_tokenizer=False)
         whose = teacher.name, teacher.checkpoint

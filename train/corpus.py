@@ -14,9 +14,9 @@ import sysconfig
 import time
 from pathlib import Path
 
-from . import outlook, sources
-from .config import ConfigError, DataConfig, RunConfig
-from .sources import Document, split_of
+from . import outlook
+from .config import ConfigError, RunConfig
+from .sources import split_of
 
 MANIFEST = "corpus.json"  # beside the embedded models
 
@@ -92,47 +92,6 @@ def stdlib_documents(split: str, *, strict: bool = True, manifest=None, root=Non
             "to train on the files as they are"
         )
     return found
-
-
-def documents(
-    corpus: str, split: str, *, strict: bool = True, broken_share: float = 0.0
-) -> list[Document]:
-    """The documents of a corpus: ``"stdlib"``, ``"packages"``, or what ``sources`` reads, where
-    ``broken_share`` is explained. ``split``: ``train`` or ``heldout``."""
-    from . import packages  # which compares its files with those of the standard library
-
-    if corpus == "stdlib":
-        found = stdlib_documents(split, strict=strict)
-    elif corpus == "packages":
-        found = packages.documents(split, strict=strict)
-    else:
-        found = sources.read(corpus, split, broken_share)
-    if not found:
-        raise ConfigError(
-            f"data.corpus={corpus!r} has no documents in the split {split!r}: give a folder, some "
-            f"of its files in its subfolder heldout, the others beside"
-        )
-    return found
-
-
-def are_texts(corpus: str, documents: list[Document]) -> bool:
-    """Whether these are texts, not conversations. Raises ConfigError where some of each are."""
-    count = sum(isinstance(document, str) for _, document in documents)
-    if 0 < count < len(documents):
-        raise ConfigError(
-            f"data.corpus={corpus!r} holds {count:,} texts and {len(documents) - count:,} "
-            "conversations: give one kind at a time"
-        )
-    return count > 0
-
-
-def texts(config: DataConfig, split: str) -> list[tuple[str, str]]:
-    """``[(name, text)]`` of the corpus of a run, for who learns no roles; to train on, those of
-    the corpora mixed into it as well."""
-    how = dict(strict=config.strict, broken_share=config.broken_share)
-    mixed = config.mixed if split == "train" else ()
-    found = [own for name in (config.corpus, *mixed) for own in documents(name, split, **how)]
-    return [(name, sources.text_of(document)) for name, document in found]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

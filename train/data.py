@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from . import conversations, corpus, sources
+from . import conversations, corpora, sources
 from .config import NOTHING, ConfigError, DataConfig
 
 EPOCHS = 1_000_000  # without end, in effect; Grain wants a length that it can multiply
@@ -84,8 +84,8 @@ def load_stream(config: DataConfig, split: str) -> tuple[Stream, int]:
     tokenizer = tokenizers.load(config.tokenizer)
     end_of_text = tokenizers.end_of_text(config.tokenizer, tokenizer, config.end_of_text)
     how = dict(strict=config.strict, broken_share=config.broken_share)
-    documents = corpus.documents(config.corpus, split, **how)
-    if not corpus.are_texts(config.corpus, documents):
+    documents = corpora.documents(config.corpus, split, **how)
+    if not corpora.are_texts(config.corpus, documents):
         return _conversations(documents, config, split, end_of_text), end_of_text
     texts = [text for _, text in documents]
     packed = pack(tokenizers.encoded(tokenizer, texts), end_of_text)

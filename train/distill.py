@@ -42,7 +42,8 @@ from . import (
 )
 from .config import ConfigError, DataConfig, OptimizerConfig, RunConfig, check_stems, resolved
 from .evaluate import Mean, make_evaluate, mean
-from .loop import Job, estimate, fit
+from .loop import TrainingTask, estimate, fit
+from .teacher import load_teacher
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -187,7 +188,7 @@ def make_writer(pair: Pair, length: int, prompt_tokens: int, temperature: float)
 
 
 def make_loss(pair: Pair, config: DistillConfig):
-    """The loss as ``loop.Job`` takes it. A batch is one of those of ``data``, or a
+    """The loss as ``loop.TrainingTask`` takes it. A batch is one of those of ``data``, or a
     dictionary with the target's stored ``hidden`` states by layer besides."""
     distance, share = config.distance(), config.data_share
     write = make_writer(pair, config.data.length, config.prompt_tokens, config.temperature)
@@ -272,26 +273,8 @@ def make_measure(pair: Pair, num_draft: int = NUM_DRAFT, chunk: int = chunks.CHU
     return measure
 
 
-def load_teacher(name: str, vocabulary, length: int):
-    """The target as an ``LM``, checked against the tokenizer and the length that cut the data."""
-    import specjax.models.lm as lm
-
-    teacher = lm.load(name)
-    if teacher.tokenizer.vocabulary != {i: t for t, i in vocabulary.get_vocab().items()}:
-        raise ConfigError(
-            f"teacher={name!r} has another tokenizer than data.tokenizer: give "
-            f"data.tokenizer={name!r}, the teacher's own"
-        )
-    if length > teacher.config.max_positions:
-        raise ConfigError(
-            f"data.length={length}: teacher={name!r} reads up to {teacher.config.max_positions} "
-            "tokens; give no more"
-        )
-    return teacher
-
-
 def training_batches(config: DistillConfig, teacher, vocabulary):
-    """What a run learns from, for ``loop.Job``: stored rows and states, or text."""
+    """What a run learns from, for ``loop.TrainingTask``: stored rows and states, or text."""
     if config.features:
         of, last = features.record_of(teacher, vocabulary), [teacher.config.num_layers]
         stored = features.read(config.features, of, config.data.length, last, config.top_k)
@@ -334,7 +317,7 @@ def run(config: DistillConfig, *, dry_run: bool = False) -> None:
     drafter = specjax.drafters.DraftModel(model=own, num_draft=NUM_DRAFT)
     mesh = scale.layout_of(config.run).mesh
     decoded = decoding.make_decoded(teacher, drafter, prompts, config.decoding, mesh)
-    job = Job(
+    task = TrainingTask(
         loss=make_loss(pair, config),
         params=params,
         batches=training_batches(config, teacher, vocabulary),
@@ -345,8 +328,8 @@ def run(config: DistillConfig, *, dry_run: bool = False) -> None:
     )
     if dry_run:
         print(f"target        {teacher.name}: {model.words(teacher.config)}")
-        return estimate(job, config.optimizer, config.run, model.words(shape))
-    params = fit(job, resolved(config), config.optimizer, config.run)
+        return estimate(task, config.optimizer, config.run, model.words(shape))
+    params = fit(task, resolved(config), config.optimizer, config.run)
     where, whose = Path(config.run.folder) / "model", (teacher.name, teacher.checkpoint)
     export.export(shape, params, where, vocabulary, with_tokenizer=False)
     made = card.Export(where, card.DRAFT, "draft", resolved(config), *whose)

@@ -115,8 +115,11 @@ def make_terms(target, config: EagleConfig):
 
 
 def make_loss(made: Heads, target, read, config: EagleConfig):
-    """The loss of the module's head, as ``loop.Job`` takes it; ``head_losses``'s measures stand.
-    ``laws_k``: of step k both parts that are over the target's law, ``head_k`` and ``top_k``."""
+    """The loss of the module's head, in the form of ``TrainingTask.loss``.
+
+    The term ``laws_k`` is the sum of the two terms of step k that compare with the target's law,
+    ``head_k`` and ``top_k``. The held-out measures are those of ``head_losses``.
+    """
     terms_of, common = make_terms(target, config)
 
     def loss(params, given, batch, keys):

@@ -32,6 +32,7 @@ from specjax.models.causal_lm import graph_definition
 
 from . import chunks, data, losses, model, outlook, samples, tokenizer, unroll
 from .config import ConfigError, DataConfig, RunConfig
+from .teacher import load_teacher
 
 TOKENS, WEIGHT = "tokens.npy", "weight.npy"
 HIDDEN, LAWS, RECORD = "hidden.{}.npy", "laws.{}.npy", "features.json"
@@ -107,7 +108,7 @@ def check_layers(layers, count: int, name: str = "layers") -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class StoredRows:
     """Rows of text with their features by layer, one array a shard, as a source for Grain; these
     stay on disk."""
 
@@ -131,7 +132,7 @@ class Rows:
         return found
 
 
-def read(folder: str, of: dict, length: int, layers, top_k: int = 0) -> Rows:
+def read(folder: str, of: dict, length: int, layers, top_k: int = 0) -> StoredRows:
     """The rows of a finished folder, with the hidden states of ``layers``; without any where one
     of them is not stored, so that the target runs over the same rows in each step.
 
@@ -169,7 +170,9 @@ def read(folder: str, of: dict, length: int, layers, top_k: int = 0) -> Rows:
 
     hidden = {i: arrays(HIDDEN.format(i)) for i in layers}
     laws = {name: arrays(LAWS.format(name)) for name in laws}
-    rows = Rows(*(samples.interleaved(arrays(name)) for name in (TOKENS, WEIGHT)), hidden, laws)
+    rows = StoredRows(
+        *(samples.interleaved(arrays(name)) for name in (TOKENS, WEIGHT)), hidden, laws
+    )
     if rows.tokens.shape[1] != length + 1:
         raise ConfigError(
             f"the features at {folder!r} are of rows of {rows.tokens.shape[1] - 1} tokens, "
@@ -183,7 +186,7 @@ def record_of(teacher, vocabulary) -> dict:
     return {"version": VERSION, **samples.fingerprints(teacher, vocabulary)}
 
 
-def batches(rows: Rows, config: DataConfig, *, shard: tuple[int, int] = (0, 1)):
+def batches(rows: StoredRows, config: DataConfig, *, shard: tuple[int, int] = (0, 1)):
     """An endless Grain iterator over batches of ``rows``, in a new order each epoch; ``shard``: as
     ``data.training_batches`` takes it."""
     import grain
@@ -194,8 +197,6 @@ def batches(rows: Rows, config: DataConfig, *, shard: tuple[int, int] = (0, 1)):
 
 def run(config: FeaturesConfig, *, dry_run: bool = False) -> None:
     """Writes the folder ``output``; one that is finished already is left alone."""
-    from .distill import load_teacher
-
     shard = config.shard, config.shards
     folder = samples.shard_of(Path(config.output), *shard)
     if (folder / RECORD).is_file():

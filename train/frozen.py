@@ -35,12 +35,12 @@ from .config import (
     flatten,
     resolved,
 )
-from .distill import load_teacher
 from .evaluate import make_evaluate
 from .head_export import export_heads, finish, layout_of
 from .head_losses import make_loss, make_measure
-from .loop import Job, estimate, fit
+from .loop import TrainingTask, estimate, fit
 from .rows import Heads, in_float32, make_reader
+from .teacher import load_teacher
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class Setting:
 
     Attributes:
       lm: the target. ``end_of_text``: what parts documents.
-      batches: for ``loop.Job``. ``sets``: for ``evaluate.make_evaluate``.
+      batches: for ``loop.TrainingTask``. ``sets``: for ``evaluate.make_evaluate``.
       frequencies: float64 ``[V]``, the share of each token in the text to learn from.
       prompts: see ``decoding.prompt_sets``.
     """
@@ -198,7 +198,7 @@ def train(
         return cheap(params, frozen) | decoded(frozen["target"], heads.publish(params))
 
     start, given = starting_params(config, lm, heads), {"target": lm.params}
-    job = Job(
+    task = TrainingTask(
         loss=loss or make_loss(heads, target, read, config),
         params=start,
         batches=setting.batches,
@@ -208,8 +208,8 @@ def train(
         best=best_of(config),
     )
     if dry_run:
-        return estimate(job, config.optimizer, config.run, describe(setting, heads))
-    params = fit(job, resolved(config), config.optimizer, config.run)
+        return estimate(task, config.optimizer, config.run, describe(setting, heads))
+    params = fit(task, resolved(config), config.optimizer, config.run)
     folder = Path(config.run.folder)
     export_heads(folder, lm, heads.drafter, heads.publish(params))
     finish(config, lm, heads.drafter, heads.publish(params), setting.prompts)

@@ -143,7 +143,7 @@ def head_losses(
 
 
 def shared(losses: list[Mean], decay: float, factor: float = 1.0) -> dict[str, Mean]:
-    """``factor * sum_k decay ** k * loss_k``: the terms ``head_1 ...`` of a ``loop.Job``'s loss."""
+    """The terms ``head_1 ...`` of the loss ``factor * sum_k decay ** k * loss_k``."""
     return {
         f"head_{k + 1}": value._replace(share=factor * decay ** (k + 1))
         for k, value in enumerate(losses)
@@ -151,7 +151,7 @@ def shared(losses: list[Mean], decay: float, factor: float = 1.0) -> dict[str, M
 
 
 def make_loss(heads: Heads, target, read, config):
-    """The loss of all heads, as ``loop.Job`` takes it; ``config``: a ``FrozenConfig``."""
+    """The loss of all heads, as ``loop.TrainingTask`` takes it; ``config``: a ``FrozenConfig``."""
 
     def loss(params, frozen, batch, keys):
         del keys

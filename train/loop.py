@@ -21,7 +21,7 @@ from .evaluate import KEPT
 from .metrics import LOG, Log, NoLog, read
 from .optimizer import make_optimizer
 from .progress import Watch
-from .step import Job, make_loss, make_state, make_step, rounded, size_of
+from .step import TrainingTask, make_loss, make_state, make_step, rounded, size_of
 
 
 class Diverged(RuntimeError):
@@ -62,7 +62,7 @@ class Steps:
       batches: a Grain iterator, whose position checkpoints hold.
       evaluate: ``evaluate(params) -> {name: float}``.
       tokens: of a batch, how many a step takes.
-      best: see ``Job``.
+      best: see ``TrainingTask``.
       ideal: ``ideal(state, batch)``, see ``ideal_seconds``; None: not known.
       layout: of the arrays.
     """
@@ -77,28 +77,28 @@ class Steps:
     layout: scale.Layout = scale.Layout()
 
 
-def fit(job: Job, flat_config: dict, optimizer_config: OptimizerConfig, run: RunConfig):
+def fit(task: TrainingTask, flat_config: dict, optimizer_config: OptimizerConfig, run: RunConfig):
     """Trains to ``run.steps``, from the latest checkpoint in ``run.folder`` where there is one, see
     ``advance``.
 
     Returns:
-      The trained parameters, the last ones or those at the best of ``run.best`` or ``job.best``.
+      The trained parameters, the last ones or those at the best of ``run.best`` or ``task.best``.
     """
     rows = next((n for name, n in flat_config.items() if name.endswith("data.batch")), None)
     layout = scale.layout_of(run, rows)
-    if job.measures and run.best not in ("", "last") and KEPT not in run.best:
-        checkpoint.check_measure(run.best, job.measures())
-    optimizer = job.adjust(make_optimizer(optimizer_config, run.steps))
-    compiled = make_step(job, optimizer, run, layout)
-    frozen = layout.place(rounded(job.frozen, run))
+    if task.measures and run.best not in ("", "last") and KEPT not in run.best:
+        checkpoint.check_measure(run.best, task.measures())
+    optimizer = task.adjust(make_optimizer(optimizer_config, run.steps))
+    compiled = make_step(task, optimizer, run, layout)
+    frozen = layout.place(rounded(task.frozen, run))
     steps = Steps(
-        init=lambda: make_state(job, optimizer, run.seed, layout),
+        init=lambda: make_state(task, optimizer, run.seed, layout),
         step=lambda state, batch: compiled(state, frozen, batch),
-        batches=job.batches,
-        evaluate=lambda params: job.evaluate(params, frozen),
+        batches=task.batches,
+        evaluate=lambda params: task.evaluate(params, frozen),
         tokens=lambda batch: math.prod(size_of(batch)),
-        best=job.best,
-        ideal=lambda state, batch: ideal_seconds(job, run, state["params"], frozen, batch),
+        best=task.best,
+        ideal=lambda state, batch: ideal_seconds(task, run, state["params"], frozen, batch),
         layout=layout,
     )
     return layout.whole(advance(steps, flat_config, run))
@@ -186,11 +186,11 @@ def advance(steps: Steps, flat_config: dict, run: RunConfig) -> PyTree:
         return best.load(state["params"])
 
 
-def ideal_seconds(job: Job, run: RunConfig, params, frozen, batch) -> float:
+def ideal_seconds(task: TrainingTask, run: RunConfig, params, frozen, batch) -> float:
     """How long the matrix products of a step would take at the measured best rate of the devices
     that hold the parameters. ``frozen``: in the numbers that the step reads."""
     devices = {d for x in jax.tree.leaves(params) for d in x.sharding.device_set}
-    counted = flops.of_step(make_loss(job, run), params, frozen, batch)
+    counted = flops.of_step(make_loss(task, run), params, frozen, batch)
     return flops.ideal_seconds(counted, len(devices))
 
 
@@ -216,17 +216,19 @@ def _farewell(folder: Path, number: int, signal_number: int) -> int:
     return 128 + signal_number
 
 
-def estimate(job: Job, optimizer_config: OptimizerConfig, run: RunConfig, model: str) -> None:
+def estimate(
+    task: TrainingTask, optimizer_config: OptimizerConfig, run: RunConfig, model: str
+) -> None:
     """Prints what a run would take: parameters, bytes, seconds (from three real steps).
 
     ``model``: what is trained, in words."""
-    optimizer = job.adjust(make_optimizer(optimizer_config, run.steps))
-    batch = next(job.batches)
+    optimizer = task.adjust(make_optimizer(optimizer_config, run.steps))
+    batch = next(task.batches)
     layout = scale.layout_of(run, size_of(batch)[0] * scale.shard_of(run)[1])
-    batch, frozen = layout.rows(batch), layout.place(rounded(job.frozen, run))
-    state = make_state(job, optimizer, run.seed, layout)
+    batch, frozen = layout.rows(batch), layout.place(rounded(task.frozen, run))
+    state = make_state(task, optimizer, run.seed, layout)
     with layout.using():
-        step = make_step(job, optimizer, run, layout).lower(state, frozen, batch).compile()
+        step = make_step(task, optimizer, run, layout).lower(state, frozen, batch).compile()
     work = step.memory_analysis()
     memory = {"parameters": outlook.bytes_a_device(state["params"])}
     memory["optimiser"] = outlook.bytes_a_device(state["optimizer"])
@@ -242,13 +244,13 @@ def estimate(job: Job, optimizer_config: OptimizerConfig, run: RunConfig, model:
     seconds = outlook.seconds_of(once)
     rows, length = size_of(batch)
     tokens, words = rows * length, [f"{rows * length / seconds:,.0f} tokens/s"]
-    share = ideal_seconds(job, run, state["params"], frozen, batch) / seconds
+    share = ideal_seconds(task, run, state["params"], frozen, batch) / seconds
     words += [f"{seconds:.2f} s a step", f"{100 * share:.0f} % of the device's measured peak"]
     measures = -(-run.steps // run.eval_every)
     outlook.show(
         model=model,
         shapes=f"{rows} rows x {length} tokens a step",
-        parameters=f"{outlook.num_parameters(job.params):,} to train",
+        parameters=f"{outlook.num_parameters(task.params):,} to train",
         memory=memory,
         steps=f"{run.steps:,}, {run.steps * tokens:,} tokens; {', '.join(words)}",
         seconds=run.steps * seconds,

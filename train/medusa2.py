@@ -38,7 +38,7 @@ from . import (
 )
 from .config import ConfigError, resolved
 from .evaluate import Mean, make_evaluate, mean
-from .loop import Job, estimate, fit
+from .loop import TrainingTask, estimate, fit
 from .rows import Heads, in_float32, make_reader
 
 TARGET = "target"  # the folder, within the run's, that the target is exported to
@@ -105,7 +105,7 @@ def make_nats(target):
 
 
 def make_loss(made: Heads, target, read, config: Medusa2Config):
-    """The loss of the module's head, as ``loop.Job`` takes it, over both."""
+    """The loss of the module's head, as ``loop.TrainingTask`` takes it, over both."""
     nats = make_nats(target)
 
     def loss(params, given, batch, keys):
@@ -152,7 +152,7 @@ def run(config: Medusa2Config, *, dry_run: bool = False) -> None:
         "target": in_float32(nnx.to_pure_dict(lm.params)),
         "drafter": frozen.starting_params(config, lm, made),
     }
-    job = Job(
+    task = TrainingTask(
         loss=make_loss(made, target, read, config),
         params=start,
         batches=setting.batches,
@@ -163,8 +163,8 @@ def run(config: Medusa2Config, *, dry_run: bool = False) -> None:
     )
     if dry_run:
         words = f"{frozen.describe(setting, made)}, and its target"
-        return estimate(job, config.optimizer, config.run, words)
-    params = fit(job, resolved(config), config.optimizer, config.run)
+        return estimate(task, config.optimizer, config.run, words)
+    params = fit(task, resolved(config), config.optimizer, config.run)
     folder = Path(config.run.folder)
     vocabulary = tokenizer.load(config.data.tokenizer)
     export.export(lm.config, params["target"], folder / TARGET, vocabulary)

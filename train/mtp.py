@@ -74,7 +74,7 @@ def weighted(losses, decay: float):
 
 
 def make_loss(made: Heads, target, read, config: MTPConfig):
-    """The loss of the module's head, as ``loop.Job`` takes it."""
+    """The loss of the module's head, as ``loop.TrainingTask`` takes it."""
 
     def loss(params, given, batch, keys):
         del keys

@@ -20,7 +20,8 @@ from specjax._internal import compile_cache
 from . import checkpoint, distill, metrics, model, samples, tokenizer
 from .config import ConfigError, flatten
 from .evaluate import make_evaluate
-from .loop import Job, estimate, fit
+from .loop import TrainingTask, estimate, fit
+from .teacher import load_teacher
 
 # by name: which text (of the corpus, or by the target), and the fields of the recipe ``distill``
 VARIANTS = {
@@ -131,10 +132,10 @@ def table(rows: list[dict]) -> str:
 
 
 def prepared(config: ObjectivesConfig):
-    """What all runs share, made once: ``make_job(run) -> loop.Job``."""
+    """What all runs share, made once: ``make_task(run) -> loop.TrainingTask``."""
     common = config.distill
     vocabulary = tokenizer.load(common.data.tokenizer)
-    teacher = distill.load_teacher(common.teacher, vocabulary, common.data.length)
+    teacher = load_teacher(common.teacher, vocabulary, common.data.length)
     end_of_text = tokenizer.end_of_text(common.data.tokenizer, vocabulary, common.data.end_of_text)
     known, of = teacher.config.vocab_size, samples.fingerprints(teacher, vocabulary)
     shape = common.model.decoder(known, end_of_text)
@@ -149,9 +150,9 @@ def prepared(config: ObjectivesConfig):
     }
     evaluate = make_evaluate(distill.make_measure(pair, chunk=common.chunk), sets)
 
-    def make_job(own: distill.DistillConfig) -> Job:
+    def make_task(own: distill.DistillConfig) -> TrainingTask:
         start = model.create(shape, own.run.seed)[1]
-        return Job(
+        return TrainingTask(
             loss=distill.make_loss(pair, own),
             params=start,
             batches=distill.training_batches(own, teacher, vocabulary),
@@ -160,12 +161,12 @@ def prepared(config: ObjectivesConfig):
             measures=lambda: evaluate.names(start, teacher.params),
         )
 
-    return make_job
+    return make_task
 
 
 def run(config: ObjectivesConfig, *, dry_run: bool = False) -> None:
     """Runs what has not been run, seed by seed, and writes the rows and their table."""
-    make_job = prepared(config)
+    make_task = prepared(config)
     if not dry_run:
         compile_cache.enable()  # seeds share their programs
     output, rows = Path(config.output), []
@@ -173,12 +174,12 @@ def run(config: ObjectivesConfig, *, dry_run: bool = False) -> None:
         for name in config.chosen:
             own = variant(config, name, seed)
             if dry_run:
-                estimate(make_job(own), own.optimizer, own.run, name)
+                estimate(make_task(own), own.optimizer, own.run, name)
                 continue
             checkpoint.record_config(Path(own.run.folder), flatten(own))  # or refuses what is there
             if measured(own) is None:
                 print(f"--- {name}, seed {seed}", flush=True)
-                fit(make_job(own), flatten(own), own.optimizer, own.run)
+                fit(make_task(own), flatten(own), own.optimizer, own.run)
             found = {key: value for key, value in measured(own).items() if "/" in key}
             rows.append({"variant": name, "seed": seed, **found})
             lines = "".join(json.dumps(row) + "\n" for row in rows)

@@ -26,7 +26,7 @@ from specjax.text import drafter_names
 
 from . import (
     card,
-    corpus,
+    corpora,
     data,
     decoding,
     distill,
@@ -43,6 +43,7 @@ from . import (
 from .config import ConfigError, DataConfig, RunConfig, resolved
 from .learner import LearningConfig, Online
 from .loop import Steps, advance
+from .teacher import load_teacher
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,7 +98,7 @@ HELDOUT_SEED = 1000  # not that of any request
 def documents(text: str, split: str) -> list[tuple[str, str]]:
     """``[(name, text)]`` of a split: the topics of Python's help, or a folder's."""
     if text != "topics":
-        return corpus.texts(DataConfig(corpus=text), split)
+        return corpora.texts(DataConfig(corpus=text), split)
     from pydoc_data.topics import topics
 
     def own(name: str) -> str:
@@ -203,7 +204,7 @@ def run(config: OnlineConfig, *, dry_run: bool = False) -> None:
     ``curve.jsonl`` and ``curve.png`` beside it say what was won back."""
     vocabulary = tokenizer.load(config.teacher)
     capacity = config.prompt_tokens + config.new_tokens
-    teacher = distill.load_teacher(config.teacher, vocabulary, capacity)
+    teacher = load_teacher(config.teacher, vocabulary, capacity)
     end_of_text = tokenizer.end_of_text(config.teacher, vocabulary)
     ends = sorted({end_of_text, *teacher.config.eos_ids})
     draft = drafter_names.named(teacher, config.drafter)

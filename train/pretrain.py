@@ -15,7 +15,7 @@ from specjax.models.config import DecoderConfig
 from . import card, chunks, data, export, features, losses, model, report, scale, tokenizer
 from .config import ConfigError, DataConfig, OptimizerConfig, RunConfig, resolved
 from .evaluate import Mean, make_evaluate, mean
-from .loop import Job, estimate, fit
+from .loop import TrainingTask, estimate, fit
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ def make_nats(shape: DecoderConfig, end_of_text: int):
 
 
 def make_loss(shape: DecoderConfig, end_of_text: int):
-    """Next-token cross-entropy of a decoder, as ``loop.Job`` takes it."""
+    """Next-token cross-entropy of a decoder, as ``loop.TrainingTask`` takes it."""
     nats = make_nats(shape, end_of_text)
 
     def loss(params, frozen, batch, keys):
@@ -111,7 +111,7 @@ def run(config: PretrainConfig, *, dry_run: bool = False) -> None:
     _, params = model.create(shape, config.run.seed)
     measure = make_measure(shape, end_of_text, tokenizer.byte_sizes(vocabulary))
     evaluate = make_evaluate(measure, heldout_sets(config.data))
-    job = Job(
+    task = TrainingTask(
         loss=make_loss(shape, end_of_text),
         params=params,
         batches=data.training_batches(stream, config.data, shard=scale.shard_of(config.run)),
@@ -120,8 +120,8 @@ def run(config: PretrainConfig, *, dry_run: bool = False) -> None:
     )
     print(" + ".join(f"{len(own):,}" for own in (stream, *stream.mixed)), "tokens to train on")
     if dry_run:
-        return estimate(job, config.optimizer, config.run, model.words(shape))
-    params = fit(job, resolved(config), config.optimizer, config.run)
+        return estimate(task, config.optimizer, config.run, model.words(shape))
+    params = fit(task, resolved(config), config.optimizer, config.run)
     where = Path(config.run.folder) / "model"
     export.export(shape, params, where, vocabulary)
     made = card.Export(where, card.TARGET, "target", resolved(config))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from . import corpus, outlook, tokenizer
+from . import corpora, outlook, tokenizer
 from .config import ConfigError, DataConfig, RunConfig
 
 BEGINNING = re.compile(r"\s*(async def|def|class|import|from|@|if|for|while|with|try)\b|\S")
@@ -78,7 +78,7 @@ def run(config: PromptsConfig, *, dry_run: bool = False) -> None:
     def count(text: str) -> int:
         return len(vocabulary.encode(text).ids)
 
-    documents = corpus.texts(config.data, "heldout")
+    documents = corpora.texts(config.data, "heldout")
     prompts = make_prompts(documents, count, config)
     sizes = [count(prompt["text"]) for prompt in prompts]
     print(f"{len(prompts)} prompts of {min(sizes)} to {max(sizes)} tokens")

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from . import corpus, data, model, outlook, samples, talks, tokenizer, writing
+from . import corpora, data, model, outlook, samples, talks, tokenizer, writing
 from .config import ConfigError, DataConfig, RunConfig
+from .teacher import load_teacher
 
 TRIAL = 16  # tokens a row that a dry run generates
 
@@ -145,8 +146,6 @@ def write_rows(
 
 def run(config: RegenerateConfig, *, dry_run: bool = False) -> None:
     """Writes ``output``; a file that is there already is left alone."""
-    from .distill import load_teacher
-
     path = samples.shard_of(Path(config.output), config.shard, config.shards)
     if path.is_file():
         print(f"{path} is there already")
@@ -154,8 +153,8 @@ def run(config: RegenerateConfig, *, dry_run: bool = False) -> None:
     vocabulary = tokenizer.load(config.data.tokenizer)
     teacher = load_teacher(config.teacher, vocabulary, config.data.length)
     how = dict(strict=config.data.strict, broken_share=config.data.broken_share)
-    documents = corpus.documents(config.data.corpus, config.split, **how)
-    chats = not corpus.are_texts(config.data.corpus, documents)
+    documents = corpora.documents(config.data.corpus, config.split, **how)
+    chats = not corpora.are_texts(config.data.corpus, documents)
     kind = ".jsonl" if chats else ".npz"
     if path.suffix != kind:
         what = "conversations" if chats else "texts"

@@ -21,7 +21,7 @@ from .scale import Layout
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class TrainingTask:
     """What a recipe brings to the loop.
 
     Attributes:
@@ -90,23 +90,23 @@ def rounded(tree: PyTree, run: RunConfig) -> PyTree:
     return jax.tree.map(cast, tree)
 
 
-def make_terms(job: Job, run: RunConfig):
-    """``job.loss`` on rounded weights, and rematerialised if the run says so."""
+def make_terms(task: TrainingTask, run: RunConfig):
+    """``task.loss`` on rounded weights, and rematerialised if the run says so."""
 
     def terms(params, frozen, batch, keys):
         with remat.rematerialised(run.remat):
-            return job.loss(rounded(params, run), frozen, batch, keys)
+            return task.loss(rounded(params, run), frozen, batch, keys)
 
     return terms
 
 
-def make_loss(job: Job, run: RunConfig = RunConfig()):
+def make_loss(task: TrainingTask, run: RunConfig = RunConfig()):
     """``loss(params, frozen, batch, keys, counts=None) -> (loss, {name: mean})``.
 
     ``counts``: by name, what totals are divided by: those of all the parts that ``batch`` is one
     of, so that the parts' losses, and gradients, add up to the whole's. None: its own.
     """
-    terms_of = make_terms(job, run)
+    terms_of = make_terms(task, run)
 
     def loss(params, frozen, batch, keys, counts=None):
         terms = terms_of(params, frozen, batch, keys)
@@ -117,7 +117,7 @@ def make_loss(job: Job, run: RunConfig = RunConfig()):
     return loss
 
 
-def make_gradients(job: Job, run: RunConfig = RunConfig()):
+def make_gradients(task: TrainingTask, run: RunConfig = RunConfig()):
     """``gradients(params, frozen, batch, key, index) -> ((loss, {name: mean}), gradients)``.
 
     ``key``: of the step. ``index``: of the rows, see ``Keys``.
@@ -126,8 +126,8 @@ def make_gradients(job: Job, run: RunConfig = RunConfig()):
     gradients, float32, are summed. Every mean is that over the whole batch: its counts are found
     first, for which, where they follow from the text alone, no model is run.
     """
-    terms_of = make_terms(job, run)
-    gradients_of = jax.value_and_grad(make_loss(job, run), has_aux=True)
+    terms_of = make_terms(task, run)
+    gradients_of = jax.value_and_grad(make_loss(task, run), has_aux=True)
 
     def at_once(params, frozen, batch, key, index):
         return gradients_of(params, frozen, batch, make_keys(key, index))
@@ -164,13 +164,13 @@ def make_gradients(job: Job, run: RunConfig = RunConfig()):
 
 
 def make_step(
-    job: Job,
+    task: TrainingTask,
     optimizer: optax.GradientTransformation,
     run: RunConfig = RunConfig(),
     layout: Layout = Layout(),
 ):
     """``step(state, frozen, batch) -> (state, metrics)``, compiled; ``state`` is donated."""
-    gradients_of = make_gradients(job, run)
+    gradients_of = make_gradients(task, run)
 
     def step(state, frozen, batch):
         key = jax.random.fold_in(state["key"], state["step"])
@@ -190,9 +190,9 @@ def make_step(
     return jax.jit(step, donate_argnums=0)
 
 
-def make_state(job: Job, optimizer, seed: int, layout: Layout = Layout()) -> dict:
+def make_state(task: TrainingTask, optimizer, seed: int, layout: Layout = Layout()) -> dict:
     """The state before the first step. The parameters are copied, since steps donate them."""
-    params, init = layout.place(jax.tree.map(jnp.array, job.params)), optimizer.init
+    params, init = layout.place(jax.tree.map(jnp.array, task.params)), optimizer.init
     if layout.mesh is not None:  # each device makes its part of the moments
         init = jax.jit(init, out_shardings=layout.shardings(jax.eval_shape(init, params)))
     rest = {"key": jax.random.key(seed), "step": jnp.int32(0)}

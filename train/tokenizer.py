@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from . import corpus, outlook
+from . import corpora, outlook
 from .config import ConfigError, DataConfig, RunConfig
 
 # what is fetched of a model on the hub
@@ -174,7 +174,7 @@ def run(config: TokenizerConfig, *, dry_run: bool = False) -> None:
     """Trains the tokenizer and says how many bytes a token covers in each split."""
     splits = {}
     for split in ("train", "heldout"):
-        splits[split] = [text for _, text in corpus.texts(config.data, split)]
+        splits[split] = [text for _, text in corpora.texts(config.data, split)]
     for split, texts in splits.items():
         print(f"{split}: {len(texts)} documents, {sum(len(t.encode()) for t in texts):,} bytes")
     if dry_run:

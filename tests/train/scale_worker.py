@@ -1,6 +1,6 @@
 """One of two processes that train together; ``test_scale_processes.py`` starts them.
 
-Arguments: address, index, folder, where it writes what it found: gradients and losses by job.
+Arguments: address, index, folder, where it writes what it found: gradients and losses by task.
 """
 
 import json
@@ -36,7 +36,7 @@ def main():
     fields = dict(folder=folder, steps=STEPS, save_every=5, eval_every=100)
     run = RunConfig(mesh="data=4", fully_sharded=True, **fields)
 
-    def job():
+    def task():
         return with_batches("pretrain", scale.shard_of(run), asked)
 
     def asked(step):  # the second process alone, as a cluster may do
@@ -44,10 +44,10 @@ def main():
             os.kill(os.getpid(), signal.SIGTERM)
 
     try:
-        loop.fit(job(), {"data.batch": ROWS}, OPTIMIZER, run)
+        loop.fit(task(), {"data.batch": ROWS}, OPTIMIZER, run)
     except loop.Interrupted as stopped:
         found["stopped"] = stopped.code
-    params = loop.fit(job(), {"data.batch": ROWS}, OPTIMIZER, run)
+    params = loop.fit(task(), {"data.batch": ROWS}, OPTIMIZER, run)
     found["weights"] = [x.tolist() for x in jax.tree.leaves(params)]
     Path(folder, f"{index}.json").write_text(json.dumps(found))
 

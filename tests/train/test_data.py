@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 import tokenizers
-from specjax.train import chunks, corpus, data, model, pretrain, prompts, tokenizer
+from specjax.train import chunks, corpora, corpus, data, model, pretrain, prompts, tokenizer
 from specjax.train.config import ConfigError, DataConfig
 from specjax.train.samples import Samples
 
@@ -233,24 +233,24 @@ def test_what_lies_in_a_folder_heldout_is_held_out_and_nothing_else(tmp_path):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(path)
     for split, paths in (("train", ["a.txt", "b/heldout.py"]), ("heldout", ["heldout/c.txt"])):
-        found = corpus.documents(str(tmp_path), split)
+        found = corpora.documents(str(tmp_path), split)
         assert found == [(path, path) for path in paths]
     (tmp_path / "heldout" / "c.txt").unlink()
     empty = next(s for s in ("train", "heldout") if s != corpus.split_of("a.txt"))
     (tmp_path / "b" / "heldout.py").unlink()
     with pytest.raises(ConfigError, match=f"no documents in the split '{empty}'.*heldout"):
-        corpus.documents(str(tmp_path), empty)
+        corpora.documents(str(tmp_path), empty)
 
 
 def test_a_binary_file_is_refused_as_a_corpus(tmp_path):
     (tmp_path / "weights.bin").write_bytes(bytes(range(256)) * 40)
     with pytest.raises(ConfigError, match="weights.bin.*binary file or not in UTF-8"):
-        corpus.documents(str(tmp_path / "weights.bin"), "train")
+        corpora.documents(str(tmp_path / "weights.bin"), "train")
     (tmp_path / "latin.txt").write_bytes("é".encode("latin-1") * 500)
     with pytest.raises(ConfigError, match="1 of 1 cannot be used.*latin.txt"):
-        corpus.documents(str(tmp_path), "train")
+        corpora.documents(str(tmp_path), "train")
     (tmp_path / "latin.txt").write_bytes("une tasse de café\n".encode("latin-1") * 500)
-    assert corpus.documents(str(tmp_path / "latin.txt"), "train")
+    assert corpora.documents(str(tmp_path / "latin.txt"), "train")
 
 
 def test_documents_are_parted_by_the_token_that_a_models_own_tokenizer_names(tmp_path):

@@ -139,7 +139,7 @@ RECIPES = {
 }
 
 
-def job(name):
+def task(name):
     """The loss of a recipe, what it is a function of, and its held-out measure's."""
     params = model.create(WIDE, 0)[1]
     if name == "pretrain":
@@ -174,7 +174,7 @@ def largest(jaxpr) -> int:
 
 @pytest.mark.parametrize("name", ["pretrain", *RECIPES])
 def test_no_recipe_writes_the_logits_of_all_positions(name):
-    loss, params, given, measure = job(name)
+    loss, params, given, measure = task(name)
     tokens = np.ones((DATA.batch, DATA.length + 1), np.int32)
     weight = np.ones((DATA.batch, DATA.length), np.float32)
     chunk = chunks.SEVERAL * WIDE.vocab_size  # of more positions than that are all of them

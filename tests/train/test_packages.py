@@ -5,7 +5,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from specjax.train import corpus, data, packages, pretrain, tokenizer
+from specjax.train import corpora, corpus, data, packages, pretrain, tokenizer
 from specjax.train.config import ConfigError, DataConfig
 
 CODE = "".join(f"def function_{i}(argument):\n    return argument + {i}\n\n\n" for i in range(20))
@@ -163,7 +163,7 @@ def test_a_mixed_corpus_is_read_for_training_and_measured_apart(tmp_path):
     assert len(stream.mixed) == 1 and (stream.mixed[0].tokens != 0).any()
     assert data.load_stream(config, "heldout")[0].mixed == ()
     assert set(pretrain.heldout_sets(config)) == {"", "second_"}
-    assert len(corpus.texts(config, "train")) == 2 and len(corpus.texts(config, "heldout")) == 1
+    assert len(corpora.texts(config, "train")) == 2 and len(corpora.texts(config, "heldout")) == 1
 
 
 def test_bits_a_byte_count_the_bytes_of_the_text():

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from specjax.train import config, distill, measured, report, tokenizer
+from specjax.train import config, measured, report, tokenizer
 from specjax.train.samples import read
+from specjax.train.teacher import load_teacher
 
 SHAPE = ["model.intermediate_size=16", "model.num_layers=1", "model.num_heads=2"]
 SHAPE += ["model.num_kv_heads=1", "model.head_dim=8"]
@@ -64,9 +65,9 @@ def test_a_teacher_with_another_tokenizer_or_a_shorter_context_is_refused(place)
     other = tokenizer.train(["x = 1\n"], 320)
     teacher = str(place.root / "target" / "model")
     with pytest.raises(config.ConfigError, match="another tokenizer"):
-        distill.load_teacher(teacher, other, 8)
+        load_teacher(teacher, other, 8)
     with pytest.raises(config.ConfigError, match="data.length=9999: .* reads up to"):
-        distill.load_teacher("embedded", tokenizer.load("embedded"), 9999)
+        load_teacher("embedded", tokenizer.load("embedded"), 9999)
 
 
 @pytest.mark.parametrize(

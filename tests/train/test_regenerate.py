@@ -8,7 +8,7 @@ import pytest
 from chats import PLAIN, TALK, backend, write
 from specjax.train import (
     conversations,
-    corpus,
+    corpora,
     data,
     export,
     features,
@@ -210,7 +210,7 @@ def test_every_answer_is_the_targets_behind_its_own_earlier_ones(chat, tmp_path,
     assert "2 of 3 conversations have an answer, 1 end in a cut one" in capsys.readouterr().out
     again = DataConfig(corpus=str(tmp_path / "out.jsonl"), tokenizer=settings.teacher, length=48)
     stream, _ = data.load_stream(again, "train")
-    assert stream.counts.sum() > 2 and corpus.texts(again, "train")
+    assert stream.counts.sum() > 2 and corpora.texts(again, "train")
 
 
 def test_rows_of_another_target_or_tokenizer_are_refused_by_name(place, whole, tmp_path, capsys):

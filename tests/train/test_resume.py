@@ -125,7 +125,7 @@ def test_another_configuration_in_the_same_folder_is_refused_with_the_difference
     assert done.returncode == 2 and "data.batch: 4 -> 2" in done.stderr
 
 
-def make_job(poison=10**6, weights=4, measures=None):
+def make_task(poison=10**6, weights=4, measures=None):
     """Weights drawn to the tokens; the batch that holds ``poison`` makes the loss NaN.
 
     ``measures``: what is to be said where held-out text would be measured, called."""
@@ -136,7 +136,7 @@ def make_job(poison=10**6, weights=4, measures=None):
         return {"loss": evaluate.mean(value)}
 
     rows = grain.MapDataset.source(np.arange(400).reshape(100, 4)).batch(2)
-    return loop.Job(
+    return loop.TrainingTask(
         loss=loss,
         params={"w": jax.random.normal(jax.random.key(0), (weights,))},
         batches=iter(rows.to_iter_dataset()),
@@ -158,33 +158,33 @@ def test_nan_stops_the_run_names_the_step_and_keeps_the_last_good_checkpoint(tmp
     poisoned_step = 11  # rows 20 and 21 hold the values 80 to 87
     with pytest.raises(loop.Diverged, match=r"step 11: loss nan.* is step 8;"):
         given = settings(tmp_path, accumulate=parts)
-        loop.fit(make_job(poison=8 * (poisoned_step - 1)), *given)
-    job = make_job()
+        loop.fit(make_task(poison=8 * (poisoned_step - 1)), *given)
+    task = make_task()
     optimizer = loop.make_optimizer(settings(tmp_path)[1], 20)
     with checkpoint.checkpoints(tmp_path, 2) as manager:
-        state, step = checkpoint.restore(manager, loop.make_state(job, optimizer, 0), job.batches)
+        state, step = checkpoint.restore(manager, loop.make_state(task, optimizer, 0), task.batches)
     assert step == 8 and np.isfinite(state["params"]["w"]).all()
-    np.testing.assert_array_equal(next(job.batches)[0], [64, 65, 66, 67])
+    np.testing.assert_array_equal(next(task.batches)[0], [64, 65, 66, 67])
 
 
 def test_a_longer_run_goes_on_from_a_finished_one(tmp_path):
     flat, optimizer, run = settings(tmp_path)
-    loop.fit(make_job(), flat, optimizer, run)
-    loop.fit(make_job(), *settings(tmp_path, steps=24))
+    loop.fit(make_task(), flat, optimizer, run)
+    loop.fit(make_task(), *settings(tmp_path, steps=24))
     assert sorted(losses_of(tmp_path)) == list(range(1, 25))
 
 
 def test_a_run_that_is_further_than_it_shall_go_or_just_there_says_so(tmp_path, capsys):
-    done = loop.fit(make_job(), *settings(tmp_path))
+    done = loop.fit(make_task(), *settings(tmp_path))
     with pytest.raises(config.ConfigError, match="run.steps=12, but .* at step 20 already: give"):
-        loop.fit(make_job(), *settings(tmp_path, steps=12))
-    again = loop.fit(make_job(), *settings(tmp_path))
+        loop.fit(make_task(), *settings(tmp_path, steps=12))
+    again = loop.fit(make_task(), *settings(tmp_path))
     assert "is at step 20 already, its last" in capsys.readouterr().out
     np.testing.assert_array_equal(again["w"], done["w"])
 
 
 def test_a_full_disk_is_said_in_words_and_the_last_checkpoint_goes_on(tmp_path):
-    whole = loop.fit(make_job(weights=200_000), *settings(tmp_path / "whole"))
+    whole = loop.fit(make_task(weights=200_000), *settings(tmp_path / "whole"))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def fill():
@@ -197,13 +197,13 @@ def test_a_full_disk_is_said_in_words_and_the_last_checkpoint_goes_on(tmp_path):
     folder = tmp_path / "run"
     try:
         with pytest.raises(checkpoint.NotWritten, match=r"too large. Of .* step 4 is whole; make"):
-            job = make_job(weights=200_000, measures=fill)
-            loop.fit(job, *settings(folder, eval_every=6))
+            task = make_task(weights=200_000, measures=fill)
+            loop.fit(task, *settings(folder, eval_every=6))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     left = [path.name for path in (folder / "checkpoints").iterdir() if path.name.isdigit()]
     assert left == ["4"]
-    resumed = loop.fit(make_job(weights=200_000), *settings(folder))
+    resumed = loop.fit(make_task(weights=200_000), *settings(folder))
     np.testing.assert_array_equal(resumed["w"], whole["w"])
     assert losses_of(folder) == losses_of(tmp_path / "whole")
 
@@ -211,7 +211,7 @@ def test_a_full_disk_is_said_in_words_and_the_last_checkpoint_goes_on(tmp_path):
 @pytest.mark.parametrize(("minutes", "saved"), [(1e-9, [7, 8, 9]), (1e9, [9]), (0.0, [9])])
 def test_a_run_of_slow_steps_is_saved_by_the_clock_as_well(tmp_path, minutes, saved):
     given = settings(tmp_path, steps=9, save_every=100, save_minutes=minutes, keep=3)
-    loop.fit(make_job(), *given)
+    loop.fit(make_task(), *given)
     folders = (tmp_path / "checkpoints").iterdir()
     assert sorted(int(folder.name) for folder in folders if folder.name.isdigit()) == saved
 
@@ -221,9 +221,9 @@ def test_the_weights_that_are_kept_are_the_best_by_the_measure_asked_for(tmp_pat
     measured = iter([(1.5, 0.3), (2.5, 0.2), (2.0, 0.1), (1.0, 0.4)])  # at steps 5, 10, 15, 20
     measures = lambda: dict(zip(("tau", "heldout_loss"), next(measured), strict=True))  # noqa: E731
     given = settings(tmp_path / "run", eval_every=5, best=best)
-    kept = loop.fit(make_job(measures=measures), *given)
-    loop.fit(make_job(), *settings(tmp_path / "all", save_every=5, keep=9))
-    at = make_job()
+    kept = loop.fit(make_task(measures=measures), *given)
+    loop.fit(make_task(), *settings(tmp_path / "all", save_every=5, keep=9))
+    at = make_task()
     with checkpoint.checkpoints(tmp_path / "all", 9) as manager:
         state = loop.make_state(at, loop.make_optimizer(given[1], 20), 0)
         wanted = manager.load_checkpointables(step, {"state": state})["state"]["params"]
@@ -244,9 +244,9 @@ def test_the_best_of_what_a_killed_run_goes_on_from_is_kept_until_it_is_passed(t
 
 def test_a_measure_that_there_is_not_costs_no_step(tmp_path):
     with pytest.raises(config.ConfigError, match="run.best='tow' is not measured; .* heldout_loss"):
-        loop.fit(make_job(), *settings(tmp_path, eval_every=5, save_every=9, best="tow"))
+        loop.fit(make_task(), *settings(tmp_path, eval_every=5, save_every=9, best="tow"))
     assert (tmp_path / "checkpoints" / "5").is_dir()
-    loop.fit(make_job(), *settings(tmp_path, eval_every=5, best="heldout_loss"))
+    loop.fit(make_task(), *settings(tmp_path, eval_every=5, best="heldout_loss"))
     assert sorted(losses_of(tmp_path)) == list(range(1, 21))
 
 
@@ -257,9 +257,9 @@ def test_a_measure_that_is_known_not_to_be_is_refused_before_anything_is_compile
     sets = {"a/": [(jnp.ones(2),)]}
     measure = evaluate.make_evaluate(lambda *x: {"loss": evaluate.mean(x[2])}, sets)
     names = functools.partial(measure.names, None, None)
-    job = dataclasses.replace(make_job(), loss=loss, evaluate=measure, measures=names)
+    task = dataclasses.replace(make_task(), loss=loss, evaluate=measure, measures=names)
     with pytest.raises(config.ConfigError, match="'tow' is not measured; measured are a/loss: the"):
-        loop.fit(job, *settings(tmp_path / "run", best="tow"))
+        loop.fit(task, *settings(tmp_path / "run", best="tow"))
     assert not (tmp_path / "run").exists()
     assert list(measure(None, None)) == ["a/loss"]
 
@@ -267,22 +267,22 @@ def test_a_measure_that_is_known_not_to_be_is_refused_before_anything_is_compile
 def test_of_a_measure_asked_for_late_only_kept_weights_are_the_best(tmp_path, capsys):
     measures = lambda: next(measured)  # noqa: E731
     measured = iter([{"tau": 1.0, "loss": 1.0}, {"tau": 3.0, "loss": 2.0}])
-    loop.fit(make_job(measures=measures), *settings(tmp_path, steps=8, eval_every=4, best="loss"))
+    loop.fit(make_task(measures=measures), *settings(tmp_path, steps=8, eval_every=4, best="loss"))
     assert [path.name for path in (tmp_path / "best").iterdir()] == ["4"]
     measured = iter([{"tau": 2.0, "loss": 3.0}, {"tau": 1.0, "loss": 3.0}])
     capsys.readouterr()
-    loop.fit(make_job(measures=measures), *settings(tmp_path, steps=16, eval_every=4, best="tau"))
+    loop.fit(make_task(measures=measures), *settings(tmp_path, steps=16, eval_every=4, best="tau"))
     said = capsys.readouterr().out
     assert "tau was 3.0000 at step 8, but no weights" in said
     assert "the best tau, 2.0000, was at step 12" in said
 
 
 def test_another_number_of_processes_is_refused_before_anything_is_read(tmp_path):
-    loop.fit(make_job(), *settings(tmp_path, steps=4))
+    loop.fit(make_task(), *settings(tmp_path, steps=4))
     (place,) = (tmp_path / "checkpoints" / "4" / "data").glob("process_*")
     place.rename(place.with_name("process_0-of-2.json"))
     with pytest.raises(config.ConfigError, match="saved by 2 processes, .* and here are 1: go on"):
-        loop.fit(make_job(), *settings(tmp_path))
+        loop.fit(make_task(), *settings(tmp_path))
 
 
 def test_a_folder_of_another_recipe_is_refused_by_its_name(tmp_path):

@@ -79,27 +79,27 @@ def test_means_are_over_the_whole_batch_however_unevenly_its_parts_count():
     def loss(slope, frozen, rows, key):
         return {"loss": evaluate.mean(slope * rows["values"], rows["weights"])}
 
-    job = step.Job(loss, jnp.float32(1), None, None)
+    task = step.TrainingTask(loss, jnp.float32(1), None, None)
     for accumulate in (1, 2):
         rows = {"values": values, "weights": weights}
         given = jnp.float32(1), None, rows, jax.random.key(0), jnp.arange(2)
-        (value, _), slope = step.make_gradients(job, RunConfig(accumulate=accumulate))(*given)
+        (value, _), slope = step.make_gradients(task, RunConfig(accumulate=accumulate))(*given)
         assert value == slope == (4 + 1 + 2 + 5) / 4
 
 
 @pytest.mark.parametrize("name", ["pretrain", "distill", "eagle3"])
 def test_rematerialised_a_step_keeps_a_fraction_for_the_way_back(name):
-    job, rows = JOBS[name](), text()[0]
+    task, rows = JOBS[name](), text()[0]
 
     def kept(run):
         """Bytes between the way there and the way back, as the program is written."""
-        loss = step.make_loss(job, run)
+        loss = step.make_loss(task, run)
 
         def forth(params):
-            value = lambda p: loss(p, job.frozen, rows, None)[0]  # noqa: E731
+            value = lambda p: loss(p, task.frozen, rows, None)[0]  # noqa: E731
             return jax.vjp(value, params)[1]
 
-        held = jax.tree.leaves(jax.eval_shape(forth, job.params))
+        held = jax.tree.leaves(jax.eval_shape(forth, task.params))
         return sum(x.size * x.dtype.itemsize for x in held)
 
     assert kept(RunConfig(remat=True)) < 0.25 * kept(RunConfig())

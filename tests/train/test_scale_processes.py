@@ -63,8 +63,8 @@ def test_gradients_and_losses_are_those_of_one_device(together, name):
 def test_asked_to_stop_one_process_stops_both_and_they_go_on_from_there(together, tmp_path):
     folder, found = together
     fields = dict(folder=str(tmp_path), steps=STEPS, save_every=5, eval_every=100)
-    job = with_batches("pretrain", (0, 1))
-    alone = loop.fit(job, {"data.batch": ROWS}, OPTIMIZER, RunConfig(**fields))
+    task = with_batches("pretrain", (0, 1))
+    alone = loop.fit(task, {"data.batch": ROWS}, OPTIMIZER, RunConfig(**fields))
     losses = [
         [row["loss"] for row in metrics.read(where / metrics.LOG) if "loss" in row]
         for where in (folder, tmp_path)

@@ -51,9 +51,9 @@ def test_what_is_frozen_is_counted_in_the_numbers_that_a_step_computes_in(monkey
         return {"loss": evaluate.mean(params * (frozen @ frozen))}
 
     batches = iter([jnp.zeros((1, 2), jnp.int32)])
-    job = loop.Job(loss, jnp.ones((2, 2)), batches, None, frozen=jnp.ones((2, 2)))
+    task = loop.TrainingTask(loss, jnp.ones((2, 2)), batches, None, frozen=jnp.ones((2, 2)))
     run = config.RunConfig(precision="bfloat16")
-    loop.estimate(job, config.OptimizerConfig(name="adamw"), run, "a toy")
+    loop.estimate(task, config.OptimizerConfig(name="adamw"), run, "a toy")
     assert counted == ["bfloat16"]
 
 

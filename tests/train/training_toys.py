@@ -45,24 +45,24 @@ def keeping(optimizer: optax.GradientTransformation) -> optax.GradientTransforma
     return optax.GradientTransformation(init, update)
 
 
-def _job(loss, params, frozen=None) -> step.Job:
-    return step.Job(loss, params, None, None, frozen, adjust=keeping)
+def _task(loss, params, frozen=None) -> step.TrainingTask:
+    return step.TrainingTask(loss, params, None, None, frozen, adjust=keeping)
 
 
-def pretraining() -> step.Job:
-    return _job(pretrain.make_loss(CONFIG, END), model.create(CONFIG, 0)[1])
+def pretraining() -> step.TrainingTask:
+    return _task(pretrain.make_loss(CONFIG, END), model.create(CONFIG, 0)[1])
 
 
-def distilling() -> step.Job:
+def distilling() -> step.TrainingTask:
     _, params = model.create(CONFIG, 0)
     _, teacher = model.create(CONFIG, 1)
     sizes = dict(hidden_size=16, intermediate_size=32, num_layers=1, head_dim=4)
     shape = model.ModelConfig(**sizes, num_heads=8, num_kv_heads=8, tie_embeddings=False)
     config = distill.Config(model=shape, divergence="jsd", data_share=0.25, data=DATA)
-    return _job(distill.make_loss(distill.Pair(CONFIG, CONFIG, END), config), params, teacher)
+    return _task(distill.make_loss(distill.Pair(CONFIG, CONFIG, END), config), params, teacher)
 
 
-def eagle3_head() -> step.Job:
+def eagle3_head() -> step.TrainingTask:
     _, teacher = model.create(CONFIG, 1)
     lm = LM(CausalLM(CONFIG), teacher, None, "toy", "")
     config = eagle3.Config(num_heads=2, layers=(0, 1), draft_vocab_size=16, data=DATA)
@@ -71,16 +71,16 @@ def eagle3_head() -> step.Job:
     made = eagle3.make_eagle3(config, setting)
     read = make_reader(CONFIG, END, made.layers)
     loss = head_losses.make_loss(made, lm.target, read, config)
-    return _job(loss, made.params, {"target": teacher})
+    return _task(loss, made.params, {"target": teacher})
 
 
-def block_drafter() -> step.Job:
+def block_drafter() -> step.TrainingTask:
     _, teacher = model.create(CONFIG, 1)
     lm = LM(CausalLM(CONFIG), teacher, None, "toy", "")
     config = block.Config(num_heads=2, num_layers=1, layers=(1,), num_anchors=3, data=DATA)
     made = block.make_block(config, frozen.Setting(lm, END, None, {}, None, {}))
     loss = block.make_loss(made, lm.target, make_reader(CONFIG, END, made.layers), config)
-    return _job(loss, made.params, {"target": teacher})
+    return _task(loss, made.params, {"target": teacher})
 
 
 JOBS = {
@@ -93,11 +93,11 @@ JOBS = {
 
 def trained(name: str, run: RunConfig, steps: int = STEPS) -> dict:
     """``gradients`` of the first step, ``losses`` of all, and the ``state`` behind the last."""
-    job, layout = JOBS[name](), scale.layout_of(run, ROWS)
-    optimizer = job.adjust(make_optimizer(OPTIMIZER, STEPS))
-    state = step.make_state(job, optimizer, 0, layout)
-    advance = step.make_step(job, optimizer, run, layout)
-    given, losses = layout.place(step.rounded(job.frozen, run)), []
+    task, layout = JOBS[name](), scale.layout_of(run, ROWS)
+    optimizer = task.adjust(make_optimizer(OPTIMIZER, STEPS))
+    state = step.make_state(task, optimizer, 0, layout)
+    advance = step.make_step(task, optimizer, run, layout)
+    given, losses = layout.place(step.rounded(task.frozen, run)), []
     index, count = scale.host_share(layout.mesh)
     for rows in text()[:steps]:
         with layout.using():
@@ -126,8 +126,8 @@ def logits_of(output):
     return table @ state if bias is None else table @ state + bias[:, None]
 
 
-def with_batches(name: str, shard: tuple[int, int], at=lambda step: None) -> step.Job:
-    """A job over the same text that the loop itself can run; ``at(step)`` is called as rows of a
+def with_batches(name: str, shard: tuple[int, int], at=lambda step: None) -> step.TrainingTask:
+    """A task over the same text that the loop itself can run; ``at(step)`` is called as rows of a
     step are read."""
     import grain
 
