@@ -31,6 +31,8 @@ def pytest_addoption(parser):
         help=f"run the tests of these tiers alone ({', '.join(tiers.TIERS)}; several with commas). "
         "Default: the default tier; of a file that is named, every test",
     )
+    parser.addoption("--fuzz-seconds", type=float, default=60, help="how long test_fuzz.py tries")
+    parser.addoption("--fuzz-seed", type=int, default=0, help="decides what test_fuzz.py tries")
 
 
 def pytest_configure(config):

@@ -78,6 +78,7 @@ TABLE = {
         (r"a_generation.*\[(eagle3|eagle)\]|named|not_written|refused", MERGE),
         (EVERYTHING, FULL),
     ],
+    "test_fuzz.py": FULL,
     "test_greedy.py": [
         (rf"token_for_token.*\[({COVER})\]", DEFAULT),
         (r"any_number.*\[(union of draft models|medusa|adaptive eagle3|mtp|silent)\]", DEFAULT),
