@@ -127,3 +127,9 @@ def test_it_installs_the_clone_around_it_or_the_address_that_it_holds(name, monk
     address = 'REPOSITORY = "https://example.org/specjax"'
     exec(install_cell(name).replace('REPOSITORY = ""', address), {})
     assert commands.pop() == "specjax[train] @ git+https://example.org/specjax"
+
+
+def test_the_quickstart_shows_its_pictures_before_it_is_run():
+    outputs = [out for cell in cells("quickstart.ipynb") for out in cell.get("outputs", ())]
+    assert sum("image/png" in out.get("data", {}) for out in outputs) == 2
+    assert not any(out["output_type"] == "error" for out in outputs)
