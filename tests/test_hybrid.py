@@ -145,7 +145,7 @@ def test_drafters_that_a_lookup_cannot_go_before_are_named():
     chain = DraftModel(num_draft=3, model=MODEL)
     with pytest.raises(ValueError, match="Union"):
         Hybrid(inner=tree)
-    with pytest.raises(ValueError, match="make the hybrid adaptive"):
+    with pytest.raises(ValueError, match="wrap the hybrid in Adaptive"):
         Hybrid(inner=Adaptive(chain))
     with pytest.raises(ValueError, match="asked to draft nothing"):
         Hybrid(inner=Union(drafters=(chain, chain)))
