@@ -14,29 +14,29 @@ from types import ModuleType
 
 from specjax.drafters import registry
 
-# what trains no drafter of the registry; the recipes that do are found there
+# The recipes that train no drafter of the registry, which names all others.
 OTHERS = {
-    "corpus": "the manifest of the corpus",
-    "packages": "code of published packages, a further corpus",
-    "tokenizer": "a byte-level BPE tokenizer",
-    "prompts": "held-out prompts, to measure on",
-    "pretrain": "a small target, next-token cross-entropy",
-    "regenerate": "text by a target, for its drafter to learn from",
-    "distill": "a drafter, from a frozen target",
-    "boost": "several drafters, each where the earlier ones fail, and their union",
-    "online": "a drafter that learns from what it serves, under a shift of domain",
-    "objectives": "the same drafter by each objective, a table over several seeds",
-    "features": "the hidden states of a target, for heads to read",
-    "medusa2": "Medusa heads and their target together",
-    "compare": "held-out tau of several heads on the same trees",
-    "report": "the report of a run, drawn again: specjax train report folder=FOLDER",
+    "corpus": "list the files of the standard library as a corpus",
+    "packages": "download published packages as a second corpus of code",
+    "tokenizer": "train a byte-level BPE tokenizer",
+    "prompts": "choose held-out prompts to measure on",
+    "pretrain": "train a small target by next-token cross-entropy",
+    "regenerate": "let a target write the text that its drafter learns from",
+    "distill": "train a draft model from a frozen target",
+    "boost": "train several draft models, each where the earlier ones fail",
+    "online": "let a draft model learn from the requests that it serves",
+    "objectives": "compare the objectives of distillation over several seeds",
+    "features": "store the hidden states of a target for heads to learn from",
+    "medusa2": "train Medusa heads together with their target",
+    "compare": "compare several heads on the same held-out prompts and trees",
+    "report": "draw the report of a run again: specjax train report folder=FOLDER",
 }
 HEADS = {name.rpartition(".")[2]: (name, heads) for name, heads in registry.recipes().items()}
 RECIPES = OTHERS | {
-    name: f"{', '.join(heads)} on a frozen target" for name, (_, heads) in HEADS.items()
+    name: f"train {', '.join(heads)} on a frozen target" for name, (_, heads) in HEADS.items()
 }
-# recipes with a section `run` whose mesh is used, of several processes too; `boost` and
-# `objectives` have distill.run, of one process
+# The recipes that can run on a mesh of devices and in several processes. `boost` and `objectives`
+# have the section distill.run, and run in one process.
 SHARED = {"pretrain", "distill", "medusa2", *HEADS}
 HELP = {"-h", "--help"}
 PATIENCE = 100  # seconds without a sign of life after which a process counts as dead
@@ -46,28 +46,40 @@ def parser() -> argparse.ArgumentParser:
     """The arguments of the command."""
     parser = argparse.ArgumentParser(
         prog="specjax train",
-        description="Trains targets and drafters; a run that was stopped goes on where it was.",
+        description="Trains targets and drafters. A run that was stopped is resumed by the same "
+        "command.",
         epilog="recipes (specjax train RECIPE --help lists the fields):\n"
         + "\n".join(f"  {name:<12}{what}" for name, what in RECIPES.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("recipe", choices=RECIPES, metavar="RECIPE", help="one of those below")
-    parser.add_argument("--config", help="a known name, or a TOML file; default: no file")
-    parser.add_argument("--dry-run", action="store_true", help="print sizes and times, then stop")
+    parser.add_argument(
+        "recipe", choices=RECIPES, metavar="RECIPE", help="one of the recipes listed below"
+    )
+    parser.add_argument("--config", help="a shipped configuration or a TOML file")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the estimated memory and time, and stop"
+    )
     parser.add_argument(
         "--processes",
         nargs=3,
         metavar=("ADDRESS", "COUNT", "INDEX"),
-        help="this is one of several processes that share run.mesh: host:port of the first, how "
-        "many there are, which one this is (the first, 0, writes and prints)",
+        help="run as one of several processes that share run.mesh: ADDRESS is the host:port of "
+        "the first process, COUNT their number, INDEX the number of this process (process 0 "
+        "writes and prints)",
     )
     parser.add_argument("fields", nargs="*", metavar="field=value", help="e.g. run.steps=10")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a recipe; returns the exit status: 0, 1 (diverged, or could not be saved) or 2
-    (cannot be run as asked)."""
+    """Runs a recipe.
+
+    Args:
+      argv: the words of the command after ``specjax train``; None: those of this process.
+
+    Returns:
+      The exit status: 0, 1 (diverged, or could not be saved) or 2 (the request is not valid).
+    """
     argv = sys.argv[1:] if argv is None else list(argv)
     if HELP & set(argv) and argv[0] in RECIPES:
         from .describe import help_of
@@ -100,17 +112,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def load_recipe(name: str) -> ModuleType:
-    """The module of a recipe, of this package or of a drafter registered from elsewhere."""
+    """The module of a recipe, which a drafter from outside this package may register."""
     module, _ = HEADS.get(name, (f".{name}", ()))
     return registry.load_module(module, __package__)
 
 
 def check_recipe(name: str, file) -> None:
-    """Raises ConfigError for a TOML file that cannot be this recipe's but is another's."""
+    """Raises ConfigError for a TOML file that fits another recipe and not this one."""
     from . import config
 
     def fits(recipe: str) -> str:
-        """What keeps the file from being one of this recipe; empty: nothing."""
+        """The reason why the file does not fit a recipe; empty where it fits."""
         try:
             config.load(load_recipe(recipe).Config, file)
         except config.ConfigError as error:
@@ -128,7 +140,7 @@ def check_recipe(name: str, file) -> None:
 
 
 def check_scale(name: str, settings, processes) -> None:
-    """Raises ConfigError where a recipe would pass over what is asked of devices."""
+    """Raises ConfigError where a recipe would ignore a setting of devices or processes."""
     from .config import ConfigError, RunConfig
 
     run, usual = getattr(settings, "run", RunConfig()), RunConfig()
@@ -138,8 +150,8 @@ def check_scale(name: str, settings, processes) -> None:
         raise ConfigError(f"{', '.join(asked)}: the recipe {name} has no use for it; leave it out")
     if processes and name not in SHARED:
         raise ConfigError(
-            f"--processes: the recipe {name} runs in one process; of several run "
-            f"{', '.join(sorted(SHARED))}"
+            f"--processes: the recipe {name} runs in one process; the recipes that run in several "
+            f"are {', '.join(sorted(SHARED))}"
         )
 
 
@@ -177,8 +189,10 @@ def check_folders(settings) -> None:
 
 @contextlib.contextmanager
 def _process(given: Sequence[str] | None):
-    """A context in which this process is one of those that ``--processes`` names, if any; all but
-    the first print nothing but errors."""
+    """A context in which this process has joined those of ``--processes``, if any are given.
+
+    All processes but the first print errors alone.
+    """
     if not given:
         yield
         return

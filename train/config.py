@@ -1,13 +1,13 @@
-"""Configurations: frozen dataclasses, filled from a TOML file and from ``field=value`` words.
+"""Configurations: frozen dataclasses, read from a TOML file and from ``field=value`` words.
 
-A recipe declares one dataclass whose fields are sections (dataclasses too), so a file reads
+Each recipe declares one dataclass. A field that is a dataclass itself is a section of the file:
 
     [model]
     hidden_size = 256
     [run]
     steps = 4000
 
-and ``specjax train pretrain --config file.toml run.steps=10`` overrides a field of it.
+The command ``specjax train pretrain --config file.toml run.steps=10`` overrides one field.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be used, with the reason and the way out."""
+    """A configuration is not valid; the message has the reason and the way out."""
 
 
 OPTIMIZERS = ("muon", "adamw")
@@ -39,7 +39,7 @@ def _check(name: str, value, fine: bool, accepted: str) -> None:
 
 
 def check_stems(name: str, paths: typing.Sequence[str]) -> None:
-    """Raises ConfigError for files that would share a name in the log, which is their stem."""
+    """Raises ConfigError for files of the same stem, by which the log names their measures."""
     stems = [Path(path).stem for path in paths]
     twice = sorted({path for path, stem in zip(paths, stems, strict=True) if stems.count(stem) > 1})
     _check(name, list(paths), not twice, f"files of different names, not {' and '.join(twice)}")
@@ -47,21 +47,23 @@ def check_stems(name: str, paths: typing.Sequence[str]) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Where the tokens come from and how they are cut into rows."""
+    """The text to train on, and how it is cut into rows of tokens."""
 
-    corpus: str = "stdlib"  # or "packages", a file, a folder, a data set of the hub: sources.read
-    mixed: tuple[str, ...] = ()  # further corpora, of which rows to train on are drawn as well
+    corpus: str = (
+        "stdlib"  # or "packages", a file, a folder, or hf:owner/name (see train/sources.py)
+    )
+    mixed: tuple[str, ...] = ()  # further corpora that rows to train on are drawn from
     mixed_share: tuple[float, ...] = ()  # the share of the rows of each; []: equal shares
-    tokenizer: str = "embedded"  # of a model as specjax.load takes it, or a tokenizer.json
-    length: int = 256  # tokens of context in a row (a row holds one more, to predict)
-    batch: int = 16  # rows a step
+    tokenizer: str = "embedded"  # a model that specjax.load takes, or a tokenizer.json
+    length: int = 256  # tokens of context per row (a row holds one more token, to predict)
+    batch: int = 16  # rows per step
     eval_rows: int = 64  # held-out rows per evaluation
-    seed: int = 0
-    samples: tuple[str, ...] = ()  # files of rows written by the target (recipe `regenerate`)
+    seed: int = 0  # of the order of the rows
+    samples: tuple[str, ...] = ()  # files of rows that the target wrote (recipe `regenerate`)
     samples_share: tuple[float, ...] = ()  # the share of the rows of each; []: equal shares
-    strict: bool = True  # refuse corpus files that differ from the manifest
-    broken_share: float = 0.01  # of the lines of a file that may be unreadable, and are left out
-    end_of_text: str = ""  # the token that parts documents; "": see tokenizer.end_of_text
+    strict: bool = True  # refuse files of stdlib or packages that differ from the manifest
+    broken_share: float = 0.01  # the share of a file's lines that may be unreadable (left out)
+    end_of_text: str = ""  # the token between documents; "": the tokenizer's own end of text
 
     def __post_init__(self):
         _check("data.length", self.length, self.length >= 8, "at least 8")
@@ -102,15 +104,15 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """Muon for the matrices, AdamW for the rest; or AdamW throughout (``name = "adamw"``)."""
+    """The optimizer: Muon for matrices and AdamW for the rest, or AdamW for all."""
 
-    name: str = "muon"
-    rate: float = 0.02  # peak learning rate of Muon; unused by "adamw"
+    name: str = "muon"  # or "adamw"
+    rate: float = 0.02  # peak learning rate of Muon; "adamw" does not use it
     adam_rate: float = 0.003  # peak learning rate of AdamW
-    weight_decay: float = 0.1  # decoupled: each step takes rate * weight_decay of a weight
-    warmup: int = 100  # steps, linear from zero
-    decay_share: float = 0.5  # the last share of the steps, linear to zero
-    clip: float = 1.0  # global norm of the gradient
+    weight_decay: float = 0.1  # decoupled: a step subtracts rate * weight_decay * weight
+    warmup: int = 100  # steps in which the rate rises linearly from zero
+    decay_share: float = 0.5  # the last share of the steps, in which the rate falls to zero
+    clip: float = 1.0  # the greatest global norm of the gradient
 
     def __post_init__(self):
         _check("optimizer.name", self.name, self.name in OPTIMIZERS, " or ".join(OPTIMIZERS))
@@ -126,22 +128,24 @@ class OptimizerConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """How long, how often, on what, and where to."""
+    """The steps of a run, its folder and its devices."""
 
-    folder: str = "runs/unnamed"
-    steps: int = 1000
-    save_every: int = 200
-    save_minutes: float = 0.0  # save as well once so many have passed since; 0: never for that
-    eval_every: int = 200
-    keep: int = 2  # checkpoints
-    seed: int = 0
-    best: str = ""  # measure whose best weights are kept, or "last"; empty: as the recipe has it
-    mesh: str = ""  # devices that share the run, such as "data=2,model=4"; empty: one device
-    fully_sharded: bool = False  # weights and moments split over the mesh's axis data as well
-    accumulate: int = 1  # parts that a batch goes through in, one after the other
-    remat: bool = False  # compute a layer's inside anew on the way back, in place of keeping it
-    precision: str = "float32"  # or "bfloat16", of the computation; masters and sums stay float32
-    metrics: tuple[str, ...] = ("csv",)  # besides log.jsonl: csv, tensorboard, wandb
+    folder: str = "runs/unnamed"  # where checkpoints, log, report and exported model are written
+    steps: int = 1000  # in total, those before a resumption included
+    save_every: int = 200  # steps between checkpoints
+    save_minutes: float = 0.0  # minutes after which a checkpoint is saved as well; 0: never
+    eval_every: int = 200  # steps between evaluations
+    keep: int = 2  # how many of the last checkpoints are kept
+    seed: int = 0  # of the initial weights and of what losses draw
+    best: str = (
+        ""  # the measure whose best weights are exported, or "last"; "": the recipe's choice
+    )
+    mesh: str = ""  # the devices that share the run, such as "data=2,model=4"; "": one device
+    fully_sharded: bool = False  # split weights and moments over the mesh axis data as well
+    accumulate: int = 1  # parts of a batch that are computed one after the other
+    remat: bool = False  # recompute the inside of layers in the backward pass, to save memory
+    precision: str = "float32"  # of the computation, or "bfloat16"; weights stay float32
+    metrics: tuple[str, ...] = ("csv",)  # views of log.jsonl: csv, tensorboard, wandb
 
     def __post_init__(self):
         for name in ("steps", "save_every", "eval_every", "keep"):
@@ -157,9 +161,9 @@ class RunConfig:
         _check("run.metrics", self.metrics, known, f"a list of {', '.join(SINKS)}")
 
 
-# Fields that a resumed run may change: they do not alter what the steps so far have computed, and
-# of what follows no more than how it is rounded (and, with accumulation, which rows a drafter
-# writes itself).
+# Fields that a resumed run may change. They do not alter the steps before the resumption. Of the
+# steps after it they alter only the rounding, and with accumulation the choice of the rows that a
+# drafter writes itself.
 FREE_FIELDS = ("run.folder", "run.steps", "run.save_every", "run.eval_every", "run.keep")
 FREE_FIELDS += (
     "run.save_minutes",
@@ -174,7 +178,11 @@ FREE_SECTIONS = ("report.", "card.")
 
 
 def build(kind: type, values: dict, where: str = ""):
-    """An instance of the dataclass ``kind`` out of nested dictionaries; unknown keys are errors."""
+    """Makes an instance of the dataclass ``kind`` from nested dictionaries.
+
+    Raises:
+      ConfigError: a field is unknown, missing or of the wrong type.
+    """
     hints = typing.get_type_hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
     unknown = sorted(set(values) - set(fields))
@@ -200,12 +208,15 @@ def build(kind: type, values: dict, where: str = ""):
         and field.default_factory is dataclasses.MISSING
     ]
     if missing:
-        raise ConfigError(f"missing field {where}{missing[0]}: give it in the file or as a word")
+        raise ConfigError(
+            f"missing field {where}{missing[0]}: give it in the file, or on the command line as "
+            f"{where}{missing[0]}=VALUE"
+        )
     return kind(**made)
 
 
 def _typed(value, hint, name: str):
-    """``value`` as ``hint`` asks for it (an int will do for a float, a list for a tuple)."""
+    """``value`` converted to the type ``hint`` (an int to a float, a list to a tuple)."""
     choices = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     expected = getattr(hint, "__name__", str(hint))
     for choice in choices:
@@ -225,9 +236,14 @@ def _typed(value, hint, name: str):
 
 
 def load(kind: type, path: str | Path | None, words: typing.Sequence[str] = ()):
-    """Reads a TOML file (None: nothing) into ``kind``, then applies words such as ``run.steps=10``.
+    """Reads a configuration from a TOML file and from words such as ``run.steps=10``.
 
-    A word's value is read as TOML; what is no TOML value (a bare word) is a string.
+    The value of a word is read as TOML; a value that is not TOML is taken as a string.
+
+    Args:
+      kind: the dataclass of the recipe.
+      path: the TOML file; None: no file.
+      words: ``field=value``, which override the fields of the file.
 
     Raises:
       ConfigError: an unknown field, a wrong type, a word without ``=``, unreadable TOML.
@@ -254,8 +270,13 @@ def load(kind: type, path: str | Path | None, words: typing.Sequence[str] = ()):
 
 
 def flatten(config, where: str = "", whole: bool = True) -> dict:
-    """``{"run.steps": 1000, ...}``: every field of a configuration by its dotted name; not
-    ``whole``: those alone that are not what they are if nobody sets them."""
+    """Flattens a configuration to ``{"run.steps": 1000, ...}``.
+
+    Args:
+      config: a dataclass of dataclasses.
+      where: what the names begin with.
+      whole: whether fields that have their default value are included.
+    """
     flat = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -267,12 +288,15 @@ def flatten(config, where: str = "", whole: bool = True) -> dict:
 
 
 def resolved(config) -> dict:
-    """What is kept beside a run: the recipe's name, and all fields as ``flatten`` gives them."""
+    """The configuration that is stored with a run: ``recipe`` and all fields, flattened."""
     return {"recipe": type(config).__module__.rpartition(".")[2], **flatten(config)}
 
 
 def differences(old: dict, new: dict) -> list[str]:
-    """One line for each field, free ones aside, in which flattened configurations differ."""
+    """One line for each field in which two flattened configurations differ.
+
+    Fields that a resumed run may change are left out.
+    """
     return [
         f"{name}: {old.get(name)!r} -> {new.get(name)!r}"
         for name in sorted(set(old) | set(new))

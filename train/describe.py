@@ -1,4 +1,4 @@
-"""The fields of a recipe as help: what they are, what they are if nobody sets them."""
+"""Prints the fields of a recipe with their defaults and descriptions, as its help."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ COMMENT = re.compile(r"^    (\w+): [^#\n]*#\s*(.*)$", re.MULTILINE)
 
 
 def help_of(name: str, recipe) -> str:
-    """The help of a recipe: its module's words, then its fields, section by section."""
+    """The help of a recipe: the docstring of its module, then its fields by section."""
     head = f"specjax train {name} --config NAME_OR_FILE [--dry-run] [field=value ...]"
-    parts = [head, inspect.cleandoc(recipe.__doc__), "Fields, as field=value or in a TOML file:"]
+    parts = [
+        head,
+        inspect.cleandoc(recipe.__doc__),
+        "Fields, given as field=value or in a TOML file:",
+    ]
     return "\n\n".join([*parts, *_sections(recipe.Config)]) + "\n"
 
 
 def _sections(kind: type, where: str = "") -> list[str]:
-    """The fields of a dataclass itself, then those of its sections."""
+    """The blocks of a dataclass's own fields, then those of its sections."""
     hints, sections, blocks, shown = typing.get_type_hints(kind), {}, [], set()
     for owner in reversed(kind.__mro__):  # what all such recipes have comes first
         if not dataclasses.is_dataclass(owner):

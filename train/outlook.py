@@ -1,4 +1,4 @@
-"""What ``--dry-run`` prints, the same lines for every recipe."""
+"""Prints the estimates of ``--dry-run``, in the same lines for every recipe."""
 
 from __future__ import annotations
 
@@ -25,9 +25,14 @@ def show(
     """Prints the estimates of a run.
 
     Args:
-      memory: bytes by what takes them; ``devices``: over how many the run is spread, each of which
-        takes as much.
-      seconds: of the whole run; ``beside``: what they leave out.
+      model: a description of what is trained.
+      shapes: the shapes of a step.
+      parameters: the number of parameters.
+      memory: bytes by the kind of their contents, on each device.
+      steps: the number of steps, with their rate.
+      seconds: the time of the whole run.
+      beside: what ``seconds`` does not include.
+      devices: the number of devices that the run is spread over.
     """
     parts = [f"{name} {_bytes(size)}" for name, size in memory.items() if size]
     print(f"model         {model}")
@@ -40,23 +45,23 @@ def show(
 
 
 def num_bytes(values) -> int:
-    """Of all arrays of a tree, or of their shapes."""
+    """The bytes of all arrays of a tree, or of their shapes."""
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(values))
 
 
 def bytes_a_device(values) -> int:
-    """Of the parts of all arrays of a tree that one device holds."""
+    """The bytes of a tree of arrays that one device holds."""
     held = [(x.sharding.shard_shape(x.shape), x.dtype.itemsize) for x in jax.tree.leaves(values)]
     return sum(math.prod(shape) * size for shape, size in held)
 
 
 def num_parameters(values) -> int:
-    """Numbers in all arrays of a tree."""
+    """The number of elements of all arrays of a tree."""
     return sum(x.size for x in jax.tree.leaves(values))
 
 
 def seconds_of(call: Callable[[], object], times: int = 3) -> float:
-    """The fastest of a few calls, after one that compiles; waits for what they return."""
+    """The time in seconds of the fastest of several calls, after a first call that compiles."""
     jax.block_until_ready(call())
     spent = []
     for _ in range(times):

@@ -1,4 +1,4 @@
-"""What is seen of a run while it goes on: loss, tokens a second, utilisation, time left."""
+"""Shows a run while it goes on: its loss, tokens per second, utilisation and time left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LINE_SECONDS = 30  # between the lines that a log gets, which shows no bar
 
 
 def clock(seconds: float) -> str:
-    """A duration in words: ``41 s``, ``12 min``, ``3 h 20 min``."""
+    """A duration in seconds as words: ``41 s``, ``12 min``, ``3 h 20 min``."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -22,10 +22,10 @@ def clock(seconds: float) -> str:
 
 
 class Pace:
-    """Seconds that steps take, and apart from them what stands between: measures and saving.
+    """Times the steps of a run, and apart from them the evaluations between the steps.
 
-    The first step is left out, since it waits for the compiler. ``apart`` is a context in which
-    the clock of the steps stands still.
+    The first step is left out, since it waits for the compiler. ``apart`` is a context whose time
+    does not count towards the steps.
     """
 
     def __init__(self):
@@ -34,7 +34,7 @@ class Pace:
         self._apart: list[float] = []
 
     def tick(self) -> None:
-        """Another step has ended."""
+        """Records that a step has ended."""
         now = time.monotonic()
         if self._last is not None:
             self._recent.append(now - self._last - self._lost)
@@ -49,11 +49,11 @@ class Pace:
 
     @property
     def seconds(self) -> float | None:
-        """Of a step, the median of the last ones; None before two have ended."""
+        """The median time of the last steps; None before two steps have ended."""
         return statistics.median(self._recent) if self._recent else None
 
     def left(self, steps: int, measures: int) -> float | None:
-        """Seconds that so many steps and so many measures will take, or None."""
+        """The seconds that so many steps and evaluations will take; None where not yet known."""
         if self.seconds is None:
             return None
         each = sum(self._apart) / len(self._apart) if self._apart else 0.0
@@ -61,10 +61,13 @@ class Pace:
 
 
 class Watch:
-    """The bar of a run, and what it says beside it. Used as a context.
+    """The progress bar of a run, used as a context.
 
-    What the loop tells it: ``tokens``, of a step; ``ideal``, seconds of its products at the
-    device's best rate (see ``flops``); ``loss``, the last one known.
+    Attributes:
+      pace: the times of the steps.
+      tokens: the tokens of a step, set by the loop.
+      ideal: the seconds of a step's matrix products at the device's best rate (see ``flops``).
+      loss: the last training loss that is known.
     """
 
     def __init__(self, name: str, run: RunConfig, first: int):
@@ -115,7 +118,7 @@ class Watch:
             self._print(f"step {number:,} of {self._run.steps:,}: {note}")
 
     def words(self, number: int) -> list[str]:
-        """Rate, utilisation and time left, as far as they are known."""
+        """The rate, the utilisation and the time left, as far as they are known."""
         rates = self.rates()
         if not rates:
             return []
@@ -127,6 +130,6 @@ class Watch:
         return words + [f"{clock(left)} left"] * (steps > 0)
 
     def say(self, number: int, measured: dict[str, float]) -> None:
-        """A line of held-out measures that stays; those of single positions are in the log."""
+        """Prints the held-out measures. Those of single positions stand in the log alone."""
         words = [f"{n} {value:.4f}" for n, value in measured.items() if "_kept_" not in n]
         self._print(f"step {number}: " + " · ".join(words + self.words(number)))
