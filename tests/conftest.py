@@ -83,7 +83,8 @@ def pytest_ignore_collect(collection_path, config):
     file = below(collection_path)
     if names is None:
         return None
-    several = DEVICES > 1 and not (file in table.devices or file.startswith(tiers.REPEATED))
+    repeated = tiers.FULL in names and file.startswith(tiers.REPEATED)
+    several = DEVICES > 1 and not (file in table.devices or repeated)
     return True if several or not table.tiers(file) & {*names} else None
 
 

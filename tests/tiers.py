@@ -130,7 +130,7 @@ TABLE = {
         ("loop_on_kernels", FULL),
         ("derivatives|long_prompt|without_a_warning", MERGE),
     ],
-    "test_notebook.py": [("without_outputs", DEFAULT), (EVERYTHING, FULL)],
+    "test_notebook.py": FULL,
     "test_package.py": [("wheel", MERGE)],
     "test_planner.py": [
         ("one_trace|heads|every_way|agree|where_tokens|ctrl_c|set_back", FULL),

@@ -9,7 +9,7 @@ import pytest
 from checkpoints import SMALL, random_params
 from flax import nnx
 
-from specjax.models.attention import attend
+from specjax.kernels.attention import attend
 from specjax.models.causal_lm import CausalLM, graph_definition
 from specjax.models.layers import rope_frequencies
 from specjax.models.mla import LatentAttention
