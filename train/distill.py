@@ -1,12 +1,12 @@
-"""Recipe ``distill``: a drafter taught by a frozen target, ``D(p, q)`` mixed with cross-entropy.
+"""Recipe ``distill``: trains a draft model from a frozen target.
 
     loss = (1 - data_share) * D(p, q) + data_share * -log q(next token),   mean over positions
 
-A row is text of the corpus, of the target (recipe ``regenerate``, ``data.samples``), or of the
-drafter itself: ``on_policy`` is the share of each batch that it goes on to write, from prompts of
-the corpus, by ``specjax.decode`` with the weights of the step. ``data_share=1`` is cross-entropy:
-on samples, Seq-KD. Acceptance is measured on held-out continuations by the target, which are what
-the drafter will meet when it drafts.
+Here p is the target's law and q the drafter's. A row is text of the corpus, text that the target
+wrote (``data.samples``, by the recipe ``regenerate``), or text that the drafter writes itself:
+``on_policy`` is the share of each batch that the drafter continues from prompts of the corpus, with
+the weights of the current step. With ``data_share=1`` the loss is cross-entropy, which on the
+target's text is Seq-KD. Acceptance is measured on the target's continuations of held-out prompts.
 
 References: DistillSpec, 2310.08461; Seq-KD, 1606.07947.
 """
@@ -48,34 +48,27 @@ from .teacher import load_teacher
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DistillConfig:
-    """``teacher``: what ``specjax.load`` takes. ``divergence``: a key of ``losses.DIVERGENCES``;
-    ``beta``, ``mix`` and ``eta`` are those of ``jsd``, ``kl_tv`` and ``lk``.
+    """The settings of distillation.
 
-    ``features``: a folder of the recipe ``features``, whose rows are read in place of ``data``'s;
-    empty: the target runs in each step. ``init``: the folder of a drafter of this shape to go on
-    from; empty: random weights. ``top_k``: of the target's laws that many tokens and the sum of
-    the others, stored ones where ``features`` has them, with the greatest error in acceptance
-    logged as ``top_k_error``; 0: all.
-    ``on_policy``: the share of a batch's rows that the drafter writes itself, at ``temperature``,
-    behind their first ``prompt_tokens``. ``chunk``: positions whose logits exist at a time.
-    ``eval_samples``: files of ``regenerate`` made from held-out prompts, each measured apart.
+    With ``top_k`` the target's laws are reduced to their most likely tokens and the sum of the
+    others. The largest error in acceptance that follows is logged as ``top_k_error``.
     """
 
     model: model.ModelConfig
-    teacher: str = "embedded"
-    features: str = ""
-    init: str = ""
-    divergence: str = "fkl"
-    beta: float = 0.5
-    mix: float = 0.5
-    eta: float = 3.0
-    top_k: int = 0
-    data_share: float = 0.0
-    on_policy: float = 0.0
-    prompt_tokens: int = 64
-    temperature: float = 1.0
-    chunk: int = chunks.CHUNK
-    eval_samples: tuple[str, ...] = ()
+    teacher: str = "embedded"  # the frozen target: a name or folder that specjax.load takes
+    features: str = ""  # a folder of the recipe `features`; "": the target runs in each step
+    init: str = ""  # the folder of a drafter of this shape to start from; "": random weights
+    divergence: str = "fkl"  # or rkl, jsd, tvd, nla, kl_tv, lk: see train/losses.py
+    beta: float = 0.5  # of jsd
+    mix: float = 0.5  # of kl_tv
+    eta: float = 3.0  # of lk
+    top_k: int = 0  # how many of the target's most likely tokens are compared; 0: all
+    data_share: float = 0.0  # the share of cross-entropy in the loss
+    on_policy: float = 0.0  # the share of a batch's rows that the drafter writes itself
+    prompt_tokens: int = 64  # the length of the prompts that the drafter continues
+    temperature: float = 1.0  # at which the drafter writes
+    chunk: int = chunks.CHUNK  # the number of positions whose logits are in memory at a time
+    eval_samples: tuple[str, ...] = ()  # files of `regenerate` from held-out prompts, to measure on
     decoding: decoding.DecodingConfig = decoding.DecodingConfig()
     data: DataConfig = DataConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -297,7 +290,7 @@ def training_batches(config: DistillConfig, teacher, vocabulary):
 
 
 def run(config: DistillConfig, *, dry_run: bool = False) -> None:
-    """Trains, draws the curves, exports to ``run.folder/model`` without a tokenizer of its own."""
+    """Trains a draft model and exports it to ``run.folder/model``, without a tokenizer."""
     vocabulary = tokenizer.load(config.data.tokenizer)
     teacher = load_teacher(config.teacher, vocabulary, config.data.length)
     heldout, end_of_text = data.load_stream(config.data, "heldout")

@@ -2,14 +2,14 @@
 
     loss = sum_k decay ** k * mean(-sum_x p'(x) log q_k(x)),   k = 1 ... K
 
-over K steps of the unroll (``unroll.py``), the first on the target's features, the others on the
-head's own outputs, all in one compiled step. ``p'`` is the target's law behind the true tokens, on
-the head's own vocabulary and renormalised there; positions at which the target's best token is not
-in it do not count. The mean is over the positions that do (the authors' trainer divides by all).
+The sum is over K steps of the unroll (``unroll.py``): the first step reads the target's features,
+the others the head's own outputs. ``p'`` is the target's law after the true tokens, restricted to
+the head's vocabulary and renormalized. Positions whose most likely token is not in that vocabulary
+do not count, and the mean is over the positions that count (the authors' trainer divides by all).
 
-``parallel``: P-EAGLE, which drafts all K tokens in one pass. Steps after the first read neither
-tokens nor outputs: a mask's embedding and what is learned in the place of features. All positions
-are unrolled to all depths, where the authors draw fewer for deeper ones to save memory.
+With ``parallel`` the recipe trains P-EAGLE, which drafts all K tokens in one pass: the steps after
+the first read the embedding of a mask token and a learned vector in place of the features. Every
+position is unrolled to every depth; the authors sample fewer positions for deeper steps.
 
 References: EAGLE-3, 2503.01840; P-EAGLE, 2602.01469.
 """
@@ -38,32 +38,26 @@ SIZES += ("max_positions", "norm_eps", "activation", "rope_theta", "rope_scaling
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Eagle3Config(frozen.FrozenConfig):
-    """``num_heads``: K, the steps of the unroll. ``layers``: of the target, whose hidden states are
-    read, counted as ``hidden_states[i]`` of Hugging Face; empty: the drafter's ``usual_layers``.
-    ``draft_vocab_size``: of the head's own vocabulary, the most frequent tokens of the text; 0: all
-    of the target's. ``hidden_size``, ``head_dim``, ``intermediate_size``: of the head; 0: as the
-    target's. A narrow head drafts faster and has embeddings of its own, which begin, as its LM head
-    does, as the target's in the directions in which these are largest.
-    ``norm_before_residual``, ``fc_norm``, ``normed_output``: see the drafter's ``Eagle3Config``.
-    ``num_layers``: of the head, of which only the first reads embeddings; P-EAGLE's authors have
-    four. ``mask_token``: with ``parallel``, whose embedding stands for drafted tokens; negative:
-    that of the end of text. ``window``: what it sees when it drafts, in tokens, not less than a row
-    has, so that it was trained for all of it; 0: the whole text, however long."""
+    """The shape of an EAGLE-3 or P-EAGLE head.
 
-    num_heads: int = 7
-    layers: tuple[int, ...] = ()
-    draft_vocab_size: int = 0
-    hidden_size: int = 0
-    head_dim: int = 0
-    intermediate_size: int = 0
-    norm_before_residual: bool = False
-    fc_norm: str | None = None
-    normed_output: bool = False
-    num_layers: int = 1
-    parallel: bool = False
-    mask_token: int = -1
-    window: int = 0
-    teacher_share: float = 1.0
+    A head narrower than the target drafts faster. It has embeddings of its own, which are
+    initialized, as its LM head is, by the target's in their principal directions.
+    """
+
+    num_heads: int = 7  # the steps K of the unroll
+    layers: tuple[int, ...] = ()  # layers whose hidden states are read; []: the usual ones
+    draft_vocab_size: int = 0  # the most frequent tokens, as the head's vocabulary; 0: all tokens
+    hidden_size: int = 0  # of the head; 0: the target's
+    head_dim: int = 0  # of the head; 0: the target's
+    intermediate_size: int = 0  # of the head; 0: the target's
+    norm_before_residual: bool = False  # see specjax.drafters.eagle3.Eagle3Config
+    fc_norm: str | None = None  # see specjax.drafters.eagle3.Eagle3Config
+    normed_output: bool = False  # see specjax.drafters.eagle3.Eagle3Config
+    num_layers: int = 1  # layers of the head, of which the first reads embeddings
+    parallel: bool = False  # P-EAGLE: all tokens are drafted in one pass
+    mask_token: int = -1  # with parallel, the token that stands for drafted ones; -1: end of text
+    window: int = 0  # tokens that the head attends to, at least data.length; 0: the whole text
+    teacher_share: float = 1.0  # always 1: the head learns the target's law
 
     def __post_init__(self):
         super().__post_init__()
@@ -88,12 +82,12 @@ Config = Eagle3Config
 def layer_config(
     target: DecoderConfig, intermediate_size: int = 0, hidden_size: int = 0, head_dim: int = 0
 ) -> DecoderConfig:
-    """A drafting layer's shape: one Llama layer of the target's sizes, where no others are given.
+    """The shape of a drafting layer: one Llama layer, of the target's sizes by default.
 
-    Of another width it has as many heads as fill it.
+    A layer of another width has as many heads as fill that width.
 
     Raises:
-      ConfigError: the target's attention has no such sizes; heads do not fill the width.
+      ConfigError: the target has no rotary attention, or the heads do not fill the width.
     """
     if target.kv_rank or target.positions != "rope":
         raise ConfigError(
@@ -204,6 +198,6 @@ def make_eagle3(config: Eagle3Config, setting: frozen.Setting) -> Heads:
 
 
 def run(config: Eagle3Config, *, dry_run: bool = False) -> None:
-    """Trains, draws the curves, exports to ``run.folder/model``."""
+    """Trains an EAGLE-3 or P-EAGLE head and exports it to ``run.folder/model``."""
     setting = frozen.make_setting(config, lambda n: config.layers or eagle3.usual_layers(n))
     frozen.train(config, setting, make_eagle3(config, setting), dry_run=dry_run)

@@ -1,6 +1,6 @@
-"""What the recipes of light heads share: the run of heads on a frozen target.
+"""Trains heads on a frozen target, for all recipes of heads.
 
-A recipe brings ``rows.Heads``; ``train`` does the rest.
+A recipe makes ``rows.Heads``; ``train`` runs, measures and exports them.
 """
 
 from __future__ import annotations
@@ -45,23 +45,15 @@ from .teacher import load_teacher
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FrozenConfig:
-    """What every recipe of heads is told; a recipe adds the shape of its own.
+    """The settings of every recipe of heads. Each recipe adds the shape of its own heads."""
 
-    ``teacher``: what ``specjax.load`` takes. ``features``: a folder of the recipe ``features``;
-    empty: the target runs in each step, over rows of ``data``. ``init``: a folder of heads of this
-    shape to go on from. ``decay``: the loss of head k (from 1) weighs ``decay ** k``, 0.8 in the
-    paper of Medusa; 1: the plain sum. ``teacher_share``: of the loss, against the target's whole
-    law (Hydra++'s teacher loss) in place of the text's next token. ``eval_samples``: files of
-    ``regenerate`` made from held-out prompts, each measured apart.
-    """
-
-    teacher: str = "embedded"
-    features: str = ""
-    init: str = ""
-    num_heads: int = 4
-    decay: float = 0.8
-    teacher_share: float = 0.0
-    eval_samples: tuple[str, ...] = ()
+    teacher: str = "embedded"  # the frozen target: a name or folder that specjax.load takes
+    features: str = ""  # a folder of the recipe `features`; "": the target runs in each step
+    init: str = ""  # a folder of trained heads of the same shape to start from; "": new heads
+    num_heads: int = 4  # the number of heads, or of steps of the unroll
+    decay: float = 0.8  # the loss of head k (from 1) is weighted by decay^k; 1: a plain sum
+    teacher_share: float = 0.0  # share of the loss against the target's law, not the next token
+    eval_samples: tuple[str, ...] = ()  # files of `regenerate` from held-out prompts, to measure on
     decoding: decoding.DecodingConfig = decoding.DecodingConfig()
     data: DataConfig = DataConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -86,7 +78,7 @@ class FrozenConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What a configuration stands for: the target, and the text to learn from and measure on.
+    """The target of a run, and the text to learn from and to measure on.
 
     Attributes:
       lm: the target. ``end_of_text``: what parts documents.
@@ -110,10 +102,16 @@ class Setting:
 
 
 def make_setting(config: FrozenConfig, layers_of=lambda count: ()) -> Setting:
-    """Reads what the configuration names. Raises ConfigError where it cannot be had.
+    """Loads the target and the text that the configuration names.
 
-    ``layers_of``: says of a target with ``count`` layers whose hidden states, besides those of the
-    last one, are to be read."""
+    Args:
+      config: the configuration of a recipe of heads.
+      layers_of: ``layers_of(count)``, the layers of a target with ``count`` layers whose hidden
+        states the heads read besides those of the last layer.
+
+    Raises:
+      ConfigError: the target or the text cannot be read, or do not fit each other.
+    """
     vocabulary = tokenizer.load(config.data.tokenizer)
     lm = load_teacher(config.teacher, vocabulary, config.data.length)
     layers = layers_of(lm.config.num_layers)
@@ -149,7 +147,7 @@ def make_setting(config: FrozenConfig, layers_of=lambda count: ()) -> Setting:
 
 
 def starting_params(config: FrozenConfig, lm, heads: Heads):
-    """What the heads begin with: their own, or those in ``config.init``, of the same shape."""
+    """The initial parameters: new ones, or those in ``config.init``, of the same shape."""
     if not config.init:
         return heads.params
     found = specjax.load_drafter(config.init, lm)
@@ -182,9 +180,15 @@ def train(
     loss=None,
     measure=None,
 ):
-    """Trains the heads, draws the curves, exports to ``run.folder/model``.
+    """Trains the heads, draws the report, and exports the heads to ``run.folder/model``.
 
-    ``loss``, ``measure``: if not ``make_loss``'s and ``make_measure``'s.
+    Args:
+      config: the configuration of the recipe.
+      setting: the target and the text, see ``make_setting``.
+      heads: the heads to train.
+      dry_run: print the estimates alone.
+      loss: the loss; None: that of ``head_losses.make_loss``.
+      measure: the held-out measures; None: those of ``head_losses.make_measure``.
     """
     lm, target = setting.lm, setting.lm.target
     layout_of(lm, heads.drafter, heads.publish(heads.params))  # or nothing is trained
@@ -216,7 +220,7 @@ def train(
 
 
 def describe(setting: Setting, heads: Heads) -> str:
-    """The drafter that a run would make, in words; prints which target it reads."""
+    """A description of the drafter that a run would train. Prints the target that it reads."""
     lm, drafter = setting.lm, heads.drafter
     count = sum(x.size for x in jax.tree.leaves(lm.params))
     print(f"target        {lm.name}: {count:,} parameters, {model.words(lm.config)}")
@@ -230,5 +234,5 @@ def describe(setting: Setting, heads: Heads) -> str:
 
 
 def best_of(config: FrozenConfig) -> str:
-    """By which measure the parameters of a run are chosen; none: the last ones."""
+    """The measure by which the exported parameters are chosen; empty: the last parameters."""
     return "decoded_tau" if config.decoding.num_prompts else ""

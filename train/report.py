@@ -1,8 +1,8 @@
-"""Recipe ``report``: what a run came to, as one page that needs nothing else, ``report.html``.
+"""Recipe ``report``: draws the report of a run, the self-contained page ``report.html``.
 
-Training draws it when it ends; this recipe draws it again, of an interrupted run too: from
-``log.jsonl``, ``config.json`` and ``measured.json`` in the run's folder. What was not measured
-is said to be so.
+Training draws the report when it ends. This recipe draws it again, also for an interrupted run,
+from ``log.jsonl``, ``config.json`` and ``measured.json`` in the folder of the run. The page says
+what was not measured.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ PAGE, PICTURE = "report.html", "loss.png"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DrawConfig:
-    """``folder``: of a run."""
+    """The run to draw."""
 
-    folder: str
+    folder: str  # run.folder of the run
 
 
 Config = DrawConfig
 
 
 def run(config: DrawConfig, *, dry_run: bool = False) -> None:
-    """Draws the report of a run again. ``dry_run``: says of what."""
+    """Draws the report of a run again, or with ``dry_run`` prints what it would be drawn from."""
     folder = Path(config.folder)
     rows = read(folder / LOG)
     if not rows:
@@ -58,11 +58,15 @@ def finish(
     sets: Mapping[str, Prompts] | None = None,
     num_draft: int | None = None,
 ) -> None:
-    """What follows an export: its measures, if it is a drafter, its card, the report of the run.
+    """Measures an exported drafter, and writes the model card and the report of the run.
 
     Args:
-      config: of the recipe. ``lm``: the target of a drafter. ``sets``: ``decoding.prompt_sets``.
-      loaded: what was exported, loaded again. ``num_draft``: see ``measured.measure``.
+      config: the configuration of the recipe.
+      export: what was exported.
+      lm: the target of the drafter; None: the export is a target itself.
+      loaded: the exported drafter, loaded again.
+      sets: held-out prompts, see ``decoding.prompt_sets``.
+      num_draft: see ``measured.measure``.
     """
     folder, facts = Path(config.run.folder), {}
     if sets:
@@ -87,7 +91,7 @@ def draw(folder: Path) -> Path:
 
 
 def html(folder: Path, rows: list[dict], settings: dict, panels: list[charts.Panel]) -> str:
-    """The page, with its pictures inside."""
+    """The page as HTML, its pictures included."""
     import jinja2
 
     facts = measured.read(folder)
