@@ -30,19 +30,15 @@ from .rows import Heads, fresh, make_reader
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockConfig(frozen.FrozenConfig):
-    """``num_heads``: masks of a block, which has one token more. ``num_layers``: of the drafter.
-    ``layers``: of the target, counted as ``hidden_states[i]`` of Hugging Face. ``num_anchors``: a
-    row and step. ``mask_token``: whose embedding stands for a mask; negative: that of the end of
-    text. ``decay_length``: of the weights, in tokens. ``intermediate_size``: of its layers; 0: as
-    the target's."""
+    """The shape of a block drafter, and the weights of its loss."""
 
-    num_heads: int = 7
-    num_layers: int = 2
-    layers: tuple[int, ...] = (1,)
-    num_anchors: int = 32
-    mask_token: int = -1
-    decay_length: float = 7.0
-    intermediate_size: int = 0
+    num_heads: int = 7  # the masks of a block, which has one token more
+    num_layers: int = 2  # layers of the drafter
+    layers: tuple[int, ...] = (1,)  # layers of the target whose hidden states are read
+    num_anchors: int = 32  # blocks per row and step
+    mask_token: int = -1  # the token whose embedding stands for a mask; -1: end of text
+    decay_length: float = 7.0  # mask k is weighted by exp(-(k - 1) / decay_length)
+    intermediate_size: int = 0  # of its layers; 0: the target's
 
     def __post_init__(self):
         super().__post_init__()

@@ -44,16 +44,14 @@ from .teacher import load_teacher
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BoostConfig:
-    """``distill``: one drafter's text, objective, shape and steps, as in that recipe; its
-    ``run.folder`` holds one folder a drafter, and ``boost.jsonl``. ``boosted = false``: all are
-    taught everywhere, from other weights and in another order, to compare with. ``num_draft``:
-    tokens that each drafts a round, where tau is measured.
-    """
+    """The drafters to train."""
 
     distill: distill.DistillConfig
-    num_drafters: int = 2
-    boosted: bool = True
-    num_draft: int = 3
+    num_drafters: int = 2  # at least 2
+    boosted: bool = (
+        True  # train each drafter where the earlier ones fail; false: all on all positions
+    )
+    num_draft: int = 3  # tokens that each drafts per round, where τ is measured
 
     def __post_init__(self):
         if self.num_drafters < 2:

@@ -22,17 +22,16 @@ from .decoding import decode_all, tau_of
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompareConfig:
-    """``heads``: folders. ``trees``: as ``specjax.generate(tree=)`` takes them, ``chain:3`` among
-    them. ``output``: the table (Markdown). At ``temperature`` 0 decoding is greedy."""
+    """The heads to compare, and how they are decoded."""
 
     teacher: str = "embedded"
-    heads: tuple[str, ...] = ()
-    trees: tuple[str, ...] = ("chain:3",)
-    temperature: float = 0.0
-    num_prompts: int = 64
-    new_tokens: int = 64
+    heads: tuple[str, ...] = ()  # folders of trained heads
+    trees: tuple[str, ...] = ("chain:3",)  # as specjax generate --tree takes them
+    temperature: float = 0.0  # 0 is greedy decoding
+    num_prompts: int = 64  # a multiple of batch
+    new_tokens: int = 64  # tokens decoded per prompt
     batch: int = 16
-    output: str = "runs/compare.md"
+    output: str = "runs/compare.md"  # the table, in Markdown
     run: RunConfig = RunConfig()
 
     def __post_init__(self):

@@ -27,18 +27,15 @@ Prompts = tuple[np.ndarray, np.ndarray]  # int32 [n, T], padded behind, and leng
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodingConfig:
-    """Held-out tau by decoding: of how many prompts (0: not measured), how long, how batched.
+    """Held-out prompts that are decoded to measure τ, by which the exported weights are chosen."""
 
-    Prompts are windows of the held-out corpus. The parameters kept are those at the best tau.
-    ``files``: of prompts as the recipe ``prompts`` writes them (JSON lines with a ``text``), other
-    domains, each measured apart.
-    """
-
-    num_prompts: int = 32
-    files: tuple[str, ...] = ()
-    prompt_tokens: int = 48
-    new_tokens: int = 64
-    batch: int = 8
+    num_prompts: int = 32  # windows of the held-out corpus, a multiple of batch; 0: not measured
+    files: tuple[
+        str, ...
+    ] = ()  # prompts of other domains (JSON lines with a field text), each measured apart
+    prompt_tokens: int = 48  # tokens of a prompt
+    new_tokens: int = 64  # tokens decoded per prompt
+    batch: int = 8  # prompts that are decoded together
 
     def __post_init__(self):
         for name in ("prompt_tokens", "new_tokens", "batch"):

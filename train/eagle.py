@@ -33,19 +33,16 @@ from .unroll import unroll
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EagleConfig(frozen.FrozenConfig):
-    """``num_heads``: steps, 1 is EAGLE's. ``noise``: features are shifted by up to
-    ``noise * 256 / data.length`` either way. ``regression``, ``law``, ``top``: weights of the
-    loss; ``top_k``: tokens of its third part, 0: none. ``intermediate_size``: of the layer; 0: as
-    the target's."""
+    """The shape of an EAGLE-1 or HASS head, and the weights of its loss."""
 
-    num_heads: int = 1
-    decay: float = 1.0
-    noise: float = 0.2
-    regression: float = 1.0
-    law: float = 0.1
-    top: float = 1.0
-    top_k: int = 0
-    intermediate_size: int = 0
+    num_heads: int = 1  # the steps of the unroll; 1 is EAGLE-1
+    decay: float = 1.0  # the loss of step k is weighted by decay^(k - 1)
+    noise: float = 0.2  # features are shifted by up to noise * 256 / data.length
+    regression: float = 1.0  # the weight of the regression onto the features
+    law: float = 0.1  # the weight of the cross-entropy against the target's law
+    top: float = 1.0  # the weight of the loss over the top_k tokens
+    top_k: int = 0  # the target's most likely tokens in that loss; 0: none
+    intermediate_size: int = 0  # of the layer; 0: the target's
     teacher_share: float = 1.0
 
     def __post_init__(self):

@@ -42,23 +42,20 @@ VERSION = 3  # of the layout of a folder
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeaturesConfig:
-    """``num_rows`` rows of ``data.length + 1`` tokens in the mixture of ``data``, to ``output``.
+    """The rows whose hidden states are stored.
 
-    ``layers``: besides the last one, which is always there; EAGLE-3 reads some. A row takes
-    ``2 * data.length * hidden size`` bytes a layer. ``top_k``: in place of the last layer, the
-    target's laws as their most likely tokens and the sum of the others, ``8 * top_k + 4`` bytes a
-    token, which the recipe ``distill`` reads with ``top_k``; 0: none. ``shard``, ``shards``: this
-    run writes the rows ``shard::shards`` alone, into a folder of its own; ``read`` joins them.
+    A row takes ``2 * data.length * hidden size`` bytes per layer, or with ``top_k``
+    ``data.length * (8 * top_k + 4)`` bytes in place of the last layer.
     """
 
     teacher: str = "embedded"
     split: str = "train"
-    num_rows: int = 1024
-    layers: tuple[int, ...] = ()
-    top_k: int = 0
-    shard: int = 0
-    shards: int = 1
-    output: str = "runs/features"
+    num_rows: int = 1024  # a multiple of data.batch
+    layers: tuple[int, ...] = ()  # stored besides the last layer; EAGLE-3 reads some
+    top_k: int = 0  # store the target's most likely tokens in place of the last layer; 0: do not
+    shard: int = 0  # this run writes the rows shard::shards alone
+    shards: int = 1  # the number of runs that share the rows
+    output: str = "runs/features"  # the folder to write
     data: DataConfig = DataConfig()
     run: RunConfig = RunConfig()
 

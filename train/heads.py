@@ -23,15 +23,15 @@ from .rows import Heads, fresh, make_reader
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadsConfig(frozen.FrozenConfig):
-    """``kind``: ``medusa`` or ``blockwise``. ``num_layers``: residual blocks of a head of Medusa.
-    ``tied``: its heads share the target's own LM head; else each has one, which begins as that.
-    ``trunk_size``: of Blockwise's hidden layer; 0: ``num_heads`` times the hidden size."""
+    """The shape of Medusa or Blockwise heads."""
 
-    kind: str = "medusa"
-    num_layers: int = 1
-    tied: bool = True
-    trunk_size: int = 0
-    sample_head: bool = False
+    kind: str = "medusa"  # medusa or blockwise
+    num_layers: int = 1  # residual blocks of a Medusa head
+    tied: bool = (
+        True  # share the target's LM head; else each Medusa head has one, initialized by it
+    )
+    trunk_size: int = 0  # of Blockwise's hidden layer; 0: num_heads times the hidden size
+    sample_head: bool = False  # each step trains one head, drawn at random (Blockwise)
 
     def __post_init__(self):
         super().__post_init__()

@@ -30,13 +30,12 @@ from .rows import Heads, fresh
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HydraConfig(frozen.FrozenConfig):
-    """``num_layers``: of a head, its first included. ``tied``: the heads share the target's own LM
-    head; else each has one, which begins as that. ``prefix``: Hydra++'s layer before the heads."""
+    """The shape of Hydra heads."""
 
-    num_layers: int = 1
-    tied: bool = True
-    prefix: bool = False
-    teacher_share: float = 1.0
+    num_layers: int = 1  # layers of a head, the first included
+    tied: bool = True  # share the target's LM head; else each head has one, initialized by it
+    prefix: bool = False  # add the prefix layer of Hydra++ before the heads
+    teacher_share: float = 1.0  # share of the loss against the target's law
 
     def __post_init__(self):
         super().__post_init__()

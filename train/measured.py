@@ -29,14 +29,10 @@ MAIN = "held-out corpus"  # the domain without a name
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReportConfig:
-    """What is measured at the end, besides tau on the prompts of ``decoding``.
+    """What the report shows besides τ."""
 
-    ``texts``: how many are shown with their accepted tokens. ``plan_prompts``: how many the planner
-    decodes to predict the speed-up on this machine; 0: none.
-    """
-
-    texts: int = 3
-    plan_prompts: int = 8
+    texts: int = 3  # how many texts are shown with their accepted tokens
+    plan_prompts: int = 8  # prompts that the planner decodes to predict the speed; 0: no prediction
 
     def __post_init__(self):
         for name in ("texts", "plan_prompts"):

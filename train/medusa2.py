@@ -46,11 +46,11 @@ TARGET = "target"  # the folder, within the run's, that the target is exported t
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Medusa2Config(heads.HeadsConfig):
-    """``head_weight``: lambda_0. ``head_warmup``: steps. ``target_share``: of the rates."""
+    """The settings of joint training."""
 
-    head_weight: float = 0.2
-    head_warmup: int = 100
-    target_share: float = 0.1
+    head_weight: float = 0.2  # the weight of the heads' loss beside the target's own
+    head_warmup: int = 100  # steps in which the heads alone are trained
+    target_share: float = 0.1  # the learning rate of the target, as a share of the heads'
 
     def __post_init__(self):
         super().__post_init__()

@@ -12,11 +12,7 @@ from specjax.models.decoder import Decoder
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The shape of a small Llama; the rest of ``DecoderConfig`` keeps its defaults.
-
-    ``max_positions`` may exceed the length of the rows trained on; what lies beyond that length
-    has not been practised.
-    """
+    """The shape of a small Llama."""
 
     hidden_size: int
     intermediate_size: int
@@ -24,8 +20,8 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    max_positions: int = 1024
-    tie_embeddings: bool = True
+    max_positions: int = 1024  # may exceed data.length, but no longer text is trained on
+    tie_embeddings: bool = True  # the LM head is the embedding
     rope_theta: float = 10_000.0
 
     def decoder(self, vocab_size: int, end_of_text: int) -> DecoderConfig:

@@ -23,14 +23,13 @@ from .unroll import unroll
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MTPConfig(frozen.FrozenConfig):
-    """``num_heads``: K, also the depth of the unroll. ``share_layers``, ``embedding_first``,
-    ``normed_output``: see ``MTPConfig`` of the drafter."""
+    """The shape of an MTP module."""
 
-    num_heads: int = 3
-    share_layers: bool = True
-    embedding_first: bool = True
-    normed_output: bool = False
-    decay: float = 0.6
+    num_heads: int = 3  # the depth K of the unroll
+    share_layers: bool = True  # one module serves every depth; else each depth has its own
+    embedding_first: bool = True  # see specjax.drafters.mtp.MTPConfig
+    normed_output: bool = False  # see specjax.drafters.mtp.MTPConfig
+    decay: float = 0.6  # the loss of depth k is weighted by decay^k
 
 
 Config = MTPConfig

@@ -22,12 +22,12 @@ BEGINNING = re.compile(r"\s*(async def|def|class|import|from|@|if|for|while|with
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PromptsConfig:
-    """``shortest`` and ``longest`` count tokens; ``rest`` tokens must follow in the file."""
+    """The prompts to choose from the held-out files."""
 
-    num_prompts: int = 320
-    shortest: int = 24
-    longest: int = 160
-    rest: int = 64
+    num_prompts: int = 320  # how many prompts are written
+    shortest: int = 24  # the least length of a prompt in tokens
+    longest: int = 160  # the greatest length of a prompt in tokens
+    rest: int = 64  # tokens that must follow a prompt in its file
     data: DataConfig = DataConfig()
     run: RunConfig = RunConfig(folder="runs/prompts")
 

@@ -29,9 +29,9 @@ PIECES = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\n+|\s+(?!\S)|\s+"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
-    """``vocab_size`` counts the special token; a multiple of 64 keeps products well shaped."""
+    """The tokenizer to train."""
 
-    vocab_size: int = 2048
+    vocab_size: int = 2048  # a multiple of 64, the special token included
     data: DataConfig = DataConfig()
     run: RunConfig = RunConfig(folder="runs/tokenizer")
 
