@@ -34,9 +34,10 @@ if TYPE_CHECKING:
         trees,
         types,
     )
-    from .analysis.check_contract import check_drafter, check_target
     from .analysis.comparison import compare
+    from .analysis.drafter_checks import check_drafter
     from .analysis.plan.api import plan
+    from .analysis.target_checks import check_target
     from .checkpoints import load_drafter, save_drafter
     from .decoding.loop import decode, stream
     from .decoding.round import accept, draft_step, verify

@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING
 from .._internal import lazy
 
 if TYPE_CHECKING:
-    from .check_contract import ContractReport, check_drafter, check_target
     from .comparison import Comparison, repeated_ngrams
+    from .contract_report import ContractReport
+    from .drafter_checks import check_drafter
     from .memory import MemoryPlan, plan_memory
     from .plan.api import Plan
+    from .target_checks import check_target
 
 __all__ = [
     "Comparison",
@@ -23,11 +25,11 @@ __all__ = [
 
 _LAZY = {
     "Comparison": "comparison",
-    "ContractReport": "check_contract",
+    "ContractReport": "contract_report",
     "MemoryPlan": "memory",
     "Plan": "plan.api",
-    "check_drafter": "check_contract",
-    "check_target": "check_contract",
+    "check_drafter": "drafter_checks",
+    "check_target": "target_checks",
     "plan_memory": "memory",
     "repeated_ngrams": "comparison",
 }

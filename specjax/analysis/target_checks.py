@@ -1,12 +1,11 @@
-"""Checks of a target or a drafter of one's own against what the contract promises.
+"""``check_target``: a target of one's own against what the contract promises.
 
-They run the object on small random inputs and compare what it returns with what the slow, obvious
-way returns. Whoever writes a target or a drafter runs them once, and in a test.
+The target runs on small random inputs, and its results are compared with those of the slow,
+obvious way. Whoever writes a target runs the checks once, and in a test.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import jax
@@ -14,55 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import trees
-from ..acceptance.walk import eligible
-from ..decoding import contract_checks, loop, stepwise
+from ..decoding import contract_checks
 from ..decoding.inputs import check_objects
-from ..decoding.round import draft_step, round_context
 from ..drafters.plain import Plain
-from ..sampling.distribution import Sampling
-from ..types import POINT_MASS, Draft, Drafter, PyTree, Target, Verdict
+from ..types import Draft, PyTree, Target, Verdict
+from .contract_report import ContractReport, run_check
 
 TREE = (-1, 0, 0, 1, 1, 2, 3)  # nodes of the draft that is scored
-PATH = (0, 1, 4)  # of which these are accepted: no prefix of the nodes
+PATH = (0, 1, 4)  # the nodes that are accepted: no prefix of all nodes
 LENGTHS = (1, 4, 9)  # committed tokens of each row
-SIGMAS = 6  # how far a count may be from what its law says
-
-
-@dataclasses.dataclass(frozen=True)
-class Check:
-    """One property: its ``name``, whether it ``passed``, and what was found where it did not."""
-
-    name: str
-    passed: bool
-    found: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class ContractReport:
-    """What ``check_target`` or ``check_drafter`` found. True where every check passed.
-
-    Attributes:
-      subject: what was checked.
-      checks: one ``Check`` for each property.
-    """
-
-    subject: str
-    checks: tuple[Check, ...]
-
-    def __bool__(self) -> bool:
-        return all(check.passed for check in self.checks)
-
-    def __str__(self) -> str:
-        lines = [f"{self.subject}: {'all checks passed' if self else 'WRONG'}"]
-        for check in self.checks:
-            mark = "ok   " if check.passed else "WRONG"
-            lines.append(f"  {mark} {check.name}" + (f": {check.found}" if check.found else ""))
-        return "\n".join(lines)
-
-    def raise_if_wrong(self) -> None:
-        """Raises ``AssertionError`` with the whole report unless every check passed."""
-        if not self:
-            raise AssertionError(str(self))
 
 
 def check_target(
@@ -127,7 +86,7 @@ class _TargetChecks:
             ("a row's logits do not depend on the other rows", self.rows),
             ("verify is pure: the same twice, the entries also without logits", self.pure),
         ):
-            checks.append(_checked(name, run))
+            checks.append(run_check(name, run))
             if not checks[0].passed:  # nothing else could run
                 break
         return ContractReport(type(self.target).__name__, tuple(checks))
@@ -296,161 +255,3 @@ class _TargetChecks:
         if not all(np.allclose(x, y, rtol=1e-3, atol=1e-3) for x, y in pairs):
             return "logits=False gives other entries"
         return ""
-
-
-def check_drafter(
-    target: Target,
-    drafter: Drafter,
-    params: PyTree,
-    *,
-    tokens=None,
-    max_new_tokens: int = 24,
-    draws: int = 2000,
-    inputs: PyTree = None,
-    seed: int = 0,
-) -> ContractReport:
-    """Checks a drafter against what ``specjax.Drafter`` promises.
-
-    Greedy output is compared with plain decoding, and drawn tokens with the laws that their draft
-    states, which is what makes sampling lossless under ``rejection``.
-
-    Args:
-      target: the target that the drafter drafts for.
-      params: those of ``decode``: ``{"target": ..., "drafter": ...}``.
-      tokens: prompts int32 ``[B, T]``, at least two rows; None: random ones.
-      max_new_tokens: how far the greedy comparison goes.
-      draws: rows that draw from one prompt.
-      inputs: what ``decode`` takes, or None; not for drawn tokens.
-      seed: of random prompts and draws.
-
-    Returns:
-      a report; ``print`` it, or call its ``raise_if_wrong``.
-
-    Raises:
-      TypeError: ``target`` or ``drafter`` lacks its base class.
-
-    Example::
-
-        params = {"target": weights, "drafter": None}
-        print(specjax.check_drafter(target, MyDrafter(3), params))
-    """
-    check_objects(target, drafter)
-    if tokens is None:
-        random = np.random.default_rng(seed)
-        tokens = random.integers(0, target.vocab_size, (3, 6)).astype(np.int32)
-    tokens = np.asarray(tokens, np.int32)
-    lengths = np.maximum(1, tokens.shape[1] - np.arange(len(tokens)))
-    key = jax.random.key(seed)
-    common = dict(max_new_tokens=max_new_tokens, key=key, inputs=inputs)
-
-    def state_of(tokens, lengths, temperature):
-        sampling = Sampling(temperature=temperature)
-        return stepwise.init_state(
-            target, drafter, params, tokens, lengths, sampling=sampling, **common
-        )
-
-    @jax.jit
-    def drafted(params, state):
-        """The draft; tokens that no rule looks at are -1."""
-        context = round_context(params, state)
-        draft = draft_step(drafter, params, state.drafter_state, context)[0]
-        return dataclasses.replace(draft, tokens=jnp.where(eligible(draft), draft.tokens, -1))
-
-    def shapes():
-        def one_round(params):
-            state = state_of(tokens, lengths, 0.0)
-            return loop.burst(target, drafter, "auto", 1, params, state)
-
-        jax.eval_shape(one_round, params)
-        return ""
-
-    def greedy():
-        found = loop.decode(target, drafter, params, tokens, lengths, **common)
-        plain = {**params, "drafter": None}
-        wanted = loop.decode(target, Plain(), plain, tokens, lengths, **common)
-        for row in range(len(tokens)):
-            size = int(wanted.lengths[row])
-            pair = np.asarray(found.tokens[row, :size]), np.asarray(wanted.tokens[row, :size])
-            if not np.array_equal(*pair):
-                at = int(np.flatnonzero(pair[0] != pair[1])[0])
-                return f"row {row}: token {at} is {pair[0][at]}, plain decoding says {pair[1][at]}"
-        return ""
-
-    def rows():
-        state = state_of(tokens, lengths, 1.0)
-        whole = drafted(params, state)
-        for row in range(len(tokens)):
-            alone = drafted(params, jax.tree.map(lambda x, r=row: x[r : r + 1], state))
-            if not np.array_equal(alone.tokens[0], whole.tokens[row]):
-                return f"row {row} drafts {alone.tokens[0]} alone, {whole.tokens[row]} in the batch"
-        return ""
-
-    def buffer():
-        state = state_of(tokens, lengths, 0.0)
-        beyond = jnp.arange(state.tokens.shape[1]) >= state.length[:, None]
-        filled = jnp.where(beyond, (state.tokens + 1) % target.vocab_size, state.tokens)
-        other = drafted(params, dataclasses.replace(state, tokens=filled))
-        if not np.array_equal(other.tokens, drafted(params, state).tokens):
-            return "what the buffer holds after the last committed token changes the draft"
-        return ""
-
-    def laws():
-        if inputs is not None:
-            return ""
-        many = np.repeat(tokens[:1], draws, axis=0)
-        draft = drafted(params, state_of(many, np.full(draws, tokens.shape[1]), 1.0))
-        return "" if draft.laws is None else _wrong_law(draft, target.vocab_size)
-
-    checks = []
-    for name, run in (
-        ("the drafter is hashable", lambda: hash(drafter) and None),
-        ("shapes and dtypes of a round, the state keeps its structure", shapes),
-        ("greedy output is identical to plain decoding", greedy),
-        ("a row's draft does not depend on the other rows", rows),
-        ("a draft depends on committed tokens alone", buffer),
-        ("drawn tokens follow the laws that the draft states", laws),
-    ):
-        checks.append(_checked(name, run))
-        if not checks[-1].passed and run is shapes:
-            break
-    return ContractReport(f"{type(drafter).__name__} ({drafter.name})", tuple(checks))
-
-
-def _wrong_law(draft: Draft, vocab: int) -> str:
-    """What is wrong with how often each node's tokens were drawn; nodes that are the first drawn
-    of their siblings, whose law is the stated one."""
-    tokens, index = np.asarray(draft.tokens), np.asarray(draft.law)
-    parent = np.broadcast_to(np.asarray(trees.parents(draft)), tokens.shape)
-    rows = np.arange(len(tokens))
-    for node in range(1, tokens.shape[1]):
-        here = (parent[:, 1:node] == parent[:, node : node + 1]).any(axis=1)
-        able = ~here & (index[:, node] != POINT_MASS) & (tokens[:, node] >= 0)
-        if not able.any():
-            continue
-        q = np.zeros((len(tokens), vocab))
-        stated = np.asarray(draft.laws)[rows, np.maximum(index[:, node], 0)]
-        if draft.vocab is None:
-            q[:] = stated
-        else:
-            np.add.at(q, (rows[:, None], np.asarray(draft.vocab)), stated)
-        q = q[able]
-        if not np.allclose(q.sum(axis=1), 1, atol=1e-3):
-            return f"node {node}: its law sums to {q.sum(axis=1).min():.3g}, not to 1"
-        counts = np.bincount(tokens[able, node], minlength=vocab)
-        expected, variance = q.sum(axis=0), (q * (1 - q)).sum(axis=0)
-        off = np.abs(counts - expected) / np.sqrt(variance + 1)
-        if off.max() > SIGMAS:
-            token = int(off.argmax())
-            return (
-                f"node {node}: token {token} was drawn {counts[token]} times in {len(q)}, its law "
-                f"says {expected[token]:.0f}"
-            )
-    return ""
-
-
-def _checked(name: str, run) -> Check:
-    try:
-        found = run() or ""
-    except Exception as error:  # whatever a user's own code raises is a finding
-        found = f"{type(error).__name__}: {error}"
-    return Check(name, not found, found)
