@@ -60,8 +60,8 @@ TABLE = {
         ("tree_counts", FULL),
     ],
     "test_decoder.py": [
-        ("tree_are_those_of_each_path.*0|written_inside|explicit", DEFAULT),
-        ("mesh|copies|each_path|follows", MERGE),
+        ("tree_are_those_of_each_path.*0|written_inside", DEFAULT),
+        ("mesh|copies|each_path|follows|explicit", MERGE),
         (EVERYTHING, FULL),
     ],
     "test_docs.py": [("top_to_bottom|one_law|builds_strictly|to_a_faster_one", MERGE)],

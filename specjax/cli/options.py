@@ -21,7 +21,8 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--drafter",
         "--speculative-model",
-        help="auto (the default: the model's own heads where they pay, else ngram), none, ngram, "
+        help="auto (the default: the model's own heads where its folder has some, else ngram), "
+        "none, ngram, "
         f"draft, {', '.join(registry.head_names())} (the embedded model has eagle3, mtp, "
         "speculator, hydra and medusa), or the folder or hub name of a draft model or of heads; "
         "after ngram+ (ngram+mtp), the drafter is asked only where there is nothing to copy from "

@@ -164,6 +164,12 @@ def missing_params(params, drafter: Drafter):
     except Exception as error:
         if params.get("drafter") is not None:
             raise
+        if not isinstance(error, KeyError) and "NoneType" not in str(error):
+            error.add_note(
+                f"params['drafter'] is None: if the drafter {drafter.name!r} has weights, give "
+                "params={'target': ..., 'drafter': its weights}"
+            )
+            raise
         raise ValueError(
             f"params['drafter'] is missing, and the drafter {drafter.name!r} needs it "
             f"({type(error).__name__}: {error}): give params={{'target': ..., 'drafter': its "

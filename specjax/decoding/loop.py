@@ -89,7 +89,7 @@ def decode(
     """Generates until every row has met a stop or spent its budget, in one compiled loop.
 
     Args:
-      target, drafter: hashable objects that implement the protocols of ``types.py``.
+      target, drafter: hashable objects that implement the protocols of ``specjax.types``.
       params: ``{"target": ..., "drafter": ...}`` (and ``"rule"`` for rules that learn).
       tokens: int32 ``[B, T]``, prompts padded on the right with anything.
       lengths: int32 ``[B]``, tokens of each prompt, at least 1.

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import jax
 
+from .. import sharding
 from ..sampling.distribution import Sampling
 from ..types import Drafter, PyTree, Rule, Target
 from .inputs import prepare_inputs
@@ -64,7 +65,8 @@ def init_state(
     request, slots = prepare_inputs(
         target, drafter, tokens, lengths, key, max_new_tokens, sampling, capacity, stops, inputs
     )
-    return jit_start(target, drafter, rule, slots, params, request)
+    with sharding.using(None, params):
+        return jit_start(target, drafter, rule, slots, params, request)
 
 
 def step(
@@ -75,4 +77,5 @@ def step(
     Under ``jax.jit`` target, drafter and rule are static: ``jax.jit(step, static_argnums=(0, 1,
     4))``.
     """
-    return run_round(target, drafter, rule, params, state)
+    with sharding.using(None, params):
+        return run_round(target, drafter, rule, params, state)

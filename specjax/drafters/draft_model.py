@@ -13,7 +13,7 @@ other rules that judge drawn drafts; under ``greedy`` and ``delta`` too.
 Example::
 
     small = specjax.load("Qwen/Qwen3-0.6B")
-    specjax.generate(lm, "...", drafter=small, num_draft=4)
+    specjax.generate(lm, "...", drafter=small, drafting=specjax.Drafting(num=4))
     drafter = DraftModel(num_draft=4, model=small.target)  # the same for `specjax.decode`
 
 References: Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318,

@@ -15,7 +15,8 @@ Lossless: yes, under ``greedy`` and ``delta``; in a static tree with ``sibling_s
 Example::
 
     heads = specjax.load_drafter("yuhuili/EAGLE-Vicuna-7B-v1.3", lm)
-    specjax.generate(lm, "...", drafter=heads, tree="expand:8x4x24")
+    drafting = specjax.Drafting(tree="expand:8x4x24")
+    specjax.generate(lm, "...", drafter=heads, drafting=drafting)
 
 References: EAGLE, arXiv 2401.15077; EAGLE-2, arXiv 2406.16858; HASS, arXiv 2408.15766,
 which trains the same head otherwise.

@@ -15,7 +15,7 @@ Lossless: yes, under ``greedy`` and ``delta``; in a static tree with ``sibling_s
 Example::
 
     heads = specjax.load_drafter("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", lm)
-    specjax.generate(lm, "...", drafter=heads, num_draft=5)
+    specjax.generate(lm, "...", drafter=heads, drafting=specjax.Drafting(num=5))
 
 References: EAGLE-3, arXiv 2503.01840.
 """

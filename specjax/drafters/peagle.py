@@ -13,7 +13,7 @@ Lossless: yes, as ``eagle3.py``.
 Example::
 
     heads = specjax.load_drafter("path/to/p-eagle-head", lm)  # a file with mask_hidden
-    specjax.generate(lm, "...", drafter=heads, num_draft=7)
+    specjax.generate(lm, "...", drafter=heads, drafting=specjax.Drafting(num=7))
 
 References: P-EAGLE, arXiv 2602.01469.
 """

@@ -14,7 +14,7 @@ not here.
 Example::
 
     heads = specjax.load_drafter("path/to/redrafter", lm)
-    specjax.generate(lm, "...", drafter=heads, tree="beams:4x5")
+    specjax.generate(lm, "...", drafter=heads, drafting=specjax.Drafting(tree="beams:4x5"))
 
 References: Cheng et al., arXiv 2403.09919; github.com/apple/ml-recurrent-drafter.
 """

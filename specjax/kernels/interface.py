@@ -1,7 +1,7 @@
 """What a backend computes, and the questions that it answers about itself.
 
 Shapes: ``[out, in]`` is a weight as safetensors files hold it; ``M`` columns (tokens) of
-activations, feature-major: ``[in, M]``. Letters of ``attend`` are those of ``types.py``, with ``K``
+activations, feature-major: ``[in, M]``. Letters of ``attend`` are those of ``types``, with ``K``
 key/value heads, ``G`` query heads that share one, ``E`` features of a head, ``M`` own entries.
 """
 

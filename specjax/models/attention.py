@@ -1,6 +1,6 @@
 """Attention of a few fresh nodes over (a committed prefix, their own ancestors), on a mesh.
 
-Shapes, besides the letters of ``types.py``: ``K`` key/value heads, ``G`` query heads that share
+Shapes, besides the letters of ``types``: ``K`` key/value heads, ``G`` query heads that share
 one, ``E`` the size of a head, ``M`` nodes of the draft that have entries.
 """
 

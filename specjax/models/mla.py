@@ -1,7 +1,7 @@
 """Multi-head latent attention (DeepSeek-V2, 2405.04434): the cache holds what keys and values are
 made of, not the keys and values.
 
-Shapes, besides the letters of ``types.py``: ``A`` heads, ``R`` features of a latent (``kv_rank``),
+Shapes, besides the letters of ``types``: ``A`` heads, ``R`` features of a latent (``kv_rank``),
 ``P`` rotated ones (``rope_dim``), ``U`` features of a head's query that are not rotated
 (``nope_dim``), ``W`` of its value (``value_dim``).
 

@@ -4,7 +4,7 @@ Nothing has a capacity: a token gets the experts that it chooses, whatever its b
 and adds up what they return in its own order. Tokens that nobody looks at (padding, nodes that are
 not scored, finished rows) choose none.
 
-Shapes, besides the letters of ``types.py``: ``X`` experts, ``H`` features, ``I`` features within an
+Shapes, besides the letters of ``types``: ``X`` experts, ``H`` features, ``I`` features within an
 expert, ``M`` tokens (``B * N``), ``C`` experts that a token chooses.
 
 While tokens are few, a pass costs the bytes of the experts that *any* of them chose. There are

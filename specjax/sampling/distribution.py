@@ -33,9 +33,10 @@ class Prefix:
       tokens: int32 ``[B, L]``, of which the first ``length`` (int32 ``[B]``) count.
       path: int32 ``[B, K]``, further tokens in their order, -1 where there is none.
       begin: int32 ``[B]`` or None, where what was generated begins in ``tokens``.
-      state: what a law carries (see ``laws.Law``): behind the committed prefix, and within the
-        law's own call behind the whole one; None where it carries nothing.
-      params: ``params["logits_processor"]``, the arrays of a law.
+      state: what a logits processor carries (see ``processors.LogitsProcessor``): after the
+        committed prefix, and within the processor's own call after the whole prefix; None where it
+        carries nothing.
+      params: ``params["logits_processor"]``, the arrays of a logits processor.
     """
 
     tokens: jax.Array
@@ -108,11 +109,15 @@ class Sampling:
         """The call that makes it: only the settings that differ from their default."""
         fields = [field for field in dataclasses.fields(self) if field.name != "greedy"]
         given = [(field, getattr(self, field.name)) for field in fields]
+        # an array is shown whatever it holds: it may be traced, and it selects the sampled program
         changed = [
             f"{field.name}={value!r}"
             for field, value in given
-            if not (value is field.default or (np.ndim(value) == 0 and value == field.default))
+            if not (isinstance(value, numbers.Real) and value == field.default)
+            and value is not field.default
         ]
+        if isinstance(self.temperature, numbers.Real) and self.greedy != (self.temperature == 0):
+            changed.append(f"greedy={self.greedy}")
         return f"Sampling({', '.join(changed)})"
 
     def check(self) -> None:

@@ -1,8 +1,8 @@
 """``serve_offline``: a file of prompts through a batch whose finished rows are filled again.
 
 Whole batches wait for their longest row. Here the compiled loop runs until a few rows are free,
-the next prompts take their place, and it goes on (``rows.turn``): a few programs in all, however
-long prompts and texts are.
+the next prompts take their place, and it goes on (``continuous_batching.turn``): a few programs in
+all, however long prompts and texts are.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A batch whose finished rows are filled again: which prompt stands in which row, and when.
 
 The compiled loop runs until enough rows are free; the next prompts come in as it goes on
-(``rows.turn``).
+(``continuous_batching.turn``).
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import difflib
 import functools
 import logging
 import os
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +61,7 @@ def resolve_drafter(
     """The drafter object for what ``generate`` was given, and its weights.
 
     With ``num_draft="auto"`` an ``Adaptive`` one, whose costs are still to be measured. ``tree``:
-    what ``topology.as_topology`` takes, in place of a number of drafts. ``how``: of ``growth.HOW``,
+    what ``trees.as_topology`` takes, in place of a number of drafts. ``how``: of ``expand.HOW``,
     how a rule wants siblings drawn (objects draw as they say); None: as the drafter does.
 
     Raises:
@@ -240,7 +241,26 @@ def named(lm: LM, name: str | os.PathLike, **settings) -> str | LM | HeadLM | Wi
     return load_drafter(text, lm)
 
 
-@functools.lru_cache(maxsize=4)
+# What was found for a model, as long as the model lives: a cache that held the model itself would
+# keep its weights in memory after the last reference to it is gone.
+_FOUND: weakref.WeakKeyDictionary[LM, dict] = weakref.WeakKeyDictionary()
+
+
+def _once_a_model(find):
+    """``find(lm, *names)``, called once for each living model and names."""
+
+    @functools.wraps(find)
+    def remembered(lm, *names):
+        found = _FOUND.setdefault(lm, {})
+        key = find.__name__, *names
+        if key not in found:
+            found[key] = find(lm, *names)
+        return found[key]
+
+    return remembered
+
+
+@_once_a_model
 def _own_heads(lm: LM, name: str) -> HeadLM:
     """The heads in the folder ``name`` within that of the target; MTP modules may lie in the
     target's checkpoint instead."""
@@ -260,16 +280,18 @@ def _own_heads(lm: LM, name: str) -> HeadLM:
     )
 
 
-@functools.lru_cache(maxsize=4)
+@_once_a_model
 def auto_drafter(lm: LM) -> str | HeadLM:
-    """What ``drafter="auto"`` is for a model: its own heads where it has some that pay, else
-    ``"ngram"``, which needs no weights and costs almost nothing where there is nothing to copy."""
-    name, reason = AUTO_DRAFTERS.get(lm.name) or own_heads_name(lm)
-    log.debug("drafter='auto' is %r for %s: %s", name, lm.name, reason)
+    """What ``drafter="auto"`` is for a model: its own heads where its folder or checkpoint holds
+    some, else ``"ngram"``, which needs no weights and costs almost nothing where there is nothing
+    to copy. Nothing is measured: ``specjax.compare`` and ``specjax.plan`` tell whether it pays. For
+    the embedded models a table names what pays by the figures of the documentation."""
     try:
+        name, reason = AUTO_DRAFTERS.get(lm.name) or own_heads_name(lm)
+        log.debug("drafter='auto' is %r for %s: %s", name, lm.name, reason)
         return named(lm, name)
     except (ValueError, OSError) as error:
-        log.warning("the %s heads of %s cannot be used, so ngram drafts: %s", name, lm.name, error)
+        log.warning("the heads of %s cannot be used, so ngram drafts: %s", lm.name, error)
         return "ngram"
 
 

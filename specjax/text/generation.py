@@ -80,7 +80,7 @@ def generate(lm: LM, prompts: Prompts | None = None, *, options: Options) -> Gen
       prompts: a text or its token ids, or a list of either; never empty. A model without a
         tokenizer takes and gives token ids. For T5 this is what its encoder reads; with ``inputs``,
         the ids that the decoder begins with (None: the model's own).
-      drafter: ``"auto"``: the model's own draft model or heads where they pay, else ``"ngram"``.
+      drafter: ``"auto"``: the model's own heads where its folder has some, else ``"ngram"``.
         Or ``"none"`` (or ``"plain"``, or None: no drafts), ``"ngram"`` (copies from the context),
         ``"draft"`` (the target's own draft model), the name of heads that belong to the target
         (``"eagle3"``, ``"mtp"``, ``"medusa"``, ``"hydra"``, ``"speculator"``, ...), the folder or

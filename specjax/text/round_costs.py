@@ -1,7 +1,7 @@
 """What a round costs at each width, measured with the programs of the request itself.
 
-``num_draft="auto"`` lets the number of drafts follow what was accepted and what rounds cost; this
-is where the costs come from. A width is pinned by the costs that the drafter is given, which are
+``Drafting(num="auto")`` lets the number of drafts follow what was accepted and what rounds cost;
+this is where the costs come from. The costs that the drafter is given pin a width, and are
 an argument of the compiled program: measuring compiles nothing that the request would not. What a
 drafter reads to catch up after plain rounds is in no cost.
 """

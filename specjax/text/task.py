@@ -60,7 +60,7 @@ class GenerationTask:
         rounds: int,
         live: int,
     ) -> tuple[loop.State, jax.Array]:
-        """``rows.turn``; takes the buffers of ``state``."""
+        """``continuous_batching.turn``; takes the buffers of ``state``."""
         objects = self.lm.target, self.drafter, self.rule
         with sharding.using(self.lm.mesh, self.lm.params):
             if coming is not None:

@@ -85,7 +85,9 @@ def trace(lm: LM, prompt: str | Sequence[int] | None = None, *, options: TraceOp
         model=lm.name,
         drafter=state.stats.drafter,
         rule=rule,
-        lossless=rule not in acceptance.RULES or acceptance.RULES[rule].lossless,
+        lossless=acceptance.RULES[rule].lossless
+        if rule in acceptance.RULES
+        else work.rule.lossless,
         approximate=state.stats.approximate,
         settings=_settings(options),
         greedy=state.sampling.greedy,

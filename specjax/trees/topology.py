@@ -1,6 +1,6 @@
 """What tree to draft: static trees, and trees that a drafter grows anew in each round.
 
-A topology is a small hashable object, static under jit. ``drafters.growth.grow`` drafts any of
+A topology is a small hashable object, static under jit. ``trees.expand.expand`` drafts any of
 them with any method that can say logits below a node.
 """
 
@@ -151,7 +151,7 @@ class Beams:
 
 @dataclasses.dataclass(frozen=True)
 class Follow:
-    """For measuring (``calibration.measure``), never to be verified: the ``ranks`` best choices at
+    """For measuring (``analysis.rank_counts``), never to be verified: the ``ranks`` best choices at
     each depth below the tokens that stand in ``context.tokens`` behind the root. Nodes are listed
     depth by depth, best first."""
 

@@ -28,7 +28,7 @@ POINT_MASS = -1  # value of `Draft.law` for a node that was not drawn from a law
 
 @pytree_dataclass
 class Draft:
-    """A tree of proposed tokens for every row. Build one with the functions of ``tree.py``.
+    """A tree of proposed tokens for every row. Build one with the functions of ``specjax.trees``.
 
     Node 0 is the root and ``parent[n] < n``, so every prefix of the nodes is a subtree.
     Siblings stand in the order in which they were drawn; equal siblings are kept: each is a draw.

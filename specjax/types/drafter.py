@@ -227,5 +227,8 @@ class DrafterWrapper(Drafter):
     def rests(self, plan):
         return self.inner.rests(plan)
 
+    def beside(self, num_tokens):
+        return dataclasses.replace(self, inner=self.inner.beside(num_tokens))
+
     def shard(self, params, mesh):
         return self.inner.shard(params, mesh)

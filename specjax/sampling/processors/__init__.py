@@ -1,17 +1,16 @@
-"""Laws of one's own: what ``Sampling(logits_processor=...)`` and
-``generate(logits_processor=...)`` take.
+"""Logits processors of one's own: what ``Sampling(logits_processor=...)`` takes.
 
-The simplest law is a function of the logits and of what was said before; it becomes a part of p
-itself, for the target and (unless ``process_drafts=False``) for the drafter, so it stays exact
-under speculation, greedy and sampled::
+The simplest processor is a function of the logits and of the tokens before them. It becomes a part
+of p itself, for the target and (unless ``process_drafts=False``) for the drafter, so speculation
+stays exact, greedy and sampled::
 
     def no_repeat(logits, prefix):  # float32 [B, V], see specjax.sampling.Prefix
-        last = prefix.last()  # int32 [B]: of the path through the draft, which comes behind
+        last = prefix.last()  # int32 [B]: the last token of the path through the draft
         repeats = jnp.arange(logits.shape[-1]) == last[:, None]
-        return jnp.where(repeats, -jnp.inf, logits)  # float32 [B, V]; -inf: it must not come
+        return jnp.where(repeats, -jnp.inf, logits)  # float32 [B, V]; -inf forbids a token
 
-A law that looks at ``prefix.tokens`` alone and not at ``prefix.path`` would depend on where rounds
-happen to begin.
+A processor that reads ``prefix.tokens`` and not ``prefix.path`` would depend on where rounds happen
+to begin.
 """
 
 from .base import (

@@ -21,7 +21,7 @@ CHUNK = 1024  # tokens whose paths are followed at once: bounds the memory
 
 @dataclasses.dataclass(frozen=True)
 class Automaton:
-    """A ``laws.Law``: tokens that the automaton does not accept have no probability.
+    """A logits processor: tokens that the automaton does not accept have no probability.
 
     End-of-text ids come exactly where the text may end. A row that its budget ends holds the
     beginning of such a text.
@@ -64,8 +64,9 @@ def json_text(lm, *, depth: int = 4, blanks: int = 1, top: str = "any") -> Autom
 
     Example::
 
-        law = specjax.processors.json_text(lm, top="object")
-        out = specjax.generate(lm, "A person as JSON: ", logits_processor=processor)
+        processor = specjax.sampling.processors.json_text(lm, top="object")
+        sampling = specjax.Sampling(logits_processor=processor)
+        out = specjax.generate(lm, "A person as JSON: ", sampling=sampling)
         json.loads(out.text)  # where out.reasons == ["stop"]
     """
     if not (isinstance(depth, int) and 1 <= depth <= 6):
