@@ -134,7 +134,10 @@ def end_ids(lm: LM) -> tuple[int, ...]:
     """The ids that end a text of the model; none where neither tokenizer nor config knows them."""
     if lm.tokenizer is not None:
         return tuple(lm.tokenizer.eos_ids)
-    return tuple(getattr(lm.config, "eos_ids", None) or ())
+    try:
+        return tuple(lm.config.eos_ids or ())
+    except TypeError:  # a target of one's own has no config
+        return ()
 
 
 def fit(
