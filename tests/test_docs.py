@@ -59,7 +59,7 @@ def commands(text):
 def test_the_commands_of_a_page_are_ones_that_the_parser_takes(page):
     from specjax.train import cli as train
 
-    from specjax.cli import parser
+    from specjax.cli.commands import parser
 
     known = subcommands(parser())
     for words in commands(ALL[page]):
@@ -128,7 +128,8 @@ def test_the_site_lists_every_drafter_and_rule():
 
 
 def test_the_site_prices_a_70b_pair_as_the_command_does(capsys):
-    from specjax.cli import parser, plan_memory
+    from specjax.cli import plan_memory
+    from specjax.cli.commands import parser
 
     page = PAGES["docs/howto/devices.md"]
     (words,) = [w for w in commands(page) if w[0] == "plan-memory"]
