@@ -276,9 +276,9 @@ def test_a_file_without_prompts_is_one_line(name, text, said, run, folders, tmp_
     assert code == 2 and out == "" and said in err and len(err.splitlines()) == 1
 
 
-def test_a_model_without_prompts_of_its_own_asks_for_some(run, folders):
-    code, _, err = run("--model", folders["target"], command="plan")
-    assert code == 2 and "--prompts: name a file" in err
+def test_plan_takes_the_built_in_prompt_where_none_is_given(run, folders):
+    code, out, _ = run("--model", folders["target"], command="plan")
+    assert code == 0 and "plain" in out
 
 
 def test_num_draft_is_a_number_or_auto(run):

@@ -55,8 +55,9 @@ TABLE = {
     "test_block_drafters.py": [("broken_twins|bad_shapes", DEFAULT), (EVERYTHING, MERGE)],
     "test_chain_of_one.py": MERGE,
     "test_chat.py": [("refuses|template|command|stop_string", MERGE), (EVERYTHING, FULL)],
+    "test_check_contract.py": [(r"every_check\[(tree|eagle3)", MERGE)],
     "test_cli.py": [
-        ("plan_prints|vllm|num_draft_is|compare|without_noise|ctrl_c", MERGE),
+        ("plan_prints|built_in_prompt|vllm|num_draft_is|compare|without_noise|ctrl_c", MERGE),
         ("tree_counts", FULL),
     ],
     "test_decoder.py": [
@@ -103,7 +104,7 @@ TABLE = {
         (EVERYTHING, FULL),
     ],
     "test_measure.py": [
-        ("parts_of_a_round|parts_leave|memory_adds|first_token", FULL),
+        ("parts_of_a_round|parts_leave|memory_adds|first_token|do_not_fit", FULL),
         ("pass", MERGE),
     ],
     "test_memory.py": [
@@ -128,7 +129,7 @@ TABLE = {
     ],
     "test_native.py": [
         ("loop_on_kernels", FULL),
-        ("derivatives|long_prompt|without_a_warning", MERGE),
+        ("derivatives|long_prompt|without_a_warning|without_a_compiler", MERGE),
     ],
     "test_notebook.py": FULL,
     "test_package.py": [("wheel", MERGE)],
@@ -162,12 +163,13 @@ TABLE = {
         ("at_once", FULL),
     ],
     "test_servers.py": MERGE,
-    "test_sanitizers.py": [("fault", DEFAULT), (EVERYTHING, MERGE)],
+    "test_sanitizers.py": MERGE,
     "test_serving.py": [
         ("broken_lines|wrong_arguments|different_names", DEFAULT),
         ("generate_gives|own_stop|mesh|command", MERGE),
         (EVERYTHING, FULL),
     ],
+    "test_stepwise.py": [(r"\[1.0|adaptive", MERGE)],
     "test_stopping.py": [
         ("refused|pieces|might_have", DEFAULT),
         ("ngram|stream", MERGE),
@@ -244,6 +246,7 @@ QUICK = {
     "test_adaptive.py",
     "test_block_drafters.py",
     "test_chat.py",
+    "test_check_contract.py",
     "test_cli.py",
     "test_edges.py",
     "test_feature_formats.py",
@@ -254,6 +257,7 @@ QUICK = {
     "test_recurrent.py",
     "test_requests.py",
     "test_serving.py",
+    "test_stepwise.py",
     "test_stopping.py",
     "test_synthetic.py",
     "test_topology.py",
