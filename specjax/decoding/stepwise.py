@@ -23,6 +23,8 @@ pure::
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 
 from .. import sharding
@@ -46,7 +48,7 @@ def init_state(
     sampling: Sampling = Sampling(),
     rule: str | Rule = "auto",
     capacity: int | None = None,
-    stops: jax.typing.ArrayLike = (),
+    stops: jax.typing.ArrayLike | Sequence[int] = (),
     inputs: PyTree = None,
 ) -> State:
     """Reads the prompts and returns the state before the first round.
