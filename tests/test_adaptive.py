@@ -397,8 +397,10 @@ def test_a_wanted_width_masks_what_is_deeper_and_leaves_the_rest():
     params = {"target": PARAMS, "drafter": like(PARAMS, 1)}
     state = drafter.init(*own_params(params), 8, 9)
     draft_step = jax.jit(drafter.draft_step)
-    full, _ = draft_step(params, state, context)
-    narrow, _ = draft_step(params, state, dataclasses.replace(context, width=jnp.int32(1)))
+    full, _ = draft_step(*own_params(params), state, context)
+    narrow, _ = draft_step(
+        *own_params(params), state, dataclasses.replace(context, width=jnp.int32(1))
+    )
     assert (full.tokens == narrow.tokens).all()
     shallow = np.broadcast_to(trees.depths(full) <= 1, full.tokens.shape)
     assert (narrow.candidate == shallow).all() and (narrow.scored == shallow).all()
