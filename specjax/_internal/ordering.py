@@ -5,7 +5,14 @@ import jax.numpy as jnp
 
 
 def after(count: jax.Array, x: jax.Array) -> jax.Array:
-    """``count`` int32 ``[B]``, known only when ``x`` ``[B, ...]`` is: orders a write behind the
-    reads that made ``x``. (The condition is never true, which XLA does not see.)"""
+    """Makes a write that depends on ``count`` wait for the reads that produced ``x``.
+
+    Args:
+      count: int32 ``[B]``.
+      x: ``[B, ...]``.
+
+    Returns:
+      ``count``, unchanged: the condition below is never true, and XLA cannot know that.
+    """
     last = x.reshape(x.shape[0], -1)[:, -1]
     return jnp.where((last != last) & (last == last), -1, count)

@@ -95,7 +95,7 @@ class DraftModel(ChainDrafter):
 
     @property
     def picks(self) -> str:
-        """``sibling_sampling``, or what stands for None."""
+        """``sibling_sampling``, or the default of the topology where it is None."""
         return self.sibling_sampling or ("iid" if isinstance(self.topology, trees.Tree) else "top")
 
     @property

@@ -72,7 +72,7 @@ class EagleConfig:
 
 
 def check_layer(layer: DecoderConfig) -> None:
-    """Raises ValueError for a layer of which no EAGLE head can be made."""
+    """Raises ValueError unless an EAGLE head can be made from the layer."""
     if layer.kv_rank or layer.positions != "rope":
         raise ValueError(
             f"layer: kv_rank={layer.kv_rank}, positions={layer.positions!r}: an EAGLE head is made "
