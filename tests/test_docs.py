@@ -27,8 +27,11 @@ def fences(text, language):
 
 @pytest.mark.parametrize("page", RUN)
 def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
+    from specjax.drafters import registry
+
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))  # pages register drafters
     for file in re.findall(r'^```python title="(.*?)"', ALL[page], re.MULTILINE):
         (block,) = fences(ALL[page], f'python title="{re.escape(file)}"')
         (tmp_path / file).write_text(block, encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Attention of a few fresh nodes over (a committed prefix, their own ancestors), on a mesh.
+"""Attention of a few new nodes to a committed prefix and to their own ancestors, on a mesh.
 
-Shapes, besides the letters of ``types``: ``K`` key/value heads, ``G`` query heads that share
-one, ``E`` the size of a head, ``M`` nodes of the draft that have entries.
+Letters of shapes besides those of ``types``: ``K`` key/value heads, ``G`` query heads for each of
+them, ``E`` the features of a head, ``M`` nodes of the draft that have entries.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def attend_spread(
     bias=None,
     **settings,
 ):
-    """``kernels.current().attend`` in the mesh in use, if any.
+    """Calls ``kernels.current().attend``, on each device of the mesh in use, if any.
 
-    Each device has its rows (over ``data``) and its heads (over ``axis``; None: all of them), and
-    none of another's cache. Where a single key head serves all queries (latent attention) every
-    device has that head, and some of the queries.
+    Each device has its own rows (over ``data``) and heads (over ``axis``; None: all heads), and
+    no part of another device's cache. Where a single key head serves all queries (latent
+    attention), every device has that head and a part of the queries.
 
     Args:
       axis: the axis of the mesh over which heads are spread, or None.

@@ -25,11 +25,11 @@ def graph_definition(config: DecoderConfig) -> nnx.GraphDef:
 
 
 def layout(draft: Draft) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Where the nodes of a draft stand and what they see of each other.
+    """Returns the positions of the nodes of a draft and which nodes see each other.
 
     Returns:
-      positions int32 ``[B, N]``; ``sees`` bool ``[B or 1, N, N]``, node ``n`` sees entry ``m`` at
-      ``[b, m, n]``; int32 ``[B]``, how many committed tokens all of them see.
+      positions int32 ``[B, N]``; ``sees`` bool ``[B or 1, N, N]``, true at ``[b, m, n]`` if node
+      ``n`` sees entry ``m``; int32 ``[B]``, the number of committed tokens that all nodes see.
     """
     positions = draft.start[:, None] + trees.depths(draft)
     sees = trees.ancestors(draft)
@@ -42,7 +42,7 @@ def layout(draft: Draft) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def fit(logits: jax.Array, rows: int) -> jax.Array:
-    """``[B, N, V]`` cut, or filled with what is impossible, to ``[B, N, rows]``."""
+    """Returns logits ``[B, N, V]`` cut, or padded with minus infinity, to ``[B, N, rows]``."""
     lacking = rows - logits.shape[-1]
     if lacking <= 0:
         return logits[..., :rows] if lacking else logits
@@ -50,13 +50,13 @@ def fit(logits: jax.Array, rows: int) -> jax.Array:
 
 
 def spread_logits(logits: jax.Array, rows: int, axis: str | None) -> jax.Array:
-    """``fit``, on each device of the mesh in use its rows and, over ``axis``, its vocabulary."""
+    """``fit``, sharded: each device of the mesh in use has its rows and, over ``axis``, tokens."""
     logits = sharding.spread(logits, DATA, None, axis)
     return sharding.spread(fit(logits, rows), DATA, None, axis)
 
 
 def write(cache, entries, start, verdict: Verdict, axis: str | None, rings=None) -> PyTree:
-    """``cache.commit``, on each device of the mesh in use in its rows and, over ``axis``, heads."""
+    """``kv_cache.commit``, sharded: each device writes its rows and, over ``axis``, its heads."""
     parts, commit = (DATA, axis), functools.partial(kv_cache.commit, rings=rings)
     commit = sharding.locally(commit, [parts, parts, (DATA,), (DATA,)], parts)
     return commit(cache, entries, start, verdict)
@@ -68,9 +68,10 @@ class CausalLM(HeadTarget):
 
     Attributes:
       config: the shape of the model.
-      rows: V, the width of the logits, where it should differ from the checkpoint's: models of one
-        tokenizer pad their vocabularies differently, and a draft model answers in the width of its
-        target. Ids that the model lacks get no probability; ids that the target lacks are cut.
+      rows: V, the width of the logits, if it should differ from the checkpoint's. Models with one
+        tokenizer pad their vocabularies differently, and the logits of a draft model must be as
+        wide as the target's. Ids that the model lacks get no probability; ids that the target
+        lacks are cut.
       quantized: the scheme to which ``params`` were quantized (see ``quantize.py``), or None.
       axis: the axis of the mesh in use, if any, over which heads, features and vocabulary are
         spread; None: every device holds all of them, as it does of a small draft model.
@@ -83,7 +84,7 @@ class CausalLM(HeadTarget):
 
     @property
     def approximate(self) -> str:
-        """Why the law is not that of the checkpoint; empty where it is."""
+        """The reason why the law is not that of the checkpoint; empty if it is."""
         return f"target quantized to {self.quantized}" if self.quantized else ""
 
     @property
@@ -115,7 +116,7 @@ class CausalLM(HeadTarget):
 
     @property
     def _heads(self) -> str | None:
-        """The axis over which a cache's heads are spread: a latent one has a single head."""
+        """The axis over which the cache's heads are spread; None for latents, a single head."""
         return None if self.config.kv_rank else self.axis
 
     def shard(self, params, mesh) -> PyTree:
@@ -158,12 +159,20 @@ class CausalLM(HeadTarget):
         return Scores(logits=out, features=tapped, entries=fresh)
 
     def head(self, params, hidden: jax.Array, batch: int) -> jax.Array:
-        """Logits float32 ``[B, N, V]`` of states ``[H, B * N]`` like the last hidden state, which
-        is normed: what a drafter that shares the target's head calls."""
+        """Applies the LM head; drafters that share the target's LM head call it.
+
+        Args:
+          params: the weights of the model.
+          hidden: ``[H, B * N]``, states like the last hidden state, which is normed.
+          batch: B, the number of rows.
+
+        Returns:
+          Logits float32 ``[B, N, V]``.
+        """
         return self._logits(nnx.merge(graph_definition(self.config), params), hidden, batch)
 
     def embed(self, params, tokens: jax.Array) -> jax.Array:
-        """The embedding table's columns ``[H, B * N]`` for ``tokens`` int32 ``[B, N]``."""
+        """Returns the embeddings ``[H, B * N]`` of ``tokens`` int32 ``[B, N]``."""
         dtype = params["norm"]["weight"].dtype
         return quantize.take(self.table(params), tokens.reshape(-1), dtype).T
 

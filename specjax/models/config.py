@@ -176,16 +176,16 @@ class DecoderConfig:
         return self.rope_dim or int(self.head_dim * self.rotary_fraction)
 
     def window_of(self, layer: int) -> int | None:
-        """The tokens that a node sees in ``layer``, itself included; None: all."""
+        """The number of tokens that a node sees in ``layer``, itself included; None: all."""
         local = self.local_layers is None or self.local_layers[layer]
         return self.window if local else None
 
     def slots(self, layer: int, capacity: int) -> int:
         """Slots of a cache for ``capacity`` tokens: those of a local layer are bounded.
 
-        A root sees ``window - 1`` committed tokens. The slot to spare lets a cache be one token
-        ahead of the root, as a draft model's is behind the prompt; rewinding further is not
-        possible where there is a ring.
+        A root sees ``window - 1`` committed tokens. One slot more lets a cache be one token ahead
+        of the root, as the cache of a draft model is after the prompt. A ring cannot be rewound
+        further.
         """
         window = self.window_of(layer)
         return capacity if window is None else min(capacity, window)
@@ -198,9 +198,12 @@ class DecoderConfig:
 
     @property
     def context_length(self) -> int:
-        """Positions that the model is made for: RoPE scalings that files leave out of
-        ``max_positions`` (Qwen2.5 with yarn, older linear ones) are counted. With ``longrope``
-        they are those of the short factors, the ones that are implemented."""
+        """The number of positions for which the model is made.
+
+        RoPE scalings that files leave out of ``max_positions`` (Qwen2.5 with yarn, older linear
+        ones) are counted. With ``longrope`` it is the context of the short factors, which alone
+        are implemented.
+        """
         scaling: dict[str, Any] = dict(self.rope_scaling or ())
         if scaling.get("rope_type") == "longrope":
             return min(self.max_positions, int(scaling["original_max_position_embeddings"]))

@@ -14,7 +14,7 @@ from ..types import Draft, PyTree, Scores, Target, Verdict
 
 @dataclasses.dataclass(frozen=True)
 class Contrastive(Target):
-    """What an expert says and an amateur does not: contrastive decoding, as one target.
+    """Contrastive decoding as one target: an expert's logits against those of an amateur.
 
     Both read the same text, each with its own cache. At a node with logits ``e`` and ``a``::
 
@@ -24,8 +24,9 @@ class Contrastive(Target):
     ``params["target"] = {"expert": ..., "amateur": ...}``.
 
     Attributes:
-      strength: at least 0; 0 leaves the expert, within the plausible tokens.
-      plausible: in [0, 1]: how probable a token has to be, for the expert, beside its best.
+      strength: at least 0; with 0 the law is the expert's, over the plausible tokens.
+      plausible: in [0, 1]: the least probability of a token by the expert, as a share of the
+        probability of the expert's best token.
 
     Raises:
       ValueError: settings out of range, models of different vocabularies.
@@ -120,7 +121,7 @@ class Contrastive(Target):
         }
 
     def _contrast(self, expert, amateur):
-        # logits stand for log-probabilities: what they differ by is one number a node
+        # logits may stand for log-probabilities: both differ by one number for each node
         said = (1 + self.strength) * expert - self.strength * amateur
         # rows that only the expert has pad its vocabulary
         said = jnp.where(amateur > IMPOSSIBLE / 2, said, -jnp.inf)
@@ -131,11 +132,16 @@ class Contrastive(Target):
 
 
 def contrastive(expert, amateur, *, strength: float = 0.5, plausible: float = 0.1):
-    """A model for ``generate`` of two from ``specjax.load`` with one tokenizer; see
-    ``Contrastive``.
+    """Makes a model for ``generate`` from two models with one tokenizer; see ``Contrastive``.
+
+    Args:
+      expert: a model from ``specjax.load``.
+      amateur: a smaller model with the same tokenizer.
+      strength: as of ``Contrastive``.
+      plausible: as of ``Contrastive``.
 
     Raises:
-      ValueError: another tokenizer, or settings out of range.
+      ValueError: the tokenizers differ, or a setting is out of range.
     """
     from .lm import as_drafter
     from .seq2seq.encoder_inputs import refuse_encoders

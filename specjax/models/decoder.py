@@ -29,8 +29,10 @@ from .moe import MoE
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention; what it attends to is the caller's business. ``num_in``: features
-    that it reads, where they are not as many as it returns."""
+    """Grouped-query attention; the caller passes ``attention``, which holds cache and masks.
+
+    ``num_in`` is the number of features that the layer reads, if it differs from ``hidden_size``.
+    """
 
     def __init__(self, config: DecoderConfig, num_in: int | None = None, *, rngs, param_dtype):
         self.config = config
@@ -66,8 +68,10 @@ class Attention(nnx.Module):
         return self.o(out), entries
 
     def entries(self, k, v, rope, batch):
-        """Keys, normed and rotated, and values, ``[B, K, N, E]``, of what the layers ``k`` and
-        ``v`` made of the input, ``[K * E, B * N]``."""
+        """Returns normed and rotated keys, and values, each ``[B, K, N, E]``.
+
+        ``k`` and ``v`` are the projections ``[K * E, B * N]`` of the input.
+        """
         heads, size = self.config.num_kv_heads, self.config.head_dim
         k = k.reshape(heads, size, batch, -1).transpose(1, 2, 0, 3)
         if self.k_norm is not None:
@@ -80,7 +84,10 @@ class Attention(nnx.Module):
 
 
 class MLP(nnx.Module):
-    """Gated (Llama) or plain (GPT-2) feed-forward layer; ``size``: if not the intermediate one."""
+    """A gated (Llama) or plain (GPT-2) feed-forward layer, ``size`` wide.
+
+    ``size=None`` stands for the config's intermediate size.
+    """
 
     def __init__(self, config: DecoderConfig, size: int | None = None, *, rngs, param_dtype):
         wide = size or config.intermediate_size
@@ -100,7 +107,7 @@ class MLP(nnx.Module):
 
 
 class DecoderLayer(nnx.Module):
-    """Attention and feed-forward layer on a residual stream ``[H, B * N]``, each behind a norm."""
+    """Attention and a feed-forward layer on a residual stream ``[H, B * N]``, each after a norm."""
 
     def __init__(self, config: DecoderConfig, layer: int, *, rngs, param_dtype):
         common = dict(param_dtype=param_dtype)
@@ -120,11 +127,11 @@ class DecoderLayer(nnx.Module):
         self.mlp_post_norm = make_norm() if config.sandwich_norms else None
 
     def enter(self, x):
-        """What attention reads, and the residual stream that its result is added to."""
+        """The input of attention, and the residual stream to which its output is added."""
         return self.attention_norm(x), x
 
     def entries(self, x, rope, batch):
-        """Keys and values alone, of plain ``Attention``, as ``__call__`` makes them."""
+        """Returns only keys and values, as ``__call__`` makes them with plain ``Attention``."""
         read, _ = self.enter(x)
         own = self.attention
         return own.entries(*fused_linear(read, own.k, own.v), rope, batch)
@@ -158,17 +165,21 @@ def run_blocks(
     axis=None,
     attend=None,
 ) -> tuple[list[jax.Array], tuple]:
-    """Layers, one after the other, over ``N`` nodes a row; arguments as ``Decoder.hidden``'s.
+    """Runs the layers, one after the other, over ``N`` nodes a row.
 
     Args:
-      blocks: the layers, of a decoder of this ``config``.
-      x: ``[H, B * N]``, what the first one reads.
-      attend: None, or what attends in place of ``attention.attend``: ``attend(i, q, *fresh) ->
-        (out, entries)`` for layer ``i``, shapes as there; masks, ``prefix`` and ``earlier`` are
-        then its own business.
+      config: the shape of the decoder.
+      blocks: the layers of a decoder of this ``config``.
+      x: ``[H, B * N]``, the input of the first layer.
+      batch: B, the number of rows.
+      attend: a function that replaces ``attention.attend_spread``, or None. ``attend(i, q,
+        *fresh) -> (out, entries)`` is called for layer ``i``; masks, ``prefix`` and ``earlier``
+        are then not used.
+
+    The other arguments are those of ``Decoder.hidden``.
 
     Returns:
-      ``x`` and what each layer made of it, ``[H, B * N]`` each; the entries, per layer.
+      ``x`` and the output of each layer, each ``[H, B * N]``; the entries of each layer.
     """
     c, nodes = config, x.shape[1] // batch
     here = jnp.broadcast_to(positions[:, -nodes:], (batch, nodes))
@@ -215,8 +226,14 @@ def run_blocks(
 
 
 def turns(config: DecoderConfig, positions: jax.Array, full: bool, dtype) -> list[jax.Array]:
-    """Cosines and sines ``[E / 2, B, N]`` at ``positions`` int32 ``[B, N]``, of a global
-    (``full``) or local layer."""
+    """Returns the cosines and sines of rotary embedding, each ``[E / 2, B, N]``.
+
+    Args:
+      config: the shape of the decoder.
+      positions: int32 ``[B, N]``.
+      full: whether the layer is a global one; False: a local one, with a window.
+      dtype: of the result.
+    """
     c, theta, scaling = config, config.rope_theta, config.rope_scaling
     if not full and c.local_rope_theta is not None:
         theta, scaling = c.local_rope_theta, None
@@ -231,13 +248,13 @@ class Decoder(nnx.Module):
     """Token ids to logits. Training calls it; the decoding loop calls ``hidden`` and ``head``.
 
     ``model(tokens [B, T], segments=None) -> logits float32 [B, T, V]``. ``segments`` (int32
-    ``[B, T]``) keeps packed documents apart: a token sees only earlier ones of its own segment.
+    ``[B, T]``) keeps packed documents apart: a token sees only earlier tokens of its segment.
     """
 
     def __init__(
         self, config: DecoderConfig, *, rngs: nnx.Rngs, param_dtype=jnp.float32, bare: bool = False
     ):
-        """``bare``: layers and norm alone, which read states (see ``hidden``), no tokens."""
+        """Makes the weights; with ``bare`` those of layers and norm alone, which read states."""
         self.config = config
         common = dict(rngs=rngs, param_dtype=param_dtype)
 
@@ -272,21 +289,22 @@ class Decoder(nnx.Module):
         local_mask=None,
         attend=None,
     ):
-        """The trunk over ``N`` nodes a row.
+        """Runs the trunk over ``N`` nodes a row.
 
         Args:
           tokens: int32 ``[B, N]``.
-          positions: int32 ``[1 or B, M]`` of (earlier, these nodes).
-          own_mask: bool ``[B or 1, M, N]``: node ``n`` sees entry ``m`` of (earlier, these nodes).
+          positions: int32 ``[1 or B, M]``, of the earlier and then of these nodes.
+          own_mask: bool ``[B or 1, M, N]``: node ``n`` sees entry ``m`` of the earlier and then
+            of these nodes.
           prefix: per layer ``(keys, values)`` of the committed tokens, or ``(latents,)``; or None.
-          length: int32 ``[B]``, committed tokens; with ``prefix``.
-          earlier: entries of nodes that went before in the same draft, as returned here, or None.
-          live: bool ``[B, N]``, nodes that anybody looks at, or None (all); see ``moe.py``.
-          axis: of the mesh in use over which heads are spread, or None.
+          length: int32 ``[B]``, the number of committed tokens; needed with ``prefix``.
+          earlier: entries that an earlier call returned for the same draft, or None.
+          live: bool ``[B, N]``, the nodes that are used; None: all (see ``moe.py``).
+          axis: the axis of the mesh in use over which heads are spread, or None.
           taps: indices ``i`` of hidden states to return, counted as ``hidden_states[i]`` of
             Hugging Face (0: embeddings, ``i``: output of layer ``i``; the last one is normed).
-          states: ``[H, B * N]``, what the first layer reads in place of the tokens' embeddings.
-          local_mask: in place of ``own_mask`` in layers with a window, before that is applied.
+          states: ``[H, B * N]``, read by the first layer instead of the tokens' embeddings.
+          local_mask: replaces ``own_mask`` in layers with a window, before the window is applied.
           attend: see ``run_blocks``.
 
         Returns:
@@ -329,7 +347,7 @@ class Decoder(nnx.Module):
         if self.position_embedding is not None:
             rows = self.position_embedding[...]
             where = positions + c.position_offset
-            where = jnp.clip(where, 0, len(rows) - 1)  # beyond it nothing is emitted
+            where = jnp.clip(where, 0, len(rows) - 1)  # no token is emitted beyond the table
             x = x + rows[where.reshape(-1)]
         return x.T
 

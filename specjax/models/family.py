@@ -1,4 +1,4 @@
-"""What a table says of one family of models: keys of config files and names of tensors."""
+"""The tables that describe a family of models: keys of config files and names of tensors."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Windows:
     Attributes:
       default: the window where the key is missing; where it is null there is none.
       every: each ``every``-th layer is global, the others are local; None: all are local.
-      switch: key without whose truth there is no window; it then begins at the layer
-        ``max_window_layers``.
-      typed: ``layer_types`` says it layer by layer, if it is there.
+      switch: a key that must be true, or there is no window; with such a key the window begins at
+        the layer ``max_window_layers``.
+      typed: whether the key ``layer_types``, if it is there, says which layers have the window.
     """
 
     default: int | None = None
@@ -35,23 +35,23 @@ class Family:
       keys: field of ``DecoderConfig`` -> key of ``config.json``.
       defaults: key -> what transformers assumes where a file leaves it out.
       fixed: fields that are the same in the whole family.
-      mlp_ratio: intermediate over hidden size where a file leaves the former out.
+      mlp_ratio: the intermediate size over the hidden size, where a file leaves the former out.
       only: key -> the values that are implemented; others are refused.
-      aliases: key -> the one that it stands for, where that is missing.
-      writes: what files need besides: key -> its value, or a function of the config.
-      equal: key -> another one that must have the same value; else it is refused.
+      aliases: key -> the key that it stands for, where that key is missing.
+      writes: further keys that files need: key -> its value, or a function of the config.
+      equal: key -> another key that must have the same value; else the file is refused.
       rope_keys: field -> key of the rotary embedding's numbers, as transformers 4 writes them.
-      rope_types: scalings that the family has.
-      windows: of its layers; None: it has none.
+      rope_types: the RoPE scalings of the family.
+      windows: the sliding windows of its layers; None: no layer has one.
       tensors: every tensor that a member of the family may have.
       packed: other tensors of the same parameters, which are read where a file has them (experts
         as ``save_pretrained`` of transformers 5 writes them with ``save_original_format=False``).
       further_layers: files may hold layers after the last one, with an ``eh_proj`` (multi-token
         prediction), which are left alone.
       prefix: of the tensor names; checkpoints of the bare trunk leave it out.
-      inside: what stands before the names in the checkpoint of a larger model, of which this is
-        the text part.
-      harmless: pattern of buffers that some files hold and that no one needs.
+      inside: the prefix of the names in the checkpoint of a larger model that contains this one
+        as its text model.
+      harmless: the pattern of buffers that some files hold and that are not needed.
     """
 
     architecture: str

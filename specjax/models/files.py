@@ -8,7 +8,12 @@ from pathlib import Path
 
 
 def read_json(folder: str | os.PathLike, name: str) -> dict:
-    """One JSON object, with errors that say what is wrong with the file or its folder."""
+    """Reads one JSON object.
+
+    Raises:
+      FileNotFoundError: the folder or the file is missing.
+      ValueError: the file is not valid JSON, or holds something else than an object.
+    """
     path = Path(folder) / name
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path.parent} is not a folder")
@@ -28,7 +33,7 @@ def write_json(path: Path, content: dict) -> None:
 
 
 def holdings(folder: Path) -> str:
-    """What is in a folder, for an error about what is not."""
+    """Lists what is in a folder, for an error about a file that is missing."""
     names = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""
     return f"it holds: {', '.join(names[:12]) or 'nothing'}{more}"

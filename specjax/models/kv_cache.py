@@ -1,12 +1,13 @@
 """The key/value cache, which ``commit`` alone writes.
 
-A cache holds two arrays a layer, keys and values (or one array, where it serves as both), each
+A cache holds two arrays for each layer, keys and values (or one array that serves as both), each
 ``[B, K, S, E]``: rows, key/value heads, slots, features of a head. Slot ``i`` of a row holds the
-entry of the row's token ``i``. Nothing is ever shifted or erased: the length of a row says how many
-slots count, and later writes overwrite the slots after these.
+entry of the row's token ``i``. Entries are never shifted or erased: the length of a row says how
+many slots are valid, and later writes overwrite the other slots.
 
-A layer with a sliding window may have a *ring* instead: token ``i`` lies in slot ``i mod S``, so
-that the last S tokens are kept. The length of a row says which token each slot holds.
+A layer with a sliding window may have a *ring* instead: the entry of token ``i`` lies in slot
+``i mod S``, so that the entries of the last S tokens are kept. The length of a row says which token
+each slot holds.
 """
 
 from __future__ import annotations
@@ -30,20 +31,26 @@ def init(slots: Sequence[int], batch: int, heads: int, size: int, dtype, leaves:
       heads: K, the number of key/value heads.
       size: E, the features of a head.
       dtype: of the entries.
-      leaves: arrays a layer: 2, or 1 where one array is both keys and values (``models/mla.py``).
+      leaves: the number of arrays of a layer: 2, or 1 where one array is both keys and values
+        (``models/mla.py``).
 
     Returns:
-      for each layer ``(keys, values)``, each ``[B, K, S, E]``.
+      ``(keys, values)`` for each layer, each ``[B, K, S, E]``.
     """
     shapes = [(batch, heads, num, size) for num in slots]
     return tuple(tuple(jnp.zeros(shape, dtype) for _ in range(leaves)) for shape in shapes)
 
 
 def slots_of(position: jax.Array, behind: jax.Array, slots: int, ring: bool) -> jax.Array:
-    """Where entries at ``position`` int32 ``[B, T]`` go, ``behind`` of them after each; ``slots``,
-    which is none, for those that are not kept.
+    """Returns the slots int32 ``[B, T]`` to which entries are written.
 
-    Every slot is given out once: a scatter that has two entries for one may keep either.
+    No slot is returned twice, because a scatter with two entries for one slot may keep either.
+
+    Args:
+      position: int32 ``[B, T]``, the positions of the entries.
+      behind: int32, the number of entries that follow each of them.
+      slots: S, the number of slots; it is also the result for entries that are not kept.
+      ring: whether the slots are a ring.
     """
     kept = (behind >= 0) & (position >= 0)
     if ring:
@@ -63,16 +70,20 @@ def commit(
 
     Args:
       cache: leaves ``[B, K, S, E]``.
-      entries: leaves ``[B, K, N, E]``, one entry a node.
-      start: int32 ``[B]``, position of the root.
-      verdict: nodes ``path[:, :count + 1]`` go to positions ``start, start + 1, ...``. Rows
-        with ``count = -1``, positions below 0 and beyond the capacity are left alone.
-      rings: for each layer, ``cache[i]``, whether its slots are a ring; None: none is. Of more
-        entries than slots the last ones are kept.
+      entries: leaves ``[B, K, N, E]``, one entry for each node.
+      start: int32 ``[B]``, the position of the root.
+      verdict: the entries of nodes ``path[:, :count + 1]`` are written to positions ``start,
+        start + 1, ...``. Rows with ``count = -1`` and positions outside of the capacity are not
+        written.
+      rings: whether the slots of ``cache[i]`` are a ring, for each layer; None: no layer has a
+        ring. If a ring has fewer slots than there are entries, the last entries are kept.
+
+    Returns:
+      The cache with the entries; leaves ``[B, K, S, E]``.
 
     XLA updates a buffer in place only if every read of it is an ancestor of the write. A verdict
-    depends on all reads of its round; for prompts, whose verdict is known beforehand, a condition
-    on the last entry, which is never true, makes the same order.
+    depends on all reads of its round. The verdict of a prompt is known beforehand; there a
+    condition on the last entry, which is never true, makes the same order.
     """
     steps = jnp.arange(verdict.path.shape[1])
     position = start[:, None] + steps

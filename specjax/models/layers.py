@@ -1,9 +1,9 @@
-"""The few operations that a decoder is made of, in the layout that makes small batches cheap.
+"""The few operations of a decoder, in the layout that makes small batches cheap.
 
-Activations are *feature-major*: ``[features, tokens]``, tokens being the flattened ``B * N``.
-Weights are ``[out, in]``, as safetensors files hold them. A product is then ``W @ x``, which the
-CPU backend computes for 8 tokens in little more than the time of one, since the weights are
-read once; ``x @ W.T`` costs almost twice as much at 8. GPUs and TPUs take either order.
+Activations are *feature-major*: ``[features, tokens]`` with ``B * N`` tokens. Weights are
+``[out, in]``, as in safetensors files. A product is then ``W @ x``, which the CPU backend computes
+for 8 tokens in little more than the time of one token, because the weights are read once;
+``x @ W.T`` costs almost twice as much at 8 tokens. GPUs and TPUs compute either order.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ ACTIVATIONS = {
 
 
 def product(weight: jax.Array, x: jax.Array, transpose_out: bool = False) -> jax.Array:
-    """``weight [out, in] @ x [in, M] -> [out, M]`` by the backend in use.
+    """Returns ``weight @ x``, ``[out, M]``, computed by the backend in use.
 
     Args:
-      weight: floats, or quantized (see ``quantize.py``).
+      weight: ``[out, in]``, floats or quantized (see ``quantize.py``).
       x: ``[in, M]``.
       transpose_out: whether to return ``[M, out]``, the form in which logits are read.
     """
@@ -39,7 +39,7 @@ def product(weight: jax.Array, x: jax.Array, transpose_out: bool = False) -> jax
 
 
 def fused_linear(x: jax.Array, *layers: Linear) -> tuple[jax.Array, ...]:
-    """``layer(x)`` of several layers, in one call where the backend in use gains by it."""
+    """Returns ``layer(x)`` for each layer, in one call if that is faster on the backend in use."""
     made = kernels.current().dots(tuple(layer.weight[...] for layer in layers), x)
     return tuple(layer.add_bias(y) for layer, y in zip(layers, made, strict=True))
 
@@ -61,7 +61,7 @@ class Linear(nnx.Module):
 
 
 class Norm(nnx.Module):
-    """RMS or layer norm over axis 0, in float32; layer norms have a bias."""
+    """An RMS norm, or a layer norm with a bias, over axis 0, computed in float32."""
 
     def __init__(
         self, size, config: DecoderConfig, *, kind=None, eps=None, param_dtype=jnp.float32
@@ -86,14 +86,21 @@ class Norm(nnx.Module):
 
 
 def rope_frequencies(dim: int, theta: float, scaling: RopeScaling | None, max_positions: int):
-    """Inverse frequencies ``[dim // 2]`` (radians a position) and the factor on cos and sin.
+    """Returns the frequencies of rotary embedding.
 
-    Scalings: ``linear``, ``llama3`` (Llama 3.1: long wavelengths are stretched, short ones kept,
-    a ramp between), ``yarn`` (2309.00071; Qwen2.5's long-context option), ``longrope``
-    (2402.13753; Phi-3: its short factors, which hold up to the original context), ``default``.
+    The known scalings are ``default``, ``linear``, ``llama3`` (Llama 3.1: long wavelengths are
+    stretched, short ones are kept, with a ramp between), ``yarn`` (2309.00071; the long-context
+    option of Qwen2.5) and ``longrope`` (2402.13753; the short factors of Phi-3, which are valid up
+    to the original context).
 
-    Computed on the host and rounded where PyTorch's implementations round: the last bit of a
-    frequency is 0.01 radians at position 100,000.
+    Frequencies are computed on the host and rounded as in PyTorch's implementations, since the last
+    bit of a frequency is 0.01 radians at position 100,000.
+
+    Returns:
+      Inverse frequencies ``[dim // 2]`` in radians per position, and the factor on cos and sin.
+
+    Raises:
+      ValueError: the scaling is unknown.
     """
     exponent = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     inverse = 1 / np.power(theta, exponent, dtype=np.float64).astype(np.float32)
@@ -142,8 +149,10 @@ def rope_frequencies(dim: int, theta: float, scaling: RopeScaling | None, max_po
 
 
 def score_factor(scaling: RopeScaling | None) -> float:
-    """What DeepSeek multiplies scores with besides: the square of yarn's magnitude, whose part in
-    cos and sin ``mscale_all_dim`` takes out."""
+    """DeepSeek's additional factor on scores: the square of yarn's magnitude.
+
+    ``mscale_all_dim`` removes that magnitude from cos and sin.
+    """
     settings: dict[str, Any] = dict(scaling or ())
     return _magnitude(settings.get("factor", 1.0), settings.get("mscale_all_dim") or 0.0) ** 2
 
@@ -153,8 +162,11 @@ def _magnitude(factor: float, scale: float) -> float:
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, axis: int) -> jax.Array:
-    """Rotary embedding, halves convention: of the features on ``axis``, the first half as many as
-    ``cos`` and ``sin`` have are turned with as many behind them, the rest stays."""
+    """Applies rotary embedding along ``axis``, in the convention of halves.
+
+    With ``n`` rows in ``cos`` and ``sin``, feature ``i < n`` is rotated with feature ``n + i``.
+    Features from ``2 n`` on stay as they are.
+    """
     half = cos.shape[axis]
     first, second, rest = jnp.split(x, (half, 2 * half), axis=axis)
     turned = [first * cos - second * sin, second * cos + first * sin]

@@ -1,22 +1,22 @@
-"""Multi-head latent attention (DeepSeek-V2, 2405.04434): the cache holds what keys and values are
-made of, not the keys and values.
+"""Multi-head latent attention (DeepSeek-V2, 2405.04434): the cache holds the latents from which
+keys and values are projected, not the keys and values themselves.
 
-Shapes, besides the letters of ``types``: ``A`` heads, ``R`` features of a latent (``kv_rank``),
-``P`` rotated ones (``rope_dim``), ``U`` features of a head's query that are not rotated
-(``nope_dim``), ``W`` of its value (``value_dim``).
+Letters of shapes besides those of ``types``: ``A`` heads, ``R`` features of a latent (``kv_rank``),
+``P`` rotated features (``rope_dim``), ``U`` features of a head's query that are not rotated
+(``nope_dim``), ``W`` features of a head's value (``value_dim``).
 
-A token's entry is its normed latent ``c [R]`` and one rotated key ``r [P]`` that all heads share:
-576 numbers in DeepSeek-V3, where 128 heads have 40,960 in their keys and values. Head ``a`` has the
-key ``(U_a c, r)`` and the value ``W_a c``. None of them is ever made: ``q · U_a c = U_aᵀ q · c``;
-the up-projections are *absorbed* by queries and outputs, which then attend to the latents as to a
-single key head whose values are its keys::
+The entry of a token is its normed latent ``c [R]`` and one rotated key ``r [P]`` that all heads
+share. In DeepSeek-V3 an entry is 576 numbers, where the keys and values of 128 heads are 40,960.
+Head ``a`` has the key ``(U_a c, r)`` and the value ``W_a c``, neither of which is ever computed:
+because ``q · U_a c = U_aᵀ q · c``, the up-projections are *absorbed* into queries and outputs,
+which attend to the latents as to a single key head whose values are its keys::
 
     scores = ((U_aᵀ q, q_r) · (c, r)) / sqrt(U + P)      out_a = W_a Σ softmax(scores) c
 
-So a step reads each token's entry once for all heads. The price is arithmetic: a score takes
-``R + P`` products in place of ``U + P``, an output as many in place of ``W``. That is little beside
-the bytes while few tokens are decoded; the attention of a long prompt, whose other products stay
-what they are, has 3.6 times as many (in DeepSeek-V3).
+A step reads each token's entry once for all heads. The price is arithmetic: a score takes
+``R + P`` products instead of ``U + P``, and an output takes ``R + P`` instead of ``W``. While few
+tokens are decoded, reading the cache costs more than this arithmetic. For a long prompt, the
+attention of DeepSeek-V3 computes 3.6 times as many products as without absorption.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EPS = 1e-6  # of the norms of the latents, whatever the config says of the other
 
 
 class LatentAttention(nnx.Module):
-    """Takes the place of ``decoder.Attention``; what it attends to is the caller's business."""
+    """Latent attention in the place of ``decoder.Attention``; the caller passes ``attention``."""
 
     def __init__(self, config: DecoderConfig, *, rngs, param_dtype):
         self.config = c = config
@@ -78,15 +78,17 @@ class LatentAttention(nnx.Module):
         return self.o(out.reshape(-1, batch * nodes)), entries
 
     def _paired(self, x, axis):
-        """The layout of ``rotate``, where the two features of a pair are half of all apart.
-        DeepSeek has them side by side; what queries and keys have in common does not matter."""
+        """Reorders features to the layout of ``rotate``, in which pairs are half of them apart.
+
+        DeepSeek stores pairs side by side. Queries and keys are reordered alike, so scores stay.
+        """
         if not self.config.rope_interleaved:
             return x
         first, second = (jax.lax.slice_in_dim(x, i, None, 2, axis) for i in (0, 1))
         return jnp.concatenate([first, second], axis)
 
     def _scale(self) -> float:
-        """On queries that ``attend`` will divide by the root of their size."""
+        """The factor on queries, which ``attend`` divides by the square root of their size."""
         c = self.config
         factor = score_factor(c.rope_scaling)
         return factor * ((c.kv_rank + c.rope_dim) / (c.nope_dim + c.rope_dim)) ** 0.5

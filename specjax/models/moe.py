@@ -1,29 +1,29 @@
 """Experts: a router sends every token through a few of many feed-forward layers (dropless).
 
-Nothing has a capacity: a token gets the experts that it chooses, whatever its batch mates choose,
-and adds up what they return in its own order. Tokens that nobody looks at (padding, nodes that are
-not scored, finished rows) choose none.
+Experts have no capacity limit: a token is processed by the experts that it chooses, whatever other
+tokens of the batch choose, and their outputs are summed in the token's own order. Tokens that are
+not used (padding, nodes that are not scored, finished rows) choose no expert.
 
-Shapes, besides the letters of ``types``: ``X`` experts, ``H`` features, ``I`` features within an
-expert, ``M`` tokens (``B * N``), ``C`` experts that a token chooses.
+Letters of shapes besides those of ``types``: ``X`` experts, ``H`` features, ``I`` features within
+an expert, ``M`` tokens (``B * N``), ``C`` experts that a token chooses.
 
-While tokens are few, a pass costs the bytes of the experts that *any* of them chose. There are
-three ways to the same sums, and ``mix`` takes one by what is known when it is compiled:
+While tokens are few, the time of a pass is that of reading the experts that *any* token chose.
+``mix`` has three ways to compute the same sums, and chooses one when it is compiled:
 
-- On one CPU a loop over the chosen experts (``_grouped``), which reads nothing of the others. The
-  pairs (token, expert) are sorted by expert; a turn of the loop multiplies one expert by some of
-  its tokens. XLA copies what it slices; weights are sliced in blocks of rows that stay in the
-  processor's cache, since an expert copied whole is read, written, and read again.
+- On one CPU: a loop over the chosen experts (``_grouped``), which reads no other expert. The pairs
+  (token, expert) are sorted by expert, and a turn of the loop multiplies one expert by some of its
+  tokens. XLA copies what it slices, so weights are sliced in blocks of rows that fit into the
+  processor's cache; a whole expert would be read, written, and read again.
 - On accelerators, where a turn of a loop costs more than a small product, and on several devices,
-  where a loop would sum over them in each turn: for few tokens copies of the chosen experts
-  (``_gathered``), while they are less than all; else all experts at once (``_dense``). For many
-  tokens the loop. (These have been tested but not timed.)
+  where each turn would need a sum over the devices: copies of the chosen experts (``_gathered``)
+  while these are fewer than all experts, else all experts at once (``_dense``). For many tokens,
+  the loop. (These were tested, not timed.)
 
-``jax.lax.ragged_dot`` is none of them: on CPU, and on GPU by default, it multiplies all pairs by
-all experts, through an operand of ``M * C * X * H`` elements.
+``jax.lax.ragged_dot`` is not used: on CPU, and by default on GPU, it multiplies all pairs by all
+experts, through an operand of ``M * C * X * H`` elements.
 
-One layer on 2 cores of an x86 server, not idle, float32, the least of several calls, ms (measured
-once, by no suite)::
+The time of one layer in ms, float32, on 2 cores of an x86 server that was not idle; the least of
+several calls, measured once by no suite::
 
                        8 experts of 44 MB, 2 chosen      64 experts of 4.7 MB, 8 chosen
     tokens               1     4     8    64   512          1     8    64   512
@@ -47,13 +47,13 @@ from . import quantize
 from .config import DecoderConfig
 from .layers import ACTIVATIONS, product
 
-FEW = 64  # tokens; with fewer, products wait for the weights
-TILE = (16, 128)  # tokens that a turn of the loop takes, at least and at most
+FEW = 64  # tokens; with fewer, reading the weights takes longer than multiplying by them
+TILE = (16, 128)  # the least and the greatest number of tokens in a turn of the loop
 BLOCK = 1 << 20  # weights sliced at a time on CPU: 4 MB of float32, which its cache holds
 
 
 class Router(nnx.Module):
-    """Which experts a token chooses, and with what weights; always computed in float32."""
+    """Chooses the experts of each token and their weights; always computed in float32."""
 
     def __init__(self, config: DecoderConfig, *, rngs, param_dtype):
         self.config = config
@@ -64,13 +64,20 @@ class Router(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((config.num_experts,), jnp.float32)) if corrected else None
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """``x [H, M]`` to the chosen experts, int32 ``[M, C]``, and their weights, float32
-        ``[M, C]``.
+        """Routes tokens, by ``config.routing``.
 
-        ``greedy``: the most probable ones. ``group_limited_greedy`` (DeepSeek-V2, 2405.04434):
-        of the groups whose best expert is most probable. ``noaux_tc`` (DeepSeek-V3, 2412.19437):
-        experts have affinities of their own (a sigmoid each); a bias that balanced their load in
-        training counts for the choice, by the two best of a group, but not for the weights.
+        - ``greedy``: each token gets its most probable experts.
+        - ``group_limited_greedy`` (DeepSeek-V2, 2405.04434): the most probable experts of the
+          groups whose best expert is most probable.
+        - ``noaux_tc`` (DeepSeek-V3, 2412.19437): each expert has an affinity of its own (a
+          sigmoid). A bias, which balanced the load in training, is added to choose groups (by
+          their two best experts) and experts; the weights are computed without it.
+
+        Args:
+          x: ``[H, M]``.
+
+        Returns:
+          The chosen experts, int32 ``[M, C]``, and their weights, float32 ``[M, C]``.
         """
         c = self.config
         f32 = jnp.float32
@@ -114,7 +121,7 @@ class Experts(nnx.Module):
 
 
 class MoE(nnx.Module):
-    """A feed-forward layer of experts, beside a ``shared`` one that every token passes, or None."""
+    """A feed-forward layer of experts, and a ``shared`` one (or None) for every token."""
 
     def __init__(self, config: DecoderConfig, shared, *, rngs, param_dtype):
         common = dict(rngs=rngs, param_dtype=param_dtype)
@@ -123,7 +130,15 @@ class MoE(nnx.Module):
         self.shared = shared
 
     def __call__(self, x: jax.Array, live: jax.Array | None = None) -> jax.Array:
-        """``[H, M] -> [H, M]``. ``live``: bool ``[M]`` or None (all); the others get no expert."""
+        """Applies the layer.
+
+        Args:
+          x: ``[H, M]``.
+          live: bool ``[M]``, the tokens that are used; None: all. The others get no expert.
+
+        Returns:
+          ``[H, M]``.
+        """
         index, weight = self.router(x)
         if live is not None:
             index = jnp.where(live[:, None], index, self.router.config.num_experts)
@@ -132,17 +147,17 @@ class MoE(nnx.Module):
 
 
 def mix(activation, x, index, weight, gate, up, down) -> jax.Array:
-    """The weighted sum of what each token's experts return.
+    """Returns the weighted sum of the outputs of each token's experts.
 
     Args:
       activation: an elementwise function.
       x: ``[H, M]``.
-      index: int32 ``[M, C]``, experts; ``X``: none.
+      index: int32 ``[M, C]``, the experts of each token; ``X`` stands for no expert.
       weight: float32 ``[M, C]``.
       gate, up: ``[X, I, H]``; down: ``[X, H, I]``; either may be quantized.
 
     Returns:
-      ``[H, M]`` in the type of ``x``. Differentiable in either mode (in that of ``_dense``).
+      ``[H, M]`` in the dtype of ``x``. Derivatives, in either mode, are those of ``_dense``.
     """
     tokens, chosen = index.shape
     if tokens > FEW or kernels.current().loops_over_experts():
@@ -153,7 +168,7 @@ def mix(activation, x, index, weight, gate, up, down) -> jax.Array:
 
 
 def _dense(activation, x, index, weight, gate, up, down):
-    """Every token through every expert: as many bytes and operations as there are."""
+    """Applies every expert to every token."""
     gate, up, down = (quantize.floats(w, x.dtype) for w in (gate, up, down))
     share = jax.nn.one_hot(index, len(gate), dtype=jnp.float32) * weight[:, :, None]
     share = jnp.sum(share, axis=1).T[:, None]  # [X, 1, M]
@@ -163,7 +178,7 @@ def _dense(activation, x, index, weight, gate, up, down):
 
 
 def _gathered(activation, x, index, weight, gate, up, down):
-    """Every pair through a copy of its expert."""
+    """Applies to each pair (token, expert) a copy of its expert."""
     experts = quantize.shape(gate)[0]
     copies = (quantize.rows(w, index.reshape(-1)) for w in (gate, up, down))
     gate, up, down = (quantize.floats(w, x.dtype) for w in copies)  # [M * C, ...]
@@ -175,8 +190,10 @@ def _gathered(activation, x, index, weight, gate, up, down):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _grouped(activation, x, index, weight, gate, up, down):
-    """Every chosen expert, in turn, with its own tokens. As many turns as it takes: it costs what
-    was chosen, and has no derivative of its own."""
+    """Applies the chosen experts in turn, each to its own tokens.
+
+    The number of turns depends on the choice, so this loop has no derivative of its own.
+    """
     tokens, chosen = index.shape
     experts, pairs = quantize.shape(gate)[0], index.size
     tile = _tile(tokens, pairs / experts)
@@ -195,7 +212,7 @@ def _grouped(activation, x, index, weight, gate, up, down):
         part = jax.lax.dynamic_slice_in_dim(columns, begin, tile, axis=1)
         part = _by_rows((gate, up), expert, part, lambda g, u: activation(g) * u)
         part = _by_rows((down,), expert, part, lambda y: y)
-        # what stands behind an expert's own tokens is overwritten by the next one's
+        # columns after an expert's own tokens are overwritten by the next expert
         return jax.lax.dynamic_update_slice_in_dim(out, part, begin, axis=1)
 
     out = jax.lax.fori_loop(0, last[-1], turn, jnp.zeros_like(columns))
@@ -210,19 +227,21 @@ def _(activation, primals, tangents):
 
 
 def _summed(out, chosen, weight):
-    """``[H, M]`` of what pairs returned, ``[H, M, C]``; idle ones hold anything."""
+    """Sums the outputs ``[H, M, C]`` of pairs to ``[H, M]``; those of idle pairs are ignored."""
     return jnp.sum(jnp.where(chosen, out * weight.astype(out.dtype), 0), axis=2)
 
 
 def _tile(tokens: int, expected: float) -> int:
-    """Tokens a turn, where an expert is chosen ``expected`` times; multiples of 8, which CPU
-    products like (see ``product``)."""
+    """The tokens of a turn if an expert is chosen ``expected`` times.
+
+    It is a multiple of 8, for which products are fast on a CPU (see ``product``).
+    """
     tile = min(tokens, max(TILE[0], min(TILE[1], math.ceil(expected))))
     return tile if tile <= 4 else -(-tile // 8) * 8
 
 
 def _by_rows(stacks, expert, x, combine):
-    """``combine(stack[expert] @ x, ...)``, ``[out, tile]``; see ``BLOCK``."""
+    """Returns ``combine(stack[expert] @ x, ...)``, ``[out, tile]``, computed in blocks of rows."""
     _, rows, columns = quantize.shape(stacks[0])
     size = min(max(BLOCK // columns, 1), rows) if kernels.current().loops_over_experts() else rows
 

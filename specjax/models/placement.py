@@ -1,9 +1,9 @@
 """Which part of each weight a device holds: tensor parallelism as a table of names.
 
 Products come in pairs: the first of a pair is split over its outputs (heads, or features of the
-feed-forward layer), the second over its inputs, so that one sum over devices at its end is all
-that passes between them: two a layer (1909.08053). Embedding and head are split over the
-vocabulary; where it does not divide they are held whole, as are norms and other vectors.
+feed-forward layer), the second over its inputs. Devices then communicate by one all-reduce after
+each pair, which is two for each layer (1909.08053). Embedding and LM head are split over the
+vocabulary. If the vocabulary does not divide, both are held whole, as are norms and other vectors.
 """
 
 from __future__ import annotations
@@ -32,9 +32,13 @@ TABLE = (  # pattern of the parameter's name -> the dimension that is split; oth
 
 
 def spec_of(name: str, shape: tuple[int, ...], parts: int, axis: str | None) -> tuple:
-    """For each dimension of the parameter ``name`` the mesh axis over which it is split, or None.
+    """Returns for each dimension the mesh axis over which it is split, or None.
 
-    ``parts``: devices along ``axis``.
+    Args:
+      name: the name of the parameter.
+      shape: its shape.
+      parts: the number of devices along ``axis``.
+      axis: the axis of the mesh over which weights are split; None: they are not split.
     """
     spec = [None] * len(shape)
     for pattern, dimension in TABLE:
@@ -66,7 +70,11 @@ def check_divides(config: DecoderConfig | EncoderDecoderConfig, parts: int) -> N
 
 
 def place_weights(params: PyTree, config, mesh: Mesh, axis: str | None) -> PyTree:
-    """The state of a model with each device's part on it. Raises as ``check_divides``."""
+    """Places the parameters of a model, on each device its part.
+
+    Raises:
+      ValueError: the model does not divide (see ``check_divides``).
+    """
     parts = mesh.shape.get(axis, 1)
     check_divides(config, parts)
 

@@ -30,8 +30,8 @@ from .. import kernels
 from ..kernels.quantized import is_quantized, sliceable
 
 SCHEMES = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
-# looked up and not multiplied, and small; a few rows that decide all; used in parts, and small; not
-# products
+# small tables that are looked up, not multiplied; routers, whose few rows decide much; small
+# weights that are used in parts; vectors, which are in no product
 KEPT = (
     r"(.*\.)?(position_embedding|relative_bias)|.*\.(router|kv_b)\.weight|encoder\.conv\d\.weight"
 )
@@ -74,11 +74,13 @@ def computes(dtype) -> bool:
 
 
 def encode(name: str, weight: jax.Array, scheme: str, dtype):
-    """The parameter ``name`` (dotted path): a ``QArray`` if it is a matrix (or a stack of them)
-    that is multiplied, else in ``dtype``.
+    """Quantizes the parameter ``name`` (a dotted path) if it is a matrix that is multiplied.
+
+    Returns:
+      A ``QArray`` for such a matrix or a stack of them; else ``weight`` in ``dtype``.
 
     Raises:
-      ValueError: it is quantized already.
+      ValueError: ``weight`` is quantized already.
     """
     if is_quantized(weight):
         raise ValueError(
@@ -107,12 +109,12 @@ def take(table, index: jax.Array, dtype) -> jax.Array:
 
 
 def shape(weight) -> tuple[int, ...]:
-    """Of a weight, quantized or not."""
+    """The shape of a weight, quantized or not."""
     return weight.qvalue.shape if is_quantized(weight) else weight.shape
 
 
 def floats(weight, dtype) -> jax.Array:
-    """The weight itself, or what a quantized one stands for."""
+    """The weight in ``dtype``; a quantized one is multiplied by its scales."""
     if not is_quantized(weight):
         return weight
     return (weight.qvalue.astype(jnp.float32) * weight.scale).astype(dtype)

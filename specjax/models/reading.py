@@ -1,8 +1,8 @@
-"""Parts of parameters, straight from safetensors files.
+"""Reads parts of parameters from safetensors files.
 
 A tensor of a file may hold several parameters, stacked whole or head by head, transposed or not,
-and a parameter may lie in several tensors (a stack of experts). Whatever part of a parameter a
-device needs, only that part is read.
+and a parameter may lie in several tensors (a stack of experts). Only the part of a parameter that
+a device needs is read.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ Index = tuple[slice, ...]
 
 
 class Reader(contextlib.ExitStack):
-    """The tensors of a checkpoint as parameters; a context, which closes the files.
+    """Reads parameters from the tensors of a checkpoint; a context that closes the files.
 
-    ``tensors``: what is to be read, by name. ``places``: name -> (file, name in the file).
-    ``shapes``: of the parameters.
+    Args:
+      tensors: the tensors to read, by name.
+      places: for each name the file and the name in the file.
+      shapes: the shapes of the parameters.
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class Reader(contextlib.ExitStack):
         self._open = functools.cache(lambda path: self.enter_context(safe_open(path, "np")))
 
     def read(self, part: str, index: Index, dtype) -> np.ndarray:
-        """``parameter[index]``, without strides."""
+        """Returns ``parameter[index]``; ``index`` has no strides."""
         spans = [s.indices(n)[:2] for s, n in zip(index, self._shapes[part], strict=True)]
         sources = self._sources[part]
         if sources[0][1].expert is None:
@@ -60,7 +62,7 @@ class Reader(contextlib.ExitStack):
         return np.ascontiguousarray(array, dtype=dtype)
 
     def _runs(self, part: str, tensor: Tensor, spans) -> Iterator[Index]:
-        """Where rows of a parameter that lie together stand in its tensor, not transposed."""
+        """Yields the places of contiguous rows of a parameter in its untransposed tensor."""
         axis, lengths = tensor.axis, [self._shapes[p][tensor.axis] for p in tensor.parts]
         here = tensor.parts.index(part)
         size, begin = lengths[here] // tensor.blocks, sum(lengths[:here]) // tensor.blocks
@@ -82,14 +84,14 @@ class Reader(contextlib.ExitStack):
 
 
 def read_slice(file, name: str, index: Index) -> np.ndarray:
-    """A part of a tensor: whatever is read of the weights in a file goes through here."""
+    """Reads a part of a tensor; every read of weights from a file calls this function."""
     return file.get_slice(name)[index]
 
 
 def placed(
     part: str, read: Callable[[Index], np.ndarray], shape: tuple[int, ...], mesh: Mesh | None
 ) -> jax.Array:
-    """A parameter on the default device, or on those of a mesh, for each what it is to hold."""
+    """Places a parameter on the default device, or on each device of a mesh its part."""
     if mesh is None:
         return jax.device_put(read((slice(None),) * len(shape)))
     seen = {}  # devices that differ in their rows alone hold the same

@@ -1,7 +1,7 @@
-"""Rematerialisation: on the way back, what is inside a layer is computed anew, not kept.
+"""Rematerialisation: the backward pass recomputes the inside of a layer instead of keeping it.
 
-Training asks for it around a whole loss (``rematerialised``); what the layers are is said where
-they are run (``layer``). Decoding has no way back, and is not touched.
+Training requests it around a whole loss (``rematerialised``); the code that runs layers marks each
+of them (``layer``). Decoding has no backward pass and is not affected.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _asked = contextvars.ContextVar("rematerialised", default=False)
 
 @contextlib.contextmanager
 def rematerialised(asked: bool = True):
-    """Within it, functions are traced with their layers rematerialised, if ``asked``."""
+    """A context in which functions are traced with their layers rematerialised, if ``asked``."""
     token = _asked.set(asked)
     try:
         yield
@@ -26,8 +26,10 @@ def rematerialised(asked: bool = True):
 
 
 def layer(function: Callable) -> Callable:
-    """A pure ``function`` of arrays, of which what goes in is kept; layers within it are part of
-    it. Where nobody has asked: ``function`` itself."""
+    """Marks a pure ``function`` of arrays as a layer, of which only the inputs are kept.
+
+    Layers inside of it are part of it. Without a request the result is ``function`` itself.
+    """
     if not _asked.get():
         return function
 

@@ -1,7 +1,8 @@
-"""Text to token ids and back, behind one small interface.
+"""Text to token ids and back, with one small interface for all tokenizers.
 
-Where ``tokenizer.json`` says everything, the light ``tokenizers`` library reads it; tokenizers
-with a class of their own or a chat template are read by transformers, a slow import.
+A tokenizer that ``tokenizer.json`` describes completely is read by the light library
+``tokenizers``. Tokenizers with a class of their own or a chat template are read by transformers,
+whose import is slow.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
-        """The ids of ``text``, with the special tokens that the tokenizer itself puts around."""
+        """Returns the ids of ``text``, with the special tokens that the tokenizer itself adds."""
 
     @abc.abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
@@ -132,8 +133,10 @@ def _sentencepiece_bytes(word: str) -> bytes:
 
 
 def _byte_letters() -> dict[str, int]:
-    """How GPT-2's vocabulary spells bytes: printable ones as themselves, the others from U+0100
-    upwards."""
+    """The letters by which GPT-2's vocabulary spells bytes.
+
+    Printable bytes are spelled as themselves, the others by letters from U+0100 upwards.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     letters = {chr(byte): byte for byte in printable}
@@ -261,7 +264,7 @@ _NO_TEMPLATE = (
 )
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes that add nothing
 _CONFIG, _TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
-_FILES = ("tokenizer.json", _CONFIG, "tokenizer.model", "vocab.json")  # any of which makes one
+_FILES = ("tokenizer.json", _CONFIG, "tokenizer.model", "vocab.json")  # one of them is enough
 _ACCEPTED = (
     "a tokenizers.Tokenizer, a tokenizer of transformers, or an object with encode, decode and "
     "eos_ids (see specjax.models.TokenizerLike)"
@@ -293,7 +296,7 @@ def load_tokenizer(folder: str | os.PathLike, eos_ids: Iterable[int] = ()) -> To
 
     try:
         return TransformersTokenizer(AutoTokenizer.from_pretrained(str(folder)), eos_ids)
-    except Exception as error:  # whatever its many readers raise on a broken file
+    except Exception as error:  # the readers of transformers raise many types for a broken file
         raise ValueError(f"transformers cannot read the tokenizer in {folder}: {error}") from error
 
 
@@ -324,7 +327,7 @@ def _read_light(file: Path, eos_token: object, eos_ids: Iterable[int]) -> FileTo
 def wrap_tokenizer(
     backend: object, eos_ids: Iterable[int] = (), vocab_size: int | None = None
 ) -> Tokenizer:
-    """Makes a ``Tokenizer`` of what a user may give.
+    """Makes a ``Tokenizer`` from any tokenizer that a user may pass.
 
     Args:
       backend: a ``Tokenizer``, a tokenizer of the library tokenizers or transformers, or an
@@ -347,11 +350,11 @@ def wrap_tokenizer(
 
 
 class StreamDecoder:
-    """Ids in, text out as it becomes certain; never half a character.
+    """Decodes a stream of ids, and returns only text that is certain, never half a character.
 
-    What ``push`` returned, joined, and ``flush`` at the end make ``decode`` of all ids. A
-    character may take several tokens: as long as the text ends in U+FFFD, up to three of them
-    (the most that an unfinished UTF-8 character can leave) are held back.
+    The texts that ``push`` returned, joined, and the result of ``flush`` at the end are ``decode``
+    of all ids. A character may take several tokens: while the text ends in U+FFFD, up to three of
+    them (as many as an unfinished UTF-8 character can leave) are held back.
 
         stream = StreamDecoder(tokenizer)
         stream.push([226, 130])  # ''
@@ -359,8 +362,13 @@ class StreamDecoder:
     """
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()):
-        """``context``: ids before the first pushed one (a prompt). Some tokenizers drop the
-        space in front of a text's first word, which the context then keeps."""
+        """Makes a stream.
+
+        Args:
+          tokenizer: the tokenizer that decodes.
+          context: ids before the first pushed id (a prompt). Some tokenizers drop the space
+            before the first word of a text; with a context that space is kept.
+        """
         self._tokenizer = tokenizer
         self._restart([int(i) for i in context][-16:])
 
@@ -371,7 +379,7 @@ class StreamDecoder:
         self._shown = len(self._tokenizer.decode(window)) if window else 0
 
     def push(self, ids: Iterable[int]) -> str:
-        """The text that became certain with ``ids``; it may be empty."""
+        """Returns the text that became certain with ``ids``; it may be empty."""
         self._fresh += [int(i) for i in ids]
         text = self._tokenizer.decode(self._window + self._fresh)
         held = min(len(text) - len(text.rstrip(REPLACEMENT)), 3)
@@ -382,7 +390,7 @@ class StreamDecoder:
         return new
 
     def flush(self) -> str:
-        """What is still held back; the stream then begins anew."""
+        """Returns the text that is still held back, and resets the stream."""
         rest = self._tokenizer.decode(self._window + self._fresh)[self._shown :]
         self._restart([])
         return rest

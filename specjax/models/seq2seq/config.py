@@ -19,11 +19,16 @@ _SIZES = (
 class EncoderDecoderConfig:
     """Everything that distinguishes one encoder–decoder family from another; defaults are T5's.
 
-    ``reads``: what the encoder takes, ``"tokens"`` or ``"features"`` (``num_features`` of them at
-    each of ``2 * max_source`` frames). ``num_buckets``: of relative distances, 0 where positions
-    are learned. ``max_source``, ``max_positions``: of encoder and decoder, None: no limit.
-    ``start_id`` begins every decoder's text, ``start_ids`` is the whole prompt where there is a
-    default one. ``suppress_ids`` are never generated, ``begin_suppress_ids`` not as the first.
+    Attributes:
+      reads: the input of the encoder: ``"tokens"``, or ``"features"`` (``num_features`` numbers at
+        each of ``2 * max_source`` frames).
+      num_buckets: the number of buckets of relative distances; 0 where positions are learned.
+      max_source, max_positions: the longest input of the encoder and of the decoder; None: no
+        limit.
+      start_id: the first token of every text of the decoder.
+      start_ids: the decoder's whole default prompt; empty where there is none.
+      suppress_ids: tokens that are never generated.
+      begin_suppress_ids: tokens that are not generated as the first token.
     """
 
     vocab_size: int

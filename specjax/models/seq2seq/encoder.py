@@ -14,11 +14,11 @@ from ..layers import Linear, Norm
 from .config import EncoderDecoderConfig
 from .relative_positions import spread_bias
 
-QUERIES = 512  # positions of the encoder that attend at once: bounds its memory
+QUERIES = 512  # positions of the encoder that attend at once, which bounds its memory
 
 
 class Attention(nnx.Module):
-    """Projections of one attention layer; to what it attends is the caller's business."""
+    """The projections of one attention layer; the caller computes the attention itself."""
 
     def __init__(self, config: EncoderDecoderConfig, *, rngs, param_dtype):
         self.config = config
@@ -31,17 +31,17 @@ class Attention(nnx.Module):
         self.o = Linear(inner, config.hidden_size, bias=bias, **common)
 
     def query(self, x, batch):
-        """``[H, B * N] -> [B, K, E, 1, N]``, such that the scaling of ``attend`` is the model's."""
+        """Projects ``x [H, B * N]`` to queries ``[B, K, E, 1, N]``, scaled for ``attend``."""
         q = self._heads(self.q(x), batch).transpose(2, 0, 1, 3)[:, :, :, None]
         return q if self.config.scale_attention else q * self.config.head_dim**0.5
 
     def entries(self, x, batch):
-        """``[H, B * N] ->`` keys and values, each ``[B, K, N, E]``."""
+        """Projects ``x [H, B * N]`` to keys and values, each ``[B, K, N, E]``."""
         k, v = (self._heads(part(x), batch).transpose(2, 0, 3, 1) for part in (self.k, self.v))
         return k, v
 
     def output(self, out):
-        """``[B, K, E, 1, N] -> [H, B * N]``."""
+        """Projects the result of attention ``[B, K, E, 1, N]`` to ``[H, B * N]``."""
         inner = self.config.num_heads * self.config.head_dim
         return self.o(out[:, :, :, 0].transpose(1, 2, 0, 3).reshape(inner, -1))
 
@@ -67,7 +67,7 @@ def table_of(rows, columns, rngs, param_dtype) -> nnx.Param:
 
 
 class Convolution(nnx.Module):
-    """Over time, three frames wide: ``[B, in, T] -> [B, out, T / stride]``, then GELU."""
+    """A convolution over three frames with GELU: ``[B, in, T] -> [B, out, T / stride]``."""
 
     def __init__(self, num_in, num_out, stride, *, rngs, param_dtype):
         init = jax.random.normal(rngs.params(), (num_out, num_in, 3)) * (3 * num_in) ** -0.5
@@ -83,7 +83,7 @@ class Convolution(nnx.Module):
 
 
 class Encoder(nnx.Module):
-    """``[H, B * S]`` embedded inputs to the normed memory, every position seeing every other."""
+    """Maps embedded inputs ``[H, B * S]`` to the normed memory; all positions see each other."""
 
     def __init__(self, config: EncoderDecoderConfig, *, rngs, param_dtype):
         self.config = config
@@ -100,15 +100,22 @@ class Encoder(nnx.Module):
         self.norm = Norm(hidden, config, param_dtype=param_dtype)
 
     def hear(self, features):
-        """``[B, num_features, frames] -> [H, B * S]``."""
+        """Embeds features ``[B, num_features, frames]`` as ``[H, B * S]``."""
         x = self.conv2(self.conv1(features.astype(self.norm.weight[...].dtype)))
         x = x + self.position_embedding[...].T
         return x.transpose(1, 0, 2).reshape(x.shape[1], -1)
 
     def __call__(self, x, lengths, axis=None):
-        """``x [H, B * S]``, of which the first ``lengths`` int32 ``[B]`` count: the same shape.
+        """Runs the encoder.
 
-        ``axis``: of the mesh in use over which heads are spread, or None."""
+        Args:
+          x: ``[H, B * S]``, the embedded input.
+          lengths: int32 ``[B]``, the number of positions of each row that are seen.
+          axis: the axis of the mesh in use over which heads are spread, or None.
+
+        Returns:
+          ``[H, B * S]``.
+        """
         batch = lengths.shape[0]
         x = sharding.spread(x, None, DATA)
         for block in self.blocks:
@@ -120,7 +127,7 @@ class Encoder(nnx.Module):
         return self.norm(x)
 
     def _attend(self, query, key, value, lengths, axis):
-        """``attend`` for all positions, ``QUERIES`` of them at a time."""
+        """Calls ``attend`` for all positions, for ``QUERIES`` of them at a time."""
         size = key.shape[2]
         slots = jnp.arange(size)
         seen = (slots < lengths[:, None])[:, :, None]

@@ -1,11 +1,11 @@
 """One encoder–decoder for every family (T5, Whisper): a Transformer with a memory, in Flax NNX.
 
-The encoder reads a whole input at once and leaves one vector a position, the *memory*. The decoder
-is a ``Decoder`` whose blocks attend to the memory as well; the keys and values that they need of
-it do not change while text is written, so ``remember`` computes them once.
+The encoder reads a whole input at once and returns one vector for each position, the *memory*. The
+decoder is a ``Decoder`` whose blocks attend to the memory as well. The keys and values of the
+memory do not change while text is written, so ``remember`` computes them once.
 
-Besides the letters of ``attention.py``, ``S`` is the length of the encoder's input, and the sizes
-of a memory's keys and values are ``[B, K, S, E]``, like a cache's.
+Besides the letters of ``attention.py``, ``S`` is the length of the encoder's input. The memory's
+keys and values have the shape ``[B, K, S, E]``, as those of a cache have.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .relative_positions import spread_bias
 
 
 class DecoderBlock(EncoderBlock):
-    """The same with attention to the memory in between."""
+    """An ``EncoderBlock`` with attention to the memory between its two layers."""
 
     def __init__(self, config: EncoderDecoderConfig, *, rngs, param_dtype):
         super().__init__(config, rngs=rngs, param_dtype=param_dtype)
@@ -55,7 +55,7 @@ class EncoderDecoder(nnx.Module):
         self.lm_head = None if tied else Linear(hidden, config.vocab_size, **common)
 
     def encode(self, inputs, axis=None) -> tuple[jax.Array, jax.Array]:
-        """The memory ``[B, S, H]`` of ``inputs`` (see ``seq2seq.py``) and its lengths int32 [B]."""
+        """Returns the memory ``[B, S, H]`` of ``inputs`` (see ``target.py``), and lengths [B]."""
         if "memory" in inputs:
             return inputs["memory"], jnp.asarray(inputs["lengths"], jnp.int32)
         if self.config.reads == "features":
@@ -69,7 +69,7 @@ class EncoderDecoder(nnx.Module):
         return memory.reshape(memory.shape[0], batch, -1).transpose(1, 2, 0), lengths
 
     def remember(self, memory):
-        """``[B, S, H] ->`` per layer the keys and values of its attention to the memory."""
+        """Returns for each layer the keys and values of ``memory [B, S, H]``."""
         x = memory.transpose(2, 0, 1).reshape(memory.shape[2], -1)
         x = x.astype(self.norm.weight[...].dtype)
         return tuple(block.cross.entries(x, memory.shape[0]) for block in self.blocks)
@@ -88,17 +88,19 @@ class EncoderDecoder(nnx.Module):
         taps=(),
         axis=None,
     ):
-        """The decoder's trunk over ``N`` nodes a row; as ``Decoder.hidden``, and
+        """Runs the decoder's trunk over ``N`` nodes a row.
 
         Args:
-          memory: what ``remember`` returned.
-          source: int32 ``[B]``, how many slots of the memory a row sees.
+          memory: the keys and values that ``remember`` returned.
+          source: int32 ``[B]``, the number of slots of the memory that a row sees.
+
+        The other arguments and the result are those of ``Decoder.hidden``.
         """
         c, (batch, nodes) = self.config, tokens.shape
         here = jnp.broadcast_to(positions[:, -nodes:], tokens.shape)
         x = self._embed(tokens)
         if self.position_embedding is not None:
-            where = jnp.clip(here, 0, c.max_positions - 1)  # beyond it nothing is emitted
+            where = jnp.clip(here, 0, c.max_positions - 1)  # no token is emitted beyond the table
             x = x + self.position_embedding[...][where.reshape(-1)].T
         bias, choice = None, None
         if prefix is not None:
@@ -108,7 +110,7 @@ class EncoderDecoder(nnx.Module):
             slots = None if prefix is None else jnp.arange(capacity)[None]
             bias = self._bias(here, positions, axis), self._bias(here, slots, axis)
         there = choice_of(memory[0][0].shape[2], source)
-        # the memory is a prefix, and there has to be an entry of one's own: one that is not seen
+        # the memory is passed as a prefix; `attend` also needs an entry for each node: unseen zeros
         unseen = jnp.zeros((1, 1, nodes), bool)
         nothing = jnp.zeros((batch, c.num_heads, 1, c.head_dim), x.dtype)
         x = sharding.spread(x, None, DATA)
@@ -148,7 +150,7 @@ class EncoderDecoder(nnx.Module):
         return logits.astype(jnp.float32).reshape(batch, -1, self.config.vocab_size)
 
     def __call__(self, inputs, tokens: jax.Array) -> jax.Array:
-        """Logits float32 ``[B, T, V]`` of decoder tokens int32 ``[B, T]`` under ``inputs``."""
+        """Returns logits float32 ``[B, T, V]`` of the decoder's tokens int32 ``[B, T]``."""
         batch, nodes = tokens.shape
         memory, lengths = self.encode(inputs)
         positions = jnp.broadcast_to(jnp.arange(nodes, dtype=jnp.int32), tokens.shape)
@@ -162,7 +164,7 @@ class EncoderDecoder(nnx.Module):
         return quantize.take(self.embedding[...], tokens.reshape(-1), dtype).T
 
     def _bias(self, positions, keys, axis):
-        """float32 ``[B, K, 1, N, keys]``; None without keys."""
+        """The bias on scores, float32 ``[B, K, 1, N, keys]``; None without keys."""
         if keys is None:
             return None
         return spread_bias(self.relative_bias[...], self.config, positions, keys, axis, False)

@@ -1,8 +1,8 @@
-"""What an encoder–decoder model is asked: texts or features for its encoder, tokens to begin with.
+"""The inputs of encoder–decoder models: texts or features for the encoder, the decoder's prompt.
 
-For T5 a prompt is what the encoder reads. For Whisper the encoder reads ``inputs``, and a prompt
-is what the decoder begins with. Where many prompts are decoded in turn, what a row's encoder reads
-is its *source*: token ids, or ``Features``.
+For T5 the encoder reads the prompt. For Whisper the encoder reads ``inputs``, and the decoder
+begins with the prompt. Where many prompts are decoded in turn, the input of a row's encoder is
+called its *source*: token ids, or ``Features``.
 """
 
 from __future__ import annotations
@@ -20,20 +20,23 @@ from ..lm import LM
 from .config import EncoderDecoderConfig
 from .target import BEGIN, Seq2SeqLM, same_encoder
 
-NARROWEST = 32  # tokens that an encoder reads, at least, in doublings: few programs
-FEATURES = "features"  # field of a prompt
+NARROWEST = 32  # the least width of an encoder's input; widths double, so programs are few
+FEATURES = "features"  # the field of a prompt
 _SHARED = weakref.WeakKeyDictionary()  # target -> draft model -> whether one memory serves both
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Features:
-    """A window, float32 ``[bins, frames]``: of a file, or an array; ``digest``: of its values."""
+    """A window of features, float32 ``[bins, frames]``, from a file or an array.
+
+    ``digest`` is a hash of the values.
+    """
 
     where: Path | np.ndarray
     digest: str
 
     def read(self) -> np.ndarray:
-        """The values. Raises ``ValueError`` or ``OSError`` for a file that holds none."""
+        """Returns the values. Raises ``ValueError`` or ``OSError`` for a file without features."""
         return _array(self.where)
 
 
@@ -46,18 +49,18 @@ def encodes(lm: LM) -> bool:
 
 
 def read(lm: LM, prompts, inputs, ids_of: Callable) -> tuple[list[list[int]], dict]:
-    """The decoder's prompts, and ``inputs`` as ``decode`` takes them.
+    """Returns the decoder's prompts, and ``inputs`` as ``decode`` takes them.
 
     Args:
       lm: a model for which ``encodes(lm)``.
-      prompts: without ``inputs``, what the encoder reads; else what the decoder begins with, None
-        for what the model says it begins with.
+      prompts: without ``inputs``, the texts for the encoder; with ``inputs``, the decoder's
+        prompts, where None stands for the model's default prompt.
       inputs: features alone (``[bins, frames]`` for one row), or a mapping as in
-        ``models.seq2seq``.
-      ids_of: ``job.prompt_ids``.
+        ``models.seq2seq.target``.
+      ids_of: a function from a prompt to its token ids.
 
     Raises:
-      ValueError: nothing to read, or rows that do not match.
+      ValueError: there is nothing to read, or the numbers of rows differ.
     """
     config = lm.target.config
     if inputs is None and config.reads == "tokens":
@@ -76,7 +79,7 @@ def read(lm: LM, prompts, inputs, ids_of: Callable) -> tuple[list[list[int]], di
 
 
 def _begin(lm: LM, prompts, batch: int, ids_of: Callable) -> list[list[int]]:
-    """The decoder's prompts, one a row."""
+    """Returns the token ids of the decoder's prompts, one for each row."""
     if prompts is None:
         prompts = [usual_begin(lm.config, lm.name)]
     elif isinstance(prompts, str) or any(isinstance(prompt, str) for prompt in prompts):
@@ -92,7 +95,7 @@ def _begin(lm: LM, prompts, batch: int, ids_of: Callable) -> list[list[int]]:
 
 
 def usual_begin(config: EncoderDecoderConfig, name: str) -> list[int]:
-    """What the decoder begins with where nothing else is asked for; ``name``: of the model."""
+    """Returns the decoder's default prompt; errors call the model ``name``."""
     if not config.start_ids:
         raise ValueError(
             f"prompt: {name} knows several languages and names none to begin with; give token ids, "
@@ -102,8 +105,15 @@ def usual_begin(config: EncoderDecoderConfig, name: str) -> list[int]:
 
 
 def window_of(config: EncoderDecoderConfig, given) -> np.ndarray:
-    """Float32 ``[bins, frames]`` as the encoder reads it, of an array, lists of numbers or the
-    ``Path`` of a ``.npy`` file. Raises ``ValueError`` for anything else."""
+    """Returns features, float32 ``[bins, frames]``, as the encoder reads them.
+
+    Args:
+      config: the shape of the model.
+      given: an array, lists of numbers, or the ``Path`` of a ``.npy`` file.
+
+    Raises:
+      ValueError: ``given`` is none of these, or its shape is wrong.
+    """
     array, wanted = _array(given), (config.num_features, 2 * config.max_source)
     if array.shape != wanted:
         raise ValueError(f"features: the shape is {list(array.shape)}, expected {list(wanted)}")
@@ -113,7 +123,7 @@ def window_of(config: EncoderDecoderConfig, given) -> np.ndarray:
 
 
 def refuse_encoders(lm: LM, what: str) -> None:
-    """Raises ``ValueError`` for an encoder-decoder model, whose prompts ``what`` does not take."""
+    """Raises ``ValueError`` for an encoder-decoder model, which the function ``what`` refuses."""
     if encodes(lm):
         raise ValueError(
             f"{what}: {lm.name} is an encoder-decoder model ({lm.config.model_type}), which has no "
@@ -127,15 +137,18 @@ def refuse_encoders(lm: LM, what: str) -> None:
 def of_prompt(
     lm: LM, fields: Mapping[str, object], folder: Path, ids_of: Callable
 ) -> tuple[list[int], Source]:
-    """What the decoder begins with, and what the encoder reads, of one prompt.
+    """Returns the decoder's prompt and the encoder's source for one prompt.
 
     Args:
+      lm: a model for which ``encodes(lm)``.
       fields: ``"prompt"`` and, for a model that reads features, ``"features"``: an array or lists
         of numbers, or the name of a ``.npy`` file; the prompt may then be left out.
-      folder: of names that are relative.
+      folder: the folder to which file names are relative.
+      ids_of: a function from a prompt to its token ids.
 
     Raises:
-      ValueError, TypeError: nothing that the model reads.
+      ValueError: the fields are nothing that the model reads.
+      TypeError: a field has the wrong type.
     """
     if not encodes(lm):
         return ids_of(lm, [fields["prompt"]])[0], None
@@ -158,8 +171,10 @@ def of_prompt(
 
 
 def of_prompts(lm: LM, prompts, ids_of: Callable) -> list[tuple[list[int], Source]]:
-    """``of_prompt`` of each prompt; of a model that reads features these are arrays, names of files
-    or mappings."""
+    """Calls ``of_prompt`` for each prompt.
+
+    The prompts of a model that reads features are arrays, names of files, or mappings.
+    """
     if encodes(lm) and lm.config.reads == FEATURES:
         alone = isinstance(prompts, str | os.PathLike | Mapping) or np.ndim(prompts) == 2
         rows = [prompts] if alone else [] if prompts is None else list(prompts)
@@ -172,7 +187,7 @@ def of_prompts(lm: LM, prompts, ids_of: Callable) -> list[tuple[list[int], Sourc
 
 
 def _array(where) -> np.ndarray:
-    """Of a file, an array or lists of numbers. Raises ``ValueError`` for anything else."""
+    """Reads an array from a file or from numbers. Raises ``ValueError`` for anything else."""
     try:
         where = np.load(where, allow_pickle=False) if isinstance(where, Path) else np.asarray(where)
     except (OSError, ValueError, EOFError) as error:
@@ -184,7 +199,7 @@ def _array(where) -> np.ndarray:
 
 
 def width_of(sources: Sequence[Source]) -> int:
-    """Of buffers that hold any of these texts: one of a few sizes; 0 where they are none."""
+    """The width of a buffer for all these texts, one of a few sizes; 0 if there are no texts."""
     if isinstance(sources[0], Features | None):
         return 0
     width = NARROWEST
@@ -194,7 +209,7 @@ def width_of(sources: Sequence[Source]) -> int:
 
 
 def of_rows(sources: Sequence[Source], width: int) -> dict[str, np.ndarray] | None:
-    """``inputs`` of a batch, texts padded to ``width``; None where nothing is read."""
+    """The ``inputs`` of a batch, with texts padded to ``width``; None if there is no source."""
     if sources[0] is None:
         return None
     if isinstance(sources[0], Features):
@@ -206,12 +221,12 @@ def of_rows(sources: Sequence[Source], width: int) -> dict[str, np.ndarray] | No
 
 
 def lengths_of(rows: Sequence[Sequence[int]]) -> np.ndarray:
-    """int32 ``[B]``."""
+    """The lengths of rows, int32 ``[B]``."""
     return np.asarray([len(row) for row in rows], np.int32)
 
 
 def suppressed(lm: LM, bias):
-    """``bias`` (an array, or None) and minus infinity on what the model never says."""
+    """``bias`` (an array, or None) with minus infinity for tokens that are never generated."""
     said = lm.config.suppress_ids if encodes(lm) else ()
     ids = [i for i in said if i < lm.target.vocab_size]
     if not ids:
@@ -222,9 +237,9 @@ def suppressed(lm: LM, bias):
 
 
 def one_memory(target: LM, draft: object) -> bool:
-    """Whether what the target's encoder returns is what the draft model's would, bit by bit.
+    """Whether the encoders of target and draft model return the same memory, bit by bit.
 
-    Compares the weights, once for each pair.
+    The weights of each pair of models are compared once.
     """
     if not isinstance(draft, LM) or not encodes(target) or not encodes(draft):
         return False

@@ -1,8 +1,8 @@
 """Encoder–decoder families: config files and tensor names of Hugging Face, translated by tables.
 
-The counterpart of ``families.py`` and ``translate.py``, function for function, for
-``EncoderDecoderConfig``. In the names of tensors ``{e}`` counts the layers of the encoder, ``{i}``
-those of the decoder.
+This module is the counterpart of ``families.py`` and ``translate.py``, function for function, for
+``EncoderDecoderConfig``. In the names of tensors, ``{e}`` is the index of a layer of the encoder
+and ``{i}`` that of a layer of the decoder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .config import EncoderDecoderConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Seq2SeqFamily:
-    """How one ``model_type`` writes its config and its tensors; fields as of ``Family``."""
+    """How one ``model_type`` writes its config and its tensors; the fields are ``Family``'s."""
 
     architecture: str
     keys: Mapping[str, str]
@@ -176,10 +176,10 @@ def family_of(model_type: object) -> Seq2SeqFamily:
 def config_from_hf(
     hf: Mapping[str, object], generation: Mapping[str, object] | None = None
 ) -> EncoderDecoderConfig:
-    """Translates a ``config.json``; what ``generation_config.json`` says goes before.
+    """Translates a ``config.json``; keys of ``generation_config.json`` have precedence.
 
     Raises:
-      ValueError: a missing or senseless size, or an option that is not implemented.
+      ValueError: a size is missing or not valid, or an option is not implemented.
     """
     family = family_of(hf.get("model_type"))
     if hf.get("quantization_config"):
@@ -319,7 +319,7 @@ def tensors_of(config: EncoderDecoderConfig, parameters, packed: bool = False) -
 
     Args:
       parameters: names of the parameters that the model has.
-      packed: those in which some checkpoints hold several of these: none.
+      packed: whether to return the tensors that hold several parameters; there are none.
     """
     if packed:
         return {}
@@ -337,7 +337,7 @@ def tensors_of(config: EncoderDecoderConfig, parameters, packed: bool = False) -
 
 
 def is_harmless(config: EncoderDecoderConfig, name: str, names: Container[str]) -> bool:
-    """Whether a tensor that the model does not have may be ignored: copies of tied ones."""
+    """Whether a tensor that the model does not have may be ignored, as a copy of a tied one."""
     if name == "lm_head.weight":
         return config.tie_embeddings
     return bool(re.fullmatch(family_of(config.model_type).harmless, name))

@@ -16,11 +16,16 @@ from .config import EncoderDecoderConfig
 
 @functools.cache
 def buckets(num: int, farthest: int, both_ways: bool) -> np.ndarray:
-    """The bucket of each distance ``0 ... farthest``, int32; further ones share the last.
+    """Returns the bucket of each distance ``0 ... farthest``, int32; greater ones share the last.
 
-    Half of the buckets are for single distances, the others for ranges that grow like powers.
-    ``both_ways``: half of ``num`` serves what lies behind, the other (added by ``bias_of``) what
-    lies ahead. Rounded as PyTorch rounds: at powers of two an edge of a range is hit exactly.
+    Half of the buckets hold single distances, the others ranges that grow exponentially. Edges of
+    ranges are rounded as in PyTorch, because distances that are powers of two lie on them.
+
+    Args:
+      num: the number of buckets.
+      farthest: the greatest distance with a bucket of its own.
+      both_ways: whether half of ``num`` is for earlier positions and the other half (added by
+        ``bias_of``) for later ones; False: all buckets are for earlier positions.
     """
     num = num // 2 if both_ways else num
     near = num // 2
@@ -32,11 +37,13 @@ def buckets(num: int, farthest: int, both_ways: bool) -> np.ndarray:
 
 
 def bias_of(table, config: EncoderDecoderConfig, distance, both_ways: bool) -> jax.Array:
-    """What a distance adds to the score, float32 ``[heads, *distance.shape]``.
+    """Returns the bias on the score of a distance, float32 ``[heads, *distance.shape]``.
 
     Args:
       table: ``[num_buckets, heads]``.
-      distance: int32, position of the query less that of the key.
+      config: the shape of the model.
+      distance: int32, the position of the query less that of the key.
+      both_ways: True in the encoder, whose positions see later ones, too.
     """
     known = buckets(config.num_buckets, config.max_distance, both_ways)
     by_distance = table.astype(jnp.float32).T[:, known]
@@ -48,14 +55,15 @@ def bias_of(table, config: EncoderDecoderConfig, distance, both_ways: bool) -> j
 
 
 def spread_bias(table, config: EncoderDecoderConfig, positions, keys, axis, both_ways: bool):
-    """What ``attend`` adds to scores, on each device of the mesh in use that of its rows and heads.
+    """Returns the bias that ``attend`` adds to scores, sharded over the mesh in use.
 
     Args:
       table: ``[num_buckets, heads]``.
+      config: the shape of the model.
       positions, keys: int32 ``[B or 1, N]`` and ``[B or 1, M]``.
-      axis: of the mesh over which heads are spread, or None.
-      both_ways: of an encoder, whose layers make it anew, ``[S, S]`` large as it is; those of a
-        decoder share it.
+      axis: the axis of the mesh over which heads are spread, or None.
+      both_ways: True in the encoder. Each layer of the encoder computes this bias again, because
+        it is large (``[S, S]`` for each head); the layers of the decoder share it.
 
     Returns:
       float32 ``[B or 1, K, 1, N, M]``.

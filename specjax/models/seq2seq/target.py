@@ -4,15 +4,15 @@
 
     {"tokens": int32 [B, S], "lengths": int32 [B]}   # T5: padded on the right with anything
     {"features": float [B, bins, frames]}            # Whisper: a whole window, 30 seconds
-    {"memory": float [B, S, H], "lengths": int32 [B]}   # what an encoder of these weights gave
+    {"memory": float [B, S, H], "lengths": int32 [B]}   # the output of this model's encoder
 
-and may have ``"begin"``, int32 ``[B]``: lengths of the decoder's prompts, behind which tokens are
-suppressed that ``begin_suppress_tokens`` names. What is suppressed everywhere is a bias that
-``generate`` adds; with ``decode`` give it as ``Sampling(logit_bias=)``.
+The mapping may have ``"begin"``, int32 ``[B]``, the lengths of the decoder's prompts: the tokens
+that ``begin_suppress_tokens`` names are then not generated as the first token. For tokens that are
+never generated, ``generate`` adds a bias; with ``decode`` pass ``Sampling(logit_bias=)``.
 
-The first tokens of the decoder are the prompts (``tokens`` of ``decode``). A draft model gets the
-same ``inputs`` and encodes them by itself; where its encoder is that of the target (distil-whisper)
-give both the ``memory`` that ``encode`` returns.
+The prompts of the decoder are ``tokens`` of ``decode``. A draft model gets the same ``inputs`` and
+encodes them by itself. If its encoder is that of the target (distil-whisper), pass both models the
+``memory`` that ``encode`` returns.
 """
 
 from __future__ import annotations
@@ -39,16 +39,18 @@ from .config import EncoderDecoderConfig
 from .encoder_decoder import abstract
 
 KINDS = (("memory", "lengths"), ("tokens", "lengths"), ("features",))
-BEGIN = "begin"  # of inputs, optional: int32 [B], tokens of the decoder's prompt
+BEGIN = "begin"  # an optional key of inputs: int32 [B], the lengths of the decoder's prompts
 
 
 @pytree_dataclass
 class Cache:
-    """Attributes:
-    slots: the decoder's own keys and values, the only part that is ever written.
-    memory: keys and values of what the encoder read, per layer, each ``[B, K, S, E]``.
-    source: int32 ``[B]``, how many slots of the memory count.
-    begin: int32 ``[B]``, the position of the first generated token, or None.
+    """The decoder's cache with the memory.
+
+    Attributes:
+      slots: the decoder's own keys and values, the only part that is ever written.
+      memory: for each layer the keys and values of the memory, each ``[B, K, S, E]``.
+      source: int32 ``[B]``, the number of valid slots of the memory.
+      begin: int32 ``[B]``, the position of the first generated token, or None.
     """
 
     slots: PyTree
@@ -59,11 +61,15 @@ class Cache:
 
 @dataclasses.dataclass(frozen=True)
 class Seq2SeqLM(Target):
-    """A ``Target`` for T5 and Whisper. ``params``: NNX state of ``EncoderDecoder``.
+    """A ``Target`` for T5 and Whisper; ``params`` is the NNX state of ``EncoderDecoder``.
 
-    ``init`` runs the encoder, once; ``verify`` only reads; ``commit`` writes the decoder's slots.
-    ``rows``, ``quantized``, ``axis``: as of ``CausalLM``. Where ``inputs`` say where the text
-    begins (``"begin"``, optional), the first token is none of the config's ``begin_suppress_ids``.
+    ``init`` runs the encoder once, ``verify`` only reads, and ``commit`` writes the decoder's
+    slots. If ``inputs`` have the key ``"begin"``, the first generated token is none of the config's
+    ``begin_suppress_ids``.
+
+    Attributes:
+      config: the shape of the model.
+      rows, quantized, axis: as of ``CausalLM``.
     """
 
     config: EncoderDecoderConfig
@@ -73,7 +79,7 @@ class Seq2SeqLM(Target):
 
     @property
     def approximate(self) -> str:
-        """Why this is not the law of the checkpoint; empty if it is."""
+        """The reason why the law is not that of the checkpoint; empty if it is."""
         return f"target quantized to {self.quantized}" if self.quantized else ""
 
     @property
@@ -86,14 +92,17 @@ class Seq2SeqLM(Target):
 
     @property
     def reads(self) -> str:
-        """What the encoder takes: ``"tokens"`` or ``"features"``."""
+        """The input of the encoder: ``"tokens"`` or ``"features"``."""
         return self.config.reads
 
     def activation_dtype(self, params) -> jax.typing.DTypeLike:
         return params["norm"]["weight"].dtype  # other weights may be quantized
 
     def check_inputs(self, batch: int, inputs) -> None:
-        """Raises ValueError for what the encoder cannot read; values only if they are known."""
+        """Raises ValueError for inputs that the encoder cannot read.
+
+        Values are checked only where they are known, which is outside of ``jit``.
+        """
         c, name = self.config, self.config.model_type
         accepted = {
             "tokens": '{"tokens": int32 [B, S], "lengths": int32 [B]}',
@@ -154,7 +163,7 @@ class Seq2SeqLM(Target):
         return place_weights(params, self.config, mesh, self.axis)
 
     def encode(self, params, inputs) -> PyTree:
-        """``inputs`` with the encoder's output in place of what it read. Pure."""
+        """Returns ``inputs`` with the encoder's output instead of its input; a pure function."""
         memory, lengths = self._model(params).encode(inputs, self.axis)
         return {k: v for k, v in inputs.items() if k == BEGIN} | dict(
             memory=memory, lengths=lengths
@@ -218,7 +227,7 @@ encode = jax.jit(Seq2SeqLM.encode, static_argnums=0)
 
 
 def same_encoder(target: Seq2SeqLM, params, drafter: Seq2SeqLM, drafter_params) -> bool:
-    """Whether two models read alike, to the last bit: then one memory serves both."""
+    """Whether two models have the same encoder, bit by bit, so that they can share a memory."""
     ours, theirs = (_reading_part(*pair) for pair in ((target, params), (drafter, drafter_params)))
     leaves, others = jax.tree.leaves(ours), jax.tree.leaves(theirs)
     alike = jax.tree.structure(ours) == jax.tree.structure(theirs) and all(
@@ -228,7 +237,7 @@ def same_encoder(target: Seq2SeqLM, params, drafter: Seq2SeqLM, drafter_params) 
 
 
 def _reading_part(model: Seq2SeqLM, params):
-    """All that the memory depends on."""
+    """Everything on which the memory depends."""
     embedding = params["embedding"] if model.reads == "tokens" else ()
     same = ("reads", "norm_eps", "activation", "num_heads", "num_buckets", "max_distance")
     config = tuple(getattr(model.config, name) for name in same)
@@ -245,7 +254,7 @@ def _equal(x, y) -> bool:
 
 
 def _known(x) -> np.ndarray | None:
-    """The values, where they are known here."""
+    """The values of ``x``; None where they are not known, as under ``jit``."""
     if x is None or isinstance(x, Tracer):
         return None
     if isinstance(x, jax.Array) and not x.is_fully_addressable:

@@ -1,6 +1,6 @@
-"""What is Whisper's own: how its decoder begins.
+"""The prompt of Whisper's decoder.
 
-A window of 30 seconds in, its text out::
+This example transcribes a window of 30 seconds::
 
     from transformers import AutoFeatureExtractor  # or AutoProcessor
 
@@ -11,11 +11,11 @@ A window of 30 seconds in, its text out::
     begin = specjax.models.start_ids(lm, language="en")
     out = specjax.generate(lm, begin, inputs=features, drafter=small)
 
-Of the rules that ``generate`` of transformers applies, these are: the tokens that
-``generation_config.json`` suppresses, everywhere (as a logit bias) and at the first place (also
-under a drafter, where transformers drops this one). These are not: the detection of a language,
-the rules of timestamps, windows beyond the first 30 seconds, and the repetition of a window at
-other temperatures. Ask for text without timestamps, a window at a time.
+specjax suppresses the tokens that ``generation_config.json`` names, everywhere (by a logit bias)
+and at the first position (also with a drafter, where transformers leaves this out). It does not
+implement other rules of ``generate`` of transformers: the detection of a language, the rules of
+timestamps, windows beyond the first 30 seconds, and the repetition of a window at other
+temperatures. Ask for text without timestamps, one window at a time.
 """
 
 from __future__ import annotations
