@@ -129,7 +129,10 @@ def test_it_installs_the_clone_around_it_or_the_address_that_it_holds(name, monk
     assert commands.pop() == "specjax[train] @ git+https://example.org/specjax"
 
 
-def test_the_quickstart_shows_its_pictures_before_it_is_run():
-    outputs = [out for cell in cells("quickstart.ipynb") for out in cell.get("outputs", ())]
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_shows_its_outputs_and_pictures_before_it_is_run(name):
+    outputs = [out for cell in cells(name) for out in cell.get("outputs", ())]
     assert sum("image/png" in out.get("data", {}) for out in outputs) == 2
     assert not any(out["output_type"] == "error" for out in outputs)
+    runs = [cell["execution_count"] for cell in cells(name) if cell["cell_type"] == "code"]
+    assert runs == [*range(1, len(runs) + 1)]  # each cell once, from top to bottom

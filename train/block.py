@@ -3,10 +3,10 @@
     loss = mean over anchors a, weighted, of  -log q_k(token a + k),   k = 1 ... block_size - 1,
     the weight of k being exp(-(k - 1) / decay_length)
 
-An anchor is a token that stands for a round's root: its block is the token and masks, which see
-each other and the target's features before the anchor, nothing behind. Each row of text has
-``num_anchors`` of them, drawn anew in each step, all computed in one pass. ``teacher_share`` as for
-other heads: the target's law in place of the text.
+An anchor is a token in the place of a round's root. Its block is the anchor and masks, which see
+each other and the target's features before the anchor, and nothing after it. Each row of text has
+``num_anchors`` anchors, drawn anew in each step and computed in one pass. ``teacher_share`` works
+as for other heads: the loss is against the target's law instead of the text.
 
 References: DFlash, 2602.06036.
 """
@@ -55,12 +55,14 @@ Config = BlockConfig
 
 
 def make_block(config: BlockConfig, setting: frozen.Setting) -> Heads:
-    """A block drafter for the target of a setting, freshly initialised. What it brings as
-    ``outputs`` takes anchors besides, see ``states_of``."""
+    """Makes a block drafter with initial weights for the target of a setting.
+
+    Its ``outputs`` take anchors as a further argument, see ``states_of``.
+    """
     target, mask = setting.lm.target, config.mask_token
     layers = layer_config(target.config, config.intermediate_size)
     shape = block.BlockConfig(
-        # the published layout's layers norm queries and keys
+        # layers of the published layout have norms of queries and keys
         layers=dataclasses.replace(
             layers, num_layers=config.num_layers, qk_norm=True, model_type="qwen3"
         ),
@@ -79,9 +81,10 @@ def make_block(config: BlockConfig, setting: frozen.Setting) -> Heads:
 
 
 def states_of(drafter, params, target_params, rows, anchors) -> list[jax.Array]:
-    """The normed states ``[H, B * A]`` of each mask of the blocks at ``anchors`` int32 ``[B, A]``.
+    """Returns the normed states ``[H, B * A]`` of each mask, for ``anchors`` int32 ``[B, A]``.
 
-    In memory at once: the scores of A blocks over a row, ``[B, T + A * size, A * size]``."""
+    The scores of A blocks over a row, ``[B, T + A * size, A * size]``, are in memory at once.
+    """
     shape, (batch, count) = drafter.config, anchors.shape
     size, length = shape.block_size, rows.hidden.shape[1]
     place = jnp.arange(size, dtype=jnp.int32)
@@ -108,14 +111,16 @@ def states_of(drafter, params, target_params, rows, anchors) -> list[jax.Array]:
 
 
 def at(x: jax.Array, places: jax.Array) -> jax.Array:
-    """``x [B, T, ...]`` at ``places`` int32 ``[B, A]``: ``[B, A, ...]``."""
+    """Returns ``x [B, T, ...]`` at ``places`` int32 ``[B, A]``, ``[B, A, ...]``."""
     index = places.reshape(*places.shape, *[1] * (x.ndim - 2))
     return jnp.take_along_axis(x, index, axis=1)
 
 
 def laid(outputs, rows, anchors) -> list[chunks.Head]:
-    """The masks of the blocks, each over all anchors; a weight is 0 unless all that its token goes
-    on from is one document."""
+    """Returns a head for each mask, over all anchors.
+
+    The weight is 0 unless the anchor and the tokens up to the predicted one are in one document.
+    """
     document, found = at(rows.segments, anchors), []
     for k, (table, bias, state) in enumerate(outputs):
         states = state.reshape(len(state), *anchors.shape).transpose(1, 2, 0)
@@ -127,7 +132,7 @@ def laid(outputs, rows, anchors) -> list[chunks.Head]:
 
 
 def make_loss(made: Heads, target, read, config: BlockConfig):
-    """The loss of the module's head, as ``loop.TrainingTask`` takes it."""
+    """Returns the loss of a block drafter for ``loop.TrainingTask``."""
     laws, cap = head_losses.Laws(target), target.config.logit_softcap
 
     def terms_of(output, states, law, pieces):
@@ -153,11 +158,11 @@ def make_loss(made: Heads, target, read, config: BlockConfig):
 
 
 def make_measure(made: Heads, target, read, config: BlockConfig):
-    """As ``head_losses.make_measure``, at anchors spread evenly over each row."""
+    """Returns measures as ``head_losses.make_measure``, at anchors evenly spread over each row."""
     laws, cap = head_losses.Laws(target), target.config.logit_softcap
 
     def terms_of(tables, states, law, pieces):
-        """Of each mask its loss, and whether its best token is the target's."""
+        """Returns for each mask its loss, and whether its best token is the target's."""
         found = []
         for (table, bias), state, behind in zip(tables, states, pieces, strict=True):
             q, said = chunks.logits_of(table, state, cap, bias), laws.said(law, behind)

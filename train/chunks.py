@@ -1,9 +1,10 @@
-"""Losses over a vocabulary, a few positions at a time: logits of all of them never exist.
+"""Losses over a vocabulary, computed for a few positions at a time to save memory.
 
-Logits of M positions over V tokens are M * V numbers, in float32 4 GB for 8 rows of 1024 tokens
-over 128k: far more than the states they are made of. Here a head's product, its loss and the
-gradient of both are taken over one chunk of positions before the next one's are. The gradient
-is computed along with the value, so nothing is computed twice (as by rematerialisation).
+The logits of M positions are M * V numbers: 4 GB in float32 for 8 rows of 1024 tokens and a
+vocabulary of 128k, far more than the states from which they are computed. Here a head's product,
+its loss and the gradient of both are computed for one chunk of positions before the next. The
+gradient is computed together with the value, so nothing is computed twice, as it would be with
+rematerialisation.
 
 A chunk is a slice of *positions* of all rows, so rows may be spread over devices.
 """
@@ -22,18 +23,18 @@ from specjax import kernels
 from specjax.models.layers import softcap
 from specjax.types import PyTree
 
-CHUNK = 512  # positions, over all rows
-SEVERAL = 1024  # the same of several heads together
+CHUNK = 512  # positions of a chunk, over all rows
+SEVERAL = 1024  # positions of a chunk, over all rows and heads
 
 
 def _wide(indices: str, x: jax.Array, y: jax.Array) -> jax.Array:
-    """``einsum`` of numbers of any floating type, in float32."""
+    """``einsum`` of arrays of any floating dtype, computed in float32."""
     return kernels.current().einsum_float32(indices, x, y)
 
 
 @jax.custom_vjp
 def _product(table: jax.Array, states: jax.Array) -> jax.Array:
-    """float32 ``[B, C, V]`` of ``table [V, F]`` and ``states [B, C, F]``, summed in float32."""
+    """The product of ``table [V, F]`` and ``states [B, C, F]``, float32 ``[B, C, V]``."""
     return _wide("bcf,vf->bcv", states, table)
 
 
@@ -42,8 +43,11 @@ def _product_forward(table, states):
 
 
 def _product_backward(kept, slope):
-    """On CPU nothing turns the slope round, the largest of the three: the table's is computed
-    turned, and a barrier keeps its turning back from being folded into the product."""
+    """The backward pass, which on CPU does not transpose the slope, the largest of the arrays.
+
+    The gradient of the table is computed transposed, and a barrier keeps XLA from folding the
+    transposition of the result into the product.
+    """
     table, states = kept
     slope = slope.astype(table.dtype)
     turned = kernels.current().fence(_wide("bcf,bcv->fv", states, slope))
@@ -55,28 +59,36 @@ _product.defvjp(_product_forward, _product_backward)
 
 
 def logits_of(table, states: jax.Array, cap: float | None = None, bias=None) -> jax.Array:
-    """float32 ``[B, C, V]``: a head ``table [V, F]`` on ``states [B, C, F]``, plus ``bias [V]``,
-    softly capped."""
+    """Returns the logits of a head, float32 ``[B, C, V]``.
+
+    Args:
+      table: ``[V, F]``.
+      states: ``[B, C, F]``.
+      cap: the logits become ``cap * tanh(logits / cap)``; None: they are not capped.
+      bias: ``[V]``, added before the cap; None: no bias.
+    """
     out = _product(table, states)
     return softcap(out if bias is None else out + bias, cap)
 
 
 def _split(x: jax.Array, steps: int) -> jax.Array:
-    """``[B, T, ...] -> [T / steps, B, steps, ...]``, filled up with zeros."""
+    """Splits ``[B, T, ...]`` to ``[T / steps, B, steps, ...]``, padded with zeros."""
     batch, length = x.shape[:2]
     x = jnp.pad(x, ((0, 0), (0, -length % steps), *[(0, 0)] * (x.ndim - 2)))
     return jnp.moveaxis(x.reshape(batch, -1, steps, *x.shape[2:]), 1, 0)
 
 
 def _join(x: jax.Array, length: int) -> jax.Array:
-    """Undoes ``_split``: ``[B, length, ...]``."""
+    """Undoes ``_split``, to ``[B, length, ...]``."""
     x = jnp.moveaxis(x, 0, 1)
     return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :length]
 
 
 def _steps(states, chunk: int) -> int:
-    """Positions of a row that a chunk has: chunks are as even as they can be, and several heads
-    have fewer, since nothing makes a compiler finish one before it begins the next."""
+    """The number of positions of each row in a chunk, such that chunks are as even as possible.
+
+    Several heads have fewer, since a compiler may begin one head before it finishes another.
+    """
     every = jax.tree.leaves(states)
     batch, length = every[0].shape[:2]
     parts = -(-length // max(1, chunk // (batch * len(every))))
@@ -84,9 +96,11 @@ def _steps(states, chunk: int) -> int:
 
 
 def each(terms, table, states, fixed, pieces, *, chunk: int = CHUNK) -> dict:
-    """``{name: [B, T]}``: what ``terms`` says of each position. Not to be differentiated, which
-    would keep the logits: see ``total``. Arguments as there; tables and states may be of several
-    heads."""
+    """Returns ``{name: [B, T]}``, the values of ``terms`` at each position.
+
+    The arguments are those of ``total``; tables and states may be those of several heads. Do not
+    differentiate this function, which would keep all logits in memory: use ``total``.
+    """
     steps, length = _steps(states, chunk), jax.tree.leaves(states)[0].shape[1]
     split = jax.tree.map(lambda x: _split(x, steps), (states, pieces))
     found = jax.lax.map(lambda piece: terms(table, piece[0], fixed, piece[1]), split)
@@ -97,12 +111,12 @@ class Head(NamedTuple):
     """One of several heads over the same positions.
 
     Attributes:
-      table: a pytree of what each chunk sees whole, such as ``[V, F]``. Its gradient is computed
-        where one is asked for alone.
+      table: a pytree that each chunk reads whole, such as ``[V, F]``. Its gradient is computed
+        only if it is requested.
       states: ``[B, T, F]``.
-      pieces: a pytree of ``[B, T, ...]``, cut as the states are; whoever fills up a last chunk
-        fills in zeros.
-      weight: ``[B, T]``.
+      pieces: a pytree of ``[B, T, ...]``, cut as the states are; a last chunk is padded with
+        zeros.
+      weight: ``[B, T]``, the weight of each position.
     """
 
     table: PyTree
@@ -112,14 +126,14 @@ class Head(NamedTuple):
 
 
 def total(terms, table, states, fixed, pieces, weight, *, chunk: int = CHUNK):
-    """``(sum of weight * loss, {name: sum of weight * other term})``, float32 scalars.
+    """Returns ``(sum of weight * loss, {name: sum of weight * other term})``, float32 scalars.
 
     Args:
-      terms: ``terms(table, states [B, C, F], fixed, pieces) -> {"loss": [B, C], name: [B, C]}``,
-        pure; positions do not depend on each other.
-      table, states, pieces, weight: see ``Head``; the loss is differentiable in the first two.
-      fixed: a pytree that each chunk sees whole, such as the target's head.
-      chunk: positions, over all rows and heads, whose logits exist at a time.
+      terms: a pure function ``terms(table, states [B, C, F], fixed, pieces) -> {"loss": [B, C],
+        name: [B, C]}``, in which positions do not depend on each other.
+      table, states, pieces, weight: see ``Head``; the loss is differentiable in table and states.
+      fixed: a pytree that each chunk reads whole, such as the target's LM head.
+      chunk: the number of positions, over all rows and heads, whose logits exist at a time.
     """
     heads = [Head(table, states, pieces, weight)]
     return totals(terms, heads, fixed, chunk=chunk)[0]
@@ -131,16 +145,19 @@ def _alone(fixed, pieces):
 
 
 def totals(terms, heads: Sequence[Head], fixed, pieces=(), *, common=_alone, chunk: int = SEVERAL):
-    """``total`` of each of several heads, a list: of a chunk one head after the other.
+    """Returns a list with ``total`` of each head; the heads of a chunk are computed in turn.
+
+    The gradient of each head's table is kept until the backward pass, which knows the factors of
+    the heads, even where heads share one table.
 
     Args:
-      terms: as of ``total``, with what ``common`` says in the place of ``fixed``.
-      pieces: cut as the states are, for ``common``.
-      common: ``common(fixed, pieces)``, what all heads read of a chunk, computed once; no gradient
+      terms: as of ``total``, with the result of ``common`` instead of ``fixed``.
+      heads: the heads.
+      fixed: as of ``total``.
+      pieces: a pytree of ``[B, T, ...]``, cut as the states are, for ``common``.
+      common: ``common(fixed, pieces)`` computes once what all heads read of a chunk; no gradient
         flows into it.
-
-    Until the way back, which alone knows how much each head counts, the slope of every table that
-    learns is kept, one a head even where they share it.
+      chunk: as of ``total``.
     """
     tables, states = [head.table for head in heads], [head.states for head in heads]
     own = [(head.pieces, head.weight) for head in heads]
@@ -173,7 +190,7 @@ def _totals(terms, common, chunk, tables, states, rest):
 
 
 def _forward(terms, common, chunk, tables, states, rest):
-    """The gradient along with the value; of tables that nobody differentiates in, none."""
+    """Computes values and gradients, without those of tables that are not differentiated."""
     asked = [any(x.perturbed for x in jax.tree.leaves(table)) for table in tables]
     tables, states, rest = jax.tree.map(lambda x: x.value, (tables, states, rest))
     fixed, pieces, own = rest
@@ -212,7 +229,7 @@ def _forward(terms, common, chunk, tables, states, rest):
 
 def _backward(_terms, _common, _chunk, slopes, cotangents):
     def scaled(slope, scale):
-        if isinstance(scale, SymbolicZero):  # a loss that nobody reads
+        if isinstance(scale, SymbolicZero):  # the loss of this head is not used
             return jax.tree.map(jnp.zeros_like, slope)
         return jax.tree.map(lambda x: (scale * x).astype(x.dtype), slope)
 

@@ -1,13 +1,14 @@
-"""From documents to batches: packing, and a Grain pipeline that can stop and go on anywhere.
+"""From documents to batches: packing, and a Grain pipeline that can be stopped and resumed.
 
-Documents are laid end to end, each begun by the end-of-text token, and rows are cut out of that
-stream. ``segments`` numbers the documents within a row: attention stays inside one (see
-``Decoder.__call__``), so packing does not let documents see each other. Positions count on through
-a row: rotary ones tell distances alone, so that a document says the same wherever it stands; where
-a model has learned ones, it is read as if text stood before it.
+Documents are laid end to end, each begun by the end-of-text token, and rows are cut from that
+stream. ``segments`` numbers the documents within a row. Attention stays inside of a segment (see
+``Decoder.__call__``), so packed documents do not see each other. Positions are counted through a
+row. Rotary positions depend on distances only, so the logits of a document do not depend on its
+place in the row; a model with learned positions reads it as if other text stood before it.
 
-A batch is int32 ``[batch, length + 1]``; where some predictions do not count, a dictionary of these
-``"tokens"`` and their ``"weight"``, float32 ``[batch, length]``: ``weight[t]`` is of token t + 1.
+A batch is int32 ``[batch, length + 1]``. If some predictions do not count, it is a dictionary of
+these ``"tokens"`` and their ``"weight"``, float32 ``[batch, length]``, where ``weight[t]`` is the
+weight of predicting token ``t + 1``.
 """
 
 from __future__ import annotations
@@ -21,19 +22,21 @@ import numpy as np
 from . import conversations, corpora, sources
 from .config import NOTHING, ConfigError, DataConfig
 
-EPOCHS = 1_000_000  # without end, in effect; Grain wants a length that it can multiply
-MIXED_SEED = 1000  # apart from the seeds of samples, which count on from the corpus's
+EPOCHS = 1_000_000  # practically endless; Grain needs a finite length
+MIXED_SEED = 1000  # far from the seeds of samples, which follow that of the corpus
 
 
 def pack(documents: Iterable[Sequence[int]], end_of_text: int) -> np.ndarray:
-    """Lays tokenised documents end to end: int32 ``[end, doc 0, end, doc 1, ..., end]``."""
+    """Lays tokenized documents end to end: int32 ``[end, doc 0, end, doc 1, ..., end]``."""
     parts = [part for ids in documents for part in ([end_of_text], ids)]
     return np.concatenate([np.asarray(part, np.int32) for part in (*parts, [end_of_text])])
 
 
 def segments_of(rows, end_of_text: int):
-    """Numbers the documents in ``rows [..., T]`` (NumPy or JAX), int32; each begins at its
-    end-of-text."""
+    """Numbers the documents in ``rows [..., T]`` (NumPy or JAX), int32 ``[..., T]``.
+
+    A document begins with its end-of-text token.
+    """
     return (rows == end_of_text).cumsum(axis=-1, dtype="int32")
 
 
@@ -43,10 +46,9 @@ class Stream:
 
     Attributes:
       tokens: int32 ``[n]``.
-      counts: bool ``[n]``, whether a token is one to learn; None: all are.
-      aligned: rows begin at multiples of ``data.length`` and nowhere else.
-      mixed: streams of further corpora, each of which gives its share ``data.mixed_share`` of the
-        rows.
+      counts: bool ``[n]``, whether the prediction of a token is learned; None: all are.
+      aligned: whether rows begin only at multiples of ``data.length``.
+      mixed: streams of further corpora, each with its share ``data.mixed_share`` of the rows.
     """
 
     tokens: np.ndarray
@@ -58,7 +60,7 @@ class Stream:
         return len(self.tokens)
 
     def rows(self, starts, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens int32 ``[..., length + 1]`` and weights float32 ``[..., length]`` of rows."""
+        """Returns tokens int32 ``[..., length + 1]`` and weights float32 ``[..., length]``."""
         places = np.asarray(starts)[..., None] + np.arange(length + 1)
         weight = np.ones((*places.shape[:-1], length), np.float32)
         if self.counts is not None:
@@ -67,11 +69,15 @@ class Stream:
 
 
 def load_stream(config: DataConfig, split: str) -> tuple[Stream, int]:
-    """The packed tokens of a split, and the id of the token that parts its documents.
+    """Returns the packed tokens of a split, and the id of the token between its documents.
 
-    Texts lie end to end: one longer than a row goes on in another, without what stood before.
-    Conversations are kept whole, see ``lay``, and count where the assistant speaks. The corpora of
-    ``data.mixed`` are read for training alone: what is held out is of ``data.corpus``.
+    Texts lie end to end, and one that is longer than a row is continued in another row, which does
+    not see the first. Conversations are kept whole (see ``lay``), and only the assistant's tokens
+    count. The corpora of ``data.mixed`` are used for training only; held-out text comes from
+    ``data.corpus``.
+
+    Raises:
+      ConfigError: the split holds too little text.
     """
     if config.mixed and split == "train":
         alone = dataclasses.replace(config, mixed=(), mixed_share=())
@@ -98,7 +104,7 @@ def load_stream(config: DataConfig, split: str) -> tuple[Stream, int]:
 
 
 def _conversations(documents, config: DataConfig, split: str, end_of_text: int) -> Stream:
-    """The stream of a split's conversations. Says how many were cut or left out, and why."""
+    """The stream of a split's conversations; prints how many were cut or left out, and why."""
     from . import tokenizer as tokenizers
 
     tokenizer = tokenizers.load_chat(config.tokenizer)
@@ -143,13 +149,16 @@ def _conversations(documents, config: DataConfig, split: str, end_of_text: int) 
 def lay(documents: Sequence[tuple], length: int, end_of_text: int) -> Stream:
     """Whole documents in rows of ``length`` tokens, each begun by the end-of-text token.
 
-    Best fit, the longest first; what is left of a row is filled up with end-of-text.
+    Documents are placed by best fit, the longest first. The rest of a row is filled with
+    end-of-text tokens.
 
     Args:
-      documents: ``(ids, counts)``, at most ``length - 1`` ids each; which of them count.
+      documents: ``(ids, counts)``: at most ``length - 1`` ids, and which of them count.
+      length: the tokens of a row.
+      end_of_text: the id of the end-of-text token.
     """
     rows: list[list] = []
-    spaces: list[tuple[int, int]] = []  # how much is left of which row, sorted
+    spaces: list[tuple[int, int]] = []  # (free tokens, row), sorted
     for document in sorted(documents, key=lambda document: -len(document[0])):
         size = 1 + len(document[0])
         place = bisect.bisect_left(spaces, (size, 0))
@@ -167,17 +176,19 @@ def lay(documents: Sequence[tuple], length: int, end_of_text: int) -> Stream:
             tokens[n, place + 1 : place + 1 + len(ids)] = ids
             counts[n, place + 1 : place + 1 + len(ids)] = own
             place += 1 + len(ids)
-    # a row is read with one token more: that which begins the next
+    # a row is read with one token more, the first token of the next row
     return Stream(np.append(tokens, np.int32(end_of_text)), np.append(counts, False), aligned=True)
 
 
 def whole_windows(
     stream: np.ndarray, size: int, end_of_text: int, way_out: str = "ask for fewer"
 ) -> np.ndarray:
-    """Where ``size`` tokens lie within one document (they may begin with its end-of-text).
+    """Returns the starts of all windows of ``size`` tokens that lie within one document.
+
+    A window may begin with the end-of-text token of its document.
 
     Raises:
-      ConfigError: none is as long; ``way_out``: what the user can do then.
+      ConfigError: no document is as long; the message ends with ``way_out``.
     """
     ends = np.concatenate([[0], np.cumsum(stream == end_of_text)])
     starts = np.arange(len(stream) - size + 1)
@@ -188,7 +199,7 @@ def whole_windows(
 
 
 def unpacked(batch):
-    """``(tokens [B, T + 1], weight [B, T])`` of a batch of either form; see the module's head."""
+    """Returns ``(tokens [B, T + 1], weight [B, T])`` of a batch in either form (see above)."""
     if isinstance(batch, dict) and "weight" in batch:
         return batch["tokens"], batch["weight"]
     tokens = batch["tokens"] if isinstance(batch, dict) else batch
@@ -200,18 +211,20 @@ def training_batches(
 ):
     """An endless, deterministic Grain iterator over batches of rows of ``length + 1`` tokens.
 
-    Each epoch visits the stream in a new order, cut at new places (a random shift within one row,
-    but in an aligned stream), so that several epochs over a small corpus repeat no row.
-    ``get_state`` and ``set_state`` of the iterator hold the position, in the middle of an epoch
-    too; the position is the same on every host, however many there are.
+    Each epoch visits the stream in a new order and, unless the stream is aligned, cuts it at new
+    places (shifted at random within one row), so several epochs over a small corpus repeat no row.
+    ``get_state`` and ``set_state`` of the iterator hold the position, also within an epoch. The
+    position is the same on every host, for any number of hosts.
 
     Args:
-      samples: ``samples.Samples``, each of which gives its share ``samples_share`` of the rows.
-      shard: ``(index, count)``: of each batch the rows ``index::count`` alone, one host's. No
-        other row is read.
+      stream: the corpus.
+      config: the section ``data`` of the configuration.
+      samples: ``samples.Samples``, each with its share ``samples_share`` of the rows.
+      shard: ``(index, count)``: only the rows ``index::count`` of each batch are read, which are
+        those of one host.
 
     Raises:
-      ConfigError: samples of another length, see ``batched`` besides.
+      ConfigError: samples have another length, or a batch cannot be shared evenly.
     """
     import grain
 
@@ -251,8 +264,11 @@ def training_batches(
 
 
 def batched(rows, config: DataConfig, shard: tuple[int, int], *, prefetch: int):
-    """The iterator over a host's part of the batches of a ``grain.MapDataset`` of rows. Raises
-    ConfigError for a batch that cannot be parted evenly."""
+    """Returns the iterator over a host's part of the batches of a ``grain.MapDataset`` of rows.
+
+    Raises:
+      ConfigError: a batch cannot be shared evenly.
+    """
     import grain
 
     index, count = shard
@@ -267,10 +283,10 @@ def batched(rows, config: DataConfig, shard: tuple[int, int], *, prefetch: int):
 
 
 def heldout_batches(stream: Stream, config: DataConfig) -> list[tuple]:
-    """``eval_rows`` rows spread evenly over a held-out stream, for ``evaluate.make_evaluate``.
+    """Spreads ``eval_rows`` rows evenly over a held-out stream, for ``evaluate.make_evaluate``.
 
     Returns:
-      batches ``(tokens int32 [batch, length + 1], weight float32 [batch, length])``.
+      Batches ``(tokens int32 [batch, length + 1], weight float32 [batch, length])``.
     """
     num_batches = max(1, config.eval_rows // config.batch)
     last = len(stream) - config.length - 1

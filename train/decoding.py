@@ -1,4 +1,4 @@
-"""Held-out tau by real decoding: the loop itself, on prompts that nothing was trained on."""
+"""Held-out τ, measured by decoding prompts that were not trained on."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from . import data
 from .config import ConfigError, check_stems
 from .evaluate import KEPT
 
-RESAMPLES = 2000  # of the prompts, for an interval
-Prompts = tuple[np.ndarray, np.ndarray]  # int32 [n, T], padded behind, and lengths int32 [n]
+RESAMPLES = 2000  # bootstrap samples of the prompts for an interval
+Prompts = tuple[np.ndarray, np.ndarray]  # int32 [n, T], padded at the end, and lengths int32 [n]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,8 +59,16 @@ def decode_all(
 ) -> dict:
     """Decodes prompts int32 ``[n, T]``, ``batch`` at a time, in one compiled loop.
 
-    ``params``: of target and drafter, as ``specjax.decode`` takes them. At ``temperature`` 0
-    greedily. ``mesh``: on which the parameters lie, if any.
+    Args:
+      lm: the target.
+      drafter: the drafter.
+      params: the parameters of target and drafter, as ``specjax.decode`` takes them.
+      tokens: int32 ``[n, T]``.
+      lengths: int32 ``[n]``.
+      batch: the number of prompts that are decoded together.
+      new_tokens: the number of tokens that are emitted for each prompt.
+      temperature: 0 is greedy.
+      mesh: the mesh on which the parameters are placed, if any.
 
     Returns:
       ``rounds``, ``emitted`` int32 ``[n]`` and ``accepted_at`` int32 ``[n, D]``, see ``Stats``.
@@ -85,7 +93,7 @@ def decode_all(
 
 
 def tau_of(found: dict[str, np.ndarray]) -> tuple[float, float, float]:
-    """Tau, and an interval of 95 % by resampling the prompts."""
+    """Returns τ and the ends of its 95 % interval, from resampled prompts."""
     rng, count = np.random.default_rng(0), len(found["rounds"])
     picks = rng.integers(0, count, (RESAMPLES, count))
     taus = found["emitted"][picks].sum(axis=1) / found["rounds"][picks].sum(axis=1)
@@ -94,17 +102,25 @@ def tau_of(found: dict[str, np.ndarray]) -> tuple[float, float, float]:
 
 
 def names(sets: Mapping[str, Prompts]) -> list[str]:
-    """Of what ``make_decoded`` measures, besides ``evaluate.KEPT``, which follow from the draft."""
+    """The names of the measures of ``make_decoded``, without those that begin with ``KEPT``."""
     return [f"{prefix}decoded_tau" for prefix in sets]
 
 
 def make_decoded(
     lm, drafter: Drafter, sets: Mapping[str, Prompts], config: DecodingConfig, mesh=None
 ):
-    """``decoded(target params, drafter params) -> {"decoded_tau": tau, "decoded_kept_1": ...}``.
+    """Returns ``decoded(target params, drafter params) -> {"decoded_tau": ..., ...}``.
 
-    ``kept_d``: the share of rounds in which the draft's position ``d`` was kept. The measures of
-    each set stand behind its name. Greedy; nothing without prompts. ``mesh``: of the run, if any.
+    ``decoded_kept_d`` is the share of rounds in which position ``d`` of the draft was accepted. The
+    names of measures begin with that of their set. Decoding is greedy. Without prompts, nothing is
+    measured.
+
+    Args:
+      lm: the target.
+      drafter: the drafter.
+      sets: the prompts by the name of their set.
+      config: the section ``decoding`` of the configuration.
+      mesh: the mesh of the run, if any.
 
     Raises:
       ConfigError: the mesh cannot share the target or the prompts of a batch.
@@ -136,10 +152,10 @@ def make_decoded(
 
 
 def prompt_sets(lm, stream: data.Stream, config: DecodingConfig, end_of_text: int) -> dict:
-    """Prompts by the name of their domain, as prefix of measures: ``""`` for the held-out stream.
+    """Returns prompts by the prefix of their measures, which is ``""`` for the held-out stream.
 
     Raises:
-      ConfigError: a file that is not there, is not of prompts, or has too few.
+      ConfigError: a file of prompts is missing, holds something else, or has too few prompts.
     """
     if not config.num_prompts:
         return {}
@@ -151,7 +167,7 @@ def prompt_sets(lm, stream: data.Stream, config: DecodingConfig, end_of_text: in
 
 
 def _read_prompts(lm, name: str, config: DecodingConfig) -> Prompts:
-    """At most ``num_prompts`` of a file, evenly spread; of each the last ``prompt_tokens``."""
+    """Reads ``num_prompts`` evenly spread prompts of a file; keeps their last ``prompt_tokens``."""
     try:
         texts = [json.loads(line)["text"] for line in Path(name).read_text("utf-8").splitlines()]
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -175,8 +191,10 @@ def _read_prompts(lm, name: str, config: DecodingConfig) -> Prompts:
 
 
 def heldout_prompts(stream: data.Stream, config: DecodingConfig, end_of_text: int) -> np.ndarray:
-    """Windows of a held-out stream, evenly spread, each within one document and, where not all
-    tokens count, before one that does."""
+    """Returns evenly spread windows of a held-out stream as prompts.
+
+    Each window lies within one document and, if not all tokens count, before a token that counts.
+    """
     size = config.prompt_tokens
     way_out = "lower decoding.prompt_tokens, or give decoding.num_prompts=0"
     places = data.whole_windows(stream.tokens, size, end_of_text, way_out)

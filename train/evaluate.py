@@ -12,12 +12,15 @@ import jax.numpy as jnp
 
 from specjax import sharding
 
-KEPT = "decoded_kept_"  # and a number, behind a set's name: see ``decoding.make_decoded``
+KEPT = "decoded_kept_"  # followed by a number, after a set's name: see ``decoding.make_decoded``
 
 
 class Mean(NamedTuple):
-    """``total / max(count, 1)``, scalars; totals and counts add up over parts of a batch, so that
-    the mean over all is exact. ``share``: its factor in a loss of several."""
+    """The mean ``total / max(count, 1)``, of scalars.
+
+    Totals and counts are summed over parts of a batch, so that the mean over all parts is exact.
+    ``share`` is the factor of this mean in a loss of several means.
+    """
 
     total: jax.Array
     count: jax.Array
@@ -29,18 +32,18 @@ class Mean(NamedTuple):
 
 
 def mean(values: jax.Array, weight: jax.typing.ArrayLike = 1.0, share: float = 1.0) -> Mean:
-    """The mean of ``values``, each with a weight of its own, or all with one."""
+    """Returns the mean of ``values``, weighted by an array or by one number."""
     weight = jnp.broadcast_to(weight, values.shape)
     return Mean(jnp.sum(values * weight), jnp.sum(weight), share)
 
 
 def weighed(terms: Mapping[str, Mean]) -> jax.Array:
-    """The loss that terms make up: the sum of the means, each times its share."""
+    """Returns the loss of several terms: the sum of the means, each times its share."""
     return sum(term.share * term.value for term in terms.values())
 
 
 def over_all(parts: Sequence[Mean]) -> float:
-    """The mean over all parts: totals and counts add up before one is divided by the other."""
+    """Returns the mean over all parts: the sum of the totals divided by the sum of the counts."""
     total, count = (sum(float(part[i]) for part in parts) for i in (0, 1))
     return total / max(count, 1.0)
 
@@ -61,7 +64,7 @@ class Evaluate:
         return compiled
 
     def names(self, params, frozen) -> list[str]:
-        """Of all that is measured; nothing is compiled."""
+        """Returns the names of all measures without compiling anything."""
         return [
             prefix + name
             for prefix, batches in self.sets.items()
@@ -75,7 +78,7 @@ class Evaluate:
             for name, first in means[0].items():
                 if isinstance(first, Mean):
                     measured[prefix + name] = over_all([found[name] for found in means])
-                else:  # a batch where nothing counts is no loss of zero
+                else:  # a batch in which no prediction counts has no loss, rather than zero
                     measured[prefix + name] = sum(
                         float(term.share) * over_all([found[name][own] for found in means])
                         for own, term in first.items()
@@ -87,9 +90,10 @@ def make_evaluate(measure: Callable, sets: Mapping[str, Sequence[tuple]]) -> Eva
     """Held-out measures over some sets of rows.
 
     Args:
-      measure: ``measure(params, frozen, tokens [B, T + 1], weight [B, T]) -> {name: Mean}``, pure;
-        or in the place of a mean the terms of a loss, ``{term: Mean}``, see ``weighed``.
-      sets: by prefix, batches ``(tokens int32 [B, T + 1], weight float [B, T])`` and whatever else
-        ``measure`` takes; the weights say which predictions count.
+      measure: a pure function ``measure(params, frozen, tokens [B, T + 1], weight [B, T]) ->
+        {name: Mean}``. Instead of a mean it may return the terms of a loss, ``{term: Mean}``, see
+        ``weighed``.
+      sets: the batches of each prefix, ``(tokens int32 [B, T + 1], weight float [B, T])`` and
+        further arguments of ``measure``; the weights say which predictions count.
     """
     return Evaluate(measure, sets)

@@ -81,8 +81,10 @@ class Setting:
     """The target of a run, and the text to learn from and to measure on.
 
     Attributes:
-      lm: the target. ``end_of_text``: what parts documents.
-      batches: for ``loop.TrainingTask``. ``sets``: for ``evaluate.make_evaluate``.
+      lm: the target.
+      end_of_text: the id of the token between documents.
+      batches: the batches of ``loop.TrainingTask``.
+      sets: the held-out rows for ``evaluate.make_evaluate``.
       frequencies: float64 ``[V]``, the share of each token in the text to learn from.
       prompts: see ``decoding.prompt_sets``.
     """
@@ -96,7 +98,7 @@ class Setting:
 
     @property
     def sizes(self) -> dict:
-        """What the shape of every head is told of the target."""
+        """The sizes of the target that the configuration of every head has."""
         target = self.lm.target
         return {"hidden_size": target.config.hidden_size, "vocab_size": target.vocab_size}
 
@@ -191,7 +193,7 @@ def train(
       measure: the held-out measures; None: those of ``head_losses.make_measure``.
     """
     lm, target = setting.lm, setting.lm.target
-    layout_of(lm, heads.drafter, heads.publish(heads.params))  # or nothing is trained
+    layout_of(lm, heads.drafter, heads.publish(heads.params))  # raises before anything is trained
     read = make_reader(lm.config, setting.end_of_text, heads.layers)
     measure = measure or make_measure(heads, target, read, config)
     cheap = make_evaluate(measure, setting.sets)

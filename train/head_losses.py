@@ -1,8 +1,9 @@
-"""Losses and held-out measures of light heads, over a vocabulary a few positions at a time.
+"""Losses and held-out measures of light heads, computed for a few positions at a time.
 
-Head k at position t is about token t + 2 + k. So heads are laid over the *places* u = t + k, at
-which all of them are about the same token, u + 2, and the same law of the target: of each chunk of
-places (``chunks.py``) that law is computed once, and one head's logits exist at a time.
+Head k at position t predicts token t + 2 + k. Heads are aligned by the *place* u = t + k, at which
+all heads predict the same token, u + 2, and are compared with the same law of the target. For each
+chunk of places (``chunks.py``) that law is computed once, and the logits of one head exist at a
+time.
 """
 
 from __future__ import annotations
@@ -23,22 +24,25 @@ from .rows import Heads, Rows
 
 
 def inside(rows: Rows, head: int, steps: int) -> jax.Array:
-    """float32 ``[B, steps]``: the weight of the token that head (from 0) is about, where all that
-    it goes on from is one document, so that the token could be known; else 0."""
+    """Returns float32 ``[B, steps]``: the weight of the token that a head (from 0) predicts.
+
+    It is 0 if that token and the tokens before it, from the position on, are not in one document.
+    """
     last = rows.segments[:, 1 + head : 1 + head + steps]
-    # weights count predictions: that of token t + 2 + k stands at t + 1 + k
+    # the weight of predicting token t + 2 + k has the index t + 1 + k
     weight = rows.weight[:, 1 + head : 1 + head + steps]
     return (last == rows.segments[:, :steps]) * weight
 
 
 class Said(NamedTuple):
-    """What heads are compared with at places ``[B, C]``.
+    """The tokens and laws with which heads are compared at places ``[B, C]``.
 
     Attributes:
-      next: int32, the text's token.
-      best: int32, the target's most likely one; None where its law was not asked for.
-      law: float32 ``[B, C, V]``, the target's, on the heads' own vocabulary and renormalised there.
-      known: float32, 0.0 where ``best`` is not in that vocabulary; None: all are.
+      next: int32, the token of the text.
+      best: int32, the target's most likely token; None if no law is needed.
+      law: float32 ``[B, C, V]``, the target's law, restricted to the heads' vocabulary and
+        renormalized.
+      known: float32, 0.0 where ``best`` is not in that vocabulary; None: all tokens are.
     """
 
     next: jax.Array
@@ -49,10 +53,10 @@ class Said(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Laws:
-    """A target's laws, as heads with a vocabulary of their own (``vocab``, see ``Heads``) see them.
+    """A target's laws for heads with a vocabulary of their own (``vocab``, see ``Heads``).
 
-    Over that vocabulary's tokens first, in their order, then all others: a law on it is then a
-    slice, where picking its tokens out of every position's logits would cost more than the rest.
+    The tokens of that vocabulary come first, in their order, then all others. The law over that
+    vocabulary is then a slice, which is much cheaper than gathering its tokens at every position.
     """
 
     target: CausalLM
@@ -60,7 +64,7 @@ class Laws:
 
     @functools.cached_property
     def order(self) -> np.ndarray | None:
-        """int32 ``[V]``; None: the target's own order."""
+        """The order of the tokens, int32 ``[V]``; None: the target's own order."""
         if self.vocab is None:
             return None
         every = np.arange(self.target.vocab_size, dtype=np.int32)
@@ -69,12 +73,12 @@ class Laws:
         return np.concatenate([self.vocab, np.setdiff1d(every, self.vocab)]).astype(np.int32)
 
     def table(self, params) -> jax.Array:
-        """The target's head, ``[V, F]``, in that order."""
+        """The target's LM head, ``[V, F]``, in that order."""
         table = self.target.head_table(params)
         return table if self.order is None else table[self.order]
 
     def said(self, table, pieces) -> Said:
-        """``common`` of ``chunks.totals``; ``table``: of ``table``, None where no law is needed."""
+        """The function ``common`` of ``chunks.totals``; ``table=None`` if no law is needed."""
         if table is None:
             return Said(pieces["next"])
         logits = chunks.logits_of(table, pieces["hidden"], self.target.config.logit_softcap)
@@ -86,12 +90,12 @@ class Laws:
 
 
 def places_of(rows: Rows) -> dict:
-    """The pieces of all places that heads are about, see ``Laws.said``."""
+    """The pieces of all places at which heads predict, for ``Laws.said``."""
     return {"next": rows.tokens[:, 2:], "hidden": rows.hidden[:, 1:]}
 
 
 def laid(outputs, rows: Rows) -> list[chunks.Head]:
-    """The heads, each over all places; those that it has nothing to say at weigh nothing."""
+    """Aligns the heads over all places; where a head predicts nothing, its weight is 0."""
     steps, found = rows.steps(len(outputs)), []
     for k, (table, bias, state) in enumerate(outputs):
         around = k, len(outputs) - 1 - k
@@ -104,7 +108,7 @@ def laid(outputs, rows: Rows) -> list[chunks.Head]:
 
 
 def nats(q, said: Said, teacher_share: float):
-    """float32 ``[B, C]``, what ``head_losses`` takes the mean of, of logits ``q``."""
+    """The loss at each place for logits ``q``, float32 ``[B, C]`` in nats; see ``head_losses``."""
     value = 0.0
     if teacher_share < 1:
         value += (1 - teacher_share) * losses.cross_entropy(q, said.next)
@@ -116,13 +120,13 @@ def nats(q, said: Said, teacher_share: float):
 def head_losses(
     outputs, target, params, rows: Rows, teacher_share: float, vocab=None
 ) -> list[Mean]:
-    """Of each head, the ``Mean`` over its positions, in nats, of
+    """Returns for each head the ``Mean`` over its positions, in nats, of
 
         (1 - teacher_share) * -log q(next token)  +  teacher_share * -sum_x p(x) log q(x)
 
-    with the target's own law ``p`` behind the true tokens. With a vocabulary of its own (``vocab``,
-    see ``Heads``) that law is what remains of it there, renormalised, and positions count at which
-    the target's best token is in it; ``teacher_share`` has to be 1.
+    with the target's law ``p`` after the true tokens. For heads with a vocabulary of their own
+    (``vocab``, see ``Heads``) the law is restricted to that vocabulary and renormalized, positions
+    count if the target's best token is in that vocabulary, and ``teacher_share`` must be 1.
     """
     cap = target.config.logit_softcap
 
@@ -143,7 +147,7 @@ def head_losses(
 
 
 def shared(losses: list[Mean], decay: float, factor: float = 1.0) -> dict[str, Mean]:
-    """The terms ``head_1 ...`` of the loss ``factor * sum_k decay ** k * loss_k``."""
+    """Returns the terms ``head_1 ...`` of the loss ``factor * sum_k decay ** k * loss_k``."""
     return {
         f"head_{k + 1}": value._replace(share=factor * decay ** (k + 1))
         for k, value in enumerate(losses)
@@ -151,7 +155,7 @@ def shared(losses: list[Mean], decay: float, factor: float = 1.0) -> dict[str, M
 
 
 def make_loss(heads: Heads, target, read, config):
-    """The loss of all heads, as ``loop.TrainingTask`` takes it; ``config``: a ``FrozenConfig``."""
+    """Returns the loss of all heads for ``loop.TrainingTask``; ``config`` is a ``FrozenConfig``."""
 
     def loss(params, frozen, batch, keys):
         del keys
@@ -165,13 +169,16 @@ def make_loss(heads: Heads, target, read, config):
 
 
 def make_measure(heads: Heads, target, read, config):
-    """Held-out, cheap: the loss, how often each head's best token is the target's own, and the
-    tokens of a round that they would make of the text's (``greedy_tau``: exact where the target
-    wrote it)."""
+    """Returns held-out measures that need no decoding.
+
+    They are the loss, the share of positions at which each head's best token is the target's, and
+    ``greedy_tau``, the tokens emitted per round if the text were decoded greedily. The last one is
+    exact for text that the target wrote greedily.
+    """
     laws, cap = Laws(target, heads.vocab), target.config.logit_softcap
 
     def terms(tables, states, table, pieces):
-        """Of each head its loss, whether its best token is the target's, and what counts."""
+        """Returns for each head its loss, whether its best token is the target's, and weights."""
         said, found = laws.said(table, pieces), []
         for (own, bias), state in zip(tables, states, strict=True):
             q = chunks.logits_of(own, state, cap, bias)

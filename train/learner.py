@@ -1,12 +1,12 @@
-"""A drafter that goes on learning from the requests that it serves: online distillation.
+"""Online distillation: a drafter that learns from the requests that it serves.
 
-While a request is decoded, the target's law is kept (its most likely tokens) at each position where
-the drafter was *rejected*, or wherever the target has judged it: it has computed that law anyway.
-Between requests the drafter takes a few steps towards these laws, and serves the next request with
-the new weights.
+While a request is decoded, the target's law (its most likely tokens) is recorded at each position
+where a draft was *rejected*, or at each position that was verified. The target has computed these
+laws anyway. Between requests the drafter is trained on them for a few steps, and drafts for the
+next request with the new weights.
 
-Lossless: yes. Weights change between requests alone, so the law that drew a token is the law that
-judges it; and they are arguments of the compiled loop, so a swap compiles nothing.
+Lossless: yes. Weights change only between requests, so the law that a draft states is the law from
+which it was drawn. Weights are arguments of the compiled loop, so new ones compile nothing.
 
 References: Online Speculative Decoding, 2310.07177, algorithm 1. There the drafter may be updated
 within a request; here it is not.
@@ -42,8 +42,13 @@ ENDLESS = 2**30  # rounds of a burst, which ends when all rows have; steps of le
 
 @pytree_dataclass
 class RecorderState:
-    """``inner``: the drafter's own. ``laws``: the target's by position, leaves ``[B, L, ...]``;
-    ``seen`` bool ``[B, L]``: there is one, about the token behind the position."""
+    """The state of a ``Recorder``.
+
+    Attributes:
+      inner: the state of the inner drafter.
+      laws: the target's law about the token after each position, leaves ``[B, L, ...]``.
+      seen: bool ``[B, L]``, whether a law was recorded at the position.
+    """
 
     inner: PyTree
     laws: TopLaws
@@ -52,11 +57,14 @@ class RecorderState:
 
 @dataclasses.dataclass(frozen=True)
 class Recorder(ChainDrafter):
-    """Drafts what ``inner`` drafts, and keeps the target's ``top_k`` laws of positions.
+    """Drafts what ``inner`` drafts, and records the target's laws.
 
-    ``keep``: which positions ``t`` of a row. ``rejected``: where the token behind it was drafted
-    wrong, that is tokens were proposed and another one was emitted; ``judged``: wherever the target
-    was asked, those of accepted tokens too.
+    Attributes:
+      inner: the drafter.
+      top_k: the number of tokens that are kept of each law.
+      keep: the positions whose laws are recorded. ``rejected``: those after which tokens were
+        proposed and another one was emitted; ``judged``: all that were verified, also those of
+        accepted tokens.
 
     Lossless: yes, as ``inner`` is.
     """
@@ -115,7 +123,7 @@ class Recorder(ChainDrafter):
             steps = jnp.maximum(count, 0)
             kept = (count >= 0) & _rejected(draft, verdict.path, segment.next, steps)
         law = losses.compress(logits[rows, verdict.path[rows, steps]], self.top_k)
-        capacity = state.seen.shape[1]  # column L does not exist: nothing is kept there
+        capacity = state.seen.shape[1]  # column L does not exist, so a write to it is dropped
         where = jnp.where(kept, segment.start[:, None] + steps, capacity)
         put = lambda old, new: old.at[rows, where].set(new, mode="drop")  # noqa: E731
         return RecorderState(
@@ -126,7 +134,7 @@ class Recorder(ChainDrafter):
 
 
 def _no_laws(shape: tuple[int, ...], top_k: int, arrays) -> TopLaws:
-    """Zeros in the place of laws; ``arrays``: the module that makes them, NumPy's or JAX's."""
+    """Laws of zeros; ``arrays`` is ``numpy`` or ``jax.numpy``."""
     return TopLaws(
         ids=arrays.zeros((*shape, top_k), arrays.int32),
         logits=arrays.zeros((*shape, top_k), arrays.float32),
@@ -135,8 +143,10 @@ def _no_laws(shape: tuple[int, ...], top_k: int, arrays) -> TopLaws:
 
 
 def _rejected(draft: Draft, path, emitted, steps):
-    """bool ``[B, 1]``: whether tokens were proposed below the node at ``path[steps]``, and none of
-    them was the one emitted there; ``steps`` int32 ``[B, 1]``."""
+    """Whether tokens were proposed below the node ``path[steps]`` and all of them were rejected.
+
+    ``steps`` is int32 ``[B, 1]``, the result bool ``[B, 1]``.
+    """
     node = jnp.take_along_axis(path, steps, axis=1)
     said = jnp.take_along_axis(emitted, steps, axis=1)
     below = trees.parents(draft) == node
@@ -148,10 +158,17 @@ def _rejected(draft: Draft, path, emitted, steps):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearningConfig:
-    """How a drafter learns from what it serves: ``updates`` steps behind each request, each over
-    ``rows`` rows drawn from the last ``buffer`` ones. ``keep``: which positions, ``rejected`` as in
-    the paper or all that were ``judged`` (see ``Recorder``); ``top_k``: tokens of each law.
-    ``divergence`` and its numbers: as in the recipe ``distill``.
+    """How a drafter learns from the requests that it serves.
+
+    Attributes:
+      updates: the number of steps after each request.
+      rows: the number of rows of a step, drawn from the buffer.
+      buffer: the number of rows that are kept, the last ones.
+      keep: the positions to learn from: ``rejected`` as in the paper, or ``judged`` (see
+        ``Recorder``).
+      top_k: the number of tokens that are kept of each law.
+      divergence, beta, mix, eta: as in the recipe ``distill``.
+      optimizer: the optimizer.
     """
 
     updates: int = 4
@@ -176,15 +193,15 @@ class LearningConfig:
         self.distance()
 
     def distance(self):
-        """``D(p_logits, q_logits)``."""
+        """Returns the divergence ``D(p_logits, q_logits)``."""
         how = {name: getattr(self, name) for name in ("beta", "mix", "eta")}
         return losses.divergence(self.divergence, **how)
 
 
 class Online:
-    """A target with a draft model that learns from what they decode together.
+    """A target with a draft model that learns from the requests that both decode.
 
-    Requests of one shape share every program, before and after each update::
+    Requests of one shape share all compiled programs, before and after each update::
 
         online = Online(specjax.load("embedded"), specjax.load("embedded-draft"), capacity=128)
         for tokens, lengths in requests:
@@ -206,8 +223,19 @@ class Online:
         learning: LearningConfig = LearningConfig(),
         seed: int = 0,
     ):
-        """``capacity``: tokens of the longest row, prompt included. Raises ValueError where the
-        draft model cannot draft for ``lm``, or is no decoder."""
+        """Makes a session.
+
+        Args:
+          lm: the target.
+          draft: the draft model, which is trained.
+          capacity: the tokens of the longest row, prompt included.
+          num_draft: the number of tokens that are drafted in a round.
+          learning: how the draft model learns.
+          seed: decides which rows of the buffer are drawn.
+
+        Raises:
+          ValueError: the draft model cannot draft for ``lm``, or is not a decoder-only model.
+        """
         model = as_drafter(lm, draft)
         if not isinstance(model, CausalLM) or model.quantized:
             raise ValueError(
@@ -240,8 +268,10 @@ class Online:
 
     @property
     def state(self) -> dict:
-        """All that a session needs to go on as if nothing had been between: arrays by name, that of
-        the drafter's weights being ``params``. The next request changes those of the buffer."""
+        """The state from which a session is resumed: arrays by name, ``params`` the drafter's.
+
+        The next request changes the arrays of the buffer in place.
+        """
         return {
             "params": self.params["drafter"],
             "optimizer": self._moments,
@@ -262,10 +292,13 @@ class Online:
         return int(self._buffer["seen"].sum())
 
     def serve(self, tokens, lengths, *, key, max_new_tokens, sampling=specjax.Sampling(), stops=()):
-        """Decodes a request as ``specjax.decode`` does, and keeps the laws that it was wrong about.
+        """Decodes a request as ``specjax.decode`` does, and records the target's laws.
 
         Returns:
-          ``Decoded``. Raises ValueError as ``decode`` does.
+          ``Decoded``.
+
+        Raises:
+          ValueError: as ``specjax.decode``.
         """
         target = self.lm.target
         request, capacity = prepare_inputs(
@@ -291,11 +324,11 @@ class Online:
         return loop.result(state)
 
     def learn(self) -> dict[str, float]:
-        """Updates the drafter from the buffer; the next request meets the new weights.
+        """Updates the drafter from the buffer; the next request uses the new weights.
 
         Returns:
-          the means over the steps of ``loss``, ``gradient_norm`` and ``top_k_error`` (see
-          ``losses.lump_error``); nothing where the buffer is empty.
+          The means over the steps of ``loss``, ``gradient_norm`` and ``top_k_error`` (see
+          ``losses.lump_error``); an empty dictionary if the buffer is empty.
 
         Raises:
           FloatingPointError: a loss that is not finite; the weights stay as they were.
@@ -329,7 +362,7 @@ class Online:
             return {"loss": distance(p, q), "top_k_error": losses.lump_error(p, q)}
 
         def loss(params, batch):
-            segments = jnp.zeros_like(batch["tokens"])  # a request is one text
+            segments = jnp.zeros_like(batch["tokens"])  # the row of a request is one document
             layers = (config.num_layers,)
             states = features.hidden_states(graphdef, params, batch["tokens"], segments, layers)[0]
             weight = batch["seen"].astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""The training loop of every recipe: step, log, evaluate, save, stop, go on."""
+"""The training loop of every recipe: steps, log, evaluation, checkpoints, stop and resumption."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class Diverged(RuntimeError):
 
 
 class Interrupted(SystemExit):
-    """The run was asked to stop, has saved, and can go on. The exit status is 128 + signal."""
+    """The run was asked to stop and is saved; it can be resumed. Exit status: 128 + signal."""
 
 
 @contextlib.contextmanager
 def _stop_requests():
-    """Yields a list that SIGTERM or Ctrl-C is put into, so that a step is never torn."""
+    """Yields a list to which SIGTERM or Ctrl-C is appended, so that no step is cut short."""
     received: list[int] = []
 
     def note(number, _frame):
         if received:
-            raise KeyboardInterrupt  # asked twice: at once, without saving
+            raise KeyboardInterrupt  # the second request stops at once, without saving
         received.append(number)
 
     previous = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
@@ -52,19 +52,19 @@ def _stop_requests():
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """What ``advance`` repeats.
+    """The functions that ``advance`` repeats.
 
     Attributes:
-      init: ``init() -> state``, that before the first step: arrays by name, all of which
-        checkpoints hold; ``"params"`` are what is trained.
-      step: ``step(state, batch) -> (state, {name: number})``, ``loss`` and ``gradient_norm`` among
-        the numbers wherever something was learned.
+      init: ``init() -> state`` returns the state before the first step: arrays by name, which
+        checkpoints hold; ``"params"`` are the trained parameters.
+      step: ``step(state, batch) -> (state, {name: number})``. The numbers include ``loss`` and
+        ``gradient_norm`` if the step learned.
       batches: a Grain iterator, whose position checkpoints hold.
       evaluate: ``evaluate(params) -> {name: float}``.
-      tokens: of a batch, how many a step takes.
+      tokens: ``tokens(batch)``, the number of tokens of a step.
       best: see ``TrainingTask``.
-      ideal: ``ideal(state, batch)``, see ``ideal_seconds``; None: not known.
-      layout: of the arrays.
+      ideal: ``ideal(state, batch)``, see ``ideal_seconds``; None: it is not known.
+      layout: the layout of the arrays.
     """
 
     init: Callable[[], dict]
@@ -78,11 +78,13 @@ class Steps:
 
 
 def fit(task: TrainingTask, flat_config: dict, optimizer_config: OptimizerConfig, run: RunConfig):
-    """Trains to ``run.steps``, from the latest checkpoint in ``run.folder`` where there is one, see
-    ``advance``.
+    """Trains to ``run.steps``, from the latest checkpoint in ``run.folder`` if there is one.
 
     Returns:
-      The trained parameters, the last ones or those at the best of ``run.best`` or ``task.best``.
+      The trained parameters: the last ones, or those with the best ``run.best`` or ``task.best``.
+
+    Raises:
+      ConfigError, NotWritten, Diverged, Interrupted: see ``advance``.
     """
     rows = next((n for name, n in flat_config.items() if name.endswith("data.batch")), None)
     layout = scale.layout_of(run, rows)
@@ -107,18 +109,18 @@ def fit(task: TrainingTask, flat_config: dict, optimizer_config: OptimizerConfig
 def advance(steps: Steps, flat_config: dict, run: RunConfig) -> PyTree:
     """Repeats a step up to the number ``run.steps``.
 
-    A run that is killed and started again by the same command goes on from its last checkpoint and
-    computes what it would have computed.
+    A run that was killed and is started again by the same command is resumed from its last
+    checkpoint, and computes what it would have computed without the interruption.
 
     Returns:
-      The parameters, where they lie: the last ones, or those at the best of ``run.best`` or
+      The parameters in their layout: the last ones, or those with the best ``run.best`` or
       ``steps.best``.
 
     Raises:
-      ConfigError: the folder holds a run with another configuration, or one that is further.
+      ConfigError: the folder holds a run with another configuration, or with more steps.
       NotWritten: the disk is full; the last checkpoint is whole.
-      Diverged: a loss or gradient norm that is not finite; checkpoints are from before that step.
-      Interrupted: after SIGTERM or Ctrl-C, the state being saved.
+      Diverged: a loss or gradient norm is not finite; checkpoints are from before that step.
+      Interrupted: SIGTERM or Ctrl-C was received, and the state was saved.
     """
     folder, layout = Path(run.folder), steps.layout
     checkpoint.record_config(folder, flat_config)
@@ -150,11 +152,11 @@ def advance(steps: Steps, flat_config: dict, run: RunConfig) -> PyTree:
             if not watch.tokens:
                 watch.tokens = steps.tokens(batch)
                 watch.ideal = steps.ideal(state, batch) if steps.ideal else None
-            asked = layout.anywhere(bool(stop))  # before the step, so as not to wait for it
+            asked = layout.anywhere(bool(stop))  # before the step, so that it does not wait for it
             due = run.save_minutes and layout.anywhere(time.monotonic() - saved >= patience)
             with layout.using():
                 state, found = steps.step(state, batch)
-            if unread:  # read a step late, while the next one computes
+            if unread:  # metrics are read one step late, while the next step computes
                 watch.loss = _record(log, manager, *unread)
             watch.step(number)
             seconds = round(time.monotonic() - began, 2)
@@ -163,7 +165,7 @@ def advance(steps: Steps, flat_config: dict, run: RunConfig) -> PyTree:
             last, stopped = number == run.steps, bool(asked)
             to_evaluate = last or number % run.eval_every == 0
             to_save = last or stopped or bool(due) or number % run.save_every == 0
-            if to_evaluate or to_save:  # never save what has not been found finite
+            if to_evaluate or to_save:  # save no state before its metrics are known to be finite
                 watch.loss = _record(log, manager, *unread)
                 unread = None
             if to_evaluate:
@@ -187,16 +189,21 @@ def advance(steps: Steps, flat_config: dict, run: RunConfig) -> PyTree:
 
 
 def ideal_seconds(task: TrainingTask, run: RunConfig, params, frozen, batch) -> float:
-    """How long the matrix products of a step would take at the measured best rate of the devices
-    that hold the parameters. ``frozen``: in the numbers that the step reads."""
+    """Returns the seconds that the matrix products of a step take at the devices' measured peak.
+
+    ``frozen`` are the frozen parameters in the dtype of the step.
+    """
     devices = {d for x in jax.tree.leaves(params) for d in x.sharding.device_set}
     counted = flops.of_step(make_loss(task, run), params, frozen, batch)
     return flops.ideal_seconds(counted, len(devices))
 
 
 def _record(log: Log, manager, number: int, found: dict, timing: dict) -> float | None:
-    """Writes a step's metrics to the log; returns its loss, if it has one. Raises Diverged where
-    they are not finite."""
+    """Writes the metrics of a step to the log, and returns its loss, if it has one.
+
+    Raises:
+      Diverged: the loss or the gradient norm is not finite.
+    """
     values = {name: float(value) for name, value in found.items()}
     log.write(number, **values, **timing)
     loss, norm = values.get("loss"), values.get("gradient_norm")
@@ -219,9 +226,10 @@ def _farewell(folder: Path, number: int, signal_number: int) -> int:
 def estimate(
     task: TrainingTask, optimizer_config: OptimizerConfig, run: RunConfig, model: str
 ) -> None:
-    """Prints what a run would take: parameters, bytes, seconds (from three real steps).
+    """Prints the parameters, bytes and seconds of a run, which are estimated from three steps.
 
-    ``model``: what is trained, in words."""
+    ``model`` describes in words what is trained.
+    """
     optimizer = task.adjust(make_optimizer(optimizer_config, run.steps))
     batch = next(task.batches)
     layout = scale.layout_of(run, size_of(batch)[0] * scale.shard_of(run)[1])

@@ -1,13 +1,14 @@
 """Objectives and measures over next-token laws. All reductions are in float32.
 
-``p`` is the target's law, ``q`` the drafter's; both come as logits ``[..., V]`` and each function
-returns one number a position, ``[...]``. Speculative decoding accepts a drafted token with
-probability ``sum_x min(p(x), q(x)) = 1 - TV(p, q)`` (2211.17192, Theorem 3.5), so total variation
-is what the drafter is judged by; the others are easier to descend far from the optimum.
+``p`` is the target's law and ``q`` the drafter's. Unless stated otherwise, functions take logits
+``[..., V]`` of both and return one number for each position, ``[...]``, divergences in nats.
+Speculative decoding accepts a drafted token with probability ``sum_x min(p(x), q(x)) =
+1 - TV(p, q)`` (2211.17192, Theorem 3.5), so total variation is the measure of a drafter; the other
+divergences are easier to descend far from the optimum.
 
 Cross-entropy on text that the target wrote is sequence-level distillation (Seq-KD, 1606.07947): a
-choice of data, not another formula. Over a large vocabulary none of these should see all positions
-at once: ``chunks.py`` feeds them a few at a time.
+choice of data, not another formula. With a large vocabulary, logits of all positions at once take
+too much memory: ``chunks.py`` computes losses for a few positions at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from specjax._internal.pytree import pytree_dataclass
 
 from .config import ConfigError
 
-# A law's logarithm, and a logit, go no lower: masked logits (-inf) give a great loss, not NaN.
+# The least logit and logarithm of a probability: masked logits (-inf) give a great loss, not NaN.
 FLOOR = -1e5
 
 
@@ -32,14 +33,14 @@ def _logs(logits: jax.Array) -> jax.Array:
 
 
 def cross_entropy(q_logits: jax.Array, tokens: jax.Array) -> jax.Array:
-    """``-log q(token)`` in nats; ``tokens`` int ``[...]``."""
+    """``-log q(token)`` in nats, float32 ``[...]``; ``tokens`` are integers ``[...]``."""
     wide = q_logits.astype(jnp.float32)
     said = jnp.take_along_axis(wide, tokens[..., None], axis=-1)[..., 0]
     return jnp.minimum(jax.nn.logsumexp(wide, axis=-1) - said, -FLOOR)
 
 
 def soft_cross_entropy(p: jax.Array, q_logits: jax.Array) -> jax.Array:
-    """``-sum_x p(x) log q(x)`` in nats; ``p``: probabilities float32 ``[..., V]``, of sum 1."""
+    """``-sum_x p(x) log q(x)`` in nats; ``p`` are probabilities, float32 ``[..., V]``."""
     wide = q_logits.astype(jnp.float32)
     return jax.nn.logsumexp(wide, axis=-1) - jnp.sum(p * jnp.maximum(wide, FLOOR), axis=-1)
 
@@ -49,19 +50,21 @@ def _kl(log_a, log_b):
 
 
 def fkl(p_logits, q_logits):
-    """Forward KL, ``sum_x p log(p / q)``: the drafter covers all that the target may say."""
+    """Forward KL, ``sum_x p log(p / q)``: q should cover every token that p gives probability."""
     return _kl(_logs(p_logits), _logs(q_logits))
 
 
 def rkl(p_logits, q_logits):
-    """Reverse KL, ``sum_x q log(q / p)``: the drafter says only what the target may say."""
+    """Reverse KL, ``sum_x q log(q / p)``: q should give no probability where p gives none."""
     return fkl(q_logits, p_logits)
 
 
 def jsd(p_logits, q_logits, beta: float = 0.5):
     """Jensen-Shannon, ``beta KL(p | m) + (1 - beta) KL(q | m)`` with ``m = beta p + (1 - beta) q``.
 
-    References: 2306.13649 (generalised JSD). ``beta`` lies strictly between 0 and 1.
+    ``beta`` lies strictly between 0 and 1.
+
+    References: generalised JSD, 2306.13649.
     """
     log_p, log_q = _logs(p_logits), _logs(q_logits)
     log_m = jnp.logaddexp(log_p + jnp.log(beta), log_q + jnp.log1p(-beta))
@@ -83,8 +86,11 @@ def tvd(p_logits, q_logits):
 
 
 def negative_log_acceptance(p_logits, q_logits):
-    """``-log sum_x min(p, q)``, summed among logarithms: its slope is that of total variation over
-    the acceptance, so it does not vanish between laws that hardly meet."""
+    """``-log sum_x min(p, q)``, computed by a log-sum-exp.
+
+    The gradient is that of total variation divided by the acceptance, so it does not vanish where
+    the laws hardly overlap.
+    """
     return -_log_acceptance(_logs(p_logits), _logs(q_logits))
 
 
@@ -94,10 +100,12 @@ def kl_tv(p_logits, q_logits, mix: float = 0.5):
 
 
 def lk(p_logits, q_logits, eta: float = 3.0):
-    """``w KL(p | q) + (1 - w) TV(p, q)`` with ``w = exp(-eta * acceptance)``: KL where the laws
-    hardly meet, total variation where they nearly agree. No gradient flows into ``w``.
+    """``w KL(p | q) + (1 - w) TV(p, q)`` with ``w = exp(-eta * acceptance)``.
 
-    Each position has a weight of its own here. References: LK losses, 2602.23881.
+    It is close to KL where the laws hardly overlap and to total variation where they nearly agree.
+    No gradient flows into ``w``, which is computed for each position.
+
+    References: LK losses, 2602.23881.
     """
     distance = tvd(p_logits, q_logits)
     weight = jax.lax.stop_gradient(jnp.exp(-eta * (1.0 - distance)))
@@ -116,8 +124,17 @@ DIVERGENCES = {
 
 
 def divergence(name: str, *, beta: float = 0.5, mix: float = 0.5, eta: float = 3.0) -> Callable:
-    """``D(p_logits, q_logits)`` by its name; ``beta`` is of ``jsd``, ``mix`` of ``kl_tv``, ``eta``
-    of ``lk``. Raises ConfigError for an unknown name or a number out of range."""
+    """Returns a divergence ``D(p_logits, q_logits)``.
+
+    Args:
+      name: a key of ``DIVERGENCES``.
+      beta: the parameter of ``jsd``.
+      mix: the parameter of ``kl_tv``.
+      eta: the parameter of ``lk``.
+
+    Raises:
+      ConfigError: the name is unknown or a number is out of range.
+    """
     if name not in DIVERGENCES:
         raise ConfigError(f"divergence={name!r}; known: {', '.join(DIVERGENCES)}")
     if not 0 < beta < 1:
@@ -135,8 +152,10 @@ class TopLaws:
     """The target's laws, compressed to their most likely tokens.
 
     Attributes:
-      ids: int32 ``[..., K]``. logits: float ``[..., K]``, of these tokens.
-      rest: float32 ``[...]``, the log-sum-exp of the logits of all others; ``FLOOR`` if none.
+      ids: int32 ``[..., K]``, the most likely tokens.
+      logits: float ``[..., K]``, their logits.
+      rest: float32 ``[...]``, the log-sum-exp of the other tokens' logits; ``FLOOR`` if there are
+        no others.
     """
 
     ids: jax.Array
@@ -145,7 +164,7 @@ class TopLaws:
 
 
 def _rest(logits: jax.Array, ids: jax.Array) -> jax.Array:
-    """float32 ``[...]``: log-sum-exp of ``logits [..., V]`` without those of ``ids [..., K]``."""
+    """The log-sum-exp, float32 ``[...]``, of ``logits [..., V]`` without ``ids [..., K]``."""
     others = jnp.put_along_axis(
         logits.astype(jnp.float32), ids, -jnp.inf, axis=-1, inplace=False, mode="drop"
     )
@@ -156,7 +175,11 @@ def _rest(logits: jax.Array, ids: jax.Array) -> jax.Array:
 
 
 def compress(logits: jax.Array, k: int) -> TopLaws:
-    """The ``k`` greatest of ``logits [..., V]``, and what all others sum to."""
+    """Keeps the ``k`` greatest of ``logits [..., V]``, and the sum of all others.
+
+    Raises:
+      ConfigError: ``k`` is not between 1 and V.
+    """
     if not 1 <= k <= logits.shape[-1]:
         raise ConfigError(f"top_k={k}; accepted: 1 to {logits.shape[-1]}, the vocabulary")
     best, ids = jax.lax.top_k(logits.astype(jnp.float32), k)
@@ -164,12 +187,18 @@ def compress(logits: jax.Array, k: int) -> TopLaws:
 
 
 def lump(laws: TopLaws, q_logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Logits float32 ``[..., K + 1]`` of both laws over the kept tokens and one that stands for
-    all others: what any divergence can be taken of.
+    """Lumps all tokens that were not kept into one, so that any divergence can be computed.
 
-    Lumping tokens together lowers every divergence of ``DIVERGENCES`` but the mixture ``lk``, by
-    none where the drafter has the target's proportions among the others. ``acceptance`` of the
+    Lumping never raises a divergence of ``DIVERGENCES``, except for the mixture ``lk``. It changes
+    none if the drafter has the target's proportions among the lumped tokens. ``acceptance`` of the
     result is too great by at most ``lump_error``.
+
+    Args:
+      laws: the target's laws.
+      q_logits: ``[..., V]``, the drafter's logits.
+
+    Returns:
+      Logits float32 ``[..., K + 1]`` of p and of q over the kept tokens and the lump.
     """
     own = jnp.take_along_axis(q_logits.astype(jnp.float32), laws.ids, axis=-1)
     q = jnp.concatenate([own, _rest(q_logits, laws.ids)[..., None]], axis=-1)
@@ -178,8 +207,10 @@ def lump(laws: TopLaws, q_logits: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def lump_error(p: jax.Array, q: jax.Array) -> jax.Array:
-    """By how much ``acceptance`` of lumped laws (see ``lump``) exceeds the true one at most, and
-    total variation falls short of it: ``min(p, q)`` of the lump, ``[...]``."""
+    """The bound, ``[...]``, by which lumped laws (see ``lump``) may overstate ``acceptance``.
+
+    Total variation is understated by at most the same: the bound is ``min(p, q)`` of the lump.
+    """
     return jnp.exp(jnp.minimum(_logs(p)[..., -1], _logs(q)[..., -1]))
 
 
@@ -193,13 +224,13 @@ def expected_tau(accepted: jax.Array, weight: jax.Array, num_draft: int):
     """Expected tokens of a round that starts at each position: ``1 + a_t + a_t a_{t+1} + ...``.
 
     Args:
-      accepted: ``[B, T]``, the probability that a draft at the position is accepted given that
-        all before it were.
+      accepted: ``[B, T]``, the probability that the draft at a position is accepted, given that
+        all drafts before it were.
       weight: ``[B, T]``, zero where a position must not be part of a round.
-      num_draft: number of products; the 1 is the correction or bonus token.
+      num_draft: the number of products; the 1 is the correction or bonus token.
 
     Returns:
-      ``(tau [B, W], weight [B, W])`` for the ``W = T - num_draft + 1`` starts whose round fits.
+      ``(tau [B, W], weight [B, W])`` for the ``W = T - num_draft + 1`` starts whose rounds fit.
     """
     windows = accepted.shape[-1] - num_draft + 1
     alive = fits = tau = jnp.ones(accepted.shape[:-1] + (windows,))

@@ -1,8 +1,8 @@
-"""Rows of text with the features of a frozen target, and the heads that a recipe brings to them.
+"""Rows of text with the features of a frozen target, and the heads that a recipe trains on them.
 
-A head ``k`` (from 0) at position ``t`` reads the target's last hidden state there, and as many of
-the tokens behind it as its kind allows, and is about token ``t + 2 + k``: token ``t + 1``, which
-that state itself says, is the root.
+Head ``k`` (from 0) at position ``t`` reads the target's last hidden state there and, depending on
+its kind, some of the tokens after ``t``. It predicts token ``t + 2 + k``. Token ``t + 1``, which
+the target predicts from that hidden state, is the root.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Rows:
 
     Attributes:
       tokens: int32 ``[B, L + 1]``.
-      weight: float32 ``[B, L]``, how much the prediction of token t + 1 counts.
-      segments: int32 ``[B, L + 1]``, which document a token belongs to.
-      hidden: ``[B, L, F]`` of ``tokens[:, :-1]``, the target's last hidden state, normed.
-      layers: the same of other layers, by their number, as far as they are asked for.
+      weight: float32 ``[B, L]``, the weight of predicting token ``t + 1``.
+      segments: int32 ``[B, L + 1]``, the number of each token's document.
+      hidden: ``[B, L, F]``, the target's last hidden states of ``tokens[:, :-1]``, normed.
+      layers: hidden states of further layers, by the number of the layer.
     """
 
     tokens: jax.Array
@@ -42,19 +42,26 @@ class Rows:
     layers: dict[int, jax.Array] = dataclasses.field(default_factory=dict)
 
     def behind(self, offset: int, steps: int) -> jax.Array:
-        """int32 ``[B * steps]``: the token ``offset`` places behind each of the first steps."""
+        """Returns int32 ``[B * steps]``: the token ``offset`` places after each position."""
         return self.tokens[:, offset : offset + steps].reshape(-1)
 
     def states(self, offset: int, steps: int, layer: int | None = None) -> jax.Array:
-        """``[F, B * steps]``, feature-major: the features at these places, the last ones or those
-        of a layer."""
+        """Returns hidden states ``[F, B * steps]``, feature-major.
+
+        Args:
+          offset: the first position.
+          steps: the number of positions of each row.
+          layer: the number of the layer; None: the last one.
+        """
         found = self.hidden if layer is None else self.layers[layer]
         found = found[:, offset : offset + steps]
         return found.transpose(2, 0, 1).reshape(found.shape[2], -1)
 
     def seen_by(self, heads, steps: int) -> jax.Array:
-        """``[W, B * steps]``: what ``heads`` read at the first steps, the states or what their
-        prefix layer makes of these."""
+        """Returns the input ``[W, B * steps]`` of ``heads`` at the first positions.
+
+        It is the last hidden state, or the output of the heads' prefix layer for it.
+        """
         if heads.prefix is None:
             return self.states(0, steps)
         batch, length, _ = self.hidden.shape
@@ -62,33 +69,35 @@ class Rows:
         return x.reshape(-1, batch, length)[:, :, :steps].reshape(len(x), -1)
 
     def embedded(self, head, target, params, steps: int) -> list[jax.Array]:
-        """``[E, B * T]`` for each step ``s`` of an unroll: what a ``FeatureModule`` reads of the
-        tokens ``1 + s`` places behind the first ``T = self.steps(steps)``."""
+        """Returns for each step ``s`` of an unroll the embeddings ``[E, B * T]``.
+
+        They are those that a ``FeatureModule`` reads of the tokens ``1 + s`` places after the first
+        ``T = self.steps(steps)`` positions.
+        """
         end = self.steps(steps)
         tokens = [self.tokens[:, 1 + s : 1 + s + end] for s in range(steps)]
         return [head.embed(own, target, params) for own in tokens]
 
     def steps(self, num_heads: int) -> int:
-        """At how many positions of a row, the first ones, all heads have something to say."""
+        """The number of positions at the start of a row from which all heads predict a token."""
         return self.hidden.shape[1] - num_heads
 
 
 @dataclasses.dataclass(frozen=True)
 class Heads:
-    """What a recipe brings.
+    """The heads that a recipe trains.
 
     Attributes:
-      drafter: what decodes with them, for held-out tau.
-      params: where they begin, ``params["drafter"]`` of the drafter.
+      drafter: the drafter that decodes with them, to measure held-out τ.
+      params: the initial parameters, ``params["drafter"]`` of the drafter.
       outputs: ``outputs(params, target params, rows) -> [(table [V, F], bias [V] or None, state
-        [F, B * T])]``, one a head; ``table @ state + bias`` are its logits at the first
-        ``T = rows.steps(K)`` positions. Not yet multiplied, so that one head's logits are in memory
-        at a time.
-      layers: of the target, besides its last, whose hidden states ``outputs`` reads.
-      vocab: int32 ``[Vd]``, the tokens that rows of the tables are about;
-        None: all.
-      publish, unpublish: between parameters as they are trained and as the drafter takes them, one
-        undoing the other.
+        [F, B * T])]`` with one entry for each head, whose logits at the first ``T = rows.steps(K)``
+        positions are ``table @ state + bias``. The products are computed later, so that the logits
+        of one head are in memory at a time.
+      layers: the layers of the target, besides its last, whose hidden states ``outputs`` reads.
+      vocab: int32 ``[Vd]``, the tokens of the rows of the tables; None: all tokens.
+      publish: converts trained parameters to those that the drafter takes.
+      unpublish: undoes ``publish``.
     """
 
     drafter: Drafter
@@ -101,13 +110,16 @@ class Heads:
 
 
 def fresh(drafter, seed: int, **options) -> PyTree:
-    """``params["drafter"]`` as the drafter's module begins, which takes ``options``; in float32."""
+    """Makes ``params["drafter"]`` with initial weights in float32.
+
+    ``options`` are passed to the drafter's module.
+    """
     module = drafter.module(drafter.config, rngs=nnx.Rngs(seed), **options)
     return nnx.to_pure_dict(nnx.state(module))
 
 
 def in_float32(params: PyTree) -> PyTree:
-    """Floats in float32, in which alone the small steps of training add up."""
+    """Casts floats to float32; small steps of training would be rounded away in other dtypes."""
 
     def cast(x):
         return x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
@@ -116,10 +128,15 @@ def in_float32(params: PyTree) -> PyTree:
 
 
 def make_reader(config, end_of_text: int, layers=(), gradient: bool = False):
-    """``read(target params, batch) -> Rows``; a batch of bare tokens runs the target.
+    """Returns ``read(target params, batch) -> Rows``.
 
-    ``config``: the target's. ``layers``: see ``Heads``. ``gradient``: whether one flows into the
-    features.
+    For a batch without stored hidden states, ``read`` runs the target.
+
+    Args:
+      config: the target's.
+      end_of_text: the id of the token between documents.
+      layers: see ``Heads``.
+      gradient: whether a gradient flows into the hidden states.
     """
     graphdef, last = graph_definition(config), config.num_layers
     layers = tuple(dict.fromkeys((*layers, last)))
@@ -129,7 +146,7 @@ def make_reader(config, end_of_text: int, layers=(), gradient: bool = False):
         segments = data.segments_of(tokens, end_of_text)
         stored = batch.get("hidden") if isinstance(batch, dict) else None
         if stored:
-            dtype = params["norm"]["weight"].dtype  # of what it computes itself
+            dtype = params["norm"]["weight"].dtype  # the dtype of the target's own hidden states
             found = {i: x.astype(dtype) for i, x in stored.items()}
         else:
             inputs = tokens[:, :-1], segments[:, :-1]

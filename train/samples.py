@@ -1,7 +1,7 @@
-"""Rows that a target wrote, as the recipe ``regenerate`` keeps them (``.npz``); shards of files.
+"""Files of rows that a target wrote (recipe ``regenerate``, ``.npz``), and their shards.
 
-A file says which target and tokenizer it is of, by their fingerprints, and how its rows were drawn.
-Text of another target teaches a drafter the wrong law, quietly, so it is refused.
+A file records the fingerprints of its target and tokenizer, and how its rows were drawn. A drafter
+that learns from the text of another target learns the wrong law, so such text is refused.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ import numpy as np
 from . import sources, tokenizer
 from .config import ConfigError
 
-RECORD = "record"  # the array of a file that holds, as JSON, what it is of
+RECORD = "record"  # the array of a file that holds its record as JSON
 
 
 @dataclasses.dataclass(frozen=True)
 class Samples:
-    """Attributes:
-    tokens: int32 ``[n, length + 1]``, filled up with end-of-text.
-    start, stop: int32 ``[n]``; the target wrote ``tokens[start:stop]``.
+    """Rows that a target wrote.
+
+    Attributes:
+      tokens: int32 ``[n, length + 1]``, padded with end-of-text.
+      start, stop: int32 ``[n]``; the target wrote ``tokens[start:stop]``.
     """
 
     tokens: np.ndarray
@@ -34,13 +36,15 @@ class Samples:
 
     @functools.cached_property
     def weight(self) -> np.ndarray:
-        """float32 ``[n, length]`` to learn from: all but what a row was filled up with counts."""
+        """The weights of predictions to learn from, float32 ``[n, length]``; padding has 0."""
         predicted = np.arange(1, self.tokens.shape[1])
         return (predicted < self.stop[:, None]).astype(np.float32)
 
     def batches(self, size: int) -> list[tuple]:
-        """``(tokens, weight [size, length])`` whose weights count the generated tokens alone. The
-        last batch is filled up with rows that do not count."""
+        """Returns batches ``(tokens [size, length + 1], weight [size, length])``.
+
+        Only generated tokens have a weight. The last batch is padded with rows of weight 0.
+        """
         predicted = np.arange(1, self.tokens.shape[1])
         weight = (predicted >= self.start[:, None]) & (predicted < self.stop[:, None])
         rows = np.arange(-(-len(weight) // size) * size)
@@ -50,7 +54,7 @@ class Samples:
 
 
 def fingerprints(teacher, vocabulary) -> dict[str, str]:
-    """Of a target's weights and of its tokenizer."""
+    """Returns the fingerprints of a target's weights and of its tokenizer."""
     return {
         "target_fingerprint": teacher.checkpoint,
         "tokenizer_fingerprint": tokenizer.fingerprint(vocabulary),
@@ -58,8 +62,14 @@ def fingerprints(teacher, vocabulary) -> dict[str, str]:
 
 
 def check_of(what: str, record: Mapping, of: Mapping, way_out: str) -> None:
-    """Raises ConfigError for stored things that are of another target, tokenizer or whatever ``of``
-    names."""
+    """Raises ConfigError for a stored file that was made with another target or tokenizer.
+
+    Args:
+      what: the beginning of the message.
+      record: the record of the file.
+      of: the fields of the record that must be equal.
+      way_out: the end of the message.
+    """
     for name, own in of.items():
         if record.get(name) != own:
             raise ConfigError(
@@ -69,7 +79,7 @@ def check_of(what: str, record: Mapping, of: Mapping, way_out: str) -> None:
 
 
 def write(path: Path, samples: Samples, record: Mapping) -> None:
-    """Writes a file, whole or not at all. ``record``: what it is of, see ``fingerprints``."""
+    """Writes a file, whole or not at all; ``record`` includes the ``fingerprints``."""
     temporary = path.with_suffix(".tmp")
     arrays = {field.name: getattr(samples, field.name) for field in dataclasses.fields(samples)}
     with temporary.open("wb") as file:
@@ -80,16 +90,17 @@ def write(path: Path, samples: Samples, record: Mapping) -> None:
 def read(path: str, of: Mapping | None = None, vocab_size: int | None = None) -> Samples:
     """Reads a file of ``regenerate``, or its shards.
 
-    A file without a record, as they once were, is accepted with a warning where its tokens are
-    known: what it holds may be right, and took hours to write.
+    An old file without a record is accepted with a warning if its tokens are in the vocabulary: its
+    text may be right, and took hours to write.
 
     Args:
-      of: what it has to be of, see ``fingerprints``; None: whatever it is of.
+      path: the file; or the name without the numbers of its shards.
+      of: the ``fingerprints`` that the file must have; None: any.
+      vocab_size: the size of the target's vocabulary; None: tokens are not checked.
 
     Raises:
-      ConfigError: one is missing, is of another target or tokenizer, was written with other
-        settings than its fellow shards, or holds tokens that a model of ``vocab_size`` does not
-        know.
+      ConfigError: a file is missing, was written by another target or tokenizer or with other
+        settings than the other shards, or holds tokens outside of the vocabulary.
     """
     parts, records = [], []
     anew = "run the recipe `regenerate` with this one, to another `output`"
@@ -138,8 +149,16 @@ def shard_of(path: Path, shard: int, shards: int) -> Path:
 
 
 def shards_of(path: Path, recipe: str, holds: str = "") -> list[Path]:
-    """What a recipe wrote to ``path``, or all of its shards. Raises ConfigError where one is
-    missing. ``holds``: what a folder must hold to be finished."""
+    """Returns the file that a recipe wrote to ``path``, or all of its shards.
+
+    Args:
+      path: the output of the recipe.
+      recipe: the name of the recipe, for errors.
+      holds: the file that a finished folder holds; empty: ``path`` is a file.
+
+    Raises:
+      ConfigError: a file or shard is missing.
+    """
     if (path / holds).is_file():
         return [path]
     named = re.compile(rf"{re.escape(path.stem)}\.\d+-of-(\d+){re.escape(path.suffix)}")

@@ -1,13 +1,14 @@
-"""Where a run's arrays lie: one mesh with the axes ``data`` and ``model`` of ``specjax.sharding``.
+"""The placement of a run's arrays on one mesh, with axes ``data`` and ``model`` of ``sharding``.
 
-Rows of a batch go over ``data``. Weights, trained or frozen, and the optimiser's moments are split
-over ``model`` as for decoding (``placement.TABLE``); with ``run.fully_sharded`` every matrix is
-split over ``data`` too, along its longest dimension that is whole yet, and is gathered where it is
-used (ZeRO, 1910.02054). The compiler's partitioner does the rest: a step says what it computes over
-the whole batch, and a mesh changes no more than the order of its sums.
+Rows of a batch are split over ``data``. Weights, trained or frozen, and the optimizer's moments are
+split over ``model`` as for decoding (``placement.TABLE``). With ``run.fully_sharded`` every matrix
+is split over ``data`` too, along the longest dimension that is not yet split, and is gathered where
+it is used (ZeRO, 1910.02054). A step is written for the whole batch and XLA partitions it, so a
+mesh changes only the order of sums.
 
-Several processes (``specjax.sharding.join``) hold one mesh of all their devices. Each reads its own
-rows of a batch, from a disk that all see; the first one alone writes logs and exports.
+Several processes (``specjax.sharding.join``) share one mesh of all their devices. Each process
+reads its own rows of a batch, from a disk that all processes see; only the first process writes
+logs and exports.
 """
 
 from __future__ import annotations
@@ -31,14 +32,19 @@ from .config import ConfigError, RunConfig
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """``mesh``: None: all lies on the default device, and everything here is the identity."""
+    """The layout of arrays on ``mesh``.
+
+    With ``mesh=None`` all arrays are on the default device, and every method is the identity.
+    """
 
     mesh: Mesh | None = None
     fully_sharded: bool = False
 
     def spec(self, name: str, shape: tuple[int, ...]) -> tuple:
-        """For each dimension of an array the axis that it is split over, or None. ``name``: of the
-        parameter, with anything before it."""
+        """Returns for each dimension of an array the axis over which it is split, or None.
+
+        ``name`` is the name of the parameter, with any prefix.
+        """
         sizes = self.mesh.shape
         spec = list(spec_of(name.removesuffix(".value"), shape, sizes[MODEL], MODEL))
         if self.fully_sharded and len(shape) > 1:  # vectors are small, and gathered at each use
@@ -48,7 +54,7 @@ class Layout:
         return tuple(spec)
 
     def _map(self, function: Callable, tree: PyTree) -> PyTree:
-        """``function(array, *spec)`` of every array of a tree."""
+        """Calls ``function(array, *spec)`` for every array of a tree."""
 
         def one(path, x):
             name = jax.tree_util.keystr(path, simple=True, separator=".")
@@ -57,29 +63,29 @@ class Layout:
         return jax.tree_util.tree_map_with_path(one, tree)
 
     def shardings(self, tree: PyTree) -> PyTree:
-        """The ``NamedSharding`` of every weight or moment, given arrays or their shapes."""
+        """Returns the ``NamedSharding`` of every weight or moment of a tree of arrays or shapes."""
         return self._map(lambda _, *spec: NamedSharding(self.mesh, PartitionSpec(*spec)), tree)
 
     def place(self, tree: PyTree) -> PyTree:
-        """Weights or moments on the devices, each holding its part."""
+        """Places weights or moments on the devices, on each device its part."""
         if self.mesh is None:
             return tree
         return self._map(lambda x, *spec: sharding.put(x, self.mesh, *spec), tree)
 
     def whole(self, tree: PyTree) -> PyTree:
-        """Weights on the default device of each process; all of them must call this."""
+        """Gathers weights on the default device of each process; every process must call this."""
         if self.mesh is None:
             return tree
         return jax.tree.map(jnp.asarray, sharding.gather(tree))
 
     def constrain(self, tree: PyTree) -> PyTree:
-        """Within a compiled function: as ``place`` puts them."""
+        """Constrains weights within a compiled function to the layout of ``place``."""
         if self.mesh is None:
             return tree
         return jax.tree.map(jax.lax.with_sharding_constraint, tree, self.shardings(tree))
 
     def rows(self, batch: PyTree) -> PyTree:
-        """The whole batch on the devices, of the rows that this process has read."""
+        """Makes the whole batch on the devices from the rows that each process has read."""
         if self.mesh is None:
             return batch
         where, (_, count) = NamedSharding(self.mesh, PartitionSpec(DATA)), host_share(self.mesh)
@@ -91,9 +97,10 @@ class Layout:
         return jax.tree.map(put, batch)
 
     def index(self, rows: int) -> jax.Array:
-        """int32 ``[rows]``, for each place of a batch on the devices the number that its row has in
-        the batch as one process would read it: of ``count`` parts, part i is its rows
-        ``i::count``."""
+        """Returns int32 ``[rows]``: the number of each row in the batch as one process reads it.
+
+        Part ``i`` of ``count`` parts of a batch holds the rows ``i::count``.
+        """
         if self.mesh is None:
             return jnp.arange(rows, dtype=jnp.int32)
         held, size = _parts(self.mesh), rows // self.mesh.shape[DATA]
@@ -107,7 +114,7 @@ class Layout:
         return sharding.spread(jnp.asarray(found, jnp.int32), DATA)
 
     def anywhere(self, flag: bool) -> bool | jax.Array:
-        """Whether ``flag`` is set in any process; of several, an array, to be read later."""
+        """Whether ``flag`` is set in any process; with several processes an array, read later."""
         if jax.process_count() == 1:
             return flag
         where = NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names))
@@ -116,7 +123,7 @@ class Layout:
         return _any(flags)
 
     def using(self):
-        """A context in which compiled functions know the mesh."""
+        """A context in which compiled functions use the mesh."""
         return sharding.using(self.mesh)
 
 
@@ -124,14 +131,15 @@ _any = jax.jit(jnp.any)
 
 
 def layout_of(run: RunConfig, batch: int | None = None) -> Layout:
-    """Where the arrays of a run are to lie.
+    """Returns the layout of the arrays of a run.
 
     Args:
-      batch: rows of a step, of all processes together, to be shared by devices; None: not checked.
+      run: the section ``run`` of the configuration.
+      batch: the rows of a step, of all processes together; None: they are not checked.
 
     Raises:
-      ConfigError: a mesh larger than the devices, or one that leaves a process without a part of
-        its own; rows that cannot be shared evenly.
+      ConfigError: the mesh has more devices than there are, or gives a process no part of its own;
+        or the rows cannot be shared evenly.
     """
     try:
         mesh = sharding.as_mesh(run.mesh or None)
@@ -148,7 +156,7 @@ def layout_of(run: RunConfig, batch: int | None = None) -> Layout:
             "run.fully_sharded=true splits weights over the axis data, which "
             f"run.mesh={run.mesh!r} does not have: give a mesh such as run.mesh=data=4"
         )
-    host_share(mesh)  # or processes have no parts
+    host_share(mesh)  # raises if processes have no parts of their own
     parts = 1 if mesh is None else mesh.shape[DATA]
     if batch is not None and batch % (parts * run.accumulate):
         raise ConfigError(
@@ -159,8 +167,10 @@ def layout_of(run: RunConfig, batch: int | None = None) -> Layout:
 
 
 def host_share(mesh: Mesh | None) -> tuple[int, int]:
-    """``(index, count)``: which of how many parts of a batch's rows the devices of this process
-    hold. Processes that share an axis ``model`` hold, and read, the same."""
+    """Returns ``(index, count)``: this process reads part ``index`` of ``count`` parts of a batch.
+
+    Processes that share an axis ``model`` read the same part.
+    """
     if mesh is None:
         return 0, 1
     own = jax.process_index()
@@ -170,12 +180,11 @@ def host_share(mesh: Mesh | None) -> tuple[int, int]:
 
 
 def _parts(mesh: Mesh) -> list[tuple[int, ...]]:
-    """The places along the axis ``data`` that the devices of each process hold, in order; those
-    that several processes share, once.
+    """Returns the indices along ``data`` of each process's devices, in order, without repetition.
 
     Raises:
-      ConfigError: processes share some of their places and not others, or hold unlike numbers of
-        them, so that a batch has no part that each could read.
+      ConfigError: the indices of two processes overlap in part, or their numbers differ, so that a
+        batch has no part for each process.
     """
     held: dict[int, set] = {}
     for (row, _), device in np.ndenumerate(mesh.devices):
@@ -194,17 +203,17 @@ def _parts(mesh: Mesh) -> list[tuple[int, ...]]:
 
 
 def shard_of(run: RunConfig) -> tuple[int, int]:
-    """``host_share`` of a run's mesh, as ``data.training_batches`` takes it."""
+    """Returns ``host_share`` of a run's mesh, as ``data.training_batches`` takes it."""
     return host_share(layout_of(run).mesh)
 
 
 def is_first() -> bool:
-    """Whether this process is the one that writes."""
+    """Whether this process is the first one, which alone writes."""
     return jax.process_index() == 0
 
 
 def by_first(write: Callable) -> Callable:
-    """``write``, which returns nothing, run in the first process, while the others wait for it."""
+    """Wraps ``write`` so that only the first process runs it, while the others wait."""
 
     @functools.wraps(write)
     def run(*args, **kwargs):
@@ -216,7 +225,7 @@ def by_first(write: Callable) -> Callable:
 
 
 def wait(what: str) -> None:
-    """Returns when all processes have come here."""
+    """Returns when all processes have called this with the same ``what``."""
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
 

@@ -1,4 +1,4 @@
-"""What a recipe brings, and one step of its training as a pure, compiled function."""
+"""The training task of a recipe, and one step of it as a pure, compiled function."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from .scale import Layout
 
 @dataclasses.dataclass(frozen=True)
 class TrainingTask:
-    """What a recipe brings to the loop.
+    """What a recipe passes to the training loop.
 
     Attributes:
-      loss: ``loss(params, frozen, batch, keys) -> {name: evaluate.Mean}``, pure; it is the sum of
-        these means, each times its share. Their totals and counts add up over parts of a batch.
-        ``keys``: see ``Keys``.
-      params: what is trained, a pytree of float arrays.
+      loss: a pure function ``loss(params, frozen, batch, keys) -> {name: evaluate.Mean}``. The loss
+        is the sum of these means, each times its share; totals and counts are summed over parts of
+        a batch. ``keys``: see ``Keys``.
+      params: the trained parameters, a pytree of float arrays.
       batches: a Grain iterator of int32 ``[batch, length + 1]``, or of dictionaries that hold
-        these as ``"tokens"``. Of several processes each has its own rows, see ``scale.shard_of``.
+        these as ``"tokens"``. Each process has its own rows, see ``scale.shard_of``.
       evaluate: ``evaluate(params, frozen) -> {"heldout_loss": float, ...}``.
-      frozen: arrays the loss reads (a teacher), passed through jit as an argument.
-      measures: ``measures()``, the names of what ``evaluate`` finds, without running anything;
-        None: they are not known before.
-      best: a measure of ``evaluate``; the run ends with the parameters at its best, see
-        ``checkpoint.Best``. Empty: with the last ones.
-      adjust: makes another optimiser of the configured one (other rates for a part).
+      frozen: the arrays that the loss reads (a teacher), passed to ``jit`` as an argument.
+      measures: ``measures()`` returns the names that ``evaluate`` returns, without running it;
+        None: they are not known.
+      best: a measure of ``evaluate``; the run returns the parameters with its best value, see
+        ``checkpoint.Best``. Empty: the run returns the last parameters.
+      adjust: makes another optimizer from the configured one (other rates for some parameters).
     """
 
     loss: Callable
@@ -52,13 +52,14 @@ class TrainingTask:
 
 @pytree_dataclass
 class Keys:
-    """What a loss draws with.
+    """The random keys of a loss.
 
     Attributes:
-      step: a key for what is drawn once, whatever part of the batch the loss is of.
-      rows: keys ``[B]``, for what is drawn row by row.
-      index: int32 ``[B]``, the rows' numbers in the batch as one process would read it. Their keys
-        follow from these, so that neither mesh nor processes nor parts change what is drawn.
+      step: the key for draws that are the same for all parts of a batch.
+      rows: keys ``[B]``, for draws of each row.
+      index: int32 ``[B]``, the numbers of the rows in the batch as one process reads it. The keys
+        of rows follow from these numbers, so that neither mesh nor processes nor parts change the
+        draws.
     """
 
     step: jax.Array
@@ -67,20 +68,20 @@ class Keys:
 
 
 def make_keys(key: jax.Array, index: jax.Array) -> Keys:
-    """The keys of a step, whose own ``key`` is, for the rows ``index``."""
+    """Makes the keys of the rows ``index`` from the ``key`` of a step."""
     once, each = jax.random.split(key)
     rows = jax.vmap(jax.random.fold_in, (None, 0))(each, index)
     return Keys(step=once, rows=rows, index=index)
 
 
 def size_of(batch) -> tuple[int, int]:
-    """Rows of a batch, and the tokens of each that are predicted from."""
+    """Returns the number of rows of a batch, and of predictions in each row."""
     tokens = batch["tokens"] if isinstance(batch, dict) else batch
     return tokens.shape[0], tokens.shape[1] - 1
 
 
 def rounded(tree: PyTree, run: RunConfig) -> PyTree:
-    """Weights in the numbers that a run computes in: float32 ones in ``run.precision``."""
+    """Casts float32 weights to ``run.precision``, in which the run computes."""
     if run.precision == "float32":
         return tree
 
@@ -91,7 +92,7 @@ def rounded(tree: PyTree, run: RunConfig) -> PyTree:
 
 
 def make_terms(task: TrainingTask, run: RunConfig):
-    """``task.loss`` on rounded weights, and rematerialised if the run says so."""
+    """Returns ``task.loss`` on cast weights, rematerialised if ``run.remat`` is set."""
 
     def terms(params, frozen, batch, keys):
         with remat.rematerialised(run.remat):
@@ -101,10 +102,10 @@ def make_terms(task: TrainingTask, run: RunConfig):
 
 
 def make_loss(task: TrainingTask, run: RunConfig = RunConfig()):
-    """``loss(params, frozen, batch, keys, counts=None) -> (loss, {name: mean})``.
+    """Returns ``loss(params, frozen, batch, keys, counts=None) -> (loss, {name: mean})``.
 
-    ``counts``: by name, what totals are divided by: those of all the parts that ``batch`` is one
-    of, so that the parts' losses, and gradients, add up to the whole's. None: its own.
+    Totals are divided by ``counts``, by name. With the counts of a whole batch, the losses and
+    gradients of its parts sum to those of the batch. ``counts=None`` stands for the batch's own.
     """
     terms_of = make_terms(task, run)
 
@@ -118,13 +119,13 @@ def make_loss(task: TrainingTask, run: RunConfig = RunConfig()):
 
 
 def make_gradients(task: TrainingTask, run: RunConfig = RunConfig()):
-    """``gradients(params, frozen, batch, key, index) -> ((loss, {name: mean}), gradients)``.
+    """Returns ``gradients(params, frozen, batch, key, index) -> ((loss, means), gradients)``.
 
-    ``key``: of the step. ``index``: of the rows, see ``Keys``.
+    ``means`` are means by name. ``key`` is that of the step, and ``index`` holds the numbers of the rows (see ``Keys``).
 
-    With ``run.accumulate`` the batch goes through in so many parts, one after the other, and the
-    gradients, float32, are summed. Every mean is that over the whole batch: its counts are found
-    first, for which, where they follow from the text alone, no model is run.
+    With ``run.accumulate`` the batch is computed in that number of parts, one after the other, and
+    their float32 gradients are summed. Every mean is taken over the whole batch: the counts are
+    computed first, without running a model if they depend on the text only.
     """
     terms_of = make_terms(task, run)
     gradients_of = jax.value_and_grad(make_loss(task, run), has_aux=True)
@@ -136,8 +137,10 @@ def make_gradients(task: TrainingTask, run: RunConfig = RunConfig()):
         return at_once
 
     def part(x):
-        """``[B, ...] -> [parts, B / parts, ...]``: every so manieth row, so that rows stay on the
-        devices that have them."""
+        """Splits ``[B, ...]`` to ``[parts, B / parts, ...]``; part ``i`` has rows ``i::parts``.
+
+        With such strides rows stay on the devices that hold them.
+        """
         x = x.reshape(-1, run.accumulate, *x.shape[1:]).swapaxes(0, 1)
         return sharding.spread(x, None, DATA, *[None] * (x.ndim - 2))
 
@@ -169,7 +172,7 @@ def make_step(
     run: RunConfig = RunConfig(),
     layout: Layout = Layout(),
 ):
-    """``step(state, frozen, batch) -> (state, metrics)``, compiled; ``state`` is donated."""
+    """Returns ``step(state, frozen, batch) -> (state, metrics)``, compiled; it donates ``state``."""
     gradients_of = make_gradients(task, run)
 
     def step(state, frozen, batch):
@@ -191,9 +194,9 @@ def make_step(
 
 
 def make_state(task: TrainingTask, optimizer, seed: int, layout: Layout = Layout()) -> dict:
-    """The state before the first step. The parameters are copied, since steps donate them."""
+    """Makes the state before the first step, with a copy of the parameters, since steps donate."""
     params, init = layout.place(jax.tree.map(jnp.array, task.params)), optimizer.init
-    if layout.mesh is not None:  # each device makes its part of the moments
+    if layout.mesh is not None:  # each device makes its own part of the moments
         init = jax.jit(init, out_shardings=layout.shardings(jax.eval_shape(init, params)))
     rest = {"key": jax.random.key(seed), "step": jnp.int32(0)}
     return {"params": params, "optimizer": init(params), **layout.place(rest)}

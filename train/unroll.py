@@ -1,14 +1,14 @@
-"""Training-time test: a drafting layer practised on its own outputs, all positions at once.
+"""Training-time test: a drafting layer is trained on its own outputs, at all positions at once.
 
-At position ``t`` step 0 reads the target's features there and token ``t + 1``; step ``s`` reads
-the layer's own output of step ``s - 1`` at the same position and token ``t + 1 + s``, as it will
-when it drafts. So its query sees the entries of step 0 up to ``t``, which are of true features,
-and of the steps ``1 ... s`` one each, those at its own position:
+At position ``t``, step 0 reads the target's features and token ``t + 1``. Step ``s`` reads the
+layer's own output of step ``s - 1`` at position ``t``, and token ``t + 1 + s``, as the layer does
+when it drafts. Its query therefore sees the entries of step 0 up to ``t``, which come from true
+features, and one entry of each of the steps ``1 ... s``, the one at position ``t``:
 
     scores(t, s) = [q . k_0(0 ... t),  q . k_1(t),  ...  q . k_s(t)]
 
-These are T + s numbers a query; no mask over ``[T * steps]^2`` exists, and what is left is products
-over all positions at once. Step ``s`` at position ``t`` stands at position ``t + s``.
+A query has T + s scores, so no mask over ``[T * steps]^2`` is needed, and products are computed
+over all positions at once. Step ``s`` at position ``t`` has the rotary position ``t + s``.
 
 References: EAGLE-3, 2503.01840, section 3.2; HASS, 2408.15766, which aligns the same contexts.
 """
@@ -22,17 +22,17 @@ import jax.numpy as jnp
 
 from specjax.models import remat
 
-BLOCK = 512  # queries scored at once: memory grows with a row's length, not with its square
+BLOCK = 512  # queries scored at once, so that memory grows linearly with the length of a row
 
 
 def attend(query, entries, segments):
-    """What the queries of step ``s`` see of the entries of the steps ``0 ... s``.
+    """Attention of the queries of step ``s`` to the entries of the steps ``0 ... s``.
 
     Args:
       query: ``[B, K, E, G, T]``, rotated, not scaled.
-      entries: a list of ``s + 1`` pairs ``(keys, values)``, each ``[B, K, T, E]``; of step 0 all up
-        to a query's position are seen, of the others that at its position.
-      segments: int32 ``[B, T]``; step 0's entries are seen within one segment.
+      entries: a list of ``s + 1`` pairs ``(keys, values)``, each ``[B, K, T, E]``. A query sees
+        the entries of step 0 up to its position, and those of other steps at its position.
+      segments: int32 ``[B, T]``; entries of step 0 are seen within one segment.
 
     Returns:
       ``[B, K, E, G, T]``.
@@ -44,7 +44,7 @@ def attend(query, entries, segments):
     index = jnp.arange(steps)
 
     def behind(query, own, here, segment):
-        """The softmax of a block of queries ``[B, K, G, W, E]`` at ``here`` ``[W]``."""
+        """Attention of a block of queries ``[B, K, G, W, E]`` at the positions ``here [W]``."""
         sees = (index <= here[:, None]) & (segments[:, None] == segment[:, :, None])
         scores = jnp.einsum("bkgwe,bkte->bkgwt", query, keys, preferred_element_type=jnp.float32)
         scores = jnp.where(sees[:, None, None], scores, -jnp.inf)
@@ -64,7 +64,7 @@ def attend(query, entries, segments):
         spare = -steps % BLOCK
 
         def parts(x, axis):
-            """``x`` in blocks along ``axis``, the blocks in front; the end is repeated to fill."""
+            """Splits ``axis`` into blocks, which become axis 0; the end is repeated as padding."""
             pad = [(0, spare if i == axis else 0) for i in range(x.ndim)]
             shape = (*x.shape[:axis], -1, BLOCK, *x.shape[axis + 1 :])
             return jnp.moveaxis(jnp.pad(x, pad, mode="edge").reshape(shape), axis, 0)
@@ -83,17 +83,17 @@ def attend(query, entries, segments):
 
 
 def unroll(head, hidden, embedded, segments, stages: int = 1) -> list[jax.Array]:
-    """Outputs ``[H, B * T]`` of as many steps as there are ``embedded``.
+    """Returns the outputs ``[H, B * T]`` of each step.
 
-    Stages with weights of their own (``FeatureModule``) have caches of their own, whose entries are
-    all of true tokens: there a query sees those of its own stage, up to its position.
+    Stages with weights of their own (``FeatureModule``) have caches of their own, whose entries
+    all come from true tokens. A query sees the entries of its own stage up to its position.
 
     Args:
       head: a ``FeatureModule``.
-      hidden: ``[H, B * T]``, the target's features as ``head.read`` gives them.
-      embedded: ``[E, B * T]`` a step: the embeddings of tokens ``t + 1 + s``.
-      segments: int32 ``[B, T]``, the documents that tokens belong to.
-      stages: how many the head has.
+      hidden: ``[H, B * T]``, the target's features as ``head.read`` returns them.
+      embedded: for each step ``s``, ``[E, B * T]``: the embeddings of tokens ``t + 1 + s``.
+      segments: int32 ``[B, T]``, the document of each token.
+      stages: the number of stages of the head.
     """
     batch, steps = segments.shape
     index = jnp.broadcast_to(jnp.arange(steps, dtype=jnp.int32), segments.shape)
@@ -101,7 +101,7 @@ def unroll(head, hidden, embedded, segments, stages: int = 1) -> list[jax.Array]
     outs = []
 
     def run(step, stage, read, hidden, entries):
-        """The output of a step, and the entries of all up to it."""
+        """Returns the output of a step, and the entries of all steps up to it."""
         entries = {layer: list(own) for layer, own in entries.items()}
 
         def seen(layer, query, *fresh):
