@@ -3,12 +3,13 @@
     loss of drafter k = mean of D(p, q_k) over the positions at which no drafter before it has the
     target's most likely token
 
-Together, merged to one tree (``drafters.Union``), they cover more of what the target may say than
-as many drafters that were taught the same. What is measured: the share of held-out positions at
-which one of them has the target's most likely token (``coverage``), and tau of the union.
+Merged to one tree (``drafters.Union``), these drafters contain the target's token more often than
+as many drafters that were trained on the same positions. The measures are ``coverage``, the share
+of held-out positions at which the most likely token of one drafter is the target's, and τ of the
+union.
 
-References: SpecInfer's collective boost-tuning, 2305.09781, section 3. There whole samples that a
-drafter gets right are taken away, here single positions.
+References: SpecInfer's collective boost-tuning, 2305.09781, section 3. The paper leaves out whole
+samples that an earlier drafter predicts; this recipe leaves out single positions.
 """
 
 from __future__ import annotations
@@ -70,8 +71,11 @@ Config = BoostConfig
 
 
 def make_terms(pair: distill.Pair):
-    """``terms(table, states, fixed, pieces) -> (p, q, failed)``: logits of the target and of the
-    drafter in training, and 1.0 where no earlier drafter has the target's most likely token."""
+    """Returns ``terms(table, states, fixed, pieces) -> (p, q, failed)``.
+
+    ``p`` and ``q`` are the logits of the target and of the drafter in training. ``failed`` is 1.0
+    where no earlier drafter has the target's most likely token.
+    """
 
     def terms(table, states, fixed, pieces):
         q = pair.drafter_logits(table, states)
@@ -85,8 +89,10 @@ def make_terms(pair: distill.Pair):
 
 
 def arrays(pair: distill.Pair, params, frozen, inputs, hidden):
-    """What ``make_terms`` reads: the drafter's table and states, what each chunk sees whole, and
-    what is cut along with the states. ``frozen``: weights of the ``target`` and the ``earlier``."""
+    """Returns the arguments of ``make_terms``: the drafter's table and states, fixed, pieces.
+
+    ``frozen`` holds the weights of the ``target`` and of the ``earlier`` drafters.
+    """
     earlier = frozen["earlier"]
     hidden = pair.teacher_states(frozen["target"], inputs) if hidden is None else hidden
     fixed = {
@@ -113,7 +119,7 @@ def make_loss(pair: distill.Pair, config: BoostConfig):
         return {"loss": failed * distance(p, q), "failed": failed}
 
     def loss(params, frozen, batch, keys):
-        del keys  # nothing is drawn
+        del keys  # there are no draws
         tokens, weight, hidden = distill.unpacked(pair, batch)
         read = arrays(pair, params, frozen, tokens[:, :-1], hidden)
         summed, others = chunks.total(terms, *read, weight, chunk=config.distill.chunk)
@@ -127,8 +133,10 @@ def make_loss(pair: distill.Pair, config: BoostConfig):
 
 
 def make_measure(pair: distill.Pair, chunk: int = chunks.CHUNK):
-    """Held-out: forward KL and agreement of this drafter alone, and ``coverage`` with the earlier
-    ones."""
+    """Returns the held-out measures.
+
+    They are forward KL and agreement of this drafter alone, and ``coverage`` with the earlier ones.
+    """
     terms_of = make_terms(pair)
 
     def terms(table, states, fixed, pieces):
@@ -202,7 +210,7 @@ def run(config: BoostConfig, *, dry_run: bool = False) -> None:
 
 
 def union_tau(teacher, shape, trained, tokens, lengths, config: BoostConfig) -> float:
-    """Tokens a round of the union of all that are trained yet, greedily."""
+    """Returns the greedy τ of the union of all drafters that were trained so far."""
     drafter = DraftModel(num_draft=config.num_draft, model=CausalLM(shape))
     weights = trained[0]
     if len(trained) > 1:

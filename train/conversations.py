@@ -1,4 +1,4 @@
-"""Conversations: what their messages must be like, how a target reads them, what counts in them.
+"""Conversations: the form of their messages, their tokens, and which of the tokens are learned.
 
 A message is ``{"role": "user", "content": "..."}``, or ``{"from": "human", "value": "..."}``. After
 a system's message, which may be left out, users and assistant take turns.
@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 
 ROLES = {"human": "user", "gpt": "assistant"}  # of ShareGPT
 TURNS = ("user", "assistant")
-CUT = "cut"  # a message's field: the answer ended for want of room, so its end says nothing
-MARKED = re.compile(r"\{%-?\s*generation\b")  # by it a template says what the assistant writes
+CUT = "cut"  # a field of a message: the answer was cut at its budget, so its end is not learned
+MARKED = re.compile(r"\{%-?\s*generation\b")  # marks the assistant's text in a template
 
 
 def checked(messages) -> list[dict]:
-    """The messages in OpenAI's shape.
+    """Returns the messages in OpenAI's form.
 
     Raises:
-      ValueError: an unknown role, an empty message, roles that do not alternate.
+      ValueError: a role is unknown, a message is empty, or roles do not alternate.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         raise ValueError(f"{messages!r:.60} is neither a text nor a list of messages")
@@ -53,18 +53,19 @@ def checked(messages) -> list[dict]:
 
 
 def encode(tokenizer, messages: Sequence[Mapping]) -> tuple[list[int], list[bool]]:
-    """A conversation as the target reads it, and which tokens are the assistant's.
+    """Returns the token ids of a conversation, and which of them are the assistant's.
 
-    These are what a template marks by ``{% generation %}``; without such marks, of each turn all
-    from behind the prompt that the target would be given to the token that ends the text (or to
-    the turn's end, where none does).
+    The assistant's tokens are those that the template marks by ``{% generation %}``. Without such
+    marks they are, in each turn, the tokens after the prompt that the target would get, up to the
+    end-of-text token (or to the end of the turn, if it has none).
 
     Args:
       tokenizer: a ``specjax.models.tokenizer.TransformersTokenizer`` with a chat template.
+      messages: the messages in OpenAI's form.
 
     Raises:
-      ValueError: the template refuses the messages, or spells a turn otherwise once others follow,
-        so that it cannot be told which tokens are whose.
+      ValueError: the template refuses the messages; or it spells a turn differently if other turns
+        follow, so that the assistant's tokens cannot be found.
     """
     if messages[-1].get(CUT):
         ids, counts = _encode(tokenizer, messages[:-1], True)
@@ -74,7 +75,7 @@ def encode(tokenizer, messages: Sequence[Mapping]) -> tuple[list[int], list[bool
 
 
 def _encode(tokenizer, messages, asks: bool) -> tuple[list[int], list[bool]]:
-    """``asks``: whether the beginning of the assistant's next turn stands at the end."""
+    """``encode`` by the template; with ``asks`` the assistant's next turn is begun at the end."""
     from jinja2 import TemplateError
 
     backend = tokenizer.backend

@@ -99,22 +99,22 @@ class DistillConfig:
             )
 
     def distance(self):
-        """``D(p_logits, q_logits)``."""
+        """Returns the divergence ``D(p_logits, q_logits)``."""
         how = {name: getattr(self, name) for name in ("beta", "mix", "eta")}
         return losses.divergence(self.divergence, **how)
 
     def own_rows(self, rows: int) -> int:
-        """How many of the rows of a batch, or of a part of it, the drafter writes itself."""
+        """The number of rows of a batch, or of a part of it, that the drafter writes itself."""
         return round(self.on_policy * rows)
 
 
 Config = DistillConfig
-NUM_DRAFT = 4  # tokens a round, for what is measured
+NUM_DRAFT = 4  # drafted tokens per round in the measures
 
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """A drafter in training and its target, by their configurations, and what parts documents."""
+    """The configurations of a drafter and its target, and the token between documents."""
 
     student: DecoderConfig
     teacher: DecoderConfig
@@ -125,7 +125,7 @@ class Pair:
         return self._states(self.student, params, inputs)
 
     def teacher_states(self, params, inputs):
-        """The target's, ``[B, T, F]``."""
+        """The target's last hidden states ``[B, T, F]``."""
         return self._states(self.teacher, params, inputs)
 
     def _states(self, config, params, inputs):
@@ -147,16 +147,23 @@ class Pair:
 
 
 def unpacked(pair: Pair, batch):
-    """``(tokens [B, T + 1], weight [B, T], hidden [B, T, F] or None)``: of a batch of ``data`` or
-    ``features``; the target's last hidden states, where they are stored. Laws are left aside."""
+    """Unpacks a batch of ``data`` or ``features``, without stored laws.
+
+    Returns:
+      ``(tokens [B, T + 1], weight [B, T], hidden [B, T, F])``, where ``hidden`` are the target's
+      last hidden states; None if they are not stored.
+    """
     tokens, weight = data.unpacked(batch)
     hidden = batch.get("hidden") if isinstance(batch, dict) else None
     return tokens, weight, hidden[pair.teacher.num_layers].astype(jnp.float32) if hidden else None
 
 
 def make_writer(pair: Pair, length: int, prompt_tokens: int, temperature: float):
-    """``write(params, tokens [B, length + 1], keys [B]) -> (tokens, weight [B, length])``: the
-    drafter goes on from the first ``prompt_tokens`` of each row; weights count what it wrote."""
+    """Returns ``write(params, tokens [B, length + 1], keys [B]) -> (tokens, weight [B, length])``.
+
+    The drafter continues the first ``prompt_tokens`` of each row; only its own tokens have a
+    weight.
+    """
     model = CausalLM(pair.student)
 
     def write(params, tokens, keys):
@@ -181,8 +188,11 @@ def make_writer(pair: Pair, length: int, prompt_tokens: int, temperature: float)
 
 
 def make_loss(pair: Pair, config: DistillConfig):
-    """The loss as ``loop.TrainingTask`` takes it. A batch is one of those of ``data``, or a
-    dictionary with the target's stored ``hidden`` states by layer besides."""
+    """Returns the loss for ``loop.TrainingTask``.
+
+    A batch is one of ``data``, or a dictionary that also holds the target's stored ``hidden``
+    states by layer.
+    """
     distance, share = config.distance(), config.data_share
     write = make_writer(pair, config.data.length, config.prompt_tokens, config.temperature)
 
@@ -206,7 +216,7 @@ def make_loss(pair: Pair, config: DistillConfig):
         tokens, weight, hidden = unpacked(pair, batch)
         own_rows = config.own_rows(len(tokens))
         if own_rows:
-            order = jnp.argsort(keys.index)  # processes lay rows in another
+            order = jnp.argsort(keys.index)  # the order of rows differs between processes
             read = tokens, weight, hidden, keys.rows
             tokens, weight, hidden, drawn = jax.tree.map(lambda x: jnp.asarray(x)[order], read)
             written, own = write(params, tokens[:own_rows], drawn[:own_rows])
@@ -239,9 +249,12 @@ def make_loss(pair: Pair, config: DistillConfig):
 
 
 def make_measure(pair: Pair, num_draft: int = NUM_DRAFT, chunk: int = chunks.CHUNK):
-    """Held-out forward KL, acceptance ``sum min(p, q)``, agreement of the argmaxes, and the
-    expected tokens a round with ``num_draft`` drafts, drawn (``tau``) or greedy. ``hidden``: the
-    target's last hidden states, where they are known."""
+    """Returns the held-out measures.
+
+    They are the forward KL in nats, the acceptance ``sum min(p, q)``, the agreement of the most
+    likely tokens, and the expected tokens per round with ``num_draft`` drafts, sampled (``tau``) or
+    greedy. ``hidden`` of the returned function are the target's last hidden states, if known.
+    """
 
     def terms(table, states, target_table, pieces):
         p, q = pair.target_logits(target_table, pieces), pair.drafter_logits(table, states)
@@ -267,7 +280,7 @@ def make_measure(pair: Pair, num_draft: int = NUM_DRAFT, chunk: int = chunks.CHU
 
 
 def training_batches(config: DistillConfig, teacher, vocabulary):
-    """What a run learns from, for ``loop.TrainingTask``: stored rows and states, or text."""
+    """Returns the batches of ``loop.TrainingTask``: stored rows and hidden states, or text."""
     if config.features:
         of, last = features.record_of(teacher, vocabulary), [teacher.config.num_layers]
         stored = features.read(config.features, of, config.data.length, last, config.top_k)
@@ -306,7 +319,7 @@ def run(config: DistillConfig, *, dry_run: bool = False) -> None:
         sets[f"{Path(path).stem}/"] = own.batches(config.data.batch)
     cheap = make_evaluate(make_measure(pair, chunk=config.chunk), sets)
     prompts = decoding.prompt_sets(teacher, heldout, config.decoding, end_of_text)
-    own = CausalLM(shape, axis=None)  # of a mesh every device drafts with the whole of it
+    own = CausalLM(shape, axis=None)  # each device of a mesh holds the whole draft model
     drafter = specjax.drafters.DraftModel(model=own, num_draft=NUM_DRAFT)
     mesh = scale.layout_of(config.run).mesh
     decoded = decoding.make_decoded(teacher, drafter, prompts, config.decoding, mesh)

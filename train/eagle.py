@@ -3,13 +3,14 @@
     loss = sum_k decay ** (k - 1) * (regression * SmoothL1(f'_k, f) + law * -sum_x p(x) log q_k(x)
                                      + top * -sum_{x in top K of p} p(x) log q_k(x))
 
-for the head's feature ``f'``, the target's ``f`` (its last hidden state, normed) and ``q`` what the
-target's LM head makes of ``f'``. EAGLE's has one step, uniform noise on the features it reads and
-no third term. HASS's goes on with its own features as it will when it drafts, by the unroll of
-EAGLE-3 (``unroll.py``): ``num_heads=3 top_k=10 noise=0``. Gradients flow through all steps.
+Here ``f'`` is the head's feature, ``f`` the target's (its last hidden state, normed), and ``q`` the
+law of the target's LM head on ``f'``. EAGLE has one step, uniform noise on the features that it
+reads, and no third term. HASS reads its own features in further steps, as it does when it drafts,
+by the unroll of EAGLE-3 (``unroll.py``): ``num_heads=3 top_k=10 noise=0``. Gradients flow through
+all steps.
 
-Embeddings are often much smaller than hidden states; while it is trained the head reads them at
-their scale, and what is exported holds that factor, see ``hydra.py``.
+In training the head reads embeddings at the scale of hidden states; the exported weights contain
+that factor (see ``hydra.py``).
 
 References: EAGLE, 2401.15077; HASS, 2408.15766.
 """
@@ -56,7 +57,7 @@ Config = EagleConfig
 
 
 def make_eagle(config: EagleConfig, setting: frozen.Setting) -> Heads:
-    """An EAGLE head for the target of a setting, freshly initialised."""
+    """Makes an EAGLE head with initial weights for the target of a setting."""
     target = setting.lm.target
     shape = eagle.EagleConfig(layer=layer_config(target.config, config.intermediate_size))
     drafter = eagle.Eagle(config=shape, target=target)
@@ -83,13 +84,13 @@ def make_eagle(config: EagleConfig, setting: frozen.Setting) -> Heads:
 
 
 def smooth_l1(x: jax.Array, y: jax.Array) -> jax.Array:
-    """``d^2 / 2`` where ``d = |x - y| < 1``, else ``d - 1 / 2``."""
+    """Returns ``d^2 / 2`` where ``d = |x - y| < 1``, else ``d - 1 / 2``."""
     distance = jnp.abs(x - y)
     return jnp.where(distance < 1, distance**2 / 2, distance - 0.5)
 
 
 def make_terms(target, config: EagleConfig):
-    """The terms of a head over the target's laws, and what they read: see ``chunks.totals``."""
+    """Returns the terms of a head, and ``common``, both for ``chunks.totals``."""
     laws, cap = head_losses.Laws(target), target.config.logit_softcap
 
     def common(table, pieces):

@@ -116,8 +116,10 @@ def layer_config(
 
 
 def projected(table: jax.Array, size: int) -> jax.Array:
-    """float32 ``[V, size]``: rows ``[V, F]`` in the directions in which they are largest; zeros
-    beyond F."""
+    """Projects rows ``[V, F]`` on their principal directions, float32 ``[V, size]``.
+
+    Columns beyond F are zero.
+    """
     table = jnp.float32(table)
     _, directions = jnp.linalg.eigh(table.T @ table)  # the largest come last
     found = table @ directions[:, ::-1][:, :size]
@@ -125,8 +127,10 @@ def projected(table: jax.Array, size: int) -> jax.Array:
 
 
 def draft_vocab(config: Eagle3Config, setting: frozen.Setting, size: int) -> np.ndarray:
-    """int32 ``[size]``: the tokens that the LM head is about. Heads that are gone on with keep
-    theirs, whatever text is frequent now."""
+    """Returns the tokens of the head's vocabulary, int32 ``[size]``.
+
+    Heads of ``init`` keep their vocabulary; new heads have the most frequent tokens.
+    """
     counted = vocab_map(setting.frequencies[: setting.lm.target.config.vocab_size], size)
     if not config.init:
         return counted
@@ -135,8 +139,10 @@ def draft_vocab(config: Eagle3Config, setting: frozen.Setting, size: int) -> np.
 
 
 def make_eagle3(config: Eagle3Config, setting: frozen.Setting) -> Heads:
-    """An EAGLE-3 head for the target of a setting; its LM head and the norm before begin as the
-    target's."""
+    """Makes an EAGLE-3 head for the target of a setting.
+
+    Its LM head and last norm are initialized by the target's.
+    """
     lm, target = setting.lm, setting.lm.target
     layers = config.layers or eagle3.usual_layers(target.config.num_layers)
     size = config.draft_vocab_size or target.config.vocab_size

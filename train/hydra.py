@@ -2,13 +2,13 @@
 
     loss = sum_k decay ** k * mean(-sum_x p(x) log q_k(x)),   k = 1 ... K
 
-``p`` is the target's own law behind the true tokens, which head k reads in place of drafted ones.
-``teacher_share=0`` is Hydra's first loss, the cross-entropy of the text. Hydra++ has the teacher
-loss, ``num_layers=4`` and ``prefix=true``.
+``p`` is the target's law after the true tokens, which head k reads in place of drafted ones. With
+``teacher_share=0`` the loss is Hydra's first one, the cross-entropy of the text. Hydra++ has the
+teacher loss, ``num_layers=4`` and ``prefix=true``.
 
-Embeddings are often much smaller than hidden states, and an optimiser whose steps are alike in all
-directions would be long in hearing them. So while they are trained, heads read the embeddings at
-the scale of the hidden states; in what decodes and is exported the weights hold that factor.
+Embeddings are often much smaller than hidden states, and an optimizer with equal steps in all
+directions would learn slowly to use them. In training, heads therefore read the embeddings at the
+scale of the hidden states. The weights of the exported drafter contain that factor.
 
 References: Hydra, 2402.05109.
 """
@@ -60,8 +60,10 @@ def scale_of(target, params) -> float:
 
 
 def rescaled(params, factor: float, size: int):
-    """``params`` whose first layers read the embeddings, all inputs behind ``size``, times
-    ``factor``."""
+    """Multiplies the weights of embeddings in the first layers by ``factor``.
+
+    The embeddings are the inputs after the first ``size`` ones.
+    """
 
     def first(path, x):
         reads = path[0].key == "heads" and path[2].key == 0 and path[-1].key == "weight"
@@ -71,7 +73,7 @@ def rescaled(params, factor: float, size: int):
 
 
 def make_hydra(config: HydraConfig, setting: frozen.Setting) -> Heads:
-    """Hydra's heads for the target of a setting, freshly initialised."""
+    """Makes Hydra heads with initial weights for the target of a setting."""
     lm, target = setting.lm, setting.lm.target
     shape = hydra.HydraConfig(
         **setting.sizes,

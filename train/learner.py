@@ -158,28 +158,17 @@ def _rejected(draft: Draft, path, emitted, steps):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearningConfig:
-    """How a drafter learns from the requests that it serves.
+    """How a drafter learns from the requests that it serves."""
 
-    Attributes:
-      updates: the number of steps after each request.
-      rows: the number of rows of a step, drawn from the buffer.
-      buffer: the number of rows that are kept, the last ones.
-      keep: the positions to learn from: ``rejected`` as in the paper, or ``judged`` (see
-        ``Recorder``).
-      top_k: the number of tokens that are kept of each law.
-      divergence, beta, mix, eta: as in the recipe ``distill``.
-      optimizer: the optimizer.
-    """
-
-    updates: int = 4
-    rows: int = 16
-    buffer: int = 128
-    keep: str = "rejected"
-    top_k: int = 32
-    divergence: str = "fkl"
-    beta: float = 0.5
-    mix: float = 0.5
-    eta: float = 3.0
+    updates: int = 4  # training steps after each request
+    rows: int = 16  # rows per step, drawn from the buffer
+    buffer: int = 128  # the last rows, which are kept to learn from
+    keep: str = "rejected"  # learn where drafts were rejected, or wherever they were "judged"
+    top_k: int = 32  # tokens that are kept of each of the target's laws
+    divergence: str = "fkl"  # as in the recipe distill
+    beta: float = 0.5  # of jsd
+    mix: float = 0.5  # of kl_tv
+    eta: float = 3.0  # of lk
     optimizer: OptimizerConfig = OptimizerConfig(
         name="adamw", adam_rate=1e-3, weight_decay=0.0, warmup=8, decay_share=0.0
     )

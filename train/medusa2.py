@@ -2,9 +2,9 @@
 
     loss = -log p(next token)  +  head_weight * sum_k decay ** k * (-log q_k(token k + 1 further))
 
-For ``head_warmup`` steps the heads alone move, so that their first, large gradients do not reach
-the target; from then on its weights move too, at ``target_share`` of the rates. The result is
-ANOTHER target, exported to ``run.folder/target``, and heads that belong to it alone.
+For ``head_warmup`` steps only the heads are trained, so that their first, large gradients do not
+change the target. After that the target is trained too, at ``target_share`` of the learning rates.
+The result is ANOTHER target, exported to ``run.folder/target``, and heads for this target only.
 
 References: Medusa, 2401.10774, section 2.2.
 """
@@ -41,7 +41,7 @@ from .evaluate import Mean, make_evaluate, mean
 from .loop import TrainingTask, estimate, fit
 from .rows import Heads, in_float32, make_reader
 
-TARGET = "target"  # the folder, within the run's, that the target is exported to
+TARGET = "target"  # the folder within run.folder to which the target is exported
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,8 +76,10 @@ Config = Medusa2Config
 
 
 def slowed(optimizer, share: float, warmup: int) -> optax.GradientTransformation:
-    """``optimizer``, its updates of ``params["target"]`` times ``share``, and zero for ``warmup``
-    steps."""
+    """Multiplies the optimizer's updates of ``params["target"]`` by ``share``.
+
+    In the first ``warmup`` steps these updates are zero.
+    """
 
     def init(params):
         return jnp.int32(0)
@@ -91,8 +93,10 @@ def slowed(optimizer, share: float, warmup: int) -> optax.GradientTransformation
 
 
 def make_nats(target):
-    """``nats(params, rows)``: of each position what the target's own loss is of, as ``chunks`` take
-    it, the term ``loss`` being ``-log p(next token)``."""
+    """Returns ``nats(params, rows)``, the arguments of ``chunks`` for the target's own loss.
+
+    Its term ``loss`` is ``-log p(next token)`` in nats at each position.
+    """
 
     def terms(table, states, _, tokens):
         logits = chunks.logits_of(table, states, target.config.logit_softcap)
@@ -105,11 +109,11 @@ def make_nats(target):
 
 
 def make_loss(made: Heads, target, read, config: Medusa2Config):
-    """The loss of the module's head, as ``loop.TrainingTask`` takes it, over both."""
+    """Returns the loss of target and heads for ``loop.TrainingTask``."""
     nats = make_nats(target)
 
     def loss(params, given, batch, keys):
-        del given, keys  # nothing is frozen, nothing drawn
+        del given, keys  # there are no frozen parameters and no draws
         rows = read(params["target"], batch)
         own, _ = chunks.total(*nats(params["target"], rows), rows.weight)
         outputs = made.outputs(params["drafter"], params["target"], rows)
@@ -121,7 +125,7 @@ def make_loss(made: Heads, target, read, config: Medusa2Config):
 
 
 def make_measure(made: Heads, target, read, config: Medusa2Config):
-    """The heads' measures, and the target's own loss, which joint training must not spoil."""
+    """Returns the measures of the heads and the target's own loss, which should not rise."""
     measure_heads, nats = head_losses.make_measure(made, target, read, config), make_nats(target)
 
     def measure(params, given, tokens, weight):
@@ -136,7 +140,7 @@ def make_measure(made: Heads, target, read, config: Medusa2Config):
 
 
 def run(config: Medusa2Config, *, dry_run: bool = False) -> None:
-    """Trains both, draws the curves, exports the target and its heads."""
+    """Trains target and heads, draws the curves, and exports both."""
     setting = frozen.make_setting(config)
     lm, target = setting.lm, setting.lm.target
     made = heads.make_medusa(config, setting)

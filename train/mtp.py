@@ -2,10 +2,10 @@
 
     loss = sum_k beta_k * mean(-log q_k(token k + 1 places ahead)),   beta_k ~ decay ** k, sum 1
 
-for K modules, or one that is applied K times (``share_layers``). One is practised on what it makes
-of its own outputs, see ``unroll.py``; FastMTP's weights are ``decay=0.6``. Distinct modules read,
-each, what the one before made of the true tokens, as DeepSeek-V3's; its weights are ``decay=1``.
-``teacher_share=1`` puts the target's own law in the place of the text.
+for K modules, or for one module that is applied K times (``share_layers``). A single module is
+trained on its own outputs (see ``unroll.py``); FastMTP has ``decay=0.6``. Of distinct modules each
+reads the output of the module before it for the true tokens; DeepSeek-V3 has ``decay=1``. With
+``teacher_share=1`` the loss is against the target's law instead of the text.
 
 References: DeepSeek-V3, 2412.19437, section 2.2; FastMTP, 2509.18362.
 """
@@ -36,8 +36,7 @@ Config = MTPConfig
 
 
 def make_modules(target, config: mtp.MTPConfig, seed: int, norm=None) -> Heads:
-    """MTP modules of this shape for a ``CausalLM``; their last norms begin as ``norm``, the
-    target's."""
+    """Makes MTP modules for a ``CausalLM``; ``norm`` is the initial weight of their last norms."""
     drafter = mtp.MTP(config=config, target=target)
 
     def outputs(params, target_params, rows):
@@ -54,7 +53,7 @@ def make_modules(target, config: mtp.MTPConfig, seed: int, norm=None) -> Heads:
 
 
 def make_mtp(config: MTPConfig, setting: frozen.Setting) -> Heads:
-    """The modules for the target of a setting, freshly initialised."""
+    """Makes MTP modules with initial weights for the target of a setting."""
     target = setting.lm.target
     shape = mtp.MTPConfig(
         layer=mtp.module_layer(target.config),
@@ -68,12 +67,12 @@ def make_mtp(config: MTPConfig, setting: frozen.Setting) -> Heads:
 
 
 def weighted(losses, decay: float):
-    """The mean of the modules' losses, module k (from 1) weighing ``decay ** k``, as terms."""
+    """Returns the terms of the weighted mean of losses; module k (from 1) weighs ``decay ** k``."""
     return head_losses.shared(losses, decay, 1 / sum(decay ** (k + 1) for k in range(len(losses))))
 
 
 def make_loss(made: Heads, target, read, config: MTPConfig):
-    """The loss of the module's head, as ``loop.TrainingTask`` takes it."""
+    """Returns the loss of the modules for ``loop.TrainingTask``."""
 
     def loss(params, given, batch, keys):
         del keys

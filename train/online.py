@@ -1,8 +1,8 @@
-"""Recipe ``online``: a drafter meets text of another kind than it was trained on, and learns it.
+"""Recipe ``online``: a drafter learns from requests whose text is unlike its training text.
 
-It serves requests and goes on learning from them (``learner.Online``): a step is a request served
-and what is learned behind it. Acceptance on held-out prompts is measured on the way, beside what it
-was where the drafter was trained; the drafter is exported at the end.
+The drafter serves requests and learns from them (``learner.Online``): a step is one request and the
+updates after it. Acceptance on held-out prompts is measured during the run and compared with that
+on text like the training text. The drafter is exported at the end.
 
 References: Online Speculative Decoding, 2310.07177.
 """
@@ -48,24 +48,23 @@ from .teacher import load_teacher
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OnlineConfig:
-    """``text``: ``topics``, the English of Python's help (``pydoc_data/topics.py``), or a folder
-    as ``data.corpus`` takes it. ``home``: files of ``regenerate`` from where the drafter was
-    trained, ``greedy.npz`` and ``sampled.npz``: acceptance there is what the shift costs.
-    ``run.steps`` requests of ``batch`` rows are served, every second row greedily, the others at
-    ``temperature``; every ``run.eval_every`` of them acceptance is measured on continuations of
-    ``eval_rows`` held-out prompts by the target, and tau on those of ``decoding``.
+    """The requests and what is measured.
+
+    ``run.steps`` requests are served. After every ``run.eval_every`` of them, acceptance is
+    measured on the target's continuations of held-out prompts, and τ on the prompts of
+    ``decoding``.
     """
 
-    teacher: str = "embedded"
-    drafter: str = "embedded-draft"
-    text: str = "topics"
-    home: tuple[str, ...] = ("runs/greedy.npz", "runs/sampled.npz")
-    batch: int = 8
-    prompt_tokens: int = 48
-    new_tokens: int = 64
-    num_draft: int = 3
-    temperature: float = 1.0
-    eval_rows: int = 64
+    teacher: str = "embedded"  # the frozen target: a name or folder that specjax.load takes
+    drafter: str = "embedded-draft"  # the draft model that learns
+    text: str = "topics"  # the English of Python's help, or a folder as data.corpus takes it
+    home: tuple[str, ...] = ("runs/greedy.npz", "runs/sampled.npz")  # text like the training text
+    batch: int = 8  # rows per request: every second row is greedy
+    prompt_tokens: int = 48  # tokens of a prompt
+    new_tokens: int = 64  # tokens that are emitted for each prompt
+    num_draft: int = 3  # tokens that are drafted per round
+    temperature: float = 1.0  # of the rows that are not greedy
+    eval_rows: int = 64  # held-out prompts, a multiple of batch
     learning: LearningConfig = LearningConfig()
     decoding: decoding.DecodingConfig = decoding.DecodingConfig()
     run: RunConfig = RunConfig(folder="runs/online", steps=160, save_every=20, eval_every=20)
@@ -91,12 +90,12 @@ class OnlineConfig:
 
 
 Config = OnlineConfig
-HELDOUT_IN = 5  # of so many topics, one is held out
-HELDOUT_SEED = 1000  # not that of any request
+HELDOUT_IN = 5  # every fifth topic is held out
+HELDOUT_SEED = 1000  # a seed that no request has
 
 
 def documents(text: str, split: str) -> list[tuple[str, str]]:
-    """``[(name, text)]`` of a split: the topics of Python's help, or a folder's."""
+    """Returns ``[(name, text)]`` of a split of Python's help or of a folder."""
     if text != "topics":
         return corpora.texts(DataConfig(corpus=text), split)
     from pydoc_data.topics import topics
@@ -116,14 +115,16 @@ def stream_of(config: OnlineConfig, vocabulary, split: str, end_of_text: int) ->
 
 
 def prompts_of(config: OnlineConfig, stream: data.Stream, end_of_text: int) -> np.ndarray:
-    """int32 ``[n, prompt_tokens]``: at every place of a stream at which they fit a document."""
+    """Returns the prompts int32 ``[n, prompt_tokens]``: all windows within one document."""
     places = data.whole_windows(stream.tokens, config.prompt_tokens, end_of_text)
     return stream.tokens[places[:, None] + np.arange(config.prompt_tokens)]
 
 
 def requests_of(config: OnlineConfig, prompts: np.ndarray):
-    """An endless Grain iterator over int32 ``[batch, prompt_tokens]``: prompts in another order at
-    each pass."""
+    """Returns an endless Grain iterator over int32 ``[batch, prompt_tokens]``.
+
+    Each pass visits the prompts in another order.
+    """
     import grain
 
     places = grain.MapDataset.source(np.arange(len(prompts))).seed(config.run.seed).shuffle()
@@ -132,8 +133,11 @@ def requests_of(config: OnlineConfig, prompts: np.ndarray):
 
 
 def continuations(config: OnlineConfig, teacher, prompts: np.ndarray, ends: list[int]) -> dict:
-    """``{"greedy": batches, "sampled": batches}``: what the target says behind held-out prompts,
-    for ``recovery.make_rates``."""
+    """Returns the target's continuations of held-out prompts, for ``recovery.make_rates``.
+
+    Returns:
+      ``{"greedy": batches, "sampled": batches}``.
+    """
     lengths = np.full(config.batch, config.prompt_tokens, np.int32)
     sets: dict = {}
     for name, temperature in (("greedy", 0.0), ("sampled", config.temperature)):
@@ -160,10 +164,16 @@ def continuations(config: OnlineConfig, teacher, prompts: np.ndarray, ends: list
 def make_steps(
     config: OnlineConfig, online: Online, prompts: np.ndarray, ends: list[int], evaluate
 ):
-    """What ``loop.advance`` repeats: a request, and what is learned behind it. The state is that of
-    ``online`` and how many requests were served, which decides what is drawn.
+    """Returns the steps of ``loop.advance``: a request, and the updates after it.
 
-    ``prompts``: int32 ``[n, prompt_tokens]``. ``ends``: ids of the tokens that end a text.
+    The state is that of ``online`` and the number of served requests, which decides the draws.
+
+    Args:
+      config: the configuration of the recipe.
+      online: the session.
+      prompts: int32 ``[n, prompt_tokens]``.
+      ends: the ids of the tokens that end a text.
+      evaluate: ``evaluate(params) -> {name: float}``.
     """
     key = jax.random.key(config.run.seed)
     temperature = np.where(np.arange(config.batch) % 2, config.temperature, 0.0)
@@ -187,7 +197,7 @@ def make_steps(
         try:
             found |= online.learn()
         except FloatingPointError:
-            found["loss"] = math.nan  # which the loop ends with
+            found["loss"] = math.nan  # at which the loop raises Diverged
         return {**online.state, "num_requests": number + 1}, found
 
     return Steps(
@@ -200,8 +210,10 @@ def make_steps(
 
 
 def run(config: OnlineConfig, *, dry_run: bool = False) -> None:
-    """Serves, learns, measures; exports to ``run.folder/model``, without a tokenizer of its own;
-    ``curve.jsonl`` and ``curve.png`` beside it say what was won back."""
+    """Serves, learns and measures, and exports the drafter to ``run.folder/model``.
+
+    The export has no tokenizer. ``curve.jsonl`` and ``curve.png`` show how acceptance recovered.
+    """
     vocabulary = tokenizer.load(config.teacher)
     capacity = config.prompt_tokens + config.new_tokens
     teacher = load_teacher(config.teacher, vocabulary, capacity)
@@ -259,8 +271,11 @@ def run(config: OnlineConfig, *, dry_run: bool = False) -> None:
 
 
 def write_curve(folder: Path, home: dict[str, float], began: dict[str, float]) -> None:
-    """``curve.jsonl``: acceptance at home, then the measures before any request (``began``) and
-    those that the log of the run has; ``curve.png`` of them."""
+    """Writes ``curve.jsonl`` and draws it as ``curve.png``.
+
+    The file holds the acceptance on text like the training text (``home``), the measures before any
+    request (``began``), and those of the run's log.
+    """
     rows = [{"step": 0, **began}, *metrics.read(folder / metrics.LOG)]
     curve = []
     for row in rows:
@@ -276,7 +291,7 @@ def write_curve(folder: Path, home: dict[str, float], began: dict[str, float]) -
 
 
 def estimate(config: OnlineConfig, teacher, online: Online, prompts: np.ndarray, ends) -> None:
-    """Prints what a run would take, from a few real requests."""
+    """Prints the time and memory of a run, estimated from a few requests."""
     steps, learning = make_steps(config, online, prompts, ends, None), config.learning
     state, batch = steps.init(), next(steps.batches)
     count = config.run.steps

@@ -63,14 +63,16 @@ MOST_HELD_OUT = 0.2  # share of a file's text that held-out files may hold
 
 
 def cache() -> Path:
-    """The folder that wheels are kept in."""
+    """The folder in which wheels are kept."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "specjax" / "packages"
 
 
 def download(requirements: Iterable[str], folder: Path) -> None:
-    """Downloads the wheels of ``requirements`` (``name==version``) as pip finds them for one fixed
-    Python and platform, so that every machine gets the same files."""
+    """Downloads the wheels of ``requirements`` (``name==version``) with pip.
+
+    Python version and platform are fixed, so that every machine gets the same files.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--disable-pip-version-check", "--only-binary", ":all:", "--dest", str(folder)]
@@ -156,15 +158,18 @@ class Lines:
         self._known.update(number for number, _ in self._of(text))
 
     def share(self, text: str) -> float:
-        """Of the characters in the lines of ``text`` that count, the share in known lines."""
+        """The share of the characters of ``text`` in known lines; short lines do not count."""
         lines = self._of(text)
         known = sum(size for number, size in lines if number in self._known)
         return known / max(1, sum(size for _, size in lines))
 
 
 def texts_of(wheel: zipfile.ZipFile) -> list[Document]:
-    """``[(path, text)]`` of a wheel: its sources, ordered by the SHA-256 of their paths, so that
-    the first ones are a fair sample; before them the README, under the path of the metadata."""
+    """Returns ``[(path, text)]`` of a wheel: its README, then its sources.
+
+    The README has the path of the metadata. Sources are ordered by the SHA-256 of their paths, so
+    that the first ones are a fair sample.
+    """
     found = []
     for path in wheel.namelist():
         if path.endswith(".dist-info/METADATA"):
@@ -184,7 +189,7 @@ def _digest(text: str) -> str:
 
 
 def make_manifest(wheels: Sequence[Path], most_bytes: int) -> dict:
-    """Lists what is used of ``wheels``, at most ``most_bytes`` of each package."""
+    """Lists the files that are used of ``wheels``, at most ``most_bytes`` of each package."""
     stdlib = {split: corpus.stdlib_documents(split) for split in ("train", "heldout")}
     heldout = Lines(text for _, text in stdlib["heldout"])
     seen = Lines(text for _, text in stdlib["train"])
@@ -264,12 +269,10 @@ def documents(split: str, *, strict: bool = True, manifest=None, root=None) -> l
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PackagesConfig:
-    """``requirements``: packages as pip names them, ``name==version``, of which a new manifest is
-    written; empty: the wheels of the manifest that ships are downloaded. ``most_bytes``: of the
-    text that is taken from one package."""
+    """The packages to download."""
 
-    requirements: tuple[str, ...] = ()
-    most_bytes: int = 1_500_000
+    requirements: tuple[str, ...] = ()  # name==version, for a new manifest; []: the shipped one
+    most_bytes: int = 1_500_000  # bytes of text that are taken from one package at most
     run: RunConfig = RunConfig(folder="runs/packages")
 
 

@@ -1,10 +1,10 @@
-"""Recipe ``regenerate``: the target writes what its drafter will learn from.
+"""Recipe ``regenerate``: the target writes the text from which its drafter will learn.
 
-Of texts it goes on from their beginnings: the first tokens of a row come from the corpus, the rest
-from the target (``.npz``). Of conversations it writes every answer anew, each behind its own
-earlier ones (``.jsonl``, a ``data.corpus`` again). It decodes by ``specjax.serve_offline``, with a
-drafter, which changes the speed and not the law. What is finished is kept: a run that was stopped,
-however, goes on by the same command, and ends with the same file.
+The target continues the beginnings of texts: the first tokens of a row come from the corpus, the
+rest from the target (``.npz``). In conversations the target writes every answer anew, each after
+its own earlier answers (``.jsonl``, which is a ``data.corpus`` again). The recipe decodes by
+``specjax.serve_offline`` with a drafter, which changes the speed and not the law. Finished texts
+are kept: the same command resumes a run that was stopped, and ends with the same file.
 """
 
 from __future__ import annotations
@@ -21,37 +21,30 @@ from . import corpora, data, model, outlook, samples, talks, tokenizer, writing
 from .config import ConfigError, DataConfig, RunConfig
 from .teacher import load_teacher
 
-TRIAL = 16  # tokens a row that a dry run generates
+TRIAL = 16  # tokens of each row that a dry run generates
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RegenerateConfig:
-    """``num_rows`` rows of ``data.length + 1`` tokens, or as many conversations of at most
-    ``data.length``, ``data.batch`` at a time.
+    """The rows of ``data.length + 1`` tokens, or the conversations, that the target writes.
 
-    ``new_tokens``: how many are generated a row, or an answer, at most. Prompts from texts have
-    ``shortest`` tokens to as many as leave room for them. The first ``greedy_share`` of the rows is
-    written greedily, the rest at ``temperature``. ``drafter``, ``num_draft``: for greedy rows, as
-    ``specjax.generate`` takes them (``plain``, ``ngram``, ``draft``, heads, a folder or a name;
-    0: as many drafts as it would). ``drawn_drafter``: for the others, in which tables find little.
-    What pays depends on target, machine and ``data.batch`` (the suite ``regeneration``).
-    ``shard``, ``shards``: this run writes the rows ``shard::shards`` alone, into a file of its own;
-    ``samples.read`` joins them.
+    ``data.batch`` of them are decoded at a time. Which drafter is fastest depends on target,
+    machine and batch (see the benchmark suite ``regeneration``).
     """
 
-    teacher: str = "embedded"
-    split: str = "train"
-    num_rows: int = 1024
-    new_tokens: int = 192
-    shortest: int = 16
-    greedy_share: float = 0.5
-    temperature: float = 1.0
-    drafter: str = "ngram"
-    drawn_drafter: str = "plain"
-    num_draft: int = 0
-    shard: int = 0
-    shards: int = 1
-    output: str = "runs/samples.npz"
+    teacher: str = "embedded"  # the target that writes: a name or folder that specjax.load takes
+    split: str = "train"  # the split of the corpus with the beginnings: train or heldout
+    num_rows: int = 1024  # rows, or conversations of at most data.length tokens
+    new_tokens: int = 192  # tokens that are generated for a row, or an answer, at most
+    shortest: int = 16  # tokens of the shortest prompt; the longest leaves room for new_tokens
+    greedy_share: float = 0.5  # the share of the rows, the first ones, that are written greedily
+    temperature: float = 1.0  # of the other rows
+    drafter: str = "ngram"  # for greedy rows, as specjax.generate takes it
+    drawn_drafter: str = "plain"  # for the other rows, in which lookup finds little
+    num_draft: int = 0  # tokens that are drafted per round; 0: the drafter's default
+    shard: int = 0  # the number of this run among shards
+    shards: int = 1  # runs that share the rows; run i writes rows i::shards to a file of its own
+    output: str = "runs/samples.npz"  # the file, .npz for texts and .jsonl for conversations
     data: DataConfig = DataConfig()
     run: RunConfig = RunConfig()
 
@@ -80,9 +73,9 @@ Config = RegenerateConfig
 
 
 def estimate(teacher, prompts: Sequence[dict], config: RegenerateConfig, count: int) -> None:
-    """Prints what a run would take, from one batch of its first prompts and a few tokens.
+    """Prints the time and memory of a run, estimated from one batch and a few tokens.
 
-    ``count``: texts or answers that it would write.
+    ``count`` is the number of texts or answers that the run would write.
     """
     import specjax
 
@@ -109,7 +102,7 @@ def estimate(teacher, prompts: Sequence[dict], config: RegenerateConfig, count: 
 
 
 def row_prompts(config: RegenerateConfig, stream: data.Stream, end_of_text: int) -> list[dict]:
-    """Windows of the texts of a stream, for this shard, as ``specjax.serve_offline`` takes them."""
+    """Returns prompts for ``specjax.serve_offline``: windows of a stream, for this shard."""
     longest = config.data.length + 1 - config.new_tokens
     way_out = "raise new_tokens, for shorter prompts"
     places = data.whole_windows(stream.tokens, longest, end_of_text, way_out)
@@ -131,7 +124,7 @@ def row_prompts(config: RegenerateConfig, stream: data.Stream, end_of_text: int)
 def write_rows(
     config: RegenerateConfig, teacher, vocabulary, path: Path, prompts, end_of_text: int
 ) -> None:
-    """Goes on from ``row_prompts``; writes ``path`` (.npz)."""
+    """Continues ``row_prompts`` and writes ``path`` (.npz)."""
     ends = sorted({end_of_text, *teacher.config.eos_ids})
     rows = writing.write(teacher, prompts, config, ends, str(path.with_suffix("")))
     tokens = np.full((len(rows), config.data.length + 1), end_of_text, np.int32)
@@ -161,7 +154,7 @@ def run(config: RegenerateConfig, *, dry_run: bool = False) -> None:
         raise ConfigError(f"output={config.output!r}: what comes of {what} is a {kind} file")
     if chats:
         if not teacher.tokenizer.has_template:
-            tokenizer.load_chat(config.data.tokenizer)  # says what is missing
+            tokenizer.load_chat(config.data.tokenizer)  # raises if there is no chat template
         if dry_run:
             asked = talks.conversations_of(config, documents)
             count = sum(message["role"] == "user" for talk in asked for message in talk.waiting)

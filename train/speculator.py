@@ -2,11 +2,11 @@
 
     loss = sum_k decay ** k * mean(-log q_k(token k + 1 places ahead)),   k = 1 ... K
 
-in two phases. The first reads the corpus; the second goes on with what ``data`` mixes, which should
-be mostly the target's own text (recipe ``regenerate``), with a schedule of its own: this is what
-the drafter will meet. A speculator's embeddings and LM heads begin as the target's, in the
-directions in which those are largest. Each phase is a run that can stop and go on, in
-``run.folder/text`` and ``run.folder``.
+Training has two phases. The first reads the corpus. The second reads the mixture of ``data``, with
+a learning rate schedule of its own; it should be mostly the target's own text (recipe
+``regenerate``), since that is the text after which the drafter drafts. The embeddings and LM heads
+of a speculator are initialized by the target's in their principal directions. Each phase is a run
+that can be stopped and resumed, in ``run.folder/text`` and ``run.folder``.
 
 References: MLP speculators, 2404.19124; LSTM speculators, Snowflake's ArcticTraining; ReDrafter,
 2403.09919 (its sum over K = 5 steps is ``decay=1``).
@@ -32,13 +32,10 @@ KINDS = ("mlp", "lstm", "redrafter")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextConfig:
-    """The first phase: over the corpus of ``data`` alone. ``steps=0`` leaves it out.
+    """The first phase, over the corpus of ``data`` alone."""
 
-    ``features``: as of the second phase, of that text.
-    """
-
-    steps: int = 1000
-    features: str = ""
+    steps: int = 1000  # steps of the phase; 0: there is no first phase
+    features: str = ""  # a folder of the recipe `features` for the corpus; "": the target runs
 
     def __post_init__(self):
         if self.steps < 0:
@@ -47,14 +44,12 @@ class TextConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrefixConfig:
-    """A speculator's prefix layer: a Llama layer. ``hidden_size=0``: none. ``head_dim``,
-    ``intermediate_size``: 0: the target's. ``window``: what it sees, in tokens, not less than a row
-    has, so that it was trained for all of it; 0: the whole text, however long."""
+    """The prefix layer of a speculator, a Llama layer."""
 
-    hidden_size: int = 0
-    head_dim: int = 0
-    intermediate_size: int = 0
-    window: int = 0
+    hidden_size: int = 0  # the width of the layer; 0: there is no prefix layer
+    head_dim: int = 0  # of the layer; 0: the target's
+    intermediate_size: int = 0  # of the layer; 0: the target's
+    window: int = 0  # tokens that the layer attends to, at least data.length; 0: the whole text
 
     def __post_init__(self):
         for name, value in dataclasses.asdict(self).items():
@@ -67,7 +62,7 @@ class PrefixConfig:
                 )
 
     def shape(self, target: DecoderConfig) -> DecoderConfig | None:
-        """Of the layer, before a speculator for a target; None: no layer."""
+        """The shape of the layer for a target; None: there is no layer."""
         if not self.hidden_size:
             return None
         sizes = self.intermediate_size, self.hidden_size, self.head_dim
@@ -80,17 +75,15 @@ class PrefixConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecurrentConfig(frozen.FrozenConfig):
-    """``kind``: ``mlp``, ``lstm`` or ``redrafter``. ``inner_size``: of the state of the first two.
-    ``tied``, ``scaled``: see ``SpeculatorConfig`` of the drafter; an ``lstm`` is always tied.
-    ``num_layers``: residual blocks of a ``redrafter``; ``beams``: how many it drafts with."""
+    """The shape of a speculator or a ReDrafter."""
 
-    kind: str = "mlp"
-    inner_size: int = 256
-    tied: bool = True
-    scaled: bool = True
-    num_layers: int = 2
-    beams: int = 4
-    decay: float = 1.0
+    kind: str = "mlp"  # mlp, lstm or redrafter
+    inner_size: int = 256  # the size of the state of an mlp or lstm
+    tied: bool = True  # one set of weights for all steps (always so for an lstm)
+    scaled: bool = True  # see specjax.drafters.speculator.SpeculatorConfig
+    num_layers: int = 2  # residual blocks of a redrafter
+    beams: int = 4  # beams with which a redrafter drafts
+    decay: float = 1.0  # the loss of step k is weighted by decay^k; 1: a plain sum
     prefix: PrefixConfig = PrefixConfig()
     text: TextConfig = TextConfig()
 
@@ -119,7 +112,7 @@ Config = RecurrentConfig
 
 
 def make_speculator(config: RecurrentConfig, setting: frozen.Setting) -> Heads:
-    """An MLP or LSTM speculator for the target of a setting, freshly initialised."""
+    """Makes an MLP or LSTM speculator with initial weights for the target of a setting."""
     lm, target = setting.lm, setting.lm.target
     shape = speculator.SpeculatorConfig(
         **setting.sizes,
@@ -150,12 +143,12 @@ def make_speculator(config: RecurrentConfig, setting: frozen.Setting) -> Heads:
 
 
 def alike(table, fresh):
-    """``table`` at the scale of what stands ``fresh`` in its place."""
+    """Returns ``table`` at the scale of the initial weights ``fresh`` that it replaces."""
     return table * (jnp.std(fresh) / jnp.std(table)).astype(fresh.dtype)
 
 
 def make_redrafter(config: RecurrentConfig, setting: frozen.Setting) -> Heads:
-    """A ReDrafter for the target of a setting, freshly initialised."""
+    """Makes a ReDrafter with initial weights for the target of a setting."""
     target = setting.lm.target
     shape = redrafter.ReDrafterConfig(
         **setting.sizes,
@@ -197,7 +190,7 @@ def run(config: RecurrentConfig, *, dry_run: bool = False) -> None:
     for phase in (*phases, config):
         setting = frozen.make_setting(phase)
         heads = MAKERS[phase.kind](phase, setting)
-        if phase is config and phases and not dry_run:  # from where the first one ended
+        if phase is config and phases and not dry_run:  # starts from the weights of the first phase
             ended = dataclasses.replace(phase, init=f"{phases[0].run.folder}/{head_export.MODEL}")
             start = frozen.starting_params(ended, setting.lm, heads)
             heads = dataclasses.replace(heads, params=start)

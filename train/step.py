@@ -121,7 +121,8 @@ def make_loss(task: TrainingTask, run: RunConfig = RunConfig()):
 def make_gradients(task: TrainingTask, run: RunConfig = RunConfig()):
     """Returns ``gradients(params, frozen, batch, key, index) -> ((loss, means), gradients)``.
 
-    ``means`` are means by name. ``key`` is that of the step, and ``index`` holds the numbers of the rows (see ``Keys``).
+    ``means`` are means by name, ``key`` is that of the step, and ``index`` holds the numbers of the
+    rows (see ``Keys``).
 
     With ``run.accumulate`` the batch is computed in that number of parts, one after the other, and
     their float32 gradients are summed. Every mean is taken over the whole batch: the counts are
@@ -172,7 +173,7 @@ def make_step(
     run: RunConfig = RunConfig(),
     layout: Layout = Layout(),
 ):
-    """Returns ``step(state, frozen, batch) -> (state, metrics)``, compiled; it donates ``state``."""
+    """Returns a compiled ``step(state, frozen, batch) -> (state, metrics)``; donates ``state``."""
     gradients_of = make_gradients(task, run)
 
     def step(state, frozen, batch):

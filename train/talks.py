@@ -1,6 +1,6 @@
-"""Conversations whose every answer a target writes anew, each behind its own earlier ones.
+"""Lets a target write all answers of conversations anew, each after its own earlier answers.
 
-``config`` is everywhere a ``RegenerateConfig``.
+In all functions ``config`` is a ``RegenerateConfig``.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from .conversations import CUT
 
 @dataclasses.dataclass
 class Talk:
-    """A conversation under way.
+    """A conversation that is being written.
 
     Attributes:
-      source: its name. ``temperature``, ``seed``: of its answers.
-      waiting: what is still to be said to the assistant.
-      said: all that was, up to an answer; ``answered``: the same, where there is one.
+      source: its name.
+      temperature, seed: the temperature and the seed of its answers.
+      waiting: the messages that the assistant has not yet got.
+      said: all messages so far.
+      answered: all messages up to the last answer.
     """
 
     source: str
@@ -33,14 +35,14 @@ class Talk:
     answered: list[dict] = dataclasses.field(default_factory=list)
 
     def ask(self) -> list[dict]:
-        """The conversation up to the next thing said to the assistant."""
+        """Returns the conversation up to the next message to the assistant."""
         while True:
             self.said.append(self.waiting.pop(0))
             if self.said[-1]["role"] == "user":
                 return self.said
 
     def take(self, text: str, cut: bool) -> None:
-        """Takes an answer, with which the conversation may end."""
+        """Adds an answer, after which the conversation may end."""
         if text.strip():
             self.said.append({"role": "assistant", "content": text} | ({CUT: True} if cut else {}))
             self.answered = list(self.said)
@@ -49,7 +51,7 @@ class Talk:
 
 
 def conversations_of(config, documents) -> list[Talk]:
-    """The conversations of this shard, without their answers."""
+    """Returns the conversations of this shard, without their answers."""
     chosen = documents[: config.num_rows]
     seeds = np.random.default_rng(config.data.seed).integers(2**32, size=len(chosen))
     warmth, talks = writing.temperatures(config, len(chosen)), []
@@ -61,7 +63,7 @@ def conversations_of(config, documents) -> list[Talk]:
 
 
 def turn_prompts(config, teacher, talks, turn: int) -> list[tuple[Talk, dict]]:
-    """The conversations that go on in a turn, each with its prompt for ``serve_offline``."""
+    """Returns the conversations that continue in a turn, with prompts for ``serve_offline``."""
     found, refused, full = [], [], 0
     for talk in talks:
         if not talk.waiting:
@@ -86,11 +88,11 @@ def turn_prompts(config, teacher, talks, turn: int) -> list[tuple[Talk, dict]]:
 
 
 def write_conversations(config, teacher, path: Path, documents) -> None:
-    """Writes the answers of conversations anew, a turn of all at a time; writes ``path`` (.jsonl).
+    """Writes the answers of conversations anew to ``path`` (.jsonl), one turn of all at a time.
 
-    A conversation ends where it has come to ``data.length`` tokens, where an answer was cut for
-    want of room (it is marked as that, see ``conversations``) and where one is empty. Without any
-    answer it is left out.
+    A conversation ends when it has ``data.length`` tokens, after an answer that was cut at its
+    budget (which is marked, see ``conversations``), and after an empty answer. A conversation
+    without any answer is left out.
     """
     talks, turn = conversations_of(config, documents), 0
     ends = sorted({*teacher.tokenizer.eos_ids, *teacher.config.eos_ids})

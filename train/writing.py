@@ -1,6 +1,6 @@
-"""A target goes on from prompts, in batches, with a drafter; what is finished is kept.
+"""Lets a target continue prompts, in batches and with a drafter, and keeps finished texts.
 
-``config`` is everywhere a ``RegenerateConfig``.
+In all functions ``config`` is a ``RegenerateConfig``.
 """
 
 from __future__ import annotations
@@ -13,25 +13,28 @@ from specjax.text.drafter_names import NO_DRAFTS
 
 from .config import ConfigError
 
-UNFINISHED = "{}.part-{}.jsonl"  # beside the output, what of it is done
-SILENCE = 10.0  # seconds between two lines about how far a run is
+UNFINISHED = "{}.part-{}.jsonl"  # the file of finished texts, beside the output
+SILENCE = 10.0  # seconds between two lines about the progress of a run
 
 
 def temperatures(config, count: int) -> list[float]:
-    """Of each row: the first ones are greedy."""
+    """Returns the temperature of each row; the first rows are greedy."""
     greedy = round(config.greedy_share * count)
     return [0.0] * greedy + [config.temperature] * (count - greedy)
 
 
 def write(teacher, prompts: Sequence[dict], config, ends, part: str) -> list:
-    """What the target goes on to say, a ``specjax.serving.Row`` a prompt, in their order.
+    """Returns the target's continuation of each prompt, a ``specjax.serving.Row``, in order.
 
-    Greedy prompts and drawn ones are programs of their own, so that nothing is drawn for the first.
+    Greedy and sampled prompts are decoded by programs of their own, so that the former draw
+    nothing.
 
     Args:
+      teacher: the target.
       prompts: as ``specjax.serve_offline`` takes them, each with its temperature.
-      ends: ids of the tokens that end a text.
-      part: begins the names of the files that keep what is finished.
+      config: the configuration of the recipe.
+      ends: the ids of the tokens that end a text.
+      part: the beginning of the names of the files that keep finished texts.
     """
     rows, said = {}, time.monotonic()
 
@@ -52,7 +55,7 @@ def write(teacher, prompts: Sequence[dict], config, ends, part: str) -> list:
 
 
 def serve(teacher, prompts, config, ends, drafter: str, **how) -> list:
-    """``specjax.serve_offline`` as a configuration wants it."""
+    """Calls ``specjax.serve_offline`` with the settings of a configuration."""
     num_draft = None if drafter in NO_DRAFTS else config.num_draft or None
     drafting = specjax.Drafting(num=num_draft)
     how |= dict(batch=config.data.batch, drafter=drafter, drafting=drafting, stop=ends)
@@ -61,5 +64,5 @@ def serve(teacher, prompts, config, ends, drafter: str, **how) -> list:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if not served.finished:
-        raise KeyboardInterrupt  # what is finished is kept
+        raise KeyboardInterrupt  # finished texts are kept
     return served.rows
