@@ -1,1 +1,1 @@
-"""Measures specjax, and what a user would pick instead: ``python -m benchmarks SUITE``."""
+"""Measures specjax and alternatives to it: ``python -m benchmarks SUITE``."""

@@ -20,7 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves memory to the peers
     if args.suite == "cpu":
         os.environ["JAX_PLATFORMS"] = "cpu"
-    from . import runner, suites  # brings JAX along, which reads the environment first
+    from . import runner, suites  # imports JAX, which reads the environment at its import
 
     options = {k: v for k, v in vars(args).items() if k in suites.OPTIONS and v is not None}
     name = f"{args.suite}-rehearsal" if args.rehearse else args.suite

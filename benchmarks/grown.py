@@ -1,15 +1,15 @@
-"""The embedded target and its light heads at 100M weights: the same texts, a larger model's cost.
+"""The embedded target and its light heads, grown to 100M weights with the same texts.
 
 A model of a few megabytes stays in a processor's cache, where a pass over several tokens takes
-longer than one over a single token. The models that people run do not fit there: a pass reads their
-weights from memory, however few tokens it is about. No trained model of such a size is at hand, so
-the trained ones are *grown*: wider, with more layers and attention heads, so that they compute what
-they did, but for rounding. What is added reads what was there and writes nothing that is read; the
-products are dense, so it is as much work as what does. Texts, drafts and tau are then those of the
-small models, and the time is that of a target of 100M weights with so small a vocabulary: of what a
-pass reads, 1.5 % is its LM head (Llama 7B: 2 %), where a model of that size on its own often has a
-quarter. Target and heads are float32, and heads grow as much as the target does: theirs are 1.7 %
-(Medusa), 4.9 % (the speculator) and 10 % (Hydra) of its weights.
+longer than one over a single token. Models of practical size do not fit there: a pass reads their
+weights from memory, even for few tokens. No trained model of such a size was at hand, so the
+embedded models are *grown*: they get more features, layers and attention heads that do not change
+what they compute, except for rounding. The added weights read existing features and write to
+features that are never read; products are dense, so they cost as much as the others. Texts, drafts
+and τ are therefore those of the small models, and the time is that of a target of 100M weights with
+a small vocabulary: its LM head is 1.5 % of its weights (Llama 7B: 2 %), where models of 100M
+weights often have a quarter. Target and heads are float32, and heads grow as much as the target:
+they are 1.7 % (Medusa), 4.9 % (the speculator) and 10 % (Hydra) of its weights.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .pairs import SHAPES
 
 SHAPE = dataclasses.replace(SHAPES["100m"], num_layers=16)
 _SIZES = ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads")
-_WRITES = re.compile(r"embedding|attention\.o\.|mlp\.down\.")  # into the residual stream
+_WRITES = re.compile(r"embedding|attention\.o\.|mlp\.down\.")  # they write the residual stream
 
 
 @functools.cache
@@ -44,10 +44,12 @@ def grown_embedded() -> LM:
 
 
 def grown_drafter(name: str) -> str | HeadLM | WithLookup:
-    """What ``drafter=name`` means for it: ``ngram``, light heads, or these behind a lookup.
+    """Returns the drafter ``name`` for the grown target: ``ngram``, or a light head.
+
+    A name such as ``ngram+medusa`` stands for a lookup, and a head where it finds nothing.
 
     Raises:
-      ValueError: a drafter that cannot be grown.
+      ValueError: the drafter cannot be grown.
     """
     if name == "ngram":
         return name
@@ -60,19 +62,19 @@ def grown_drafter(name: str) -> str | HeadLM | WithLookup:
 
 
 def grown_target(lm: LM, shape: DecoderConfig) -> LM:
-    """A model that says what the Llama-shaped ``lm`` says, of the sizes ``_SIZES`` of ``shape``.
+    """Returns a model with the sizes ``_SIZES`` of ``shape`` and the logits of ``lm``, a Llama.
 
-    The root mean square over more features, those added being zero, is smaller: the weights of the
-    norms make up for it.
+    The added features are zero, so the root mean square over all features is smaller; the weights
+    of the norms contain the factor that makes up for it.
 
     Raises:
-      ValueError: a size, or the queries of a key, are fewer than those of ``lm``.
+      ValueError: a size, or the number of queries of a key, is smaller than that of ``lm``.
     """
     old, wide = lm.config, {name: getattr(shape, name) for name in _SIZES}
     config = dataclasses.replace(
         old, **wide, norm_eps=old.norm_eps * old.hidden_size / shape.hidden_size
     )
-    # an old query head stays with its key head, whose group is as large or larger
+    # an old query head stays with its key head, whose group is at least as large
     group, larger = (c.num_heads // c.num_kv_heads for c in (old, config))
     if larger < group or any(wide[name] < getattr(old, name) for name in _SIZES):
         raise ValueError(f"shape={wide}: each must be at least {lm.name}'s, the groups' size too")
@@ -109,11 +111,13 @@ def grown_target(lm: LM, shape: DecoderConfig) -> LM:
 
 
 def grown_heads(heads: HeadLM, target: LM) -> HeadLM:
-    """Medusa's, Hydra's or a speculator's ``heads`` for what ``grown_target`` made of their target,
-    in float32. They grow as much as its hidden states; what is added is zero.
+    """Grows Medusa heads, Hydra heads or a speculator for a target from ``grown_target``.
+
+    They grow as much as the target's hidden states, with zeros; the weights are float32.
 
     Raises:
-      ValueError: its hidden states are not a multiple of theirs; Hydra++.
+      ValueError: the size of the target's hidden states is not a multiple of theirs, or the heads
+        have a prefix layer (Hydra++).
     """
     drafter, wide = heads.drafter, target.config.hidden_size
     small, recurrent = drafter.config.hidden_size, isinstance(drafter, Speculator)
@@ -138,7 +142,7 @@ def grown_heads(heads: HeadLM, target: LM) -> HeadLM:
             scale = times**-0.5
         value = np.zeros(new.shape, np.float32)
         where = [np.arange(size) for size in old.shape]
-        if isinstance(drafter, Hydra) and old.ndim == 2:  # it reads hidden states side by side
+        if isinstance(drafter, Hydra) and old.ndim == 2:  # Hydra concatenates hidden states
             states = np.arange(old.shape[1] // small)
             where[1] = (states[:, None] * wide + np.arange(small)).reshape(-1)
         elif name.startswith("fc"):  # a token's embedding, and a hidden state

@@ -1,4 +1,4 @@
-"""Plain against speculative decoding of the embedded models over held-out prompts: real text."""
+"""Plain and speculative decoding of the embedded models on held-out prompts."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from specjax.text.task import GenerationTask
 from .grown import grown_drafter, grown_embedded
 
 COUNTS = ("rounds", "emitted", "drafted", "accepted")
-RESAMPLES = 2000  # of the prompts, for an interval
+RESAMPLES = 2000  # bootstrap samples of the prompts for an interval
 
 
 def prompts(count: int) -> list[str]:
-    """The last ``count`` held-out prompts that ship with the package: settings were tuned on the
-    first."""
+    """Returns the last ``count`` of the shipped held-out prompts; settings were tuned on others."""
     file = pathlib.Path(specjax.__file__).parent / "data" / "heldout_prompts.jsonl"
     lines = file.read_text(encoding="utf-8").splitlines()
     if count > len(lines):
@@ -45,12 +44,24 @@ def measure_prompts(
     grown: bool = False,
     repetitions: int = 3,
 ) -> dict:
-    """Ratios over many prompts, ``batch`` at a time, with an interval over the batches.
+    """Measures ratios over many prompts, ``batch`` at a time, with an interval over the batches.
 
-    Each batch is decoded plainly and speculatively in turn; of its ``repetitions`` the fastest
-    counts. ``num_draft`` and ``tree``: see ``specjax.Drafting``. ``grown``: the models
-    of ``grown.py``, to 100M weights, in place of the embedded ones. Two ratios: of whole runs
-    (reading the prompts included), and of the rounds alone.
+    Each batch is decoded plainly and speculatively in turn, and the fastest of its ``repetitions``
+    counts.
+
+    Args:
+      bench: see ``rows.Bench``.
+      drafter: a name, as ``specjax.generate`` takes it.
+      temperature: 0 is greedy.
+      prompts: the number of prompts.
+      num_draft, tree: see ``specjax.Drafting``.
+      batch: the prompts that are decoded together.
+      new: the tokens that are emitted for each prompt.
+      grown: whether to measure the models of ``grown.py`` instead of the embedded ones.
+      repetitions: how often each batch is decoded.
+
+    Returns:
+      Figures, among them the ratio of whole runs (which read the prompts) and that of rounds.
     """
     lm, texts, named = specjax.load("embedded"), globals()["prompts"](prompts), drafter
     if grown:
@@ -101,7 +112,7 @@ def measure_prompts(
 
 
 def _run(work: GenerationTask) -> tuple[float, float, specjax.Decoded]:
-    """Seconds of reading the prompt, seconds of the rounds, and what came out."""
+    """Returns the seconds of reading the prompt, the seconds of the rounds, and the result."""
     begin = time.perf_counter()
     state = jax.block_until_ready(work.start())
     middle = time.perf_counter()
@@ -110,9 +121,12 @@ def _run(work: GenerationTask) -> tuple[float, float, specjax.Decoded]:
 
 
 def _ratio(spent: np.ndarray, emitted: np.ndarray, plain_emitted: np.ndarray) -> dict:
-    """Tokens a second, speculative over plain, with a bootstrap interval over the prompts.
+    """Returns the ratio of speculative to plain tokens a second, with a bootstrap interval.
 
-    ``spent``: seconds ``[prompts, 2]``, plain first; ``emitted``: tokens ``[prompts]``.
+    Args:
+      spent: seconds ``[prompts, 2]``, of plain and of speculative decoding.
+      emitted: tokens ``[prompts]`` of speculative decoding.
+      plain_emitted: tokens ``[prompts]`` of plain decoding.
     """
 
     def ratio(pick) -> float:

@@ -1,4 +1,4 @@
-"""Requests over token ids, as suites decode them."""
+"""The requests over token ids that suites decode."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specjax.text.task import GenerationTask
 
 from . import pairs
 
-SHORT = 32  # tokens really read where a long context is made up
+SHORT = 32  # tokens that are read where a longer context is made up
 
 
 def make_job(
@@ -34,13 +34,18 @@ def make_job(
     capacity: int | None = None,
     tree: str | None = None,
 ) -> GenerationTask:
-    """A request over token ids ``[B, T]``, ready to run.
+    """Makes a request that is ready to run.
 
     Args:
+      pair: the target and its draft model.
       drafter: ``plain``, ``draft``, ``ngram``, ``adaptive draft``, ``adaptive ngram``, ``synthetic
-        0.8`` (each token right with that probability). See ``informed`` for the last three.
-      tree: what ``draft`` drafts in place of a chain, in the words of ``topology.parse``.
-      capacity: of the buffers; None: as ``specjax.generate`` would choose it.
+        0.8`` (each token is right with that probability). See ``informed`` for the last three.
+      num_draft: the number of tokens that are drafted in a round.
+      tokens: int32 ``[B, T]``, the prompts.
+      new: the number of tokens that are emitted for each prompt.
+      temperature: 0 is greedy.
+      capacity: the slots of the buffers; None: as ``specjax.generate`` chooses them.
+      tree: the tree that ``draft`` drafts, as ``topology.parse`` takes it; None: a chain.
     """
     if capacity is None:
         limit = pair.target.config.context_length
@@ -72,7 +77,7 @@ def make_job(
 
 
 def _drafter(pair: pairs.Pair, name: str, num_draft: int, shape: tuple[int, int]):
-    """The drafter object and its weights; ``shape`` is that of the token buffer."""
+    """Returns the drafter and its weights; ``shape`` is that of the token buffer."""
     if name == "plain":
         return drafters.Plain(), None
     if name == "ngram":
@@ -95,12 +100,14 @@ def _drafter(pair: pairs.Pair, name: str, num_draft: int, shape: tuple[int, int]
 
 
 def informed(work: GenerationTask, plain_end: loop.State, begin) -> GenerationTask:
-    """The job with what its drafter must know beforehand, and that is measured or decoded first.
+    """Adds to a request what its drafter needs: costs of rounds, or the text to imitate.
 
     Args:
-      plain_end: where plain decoding of the same request ends: a synthetic drafter's truth.
-      begin: makes the state in which the rounds begin; an adaptive drafter's costs are those of
-        the rounds from there.
+      work: the request.
+      plain_end: the state after plain decoding of the same request, from which a synthetic drafter
+        takes its tokens.
+      begin: makes the state before the first round, from which the costs of rounds are measured
+        for an adaptive drafter.
     """
     given = work.params["drafter"]
     if isinstance(work.drafter, drafters.Synthetic):
@@ -111,11 +118,11 @@ def informed(work: GenerationTask, plain_end: loop.State, begin) -> GenerationTa
 
 
 def made_up(work: GenerationTask, pair: pairs.Pair, context: int, new: int) -> loop.State:
-    """The state of a job as if it had read ``context`` random tokens.
+    """Returns the state of a request as if it had read ``context`` random tokens.
 
-    Reading 32,000 tokens takes minutes on a CPU and is not what is measured. Entries are drawn
-    from a normal law as wide as the few really read, in a small buffer; the drafter's are those
-    of the target's first layers, whose copy it is.
+    To read 32,000 tokens takes minutes on a CPU and is not measured. Entries of the cache are drawn
+    from a normal distribution with the deviation of a few entries that were really read. The
+    drafter is a copy of the target's first layers, and has the entries of these.
     """
     small = dataclasses.replace(work, capacity=SMALLEST_BUFFER).start()
     state = jax.tree.map(_grown, small, jax.eval_shape(work.start))
@@ -143,19 +150,19 @@ def made_up(work: GenerationTask, pair: pairs.Pair, context: int, new: int) -> l
 
 
 def _with_cache(learned, early, context: int):
-    """A drafter's state in which a draft model, if there is one, has ``early`` for its cache."""
+    """Returns a drafter's state in which the cache of the draft model, if any, is ``early``."""
     if isinstance(learned, AdaptiveState):
         return dataclasses.replace(learned, inner=_with_cache(learned.inner, early, context))
     if not isinstance(learned, DraftModelState):
         return learned
-    # it has the entries of all but the last two tokens
+    # the draft model's cache has the entries of all but the last two tokens
     return dataclasses.replace(
         learned, cache=early, filled=jnp.full_like(learned.filled, context - 2)
     )
 
 
 def _grown(x: jax.Array, like) -> jax.Array:
-    """``x`` with zeros behind it, in the shape of ``like``."""
+    """Pads ``x`` with zeros at the end, to the shape of ``like``."""
     if x.shape == like.shape:
         return x
     return jnp.pad(x, [(0, n - m) for n, m in zip(like.shape, x.shape, strict=True)])

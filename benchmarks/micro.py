@@ -1,7 +1,7 @@
-"""The choices behind the fast path, each timed beside what it was preferred to.
+"""Times single operations against the alternatives that were not chosen.
 
-Products with a few activations in every operand order justify ``layers.product``; attention over
-a cache in several layouts, and by its own function, ``models.attention``.
+Products with a few activations in every operand order justify ``layers.product``. Attention over a
+cache in several layouts justifies ``models.attention``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from specjax.models.layers import product
 
 from .figures import spread
 
-TIMES = 4  # repetitions within one timed program
+TIMES = 4  # repetitions of the operation within one timed program
 
 
 def product_orders(
@@ -30,11 +30,11 @@ def product_orders(
     inputs: int = 2048,
     repetitions: int = 15,
 ) -> dict:
-    """Milliseconds of ``W x`` with M activations, in each operand order.
+    """Measures the milliseconds of ``W x`` with M activations, in each operand order.
 
     ``row-major``: activations ``[M, in]`` times ``W [in, out]``; ``transposed``: the same with
-    ``W [out, in]``; ``feature-major``: ``W [out, in] @ x [in, M]``; ``product``: what the models
-    use. All have the same weights, read from memory anew for each M.
+    ``W [out, in]``; ``feature-major``: ``W [out, in] @ x [in, M]``; ``product``: the function that
+    the models use. All have the same weights, which are read from memory anew for each M.
     """
     dtype = jnp.dtype(bench.dtype)
     weight = jax.random.normal(jax.random.key(0), (outputs, inputs)) / math.sqrt(inputs)
@@ -67,10 +67,10 @@ def attention_layouts(
     size: int = 64,
     repetitions: int = 9,
 ) -> dict:
-    """Milliseconds of one layer's attention of N nodes over S cached positions, by layout.
+    """Measures the milliseconds of one layer's attention of N nodes to S slots, by layout.
 
     ``BSKE`` and ``BKSE``: plain einsums over caches ``[B, S, K, E]`` and ``[B, K, S, E]``;
-    ``jax``: ``jax.nn.dot_product_attention``; ``attend``: what the models use.
+    ``jax``: ``jax.nn.dot_product_attention``; ``attend``: the function that the models use.
     """
     dtype, found = jnp.dtype(bench.dtype), {}
     groups = heads // kv_heads
@@ -85,7 +85,7 @@ def attention_layouts(
 
 
 def _layouts(q, k, v) -> dict[str, timing.Call]:
-    """Calls that attend with ``q [B, K, E, G, N]`` over ``k, v [B, K, S, E]``."""
+    """Returns calls that attend with ``q [B, K, E, G, N]`` to ``k, v [B, K, S, E]``."""
     batch, kv_heads, size, groups, nodes = q.shape
     slots = k.shape[2]
     by_slot = tuple(jax.block_until_ready(x.transpose(0, 2, 1, 3)) for x in (k, v))
@@ -119,13 +119,13 @@ def _layouts(q, k, v) -> dict[str, timing.Call]:
 
 
 def _repeated(compute, constant, x) -> timing.Call:
-    """``compute(constant, x)``, ``TIMES`` times in one program, each over a changed ``x``."""
+    """Runs ``compute(constant, x)`` ``TIMES`` times in one program, with a changed ``x``."""
 
     @jax.jit
     def run(constant, x):
         def step(_, x):
             y = compute(constant, x)
-            # depends on all of y, so that nothing of it is left out; changes x hardly
+            # depends on all of y, so that XLA leaves no part of it out, and hardly changes x
             return x + (jnp.sum(y) * 1e-30).astype(x.dtype)
 
         return jax.lax.fori_loop(0, TIMES, step, x)

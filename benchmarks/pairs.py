@@ -1,12 +1,12 @@
 """Pairs of real size without trained weights: a target, and its own first layers as the drafter.
 
-The target is Llama-shaped with random weights. The drafter is its first layers with its embedding,
-final norm and head, so it sees what the target sees, less what the later layers add. Scaling the
-later layers' output projections down makes the two agree as often as is asked for; the scale is
-found by bisection on the measured agreement. Nothing else about the target changes: it does all
-of its work, so its speed is that of a trained model of its shape. Such results are *synthetic*.
+The target has the shape of a Llama and random weights. The drafter consists of the target's first
+layers, embedding, final norm and LM head. The output projections of the target's later layers are
+scaled down until both models agree as often as requested; the scale is found by bisection on the
+measured agreement. The target still computes all of its layers, so its speed is that of a trained
+model of its shape. Such results are *synthetic*.
 
-A pair is kept as two ordinary checkpoints, so that a peer runs the very same weights.
+A pair is kept as two ordinary checkpoints, so that a peer runs the same weights.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from specjax.models import LM, CausalLM, Decoder, DecoderConfig, load, save_pret
 from specjax.models.causal_lm import graph_definition
 from specjax.models.lm import EMBEDDED
 
-VERSION = 1  # of the recipe below: another makes other checkpoints
+VERSION = 1  # the version of the recipe below; another version makes other checkpoints
 SHAPES = {
     "tiny": DecoderConfig(
         vocab_size=512,
@@ -78,12 +78,14 @@ class Pair:
     """A target and a drafter.
 
     Attributes:
-      name, target, draft: the two as ``specjax.load`` returns them, made ones without tokenizers.
-      asked: agreement that was asked for; this and the next three are None for trained models.
-      found: share of positions of the target's greedy text where the drafter's argmax is its own.
-      scale: of the later layers' output projections.
-      repeated: share of repeated 4-grams in that text.
-      folders: the two checkpoints; None while they exist on the device alone.
+      name: the name of the pair.
+      target, draft: both models as ``specjax.load`` returns them; made ones have no tokenizer.
+      asked: the requested agreement; this and the next three are None for trained models.
+      found: the share of positions of the target's greedy text at which the most likely tokens of
+        both models are the same.
+      scale: the scale of the later layers' output projections.
+      repeated: the share of repeated 4-grams in that text.
+      folders: the two checkpoints; None while they exist on the device only.
     """
 
     name: str
@@ -111,13 +113,13 @@ class Pair:
 
 
 def prompts(config: DecoderConfig, rows: int, length: int, seed: int = 0) -> np.ndarray:
-    """Random token ids, int32 ``[rows, length]``."""
+    """Returns random token ids, int32 ``[rows, length]``."""
     rng = np.random.default_rng([seed, length])
     return rng.integers(0, config.vocab_size, (rows, length), dtype=np.int32)
 
 
 def embedded(dtype: str = "float32") -> Pair:
-    """The trained pair that is part of the package."""
+    """Returns the trained pair that is part of the package."""
     target, draft = (load(name, dtype=dtype) for name in EMBEDDED)
     return Pair("embedded", target, draft, folders=tuple(EMBEDDED.values()))
 
@@ -130,15 +132,17 @@ def pair(
     seed: int = 0,
     cache: Path | None = None,
 ) -> Pair:
-    """Makes a pair, or reads it where it was made before.
+    """Makes a pair, or reads it if it was made before.
 
     Args:
       name: a key of ``SHAPES``.
-      agreement: in [0.05, 1].
-      cache: folder for checkpoints; None: nothing is written or read.
+      agreement: the requested agreement, in [0.05, 1].
+      dtype: of the weights.
+      seed: of the weights.
+      cache: the folder for checkpoints; None: nothing is written or read.
 
     Raises:
-      ValueError: no such shape, or an agreement out of range.
+      ValueError: the shape is unknown, or the agreement is out of range.
     """
     if name not in SHAPES:
         raise ValueError(f"pair={name!r} is unknown; known: {', '.join(SHAPES)}")
@@ -178,9 +182,10 @@ def _make(name: str, asked: float, dtype: str, seed: int) -> Pair:
 
 
 def bisect(at: Callable, asked: float) -> tuple:
-    """``(scale, *at(scale))`` for the scale whose agreement, ``at(scale)[2]``, is nearest.
+    """Returns ``(scale, *at(scale))`` for the scale whose agreement ``at(scale)[2]`` is nearest.
 
-    The agreement falls from 1 at scale 0, not quite steadily: another scale writes another text.
+    The agreement is 1 at scale 0 and falls with the scale, but not strictly, because the text on
+    which it is measured changes with the scale.
     """
     low, high = 0.0, 1.0
     best = None
@@ -197,11 +202,11 @@ def bisect(at: Callable, asked: float) -> tuple:
 
 
 def _random(config: DecoderConfig, dtype: str, seed: int) -> nnx.State:
-    """Weights whose greedy text neither repeats one token nor forgets its context.
+    """Returns weights whose greedy text neither repeats one token nor forgets its context.
 
-    The first layers write at full strength, or a tied embedding would echo its input; queries
-    and keys are sharp, or attention over random values would average to nothing and the text
-    would run into a short cycle.
+    The first layers write at full strength, because a tied embedding would otherwise repeat its
+    input. Queries and keys are sharp, because attention over random values would otherwise average
+    to nothing and the text would end in a short cycle.
     """
     model = Decoder(config, rngs=nnx.Rngs(seed), param_dtype=jnp.dtype(dtype))
     full = (2 * config.num_layers) ** 0.5  # undoes the decoder's own scale of residual outputs
@@ -219,7 +224,7 @@ _OUTPUT = r"blocks\.(\d+)\.(?:attention\.o|mlp\.down)\.weight"
 
 
 def _scaled(weights: nnx.State, scale: float) -> nnx.State:
-    """The same weights, with what the layers after ``EARLY`` add scaled; the rest is shared."""
+    """Returns the weights with scaled outputs of the layers after ``EARLY``; the rest is shared."""
 
     def factor(path):
         output = re.fullmatch(_OUTPUT, path)
@@ -238,7 +243,7 @@ def _times(weights: nnx.State, factor: Callable[[str], float]) -> nnx.State:
 
 
 def _lms(name: str, config: DecoderConfig, weights: nnx.State) -> tuple[LM, LM]:
-    """The target, and the drafter that shares its arrays."""
+    """Returns the target, and the drafter that shares its arrays."""
     short = dataclasses.replace(config, num_layers=EARLY)
     early = [
         (path, param)
@@ -253,7 +258,7 @@ def _lms(name: str, config: DecoderConfig, weights: nnx.State) -> tuple[LM, LM]:
 
 
 def _agreement(target: LM, draft: LM, tokens: jax.Array) -> tuple[float, jax.Array]:
-    """Share of the target's greedy tokens that the drafter would say too, and those tokens."""
+    """Returns the share of the target's greedy tokens that the drafter predicts, and the tokens."""
     lengths = jnp.full((len(tokens),), tokens.shape[1])
     out = specjax.decode(
         target.target,

@@ -1,9 +1,9 @@
-"""What a user would pick instead, on the same weights, prompts, dtype, threads and drafts.
+"""Other libraries on the same weights, prompts, dtype, threads and drafts.
 
-Hugging Face transformers: plain ``generate``, assisted generation, prompt lookup, and on a GPU
-its compiled ``generate``. All run in this process, in turn with our own, one whole request at a
-time, so that the threads of the one sleep while the other works: on two quiet cores a 100M pair
-took as long a token in turn with the peer as it did alone, within 3 %.
+The peer is Hugging Face transformers: plain ``generate``, assisted generation, prompt lookup, and
+on a GPU compiled ``generate``. The peer and specjax run in one process, in turn, one whole request
+at a time, so that the threads of one sleep while the other works. On two quiet cores the time of a
+token of a 100M pair was the same in turn with the peer as alone, within 3 %.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from . import heldout, pairs
 from .figures import interval, spread
 from .jobs import make_job
 
-NEEDED = {"torch": "torch", "transformers": "transformers"}  # module -> what pip installs
+NEEDED = {"torch": "torch", "transformers": "transformers"}  # module -> package of pip
 OURS = {"plain": "plain", "draft": "draft", "ngram": "ngram"}
 THEIRS = ("hf plain", "hf assisted", "hf lookup")
 PAIRED = {"plain": "hf plain", "draft": "hf assisted", "ngram": "hf lookup"}
@@ -63,10 +63,10 @@ class HuggingFace:
 
     @contextlib.contextmanager
     def counting(self):
-        """Gives a list that grows by one with every pass of the target.
+        """A context with a list that grows by one with every pass of the target.
 
-        Only where nothing is timed, and never around a compiled pass: the hook would be a part of
-        it, and change it every time.
+        Use it only where nothing is timed, and never with compiled passes, which would contain the
+        hook and be compiled anew.
         """
         passes = []
         handle = self.target.register_forward_pre_hook(lambda *_: passes.append(1))
@@ -82,7 +82,7 @@ class HuggingFace:
         return self._ready(model.to(self.device))
 
     def _from_arrays(self, lm):
-        """A model over the very arrays of ``lm``: nothing is copied."""
+        """Returns a PyTorch model that shares the arrays of ``lm`` without a copy."""
         from transformers import AutoConfig, AutoModelForCausalLM
 
         config = AutoConfig.for_model(**config_to_hf(lm.config))
@@ -98,7 +98,7 @@ class HuggingFace:
         }
         model.load_state_dict(weights, strict=False, assign=True)
         model.tie_weights()
-        with self.torch.device(self.device):  # its frequencies are a buffer of no checkpoint
+        with self.torch.device(self.device):  # rotary frequencies are in no checkpoint
             model.model.rotary_emb = type(model.model.rotary_emb)(config)
         return self._ready(model)
 
@@ -108,11 +108,13 @@ class HuggingFace:
         return model.eval()
 
     def generate(self, method: str, prompt: np.ndarray, new: int, num_draft: int) -> np.ndarray:
-        """One greedy request.
+        """Decodes one greedy request.
 
         Args:
-          method: of ``THEIRS``, or ``hf compiled``, or ``hf draft``: its drafter alone.
+          method: one of ``THEIRS``, ``hf compiled``, or ``hf draft`` (the drafter alone).
           prompt: int ``[T]``.
+          new: the number of tokens to emit.
+          num_draft: the number of tokens that are drafted in a round.
         """
         ids = self.torch.as_tensor(np.asarray(prompt)[None], dtype=self.torch.long).to(self.device)
         model, options = self.target, {}
@@ -151,10 +153,10 @@ def side_by_side(
     repetitions: int = 7,
     lookup: bool = True,
 ) -> dict:
-    """Ours and theirs, whole requests of batch 1, greedy, in turn.
+    """Measures specjax and the peer in turn, in whole greedy requests of batch 1.
 
-    Seconds a round are those between the first round and the last, with what the first request's
-    reading of the prompt takes taken off: for theirs that of target and assistant alike.
+    The time of a round is measured between the first and the last round. The time of reading the
+    prompt is subtracted, for the peer that of target and assistant.
     """
     check_installed()
     made = bench.pair(pair, agreement)
@@ -179,7 +181,7 @@ def side_by_side(
         return [theirs.generate(method, ids, new, num_draft) for ids in requests]
 
     def first(method):
-        """Up to the end of the first round: a baseline to take off."""
+        """Runs up to the end of the first round, whose time is subtracted."""
         if method in ours:
             return [w.burst(1, w.start()).length for w in ours[method]]
         models = ["hf plain", "hf draft"] if method == "hf assisted" else ["hf plain"]
@@ -210,7 +212,7 @@ def side_by_side(
             "tau": total / rounds[m],
             "rounds": rounds[m],
             "seconds_per_round": spread(later / max(1, rounds[m] - len(requests))),
-            # assisted generation can't be stopped after a round: its baseline is two requests
+            # assisted generation cannot be stopped after a round: its baseline is two requests
             "first_token": None
             if m == "hf assisted"
             else spread(seconds[f"{m} first"] / len(requests)),
@@ -240,13 +242,13 @@ def side_by_side(
 
 
 def _lengths(whole, method):
-    """Runs whole requests; returns what says that they are over."""
+    """Runs whole requests and returns a value that is known when they are finished."""
     out = whole(method)
     return [o.length if hasattr(o, "length") else o for o in out]
 
 
 def _same(ours: list[np.ndarray], others: list[np.ndarray]) -> float:
-    """Share of equal tokens up to the first that differs, in [0, 1]: 1 means the same text."""
+    """Returns the share of tokens before the first that differs; 1 means the same text."""
     equal = total = 0
     for a, b in zip(ours, others, strict=True):
         length = min(len(a), len(b))

@@ -39,9 +39,10 @@ def draw(folder: Path, outcomes: list[dict]) -> list[str]:
 
 
 def curves(rows: list, along: str) -> dict[str, list[tuple]]:
-    """Joins rows that differ in ``along`` alone: ``{their shared settings: [(x, ratio), ...]}``.
+    """Joins rows that differ only in the setting ``along``.
 
-    Rows with a single value of ``along`` make no curve.
+    Returns:
+      ``{shared settings: [(x, ratio), ...]}``. Rows with a single value of ``along`` are left out.
     """
     groups: dict[str, list[tuple]] = {}
     for row, figures in rows:

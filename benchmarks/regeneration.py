@@ -1,5 +1,7 @@
-"""The recipe ``regenerate`` with a drafter and without, in turn: the same rows by the embedded
-target, from prompts of the corpus."""
+"""Measures the recipe ``regenerate`` with and without a drafter, in turn, on the same rows.
+
+The embedded target continues prompts of the corpus.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def measure_regeneration(
     split: str = "train",
     repetitions: int = 6,
 ) -> dict:
-    """Both ways from the prompts to the last row, ``batch`` at a time, the compilers left out."""
+    """Times both ways from the prompts to the last row, without compilation."""
     config = regenerate.Config(
         split=split,
         num_rows=rows,

@@ -1,8 +1,8 @@
-"""What a row of a suite measures: ``KINDS[kind](bench, **settings) -> figures``.
+"""The kinds of rows of suites: ``KINDS[kind](bench, **settings) -> figures``.
 
 Figures are plain numbers, lists and dictionaries, ready for JSON. Seconds are medians unless a
-name says otherwise; ratios are of pairs of runs that were made in turn, above 1 where the second
-is faster, and stand with an interval of about 95 %.
+name says otherwise. Ratios come from pairs of runs in turn, are above 1 if the second run is
+faster, and have an interval of about 95 %.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from . import heldout, micro, pairs, peers, regeneration, serving, training
 from .figures import interval, spread
 from .jobs import SHORT, informed, made_up, make_job
 
-PART_ROUNDS = 8  # consecutive rounds over which a round's parts are timed
+PART_ROUNDS = 8  # consecutive rounds over which the parts of a round are timed
 PARTS = ("draft", "verify", "accept", "commit", "observe")
 
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """What rows share within one run of a suite.
+    """The state that the rows of one run of a suite share.
 
     Attributes:
-      cache: folder of the made pairs' checkpoints.
-      dtype: of weights and caches.
-      on_device: pairs are made on the device and never written.
+      cache: the folder of the checkpoints of made pairs.
+      dtype: the dtype of weights and caches.
+      on_device: whether pairs are made on the device and never written.
     """
 
     cache: Path
@@ -45,11 +45,11 @@ class Bench:
     on_device: bool = False
 
     def pair(self, name: str, agreement: float | None = None) -> pairs.Pair:
-        """A pair; the last one is kept, so give rows of one pair one after the other."""
+        """Returns a pair. The last pair is kept, so rows of one pair should follow each other."""
         return _pair(name, agreement, self.dtype, None if self.on_device else self.cache)
 
     def bandwidth(self) -> float:
-        """Bytes a second that the best product reads, now."""
+        """Measures the bytes per second that the fastest product reads."""
         return timing.bandwidth(dtype=self.dtype, repetitions=5).best
 
 
@@ -64,7 +64,7 @@ def _pair(name, agreement, dtype, cache):
 
 
 def bandwidth(bench: Bench) -> dict:
-    """Bytes a second that products with a few columns read."""
+    """Measures the bytes per second that products with a few columns read."""
     found = timing.bandwidth(dtype=bench.dtype)
     return {"best": found.best, "by_columns": found.by_columns, "weights": found.weights}
 
@@ -85,15 +85,27 @@ def decode(
     parts: bool = True,
     repetitions: int = 7,
 ) -> dict:
-    """Plain and speculative decoding of one batch, in turn.
+    """Measures plain and speculative decoding of one batch, in turn.
 
-    ``tree``: in the words of ``topology.parse``, in place of a chain of ``num_draft`` tokens.
-    ``read=False`` makes the context up instead of reading it, see ``made_up``. ``parts``: also
-    measures a round's parts, bandwidth, memory and compilation, which takes as long again.
+    Args:
+      bench: the state of the run.
+      pair: the name of the pair.
+      drafter: as ``jobs.make_job`` takes it.
+      num_draft: the number of tokens that are drafted in a round.
+      tree: a tree as ``topology.parse`` takes it, instead of a chain.
+      agreement: the agreement of a made pair.
+      batch: the number of rows.
+      context: the tokens of a prompt.
+      new: the tokens that are emitted for each row.
+      temperature: 0 is greedy.
+      read: whether the context is read; False: it is made up, see ``jobs.made_up``.
+      parts: whether the parts of a round, bandwidth, memory and compilation are measured too,
+        which doubles the time.
+      repetitions: the number of pairs of runs.
     """
     made = bench.pair(pair, agreement)
     tokens = pairs.prompts(made.target.config, batch, context if read else SHORT)
-    # room for the rounds whose parts are timed
+    # slots for the rounds whose parts are timed
     if tree is not None:
         num_draft = trees.parse(tree).depth
     limit = made.target.config.context_length
@@ -167,13 +179,13 @@ def _rounds(work: GenerationTask, state: loop.State):
 
 
 def _entries(work: GenerationTask, length: int) -> int:
-    """Bytes of the target's cache that a step at ``length`` reads."""
+    """Returns the bytes of the target's cache that a step at ``length`` reads."""
     cache = jax.eval_shape(work.start).cache
     return timing.tree_bytes(cache) * length // work.capacity
 
 
 def _anatomy(work: GenerationTask, begin, num_draft: int) -> dict:
-    """A round split into its parts, the loop's efficiency, memory, seconds to compile."""
+    """Measures the parts of a round, the loop's efficiency, memory, and seconds of compilation."""
     state = jax.block_until_ready(work.burst(2, begin()))
     room = work.capacity - int(jnp.max(state.length))
     rounds = min(PART_ROUNDS, room // (num_draft + 1))
@@ -198,10 +210,10 @@ def passes(
     capacity: int = 512,
     repetitions: int = 15,
 ) -> dict:
-    """T(N): the target's pass over N nodes, against T(1) and against the floor.
+    """Measures T(N), the time of the target's pass over N nodes, against T(1) and the floor.
 
-    The floor is the time in which the best product would read the weights, timed in turn with the
-    passes: the memory's rate drifts by a third within a minute on a shared machine.
+    The floor is the time in which the fastest product reads the weights. It is timed in turn with
+    the passes, because the memory's rate drifts by a third within a minute on a shared machine.
     """
     made = bench.pair(pair, agreement)
     common = dict(batch=batch, length=length, capacity=capacity)
@@ -236,7 +248,7 @@ def buffers(
     length: int = 255,
     repetitions: int = 15,
 ) -> dict:
-    """One pass at one length in buffers of several sizes: cost must follow the tokens in use."""
+    """Measures a pass in buffers of several sizes; its time should depend on used tokens only."""
     made = bench.pair(pair, agreement)
     calls = {
         str(c): timing.pass_call(made.target, nodes, length=length, capacity=c) for c in capacities
@@ -266,6 +278,6 @@ KINDS = {
 
 
 def run(row: dict, bench: Bench) -> dict:
-    """The figures of one row, ``{"kind": ..., **settings}``."""
+    """Returns the figures of one row, ``{"kind": ..., **settings}``."""
     settings = {k: v for k, v in row.items() if k != "kind"}
     return KINDS[row["kind"]](bench, **settings)

@@ -1,7 +1,7 @@
-"""Continuous rows against whole batches: the embedded pair, prompts and texts of ragged lengths.
+"""Continuous batching against whole batches, for the embedded pair and texts of various lengths.
 
-Both go through ``specjax.serve_offline`` with the same programs; whole batches wait until every
-row of the batch is free (``gather=batch``).
+Both run ``specjax.serve_offline`` with the same programs. Whole batches wait until every row of the
+batch is free (``gather=batch``).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def measure_serving(
     temperature: float = 0.0,
     repetitions: int = 7,
 ) -> dict:
-    """Both ways in turn, each from the call to the last text, reading of the prompts included.
+    """Times both ways in turn, each from the call to the last text, with reading of the prompts.
 
-    Of each held-out prompt the last tokens are read, at most a number drawn evenly from 1 to
-    ``longest``; it asks for as many as another such draw, and no text ends before.
+    Prompts are the last tokens of held-out prompts. Their number and the number of tokens to emit
+    are drawn uniformly from 1 to ``longest``, and no text ends before.
     """
     lm = specjax.load("embedded")
     lengths, budgets = np.random.default_rng(0).integers(1, longest + 1, (2, prompts))
@@ -52,7 +52,7 @@ def measure_serving(
 
     ways = {"continuous": None, "whole": batch}
     longest_last = sorted(asked, key=lambda one: len(one["prompt"]) + one["max_new_tokens"])
-    for gather in ways.values():  # compiles; the longest decides the buffers
+    for gather in ways.values():  # compiles; the longest request decides the size of buffers
         specjax.serve_offline(lm, longest_last[-2 * batch :], gather=gather, **common)
     calls = {name: functools.partial(serve, name, gather) for name, gather in ways.items()}
     seconds = timing.alternate(calls, repetitions=repetitions, warmup=0)

@@ -15,8 +15,10 @@ Row = dict
 
 
 def smoke(pair: str = "tiny", agreement: float = 0.8, repetitions: int = 6) -> list[Row]:
-    """Every kind of row once, in miniature: a test of the suites, not of the machine. The kind
-    "long context" is left out, since it needs a minute of training first."""
+    """Every kind of row once, in miniature: a test of the suites, not of the machine.
+
+    The kind "long context" is left out, since it needs a minute of training first.
+    """
     of = dict(pair=pair, agreement=agreement)
     common = dict(**of, new=24, repetitions=repetitions)
     return [
@@ -85,8 +87,10 @@ def heads(
     prompts: int = 64,
     repetitions: int = 7,
 ) -> list[Row]:
-    """The embedded EAGLE-3 head and MTP module beside other drafters on real text, with chains and
-    trees; and a tree of 64 nodes with the pair of 100M weights."""
+    """The embedded EAGLE-3 head and MTP module, and other drafters, on real text.
+
+    They draft chains and trees. A further row is a tree of 64 nodes with the pair of 100M weights.
+    """
     text = dict(kind="heldout", prompts=prompts)
     rows = []
     for temperature in (0.0, 1.0):
@@ -100,9 +104,12 @@ def heads(
 
 
 def light(prompts: int = 64, batches: Sequence[int] = (8,)) -> list[Row]:
-    """Light heads (Medusa, Hydra, a speculator: no attention in a drafting step) of the embedded
-    target on real text, alone and together with ``ngram``. Target and heads are measured twice:
-    grown to 100M weights, and as they are, where the target stays in the processor's cache."""
+    """Light heads of the embedded target on real text, alone and together with ``ngram``.
+
+    Light heads (Medusa, Hydra, a speculator) have no attention in a drafting step. Target and heads
+    are measured twice: grown to 100M weights, and as they are, where the target stays in the
+    processor's cache.
+    """
     rows = []
     for size in ({"grown": True, "repetitions": 2}, {}):
         for temperature in (0.0, 1.0):
@@ -128,10 +135,11 @@ def scaling(
     nodes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
     repetitions: int = 6,
 ) -> list[Row]:
-    """Batch 1 to 64, context 256 to 32k, N 1 to 64, of one pair.
+    """One pair with batches of 1 to 64, contexts of 256 to 32k tokens, and drafts of 1 to 64 nodes.
 
-    Along N the drafter is synthetic and costs nothing, which shows what the target's passes alone
-    allow. Contexts of batches and long contexts are made up, see ``jobs.made_up``.
+    Along the number of nodes the drafter is synthetic and costs nothing, so that the figures show
+    the limit that the target's passes set. Contexts of batches and long contexts are made up, see
+    ``jobs.made_up``.
     """
     common = dict(kind="decode", pair=pair, agreement=agreement, new=32)
     common |= dict(repetitions=repetitions, parts=False)
@@ -175,7 +183,7 @@ def serving(prompts: int = 256, batches: Sequence[int] = (8,), repetitions: int 
 
 
 def regeneration(batches: Sequence[int] = (4, 1, 2, 8), repetitions: int = 6) -> list[Row]:
-    """The recipe ``regenerate`` with drafters against plain decoding, to 64 rows of 192 tokens."""
+    """The recipe ``regenerate`` with drafters and with plain decoding, 64 rows of 192 tokens."""
     common = dict(kind="regeneration", num_draft=3, repetitions=repetitions)
     ways = [("ngram", b, 0.0) for b in batches]
     ways += [("draft", batches[0], 0.0), ("ngram", batches[0], 1.0)]
@@ -188,8 +196,7 @@ def regeneration(batches: Sequence[int] = (4, 1, 2, 8), repetitions: int = 6) ->
 def eagle(
     contexts: Sequence[int] = (32, 64, 128, 512, 2048, 8192), repetitions: int = 6
 ) -> list[Row]:
-    """EAGLE-3: the training step against its parts, its memory by row length; its head at 8,192
-    tokens of context."""
+    """EAGLE-3: the time and memory of a training step, and the head in contexts up to 8,192."""
     step = dict(kind="training", target="embedded", repetitions=repetitions)
     return [
         *({**step, "lengths": [256, 512, 1024, 2048], "steps": k} for k in (3, 6)),
@@ -204,7 +211,7 @@ def gpu(
     drafts: Sequence[int] = (3, 7),
     repetitions: int = 7,
 ) -> list[Row]:
-    """A GPU: 8B shapes in bfloat16, batch 1, beside Hugging Face transformers."""
+    """A GPU: 8B shapes in bfloat16, batch 1, compared with Hugging Face transformers."""
     of = dict(pair=pair, agreement=agreement)
     common = dict(kind="decode", **of, drafter="draft", new=128, repetitions=repetitions)
     return [

@@ -1,7 +1,7 @@
-"""EAGLE-3's training step, its parts and its memory; its head beyond the context it was taught.
+"""EAGLE-3's training step, its parts and memory; its head beyond the length of training rows.
 
-The step is the recipe's own (``train/eagle3.py``, ``train/loop.py``), on the embedded target or on
-a small one with random weights: time and memory do not depend on what the weights are.
+The step is that of the recipe (``train/eagle3.py``, ``train/loop.py``), for the embedded target or
+a small one with random weights, since time and memory do not depend on the values of weights.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ def _lm(config: DecoderConfig, params) -> LM:
 
 
 def _task(lm: LM, length: int, steps: int):
-    """EAGLE-3's task on a target without text, its heads, and the task of the same heads on hidden
-    states that are there already."""
+    """Returns EAGLE-3's task, its heads, and the task of the same heads on stored hidden states."""
     size = lm.target.vocab_size
     config = eagle3.Config(num_heads=steps, data=DataConfig(length=length))
     setting = frozen.Setting(lm, size, None, {}, np.arange(size, 0, -1.0), None)
@@ -67,19 +66,25 @@ def training(
     optimizer: str = "muon",
     repetitions: int = 7,
 ) -> dict:
-    """Bytes that the compiled step works in, for rows of several lengths; and its seconds at one.
+    """Measures the working memory of the compiled step for rows of several lengths, and its time.
 
     Args:
-      target: ``embedded``, or ``small``: random weights.
-      steps: of the unroll.
-      timed: at which of the lengths; None: at none.
+      bench: the state of the run.
+      target: ``embedded``, or ``small`` with random weights.
+      lengths: the lengths of rows, in tokens.
+      steps: the steps of the unroll.
+      batch: the rows of a step.
+      timed: the length at which the step is timed; None: it is not timed.
+      optimizer: the name of the optimizer.
+      repetitions: how often the step and its parts are timed.
 
     Returns:
-      ``bytes`` by length; of several, ``bytes_per_token`` (the slope of the line through them) and
-      ``off_the_line``, the greatest distance from it as a share. Timed in turn: ``step``, the whole
-      compiled step; ``target``, its forward pass for the hidden states; ``head``, the loss of the
-      head on those and its gradient (the target's own law is part of it); ``update``, the
-      optimiser. ``over_parts``: the step over target and head; ``over_all``: over all three.
+      ``bytes`` by length; for several lengths ``bytes_per_token``, the slope of the line through
+      them, and ``off_the_line``, the greatest distance from that line as a share. In seconds:
+      ``step``, the whole compiled step; ``target``, the forward pass for the hidden states;
+      ``head``, the loss of the head on these and its gradient (with the target's law); ``update``,
+      the optimizer. ``over_parts`` is the ratio of the step to target and head, ``over_all`` that
+      to all three.
     """
     lm = specjax.load(target) if target != "small" else _lm(SMALL, model.create(SMALL, 0)[1])
     rule, compiled, parts = make_optimizer(OptimizerConfig(name=optimizer), 1000), {}, {}
@@ -104,7 +109,7 @@ def training(
 
 
 def _timed(step, task, alone, read, rule, shape, repetitions: int) -> dict:
-    """Seconds of a compiled step and of its parts, each compiled alone."""
+    """Returns the seconds of a compiled step and of its parts, each compiled alone."""
     state = loop.make_state(task, rule, 0)
     size = task.frozen["target"]["embedding"].shape[0]
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, size, shape), jnp.int32)
@@ -136,7 +141,7 @@ def _timed(step, task, alone, read, rule, shape, repetitions: int) -> dict:
     }
 
 
-# --------------------------------------------------------------------------- beyond the taught
+# ---------------------------------------------------------------- contexts beyond training rows
 
 LAG, SYMBOLS = 5, 16
 TOY = DecoderConfig(
@@ -153,13 +158,15 @@ TOY = DecoderConfig(
 
 
 def follow(table: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """What the language says behind ``tokens [B, T]``, of the last and of that ``LAG - 1`` before
-    it: ``[B, T - LAG + 1]``."""
+    """Returns the next token of the toy language after each position, ``[B, T - LAG + 1]``.
+
+    It follows from the last token and from the token ``LAG - 1`` places before it.
+    """
     return table[tokens[:, LAG - 1 :], tokens[:, : tokens.shape[1] - LAG + 1]]
 
 
 def write(rng, table: np.ndarray, batch: int, length: int, noise: float = 0.05) -> np.ndarray:
-    """Text in it, int32 ``[batch, length]``; each symbol is any with probability ``noise``."""
+    """Returns text in the toy language, int32 ``[batch, length]``; ``noise`` replaces symbols."""
     tokens = rng.integers(0, SYMBOLS, (batch, length + LAG)).astype(np.int32)
     kept = rng.random(tokens.shape) >= noise
     for i in range(LAG, length + LAG):
@@ -169,7 +176,7 @@ def write(rng, table: np.ndarray, batch: int, length: int, noise: float = 0.05) 
 
 
 def _taught(task: loop.TrainingTask, steps: int, rows):
-    """Parameters after some steps on what ``rows()`` gives, and the last loss."""
+    """Trains for some steps on ``rows()``; returns the parameters and the last loss."""
     rule = make_optimizer(OptimizerConfig(warmup=min(20, steps), weight_decay=0.0), steps)
     step, state = loop.make_step(task, rule), loop.make_state(task, rule, 0)
     for _ in range(steps):
@@ -189,13 +196,13 @@ def long_context(
     batch: int = 4,
     new: int = 32,
 ) -> dict:
-    """Acceptance behind contexts of several lengths, of a head taught on rows of ``taught`` tokens:
-    as it is, and seeing no more than ``window`` tokens.
+    """Measures acceptance after contexts of several lengths, for a head trained on short rows.
 
-    Text and target are toys: each symbol follows from the last and from that four before it, and
-    the target sees 20 tokens, so that it is as good at any length. Decoding is greedy; all
-    contexts of a row end in the same tokens. ``follows``: of what the target says, the share that
-    the language says too.
+    The head is trained on rows of ``taught`` tokens, and measured as it is and with a window of
+    ``window`` tokens. Text and target are toys: each symbol follows from the last one and from the
+    one four places before it, and the target sees 20 tokens, so that it is as good at any length.
+    Decoding is greedy, and all contexts of a row end in the same tokens. The figure ``follows`` is
+    the share of the target's tokens that are those of the language.
     """
     rng = np.random.default_rng(0)
     table = rng.integers(0, SYMBOLS, (SYMBOLS, SYMBOLS)).astype(np.int32)

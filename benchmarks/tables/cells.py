@@ -1,4 +1,4 @@
-"""Cells of the tables: numbers, rates, ratios, shares, and what they are called."""
+"""The cells of tables: numbers, rates, ratios, shares, and names of drafters."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from . import cells
 
 
 def passes(rows) -> str:
-    """Seconds of the target's pass over N nodes, a table for each row."""
+    """The seconds of the target's pass over N nodes, in a table for each row."""
     parts = []
     for row, f in rows:
         parts.append(
@@ -46,10 +46,10 @@ def buffers(rows) -> str:
 
 
 def micro(head: str) -> Callable:
-    """The table of a kind of row that times one operation done in several ways.
+    """Returns the table of a kind of row that times several ways to compute one operation.
 
     Args:
-      head: title of the first column: what the operation's sizes are.
+      head: the title of the first column, which has the sizes of the operation.
     """
 
     def table(rows) -> str:
