@@ -16,20 +16,20 @@ from specjax.models.lm import EMBEDDED
 
 DRAFT = "a draft model in Hugging Face layout"
 TARGET = "a language model in Hugging Face layout"
-# Layouts that other servers read, and what each calls the method, as their documentation has it.
+# Layouts that other servers read, and the name of the method in each server's documentation.
 VLLM = {"medusa-vllm": "medusa", "eagle": "eagle", "eagle3": "eagle3", "dflash": "dflash"}
 VLLM |= {"eagle3-speculators": "eagle3", DRAFT: "draft_model"}
-ONE_EACH = ("medusa", "dflash")  # that draft no more tokens than `num_heads`; the others go on
+ONE_EACH = ("medusa", "dflash")  # these draft at most `num_heads` tokens; the others draft more
 ABOUT = ("recipe", "card.", "report.", "run.folder", "run.metrics")  # fields that change no weight
 WITHIN = "distill."  # the section of recipes that train by another one
-# What is read besides data.corpus, or in its place.
+# The fields that name text besides data.corpus, or in its place.
 OTHER_TEXT = ("features", "init", "data.samples", "on_policy", "text")
 SGLANG = {"eagle-sglang": "EAGLE", "eagle3": "EAGLE3", "dflash": "DFLASH", DRAFT: "STANDALONE"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CardConfig:
-    """What the model card says and the run cannot know."""
+    """The entries of the model card that the run cannot know."""
 
     name: str = ""  # of the exported model, "owner/name" where it is uploaded
     base_model: str = ""  # "owner/name" of the target, where it was loaded from a folder
@@ -40,13 +40,15 @@ class CardConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Export:
-    """What a card is about.
+    """The exported model that a card describes.
 
     Attributes:
-      folder: of the weights. ``layout``: a key of ``specjax.checkpoints.FORMATS``, ``DRAFT`` or
-        ``TARGET``. ``kind``: the drafter's name, or ``target``.
+      folder: the folder of the weights.
+      layout: a key of ``specjax.checkpoints.FORMATS``, ``DRAFT`` or ``TARGET``.
+      kind: the drafter's name, or ``target``.
       settings: ``config.resolved``, the recipe's name included.
-      target: name of the model it belongs to, and ``fingerprint`` of its weights; empty: none.
+      target: the name of the drafter's target; empty: the export is a target.
+      fingerprint: the fingerprint of that target's weights; empty: there is none.
     """
 
     folder: Path
@@ -58,7 +60,7 @@ class Export:
 
 
 def write(export: Export, config: CardConfig, facts: dict) -> Path:
-    """Writes the card; ``facts``: see ``measured.py``, empty where nothing was measured."""
+    """Writes the card; ``facts`` (see ``measured.py``) is empty if nothing was measured."""
     path = export.folder / "README.md"
     name = base_model(export.target, config)
     export = dataclasses.replace(export, target=name, settings=_shortened(export.settings))
@@ -91,7 +93,7 @@ def base_model(target: str, config: CardConfig) -> str:
 
 
 def _shortened(value):
-    """A setting, or several, in which an absolute path is its last part alone."""
+    """Returns a setting, or several, with absolute paths cut to their last part."""
     if isinstance(value, dict):
         return {name: _shortened(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
@@ -118,7 +120,7 @@ def _front(export: Export, config: CardConfig) -> str:
 
 
 def _setting(export: Export, name: str):
-    """A field of the recipe, or of the recipe ``distill`` within it; None where it has none."""
+    """Returns a field of the recipe or of the recipe ``distill`` within it; None: there is none."""
     return export.settings.get(name, export.settings.get(f"{WITHIN}{name}"))
 
 
@@ -137,11 +139,11 @@ def _about(export: Export, config: CardConfig) -> str:
 
 def _use(export: Export, config: CardConfig) -> str:
     name, target = config.name or "THIS_FOLDER", export.target
-    if target and "/" not in target and target not in EMBEDDED:  # a folder, which lies elsewhere
+    if target and "/" not in target and target not in EMBEDDED:  # the name of a local folder
         target = f"PATH_TO/{target}"
     if not target:
         return f'## Use\n\n```py\nimport specjax\n\nlm = specjax.load("{name}")\n```'
-    loaded = f'specjax.load("{name}", tokenizer=lm.tokenizer)'  # which it shares
+    loaded = f'specjax.load("{name}", tokenizer=lm.tokenizer)'  # target and drafter share it
     if export.layout != DRAFT:
         loaded = f'specjax.load_drafter("{name}", lm)'
     words = [
@@ -149,7 +151,7 @@ def _use(export: Export, config: CardConfig) -> str:
         f'```py\nimport specjax\n\nlm = specjax.load("{target}")\ndrafter = {loaded}\n'
         'print(specjax.generate(lm, "...", drafter=drafter).text)\n```',
     ]
-    known = target not in EMBEDDED  # what is part of this package no server can load by name
+    known = target not in EMBEDDED  # servers cannot load models of this package by name
     if known and (method := VLLM.get(export.layout)):
         heads = _setting(export, "num_heads") if method in ONE_EACH else None
         facts = {"method": method, "model": name, "num_speculative_tokens": min(3, heads or 3)}
@@ -172,7 +174,7 @@ def _use(export: Export, config: CardConfig) -> str:
 
 
 def _figures(facts: dict) -> str:
-    """Tau by domain and the predicted speed-up."""
+    """The table of τ by domain, and the predicted speed-up."""
     domains, plan = facts.get("domains") or {}, facts.get("plan")
     if not domains:
         return "## Measured\n\nNot measured."
@@ -200,7 +202,7 @@ def _verdict(plan: dict) -> str:
 
 
 def _corpus(name: str) -> str:
-    """What ``data.corpus`` is, in words."""
+    """Describes ``data.corpus`` in words."""
     if name == "stdlib":
         return "The source files of Python's standard library."
     if name == "packages":
@@ -250,7 +252,7 @@ def _made(export: Export) -> str:
 
 def _limits(export: Export) -> str:
     length = _setting(export, "data.length")
-    if length is None:  # it has learned from what it served
+    if length is None:  # the recipe `online`, which has no data.length
         length = _setting(export, "prompt_tokens") + _setting(export, "new_tokens")
     words = f"## Limits\n\nThe model was trained on rows of {length} tokens and on no longer text."
     if not export.target:

@@ -1,4 +1,4 @@
-"""The curves of a run, drawn with matplotlib: as a picture, or as SVG in the colours of a page."""
+"""Draws the curves of a run with matplotlib, as a picture or as SVG in the colours of a page."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import re
 from matplotlib import rc_context
 from matplotlib.figure import Figure  # not pyplot, whose state is the user's (notebooks)
 
-# Told apart by the colour-blind too; a page replaces each by a variable, see ``svg``.
+# Colours that colour-blind readers can tell apart; a page replaces each by a variable, see ``svg``.
 COLOURS = ("#2f6fde", "#c9580a", "#18855a", "#9a3fb0", "#84690a", "#bd2f4f", "#0c7f92", "#6b6b6b")
 INK, GRID = "#1c1d1f", "#d9dadd"
 SHARES, TAU = re.compile(r"acceptance|greedy_match"), re.compile(r"\w*tau")
-KEPT, HEAD = re.compile(r"decoded_kept_(\d+)"), re.compile(r"accuracy_(\d+)")  # of no domain
+KEPT, HEAD = re.compile(r"decoded_kept_(\d+)"), re.compile(r"accuracy_(\d+)")  # no domain's prefix
 WINDOW = 25  # steps whose mean is the curve of the training loss
 
 Points = list[tuple[float, float]]
@@ -24,9 +24,11 @@ class Panel:
     """One pair of axes over steps.
 
     Attributes:
-      label: of the ordinate. ``title``: what is seen, in words.
+      label: the label of the vertical axis.
+      title: a description of the curves.
       series: points by name, in the order of their colours.
-      ordered: series are steps of one scale (positions of a draft): shades of one colour.
+      ordered: whether the series are steps of one scale (positions of a draft), which are drawn in
+        shades of one colour.
     """
 
     label: str
@@ -77,7 +79,7 @@ def words(name: str) -> str:
 
 
 def smooth(points: Points) -> Points:
-    """Each value the mean of the last ``WINDOW``."""
+    """Replaces each value by the mean of the last ``WINDOW`` values."""
     values = [value for _, value in points]
     recent = [values[max(0, i + 1 - WINDOW) : i + 1] for i in range(len(values))]
     return [(x, sum(own) / len(own)) for (x, _), own in zip(points, recent, strict=True)]
@@ -101,7 +103,7 @@ def plot(axes, panel: Panel) -> None:
 
 
 def bars(axes, values: dict[str, tuple[float, float, float]], label: str) -> None:
-    """Horizontal bars of values with their intervals ``(value, low, high)``, from 1 on."""
+    """Draws horizontal bars with intervals ``(value, low, high)``, on an axis that begins at 1."""
     for row, (value, low, high) in enumerate(values.values()):
         axes.barh(row, value - 1, left=1, height=0.55, color=COLOURS[0])
         axes.plot([low, high], [row, row], color=INK, linewidth=1.2)
@@ -119,7 +121,7 @@ def _plain(axes, grid: str = "both") -> None:
 
 
 def picture(found: list[Panel], title: str, file) -> None:
-    """All panels, one below the other, as a PNG."""
+    """Writes all panels, one below the other, as a PNG."""
     figure = Figure(figsize=(8, 3.4 * max(1, len(found))), layout="constrained")
     figure.suptitle(title)
     for panel, axes in zip(found, figure.subplots(len(found), 1, squeeze=False)[:, 0], strict=True):
@@ -128,8 +130,10 @@ def picture(found: list[Panel], title: str, file) -> None:
 
 
 def svg(draw, name: str, size=(7.2, 3.2)) -> str:
-    """An SVG element of what ``draw(axes)`` draws; colours are variables of the page (``--c0``,
-    ``--ink``, ``--grid``), words are text in its letters. ``name``: unlike any other on the page.
+    """Returns the drawing of ``draw(axes)`` as an SVG element.
+
+    Colours are variables of the page (``--c0``, ``--ink``, ``--grid``), and words are text in the
+    page's font. ``name`` must be unique on the page.
     """
     settings = {"svg.fonttype": "none", "svg.hashsalt": name, "text.color": INK}
     settings |= dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "xtick.color"), INK)

@@ -1,10 +1,10 @@
-"""Checkpoints by Orbax: atomic, asynchronous, and enough to go on bit for bit.
+"""Atomic, asynchronous checkpoints by Orbax, from which a run is resumed bit for bit.
 
-A checkpoint holds the state (parameters, optimiser, key, step) and the position in the data. The
-resolved configuration lies beside them; a run goes on only under the configuration it began with.
-Where a run keeps the best by a measure, those parameters lie beside them too.
+A checkpoint holds the state (parameters, optimizer, key, step) and the position in the data. The
+resolved configuration is stored in the same folder; a run is resumed only with the configuration
+with which it began. If a run keeps the best parameters by a measure, these are stored there too.
 
-Of several processes each writes its part of every array; all see one disk.
+With several processes, each process writes its part of every array, and all see one disk.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
 class NotWritten(OSError):
-    """The disk took no more; what was saved before is whole."""
+    """The disk is full; earlier checkpoints are whole."""
 
 
 def record_config(folder: Path, flat: dict) -> None:
@@ -59,22 +59,22 @@ def record_config(folder: Path, flat: dict) -> None:
 
 
 def _steps(folder: Path) -> list[int]:
-    """The steps that lie in a folder; what is half written has other names."""
+    """Returns the steps of the checkpoints in a folder, without unfinished ones."""
     found = folder.iterdir() if folder.is_dir() else ()
     return sorted(int(path.name) for path in found if path.name.isdigit())
 
 
 def _no_room(error: Exception) -> str:
-    """What the system says where there is no room to write; empty for all other errors."""
+    """Returns the system's message if the disk is full; an empty string for all other errors."""
     number = getattr(error, "errno", None)
-    if isinstance(error, ValueError):  # of the library that Orbax writes arrays with
+    if isinstance(error, ValueError):  # raised by the library with which Orbax writes arrays
         found = re.search(r"os_error_code='(\d+)'", str(error))
         number = int(found[1]) if found else None
     return os.strerror(number) if number in NO_ROOM else ""
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a log record says something that ``NotWritten`` does not say."""
+    """Whether a log record contains something that the message of ``NotWritten`` does not."""
     error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
     return not (error and _no_room(error)) and not _no_room(ValueError(record.getMessage()))
 
@@ -89,7 +89,7 @@ def writing(folder: Path):
     Raises:
       NotWritten: the disk takes no more.
     """
-    log = logging.getLogger("absl")  # Orbax's
+    log = logging.getLogger("absl")  # the logger of Orbax
     log.addFilter(_is_news)
     try:
         yield
@@ -109,13 +109,13 @@ def writing(folder: Path):
 
 @contextlib.contextmanager
 def checkpoints(folder: Path, keep: int):
-    """A ``Checkpointer`` of the last ``keep`` steps; leaving it waits for pending saves."""
+    """A context with a ``Checkpointer`` of the last ``keep`` steps; its end waits for saves."""
     from orbax.checkpoint import v1 as ocp
 
     manager = ocp.training.Checkpointer(
         (folder / "checkpoints").absolute(),
         preservation_policy=ocp.training.preservation_policies.LatestN(keep),
-        cleanup_tmp_directories=True,  # what a killed run left half written
+        cleanup_tmp_directories=True,  # unfinished files of a killed run
     )
     try:
         yield manager
@@ -124,25 +124,25 @@ def checkpoints(folder: Path, keep: int):
 
 
 def save(manager, step: int, state, batches) -> None:
-    """Begins to save; returns once the values are copied, before they are on disk."""
+    """Begins to save, and returns when the values are copied, before they are on disk."""
     manager.save_checkpointables_async(step, {"state": state, "data": batches}, force=True)
 
 
 def check(manager) -> None:
-    """Raises what a save that has ended in the background met, if anything."""
+    """Raises the error of a save that failed in the background, if there is one."""
     if jax.process_count() == 1 and not manager.is_saving_in_progress():
-        manager.wait()  # several processes would wait for each other; they hear at the next save
+        manager.wait()  # several processes would wait for each other: they check at the next save
 
 
 def restore(manager, state, batches):
-    """The latest state (shaped like ``state``), ``batches`` put to its position; else ``state``.
+    """Restores the latest checkpoint, and sets ``batches`` to its position in the data.
 
     Returns:
-      ``(state, step)``, step 0 where nothing was saved.
+      ``(state, step)``; the given ``state`` and step 0 if nothing was saved.
 
     Raises:
-      ConfigError: it was saved by another number of processes, each of which has its own place in
-        the data.
+      ConfigError: the checkpoint was saved by another number of processes, each of which has its
+        own position in the data.
     """
     if manager.latest is None:
         return state, 0
@@ -160,7 +160,7 @@ def restore(manager, state, batches):
 
 
 def check_measure(measure: str, measured: Iterable[str]) -> None:
-    """Raises ConfigError where there is no such measure."""
+    """Raises ConfigError if ``measure`` is not one of those that were ``measured``."""
     known = list(measured)
     if measure not in known:
         raise ConfigError(
@@ -170,14 +170,15 @@ def check_measure(measure: str, measured: Iterable[str]) -> None:
 
 
 class Best:
-    """The parameters at the best value of a measure, in ``folder/best/STEP``: at the greatest, of a
-    loss at the least.
+    """Keeps the parameters with the best value of a measure in ``folder/best/STEP``.
+
+    The best value is the greatest, or the least of a loss.
 
     Args:
-      measure: its name; empty: nothing is kept.
-      rows: of the log, up to the step that the run goes on from; what a killed run measured beyond,
-        it will measure again. One whose weights were not kept, since another measure was asked
-        for at the time, does not count, and is named.
+      measure: the name of the measure; empty: nothing is kept.
+      rows: the rows of the log up to the step at which the run is resumed; what a killed run
+        measured after it will be measured again. A row whose weights were not kept, because the run
+        had another ``run.best`` then, does not count and is printed.
     """
 
     def __init__(self, folder: Path, measure: str, rows: list[dict]):
@@ -200,10 +201,10 @@ class Best:
         return value is not None and self._sign * (value - self.value) > 0
 
     def offer(self, step: int, measured: dict, params) -> None:
-        """Keeps ``params`` where ``measured`` is better than all before.
+        """Keeps ``params`` if their measure is better than all before.
 
         Raises:
-          ConfigError: there is no such measure.
+          ConfigError: ``measured`` does not hold the measure.
         """
         from orbax.checkpoint import v1 as ocp
 
@@ -215,8 +216,11 @@ class Best:
             self._clear()
 
     def _clear(self) -> None:
-        """Removes what is surpassed, but that which a killed run, going on from its last
-        checkpoint, would still take for the best."""
+        """Removes parameters that are no longer the best.
+
+        Those are kept that would be the best if the run were killed and resumed from its last
+        checkpoint.
+        """
         known, saved = _steps(self._folder), _steps(self._folder.parent / "checkpoints")
         needed = max((step for step in known if saved and step <= saved[-1]), default=0)
         for step in known:
@@ -224,7 +228,7 @@ class Best:
                 shutil.rmtree(self._folder / str(step))
 
     def load(self, params):
-        """The parameters kept, shaped like ``params``; ``params`` where none are."""
+        """Returns the kept parameters, or ``params`` if there are none."""
         from orbax.checkpoint import v1 as ocp
 
         if not self.step:

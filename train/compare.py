@@ -1,7 +1,7 @@
-"""Recipe ``compare``: held-out tau of several heads on the same trees, by decoding.
+"""Recipe ``compare``: the held-out τ of several heads on the same trees, measured by decoding.
 
-Nothing is timed, so a busy machine gives the same table. Prompts are the last ones that ship with
-the package, cut from files on which nothing was trained.
+Nothing is timed, so a busy machine gives the same table. The prompts are the last ones that ship
+with the package, from files on which nothing was trained.
 """
 
 from __future__ import annotations

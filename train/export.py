@@ -23,8 +23,8 @@ FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenize
 def export(config: DecoderConfig, params, folder: Path, tokenizer, *, with_tokenizer=True) -> None:
     """Writes ``config.json``, ``model.safetensors`` and, unless it is shared, the tokenizer.
 
-    ``fingerprint.json`` records the SHA-256 of the files, and of what the tokenizer does, so that a
-    drafter without a tokenizer of its own can be matched to its target.
+    ``fingerprint.json`` holds the SHA-256 of the files, and that of the tokenizer's behaviour, by
+    which a drafter without a tokenizer of its own is matched to its target.
     """
     from specjax.models.hf import save_pretrained
 
@@ -39,7 +39,7 @@ def export(config: DecoderConfig, params, folder: Path, tokenizer, *, with_token
 
 
 def write_fingerprints(folder: Path, tokenizer) -> None:
-    """``{"tokenizer": sha, "files": {name: sha}}`` of the files that decide what is generated."""
+    """Writes ``{"tokenizer": sha, "files": {name: sha}}`` for the files that affect generation."""
     files = [folder / name for name in FILES if (folder / name).is_file()]
     record = {
         "tokenizer": tokenizers.fingerprint(tokenizer),

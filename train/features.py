@@ -1,18 +1,18 @@
 """Recipe ``features``: hidden states of the target over rows of text, computed once.
 
-A head on a frozen target is far smaller than the target, so most of a step would go into the
-target's forward pass. Stored, the pass is paid for once however many heads and epochs follow; its
-logits need not be stored, since they are one product away (the target's own head).
+A head on a frozen target is far smaller than the target, so most of a training step would be the
+target's forward pass. With stored hidden states the pass is computed once for any number of heads
+and epochs. Logits need not be stored, since the target's LM head computes them by one product.
 
     FOLDER/tokens.npy     int32    [n, length + 1]
     FOLDER/weight.npy     float32  [n, length], whether the prediction of token t + 1 counts
     FOLDER/hidden.I.npy   bfloat16 [n, length, F], its bits as uint16; of ``tokens[:, :-1]``
     FOLDER/laws.*.npy     with ``top_k``: ids int32 and logits float32 [n, length, K] of the K most
                           likely tokens, rest float32 [n, length] (see ``losses.TopLaws``)
-    FOLDER/features.json  for which target, tokenizer and layers I they are
+    FOLDER/features.json  the target, the tokenizer and the layers I
 
 Layers are counted as ``hidden_states[I]`` of Hugging Face; the last one is normed. A recipe reads
-those that it needs.
+the layers that it needs.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from .teacher import load_teacher
 
 TOKENS, WEIGHT = "tokens.npy", "weight.npy"
 HIDDEN, LAWS, RECORD = "hidden.{}.npy", "laws.{}.npy", "features.json"
-PARTS = ("ids", "logits", "rest")  # of a law
-VERSION = 3  # of the layout of a folder
+PARTS = ("ids", "logits", "rest")  # the parts of a law
+VERSION = 3  # the version of the layout of a folder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,9 +76,12 @@ Config = FeaturesConfig
 
 
 def hidden_states(graphdef, params, tokens, segments, layers):
-    """Hidden states ``[B, T, F]`` of each of ``layers`` over int32 ``tokens [B, T]``, attention
-    within segments. Long rows attend a block of queries at a time, so that memory grows with their
-    length; a target with windows, capped scores or latents takes its square."""
+    """Returns the hidden states ``[B, T, F]`` of each layer over int32 ``tokens [B, T]``.
+
+    Attention stays within segments. In long rows a block of queries attends at a time, so that
+    memory grows linearly with the length of a row; for a target with windows, capped scores or
+    latents it grows with the square.
+    """
     model, nodes = nnx.merge(graphdef, params), tokens.shape[1]
     positions = jnp.broadcast_to(jnp.arange(nodes, dtype=jnp.int32), tokens.shape)
     c = model.config
@@ -96,7 +99,7 @@ def hidden_states(graphdef, params, tokens, segments, layers):
 
 
 def check_layers(layers, count: int, name: str = "layers") -> None:
-    """Raises ConfigError for layers that a target of ``count`` does not have."""
+    """Raises ConfigError for layers that a target with ``count`` layers does not have."""
     if any(not 0 <= layer <= count for layer in layers) or len({*layers}) < len(layers):
         raise ConfigError(
             f"{name}={list(layers)}; accepted: different ones, 0 (the embeddings) to {count} (the "
@@ -106,8 +109,10 @@ def check_layers(layers, count: int, name: str = "layers") -> None:
 
 @dataclasses.dataclass(frozen=True)
 class StoredRows:
-    """Rows of text with their features by layer, one array a shard, as a source for Grain; these
-    stay on disk."""
+    """Rows of text with their features by layer, as a source for Grain.
+
+    The features are one array for each shard, and stay on disk.
+    """
 
     tokens: np.ndarray
     weight: np.ndarray
@@ -130,17 +135,22 @@ class StoredRows:
 
 
 def read(folder: str, of: dict, length: int, layers, top_k: int = 0) -> StoredRows:
-    """The rows of a finished folder, with the hidden states of ``layers``; without any where one
-    of them is not stored, so that the target runs over the same rows in each step.
+    """Reads the rows of a finished folder, with the hidden states of ``layers``.
 
-    With ``top_k`` the laws come instead of the states, where they are stored with as many tokens.
+    If one of the layers is not stored, the rows have no hidden states, and the target runs over
+    them in each step. With ``top_k`` the rows have laws instead, if laws of as many tokens are
+    stored.
 
     Args:
-      of: what the folder has to be of, see ``record_of``.
+      folder: the folder, or its name without the numbers of shards.
+      of: the record that the folder must have, see ``record_of``.
+      length: the tokens of a row.
+      layers: the layers to read.
+      top_k: the number of tokens of a law; 0: no laws.
 
     Raises:
-      ConfigError: there are none, they are of another target, tokenizer or version, or are rows of
-        another length.
+      ConfigError: the folder is missing, was written for another target, tokenizer or version, or
+        holds rows of another length.
     """
     try:
         paths = samples.shards_of(Path(folder), "features", RECORD)
@@ -179,13 +189,15 @@ def read(folder: str, of: dict, length: int, layers, top_k: int = 0) -> StoredRo
 
 
 def record_of(teacher, vocabulary) -> dict:
-    """What stored features must be of: the target's weights, the tokenizer, the layout."""
+    """Returns the record of stored features: fingerprints of target and tokenizer, and version."""
     return {"version": VERSION, **samples.fingerprints(teacher, vocabulary)}
 
 
 def batches(rows: StoredRows, config: DataConfig, *, shard: tuple[int, int] = (0, 1)):
-    """An endless Grain iterator over batches of ``rows``, in a new order each epoch; ``shard``: as
-    ``data.training_batches`` takes it."""
+    """Returns an endless Grain iterator over batches of ``rows``, in a new order each epoch.
+
+    ``shard`` is that of ``data.training_batches``.
+    """
     import grain
 
     dataset = grain.MapDataset.source(rows).seed(config.seed).shuffle().repeat(data.EPOCHS)
@@ -193,7 +205,7 @@ def batches(rows: StoredRows, config: DataConfig, *, shard: tuple[int, int] = (0
 
 
 def run(config: FeaturesConfig, *, dry_run: bool = False) -> None:
-    """Writes the folder ``output``; one that is finished already is left alone."""
+    """Writes the folder ``output``, unless it is finished already."""
     shard = config.shard, config.shards
     folder = samples.shard_of(Path(config.output), *shard)
     if (folder / RECORD).is_file():
@@ -224,7 +236,7 @@ def run(config: FeaturesConfig, *, dry_run: bool = False) -> None:
         return states, top_laws(params, found[last]) if top_k else ()
 
     def top_laws(params, states):
-        """The parts of the laws, a chunk of positions at a time."""
+        """Computes the parts of the laws, for one chunk of positions at a time."""
 
         def terms(table, states, *_):
             logits = chunks.logits_of(table, states, teacher.config.logit_softcap)

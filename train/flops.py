@@ -1,11 +1,11 @@
-"""What a training step has to compute, what the device could, and which share of that it reaches.
+"""The operations of a training step, the peak rate of the device, and the utilisation.
 
 *Model-FLOP utilisation* is the time that the matrix products of a step would take at the device's
-best rate, over the time that the step takes. The products are counted in the traced step, forward
-and backward (two operations a multiply-add; attention included, elementwise work and the optimiser
-not; under rematerialisation what is computed twice counts twice). The best rate is measured in the
-same run by a square product of the same type of numbers, on whatever device it is: no table of
-data sheets is needed, and a machine that is shared is compared with itself.
+peak rate, divided by the time of the step. Products are counted in the traced step, forward and
+backward, with two operations for each multiply-add. Attention is included; elementwise work and the
+optimizer are not. With rematerialisation, products that are computed twice count twice. The peak
+rate is measured in the same run by a square product of the same dtype, so that no data sheet is
+needed and a shared machine is compared with itself.
 
 Reference: PaLM, 2204.02311, appendix B, which divides by the data sheet's rate.
 """
@@ -26,16 +26,16 @@ from specjax import kernels
 
 from .step import make_keys, size_of
 
-LARGEST = 8192  # rows of the square product; fewer where one takes long enough
+LARGEST = 8192  # rows of the square product at most; fewer if a product takes LONG_ENOUGH
 LONG_ENOUGH = 0.02  # seconds
 REPETITIONS = 5
 
 
 def products(fun, *arguments) -> Counter:
-    """Floating-point operations of the matrix products in ``fun(*arguments)``, by type of number.
+    """Counts the floating-point operations of matrix products in ``fun(*arguments)``, by dtype.
 
-    Nothing is run or compiled; arguments may be ``jax.ShapeDtypeStruct``. A loop counts as often as
-    it goes around where that is known (``scan``), else once; of branches the dearest counts.
+    Nothing is run or compiled; arguments may be ``jax.ShapeDtypeStruct``. The body of a ``scan``
+    counts as often as it runs, that of another loop once, and of branches the most expensive one.
     """
     return _count(jax.make_jaxpr(fun)(*arguments).jaxpr)
 
@@ -57,7 +57,7 @@ def _count(jaxpr) -> Counter:
 
 
 def _product(eqn) -> int:
-    """2 * every entry of the result * what is summed over for it."""
+    """Returns 2 * (entries of the result) * (products that are summed for an entry)."""
     left, result = eqn.invars[0].aval, eqn.outvars[0].aval
     numbers = eqn.params.get("ragged_dot_dimension_numbers")
     numbers = numbers.dot_dimension_numbers if numbers else eqn.params.get("dimension_numbers")
@@ -66,7 +66,7 @@ def _product(eqn) -> int:
 
 
 def of_step(loss, params, frozen, batch) -> Counter:
-    """``products`` of a loss and its gradient, see ``loop.make_loss``."""
+    """Counts the ``products`` of a loss and its gradient, see ``step.make_loss``."""
     rows = size_of(batch)[0]
     keys = jax.eval_shape(lambda: make_keys(jax.random.key(0), jnp.arange(rows)))
     return products(jax.value_and_grad(loss, has_aux=True), params, frozen, batch, keys)
@@ -74,7 +74,7 @@ def of_step(loss, params, frozen, batch) -> Counter:
 
 @functools.cache
 def peak(dtype: str) -> float:
-    """Operations a second of the best of a few square products of this type on the first device."""
+    """Measures the operations per second of square products of a dtype on the first device."""
     device, size, best = jax.local_devices()[0], 512, 0.0
     multiply = jax.jit(jnp.matmul)
     while True:
@@ -92,7 +92,7 @@ def peak(dtype: str) -> float:
 
 
 def ideal_seconds(counted: Counter, num_devices: int = 1) -> float:
-    """How long the products would take at the best rate of ``num_devices`` devices.
+    """Returns the seconds that products take at the peak rate of ``num_devices`` devices.
 
     Virtual devices of a CPU share its cores, and count as one.
     """

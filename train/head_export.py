@@ -1,4 +1,4 @@
-"""Heads leave a run: in a published layout, with the fingerprint of their target and a report."""
+"""Exports trained heads in a published layout, with the fingerprint of their target."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from specjax.types import Drafter
 from . import card, report, scale
 from .config import ConfigError, resolved
 
-MODEL = "model"  # the folder, within the run's, that heads are exported to
+MODEL = "model"  # the folder within run.folder to which heads are exported
 
 
 def layout_of(lm, drafter: Drafter, params) -> str:
-    """The first layout that can hold such heads, their authors' if it can.
+    """Returns the first layout that can hold the heads, which is their authors' if possible.
 
-    Medusa's heads of several blocks go in vLLM's: their authors' has one block, gone through again.
+    Medusa heads with several blocks need vLLM's layout; the authors' layout has one block.
 
     Raises:
-      ConfigError: there is none.
+      ConfigError: no layout can hold the heads.
     """
     if isinstance(drafter, Medusa) and drafter.config.num_layers > 1:
         return "medusa-vllm"
@@ -41,13 +41,13 @@ def layout_of(lm, drafter: Drafter, params) -> str:
 def export_heads(folder: Path, lm, drafter: Drafter, params) -> None:
     """Writes the heads' published layout in bfloat16, with the fingerprint of their target."""
     layout, where = layout_of(lm, drafter, params), folder / MODEL
-    how = dict(format=layout, target=lm, dtype="bfloat16", overwrite=True)  # what it wrote itself
+    how = dict(format=layout, target=lm, dtype="bfloat16", overwrite=True)  # of an earlier export
     specjax.save_drafter(drafter, params, where, **how)
     print(f"exported to {where}, in the layout {layout!r}")
 
 
 def finish(config, lm, drafter: Drafter, params, prompts: dict) -> None:
-    """What follows the export of heads, see ``report.finish``; ``config``: a ``FrozenConfig``."""
+    """Measures exported heads and writes their report, see ``report.finish``."""
     where, layout = Path(config.run.folder) / MODEL, layout_of(lm, drafter, params)
     whose = lm.name, lm.checkpoint
     made = card.Export(where, layout, drafter.name, resolved(config), *whose)

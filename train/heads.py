@@ -1,9 +1,9 @@
-"""Recipe ``heads``: Medusa-1's or Blockwise's heads on a frozen target, cross-entropy a head.
+"""Recipe ``heads``: Medusa-1 or Blockwise heads on a frozen target, by cross-entropy of each head.
 
     loss = sum_k decay ** k * mean(-log q_k(token k + 1 places ahead)),   k = 1 ... K
 
-``decay=0.8`` is the paper of Medusa's, 1.0 the plain sum of its released trainer. ``sample_head``
-is Blockwise's paper's: each step descends the loss of one head, drawn anew.
+The paper on Medusa has ``decay=0.8``, its released trainer the plain sum, ``decay=1``. The paper on
+Blockwise has ``sample_head``: each step descends the loss of one head that is drawn at random.
 
 References: Medusa, 2401.10774; Blockwise parallel decoding, 1811.03115.
 """
@@ -46,7 +46,7 @@ Config = HeadsConfig
 
 
 def make_medusa(config: HeadsConfig, setting: frozen.Setting) -> Heads:
-    """Medusa's heads for the target of a setting, freshly initialised."""
+    """Makes Medusa heads with initial weights for the target of a setting."""
     target = setting.lm.target
     shape = medusa.MedusaConfig(
         **setting.sizes,
@@ -72,7 +72,7 @@ def make_medusa(config: HeadsConfig, setting: frozen.Setting) -> Heads:
 
 
 def make_blockwise(config: HeadsConfig, setting: frozen.Setting) -> Heads:
-    """Blockwise's heads for the target of a setting, freshly initialised."""
+    """Makes Blockwise heads with initial weights for the target of a setting."""
     target = setting.lm.target
     shape = blockwise.BlockwiseConfig(
         **setting.sizes,
@@ -93,7 +93,7 @@ MAKERS = {"medusa": make_medusa, "blockwise": make_blockwise}
 
 
 def make_sampled_loss(heads: Heads, target, read, config: HeadsConfig):
-    """Blockwise's loss: that of one head a step, drawn, times how many there are."""
+    """Returns Blockwise's loss: that of one random head a step, times the number of heads."""
 
     def loss(params, given, batch, keys):
         rows = read(given["target"], batch)

@@ -1,8 +1,8 @@
-"""What a finished drafter is worth, measured once on what was exported: ``measured.json``.
+"""Measures an exported drafter once, and stores the figures in ``measured.json``.
 
-Tau and acceptance by position on each domain of held-out prompts, with intervals over the prompts;
-the speed-up that the planner predicts on this machine; texts with their accepted tokens. The report
-and the model card read this file, so that both say the same, later too.
+The figures are τ and acceptance by position for each domain of held-out prompts, with intervals
+over the prompts; the speed-up that the planner predicts on this machine; and texts with their
+accepted tokens. The report and the model card read this file, so that both show the same figures.
 """
 
 from __future__ import annotations
@@ -49,9 +49,16 @@ def measure(
     config: ReportConfig,
     num_draft: int | None = None,
 ) -> dict:
-    """Measures a drafter as it was loaded from its export; writes and returns ``measured.json``.
+    """Measures a drafter that was loaded from its export; writes and returns ``measured.json``.
 
-    ``num_draft``: of a draft model; heads draft what they were saved to.
+    Args:
+      folder: the folder of the run.
+      lm: the target.
+      loaded: the drafter.
+      sets: the prompts of each domain.
+      decoding: how prompts are decoded.
+      config: what is measured besides τ.
+      num_draft: the tokens that a draft model drafts per round; heads draft their saved tree.
     """
     drafter, params = resolve_drafter(lm, loaded, num_draft)
     both, how = {"target": lm.params, "drafter": params}, {"drafter": loaded}
@@ -84,13 +91,13 @@ def measure(
 
 
 def read(folder: Path) -> dict:
-    """What was measured of a run; nothing where nothing was."""
+    """Reads the figures of a run; an empty dictionary if nothing was measured."""
     path = folder / FILE
     return json.loads(path.read_text()) if path.is_file() else {}
 
 
 def _spread(sets: Mapping[str, Prompts]) -> list[tuple[str, list[int]]]:
-    """All prompts as ``(domain, ids)``, of each domain in turn, and from all over each."""
+    """Returns all prompts as ``(domain, ids)``, from the domains in turn, spread over each."""
     ordered = []
     for prefix, (tokens, lengths) in sets.items():
         order = np.random.default_rng(0).permutation(len(tokens))
@@ -101,7 +108,7 @@ def _spread(sets: Mapping[str, Prompts]) -> list[tuple[str, list[int]]]:
 
 
 def _plan(lm: LM, loaded, prompts, decoding: DecodingConfig) -> dict | None:
-    """What the planner says of the drafter and of plain decoding; None without prompts."""
+    """Returns the planner's prediction for the drafter and plain decoding; None: no prompts."""
     if not prompts or jax.process_count() > 1:  # it plans for one process
         return None
     found = specjax.plan(lm, prompts, drafters=[loaded], max_new_tokens=decoding.new_tokens)

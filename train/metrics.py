@@ -1,7 +1,7 @@
-"""Where the measures of a run go, step by step: JSON lines, CSV, TensorBoard, Weights & Biases.
+"""Writes the measures of a run to JSON lines, CSV, TensorBoard, or Weights & Biases.
 
-``log.jsonl`` is the record that a run goes on from and that reports are drawn from; the others are
-views of it, named by ``run.metrics``. What was not measured at a step is not there: no zeros.
+``log.jsonl`` is the record from which a run is resumed and its report is drawn; the others are
+views of it, named by ``run.metrics``. A measure that was not taken at a step is missing, not zero.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LOG = "log.jsonl"
 
 
 def read(path: Path) -> list[dict]:
-    """The rows of a log; a last line cut short by a kill is left out."""
+    """Reads the rows of a log, without a last line that was cut short by a kill."""
     rows = []
     for line in path.read_text().splitlines() if path.is_file() else ():
         try:
@@ -31,7 +31,8 @@ def read(path: Path) -> list[dict]:
 class Log:
     """Appends one JSON object a line; lines past ``step`` (of a killed run) are dropped first.
 
-    ``sinks``: names of ``SINKS`` that get the same. ``config``: the run's, flattened.
+    ``sinks`` are names of ``SINKS`` to which the same measures are written, and ``config`` is the
+    flattened configuration of the run.
 
     Raises:
       ConfigError: a sink's library is not installed.
@@ -61,7 +62,7 @@ class Log:
 
 
 class NoLog:
-    """In the place of ``Log`` where another process writes it."""
+    """Replaces ``Log`` in processes that do not write."""
 
     def write(self, step: int, **values) -> None:
         pass
@@ -71,7 +72,7 @@ class NoLog:
 
 
 class Csv:
-    """``metrics.csv``, a column a measure. One that is new makes the file be written anew."""
+    """Writes ``metrics.csv``, with a column for each measure; a new measure rewrites the file."""
 
     def __init__(self, folder: Path, rows: list[dict], config: dict):
         del config
@@ -102,7 +103,7 @@ class Csv:
 
 
 class TensorBoard:
-    """Event files in ``tensorboard/``; what a killed run wrote beyond its checkpoint is hidden."""
+    """Writes event files to ``tensorboard/``; steps of a killed run after its checkpoint hide."""
 
     def __init__(self, folder: Path, rows: list[dict], config: dict):
         del config
@@ -127,11 +128,14 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of wandb, named as the folder; a resumed run goes on under the id it has in
-    ``wandb_id``. Project, entity and mode come from wandb's own environment variables."""
+    """Writes to a run of wandb that has the name of the folder.
+
+    A resumed run keeps its id, which is stored in ``wandb_id``. Project, entity and mode come from
+    the environment variables of wandb.
+    """
 
     def __init__(self, folder: Path, rows: list[dict], config: dict):
-        del rows  # wandb passes over steps that it has seen
+        del rows  # wandb ignores steps that it already has
         try:
             import wandb
         except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""Between a configuration and a decoder: building it."""
+"""Builds a decoder from a configuration."""
 
 from __future__ import annotations
 
@@ -41,6 +41,6 @@ def words(config: DecoderConfig) -> str:
 
 
 def create(config: DecoderConfig, seed: int):
-    """``(graphdef, params)`` of a freshly initialised decoder; ``params`` is a plain dictionary."""
+    """Returns ``(graphdef, params)`` of a decoder with initial weights, a plain dictionary."""
     graphdef, params = nnx.split(Decoder(config, rngs=nnx.Rngs(seed)))
     return graphdef, nnx.to_pure_dict(params)

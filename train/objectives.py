@@ -1,9 +1,9 @@
-"""Recipe ``objectives``: the same drafter taught by each objective, over several seeds.
+"""Recipe ``objectives``: trains the same drafter by each objective, over several seeds.
 
 Every variant is a run of the recipe ``distill`` with the same steps, tokens, rates and shapes;
-what differs stands in ``VARIANTS``. Measured is acceptance on held-out continuations by the target:
-``greedy_match`` where it wrote greedily (T = 0), ``sum min(p, q)`` where it drew (T = 1). A run
-that is stopped goes on where it was; the table is written anew after each one.
+``VARIANTS`` holds the differences. The measure is acceptance on the target's continuations of
+held-out prompts: ``greedy_match`` for greedy ones (T = 0), ``sum min(p, q)`` for sampled ones
+(T = 1). A run that was stopped is resumed; the table is written anew after each run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .evaluate import make_evaluate
 from .loop import TrainingTask, estimate, fit
 from .teacher import load_teacher
 
-# by name: which text (of the corpus, or by the target), and the fields of the recipe ``distill``
+# by name: the text (of the corpus, or by the target), and the fields of the recipe ``distill``
 VARIANTS = {
     "ce": ("corpus", {"data_share": 1.0}),
     "fkl": ("corpus", {"divergence": "fkl"}),
@@ -85,7 +85,7 @@ Config = ObjectivesConfig
 
 
 def variant(config: ObjectivesConfig, name: str, seed: int) -> distill.DistillConfig:
-    """The run of one objective and seed: weights and order of the rows follow the seed."""
+    """Returns the run of one objective and seed, which decides weights and the order of rows."""
     text, fields = VARIANTS[name]
     common = config.distill
     folder = str(Path(config.output) / f"{name}-{seed}")
@@ -99,19 +99,19 @@ def variant(config: ObjectivesConfig, name: str, seed: int) -> distill.DistillCo
 
 
 def measured(run: distill.DistillConfig) -> dict | None:
-    """What a finished run's last evaluation says; None where it has not finished."""
+    """Returns the last evaluation of a run; None if the run is not finished."""
     rows = metrics.read(Path(run.run.folder) / "log.jsonl")
     found = [row for row in rows if row["step"] == run.run.steps and "greedy/tau" in row]
     return found[-1] if found else None
 
 
 def spread(values: list[float]) -> str:
-    """``mean [least, greatest]``."""
+    """Formats values as ``mean [least, greatest]``."""
     return f"{statistics.mean(values):.3f} [{min(values):.3f}, {max(values):.3f}]"
 
 
 def table(rows: list[dict]) -> str:
-    """Markdown: for each variant mean and range over the seeds, and the gain over the baseline."""
+    """Returns a Markdown table: mean and range over seeds, and the gain over the baseline."""
     by_name: dict[str, dict[int, dict]] = {}
     for row in rows:
         by_name.setdefault(row["variant"], {})[row["seed"]] = row
@@ -132,7 +132,7 @@ def table(rows: list[dict]) -> str:
 
 
 def prepared(config: ObjectivesConfig):
-    """What all runs share, made once: ``make_task(run) -> loop.TrainingTask``."""
+    """Prepares what all runs share; returns ``make_task(run) -> loop.TrainingTask``."""
     common = config.distill
     vocabulary = tokenizer.load(common.data.tokenizer)
     teacher = load_teacher(common.teacher, vocabulary, common.data.length)
@@ -140,7 +140,7 @@ def prepared(config: ObjectivesConfig):
     known, of = teacher.config.vocab_size, samples.fingerprints(teacher, vocabulary)
     shape = common.model.decoder(known, end_of_text)
     pair = distill.Pair(shape, teacher.config, end_of_text)
-    states = jax.jit(pair.teacher_states)  # of what is measured on: the target says it once
+    states = jax.jit(pair.teacher_states)  # for the rows to measure on, computed once
     sets = {
         f"{Path(path).stem}/": [
             (tokens, weight, states(teacher.params, tokens[:, :-1]))
@@ -165,7 +165,7 @@ def prepared(config: ObjectivesConfig):
 
 
 def run(config: ObjectivesConfig, *, dry_run: bool = False) -> None:
-    """Runs what has not been run, seed by seed, and writes the rows and their table."""
+    """Runs all variants that are not finished, seed by seed, and writes rows and table."""
     make_task = prepared(config)
     if not dry_run:
         compile_cache.enable()  # seeds share their programs

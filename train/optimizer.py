@@ -1,4 +1,4 @@
-"""The optimiser and its schedule."""
+"""The optimizer and its schedule."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from .config import OptimizerConfig
 
 
 def schedule(peak: float, config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Linear warm-up, a plateau, and a linear decay that reaches zero at the last step.
+    """Returns a linear warm-up, a plateau, and a linear decay to zero at the last step.
 
-    The plateau makes a run extensible: until the decay begins, ``run.steps`` alters nothing
+    With the plateau a run can be prolonged: ``run.steps`` changes no rate before the decay begins
     (warmup-stable-decay, 2404.06395).
     """
     decay_from = max(config.warmup, steps - round(steps * config.decay_share))
@@ -27,13 +27,13 @@ def schedule(peak: float, config: OptimizerConfig, steps: int) -> optax.Schedule
 
 
 def _is_hidden_matrix(path, leaf) -> bool:
-    """Muon is for the matrices between hidden layers; embedding and head are look-up tables."""
+    """Whether Muon trains a parameter: a matrix that is neither an embedding nor an LM head."""
     name = jax.tree_util.keystr(path)
     return leaf.ndim == 2 and "embedding" not in name and "lm_head" not in name
 
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """Clipping, then Muon (weights ``[out, in]``) with AdamW for the rest, or AdamW alone."""
+    """Returns clipping, then Muon (weights ``[out, in]``) with AdamW for the rest, or AdamW."""
     adam_rate = schedule(config.adam_rate, config, steps)
     if config.name == "adamw":
         update = optax.adamw(adam_rate, b2=0.95, weight_decay=config.weight_decay)

@@ -40,8 +40,10 @@ Config = PretrainConfig
 
 
 def make_nats(shape: DecoderConfig, end_of_text: int):
-    """``nats(params, tokens [B, T + 1])``: of each position ``-log p(next token)``, the term
-    ``loss``, as ``chunks`` take it; attention within documents."""
+    """Returns ``nats(params, tokens [B, T + 1])``, the arguments of ``chunks`` for the loss.
+
+    Its term ``loss`` is ``-log p(next token)`` at each position, with attention within documents.
+    """
     graphdef, last = graph_definition(shape), (shape.num_layers,)
 
     def terms(table, states, _, tokens):
@@ -58,11 +60,11 @@ def make_nats(shape: DecoderConfig, end_of_text: int):
 
 
 def make_loss(shape: DecoderConfig, end_of_text: int):
-    """Next-token cross-entropy of a decoder, as ``loop.TrainingTask`` takes it."""
+    """Returns the next-token cross-entropy of a decoder for ``loop.TrainingTask``."""
     nats = make_nats(shape, end_of_text)
 
     def loss(params, frozen, batch, keys):
-        del frozen, keys  # nothing is taught, nothing is drawn
+        del frozen, keys  # there are no frozen parameters and no draws
         tokens, weight = data.unpacked(batch)
         summed, _ = chunks.total(*nats(params, tokens), weight)
         return {"loss": Mean(summed, jnp.sum(weight))}
@@ -71,11 +73,14 @@ def make_loss(shape: DecoderConfig, end_of_text: int):
 
 
 def make_measure(shape: DecoderConfig, end_of_text: int, sizes: np.ndarray | None = None):
-    """The same of held-out rows, as ``evaluate.make_evaluate`` takes it.
+    """Returns the same loss on held-out rows, for ``evaluate.make_evaluate``.
 
     Args:
-      sizes: int ``[V]``, the bytes that each token stands for (``tokenizer.byte_sizes``). With them
-        the loss is given in bits a byte too, which compares models of different tokenizers.
+      shape: the shape of the decoder.
+      end_of_text: the id of the token between documents.
+      sizes: int ``[V]``, the number of bytes of each token (``tokenizer.byte_sizes``). With them
+        the loss is also measured in bits per byte, by which models with different tokenizers can be
+        compared.
     """
     nats = make_nats(shape, end_of_text)
 
@@ -93,7 +98,7 @@ def make_measure(shape: DecoderConfig, end_of_text: int, sizes: np.ndarray | Non
 
 
 def heldout_sets(config: DataConfig) -> dict:
-    """Held-out rows of the corpus, and of each corpus mixed into it under its name."""
+    """Returns held-out rows of the corpus and, by name, of each corpus of ``data.mixed``."""
     alone = dataclasses.replace(config, mixed=(), mixed_share=())
     names = {"": config.corpus, **{f"{Path(name).stem}_": name for name in config.mixed}}
     streams = {

@@ -9,8 +9,8 @@ from collections import deque
 
 from .config import RunConfig
 
-RECENT = 50  # steps whose median counts as the pace: a machine may be held up now and then
-LINE_SECONDS = 30  # between the lines that a log gets, which shows no bar
+RECENT = 50  # steps whose median time is the pace; single steps may be delayed
+LINE_SECONDS = 30  # seconds between lines if the output is not a terminal
 
 
 def clock(seconds: float) -> str:

@@ -1,7 +1,7 @@
-"""Recipe ``prompts``: prompts cut from held-out files, where a person would stop to ask for more.
+"""Recipe ``prompts``: cuts prompts from held-out files, at places where a person might stop.
 
-A prompt begins after a blank line, at an unindented line or at a statement, and ends at the end of
-a line, its newline left out: how a user's prompt ends most often.
+A prompt begins after a blank line, at an unindented line or at a statement. It ends at the end of a
+line, without the newline, as most prompts of users do.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Config = PromptsConfig
 
 
 def cut(text: str, count, rng: np.random.Generator, config: PromptsConfig) -> list[str]:
-    """All prompts of one document, none overlapping another; ``count(text)`` counts tokens."""
+    """Returns prompts of one document that do not overlap; ``count(text)`` counts tokens."""
     lines, prompts, first = text.splitlines(keepends=True), [], 0
     while first < len(lines):
         after_blank = first == 0 or not lines[first - 1].strip()
@@ -58,7 +58,7 @@ def cut(text: str, count, rng: np.random.Generator, config: PromptsConfig) -> li
 
 
 def make_prompts(documents, count, config: PromptsConfig) -> list[dict]:
-    """``[{"text", "source"}]``: ``num_prompts`` of all, evenly spaced over the documents."""
+    """Returns ``num_prompts`` objects ``{"text", "source"}``, spread over the documents."""
     found = [
         {"text": prompt, "source": path}
         for path, text in documents

@@ -1,9 +1,9 @@
-"""What a shift of domain costs a drafter, and how much of it is won back.
+"""The acceptance that a drafter loses by a shift of domain, and the share that it recovers.
 
     recovered = (now - before) / (home - before)
 
-of an acceptance, with an interval of 95 % by resampling the prompts, those at home and those of the
-new domain; before and now are of the same prompts.
+``home`` is the acceptance on text like the training text, ``before`` and ``now`` are those on the
+same prompts of the new domain. The 95 % interval comes from resampling the prompts of both domains.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import numpy as np
 from . import chunks, distill, losses
 from .decoding import RESAMPLES
 
-# Of which continuations by the target what is measured.
+# The measure for each kind of continuations by the target.
 MEASURES = {"greedy": "greedy_match", "sampled": "acceptance"}
 
 
 def make_rates(pair: distill.Pair, sets: Mapping[str, Sequence[tuple]]):
-    """``rates(params, frozen) -> {kind: float [n, 2]}``: for each prompt of a set, over its
-    continuation, the sum of the measure that ``MEASURES`` names and the number of tokens.
+    """Returns ``rates(params, frozen) -> {kind: float [n, 2]}``.
 
-    ``sets``: by kind, batches ``(tokens [B, T + 1], weight [B, T])``.
+    A row holds the sum of the measure (see ``MEASURES``) over the continuation of a prompt, and the
+    number of its tokens. ``sets`` holds batches ``(tokens [B, T + 1], weight [B, T])`` by kind.
     """
 
     def terms(table, states, target_table, pieces):
@@ -54,19 +54,19 @@ def make_rates(pair: distill.Pair, sets: Mapping[str, Sequence[tuple]]):
 
 
 def rate(rows: np.ndarray):
-    """The mean over all tokens: of rows ``[..., n, 2]`` of sums and counts, ``[...]``."""
+    """Returns the mean over all tokens, ``[...]``, of rows ``[..., n, 2]`` of sums and counts."""
     total = rows.sum(axis=-2)
     return total[..., 0] / np.maximum(total[..., 1], 1)
 
 
 def recovered(home, before, now):
-    """The share of what a shift of domain has cost that is won back; 0 where it cost nothing."""
+    """Returns the share of the lost acceptance that was recovered; 0 if none was lost."""
     lost = np.subtract(home, before)
     return np.where(lost > 0, np.subtract(now, before) / np.where(lost > 0, lost, 1.0), 0.0)
 
 
 def recovery(home: np.ndarray, before: np.ndarray, now: np.ndarray) -> tuple[float, float, float]:
-    """``recovered`` of rows ``[n, 2]`` as ``make_rates`` gives them, and its interval."""
+    """Returns ``recovered`` for rows ``[n, 2]`` of ``make_rates``, and the ends of its interval."""
     rng = np.random.default_rng(0)
     own, new = (rng.integers(0, len(rows), (RESAMPLES, len(rows))) for rows in (home, now))
     resampled = recovered(rate(home[own]), rate(before[new]), rate(now[new]))
@@ -75,10 +75,10 @@ def recovery(home: np.ndarray, before: np.ndarray, now: np.ndarray) -> tuple[flo
 
 
 def draw(picture: Path, home: Mapping[str, float], curve: Sequence[Mapping]) -> None:
-    """Acceptance on held-out prompts over requests, beside that at home; below, what is won back.
+    """Draws acceptance on held-out prompts over requests, and below it the recovered share.
 
-    ``curve``: rows with ``requests`` and, by kind, ``greedy``, ``greedy_recovered``, ``greedy_low``
-    and ``greedy_high``.
+    Rows of ``curve`` have ``requests`` and, by kind, ``greedy``, ``greedy_recovered``,
+    ``greedy_low`` and ``greedy_high``.
     """
     from matplotlib.figure import Figure  # not pyplot, whose state is the user's (notebooks)
 

@@ -120,7 +120,7 @@ def html(folder: Path, rows: list[dict], settings: dict, panels: list[charts.Pan
 
 
 def ways(plan: dict | None) -> list[dict]:
-    """The planner's candidates, plain decoding last."""
+    """Returns the planner's candidates, with plain decoding last."""
     found = (plan or {}).get("candidates", [])
     return sorted(found, key=lambda c: (c["drafter"] == "plain", c["num_draft"]))
 
@@ -142,12 +142,12 @@ class Tile(NamedTuple):
 
 
 def tiles(rows: list[dict], settings: dict, facts: dict) -> list[Tile]:
-    """The figures that are looked at first, as far as they are known."""
+    """Returns the tiles of the most important figures, as far as they are known."""
     found, steps = [], max(row["step"] for row in rows) if rows else 0
     for name, domain in (facts.get("domains") or {}).items():
         words = f"tokens per target pass; {name}, {domain['prompts']} prompts, greedy"
         found.append(Tile("acceptance length τ", f"{domain['tau']:.2f}", words))
-        break  # the others stand in the table
+        break  # the others are in the table
     best = [c for c in ways(facts.get("plan")) if c["drafter"] != "plain"]
     if best:
         found.append(_speed(max(best, key=lambda c: c["ratio"])))
@@ -191,7 +191,7 @@ def _speed(best: dict) -> Tile:
 
 
 def loss_unit(settings: dict) -> str:
-    """What the logged loss is, from the flattened configuration of its run."""
+    """Describes the unit of the logged loss, from the flattened configuration of its run."""
     heads, decay = settings.get("num_heads"), settings.get("decay")
     if "decay_length" in settings:
         return f"a weighted sum of nats, over {heads} drafted positions"

@@ -1,6 +1,6 @@
-"""Where documents come from: plain text, JSON lines, chats, data sets of the Hugging Face hub.
+"""Reads documents from plain text, JSON lines, chats, and data sets of the Hugging Face hub.
 
-    data.corpus = "folder"                        # all that it holds of the following
+    data.corpus = "folder"                        # all files of the following kinds in it
     data.corpus = "notes.txt"                     # plain text (.py as well)
     data.corpus = "texts.jsonl"                   # {"text": "..."} a line
     data.corpus = "chats.jsonl"                   # {"messages": [{"role", "content"}, ...]} or
@@ -8,8 +8,8 @@
     data.corpus = "chats.json"                    # a list of such objects
     data.corpus = "hf:owner/name:train:messages"  # split and column may be left out
 
-A document is a text or a conversation, see ``conversations``. What cannot be read is left out and
-reported; where that is more than ``data.broken_share`` of a file, nothing is trained.
+A document is a text or a conversation, see ``conversations``. Documents that cannot be read are
+left out and reported; if they are more than ``data.broken_share`` of a file, the run is refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TEXTS, RECORDS, HUB = (".txt", ".py"), (".jsonl", ".json"), "hf:"
 HELDOUT_PER_MILLE = 40
 FIELDS = ("messages", "conversations", "text")  # of a record, the first that it has
 
-Document = tuple[str, str | list[dict]]  # its name; a text, or a conversation's messages
+Document = tuple[str, str | list[dict]]  # the name; a text, or the messages of a conversation
 
 
 def split_of(name: str) -> str:
@@ -39,13 +39,15 @@ def split_of(name: str) -> str:
 
 
 def read(corpus: str, split: str, broken_share: float) -> list[Document]:
-    """The documents of a split: a text is one a file, else a line or an entry is one.
+    """Returns the documents of a split.
 
-    Of a folder, held out is what lies in its subfolder ``heldout``. Without one, and of a data set,
-    about 4 % of the documents, by their names; of a text that is alone, its last lines.
+    A document is a file of text, a line of JSON lines, or an entry of a data set. Held out are the
+    files in the subfolder ``heldout`` of a folder. Without such a subfolder, and in a data set,
+    about 4 % of the documents are held out, by their names; of a single file of text, its last
+    lines.
 
     Raises:
-      ConfigError: there is nothing of the kind, or too much of it is broken.
+      ConfigError: there are no such documents, or too many of them cannot be read.
     """
     if corpus.startswith(HUB):
         return _of_split(_hub(corpus, broken_share), split)
@@ -85,8 +87,11 @@ def _of_split(documents: list[Document], split: str) -> list[Document]:
 
 
 def _text(file: Path) -> str:
-    """The text of a file; bytes that are not UTF-8 are replaced. Raises ValueError for a binary
-    file: one with a zero byte, or of which more than a tenth is not UTF-8."""
+    """Reads the text of a file; bytes that are not UTF-8 are replaced.
+
+    Raises:
+      ValueError: the file is binary: it has a zero byte, or more than a tenth is not UTF-8.
+    """
     data = file.read_bytes()
     text = data.decode("utf-8", errors="replace")
     if b"\0" in data or 10 * text.count("\ufffd") > len(text):
@@ -98,13 +103,13 @@ def _text(file: Path) -> str:
 
 
 def _part(text: str, split: str) -> str:
-    """The part of a lone text that belongs to a split, in whole lines."""
+    """Returns the part of a single text that belongs to a split, in whole lines."""
     cut = text.rfind("\n", 0, len(text) * (1000 - HELDOUT_PER_MILLE) // 1000) + 1
     return text[:cut] if split == "train" else text[cut:]
 
 
 def _records(file: Path, name: str, broken_share: float) -> list[Document]:
-    """The documents of a file of JSON lines, or of one that is a JSON list."""
+    """Reads the documents of a file of JSON lines, or of a file that holds a JSON list."""
     if file.suffix == ".jsonl":
         lines = file.read_bytes().removesuffix(b"\n").split(b"\n")
         return _checked(name, "line", lines, _parsed, broken_share)
@@ -147,7 +152,10 @@ def _hub(corpus: str, broken_share: float) -> list[Document]:
 def _checked(
     name: str, unit: str, given: Iterable, parse: Callable, broken_share: float
 ) -> list[Document]:
-    """The documents that can be read; says what cannot. ``unit``: what the source is made of."""
+    """Returns the documents that can be read, and reports the others.
+
+    ``unit`` names the parts of the source, for the report.
+    """
     found, broken = [], []
     for number, one in enumerate(given, start=1):
         try:
@@ -161,8 +169,11 @@ def _checked(
 
 
 def judge(name: str, broken: list[str], total: int, broken_share: float) -> None:
-    """Says how many of ``total`` documents are broken, and the first. Raises ConfigError where
-    their share is above ``broken_share``."""
+    """Prints how many of ``total`` documents are broken, and the first of them.
+
+    Raises:
+      ConfigError: their share is above ``broken_share``.
+    """
     if not broken:
         return
     told = f"{name}: {len(broken):,} of {total:,} cannot be used, the first is {broken[0]}"
@@ -177,15 +188,15 @@ def judge(name: str, broken: list[str], total: int, broken_share: float) -> None
 
 @functools.cache
 def say_once(text: str) -> None:
-    """Prints a line, however many splits of a file it comes up in."""
+    """Prints a line once, although several splits of a file may report it."""
     print(text)
 
 
 def record(value) -> str | list[dict]:
-    """The document of a record: a text, a conversation, or an object that holds one in a field.
+    """Returns the document of a record: a text, a conversation, or an object with one in a field.
 
     Raises:
-      ValueError: it is empty, has none of these fields, or is no conversation.
+      ValueError: the record is empty, has none of the fields, or is not a conversation.
     """
     if isinstance(value, Mapping):
         held = [name for name in FIELDS if value.get(name) is not None]
@@ -200,7 +211,7 @@ def record(value) -> str | list[dict]:
 
 
 def text_of(document: str | list[dict]) -> str:
-    """A document as bare text, for who learns no roles: of a conversation, what was said."""
+    """Returns a document as bare text without roles; the messages of a conversation are joined."""
     if isinstance(document, str):
         return document
     return "\n".join(message["content"] for message in document)

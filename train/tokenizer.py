@@ -1,8 +1,8 @@
 """Recipe ``tokenizer``: a byte-level BPE for code, trained on the training files only.
 
-Pre-tokenisation: words and punctuation carry one leading space, as in GPT-2, so that ``self`` is
-one entry wherever it stands; digits stand alone; newlines and indentation are pieces of their
-own, so that a prompt may end after a colon or after a newline without being cut through a token.
+Pre-tokenization: words and punctuation have one leading space, as in GPT-2, so that ``self`` is one
+entry wherever it stands. Each digit is a piece, and so are newlines and indentation, so that a
+prompt may end after a colon or after a newline without cutting a token.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import numpy as np
 from . import corpora, outlook
 from .config import ConfigError, DataConfig, RunConfig
 
-# what is fetched of a model on the hub
+# the files that are downloaded of a model on the hub
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 END_OF_TEXT = "<|endoftext|>"  # begins a document and ends it; id 0
-BYTES = 256  # entries before any merge, besides the special one
-TOGETHER = 256  # texts that are tokenised at once
-SAMPLE = 16  # a dry run trains on one text in so many
+BYTES = 256  # entries before any merge, besides the special token
+TOGETHER = 256  # texts that are tokenized at once
+SAMPLE = 16  # a dry run trains on every sixteenth text
 PIECES = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\n+|\s+(?!\S)|\s+"
 
 
@@ -78,22 +78,25 @@ def save(tokenizer, folder: Path) -> None:
 
 
 def embedded_folder() -> Path:
-    """Where the package keeps its own target: weights, tokenizer, generation settings."""
+    """Returns the folder of the embedded target: weights, tokenizer, generation settings."""
     import specjax
 
     return Path(specjax.__path__[0]) / "models" / "embedded" / "target"
 
 
 def load(name: str):
-    """A ``tokenizers.Tokenizer``: that of a model as ``specjax.load`` takes it (``"embedded"``, a
-    folder, a hub name), or the path of a ``tokenizer.json``."""
+    """Loads a ``tokenizers.Tokenizer``.
+
+    ``name`` is a model as ``specjax.load`` takes it (``"embedded"``, a folder, a hub name), or the
+    path of a ``tokenizer.json``.
+    """
     from tokenizers import Tokenizer
 
     return Tokenizer.from_file(str(_file(name)))
 
 
 def _file(name: str) -> Path:
-    """The ``tokenizer.json`` that ``data.tokenizer`` means; the hub may be asked for it."""
+    """Returns the ``tokenizer.json`` of ``data.tokenizer``; it may be downloaded from the hub."""
     from specjax.models.lm import folder_of
 
     path = Path(name)
@@ -111,7 +114,7 @@ def _file(name: str) -> Path:
 
 
 def load_chat(name: str):
-    """The same as a ``specjax.models.tokenizer.Tokenizer`` with a chat template."""
+    """Loads a ``specjax.models.tokenizer.Tokenizer`` with a chat template."""
     from specjax.models.tokenizer import load_tokenizer
 
     found = load_tokenizer(_file(name).parent)
@@ -124,8 +127,11 @@ def load_chat(name: str):
 
 
 def end_of_text(name: str, tokenizer, wanted: str = "") -> int:
-    """The id of the token that parts documents: the one ``wanted``, else ``<|endoftext|>``, else
-    what the file ``tokenizer_config.json`` beside the tokenizer calls its ``eos_token``."""
+    """Returns the id of the token between documents.
+
+    It is the token ``wanted``, else ``<|endoftext|>``, else the ``eos_token`` of the file
+    ``tokenizer_config.json`` beside the tokenizer.
+    """
     found = tokenizer.token_to_id(wanted or END_OF_TEXT)
     if wanted and found is None:
         raise ConfigError(
@@ -146,20 +152,23 @@ def end_of_text(name: str, tokenizer, wanted: str = "") -> int:
 
 
 def fingerprint(tokenizer) -> str:
-    """SHA-256 of what a tokenizer does, whatever the layout of its file."""
+    """Returns the SHA-256 of a tokenizer's behaviour, whatever the layout of its file."""
     return hashlib.sha256(tokenizer.to_str(pretty=False).encode()).hexdigest()
 
 
 def encoded(tokenizer, texts: Sequence[str]) -> Iterator[np.ndarray]:
-    """The tokens of each text, int32. Some at a time: encodings take far more room than ids."""
+    """Yields the tokens of each text, int32; few at a time, since encodings take much memory."""
     for start in range(0, len(texts), TOGETHER):
         for encoding in tokenizer.encode_batch(texts[start : start + TOGETHER]):
             yield np.asarray(encoding.ids, np.int32)
 
 
 def byte_sizes(tokenizer) -> np.ndarray | None:
-    """int32 ``[V]``: how many bytes of text each token stands for, 0 for special tokens; None where
-    the tokenizer is not a byte-level one, whose tokens spell each byte as one character."""
+    """Returns the number of bytes of each token, int32 ``[V]``, with 0 for special tokens.
+
+    The result is None unless the tokenizer is a byte-level one, whose tokens spell each byte as one
+    character.
+    """
     decoder = json.loads(tokenizer.to_str()).get("decoder") or {}
     if decoder.get("type") != "ByteLevel":
         return None
@@ -171,7 +180,7 @@ def byte_sizes(tokenizer) -> np.ndarray | None:
 
 
 def run(config: TokenizerConfig, *, dry_run: bool = False) -> None:
-    """Trains the tokenizer and says how many bytes a token covers in each split."""
+    """Trains the tokenizer and prints the bytes per token in each split."""
     splits = {}
     for split in ("train", "heldout"):
         splits[split] = [text for _, text in corpora.texts(config.data, split)]

@@ -1,4 +1,4 @@
-"""The vocabulary of a drafter with a small LM head: the tokens that the text has most of."""
+"""The vocabulary of a drafter with a small LM head: the most frequent tokens of the text."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from .config import ConfigError
 
 
 def frequencies(texts: Sequence[np.ndarray], shares: Sequence[float], size: int) -> np.ndarray:
-    """float64 ``[size]``, the share of each token in a mixture of texts (int arrays of any shape),
-    of which each makes up its share."""
+    """Returns the share of each token in a mixture of texts, float64 ``[size]``.
+
+    Args:
+      texts: int arrays of any shape.
+      shares: the share of each text in the mixture.
+      size: the number of tokens in the vocabulary.
+    """
     found = np.zeros(size)
     for text, share in zip(texts, shares, strict=True):
         counts = np.bincount(np.ravel(text), minlength=size)
@@ -20,13 +25,13 @@ def frequencies(texts: Sequence[np.ndarray], shares: Sequence[float], size: int)
 
 
 def vocab_map(frequencies: np.ndarray, size: int) -> np.ndarray:
-    """int32 ``[size]``, in increasing order: the most frequent tokens; of equal ones the first.
+    """Returns the most frequent tokens, int32 ``[size]``, in increasing order; ties: the lower ids.
 
     ``vocab_map(...)[i] - i`` is the ``d2t`` of published EAGLE-3 heads, ``isin(arange(V), ...)``
     their ``t2d``.
 
     Raises:
-      ConfigError: more tokens than there are.
+      ConfigError: ``size`` exceeds the vocabulary.
     """
     if not 1 <= size <= len(frequencies):
         raise ConfigError(

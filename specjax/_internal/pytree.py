@@ -24,5 +24,5 @@ def pytree_dataclass(cls: type[T]) -> type[T]:
 
 
 def filled(x: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
-    """``x`` with zeros behind in each dimension, to the shape of ``like``."""
+    """Pads ``x`` with zeros at the end of each dimension, to the shape of ``like``."""
     return jnp.pad(x, [(0, n - m) for n, m in zip(like.shape, x.shape, strict=True)])

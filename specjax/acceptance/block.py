@@ -19,7 +19,7 @@ class BlockVerification(Rule):
     With ``P_0 = 1`` and ``P_i = min(1, P_{i-1} p(d_i) / q(d_i))``, each ``i < γ`` passes with
     probability ``h_i = S_i / (S_i + 1 - P_i)``, where
     ``S_i = Σ_x (P_i p(x | d_≤i) - q(x | d_≤i))+``, and the last with ``h_γ = P_γ``. The token
-    behind the accepted ones is drawn from ``norm((P_i p - q)+)``, or from ``p`` behind them all.
+    after the accepted ones is drawn from ``norm((P_i p - q)+)``, or from ``p`` if all are accepted.
 
     Lossless: yes, for chains drawn from the laws that the draft states.
 

@@ -68,7 +68,7 @@ class Hub(Rule):
             others = jnp.arange(p.shape[-1]) != hub[:, None]
             beside = jnp.sum(jnp.where(others, q, 0.0), axis=-1)
             scale = q[rows, hub] / jnp.where(beside > 0, beside, 1.0)
-            # the mass of drafts in which x stands first, and of those in which it is behind the hub
+            # the mass of drafts in which x comes first, and of those in which it follows the hub
             first = jnp.where(pair[:, None] & ~others, 0.0, q)
             second = jnp.where(pair[:, None] & others, q * scale[:, None], 0.0)
             of_first = jnp.minimum(p, first)

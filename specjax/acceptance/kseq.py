@@ -18,7 +18,7 @@ HALVINGS = 20  # of the interval [1, k]
 
 @dataclasses.dataclass(frozen=True)
 class KSeq(Rule):
-    """Of ``k`` siblings drawn from ``q`` the first ``x`` with ``u < p(x) / (ρ q(x))`` is accepted.
+    """Accepts the first of ``k`` siblings drawn from ``q`` with ``u < p(x) / (ρ q(x))``.
 
     ``β(ρ) = Σ min(q, p / ρ)`` is the chance of each, ``1 - (1 - β)^k`` that of any. ``ρ`` in
     ``[1, k]`` is the least for which that is at most ``ρ β(ρ)``; then no token is said too often,

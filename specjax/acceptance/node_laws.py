@@ -92,7 +92,7 @@ class DraftLaw:
         rest = rest / jnp.maximum(mass, jnp.finfo(jnp.float32).tiny)
         if self.draft.draws == "distinct":
             return rest
-        # a hub's pair: behind the hub any other token, behind any other token the hub
+        # a hub's pair: after the hub comes any other token, after any other token the hub
         hub = self.hub(node)[:, None]
         only = (jnp.arange(q.shape[1]) == hub).astype(q.dtype)
         second = jnp.where(jnp.any(earlier == hub, axis=1, keepdims=True), rest, only)

@@ -18,7 +18,7 @@ class Traversal(Rule):
     """Tests leaves before their ancestors: a path is kept that one by one would have been lost.
 
     Each node ``v`` on the way has a chance ``α_v`` and a law ``P_v``; at first ``α = 1`` at the
-    root, ``P_v = p`` behind ``v``, and for a child ``x`` drawn from ``Q``::
+    root, ``P_v = p`` after ``v``, and for a child ``x`` drawn from ``Q``::
 
         α_x = min(1, α_v P_v(x) / Q(x))
 
@@ -27,8 +27,8 @@ class Traversal(Rule):
 
         P_v <- norm((α_v P_v - Q)+),    α_v <- S / (S + 1 - α_v)
 
-    to the next sibling's leaves, or, where none is left, is tested like a leaf. The token behind
-    the accepted path is drawn from its ``P``.
+    to the next sibling's leaves, or, where none is left, is tested like a leaf. The token after the
+    accepted path is drawn from its ``P``.
 
     On a chain this is block verification, draw by draw. On trees it kept at least as many tokens in
     expectation as ``rejection`` wherever the tests enumerate both; the paper measures the same.
@@ -47,8 +47,8 @@ class Traversal(Rule):
     are left out.
 
     References: Weng et al., Traversal Verification for Speculative Tree Decoding, arXiv 2505.12398.
-    Ours are ``P_v <- P_v, α_v <- 1`` where the paper has 0/0 (``p = q``), and a node behind which
-    no token has any probability keeps its ``α``: the text ends there.
+    Unlike the paper, which has 0/0 for ``p = q``, this rule sets ``P_v <- P_v, α_v <- 1`` there. A
+    node after which no token has any probability keeps its ``α``, and the text ends there.
     """
 
     name = "traversal"

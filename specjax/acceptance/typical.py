@@ -17,11 +17,11 @@ from .walk import at_node, eligible, has_children, verdict
 class Typical(Rule):
     """Accepts a token ``x`` if ``p(x) > min(ε, δ exp(-H(p)))``, ``H`` the entropy in nats.
 
-    Of the paths that pass the longest is kept; of equally long ones the most probable by p; of
-    equally probable ones the first. The token behind it is the most probable by p, not drawn:
-    Medusa takes the first token of each of its drafts so, and here the last token of a round is
-    the root of the next. So temperature and the like only move the threshold, and what a sampled
-    drafter draws is the only randomness.
+    The longest path that passes is kept; among equally long paths the most probable by p, and among
+    equally probable ones the first. The token after the path is the most probable by p, not drawn:
+    Medusa takes the first token of each of its drafts in this way, and here the last token of a
+    round is the root of the next. Temperature and filters therefore only move the threshold, and
+    the draws of a sampling drafter are the only randomness.
 
     At temperature 0 p is a point mass, and this is the greedy rule, token for token.
 

@@ -178,7 +178,7 @@ def load(config: Mapping, tensors, target):
     if not num or {i for i in found if i >= begin} != {*range(begin, begin + num)} or said != num:
         raise ValueError(
             f"num_nextn_predict_layers={said}, and the modules that are there have the numbers "
-            f"{sorted(i for i in found if i >= begin)} behind {layout.layer!r}: those of a target "
+            f"{sorted(i for i in found if i >= begin)} after {layout.layer!r}: those of a target "
             f"with {count} layers are {begin} to {begin + said - 1}; load the target that they "
             "belong to"
         )

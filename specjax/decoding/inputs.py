@@ -219,7 +219,7 @@ def check_request(target, drafter, tokens, lengths, max_new_tokens, capacity, sa
         capacity = width + int(budget.max())
         if context is not None and longest + int(budget.max()) > context:
             raise ValueError(
-                f"max_new_tokens={int(budget.max())} behind a prompt of {longest} tokens exceeds "
+                f"max_new_tokens={int(budget.max())} after a prompt of {longest} tokens exceeds "
                 f"the target's context of {context}; ask for at most {context - longest}, or give "
                 f"capacity={context} to stop there"
             )

@@ -55,10 +55,10 @@ def start(
 
 
 def extend(target, drafter, rule, params, state: State, request: DecodeInputs) -> State:
-    """Puts ``request.tokens`` behind each row of a state, and begins anew with its settings.
+    """Appends ``request.tokens`` to the rows of a state, and starts again with its settings.
 
-    Only they are fed, and the root before them: the caches are kept. What does not fit into the
-    buffer is the caller's to refuse; ``request.inputs`` are those of the start.
+    The target reads only the root and these tokens, since the caches are kept. The caller must
+    refuse what does not fit into the buffer; ``request.inputs`` are those of the start.
     """
     more, width = request.tokens, request.tokens.shape[1]
     capacity = state.tokens.shape[1]

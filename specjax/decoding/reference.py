@@ -45,9 +45,9 @@ def next_law(
     begin=None,
     processor_params=None,
 ) -> np.ndarray:
-    """float32 ``[B, V]``, the law of the token after each row of ``tokens`` int32 ``[B, T]``.
+    """Returns the law, float32 ``[B, V]``, of the token after each row of ``tokens [B, T]``.
 
-    What was generated begins at position ``begin``, by default behind all of ``tokens``;
+    Generated tokens begin at position ``begin``, by default after all of ``tokens``;
     ``processor_params`` are the arrays of ``sampling.logits_processor``.
     """
     batch, size = tokens.shape

@@ -119,8 +119,9 @@ def truncate(draft: Draft, verdict: Verdict, state: State) -> tuple[Verdict, jax
     """Cuts a verdict at the first stop token and at the budget; rows out of budget do nothing.
 
     Returns:
-      the verdict, and the emitted tokens int32 ``[B, D + 1]``, -1 behind the last. A verdict
-      without a last token (there is no law behind its path) leaves what was accepted.
+      The verdict, and the emitted tokens int32 ``[B, D + 1]``, -1 after the last. A verdict without
+      a last token (the law after its path gives no token any probability) emits the accepted
+      tokens only.
     """
     steps = jnp.arange(verdict.path.shape[1])
     drafted = jnp.take_along_axis(draft.tokens, verdict.path, axis=1, mode="clip")
@@ -282,7 +283,7 @@ def commit_round(target, drafter, params, state: State, judged: VerifiedRound) -
     with checks.missing_params(params, drafter):
         drafter_state = drafter.observe(own, params["target"], judged.proposed, segment)
 
-    # emitted tokens go behind the root; column L does not exist, so it drops what is not emitted
+    # emitted tokens follow the root; column L does not exist, so other tokens are dropped
     steps = jnp.arange(emitted.shape[1])
     where = jnp.where(emitted >= 0, state.length[:, None] + steps, state.tokens.shape[1])
     rows = jnp.arange(where.shape[0])[:, None]

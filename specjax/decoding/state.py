@@ -24,7 +24,7 @@ RUNNING, STOPPED, SPENT, NO_TOKEN = range(len(ENDED))
 @pytree_dataclass
 class Decoded:
     """Attributes:
-    tokens: int32 ``[B, L]``, prompts and what was generated; zeros behind ``lengths``.
+    tokens: int32 ``[B, L]``, prompts and generated tokens; zeros after ``lengths``.
     lengths: int32 ``[B]``.
     from_draft: bool ``[B, L]``, the token was drafted and accepted (else: the target's own).
     ended: int32 ``[B]``, why: an index into ``state.ENDED``, 0 while the row runs.

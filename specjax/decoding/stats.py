@@ -11,7 +11,7 @@ from .._internal.pytree import pytree_dataclass, static
 
 @pytree_dataclass
 class Stats:
-    """Counters, each int32 with a leading row axis. Tokens behind a stop are not counted.
+    """Counters, each int32 with a leading row axis. Tokens after a stop are not counted.
 
     Attributes:
       rounds: ``[B]``, passes of the target over the row, those that emit nothing included.

@@ -213,7 +213,7 @@ class _Stored:
 
 
 def dtype_of(part: str, dtype: np.dtype) -> np.dtype:
-    """Of a parameter in a model of ``dtype``: a router's bias tells near equals apart."""
+    """The dtype of a parameter in a model of ``dtype``: a router's bias needs float32."""
     return np.dtype("float32") if part.endswith(".router.bias") else dtype
 
 

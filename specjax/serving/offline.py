@@ -203,7 +203,7 @@ def _serve(lm, found, broken, file, batch, gather, progress, options: Options) -
 
 
 def _identity(drafter):
-    """Of what ``drafter=`` was given, all that tells it from others."""
+    """Identifies the value of ``drafter=`` among all others."""
     if isinstance(drafter, WithLookup):
         return "ngram", _identity(drafter.inner)
     if isinstance(drafter, LM):

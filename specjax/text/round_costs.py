@@ -48,7 +48,7 @@ class Timed:
         return np.maximum(costs, 1e-3 * max(costs.max(), 1e-9)).astype(np.float32)
 
     def fastest(self, other: Timed) -> Timed:
-        """Of both, call by call; ``self`` where they do not compare."""
+        """Combines both, call by call; returns ``self`` if they cannot be compared."""
         alike = self.rounds == other.rounds
         return Timed(self.rounds, np.minimum(self.calls, other.calls)) if alike else self
 

@@ -89,7 +89,7 @@ class GenerationTask:
 
     @functools.cached_property
     def rule_name(self) -> str:
-        """Of the acceptance rule; where it is ``auto``, of the one that this stands for."""
+        """The name of the acceptance rule; for ``auto`` that of the rule that was chosen."""
         if self.rule != "auto":
             return self.rule if isinstance(self.rule, str) else self.rule.name
         objects = self.lm.target, self.drafter, self.rule

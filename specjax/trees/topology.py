@@ -59,7 +59,7 @@ class Tree:
 
     @functools.cached_property
     def depths(self) -> tuple[int, ...]:
-        """Of each node; the root has 0."""
+        """The depth of each node; the root has 0."""
         found = [0]
         for parent in self.parents[1:]:
             found.append(found[parent] + 1)
@@ -67,12 +67,12 @@ class Tree:
 
     @property
     def depth(self) -> int:
-        """Of the deepest node."""
+        """The depth of the deepest node."""
         return self.depths[-1]
 
     @functools.cached_property
     def ranks(self) -> tuple[int, ...]:
-        """Of each node among its siblings, from 0."""
+        """The index of each node among its siblings, from 0."""
         return tuple(n - self.parents.index(p) for n, p in enumerate(self.parents))
 
     @property
@@ -151,9 +151,11 @@ class Beams:
 
 @dataclasses.dataclass(frozen=True)
 class Follow:
-    """For measuring (``analysis.rank_counts``), never to be verified: the ``ranks`` best choices at
-    each depth below the tokens that stand in ``context.tokens`` behind the root. Nodes are listed
-    depth by depth, best first."""
+    """A topology for measuring (``analysis.rank_counts``), which is never verified.
+
+    It has the ``ranks`` best choices at each depth after the tokens that follow the root in
+    ``context.tokens``. Nodes are listed depth by depth, best first.
+    """
 
     depth: int
     ranks: int

@@ -96,7 +96,7 @@ class Verdict:
       count: int32 ``[B]``, accepted nodes, the root not counted; -1 where nothing happens to the
         row (it is finished, or the round emits nothing).
       token: int32 ``[B]``, the correction or bonus token: the next root; -1 where nothing happens,
-        and where the law behind the path gives no token any probability: the row then ends.
+        and where the law after the path gives no token any probability: the row then ends.
     """
 
     path: jax.Array

@@ -40,11 +40,11 @@ class LogitsProcessor(Protocol):
 def initial_processor_state(
     processor, params: PyTree, tokens: jax.Array, lengths: jax.Array
 ) -> PyTree:
-    """The state of each row behind its prompt; None without a processor or a state.
+    """Returns the state of each row after its prompt; None without a processor or a state.
 
     Raises:
-      ValueError: the law's functions do not fit together or return other shapes (seen while
-        tracing, so before anything compiles).
+      ValueError: the processor's functions do not fit together or return other shapes (which is
+        found while tracing, before anything is compiled).
     """
     if processor is None or not hasattr(processor, "step"):
         return None
@@ -90,10 +90,10 @@ def advance_processor(processor, params: PyTree, state: PyTree, path: jax.Array)
 
 
 def apply_processor(processor, logits: jax.Array, prefix) -> jax.Array:
-    """What ``law`` makes of ``logits [B, V]`` behind ``prefix``.
+    """Applies a logits processor to ``logits [B, V]`` after ``prefix``.
 
     Raises:
-      ValueError: another shape, or no floating dtype.
+      ValueError: the result has another shape, or no floating dtype.
     """
     if hasattr(processor, "step"):
         state = advance_processor(processor, prefix.params, prefix.state, prefix.path)

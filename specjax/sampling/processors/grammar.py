@@ -1,8 +1,8 @@
-"""Grammars: a law that lets through only texts that an automaton over bytes accepts.
+"""Grammars: a logits processor that allows only texts that an automaton over bytes accepts.
 
-The automaton is made once, on the host, and becomes a table over token classes: two tokens are of
-one class if they lead from every state to the same state (most words do, inside a string). A row
-carries its state; a node's is that behind its path. A mask is two gathers, a step is one.
+The automaton is made once, on the host, and becomes a table over token classes: two tokens are in
+one class if they lead from every state to the same state (most words do, inside a string). Each row
+has a state, and the state of a node is that after its path. A mask takes two gathers, a step one.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Automaton:
     beginning of such a text.
 
     Attributes:
-      name: of the grammar.
-      params: ``next`` int32 ``[S, C]``, the state behind a state and a class of tokens, 0 where it
-        cannot be; ``kind`` int32 ``[V]``, the class of each token. As
-        ``params["logits_processor"]`` they are arguments of the program, no part of it.
+      name: the name of the grammar.
+      params: ``next`` int32 ``[S, C]``, the state after a state and a class of tokens, 0 where the
+        tokens are not allowed; ``kind`` int32 ``[V]``, the class of each token. They are passed as
+        ``params["logits_processor"]``, so they are arguments of the compiled program.
     """
 
     name: str
@@ -118,12 +118,12 @@ def of_bytes(
 
     Args:
       table, ends: see ``byte_table``.
-      token_bytes: those of each token; a token that is not among them never comes.
-      eos_ids: come where the text may end, and behind them nothing else.
-      vocab: tokens of the model.
+      token_bytes: the bytes of each token; a token without an entry is never allowed.
+      eos_ids: the ids that are allowed where the text may end; no token follows them.
+      vocab: the number of tokens of the model.
 
     Raises:
-      ValueError: no end-of-text ids, or no text of the grammar can be spelled.
+      ValueError: there are no end-of-text ids, or no text of the grammar can be spelled.
     """
     eos = [token for token in eos_ids if 0 <= token < vocab]
     if not eos:
@@ -131,7 +131,7 @@ def of_bytes(
             f"a grammar ({name}) needs a model with end-of-text ids, else no text could stop"
         )
     size = len(table)
-    over = size  # the state behind the end
+    over = size  # the state after the end
     classes: dict[bytes, int] = {}
     columns, kind = [], np.zeros(vocab, np.int32)
 

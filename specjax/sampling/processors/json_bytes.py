@@ -48,7 +48,7 @@ def accepting(state: State) -> bool:
 
 
 def advance(state: State, byte: int, depth: int, blanks: int) -> State | None:
-    """The state behind one more byte; None if no JSON text goes on so."""
+    """Returns the state after one more byte; None if no JSON text continues with this byte."""
     where, stack, seen = state
     kind, _, place = where.partition(" ")
     if kind in ("key", "text"):
@@ -64,7 +64,7 @@ def advance(state: State, byte: int, depth: int, blanks: int) -> State | None:
         if place not in _NUMBER_ENDS:
             return None
         where, seen = "after", 0
-    if where == "after" and not stack:  # nothing behind the text, not even white space
+    if where == "after" and not stack:  # nothing follows the text, not even white space
         return None
     if byte in b" \t\n\r":
         return (where, stack, seen + 1) if seen < blanks else None
