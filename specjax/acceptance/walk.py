@@ -23,7 +23,7 @@ def eligible(draft: Draft) -> jax.Array:
 
 
 def next_child(draft: Draft, at: jax.Array, after: jax.Array, able: jax.Array):
-    """Returns the first eligible child of ``at`` after node ``after``, ``[B]``, and if it exists."""
+    """The first eligible child of ``at`` after node ``after``, ``[B]``; whether any exists."""
     index = jnp.arange(draft.num_nodes)
     child = able & (trees.parents(draft) == at[:, None]) & (index > after[:, None])
     first = jnp.min(jnp.where(child, index, draft.num_nodes), axis=1).astype(jnp.int32)
