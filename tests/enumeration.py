@@ -23,7 +23,7 @@ SCALE = 2**30  # of weights that are given back as integers
 
 
 class Table:
-    """A random law behind every prefix, or everywhere the one given: ``table(prefix) -> [V]``."""
+    """A random law for every prefix, or one given law for all: ``table(prefix) -> [V]``."""
 
     def __init__(self, seed=0, vocab=3, law=None):
         self.random, self.laws = np.random.default_rng(seed), {}
@@ -47,7 +47,7 @@ def joint(p, size):
 
 
 def prefixes(tokens, parent):
-    """Of each node, the tokens from the root (not counted) down to it."""
+    """Returns for each node the tokens from the root (not counted) down to it."""
     paths = [()]
     for node in range(1, len(tokens)):
         paths.append((*paths[parent[node]], int(tokens[node])))
@@ -93,7 +93,7 @@ def drafts(q, topology, draws):
 
 
 def target_of(p, draft):
-    """Of each row and node, the tokens down to it and the target's law behind it."""
+    """Returns for each row and node the tokens down to it, and the target's law after it."""
     parents = draft.parent if draft.topology is None else [draft.topology]
     parents = np.broadcast_to(parents, draft.tokens.shape)
     paths = [prefixes(*row) for row in zip(np.asarray(draft.tokens), parents, strict=True)]

@@ -88,7 +88,7 @@ def cases(model, params):
         return Adaptive(drafter, RESTLESS), {"inner": weights, "costs": COSTS[:3]}, rules
 
     def hybrid(num_draft, case):
-        """The same behind a lookup that finds much, and finds it wrong."""
+        """The same drafter in a hybrid whose lookup often finds a match, and the wrong one."""
         drafter, weights, rules = case
         lookup = NGram(longest=2, shortest=1, stretch=1)
         return Hybrid(num_draft, inner=drafter, lookup=lookup), weights, rules

@@ -163,12 +163,12 @@ def test_a_drafter_equal_to_the_target_is_always_right_and_one_beside_it_never(r
         ("hub", "hub", TREE),
     ],
 )
-def test_a_text_may_end_behind_a_drafted_token(rule, draws, topology):
+def test_a_text_may_end_after_a_drafted_token(rule, draws, topology):
     p, q = Table(0), Table(100)
     p.laws[(0,)] = np.zeros(3)  # no token has a probability there
     draft, weights = drafts(q, topology, draws)
     law, _ = outcome(RULES[rule], draft, weights, p, trees.max_depth(draft))
-    # what does not go on has ended behind token 0, as often as p says that token
+    # texts that do not go on have ended after token 0, as often as p gives that token
     assert distance(law, p) < EXACT and abs(1 - law.sum() - p(())[0]) < EXACT
 
 

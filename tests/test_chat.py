@@ -103,7 +103,7 @@ def test_an_answer_that_was_cut_off_is_part_of_the_conversation_as_far_as_it_wen
     assert chat.fed == sum(len(pair[0].tokenizer.encode(turn)) for turn in TURNS[:2])
 
 
-def test_a_text_that_a_stop_string_cut_is_read_anew_without_what_stood_behind(pair):
+def test_a_text_that_a_stop_string_cut_is_read_anew_without_the_cut_tokens(pair):
     options = {"drafter": None, "max_new_tokens": 20, "stop": ()}
     whole = specjax.generate(pair[0], TURNS[0], **flat(**options)).text
     string = whole[6:9]

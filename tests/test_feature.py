@@ -114,7 +114,7 @@ class Anything(Rule):
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def slow(drafter, depth, params, text, length):
-    """From scratch, for one row: logits ``[V]`` behind ``depth`` drafted tokens, and the entries of
+    """From scratch, for one row: logits ``[V]`` after ``depth`` drafted tokens, and the entries of
     each stage that ran; ``text`` int32 ``[S]``, of which ``length`` are known and then ``depth``
     are drafted. Column 0 is the pair that there is none of: zeros with the first token."""
     head, target, text = drafter.heads(params["drafter"]), params["target"], text[None]
@@ -151,7 +151,7 @@ def ids_of(drafter, params):
 
 
 def from_scratch(drafter, depth, params, text):
-    """``slow`` behind a list of tokens, of which the last ``depth`` are drafted."""
+    """Calls ``slow`` for a list of tokens, of which the last ``depth`` are drafted."""
     drafter = dataclasses.replace(drafter, topology=None)  # which has no part in it
     row = jnp.zeros((40,), jnp.int32).at[: len(text)].set(jnp.asarray(text))
     return slow(drafter, depth, params, row, len(text) - depth)
@@ -202,7 +202,7 @@ begin = jax.jit(loop.start, static_argnums=(0, 1, 2, 3, 6))
 
 
 def started(drafter, params, num=20, chunk=4):
-    """The state behind prompts read ``chunk`` tokens at a time."""
+    """The state after prompts read ``chunk`` tokens at a time."""
     request, capacity = loop.prepare_inputs(
         TARGET, drafter, PROMPTS, LENGTHS, jax.random.key(0), num, Sampling(), None, ()
     )
@@ -278,7 +278,7 @@ def test_rounds_that_draft_nothing_leave_their_pairs_pending():
 
 
 @pytest.mark.usefixtures("quick_compilation")
-def test_a_text_goes_on_behind_a_longer_one():
+def test_a_text_goes_on_after_a_longer_one():
     drafter = DRAFTERS["eagle chain"]
     params = weights_of(drafter)
     state = started(drafter, params)
@@ -342,7 +342,7 @@ def test_faults_are_seen(name):
 
 
 class AllPending(PEagle):
-    """Takes whatever lies in the columns of pending pairs for pairs, and drafts behind them."""
+    """Takes all columns of pending pairs for pairs, also unused ones, and drafts after them."""
 
     def _root(self, head, params, cache, features, tokens, start, count):
         count = jnp.full_like(count, tokens.shape[1])

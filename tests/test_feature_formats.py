@@ -72,7 +72,7 @@ def begun(heads, lm, tokens, lengths, num):
 
 
 def generated(heads, lm, expected):
-    """Of each round of a greedy generation paths drafted, tokens accepted, logits; the text."""
+    """Returns drafted paths, accepted tokens and logits of each greedy round; and the text."""
     prompt, text = expected["prompt"], expected["text"]
     begin = text[: len(prompt) + 1]  # the authors say the first token without a draft
     params, state = begun(heads, lm, begin[None], [len(begin)], len(text) + 8)

@@ -204,7 +204,7 @@ def test_after_any_number_of_rounds_the_cache_is_that_of_a_fresh_pass(name):
             for kept, own in zip(*caches, strict=True):
                 assert jnp.allclose(jnp.where(used, kept, 0), jnp.where(used, own, 0), atol=1e-5)
         models = []
-        if name.startswith("draft"):  # the draft model stays two tokens behind
+        if name.startswith("draft"):  # the draft model lags two tokens behind
             assert (state.drafter_state.filled >= state.length - 2).all()
             models = [(weights, state.drafter_state)]
         if name.startswith("union"):  # or more, where the others were right

@@ -50,7 +50,7 @@ def observe_and_draft(drafter, params, state, segment, context):
 
 
 def drafted(heads, lm, tokens, roots):
-    """The drafts int32 ``[rounds, N]`` behind one text; in each round ``tokens[i]`` are read and
+    """The drafts int32 ``[rounds, N]`` after one text; in each round ``tokens[i]`` are read and
     then ``roots[i]`` is the root."""
     params = {"target": lm.params, "drafter": heads.params}
     state, start, drafts = heads.drafter.init(*own_params(params), 1, 32), 0, []

@@ -36,7 +36,7 @@ def begun(drafter, weights, tokens=PROMPTS, lengths=LENGTHS):
 
 
 def rounds_of(drafter, weights):
-    """Of each round: the state before it, and what was proposed and judged."""
+    """Returns for each round the state before it, the proposal and the verdict."""
     params, state = begun(drafter, weights)
     while int(state.budget.max()):
         yield state, jit_judge(MODEL, drafter, "auto", params, state)
@@ -79,7 +79,7 @@ def test_after_any_copies_the_inner_drafter_says_what_it_says_of_that_text_alone
     assert compared > 6 and copied > 3  # both happened
 
 
-def test_a_row_copies_behind_the_first_of_its_own_tokens_that_makes_a_match():
+def test_a_row_copies_after_the_first_of_its_own_tokens_that_makes_a_match():
     hybrid = Hybrid(5, inner=DraftModel(num_draft=3, model=MODEL), lookup=LOOKUP)
     at = set()
     for state, judged in rounds_of(hybrid, CASES["draft"][1]):
@@ -153,7 +153,7 @@ def test_drafters_that_a_lookup_cannot_go_before_are_named():
         Hybrid(2, inner=chain)
 
 
-def test_a_name_behind_ngram_is_any_that_stands_alone():
+def test_a_name_after_ngram_is_any_that_stands_alone():
     lm = specjax.load("embedded")
     drafter, _ = drafter_names.resolve_drafter(lm, "ngram+draft", 5)
     assert (drafter.num_draft, drafter.inner.num_draft) == (5, 3)

@@ -40,16 +40,16 @@ from specjax.sampling.processors import grammar
 
 pytest_plugins = ["pairs"]
 
-# a token may not follow itself, and behind 2, 3 nothing comes: order matters, and texts end early
+# a token may not follow itself, and after 2, 3 nothing comes: order matters, and texts end early
 NEXT = np.asarray(
     [
         [0, 0, 0, 0],  # dead
         [2, 3, 4, 5],  # the beginning
-        [0, 3, 4, 5],  # behind 0
-        [2, 0, 4, 5],  # behind 1
-        [2, 3, 0, 6],  # behind 2
-        [2, 3, 4, 0],  # behind 3
-        [0, 0, 0, 0],  # behind 2, 3
+        [0, 3, 4, 5],  # after 0
+        [2, 0, 4, 5],  # after 1
+        [2, 3, 0, 6],  # after 2
+        [2, 3, 4, 0],  # after 3
+        [0, 0, 0, 0],  # after 2, 3
     ],
     np.int32,
 )

@@ -199,7 +199,7 @@ def test_memory_adds_up_and_the_cache_is_what_the_state_holds(begun):
     assert found.cache == sum(x.nbytes for x in jax.tree.leaves((state.cache, state.drafter_state)))
 
 
-def test_first_token_is_one_round_behind_the_prompt(begun):
+def test_the_first_token_takes_one_round_after_the_prompt(begun):
     work, _ = begun["ngram"]
     new = np.asarray(round_timing.first_token_call(work)()) - [
         len(prompt) for prompt in work.prompts

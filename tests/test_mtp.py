@@ -99,7 +99,7 @@ def one_step(drafter, stage, fault, params, hidden, tokens):
 
 
 def slow(lm, drafter, weights, text, depth, fault=None):
-    """The next ``depth`` tokens behind ``text``, and the logits ``[depth, V]``, each from a pass
+    """The next ``depth`` tokens after ``text``, and the logits ``[depth, V]``, each from a pass
     over all pairs: (state, token), ..."""
     params = {"target": lm.params, "drafter": weights}
     hidden, said = hidden_of(lm.target, lm.params, text)[:, :-1], []

@@ -45,7 +45,7 @@ def test_plain_decoding_takes_a_round_a_token():
     assert taken == Rounds({1: 4}, per_row=4, drafted=0, accepted=0)
 
 
-def test_a_round_goes_to_the_token_behind_the_accepted_ones():
+def test_a_round_goes_to_the_token_after_the_accepted_ones():
     # root 0: 2 of 3 accepted, so that the next root is 3; there 0 of 3, then root 4
     trace = of([3] * 5, [2, 9, 9, 0, 3])
     assert rounds(trace, 3) == Rounds({4: 3}, per_row=3, drafted=9, accepted=5)

@@ -43,8 +43,8 @@ class Whole(Medusa):
 
 
 def begun(kind, more=()):
-    """The state behind the prompts, read 4 tokens at a time, and the passes; ``more``: tokens that
-    are put behind each of them."""
+    """The state after the prompts, read 4 tokens at a time, and the passes; ``more``: tokens that
+    are put after each of them."""
     target = Spied(SHAPE, passes=([],))
     drafter = kind(config=MedusaConfig(**SIZES), target=target)
     params = {"target": nnx.to_pure_dict(nnx.state(Decoder(SHAPE, rngs=nnx.Rngs(0))))}

@@ -57,7 +57,7 @@ def text():
 
 
 def in_rounds(drafter, params, hidden, tokens):
-    """What the heads read behind each of the segments ``PARTS``, the second row's one token
+    """What the heads read after each of the segments ``PARTS``, the second row's one token
     shorter, the rest of which comes with the next one; wider than what is valid of them."""
     state, found, begin = drafter.init(*own_params(params), BATCH, 16), [], np.zeros(BATCH, int)
     observe = jax.jit(drafter.observe)
@@ -78,7 +78,7 @@ def in_rounds(drafter, params, hidden, tokens):
 
 
 def context(tokens, ends):
-    """Of a round whose root is token ``ends`` of each row."""
+    """The context of a round whose root is token ``ends`` of each row."""
     return Context(
         tokens=tokens,
         length=jnp.asarray(ends + 1, jnp.int32),
@@ -152,7 +152,7 @@ def test_what_plain_rounds_said_is_read_before_something_is_drafted(name, drafti
     assert max(waited) == 3 and waited[-1] == 0
 
 
-def test_a_speculators_layer_reads_the_token_behind_each_state():
+def test_a_speculators_layer_reads_the_token_after_each_state():
     drafter = DRAFTERS["speculator"]
     params = {"drafter": heads(drafter), "target": None}
     hidden, tokens = text()
@@ -273,7 +273,7 @@ def seldom(behind_lookup):
 
 
 def read_anew(base, own, state):
-    """The state behind all committed tokens but the root, read in one pass."""
+    """The state after all committed tokens but the root, read in one pass."""
     draft = trees.chain_draft(context(state.tokens, np.zeros(BATCH, int)), state.tokens[:, 1:])
     draft = dataclasses.replace(draft, start=jnp.zeros(BATCH, jnp.int32))
     cache = TOY.init(TOY_PARAMS, BATCH, state.tokens.shape[1])

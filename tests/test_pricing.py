@@ -40,7 +40,7 @@ def test_every_width_is_priced_over_rounds_that_draft_so_many(name, pair, monkey
     rounds = drafted[-1][0]
     every = [(rounds, rounds * width, rounds * width) for width in work.drafter.widths]
     assert drafted[-15:] == 3 * [(0, 0, 0), *every]
-    # what stands behind the repeated token may have no match before it
+    # the tokens after the repeated one may have no match before it
     assert rounds == (round_costs.MOST_ROUNDS if name == "draft" else 1)
     costs = np.asarray(work.params["drafter"]["costs"])
     assert costs.shape == (4,) and np.all(costs > 0) and np.all(np.isfinite(costs))

@@ -62,7 +62,7 @@ def logits(loaded, case, target):
     """Teacher-forced, at all positions of the golden case: ``[B, T, n, V]``."""
     golden = expected(case)
     steps, length = golden["logits"].shape[0], golden["hidden"].shape[1]
-    # the golden tokens stand behind the states; rows are long enough that no step reads beyond
+    # the golden tokens follow the states; rows are long enough that no step reads beyond them
     hidden = np.pad(golden["hidden"], ((0, 0), (0, steps + 1), (0, 0)))
     tokens = np.pad(golden["tokens"], ((0, 0), (1, 0)))
     kind = redrafter if case in REDRAFTERS else speculator
@@ -87,7 +87,7 @@ def context(tokens, sampling=Sampling(temperature=0)):
 
 
 def paths(draft, depth):
-    """Of each row the set of token paths of this length below the root."""
+    """Returns for each row the set of token paths of this length below the root."""
     parent, depths = (
         np.broadcast_to(x(draft), draft.tokens.shape) for x in (trees.parents, trees.depths)
     )

@@ -180,7 +180,7 @@ def test_samples_share_one_prefill():
 
 @dataclasses.dataclass(frozen=True)
 class Broken(type(MODEL)):
-    """Its logits are ``what`` behind every token 7."""
+    """A target whose logits are ``what`` after every token 7."""
 
     what: float = np.nan
 

@@ -69,6 +69,6 @@ def test_the_kernels_pass_the_address_and_undefined_behaviour_sanitizers():
     assert done.stdout.strip() == "sound", done.stderr[-3000:]
 
 
-def test_fault_a_read_behind_an_array_is_seen():
+def test_fault_a_read_past_the_end_of_an_array_is_seen():
     done = run(FAULT)
     assert done.returncode != 0 and "heap-buffer-overflow" in done.stderr, done.stderr[-3000:]

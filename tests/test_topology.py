@@ -34,7 +34,7 @@ def context(**more):
 
 
 def said(row, path=()):
-    """The drafter's log-probabilities behind a prompt and a path, NumPy."""
+    """The drafter's log-probabilities after a prompt and a path, NumPy."""
     ids = np.asarray([*PROMPTS[row], *path])
     wave = 1 + 0.5 * np.cos(np.arange(len(ids)))
     state = (np.asarray(WEIGHTS["embed"], np.float64)[ids] * wave[:, None]).sum(axis=0)

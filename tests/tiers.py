@@ -72,7 +72,7 @@ TABLE = {
     "test_feature.py": [
         ("faults_are_seen|usual_layers|no_head_can_be", DEFAULT),
         (r"from_scratch\[(eagle chain|eagle3)", MERGE),
-        ("pending|behind_a_longer|is_read|copies|columns", MERGE),
+        ("pending|after_a_longer|is_read|copies|columns", MERGE),
         (EVERYTHING, FULL),
     ],
     "test_feature_formats.py": [

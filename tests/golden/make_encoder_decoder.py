@@ -111,7 +111,7 @@ def logits_of(model, inputs, tokens: np.ndarray) -> np.ndarray:
 
 
 def generated(model, inputs) -> np.ndarray:
-    """What transformers generates greedily behind the start, int32 ``[B, NEW]``."""
+    """The tokens that transformers generates greedily after the start, int32 ``[B, NEW]``."""
     import torch
 
     model = copy.deepcopy(model)  # Whisper's generate edits its configuration

@@ -8,7 +8,7 @@ Llama; each of the other folders holds a random drafter in its authors' layout, 
 and ``expected.npz``, computed in float32 by the official code around that Llama. Of ``eagle``,
 ``eagle_bare``, ``eagle3``, ``eagle3_wide`` (a whole greedy generation, R rounds):
 
-    prompt    int32 [T]        text     int32 [L]      prompt and what was said behind it
+    prompt    int32 [T]        text     int32 [L]      prompt and what was said after it
     logits    float32 [R, Vd]  the drafter's below each round's root
     drafts    int32 [R, N]     tokens, node 0 the root
     parents   int32 [R, N]     accepted int32 [R]      drafted tokens that were accepted
@@ -18,7 +18,7 @@ of ``dflash`` the same with chains, ``logits [R, N - 1, V]`` and without ``paren
 of ``speculators`` and ``speculators_norms`` (training-time test, true tokens given):
 
     tokens    int32 [T]        logits   float32 [S, T - 1, Vd] of step s for pair i: about the
-                               token behind i + 1 + s, of pairs for which that stands in the text
+                               token after i + 1 + s, of pairs for which that stands in the text
 
 and of ``peagle`` the same from one pass (parallel prediction), zeros where that does not stand.
 """
@@ -301,7 +301,7 @@ def speculators(name: str, reference, tokens, seed: int, kind: str, **changes) -
 
 @torch.no_grad()
 def peagle(reference, tokens, seed: int) -> None:
-    """Of the pairs a training step would draw at random to predict from, all are taken."""
+    """Takes all pairs, of which a training step would draw some at random."""
     import speculators.models.peagle.core as code
     from speculators.losses import resolve_loss_config
 

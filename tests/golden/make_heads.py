@@ -9,8 +9,8 @@ each of the other folders holds random heads in the authors' layout, values in b
 
     tokens  int32 [B, T]         a text, the same in all cases
     logits  float32 [K, B, T, V] of head k at each position, the true tokens given
-    paths   int32 [N, D]         the tree drafted below, as paths of ranks, -1: behind the end
-    first   int32 [N + 1]        the draft behind row 0's text; node 0 is the root
+    paths   int32 [N, D]         the tree drafted below, as paths of ranks, -1: after the end
+    first   int32 [N + 1]        the draft after row 0's text; node 0 is the root
     second  int32 [N + 1]        the draft after two accepted tokens of the first
     fed     int32 [2]            these tokens: the root of the first draft and the one below it
 """

@@ -7,7 +7,7 @@ its modules in one checkpoint, values in bfloat16, under the names that are publ
 transformers knows for DeepSeek's alone; the others are those that vLLM and SGLang read), and
 ``expected.npz``, computed in float32 by ``MtpModel`` from scratch in every round::
 
-    tokens   int32 [T]        a prompt of PROMPT tokens and what is generated greedily behind it
+    tokens   int32 [T]        a prompt of PROMPT tokens and what is generated greedily after it
     lengths  int32 [R]        in each round: the tokens so far, the root counted
     drafts   int32 [R, K]     what the modules say of the next ones
     logits   float32 [R, K, V]
@@ -62,7 +62,7 @@ CASES = {
     "mimo": ("Qwen2", PLAIN | dict(num_mtp_layers=1, mtp_hidden_states_first=True)),
     "qwen": ("Qwen3", PLAIN | dict(num_mtp_layers=1)),
 }
-# the modules' own names -> the published ones, behind what stands before a module's
+# the modules' own names -> the published ones, after the prefix of a module
 NAMES = {
     "deepseek": ("model.layers.{n}.", "model.layers.{n}.", {"post_norm": "shared_head.norm"}),
     "mimo": (

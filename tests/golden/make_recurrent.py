@@ -8,12 +8,12 @@ checkpoint in the published layout, values in bfloat16, and ``expected.npz`` wit
 module computes from it in float32:
 
     hidden  float32 [B, T, F]      the target's hidden states
-    tokens  int32 [B, T + n]       ``tokens[:, t]`` is the token behind ``hidden[:, t]``
-    logits  float32 [n, B, T, V]   of head (or step) ``i``, about the token behind ``tokens[t + i]``
+    tokens  int32 [B, T + n]       ``tokens[:, t]`` is the token after ``hidden[:, t]``
+    logits  float32 [n, B, T, V]   of head (or step) ``i``, about the token after ``tokens[t + i]``
     drafts  int32 [B, n]           drafted greedily from ``hidden[:, 0]`` and ``tokens[:, 0]``
 
 and for ReDrafter ``embedding`` [V, F], the target's, and ``beams`` int32 [B, width, n] instead of
-drafts; its logits are those behind the top-50 filter of its beam search.
+drafts; its logits are those after the top-50 filter of its beam search.
 """
 
 from __future__ import annotations

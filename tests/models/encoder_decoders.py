@@ -94,7 +94,7 @@ def drafters_of(case):
 
 
 def decode(case, name, inputs, new, **options):
-    """Greedy decoding behind the decoder's start: ``Decoded``."""
+    """Greedy decoding after the decoder's start: ``Decoded``."""
     (target, params), (drafter, weights) = model(case), drafters_of(case)[name]
     batch = len(jax.tree.leaves(inputs)[0])
     return specjax.decode(

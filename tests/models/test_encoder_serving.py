@@ -135,7 +135,7 @@ def test_what_cannot_be_heard_is_named_with_its_line(lms, heard):
 # ---------------------------------------------------------------- plans
 
 
-def test_a_plan_tells_the_rounds_behind_what_is_heard(lms, heard, monkeypatch):
+def test_a_plan_reports_the_rounds_after_the_encoder(lms, heard, monkeypatch):
     monkeypatch.setattr(measure, "A_PASS", 0)  # one pass a call
     windows, options = [heard / "0.npy", heard / "2.npy"], dict(max_new_tokens=12, stop=())
     how = dict(drafters="ngram", num_drafts=[2], turns=2, seconds=0, batches=[2])

@@ -111,7 +111,7 @@ def reader(kind, name):
     """``medusa`` reads the last hidden state, at the root; ``eagle3`` several, into a layer with a
     cache of its own; ``mtp`` the last one, into two modules with layers of the family's own kind.
 
-    Their LM heads are fitted to the plain text: from the target's hidden states behind it they say
+    Their LM heads are fitted to the plain text: from the target's hidden states after it they say
     what stands there, and from states of other tokens, or out of order, they do not.
     """
     target, _ = model(kind)

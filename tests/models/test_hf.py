@@ -71,7 +71,7 @@ def test_saving_and_loading_is_exact_in_one_file_and_in_shards(small, tmp_path, 
     assert_same(read(tmp_path), nnx.state(small))
 
 
-def test_saving_again_leaves_no_shard_and_no_temporary_file_behind(small, tmp_path):
+def test_saving_again_leaves_no_old_shard_and_no_temporary_file(small, tmp_path):
     (tmp_path / "README.md").write_text("kept")
     save_pretrained(small, tmp_path, max_shard_bytes=20_000)
     save_pretrained(small, tmp_path)

@@ -17,7 +17,7 @@ from training_toys import OPTIMIZER, ROWS, STEPS, trained, with_batches
 from specjax.sharding import join
 
 MESHES = {"pretrain": "data=2,model=2", "eagle3": "data=4", "block": "data=4"}
-STOP = 7  # the step behind which a process is asked to stop
+STOP = 7  # the step after which a process is asked to stop
 
 
 def main():

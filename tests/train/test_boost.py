@@ -48,7 +48,7 @@ def test_a_drafter_is_taught_where_those_before_it_fail(boosted):
     np.testing.assert_allclose(terms["failed"].value, weight.mean(), rtol=1e-6)
 
 
-def test_nothing_is_left_to_learn_behind_a_drafter_that_is_never_wrong():
+def test_nothing_is_left_to_learn_after_a_drafter_that_is_never_wrong():
     frozen = {"target": WEIGHTS[0], "earlier": [WEIGHTS[0]]}
     loss = boost.make_loss(PAIR, settings())
     value, slope = jax.jit(

@@ -71,7 +71,7 @@ def test_cross_entropy_alone_asks_nothing_of_the_target():
     np.testing.assert_allclose(value, expected, rtol=2e-5)
 
 
-def test_the_drafter_writes_its_share_of_the_rows_behind_their_prompts():
+def test_the_drafter_writes_its_share_of_the_rows_after_their_prompts():
     write = jax.jit(distill.make_writer(PAIR, 12, 5, 1.0))
     rows, weight = write(PARAMS, TOKENS[:2], KEYS.rows[:2])
     np.testing.assert_array_equal(rows[:, :5], TOKENS[:2, :5])
@@ -81,7 +81,7 @@ def test_the_drafter_writes_its_share_of_the_rows_behind_their_prompts():
     before = np.concatenate([np.zeros((2, 1)), ended[:, :-1]], axis=1) == 0
     np.testing.assert_array_equal(weight[:, 4:], before)  # up to its end-of-text, and that
 
-    # in the loss: these rows for half of the batch, the others as they were. What stands behind an
+    # in the loss: these rows for half of the batch, the others as they were. What stands after an
     # end-of-text, another document, has no weight, so the plain laws below need not know of it
     loss = distill.make_loss(PAIR, settings(on_policy=0.5))
     value, slope = jax.jit(

@@ -97,14 +97,14 @@ def test_the_target_s_laws_are_kept_where_they_are_wanted(keep):
         seen = np.flatnonzero(kept["seen"][row])
         for got, want in zip(jax.tree.leaves(kept["laws"]), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(got[row, seen], np.asarray(want)[row, seen], atol=1e-4)
-        # every token is behind a position that was judged; no accepted one behind a rejected one
+        # every token is after a position that was judged; no accepted one after a rejected one
         drafted = np.asarray(out.from_draft)[row]
         emitted = np.arange(8, int(out.lengths[row]))
         if keep == "judged":
             np.testing.assert_array_equal(seen, emitted - 1)
         else:
             assert not drafted[seen + 1].any()
-            run, bonus = 0, []  # a token of the target's own behind three accepted ones is a bonus
+            run, bonus = 0, []  # a token of the target's own after three accepted ones is a bonus
             for place in emitted:
                 run, own = (run + 1, False) if drafted[place] else (0, True)
                 if own and drafted[max(place - 3, 8) : place].sum() == 3:
@@ -303,7 +303,7 @@ def test_the_recipe_leaves_a_curve_a_report_and_a_drafter(whole, place):
 
 
 def test_killed_it_goes_on_to_serve_and_learn_the_same(command, whole, tmp_path):
-    """Killed between two checkpoints, so that what was served behind the first is served again."""
+    """Killed between two checkpoints, so that requests after the first are served again."""
     words = [sys.executable, "-m", "specjax.train", *command(tmp_path)]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
     while process.poll() is None and len(metrics.read(tmp_path / metrics.LOG)) < 3:

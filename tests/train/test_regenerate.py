@@ -178,7 +178,7 @@ def chat(tmp_path):
     return config
 
 
-def test_every_answer_is_the_targets_behind_its_own_earlier_ones(chat, tmp_path, capsys):
+def test_every_answer_is_the_targets_after_its_own_earlier_answers(chat, tmp_path, capsys):
     asked = [TALK, TALK[1:3], [{"role": "user", "content": "a b a b " * 12}]]
     settings = chat(asked, split="train")
     regenerate.run(settings)

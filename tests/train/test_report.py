@@ -50,7 +50,7 @@ def test_panels_hold_what_was_measured_where_it_was_measured():
 
 @pytest.fixture
 def folder(tmp_path):
-    """Of an interrupted run: a log and a configuration."""
+    """The files of an interrupted run: a log and a configuration."""
     log = "".join(json.dumps(row) + "\n" for row in ROWS)
     (tmp_path / metrics.LOG).write_text(log + '{"step": 4, "lo')
     (tmp_path / "config.json").write_text(json.dumps({"run.steps": 9, "data.corpus": "<mine>"}))

@@ -79,7 +79,7 @@ def drafted(head, row, place, forget=False):
     for t in range(first, place + 1):  # the pairs of true features
         out, hidden, cache = one(EMBEDDED[0, row, t], HIDDEN[row, t], t, cache)
     outs.append(out)
-    for step in range(1, STEPS):  # and the own outputs, one behind the other
+    for step in range(1, STEPS):  # and the own outputs, one after the other
         out, hidden, after = one(EMBEDDED[step, row, place], hidden, place + step, cache)
         cache = cache if forget else after
         outs.append(out)

@@ -92,7 +92,7 @@ JOBS = {
 
 
 def trained(name: str, run: RunConfig, steps: int = STEPS) -> dict:
-    """``gradients`` of the first step, ``losses`` of all, and the ``state`` behind the last."""
+    """``gradients`` of the first step, ``losses`` of all, and the ``state`` after the last."""
     task, layout = JOBS[name](), scale.layout_of(run, ROWS)
     optimizer = task.adjust(make_optimizer(OPTIMIZER, STEPS))
     state = step.make_state(task, optimizer, 0, layout)
