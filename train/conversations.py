@@ -28,7 +28,7 @@ def checked(messages) -> list[dict]:
     for number, message in enumerate(messages, start=1):
         if not isinstance(message, Mapping):
             raise ValueError(
-                f"message {number} is {message!r:.60}, no object with role and content"
+                f"message {number} is {message!r:.60}; give an object with role and content"
             )
         said = message.get("role", message.get("from"))
         role = ROLES.get(said, said) if isinstance(said, str) else said
@@ -37,18 +37,18 @@ def checked(messages) -> list[dict]:
             raise ValueError(f"message {number} has the role {said!r}; known: {known}")
         content = message.get("content", message.get("value"))
         if not isinstance(content, str) or not content.strip():
-            raise ValueError(f"message {number}, of the {role}, has no text")
+            raise ValueError(f"message {number}, of the role {role!r}, has no text")
         expected = TURNS[turns % 2]
         if role != expected and (role != "system" or number > 1):
             raise ValueError(
-                f"roles do not alternate: message {number} is of the {role}, where the {expected} "
-                "is due"
+                f"roles do not alternate: message {number} has the role {role!r}; expected: "
+                f"{expected!r}"
             )
         turns += role != "system"
         cut = {CUT: True} if message.get(CUT) else {}
         found.append({"role": role, "content": content, **cut})
     if not turns:
-        raise ValueError("nobody says anything in it")
+        raise ValueError("it has no message of a user")
     return found
 
 
@@ -109,8 +109,8 @@ def _encode(tokenizer, messages, asks: bool) -> tuple[list[int], list[bool]]:
         ends = [n for n, i in enumerate(own, start=1) if ids[i] in tokenizer.eos_ids]
         if not text.startswith(before) or not (whole or ends):
             raise ValueError(
-                "the chat template spells a turn otherwise once others follow: whose tokens are "
-                "whose is not known, unless the template marks it by {% generation %}"
+                "the chat template spells a turn differently if other turns follow, so the "
+                "assistant's tokens cannot be found: mark them by {% generation %} in the template"
             )
         for i in own[: ends[0] if ends else None]:
             counts[i] = True

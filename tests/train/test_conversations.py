@@ -46,7 +46,7 @@ def test_turns_that_are_spelled_anew_count_to_their_end_or_are_refused():
     ids, counts = encode(TALK, FORGETFUL)
     assert ids[:19] == IDS[:19] and counts[:19] == COUNTS[:19]
     assert (ids[19:], counts[19:]) == ([1, 5, 6, 12, 2], [0, 0, 1, 1, 1])
-    with pytest.raises(ValueError, match="spells a turn otherwise once others follow"):
+    with pytest.raises(ValueError, match="spells a turn differently if other turns follow"):
         encode(TALK, FORGETFUL.replace("not nothing", "nothing"))
 
 
@@ -67,13 +67,16 @@ def test_both_shapes_of_a_chat_are_one():
 @pytest.mark.parametrize(
     ("messages", "reason"),
     [
-        (TALK[1:2] * 2, "roles do not alternate: message 2 is of the user, where the assistant"),
-        (TALK[2:], "roles do not alternate: message 1 is of the assistant, where the user"),
-        ([*TALK[1:3], TALK[0]], "message 3 is of the system, where the user is due"),
+        (
+            TALK[1:2] * 2,
+            "roles do not alternate: message 2 has the role 'user'; expected: 'assistant'",
+        ),
+        (TALK[2:], "roles do not alternate: message 1 has the role 'assistant'; expected: 'user'"),
+        ([*TALK[1:3], TALK[0]], "message 3 has the role 'system'; expected: 'user'"),
         ([{"role": "tool", "content": "x"}], "message 1 has the role 'tool'; known: system, user"),
-        ([{"role": "user", "content": " "}], "message 1, of the user, has no text"),
-        (["x"], "message 1 is 'x', no object"),
-        (TALK[:1], "nobody says anything"),
+        ([{"role": "user", "content": " "}], "message 1, of the role 'user', has no text"),
+        (["x"], "message 1 is 'x'; give an object with role"),
+        (TALK[:1], "it has no message of a user"),
         (7, "7 is neither a text nor a list of messages"),
     ],
 )
