@@ -118,7 +118,7 @@ def test_what_cannot_be_heard_is_named_with_its_line(lms, heard):
         '"text.npy"': "one array of numbers",
         '{"features": "0.npy", "prompt": "A"}': "token ids that the decoder begins with",
         '{"features": "0.npy", "prompt": [3, 99]}': r"token ids must be in \[0, 64\)",
-        '{"features": [[1, 2], [3]]}': "what was given is no array",
+        '{"features": [[1, 2], [3]]}': "features: a list is no array",
         "7": r"shape is \[\], expected",
     }
     file = heard / "broken.jsonl"

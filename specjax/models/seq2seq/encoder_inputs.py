@@ -65,7 +65,7 @@ def read(lm: LM, prompts, inputs, ids_of: Callable) -> tuple[list[list[int]], di
     config = lm.target.config
     if inputs is None and config.reads == "tokens":
         if prompts is None:
-            raise ValueError(f"prompts: None: {lm.name} reads a text; give it as the prompt")
+            raise ValueError(f"prompts=None: {lm.name} reads a text; give it as the prompt")
         given = ids_of(lm, prompts)
         inputs, prompts = of_rows(given, width_of(given)), None
     elif not isinstance(inputs, Mapping) and inputs is not None:
@@ -84,8 +84,8 @@ def _begin(lm: LM, prompts, batch: int, ids_of: Callable) -> list[list[int]]:
         prompts = [usual_begin(lm.config, lm.name)]
     elif isinstance(prompts, str) or any(isinstance(prompt, str) for prompt in prompts):
         raise ValueError(
-            "prompts: with inputs these are token ids that the decoder begins with, not a text; "
-            "for Whisper see specjax.models.start_ids; None takes the model's own"
+            f"prompts={prompts!r:.60}: give token ids that the decoder begins with, such as "
+            "specjax.models.start_ids makes for Whisper, or None for the model's default"
         )
     ids = ids_of(lm, prompts)
     ids = ids * batch if len(ids) == 1 else ids
@@ -98,8 +98,8 @@ def usual_begin(config: EncoderDecoderConfig, name: str) -> list[int]:
     """Returns the decoder's default prompt; errors call the model ``name``."""
     if not config.start_ids:
         raise ValueError(
-            f"prompt: {name} knows several languages and names none to begin with; give token ids, "
-            "those of specjax.models.start_ids(lm, language='en') or another"
+            f"prompt: {name} knows several languages and has no default prompt; give token ids, "
+            "for example those of specjax.models.start_ids(lm, language='en')"
         )
     return list(config.start_ids)
 
@@ -118,7 +118,10 @@ def window_of(config: EncoderDecoderConfig, given) -> np.ndarray:
     if array.shape != wanted:
         raise ValueError(f"features: the shape is {list(array.shape)}, expected {list(wanted)}")
     if not np.isfinite(array).all():
-        raise ValueError("features: not all of them are finite numbers")
+        wrong = int((~np.isfinite(array)).sum())
+        raise ValueError(
+            f"features: not all of them are finite numbers: mend {wrong} of {array.size}"
+        )
     return array
 
 
@@ -156,7 +159,10 @@ def of_prompt(
     if config.reads == "tokens":
         (source,) = ids_of(lm, [fields["prompt"]])
         if not 0 <= min(source) <= max(source) < config.vocab_size:
-            raise ValueError(f"token ids must be in [0, {config.vocab_size})")
+            raise ValueError(
+                f"prompt: ids from {min(source)} to {max(source)}: token ids must be in "
+                f"[0, {config.vocab_size})"
+            )
         return _begin(lm, None, 1, ids_of)[0], tuple(source)
     if FEATURES not in fields:
         raise ValueError(f"{lm.name} reads features: give them in a field {FEATURES!r}")
@@ -179,7 +185,9 @@ def of_prompts(lm: LM, prompts, ids_of: Callable) -> list[tuple[list[int], Sourc
         alone = isinstance(prompts, str | os.PathLike | Mapping) or np.ndim(prompts) == 2
         rows = [prompts] if alone else [] if prompts is None else list(prompts)
         if not rows:
-            raise ValueError(f"prompts: give what {lm.name} hears: features, or files of them")
+            raise ValueError(
+                f"prompts={prompts!r}: {lm.name} reads features; give arrays of them, or files"
+            )
         rows = [row if isinstance(row, Mapping) else {FEATURES: row} for row in rows]
     else:
         rows = [{"prompt": ids} for ids in ids_of(lm, prompts)]
@@ -191,10 +199,10 @@ def _array(where) -> np.ndarray:
     try:
         where = np.load(where, allow_pickle=False) if isinstance(where, Path) else np.asarray(where)
     except (OSError, ValueError, EOFError) as error:
-        what = f"{where} holds" if isinstance(where, Path) else "what was given is"
+        what = f"{where} holds" if isinstance(where, Path) else f"a {type(where).__name__} is"
         raise ValueError(f"features: {what} no array ({error})") from None
     if not isinstance(where, np.ndarray) or where.dtype.kind not in "fiu":
-        raise ValueError("features: give one array of numbers, [bins, frames]")
+        raise ValueError("features: expected one array of numbers, [bins, frames]: give that")
     return np.asarray(where, np.float32, order="C")
 
 

@@ -111,7 +111,7 @@ class Seq2SeqLM(Target):
         way_out = f"give inputs={accepted}"
         if inputs is None:
             raise ValueError(
-                f"inputs: {name!r} is an encoder-decoder model and there is nothing for its "
+                f"inputs=None: {name!r} is an encoder-decoder model and there is nothing for its "
                 f"encoder to read; {way_out}"
             )
         given = set(inputs) - {BEGIN} if isinstance(inputs, Mapping) else None
@@ -144,10 +144,15 @@ class Seq2SeqLM(Target):
             return
         source = inputs["tokens"] if "tokens" in inputs else inputs["memory"]
         size = np.shape(source)[1]
+        way_out = f"give integers from 1 to {size}"
         if not np.issubdtype(lengths.dtype, np.integer) or not 1 <= lengths.min():
-            raise ValueError(f"inputs: lengths={lengths}: every row needs at least one position")
+            raise ValueError(
+                f"inputs: lengths={lengths}: every row needs at least one position; {way_out}"
+            )
         if lengths.max() > size:
-            raise ValueError(f"inputs: lengths: {lengths.max()} positions in a row of {size}")
+            raise ValueError(
+                f"inputs: lengths: {lengths.max()} positions in a row of {size}; {way_out}"
+            )
         if tokens is None:
             return
         used = tokens[np.arange(size) < lengths[:, None]]
