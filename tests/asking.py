@@ -1,4 +1,4 @@
-"""The options of ``generate`` in one flat dictionary, which tests combine more easily."""
+"""The options of ``generate`` as one flat dictionary, which tests can combine easily."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ SAMPLING = {field.name: field.name for field in dataclasses.fields(Sampling)}
 
 
 def flat(**options):
-    """``options`` with those of drafting and sampling gathered in their objects."""
+    """Gathers the options of drafting and sampling in their objects."""
     for name, kind, fields in (("drafting", Drafting, DRAFTING), ("sampling", Sampling, SAMPLING)):
         given = {fields[key]: options.pop(key) for key in fields if key in options}
         if given:
@@ -20,7 +20,7 @@ def flat(**options):
 
 
 def prepared(lm, prompts, **options):
-    """What ``generate`` runs for such options; ``least_width`` ... are those of ``prepare``."""
+    """Prepares the task of ``generate``; ``least_width`` ... are arguments of ``prepare``."""
     sizes = ("least_width", "least_buffer", "chunk")
     sizes = {name: options.pop(name) for name in sizes if name in options}
     return prepare_measured(lm, prompts, Options(**flat(**options)), **sizes)

@@ -1,6 +1,7 @@
 """32 rows, a chain of one draft, a table as the target: run by ``test_chain_of_one.py``.
 
-Compiled for AVX-512 this ended once with a segmentation fault in a fused loop of XLA (jax 0.10.2).
+Compiled for AVX-512 this program once ended with a segmentation fault in a fused loop of XLA (jax
+0.10.2).
 """
 
 import dataclasses

@@ -10,7 +10,7 @@ from specjax.decoding import loop
 
 
 def hlo(target, drafter, params, batch, capacity, temperature):
-    """The optimized program, text: ``batch`` prompts of 20 tokens, 30 new ones."""
+    """The text of the optimized program for ``batch`` prompts of 20 tokens and 30 new tokens."""
     request, capacity = loop.prepare_inputs(
         target,
         drafter,
@@ -27,8 +27,10 @@ def hlo(target, drafter, params, batch, capacity, temperature):
 
 
 def cache_copies(text, *shapes):
-    """Copies, within loops, of float32 buffers of ``shapes`` ``[B, K, S, E]``, or of the same with
-    the first two axes in one. Before the loops each cache is zeroed, once."""
+    """Finds copies, within loops, of float32 buffers of ``shapes`` ``[B, K, S, E]``.
+
+    Buffers whose first two axes are joined count, too. Before the loops each cache is zeroed once.
+    """
     loops = text[: text.index("\nENTRY ")]
     wanted = set()
     for batch, heads, *rest in shapes:

@@ -13,14 +13,14 @@ import tiers
 
 from specjax.kernels.xla_cpu import THREADS_PER_DEVICE
 
-# A test sees the one device that a user has. What needs several runs in sessions of their own.
+# A test sees one device, as a user's program does. Tests of several devices have their own session.
 DEVICES = int(os.environ.get("SPECJAX_TEST_DEVICES", "1"))
 if DEVICES > 1:
     jax.config.update("jax_num_cpu_devices", DEVICES)
     os.environ.setdefault("NPROC", str(DEVICES * THREADS_PER_DEVICE))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 HERE = pathlib.Path(__file__).parent
-MANY, OFTEN = 20_000, 16  # mappings of memory; tests between two looks at them
+MANY, OFTEN = 20_000, 16  # mappings of memory; tests between two checks of their number
 ended = itertools.count()
 schedule = pytest.StashKey[tiers.Schedule]()
 
@@ -46,8 +46,10 @@ def pytest_configure(config):
 
 
 def keep_programs(config):
-    """Compiled programs go into pytest's own cache: the workers of a run and the processes that
-    tests start share them, and so does the next run of this checkout, but nothing else does."""
+    """Keeps compiled programs in pytest's own cache.
+
+    The workers of a run, the processes that tests start, and later runs of this checkout share it.
+    """
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
     if hasattr(config, "cache"):
@@ -60,7 +62,7 @@ def keep_programs(config):
 
 
 def wanted(config):
-    """The tiers to run; None: everything that is named."""
+    """The tiers to run; None: every test of the named files."""
     if chosen := config.getoption("--tier"):
         names = [x.strip() for x in chosen.split(",")]
         if unknown := set(names) - {*tiers.TIERS}:
@@ -71,7 +73,7 @@ def wanted(config):
 
 
 def below(path):
-    """``path`` as the table writes it."""
+    """``path`` relative to ``tests/``, as in the table of tiers."""
     return pathlib.Path(path).relative_to(HERE).as_posix()
 
 
@@ -90,7 +92,7 @@ def pytest_ignore_collect(collection_path, config):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session):
-    """What modules compute when they are imported is compiled quickly."""
+    """Compiles quickly what modules compute at their import."""
     with compiling_quickly():
         return (yield)
 
@@ -116,8 +118,11 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True)
 def room_for_programs():
-    """Drops compiled programs when there are thousands: each maps memory a few times, and Linux
-    lets a process do so 65,530 times; the next compilation then fails or ends the process."""
+    """Drops compiled programs when there are thousands of them.
+
+    Each program maps memory a few times. Linux allows 65,530 mappings for each process; beyond them
+    a compilation fails or ends the process.
+    """
     yield
     maps = pathlib.Path("/proc/self/maps")
     if next(ended) % OFTEN == 0 and maps.exists() and maps.read_bytes().count(b"\n") > MANY:
@@ -127,7 +132,7 @@ def room_for_programs():
 
 @contextlib.contextmanager
 def compiling_quickly():
-    """Without most of XLA's optimizations, whose time exceeds that of a tiny model's run."""
+    """Compiles without most of XLA's optimizations, which take longer than a tiny model's run."""
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)
     try:
@@ -144,7 +149,7 @@ def quick_compilation():
 
 @pytest.fixture(autouse=True, scope="module")
 def compilation_of_the_tier(request):
-    """The full tier, and a file that is named, are compiled as a user's programs are."""
+    """Compiles the full tier and named files as a user's programs are compiled."""
     names = wanted(request.config)
     if below(request.path) in tiers.QUICK and names and tiers.FULL not in names:
         with compiling_quickly():

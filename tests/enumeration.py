@@ -1,8 +1,9 @@
-"""The exact law of what an acceptance rule says, on toys, without drawing anything.
+"""The exact law of the tokens that an acceptance rule emits, on toys, without any draws.
 
-Each node is tested at most once, against its own uniform, and its threshold depends on the draft
-alone. So a rule is known by the thresholds, found by halving, and by what it does for each of the
-patterns of nodes that pass. All drafts times all patterns, with their probabilities, are the law.
+A rule tests each node at most once, against a uniform number of its own, with a threshold that
+depends on the draft only. The thresholds are found by bisection, and the rule is run for each
+pattern of nodes that pass. The law is the sum over all drafts and patterns, with their
+probabilities.
 """
 
 import functools
@@ -19,7 +20,7 @@ from specjax.sampling import drawing
 from specjax.types import ROOT, Draft
 
 ALMOST = 1 - 2.0**-24  # the greatest uniform
-SCALE = 2**30  # of weights that are given back as integers
+SCALE = 2**30  # the scale of weights that are returned as integers
 
 
 class Table:
@@ -55,7 +56,7 @@ def prefixes(tokens, parent):
 
 
 def given(q, earlier, draws):
-    """The law of a draw after those ``earlier`` from ``q``."""
+    """The law of a further draw from ``q`` after the draws ``earlier``."""
     hub = int(np.argmax(q))
     if not earlier or draws == "iid":
         return q
@@ -66,7 +67,7 @@ def given(q, earlier, draws):
 
 
 def drafts(q, topology, draws):
-    """Every draft, with its probability from ``q``, 0 for some: ``(Draft of R rows, [R])``."""
+    """Returns every draft with its probability by ``q``, which may be 0: ``(Draft, [R])``."""
     rows, weights = [], []
     first = [topology.index(above) for above in topology]  # siblings share the law of the first
     for said in itertools.product(range(q.vocab), repeat=len(topology) - 1):
@@ -101,7 +102,7 @@ def target_of(p, draft):
 
 
 def product(one, other):
-    """Both of two independent drafts: rows are those of one times those of the other."""
+    """Combines two independent drafts; the rows are all pairs of the rows of both."""
     (a, u), (b, v) = one, other
     a = jax.tree.map(lambda x: np.repeat(x, len(v), axis=0), a)
     b = jax.tree.map(lambda x: np.tile(x, (len(u),) + (1,) * (x.ndim - 1)), b)
@@ -114,7 +115,7 @@ def _judge(rule, draft, p, uniform):
         share = weights / jnp.maximum(jnp.sum(weights, axis=-1, keepdims=True), 1e-30)
         return jnp.round(share * SCALE).astype(jnp.int32)
 
-    # the uniforms come in the place of the key, and the last law in that of the last token
+    # the rule gets uniforms instead of the key, and returns the last law instead of the last token
     with (
         mock.patch.object(drawing, "uniforms", lambda key, count: key),
         mock.patch.object(drawing, "draw", whole),
@@ -126,7 +127,7 @@ def _judge(rule, draft, p, uniform):
 
 
 def outcome(rule, draft, weights, p, depth):
-    """``(law of depth + 1 tokens, expected accepted tokens)`` of a rule on enumerated drafts."""
+    """Returns ``(law of depth + 1 tokens, expected accepted tokens)`` of a rule."""
     count, nodes = draft.tokens.shape
     tests = nodes - 1
     paths, laws = target_of(p, draft)
@@ -139,7 +140,7 @@ def outcome(rule, draft, weights, p, depth):
     wide = jax.tree.map(lambda x: jnp.asarray(np.repeat(x, size, axis=0)), (draft, laws))
 
     def judge(uniform):
-        """Final nodes ``[R, K]`` and weights ``[R, K, V]`` for uniforms ``[R, K, tests]``."""
+        """Returns final nodes ``[R, K]`` and laws ``[R, K, V]`` for uniforms ``[R, K, tests]``."""
         given = np.zeros((count, size, nodes), np.float32)
         given[:, : uniform.shape[1], 1:] = uniform
         node, rest = _judge(rule, *wide, jnp.asarray(given.reshape(-1, nodes)))
@@ -201,8 +202,10 @@ def _follow(rule, draft, p, said):
 
 
 def saying(rule, draft, weights, p, depth):
-    """``outcome`` for a rule that draws a token at each node that it visits, by that node's
-    uniform: all combinations of tokens, with their probabilities."""
+    """``outcome`` for a rule that draws a token at each visited node, by the node's uniform.
+
+    It sums over all combinations of these tokens, with their probabilities.
+    """
     count, nodes = draft.tokens.shape
     said = np.asarray(list(itertools.product(range(p.vocab), repeat=nodes)))
     paths, laws = target_of(p, draft)

@@ -1,7 +1,8 @@
 """One of two processes that decode together; ``test_mesh_processes.py`` starts them.
 
-Arguments: address, index, folder of models, ``decode`` or ``linger``. Prints one JSON object, or
-``running`` once text has come, and then never ends.
+The arguments are address, index, folder of models, and ``decode`` or ``linger``. With ``decode``
+the process prints one JSON object; with ``linger`` it prints ``running`` after the first text, and
+never ends.
 """
 
 import json
@@ -27,7 +28,7 @@ SETTINGS = {
 
 
 def tokens(lm, draft, names=tuple(SETTINGS)):
-    """New tokens of each setting; ``draft``: what stands for ``drafter="draft"``."""
+    """Returns the new tokens of each setting; ``draft`` replaces ``drafter="draft"``."""
     found = {}
     for name in names:
         options = SETTINGS[name]
@@ -38,8 +39,11 @@ def tokens(lm, draft, names=tuple(SETTINGS)):
 
 
 def encoded(folder, mesh=None):
-    """``Generation``s of encoder-decoder models: of T5, drafted for by itself in half precision,
-    and of Whisper, by itself, so that one encoder serves both."""
+    """Returns ``Generation``s of encoder-decoder models.
+
+    T5 has itself in half precision as its drafter, and Whisper itself, so that one encoder serves
+    both.
+    """
     t5, half = (specjax.load(folder / "t5", mesh=mesh, dtype=d) for d in ("float32", "bfloat16"))
     whisper, same = (specjax.load(folder / "whisper", mesh=mesh) for _ in range(2))
     rng, config = np.random.default_rng(0), whisper.config

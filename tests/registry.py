@@ -1,6 +1,6 @@
-"""Every drafter of the project and every shape of draft, by one line each.
+"""Every drafter of the project and every shape of draft, one line for each.
 
-A line is ``name: (drafter, weights of the drafter, rules)``; ``conformance`` tests run over all.
+A line is ``name: (drafter, weights of the drafter, rules)``; conformance tests run over all lines.
 """
 
 import collections.abc
@@ -29,7 +29,7 @@ from specjax.models import DecoderConfig
 ALL = ("rejection", "delta")
 CHAIN = ("rejection", "block", "delta")
 TREE = (-1, 0, 0, 1, 2)
-# near what rounds are worth, and with short memory: the width changes all the time
+# costs near the value of rounds, and a short memory, so that the width changes all the time
 RESTLESS = Goodput(fade_rounds=2, min_pause=1, max_pause=2, probe_share=1.0)
 COSTS = np.asarray([1.0, 1.3, 1.6, 1.7], np.float32)
 LSTM = dict(cell="lstm", inner_size=5, tied=True, scaled=True)
@@ -37,7 +37,7 @@ WIDE = dict(exit_size=5, num_layers=1, kept=3)
 
 
 class Cases(collections.abc.Mapping):
-    """The lines, with weights that are drawn when a line is read."""
+    """The lines of the registry; the weights of a line are drawn when it is read."""
 
     def __init__(self, lines):
         self.lines = lines
@@ -71,7 +71,7 @@ def cases(model, params):
         return TreeDrafter(model=model, **settings)
 
     def head(drafter, config, parents, rules=("delta",), picks="top", layer=None, **shape):
-        """Heads on the toy's hidden state; ``parents``: of a static tree, or another topology."""
+        """Heads on the toy's hidden state; ``parents`` are a static tree or another topology."""
         config = config(hidden_size=params["embed"].shape[1], vocab_size=model.vocab_size, **shape)
         drafter = drafter(
             config=config,
@@ -83,7 +83,7 @@ def cases(model, params):
         return drafter, functools.partial(heads, drafter), rules
 
     def adaptive(case):
-        """The same with a width that changes all the time."""
+        """The same drafter with a width that changes all the time."""
         drafter, weights, rules = case
         return Adaptive(drafter, RESTLESS), {"inner": weights, "costs": COSTS[:3]}, rules
 
@@ -122,7 +122,7 @@ def cases(model, params):
         return MTPHeadsConfig(layers=layers)
 
     prefixed = functools.partial(SpeculatorConfig, prefix=layer, **LSTM)
-    top = functools.partial(Eagle3, layers=(1,))  # the toy has no others
+    top = functools.partial(Eagle3, layers=(1,))  # the toy has only one layer
     once = functools.partial(PEagle, layers=(1,))
     lines = {
         "plain": (Plain(), None, ("delta",)),

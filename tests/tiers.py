@@ -3,13 +3,13 @@
     python -m pytest tests -n 2               the default tier: what everybody runs
     python tests/tiers.py merge               what a merge adds to it
     python tests/tiers.py full                every test, before a release
-    python -m pytest tests/test_mesh.py       a file that is named runs whole, whatever its tier
+    python -m pytest tests/test_mesh.py       a named file runs whole, whatever its tier
 
-Tests are in the default tier unless the table below says otherwise: a file by its name, or the
-tests of a file by regular expressions that are searched in what pytest prints after the ``::``; the
-first that matches decides. Tests that need several devices run in a session of their own, whose
-process has eight virtual devices (SPECJAX_TEST_DEVICES=8); all others see the one device that a
-user has, on which the native kernels are used. A line that matches no test is an error.
+Tests are in the default tier unless the table below says otherwise. The table names files, or the
+tests of a file by regular expressions, which are searched in the text that pytest prints after the
+``::``; the first match decides. Tests that need several devices run in a session of their own,
+whose process has eight virtual devices (SPECJAX_TEST_DEVICES=8); all others see one device, on
+which the native kernels are used. A line that matches no test is an error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DRAWN = (  # drafter and rule: every rule, way to draw siblings, kind of head an
     "|silent-rejection|merged chains-kseq"
 )
 
-# A file, or what ends in "/" a folder: its tier, or the tiers of its tests by what matches first.
+# A file, or a folder (its name ends in "/"): its tier, or tiers of its tests by the first match.
 TABLE = {
     "test_acceptance.py": [
         ("keep[s]?_at_least|k_seq_(with|goes)|both_keep_more|in_half|always_right", MERGE),
@@ -270,11 +270,11 @@ QUICK = {
     "train/test_head_recipes.py",
 }
 
-# A worker of xdist runs a file whole, because its tests share fixtures and programs, but for these.
+# A worker of xdist runs a file whole, because its tests share fixtures and programs. Exceptions:
 SPREAD = {"test_acceptance.py", "test_drafts.py", "test_native.py", "test_sampled.py"}
 
-# What needs eight devices, and what is repeated on them in the full tier: there XLA's own products
-# and attention serve instead of the kernels.
+# Tests that need eight devices, and tests that the full tier repeats on them; there XLA's own
+# products and attention are used instead of the kernels.
 DEVICES = {
     "test_mesh.py": EVERYTHING,
     "test_decoder.py": "mesh",
@@ -290,7 +290,7 @@ REPEATED = ("test_decoder.py", "test_heldout.py", "test_greedy.py", "models/")
 
 
 class Schedule:
-    """Looks tests up in the table, and remembers which of its lines have served."""
+    """Looks tests up in the table, and records which lines matched a test."""
 
     def __init__(self, table=TABLE, devices=DEVICES):
         self.table = {
@@ -301,11 +301,11 @@ class Schedule:
         self.used, self.seen = set(), set()
 
     def place(self, file):
-        """The line for ``file``: its own, else that of its folder."""
+        """The line for ``file``: that of the file, else that of its folder."""
         return next((p for p in (file, f"{file.partition('/')[0]}/") if p in self.table), None)
 
     def tier(self, file, test):
-        """The tier of ``test`` (what stands after the ``::``) in ``file`` (below ``tests/``)."""
+        """The tier of ``test`` (the text after the ``::``) in ``file`` (relative to ``tests/``)."""
         place = self.place(file)
         self.seen.add(place)
         for pattern, tier in self.table.get(place, ()):
@@ -321,7 +321,7 @@ class Schedule:
         return found if any(p == EVERYTHING for p, _ in rules) else found | {DEFAULT}
 
     def group(self, file, test):
-        """What a worker runs in one piece with ``test``; None: nothing."""
+        """The group of tests that one worker runs with ``test``; None: there is none."""
         if file in SPREAD:
             return None
         _, bracket, case = test.partition("[")
@@ -354,7 +354,7 @@ def sessions(tier):
 
 
 def main(arguments):
-    """Runs the tiers that are named, each with what else pytest is told."""
+    """Runs the named tiers; further arguments are passed to pytest."""
     names = [x for x in arguments if x in TIERS]
     others = [x for x in arguments if x not in TIERS]
     if not names:

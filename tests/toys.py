@@ -25,7 +25,7 @@ def bag(vocab, seed, features=6, sharpness=1.5):
 
 
 class Readable(HeadTarget, Bag):
-    """With what drafters ask of a target whose head and embeddings they share."""
+    """A ``Bag`` with the methods for drafters that share the target's LM head and embeddings."""
 
     num_layers = 1
 
@@ -37,7 +37,7 @@ class Readable(HeadTarget, Bag):
 
 
 def own_params(params):
-    """What the hooks of a drafter are given of the ``params`` of ``decode``."""
+    """The first two arguments of a drafter's hooks, from the ``params`` of ``decode``."""
     return params.get("drafter"), params.get("target")
 
 
@@ -51,7 +51,7 @@ def like(params, seed, noise=0.7):
 
 
 def context(batch, sampling=Sampling(temperature=1.0), length=1):
-    """What a drafter looks at: ``length`` tokens, all 0."""
+    """The context of a round with ``length`` committed tokens, all 0."""
     return Context(
         tokens=jnp.zeros((batch, length), jnp.int32),
         length=jnp.full((batch,), length, jnp.int32),
@@ -91,11 +91,11 @@ def heads(drafter, seed=2):
 
 @dataclasses.dataclass(frozen=True)
 class TreeDrafter(ChainDrafter):
-    """Drafts a tree with a toy model, from scratch in every round, in the obvious way.
+    """Drafts a tree with a toy model, from scratch in every round, without a cache.
 
-    ``sibling_sampling``: ``top`` (the r-th child is the r-th best token), ``worst`` (the least
-    likely ones), ``iid``, ``distinct``. ``weights``: a key of
-    ``params["drafter"]``, or None for all of it.
+    ``sibling_sampling`` is ``top`` (the r-th child is the r-th best token), ``worst`` (the least
+    likely ones), ``iid`` or ``distinct``. ``weights`` is a key of ``params["drafter"]``, or None
+    for all of it.
     """
 
     model: Target = None
@@ -179,7 +179,7 @@ class TreeDrafter(ChainDrafter):
 
 @dataclasses.dataclass(frozen=True)
 class Merged(ChainDrafter):
-    """Several drafters' trees in one, with twins."""
+    """Merges the trees of several drafters; equal siblings stay two nodes (twins)."""
 
     drafters: tuple = ()
     one_law: bool = False

@@ -30,7 +30,7 @@ SMALL = DecoderConfig(
 
 
 def random_params(config: DecoderConfig, seed: int = 0) -> nnx.State:
-    """Drawn by numpy: initialising a ``Decoder`` op by op takes longer than a test should."""
+    """Draws weights with NumPy, since initializing a ``Decoder`` op by op takes long."""
     rng = np.random.default_rng(seed)
     draw = lambda x: jnp.asarray(rng.normal(size=x.shape, scale=0.2), jnp.float32)  # noqa: E731
     return jax.tree.map(draw, abstract(config)[1])
@@ -55,7 +55,7 @@ def _forward(config: DecoderConfig):
 
 
 def logits_of(folder, tokens):
-    """Float32 logits of the checkpoint in ``folder``; one compilation for each config."""
+    """Returns float32 logits of the checkpoint in ``folder``; compiles once for each config."""
     config = load_config(folder)
     return _forward(config)(load_weights(folder, config, "float32"), jnp.asarray(tokens))
 

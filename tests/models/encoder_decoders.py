@@ -69,7 +69,7 @@ def shorter(case, **layers):
 
 
 def near(params):
-    """Weights that agree with ``params`` now and then: a drafter."""
+    """Weights of a drafter whose tokens sometimes agree with those of ``params``."""
     rng = np.random.default_rng(5)
     return jax.tree.map(lambda x: x * (1 + 0.1 * rng.normal(size=x.shape).astype("f")), params)
 
@@ -111,7 +111,7 @@ def decode(case, name, inputs, new, **options):
 
 
 def copies(case, name, inputs, new, shapes):
-    """Copies of buffers of such ``shapes`` in the compiled rounds, and the program's text."""
+    """Returns copies of buffers of ``shapes`` in the compiled rounds, and the program's text."""
     (target, params), (drafter, weights) = model(case), drafters_of(case)[name]
     batch = len(jax.tree.leaves(inputs)[0])
     start, ones = np.zeros((batch, 1), np.int32), np.ones(batch, np.int32)

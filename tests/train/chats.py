@@ -1,11 +1,11 @@
-"""What tests of chats share: a tokenizer with a template, a conversation, a file."""
+"""Shared by tests of chats: a tokenizer with a template, a conversation, a file."""
 
 import json
 
 import tokenizers
 import transformers
 
-# ids 0 ...: the end of text, one that begins a turn, one that ends it, roles, words
+# ids from 0: end of text, begin of a turn, end of a turn, roles, words
 WORDS = ["<|endoftext|>", "<s>", "</s>", "system", "user", "assistant", *"abcdefgh"]
 PLAIN = (
     "{% for m in messages %}<s>{{ m.role }} {{ m.content }}</s>{% endfor %}"

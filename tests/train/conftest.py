@@ -1,4 +1,4 @@
-"""What tests of recipes share: a corpus, a target trained on it for a few steps, its own text."""
+"""Shared by tests of recipes: a corpus, a target trained on it for a few steps, and its text."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,7 +13,7 @@ SHAPE += ["model.num_kv_heads=1", "model.head_dim=8"]
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """``train(recipe, *fields)`` runs the command, says its status; ``teacher``: its field."""
+    """``train(recipe, *fields)`` runs the command, returns its status; ``teacher`` is a field."""
 
     root: Path
     train: Callable[..., int]

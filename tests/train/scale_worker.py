@@ -1,6 +1,6 @@
 """One of two processes that train together; ``test_scale_processes.py`` starts them.
 
-Arguments: address, index, folder, where it writes what it found: gradients and losses by task.
+The arguments are address, index, and the folder for its gradients and losses by task.
 """
 
 import json

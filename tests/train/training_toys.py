@@ -1,4 +1,4 @@
-"""Jobs of a toy model, as recipes bring them, trained for a few steps on whatever mesh a run names.
+"""Training tasks of a toy model, as recipes make them, for a few steps on the mesh of a run.
 
 ``test_scale.py`` runs them on the devices of one process, ``scale_worker.py`` on those of two.
 """
@@ -33,7 +33,7 @@ def text() -> np.ndarray:
 
 
 def keeping(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """``optimizer``, with the last gradients in its state."""
+    """Returns ``optimizer`` with the last gradients in its state."""
 
     def init(params):
         return {"gradients": jax.tree.map(jnp.zeros_like, params), "rest": optimizer.init(params)}
@@ -109,7 +109,7 @@ def trained(name: str, run: RunConfig, steps: int = STEPS) -> dict:
 
 
 def assert_same(found: dict, wanted: dict) -> None:
-    """First gradients to 1e-5 of each array's greatest, losses to 1e-4."""
+    """Compares first gradients to 1e-5 of each array's greatest value, and losses to 1e-4."""
     for own, true in zip(found["gradients"], wanted["gradients"], strict=True):
         np.testing.assert_allclose(own, true, rtol=0, atol=1e-5 * np.abs(true).max())
     np.testing.assert_allclose(found["losses"], wanted["losses"], rtol=0, atol=1e-4)
@@ -127,8 +127,7 @@ def logits_of(output):
 
 
 def with_batches(name: str, shard: tuple[int, int], at=lambda step: None) -> step.TrainingTask:
-    """A task over the same text that the loop itself can run; ``at(step)`` is called as rows of a
-    step are read."""
+    """Returns a task over the same text for the loop; ``at(step)`` is called as rows are read."""
     import grain
 
     index, count = shard
