@@ -49,9 +49,7 @@ class BoostConfig:
 
     distill: distill.DistillConfig
     num_drafters: int = 2  # at least 2
-    boosted: bool = (
-        True  # train each drafter where the earlier ones fail; false: all on all positions
-    )
+    boosted: bool = True  # train each drafter where the earlier ones fail; false: everywhere
     num_draft: int = 3  # tokens that each drafts per round, where τ is measured
 
     def __post_init__(self):

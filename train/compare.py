@@ -24,13 +24,13 @@ from .decoding import decode_all, tau_of
 class CompareConfig:
     """The heads to compare, and how they are decoded."""
 
-    teacher: str = "embedded"
+    teacher: str = "embedded"  # the target of the heads
     heads: tuple[str, ...] = ()  # folders of trained heads
     trees: tuple[str, ...] = ("chain:3",)  # as specjax generate --tree takes them
     temperature: float = 0.0  # 0 is greedy decoding
     num_prompts: int = 64  # a multiple of batch
     new_tokens: int = 64  # tokens decoded per prompt
-    batch: int = 16
+    batch: int = 16  # prompts that are decoded together
     output: str = "runs/compare.md"  # the table, in Markdown
     run: RunConfig = RunConfig()
 

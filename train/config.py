@@ -49,9 +49,7 @@ def check_stems(name: str, paths: typing.Sequence[str]) -> None:
 class DataConfig:
     """The text to train on, and how it is cut into rows of tokens."""
 
-    corpus: str = (
-        "stdlib"  # or "packages", a file, a folder, or hf:owner/name (see train/sources.py)
-    )
+    corpus: str = "stdlib"  # or "packages", a file, a folder, hf:owner/name (train/sources.py)
     mixed: tuple[str, ...] = ()  # further corpora that rows to train on are drawn from
     mixed_share: tuple[float, ...] = ()  # the share of the rows of each; []: equal shares
     tokenizer: str = "embedded"  # a model that specjax.load takes, or a tokenizer.json
@@ -137,9 +135,7 @@ class RunConfig:
     eval_every: int = 200  # steps between evaluations
     keep: int = 2  # how many of the last checkpoints are kept
     seed: int = 0  # of the initial weights and of what losses draw
-    best: str = (
-        ""  # the measure whose best weights are exported, or "last"; "": the recipe's choice
-    )
+    best: str = ""  # export the weights with the best such measure, or "last"; "": by the recipe
     mesh: str = ""  # the devices that share the run, such as "data=2,model=4"; "": one device
     fully_sharded: bool = False  # split weights and moments over the mesh axis data as well
     accumulate: int = 1  # parts of a batch that are computed one after the other

@@ -96,9 +96,9 @@ def stdlib_documents(split: str, *, strict: bool = True, manifest=None, root=Non
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CorpusConfig:
-    """``root``: another Python's library than the running one's."""
+    """The standard library to list."""
 
-    root: str = ""
+    root: str = ""  # the folder of a standard library; "": that of the running Python
     run: RunConfig = RunConfig(folder="runs/corpus")
 
 

@@ -30,9 +30,7 @@ class DecodingConfig:
     """Held-out prompts that are decoded to measure τ, by which the exported weights are chosen."""
 
     num_prompts: int = 32  # windows of the held-out corpus, a multiple of batch; 0: not measured
-    files: tuple[
-        str, ...
-    ] = ()  # prompts of other domains (JSON lines with a field text), each measured apart
+    files: tuple[str, ...] = ()  # further prompts (JSON lines with "text"), measured by file
     prompt_tokens: int = 48  # tokens of a prompt
     new_tokens: int = 64  # tokens decoded per prompt
     batch: int = 8  # prompts that are decoded together

@@ -44,7 +44,7 @@ class EagleConfig(frozen.FrozenConfig):
     top: float = 1.0  # the weight of the loss over the top_k tokens
     top_k: int = 0  # the target's most likely tokens in that loss; 0: none
     intermediate_size: int = 0  # of the layer; 0: the target's
-    teacher_share: float = 1.0
+    teacher_share: float = 1.0  # share of the target's law in the held-out loss alone; see law, top
 
     def __post_init__(self):
         super().__post_init__()

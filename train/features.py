@@ -48,8 +48,8 @@ class FeaturesConfig:
     ``data.length * (8 * top_k + 4)`` bytes in place of the last layer.
     """
 
-    teacher: str = "embedded"
-    split: str = "train"
+    teacher: str = "embedded"  # the target: a name or folder that specjax.load takes
+    split: str = "train"  # the split of the corpus: train or heldout
     num_rows: int = 1024  # a multiple of data.batch
     layers: tuple[int, ...] = ()  # stored besides the last layer; EAGLE-3 reads some
     top_k: int = 0  # store the target's most likely tokens in place of the last layer; 0: do not

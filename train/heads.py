@@ -27,9 +27,7 @@ class HeadsConfig(frozen.FrozenConfig):
 
     kind: str = "medusa"  # medusa or blockwise
     num_layers: int = 1  # residual blocks of a Medusa head
-    tied: bool = (
-        True  # share the target's LM head; else each Medusa head has one, initialized by it
-    )
+    tied: bool = True  # share the target's LM head; else each Medusa head begins with a copy
     trunk_size: int = 0  # of Blockwise's hidden layer; 0: num_heads times the hidden size
     sample_head: bool = False  # each step trains one head, drawn at random (Blockwise)
 

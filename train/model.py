@@ -14,15 +14,15 @@ from specjax.models.decoder import Decoder
 class ModelConfig:
     """The shape of a small Llama."""
 
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
+    hidden_size: int  # features of the residual stream
+    intermediate_size: int  # features within a feed-forward layer
+    num_layers: int  # decoder layers
+    num_heads: int  # query heads of a layer
+    num_kv_heads: int  # key/value heads, a divisor of num_heads
+    head_dim: int  # features of a head, an even number
     max_positions: int = 1024  # may exceed data.length, but no longer text is trained on
     tie_embeddings: bool = True  # the LM head is the embedding
-    rope_theta: float = 10_000.0
+    rope_theta: float = 10_000.0  # the base of the frequencies of rotary positions
 
     def decoder(self, vocab_size: int, end_of_text: int) -> DecoderConfig:
         """The decoder of this shape over a tokenizer's vocabulary."""

@@ -47,18 +47,18 @@ MEASURES = {  # of a run's last evaluation, by the names of its ``eval_samples``
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ObjectivesConfig:
-    """``corpus``, ``target``: folders of the recipe ``features``, of as many rows each.
-    ``distill``: what all runs have in common; its ``eval_samples`` are two files, named
-    ``greedy.npz`` and ``sampled.npz``. ``variants``: keys of ``VARIANTS``, the baseline among them;
-    empty: all. ``output``: the folder of ``rows.jsonl`` and ``table.md``.
+    """The objectives to compare.
+
+    The section ``distill`` holds the settings that all runs share; its ``eval_samples`` are two
+    files, named ``greedy.npz`` and ``sampled.npz``.
     """
 
     distill: distill.DistillConfig
-    corpus: str = "runs/objectives_corpus"
-    target: str = "runs/objectives_target"
-    seeds: tuple[int, ...] = (0, 1, 2)
-    variants: tuple[str, ...] = ()
-    output: str = "runs/objectives"
+    corpus: str = "runs/objectives_corpus"  # a folder of the recipe `features`, over the corpus
+    target: str = "runs/objectives_target"  # a folder of as many rows that the target wrote
+    seeds: tuple[int, ...] = (0, 1, 2)  # each variant is trained once with each seed
+    variants: tuple[str, ...] = ()  # names of objectives, with the baseline; []: all
+    output: str = "runs/objectives"  # the folder of rows.jsonl and table.md
 
     def __post_init__(self):
         unknown = [name for name in self.variants if name not in VARIANTS]

@@ -1,6 +1,7 @@
 """What is seen of a run: operations, pace, and the same measures in every place they go to."""
 
 import csv
+import re
 import struct
 import sys
 import types
@@ -167,9 +168,13 @@ def test_every_sink_that_a_configuration_may_name_exists():
 
 
 def test_a_recipe_lists_its_fields_with_defaults_and_words(capsys):
+    out = ""
     for recipe in RECIPES:
         assert main([recipe, "--help"]) == 0
-    out = capsys.readouterr().out
+        text = capsys.readouterr().out
+        fields = re.findall(r"^    [\w.]+ = .*$", text.partition("Fields, given")[2], re.M)
+        assert fields and not [line for line in fields if not re.search(r"\S  +\S", line[4:])]
+        out += text
     assert "data.samples_share = []               the share of the rows of each; []" in out
     assert "model.hidden_size = (int, must be given)" in out and 'divergence = "fkl"' in out
     start = out.index("specjax train eagle3 ")
