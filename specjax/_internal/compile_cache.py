@@ -33,7 +33,7 @@ def enable(folder: str | os.PathLike | None = None) -> Path | None:
 
 
 def cache_folder(kind: str) -> Path:
-    """Where this user keeps what was compiled for this processor; perhaps not there yet.
+    """The folder of programs compiled for this user and processor, which may not exist yet.
 
     Raises:
       OSError: the user has no home.

@@ -1,4 +1,4 @@
-"""What the system says of the machine."""
+"""Properties of the machine, as the system reports them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What checks of a target or a drafter of one's own report."""
+"""The reports of the checks of your own target or drafter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Check:
 
 @dataclasses.dataclass(frozen=True)
 class ContractReport:
-    """What ``check_target`` or ``check_drafter`` found. True where every check passed.
+    """The result of ``check_target`` or ``check_drafter``. It is true if every check passed.
 
     Attributes:
       subject: what was checked.

@@ -27,7 +27,7 @@ CONFIDENCE_Z = 1.96  # of the 95 % intervals
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RankCounts:
-    """How often a drafter's choice of each rank was right, by depth below the root.
+    """Counts of how often a drafter's choice of each rank was right, by depth below the root.
 
     Attributes:
       hits: int ``[D, R]``, number of times that the true token at depth ``d + 1`` was the drafter's

@@ -55,7 +55,7 @@ def part_calls(work: GenerationTask, state: loop.State, *, rounds: int = 8) -> d
 def loop_efficiency(
     seconds: Mapping[str, np.ndarray],
 ) -> tuple[float, tuple[float, float], float]:
-    """How much of a round in the loop its two models take: (draft + verify) / round.
+    """The share of a round in the loop that its two models take: (draft + verify) / round.
 
     Args:
       seconds: from ``alternate(part_calls(...))``.

@@ -278,7 +278,7 @@ def _products(times, weight, x):
 
 
 def _times_to_last(call: Call, lasting: float) -> int:
-    """How many times ``call`` must do its work to last ``lasting`` seconds."""
+    """Returns how often ``call`` must do its work to last ``lasting`` seconds."""
     call.seconds()  # compiles
     once = min(call.seconds(), call.seconds())
     return int(np.clip(math.ceil(lasting / once), 1, MOST_TIMES))

@@ -214,7 +214,7 @@ def unsaid_layers(count: int) -> tuple[int, ...]:
 
 
 def target_layers(config: Mapping, target) -> tuple[int, ...]:
-    """Which hidden states of the target are read, counted as ``hidden_states[i]``, ascending.
+    """Returns the hidden states of the target that are read, as ``hidden_states[i]``, ascending.
 
     Raises:
       ValueError: the target lacks one of them, or the config contradicts itself.

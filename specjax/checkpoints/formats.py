@@ -17,7 +17,7 @@ from ..types import Drafter, PyTree
 
 
 class Layout(Protocol):
-    """What a module must hold to be a layout.
+    """The contents that a module of a layout must have.
 
     Attributes:
       DESCRIPTION: how errors describe the layout, with names of tensors that only it has.

@@ -55,7 +55,7 @@ OURS = ("embedding_norm", "hidden_norm", "fc", "norm")
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a family names the tensors of its modules.
+    """The names of the tensors of a family's modules.
 
     Attributes:
       layer: prefix of the tensors of a module's layer, with ``{k}`` for the module and ``{n}`` for

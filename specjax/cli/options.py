@@ -1,4 +1,4 @@
-"""What the commands share: options, and the model that they name."""
+"""Options that commands share, and the model that they name."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
 
 
 def drafts(text: str) -> int | str:
-    """What ``--num-draft`` takes."""
+    """Parses the value of ``--num-draft``."""
     return text if text == drafter_names.AUTO else int(text)
 
 
@@ -86,7 +86,7 @@ def add_mesh(p: argparse.ArgumentParser) -> None:
 
 
 def set_up(arguments: argparse.Namespace):
-    """What every command does before it decodes; returns the model."""
+    """Prepares a command that decodes; returns the model."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from .._internal import compile_cache
 

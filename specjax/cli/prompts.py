@@ -1,4 +1,4 @@
-"""Where prompts come from: an argument, a file, a pipe."""
+"""Reads prompts from an argument, a file, or a pipe."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def read_prompt(argument: str | None, file: str | None) -> str:
 
 
 def _piped() -> str:
-    """What a pipe or a redirected file holds; nothing where stdin is a terminal or absent."""
+    """Reads a pipe or a redirected file; returns nothing if stdin is a terminal or absent."""
     try:
         kind = os.fstat(sys.stdin.fileno()).st_mode
     except (AttributeError, OSError, ValueError):  # closed, or no file behind it

@@ -37,7 +37,7 @@ class Screen:
             print(f"--- {number}\n{text}")
 
     def end(self, result, rate: float | None, legend: bool = True, note: str = "") -> None:
-        """What was committed when Ctrl-C came but is not shown yet, and a line of figures."""
+        """Shows committed text that is not shown yet, as after Ctrl-C, and a line of figures."""
         self.out.print(end="")  # what Ctrl-C left in the console's buffer stands before the figures
         rest = result.text[self.shown :] if len(result.texts) == 1 else ""
         ended = rest.endswith("\n") if rest else self.ended

@@ -1,4 +1,4 @@
-"""What a batch asks for: checked before anything compiles, in the shapes of the loop.
+"""The inputs of a batch, checked before anything is compiled, in the shapes of the loop.
 
 Traced values cannot be checked; they are the caller's word.
 """

@@ -155,7 +155,7 @@ def round_keys(state: State, role: int) -> jax.Array:
 
 
 def round_context(params: PyTree, state: State, plan: PyTree = None) -> Context:
-    """What a drafter and a rule may look at in the next round of ``state``.
+    """Returns the context that a drafter and a rule may read in the next round of ``state``.
 
     ``plan``: what ``drafter.plan`` decided, of drafters that have one; None: ``draft_step`` asks.
     """

@@ -1,4 +1,4 @@
-"""What the loop carries from round to round, and what comes of it."""
+"""The state of the loop, and its result."""
 
 from __future__ import annotations
 

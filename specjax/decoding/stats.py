@@ -1,4 +1,4 @@
-"""What decoding counts while it runs, row by row, on the device."""
+"""The counters of decoding, row by row, on the device."""
 
 from __future__ import annotations
 

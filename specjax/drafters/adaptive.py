@@ -32,7 +32,7 @@ from .goodput import Goodput
 
 @pytree_dataclass
 class AdaptiveState:
-    """What is remembered: ``inner`` by the drafter inside, ``memory`` by the policy.
+    """The state: ``inner`` is that of the inner drafter, ``memory`` that of the policy.
 
     ``width``: int32 ``[B]``, that of the round under way; None between rounds.
     """

@@ -1,4 +1,4 @@
-"""How many tokens to draft next: the contract of the policies of ``Adaptive``.
+"""The contract of the policies of ``Adaptive``, which choose the number of drafted tokens.
 
 ``Goodput`` (``goodput.py``) is the one to use; ``HuggingFace`` and ``ExLlama``
 (``draft_length_baselines.py``) are published heuristics to compare it with.
@@ -15,7 +15,7 @@ from .._internal.pytree import PyTree, pytree_dataclass
 
 @pytree_dataclass
 class Outcome:
-    """What a round brought, row by row.
+    """The outcome of a round, row by row.
 
     Attributes:
       width: int32 ``[B]``, how many tokens were asked for, the same in every row.

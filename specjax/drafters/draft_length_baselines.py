@@ -51,7 +51,7 @@ class HuggingFace(DraftLengthPolicy):
 
 @pytree_dataclass
 class ExLlamaMemory:
-    """What ``ExLlama`` remembers.
+    """The state of ``ExLlama``.
 
     Attributes:
       average: float32 ``[B]``, the moving average of accepted tokens; -1 before the first round.

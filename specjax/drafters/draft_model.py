@@ -38,7 +38,7 @@ CATCH_UP = 8  # tokens read at once after rounds without a draft
 
 @pytree_dataclass
 class DraftModelState:
-    """What a draft model has read.
+    """The state of a draft model: its cache, and during a round the entries of its passes.
 
     The last three fields are None between rounds.
 

@@ -102,7 +102,7 @@ class FeatureReader(HeadDrafter):
 
     @property
     def few_pending(self) -> int:
-        """How many pairs a round leaves if no other drafter proposes."""
+        """The number of pairs that a round leaves if no other drafter proposes."""
         return self.depth + self.num_stages
 
     @property

@@ -71,7 +71,7 @@ class FeatureModule(nnx.Module):
         return seen[-1], entries
 
     def passed(self, out: jax.Array, stage: int = 0) -> jax.Array:
-        """What the next step reads as ``hidden``, given this step's output ``[H, M]``."""
+        """Returns ``hidden`` of the next step from this step's output ``[H, M]``."""
         return out
 
     def logits(self, out: jax.Array, batch: int, target, params, stage: int = 0) -> jax.Array:

@@ -29,7 +29,7 @@ from .draft_length import DraftLengthPolicy, Outcome
 
 @pytree_dataclass
 class GoodputMemory:
-    """What ``Goodput`` remembers.
+    """The state of ``Goodput``.
 
     Attributes:
       hits: float32 ``[B, D]``, rounds in which position ``d`` was accepted; older ones fade.

@@ -40,7 +40,7 @@ Level = Callable[[Any, Draft, int], tuple[jax.Array, Any]]  # see `trees.expand`
 
 @pytree_dataclass
 class HeadState:
-    """What a head remembers between rounds.
+    """The state of a head between rounds.
 
     Attributes:
       feature: ``[B, F]``, the hidden state whose logits produced the root, which is that of the

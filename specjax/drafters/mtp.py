@@ -96,7 +96,7 @@ class MTPConfig:
 
 
 class MTPEnds(nnx.Module):
-    """What comes before and after the layer of a module: norms and ``M``."""
+    """The norms and the projection ``M`` before and after the layer of a module."""
 
     def __init__(self, config: MTPConfig, *, rngs, param_dtype):
         size, norm = config.hidden_size, dict(param_dtype=param_dtype)

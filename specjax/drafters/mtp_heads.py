@@ -138,7 +138,7 @@ class MTPHeads(nnx.Module):
 
 @pytree_dataclass
 class MTPHeadsState(HeadState):
-    """What parallel heads remember between rounds.
+    """The state of parallel heads between rounds.
 
     Attributes:
       feature: ``[B, H]``, the hidden state of the token before the root.

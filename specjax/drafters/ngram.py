@@ -63,7 +63,7 @@ class NGram(ChainDrafter):
         return trees.chain_draft(context, copied, candidate=proposed, scored=proposed), state
 
     def matches(self, tokens, length):
-        """How many tokens up to each index equal the last tokens of the text.
+        """Counts how many tokens up to each index equal the last tokens of the text.
 
         Args:
           tokens: int32 ``[B, L]``.

@@ -82,7 +82,7 @@ def read_rows(heads, hidden: jax.Array, tokens: jax.Array, segments=None) -> jax
 
 @pytree_dataclass
 class PrefixState(HeadState):
-    """What a prefix layer has read, and what it has yet to read. Without a layer: a ``HeadState``.
+    """The state of a prefix layer: its cache and pending tokens. Without a layer: a ``HeadState``.
 
     Attributes:
       feature: ``[B, W]``, the layer's input at token ``done - 1``, the last one that was read. (Its

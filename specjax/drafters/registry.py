@@ -32,7 +32,7 @@ Kind = Literal["basic", "head", "wrapper"]
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What the project knows of a drafter before it is imported.
+    """A drafter as the project lists it, before it is imported.
 
     A module whose name begins with a dot is one of this package: ``.medusa`` is
     ``specjax.drafters.medusa`` in ``path``, ``specjax.checkpoints.medusa`` in ``formats``, and

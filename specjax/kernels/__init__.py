@@ -46,7 +46,7 @@ def current(mesh: Mesh | None = None) -> Backend:
 
 
 def platform() -> str:
-    """What JAX calls the kind of devices in use: ``"cpu"``, ``"gpu"``, ``"tpu"``."""
+    """JAX's name for the kind of devices in use: ``"cpu"``, ``"gpu"``, ``"tpu"``."""
     used = jax.sharding.get_abstract_mesh()
     if not used.empty and used.abstract_device is not None:
         device = used.abstract_device

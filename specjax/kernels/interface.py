@@ -1,4 +1,4 @@
-"""What a backend computes, and the questions that it answers about itself.
+"""The interface of a backend: its operations, and its properties.
 
 Shapes: ``[out, in]`` is a weight as safetensors files hold it; ``M`` columns (tokens) of
 activations, feature-major: ``[in, M]``. Letters of ``attend`` are those of ``types``, with ``K``

@@ -10,7 +10,7 @@ from .tensors import Tensor
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Windows:
-    """Which layers of a family attend to a sliding window (the key ``sliding_window``).
+    """The layers of a family that attend to a sliding window (the key ``sliding_window``).
 
     Attributes:
       default: the window where the key is missing; where it is null there is none.
@@ -28,7 +28,7 @@ class Windows:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
-    """How one ``model_type`` writes its config and its tensors.
+    """The config keys and tensor names of one ``model_type``.
 
     Attributes:
       architecture: the class in transformers.

@@ -204,7 +204,7 @@ def save_pretrained(
 
 @dataclasses.dataclass(frozen=True)
 class _Stored:
-    """Where a tensor lies and what the header says of it."""
+    """The file of a tensor, and the entry of the file's header."""
 
     path: Path
     name: str

@@ -257,7 +257,7 @@ def as_drafter(target: LM, draft: LM) -> Target:
 
 
 def _kind(lm: LM) -> str:
-    """What a model reads, in words that tell those apart that cannot draft for each other."""
+    """Describes the input of a model; models that differ in it cannot draft for each other."""
     reads = lm.target.reads
     if reads is None:
         return "a decoder-only model"

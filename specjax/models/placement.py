@@ -1,4 +1,4 @@
-"""Which part of each weight a device holds: tensor parallelism as a table of names.
+"""The part of each weight that a device holds: tensor parallelism as a table of names.
 
 Products come in pairs: the first of a pair is split over its outputs (heads, or features of the
 feed-forward layer), the second over its inputs. Devices then communicate by one all-reduce after

@@ -23,7 +23,7 @@ REPLACEMENT = "\ufffd"  # what an incomplete or invalid UTF-8 sequence decodes t
 
 @runtime_checkable
 class TokenizerLike(Protocol):
-    """What a tokenizer of your own must have: any object with these three members will do.
+    """The members that a tokenizer of your own must have; its class does not matter.
 
     Example::
 

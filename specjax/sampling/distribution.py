@@ -56,7 +56,7 @@ class Prefix:
 
 @pytree_dataclass
 class Sampling:
-    """How tokens are drawn. Every setting is a scalar or an array with one value a row.
+    """Settings of how tokens are drawn, each a scalar or an array with one value for each row.
 
     Attributes:
       temperature: at least 0. The Python number 0 (default) selects greedy decoding, compiled

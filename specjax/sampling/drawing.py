@@ -162,7 +162,7 @@ def _pick(mass: jax.Array, level: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _rows_of(x: jax.Array) -> tuple[str | None, ...]:
-    """How all but the last dimension of ``x [B, ..., V]`` lies on the mesh in use."""
+    """The placement of all but the last dimension of ``x [B, ..., V]`` on the mesh in use."""
     return (DATA if sharding.divides(DATA, x.shape[0]) else None, *(None,) * (x.ndim - 2))
 
 

@@ -34,7 +34,7 @@ from .scheduler import Continuous, Row
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """What a run served.
+    """The texts that a run served.
 
     Attributes:
       rows: the finished prompts, by index, those of earlier runs included.

@@ -139,7 +139,7 @@ class Continuous:
         self.tokens = self.rounds = 0
 
     def run(self) -> Iterator[list[Row]]:
-        """What finished, after each burst, until everything has."""
+        """Yields the finished rows after each burst, until all prompts are finished."""
         state, rounds = self._work.start(), 1
         found, over = self._collect(state, np.asarray(jit_report(state)))
         yield found
@@ -241,7 +241,7 @@ class Continuous:
         )
 
     def _inputs(self, prompts: list[Prompt]) -> dict | None:
-        """What the encoder reads, if there is one, always in the same shapes."""
+        """The inputs of the encoder, if there is one, always in the same shapes."""
         return encoder_inputs.of_rows([prompt.source for prompt in prompts], self._width)
 
     def _values(self, prompts: list[Prompt]) -> dict[str, np.ndarray]:

@@ -28,7 +28,7 @@ PROMPTLY, AT_LEISURE = 0.03, 0.3  # seconds that a burst should last when stream
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """What was generated, row by row.
+    """The generated texts, row by row.
 
     Attributes:
       texts: the new text of each row, without the prompt and without special tokens.

@@ -25,7 +25,7 @@ class StopStrings:
         self._strings, self._held, self.found = strings, "", False
 
     def push(self, text: str) -> str:
-        """What of the text can be shown by now; nothing once a stop string was found."""
+        """Returns the text that can be shown by now; nothing once a stop string was found."""
         if self.found:
             return ""
         text = self._held + text
@@ -40,7 +40,7 @@ class StopStrings:
         return text[: len(text) - held]
 
     def flush(self) -> str:
-        """What was held back, at the end of a row."""
+        """Returns the text that was held back, at the end of a row."""
         text, self._held = self._held, ""
         return text
 
@@ -79,7 +79,7 @@ class RowText:
         return text
 
     def flush(self) -> str:
-        """What is still held back, at the end of the row."""
+        """Returns the text that is still held back, at the end of the row."""
         if self.over:
             return ""
         rest = self._stop.push(self._decoder.flush())

@@ -1,4 +1,4 @@
-"""How single tokens are shown: a token may be half a character, or nothing that can be read."""
+"""Shows single tokens, which may be half a character or not readable at all."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Trace:
         return html_page.save(self.page_data(), file)
 
     def page_data(self) -> dict:
-        """What the page draws, as plain data: nodes as columns, each token spelled once."""
+        """The data of the page: nodes as columns, each token spelled once."""
         used = {token for one in self.rounds for token in _token_ids(one) if token >= 0}
         tokens = {}
         for token in sorted(used):

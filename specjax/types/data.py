@@ -73,7 +73,7 @@ class Draft:
 
 @pytree_dataclass
 class Scores:
-    """What one pass of the target over a draft returns.
+    """The result of one pass of the target over a draft.
 
     Attributes:
       logits: float32 ``[B, N, V]``, raw; row ``n`` is about the token after node ``n``. None if
@@ -126,7 +126,7 @@ class Segment:
 
 @pytree_dataclass
 class Context:
-    """What a drafter may look at, read only.
+    """The part of the state that a drafter may read.
 
     Attributes:
       tokens: int32 ``[B, L]``; the first ``length`` of a row are committed.

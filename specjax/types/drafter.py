@@ -55,7 +55,7 @@ class Drafter(abc.ABC):
 
     @property
     def name(self) -> str:
-        """What statistics and results call the drafter."""
+        """The name of the drafter in statistics and results."""
         return type(self).__name__
 
     @property

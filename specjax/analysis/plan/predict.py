@@ -24,7 +24,7 @@ from ...decoding.round import widths
 
 @dataclasses.dataclass(frozen=True)
 class AcceptanceRecord:
-    """How much a drafter proposes, and how much is accepted, at every position of a batch's texts.
+    """The numbers of proposed and accepted tokens at every position of a batch's texts.
 
     Attributes:
       proposed: for each row, int ``[n]``: number of tokens proposed if generated token ``i`` were

@@ -18,7 +18,7 @@ from .config import EncoderDecoderConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Seq2SeqFamily:
-    """How one ``model_type`` writes its config and its tensors; the fields are ``Family``'s."""
+    """The config keys and tensor names of one ``model_type``; the fields are ``Family``'s."""
 
     architecture: str
     keys: Mapping[str, str]
