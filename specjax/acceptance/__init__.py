@@ -16,7 +16,7 @@ from .rejection import Rejection
 from .traversal import Traversal
 from .typical import Typical
 
-RULES = {
+RULES: dict[str, Rule] = {
     rule.name: rule
     for rule in (
         Greedy(),
@@ -40,12 +40,12 @@ def choose(rule: str | Rule, draft: Draft, greedy: bool) -> Rule:
     Raises:
       ValueError: an unknown name, or a rule that would change the target's law on this draft.
     """
-    if rule == "auto":
-        rule = "greedy" if greedy else "delta" if draft.laws is None else "rejection"
-    rule = named(rule)
-    rule.check(draft, greedy)
+    chosen = named(rule)
+    if chosen is None:  # auto
+        chosen = RULES["greedy" if greedy else "delta" if draft.laws is None else "rejection"]
+    chosen.check(draft, greedy)
     # at temperature 0 such a rule is the greedy one, without its randomness
-    return RULES["greedy"] if greedy and exact(rule, greedy) else rule
+    return RULES["greedy"] if greedy and exact(chosen, greedy) else chosen
 
 
 def named(rule: str | Rule) -> Rule | None:

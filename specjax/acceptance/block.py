@@ -49,10 +49,11 @@ class BlockVerification(Rule):
 
         joint = jnp.ones((batch,))  # P_i
         count = jnp.zeros((batch,), jnp.int32)
-        p = q = rest = None
+        p = q = rest = target_law(node(ROOT))
         for i in range(nodes):
-            before_p, before_q, p = p, q, target_law(node(i))
+            before_p, before_q = p, q
             if i > 0:
+                p = target_law(node(i))
                 x = draft.tokens[:, i]
                 ahead, drawn = joint * before_p[rows, x], before_q[rows, x]
                 ratio = jnp.where(drawn > 0, ahead / jnp.where(drawn > 0, drawn, 1.0), 0.0)

@@ -34,14 +34,15 @@ def need_chain(name: str, draft: Draft) -> None:
         )
 
 
-def need_draws(name: str, draft: Draft, draws: str) -> None:
-    """Raises ``ValueError`` if siblings have no laws or were drawn otherwise than ``draws``."""
+def need_draws(name: str, draft: Draft, draws: str | None) -> None:
+    """Raises ``ValueError`` if siblings have no laws or were drawn otherwise than ``draws``; None:
+    any way."""
     if draft.laws is None:
         raise ValueError(
             f"rule={name!r} needs the laws that siblings were drawn from, and this draft has none "
             "(it is a function of the context): use rule='delta'"
         )
-    if draft.draws != draws:
+    if draws is not None and draft.draws != draws:
         way = (
             "" if draft.draws == "mixed" else f"take a drafter with sibling_sampling={draws!r}, or "
         )

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import trees
+from .._internal.optional import required
 from ..sampling.distribution import Sampling
 from ..sampling.drawing import argmax
 from ..types import POINT_MASS, Context, Draft
@@ -63,26 +64,30 @@ class DraftLaw:
         point = point.astype(jnp.float32)
         if draft.laws is None:
             return point
-        index = at_node(draft.law, node)
+        law = required(draft.law, "draft.law")
+        index = at_node(law, node)
         q = self._row(node)
         if draft.vocab is not None:
             rows = jnp.arange(q.shape[0])[:, None]
             q = jnp.zeros((q.shape[0], vocab)).at[rows, draft.vocab].add(q, mode="drop")
         if draft.draws in ("distinct", "hub"):
             parent = trees.parents(draft)
-            earlier = parent == at_node(jnp.broadcast_to(parent, draft.law.shape), node)[:, None]
-            earlier &= (draft.law == index[:, None]) & (jnp.arange(draft.num_nodes) < node[:, None])
+            earlier = parent == at_node(jnp.broadcast_to(parent, law.shape), node)[:, None]
+            earlier &= (law == index[:, None]) & (jnp.arange(draft.num_nodes) < node[:, None])
             q = self._given(q, jnp.where(earlier, draft.tokens, vocab), node)
         return jnp.where((index == POINT_MASS)[:, None], point, q)
 
     def hub(self, node: jax.Array) -> jax.Array:
-        """int32 ``[B]``, the most probable token of the node's law before any draw from it."""
+        """int32 ``[B]``, the most probable token of the law of ``node`` int32 ``[B]`` before any
+        draw from it."""
         first = argmax(self._row(node))  # in the law's own order of tokens, as when it was drawn
         return first if self.draft.vocab is None else at_node(self.draft.vocab, first)
 
     def _row(self, node):
         """float32 ``[B, Vq]``, the node's row of ``laws``."""
-        return at_node(self.draft.laws, jnp.maximum(at_node(self.draft.law, node), 0))
+        laws, law = self.draft.laws, self.draft.law
+        row = at_node(required(law, "draft.law"), node)
+        return at_node(required(laws, "draft.laws"), jnp.maximum(row, 0))
 
     def _given(self, q, earlier, node):
         """``q [B, V]`` given the earlier draws from it, int32 ``[B, N]``, V where there is none."""

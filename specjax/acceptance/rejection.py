@@ -90,7 +90,8 @@ class Rejection(Rule):
 
 
 def residual(p: jax.Array, q: jax.Array) -> jax.Array:
-    """``norm((p - q)+)`` ``[B, V]``; p itself where nothing is left."""
+    """``norm((p - q)+)``, float32 ``[B, V]``, of probabilities p and q float32 ``[B, V]``; p itself
+    where nothing is left."""
     left = jnp.maximum(p - q, 0.0)
     mass = jnp.sum(left, axis=-1, keepdims=True)
     return jnp.where(mass > 0, left / jnp.where(mass > 0, mass, 1.0), p)

@@ -23,7 +23,16 @@ def eligible(draft: Draft) -> jax.Array:
 
 
 def next_child(draft: Draft, at: jax.Array, after: jax.Array, able: jax.Array):
-    """The first eligible child of ``at`` after node ``after``, ``[B]``; whether any exists."""
+    """The first child of a node that may be accepted.
+
+    Args:
+      at: int32 ``[B]``, the node.
+      after: int32 ``[B]``, the node after which the child is to stand.
+      able: bool ``[B, N]``, see ``eligible``.
+
+    Returns:
+      the child int32 ``[B]``, and bool ``[B]``, whether there is one.
+    """
     index = jnp.arange(draft.num_nodes)
     child = able & (trees.parents(draft) == at[:, None]) & (index > after[:, None])
     first = jnp.min(jnp.where(child, index, draft.num_nodes), axis=1).astype(jnp.int32)
@@ -31,7 +40,7 @@ def next_child(draft: Draft, at: jax.Array, after: jax.Array, able: jax.Array):
 
 
 def has_children(draft: Draft, able: jax.Array) -> jax.Array:
-    """bool ``[B, N]``: nodes with an eligible child."""
+    """bool ``[B, N]``: nodes with a child in ``able`` bool ``[B, N]``."""
     parent = jnp.broadcast_to(jnp.maximum(trees.parents(draft), ROOT), able.shape)
     rows = jnp.arange(able.shape[0])[:, None]
     return jnp.zeros(able.shape, bool).at[rows, parent].max(able)
@@ -64,13 +73,13 @@ def descend(draft: Draft, visit) -> tuple[jax.Array, jax.Array]:
 
 
 def at_node(x: jax.Array, node: jax.Array) -> jax.Array:
-    """``x[b, node[b]]``."""
+    """``x[b, node[b]]``, ``[B, ...]``, of ``x`` ``[B, N, ...]`` and ``node`` int32 ``[B]``."""
     shape = (-1,) + (1,) * (x.ndim - 1)
     return jnp.take_along_axis(x, node.reshape(shape), axis=1, mode="clip")[:, 0]
 
 
 def verdict(draft: Draft, node: jax.Array, token: jax.Array) -> Verdict:
-    """The path to ``node``, then ``token``."""
+    """The path to ``node`` int32 ``[B]``, then ``token`` int32 ``[B]``."""
     path, depth = trees.path_to(draft, node)
     return Verdict(path=path, count=depth, token=token.astype(jnp.int32))
 

@@ -6,10 +6,12 @@ Traced values cannot be checked; they are the caller's word.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from .. import sharding
 from .._internal.pytree import pytree_dataclass, static
@@ -39,26 +41,41 @@ class DecodeInputs:
 
 
 def prepare_inputs(
-    target,
-    drafter,
-    tokens,
-    lengths,
-    key,
-    max_new_tokens,
-    sampling,
-    capacity,
-    stops,
-    inputs=None,
-    logprobs=False,
-    num_samples=1,
+    target: Target,
+    drafter: Drafter,
+    tokens: jax.typing.ArrayLike,
+    lengths: jax.typing.ArrayLike,
+    key: jax.Array,
+    max_new_tokens: jax.typing.ArrayLike | Sequence[int],
+    sampling: Sampling,
+    capacity: int | None,
+    stops: jax.typing.ArrayLike | Sequence[int],
+    inputs: PyTree = None,
+    logprobs: bool | str = False,
+    num_samples: int = 1,
 ) -> tuple[DecodeInputs, int]:
-    """Checks the arguments of ``decode`` and brings them into the shapes of the loop."""
+    """Checks the arguments of ``decode`` and brings them into the shapes of the loop.
+
+    Args:
+      tokens: int32 ``[B, T]``.
+      lengths: int32 ``[B]``.
+      key: one random key, or keys ``[B * num_samples]``.
+      max_new_tokens: int32 ``[]`` or ``[B]``.
+      stops: int32 ``[E]`` or ``[B, E]``.
+      target, drafter, sampling, ...: as ``decode`` takes them.
+
+    Returns:
+      the request, and L, the capacity of the token buffer.
+
+    Raises:
+      ValueError, TypeError: naming the argument and the way out.
+    """
     check_objects(target, drafter)
     check_mesh(np.shape(tokens)[:1])
     capacity = check_request(target, drafter, tokens, lengths, max_new_tokens, capacity, sampling)
     num_samples = check_samples(num_samples)
     check_key(key, (np.shape(tokens)[0] * num_samples,))
-    target.check_inputs(len(tokens), inputs)
+    target.check_inputs(np.shape(tokens)[0], inputs)
     check_stops(stops, np.shape(tokens)[:1])
     tokens, lengths = jnp.asarray(tokens, jnp.int32), jnp.asarray(lengths, jnp.int32)
     batch = tokens.shape[0]
@@ -83,7 +100,7 @@ def prepare_inputs(
 
 
 def _concrete(x) -> np.ndarray | None:
-    if isinstance(x, jax.core.Tracer):
+    if isinstance(x, Tracer):
         return None
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         return None  # other processes hold a part of it
@@ -112,7 +129,7 @@ def warn_capacity(lengths, max_new_tokens, capacity: int | None, target: Target)
         warnings.warn(
             f"capacity={capacity} holds prompt and new tokens: rows that reach it end there, "
             f"before max_new_tokens; give at least {longest} to generate all of them",
-            stacklevel=3,
+            stacklevel=5,  # the caller of decode: it, its options and _ready stand between
         )
 
 
@@ -127,7 +144,7 @@ def check_mesh(batch: tuple[int, ...]) -> None:
 
 def check_key(key, batch: tuple[int, ...]) -> None:
     """Raises ``ValueError`` for what is no random key, or not one for each row."""
-    if not (isinstance(key, jax.Array) and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)):
+    if not (isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)):
         raise ValueError(
             f"key has type {getattr(key, 'dtype', type(key).__name__)}: give jax.random.key(seed), "
             "or a batch of such keys, one a row (wrap raw ones with jax.random.wrap_key_data)"

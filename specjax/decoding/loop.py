@@ -7,15 +7,18 @@ is what streaming does. ``round.py`` is what happens in one.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from .. import sharding
-from ..sampling.distribution import Sampling
 from ..types import Drafter, PyTree, Target
 from . import contract_checks as checks
-from .inputs import prepare_inputs, warn_capacity
+from .inputs import DecodeInputs, warn_capacity
+from .inputs import prepare_inputs as prepare_inputs
+from .options import DecodeOptions, StreamOptions, takes
 from .prefill import extend, start
 from .round import run_empty_round, run_round
 from .state import Decoded, State, end, result
@@ -68,6 +71,7 @@ jit_extend = jax.jit(extend, static_argnums=(0, 1, 2), donate_argnums=(4,))
 jit_end = jax.jit(end, donate_argnums=(0,))
 
 
+@takes(DecodeOptions)
 def decode(
     target: Target,
     drafter: Drafter,
@@ -75,16 +79,7 @@ def decode(
     tokens: jax.Array,
     lengths: jax.Array,
     *,
-    key: jax.Array,
-    max_new_tokens: jax.typing.ArrayLike,
-    sampling: Sampling = Sampling(),
-    rule="auto",
-    capacity: int | None = None,
-    stops: jax.typing.ArrayLike = (),
-    inputs: PyTree = None,
-    mesh=None,
-    logprobs: bool | str = False,
-    num_samples: int = 1,
+    options: DecodeOptions,
 ) -> Decoded:
     """Generates until every row has met a stop or spent its budget, in one compiled loop.
 
@@ -129,81 +124,67 @@ def decode(
         )
         text_ids = out.tokens[0, : out.lengths[0]]
     """
-    request, slots = prepare_inputs(
-        target,
-        drafter,
-        tokens,
-        lengths,
-        key,
-        max_new_tokens,
-        sampling,
-        capacity,
-        stops,
-        inputs,
-        logprobs,
-        num_samples,
-    )
-    warn_capacity(lengths, max_new_tokens, capacity, target)
-    mesh = sharding.as_mesh(mesh)
-    params, request = sharding.place(mesh, target, drafter, params, request)
-    with sharding.using(mesh, params):
-        return _decode(target, drafter, rule, slots, params, request)
+    ready = _ready(target, drafter, params, tokens, lengths, options)
+    with sharding.using(ready.mesh, ready.params):
+        return _decode(target, drafter, options.rule, ready.capacity, ready.params, ready.request)
 
 
+@takes(StreamOptions)
 def stream(
-    target,
-    drafter,
-    params,
-    tokens,
-    lengths,
+    target: Target,
+    drafter: Drafter,
+    params: PyTree,
+    tokens: jax.Array,
+    lengths: jax.Array,
     *,
-    key,
-    max_new_tokens,
-    sampling=Sampling(),
-    rule="auto",
-    capacity=None,
-    stops=(),
-    inputs=None,
-    mesh=None,
-    logprobs=False,
-    num_samples=1,
-    rounds: int = 1,
-):
+    options: StreamOptions,
+) -> Iterator[Decoded]:
     """The same as ``decode``, as a generator: yields ``Decoded`` after every burst of rounds.
 
     Each ``Decoded`` holds all that is committed so far; the first comes before any round. Ends
-    when every row has. ``rounds``: how many rounds one compiled burst runs.
+    when every row has.
+
+    Args:
+      tokens: int32 ``[B, T]``.
+      lengths: int32 ``[B]``.
+      target, drafter, params, key, ...: as ``decode`` takes them.
+      rounds: how many rounds one compiled burst runs, at least 1.
+
+    Raises:
+      ValueError: as ``decode`` does, before the first ``Decoded``.
     """
+    rounds, rule = options.rounds, options.rule
     if rounds < 1:
         raise ValueError(f"rounds={rounds} must be at least 1: a burst without rounds never ends")
-    request, slots = prepare_inputs(
-        target,
-        drafter,
-        tokens,
-        lengths,
-        key,
-        max_new_tokens,
-        sampling,
-        capacity,
-        stops,
-        inputs,
-        logprobs,
-        num_samples,
-    )
-
-    warn_capacity(lengths, max_new_tokens, capacity, target)
-    mesh = sharding.as_mesh(mesh)
-    params, request = sharding.place(mesh, target, drafter, params, request)
+    ready = _ready(target, drafter, params, tokens, lengths, options)
 
     def bursts():
-        with sharding.using(mesh, params):
-            state = jit_start(target, drafter, rule, slots, params, request)
+        with sharding.using(ready.mesh, ready.params):
+            state = jit_start(target, drafter, rule, ready.capacity, ready.params, ready.request)
         while True:
             # copies: the state itself is donated to the next burst
             yield jax.tree.map(jnp.copy, result(state))
             if not bool(jnp.any(state.budget > 0)):
                 return
-            with sharding.using(mesh, params):
-                state = jit_burst(target, drafter, rule, rounds, params, state)
+            with sharding.using(ready.mesh, ready.params):
+                state = jit_burst(target, drafter, rule, rounds, ready.params, state)
 
     return bursts()
+
+
+class _Ready(NamedTuple):
+    """A checked request with its weights, on the devices of ``mesh``; ``capacity`` is L."""
+
+    request: DecodeInputs
+    capacity: int
+    mesh: jax.sharding.Mesh | None
+    params: PyTree
+
+
+def _ready(target, drafter, params, tokens, lengths, options: DecodeOptions) -> _Ready:
+    """What ``decode`` was given, checked and placed."""
+    request, capacity = options.prepare(target, drafter, tokens, lengths)
+    warn_capacity(lengths, options.max_new_tokens, options.capacity, target)
+    mesh = sharding.as_mesh(options.mesh)
+    params, request = sharding.place(mesh, target, drafter, params, request)
+    return _Ready(request, capacity, mesh, params)

@@ -47,8 +47,10 @@ def start(
     chunk = min(chunk, width, capacity)
     begin = jnp.zeros((batch,), jnp.int32)
     given = params, cache, drafter_state, tokens, begin, lengths - 1
-    carry = _feed(target, drafter, *given, chunk, _apart(drafter, width))
-    state = states.initial_state(target, drafter, rule, params, tokens, lengths, *carry, request)
+    cache, drafter_state = _feed(target, drafter, *given, chunk, _apart(drafter, width))
+    state = states.initial_state(
+        target, drafter, rule, params, tokens, lengths, cache, drafter_state, request
+    )
     if request.num_samples > 1:
         state = jax.tree.map(lambda x: jnp.repeat(x, request.num_samples, axis=0), state)
     return sharding.rows(dataclasses.replace(state, key=request.key))
@@ -80,8 +82,10 @@ def extend(target, drafter, rule, params, state: State, request: DecodeInputs) -
     begin, length = state.length - 1, state.length + request.lengths
     chunk = min(PREFILL_CHUNK, width)
     given = params, state.cache, drafter_state, tokens, begin, length - 1
-    carry = _feed(target, drafter, *given, chunk, _apart(drafter, width))
-    state = states.initial_state(target, drafter, rule, params, tokens, length, *carry, request)
+    cache, drafter_state = _feed(target, drafter, *given, chunk, _apart(drafter, width))
+    state = states.initial_state(
+        target, drafter, rule, params, tokens, length, cache, drafter_state, request
+    )
     return sharding.rows(dataclasses.replace(state, key=request.key))
 
 
@@ -99,11 +103,12 @@ def _feed(target, drafter, params, cache, drafter_state, tokens, begin, end, chu
 
     def chunks(index, carry):
         at = jnp.minimum(begin + index * chunk, rest)
-        return feed(*carry, at, rest, chunk, unseen=apart)
+        cache, drafter_state = carry
+        return feed(cache, drafter_state, at, rest, chunk, unseen=apart)
 
     count = (jnp.max(rest - begin) + chunk - 1) // chunk
-    carry = jax.lax.fori_loop(0, count, chunks, (cache, drafter_state))
-    return feed(*carry, rest, end, 1) if apart else carry
+    cache, drafter_state = jax.lax.fori_loop(0, count, chunks, (cache, drafter_state))
+    return feed(cache, drafter_state, rest, end, 1) if apart else (cache, drafter_state)
 
 
 def _piece(target, drafter, params, tokens, cache, drafter_state, at, end, size, unseen=False):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import trees
+from .._internal.optional import required
 from ..sampling import processors
 from ..sampling.distribution import Prefix, Sampling
 from ..types import Draft, Target
@@ -26,7 +27,8 @@ def logits(target: Target, params, tokens: jax.Array) -> jax.Array:
         tokens=tokens,
         topology=trees.chain_parents(size - 1),
     )
-    return target.verify(params, target.init(params, batch, size), draft).logits
+    scores = target.verify(params, target.init(params, batch, size), draft)
+    return required(scores.logits, "scores.logits")
 
 
 def greedy(target: Target, params, prompt, num: int) -> list[int]:
@@ -52,24 +54,24 @@ def next_law(
     """
     batch, size = tokens.shape
     begin = size if begin is None else begin
-    tokens = jnp.asarray(tokens, jnp.int32)
+    ids = jnp.asarray(tokens, jnp.int32)
     lengths = jnp.full((batch,), begin, jnp.int32)
     state = processors.initial_processor_state(
-        sampling.logits_processor, processor_params, tokens, lengths
+        sampling.logits_processor, processor_params, ids, lengths
     )
     if state is not None:
         state = processors.advance_processor(
-            sampling.logits_processor, processor_params, state, tokens[:, begin:]
+            sampling.logits_processor, processor_params, state, ids[:, begin:]
         )
     prefix = Prefix(
-        tokens=tokens,
+        tokens=ids,
         length=jnp.full((batch,), size, jnp.int32),
         path=jnp.full((batch, 1), -1, jnp.int32),
         begin=lengths,
         state=state,
         params=processor_params,
     )
-    last = logits(target, params, tokens)[:, -1]
+    last = logits(target, params, ids)[:, -1]
     return np.asarray(sampling.rows(batch).probabilities(last, prefix))
 
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import acceptance, sharding, trees
+from .._internal.optional import required
 from .._internal.pytree import filled, pytree_dataclass
 from ..acceptance import walk
 from ..acceptance.node_laws import DraftLaw, TargetLaw
@@ -98,11 +99,12 @@ def accept(rule, params, draft: Draft, scores: Scores, context: Context, key) ->
       key: random keys ``[B]``.
     """
     rule = acceptance.choose(rule, draft, context.sampling.greedy)
+    logits = required(scores.logits, "scores.logits")
     if draft.laws is not None and draft.vocab is None:
-        shape = (draft.tokens.shape[0], None, scores.logits.shape[-1])
+        shape = (draft.tokens.shape[0], None, logits.shape[-1])
         checks.check_array("draft.laws", draft.laws, shape, jnp.float32)
-    p = TargetLaw(draft, scores.logits, context)
-    q = DraftLaw(draft, scores.logits.shape[-1])
+    p = TargetLaw(draft, logits, context)
+    q = DraftLaw(draft, logits.shape[-1])
     verdict = rule(params.get("rule"), draft, p, q, key)
     checks.check_verdict(rule, verdict, draft)
     if draft.candidate is None:
@@ -217,7 +219,9 @@ def run_empty_round(target, drafter, rule, params, state: State, plan) -> State:
 class _Resting(DrafterWrapper):
     """A drafter with a plan, in a round without a draft."""
 
-    num_draft = 0
+    @property
+    def num_draft(self) -> int:
+        return 0
 
     def draft_step(self, params, target_params, state, context):
         nothing = jnp.zeros((context.length.shape[0], 0), jnp.int32)
@@ -239,7 +243,7 @@ def draft_and_verify(target, drafter, rule, params, state: State, plan=None) -> 
         verdict = accept(rule, params, draft, scores, context, acceptance_keys(state))
         said = None
         if state.logprobs is not None:
-            p = TargetLaw(draft, scores.logits, context)
+            p = TargetLaw(draft, required(scores.logits, "scores.logits"), context)
             _, emitted = truncate(draft, verdict, state)
             said = _logprobs(p, state.logprobs_of, verdict.path, emitted)
         return scores, verdict, said

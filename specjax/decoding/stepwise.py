@@ -23,19 +23,17 @@ pure::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import jax
 
 from .. import sharding
-from ..sampling.distribution import Sampling
 from ..types import Drafter, PyTree, Rule, Target
-from .inputs import prepare_inputs
 from .loop import jit_start
+from .options import StateOptions, takes
 from .round import run_round
 from .state import State
 
 
+@takes(StateOptions)
 def init_state(
     target: Target,
     drafter: Drafter,
@@ -43,19 +41,14 @@ def init_state(
     tokens: jax.Array,
     lengths: jax.Array,
     *,
-    key: jax.Array,
-    max_new_tokens: jax.typing.ArrayLike,
-    sampling: Sampling = Sampling(),
-    rule: str | Rule = "auto",
-    capacity: int | None = None,
-    stops: jax.typing.ArrayLike | Sequence[int] = (),
-    inputs: PyTree = None,
+    options: StateOptions,
 ) -> State:
     """Reads the prompts and returns the state before the first round.
 
     Args:
-      target, drafter, params, tokens, lengths, key, max_new_tokens, sampling, rule, capacity,
-        stops, inputs: as for ``decode``.
+      tokens: int32 ``[B, T]``.
+      lengths: int32 ``[B]``.
+      target, drafter, params, key, ...: as ``decode`` takes them; there is no ``mesh``.
 
     Returns:
       ``State``: ``tokens`` int32 ``[B, L]`` of which ``length`` int32 ``[B]`` are committed,
@@ -64,11 +57,9 @@ def init_state(
     Raises:
       ValueError, TypeError: before anything is compiled, as ``decode`` does.
     """
-    request, slots = prepare_inputs(
-        target, drafter, tokens, lengths, key, max_new_tokens, sampling, capacity, stops, inputs
-    )
+    request, slots = options.prepare(target, drafter, tokens, lengths)
     with sharding.using(None, params):
-        return jit_start(target, drafter, rule, slots, params, request)
+        return jit_start(target, drafter, options.rule, slots, params, request)
 
 
 def step(

@@ -11,12 +11,12 @@ from flax import nnx
 
 from .. import sharding, trees
 from ..sampling.distribution import IMPOSSIBLE
-from ..sharding import DATA, MODEL
+from ..sharding import DATA
 from ..types import Draft, HeadTarget, PyTree, Scores, Verdict
 from . import kv_cache, quantize
+from .checkpoint_target import CheckpointTarget
 from .config import DecoderConfig
 from .decoder import abstract
-from .placement import check_divides, place_weights
 
 
 def graph_definition(config: DecoderConfig) -> nnx.GraphDef:
@@ -63,33 +63,15 @@ def write(cache, entries, start, verdict: Verdict, axis: str | None, rings=None)
 
 
 @dataclasses.dataclass(frozen=True)
-class CausalLM(HeadTarget):
+class CausalLM(CheckpointTarget, HeadTarget):
     """The ``HeadTarget`` of every decoder-only family; ``params`` is the NNX state of ``Decoder``.
 
     Attributes:
       config: the shape of the model.
-      rows: V, the width of the logits, if it should differ from the checkpoint's. Models with one
-        tokenizer pad their vocabularies differently, and the logits of a draft model must be as
-        wide as the target's. Ids that the model lacks get no probability; ids that the target
-        lacks are cut.
-      quantized: the scheme to which ``params`` were quantized (see ``quantize.py``), or None.
-      axis: the axis of the mesh in use, if any, over which heads, features and vocabulary are
-        spread; None: every device holds all of them, as it does of a small draft model.
+      rows, quantized, axis: as of ``CheckpointTarget``.
     """
 
     config: DecoderConfig
-    rows: int | None = None
-    quantized: str | None = None
-    axis: str | None = MODEL
-
-    @property
-    def approximate(self) -> str:
-        """The reason why the law is not that of the checkpoint; empty if it is."""
-        return f"target quantized to {self.quantized}" if self.quantized else ""
-
-    @property
-    def vocab_size(self) -> int:
-        return self.rows or self.config.vocab_size
 
     @property
     def num_layers(self) -> int:
@@ -102,9 +84,6 @@ class CausalLM(HeadTarget):
     @property
     def max_positions(self) -> int:
         return self.config.context_length
-
-    def activation_dtype(self, params) -> jax.typing.DTypeLike:
-        return params["norm"]["weight"].dtype  # other weights may be quantized
 
     def check_inputs(self, batch: int, inputs) -> None:
         """Raises ValueError: there is no encoder that could read ``inputs``."""
@@ -119,16 +98,11 @@ class CausalLM(HeadTarget):
         """The axis over which the cache's heads are spread; None for latents, a single head."""
         return None if self.config.kv_rank else self.axis
 
-    def shard(self, params, mesh) -> PyTree:
-        """``params`` on the devices of a mesh, each holding its part; see ``sharding.place``."""
-        return place_weights(params, self.config, mesh, self.axis)
-
     def init(self, params, batch: int, capacity: int, inputs=None) -> PyTree:
         self.check_inputs(batch, inputs)
         c = self.config
-        if self.axis:
-            check_divides(c, sharding.size(self.axis))
-        dtype = params["norm"]["weight"].dtype  # of the activations; other weights may be quantized
+        self._check_mesh()
+        dtype = self.activation_dtype(params)
         slots = [c.slots(i, capacity) for i in range(c.num_layers)]
         leaves = 1 if c.kv_rank else 2
         cache = kv_cache.init(slots, batch, c.num_kv_heads, c.head_dim, dtype, leaves)
@@ -173,7 +147,7 @@ class CausalLM(HeadTarget):
 
     def embed(self, params, tokens: jax.Array) -> jax.Array:
         """Returns the embeddings ``[H, B * N]`` of ``tokens`` int32 ``[B, N]``."""
-        dtype = params["norm"]["weight"].dtype
+        dtype = self.activation_dtype(params)
         return quantize.take(self.table(params), tokens.reshape(-1), dtype).T
 
     def table(self, params) -> jax.Array:

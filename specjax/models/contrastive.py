@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..sampling.distribution import IMPOSSIBLE
 from ..types import Draft, PyTree, Scores, Target, Verdict
@@ -81,7 +81,7 @@ class Contrastive(Target):
         given = [model.approximate for model in (self.expert, self.amateur)]
         return ", ".join(filter(None, given))
 
-    def activation_dtype(self, params) -> jax.typing.DTypeLike:
+    def activation_dtype(self, params) -> np.dtype:
         return self.expert.activation_dtype(params["expert"])
 
     def init(self, params, batch: int, capacity: int, inputs=None) -> PyTree:

@@ -130,9 +130,9 @@ class LM:
         return target.config
 
     @property
-    def dtype(self) -> jax.typing.DTypeLike:
+    def dtype(self) -> np.dtype:
         """The dtype of the activations, the cache, and all weights that are not quantized."""
-        return self.target.activation_dtype(self.params)
+        return np.dtype(self.target.activation_dtype(self.params))
 
     def __repr__(self) -> str:
         held = f", quantized to {self.target.quantized}: approximate"

@@ -361,7 +361,7 @@ class StreamDecoder:
         stream.push([172])       # '€'
     """
 
-    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()):
+    def __init__(self, tokenizer: Tokenizer, context: Iterable[int] = ()):
         """Makes a stream.
 
         Args:

@@ -12,7 +12,10 @@ from collections.abc import Container, Mapping
 from .config import DecoderConfig, RopeScaling
 from .families import FAMILIES
 from .family import Family, Windows
+from .seq2seq.config import EncoderDecoderConfig
 from .tensors import Tensor
+
+Config = DecoderConfig | EncoderDecoderConfig
 
 _ACTIVATIONS = {  # the first name of each is the one that is written
     "silu": "silu",
@@ -144,7 +147,13 @@ def config_to_hf(config: DecoderConfig) -> dict[str, object]:
     if family.windows is not None:
         hf |= _windows_to_hf(config, family.windows)
 
-    again = config_from_hf(hf)
+    check_expressed(config, config_from_hf(hf))
+    return hf
+
+
+def check_expressed(config: Config, again: Config) -> None:
+    """Raises ``ValueError`` where ``again``, which a config.json gives back, differs from
+    ``config``, of which the config.json was made."""
     lost = [
         f"{f.name}={getattr(config, f.name)!r}"
         for f in dataclasses.fields(config)
@@ -155,7 +164,6 @@ def config_to_hf(config: DecoderConfig) -> dict[str, object]:
             f"a config.json of model_type={config.model_type!r} cannot express "
             f"{', '.join(lost)}: choose the model_type of a family that has it"
         )
-    return hf
 
 
 def tensors_of(config: DecoderConfig, parameters, packed: bool = False) -> dict[str, Tensor]:

@@ -14,8 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from .. import sharding
+from .._internal.optional import required
 from .._internal.pytree import pytree_dataclass, static
 from ..sharding import DATA, MODEL
 from . import drawing, processors
@@ -93,7 +95,7 @@ class Sampling:
     frequency_penalty: jax.typing.ArrayLike | None = None
     logits_processor: Any = static(default=None)
     process_drafts: bool = static(default=True)
-    greedy: bool | None = static(default=None)
+    greedy: bool = static(default=None)  # ``__post_init__`` derives it
 
     def __post_init__(self):
         number = isinstance(self.temperature, numbers.Real | np.generic)
@@ -151,9 +153,7 @@ class Sampling:
     def rows(self, batch: int) -> Sampling:
         """Every setting as an array ``[B]`` (the bias ``[B, V]``)."""
 
-        def row(x, dtype, rank=1):
-            if x is None:
-                return None
+        def row(x: jax.typing.ArrayLike, dtype, rank=1) -> jax.Array:
             x = jnp.asarray(x, dtype)
             if not rank - 1 <= x.ndim <= rank:
                 accepted = "a scalar or [B]" if rank == 1 else "[V] or [B, V]"
@@ -166,16 +166,19 @@ class Sampling:
                 )
             return jnp.broadcast_to(x, shape)
 
+        def given(x: jax.typing.ArrayLike | None, dtype, rank=1) -> jax.Array | None:
+            return None if x is None else row(x, dtype, rank)
+
         f32 = jnp.float32
         return Sampling(
             temperature=row(self.temperature, f32),
-            top_k=row(self.top_k, jnp.int32),
-            top_p=row(self.top_p, f32),
-            min_p=row(self.min_p, f32),
-            repetition_penalty=row(self.repetition_penalty, f32),
-            logit_bias=row(self.logit_bias, f32, rank=2),
-            presence_penalty=row(self.presence_penalty, f32),
-            frequency_penalty=row(self.frequency_penalty, f32),
+            top_k=given(self.top_k, jnp.int32),
+            top_p=given(self.top_p, f32),
+            min_p=given(self.min_p, f32),
+            repetition_penalty=given(self.repetition_penalty, f32),
+            logit_bias=given(self.logit_bias, f32, rank=2),
+            presence_penalty=given(self.presence_penalty, f32),
+            frequency_penalty=given(self.frequency_penalty, f32),
             logits_processor=self.logits_processor,
             process_drafts=self.process_drafts,
             greedy=self.greedy,
@@ -203,19 +206,20 @@ class Sampling:
         return self if self.process_drafts else dataclasses.replace(self, logits_processor=None)
 
     def adjust(self, logits: jax.Array, prefix: Prefix | None) -> jax.Array:
-        """Bias, penalties and law, the part that greedy decoding needs: ``[B, V]`` logits."""
+        """Logits float32 ``[B, V]`` after bias, penalties and logits processor, of raw ``logits``
+        float32 ``[B, V]``: the part of the law that greedy decoding needs; after ``rows``."""
         if self.logit_bias is not None:
             logits = logits + self.logit_bias
         if self.repetition_penalty is not None:
-            penalty = self.repetition_penalty[:, None]
+            penalty = _column(self.repetition_penalty)
             penalised = jnp.where(logits > 0, logits / penalty, logits * penalty)
             logits = jnp.where(_count(prefix, logits.shape[-1]) > 0, penalised, logits)
         if self.presence_penalty is not None or self.frequency_penalty is not None:
-            said = _count(prefix, logits.shape[-1], since=prefix.begin)
+            said = _count(prefix, logits.shape[-1], generated=True)
             if self.frequency_penalty is not None:
-                logits = logits - self.frequency_penalty[:, None] * said
+                logits = logits - _column(self.frequency_penalty) * said
             if self.presence_penalty is not None:
-                logits = logits - self.presence_penalty[:, None] * (said > 0)
+                logits = logits - _column(self.presence_penalty) * (said > 0)
         return (
             logits
             if self.logits_processor is None
@@ -229,15 +233,17 @@ class Sampling:
         """
         logits = self.adjust(logits, prefix)
         logits = jnp.where(logits == logits, logits, -jnp.inf)
-        cold = self.temperature < COLDEST
+        temperature = jnp.asarray(self.temperature)
+        cold = temperature < COLDEST
         # the greatest logit goes first: after the division the two roundings of a large number, one
         # of which may be within a fused multiply-add, differ by more than exp can take
         top = jnp.max(logits, axis=-1, keepdims=True)
         top = jnp.where(jnp.isfinite(top), top, 0.0)
-        scaled = (logits - top) / jnp.where(cold, 1.0, self.temperature)[:, None]
+        scaled = (logits - top) / jnp.where(cold, 1.0, temperature)[:, None]
         if self.top_k is not None:
             vocab = logits.shape[-1]
-            wanted = jnp.where(self.top_k > 0, jnp.minimum(self.top_k, vocab), vocab)
+            top_k = jnp.asarray(self.top_k)
+            wanted = jnp.where(top_k > 0, jnp.minimum(top_k, vocab), vocab)
             ordered = _ordered(scaled)
             edge = _threshold(ordered, lambda kept: jnp.sum(kept, axis=-1) >= wanted)
             scaled = jnp.where(ordered >= edge[:, None], scaled, -jnp.inf)
@@ -253,7 +259,7 @@ class Sampling:
             edge = _threshold(ordered, enough)
             p = jnp.where((ordered >= edge[:, None]) | (mass >= 1)[:, None], p, 0.0)
         if self.min_p is not None:
-            p = jnp.where(p >= self.min_p[:, None] * jnp.max(p, axis=-1, keepdims=True), p, 0.0)
+            p = jnp.where(p >= _column(self.min_p) * jnp.max(p, axis=-1, keepdims=True), p, 0.0)
         if self.top_p is not None or self.min_p is not None:
             p = p / jnp.sum(p, axis=-1, keepdims=True)
         best = drawing.argmax(logits)[:, None]
@@ -262,13 +268,19 @@ class Sampling:
         return sharding.spread(jnp.where(best < 0, 0.0, p), DATA, MODEL)
 
 
-def _count(prefix: Prefix, vocab: int, since=None) -> jax.Array:
-    """float32 ``[B, V]``: how often the token occurs in the prefix, from position ``since`` on."""
+def _column(setting: jax.typing.ArrayLike) -> jax.Array:
+    """``[B, 1]``, a setting ``[B]`` beside logits."""
+    return jnp.asarray(setting)[:, None]
+
+
+def _count(prefix: Prefix | None, vocab: int, generated: bool = False) -> jax.Array:
+    """float32 ``[B, V]``: how often a token is in the prefix, or in its ``generated`` part."""
+    prefix = required(prefix, "prefix")
     batch, size = prefix.tokens.shape
     index = jnp.arange(size)
     valid = index < prefix.length[:, None]
-    if since is not None:
-        valid &= index >= since[:, None]
+    if generated and prefix.begin is not None:
+        valid &= index >= prefix.begin[:, None]
     tokens = jnp.concatenate([jnp.where(valid, prefix.tokens, -1), prefix.path], axis=1)
     where = jnp.where(tokens >= 0, tokens, vocab)
     rows = jnp.arange(batch)[:, None]
@@ -300,7 +312,7 @@ def _check(name, value, accept, accepted):
     if isinstance(value, str):  # which NumPy would read as a number
         raise ValueError(f"{name}={value!r} is a text: give {accepted}")
     numeric = numbers.Number | np.generic | np.ndarray | jax.Array | list | tuple
-    if not isinstance(value, numeric) or isinstance(value, jax.core.Tracer):
+    if not isinstance(value, numeric) or isinstance(value, Tracer):
         return
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         return  # another process holds a part of it

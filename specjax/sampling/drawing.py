@@ -17,7 +17,8 @@ from ..sharding import DATA, MODEL
 
 
 def argmax(x: jax.Array) -> jax.Array:
-    """Index of the first maximum over the last axis, int32; -1 where that is not finite.
+    """int32 ``[...]``, the index of the first maximum of each row of ``x`` float ``[..., V]``; -1
+    where that is not finite.
 
     One pass over ``x``, and nothing of its size beside it (see ``kernels``). NaN among the numbers
     is passed over or makes the result -1, as the backend's own maximum does: to replace NaN first
@@ -42,8 +43,8 @@ def argmax(x: jax.Array) -> jax.Array:
 
 
 def best(x: jax.Array, count: int) -> jax.Array:
-    """Indices of the ``count`` greatest numbers over the last axis, greatest first, int32
-    ``[..., count]``; of equal ones the first, -1 where a number is not finite.
+    """int32 ``[..., count]``, indices of the ``count`` greatest numbers of each row of ``x`` float
+    ``[..., V]``, greatest first; of equal ones the first, -1 where a number is not finite.
 
     Those blocks that reach highest hold them all, so only they are sorted: one pass over ``x``.
     Where a vocabulary is spread over devices each looks through its own part.
@@ -89,12 +90,14 @@ def _best(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
 
 
 def uniforms(keys: jax.Array, count: int) -> jax.Array:
-    """float32 ``[B, count]`` in [0, 1); column ``n`` belongs to node ``n``, whatever ``count``."""
+    """float32 ``[B, count]`` in [0, 1), of random ``keys`` ``[B]``; column ``n`` belongs to node
+    ``n``, whatever ``count``."""
     return jax.vmap(lambda key: jax.random.uniform(key, (count,)))(keys)
 
 
 def draw(weights: jax.Array, uniform: jax.Array) -> jax.Array:
-    """One token a row from unnormalised ``weights [B, V]`` by one uniform in [0, 1), int32 ``[B]``.
+    """int32 ``[B]``, one token a row from unnormalised ``weights`` float32 ``[B, V]`` by one
+    ``uniform`` float32 ``[B]`` in [0, 1).
 
     Inverse CDF in two levels, so that no cumulative sum runs over the whole vocabulary. A token of
     weight zero is never drawn; -1 where the weights have no sum above zero.

@@ -12,6 +12,7 @@ from .. import sharding
 from ..decoding import loop
 from ..models.lm import LM
 from ..models.seq2seq.encoder_inputs import refuse_encoders
+from ..models.tokenizer import Tokenizer
 from .drafter_names import named
 from .generation import Generation, Piece, TextStream
 from .options import SharedOptions, options_from, takes
@@ -39,6 +40,7 @@ class Turn(GenerationTask):
 class ChatOptions(SharedOptions):
     """The options of ``Chat``."""
 
+    seed: int = 0
     logprobs: bool | str = False
     system: str | None = None
 
@@ -78,13 +80,13 @@ class Chat:
     def __init__(self, lm: LM, *, options: ChatOptions):
         check_lm(lm)
         refuse_encoders(lm, "Chat")
-        check_tokenizer(lm, "Chat")
+        self._tokenizer = check_tokenizer(lm, "Chat")
         seed_key(options.seed)
         drafter, system = options.drafter, options.system
         if isinstance(drafter, str | os.PathLike):  # read once, not in every turn
             drafter = named(lm, drafter)
         self.lm, self.options, self.fed = lm, options_from(options, drafter=drafter), 0
-        self.templated = lm.tokenizer.has_template
+        self._seed, self.templated = options.seed, self._tokenizer.has_template
         if system is not None and not self.templated:
             raise ValueError(f"system: {lm.name} has no chat template to put it in")
         self._opening = [] if system is None else [{"role": "system", "content": system}]
@@ -127,15 +129,12 @@ class Chat:
         if self.templated:
             ids = self.lm.chat([*self.messages, {"role": "user", "content": text}])
         else:
-            ids = [*self._ids, *_continued(self.lm, text, first=not self._ids)]
-        seed = (self.options.seed + self._turns) % 2**32
+            ids = [*self._ids, *_continued(self._tokenizer, text, first=not self._ids)]
+        seed = (self._seed + self._turns) % 2**32
         options = dataclasses.replace(self.options, seed=seed)
         state = None if self._stream is None else self._stream.state
-        known = len(self._ids)
-        usable = state is not None and not state.length.is_deleted()
-        usable = usable and int(state.length[0]) == known < len(ids) and ids[:known] == self._ids
-        if usable:
-            more = ids[known:]
+        if state is not None and self._goes_on(state, ids):
+            more = ids[len(self._ids) :]
             work = prepare_measured(self.lm, [more], options, least_buffer=LEAST_BUFFER)
             room = state.tokens.shape[1] - len(ids)
             if int(work.request.budget[0]) <= room:
@@ -145,6 +144,12 @@ class Chat:
                 return Turn(**values | {"capacity": state.tokens.shape[1], "state": state})
         self.fed += len(ids)
         return prepare_measured(self.lm, [ids], options, least_buffer=LEAST_BUFFER)
+
+    def _goes_on(self, state: loop.State, ids: list[int]) -> bool:
+        """Whether ``state`` is alive and holds the conversation, with which ``ids`` begin."""
+        known = len(self._ids)
+        there = not state.length.is_deleted() and int(state.length[0]) == known < len(ids)
+        return there and ids[:known] == self._ids
 
     def _close(self, stream: TextStream, text: str) -> None:
         """Takes what was committed into the conversation."""
@@ -162,7 +167,7 @@ class Chat:
             self.messages.append({"role": "assistant", "content": answer.text})
 
 
-def _continued(lm: LM, text: str, first: bool) -> list[int]:
+def _continued(tokenizer: Tokenizer, text: str, first: bool) -> list[int]:
     """Ids of a text in the middle of another: without what a tokenizer puts before a text."""
-    ids, opening = lm.tokenizer.encode(text), lm.tokenizer.encode("")
+    ids, opening = tokenizer.encode(text), tokenizer.encode("")
     return ids if first or ids[: len(opening)] != opening else ids[len(opening) :]

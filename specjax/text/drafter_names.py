@@ -8,7 +8,9 @@ import functools
 import logging
 import os
 import weakref
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -24,6 +26,8 @@ from ..models.tokenizer import holds_tokenizer
 from ..types import Drafter, PyTree
 
 log = logging.getLogger("specjax")
+P = ParamSpec("P")
+T = TypeVar("T")
 DEFAULT_DRAFTS = {"embedded": "embedded-draft"}  # target -> its draft model, for drafter="draft"
 NUM_DRAFT = 3  # by default; on CPU a pass costs the same over 2 to 4 tokens
 AUTO, AUTO_DRAFTS = "auto", 7  # num_draft that follows acceptance and cost, and its largest value
@@ -115,7 +119,7 @@ def resolve_drafter(
             shape = trees.chain(drafts())
         heads = _with_tree(drafter, shape, lm)
         if how is not None and heads.sibling_sampling is not None:
-            heads = dataclasses.replace(heads, sibling_sampling=how)
+            heads = _replaced(heads, sibling_sampling=how)
         return heads, drafter.params
     if isinstance(drafter, LM):
         model = as_drafter(lm, drafter)
@@ -139,7 +143,7 @@ def resolve_drafter(
             raise ValueError(
                 f"tree={tree!r}: {drafter.name!r} drafts no trees of one's choice; leave it out"
             )
-        drafter = dataclasses.replace(drafter, topology=shape)
+        drafter = _replaced(drafter, topology=shape)
     return drafter, params
 
 
@@ -194,7 +198,17 @@ def _with_tree(heads: HeadLM, shape: trees.Topology | None, lm: LM):
             f"{heads!r} has {own.max_depth} heads, and {shape} is {shape.depth} tokens deep: give "
             f"num={own.max_depth} or less, or a tree that is no deeper"
         )
-    return dataclasses.replace(own, topology=shape)
+    return _replaced(own, topology=shape)
+
+
+def _replaced(drafter: Drafter, **fields) -> Drafter:
+    """``drafter`` with other values in some fields."""
+    if not dataclasses.is_dataclass(drafter):
+        raise TypeError(
+            f"drafter={drafter!r:.60}: {', '.join(fields)} cannot be set on a drafter that is no "
+            "dataclass; make it one, or set it yourself"
+        )
+    return dataclasses.replace(drafter, **fields)
 
 
 def named(lm: LM, name: str | os.PathLike, **settings) -> str | LM | HeadLM | WithLookup:
@@ -208,19 +222,28 @@ def named(lm: LM, name: str | os.PathLike, **settings) -> str | LM | HeadLM | Wi
       ValueError, FileNotFoundError, OSError: a name that means nothing, or as ``load`` and
         ``load_drafter`` do.
     """
-    if isinstance(name, str):
-        _check_name(name)
+    if not isinstance(name, str):
+        return _from_folder(lm, os.fspath(name), settings)
+    _check_name(name)
     if name == AUTO:
         return auto_drafter(lm)
     if name in SIMPLE:
         return name
-    if isinstance(name, str) and name.startswith(LOOKUP):
-        return WithLookup(named(lm, name.removeprefix(LOOKUP), **settings))
+    if name.startswith(LOOKUP):
+        return WithLookup(_with_weights(lm, name.removeprefix(LOOKUP), settings))
+    return _with_weights(lm, name, settings)
+
+
+def _with_weights(lm: LM, name: str, settings: dict) -> LM | HeadLM:
+    """The draft model or the heads of a name."""
     if name == "draft":
         return default_draft(lm)
-    if name in _heads():
-        return _own_heads(lm, registry.find(name).name)
-    text = os.fspath(name)
+    entry = registry.find(name) if name in _heads() else None
+    return _from_folder(lm, name, settings) if entry is None else _own_heads(lm, entry.name)
+
+
+def _from_folder(lm: LM, text: str, settings: dict) -> LM | HeadLM:
+    """The draft model or the heads in a folder, or of a name on the hub."""
     try:
         folder = config_folder(text)
     except OSError as error:
@@ -233,7 +256,7 @@ def named(lm: LM, name: str | os.PathLike, **settings) -> str | LM | HeadLM | Wi
     model_type = config.get("model_type")
     known = model_type in FAMILIES or model_type in families.FAMILIES
     if known and not holds_heads(text, config):
-        own = {"dtype": lm.dtype.name}
+        own: dict[str, Any] = {"dtype": lm.dtype.name}
         fits = config.get("vocab_size") == lm.target.vocab_size
         if fits and Path(text).is_dir() and not holds_tokenizer(text):
             own["tokenizer"] = lm.tokenizer or False
@@ -246,15 +269,15 @@ def named(lm: LM, name: str | os.PathLike, **settings) -> str | LM | HeadLM | Wi
 _FOUND: weakref.WeakKeyDictionary[LM, dict] = weakref.WeakKeyDictionary()
 
 
-def _once_a_model(find):
+def _once_a_model(find: Callable[Concatenate[LM, P], T]) -> Callable[Concatenate[LM, P], T]:
     """``find(lm, *names)``, called once for each living model and names."""
 
     @functools.wraps(find)
-    def remembered(lm, *names):
+    def remembered(lm: LM, *names: P.args, **options: P.kwargs) -> T:
         found = _FOUND.setdefault(lm, {})
-        key = find.__name__, *names
+        key = find, *names, *options.items()
         if key not in found:
-            found[key] = find(lm, *names)
+            found[key] = find(lm, *names, **options)
         return found[key]
 
     return remembered
@@ -281,7 +304,7 @@ def _own_heads(lm: LM, name: str) -> HeadLM:
 
 
 @_once_a_model
-def auto_drafter(lm: LM) -> str | HeadLM:
+def auto_drafter(lm: LM) -> str | LM | HeadLM | WithLookup:
     """What ``drafter="auto"`` is for a model: its own heads where its folder or checkpoint holds
     some, else ``"ngram"``, which needs no weights and costs almost nothing where there is nothing
     to copy. Nothing is measured: ``specjax.compare`` and ``specjax.plan`` tell whether it pays. For

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from .. import sharding
+from .._internal.optional import required
 from ..decoding import loop
 from ..decoding.state import ENDED, STOPPED
 from ..decoding.stats import Stats
@@ -140,7 +141,8 @@ class TextStream:
     """An iterator over ``Piece``s; ``generation`` is what there is at any moment."""
 
     def __init__(self, work: GenerationTask):
-        self._task, self._seen, self._finished = work, None, False
+        self._task, self._finished = work, False
+        self._seen: loop.Decoded | None = None
         self.state: loop.State | None = None  # after the last burst
         self._over = np.zeros(len(work.prompts), bool)  # rows that met a stop string
 
@@ -149,8 +151,8 @@ class TextStream:
         shown = [len(prompt) for prompt in self._task.prompts]
         for seen in self._run(PROMPTLY):
             for row, text in enumerate(rows):
-                ids = seen.tokens[row, shown[row] : seen.lengths[row]]
-                drafted = seen.from_draft[row, shown[row] : seen.lengths[row]]
+                ids = np.asarray(seen.tokens[row, shown[row] : seen.lengths[row]])
+                drafted = np.asarray(seen.from_draft[row, shown[row] : seen.lengths[row]])
                 shown[row] = int(seen.lengths[row])
                 for run in np.split(np.arange(len(ids)), np.flatnonzero(np.diff(drafted)) + 1):
                     if run.size and (piece := text.push(ids[run])):
@@ -196,19 +198,20 @@ class TextStream:
         if self._seen is None:
             raise ValueError("generation: nothing has run yet; iterate, or call finish()")
         seen, texts, rows, reasons = self._seen, [], [], []
+        logprobs = seen.logprobs
         for row, text in enumerate(self._texts()):
             begin, end = len(self._task.prompts[row]), int(seen.lengths[row])
-            texts.append(text.push(seen.tokens[row, begin:end]) + text.flush())
+            texts.append(text.push(np.asarray(seen.tokens[row, begin:end])) + text.flush())
             rows.append((row, slice(begin, begin + text.num)))
             reasons.append(ENDED[STOPPED if text.over else int(seen.ended[row])])
         return Generation(
             texts=texts,
-            tokens=[seen.tokens[new] for new in rows],
-            from_draft=[seen.from_draft[new] for new in rows],
+            tokens=[np.asarray(seen.tokens[new]) for new in rows],
+            from_draft=[np.asarray(seen.from_draft[new]) for new in rows],
             prompts=self._task.prompts,
             stats=seen.stats,
             reasons=reasons,
-            logprobs=None if seen.logprobs is None else [seen.logprobs[new] for new in rows],
+            logprobs=None if logprobs is None else [np.asarray(logprobs[new]) for new in rows],
             finished=self._finished or all(reasons),
         )
 
@@ -217,24 +220,27 @@ class TextStream:
         """Whether anything of the state was seen."""
         return self._seen is not None
 
-    def look(self) -> None:
-        """Takes in what was committed, also by a burst that Ctrl-C cut off from being shown.
+    def look(self) -> loop.Decoded:
+        """Takes in what was committed, also by a burst that Ctrl-C cut off from being shown, and
+        returns it.
 
         Raises:
           RuntimeError: the state was lost with the burst.
         """
         # real copies: the next burst is given the state's buffers
+        state = required(self.state, "state")
         with sharding.peers():
-            self._seen = sharding.gather(loop.result(self.state))
-            self._finished = not np.any(sharding.gather(self.state.budget) > 0)
+            self._seen = seen = sharding.gather(loop.result(state))
+            self._finished = not np.any(sharding.gather(state.budget) > 0)
+        return seen
 
     def _run(self, seconds: float) -> Iterator[loop.Decoded]:
         """What is committed, on the host, after each burst of about ``seconds``."""
         self.state, rounds = self._task.start(), 1
         while True:
-            self.look()
+            seen = self.look()
             over = self._over.copy()
-            yield self._seen
+            yield seen
             if (self._over & ~over).any():  # they must not cost anything more
                 self.state = self._task.end(self.state, self._over)
                 self._finished = not np.any(sharding.gather(self.state.budget) > 0)

@@ -8,13 +8,11 @@ refused with the nearest that exists, and the function itself gets one checked o
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import functools
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from .. import acceptance, trees
+from .._internal.keywords import nearest, takes_fields
 from ..checkpoints import HeadLM
 from ..models.lm import LM
 from ..sampling.distribution import Sampling
@@ -23,7 +21,8 @@ from ..types import Drafter, PyTree, Rule
 
 Prompts = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
 DrafterLike = str | LM | HeadLM | Drafter | None
-P, A, T, R = ParamSpec("P"), TypeVar("A"), TypeVar("T"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,43 +115,12 @@ def options_from(given: SharedOptions, **changes) -> Options:
     return Options(**{name: getattr(given, name) for name in names} | changes)
 
 
-def takes(options: Callable[P, T]):
-    """A decorator for ``f(..., *, options)``: the fields of ``options``, a dataclass, become its
-    keyword arguments."""
-
-    def wrap(function: Callable[..., R]) -> Callable[Concatenate[LM, A, P], R]:
-        own = inspect.signature(function)
-        positional = [p for p in own.parameters.values() if p.name != "options"]
-        names = [p.name for p in positional]
-        # of a class, users know the name of the class
-        called = function.__qualname__.removesuffix(".__init__").split(".")[-1]
-
-        @functools.wraps(function)
-        def call(*args, **given):
-            mine = {name: given.pop(name) for name in names if name in given}
-            return function(*args, **mine, options=_read(called, options, given))
-
-        fields = [
-            inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=field.default,
-                annotation=field.type,
-            )
-            for field in dataclasses.fields(options)
-        ]
-        call.__signature__ = own.replace(parameters=[*positional, *fields])
-        return call
-
-    return wrap
-
-
-def _read(called: str, options: type[T], given: Mapping[str, Any]) -> T:
-    known = [field.name for field in dataclasses.fields(options)]
-    for name in given:
-        if name not in known:
-            raise TypeError(f"{called}() has no {name}: {_instead(name, known)}")
-    return options(**given)
+def takes(
+    options: Callable[P, SharedOptions],
+) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, Any, P], R]]:
+    """A decorator for ``f(lm, prompts, *, options)``: the fields of ``options`` become its keyword
+    arguments."""
+    return takes_fields(options, _instead)
 
 
 def _instead(name: str, known: Sequence[str]) -> str:
@@ -162,6 +130,4 @@ def _instead(name: str, known: Sequence[str]) -> str:
         return f"give drafting=specjax.Drafting({drafting[name]}=...)"
     if name in {f.name for f in dataclasses.fields(Sampling)} and "sampling" in known:
         return f"give sampling=specjax.Sampling({name}=...)"
-    near = difflib.get_close_matches(name, known, n=1)
-    meant = f"did you mean {near[0]}? " if near else ""
-    return f"{meant}It takes {', '.join(known)}"
+    return nearest(name, known)

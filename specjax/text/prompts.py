@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from ..models.lm import LM
+from ..models.tokenizer import Tokenizer
 from ..types import Target
 
 
@@ -63,21 +64,22 @@ def check_lm(lm) -> None:
     raise TypeError(f"lm={given:.60} is no language model: {way_out}")
 
 
-def check_tokenizer(lm: LM, what: str) -> None:
-    """Raises ValueError for a model without a tokenizer; ``what`` needs one."""
+def check_tokenizer(lm: LM, what: str) -> Tokenizer:
+    """The tokenizer of a model. Raises ValueError where it has none; ``what`` needs one."""
     if lm.tokenizer is None:
         raise ValueError(
             f"{what}: {lm.name} has no tokenizer; load it with one, or give token ids to "
             "specjax.generate, which then returns token ids"
         )
+    return lm.tokenizer
 
 
 def _encoded(lm: LM, text: str, which: str) -> list[int]:
-    check_tokenizer(lm, f"{which} is a text")
+    tokenizer = check_tokenizer(lm, f"{which} is a text")
     if not _is_unicode(text):
         raise ValueError(f"{which} is no valid text: it was read from bytes that are not UTF-8")
     # a tokenizer that adds a BOS makes one token of "", which is an empty prompt nonetheless
-    return lm.tokenizer.encode(text) if text else []
+    return tokenizer.encode(text) if text else []
 
 
 def _no_prompt(given) -> TypeError:

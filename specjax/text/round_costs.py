@@ -17,8 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import sharding
+from .._internal.optional import required
 from ..decoding import loop
 from ..drafters import Hybrid
+from ..drafters.adaptive import Adaptive
 from ..models.lm import LM
 from .drafter_names import AUTO
 from .options import Options
@@ -149,26 +151,33 @@ def _measured(
     work: GenerationTask, state: loop.State | None = None
 ) -> tuple[tuple[Timed, ...], float]:
     """What ``round_costs`` is made of, and the seconds for which calls were timed."""
-    hybrid = isinstance(work.drafter.inner, Hybrid)
+    hybrid = isinstance(_adaptive(work).inner, Hybrid)
     texts = (_repeated, _different) if hybrid else (_repeated,)
     timed, seconds = zip(*(_timed_after(text, work, state) for text in texts), strict=True)
     return timed, sum(seconds)
 
 
-def _timed_after(text, work: GenerationTask, state: loop.State | None) -> tuple[Timed, float]:
+def _adaptive(work: GenerationTask) -> Adaptive:
+    """The drafter of ``work``, whose costs are measured."""
+    if not isinstance(work.drafter, Adaptive):
+        raise TypeError(f"drafter={work.drafter.name!r}: only Adaptive drafters have costs")
+    return work.drafter
+
+
+def _timed_after(text, work: GenerationTask, given: loop.State | None) -> tuple[Timed, float]:
     """Timed rounds after ``text(tokens, vocabulary)``."""
-    drafter, mesh = work.drafter, work.lm.mesh
+    drafter, mesh = _adaptive(work), work.lm.mesh
     vocabulary = work.lm.target.vocab_size
 
     def placed(x):
         return jnp.array(x) if mesh is None else sharding.put(x, mesh, sharding.DATA)
 
-    if state is None:
+    if given is None:
         tokens, lengths = sharding.gather((work.request.tokens, work.request.lengths))
         lengths = np.maximum(lengths, min(SHORTEST, tokens.shape[1]))
-        state = work.asking(tokens=text(tokens, vocabulary), lengths=lengths).start()
+        state: loop.State = work.asking(tokens=text(tokens, vocabulary), lengths=lengths).start()
     else:
-        state = jax.tree.map(jnp.copy, state)
+        state = jax.tree.map(jnp.copy, given)
     begun = {
         name: sharding.gather(getattr(state, name))
         for name in ("tokens", "length", "budget", "num_empty_rounds", "stops")
@@ -191,7 +200,9 @@ def _timed_after(text, work: GenerationTask, state: loop.State | None) -> tuple[
         drafted = sharding.gather(state.stats.drafted) - before
         return bool(np.all(drafted == rounds * drafter.num_draft)), state
 
-    pinned = [_with_costs(work, drafter.only(width)) for width in drafter.widths]
+    pinned = [
+        _with_costs(work, drafter.only(width)) for width in required(drafter.widths, "widths")
+    ]
     _, state = spend(1, pinned[-1], state)  # compiles
     one, state = spend(1, pinned[-1], state)
     room = (work.capacity - begun["length"].max()) // (drafter.depth + 1)
@@ -222,7 +233,7 @@ def _different(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
 
 
 def _with_costs(work: GenerationTask, costs: np.ndarray) -> GenerationTask:
-    mesh, costs = work.lm.mesh, np.asarray(costs, np.float32)
-    costs = jnp.array(costs) if mesh is None else sharding.put(costs, mesh)
-    given = work.params["drafter"] | {"costs": costs}
+    mesh, known = work.lm.mesh, np.asarray(costs, np.float32)
+    placed = jnp.array(known) if mesh is None else sharding.put(known, mesh)
+    given = work.params["drafter"] | {"costs": placed}
     return dataclasses.replace(work, params=work.params | {"drafter": given})

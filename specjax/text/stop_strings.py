@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from ..models.tokenizer import StreamDecoder, Tokenizer
 
 Strings = tuple[str, ...]
+Ids = Sequence[int] | np.ndarray
 
 
 class StopStrings:
@@ -56,7 +59,7 @@ class RowText:
       over: whether a stop string was found.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, prompt: Sequence[int], strings: Strings):
+    def __init__(self, tokenizer: Tokenizer | None, prompt: Ids, strings: Strings):
         self._decoder = _NoText() if tokenizer is None else StreamDecoder(tokenizer, prompt)
         self._stop = StopStrings(strings)
         self._strings, self.num = strings, 0
@@ -65,7 +68,7 @@ class RowText:
     def over(self) -> bool:
         return self._stop.found
 
-    def push(self, ids: Sequence[int]) -> str:
+    def push(self, ids: Ids) -> str:
         """The text that became certain with ``ids``."""
         if not self._strings:
             self.num += len(ids)
@@ -89,7 +92,7 @@ class RowText:
 class _NoText:
     """In place of a ``StreamDecoder``, for a model without a tokenizer."""
 
-    def push(self, ids: Sequence[int]) -> str:
+    def push(self, ids: Ids) -> str:
         return ""
 
     def flush(self) -> str:

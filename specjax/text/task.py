@@ -16,7 +16,7 @@ from ..decoding.round import draft_and_verify
 from ..drafters.adaptive import Adaptive
 from ..models.lm import LM
 from ..models.seq2seq.target import encode
-from ..types import Drafter, PyTree
+from ..types import Drafter, PyTree, Rule
 from .stop_strings import Strings
 
 
@@ -31,7 +31,7 @@ class GenerationTask:
     lm: LM
     prompts: list[np.ndarray]
     drafter: Drafter
-    rule: object
+    rule: str | Rule
     capacity: int
     params: PyTree
     request: DecodeInputs

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import trees
+from .._internal.optional import required
 from .._internal.pytree import filled
 from ..sampling import drawing
 from ..types import ROOT, Context, Draft
@@ -41,7 +42,7 @@ def check_sibling_sampling(sibling_sampling: str, topology: trees.Topology) -> N
             "follows what was drawn would bias the rules that trust q; draw in a "
             "static tree, or take sibling_sampling='top'"
         )
-    if sibling_sampling == "hub" and max(topology.ranks) > 1:
+    if sibling_sampling == "hub" and isinstance(topology, Tree) and max(topology.ranks) > 1:
         raise ValueError(
             f"sibling_sampling='hub' draws pairs of siblings; a node of {topology} has more than "
             "two children: give another tree, or sibling_sampling='distinct'"
@@ -57,7 +58,7 @@ class Words(NamedTuple):
     size: int
 
     def of(self, index: jax.Array) -> jax.Array:
-        """The target's ids at ``index``, -1 where that is -1."""
+        """The target's ids at ``index``, int32 ``[...]`` like ``index``; -1 where that is -1."""
         return jnp.where(index < 0, index, self.ids[index])
 
     def adjusted(self, say):
@@ -128,7 +129,7 @@ def _static(topology: Tree, context, level, carry, words, sibling_sampling):
         above = (-1, *(int(n) for n in below[known[1:]]))
         grown = Draft(start=context.length - 1, tokens=tokens[:, known], topology=above)
         step = functools.partial(level, since=since)
-        wanted = True
+        wanted: jax.Array | bool = True
         if context.stop_drafting is not None and depth:
             wanted = jnp.any(~context.stop_drafting(tokens[:, 1:]) & (context.budget > 0))
         logits, carry = _if_wanted(step, depth, context.width, carry, grown, wanted)
@@ -143,7 +144,8 @@ def _static(topology: Tree, context, level, carry, words, sibling_sampling):
             q = _probabilities(context, grown, since, logits, words)
             q = jnp.broadcast_to(q, (batch, len(here), q.shape[2]))
             laws.append(q)
-            chosen = _draw(q, parent, rank, uniform[:, children], sibling_sampling)
+            drawing_by = required(uniform, "uniform")[:, children]
+            chosen = _draw(q, parent, rank, drawing_by, sibling_sampling)
         chosen = chosen if words is None else words.of(chosen)
         tokens = jnp.concatenate([tokens, chosen], axis=1)
     draft = trees.tree_draft(
@@ -165,15 +167,16 @@ def _draw(q, parent, rank, uniform, sibling_sampling):
 
     A law with fewer tokens than distinct siblings gives -1, which no rule looks at.
     """
-    chosen = [None] * len(parent)
+    chosen: dict[int, jax.Array] = {}  # by the index of the child
+    order = range(len(parent))
     if sibling_sampling == "hub":
         first = np.flatnonzero(rank == 0)
         last = np.searchsorted(parent, parent[first], side="right") - 1  # itself if it is alone
         both = jnp.stack([uniform[:, first], uniform[:, last]], axis=2)
         pairs = jax.vmap(drawing.draw_hub, in_axes=1, out_axes=1)(q[:, parent[first]], both)
         for i, child in enumerate(first):
-            chosen[last[i]], chosen[child] = pairs[:, i, 1], pairs[:, i, 0]
-        return jnp.stack(chosen, axis=1)
+            chosen[int(last[i])], chosen[int(child)] = pairs[:, i, 1], pairs[:, i, 0]
+        return jnp.stack([chosen[child] for child in order], axis=1)
     draw = jax.vmap(drawing.draw, in_axes=1, out_axes=1)
     rows = jnp.arange(q.shape[0])[:, None]
     left = q
@@ -181,18 +184,18 @@ def _draw(q, parent, rank, uniform, sibling_sampling):
         which = np.flatnonzero(rank == r)
         said = draw(left[:, parent[which]], uniform[:, which])
         for i, child in enumerate(which):
-            chosen[child] = said[:, i]
+            chosen[int(child)] = said[:, i]
         if sibling_sampling == "distinct":
             gone = jnp.where(said < 0, q.shape[2], said)
             left = left.at[rows, parent[which], gone].set(0.0, mode="drop")
-    return jnp.stack(chosen, axis=1)
+    return jnp.stack([chosen[child] for child in order], axis=1)
 
 
 # ------------------------------------------------------------------ trees grown by probability
 
 
 def _expand(topology: Expand | Beams, context, level, carry, words):
-    gain = 0.0 if isinstance(topology, Beams) else topology.gain
+    nodes, gain = (0, 0.0) if isinstance(topology, Beams) else (topology.nodes, topology.gain)
     batch, width = context.tokens.shape[0], topology.width
     # all paths looked at, node 0 is the root: the last token, its parent, the path's value (nats)
     tokens = context.root[:, None]
@@ -225,18 +228,17 @@ def _expand(topology: Expand | Beams, context, level, carry, words):
         if context.width is not None:
             worth = jnp.where(depth < context.width, worth, -jnp.inf)
         first = tokens.shape[1]
-        before = _kept(value, topology.nodes) if gain else None
         tokens = jnp.concatenate([tokens, best.reshape(batch, -1)], axis=1)
-        value = jnp.concatenate([value, worth.reshape(batch, -1)], axis=1)
+        known, value = value, jnp.concatenate([value, worth.reshape(batch, -1)], axis=1)
         parent = jnp.concatenate([parent, jnp.repeat(here, width, axis=1)], axis=1)
         if gain:
-            alive &= _kept(value, topology.nodes) - before >= gain
+            alive &= _kept(value, nodes) - _kept(known, nodes) >= gain
         if depth + 1 < topology.depth or isinstance(topology, Beams):
             _, on = jax.lax.top_k(worth.reshape(batch, -1), width)
             on = jnp.sort(on, axis=1)  # children of one node stay side by side
             where = jnp.concatenate([where, on + first], axis=1)
             above = jnp.concatenate([above, since + on // width], axis=1)
-    kept = where if isinstance(topology, Beams) else _most_probable(value, topology.nodes)
+    kept = where if isinstance(topology, Beams) else _most_probable(value, nodes)
     rank = jnp.zeros(tokens.shape, jnp.int32)
     rows = jnp.arange(batch)[:, None]
     rank = rank.at[rows, kept].set(jnp.arange(topology.num_nodes, dtype=jnp.int32))
@@ -319,7 +321,7 @@ def path_tokens(grown: Draft, since: int) -> jax.Array:
     return jnp.stack(tokens[::-1], axis=2)
 
 
-def _if_wanted(step, depth, width, carry, grown, wanted=True):
+def _if_wanted(step, depth, width, carry, grown, wanted: jax.Array | bool = True):
     """``step(carry, grown)`` if any row wants this depth; else zeros stand for what it adds."""
     if width is None and wanted is True:
         return step(carry, grown)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._internal.optional import required
 from ..types import DRAWS, POINT_MASS, ROOT, Context, Draft
 
 
@@ -131,14 +132,16 @@ def tree_draft(
     wanted = jnp.broadcast_to(depths(draft) <= context.width, draft.tokens.shape)
     return dataclasses.replace(
         draft,
-        scored=wanted if scored is None else draft.scored & wanted,
-        candidate=wanted if candidate is None else draft.candidate & wanted,
+        scored=wanted if draft.scored is None else draft.scored & wanted,
+        candidate=wanted if draft.candidate is None else draft.candidate & wanted,
     )
 
 
 def parents(draft: Draft) -> jax.Array:
     """int32 ``[1 or B, N]``."""
-    return draft.parent if draft.topology is None else jnp.asarray([draft.topology], jnp.int32)
+    if draft.topology is not None:
+        return jnp.asarray([draft.topology], jnp.int32)
+    return required(draft.parent, "draft.parent")
 
 
 def max_depth(draft: Draft) -> int:
@@ -155,7 +158,7 @@ def ancestors(draft: Draft) -> jax.Array:
         return jnp.asarray(_static(draft.topology)[0])[None]
     nodes = draft.num_nodes
     index = jnp.arange(nodes)
-    reach = (draft.parent[:, None, :] == index[:, None]) | jnp.eye(nodes, dtype=bool)
+    reach = (parents(draft)[:, None, :] == index[:, None]) | jnp.eye(nodes, dtype=bool)
     for _ in range(max(1, (nodes - 1).bit_length())):  # paths double in length
         f = reach.astype(jnp.float32)
         reach = jnp.einsum("bmk,bkn->bmn", f, f) > 0
@@ -187,8 +190,8 @@ def path_to(draft: Draft, node: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def prefix_tokens(draft: Draft, node: jax.Array) -> jax.Array:
-    """int32 ``[B, N]``: tokens of ``node`` and its ancestors below the root, -1 elsewhere; in the
-    order of the path, since parents come before their children."""
+    """int32 ``[B, N]``: tokens of ``node`` int32 ``[B]`` and of its ancestors below the root, -1
+    elsewhere; in the order of the path, since parents come before their children."""
     above = _column(ancestors(draft), node)
     return jnp.where(above & (jnp.arange(draft.num_nodes) > ROOT), draft.tokens, -1)
 
@@ -265,7 +268,7 @@ def merge_drafts(*drafts: Draft, one_law: bool = False) -> Draft:
         if draft.laws is None:
             law.append(jnp.full((batch, count), POINT_MASS))
         else:
-            own = draft.law[:, 1:]
+            own = required(draft.law, "draft.law")[:, 1:]
             law.append(jnp.where(own == POINT_MASS, POINT_MASS, own + num_laws))
             laws.append(draft.laws)
             num_laws += draft.laws.shape[1]

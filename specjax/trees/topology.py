@@ -208,7 +208,7 @@ def from_paths(paths: Sequence[Sequence[int]]) -> Tree:
     Raises:
       ValueError: a path whose beginning is not among them, or that leaves out an earlier sibling.
     """
-    known = {(): 0}
+    known: dict[tuple[int, ...], int] = {(): 0}
     parents = [-1]
     for path in sorted({tuple(int(r) for r in path) for path in paths}, key=lambda p: (len(p), p)):
         if not path:

@@ -11,6 +11,13 @@ import jax
 from .data import Context, Draft, PyTree, Scores, Segment
 
 
+class _ClassName:
+    """What ``name`` is where a drafter says none: the name of its class."""
+
+    def __get__(self, instance: object, owner: type) -> str:
+        return owner.__name__
+
+
 class Drafter(abc.ABC):
     """Proposes tokens that the target then scores in one pass.
 
@@ -53,10 +60,7 @@ class Drafter(abc.ABC):
     max_depth: int | None = None
     sibling_sampling: str | None = None
 
-    @property
-    def name(self) -> str:
-        """The name of the drafter in statistics and results."""
-        return type(self).__name__
+    name = _ClassName()
 
     @property
     def depth(self) -> int:

@@ -77,5 +77,6 @@ class Rule(abc.ABC):
     def evidence(
         self, params: PyTree, draft: Draft, target_law: Law, draft_law: Law, key: jax.Array
     ) -> dict[str, jax.Array]:
-        """Returns numbers float32 ``[B, N]`` by name that ``why`` may use. Default: none."""
+        """Returns numbers float32 ``[B, N]`` by name that ``why`` may use. Default: none. It takes
+        what ``__call__`` takes."""
         return {}

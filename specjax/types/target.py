@@ -6,6 +6,7 @@ import abc
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .data import Draft, PyTree, Scores, Verdict
 
@@ -113,7 +114,7 @@ class Target(abc.ABC):
           the cache, of the same structure, shapes and dtypes.
         """
 
-    def activation_dtype(self, params: PyTree) -> jax.typing.DTypeLike:
+    def activation_dtype(self, params: PyTree) -> np.dtype:
         """Returns the dtype of the activations. Default: that of the first floating weight."""
         floats = (x for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating))
         return next((x.dtype for x in floats), jnp.dtype("float32"))

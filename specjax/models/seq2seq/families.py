@@ -12,7 +12,7 @@ import re
 from collections.abc import Container, Iterator, Mapping
 
 from ..tensors import Tensor
-from ..translate import ids_of
+from ..translate import check_expressed, ids_of
 from .config import EncoderDecoderConfig
 
 
@@ -301,16 +301,7 @@ def config_to_hf(config: EncoderDecoderConfig) -> dict[str, object]:
         hf["begin_suppress_tokens"] = list(config.begin_suppress_ids) or None
         hf["forced_decoder_ids"] = [list(x) for x in enumerate(config.start_ids)][1:] or None
         hf["pad_token_id"] = eos[0] if eos else None
-    again = config_from_hf(hf)
-    lost = [
-        f"{f.name}={getattr(config, f.name)!r}"
-        for f in dataclasses.fields(config)
-        if getattr(config, f.name) != getattr(again, f.name)
-    ]
-    if lost:
-        raise ValueError(
-            f"a config.json of model_type={config.model_type!r} cannot express {', '.join(lost)}"
-        )
+    check_expressed(config, config_from_hf(hf))
     return hf
 
 

@@ -30,11 +30,11 @@ from jax.core import Tracer
 from ... import sharding
 from ..._internal.pytree import pytree_dataclass
 from ...sampling.distribution import IMPOSSIBLE
-from ...sharding import DATA, MODEL
-from ...types import Draft, PyTree, Scores, Target, Verdict
+from ...sharding import DATA
+from ...types import Draft, PyTree, Scores, Verdict
 from .. import kv_cache
 from ..causal_lm import layout, spread_logits, write
-from ..placement import check_divides, place_weights
+from ..checkpoint_target import CheckpointTarget
 from .config import EncoderDecoderConfig
 from .encoder_decoder import abstract
 
@@ -60,7 +60,7 @@ class Cache:
 
 
 @dataclasses.dataclass(frozen=True)
-class Seq2SeqLM(Target):
+class Seq2SeqLM(CheckpointTarget):
     """A ``Target`` for T5 and Whisper; ``params`` is the NNX state of ``EncoderDecoder``.
 
     ``init`` runs the encoder once, ``verify`` only reads, and ``commit`` writes the decoder's
@@ -69,22 +69,10 @@ class Seq2SeqLM(Target):
 
     Attributes:
       config: the shape of the model.
-      rows, quantized, axis: as of ``CausalLM``.
+      rows, quantized, axis: as of ``CheckpointTarget``.
     """
 
     config: EncoderDecoderConfig
-    rows: int | None = None
-    quantized: str | None = None
-    axis: str | None = MODEL
-
-    @property
-    def approximate(self) -> str:
-        """The reason why the law is not that of the checkpoint; empty if it is."""
-        return f"target quantized to {self.quantized}" if self.quantized else ""
-
-    @property
-    def vocab_size(self) -> int:
-        return self.rows or self.config.vocab_size
 
     @property
     def max_positions(self) -> int | None:
@@ -94,9 +82,6 @@ class Seq2SeqLM(Target):
     def reads(self) -> str:
         """The input of the encoder: ``"tokens"`` or ``"features"``."""
         return self.config.reads
-
-    def activation_dtype(self, params) -> jax.typing.DTypeLike:
-        return params["norm"]["weight"].dtype  # other weights may be quantized
 
     def check_inputs(self, batch: int, inputs) -> None:
         """Raises ValueError for inputs that the encoder cannot read.
@@ -163,10 +148,6 @@ class Seq2SeqLM(Target):
                 f"integers below {self.config.vocab_size}; was another tokenizer used?"
             )
 
-    def shard(self, params, mesh) -> PyTree:
-        """``params`` on the devices of a mesh, each holding its part; see ``sharding.place``."""
-        return place_weights(params, self.config, mesh, self.axis)
-
     def encode(self, params, inputs) -> PyTree:
         """Returns ``inputs`` with the encoder's output instead of its input; a pure function."""
         memory, lengths = self._model(params).encode(inputs, self.axis)
@@ -177,10 +158,9 @@ class Seq2SeqLM(Target):
     def init(self, params, batch: int, capacity: int, inputs=None) -> PyTree:
         self.check_inputs(batch, inputs)
         c, model = self.config, self._model(params)
-        if self.axis:
-            check_divides(c, sharding.size(self.axis))
+        self._check_mesh()
         memory, lengths = model.encode(inputs, self.axis)
-        dtype = params["norm"]["weight"].dtype
+        dtype = self.activation_dtype(params)
         begin = inputs.get(BEGIN)
         slots = kv_cache.init([capacity] * c.num_layers, batch, c.num_heads, c.head_dim, dtype)
 

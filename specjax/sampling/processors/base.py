@@ -35,6 +35,7 @@ class LogitsProcessor(Protocol):
     def __call__(self, logits: jax.Array, prefix) -> jax.Array:
         """float32 ``[B, V]`` to float32 ``[B, V]``; ``prefix`` is a ``sampling.Prefix``, its
         ``state`` that after the whole prefix. A row of -inf ends with ``no token``."""
+        ...
 
 
 def initial_processor_state(

@@ -1,0 +1,18 @@
+"""Values that may be None in general, where it is known that they are not."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def required(value: T | None, what: str) -> T:
+    """Returns ``value``, of which the caller knows that it is there.
+
+    Raises:
+      ValueError: it is None; ``what`` names it.
+    """
+    if value is None:
+        raise ValueError(f"{what} is None, and its value is needed here: give it")
+    return value
