@@ -43,9 +43,7 @@ TABLE = {
     ],
     "test_adaptive.py": [
         ("fault|refused|usual_widths", DEFAULT),
-        ("every_policy.*hugg|hopeless|budget_of_one|exllamas|hugging_faces", MERGE),
-        ("goodput|wanted_width|no_evidence|sum_over_the_rows|the_targets_law", MERGE),
-        ("good_drafter|other_costs", MERGE),
+        ("wanted_width|the_targets_law|other_costs", MERGE),
         (EVERYTHING, FULL),
     ],
     "test_benchmarks.py": [
@@ -66,6 +64,11 @@ TABLE = {
         (EVERYTHING, FULL),
     ],
     "test_docs.py": [("top_to_bottom|one_law|builds_strictly|to_a_faster_one", MERGE)],
+    "test_draft_length.py": [
+        ("every_policy.*hugg|hopeless|budget_of_one|exllamas|hugging_faces", MERGE),
+        ("goodput|no_evidence|sum_over_the_rows|good_drafter", MERGE),
+        (EVERYTHING, FULL),
+    ],
     "test_drafts.py": MERGE,
     "test_drafter_registry.py": [("saved_loaded_and_named", MERGE)],
     "test_edges.py": [("transformers|hardware|other_lengths", MERGE)],
@@ -76,7 +79,11 @@ TABLE = {
         (EVERYTHING, FULL),
     ],
     "test_feature_formats.py": [
-        (r"a_generation.*\[(eagle3|eagle)\]|named|not_written|refused", MERGE),
+        ("named|not_written|refused", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_feature_generations.py": [
+        (r"a_generation.*\[(eagle3|eagle)\]", MERGE),
         (EVERYTHING, FULL),
     ],
     "test_fuzz.py": FULL,
@@ -248,8 +255,10 @@ QUICK = {
     "test_chat.py",
     "test_check_contract.py",
     "test_cli.py",
+    "test_draft_length.py",
     "test_edges.py",
     "test_feature_formats.py",
+    "test_feature_generations.py",
     "test_heads.py",
     "test_laws.py",
     "test_mtp.py",
