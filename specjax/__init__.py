@@ -6,7 +6,8 @@ of prompts; ``compare``, ``plan`` and ``trace`` to see what speculation does. ``
 
 Arrays: ``decode`` and ``stream`` take any ``Target``, ``Drafter`` and ``Rule``; ``draft_step``,
 ``verify`` and ``accept`` are parts of one round, see ``decoding.stepwise``; ``check_target`` and
-``check_drafter`` test a target or drafter of your own.
+``check_drafter`` test a target or drafter of your own; ``audit_rule`` and ``audit_samples`` hold a
+rule, or another engine's samples, against an exact law.
 
 All else lies in namespaces: ``acceptance`` (rules), ``analysis``, ``checkpoints`` (drafters on
 disk), ``decoding``, ``drafters``, ``models``, ``sampling`` (logits processors), ``serving``,
@@ -34,9 +35,11 @@ if TYPE_CHECKING:
         trees,
         types,
     )
+    from .analysis.audit import audit_rule, audit_samples
     from .analysis.comparison import compare
     from .analysis.drafter_checks import check_drafter
     from .analysis.plan.api import plan
+    from .analysis.rule_quality import quality
     from .analysis.target_checks import check_target
     from .checkpoints import load_drafter, save_drafter
     from .decoding.loop import decode, stream
@@ -78,6 +81,8 @@ __all__ = [
     "Sampling",
     "Target",
     "accept",
+    "audit_rule",
+    "audit_samples",
     "check_drafter",
     "check_target",
     "compare",
@@ -87,6 +92,7 @@ __all__ = [
     "load",
     "load_drafter",
     "plan",
+    "quality",
     "save_drafter",
     "serve_offline",
     "stream",
@@ -107,6 +113,8 @@ _LAZY = {
     "Sampling": "sampling",
     "Target": "types",
     "accept": "decoding.round",
+    "audit_rule": "analysis",
+    "audit_samples": "analysis",
     "check_drafter": "analysis",
     "check_target": "analysis",
     "compare": "analysis.comparison",
@@ -116,6 +124,7 @@ _LAZY = {
     "load": "models.lm",
     "load_drafter": "checkpoints",
     "plan": "analysis.plan.api",
+    "quality": "analysis.rule_quality",
     "save_drafter": "checkpoints",
     "serve_offline": "serving.offline",
     "stream": "decoding.loop",

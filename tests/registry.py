@@ -125,14 +125,14 @@ def cases(model, params):
     top = functools.partial(Eagle3, layers=(1,))  # the toy has only one layer
     once = functools.partial(PEagle, layers=(1,))
     lines = {
-        "plain": (Plain(), None, ("delta",)),
+        "plain": (Plain(), None, ("delta", "coupled")),
         "draft": (DraftModel(num_draft=3, model=model), near, CHAIN),
         "draft one": (DraftModel(num_draft=1, model=model), near, ("rejection",)),
         "draft itself": (DraftModel(num_draft=3, model=model), params, ("rejection", "block")),
         "draft tree iid": (
             DraftModel(model=model, topology=trees.Tree(TREE)),
             near,
-            ("rejection", "kseq"),
+            ("rejection", "kseq", "coupled", "gls"),
         ),
         "draft tree distinct": (
             DraftModel(model=model, topology=trees.branching(2, 1, 1), sibling_sampling="distinct"),
@@ -147,7 +147,7 @@ def cases(model, params):
         "draft expanded": (
             DraftModel(model=model, topology=trees.Expand(2, 3, 6)),
             near,
-            ("delta",),
+            ("delta", "coupled"),
         ),
         "draft expanded by gain": (
             DraftModel(model=model, topology=trees.Expand(2, 3, 6, gain=0.3)),
@@ -168,7 +168,7 @@ def cases(model, params):
         "ngram": (
             NGram(num_draft=5, longest=2, shortest=1, stretch=2),
             None,
-            ("delta", "rejection", "block"),
+            ("delta", "rejection", "block", "coupled"),
         ),
         "adaptive draft": (
             Adaptive(DraftModel(num_draft=3, model=model), RESTLESS),
@@ -206,7 +206,7 @@ def cases(model, params):
         "hybrid speculator prefix": hybrid(3, head(Speculator, prefixed, (-1, 0, 1))),
         "block": head(BlockDrafter, block, (-1, 0, 0, 1), ("rejection",), picks="iid"),
         "eagle": head(Eagle, eagle, TREE, ("rejection",), picks="distinct"),
-        "eagle3": head(top, eagle3, (-1, 0, 1, 2), ("block",), picks="iid"),
+        "eagle3": head(top, eagle3, (-1, 0, 1, 2), ("block", "coupled"), picks="iid"),
         "adaptive eagle3": adaptive(head(top, eagle3, trees.Expand(2, 3, 5), rules=())),
         "p-eagle": head(once, eagle3, TREE, ("rejection",), picks="distinct", mask_token=0),
         "mtp": head(MTP, modules, TREE, ("rejection",), picks="distinct", share_layers=True),

@@ -224,23 +224,22 @@ def test_a_fault_in_the_forty_lines_is_seen(tables):
 
 
 def test_one_round_of_the_forty_lines_is_one_of_the_rule_rejection(speculate, tables):
-    import enumeration
-
     from specjax.acceptance import RULES
+    from specjax.analysis import exact_law
     from specjax.trees import chain_parents
 
     p_table, q_table = tables
     size = 2
 
     def table(rows):
-        law = enumeration.Table(vocab=3)
+        law = exact_law.Table(vocab=3)
         for length in range(size + 2):
             for prefix in itertools.product(range(3), repeat=length):
                 law.laws[prefix] = rows[(0, *prefix)[-1]]
         return law
 
-    draft, weights = enumeration.drafts(table(q_table), chain_parents(size), "iid")
-    law, accepted = enumeration.outcome(
+    draft, weights = exact_law.drafts(table(q_table), chain_parents(size), "iid")
+    law, accepted = exact_law.outcome(
         RULES["rejection"], draft, weights, table(p_table), depth=size
     )
 

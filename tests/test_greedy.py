@@ -515,7 +515,7 @@ def test_prompt_lookup_takes_the_longest_then_most_recent_match():
         (dict(max_new_tokens=0), "at least 1"),
         (dict(max_new_tokens=-3), "at least 1"),
         (dict(capacity=2), "does not fit"),
-        (dict(rule="nonsense"), "known: auto, approximate-typical, block, delta"),
+        (dict(rule="nonsense"), "known: auto, approximate-lenience, .*, block, coupled, delta"),
         (dict(rule="greedy", sampling=Sampling(temperature=1.0)), "temperature above 0"),
         (dict(drafter=CASES["tree iid"][0], rule="block"), "judges chains"),
         (dict(sampling=Sampling(temperature=np.ones(3, np.float32))), "3 rows, the batch has 1"),

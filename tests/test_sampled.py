@@ -13,12 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from registry import TREE, cases
-from scipy.stats import chi2
 from toys import Merged, TreeDrafter, bag, like
 
 from specjax import Sampling
 from specjax.acceptance import RULES
-from specjax.decoding import loop, reference, round
+from specjax.analysis import sampled_law
+from specjax.analysis.sampled_law import joint_counts
+from specjax.decoding import reference, round
 from specjax.drafters import DraftModel
 
 ROWS, VOCAB, NUM = 200_000, 4, 3
@@ -52,47 +53,18 @@ def sample(
 
     Texts that ended before are in no cell: their law gave no token any probability.
     """
-    model = MODEL if target is None else target
-    request, capacity = loop.prepare_inputs(
-        model,
-        drafter,
-        np.tile(np.asarray([PROMPT], np.int32), (ROWS, 1)),
-        np.full((ROWS,), len(PROMPT), np.int32),
-        jax.random.key(seed),
-        NUM + 1,  # a margin, so that the budget's cut is not what is tested
-        sampling,
-        None,
-        (),
-    )
-
-    @jax.jit
-    def run(params, request):
-        state = loop.start(model, drafter, rule, capacity, params, request)
-        state = loop.burst(model, drafter, rule, rounds, params, state)
-        whole = state.length >= len(PROMPT) + NUM if rounds is None else True
-        new = jax.lax.dynamic_slice_in_dim(state.tokens, len(PROMPT), NUM, axis=1)
-        cell = jnp.sum(new * VOCAB ** jnp.arange(NUM - 1, -1, -1), axis=1)
-        cell = jnp.where(whole, cell, VOCAB**NUM)  # beyond the last: dropped
-        return jnp.bincount(cell, length=VOCAB**NUM), state.stats
-
     params = {"target": weights_of or PARAMS, "drafter": weights, "logits_processor": law}
-    counts, stats = run(params, request)
-    return np.asarray(counts), stats
+    model = MODEL if target is None else target
+    return joint_counts(
+        model, drafter, rule, params, PROMPT, NUM, sampling, rows=ROWS, seed=seed, rounds=rounds
+    )
 
 
 def judge(counts, law):
     """``(total variation, its 5-sigma bound under the law, p-value of chi-squared)``."""
-    expected = law * counts.sum()
-    share = counts / counts.sum()
-    variation = 0.5 * np.abs(share - law).sum()
-    spread = np.sqrt(law * (1 - law) / counts.sum())
-    bound = 0.5 * np.sqrt(2 / np.pi) * spread.sum() + 5 * 0.5 * np.sqrt((spread**2).sum())
-    assert counts[law == 0].sum() == 0, "a token of probability zero was emitted"
-    some = expected > 5
-    rest, rest_expected = counts[~some].sum(), expected[~some].sum()
-    statistic = ((counts[some] - expected[some]) ** 2 / expected[some]).sum()
-    statistic += (rest - rest_expected) ** 2 / max(rest_expected, 5)
-    return variation, bound, chi2.sf(statistic, some.sum())
+    evidence = sampled_law.judge(counts, law)
+    assert evidence.impossible == 0, "a token of probability zero was emitted"
+    return evidence.variation, evidence.bound, evidence.p_value
 
 
 def lawful(counts, law):

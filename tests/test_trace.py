@@ -178,7 +178,7 @@ def test_a_rule_that_says_nothing_of_itself_has_general_words():
     assert said["accepted"] == "the rule kept it (p 0.25, q 0.5)"
     assert len({*said.values()}) == 4
     for rule in acceptance.RULES.values():
-        numbers = dict(u=0.5, left=0.5, rho=1.5, bound=0.1)
+        numbers = dict(u=0.5, left=0.5, rho=1.5, bound=0.1, gap=1.0, rank=2.0, loss=3.0)
         assert all(explain.sentence(rule, case, **fields, **numbers) for case in explain.WHY)
 
 

@@ -33,7 +33,7 @@ DRAWN = (  # drafter and rule: every rule, way to draw siblings, kind of head an
     "|draft tree hub-hub|union of draft models-traversal|ngram-rejection|adaptive draft-block"
     "|hybrid mtp-rejection|hydra-rejection|lstm speculator-rejection|block-rejection"
     "|eagle-rejection|eagle3-block|p-eagle-rejection|redrafter-delta|tree per row-rejection"
-    "|silent-rejection|merged chains-kseq"
+    "|silent-rejection|merged chains-kseq|draft tree iid-coupled|draft tree iid-gls"
 )
 
 # A file, or a folder (its name ends in "/"): its tier, or tiers of its tests by the first match.
@@ -46,6 +46,11 @@ TABLE = {
         ("wanted_width|the_targets_law|other_costs", MERGE),
         (EVERYTHING, FULL),
     ],
+    "test_approximate.py": [("keeps_more|within_the_bounds", MERGE)],
+    "test_audit.py": [
+        ("fault|refused|stated|engine_is_held|named_by", DEFAULT),
+        (EVERYTHING, MERGE),
+    ],
     "test_benchmarks.py": [
         ("settings_that_its_kind|nan_in_json|put_into_words|curves|bisection", DEFAULT),
         (EVERYTHING, FULL),
@@ -57,6 +62,11 @@ TABLE = {
     "test_cli.py": [
         ("plan_prints|built_in_prompt|vllm|num_draft_is|compare|without_noise|ctrl_c", MERGE),
         ("tree_counts", FULL),
+    ],
+    "test_coupled.py": [
+        (r"every_drafter.*\[(draft tree iid|ngram)\]", DEFAULT),
+        (rf"every_drafter.*\[({COVER})\]|alone|list_coupling|compare|more_siblings", MERGE),
+        ("every_drafter", FULL),
     ],
     "test_decoder.py": [
         ("tree_are_those_of_each_path.*0|written_inside", DEFAULT),
@@ -150,6 +160,7 @@ TABLE = {
         (EVERYTHING, FULL),
     ],
     "test_pricing.py": [("refused|lost_in", DEFAULT), (EVERYTHING, FULL)],
+    "test_quality.py": [("refused", DEFAULT), (EVERYTHING, MERGE)],
     "test_recurrent.py": [
         ("refused|asked_for|beams_are_those", DEFAULT),
         ("official", MERGE),
@@ -251,10 +262,13 @@ TABLE = {
 # compiling takes most of their time. The full tier compiles them as a user's program is compiled.
 QUICK = {
     "test_adaptive.py",
+    "test_approximate.py",
+    "test_audit.py",
     "test_block_drafters.py",
     "test_chat.py",
     "test_check_contract.py",
     "test_cli.py",
+    "test_coupled.py",
     "test_draft_length.py",
     "test_edges.py",
     "test_feature_formats.py",
@@ -263,6 +277,7 @@ QUICK = {
     "test_laws.py",
     "test_mtp.py",
     "test_prefix.py",
+    "test_quality.py",
     "test_recurrent.py",
     "test_requests.py",
     "test_serving.py",

@@ -6,13 +6,21 @@ A rule is a frozen dataclass, one file each, registered here by one line. Its ``
 
 from __future__ import annotations
 
+import dataclasses
+
 from ..types import Draft, Rule
 from .block import BlockVerification
+from .coupled import Coupled
 from .delta import Delta
+from .gls import ListCoupled
 from .greedy import Greedy
 from .hub import Hub
 from .kseq import KSeq
+from .lenience import Lenient
 from .rejection import Rejection
+from .threshold import Threshold
+from .tolerance import Tolerance
+from .top_k import TopK
 from .traversal import Traversal
 from .typical import Typical
 
@@ -26,7 +34,13 @@ RULES: dict[str, Rule] = {
         Delta(),
         KSeq(),
         Hub(),
+        Coupled(),
+        ListCoupled(),
         Typical(),
+        Lenient(),
+        TopK(),
+        Tolerance(),
+        Threshold(),
     )
 }
 
@@ -51,8 +65,10 @@ def choose(rule: str | Rule, draft: Draft, greedy: bool) -> Rule:
 def named(rule: str | Rule) -> Rule | None:
     """The rule object of a name; None for ``auto``, which the draft decides.
 
+    A name may be followed by settings: ``approximate-tolerance:top_k=3,gap=1.5``.
+
     Raises:
-      ValueError: an unknown name.
+      ValueError: an unknown name or setting, or a setting out of range.
       TypeError: neither a name nor a ``Rule``.
     """
     if isinstance(rule, Rule):
@@ -62,9 +78,27 @@ def named(rule: str | Rule) -> Rule | None:
             f"rule={rule!r}: give a name ({', '.join(sorted(RULES))} or auto) or an instance of "
             "specjax.Rule"
         )
-    if rule != "auto" and rule not in RULES:
+    name, _, settings = rule.partition(":")
+    if name not in RULES and rule != "auto":
         raise ValueError(f"rule={rule!r} is unknown; known: auto, {', '.join(sorted(RULES))}")
-    return RULES.get(rule)
+    return _with_settings(rule, RULES[name], settings) if settings else RULES.get(name)
+
+
+def _with_settings(given: str, rule: Rule, settings: str) -> Rule:
+    """``rule`` with what ``settings`` says, a text such as ``top_k=3,gap=1.5``."""
+    kinds = {field.name: type(getattr(rule, field.name)) for field in dataclasses.fields(rule)}
+    found = {}
+    for setting in settings.split(","):
+        name, _, value = setting.partition("=")
+        try:
+            found[name] = kinds[name](value)
+        except (KeyError, ValueError):
+            known = ", ".join(f"{n} ({kind.__name__})" for n, kind in kinds.items()) or "none"
+            raise ValueError(
+                f"rule={given!r}: {setting!r} is no setting of {rule.name!r}; its settings, as "
+                f"name=value and separated by commas: {known}"
+            ) from None
+    return dataclasses.replace(rule, **found)
 
 
 def exact(rule: Rule, greedy: bool) -> bool:

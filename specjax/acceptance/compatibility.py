@@ -10,7 +10,11 @@ traversal     any                         any                 any
 block         any                         any                 chain
 kseq          ``iid``                     no                  any
 hub           ``hub``                     no                  two children
+coupled       any                         any                 any
+gls           any                         any                 static
 typical       any; approximate            any                 any
+lenience      any; approximate            any                 any
+relaxed ones  any; approximate            any                 any
 ============  ==========================  ==================  ==========
 
 A node without a law (``law = -1``) is a point mass, which ``rejection``, ``traversal`` and

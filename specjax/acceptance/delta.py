@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
-import jax.numpy as jnp
-
 from ..sampling import drawing
-from ..types import ROOT, Draft, Rule, Verdict
-from .walk import at_node, eligible, next_child, verdict
+from ..types import Draft, Rule, Verdict
+from .walk import at_node, follow, verdict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,19 +29,6 @@ class Delta(Rule):
     why = {"accepted": "the target drew this very token", "rejected": _other, "later": _other}
 
     def __call__(self, params, draft: Draft, target_law, draft_law, key) -> Verdict:
-        able = eligible(draft)
         uniform = drawing.uniforms(key, draft.num_nodes)
-        batch = draft.tokens.shape[0]
-
-        def visit(state):
-            node, token, going = state
-            said = drawing.draw(target_law(node), at_node(uniform, node))
-            token = jnp.where(going, said, token)
-            child, found = next_child(draft, node, node, able & (draft.tokens == said[:, None]))
-            going &= found
-            return jnp.where(going, child, node), token, going
-
-        start = jnp.full((batch,), ROOT, jnp.int32)
-        state = (start, jnp.zeros((batch,), jnp.int32), jnp.ones((batch,), bool))
-        node, token, _ = jax.lax.while_loop(lambda s: jnp.any(s[2]), visit, state)
-        return verdict(draft, node, token)
+        say = lambda node: drawing.draw(target_law(node), at_node(uniform, node))  # noqa: E731
+        return verdict(draft, *follow(draft, say))

@@ -51,7 +51,7 @@ class Rejection(Rule):
             node, child, p, going = state
             x = at_node(draft.tokens, child)
             q = draft_law(child)
-            drawn = q[rows, x]
+            drawn = self.compared(q[rows, x])
             # u q(x) < p(x), u in [0, 1): a token of probability zero is never accepted. Nor is one
             # with q(x) = 0, which is no draw: more distinct siblings than the law has tokens
             accept = (at_node(uniform, child) * drawn < p[rows, x]) & (drawn > 0)
@@ -68,6 +68,10 @@ class Rejection(Rule):
             state = jax.lax.while_loop(lambda s: jnp.any(s[3]), test, state)
         node, _, p, _ = state
         return verdict(draft, node, drawing.draw(p, uniform[:, ROOT]))
+
+    def compared(self, q: jax.Array) -> jax.Array:
+        """What p of a child's token is compared with, by ``q [B]`` of that token."""
+        return q
 
     def evidence(self, params, draft: Draft, target_law, draft_law, key) -> dict[str, jax.Array]:
         """``u``, and ``left``: the p of each node's token at its turn, had all its earlier

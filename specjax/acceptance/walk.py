@@ -72,6 +72,37 @@ def descend(draft: Draft, visit) -> tuple[jax.Array, jax.Array]:
     return node, rest
 
 
+def follow(draft: Draft, say) -> tuple[jax.Array, jax.Array]:
+    """Walks from the root down, as long as the token that the target says is a child's.
+
+    Args:
+      say: ``node int32 [B] -> token int32 [B]``, the target's token after the node.
+
+    Returns:
+      the last node, and the token after it: int32 ``[B]`` each.
+    """
+    able, batch = eligible(draft), draft.tokens.shape[0]
+
+    def visit(state):
+        node, token, going = state
+        said = say(node)
+        token = jnp.where(going, said, token)
+        child, found = next_child(draft, node, node, able & (draft.tokens == said[:, None]))
+        going &= found
+        return jnp.where(going, child, node), token, going
+
+    start = jnp.full((batch,), ROOT, jnp.int32)
+    state = (start, jnp.zeros((batch,), jnp.int32), jnp.ones((batch,), bool))
+    node, token, _ = jax.lax.while_loop(lambda s: jnp.any(s[2]), visit, state)
+    return node, token
+
+
+def depth_of(draft: Draft, node: jax.Array) -> jax.Array:
+    """int32 ``[B]``, the depth of ``node`` int32 ``[B]``."""
+    depth = trees.depths(draft)
+    return at_node(jnp.broadcast_to(depth, (len(node), depth.shape[1])), node)
+
+
 def at_node(x: jax.Array, node: jax.Array) -> jax.Array:
     """``x[b, node[b]]``, ``[B, ...]``, of ``x`` ``[B, N, ...]`` and ``node`` int32 ``[B]``."""
     shape = (-1,) + (1,) * (x.ndim - 1)
@@ -82,6 +113,28 @@ def verdict(draft: Draft, node: jax.Array, token: jax.Array) -> Verdict:
     """The path to ``node`` int32 ``[B]``, then ``token`` int32 ``[B]``."""
     path, depth = trees.path_to(draft, node)
     return Verdict(path=path, count=depth, token=token.astype(jnp.int32))
+
+
+def longest(draft: Draft, passes: jax.Array, score: jax.Array | None = None) -> jax.Array:
+    """The end of the longest path from the root on which all nodes pass, int32 ``[B]``.
+
+    Args:
+      passes: bool ``[B, N]``; that of the root does not matter.
+      score: float32 ``[B, N]``; of equally long paths that with the greatest sum is taken, of equal
+        ones (and where None) the first.
+    """
+    if draft.topology == trees.chain_parents(draft.num_nodes - 1):
+        lasting = jnp.cumprod(passes[:, 1:].astype(jnp.int32), axis=1)
+        return jnp.sum(lasting, axis=1).astype(jnp.int32)
+    above = trees.ancestors(draft)
+    lawful = jnp.all(passes.at[:, ROOT].set(True)[:, :, None] | ~above, axis=1)
+    depth = jnp.where(lawful, trees.depths(draft), -1)
+    if score is not None:
+        deepest = depth == jnp.max(depth, axis=1, keepdims=True)
+        passed = jnp.where(passes, score, 0.0).at[:, ROOT].set(0.0)
+        total = jnp.sum(jnp.where(above, passed[:, :, None], 0.0), axis=1)
+        return jnp.argmax(jnp.where(deepest, total, -jnp.inf), axis=1).astype(jnp.int32)
+    return jnp.argmax(depth, axis=1).astype(jnp.int32)
 
 
 def match(draft: Draft, choice: jax.Array) -> Verdict:
@@ -96,11 +149,5 @@ def match(draft: Draft, choice: jax.Array) -> Verdict:
     parent = jnp.broadcast_to(jnp.maximum(trees.parents(draft), 0), (batch, nodes))
     said = jnp.take_along_axis(choice, parent, axis=1)
     agrees = (said == draft.tokens) & eligible(draft)
-    if draft.topology == trees.chain_parents(nodes - 1):
-        node = jnp.sum(jnp.cumprod(agrees[:, 1:].astype(jnp.int32), axis=1), axis=1)
-    else:
-        agrees = agrees.at[:, ROOT].set(True)
-        lawful = jnp.all(agrees[:, :, None] | ~trees.ancestors(draft), axis=1)
-        node = jnp.argmax(jnp.where(lawful, trees.depths(draft), -1), axis=1)
-    node = node.astype(jnp.int32)
+    node = longest(draft, agrees)
     return verdict(draft, node, at_node(choice, node))

@@ -5,32 +5,45 @@ from typing import TYPE_CHECKING
 from .._internal import lazy
 
 if TYPE_CHECKING:
+    from .audit import audit_rule, audit_samples
+    from .audit_report import AuditReport
     from .comparison import Comparison, repeated_ngrams
     from .contract_report import ContractReport
     from .drafter_checks import check_drafter
     from .memory import MemoryPlan, plan_memory
     from .plan.api import Plan
+    from .rule_quality import Quality, quality
     from .target_checks import check_target
 
 __all__ = [
+    "AuditReport",
     "Comparison",
     "ContractReport",
     "MemoryPlan",
     "Plan",
+    "Quality",
+    "audit_rule",
+    "audit_samples",
     "check_drafter",
     "check_target",
     "plan_memory",
+    "quality",
     "repeated_ngrams",
 ]
 
 _LAZY = {
+    "AuditReport": "audit_report",
+    "audit_rule": "audit",
+    "audit_samples": "audit",
     "Comparison": "comparison",
     "ContractReport": "contract_report",
     "MemoryPlan": "memory",
     "Plan": "plan.api",
     "check_drafter": "drafter_checks",
     "check_target": "target_checks",
+    "Quality": "rule_quality",
     "plan_memory": "memory",
+    "quality": "rule_quality",
     "repeated_ngrams": "comparison",
 }
 __getattr__, __dir__ = lazy.attach(__name__, _LAZY)

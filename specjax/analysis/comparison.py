@@ -8,6 +8,7 @@ import time
 import jax
 import numpy as np
 
+from .. import acceptance
 from ..models.lm import LM
 from ..text.generation import Generation, TextStream
 from ..text.options import Drafting, Options, Prompts, takes
@@ -35,7 +36,8 @@ class Comparison:
       interval: lower and upper bound for the median ratio, by order statistics: they hold for any
         distribution of the noise.
       confidence: the probability that the interval holds the median, at least 0.95.
-      identical: whether all tokens are the same; None where tokens are drawn at random.
+      identical: whether all tokens are the same; None where tokens are drawn at random, unless by
+        the rule ``coupled``.
       repetitions: number of pairs of runs.
     """
 
@@ -120,7 +122,10 @@ def compare(lm: LM, prompts: Prompts, *, options: CompareOptions) -> Comparison:
             "stop_strings: they are found on the host, so the rates would count tokens after them; "
             "compare without stop strings, or with stop=<token ids>"
         )
-    plain = dataclasses.replace(options, drafter=None, drafter_params=None, drafting=Drafting())
+    rule = acceptance.named(options.drafting.rule)
+    coupled = rule is not None and rule.noise == "position"  # one text with every drafter
+    drafting = Drafting(rule=rule) if coupled else Drafting()
+    plain = dataclasses.replace(options, drafter=None, drafter_params=None, drafting=drafting)
     jobs = [prepare_measured(lm, prompts, plain), prepare_measured(lm, prompts, options)]
     texts = [TextStream(work).finish() for work in jobs]
     if not all(text.finished for text in texts):  # Ctrl-C: parts of texts compare to nothing
@@ -147,7 +152,7 @@ def compare(lm: LM, prompts: Prompts, *, options: CompareOptions) -> Comparison:
         ratio=ratio,
         interval=interval,
         confidence=confidence,
-        identical=None if sampled else all(same),
+        identical=None if sampled and not coupled else all(same),
         repetitions=repetitions,
     )
 

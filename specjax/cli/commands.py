@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import specjax
 
-from . import chat, generate, plan, plan_memory, serve_offline, trace, tree
+from . import audit, chat, generate, plan, plan_memory, quality, serve_offline, trace, tree
 from .options import USAGE_ERROR
 
 COMMANDS = {
@@ -23,6 +23,8 @@ COMMANDS = {
     "serve-offline": serve_offline,
     "trace": trace,
     "tree": tree,
+    "audit": audit,
+    "quality": quality,
 }
 
 

@@ -18,6 +18,7 @@ from .._internal.pytree import filled, pytree_dataclass
 from ..acceptance import walk
 from ..acceptance.node_laws import DraftLaw, TargetLaw
 from ..sampling import processors
+from ..sampling.noise import Noise
 from ..types import (
     ROOT,
     Context,
@@ -35,6 +36,7 @@ from .state import NO_TOKEN, SPENT, STOPPED, State
 from .stats import Stats
 
 DRAFT, ACCEPT = 0, 1  # the two roles a random key can have within a round
+NOISE = 2**32 - 1  # folded into a row's key where no round is: greater than ``2 * position + role``
 
 
 def draft_step(drafter: Drafter, params, state, context: Context) -> tuple[Draft, PyTree]:
@@ -96,9 +98,19 @@ def accept(rule, params, draft: Draft, scores: Scores, context: Context, key) ->
     Args:
       rule: a name, ``auto``, or a rule object.
       context: its sampling settings make the law; its tokens matter under a repetition penalty.
-      key: random keys ``[B]``.
+      key: random keys ``[B]``; a rule that shares its noise takes ``context.noise`` instead.
+
+    Raises:
+      ValueError: what the rule does not judge, or a state that was made for another rule.
     """
     rule = acceptance.choose(rule, draft, context.sampling.greedy)
+    if rule.noise is not None:
+        key = context.noise
+        if key is None or key.by_path != (rule.noise == "path"):
+            raise ValueError(
+                f"rule={rule.name!r} shares its noise with drafters, and this state was made for "
+                f"another rule: give init_state (or start) rule={rule.name!r} too"
+            )
     logits = required(scores.logits, "scores.logits")
     if draft.laws is not None and draft.vocab is None:
         shape = (draft.tokens.shape[0], None, logits.shape[-1])
@@ -172,7 +184,17 @@ def round_context(params: PyTree, state: State, plan: PyTree = None) -> Context:
         begin=state.begin,
         processor_state=state.processor_state,
         processor_params=params.get("logits_processor"),
+        noise=shared_noise(state),
     )
+
+
+def shared_noise(state: State) -> Noise | None:
+    """The noise that drafters and the rule share, by row and absolute position and no round; None
+    under a rule that shares none."""
+    if state.noise is None:
+        return None
+    keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(state.key, jnp.uint32(NOISE))
+    return Noise(keys=keys, by_path=state.noise == "path")
 
 
 def acceptance_keys(state: State) -> jax.Array:

@@ -47,7 +47,7 @@ class State:
     Evolving: tokens, length, budget (0: finished), num_empty_rounds (since the row last emitted),
     cache (the target's), drafter_state, processor_state (what a logits processor carries).
     Constant: begin (where what is generated begins), key, sampling, stops. Output: from_draft,
-    ended, stats, logprobs (or None).
+    ended, stats, logprobs (or None). Static: logprobs_of, noise (of the rule, ``Rule.noise``).
     """
 
     tokens: jax.Array
@@ -66,6 +66,7 @@ class State:
     processor_state: PyTree = None
     logprobs: jax.Array | None = None
     logprobs_of: str = static(default="")
+    noise: str | None = static(default=None)
 
 
 def initial_state(
@@ -113,6 +114,7 @@ def initial_state(
         ),
         logprobs=zeros if request.logprobs else None,
         logprobs_of=request.logprobs,
+        noise=None if known is None or sampling.greedy else known.noise,
     )
 
 

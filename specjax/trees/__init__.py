@@ -11,6 +11,7 @@ from .ops import (
     narrow,
     parents,
     path_to,
+    paths_through,
     prefix_tokens,
     tree_draft,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "parents",
     "parse",
     "path_to",
+    "paths_through",
     "prefix_tokens",
     "tree_draft",
 ]

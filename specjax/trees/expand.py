@@ -24,6 +24,7 @@ from .. import trees
 from .._internal.optional import required
 from .._internal.pytree import filled
 from ..sampling import drawing
+from ..sampling.noise import least
 from ..types import ROOT, Context, Draft
 from .topology import Beams, Expand, Follow, Tree
 
@@ -94,6 +95,10 @@ def expand(
         replacement, from the law of the request's settings, and the draft states these laws.
         ``hub``: they are drawn in pairs, see ``drawing.draw_hub``. At temperature 0 ``top``.
 
+    Where a rule shares its noise (``context.noise``), the r-th child is the token with the r-th
+    least ``E / q``, whatever ``sibling_sampling`` says (where each path has noise of its own: the
+    token with the least of the child's own paths), and the draft states no laws.
+
     Where ``context.width`` is given, depths beyond it are not looked at; nor, in a static chain,
     those for which ``context.stop_drafting`` holds.
 
@@ -102,18 +107,25 @@ def expand(
       int32 ``[1 or B, N]`` says where a node of the draft is among them, -1 if it is not.
     """
     check_sibling_sampling(sibling_sampling, topology)
+    own = context.noise is not None and context.noise.by_path
+    if own and not isinstance(topology, Tree):
+        raise ValueError(
+            f"rule='gls' with {topology}: each path of a static tree has noise of its own, so give "
+            "a static tree, or rule='coupled'"
+        )
     if isinstance(topology, Follow):
         return _follow(topology, context, level, carry, words)
     if not isinstance(topology, Tree):
         return _expand(topology, context, level, carry, words)
-    sibling_sampling = "top" if context.sampling.greedy else sibling_sampling
-    return _static(topology, context, level, carry, words, sibling_sampling)
+    if context.sampling.greedy or context.noise is not None:
+        sibling_sampling = "top"
+    return _static(topology, context, level, carry, words, sibling_sampling, own)
 
 
 # ------------------------------------------------------------------------------- static trees
 
 
-def _static(topology: Tree, context, level, carry, words, sibling_sampling):
+def _static(topology: Tree, context, level, carry, words, sibling_sampling, by_path):
     parents, depths = np.asarray(topology.parents), np.asarray(topology.depths)
     inner = np.unique(parents[1:])  # nodes with children, level by level
     below = np.searchsorted(inner, parents)  # of a node: its parent, counted among those
@@ -136,8 +148,13 @@ def _static(topology: Tree, context, level, carry, words, sibling_sampling):
         children = np.flatnonzero(depths == depth + 1)
         parent = below[children] - since  # column of this level
         rank = np.asarray(topology.ranks)[children]
-        if not drawn:
-            logits = _adjusted(context, grown, since, logits, words)
+        if by_path:
+            q = _probabilities(context, grown, since, logits, words)
+            q = jnp.broadcast_to(q, (batch, len(here), q.shape[2]))[:, parent]
+            paths = trees.paths_through(topology.parents)[children]
+            chosen = _least_by_path(context, depth, q, paths, words)
+        elif not drawn:
+            logits = _scores(context, grown, since, logits, words)
             best = drawing.best(logits, int(rank.max()) + 1)  # [B, W or 1, K]
             chosen = best[:, parent if best.shape[1] > 1 else np.zeros_like(parent), rank]
         else:
@@ -160,6 +177,21 @@ def _static(topology: Tree, context, level, carry, words, sibling_sampling):
     place = np.full(len(parents), -1)
     place[inner] = np.arange(len(inner))
     return draft, carry, jnp.asarray(place, jnp.int32)[None]
+
+
+def _least_by_path(context, depth, q, paths, words):
+    """The token of each child with the least ``E / q`` over its own paths, int32 ``[B, C]``.
+
+    ``q``: float32 ``[B, C, V]``; ``paths``: bool ``[C, K]``, of each child.
+    """
+    noise, position = context.noise, context.length + depth
+    chosen = []
+    for child, own in enumerate(paths):
+        own = jnp.broadcast_to(own, (len(q), len(own)))
+        vocab = q.shape[2] if words is None else words.size
+        there = noise.least_of(position, vocab, own)
+        chosen.append(least(q[:, child], there if words is None else there[:, words.ids]))
+    return jnp.stack(chosen, axis=1)
 
 
 def _draw(q, parent, rank, uniform, sibling_sampling):
@@ -215,7 +247,7 @@ def _expand(topology: Expand | Beams, context, level, carry, words):
         wanted = jnp.any(alive)
         step = functools.partial(level, since=since)
         logits, carry = _if_wanted(step, depth, context.width, carry, grown, wanted)
-        logits = _adjusted(context, grown, since, logits, words)
+        logits = _scores(context, grown, since, logits, words)
         said = jax.nn.log_softmax(logits, axis=-1)
         best = drawing.best(said, width)
         worth = jnp.take_along_axis(said, jnp.maximum(best, 0), axis=2)
@@ -365,6 +397,16 @@ def _adjusted(context, grown, since, logits, words):
     if not context.sampling.adjusts:
         return logits
     return _said(context, grown, since, logits, words, context.sampling.adjust)
+
+
+def _scores(context, grown, since, logits, words):
+    """What the best tokens are best by: logits as they are adjusted; with noise, ``log(q / E)``."""
+    if context.noise is None:
+        return _adjusted(context, grown, since, logits, words)
+    q = _probabilities(context, grown, since, logits, words)
+    vocab = q.shape[2] if words is None else words.size
+    noise = context.noise.at(context.length + depth_of(grown, since), vocab)
+    return jnp.log(q) - jnp.log(noise if words is None else noise[:, words.ids])[:, None]
 
 
 def _probabilities(context, grown, since, logits, words):

@@ -189,6 +189,12 @@ def path_to(draft: Draft, node: jax.Array) -> tuple[jax.Array, jax.Array]:
     return path, jnp.sum(above, axis=1).astype(jnp.int32) - 1
 
 
+def paths_through(topology: tuple[int, ...]) -> np.ndarray:
+    """bool ``[N, K]``: whether each of the K leaves of a static tree is a node or below it."""
+    leaves = [node for node in range(len(topology)) if node not in topology]
+    return _static(topology)[0][:, leaves]
+
+
 def prefix_tokens(draft: Draft, node: jax.Array) -> jax.Array:
     """int32 ``[B, N]``: tokens of ``node`` int32 ``[B]`` and of its ancestors below the root, -1
     elsewhere; in the order of the path, since parents come before their children."""

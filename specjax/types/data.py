@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from .._internal.pytree import PyTree, pytree_dataclass, static
 from ..sampling.distribution import Prefix, Sampling
+from ..sampling.noise import Noise
 
 ROOT = 0  # index of the root among the nodes of a draft
 DRAWS = ("iid", "mixed", "distinct", "hub")  # values of `Draft.draws`
@@ -147,6 +148,8 @@ class Context:
         Where that is all of them, a drafter saves what deeper nodes would cost; what stands there
         is no draft.
       plan: what the drafter's own ``plan`` said before the round, or None.
+      noise: under a rule that shares its noise (see ``Rule.noise``), that noise, else None. Drafts
+        made with it are judged without their laws, and none need be stated.
     """
 
     tokens: jax.Array
@@ -161,6 +164,7 @@ class Context:
     processor_params: PyTree = None
     stop_drafting: Callable[[jax.Array], jax.Array] | None = None
     plan: PyTree = None
+    noise: Noise | None = None
 
     def prefix(self, path: jax.Array) -> Prefix:
         """The committed tokens and then ``path`` int32 ``[B, K]`` in its order, -1: none."""

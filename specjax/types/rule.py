@@ -25,6 +25,8 @@ class Rule(abc.ABC):
       exact_at_zero: whether it does so at temperature 0, for a rule that is not lossless.
       sibling_sampling: how drafters must draw siblings for this rule (see ``Draft.draws``); None:
         any way.
+      noise: whether drafters share the rule's noise: ``"position"``, by row and position;
+        ``"path"``, also by the path to each leaf of a static tree; None: not at all.
       why: sentences for ``specjax.trace`` by what became of a node: ``accepted``, ``rejected``,
         ``later`` (after the accepted sibling), ``beyond`` (below a node that was not accepted). A
         sentence for ``later`` or ``beyond`` says that the rule judges such nodes; without one they
@@ -47,6 +49,7 @@ class Rule(abc.ABC):
     lossless: bool
     exact_at_zero: bool = False
     sibling_sampling: str | None = None
+    noise: str | None = None
     why: ClassVar[Mapping[str, str]] = {}
 
     def check(self, draft: Draft, greedy: bool) -> None:  # noqa: B027
@@ -71,7 +74,8 @@ class Rule(abc.ABC):
             the node; ``target_law.adjusted()`` gives logits ``[B, N, V]``.
           draft_law: node int32 ``[B]`` -> q, probabilities float32 ``[B, V]`` of the law from which
             the node was drawn, given its earlier siblings; a point mass where there was none.
-          key: random keys ``[B]``, to be consumed by ``sampling.drawing.uniforms``.
+          key: random keys ``[B]``, to be consumed by ``sampling.drawing.uniforms``; for a rule with
+            ``noise``, the ``sampling.noise.Noise`` that drafters were shown in ``Context.noise``.
         """
 
     def evidence(

@@ -4,7 +4,13 @@ A rule tests each node at most once, against a uniform number of its own, with a
 depends on the draft only. The thresholds are found by bisection, and the rule is run for each
 pattern of nodes that pass. The law is the sum over all drafts and patterns, with their
 probabilities.
+
+A rule is enumerable if it takes its uniforms from ``sampling.drawing.uniforms`` and its tokens from
+``sampling.drawing.draw``, which are replaced while it is traced. ``specjax.audit_rule`` and the
+project's own tests are made of these functions.
 """
+
+from __future__ import annotations
 
 import functools
 import itertools
@@ -14,10 +20,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.acceptance import walk
-from specjax.acceptance.node_laws import DraftLaw
-from specjax.sampling import drawing
-from specjax.types import ROOT, Draft
+from ..acceptance import walk
+from ..acceptance.node_laws import DraftLaw
+from ..sampling import drawing
+from ..types import ROOT, Draft
 
 ALMOST = 1 - 2.0**-24  # the greatest uniform
 SCALE = 2**30  # the scale of weights that are returned as integers
@@ -165,7 +171,11 @@ def outcome(rule, draft, weights, p, depth):
     for n in range(tests):
         found = np.ma.masked_array(high, ~(matters & (at == n)))
         spread = np.ma.filled(found.max(axis=1) - found.min(axis=1), 0)
-        assert np.all(spread < 1e-5), "a threshold depends on more than the draft"
+        if not np.all(spread < 1e-5):
+            raise ValueError(
+                "the rule cannot be enumerated: the threshold of a test depends on more than the "
+                "draft"
+            )
         chance[:, n] = np.ma.filled(found.min(axis=1), 0.5)
 
     node, rest = judge(np.broadcast_to(patterns, (count, *patterns.shape)))

@@ -1,0 +1,91 @@
+"""What an audit found, as data and in words."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from .sampled_law import Evidence
+
+POWER = 0.99  # with which a deviation above the stated resolution is found
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One comparison with an exact law.
+
+    Attributes:
+      what: what was held against its law.
+      biased: whether it deviates.
+      variation: total variation to the law: exact where enumerated; from samples a lower bound that
+        fails with the false-alarm rate, or where nothing was found the deviation that would have
+        been found with probability ``POWER``.
+      samples: how many samples; 0: by enumeration.
+      p_value: of chi-squared in favour of the law; None: by enumeration.
+    """
+
+    what: str
+    biased: bool
+    variation: float
+    samples: int = 0
+    p_value: float | None = None
+
+    def __str__(self) -> str:
+        if not self.samples:
+            said = f"BIASED: TV {self.variation:.3g}" if self.biased else "exact: TV below 1e-5"
+            return f"{self.what}: {said} (enumerated)"
+        count = f"{self.samples:,} samples, p = {self.p_value:.2g}"
+        if self.biased:
+            least = f"TV at least {self.variation:.3g}" if self.variation > 0 else "TV above 0"
+            return f"{self.what}: BIASED: {least} ({count})"
+        return f"{self.what}: no deviation above TV {self.variation:.3g} was found ({count})"
+
+
+def sampled_finding(what: str, evidence: Evidence, false_alarm: float) -> Finding:
+    """The finding of a chi-squared test at a false-alarm rate."""
+    biased = not evidence.fits(false_alarm)
+    return Finding(
+        what=what,
+        biased=biased,
+        variation=evidence.least(false_alarm)
+        if biased
+        else evidence.resolution(false_alarm, POWER),
+        samples=evidence.samples,
+        p_value=evidence.p_value,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class AuditReport:
+    """The findings of an audit; prints as a list with a verdict.
+
+    Attributes:
+      subject: what was audited.
+      findings: one for each comparison.
+      refused: what the rule refused to judge, in its own words.
+      false_alarm: probability that a sound subject is called biased, over all findings.
+    """
+
+    subject: str
+    findings: tuple[Finding, ...]
+    false_alarm: float
+    refused: tuple[str, ...] = ()
+
+    @property
+    def biased(self) -> bool:
+        """Whether any finding deviates from its law."""
+        return any(finding.biased for finding in self.findings)
+
+    def __str__(self) -> str:
+        lines = [f"{self.subject}", *(f"  {finding}" for finding in self.findings)]
+        lines += [f"  refused: {words}" for words in self.refused]
+        sampled = any(finding.samples for finding in self.findings)
+        odds = f" (false-alarm rate {self.false_alarm:g}, power {POWER:g})" if sampled else ""
+        worst = max((f.variation for f in self.findings if f.biased), default=0.0)
+        if self.biased:
+            lines.append(f"verdict: biased: TV at least {worst:.3g}{odds}")
+        elif not sampled:
+            lines.append("verdict: exact on every draft that was enumerated")
+        else:
+            most = max(f.variation for f in self.findings if f.samples)
+            lines.append(f"verdict: no deviation above TV {most:.3g} was found{odds}")
+        return "\n".join(lines)

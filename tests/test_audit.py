@@ -1,0 +1,196 @@
+"""The audit: silent about sound rules and samples, and it finds what is planted."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_acceptance import AfreshForEveryPath, Misread
+from toys import bag
+
+import specjax
+from specjax import Sampling
+from specjax.acceptance import RULES, walk
+from specjax.analysis import sampled_law
+from specjax.cli import audit as command
+from specjax.decoding import reference
+from specjax.types import Rule
+
+SOUND = [name for name, rule in RULES.items() if rule.lossless and name != "greedy"]
+ENUMERATED = [name for name in SOUND if RULES[name].noise is None]
+
+
+@pytest.mark.parametrize("name", ENUMERATED)
+def test_a_sound_rule_is_exact_on_every_draft_that_it_admits(name):
+    report = specjax.audit_rule(name, laws=1)
+    assert not report.biased and all(f.samples == 0 for f in report.findings)
+    assert "exact on every draft" in str(report)
+    assert bool(report.refused) == (name in ("block", "kseq", "hub"))
+
+
+@pytest.mark.parametrize("name", [name for name in SOUND if name not in ENUMERATED])
+def test_a_sound_rule_that_shares_its_noise_is_sampled_and_nothing_is_found(name):
+    report = specjax.audit_rule(name)
+    assert not report.biased and all(f.samples > 190_000 for f in report.findings)
+    assert max(f.variation for f in report.findings) < 0.02  # what would have been found
+    assert "no deviation above TV 0.0" in str(report)
+
+
+class Flat(Misread, Rule):
+    """A rule of one's own that reads a law a little too flat."""
+
+    name, lossless = "flat", True
+
+
+@dataclasses.dataclass(frozen=True)
+class Reused(Rule):
+    """A rule with uniforms of its own (it cannot be enumerated) that draws again from all of p."""
+
+    name, lossless = "reused", True
+
+    def check(self, draft, greedy):
+        if draft.topology != (-1, 0, 1, 2):
+            raise ValueError("rule='reused' judges chains")
+
+    def __call__(self, params, draft, target_law, draft_law, key):
+        def said(node):
+            chosen = jax.vmap(jax.random.fold_in)(key, node)
+            return jax.vmap(jax.random.categorical)(chosen, jnp.log(target_law(node)))
+
+        def again(node):  # the first token of each path gets a second chance
+            one, two = said(node), said(node + 100)
+            child = jnp.any((draft.tokens == one[:, None]) & (node[:, None] == 0), axis=1)
+            return jnp.where(child, one, two).astype(jnp.int32)
+
+        return walk.verdict(draft, *walk.follow(draft, again))
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [AfreshForEveryPath(), Flat(RULES["rejection"], "target"), Flat(RULES["traversal"], "draft")],
+    ids=["afresh", "flat p", "flat q"],
+)
+def test_fault_an_enumerated_rule_that_is_biased_is_found(rule):
+    report = specjax.audit_rule(rule, laws=1)
+    assert report.biased and "BIASED: TV 0." in str(report)
+
+
+def test_fault_a_sampled_rule_that_is_biased_is_found():
+    report = specjax.audit_rule(Reused())
+    found = [finding for finding in report.findings if finding.biased]
+    assert found and max(f.variation for f in found) > 0.01 and found[0].samples > 190_000
+    assert "verdict: biased: TV at least 0.0" in str(report)
+
+
+@pytest.mark.parametrize("name", ["approximate-typical", "approximate-lenience:scale=0.9"])
+def test_an_approximate_rule_is_called_biased(name):
+    assert specjax.audit_rule(name, laws=1, samples=20_000).biased
+
+
+# ------------------------------------------------------------------ samples of another engine
+
+MODEL, PARAMS = bag(11, 3)
+LM = specjax.LM.of(MODEL, PARAMS)
+PROMPTS = [(1, 2), (3,), (4, 5, 6, 0)]
+
+
+def engine(rows, num, temperature=1.0, mistake=None, seed=0):
+    """Samples of plain decoding by whole passes, and with a mistake."""
+    random, found = np.random.default_rng(seed), []
+    for prompt in PROMPTS:
+        tokens = np.tile(np.asarray(prompt, np.int32), (rows, 1))
+        for step in range(num):
+            width = tokens.shape[1]
+            padded = np.pad(tokens, ((0, 0), (0, 16 - width)))
+            logits = np.asarray(reference.logits(MODEL, PARAMS, jnp.asarray(padded)))[:, width - 1]
+            p = np.exp(logits / temperature)
+            p /= p.sum(axis=1, keepdims=True)
+            u = random.random(rows)
+            if mistake == "paired" and step:  # the same noise for two tokens in a row
+                u = last  # noqa: F821
+            last = u  # noqa: F841
+            drawn = (p.cumsum(axis=1) < u[:, None]).sum(axis=1)
+            tokens = np.concatenate([tokens, np.minimum(drawn, 10)[:, None]], axis=1)
+        found += [(prompt, row[len(prompt) :].tolist()) for row in tokens.astype(np.int32)]
+    return found
+
+
+def test_samples_of_a_sound_engine_are_found_to_be_nothing_else():
+    report = specjax.audit_samples(LM, engine(600, 5))
+    assert not report.biased and len(report.findings) == 3
+    assert all(f.p_value > 1e-3 and f.variation < 0.2 for f in report.findings)
+
+
+def test_fault_samples_at_another_temperature_or_of_noise_used_twice():
+    sharp = specjax.audit_samples(LM, engine(600, 5, temperature=0.8))
+    assert sharp.biased and sharp.findings[0].biased and sharp.findings[0].variation > 0
+    paired = specjax.audit_samples(LM, engine(600, 5, mistake="paired"))
+    assert paired.findings[1].biased
+
+
+def test_a_greedy_engine_is_held_token_by_token():
+    cold = Sampling(temperature=0.0)
+    right = [(p, reference.greedy(MODEL, PARAMS, p, 6)) for p in PROMPTS]
+    assert not specjax.audit_samples(LM, right, sampling=cold).biased
+    wrong = [(p, [*new[:-1], (new[-1] + 1) % 11]) for p, new in right]
+    report = specjax.audit_samples(LM, wrong, sampling=cold)
+    assert report.biased and "3 of 18 tokens are not the model's most probable" in str(report)
+
+
+def test_what_is_stated_of_false_alarms_power_and_bounds_holds():
+    random, law = np.random.default_rng(0), np.asarray([0.4, 0.3, 0.2, 0.1])
+    sound = [sampled_law.judge(random.multinomial(5000, law), law) for _ in range(2000)]
+    assert sum(not e.fits(0.01) for e in sound) < 45  # 20 on average
+    assert all(e.least(1e-3) == 0 for e in sound)
+    edge = sound[0].resolution(0.01, 0.99)
+    other = law + edge * np.asarray([0.5, 0.5, -0.5, -0.5])
+    off = [sampled_law.judge(random.multinomial(5000, other), law) for _ in range(500)]
+    assert sum(e.fits(0.01) for e in off) < 15  # 5 on average
+    assert all(e.least(1e-3) <= edge for e in off)
+    nothing = sampled_law.judge(np.asarray([10, 0, 5]), np.asarray([1.0, 0.0, 0.0]))
+    assert nothing.impossible == 5 and not nothing.fits(1e-12)
+
+
+def test_the_command_says_what_it_found_by_its_exit_code(tmp_path, capsys):
+    from specjax.cli.commands import parser
+
+    def run(*words):
+        return command.run(parser().parse_args(["audit", *words]))
+
+    assert run("hub") == 0 and "exact on every draft" in capsys.readouterr().out
+    assert run("approximate-lenience:scale=0.5", "--num-samples", "2000") == 1
+    assert "biased" in capsys.readouterr().out
+    path = tmp_path / "samples.jsonl"
+    path.write_text(json.dumps({"prompt": [1], "tokens": [2]}) + "\n" + '{"prompt": "x"}\n')
+    with pytest.raises(ValueError, match="line 2: give"):
+        command.read_samples(path)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: specjax.audit_rule("auto"), "stands for other rules"),
+        (lambda: specjax.audit_rule("nonsense"), "unknown"),
+        (lambda: specjax.audit_rule("delta", samples=1), "samples must be at least"),
+        (lambda: specjax.audit_rule("greedy"), "admits none"),
+        (lambda: specjax.audit_samples(LM, [((1,), (2,))]), "1 tokens say nothing"),
+        (lambda: specjax.audit_samples(LM, [((1,), (11,) * 300)]), "of another tokenizer"),
+        (lambda: specjax.audit_samples(LM, [("x", (1,) * 300)]), "no tokenizer"),
+        (lambda: specjax.audit_samples(LM, [], false_alarm=2), "false_alarm"),
+        (
+            lambda: specjax.audit_samples(LM, [], sampling=Sampling(repetition_penalty=1.2)),
+            "look at earlier tokens",
+        ),
+        (lambda: command.named("nowhere:rule"), "module:object"),
+    ],
+)
+def test_what_cannot_be_audited_is_refused(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def test_a_rule_of_ones_own_is_named_by_its_module():
+    assert isinstance(command.named("specjax.acceptance.delta:Delta"), type(RULES["delta"]))
+    assert command.named("delta") == "delta"

@@ -1,0 +1,57 @@
+"""The price of a rule: figures that are known beforehand on toys, and what cannot be asked."""
+
+import numpy as np
+import pytest
+from toys import bag, like
+
+import specjax
+from specjax import Sampling
+from specjax.drafters import DraftModel
+
+MODEL, PARAMS = bag(11, 3)
+LM = specjax.LM.of(MODEL, PARAMS)
+PROMPTS = [[1, 2], [3, 0, 4], [5]]
+DRAFTER = DraftModel(num_draft=3, model=MODEL)
+COMMON = dict(drafter=DRAFTER, drafter_params=like(PARAMS, 1), max_new_tokens=16)
+
+
+def test_at_temperature_0_lossless_rules_cost_nothing_and_wider_ones_no_less():
+    rules = ["auto", "approximate-top-k:k=1", "approximate-top-k:k=2", "approximate-top-k:k=11"]
+    found = specjax.quality(LM, PROMPTS, rules=rules, **COMMON).rules
+    for one in found[:3]:
+        assert (one.best, one.rank, one.same, one.variation[0], one.approximate) == (1, 0, 1, 0, "")
+    assert found[0].tau == 1 and found[4].tau > found[1].tau
+    assert found[3].approximate and found[4].loglik < found[3].loglik < found[0].loglik
+    assert 0 < found[3].variation[0] == 1 - found[3].best <= found[4].variation[0]
+    assert found[3].rank <= 1 and found[4].same == 0 and found[4].divergence is None
+
+
+def test_above_temperature_0_the_emitted_law_is_counted_against_the_targets():
+    rules = ["rejection", "coupled", "approximate-lenience:scale=0.05"]
+    found = specjax.quality(
+        LM, PROMPTS, rules=rules, sampling=Sampling(temperature=1.0), probe_samples=2000, **COMMON
+    )
+    assert found.num_probes == 6 and str(found).count("\n") == 6
+    plain, rejection, coupled, lenient = found.rules
+    for one in (plain, rejection, coupled):  # nothing but noise
+        (tv, noise), (kl, rest) = one.variation, one.divergence
+        assert abs(tv - noise) < 0.3 * noise and abs(kl - rest) < rest and one.same is None
+    assert lenient.variation[0] > lenient.variation[1] + 0.03
+    assert lenient.divergence[0] > lenient.divergence[1] + 0.005
+    assert lenient.tau > rejection.tau > plain.tau == 1
+    assert np.isfinite([one.loglik for one in found.rules]).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (dict(rules=[]), "at least one rule"),
+        (dict(rules=["nonsense"]), "unknown"),
+        (dict(probes=-1), "no negative number"),
+        (dict(sampling=Sampling(repetition_penalty=1.5)), "no penalties"),
+        (dict(num_samples=2), "num_samples=1"),
+    ],
+)
+def test_what_has_no_price_is_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
+        specjax.quality(LM, PROMPTS, **COMMON, **settings)
