@@ -79,6 +79,21 @@ def test_list_coupling_has_one_text_on_chains_and_others_on_trees():
     assert texts(*CASES["draft tree iid"][:2], "gls")[0] != plain()
 
 
+def test_a_state_that_was_made_for_another_rule_is_refused():
+    drafter, weights, _ = CASES["draft"]
+    params = {"target": PARAMS, "drafter": weights}
+    given = dict(key=jax.random.key(0), max_new_tokens=4, sampling=Sampling(temperature=1.0))
+    begin = functools.partial(specjax.init_state, MODEL, drafter, tokens=[[1, 2]], lengths=[2])
+    state = jax.eval_shape(lambda params: begin(params, **given), params)
+    for rule in ("coupled", "gls"):
+        with pytest.raises(ValueError, match=f"give init_state .or start. rule='{rule}' too"):
+            jax.eval_shape(lambda p, s: specjax.step(MODEL, drafter, p, s, rule), params, state)  # noqa: B023
+    with pytest.raises(ValueError, match="a static tree, or rule='coupled'"):
+        texts(*CASES["draft expanded"][:2], "gls")
+    with pytest.raises(ValueError, match="this draft's tree differs by row"):
+        texts(*CASES["tree per row"][:2], "gls")
+
+
 def test_compare_expects_one_text_of_coupled_decoding():
     drafter, weights, _ = CASES["draft"]
     found = specjax.compare(

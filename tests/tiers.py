@@ -49,6 +49,7 @@ TABLE = {
     "test_approximate.py": [("keeps_more|within_the_bounds", MERGE)],
     "test_audit.py": [
         ("fault|refused|stated|engine_is_held|named_by", DEFAULT),
+        (r"exact_on_every_draft.*\[(delta|traversal)\]", FULL),
         (EVERYTHING, MERGE),
     ],
     "test_benchmarks.py": [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..sampling.noise import least
+from ..sampling.noise import Noise, least
 from ..types import Draft, Rule, Verdict
 from .walk import depth_of, follow, verdict
 
@@ -41,7 +41,7 @@ class Coupled(Rule):
         "later": _other,
     }
 
-    def __call__(self, params, draft: Draft, target_law, draft_law, key) -> Verdict:
+    def __call__(self, params, draft: Draft, target_law, draft_law, key: Noise) -> Verdict:
         def say(node):
             p = target_law(node)
             position = draft.start + 1 + depth_of(draft, node)

@@ -7,7 +7,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from .. import trees
-from ..sampling.noise import least
+from ..sampling.noise import Noise, least
 from ..types import Draft, Rule, Verdict
 from .walk import depth_of, follow, verdict
 
@@ -51,8 +51,8 @@ class ListCoupled(Rule):
                 "differs by row or from round to round: use rule='coupled', or draft a static tree"
             )
 
-    def __call__(self, params, draft: Draft, target_law, draft_law, key) -> Verdict:
-        through = jnp.asarray(trees.paths_through(draft.topology))
+    def __call__(self, params, draft: Draft, target_law, draft_law, key: Noise) -> Verdict:
+        through = jnp.asarray(trees.paths_through(draft.topology or (-1,)))
 
         def say(node):
             p = target_law(node)

@@ -45,7 +45,8 @@ class Evidence:
         The sample's own variation less the expected noise and McDiarmid's bound on the rest.
         """
         spread = np.sqrt(np.log(1 / doubt) / (2 * self.samples))
-        return max(0.0, self.variation - self.noise - spread, self.impossible / self.samples * 0.5)
+        least = max(self.variation - self.noise - spread, self.impossible / self.samples * 0.5)
+        return max(0.0, float(least))
 
     def resolution(self, false_alarm: float, power: float = 0.99) -> float:
         """The total variation above which every deviation is found with probability ``power``.
