@@ -28,7 +28,7 @@ import specjax
 from specjax.checkpoints import HeadLM
 from specjax.drafters import Hydra, Medusa, Speculator
 from specjax.models import LM, CausalLM, Decoder, DecoderConfig
-from specjax.text.drafter_names import LOOKUP, WithLookup, named
+from specjax.text.drafter_names import WithLookup, lookup_of, named
 
 from .pairs import SHAPES
 
@@ -53,8 +53,8 @@ def grown_drafter(name: str) -> str | HeadLM | WithLookup:
     """
     if name == "ngram":
         return name
-    if name.startswith(LOOKUP):
-        return WithLookup(grown_drafter(name.removeprefix(LOOKUP)))
+    if lookup := lookup_of(name):
+        return WithLookup(grown_drafter(name.removeprefix(lookup)), lookup)
     heads = named(specjax.load("embedded"), name)
     if not isinstance(heads, HeadLM) or not isinstance(heads.drafter, Medusa | Hydra | Speculator):
         raise ValueError(f"drafter={name!r} cannot be grown: give ngram, medusa, hydra, speculator")

@@ -36,5 +36,15 @@ def cache_copies(text, *shapes):
     for batch, heads, *rest in shapes:
         for shape in ((batch, heads, *rest), (batch * heads, *rest)):
             wanted.add(f"f32[{','.join(map(str, shape))}]")
-    copies = re.findall(r" = (\S+?)\{\S* copy(?:-start)?\(", loops)
-    return [shape for shape in copies if shape in wanted]
+    return [shape for shape in _copied(loops) if shape in wanted]
+
+
+def table_copies(text, *shapes):
+    """Copies, within loops, of int32 buffers of ``shapes``."""
+    wanted = {f"s32[{','.join(map(str, shape))}]" for shape in shapes}
+    return [shape for shape in _copied(text[: text.index("\nENTRY ")]) if shape in wanted]
+
+
+def _copied(loops):
+    """The shapes that are copied, one by one."""
+    return re.findall(r" = (\S+?)\{\S* copy(?:-start)?\(", loops)

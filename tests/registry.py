@@ -12,7 +12,20 @@ import numpy as np
 from toys import Merged, TreeDrafter, bag, heads, like
 
 from specjax import trees
-from specjax.drafters import Adaptive, DraftModel, Goodput, Hybrid, NGram, Plain, Union
+from specjax.drafters import (
+    SAM,
+    Adaptive,
+    DraftModel,
+    Fallback,
+    Goodput,
+    Hybrid,
+    NGram,
+    Plain,
+    Recycling,
+    Suffix,
+    Union,
+    text_table,
+)
 from specjax.drafters.block import BlockConfig, BlockDrafter
 from specjax.drafters.blockwise import Blockwise, BlockwiseConfig
 from specjax.drafters.eagle import Eagle, EagleConfig
@@ -34,6 +47,15 @@ RESTLESS = Goodput(fade_rounds=2, min_pause=1, max_pause=2, probe_share=1.0)
 COSTS = np.asarray([1.0, 1.3, 1.6, 1.7], np.float32)
 LSTM = dict(cell="lstm", inner_size=5, tied=True, scaled=True)
 WIDE = dict(exit_size=5, num_layers=1, kept=3)
+
+
+def shared(vocab):
+    """Texts that a table holds, of all rows."""
+    table = text_table.empty(64, block=4)
+    for seed in range(4):
+        random = np.random.default_rng(seed)
+        table = text_table.add(table, random.integers(0, vocab, 12), 3)
+    return table
 
 
 class Cases(collections.abc.Mapping):
@@ -93,6 +115,12 @@ def cases(model, params):
         lookup = NGram(longest=2, shortest=1, stretch=1)
         return Hybrid(num_draft, inner=drafter, lookup=lookup), weights, rules
 
+    def fallback(case):
+        """The same behind a table that copies after every match."""
+        drafter, weights, rules = case
+        table = SAM(num_draft=3, longest=4, shortest=1, occurrences=4, block=2)
+        return Fallback(first=table, inner=drafter), weights, rules
+
     layer = DecoderConfig(
         vocab_size=model.vocab_size,
         hidden_size=params["embed"].shape[1],
@@ -121,6 +149,9 @@ def cases(model, params):
     def parallel(hidden_size, vocab_size):
         return MTPHeadsConfig(layers=layers)
 
+    # merged into the index all the time, and never sure of what comes next
+    rash = dict(longest=3, occurrences=4, factor=2.0, min_probability=0.0, block=2)
+    words = dict(vocab_size=model.vocab_size)
     prefixed = functools.partial(SpeculatorConfig, prefix=layer, **LSTM)
     top = functools.partial(Eagle3, layers=(1,))  # the toy has only one layer
     once = functools.partial(PEagle, layers=(1,))
@@ -170,6 +201,48 @@ def cases(model, params):
             None,
             ("delta", "rejection", "block", "coupled"),
         ),
+        "suffix": (Suffix(num_draft=4, **rash), None, ("delta", "rejection", "block")),
+        "suffix tree": (
+            Suffix(topology=trees.Expand(2, 3, 6), **rash),
+            None,
+            ("delta", "traversal"),
+        ),
+        "adaptive suffix": (
+            Adaptive(Suffix(num_draft=5, **rash), RESTLESS),
+            {"inner": None, "costs": COSTS},
+            ("delta",),
+        ),
+        "suffix and table": (
+            Suffix(num_draft=4, **rash),
+            functools.partial(shared, model.vocab_size),
+            ("delta",),
+        ),
+        "sam": (
+            SAM(num_draft=4, longest=4, shortest=1, occurrences=4, block=2),
+            functools.partial(shared, model.vocab_size),
+            ("delta", "block"),
+        ),
+        "ngram tree": (
+            NGram(topology=trees.chains(2, 3), longest=2, shortest=1, stretch=3),
+            None,
+            ("delta", "traversal"),
+        ),
+        "ngram earliest": (
+            NGram(num_draft=3, longest=2, shortest=1, stretch=3, choice="earliest"),
+            None,
+            ("delta",),
+        ),
+        "recycling": (
+            Recycling(topology=trees.branching(2, 2, 1), **words),
+            None,
+            ("delta", "traversal"),
+        ),
+        "recycling chain": (Recycling(num_draft=3, reads_prompt=False, **words), None, ("block",)),
+        "adaptive recycling": (
+            Adaptive(Recycling(topology=trees.branching(2, 2, 1), **words), RESTLESS),
+            {"inner": None, "costs": COSTS[:3]},
+            ("delta",),
+        ),
         "adaptive draft": (
             Adaptive(DraftModel(num_draft=3, model=model), RESTLESS),
             {"inner": near, "costs": COSTS[:3]},
@@ -181,6 +254,16 @@ def cases(model, params):
             ("delta",),
         ),
         "hybrid draft": hybrid(4, (DraftModel(num_draft=2, model=model), near, ("block",))),
+        "fallback draft": (
+            Fallback(
+                first=Suffix(num_draft=4, **rash), inner=DraftModel(2, model=model), least=1.5
+            ),
+            near,
+            ("rejection", "block"),
+        ),
+        "fallback mtp": fallback(
+            head(MTP, modules, (-1, 0, 1), ("rejection",), picks="iid", share_layers=True)
+        ),
         "hybrid mtp": hybrid(
             3,
             head(MTP, modules, (-1, 0, 1), ("rejection",), picks="iid", share_layers=True),

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled import cache_copies, hlo
+from compiled import cache_copies, hlo, table_copies
 from flax import nnx
 from toys import heads
 
 import specjax
 from specjax import kernels
 from specjax.decoding import reference
-from specjax.drafters import Adaptive, DraftModel, NGram, Plain
+from specjax.drafters import Adaptive, DraftModel, NGram, Plain, Recycling, Suffix
 from specjax.drafters.hydra import Hydra, HydraConfig
 from specjax.drafters.prefix import PENDING, prefix_config
 from specjax.drafters.speculator import Speculator, SpeculatorConfig
@@ -23,6 +23,7 @@ from specjax.kernels.attention import BLOCK, prefix_sizes
 from specjax.models.causal_lm import CausalLM
 from specjax.models.config import DecoderConfig
 from specjax.models.decoder import Decoder
+from specjax.trees import branching
 from specjax.types import Draft
 
 LLAMA = DecoderConfig(
@@ -90,6 +91,8 @@ def drafters():
         "plain": Plain(),
         "draft": DraftModel(num_draft=3, model=CausalLM(SMALL)),
         "ngram": NGram(num_draft=7, shortest=1),
+        "suffix": Suffix(),
+        "recycling": Recycling(vocab_size=LLAMA.vocab_size, topology=branching(3, 2, 1)),
         "hydra": hydra,
         "speculator": Speculator(config=recurrent, target=CausalLM(LLAMA)),
         "adaptive": Adaptive(Speculator(config=recurrent, target=CausalLM(LLAMA))),
@@ -101,7 +104,7 @@ def params_of(config, name="draft"):
     own = heads(drafters()[name]) if reads else model(SMALL, 1)[1]
     if name == "adaptive":
         own = {"inner": heads(drafters()["speculator"]), "costs": jnp.asarray([1.0, 1.2])}
-    return {"target": model(config)[1], "drafter": own}
+    return {"target": model(config)[1], "drafter": None if name == "suffix" else own}
 
 
 @pytest.mark.parametrize(
@@ -203,6 +206,8 @@ PROGRAMS = [
     ("draft", 3, 100, 0),
     ("ngram", 1, 300, 0),
     ("ngram", 3, 300, 1.0),
+    ("suffix", 1, 300, 1.0),
+    ("recycling", 3, 300, 0),
     ("hydra", 1, 300, 0),
     ("speculator", 3, 300, 1.0),
     ("adaptive", 1, 300, 0),
@@ -216,6 +221,8 @@ def test_the_loop_copies_no_cache_and_never_leaves_the_device(name, batch, capac
     text = hlo(target, drafters()[name], params_of(LLAMA, name), batch, capacity, temperature)
     pending = batch, 1, PENDING, LLAMA.hidden_size
     assert not cache_copies(text, cache_shape(batch, capacity), pending)
+    tables = (batch, LLAMA.vocab_size, 3), (batch, capacity)  # of recycling; text, and its index
+    assert not table_copies(text, *tables)
     assert not re.search(r"\b(infeed|outfeed|send|recv)\(|callback", text)
     if capacity > 256 or name == "ngram":  # the switches are there, not folded away
         kernels = text.count("specjax_attention")  # which need no switch

@@ -1,6 +1,7 @@
 """Copying and another drafter in one: who says what, and what the other one knows of it."""
 
 import dataclasses
+import functools
 from types import SimpleNamespace
 
 import jax
@@ -13,9 +14,9 @@ from toys import bag, own_params
 import specjax
 from specjax import Sampling, types
 from specjax.decoding import loop, round
-from specjax.drafters import Adaptive, DraftModel, Hybrid, NGram, Union
+from specjax.drafters import Adaptive, DraftModel, Fallback, Hybrid, NGram, Suffix, Union
 from specjax.text import drafter_names, round_costs
-from specjax.trees.topology import branching, chain
+from specjax.trees.topology import Expand, branching, chain
 
 MODEL, PARAMS = bag(17, 5)
 CASES = cases(MODEL, PARAMS)
@@ -104,6 +105,36 @@ def test_a_row_copies_after_the_first_of_its_own_tokens_that_makes_a_match():
     assert {(0, True), (3, False)} <= at and any(k in (1, 2) for k, _ in at)
 
 
+@pytest.mark.parametrize("name", ["fallback draft", "fallback mtp"])
+def test_a_row_drafts_with_the_table_where_its_score_is_high_and_else_with_the_other(name):
+    drafter, weights, _ = CASES[name]
+    table = drafter.first
+    least = table.score_beside(drafter.inner.depth) if drafter.least is None else drafter.least
+    copied = asked = 0
+    for state, judged in rounds_of(drafter, weights):
+        context = round.round_context({"target": PARAMS, "drafter": weights}, state)
+        made, _ = jit_look_up(table, state.drafter_state.index, context)
+        tokens, own = np.asarray(judged.draft.tokens), np.asarray(judged.proposed.draft.tokens)
+        candidate = np.asarray(judged.draft.candidate)
+        for row in np.flatnonzero(np.asarray(state.budget) > 0):
+            count = int(made.count[row])
+            if made.score[row] >= least and count:
+                assert tokens[row, 1 : 1 + count].tolist() == made.tokens[row, :count].tolist()
+                assert candidate[row].sum() == 1 + count and (own[row, 1:] == -1).all()
+                copied += 1
+            else:
+                depth = drafter.inner.depth
+                assert tokens[row, 1 : 1 + depth].tolist() == own[row, 1:].tolist()
+                assert not candidate[row, 1 + depth :].any()
+                asked += 1
+    assert copied > 2 and asked > 2  # both happened
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def jit_look_up(table, index, context):
+    return table.look_up(None, index, context)
+
+
 def test_what_a_finished_row_has_not_read_asks_for_no_pass():
     hybrid, weights, _ = CASES["hybrid mtp"]
     drafter = hybrid.inner
@@ -149,6 +180,10 @@ def test_drafters_that_a_lookup_cannot_go_before_are_named():
         Hybrid(inner=Adaptive(chain))
     with pytest.raises(ValueError, match="asked to draft nothing"):
         Hybrid(inner=Union(drafters=(chain, chain)))
+    with pytest.raises(ValueError, match="drafts chains"):
+        Fallback(first=Suffix(topology=Expand(2, 2, 4)), inner=chain)
+    with pytest.raises(TypeError, match="Suffix or SAM"):
+        Fallback(first=NGram(), inner=chain)
     with pytest.raises(ValueError, match="at least as many"):
         Hybrid(2, inner=chain)
 
@@ -166,7 +201,11 @@ def test_a_name_after_ngram_is_any_that_stands_alone():
     shallow = drafter_names.WithLookup(dataclasses.replace(heads, drafter=own))
     drafter, _ = drafter_names.resolve_drafter(lm, shallow, 7)
     assert (drafter.num_draft, drafter.inner.depth) == (7, 2)
-    for wrong in ("ngram+ngram", "ngram+nothing", "ngram+"):
+    drafter, _ = drafter_names.resolve_drafter(lm, "suffix+draft")
+    assert drafter.name == "suffix+draft" and (drafter.num_draft, drafter.inner.depth) == (16, 3)
+    drafter, _ = drafter_names.resolve_drafter(lm, "sam+mtp", 7)
+    assert drafter.name == "sam+mtp" and drafter.num_draft == drafter.first.num_draft == 7
+    for wrong in ("suffix+ngram", "ngram+ngram", "ngram+nothing", "ngram+"):
         with pytest.raises(ValueError, match="accepted"):
             drafter_names.resolve_drafter(lm, wrong)
     with pytest.raises(ValueError, match="give num in its place"):

@@ -26,7 +26,8 @@ EVERYTHING = ""  # matches every test of a file
 COVER = (  # drafters of the registry: every kind of head, topology, wrapper and state once
     "draft|draft expanded|ngram|union of draft models|hybrid draft|adaptive redrafter|blockwise"
     "|medusa|hydra prefix|mlp speculator|block|eagle|adaptive eagle3|p-eagle|mtp|mtp heads"
-    "|tree per row|silent"
+    "|tree per row|silent|suffix tree|suffix and table|sam|ngram tree|adaptive suffix|fallback mtp"
+    "|adaptive recycling"
 )
 DRAWN = (  # drafter and rule: every rule, way to draw siblings, kind of head and wrapper once
     "plain-delta|draft-block|draft one-rejection|draft tree iid-kseq|draft tree distinct-rejection"
@@ -34,6 +35,8 @@ DRAWN = (  # drafter and rule: every rule, way to draw siblings, kind of head an
     "|hybrid mtp-rejection|hydra-rejection|lstm speculator-rejection|block-rejection"
     "|eagle-rejection|eagle3-block|p-eagle-rejection|redrafter-delta|tree per row-rejection"
     "|silent-rejection|merged chains-kseq|draft tree iid-coupled|draft tree iid-gls"
+    "|suffix-block|suffix tree-delta|recycling-traversal|suffix and table-delta|sam-block"
+    "|ngram tree-traversal|fallback draft-rejection"
 )
 
 # A file, or a folder (its name ends in "/"): its tier, or tiers of its tests by the first match.
@@ -199,6 +202,13 @@ TABLE = {
         ("stated_rate|always", MERGE),
         (EVERYTHING, FULL),
     ],
+    "test_session.py": [
+        ("refused", DEFAULT),
+        ("before|not_depend|saved", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_datastore.py": [("leave_the_text|the_command|of_the_device", MERGE)],
+    "test_tables.py": [("several_texts|sam_finds|many_matches|proposes_what", MERGE)],
     "test_text.py": [("compare_measures|names_a_drafter", MERGE)],
     "test_topology.py": [("measured_ranks", MERGE)],
     "test_trace.py": [

@@ -7,7 +7,7 @@ import sys
 
 import specjax
 
-from .options import add_decoding, options_of, set_up
+from .options import add_decoding, options_of, save_session, set_up
 from .screen import Screen
 
 HELP = (
@@ -31,7 +31,8 @@ def add(commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """``specjax chat``: one turn a line, until the input ends."""
     lm = set_up(arguments)
-    chat = specjax.Chat(lm, system=arguments.system, **options_of(arguments, lm))
+    options = options_of(arguments, lm)
+    chat = specjax.Chat(lm, system=arguments.system, **options)
     terminal = sys.stdin is not None and sys.stdin.isatty()
     if terminal:
         kind = "chat template" if chat.templated else "no chat template: plain text"
@@ -43,6 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(HELP, file=sys.stderr)
         elif line.strip():
             answer(chat, line if chat.templated else f"{line}\n")
+            save_session(arguments, options)
     return 0
 
 

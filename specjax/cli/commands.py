@@ -12,7 +12,18 @@ from collections.abc import Sequence
 
 import specjax
 
-from . import audit, chat, generate, plan, plan_memory, quality, serve_offline, trace, tree
+from . import (
+    audit,
+    chat,
+    datastore,
+    generate,
+    plan,
+    plan_memory,
+    quality,
+    serve_offline,
+    trace,
+    tree,
+)
 from .options import USAGE_ERROR
 
 COMMANDS = {
@@ -25,6 +36,7 @@ COMMANDS = {
     "tree": tree,
     "audit": audit,
     "quality": quality,
+    "datastore": datastore,
 }
 
 

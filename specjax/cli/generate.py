@@ -10,7 +10,7 @@ import jax
 
 import specjax
 
-from .options import INTERRUPTED, NOTHING_TO_DRAW, add_decoding, options_of, set_up
+from .options import INTERRUPTED, NOTHING_TO_DRAW, add_decoding, options_of, save_session, set_up
 from .prompts import add_prompt, asked
 from .screen import Screen, describe
 
@@ -68,6 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         if not stream.num_tokens:
             raise
+    save_session(arguments, options)
     seconds["total"] = time.perf_counter() - begin
     result = stream.generation
     after = seconds["total"] - seconds.get("first_text", 0)

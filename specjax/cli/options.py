@@ -11,8 +11,12 @@ from .. import acceptance
 from ..drafters import registry
 from ..sampling import processors
 from ..text import drafter_names
+from ..text.retrieval import Retrieval
+from ..text.session import Session
 
 NOTHING_TO_DRAW, USAGE_ERROR, INTERRUPTED = 1, 2, 130  # exit codes
+
+SESSIONS = ("suffix", "sam")  # drafters that read a session
 
 
 def add_decoding(p: argparse.ArgumentParser) -> None:
@@ -22,17 +26,18 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
         "--drafter",
         "--speculative-model",
         help="auto (the default: the model's own heads where its folder has some, else ngram), "
-        "none, ngram, "
+        f"none, {', '.join(registry.table_names())}, "
         f"draft, {', '.join(registry.head_names())} (the embedded model has eagle3, mtp, "
         "speculator, hydra and medusa), or the folder or hub name of a draft model or of heads; "
-        "after ngram+ (ngram+mtp), the drafter is asked only where there is nothing to copy from "
-        "the text so far",
+        "after ngram+, suffix+ or sam+ (ngram+mtp), the drafter is asked only where there is "
+        "nothing to copy from the text so far",
     )
     p.add_argument(
         "--num-draft",
         "--num-speculative-tokens",
         type=drafts,
-        help="tokens drafted a round, 3 by default; auto: as many as pay, from none to 7",
+        help="tokens drafted a round, 3 by default (suffix: 16; recycling: a tree of 80); auto: as "
+        "many as pay, from none to 7",
     )
     p.add_argument(
         "--tree",
@@ -42,6 +47,25 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--prompt-lookup-max", type=int, help="longest match of the ngram drafter, 6")
     p.add_argument("--prompt-lookup-min", type=int, help="shortest match of the ngram drafter, 2")
+    p.add_argument(
+        "--session",
+        metavar="FILE",
+        help="also draft from earlier answers, which this file keeps; it is made where there is "
+        "none; with --drafter suffix, the default then, or sam",
+    )
+    p.add_argument(
+        "--datastore",
+        metavar="FOLDER",
+        help="draft from a datastore too (see specjax datastore build): REST; with --drafter "
+        "suffix, the default then, or sam",
+    )
+    p.add_argument(
+        "--session-tokens",
+        type=int,
+        default=2**16,
+        help="tokens that a session holds at most, 65536 by default; the oldest are forgotten "
+        "first",
+    )
     p.add_argument("--max-new-tokens", "--max-tokens", type=int, default=128)
     p.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
     p.add_argument("--top-k", type=int)
@@ -110,17 +134,18 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
     lookup = {"longest": arguments.prompt_lookup_max, "shortest": arguments.prompt_lookup_min}
     lookup = {name: value for name, value in lookup.items() if value is not None}
     usual = "ngram" if lookup else drafter_names.AUTO
+    usual = "suffix" if arguments.session or arguments.datastore else usual
     drafter = usual if arguments.drafter is None else arguments.drafter
     if arguments.drafter_quantize:
-        if drafter in drafter_names.SIMPLE:
+        if drafter in drafter_names.simple_names():
             raise ValueError(
                 f"--drafter-quantize: --drafter {drafter} has no weights; give --drafter draft, or "
                 "the folder or hub name of a draft model"
             )
-        if drafter in ("draft", drafter_names.LOOKUP + "draft"):
+        if drafter in ("draft", *(lookup + "draft" for lookup in drafter_names.LOOKUPS)):
             own = drafter_names.DEFAULT_DRAFTS.get(arguments.model, "draft")
             drafter = drafter.removesuffix("draft") + own
-    if drafter not in ("draft", "ngram", *drafter_names.NO_DRAFTS):
+    if drafter not in ("draft", *registry.table_names(), *drafter_names.NO_DRAFTS):
         whole = getattr(arguments, "replicate_drafter", False)
         drafter = drafter_names.named(
             lm,
@@ -136,6 +161,10 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
                 f"--drafter-quantize: {drafter!r} is no draft model; heads have the type of their "
                 "target's weights"
             )
+    if arguments.datastore:
+        drafter = _retrieval(lm, arguments)
+    elif arguments.session:
+        drafter = _session(lm, drafter, arguments.session, arguments.session_tokens)
     if lookup:
         drafter, num = _lookup(drafter, num, lookup), None
     return {
@@ -146,6 +175,31 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
         "seed": arguments.seed,
         "stop_strings": arguments.stop,
     }
+
+
+def _session(lm, drafter, path: str, capacity: int) -> Session:
+    """The session of a file, or a new one."""
+    if drafter not in SESSIONS:
+        raise ValueError(f"--session: give --drafter {' or '.join(SESSIONS)} with it")
+    if os.path.exists(path):
+        return Session.load(lm, path, drafter, capacity)
+    return Session(lm, drafter, capacity)
+
+
+def _retrieval(lm, arguments: argparse.Namespace) -> Retrieval:
+    """What drafts from the datastore of the arguments."""
+    if arguments.session:
+        raise ValueError("--datastore and --session: give one of the two")
+    if arguments.drafter not in (None, *SESSIONS):
+        raise ValueError(f"--datastore: leave --drafter out, or give {' or '.join(SESSIONS)}")
+    drafter = registry.drafter_class(arguments.drafter)() if arguments.drafter else None
+    return Retrieval(lm, arguments.datastore, drafter, getattr(arguments, "batch", 8))
+
+
+def save_session(arguments: argparse.Namespace, options: dict) -> None:
+    """Writes the session of ``options_of`` back to its file."""
+    if arguments.session:
+        options["drafter"].save(arguments.session)
 
 
 def _lookup(drafter, num_draft, lengths: dict):

@@ -8,6 +8,7 @@ import sys
 
 import specjax
 
+from ..drafters import registry
 from ..text import drafter_names
 from .options import INTERRUPTED, set_up
 from .prompts import read_prompts
@@ -26,8 +27,9 @@ def add(commands) -> None:
     p.add_argument(
         "--drafter",
         action="append",
-        help="draft (the model's own), ngram, or the folder or hub name of a draft model or of "
-        "heads; may be repeated; default: ngram, and draft where the model has one",
+        help=f"draft (the model's own), {', '.join(registry.table_names())}, or the folder or hub "
+        "name of a draft model or of heads; may be repeated; default: ngram, and draft where the "
+        "model has one",
     )
     p.add_argument(
         "--prompts",
@@ -64,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     lm = set_up(arguments)
     names = arguments.drafter
     if names is not None:
-        own = ("draft", "ngram")
+        own = ("draft", *registry.table_names())
         how = {"dtype": arguments.dtype} if arguments.dtype else {}
         names = [n if n in own else drafter_names.named(lm, n, **how) for n in names]
     with Console(stderr=True).status("planning") as status:  # shown on terminals only

@@ -8,7 +8,7 @@ import sys
 
 import specjax
 
-from .options import INTERRUPTED, add_decoding, options_of, set_up
+from .options import INTERRUPTED, add_decoding, options_of, save_session, set_up
 
 
 def add(commands) -> None:
@@ -44,6 +44,7 @@ def add(commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serves, shows how far it is, reports."""
     lm = set_up(arguments)
+    options = options_of(arguments, lm)
     bar = Bar()
     with bar:
         served = specjax.serve_offline(
@@ -54,8 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
             gather=arguments.gather,
             max_broken=arguments.max_broken,
             progress=bar.show,
-            **options_of(arguments, lm),
+            **options,
         )
+    save_session(arguments, options)
     for one in served.broken:
         print(f"{arguments.prompts}, {one}: left out", file=sys.stderr)
     if arguments.json:

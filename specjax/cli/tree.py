@@ -14,7 +14,7 @@ import specjax
 from .. import trees
 from ..analysis import rank_counts, tree_timing
 from ..models.lm import LM
-from ..text.drafter_names import LOOKUP, WithLookup, named, resolve_drafter
+from ..text.drafter_names import WithLookup, named, resolve_drafter
 from ..text.options import Drafting, Options
 from ..text.prepare import end_ids, prepare
 from .options import set_up
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     if isinstance(drafter, WithLookup):
         raise ValueError(
             f"--drafter {drafter.name}: a drafter after a lookup drafts chains and no trees; name "
-            f"the drafter alone, {drafter.name.removeprefix(LOOKUP)}"
+            f"the drafter alone, {drafter.inner.name}"
         )
     depth = _depth(lm, drafter, arguments)
     sampling = specjax.Sampling(temperature=arguments.temperature)

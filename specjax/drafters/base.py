@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Self
 
-from ..types import Drafter
+from ..types import Drafter, Target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +21,11 @@ class ChainDrafter(Drafter):
     num_draft: int = 4
 
     name = "chain"
+
+    @classmethod
+    def for_target(cls, target: Target, **settings) -> Self:
+        """The drafter with these settings for a target. Default: the same for every target."""
+        return cls(**settings)
 
     def __post_init__(self):
         if self.num_draft < 0:

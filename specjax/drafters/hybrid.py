@@ -102,30 +102,8 @@ class Hybrid(ChainDrafter):
     can_rest = True
 
     def __post_init__(self):
-        inner = self.inner
-        if not isinstance(inner, Drafter):
-            raise TypeError(f"Hybrid(inner={inner!r}): give an instance of specjax.Drafter")
-        name, depth = inner.name, inner.depth
-        if not depth or inner.topology not in (None, chain(depth)):
-            raise ValueError(
-                f"Hybrid(inner={name}): copies are chains, so give a drafter of chains of at least "
-                "one token; a Union combines trees"
-            )
-        if inner.plans or not inner.can_rest:
-            raise ValueError(
-                f"Hybrid(inner={name}): it cannot be asked to draft nothing in some rounds; of an "
-                "adaptive drafter give the inner one, and wrap the hybrid in Adaptive"
-            )
-        if type(inner).readout is not Drafter.readout:
-            raise ValueError(
-                f"Hybrid(inner={name}): it reads all nodes of a round (it has a readout), which "
-                "are not its own where a row copies"
-            )
-        if self.num_draft and self.num_draft < depth:
-            raise ValueError(
-                f"Hybrid(num_draft={self.num_draft}): {name} alone drafts {depth}; give at least "
-                "as many"
-            )
+        check_inner("Hybrid", self.inner, self.num_draft)
+        inner, depth = self.inner, self.inner.depth
         object.__setattr__(self, "num_draft", self.num_draft or 2 * depth + 1)
         object.__setattr__(self, "lookup", self.lookup or NGram())
         object.__setattr__(self, "inner", inner.beside(self.num_draft + 1))
@@ -180,32 +158,9 @@ class Hybrid(ChainDrafter):
         matched = jnp.take_along_axis(jnp.stack(found, axis=1), first[:, None, None], axis=1)[:, 0]
         text = copying.text(said)
         copied, count = self.lookup.copy(text, context.length + first, matched, self.num_draft)
-        mine = steps < first[:, None]
-        wide = ((0, 0), (0, self.num_draft - most))
-        tokens = jnp.where(
-            mine,
-            jnp.pad(said, wide),
-            jnp.take_along_axis(copied, jnp.maximum(steps - first[:, None], 0), axis=1),
-        )
-        kept = jnp.ones(said.shape, bool) if own.candidate is None else own.candidate[:, 1:]
-        proposed = jnp.where(mine, jnp.pad(kept, wide), steps < (first + count)[:, None])
-        law = None
-        if own.laws is not None:
-            law = jnp.where(mine, jnp.pad(own.law[:, 1:], wide), POINT_MASS)
-        draft = trees.tree_draft(
-            context,
-            tokens,
-            trees.chain_parents(self.num_draft),
-            law=law,
-            laws=own.laws,
-            candidate=proposed,
-            scored=proposed,
-            draws="iid" if law is None else "mixed",
-        )
-        draft = dataclasses.replace(draft, vocab=own.vocab)
-        # later tokens may not have been computed at all: the inner drafter did not propose them
-        own = dataclasses.replace(
-            own, tokens=own.tokens.at[:, ROOT + 1 :].set(jnp.where(mine[:, :most], said, -1))
+        copied = jnp.take_along_axis(copied, jnp.maximum(steps - first[:, None], 0), axis=1)
+        draft, own = joined(
+            context, own, steps < first[:, None], copied, steps < (first + count)[:, None]
         )
         return draft, HybridState(inner=inner, draft=own)
 
@@ -217,3 +172,67 @@ class Hybrid(ChainDrafter):
         if state.draft is not None:
             segment = round_of(segment, state.draft)
         return HybridState(inner=self.inner.observe(params, target_params, state.inner, segment))
+
+
+def check_inner(called: str, inner: Drafter, num_draft: int) -> None:
+    """Raises TypeError or ValueError for what cannot be asked in some rows only."""
+    if not isinstance(inner, Drafter):
+        raise TypeError(f"{called}(inner={inner!r}): give an instance of specjax.Drafter")
+    name, depth = inner.name, inner.depth
+    if not depth or inner.topology not in (None, chain(depth)):
+        raise ValueError(
+            f"{called}(inner={name}): copies are chains, so give a drafter of chains of at least "
+            "one token; a Union combines trees"
+        )
+    if inner.plans or not inner.can_rest:
+        raise ValueError(
+            f"{called}(inner={name}): it cannot be asked to draft nothing in some rounds; of an "
+            "adaptive drafter give the inner one, and wrap the hybrid in Adaptive"
+        )
+    if type(inner).readout is not Drafter.readout:
+        raise ValueError(
+            f"{called}(inner={name}): it reads all nodes of a round (it has a readout), which "
+            "are not its own where a row copies"
+        )
+    if num_draft and num_draft < depth:
+        raise ValueError(
+            f"{called}(num_draft={num_draft}): {name} alone drafts {depth}; give at least as many"
+        )
+
+
+def joined(context, own: Draft, mine, copied, kept) -> tuple[Draft, Draft]:
+    """A chain of tokens of ``own``, a shorter chain, and of copied ones.
+
+    Args:
+      mine: bool ``[B, K]``, which of its tokens are those of ``own``.
+      copied: int32 ``[B, K]``, the others.
+      kept: bool ``[B, K]``, which of the others are proposed.
+
+    Returns:
+      the chain; and ``own`` without the tokens that are not in it.
+    """
+    said, total = own.tokens[:, 1:], copied.shape[1]
+    most = said.shape[1]
+    wide = ((0, 0), (0, total - most))
+    mine = jnp.broadcast_to(mine, copied.shape)
+    tokens = jnp.where(mine, jnp.pad(said, wide), copied)
+    own_kept = jnp.ones(said.shape, bool) if own.candidate is None else own.candidate[:, 1:]
+    proposed = jnp.where(mine, jnp.pad(own_kept, wide), kept)
+    law = None
+    if own.laws is not None:
+        law = jnp.where(mine, jnp.pad(own.law[:, 1:], wide), POINT_MASS)
+    draft = trees.tree_draft(
+        context,
+        tokens,
+        trees.chain_parents(total),
+        law=law,
+        laws=own.laws,
+        candidate=proposed,
+        scored=proposed,
+        draws="iid" if law is None else "mixed",
+    )
+    # later tokens may not have been computed at all: the inner drafter did not propose them
+    own = dataclasses.replace(
+        own, tokens=own.tokens.at[:, ROOT + 1 :].set(jnp.where(mine[:, :most], said, -1))
+    )
+    return dataclasses.replace(draft, vocab=own.vocab), own

@@ -1,10 +1,16 @@
 """Prompt lookup: copies what followed the last few tokens when they occurred before.
 
 Of all earlier positions, the one with the longest match of the last ``longest`` tokens is taken,
-and of several the most recent. Where the match overlaps the end of the text, the copy goes on
-periodically. A longer match is trusted further: at most ``stretch`` tokens are proposed for each
-matched token, and none without a match of ``shortest`` tokens; a round is only as wide as what is
-proposed.
+and of several the most recent (``choice``). Where the match overlaps the end of the text, the copy
+goes on periodically. A longer match is trusted further: at most ``stretch`` tokens are proposed for
+each matched token, and none without a match of ``shortest`` tokens; a round is only as wide as what
+is proposed.
+
+A tree of ``trees.chains(k, n)`` follows the ``k`` best matches: each prefix that several share is
+drafted once.
+
+Cost of a round and row: one pass over the token buffer for each of ``longest`` tokens, of 4 bytes a
+slot; a tree sorts out its ``k`` best.
 
 Lossless: yes, under ``greedy`` and ``delta`` (the draft is a function of the context).
 
@@ -12,8 +18,9 @@ Example::
 
     specjax.generate(lm, "...", drafter="ngram")
     drafter = NGram(num_draft=7, longest=4)  # the same as an object, with settings
-
-Differs from the reference implementation, which takes the earliest full match.
+    drafter = NGram(topology=specjax.trees.chains(3, 7))  # three matches
+    # what the reference implementation takes
+    drafter = NGram(num_draft=10, longest=3, shortest=1, stretch=10, choice="earliest")
 
 References: A. Saxena, prompt lookup decoding, 2023; LLMA, arXiv 2304.04487.
 """
@@ -21,10 +28,14 @@ References: A. Saxena, prompt lookup decoding, 2023; LLMA, arXiv 2304.04487.
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
+import jax
 import jax.numpy as jnp
 
 from .. import trees
+from ..types import ROOT
+from . import continuations
 from .base import ChainDrafter
 
 
@@ -33,18 +44,25 @@ class NGram(ChainDrafter):
     """Copies the continuation of an earlier occurrence of the last tokens.
 
     Attributes:
-      num_draft: the most tokens proposed in a round.
+      num_draft: the most tokens of a match proposed in a round; with a tree, its number of nodes.
       longest: how many of the last tokens are compared at most.
       shortest: the shortest match that is followed.
       stretch: how many tokens are proposed at most for each matched token.
+      choice: which of several longest matches is followed. ``"latest"``: the most recent, whose
+        copy may run on periodically. ``"earliest"``: the first that is followed by ``num_draft``
+        tokens and does not overlap the tokens compared.
+      topology: None, a chain, or ``trees.chains(k, n)``: the ``k`` best matches, ``n`` tokens each.
 
     Raises:
-      ValueError: not ``1 <= shortest <= longest``, or ``stretch`` below 1.
+      ValueError: not ``1 <= shortest <= longest``, ``stretch`` below 1, an unknown ``choice``, or
+        another tree.
     """
 
     longest: int = 6
     shortest: int = 2
     stretch: int = 2
+    choice: Literal["latest", "earliest"] = "latest"
+    topology: trees.Topology | None = None
     name = "ngram"
     can_rest = True
 
@@ -55,9 +73,32 @@ class NGram(ChainDrafter):
                 f"shortest={self.shortest}, longest={self.longest}, stretch={self.stretch}: need "
                 "1 <= shortest <= longest and 1 <= stretch"
             )
+        if self.choice not in ("latest", "earliest"):
+            raise ValueError(f"choice={self.choice!r}: accepted are 'latest' and 'earliest'")
+        shape = self.topology
+        if shape is None:
+            return
+        if shape != trees.chains(self.branches, shape.depth):
+            raise ValueError(
+                f"NGram(topology={shape}): matches stand side by side; give trees.chains(k, n) "
+                "(as words: '3x1x1x1' for three matches of four tokens), or a chain"
+            )
+        object.__setattr__(self, "num_draft", shape.num_nodes - 1)
+
+    @property
+    def branches(self) -> int:
+        """How many matches are followed."""
+        shape = self.topology
+        return shape.parents.count(ROOT) if isinstance(shape, trees.Tree) else 1
+
+    @property
+    def depth(self) -> int:
+        return self.num_draft // self.branches
 
     def draft_step(self, params, target_params, state, context):
         matched = self.matches(context.tokens, context.length)
+        if self.branches > 1:
+            return self._several(context, matched), state
         copied, count = self.copy(context.tokens, context.length, matched, self.num_draft)
         proposed = jnp.arange(self.num_draft) < count[:, None]
         return trees.chain_draft(context, copied, candidate=proposed, scored=proposed), state
@@ -93,8 +134,27 @@ class NGram(ChainDrafter):
 
     def trusted(self, matched):
         """int32 ``[B]``: how many tokens to copy; 0 without a match of ``shortest`` tokens."""
-        run_length = jnp.max(matched, axis=1)
+        return self._trusted(jnp.max(matched, axis=1))
+
+    def _trusted(self, run_length):
         return jnp.where(run_length >= self.shortest, self.stretch * run_length, 0)
+
+    def _preferred(self, matched, length, steps):
+        """int32 ``[B, L]``: higher for the places that are followed first, below L for none."""
+        size = matched.shape[1]
+        index = jnp.arange(size, dtype=jnp.int32)
+        if self.choice == "latest":
+            return matched * size + index
+        # no longer than what stands between the place's successor and the tokens compared
+        apart = jnp.clip(length[:, None] - 2 - index, 0, matched)
+        whole = index + 1 + steps <= length[:, None]
+        return jnp.where(whole, apart, 0) * size + size - 1 - index
+
+    def _places(self, key):
+        """The place and the match of ``_preferred`` numbers ``[B, ...]`` of ``[B, L]`` places."""
+        best, size = key
+        place = best % size if self.choice == "latest" else size - 1 - best % size
+        return place, best // size
 
     def copy(self, tokens, length, matched, steps):
         """Copies what followed the longest match, of several the most recent.
@@ -104,9 +164,39 @@ class NGram(ChainDrafter):
           these tokens are trusted.
         """
         size = tokens.shape[1]
-        index = jnp.arange(size, dtype=jnp.int32)
-        end = jnp.max(matched * size + index, axis=1) % size
+        best = jnp.max(self._preferred(matched, length, steps), axis=1)
+        end, run_length = self._places((best, size))
         period = jnp.maximum(length - 1 - end, 1)[:, None]
         where = end[:, None] + 1 + jnp.arange(steps, dtype=jnp.int32) % period
         copied = jnp.take_along_axis(tokens, where, axis=1, mode="clip")
-        return copied, jnp.minimum(self.trusted(matched), steps)
+        return copied, jnp.minimum(self._trusted(run_length), steps)
+
+    def _several(self, context, matched):
+        """The draft of the ``branches`` best matches, level by level."""
+        count, steps, tokens = self.branches, self.depth, context.tokens
+        preferred = self._preferred(matched, context.length, steps)
+        best, _ = jax.lax.top_k(preferred, count)
+        places, run_length = self._places((best, tokens.shape[1]))
+        after = continuations.following(tokens, places, context.length, steps)  # [B, k, n]
+        trusted = jnp.minimum(self._trusted(run_length), steps)
+        after = jnp.where(jnp.arange(steps) < trusted[:, :, None], after, -1)
+        same = jnp.ones((*places.shape, count), bool)
+        branch, above = jnp.arange(count), jnp.full(places.shape, ROOT)
+        said, parents, kept = [], [above[:, :1] - 1], []
+        for step in range(steps):
+            token = after[:, :, step]
+            parents.append(above)
+            same &= (token[:, :, None] == token[:, None, :]) & (token >= 0)[:, None]
+            first = jnp.argmax(same, axis=2)  # the branch that has this prefix first
+            said.append(jnp.maximum(token, 0))
+            kept.append((token >= 0) & (first == branch))
+            above = ROOT + 1 + step * count + first
+        kept = jnp.concatenate(kept, axis=1)
+        return trees.tree_draft(
+            context,
+            jnp.concatenate(said, axis=1),
+            jnp.concatenate(parents, axis=1).astype(jnp.int32),
+            candidate=kept,
+            scored=kept,
+            deepest=steps,
+        )

@@ -27,7 +27,7 @@ import importlib
 from types import ModuleType
 from typing import Literal
 
-Kind = Literal["basic", "head", "wrapper"]
+Kind = Literal["basic", "table", "head", "wrapper"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,8 @@ class Entry:
       formats: modules of the layouts that hold its weights; ``save_drafter`` writes the first
         unless told otherwise. A format is named after its module (``medusa-vllm``).
       recipe: module of the recipe that trains it; empty: there is none.
-      kind: ``basic`` drafters need no more than the target, or a model of their own; a ``head``
+      kind: ``basic``: no drafts, or a model of its own; a ``table`` needs neither weights nor a
+        model, and is made by its name (``ChainDrafter.for_target``); a ``head``
         reads the target's hidden states and has its weights in ``formats``; a ``wrapper`` is made
         of other drafters and has no name that users type.
       aliases: other names that users may type.
@@ -96,6 +97,18 @@ def find(name: str) -> Entry | None:
     return next((entry for entry in _ENTRIES.values() if name in entry.aliases), None)
 
 
+def drafter_class(name: str) -> type:
+    """Imports the class of a name or alias.
+
+    Raises:
+      ValueError: no drafter has it.
+    """
+    entry = find(name)
+    if entry is None:
+        raise ValueError(f"name={name!r}: no such drafter; known are {', '.join(_ENTRIES)}")
+    return entry.load()
+
+
 def entries(kind: Kind | None = None) -> tuple[Entry, ...]:
     """All registered drafters, or those of one kind, in the order of registration."""
     return tuple(entry for entry in _ENTRIES.values() if kind in (None, entry.kind))
@@ -104,6 +117,11 @@ def entries(kind: Kind | None = None) -> tuple[Entry, ...]:
 def head_names() -> tuple[str, ...]:
     """Names of the drafters whose weights lie in a folder of heads."""
     return tuple(entry.name for entry in entries("head"))
+
+
+def table_names() -> tuple[str, ...]:
+    """Names, aliases among them, of the drafters that need neither weights nor a model."""
+    return tuple(name for entry in entries("table") for name in (entry.name, *entry.aliases))
 
 
 def format_name(module: str) -> str:
@@ -145,9 +163,13 @@ def load_module(name: str, package: str) -> ModuleType:
 for _entry in (
     Entry("plain", ".plain:Plain", "nothing", kind="basic", aliases=("none",)),
     Entry("draft", ".draft_model:DraftModel", "what a smaller model says", kind="basic"),
-    Entry("ngram", ".ngram:NGram", "what followed the last tokens before", kind="basic"),
+    Entry("ngram", ".ngram:NGram", "what followed the last tokens before", kind="table"),
+    Entry("suffix", ".suffix:Suffix", "what followed them most often", kind="table"),
+    Entry("sam", ".sam:SAM", "what followed the longest match", kind="table"),
+    Entry("recycling", ".recycling:Recycling", "what the target last named", kind="table"),
     Entry("adaptive", ".adaptive:Adaptive", "as much of another as pays", kind="wrapper"),
     Entry("hybrid", ".hybrid:Hybrid", "copies, else what another says", kind="wrapper"),
+    Entry("fallback", ".fallback:Fallback", "a table, else what another says", kind="wrapper"),
     Entry("union", ".union:Union", "what several propose, as one tree", kind="wrapper"),
     Entry("synthetic", ".synthetic:Synthetic", "known texts, for benchmarks", kind="wrapper"),
     Entry(

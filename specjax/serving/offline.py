@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from .. import sharding
 from ..checkpoints import HeadLM
-from ..drafters import Hybrid, Synthetic
+from ..drafters import Fallback, Hybrid, Synthetic
 from ..models.lm import LM
 from ..models.seq2seq.encoder_inputs import Features
 from ..sampling import processors
@@ -24,6 +24,7 @@ from ..sampling.distribution import Sampling
 from ..text.drafter_names import WithLookup
 from ..text.options import Options, SharedOptions, options_from, takes
 from ..text.prepare import seed_key
+from ..text.session import Session
 from ..trees.topology import as_topology
 from ..types import DrafterWrapper, Rule
 from . import jsonl_input
@@ -204,8 +205,10 @@ def _serve(lm, found, broken, file, batch, gather, progress, options: Options) -
 
 def _identity(drafter):
     """Identifies the value of ``drafter=`` among all others."""
+    if isinstance(drafter, Session):  # its table changes no text
+        return "session", _identity(drafter.drafter)
     if isinstance(drafter, WithLookup):
-        return "ngram", _identity(drafter.inner)
+        return drafter.lookup.removesuffix("+"), _identity(drafter.inner)
     if isinstance(drafter, LM):
         return drafter.fingerprint, str(drafter.dtype)
     if isinstance(drafter, HeadLM):
@@ -213,9 +216,10 @@ def _identity(drafter):
     if isinstance(drafter, str | os.PathLike | None):
         return drafter if drafter is None else os.fspath(drafter)
     said = drafter.name, drafter.num_draft, drafter.topology, drafter.sibling_sampling
-    around = isinstance(drafter, DrafterWrapper | Hybrid | Synthetic)
+    around = isinstance(drafter, DrafterWrapper | Hybrid | Fallback | Synthetic)
     inner = drafter.inner if around else None
     lookup = drafter.lookup if isinstance(drafter, Hybrid) else None
+    lookup = drafter.first if isinstance(drafter, Fallback) else lookup
     return [*(str(part) for part in said), _identity(inner), str(lookup)]
 
 

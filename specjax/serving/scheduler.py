@@ -62,11 +62,13 @@ class Row:
 
 @dataclasses.dataclass
 class Standing:
-    """A prompt in a row, and its text: what is ``said`` is what became certain of it."""
+    """A prompt in a row, and its text: what is ``said`` is what became certain of it; ``tokens``:
+    all that is committed, None before the first burst."""
 
     prompt: Prompt
     text: RowText
     said: str = ""
+    tokens: np.ndarray | None = None
 
 
 class Continuous:
@@ -151,6 +153,7 @@ class Continuous:
             # it ends as soon as the next prompts have room
             live = self._batch - min(self._gather, left) + 1 if left else 1
             before, begin = self.rounds, time.perf_counter()
+            self._work = self._work.refreshed(self._texts)
             # rows that met a stop string must cost nothing more
             state, report = self._work.turn(state, over, coming, rounds, live)
             report = np.asarray(report)
@@ -174,6 +177,7 @@ class Continuous:
             prompt, text = standing.prompt, standing.text
             length, ended, *counts = said[row]
             begin = len(prompt.tokens)
+            standing.tokens = tokens[row, :length]
             self.tokens += length - begin
             self.rounds += counts[0]
             if prompt.stop_strings or ended:
@@ -191,10 +195,17 @@ class Continuous:
                     **dict(zip(REPORT[2:], counts, strict=True)),
                 )
             )
+            if self._work.session is not None:
+                self._work.session.add(prompt.tokens, found[-1].tokens)
             self._done[0] += text.num
             self._done[1] += counts[0]
             self._standing[row] = None
         return found, over
+
+    def _texts(self) -> list[np.ndarray]:
+        """The tokens of the rows that go on."""
+        rows = [standing for standing in self._standing if standing]
+        return [r.prompt.tokens if r.tokens is None else r.tokens for r in rows]
 
     def _coming(self) -> tuple[np.ndarray, DecodeInputs] | None:
         """The next prompts and their rows, if enough rows are free for them."""

@@ -7,14 +7,26 @@ from .._internal import lazy
 if TYPE_CHECKING:
     from .drafter_names import auto_drafter
     from .generation import Generation, Piece, TextStream
+    from .retrieval import Retrieval
+    from .session import Session
     from .task import GenerationTask
 
-__all__ = ["Generation", "GenerationTask", "Piece", "TextStream", "auto_drafter"]
+__all__ = [
+    "Generation",
+    "GenerationTask",
+    "Piece",
+    "Retrieval",
+    "Session",
+    "TextStream",
+    "auto_drafter",
+]
 
 _LAZY = {
     "Generation": "generation",
     "GenerationTask": "task",
     "Piece": "generation",
+    "Retrieval": "retrieval",
+    "Session": "session",
     "TextStream": "generation",
     "auto_drafter": "drafter_names",
 }

@@ -24,6 +24,7 @@ from ..models.lm import EMBEDDED, LM, as_drafter, config_folder, load
 from ..models.seq2seq import families
 from ..models.tokenizer import holds_tokenizer
 from ..types import Drafter, PyTree
+from .session import Session
 
 log = logging.getLogger("specjax")
 P = ParamSpec("P")
@@ -32,7 +33,7 @@ DEFAULT_DRAFTS = {"embedded": "embedded-draft"}  # target -> its draft model, fo
 NUM_DRAFT = 3  # by default; on CPU a pass costs the same over 2 to 4 tokens
 AUTO, AUTO_DRAFTS = "auto", 7  # num_draft that follows acceptance and cost, and its largest value
 NO_DRAFTS = ("none", "plain")  # names of plain decoding
-SIMPLE = (*NO_DRAFTS, "ngram", AUTO)  # names that stand for neither a draft model nor heads
+LOOKUP_DRAFTS = {"ngram": NUM_DRAFT}  # tables that draft so many tokens; others as they say
 # what drafter="auto" is for a model, and why
 AUTO_DRAFTERS = {
     "embedded": ("ngram", "in whole runs none of its own drafters is faster, see the benchmarks"),
@@ -40,20 +41,22 @@ AUTO_DRAFTERS = {
 }
 # heads in the folder of a model, those with the longest accepted drafts first (benchmarks, heads)
 BEST_HEADS = ("eagle3", "mtp", "p-eagle", "eagle", "speculator", "hydra", "block", "medusa")
-LOOKUP = "ngram+"  # before the name of a drafter: copies first, see drafters/hybrid.py
+# before the name of a drafter: copies first, see drafters/hybrid.py and drafters/fallback.py
+LOOKUPS = ("ngram+", "suffix+", "sam+")
 MOST_DRAFTS = 64  # levels of a draft; each is a part of the program, thousands compile for hours
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class WithLookup:
     """What ``"ngram+name"`` means: ``inner``, a draft model or heads, where there is nothing to
-    copy."""
+    copy; ``lookup``: one of ``LOOKUPS``."""
 
     inner: LM | HeadLM
+    lookup: str = LOOKUPS[0]
 
     @property
     def name(self) -> str:
-        return LOOKUP + self.inner.name
+        return self.lookup + self.inner.name
 
     def __repr__(self) -> str:
         return self.name
@@ -94,14 +97,8 @@ def resolve_drafter(
             )
         return int(num_draft)
 
-    if drafter is None or isinstance(drafter, str):  # NO_DRAFTS or "ngram"
-        if shape is not None:
-            raise ValueError(
-                f"tree={tree!r}: drafter={drafter!r} drafts no trees; take a draft model or heads"
-            )
-        if drafter == "ngram":
-            return drafters.NGram(num_draft=drafts()), None
-        return drafters.Plain(), None
+    if drafter is None or isinstance(drafter, str):  # NO_DRAFTS or a table
+        return _named_table(lm, drafter, None if num_draft is None else drafts(), shape), None
     if isinstance(drafter, WithLookup):
         if shape is not None:
             raise ValueError(
@@ -113,7 +110,19 @@ def resolve_drafter(
             deepest = drafter.inner.drafter.max_depth
         own = own if deepest is None else min(own, deepest)
         inner, params = resolve_drafter(lm, drafter.inner, own, None, None, how)
-        return drafters.Hybrid(num_draft=most, inner=inner), params
+        if drafter.lookup == LOOKUPS[0]:
+            return drafters.Hybrid(num_draft=most, inner=inner), params
+        table = registry.drafter_class(drafter.lookup.removesuffix("+"))
+        table = table() if num_draft is None else table(num_draft=most)
+        return drafters.Fallback(first=table, inner=inner), params
+    if isinstance(drafter, Session):
+        settings = {} if num_draft is None else {"num_draft": drafts(), "topology": None}
+        settings = settings if shape is None else {"topology": shape}
+        known = {field.name for field in dataclasses.fields(drafter.drafter)}
+        if shape is not None and "topology" not in known:
+            raise ValueError(f"tree={tree!r}: {drafter.name!r} drafts no trees; leave it out")
+        own = {name: value for name, value in settings.items() if name in known}
+        return dataclasses.replace(drafter.drafter, **own), drafter.table
     if isinstance(drafter, HeadLM):
         if shape is None and num_draft is not None:
             shape = trees.chain(drafts())
@@ -147,6 +156,24 @@ def resolve_drafter(
     return drafter, params
 
 
+def _named_table(lm: LM, name: str | None, most: int | None, shape) -> Drafter:
+    """The drafter of a name that stands for neither a draft model nor heads."""
+    kind = registry.drafter_class(name or NO_DRAFTS[0])
+    if shape is not None:
+        if not any(field.name == "topology" for field in dataclasses.fields(kind)):
+            raise ValueError(
+                f"tree={shape}: drafter={name!r} drafts no trees; take a draft model or heads"
+            )
+        return kind.for_target(lm.target, topology=shape)
+    most = LOOKUP_DRAFTS.get(kind.name) if most is None else most
+    return kind.for_target(lm.target, **({} if most is None else {"num_draft": most}))
+
+
+def simple_names() -> tuple[str, ...]:
+    """Names that stand for neither a draft model nor heads."""
+    return (*NO_DRAFTS, *registry.table_names(), AUTO)
+
+
 def _heads() -> tuple[str, ...]:
     """All names of heads: those of the registry, and what else users may type for them."""
     heads = registry.entries("head")
@@ -155,20 +182,27 @@ def _heads() -> tuple[str, ...]:
 
 def _check_name(drafter: str) -> None:
     """Raises ValueError for what can be no drafter's name."""
-    name = drafter.removeprefix(LOOKUP)
-    if name in ("draft", *_heads()) or (name == drafter and name in SIMPLE):
+    name = drafter.removeprefix(lookup_of(drafter))
+    if name in ("draft", *_heads()) or (name == drafter and name in simple_names()):
         return
     if "/" not in name and name not in EMBEDDED and not os.path.isdir(name):
         raise ValueError(
             f"drafter={drafter!r} is unknown{_near(name)}; accepted: 'auto', 'none' (or 'plain', "
-            f"or None), 'ngram', 'draft', {', '.join(map(repr, _heads()))}, the folder or hub name "
-            f"(owner/name) of a draft model or of heads, {LOOKUP!r} before 'draft' or any name "
-            "after it, what specjax.load or specjax.load_drafter returns, a specjax.Drafter"
+            f"or None), {', '.join(map(repr, registry.table_names()))}, 'draft', "
+            f"{', '.join(map(repr, _heads()))}, the folder or hub name "
+            f"(owner/name) of a draft model or of heads, {', '.join(map(repr, LOOKUPS))} before "
+            "'draft' or any name after it, what specjax.load or specjax.load_drafter returns, a "
+            "specjax.Drafter"
         )
 
 
+def lookup_of(name: str) -> str:
+    """With which of ``LOOKUPS`` a name begins; empty: with none."""
+    return next((lookup for lookup in LOOKUPS if name.startswith(lookup)), "")
+
+
 def _near(name: str) -> str:
-    near = difflib.get_close_matches(name, [*SIMPLE, "draft", *_heads()], n=1)
+    near = difflib.get_close_matches(name, [*simple_names(), "draft", *_heads()], n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
@@ -212,7 +246,8 @@ def _replaced(drafter: Drafter, **fields) -> Drafter:
 
 
 def named(lm: LM, name: str | os.PathLike, **settings) -> str | LM | HeadLM | WithLookup:
-    """What ``drafter=name`` means for a target; ``plain`` and ``ngram`` are returned as they are.
+    """What ``drafter=name`` means for a target; those of no drafts and of tables are
+    returned as they are.
 
     A folder or a hub name holds a draft model or heads; its config tells which. A folder of a draft
     model without a tokenizer, as training exports it, has its target's. ``settings``: what ``load``
@@ -227,10 +262,10 @@ def named(lm: LM, name: str | os.PathLike, **settings) -> str | LM | HeadLM | Wi
     _check_name(name)
     if name == AUTO:
         return auto_drafter(lm)
-    if name in SIMPLE:
+    if name in simple_names():
         return name
-    if name.startswith(LOOKUP):
-        return WithLookup(_with_weights(lm, name.removeprefix(LOOKUP), settings))
+    if lookup := lookup_of(name):
+        return WithLookup(_with_weights(lm, name.removeprefix(lookup), settings), lookup)
     return _with_weights(lm, name, settings)
 
 
@@ -249,7 +284,7 @@ def _from_folder(lm: LM, text: str, settings: dict) -> LM | HeadLM:
     except OSError as error:
         if "/" in text:
             raise
-        known = ", ".join((*SIMPLE, "draft", *_heads()))
+        known = ", ".join((*simple_names(), "draft", *_heads()))
         kind = FileNotFoundError if isinstance(error, FileNotFoundError) else OSError
         raise kind(f"{error}. If that was to be a name: known are {known}") from None
     config = read_json(folder, "config.json")

@@ -86,8 +86,8 @@ def generate(lm: LM, prompts: Prompts | None = None, *, options: Options) -> Gen
         ``"draft"`` (the target's own draft model), the name of heads that belong to the target
         (``"eagle3"``, ``"mtp"``, ``"medusa"``, ``"hydra"``, ``"speculator"``, ...), the folder or
         hub name of a draft model or of heads, ``"ngram+NAME"`` (copies where there is something to
-        copy, else that drafter; see ``drafters.Hybrid``), what ``specjax.load`` or
-        ``specjax.load_drafter`` returns, or a ``specjax.Drafter``.
+        copy, else that drafter; see ``drafters.Hybrid``), a ``specjax.text.Session``, what
+        ``specjax.load`` or ``specjax.load_drafter`` returns, or a ``specjax.Drafter``.
       drafting: how much is drafted, in which shape, and which rule accepts: ``specjax.Drafting``.
       sampling: how tokens are drawn, by default greedily: ``specjax.Sampling``. Each setting is one
         number, or one for each row; a ``logit_bias`` may be a mapping from token id to bias.
@@ -234,9 +234,24 @@ class TextStream:
             self._finished = not np.any(sharding.gather(state.budget) > 0)
         return seen
 
+    def _going(self) -> list[np.ndarray]:
+        """The tokens of the rows that go on."""
+        seen = self._seen
+        rows = np.flatnonzero(seen.ended == 0)
+        return [seen.tokens[row, : seen.lengths[row]] for row in rows]
+
+    def _learn(self) -> None:
+        """Gives what was generated to the session."""
+        if self._task.session is not None:
+            new = self.generation
+            for prompt, tokens in zip(new.prompts, new.tokens, strict=True):
+                self._task.session.add(prompt, tokens)
+
     def _run(self, seconds: float) -> Iterator[loop.Decoded]:
         """What is committed, on the host, after each burst of about ``seconds``."""
         self.state, rounds = self._task.start(), 1
+        if self._task.session is not None and self._task.session.asks:
+            seconds = min(seconds, PROMPTLY)  # what it was asked is soon out of date
         while True:
             seen = self.look()
             over = self._over.copy()
@@ -245,7 +260,9 @@ class TextStream:
                 self.state = self._task.end(self.state, self._over)
                 self._finished = not np.any(sharding.gather(self.state.budget) > 0)
             if self._finished:
+                self._learn()
                 return
+            self._task = self._task.refreshed(self._going)
             begin = time.perf_counter()
             with sharding.peers():
                 self.state = self._task.burst(rounds, self.state)

@@ -18,9 +18,10 @@ from ..models.lm import LM
 from ..sampling.distribution import Sampling
 from ..trees import expand
 from ..types import Drafter, PyTree, Rule
+from .session import Session
 
 Prompts = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
-DrafterLike = str | LM | HeadLM | Drafter | None
+DrafterLike = str | LM | HeadLM | Session | Drafter | None
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -24,6 +24,7 @@ from ..types import Drafter, PyTree
 from .drafter_names import resolve_drafter
 from .options import Drafting, Options
 from .prompts import check_lm, check_tokenizer, prompt_ids
+from .session import Session
 from .stop_strings import per_row
 from .task import GenerationTask
 
@@ -100,6 +101,7 @@ def prepare(
         request=request,
         chunk=chunk or chunk_for(lm.params),
         stop_strings=[row for row in strings for _ in range(num_samples)],
+        session=options.drafter if isinstance(options.drafter, Session) else None,
     )
     _check(work, options)
     shared = encoder_inputs.one_memory(lm, options.drafter)

@@ -19,7 +19,7 @@ import numpy as np
 from .. import sharding
 from .._internal.optional import required
 from ..decoding import loop
-from ..drafters import Hybrid
+from ..drafters import Fallback, Hybrid
 from ..drafters.adaptive import Adaptive
 from ..models.lm import LM
 from .drafter_names import AUTO
@@ -134,11 +134,11 @@ def round_costs(work: GenerationTask, state: loop.State | None = None) -> np.nda
     """Seconds of a round of an ``Adaptive`` drafter at each of its widths, float32 ``[W]``.
 
     Every round is run after one repeated token: there a drafter that copies always has something
-    to propose, and a draft is as wide as was asked for. For a ``Hybrid``, rounds after tokens that
-    are all different are timed as well, where its inner drafter is asked; the dearer count. The
-    fastest of several calls counts, less what one without any round takes. A round alone takes
-    longer than one among others, most of all a plain one: where rounds are short, a call has
-    several, if there is room and all of them draft what was asked for.
+    to propose, and a draft is as wide as was asked for. For a ``Hybrid`` or ``Fallback``, rounds
+    after tokens that are all different are timed as well, where its inner drafter is asked; the
+    dearer count. The fastest of several calls counts, less what one without any round takes. A
+    round alone takes longer than one among others, most of all a plain one: where rounds are short,
+    a call has several, if there is room and all of them draft what was asked for.
 
     Args:
       state: where the rounds begin, with room for one; it is not given away. Default: after
@@ -151,7 +151,7 @@ def _measured(
     work: GenerationTask, state: loop.State | None = None
 ) -> tuple[tuple[Timed, ...], float]:
     """What ``round_costs`` is made of, and the seconds for which calls were timed."""
-    hybrid = isinstance(_adaptive(work).inner, Hybrid)
+    hybrid = isinstance(_adaptive(work).inner, Hybrid | Fallback)
     texts = (_repeated, _different) if hybrid else (_repeated,)
     timed, seconds = zip(*(_timed_after(text, work, state) for text in texts), strict=True)
     return timed, sum(seconds)

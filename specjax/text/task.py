@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -17,6 +18,7 @@ from ..drafters.adaptive import Adaptive
 from ..models.lm import LM
 from ..models.seq2seq.target import encode
 from ..types import Drafter, PyTree, Rule
+from .session import Session, refreshed
 from .stop_strings import Strings
 
 
@@ -25,7 +27,8 @@ class GenerationTask:
     """A request that is ready to run: ``start()``, then ``burst(rounds, state)`` until done.
 
     ``prompts`` and ``stop_strings`` have an entry for each row, also where rows are samples.
-    ``one_memory``: the drafter's encoder is the target's, which reads for both.
+    ``one_memory``: the drafter's encoder is the target's, which reads for both. ``session``: takes
+    what is generated.
     """
 
     lm: LM
@@ -38,6 +41,7 @@ class GenerationTask:
     stop_strings: list[Strings]
     chunk: int = PREFILL_CHUNK
     one_memory: bool = False
+    session: Session | None = None
 
     def start(self) -> loop.State:
         """Reads the prompts."""
@@ -67,6 +71,18 @@ class GenerationTask:
                 coming = coming[0], self.asked(coming[1])
             given = self.params, state, over, coming, rounds, live, self.chunk
             return continuous_batching.jit_turn(*objects, *given)
+
+    def refreshed(self, texts: Callable[[], list[np.ndarray]]) -> GenerationTask:
+        """The same with what its session holds now; without one itself. ``texts()``: the tokens of
+        the rows that go on."""
+        if self.session is None:
+            return self
+        if self.session.asks:
+            self.session.ask(texts())
+        own = refreshed(self.params["drafter"], self.drafter, self.session)
+        if self.lm.mesh is not None:
+            own = jax.tree.map(lambda x: sharding.put(x, self.lm.mesh), own)
+        return dataclasses.replace(self, params=self.params | {"drafter": own})
 
     def asking(self, **fields) -> GenerationTask:
         """The same with other values, of the same shapes and types, in fields of its request."""

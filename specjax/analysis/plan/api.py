@@ -21,6 +21,7 @@ import numpy as np
 
 from ... import sharding
 from ...checkpoints import HeadLM
+from ...drafters import registry
 from ...models.lm import LM
 from ...sampling.distribution import Sampling
 from ...text import drafter_names
@@ -178,9 +179,9 @@ def plan(
       prompts: texts or token ids, as for ``generate``; several of the kind that is meant. All are
         padded to one shape. Of a Whisper, what it hears: arrays ``[bins, frames]``, names of
         ``.npy`` files, or mappings, as for ``serve_offline``.
-      drafters: ``"ngram"``, ``"draft"`` (the target's own), draft models from ``specjax.load`` or
-        heads from ``specjax.load_drafter``; default: ``ngram``, and ``draft`` where the target has
-        one. Plain decoding always competes.
+      drafters: ``"ngram"`` or another table, ``"draft"`` (the target's own), draft models from
+        ``specjax.load`` or heads from ``specjax.load_drafter``; default: ``ngram``, and ``draft``
+        where the target has one. Plain decoding always competes.
       num_drafts: lengths to consider; the shortest and the longest are run, those between
         predicted. Heads draft chains, no longer than they can.
       batches: batch sizes to consider. The choice is by tokens a second over all rows, so that
@@ -278,13 +279,14 @@ def _whole(name: str, values, least: int, most: int) -> list[int]:
 
 def _named(drafters) -> dict[str, str | LM | HeadLM]:
     drafters = [drafters] if isinstance(drafters, str | LM | HeadLM) else list(drafters)
-    named = {}
+    named, tables = {}, registry.table_names()
     for drafter in drafters:
-        if not isinstance(drafter, LM | HeadLM) and drafter not in ("ngram", "draft"):
+        if not isinstance(drafter, LM | HeadLM) and drafter not in (*tables, "draft"):
             raise ValueError(
-                f"drafters: {drafter!r} cannot be planned with; accepted: 'ngram', 'draft' (the "
-                "target's own draft model), a draft model from specjax.load, heads from "
-                "specjax.load_drafter; plain decoding competes in any case"
+                f"drafters: {drafter!r} cannot be planned with; accepted: "
+                f"{', '.join(map(repr, tables))}, 'draft' (the target's own draft model), a draft "
+                "model from specjax.load, heads from specjax.load_drafter; plain decoding "
+                "competes in any case"
             )
         named[drafter if isinstance(drafter, str) else drafter.name] = drafter
     if len(named) < len(drafters) or not named:

@@ -1,0 +1,168 @@
+"""Datastores: what is found is what a scan of the whole corpus finds, and drafts never lie."""
+
+import json
+
+import numpy as np
+import pytest
+from test_tables import CHAIN, jit_shared
+
+import specjax
+from specjax.cli import main as command
+from specjax.drafters import context_index, datastore
+from specjax.drafters.datastore import Datastore, build
+from specjax.text import Retrieval, retrieval
+from specjax.text.session import fingerprint
+
+LM = specjax.load("embedded")
+PROMPT, NUM = "def area(r):", 24
+
+
+def corpus(rows=9, letters=3, seed=0):
+    random = np.random.default_rng(seed)
+    return [random.integers(0, letters, int(random.integers(1, 60))) for _ in range(rows)]
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A datastore of several chunks, the last one shorter."""
+    return build(tmp_path / "store", corpus(), "words", chunk=50, depth=6)
+
+
+def scanned(chunks, text, most, depth=6):
+    """``(matched, place)`` of every place of every chunk, the longest match first."""
+    found, begin = [], 0
+    for chunk in chunks:
+        for place in range(len(chunk)):
+            size = 0
+            while (
+                size < min(depth, place + 1, len(text)) and chunk[place - size] == text[-1 - size]
+            ):
+                size += 1
+            found += [(size, begin + place)] if size else []
+        begin += len(chunk)
+    return sorted(found, reverse=True)[:most]
+
+
+def wrong_answers(store, texts=corpus(30, seed=1), most=1000):
+    whole = np.concatenate([np.append(text, -1) for text in corpus()]).tolist()
+    chunks = [whole[i : i + 50] for i in range(0, len(whole), 50)]
+    wrong = 0
+    for text in texts:
+        places, matched = store.search(text, most)
+        wanted = [(m, -p) for m, p in scanned(chunks, text.tolist(), most)]
+        wrong += sorted(zip(matched.tolist(), (-places).tolist(), strict=True)) != sorted(wanted)
+    return wrong
+
+
+def test_a_search_finds_what_a_scan_of_the_whole_corpus_finds(store):
+    assert wrong_answers(store) == 0
+    text = corpus()[3]
+    for most in (1, 5):  # the longest, whatever else there is
+        _, matched = store.search(text, most)
+        assert matched.tolist() == store.search(text, 1000)[1][:most].tolist()
+    assert store.search(np.asarray([9]), 4)[0].size == 0
+
+
+def test_fault_a_search_of_the_first_chunk_alone(store):
+    whole, store.num_tokens = store.num_tokens, 50
+    assert wrong_answers(store) > 5
+    store.num_tokens = whole
+
+
+def test_what_follows_a_place_ends_with_its_text(store):
+    whole = np.concatenate([np.append(text, -1) for text in corpus()])
+    ends = np.flatnonzero(whole == -1)
+    for place in (0, int(ends[0]) - 1, int(ends[2]) - 3, len(whole) - 2):
+        (around,) = store.texts_around(np.asarray([place]), 4, 8)
+        begin = max(place - 3, int(max([0, *(ends[ends < place] + 1)])))
+        end = min(place + 9, int(ends[ends > place][0]))
+        assert around.tolist() == whole[begin:end].tolist()
+
+
+def test_the_order_of_the_disk_is_that_of_the_device():
+    tokens = np.concatenate([np.append(text, -1) for text in corpus(4)]).astype(np.int32)
+    table = retrieval.table_of(corpus(4), 256, CHAIN)
+    order = np.asarray(table.index.order[0, : len(tokens)])
+    padded = [-1] * CHAIN.longest + tokens.tolist()
+    keys = [tuple(padded[p + CHAIN.longest : p : -1]) for p in order.tolist()]
+    assert keys == sorted(keys) and sorted(order.tolist()) == list(range(len(tokens)))
+    end = np.asarray([corpus(4)[1][: -CHAIN.longest - 1 : -1]], np.int32)
+    every = len(tokens)
+    _, matched = context_index.nearest(table.index, table.tokens, end, table.length, every)
+    wanted = scanned([tokens.tolist()], end[0, ::-1].tolist(), every, CHAIN.longest)
+    assert matched[0].tolist()[: len(wanted)] == [size for size, _ in wanted]
+    assert int(jit_shared(CHAIN, table, end).count[0]) > 0
+    few = retrieval.table_of(corpus(4), 64, CHAIN)
+    assert int(few.length[0]) <= 64
+
+
+def test_drafts_from_a_datastore_leave_the_text_as_it_is(tmp_path):
+    plain = specjax.generate(LM, PROMPT, drafter="none", max_new_tokens=NUM)
+    ids = np.concatenate([plain.prompts[0], plain.tokens[0]])
+    build(tmp_path / "own", [[5, 6, 7], ids], fingerprint(LM))
+    build(tmp_path / "other", [ids[::-1]], fingerprint(LM))
+    rounds = {}
+    for name in ("own", "other"):
+        asked = Retrieval(LM, tmp_path / name)
+        out = specjax.generate(LM, PROMPT, drafter=asked, max_new_tokens=NUM)
+        assert out.text == plain.text
+        rounds[name] = int(out.stats.rounds.sum())
+    assert rounds["own"] < 0.5 * NUM and rounds["own"] < rounds["other"]
+    served = specjax.serve_offline(LM, [PROMPT] * 3, drafter=asked, batch=2, max_new_tokens=NUM)
+    assert served.texts == [plain.text] * 3
+
+
+def test_the_command_builds_a_datastore_and_drafts_from_it(tmp_path, capsys):
+    (tmp_path / "a.py").write_text("def area(r):\n    return 3.14 * r * r\n")
+    (tmp_path / "b.jsonl").write_text('"one"\n\n{"text": "two"}\n')
+    files = [str(tmp_path / name) for name in ("a.py", "b.jsonl")]
+    folder = str(tmp_path / "store")
+    assert command(["datastore", "build", *files, "-o", folder]) == 0
+    assert "tokens" in capsys.readouterr().out
+    call = ["generate", PROMPT, "--max-new-tokens", "8", "--json"]
+    said = []
+    for more in (["--datastore", folder], ["--drafter", "none"]):
+        assert command([*call, *more]) == 0
+        said.append(json.loads(capsys.readouterr().out)["text"])
+    assert said[0] == said[1]
+    assert command(["datastore", "build", *files, "-o", folder]) == 2
+    assert "there already" in capsys.readouterr().err
+    (tmp_path / "c.jsonl").write_text("3\n")
+    assert command(["datastore", "build", str(tmp_path / "c.jsonl"), "-o", folder + "2"]) == 2
+    assert "line 1" in capsys.readouterr().err
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith((".", "store2"))]
+
+
+def test_what_is_no_datastore_of_the_model_is_refused(store, tmp_path):
+    with pytest.raises(ValueError, match="another tokenizer"):
+        Retrieval(LM, store.path)
+    with pytest.raises(FileNotFoundError, match="datastore build"):
+        Datastore(tmp_path / "nothing")
+    with pytest.raises(FileExistsError):
+        build(store.path, corpus(), "words")
+    for texts, words in (([], "no texts"), ([[-3]], "ids are")):
+        with pytest.raises(ValueError, match=words):
+            build(tmp_path / "empty", texts, "words")
+    meta = store.path / "meta.json"
+    held = json.loads(meta.read_text())
+    meta.write_text(json.dumps(held | {"version": 9}))
+    with pytest.raises(ValueError, match="reads 1"):
+        Datastore(store.path)
+    meta.write_text(json.dumps(held))
+    order = store.path / "order.bin"
+    order.write_bytes(order.read_bytes()[:-4])
+    with pytest.raises(ValueError, match="truncated"):
+        Datastore(store.path)
+    meta.write_text("{")
+    with pytest.raises(ValueError, match="build it again"):
+        Datastore(store.path)
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]  # nothing half-written
+
+
+def test_places_are_packed_as_they_are_compared():
+    tokens = np.asarray([2**21 - 3, 0, -1, 5, 0, -1, 7, 0], np.int32)
+    for depth in (1, 2, 3, 5):
+        order = datastore.sorted_places(tokens, depth)
+        padded = [-1] * depth + tokens.tolist()
+        keys = [tuple(padded[p + depth : p : -1]) for p in order.tolist()]
+        assert keys == sorted(keys)
