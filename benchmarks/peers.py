@@ -13,10 +13,10 @@ import functools
 import importlib.util
 import os
 
-import jax
 import numpy as np
 from flax import nnx
 
+from specjax import kernels
 from specjax.analysis import timing
 from specjax.models.translate import config_to_hf, tensors_of
 
@@ -55,7 +55,7 @@ class HuggingFace:
         transformers.logging.disable_progress_bar()
         self.torch = torch
         torch.set_num_threads(int(os.environ.get("NPROC", os.cpu_count() or 1)))
-        self.device = "cuda" if jax.default_backend() == "gpu" else "cpu"
+        self.device = "cuda" if kernels.platform() == "gpu" else "cpu"
         self.dtype = getattr(torch, dtype)
         make = self._from_folder if pair.folders else self._from_arrays
         names = pair.folders or (pair.target, pair.draft)

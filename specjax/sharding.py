@@ -279,7 +279,8 @@ def put(x, mesh: Mesh, *axes: str | None) -> jax.Array:
 
 
 def _lies_on(x, mesh: Mesh) -> bool:
-    return isinstance(x, jax.Array) and getattr(x.sharding, "mesh", None) == mesh
+    where = x.sharding if isinstance(x, jax.Array) else None
+    return isinstance(where, NamedSharding) and where.mesh == mesh
 
 
 def place(mesh: Mesh | None, target, drafter, params, request):

@@ -159,6 +159,12 @@ def compilation_of_the_tier(request):
 
 
 @pytest.fixture
+def misplaced(request):
+    """Tests of the files that were collected which need several devices, in the default tier."""
+    return request.config.stash[schedule].misplaced
+
+
+@pytest.fixture
 def unmatched(request):
     """Lines of the table of tiers that match no test of the files that were collected."""
     return request.config.stash[schedule].unused()

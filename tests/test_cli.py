@@ -164,6 +164,11 @@ REFUSED = {
     "an unknown dtype": (["a", "--dtype", "int3"], "int3.*bfloat16"),
     "numbers without a place": (["a", "--logprobs"], "give --json as well"),
     "plain against plain": (["a", "--compare", "--drafter", "none"], "give a --drafter"),
+    "a number of no drafts": (
+        ["a", "--drafter", "none", "--num-draft", "3"],
+        "--num-draft 3: --drafter none drafts nothing; leave --num-draft out",
+    ),
+    "a whole drafter without a mesh": (["a", "--replicate-drafter"], "or give --mesh"),
     "an unknown option": (["a", "--no-such-option"], "--no-such-option"),
     "a misspelt option": (["a", "--tempature", "1"], "did you mean --temperature"),
     "a seed that is no number": (["a", "--seed", "abc"], "--seed: invalid int value: 'abc'"),

@@ -240,6 +240,9 @@ def test_an_object_without_its_base_class_is_refused_by_name():
         traced(Lookalike())
     with pytest.raises(TypeError, match="drafter is a Lookalike.*specjax.Drafter"):
         traced(drafter=Lookalike())
+    loaded = specjax.LM.of(MODEL, PARAMS)
+    with pytest.raises(TypeError, match=r"target is a LM.*give lm.target.*specjax.generate"):
+        traced(loaded)
     with pytest.raises(TypeError, match="drafter=Plain is a class"):
         traced(drafter=Plain)
     with pytest.raises(TypeError, match="rule=.*specjax.Rule"):

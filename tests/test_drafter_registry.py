@@ -1,5 +1,6 @@
 """One entry makes a drafter known everywhere; a head that is one file and one line is reached."""
 
+import dataclasses
 import subprocess
 import sys
 import textwrap
@@ -11,8 +12,10 @@ from flax import nnx
 from pairs import CONFIG, TOKENIZER
 from registry import cases
 from specjax.train import cli as train_cli
+from stranger import Bag
 from tokenizers import Tokenizer
 from toys import bag
+from toys import heads as toy_weights
 
 import specjax
 from specjax import checkpoints, cli, drafters
@@ -115,6 +118,41 @@ def test_a_head_of_one_file_and_one_line_is_saved_loaded_and_named(toy, tmp_path
     assert "toy-heads" in checkpoints.FORMATS
     with pytest.raises(ValueError, match="'toy-heads'"):
         specjax.generate(lm, "def", drafter="toy_head")
+
+
+def test_heads_of_a_target_of_ones_own_are_saved_loaded_and_lossless(tmp_path):
+    target, weights = bag(11, 3)
+    lm = specjax.LM.of(target, weights, max_positions=40)
+    config = drafters.medusa.MedusaConfig(hidden_size=6, vocab_size=11, num_heads=2)
+    drafter = drafters.Medusa(config=config, target=target)
+    specjax.save_drafter(drafter, toy_weights(drafter), tmp_path, target=lm)
+    loaded = specjax.load_drafter(tmp_path, lm)
+    assert loaded.drafter == drafter
+    outs = [specjax.generate(lm, [1, 2], drafter=d, max_new_tokens=9) for d in (None, loaded)]
+    assert outs[0].tokens[0].tolist() == outs[1].tokens[0].tolist()
+    assert outs[1].stats.drafted.sum() > 0
+    for wrong in (lm.target, specjax.LM.of(Bag(11), weights)):
+        with pytest.raises(TypeError, match="where the target is a specjax.HeadTarget"):
+            specjax.load_drafter(tmp_path, wrong)
+    larger = dataclasses.replace(lm, target=bag(12, 3)[0])
+    with pytest.raises(ValueError, match=r"vocab_size=11 \(the target: 12\)"):
+        specjax.load_drafter(tmp_path, larger)
+
+
+def test_a_target_that_states_no_context_may_be_told_one():
+    target, weights = bag(11, 3)
+    assert specjax.LM.of(target, weights).max_positions is None
+    lm = specjax.LM.of(target, weights, max_positions=40)
+    with pytest.raises(ValueError, match="36 tokens and 5 new.*40 tokens: ask for at most 4"):
+        specjax.generate(lm, [1] * 36, max_new_tokens=5)
+    for wrong in (0, -1, 2.5, "40"):
+        with pytest.raises(
+            ValueError, match=r"max_positions=.*: give an integer of at least 1, or"
+        ):
+            specjax.LM.of(target, weights, max_positions=wrong)
+    own = specjax.load("embedded")
+    with pytest.raises(ValueError, match=r"at most the target's own 1024"):
+        specjax.LM.of(own.target, own.params, max_positions=1025)
 
 
 def test_a_name_belongs_to_one_drafter(toy):

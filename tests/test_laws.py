@@ -4,6 +4,7 @@ The machinery of ``test_sampled``: the whole jitted loop against the enumerated 
 """
 
 import dataclasses
+import functools
 import json
 import types
 
@@ -210,7 +211,7 @@ def test_greedy_with_a_law_is_greedy_over_what_the_law_leaves(name, law):
 
 
 @dataclasses.dataclass(frozen=True)
-class Bad:
+class Bad(processors.LogitsProcessor):
     what: str
 
     def init(self, params, tokens, lengths):
@@ -221,6 +222,43 @@ class Bad:
 
     def __call__(self, logits, prefix):
         return logits.astype(int) if self.what == "integers" else logits
+
+
+class Unnamed(processors.LogitsProcessor):
+    """Without a state."""
+
+    def __call__(self, logits, prefix):
+        return -logits
+
+
+class Lookalike:
+    """Has the methods of a processor with a state, but not the base class."""
+
+    init, step = Bad.init, Bad.step
+
+    def __call__(self, logits, prefix):
+        return logits
+
+
+def test_a_processor_is_a_function_or_has_the_base_class():
+    logits = jnp.ones((1, VOCAB))
+    prefix = specjax.sampling.Prefix(jnp.ones((1, 2), int), jnp.asarray([2]), jnp.ones((1, 0), int))
+    for one, name in (
+        (no_repeat, "no_repeat"),
+        (functools.partial(no_repeat), "no_repeat"),
+        (jax.jit(no_repeat), "no_repeat"),
+        (Unnamed(), "Unnamed"),
+        (ORDERLY, "orderly"),
+    ):
+        Sampling(logits_processor=one).check()
+        assert processors.processor_name(one) == name
+    assert processors.initial_processor_state(Unnamed(), None, prefix.tokens, prefix.length) is None
+    np.testing.assert_array_equal(processors.apply_processor(Unnamed(), logits, prefix), -logits)
+    for wrong in (Lookalike(), Lookalike, Bad, "json"):
+        with pytest.raises(ValueError, match="logits_processor=.*: give|a class: give an instance"):
+            Sampling(logits_processor=wrong).check()
+    with pytest.raises(ValueError, match="lambda.* returns a NoneType for logits float32"):
+        processors.apply_processor(lambda logits, prefix: None, logits, prefix)
 
 
 @pytest.mark.parametrize(

@@ -287,12 +287,16 @@ def test_ctrl_c_ends_the_measuring_with_what_is_known(pair):
         (dict(batches=[0]), "batches=\\[0\\]"),
         (dict(turns=0), "turns=\\[0\\]"),
         (dict(verify=-1), "verify=\\[-1\\]"),
-        (dict(drafters=["medusa"]), "'medusa' cannot be planned with; accepted: 'ngram'"),
+        (dict(drafters=["medusa"]), "has no medusa heads of its own; pass"),
+        (dict(drafters=["none"]), "'none' cannot be planned with; accepted: 'auto', 'ngram'"),
+        (dict(drafters=[3]), "3 cannot be planned with"),
+        (dict(drafters=["no-such-name"]), "'no-such-name' is unknown"),
         (dict(drafters=["draft"]), "no draft model of its own"),
         (dict(drafters=[]), "give at least one"),
         (dict(drafters=["ngram", "ngram"]), "each once"),
         (dict(max_new_tokens=10_000), "do not fit into the context"),
         (dict(drafting=specjax.Drafting(num=3)), "give num_drafts"),
+        (dict(drafting=specjax.Drafting(sibling_sampling="iid")), "chains, which have no siblings"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_before_anything_compiles(bad, said, pair, monkeypatch):
@@ -301,6 +305,15 @@ def test_what_cannot_be_planned_is_refused_before_anything_compiles(bad, said, p
         specjax.plan(pair[0], PROMPTS, **bad)
     with pytest.raises(ValueError, match="the batch is empty"):
         specjax.plan(pair[0], [])
+
+
+def test_a_plan_takes_the_names_of_drafters_that_generate_takes(pair, folders):
+    lm = specjax.load("embedded")
+    found = api._named(lm, ["medusa", "draft", "auto"])
+    assert list(found) == ["medusa", "draft", "ngram"] and found["ngram"] == "ngram"
+    assert isinstance(found["medusa"], HeadLM) and isinstance(found["draft"], specjax.LM)
+    folder = str(folders["draft"])
+    assert api._named(pair[0], folder)[folder].fingerprint == pair[1].fingerprint
 
 
 def test_what_cannot_be_set_back_is_refused_before_anything_runs(pair):

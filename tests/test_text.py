@@ -2,16 +2,20 @@
 
 import dataclasses
 import inspect
+import json
 
 import jax
 import numpy as np
 import pytest
 from asking import flat, prepared
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 import specjax
 from specjax.analysis import comparison
 from specjax.decoding import prefill
 from specjax.kernels import xla_cpu
+from specjax.models.tokenizer import StreamDecoder, load_tokenizer, wrap_tokenizer
 from specjax.text import drafter_names, prepare, task
 from specjax.text.drafter_names import resolve_drafter
 
@@ -210,6 +214,50 @@ REFUSED = {
 }
 
 
+def ways():
+    """Options that a drafter would ignore, by the drafter: given by name, as an object, whole."""
+    from specjax import Drafting
+    from specjax.drafters import DraftModel, NGram
+
+    def model(pair):
+        return DraftModel(num_draft=2, model=pair[1].target)
+
+    def draft(pair):
+        return pair[1]
+
+    num, siblings = dict(drafting=Drafting(num=5)), dict(drafting=Drafting(sibling_sampling="iid"))
+    weights, auto = dict(drafter_params={}), dict(drafting=Drafting(num="auto"))
+    return {
+        "a number of a name that drafts nothing": ("none", num, "num=5: drafter='none' drafts no"),
+        "a number without a drafter": (None, num, "num=5: drafter=None drafts nothing; leave num"),
+        "as many as pay, of nothing": ("plain", auto, "num='auto': drafter='plain' drafts nothing"),
+        "a number of an object": (NGram(num_draft=3), num, r"NGram.*3 tokens.*with num_draft=5"),
+        "a number of trees": (model, num | dict(drafter_params={}), "give tree='chain:5'"),
+        "siblings of copies": ("ngram", siblings, "drafter='ngram' draws no siblings; leave"),
+        "siblings of nothing": ("none", siblings, "drafter='none' draws no siblings"),
+        "siblings of what auto is": ("auto", siblings, r"'auto' \(here 'ngram'\) draws no sib"),
+        "siblings of an object": (model, siblings, "make the object with sibling_sampling='iid'"),
+        "siblings of a copier": (NGram(num_draft=3), siblings, "by itself.*leave sibling_sampling"),
+        "weights of a name": ("ngram", weights, "drafter_params: drafter='ngram' has no weights"),
+        "weights of nothing": (None, weights, "drafter=None has no weights"),
+        "weights of a copier": (NGram(num_draft=3), weights, "NGram.* has no weights; leave"),
+        "weights of a model": (draft, weights, "drafter=LM.* brings its own weights; leave"),
+    }
+
+
+@pytest.mark.parametrize("what", ways())
+def test_an_option_that_the_drafter_would_ignore_is_refused_before_anything_compiles(what, pair):
+    drafter, options, message = ways()[what]
+    drafter = drafter(pair) if inspect.isfunction(drafter) else drafter
+
+    def call():
+        with pytest.raises(ValueError, match=message):
+            specjax.generate(pair[0], "def f(x):", drafter=drafter, **options)
+
+    jax.random.key(0)
+    assert compilations(call) == 0
+
+
 @pytest.mark.parametrize("what", REFUSED)
 def test_bad_input_is_refused_before_anything_compiles(what, pair):
     options, message = REFUSED[what]
@@ -296,6 +344,38 @@ def test_options_that_moved_into_objects_are_named_with_their_place(pair):
     shown = str(inspect.signature(specjax.generate))
     for default in ("drafter: 'DrafterLike' = 'auto'", "= Drafting()", "= Sampling()", "= 128"):
         assert default in shown
+
+
+def test_special_tokens_are_never_shown(pair, tmp_path):
+    """Also where the vocabulary holds them as words, and with a tokenizer of one's own."""
+    words = {"<s>": 0, "</s>": 1, "a": 2, "b": 3, "<pad>": 4}
+    backend = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    backend.save(str(tmp_path / "tokenizer.json"))
+    config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": "<pad>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    read = load_tokenizer(tmp_path)
+    assert read.eos_ids == (1,) and read.vocabulary[0] == "<s>"
+    assert read.decode(np.asarray([0, 2, 4, 3, 1])) == "a b"
+    stream = StreamDecoder(read, [0, 2])
+    assert [stream.push([i]) for i in (0, 3, 1)] + [stream.flush()] == ["", " b", "", ""]
+
+    class Words:
+        eos_ids = (1,)
+
+        def encode(self, text):
+            return [words[word] for word in text.split()]
+
+        def decode(self, ids):
+            return " ".join([*words][i] for i in ids)
+
+    own = wrap_tokenizer(Words(), vocab_size=5)
+    assert own.decode([2, 1]) == "a" and own.vocabulary[1] == "</s>"
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend)
+    assert wrap_tokenizer(fast, (1,)).decode([2, 1]) == "a"
+    chat = specjax.Chat(
+        pair[0], max_new_tokens=4, sampling=specjax.Sampling(logit_bias={0: 1e9}), stop=()
+    )
+    assert "".join(piece.text for piece in chat.say("a")) == ""  # four end-of-text tokens
 
 
 class Weighted(specjax.drafters.NGram):

@@ -9,7 +9,8 @@ Tests are in the default tier unless the table below says otherwise. The table n
 tests of a file by regular expressions, which are searched in the text that pytest prints after the
 ``::``; the first match decides. Tests that need several devices run in a session of their own,
 whose process has eight virtual devices (SPECJAX_TEST_DEVICES=8); all others see one device, on
-which the native kernels are used. A line that matches no test is an error.
+which the native kernels are used. Two things are errors: a line that matches no test, and a test
+that needs several devices in the default tier, which has one device.
 """
 
 from __future__ import annotations
@@ -333,7 +334,7 @@ class Schedule:
             for place, rules in table.items()
         }
         self.devices = devices
-        self.used, self.seen = set(), set()
+        self.used, self.seen, self.misplaced = set(), set(), []
 
     def place(self, file):
         """The line for ``file``: that of the file, else that of its folder."""
@@ -370,6 +371,8 @@ class Schedule:
         self.seen.add(file)
         if re.search(pattern, test):
             self.used.add((file, pattern))
+            if self.tier(file, test) == DEFAULT:  # that tier has one device: nobody would run it
+                self.misplaced.append(f"{file}::{test}")
             return True
         return False
 

@@ -1,12 +1,13 @@
 """Makes the pictures of the README and of the documentation.
 
-Run ``python docs/assets/make_pictures.py`` in the clone's root folder. It writes two pictures
+Run ``python docs/assets/make_pictures.py`` in the clone's root folder. It writes four pictures
 beside itself:
 
 * ``one_round.svg``: one round of speculative decoding with a tree of drafted tokens.
 * ``speed.svg``: measured speed-up, from the committed results of two benchmark suites.
+* ``laws.svg`` and ``trees.svg``, see ``concept_pictures.py``.
 
-Both are made from files of the repository alone, and come out the same each time.
+All are made from files of the repository alone, and come out the same each time.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import concept_pictures  # beside this file
 import matplotlib
 
 matplotlib.use("Agg")
@@ -207,10 +209,12 @@ def _speedups(panel, rows: dict[tuple[str, float], dict]) -> None:
 
 
 def main() -> None:
-    """Writes both pictures."""
+    """Writes all pictures."""
+    concept_pictures.laws()
+    concept_pictures.trees()
     with matplotlib.rc_context(STYLE):
-        for name, draw in (("one_round", one_round), ("speed", speed)):
-            figure = draw()
+        for name, make in (("one_round", one_round), ("speed", speed)):
+            figure = make()
             figure.savefig(
                 HERE / f"{name}.svg",
                 bbox_inches="tight",

@@ -22,9 +22,12 @@ from collections.abc import Mapping
 from ..drafters.block import BlockConfig, BlockDrafter
 from .layers import block_names, layer_config, layer_hf
 from .weights import (
+    Tensors,
     check_copy,
     check_integers,
     check_sizes,
+    embedding_table,
+    head_table,
     params_of,
     tensors_of,
 )
@@ -43,7 +46,7 @@ def matches(config: Mapping, names: set[str]) -> bool:
 
 
 def load(config: Mapping, tensors: Mapping, target):
-    count = target.config.num_layers
+    count = target.target.num_layers
     if "speculators_model_type" in config:
         config = _plain(config, count)
     own = config.get("dflash_config") or {}
@@ -64,7 +67,8 @@ def load(config: Mapping, tensors: Mapping, target):
     if ids is None:
         ids = usual_ids(count, layers.num_layers)
     _check_ids(ids, target)
-    beside = [path.with_name(_MASK) for path in getattr(tensors, "files", ())]
+    files = tensors.files if isinstance(tensors, Tensors) else ()
+    beside = [path.with_name(_MASK) for path in files]
     if any(path.exists() for path in beside):
         raise ValueError(
             f"{_MASK}: masks with an embedding of their own are not supported, only the target's "
@@ -81,10 +85,9 @@ def load(config: Mapping, tensors: Mapping, target):
         target_layers=tuple(i + 1 for i in ids),
         causal=causal,
     )
-    tables = target.target.table(target.params), target.target.head_table(target.params)
-    for name, table in zip(_TABLES, tables, strict=True):
+    for name, table in zip(_TABLES, (embedding_table, head_table), strict=True):
         if name in tensors:
-            check_copy(name, tensors[name], table, target)
+            check_copy(name, tensors[name], table(target), target)
     drafter = BlockDrafter(config=shape, target=target.target)
     others = (*_TABLES, *_UNUSED)
     return drafter, params_of(tensors, names(shape), drafter.shapes, target.dtype, others)
@@ -108,7 +111,7 @@ def save(drafter: BlockDrafter, params, target=None) -> tuple[dict, dict]:
     config = layer_hf(shape.layers) | {
         "architectures": ["DFlashDraftModel"],
         "block_size": shape.block_size,
-        "num_target_layers": drafter.target.config.num_layers,
+        "num_target_layers": drafter.target.num_layers,
         "dflash_config": own,
     }
     config.setdefault("layer_types", ["full_attention"] * shape.layers.num_layers)
@@ -133,7 +136,7 @@ def usual_ids(num_target: int, num_layers: int) -> list[int]:
 
 
 def _check_ids(ids, target) -> None:
-    count = target.config.num_layers
+    count = target.target.num_layers
     wrong = not isinstance(ids, list) or not ids
     if wrong or any(not isinstance(i, int) or not 0 <= i < count for i in ids):
         raise ValueError(

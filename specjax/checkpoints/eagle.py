@@ -23,7 +23,14 @@ from collections.abc import Iterable, Mapping
 
 from ..drafters.eagle import Eagle, EagleConfig
 from .layers import block_names, layer_config, layer_hf, rope_of
-from .weights import check_copy, check_sizes, params_of, tensors_of
+from .weights import (
+    check_copy,
+    check_sizes,
+    embedding_table,
+    head_table,
+    params_of,
+    tensors_of,
+)
 
 DESCRIPTION = "EAGLE's (fc.weight, layers.{i}...; fusion_fc.weight, transformer...)"
 DRAFTER, WEIGHTS_FILE = Eagle, "model"
@@ -57,10 +64,9 @@ def load(config: Mapping, tensors: Mapping, target):
         embedding_norm=_EMBEDDING_NORM in tensors,
         head_norm=_HEAD_NORM in tensors,
     )
-    tables = target.target.table(target.params), target.target.head_table(target.params)
-    for name, table in zip((_EMBEDDING, _LM_HEAD), tables, strict=True):
+    for name, table in zip((_EMBEDDING, _LM_HEAD), (embedding_table, head_table), strict=True):
         if name in tensors:
-            check_copy(name, tensors[name], table, target)
+            check_copy(name, tensors[name], table(target), target)
     drafter = Eagle(config=shape, target=target.target)
     others = (_EMBEDDING, _LM_HEAD)
     params = params_of(tensors, names(shape, fc, first), drafter.shapes, target.dtype, others)

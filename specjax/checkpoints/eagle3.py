@@ -36,7 +36,7 @@ from ..drafters.peagle import PEagle
 from ..models.quantize import is_quantized
 from .eagle import num_layers
 from .layers import block_names, layer_config, layer_hf
-from .weights import check_integers, check_sizes, params_of, tensors_of
+from .weights import check_integers, check_sizes, embedding_table, params_of, tensors_of
 
 DESCRIPTION = "EAGLE-3's (fc.weight, midlayer... or layers.0..., lm_head.weight, d2t)"
 DRAFTER, WEIGHTS_FILE = Eagle3, "model"
@@ -153,7 +153,7 @@ def options(drafter: Eagle3) -> dict:
         config |= dict.fromkeys(_MASKS, shape.mask_token)
     if shape.feature_size != shape.hidden_size:
         config["target_hidden_size"] = shape.feature_size
-    if layers != unsaid_layers(drafter.target.config.num_layers):
+    if layers != unsaid_layers(drafter.target.num_layers):
         ids = [i - 1 for i in layers]
         config["eagle_config"] = {"use_aux_hidden_state": True, _IDS: ids}
     return config
@@ -219,7 +219,7 @@ def target_layers(config: Mapping, target) -> tuple[int, ...]:
     Raises:
       ValueError: the target lacks one of them, or the config contradicts itself.
     """
-    count = target.config.num_layers
+    count = target.target.num_layers
     inside, ids = (config.get("eagle_config") or {}).get(_IDS), config.get(_IDS)
     for given in (inside, ids):
         if given and not (isinstance(given, list) and all(isinstance(i, int) for i in given)):
@@ -304,7 +304,7 @@ def _norms(config: Mapping, own: Mapping) -> str | None:
 def _has_own_table(tensors: Mapping, target) -> bool:
     if _EMBEDDING not in tensors:
         return False
-    table, found = target.target.table(target.params), tensors[_EMBEDDING]
+    table, found = embedding_table(target), tensors[_EMBEDDING]
     if is_quantized(table) or found.shape != table.shape:
         return True
     return not np.allclose(np.asarray(table, np.float32), found.astype(np.float32), 2e-2, 2e-3)

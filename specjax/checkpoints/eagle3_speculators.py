@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..drafters.eagle3 import Eagle3
+from ..models.causal_lm import CausalLM
 from ..models.translate import family_of
 from . import eagle3
 from .layers import layer_hf, rope_of
@@ -54,6 +55,12 @@ def save(drafter: Eagle3, params, target=None) -> tuple[dict, dict]:
         inner["fc_norm"] = True  # of P-EAGLE's, vLLM reads this key nowhere else
     drafted = {"proposal_type": "greedy", "speculative_tokens": drafter.depth}
     drafted |= {"verifier_accept_k": 1, "accept_tolerance": 0.0}
+    reads = drafter.target
+    if not isinstance(reads, CausalLM):
+        raise ValueError(
+            "format='eagle3-speculators' names the architecture of the target, and a target of "
+            "your own has none; take format='eagle3'"
+        )
     config = options | {
         "architectures": [architecture],
         "speculators_model_type": kind,
@@ -63,7 +70,7 @@ def save(drafter: Eagle3, params, target=None) -> tuple[dict, dict]:
             "default_proposal_method": "greedy",
             "verifier": {
                 "name_or_path": None if target is None else target.name,
-                "architectures": [family_of(drafter.target.config.model_type).architecture],
+                "architectures": [family_of(reads.config.model_type).architecture],
             },
         },
         "embed_requires_grad": drafter.config.own_embedding,

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from ..drafters.hydra import Hydra, HydraConfig
 from ..drafters.prefix import prefix_config
 from .layers import block_names, check_layer
-from .weights import check_copy, check_sizes, params_of, tensors_of
+from .weights import check_copy, check_sizes, embedding_table, params_of, tensors_of
 
 DESCRIPTION = "Hydra's (hydra_mlp.{i}.{j}.linear.weight, hydra_lm_head.{i}.weight)"
 DRAFTER, WEIGHTS_FILE = Hydra, "hydra_lm_head"
@@ -47,7 +47,7 @@ def load(config: Mapping, tensors: Mapping, target):
             "Medusa's; Hydra's have grounded_heads=true"
         )
     first = tensors.get(f"hydra_mlp.0.{int(kind == 'prefix-mlp')}.linear.weight")
-    size = target.config.hidden_size if first is None else first.shape[0]
+    size = target.target.hidden_size if first is None else first.shape[0]
     own = [name for name in tensors if name.startswith("hydra_lm_head.0.")]
     vocab = tensors[own[0]].shape[0] if own else target.target.vocab_size
     check_sizes(target, hidden_size=size, vocab_size=vocab)
@@ -60,13 +60,13 @@ def load(config: Mapping, tensors: Mapping, target):
         prefix=prefix_config(target.config) if kind == "prefix-mlp" else None,
     )
     offset = config.get("hidden_state_offset", 0)
-    if not 0 <= offset <= target.config.num_layers:
+    if not 0 <= offset <= target.target.num_layers:
         raise ValueError(
-            f"hidden_state_offset={offset}: {target.name} has {target.config.num_layers} layers"
+            f"hidden_state_offset={offset}: {target.name} has {target.target.num_layers} layers"
         )
     embedding = "input_embed_fn.weight"
     if embedding in tensors:
-        check_copy(embedding, tensors[embedding], target.target.table(target.params), target)
+        check_copy(embedding, tensors[embedding], embedding_table(target), target)
     others = [embedding, *(_PREFIX + name for name in _UNUSED)]
     drafter = Hydra(config=shape, target=target.target)
     params = params_of(tensors, names(shape), drafter.shapes, target.dtype, others)
@@ -87,7 +87,7 @@ def save(drafter: Hydra, params, target=None) -> tuple[dict, dict]:
         "hydra_num_layers": shape.num_layers,
         "hydra_head_arch": "mlp" if shape.prefix is None else "prefix-mlp",
         "grounded_heads": True,
-        "hidden_state_offset": drafter.target.config.num_layers - drafter.layer,
+        "hidden_state_offset": drafter.target.num_layers - drafter.layer,
         "hidden_size": shape.hidden_size,
         "vocab_size": shape.vocab_size,
     }

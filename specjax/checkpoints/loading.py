@@ -10,11 +10,10 @@ import jax.numpy as jnp
 
 from .. import kernels
 from ..drafters.heads import with_topology
-from ..models.causal_lm import CausalLM
 from ..models.files import read_json
 from ..models.lm import LM, fingerprint, folder_of
 from ..trees.topology import as_topology
-from ..types import Drafter, PyTree
+from ..types import Drafter, HeadTarget, PyTree
 from . import eagle
 from .formats import FORMATS
 from .weights import PICKLES, Tensors, listed
@@ -57,8 +56,10 @@ def load_drafter(
 
     Args:
       path_or_hub_name: a folder, or a name on the Hugging Face hub.
-      target: what ``specjax.load`` returned. The drafter's weights are converted to its dtype; on
-        a CPU, float32 weights that bfloat16 represents exactly are kept in bfloat16.
+      target: what ``specjax.load`` returned, or ``LM.of`` of a ``HeadTarget`` of your own (the
+        layouts whose layers are copies of the target's, MTP modules and Hydra's prefix, need a
+        model that was loaded). The drafter's weights are converted to its dtype; on a CPU, float32
+        weights that bfloat16 represents exactly are kept in bfloat16.
       topology: the tree to draft, as ``specjax.trees.as_topology`` takes it. Default: the tree that
         is stored with the weights, else a chain as deep as the heads allow.
       revision: branch, tag or commit on the hub.
@@ -71,6 +72,8 @@ def load_drafter(
       ValueError: the layout is not known; tensors are missing, misshapen or left over; the drafter
         belongs to another target (by hidden size, vocabulary or fingerprint); the topology is
         deeper than the drafter can draft.
+      TypeError: ``target`` is no ``LM`` of a ``HeadTarget``, or the layout needs one that was
+        loaded.
       OSError: the hub does not have it, or cannot be reached.
 
     Example::
@@ -79,10 +82,11 @@ def load_drafter(
         heads = specjax.load_drafter("FasterDecoding/medusa-vicuna-7b-v1.3", lm)
         specjax.generate(lm, "...", drafter=heads)
     """
-    if not isinstance(target, LM) or not isinstance(target.target, CausalLM):
+    if not isinstance(target, LM) or not isinstance(target.target, HeadTarget):
         raise TypeError(
-            f"target={target!r}: heads read the hidden states of a decoder; give what specjax.load "
-            "returns for a decoder-only model"
+            f"target={target!r:.60}: heads read the hidden states of a decoder; give what "
+            "specjax.load returns for a decoder-only model, or specjax.LM.of(target, weights), "
+            "where the target is a specjax.HeadTarget"
         )
     name = os.fspath(path_or_hub_name)
     folder = folder_of(name, revision, _HUB_FILES)

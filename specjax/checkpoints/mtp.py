@@ -43,7 +43,7 @@ from ..models.lm import folder_of
 from ..models.reading import Reader
 from ..models.tensors import Tensor
 from .layers import check_layer
-from .weights import Tensors, check_copy, check_integers, listed
+from .weights import Tensors, check_copy, check_integers, embedding_table, head_table, listed
 
 DESCRIPTION = "MTP modules (model.layers.{n}.eh_proj, [model.]mtp_layers.{k}.input_proj or mtp.fc)"
 DRAFTER, WEIGHTS_FILE = MTP, "mtp"
@@ -227,7 +227,10 @@ def save(drafter: MTP, params, target=None) -> tuple[dict, dict]:
     if not shape.normed_output:
         config["specjax"] = {"normed_output": False}
     flat = {".".join(map(str, path)): x for path, x in nnx.to_flat_state(nnx.State(params))}
-    flat = {name: np.asarray(getattr(x, "get_value", lambda x=x: x)()) for name, x in flat.items()}
+    flat = {
+        name: np.asarray(x.get_value() if isinstance(x, nnx.Variable) else x)
+        for name, x in flat.items()
+    }
     rows = _tensors(drafter, layout)
     return config, {
         name: gathered(row, flat, flat[row.parts[0]].dtype) for name, row in rows.items()
@@ -268,7 +271,7 @@ def _own_tables(layout: Layout, tensors, target, begin, num) -> dict[str, bool]:
     """Whether the tables in the file differ from the target's, as fields of ``MTPConfig``."""
     if not layout.tables:
         return {}
-    shared = target.target.table(target.params), target.target.head_table(target.params)
+    shared = embedding_table(target), head_table(target)
     own = {}
     for theirs, table, key in zip(
         layout.tables, shared, ("own_embedding", "own_head"), strict=True

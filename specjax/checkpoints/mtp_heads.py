@@ -34,9 +34,9 @@ def load(config: Mapping, tensors: Mapping, target):
     kind = "qwen3" if any(name.endswith(".q_norm.weight") for name in tensors) else "llama"
     layers = layer_config(hf, tensors, model_type=kind)
     check_sizes(target, hidden_size=layers.hidden_size, vocab_size=layers.vocab_size)
-    if not 0 <= config["layer"] <= target.config.num_layers:
+    if not 0 <= config["layer"] <= target.target.num_layers:
         raise ValueError(
-            f"layer={config['layer']}: {target.name} has {target.config.num_layers} layers; load "
+            f"layer={config['layer']}: {target.name} has {target.target.num_layers} layers; load "
             "the target that the heads belong to"
         )
     shape = MTPHeadsConfig(layers=dataclasses.replace(layers, num_layers=config["num_heads"]))

@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 from safetensors import SafetensorError, safe_open
 
+from ..models.causal_lm import CausalLM
 from ..models.files import holdings
 from ..models.lm import LM
 from ..models.quantize import is_quantized
@@ -186,18 +187,32 @@ def check_integers(**values) -> None:
 
 
 def check_sizes(target: LM, **sizes: int) -> None:
-    """Raises ValueError unless a drafter's ``hidden_size`` and ``vocab_size`` are the target's."""
-    own = {"hidden_size": target.config.hidden_size, "vocab_size": target.target.vocab_size}
+    """Raises ValueError unless a drafter's ``hidden_size`` and ``vocab_size`` are the target's. A
+    target of one's own need not say its ``hidden_size``; it is not compared then."""
+    own = {"hidden_size": target.target.hidden_size, "vocab_size": target.target.vocab_size}
     wrong = [
         f"{name}={size} (the target: {own[name]})"
         for name, size in sizes.items()
-        if size != own[name]
+        if own[name] is not None and size != own[name]
     ]
     if wrong:
         raise ValueError(
             f"made for another target than {target.name}: {', '.join(wrong)}; load the target that "
             "it belongs to"
         )
+
+
+def embedding_table(target: LM):
+    """The embeddings ``[V, H]`` of a target that is a ``HeadTarget``."""
+    model = target.target
+    if isinstance(model, CausalLM):
+        return model.table(target.params)
+    return model.embed(target.params, jnp.arange(model.vocab_size, dtype=jnp.int32)[None]).T
+
+
+def head_table(target: LM):
+    """The weight ``[V, H]`` of the LM head of a target that is a ``HeadTarget``."""
+    return target.target.head_table(target.params)
 
 
 def check_copy(name: str, found: np.ndarray, own, target: LM) -> None:

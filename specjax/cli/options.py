@@ -145,18 +145,26 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
         if drafter in ("draft", *(lookup + "draft" for lookup in drafter_names.LOOKUPS)):
             own = drafter_names.DEFAULT_DRAFTS.get(arguments.model, "draft")
             drafter = drafter.removesuffix("draft") + own
+    if num is not None and drafter in drafter_names.NO_DRAFTS:
+        raise ValueError(
+            f"--num-draft {num}: --drafter {drafter} drafts nothing; leave --num-draft out, or "
+            "give another drafter"
+        )
+    whole = arguments.replicate_drafter
+    if whole and not arguments.mesh:
+        raise ValueError(
+            "--replicate-drafter: without --mesh there is one device; leave it out, or give --mesh"
+        )
     if drafter not in ("draft", *registry.table_names(), *drafter_names.NO_DRAFTS):
-        whole = getattr(arguments, "replicate_drafter", False)
         drafter = drafter_names.named(
             lm,
             drafter,
             dtype=arguments.dtype,
             quantize=arguments.drafter_quantize,
-            mesh=None if whole else getattr(arguments, "mesh", None),
+            mesh=None if whole else arguments.mesh,
         )
-        if arguments.drafter_quantize and not isinstance(
-            getattr(drafter, "inner", drafter), specjax.LM
-        ):
+        inner = drafter.inner if isinstance(drafter, drafter_names.WithLookup) else drafter
+        if arguments.drafter_quantize and not isinstance(inner, specjax.LM):
             raise ValueError(
                 f"--drafter-quantize: {drafter!r} is no draft model; heads have the type of their "
                 "target's weights"

@@ -9,7 +9,6 @@ import sys
 import specjax
 
 from ..drafters import registry
-from ..text import drafter_names
 from .options import INTERRUPTED, set_up
 from .prompts import read_prompts
 
@@ -27,9 +26,9 @@ def add(commands) -> None:
     p.add_argument(
         "--drafter",
         action="append",
-        help=f"draft (the model's own), {', '.join(registry.table_names())}, or the folder or hub "
-        "name of a draft model or of heads; may be repeated; default: ngram, and draft where the "
-        "model has one",
+        help=f"auto, draft (the model's own), {', '.join(registry.table_names())}, the name of heads "
+        "that belong to the model (medusa, eagle3, ...), or the folder or hub name of a draft model "
+        "or of heads; may be repeated; default: ngram, and draft where the model has one",
     )
     p.add_argument(
         "--prompts",
@@ -64,16 +63,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     prompts = read_prompts(arguments.prompts, arguments.model, arguments.limit)
     lm = set_up(arguments)
-    names = arguments.drafter
-    if names is not None:
-        own = ("draft", *registry.table_names())
-        how = {"dtype": arguments.dtype} if arguments.dtype else {}
-        names = [n if n in own else drafter_names.named(lm, n, **how) for n in names]
     with Console(stderr=True).status("planning") as status:  # shown on terminals only
         found = specjax.plan(
             lm,
             prompts,
-            drafters=names,
+            drafters=arguments.drafter,
             num_drafts=arguments.num_draft,
             batches=arguments.batch,
             sampling=specjax.Sampling(temperature=arguments.temperature),

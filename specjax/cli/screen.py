@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import sys
 
@@ -14,7 +15,7 @@ class Screen:
     def __init__(self, prompt: str):
         from rich.console import Console
 
-        if hasattr(sys.stdout, "reconfigure"):  # some pipes cannot spell every character
+        if isinstance(sys.stdout, io.TextIOWrapper):  # some pipes cannot spell every character
             sys.stdout.reconfigure(errors="replace")
         # rich only colours: it must not wrap, mark up or highlight the text
         self.out = Console(file=sys.stdout, soft_wrap=True, markup=False, highlight=False)

@@ -107,6 +107,14 @@ def _concrete(x) -> np.ndarray | None:
     return np.asarray(x)
 
 
+_LOADED = {
+    "target": "specjax.load returns an LM: give lm.target, with lm.params as params['target'], or "
+    "call specjax.generate(lm, ...)",
+    "drafter": "specjax.load_drafter returns a HeadLM: give heads.drafter, with heads.params as "
+    "params['drafter']; specjax.generate takes it whole, and names of drafters",
+}
+
+
 def check_objects(target, drafter) -> None:
     """Raises ``TypeError`` for what is no ``Target`` or no ``Drafter``."""
     for name, value, base in (("target", target, Target), ("drafter", drafter, Drafter)):
@@ -115,7 +123,8 @@ def check_objects(target, drafter) -> None:
         if not isinstance(value, base):
             raise TypeError(
                 f"{name} is a {type(value).__name__}, which is no subclass of specjax."
-                f"{base.__name__}: derive it from that base class, which documents every hook"
+                f"{base.__name__}: derive it from that base class, which documents every hook; "
+                f"{_LOADED[name]}"
             )
 
 

@@ -168,7 +168,8 @@ def save_pretrained(
       ValueError: an unknown dtype, quantized weights, or a config that the layout cannot express.
     """
     dtype = check_dtype(dtype)
-    state = model.params if hasattr(model, "params") else nnx.state(model)
+    whole = not isinstance(model, nnx.Module)  # an LM
+    state = model.params if whole else nnx.state(model)
     params = {name: param.get_value() for name, param in _named(state)}
     if any(map(is_quantized, params.values())):
         raise ValueError(
@@ -178,7 +179,8 @@ def save_pretrained(
     dtype = dtype or next(iter(params.values())).dtype
     tensors = tables_of(model.config).tensors_of(model.config, params)
     config = tables_of(model.config).config_to_hf(model.config) | {"torch_dtype": dtype.name}
-    tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
+    if tokenizer is None and whole:
+        tokenizer = model.tokenizer
     if tokenizer is not None:
         tokenizer = wrap_tokenizer(tokenizer, model.config.eos_ids)
 

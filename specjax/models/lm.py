@@ -46,6 +46,7 @@ class LM:
       checkpoint: identifies the weights alone; draft heads name their target by it.
       mesh: the devices that hold the weights and decode; None: the default device.
       revision: the branch, tag or commit on the hub that ``load`` was asked for.
+      bound: the longest sequence in tokens, where ``LM.of`` was told one; see ``max_positions``.
     """
 
     target: Target
@@ -56,6 +57,7 @@ class LM:
     mesh: Mesh | None = None
     checkpoint: str = ""
     revision: str | None = None
+    bound: int | None = None
 
     @classmethod
     def of(
@@ -67,12 +69,12 @@ class LM:
         name: str | None = None,
         eos_ids: Iterable[int] = (),
         mesh: Mesh | str | Mapping[str, int] | None = None,
+        max_positions: int | None = None,
     ) -> LM:
         """Makes a language model of a target of your own.
 
         Everything that takes what ``specjax.load`` returns then takes your model: ``generate``,
-        ``stream_text``, ``compare``, ``trace``, ``plan`` and ``serve_offline``. The longest
-        sequence is ``target.max_positions``.
+        ``stream_text``, ``compare``, ``trace``, ``plan`` and ``serve_offline``.
 
         Args:
           target: an instance of a subclass of ``specjax.Target``. ``specjax.check_target(target,
@@ -83,8 +85,12 @@ class LM:
           name: shown in results; default: the name of the target's class.
           eos_ids: the ids that end a text; default: those that the tokenizer names.
           mesh: devices to decode on (see ``specjax.load``).
+          max_positions: the longest sequence in tokens, prompt and new tokens together; longer
+            requests are refused. Default: ``target.max_positions``, and without limit where that is
+            None.
 
         Raises:
+          ValueError: ``max_positions`` is no integer from 1 to ``target.max_positions``.
           TypeError: ``target`` is no ``specjax.Target``, or the tokenizer cannot encode or decode.
 
         Example::
@@ -98,6 +104,15 @@ class LM:
                 f"target={shown}: expected an instance of a subclass of specjax.Target; what "
                 "specjax.load returns is an LM already"
             )
+        most = target.max_positions
+        if max_positions is not None and (
+            not isinstance(max_positions, int) or not 1 <= max_positions <= (most or max_positions)
+        ):
+            raise ValueError(
+                f"max_positions={max_positions!r}: give an integer of at least 1"
+                + ("" if most is None else f", at most the target's own {most}")
+                + ", or leave it out"
+            )
         wrapped = None
         if tokenizer is not None:
             wrapped = wrap_tokenizer(tokenizer, eos_ids, target.vocab_size)
@@ -110,7 +125,14 @@ class LM:
             fingerprint=hashlib.sha256(f"{target!r}{weights}".encode()).hexdigest()[:16],
             mesh=sharding.as_mesh(mesh),
             checkpoint=weights,
+            bound=max_positions,
         )
+
+    @property
+    def max_positions(self) -> int | None:
+        """The longest sequence in tokens, prompt and new tokens together; None: there is no limit.
+        It is the target's, unless ``LM.of`` was told a smaller one."""
+        return self.target.max_positions if self.bound is None else self.bound
 
     @property
     def config(self) -> DecoderConfig | EncoderDecoderConfig:

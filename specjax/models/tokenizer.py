@@ -68,7 +68,8 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ``ids`` without special tokens; incomplete characters become U+FFFD."""
+        """The text of ``ids`` without special tokens, ``eos_ids`` among them; incomplete characters
+        become U+FFFD."""
 
     @abc.abstractmethod
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
@@ -154,7 +155,7 @@ class OwnTokenizer(Tokenizer):
         return [int(i) for i in self.backend.encode(text)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        return self.backend.decode([int(i) for i in ids])
+        return self.backend.decode([int(i) for i in ids if i not in self.eos_ids])
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         raise ValueError(_NO_TEMPLATE)
@@ -173,7 +174,7 @@ class OwnTokenizer(Tokenizer):
         listed = {}
         for i in range(self._rows):
             try:
-                listed[i] = self.decode([i])
+                listed[i] = self.backend.decode([i])
             except (LookupError, ValueError):  # a row of the model that is no token
                 continue
         return listed
@@ -186,14 +187,18 @@ class OwnTokenizer(Tokenizer):
 class FileTokenizer(Tokenizer):
     """A ``tokenizers.Tokenizer``, as ``tokenizer.json`` describes it completely."""
 
-    def __init__(self, backend, eos_ids: Iterable[int] = ()):
+    def __init__(self, backend, eos_ids: Iterable[int] = (), special_ids: Iterable[int] = ()):
+        """``special_ids``: ids that are no text, beside ``eos_ids`` and those that ``backend``
+        itself marks as special."""
         self.backend, self.eos_ids = backend, tuple(eos_ids)
+        self._hidden = frozenset([*self.eos_ids, *special_ids])
 
     def encode(self, text: str) -> list[int]:
         return self.backend.encode(text).ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        return self.backend.decode([int(i) for i in ids], skip_special_tokens=True)
+        shown = [int(i) for i in ids if int(i) not in self._hidden]
+        return self.backend.decode(shown, skip_special_tokens=True)
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         raise ValueError(_NO_TEMPLATE)
@@ -225,8 +230,9 @@ class TransformersTokenizer(Tokenizer):
         return list(self.backend.encode(text))
 
     def decode(self, ids: Iterable[int]) -> str:
+        shown = [int(i) for i in ids if int(i) not in self.eos_ids]
         return self.backend.decode(
-            [int(i) for i in ids], skip_special_tokens=True, clean_up_tokenization_spaces=False
+            shown, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
@@ -285,7 +291,7 @@ def load_tokenizer(folder: str | os.PathLike, eos_ids: Iterable[int] = ()) -> To
     file = folder / "tokenizer.json"
     config = read_json(folder, _CONFIG) if (folder / _CONFIG).is_file() else {}
     if file.is_file() and _says_everything(folder, config):
-        return _read_light(file, config.get("eos_token"), eos_ids)
+        return _read_light(file, config, eos_ids)
     if not holds_tokenizer(folder):
         raise FileNotFoundError(
             f"{folder} has no tokenizer: neither {' nor '.join(_FILES)} "
@@ -311,17 +317,22 @@ def _says_everything(folder: Path, config: Mapping[str, object]) -> bool:
     return config.get("tokenizer_class", _GENERIC[0]) in _GENERIC and not templates
 
 
-def _read_light(file: Path, eos_token: object, eos_ids: Iterable[int]) -> FileTokenizer:
+def _read_light(file: Path, config: Mapping[str, object], eos_ids: Iterable[int]) -> FileTokenizer:
     from tokenizers import Tokenizer as Backend
 
     try:
         backend = Backend.from_file(str(file))
     except Exception as error:  # the library raises bare Exception
         raise ValueError(f"{file} is not a tokenizer: {error}") from None
-    if isinstance(eos_token, Mapping):  # as transformers writes an added token
-        eos_token = eos_token.get("content")
-    eos = backend.token_to_id(str(eos_token)) if eos_token else None
-    return FileTokenizer(backend, tuple(eos_ids) or (() if eos is None else (eos,)))
+    named = {}  # ids of special tokens, by what the config calls them
+    for name, token in config.items():
+        if isinstance(token, Mapping):  # as transformers writes an added token
+            token = token.get("content")
+        if name.endswith("_token") and isinstance(token, str):
+            named[name] = backend.token_to_id(token)
+    named = {name: i for name, i in named.items() if i is not None}
+    eos = [named["eos_token"]] if "eos_token" in named else []
+    return FileTokenizer(backend, tuple(eos_ids) or tuple(eos), named.values())
 
 
 def wrap_tokenizer(

@@ -73,7 +73,7 @@ class Sampling:
       presence_penalty, frequency_penalty: subtracted from the logits of tokens that were generated
         before (the prompt does not count): once, and as often as they were (the definitions of
         OpenAI and vLLM).
-      logits_processor: a function ``(logits [B, V], prefix) -> logits`` or an object like
+      logits_processor: a function ``(logits [B, V], prefix) -> logits`` or a
         ``processors.LogitsProcessor``; hashable, a part of the compiled program. It
         applies after the penalties.
       process_drafts: whether drafters draw from it as well. The output's law is the same either
@@ -123,16 +123,12 @@ class Sampling:
         return f"Sampling({', '.join(changed)})"
 
     def check(self) -> None:
-        """Raises ``ValueError`` for values out of range, of device arrays as well."""
+        """Raises ``ValueError`` for values out of range, of device arrays as well, and for a
+        logits processor that is none."""
         self._check_values(lambda x: True)
         if self.temperature is None:
             raise ValueError("temperature=None: give a number or one value a row; 0 is greedy")
-        if self.logits_processor is not None and not callable(self.logits_processor):
-            raise ValueError(
-                f"logits_processor={self.logits_processor!r}: give a function "
-                "(logits, prefix) -> logits, or an object as in "
-                "specjax.processors, for instance specjax.processors.json_text(lm)"
-            )
+        processors.check_processor(self.logits_processor)
         if self.greedy:
             _check("temperature", self.temperature, lambda x: x == 0, "0 where greedy=True")
 

@@ -176,7 +176,7 @@ def _prompt(lm: LM, index: int, given, defaults: Mapping[str, Any], folder: Path
     if not 0 <= min(tokens) <= max(tokens) < lm.target.vocab_size:
         raise ValueError(f"token ids must be in [0, {lm.target.vocab_size})")
     room = options["max_new_tokens"]
-    context = lm.target.max_positions
+    context = lm.max_positions
     if context is not None:
         room = min(room, context - len(tokens))
         if room < 1:

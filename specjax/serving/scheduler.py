@@ -98,7 +98,7 @@ class Continuous:
         ]
         self._num_stops = max(1, *(len(prompt.stop) for prompt in found))
         longest = max(len(prompt.tokens) + prompt.max_new_tokens for prompt in found)
-        context = lm.target.max_positions
+        context = lm.max_positions
         capacity = round_up(longest, SMALLEST_BUFFER, context)
         self._width = encoder_inputs.width_of([prompt.source for prompt in found])
         first = waiting[: self._batch]

@@ -62,6 +62,9 @@ class WithLookup:
         return self.name
 
 
+DrafterGiven = str | LM | HeadLM | WithLookup | Drafter | None  # what ``named`` leaves, or a user
+
+
 def resolve_drafter(
     lm: LM, drafter, num_draft: int | str | None = None, params: PyTree = None, tree=None, how=None
 ):

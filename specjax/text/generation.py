@@ -100,7 +100,7 @@ def generate(lm: LM, prompts: Prompts | None = None, *, options: Options) -> Gen
       stop: ids that end a row; None: the model's end-of-text ids; ``()``: none.
       stop_strings: a text or several that end a row, or several for each prompt. The text is cut
         before the stop string, the tokens after the one that completed it.
-      drafter_params: the weights of a drafter object.
+      drafter_params: the weights of a drafter object; refused with any other drafter.
       num_samples: texts for each prompt, which is read once. Rows ``i * num_samples`` to
         ``(i + 1) * num_samples - 1`` belong to prompt ``i``.
       logprobs: ``True`` or ``"raw"`` for the log-probabilities that the model itself gives the new

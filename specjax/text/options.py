@@ -34,14 +34,15 @@ class Drafting:
       num: tokens drafted in a round. None: 3, or as many as heads were trained for. ``"auto"``: as
         many as pay, from none to 7, following what was accepted and what rounds cost on this
         machine (see ``drafters.Adaptive``); measuring the costs takes about a second. A drafter
-        object has a number of its own.
+        object has a number of its own: with it, as without a drafter, a number is refused.
       tree: what a draft model or heads draft instead of a chain (see ``specjax.trees``): a
         ``Tree`` or ``Expand``, parents ``(-1, 0, 0, 1)``, or a text such as ``"3x2x1"`` or
         ``"expand:8x4x24"``. Give ``num`` or ``tree``, not both (``num="auto"`` goes with a tree).
       rule: the acceptance rule, a name in ``specjax.acceptance.RULES`` or an object. ``"auto"`` is
         lossless and chosen by what the drafter proposes.
       sibling_sampling: how the children of a node are chosen above temperature 0: ``"top"``,
-        ``"iid"``, ``"distinct"`` or ``"hub"``. None: as the rule wants it.
+        ``"iid"``, ``"distinct"`` or ``"hub"``. None: as the rule wants it. Only draft models and
+        heads draw siblings; a drafter object decides by itself.
 
     Raises:
       ValueError: an unknown rule or way of sampling siblings.
@@ -112,7 +113,8 @@ def short_repr(one) -> str:
 
 def options_from(given: SharedOptions, **changes) -> Options:
     """``Options`` with the fields that ``given`` shares with them, and ``changes``."""
-    names = [field.name for field in dataclasses.fields(Options) if hasattr(given, field.name)]
+    shared = {field.name for field in dataclasses.fields(given)}
+    names = [field.name for field in dataclasses.fields(Options) if field.name in shared]
     return Options(**{name: getattr(given, name) for name in names} | changes)
 
 

@@ -7,6 +7,7 @@ already been compiled. Everything that can be refused is refused here, before an
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 
 import jax
@@ -19,14 +20,16 @@ from ..decoding.inputs import check_samples
 from ..decoding.prefill import chunk_for
 from ..models.lm import LM
 from ..models.seq2seq import encoder_inputs
+from ..sampling import processors
 from ..sampling.distribution import Sampling
-from ..types import Drafter, PyTree
-from .drafter_names import resolve_drafter
+from ..types import Drafter
+from .drafter_names import named, resolve_drafter
 from .options import Drafting, Options
 from .prompts import check_lm, check_tokenizer, prompt_ids
 from .session import Session
 from .stop_strings import per_row
 from .task import GenerationTask
+from .unused_options import refuse_unused
 
 SMALLEST_WIDTH, SMALLEST_BUFFER = 32, 256  # tokens; a step's cost follows those in use
 
@@ -64,9 +67,13 @@ def prepare(
     if any(strings):
         check_tokenizer(lm, "stop_strings")
     sampling = _with_bias(lm, options.sampling)
+    drafter = options.drafter
+    if isinstance(drafter, str | os.PathLike):
+        drafter = named(lm, drafter)
+    refuse_unused(options.drafter, drafter, drafting, options.drafter_params)
     drafter, drafter_params = resolve_drafter(
         lm,
-        options.drafter,
+        drafter,
         drafting.num,
         options.drafter_params,
         drafting.tree,
@@ -87,9 +94,8 @@ def prepare(
         logprobs=options.logprobs,
         num_samples=num_samples,
     )
-    params = {"target": lm.params, "drafter": drafter_params} | processor_params(
-        sampling.logits_processor
-    )
+    arrays = processors.processor_params(sampling.logits_processor)
+    params = {"target": lm.params, "drafter": drafter_params} | arrays
     params, request = sharding.place(lm.mesh, lm.target, drafter, params, request)
     work = GenerationTask(
         lm=lm,
@@ -157,7 +163,7 @@ def fit(
     Raises:
       ValueError: a prompt and its new tokens exceed the model's context.
     """
-    context = lm.target.max_positions
+    context = lm.max_positions
     lengths = np.asarray([len(prompt) for prompt in ids], np.int32)
     budget = np.asarray(max_new_tokens)
     if not np.issubdtype(budget.dtype, np.integer) or budget.size == 0 or budget.min() < 1:
@@ -214,12 +220,6 @@ def keys_of(seed, rows: int, num_samples: int) -> jax.Array:
         )
     folded = [jax.random.fold_in(key, sample) for key in keys for sample in range(num_samples)]
     return jnp.stack(folded)
-
-
-def processor_params(processor) -> PyTree:
-    """``{"logits_processor": arrays}`` of a processor that has some, for ``params``."""
-    arrays = getattr(processor, "params", None)
-    return {} if arrays is None else {"logits_processor": arrays}
 
 
 def _with_bias(lm: LM, sampling: Sampling) -> Sampling:

@@ -104,7 +104,7 @@ def tree_draft(
         raise ValueError(
             "tree: law and laws belong together; a token that was drawn from no law has law=-1"
         )
-    static_parent = not hasattr(parent, "ndim")
+    static_parent = not isinstance(parent, jax.Array | np.ndarray)
     if vocab is not None:
         vocab = jnp.broadcast_to(vocab, (tokens.shape[0], vocab.shape[-1])).astype(jnp.int32)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -179,14 +180,16 @@ def plan(
       prompts: texts or token ids, as for ``generate``; several of the kind that is meant. All are
         padded to one shape. Of a Whisper, what it hears: arrays ``[bins, frames]``, names of
         ``.npy`` files, or mappings, as for ``serve_offline``.
-      drafters: ``"ngram"`` or another table, ``"draft"`` (the target's own), draft models from
+      drafters: names as ``generate`` takes them (``"ngram"``, ``"suffix"``, ``"draft"``, ``"medusa"``, the
+        folder or hub name of a draft model or of heads, but not ``"ngram+..."``), draft models from
         ``specjax.load`` or heads from ``specjax.load_drafter``; default: ``ngram``, and ``draft``
         where the target has one. Plain decoding always competes.
       num_drafts: lengths to consider; the shortest and the longest are run, those between
         predicted. Heads draft chains, no longer than they can.
       batches: batch sizes to consider. The choice is by tokens a second over all rows, so that
         a larger batch wins where the machine bears it: give one size where latency counts.
-      drafting: only its rule; the number of drafts is what is planned, and trees are not.
+      drafting: its rule alone; the number of drafts is what is planned, and chains have no
+        siblings.
       sampling, max_new_tokens, seed, stop: as ``generate`` takes them.
       turns: how often the clock is read at most, everything in turn.
       seconds: from the third on, no turn begins later than this after the first.
@@ -213,15 +216,15 @@ def plan(
     sharding.check_one_process("plan")
     if drafters is None:
         drafters = ("ngram", "draft") if lm.name in drafter_names.DEFAULT_DRAFTS else ("ngram",)
-    named = _named(drafters)
+    named = _named(lm, drafters)
     lengths = _whole("num_drafts", num_drafts, 1, drafter_names.MOST_DRAFTS)
     batches = _whole("batches", batches, 1, MOST_BATCH)
     _whole("turns", [turns], 1, 10**6)
     _whole("verify", [verify], 0, 10**6)
-    if drafting.num is not None or drafting.tree is not None:
+    if any(x is not None for x in (drafting.num, drafting.tree, drafting.sibling_sampling)):
         raise ValueError(
-            f"drafting={drafting}: plan looks for the number of drafts itself and plans no trees; "
-            "give num_drafts, and drafting for a rule alone"
+            f"drafting={drafting}: plan looks for the number of drafts itself and plans chains, "
+            "which have no siblings; give num_drafts, and drafting for a rule alone"
         )
     common = Options(
         drafting=drafting, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, stop=stop
@@ -277,18 +280,27 @@ def _whole(name: str, values, least: int, most: int) -> list[int]:
     return sorted({int(v) for v in values})
 
 
-def _named(drafters) -> dict[str, str | LM | HeadLM]:
-    drafters = [drafters] if isinstance(drafters, str | LM | HeadLM) else list(drafters)
-    named, tables = {}, registry.table_names()
-    for drafter in drafters:
-        if not isinstance(drafter, LM | HeadLM) and drafter not in (*tables, "draft"):
+def _named(lm: LM, drafters) -> dict[str, str | LM | HeadLM]:
+    """What to plan with, by the name that the plan shows: that which the user typed."""
+    single = isinstance(drafters, str | os.PathLike | LM | HeadLM)
+    given = [drafters] if single else list(drafters)
+    named = {}
+    for drafter in given:
+        if isinstance(drafter, LM | HeadLM):
+            named[drafter.name] = drafter
+            continue
+        found = None
+        if isinstance(drafter, str | os.PathLike) and drafter not in drafter_names.NO_DRAFTS:
+            found = drafter_names.named(lm, drafter)
+        if not isinstance(found, str | LM | HeadLM):
             raise ValueError(
-                f"drafters: {drafter!r} cannot be planned with; accepted: "
-                f"{', '.join(map(repr, tables))}, 'draft' (the target's own draft model), a draft "
-                "model from specjax.load, heads from specjax.load_drafter; plain decoding "
-                "competes in any case"
+                f"drafters: {drafter!r:.60} cannot be planned with; accepted: 'auto', "
+                f"{', '.join(map(repr, registry.table_names()))}, "
+                "'draft' (the target's own draft model), the name of heads that belong to the "
+                "target, the folder or hub name of a draft model or of heads, a draft model from "
+                "specjax.load, heads from specjax.load_drafter; plain decoding competes in any case"
             )
-        named[drafter if isinstance(drafter, str) else drafter.name] = drafter
-    if len(named) < len(drafters) or not named:
+        named[found if isinstance(found, str) else os.fspath(drafter)] = found
+    if len(named) < len(given) or not named:
         raise ValueError(f"drafters={list(named)}: give at least one, and each once")
     return named

@@ -7,6 +7,7 @@ became roots, which depend on the length of the drafts; the planner asks for oth
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from ...decoding import loop
 from ...drafters.draft_model import DraftModel
 from ...drafters.heads import HeadDrafter
 from ...models.causal_lm import CausalLM
+from ...sampling import processors
 from ...text.task import GenerationTask
 from .predict import AcceptanceRecord
 
@@ -38,11 +40,21 @@ def check_rewinds(work: GenerationTask) -> None:
                 f"{config.window} that {config.model_type} attends to, and planning goes back in "
                 "the text; give shorter prompts or fewer max_new_tokens"
             )
-    if hasattr(work.request.sampling.logits_processor, "step"):
+    if _carries_state(work):
         raise ValueError(
             "plan: a logits processor that carries a state cannot be planned with, since "
             "planning goes back in it; leave logits_processor= out"
         )
+
+
+def _carries_state(work: GenerationTask) -> bool:
+    """Whether the request has a logits processor with a state; traces, computes nothing."""
+    make = functools.partial(
+        processors.initial_processor_state, work.request.sampling.logits_processor
+    )
+    arrays = work.params.get("logits_processor")
+    state = jax.eval_shape(make, arrays, work.request.tokens, work.request.lengths)
+    return state is not None
 
 
 def try_rounds(work: GenerationTask, state: loop.State) -> AcceptanceRecord:

@@ -17,8 +17,10 @@ from .base import (
     LogitsProcessor,
     advance_processor,
     apply_processor,
+    check_processor,
     initial_processor_state,
     processor_name,
+    processor_params,
 )
 from .grammar import Automaton, json_text
 
@@ -28,6 +30,8 @@ __all__ = [
     "apply_processor",
     "initial_processor_state",
     "advance_processor",
+    "check_processor",
     "json_text",
     "processor_name",
+    "processor_params",
 ]

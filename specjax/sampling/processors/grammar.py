@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 import jax.numpy as jnp
 import numpy as np
 
+from .base import LogitsProcessor
 from .json_bytes import TOPS, accepting, advance, beginning
 
 DEAD, START = 0, 1  # states; nothing leads out of DEAD
@@ -20,7 +21,7 @@ CHUNK = 1024  # tokens whose paths are followed at once: bounds the memory
 
 
 @dataclasses.dataclass(frozen=True)
-class Automaton:
+class Automaton(LogitsProcessor):
     """A logits processor: tokens that the automaton does not accept have no probability.
 
     End-of-text ids come exactly where the text may end. A row that its budget ends holds the
@@ -33,7 +34,7 @@ class Automaton:
         ``params["logits_processor"]``, so they are arguments of the compiled program.
     """
 
-    name: str
+    name: str = dataclasses.field()  # without it, the base class's attribute would be the default
     params: Mapping[str, np.ndarray] = dataclasses.field(compare=False, repr=False)
 
     def init(self, params, tokens, lengths):

@@ -1,4 +1,4 @@
-"""Draws the pictures of the concept pages: ``python docs/assets/draw.py``."""
+"""Draws the concept pages' pictures, laws.svg and trees.svg; make_pictures.py calls this."""
 
 from pathlib import Path
 
@@ -97,8 +97,3 @@ def trees() -> None:
         text(372, 260, "the end of the accepted path: a bonus token follows", GREEN, "start", 12)
     )
     svg("trees.svg", 800, 290, "A chain and a tree of drafts", body)
-
-
-if __name__ == "__main__":
-    laws()
-    trees()

@@ -1,0 +1,70 @@
+"""Options that a drafter does not take are refused: none of them is ignored silently."""
+
+from __future__ import annotations
+
+from ..checkpoints import HeadLM
+from ..drafters import NGram, Plain
+from ..models.lm import LM
+from ..types import Drafter, PyTree
+from .drafter_names import AUTO, NO_DRAFTS, DrafterGiven, WithLookup
+from .options import Drafting
+
+_NO_WEIGHTS = (Plain, NGram)  # drafter objects of these very classes read no weights
+
+
+def refuse_unused(given, drafter: DrafterGiven, drafting: Drafting, params: PyTree) -> None:
+    """Refuses what ``drafter`` would ignore of ``drafting`` and ``drafter_params``.
+
+    Args:
+      given: what the user gave as ``drafter``, for the error.
+      drafter: the same, or where ``given`` is a name, what ``drafter_names.named`` returns for it.
+      drafting: the user's.
+      params: ``drafter_params`` of the user, None where there are none.
+
+    Raises:
+      ValueError: naming the argument, what was given and the way out.
+    """
+    called = f"drafter={given!r:.60}"
+    if isinstance(drafter, str) and drafter != given:
+        called += f" (here {drafter!r})"
+    plain = drafter is None or isinstance(drafter, str) and drafter in NO_DRAFTS
+    own = isinstance(drafter, Drafter)
+    if drafting.num is not None and plain:
+        raise ValueError(
+            f"num={drafting.num!r}: {called} drafts nothing; leave num out, or give another "
+            "drafter, such as 'ngram'"
+        )
+    if drafting.num not in (None, AUTO) and own:
+        how = f"leave num out, or make the object with num_draft={drafting.num!r}"
+        if drafter.topology is not None:
+            how = f"leave num out, or give tree='chain:{drafting.num}' in its place"
+        raise ValueError(
+            f"num={drafting.num!r}: {called} is an object, which drafts {drafter.num_draft} tokens "
+            f"a round; {how} (num='auto' is accepted)"
+        )
+    if drafting.sibling_sampling is not None:
+        _refuse_siblings(called, drafter, drafting.sibling_sampling)
+    if params is not None and (not own or type(drafter) in _NO_WEIGHTS):
+        why = "brings its own weights"
+        if plain or drafter == "ngram" or own:
+            why = "has no weights"
+        raise ValueError(
+            f"drafter_params: {called} {why}; leave drafter_params out: they are accepted with a "
+            "specjax.Drafter object that reads weights"
+        )
+
+
+def _refuse_siblings(called: str, drafter: DrafterGiven, wanted: str) -> None:
+    """Raises ``ValueError`` where ``Drafting.sibling_sampling`` would be ignored."""
+    way_out = "leave sibling_sampling out"
+    if isinstance(drafter, Drafter):
+        why = "is an object, which decides by itself how siblings are drawn"
+        if drafter.sibling_sampling is not None or drafter.topology is not None:
+            way_out += f", or make the object with sibling_sampling={wanted!r}"
+    elif isinstance(drafter, HeadLM) and drafter.drafter.sibling_sampling is None:
+        why = "has no choice of how siblings are drawn"
+    elif isinstance(drafter, LM | HeadLM | WithLookup):
+        return
+    else:
+        why, way_out = "draws no siblings", f"{way_out}, or give a draft model or heads"
+    raise ValueError(f"sibling_sampling={wanted!r}: {called} {why}; {way_out}")
