@@ -177,6 +177,18 @@ def test_an_answer_whose_state_was_lost_is_kept_as_far_as_it_was_shown(pair):
     assert said == specjax.generate(pair[0], [text], **flat(**options)).text
 
 
+def test_special_tokens_are_not_shown_by_a_chat_with_a_template(pair, templated):
+    """Nor where the tokenizer does not mark them: id 5 ends texts as a word of the vocabulary."""
+    lm = dataclasses.replace(
+        templated, tokenizer=wrap_tokenizer(templated.tokenizer.backend, (0, 5))
+    )
+    assert lm.tokenizer.backend.decode([5]) and lm.tokenizer.decode([5]) == ""
+    bias = specjax.Sampling(logit_bias={5: 1e9})
+    chat = specjax.Chat(lm, drafter=None, max_new_tokens=4, sampling=bias, stop=())
+    assert "".join(piece.text for piece in chat.say("a")) == ""
+    assert chat.generation.tokens[0].tolist() == [5] * 4
+
+
 def test_a_template_that_refuses_messages_says_so(templated):
     templated.tokenizer.backend.chat_template = "{{ raise_exception('no system here') }}"
     chat = specjax.Chat(templated, system="Be brief.", drafter=None, max_new_tokens=2)

@@ -120,17 +120,28 @@ def test_a_head_of_one_file_and_one_line_is_saved_loaded_and_named(toy, tmp_path
         specjax.generate(lm, "def", drafter="toy_head")
 
 
-def test_heads_of_a_target_of_ones_own_are_saved_loaded_and_lossless(tmp_path):
+def own_heads(folder):
+    """A target of one's own, and Medusa heads for it that were saved and loaded."""
     target, weights = bag(11, 3)
     lm = specjax.LM.of(target, weights, max_positions=40)
     config = drafters.medusa.MedusaConfig(hidden_size=6, vocab_size=11, num_heads=2)
     drafter = drafters.Medusa(config=config, target=target)
-    specjax.save_drafter(drafter, toy_weights(drafter), tmp_path, target=lm)
-    loaded = specjax.load_drafter(tmp_path, lm)
+    specjax.save_drafter(drafter, toy_weights(drafter), folder, target=lm)
+    loaded = specjax.load_drafter(folder, lm)
     assert loaded.drafter == drafter
+    return lm, loaded
+
+
+def test_heads_of_a_target_of_ones_own_are_lossless(tmp_path):
+    lm, loaded = own_heads(tmp_path)
     outs = [specjax.generate(lm, [1, 2], drafter=d, max_new_tokens=9) for d in (None, loaded)]
     assert outs[0].tokens[0].tolist() == outs[1].tokens[0].tolist()
     assert outs[1].stats.drafted.sum() > 0
+
+
+def test_heads_of_a_target_of_ones_own_are_loaded_for_what_they_fit(tmp_path):
+    lm, _ = own_heads(tmp_path)
+    weights = lm.params
     for wrong in (lm.target, specjax.LM.of(Bag(11), weights)):
         with pytest.raises(TypeError, match="where the target is a specjax.HeadTarget"):
             specjax.load_drafter(tmp_path, wrong)

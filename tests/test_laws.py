@@ -242,7 +242,8 @@ class Lookalike:
 
 def test_a_processor_is_a_function_or_has_the_base_class():
     logits = jnp.ones((1, VOCAB))
-    prefix = specjax.sampling.Prefix(jnp.ones((1, 2), int), jnp.asarray([2]), jnp.ones((1, 0), int))
+    tokens, path = jnp.ones((1, 2), jnp.int32), jnp.ones((1, 0), jnp.int32)
+    prefix = specjax.sampling.Prefix(tokens=tokens, length=jnp.asarray([2]), path=path)
     for one, name in (
         (no_repeat, "no_repeat"),
         (functools.partial(no_repeat), "no_repeat"),

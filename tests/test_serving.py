@@ -26,6 +26,8 @@ RAGGED = [
 def drafter_of(name, pair):
     if name == "tree":
         return {"drafter": pair[1], "tree": "2x1"}
+    if name == "plain":
+        return {"drafter": name}
     return {"drafter": pair[1] if name == "draft" else name, "num_draft": 3}
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from asking import flat, prepared
 from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
 
 import specjax
 from specjax.analysis import comparison
@@ -226,11 +225,10 @@ def ways():
         return pair[1]
 
     num, siblings = dict(drafting=Drafting(num=5)), dict(drafting=Drafting(sibling_sampling="iid"))
-    weights, auto = dict(drafter_params={}), dict(drafting=Drafting(num="auto"))
+    weights = dict(drafter_params={})
     return {
         "a number of a name that drafts nothing": ("none", num, "num=5: drafter='none' drafts no"),
         "a number without a drafter": (None, num, "num=5: drafter=None drafts nothing; leave num"),
-        "as many as pay, of nothing": ("plain", auto, "num='auto': drafter='plain' drafts nothing"),
         "a number of an object": (NGram(num_draft=3), num, r"NGram.*3 tokens.*with num_draft=5"),
         "a number of trees": (model, num | dict(drafter_params={}), "give tree='chain:5'"),
         "siblings of copies": ("ngram", siblings, "drafter='ngram' draws no siblings; leave"),
@@ -346,7 +344,7 @@ def test_options_that_moved_into_objects_are_named_with_their_place(pair):
         assert default in shown
 
 
-def test_special_tokens_are_never_shown(pair, tmp_path):
+def test_special_tokens_are_never_shown(tmp_path):
     """Also where the vocabulary holds them as words, and with a tokenizer of one's own."""
     words = {"<s>": 0, "</s>": 1, "a": 2, "b": 3, "<pad>": 4}
     backend = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
@@ -370,12 +368,6 @@ def test_special_tokens_are_never_shown(pair, tmp_path):
 
     own = wrap_tokenizer(Words(), vocab_size=5)
     assert own.decode([2, 1]) == "a" and own.vocabulary[1] == "</s>"
-    fast = PreTrainedTokenizerFast(tokenizer_object=backend)
-    assert wrap_tokenizer(fast, (1,)).decode([2, 1]) == "a"
-    chat = specjax.Chat(
-        pair[0], max_new_tokens=4, sampling=specjax.Sampling(logit_bias={0: 1e9}), stop=()
-    )
-    assert "".join(piece.text for piece in chat.say("a")) == ""  # four end-of-text tokens
 
 
 class Weighted(specjax.drafters.NGram):

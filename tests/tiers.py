@@ -85,7 +85,7 @@ TABLE = {
         (EVERYTHING, FULL),
     ],
     "test_drafts.py": MERGE,
-    "test_drafter_registry.py": [("saved_loaded_and_named", MERGE)],
+    "test_drafter_registry.py": [("saved_loaded_and_named|ones_own_are_lossless", MERGE)],
     "test_edges.py": [("transformers|hardware|other_lengths", MERGE)],
     "test_feature.py": [
         ("faults_are_seen|usual_layers|no_head_can_be", DEFAULT),

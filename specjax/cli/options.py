@@ -145,7 +145,7 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
         if drafter in ("draft", *(lookup + "draft" for lookup in drafter_names.LOOKUPS)):
             own = drafter_names.DEFAULT_DRAFTS.get(arguments.model, "draft")
             drafter = drafter.removesuffix("draft") + own
-    if num is not None and drafter in drafter_names.NO_DRAFTS:
+    if num not in (None, drafter_names.AUTO) and drafter in drafter_names.NO_DRAFTS:
         raise ValueError(
             f"--num-draft {num}: --drafter {drafter} drafts nothing; leave --num-draft out, or "
             "give another drafter"

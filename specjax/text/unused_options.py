@@ -29,12 +29,13 @@ def refuse_unused(given, drafter: DrafterGiven, drafting: Drafting, params: PyTr
         called += f" (here {drafter!r})"
     plain = drafter is None or isinstance(drafter, str) and drafter in NO_DRAFTS
     own = isinstance(drafter, Drafter)
-    if drafting.num is not None and plain:
+    number = drafting.num not in (None, AUTO)  # "auto" may mean none
+    if number and plain:
         raise ValueError(
             f"num={drafting.num!r}: {called} drafts nothing; leave num out, or give another "
             "drafter, such as 'ngram'"
         )
-    if drafting.num not in (None, AUTO) and own:
+    if number and own:
         how = f"leave num out, or make the object with num_draft={drafting.num!r}"
         if drafter.topology is not None:
             how = f"leave num out, or give tree='chain:{drafting.num}' in its place"
