@@ -18,6 +18,7 @@ from ..models.causal_lm import CausalLM
 from ..models.files import holdings
 from ..models.lm import LM
 from ..models.quantize import is_quantized
+from ..types import HeadTarget
 
 PICKLES = ("*.pt", "*.pth", "*.bin")
 _LISTED = 6  # names that an error lists before it only counts the rest
@@ -186,10 +187,17 @@ def check_integers(**values) -> None:
         raise ValueError(f"config.json: {', '.join(wrong)}: it must be a whole number")
 
 
+def readable(target: LM) -> HeadTarget:
+    """The target of an ``LM``; raises TypeError where no heads can read it."""
+    if not isinstance(target.target, HeadTarget):
+        raise TypeError(f"target={target!r:.60}: heads read a specjax.HeadTarget")
+    return target.target
+
+
 def check_sizes(target: LM, **sizes: int) -> None:
     """Raises ValueError unless a drafter's ``hidden_size`` and ``vocab_size`` are the target's. A
     target of one's own need not say its ``hidden_size``; it is not compared then."""
-    own = {"hidden_size": target.target.hidden_size, "vocab_size": target.target.vocab_size}
+    own = {"hidden_size": readable(target).hidden_size, "vocab_size": target.target.vocab_size}
     wrong = [
         f"{name}={size} (the target: {own[name]})"
         for name, size in sizes.items()
@@ -204,7 +212,7 @@ def check_sizes(target: LM, **sizes: int) -> None:
 
 def embedding_table(target: LM):
     """The embeddings ``[V, H]`` of a target that is a ``HeadTarget``."""
-    model = target.target
+    model = readable(target)
     if isinstance(model, CausalLM):
         return model.table(target.params)
     return model.embed(target.params, jnp.arange(model.vocab_size, dtype=jnp.int32)[None]).T
@@ -212,7 +220,7 @@ def embedding_table(target: LM):
 
 def head_table(target: LM):
     """The weight ``[V, H]`` of the LM head of a target that is a ``HeadTarget``."""
-    return target.target.head_table(target.params)
+    return readable(target).head_table(target.params)
 
 
 def check_copy(name: str, found: np.ndarray, own, target: LM) -> None:
