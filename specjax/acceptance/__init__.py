@@ -86,6 +86,8 @@ def named(rule: str | Rule) -> Rule | None:
 
 def _with_settings(given: str, rule: Rule, settings: str) -> Rule:
     """``rule`` with what ``settings`` says, a text such as ``top_k=3,gap=1.5``."""
+    if not dataclasses.is_dataclass(rule):
+        raise ValueError(f"rule={given!r}: {rule.name!r} has no settings")
     kinds = {field.name: type(getattr(rule, field.name)) for field in dataclasses.fields(rule)}
     found = {}
     for setting in settings.split(","):

@@ -117,7 +117,7 @@ def tree_draft(
     draft = Draft(
         start=context.length - 1,
         tokens=jnp.concatenate([context.root[:, None], tokens.astype(jnp.int32)], axis=1),
-        parent=None if static_parent else parent,
+        parent=None if static_parent else jnp.asarray(parent),
         scored=below(scored, True),
         candidate=below(candidate, True),
         law=below(law, POINT_MASS),

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import jax
 
+from ..sampling.noise import Noise
 from .data import Draft, PyTree, Verdict
 
 Law = Callable[[jax.Array], jax.Array]
@@ -64,7 +65,12 @@ class Rule(abc.ABC):
 
     @abc.abstractmethod
     def __call__(
-        self, params: PyTree, draft: Draft, target_law: Law, draft_law: Law, key: jax.Array
+        self,
+        params: PyTree,
+        draft: Draft,
+        target_law: Law,
+        draft_law: Law,
+        key: jax.Array | Noise,
     ) -> Verdict:
         """Returns the longest accepted path and one more token.
 
@@ -79,7 +85,12 @@ class Rule(abc.ABC):
         """
 
     def evidence(
-        self, params: PyTree, draft: Draft, target_law: Law, draft_law: Law, key: jax.Array
+        self,
+        params: PyTree,
+        draft: Draft,
+        target_law: Law,
+        draft_law: Law,
+        key: jax.Array | Noise,
     ) -> dict[str, jax.Array]:
         """Returns numbers float32 ``[B, N]`` by name that ``why`` may use. Default: none. It takes
         what ``__call__`` takes."""

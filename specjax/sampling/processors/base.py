@@ -143,7 +143,7 @@ def apply_processor(processor, logits: jax.Array, prefix) -> jax.Array:
             f"logits_processor: {processor_name(processor)} returns {returned} for logits "
             f"{logits.dtype} {logits.shape}: it must return logits of the same shape"
         )
-    return out.astype(logits.dtype)
+    return jnp.asarray(out, logits.dtype)
 
 
 def processor_name(processor) -> str:
