@@ -26,9 +26,10 @@ def add(commands) -> None:
     p.add_argument(
         "--drafter",
         action="append",
-        help=f"auto, draft (the model's own), {', '.join(registry.table_names())}, the name of heads "
-        "that belong to the model (medusa, eagle3, ...), or the folder or hub name of a draft model "
-        "or of heads; may be repeated; default: ngram, and draft where the model has one",
+        help=f"auto, draft (the model's own), {', '.join(registry.table_names())}, the name of "
+        "heads that belong to the model (medusa, eagle3, ...), or the folder or hub name of a "
+        "draft model or of heads; may be repeated; default: ngram, and draft where the model has "
+        "one",
     )
     p.add_argument(
         "--prompts",

@@ -62,7 +62,8 @@ class WithLookup:
         return self.name
 
 
-DrafterGiven = str | LM | HeadLM | WithLookup | Drafter | None  # what ``named`` leaves, or a user
+# What ``named`` leaves, or what a user gives.
+DrafterGiven = str | LM | HeadLM | WithLookup | Session | Drafter | None
 
 
 def resolve_drafter(

@@ -47,7 +47,7 @@ def refuse_unused(given, drafter: DrafterGiven, drafting: Drafting, params: PyTr
         _refuse_siblings(called, drafter, drafting.sibling_sampling)
     if params is not None and (not own or type(drafter) in _NO_WEIGHTS):
         why = "brings its own weights"
-        if plain or drafter == "ngram" or own:
+        if plain or own or isinstance(drafter, str):  # a table
             why = "has no weights"
         raise ValueError(
             f"drafter_params: {called} {why}; leave drafter_params out: they are accepted with a "

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 
-from ..sampling.noise import Noise
 from .data import Draft, PyTree, Verdict
 
 Law = Callable[[jax.Array], jax.Array]
@@ -70,7 +69,7 @@ class Rule(abc.ABC):
         draft: Draft,
         target_law: Law,
         draft_law: Law,
-        key: jax.Array | Noise,
+        key: Any,
     ) -> Verdict:
         """Returns the longest accepted path and one more token.
 
@@ -90,7 +89,7 @@ class Rule(abc.ABC):
         draft: Draft,
         target_law: Law,
         draft_law: Law,
-        key: jax.Array | Noise,
+        key: Any,
     ) -> dict[str, jax.Array]:
         """Returns numbers float32 ``[B, N]`` by name that ``why`` may use. Default: none. It takes
         what ``__call__`` takes."""

@@ -180,10 +180,10 @@ def plan(
       prompts: texts or token ids, as for ``generate``; several of the kind that is meant. All are
         padded to one shape. Of a Whisper, what it hears: arrays ``[bins, frames]``, names of
         ``.npy`` files, or mappings, as for ``serve_offline``.
-      drafters: names as ``generate`` takes them (``"ngram"``, ``"suffix"``, ``"draft"``, ``"medusa"``, the
-        folder or hub name of a draft model or of heads, but not ``"ngram+..."``), draft models from
-        ``specjax.load`` or heads from ``specjax.load_drafter``; default: ``ngram``, and ``draft``
-        where the target has one. Plain decoding always competes.
+      drafters: names as ``generate`` takes them (``"ngram"``, ``"suffix"``, ``"draft"``,
+        ``"medusa"``, the folder or hub name of a draft model or of heads, but not ``"ngram+..."``),
+        draft models from ``specjax.load`` or heads from ``specjax.load_drafter``; default:
+        ``ngram``, and ``draft`` where the target has one. Plain decoding always competes.
       num_drafts: lengths to consider; the shortest and the longest are run, those between
         predicted. Heads draft chains, no longer than they can.
       batches: batch sizes to consider. The choice is by tokens a second over all rows, so that
