@@ -178,8 +178,6 @@ TABLE = {
     "test_resting.py": [(r"\[2\]", DEFAULT), (EVERYTHING, MERGE)],
     "test_rows.py": [(r"refused|draft\]|left_alone|mesh|in_place", MERGE), (EVERYTHING, FULL)],
     "test_sampled.py": [
-        ("fault_delta", MERGE),
-        ("fault", DEFAULT),
         (rf"targets_law\[({DRAWN})\]", MERGE),
         ("targets_law", FULL),
         (r"at_once\[(draft|eagle3)\]|at_least", MERGE),
@@ -292,6 +290,7 @@ QUICK = {
     "test_quality.py",
     "test_recurrent.py",
     "test_requests.py",
+    "test_sampled_faults.py",
     "test_serving.py",
     "test_stepwise.py",
     "test_stopping.py",
@@ -307,7 +306,13 @@ QUICK = {
 }
 
 # A worker of xdist runs a file whole, because its tests share fixtures and programs. Exceptions:
-SPREAD = {"test_acceptance.py", "test_drafts.py", "test_native.py", "test_sampled.py"}
+SPREAD = {
+    "test_acceptance.py",
+    "test_drafts.py",
+    "test_native.py",
+    "test_sampled.py",
+    "test_sampled_faults.py",
+}
 
 # Tests that need eight devices, and tests that the full tier repeats on them; there XLA's own
 # products and attention are used instead of the kernels.
