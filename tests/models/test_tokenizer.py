@@ -144,7 +144,7 @@ def test_a_broken_tokenizer_file_is_named(file, transformers_folder):
 
 
 def test_what_is_no_tokenizer_is_refused():
-    with pytest.raises(TypeError, match="tokenizer=3: expected a Tokenizer"):
+    with pytest.raises(TypeError, match="tokenizer=3: expected a tokenizers.Tokenizer"):
         wrap_tokenizer(3)
 
 
