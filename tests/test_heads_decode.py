@@ -93,8 +93,8 @@ def test_hydra_reads_the_tokens_drafted_so_far(made, plain):
 def test_blockwise_offsets_lie_side_by_side(made):
     lm, _ = made
     config = BlockwiseConfig(num_heads=2, trunk_size=4, **SIZES)
-    flat = {"trunk": (4, 32), "offsets": (64, 4)}
-    params = {n: {"weight": jnp.zeros(s), "bias": jnp.zeros(s[0])} for n, s in flat.items()}
+    shapes = {"trunk": (4, 32), "offsets": (64, 4)}
+    params = {n: {"weight": jnp.zeros(s), "bias": jnp.zeros(s[0])} for n, s in shapes.items()}
     prompts, options = [PROMPT, PROMPT], dict(max_new_tokens=3, stop=())
     plain = specjax.generate(lm, prompts, **flat(drafter=None, **options))
     # moved by its bias, an offset says the same token whatever was read: that of the first round

@@ -96,4 +96,9 @@ def test_who_reads_the_last_token_alone():
                 return super().observe(params, target_params, state, segment)
 
         assert not Sees(config=config(**SIZES), target=CausalLM(SHAPE)).reads_last
-    assert not Adaptive(ChainDrafter(3)).reads_last
+
+    class Bare(ChainDrafter):
+        def draft_step(self, params, target_params, state, context):
+            raise AssertionError("nothing is drafted here")
+
+    assert not Adaptive(Bare(3)).reads_last
