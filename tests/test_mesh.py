@@ -196,7 +196,7 @@ def test_no_device_collects_a_cache_or_logits(temperature):
     assert not large(text)
 
 
-def test_an_argmax_over_the_whole_vocabulary_is_seen_to_collect_logits(monkeypatch):
+def test_fault_an_argmax_over_the_whole_vocabulary_is_seen_to_collect_logits(monkeypatch):
     monkeypatch.setattr(drawing, "argmax", lambda x: jax.numpy.argsort(x, axis=-1)[..., -1])
     assert large(burst.__wrapped__(MESHES[0], capacity=SLOTS + 1)[2])
 

@@ -172,7 +172,7 @@ def test_the_loop_never_holds_a_whole_weight_as_floats(scheme):
     assert temp < floats / 8 + (floats / 4 if scheme == "fp8" else 0)  # fp8: a copy of its bits
 
 
-def test_a_conversion_before_the_product_is_seen_as_a_copy_of_the_weights(monkeypatch):
+def test_fault_a_conversion_before_the_product_is_seen_as_a_copy_of_the_weights(monkeypatch):
     monkeypatch.setattr(
         quantized, "dot", lambda w, x, **_: (w.qvalue.astype(x.dtype) @ x) * w.scale
     )
