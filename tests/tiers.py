@@ -295,6 +295,7 @@ QUICK = {
     "test_feature_generations.py",
     "test_heads.py",
     "test_laws.py",
+    "test_mesh.py",
     "test_mtp.py",
     "test_prefix.py",
     "test_quality.py",
