@@ -94,7 +94,7 @@ class Datastore:
             np.memmap(self.path / name, np.int32, mode="r") for name in ("tokens.bin", "order.bin")
         )
 
-    def search(self, text: Sequence[int], most: int) -> tuple[np.ndarray, np.ndarray]:
+    def search(self, text: Sequence[int] | np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
         """The places whose contexts share most tokens with the end of a text.
 
         Returns:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
 from . import context_index
 from .indexed import TextTable
@@ -25,7 +25,7 @@ def empty(capacity: int, block: int = 64) -> TextTable:
     )
 
 
-def add(table: TextTable, text: Sequence[int], depth: int) -> TextTable:
+def add(table: TextTable, text: npt.ArrayLike, depth: int) -> TextTable:
     """The table with one more text; where it does not fit, the oldest are forgotten first.
 
     Of a text that is larger than what a table keeps then, only the end is taken.
@@ -36,16 +36,16 @@ def add(table: TextTable, text: Sequence[int], depth: int) -> TextTable:
     """
     capacity = table.tokens.shape[1]
     kept = int(capacity * KEPT)
-    text = np.asarray(text, np.int32)[-max(kept - 1, 0) :]
-    if not text.size:
+    ids = np.asarray(text, np.int32)[-max(kept - 1, 0) :]
+    if not ids.size:
         return table
-    text = np.append(text, np.int32(END))
-    if int(table.length[0]) + len(text) > capacity:
-        table = _forget(table, kept - len(text), depth)
-    width = 1 << (len(text) - 1).bit_length()  # programs for a few sizes
+    ids = np.append(ids, np.int32(END))
+    if int(table.length[0]) + len(ids) > capacity:
+        table = _forget(table, kept - len(ids), depth)
+    width = 1 << (len(ids) - 1).bit_length()  # programs for a few sizes
     padded = np.full((1, width), END, np.int32)
-    padded[0, : len(text)] = text
-    return _append(table, padded, len(text), depth)
+    padded[0, : len(ids)] = ids
+    return _append(table, padded, len(ids), depth)
 
 
 def texts(table: TextTable) -> list[list[int]]:

@@ -126,7 +126,7 @@ def resolve_drafter(
         if shape is not None and "topology" not in known:
             raise ValueError(f"tree={tree!r}: {drafter.name!r} drafts no trees; leave it out")
         own = {name: value for name, value in settings.items() if name in known}
-        return dataclasses.replace(drafter.drafter, **own), drafter.table
+        return _replaced(drafter.drafter, **own), drafter.table
     if isinstance(drafter, HeadLM):
         if shape is None and num_draft is not None:
             shape = trees.chain(drafts())

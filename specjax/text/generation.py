@@ -236,9 +236,10 @@ class TextStream:
 
     def _going(self) -> list[np.ndarray]:
         """The tokens of the rows that go on."""
-        seen = self._seen
-        rows = np.flatnonzero(seen.ended == 0)
-        return [seen.tokens[row, : seen.lengths[row]] for row in rows]
+        seen = required(self._seen, "the state of a burst")
+        tokens, lengths = np.asarray(seen.tokens), np.asarray(seen.lengths)
+        rows = np.flatnonzero(np.asarray(seen.ended) == 0)
+        return [tokens[row, : lengths[row]] for row in rows]
 
     def _learn(self) -> None:
         """Gives what was generated to the session."""

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import trees
-from ..drafters import Suffix, context_index
+from ..drafters import context_index
 from ..drafters.datastore import Datastore, sorted_places
 from ..drafters.indexed import IndexedDrafter, TextTable
+from ..drafters.suffix import Suffix
 from ..models.lm import LM
 from .session import Session, fingerprint
 
@@ -52,9 +53,9 @@ class Retrieval(Session):
         drafter: IndexedDrafter | None = None,
         rows: int = 8,
     ):
-        drafter = drafter or Suffix(topology=trees.Expand(8, 8, 16))
-        size = rows * MATCHES * (drafter.longest + AFTER + 1)
-        super().__init__(lm, drafter, 1 << (size - 1).bit_length())
+        own = Suffix(topology=trees.Expand(8, 8, 16)) if drafter is None else drafter
+        size = rows * MATCHES * (own.longest + AFTER + 1)
+        super().__init__(lm, own, 1 << (size - 1).bit_length())
         self.store = Datastore(path)
         if self.store.tokenizer != fingerprint(lm):
             raise ValueError(
@@ -65,7 +66,7 @@ class Retrieval(Session):
     def add(self, prompt, tokens) -> None:
         """Takes nothing: a datastore is what it was built from."""
 
-    def ask(self, texts: Sequence[Sequence[int]]) -> None:
+    def ask(self, texts: Sequence[np.ndarray]) -> None:
         """Fills the table with what follows the places that are most like the ends of ``texts``."""
         known, found = set(), []
         for text in texts:

@@ -86,7 +86,7 @@ class Session:
             text = np.concatenate([before, np.asarray(tokens, np.int32)])
             self.table = text_table.add(self.table, text, self.drafter.longest)
 
-    def ask(self, texts: Sequence[Sequence[int]]) -> None:
+    def ask(self, texts: Sequence[np.ndarray]) -> None:
         """Is shown the tokens of all rows that go on, before a burst of rounds."""
 
     def save(self, path: str | os.PathLike) -> None:

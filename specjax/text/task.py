@@ -80,8 +80,9 @@ class GenerationTask:
         if self.session.asks:
             self.session.ask(texts())
         own = refreshed(self.params["drafter"], self.drafter, self.session)
-        if self.lm.mesh is not None:
-            own = jax.tree.map(lambda x: sharding.put(x, self.lm.mesh), own)
+        mesh = self.lm.mesh
+        if mesh is not None:
+            own = jax.tree.map(functools.partial(sharding.put, mesh=mesh), own)
         return dataclasses.replace(self, params=self.params | {"drafter": own})
 
     def asking(self, **fields) -> GenerationTask:
