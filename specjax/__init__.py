@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .decoding.loop import decode, stream
     from .decoding.round import accept, draft_step, verify
     from .models.lm import LM, load
+    from .models.quantize import Quantization
     from .sampling.distribution import Sampling
     from .serving.offline import serve_offline
     from .text.chat import Chat
@@ -77,6 +78,7 @@ __all__ = [
     "Drafting",
     "HeadTarget",
     "LM",
+    "Quantization",
     "Rule",
     "Sampling",
     "Target",
@@ -109,6 +111,7 @@ _LAZY = {
     "Drafting": "text.options",
     "HeadTarget": "types",
     "LM": "models.lm",
+    "Quantization": "models.quantize",
     "Rule": "types",
     "Sampling": "sampling",
     "Target": "types",
@@ -146,6 +149,7 @@ _LAZY = {
     "init_state": "decoding",
     "kv_cache": "models",
     "plan_memory": "analysis",
+    "quantization_error": "analysis",
     "processors": "sampling",
     "round_context": "decoding",
     "step": "decoding",

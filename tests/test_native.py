@@ -355,7 +355,7 @@ import jax, numpy as np
 sys.path.insert(0, {str(TESTS)!r})
 from specjax.kernels.cpu import library
 build = library.build
-library.build = lambda compiler: build(compiler, {flag!r})
+library.build = lambda compiler, name: build(compiler, {flag!r}, name=name)
 assert library.register() is None
 import test_native as t
 t.test_product_is_exact_to_rounding_for_every_number_of_columns(530, 767)

@@ -52,20 +52,22 @@ def test_the_wheel_holds_code_weights_configs_and_data(tmp_path):
     if compiler.find() is not None:
         assert wheel.name.startswith("specjax-") and not wheel.name.endswith("-any.whl")
         with zipfile.ZipFile(wheel) as file:
-            prebuilt = file.extract("specjax/kernels/cpu/libspecjax_kernels.so", tmp_path)
+            for name in compiler.LIBRARIES:
+                place = f"specjax/kernels/cpu/{compiler.prebuilt_name(name)}"
+                prebuilt = Path(file.extract(place, tmp_path))
         if compiler.runs_portable():
-            check_prebuilt(prebuilt)
+            check_prebuilt(prebuilt.parent)
 
 
-def check_prebuilt(path):
-    """The wheel's library serves where there is no compiler."""
+def check_prebuilt(folder):
+    """The wheel's libraries serve where there is no compiler."""
     code = f"""
 import pathlib
 import jax.numpy as jnp
 from specjax import kernels
-from specjax.kernels.cpu import library
-library.PREBUILT = pathlib.Path({str(path)!r})
-assert kernels.current().name == "C++"
+from specjax.kernels.cpu import compiler, library
+library.prebuilt = lambda name: pathlib.Path({str(folder)!r}) / compiler.prebuilt_name(name)
+assert kernels.current().name == "C++" and library.register("quantized") is None
 print(kernels.current().argmax(jnp.asarray([[1.0, 3.0, 2.0]])))
 """
     environment = os.environ | {"PATH": "/nowhere", "SPECJAX_NATIVE": "always"}

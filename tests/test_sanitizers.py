@@ -18,8 +18,8 @@ import jax, jax.numpy as jnp, numpy as np
 sys.path.insert(0, {str(TESTS)!r})
 from specjax.kernels.cpu import library
 flags = "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1", "-g"
-library._native = lambda: (library.build({GXX!r}, *flags), None)
-assert library.register() is None
+library._native = lambda name: (library.build({GXX!r}, *flags, name=name), None)
+assert library.register() is None and library.register("quantized") is None
 """
 USE = """
 import test_native as t
@@ -36,11 +36,29 @@ for size in (1, 5, 16, 33, 50_000):
 for case in t.CASES:
     query, key, value, mask, prefix, length = t.attention_case(*case)
     t.kernel_attention(query, *prefix, key, value, mask, length)
+import test_native_quantized as q
+for kind in q.KINDS:
+    for out, size in ((1, 192), (61, 576), (26, 1344)):
+        weight = q.held(out, size, kind)[0]
+        for columns in (1, 2, 3, 5, 8, 9, 13, 32):
+            q.product(weight, jnp.asarray(t.normal(size, columns)))
+for size in (1, 5, 129, 1100):
+    q.product(q.held(61, size, "int8")[0], jnp.asarray(t.normal(size, 5)))
 print("sound")
 """
 FAULT = """
 five = jax.ShapeDtypeStruct((5,), jnp.int32)  # of two rows
 jax.block_until_ready(jax.ffi.ffi_call("specjax_argmax", five)(jnp.ones((2, 300))))
+print("sound")
+"""
+SHORT = """
+import test_native_quantized as q
+weight = q.held(40, 576, "int4")[0]  # of whose values a row is missing
+done = jax.ShapeDtypeStruct((41, 1), jnp.float32)
+values = jnp.zeros((41, 288), jnp.uint8)
+call = jax.ffi.ffi_call("specjax_quantized", [done])
+x, none = jnp.ones((576, 1)), jnp.zeros((0,), jnp.int8)
+jax.block_until_ready(call(x, values, weight.scale, none, transpose_out=np.bool_(False)))
 print("sound")
 """
 
@@ -70,4 +88,9 @@ def test_the_kernels_pass_the_address_and_undefined_behaviour_sanitizers():
 
 def test_fault_a_read_past_the_end_of_an_array_is_seen():
     done = run(FAULT)
+    assert done.returncode != 0 and "heap-buffer-overflow" in done.stderr, done.stderr[-3000:]
+
+
+def test_fault_scales_of_a_row_that_is_missing_are_seen():
+    done = run(SHORT)
     assert done.returncode != 0 and "heap-buffer-overflow" in done.stderr, done.stderr[-3000:]

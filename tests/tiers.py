@@ -157,12 +157,21 @@ TABLE = {
         ("loop_on_kernels", FULL),
         ("derivatives|long_prompt|without_a_warning|without_a_compiler", MERGE),
     ],
+    "test_native_quantized.py": [
+        ("one_group_off|any_length|refused|packed|bits_beside", DEFAULT),
+        (EVERYTHING, MERGE),
+    ],
     "test_notebook.py": FULL,
     "test_package.py": [("wheel", MERGE)],
     "test_planner.py": [
         ("one_trace|heads|every_way|agree|where_tokens|ctrl_c|set_back", FULL),
     ],
     "test_prefill.py": MERGE,
+    "test_quantized_decoding.py": [
+        ("fault", DEFAULT),
+        (r"plain_text.*\[int8 groups|plain_text.*all\]|a_hundredth", FULL),
+        (EVERYTHING, MERGE),
+    ],
     "test_prefix.py": [
         ("no_prefix_layer|no_layer", DEFAULT),
         ("side_by_side|loaded_as_it_was|documents", MERGE),
@@ -250,9 +259,15 @@ TABLE = {
         ("derivatives|stacks|scored|padding|refused|weighted_sum", MERGE),
         (EVERYTHING, FULL),
     ],
+    "models/test_quantized_files.py": [
+        ("is_not_read|activations|fault", DEFAULT),
+        ("refused|definition|bit_for_bit", MERGE),
+        (EVERYTHING, FULL),
+    ],
     "models/test_quantize.py": [
-        ("fault", DEFAULT),
+        ("fault|no_scheme_has|no_worse_than", DEFAULT),
         ("further_off|of_the_dequantized|unknown_scheme|approximate", MERGE),
+        ("head_is_held|of_four_bits|is_its_own|xla_holds|does_not_divide", MERGE),
         (EVERYTHING, FULL),
     ],
     "models/test_t5.py": [

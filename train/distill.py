@@ -23,7 +23,7 @@ from flax import nnx
 import specjax
 from specjax.models import DecoderConfig
 from specjax.models.causal_lm import CausalLM, graph_definition
-from specjax.models.hf import load_weights
+from specjax.models.hf import load_weights, quantized_layout
 
 from . import (
     card,
@@ -311,6 +311,11 @@ def run(config: DistillConfig, *, dry_run: bool = False) -> None:
     shape = config.model.decoder(teacher.config.vocab_size, end_of_text)
     _, params = model.create(shape, config.run.seed)
     if config.init:
+        if quantized_layout(config.init) is not None:
+            raise ValueError(
+                f"init={config.init!r}: its weights are quantized, which cannot be trained; name a "
+                "model of floats"
+            )
         params = nnx.to_pure_dict(load_weights(config.init, shape, jnp.float32))
     pair = Pair(shape, teacher.config, end_of_text)
     sets = {"": data.heldout_batches(heldout, config.data)}

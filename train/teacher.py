@@ -21,9 +21,15 @@ def load_teacher(name: str, vocabulary: tokenizers.Tokenizer, length: int) -> lm
       length: ``data.length``, the tokens of context in a row.
 
     Raises:
-      ConfigError: the target has another tokenizer, or a context shorter than a row.
+      ConfigError: the target has another tokenizer, a context shorter than a row, or quantized
+        weights.
     """
     teacher = lm.load(name)
+    if teacher.target.quantized:
+        raise ConfigError(
+            f"teacher={name!r} has quantized weights, which recipes cannot read; give the model "
+            "of floats"
+        )
     if teacher.tokenizer.vocabulary != {i: t for t, i in vocabulary.get_vocab().items()}:
         raise ConfigError(
             f"teacher={name!r} has another tokenizer than data.tokenizer: give "

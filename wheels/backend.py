@@ -21,7 +21,6 @@ from setuptools.command.build_py import build_py
 
 JAXLIB = "jaxlib>=0.10.1,<0.12"  # as among the dependencies
 PLACE = Path("specjax/kernels/cpu")
-LIBRARY = "libspecjax_kernels.so"
 
 
 def get_requires_for_build_wheel(config_settings=None):
@@ -29,8 +28,8 @@ def get_requires_for_build_wheel(config_settings=None):
 
 
 @functools.cache
-def compiled(scratch: Path) -> bool:
-    """Whether the kernels could be compiled to ``scratch``; says why not."""
+def compiled(scratch: Path) -> tuple[Path, ...]:
+    """The libraries, compiled into the folder ``scratch``; says why, if there are none."""
     spec = importlib.util.spec_from_file_location("compiler", PLACE / "compiler.py")
     compiler = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(compiler)
@@ -38,16 +37,18 @@ def compiled(scratch: Path) -> bool:
     if found is None or jaxlib is None:
         missing = "C++ compiler" if found is None else "jaxlib"
         print(f"a pure wheel, without CPU kernels: there is no {missing}", file=sys.stderr)
-        return False
-    scratch.parent.mkdir(parents=True, exist_ok=True)
+        return ()
+    scratch.mkdir(parents=True, exist_ok=True)
     include = Path(jaxlib.submodule_search_locations[0], "include")
     try:
-        compiler.compile_to(scratch, found, str(include), compiler.portable_flags())
+        for name in compiler.LIBRARIES:
+            target = scratch / compiler.prebuilt_name(name)
+            compiler.compile_to(target, found, str(include), compiler.portable_flags(), name)
     except subprocess.CalledProcessError as error:
         reason = error.stderr.decode(errors="replace").strip()[:500]
         print(f"a pure wheel, without CPU kernels: {found} failed: {reason}", file=sys.stderr)
-        return False
-    return True
+        return ()
+    return tuple(scratch / compiler.prebuilt_name(name) for name in compiler.LIBRARIES)
 
 
 class BuildPackages(build_py):
@@ -55,8 +56,9 @@ class BuildPackages(build_py):
 
     def run(self):
         super().run()
-        if not self.editable_mode and compiled(scratch := Path(self.build_lib, "..", LIBRARY)):
-            self.copy_file(scratch, Path(self.build_lib, PLACE, LIBRARY))
+        made = () if self.editable_mode else compiled(Path(self.build_lib, "..", "kernels"))
+        for library in made:
+            self.copy_file(library, Path(self.build_lib, PLACE, library.name))
 
 
 class BuildWheel(bdist_wheel):
@@ -66,7 +68,7 @@ class BuildWheel(bdist_wheel):
         self.run_command("build")
         self.skip_build = True
         built = self.get_finalized_command("build_py").build_lib
-        holds_library = Path(built, PLACE, LIBRARY).exists()
+        holds_library = any(Path(built, PLACE).glob("*.so"))
         self.root_is_pure = not holds_library
         self.distribution.has_ext_modules = lambda: holds_library  # files go to "platlib"
         super().run()

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .drafter_checks import check_drafter
     from .memory import MemoryPlan, plan_memory
     from .plan.api import Plan
+    from .quantization import QuantizationError, quantization_error
     from .rule_quality import Quality, quality
     from .target_checks import check_target
 
@@ -22,12 +23,14 @@ __all__ = [
     "MemoryPlan",
     "Plan",
     "Quality",
+    "QuantizationError",
     "audit_rule",
     "audit_samples",
     "check_drafter",
     "check_target",
     "plan_memory",
     "quality",
+    "quantization_error",
     "repeated_ngrams",
 ]
 
@@ -39,11 +42,13 @@ _LAZY = {
     "ContractReport": "contract_report",
     "MemoryPlan": "memory",
     "Plan": "plan.api",
+    "QuantizationError": "quantization",
     "check_drafter": "drafter_checks",
     "check_target": "target_checks",
     "Quality": "rule_quality",
     "plan_memory": "memory",
     "quality": "rule_quality",
+    "quantization_error": "quantization",
     "repeated_ngrams": "comparison",
 }
 __getattr__, __dir__ = lazy.attach(__name__, _LAZY)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from ..models.config import DecoderConfig
 from ..models.files import read_json
 from ..models.hf import abstract, check_dtype, dtype_of, load_config
 from ..models.placement import check_divides, spec_of
-from ..models.quantize import KEPT, SCHEMES
+from ..models.quantize import Quantization, as_quantization, stored_arrays
 from ..models.seq2seq.config import EncoderDecoderConfig
 from ..models.seq2seq.encoder import QUERIES
 from ..models.seq2seq.families import FAMILIES as ENCODER_FAMILIES
@@ -164,8 +163,8 @@ def plan_memory(
     num_draft: int = 3,
     temperature: float = 0.0,
     dtype: object = "bfloat16",
-    quantize: str | None = None,
-    drafter_quantize: str | None = None,
+    quantize: str | Quantization | None = None,
+    drafter_quantize: str | Quantization | None = None,
     replicate_drafter: bool = False,
 ) -> MemoryPlan:
     """Computes the memory of a target, and of a draft model, on a mesh that need not exist.
@@ -182,7 +181,7 @@ def plan_memory(
       num_draft: tokens drafted in a round.
       temperature: above 0, a round also holds laws over the vocabulary.
       dtype: of weights and caches.
-      quantize: ``"int8"``, ``"fp8"`` or None, for the target.
+      quantize: as for ``specjax.load``, for the target.
       drafter_quantize: the same for the draft model.
       replicate_drafter: whether every device holds all of the draft model, which then needs no
         all-reduces.
@@ -222,8 +221,7 @@ def plan_memory(
         planned.append((other, small, drafter_quantize, parts, [2] + [1] * (num_draft - 1)))
     models, working = [], []
     for name, config, scheme, parts, widths in planned:
-        if scheme is not None and scheme not in SCHEMES:
-            raise ValueError(f"quantize={scheme!r}: accepted are {', '.join(SCHEMES)}, None")
+        scheme = as_quantization(scheme)
         check_divides(config, parts)
         shape = parts, rows, context, source, kind
         models.append(_model(name, config, *shape, scheme, widths))
@@ -336,13 +334,11 @@ def _entries(config: Config, parts: int, context: int):
 def _stored(part: str, shape: tuple[int, ...], dtype, scheme, parts: int) -> tuple[int, int, int]:
     """Bytes of a parameter after ``quantize.encode``: in all, on each device, and the part of the
     latter that every device holds."""
-    arrays = [(shape, dtype_of(part, dtype).itemsize)]
-    if scheme is not None and len(shape) > 1 and not re.fullmatch(KEPT, part):
-        arrays = [(shape, 1), ((*shape[:-1], 1), 4)]  # eight bits, and a scale an output
+    arrays = stored_arrays(part, shape, scheme, dtype_of(part, dtype).itemsize)
     spec, total, each, whole = spec_of(part, shape, parts, MODEL), 0, 0, 0
     for sizes, width in arrays:
         size = math.prod(sizes) * width
-        split = any(axis and n > 1 for axis, n in zip(spec, sizes, strict=True))
+        split = any(axis and n % parts == 0 for axis, n in zip(spec, sizes, strict=True))
         total += size
         each += size // (parts if split else 1)
         whole += 0 if split else size

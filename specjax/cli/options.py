@@ -82,9 +82,46 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
     rules = ", ".join(acceptance.RULES)
     p.add_argument("--rule", default="auto", help=f"acceptance rule: auto (lossless), {rules}")
     p.add_argument("--dtype", help="of the weights: float32, bfloat16, float16")
-    p.add_argument("--quantize", help="hold the model's weights as int8 or fp8: approximate")
+    add_quantize(p)
     p.add_argument("--drafter-quantize", help="the same for the draft model: stays lossless")
     add_mesh(p)
+
+
+def add_quantize(p: argparse.ArgumentParser, required: bool = False) -> None:
+    """The arguments of ``quantization_of``."""
+    schemes = "int8, int4 or fp8"
+    p.add_argument(
+        "--quantize",
+        required=required,
+        metavar="SCHEME",
+        help=f"hold the model's weights as {schemes}: a law of its own, approximate to the model's",
+    )
+    p.add_argument(
+        "--group-size",
+        type=int,
+        help="inputs that share a scale, a multiple of 32; default: all of an output with int8, 32 "
+        "with int4",
+    )
+    p.add_argument(
+        "--quantize-head",
+        metavar="SCHEME",
+        help="of the LM head and the embedding: int8 (the default with int4), float, or the "
+        "scheme of the other weights",
+    )
+
+
+def quantization_of(arguments: argparse.Namespace):
+    """How the weights are to be held, as ``specjax.load`` takes it."""
+    if arguments.quantize is None:
+        for option, value in (
+            ("--group-size", arguments.group_size),
+            ("--quantize-head", arguments.quantize_head),
+        ):
+            if value is not None:
+                raise ValueError(f"{option} {value}: give --quantize as well")
+        return None
+    size, head = arguments.group_size, arguments.quantize_head
+    return specjax.Quantization(arguments.quantize, group_size=size, lm_head=head)
 
 
 def drafts(text: str) -> int | str:
@@ -115,12 +152,14 @@ def set_up(arguments: argparse.Namespace):
     from .._internal import compile_cache
 
     compile_cache.enable()
-    names = ("dtype", "quantize", "mesh")
-    if given := getattr(arguments, "processes", None):
-        if not (given[1].isdigit() and given[2].isdigit()):
-            raise ValueError(f"--processes {' '.join(given)}: COUNT and INDEX are whole numbers")
-        specjax.sharding.join(given[0], int(given[1]), int(given[2]))
-    return specjax.load(arguments.model, **{n: getattr(arguments, n, None) for n in names})
+    names = ("dtype", "mesh")
+    if place := getattr(arguments, "processes", None):
+        if not (place[1].isdigit() and place[2].isdigit()):
+            raise ValueError(f"--processes {' '.join(place)}: COUNT and INDEX are whole numbers")
+        specjax.sharding.join(place[0], int(place[1]), int(place[2]))
+    wish = quantization_of(arguments) if hasattr(arguments, "quantize") else None
+    given = {n: getattr(arguments, n, None) for n in names}
+    return specjax.load(arguments.model, quantize=wish, **given)
 
 
 def options_of(arguments: argparse.Namespace, lm) -> dict:

@@ -9,7 +9,7 @@ import sys
 import specjax
 
 from ..drafters import registry
-from .options import INTERRUPTED, set_up
+from .options import INTERRUPTED, add_quantize, set_up
 from .prompts import read_prompts
 
 
@@ -45,7 +45,7 @@ def add(commands) -> None:
     p.add_argument("--max-new-tokens", type=int, default=64)
     p.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
     p.add_argument("--dtype", help="of the weights: float32, bfloat16, float16")
-    p.add_argument("--quantize", help="hold the model's weights as int8 or fp8: approximate")
+    add_quantize(p)
     p.add_argument(
         "--verify",
         type=int,

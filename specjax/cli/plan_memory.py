@@ -7,6 +7,8 @@ import json
 
 import specjax
 
+from .options import add_quantize, quantization_of
+
 
 def add(commands) -> None:
     """The arguments of the command."""
@@ -34,15 +36,16 @@ def add(commands) -> None:
     p.add_argument("--num-draft", type=int, default=3, help="tokens drafted a round")
     p.add_argument("--temperature", type=float, default=0.0)
     p.add_argument("--dtype", default="bfloat16", help="float32, bfloat16, float16")
-    p.add_argument("--quantize", help="the model's weights: int8 or fp8")
-    p.add_argument("--drafter-quantize", help="the draft model's")
+    add_quantize(p)
+    p.add_argument("--drafter-quantize", help="the draft model's weights: int8, int4 or fp8")
     p.add_argument("--json", action="store_true", help="one JSON object instead of a table")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """``specjax plan-memory``: computes and prints."""
     options = vars(arguments) | {}
-    for name in ("command", "model", "drafter", "json"):
+    options["quantize"] = quantization_of(arguments)
+    for name in ("command", "model", "drafter", "json", "group_size", "quantize_head"):
         options.pop(name)
     plan = specjax.plan_memory(arguments.model, arguments.drafter, **options)
     print(json.dumps(plan.as_json()) if arguments.json else plan)

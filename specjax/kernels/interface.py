@@ -32,7 +32,7 @@ class Backend(abc.ABC):
         """``weight [out, in] @ x [in, M]``.
 
         Args:
-          weight: floats, or a ``qwix.QArray`` of eight bits.
+          weight: floats, ``quantized.Quantized`` (eight or four bits), or a ``qwix.QArray`` (fp8).
           x: ``[in, M]``.
           transpose_out: whether to return ``[M, out]``, the form in which logits are read.
 

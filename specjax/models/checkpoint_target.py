@@ -24,7 +24,9 @@ class CheckpointTarget(Target):
         tokenizer pad their vocabularies differently, and the logits of a draft model must be as
         wide as the target's. Ids that the model lacks get no probability; ids that the target
         lacks are cut.
-      quantized: the scheme to which ``params`` were quantized (see ``quantize.py``), or None.
+      quantized: the scheme of ``params`` (see ``quantize.py``), or None.
+      published: whether the checkpoint itself holds the quantized weights, which are then its law:
+        nothing is approximate.
       axis: the axis of the mesh in use, if any, over which heads, features and vocabulary are
         spread; None: every device holds all of them, as it does of a small draft model.
     """
@@ -32,12 +34,15 @@ class CheckpointTarget(Target):
     config: DecoderConfig | EncoderDecoderConfig
     rows: int | None = None
     quantized: str | None = None
+    published: bool = False
     axis: str | None = MODEL
 
     @property
     def approximate(self) -> str:
         """The reason why the law is not that of the checkpoint; empty if it is."""
-        return f"target quantized to {self.quantized}" if self.quantized else ""
+        if self.published or not self.quantized:
+            return ""
+        return f"target quantized to {self.quantized}"
 
     @property
     def vocab_size(self) -> int:

@@ -9,6 +9,7 @@ byte of a weight is read, and reported at once.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import math
@@ -36,12 +37,21 @@ from .decoder import abstract as abstract_decoder
 from .family import Family
 from .files import holdings, read_json, write_json
 from .placement import check_divides
-from .quantize import encode, is_quantized
+from .quantize import Quantization, as_quantization, encode, floats, is_multiplied, is_quantized
+from .quantized_files import (
+    QuantizedReader,
+    bytes_of,
+    merged,
+    packed_tensors,
+    quantization_config,
+    quantized_tensors,
+)
+from .quantized_layouts import layout_of
 from .reading import Reader, placed
 from .seq2seq import families
 from .seq2seq.config import EncoderDecoderConfig
 from .seq2seq.encoder_decoder import abstract as abstract_encoder_decoder
-from .tensors import Tensor
+from .tensors import Tensor, gathered
 from .tokenizer import wrap_tokenizer
 
 DTYPES = {
@@ -80,6 +90,15 @@ def load_config(folder: str | os.PathLike) -> DecoderConfig | EncoderDecoderConf
     return translate.config_from_hf(raw if eos is None else raw | {"eos_token_id": eos})
 
 
+def quantized_layout(folder: str | os.PathLike):
+    """How the checkpoint of a folder holds quantized weights; None where they are floats.
+
+    Raises:
+      ValueError: in a layout that is not read.
+    """
+    return layout_of(read_json(folder, "config.json"))
+
+
 def abstract(config) -> tuple[nnx.GraphDef, nnx.State]:
     """The structure of a model and the shapes of its weights; nothing is allocated."""
     encodes = isinstance(config, EncoderDecoderConfig)
@@ -95,7 +114,7 @@ def load_weights(
     folder: str | os.PathLike,
     config: DecoderConfig | EncoderDecoderConfig,
     dtype: object = None,
-    quantize: str | None = None,
+    quantize: str | Quantization | None = None,
     mesh: Mesh | None = None,
 ) -> nnx.State:
     """Reads a checkpoint onto the default device, or each part of it onto the devices of a mesh.
@@ -105,8 +124,8 @@ def load_weights(
       config: what the checkpoint should be.
       dtype: of the parameters. Default: float32 on CPUs, where bfloat16 is slower, else the
         type in which most of the checkpoint is stored.
-      quantize: ``"int8"``, ``"fp8"`` or None; tensor by tensor, so that the device never holds
-        the model unquantized. See ``quantize.py``.
+      quantize: a scheme, a ``Quantization`` or None; tensor by tensor, so that the device never
+        holds the model unquantized. See ``quantize.py``.
       mesh: each process reads only what its devices hold, tensor by tensor; which parts these are,
         ``placement.py`` says.
 
@@ -115,17 +134,30 @@ def load_weights(
 
     Raises:
       FileNotFoundError: no weights, or a shard is absent.
-      ValueError: corrupt or truncated files; missing, misshapen or left-over tensors; a mesh
-        whose devices cannot share the model.
+      ValueError: corrupt or truncated files; missing, misshapen or left-over tensors; a group size
+        that does not divide the inputs of a weight; a mesh whose devices cannot share the model.
     """
     if mesh is not None:
         check_divides(config, mesh.shape.get(MODEL, 1))
     folder, dtype, state = Path(folder), check_dtype(dtype), abstract(config)[1]
     shapes = {name: param.get_value().shape for name, param in _named(state)}
+    quantize = as_quantization(quantize)
+    if quantize is not None:
+        for name, shape in shapes.items():
+            quantize.of(name, shape)
     tables = tables_of(config)
     wanted = tables.tensors_of(config, shapes)
     packed = tables.tensors_of(config, shapes, packed=True)
-    stored = _headers(folder, tables.family_of(config.model_type), {*wanted, *packed})
+    family = tables.family_of(config.model_type)
+    stored, held = _headers(folder, family, {*wanted, *packed}), {}
+    layout = quantized_layout(folder)
+    if layout is not None:
+        if quantize is not None:
+            raise ValueError(
+                f"quantize={str(quantize)!r}: the weights in {folder} are quantized already "
+                f"({layout.method}, {layout}); leave quantize out, or quantize the original weights"
+            )
+        stored, held = merged(stored, layout, {*wanted, *packed}, family.prefix)
     wanted = _as_stored(wanted, packed, stored)
     _check(folder, config, wanted, stored, shapes)
     if dtype is None:
@@ -133,8 +165,18 @@ def load_weights(
 
     arrays: dict[str, jax.Array] = {}
     places = {name: (stored[name].path, stored[name].name) for name in wanted}
-    with Reader(wanted, places, shapes) as reader:
+    with contextlib.ExitStack() as files:
+        reader = files.enter_context(Reader(wanted, places, shapes))
+        in_bits = None
+        if layout is not None:
+            in_bits = files.enter_context(QuantizedReader(wanted, shapes, held, layout))
         for part, shape in shapes.items():
+            if in_bits is not None and part in in_bits:
+                piece = in_bits.read(part, mesh)
+                if not is_multiplied(part, shape):
+                    piece = floats(piece, dtype_of(part, dtype))
+                arrays[part] = jax.block_until_ready(piece)
+                continue
             kind = dtype_of(part, dtype)
             read = functools.partial(reader.read, part, dtype="float32" if quantize else kind)
             piece = placed(part, read, shape, mesh)
@@ -160,25 +202,25 @@ def save_pretrained(
     Args:
       model: a ``Decoder``, or an ``LM``, whose tokenizer is then saved too.
       folder: the folder to write to; it is made if it does not exist.
-      dtype: the type of the weights in the files; default: that of the parameters.
+      dtype: the type of the weights in the files; default: that of the parameters. Weights of
+        eight and four bits are written as they are, in compressed-tensors' ``pack-quantized``.
       tokenizer: a tokenizer of the library tokenizers or transformers, to save with the model.
       max_shard_bytes: the largest size of a file, unless a single tensor is larger.
 
     Raises:
-      ValueError: an unknown dtype, quantized weights, or a config that the layout cannot express.
+      ValueError: an unknown dtype, weights in fp8, or a config that the layout cannot express.
     """
     dtype = check_dtype(dtype)
     whole = not isinstance(model, nnx.Module)  # an LM
     state = model.params if whole else nnx.state(model)
     params = {name: param.get_value() for name, param in _named(state)}
-    if any(map(is_quantized, params.values())):
-        raise ValueError(
-            "model: its weights are quantized, and the files hold float ones; save the model as "
-            "load returns it without quantize="
-        )
-    dtype = dtype or next(iter(params.values())).dtype
     tensors = tables_of(model.config).tensors_of(model.config, params)
+    in_bits = quantized_tensors(tensors, params)
+    plain = (x.dtype for x in params.values() if not is_quantized(x))
+    dtype = dtype or next(plain)
     config = tables_of(model.config).config_to_hf(model.config) | {"torch_dtype": dtype.name}
+    if in_bits:
+        config["quantization_config"] = quantization_config(in_bits, tensors, params)
     if tokenizer is None and whole:
         tokenizer = model.tokenizer
     if tokenizer is not None:
@@ -188,7 +230,7 @@ def save_pretrained(
     folder.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=".saving-", dir=folder))
     try:
-        _write_weights(staging, tensors, params, dtype, max_shard_bytes)
+        _write_weights(staging, tensors, params, dtype, max_shard_bytes, in_bits)
         if tokenizer is not None:
             tokenizer.save_pretrained(staging)
         write_json(staging / "config.json", config)
@@ -352,21 +394,12 @@ def _main_dtype(stored: Mapping[str, _Stored]) -> str:
     return next(_FILE_DTYPES[d] for d, _ in counts.most_common() if d in _FILE_DTYPES)
 
 
-def gathered(tensor: Tensor, params: Mapping[str, np.ndarray], dtype: np.dtype) -> np.ndarray:
-    """A tensor as files hold it, of the parameters by name."""
-    if tensor.expert is not None:
-        return np.ascontiguousarray(params[tensor.parts[0]][tensor.expert], dtype=dtype)
-    parts = [np.asarray(params[part]) for part in tensor.parts]
-    pieces = [p.reshape(tensor.blocks, -1, *p.shape[1:]) for p in parts]
-    array = np.concatenate(pieces, axis=1).reshape(-1, *parts[0].shape[1:])
-    return np.ascontiguousarray(array.T if tensor.transposed else array, dtype=dtype)
-
-
-def _write_weights(folder: Path, tensors, params, dtype, max_shard_bytes: int) -> None:
+def _write_weights(folder: Path, tensors, params, dtype, max_shard_bytes: int, in_bits) -> None:
     """One file, or shards and their index; the host holds one shard at a time."""
     shapes = {name: value.shape for name, value in params.items()}
     kinds = {n: dtype_of(t.parts[0], dtype) for n, t in tensors.items()}
     sizes = {n: math.prod(shape_of(t, shapes)) * kinds[n].itemsize for n, t in tensors.items()}
+    sizes |= {n: bytes_of(tensors[n], params) for n in in_bits}
     shards: list[list[str]] = [[]]
     room = max_shard_bytes
     for name, size in sizes.items():
@@ -381,8 +414,13 @@ def _write_weights(folder: Path, tensors, params, dtype, max_shard_bytes: int) -
         file = _SINGLE
         if len(shards) > 1:
             file = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
-        weight_map |= dict.fromkeys(names, file)
-        content = {n: gathered(tensors[n], params, kinds[n]) for n in names}
+        content = {}
+        for n in names:
+            if n in in_bits:
+                content |= packed_tensors(n, tensors[n], params)
+            else:
+                content[n] = gathered(tensors[n], params, kinds[n])
+        weight_map |= dict.fromkeys(content, file)
         save_file(content, folder / file, {"format": "pt"})
     if len(shards) > 1:
         total = {"total_size": sum(sizes.values())}

@@ -17,8 +17,8 @@ from .. import sharding
 from ..types import PyTree, Target
 from .causal_lm import CausalLM
 from .config import DecoderConfig
-from .hf import check_dtype, load_config, load_weights, weight_files
-from .quantize import check_scheme
+from .hf import check_dtype, load_config, load_weights, quantized_layout, weight_files
+from .quantize import Quantization, supported
 from .seq2seq.config import EncoderDecoderConfig
 from .seq2seq.target import Seq2SeqLM
 from .tokenizer import Tokenizer, load_tokenizer, wrap_tokenizer
@@ -157,8 +157,8 @@ class LM:
         return np.dtype(self.target.activation_dtype(self.params))
 
     def __repr__(self) -> str:
-        held = f", quantized to {self.target.quantized}: approximate"
-        return f"LM({self.name!r}{held if self.target.quantized else ''})"
+        held = f", quantized to {self.target.quantized}" if self.target.quantized else ""
+        return f"LM({self.name!r}{held}{': approximate' if self.target.approximate else ''})"
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Returns the token ids of a conversation in the model's chat template.
@@ -180,7 +180,7 @@ def load(
     dtype: object = None,
     revision: str | None = None,
     tokenizer: object = None,
-    quantize: str | None = None,
+    quantize: str | Quantization | None = None,
     mesh: Mesh | str | Mapping[str, int] | None = None,
 ) -> LM:
     """Loads a model in Hugging Face layout.
@@ -192,8 +192,9 @@ def load(
         that of the checkpoint.
       revision: branch, tag or commit on the hub.
       tokenizer: another folder's tokenizer, a tokenizer object, or False for none.
-      quantize: ``"int8"`` or ``"fp8"`` hold the weights in eight bits (``pip install
-        'specjax[quantize]'``). As a target such a model is approximate, and every result says so;
+      quantize: ``"int8"`` or ``"int4"`` hold the weights in eight or four bits,
+        ``specjax.Quantization`` has further settings; ``"fp8"`` needs ``pip install
+        'specjax[quantize]'``. As a target such a model is approximate, and every result says so;
         as a drafter it leaves the output law untouched.
       mesh: devices to share the model, ``"data=2,model=4"`` or a ``jax.sharding.Mesh`` with these
         axes: weights, caches and vocabulary are split over ``model``, the rows of a batch over
@@ -202,7 +203,8 @@ def load(
     Raises:
       FileNotFoundError: no such folder, or it lacks its config, tokenizer or weights.
       ValueError: unknown model type, dtype or quantization; broken, mismatched or already
-        quantized files; ``quantize`` without qwix; a mesh that cannot share the model.
+        quantized files; a group size that does not divide; fp8 without qwix; a mesh that cannot
+        share the model.
       OSError: the hub does not have the model, or cannot be reached.
 
     Example::
@@ -211,7 +213,8 @@ def load(
         lm.tokenizer.encode("def f(x):")
     """
     check_dtype(dtype)
-    check_scheme(quantize)
+    quantize = supported(quantize)
+    held = None if quantize is None else str(quantize)
     mesh = sharding.as_mesh(mesh)
     name = os.fspath(name_or_folder)
     folder = folder_of(name, revision)
@@ -227,16 +230,18 @@ def load(
     if found is not None and not config.eos_ids:
         config = dataclasses.replace(config, eos_ids=found.eos_ids)
     if isinstance(config, EncoderDecoderConfig):
-        target = Seq2SeqLM(config, quantized=quantize)
+        target = Seq2SeqLM(config, quantized=held)
     else:
-        target = CausalLM(config, quantized=quantize)
+        layout = quantized_layout(folder)
+        held = held if layout is None else str(layout)
+        target = CausalLM(config, quantized=held, published=layout is not None)
     checkpoint = fingerprint(weight_files(folder))
     return LM(
         target=target,
         params=load_weights(folder, config, dtype, quantize, mesh),
         tokenizer=found,
         name=name,
-        fingerprint=hashlib.sha256(f"{config!r}{quantize}{checkpoint}".encode()).hexdigest()[:16],
+        fingerprint=hashlib.sha256(f"{config!r}{held}{checkpoint}".encode()).hexdigest()[:16],
         mesh=mesh,
         checkpoint=checkpoint,
         revision=revision,

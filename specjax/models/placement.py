@@ -91,10 +91,12 @@ def place_weights(params: PyTree, config, mesh: Mesh, axis: str | None) -> PyTre
 
 
 def place_quantized(weight, mesh: Mesh, spec: tuple):
-    """A ``QArray`` on a mesh: values as ``spec`` says, scales ``[out, 1]`` beside their rows."""
+    """A quantized weight on a mesh: values, and scales ``[..., out, G]``, as ``spec`` says, but
+    along a dimension that the devices cannot share."""
 
     def put(x):
-        axes = (a if n > 1 else None for a, n in zip(spec, x.shape, strict=True))
+        split = zip(spec, x.shape, strict=True)
+        axes = (a if a is None or n % mesh.shape[a] == 0 else None for a, n in split)
         return sharding.put(x, mesh, *axes)
 
     return jax.tree.map(put, weight)

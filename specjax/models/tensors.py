@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,3 +170,13 @@ GPT2_TENSORS = (
     *_affine("transformer.ln_f", "norm"),
     *_affine("lm_head", "lm_head"),
 )
+
+
+def gathered(tensor: Tensor, params: Mapping[str, np.ndarray], dtype: np.dtype) -> np.ndarray:
+    """A tensor as files hold it, of the parameters by name."""
+    if tensor.expert is not None:
+        return np.ascontiguousarray(params[tensor.parts[0]][tensor.expert], dtype=dtype)
+    parts = [np.asarray(params[part]) for part in tensor.parts]
+    pieces = [p.reshape(tensor.blocks, -1, *p.shape[1:]) for p in parts]
+    array = np.concatenate(pieces, axis=1).reshape(-1, *parts[0].shape[1:])
+    return np.ascontiguousarray(array.T if tensor.transposed else array, dtype=dtype)

@@ -12,6 +12,7 @@ from collections.abc import Container, Mapping
 from .config import DecoderConfig, RopeScaling
 from .families import FAMILIES
 from .family import Family, Windows
+from .quantized_layouts import layout_of
 from .seq2seq.config import EncoderDecoderConfig
 from .tensors import Tensor
 
@@ -232,12 +233,7 @@ def _text_part(hf: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _refuse_unsupported(hf: Mapping[str, object], family: Family) -> None:
-    if hf.get("quantization_config"):
-        method = dict(hf["quantization_config"]).get("quant_method", "unknown")
-        raise ValueError(
-            f"config.json: quantized checkpoints (quant_method={method!r}) are not supported; "
-            "use the unquantized checkpoint"
-        )
+    layout_of(hf)
     for key, accepted in family.only.items():
         value = hf.get(key)
         if value is not None and value not in accepted:

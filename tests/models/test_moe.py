@@ -333,7 +333,7 @@ def json_of(case):
 # ------------------------------------------------------------------- eight bits
 
 
-@pytest.mark.parametrize("scheme", quantize.SCHEMES)
+@pytest.mark.parametrize("scheme", ["int8", "fp8"])
 def test_quantized_experts_say_what_their_dequantized_weights_say(scheme):
     pytest.importorskip("qwix")
     folder = GOLDEN / "deepseek_v3"

@@ -6,6 +6,9 @@ little more than scoring one. XLA's attention copies the part of the cache that 
 reads the cache in place, exactly as far as it is used. XLA's argmax is a dozen operations; this one
 is one call.
 
+Weights of eight or four bits become floats in registers (``quantized.cc``), and are read once for
+up to eight columns.
+
 ``library.py`` finds the compiled library: built for this processor by the system's C++ compiler at
 first use (a few seconds, kept in the user's cache directory), else the portable one that a wheel
 carries. Without either, XLA's operations serve: slower, otherwise the same. ``SPECJAX_NATIVE`` may

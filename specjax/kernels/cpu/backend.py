@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from typing import Any
 
 import jax
@@ -9,26 +11,33 @@ import jax.numpy as jnp
 
 from .. import attention, quantized
 from ..xla_cpu import XlaCpuBackend
-from . import calls
+from . import calls, library
+
+log = logging.getLogger("specjax")
 
 
 class CpuBackend(XlaCpuBackend):
-    """Products, attention and argmax in float32 by the library in C++, where shapes suit it."""
+    """Products, attention and argmax in float32 by the library in C++, where shapes suit it.
+
+    Weights may be float32, bfloat16, or of eight or four bits; activations are float32.
+    """
 
     name = "C++"
 
     def dots(self, weights, x, transpose_out=False):
         """One call for all weights: where these are small, a call costs as much as its product."""
-        if not all(_suits(weight, x) for weight in weights):
+        call = _call_for(weights, x)
+        if call is None:
             return tuple(self._one(weight, x, transpose_out) for weight in weights)
         most = calls.MOST_WEIGHTS
         groups = [tuple(weights[i : i + most]) for i in range(0, len(weights), most)]
-        return tuple(y for group in groups for y in calls.dots(group, x, transpose_out))
+        return tuple(y for group in groups for y in call(group, x, transpose_out))
 
     def _one(self, weight, x, transpose_out):
-        if _suits(weight, x):
-            return calls.dot(weight, x, transpose_out)
-        return self._dot(weight, x, transpose_out)
+        call = _call_for((weight,), x)
+        if call is None:
+            return self._dot(weight, x, transpose_out)
+        return call((weight,), x, transpose_out)[0]
 
     def attend(
         self, query, key, value, own_mask, prefix: Any = None, length=None, choice=None, **special
@@ -55,12 +64,28 @@ class CpuBackend(XlaCpuBackend):
         return cast_exact_bf16(params)
 
 
-def _suits(weight, x) -> bool:
-    """Whether the library is made for such a product."""
+def _call_for(weights, x):
+    """The call of the library that is made for such products, or None."""
+    if x.shape[1] > calls.MOST_COLUMNS or x.dtype != jnp.float32:
+        return None
+    if all(map(calls.fits, weights)):
+        return calls.quantized_dots if _has_quantized() else None
+    return calls.dots if all(map(_floats, weights)) else None
+
+
+@functools.cache
+def _has_quantized() -> bool:
+    """Loads, or compiles, the kernels for weights in few bits when the first such weight comes."""
+    problem = library.register("quantized")
+    if problem:
+        log.warning("quantized weights have no CPU kernels (decoding will be slower): %s", problem)
+    return problem is None
+
+
+def _floats(weight) -> bool:
     if quantized.is_quantized(weight) or weight.ndim != 2:
         return False
-    fits = x.shape[1] <= calls.MOST_COLUMNS and weight.dtype in (jnp.float32, jnp.bfloat16)
-    return fits and x.dtype == jnp.float32
+    return weight.dtype in (jnp.float32, jnp.bfloat16)
 
 
 def cast_exact_bf16(params: dict) -> dict:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from .. import quantized
 
 MOST_COLUMNS = 32  # beyond, XLA's own product is as fast
 MOST_WEIGHTS = 8  # kMost of the source
@@ -51,6 +54,73 @@ def _dots_jvp(transpose_out, primals, tangents):
     pairs = zip(weights, d_weights, strict=True)
     changes = [jnp.dot(d_weight, x) + jnp.dot(weight, d_x) for weight, d_weight in pairs]
     return dots(weights, x, transpose_out), tuple(y.T if transpose_out else y for y in changes)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def quantized_dots(weights: tuple, x: jax.Array, transpose_out: bool = False) -> tuple:
+    """``dots`` of up to 8 weights ``quantized.Quantized``: products with the float32 numbers that
+    these stand for.
+
+    A column of a result has the same bits, however many others are computed beside it.
+
+    Args:
+      weights: each ``[out, in]``, of eight bits with one scale an output or groups of a multiple
+        of 32 inputs, or of four bits with such groups. ``out`` and kinds may differ.
+      x: ``[in, M]``, float32.
+      transpose_out: whether the results are ``[M, out]``.
+
+    Raises:
+      ValueError: other shapes or types; the kernel itself checks nothing.
+    """
+    if not 1 <= len(weights) <= MOST_WEIGHTS:
+        raise ValueError(f"quantized_dots: {len(weights)} weights, it takes 1 to {MOST_WEIGHTS}")
+    _check_types(x=x)
+    arrays, shapes = [], []
+    for weight in weights:
+        if weight.ndim != 2 or x.ndim != 2 or weight.shape[1] != x.shape[0] or x.shape[1] < 1:
+            raise ValueError(f"quantized_dots: weight {weight.shape} and x {x.shape} do not fit")
+        if not fits(weight):
+            raise ValueError(
+                f"quantized_dots: {weight.qvalue.dtype} values {weight.qvalue.shape} with scales "
+                f"{weight.scale.shape}: groups must be multiples of {quantized.TILE} inputs"
+            )
+        zero = jnp.zeros((0,), jnp.int8) if weight.zero is None else weight.zero
+        arrays += [weight.qvalue, weight.scale, zero]
+        size = weight.shape[0], x.shape[1]
+        shapes.append(jax.ShapeDtypeStruct(size[::-1] if transpose_out else size, jnp.float32))
+    call = jax.ffi.ffi_call("specjax_quantized", shapes, vmap_method="sequential")
+    return tuple(call(x, *arrays, transpose_out=np.bool_(transpose_out)))
+
+
+def fits(weight) -> bool:
+    """Whether ``quantized_dots`` takes such a weight."""
+    if not isinstance(weight, quantized.Quantized) or weight.ndim != 2:
+        return False
+    out, inputs = weight.shape
+    groups = weight.scale.shape[1]
+    if weight.scale.shape[0] != out or weight.scale.dtype != jnp.float32 or inputs % groups:
+        return False
+    if weight.zero is not None:
+        if weight.zero.shape != weight.scale.shape or weight.zero.dtype != jnp.int8:
+            return False
+    elif weight.qvalue.dtype == jnp.int8 and groups == 1:
+        return True
+    return weight.qvalue.dtype in (jnp.int8, jnp.uint8) and inputs // groups % quantized.TILE == 0
+
+
+@quantized_dots.defjvp
+def _quantized_dots_jvp(transpose_out, primals, tangents):
+    """With respect to scales and ``x``; integers have no derivative."""
+    (weights, x), (d_weights, d_x) = primals, tangents
+
+    def plain(scales, x):
+        held = zip(weights, scales, strict=True)
+        return [jnp.dot(quantized.widen(dataclasses.replace(w, scale=s)), x) for w, s in held]
+
+    scales, d_scales = [w.scale for w in weights], [d.scale for d in d_weights]
+    _, changes = jax.jvp(plain, (scales, x), (d_scales, d_x))
+    made = quantized_dots(weights, x, transpose_out)
+    return made, tuple(y.T if transpose_out else y for y in changes)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(7,))

@@ -8,7 +8,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("kernels.cc")
+LIBRARIES = ("kernels", "quantized")  # each of one source; the second is for weights in few bits
+HEADER = Path(__file__).with_name("vectors.h")
 FLAGS = (
     *("-O2", "-ffp-contract=fast", "-std=gnu++17", "-fPIC", "-shared"),
     *("-Wall", "-Wextra", "-Wno-psabi"),  # psabi: no vector crosses the library's boundary
@@ -27,8 +28,20 @@ def find() -> str | None:
     return next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
 
 
-def compile_to(target: Path, compiler: str, include: str, flags: tuple[str, ...]) -> None:
-    """Compiles the kernels into the shared library ``target``.
+def source_of(name: str) -> Path:
+    """The source of one of ``LIBRARIES``."""
+    return Path(__file__).with_name(f"{name}.cc")
+
+
+def prebuilt_name(name: str) -> str:
+    """What a wheel calls one of ``LIBRARIES``."""
+    return f"libspecjax_{name}.so"
+
+
+def compile_to(
+    target: Path, compiler: str, include: str, flags: tuple[str, ...], name: str = "kernels"
+) -> None:
+    """Compiles one of ``LIBRARIES`` into the shared library ``target``.
 
     Args:
       include: the folder of the headers of XLA's foreign function interface, part of jaxlib.
@@ -37,7 +50,7 @@ def compile_to(target: Path, compiler: str, include: str, flags: tuple[str, ...]
     Raises:
       subprocess.CalledProcessError: with what the compiler wrote, as ``stderr``.
     """
-    command = [compiler, *flags, "-isystem", include, str(SOURCE), "-o", str(target)]
+    command = [compiler, *flags, "-isystem", include, str(source_of(name)), "-o", str(target)]
     subprocess.run(command, check=True, capture_output=True)
 
 

@@ -1,53 +1,15 @@
 // Products of a weight matrix with a few columns, attention over a cache, and argmax, for CPUs.
 //
-// Compiled on the machine that runs it (see library.py), so `-march=native` decides how wide a
-// vector is. Every function is deterministic: which thread computes a row does not change it.
+// Every function is deterministic: which thread computes a row does not change it.
 
-#include <algorithm>
-#include <array>
-#include <atomic>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <memory>
-#include <type_traits>
-#include <utility>
-#include <vector>
-
-#if defined(__AVX__)
-#include <immintrin.h>
-#endif
-
-#include "xla/ffi/api/ffi.h"
-
-namespace ffi = xla::ffi;
+#include "vectors.h"
 
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int kLanes = 16, kRegisters = 32;
-#elif defined(__AVX__)
-constexpr int kLanes = 8, kRegisters = 16;
-#elif defined(__x86_64__)
-constexpr int kLanes = 4, kRegisters = 16;
-#else
-constexpr int kLanes = 4, kRegisters = 32;
-#endif
 constexpr int kSums = kRegisters * 3 / 4;  // vectors of sums that the registers hold
-constexpr int kFew = 8;           // columns at a time where sums run along the rows of the matrix
-constexpr int kWideRows = 6;      // rows in flight when a vector holds columns
-constexpr int64_t kBlock = 24;    // rows that stay in the caches while all columns meet them
-constexpr int64_t kDeep = 1024;   // inputs at a time, so that the columns stay in the L1 cache
-constexpr int64_t kAhead = 2048;  // inputs between what is fetched and what is used
-constexpr int kSlots = 128;       // cache slots scored at a time: their keys stay in the L1 cache
+constexpr int kWideRows = 6;       // rows in flight when a vector holds columns
+constexpr int kSlots = 128;        // cache slots scored at a time: their keys stay in the L1 cache
 constexpr float kHidden = -1e30f;  // the score of what a node may not see
-constexpr int64_t kChunkBytes = 256 << 10, kLeastBytes = 48 << 10;  // of weights, a task
-
-#define ALWAYS_INLINE inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 32")  // of loops over what is to stay in registers
-
-typedef float Vec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
-typedef int32_t IntVec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
 
 typedef int32_t HalfPairs __attribute__((vector_size(4 * kLanes), aligned(2), may_alias));
 typedef uint16_t HalfVec __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
@@ -59,7 +21,6 @@ struct Half {
 };
 struct Pair : Half {};
 
-inline Vec Load(const float* p) { return *reinterpret_cast<const Vec*>(p); }
 inline Vec Load(const Half* p) {
   const HalfVec half = *reinterpret_cast<const HalfVec*>(p);
   const IntVec bits = __builtin_convertvector(half, IntVec) << 16;
@@ -72,119 +33,8 @@ inline float Number(Half x) {
   std::memcpy(&number, &bits, sizeof number);
   return number;
 }
-inline void Store(float* p, Vec v) { *reinterpret_cast<Vec*>(p) = v; }
-
-// Memory of the calling thread, aligned to a cache line: unaligned vectors cost two loads.
-float* Scratch(int slot, int64_t floats) {
-  thread_local std::array<std::vector<float>, 4> memory;
-  auto& m = memory[slot];
-  if (static_cast<int64_t>(m.size()) < floats + 16) m.resize(floats + 16);
-  return m.data() + (64 - (reinterpret_cast<uintptr_t>(m.data()) & 63)) % 64 / 4;
-}
-
-// Runs body(0 ... tasks-1) on the backend's threads. The caller takes tasks as well and never waits
-// for a thread that has not begun, so a busy pool costs nothing but its help.
-template <typename Body>
-void Parallel(ffi::ThreadPool& pool, int64_t tasks, const Body& body) {
-  const int64_t threads = std::min<int64_t>(pool.num_threads(), tasks);
-  if (threads <= 1) {
-    for (int64_t i = 0; i < tasks; ++i) body(i);
-    return;
-  }
-  struct Shared {
-    std::atomic<int64_t> next{0}, done{0};
-  };
-  auto shared = std::make_shared<Shared>();  // a late thread still finds it, and nothing to do
-  auto run = [shared, tasks, &body] {
-    for (int64_t i; (i = shared->next.fetch_add(1)) < tasks;) {
-      body(i);
-      shared->done.fetch_add(1, std::memory_order_release);
-    }
-  };
-  for (int64_t t = 1; t < threads; ++t) pool.Schedule([run] { run(); });
-  run();
-  while (shared->done.load(std::memory_order_acquire) < tasks) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-  }
-}
 
 // ---------------------------------------------------------------- products
-
-// Adds vectors pairwise so that each of the results is spread over half as many lanes.
-template <int H>
-inline Vec Fold(Vec a, Vec b) {
-  IntVec low, high;
-  for (int i = 0; i < kLanes; ++i) {
-    const int group = i / H;
-    low[i] = group / 2 * 2 * H + i % H + (group % 2 ? kLanes : 0);
-    high[i] = low[i] + H;
-  }
-#if defined(__clang__)
-  Vec x, y;
-  for (int i = 0; i < kLanes; ++i) {
-    x[i] = low[i] < kLanes ? a[low[i]] : b[low[i] - kLanes];
-    y[i] = high[i] < kLanes ? a[high[i]] : b[high[i] - kLanes];
-  }
-  return x + y;
-#else
-  return __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high);
-#endif
-}
-
-// Lane i of the result is the sum of v(i), by a tree; v(i) is zero from N on. Depth first, so that
-// few of the vectors are alive at once.
-template <int N, int H = 1, int I = 0, typename V>
-ALWAYS_INLINE Vec Sums(const V& v) {
-  if constexpr (I >= N) {
-    return Vec{};
-  } else if constexpr (H == kLanes) {
-    return v(I);
-  } else {
-    return Fold<H>(Sums<N, 2 * H, I>(v), Sums<N, 2 * H, I + H>(v));
-  }
-}
-
-// `to[i]` = the sum of v(i), for i < N; room is a multiple of kLanes.
-template <int N, int G = 0, typename V>
-ALWAYS_INLINE void StoreAll(float* to, const V& v) {
-  if constexpr (G < N) {
-    Store(to + G, Sums<(N - G < kLanes ? N - G : kLanes)>([&](int i) { return v(G + i); }));
-    StoreAll<N, G + kLanes>(to, v);
-  }
-}
-
-// a b + c, rounded once: whether compilers contract a product and a sum differs with their number.
-ALWAYS_INLINE Vec Fma(Vec a, Vec b, Vec c) {
-#if defined(__AVX512F__)
-  return _mm512_fmadd_ps(a, b, c);
-#elif defined(__AVX__) && defined(__FMA__)
-  return _mm256_fmadd_ps(a, b, c);
-#else
-  return a * b + c;
-#endif
-}
-
-// Loads that the compiler would repeat in every product that takes them.
-ALWAYS_INLINE Vec Once(Vec v) {
-#if defined(__AVX512F__)
-  asm("" : "+v"(v));
-#elif defined(__x86_64__)
-  asm("" : "+x"(v));
-#endif
-  return v;
-}
-
-// Where a result goes: its strides, and whether it is added to what stands there.
-struct To {
-  int64_t down, across;
-  bool add;
-  void operator()(float* y, int64_t row, int64_t column, float value) const {
-    float& at = y[row * down + column * across];
-    at = add ? at + value : value;
-  }
-};
 
 // The inputs k ... deep - 1, which fill no vector, of `rows` by `columns` sums; and where they go.
 template <typename W>
@@ -265,15 +115,8 @@ void FewRows(const W* w, const float* x, float* y, int64_t in, int64_t deep, int
   for (; r < rows; ++r) Few<1, M>(w + r * in, x, y + r * to.down, in, deep, ahead, to);
 }
 
-// Rows at a time by this many columns: as many as the registers have room for, beside the vectors
-// that are multiplied, `each` a row and a column; a divisor of kBlock. (Six by four are no faster.)
-constexpr int RowsOf(int columns, int each) {
-  const int most = (kRegisters - 2 * each) / (columns + each);
-  return most > 6 ? 6 : most > 4 ? 4 : std::max(most, 1);
-}
 template <typename W>
 using Rows = void (*)(const W*, const float*, float*, int64_t, int64_t, int64_t, To);
-using Counts = std::make_integer_sequence<int, kFew>;
 template <typename W, int... M>
 constexpr std::array<Rows<W>, sizeof...(M)> FewTable(std::integer_sequence<int, M...>) {
   return {{&FewRows<M + 1, RowsOf(M + 1, std::is_same_v<W, Pair> ? 2 : 1), W>...}};
@@ -375,17 +218,6 @@ float* PackWide(int slot, const float* x, int64_t in, int64_t columns, float sca
     }
   }
   return packed;
-}
-
-// x [in, columns] -> [columns, in]; with `pairs`, of every two vectors of inputs the even ones first.
-float* PackRows(const float* x, int64_t in, int64_t columns, bool pairs) {
-  float* rows = Scratch(0, columns * in);
-  const int64_t whole = pairs ? in / (2 * kLanes) * 2 * kLanes : 0;
-  for (int64_t k = 0; k < in; ++k) {
-    const int64_t i = k % (2 * kLanes), to = k < whole ? k - i + i / 2 + i % 2 * kLanes : k;
-    for (int64_t m = 0; m < columns; ++m) rows[m * in + to] = x[k * columns + m];
-  }
-  return rows;
 }
 
 // A task's rows of a weight matrix by columns of PackRows, a few of them at a time.

@@ -1,4 +1,4 @@
-"""Finds, or compiles, the library of kernels and registers it with XLA."""
+"""Finds, or compiles, the libraries of kernels and registers them with XLA."""
 
 from __future__ import annotations
 
@@ -18,51 +18,59 @@ import jaxlib.version
 from ..._internal import compile_cache
 from . import compiler as compilers
 
-PREBUILT = Path(__file__).with_name("libspecjax_kernels.so")  # of a wheel; see wheels/backend.py
 SYMBOLS = {
-    "specjax_argmax": "SpecjaxArgmax",
-    "specjax_attention": "SpecjaxAttention",
-    "specjax_products": "SpecjaxProducts",
+    "kernels": {
+        "specjax_argmax": "SpecjaxArgmax",
+        "specjax_attention": "SpecjaxAttention",
+        "specjax_products": "SpecjaxProducts",
+    },
+    "quantized": {"specjax_quantized": "SpecjaxQuantized"},
 }
 
 log = logging.getLogger("specjax")
 _once = threading.Lock()
 
 
-def register() -> str | None:
-    """Loads and registers the kernels, once a process; returns what went wrong, or None.
+def register(name: str = "kernels") -> str | None:
+    """Loads and registers one of ``compiler.LIBRARIES``, once a process; returns what went wrong,
+    or None.
 
     The library built for this processor comes first, then the wheel's portable one.
     """
     with _once:  # two threads would register two copies, which XLA refuses
-        return _register()
+        return _register(name)
+
+
+def prebuilt(name: str) -> Path:
+    """Where a wheel has the library; see wheels/backend.py."""
+    return Path(__file__).with_name(compilers.prebuilt_name(name))
 
 
 @functools.cache
-def _register() -> str | None:
+def _register(name: str) -> str | None:
     """``register``'s work."""
-    path, problem = _native()
-    if path is None and PREBUILT.exists() and compilers.runs_portable():
-        path = PREBUILT
+    path, problem = _native(name)
+    if path is None and prebuilt(name).exists() and compilers.runs_portable():
+        path = prebuilt(name)
     if path is None:
         return problem
     try:
         loaded = ctypes.cdll.LoadLibrary(str(path))
-        for name, symbol in SYMBOLS.items():
+        for call, symbol in SYMBOLS[name].items():
             handler = jax.ffi.pycapsule(getattr(loaded, symbol))
-            jax.ffi.register_ffi_target(name, handler, platform="cpu")
+            jax.ffi.register_ffi_target(call, handler, platform="cpu")
     except (OSError, jax.errors.JaxRuntimeError) as error:
         return str(error)
     return None
 
 
-def _native() -> tuple[Path | None, str | None]:
+def _native(name: str) -> tuple[Path | None, str | None]:
     """The library for this processor, or None and the reason why there is none."""
     compiler = compilers.find()
     if compiler is None:
         return None, "there is no C++ compiler (c++, g++ or clang++) on the path"
     try:
-        return build(compiler), None
+        return build(compiler, name=name), None
     except subprocess.CalledProcessError as error:
         reason = error.stderr.decode(errors="replace").strip()[:500]
         return None, f"{compiler} failed: {reason}"
@@ -70,9 +78,9 @@ def _native() -> tuple[Path | None, str | None]:
         return None, str(error)
 
 
-def build(compiler: str, *flags: str) -> Path:
-    """The library for this processor, from the cache if source, compiler, jaxlib and processor are
-    the same.
+def build(compiler: str, *flags: str, name: str = "kernels") -> Path:
+    """The library ``name`` for this processor, from the cache if source, compiler, jaxlib and
+    processor are the same.
 
     It appears in one step: processes that compile at the same time do no harm.
 
@@ -85,7 +93,7 @@ def build(compiler: str, *flags: str) -> Path:
     """
     flags = (*compilers.FLAGS, compilers.NATIVE, *flags)
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True).stdout
-    source = compilers.SOURCE.read_bytes()
+    source = compilers.source_of(name).read_bytes() + compilers.HEADER.read_bytes()
     parts = (source, version, jaxlib.version.__version__.encode(), " ".join(flags).encode())
     key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     folder = compile_cache.cache_folder("kernels")
@@ -95,9 +103,10 @@ def build(compiler: str, *flags: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            log.warning("compiling the CPU kernels for this processor (once; some seconds)")
+            what = "kernels" if name == "kernels" else f"kernels ({name})"
+            log.warning("compiling the CPU %s for this processor (once; some seconds)", what)
             made = Path(scratch) / library.name
-            compilers.compile_to(made, compiler, jax.ffi.include_dir(), flags)
+            compilers.compile_to(made, compiler, jax.ffi.include_dir(), flags, name)
             os.replace(made, library)
     except OSError as error:
         raise OSError(

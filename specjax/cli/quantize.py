@@ -1,0 +1,54 @@
+"""``specjax quantize``: holds a model's weights in few bits, states the error, and saves them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import specjax
+
+from ..models import save_pretrained
+from .options import add_quantize, quantization_of
+from .prompts import read_prompts
+
+
+def add(commands) -> None:
+    """The arguments of the command."""
+    p = commands.add_parser(
+        "quantize",
+        help="quantize a model, and measure how far its law is from the float model's",
+        description="Quantizes the weights of a model, compares its next-token laws with those of "
+        "the float model on held-out texts, and, with --output, saves the quantized model as a "
+        "folder that every command takes as --model.",
+    )
+    p.add_argument("--model", default="embedded", help="embedded, a folder, or a hub name")
+    add_quantize(p, required=True)
+    p.add_argument("-o", "--output", help="a folder to save the quantized model to")
+    p.add_argument(
+        "--prompts",
+        help='held-out texts: one a line, or in a .jsonl file one string or {"text": ...} a line; '
+        "default: those that ship with the package, Python code",
+    )
+    p.add_argument("--limit", type=int, default=64, help="texts that are compared at most")
+    p.add_argument("--json", action="store_true", help="one JSON object instead of text")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """``specjax quantize``: quantizes, measures, saves, prints."""
+    wish = quantization_of(arguments)
+    texts = read_prompts(arguments.prompts, "embedded", arguments.limit)
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("--prompts: a quantized model is compared on texts, not on features")
+    lm = specjax.load(arguments.model)
+    quantized = specjax.load(arguments.model, quantize=wish)
+    error = specjax.quantization_error(lm, quantized, texts)
+    if arguments.output:
+        save_pretrained(quantized, arguments.output)
+    if arguments.json:
+        saved = {"model": arguments.model, "scheme": str(wish), "saved": arguments.output}
+        print(json.dumps(saved | error.as_json()))
+        return 0
+    print(f"{arguments.model} quantized to {wish}: {error}")
+    if arguments.output:
+        print(f"saved to {arguments.output}; decode with --model {arguments.output}")
+    return 0

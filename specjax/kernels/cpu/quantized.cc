@@ -1,0 +1,225 @@
+// Products of weights in eight or four bits with a few columns, for CPUs.
+//
+// A weight is read once for up to eight columns and becomes floats in registers, times the scale of
+// its group; its products are those of these floats. Every column is summed in the same order,
+// however many there are and whichever thread computes the row.
+
+#include "vectors.h"
+
+namespace {
+
+constexpr int kTile = 32;  // inputs of which four-bit values share 16 bytes: i and i + 16, low bits first
+
+typedef int8_t ByteVec __attribute__((vector_size(kLanes), aligned(1), may_alias));
+typedef uint8_t CodeVec __attribute__((vector_size(kLanes), aligned(1), may_alias));
+
+// The floats that kLanes signed bytes stand for.
+ALWAYS_INLINE Vec Widen(const uint8_t* p) {
+#if defined(__AVX512F__)
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__AVX2__)
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+  const ByteVec bytes = *reinterpret_cast<const ByteVec*>(p);
+  return __builtin_convertvector(__builtin_convertvector(bytes, IntVec), Vec);
+#endif
+}
+
+// kLanes bytes, each in the lowest bits of a lane.
+ALWAYS_INLINE IntVec Spread(const uint8_t* p) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<IntVec>(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__AVX2__)
+  return reinterpret_cast<IntVec>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+  return __builtin_convertvector(*reinterpret_cast<const CodeVec*>(p), IntVec);
+#endif
+}
+
+ALWAYS_INLINE Vec Floats(IntVec v) { return __builtin_convertvector(v, Vec); }
+
+// Rows of a weight in few bits: weight[r, k] = scale[r, k / group] (value[r, k] - zero[r, k / group]).
+struct Weight {
+  const uint8_t* values;  // int8 [out, in], or two values of four bits a byte [out, in / 2]
+  const float* scales;    // [out, groups]
+  const int8_t* zeros;    // [out, groups], or null: 0 of eight bits, 8 of four
+  int64_t bytes, groups, group;
+
+  Weight From(int64_t row) const {
+    const int64_t at = row * groups;
+    return {values + row * bytes, scales + at, zeros == nullptr ? zeros : zeros + at, bytes, groups, group};
+  }
+};
+
+enum Kind { kChannel, kEight, kFour };  // eight bits and a scale a row; eight, or four, in groups
+
+// The sums of a row of eight-bit values, with the inputs k ... end - 1, which fill no vector, and
+// the row's scale. A function of its own: otherwise a compiler may round products with it here, but
+// not there.
+__attribute__((noinline)) void FinishRow(const int8_t* row, float scale, const float* x, int64_t in,
+                                         int64_t k, int64_t end, int columns, float* total) {
+  for (int m = 0; m < columns; ++m) {
+    for (int64_t t = k; t < end; ++t) total[m] += static_cast<float>(row[t]) * x[m * in + t];
+    total[m] *= scale;
+  }
+}
+
+// y[r, m] = sum_k weight[r, k] x[m, k] over the inputs k ... end - 1, for R rows and M columns of
+// length `in`; in groups, k and end are multiples of kTile.
+template <int R, int M, Kind kKind>
+ALWAYS_INLINE void Narrow(const Weight& w, const float* x, float* y, int64_t in, int64_t k,
+                          int64_t end, To to) {
+  Vec sum[R * M];
+  UNROLL
+  for (int i = 0; i < R * M; ++i) sum[i] = Vec{};
+  const auto add = [&](const Vec* a, int64_t at) __attribute__((always_inline)) {
+    UNROLL
+    for (int m = 0; m < M; ++m) {
+      const Vec b = Once(Load(x + m * in + at));
+      UNROLL
+      for (int r = 0; r < R; ++r) sum[r * M + m] = Fma(a[r], b, sum[r * M + m]);
+    }
+  };
+  if constexpr (kKind == kChannel) {
+    for (; k + kLanes <= end; k += kLanes) {
+      Vec a[R];
+      UNROLL
+      for (int r = 0; r < R; ++r) a[r] = Once(Widen(w.values + r * w.bytes + k));
+      add(a, k);
+    }
+  } else {
+    for (int64_t g = k / w.group; k < end; ++g) {
+      const int64_t stop = std::min(end, (g + 1) * w.group);
+      Vec scale[R], shift[R];  // rounded once where the zero times the scale is exact, as 0 and 8 are
+      UNROLL
+      for (int r = 0; r < R; ++r) {
+        const int64_t at = r * w.groups + g;
+        const float zero = w.zeros != nullptr ? w.zeros[at] : kKind == kFour ? 8 : 0;
+        scale[r] = Vec{} + w.scales[at];
+        shift[r] = Vec{} - w.scales[at] * zero;
+      }
+      for (; k < stop; k += kTile) {
+        if constexpr (kKind == kEight) {
+          UNROLL
+          for (int j = 0; j < kTile; j += kLanes) {
+            Vec a[R];
+            UNROLL
+            for (int r = 0; r < R; ++r)
+              a[r] = Once(Fma(Widen(w.values + r * w.bytes + k + j), scale[r], shift[r]));
+            add(a, k + j);
+          }
+        } else {
+          UNROLL
+          for (int j = 0; j < kTile / 2; j += kLanes) {
+            Vec low[R], high[R];
+            UNROLL
+            for (int r = 0; r < R; ++r) {
+              const IntVec both = Spread(w.values + r * w.bytes + k / 2 + j);
+              low[r] = Once(Fma(Floats(both & 15), scale[r], shift[r]));
+              high[r] = Once(Fma(Floats(both >> 4), scale[r], shift[r]));
+            }
+            add(low, k + j);
+            add(high, k + j + kTile / 2);
+          }
+        }
+      }
+    }
+  }
+  alignas(64) float total[(R * M + kLanes - 1) / kLanes * kLanes];
+  StoreAll<R * M>(total, [&](int i) { return sum[i]; });
+  for (int r = 0; r < R; ++r) {
+    if constexpr (kKind == kChannel) {
+      const auto* row = reinterpret_cast<const int8_t*>(w.values + r * w.bytes);
+      FinishRow(row, w.scales[r], x, in, k, end, M, total + r * M);
+    }
+    for (int m = 0; m < M; ++m) to(y, r, m, total[r * M + m]);
+  }
+}
+
+template <int M, int R, Kind kKind>
+void NarrowRows(const Weight& w, const float* x, float* y, int64_t in, int64_t k, int64_t end,
+                int64_t rows, To to) {
+  int64_t r = 0;
+  for (; r + R <= rows; r += R) Narrow<R, M, kKind>(w.From(r), x, y + r * to.down, in, k, end, to);
+  for (; r < rows; ++r) Narrow<1, M, kKind>(w.From(r), x, y + r * to.down, in, k, end, to);
+}
+
+using Rows = void (*)(const Weight&, const float*, float*, int64_t, int64_t, int64_t, int64_t, To);
+template <Kind kKind, int... M>
+constexpr std::array<Rows, sizeof...(M)> Table(std::integer_sequence<int, M...>) {
+  return {{&NarrowRows<M + 1, RowsOf(M + 1, kKind == kFour ? 2 : 1), kKind>...}};
+}
+constexpr std::array<std::array<Rows, kFew>, 3> kRows = {
+    {Table<kChannel>(Counts{}), Table<kEight>(Counts{}), Table<kFour>(Counts{})}};
+
+// x [in, columns]; of each weight three arrays: values int8 [out, in] or uint8 [out, in / 2], scales
+// float32 [out, groups], zeros int8 [out, groups] or none at all [0] -> results [out, columns] each,
+// or, with `transpose_out`, [columns, out].
+ffi::Error Quantized(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::RemainingArgs arrays,
+                     bool transpose_out, ffi::RemainingRets results) {
+  struct Part {
+    Weight weight;
+    Kind kind;
+    float* result;
+    int64_t out, tasks;
+  };
+  constexpr size_t kMost = 8;
+  std::array<Part, kMost> parts;
+  const size_t count = results.size();
+  if (count > kMost || arrays.size() != 3 * count)
+    return ffi::Error::InvalidArgument("quantized: at most 8 weights of three arrays");
+  const int64_t in = x.dimensions()[0], columns = x.dimensions()[1];
+  int64_t total = 0, total_bytes = 0;
+  for (size_t i = 0; i < count; ++i) {
+    auto values = arrays.get<ffi::AnyBuffer>(3 * i);
+    auto scales = arrays.get<ffi::Buffer<ffi::F32>>(3 * i + 1);
+    auto zeros = arrays.get<ffi::Buffer<ffi::S8>>(3 * i + 2);
+    auto result = results.get<ffi::Buffer<ffi::F32>>(i);
+    if (!values || !scales || !zeros || !result)
+      return ffi::Error::InvalidArgument("quantized: buffers");
+    const int64_t out = values->dimensions()[0], bytes = values->dimensions()[1];
+    const int64_t groups = scales->dimensions()[1];
+    const bool plain = zeros->element_count() == 0;
+    const Kind kind = values->element_type() == ffi::U8 ? kFour : plain && groups == 1 ? kChannel : kEight;
+    parts[i] = Part{{static_cast<const uint8_t*>(values->untyped_data()), scales->typed_data(),
+                     plain ? nullptr : zeros->typed_data(), bytes, groups, in / groups},
+                    kind, (*result)->typed_data(), out, 0};
+    total += out;
+    total_bytes += out * in * 2;  // as much work as weights of this size
+  }
+  const float* packed = PackRows(x.typed_data(), in, columns, false);
+  const int64_t threads = std::max<int64_t>(1, pool.num_threads()), row_bytes = total_bytes / total;
+  const int64_t bytes = std::clamp(total_bytes / (4 * threads), kLeastBytes, kChunkBytes);
+  const int64_t rows = std::max<int64_t>(1, bytes / row_bytes / kBlock) * kBlock;
+  int64_t tasks = 0;
+  for (size_t i = 0; i < count; ++i) tasks += parts[i].tasks = (parts[i].out + rows - 1) / rows;
+  Parallel(pool, tasks, [=](int64_t task) {
+    const Part* part = parts.data();
+    for (; task >= part->tasks; ++part) task -= part->tasks;
+    const int64_t out = part->out, begin = task * rows, height = std::min(rows, out - begin);
+    To to{transpose_out ? 1 : columns, transpose_out ? out : 1, false};
+    const int64_t shares = (columns + kFew - 1) / kFew;
+    for (int64_t k = 0; k < in; k += kDeep, to.add = true) {
+      for (int64_t r = begin; r < begin + height; r += kBlock) {
+        for (int64_t share = 0, m = 0; share < shares; ++share) {
+          const int64_t end = columns * (share + 1) / shares;
+          kRows[part->kind][end - m - 1](
+              part->weight.From(r), packed + m * in, part->result + r * to.down + m * to.across, in,
+              k, std::min(in, k + kDeep), std::min(kBlock, begin + height - r), to);
+          m = end;
+        }
+      }
+    }
+  });
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxQuantized, Quantized,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .RemainingArgs()
+                                  .Attr<bool>("transpose_out")
+                                  .RemainingRets());

@@ -1,0 +1,302 @@
+"""Quantized weights as published checkpoints hold them, in numpy: which layouts are read, how their
+tensors decode, and how ours are written.
+
+==================  ==========================================================================
+compressed-tensors  ``pack-quantized`` (four and eight bits, groups or channels) and weight-only
+                    ``int-quantized`` (eight bits); what ``save_pretrained`` writes
+GPTQ                four and eight bits, ``desc_act`` false, of either version of the zeros
+AWQ                 four bits, version ``gemm``
+==================  ==========================================================================
+
+Every other layout is refused by the name of the field that says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+WAY_OUT = "use the unquantized checkpoint"
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the column that lies at each place of a word
+# the names of the tensors of one weight, by what stands in place of "weight" in their names
+COMPRESSED = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
+PACKED = ("qweight", "qzeros", "scales", "g_idx")
+
+
+@dataclasses.dataclass(frozen=True)
+class Values:
+    """One weight ``scale * (value - zero)``, decoded.
+
+    Attributes:
+      values: int8 ``[out, in]``, of four bits -8 to 7.
+      scale: float32 ``[out, G]``.
+      zero: int8 ``[out, G]``, or None: 0.
+      bits: 8 or 4.
+    """
+
+    values: np.ndarray
+    scale: np.ndarray
+    zero: np.ndarray | None
+    bits: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a checkpoint holds its quantized weights.
+
+    Attributes:
+      method: ``quant_method`` of its config.
+      bits: of its weights: all kinds that it may have.
+      kinds: what stands in place of ``weight`` in the names of the tensors of one weight.
+      main: the kind that holds the values.
+      scale: the kind that holds the scales.
+      decode: of the arrays of one weight by kind, the values.
+    """
+
+    method: str
+    bits: tuple[int, ...]
+    kinds: tuple[str, ...]
+    main: str
+    scale: str
+    decode: Callable[[Mapping[str, np.ndarray]], Values]
+
+    def __str__(self) -> str:
+        return "+".join(f"int{bits}" for bits in sorted(set(self.bits)))
+
+
+def layout_of(hf: Mapping[str, object]) -> Layout | None:
+    """The layout that a ``config.json`` names in ``quantization_config``; None without one.
+
+    Raises:
+      ValueError: it is not one that is read; the message names the field.
+    """
+    config = hf.get("quantization_config") or hf.get("compression_config")
+    if not config:
+        return None
+    config = dict(config)
+    method = config.get("quant_method", "unknown")
+    readers = {"compressed-tensors": _compressed, "gptq": _gptq, "awq": _awq}
+    if method not in readers:
+        raise ValueError(
+            f"config.json: quantized checkpoints (quant_method={method!r}) are not supported; "
+            f"accepted: {', '.join(readers)}; {WAY_OUT}"
+        )
+    return readers[method](config)
+
+
+def _accept(config: Mapping, method: str, path: str, field: str, *accepted) -> None:
+    value = config.get(field)
+    if value not in accepted:
+        known = ", ".join(map(repr, accepted))
+        raise ValueError(
+            f"config.json: quantized checkpoint (quant_method={method!r}): {path}{field}={value!r} "
+            f"is not supported; accepted: {known}; {WAY_OUT}"
+        )
+
+
+def _compressed(config: dict) -> Layout:
+    method, top = "compressed-tensors", "quantization_config."
+    groups = config.get("config_groups")
+    if not isinstance(groups, dict) or not groups:
+        groups = {}
+        _accept(config, method, top, "config_groups", "an object with one entry at least")
+    _accept(config, method, top, "kv_cache_scheme", None)
+    sparsity = dict(config.get("sparsity_config") or {})
+    _accept(sparsity, method, f"{top}sparsity_config.", "format", None, "dense")
+    formats, bits = set(), []
+    for name, group in groups.items():
+        where = f"{top}config_groups.{name}."
+        given = {"format": group.get("format") or config.get("format")}
+        _accept(given, method, where, "format", "pack-quantized", "int-quantized")
+        _accept(group, method, where, "input_activations", None)
+        _accept(group, method, where, "output_activations", None)
+        weights, inner = dict(group.get("weights") or {}), f"{where}weights."
+        _accept(weights, method, inner, "type", "int")
+        widths = (4, 8) if given["format"] == "pack-quantized" else (8,)
+        _accept(weights, method, inner, "num_bits", *widths)
+        _accept(weights, method, inner, "strategy", "group", "channel")
+        _accept(weights, method, inner, "dynamic", None, False)
+        _accept(weights, method, inner, "actorder", None, "static", "weight")
+        formats.add(given["format"])
+        bits.append(weights["num_bits"])
+    if len(formats) > 1:
+        raise ValueError(
+            f"config.json: quantized checkpoint (quant_method={method!r}): {top}config_groups mix "
+            f"the formats {', '.join(sorted(formats))}; accepted: one for all; {WAY_OUT}"
+        )
+    if formats == {"int-quantized"}:
+        kinds = ("weight", "weight_scale", "weight_zero_point")
+        return Layout(method, tuple(bits), kinds, "weight", "weight_scale", _decode_plain)
+    return Layout(
+        method, tuple(bits), COMPRESSED, "weight_packed", "weight_scale", _decode_compressed
+    )
+
+
+def _gptq(config: dict) -> Layout:
+    method, top = "gptq", "quantization_config."
+    _accept(config, method, top, "bits", 4, 8)
+    _accept(config, method, top, "desc_act", None, False)
+    _accept(config, method, top, "checkpoint_format", None, "gptq", "gptq_v2")
+    _accept(config, method, top, "dynamic", None, {})
+    bits, first = config["bits"], 0 if config.get("checkpoint_format") == "gptq_v2" else 1
+
+    def decode(arrays):
+        codes = unpack_words(arrays["qweight"], bits, axis=0).T
+        zeros = unpack_words(arrays["qzeros"], bits, axis=1).T + first
+        _check_order(arrays.get("g_idx"), codes.shape[1], zeros.shape[1])
+        return _centred(codes, arrays["scales"].T, zeros[: codes.shape[0]], bits)
+
+    return Layout(method, (bits,), PACKED, "qweight", "scales", decode)
+
+
+def _awq(config: dict) -> Layout:
+    method, top = "awq", "quantization_config."
+    _accept(config, method, top, "bits", 4)
+    _accept(
+        config | {"version": str(config.get("version")).lower()}, method, top, "version", "gemm"
+    )
+    _accept(config, method, top, "zero_point", True)
+
+    def decode(arrays):
+        codes = unpack_words(arrays["qweight"], 4, axis=1, order=AWQ_ORDER).T
+        zeros = unpack_words(arrays["qzeros"], 4, axis=1, order=AWQ_ORDER).T
+        return _centred(codes, arrays["scales"].T, zeros, 4)
+
+    return Layout(method, (4,), PACKED, "qweight", "scales", decode)
+
+
+def _decode_plain(arrays: Mapping[str, np.ndarray]) -> Values:
+    values = arrays["weight"].astype(np.int8)
+    scale = _scales(arrays["weight_scale"], len(values))
+    zero = arrays.get("weight_zero_point")
+    if zero is not None and not np.any(zero):
+        zero = None
+    return Values(values, scale, None if zero is None else zero.reshape(scale.shape), 8)
+
+
+def _decode_compressed(arrays: Mapping[str, np.ndarray]) -> Values:
+    out, size = (int(n) for n in arrays["weight_shape"])
+    packed = arrays["weight_packed"]
+    bits = next((b for b in (4, 8) if -(-size * b // 32) == packed.shape[1]), None)
+    if bits is None or packed.shape[0] != out:
+        raise ValueError(
+            f"weight_packed is {list(packed.shape)}, which holds no {out} by {size} values of 4 or "
+            f"8 bits; {WAY_OUT}"
+        )
+    codes = unpack_words(packed, bits, axis=1)[:, :size]
+    scale = _scales(arrays["weight_scale"], out)
+    _check_order(arrays.get("weight_g_idx"), size, scale.shape[1])
+    zeros = arrays.get("weight_zero_point")
+    if zeros is None:
+        zeros = np.full(scale.shape, 1 << (bits - 1), np.int32)
+    elif zeros.dtype == np.int8:  # of older versions, not packed
+        zeros = zeros.astype(np.int32).reshape(scale.shape) + (1 << (bits - 1))
+    else:
+        zeros = unpack_words(zeros, bits, axis=0)[:out]
+    return _centred(codes, scale, zeros, bits)
+
+
+def _scales(scale: np.ndarray, out: int) -> np.ndarray:
+    return np.ascontiguousarray(scale.reshape(out, -1), np.float32)
+
+
+def _check_order(order: np.ndarray | None, size: int, groups: int) -> None:
+    """Raises ``ValueError`` where inputs are not in the order of their groups."""
+    if order is None or order.size == 0 or np.all(order == -1):
+        return
+    if size % groups or not np.array_equal(order, np.arange(size) // (size // groups)):
+        raise ValueError(f"g_idx: the groups are not in the order of the inputs; {WAY_OUT}")
+
+
+def _centred(codes: np.ndarray, scale: np.ndarray, zeros: np.ndarray, bits: int) -> Values:
+    """``Values`` of unsigned codes and zeros."""
+    middle = 1 << (bits - 1)
+    zeros = zeros.astype(np.int32) - middle
+    if zeros.max(initial=0) > 127:
+        raise ValueError(
+            f"a zero point is {zeros.max() + middle}, beyond {127 + middle}; {WAY_OUT}"
+        )
+    zero = np.ascontiguousarray(zeros, np.int8) if np.any(zeros) else None
+    values = np.ascontiguousarray(codes.astype(np.int32) - middle, np.int8)
+    return Values(values, np.ascontiguousarray(scale, np.float32), zero, bits)
+
+
+def unpack_words(words: np.ndarray, bits: int, axis: int, order=None) -> np.ndarray:
+    """Unsigned codes of ``bits`` in int32 words ``[a, b]``, lowest bits first, packed along
+    ``axis``; ``order[i]`` is the place within a word's codes of that in its bits ``i``."""
+    count = 32 // bits
+    codes = words.view(np.uint32) if words.dtype == np.int32 else words.astype(np.uint32)
+    parts = [(codes >> np.uint32(bits * i)) & np.uint32((1 << bits) - 1) for i in range(count)]
+    if order is not None:
+        parts = [parts[order.index(place)] for place in range(count)]
+    stacked = np.stack(parts, axis=axis + 1)
+    shape = list(words.shape)
+    shape[axis] *= count
+    return stacked.reshape(shape).astype(np.uint8)
+
+
+def pack_words(codes: np.ndarray, bits: int, axis: int) -> np.ndarray:
+    """``unpack_words`` undone; zeros fill the last word."""
+    count = 32 // bits
+    spare = [(0, 0)] * codes.ndim
+    spare[axis] = (0, -codes.shape[axis] % count)
+    codes = np.pad(codes.astype(np.uint32), spare)
+    shape = list(codes.shape)
+    shape[axis : axis + 1] = [shape[axis] // count, count]
+    shifts = np.arange(count, dtype=np.uint32) * np.uint32(bits)
+    parts = codes.reshape(shape) << shifts.reshape([-1 if i == axis + 1 else 1 for i in range(3)])
+    return np.bitwise_or.reduce(parts, axis=axis + 1).view(np.int32)
+
+
+def encode(name: str, weight: Values) -> dict[str, np.ndarray]:
+    """The tensors of the weight ``name`` (without ``.weight``) in compressed-tensors'
+    ``pack-quantized``."""
+    middle = 1 << (weight.bits - 1)
+    codes = weight.values.astype(np.int32) + middle
+    tensors = {
+        f"{name}.weight_packed": pack_words(codes, weight.bits, axis=1),
+        f"{name}.weight_scale": weight.scale,
+        f"{name}.weight_shape": np.asarray(weight.values.shape, np.int64),
+    }
+    if weight.zero is not None:
+        zeros = weight.zero.astype(np.int32) + middle
+        tensors[f"{name}.weight_zero_point"] = pack_words(zeros, weight.bits, axis=0)
+    return tensors
+
+
+def config_of(held: Mapping[str, tuple[int, int | None, bool]], floats: list[str]) -> dict:
+    """``quantization_config`` of what ``encode`` writes.
+
+    Args:
+      held: of each quantized module the bits, the inputs of a group (None: all), and whether it
+        has zeros.
+      floats: the modules with a weight that is not quantized.
+    """
+    kinds: dict[tuple, list[str]] = {}
+    for module, kind in held.items():
+        kinds.setdefault(kind, []).append(module)
+    groups = {}
+    for i, (kind, modules) in enumerate(sorted(kinds.items(), key=lambda item: -len(item[1]))):
+        bits, size, zeros = kind
+        groups[f"group_{i}"] = {
+            "targets": modules if i else ["Linear"],  # names go before classes
+            "weights": {
+                "num_bits": bits,
+                "type": "int",
+                "symmetric": not zeros,
+                "strategy": "channel" if size is None else "group",
+                "group_size": size,
+                "dynamic": False,
+            },
+            "input_activations": None,
+            "output_activations": None,
+        }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": groups,
+        "ignore": floats,
+    }

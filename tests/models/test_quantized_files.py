@@ -1,0 +1,241 @@
+"""Quantized checkpoints: what is saved comes back bit for bit, published layouts are read as their
+definitions say, and all others are refused by the name of the field."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from checkpoints import SMALL, byte_tokenizer, random_model
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+import specjax
+from specjax.decoding import reference
+from specjax.models import quantize as q
+from specjax.models import quantized_layouts, save_pretrained
+from specjax.models.hf import _named
+from specjax.models.quantized_layouts import layout_of
+
+EVEN = dataclasses.replace(SMALL, intermediate_size=64)
+GROUP = 32
+
+
+@pytest.fixture
+def even(tmp_path):
+    """A folder with random weights, all of whose sizes 32 divides, and a tokenizer."""
+    save_pretrained(random_model(EVEN), tmp_path / "even", tokenizer=byte_tokenizer())
+    return tmp_path / "even"
+
+
+def arrays_of(lm):
+    return {name: param.get_value() for name, param in _named(lm.params)}
+
+
+def assert_same(ours, theirs):
+    for name, array in arrays_of(ours).items():
+        other = arrays_of(theirs)[name]
+        assert q.is_quantized(array) == q.is_quantized(other), name
+        jax.tree.map(np.testing.assert_array_equal, array, other)
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        specjax.Quantization("int8"),
+        specjax.Quantization("int8", group_size=32, lm_head="float"),
+        specjax.Quantization("int4"),
+        specjax.Quantization("int4", lm_head="int4"),
+    ],
+    ids=str,
+)
+def test_a_quantized_model_comes_back_bit_for_bit_as_a_law_of_its_own(even, tmp_path, wish):
+    lm = specjax.load(even, quantize=wish)
+    save_pretrained(lm, tmp_path / "saved", max_shard_bytes=20_000)
+    again = specjax.load(tmp_path / "saved")
+    assert_same(again, lm)
+    assert again.target.approximate == "" and "int" in again.target.quantized
+    assert "approximate" not in repr(again) and "quantized to int" in repr(again)
+    tokens = np.asarray([[5, 9, 2, 7]], np.int32)
+    ours, theirs = (reference.logits(x.target, x.params, tokens) for x in (lm, again))
+    np.testing.assert_array_equal(ours, theirs)
+    with pytest.raises(ValueError, match="quantize='int8': the weights in .* quantized already"):
+        specjax.load(tmp_path / "saved", quantize="int8")
+
+
+def words(codes, bits, order=None):
+    """Codes ``[a, b]`` in words along ``b``, one by one as the layouts' definitions say."""
+    count = 32 // bits
+    out = np.zeros((codes.shape[0], codes.shape[1] // count), np.int64)
+    for i in range(count):
+        out |= codes[:, (order or range(count))[i] :: count].astype(np.int64) << bits * i
+    return out.astype(np.uint32).view(np.int32)
+
+
+def gptq(codes, zeros, scales):
+    groups = codes.shape[1] // GROUP
+    return {
+        "qweight": words(codes, 4).T,
+        "qzeros": words(zeros.T - 1, 4),
+        "scales": scales.T.astype(np.float16),
+        "g_idx": np.arange(codes.shape[1], dtype=np.int32) // (codes.shape[1] // groups),
+    }
+
+
+def gptq_v2(codes, zeros, scales):
+    return gptq(codes, zeros, scales) | {"qzeros": words(zeros.T, 4)}
+
+
+def awq(codes, zeros, scales):
+    order = [0, 2, 4, 6, 1, 3, 5, 7]
+    return {
+        "qweight": words(codes.T, 4, order),
+        "qzeros": words(zeros.T, 4, order),
+        "scales": scales.T.astype(np.float16),
+    }
+
+
+def compressed(codes, zeros, scales):
+    return {
+        "weight_packed": words(codes, 4),
+        "weight_zero_point": words(zeros.T, 4).T,
+        "weight_scale": scales.astype(np.float16),
+        "weight_shape": np.asarray(codes.shape, np.int64),
+    }
+
+
+def compressed_config(**weights):
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP} | weights
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
+    config = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+    return config | {"config_groups": {"group_0": group}, "ignore": ["lm_head"]}
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False}
+AWQ = {"quant_method": "awq", "bits": 4, "zero_point": True, "version": "gemm"}
+LAYOUTS = {
+    "gptq": (gptq, GPTQ),
+    "gptq v2": (gptq_v2, GPTQ | {"checkpoint_format": "gptq_v2"}),
+    "awq": (awq, AWQ),
+    "compressed-tensors": (compressed, compressed_config(symmetric=False)),
+}
+
+
+def published(folder, layout):
+    """Turns a folder's projections into random quantized ones; the float64 numbers by name."""
+    make, config = LAYOUTS[layout]
+    rng, tensors, wanted = np.random.default_rng(0), load_file(folder / "model.safetensors"), {}
+    for name in [name for name in tensors if "_proj." in name]:
+        out, size = tensors.pop(name).shape
+        codes = rng.integers(0, 16, (out, size))
+        zeros = rng.integers(1, 16, (out, size // GROUP))
+        scales = rng.uniform(0.01, 0.1, zeros.shape).astype(np.float16).astype(np.float64)
+        for kind, array in make(codes, zeros, scales).items():
+            tensors[name.replace("weight", kind)] = np.ascontiguousarray(array)
+        shift = np.repeat(zeros, GROUP, axis=1)
+        wanted[name] = (codes - shift) * np.repeat(scales, GROUP, axis=1)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    hf = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(hf | {"quantization_config": config}))
+    return wanted
+
+
+OWN_NAMES = {"q_proj": "attention.q", "o_proj": "attention.o", "down_proj": "mlp.down"}
+
+
+def check_published(folder, layout):
+    wanted = published(folder, layout)
+    lm = specjax.load(folder)
+    assert lm.target.quantized == "int4" and not lm.target.approximate
+    held = arrays_of(lm)
+    for kind, own in OWN_NAMES.items():
+        block = "self_attn" if "attention" in own else "mlp"
+        weight = held[f"blocks.1.{own}.weight"]
+        assert weight.qvalue.dtype == np.uint8 and weight.bits == 4
+        numbers = wanted[f"model.layers.1.{block}.{kind}.weight"]
+        np.testing.assert_allclose(q.floats(weight, "float32"), numbers, rtol=1e-6)
+    assert not q.is_quantized(held["lm_head.weight"])
+    return lm
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_published_weights_are_the_numbers_of_their_definition(even, layout):
+    lm = check_published(even, layout)
+    out = specjax.generate(lm, "ab", drafter="ngram", max_new_tokens=4)
+    assert out.stats.approximate == ""
+
+
+@pytest.mark.parametrize("layout", ["gptq", "compressed-tensors"])
+def test_fault_scales_that_are_read_a_group_off_are_seen(even, layout, monkeypatch):
+    centred = quantized_layouts._centred
+
+    def shifted(codes, scale, zeros, bits):
+        return centred(codes, np.roll(scale, 1, axis=1), zeros, bits)
+
+    monkeypatch.setattr(quantized_layouts, "_centred", shifted)
+    with pytest.raises(AssertionError, match="Mismatched"):
+        check_published(even, layout)
+
+
+def test_experts_and_stacked_tensors_come_back_too(tmp_path):
+    config = dataclasses.replace(
+        EVEN,
+        model_type="qwen3_moe",
+        num_experts=4,
+        experts_per_token=2,
+        expert_size=32,
+        qk_norm=True,
+    )
+    save_pretrained(random_model(config), tmp_path / "moe")
+    lm = specjax.load(tmp_path / "moe", tokenizer=False, quantize="int4")
+    save_pretrained(lm, tmp_path / "saved")
+    again = specjax.load(tmp_path / "saved", tokenizer=False)
+    assert_same(again, lm)
+    assert arrays_of(again)["blocks.0.mlp.experts.up"].qvalue.shape == (4, 32, 16)
+    phi = dataclasses.replace(EVEN, model_type="phi3")
+    save_pretrained(random_model(phi), tmp_path / "phi")
+    lm = specjax.load(tmp_path / "phi", tokenizer=False, quantize="int4")
+    save_pretrained(lm, tmp_path / "phi2")
+    with safe_open(tmp_path / "phi2" / "model.safetensors", "np") as file:
+        assert "model.layers.0.self_attn.qkv_proj.weight_packed" in file.keys()
+    assert_same(specjax.load(tmp_path / "phi2", tokenizer=False), lm)
+
+
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        ({"quant_method": "bitsandbytes"}, r"quant_method='bitsandbytes'"),
+        (GPTQ | {"bits": 3}, r"quantization_config.bits=3.*accepted: 4, 8"),
+        (GPTQ | {"desc_act": True}, r"quantization_config.desc_act=True"),
+        (AWQ | {"version": "gemv"}, r"quantization_config.version='gemv'"),
+        (AWQ | {"zero_point": False}, r"quantization_config.zero_point=False"),
+        (compressed_config(num_bits=2), r"group_0.weights.num_bits=2.*accepted: 4, 8"),
+        (compressed_config(type="float"), r"group_0.weights.type='float'"),
+        (compressed_config(actorder="group"), r"group_0.weights.actorder='group'"),
+        (compressed_config(strategy="tensor"), r"group_0.weights.strategy='tensor'"),
+        (compressed_config() | {"format": "float-quantized"}, r"format='float-quantized'"),
+        (compressed_config() | {"kv_cache_scheme": {"num_bits": 8}}, r"config.kv_cache_scheme="),
+        (compressed_config() | {"config_groups": {}}, r"quantization_config.config_groups="),
+    ],
+)
+def test_a_layout_that_is_not_read_is_refused_by_the_name_of_its_field(config, message):
+    with pytest.raises(ValueError, match=message + ".*use the unquantized checkpoint"):
+        layout_of({"quantization_config": config})
+
+
+def test_quantized_activations_are_refused():
+    config = compressed_config()
+    config["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8}
+    with pytest.raises(ValueError, match="group_0.input_activations={'num_bits': 8}.*unquantized"):
+        layout_of({"quantization_config": config})
+
+
+def test_inputs_out_of_the_order_of_their_groups_are_refused(even):
+    published(even, "gptq")
+    tensors = load_file(even / "model.safetensors")
+    name = "model.layers.0.mlp.down_proj.g_idx"
+    tensors[name] = tensors[name][::-1].copy()
+    save_file(tensors, even / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="down_proj.weight .gptq.: g_idx: the groups are not in"):
+        specjax.load(even)

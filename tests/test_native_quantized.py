@@ -1,0 +1,208 @@
+"""The kernels for weights of eight and four bits compute products with the floats that these stand
+for, by C++ and by XLA."""
+
+import dataclasses
+import platform
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_native import TESTS, normal, python
+
+from specjax.kernels import quantized
+from specjax.kernels.cpu import backend, calls, compiler, library
+from specjax.kernels.cpu.backend import CpuBackend
+from specjax.kernels.quantized import Quantized
+from specjax.kernels.xla import XlaBackend
+from specjax.kernels.xla_cpu import XlaCpuBackend
+
+problem = library.register("quantized")
+needs_kernels = pytest.mark.skipif(problem is not None, reason=f"no kernels: {problem}")
+KINDS = {  # bits, inputs of a group (None: all), whether there are zeros
+    "int8": (8, None, False),
+    "int8 groups": (8, 32, False),
+    "int8 zeros": (8, 64, True),
+    "int4": (4, 32, False),
+    "int4 wide groups": (4, 96, False),
+    "int4 zeros": (4, 64, True),
+    "int4 channels": (4, None, False),
+}
+SHAPES = [(1, 192), (7, 192), (61, 576), (530, 192), (25, 2304)]  # 2304: deeper than a block
+COLUMNS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 31, 32)
+
+
+def held(out, size, kind, seed=0):
+    """A random weight, and the float64 numbers ``[out, size]`` that it stands for."""
+    bits, group, zeros = KINDS[kind]
+    rng = np.random.default_rng([out, size, seed])
+    groups = 1 if group is None else size // group
+    values = rng.integers(*((-127, 128) if bits == 8 else (0, 16)), (out, size), np.int8)
+    scale = rng.uniform(0.5, 2, (out, groups)).astype(np.float32)
+    zero = rng.integers(*((-100, 100) if bits == 8 else (0, 16)), (out, groups), np.int8)
+    middle = zero.astype(np.float64) if zeros else 8 if bits == 4 else 0
+    parts = values.reshape(out, groups, -1) - np.broadcast_to(middle, (out, groups))[:, :, None]
+    numbers = (parts * scale[:, :, None].astype(np.float64)).reshape(out, size)
+    stored = jnp.asarray(values) if bits == 8 else quantized.pack(jnp.asarray(values))
+    return Quantized(stored, jnp.asarray(scale), jnp.asarray(zero) if zeros else None), numbers
+
+
+def bound(numbers, x):
+    """The rounding that float32 products of these numbers may have."""
+    return 1e-6 * (np.abs(numbers) @ np.abs(x)).max() + 1e-6
+
+
+product = jax.jit(lambda weight, x: calls.quantized_dots((weight,), x)[0])
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("out, size", SHAPES)
+def test_a_product_is_exact_to_rounding_for_every_number_of_columns(out, size, kind):
+    weight, numbers = held(out, size, kind)
+    np.testing.assert_allclose(quantized.widen(weight), numbers, rtol=1e-6)
+    for columns in COLUMNS:
+        x = normal(size, columns, seed=columns)
+        got = product(weight, x)
+        np.testing.assert_allclose(got, numbers @ x, rtol=0, atol=bound(numbers, x))
+
+
+@needs_kernels
+@pytest.mark.parametrize("size", [1, 5, 129, 1100])
+def test_rows_of_eight_bits_may_have_any_length(size):
+    weight, numbers = held(61, size, "int8")
+    for columns in (1, 4, 9):
+        x = normal(size, columns)
+        got = product(weight, x)
+        np.testing.assert_allclose(got, numbers @ x, rtol=0, atol=bound(numbers, x))
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_column_has_the_same_bits_beside_any_others_and_at_any_hour(kind):
+    for out in (64, 2047):
+        weight, x = held(out, 1152, kind)[0], normal(1152, 32)
+        whole = np.asarray(product(weight, x))
+        for columns in (1, 2, 5, 7, 8, 9, 16, 32, 32):
+            got = np.asarray(product(weight, x[:, :columns]))
+            np.testing.assert_array_equal(got, whole[:, :columns])
+
+
+@needs_kernels
+@pytest.mark.parametrize("columns", [1, 3, 9])
+def test_products_of_one_call_are_those_of_a_call_each_and_turned_if_asked_for(columns):
+    x = normal(192, columns)
+    weights = tuple(held(37 + i, 192, kind)[0] for i, kind in enumerate(KINDS))
+    for turned in (False, True):
+        got = jax.jit(calls.quantized_dots, static_argnums=2)(weights, x, turned)
+        for weight, y in zip(weights, got, strict=True):
+            alone = np.asarray(product(weight, x))
+            np.testing.assert_array_equal(y, alone.T if turned else alone)
+
+
+@pytest.mark.parametrize("on", [CpuBackend(), XlaCpuBackend(), XlaBackend()])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("columns", [1, 5, 40])
+def test_every_backend_computes_the_same_law(on, kind, columns, monkeypatch):
+    monkeypatch.setattr(quantized, "BLOCK", 20 * 192)  # blocks that overlap
+    weight, numbers = held(61, 192, kind)
+    x = normal(192, columns)
+    got = jax.jit(on.dot)(weight, jnp.asarray(x))
+    np.testing.assert_allclose(got, numbers @ x, rtol=0, atol=bound(numbers, x))
+    half = jax.jit(on.dot)(weight, jnp.asarray(x, jnp.bfloat16))
+    assert half.dtype == jnp.bfloat16
+    np.testing.assert_allclose(half, numbers @ x, rtol=0, atol=3e4 * bound(numbers, x))
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", ["int8 groups", "int4", "int4 zeros"])
+def test_fault_a_scale_one_group_off_is_seen(kind):
+    weight, numbers = held(61, 192, kind)
+    shifted = dataclasses.replace(weight, scale=jnp.roll(weight.scale, 1, axis=1))
+    x = normal(192, 4)
+    for made in (product(shifted, x), quantized.dot(shifted, jnp.asarray(x), by_blocks=True)):
+        assert np.abs(np.asarray(made) - numbers @ x).max() > 1000 * bound(numbers, x)
+
+
+def test_without_the_kernels_xla_serves_and_one_line_says_so(monkeypatch, caplog):
+    monkeypatch.setattr(library, "register", lambda name: "there is no compiler")
+    backend._has_quantized.cache_clear()
+    weight, numbers = held(61, 192, "int4")
+    x = normal(192, 4)
+    for _ in range(2):
+        got = CpuBackend().dot(weight, jnp.asarray(x))
+        np.testing.assert_allclose(got, numbers @ x, rtol=0, atol=bound(numbers, x))
+    backend._has_quantized.cache_clear()
+    (line,) = caplog.messages
+    assert line.endswith("no CPU kernels (decoding will be slower): there is no compiler")
+
+
+def test_four_bits_are_packed_as_the_documentation_says():
+    values = np.arange(64).reshape(1, 64) % 16
+    packed = np.asarray(quantized.pack(jnp.asarray(values)))
+    assert packed.dtype == np.uint8 and packed.shape == (1, 32)
+    assert [packed[0, 3] & 15, packed[0, 3] >> 4] == [values[0, 3], values[0, 19]]
+    assert [packed[0, 16 + 5] & 15, packed[0, 16 + 5] >> 4] == [values[0, 37], values[0, 53]]
+    np.testing.assert_array_equal(quantized.unpack(jnp.asarray(packed)), values)
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_product_has_the_derivatives_of_a_product(kind):
+    weight, numbers = held(5, 192, kind)
+    x = normal(192, 3) / 1000
+
+    def gradient(product):
+        return jax.grad(lambda x: jnp.sum(jnp.sin(product(x))))(x)
+
+    wanted = gradient(lambda x: jnp.dot(jnp.asarray(numbers, jnp.float32), x))
+    got = gradient(lambda x: calls.quantized_dots((weight,), x)[0])
+    np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-2)
+
+
+def test_shapes_that_do_not_fit_are_refused_before_anything_is_read():
+    weight, _ = held(5, 192, "int4")
+    with pytest.raises(ValueError, match=r"weight \(5, 192\) and x \(64, 2\) do not fit"):
+        calls.quantized_dots((weight,), jnp.ones((64, 2)))
+    narrow = dataclasses.replace(weight, scale=jnp.ones((5, 12)))
+    with pytest.raises(ValueError, match=r"scales \(5, 12\): groups must be multiples of 32"):
+        calls.quantized_dots((narrow,), jnp.ones((192, 2)))
+    with pytest.raises(ValueError, match="x is bfloat16: the kernels compute in float32"):
+        calls.quantized_dots((weight,), jnp.ones((192, 2), jnp.bfloat16))
+    with pytest.raises(ValueError, match="9 weights, it takes 1 to 8"):
+        calls.quantized_dots((weight,) * 9, jnp.ones((192, 2)))
+
+
+NARROWER = ("-mno-avx512f", "-mno-avx2", "-mno-avx") if platform.machine() == "x86_64" else ()
+
+
+@needs_kernels
+@pytest.mark.parametrize("flag", NARROWER)
+def test_kernels_for_narrower_vectors_compute_the_same(flag):
+    code = f"""
+import sys
+sys.path.insert(0, {str(TESTS)!r})
+from specjax.kernels.cpu import library
+build = library.build
+library.build = lambda compiler, name: build(compiler, {flag!r}, name=name)
+assert library.register("quantized") is None
+import test_native_quantized as t
+for kind in t.KINDS:
+    t.test_a_product_is_exact_to_rounding_for_every_number_of_columns(61, 576, kind)
+    t.test_a_column_has_the_same_bits_beside_any_others_and_at_any_hour(kind)
+t.test_rows_of_eight_bits_may_have_any_length(129)
+"""
+    done = python(code)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@needs_kernels
+@pytest.mark.parametrize("march", ["", "-march=x86-64-v4"] if NARROWER else [""])
+def test_the_kernels_compile_without_a_warning(tmp_path, march):
+    compiler.compile_to(
+        tmp_path / "quantized.so",
+        compiler.find(),
+        jax.ffi.include_dir(),
+        (*compiler.portable_flags(), *filter(None, [march]), "-O0", "-Werror"),
+        "quantized",
+    )

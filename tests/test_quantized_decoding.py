@@ -1,0 +1,127 @@
+"""A quantized target is a law of its own: speculative text is that scheme's plain text, and the
+distance to the float model is measured."""
+
+import dataclasses
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from specjax import cli
+from specjax._internal import compile_cache
+from specjax.decoding import reference
+from specjax.kernels import quantized
+
+DATA = pathlib.Path(specjax.__file__).parent / "data" / "heldout_prompts.jsonl"
+TEXTS = [json.loads(line)["text"] for line in DATA.read_text().splitlines()]
+PROMPTS = [text[:120] for text in TEXTS[::70]]
+SCHEMES = {
+    "int8": specjax.Quantization("int8"),
+    "int8 groups": specjax.Quantization("int8", group_size=64),
+    "int4": specjax.Quantization("int4"),
+    "int4 all": specjax.Quantization("int4", group_size=64, lm_head="int4"),
+}
+
+
+@pytest.fixture(scope="module")
+def models():
+    return {name: specjax.load("embedded", quantize=wish) for name, wish in SCHEMES.items()}
+
+
+def generate(lm, drafter):
+    return specjax.generate(lm, PROMPTS, drafter=drafter, max_new_tokens=48)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_greedy_text_of_every_drafter_is_the_plain_text_of_the_scheme(models, scheme):
+    lm = models[scheme]
+    plain = generate(lm, None)
+    drafters = ["ngram", "eagle3"]
+    if scheme == "int4":
+        drafters.append(specjax.load("embedded-draft", quantize="int8"))
+    for drafter in drafters:
+        out = generate(lm, drafter)
+        assert out.texts == plain.texts
+        assert out.stats.acceptance > 0.2
+        assert out.stats.approximate == f"target quantized to {SCHEMES[scheme]}"
+
+
+def test_fault_a_product_a_group_off_in_wide_passes_changes_the_text(models, monkeypatch):
+    """As a kernel would that took the scale of another group for several columns only."""
+    lm = models["int4"]
+    plain = generate(lm, None)
+    backend = type(specjax.kernels.current())
+    dots = backend.dots
+
+    def broken(self, weights, x, transpose_out=False):
+        if 1 < x.shape[1] // len(PROMPTS) < 8:
+            weights = tuple(
+                dataclasses.replace(w, scale=jnp.roll(w.scale, 1, axis=1))
+                if isinstance(w, quantized.Quantized) and w.bits == 4
+                else w
+                for w in weights
+            )
+        return dots(self, weights, x, transpose_out)
+
+    monkeypatch.setattr(backend, "dots", broken)
+    jax.clear_caches()
+    out = generate(lm, "ngram")
+    jax.clear_caches()
+    assert out.texts != plain.texts
+
+
+def test_the_error_is_the_divergence_of_the_quantized_law_from_the_float_one(models):
+    lm, texts = specjax.load("embedded"), TEXTS[:6]
+    found = specjax.quantization_error(lm, models["int4"], texts, max_tokens=40)
+    kl, count = 0.0, 0
+    for text in texts:
+        tokens = jnp.asarray([lm.tokenizer.encode(text)[:40]])
+        p, q = (
+            np.asarray(reference.logits(x.target, x.params, tokens), np.float64)[0]
+            for x in (lm, models["int4"])
+        )
+        p, q = (x - np.log(np.exp(x).sum(-1, keepdims=True)) for x in (p, q))
+        kl, count = kl + (np.exp(p) * (p - q)).sum(), count + len(p)
+    assert found.positions == count
+    assert found.kl == pytest.approx(kl / count, rel=1e-3)
+    assert 0 < found.variation < 1 and 0 < found.agreement < 1
+    same = specjax.quantization_error(lm, specjax.load("embedded"), texts[:1])
+    assert same.kl == pytest.approx(0, abs=1e-6) and same.agreement == 1
+
+
+def test_fewer_bits_are_further_off_and_eight_keep_the_head_below_a_hundredth(models):
+    lm = specjax.load("embedded")
+    kl = {name: specjax.quantization_error(lm, m, TEXTS[::8]).kl for name, m in models.items()}
+    assert kl["int8 groups"] < kl["int8"] < 0.01
+    assert kl["int8"] < kl["int4"] < kl["int4 all"]
+
+
+def test_the_command_states_the_error_and_saves_what_it_measured(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(compile_cache, "enable", lambda: None)
+    folder = tmp_path / "int4"
+    command = ["quantize", "--quantize", "int4", "--group-size", "64", "--limit", "2"]
+    assert cli.main([*command, "--json", "-o", str(folder)]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["scheme"] == "int4 (group_size=64)" and 0 < said["kl"] < 1
+    texts = TEXTS[:: len(TEXTS) // 2][:2]
+    lm = specjax.load("embedded")
+    again = specjax.quantization_error(lm, specjax.load(folder), texts)
+    assert again.kl == pytest.approx(said["kl"], rel=1e-4)
+    assert cli.main(["quantize", "--quantize", "int4", "--group-size", "48"]) == 2
+    assert "group_size=48: it must be a multiple of 32" in capsys.readouterr().err
+    assert cli.main(["generate", "x", "--group-size", "64"]) == 2
+    assert "--group-size 64: give --quantize as well" in capsys.readouterr().err
+
+
+def test_models_that_cannot_be_compared_are_refused(models):
+    lm = specjax.load("embedded")
+    with pytest.raises(ValueError, match="model: .* is quantized; give the float model"):
+        specjax.quantization_error(models["int8"], lm, TEXTS[:1])
+    with pytest.raises(ValueError, match="texts: there is no token"):
+        specjax.quantization_error(lm, models["int8"], [])
+    with pytest.raises(ValueError, match="max_tokens=0"):
+        specjax.quantization_error(lm, models["int8"], TEXTS[:1], max_tokens=0)
