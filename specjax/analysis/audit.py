@@ -114,7 +114,7 @@ def audit_rule(
 
 
 def _enumerated(rule, what, topology, way, laws) -> Finding | None:
-    """By enumeration; None for a rule that cannot be enumerated."""
+    """The finding of an enumeration; None for a rule that cannot be enumerated."""
     if rule.noise is not None:
         return None
     worst = 0.0
@@ -138,7 +138,7 @@ def _enumerated(rule, what, topology, way, laws) -> Finding | None:
 
 
 def _sampled(rule, what, topology, way, samples, false_alarm) -> Finding:
-    """By texts of three tokens, drawn with the whole loop on a toy of four tokens."""
+    """The finding of texts of three tokens, which the whole loop draws on a toy of four tokens."""
     vocab, prompt, sampling = 4, (1,), Sampling(temperature=1.0)
     p, q = (jnp.asarray(_bigrams(seed, vocab)) for seed in (0, 100))
     target = Bigram(vocab)

@@ -178,7 +178,7 @@ def _given(options: QualityOptions) -> dict:
 
 
 def _scored(lm: LM, out) -> tuple[np.ndarray, np.ndarray]:
-    """Of all written tokens: ``log p`` at temperature 1, and how many tokens are more probable."""
+    """``log p`` of all written tokens at temperature 1, and how many tokens are more probable."""
     rows = [(p.tolist(), t.tolist()) for p, t in zip(out.prompts, out.tokens, strict=True)]
     rows, logp, rank = [row for row in rows if row[1]], [], []
     for (_, new), logits in zip(rows, scores_of_new(lm, rows), strict=True):

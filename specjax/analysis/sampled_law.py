@@ -25,6 +25,7 @@ class Evidence:
       p_value: of chi-squared, in favour of the law; 0 where something impossible was drawn.
       cells: of chi-squared.
       impossible: samples that have probability zero.
+      noise: the expected variation of a sound sample, at most.
     """
 
     samples: int
