@@ -22,12 +22,14 @@ from specjax.drafters import (
     NGram,
     Plain,
     Recycling,
+    SelfDraft,
     Suffix,
     Union,
     text_table,
 )
 from specjax.drafters.block import BlockConfig, BlockDrafter
 from specjax.drafters.blockwise import Blockwise, BlockwiseConfig
+from specjax.drafters.confidence_stop import ConfidenceStop
 from specjax.drafters.eagle import Eagle, EagleConfig
 from specjax.drafters.eagle3 import Eagle3, Eagle3Config
 from specjax.drafters.hydra import Hydra, HydraConfig
@@ -174,6 +176,41 @@ def cases(model, params):
             DraftModel(model=model, topology=trees.Tree(TREE), sibling_sampling="hub"),
             near,
             ("rejection", "hub"),
+        ),
+        "self": (SelfDraft(num_draft=3, target=model, exit=1), None, CHAIN),
+        "self stop": (
+            SelfDraft(
+                num_draft=4,
+                target=model,
+                exit=1,
+                stop=ConfidenceStop(threshold=0.4, step=0.5, target_rate=0.5),
+            ),
+            None,
+            ("rejection", "block"),
+        ),
+        "self skip": (SelfDraft(num_draft=2, target=model, skip="mlp.0"), None, ("rejection",)),
+        "self tree": (
+            SelfDraft(target=model, topology=trees.Tree(TREE), exit=1, sibling_sampling="distinct"),
+            None,
+            ("rejection",),
+        ),
+        "self expanded": (
+            SelfDraft(target=model, topology=trees.Expand(2, 3, 6), exit=1),
+            None,
+            ("delta",),
+        ),
+        "adaptive self": (
+            Adaptive(SelfDraft(num_draft=3, target=model, exit=1), RESTLESS),
+            {"inner": None, "costs": COSTS[:3]},
+            ("block",),
+        ),
+        "adaptive self tree": (
+            Adaptive(SelfDraft(target=model, topology=trees.Tree(TREE), exit=1), RESTLESS),
+            {"inner": None, "costs": COSTS[:3]},
+            ("rejection",),
+        ),
+        "hybrid self": hybrid(
+            4, (SelfDraft(num_draft=2, target=model, exit=1), None, ("rejection",))
         ),
         "draft expanded": (
             DraftModel(model=model, topology=trees.Expand(2, 3, 6)),

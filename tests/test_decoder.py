@@ -15,7 +15,7 @@ from toys import heads
 import specjax
 from specjax import kernels
 from specjax.decoding import reference
-from specjax.drafters import Adaptive, DraftModel, NGram, Plain, Recycling, Suffix
+from specjax.drafters import Adaptive, DraftModel, NGram, Plain, Recycling, SelfDraft, Suffix
 from specjax.drafters.hydra import Hydra, HydraConfig
 from specjax.drafters.prefix import PENDING, prefix_config
 from specjax.drafters.speculator import Speculator, SpeculatorConfig
@@ -93,6 +93,7 @@ def drafters():
         "ngram": NGram(num_draft=7, shortest=1),
         "suffix": Suffix(),
         "recycling": Recycling(vocab_size=LLAMA.vocab_size, topology=branching(3, 2, 1)),
+        "self": SelfDraft(num_draft=3, target=CausalLM(LLAMA), exit=1),
         "hydra": hydra,
         "speculator": Speculator(config=recurrent, target=CausalLM(LLAMA)),
         "adaptive": Adaptive(Speculator(config=recurrent, target=CausalLM(LLAMA))),
@@ -149,7 +150,7 @@ def test_greedy_text_across_prefix_sizes_equals_one_pass_over_the_whole(config, 
     for name, drafter in drafters().items():
         if longest > BLOCK and name == "draft":  # its own cache, of a model that ends before
             continue
-        if name == "hydra" and config != LLAMA:  # whose heads they are
+        if name in ("hydra", "self") and config != LLAMA:  # whose heads or layers they are
             continue
         out = specjax.decode(
             target,
@@ -204,6 +205,8 @@ PROGRAMS = [
     ("ngram", 3, BLOCK + 256, 0),
     ("draft", 1, 300, 1.0),
     ("draft", 3, 100, 0),
+    ("self", 1, 300, 0),
+    ("self", 3, 300, 1.0),
     ("ngram", 1, 300, 0),
     ("ngram", 3, 300, 1.0),
     ("suffix", 1, 300, 1.0),

@@ -26,7 +26,7 @@ from specjax import Sampling, acceptance, kernels, sharding, trees
 from specjax.acceptance.node_laws import TargetLaw
 from specjax.decoding import loop
 from specjax.decoding.round import widths
-from specjax.drafters import DraftModel, NGram, Plain
+from specjax.drafters import DraftModel, NGram, Plain, SelfDraft
 from specjax.kernels.cpu import library
 from specjax.kernels.cpu.backend import CpuBackend
 from specjax.models import quantize
@@ -64,9 +64,10 @@ def lower(name, temperature, vocab=VOCAB, nodes=NODES, rule="auto", logprobs=Fal
         "plain": lambda: Plain(),
         "draft": lambda: DraftModel(num_draft=nodes - 1, model=target),
         "ngram": lambda: NGram(num_draft=nodes - 1),
+        "self": lambda: SelfDraft(num_draft=nodes - 1, target=target, skip="mlp.0"),
     }
     drafter, weights = drafters[name](), abstract(config)[1]
-    params = {"target": weights, "drafter": weights}
+    params = {"target": weights, "drafter": weights if name == "draft" else None}
     request, capacity = loop.prepare_inputs(
         target,
         drafter,
@@ -100,6 +101,17 @@ def test_beside_its_working_set_a_burst_holds_the_weights_and_one_copy_of_the_ca
     assert target_and_drafter + caches < arguments < target_and_drafter + caches + rest
     assert memory.alias_size_in_bytes > caches  # given back in the same buffers
     assert memory.output_size_in_bytes - memory.alias_size_in_bytes < rest
+
+
+def test_a_target_that_drafts_for_itself_holds_its_weights_and_one_cache():
+    """What a program is given and gives back is that of plain decoding."""
+    own, plain = (
+        lower(name, 0, 523).lower().compile().memory_analysis() for name in ("self", "plain")
+    )
+    counters = 8 * BATCH * DRAFTED  # what was drafted and accepted at each depth
+    for size in ("argument", "alias", "output"):
+        found, least = (getattr(x, f"{size}_size_in_bytes") for x in (own, plain))
+        assert least <= found <= least + counters, size
 
 
 CASES = [("ngram", 0, 1), ("draft", 0, 1), ("ngram", 1.0, 1), ("draft", 1.0, 2 - 1 / NODES)]

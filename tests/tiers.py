@@ -25,13 +25,15 @@ DEFAULT, MERGE, FULL = TIERS = ("default", "merge", "full")
 EVERYTHING = ""  # matches every test of a file
 
 COVER = (  # drafters of the registry: every kind of head, topology, wrapper and state once
-    "draft|draft expanded|ngram|union of draft models|hybrid draft|adaptive redrafter|blockwise"
+    "draft|self|self stop|adaptive self tree|draft expanded|ngram|union of draft models"
+    "|hybrid draft|adaptive redrafter|blockwise"
     "|medusa|hydra prefix|mlp speculator|block|eagle|adaptive eagle3|p-eagle|mtp|mtp heads"
     "|tree per row|silent|suffix tree|sam|fallback mtp|adaptive recycling"
 )
 DRAWN = (  # drafter and rule: every rule, way to draw siblings and kind of state once
     "plain-delta|draft-block|draft tree iid-kseq|draft tree distinct-rejection|draft tree hub-hub"
     "|union of draft models-traversal|ngram-rejection|eagle3-block|tree per row-rejection"
+    "|self stop-block|self tree-rejection|adaptive self-block"
     "|draft tree iid-(coupled|gls)|suffix tree-delta"
 )
 
@@ -134,7 +136,7 @@ TABLE = {
     "test_memory.py": [
         ("argmax|visited_nodes|seen_as_a_further", DEFAULT),
         (r"not_turned.*greedy", FULL),
-        ("ngram|sorts|greedy_round", MERGE),
+        ("ngram|sorts|greedy_round|for_itself", MERGE),
         (EVERYTHING, FULL),
     ],
     "test_mesh.py": [
@@ -162,6 +164,7 @@ TABLE = {
         (EVERYTHING, MERGE),
     ],
     "test_notebook.py": FULL,
+    "test_own_layers.py": [("search|stops|command", MERGE)],
     "test_package.py": [("wheel", MERGE)],
     "test_planner.py": [
         ("one_trace|heads|every_way|agree|where_tokens|ctrl_c|set_back", FULL),
@@ -198,6 +201,10 @@ TABLE = {
     ],
     "test_servers.py": MERGE,
     "test_sanitizers.py": [("fault", DEFAULT), (EVERYTHING, MERGE)],
+    "test_self_draft.py": [
+        ("fault|refused|sublayers_are|say_why|leading|missing_layers", DEFAULT),
+        (EVERYTHING, MERGE),
+    ],
     "test_serving.py": [
         ("broken_lines|wrong_arguments|different_names", DEFAULT),
         (r"generate_gives.*(plain|tree)", FULL),
@@ -240,6 +247,7 @@ TABLE = {
     "models/test_family_drafters.py": [
         (r"on_a_mesh\[(llama|mixtral)", MERGE),
         (r"\[(llama|gemma3.*|mixtral|gpt2|deepseek_v3|qwen3)-(tree|eagle3)\]", MERGE),
+        (r"\[(llama|gemma2|gemma3.*|mixtral|qwen3)-(exit|skip)\]", MERGE),
         (EVERYTHING, FULL),
     ],
     "models/test_parity.py": [
@@ -283,6 +291,7 @@ TABLE = {
     "train/test_conversations.py": MERGE,
     "train/test_optimizer.py": MERGE,
     "train/test_report.py": MERGE,
+    "train/test_early_exit.py": MERGE,
     "train/test_embedded.py": DEFAULT,
     "train/test_unroll.py": MERGE,
     "train/test_head_recipes.py": [("refused|trained|lowers|load_back", MERGE), (EVERYTHING, FULL)],

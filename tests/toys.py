@@ -11,7 +11,7 @@ from stranger import Bag
 from specjax import Context, Sampling, trees
 from specjax.drafters.base import ChainDrafter
 from specjax.sampling import drawing
-from specjax.types import Draft, HeadTarget, Target, Verdict
+from specjax.types import Draft, HeadTarget, Scores, SubNetwork, Target, Verdict
 
 
 def bag(vocab, seed, features=6, sharpness=1.5):
@@ -29,11 +29,46 @@ class Readable(HeadTarget, Bag):
 
     num_layers = 1
 
+    def sub_network(self, *, exit=None, skip=()):
+        return BagPart(self, hands_over=exit is not None)
+
+    def verify(self, params, cache, draft, *, features=(), since=0, entries=None, logits=True):
+        given = dict(features=features, since=since, entries=entries, logits=logits)
+        if draft.partial is None or since:
+            return super().verify(params, cache, draft, **given)
+        own, state = draft.partial.entries
+        place = draft.partial.place
+        if place is None:
+            own, state = own[:, :, : draft.num_nodes], state[:, : draft.num_nodes]
+        else:
+            own = jnp.take_along_axis(own, place[:, None, :, None], axis=2)
+            state = jnp.take_along_axis(state, place[:, :, None], axis=1)
+        scores = jnp.tanh(state) @ params["out"] if logits else None
+        return Scores(logits=scores, features=state if features else None, entries=own)
+
     def head(self, params, hidden, batch):
         return (jnp.tanh(hidden.T) @ params["out"]).reshape(batch, -1, self.vocab_size)
 
     def embed(self, params, tokens):
         return params["embed"][tokens.reshape(-1)].T
+
+
+@dataclasses.dataclass(frozen=True)
+class BagPart(SubNetwork):
+    """The sum of vectors, which is the toy's first layer, and then a cheaper second one."""
+
+    whole: Readable
+    hands_over: bool
+
+    def verify(self, params, cache, draft, *, since=0, entries=None, logits=True):
+        own, state = (None, None) if entries is None else entries
+        scores = Bag.verify(
+            self.whole, params, cache, draft, features=(1,), since=since, entries=own
+        )
+        fresh = scores.features
+        said = (fresh / (1 + jnp.abs(fresh))) @ params["out"] if logits else None
+        state = fresh if state is None else jnp.concatenate([state, fresh], axis=1)
+        return Scores(logits=said, features=None, entries=(scores.entries, state))
 
 
 def own_params(params):

@@ -75,12 +75,12 @@ class FeaturesConfig:
 Config = FeaturesConfig
 
 
-def hidden_states(graphdef, params, tokens, segments, layers):
+def hidden_states(graphdef, params, tokens, segments, layers, gates=None):
     """Returns the hidden states ``[B, T, F]`` of each layer over int32 ``tokens [B, T]``.
 
     Attention stays within segments. In long rows a block of queries attends at a time, so that
     memory grows linearly with the length of a row; for a target with windows, capped scores or
-    latents it grows with the square.
+    latents it grows with the square. ``gates``: see ``decoder.run_blocks``.
     """
     model, nodes = nnx.merge(graphdef, params), tokens.shape[1]
     positions = jnp.broadcast_to(jnp.arange(nodes, dtype=jnp.int32), tokens.shape)
@@ -94,7 +94,8 @@ def hidden_states(graphdef, params, tokens, segments, layers):
     else:
         mask, attend = jnp.triu(jnp.ones((nodes, nodes), bool))[None], None  # [key, query]
         mask = mask & (segments[:, :, None] == segments[:, None, :])
-    _, tapped, _ = model.hidden(tokens, positions, mask, taps=layers, attend=attend)
+    how = dict(taps=layers, attend=attend, gates=gates)
+    _, tapped, _ = model.hidden(tokens, positions, mask, **how)
     return jnp.split(tapped, len(layers), axis=2)
 
 

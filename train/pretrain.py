@@ -8,11 +8,24 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from specjax.models.causal_lm import CausalLM, graph_definition
 from specjax.models.config import DecoderConfig
 
-from . import card, chunks, data, export, features, losses, model, report, scale, tokenizer
+from . import (
+    card,
+    chunks,
+    data,
+    early_exit,
+    export,
+    features,
+    losses,
+    model,
+    report,
+    scale,
+    tokenizer,
+)
 from .config import ConfigError, DataConfig, OptimizerConfig, RunConfig, resolved
 from .evaluate import Mean, make_evaluate, mean
 from .loop import TrainingTask, estimate, fit
@@ -27,8 +40,10 @@ class PretrainConfig:
     optimizer: OptimizerConfig = OptimizerConfig()
     run: RunConfig = RunConfig()
     card: card.CardConfig = card.CardConfig()
+    early_exit: early_exit.EarlyExitConfig = early_exit.EarlyExitConfig()
 
     def __post_init__(self):
+        self.early_exit.check(self.model.num_layers)
         if self.data.samples:
             raise ConfigError(
                 f"data.samples={list(self.data.samples)}: a target learns from a corpus alone; "
@@ -68,6 +83,42 @@ def make_loss(shape: DecoderConfig, end_of_text: int):
         tokens, weight = data.unpacked(batch)
         summed, _ = chunks.total(*nats(params, tokens), weight)
         return {"loss": Mean(summed, jnp.sum(weight))}
+
+    return loss
+
+
+def make_early_exit_loss(
+    shape: DecoderConfig, end_of_text: int, config: early_exit.EarlyExitConfig, steps: int
+):
+    """The same with LayerSkip's layer dropout and early exits; ``last_loss`` is the cross-entropy
+    of the last layer, with dropout."""
+    graphdef, layers = graph_definition(shape), shape.num_layers
+
+    def terms(table, states, _, tokens):
+        logits = chunks.logits_of(table, states, shape.logit_softcap)
+        return {"loss": losses.cross_entropy(logits, tokens)}
+
+    def loss(params, frozen, batch, keys):
+        del frozen
+        tokens, weight = data.unpacked(batch)
+        inputs, following = tokens[:, :-1], tokens[:, 1:]
+        segments = data.segments_of(inputs, end_of_text)
+        step = keys.number
+        gates = early_exit.gates(config, layers, step, steps, keys.rows)
+        taps = tuple(range(1, layers + 1))
+        *before, last = features.hidden_states(graphdef, params, inputs, segments, taps, gates)
+        chosen, shares = early_exit.exits(config, layers, step, steps)
+        norm, early = nnx.merge(graphdef, params).norm, jnp.stack(before)
+        states = [
+            jnp.moveaxis(norm(jnp.moveaxis(early[chosen[i]], 2, 0)), 0, 2)
+            for i in range(len(chosen))
+        ]
+        table = CausalLM(shape).head_table(params)
+        heads = [chunks.Head(table, x, following, weight) for x in (*states, last)]
+        sums = [found for found, _ in chunks.totals(terms, heads, None)]
+        count = jnp.sum(weight)
+        whole = sum(share * found for share, found in zip(shares, sums, strict=True))
+        return {"loss": Mean(whole, count), "last_loss": Mean(sums[-1], count, share=0.0)}
 
     return loss
 
@@ -116,8 +167,11 @@ def run(config: PretrainConfig, *, dry_run: bool = False) -> None:
     _, params = model.create(shape, config.run.seed)
     measure = make_measure(shape, end_of_text, tokenizer.byte_sizes(vocabulary))
     evaluate = make_evaluate(measure, heldout_sets(config.data))
+    loss = make_loss(shape, end_of_text)
+    if config.early_exit.used:
+        loss = make_early_exit_loss(shape, end_of_text, config.early_exit, config.run.steps)
     task = TrainingTask(
-        loss=make_loss(shape, end_of_text),
+        loss=loss,
         params=params,
         batches=data.training_batches(stream, config.data, shard=scale.shard_of(config.run)),
         evaluate=evaluate,

@@ -60,18 +60,20 @@ class Keys:
       index: int32 ``[B]``, the numbers of the rows in the batch as one process reads it. The keys
         of rows follow from these numbers, so that neither mesh nor processes nor parts change the
         draws.
+      number: int32, the number of the step, from 0.
     """
 
     step: jax.Array
     rows: jax.Array
     index: jax.Array
+    number: jax.Array | int = 0
 
 
-def make_keys(key: jax.Array, index: jax.Array) -> Keys:
-    """Makes the keys of the rows ``index`` from the ``key`` of a step."""
+def make_keys(key: jax.Array, index: jax.Array, number: jax.Array | int = 0) -> Keys:
+    """Makes the keys of the rows ``index`` from the ``key`` of the step ``number``."""
     once, each = jax.random.split(key)
     rows = jax.vmap(jax.random.fold_in, (None, 0))(each, index)
-    return Keys(step=once, rows=rows, index=index)
+    return Keys(step=once, rows=rows, index=index, number=number)
 
 
 def size_of(batch) -> tuple[int, int]:
@@ -119,10 +121,11 @@ def make_loss(task: TrainingTask, run: RunConfig = RunConfig()):
 
 
 def make_gradients(task: TrainingTask, run: RunConfig = RunConfig()):
-    """Returns ``gradients(params, frozen, batch, key, index) -> ((loss, means), gradients)``.
+    """Returns ``gradients(params, frozen, batch, key, index, number=0) -> ((loss, means),
+    gradients)``.
 
-    ``means`` are means by name, ``key`` is that of the step, and ``index`` holds the numbers of the
-    rows (see ``Keys``).
+    ``means`` are means by name, ``key`` is that of the step ``number``, and ``index`` holds the
+    numbers of the rows (see ``Keys``).
 
     With ``run.accumulate`` the batch is computed in that number of parts, one after the other, and
     their float32 gradients are summed. Every mean is taken over the whole batch: the counts are
@@ -131,8 +134,8 @@ def make_gradients(task: TrainingTask, run: RunConfig = RunConfig()):
     terms_of = make_terms(task, run)
     gradients_of = jax.value_and_grad(make_loss(task, run), has_aux=True)
 
-    def at_once(params, frozen, batch, key, index):
-        return gradients_of(params, frozen, batch, make_keys(key, index))
+    def at_once(params, frozen, batch, key, index, number=0):
+        return gradients_of(params, frozen, batch, make_keys(key, index, number))
 
     if run.accumulate == 1:
         return at_once
@@ -145,21 +148,22 @@ def make_gradients(task: TrainingTask, run: RunConfig = RunConfig()):
         x = x.reshape(-1, run.accumulate, *x.shape[1:]).swapaxes(0, 1)
         return sharding.spread(x, None, DATA, *[None] * (x.ndim - 2))
 
-    def gradients(params, frozen, batch, key, index):
+    def gradients(params, frozen, batch, key, index, number=0):
         parts = jax.tree.map(part, batch), part(index)
 
         def count(part):
-            terms = terms_of(params, frozen, part[0], make_keys(key, part[1]))
+            terms = terms_of(params, frozen, part[0], make_keys(key, part[1], number))
             return {name: term.count for name, term in terms.items()}
 
         counts = jax.tree.map(lambda x: jnp.sum(x, axis=0), jax.lax.map(count, parts))
 
         def add(total, part):
-            found = gradients_of(params, frozen, part[0], make_keys(key, part[1]), counts)
+            keys = make_keys(key, part[1], number)
+            found = gradients_of(params, frozen, part[0], keys, counts)
             return jax.tree.map(jnp.add, total, found), None
 
         first = jax.tree.map(lambda x: x[0], parts)
-        keys = make_keys(key, first[1])
+        keys = make_keys(key, first[1], number)
         shapes = jax.eval_shape(gradients_of, params, frozen, first[0], keys, counts)
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         return jax.lax.scan(add, zeros, parts)[0]
@@ -179,7 +183,8 @@ def make_step(
     def step(state, frozen, batch):
         key = jax.random.fold_in(state["key"], state["step"])
         index = layout.index(size_of(batch)[0])
-        (loss, metrics), gradients = gradients_of(state["params"], frozen, batch, key, index)
+        found = gradients_of(state["params"], frozen, batch, key, index, state["step"])
+        (loss, metrics), gradients = found
         gradients = layout.constrain(gradients)
         norm = optax.tree.norm(gradients)
         updates, moments = optimizer.update(gradients, state["optimizer"], state["params"])

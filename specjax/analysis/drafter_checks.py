@@ -81,7 +81,8 @@ def check_drafter(
         """The draft; tokens that no rule looks at are -1."""
         context = round_context(params, state)
         draft = draft_step(drafter, params, state.drafter_state, context)[0]
-        return dataclasses.replace(draft, tokens=jnp.where(eligible(draft), draft.tokens, -1))
+        tokens = jnp.where(eligible(draft), draft.tokens, -1)
+        return dataclasses.replace(draft, tokens=tokens, partial=None)
 
     def shapes():
         def one_round(params):

@@ -17,6 +17,7 @@ from . import (
     chat,
     datastore,
     generate,
+    layers,
     plan,
     plan_memory,
     quality,
@@ -30,6 +31,7 @@ from .options import USAGE_ERROR
 COMMANDS = {
     "generate": generate,
     "chat": chat,
+    "layers": layers,
     "plan": plan,
     "plan-memory": plan_memory,
     "quantize": quantize,

@@ -27,10 +27,19 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
         "--speculative-model",
         help="auto (the default: the model's own heads where its folder has some, else ngram), "
         f"none, {', '.join(registry.table_names())}, "
-        f"draft, {', '.join(registry.head_names())} (the embedded model has eagle3, mtp, "
-        "speculator, hydra and medusa), or the folder or hub name of a draft model or of heads; "
+        f"draft, self (with --exit or --skip), {', '.join(registry.head_names())} (the embedded "
+        "model has eagle3, mtp, speculator, hydra and medusa), or the folder or hub name of a "
+        "draft model or of heads; "
         "after ngram+, suffix+ or sam+ (ngram+mtp), the drafter is asked only where there is "
         "nothing to copy from the text so far",
+    )
+    p.add_argument(
+        "--exit", type=int, help="of --drafter self: how many layers run before the head drafts"
+    )
+    p.add_argument(
+        "--skip",
+        help="of --drafter self: the sublayers left out, as attention.3-5,mlp.7 (9 means both of "
+        "layer 9); layers count from 0",
     )
     p.add_argument(
         "--num-draft",
@@ -172,9 +181,13 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
     num, tree = arguments.num_draft, arguments.tree or None
     lookup = {"longest": arguments.prompt_lookup_max, "shortest": arguments.prompt_lookup_min}
     lookup = {name: value for name, value in lookup.items() if value is not None}
-    usual = "ngram" if lookup else drafter_names.AUTO
+    layers = {name: getattr(arguments, name) for name in ("exit", "skip")}
+    layers = {name: value for name, value in layers.items() if value is not None}
+    usual = "ngram" if lookup else drafter_names.SELF if layers else drafter_names.AUTO
     usual = "suffix" if arguments.session or arguments.datastore else usual
     drafter = usual if arguments.drafter is None else arguments.drafter
+    if layers:
+        drafter = _self(drafter, layers)
     if arguments.drafter_quantize:
         if drafter in drafter_names.simple_names():
             raise ValueError(
@@ -247,6 +260,16 @@ def save_session(arguments: argparse.Namespace, options: dict) -> None:
     """Writes the session of ``options_of`` back to its file."""
     if arguments.session:
         options["drafter"].save(arguments.session)
+
+
+def _self(drafter: str, layers: dict) -> str:
+    """The name of a drafter of the target's own layers, with what says which."""
+    if drafter not in (drafter_names.SELF, drafter_names.LOOKUP + drafter_names.SELF):
+        raise ValueError(f"--exit and --skip are for --drafter self, not {drafter}")
+    if len(layers) > 1:
+        raise ValueError("--exit and --skip: give one of the two")
+    ((name, value),) = layers.items()
+    return f"{drafter}:{name}={value}"
 
 
 def _lookup(drafter, num_draft, lengths: dict):

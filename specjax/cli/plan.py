@@ -26,7 +26,8 @@ def add(commands) -> None:
     p.add_argument(
         "--drafter",
         action="append",
-        help=f"auto, draft (the model's own), {', '.join(registry.table_names())}, the name of "
+        help=f"auto, draft (the model's own), {', '.join(registry.table_names())}, self:exit=4 "
+        "(its own layers), the name of "
         "heads that belong to the model (medusa, eagle3, ...), or the folder or hub name of a "
         "draft model or of heads; may be repeated; default: ngram, and draft where the model has "
         "one",

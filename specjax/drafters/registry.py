@@ -163,6 +163,7 @@ def load_module(name: str, package: str) -> ModuleType:
 for _entry in (
     Entry("plain", ".plain:Plain", "nothing", kind="basic", aliases=("none",)),
     Entry("draft", ".draft_model:DraftModel", "what a smaller model says", kind="basic"),
+    Entry("self", ".self_draft:SelfDraft", "what a part of the target's layers says", kind="basic"),
     Entry("ngram", ".ngram:NGram", "what followed the last tokens before", kind="table"),
     Entry("suffix", ".suffix:Suffix", "what followed them most often", kind="table"),
     Entry("sam", ".sam:SAM", "what followed the longest match", kind="table"),

@@ -118,7 +118,7 @@ class Synthetic(ChainDrafter):
         tokens = jnp.concatenate([draft.tokens[:, :1], tokens], axis=1)
         # no token is negative, but the compiler can't know, so it leaves the inner work in place
         tokens = jnp.where(draft.tokens < 0, draft.tokens, tokens)
-        return dataclasses.replace(draft, tokens=tokens), state
+        return dataclasses.replace(draft, tokens=tokens, partial=None), state
 
     def readout(self, draft, scores):
         return None if self.inner is None else self.inner.readout(draft, scores)

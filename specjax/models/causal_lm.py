@@ -15,8 +15,9 @@ from ..sharding import DATA
 from ..types import Draft, HeadTarget, PyTree, Scores, Verdict
 from . import kv_cache, quantize
 from .checkpoint_target import CheckpointTarget
-from .config import DecoderConfig
+from .config import EVERY_SUBLAYER, DecoderConfig
 from .decoder import abstract
+from .sub_network import DecoderPart, decoder_part
 
 
 def graph_definition(config: DecoderConfig) -> nnx.GraphDef:
@@ -111,6 +112,44 @@ class CausalLM(CheckpointTarget, HeadTarget):
     def verify(
         self, params, cache, draft: Draft, *, features=(), since=0, entries=None, logits=True
     ) -> Scores:
+        run = dict(features=features, since=since, entries=entries, logits=logits)
+        partial = draft.partial
+        if partial is None or since or min(features, default=1 << 30) < partial.entries.shared:
+            return self.run(params, cache, draft, **run)
+        # a sub-network ran the first layers: the others go on from its states
+        done = partial.entries.of_nodes(partial.place, draft.num_nodes)
+        rest = tuple(EVERY_SUBLAYER if i < done.shared else () for i in range(self.num_layers))
+        scores = self.run(params, cache, draft, **run, states=done.columns, without=rest)
+        entries = done.layers[: done.shared] + scores.entries[done.shared :]
+        return dataclasses.replace(scores, entries=entries)
+
+    def sub_network(self, *, exit=None, skip=()) -> DecoderPart:
+        return decoder_part(self, exit, skip)
+
+    def run(
+        self,
+        params,
+        cache,
+        draft: Draft,
+        *,
+        features=(),
+        since=0,
+        entries=None,
+        logits=True,
+        states=None,
+        without=None,
+        gates=None,
+    ) -> Scores:
+        """Does what ``verify`` does, with some of the sublayers; it ignores ``draft.partial``.
+
+        Args:
+          states: ``[H, B * (N - since)]``, read by the first layer in place of embeddings; or None.
+          without: for each layer the sublayers that are left out, see ``decoder.run_blocks``.
+          gates: factors on the sublayers' outputs, see ``decoder.run_blocks``.
+
+        Returns:
+          ``Scores``; the entries of layers without attention are None.
+        """
         model = nnx.merge(graph_definition(self.config), params)
         batch = draft.tokens.shape[0]
         positions, sees, length = layout(draft)
@@ -128,6 +167,9 @@ class CausalLM(CheckpointTarget, HeadTarget):
             earlier=entries,
             live=live,
             taps=features,
+            states=states,
+            without=without,
+            gates=gates,
         )
         out = self._logits(model, hidden, batch) if logits else None
         return Scores(logits=out, features=tapped, entries=fresh)

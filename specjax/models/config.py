@@ -17,6 +17,9 @@ SIZES = (
     "max_positions",
 )
 ROUTINGS = ("greedy", "group_limited_greedy", "noaux_tc")
+# the names of a layer's sublayers, each of which a sub-network may leave out with its norms
+ATTENTION, MLP_SUBLAYER = "attention", "mlp"
+EVERY_SUBLAYER = frozenset((ATTENTION, MLP_SUBLAYER))
 RopeScaling = tuple[tuple[str, object], ...]
 
 

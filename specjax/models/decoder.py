@@ -13,7 +13,7 @@ from ..kernels.attention import choice_of
 from ..sharding import DATA, MODEL
 from . import quantize, remat
 from .attention import attend_spread
-from .config import DecoderConfig
+from .config import ATTENTION, EVERY_SUBLAYER, MLP_SUBLAYER, DecoderConfig
 from .layers import (
     ACTIVATIONS,
     Linear,
@@ -136,17 +136,21 @@ class DecoderLayer(nnx.Module):
         own = self.attention
         return own.entries(*fused_linear(read, own.k, own.v), rope, batch)
 
-    def __call__(self, x, rope, batch, attention, live=None):
+    def __call__(self, x, rope, batch, attention, live=None, without=frozenset(), gates=None):
         read, x = self.enter(x)
-        out, entries = self.attention(read, rope, batch, attention)
-        if self.attention_post_norm is not None:
-            out = self.attention_post_norm(out)
-        behind = x + out
+        behind, entries = x, None
+        if ATTENTION not in without:
+            out, entries = self.attention(read, rope, batch, attention)
+            if self.attention_post_norm is not None:
+                out = self.attention_post_norm(out)
+            behind = x + (out if gates is None else out * gates[0])
+        if MLP_SUBLAYER in without:
+            return behind, entries
         out = self.mlp_norm(x if self.parallel else behind)
         out = self.mlp(out, live) if isinstance(self.mlp, MoE) else self.mlp(out)
         if self.mlp_post_norm is not None:
             out = self.mlp_post_norm(out)
-        return behind + out, entries
+        return behind + (out if gates is None else out * gates[1]), entries
 
 
 def run_blocks(
@@ -164,6 +168,8 @@ def run_blocks(
     live=None,
     axis=None,
     attend=None,
+    without=None,
+    gates=None,
 ) -> tuple[list[jax.Array], tuple]:
     """Runs the layers, one after the other, over ``N`` nodes a row.
 
@@ -175,6 +181,10 @@ def run_blocks(
       attend: a function that replaces ``attention.attend_spread``, or None. ``attend(i, q,
         *fresh) -> (out, entries)`` is called for layer ``i``; masks, ``prefix`` and ``earlier``
         are then not used.
+      without: for each layer the sublayers that are left out, of ``EVERY_SUBLAYER``; None: none
+        is. A layer without attention has the entries None.
+      gates: ``[L, 2]`` or, row by row, ``[L, 2, B]``: factors on the outputs of attention and MLP
+        of each layer, or None.
 
     The other arguments are those of ``Decoder.hidden``.
 
@@ -185,6 +195,9 @@ def run_blocks(
     here = jnp.broadcast_to(positions[:, -nodes:], (batch, nodes))
     x, entries = sharding.spread(x, None, DATA), []
     live = None if live is None else live.reshape(-1)
+    if gates is not None:
+        gates = jnp.asarray(gates, x.dtype)
+        gates = gates if gates.ndim == 2 else jnp.repeat(gates, nodes, axis=2)
     ropes = {c.window_of(i) is None: None for i in range(c.num_layers)}
     if c.positions == "rope":
         ropes = {full: turns(c, here, full, x.dtype) for full in ropes}
@@ -196,6 +209,11 @@ def run_blocks(
         local_mask = local_mask & (positions[:, :, None] > first)
     seen = [x]  # feature-major, kept only as far as they are used
     for i, block in enumerate(blocks):
+        left_out = frozenset() if without is None else without[i]
+        if left_out == EVERY_SUBLAYER:
+            entries.append(None)
+            seen.append(x)
+            continue
         full = c.window_of(i) is None
         settings = dict(softcap=c.score_softcap)
         if prefix is not None:
@@ -215,8 +233,10 @@ def run_blocks(
 
         own = attention if attend is None else functools.partial(attend, i)
 
-        def run(x, block=block, rope=ropes[full], own=own):
-            return block(x, rope, batch, own, live)
+        gate = None if gates is None else gates[i]
+
+        def run(x, block=block, rope=ropes[full], own=own, left_out=left_out, gate=gate):
+            return block(x, rope, batch, own, live, left_out, gate)
 
         x, entry = remat.layer(run)(x)
         x = sharding.spread(x, None, DATA)  # so each layer ends in a sum over the devices
@@ -288,6 +308,8 @@ class Decoder(nnx.Module):
         states=None,
         local_mask=None,
         attend=None,
+        without=None,
+        gates=None,
     ):
         """Runs the trunk over ``N`` nodes a row.
 
@@ -306,6 +328,7 @@ class Decoder(nnx.Module):
           states: ``[H, B * N]``, read by the first layer instead of the tokens' embeddings.
           local_mask: replaces ``own_mask`` in layers with a window, before the window is applied.
           attend: see ``run_blocks``.
+          without, gates: see ``run_blocks``.
 
         Returns:
           ``(normed hidden [H, B * N], tapped [B, N, F] or None, entries)``; the entries are, per
@@ -330,6 +353,8 @@ class Decoder(nnx.Module):
             live=live,
             axis=axis,
             attend=attend,
+            without=without,
+            gates=gates,
         )
         out = seen[-1] = self.norm(seen[-1])
         tapped = None

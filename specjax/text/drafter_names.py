@@ -18,12 +18,15 @@ from .. import drafters, trees
 from ..checkpoints import HeadLM, holds_heads, load_drafter
 from ..checkpoints.mtp import holds_modules
 from ..drafters import registry
+from ..drafters.self_draft import SelfDraft
 from ..models.families import FAMILIES
 from ..models.files import read_json
 from ..models.lm import EMBEDDED, LM, as_drafter, config_folder, load
 from ..models.seq2seq import families
 from ..models.tokenizer import holds_tokenizer
 from ..types import Drafter, PyTree
+from . import own_layers
+from .own_layers import SELF
 from .session import Session
 
 log = logging.getLogger("specjax")
@@ -51,7 +54,7 @@ class WithLookup:
     """What ``"ngram+name"`` means: ``inner``, a draft model or heads, where there is nothing to
     copy; ``lookup``: one of ``LOOKUPS``."""
 
-    inner: LM | HeadLM
+    inner: LM | HeadLM | SelfDraft
     lookup: str = LOOKUPS[0]
 
     @property
@@ -134,6 +137,9 @@ def resolve_drafter(
         if how is not None and heads.sibling_sampling is not None:
             heads = _replaced(heads, sibling_sampling=how)
         return heads, drafter.params
+    if isinstance(drafter, SelfDraft):
+        most = None if num_draft is None else drafts()
+        return own_layers.shaped(lm, drafter, shape, most, how), params
     if isinstance(drafter, LM):
         model = as_drafter(lm, drafter)
         shape = shape or trees.chain(drafts())
@@ -189,11 +195,14 @@ def _check_name(drafter: str) -> None:
     name = drafter.removeprefix(lookup_of(drafter))
     if name in ("draft", *_heads()) or (name == drafter and name in simple_names()):
         return
+    if name.partition(":")[0] == SELF:
+        return
     if "/" not in name and name not in EMBEDDED and not os.path.isdir(name):
         raise ValueError(
             f"drafter={drafter!r} is unknown{_near(name)}; accepted: 'auto', 'none' (or 'plain', "
             f"or None), {', '.join(map(repr, registry.table_names()))}, 'draft', "
-            f"{', '.join(map(repr, _heads()))}, the folder or hub name "
+            f"{', '.join(map(repr, _heads()))}, 'self:exit=E' and 'self:skip=...' "
+            "(layers of the target itself), the folder or hub name "
             f"(owner/name) of a draft model or of heads, {', '.join(map(repr, LOOKUPS))} before "
             "'draft' or any name after it, what specjax.load or specjax.load_drafter returns, a "
             "specjax.Drafter"
@@ -206,7 +215,7 @@ def lookup_of(name: str) -> str:
 
 
 def _near(name: str) -> str:
-    near = difflib.get_close_matches(name, [*simple_names(), "draft", *_heads()], n=1)
+    near = difflib.get_close_matches(name, [*simple_names(), "draft", SELF, *_heads()], n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
@@ -249,7 +258,9 @@ def _replaced(drafter: Drafter, **fields) -> Drafter:
     return dataclasses.replace(drafter, **fields)
 
 
-def named(lm: LM, name: str | os.PathLike, **settings) -> str | LM | HeadLM | WithLookup:
+def named(
+    lm: LM, name: str | os.PathLike, **settings
+) -> str | LM | HeadLM | WithLookup | SelfDraft:
     """What ``drafter=name`` means for a target; those of no drafts and of tables are
     returned as they are.
 
@@ -273,10 +284,12 @@ def named(lm: LM, name: str | os.PathLike, **settings) -> str | LM | HeadLM | Wi
     return _with_weights(lm, name, settings)
 
 
-def _with_weights(lm: LM, name: str, settings: dict) -> LM | HeadLM:
-    """The draft model or the heads of a name."""
+def _with_weights(lm: LM, name: str, settings: dict) -> LM | HeadLM | SelfDraft:
+    """The draft model, the heads or the layers of a name."""
     if name == "draft":
         return default_draft(lm)
+    if name.partition(":")[0] == SELF:
+        return own_layers.named_layers(lm, name, NUM_DRAFT)
     entry = registry.find(name) if name in _heads() else None
     return _from_folder(lm, name, settings) if entry is None else _own_heads(lm, entry.name)
 

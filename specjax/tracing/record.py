@@ -182,7 +182,7 @@ def _arrays(rule, params, verified: VerifiedRound, emitted, keys) -> RoundArrays
     parent = jnp.broadcast_to(trees.parents(draft), (batch, nodes))
     rule = acceptance.choose(rule, draft, context.sampling.greedy)
     return RoundArrays(
-        draft=dataclasses.replace(draft, laws=None, parent=parent, topology=None),
+        draft=dataclasses.replace(draft, laws=None, parent=parent, topology=None, partial=None),
         depth=jnp.broadcast_to(trees.depths(draft), (batch, nodes)),
         acceptable=walk.eligible(draft),
         p=after[jnp.maximum(parent, ROOT), rows, jnp.arange(nodes)],

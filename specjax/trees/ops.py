@@ -208,6 +208,9 @@ def narrow(draft: Draft, nodes: int) -> Draft:
     def cut(x):
         return None if x is None else x[:, :nodes]
 
+    partial = draft.partial
+    if partial is not None:
+        partial = dataclasses.replace(partial, place=cut(partial.place))
     return dataclasses.replace(
         draft,
         tokens=cut(draft.tokens),
@@ -216,6 +219,7 @@ def narrow(draft: Draft, nodes: int) -> Draft:
         candidate=cut(draft.candidate),
         law=cut(draft.law),
         topology=None if draft.topology is None else draft.topology[:nodes],
+        partial=partial,
     )
 
 
@@ -308,6 +312,7 @@ def merge_drafts(*drafts: Draft, one_law: bool = False) -> Draft:
         topology=None,
         draws=together,
         deepest=max(max_depth(d) for d in drafts),
+        partial=None,  # its nodes are not these
     )
 
 

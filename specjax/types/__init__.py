@@ -5,10 +5,10 @@ the base classes that implementations subclass.
 """
 
 from .._internal.pytree import PyTree, pytree_dataclass, static
-from .data import DRAWS, POINT_MASS, ROOT, Context, Draft, Scores, Segment, Verdict
+from .data import DRAWS, POINT_MASS, ROOT, Context, Draft, PartialPass, Scores, Segment, Verdict
 from .drafter import Drafter, DrafterWrapper
 from .rule import Rule
-from .target import HeadTarget, Target
+from .target import HeadTarget, SubNetwork, Target
 
 __all__ = [
     "DRAWS",
@@ -19,10 +19,12 @@ __all__ = [
     "Drafter",
     "DrafterWrapper",
     "HeadTarget",
+    "PartialPass",
     "PyTree",
     "Rule",
     "Scores",
     "Segment",
+    "SubNetwork",
     "Target",
     "Verdict",
     "pytree_dataclass",

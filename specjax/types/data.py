@@ -28,6 +28,20 @@ POINT_MASS = -1  # value of `Draft.law` for a node that was not drawn from a law
 
 
 @pytree_dataclass
+class PartialPass:
+    """What a sub-network of the target computed of a draft, for the target's pass to go on from.
+
+    Attributes:
+      entries: as ``SubNetwork.verify`` returned them, of M nodes; opaque.
+      place: int32 ``[1 or B, N]``, where among the M nodes those of the draft are; None: node
+        ``n`` is the ``n``-th.
+    """
+
+    entries: PyTree
+    place: jax.Array | None = None
+
+
+@pytree_dataclass
 class Draft:
     """A tree of proposed tokens for every row. Build one with the functions of ``specjax.trees``.
 
@@ -53,6 +67,8 @@ class Draft:
         mass. ``distinct``: from their row of ``laws`` without replacement. ``hub``: two from a row,
         as ``drawing.draw_hub``.
       deepest: static; the depth that no node exceeds, where ``parent`` differs by row; None: N - 1.
+      partial: what a sub-network of the target computed of these very nodes, or None. Whoever
+        changes tokens or parents must set it to None.
     """
 
     start: jax.Array
@@ -66,6 +82,7 @@ class Draft:
     topology: tuple[int, ...] | None = static(default=None)
     draws: str = static(default="iid")
     deepest: int | None = static(default=None)
+    partial: PartialPass | None = None
 
     @property
     def num_nodes(self) -> int:

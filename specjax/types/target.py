@@ -114,6 +114,22 @@ class Target(abc.ABC):
           the cache, of the same structure, shapes and dtypes.
         """
 
+    def sub_network(self, *, exit: int | None = None, skip: tuple[str, ...] = ()) -> SubNetwork:
+        """Returns a part of this target that drafts over the target's own weights and cache.
+
+        Args:
+          exit: the number of layers that run before the head; None: all.
+          skip: the sublayers that are left out, such as ``"attention.3"`` and ``"mlp.5"``.
+
+        Raises:
+          ValueError: the target has no such part. Default: it has none at all.
+        """
+        raise ValueError(
+            f"sub_network: a {type(self).__name__} has no sub-networks, so it cannot draft for "
+            "itself; accepted are the decoder-only models of specjax.load and targets that "
+            "implement sub_network; take another drafter, such as 'ngram'"
+        )
+
     def activation_dtype(self, params: PyTree) -> np.dtype:
         """Returns the dtype of the activations. Default: that of the first floating weight."""
         floats = (x for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating))
@@ -125,6 +141,43 @@ class Target(abc.ABC):
     def shard(self, params: PyTree, mesh: jax.sharding.Mesh) -> PyTree:
         """Returns ``params`` on the devices of a mesh. Default: as they are (then replicated)."""
         return params
+
+
+class SubNetwork(abc.ABC):
+    """A part of a target, which drafts over the weights and the cache of the whole.
+
+    A sub-network is hashable and holds no arrays. It has no cache of its own: it reads the entries
+    of committed tokens in the target's cache, and keeps only those of drafted nodes.
+
+    Attributes:
+      hands_over: whether the target's pass can go on from the entries (``Draft.partial``). Where
+        it cannot, it computes everything anew.
+    """
+
+    hands_over: bool = False
+
+    @abc.abstractmethod
+    def verify(
+        self,
+        params: PyTree,
+        cache: PyTree,
+        draft: Draft,
+        *,
+        since: int = 0,
+        entries: PyTree = None,
+        logits: bool = True,
+    ) -> Scores:
+        """Scores nodes ``since:`` of a draft as ``Target.verify`` does, by this part alone.
+
+        Args:
+          params: the weights of the target.
+          cache: of the target; it is only read.
+          logits: whether logits are needed; where False, only what the target's pass can take over
+            is computed, and ``Scores.logits`` is None.
+
+        Returns:
+          ``Scores`` without features, with the entries of ALL nodes, those of ``entries`` first.
+        """
 
 
 class HeadTarget(Target):

@@ -15,7 +15,7 @@ from toys import heads
 
 import specjax
 from specjax import trees
-from specjax.drafters import Adaptive, DraftModel, NGram, Plain
+from specjax.drafters import Adaptive, DraftModel, NGram, Plain, SelfDraft
 from specjax.drafters.eagle3 import Eagle3, Eagle3Config, usual_layers
 from specjax.drafters.medusa import Medusa, MedusaConfig
 from specjax.drafters.mtp import MTP, MTPConfig, module_layer
@@ -63,12 +63,15 @@ def drafters(kind):
     tree = DraftModel(model=target, topology=trees.Tree(TREE), sibling_sampling="top")
     adaptive = Adaptive(NGram(num_draft=2, shortest=1), widths=(0, 2))
     costs = np.asarray([1.0, 1.1], np.float32)
+    skip = ("mlp.0", "attention.1")[: target.num_layers]  # one golden model has one layer
     return {
         "plain": (Plain(), None),
         "draft": (DraftModel(num_draft=2, model=target), near(params)),
         "tree": (tree, near(params)),
         "ngram": (adaptive, {"inner": None, "costs": adaptive.only(2)}),
         "adaptive": (adaptive, {"inner": None, "costs": costs}),
+        "exit": (SelfDraft(target=target, topology=trees.Tree(TREE), exit=1), None),
+        "skip": (SelfDraft(num_draft=2, target=target, skip=skip), None),
     }
 
 
@@ -169,6 +172,7 @@ def outputs(kind, drafter, weights):
 
 
 CASES_OF = [(k, name) for k in FAMILIES for name in ("plain", "tree", "ngram", "adaptive")]
+CASES_OF += [(k, name) for k in FAMILIES for name in ("exit", "skip")]
 # tokens that a round says at least, but for the first, where a row of one token has no hidden state
 # to read, and the last, which the budget may cut off
 READERS = {"medusa": 3, "eagle3": 2, "mtp": 2}

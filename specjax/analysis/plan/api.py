@@ -23,6 +23,7 @@ import numpy as np
 from ... import sharding
 from ...checkpoints import HeadLM
 from ...drafters import registry
+from ...drafters.self_draft import SelfDraft
 from ...models.lm import LM
 from ...sampling.distribution import Sampling
 from ...text import drafter_names
@@ -160,7 +161,7 @@ def plan(
     lm: LM,
     prompts: Prompts,
     *,
-    drafters: Sequence[str | LM | HeadLM] | None = None,
+    drafters: Sequence[str | LM | HeadLM | SelfDraft] | None = None,
     num_drafts: Sequence[int] = (1, 3, 7, 15),
     batches: Sequence[int] = (1,),
     drafting: Drafting = Drafting(),
@@ -182,7 +183,8 @@ def plan(
         ``.npy`` files, or mappings, as for ``serve_offline``.
       drafters: names as ``generate`` takes them (``"ngram"``, ``"suffix"``, ``"draft"``,
         ``"medusa"``, the folder or hub name of a draft model or of heads, but not ``"ngram+..."``),
-        draft models from ``specjax.load`` or heads from ``specjax.load_drafter``; default:
+        draft models from ``specjax.load``, heads from ``specjax.load_drafter`` or a ``SelfDraft``
+        (layers of the target, also by name: ``"self:exit=4"``); default:
         ``ngram``, and ``draft`` where the target has one. Plain decoding always competes.
       num_drafts: lengths to consider; the shortest and the longest are run, those between
         predicted. Heads draft chains, no longer than they can.
@@ -280,25 +282,29 @@ def _whole(name: str, values, least: int, most: int) -> list[int]:
     return sorted({int(v) for v in values})
 
 
-def _named(lm: LM, drafters) -> dict[str, str | LM | HeadLM]:
+def _named(lm: LM, drafters) -> dict[str, str | LM | HeadLM | SelfDraft]:
     """What to plan with, by the name that the plan shows: that which the user typed."""
-    single = isinstance(drafters, str | os.PathLike | LM | HeadLM)
+    single = isinstance(drafters, str | os.PathLike | LM | HeadLM | SelfDraft)
     given = [drafters] if single else list(drafters)
     named = {}
     for drafter in given:
         if isinstance(drafter, LM | HeadLM):
             named[drafter.name] = drafter
             continue
+        if isinstance(drafter, SelfDraft):
+            named[drafter.words] = drafter
+            continue
         found = None
         if isinstance(drafter, str | os.PathLike) and drafter not in drafter_names.NO_DRAFTS:
             found = drafter_names.named(lm, drafter)
-        if not isinstance(found, str | LM | HeadLM):
+        if not isinstance(found, str | LM | HeadLM | SelfDraft):
             raise ValueError(
                 f"drafters: {drafter!r:.60} cannot be planned with; accepted: 'auto', "
                 f"{', '.join(map(repr, registry.table_names()))}, "
                 "'draft' (the target's own draft model), the name of heads that belong to the "
                 "target, the folder or hub name of a draft model or of heads, a draft model from "
-                "specjax.load, heads from specjax.load_drafter; plain decoding competes in any case"
+                "specjax.load, heads from specjax.load_drafter, a SelfDraft; plain decoding "
+                "competes in any case"
             )
         named[found if isinstance(found, str) else os.fspath(drafter)] = found
     if len(named) < len(given) or not named:

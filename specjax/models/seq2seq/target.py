@@ -83,6 +83,14 @@ class Seq2SeqLM(CheckpointTarget):
         """The input of the encoder: ``"tokens"`` or ``"features"``."""
         return self.config.reads
 
+    def sub_network(self, *, exit=None, skip=()):
+        """Raises ValueError: an encoder-decoder model drafts with no part of its layers."""
+        raise ValueError(
+            f"sub_network: {self.config.model_type!r} is an encoder-decoder model, each of whose "
+            "decoder layers reads the encoder by cross-attention, and no part of such a model "
+            "drafts; take a draft model that reads the same inputs, or drafter='ngram'"
+        )
+
     def check_inputs(self, batch: int, inputs) -> None:
         """Raises ValueError for inputs that the encoder cannot read.
 

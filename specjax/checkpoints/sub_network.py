@@ -1,0 +1,81 @@
+"""A saved choice of the target's own layers, which ``drafter="self"`` reads.
+
+One small JSON file, ``self.json`` in the folder of the model or anywhere else::
+
+    {"specjax": "self", "model": "owner/name", "fingerprint": "...", "num_draft": 4,
+     "skip": ["attention.3", "mlp.7"], "found": {...}}
+
+``exit`` stands in place of ``skip`` for the first layers. The fingerprint is that of the weights
+for which the layers were chosen. ``found`` holds whatever the search measured.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ..drafters.self_draft import SelfDraft
+from ..models.files import read_json, write_json
+from ..models.lm import LM
+
+FILE, KIND = "self.json", "self"
+
+
+def default_path(lm: LM) -> Path | None:
+    """Where the layers of a model are saved if nothing else is said: in its folder, if it has one
+    of its own."""
+    folder = Path(lm.name)
+    return folder / FILE if folder.is_dir() else None
+
+
+def save_layers(
+    drafter: SelfDraft, lm: LM, path: str | os.PathLike, found: dict | None = None
+) -> Path:
+    """Writes which layers of ``lm`` draft.
+
+    Args:
+      drafter: the choice, and how many tokens it drafts.
+      path: the file, or a folder for ``self.json`` in it.
+      found: figures to keep beside the choice, plain data.
+
+    Raises:
+      FileNotFoundError: there is no such folder.
+      ValueError: the drafter was made of another target.
+    """
+    if drafter.target != lm.target:
+        raise ValueError(f"drafter={drafter!r}: it was made of another target than {lm.name}")
+    path = Path(path)
+    path = path / FILE if path.is_dir() else path
+    if not path.absolute().parent.is_dir():
+        raise FileNotFoundError(f"{path}: there is no folder {path.parent}")
+    content = {"specjax": KIND, "model": lm.name, "fingerprint": lm.checkpoint}
+    content |= {"num_draft": drafter.num_draft}
+    content |= {"skip": list(drafter.skip)} if drafter.skip else {"exit": drafter.exit}
+    write_json(path, content | {"found": found or {}})
+    return path
+
+
+def load_layers(path: str | os.PathLike, lm: LM) -> SelfDraft:
+    """The drafter that a file describes.
+
+    Args:
+      path: what ``save_layers`` wrote, or the folder of it.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: the file is none of these, or was written for another model.
+    """
+    path = Path(path)
+    path = path / FILE if path.is_dir() else path
+    content = read_json(path.parent, path.name)
+    if content.get("specjax") != KIND:
+        raise ValueError(f"{path}: it is no file of layers; search some with: specjax layers")
+    if content.get("fingerprint") != lm.checkpoint:
+        raise ValueError(
+            f"{path}: its layers were chosen for other weights than those of {lm.name} (it names "
+            f"{content.get('model')!r}); search again with: specjax layers --model {lm.name}"
+        )
+    exit, skip, num = (content.get(name) for name in ("exit", "skip", "num_draft"))
+    if not isinstance(num, int) or num < 1 or not isinstance(skip or [], list):
+        raise ValueError(f"{path}: num_draft={num!r}, skip={skip!r}: it was changed by hand")
+    return SelfDraft(num_draft=num, target=lm.target, exit=exit, skip=tuple(skip or ()))

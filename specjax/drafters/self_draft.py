@@ -1,0 +1,242 @@
+"""The target drafts for itself, with a part of its own layers.
+
+    q(x_i | context, x_1 ... x_{i-1}) = the head on what a sub-network says,   i = 1 ... num_draft
+
+The sub-network is the first E layers (``exit``), or all layers but for a set of attention and MLP
+sublayers (``skip``). It has the weights of the target, and it reads the target's cache of committed
+tokens: nothing is copied, and there is nothing to learn from what is committed. Only the drafted
+nodes have entries of their own, for the length of a round.
+
+What its first whole layers computed of the drafted nodes is what the target computes, so it is
+handed to the target's pass (``Draft.partial``), which runs the other layers alone. A last pass of
+these first layers reads the nodes below which nothing was drafted.
+
+Lossless: yes (the draft states its laws), under ``rejection``, ``block``, ``traversal`` and the
+other rules that judge drawn drafts; under ``greedy`` and ``delta`` too.
+
+Differs from Draft & Verify, whose verification computes all layers anew, and which verifies with
+the law of the settings what it drew from the bare softmax.
+
+Example::
+
+    specjax.generate(lm, "...", drafter="self:exit=8")
+    drafter = SelfDraft(num_draft=4, target=lm.target, exit=8)  # for `specjax.decode`
+    drafter = SelfDraft(target=lm.target, skip="attention.3-9,mlp.5,7")
+
+References: Zhang et al., Draft & Verify, arXiv 2309.08168; Elhoushi et al., LayerSkip, arXiv
+2404.16710, sections 4.2 and 4.3.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import trees
+from .._internal.pytree import filled, pytree_dataclass
+from ..models.sub_network import skipped_sublayers
+from ..trees import expand
+from ..types import Draft, PartialPass, PyTree, SubNetwork, Target
+from .base import ChainDrafter
+from .confidence_stop import ConfidenceStop
+
+
+@dataclasses.dataclass(frozen=True)
+class SelfDraft(ChainDrafter):
+    """Drafts a chain or a tree with a part of the target; it has no weights and no state.
+
+    Where ``context.width`` is given, passes beyond it are left out.
+
+    Attributes:
+      num_draft: tokens of a chain; that of a tree follows from the topology.
+      target: the target, whose layers draft.
+      exit: E, the number of layers that run before the head; None: see ``skip``.
+      skip: the sublayers that are left out, in any form that ``skipped_sublayers`` takes.
+      topology: the tree to draft (see ``trees.topology``); None: a chain of ``num_draft`` tokens.
+      sibling_sampling: how children are picked (see ``trees.expand``); None: drawn (``iid``), or
+        ``top`` in a tree that the drafter grows.
+      stop: where a chain ends before ``num_draft`` tokens, row by row; None: nowhere.
+
+    Raises:
+      ValueError: there is no target or nothing to draft; the target has no such part; a tree is to
+        be stopped.
+    """
+
+    target: Target = dataclasses.field(default=None, repr=False)
+    exit: int | None = None
+    skip: tuple[str, ...] = ()
+    topology: trees.Topology | None = None
+    sibling_sampling: str | None = None
+    stop: ConfidenceStop | None = None
+    name = "self"
+    can_rest = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.target is None or (self.topology is None and self.num_draft < 1):
+            raise ValueError(
+                f"SelfDraft(num_draft={self.num_draft}, target={type(self.target).__name__}): it "
+                "needs the target and at least one token to draft; for plain decoding use Plain()"
+            )
+        topology = self.topology or trees.chain(self.num_draft)
+        object.__setattr__(self, "topology", topology)
+        object.__setattr__(self, "num_draft", topology.num_nodes - 1)
+        object.__setattr__(self, "skip", skipped_sublayers(self.skip))
+        expand.check_sibling_sampling(self.picks, topology)
+        if self.stop is not None and topology != trees.chain(topology.depth):
+            raise ValueError(
+                f"SelfDraft(stop=..., topology={topology}): confidence stops chains; leave one of "
+                "the two out"
+            )
+        _ = self.part  # refuses what the target does not have
+
+    @property
+    def part(self) -> SubNetwork:
+        """The sub-network that drafts."""
+        return self.target.sub_network(exit=self.exit, skip=self.skip)
+
+    @property
+    def words(self) -> str:
+        """What names these layers in ``generate(drafter=...)``."""
+        which = f"skip={','.join(self.skip)}" if self.skip else f"exit={self.exit}"
+        return f"{self.name}:{which}"
+
+    @property
+    def picks(self) -> str:
+        """``sibling_sampling``, or the default of the topology where it is None."""
+        return self.sibling_sampling or ("iid" if isinstance(self.topology, trees.Tree) else "top")
+
+    @property
+    def depth(self) -> int:
+        return self.topology.depth
+
+    @property
+    def vocab_size(self) -> int:
+        return self.target.vocab_size
+
+    def init(self, params, target_params, batch, capacity, inputs=None):
+        return () if self.stop is None else self.stop.init(batch)
+
+    def observe(self, params, target_params, state, segment):
+        if self.stop is None or segment.round is None:
+            return state
+        accepted = jnp.minimum(jnp.maximum(segment.num - 1, 0), state.offered)
+        return self.stop.update(state, accepted, segment.num > 0, self.depth)
+
+    def draft_step(self, params, target_params, state, context):
+        part, width = self.part, context.width
+
+        def level(entries, grown, since):
+            scores = part.verify(target_params, context.cache, grown, since=since, entries=entries)
+            return scores.logits, scores.entries
+
+        def grow(level):
+            return expand.expand(self.topology, context, level, None, sibling_sampling=self.picks)
+
+        if self.stop is None:
+            draft, entries, _ = grow(level)
+        else:
+            draft, sure, _ = grow(_while_sure(level, state.threshold, context.budget > 0))
+            entries, width = sure.entries, sure.offered
+            state = dataclasses.replace(state, offered=width)
+            draft = _cut(draft, width)
+        if not part.hands_over or context.stop_drafting is not None:  # then others change the draft
+            return draft, state
+        block, since, place = _lacking(self.topology, draft, width)
+        entries = part.verify(
+            target_params,
+            context.cache,
+            block,
+            since=since,
+            entries=entries if since else None,
+            logits=False,
+        ).entries
+        return dataclasses.replace(draft, partial=PartialPass(entries=entries, place=place)), state
+
+
+@pytree_dataclass
+class Sure:
+    """What is known of a chain that is drafted while the drafter is sure.
+
+    Attributes:
+      entries: of the sub-network.
+      logits: float32 ``[B, V]`` below the last node that was looked at.
+      on: bool ``[B]``, whether the row goes on.
+      offered: int32 ``[B]``, the tokens that it proposes so far.
+    """
+
+    entries: PyTree
+    logits: jax.Array
+    on: jax.Array
+    offered: jax.Array
+
+
+def _while_sure(level, threshold, live):
+    """``level`` for ``expand``, which leaves out passes that no row wants."""
+
+    def step(carry, grown, since):
+        if since == 0:
+            logits, entries = level(None, grown, since)
+            offered = live.astype(jnp.int32)
+            return logits, Sure(entries=entries, logits=logits[:, 0], on=live, offered=offered)
+        said = jax.nn.softmax(carry.logits, axis=-1)
+        last = jnp.take_along_axis(said, grown.tokens[:, since:], axis=1, mode="clip")[:, 0]
+        on = carry.on & (last >= threshold)
+        after = jax.eval_shape(lambda: level(carry.entries, grown, since))
+
+        def rest():
+            logits, entries = after
+            zeros = jnp.zeros(logits.shape, logits.dtype)
+            return zeros, jax.tree.map(filled, carry.entries, entries)
+
+        logits, entries = jax.lax.cond(
+            jnp.any(on), lambda: level(carry.entries, grown, since), rest
+        )
+        offered = carry.offered + on
+        return logits, Sure(entries=entries, logits=logits[:, 0], on=on, offered=offered)
+
+    return step
+
+
+def _cut(draft: Draft, offered) -> Draft:
+    """The chain of which each row proposes the first ``offered`` int32 ``[B]`` tokens."""
+    kept = jnp.arange(draft.num_nodes) <= offered[:, None]
+    both = (kept if x is None else x & kept for x in (draft.scored, draft.candidate))
+    scored, candidate = both
+    return dataclasses.replace(draft, scored=scored, candidate=candidate)
+
+
+def _lacking(topology, draft: Draft, width):
+    """What the last pass reads: the nodes below which nothing was drafted.
+
+    Args:
+      topology: that was drafted.
+      width: the depth of the draft, int32 or int32 ``[B]``; None: that of the topology.
+
+    Returns:
+      the nodes that were gone on with and then those that are lacking, a draft; the number of the
+      former; and int32 ``[1 or B, N]``, where among them the nodes of ``draft`` are, or None.
+    """
+    count = draft.num_nodes
+    if not isinstance(topology, trees.Tree) or (width is not None and topology.depth < count - 1):
+        return dataclasses.replace(draft, law=None, laws=None), 0, None  # they differ by row
+    if width is not None:  # the last wanted node of a chain
+        index = jnp.arange(count, dtype=jnp.int32)[None]
+        last = jnp.minimum(width, count - 1).astype(jnp.int32)
+        last = jnp.broadcast_to(last, draft.start.shape)[:, None]
+        own = jnp.take_along_axis(draft.tokens, last, axis=1)
+        tokens = jnp.concatenate([draft.tokens[:, :-1], own], axis=1)
+        parent = jnp.where(index < count - 1, index, last) - 1
+        block = Draft(start=draft.start, tokens=tokens, parent=parent)
+        return block, count - 1, jnp.where(index < last, index, count - 1)
+    parents = np.asarray(topology.parents)
+    inner = np.unique(parents[1:])
+    order = np.concatenate([inner, np.setdiff1d(np.arange(count), inner)])
+    place = np.argsort(order)
+    above = (-1, *(int(n) for n in place[parents[order[1:]]]))
+    block = Draft(start=draft.start, tokens=draft.tokens[:, order], topology=above)
+    in_order = bool((place == np.arange(count)).all())
+    return block, len(inner), None if in_order else jnp.asarray(place, jnp.int32)[None]

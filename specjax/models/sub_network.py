@@ -1,0 +1,189 @@
+"""A part of a decoder that drafts over the weights and the cache of the whole.
+
+Leaving out a sublayer leaves out its norms: the residual stream passes it unchanged. The committed
+tokens have entries in every layer, which the target wrote; the drafted nodes have entries of their
+own in the layers that ran.
+
+The first layers, up to the first that lacks a sublayer, compute for a drafted node what the target
+computes. Their entries and the states after them are handed to the target's pass
+(``Draft.partial``), which runs the other layers alone.
+
+References: Draft & Verify, arXiv 2309.08168 (``skip``); LayerSkip, arXiv 2404.16710, section 4.3
+(``exit``, and the reuse of entries and states).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from .._internal.pytree import pytree_dataclass, static
+from ..types import Draft, Scores, SubNetwork
+from .config import ATTENTION, EVERY_SUBLAYER, MLP_SUBLAYER
+
+if TYPE_CHECKING:
+    from .causal_lm import CausalLM
+
+KINDS = (ATTENTION, MLP_SUBLAYER)
+_ITEM = re.compile(r"(?:(attention|mlp)[.:])?(\d+)(?:-(\d+))?")
+
+
+@pytree_dataclass
+class PartialEntries:
+    """What a part computed of M nodes.
+
+    Attributes:
+      layers: per layer the entries, leaves ``[B, K, M, E]``; None where no attention ran.
+      states: ``[B, M, H]``, the residual stream after the first ``shared`` layers.
+      shared: the number of leading layers that computed what the target computes.
+    """
+
+    layers: tuple[Any, ...]
+    states: jax.Array
+    shared: int = static(default=0)
+
+    def of_nodes(self, place: jax.Array | None, num_nodes: int) -> PartialEntries:
+        """The first ``shared`` layers' entries and states, of the nodes at ``place``.
+
+        Args:
+          place: int32 ``[1 or B, N]`` indices among the M nodes, or None: the first ``num_nodes``.
+        """
+
+        def take(x, axis):
+            if place is None:
+                return jax.lax.slice_in_dim(x, 0, num_nodes, axis=axis)
+            shape = [1] * x.ndim
+            shape[0], shape[axis] = place.shape
+            return jnp.take_along_axis(x, place.reshape(shape), axis=axis)
+
+        first = self.layers[: self.shared]
+        return dataclasses.replace(
+            self,
+            layers=jax.tree.map(lambda x: take(x, 2), first),
+            states=take(self.states, 1),
+        )
+
+    @property
+    def columns(self) -> jax.Array:
+        """The states as layers read them, ``[H, B * M]``."""
+        return self.states.reshape(-1, self.states.shape[-1]).T
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderPart(SubNetwork):
+    """The layers of ``whole`` but for some sublayers, with its norm and its head.
+
+    Attributes:
+      whole: the target.
+      without: for each layer the sublayers that are left out.
+    """
+
+    whole: CausalLM
+    without: tuple[frozenset[str], ...]
+
+    @property
+    def shared(self) -> int:
+        """The number of leading layers that are whole, the last layer of all not counted."""
+        whole = [not left_out for left_out in self.without[:-1]] + [False]
+        return whole.index(False)
+
+    @property
+    def hands_over(self) -> bool:
+        return self.shared > 0
+
+    def verify(self, params, cache, draft: Draft, *, since=0, entries=None, logits=True) -> Scores:
+        shared, without = self.shared, self.without
+        if not logits:
+            later = len(without) - shared
+            without = without[:shared] + (EVERY_SUBLAYER,) * later
+        scores = self.whole.run(
+            params,
+            cache,
+            draft,
+            features=(shared,),
+            since=since,
+            entries=None if entries is None else entries.layers,
+            logits=logits,
+            without=without,
+        )
+        states = scores.features
+        if entries is not None:
+            states = jnp.concatenate([entries.states, states], axis=1)
+        made = PartialEntries(layers=scores.entries, states=states, shared=shared)
+        return Scores(logits=scores.logits, features=None, entries=made)
+
+
+def decoder_part(whole: CausalLM, exit: int | None, skip) -> DecoderPart:
+    """The part that ``Target.sub_network`` returns of a decoder.
+
+    Raises:
+      ValueError: both or neither of ``exit`` and ``skip`` are given, a layer does not exist, or
+        nothing would be left.
+    """
+    layers = whole.num_layers
+    if (exit is None) == (not skip):
+        raise ValueError(
+            f"exit={exit}, skip={skip!r}: give one of the two, exit=E (the first E layers and the "
+            "head) or skip= (the sublayers that are left out, such as 'attention.3,mlp.5-7')"
+        )
+    if exit is not None:
+        if isinstance(exit, bool) or not isinstance(exit, int) or not 1 <= exit <= layers:
+            raise ValueError(
+                f"exit={exit!r}: the model has {layers} layers, so exit is a whole number from 1 "
+                f"to {layers}; a drafter that pays runs few of them"
+            )
+        return DecoderPart(whole, (frozenset(),) * exit + (EVERY_SUBLAYER,) * (layers - exit))
+    without: list[set[str]] = [set() for _ in range(layers)]
+    for name in skipped_sublayers(skip):
+        kind, _, layer = name.partition(".")
+        if int(layer) >= layers:
+            raise ValueError(
+                f"skip={skip!r}: there is no layer {layer}; the model has {layers}, counted from "
+                f"0 to {layers - 1}"
+            )
+        without[int(layer)].add(kind)
+    if all(left_out == EVERY_SUBLAYER for left_out in without):
+        raise ValueError(
+            f"skip={skip!r}: it leaves out all {2 * layers} sublayers of {layers} layers, and "
+            "nothing would draft; leave at least one in, or take another drafter"
+        )
+    return DecoderPart(whole, tuple(map(frozenset, without)))
+
+
+def skipped_sublayers(skip: str | Iterable[str] | Mapping[str, Iterable[int]]) -> tuple[str, ...]:
+    """The names of skipped sublayers, each once, layer by layer: ``("attention.3", "mlp.5")``.
+
+    Args:
+      skip: a text such as ``"attention.3-5,mlp.7,9"`` (a number alone stands for both sublayers of
+        that layer, and a range includes its end), such items one by one, or the layers of each
+        kind as published files have them: ``{"attention": [3, 4], "mlp": [7]}``. Layers count
+        from 0.
+
+    Raises:
+      ValueError: an item is none of these.
+    """
+    if isinstance(skip, Mapping):
+        if not {*skip} <= {*KINDS}:
+            raise ValueError(
+                f"skip={dict(skip)!r}: its keys are kinds of sublayers, {' and '.join(KINDS)}"
+            )
+        items = [f"{kind}.{layer}" for kind, layers in skip.items() for layer in layers]
+    else:
+        items = skip.split(",") if isinstance(skip, str) else [str(item) for item in skip]
+    found = set()
+    for item in filter(None, map(str.strip, items)):
+        read = _ITEM.fullmatch(item)
+        if read is None:
+            raise ValueError(
+                f"skip: {item!r} is no sublayer; accepted: attention.N, mlp.N, N for both, with "
+                "N a layer counted from 0 or a range such as 3-5"
+            )
+        kind, first, last = read.groups()
+        for layer in range(int(first), int(last or first) + 1):
+            found |= {(layer, one) for one in ([kind] if kind else KINDS)}
+    return tuple(f"{kind}.{layer}" for layer, kind in sorted(found))

@@ -1,0 +1,68 @@
+"""What ``drafter="self:..."`` means: which layers of the target draft for it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from .. import trees
+from ..checkpoints.sub_network import default_path, load_layers
+from ..drafters.confidence_stop import ConfidenceStop
+from ..drafters.self_draft import SelfDraft
+from ..models.lm import LM
+
+SELF = "self"  # the target's own layers; what follows a colon says which
+
+
+def named_layers(lm: LM, name: str, num_draft: int) -> SelfDraft:
+    """The drafter that ``"self"`` means, with what follows it.
+
+    After colons: ``exit=4``, ``skip=attention.3-5,mlp.7`` or ``from=FILE`` say which layers draft
+    (nothing: the file that ``specjax layers`` saved in the model's folder); ``stop=0.6`` where a
+    chain ends, see ``drafters.confidence_stop``. ``num_draft``: tokens of a chain, unless a file
+    says how many.
+
+    Raises:
+      ValueError: the name says something else, or the model has no such part.
+      FileNotFoundError: there is no such file.
+    """
+    given = dict(word.partition("=")[::2] for word in name.split(":")[1:])
+    stop, which = given.pop("stop", None), len(given)
+    saved = given.pop("from", None)
+    if not which and (own := default_path(lm)) is not None and own.is_file():
+        saved = own
+    exit, skip = given.pop("exit", None), given.pop("skip", "")
+    if given or which > 1 or not (exit or "1").isdigit() or not (saved or exit or skip):
+        raise ValueError(
+            f"drafter={name!r}: it does not say which layers draft; give 'self:exit=E' (the first "
+            "E layers and the head), 'self:skip=attention.3-5,mlp.7' (all layers but for these "
+            "sublayers) or 'self:from=FILE' (what specjax layers saved), on the command line "
+            "--drafter self with --exit or --skip; 'self' alone reads self.json in the model's "
+            "folder"
+        )
+    if saved:
+        drafter = load_layers(saved, lm)
+    else:
+        exit = None if exit is None else int(exit)
+        drafter = SelfDraft(num_draft=num_draft, target=lm.target, exit=exit, skip=skip)
+    if stop is None:
+        return drafter
+    try:
+        return dataclasses.replace(drafter, stop=ConfidenceStop(threshold=float(stop)))
+    except ValueError as error:
+        raise ValueError(f"drafter={name!r}: stop= is a probability, {error}") from None
+
+
+def shaped(lm: LM, drafter: SelfDraft, shape, num_draft: int | None, how: str | None) -> SelfDraft:
+    """``drafter`` with another tree or number of drafts, drawn as a rule wants it (``how``)."""
+    if drafter.target != lm.target:
+        raise ValueError(
+            f"drafter={drafter!r}: it was made of another target than {lm.name}; give target="
+            "lm.target of the model that decodes"
+        )
+    if shape is None and num_draft is not None:
+        shape = trees.chain(num_draft)
+    if shape is not None:
+        drafter = dataclasses.replace(drafter, topology=shape)
+    if how is not None and drafter.sibling_sampling is None:
+        drafter = dataclasses.replace(drafter, sibling_sampling=how)
+    return drafter
