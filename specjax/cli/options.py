@@ -264,7 +264,7 @@ def save_session(arguments: argparse.Namespace, options: dict) -> None:
 
 def _self(drafter: str, layers: dict) -> str:
     """The name of a drafter of the target's own layers, with what says which."""
-    if drafter not in (drafter_names.SELF, drafter_names.LOOKUP + drafter_names.SELF):
+    if drafter.removeprefix(drafter_names.lookup_of(drafter)) != drafter_names.SELF:
         raise ValueError(f"--exit and --skip are for --drafter self, not {drafter}")
     if len(layers) > 1:
         raise ValueError("--exit and --skip: give one of the two")

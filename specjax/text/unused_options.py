@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from ..checkpoints import HeadLM
 from ..drafters import NGram, Plain
+from ..drafters.self_draft import SelfDraft
 from ..models.lm import LM
 from ..types import Drafter, PyTree
 from .drafter_names import AUTO, NO_DRAFTS, DrafterGiven, WithLookup
 from .options import Drafting
 
-_NO_WEIGHTS = (Plain, NGram)  # drafter objects of these very classes read no weights
+_NO_WEIGHTS = (Plain, NGram, SelfDraft)  # drafter objects of these very classes read no weights
 
 
 def refuse_unused(given, drafter: DrafterGiven, drafting: Drafting, params: PyTree) -> None:
@@ -35,7 +36,7 @@ def refuse_unused(given, drafter: DrafterGiven, drafting: Drafting, params: PyTr
             f"num={drafting.num!r}: {called} drafts nothing; leave num out, or give another "
             "drafter, such as 'ngram'"
         )
-    if number and own:
+    if number and own and not isinstance(drafter, SelfDraft):
         how = f"leave num out, or make the object with num_draft={drafting.num!r}"
         if drafter.topology is not None:
             how = f"leave num out, or give tree='chain:{drafting.num}' in its place"
@@ -58,6 +59,8 @@ def refuse_unused(given, drafter: DrafterGiven, drafting: Drafting, params: PyTr
 def _refuse_siblings(called: str, drafter: DrafterGiven, wanted: str) -> None:
     """Raises ``ValueError`` where ``Drafting.sibling_sampling`` would be ignored."""
     way_out = "leave sibling_sampling out"
+    if isinstance(drafter, SelfDraft) and drafter.sibling_sampling is None:
+        return
     if isinstance(drafter, Drafter):
         why = "is an object, which decides by itself how siblings are drawn"
         if drafter.sibling_sampling is not None or drafter.topology is not None:
