@@ -114,10 +114,10 @@ def make_early_exit_loss(
             for i in range(len(chosen))
         ]
         table = CausalLM(shape).head_table(params)
-        heads = [chunks.Head(table, x, following, weight) for x in (*states, last)]
+        heads = [chunks.Head(table, x, following, jnp.asarray(weight)) for x in (*states, last)]
         sums = [found for found, _ in chunks.totals(terms, heads, None)]
         count = jnp.sum(weight)
-        whole = sum(share * found for share, found in zip(shares, sums, strict=True))
+        whole = jnp.dot(shares, jnp.stack(sums))
         return {"loss": Mean(whole, count), "last_loss": Mean(sums[-1], count, share=0.0)}
 
     return loss

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 from .. import trees
 from ..checkpoints.sub_network import default_path, load_layers
@@ -25,9 +26,10 @@ def named_layers(lm: LM, name: str, num_draft: int) -> SelfDraft:
       ValueError: the name says something else, or the model has no such part.
       FileNotFoundError: there is no such file.
     """
-    given = dict(word.partition("=")[::2] for word in name.split(":")[1:])
+    words = (word.partition("=") for word in name.split(":")[1:])
+    given: dict[str, str] = {key: value for key, _, value in words}
     stop, which = given.pop("stop", None), len(given)
-    saved = given.pop("from", None)
+    saved: str | Path | None = given.pop("from", None)
     if not which and (own := default_path(lm)) is not None and own.is_file():
         saved = own
     exit, skip = given.pop("exit", None), given.pop("skip", "")
