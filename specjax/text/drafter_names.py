@@ -356,7 +356,7 @@ def _own_heads(lm: LM, name: str) -> HeadLM:
 
 
 @_once_a_model
-def auto_drafter(lm: LM) -> str | LM | HeadLM | WithLookup:
+def auto_drafter(lm: LM) -> str | LM | HeadLM | WithLookup | SelfDraft:
     """What ``drafter="auto"`` is for a model: its own heads where its folder or checkpoint holds
     some, else ``"ngram"``, which needs no weights and costs almost nothing where there is nothing
     to copy. Nothing is measured: ``specjax.compare`` and ``specjax.plan`` tell whether it pays. For

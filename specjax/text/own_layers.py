@@ -10,6 +10,7 @@ from ..checkpoints.sub_network import default_path, load_layers
 from ..drafters.confidence_stop import ConfidenceStop
 from ..drafters.self_draft import SelfDraft
 from ..models.lm import LM
+from ..models.sub_network import skipped_sublayers
 
 SELF = "self"  # the target's own layers; what follows a colon says which
 
@@ -44,8 +45,8 @@ def named_layers(lm: LM, name: str, num_draft: int) -> SelfDraft:
     if saved:
         drafter = load_layers(saved, lm)
     else:
-        exit = None if exit is None else int(exit)
-        drafter = SelfDraft(num_draft=num_draft, target=lm.target, exit=exit, skip=skip)
+        exit, skipped = None if exit is None else int(exit), skipped_sublayers(skip)
+        drafter = SelfDraft(num_draft=num_draft, target=lm.target, exit=exit, skip=skipped)
     if stop is None:
         return drafter
     try:
