@@ -204,7 +204,11 @@ TABLE = {
         ("at_once|at_least", FULL),
     ],
     "test_servers.py": MERGE,
-    "test_sanitizers.py": [("fault", DEFAULT), (EVERYTHING, MERGE)],
+    "test_sanitizers.py": [
+        ("fault", DEFAULT),
+        (r"\[kernels\]", MERGE),
+        (EVERYTHING, FULL),  # compiling quantized.cc with sanitizers takes minutes
+    ],
     "test_self_draft.py": [
         ("fault|refused|sublayers_are|say_why|leading|missing_layers", DEFAULT),
         (EVERYTHING, MERGE),

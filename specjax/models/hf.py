@@ -91,11 +91,14 @@ def load_config(folder: str | os.PathLike) -> DecoderConfig | EncoderDecoderConf
 
 
 def quantized_layout(folder: str | os.PathLike):
-    """How the checkpoint of a folder holds quantized weights; None where they are floats.
+    """How the checkpoint of a folder holds quantized weights; None where they are floats, or where
+    no ``config.json`` says anything.
 
     Raises:
       ValueError: in a layout that is not read.
     """
+    if not (Path(folder) / "config.json").is_file():
+        return None
     return layout_of(read_json(folder, "config.json"))
 
 
