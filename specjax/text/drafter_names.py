@@ -176,6 +176,8 @@ def _named_table(lm: LM, name: str | None, most: int | None, shape) -> Drafter:
             )
         return kind.for_target(lm.target, topology=shape)
     most = LOOKUP_DRAFTS.get(kind.name) if most is None else most
+    if kind is drafters.Plain:  # drafts nothing, however many tokens are asked for
+        return kind()
     return kind.for_target(lm.target, **({} if most is None else {"num_draft": most}))
 
 
