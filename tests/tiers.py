@@ -42,6 +42,7 @@ MESHED = "draft|ngram|medusa|hydra prefix|eagle|mtp|adaptive eagle3|tree per row
 TABLE = {
     "test_acceptance.py": [
         (r"traversal_keeps.*\[(hub|distinct)", FULL),
+        (r"exactly\[(kseq-iid-topology10|traversal-hub)", MERGE),
         ("keep[s]?_at_least|k_seq_(with|goes)|both_keep_more|in_half|always_right", MERGE),
     ],
     "test_adaptive.py": [
@@ -184,7 +185,7 @@ TABLE = {
         ("side_by_side|loaded_as_it_was|documents", MERGE),
         (EVERYTHING, FULL),
     ],
-    "test_pricing.py": [("refused|lost_in", DEFAULT), (EVERYTHING, FULL)],
+    "test_pricing.py": [("refused", DEFAULT), ("lost_in", MERGE), (EVERYTHING, FULL)],
     "test_quality.py": [("refused", DEFAULT), (EVERYTHING, MERGE)],
     "test_recurrent.py": [
         ("refused|asked_for|beams_are_those", DEFAULT),
@@ -219,7 +220,7 @@ TABLE = {
         ("generate_gives|own_stop|command", MERGE),
         (EVERYTHING, FULL),
     ],
-    "test_stepwise.py": [(r"1.0-(tree|draft)", FULL), (r"\[1.0|adaptive", MERGE)],
+    "test_stepwise.py": [(r"1.0-(tree|draft)", FULL), (r"1.0|adaptive|0.0-tree", MERGE)],
     "test_stopping.py": [
         ("refused|pieces|might_have", DEFAULT),
         (r"\[0.0-ngram|stream", MERGE),
@@ -237,8 +238,8 @@ TABLE = {
     ],
     "test_datastore.py": [("leave_the_text|the_command|of_the_device", MERGE)],
     "test_tables.py": [("several_texts|sam_finds|many_matches|proposes_what", MERGE)],
-    "test_text.py": [("compare_measures|names_a_drafter", MERGE)],
-    "test_topology.py": [("measured_ranks", MERGE)],
+    "test_text.py": [(r"compare_measures|names_a_drafter|in_a_batch\[draft", MERGE)],
+    "test_topology.py": [(r"measured_ranks|probable_paths\[opt", MERGE)],
     "test_trace.py": [
         (r"decide_as.*(kseq|typical)", FULL),
         ("general_words|cannot_be_traced|page|gets_out|decide_as|command", MERGE),
@@ -300,7 +301,7 @@ TABLE = {
     "train/test_optimizer.py": MERGE,
     "train/test_report.py": MERGE,
     "train/test_early_exit.py": MERGE,
-    "train/test_embedded.py": DEFAULT,
+    "train/test_embedded.py": [("the_heads_are", MERGE)],
     "train/test_unroll.py": MERGE,
     "train/test_head_recipes.py": [("refused|trained|lowers|load_back", MERGE), (EVERYTHING, FULL)],
     "train/test_feature_recipes.py": [
