@@ -26,9 +26,8 @@ import jax.numpy as jnp
 from .._internal.pytree import pytree_dataclass
 from ..trees.topology import chain
 from ..types import Draft, Drafter, PyTree
-from .base import ChainDrafter
 from .context_index import ContextIndex
-from .hybrid import check_inner, joined
+from .hybrid import TableBefore, check_inner, joined
 from .indexed import IndexedDrafter
 from .union import round_of
 
@@ -44,7 +43,7 @@ class FallbackState:
 
 
 @dataclasses.dataclass(frozen=True)
-class Fallback(ChainDrafter):
+class Fallback(TableBefore):
     """Drafts with ``first`` where its score is high enough, else with ``inner``.
 
     ``params["drafter"]`` holds the weights of ``inner``.
@@ -80,22 +79,6 @@ class Fallback(ChainDrafter):
     @property
     def name(self) -> str:
         return f"{self.first.name}+{self.inner.name}"
-
-    @property
-    def features(self) -> tuple[int, ...]:
-        return self.inner.features
-
-    @property
-    def reads_last(self) -> bool:
-        return self.inner.reads_last
-
-    @property
-    def vocab_size(self) -> int | None:
-        return self.inner.vocab_size
-
-    def shard(self, params, mesh):
-        """The weights of ``inner`` on a mesh; see ``sharding.place``."""
-        return self.inner.shard(params, mesh)
 
     def init(self, params, target_params, batch, capacity, inputs=None):
         return FallbackState(

@@ -78,8 +78,30 @@ class Copying:
         return jnp.any(jnp.stack(self.copies(drafted)), axis=0)
 
 
+class TableBefore(ChainDrafter):
+    """A chain that a table proposes, or else ``inner``, whose weights and wishes are its own."""
+
+    inner: Drafter
+
+    @property
+    def features(self) -> tuple[int, ...]:
+        return self.inner.features
+
+    @property
+    def reads_last(self) -> bool:
+        return self.inner.reads_last
+
+    @property
+    def vocab_size(self) -> int | None:
+        return self.inner.vocab_size
+
+    def shard(self, params, mesh):
+        """The weights of ``inner`` on a mesh; see ``sharding.place``."""
+        return self.inner.shard(params, mesh)
+
+
 @dataclasses.dataclass(frozen=True)
-class Hybrid(ChainDrafter):
+class Hybrid(TableBefore):
     """Copies by ``lookup`` where it finds a match, else drafts with ``inner``.
 
     A round in which all rows copy costs no more than the lookup: ``inner`` is not run, and reads
@@ -111,22 +133,6 @@ class Hybrid(ChainDrafter):
     @property
     def name(self) -> str:
         return f"{self.lookup.name}+{self.inner.name}"
-
-    @property
-    def features(self) -> tuple[int, ...]:
-        return self.inner.features
-
-    @property
-    def reads_last(self) -> bool:
-        return self.inner.reads_last
-
-    @property
-    def vocab_size(self) -> int | None:
-        return self.inner.vocab_size
-
-    def shard(self, params, mesh):
-        """The weights of ``inner`` on a mesh; see ``sharding.place``."""
-        return self.inner.shard(params, mesh)
 
     def init(self, params, target_params, batch, capacity, inputs=None):
         return HybridState(inner=self.inner.init(params, target_params, batch, capacity, inputs))
