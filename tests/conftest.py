@@ -10,6 +10,7 @@ import tempfile
 import jax
 import pytest
 import tiers
+from tier_table import DEFAULT, FULL, TIERS
 
 from specjax.kernels.xla_cpu import THREADS_PER_DEVICE
 
@@ -28,7 +29,7 @@ schedule = pytest.StashKey[tiers.Schedule]()
 def pytest_addoption(parser):
     parser.addoption(
         "--tier",
-        help=f"run the tests of these tiers alone ({', '.join(tiers.TIERS)}; several with commas). "
+        help=f"run the tests of these tiers alone ({', '.join(TIERS)}; several with commas). "
         "Default: the default tier; of a file that is named, every test",
     )
     parser.addoption("--fuzz-seconds", type=float, default=60, help="how long test_fuzz.py tries")
@@ -65,11 +66,11 @@ def wanted(config):
     """The tiers to run; None: every test of the named files."""
     if chosen := config.getoption("--tier"):
         names = [x.strip() for x in chosen.split(",")]
-        if unknown := set(names) - {*tiers.TIERS}:
-            raise pytest.UsageError(f"--tier {unknown.pop()!r}: known are {', '.join(tiers.TIERS)}")
+        if unknown := set(names) - {*TIERS}:
+            raise pytest.UsageError(f"--tier {unknown.pop()!r}: known are {', '.join(TIERS)}")
         return names
     named = [pathlib.Path(str(x).split("::")[0]) for x in config.args]
-    return None if any(x.suffix == ".py" for x in named) else [tiers.DEFAULT]
+    return None if any(x.suffix == ".py" for x in named) else [DEFAULT]
 
 
 def below(path):
@@ -85,7 +86,7 @@ def pytest_ignore_collect(collection_path, config):
     file = below(collection_path)
     if names is None:
         return None
-    repeated = tiers.FULL in names and file.startswith(tiers.REPEATED)
+    repeated = FULL in names and file.startswith(tiers.REPEATED)
     several = DEVICES > 1 and not (file in table.devices or repeated)
     return True if several or not table.tiers(file) & {*names} else None
 
@@ -105,7 +106,7 @@ def pytest_collection_modifyitems(config, items):
         tier, many = table.tier(file, test), table.many(file, test)
         if many and DEVICES == 1 and names is None:
             item.add_marker(pytest.mark.skip(reason="needs SPECJAX_TEST_DEVICES=8"))
-        repeated = names and tiers.FULL in names and file.startswith(tiers.REPEATED)
+        repeated = names and FULL in names and file.startswith(tiers.REPEATED)
         here = many == (DEVICES > 1) or DEVICES > 1 and repeated
         run = names is None or tier in names and here
         (kept if run else dropped).append(item)
@@ -151,7 +152,7 @@ def quick_compilation():
 def compilation_of_the_tier(request):
     """Compiles the full tier and named files as a user's programs are compiled."""
     names = wanted(request.config)
-    if below(request.path) in tiers.QUICK and names and tiers.FULL not in names:
+    if below(request.path) in tiers.QUICK and names and FULL not in names:
         with compiling_quickly():
             yield
     else:

@@ -1,7 +1,8 @@
 """The table of tiers: every line of it matches a test, and what it says is what is run."""
 
 import tiers
-from tiers import DEFAULT, FULL, MERGE, Schedule
+from tier_table import DEFAULT, EVERYTHING, FULL, MERGE
+from tiers import Schedule
 
 
 def test_the_first_line_that_matches_decides_and_a_file_without_lines_is_in_the_default_tier():
@@ -33,9 +34,9 @@ def test_fault_a_test_of_several_devices_that_falls_into_the_default_tier_is_see
 
 
 def test_no_file_whose_every_test_needs_several_devices_has_a_default_line():
-    everything = [file for file, pattern in tiers.DEVICES.items() if pattern == tiers.EVERYTHING]
+    everything = [file for file, pattern in tiers.DEVICES.items() if pattern == EVERYTHING]
     assert everything and not [file for file in everything if DEFAULT in Schedule().tiers(file)]
 
 
 def test_every_line_matches_a_test_of_a_file_that_was_collected_whole(unmatched):
-    assert not unmatched, f"tests/tiers.py: no test matches {unmatched}"
+    assert not unmatched, f"tests/tier_table.py: no test matches {unmatched}"

@@ -1,0 +1,299 @@
+"""The table of tiers: which tier a test is in.
+
+A test is in the default tier unless a line of the table says otherwise. The table names files, or
+the tests of a file by regular expressions, which are searched in the text that pytest prints after
+the ``::``; the first match decides. A line that matches no test is an error. ``tiers.py`` runs the
+tiers, and says how the tests of a file are compiled and on how many devices they run.
+"""
+
+from __future__ import annotations
+
+DEFAULT, MERGE, FULL = TIERS = ("default", "merge", "full")
+EVERYTHING = ""  # matches every test of a file
+
+COVER = (  # drafters of the registry: every kind of head, topology, wrapper and state once
+    "draft|ngram|union of draft models|hybrid draft|adaptive ngram|redrafter|blockwise|medusa"
+    "|hydra prefix|mlp speculator|block|eagle|eagle3|p-eagle|mtp|mtp heads|tree per row|silent"
+    "|suffix tree|recycling|self"
+)
+DRAWN = (  # drafter and rule: every rule, way to draw siblings and kind of state once
+    "plain-delta|draft-block|draft tree iid-kseq|draft tree distinct-rejection|draft tree hub-hub"
+    "|union of draft models-traversal|ngram-rejection|eagle3-block|tree per row-rejection"
+    "|self stop-block|self tree-rejection|adaptive self-block"
+    "|draft tree iid-(coupled|gls)|suffix tree-delta"
+)
+
+MESHED = "draft|ngram|medusa|hydra prefix|eagle|mtp|adaptive eagle3|tree per row|hybrid draft"
+
+# A file, or a folder (its name ends in "/"): its tier, or tiers of its tests by the first match.
+TABLE = {
+    "test_acceptance.py": [
+        (r"traversal_keeps.*\[(hub|distinct)", FULL),
+        (r"exactly\[(kseq-iid-topology10|traversal-hub)", MERGE),
+        ("keep[s]?_at_least|k_seq_(with|goes)|both_keep_more|in_half|always_right", MERGE),
+    ],
+    "test_adaptive.py": [
+        ("fault|refused|usual_widths", DEFAULT),
+        ("wanted_width|the_targets_law|other_costs", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_approximate.py": [
+        (r"strictest.*(rank|distance|block|threshold)", MERGE),
+        ("keeps_more|within_the_bounds", MERGE),
+    ],
+    "test_audit.py": [
+        ("fault|refused|stated|engine_is_held|named_by", DEFAULT),
+        (r"exact_on_every_draft.*\[(delta|traversal)\]", FULL),
+        (EVERYTHING, MERGE),
+    ],
+    "test_benchmarks.py": [
+        ("settings_that_its_kind|nan_in_json|put_into_words|curves|bisection", DEFAULT),
+        (EVERYTHING, FULL),
+    ],
+    "test_block_drafters.py": [("broken_twins|bad_shapes", DEFAULT), (EVERYTHING, MERGE)],
+    "test_chain_of_one.py": MERGE,
+    "test_chat.py": [("refuses|template|command|stop_string", MERGE), (EVERYTHING, FULL)],
+    "test_check_contract.py": [(r"every_check\[(tree|eagle3|draft)", MERGE)],
+    "test_cli.py": [
+        ("plan_prints|built_in_prompt|vllm|num_draft_is|compare|without_noise|ctrl_c", MERGE),
+        ("tree_counts", FULL),
+    ],
+    "test_coupled.py": [
+        (r"every_drafter.*\[ngram\]", DEFAULT),
+        (rf"every_drafter.*\[(draft tree iid|{MESHED})\]", MERGE),
+        ("keeps_what|alone|list_coupling|compare|more_siblings", MERGE),
+        ("every_drafter", FULL),
+    ],
+    "test_decoder.py": [
+        ("tree_are_those_of_each_path.*0|written_inside", DEFAULT),
+        ("within_a_mesh", FULL),
+        ("mesh|copies|each_path|follows|explicit", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_docs.py": [
+        ("to_a_faster_one", FULL),
+        ("top_to_bottom|one_law|builds_strictly|70b", MERGE),
+    ],
+    "test_draft_length.py": [
+        ("every_policy.*hugg|hopeless|budget_of_one|exllamas|hugging_faces", MERGE),
+        ("goodput|no_evidence|sum_over_the_rows|good_drafter", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_drafts.py": MERGE,
+    "test_drafter_registry.py": [("saved_loaded_and_named|ones_own_are_lossless", MERGE)],
+    "test_edges.py": [("transformers|hardware|other_lengths|smaller_vocabulary", MERGE)],
+    "test_feature.py": [
+        ("faults_are_seen|usual_layers|no_head_can_be", DEFAULT),
+        (r"from_scratch\[(eagle chain|eagle3)", MERGE),
+        ("pending|after_a_longer|is_read|copies|columns", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_feature_formats.py": [
+        ("named|not_written|refused", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_feature_generations.py": [
+        (r"a_generation.*\[eagle3\]", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_fuzz.py": FULL,
+    "test_greedy.py": [
+        (rf"token_for_token.*\[({COVER})\]", DEFAULT),
+        (r"any_number.*\[(medusa|mtp)\]", DEFAULT),
+        (r"any_number.*\[(union of draft models|adaptive eagle3|silent)\]", MERGE),
+        (r"any_number|alone_is.*\[(draft|ngram)\]", FULL),
+        ("token_for_token", MERGE),
+        (
+            r"stream_commits|segments_bring|alone_is|cut_within|last_slot|array_of_temp|penalty_and_bias|scan_and",
+            MERGE,
+        ),
+    ],
+    "test_grown.py": FULL,
+    "test_heads.py": [
+        (r"authors_code|is_named|what_is_wrong", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_heads_decode.py": MERGE,
+    "test_heldout.py": [(r"ngram-8|worth_its_name|argmax_of", MERGE), (EVERYTHING, FULL)],
+    "test_hybrid.py": [(r"any_copies.*(mtp|adaptive)", FULL), (EVERYTHING, MERGE)],
+    "test_laws.py": [
+        ("fault|refused|admits", DEFAULT),
+        (r"\[(draft-rejection|draft)\]|gives_no_row|json", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_measure.py": [
+        ("parts_of_a_round|parts_leave|memory_adds|first_token|do_not_fit", FULL),
+        ("pass", MERGE),
+    ],
+    "test_memory.py": [
+        ("argmax|visited_nodes|seen_as_a_further", DEFAULT),
+        (r"not_turned.*greedy", FULL),
+        ("ngram|sorts|greedy_round|for_itself", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_mesh.py": [
+        (rf"on_eight_devices_what.*\[({MESHED})\]", MERGE),
+        (r"what_one_device_says\[data=2,model=4-draft|same_keys.*\[draft\]", MERGE),
+        (r"its_share.*\[data=2,model=4\]|collects.*greedy", MERGE),
+        ("on_eight_devices|what_one_device_says|its_share|collects_a_cache", FULL),
+        (r"parts_are_read.*(gpt2|mixtral)", FULL),
+        (EVERYTHING, MERGE),
+    ],
+    "test_mesh_processes.py": FULL,
+    "test_mtp.py": [
+        ("broken_twins", DEFAULT),
+        ("named|refused|not_put", MERGE),
+        (r"accepted_tokens.*deepseek", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_native.py": [
+        ("narrower_vectors", MERGE),
+        ("loop_on_kernels", FULL),
+        ("derivatives|long_prompt|without_a_warning|without_a_compiler", MERGE),
+    ],
+    "test_native_quantized.py": [
+        ("one_group_off|any_length|refused|packed|bits_beside", DEFAULT),
+        (EVERYTHING, MERGE),
+    ],
+    "test_notebook.py": FULL,
+    "test_own_layers.py": [("search|stops|command", MERGE)],
+    "test_package.py": [("wheel", MERGE)],
+    "test_planner.py": [
+        ("one_trace|heads|every_way|agree|where_tokens|ctrl_c|set_back", FULL),
+    ],
+    "test_prefill.py": MERGE,
+    "test_quantized_decoding.py": [
+        ("fault", DEFAULT),
+        (r"plain_text.*\[int8 groups|plain_text.*all\]|a_hundredth", FULL),
+        (EVERYTHING, MERGE),
+    ],
+    "test_prefix.py": [
+        ("no_prefix_layer|no_layer", DEFAULT),
+        ("side_by_side|loaded_as_it_was|documents", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_pricing.py": [("refused", DEFAULT), ("lost_in", MERGE), (EVERYTHING, FULL)],
+    "test_quality.py": [("refused", DEFAULT), (EVERYTHING, MERGE)],
+    "test_recurrent.py": [
+        ("refused|asked_for|beams_are_those", DEFAULT),
+        ("official", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_requests.py": [
+        (r"refused|penalties|samples|alone|without_a_law.*\[(nan-ngram|-inf-tree)", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_resting.py": [(r"\[2\]", DEFAULT), (EVERYTHING, MERGE)],
+    "test_rows.py": [(r"refused|\[draft\]|left_alone|mesh|in_place", MERGE), (EVERYTHING, FULL)],
+    "test_sampled.py": [
+        (rf"targets_law\[({DRAWN})\]", MERGE),
+        ("targets_law", FULL),
+        (r"at_once\[draft\]", MERGE),
+        ("at_once|at_least", FULL),
+    ],
+    "test_servers.py": MERGE,
+    "test_sanitizers.py": [
+        ("fault", DEFAULT),
+        (r"\[kernels\]", MERGE),
+        (EVERYTHING, FULL),  # compiling quantized.cc with sanitizers takes minutes
+    ],
+    "test_self_draft.py": [
+        ("fault|refused|sublayers_are|say_why|leading|missing_layers", DEFAULT),
+        (EVERYTHING, MERGE),
+    ],
+    "test_serving.py": [
+        ("broken_lines|wrong_arguments|different_names", DEFAULT),
+        (r"generate_gives.*(plain|tree)", FULL),
+        ("generate_gives|own_stop|command", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_stepwise.py": [(r"1.0-(tree|draft)", FULL), (r"1.0|adaptive|0.0-tree", MERGE)],
+    "test_stopping.py": [
+        ("refused|pieces|might_have", DEFAULT),
+        (r"\[0.0-ngram|stream", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_synthetic.py": [
+        ("cannot_be", DEFAULT),
+        ("stated_rate|always", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_session.py": [
+        ("refused", DEFAULT),
+        ("before|not_depend|saved", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_datastore.py": [("leave_the_text|the_command|of_the_device", MERGE)],
+    "test_tables.py": [("several_texts|sam_finds|many_matches|proposes_what", MERGE)],
+    "test_text.py": [(r"compare_measures|names_a_drafter|in_a_batch\[draft", MERGE)],
+    "test_topology.py": [(r"measured_ranks|probable_paths\[opt", MERGE)],
+    "test_trace.py": [
+        (r"decide_as.*(kseq|typical)", FULL),
+        ("general_words|cannot_be_traced|page|gets_out|decide_as|command", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_windows.py": [
+        ("no_slot|slots_hold|window.*draft|ring_of_any|each_path|copies.*ngram", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "models/test_families.py": [
+        ("DeepSeek-V3|A3B", FULL),
+        ("published|every_family", MERGE),
+    ],
+    "models/test_family_drafters.py": [
+        (r"on_a_mesh\[(llama|mixtral)", MERGE),
+        (r"\[(llama|gemma3.*|mixtral|gpt2|deepseek_v3|qwen3)-(tree|eagle3)\]", MERGE),
+        (r"\[(llama|gemma2|gemma3.*|mixtral|qwen3)-(exit|skip)\]", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "models/test_parity.py": [
+        (r"golden_ones\[(llama|gpt2)\]|golden_file", DEFAULT),
+        ("golden_ones|rotations", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "models/test_hf.py": [
+        ("named|called|refused|reported|cut_short", DEFAULT),
+        ("byte_for_byte|save|bare_trunk", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "models/test_tokenizer.py": MERGE,
+    "models/test_lm.py": MERGE,
+    "models/test_mla.py": MERGE,
+    "models/test_moe.py": [
+        ("derivatives|stacks|scored|padding|refused|weighted_sum", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "models/test_quantized_files.py": [
+        ("is_not_read|activations|fault", DEFAULT),
+        ("refused|definition|bit_for_bit", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "models/test_quantize.py": [
+        ("fault|no_scheme_has|no_worse_than", DEFAULT),
+        ("further_off|of_the_dequantized|unknown_scheme|approximate", MERGE),
+        ("head_is_held|of_four_bits|is_its_own|xla_holds|does_not_divide", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "models/test_t5.py": [
+        (r"golden_ones|greedy_text.*(draft|ngram)|refused|buckets", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "models/test_whisper.py": [("golden_ones|generates|refused", MERGE), (EVERYTHING, FULL)],
+    "models/": FULL,
+    "train/test_config.py": MERGE,
+    "train/test_losses.py": MERGE,
+    "train/test_head_losses.py": MERGE,
+    "train/test_data.py": MERGE,
+    "train/test_conversations.py": MERGE,
+    "train/test_optimizer.py": MERGE,
+    "train/test_report.py": MERGE,
+    "train/test_early_exit.py": MERGE,
+    "train/test_embedded.py": [("the_heads_are", MERGE)],
+    "train/test_unroll.py": MERGE,
+    "train/test_head_recipes.py": [("refused|trained|lowers|load_back", MERGE), (EVERYTHING, FULL)],
+    "train/test_feature_recipes.py": [
+        (r"lowers_its_loss.*\[(eagle|mtp)\]", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "train/": FULL,
+}
