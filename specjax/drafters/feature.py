@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from .. import trees
 from ..trees import expand
+from ..trees.levels import Words, depth_of
 from .feature_cache import FeatureReader
 from .heads import states_of_parents
 
@@ -40,7 +41,7 @@ class FeatureDrafter(FeatureReader):
         head = self.heads(params)
         words = None
         if head.vocab is not None:
-            words = expand.Words(head.vocab[...], self.vocab_size)
+            words = Words(head.vocab[...], self.vocab_size)
         draft, _, _ = expand.expand(
             self.topology,
             context,
@@ -102,7 +103,7 @@ class FeatureDrafter(FeatureReader):
 
         ``carry``: what the previous stage passes on at all nodes above this depth.
         """
-        stage, nodes = expand.depth_of(grown, since), grown.num_nodes
+        stage, nodes = depth_of(grown, since), grown.num_nodes
         above = carry[0][-1].reshape(-1, batch, since)
         parents = jnp.broadcast_to(trees.parents(grown)[:, 1:], (batch, nodes - 1))
         hidden = jnp.take_along_axis(above, parents[None], axis=2).reshape(len(above), -1)

@@ -32,6 +32,7 @@ from flax import nnx
 from .. import trees
 from .._internal.pytree import pytree_dataclass
 from ..trees import expand
+from ..trees.levels import depth_of
 from ..types import Draft, HeadTarget, PyTree
 from .base import ChainDrafter
 
@@ -195,7 +196,7 @@ def independent_level(logits: Callable[[], jax.Array]) -> tuple[Level, Any]:
     def level(carry, grown, since):
         if since == 0:
             carry = logits()
-        depth = expand.depth_of(grown, since)
+        depth = depth_of(grown, since)
         return carry[:, depth : depth + 1], carry
 
     return level, ()

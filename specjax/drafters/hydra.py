@@ -30,7 +30,7 @@ from flax import nnx
 from ..models.config import DecoderConfig
 from ..models.decoder import Decoder
 from ..models.layers import Linear, fused_linear, product
-from ..trees.expand import path_tokens
+from ..trees.levels import path_tokens
 from .medusa import ResBlock
 from .prefix import PrefixDrafter, check_prefix, read_rows
 
