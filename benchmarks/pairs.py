@@ -29,7 +29,7 @@ import specjax
 from specjax.analysis.comparison import repeated_ngrams
 from specjax.models import LM, CausalLM, Decoder, DecoderConfig, load, save_pretrained
 from specjax.models.causal_lm import graph_definition
-from specjax.models.lm import EMBEDDED
+from specjax.models.model_folder import EMBEDDED
 
 VERSION = 1  # the version of the recipe below; another version makes other checkpoints
 SHAPES = {

@@ -290,7 +290,7 @@ BAD += ["[] "]
 
 @pytest.fixture(scope="module")
 def embedded():
-    from specjax.models.lm import EMBEDDED
+    from specjax.models.model_folder import EMBEDDED
 
     tokenizer = load_tokenizer(EMBEDDED["embedded"], (0,))
     return types.SimpleNamespace(tokenizer=tokenizer, target=types.SimpleNamespace(vocab_size=2048))

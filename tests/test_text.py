@@ -14,7 +14,8 @@ import specjax
 from specjax.analysis import comparison
 from specjax.decoding import prefill
 from specjax.kernels import xla_cpu
-from specjax.models.tokenizer import StreamDecoder, load_tokenizer, wrap_tokenizer
+from specjax.models.stream_decoder import StreamDecoder
+from specjax.models.tokenizer import load_tokenizer, wrap_tokenizer
 from specjax.text import drafter_names, prepare, task
 from specjax.text.drafter_names import resolve_drafter
 

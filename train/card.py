@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 import specjax
-from specjax.models.lm import EMBEDDED
+from specjax.models.model_folder import EMBEDDED
 
 DRAFT = "a draft model in Hugging Face layout"
 TARGET = "a language model in Hugging Face layout"

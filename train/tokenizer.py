@@ -97,7 +97,7 @@ def load(name: str):
 
 def _file(name: str) -> Path:
     """Returns the ``tokenizer.json`` of ``data.tokenizer``; it may be downloaded from the hub."""
-    from specjax.models.lm import folder_of
+    from specjax.models.model_folder import folder_of
 
     path = Path(name)
     if path.suffix != ".json":

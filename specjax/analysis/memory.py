@@ -259,7 +259,7 @@ def _lengths(name, config, context, source) -> tuple[int, int | None]:
 
 def _config_of(source) -> tuple[str, Config]:
     from ..checkpoints import says_heads
-    from ..models.lm import config_folder
+    from ..models.model_folder import config_folder
 
     if isinstance(source, Config):
         return source.model_type, source

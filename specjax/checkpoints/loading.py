@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from .. import kernels
 from ..drafters.heads import with_topology
 from ..models.files import read_json
-from ..models.lm import LM, fingerprint, folder_of
+from ..models.lm import LM
+from ..models.model_folder import fingerprint, folder_of
 from ..trees.topology import as_topology
 from ..types import Drafter, HeadTarget, PyTree
 from . import eagle

@@ -38,18 +38,17 @@ from flax import nnx
 from ..drafters.mtp import MTP, MTPConfig, module_layer
 from ..models import translate
 from ..models.files import read_json
-from ..models.hf import gathered, shape_of, weight_files
-from ..models.lm import folder_of
+from ..models.headers import INDEX, SINGLE, weight_files
+from ..models.model_folder import folder_of
 from ..models.reading import Reader
-from ..models.tensors import Tensor
+from ..models.tensors import Tensor, gathered, shape_of
 from .layers import check_layer
 from .weights import Tensors, check_copy, check_integers, embedding_table, head_table, listed
 
 DESCRIPTION = "MTP modules (model.layers.{n}.eh_proj, [model.]mtp_layers.{k}.input_proj or mtp.fc)"
 DRAFTER, WEIGHTS_FILE = MTP, "mtp"
 SAID = ("num_nextn_predict_layers", "num_speculative_steps", "specjax")  # keys of the config
-SINGLE, SHARD = "model.safetensors", "model-00001-of-00001.safetensors"
-INDEX = "model.safetensors.index.json"
+SHARD = "model-00001-of-00001.safetensors"
 OURS = ("embedding_norm", "hidden_norm", "fc", "norm")
 
 

@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 
 from ..drafters import registry
 from ..models.files import write_json
+from ..models.headers import INDEX, SINGLE
 from ..models.hf import check_dtype
 from ..models.lm import LM
 from ..trees.topology import Beams, Expand, Topology, Tree, chain
@@ -120,8 +121,8 @@ def _write(folder: Path, files: dict, weights: str, tensors: dict, pickled: bool
         path.chmod((Path(staging) / "config.json").stat().st_mode)  # else only its owner reads it
         for name in sorted({weights, *files}, key=lambda name: name == "config.json"):
             os.replace(Path(staging) / name, folder / name)
-        if mtp.INDEX in files:
-            (folder / mtp.SINGLE).unlink(missing_ok=True)
+        if INDEX in files:
+            (folder / SINGLE).unlink(missing_ok=True)
 
 
 def _tree_entry(shape: Topology) -> dict:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ..models import load_config
-from ..models.lm import config_folder
+from ..models.model_folder import config_folder
 from ..models.seq2seq import encoder_inputs
 from ..models.seq2seq.config import EncoderDecoderConfig
 

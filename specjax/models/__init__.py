@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from .seq2seq.encoder_decoder import EncoderDecoder
     from .seq2seq.target import Seq2SeqLM
     from .seq2seq.whisper import start_ids
-    from .tokenizer import StreamDecoder, Tokenizer, TokenizerLike
+    from .stream_decoder import StreamDecoder
+    from .tokenizer import Tokenizer, TokenizerLike
 
 # The models need Flax and the loop does not, so each module is imported when it is first asked for.
 _LAZY = {
@@ -26,7 +27,7 @@ _LAZY = {
     "EncoderDecoder": "seq2seq.encoder_decoder",
     "EncoderDecoderConfig": "seq2seq.config",
     "Seq2SeqLM": "seq2seq.target",
-    "StreamDecoder": "tokenizer",
+    "StreamDecoder": "stream_decoder",
     "Tokenizer": "tokenizer",
     "TokenizerLike": "tokenizer",
     "as_drafter": "lm",

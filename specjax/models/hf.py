@@ -2,23 +2,20 @@
 
 Reading goes straight from safetensors, one tensor at a time: a tensor is copied from the mapped
 file, converted, put on the device, and forgotten, so the host never holds the model twice.
-Everything that can be wrong with a checkpoint is found in the files' headers, before the first
-byte of a weight is read, and reported at once.
+Everything that can be wrong with a checkpoint is found before that (see ``headers.py``).
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import dataclasses
 import functools
 import math
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,7 +23,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from .. import kernels
@@ -34,8 +30,16 @@ from ..sharding import MODEL
 from . import translate
 from .config import DecoderConfig
 from .decoder import abstract as abstract_decoder
-from .family import Family
-from .files import holdings, read_json, write_json
+from .files import read_json, write_json
+from .headers import (
+    INDEX,
+    SINGLE,
+    WEIGHT_FILE,
+    as_stored,
+    check_stored,
+    main_dtype,
+    read_headers,
+)
 from .placement import check_divides
 from .quantize import Quantization, as_quantization, encode, floats, is_multiplied, is_quantized
 from .quantized_files import (
@@ -51,7 +55,7 @@ from .reading import Reader, placed
 from .seq2seq import families
 from .seq2seq.config import EncoderDecoderConfig
 from .seq2seq.encoder_decoder import abstract as abstract_encoder_decoder
-from .tensors import Tensor, gathered
+from .tensors import gathered, shape_of
 from .tokenizer import wrap_tokenizer
 
 DTYPES = {
@@ -59,10 +63,6 @@ DTYPES = {
     "bfloat16": jnp.bfloat16,
     "float16": jnp.float16,
 }
-_FILE_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_WEIGHT_FILE = r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
-_LISTED = 8  # problems of one kind that an error names before it only counts
 
 
 def check_dtype(dtype: Any) -> np.dtype | None:
@@ -152,7 +152,7 @@ def load_weights(
     wanted = tables.tensors_of(config, shapes)
     packed = tables.tensors_of(config, shapes, packed=True)
     family = tables.family_of(config.model_type)
-    stored, held = _headers(folder, family, {*wanted, *packed}), {}
+    stored, held = read_headers(folder, family, {*wanted, *packed}), {}
     layout = quantized_layout(folder)
     if layout is not None:
         if quantize is not None:
@@ -161,10 +161,10 @@ def load_weights(
                 f"({layout.method}, {layout}); leave quantize out, or quantize the original weights"
             )
         stored, held = merged(stored, layout, {*wanted, *packed}, family.prefix)
-    wanted = _as_stored(wanted, packed, stored)
-    _check(folder, config, wanted, stored, shapes)
+    wanted = as_stored(wanted, packed, stored)
+    check_stored(folder, config, wanted, stored, shapes, tables.is_harmless)
     if dtype is None:
-        dtype = kernels.current(mesh).param_dtype(jnp.dtype(_main_dtype(stored)))
+        dtype = kernels.current(mesh).param_dtype(jnp.dtype(main_dtype(stored)))
 
     arrays: dict[str, jax.Array] = {}
     places = {name: (stored[name].path, stored[name].name) for name in wanted}
@@ -245,18 +245,8 @@ def save_pretrained(
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     for path in folder.iterdir():
-        if re.fullmatch(_WEIGHT_FILE, path.name) and path.name not in written:
+        if re.fullmatch(WEIGHT_FILE, path.name) and path.name not in written:
             path.unlink()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Stored:
-    """The file of a tensor, and the entry of the file's header."""
-
-    path: Path
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
 
 
 def dtype_of(part: str, dtype: np.dtype) -> np.dtype:
@@ -276,127 +266,6 @@ def _filled(state: nnx.State, arrays: Mapping[str, jax.Array]) -> nnx.State:
     )
 
 
-def shape_of(tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """The shape of a tensor in the file: its parts stacked, perhaps transposed, or one expert."""
-    parts = [shapes[part] for part in tensor.parts]
-    if tensor.expert is not None:
-        return parts[0][1:]
-    shape = list(parts[0])
-    shape[tensor.axis] = sum(part[tensor.axis] for part in parts)
-    return tuple(shape[::-1] if tensor.transposed else shape)
-
-
-def _as_stored(wanted: dict[str, Tensor], packed: dict[str, Tensor], stored) -> dict[str, Tensor]:
-    """``wanted``, with the packed tensors that are there in place of those of their parameters."""
-    present = {name: tensor for name, tensor in packed.items() if name in stored}
-    covered = {part for tensor in present.values() for part in tensor.parts}
-    return {n: t for n, t in wanted.items() if not covered.intersection(t.parts)} | present
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint.
-
-    Raises:
-      FileNotFoundError: there are none, or a file that the index names is absent.
-      ValueError: the index names files outside its folder, or none.
-    """
-    if (folder / _INDEX).is_file():
-        names = read_json(folder, _INDEX).get("weight_map")
-        if not isinstance(names, dict) or not names:
-            raise ValueError(f"{folder / _INDEX} has no weight_map")
-        shards = sorted({str(name) for name in names.values()})
-        for name in shards:
-            for kind in (PurePosixPath(name), PureWindowsPath(name)):
-                if kind.anchor or ".." in kind.parts:
-                    raise ValueError(
-                        f"{folder / _INDEX} names the file {name!r}, which may lie outside its "
-                        "folder: an index must name files in its own folder; download it again"
-                    )
-        files = [folder / name for name in shards]
-        absent = [path.name for path in files if not path.is_file()]
-        if absent:
-            raise FileNotFoundError(
-                f"{folder} lacks {len(absent)} of the {len(files)} shards that its index names: "
-                f"{_some(absent)}; download it again"
-            )
-        return files
-    if (folder / _SINGLE).is_file():
-        return [folder / _SINGLE]
-    pickled = any([*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")])
-    raise FileNotFoundError(
-        f"{folder} has no weights: neither {_SINGLE} nor {_INDEX} ({holdings(folder)})"
-        + ("; save PyTorch pickles again as safetensors with transformers" if pickled else "")
-    )
-
-
-def _headers(folder: Path, family: Family, wanted: Iterable[str]) -> dict[str, _Stored]:
-    """Every tensor of the checkpoint by its full name, from the files' headers alone."""
-    wanted, stored = set(wanted), {}
-    for path in weight_files(folder):
-        try:
-            with safe_open(path, "np") as file:
-                for name in file.keys():
-                    own = name.removeprefix(family.inside)
-                    full = family.prefix + own if family.prefix + own in wanted else own
-                    piece = file.get_slice(name)
-                    stored[full] = _Stored(path, name, tuple(piece.get_shape()), piece.get_dtype())
-        except SafetensorError as error:
-            raise ValueError(
-                f"{path} is truncated or corrupt ({path.stat().st_size} bytes; {error}); "
-                "download or save it again"
-            ) from None
-    return stored
-
-
-def _check(
-    folder: Path, config: DecoderConfig | EncoderDecoderConfig, wanted, stored, shapes
-) -> None:
-    """Compares what the files hold with what the config promises. Raises with all differences."""
-    found = {_layer(name) for name in stored}
-    absent = list(dict.fromkeys(n for n in map(_layer, wanted) if n and n not in found))
-    missing = [name for name in wanted if name not in stored and _layer(name) not in absent]
-    is_harmless = tables_of(config).is_harmless
-    left_over = [n for n in stored if n not in wanted and not is_harmless(config, n, stored)]
-    misshapen, mistyped = [], []
-    for name in (n for n in wanted if n in stored):
-        expected = shape_of(wanted[name], shapes)
-        if stored[name].shape != expected:
-            misshapen.append(f"{name} is {list(stored[name].shape)}, expected {list(expected)}")
-        if stored[name].dtype not in _FILE_DTYPES:
-            mistyped.append(f"{name} is {stored[name].dtype}, expected {'/'.join(_FILE_DTYPES)}")
-    problems = {
-        "whole layers missing": absent,
-        "missing": missing,
-        "wrong shape": misshapen,
-        "wrong type": mistyped,
-        "left over": left_over,
-    }
-    if any(problems.values()):
-        lines = [f"  {kind} ({len(n)}): {_some(n)}" for kind, n in problems.items() if n]
-        raise ValueError(
-            f"the weights in {folder} are not those of its config.json "
-            f"(model_type={config.model_type!r}):\n" + "\n".join(lines)
-        )
-
-
-def _layer(name: str) -> str | None:
-    """``model.layers.7`` of ``model.layers.7.mlp.up_proj.weight``; None outside the layers."""
-    found = re.match(r"(.*?\.\d+)\.", name)
-    return found and found.group(1)
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - _LISTED
-    return "; ".join(names[:_LISTED]) + (f"; and {more} more" if more > 0 else "")
-
-
-def _main_dtype(stored: Mapping[str, _Stored]) -> str:
-    counts = collections.Counter()
-    for entry in stored.values():
-        counts[entry.dtype] += math.prod(entry.shape)
-    return next(_FILE_DTYPES[d] for d, _ in counts.most_common() if d in _FILE_DTYPES)
-
-
 def _write_weights(folder: Path, tensors, params, dtype, max_shard_bytes: int, in_bits) -> None:
     """One file, or shards and their index; the host holds one shard at a time."""
     shapes = {name: value.shape for name, value in params.items()}
@@ -414,7 +283,7 @@ def _write_weights(folder: Path, tensors, params, dtype, max_shard_bytes: int, i
 
     weight_map = {}
     for i, names in enumerate(shards):
-        file = _SINGLE
+        file = SINGLE
         if len(shards) > 1:
             file = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
         content = {}
@@ -427,4 +296,4 @@ def _write_weights(folder: Path, tensors, params, dtype, max_shard_bytes: int, i
         save_file(content, folder / file, {"format": "pt"})
     if len(shards) > 1:
         total = {"total_size": sum(sizes.values())}
-        write_json(folder / _INDEX, {"metadata": total, "weight_map": weight_map})
+        write_json(folder / INDEX, {"metadata": total, "weight_map": weight_map})

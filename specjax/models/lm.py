@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -17,18 +15,15 @@ from .. import sharding
 from ..types import PyTree, Target
 from .causal_lm import CausalLM
 from .config import DecoderConfig
-from .hf import check_dtype, load_config, load_weights, quantized_layout, weight_files
+from .headers import weight_files
+from .hf import check_dtype, load_config, load_weights, quantized_layout
+from .model_folder import EMBEDDED, fingerprint, folder_of
 from .quantize import Quantization, supported
 from .seq2seq.config import EncoderDecoderConfig
 from .seq2seq.target import Seq2SeqLM
 from .tokenizer import Tokenizer, load_tokenizer, wrap_tokenizer
 
-_EMBEDDED = Path(__file__).parent / "embedded"
-EMBEDDED = {"embedded": _EMBEDDED / "target", "embedded-draft": _EMBEDDED / "draft"}
 _SHARED_TOKENIZER = {"embedded-draft": "embedded"}  # the pair has one; it lies with the target
-_HUB_NAME = r"[\w.-]+(/[\w.-]+)?"
-_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-_CHUNK = 1 << 20  # bytes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -248,11 +243,6 @@ def load(
     )
 
 
-def config_folder(name: str, revision: str | None = None) -> Path:
-    """A folder with the ``config.json`` of a model; from the hub, only that is fetched."""
-    return folder_of(name, revision, files=["config.json", "generation_config.json"])
-
-
 def as_drafter(target: LM, draft: LM) -> Target:
     """The model of a drafter, answering in as many rows as its target has.
 
@@ -333,51 +323,6 @@ def check_same_tokenizer(target: LM, draft: LM) -> None:
         )
 
 
-def folder_of(name: str, revision: str | None, files: Sequence[str] = _HUB_FILES) -> Path:
-    """The folder of an embedded model, of a path, or of a name on the hub, ``files`` of which are
-    then fetched. Raises FileNotFoundError and OSError as ``load`` does."""
-    if name in EMBEDDED:
-        if not (EMBEDDED[name] / "config.json").is_file():
-            raise FileNotFoundError(f"the {name} weights are not part of this installation")
-        return EMBEDDED[name]
-    path = Path(name).expanduser()
-    if name and path.is_dir():
-        return path
-    if path.is_file():
-        raise FileNotFoundError(f"{path} is a file; give the folder that holds config.json")
-    if not re.fullmatch(_HUB_NAME, name) or name.startswith("."):
-        raise FileNotFoundError(
-            f"{name!r} is neither a folder, nor a name on the hub (owner/name), nor one of "
-            f"{', '.join(EMBEDDED)}"
-        )
-    return _download(name, revision, files)
-
-
-def _download(name: str, revision: str | None, files: Sequence[str]) -> Path:
-    import huggingface_hub
-    from huggingface_hub import errors
-
-    at = f"{name} (revision {revision})" if revision else name
-    try:
-        # files in subfolders are other formats of the same weights
-        return Path(
-            huggingface_hub.snapshot_download(
-                name, revision=revision, allow_patterns=[*files], ignore_patterns=["*/*"]
-            )
-        )
-    except errors.GatedRepoError:
-        reason = "its owner grants access on request: accept its licence there, then log in"
-    except errors.RepositoryNotFoundError:
-        reason = f"no such model there or as a folder here; also known: {', '.join(EMBEDDED)}"
-    except errors.RevisionNotFoundError:
-        reason = "it has no such revision"
-    except errors.LocalEntryNotFoundError as error:
-        reason = f"no connection, and it was not downloaded before ({_first_line(error)})"
-    except OSError as error:
-        reason = _first_line(error)
-    raise OSError(f"cannot load {at} from the Hugging Face hub: {reason}")
-
-
 def _fingerprint_of_arrays(params: PyTree) -> str:
     """A hash of the structure of weights and of some numbers of each."""
     leaves, structure = jax.tree.flatten(params)
@@ -386,22 +331,4 @@ def _fingerprint_of_arrays(params: PyTree) -> str:
         digest.update(f"{np.shape(leaf)} {leaf.dtype}".encode())
         numbers = leaf.reshape(-1)
         digest.update(np.asarray(numbers[:: max(1, numbers.size // 1024)]).tobytes())
-    return digest.hexdigest()[:16]
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def fingerprint(files: Sequence[Path]) -> str:
-    """Hash of weight files with their names: whole up to 64 MiB each, else 64 samples."""
-    digest = hashlib.sha256()
-    for path in files:
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}".encode())
-        chunks = max(-(-size // _CHUNK), 1)
-        with path.open("rb") as file:
-            for i in range(min(chunks, 64)):
-                file.seek(i * chunks // min(chunks, 64) * _CHUNK)
-                digest.update(file.read(_CHUNK))
     return digest.hexdigest()[:16]

@@ -180,3 +180,13 @@ def gathered(tensor: Tensor, params: Mapping[str, np.ndarray], dtype: np.dtype) 
     pieces = [p.reshape(tensor.blocks, -1, *p.shape[1:]) for p in parts]
     array = np.concatenate(pieces, axis=1).reshape(-1, *parts[0].shape[1:])
     return np.ascontiguousarray(array.T if tensor.transposed else array, dtype=dtype)
+
+
+def shape_of(tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape of a tensor in the file: its parts stacked, perhaps transposed, or one expert."""
+    parts = [shapes[part] for part in tensor.parts]
+    if tensor.expert is not None:
+        return parts[0][1:]
+    shape = list(parts[0])
+    shape[tensor.axis] = sum(part[tensor.axis] for part in parts)
+    return tuple(shape[::-1] if tensor.transposed else shape)

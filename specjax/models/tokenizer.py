@@ -18,8 +18,6 @@ from typing import Protocol, runtime_checkable
 
 from .files import holdings, read_json, write_json
 
-REPLACEMENT = "\ufffd"  # what an incomplete or invalid UTF-8 sequence decodes to
-
 
 @runtime_checkable
 class TokenizerLike(Protocol):
@@ -358,50 +356,3 @@ def wrap_tokenizer(
     if isinstance(backend, TokenizerLike):
         return OwnTokenizer(backend, eos_ids, vocab_size)
     raise TypeError(f"tokenizer={backend!r}: expected {_ACCEPTED}")
-
-
-class StreamDecoder:
-    """Decodes a stream of ids, and returns only text that is certain, never half a character.
-
-    The texts that ``push`` returned, joined, and the result of ``flush`` at the end are ``decode``
-    of all ids. A character may take several tokens: while the text ends in U+FFFD, up to three of
-    them (as many as an unfinished UTF-8 character can leave) are held back.
-
-        stream = StreamDecoder(tokenizer)
-        stream.push([226, 130])  # ''
-        stream.push([172])       # '€'
-    """
-
-    def __init__(self, tokenizer: Tokenizer, context: Iterable[int] = ()):
-        """Makes a stream.
-
-        Args:
-          tokenizer: the tokenizer that decodes.
-          context: ids before the first pushed id (a prompt). Some tokenizers drop the space
-            before the first word of a text; with a context that space is kept.
-        """
-        self._tokenizer = tokenizer
-        self._restart([int(i) for i in context][-16:])
-
-    def _restart(self, window: list[int]) -> None:
-        # A window begins at a token that was shown, so that decoding it treats what follows as
-        # the middle of a text; it holds little, so that a push costs the same at any length.
-        self._window, self._fresh = list(window), []
-        self._shown = len(self._tokenizer.decode(window)) if window else 0
-
-    def push(self, ids: Iterable[int]) -> str:
-        """Returns the text that became certain with ``ids``; it may be empty."""
-        self._fresh += [int(i) for i in ids]
-        text = self._tokenizer.decode(self._window + self._fresh)
-        held = min(len(text) - len(text.rstrip(REPLACEMENT)), 3)
-        new = text[self._shown : len(text) - held]
-        self._shown += len(new)
-        if not held and self._tokenizer.decode(self._fresh):
-            self._restart(self._fresh)
-        return new
-
-    def flush(self) -> str:
-        """Returns the text that is still held back, and resets the stream."""
-        rest = self._tokenizer.decode(self._window + self._fresh)[self._shown :]
-        self._restart([])
-        return rest

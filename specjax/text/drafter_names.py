@@ -21,7 +21,8 @@ from ..drafters import registry
 from ..drafters.self_draft import SelfDraft
 from ..models.families import FAMILIES
 from ..models.files import read_json
-from ..models.lm import EMBEDDED, LM, as_drafter, config_folder, load
+from ..models.lm import LM, as_drafter, load
+from ..models.model_folder import EMBEDDED, config_folder
 from ..models.seq2seq import families
 from ..models.tokenizer import holds_tokenizer
 from ..types import Drafter, PyTree

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..models.tokenizer import StreamDecoder, Tokenizer
+from ..models.stream_decoder import StreamDecoder
+from ..models.tokenizer import Tokenizer
 
 Strings = tuple[str, ...]
 Ids = Sequence[int] | np.ndarray

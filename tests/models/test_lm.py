@@ -20,7 +20,8 @@ from specjax import Draft, Sampling, decode
 from specjax.drafters import DraftModel, Plain
 from specjax.models import save_pretrained
 from specjax.models.causal_lm import CausalLM
-from specjax.models.lm import EMBEDDED, LM, as_drafter, check_same_tokenizer, load
+from specjax.models.lm import LM, as_drafter, check_same_tokenizer, load
+from specjax.models.model_folder import EMBEDDED
 from specjax.models.tokenizer import FileTokenizer
 from specjax.text.drafter_names import named
 

@@ -7,9 +7,9 @@ from checkpoints import byte_tokenizer
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
+from specjax.models.stream_decoder import StreamDecoder
 from specjax.models.tokenizer import (
     FileTokenizer,
-    StreamDecoder,
     TransformersTokenizer,
     load_tokenizer,
     wrap_tokenizer,

@@ -1,0 +1,82 @@
+"""The folder that holds a model: inside this package, on disk, or fetched from the hub."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+_EMBEDDED = Path(__file__).parent / "embedded"
+EMBEDDED = {"embedded": _EMBEDDED / "target", "embedded-draft": _EMBEDDED / "draft"}
+_HUB_NAME = r"[\w.-]+(/[\w.-]+)?"
+_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+_CHUNK = 1 << 20  # bytes
+
+
+def folder_of(name: str, revision: str | None, files: Sequence[str] = _HUB_FILES) -> Path:
+    """The folder of an embedded model, of a path, or of a name on the hub, ``files`` of which are
+    then fetched. Raises FileNotFoundError and OSError as ``load`` does."""
+    if name in EMBEDDED:
+        if not (EMBEDDED[name] / "config.json").is_file():
+            raise FileNotFoundError(f"the {name} weights are not part of this installation")
+        return EMBEDDED[name]
+    path = Path(name).expanduser()
+    if name and path.is_dir():
+        return path
+    if path.is_file():
+        raise FileNotFoundError(f"{path} is a file; give the folder that holds config.json")
+    if not re.fullmatch(_HUB_NAME, name) or name.startswith("."):
+        raise FileNotFoundError(
+            f"{name!r} is neither a folder, nor a name on the hub (owner/name), nor one of "
+            f"{', '.join(EMBEDDED)}"
+        )
+    return _download(name, revision, files)
+
+
+def config_folder(name: str, revision: str | None = None) -> Path:
+    """A folder with the ``config.json`` of a model; from the hub, only that is fetched."""
+    return folder_of(name, revision, files=["config.json", "generation_config.json"])
+
+
+def _download(name: str, revision: str | None, files: Sequence[str]) -> Path:
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    at = f"{name} (revision {revision})" if revision else name
+    try:
+        # files in subfolders are other formats of the same weights
+        return Path(
+            huggingface_hub.snapshot_download(
+                name, revision=revision, allow_patterns=[*files], ignore_patterns=["*/*"]
+            )
+        )
+    except errors.GatedRepoError:
+        reason = "its owner grants access on request: accept its licence there, then log in"
+    except errors.RepositoryNotFoundError:
+        reason = f"no such model there or as a folder here; also known: {', '.join(EMBEDDED)}"
+    except errors.RevisionNotFoundError:
+        reason = "it has no such revision"
+    except errors.LocalEntryNotFoundError as error:
+        reason = f"no connection, and it was not downloaded before ({_first_line(error)})"
+    except OSError as error:
+        reason = _first_line(error)
+    raise OSError(f"cannot load {at} from the Hugging Face hub: {reason}")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def fingerprint(files: Sequence[Path]) -> str:
+    """Hash of weight files with their names: whole up to 64 MiB each, else 64 samples."""
+    digest = hashlib.sha256()
+    for path in files:
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        chunks = max(-(-size // _CHUNK), 1)
+        with path.open("rb") as file:
+            for i in range(min(chunks, 64)):
+                file.seek(i * chunks // min(chunks, 64) * _CHUNK)
+                digest.update(file.read(_CHUNK))
+    return digest.hexdigest()[:16]
