@@ -1,4 +1,4 @@
-"""A model of one's own, without Flax: what a target has to provide."""
+"""A small model without Flax, with everything that a target has to provide."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from specjax import trees
 
 @dataclasses.dataclass(frozen=True)
 class Bag(specjax.Target):
-    """Logits from the sum of all token vectors so far, each waved by its position."""
+    """Logits from the sum of all token vectors so far, each times a factor of its position."""
 
     vocab_size: int
 
