@@ -1,7 +1,7 @@
-"""Acceptance rules: which drafted tokens the target keeps, and the token that follows.
+"""Acceptance rules: they decide which drafted tokens are kept and which token follows them.
 
-A rule is a frozen dataclass, one file each, registered here by one line. Its ``name`` says
-``approximate`` if the output law is not the target's.
+Each rule is a frozen dataclass in a file of its own; one line here registers it. The ``name`` of a
+rule begins with ``approximate`` if the law of its output is not the target's law.
 """
 
 from __future__ import annotations
@@ -46,30 +46,40 @@ RULES: dict[str, Rule] = {
 
 
 def choose(rule: str | Rule, draft: Draft, greedy: bool) -> Rule:
-    """The rule object for ``rule`` (``auto``, a name, or an object), checked against the draft.
+    """Returns the rule object for ``rule`` after a check that the rule admits the draft.
 
-    ``auto``: greedy sampling takes ``greedy``; a draft with proposal laws ``rejection``; a draft
-    that is a function of the context ``delta``.
+    ``auto`` selects ``greedy`` where ``greedy`` is True, otherwise ``rejection`` for a draft with
+    laws and ``delta`` for a draft that is a function of the context. At temperature 0 a rule that
+    is exact there is replaced by ``greedy``, which needs no random numbers.
+
+    Args:
+      rule: ``"auto"``, the name of a rule, with or without settings, or a ``Rule``.
+      draft: the draft that the rule is to judge; only its static facts are used.
+      greedy: whether the temperature is the number 0.
 
     Raises:
-      ValueError: an unknown name, or a rule that would change the target's law on this draft.
+      ValueError: the name is unknown, or the rule would change the target's law on this draft.
+      TypeError: ``rule`` is neither a name nor a ``Rule``.
     """
     chosen = named(rule)
     if chosen is None:  # auto
         chosen = RULES["greedy" if greedy else "delta" if draft.laws is None else "rejection"]
     chosen.check(draft, greedy)
-    # at temperature 0 such a rule is the greedy one, without its randomness
     return RULES["greedy"] if greedy and exact(chosen, greedy) else chosen
 
 
 def named(rule: str | Rule) -> Rule | None:
-    """The rule object of a name; None for ``auto``, which the draft decides.
+    """Returns the rule object of a name; None for ``"auto"``, whose rule depends on the draft.
 
     A name may be followed by settings: ``approximate-tolerance:top_k=3,gap=1.5``.
 
+    Args:
+      rule: ``"auto"``, the name of a rule, with or without settings, or a ``Rule``, which is
+        returned as it is.
+
     Raises:
-      ValueError: an unknown name or setting, or a setting out of range.
-      TypeError: neither a name nor a ``Rule``.
+      ValueError: a name or a setting is unknown, or a setting is out of range.
+      TypeError: ``rule`` is neither a name nor a ``Rule``.
     """
     if isinstance(rule, Rule):
         return rule
@@ -85,7 +95,7 @@ def named(rule: str | Rule) -> Rule | None:
 
 
 def _with_settings(given: str, rule: Rule, settings: str) -> Rule:
-    """``rule`` with what ``settings`` says, a text such as ``top_k=3,gap=1.5``."""
+    """Returns ``rule`` with the values that ``settings``, such as ``top_k=3,gap=1.5``, sets."""
     if not dataclasses.is_dataclass(rule):
         raise ValueError(f"rule={given!r}: {rule.name!r} has no settings")
     kinds = {field.name: type(getattr(rule, field.name)) for field in dataclasses.fields(rule)}
@@ -104,5 +114,5 @@ def _with_settings(given: str, rule: Rule, settings: str) -> Rule:
 
 
 def exact(rule: Rule, greedy: bool) -> bool:
-    """Whether ``rule`` keeps the target's law: always, or, where ``greedy``, at temperature 0."""
+    """Returns whether ``rule`` keeps the target's law; with ``greedy``, at temperature 0."""
     return rule.lossless or (greedy and rule.exact_at_zero)

@@ -1,4 +1,4 @@
-"""Block verification: judge a chain as a whole instead of token by token."""
+"""Block verification: the rule judges a chain as a whole instead of token by token."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from .walk import eligible, verdict
 
 @dataclasses.dataclass(frozen=True)
 class BlockVerification(Rule):
-    """Accepts the longest prefix of a chain that passes its own test; never less than one by one.
+    """Accepts the longest prefix of a chain that passes its test.
 
-    With ``P_0 = 1`` and ``P_i = min(1, P_{i-1} p(d_i) / q(d_i))``, each ``i < γ`` passes with
-    probability ``h_i = S_i / (S_i + 1 - P_i)``, where
-    ``S_i = Σ_x (P_i p(x | d_≤i) - q(x | d_≤i))+``, and the last with ``h_γ = P_γ``. The token
-    after the accepted ones is drawn from ``norm((P_i p - q)+)``, or from ``p`` if all are accepted.
+    The expected number of accepted tokens is never less than with the test of one token after the
+    other (``rejection``). With ``P_0 = 1`` and ``P_i = min(1, P_{i-1} p(d_i) / q(d_i))``, the
+    prefix of ``i < γ`` tokens passes its test with probability ``h_i = S_i / (S_i + 1 - P_i)``,
+    where ``S_i = Σ_x (P_i p(x | d_≤i) - q(x | d_≤i))+``, and the whole chain with ``h_γ = P_γ``.
+    The token after an accepted prefix is drawn from ``norm((P_i p - q)+)``, and after the whole
+    chain from ``p``.
 
     Lossless: yes, for chains drawn from the laws that the draft states.
 
@@ -29,9 +31,9 @@ class BlockVerification(Rule):
 
     name = "block"
     lossless = True
-    _no = "neither the chain up to here nor any longer one passed its test"
+    _no = "neither the chain up to this token nor any longer one passed its test"
     why = {
-        "accepted": "the chain up to here, or a longer one, passed its test",
+        "accepted": "the chain up to this token, or a longer one, passed its test",
         "rejected": _no,
         "beyond": _no,
     }
@@ -64,7 +66,7 @@ class BlockVerification(Rule):
                 mass = jnp.sum(left, axis=-1)
                 room = mass + (1.0 - joint)
                 inner = jnp.where(room > 0, mass / jnp.where(room > 0, room, 1.0), 1.0)
-                # without a law here the text can only end here: all of p is beside q
+                # where no token has any probability the text can only end: all of p is beside q
                 inner = jnp.where(jnp.max(p, axis=-1) > 0, inner, joint)
             else:
                 left, inner = p, joint

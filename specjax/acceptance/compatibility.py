@@ -1,4 +1,4 @@
-"""Which drafts a rule may judge: a table over (how siblings were drawn, laws, chain or tree).
+"""Which drafts a rule can judge: a table of draws, laws and shapes.
 
 ============  ==========================  ==================  ==========
 rule          siblings with laws, drawn   drafts without laws  shape
@@ -14,13 +14,14 @@ coupled       any                         any                 any
 gls           any                         any                 static
 typical       any; approximate            any                 any
 lenience      any; approximate            any                 any
-relaxed ones  any; approximate            any                 any
+``relaxed``   any; approximate            any                 any
 ============  ==========================  ==================  ==========
 
-A node without a law (``law = -1``) is a point mass, which ``rejection``, ``traversal`` and
-``block`` judge as such. ``iid`` promises that siblings have one law, so it holds none.
+The line ``relaxed`` stands for the rules of ``relaxed.py``. A node without a law (``law = -1``)
+has a point mass for its law, and ``rejection``, ``traversal`` and ``block`` judge it by that law.
+Siblings drawn ``iid`` have one law, so they contain no such node.
 
-At temperature 0 every lossless rule is the greedy one, and how tokens were drawn is no matter.
+At temperature 0 every lossless rule decides as ``greedy`` does, and admits every way of drawing.
 """
 
 from __future__ import annotations
@@ -30,17 +31,22 @@ from ..types import Draft
 
 
 def need_chain(name: str, draft: Draft) -> None:
-    """Raises ``ValueError`` if the draft is not a chain."""
+    """Raises ``ValueError`` if the draft is not a chain; ``name`` is the rule's."""
     if draft.topology != trees.chain_parents(draft.num_nodes - 1):
         raise ValueError(
-            f"rule={name!r} judges chains; this draft is a tree: use rule='traversal' (its like on "
-            "trees), 'rejection' or 'delta'"
+            f"rule={name!r} judges chains; this draft is a tree: use rule='traversal', 'rejection' "
+            "or 'delta', which judge trees"
         )
 
 
 def need_draws(name: str, draft: Draft, draws: str | None) -> None:
-    """Raises ``ValueError`` if siblings have no laws or were drawn otherwise than ``draws``; None:
-    any way."""
+    """Raises ``ValueError`` if siblings have no laws or were not drawn in the way ``draws``.
+
+    Args:
+      name: the rule's name, for the error.
+      draft: the draft that the rule is to judge.
+      draws: the way in which siblings must have been drawn, see ``Draft.draws``; None: any way.
+    """
     if draft.laws is None:
         raise ValueError(
             f"rule={name!r} needs the laws that siblings were drawn from, and this draft has none "
@@ -48,9 +54,9 @@ def need_draws(name: str, draft: Draft, draws: str | None) -> None:
         )
     if draws is not None and draft.draws != draws:
         way = (
-            "" if draft.draws == "mixed" else f"take a drafter with sibling_sampling={draws!r}, or "
+            "" if draft.draws == "mixed" else f"use a drafter with sibling_sampling={draws!r}, or "
         )
         raise ValueError(
-            f"rule={name!r} needs siblings drawn {draws!r}, not {draft.draws!r}; {way}"
-            "rule='rejection' or 'traversal', which admit all draws"
+            f"rule={name!r} needs siblings that were drawn in the way {draws!r}; these were drawn "
+            f"in the way {draft.draws!r}: {way}rule='rejection' or 'traversal', which admit all ways"
         )

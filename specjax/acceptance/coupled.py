@@ -1,4 +1,4 @@
-"""Gumbel coupling: drafts and target share their noise, and no drafter changes the text."""
+"""Gumbel coupling: drafter and target share their noise, so the text is the same for all drafters."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from .walk import depth_of, follow, verdict
 
 @dataclasses.dataclass(frozen=True)
 class Coupled(Rule):
-    """The target says the token with the least ``E_x / p(x)``; descends while a child has it.
+    """At each node takes the token x with the least ``E_x / p(x)``; descends if a child has it.
 
-    ``E`` are exponential variables by row and absolute position alone, so a token is a function of
-    the tokens before it, its law and the row's key. The text of a seed is THE SAME with every
-    drafter, tree, width and policy, and in plain decoding under this rule; logits that differ in
-    their last bits between passes of different widths can tip a near-tie, as in greedy decoding.
+    The exponential variables ``E`` depend only on the row's key and the absolute position, so a
+    token is a function of the tokens before it, its law and the row's key. The text of a seed is
+    THE SAME with every drafter, tree, width and policy, and in plain decoding under this rule.
+    Logits that differ in their last bits between passes of different widths can change which of
+    two nearly tied tokens is taken, as in greedy decoding.
 
-    Drafters that draw are given the same noise, and propose the tokens with the least
-    ``E_x / q(x)`` (k siblings: the k least). On a chain the chance that a token is kept lies
-    between ``(1 - TV) / (1 + TV)`` and ``1 - TV``, where TV is the total variation between p and q
-    and ``1 - TV`` is what ``rejection`` keeps: sameness costs some acceptance.
+    Drafters that draw receive the same noise, and propose the token with the least ``E_x / q(x)``;
+    k siblings are the tokens with the k least values. On a chain the probability that a token is
+    kept lies between ``(1 - TV) / (1 + TV)`` and ``1 - TV``, where TV is the total variation
+    between p and q; ``rejection`` keeps a token with probability ``1 - TV``.
 
     Lossless: yes, for every draft.
 
-    Cost: V random numbers at each visited node, and V at each drafted depth.
+    Cost: V random numbers at each visited node, and V random numbers at each drafted depth.
 
     References: Daliri, Musco and Suresh, Coupling without Communication and Drafter-Invariant
     Speculative Decoding, arXiv 2408.07978, section 3 (Gumbel sampling).
@@ -34,9 +35,9 @@ class Coupled(Rule):
     name = "coupled"
     lossless = True
     noise = "position"
-    _other = "the shared noise and p say {said} here"
+    _other = "the shared noise and p select {said} here"
     why = {
-        "accepted": "the shared noise and p say this very token",
+        "accepted": "the shared noise and p select this very token",
         "rejected": _other,
         "later": _other,
     }

@@ -1,4 +1,4 @@
-"""The delta rule: the draft is a guess without a law; sample from the target, keep what agrees."""
+"""The delta rule: it draws from the target's law and keeps drafted tokens that equal the draws."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .walk import at_node, follow, verdict
 
 @dataclasses.dataclass(frozen=True)
 class Delta(Rule):
-    """Draws ``y ~ p`` once at each visited node; descends if ``y`` is a child, else emits it.
+    """Draws ``y ~ p`` once at each visited node; descends if a child has ``y``, else emits ``y``.
 
-    This is recursive rejection with point-mass proposals: a node with children ``C`` goes on with
-    probability ``sum over C of p``. Only one draw a node: drawing once a path, or afresh after a
-    mismatch, is biased.
+    This is recursive rejection with point masses as proposal laws: the rule descends from a node
+    with children ``C`` with probability ``sum over C of p``. It draws exactly once at each node; a
+    single draw for a whole path, or a second draw after a mismatch, would be biased.
 
-    Lossless: yes, for every draft, also one that was sampled (where ``rejection`` accepts more).
+    Lossless: yes, for every draft. If the draft has laws, ``rejection`` accepts more.
 
     References: the T > 0 verification of EAGLE-2 (arXiv 2406.16858) and of Lookahead decoding
     (arXiv 2402.02057); the point-mass case of Leviathan et al., arXiv 2211.17192.

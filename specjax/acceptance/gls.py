@@ -1,4 +1,4 @@
-"""List coupling (GLS): each path of a tree has noise of its own, and the target looks at all."""
+"""List coupling (GLS): each path of a tree has noise of its own, and the target uses all of it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from .walk import depth_of, follow, verdict
 
 @dataclasses.dataclass(frozen=True)
 class ListCoupled(Rule):
-    """The target says the token with the least ``min_k E^k_x / p(x)``, k over the paths below.
+    """Takes the token x with the least ``min_k E^k_x / p(x)``, with k over the paths below.
 
     Each path from the root to a leaf of a static tree has exponential variables ``E^k`` of its own,
-    by row, position and path. A node is drafted with the least of its own paths' variables, so K
-    chains side by side are K independent drafts; the target takes at a node the least over the
-    paths that run through it, which are those that agree with the text so far.
+    which depend on the row, the position and the path. The drafter takes for each node the least
+    variables of the paths through that node, so K chains side by side are K independent drafts.
+    The target takes at a node the least variables of the paths through that node; these are the
+    paths that agree with the text so far.
 
-    Its promise is weaker than that of ``coupled``: the text is a function of the seed, the target
-    AND the drafts, so two drafters or two trees give different texts of the same law. On a chain,
-    and without drafts, there is one path and the text is that of ``coupled``.
+    The guarantee is weaker than that of ``coupled``: the text is a function of the seed, the target
+    AND the drafts, so two drafters or two trees give different texts of the same law. A chain has
+    one path, and its text, like the text without drafts, is that of ``coupled``.
 
     Lossless: yes, for every draft over a static tree; other trees are refused.
 
-    Cost: at each visited node V random numbers for each path of the tree.
+    Cost: V random numbers for each path of the tree at each visited node.
 
     References: Rowan, Phan and Khisti, List-Level Distribution Coupling with Applications to
     Speculative Decoding and Lossy Compression, arXiv 2506.05632, algorithms 1 and 2.
@@ -36,9 +37,9 @@ class ListCoupled(Rule):
     name = "gls"
     lossless = True
     noise = "path"
-    _other = "the noise of these paths and p say {said} here"
+    _other = "the noise of these paths and p select {said} here"
     why = {
-        "accepted": "the noise of these paths and p say this very token",
+        "accepted": "the noise of these paths and p select this very token",
         "rejected": _other,
         "later": _other,
     }

@@ -1,4 +1,4 @@
-"""Greedy acceptance: keep what the target's argmax says."""
+"""Greedy acceptance: the rule keeps drafted tokens that are the target's argmax."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from .walk import match
 
 @dataclasses.dataclass(frozen=True)
 class Greedy(Rule):
-    """Accepts a node if it is the target's most probable token; then emits the next argmax.
+    """Accepts a node if its token is the target's most probable one; then emits the next argmax.
 
     Lossless: yes for greedy decoding (temperature 0), for every draft; token for token in
-    float32. In lower precision near-ties may fall otherwise than in one-token passes.
+    float32. In lower precision, two nearly tied tokens may be ordered otherwise than in a pass over
+    one token.
 
     References: Stern et al., Blockwise Parallel Decoding, arXiv 1811.03115; Leviathan et al.,
     arXiv 2211.17192, at temperature 0.

@@ -1,4 +1,4 @@
-"""SpecHub: two siblings drawn together, one of them always the draft's most probable token."""
+"""SpecHub: it judges pairs of siblings, one of which is always the draft's most probable token."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from .walk import at_node, descend, eligible, next_child, verdict
 
 @dataclasses.dataclass(frozen=True)
 class Hub(Rule):
-    """Pairs of siblings that hold the hub ``a = argmax q``, drawn by ``drawing.draw_hub``.
+    """Judges pairs of siblings that contain the hub ``a = argmax q`` (see ``drawing.draw_hub``).
 
     A pair is ``(i, a)`` with probability ``q(i)`` and ``(a, i)`` with ``q(a) q(i) / (1 - q(a))``,
-    ``i ≠ a``. Each other token ``i`` takes of its pairs what ``p(i)`` needs, of the first kind
-    before the second; of what they leave the hub takes up to ``p(a)``; and what is then left of
-    ``p`` is drawn from. Where only one sibling may be accepted it is judged by ``rejection``.
+    for ``i ≠ a``. The rule accepts each token ``i ≠ a`` from its pairs with total probability at
+    most ``p(i)``, and uses pairs ``(i, a)`` before pairs ``(a, i)``. From the pairs in which ``i``
+    is not accepted, it accepts the hub with total probability at most ``p(a)``. If neither token
+    is accepted, the next token is drawn from the remaining part of ``p``, normalized. Where only
+    one sibling may be accepted, the rule judges it as ``rejection`` does.
 
-    More than two siblings from ``q`` with replacement accept where ``q(a) ≥ 1/2``; where the draft
-    spreads its mass, ``rejection`` of distinct siblings accepts more.
+    Where ``q(a) ≥ 1/2``, a pair accepts more than two siblings drawn from ``q`` with replacement;
+    where ``q`` is spread over many tokens, ``rejection`` of distinct siblings accepts more.
 
-    Lossless: yes, for pairs drawn so (``draws="hub"``); other drafts are refused. (Such pairs may
-    also be judged by ``rejection`` or ``traversal``, which know the second one's law.)
+    Lossless: yes, for pairs drawn in this way (``draws="hub"``); other drafts are refused. The
+    rules ``rejection`` and ``traversal`` can judge such pairs as well, since they know the law of
+    the second sibling.
 
-    Cost: p, q and a few ``O(V)`` at each visited node; one node a depth.
+    Cost: p, q and a few operations ``O(V)`` at each visited node; one node is visited per depth.
 
     References: Sun et al., SpecHub: Provable Acceleration to Multi-Draft Speculative Decoding,
     arXiv 2411.05289, algorithms 1 and 2.
@@ -35,10 +38,10 @@ class Hub(Rule):
 
     name = "hub"
     lossless = True
-    sibling_sampling = "hub"  # drafters are to draw
+    sibling_sampling = "hub"  # the way in which drafters must draw siblings
     _other = "judged with its sibling, as a pair: {said} follows here"
     why = {
-        "accepted": "of the pair that was drawn, p keeps this one",
+        "accepted": "the test of the drawn pair keeps this token",
         "rejected": _other,
         "later": _other,
     }

@@ -1,4 +1,4 @@
-"""SpecTr's k-SEQ: several independent draws from one law, each accepted a little less often."""
+"""SpecTr's k-SEQ: it judges several siblings that were drawn independently from one law."""
 
 from __future__ import annotations
 
@@ -13,30 +13,34 @@ from ..types import ROOT, Draft, Rule, Verdict
 from .compatibility import need_draws
 from .walk import at_node, descend, eligible, verdict
 
-HALVINGS = 20  # of the interval [1, k]
+HALVINGS = 20  # steps of the bisection of the interval [1, k]
 
 
 @dataclasses.dataclass(frozen=True)
 class KSeq(Rule):
     """Accepts the first of ``k`` siblings drawn from ``q`` with ``u < p(x) / (ρ q(x))``.
 
-    ``β(ρ) = Σ min(q, p / ρ)`` is the chance of each, ``1 - (1 - β)^k`` that of any. ``ρ`` in
-    ``[1, k]`` is the least for which that is at most ``ρ β(ρ)``; then no token is said too often,
-    and if none is accepted one is drawn from ``norm(p - min(q, p / ρ) (1 - (1 - β)^k) / β)``.
-    With one child a node, ``k = 1``, this is speculative sampling. The chance of any is at least
+    ``β(ρ) = Σ min(q, p / ρ)`` is the probability that one sibling passes its test, and
+    ``1 - (1 - β)^k`` the probability that any of them passes. ``ρ`` is the least number in
+    ``[1, k]`` for which the latter is at most ``ρ β(ρ)``; then no token is emitted with more than
+    its probability. If no sibling is accepted, the next token is drawn from
+    ``norm(p - min(q, p / ρ) (1 - (1 - β)^k) / β)``. With one child for each node, ``k = 1``, this
+    is speculative sampling. The probability that any sibling is accepted is at least
     ``1 - (1 - 1/k)^k`` times, so more than 63 % of, that of the best rule for such draws.
 
-    ``ρ`` is found by halving, 20 times, and its upper end is taken, with which the rule is exact
-    however wide the interval still is.
+    ``ρ`` is found by bisection in 20 steps. The upper end of the last interval is used: the rule is
+    exact with it, however wide the interval still is.
 
-    Of equal siblings the children of all come next, one family: ``k`` chains side by side go on
-    with all those that begin as the text does, which is SpecTr, be they merged or not.
+    The children of equal siblings are judged together, as one family. So ``k`` chains side by side
+    continue with all chains that agree with the text so far, which is SpecTr, whether the chains
+    were merged or not.
 
-    Lossless: yes, for siblings drawn ``iid`` from one law. Drafts without laws, ``distinct`` or
-    ``mixed`` ones are refused; merged ones are ``mixed`` unless they are of one law.
+    Lossless: yes, for siblings drawn ``iid`` from one law. Drafts without laws and drafts drawn
+    ``distinct`` or ``mixed`` are refused; a merged draft is ``mixed`` unless all its siblings have
+    one law.
 
-    Cost: at each visited node p, q and ``20 V`` for ``ρ``; one node a depth. To see which paths
-    are equal, ``D N^2``.
+    Cost: p, q and ``20 V`` operations for ``ρ`` at each visited node; one node is visited per
+    depth. The search for equal paths takes ``D N^2`` operations.
 
     References: Sun et al., SpecTr: Fast Speculative Decoding via Optimal Transport,
     arXiv 2310.15141, algorithms 2 and 3.
@@ -44,7 +48,7 @@ class KSeq(Rule):
 
     name = "kseq"
     lossless = True
-    sibling_sampling = "iid"  # drafters are to draw
+    sibling_sampling = "iid"  # the way in which drafters must draw siblings
     why = {
         "accepted": "u ρ q = {u:.3g} × {rho:.3g} × {q:.3g} is below p, {p:.3g}",
         "rejected": "u ρ q = {u:.3g} × {rho:.3g} × {q:.3g} is not below p, {p:.3g}",
@@ -78,7 +82,7 @@ class KSeq(Rule):
         return verdict(draft, node, drawing.draw(rest, uniform[:, ROOT]))
 
     def evidence(self, params, draft: Draft, target_law, draft_law, key) -> dict[str, jax.Array]:
-        """``u``, and ``rho`` of each node's siblings: float32 ``[B, N]`` each."""
+        """Returns ``u`` of each node and ``rho`` of its siblings: float32 ``[B, N]`` each."""
         batch, nodes = draft.tokens.shape
         parents = jnp.broadcast_to(jnp.maximum(trees.parents(draft), ROOT), (batch, nodes))
         families = _families(draft, eligible(draft))
@@ -94,15 +98,15 @@ class KSeq(Rule):
 
 
 def _families(draft: Draft, able: jax.Array) -> jax.Array:
-    """bool ``[B, N, N]``: ``[b, n, m]`` is whether the candidate ``m`` stands below ``n``, or below
-    another candidate with the same tokens from the root down."""
+    """Returns bool ``[B, N, N]``: entry ``[b, n, m]`` says whether the candidate ``m`` is a child of
+    ``n``, or of another candidate with the same tokens from the root down."""
     parent = jnp.broadcast_to(jnp.maximum(trees.parents(draft), ROOT), able.shape)
     tokens, real = draft.tokens, able | (jnp.arange(able.shape[1]) == ROOT)
     equal = (tokens[:, :, None] == tokens[:, None, :]) & real[:, :, None] & real[:, None, :]
     roots = jnp.arange(able.shape[1]) == ROOT
     equal &= roots[:, None] == roots
 
-    def up(_, same):  # and so are their parents'
+    def up(_, same):  # two paths are equal only if the paths of their parents are
         return equal & _below(_below(same, parent).swapaxes(1, 2), parent).swapaxes(1, 2)
 
     same = jax.lax.fori_loop(0, trees.max_depth(draft), up, equal)
@@ -110,18 +114,19 @@ def _families(draft: Draft, able: jax.Array) -> jax.Array:
 
 
 def _below(x: jax.Array, parent: jax.Array) -> jax.Array:
-    """``x[b, parent[b, n], m]``."""
+    """Returns ``x[b, parent[b, n], m]``, of shape ``[B, N, N]``."""
     return jnp.take_along_axis(x, parent[:, :, None], axis=1)
 
 
 def _draws(beta: jax.Array, count: jax.Array) -> jax.Array:
-    """``(1 - (1 - β)^k) / β``, the expected number of siblings that are looked at: ``[B]``."""
+    """Returns ``(1 - (1 - β)^k) / β``, the expected number of tested siblings: float32 ``[B]``."""
     some = jnp.where(beta > 0, jnp.minimum(beta, 1.0), 1.0)
     return jnp.where(beta > 0, -jnp.expm1(count * jnp.log1p(-some)) / some, count)
 
 
 def _rho(p: jax.Array, q: jax.Array, count: jax.Array) -> jax.Array:
-    """float32 ``[B]``: a lawful ρ, at most ``(k - 1) / 2^20`` above the least; ``count`` is k."""
+    """Returns float32 ``[B]``: a ρ with which the rule is exact, at most ``(k - 1) / 2^20`` above
+    the least such ρ; ``count`` is k."""
 
     def halve(_, bounds):
         low, high = bounds

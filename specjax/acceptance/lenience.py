@@ -1,4 +1,4 @@
-"""Leviathan's lenience: rejection with a test that is easier to pass. Approximate."""
+"""Leviathan's lenience, an approximate rule: rejection with a test that is easier to pass."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from .rejection import Rejection
 
 @dataclasses.dataclass(frozen=True)
 class Lenient(Rejection):
-    """Accepts ``x`` with probability ``min(1, p(x) / (scale q(x)))``; else as ``rejection``.
+    """Accepts ``x`` with probability ``min(1, p(x) / (scale q(x)))``, otherwise as ``rejection``.
 
-    On a chain a token with ``p < q`` is said with probability ``min(q, p / scale)``, so that the
+    On a chain a token with ``p < q`` is emitted with probability ``min(q, p / scale)``. So the
     total variation to p is the sum of ``min(q, p / scale) - p`` over such tokens, and no token is
-    said with a probability above ``p / scale``, given the tokens before it.
+    emitted with a probability above ``p / scale``, given the tokens before it.
 
-    Lossless: no, but for ``scale=1``, which is ``rejection``, and for temperature 0; every result
-    says ``approximate``.
+    Lossless: only with ``scale=1``, which is ``rejection``, and at temperature 0. Other results
+    carry the label ``approximate``.
 
     Attributes:
-      scale: in (0, 1] (the paper's l).
+      scale: the factor of q in the test, in (0, 1] (the paper's l).
 
     References: Leviathan et al., arXiv 2211.17192, appendix A.5.
 
     Raises:
-      ValueError: a setting out of range.
+      ValueError: ``scale`` is out of range.
     """
 
     scale: float = 0.5

@@ -1,4 +1,4 @@
-"""The laws p and q at the nodes of a draft, computed only where a rule asks."""
+"""The laws p and q at the nodes of a draft, computed only at nodes that a rule asks for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ from .walk import at_node
 
 @dataclasses.dataclass(frozen=True)
 class TargetLaw:
-    """``law(node int32 [B]) -> p float32 [B, V]``: the target's law after each row's node."""
+    """The target's law p after a node: ``law(node int32 [B]) -> p float32 [B, V]``.
+
+    Attributes:
+      draft: the draft.
+      logits: float32 ``[B, N, V]``, the target's logits after each node, before all settings.
+      context: the round's context, with the sampling settings and the committed tokens.
+    """
 
     draft: Draft
     logits: jax.Array
@@ -31,7 +37,8 @@ class TargetLaw:
         return self.context.sampling
 
     def adjusted(self) -> jax.Array:
-        """Logits ``[B, N, V]`` after bias, penalties and law: greedy decoding takes the argmax."""
+        """Returns logits float32 ``[B, N, V]`` after bias, penalties and logits processor. Greedy
+        decoding takes their argmax."""
         if not self.sampling.adjusts:
             return self.logits
         batch, nodes = self.draft.tokens.shape
@@ -42,7 +49,11 @@ class TargetLaw:
         return jax.vmap(at, out_axes=1)(jnp.arange(nodes))
 
     def adjusted_at(self, node: jax.Array) -> jax.Array:
-        """The same at one node a row, int32 ``[B]``: ``[B, V]``."""
+        """Returns the adjusted logits at one node of each row: float32 ``[B, V]``.
+
+        Args:
+          node: int32 ``[B]``.
+        """
         return self.sampling.adjust(at_node(self.logits, node), self._prefix(node))
 
     def _prefix(self, node):
@@ -53,7 +64,15 @@ class TargetLaw:
 
 @dataclasses.dataclass(frozen=True)
 class DraftLaw:
-    """``law(node int32 [B]) -> q float32 [B, V]``: the law that each row's node was drawn from."""
+    """The law q from which a node was drawn: ``law(node int32 [B]) -> q float32 [B, V]``.
+
+    The law of a node that was not drawn is a point mass. With ``draws="distinct"`` or ``"hub"``
+    the law is the one after the draws of the node's earlier siblings.
+
+    Attributes:
+      draft: the draft, with its laws.
+      vocab_size: V, the size of the target's vocabulary.
+    """
 
     draft: Draft
     vocab_size: int
@@ -78,26 +97,30 @@ class DraftLaw:
         return jnp.where((index == POINT_MASS)[:, None], point, q)
 
     def hub(self, node: jax.Array) -> jax.Array:
-        """int32 ``[B]``, the most probable token of the law of ``node`` int32 ``[B]`` before any
-        draw from it."""
+        """Returns int32 ``[B]``, the most probable token of the node's law before any draw.
+
+        Args:
+          node: int32 ``[B]``.
+        """
         first = argmax(self._row(node))  # in the law's own order of tokens, as when it was drawn
         return first if self.draft.vocab is None else at_node(self.draft.vocab, first)
 
     def _row(self, node):
-        """float32 ``[B, Vq]``, the node's row of ``laws``."""
+        """Returns float32 ``[B, Vq]``, the node's row of ``laws``."""
         laws, law = self.draft.laws, self.draft.law
         row = at_node(required(law, "draft.law"), node)
         return at_node(required(laws, "draft.laws"), jnp.maximum(row, 0))
 
     def _given(self, q, earlier, node):
-        """``q [B, V]`` given the earlier draws from it, int32 ``[B, N]``, V where there is none."""
+        """Returns the law float32 ``[B, V]`` after the draws ``earlier``: int32 ``[B, N]``, tokens
+        that earlier siblings drew from ``q``, V where there is none."""
         rows = jnp.arange(q.shape[0])[:, None]
         rest = q.at[rows, earlier].set(0.0, mode="drop")
         mass = jnp.sum(rest, axis=-1, keepdims=True)
         rest = rest / jnp.maximum(mass, jnp.finfo(jnp.float32).tiny)
         if self.draft.draws == "distinct":
             return rest
-        # a hub's pair: after the hub comes any other token, after any other token the hub
+        # in a hub's pair any other token comes after the hub, and the hub after any other token
         hub = self.hub(node)[:, None]
         only = (jnp.arange(q.shape[1]) == hub).astype(q.dtype)
         second = jnp.where(jnp.any(earlier == hub, axis=1, keepdims=True), rest, only)

@@ -1,4 +1,4 @@
-"""Rejection sampling with the true draft law, for one or several siblings."""
+"""Rejection sampling with the law of the draft, for one or several siblings."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .walk import at_node, eligible, next_child, verdict
 
 @dataclasses.dataclass(frozen=True)
 class Rejection(Rule):
-    """Recursive rejection: siblings in draw order, each against what the earlier ones left of p.
+    """Recursive rejection: tests siblings in draw order, each against the residual before it.
 
     At a node with target law ``p``, for each child ``x`` drawn from ``q``::
 
         accept x with probability min(1, p(x) / q(x));  else  p <- norm((p - q)+)
 
-    If no child is left a token is drawn from the current ``p``. With one child a node this is
-    speculative sampling. A child that was not drawn (``law = -1``) has a point mass for ``q``.
-    With ``draws="distinct"`` a child's ``q`` is its law without the earlier siblings from it; a
-    child that its law could not have drawn (nothing was left of it) is rejected. Siblings may have
-    several drafters' laws (``mixed``), each its own.
+    If no child is left, a token is drawn from the current ``p``. With one child for each node, this
+    is speculative sampling. A child that was not drawn (``law = -1``) has a point mass for ``q``.
+    With ``draws="distinct"`` the ``q`` of a child is its law without the earlier siblings that were
+    drawn from the same law; a child that could not have been drawn, because no token was left in
+    its law, is rejected. With ``draws="mixed"`` each sibling may have the law of another drafter.
 
     Lossless: yes, if each node was drawn from the law that the draft states.
 
@@ -52,8 +52,8 @@ class Rejection(Rule):
             x = at_node(draft.tokens, child)
             q = draft_law(child)
             drawn = self.compared(q[rows, x])
-            # u q(x) < p(x), u in [0, 1): a token of probability zero is never accepted. Nor is one
-            # with q(x) = 0, which is no draw: more distinct siblings than the law has tokens
+            # u q(x) < p(x) with u in [0, 1): a token of probability 0 is never accepted. A token
+            # with q(x) = 0 was not drawn (there were more siblings than tokens in the law)
             accept = (at_node(uniform, child) * drawn < p[rows, x]) & (drawn > 0)
             after = jnp.where(accept[:, None], target_law(child), residual(p, q))
             node = jnp.where(going & accept, child, node)
@@ -70,19 +70,23 @@ class Rejection(Rule):
         return verdict(draft, node, drawing.draw(p, uniform[:, ROOT]))
 
     def compared(self, q: jax.Array) -> jax.Array:
-        """What p of a child's token is compared with, by ``q [B]`` of that token."""
+        """Returns the number with which p of a child's token is compared; here q itself.
+
+        Args:
+          q: float32 ``[B]``, the draft's probability of the child's token.
+        """
         return q
 
     def evidence(self, params, draft: Draft, target_law, draft_law, key) -> dict[str, jax.Array]:
-        """``u``, and ``left``: the p of each node's token at its turn, had all its earlier
-        siblings been rejected; float32 ``[B, N]`` each."""
+        """Returns ``u``, and ``left``, the probability of each node's token when the node is
+        tested after all its earlier siblings were rejected; float32 ``[B, N]`` each."""
         batch, nodes = draft.tokens.shape
         rows, able = jnp.arange(batch), eligible(draft)
         parents = jnp.broadcast_to(trees.parents(draft), (batch, nodes))
         laws = jax.lax.map(lambda n: target_law(jnp.full((batch,), n)), jnp.arange(nodes))
 
         def turn(node, carry):
-            laws, left = carry  # laws float32 [N, B, V]: what is left of p below each node
+            laws, left = carry  # laws float32 [N, B, V]: the residual of p after each node
             above = parents[:, node]
             p, q = laws[above, rows], draft_law(jnp.full((batch,), node))
             left = left.at[:, node].set(p[rows, draft.tokens[:, node]])
@@ -94,8 +98,16 @@ class Rejection(Rule):
 
 
 def residual(p: jax.Array, q: jax.Array) -> jax.Array:
-    """``norm((p - q)+)``, float32 ``[B, V]``, of probabilities p and q float32 ``[B, V]``; p itself
-    where nothing is left."""
+    """Returns the residual distribution ``norm((p - q)+)``; p itself where ``p - q`` is nowhere
+    positive.
+
+    Args:
+      p: probabilities float32 ``[B, V]``.
+      q: probabilities float32 ``[B, V]``.
+
+    Returns:
+      probabilities float32 ``[B, V]``.
+    """
     left = jnp.maximum(p - q, 0.0)
     mass = jnp.sum(left, axis=-1, keepdims=True)
     return jnp.where(mass > 0, left / jnp.where(mass > 0, mass, 1.0), p)

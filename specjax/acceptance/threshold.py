@@ -1,4 +1,4 @@
-"""BiLD's rollback: a draft is kept up to the first token that surprises the target. Approximate."""
+"""BiLD's rollback, an approximate rule: it keeps a draft up to the first improbable token."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from .relaxed import Relaxed
 
 @dataclasses.dataclass(frozen=True)
 class Threshold(Relaxed):
-    """Accepts a token with ``-log p(x)`` of at most ``loss``; rolls back to the first one above it.
+    """Accepts tokens with ``-log p(x)`` of at most ``loss``, up to the first token above it.
 
-    That token is replaced by the target's most probable one, and what follows it is dropped. A
-    token above ``loss`` that is the most probable one is kept. p is taken at temperature 1.
+    The first token above ``loss`` is replaced by the target's most probable token, and the tokens
+    after it are dropped. A token above ``loss`` that is the target's most probable one is kept. p
+    is taken at temperature 1.
 
-    Lossless: no; every result says ``approximate``. With ``loss=0`` it is ``greedy`` at
-    temperature 0. Fallback, the other half of BiLD (the small model stops where it is unsure), is
-    a matter of the drafter's length; nor is the target left in control for a pass after a rollback,
-    as in their code.
+    Lossless: no; every result carries the label ``approximate``. With ``loss=0`` the rule is
+    ``greedy`` at temperature 0. This rule is one half of BiLD, the rollback. The other half, the
+    fallback (the small model stops where it is unsure), would be a setting of the drafter's length.
+    The reference implementation also lets the target continue for one pass after a rollback; this
+    rule does not.
 
     Attributes:
-      loss: at least 0, nats (BiLD's rollback threshold, 2 to 5 in the paper).
+      loss: the threshold in nats, at least 0 (BiLD's rollback threshold, 2 to 5 in the paper).
 
     References: Kim et al., Speculative Decoding with Big Little Decoder, arXiv 2302.07863,
     section 3.4 (rollback policy).
 
     Raises:
-      ValueError: a setting out of range.
+      ValueError: ``loss`` is out of range.
     """
 
     loss: float = 3.0

@@ -1,4 +1,4 @@
-"""SpecDec's verification: a token among the target's best, near the best. Approximate."""
+"""SpecDec's verification, an approximate rule: it accepts tokens near the most probable one."""
 
 from __future__ import annotations
 
@@ -9,20 +9,24 @@ from .relaxed import Relaxed
 
 @dataclasses.dataclass(frozen=True)
 class Tolerance(Relaxed):
-    """Accepts one of the target's ``top_k`` best tokens, its logit at most ``gap`` below the best.
+    """Accepts one of the ``top_k`` most probable tokens with a logit at most ``gap`` below the best.
 
-    Lossless: no; every result says ``approximate``. With ``top_k=1`` or ``gap=0`` it is ``greedy``
-    at temperature 0. Each kept token is within both bounds by the target's own scores.
+    Both bounds are tested with the target's logits after the token's parent.
+
+    Lossless: no; every result carries the label ``approximate``. With ``top_k=1`` or ``gap=0`` the
+    rule is ``greedy`` at temperature 0.
 
     Attributes:
-      top_k: at least 1 (SpecDec's β).
-      gap: at least 0, nats (SpecDec's τ). SpecDec ran translation with 5 and 3.0.
+      top_k: the number of most probable tokens that are admitted, at least 1 (SpecDec's β).
+      gap: the greatest distance in nats below the greatest logit, at least 0 (SpecDec's τ). The
+        paper uses ``top_k=5`` and ``gap=3.0`` for translation.
 
     References: Xia et al., Speculative Decoding: Exploiting Speculative Execution for Accelerating
-    Seq2seq Generation, arXiv 2203.16487, section 3.2; the difference is of logits as in their code.
+    Seq2seq Generation, arXiv 2203.16487, section 3.2. As in the reference implementation, ``gap``
+    is a difference of logits.
 
     Raises:
-      ValueError: a setting out of range.
+      ValueError: ``top_k`` or ``gap`` is out of range.
     """
 
     top_k: int = 5

@@ -1,4 +1,4 @@
-"""Blockwise decoding's relaxed criteria: top-k match, distance, least block. Approximate."""
+"""Blockwise decoding's relaxed criteria, an approximate rule: top k, distance, minimum block."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from .relaxed import Relaxed
 
 @dataclasses.dataclass(frozen=True)
 class TopK(Relaxed):
-    """Accepts a token among the target's ``k`` best, or near the best one in number.
+    """Accepts a token among the target's ``k`` most probable ones, or with an id near the best's.
 
-    Lossless: no; every result says ``approximate``. With ``k=1, distance=0, block=1`` it is
-    ``greedy`` at temperature 0.
+    Lossless: no; every result carries the label ``approximate``. With ``k=1, distance=0, block=1``
+    the rule is ``greedy`` at temperature 0.
 
     Attributes:
-      k: at least 1; a token of the target's ``k`` best is accepted.
-      distance: at least 0; so is one whose number differs from the best token's by at most this,
-        for outputs whose numbers are ordered, such as brightness.
-      block: at least 1; each round emits at least so many tokens: the first ``block - 1`` drafted
-        ones are accepted whatever they are.
+      k: the number of most probable tokens that are accepted, at least 1.
+      distance: at least 0. A token is also accepted if its id differs by at most ``distance`` from
+        the id of the most probable token; this is for outputs whose ids are ordered, such as
+        brightness.
+      block: at least 1. Each round emits at least ``block`` tokens, because the first ``block - 1``
+        drafted tokens are accepted without a test.
 
     References: Stern, Shazeer and Uszkoreit, Blockwise Parallel Decoding for Deep Autoregressive
     Models, arXiv 1811.03115, section 5 (top-k selection, distance-based selection, minimum block
     size).
 
     Raises:
-      ValueError: a setting out of range.
+      ValueError: ``k``, ``distance`` or ``block`` is out of range.
     """
 
     k: int = 2

@@ -1,4 +1,4 @@
-"""Traversal verification: judge a tree from its leaves up, whole paths at once."""
+"""Traversal verification: the rule judges a tree from its leaves up, whole paths at once."""
 
 from __future__ import annotations
 
@@ -15,39 +15,41 @@ from .walk import at_node, eligible, next_child, verdict
 
 @dataclasses.dataclass(frozen=True)
 class Traversal(Rule):
-    """Tests leaves before their ancestors: a path is kept that one by one would have been lost.
+    """Tests leaves before their ancestors, and so keeps paths that ``rejection`` would lose.
 
-    Each node ``v`` on the way has a chance ``α_v`` and a law ``P_v``; at first ``α = 1`` at the
-    root, ``P_v = p`` after ``v``, and for a child ``x`` drawn from ``Q``::
+    Each node ``v`` on the current path has an acceptance probability ``α_v`` and a law ``P_v``.
+    Initially ``α = 1`` at the root and ``P_v = p`` after ``v``. A child ``x`` drawn from ``Q`` has::
 
         α_x = min(1, α_v P_v(x) / Q(x))
 
-    Down along first children to a leaf, which is accepted with its whole path with probability
-    ``α``. Else it is gone, and with ``S = Σ (α_v P_v - Q)+`` its parent goes on with::
+    The rule descends along first children to a leaf, and accepts the leaf with its whole path with
+    probability ``α``. If the leaf is rejected, it is removed, and its parent ``v`` is updated, with
+    ``S = Σ (α_v P_v - Q)+``, by::
 
         P_v <- norm((α_v P_v - Q)+),    α_v <- S / (S + 1 - α_v)
 
-    to the next sibling's leaves, or, where none is left, is tested like a leaf. The token after the
-    accepted path is drawn from its ``P``.
+    The rule then descends from the next child of ``v``; if ``v`` has no child left, ``v`` is tested
+    like a leaf. The token after the accepted path is drawn from the ``P`` of its last node.
 
-    On a chain this is block verification, draw by draw. On trees it kept at least as many tokens in
-    expectation as ``rejection`` wherever the tests enumerate both; the paper measures the same.
+    On a chain this is block verification, with the same decisions for the same random numbers. On
+    trees it keeps at least as many tokens in expectation as ``rejection`` in every case that the
+    tests enumerate; the paper measures the same.
 
-    Lossless: yes, as ``rejection`` is: for siblings drawn ``iid``, from laws of their own
-    (``mixed``), ``distinct``, in a ``hub``'s pairs, and for point masses. Rejecting ``x`` has
-    probability ``S + 1 - α_v`` on average over ``Q``, whatever stands below it, and leaves a state
-    that no token of the subtree is in; so a node is kept with probability ``α_v`` on average, and
-    what follows it then has the law ``P_v``.
+    Lossless: yes, for the drafts of ``rejection``: siblings drawn ``iid``, ``distinct``, from laws
+    of their own (``mixed``) or as a ``hub``'s pairs, and point masses. Rejecting ``x`` has
+    probability ``S + 1 - α_v`` on average over ``Q``, whatever its subtree is, and the state after
+    it depends on no token of the subtree. So a node is kept with probability ``α_v`` on average,
+    and the token after it then has the law ``P_v``.
 
-    Cost: a rule that looks at the top first ends at the first node none of whose children is
-    accepted; this one looks at every node before the accepted one, in the worst case at all N. It
-    computes p at the looked-at nodes that have children and where it ends, and two laws of the
-    draft for each look: ``O(V)`` a step, at most N steps. It keeps one ``P`` for each depth,
-    float32 ``[B, D + 1, V]``, beside the ``[B, N, V]`` logits of the pass. Subtrees below ``α = 0``
-    are left out.
+    Cost: ``rejection`` ends at the first node none of whose children is accepted; this rule tests
+    every node before the accepted one, in the worst case all N. It computes p at the visited nodes
+    that have children and at the last node, and two laws of the draft at each step: ``O(V)``
+    operations a step, at most N steps. It stores one ``P`` for each depth, float32
+    ``[B, D + 1, V]``, beside the ``[B, N, V]`` logits of the pass. Subtrees below a node with
+    ``α = 0`` are skipped.
 
     References: Weng et al., Traversal Verification for Speculative Tree Decoding, arXiv 2505.12398.
-    Unlike the paper, which has 0/0 for ``p = q``, this rule sets ``P_v <- P_v, α_v <- 1`` there. A
+    The paper's update is 0/0 for ``p = q``; this rule sets ``P_v <- P_v, α_v <- 1`` in this case. A
     node after which no token has any probability keeps its ``α``, and the text ends there.
     """
 
@@ -71,23 +73,24 @@ class Traversal(Rule):
         parent = jnp.broadcast_to(jnp.maximum(trees.parents(draft), ROOT), draft.tokens.shape)
 
         def below(node, after, alpha):
-            """The next child to go to; none below a node that can't be accepted."""
+            """Returns the next child to visit; none below a node with ``α = 0``."""
             child, found = next_child(draft, node, after, able)
             return child, found & (alpha > 0)
 
         def reject(node, chance, kept):
-            """What ``P_v`` and ``α_v`` (``kept``, ``chance``) become without the child ``node``."""
+            """Returns the updated ``α_v`` and ``P_v`` after the child ``node`` was rejected;
+            ``chance`` and ``kept`` are their values before."""
             left = jnp.maximum(chance[:, None] * kept - draft_law(node), 0.0)
             mass = jnp.sum(left, axis=-1)
             room = mass + (1.0 - chance)  # in this order: where α = 1 it stays 1
             after = jnp.where(room > 0, mass / jnp.where(room > 0, room, 1.0), 1.0)
-            # without a law here the text can only end here: all of p is beside q
+            # where no token has any probability the text can only end: all of p is beside q
             after = jnp.where(jnp.max(kept, axis=-1) > 0, after, chance)
             norm = left / jnp.where(mass > 0, mass, 1.0)[:, None]
             return after, jnp.where((mass > 0)[:, None], norm, kept)
 
         def look(state):
-            """Tests the row's node if nothing is left below it, and goes on to the next one."""
+            """Tests the row's node if it has no child left, and goes on to the next node."""
             node, after, level, alpha, laws, going = state
             chance = alpha[rows, level]
             _, more = below(node, after, chance)
@@ -138,6 +141,6 @@ class Traversal(Rule):
         if draft.num_nodes > 1:
             state = jax.lax.while_loop(lambda s: jnp.any(s[-1]), look, state)
         node, after, level, _, laws, _ = state
-        fresh = (after == node)[:, None]  # nothing below it was looked at
+        fresh = (after == node)[:, None]  # none of its children was visited
         rest = jnp.where(fresh, target_law(node), laws[rows, level])
         return verdict(draft, node, drawing.draw(rest, uniform[:, ROOT]))

@@ -1,4 +1,4 @@
-"""Typical acceptance: keep what the target finds plausible. Approximate."""
+"""Typical acceptance, an approximate rule: it keeps tokens that are plausible for the target."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ from .walk import at_node, eligible, has_children, verdict
 class Typical(Rule):
     """Accepts a token ``x`` if ``p(x) > min(ε, δ exp(-H(p)))``, ``H`` the entropy in nats.
 
-    The longest path that passes is kept; among equally long paths the most probable by p, and among
-    equally probable ones the first. The token after the path is the most probable by p, not drawn:
-    Medusa takes the first token of each of its drafts in this way, and here the last token of a
-    round is the root of the next. Temperature and filters therefore only move the threshold, and
-    the draws of a sampling drafter are the only randomness.
+    The rule keeps the longest path of accepted tokens; among equally long paths the most probable
+    by p, and among equally probable paths the first. The token after the path is the most probable
+    one by p; it is not drawn. Medusa takes the first token of each of its drafts in this way, and
+    here the last token of a round is the root of the next. So temperature and filters only change
+    the threshold, and the draws of the drafter are the only random numbers.
 
-    At temperature 0 p is a point mass, and this is the greedy rule, token for token.
+    At temperature 0 p is a point mass, and the rule is ``greedy``, token for token.
 
-    Lossless: no, but for temperature 0. The tokens are the drafter's choice among the plausible;
-    every result says ``approximate``.
+    Lossless: only at temperature 0. Otherwise the drafter chooses among the plausible tokens, and
+    the results carry the label ``approximate``.
 
     Attributes:
-      epsilon: in (0, 1], the threshold where p has little entropy.
-      delta: above 0, the factor of ``exp(-H)`` where it has much. Medusa: the root of ``epsilon``.
+      epsilon: ε in (0, 1], the threshold where the entropy of p is small.
+      delta: δ above 0, the factor of ``exp(-H)`` where the entropy of p is large. Medusa takes the
+        square root of ``epsilon``.
 
-    Cost: p at each accepted node that has children, and at the last.
+    Cost: p at each accepted node that has children, and at the last node.
 
-    References: Cai et al., Medusa, arXiv 2401.10774, section 2.3.1. Their code adds 1e-5 to the
-    probabilities within ``H``; this does not.
+    References: Cai et al., Medusa, arXiv 2401.10774, section 2.3.1. The reference implementation
+    adds 1e-5 to the probabilities within ``H``; this rule does not.
 
     Raises:
-      ValueError: a threshold out of range.
+      ValueError: ``epsilon`` or ``delta`` is out of range.
     """
 
     epsilon: float = 0.09
@@ -46,9 +47,12 @@ class Typical(Rule):
     name = "approximate-typical"
     lossless = False
     exact_at_zero = True
-    _no = "p = {p:.3g}, the threshold here is {bound:.3g}: below it, or on a path not so long"
+    _no = (
+        "p = {p:.3g}, the threshold is {bound:.3g}: p is not above it, or the path is shorter than "
+        "the kept one"
+    )
     why = {
-        "accepted": "p = {p:.3g} is above the threshold here, {bound:.3g}",
+        "accepted": "p = {p:.3g} is above the threshold {bound:.3g}",
         "rejected": _no,
         "later": _no,
         "beyond": "not on the path that was kept",
@@ -62,7 +66,7 @@ class Typical(Rule):
             )
 
     def check(self, draft: Draft, greedy: bool) -> None:
-        """Admits every draft: no law of it is looked at."""
+        """Admits every draft, because the rule does not use the draft's laws."""
 
     def __call__(self, params, draft: Draft, target_law, draft_law, key) -> Verdict:
         able = eligible(draft)
@@ -71,7 +75,7 @@ class Typical(Rule):
         index, tokens = jnp.arange(nodes), jnp.maximum(draft.tokens, 0)
 
         def visit(state):
-            """Looks at the children of an accepted node; nodes come before their children."""
+            """Tests the children of an accepted node; nodes come before their children."""
             node, reached, score, going = state
             p = target_law(node)
             bound = self.threshold(p)
@@ -98,12 +102,16 @@ class Typical(Rule):
         return verdict(draft, node, drawing.argmax(jnp.where(p > 0, p, -jnp.inf)))
 
     def threshold(self, p: jax.Array) -> jax.Array:
-        """float32 ``[B]``, which p of a token must exceed; of ``p`` float32 ``[B, V]``."""
+        """Returns the threshold that p of a token must exceed, float32 ``[B]``.
+
+        Args:
+          p: probabilities float32 ``[B, V]``.
+        """
         entropy = -jnp.sum(p * jnp.log(jnp.where(p > 0, p, 1.0)), axis=-1)
         return jnp.minimum(self.epsilon, self.delta * jnp.exp(-entropy))
 
     def evidence(self, params, draft: Draft, target_law, draft_law, key) -> dict[str, jax.Array]:
-        """``bound``: the threshold of each node, by its parent; float32 ``[B, N]``."""
+        """Returns ``bound``, the threshold for each node's token: float32 ``[B, N]``."""
         batch, nodes = draft.tokens.shape
         above = jnp.maximum(jnp.broadcast_to(trees.parents(draft), (batch, nodes)), ROOT)
         bounds = jax.lax.map(lambda node: self.threshold(target_law(node)), above.T)

@@ -1,7 +1,7 @@
 """Walks down a draft, shared by the rules.
 
-Nodes are listed from the root down and siblings in draw order, so the next node to look at is
-always the first one, after the last looked at, whose parent is where the row stands.
+Nodes are listed from the root down and siblings in draw order. So the next child of a node is the
+first node after the last visited child that has this node as its parent.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from ..types import ROOT, Draft, Verdict
 
 
 def eligible(draft: Draft) -> jax.Array:
-    """bool ``[B, N]``: nodes that may be accepted (no root, no passenger, nothing unscored, and
-    no token -1 of a drafter whose law had none)."""
+    """Returns bool ``[B, N]``: the nodes that may be accepted.
+
+    The root, passengers, nodes that are not scored, and nodes with the token -1 (nothing could be
+    drawn) may not be accepted.
+    """
     able = (jnp.arange(draft.num_nodes) > ROOT) & (draft.tokens >= 0)
     for mask in (draft.candidate, draft.scored):
         able = able if mask is None else able & mask
@@ -23,15 +26,16 @@ def eligible(draft: Draft) -> jax.Array:
 
 
 def next_child(draft: Draft, at: jax.Array, after: jax.Array, able: jax.Array):
-    """The first child of a node that may be accepted.
+    """Returns the first child of a node, among those that may be accepted.
 
     Args:
+      draft: the draft.
       at: int32 ``[B]``, the node.
-      after: int32 ``[B]``, the node after which the child is to stand.
-      able: bool ``[B, N]``, see ``eligible``.
+      after: int32 ``[B]``, a node; only children with a greater index are considered.
+      able: bool ``[B, N]``, the nodes that may be accepted, see ``eligible``.
 
     Returns:
-      the child int32 ``[B]``, and bool ``[B]``, whether there is one.
+      the child int32 ``[B]``, and bool ``[B]``, whether there is such a child.
     """
     index = jnp.arange(draft.num_nodes)
     child = able & (trees.parents(draft) == at[:, None]) & (index > after[:, None])
@@ -40,21 +44,22 @@ def next_child(draft: Draft, at: jax.Array, after: jax.Array, able: jax.Array):
 
 
 def has_children(draft: Draft, able: jax.Array) -> jax.Array:
-    """bool ``[B, N]``: nodes with a child in ``able`` bool ``[B, N]``."""
+    """Returns bool ``[B, N]``: the nodes with a child in ``able`` bool ``[B, N]``."""
     parent = jnp.broadcast_to(jnp.maximum(trees.parents(draft), ROOT), able.shape)
     rows = jnp.arange(able.shape[0])[:, None]
     return jnp.zeros(able.shape, bool).at[rows, parent].max(able)
 
 
 def descend(draft: Draft, visit) -> tuple[jax.Array, jax.Array]:
-    """Walks from the root down, one visit a node, until a visit accepts no child.
+    """Walks from the root down, with one visit for each node, until a visit accepts no child.
 
     Args:
-      visit: ``node int32 [B] -> (child int32 [B], found bool [B], rest float32 [B, V])``: where to
-        go on, and the weights of the next token where there is nowhere.
+      draft: the draft.
+      visit: ``node int32 [B] -> (child int32 [B], found bool [B], rest float32 [B, V])``: the
+        accepted child, whether there is one, and the weights of the next token if there is none.
 
     Returns:
-      the last node ``[B]``, and its weights ``[B, V]``.
+      the last node int32 ``[B]``, and its weights float32 ``[B, V]``.
     """
 
     def step(state):
@@ -73,10 +78,11 @@ def descend(draft: Draft, visit) -> tuple[jax.Array, jax.Array]:
 
 
 def follow(draft: Draft, say) -> tuple[jax.Array, jax.Array]:
-    """Walks from the root down, as long as the token that the target says is a child's.
+    """Walks from the root down, as long as a child has the token that the target selects.
 
     Args:
-      say: ``node int32 [B] -> token int32 [B]``, the target's token after the node.
+      draft: the draft.
+      say: ``node int32 [B] -> token int32 [B]``, the token that the target selects after the node.
 
     Returns:
       the last node, and the token after it: int32 ``[B]`` each.
@@ -98,30 +104,38 @@ def follow(draft: Draft, say) -> tuple[jax.Array, jax.Array]:
 
 
 def depth_of(draft: Draft, node: jax.Array) -> jax.Array:
-    """int32 ``[B]``, the depth of ``node`` int32 ``[B]``."""
+    """Returns int32 ``[B]``, the depth of ``node`` int32 ``[B]``; the root has depth 0."""
     depth = trees.depths(draft)
     return at_node(jnp.broadcast_to(depth, (len(node), depth.shape[1])), node)
 
 
 def at_node(x: jax.Array, node: jax.Array) -> jax.Array:
-    """``x[b, node[b]]``, ``[B, ...]``, of ``x`` ``[B, N, ...]`` and ``node`` int32 ``[B]``."""
+    """Returns ``x[b, node[b]]``, ``[B, ...]``, for ``x`` ``[B, N, ...]`` and ``node`` int32
+    ``[B]``."""
     shape = (-1,) + (1,) * (x.ndim - 1)
     return jnp.take_along_axis(x, node.reshape(shape), axis=1, mode="clip")[:, 0]
 
 
 def verdict(draft: Draft, node: jax.Array, token: jax.Array) -> Verdict:
-    """The path to ``node`` int32 ``[B]``, then ``token`` int32 ``[B]``."""
+    """Returns the verdict that accepts the path to ``node`` and emits ``token`` after it.
+
+    Args:
+      draft: the draft.
+      node: int32 ``[B]``, the last accepted node; the root if no draft is accepted.
+      token: int32 ``[B]``, the correction or bonus token; -1 for none.
+    """
     path, depth = trees.path_to(draft, node)
     return Verdict(path=path, count=depth, token=token.astype(jnp.int32))
 
 
 def longest(draft: Draft, passes: jax.Array, score: jax.Array | None = None) -> jax.Array:
-    """The end of the longest path from the root on which all nodes pass, int32 ``[B]``.
+    """Returns int32 ``[B]``, the last node of the longest path from the root whose nodes all pass.
 
     Args:
-      passes: bool ``[B, N]``; that of the root does not matter.
-      score: float32 ``[B, N]``; of equally long paths that with the greatest sum is taken, of equal
-        ones (and where None) the first.
+      draft: the draft.
+      passes: bool ``[B, N]``; the entry of the root is ignored.
+      score: float32 ``[B, N]``: among equally long paths, the path with the greatest sum of scores
+        is taken. With equal sums, or with None, the first path is taken.
     """
     if draft.topology == trees.chain_parents(draft.num_nodes - 1):
         lasting = jnp.cumprod(passes[:, 1:].astype(jnp.int32), axis=1)
@@ -138,12 +152,13 @@ def longest(draft: Draft, passes: jax.Array, score: jax.Array | None = None) -> 
 
 
 def match(draft: Draft, choice: jax.Array) -> Verdict:
-    """Descends while a child equals the token chosen at its parent.
+    """Returns the verdict that descends while a child has the token chosen at its parent.
+
+    If equal siblings match, the longest path below any of them is taken.
 
     Args:
-      choice: int32 ``[B, N]``, the token that the target says after each node.
-
-    Equal siblings that both match are followed to the deepest end.
+      draft: the draft.
+      choice: int32 ``[B, N]``, the token that the target selects after each node.
     """
     batch, nodes = draft.tokens.shape
     parent = jnp.broadcast_to(jnp.maximum(trees.parents(draft), 0), (batch, nodes))
