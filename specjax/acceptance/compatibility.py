@@ -58,5 +58,6 @@ def need_draws(name: str, draft: Draft, draws: str | None) -> None:
         )
         raise ValueError(
             f"rule={name!r} needs siblings that were drawn in the way {draws!r}; these were drawn "
-            f"in the way {draft.draws!r}: {way}rule='rejection' or 'traversal', which admit all ways"
+            f"in the way {draft.draws!r}: {way}rule='rejection' or rule='traversal', which admit "
+            "every way"
         )

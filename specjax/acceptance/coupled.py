@@ -1,4 +1,4 @@
-"""Gumbel coupling: drafter and target share their noise, so the text is the same for all drafters."""
+"""Gumbel coupling: drafter and target share their noise, so all drafters give the same text."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class KSeq(Rule):
 
 
 def _families(draft: Draft, able: jax.Array) -> jax.Array:
-    """Returns bool ``[B, N, N]``: entry ``[b, n, m]`` says whether the candidate ``m`` is a child of
+    """Returns bool ``[B, N, N]``: entry ``[b, n, m]`` tells whether candidate ``m`` is a child of
     ``n``, or of another candidate with the same tokens from the root down."""
     parent = jnp.broadcast_to(jnp.maximum(trees.parents(draft), ROOT), able.shape)
     tokens, real = draft.tokens, able | (jnp.arange(able.shape[1]) == ROOT)

@@ -9,7 +9,7 @@ from .relaxed import Relaxed
 
 @dataclasses.dataclass(frozen=True)
 class Tolerance(Relaxed):
-    """Accepts one of the ``top_k`` most probable tokens with a logit at most ``gap`` below the best.
+    """Accepts one of the ``top_k`` best tokens if its logit is at most ``gap`` below the greatest.
 
     Both bounds are tested with the target's logits after the token's parent.
 
