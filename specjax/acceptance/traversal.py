@@ -18,7 +18,7 @@ class Traversal(Rule):
     """Tests leaves before their ancestors, and so keeps paths that ``rejection`` would lose.
 
     Each node ``v`` on the current path has an acceptance probability ``α_v`` and a law ``P_v``.
-    At first ``α = 1`` at the root and ``P_v = p`` after ``v``. A child ``x`` drawn from ``Q`` gets::
+    At first ``α = 1`` at the root and ``P_v = p`` after ``v``. For a child ``x`` drawn from ``Q``::
 
         α_x = min(1, α_v P_v(x) / Q(x))
 

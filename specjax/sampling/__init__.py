@@ -1,4 +1,4 @@
-"""The distribution that tokens are drawn from, draws from it, logits processors."""
+"""The law that tokens are drawn from, draws from laws, and logits processors."""
 
 from typing import TYPE_CHECKING
 

@@ -1,8 +1,9 @@
 """The law that tokens are drawn from; ``drawing.py`` draws from it.
 
-One function turns raw logits into the law, for the target and for the drafter alike: bias, then
-the penalties, then a law of one's own, then temperature, then top-k, top-p, min-p (the order of
-Hugging Face). Acceptance rules compare the two laws *after* it, so whatever is set stays exact.
+One function turns raw logits into the law, for the target and for the drafter alike. It applies
+the bias, then the penalties, then a logits processor, then temperature, then top-k, top-p and min-p
+(the order of Hugging Face). Acceptance rules compare the laws of target and drafter *after* these
+steps, so the output is exact under every setting.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ class Prefix:
     """The tokens before a position: a committed prefix, then a path through a draft.
 
     Attributes:
-      tokens: int32 ``[B, L]``, of which the first ``length`` (int32 ``[B]``) count.
-      path: int32 ``[B, K]``, further tokens in their order, -1 where there is none.
-      begin: int32 ``[B]`` or None, where what was generated begins in ``tokens``.
-      state: what a logits processor carries (see ``processors.LogitsProcessor``): after the
-        committed prefix, and within the processor's own call after the whole prefix; None where it
-        carries nothing.
+      tokens: int32 ``[B, L]``, the token buffer.
+      length: int32 ``[B]``, the number of committed tokens in ``tokens``.
+      path: int32 ``[B, K]``, the drafted tokens after them, in order; -1 where there is none.
+      begin: int32 ``[B]`` or None, the position of the first generated token in ``tokens``.
+      state: the state of a logits processor (see ``processors.LogitsProcessor``): the state after
+        the committed tokens or, within the processor's own call, after the whole prefix; None for a
+        processor without a state.
       params: ``params["logits_processor"]``, the arrays of a logits processor.
     """
 
@@ -49,7 +51,7 @@ class Prefix:
     params: Any = None
 
     def last(self) -> jax.Array:
-        """int32 ``[B]``, the token before the position."""
+        """Returns int32 ``[B]``, the token just before the position."""
         root = jnp.take_along_axis(self.tokens, self.length[:, None] - 1, axis=1)
         whole = jnp.concatenate([root, self.path], axis=1)
         at = jnp.max(jnp.where(whole >= 0, jnp.arange(whole.shape[1]), 0), axis=1)
@@ -60,29 +62,38 @@ class Prefix:
 class Sampling:
     """Settings of how tokens are drawn, each a scalar or an array with one value for each row.
 
+    Example::
+
+        Sampling(temperature=0.8, top_p=0.95)
+        Sampling(temperature=[0.0, 0.8])  # the first row is greedy
+
     Attributes:
       temperature: at least 0. The Python number 0 (default) selects greedy decoding, compiled
-        without any softmax; an array selects the sampled program, exact for its rows at zero.
-      top_k: keep the ``top_k`` most probable tokens (ties at the threshold are kept); 0: all.
-      top_p: keep the smallest set of most probable tokens whose mass reaches ``top_p``, in (0, 1];
-        ties with the last of them are kept.
-      min_p: keep tokens at least ``min_p`` times as probable as the most probable, in [0, 1].
+        without any softmax. An array selects the sampled program, in which rows with temperature 0
+        are greedy too.
+      top_k: keeps the ``top_k`` most probable tokens (ties at the threshold are kept); 0 or None
+        keeps all.
+      top_p: in (0, 1]; keeps the smallest set of most probable tokens whose probabilities sum to at
+        least ``top_p`` (ties with the last of them are kept).
+      min_p: in [0, 1]; keeps tokens at least ``min_p`` times as probable as the most probable one.
       logit_bias: float32 ``[V]`` or ``[B, V]``, added to the logits.
-      repetition_penalty: above 0; positive logits of tokens already present (prompt included) are
-        divided by it, negative ones multiplied (1909.05858).
-      presence_penalty, frequency_penalty: subtracted from the logits of tokens that were generated
-        before (the prompt does not count): once, and as often as they were (the definitions of
-        OpenAI and vLLM).
+      repetition_penalty: above 0. Positive logits of tokens in the prompt or the generated text are
+        divided by the penalty, negative logits are multiplied by it (1909.05858).
+      presence_penalty: subtracted from the logits of tokens that were generated before. Tokens of
+        the prompt do not count (the definition of OpenAI and vLLM).
+      frequency_penalty: subtracted from a token's logit once for each time the token was generated
+        before. Tokens of the prompt do not count (the definition of OpenAI and vLLM).
       logits_processor: a function ``(logits [B, V], prefix) -> logits`` or a
-        ``processors.LogitsProcessor``; hashable, a part of the compiled program. It
-        applies after the penalties.
-      process_drafts: whether drafters draw from it as well. The output's law is the same either
-        way.
-      greedy: derived; give it only to force the sampled program at temperature 0.
+        ``processors.LogitsProcessor``; hashable, because it is a part of the compiled program. It
+        is applied after the penalties.
+      process_drafts: whether the logits processor also changes the drafter's logits. The law of the
+        output is the same either way.
+      greedy: derived from ``temperature``; pass False only to force the sampled program at
+        temperature 0.
 
     Raises:
-      ValueError: a value outside of its range: here for Python and NumPy values, by ``check``
-        (which ``decode`` calls) for device arrays.
+      ValueError: a value is out of its range. Python and NumPy values are checked here, device
+        arrays by ``check``, which ``decode`` calls.
     """
 
     temperature: jax.typing.ArrayLike = 0.0
@@ -108,10 +119,10 @@ class Sampling:
         self._check_values(lambda x: not isinstance(x, jax.Array))
 
     def __repr__(self) -> str:
-        """The call that makes it: only the settings that differ from their default."""
+        """Returns the call that makes this object, with the settings that are not the default."""
         fields = [field for field in dataclasses.fields(self) if field.name != "greedy"]
         given = [(field, getattr(self, field.name)) for field in fields]
-        # an array is shown whatever it holds: it may be traced, and it selects the sampled program
+        # an array is always shown: it may be traced, and it selects the sampled program
         changed = [
             f"{field.name}={value!r}"
             for field, value in given
@@ -123,11 +134,17 @@ class Sampling:
         return f"Sampling({', '.join(changed)})"
 
     def check(self) -> None:
-        """Raises ``ValueError`` for values out of range, of device arrays as well, and for a
-        logits processor that is none."""
+        """Checks all settings, those in device arrays as well.
+
+        Raises:
+          ValueError: a value is out of its range, or ``logits_processor`` is not a logits
+            processor.
+        """
         self._check_values(lambda x: True)
         if self.temperature is None:
-            raise ValueError("temperature=None: give a number or one value a row; 0 is greedy")
+            raise ValueError(
+                "temperature=None: give a number or one value for each row; 0 is greedy decoding"
+            )
         processors.check_processor(self.logits_processor)
         if self.greedy:
             _check("temperature", self.temperature, lambda x: x == 0, "0 where greedy=True")
@@ -139,15 +156,26 @@ class Sampling:
             ("top_p", lambda x: (x > 0) & (x <= 1), "in (0, 1]"),
             ("min_p", lambda x: (x >= 0) & (x <= 1), "in [0, 1]"),
             ("repetition_penalty", lambda x: (x > 0) & np.isfinite(x), "above 0, and finite"),
-            ("presence_penalty", np.isfinite, "finite; above 0 it discourages"),
-            ("frequency_penalty", np.isfinite, "finite; above 0 it discourages"),
-            ("logit_bias", lambda x: ~np.isnan(x) & (x < np.inf), "numbers or -inf"),
+            ("presence_penalty", np.isfinite, "finite; above 0 it makes repeats less likely"),
+            ("frequency_penalty", np.isfinite, "finite; above 0 it makes repeats less likely"),
+            ("logit_bias", lambda x: ~np.isnan(x) & (x < np.inf), "finite numbers or -inf"),
         ):
             if wanted(getattr(self, name)):
                 _check(name, getattr(self, name), accept, accepted)
 
     def rows(self, batch: int) -> Sampling:
-        """Every setting as an array ``[B]`` (the bias ``[B, V]``)."""
+        """Returns these settings as arrays with one value for each row.
+
+        Args:
+          batch: B, the number of rows.
+
+        Returns:
+          a ``Sampling`` whose settings are arrays ``[B]``, ``logit_bias`` float32 ``[B, V]``;
+          settings that are None stay None.
+
+        Raises:
+          ValueError: an array has another number of rows or another rank.
+        """
 
         def row(x: jax.typing.ArrayLike, dtype, rank=1) -> jax.Array:
             x = jnp.asarray(x, dtype)
@@ -158,7 +186,7 @@ class Sampling:
             if x.ndim == rank and x.shape[0] != batch:
                 raise ValueError(
                     f"a sampling setting has {x.shape[0]} rows, the batch has {batch}: "
-                    "give a scalar or one value a row"
+                    "give a scalar or one value for each row"
                 )
             return jnp.broadcast_to(x, shape)
 
@@ -198,12 +226,22 @@ class Sampling:
 
     @property
     def for_drafts(self) -> Sampling:
-        """What drafters draw by: the same, unless they are to leave the law out."""
+        """The settings of drafters: these ones, without the logits processor if ``process_drafts``
+        is False."""
         return self if self.process_drafts else dataclasses.replace(self, logits_processor=None)
 
     def adjust(self, logits: jax.Array, prefix: Prefix | None) -> jax.Array:
-        """Logits float32 ``[B, V]`` after bias, penalties and logits processor, of raw ``logits``
-        float32 ``[B, V]``: the part of the law that greedy decoding needs; after ``rows``."""
+        """Applies bias, penalties and logits processor, the steps that greedy decoding needs.
+
+        The settings must be arrays of rows (see ``rows``).
+
+        Args:
+          logits: float32 ``[B, V]``, the model's logits.
+          prefix: the tokens before the position; needed where ``needs_prefix``.
+
+        Returns:
+          logits float32 ``[B, V]``.
+        """
         if self.logit_bias is not None:
             logits = logits + self.logit_bias
         if self.repetition_penalty is not None:
@@ -223,16 +261,25 @@ class Sampling:
         )
 
     def probabilities(self, logits: jax.Array, prefix: Prefix | None = None) -> jax.Array:
-        """The law: raw float32 logits ``[B, V]`` to probabilities ``[B, V]``; after ``rows``.
+        """Returns the law of the next token.
 
-        A logit that is NaN has no probability. Zeros where nothing has: the law ends the text.
+        The settings must be arrays of rows (see ``rows``). A token whose logit is NaN has
+        probability 0.
+
+        Args:
+          logits: float32 ``[B, V]``, the model's logits.
+          prefix: the tokens before the position; needed where ``needs_prefix``.
+
+        Returns:
+          probabilities float32 ``[B, V]``; a row of zeros where no token has a finite logit, which
+          ends the text of that row.
         """
         logits = self.adjust(logits, prefix)
         logits = jnp.where(logits == logits, logits, -jnp.inf)
         temperature = jnp.asarray(self.temperature)
         cold = temperature < COLDEST
-        # the greatest logit goes first: after the division the two roundings of a large number, one
-        # of which may be within a fused multiply-add, differ by more than exp can take
+        # the greatest logit is subtracted before the division: after it, the two roundings of a
+        # large number, one of them perhaps in a fused multiply-add, could differ too much for exp
         top = jnp.max(logits, axis=-1, keepdims=True)
         top = jnp.where(jnp.isfinite(top), top, 0.0)
         scaled = (logits - top) / jnp.where(cold, 1.0, temperature)[:, None]
@@ -265,12 +312,13 @@ class Sampling:
 
 
 def _column(setting: jax.typing.ArrayLike) -> jax.Array:
-    """``[B, 1]``, a setting ``[B]`` beside logits."""
+    """Returns a setting ``[B]`` as ``[B, 1]``, which broadcasts with logits."""
     return jnp.asarray(setting)[:, None]
 
 
 def _count(prefix: Prefix | None, vocab: int, generated: bool = False) -> jax.Array:
-    """float32 ``[B, V]``: how often a token is in the prefix, or in its ``generated`` part."""
+    """Returns float32 ``[B, V]``: how often each token is in the prefix or, with ``generated``, in
+    the part of the prefix that was generated."""
     prefix = required(prefix, "prefix")
     batch, size = prefix.tokens.shape
     index = jnp.arange(size)
@@ -284,13 +332,14 @@ def _count(prefix: Prefix | None, vocab: int, generated: bool = False) -> jax.Ar
 
 
 def _ordered(x: jax.Array) -> jax.Array:
-    """float32 to uint32, keeping the order of the numbers."""
+    """Returns float32 numbers as uint32 numbers of the same order."""
     bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32) + 0.0, jnp.uint32)
     return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
 
 
 def _threshold(ordered: jax.Array, enough) -> jax.Array:
-    """uint32 ``[B]``: the largest ``t`` for which ``enough(ordered >= t)``, bit by bit, no sort."""
+    """Returns uint32 ``[B]``, the largest ``t`` with ``enough(ordered >= t)``: bit by bit, without
+    a sort."""
 
     def step(i, edge):
         trial = edge | (jnp.uint32(1) << (31 - i).astype(jnp.uint32))
@@ -304,15 +353,15 @@ def _is_count(x):
 
 
 def _check(name, value, accept, accepted):
-    """Raises for a concrete value out of range; traced values are the caller's word."""
-    if isinstance(value, str):  # which NumPy would read as a number
-        raise ValueError(f"{name}={value!r} is a text: give {accepted}")
+    """Raises ``ValueError`` for a concrete value out of range; traced values are not checked."""
+    if isinstance(value, str):  # NumPy would read a text such as "1" as a number
+        raise ValueError(f"{name}={value!r} is a text: it must be {accepted}")
     numeric = numbers.Number | np.generic | np.ndarray | jax.Array | list | tuple
     if not isinstance(value, numeric) or isinstance(value, Tracer):
         return
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         return  # another process holds a part of it
     value = np.asarray(value)
-    # objects are what no array holds, such as integers of more than 64 bits
+    # numbers that no other dtype can hold, such as integers of more than 64 bits, become objects
     if value.dtype == object or not np.all(accept(value)):
         raise ValueError(f"{name}={value} is out of range: it must be {accepted}")

@@ -1,7 +1,7 @@
-"""Choosing tokens: the greatest numbers of a vocabulary, and draws from weights over it.
+"""The choice of tokens: the greatest numbers of a vocabulary, and draws from weights over it.
 
-Each is one pass over the vocabulary in blocks, without a sort or a cumulative sum over the whole of
-it; where a vocabulary is spread over devices each device looks through its own part.
+Each function makes one pass over the vocabulary in blocks, without a sort or a cumulative sum over
+the whole vocabulary. If the vocabulary is split over devices, each device processes its own part.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from ..sharding import DATA, MODEL
 
 
 def argmax(x: jax.Array) -> jax.Array:
-    """int32 ``[...]``, the index of the first maximum of each row of ``x`` float ``[..., V]``; -1
-    where that is not finite.
+    """Returns the index of the first maximum of each row.
 
-    One pass over ``x``, and nothing of its size beside it (see ``kernels``). NaN among the numbers
-    is passed over or makes the result -1, as the backend's own maximum does: to replace NaN first
-    would be a copy.
+    The function makes one pass over ``x`` and no copy of it (see ``kernels``). A NaN is either
+    ignored or makes the result -1, depending on the backend's own maximum, because replacing NaN
+    first would need a copy.
 
-    Where a vocabulary is spread over devices each looks through its own part.
+    Args:
+      x: float ``[..., V]``.
+
+    Returns:
+      int32 ``[...]``; -1 where the maximum is not finite.
     """
     size = x.shape[-1]
     if not sharding.divides(MODEL, size):
@@ -43,21 +46,28 @@ def argmax(x: jax.Array) -> jax.Array:
 
 
 def best(x: jax.Array, count: int) -> jax.Array:
-    """int32 ``[..., count]``, indices of the ``count`` greatest numbers of each row of ``x`` float
-    ``[..., V]``, greatest first; of equal ones the first, -1 where a number is not finite.
+    """Returns the indices of the ``count`` greatest numbers of each row, in descending order.
 
-    Those blocks that reach highest hold them all, so only they are sorted: one pass over ``x``.
-    Where a vocabulary is spread over devices each looks through its own part.
+    The ``count`` blocks with the greatest maxima hold all of these numbers, so only these blocks
+    are sorted, after one pass over ``x``.
+
+    Args:
+      x: float ``[..., V]``.
+      count: at least 1.
+
+    Returns:
+      int32 ``[..., count]``; among equal numbers the one with the smaller index comes first; -1
+      where a number is not finite.
 
     Raises:
-      ValueError: there are fewer numbers.
+      ValueError: ``count`` is greater than V.
     """
     if count == 1:
         return argmax(x)[..., None]
     if count > x.shape[-1]:
         raise ValueError(
-            f"the {count} best of a vocabulary of {x.shape[-1]} are asked for (a tree as wide as "
-            "that): take a narrower tree"
+            f"a tree node with {count} children needs the {count} most probable tokens, and the "
+            f"vocabulary has {x.shape[-1]}: take a narrower tree"
         )
     if not sharding.divides(MODEL, x.shape[-1]) or count > x.shape[-1] // sharding.size(MODEL):
         return _best(x, count)[1]
@@ -74,7 +84,7 @@ def best(x: jax.Array, count: int) -> jax.Array:
 
 
 def _best(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """The ``count`` greatest and where they are, on one device."""
+    """Returns the ``count`` greatest numbers and their indices, on one device."""
     size = x.shape[-1]
     blocks = max(d for d in range(1, math.isqrt(size) + 1) if size % d == 0)
     if blocks > count:
@@ -90,19 +100,32 @@ def _best(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
 
 
 def uniforms(keys: jax.Array, count: int) -> jax.Array:
-    """float32 ``[B, count]`` in [0, 1), of random ``keys`` ``[B]``; column ``n`` belongs to node
-    ``n``, whatever ``count``."""
+    """Returns uniform random numbers for the nodes of a draft.
+
+    Args:
+      keys: random keys ``[B]``.
+      count: the number of columns, usually N. Column n does not depend on ``count``.
+
+    Returns:
+      float32 ``[B, count]`` in [0, 1); column n belongs to node n.
+    """
     return jax.vmap(lambda key: jax.random.uniform(key, (count,)))(keys)
 
 
 def draw(weights: jax.Array, uniform: jax.Array) -> jax.Array:
-    """int32 ``[B]``, one token a row from unnormalised ``weights`` float32 ``[B, V]`` by one
-    ``uniform`` float32 ``[B]`` in [0, 1).
+    """Draws one token for each row.
 
-    Inverse CDF in two levels, so that no cumulative sum runs over the whole vocabulary. A token of
-    weight zero is never drawn; -1 where the weights have no sum above zero.
+    The function inverts the cumulative distribution in two levels (blocks of the vocabulary, then
+    the tokens of one block), so that no cumulative sum runs over the whole vocabulary. If the
+    vocabulary is split over devices, the devices are a third level.
 
-    Where a vocabulary is spread over devices their masses are a third level above the two.
+    Args:
+      weights: float32 ``[B, V]``, at least 0; they need not sum to 1.
+      uniform: float32 ``[B]`` in [0, 1).
+
+    Returns:
+      int32 ``[B]``; a token of weight 0 is never drawn; -1 where the sum of the weights is 0 or not
+      finite.
     """
     if not sharding.divides(MODEL, weights.shape[-1]):
         return _draw(weights, lambda total: uniform * total)
@@ -121,12 +144,19 @@ def draw(weights: jax.Array, uniform: jax.Array) -> jax.Array:
 
 
 def draw_hub(q: jax.Array, uniform: jax.Array) -> jax.Array:
-    """Two siblings a row as SpecHub draws them (``Draft.draws = "hub"``), int32 ``[B, 2]``.
+    """Draws two siblings for each row in SpecHub's way (``Draft.draws = "hub"``).
 
-    The first from ``q`` float32 ``[B, V]``; the second from ``q`` without it if it is the hub
-    ``argmax q``, else the hub. ``uniform`` float32 ``[B, 2]`` in [0, 1), of which the second is
-    used only in the former case. -1 where there is nothing to draw from: both if ``q`` has no mass,
-    the second if all of it is the hub's.
+    The first sibling is drawn from ``q``. If it is the hub, ``argmax q``, the second sibling is
+    drawn from ``q`` without the hub; otherwise the second sibling is the hub.
+
+    Args:
+      q: probabilities float32 ``[B, V]``.
+      uniform: float32 ``[B, 2]`` in [0, 1); the second column is used only if the first sibling is
+        the hub.
+
+    Returns:
+      int32 ``[B, 2]``. Both tokens are -1 if the sum of ``q`` is 0; the second is -1 if all of
+      ``q`` lies on the hub.
 
     References: SpecHub, arXiv 2411.05289, algorithm 1.
     """
@@ -137,7 +167,7 @@ def draw_hub(q: jax.Array, uniform: jax.Array) -> jax.Array:
 
 
 def _draw(weights: jax.Array, level_of) -> jax.Array:
-    """The token at ``level_of(mass of all weights) [B]``, on one device."""
+    """Returns the token at the cumulative weight ``level_of(sum of weights)``, on one device."""
     batch, vocab = weights.shape
     width = 1 << max(3, (vocab - 1).bit_length() // 2)
     blocks = jnp.pad(weights, ((0, 0), (0, -vocab % width))).reshape(batch, -1, width)
@@ -153,11 +183,11 @@ def _draw(weights: jax.Array, level_of) -> jax.Array:
 
 
 def _pick(mass: jax.Array, level: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """First index whose cumulative mass exceeds ``level``, and the mass before it."""
+    """Returns the first index whose cumulative mass exceeds ``level``, and the mass before it."""
     total = jnp.cumsum(mass, axis=-1)
     index = jnp.arange(mass.shape[-1], dtype=jnp.int32)
     last = jnp.max(jnp.where(mass > 0, index, 0), axis=-1)
-    # a parallel cumulative sum may step down by a rounding: ask for the mass itself as well
+    # a parallel cumulative sum may decrease by a rounding error: the mass itself is tested as well
     above = (total > level[:, None]) & (mass > 0)
     index = jnp.minimum(jnp.min(jnp.where(above, index, len(index)), axis=-1), last)
     before = jnp.where(index > 0, _take(total, jnp.maximum(index - 1, 0)), 0.0)
@@ -165,7 +195,7 @@ def _pick(mass: jax.Array, level: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _rows_of(x: jax.Array) -> tuple[str | None, ...]:
-    """The placement of all but the last dimension of ``x [B, ..., V]`` on the mesh in use."""
+    """Returns the placement of all but the last axis of ``x [B, ..., V]`` on the current mesh."""
     return (DATA if sharding.divides(DATA, x.shape[0]) else None, *(None,) * (x.ndim - 2))
 
 

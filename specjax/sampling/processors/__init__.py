@@ -1,7 +1,7 @@
-"""Logits processors of one's own: what ``Sampling(logits_processor=...)`` takes.
+"""Logits processors: functions or objects of your own for ``Sampling(logits_processor=...)``.
 
 The simplest processor is a function of the logits and of the tokens before them. It becomes a part
-of p itself, for the target and (unless ``process_drafts=False``) for the drafter, so speculation
+of the target's law p and, unless ``process_drafts=False``, of the drafter's law q, so speculation
 stays exact, greedy and sampled::
 
     def no_repeat(logits, prefix):  # float32 [B, V], see specjax.sampling.Prefix
@@ -9,8 +9,8 @@ stays exact, greedy and sampled::
         repeats = jnp.arange(logits.shape[-1]) == last[:, None]
         return jnp.where(repeats, -jnp.inf, logits)  # float32 [B, V]; -inf forbids a token
 
-A processor that reads ``prefix.tokens`` and not ``prefix.path`` would depend on where rounds happen
-to begin.
+A processor must read ``prefix.path`` as well as ``prefix.tokens``: otherwise its output would
+depend on where rounds happen to begin.
 """
 
 from .base import (

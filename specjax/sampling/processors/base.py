@@ -1,9 +1,9 @@
-"""The contract of a logits processor of one's own, and how the loop calls it.
+"""The contract of logits processors, and the functions by which the loop calls them.
 
-A processor sees the tokens before a position, in order: the committed prefix, then the path of the
-node through the draft. What it would have to compute from all of them again and again it may carry
-as a state: ``step`` is folded over what was committed and, for a node, over the path to it;
-rejected branches leave no trace.
+A processor sees the tokens before a position, in order: the committed tokens, then the path of the
+node through the draft. A processor may carry a state, so that it need not read all earlier tokens
+again at every position: the loop applies ``step`` to each committed token and, for a node, to the
+tokens on the path to it. Tokens of rejected branches do not enter the state.
 """
 
 from __future__ import annotations
@@ -22,40 +22,67 @@ PyTree = Any
 
 
 class LogitsProcessor(abc.ABC):
-    """Part of the law p: logits in, logits out. Hashable, without arrays (static under jit).
+    """Changes the logits from which the law p is formed.
 
-    Only ``__call__`` must be given; a processor with a state gives ``init`` and ``step`` as well. A
-    plain function with the signature of ``__call__`` is a processor without a state. A processor is
-    pure and deterministic.
+    A subclass must define ``__call__``; a processor with a state also defines ``init`` and
+    ``step``. A plain function with the signature of ``__call__`` is a processor without a state. A
+    processor is pure and deterministic, hashable, and holds no arrays apart from ``params``,
+    because it is a static argument under jit.
 
     Attributes:
-      name: tells processors apart in results. Default: the name of the class.
-      params: arrays that ``generate`` hands over as ``params["logits_processor"]``, arguments of
-        the program and no part of it; the processor finds them as ``prefix.params``. None: it needs
-        none. It counts neither in ``==`` nor in the hash.
+      name: the name that tells processors apart in results. Default: the name of the class.
+      params: arrays that ``generate`` passes as ``params["logits_processor"]``. They are arguments
+        of the compiled program, not constants in it, and count neither in ``==`` nor in the hash.
+        The processor finds them as ``prefix.params``. None: the processor needs no arrays.
     """
 
     name: str = ""
     params: PyTree = None
 
     def init(self, params: PyTree, tokens: jax.Array, lengths: jax.Array) -> PyTree:
-        """Returns the state after the prompts ``tokens`` int32 ``[B, L]``, of which ``lengths``
-        int32 ``[B]`` count; every leaf leads with B. Default: None, which means no state."""
+        """Returns the state after the prompts. Default: None, which means no state.
+
+        Args:
+          params: ``params["logits_processor"]``.
+          tokens: int32 ``[B, L]``, the token buffer with the prompts.
+          lengths: int32 ``[B]``, the number of tokens in each prompt.
+
+        Returns:
+          a pytree whose leaves all have B as their first axis, or None.
+        """
         return None
 
     def step(self, params: PyTree, state: PyTree, token: jax.Array) -> PyTree:
-        """Returns the state after one more ``token`` int32 ``[B]``."""
+        """Returns the state after one more token.
+
+        Args:
+          params: ``params["logits_processor"]``.
+          state: the state before the token.
+          token: int32 ``[B]``.
+
+        Returns:
+          a state with the same shapes and dtypes.
+        """
         raise NotImplementedError(f"{type(self).__name__}: init returns a state, so implement step")
 
     @abc.abstractmethod
     def __call__(self, logits: jax.Array, prefix) -> jax.Array:
-        """float32 ``[B, V]`` to float32 ``[B, V]``; ``prefix`` is a ``sampling.Prefix``, its
-        ``state`` that after the whole prefix. A row of -inf ends with ``no token``."""
+        """Returns the changed logits.
+
+        Args:
+          logits: float32 ``[B, V]``, after bias and penalties.
+          prefix: a ``sampling.Prefix``, the tokens before the position; its ``state`` is the state
+            after all of them.
+
+        Returns:
+          logits float32 ``[B, V]``; -inf forbids a token. A row in which all logits are -inf ends
+          with the reason ``no token``.
+        """
         ...
 
 
 def check_processor(processor) -> None:
-    """Raises ``ValueError`` for what is neither a ``LogitsProcessor`` nor a function nor None."""
+    """Raises ``ValueError`` if ``processor`` is not None, a function or a ``LogitsProcessor``."""
     function = inspect.isroutine(processor) or isinstance(
         processor, functools.partial | jax.stages.Wrapped
     )
@@ -77,9 +104,16 @@ def initial_processor_state(
 ) -> PyTree:
     """Returns the state of each row after its prompt; None without a processor or a state.
 
+    Args:
+      processor: a ``LogitsProcessor``, a function, or None.
+      params: ``params["logits_processor"]``.
+      tokens: int32 ``[B, L]``, the token buffer with the prompts.
+      lengths: int32 ``[B]``, the number of tokens in each prompt.
+
     Raises:
-      ValueError: the processor's functions do not fit together or return other shapes (which is
-        found while tracing, before anything is compiled).
+      ValueError: a leaf of the state does not have B as its first axis, or ``step`` returns other
+        shapes or dtypes than ``init``. The check is made while tracing, before anything is
+        compiled.
     """
     if not isinstance(processor, LogitsProcessor):
         return None
@@ -102,14 +136,21 @@ def initial_processor_state(
     )
     if not same:
         raise ValueError(
-            f"logits_processor: {processor_name(processor)}.step returns {after}, its state is "
+            f"logits_processor: {processor_name(processor)}.step returns {after}, but init returns "
             f"{shapes}: shapes and dtypes must stay the same"
         )
     return state
 
 
 def advance_processor(processor, params: PyTree, state: PyTree, path: jax.Array) -> PyTree:
-    """The state after the tokens of ``path`` int32 ``[B, K]``, in order; -1: there is none."""
+    """Returns the state after the tokens of a path.
+
+    Args:
+      processor: a ``LogitsProcessor`` with a state.
+      params: ``params["logits_processor"]``.
+      state: the state before the path.
+      path: int32 ``[B, K]``, the tokens in order; -1 where there is none.
+    """
 
     def step(index, state):
         token = path[:, index]
@@ -127,7 +168,15 @@ def advance_processor(processor, params: PyTree, state: PyTree, path: jax.Array)
 
 
 def apply_processor(processor, logits: jax.Array, prefix) -> jax.Array:
-    """Applies a logits processor to ``logits [B, V]`` after ``prefix``.
+    """Returns the logits that a processor makes of ``logits``.
+
+    Args:
+      processor: a ``LogitsProcessor`` or a function.
+      logits: float32 ``[B, V]``.
+      prefix: the tokens before the position, a ``sampling.Prefix``.
+
+    Returns:
+      logits ``[B, V]`` with the dtype of ``logits``.
 
     Raises:
       ValueError: the result has another shape, or no floating dtype.
@@ -147,7 +196,7 @@ def apply_processor(processor, logits: jax.Array, prefix) -> jax.Array:
 
 
 def processor_name(processor) -> str:
-    """A name that tells processors apart: a processor's own, or that of a function."""
+    """Returns a name that tells processors apart: that of the object, its class or the function."""
     if isinstance(processor, LogitsProcessor):
         return processor.name or type(processor).__qualname__
     if isinstance(processor, functools.partial):
@@ -156,6 +205,7 @@ def processor_name(processor) -> str:
 
 
 def processor_params(processor) -> PyTree:
-    """``{"logits_processor": arrays}`` of a processor that has some, for ``params``."""
+    """Returns ``{"logits_processor": arrays}`` for ``params``; ``{}`` for a processor without
+    arrays."""
     own = isinstance(processor, LogitsProcessor) and processor.params is not None
     return {"logits_processor": processor.params} if own else {}

@@ -1,8 +1,9 @@
 """Grammars: a logits processor that allows only texts that an automaton over bytes accepts.
 
-The automaton is made once, on the host, and becomes a table over token classes: two tokens are in
-one class if they lead from every state to the same state (most words do, inside a string). Each row
-has a state, and the state of a node is that after its path. A mask takes two gathers, a step one.
+The automaton is made once, on the host, and becomes a table over token classes. Two tokens are in
+one class if they lead from every state to the same state, as most words inside a string do. Each
+row has a state; the state of a node is the state after the node's path. A mask takes two gathers, a
+step takes one.
 """
 
 from __future__ import annotations
@@ -16,22 +17,23 @@ import numpy as np
 from .base import LogitsProcessor
 from .json_bytes import TOPS, accepting, advance, beginning
 
-DEAD, START = 0, 1  # states; nothing leads out of DEAD
-CHUNK = 1024  # tokens whose paths are followed at once: bounds the memory
+DEAD, START = 0, 1  # states; no byte leads out of DEAD
+CHUNK = 1024  # tokens whose paths are followed at once, which limits the memory
 
 
 @dataclasses.dataclass(frozen=True)
 class Automaton(LogitsProcessor):
-    """A logits processor: tokens that the automaton does not accept have no probability.
+    """A logits processor that forbids every token that the automaton does not accept.
 
-    End-of-text ids come exactly where the text may end. A row that its budget ends holds the
-    beginning of such a text.
+    End-of-text ids are allowed exactly where the text may end. A row that ends because its budget
+    is used up holds the beginning of an accepted text.
 
     Attributes:
       name: the name of the grammar.
-      params: ``next`` int32 ``[S, C]``, the state after a state and a class of tokens, 0 where the
-        tokens are not allowed; ``kind`` int32 ``[V]``, the class of each token. They are passed as
-        ``params["logits_processor"]``, so they are arguments of the compiled program.
+      params: ``next`` int32 ``[states, classes]``, the state that follows a state after a token of
+        a class, 0 where such tokens are not allowed; ``kind`` int32 ``[V]``, the class of each
+        token. Both are passed as ``params["logits_processor"]``, so they are arguments of the
+        compiled program.
     """
 
     name: str = dataclasses.field()  # without it, the base class's attribute would be the default
@@ -50,18 +52,18 @@ class Automaton(LogitsProcessor):
 
 
 def json_text(lm, *, depth: int = 4, blanks: int = 1, top: str = "any") -> Automaton:
-    """A law of JSON texts (RFC 8259, in UTF-8) for the tokenizer of ``lm``.
+    """Returns a logits processor that allows only JSON texts (RFC 8259, in UTF-8).
 
     Args:
-      lm: what ``specjax.load`` returns, with its tokenizer.
-      depth: how deep arrays and objects may be nested, 1 to 6; JSON itself has no bound, a finite
-        automaton needs one, and its table doubles with each level.
-      blanks: white space characters in a row, where JSON admits them, 0 to 16.
-      top: what the text is: ``any``, ``object`` or ``array``.
+      lm: a model from ``specjax.load``, with its tokenizer.
+      depth: how deep arrays and objects may be nested, 1 to 6. JSON has no limit, but a finite
+        automaton needs one; each level doubles the automaton's table.
+      blanks: the most white space characters in a row, where JSON admits them, 0 to 16.
+      top: the value at the top of the text: ``any``, ``object`` or ``array``.
 
     Raises:
-      ValueError: a depth, number or name out of range; a tokenizer whose tokens have no bytes; a
-        model without end-of-text ids, which could never stop.
+      ValueError: ``depth``, ``blanks`` or ``top`` is out of range, the tokenizer does not tell the
+        bytes of its tokens, or the model has no end-of-text ids, so that no text could stop.
 
     Example::
 
@@ -90,8 +92,17 @@ def json_text(lm, *, depth: int = 4, blanks: int = 1, top: str = "any") -> Autom
 
 
 def byte_table(first, advance: Callable, accepting: Callable) -> tuple[np.ndarray, np.ndarray]:
-    """The table int32 ``[S, 256]`` of an automaton given as a function, and bool ``[S]``: the text
-    may end here. ``first`` becomes ``START``; ``advance(state, byte)`` is a state or None."""
+    """Makes the table of an automaton over bytes from its transition function.
+
+    Args:
+      first: the first state, which becomes state ``START``; hashable.
+      advance: ``(state, byte) -> state``, or None where the byte is not allowed.
+      accepting: ``state -> bool``, whether the text may end in the state.
+
+    Returns:
+      the table int32 ``[states, 256]`` of following states, 0 where the byte is not allowed, and
+      bool ``[states]``, whether the text may end in each state.
+    """
     numbers, queue, rows = {first: START}, [first], []
     for state in queue:
         row = np.zeros(256, np.int32)
@@ -115,21 +126,25 @@ def of_bytes(
     eos_ids: Iterable[int],
     vocab: int,
 ) -> Automaton:
-    """An automaton over bytes as one over tokens.
+    """Turns an automaton over bytes into an automaton over tokens.
 
     Args:
-      table, ends: see ``byte_table``.
+      name: the name of the grammar.
+      table: int32 ``[states, 256]``, see ``byte_table``.
+      ends: bool ``[states]``, see ``byte_table``.
       token_bytes: the bytes of each token; a token without an entry is never allowed.
-      eos_ids: the ids that are allowed where the text may end; no token follows them.
-      vocab: the number of tokens of the model.
+      eos_ids: the end-of-text ids, which are allowed where the text may end; no token follows them.
+      vocab: V, the size of the model's vocabulary.
 
     Raises:
-      ValueError: there are no end-of-text ids, or no text of the grammar can be spelled.
+      ValueError: there are no end-of-text ids, or no text of the grammar can be written with the
+        tokens.
     """
     eos = [token for token in eos_ids if 0 <= token < vocab]
     if not eos:
         raise ValueError(
-            f"a grammar ({name}) needs a model with end-of-text ids, else no text could stop"
+            f"the grammar ({name}) needs a model with end-of-text ids; without them no text could "
+            "stop"
         )
     size = len(table)
     over = size  # the state after the end
@@ -157,12 +172,15 @@ def of_bytes(
     kind[eos] = number(ending)
     after = _trim(np.stack(columns, axis=1), over)
     if not after[START].any():
-        raise ValueError(f"a grammar ({name}): no text of it can be spelled with these tokens")
+        raise ValueError(
+            f"the grammar ({name}) has no text that can be spelled with the model's tokens"
+        )
     return Automaton(name=name, params={"next": after, "kind": kind})
 
 
 def _follow(table: np.ndarray, words: list[bytes]) -> np.ndarray:
-    """int32 ``[words, S]``: where each word leads from each state; dead pairs are not followed."""
+    """Returns int32 ``[words, states]``, the state to which each word leads from each state; pairs
+    that have reached ``DEAD`` are not followed further."""
     longest = max(map(len, words))
     letters = np.zeros((len(words), longest), np.uint8)
     for row, word in enumerate(words):
@@ -182,7 +200,7 @@ def _follow(table: np.ndarray, words: list[bytes]) -> np.ndarray:
 
 
 def _trim(after: np.ndarray, over: int) -> np.ndarray:
-    """``after`` without the states from which no sequence of tokens leads to the end."""
+    """Returns ``after`` without the states from which no sequence of tokens leads to the end."""
     useful = np.zeros(len(after), bool)
     useful[over] = True
     while True:

@@ -1,7 +1,7 @@
-"""JSON as an automaton over bytes: what may follow what, RFC 8259 in UTF-8.
+"""JSON as an automaton over bytes (RFC 8259, in UTF-8).
 
 A state is ``(where, stack, blanks)``: a place in the grammar, the open brackets from the outside
-in (a text of ``[`` and ``{``), and the white space characters just read.
+in (a text of ``[`` and ``{``), and the number of white space characters just read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ State = tuple[str, str, int]
 TOPS = {"any": "value", "object": "only object", "array": "only array"}
 _LITERALS = ("true", "false", "null")
 _HEX = b"0123456789abcdefABCDEF"
-# where within a number -> (bytes, next place); the places at which a number may end
+# the place within a number -> (bytes, next place); and the places at which a number may end
 _NUMBER = {
     "-": ((b"0", "0"), (b"123456789", "int")),
     "0": ((b".", "."), (b"eE", "e")),
@@ -23,8 +23,8 @@ _NUMBER = {
     "exp": ((b"0123456789", "exp"),),
 }
 _NUMBER_ENDS = ("0", "int", "frac", "exp")
-# within a character of several bytes: (lowest, highest byte, next place); overlong forms,
-# surrogates and what lies beyond U+10FFFF are no UTF-8
+# the place within a character of several bytes -> (lowest, highest byte, next place); overlong
+# forms, surrogates and code points above U+10FFFF are not valid UTF-8
 _UTF8 = {
     "more 1": (0x80, 0xBF, "in"),
     "more 2": (0x80, 0xBF, "more 1"),
@@ -37,18 +37,25 @@ _UTF8 = {
 
 
 def beginning(top: str) -> State:
-    """The first state of a text that is what ``top`` (one of ``TOPS``) says."""
+    """Returns the state at the beginning of a text whose top value is ``top``, one of ``TOPS``."""
     return TOPS[top], "", 0
 
 
 def accepting(state: State) -> bool:
-    """Whether the text may end here."""
+    """Returns whether the text may end in ``state``."""
     where, stack, _ = state
     return not stack and (where == "after" or where.removeprefix("number ") in _NUMBER_ENDS)
 
 
 def advance(state: State, byte: int, depth: int, blanks: int) -> State | None:
-    """Returns the state after one more byte; None if no JSON text continues with this byte."""
+    """Returns the state after one more byte; None if no JSON text continues with this byte.
+
+    Args:
+      state: the state before the byte.
+      byte: 0 to 255.
+      depth: how deep arrays and objects may be nested.
+      blanks: the most white space characters in a row.
+    """
     where, stack, seen = state
     kind, _, place = where.partition(" ")
     if kind in ("key", "text"):
@@ -64,7 +71,7 @@ def advance(state: State, byte: int, depth: int, blanks: int) -> State | None:
         if place not in _NUMBER_ENDS:
             return None
         where, seen = "after", 0
-    if where == "after" and not stack:  # nothing follows the text, not even white space
+    if where == "after" and not stack:  # no byte follows the text, not even white space
         return None
     if byte in b" \t\n\r":
         return (where, stack, seen + 1) if seen < blanks else None
@@ -86,8 +93,8 @@ def advance(state: State, byte: int, depth: int, blanks: int) -> State | None:
 
 
 def _value(where: str, stack: str, letter: str, depth: int) -> State | None:
-    """The first byte of a value."""
-    opens = {"[": "only object", "{": "only array"}  # and where each may not stand
+    """Returns the state after the first byte of a value, or None."""
+    opens = {"[": "only object", "{": "only array"}  # and the place at which each is not allowed
     if letter in opens and len(stack) < depth and where != opens[letter]:
         return ("value or end" if letter == "[" else "name or end"), stack + letter, 0
     if where.startswith("only"):
@@ -104,7 +111,8 @@ def _value(where: str, stack: str, letter: str, depth: int) -> State | None:
 
 
 def _in_string(kind: str, place: str, stack: str, byte: int) -> State | None:
-    """A byte within the name of a member (``key``) or a string (``text``)."""
+    """Returns the state after a byte within the name of a member (``key``) or a string (``text``),
+    or None."""
 
     def go(place):
         return f"{kind} {place}", stack, 0
