@@ -1,4 +1,4 @@
-"""The compiled program of a decode, for tests that read it."""
+"""The compiled program of a decode, for tests that read it, and how many programs are compiled."""
 
 import re
 
@@ -48,3 +48,19 @@ def table_copies(text, *shapes):
 def _copied(loops):
     """The shapes that are copied, one by one."""
     return re.findall(r" = (\S+?)\{\S* copy(?:-start)?\(", loops)
+
+
+def compilations(call) -> int:
+    """How many programs XLA compiles during a call."""
+    count = []
+
+    def listen(event, seconds, **kwargs):
+        if event.endswith("backend_compile_duration"):
+            count.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        call()
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    return len(count)

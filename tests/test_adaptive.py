@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import cache_copies, hlo
+from ragged import MODEL, PARAMS, PROMPTS, pad, rebuilt
 from registry import COSTS, RESTLESS
 from scipy.stats import chi2
 from test_decoder import LLAMA, SMALL, cache_shape, model, params_of
 from test_draft_length import decode
-from test_greedy import CASES, MODEL, PARAMS, PROMPTS, pad, rebuilt, run
+from test_greedy import CASES, run
 from toys import bag, like, own_params
 
 import specjax

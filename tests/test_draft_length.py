@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_greedy import MODEL, NUM, PARAMS, PROMPTS, new_tokens, pad, run
+from ragged import MODEL, NUM, PARAMS, PROMPTS, new_tokens, pad
+from test_greedy import run
 from toys import like
 
 import specjax

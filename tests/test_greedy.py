@@ -1,4 +1,4 @@
-"""Greedy exactness, the contract's edges and the caches, for every drafter of the registry."""
+"""Greedy exactness and the caches, for every drafter of the registry."""
 
 import dataclasses
 import functools
@@ -8,40 +8,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ragged import (
+    MODEL,
+    NUM,
+    PARAMS,
+    PROMPTS,
+    VOCAB,
+    new_tokens,
+    pad,
+    plain_texts,
+    rebuilt,
+    start,
+    step,
+)
 from registry import cases
-from toys import TreeDrafter, bag, like, own_params
+from toys import own_params
 
 import specjax
 from specjax import Sampling, trees
-from specjax.decoding import loop, reference
-from specjax.drafters import NGram, Plain
+from specjax.decoding import loop
+from specjax.drafters import NGram
 from specjax.drafters.feature import FeatureDrafter
 from specjax.drafters.heads import HeadDrafter
-from specjax.types import Context, Draft, Segment, Verdict
+from specjax.types import Context, Draft, Segment
 
-VOCAB, NUM = 13, 12
-MODEL, PARAMS = bag(VOCAB, 3, features=8)
 CASES = cases(MODEL, PARAMS)
 # test_sampled compiles the same rounds of the same registry with all of XLA's optimizations
 pytestmark = pytest.mark.usefixtures("quick_compilation")
-PROMPTS = [
-    np.random.default_rng(i).integers(0, VOCAB, size).tolist()
-    for i, size in enumerate((1, 2, 9, 4, 7, 3, 1, 6))
-]
-
-
-@functools.cache
-def plain_texts():
-    """What plain decoding says, prompt by prompt, by passes without a cache."""
-    return [reference.greedy(MODEL, PARAMS, prompt, NUM) for prompt in PROMPTS]
-
-
-def pad(prompts):
-    width = max(map(len, prompts))
-    tokens = np.full((len(prompts), width), VOCAB - 1, np.int32)  # padding is anything
-    for row, prompt in enumerate(prompts):
-        tokens[row, : len(prompt)] = prompt
-    return tokens, np.asarray([len(p) for p in prompts], np.int32)
 
 
 def run(name, prompts, **settings):
@@ -50,10 +43,6 @@ def run(name, prompts, **settings):
     settings = {"max_new_tokens": NUM, "key": jax.random.key(0), **settings}
     params = {"target": PARAMS, "drafter": weights}
     return specjax.decode(MODEL, drafter, params, tokens, lengths, **settings)
-
-
-start = jax.jit(loop.start, static_argnums=(0, 1, 2, 3))
-step = jax.jit(loop.burst, static_argnums=(0, 1, 2))  # donates nothing: every state is kept
 
 
 @functools.cache
@@ -70,11 +59,6 @@ def states(name):
     for rounds in (1, 1, 1, 1, NUM * 3):
         found.append(step(MODEL, drafter, "auto", rounds, params, found[-1]))
     return found[1:-1], found[-1]
-
-
-def new_tokens(out, prompts):
-    ends = np.asarray(out.lengths)
-    return [np.asarray(out.tokens)[i, len(p) : ends[i]].tolist() for i, p in enumerate(prompts)]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -217,22 +201,6 @@ def test_after_any_number_of_rounds_the_cache_is_that_of_a_fresh_pass(name):
             )
 
 
-@jax.jit
-def rebuilt(params, tokens, count):
-    batch, size = tokens.shape
-    draft = Draft(
-        start=jnp.zeros((batch,), jnp.int32),
-        tokens=tokens,
-        topology=trees.chain_parents(size - 1),
-    )
-    cache = MODEL.init(params, batch, size)
-    path = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), tokens.shape)
-    entries = MODEL.verify(params, cache, draft).entries
-    return MODEL.commit(
-        cache, entries, draft.start, Verdict(path=path, count=count - 1, token=count)
-    )
-
-
 def test_stream_commits_the_same_tokens_in_bursts():
     drafter, weights, _ = CASES["draft"]
     tokens, lengths = pad(PROMPTS)
@@ -321,165 +289,6 @@ def test_a_second_call_traces_nothing_whatever_the_values():
     assert len(traces) == first > 0
 
 
-# ----------------------------------------------------------------------------- trees
-
-
-def test_logits_of_a_tree_are_those_of_each_path_read_in_sequence():
-    topology = (-1, 0, 0, 1, 1, 2, 5, 3)
-    prompt = [3, 1, 4, 1, 5]
-    tokens = np.asarray([prompt], np.int32)
-    nodes = np.asarray([[prompt[-1], 2, 7, 1, 8, 2, 8, 1]], np.int32)
-    draft = Draft(start=jnp.asarray([4]), tokens=jnp.asarray(nodes), topology=topology)
-    cache = rebuilt(PARAMS, jnp.asarray(tokens), jnp.asarray([4]))
-    parent = jnp.asarray([topology], jnp.int32)
-    dynamic = dataclasses.replace(draft, parent=parent, topology=None)
-    for shape in (draft, dynamic):
-        got = MODEL.verify(PARAMS, cache, shape).logits[0]
-        for node in range(8):
-            path = [node]
-            while topology[path[0]] >= 0:
-                path.insert(0, topology[path[0]])
-            sequence = prompt[:-1] + nodes[0, path].tolist()
-            expected = reference.logits(MODEL, PARAMS, jnp.asarray([sequence]))[0, -1]
-            np.testing.assert_allclose(got[node], expected, atol=1e-5)
-
-
-def test_a_tree_drafted_level_by_level_scores_as_in_one_pass():
-    draft = Draft(
-        start=jnp.asarray([4]),
-        tokens=jnp.asarray([[5, 2, 7, 1, 8]]),
-        topology=(-1, 0, 0, 1, 1),
-    )
-    cache = rebuilt(PARAMS, jnp.asarray([[3, 1, 4, 1, 5]]), jnp.asarray([4]))
-    whole = MODEL.verify(PARAMS, cache, draft)
-    first = dataclasses.replace(draft, tokens=draft.tokens[:, :3], topology=draft.topology[:3])
-    level = MODEL.verify(PARAMS, cache, first)
-    rest = MODEL.verify(PARAMS, cache, draft, since=3, entries=level.entries)
-    np.testing.assert_allclose(rest.logits, whole.logits[:, 3:], atol=1e-6)
-    np.testing.assert_allclose(rest.entries, whole.entries, atol=1e-6)
-
-
-def test_static_and_dynamic_trees_have_the_same_depths_ancestors_and_paths():
-    topology = (-1, 0, 0, 1, 1, 2, 5, 3)
-    tokens = jnp.zeros((2, 8), jnp.int32)
-    fixed = Draft(start=jnp.zeros(2, jnp.int32), tokens=tokens, topology=topology)
-    free = dataclasses.replace(
-        fixed, topology=None, parent=jnp.tile(jnp.asarray([topology], jnp.int32), (2, 1))
-    )
-    assert (trees.ancestors(fixed) == trees.ancestors(free)).all()
-    assert (trees.depths(fixed) == trees.depths(free)).all()
-    path, depth = trees.path_to(fixed, jnp.asarray([6, 7]))
-    assert path[0, :4].tolist() == [0, 2, 5, 6] and path[1, :4].tolist() == [0, 1, 3, 7]
-    assert depth.tolist() == [3, 3]
-    wide, _ = trees.path_to(free, jnp.asarray([6, 7]))
-    assert (wide[:, :4] == path).all()
-
-
-def test_merge_joins_equal_prefixes_and_keeps_twins():
-    context = specjax.Context(
-        tokens=jnp.asarray([[9]]),
-        length=jnp.asarray([1]),
-        budget=jnp.asarray([5]),
-        key=jax.random.split(jax.random.key(0), 1),
-        sampling=Sampling().rows(1),
-    )
-    one = trees.chain_draft(context, jnp.asarray([[4, 5]]))
-    two = trees.tree_draft(context, jnp.asarray([[4, 6, 7]]), (-1, 0, 1, 0))
-    both = trees.merge_drafts(one, two)
-    assert both.tokens.tolist() == [[9, 4, 5, 4, 6, 7]]
-    # node 4 (token 6) hangs below the first 4; the second 4 stays, as a draw without children
-    assert both.parent.tolist() == [[-1, 0, 1, 0, 1, 0]]
-
-
-@pytest.mark.parametrize(
-    ("topology", "words"),
-    [((0, 0), "begin with the root"), ((-1, 0, 2), "node 2 has parent 2"), ((), "begin")],
-)
-def test_a_malformed_topology_is_refused(topology, words):
-    with pytest.raises(ValueError, match=words):
-        trees.check_parents(topology)
-
-
-def test_passengers_are_scored_read_out_and_never_emitted():
-    seen = []
-
-    @dataclasses.dataclass(frozen=True)
-    class Reader(TreeDrafter):
-        def readout(self, draft, scores):
-            return scores.logits[:, 2]
-
-        def observe(self, params, target_params, state, segment):
-            if segment.round is not None:
-                seen.append(segment.round[2].shape)
-            return state
-
-    passenger = Reader(model=MODEL, topology=(-1, 0, 0), passengers=(2,))
-    tokens, lengths = pad(PROMPTS)
-    params = {"target": PARAMS, "drafter": like(PARAMS, 1)}
-    out = specjax.decode(
-        MODEL, passenger, params, tokens, lengths, key=jax.random.key(0), max_new_tokens=NUM
-    )
-    assert new_tokens(out, PROMPTS) == plain_texts()
-    assert seen and seen[0] == (8, VOCAB)
-    assert int(out.stats.drafted.max()) <= NUM  # one candidate a round, the passenger is none
-
-
-@dataclasses.dataclass(frozen=True)
-class Recorder(TreeDrafter):
-    """Writes down every segment: the pairs (feature of a token, the token after it)."""
-
-    features = (0,)
-
-    def init(self, params, target_params, batch, capacity, inputs=None):
-        zeros = jnp.zeros((batch, capacity), jnp.int32)
-        return zeros, zeros, jnp.zeros((batch, capacity, PARAMS["embed"].shape[1])), zeros
-
-    def draft_step(self, params, target_params, state, context):
-        draft, _ = super().draft_step(
-            params, target_params, jnp.zeros(context.length.shape, jnp.int32), context
-        )
-        return draft, state
-
-    def observe(self, params, target_params, state, segment):
-        tokens, after, features, times = state
-        steps = jnp.arange(segment.tokens.shape[1])
-        at = jnp.where(steps < segment.num[:, None], segment.start[:, None] + steps, 10**6)
-        rows = jnp.arange(at.shape[0])[:, None]
-        return (
-            tokens.at[rows, at].set(segment.tokens, mode="drop"),
-            after.at[rows, at].set(segment.next, mode="drop"),
-            features.at[rows, at].set(segment.features, mode="drop"),
-            times.at[rows, at].add(1, mode="drop"),
-        )
-
-
-def test_segments_bring_every_token_once_with_its_feature_and_the_token_after_it():
-    drafter = Recorder(model=MODEL)
-    tokens, lengths = pad(PROMPTS)
-    params = {"target": PARAMS, "drafter": like(PARAMS, 1)}
-    request, capacity = loop.prepare_inputs(
-        MODEL, drafter, tokens, lengths, jax.random.key(0), NUM, Sampling(), None, ()
-    )
-    state = start(MODEL, drafter, "auto", capacity, params, request)
-    state = step(MODEL, drafter, "auto", NUM * 3, params, state)
-    whole = Draft(
-        start=jnp.zeros((8,), jnp.int32),
-        tokens=state.tokens,
-        topology=trees.chain_parents(capacity - 1),
-    )
-    truth = MODEL.verify(PARAMS, MODEL.init(PARAMS, 8, capacity), whole, features=(0,)).features
-    fed, after, features, times = state.drafter_state
-    for row, length in enumerate(np.asarray(state.length)):
-        assert times[row, : length - 1].tolist() == [1] * (length - 1)
-        assert not times[row, length - 1 :].any()
-        assert (fed[row, : length - 1] == state.tokens[row, : length - 1]).all()
-        assert (after[row, : length - 1] == state.tokens[row, 1:length]).all()
-        np.testing.assert_allclose(features[row, : length - 1], truth[row, : length - 1], atol=1e-5)
-
-
-# ----------------------------------------------------------------------------- n-grams
-
-
 def propose(tokens, num=4, longest=3):
     context = specjax.Context(
         tokens=jnp.asarray([tokens + [0, 0]]),
@@ -498,60 +307,3 @@ def test_prompt_lookup_takes_the_longest_then_most_recent_match():
     assert propose([1, 2, 3, 4, 5])[1] is False
     assert propose([7, 8, 7, 8]) == ([7, 8, 7, 8], True)  # the copy runs on periodically
     assert propose([5])[1] is False
-
-
-# ----------------------------------------------------------------------------- bad input
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (dict(tokens=np.zeros((0, 3), np.int32), lengths=np.zeros(0, np.int32)), "batch is empty"),
-        (dict(lengths=np.asarray([0])), "empty prompt"),
-        (dict(lengths=np.asarray([4])), "4 tokens in a row of 3"),
-        (dict(tokens=np.asarray([1, 2, 3])), "must be .batch, tokens."),
-        (dict(tokens=np.asarray([[1.0, 2.0, 3.0]])), "token ids are integers"),
-        (dict(tokens=np.asarray([[1, 2, VOCAB]])), "another tokenizer"),
-        (dict(max_new_tokens=0), "at least 1"),
-        (dict(max_new_tokens=-3), "at least 1"),
-        (dict(capacity=2), "does not fit"),
-        (dict(rule="nonsense"), "known: auto, approximate-lenience, .*, block, coupled, delta"),
-        (dict(rule="greedy", sampling=Sampling(temperature=1.0)), "temperature above 0"),
-        (dict(drafter=CASES["tree iid"][0], rule="block"), "judges chains"),
-        (dict(sampling=Sampling(temperature=np.ones(3, np.float32))), "3 rows, the batch has 1"),
-        (dict(sampling=Sampling(logit_bias=np.zeros(5))), "logit_bias has 5 entries"),
-    ],
-    ids=lambda x: x if isinstance(x, str) else None,
-)
-def test_bad_requests_are_refused_before_anything_compiles(change, words):
-    settings = dict(
-        drafter=Plain(),
-        tokens=np.asarray([[1, 2, 3]]),
-        lengths=np.asarray([3]),
-        max_new_tokens=4,
-        key=jax.random.key(0),
-    )
-    settings.update(change)
-    drafter, tokens, lengths = (settings.pop(name) for name in ("drafter", "tokens", "lengths"))
-    if "sampling" not in settings and settings.get("rule") == "block":
-        settings["sampling"] = Sampling(temperature=1.0)
-    params = {"target": PARAMS, "drafter": like(PARAMS, 1)}
-    with pytest.raises(ValueError, match=words):
-        specjax.decode(MODEL, drafter, params, tokens, lengths, **settings)
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        (dict(temperature=-1), "temperature=-1 is out of range"),
-        (dict(temperature=float("nan")), "temperature"),
-        (dict(top_p=0), "top_p=0 is out of range"),
-        (dict(top_p=1.5), "in .0, 1."),
-        (dict(top_k=-1), "top_k"),
-        (dict(min_p=2), "min_p"),
-        (dict(repetition_penalty=0), "repetition_penalty"),
-    ],
-)
-def test_settings_out_of_range_are_refused(settings, words):
-    with pytest.raises(ValueError, match=words):
-        Sampling(**settings)

@@ -258,7 +258,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_bad_requests_are_refused_before_anything_compiles(what):
-    from test_text import compilations
+    from compiled import compilations
 
     options, words = REFUSED[what]
 

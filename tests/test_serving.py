@@ -5,7 +5,7 @@ import re
 
 import pytest
 from asking import flat
-from test_text import compilations
+from compiled import compilations
 
 import specjax
 from specjax import cli

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_greedy import MODEL, NUM, PARAMS, PROMPTS, new_tokens, pad, plain_texts
+from ragged import MODEL, NUM, PARAMS, PROMPTS, new_tokens, pad, plain_texts
 from toys import TreeDrafter, like
 
 import specjax

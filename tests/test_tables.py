@@ -7,11 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from registry import cases
-from toys import bag
 
 from specjax import Sampling, trees, types
-from specjax.decoding import loop, round
 from specjax.drafters import (
     SAM,
     NGram,
@@ -19,13 +16,10 @@ from specjax.drafters import (
     Suffix,
     context_index,
     continuations,
-    recycling,
     text_table,
 )
 
 VOCAB, SIZE, STEPS = 13, 96, 5
-MODEL, PARAMS = bag(VOCAB, 3)
-CASES = cases(MODEL, PARAMS)
 WHOLE = dict(longest=5, occurrences=SIZE, factor=1.5, offset=-0.5, min_probability=0.15, block=8)
 CHAIN = Suffix(num_draft=STEPS, **WHOLE)
 TREE = Suffix(topology=trees.Expand(4, STEPS, 9), **WHOLE)
@@ -330,84 +324,6 @@ def test_fault_a_table_whose_texts_run_into_each_other(monkeypatch):
     )
     wrong = dataclasses.replace(CHAIN, num_draft=4, topology=None)  # another program
     assert int(jit_shared(wrong, table, end).count[0]) > 0
-
-
-# ------------------------------------------------------------------------------- recycling
-
-PROMPTS = np.asarray([[1, 2, 3, 1, 2], [4, 5, 6, 0, 0]], np.int32)
-LENGTHS = np.asarray([5, 3], np.int32)
-
-
-def begun(drafter):
-    request, capacity = loop.prepare_inputs(
-        MODEL, drafter, PROMPTS, LENGTHS, jax.random.key(0), 24, Sampling(), 64, ()
-    )
-    params = {"target": PARAMS, "drafter": None}
-    return params, loop.jit_start(MODEL, drafter, "auto", capacity, params, request)
-
-
-jit_judge = jax.jit(round.draft_and_verify, static_argnums=(0, 1, 2))
-
-
-def replayed(drafter, most=8):
-    """Rounds in which the table or the draft is not that of a replay in NumPy."""
-    params, state = begun(drafter)
-    table = np.full((2, VOCAB, drafter.width), -1)
-    for row in range(2 if drafter.reads_prompt else 0):
-        text = PROMPTS[row, : LENGTHS[row]].tolist()
-        for token, follower in zip(text, text[1:], strict=False):
-            said = [follower, *(t for t in table[row, token] if t != follower)]
-            table[row, token] = said[: drafter.width]
-    wrong = int((table != np.asarray(state.drafter_state)).any())
-    for _ in range(most):
-        live = np.asarray(state.budget) > 0
-        judged = jit_judge(MODEL, drafter, "auto", params, state)
-        tokens, scored = np.asarray(judged.draft.tokens), np.asarray(judged.draft.scored)
-        tree = drafter.topology
-        for row in np.flatnonzero(live):
-            for node in range(1, tree.num_nodes):
-                above = tree.parents[node]
-                said = table[row, tokens[row, above], tree.ranks[node]]
-                said = said if scored[row, above] else -1
-                wrong += (said >= 0) != scored[row, node]
-                wrong += said >= 0 and said != tokens[row, node]
-        logits = np.asarray(judged.scores.logits)
-        for row in np.flatnonzero(live):
-            for node in np.flatnonzero(scored[row]):  # the last of a token is kept
-                best = np.argsort(-logits[row, node], kind="stable")[: drafter.width]
-                table[row, tokens[row, node]] = best
-        state = loop.jit_burst(MODEL, drafter, "auto", 1, params, state)
-        wrong += (np.asarray(state.drafter_state) != table).any()
-    return wrong
-
-
-def test_recycling_keeps_the_best_successors_of_every_verified_node():
-    assert replayed(CASES["recycling"][0]) == 0
-    assert replayed(CASES["recycling chain"][0]) == 0
-
-
-def test_fault_a_table_of_accepted_tokens_alone():
-    @dataclasses.dataclass(frozen=True)
-    class Accepted(Recycling):
-        def observe(self, params, target_params, state, segment):
-            if segment.round is not None:
-                draft, verdict, best = segment.round
-                index = jnp.arange(draft.num_nodes)
-                steps = jnp.arange(verdict.path.shape[1]) <= verdict.count[:, None]
-                kept = (verdict.path[:, :, None] == index) & steps[:, :, None]
-                kept = draft.scored & jnp.any(kept, axis=1)
-                draft = dataclasses.replace(draft, scored=kept)
-                segment = dataclasses.replace(segment, round=(draft, verdict, best))
-            return super().observe(params, target_params, state, segment)
-
-    drafter = CASES["recycling"][0]
-    assert replayed(Accepted(vocab_size=VOCAB, topology=drafter.topology)) > 0
-
-
-def test_the_published_tree_has_its_published_levels():
-    tree = recycling.published_tree()
-    assert [tree.depths.count(d) for d in range(7)] == [1, 8, 21, 25, 15, 8, 3]
-    assert tree.depth == 6 and max(tree.ranks) == 7
 
 
 def test_tables_that_cannot_be_are_refused():

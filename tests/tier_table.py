@@ -104,7 +104,7 @@ TABLE = {
         (r"any_number|alone_is.*\[(draft|ngram)\]", FULL),
         ("token_for_token", MERGE),
         (
-            r"stream_commits|segments_bring|alone_is|cut_within|last_slot|array_of_temp|penalty_and_bias|scan_and",
+            r"stream_commits|alone_is|cut_within|last_slot|array_of_temp|penalty_and_bias|scan_and",
             MERGE,
         ),
     ],
@@ -197,6 +197,7 @@ TABLE = {
         (r"\[kernels\]", MERGE),
         (EVERYTHING, FULL),  # compiling quantized.cc with sanitizers takes minutes
     ],
+    "test_segments.py": [("segments_bring", MERGE)],
     "test_self_draft.py": [
         ("fault|refused|sublayers_are|say_why|leading|missing_layers", DEFAULT),
         (EVERYTHING, MERGE),
@@ -271,9 +272,10 @@ TABLE = {
     "models/test_quantize.py": [
         ("fault|no_scheme_has|no_worse_than", DEFAULT),
         ("further_off|of_the_dequantized|unknown_scheme|approximate", MERGE),
-        ("head_is_held|of_four_bits|is_its_own|xla_holds|does_not_divide", MERGE),
+        ("head_is_held|of_four_bits|xla_holds|does_not_divide", MERGE),
         (EVERYTHING, FULL),
     ],
+    "models/test_quantized_laws.py": [("is_its_own", MERGE), (EVERYTHING, FULL)],
     "models/test_t5.py": [
         (r"golden_ones|greedy_text.*(draft|ngram)|refused|buckets", MERGE),
         (EVERYTHING, FULL),
@@ -282,7 +284,10 @@ TABLE = {
     "models/": FULL,
     "train/test_config.py": MERGE,
     "train/test_losses.py": MERGE,
-    "train/test_head_losses.py": MERGE,
+    "train/test_head_losses.py": [
+        ("mean_cross_entropy_within|agree_and_the_right", FULL),
+        (EVERYTHING, MERGE),
+    ],
     "train/test_data.py": MERGE,
     "train/test_conversations.py": MERGE,
     "train/test_optimizer.py": MERGE,

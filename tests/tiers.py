@@ -81,7 +81,15 @@ DEVICES = {
     "models/test_shared_encoders.py": EVERYTHING,
     "train/test_scale.py": EVERYTHING,
 }
-REPEATED = ("test_decoder.py", "test_heldout.py", "test_greedy.py", "models/")
+REPEATED = (
+    "test_decoder.py",
+    "test_greedy.py",
+    "test_heldout.py",
+    "test_refused_inputs.py",
+    "test_segments.py",
+    "test_trees.py",
+    "models/",
+)
 
 
 class Schedule:

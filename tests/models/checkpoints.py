@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from specjax.models import Decoder, DecoderConfig, load_config, load_weights
+from specjax.models import Decoder, DecoderConfig, load_config, load_weights, quantize
 from specjax.models.causal_lm import graph_definition
 from specjax.models.decoder import abstract
 
@@ -69,3 +69,12 @@ def byte_tokenizer(*words: str, size: int = 257, end: str = "<|endoftext|>") -> 
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([end, *words])
     return tokenizer
+
+
+def encoded(params, scheme):
+    """The whole state of a decoder, quantized in memory."""
+    held = []
+    for path, p in nnx.to_flat_state(params):
+        name = ".".join(map(str, path))
+        held.append((path, p.replace(quantize.encode(name, p.get_value(), scheme, "float32"))))
+    return nnx.from_flat_state(held)

@@ -6,9 +6,9 @@ import re
 import numpy as np
 import pytest
 from asking import flat
+from compiled import compilations
 from encoder_decoders import expected, shorter, with_tokenizer
 from test_serving import stop_after
-from test_text import compilations
 
 import specjax
 from specjax.analysis.plan import measure

@@ -9,15 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoints import SMALL, byte_tokenizer, random_params
+from checkpoints import SMALL, byte_tokenizer, encoded, random_params
 from flax import nnx
-from test_sampled import judge
 
 import specjax
 from specjax import Sampling, cli, kernels
 from specjax._internal import compile_cache
-from specjax.decoding import loop, reference
-from specjax.drafters import DraftModel, Plain
+from specjax.decoding import loop
+from specjax.drafters import Plain
 from specjax.kernels import quantized
 from specjax.kernels.xla_cpu import XlaCpuBackend
 from specjax.models import Decoder, reading, save_pretrained
@@ -49,17 +48,6 @@ def command(capsys, monkeypatch, folders):
         return code, *capsys.readouterr()
 
     return run
-
-
-def encoded(params, scheme):
-    """The whole state of a decoder, quantized in memory."""
-    flat = nnx.to_flat_state(params)
-    return nnx.from_flat_state(
-        [
-            (path, p.replace(q.encode(".".join(map(str, path)), p.get_value(), scheme, "float32")))
-            for path, p in flat
-        ]
-    )
 
 
 def weight(rows, columns, scheme, seed=0):
@@ -235,80 +223,6 @@ def test_what_is_not_quantized_is_not_called_approximate(folders, pair, command)
     drafted = command("--drafter", folders["draft"], "--drafter-quantize", "fp8", "--json")
     stats = json.loads(drafted[1])["stats"]
     assert stats["approximate"] is False and stats["approximation"] is None
-
-
-# ------------------------------------------------------------------- a drafter stays lossless
-
-
-@pytest.mark.parametrize("scheme", ["int8", "fp8"])
-def test_with_a_quantized_drafter_greedy_text_is_that_of_plain_decoding(folders, pair, scheme):
-    prompts = ["def f(x):", "import os\n\n\nclass A"]
-    drafter = specjax.load(folders["draft"], quantize=scheme)
-    itself = specjax.load(folders["target"], quantize=scheme)  # which is nearly always right
-    plain = specjax.generate(pair[0], prompts, drafter=None, max_new_tokens=40)
-    for model in (drafter, itself):
-        out = specjax.generate(
-            pair[0], prompts, drafter=model, max_new_tokens=40, drafting=specjax.Drafting(num=3)
-        )
-        assert out.texts == plain.texts
-    assert out.stats.acceptance > 0.8
-
-
-TOY = dataclasses.replace(
-    SMALL, vocab_size=4, hidden_size=16, intermediate_size=16, num_layers=1, num_heads=2, head_dim=8
-)
-
-
-def test_the_sampled_law_of_a_quantized_target_is_its_own():
-    """Against exact enumeration of that law, which is far from the float model's: large weights
-    make a sharp law, of which quantization changes much."""
-    config = dataclasses.replace(TOY, hidden_size=32, intermediate_size=32, head_dim=16)
-    rows, num, prompt, sampling = 4_000, 2, (1, 0, 2), Sampling(temperature=0.9)
-    target = CausalLM(config, quantized="int4")
-    plain = jax.tree.map(lambda x: 8 * x if x.ndim == 2 else x, random_params(config))
-    held = encoded(plain, specjax.Quantization("int4", lm_head="int4"))
-    out = specjax.decode(
-        target,
-        DraftModel(num_draft=2, model=CausalLM(config)),
-        {"target": held, "drafter": plain},
-        np.tile(np.asarray([prompt], np.int32), (rows, 1)),
-        np.full(rows, len(prompt), np.int32),
-        key=jax.random.key(0),
-        max_new_tokens=num + 1,
-        sampling=sampling,
-        rule="rejection",
-    )
-    new = np.asarray(out.tokens)[:, len(prompt) : len(prompt) + num]
-    counts = np.bincount(new @ 4 ** np.arange(num - 1, -1, -1), minlength=4**num)
-    law = reference.joint_law(target, held, prompt, num, sampling).reshape(-1)
-    variation, bound, p_value = judge(counts, law)
-    assert variation < bound and p_value > 1e-7, (variation, bound, p_value)
-    floats = reference.joint_law(target, plain, prompt, num, sampling).reshape(-1)
-    assert np.abs(floats - law).sum() / 2 > bound
-
-
-@pytest.mark.parametrize("rule", ["rejection", "block", "delta"])
-def test_with_a_quantized_drafter_the_sampled_law_is_the_targets(rule):
-    """The suite of ``test_sampled`` in small: 4,000 rows of a decoder with four tokens."""
-    rows, num, prompt = 4_000, 2, (1, 0, 2)
-    target, sampling = CausalLM(TOY), Sampling(temperature=0.9)
-    params = {"target": random_params(TOY), "drafter": encoded(random_params(TOY, 1), "int8")}
-    out = specjax.decode(
-        target,
-        DraftModel(num_draft=2, model=CausalLM(TOY, quantized="int8")),
-        params,
-        np.tile(np.asarray([prompt], np.int32), (rows, 1)),
-        np.full(rows, len(prompt), np.int32),
-        key=jax.random.key(0),
-        max_new_tokens=num + 1,
-        sampling=sampling,
-        rule=rule,
-    )
-    new = np.asarray(out.tokens)[:, len(prompt) : len(prompt) + num]
-    counts = np.bincount(new @ 4 ** np.arange(num - 1, -1, -1), minlength=4**num)
-    law = reference.joint_law(target, params["target"], prompt, num, sampling).reshape(-1)
-    variation, bound, p_value = judge(counts, law)
-    assert variation < bound and p_value > 1e-7, (variation, bound, p_value)
 
 
 # ------------------------------------------------------------------- what is refused

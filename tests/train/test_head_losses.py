@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
+from jax.test_util import check_grads
 from specjax.train import (
     block,
     chunks,
@@ -118,6 +119,60 @@ def test_a_table_that_does_not_learn_costs_no_gradient():
         return sum(eqn.primitive.name == "scan" and len(eqn.outvars) for eqn in traced.eqns)
 
     assert products(1) < products(0, 1)  # fewer sums go round the loop
+
+
+# ------------------------------------------------------------------- against the definition
+
+
+def two_rows():
+    """Two rows of 7 tokens over 5 ids, in the second of which a document begins (id 0)."""
+    tokens = jnp.asarray([[1, 2, 3, 4, 1, 2, 3], [1, 2, 3, 0, 4, 1, 2]])
+    hidden = jax.random.normal(jax.random.key(0), (2, 6, 3))
+    weight, segments = jnp.ones(hidden.shape[:2]), jnp.cumsum(tokens == 0, axis=1)
+    return Rows(tokens=tokens, weight=weight, segments=segments, hidden=hidden)
+
+
+class Uncapped(Toy):
+    """The same target without a cap on its logits."""
+
+    class config:  # noqa: N801
+        logit_softcap = None
+
+
+def test_the_loss_is_the_mean_cross_entropy_within_documents_against_text_or_law():
+    rows, table = two_rows(), jax.random.normal(jax.random.key(1), (5, 3))
+    own = jax.random.normal(jax.random.key(2), (2, 3, 8))  # two heads, 2 rows of 4 positions
+    outputs = [(table, None, state) for state in own]
+    text = head_losses.head_losses(outputs, Uncapped(), table, rows, 0.0)
+    law = head_losses.head_losses(outputs, Uncapped(), table, rows, 1.0)
+    for k in range(2):
+        sums = np.zeros(3)
+        for b in range(2):
+            for t in range(4):
+                if rows.segments[b, t + 1 + k] != rows.segments[b, t]:
+                    continue
+                log_q = jax.nn.log_softmax(table @ own[k][:, 4 * b + t])
+                p = jax.nn.softmax(table @ rows.hidden[b, t + 1 + k])
+                sums += [-log_q[rows.tokens[b, t + 2 + k]], -jnp.sum(p * log_q), 1]
+        found = [text[k].value, law[k].value]
+        np.testing.assert_allclose(found, sums[:2] / sums[2], rtol=1e-5)
+    mixed = head_losses.head_losses(outputs, Uncapped(), table, rows, 0.25)
+    both = 0.75 * text[0].value + 0.25 * law[0].value
+    np.testing.assert_allclose(mixed[0].value, both, rtol=1e-5)
+
+
+def test_the_teacher_loss_has_no_gradient_where_head_and_target_agree_and_the_right_one_beside():
+    rows, table = two_rows(), jax.random.normal(jax.random.key(1), (5, 3))
+
+    def loss(state):
+        found = head_losses.head_losses([(table, None, state)], Uncapped(), table, rows, 1.0)
+        return found[0].value
+
+    agreeing = rows.states(1, rows.steps(1))
+    np.testing.assert_allclose(jax.grad(loss)(agreeing), 0.0, atol=1e-6)
+    beside = agreeing + 0.5
+    check_grads(loss, (beside,), order=1, modes=["rev"], rtol=2e-2)
+    assert loss(beside) > loss(agreeing)
 
 
 # ------------------------------------------------------------------- what is in memory

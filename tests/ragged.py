@@ -1,0 +1,56 @@
+"""A ragged batch of prompts for a toy target, and what decoding says after each prompt."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from toys import bag
+
+from specjax import trees
+from specjax.decoding import loop, reference
+from specjax.types import Draft, Verdict
+
+VOCAB, NUM = 13, 12
+MODEL, PARAMS = bag(VOCAB, 3, features=8)
+PROMPTS = [
+    np.random.default_rng(i).integers(0, VOCAB, size).tolist()
+    for i, size in enumerate((1, 2, 9, 4, 7, 3, 1, 6))
+]
+start = jax.jit(loop.start, static_argnums=(0, 1, 2, 3))
+step = jax.jit(loop.burst, static_argnums=(0, 1, 2))  # donates nothing: every state is kept
+
+
+@functools.cache
+def plain_texts():
+    """What plain decoding says, prompt by prompt, by passes without a cache."""
+    return [reference.greedy(MODEL, PARAMS, prompt, NUM) for prompt in PROMPTS]
+
+
+def pad(prompts):
+    width = max(map(len, prompts))
+    tokens = np.full((len(prompts), width), VOCAB - 1, np.int32)  # padding is anything
+    for row, prompt in enumerate(prompts):
+        tokens[row, : len(prompt)] = prompt
+    return tokens, np.asarray([len(p) for p in prompts], np.int32)
+
+
+def new_tokens(out, prompts):
+    ends = np.asarray(out.lengths)
+    return [np.asarray(out.tokens)[i, len(p) : ends[i]].tolist() for i, p in enumerate(prompts)]
+
+
+@jax.jit
+def rebuilt(params, tokens, count):
+    batch, size = tokens.shape
+    draft = Draft(
+        start=jnp.zeros((batch,), jnp.int32),
+        tokens=tokens,
+        topology=trees.chain_parents(size - 1),
+    )
+    cache = MODEL.init(params, batch, size)
+    path = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), tokens.shape)
+    entries = MODEL.verify(params, cache, draft).entries
+    return MODEL.commit(
+        cache, entries, draft.start, Verdict(path=path, count=count - 1, token=count)
+    )

@@ -1,0 +1,68 @@
+"""What ``decode`` and ``Sampling`` refuse, before anything compiles."""
+
+import jax
+import numpy as np
+import pytest
+from ragged import MODEL, PARAMS, VOCAB
+from toys import TreeDrafter, like
+
+import specjax
+from specjax import Sampling
+from specjax.drafters import Plain
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+SIBLINGS = TreeDrafter(model=MODEL, sibling_sampling="iid")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (dict(tokens=np.zeros((0, 3), np.int32), lengths=np.zeros(0, np.int32)), "batch is empty"),
+        (dict(lengths=np.asarray([0])), "empty prompt"),
+        (dict(lengths=np.asarray([4])), "4 tokens in a row of 3"),
+        (dict(tokens=np.asarray([1, 2, 3])), "must be .batch, tokens."),
+        (dict(tokens=np.asarray([[1.0, 2.0, 3.0]])), "token ids are integers"),
+        (dict(tokens=np.asarray([[1, 2, VOCAB]])), "another tokenizer"),
+        (dict(max_new_tokens=0), "at least 1"),
+        (dict(max_new_tokens=-3), "at least 1"),
+        (dict(capacity=2), "does not fit"),
+        (dict(rule="nonsense"), "known: auto, approximate-lenience, .*, block, coupled, delta"),
+        (dict(rule="greedy", sampling=Sampling(temperature=1.0)), "temperature above 0"),
+        (dict(drafter=SIBLINGS, rule="block"), "judges chains"),
+        (dict(sampling=Sampling(temperature=np.ones(3, np.float32))), "3 rows, the batch has 1"),
+        (dict(sampling=Sampling(logit_bias=np.zeros(5))), "logit_bias has 5 entries"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else None,
+)
+def test_bad_requests_are_refused_before_anything_compiles(change, words):
+    settings = dict(
+        drafter=Plain(),
+        tokens=np.asarray([[1, 2, 3]]),
+        lengths=np.asarray([3]),
+        max_new_tokens=4,
+        key=jax.random.key(0),
+    )
+    settings.update(change)
+    drafter, tokens, lengths = (settings.pop(name) for name in ("drafter", "tokens", "lengths"))
+    if "sampling" not in settings and settings.get("rule") == "block":
+        settings["sampling"] = Sampling(temperature=1.0)
+    params = {"target": PARAMS, "drafter": like(PARAMS, 1)}
+    with pytest.raises(ValueError, match=words):
+        specjax.decode(MODEL, drafter, params, tokens, lengths, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (dict(temperature=-1), "temperature=-1 is out of range"),
+        (dict(temperature=float("nan")), "temperature"),
+        (dict(top_p=0), "top_p=0 is out of range"),
+        (dict(top_p=1.5), "in .0, 1."),
+        (dict(top_k=-1), "top_k"),
+        (dict(min_p=2), "min_p"),
+        (dict(repetition_penalty=0), "repetition_penalty"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
+        Sampling(**settings)
