@@ -280,6 +280,16 @@ def test_usual_layers_are_low_middle_and_high():
     assert [usual_layers(n) for n in (1, 2, 3, 4)] == [(0, 0, 1), (0, 1, 2), (1, 2, 3), (1, 2, 3)]
 
 
+def test_what_a_head_must_write_is_named():
+    class Unwritten(FeatureModule):
+        pass
+
+    with pytest.raises(NotImplementedError, match="Unwritten must write enter.embedded, hidden"):
+        Unwritten().enter(None, None)
+    with pytest.raises(NotImplementedError, match="Unwritten must write logits.out, batch"):
+        Unwritten().logits(None, 1, TARGET, PARAMS)
+
+
 def test_what_no_head_can_be_is_named():
     wide = dataclasses.replace(LAYER, hidden_size=16)
     latent = dataclasses.replace(

@@ -83,7 +83,7 @@ TABLE = {
     "test_drafter_registry.py": [("saved_loaded_and_named|ones_own_are_lossless", MERGE)],
     "test_edges.py": [("transformers|hardware|other_lengths|smaller_vocabulary", MERGE)],
     "test_feature.py": [
-        ("faults_are_seen|usual_layers|no_head_can_be", DEFAULT),
+        ("faults_are_seen|usual_layers|no_head_can_be|must_write", DEFAULT),
         (r"from_scratch\[(eagle chain|eagle3)", MERGE),
         ("pending|after_a_longer|is_read|copies|columns", MERGE),
         (EVERYTHING, FULL),

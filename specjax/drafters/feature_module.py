@@ -51,7 +51,11 @@ class FeatureModule(nnx.Module):
 
     def enter(self, embedded: jax.Array, hidden: jax.Array, stage: int = 0) -> jax.Array:
         """Combines embeddings ``[E, M]`` and hidden states ``[H, M]`` to the input of a stage."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} must write enter(embedded, hidden, stage): it combines the "
+            "embeddings [E, M] of the tokens with the hidden states [H, M] to the input [H, M] of "
+            "a stage"
+        )
 
     def stage_blocks(self, stage: int):
         """The layers of a stage."""
@@ -77,7 +81,10 @@ class FeatureModule(nnx.Module):
     def logits(self, out: jax.Array, batch: int, target, params, stage: int = 0) -> jax.Array:
         """Logits float32 ``[B, N, V]`` of outputs ``[H, B * N]``; over the draft vocabulary where
         there is one."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} must write logits(out, batch, target, params, stage): it "
+            "returns the float32 logits [B, N, V] of the outputs [H, B * N] of a stage"
+        )
 
 
 def logits_of(linear, x: jax.Array, batch: int) -> jax.Array:
