@@ -36,10 +36,11 @@ from ..models.decoder import Decoder, turns
 from ..models.layers import Linear, Norm, fused_linear
 from ..types import PyTree, Verdict
 from .heads import HeadDrafter, independent_level
+from .layer_sizes import SizesOfLayers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BlockConfig:
+class BlockConfig(SizesOfLayers):
     """The shape of a block drafter.
 
     Attributes:
@@ -84,14 +85,6 @@ class BlockConfig:
     def num_heads(self) -> int:
         """The number of tokens that a block drafts."""
         return self.block_size - 1
-
-    @property
-    def vocab_size(self) -> int:
-        return self.layers.vocab_size
-
-    @property
-    def hidden_size(self) -> int:
-        return self.layers.hidden_size
 
 
 class BlockLayers(nnx.Module):

@@ -31,7 +31,7 @@ from .. import trees
 from .._internal.pytree import pytree_dataclass
 from ..trees import expand
 from ..types import Draft, PyTree, Target, Verdict
-from .base import ChainDrafter
+from .model_passes import ModelPassDrafter
 
 CATCH_UP = 8  # tokens read at once after rounds without a draft
 
@@ -58,7 +58,7 @@ class DraftModelState:
 
 
 @dataclasses.dataclass(frozen=True)
-class DraftModel(ChainDrafter):
+class DraftModel(ModelPassDrafter):
     """Drafts a chain or a tree with a language model; ``params["drafter"]`` holds its weights.
 
     Where ``context.width`` is given, passes beyond it are left out. After rounds of width 0 the
@@ -79,28 +79,10 @@ class DraftModel(ChainDrafter):
     topology: trees.Topology | None = None
     sibling_sampling: str | None = None
     name = "draft"
-    can_rest = True
 
     def __post_init__(self):
         super().__post_init__()
-        if self.model is None or (self.topology is None and self.num_draft < 1):
-            raise ValueError(
-                f"DraftModel(num_draft={self.num_draft}, model={type(self.model).__name__}): it "
-                "needs a model and at least one token to draft; for plain decoding use Plain()"
-            )
-        topology = self.topology or trees.chain(self.num_draft)
-        object.__setattr__(self, "topology", topology)
-        object.__setattr__(self, "num_draft", topology.num_nodes - 1)
-        expand.check_sibling_sampling(self.picks, topology)
-
-    @property
-    def picks(self) -> str:
-        """``sibling_sampling``, or the default of the topology where it is None."""
-        return self.sibling_sampling or ("iid" if isinstance(self.topology, trees.Tree) else "top")
-
-    @property
-    def depth(self) -> int:
-        return self.topology.depth
+        self._complete(self.model, "model", "a model")
 
     @property
     def vocab_size(self) -> int:

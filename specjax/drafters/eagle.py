@@ -35,10 +35,11 @@ from ..models.decoder import DecoderLayer
 from ..models.layers import Linear, Norm
 from .feature import FeatureDrafter
 from .feature_module import FeatureModule
+from .layer_sizes import SizesOfLayer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EagleConfig:
+class EagleConfig(SizesOfLayer):
     """The shape of an EAGLE head.
 
     Attributes:
@@ -61,14 +62,6 @@ class EagleConfig:
 
     def __post_init__(self):
         check_layer(self.layer)
-
-    @property
-    def vocab_size(self) -> int:
-        return self.layer.vocab_size
-
-    @property
-    def hidden_size(self) -> int:
-        return self.layer.hidden_size
 
 
 def check_layer(layer: DecoderConfig) -> None:

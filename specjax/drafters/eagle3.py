@@ -35,12 +35,13 @@ from ..models.layers import Linear, Norm
 from .eagle import check_layer, own_table
 from .feature import FeatureDrafter
 from .feature_module import FeatureModule, logits_of
+from .layer_sizes import SizesOfLayer
 
 FC_NORMS = (None, "whole", "each")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Eagle3Config:
+class Eagle3Config(SizesOfLayer):
     """The shape of an EAGLE-3 head. H is its width, ``layer.hidden_size``.
 
     Attributes:
@@ -101,14 +102,6 @@ class Eagle3Config:
             raise ValueError(
                 f"mask_token={self.mask_token}: the table of embeddings has {self.vocab_size} rows"
             )
-
-    @property
-    def vocab_size(self) -> int:
-        return self.layer.vocab_size
-
-    @property
-    def hidden_size(self) -> int:
-        return self.layer.hidden_size
 
     @property
     def has_vocab(self) -> bool:

@@ -43,10 +43,11 @@ from ..trees.topology import Topology, chain
 from .eagle import own_table
 from .feature import FeatureDrafter
 from .feature_module import FeatureModule, logits_of
+from .layer_sizes import SizesOfLayer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MTPConfig:
+class MTPConfig(SizesOfLayer):
     """The shape of MTP modules.
 
     Attributes:
@@ -85,14 +86,6 @@ class MTPConfig:
     def num_stages(self) -> int:
         """The number of distinct modules."""
         return 1 if self.share_layers else self.num_modules
-
-    @property
-    def vocab_size(self) -> int:
-        return self.layer.vocab_size
-
-    @property
-    def hidden_size(self) -> int:
-        return self.layer.hidden_size
 
 
 class MTPEnds(nnx.Module):

@@ -36,10 +36,11 @@ from ..models.config import DecoderConfig
 from ..models.decoder import Decoder, turns
 from ..types import PyTree, Verdict
 from .heads import HeadDrafter, HeadState, independent_level
+from .layer_sizes import SizesOfLayers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MTPHeadsConfig:
+class MTPHeadsConfig(SizesOfLayers):
     """The shape of parallel heads.
 
     ``layers``: that of the heads' layers, of which ``num_layers`` counts the heads.
@@ -58,14 +59,6 @@ class MTPHeadsConfig:
     @property
     def num_heads(self) -> int:
         return self.layers.num_layers
-
-    @property
-    def vocab_size(self) -> int:
-        return self.layers.vocab_size
-
-    @property
-    def hidden_size(self) -> int:
-        return self.layers.hidden_size
 
 
 class MTPHeads(nnx.Module):

@@ -40,12 +40,12 @@ from .._internal.pytree import filled, pytree_dataclass
 from ..models.sub_network import skipped_sublayers
 from ..trees import expand
 from ..types import Draft, PartialPass, PyTree, SubNetwork, Target
-from .base import ChainDrafter
 from .confidence_stop import ConfidenceStop
+from .model_passes import ModelPassDrafter
 
 
 @dataclasses.dataclass(frozen=True)
-class SelfDraft(ChainDrafter):
+class SelfDraft(ModelPassDrafter):
     """Drafts a chain or a tree with a part of the target; it has no weights and no state.
 
     Where ``context.width`` is given, passes beyond it are left out.
@@ -72,24 +72,15 @@ class SelfDraft(ChainDrafter):
     sibling_sampling: str | None = None
     stop: ConfidenceStop | None = None
     name = "self"
-    can_rest = True
 
     def __post_init__(self):
         super().__post_init__()
-        if self.target is None or (self.topology is None and self.num_draft < 1):
-            raise ValueError(
-                f"SelfDraft(num_draft={self.num_draft}, target={type(self.target).__name__}): it "
-                "needs the target and at least one token to draft; for plain decoding use Plain()"
-            )
-        topology = self.topology or trees.chain(self.num_draft)
-        object.__setattr__(self, "topology", topology)
-        object.__setattr__(self, "num_draft", topology.num_nodes - 1)
+        self._complete(self.target, "target", "the target")
         object.__setattr__(self, "skip", skipped_sublayers(self.skip))
-        expand.check_sibling_sampling(self.picks, topology)
-        if self.stop is not None and topology != trees.chain(topology.depth):
+        if self.stop is not None and self.topology != trees.chain(self.depth):
             raise ValueError(
-                f"SelfDraft(stop=..., topology={topology}): confidence stops chains; leave one of "
-                "the two out"
+                f"SelfDraft(stop=..., topology={self.topology}): confidence stops chains; leave "
+                "one of the two out"
             )
         _ = self.part  # refuses what the target does not have
 
@@ -103,15 +94,6 @@ class SelfDraft(ChainDrafter):
         """What names these layers in ``generate(drafter=...)``."""
         which = f"skip={','.join(self.skip)}" if self.skip else f"exit={self.exit}"
         return f"{self.name}:{which}"
-
-    @property
-    def picks(self) -> str:
-        """``sibling_sampling``, or the default of the topology where it is None."""
-        return self.sibling_sampling or ("iid" if isinstance(self.topology, trees.Tree) else "top")
-
-    @property
-    def depth(self) -> int:
-        return self.topology.depth
 
     @property
     def vocab_size(self) -> int:
