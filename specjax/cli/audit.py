@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 
 import specjax
 
 from .. import acceptance
+from .json_lines import read_json_lines
 from .options import set_up
 
 BIASED = 1  # exit code
@@ -100,17 +100,12 @@ def named(name: str):
 
 def read_samples(path: str) -> list[tuple]:
     """The prompts and tokens of a ``.jsonl`` file."""
-    found = []
-    with open(path, encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-                found.append((record["prompt"], [int(token) for token in record["tokens"]]))
-            except (ValueError, KeyError, TypeError):
-                raise ValueError(
-                    f'{path}, line {number}: give {{"prompt": text or token ids, "tokens": token '
-                    "ids}; a text in place of tokens has lost how it was divided"
-                ) from None
-    return found
+
+    def convert(record):
+        return record["prompt"], [int(token) for token in record["tokens"]]
+
+    expected = (
+        'give {"prompt": text or token ids, "tokens": token ids}; a text in place of tokens has '
+        "lost how it was divided"
+    )
+    return list(read_json_lines(path, convert, expected))

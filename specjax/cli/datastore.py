@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from ..drafters import datastore
 from ..text.session import fingerprint
+from .json_lines import read_json_lines
 from .options import set_up
 
 
@@ -61,14 +61,10 @@ def _texts(files: list[str]) -> Iterator[str]:
         if Path(name).suffix != ".jsonl":
             yield Path(name).read_text(encoding="utf-8")
             continue
-        with open(name, encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    said = json.loads(line)
-                    yield said if isinstance(said, str) else said["text"]
-                except (ValueError, KeyError, TypeError):
-                    raise ValueError(
-                        f'{name}, line {number}: it is neither a string nor {{"text": ...}}'
-                    ) from None
+        expected = 'it is neither a string nor {"text": ...}'
+        yield from read_json_lines(name, _text_of, expected)
+
+
+def _text_of(value) -> str:
+    """The text of a line: the line's string, or its field ``text``."""
+    return value if isinstance(value, str) else value["text"]

@@ -1,0 +1,29 @@
+"""Reads files with a JSON value on each line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def read_json_lines(path: str, convert: Callable[[Any], Any], expected: str) -> Iterator[Any]:
+    """What ``convert`` makes of the value of each line; blank lines are passed over.
+
+    Args:
+      path: the file.
+      convert: raises ValueError, KeyError or TypeError for a value that it cannot use.
+      expected: what an error says of a line that is no JSON, or that ``convert`` cannot use.
+
+    Raises:
+      ValueError: there is such a line; the message names the file and the line.
+    """
+    with open(path, encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                value = convert(json.loads(line))
+            except (ValueError, KeyError, TypeError):
+                raise ValueError(f"{path}, line {number}: {expected}") from None
+            yield value
