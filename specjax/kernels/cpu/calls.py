@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
@@ -33,19 +34,29 @@ def dots(weights: tuple, x: jax.Array, transpose_out: bool = False) -> tuple:
     Raises:
       ValueError: other shapes or types; the kernel itself checks nothing.
     """
-    if not 1 <= len(weights) <= MOST_WEIGHTS:
-        raise ValueError(f"dots: {len(weights)} weights, it takes 1 to {MOST_WEIGHTS}")
+    _check_shapes("dots", weights, x)
     for weight in weights:
-        fits = weight.ndim == 2 and x.ndim == 2 and weight.shape[1] == x.shape[0]
-        if not fits or x.shape[1] < 1:
-            raise ValueError(f"dots: weight {weight.shape} and x {x.shape} do not fit")
         if weight.dtype != jnp.bfloat16:
             _check_types(weight=weight)
+    return _products("specjax_products", weights, weights, x, transpose_out)
+
+
+def _check_shapes(name: str, weights: tuple, x: jax.Array) -> None:
+    """Raises ValueError unless ``name`` can multiply ``x`` float32 ``[in, M]`` by the weights."""
+    if not 1 <= len(weights) <= MOST_WEIGHTS:
+        raise ValueError(f"{name}: {len(weights)} weights, it takes 1 to {MOST_WEIGHTS}")
+    for weight in weights:
+        if weight.ndim != 2 or x.ndim != 2 or weight.shape[1] != x.shape[0] or x.shape[1] < 1:
+            raise ValueError(f"{name}: weight {weight.shape} and x {x.shape} do not fit")
     _check_types(x=x)
+
+
+def _products(call: str, weights: tuple, arrays: Iterable, x, transpose_out: bool) -> tuple:
+    """Calls a kernel with the ``arrays`` of all weights."""
     sizes = [(weight.shape[0], x.shape[1]) for weight in weights]
     shapes = [jax.ShapeDtypeStruct(s[::-1] if transpose_out else s, jnp.float32) for s in sizes]
-    call = jax.ffi.ffi_call("specjax_products", shapes, vmap_method="sequential")
-    return tuple(call(x, *weights, transpose_out=np.bool_(transpose_out)))
+    kernel = jax.ffi.ffi_call(call, shapes, vmap_method="sequential")
+    return tuple(kernel(x, *arrays, transpose_out=np.bool_(transpose_out)))
 
 
 @dots.defjvp
@@ -72,13 +83,9 @@ def quantized_dots(weights: tuple, x: jax.Array, transpose_out: bool = False) ->
     Raises:
       ValueError: other shapes or types; the kernel itself checks nothing.
     """
-    if not 1 <= len(weights) <= MOST_WEIGHTS:
-        raise ValueError(f"quantized_dots: {len(weights)} weights, it takes 1 to {MOST_WEIGHTS}")
-    _check_types(x=x)
-    arrays, shapes = [], []
+    _check_shapes("quantized_dots", weights, x)
+    arrays = []
     for weight in weights:
-        if weight.ndim != 2 or x.ndim != 2 or weight.shape[1] != x.shape[0] or x.shape[1] < 1:
-            raise ValueError(f"quantized_dots: weight {weight.shape} and x {x.shape} do not fit")
         if not fits(weight):
             raise ValueError(
                 f"quantized_dots: {weight.qvalue.dtype} values {weight.qvalue.shape} with scales "
@@ -86,10 +93,7 @@ def quantized_dots(weights: tuple, x: jax.Array, transpose_out: bool = False) ->
             )
         zero = jnp.zeros((0,), jnp.int8) if weight.zero is None else weight.zero
         arrays += [weight.qvalue, weight.scale, zero]
-        size = weight.shape[0], x.shape[1]
-        shapes.append(jax.ShapeDtypeStruct(size[::-1] if transpose_out else size, jnp.float32))
-    call = jax.ffi.ffi_call("specjax_quantized", shapes, vmap_method="sequential")
-    return tuple(call(x, *arrays, transpose_out=np.bool_(transpose_out)))
+    return _products("specjax_quantized", weights, arrays, x, transpose_out)
 
 
 def fits(weight) -> bool:

@@ -281,18 +281,12 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remainin
   const float* packed;
   const bool pairs = !wide && halves == count;
   packed = wide ? PackWide(0, from, in, columns, 1.0f) : PackRows(from, in, columns, pairs);
-  const int64_t threads = std::max<int64_t>(1, pool.num_threads()), row_bytes = total_bytes / total;
-  const int64_t bytes = std::clamp(total_bytes / (4 * threads), kLeastBytes, kChunkBytes);
-  const int64_t rows = std::max<int64_t>(1, bytes / row_bytes / kBlock) * kBlock;
+  const int64_t rows = TaskRows(pool, total_bytes, total);
   const int64_t deep = wide ? kDeep / 2 : kDeep;
-  int64_t tasks = 0;
-  for (size_t i = 0; i < count; ++i)
-    tasks += parts[i].tasks = (parts[i].out + rows - 1) / rows;
+  const int64_t tasks = DivideParts(parts.data(), count, rows);
   Parallel(pool, tasks, [=](int64_t task) {
-    const Part* part = parts.data();
-    for (; task >= part->tasks; ++part) task -= part->tasks;
-    const int64_t out = part->out, begin = task * rows, height = std::min(rows, out - begin);
-    To to{transpose_out ? 1 : columns, transpose_out ? out : 1, false};
+    const auto [part, begin, height] = ShareOf(parts.data(), task, rows);
+    To to{transpose_out ? 1 : columns, transpose_out ? part->out : 1, false};
     float* y = part->result + begin * to.down;
     for (int64_t k = 0; k < in; k += deep, to.add = true) {
       const int64_t d = std::min(deep, in - k), at = begin * in + k;
@@ -630,13 +624,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxArgmax, Argmax,
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::Buffer<ffi::S32>>());
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxProducts, Products,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .RemainingArgs()
-                                  .Attr<bool>("transpose_out")
-                                  .RemainingRets());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxProducts, Products, BindProducts());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxAttention, Attention,
                               ffi::Ffi::Bind()

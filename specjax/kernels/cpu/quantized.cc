@@ -188,16 +188,11 @@ ffi::Error Quantized(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remaini
     total_bytes += out * in * 2;  // as much work as weights of this size
   }
   const float* packed = PackRows(x.typed_data(), in, columns, false);
-  const int64_t threads = std::max<int64_t>(1, pool.num_threads()), row_bytes = total_bytes / total;
-  const int64_t bytes = std::clamp(total_bytes / (4 * threads), kLeastBytes, kChunkBytes);
-  const int64_t rows = std::max<int64_t>(1, bytes / row_bytes / kBlock) * kBlock;
-  int64_t tasks = 0;
-  for (size_t i = 0; i < count; ++i) tasks += parts[i].tasks = (parts[i].out + rows - 1) / rows;
+  const int64_t rows = TaskRows(pool, total_bytes, total);
+  const int64_t tasks = DivideParts(parts.data(), count, rows);
   Parallel(pool, tasks, [=](int64_t task) {
-    const Part* part = parts.data();
-    for (; task >= part->tasks; ++part) task -= part->tasks;
-    const int64_t out = part->out, begin = task * rows, height = std::min(rows, out - begin);
-    To to{transpose_out ? 1 : columns, transpose_out ? out : 1, false};
+    const auto [part, begin, height] = ShareOf(parts.data(), task, rows);
+    To to{transpose_out ? 1 : columns, transpose_out ? part->out : 1, false};
     const int64_t shares = (columns + kFew - 1) / kFew;
     for (int64_t k = 0; k < in; k += kDeep, to.add = true) {
       for (int64_t r = begin; r < begin + height; r += kBlock) {
@@ -216,10 +211,4 @@ ffi::Error Quantized(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remaini
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxQuantized, Quantized,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .RemainingArgs()
-                                  .Attr<bool>("transpose_out")
-                                  .RemainingRets());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxQuantized, Quantized, BindProducts());

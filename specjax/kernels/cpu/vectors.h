@@ -1,5 +1,6 @@
 // What the kernels share: vectors as wide as the processor's, sums over their lanes, memory of a
-// thread, tasks on the backend's threads, and where a result goes.
+// thread, tasks on the backend's threads, how weights are divided into tasks, and where a result
+// goes.
 //
 // Compiled on the machine that runs it (see library.py), so `-march=native` decides how wide a
 // vector is.
@@ -86,6 +87,45 @@ void Parallel(ffi::ThreadPool& pool, int64_t tasks, const Body& body) {
     __builtin_ia32_pause();
 #endif
   }
+}
+
+// How many rows of weights a task computes, for weights of `bytes` bytes and `rows` rows in all.
+inline int64_t TaskRows(const ffi::ThreadPool& pool, int64_t bytes, int64_t rows) {
+  const int64_t threads = std::max<int64_t>(1, pool.num_threads()), row_bytes = bytes / rows;
+  const int64_t task_bytes = std::clamp(bytes / (4 * threads), kLeastBytes, kChunkBytes);
+  return std::max<int64_t>(1, task_bytes / row_bytes / kBlock) * kBlock;
+}
+
+// Divides `count` parts, each of which has `out` rows, into `tasks` of so many rows; returns how
+// many tasks there are.
+template <typename Part>
+int64_t DivideParts(Part* parts, size_t count, int64_t rows) {
+  int64_t tasks = 0;
+  for (size_t i = 0; i < count; ++i) tasks += parts[i].tasks = (parts[i].out + rows - 1) / rows;
+  return tasks;
+}
+
+// The rows begin ... begin + height - 1 of a part, which are those of one task.
+template <typename Part>
+struct Share {
+  const Part* part;
+  int64_t begin, height;
+};
+template <typename Part>
+Share<Part> ShareOf(const Part* parts, int64_t task, int64_t rows) {
+  for (; task >= parts->tasks; ++parts) task -= parts->tasks;
+  const int64_t begin = task * rows;
+  return {parts, begin, std::min(rows, parts->out - begin)};
+}
+
+// How XLA calls products of x with several weights.
+inline auto BindProducts() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::ThreadPool>()
+      .Arg<ffi::Buffer<ffi::F32>>()
+      .RemainingArgs()
+      .Attr<bool>("transpose_out")
+      .RemainingRets();
 }
 
 // Adds vectors pairwise so that each of the results is spread over half as many lanes.
