@@ -25,7 +25,7 @@ from . import chunks, frozen, head_losses
 from .config import ConfigError
 from .eagle3 import layer_config
 from .evaluate import Mean, mean
-from .rows import Heads, fresh, make_reader
+from .rows import Heads, fresh
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -194,8 +194,5 @@ def make_measure(made: Heads, target, read, config: BlockConfig):
 def run(config: BlockConfig, *, dry_run: bool = False) -> None:
     """Trains, draws the curves, exports to ``run.folder/model``."""
     setting = frozen.make_setting(config, lambda count: config.layers)
-    made, target = make_block(config, setting), setting.lm.target
-    read = make_reader(setting.lm.config, setting.end_of_text, made.layers)
-    given = made, target, read, config
-    how = dict(loss=make_loss(*given), measure=make_measure(*given))
-    frozen.train(config, setting, made, dry_run=dry_run, **how)
+    how = dict(make_loss=make_loss, make_measure=make_measure)
+    frozen.train(config, setting, make_block(config, setting), dry_run=dry_run, **how)

@@ -28,7 +28,7 @@ from . import chunks, frozen, head_losses, hydra, losses
 from .config import ConfigError
 from .eagle3 import layer_config
 from .evaluate import Mean, mean
-from .rows import Heads, fresh, make_reader
+from .rows import Heads, fresh
 from .unroll import unroll
 
 
@@ -147,7 +147,4 @@ def make_loss(made: Heads, target, read, config: EagleConfig):
 def run(config: EagleConfig, *, dry_run: bool = False) -> None:
     """Trains, draws the curves, exports to ``run.folder/model``."""
     setting = frozen.make_setting(config)
-    made = make_eagle(config, setting)
-    read = make_reader(setting.lm.config, setting.end_of_text)
-    loss = make_loss(made, setting.lm.target, read, config)
-    frozen.train(config, setting, made, dry_run=dry_run, loss=loss)
+    frozen.train(config, setting, make_eagle(config, setting), dry_run=dry_run, make_loss=make_loss)

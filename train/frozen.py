@@ -18,6 +18,7 @@ from . import (
     data,
     decoding,
     features,
+    head_losses,
     measured,
     model,
     samples,
@@ -37,7 +38,6 @@ from .config import (
 )
 from .evaluate import make_evaluate
 from .head_export import export_heads, finish, layout_of
-from .head_losses import make_loss, make_measure
 from .loop import TrainingTask, estimate, fit
 from .rows import Heads, in_float32, make_reader
 from .teacher import load_teacher
@@ -179,8 +179,8 @@ def train(
     heads: Heads,
     *,
     dry_run: bool,
-    loss=None,
-    measure=None,
+    make_loss=head_losses.make_loss,
+    make_measure=head_losses.make_measure,
 ):
     """Trains the heads, draws the report, and exports the heads to ``run.folder/model``.
 
@@ -189,14 +189,14 @@ def train(
       setting: the target and the text, see ``make_setting``.
       heads: the heads to train.
       dry_run: print the estimates alone.
-      loss: the loss; None: that of ``head_losses.make_loss``.
-      measure: the held-out measures; None: those of ``head_losses.make_measure``.
+      make_loss: makes the loss from the heads, the target, ``rows.make_reader``'s function and the
+        configuration.
+      make_measure: makes the held-out measures from the same.
     """
     lm, target = setting.lm, setting.lm.target
     layout_of(lm, heads.drafter, heads.publish(heads.params))  # raises before anything is trained
     read = make_reader(lm.config, setting.end_of_text, heads.layers)
-    measure = measure or make_measure(heads, target, read, config)
-    cheap = make_evaluate(measure, setting.sets)
+    cheap = make_evaluate(make_measure(heads, target, read, config), setting.sets)
     mesh = scale.layout_of(config.run).mesh
     decoded = decoding.make_decoded(lm, heads.drafter, setting.prompts, config.decoding, mesh)
 
@@ -205,7 +205,7 @@ def train(
 
     start, given = starting_params(config, lm, heads), {"target": lm.params}
     task = TrainingTask(
-        loss=loss or make_loss(heads, target, read, config),
+        loss=make_loss(heads, target, read, config),
         params=start,
         batches=setting.batches,
         evaluate=evaluate,

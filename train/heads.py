@@ -18,7 +18,7 @@ from specjax.drafters import blockwise, medusa
 
 from . import frozen, head_losses
 from .config import ConfigError
-from .rows import Heads, fresh, make_reader
+from .rows import Heads, fresh
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,8 +109,5 @@ def run(config: HeadsConfig, *, dry_run: bool = False) -> None:
     """Trains, draws the curves, exports to ``run.folder/model``."""
     setting = frozen.make_setting(config)
     heads = MAKERS[config.kind](config, setting)
-    loss = None
-    if config.sample_head:
-        read = make_reader(setting.lm.config, setting.end_of_text)
-        loss = make_sampled_loss(heads, setting.lm.target, read, config)
-    frozen.train(config, setting, heads, dry_run=dry_run, loss=loss)
+    make_loss = make_sampled_loss if config.sample_head else head_losses.make_loss
+    frozen.train(config, setting, heads, dry_run=dry_run, make_loss=make_loss)

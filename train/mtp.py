@@ -17,7 +17,7 @@ import dataclasses
 from specjax.drafters import mtp
 
 from . import frozen, head_losses
-from .rows import Heads, fresh, make_reader
+from .rows import Heads, fresh
 from .unroll import unroll
 
 
@@ -89,7 +89,4 @@ def make_loss(made: Heads, target, read, config: MTPConfig):
 def run(config: MTPConfig, *, dry_run: bool = False) -> None:
     """Trains, draws the curves, exports to ``run.folder/model``."""
     setting = frozen.make_setting(config)
-    made = make_mtp(config, setting)
-    read = make_reader(setting.lm.config, setting.end_of_text)
-    loss = make_loss(made, setting.lm.target, read, config)
-    frozen.train(config, setting, made, dry_run=dry_run, loss=loss)
+    frozen.train(config, setting, make_mtp(config, setting), dry_run=dry_run, make_loss=make_loss)
