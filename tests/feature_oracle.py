@@ -6,12 +6,12 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from toys import whole
 
 from specjax import trees
 from specjax.drafters.peagle import PEagle
 from specjax.models import DecoderConfig
 from specjax.models.causal_lm import CausalLM
-from specjax.types import Draft
 
 VOCAB = 11
 SHAPE = DecoderConfig(
@@ -33,11 +33,8 @@ def slow(drafter, depth, params, text, length):
     each stage that ran; ``text`` int32 ``[S]``, of which ``length`` are known and then ``depth``
     are drafted. Column 0 is the pair that there is none of: zeros with the first token."""
     head, target, text = drafter.heads(params["drafter"]), params["target"], text[None]
-    whole = Draft(
-        start=jnp.zeros((1,), jnp.int32), tokens=text, topology=trees.chain_parents(text.size - 1)
-    )
     cache = TARGET.init(target, 1, text.size)
-    features = TARGET.verify(target, cache, whole, features=drafter.features).features[0].T
+    features = TARGET.verify(target, cache, whole(text), features=drafter.features).features[0].T
     hidden = head.read(jnp.pad(features, ((0, 0), (1, 0)))[:, :-1])
     positions, several = jnp.arange(text.size)[None] - 1, drafter.num_stages > 1
     if isinstance(drafter, PEagle):  # reads nothing of what it drafts

@@ -3,13 +3,10 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from toys import bag
+from toys import bag, cache_of
 
-from specjax import trees
 from specjax.decoding import loop, reference
-from specjax.types import Draft, Verdict
 
 VOCAB, NUM = 13, 12
 MODEL, PARAMS = bag(VOCAB, 3, features=8)
@@ -19,6 +16,7 @@ PROMPTS = [
 ]
 start = jax.jit(loop.start, static_argnums=(0, 1, 2, 3))
 step = jax.jit(loop.burst, static_argnums=(0, 1, 2))  # donates nothing: every state is kept
+rebuilt = jax.jit(functools.partial(cache_of, MODEL))  # a cache from scratch
 
 
 @functools.cache
@@ -38,19 +36,3 @@ def pad(prompts):
 def new_tokens(out, prompts):
     ends = np.asarray(out.lengths)
     return [np.asarray(out.tokens)[i, len(p) : ends[i]].tolist() for i, p in enumerate(prompts)]
-
-
-@jax.jit
-def rebuilt(params, tokens, count):
-    batch, size = tokens.shape
-    draft = Draft(
-        start=jnp.zeros((batch,), jnp.int32),
-        tokens=tokens,
-        topology=trees.chain_parents(size - 1),
-    )
-    cache = MODEL.init(params, batch, size)
-    path = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), tokens.shape)
-    entries = MODEL.verify(params, cache, draft).entries
-    return MODEL.commit(
-        cache, entries, draft.start, Verdict(path=path, count=count - 1, token=count)
-    )

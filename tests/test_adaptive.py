@@ -13,7 +13,7 @@ from scipy.stats import chi2
 from test_decoder import LLAMA, SMALL, cache_shape, model, params_of
 from test_draft_length import decode
 from test_greedy import CASES, run
-from toys import bag, like, own_params
+from toys import bag, counting, like, own_params
 
 import specjax
 from specjax import Sampling, trees
@@ -46,14 +46,7 @@ def test_the_widths_of_the_conformance_tests_really_vary(name):
 
 def test_other_costs_trace_nothing():
     traces = []
-
-    @dataclasses.dataclass(frozen=True)
-    class Counting(type(MODEL)):
-        def verify(self, *args, **kwargs):
-            traces.append(1)
-            return super().verify(*args, **kwargs)
-
-    drafter, widths = Adaptive(DraftModel(num_draft=3, model=Counting(13))), set()
+    drafter, widths = Adaptive(DraftModel(num_draft=3, model=counting(MODEL, traces))), set()
     for costs in (drafter.only(0), drafter.only(1), drafter.only(3), COSTS[:3]):
         out = decode(drafter, {"inner": PARAMS, "costs": jnp.asarray(costs)}, 60)
         first = first if widths else len(traces)  # noqa: F821

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from toys import own_params
+from toys import own_params, whole
 
 import specjax
-from specjax import Sampling, trees
+from specjax import Sampling
 from specjax.drafters.block import BlockConfig, BlockDrafter
 from specjax.drafters.mtp_heads import MTPHeadsConfig, ParallelHeads
 from specjax.models import DecoderConfig
@@ -62,13 +62,8 @@ def weights_of(drafter):
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def seen(model, layers, params, tokens):
     """Hidden states ``[B, T, F]`` of the target."""
-    draft = Draft(
-        start=jnp.zeros((BATCH,), jnp.int32),
-        tokens=tokens,
-        topology=trees.chain_parents(tokens.shape[1] - 1),
-    )
-    cache = model.init(params, BATCH, tokens.shape[1])
-    return model.verify(params, cache, draft, features=layers, logits=False).features
+    cache = model.init(params, *tokens.shape)
+    return model.verify(params, cache, whole(tokens), features=layers, logits=False).features
 
 
 def read(lm, drafter, params, tokens):

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import pytest
 from asking import flat
+from interruptions import interrupt_screen
 from registry import COSTS, RESTLESS
 from transformers import PreTrainedTokenizerFast
 
@@ -146,17 +147,7 @@ def test_the_command_reads_each_line_once_and_begins_anew_when_told(talk, pair):
 
 
 def test_ctrl_c_ends_an_answer_and_not_the_program(talk, monkeypatch):
-    from specjax.cli import screen
-
-    show, shown = screen.Screen.show, []
-
-    def interrupted(self, piece):
-        show(self, piece)
-        shown.append(piece.text)
-        if len(shown) == 1:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(screen.Screen, "show", interrupted)
+    shown = interrupt_screen(monkeypatch, 1)
     code, out, err = talk(["def f(x):", "class A:"], "--num-speculative-tokens", "2")
     assert code == 0 and err.count("interrupted") == 1 and err.count("tokens read") == 2
     assert len(shown) > 1

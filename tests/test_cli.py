@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from interruptions import interrupt_screen
 
 import specjax
 from specjax import cli
@@ -108,15 +109,7 @@ def test_a_terminal_shows_accepted_tokens_apart_and_says_which(run, folders, mon
 
 def test_ctrl_c_prints_what_was_generated(run, monkeypatch):
     whole = run("def f(x):", "--drafter", "ngram")[1]
-    show, shown = screen.Screen.show, []
-
-    def interrupted(self, piece):
-        show(self, piece)
-        shown.append(piece.text)
-        if len(shown) == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(screen.Screen, "show", interrupted)
+    shown = interrupt_screen(monkeypatch, 3)
     code, out, err = run("def f(x):", "--drafter", "ngram")
     assert code == 130 and "interrupted" in err
     assert out.startswith("".join(shown)) and whole.startswith(out.rstrip("\n"))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import shapes
 from compiled import cache_copies, hlo, table_copies
 from flax import nnx
 from toys import heads
@@ -21,22 +22,11 @@ from specjax.drafters.prefix import PENDING, prefix_config
 from specjax.drafters.speculator import Speculator, SpeculatorConfig
 from specjax.kernels.attention import BLOCK, prefix_sizes
 from specjax.models.causal_lm import CausalLM
-from specjax.models.config import DecoderConfig
 from specjax.models.decoder import Decoder
 from specjax.trees import branching
 from specjax.types import Draft
 
-LLAMA = DecoderConfig(
-    vocab_size=67,
-    hidden_size=32,
-    intermediate_size=48,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    max_positions=4096,
-    qk_norm=True,
-)
+LLAMA = dataclasses.replace(shapes.TINY, max_positions=4096, qk_norm=True)
 GPT2 = dataclasses.replace(
     LLAMA,
     model_type="gpt2",
@@ -48,29 +38,8 @@ GPT2 = dataclasses.replace(
     qk_norm=False,
     tie_embeddings=True,
 )
-MIXED = dataclasses.replace(
-    LLAMA,
-    num_experts=8,
-    experts_per_token=2,
-    expert_size=12,
-    shared_experts=1,
-    routing="noaux_tc",
-    expert_groups=4,
-    groups_per_token=2,
-    plain_first=1,
-)
-LATENT = dataclasses.replace(
-    LLAMA,
-    qk_norm=False,
-    num_kv_heads=1,
-    head_dim=20,
-    kv_rank=16,
-    q_rank=12,
-    nope_dim=8,
-    rope_dim=4,
-    value_dim=6,
-    rope_interleaved=True,
-)
+MIXED = dataclasses.replace(LLAMA, plain_first=1, **shapes.EXPERTS)
+LATENT = dataclasses.replace(LLAMA, qk_norm=False, **shapes.LATENT)
 SMALL = dataclasses.replace(LLAMA, hidden_size=16, num_layers=1, num_heads=2, qk_norm=False)
 
 

@@ -1,6 +1,5 @@
 """Greedy exactness and the caches, for every drafter of the registry."""
 
-import dataclasses
 import functools
 
 import chex
@@ -22,15 +21,15 @@ from ragged import (
     step,
 )
 from registry import cases
-from toys import own_params
+from toys import counting, own_params, whole
 
 import specjax
-from specjax import Sampling, trees
+from specjax import Sampling
 from specjax.decoding import loop
 from specjax.drafters import NGram
 from specjax.drafters.feature import FeatureDrafter
 from specjax.drafters.heads import HeadDrafter
-from specjax.types import Context, Draft, Segment
+from specjax.types import Context, Segment
 
 CASES = cases(MODEL, PARAMS)
 # test_sampled compiles the same rounds of the same registry with all of XLA's optimizations
@@ -139,9 +138,7 @@ def test_penalty_and_bias_at_temperature_zero_equal_plain_decoding(name):
 def fresh(drafter, params, tokens, length):
     """The state of heads that have read the first ``length`` tokens of each row at once."""
     batch, size = tokens.shape
-    draft = Draft(
-        start=jnp.zeros((batch,), jnp.int32), tokens=tokens, topology=trees.chain_parents(size - 1)
-    )
+    draft = whole(tokens)
     cache = MODEL.init(params["target"], batch, size)
     features = MODEL.verify(params["target"], cache, draft, features=drafter.features).features
     after = jnp.roll(tokens, -1, axis=1)
@@ -262,14 +259,7 @@ def test_a_caller_is_traced_once_whatever_the_values():
 def test_a_second_call_traces_nothing_whatever_the_values():
     drafter, weights, _ = CASES["draft"]
     traces = []
-
-    @dataclasses.dataclass(frozen=True)
-    class Counting(type(MODEL)):
-        def verify(self, *args, **kwargs):
-            traces.append(1)
-            return super().verify(*args, **kwargs)
-
-    model = Counting(VOCAB)
+    model = counting(MODEL, traces)
     params = {"target": PARAMS, "drafter": weights}
     for seed, prompts in ((0, PROMPTS), (1, PROMPTS[::-1])):
         tokens, lengths = pad(prompts)

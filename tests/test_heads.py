@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
-from toys import own_params
+from toys import own_params, whole
 
 import specjax
 from specjax import Sampling, trees
 from specjax.drafters import hydra, medusa
-from specjax.types import Context, Draft, Segment
+from specjax.types import Context, Segment
 
 GOLDEN = Path(__file__).parent / "golden" / "heads"
 PUBLISHED = {"medusa": medusa, "medusa_tied": medusa, "hydra": hydra, "hydra_prefix": hydra}
@@ -32,14 +32,8 @@ def target():
 @functools.partial(jax.jit, static_argnums=0)
 def hidden_states(model, params, tokens):
     """``[B, T, H]`` of int32 ``tokens [B, T]``, normed."""
-    batch, length = tokens.shape
-    draft = Draft(
-        start=jnp.zeros((batch,), jnp.int32),
-        tokens=tokens,
-        topology=trees.chain_parents(length - 1),
-    )
-    cache, layer = model.init(params, batch, length), model.config.num_layers
-    return model.verify(params, cache, draft, features=(layer,), logits=False).features
+    cache, layer = model.init(params, *tokens.shape), model.config.num_layers
+    return model.verify(params, cache, whole(tokens), features=(layer,), logits=False).features
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 from specjax.train import head_export
 from specjax.train.config import ConfigError
 from toys import heads as weights_for
+from toys import whole
 
 import specjax
 from specjax import Sampling, trees
@@ -23,7 +24,6 @@ from specjax.decoding.round import commit_round, draft_and_verify
 from specjax.drafters.mtp import MTP, MTPConfig, module_layer
 from specjax.drafters.mtp_heads import MTPHeadsConfig, ParallelHeads
 from specjax.text.drafter_names import resolve_drafter
-from specjax.types import Draft
 
 GOLDEN = Path(__file__).parent / "golden" / "mtp"
 CASES = ("deepseek", "mimo", "qwen")
@@ -77,10 +77,8 @@ def test_drafts_and_accepted_tokens_over_a_generation_are_those_of_transformers(
 @functools.partial(jax.jit, static_argnums=0)
 def hidden_of(model, params, tokens):
     """``[H, T]`` of a row int32 ``[T]``, normed."""
-    size, layer = tokens.shape[0], model.config.num_layers
-    topology = trees.chain_parents(size - 1)
-    draft = Draft(start=jnp.zeros((1,), jnp.int32), tokens=tokens[None], topology=topology)
-    cache = model.init(params, 1, size)
+    cache, layer = model.init(params, 1, tokens.shape[0]), model.config.num_layers
+    draft = whole(tokens[None])
     return model.verify(params, cache, draft, features=(layer,), logits=False).features[0].T
 
 

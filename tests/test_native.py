@@ -346,17 +346,26 @@ def test_shapes_that_do_not_fit_are_refused_before_anything_is_read():
 NARROWER = ("-mno-avx512f", "-mno-avx") if platform.machine() == "x86_64" else ()
 
 
-@needs_kernels
-@pytest.mark.parametrize("flag", NARROWER)
-def test_kernels_for_narrower_vectors_compute_the_same(flag):
-    code = f"""
-import ctypes, shutil, sys
-import jax, numpy as np
+def passes_with_narrower_vectors(flag, name, code):
+    """Asserts that ``code`` ends without an error in a process whose library ``name`` of kernels is
+    compiled with ``flag``."""
+    begin = f"""
+import sys
 sys.path.insert(0, {str(TESTS)!r})
 from specjax.kernels.cpu import library
 build = library.build
 library.build = lambda compiler, name: build(compiler, {flag!r}, name=name)
-assert library.register() is None
+assert library.register({name!r}) is None
+"""
+    done = python(begin + code)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@needs_kernels
+@pytest.mark.parametrize("flag", NARROWER)
+def test_kernels_for_narrower_vectors_compute_the_same(flag):
+    code = """
+import jax, numpy as np
 import test_native as t
 t.test_product_is_exact_to_rounding_for_every_number_of_columns(530, 767)
 t.test_weights_in_bfloat16_give_the_products_of_the_floats_that_they_are(530, 67)
@@ -365,8 +374,7 @@ for dtype in (np.float32, jax.numpy.bfloat16):
 for case in t.CASES[:4]:
     t.test_attention_kernel_is_softmax_attention(case)
 """
-    done = python(code)
-    assert done.returncode == 0, done.stderr[-2000:]
+    passes_with_narrower_vectors(flag, "kernels", code)
 
 
 @needs_kernels

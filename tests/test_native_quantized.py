@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_native import TESTS, normal, python
+from test_native import normal, passes_with_narrower_vectors
 
 from specjax.kernels import quantized
 from specjax.kernels.cpu import backend, calls, compiler, library
@@ -179,21 +179,14 @@ NARROWER = ("-mno-avx512f", "-mno-avx2", "-mno-avx") if platform.machine() == "x
 @needs_kernels
 @pytest.mark.parametrize("flag", NARROWER)
 def test_kernels_for_narrower_vectors_compute_the_same(flag):
-    code = f"""
-import sys
-sys.path.insert(0, {str(TESTS)!r})
-from specjax.kernels.cpu import library
-build = library.build
-library.build = lambda compiler, name: build(compiler, {flag!r}, name=name)
-assert library.register("quantized") is None
+    code = """
 import test_native_quantized as t
 for kind in t.KINDS:
     t.test_a_product_is_exact_to_rounding_for_every_number_of_columns(61, 576, kind)
     t.test_a_column_has_the_same_bits_beside_any_others_and_at_any_hour(kind)
 t.test_rows_of_eight_bits_may_have_any_length(129)
 """
-    done = python(code)
-    assert done.returncode == 0, done.stderr[-2000:]
+    passes_with_narrower_vectors(flag, "quantized", code)
 
 
 @needs_kernels

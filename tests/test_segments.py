@@ -7,12 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from ragged import MODEL, NUM, PARAMS, PROMPTS, VOCAB, new_tokens, pad, plain_texts, start, step
-from toys import TreeDrafter, like
+from toys import TreeDrafter, like, whole
 
 import specjax
-from specjax import Sampling, trees
+from specjax import Sampling
 from specjax.decoding import loop
-from specjax.types import Draft
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -79,12 +78,8 @@ def test_segments_bring_every_token_once_with_its_feature_and_the_token_after_it
     )
     state = start(MODEL, drafter, "auto", capacity, params, request)
     state = step(MODEL, drafter, "auto", NUM * 3, params, state)
-    whole = Draft(
-        start=jnp.zeros((8,), jnp.int32),
-        tokens=state.tokens,
-        topology=trees.chain_parents(capacity - 1),
-    )
-    truth = MODEL.verify(PARAMS, MODEL.init(PARAMS, 8, capacity), whole, features=(0,)).features
+    text, cache = whole(state.tokens), MODEL.init(PARAMS, 8, capacity)
+    truth = MODEL.verify(PARAMS, cache, text, features=(0,)).features
     fed, after, features, times = state.drafter_state
     for row, length in enumerate(np.asarray(state.length)):
         assert times[row, : length - 1].tolist() == [1] * (length - 1)

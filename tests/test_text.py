@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from asking import flat, prepared
 from compiled import compilations
+from interruptions import interrupting
 from tokenizers import Tokenizer, models
 
 import specjax
@@ -134,15 +135,8 @@ def test_a_seed_decides_what_is_drawn(pair):
 
 def test_an_interruption_returns_what_was_committed(pair, monkeypatch):
     whole = specjax.generate(pair[0], PROMPTS[0], drafter="ngram", max_new_tokens=40, stop=())
-    burst, calls = task.GenerationTask.burst, []
-
-    def interrupted(self, rounds, state):
-        calls.append(rounds)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return burst(self, rounds, state)
-
-    monkeypatch.setattr(task.GenerationTask, "burst", interrupted)
+    burst = interrupting(task.GenerationTask.burst, 3)
+    monkeypatch.setattr(task.GenerationTask, "burst", burst)
     part = specjax.generate(pair[0], PROMPTS[0], drafter="ngram", max_new_tokens=40, stop=())
     assert whole.finished and not part.finished
     assert 0 < len(part.tokens[0]) < 40
@@ -150,15 +144,8 @@ def test_an_interruption_returns_what_was_committed(pair, monkeypatch):
 
 
 def test_an_interrupted_comparison_states_nothing(pair, monkeypatch):
-    burst, calls = task.GenerationTask.burst, []
-
-    def interrupted(self, rounds, state):
-        calls.append(rounds)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return burst(self, rounds, state)
-
-    monkeypatch.setattr(task.GenerationTask, "burst", interrupted)
+    burst = interrupting(task.GenerationTask.burst, 2)
+    monkeypatch.setattr(task.GenerationTask, "burst", burst)
     with pytest.raises(KeyboardInterrupt):
         specjax.compare(pair[0], PROMPTS[0], drafter="ngram", max_new_tokens=40, stop=())
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from asking import flat
+from interruptions import interrupting
 from registry import cases
 from toys import bag
 
@@ -222,15 +223,8 @@ def test_rounds_and_ctrl_c_bound_a_trace(pair, monkeypatch, quick_compilation):
     whole = specjax.trace(pair[0], "def f(x):", **flat(**options))
     found = specjax.trace(pair[0], "def f(x):", **flat(rounds=3, **options))
     assert found.rounds == whole.rounds[:3] and found.reason == "" and not found.interrupted
-    advance, calls = record.run_recorded_round, []
-
-    def interrupted(*given):
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return advance(*given)
-
-    monkeypatch.setattr(record, "run_recorded_round", interrupted)
+    advance = interrupting(record.run_recorded_round, 3)
+    monkeypatch.setattr(record, "run_recorded_round", advance)
     found = specjax.trace(pair[0], "def f(x):", **flat(**options))
     assert found.rounds == whole.rounds[:2] and found.interrupted
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from compiled import cache_copies, hlo
 from flax import nnx
+from shapes import TINY
 
 import specjax
 from specjax import kernels, trees
@@ -21,19 +22,12 @@ from specjax.drafters import Adaptive, DraftModel, NGram, Plain
 from specjax.kernels import attention
 from specjax.models import kv_cache
 from specjax.models.causal_lm import CausalLM
-from specjax.models.config import DecoderConfig
 from specjax.models.decoder import Decoder
 from specjax.types import Draft, Verdict
 
 WINDOW = 6
-MIXED = DecoderConfig(  # a local layer, whose cache is a ring, and a global one
-    vocab_size=67,
-    hidden_size=32,
-    intermediate_size=48,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
+MIXED = dataclasses.replace(  # a local layer, whose cache is a ring, and a global one
+    TINY,
     max_positions=512,
     window=WINDOW,
     local_layers=(True, False),

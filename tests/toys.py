@@ -96,19 +96,38 @@ def context(batch, sampling=Sampling(temperature=1.0), length=1):
     )
 
 
+def whole(tokens):
+    """Whole texts int32 ``[B, T]`` as a draft, for one pass over all of them."""
+    batch, size = tokens.shape
+    start = jnp.zeros((batch,), jnp.int32)
+    return Draft(start=start, tokens=tokens, topology=trees.chain_parents(size - 1))
+
+
+def cache_of(model, params, tokens, count):
+    """The cache of ``tokens[:count]``, built from scratch; ``count`` int32 ``[B]``."""
+    batch, size = tokens.shape
+    draft, cache = whole(tokens), model.init(params, batch, size)
+    entries = model.verify(params, cache, draft).entries
+    path = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (batch, size))
+    verdict = Verdict(path=path, count=count - 1, token=count)
+    return model.commit(cache, entries, draft.start, verdict)
+
+
 def read(model, params, context):
     """The cache of ``tokens[:length - 1]``, built from scratch."""
-    batch, size = context.tokens.shape
-    prompt = Draft(
-        start=jnp.zeros((batch,), jnp.int32),
-        tokens=context.tokens,
-        topology=trees.chain_parents(size - 1),
-    )
-    cache = model.init(params, batch, size)
-    entries = model.verify(params, cache, prompt).entries
-    path = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (batch, size))
-    verdict = Verdict(path=path, count=context.length - 2, token=context.length)
-    return model.commit(cache, entries, prompt.start, verdict)
+    return cache_of(model, params, context.tokens, context.length - 1)
+
+
+def counting(model, traces):
+    """A toy like ``model`` that adds to the list ``traces`` whenever its ``verify`` is traced."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Counting(type(model)):
+        def verify(self, *args, **kwargs):
+            traces.append(1)
+            return super().verify(*args, **kwargs)
+
+    return Counting(model.vocab_size)
 
 
 def heads(drafter, seed=2):

@@ -1,5 +1,6 @@
 """Small checkpoints and tokenizers for the tests of loading."""
 
+import dataclasses
 import functools
 import importlib.util
 from pathlib import Path
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from shapes import TINY
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from specjax.models import Decoder, DecoderConfig, load_config, load_weights, quantize
@@ -17,16 +19,7 @@ from specjax.models.decoder import abstract
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = sorted(path.parent.name for path in GOLDEN.glob("*/expected.npz"))
 
-SMALL = DecoderConfig(
-    vocab_size=320,
-    hidden_size=32,
-    intermediate_size=48,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    eos_ids=(0,),
-)
+SMALL = dataclasses.replace(TINY, vocab_size=320, eos_ids=(0,))
 
 
 def random_params(config: DecoderConfig, seed: int = 0) -> nnx.State:

@@ -8,6 +8,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from checkpoints import GOLDEN, byte_tokenizer
 from flax import nnx
 
@@ -15,7 +16,7 @@ import specjax
 from specjax import drafters, trees
 from specjax.decoding import loop
 from specjax.decoding.prefill import PREFILL_CHUNK
-from specjax.models import Seq2SeqLM, load_config, load_weights
+from specjax.models import Seq2SeqLM, load_config, load_weights, save_pretrained
 from specjax.models.hf import abstract
 from specjax.models.tokenizer import wrap_tokenizer
 
@@ -66,6 +67,30 @@ def shorter(case, **layers):
     kept = {path for path, _ in nnx.to_flat_state(state)}
     flat = [(path, value) for path, value in nnx.to_flat_state(params) if path in kept]
     return nnx.merge(graph, nnx.from_flat_state(flat))
+
+
+def check_both_directions(case, kind, folder):
+    """Asserts that a random model of transformers' class ``kind`` has the same logits here, and
+    again there after it was saved from here."""
+    maker = golden_maker()
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    theirs, inputs = maker.random_model(case, seed=1000), maker.sources(case, seed=1000)
+    theirs.save_pretrained(folder / "theirs", max_shard_size="30KB")
+    tokens = np.random.default_rng(7).integers(64, size=(3, 30))
+    wanted = maker.logits_of(theirs, inputs, tokens)
+    found = logits_of(folder / "theirs", inputs, tokens)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE)
+
+    config = load_config(folder / "theirs")
+    ours = nnx.merge(abstract(config)[0], load_weights(folder / "theirs", config))
+    save_pretrained(ours, folder / "ours")
+    assert load_config(folder / "ours") == config
+    again, report = getattr(transformers, kind).from_pretrained(
+        folder / "ours", dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    np.testing.assert_allclose(maker.logits_of(again, inputs, tokens), wanted, rtol=0, atol=1e-5)
 
 
 def near(params):

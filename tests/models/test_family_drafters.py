@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoints import CASES, GOLDEN
-from toys import heads
+from toys import heads, whole
 
 import specjax
 from specjax import trees
@@ -21,7 +21,6 @@ from specjax.drafters.medusa import Medusa, MedusaConfig
 from specjax.drafters.mtp import MTP, MTPConfig, module_layer
 from specjax.models import DecoderConfig, load_config, load_weights
 from specjax.models.causal_lm import CausalLM
-from specjax.types import Draft
 
 NEW = 14
 PROMPTS = np.random.default_rng(0).integers(0, 64, (2, 12)).astype(np.int32)
@@ -79,11 +78,8 @@ def drafters(kind):
 def states_of(target, params, tokens):
     """One pass over whole texts int32 ``[B, L]``: the logits ``[B, L, V]``, and the hidden states
     ``[B, L, 3 * H]`` that EAGLE-3 reads, the last of which is the one that others read."""
-    batch, size = tokens.shape
-    start, chain = jnp.zeros((batch,), jnp.int32), trees.chain_parents(size - 1)
-    cache, layers = target.init(params, batch, size), usual_layers(target.config.num_layers)
-    draft = Draft(start=start, tokens=tokens, topology=chain)
-    scores = target.verify(params, cache, draft, features=layers)
+    cache, layers = target.init(params, *tokens.shape), usual_layers(target.config.num_layers)
+    scores = target.verify(params, cache, whole(tokens), features=layers)
     return scores.logits, scores.features
 
 

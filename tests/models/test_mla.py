@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from checkpoints import SMALL, random_params
 from flax import nnx
+from shapes import LATENT
 
 from specjax.kernels.xla_cpu import XlaCpuBackend
 from specjax.models.causal_lm import CausalLM, graph_definition
@@ -16,14 +17,7 @@ from specjax.models.mla import LatentAttention
 
 CONFIG = dataclasses.replace(
     SMALL,
-    num_kv_heads=1,
-    head_dim=20,
-    kv_rank=16,
-    q_rank=12,
-    nope_dim=8,
-    rope_dim=4,
-    value_dim=6,
-    rope_interleaved=True,
+    **LATENT,
     rope_scaling=(("factor", 4.0), ("mscale_all_dim", 0.7), ("rope_type", "yarn")),
 )
 BATCH, NODES = 2, 5

@@ -11,6 +11,7 @@ import pytest
 from checkpoints import GOLDEN, SMALL, golden_maker, random_params
 from flax import nnx
 from safetensors.numpy import load_file, save_file
+from shapes import EXPERTS
 
 import specjax
 from specjax import trees
@@ -22,13 +23,7 @@ from specjax.types import Draft
 X, H, WIDE, CHOSEN = 6, 8, 5, 2
 CONFIG = dataclasses.replace(
     SMALL,
-    num_experts=8,
-    experts_per_token=2,
-    expert_size=12,
-    shared_experts=1,
-    routing="noaux_tc",
-    expert_groups=4,
-    groups_per_token=2,
+    **EXPERTS,
     norm_expert_weights=True,
     expert_scale=2.5,
 )

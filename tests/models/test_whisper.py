@@ -11,6 +11,7 @@ from checkpoints import byte_tokenizer
 from encoder_decoders import (
     FOLDER,
     TOLERANCE,
+    check_both_directions,
     copies,
     decode,
     expected,
@@ -19,13 +20,11 @@ from encoder_decoders import (
     shorter,
     with_tokenizer,
 )
-from flax import nnx
 
 import specjax
 from specjax import drafters
 from specjax.decoding import loop
-from specjax.models import load_config, load_weights, save_pretrained, start_ids
-from specjax.models.hf import abstract
+from specjax.models import save_pretrained, start_ids
 from specjax.models.seq2seq.families import config_from_hf
 from specjax.models.seq2seq.target import encode, same_encoder
 from specjax.models.tokenizer import wrap_tokenizer
@@ -44,24 +43,7 @@ def test_logits_equal_the_golden_ones():
 
 
 def test_logits_equal_those_of_pytorch_in_both_directions(tmp_path):
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    theirs, inputs = MAKER.random_model("whisper", seed=1000), MAKER.sources("whisper", seed=1000)
-    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="30KB")
-    tokens = np.random.default_rng(7).integers(64, size=(3, 30))
-    wanted = MAKER.logits_of(theirs, inputs, tokens)
-    found = logits_of(tmp_path / "theirs", inputs, tokens)
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE)
-
-    config = load_config(tmp_path / "theirs")
-    ours = nnx.merge(abstract(config)[0], load_weights(tmp_path / "theirs", config))
-    save_pretrained(ours, tmp_path / "ours")
-    assert load_config(tmp_path / "ours") == config
-    again, report = transformers.WhisperForConditionalGeneration.from_pretrained(
-        tmp_path / "ours", dtype=torch.float32, output_loading_info=True
-    )
-    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    np.testing.assert_allclose(MAKER.logits_of(again, inputs, tokens), wanted, rtol=0, atol=1e-5)
+    check_both_directions("whisper", "WhisperForConditionalGeneration", tmp_path)
 
 
 # ------------------------------------------------------------------- a distilled drafter

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from recipe_tables import model_table
 from specjax.train import boost, config, distill, evaluate, losses, metrics, model
 from training_toys import forward
 
@@ -81,14 +82,7 @@ def test_the_recipe_trains_one_after_the_other_and_decodes_with_their_union(plac
     settings.write_text(f"""
 [distill]
 {teacher.replace("=", '="')}"
-[distill.model]
-hidden_size = 8
-intermediate_size = 16
-num_layers = 1
-num_heads = 2
-num_kv_heads = 1
-head_dim = 8
-[distill.decoding]
+{model_table("distill.model", 8)}[distill.decoding]
 num_prompts = 2
 batch = 2
 prompt_tokens = 6

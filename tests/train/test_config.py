@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from recipe_tables import model_table
 from specjax.train import (
     boost,
     compare,
@@ -32,15 +33,7 @@ from specjax.train.cli import main, parser
 
 from specjax import configs
 
-SHAPE = """
-[model]
-hidden_size = 16
-intermediate_size = 16
-num_layers = 1
-num_heads = 2
-num_kv_heads = 1
-head_dim = 8
-"""
+SHAPE = model_table()
 SHIPPED = {
     "embedded_corpus": corpus,
     "embedded_packages": packages,

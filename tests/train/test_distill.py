@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from recipe_tables import model_table
 from specjax.train import (
     config,
     distill,
@@ -178,14 +179,7 @@ output = "{root / "objectives"}"
 [distill]
 {teacher.replace("=", '="')}"
 eval_samples = {paths}
-[distill.model]
-hidden_size = 8
-intermediate_size = 16
-num_layers = 1
-num_heads = 2
-num_kv_heads = 1
-head_dim = 8
-[distill.data]
+{model_table("distill.model", 8)}[distill.data]
 corpus = "{root / "corpus"}"
 length = 24
 batch = 4

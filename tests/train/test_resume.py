@@ -15,16 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from recipe_tables import model_table
 from specjax.train import checkpoint, config, evaluate, loop, metrics, report
 
-TINY = """
-[model]
-hidden_size = 16
-intermediate_size = 16
-num_layers = 1
-num_heads = 2
-num_kv_heads = 1
-head_dim = 8
+TINY = f"""
+{model_table()}
 [data]
 length = 16
 batch = 4
