@@ -1,4 +1,4 @@
-"""Trees: the static shapes of drafts, the drafts themselves, and their expansion by a drafter."""
+"""Trees: the shapes of drafts, the functions that build drafts, and their growth by a drafter."""
 
 from .ops import (
     ancestors,

@@ -1,6 +1,7 @@
-"""Drafts as trees: builders, depths, ancestor masks, paths, merging.
+"""Operations on drafts as trees: construction, depths, ancestor masks, paths, merging.
 
-A chain is the tree with ``parent[n] = n - 1``; plain decoding is the tree with one node.
+A chain is the tree with ``parent[n] = n - 1``; the draft of plain decoding is the tree with one
+node, the root.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from ..types import DRAWS, POINT_MASS, ROOT, Context, Draft
 
 
 def check_parents(parents) -> tuple[int, ...]:
-    """Validates static parents; ``parents[0] = -1`` is the root.
+    """Validates static parents and returns them as a tuple of ints.
+
+    Args:
+      parents: the parent of each node, N integers; ``parents[0] = -1`` is the root's.
 
     Raises:
       ValueError: the first entry is not -1, or a parent does not come before its child.
@@ -34,7 +38,7 @@ def check_parents(parents) -> tuple[int, ...]:
 
 
 def chain_parents(num_draft: int) -> tuple[int, ...]:
-    """Parents of a chain with ``num_draft`` tokens after the root."""
+    """Returns the parents of a chain with ``num_draft`` tokens after the root."""
     return tuple(range(-1, num_draft))
 
 
@@ -46,11 +50,20 @@ def chain_draft(
     scored=None,
     vocab=None,
 ) -> Draft:
-    """A chain of drafted ``tokens`` int32 ``[B, N - 1]`` below the root.
+    """Builds a chain of drafted tokens below the root.
 
-    ``laws`` float32 ``[B, N - 1, Vq]``: the law that each token was drawn from; None: the tokens
-    are a function of the context (point masses). ``candidate``, ``scored``: bool ``[B, N - 1]``
-    or None (all). ``vocab``: see ``tree``.
+    Args:
+      context: what the drafter was given; its root becomes node 0.
+      tokens: int32 ``[B, N - 1]``, the drafted tokens in order.
+      laws: probabilities float32 ``[B, N - 1, Vq]``, the law from which each token was drawn; None:
+        the tokens are a function of the context (point masses).
+      candidate: bool ``[B, N - 1]``, whether a node may be accepted; None: all may.
+      scored: bool ``[B, N - 1]``, whether a node goes through the target's pass; None: all do.
+      vocab: int32 ``[Vq]`` or ``[B, Vq]``, see ``tree_draft``.
+
+    Example::
+
+        trees.chain_draft(context, jnp.stack([first, second], axis=1))  # each int32 [B]
     """
     count = tokens.shape[1]
     law = None if laws is None else jnp.arange(count)[None].repeat(tokens.shape[0], axis=0)
@@ -79,30 +92,34 @@ def tree_draft(
     draws="iid",
     deepest=None,
 ) -> Draft:
-    """A tree of drafted ``tokens`` int32 ``[B, N - 1]`` below the root.
+    """Builds a tree of drafted tokens below the root.
+
+    Nodes deeper than ``context.width``, where it is not None, are neither scored nor candidates.
 
     Args:
-      parent: a tuple of N ints (static topology, ``parent[0] = -1``) or int32 ``[B, N]``.
-      law: int32 ``[B, N - 1]``, row of ``laws`` for each token, -1 for a point mass.
-      laws: float32 ``[B, Q, Vq]``.
-      candidate, scored: bool ``[B, N - 1]`` or None (all).
-      vocab: int32 ``[Vq]`` or ``[B, Vq]``, the target's id of each entry of a law; None: the same.
-        ``tokens`` are the target's ids in any case.
+      context: what the drafter was given; its root becomes node 0.
+      tokens: int32 ``[B, N - 1]``, the tokens of nodes 1 to N - 1, as ids of the target.
+      parent: the parent of each node: a tuple of N ints (a static topology) or int32 ``[B, N]``;
+        the root's is -1.
+      law: int32 ``[B, N - 1]``, the row of ``laws`` from which each token was drawn; -1 for a point
+        mass.
+      laws: probabilities float32 ``[B, Q, Vq]``; None: all tokens are point masses.
+      candidate: bool ``[B, N - 1]``, whether a node may be accepted; None: all may.
+      scored: bool ``[B, N - 1]``, whether a node goes through the target's pass; None: all do.
+      vocab: int32 ``[Vq]`` or ``[B, Vq]``, the target's id of each entry of a law; None: laws are
+        over the target's vocabulary.
       draws: how siblings with laws were drawn: ``iid``, ``mixed``, ``distinct`` or ``hub``; see
         ``Draft``.
-      deepest: an int that no depth exceeds, where ``parent`` differs by row; None: N - 1.
-
-    Nodes deeper than ``context.width``, if it is given, are neither scored nor candidates.
+      deepest: a bound of all depths, where ``parent`` is an array; None: N - 1.
 
     Raises:
-      ValueError: laws without the row that each token was drawn from, or the reverse; draws of
-        an unknown kind.
+      ValueError: only one of ``law`` and ``laws`` is given, or ``draws`` is unknown.
     """
     if draws not in DRAWS:
         raise ValueError(f"tree: draws={draws!r} is unknown; known: {', '.join(DRAWS)}")
     if (law is None) != (laws is None):
         raise ValueError(
-            "tree: law and laws belong together; a token that was drawn from no law has law=-1"
+            "tree: law and laws belong together; a token that was not drawn from a law has law=-1"
         )
     static_parent = not isinstance(parent, jax.Array | np.ndarray)
     if vocab is not None:
@@ -138,14 +155,14 @@ def tree_draft(
 
 
 def parents(draft: Draft) -> jax.Array:
-    """int32 ``[1 or B, N]``."""
+    """Returns int32 ``[1 or B, N]``, the parent of each node; the root's is -1."""
     if draft.topology is not None:
         return jnp.asarray([draft.topology], jnp.int32)
     return required(draft.parent, "draft.parent")
 
 
 def max_depth(draft: Draft) -> int:
-    """Depth of the deepest node that the draft can have (static)."""
+    """Returns a bound of the depth of the draft's nodes, a Python int; exact for static trees."""
     if draft.topology is None:
         most = draft.num_nodes - 1
         return most if draft.deepest is None else min(most, draft.deepest)
@@ -153,7 +170,8 @@ def max_depth(draft: Draft) -> int:
 
 
 def ancestors(draft: Draft) -> jax.Array:
-    """bool ``[1 or B, N, N]``: ``[b, m, n]`` is whether ``m`` is ``n`` or an ancestor of ``n``."""
+    """Returns bool ``[1 or B, N, N]``: entry ``[b, m, n]`` tells whether node ``m`` is ``n`` or an
+    ancestor of ``n``."""
     if draft.topology is not None:
         return jnp.asarray(_static(draft.topology)[0])[None]
     nodes = draft.num_nodes
@@ -166,17 +184,22 @@ def ancestors(draft: Draft) -> jax.Array:
 
 
 def depths(draft: Draft) -> jax.Array:
-    """int32 ``[1 or B, N]``; the root has depth 0."""
+    """Returns int32 ``[1 or B, N]``, the depth of each node; the root has depth 0."""
     if draft.topology is not None:
         return jnp.asarray(_static(draft.topology)[1])[None]
     return jnp.sum(ancestors(draft), axis=1).astype(jnp.int32) - 1
 
 
 def path_to(draft: Draft, node: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The nodes from the root down to ``node`` int32 ``[B]``.
+    """Returns the path from the root down to a node.
+
+    Args:
+      draft: the draft.
+      node: int32 ``[B]``.
 
     Returns:
-      ``(path int32 [B, D + 1], depth int32 [B])``; beyond ``depth`` the path holds zeros.
+      the nodes of the path int32 ``[B, D + 1]``, with zeros after the last, and the depth of
+      ``node`` int32 ``[B]``.
     """
     if draft.topology == chain_parents(draft.num_nodes - 1):
         steps = jnp.arange(draft.num_nodes, dtype=jnp.int32)
@@ -190,20 +213,32 @@ def path_to(draft: Draft, node: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def paths_through(topology: tuple[int, ...]) -> np.ndarray:
-    """bool ``[N, K]``: whether each of the K leaves of a static tree is a node or below it."""
+    """Returns bool ``[N, K]``: whether the path to each of the K leaves of a static tree runs
+    through each node."""
     leaves = [node for node in range(len(topology)) if node not in topology]
     return _static(topology)[0][:, leaves]
 
 
 def prefix_tokens(draft: Draft, node: jax.Array) -> jax.Array:
-    """int32 ``[B, N]``: tokens of ``node`` int32 ``[B]`` and of its ancestors below the root, -1
-    elsewhere; in the order of the path, since parents come before their children."""
+    """Returns the tokens on the path from the root, which is excluded, to a node.
+
+    Args:
+      draft: the draft.
+      node: int32 ``[B]``.
+
+    Returns:
+      int32 ``[B, N]``: the token of each node on the path, -1 at other nodes. The tokens stand in
+      the order of the path, because parents come before their children.
+    """
     above = _column(ancestors(draft), node)
     return jnp.where(above & (jnp.arange(draft.num_nodes) > ROOT), draft.tokens, -1)
 
 
 def narrow(draft: Draft, nodes: int) -> Draft:
-    """The first ``nodes`` nodes: always a tree, since parents come before their children."""
+    """Returns the draft of the first ``nodes`` nodes.
+
+    These nodes are a tree, because parents come before their children.
+    """
 
     def cut(x):
         return None if x is None else x[:, :nodes]
@@ -224,19 +259,23 @@ def narrow(draft: Draft, nodes: int) -> Draft:
 
 
 def merge_drafts(*drafts: Draft, one_law: bool = False) -> Draft:
-    """The union of drafts with one root: equal prefixes share their descendants.
+    """Returns the union of drafts with the same root; equal prefixes share their descendants.
 
-    A token drawn twice stays two siblings (*twins*): dropping the second draw would bias
-    multi-round rejection, whose residual must shrink once for every draw. But only the first
-    twin gets children, those of both, since a twin of a rejected token is never accepted (``kseq``,
-    which may do so, goes on with the children of all twins).
+    A token that was drawn twice stays two siblings (*twins*): dropping the second draw would bias
+    recursive rejection, whose residual must shrink once for every draw. Only the first twin gets
+    children, those of both twins, because after one twin was rejected the other is never accepted.
+    (``kseq`` may accept it, and continues with the children of all twins.)
 
-    Independent draws are ``mixed`` then: siblings may have several laws. ``one_law`` says that all
-    drafts are independent draws of one drafter, so that siblings have one: they stay ``iid``.
+    Siblings drawn ``iid`` become ``mixed``, because they may have several laws.
+
+    Args:
+      drafts: at least one draft; all have the same root in each row.
+      one_law: whether all drafts are independent draws of one drafter, so that siblings have the
+        same law; they then stay ``iid``.
 
     Raises:
-      ValueError: drafts drawn in ways that do not go together, or with laws over vocabularies that
-        may differ.
+      ValueError: the drafts were drawn in ways that cannot be merged, or several of them have laws
+        over vocabularies that may differ.
     """
     first = drafts[0]
     lawful = [d for d in drafts if d.laws is not None]
@@ -247,13 +286,13 @@ def merge_drafts(*drafts: Draft, one_law: bool = False) -> Draft:
         (together,) = draws
     else:
         raise ValueError(
-            f"merge: drafts drawn {', '.join(repr(d.draws) for d in lawful)}; independent ones "
-            "('iid', 'mixed') go together, and 'distinct' ones do"
+            f"merge: the drafts were drawn {', '.join(repr(d.draws) for d in lawful)}; drafts drawn "
+            "'iid' or 'mixed' can be merged, and so can drafts that are all drawn 'distinct'"
         )
     if one_law and (together != "iid" or 0 < len(lawful) < len(drafts)):
         raise ValueError(
-            "merge: one_law=True is about independent draws of one drafter; these are drawn "
-            f"{', '.join('from no law' if d.laws is None else repr(d.draws) for d in drafts)}"
+            "merge: one_law=True is about independent draws ('iid') of one drafter; these drafts were "
+            f"drawn {', '.join('from no law' if d.laws is None else repr(d.draws) for d in drafts)}"
         )
     if len(lawful) > 1 and any(d.vocab is not None for d in lawful):
         raise ValueError(
@@ -262,7 +301,7 @@ def merge_drafts(*drafts: Draft, one_law: bool = False) -> Draft:
         )
     batch = first.tokens.shape[0]
     tokens, laws, offset, num_laws = [first.tokens[:, :1]], [], 0, 0
-    # the round is silent only if every draft is
+    # the round is empty only if every draft asks for an empty round
     ones = jnp.ones((batch, 1), bool)
     speaks = [ones if d.candidate is None else d.candidate[:, :1] for d in drafts]
     scored, candidate = [ones], [jnp.any(jnp.stack(speaks), axis=0)]
@@ -289,13 +328,13 @@ def merge_drafts(*drafts: Draft, one_law: bool = False) -> Draft:
     scored = jnp.concatenate(scored, axis=1)
 
     def settle(node, carry):
-        """Gives ``node`` the representative of its parent, then finds its own."""
+        """Makes the parent's first twin the parent of ``node``; finds the first twin of ``node``."""
         parent, rep = carry
         above = jnp.take_along_axis(rep, jnp.maximum(parent[:, node], 0)[:, None], axis=1)[:, 0]
         parent = parent.at[:, node].set(above)
         twin = (parent == above[:, None]) & (tokens == tokens[:, node][:, None])
         twin &= (index <= node) & (index > ROOT) & (able == able[:, node][:, None])
-        twin &= scored == scored[:, node][:, None]  # no child hangs below what is not there
+        twin &= scored == scored[:, node][:, None]  # a node that is not scored gets no children
         return parent, rep.at[:, node].set(jnp.argmax(twin, axis=1).astype(jnp.int32))
 
     rep = jnp.zeros_like(parent)
@@ -312,19 +351,19 @@ def merge_drafts(*drafts: Draft, one_law: bool = False) -> Draft:
         topology=None,
         draws=together,
         deepest=max(max_depth(d) for d in drafts),
-        partial=None,  # its nodes are not these
+        partial=None,  # a partial pass is over the nodes of one draft
     )
 
 
 def _column(mask: jax.Array, node: jax.Array) -> jax.Array:
-    """``mask[b, :, node[b]]`` of a mask with 1 or B rows."""
+    """Returns ``mask[b, :, node[b]]``, ``[B, N]``, for a mask ``[1 or B, N, N]``."""
     batch = node.shape[0]
     mask = jnp.broadcast_to(mask, (batch,) + mask.shape[1:])
     return jnp.take_along_axis(mask, node[:, None, None], axis=2)[:, :, 0]
 
 
 def _static(topology: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Ancestor matrix ``[N, N]`` and depths ``[N]`` of a static topology."""
+    """Returns the ancestor matrix bool ``[N, N]`` and the depths int32 ``[N]`` of a static tree."""
     nodes = len(topology)
     above = np.eye(nodes, dtype=bool)
     for node, parent in enumerate(topology):

@@ -1,7 +1,7 @@
-"""What tree to draft: static trees, and trees that a drafter grows anew in each round.
+"""The shapes of drafts: static trees, and trees that a drafter grows anew in each round.
 
-A topology is a small hashable object, static under jit. ``trees.expand.expand`` drafts any of
-them with any method that can say logits below a node.
+A topology is a small hashable object, static under jit. ``trees.expand.expand`` drafts every
+topology for every method that can compute logits below a node.
 """
 
 from __future__ import annotations
@@ -16,25 +16,30 @@ import numpy as np
 
 from .ops import chain_parents, check_parents
 
-MOST_NODES = 1024  # of a draft, and looked at while one is grown: each sees all others
+MOST_NODES = 1024  # of a draft, and of the candidates while one is grown: masks are [N, N]
 
 
 def _bounded(nodes: int, what: str) -> None:
-    """Raises ValueError for more nodes than a draft may have."""
+    """Raises ``ValueError`` for more nodes than a draft may have."""
     if nodes > MOST_NODES:
-        raise ValueError(f"{what} has {nodes} nodes; at most {MOST_NODES}")
+        raise ValueError(f"{what} has {nodes} nodes; at most {MOST_NODES} are allowed")
 
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
-    """A static tree: the r-th child of a node gets the drafter's r-th choice below it.
+    """A static tree: the r-th child of a node gets the drafter's r-th choice below that node.
 
-    ``parents``: of each node, the root's is -1; any order in which parents come first. They are
-    renumbered level by level, the children of a node side by side.
+    Example::
+
+        Tree((-1, 0, 0, 1))  # two children of the root, one child of the first of them
+
+    Attributes:
+      parents: the parent of each node, N ints; the root's is -1. Parents must come before their
+        children; the nodes are renumbered level by level, the children of a node side by side.
 
     Raises:
-      ValueError: no root, a parent that does not come before its child (so: a cycle), or out of
-        range.
+      ValueError: there is no root, a parent does not come before its child, or there are more than
+        ``MOST_NODES`` nodes.
     """
 
     parents: tuple[int, ...]
@@ -54,12 +59,12 @@ class Tree:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes, the root counted."""
+        """The number of nodes, the root included."""
         return len(self.parents)
 
     @functools.cached_property
     def depths(self) -> tuple[int, ...]:
-        """The depth of each node; the root has 0."""
+        """The depth of each node; the root has depth 0."""
         found = [0]
         for parent in self.parents[1:]:
             found.append(found[parent] + 1)
@@ -72,15 +77,16 @@ class Tree:
 
     @functools.cached_property
     def ranks(self) -> tuple[int, ...]:
-        """The index of each node among its siblings, from 0."""
+        """The index of each node among its siblings, counted from 0."""
         return tuple(n - self.parents.index(p) for n, p in enumerate(self.parents))
 
     @property
     def is_chain(self) -> bool:
+        """Whether no node has two children."""
         return self.parents == chain_parents(self.num_nodes - 1)
 
     def cut(self, depth: int) -> Tree:
-        """The nodes no deeper than ``depth``."""
+        """Returns the tree of the nodes that are no deeper than ``depth``."""
         return Tree(tuple(p for p, d in zip(self.parents, self.depths, strict=True) if d <= depth))
 
     def __repr__(self) -> str:
@@ -89,18 +95,31 @@ class Tree:
 
 @dataclasses.dataclass(frozen=True)
 class Expand:
-    """Grown by the drafter's own probabilities, for each row anew.
+    """A tree that each row grows anew in each round by the drafter's own probabilities.
 
-    At each depth the ``width`` most probable paths are gone on with, ``width`` choices each; of
-    all paths looked at, the ``nodes`` most probable become the draft. A path's value is the
-    product of the drafter's probabilities, so what is kept is always a tree. With ``gain`` above
-    0 growth ends, for a row, where one more level raises the sum of the values kept, which is the
-    expected number of accepted tokens as the drafter sees it, by less than ``gain``.
+    At each depth the ``width`` most probable paths are extended by ``width`` tokens each. Of all
+    paths found, the ``nodes`` most probable become the draft. The value of a path is the product of
+    the drafter's probabilities, so the kept paths always form a tree.
 
-    The draft is a function of the context (``greedy`` and ``delta`` judge it); its values never
-    depend on sampled tokens, which would bias every rule that trusts q.
+    The draft is a function of the context (``greedy`` and ``delta`` judge it). Its values never
+    depend on drawn tokens, which would bias every rule that uses q.
+
+    Example::
+
+        Expand(8, 5, 24)  # written "expand:8x5x24"
+
+    Attributes:
+      width: the number of paths that are extended at each depth, and of tokens that extend a path.
+      depth: the greatest depth.
+      nodes: the number of drafted tokens, the root excluded.
+      gain: tokens. With ``gain`` above 0, a row stops growing when one more level would raise the
+        sum of the kept values (the drafter's estimate of the number of accepted tokens) by less
+        than ``gain``.
 
     References: EAGLE-2, arXiv 2406.16858 (``gain=0``); OPT-Tree, arXiv 2406.17276 (``gain > 0``).
+
+    Raises:
+      ValueError: a number is out of range, or ``nodes`` is more than all paths that can be found.
     """
 
     width: int
@@ -111,28 +130,37 @@ class Expand:
     def __post_init__(self):
         if min(self.width, self.depth, self.nodes) < 1 or self.gain < 0:
             raise ValueError(f"{self}: width, depth and nodes must be at least 1, gain at least 0")
-        _bounded(1 + self.width * self.depth, f"what {self} goes on with")
+        _bounded(1 + self.width * self.depth, f"the tree of extended paths of {self}")
         most = self.width + (self.depth - 1) * self.width**2
         if not self.depth <= self.nodes <= most:
             raise ValueError(
                 f"{self}: nodes must be from depth to width + (depth - 1) * width^2 = {most}, "
-                "all that is looked at"
+                "the number of paths that are found"
             )
 
     @property
     def num_nodes(self) -> int:
-        """Nodes, the root counted."""
+        """The number of nodes, the root included."""
         return self.nodes + 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Beams:
-    """A beam search by the drafter's own probabilities, for each row anew: of all paths of a
-    length, the ``width`` most probable are gone on with. The draft is the tree of all of them, each
-    prefix once; like ``Expand``'s it is a function of the context.
+    """The tree of a beam search that each row makes anew by the drafter's own probabilities.
 
-    References: ReDrafter, arXiv 2403.09919 (there, beams that the search gave up are left out; in a
-    draft of fixed size they cost nothing).
+    At each depth the ``width`` most probable paths are extended. The draft is the tree of all
+    extended paths, in which each prefix occurs once. Like the draft of ``Expand``, it is a function
+    of the context.
+
+    Attributes:
+      width: the number of beams.
+      depth: the number of tokens of a beam.
+
+    References: ReDrafter, arXiv 2403.09919. The paper leaves out beams that the search dropped; a
+    draft of fixed size keeps them, which costs nothing.
+
+    Raises:
+      ValueError: ``width`` or ``depth`` is less than 1, or the nodes are more than ``MOST_NODES``.
     """
 
     width: int
@@ -145,7 +173,7 @@ class Beams:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes, the root counted."""
+        """The number of nodes, the root included."""
         return 1 + self.width * self.depth
 
 
@@ -153,8 +181,16 @@ class Beams:
 class Follow:
     """A topology for measuring (``analysis.rank_counts``), which is never verified.
 
-    It has the ``ranks`` best choices at each depth after the tokens that follow the root in
-    ``context.tokens``. Nodes are listed depth by depth, best first.
+    At each depth the tree has the ``ranks`` most probable tokens after the true tokens before it,
+    which are those that follow the root in ``context.tokens``. Nodes are listed depth by depth, the
+    most probable first.
+
+    Attributes:
+      depth: the greatest depth.
+      ranks: the number of tokens at each depth.
+
+    Raises:
+      ValueError: ``depth`` or ``ranks`` is less than 1.
     """
 
     depth: int
@@ -166,7 +202,7 @@ class Follow:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes, the root counted."""
+        """The number of nodes, the root included."""
         return 1 + self.depth * self.ranks
 
 
@@ -174,16 +210,28 @@ Topology = Tree | Expand | Beams | Follow
 
 
 def chain(num_draft: int) -> Tree:
-    """``num_draft`` tokens, each below the one before."""
+    """Returns the chain of ``num_draft`` tokens below the root.
+
+    Raises:
+      ValueError: ``num_draft`` is less than 1 or too large.
+    """
     if num_draft < 1:
-        raise ValueError(f"chain({num_draft}): at least one token")
+        raise ValueError(f"chain({num_draft}): a chain has at least one token")
     _bounded(num_draft + 1, f"chain({num_draft})")
     return Tree(chain_parents(num_draft))
 
 
 def branching(*counts: int) -> Tree:
-    """Every node at depth ``d`` has ``counts[d]`` children: ``branching(3, 2)`` has 9 below the
-    root, ``branching(4)`` four siblings."""
+    """Returns the static tree in which every node at depth ``d`` has ``counts[d]`` children.
+
+    Example::
+
+        branching(3, 2)  # three children of the root, two of each: 9 tokens; written "3x2"
+
+    Raises:
+      ValueError: there is no number, one is less than 1, or there are more than ``MOST_NODES``
+        nodes.
+    """
     if not counts or min(counts) < 1:
         raise ValueError(f"branching{counts}: give at least one number, each at least 1")
     parents, level = [-1], [0]
@@ -196,17 +244,24 @@ def branching(*counts: int) -> Tree:
 
 
 def chains(count: int, num_draft: int) -> Tree:
-    """``count`` chains of ``num_draft`` tokens side by side (SpecTr's k drafts)."""
+    """Returns the tree of ``count`` chains of ``num_draft`` tokens below the root (SpecTr).
+
+    Raises:
+      ValueError: ``count`` is less than 1, or there are more than ``MOST_NODES`` nodes.
+    """
     if count < 1:
-        raise ValueError(f"chains({count}, {num_draft}): at least one")
+        raise ValueError(f"chains({count}, {num_draft}): give at least one chain")
     return branching(count, *(1,) * (num_draft - 1))
 
 
 def from_paths(paths: Sequence[Sequence[int]]) -> Tree:
-    """A static tree given by paths of ranks, as Medusa writes them: ``[[0], [1], [0, 0]]``.
+    """Returns a static tree from paths of ranks in Medusa's notation: ``[[0], [1], [0, 0]]``.
+
+    Args:
+      paths: for each node its path from the root, as ranks among siblings, counted from 0.
 
     Raises:
-      ValueError: a path whose beginning is not among them, or that leaves out an earlier sibling.
+      ValueError: a path is given without its beginning, or without an earlier sibling.
     """
     known: dict[tuple[int, ...], int] = {(): 0}
     parents = [-1]
@@ -216,30 +271,33 @@ def from_paths(paths: Sequence[Sequence[int]]) -> Tree:
         earlier = (*path[:-1], path[-1] - 1)
         if path[:-1] not in known or (path[-1] > 0 and earlier not in known) or path[-1] < 0:
             lacking = path[:-1] if path[:-1] not in known else earlier
-            raise ValueError(f"paths: {list(path)} is there without {list(lacking)}")
+            raise ValueError(f"paths: {list(path)} is given without {list(lacking)}")
         known[path] = len(parents)
         parents.append(known[path[:-1]])
     return Tree(tuple(parents))
 
 
 def parse(text: str) -> Topology:
-    """A topology from words: ``chain:4``, ``3x2x1`` (``branching``), ``expand:WIDTHxDEPTHxNODES``,
-    ``beams:WIDTHxDEPTH``, or a JSON file that holds parents ``[-1, 0, 0, 1]`` or paths
-    ``[[0], [1], [0, 0]]``.
+    """Returns the topology that a text describes.
+
+    Args:
+      text: ``chain:4``, ``3x2x1`` (see ``branching``), ``expand:WIDTHxDEPTHxNODES``,
+        ``beams:WIDTHxDEPTH``, or the name of a JSON file that holds parents ``[-1, 0, 0, 1]`` or
+        paths ``[[0], [1], [0, 0]]`` (see ``from_paths``).
 
     Raises:
-      ValueError: none of these.
+      ValueError: the text or the file describes no tree.
     """
     kind, _, numbers = text.rpartition(":")
     try:
         if Path(text).suffix == ".json":
             given = json.loads(Path(text).read_text())
             if not isinstance(given, list):
-                raise ValueError("it holds no list")
+                raise ValueError("the file holds no list")
             return from_paths(given) if given and isinstance(given[0], list) else Tree(tuple(given))
         words = numbers.split("x")
         if not all(word.isdigit() for word in words):
-            raise ValueError("its sizes are whole numbers with one x between two of them")
+            raise ValueError("sizes must be whole numbers with one x between two of them")
         sizes = [int(word) for word in words]
         if kind == "chain":
             (count,) = sizes
@@ -258,18 +316,19 @@ def parse(text: str) -> Topology:
 
 
 _ACCEPTED = (
-    "Accepted: 'chain:4'; '3x2x1', children of the nodes at each depth; 'expand:8x4x24', width, "
-    "depth and nodes of a tree that the drafter grows; 'beams:4x5', width and depth of a beam "
-    "search; a .json file of parents [-1, 0, 0, 1] or of paths of ranks [[0], [1], [0, 0]]"
+    "Accepted: 'chain:4', a chain of 4 tokens; '3x2x1', the number of children at each depth; "
+    "'expand:8x4x24', width, depth and nodes of a tree that the drafter grows; 'beams:4x5', width "
+    "and depth of a beam search; a .json file of parents [-1, 0, 0, 1] or of paths of ranks "
+    "[[0], [1], [0, 0]]"
 )
 
 
 def as_topology(given) -> Topology:
-    """A topology from one, from ``parse``'s words, or from parents.
+    """Returns a topology from a topology, a text (see ``parse``), or a sequence of parents.
 
     Raises:
-      ValueError: ``given`` is no tree.
-      TypeError: it is something else altogether.
+      ValueError: ``given`` is a text or a sequence that describes no tree.
+      TypeError: ``given`` is of another type.
     """
     if isinstance(given, Topology):
         return given
