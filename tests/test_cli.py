@@ -261,8 +261,8 @@ def test_prompts_are_spread_evenly_over_the_file(tmp_path):
     "name, text, said",
     [
         ("absent", None, "No such file"),
-        ("empty", "\n \n", "no prompt in it"),
-        ("broken.jsonl", '"a"\n{"text": \n', "line 2: no JSON"),
+        ("empty", "\n \n", "it holds no prompt"),
+        ("broken.jsonl", '"a"\n{"text": \n', "line 2: it is not JSON"),
         ("other.jsonl", '{"prompt": "a"}\n', "line 1: give a string"),
     ],
 )

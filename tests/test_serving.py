@@ -198,9 +198,9 @@ def test_a_file_of_something_else_and_one_in_use_are_refused(pair, tmp_path):
 
 
 BROKEN = {
-    b"{": "no JSON",
-    b"\xff": "no UTF-8",
-    b"7": "is no prompt",
+    b"{": "not JSON",
+    b"\xff": "not UTF-8",
+    b"7": "is not a prompt",
     b'{"max_new_tokens": 4}': "give the prompt in one field",
     b'{"prompt": "a", "text": "b"}': "give the prompt in one field",
     b'{"prompt": ""}': "is empty",
@@ -210,11 +210,11 @@ BROKEN = {
     b'{"prompt": "a", "temperature": [1, 2]}': "temperature=.* give one number",
     b'{"prompt": "a", "seed": -1}': "seed=-1",
     b'{"prompt": "a", "max_token": 4}': "'max_token' is unknown: did you mean 'max_tokens'",
-    b'{"prompt": "a", "max_tokens": 4, "max_new_tokens": 4}': "are one field",
+    b'{"prompt": "a", "max_tokens": 4, "max_new_tokens": 4}': "are names of one field",
     b'{"prompt": "a", "max_tokens": -1}': "max_new_tokens=-1",
     b'{"prompt": "a", "stop": 7}': "stop=7",
     b'{"prompt": "a", "stop": ""}': "an empty string",
-    b'{"prompt": "a", "stop": [10000000000]}': "is no token id",
+    b'{"prompt": "a", "stop": [10000000000]}': "is not a token id",
     b'{"prompt": "a", "top_k": 10000000000000000000000}': "top_k=1",
     b"[" * 100_000: "nested too deep",
     json.dumps({"prompt": [5] * 600}).encode(): "leaves no room",
@@ -249,8 +249,8 @@ def test_wrong_arguments_are_refused_before_anything_compiles(pair, tmp_path):
         refused("max_new_tokens=0", max_new_tokens=0)
         refused("seed=-1", seed=-1)
         refused("drafter='no'", drafter="no")
-        refused("no prompt in it", prompts=[])
-        refused("id=.* has no JSON", prompts=[{"prompt": "a", "id": object()}])
+        refused("it holds no prompt", prompts=[])
+        refused("id=.* cannot be written as JSON", prompts=[{"prompt": "a", "id": object()}])
         refused("absent", prompts=tmp_path / "absent", error=FileNotFoundError)
 
     assert compilations(all_refused) == 0
@@ -266,11 +266,11 @@ def test_the_command_serves_a_file_reports_and_goes_on(folders, tmp_path, capsys
     command = ["serve-offline", str(file), "-o", str(output), "--batch", "2"]
     command += ["--model", str(folders["target"])]
     assert cli.main(command) == 2
-    assert "1 of 6 prompts are broken:\n  line 6: no JSON" in capsys.readouterr().err
+    assert "1 of 6 prompts are broken:\n  line 6: it is not JSON" in capsys.readouterr().err
     assert not output.exists()
     assert cli.main([*command, "--max-broken", "1"]) == 0
     out, err = capsys.readouterr()
-    assert "5 of 5 prompts · 47 tokens" in out and "line 6: no JSON" in err
+    assert "5 of 5 prompts · 47 tokens" in out and "line 6: it is not JSON" in err
     assert len(output.read_text().splitlines()) == 5
     assert cli.main([*command, "--max-broken", "1", "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)

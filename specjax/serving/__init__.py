@@ -1,4 +1,4 @@
-"""Files of prompts through a batch whose finished rows are filled again."""
+"""Decodes files of prompts by continuous batching: new prompts take the place of finished rows."""
 
 from typing import TYPE_CHECKING
 

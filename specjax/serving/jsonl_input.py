@@ -1,10 +1,12 @@
-"""Prompts with options of their own, from a file or a list: checked, the broken ones set aside.
+"""Reads and checks prompts with options of their own, from a file or a list.
 
-A line of a prompt file is a JSON object, or a string, which is the prompt::
+Broken prompts are separated from the others. A line of a prompt file is a JSON object, or a string,
+which is the prompt::
 
     {"prompt": "def f(x):", "max_new_tokens": 40, "temperature": 0.8, "seed": 7, "id": "a"}
 
-For a model that reads features it names a file of them in place of the prompt, or is that name::
+For a model whose encoder reads features, a line names a file of features in place of the prompt; a
+line that is a string is the name of such a file::
 
     {"features": "one.npy", "max_new_tokens": 40}
 """
@@ -30,7 +32,7 @@ from ..text.prepare import end_ids, seed_key
 from ..text.prompts import check_lm, check_tokenizer, prompt_ids
 
 PROMPT = ("prompt", "text")  # fields that may hold the prompt
-# settings of the law that a prompt may have, with the value that changes nothing
+# sampling settings that a prompt may have, each with the value that changes nothing
 NEUTRAL = {
     "temperature": 0.0,
     "top_k": 0,
@@ -41,7 +43,7 @@ NEUTRAL = {
     "frequency_penalty": 0.0,
 }
 OPTIONS = ("max_new_tokens", "seed", "stop", "stop_strings", *NEUTRAL)
-ALIASES = {"max_tokens": "max_new_tokens"}  # names that the command takes as well
+ALIASES = {"max_tokens": "max_new_tokens"}  # other names of fields
 FIELDS = (*PROMPT, FEATURES, "id", *OPTIONS)
 SHOWN = 5  # broken prompts that an error names
 
@@ -51,15 +53,16 @@ class Prompt:
     """A prompt that can be decoded.
 
     Attributes:
-      index: its place: in a file, the line's number less one.
-      id: what the user calls it, any JSON value, or None.
-      tokens: its token ids, at least one; what the decoder begins with where there is an encoder.
-      max_new_tokens: at least 1; as many as the context has room for.
-      settings: of the law, a value or None for each name in ``NEUTRAL``.
-      seed: its own, or None: the run's, and the index.
-      stop: token ids that end it.
-      stop_strings: texts that end it.
-      source: what an encoder reads of it.
+      index: the index of the prompt in the list; in a file, the number of its line, counted from 0.
+      id: the name that the user gave the prompt, any JSON value, or None.
+      tokens: the token ids of the prompt, at least one; for an encoder-decoder model, the tokens
+        with which the decoder begins.
+      max_new_tokens: the budget, at least 1 and at most what the context has room for.
+      settings: the sampling settings, a value or None for each name in ``NEUTRAL``.
+      seed: the seed of the prompt; None: the key follows from the seed of the run and ``index``.
+      stop: token ids that end the text.
+      stop_strings: texts that end the text.
+      source: the input of the encoder, or None.
     """
 
     index: int
@@ -75,7 +78,12 @@ class Prompt:
 
 @dataclasses.dataclass(frozen=True)
 class Broken:
-    """A prompt that cannot be decoded: its ``line`` (of a list: its place, from 1), and why."""
+    """A prompt that cannot be decoded.
+
+    Attributes:
+      line: the number of its line in the file, or its place in the list, counted from 1.
+      reason: why it cannot be decoded.
+    """
 
     line: int
     reason: str
@@ -87,16 +95,21 @@ class Broken:
 def read(
     lm: LM, prompts: str | os.PathLike | Sequence, defaults: Mapping[str, Any], max_broken: int
 ) -> tuple[list[Prompt], list[Broken]]:
-    """The prompts, and the broken ones.
+    """Reads and checks prompts.
 
     Args:
-      prompts: a file, or a list of texts, token ids, or mappings as in a file's lines. Names of
-        further files in it are relative to the file's folder.
-      defaults: options of ``OPTIONS`` for prompts that do not say otherwise.
-      max_broken: how many may be left out.
+      lm: the target.
+      prompts: a file, or a list of texts, token ids, or mappings with the fields of a line. Names
+        of feature files are relative to the folder of the prompt file.
+      defaults: the options of prompts that do not set them, a value for each name in ``OPTIONS``.
+      max_broken: the most broken prompts that are left out.
+
+    Returns:
+      the prompts, and the broken prompts.
 
     Raises:
-      ValueError: more are broken, naming the first ones; no prompt at all; a wrong default.
+      ValueError: more than ``max_broken`` prompts are broken (the error names the first ones),
+        there is no prompt, or a default is out of range.
       OSError: the file cannot be read.
     """
     if not isinstance(max_broken, int) or max_broken < 0:
@@ -114,7 +127,7 @@ def read(
         except (ValueError, TypeError) as error:
             broken.append(Broken(index + 1, str(error)))
         except RecursionError:
-            broken.append(Broken(index + 1, "brackets are nested too deep"))
+            broken.append(Broken(index + 1, "its brackets are nested too deep"))
     whence = os.fspath(prompts) if file else "prompts"
     if len(broken) > max_broken:
         shown = "".join(f"\n  {one}" for one in broken[:SHOWN])
@@ -122,15 +135,24 @@ def read(
         raise ValueError(
             f"{whence}: {len(broken)} of {len(found) + len(broken)} prompts are broken:"
             f"{shown}{rest}"
-            f"\nmend them, or leave them out with max_broken={len(broken)}"
+            f"\ncorrect them, or leave them out with max_broken={len(broken)}"
         )
     if not found:
-        raise ValueError(f"{whence}: there is no prompt in it")
+        raise ValueError(f"{whence}: it holds no prompt")
     return found, broken
 
 
 def checked(options: Mapping[str, Any]) -> None:
-    """Raises ValueError or TypeError for an option that is not one number of its range."""
+    """Checks the options of one prompt.
+
+    Args:
+      options: a value for each name in ``OPTIONS``; texts and token ids that end the text are not
+        checked here.
+
+    Raises:
+      ValueError: an option is not one number, or is out of its range.
+      TypeError: a seed is of another type.
+    """
     for name in NEUTRAL:
         value = options[name]
         if isinstance(value, bool) or not isinstance(value, int | float | None):
@@ -144,24 +166,28 @@ def checked(options: Mapping[str, Any]) -> None:
 
 
 def _lines(file: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
-    """Number, from 0, and content of each line that is not blank."""
+    """Yields the number, counted from 0, and the content of each line that is not blank."""
     for number, line in enumerate(Path(file).read_bytes().split(b"\n")):
         if line.strip():
             yield number, line
 
 
 def parsed(line: bytes):
-    """The JSON value of a line. Raises ValueError where there is none."""
+    """Returns the JSON value of a line.
+
+    Raises:
+      ValueError: the line is not UTF-8 or not JSON.
+    """
     try:
         return json.loads(line.decode())
     except UnicodeDecodeError:
-        raise ValueError("no UTF-8 text") from None
+        raise ValueError("it is not UTF-8 text") from None
     except ValueError as error:
-        raise ValueError(f"no JSON: {error}") from None
+        raise ValueError(f"it is not JSON: {error}") from None
 
 
 def _prompt(lm: LM, index: int, given, defaults: Mapping[str, Any], folder: Path) -> Prompt:
-    """One prompt, checked. Raises ValueError or TypeError for a broken one."""
+    """Returns one checked prompt. Raises ``ValueError`` or ``TypeError`` for a broken one."""
     hears = encoder_inputs.encodes(lm) and lm.config.reads == FEATURES
     given = given if isinstance(given, Mapping) else {FEATURES if hears else "prompt": given}
     fields = _named(given)
@@ -171,7 +197,9 @@ def _prompt(lm: LM, index: int, given, defaults: Mapping[str, Any], folder: Path
     try:
         json.dumps(fields.get("id"))
     except (TypeError, ValueError):
-        raise ValueError(f"id={fields['id']!r:.60} has no JSON: give a text or a number") from None
+        raise ValueError(
+            f"id={fields['id']!r:.60} cannot be written as JSON: give a text or a number"
+        ) from None
     tokens, source = encoder_inputs.of_prompt(lm, asked, folder, prompt_ids)
     if not 0 <= min(tokens) <= max(tokens) < lm.target.vocab_size:
         raise ValueError(f"token ids must be in [0, {lm.target.vocab_size})")
@@ -181,8 +209,8 @@ def _prompt(lm: LM, index: int, given, defaults: Mapping[str, Any], folder: Path
         room = min(room, context - len(tokens))
         if room < 1:
             raise ValueError(
-                f"the prompt has {len(tokens)} tokens, the context of {lm.name} {context}: it "
-                "leaves no room for a new one"
+                f"the prompt has {len(tokens)} tokens and the context of {lm.name} has {context}: "
+                "the prompt leaves no room for a new token"
             )
     stop, strings = _stop(lm, options["stop"], options["stop_strings"])
     return Prompt(
@@ -199,36 +227,40 @@ def _prompt(lm: LM, index: int, given, defaults: Mapping[str, Any], folder: Path
 
 
 def _named(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a prompt by their own names. Raises ValueError for an unknown one."""
+    """Returns the fields of a prompt, with aliases replaced. Raises ``ValueError`` for an unknown
+    field."""
     fields = {}
     for name, value in given.items():
         own = ALIASES.get(name, name)
         if own not in FIELDS:
             near = difflib.get_close_matches(str(name), (*FIELDS, *ALIASES), n=1)
             meant = f"did you mean {near[0]!r}? " if near else ""
-            raise ValueError(f"field {name!r:.60} is unknown: {meant}Known are {', '.join(FIELDS)}")
+            raise ValueError(
+                f"field {name!r:.60} is unknown: {meant}Known fields: {', '.join(FIELDS)}"
+            )
         if own in fields:
-            raise ValueError(f"{name!r} and {own!r} are one field: give one of the two")
+            raise ValueError(f"{name!r} and {own!r} are names of one field: give one of the two")
         fields[own] = value
     return fields
 
 
 def _asked(fields: Mapping[str, Any], hears: bool) -> dict[str, Any]:
-    """``"prompt"``, however its field is called, and features, where a model ``hears`` them."""
+    """Returns the prompt as ``"prompt"``, whichever of the names in ``PROMPT`` its field has, and
+    the features if the model's encoder reads features (``hears``)."""
     held = [name for name in PROMPT if name in fields]
     if len(held) > 1 or not (held or hears):
-        raise ValueError(f"give the prompt in one field, {' or '.join(PROMPT)}; there are {held}")
+        raise ValueError(f"give the prompt in one field, {' or '.join(PROMPT)}; given are {held}")
     asked = {name: fields[name] for name in (FEATURES,) if hears and name in fields}
     for name in held:
         asked["prompt"] = fields[name]
         if not isinstance(fields[name], str | Sequence | np.ndarray):
             shown = f"{fields[name]!r:.60}"
-            raise ValueError(f"{shown} is no prompt: give a text or a list of token ids")
+            raise ValueError(f"{shown} is not a prompt: give a text or a list of token ids")
     return asked
 
 
 def _stop(lm: LM, stop, strings) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Token ids and texts that end a prompt; ``stop`` may hold either, or both."""
+    """Returns the token ids and the texts that end a text; ``stop`` may hold either, or both."""
     given = [stop] if isinstance(stop, str) else stop
     if given is not None and not isinstance(given, Sequence | np.ndarray):
         raise ValueError(f"stop={stop!r}: give a list of token ids, or of texts")
@@ -241,8 +273,8 @@ def _stop(lm: LM, stop, strings) -> tuple[tuple[int, ...], tuple[str, ...]]:
     own = tuple(int(one) for one in ids)
     beyond = [one for one in own if not -(2**31) <= one < 2**31]
     if beyond:
-        raise ValueError(f"stop={stop!r}: {beyond[0]} is no token id")
-    # texts alone leave the model's own ends in place
+        raise ValueError(f"stop={stop!r}: {beyond[0]} is not a token id")
+    # if only texts are given, the model's own end-of-text ids still end the text
     ends = end_ids(lm) if stop is None or (texts and not ids) else own
     if texts or more:
         check_tokenizer(lm, "stop_strings")

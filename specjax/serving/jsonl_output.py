@@ -1,7 +1,7 @@
-"""The output of a long run: one JSON line a finished prompt, kept at once, never twice.
+"""The output of a long run: one JSON line for each finished prompt, written at once and only once.
 
-Each line says what it was made with, so that a run that goes on never joins what does not belong
-together.
+Each line holds hashes of the model, the drafter and the options with which it was made, so that a
+resumed run never mixes texts of different models or options.
 """
 
 from __future__ import annotations
@@ -14,27 +14,28 @@ from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # Windows: two runs into one file are then the user's to avoid
+except ImportError:  # Windows has no locks: the user must not run two processes on one file
     fcntl = None
 
 MADE_WITH = "made_with"  # field of a line: {what: hash}
-SYNC_EVERY = 1.0  # seconds: to wait for the disk at each line would be felt
+SYNC_EVERY = 1.0  # seconds; waiting for the disk after each line would slow the run down
 
 
 class OutputFile:
-    """An output file, open for appending; a context manager, which one process may enter.
+    """An output file, open for appending; a context manager that only one process may hold.
 
     Args:
-      file: need not exist.
-      made_with: of each index, ``{what: hash}``: what its line must have been made with.
+      file: the name of the file; it is created if it does not exist.
+      made_with: for each index of a prompt, ``{what: hash}``: the model, the drafter and the
+        options with which its line must have been made.
 
     Attributes:
-      there: by index, the lines that are there.
+      there: the lines that the file held when it was opened, by the index of their prompt.
 
     Raises:
-      ValueError: the file holds something else, or lines made with something else, or of indices
-        that are not in ``made_with``; another process writes to it.
-      OSError: it cannot be written.
+      ValueError: the file holds other content, lines that were made with another model or other
+        options, or lines of indices that are not in ``made_with``; or another process has it open.
+      OSError: the file cannot be written.
     """
 
     def __init__(self, file: str | os.PathLike, made_with: Mapping[int, Mapping[str, str]]):
@@ -58,11 +59,20 @@ class OutputFile:
             os.close(self._file)
 
     def add(self, lines: Iterable[Mapping]) -> None:
-        """Appends finished prompts (``index`` and whatever else), in one write. Behind it the end
-        of the process loses nothing, that of the machine what came after the last sync."""
+        """Appends finished prompts in one write.
+
+        After the call, the end of the process loses no line; the end of the machine loses the lines
+        that were written after the last sync (at most ``SYNC_EVERY`` seconds before).
+
+        Args:
+          lines: for each prompt its ``index`` and the further fields of its line.
+
+        Raises:
+          OSError: the file cannot be written.
+        """
         whole = [{**line, MADE_WITH: self._made_with[line["index"]]} for line in lines]
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in whole)
-        # lone surrogates, if a tokenizer makes any, are no UTF-8
+        # lone surrogates, which a tokenizer may produce, cannot be written as UTF-8
         left = memoryview(text.encode(errors="replace"))
         try:
             while left:
@@ -72,8 +82,8 @@ class OutputFile:
                 self._synced = time.monotonic()
         except OSError as error:
             raise OSError(
-                f"output {self.name}: {error.strerror}. The prompts that are in the file are kept: "
-                "make room, and the same call goes on from there"
+                f"output {self.name}: {error.strerror}. The finished prompts in the file are kept: "
+                "make room, then repeat the call, which goes on from there"
             ) from None
 
     def _lock(self) -> None:
@@ -85,7 +95,7 @@ class OutputFile:
             raise ValueError(f"output {self.name}: another process is writing to it") from None
 
     def _read(self) -> dict[int, dict]:
-        """The lines that are there; what an interrupted write left at the end is cut off."""
+        """Returns the lines of the file; an incomplete line at its end is cut off."""
         content = Path(self.name).read_bytes()
         whole = content.rfind(b"\n") + 1
         there = {}
@@ -96,28 +106,30 @@ class OutputFile:
                 index, made_with = line["index"], line[MADE_WITH]
             except (ValueError, TypeError, KeyError):
                 raise ValueError(
-                    f"{where} is none of serve_offline's: name a file that does not exist, or one "
-                    "that it began"
+                    f"{where} was not written by serve_offline: name a file that it wrote, "
+                    "or one that does not exist"
                 ) from None
             self._check(where, index, made_with)
             there[index] = line
         if whole < len(content):
             if not there and content[:1] != b"{":
-                raise ValueError(f"output {self.name} holds something else: name another file")
+                raise ValueError(
+                    f"output {self.name} was not written by serve_offline: name another file"
+                )
             os.ftruncate(self._file, whole)
         return there
 
     def _check(self, where: str, index: int, made_with) -> None:
         if index not in self._made_with:
             raise ValueError(
-                f"{where} is of prompt {index}, which is not among the prompts (or is broken): go "
-                "on with the prompts of before, or name another output"
+                f"{where} is the text of prompt {index}, which is not among the prompts (or is "
+                "broken): give the same prompts as before, or name another output"
             )
         expected = self._made_with[index]
         other = [what for what in expected if made_with.get(what) != expected[what]]
         if other:
             what = " and ".join(other).replace("_", " ")
             raise ValueError(
-                f"{where} (prompt {index}) was made with other {what}: go on with those of before, "
-                "or name another output"
+                f"{where} (prompt {index}) was made with another {what}: give the same {what} as "
+                "before, or name another output"
             )

@@ -1,8 +1,8 @@
-"""``serve_offline``: a file of prompts through a batch whose finished rows are filled again.
+"""``serve_offline``: decodes a file of prompts by continuous batching.
 
-Whole batches wait for their longest row. Here the compiled loop runs until a few rows are free,
-the next prompts take their place, and it goes on (``continuous_batching.turn``): a few programs in
-all, however long prompts and texts are.
+Static batches wait for their longest row. Here the compiled loop runs until a few rows are free,
+the next prompts take their place, and the loop continues (``continuous_batching.turn``). A few
+compiled programs serve all prompts, whatever the lengths of prompts and texts.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from .scheduler import Continuous, Row
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """The texts that a run served.
+    """The result of ``serve_offline``.
 
     Attributes:
-      rows: the finished prompts, by index, those of earlier runs included.
-      broken: prompts that were left out.
-      earlier: how many rows are of earlier runs.
-      seconds: that this run decoded for, programs and output included.
-      finished: False if Ctrl-C ended it.
+      rows: the finished prompts in the order of their indices, including those of earlier runs.
+      broken: the prompts that were left out.
+      earlier: the number of rows that earlier runs finished.
+      seconds: the duration of this run in seconds, including compilation and output.
+      finished: False if Ctrl-C ended the run.
     """
 
     rows: list[Row]
@@ -53,14 +53,21 @@ class Served:
 
     @property
     def texts(self) -> list[str]:
-        """The text of each finished prompt, by index."""
+        """The texts of the finished prompts in the order of their indices."""
         return [row.text for row in self.rows]
 
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """How far a run is: ``done`` of ``total`` prompts, those of earlier runs included; new
-    ``tokens`` and target passes (``rounds``, of each row) of this run, after ``seconds``."""
+    """The progress of a run.
+
+    Attributes:
+      done: the number of finished prompts, including those of earlier runs.
+      total: the number of prompts that are not broken.
+      tokens: the number of tokens that this run has emitted.
+      rounds: the number of rounds of this run, summed over rows.
+      seconds: seconds since the run began.
+    """
 
     done: int
     total: int
@@ -70,12 +77,12 @@ class Progress:
 
     @property
     def tau(self) -> float:
-        """Mean tokens emitted by a pass of the target over a row."""
+        """τ, the mean number of tokens that a row emits per round."""
         return self.tokens / max(1, self.rounds)
 
     @property
     def rate(self) -> float:
-        """New tokens a second."""
+        """Emitted tokens per second."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
     def __str__(self) -> str:
@@ -87,7 +94,7 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServeOptions(SharedOptions):
-    """The options of ``serve_offline``, where they are explained."""
+    """The options of ``serve_offline``; its docstring explains them."""
 
     output: str | os.PathLike | None = None
     batch: int = 8
@@ -100,40 +107,46 @@ class ServeOptions(SharedOptions):
 def serve_offline(
     lm: LM, prompts: str | os.PathLike | Sequence, *, options: ServeOptions
 ) -> Served:
-    """Continues many prompts, ``batch`` at a time; a row that finishes makes room for the next.
+    """Continues many prompts by continuous batching.
+
+    ``batch`` prompts are decoded together; when rows have finished, the next prompts take their
+    places.
 
     Args:
       lm: the target, from ``specjax.load``.
-      prompts: a file of JSON lines, or a list. Each is a text, token ids, or an object with
-        ``"prompt"`` (or ``"text"``) and, where it differs from the others, ``max_new_tokens``,
-        ``temperature``, ``top_k``, ``top_p``, ``min_p``, the three penalties, ``seed``, ``stop``
-        (token ids or texts); its ``"id"`` stands in the output. An unknown field is refused.
-        T5's encoder reads the prompt. A Whisper reads ``"features"``, a ``.npy`` file or an array
-        ``[bins, frames]`` (which alone is enough); its ``"prompt"``, token ids that the decoder
-        begins with, may be left out.
-      output: a file to which each finished prompt is appended at once, as one JSON line with the
-        fields of ``Row``, in the order of finishing. Prompts that are in it are not decoded again,
-        so that the same call goes on where an earlier one stopped.
-      batch: rows that are decoded together.
-      gather: rows that must be free before prompts are inserted; default: an eighth of the batch.
-        ``gather=batch`` waits for whole batches.
-      max_broken: how many prompts may be broken (no JSON, no prompt, longer than the context ...)
-        and are left out; with more, nothing is decoded.
-      progress: called after every burst of rounds.
-      drafter, drafting, drafter_params: as ``specjax.generate`` takes them.
-      sampling, max_new_tokens, stop, stop_strings: as ``specjax.generate`` takes them, one value
-        each, for prompts without their own. A text ends earlier where the context is full.
-      seed: of the random draws. A prompt's text is that of row ``index`` in ``specjax.generate``
-        with this seed, whatever the rest of the batch is; a prompt with a seed of its own has the
-        text that it has alone with it. (Except with ``Drafting(num="auto")`` above temperature 0,
-        as there.)
+      prompts: the name of a file of JSON lines, or a list. A prompt is a text, token ids, or an
+        object with the field ``"prompt"`` (or ``"text"``). An object may also have the fields
+        ``max_new_tokens``, ``temperature``, ``top_k``, ``top_p``, ``min_p``,
+        ``repetition_penalty``, ``presence_penalty``, ``frequency_penalty``, ``seed`` and ``stop``
+        (token ids or texts), which replace the arguments of this call, and ``"id"``, which is
+        copied to the output. An unknown field is refused. T5's encoder reads the prompt. Whisper's
+        encoder reads ``"features"``, a ``.npy`` file or an array ``[bins, frames]``; the field
+        ``"prompt"`` then holds the token ids with which the decoder begins and may be left out.
+      output: the name of a file to which each finished prompt is appended at once, as one JSON line
+        with the fields of ``Row``, in the order of finishing. Prompts whose lines are in the file
+        are not decoded again, so that the same call resumes an interrupted run.
+      batch: the number of rows that are decoded together.
+      gather: the number of rows that must be free before prompts are inserted; default: an eighth
+        of the batch. ``gather=batch`` waits for whole batches.
+      max_broken: the most broken prompts (not JSON, no prompt, longer than the context ...) that
+        are left out; if there are more, nothing is decoded.
+      progress: a function that is called with a ``Progress`` after every burst of rounds.
+      drafter, drafting, drafter_params: see ``specjax.generate``.
+      sampling, max_new_tokens, stop, stop_strings: see ``specjax.generate``; one value each, for
+        prompts that do not set their own. A text also ends where the context is full.
+      seed: the seed of the random draws. The text of a prompt is that of row ``index`` in
+        ``specjax.generate`` with this seed, whatever the rest of the batch is; a prompt with a seed
+        of its own has the text that ``specjax.generate`` gives for it alone with that seed. With
+        ``Drafting(num="auto")`` above temperature 0, texts depend on measured times.
 
     Returns:
-      ``Served``. Ctrl-C ends the run, not the program: what is finished is returned, and kept.
+      a ``Served``. Ctrl-C ends the run, but raises nothing: the finished prompts are returned, and
+      are kept in the output file.
 
     Raises:
-      ValueError: before anything is compiled: too many broken prompts, wrong options, an output
-        that was made with another model, other prompts or options, or that another run writes to.
+      ValueError: before anything is compiled: too many prompts are broken, an option is wrong,
+        or the output was made with another model, other prompts or other options, or another
+        process writes to it.
 
     Example::
 
@@ -147,10 +160,10 @@ def serve_offline(
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}={value!r}: it must be an integer, at least 1")
     if gather is not None and gather > batch:
-        raise ValueError(f"gather={gather}: of a batch of {batch} no more rows can be free")
+        raise ValueError(f"gather={gather}: it must be at most batch={batch}")
     sampling = options.sampling
     if sampling.logit_bias is not None:
-        raise ValueError("sampling: serve_offline takes no logit_bias")
+        raise ValueError("sampling: serve_offline does not support logit_bias")
     defaults = {name: getattr(sampling, name) for name in NEUTRAL} | {
         "max_new_tokens": options.max_new_tokens,
         "seed": None,
@@ -204,8 +217,8 @@ def _serve(lm, found, broken, file, batch, gather, progress, options: Options) -
 
 
 def _identity(drafter):
-    """Identifies the value of ``drafter=`` among all others."""
-    if isinstance(drafter, Session):  # its table changes no text
+    """Returns JSON data that identifies the value of ``drafter=``."""
+    if isinstance(drafter, Session):  # the answers in a session change no text
         return "session", _identity(drafter.drafter)
     if isinstance(drafter, WithLookup):
         return drafter.lookup.removesuffix("+"), _identity(drafter.inner)
@@ -224,7 +237,7 @@ def _identity(drafter):
 
 
 def _made_with(lm: LM, prompts: list[Prompt], options: Options) -> dict[int, dict]:
-    """By index, hashes of the model, the drafter and the prompt with its options."""
+    """Returns, for each index, hashes of the model, the drafter and the prompt with its options."""
     model = _hash(lm.fingerprint, str(lm.dtype))
     drafting = options.drafting
     rule = drafting.rule.name if isinstance(drafting.rule, Rule) else str(drafting.rule)
@@ -247,7 +260,8 @@ def _made_with(lm: LM, prompts: list[Prompt], options: Options) -> dict[int, dic
 
 
 def _plain(prompt: Prompt) -> dict:
-    """Its fields; features by their digest, and no source where there is none."""
+    """Returns the fields of a prompt, with features replaced by their digest, and without
+    ``source`` if there is none."""
     fields = dict(vars(prompt))
     source = fields.pop("source")
     if isinstance(source, Features):
@@ -256,6 +270,6 @@ def _plain(prompt: Prompt) -> dict:
 
 
 def _hash(*parts) -> str:
-    # NumPy's numbers count as numbers
+    # NumPy's numbers are hashed as Python's numbers
     written = json.dumps(parts, default=lambda value: value.item())
     return hashlib.sha256(written.encode()).hexdigest()[:12]

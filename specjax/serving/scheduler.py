@@ -1,7 +1,7 @@
-"""A batch whose finished rows are filled again: which prompt stands in which row, and when.
+"""The scheduler of continuous batching: it decides which prompt is decoded in which row, and when.
 
-The compiled loop runs until enough rows are free; the next prompts come in as it goes on
-(``continuous_batching.turn``).
+The compiled loop runs until enough rows are free; then the next prompts are inserted as the loop
+continues (``continuous_batching.turn``).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from ..text.stop_strings import RowText
 from ..text.task import GenerationTask
 from .jsonl_input import NEUTRAL, Prompt
 
-# seconds after which a burst ends at the latest, about: for Ctrl-C and progress; and where a stop
-# string may be met, after which every round is wasted
+# the intended duration of a burst in seconds, for Ctrl-C and progress; it is shorter where a stop
+# string may occur, because every round after it is wasted
 BURST, WATCHFUL = 0.3, 0.03
-FOLDED = 256  # keys that are made at a time
+FOLDED = 256  # the number of keys that one program makes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,13 +41,15 @@ class Row:
     """A finished prompt.
 
     Attributes:
-      index: its place among the prompts; in a file, the line's number less one.
-      id: as given with the prompt, or None.
-      text: what was generated, without special tokens.
-      tokens: its token ids; an end-of-text token is kept.
-      finish: why it ended: ``stop``, ``length`` (what was asked for, or the context is full),
-        ``no token`` (its law gave none a probability).
-      rounds, drafted, accepted: see ``Stats``.
+      index: the index of the prompt in the list; in a file, the number of its line, counted from 0.
+      id: the ``id`` that was given with the prompt, or None.
+      text: the generated text, without special tokens.
+      tokens: the generated token ids, including an end-of-text token.
+      finish: why the text ended: ``stop`` (an end-of-text token or a stop string), ``length`` (the
+        budget is used up, or the context is full), or ``no token`` (the law gave no token any
+        probability).
+      rounds, drafted, accepted: the numbers of rounds, of drafted and of accepted tokens, see
+        ``Stats``.
     """
 
     index: int
@@ -62,8 +64,14 @@ class Row:
 
 @dataclasses.dataclass
 class Standing:
-    """A prompt in a row, and its text: what is ``said`` is what became certain of it; ``tokens``:
-    all that is committed, None before the first burst."""
+    """A prompt in a row, and its text.
+
+    Attributes:
+      prompt: the prompt.
+      text: turns tokens into text.
+      said: the part of the text that later tokens cannot change.
+      tokens: all committed tokens, or None before the first burst.
+    """
 
     prompt: Prompt
     text: RowText
@@ -72,19 +80,24 @@ class Standing:
 
 
 class Continuous:
-    """A batch under way; ``tokens`` and ``rounds`` count what it has done, over all rows.
+    """A batch that is being decoded.
 
     Args:
-      found: all prompts of the run: they decide the buffers and which settings programs have, so
-        that a run that goes on has the programs of the one before.
-      waiting: those to be decoded, at least one; the first ones make the batch.
-      batch, gather, options: of ``serve_offline``.
+      lm: the target.
+      found: all prompts of the run. They determine the sizes of the buffers and the settings in the
+        compiled programs, so that a resumed run has the same programs as the run before.
+      waiting: the prompts to be decoded, at least one; the first ones fill the batch.
+      batch, gather, options: see ``serve_offline``.
+
+    Attributes:
+      tokens: the number of emitted tokens, summed over all rows.
+      rounds: the number of rounds, summed over all rows.
     """
 
     def __init__(
         self, lm: LM, found, waiting: list[Prompt], batch: int, gather: int | None, options: Options
     ):
-        # over a mesh, a whole number of rows on each device
+        # on a mesh, each device has a whole number of rows
         parts = 1 if lm.mesh is None else lm.mesh.shape.get(sharding.DATA, 1)
         sharding.check_rows(batch, parts)
         self._batch = -(-min(batch, len(waiting)) // parts) * parts
@@ -124,11 +137,11 @@ class Continuous:
             ),
             least_width=capacity,
             least_buffer=capacity,
-            # prompts come a few at a time
+            # a few prompts are inserted at a time
             chunk=kernels.of(lm.params).serving_chunk(),
         )
-        # as ``generate`` gives them: row ``index`` under the run's seed; under a prompt's own, the
-        # one that it has alone
+        # the keys of ``generate``: that of row ``index`` for the run's seed; for a prompt with its
+        # own seed, the key that it has alone
         own = [(options.seed, p.index) if p.seed is None else (p.seed, 0) for p in waiting]
         self._keys = _keys(np.asarray(own, np.uint32))
         self._work: GenerationTask = work.asking(
@@ -150,11 +163,11 @@ class Continuous:
             standing, left = [s for s in self._standing if s], len(self._waiting) - self._next
             if not standing:
                 return
-            # it ends as soon as the next prompts have room
+            # the burst ends as soon as enough rows are free for the next prompts
             live = self._batch - min(self._gather, left) + 1 if left else 1
             before, begin = self.rounds, time.perf_counter()
             self._work = self._work.refreshed(self._texts)
-            # rows that met a stop string must cost nothing more
+            # rows with a stop string (``over``) take no part in further rounds
             state, report = self._work.turn(state, over, coming, rounds, live)
             report = np.asarray(report)
             spent = time.perf_counter() - begin
@@ -162,12 +175,12 @@ class Continuous:
             yield found
             wanted = WATCHFUL if any(s.prompt.stop_strings for s in standing) else BURST
             if done := self.rounds - before:
-                # a row may have ended early, so this is what a round takes at most
+                # a row may have ended early, so this bounds the time of a round from above
                 rounds = max(1, int(wanted / spent * done / len(standing)))
 
     def _collect(self, state: loop.State, report: np.ndarray) -> tuple[list[Row], np.ndarray]:
-        """The rows that have finished since, which are free then; and which of them met a stop
-        string, bool ``[B]``."""
+        """Returns the rows that have finished since the last call, which are now free, and bool
+        ``[B]``: the rows whose text has met a stop string."""
         tokens, said = np.asarray(state.tokens), report.tolist()
         found, over = [], np.zeros(self._batch, bool)
         self.tokens, self.rounds = self._done
@@ -203,18 +216,18 @@ class Continuous:
         return found, over
 
     def _texts(self) -> list[np.ndarray]:
-        """The tokens of the rows that go on."""
+        """Returns the committed tokens of the rows that are still decoded."""
         rows = [standing for standing in self._standing if standing]
         return [r.prompt.tokens if r.tokens is None else r.tokens for r in rows]
 
     def _coming(self) -> tuple[np.ndarray, DecodeInputs] | None:
-        """The next prompts and their rows, if enough rows are free for them."""
+        """Returns the rows and the inputs of the next prompts; None if too few rows are free."""
         free = [row for row, standing in enumerate(self._standing) if standing is None]
         begin, num = self._next, min(self._gather, len(self._waiting) - self._next)
         if not num or len(free) < num:
             return None
         self._next += num
-        # always of one size: what is beyond the batch is left out
+        # the size is always the same: entries with a row beyond the batch are ignored
         which = [begin + min(i, num - 1) for i in range(self._gather)]
         where = np.full(self._gather, self._batch, np.int32)
         where[:num] = free[:num]
@@ -226,7 +239,7 @@ class Continuous:
         return Standing(prompt, RowText(self._lm.tokenizer, prompt.tokens, prompt.stop_strings))
 
     def _request(self, which: list[int]) -> DecodeInputs:
-        """A request of waiting prompts, in the shapes of the batch's; with bare keys."""
+        """Returns the inputs of waiting prompts, in the shapes of the batch; keys are raw data."""
         prompts, like = [self._waiting[index] for index in which], self._work.request
         tokens = np.zeros((len(prompts), self._work.capacity), np.int32)
         for row, prompt in enumerate(prompts):
@@ -252,11 +265,11 @@ class Continuous:
         )
 
     def _inputs(self, prompts: list[Prompt]) -> dict | None:
-        """The inputs of the encoder, if there is one, always in the same shapes."""
+        """Returns the inputs of the encoder, always of the same shapes; None without an encoder."""
         return encoder_inputs.of_rows([prompt.source for prompt in prompts], self._width)
 
     def _values(self, prompts: list[Prompt]) -> dict[str, np.ndarray]:
-        """Each setting of the programs, one value a prompt."""
+        """Returns each sampling setting of the programs as an array ``[K]``, one value a prompt."""
 
         def values(name, none):
             given = [prompt.settings[name] for prompt in prompts]
@@ -266,14 +279,17 @@ class Continuous:
         return {name: values(name, NEUTRAL[name]) for name in self._settings}
 
     def _stops(self, prompts: list[Prompt]) -> np.ndarray:
-        """int32 ``[K, E]``, padded with -1."""
+        """Returns the token ids that end each of K texts: int32 ``[K, E]``, padded with -1."""
         padded = [[*p.stop, *[-1] * (self._num_stops - len(p.stop))] for p in prompts]
         return np.asarray(padded, np.int32).reshape(len(prompts), self._num_stops)
 
 
 def _keys(own: np.ndarray) -> np.ndarray:
-    """Bare keys, uint32 ``[P, 2]``, of seeds and what is folded in, uint32 ``[P, 2]``; one program
-    for any number of them."""
+    """Returns raw keys uint32 ``[P, 2]`` by one compiled program for any number P.
+
+    Args:
+      own: uint32 ``[P, 2]``, the seed and the number that is folded into its key.
+    """
     size = -(-len(own) // FOLDED) * FOLDED
     pieces = np.pad(own, ((0, size - len(own)), (0, 0))).reshape(-1, FOLDED, 2)
     return np.concatenate([np.asarray(_fold(*piece.T)) for piece in pieces])[: len(own)]

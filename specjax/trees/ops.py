@@ -286,12 +286,12 @@ def merge_drafts(*drafts: Draft, one_law: bool = False) -> Draft:
         (together,) = draws
     else:
         raise ValueError(
-            f"merge: the drafts were drawn {', '.join(repr(d.draws) for d in lawful)}; drafts drawn "
+            f"merge: the drafts are drawn {', '.join(repr(d.draws) for d in lawful)}; drafts drawn "
             "'iid' or 'mixed' can be merged, and so can drafts that are all drawn 'distinct'"
         )
     if one_law and (together != "iid" or 0 < len(lawful) < len(drafts)):
         raise ValueError(
-            "merge: one_law=True is about independent draws ('iid') of one drafter; these drafts were "
+            "merge: one_law=True is about independent draws of one drafter ('iid'); they are "
             f"drawn {', '.join('from no law' if d.laws is None else repr(d.draws) for d in drafts)}"
         )
     if len(lawful) > 1 and any(d.vocab is not None for d in lawful):
@@ -328,7 +328,7 @@ def merge_drafts(*drafts: Draft, one_law: bool = False) -> Draft:
     scored = jnp.concatenate(scored, axis=1)
 
     def settle(node, carry):
-        """Makes the parent's first twin the parent of ``node``; finds the first twin of ``node``."""
+        """Makes the parent's first twin the parent of ``node``; finds the node's first twin."""
         parent, rep = carry
         above = jnp.take_along_axis(rep, jnp.maximum(parent[:, node], 0)[:, None], axis=1)[:, 0]
         parent = parent.at[:, node].set(above)
