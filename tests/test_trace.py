@@ -18,6 +18,10 @@ from toys import bag
 import specjax
 from specjax import Sampling, acceptance
 from specjax.decoding import loop, reference
+from specjax.drafters import Suffix, text_table
+from specjax.drafters.datastore import build
+from specjax.text import Retrieval, Session
+from specjax.text.session import fingerprint
 from specjax.text.token_display import BYTES, SPECIAL, Spelled, speller
 from specjax.tracing import explain, html_page, record
 from specjax.types import Rule
@@ -227,6 +231,39 @@ def test_rounds_and_ctrl_c_bound_a_trace(pair, monkeypatch, quick_compilation):
     monkeypatch.setattr(record, "run_recorded_round", advance)
     found = specjax.trace(pair[0], "def f(x):", **flat(**options))
     assert found.rounds == whole.rounds[:2] and found.interrupted
+
+
+def test_without_a_tokenizer_ids_stand_for_text_and_ctrl_c_may_come_before_a_round_ends(
+    monkeypatch, quick_compilation
+):
+    lm = specjax.LM.of(MODEL, PARAMS)
+    session = Session(lm, Suffix(num_draft=2), 256)
+    options = dict(drafter=session, max_new_tokens=4)
+    found = specjax.trace(lm, PROMPT, **options)
+    assert found.prompt == "1 0 2 1 0" and found.reason == "length" and len(found.tokens) == 4
+    assert found.text == "".join(f" {token}" for token in found.tokens)
+    assert found.page_data()["tokens"][found.tokens[0]] == [str(found.tokens[0]), SPECIAL]
+    held = text_table.texts(session.table)
+    assert held == [PROMPT[-session.drafter.longest :] + found.tokens]
+
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(record, "run_recorded_round", interrupted)
+    found = specjax.trace(lm, PROMPT, **options)
+    assert found.interrupted and found.lossless and found.rounds == [] and found.rule == ""
+    assert len(text_table.texts(session.table)) == 1
+    assert "<title>specjax trace: Readable, suffix" in html_page.page(found.page_data())
+
+
+def test_a_datastore_is_asked_before_each_round(tmp_path, quick_compilation):
+    lm = specjax.LM.of(MODEL, PARAMS)
+    plain = specjax.generate(lm, PROMPT, drafter="none", max_new_tokens=NUM)
+    text = PROMPT + plain.tokens[0].tolist()
+    build(tmp_path / "store", [text], fingerprint(lm))
+    store = Retrieval(lm, tmp_path / "store", Suffix(num_draft=2))
+    found = specjax.trace(lm, PROMPT, drafter=store, max_new_tokens=NUM)
+    assert found.tokens == plain.tokens[0].tolist() and len(found.rounds) < NUM / 2
 
 
 def test_what_cannot_be_traced_is_refused(pair):

@@ -229,6 +229,7 @@ TABLE = {
     "test_text.py": [(r"compare_measures|names_a_drafter|in_a_batch\[draft", MERGE)],
     "test_topology.py": [(r"measured_ranks|probable_paths\[opt", MERGE)],
     "test_trace.py": [
+        ("without_a_tokenizer|datastore", MERGE),
         (r"decide_as.*(kseq|typical)", FULL),
         ("general_words|cannot_be_traced|page|gets_out|decide_as|command", MERGE),
         (EVERYTHING, FULL),

@@ -9,7 +9,7 @@ import jax
 import specjax
 
 from ..tracing import api, html_page
-from .options import INTERRUPTED, NOTHING_TO_DRAW, add_decoding, options_of, set_up
+from .options import INTERRUPTED, NOTHING_TO_DRAW, add_decoding, options_of, save_session, set_up
 from .prompts import add_prompt, asked
 
 OUTPUT = "specjax-trace.html"
@@ -47,6 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     lm = set_up(arguments)
     options = options_of(arguments, lm) | {"inputs": heard}
     found = specjax.trace(lm, prompt, rounds=arguments.rounds, **options)
+    save_session(arguments, options)
     if jax.process_index() == 0:  # of several processes, which all have the rounds
         size = found.save(arguments.output)
         rounds = f"{len(found.rounds)} round{'s' * (len(found.rounds) != 1)}"

@@ -27,8 +27,11 @@ class Spelled:
         return repr(self.text) if self.kind == TEXT else f"‹{self.text}›"
 
 
-def speller(tokenizer: Tokenizer) -> Callable[[int], Spelled]:
-    """``spell(token) -> Spelled`` for the tokens of a model."""
+def speller(tokenizer: Tokenizer | None) -> Callable[[int], Spelled]:
+    """``spell(token) -> Spelled`` for the tokens of a model; without a tokenizer a token's name is
+    its id."""
+    if tokenizer is None:
+        return lambda token: Spelled(str(int(token)), SPECIAL)
     words, added = tokenizer.vocabulary, tokenizer.added
     try:
         stands_for = tokenizer.token_bytes

@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
+
 from .. import acceptance, sharding
-from ..decoding.state import ENDED, STOPPED
+from ..decoding.state import ENDED, STOPPED, State
 from ..models.lm import LM
 from ..models.seq2seq.encoder_inputs import encodes
 from ..sampling import processors
 from ..text.options import Options, takes
 from ..text.round_costs import prepare_measured
 from ..text.stop_strings import RowText
+from ..text.task import GenerationTask
 from ..text.token_display import speller
+from ..types import PyTree
 from .record import record_rounds
 from .result import Trace
 
@@ -39,7 +43,8 @@ def trace(lm: LM, prompt: str | Sequence[int] | None = None, *, options: TraceOp
       lm: the target, from ``specjax.load``.
       prompt: a text or its token ids, as for ``generate``.
       rounds: the number of rounds that are run at most.
-      drafter, drafting, sampling, ...: as ``generate`` takes them, for one row.
+      drafter, drafting, sampling, ...: as ``generate`` takes them, for one row. A ``Session`` takes
+        in the text if it ended within the rounds; a ``Retrieval`` is asked before each round.
 
     Returns:
       A ``Trace``; ``Trace.save(file)`` writes it as a page for a browser. Ctrl-C ends the tracing
@@ -70,8 +75,11 @@ def trace(lm: LM, prompt: str | Sequence[int] | None = None, *, options: TraceOp
         state = work.start()
         objects = lm.target, work.drafter, work.rule
         try:
-            for one, _ in record_rounds(*objects, work.params, state, spell):
-                fresh = _push(text, one.emitted)
+            rounds_of_row = record_rounds(
+                *objects, work.params, state, spell, refreshed=lambda now: _refreshed(work, now)
+            )
+            for one, _ in rounds_of_row:
+                fresh = _pieces(lm, text, one.emitted)
                 recorded.append(one.cut(len(fresh), ENDED[STOPPED]) if text.over else one)
                 pieces.append(fresh)
                 if text.over or len(recorded) == rounds:
@@ -80,18 +88,18 @@ def trace(lm: LM, prompt: str | Sequence[int] | None = None, *, options: TraceOp
             interrupted = True
     if pieces and pieces[-1]:
         pieces[-1][-1] += text.flush()
-    rule = recorded[-1].rule if recorded else ""
+    if work.session is not None and recorded and recorded[-1].reason:
+        work.session.add(work.prompts[0], [token for one in recorded for token in one.emitted])
+    rule = acceptance.named(work.rule)
     return Trace(
         model=lm.name,
         drafter=state.stats.drafter,
-        rule=rule,
-        lossless=acceptance.RULES[rule].lossless
-        if rule in acceptance.RULES
-        else work.rule.lossless,
+        rule=recorded[-1].rule if recorded else "",
+        lossless=rule is None or acceptance.exact(rule, state.sampling.greedy),
         approximate=state.stats.approximate,
         settings=_settings(options),
         greedy=state.sampling.greedy,
-        prompt=lm.tokenizer.decode(work.prompts[0]),
+        prompt=_text_of(lm, work.prompts[0]),
         source=prompt if isinstance(prompt, str) and encodes(lm) else None,
         rounds=recorded,
         pieces=pieces,
@@ -101,8 +109,26 @@ def trace(lm: LM, prompt: str | Sequence[int] | None = None, *, options: TraceOp
     )
 
 
-def _push(text: RowText, emitted: list[int]) -> list[str]:
-    """The text of each emitted token, up to the token that completes a stop string."""
+def _refreshed(work: GenerationTask, state: State) -> PyTree:
+    """``work.params`` with what the session knows, now that row 0 has the tokens of ``state``."""
+
+    def texts() -> list[np.ndarray]:
+        tokens, length = sharding.gather((state.tokens, state.length))
+        return [np.asarray(tokens[0, : length[0]])]
+
+    return work.refreshed(texts).params
+
+
+def _text_of(lm: LM, ids: Sequence[int]) -> str:
+    """A prompt as text; without a tokenizer its ids."""
+    return " ".join(map(str, ids)) if lm.tokenizer is None else lm.tokenizer.decode(ids)
+
+
+def _pieces(lm: LM, text: RowText, emitted: list[int]) -> list[str]:
+    """The text of each emitted token, up to the token that completes a stop string; without a
+    tokenizer a space and the token's id."""
+    if lm.tokenizer is None:
+        return [f" {token}" for token in emitted]
     pieces = []
     for token in emitted:
         if text.over:

@@ -27,7 +27,7 @@ from ..decoding.round import (
     truncate,
 )
 from ..decoding.state import ENDED, State
-from ..types import POINT_MASS, ROOT, Draft, Verdict
+from ..types import POINT_MASS, ROOT, Draft, PyTree, Verdict
 from . import explain
 
 TOP = 5  # most probable tokens that are recorded at a visited node
@@ -197,7 +197,14 @@ def _arrays(rule, params, verified: VerifiedRound, emitted, keys) -> RoundArrays
 
 
 def record_rounds(
-    target, drafter, rule, params, state: State, spell: Callable[[int], object] = str, row: int = 0
+    target,
+    drafter,
+    rule,
+    params,
+    state: State,
+    spell: Callable[[int], object] = str,
+    row: int = 0,
+    refreshed: Callable[[State], PyTree] | None = None,
 ) -> Iterator[tuple[Round, State]]:
     """Runs rounds until row ``row`` has ended.
 
@@ -206,11 +213,13 @@ def record_rounds(
       state: the state after the prompts were read; its buffers are not donated.
       spell: shows a token id as it appears in the sentences.
       row: index of the recorded row; the other rows are decoded along with it.
+      refreshed: returns ``params`` for the round that begins at a state; None: they stay.
 
     Yields:
       The record of each round of the row, and the state after that round.
     """
     while int(sharding.gather(state.budget)[row]) > 0:
+        params = params if refreshed is None else refreshed(state)
         state, arrays = run_recorded_round(target, drafter, rule, params, state)
         arrays, ended = sharding.gather((arrays, state.ended))
         yield _round(arrays, row, spell, ENDED[int(ended[row])]), state

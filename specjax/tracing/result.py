@@ -27,7 +27,8 @@ class Trace:
       source: the text that an encoder read, or None.
       rounds: the rounds in order, see ``Round``.
       pieces: for each round, the text that became certain with each of its tokens. All pieces
-        joined are the text that ``specjax.generate`` returns.
+        joined are the text that ``specjax.generate`` returns. Without a tokenizer token ids, each
+        after a space, stand for text here and in ``prompt``.
       reason: why the text ended, as in ``Generation.reasons``; empty if it would go on.
       interrupted: whether Ctrl-C ended the trace.
       spell: shows a token id as text.

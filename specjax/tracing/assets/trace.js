@@ -422,7 +422,8 @@ function turn() {
 
 function drawHeader() {
   byId("model").textContent = trace.model;
-  const facts = [["drafter", trace.drafter], ["rule", trace.rule + (trace.lossless ? " (lossless)" : "")]];
+  const facts = [["drafter", trace.drafter]];
+  if (trace.rule) facts.push(["rule", trace.rule + (trace.lossless ? " (lossless)" : "")]);
   for (const [name, value] of Object.entries(trace.settings)) facts.push([name.replaceAll("_", " "), value]);
   facts.push(["rounds", String(rounds.length)], ["tokens", String(rounds.reduce((sum, one) => sum + one.emitted.length, 0))]);
   for (const [name, value] of facts) {
