@@ -1,18 +1,25 @@
 """A file of prompts through a batch: the texts of ``generate``, kept, resumed, never mixed up."""
 
+import functools
 import json
 import re
 
+import jax
+import numpy as np
 import pytest
 from asking import flat
 from compiled import compilations
+from toys import bag, like
 
 import specjax
-from specjax import cli
+from specjax import acceptance, cli, drafters
 from specjax._internal import compile_cache
 from specjax.sampling import processors
 from specjax.serving import jsonl_input
+from specjax.serving.identity import described, made_with
 from specjax.serving.offline import Progress
+from specjax.text import Session
+from specjax.text.options import Options
 
 pytest_plugins = ["pairs"]
 TEXTS = ["def f(x):", "import os\n\n\nclass A:\n    def", "x", "for i in range(10):", "a = [1, 2]"]
@@ -173,6 +180,64 @@ def test_an_output_made_otherwise_is_refused_and_left_alone(pair, begun, tmp_pat
             **flat(output=output, batch=2, **({"drafter": "ngram"} | options)),
         )
     assert output.read_text() == begun
+
+
+class Scaled(processors.LogitsProcessor):
+    """A processor without a repr, an order or fields."""
+
+    def __init__(self, factor):
+        self._factor = factor
+
+    def __call__(self, logits, prefix):
+        return logits * self._factor
+
+
+def scaled(factor):
+    return lambda logits, prefix: logits * factor
+
+
+TOY, WEIGHTS = bag(7, 3)
+# each of them has texts, or a law, of its own
+LAWS = [
+    lambda: {},
+    *(lambda k=k: {"rule": acceptance.Tolerance(top_k=k)} for k in (1, 3)),
+    *(lambda e=e: {"drafter": drafters.SelfDraft(2, target=TOY, exit=e)} for e in (2, 4)),
+    *(lambda n=n: {"drafter": drafters.NGram(2, longest=n)} for n in (3, 4)),
+    *(lambda n=n: {"drafter": Session(TOY_LM, drafters.Suffix(num_draft=n))} for n in (2, 3)),
+    *(lambda k=k: {"logits_processor": Scaled(k)} for k in (2, 3)),
+    *(lambda k=k: {"logits_processor": scaled(k)} for k in (2, 3)),
+    *(lambda k=k: {"logits_processor": jax.jit(scaled(k))} for k in (2, 3)),
+    *(lambda k=k: {"logits_processor": functools.partial(scaled, k)} for k in (2, 3)),
+    lambda: {"logits_processor": lambda logits, prefix: 2 * logits},
+    lambda: {"logits_processor": lambda logits, prefix: 3 * logits},
+    lambda: {"logits_processor": processors.Automaton("a", params={"next": np.zeros(2)})},
+    lambda: {"logits_processor": processors.Automaton("a", params={"next": np.ones(2)})},
+    *(
+        lambda k=k: {
+            "drafter": drafters.DraftModel(2, model=TOY),
+            "drafter_params": like(WEIGHTS, k),
+        }
+        for k in (1, 2)
+    ),
+    lambda: {"process_drafts": False},
+    lambda: {"num_draft": 2},
+    lambda: {"tree": "2x1"},
+]
+TOY_LM = specjax.LM.of(TOY, WEIGHTS)
+
+
+def test_what_decides_a_text_or_its_law_is_a_part_of_what_an_output_was_made_with():
+    defaults = {**jsonl_input.NEUTRAL, "max_new_tokens": 8, "seed": None, "stop": None}
+    prompts, _ = jsonl_input.read(TOY_LM, [[1, 2]], defaults | {"stop_strings": None}, 0)
+
+    def identity(make):
+        return json.dumps(made_with(TOY_LM, prompts, Options(**flat(**make()))))
+
+    assert len({identity(make) for make in LAWS}) == len(LAWS)
+    assert [identity(make) for make in LAWS] == [identity(make) for make in LAWS]
+    assert " at 0x" not in json.dumps([described(make()) for make in LAWS])
+    by_name = identity(lambda: {"rule": "approximate-tolerance:top_k=1"})
+    assert by_name == identity(LAWS[1])
 
 
 def test_a_file_of_something_else_and_one_in_use_are_refused(pair, tmp_path):

@@ -203,7 +203,7 @@ TABLE = {
         (EVERYTHING, MERGE),
     ],
     "test_serving.py": [
-        ("broken_lines|wrong_arguments|different_names", DEFAULT),
+        ("broken_lines|wrong_arguments|different_names|a_part_of_what", DEFAULT),
         (r"generate_gives.*(plain|tree)", FULL),
         ("generate_gives|own_stop|command", MERGE),
         (EVERYTHING, FULL),

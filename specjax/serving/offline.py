@@ -8,27 +8,18 @@ compiled programs serve all prompts, whatever the lengths of prompts and texts.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
 
 from .. import sharding
-from ..checkpoints import HeadLM
-from ..drafters import Fallback, Hybrid, Synthetic
 from ..models.lm import LM
-from ..models.seq2seq.encoder_inputs import Features
-from ..sampling import processors
 from ..sampling.distribution import Sampling
-from ..text.drafter_names import WithLookup
 from ..text.options import Options, SharedOptions, options_from, takes
 from ..text.prepare import seed_key
-from ..text.session import Session
-from ..trees.topology import as_topology
-from ..types import DrafterWrapper, Rule
 from . import jsonl_input
-from .jsonl_input import NEUTRAL, Broken, Prompt
+from .identity import made_with
+from .jsonl_input import NEUTRAL, Broken
 from .jsonl_output import OutputFile
 from .scheduler import Continuous, Row
 
@@ -179,11 +170,10 @@ def serve_offline(
             logits_processor=sampling.logits_processor, process_drafts=sampling.process_drafts
         ),
     )
-    made_with = _made_with(lm, found, asked)
     common = batch, gather, options.progress, asked
     if options.output is None:
         return _serve(lm, found, broken, None, *common)
-    with OutputFile(options.output, made_with) as file:
+    with OutputFile(options.output, made_with(lm, found, asked)) as file:
         return _serve(lm, found, broken, file, *common)
 
 
@@ -214,62 +204,3 @@ def _serve(lm, found, broken, file, batch, gather, progress, options: Options) -
         seconds=time.perf_counter() - begin,
         finished=finished,
     )
-
-
-def _identity(drafter):
-    """Returns JSON data that identifies the value of ``drafter=``."""
-    if isinstance(drafter, Session):  # the answers in a session change no text
-        return "session", _identity(drafter.drafter)
-    if isinstance(drafter, WithLookup):
-        return drafter.lookup.removesuffix("+"), _identity(drafter.inner)
-    if isinstance(drafter, LM):
-        return drafter.fingerprint, str(drafter.dtype)
-    if isinstance(drafter, HeadLM):
-        return drafter.fingerprint, str(drafter.drafter.topology)
-    if isinstance(drafter, str | os.PathLike | None):
-        return drafter if drafter is None else os.fspath(drafter)
-    said = drafter.name, drafter.num_draft, drafter.topology, drafter.sibling_sampling
-    around = isinstance(drafter, DrafterWrapper | Hybrid | Fallback | Synthetic)
-    inner = drafter.inner if around else None
-    lookup = drafter.lookup if isinstance(drafter, Hybrid) else None
-    lookup = drafter.first if isinstance(drafter, Fallback) else lookup
-    return [*(str(part) for part in said), _identity(inner), str(lookup)]
-
-
-def _made_with(lm: LM, prompts: list[Prompt], options: Options) -> dict[int, dict]:
-    """Returns, for each index, hashes of the model, the drafter and the prompt with its options."""
-    model = _hash(lm.fingerprint, str(lm.dtype))
-    drafting = options.drafting
-    rule = drafting.rule.name if isinstance(drafting.rule, Rule) else str(drafting.rule)
-    shape = None if drafting.tree is None else str(as_topology(drafting.tree))
-    parts = [_identity(options.drafter), drafting.num, shape, rule]
-    if drafting.sibling_sampling is not None:
-        parts.append(drafting.sibling_sampling)
-    drafter = _hash(*parts)
-    law = processors.processor_name(options.sampling.logits_processor)
-    same = {"model": model, "drafter": drafter}
-    return {
-        p.index: same
-        | {
-            "prompt_and_options": _hash(
-                {**_plain(p), "seed": [options.seed, p.seed], "id": None, "law": law}
-            )
-        }
-        for p in prompts
-    }
-
-
-def _plain(prompt: Prompt) -> dict:
-    """Returns the fields of a prompt, with features replaced by their digest, and without
-    ``source`` if there is none."""
-    fields = dict(vars(prompt))
-    source = fields.pop("source")
-    if isinstance(source, Features):
-        source = source.digest
-    return fields if source is None else fields | {"source": source}
-
-
-def _hash(*parts) -> str:
-    # NumPy's numbers are hashed as Python's numbers
-    written = json.dumps(parts, default=lambda value: value.item())
-    return hashlib.sha256(written.encode()).hexdigest()[:12]

@@ -1,0 +1,137 @@
+"""Says what a text was made with, so that one output never holds texts of two laws.
+
+``made_with`` hashes everything that decides a text or its law. The hashes are the same in another
+process with the same settings, and others with other settings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from .. import acceptance
+from ..checkpoints import HeadLM
+from ..models.lm import LM
+from ..models.seq2seq.encoder_inputs import Features
+from ..models.tokenizer import Tokenizer
+from ..text.options import Options
+from ..text.session import Session
+from ..trees.topology import as_topology
+from .jsonl_input import Prompt
+
+
+def made_with(lm: LM, prompts: list[Prompt], options: Options) -> dict[int, dict[str, str]]:
+    """Returns, for each index, hashes of the model, of the drafter with its rule, and of the prompt
+    with its options."""
+    drafting, sampling = options.drafting, options.sampling
+    drafter = [
+        options.drafter,
+        options.drafter_params,
+        drafting.num,
+        None if drafting.tree is None else as_topology(drafting.tree),
+        acceptance.named(drafting.rule),
+        drafting.sibling_sampling,
+    ]
+    same = {"model": _hash(lm.fingerprint, str(lm.dtype)), "drafter": _hash(described(drafter))}
+    law = _hash(described([sampling.logits_processor, sampling.process_drafts]))
+    return {
+        p.index: same
+        | {
+            "prompt_and_options": _hash(
+                {**_plain(p), "seed": [options.seed, p.seed], "id": None, "law": law}
+            )
+        }
+        for p in prompts
+    }
+
+
+def described(value: Any, around: tuple[int, ...] = ()) -> Any:
+    """Returns ``value`` as data that JSON can hold; other values give other data.
+
+    Models, heads and tokenizers are described by their fingerprints, arrays by a hash, functions by
+    their code and the variables that they enclose (not by globals that they read), and all other
+    objects by their class and fields.
+
+    Args:
+      around: ``id`` of the objects that hold ``value``, which may hold themselves.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if id(value) in around:
+        return "the object around"
+    inner = functools.partial(described, around=(*around, id(value)))
+    if isinstance(value, list | tuple):
+        return [inner(part) for part in value]
+    if isinstance(value, Mapping):
+        return sorted(([str(name), inner(part)] for name, part in value.items()), key=_hash)
+    if isinstance(value, set | frozenset):
+        return sorted(map(inner, value), key=_hash)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+        array = np.asarray(value)
+        content = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+        return [str(array.dtype), list(array.shape), content]
+    if isinstance(value, type | types.ModuleType):
+        return [getattr(value, "__module__", ""), getattr(value, "__qualname__", value.__name__)]
+    return [*inner(type(value)), *map(inner, _parts(value))]
+
+
+def _parts(value: Any) -> list:
+    """Returns what an object consists of, beside its class."""
+    if isinstance(value, LM):
+        return [value.fingerprint, str(value.dtype)]
+    if isinstance(value, HeadLM):
+        return [value.fingerprint, value.drafter]
+    if isinstance(value, Tokenizer):
+        return [value.fingerprint]
+    if isinstance(value, Session):  # the answers in a session change no text
+        return [value.drafter]
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, jax.stages.Wrapped):
+        return [getattr(value, "__wrapped__", None)]
+    if isinstance(value, types.MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, types.FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        return [value.__qualname__, value.__code__, value.__defaults__, value.__kwdefaults__, cells]
+    if isinstance(value, types.CodeType):
+        return [value.co_code.hex(), value.co_names, value.co_consts]
+    if dataclasses.is_dataclass(value):
+        return [{field.name: getattr(value, field.name) for field in dataclasses.fields(value)}]
+    if hasattr(value, "__dict__"):
+        cached = [n for n, x in _members(value).items() if isinstance(x, functools.cached_property)]
+        return [{name: part for name, part in vars(value).items() if name not in cached}]
+    shown = repr(value)
+    return [] if " at 0x" in shown else [shown]
+
+
+def _members(value: Any) -> dict[str, Any]:
+    """Returns what the class of ``value`` and the classes that it extends define, by name."""
+    return {name: x for kind in reversed(type(value).__mro__) for name, x in vars(kind).items()}
+
+
+def _plain(prompt: Prompt) -> dict:
+    """Returns the fields of a prompt, with features replaced by their digest, and without
+    ``source`` if there is none."""
+    fields = dict(vars(prompt))
+    source = fields.pop("source")
+    if isinstance(source, Features):
+        source = source.digest
+    return fields if source is None else fields | {"source": source}
+
+
+def _hash(*parts: Any) -> str:
+    # NumPy's numbers are hashed as Python's numbers
+    written = json.dumps(parts, default=lambda value: value.item())
+    return hashlib.sha256(written.encode()).hexdigest()[:12]
