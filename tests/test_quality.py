@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+from compiled import compilations
 from toys import bag, like
 
 import specjax
 from specjax import Sampling
 from specjax.drafters import DraftModel
+from specjax.text import Session
 
 MODEL, PARAMS = bag(11, 3)
 LM = specjax.LM.of(MODEL, PARAMS)
@@ -28,9 +30,8 @@ def test_at_temperature_0_lossless_rules_cost_nothing_and_wider_ones_no_less():
 
 def test_above_temperature_0_the_emitted_law_is_counted_against_the_targets():
     rules = ["rejection", "coupled", "approximate-lenience:scale=0.05"]
-    found = specjax.quality(
-        LM, PROMPTS, rules=rules, sampling=Sampling(temperature=1.0), probe_samples=2000, **COMMON
-    )
+    warm = Sampling(temperature=1.0, logit_bias={3: 0.5})
+    found = specjax.quality(LM, PROMPTS, rules=rules, sampling=warm, probe_samples=2000, **COMMON)
     assert found.num_probes == 6 and str(found).count("\n") == 6
     plain, rejection, coupled, lenient = found.rules
     for one in (plain, rejection, coupled):  # nothing but noise
@@ -50,8 +51,15 @@ def test_above_temperature_0_the_emitted_law_is_counted_against_the_targets():
         (dict(probes=-1), "no negative number"),
         (dict(sampling=Sampling(repetition_penalty=1.5)), "no penalties"),
         (dict(num_samples=2), "num_samples=1"),
+        (dict(seed=[1, 2, 3]), "seed: .*one value"),
+        (dict(sampling=Sampling(temperature=np.ones(3), top_k=[1, 2, 3])), "temperature, top_k: "),
+        (dict(sampling=Sampling(logit_bias=np.zeros((3, 11)))), "logit_bias: "),
+        (dict(drafter=Session(LM, "suffix", 256), drafter_params=None), "a session takes in"),
     ],
 )
 def test_what_has_no_price_is_refused(settings, words):
-    with pytest.raises(ValueError, match=words):
-        specjax.quality(LM, PROMPTS, **COMMON, **settings)
+    def refused():
+        with pytest.raises(ValueError, match=words):
+            specjax.quality(LM, PROMPTS, **COMMON | settings)
+
+    assert compilations(refused) == 0

@@ -13,6 +13,8 @@ from .. import acceptance
 from ..models.lm import LM
 from ..text.generation import generate
 from ..text.options import Drafting, Options, Prompts, options_from, takes
+from ..text.prepare import with_bias
+from ..text.session import Session
 from ..types import Rule
 from .rescoring import scores_of_new
 
@@ -109,7 +111,8 @@ def quality(lm: LM, prompts: Prompts, *, options: QualityOptions) -> Quality:
       ``Quality``, plain decoding first.
 
     Raises:
-      ValueError: no rules, a number out of range, or settings that look at earlier tokens.
+      ValueError: before anything is compiled: no rules, a number out of range, settings that look
+        at earlier tokens, a seed or setting for each prompt, or a session.
 
     Example::
 
@@ -127,6 +130,7 @@ def quality(lm: LM, prompts: Prompts, *, options: QualityOptions) -> Quality:
             "quality scores texts by the target's own law: give no penalties, no logits processor, "
             "no inputs, and num_samples=1"
         )
+    _refuse_unfair(options)
     plain = dataclasses.replace(options, drafter="none", drafter_params=None, drafting=Drafting())
     runs = [("plain", plain)]
     for rule in options.rules:
@@ -137,7 +141,7 @@ def quality(lm: LM, prompts: Prompts, *, options: QualityOptions) -> Quality:
     written = {name: generate(lm, prompts, **_given(one)) for name, one in runs}
     first = written["plain"]
     places = [] if sampling.greedy else _places(first, options.probes)
-    laws = _target_laws(lm, places, sampling)
+    laws = _target_laws(lm, places, with_bias(lm, sampling))
     found = []
     for name, one in runs:
         out = written[name]
@@ -169,6 +173,23 @@ def quality(lm: LM, prompts: Prompts, *, options: QualityOptions) -> Quality:
         probe_samples=options.probe_samples,
         rules=tuple(found),
     )
+
+
+def _refuse_unfair(options: QualityOptions) -> None:
+    """Raises ``ValueError`` for a law of each prompt and for a drafter that learns."""
+    ranks = {name: 0 for name in ("temperature", "top_k", "top_p", "min_p")} | {"logit_bias": 1}
+    wrong = [n for n, rank in ranks.items() if np.ndim(getattr(options.sampling, n)) > rank]
+    wrong += ["seed"] if np.ndim(options.seed) else []
+    if wrong:
+        raise ValueError(
+            f"{', '.join(wrong)}: quality compares one law over all prompts; give one value "
+            "instead of one for each prompt"
+        )
+    if isinstance(options.drafter, Session) and not options.drafter.asks:
+        raise ValueError(
+            "drafter: a session takes in what one rule writes and drafts it for the next; give "
+            "its drafter alone, such as 'suffix'"
+        )
 
 
 def _given(options: QualityOptions) -> dict:

@@ -66,7 +66,7 @@ def prepare(
     strings = per_row(options.stop_strings, len(ids))
     if any(strings):
         check_tokenizer(lm, "stop_strings")
-    sampling = _with_bias(lm, options.sampling)
+    sampling = with_bias(lm, options.sampling)
     drafter = options.drafter
     if isinstance(drafter, str | os.PathLike):
         drafter = named(lm, drafter)
@@ -222,7 +222,7 @@ def keys_of(seed, rows: int, num_samples: int) -> jax.Array:
     return jnp.stack(folded)
 
 
-def _with_bias(lm: LM, sampling: Sampling) -> Sampling:
+def with_bias(lm: LM, sampling: Sampling) -> Sampling:
     """``sampling`` with a bias that was given as a mapping as an array ``[V]``, and with what the
     model must never write."""
     bias, vocab = sampling.logit_bias, lm.target.vocab_size
