@@ -17,7 +17,8 @@ import sys
 import jax, jax.numpy as jnp, numpy as np
 sys.path.insert(0, {str(TESTS)!r})
 from specjax.kernels.cpu import library
-flags = "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1", "-g"
+# -O0: with optimizations the compiler takes ten times as long over the sanitizers' checks
+flags = "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O0"
 library._native = lambda name: (library.build({GXX!r}, *flags, name=name), None)
 assert library.register() is None
 """
@@ -97,7 +98,6 @@ def test_fault_a_read_past_the_end_of_an_array_is_seen():
     assert done.returncode != 0 and "heap-buffer-overflow" in done.stderr, done.stderr[-3000:]
 
 
-def test_scales_of_a_row_that_is_missing_are_seen():
-    """A fault in the kernels of quantized weights, which take minutes to compile like this."""
+def test_fault_a_read_past_the_end_of_quantized_weights_is_seen():
     done = run(SHORT)
     assert done.returncode != 0 and "heap-buffer-overflow" in done.stderr, done.stderr[-3000:]

@@ -194,8 +194,7 @@ TABLE = {
     "test_servers.py": MERGE,
     "test_sanitizers.py": [
         ("fault", DEFAULT),
-        (r"\[kernels\]", MERGE),
-        (EVERYTHING, FULL),  # compiling quantized.cc with sanitizers takes minutes
+        (EVERYTHING, MERGE),
     ],
     "test_segments.py": [("segments_bring", MERGE)],
     "test_self_draft.py": [
