@@ -17,6 +17,7 @@ from scipy.stats import chi2
 from toys import bag
 
 from specjax import Sampling
+from specjax.acceptance import walk
 from specjax.acceptance.node_laws import DraftLaw
 from specjax.decoding import loop, round
 from specjax.drafters import registry
@@ -41,7 +42,7 @@ def drafters():
     found = {}
     for name in CASES:
         drafter, _, rules = CASES.lines[name]
-        if {*rules} - {"delta"} and name not in GUESSES:
+        if {*rules} - {"delta", "coupled"} and name not in GUESSES:
             found[name] = name, {}
         elif isinstance(drafter, HeadDrafter) and isinstance(drafter.topology, Tree):
             for picks in ("iid", "distinct"):
@@ -80,8 +81,12 @@ def drawn(drafter, weights):
             law, total = DraftLaw(draft, VOCAB), 1.0
             for node in range(1, draft.num_nodes):
                 q = law(jnp.full((ROWS,), node))
-                total *= jnp.take_along_axis(q, draft.tokens[:, node, None], axis=1)[:, 0]
+                q = jnp.take_along_axis(q, draft.tokens[:, node, None], axis=1)[:, 0]
+                total *= jnp.where(able[:, node], q, 1.0)
             return total
+
+        # a fallback leaves nodes empty where the one drafter drafts fewer than the other
+        able = walk.eligible(draft)
 
         def number(x, base):
             return jnp.sum(x * base ** jnp.arange(x.shape[1]), axis=1)
@@ -91,7 +96,7 @@ def drawn(drafter, weights):
             parents = draft.parent[:, 1:]
         flat = draft.laws**0.8
         flat = dataclasses.replace(draft, laws=flat / flat.sum(axis=-1, keepdims=True))
-        tokens = number(draft.tokens[:, 1:], VOCAB)
+        tokens = number(jnp.where(able, draft.tokens, 0)[:, 1:], VOCAB)
         return tokens, number(parents, draft.num_nodes), stated(draft), stated(flat)
 
     return tuple(map(np.asarray, run({"target": PARAMS, "drafter": weights}, request)))

@@ -198,12 +198,16 @@ def path_to(draft: Draft, node: jax.Array) -> tuple[jax.Array, jax.Array]:
       node: int32 ``[B]``.
 
     Returns:
-      the nodes of the path int32 ``[B, D + 1]``, with zeros after the last, and the depth of
-      ``node`` int32 ``[B]``.
+      the nodes of the path int32 ``[B, D + 1]`` and the depth of ``node`` int32 ``[B]``. After the
+      last node of the path stand zeros, or in a chain the rest of the chain.
     """
     if draft.topology == chain_parents(draft.num_nodes - 1):
+        # Constants: XLA removes the gathers along them. With ``where(steps <= node, steps, 0)``
+        # LLVM miscompiled the gather of a chain of one draft for AVX-512 from 32 rows on: of two
+        # packed 32-bit indices it did not mask the first, which then addressed 16 GiB too far
+        # (jaxlib 0.10.2; tests/chain_of_one.py).
         steps = jnp.arange(draft.num_nodes, dtype=jnp.int32)
-        return jnp.where(steps <= node[:, None], steps, 0), node
+        return jnp.broadcast_to(steps, (len(node), draft.num_nodes)), node
     above = _column(ancestors(draft), node)  # [B, N]
     depth = jnp.broadcast_to(depths(draft), above.shape)
     steps = jnp.arange(max_depth(draft) + 1)
