@@ -95,7 +95,7 @@ def test_every_step_at_every_position_is_that_of_drafting_there(name, block, mon
         np.testing.assert_allclose(found[:, row, place], drafted(head, row, place), atol=2e-5)
 
 
-def test_a_drafter_that_forgets_its_own_tokens_is_told_apart():
+def test_fault_a_drafter_that_forgets_its_own_tokens():
     head = HEADS["eagle3"]
     found, twin = unrolled(head)[:, 0, 4], drafted(head, 0, 4, forget=True)
     np.testing.assert_allclose(found[:2], twin[:2], atol=2e-5)  # nothing was forgotten yet
