@@ -16,18 +16,10 @@ from test_greedy import CASES, run
 from toys import bag, counting, like, own_params
 
 import specjax
-from specjax import Sampling, trees
+from specjax import Sampling, drafters, trees
 from specjax.decoding import loop, reference
 from specjax.decoding.round import widths
-from specjax.drafters import (
-    Adaptive,
-    DraftModel,
-    ExLlama,
-    Goodput,
-    HuggingFace,
-    NGram,
-    Plain,
-)
+from specjax.drafters import Adaptive, DraftModel, NGram, Plain
 from specjax.models.causal_lm import CausalLM
 
 DRAFT = DraftModel(num_draft=3, model=MODEL)
@@ -227,11 +219,11 @@ def test_fault_a_width_that_peeks_at_the_drafted_tokens():
         (lambda: Adaptive(DRAFT, widths=(0, 4)), "from 1 to 3"),
         (lambda: Adaptive(Plain()), "plain drafts 0 deep"),
         (lambda: Adaptive(DRAFT).only(2), r"the widths are \(0, 1, 3\)"),
-        (lambda: Goodput(prior_acceptance=2), "0 <= prior_acceptance <= 1"),
-        (lambda: Goodput(min_pause=9, max_pause=8), "1 <= min_pause <= max_pause"),
-        (lambda: Goodput(min_gain=-0.1), "min_gain must be at least 0"),
-        (lambda: HuggingFace(start=0), "at least one token"),
-        (lambda: ExLlama(down=0), "0 < down <= 1"),
+        (lambda: drafters.Goodput(prior_acceptance=2), "0 <= prior_acceptance <= 1"),
+        (lambda: drafters.Goodput(min_pause=9, max_pause=8), "1 <= min_pause <= max_pause"),
+        (lambda: drafters.Goodput(min_gain=-0.1), "min_gain must be at least 0"),
+        (lambda: drafters.HuggingFace(start=0), "at least one token"),
+        (lambda: drafters.ExLlama(down=0), "0 < down <= 1"),
         (lambda: decode(Adaptive(DRAFT), PARAMS), "'inner'"),
         (
             lambda: decode(Adaptive(DRAFT), {"inner": PARAMS, "costs": jnp.ones(4)}),
