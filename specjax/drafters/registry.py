@@ -41,7 +41,7 @@ class Entry:
     Attributes:
       name: what users type; equal to the ``name`` of the drafter.
       path: ``module:Class`` of the drafter.
-      summary: what it proposes, one phrase for help texts.
+      summary: what it proposes, one phrase that is understood without those of other drafters.
       formats: modules of the layouts that hold its weights; ``save_drafter`` writes the first
         unless told otherwise. A format is named after its module (``medusa-vllm``).
       recipe: module of the recipe that trains it; empty: there is none.
@@ -162,17 +162,59 @@ def load_module(name: str, package: str) -> ModuleType:
 
 for _entry in (
     Entry("plain", ".plain:Plain", "nothing", kind="basic", aliases=("none",)),
-    Entry("draft", ".draft_model:DraftModel", "what a smaller model says", kind="basic"),
-    Entry("self", ".self_draft:SelfDraft", "what a part of the target's layers says", kind="basic"),
-    Entry("ngram", ".ngram:NGram", "what followed the last tokens before", kind="table"),
-    Entry("suffix", ".suffix:Suffix", "what followed them most often", kind="table"),
-    Entry("sam", ".sam:SAM", "what followed the longest match", kind="table"),
-    Entry("recycling", ".recycling:Recycling", "what the target last named", kind="table"),
-    Entry("adaptive", ".adaptive:Adaptive", "as much of another as pays", kind="wrapper"),
-    Entry("hybrid", ".hybrid:Hybrid", "copies, else what another says", kind="wrapper"),
-    Entry("fallback", ".fallback:Fallback", "a table, else what another says", kind="wrapper"),
-    Entry("union", ".union:Union", "what several propose, as one tree", kind="wrapper"),
-    Entry("synthetic", ".synthetic:Synthetic", "known texts, for benchmarks", kind="wrapper"),
+    Entry("draft", ".draft_model:DraftModel", "what a smaller model predicts", kind="basic"),
+    Entry(
+        "self",
+        ".self_draft:SelfDraft",
+        "what a part of the target's own layers predicts",
+        kind="basic",
+    ),
+    Entry(
+        "ngram",
+        ".ngram:NGram",
+        "what followed the last tokens of the text where they stood before",
+        kind="table",
+    ),
+    Entry(
+        "suffix",
+        ".suffix:Suffix",
+        "what followed the last tokens of the text most often",
+        kind="table",
+    ),
+    Entry(
+        "sam",
+        ".sam:SAM",
+        "what followed the longest end of the text that stood before",
+        kind="table",
+    ),
+    Entry(
+        "recycling",
+        ".recycling:Recycling",
+        "the successors that the target last found most probable for each token",
+        kind="table",
+    ),
+    Entry(
+        "adaptive", ".adaptive:Adaptive", "as many tokens of another drafter as pay", kind="wrapper"
+    ),
+    Entry(
+        "hybrid",
+        ".hybrid:Hybrid",
+        "a copy from the text, else what another drafter proposes",
+        kind="wrapper",
+    ),
+    Entry(
+        "fallback",
+        ".fallback:Fallback",
+        "what a table holds, else what another drafter proposes",
+        kind="wrapper",
+    ),
+    Entry("union", ".union:Union", "what several drafters propose, as one tree", kind="wrapper"),
+    Entry(
+        "synthetic",
+        ".synthetic:Synthetic",
+        "known texts with a stated share of errors, for benchmarks",
+        kind="wrapper",
+    ),
     Entry(
         "medusa",
         ".medusa:Medusa",
@@ -183,7 +225,7 @@ for _entry in (
     Entry(
         "hydra",
         ".hydra:Hydra",
-        "the same by heads that read the drafted tokens",
+        "a token by each of several heads on the last hidden state and the drafted tokens",
         formats=(".hydra",),
         recipe=".hydra",
     ),
@@ -197,42 +239,42 @@ for _entry in (
     Entry(
         "speculator",
         ".speculator:Speculator",
-        "what an MLP or LSTM cell says",
+        "what an MLP or LSTM cell on the last hidden state predicts",
         formats=(".speculator",),
         recipe=".speculator",
     ),
     Entry(
         "redrafter",
         ".redrafter:ReDrafter",
-        "the beams of a recurrent head",
+        "the beams of a recurrent head on the last hidden state",
         formats=(".redrafter",),
         recipe=".speculator",
     ),
     Entry(
         "eagle",
         ".eagle:Eagle",
-        "what a decoder layer on hidden states and drafted tokens says",
+        "what a decoder layer on hidden states and drafted tokens predicts",
         formats=(".eagle", ".eagle_sglang"),
         recipe=".eagle",
     ),
     Entry(
         "eagle3",
         ".eagle3:Eagle3",
-        "the same on the hidden states of several layers",
+        "what a decoder layer on the hidden states of several layers predicts",
         formats=(".eagle3", ".eagle3_speculators"),
         recipe=".eagle3",
     ),
     Entry(
         "p-eagle",
         ".peagle:PEagle",
-        "all depths of such a head at once",
+        "all depths of an EAGLE-3 head in one pass",
         formats=(".eagle3", ".eagle3_speculators"),
         recipe=".eagle3",
     ),
     Entry(
         "block",
         ".block:BlockDrafter",
-        "masks filled in at once (DFlash)",
+        "a block of masked tokens filled in by one pass (DFlash)",
         formats=(".dflash",),
         recipe=".block",
         aliases=("dflash",),
@@ -240,14 +282,14 @@ for _entry in (
     Entry(
         "mtp",
         ".mtp:MTP",
-        "what modules for multi-token prediction say",
+        "what modules for multi-token prediction predict",
         formats=(".mtp",),
         recipe=".mtp",
     ),
     Entry(
         "mtp_heads",
         ".mtp_heads:ParallelHeads",
-        "what parallel heads of multi-token prediction say",
+        "what parallel heads of multi-token prediction predict",
         formats=(".mtp_heads",),
     ),
 ):
