@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from interruptions import interrupt_screen
@@ -14,6 +16,7 @@ import specjax
 from specjax import cli
 from specjax._internal import compile_cache
 from specjax.cli import prompts, screen
+from specjax.cli.commands import parser
 from specjax.text.generation import Piece
 
 pytest_plugins = ["pairs"]
@@ -161,6 +164,10 @@ REFUSED = {
         ["a", "--drafter", "none", "--num-draft", "3"],
         "--num-draft 3: --drafter none drafts nothing; leave --num-draft out",
     ),
+    "no number of drafts": (["a", "--num-draft", "abc"], "'abc' is no number .*: give 1 to 64, or"),
+    "pairs without a comparison": (["a", "--repetitions", "9"], "used with --compare only"),
+    "tokens of no session": (["a", "--session-tokens", "512"], "used with --session only"),
+    "a whole copier": (["a", "--replicate-drafter", "--mesh", "data=1"], "auto has no weights"),
     "a whole drafter without a mesh": (["a", "--replicate-drafter"], "or give --mesh"),
     "an unknown option": (["a", "--no-such-option"], "--no-such-option"),
     "a misspelt option": (["a", "--tempature", "1"], "did you mean --temperature"),
@@ -176,6 +183,60 @@ def test_bad_input_is_one_line_and_exit_code_2(what, run):
     assert code == 2 and out == ""
     assert [line for line in err.splitlines() if "error" in line] == err.splitlines()[-1:]
     assert re.search(message, err)
+
+
+LLAMA = str(Path(__file__).parents[1] / "benchmarks" / "shapes" / "llama-3.1-70b.json")
+IGNORED = {
+    "a rule beside rules": ("quality --rules greedy --rule delta", "--rule delta: give one of"),
+    "a session of several rules": ("quality --session FILE", "leave --session out"),
+    "a temperature of no engine": ("audit delta --temperature 0.5", "with --samples only"),
+    "a filter of no engine": ("audit delta --top-k 5", "--top-k 5: .* with --samples only"),
+    "a model of no samples": ("audit delta --model TARGET", "with --samples only"),
+    "a type of no samples": ("audit --dtype float16", "with --samples only"),
+    "samples drawn and given": (
+        "audit --samples FILE --num-samples 9",
+        "no text is drawn",
+    ),
+    "weights of no drafter": (
+        f"plan-memory --model {LLAMA} --drafter-quantize int8",
+        "drafter_quantize='int8': there is no draft model",
+    ),
+    "a whole drafter that is none": (
+        f"plan-memory --model {LLAMA} --replicate-drafter",
+        "replicate_drafter=True: there is no draft model",
+    ),
+    "a tree of copies": ("tree --model TARGET", "name a draft model or heads"),
+}
+
+
+@pytest.mark.parametrize("what", IGNORED)
+def test_an_option_that_would_be_ignored_is_refused(what, run, folders):
+    words, message = IGNORED[what]
+    words = words.replace("TARGET", str(folders["target"])).split()
+    code, out, err = run(*words[1:], command=words[0])
+    assert code == 2 and out == "" and re.search(message, err.splitlines()[-1])
+
+
+def test_every_option_is_explained_in_words_that_stand_alone():
+    waiting = [parser()]
+    for one in waiting:
+        for action in one._actions:  # noqa: SLF001
+            assert not re.match("of |for |the same", action.help or "of "), (one.prog, action)
+            waiting += action.choices.values() if isinstance(action.choices, dict) else ()
+    assert len(waiting) > 12
+
+
+def test_a_trace_and_a_comparison_write_their_session(run, folders, tmp_path, monkeypatch):
+    ended = SimpleNamespace(rounds=[], tokens=[], tau=0.0, approximate="", reason="length")
+    ended.interrupted, ended.save = False, lambda file: 0
+    monkeypatch.setattr(specjax, "trace", lambda lm, prompt, **options: ended)
+    monkeypatch.setattr(specjax, "compare", lambda lm, prompt, **options: ended)
+    monkeypatch.chdir(tmp_path)
+    files = "a.session", "b.session"
+    trace = ["a", "--model", folders["target"], "--session", files[0]]
+    assert run(*trace, command="trace")[0] == 0
+    assert run("a", "--compare", "--session", files[1])[0] == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*files]
 
 
 def test_a_model_that_is_absent_is_one_line(run):

@@ -48,7 +48,7 @@ REFUSED = {
 def ways():
     """Options that a drafter would ignore, by the drafter: given by name, as an object, whole."""
     from specjax import Drafting
-    from specjax.drafters import DraftModel, NGram
+    from specjax.drafters import DraftModel, NGram, Recycling
 
     def model(pair):
         return DraftModel(num_draft=2, model=pair[1].target)
@@ -71,6 +71,7 @@ def ways():
         "weights of a name": ("ngram", weights, "drafter_params: drafter='ngram' has no weights"),
         "weights of nothing": (None, weights, "drafter=None has no weights"),
         "weights of a copier": (NGram(num_draft=3), weights, "NGram.* has no weights; leave"),
+        "weights of a table": (Recycling(vocab_size=99), weights, "Recycling.* has no weights"),
         "weights of a model": (draft, weights, "drafter=LM.* brings its own weights; leave"),
     }
 

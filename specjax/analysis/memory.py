@@ -187,8 +187,8 @@ def plan_memory(
         all-reduces.
 
     Raises:
-      ValueError: a mesh that cannot share a model or the rows, a size below 1, an unknown name, or
-        a drafter that does not read what its target reads.
+      ValueError: a mesh that cannot share a model or the rows, a size below 1, an unknown name, a
+        drafter that does not read what its target reads, or settings of a drafter without one.
       FileNotFoundError: there is no such config.
 
     Example::
@@ -199,6 +199,12 @@ def plan_memory(
     for name, value in (("batch", batch), ("context", context), ("source", source)):
         if value is not None and value < 1:
             raise ValueError(f"{name}={value}: it must be at least 1")
+    unused = [("drafter_quantize", drafter_quantize), ("replicate_drafter", replicate_drafter)]
+    for name, value in unused if drafter is None else ():
+        if value:
+            raise ValueError(
+                f"{name}={value!r}: there is no draft model; give drafter, or leave {name} out"
+            )
     if num_draft < 0:
         raise ValueError(f"num_draft={num_draft}: it must be at least 0")
     if batch % sizes[DATA]:

@@ -9,9 +9,11 @@ import specjax
 
 from .. import acceptance
 from .json_lines import read_json_lines
-from .options import set_up
+from .options import DTYPE, add_filters, require, set_up
 
 BIASED = 1  # exit code
+NUM_SAMPLES = 200_000  # texts of a rule, by default
+LAW = ("temperature", "top_k", "top_p", "min_p")  # settings of an engine
 
 
 def add(commands) -> None:
@@ -35,12 +37,11 @@ def add(commands) -> None:
         help='a .jsonl file with {"prompt": text or token ids, "tokens": the token ids that the '
         "engine appended} a line",
     )
-    p.add_argument("--model", default="embedded", help="with --samples: whose law they should have")
-    p.add_argument("--temperature", type=float, default=1.0, help="of the engine; 0 is greedy")
-    p.add_argument("--top-k", type=int)
-    p.add_argument("--top-p", type=float)
-    p.add_argument("--min-p", type=float)
-    p.add_argument("--dtype", help="of the weights: float32, bfloat16, float16")
+    settings = p.add_argument_group("with --samples", "the model and the settings of the engine")
+    settings.add_argument("--model", help="embedded, the default, a folder, or a hub name")
+    settings.add_argument("--temperature", type=float, help="1 by default; 0 is greedy")
+    add_filters(settings)
+    settings.add_argument("--dtype", help=DTYPE)
     p.add_argument(
         "--false-alarm",
         type=float,
@@ -50,18 +51,25 @@ def add(commands) -> None:
     p.add_argument(
         "--num-samples",
         type=int,
-        default=200_000,
-        help="texts that are drawn of a rule that cannot be enumerated",
+        help="texts that are drawn with a rule that cannot be enumerated, 200,000 by default",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """``specjax audit``: prints a report for each rule, or for the samples."""
     reports = []
+    require(arguments, "samples", *LAW, "model", "dtype")
     if arguments.samples:
         if arguments.rule:
             raise ValueError("--samples audits an engine's samples: leave the rules out")
-        settings = {n: getattr(arguments, n) for n in ("temperature", "top_k", "top_p", "min_p")}
+        if arguments.num_samples is not None:
+            raise ValueError(
+                f"--num-samples {arguments.num_samples}: with --samples no text is drawn; leave "
+                "--num-samples out"
+            )
+        settings = {name: getattr(arguments, name) for name in LAW}
+        settings["temperature"] = 1.0 if arguments.temperature is None else arguments.temperature
+        arguments.model = arguments.model or "embedded"
         samples = read_samples(arguments.samples)
         reports.append(
             specjax.audit_samples(
@@ -76,7 +84,9 @@ def run(arguments: argparse.Namespace) -> int:
     for name in arguments.rule or ([] if arguments.samples else sound):
         reports.append(
             specjax.audit_rule(
-                named(name), samples=arguments.num_samples, false_alarm=arguments.false_alarm
+                named(name),
+                samples=NUM_SAMPLES if arguments.num_samples is None else arguments.num_samples,
+                false_alarm=arguments.false_alarm,
             )
         )
         print(reports[-1], flush=True)

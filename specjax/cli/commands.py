@@ -71,7 +71,9 @@ def parser() -> argparse.ArgumentParser:
     """The arguments of the command."""
     top = Parser(prog="specjax", description="Speculative decoding in JAX: the same text, faster.")
     top.add_argument("--version", action="version", version=f"specjax {specjax.__version__}")
-    commands = top.add_subparsers(dest="command", required=True, parser_class=Parser)
+    commands = top.add_subparsers(
+        dest="command", required=True, parser_class=Parser, help="what is done; see its --help"
+    )
     commands.add_parser("train", help="train targets and drafters; see specjax train --help")
     for command in COMMANDS.values():
         command.add(commands)

@@ -21,7 +21,7 @@ def add(commands) -> None:
         "end of a text is found without reading it whole. Draft from it with specjax generate "
         "--datastore FOLDER; the text that is generated stays the model's own.",
     )
-    actions = p.add_subparsers(dest="action", required=True)
+    actions = p.add_subparsers(dest="action", required=True, help="what is done")
     p = actions.add_parser("build", help="make a datastore of files")
     p.add_argument(
         "files",

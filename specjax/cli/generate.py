@@ -10,7 +10,15 @@ import jax
 
 import specjax
 
-from .options import INTERRUPTED, NOTHING_TO_DRAW, add_decoding, options_of, save_session, set_up
+from .options import (
+    INTERRUPTED,
+    NOTHING_TO_DRAW,
+    add_decoding,
+    options_of,
+    require,
+    save_session,
+    set_up,
+)
 from .prompts import add_prompt, asked
 from .screen import Screen, describe
 
@@ -25,12 +33,15 @@ def add(commands) -> None:
     )
     add_prompt(p)
     add_decoding(p)
-    p.add_argument("--num-samples", "--n", type=int, default=1, help="texts, of one reading")
+    p.add_argument(
+        "--num-samples", "--n", type=int, default=1, help="texts for the prompt, which is read once"
+    )
     p.add_argument(
         "--logprobs",
         nargs="?",
         const="raw",
-        help="with --json: of each token, the model's own (raw, the default) or under the law",
+        help="with --json: also the log-probability of each token, by the model itself (raw, the "
+        "default) or under the law from which the token was drawn (law)",
     )
     p.add_argument("--json", action="store_true", help="one JSON object instead of text")
     p.add_argument(
@@ -38,7 +49,9 @@ def add(commands) -> None:
         action="store_true",
         help="run plain and speculative decoding in turn, and report both rates",
     )
-    p.add_argument("--repetitions", type=int, default=9, help="of --compare, at least 6")
+    p.add_argument(
+        "--repetitions", type=int, help="with --compare: pairs of runs, 9 by default, at least 6"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -46,6 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     begin = time.perf_counter()
     if arguments.logprobs and not arguments.json:
         raise ValueError("--logprobs: they are numbers beside the tokens; give --json as well")
+    require(arguments, "compare", "repetitions")
     prompt, heard = asked(arguments)
     lm = set_up(arguments)
     options = options_of(arguments, lm)
@@ -92,7 +106,10 @@ def compare(lm, prompt: str | list[int], options: dict, arguments: argparse.Name
     """``specjax generate --compare``."""
     if options["drafter"] in (None, "none", "plain"):
         raise ValueError("--compare sets a drafter beside plain decoding: give a --drafter")
-    result = specjax.compare(lm, prompt, repetitions=arguments.repetitions, **options)
+    if arguments.repetitions is not None:
+        options["repetitions"] = arguments.repetitions
+    result = specjax.compare(lm, prompt, **options)
+    save_session(arguments, options)
     if not arguments.json:
         print(result)
         return 0

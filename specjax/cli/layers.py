@@ -10,7 +10,7 @@ import specjax
 
 from ..analysis.layer_search import LayerSearch
 from ..checkpoints.sub_network import default_path, save_layers
-from .options import set_up
+from .options import DTYPE, set_up
 from .prompts import read_prompts
 
 
@@ -26,8 +26,13 @@ def add(commands) -> None:
     p.add_argument("--model", default="embedded", help="embedded, a folder, or a hub name")
     p.add_argument("--prompts", help="a file of prompts, as for plan; default: the shipped ones")
     p.add_argument("--limit", type=int, default=8, help="prompts used at most")
-    p.add_argument("--max-new-tokens", type=int, default=48, help="of each text that is judged by")
-    p.add_argument("--dtype", help="of the weights: float32, bfloat16, float16")
+    p.add_argument(
+        "--max-new-tokens",
+        type=int,
+        default=48,
+        help="new tokens of each text by which sets are judged, 48 by default",
+    )
+    p.add_argument("--dtype", help=DTYPE)
     p.add_argument(
         "--journal", help="a file of the sets that were judged: a search that stopped goes on"
     )
@@ -37,7 +42,7 @@ def add(commands) -> None:
     p.add_argument(
         "--measure", action="store_true", help="run the choice beside plain decoding, too"
     )
-    p.add_argument("--json", action="store_true")
+    p.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -16,7 +16,9 @@ from ..text.session import Session
 
 NOTHING_TO_DRAW, USAGE_ERROR, INTERRUPTED = 1, 2, 130  # exit codes
 
+DTYPE = "type of the weights: float32, bfloat16, float16"  # help of --dtype
 SESSIONS = ("suffix", "sam")  # drafters that read a session
+SESSION_TOKENS = 2**16  # that a session holds at most, by default
 
 
 def add_decoding(p: argparse.ArgumentParser) -> None:
@@ -34,12 +36,12 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
         "nothing to copy from the text so far",
     )
     p.add_argument(
-        "--exit", type=int, help="of --drafter self: how many layers run before the head drafts"
+        "--exit", type=int, help="with --drafter self: how many layers run before the head drafts"
     )
     p.add_argument(
         "--skip",
-        help="of --drafter self: the sublayers left out, as attention.3-5,mlp.7 (9 means both of "
-        "layer 9); layers count from 0",
+        help="with --drafter self: the sublayers that are left out, such as attention.3-5,mlp.7 (9 "
+        "means both of layer 9); layers count from 0",
     )
     p.add_argument(
         "--num-draft",
@@ -54,8 +56,8 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
         "depth), expand:8x4x24 (grown by probability: width, depth, nodes), chain:4, or a .json "
         "file of parents or paths",
     )
-    p.add_argument("--prompt-lookup-max", type=int, help="longest match of the ngram drafter, 6")
-    p.add_argument("--prompt-lookup-min", type=int, help="shortest match of the ngram drafter, 2")
+    p.add_argument("--prompt-lookup-max", type=int, help="longest match of ngram, by default 6")
+    p.add_argument("--prompt-lookup-min", type=int, help="shortest match of ngram, by default 2")
     p.add_argument(
         "--session",
         metavar="FILE",
@@ -71,29 +73,67 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--session-tokens",
         type=int,
-        default=2**16,
-        help="tokens that a session holds at most, 65536 by default; the oldest are forgotten "
-        "first",
+        help="with --session: tokens that the session holds at most, 65536 by default; the oldest "
+        "are forgotten first",
     )
-    p.add_argument("--max-new-tokens", "--max-tokens", type=int, default=128)
-    p.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
-    p.add_argument("--top-k", type=int)
-    p.add_argument("--top-p", type=float)
-    p.add_argument("--min-p", type=float)
-    p.add_argument("--repetition-penalty", type=float)
-    p.add_argument("--presence-penalty", type=float, help="of tokens generated before")
-    p.add_argument("--frequency-penalty", type=float, help="for each time they were")
-    p.add_argument("--seed", type=int, default=0)
     p.add_argument(
-        "--stop", action="append", metavar="TEXT", help="ends the text before it; may be repeated"
+        "--max-new-tokens",
+        "--max-tokens",
+        type=int,
+        default=128,
+        help="new tokens of a text at most, 128 by default",
     )
-    p.add_argument("--grammar", choices=["json"], help="only texts of this grammar")
+    p.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
+    add_filters(p)
+    p.add_argument(
+        "--repetition-penalty",
+        type=float,
+        help="makes tokens that the prompt or the text holds already less probable (above 1) or "
+        "more probable (below 1)",
+    )
+    p.add_argument(
+        "--presence-penalty",
+        type=float,
+        help="is subtracted from the logits of tokens that were generated before",
+    )
+    p.add_argument(
+        "--frequency-penalty",
+        type=float,
+        help="is subtracted from the logit of a token as often as the token was generated before",
+    )
+    p.add_argument("--seed", type=int, default=0, help="seed of the random draws, 0 by default")
+    p.add_argument(
+        "--stop",
+        action="append",
+        metavar="TEXT",
+        help="a text before which the output ends; may be repeated",
+    )
+    p.add_argument("--grammar", choices=["json"], help="allow only texts of this grammar")
     rules = ", ".join(acceptance.RULES)
     p.add_argument("--rule", default="auto", help=f"acceptance rule: auto (lossless), {rules}")
-    p.add_argument("--dtype", help="of the weights: float32, bfloat16, float16")
+    p.add_argument("--dtype", help=DTYPE)
     add_quantize(p)
-    p.add_argument("--drafter-quantize", help="the same for the draft model: stays lossless")
+    p.add_argument(
+        "--drafter-quantize",
+        metavar="SCHEME",
+        help="hold the draft model's weights as int8, int4 or fp8; the text stays exact",
+    )
     add_mesh(p)
+
+
+def add_filters(p) -> None:
+    """The arguments that leave improbable tokens out."""
+    p.add_argument("--top-k", type=int, help="draw from the K most probable tokens only")
+    p.add_argument(
+        "--top-p",
+        type=float,
+        help="draw from the fewest most probable tokens whose probabilities add up to P only",
+    )
+    p.add_argument(
+        "--min-p",
+        type=float,
+        help="draw only from tokens at least P times as probable as the most probable one",
+    )
 
 
 def add_quantize(p: argparse.ArgumentParser, required: bool = False) -> None:
@@ -114,28 +154,40 @@ def add_quantize(p: argparse.ArgumentParser, required: bool = False) -> None:
     p.add_argument(
         "--quantize-head",
         metavar="SCHEME",
-        help="of the LM head and the embedding: int8 (the default with int4), float, or the "
-        "scheme of the other weights",
+        help="how the LM head and the embedding are held: int8 (the default with int4), float, or "
+        "the scheme of the other weights",
     )
 
 
 def quantization_of(arguments: argparse.Namespace):
     """How the weights are to be held, as ``specjax.load`` takes it."""
+    require(arguments, "quantize", "group_size", "quantize_head")
     if arguments.quantize is None:
-        for option, value in (
-            ("--group-size", arguments.group_size),
-            ("--quantize-head", arguments.quantize_head),
-        ):
-            if value is not None:
-                raise ValueError(f"{option} {value}: give --quantize as well")
         return None
     size, head = arguments.group_size, arguments.quantize_head
     return specjax.Quantization(arguments.quantize, group_size=size, lm_head=head)
 
 
+def require(arguments: argparse.Namespace, needed: str, *names: str) -> None:
+    """Raises ``ValueError`` for an option of ``names`` without ``needed``, which it belongs to."""
+    given = [name for name in names if getattr(arguments, name) is not None]
+    if given and not getattr(arguments, needed):
+        option, needed = (f"--{name.replace('_', '-')}" for name in (given[0], needed))
+        raise ValueError(
+            f"{option} {getattr(arguments, given[0])}: it is used with {needed} only; give "
+            f"{needed} as well, or leave {option} out"
+        )
+
+
 def drafts(text: str) -> int | str:
     """Parses the value of ``--num-draft``."""
-    return text if text == drafter_names.AUTO else int(text)
+    if text == drafter_names.AUTO:
+        return text
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number of tokens: give 1 to {drafter_names.MOST_DRAFTS}, or auto"
+        )
+    return int(text)
 
 
 def add_mesh(p: argparse.ArgumentParser) -> None:
@@ -144,7 +196,7 @@ def add_mesh(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--replicate-drafter",
         action="store_true",
-        help="with --mesh: a draft model that is named is held whole by every device",
+        help="with --mesh: every device holds the whole draft model",
     )
     p.add_argument(
         "--processes",
@@ -188,12 +240,19 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
     drafter = usual if arguments.drafter is None else arguments.drafter
     if layers:
         drafter = _self(drafter, layers)
+    whole = arguments.replicate_drafter
+    if whole and not arguments.mesh:
+        raise ValueError(
+            "--replicate-drafter: without --mesh there is one device; leave it out, or give --mesh"
+        )
+    of_weights = ["--drafter-quantize"] * bool(arguments.drafter_quantize)
+    of_weights += ["--replicate-drafter"] * whole
+    if of_weights and drafter in drafter_names.simple_names():
+        raise ValueError(
+            f"{of_weights[0]}: --drafter {drafter} has no weights; give --drafter draft, or the "
+            "folder or hub name of a draft model"
+        )
     if arguments.drafter_quantize:
-        if drafter in drafter_names.simple_names():
-            raise ValueError(
-                f"--drafter-quantize: --drafter {drafter} has no weights; give --drafter draft, or "
-                "the folder or hub name of a draft model"
-            )
         if drafter in ("draft", *(lookup + "draft" for lookup in drafter_names.LOOKUPS)):
             own = drafter_names.DEFAULT_DRAFTS.get(arguments.model, "draft")
             drafter = drafter.removesuffix("draft") + own
@@ -201,11 +260,6 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
         raise ValueError(
             f"--num-draft {num}: --drafter {drafter} drafts nothing; leave --num-draft out, or "
             "give another drafter"
-        )
-    whole = arguments.replicate_drafter
-    if whole and not arguments.mesh:
-        raise ValueError(
-            "--replicate-drafter: without --mesh there is one device; leave it out, or give --mesh"
         )
     if drafter not in ("draft", *registry.table_names(), *drafter_names.NO_DRAFTS):
         drafter = drafter_names.named(
@@ -216,11 +270,12 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
             mesh=None if whole else arguments.mesh,
         )
         inner = drafter.inner if isinstance(drafter, drafter_names.WithLookup) else drafter
-        if arguments.drafter_quantize and not isinstance(inner, specjax.LM):
+        if of_weights and not isinstance(inner, specjax.LM):
             raise ValueError(
-                f"--drafter-quantize: {drafter!r} is no draft model; heads have the type of their "
-                "target's weights"
+                f"{of_weights[0]}: {drafter!r} is no draft model; heads have the type and the "
+                "devices of their target's weights"
             )
+    require(arguments, "session", "session_tokens")
     if arguments.datastore:
         drafter = _retrieval(lm, arguments)
     elif arguments.session:
@@ -237,8 +292,9 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
     }
 
 
-def _session(lm, drafter, path: str, capacity: int) -> Session:
+def _session(lm, drafter, path: str, capacity: int | None) -> Session:
     """The session of a file, or a new one."""
+    capacity = SESSION_TOKENS if capacity is None else capacity
     if drafter not in SESSIONS:
         raise ValueError(f"--session: give --drafter {' or '.join(SESSIONS)} with it")
     if os.path.exists(path):

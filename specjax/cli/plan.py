@@ -9,7 +9,7 @@ import sys
 import specjax
 
 from ..drafters import registry
-from .options import INTERRUPTED, add_quantize, set_up
+from .options import DTYPE, INTERRUPTED, add_quantize, set_up
 from .prompts import read_prompts
 
 
@@ -41,11 +41,25 @@ def add(commands) -> None:
     p.add_argument(
         "--limit", type=int, default=8, help="prompts used at most, evenly spread over the file"
     )
-    p.add_argument("--num-draft", type=int, nargs="+", default=[1, 3, 7, 15])
-    p.add_argument("--batch", type=int, nargs="+", default=[1])
-    p.add_argument("--max-new-tokens", type=int, default=64)
+    p.add_argument(
+        "--num-draft",
+        type=int,
+        nargs="+",
+        default=[1, 3, 7, 15],
+        help="numbers of tokens drafted a round that are considered; default: 1 3 7 15",
+    )
+    p.add_argument(
+        "--batch",
+        type=int,
+        nargs="+",
+        default=[1],
+        help="numbers of prompts decoded together that are considered; default: 1",
+    )
+    p.add_argument(
+        "--max-new-tokens", type=int, default=64, help="new tokens of a text, 64 by default"
+    )
     p.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
-    p.add_argument("--dtype", help="of the weights: float32, bfloat16, float16")
+    p.add_argument("--dtype", help=DTYPE)
     add_quantize(p)
     p.add_argument(
         "--verify",

@@ -19,10 +19,16 @@ def add(commands) -> None:
         "each device of a mesh, from their config.json; no weight is read, no device is needed.",
     )
     p.add_argument("--model", required=True, help="a config.json, a folder, or a hub name")
-    p.add_argument("--drafter", help="the same, of a draft model")
-    p.add_argument("--mesh", default="data=1,model=1", help="such as data=2,model=4")
-    p.add_argument("--replicate-drafter", action="store_true", help="on every device, whole")
-    p.add_argument("--batch", type=int, default=1, help="rows")
+    p.add_argument("--drafter", help="a config.json, a folder, or a hub name of a draft model")
+    p.add_argument(
+        "--mesh", default="data=1,model=1", help="the devices, such as data=2,model=4; default: one"
+    )
+    p.add_argument(
+        "--replicate-drafter",
+        action="store_true",
+        help="with --drafter: every device holds the whole draft model",
+    )
+    p.add_argument("--batch", type=int, default=1, help="rows decoded together, 1 by default")
     p.add_argument(
         "--context",
         type=int,
@@ -33,11 +39,24 @@ def add(commands) -> None:
         type=int,
         help="positions that an encoder reads; default: 512, or its window",
     )
-    p.add_argument("--num-draft", type=int, default=3, help="tokens drafted a round")
-    p.add_argument("--temperature", type=float, default=0.0)
-    p.add_argument("--dtype", default="bfloat16", help="float32, bfloat16, float16")
+    p.add_argument("--num-draft", type=int, default=3, help="tokens drafted a round, 3 by default")
+    p.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        help="0 by default; above 0 a round also holds laws over the vocabulary",
+    )
+    p.add_argument(
+        "--dtype",
+        default="bfloat16",
+        help="type of weights and caches: bfloat16, the default, float32, or float16",
+    )
     add_quantize(p)
-    p.add_argument("--drafter-quantize", help="the draft model's weights: int8, int4 or fp8")
+    p.add_argument(
+        "--drafter-quantize",
+        metavar="SCHEME",
+        help="with --drafter: hold the draft model's weights as int8, int4 or fp8",
+    )
     p.add_argument("--json", action="store_true", help="one JSON object instead of a table")
 
 

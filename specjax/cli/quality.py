@@ -45,6 +45,15 @@ def add(commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """``specjax quality``: prints a table, plain decoding first."""
     given = [arguments.rule] if arguments.rule != "auto" else None
+    if arguments.rules and given:
+        raise ValueError(
+            f"--rules {' '.join(arguments.rules)} and --rule {arguments.rule}: give one of the two"
+        )
+    if arguments.session:
+        raise ValueError(
+            f"--session {arguments.session}: a rule would draft from what the rule before it "
+            "wrote; leave --session out"
+        )
     approximate = [name for name, rule in acceptance.RULES.items() if not rule.lossless]
     prompts = read_prompts(arguments.prompts, arguments.model, arguments.limit)
     lm = set_up(arguments)

@@ -14,10 +14,10 @@ import specjax
 from .. import trees
 from ..analysis import rank_counts, tree_timing
 from ..models.lm import LM
-from ..text.drafter_names import WithLookup, named, resolve_drafter
+from ..text.drafter_names import AUTO, DEFAULT_DRAFTS, WithLookup, named, resolve_drafter
 from ..text.options import Drafting, Options
 from ..text.prepare import end_ids, prepare
-from .options import set_up
+from .options import DTYPE, set_up
 from .prompts import read_prompts
 
 SIZES = (1, 2, 4, 8, 16, 32)  # nodes of the passes that are timed
@@ -33,15 +33,21 @@ def add(commands) -> None:
         "rounds, and says which tree gives most tokens a second: none, where plain decoding does.",
     )
     p.add_argument("--model", default="embedded", help="embedded, a folder, or a hub name")
-    p.add_argument("--drafter", default="draft", help="a draft model or heads, as for generate")
+    p.add_argument(
+        "--drafter",
+        help="a draft model or heads, as for generate; default: the model's own draft model, else "
+        "its own heads",
+    )
     p.add_argument("--prompts", help="a file of prompts, as for plan; default: the shipped ones")
     p.add_argument("--limit", type=int, default=32, help="prompts used at most")
-    p.add_argument("--max-new-tokens", type=int, default=64)
+    p.add_argument(
+        "--max-new-tokens", type=int, default=64, help="new tokens of a text, 64 by default"
+    )
     p.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
-    p.add_argument("--depth", type=int, default=4, help="of the tree at most")
-    p.add_argument("--ranks", type=int, default=6, help="children of a node at most")
+    p.add_argument("--depth", type=int, default=4, help="depth of the tree at most, 4 by default")
+    p.add_argument("--ranks", type=int, default=6, help="children of a node at most, 6 by default")
     p.add_argument("--nodes", type=int, nargs="+", help="sizes to consider; default: 1 to 31")
-    p.add_argument("--dtype", help="of the weights: float32, bfloat16, float16")
+    p.add_argument("--dtype", help=DTYPE)
     p.add_argument("--output", help="a .json file for the tree's parents, as --tree takes it")
 
 
@@ -56,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--nodes {arguments.nodes}: at least 1")
     prompts = read_prompts(arguments.prompts, arguments.model, arguments.limit)
     lm = set_up(arguments)
-    drafter = named(lm, arguments.drafter, dtype=arguments.dtype)
+    drafter = _drafter(lm, arguments)
     if isinstance(drafter, WithLookup):
         raise ValueError(
             f"--drafter {drafter.name}: a drafter after a lookup drafts chains and no trees; name "
@@ -126,6 +132,19 @@ def run(arguments: argparse.Namespace) -> int:
         Path(arguments.output).write_text(json.dumps(list(choice.shape.parents)) + "\n")
         print(f"wrote {arguments.output}", file=sys.stderr)
     return 0
+
+
+def _drafter(lm: LM, arguments: argparse.Namespace):
+    """The drafter of ``--drafter``; by default the model's own draft model, else its own heads."""
+    usual = "draft" if lm.name in DEFAULT_DRAFTS else AUTO
+    name = usual if arguments.drafter in (None, AUTO) else arguments.drafter
+    drafter = named(lm, name, dtype=arguments.dtype)
+    if name == AUTO and isinstance(drafter, str):
+        raise ValueError(
+            f"--drafter: {lm.name} has no draft model and no heads of its own, and {drafter!r} "
+            "drafts no trees; name a draft model or heads"
+        )
+    return drafter
 
 
 def _depth(lm, drafter, arguments) -> int:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from ..checkpoints import HeadLM
-from ..drafters import NGram, Plain
+from ..drafters import NGram, Plain, Recycling
 from ..drafters.self_draft import SelfDraft
 from ..models.lm import LM
 from ..types import Drafter, PyTree
 from .drafter_names import AUTO, NO_DRAFTS, DrafterGiven, WithLookup
 from .options import Drafting
 
-_NO_WEIGHTS = (Plain, NGram, SelfDraft)  # drafter objects of these very classes read no weights
+# drafter objects of these very classes read no weights
+_NO_WEIGHTS = (Plain, NGram, Recycling, SelfDraft)
 
 
 def refuse_unused(given, drafter: DrafterGiven, drafting: Drafting, params: PyTree) -> None:
