@@ -157,7 +157,7 @@ def read_prompts(file: str | None, model: str, limit: int) -> list[str | dict[st
             line = _prompt_of(line, f"--prompts {file}, line {number}", Path(file).parent)
         prompts.append(line)
     if not prompts:
-        raise ValueError(f"--prompts {file}: there is no prompt in it")
+        raise ValueError(f"--prompts {file}: it holds no prompt")
     count = min(limit, len(prompts))
     return [prompts[i * len(prompts) // count] for i in range(count)]
 
@@ -167,7 +167,7 @@ def _prompt_of(line: str, where: str, folder: Path) -> str | dict[str, Path]:
     try:
         value = json.loads(line)
     except ValueError as error:
-        raise ValueError(f"{where}: no JSON: {error}") from None
+        raise ValueError(f"{where}: it is not JSON: {error}") from None
     if isinstance(value, dict) and isinstance(value.get("features"), str):
         return {"features": folder / value["features"]}
     text = value.get("text") if isinstance(value, dict) else value
