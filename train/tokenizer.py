@@ -77,13 +77,6 @@ def save(tokenizer, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
-def embedded_folder() -> Path:
-    """Returns the folder of the embedded target: weights, tokenizer, generation settings."""
-    import specjax
-
-    return Path(specjax.__path__[0]) / "models" / "embedded" / "target"
-
-
 def load(name: str):
     """Loads a ``tokenizers.Tokenizer``.
 

@@ -8,7 +8,7 @@ called once a depth, the root first. ``grown`` is a ``Draft`` of the nodes that 
 far as they are known: M of them, node 0 the root; ``since:`` are those of this depth, W = M -
 since. Row ``w`` of the logits is about the token below node ``since + w``; one row stands for all
 nodes of the depth. ``carry`` holds whatever the method keeps of the nodes, M of them: a recurrent
-state is gathered by ``tree.parents(grown)``, a model passes ``grown`` to its own ``verify``.
+state is gathered by ``trees.parents(grown)``, a model passes ``grown`` to its own ``verify``.
 """
 
 from __future__ import annotations
