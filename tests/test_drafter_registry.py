@@ -207,6 +207,17 @@ def test_every_head_has_a_name_that_users_type(name, capsys):
     assert name in capsys.readouterr().out
 
 
+def test_help_of_generate_names_every_drafter_that_can_be_named():
+    named = {name for entry in ENTRIES.values() if entry.kind != "wrapper" for name in names(entry)}
+    named |= {f"{lookup}NAME" for lookup in drafter_names.LOOKUPS} | {"auto", "self:exit=E"}
+    absent = [name for name in named - {"self"} if f'``"{name}"``' not in specjax.generate.__doc__]
+    assert absent == []
+
+
+def names(entry):
+    return entry.name, *entry.aliases
+
+
 def test_nothing_but_a_head_imports_flax():
     code = """
     import sys, specjax

@@ -1,5 +1,6 @@
 """What is installed: every package and file, nothing heavy at import, a README that is true."""
 
+import inspect
 import json
 import os
 import re
@@ -109,6 +110,20 @@ def test_every_public_name_exists_and_an_unknown_one_is_an_attribute_error():
         assert getattr(specjax, name) is not None
     with pytest.raises(AttributeError, match="nonsense"):
         _ = specjax.nonsense
+
+
+RESEARCH = ["acceptance_keys", "commit_round", "init_state", "round_context", "step"]
+TOOLS = ["Decoded", "contrastive", "plan_memory", "quantization_error"]
+
+
+@pytest.mark.parametrize("name", [*specjax.__all__, *RESEARCH, *TOOLS])
+def test_what_is_public_has_a_summary_and_functions_explain_what_they_take_and_return(name):
+    public = getattr(specjax, name)
+    summary = inspect.getdoc(public).splitlines()[0]
+    assert not summary.startswith(("Attributes:", "Args:"))
+    if inspect.isfunction(public):
+        wanted = ["Args:"] + ["Returns:"] * (inspect.signature(public).return_annotation != "None")
+        assert [word for word in wanted if word not in public.__doc__] == []
 
 
 def test_the_readme_and_ci_run_the_same_tests():

@@ -70,6 +70,9 @@ def audit_rule(
       false_alarm: probability that a sound rule is called biased, over all shapes.
       laws: pairs of random laws that are enumerated for each shape.
 
+    Returns:
+      ``AuditReport``: one finding for each comparison, and ``biased``.
+
     Raises:
       ValueError: an unknown rule, a number out of range, or a rule that admits no draft at all.
 
@@ -180,6 +183,9 @@ def audit_samples(
       false_alarm: probability that a sound engine is called biased.
       seed: of the places within a token's probability, which are drawn.
       batch: rows scored at once.
+
+    Returns:
+      ``AuditReport``: one finding for each comparison, and ``biased``.
 
     Raises:
       ValueError: too few tokens to say anything, token ids that the model does not have, settings

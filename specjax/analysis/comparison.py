@@ -109,7 +109,18 @@ def compare(lm: LM, prompts: Prompts, *, options: CompareOptions) -> Comparison:
       repetitions: pairs of runs, at least 6; who goes first alternates. Where tokens are drawn at
         random, each pair has a seed of its own.
 
-    Ctrl-C raises ``KeyboardInterrupt``, other than in ``generate``.
+    Returns:
+      ``Comparison``: both texts, both rates in tokens per second, and the ratio of the rates with
+      its interval.
+
+    Raises:
+      ValueError: before anything is compiled: fewer repetitions, stop strings, or what ``generate``
+        refuses.
+      KeyboardInterrupt: after Ctrl-C, since parts of texts cannot be compared.
+
+    Example::
+
+        print(specjax.compare(lm, "def f(x):", drafter="ngram"))
     """
     repetitions = options.repetitions
     if repetitions < LEAST_REPETITIONS:

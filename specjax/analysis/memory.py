@@ -186,6 +186,9 @@ def plan_memory(
       replicate_drafter: whether every device holds all of the draft model, which then needs no
         all-reduces.
 
+    Returns:
+      ``MemoryPlan``: sizes in bytes, in all and on each device.
+
     Raises:
       ValueError: a mesh that cannot share a model or the rows, a size below 1, an unknown name, a
         drafter that does not read what its target reads, or settings of a drafter without one.

@@ -58,6 +58,10 @@ def quantization_error(
       texts: texts that neither was trained on.
       max_tokens: tokens of each text that are read.
 
+    Returns:
+      ``QuantizationError``: the divergence in nats per token, the total variation, and the share of
+      positions at which both models agree.
+
     Raises:
       ValueError: the models differ in their tokenizers, ``model`` is quantized, there is no text,
         or ``max_tokens`` is below 1.

@@ -150,6 +150,9 @@ def stream(
       target, drafter, params, key, ...: as ``decode`` takes them.
       rounds: how many rounds one compiled burst runs, at least 1.
 
+    Returns:
+      An iterator over ``Decoded``, whose arrays are copies.
+
     Raises:
       ValueError: as ``decode`` does, before the first ``Decoded``.
     """

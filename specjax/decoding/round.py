@@ -59,7 +59,23 @@ def draft_step(drafter: Drafter, params, state, context: Context) -> tuple[Draft
 
 
 def verify(target: Target, params, cache, draft: Draft, *, features=()) -> Scores:
-    """Scores all nodes in ONE pass of the target. Reads the cache, never writes. Pure."""
+    """Scores all nodes of a draft in ONE pass of the target. Reads the cache, never writes. Pure.
+
+    Args:
+      target: the target.
+      params: ``{"target": weights, ...}``, as ``decode`` takes it.
+      cache: ``state.cache``.
+      draft: of N nodes, with ``tokens`` int32 ``[B, N]``.
+      features: which hidden states are returned, ``drafter.features``; empty: none.
+
+    Returns:
+      ``Scores``: raw logits float32 ``[B, N, V]``, the hidden states of a floating dtype
+      ``[B, N, F]`` or None, and the entries that ``commit_round`` writes into the cache.
+
+    Raises:
+      ValueError: while tracing: ``params`` has no ``"target"``, or the target returns other shapes
+        or dtypes.
+    """
     checks.check_params(params)
     scores = target.verify(params["target"], cache, draft, features=features)
     checks.check_scores(target, scores, draft, features)
@@ -97,11 +113,20 @@ def accept(rule, params, draft: Draft, scores: Scores, context: Context, key) ->
 
     Args:
       rule: a name, ``auto``, or a rule object.
+      params: as ``decode`` takes it; a rule that learns reads ``params["rule"]``.
+      draft: of N nodes, as ``draft_step`` returned it.
+      scores: of these nodes, as ``verify`` returned them.
       context: its sampling settings make the law; its tokens matter under a repetition penalty.
       key: random keys ``[B]``; a rule that shares its noise takes ``context.noise`` instead.
 
+    Returns:
+      ``Verdict``: ``path`` int32 ``[B, D + 1]``, ``count`` int32 ``[B]`` and ``token`` int32
+      ``[B]``, before stop tokens and the budget cut anything. ``count`` and ``token`` are -1 where
+      the root is no candidate: the row emits nothing in this round.
+
     Raises:
-      ValueError: what the rule does not judge, or a state that was made for another rule.
+      ValueError: while tracing: what the rule does not judge, or a state that was made for another
+        rule.
     """
     rule = acceptance.choose(rule, draft, context.sampling.greedy)
     if rule.noise is not None:
@@ -169,9 +194,15 @@ def round_keys(state: State, role: int) -> jax.Array:
 
 
 def round_context(params: PyTree, state: State, plan: PyTree = None) -> Context:
-    """Returns the context that a drafter and a rule may read in the next round of ``state``.
+    """Makes the context that a drafter and a rule may read in the next round. Pure.
 
-    ``plan``: what ``drafter.plan`` decided, of drafters that have one; None: ``draft_step`` asks.
+    Args:
+      params: as ``decode`` takes it; ``params["logits_processor"]`` is read, if there is any.
+      state: the state before the round.
+      plan: what ``drafter.plan`` decided, of drafters that have one; None: ``draft_step`` asks.
+
+    Returns:
+      ``Context`` of all B rows, with keys ``[B]`` for the draws of the drafter.
     """
     return Context(
         plan=plan,
@@ -198,7 +229,15 @@ def shared_noise(state: State) -> Noise | None:
 
 
 def acceptance_keys(state: State) -> jax.Array:
-    """Random keys ``[B]`` for ``accept`` in the next round; no drafter may see them."""
+    """Makes the random keys for ``accept`` in the next round; no drafter may see them. Pure.
+
+    Args:
+      state: the state before the round.
+
+    Returns:
+      random keys ``[B]``, which depend on the row's key, the root's position and the number of
+      empty rounds since.
+    """
     return round_keys(state, ACCEPT)
 
 
@@ -283,7 +322,22 @@ def draft_and_verify(target, drafter, rule, params, state: State, plan=None) -> 
 
 
 def commit_round(target, drafter, params, state: State, judged: VerifiedRound) -> State:
-    """The second half of a round: commit, observe, and the state after it. Pure."""
+    """Commits what was accepted, lets the drafter observe it, and returns the next state. Pure.
+
+    Args:
+      target, drafter, params: as ``decode`` takes them.
+      state: the state before the round, of which ``judged`` was made.
+      judged: the draft of N nodes with its scores and the rule's verdict.
+
+    Returns:
+      ``State`` of the same structure, shapes and dtypes: ``tokens`` int32 ``[B, L]`` with the
+      accepted tokens and the verdict's own, up to the first stop token and the budget; ``length``,
+      ``budget``, ``cache``, ``drafter_state`` and ``stats`` follow.
+
+    Raises:
+      ValueError: while tracing: a cache or a drafter's state that changes its structure, shapes or
+        dtypes, or missing weights of the drafter.
+    """
     root, draft, scores, full = state.length - 1, judged.draft, judged.scores, judged.verdict
     verdict, emitted = truncate(draft, full, state)
     cache = target.commit(state.cache, scores.entries, root, verdict)

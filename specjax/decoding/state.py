@@ -23,13 +23,15 @@ RUNNING, STOPPED, SPENT, NO_TOKEN = range(len(ENDED))
 
 @pytree_dataclass
 class Decoded:
-    """Attributes:
-    tokens: int32 ``[B, L]``, prompts and generated tokens; zeros after ``lengths``.
-    lengths: int32 ``[B]``.
-    from_draft: bool ``[B, L]``, the token was drafted and accepted (else: the target's own).
-    ended: int32 ``[B]``, why: an index into ``state.ENDED``, 0 while the row runs.
-    stats: ``Stats``.
-    logprobs: float32 ``[B, L]``, natural logarithms, 0 on the prompt; None if not asked for.
+    """What ``decode`` and ``stream`` return: the prompts with all that was generated.
+
+    Attributes:
+      tokens: int32 ``[B, L]``, prompts and generated tokens; zeros after ``lengths``.
+      lengths: int32 ``[B]``, committed tokens of each row, the prompt's included.
+      from_draft: bool ``[B, L]``, the token was drafted and accepted (else: the target's own).
+      ended: int32 ``[B]``, why the row ended: an index into ``state.ENDED``, 0 while the row runs.
+      stats: the counters of all rows.
+      logprobs: float32 ``[B, L]``, natural logarithms, 0 on the prompt; None if not asked for.
     """
 
     tokens: jax.Array

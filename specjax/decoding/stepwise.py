@@ -69,6 +69,20 @@ def step(
 
     Under ``jax.jit`` target, drafter and rule are static: ``jax.jit(step, static_argnums=(0, 1,
     4))``.
+
+    Args:
+      target, drafter, params: as ``decode`` takes them.
+      state: from ``init_state``, or from the step before.
+      rule: the acceptance rule that ``init_state`` was given, a name or an object.
+
+    Returns:
+      ``State`` of the same structure, shapes and dtypes: in each row up to D + 1 tokens more in
+      ``tokens`` int32 ``[B, L]``, ``length`` int32 ``[B]``, and ``budget`` int32 ``[B]`` (0: the
+      row has ended).
+
+    Raises:
+      ValueError: while tracing: a draft that the rule does not judge, a rule that the state was not
+        made for, or hooks that return other shapes or dtypes than they must.
     """
     with sharding.using(None, params):
         return run_round(target, drafter, rule, params, state)

@@ -140,6 +140,9 @@ def contrastive(expert, amateur, *, strength: float = 0.5, plausible: float = 0.
       strength: as of ``Contrastive``.
       plausible: as of ``Contrastive``.
 
+    Returns:
+      ``LM`` whose target is a ``Contrastive``, with the tokenizer and the mesh of ``expert``.
+
     Raises:
       ValueError: the tokenizers differ, or a setting is out of range.
     """

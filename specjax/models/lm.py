@@ -195,6 +195,9 @@ def load(
         axes: weights, caches and vocabulary are split over ``model``, the rows of a batch over
         ``data``. A drafter loaded without it is held whole by every device of its target's mesh.
 
+    Returns:
+      The model with its weights and its tokenizer.
+
     Raises:
       FileNotFoundError: no such folder, or it lacks its config, tokenizer or weights.
       ValueError: unknown model type, dtype or quantization; broken, mismatched or already

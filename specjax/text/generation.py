@@ -81,13 +81,24 @@ def generate(lm: LM, prompts: Prompts | None = None, *, options: Options) -> Gen
       prompts: a text or its token ids, or a list of either; never empty. A model without a
         tokenizer takes and gives token ids. For T5 this is what its encoder reads; with ``inputs``,
         the ids that the decoder begins with (None: the model's own).
-      drafter: ``"auto"``: the model's own heads where its folder has some, else ``"ngram"``.
-        Or ``"none"`` (or ``"plain"``, or None: no drafts), ``"ngram"`` (copies from the context),
-        ``"draft"`` (the target's own draft model), the name of heads that belong to the target
-        (``"eagle3"``, ``"mtp"``, ``"medusa"``, ``"hydra"``, ``"speculator"``, ...), the folder or
-        hub name of a draft model or of heads, ``"ngram+NAME"`` (copies where there is something to
-        copy, else that drafter; see ``drafters.Hybrid``), a ``specjax.text.Session``, what
-        ``specjax.load`` or ``specjax.load_drafter`` returns, or a ``specjax.Drafter``.
+      drafter: who drafts.
+
+        - ``"auto"``: the model's own heads where its folder has some, else ``"ngram"``.
+        - ``"none"``, ``"plain"`` or None: nobody, for plain decoding.
+        - ``"ngram"``, ``"suffix"`` or ``"sam"``: copies from the text so far. ``"recycling"``: the
+          tokens that the target last found most probable after each token.
+        - ``"draft"``: the target's own draft model. ``"self:exit=E"`` or ``"self:skip=..."``: a
+          part of the target's own layers (see ``drafters.SelfDraft``).
+        - The name of heads that belong to the target: ``"eagle"``, ``"eagle3"``, ``"p-eagle"``,
+          ``"mtp"``, ``"mtp_heads"``, ``"medusa"``, ``"hydra"``, ``"blockwise"``,
+          ``"speculator"``, ``"redrafter"``, ``"block"`` (or ``"dflash"``).
+        - The folder or hub name of a draft model or of heads.
+        - ``"ngram+NAME"``, ``"suffix+NAME"`` or ``"sam+NAME"``: copies where there is something to
+          copy, else the draft model, heads or layers of that name (see ``drafters.Hybrid`` and
+          ``drafters.Fallback``).
+        - An object: what ``specjax.load`` or ``specjax.load_drafter`` returns, a
+          ``specjax.Drafter``, a ``specjax.text.Session`` or a ``specjax.text.Retrieval``.
+
       drafting: how much is drafted, in which shape, and which rule accepts: ``specjax.Drafting``.
       sampling: how tokens are drawn, by default greedily: ``specjax.Sampling``. Each setting is one
         number, or one for each row; a ``logit_bias`` may be a mapping from token id to bias.
@@ -126,6 +137,16 @@ def generate(lm: LM, prompts: Prompts | None = None, *, options: Options) -> Gen
 @takes(Options)
 def stream_text(lm: LM, prompts: Prompts | None = None, *, options: Options) -> TextStream:
     """The same as ``generate``, with the same options, piece by piece as it is committed.
+
+    Args:
+      lm, prompts, drafter, ...: as ``generate`` takes them.
+
+    Returns:
+      ``TextStream``, an iterator over ``Piece``s. Ctrl-C is raised where the pieces are asked for;
+      ``TextStream.generation`` then holds what was committed until then.
+
+    Raises:
+      ValueError, TypeError: before anything is compiled, as ``generate`` does.
 
     Example::
 

@@ -96,7 +96,8 @@ class Scores:
     Attributes:
       logits: float32 ``[B, N, V]``, raw; row ``n`` is about the token after node ``n``. None if
         they were not asked for.
-      features: ``[B, N, F]``, those that the drafter asked for, or None.
+      features: of a floating dtype ``[B, N, F]``, the hidden states that the drafter asked for, or
+        None.
       entries: what ``commit`` needs to keep of each node; leaves lead with B, opaque otherwise.
     """
 
@@ -129,7 +130,7 @@ class Segment:
     Attributes:
       tokens: int32 ``[B, T]`` at positions ``start ...``; the first ``num`` of a row are valid.
       next: int32 ``[B, T]``, the token after each of them.
-      features: ``[B, T, F]`` of ``tokens``, or None.
+      features: of a floating dtype ``[B, T, F]``, the hidden states of ``tokens``, or None.
       start, num: int32 ``[B]``; ``num = 0`` where nothing happened to the row.
       round: None on the prompt, else ``(draft, verdict, readout)``.
     """
@@ -158,8 +159,8 @@ class Context:
         root, and its arrays.
       width: int32 scalar or None (all of ``num_draft``), how many tokens are wanted this round, at
         most ``num_draft``; in a tree, how deep. Shapes stay those of ``num_draft``; deeper nodes
-        are neither scored nor candidates (``tree.tree`` sees to that), and a drafter saves what
-        they would cost.
+        are neither scored nor candidates (``trees.tree_draft`` sees to that), and a drafter saves
+        what they would cost.
       stop_drafting: None, or a callable pytree: of the tokens that were drafted so far in chains,
         int32 ``[B, K]`` below the root, it returns bool ``[B]``: rows that want nothing deeper.
         Where that is all of them, a drafter saves what deeper nodes would cost; what stands there

@@ -195,7 +195,8 @@ class HeadTarget(Target):
 
     @abc.abstractmethod
     def embed(self, params: PyTree, tokens: jax.Array) -> jax.Array:
-        """Returns the embeddings ``[H, B * N]`` of ``tokens`` int32 ``[B, N]``."""
+        """Returns the embeddings of ``tokens`` int32 ``[B, N]``, of a floating dtype
+        ``[H, B * N]``."""
 
     @abc.abstractmethod
     def head(self, params: PyTree, hidden: jax.Array, batch: int) -> jax.Array:
