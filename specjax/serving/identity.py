@@ -24,6 +24,7 @@ from ..models.lm import LM
 from ..models.seq2seq.encoder_inputs import Features
 from ..models.tokenizer import Tokenizer
 from ..text.options import Options
+from ..text.retrieval import Retrieval
 from ..text.session import Session
 from ..trees.topology import as_topology
 from .jsonl_input import Prompt
@@ -94,7 +95,9 @@ def _parts(value: Any) -> list:
         return [value.fingerprint, value.drafter]
     if isinstance(value, Tokenizer):
         return [value.fingerprint]
-    if isinstance(value, Session):  # the answers in a session change no text
+    if isinstance(value, Retrieval):
+        return [value.drafter, value.store.path]
+    if isinstance(value, Session):  # its answers depend on what was served before
         return [value.drafter]
     if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]
