@@ -242,9 +242,10 @@ TABLE = {
     "test_trace.py": [
         ("without_a_tokenizer|datastore", MERGE),
         (r"decide_as.*(kseq|typical)", FULL),
-        ("general_words|cannot_be_traced|page|gets_out|decide_as|command", MERGE),
+        ("general_words|cannot_be_traced|decide_as", MERGE),
         (EVERYTHING, FULL),
     ],
+    "test_trace_page.py": MERGE,
     "test_windows.py": [
         ("no_slot|slots_hold|window.*draft|ring_of_any|each_path|copies.*ngram", MERGE),
         (EVERYTHING, FULL),

@@ -57,6 +57,7 @@ QUICK = {
     "test_synthetic.py",
     "test_topology.py",
     "test_trace.py",
+    "test_trace_page.py",
     "test_windows.py",
     "models/test_hf.py",
     "models/test_moe.py",
