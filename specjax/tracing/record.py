@@ -18,13 +18,13 @@ from .. import acceptance, sharding, trees
 from .._internal.pytree import pytree_dataclass, static
 from ..acceptance import walk
 from ..acceptance.node_laws import DraftLaw, TargetLaw
+from ..decoding.emission import truncate
 from ..decoding.round import (
     ACCEPT,
     VerifiedRound,
     commit_round,
     draft_and_verify,
     round_keys,
-    truncate,
 )
 from ..decoding.state import ENDED, State
 from ..types import POINT_MASS, ROOT, Draft, PyTree, Verdict
