@@ -1,6 +1,7 @@
 """``check_target`` and ``check_drafter`` pass what is right and name what is wrong."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +9,13 @@ import numpy as np
 import pytest
 from registry import cases
 from stranger import Bag
-from toys import bag
+from toys import BagPart, Readable, bag
 
 import specjax
 from specjax import trees
+from specjax.analysis.contract_report import run_check
+from specjax.analysis.hidden_state_checks import hidden_state_checks, part_checks
+from specjax.analysis.target_passes import TargetPasses
 from specjax.drafters import DraftModel
 from specjax.drafters.base import ChainDrafter
 
@@ -172,3 +176,100 @@ def test_missing_weights_are_a_finding():
 def test_what_lacks_its_base_class_is_refused():
     with pytest.raises(TypeError, match="specjax.Target"):
         specjax.check_target(np, PARAMS)
+
+
+class Layered(Readable):
+    """A toy whose hidden states differ: the first is half of the last."""
+
+    hidden_size = 6
+
+    def verify(self, params, cache, draft, *, features=(), **settings):
+        scores = super().verify(params, cache, draft, features=features[:1], **settings)
+        states = [scores.features * (1 + i) / 2 for i in features]
+        return dataclasses.replace(
+            scores, features=jnp.concatenate(states, axis=-1) if states else None
+        )
+
+    def head_table(self, params):
+        return params["out"].T
+
+
+def state_checks(target, only):
+    """The report on the hidden states and sub-networks of a target, on some of the properties."""
+    base = TargetPasses(target, PARAMS, None, 1e-3, 0)
+    named = *hidden_state_checks(base, target), *part_checks(base)
+    return [run_check(name, run) for name, run in named if re.search(only, name)]
+
+
+def test_right_hidden_states_and_sub_networks_pass_every_check():
+    report = specjax.check_target(Layered(11), PARAMS)
+    assert report, str(report)
+    words = str(report)
+    assert "sub_network(exit=1): the target's pass goes on" in words
+    assert "sub_network(skip=('mlp.0',)): a pass in two parts" in words
+
+
+class Swapped(Layered):
+    """Hidden states stand in the order of the layers, whatever the order asked for."""
+
+    def verify(self, params, cache, draft, *, features=(), **settings):
+        return super().verify(params, cache, draft, features=tuple(sorted(features)), **settings)
+
+
+class StatesOfTheRoot(Layered):
+    def verify(self, *args, **settings):
+        scores = super().verify(*args, **settings)
+        if scores.features is None:
+            return scores
+        first = jnp.broadcast_to(scores.features[:, :1], scores.features.shape)
+        return dataclasses.replace(scores, features=first)
+
+
+class OtherHead(Layered):
+    def head(self, params, hidden, batch):
+        return super().head(params, hidden + 1, batch)
+
+
+class MixedColumns(Layered):
+    def embed(self, params, tokens):
+        return super().embed(params, tokens.T)
+
+
+class PartOfSiblings(Layered):
+    """The sub-network's nodes see all nodes before them, as in a chain."""
+
+    def sub_network(self, **which):
+        class Part(BagPart):
+            def verify(self, params, cache, draft, **settings):
+                topology = trees.chain_parents(draft.num_nodes - 1)
+                chain = dataclasses.replace(draft, topology=topology)
+                return super().verify(params, cache, chain, **settings)
+
+        return Part(self, hands_over=True)
+
+
+class HandsOverOther(Layered):
+    def sub_network(self, **which):
+        class Part(BagPart):
+            def verify(self, params, cache, draft, **settings):
+                scores = super().verify(params, cache, draft, **settings)
+                own, state = scores.entries
+                return dataclasses.replace(scores, entries=(own, state + 1))
+
+        return Part(self, hands_over=True)
+
+
+@pytest.mark.parametrize(
+    ("target", "only"),
+    [
+        (Swapped, "side by side"),
+        (StatesOfTheRoot, "hidden states are those of its paths"),
+        (OtherHead, "head gives the logits"),
+        (MixedColumns, "embed reads"),
+        (PartOfSiblings, "exit=1.*logits are those of its paths"),
+        (HandsOverOther, "exit=1.*hands over"),
+    ],
+)
+def test_fault_in_hidden_states_or_a_sub_network_is_named(target, only):
+    (check,) = state_checks(target(11), only)
+    assert not check.passed and "differ by" in check.found, check

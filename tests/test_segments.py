@@ -21,6 +21,8 @@ def test_passengers_are_scored_read_out_and_never_emitted():
 
     @dataclasses.dataclass(frozen=True)
     class Reader(TreeDrafter):
+        reads_nodes = True
+
         def readout(self, draft, scores):
             return scores.logits[:, 2]
 

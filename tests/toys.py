@@ -35,7 +35,11 @@ class Readable(HeadTarget, Bag):
     def verify(self, params, cache, draft, *, features=(), since=0, entries=None, logits=True):
         given = dict(features=features, since=since, entries=entries, logits=logits)
         if draft.partial is None or since:
-            return super().verify(params, cache, draft, **given)
+            scores = super().verify(params, cache, draft, **given)
+            if len(features) < 2:
+                return scores
+            every = jnp.concatenate([scores.features] * len(features), axis=-1)  # all are the same
+            return dataclasses.replace(scores, features=every)
         own, state = draft.partial.entries
         place = draft.partial.place
         if place is None:

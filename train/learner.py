@@ -73,6 +73,7 @@ class Recorder(ChainDrafter):
     inner: Drafter = None
     top_k: int = 32
     keep: str = "rejected"
+    reads_nodes = True
 
     def __post_init__(self):
         object.__setattr__(self, "num_draft", self.inner.num_draft)

@@ -39,6 +39,8 @@ class RoundInputs:
 class Recorder(DrafterWrapper):
     """The drafter ``inner``, which also records the inputs of the round's parts in its state."""
 
+    reads_nodes = True
+
     def draft_step(self, params, target_params, state, context):
         draft, proposed = self.inner.draft_step(params, target_params, state, context)
         return draft, (state, proposed, dataclasses.replace(context, cache=None))

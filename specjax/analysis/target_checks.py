@@ -6,8 +6,6 @@ obvious way. Whoever writes a target runs the checks once, and in a test.
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,12 +14,10 @@ from .. import trees
 from ..decoding import contract_checks
 from ..decoding.inputs import check_objects
 from ..drafters.plain import Plain
-from ..types import Draft, PyTree, Target, Verdict
+from ..types import HeadTarget, PyTree, Target, Verdict
 from .contract_report import ContractReport, run_check
-
-TREE = (-1, 0, 0, 1, 1, 2, 3)  # nodes of the draft that is scored
-PATH = (0, 1, 4)  # the nodes that are accepted: no prefix of all nodes
-LENGTHS = (1, 4, 9)  # committed tokens of each row
+from .hidden_state_checks import hidden_state_checks, part_checks
+from .target_passes import LENGTHS, PATH, TREE, TargetPasses
 
 
 def check_target(
@@ -30,7 +26,9 @@ def check_target(
     """Checks a target against what ``specjax.Target`` promises.
 
     A tree of seven nodes in a batch of three rows of different lengths is compared with passes one
-    token at a time; the cache after a commit with one that was built anew.
+    token at a time; the cache after a commit with one that was built anew. For a
+    ``specjax.HeadTarget`` the hidden states, ``embed``, ``head`` and ``head_table`` are checked
+    too, and for a target with sub-networks the passes of two of them.
 
     Args:
       params: the target's weights, which are ``params["target"]`` of ``decode``.
@@ -50,29 +48,14 @@ def check_target(
         print(specjax.check_target(MyTarget(), weights))
     """
     check_objects(target, Plain())
-    return _TargetChecks(target, params, inputs, tolerance, seed).report()
+    return TargetChecks(target, params, inputs, tolerance, seed).report()
 
 
-class _TargetChecks:
+class TargetChecks(TargetPasses):
     """The parts of ``check_target``."""
 
-    def __init__(self, target, params, inputs, tolerance, seed):
-        self.target, self.params, self.inputs = target, params, inputs
-        self.tolerance, self.capacity = tolerance, max(LENGTHS) + len(TREE) + 1
-        random, batch = np.random.default_rng(seed), len(LENGTHS)
-        size = (batch, self.capacity)
-        self.tokens = random.integers(0, target.vocab_size, size).astype(np.int32)
-        self.nodes = random.integers(0, target.vocab_size, (batch, len(TREE))).astype(np.int32)
-        self.lengths = np.asarray(LENGTHS, np.int32)
-        self.nodes[:, 0] = self.tokens[np.arange(batch), self.lengths - 1]  # the roots
-        self.verify = jax.jit(self._verify, static_argnames=("topology", "logits"))
-        self.commit = jax.jit(target.commit)
-
-    def _verify(self, cache, tokens, start, topology, **settings):
-        draft = Draft(start=start, tokens=tokens, topology=topology)
-        return self.target.verify(self.params, cache, draft, **settings)
-
     def report(self) -> ContractReport:
+        more = hidden_state_checks(self, self.target) if isinstance(self.target, HeadTarget) else ()
         checks = []
         for name, run in (
             ("shapes and dtypes of init, verify and commit", self.shapes),
@@ -85,91 +68,35 @@ class _TargetChecks:
             ("a node at a negative position does not exist", self.before_the_text),
             ("a row's logits do not depend on the other rows", self.rows),
             ("verify is pure: the same twice, the entries also without logits", self.pure),
+            *more,
+            *part_checks(self),
         ):
             checks.append(run_check(name, run))
             if not checks[0].passed:  # nothing else could run
                 break
         return ContractReport(type(self.target).__name__, tuple(checks))
 
-    @functools.cached_property
-    def prefilled(self):
-        """The cache of ``tokens[:length - 1]`` of each row, built in one pass."""
-        return self.rebuilt(self.tokens, self.lengths - 1)
-
-    @functools.cached_property
-    def scores(self):
-        return self.verify(self.prefilled, self.nodes, self.lengths - 1, topology=TREE)
-
-    def init(self):
-        return self.target.init(self.params, len(LENGTHS), self.capacity, self.inputs)
-
-    def rebuilt(self, tokens, count):
-        """The cache of the first ``count`` int32 ``[B]`` of ``tokens``."""
-        chain = trees.chain_parents(tokens.shape[1] - 1)
-        zeros = np.zeros(len(tokens), np.int32)
-        cache = self.init()
-        entries = self.verify(cache, tokens, zeros, topology=chain, logits=False).entries
-        path = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
-        verdict = Verdict(path=path, count=count.astype(np.int32) - 1, token=zeros)
-        return self.commit(cache, entries, zeros, verdict)
-
-    def one_by_one(self, cache, tokens, start):
-        """float32 ``[T, B, V]``: logits after each of ``tokens`` int32 ``[B, T]``."""
-        found, batch = [], len(tokens)
-        for step in range(tokens.shape[1]):
-            at = start + step
-            scores = self.verify(cache, tokens[:, step : step + 1], at, topology=(-1,))
-            found.append(scores.logits[:, 0])
-            zeros = np.zeros((batch,), np.int32)
-            verdict = Verdict(path=np.zeros((batch, 1), np.int32), count=zeros, token=zeros)
-            cache = self.commit(cache, scores.entries, at, verdict)
-        return jnp.stack(found), cache
-
-    def near(self, found, expected, what: str) -> str:
-        found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
-        able = np.isfinite(expected)
-        if (np.isfinite(found) != able).any():
-            return f"{what}: other logits are infinite or NaN"
-        spread = max(float(np.std(expected[able])), 1e-30)
-        off = float(np.max(np.abs(found - expected)[able], initial=0.0)) / spread
-        if off > self.tolerance:
-            return f"{what}: logits differ by {off:.2g} of their standard deviation"
-        return ""
-
     def shapes(self) -> str:
-        batch, start = len(LENGTHS), jnp.asarray(self.lengths - 1)
-        draft = Draft(start=start, tokens=jnp.asarray(self.nodes), topology=TREE)
+        batch, draft = len(LENGTHS), self.draft
+        start = draft.start
 
         def run():
             cache = self.init()
             contract_checks.check_leads("init: the cache", cache, batch)
-            scores = self.target.verify(self.params, cache, draft)
-            contract_checks.check_scores(self.target, scores, draft, ())
+            scores = contract_checks.verified(self.target, self.params, cache, draft)
             path = jnp.broadcast_to(jnp.asarray(PATH, jnp.int32), (batch, len(PATH)))
             verdict = Verdict(path=path, count=start * 0 + 2, token=start)
-            kept = self.target.commit(cache, scores.entries, start, verdict)
-            contract_checks.check_same("commit: the cache", kept, cache)
+            contract_checks.committed(self.target, cache, scores.entries, start, verdict)
 
         jax.eval_shape(run)
         return ""
 
     def tree(self) -> str:
-        for leaf in range(1, len(TREE)):
-            if leaf in TREE:
-                continue
-            path = [leaf]
-            while TREE[path[0]] >= 0:
-                path.insert(0, TREE[path[0]])
-            expected, _ = self.one_by_one(self.prefilled, self.nodes[:, path], self.lengths - 1)
+        for path, expected in self.paths():
             found = jnp.moveaxis(self.scores.logits[:, jnp.asarray(path)], 1, 0)
             if wrong := self.near(found, expected, f"nodes {path}"):
                 return wrong
         return ""
-
-    def committed(self, counts):
-        path = np.broadcast_to(np.asarray(PATH, np.int32), (len(LENGTHS), len(PATH)))
-        verdict = Verdict(path=path, count=counts, token=counts)
-        return self.commit(self.prefilled, self.scores.entries, self.lengths - 1, verdict)
 
     def cache(self) -> str:
         counts = np.asarray([2, 1, 0], np.int32)
@@ -191,21 +118,12 @@ class _TargetChecks:
         return ""
 
     def unseen(self) -> str:
-        more, _ = self.committed(np.zeros(len(LENGTHS), np.int32)), None
+        more = self.committed(np.zeros(len(LENGTHS), np.int32))
         found = self.verify(more, self.nodes, self.lengths - 1, topology=TREE).logits
         return self.near(found, self.scores.logits, "with one entry more in the cache")
 
     def parts(self) -> str:
-        draft = dict(tokens=self.nodes, start=self.lengths - 1)
-
-        @jax.jit
-        def both(cache, tokens, start):
-            whole = Draft(start=start, tokens=tokens, topology=TREE)
-            first = trees.narrow(whole, 3)
-            entries = self.target.verify(self.params, cache, first).entries
-            return self.target.verify(self.params, cache, whole, since=3, entries=entries)
-
-        scores = both(self.prefilled, **draft)
+        scores = self.second_part()
         expected = self.scores.logits[:, 3:]
         if jnp.shape(scores.logits) != jnp.shape(expected):
             return f"since=3 gives logits of shape {scores.logits.shape}: expected {expected.shape}"

@@ -13,7 +13,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import trees
-from ..types import DRAWS, Draft, Drafter, PyTree, Scores, Target, Verdict
+from ..types import (
+    DRAWS,
+    Draft,
+    Drafter,
+    HeadTarget,
+    PyTree,
+    Rule,
+    Scores,
+    SubNetwork,
+    Target,
+    Verdict,
+)
+
+
+class MissingWeightsError(ValueError):
+    """A drafter failed, and it was given no weights."""
 
 
 def check_array(what: str, x, shape: tuple[int | None, ...], dtype, hint: str = "") -> None:
@@ -111,23 +126,135 @@ def check_draft(drafter: Drafter, made, batch: int) -> None:
         )
 
 
+def verified(target: Target, params, cache, draft: Draft, **settings) -> Scores:
+    """What ``target.verify`` returns of ``draft``, checked.
+
+    Args:
+      settings: the keyword arguments of ``Target.verify``.
+
+    Raises:
+      ValueError: the scores are none that ``verify`` may return.
+    """
+    scores = target.verify(params, cache, draft, **settings)
+    check_scores(target, scores, draft, target.vocab_size, **settings)
+    return scores
+
+
+def verified_by_part(
+    part: SubNetwork, target: Target, params, cache, draft: Draft, **settings
+) -> Scores:
+    """What ``part.verify`` returns of ``draft``, checked; ``part``: a sub-network of ``target``.
+
+    Args:
+      settings: the keyword arguments of ``SubNetwork.verify``.
+
+    Raises:
+      ValueError: the scores are none that ``verify`` may return.
+    """
+    scores = part.verify(params, cache, draft, **settings)
+    check_scores(part, scores, draft, target.vocab_size, **settings)
+    return scores
+
+
+def committed(target: Target, cache, entries, start, verdict: Verdict):
+    """The cache that ``target.commit`` returns, checked.
+
+    Raises:
+      ValueError: it has another structure, shape or dtype than before.
+    """
+    kept = target.commit(cache, entries, start, verdict)
+    check_same(f"{type(target).__name__}.commit: the cache", kept, cache)
+    return kept
+
+
 def check_scores(
-    target: Target, scores, draft: Draft, features: tuple[int, ...], logits: bool = True
+    model: Target | SubNetwork,
+    scores,
+    draft: Draft,
+    vocab_size: int,
+    *,
+    features: tuple[int, ...] = (),
+    since: int = 0,
+    entries: PyTree = None,
+    logits: bool = True,
 ) -> None:
-    """Raises ``ValueError`` for what ``verify`` must not return of a whole draft."""
-    hook = f"{type(target).__name__}.verify"
-    batch, nodes = draft.tokens.shape
+    """Raises ``ValueError`` for what ``verify`` must not return, called with these arguments."""
+    hook = f"{type(model).__name__}.verify"
+    batch, nodes = draft.tokens.shape[0], draft.tokens.shape[1] - since
     if not isinstance(scores, Scores):
         raise ValueError(f"{hook} returned {_described(scores)}: expected specjax.Scores")
     if logits:
-        shape = (batch, nodes, target.vocab_size)
-        hint = " (batch, nodes of the draft, vocabulary)"
+        shape = (batch, nodes, vocab_size)
+        later = f"nodes {since}:" if since else "nodes"
+        hint = f" (batch, {later} of the draft, vocabulary)"
         check_array(f"{hook}: logits", scores.logits, shape, jnp.float32, hint)
     if features:
         hint = f" (of the hidden states {features}, side by side)"
-        shape = (batch, nodes, None)
+        size = model.hidden_size if isinstance(model, HeadTarget) else None
+        shape = (batch, nodes, None if size is None else size * len(features))
         check_array(f"{hook}: features", scores.features, shape, jnp.floating, hint)
     check_leads(f"{hook}: entries", scores.entries, batch)
+
+
+def check_head_target(target: HeadTarget, params, batch: int) -> None:
+    """Raises ``ValueError`` for what the hooks that heads call must not return.
+
+    Args:
+      params: the target's weights. The hooks are traced, and nothing is computed.
+      batch: B, the number of rows with which the hooks are traced.
+    """
+    kind, nodes = type(target).__name__, 2
+    tokens = jax.ShapeDtypeStruct((batch, nodes), jnp.int32)
+    columns = jax.eval_shape(target.embed, params, tokens)
+    size = target.hidden_size
+    hint = " (hidden_size, batch * nodes)"
+    check_array(f"{kind}.embed", columns, (size, batch * nodes), jnp.floating, hint)
+    hidden = jax.ShapeDtypeStruct(columns.shape, target.activation_dtype(params))
+    logits = jax.eval_shape(lambda params, x: target.head(params, x, batch), params, hidden)
+    shape = (batch, nodes, target.vocab_size)
+    check_array(f"{kind}.head", logits, shape, jnp.float32, " (batch, nodes, vocabulary)")
+    try:
+        table = jax.eval_shape(target.head_table, params)
+    except NotImplementedError:  # few drafters and recipes read it
+        return
+    shape = (target.vocab_size, columns.shape[0])
+    if jnp.shape(table) != shape:
+        raise ValueError(
+            f"{kind}.head_table is {_described(table)}: expected an array of shape {[*shape]} "
+            "(vocabulary, hidden_size)"
+        )
+
+
+def check_readout(drafter: Drafter, readout, batch: int) -> None:
+    """Raises ``ValueError`` for what ``readout`` must not return."""
+    hook = f"{type(drafter).__name__}.readout"
+    check_leads(hook, readout, batch)
+    if not drafter.reads_nodes and jax.tree.leaves(readout):
+        raise ValueError(
+            f"{hook} returned {_described(readout)}, and reads_nodes is False: a drafter whose "
+            "observe reads all nodes of a round states reads_nodes = True"
+        )
+
+
+def rests(drafter: Drafter, plan) -> jax.Array:
+    """What ``drafter.rests`` says of a plan, checked.
+
+    Raises:
+      ValueError: it is no bool scalar.
+    """
+    resting = drafter.rests(plan)
+    check_array(f"{type(drafter).__name__}.rests", jnp.asarray(resting), (), jnp.bool_)
+    return resting
+
+
+def check_evidence(rule: Rule, evidence, draft: Draft) -> None:
+    """Raises ``ValueError`` for what ``evidence`` must not return."""
+    hook = f"{type(rule).__name__}.evidence"
+    if not isinstance(evidence, dict):
+        raise ValueError(f"{hook} returned {_described(evidence)}: expected a dict of arrays")
+    for name, values in evidence.items():
+        shape = draft.tokens.shape
+        check_array(f"{hook}: {name}", values, shape, jnp.float32, " (batch, nodes)")
 
 
 def check_verdict(rule, verdict, draft: Draft) -> None:
@@ -158,20 +285,24 @@ def check_params(params) -> None:
 
 @contextlib.contextmanager
 def missing_params(params, drafter: Drafter):
-    """Names ``params["drafter"]`` in what a drafter raises for lack of it."""
+    """Names ``params["drafter"]`` in what a drafter raises where it is None.
+
+    Raises:
+      MissingWeightsError: the drafter failed as code does that reads a field or an entry of None.
+    """
     try:
         yield
     except Exception as error:
         if params.get("drafter") is not None:
             raise
-        if not isinstance(error, KeyError) and "NoneType" not in str(error):
+        if not isinstance(error, AttributeError | KeyError | TypeError):
             error.add_note(
                 f"params['drafter'] is None: if the drafter {drafter.name!r} has weights, give "
                 "params={'target': ..., 'drafter': its weights}"
             )
             raise
-        raise ValueError(
-            f"params['drafter'] is missing, and the drafter {drafter.name!r} needs it "
+        raise MissingWeightsError(
+            f"params['drafter'] is missing, and the drafter {drafter.name!r} fails without it "
             f"({type(error).__name__}: {error}): give params={{'target': ..., 'drafter': its "
             "weights}"
         ) from error

@@ -33,24 +33,29 @@ def burst(target, drafter, rule, rounds, params, state: State, live=1) -> State:
         more = jnp.sum(state.budget > 0) >= live
         return more if rounds is None else more & (done < rounds)
 
-    def begin(done, state):
+    def begin(done, state, plan=None):
         if not drafter.plans:
             return done, state, None
         own = params.get("drafter")
-        plan = drafter.plan(own, params["target"], state.drafter_state, state.budget)
-        return done, state, plan
+        made = drafter.plan(own, params["target"], state.drafter_state, state.budget)
+        if plan is not None:
+            checks.check_same(f"{type(drafter).__name__}.plan", made, plan)
+        return done, state, made
 
     def step(run, carry):
         done, state, plan = carry
         after = run(target, drafter, rule, params, state, plan)
         hook = f"{type(drafter).__name__}.observe: the state"
         checks.check_same(hook, after.drafter_state, state.drafter_state)
-        return begin(done + 1, after)
+        return begin(done + 1, after, plan)
 
     def turns(carry):
         """Rounds without a draft, then rounds with one: a branch would copy the caches."""
         for run, resting in ((run_empty_round, True), (run_round, False)):
-            wanted = lambda c, resting=resting: going(c) & (drafter.rests(c[2]) == resting)  # noqa: E731
+
+            def wanted(carry, resting=resting):
+                return going(carry) & (checks.rests(drafter, carry[2]) == resting)
+
             carry = jax.lax.while_loop(wanted, functools.partial(step, run), carry)
         return carry
 

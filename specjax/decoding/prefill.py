@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from .. import kernels, sharding, trees
 from .._internal.ordering import after
 from ..kernels.interface import PREFILL_CHUNK
-from ..types import Context, Draft, PyTree, Segment, Verdict
+from ..types import Context, Draft, HeadTarget, PyTree, Segment, Verdict
 from . import contract_checks as checks
 from . import state as states
 from .inputs import DecodeInputs
@@ -43,6 +43,8 @@ def start(
     with checks.missing_params(params, drafter):
         drafter_state = drafter.init(own, params["target"], batch, capacity, inputs)
     checks.check_leads(f"{type(drafter).__name__}.init: the state", drafter_state, batch)
+    if drafter.features and isinstance(target, HeadTarget):
+        checks.check_head_target(target, params["target"], batch)
     cache, drafter_state = sharding.rows((cache, drafter_state))
     chunk = min(chunk, width, capacity)
     begin = jnp.zeros((batch,), jnp.int32)
@@ -78,6 +80,9 @@ def extend(target, drafter, rule, params, state: State, request: DecodeInputs) -
     own = params.get("drafter")
     drafter_state = drafter.sync(
         own, params["target"], state.drafter_state, context, before="prompt"
+    )
+    checks.check_same(
+        f"{type(drafter).__name__}.sync: the state", drafter_state, state.drafter_state
     )
     begin, length = state.length - 1, state.length + request.lengths
     chunk = min(PREFILL_CHUNK, width)
@@ -123,15 +128,14 @@ def _piece(target, drafter, params, tokens, cache, drafter_state, at, end, size,
     topology = trees.chain_parents(size - 1)
     draft = Draft(start=at, tokens=piece, scored=steps < num[:, None], topology=topology)
     features = () if unseen else drafter.features
-    scores = target.verify(params["target"], cache, draft, features=features, logits=False)
-    checks.check_scores(target, scores, draft, features, logits=False)
+    settings = dict(features=features, logits=False)
+    scores = checks.verified(target, params["target"], cache, draft, **settings)
     path = jnp.broadcast_to(steps, piece.shape)
     count = num - 1
     if scores.features is not None:  # the last layer's attention is read for them alone
         count = after(count, scores.features)
     verdict = Verdict(path=path, count=count, token=jnp.full((batch,), -1, jnp.int32))
-    kept = target.commit(cache, scores.entries, at, verdict)
-    checks.check_same(f"{type(target).__name__}.commit: the cache", kept, cache)
+    kept = checks.committed(target, cache, scores.entries, at, verdict)
     if unseen:
         return kept, drafter_state
     segment = Segment(tokens=piece, next=following, features=scores.features, start=at, num=num)

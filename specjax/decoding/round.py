@@ -76,9 +76,7 @@ def verify(target: Target, params, cache, draft: Draft, *, features=()) -> Score
         or dtypes.
     """
     checks.check_params(params)
-    scores = target.verify(params["target"], cache, draft, features=features)
-    checks.check_scores(target, scores, draft, features)
-    return scores
+    return checks.verified(target, params["target"], cache, draft, features=features)
 
 
 def widths(nodes: int) -> tuple[int, ...]:
@@ -314,8 +312,7 @@ def commit_round(target, drafter, params, state: State, judged: VerifiedRound) -
     """
     root, draft, scores, full = state.length - 1, judged.draft, judged.scores, judged.verdict
     verdict, emitted = truncate(draft, full, state)
-    cache = target.commit(state.cache, scores.entries, root, verdict)
-    checks.check_same(f"{type(target).__name__}.commit: the cache", cache, state.cache)
+    cache = checks.committed(target, state.cache, scores.entries, root, verdict)
     # a round without a draft is shown to the drafter in the shapes of the others
     verdict = dataclasses.replace(verdict, path=_filled(verdict.path, drafter.depth + 1, 0))
     emitted = _filled(emitted, verdict.path.shape[1], -1)
@@ -325,13 +322,15 @@ def commit_round(target, drafter, params, state: State, judged: VerifiedRound) -
     features = scores.features
     if features is not None:
         features = jnp.take_along_axis(features, verdict.path[:, :, None], axis=1, mode="clip")
+    readout = drafter.readout(draft, scores)
+    checks.check_readout(drafter, readout, len(root))
     segment = Segment(
         tokens=fed,
         next=emitted,
         features=features,
         start=root,
         num=num,
-        round=(draft, verdict, drafter.readout(draft, scores)),
+        round=(draft, verdict, readout),
     )
     own = params.get("drafter")
     with checks.missing_params(params, drafter):

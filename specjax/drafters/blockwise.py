@@ -100,6 +100,7 @@ class Blockwise(HeadDrafter):
 
     module = BlockwiseHeads
     name = "blockwise"
+    reads_last = True
 
     def make_level(self, params, target_params, state, context):
         heads, hidden = self.heads(params), state.feature[:, None]

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 
 from .. import trees
 from .._internal.pytree import pytree_dataclass
+from ..decoding import contract_checks as checks
 from ..trees import expand
 from ..types import Draft, PyTree, Target, Verdict
 from .model_passes import ModelPassDrafter
@@ -108,7 +109,9 @@ class DraftModel(ModelPassDrafter):
             """A pass over the nodes of one depth; the first feeds the token before the root too."""
             block = _below(before, grown)
             first = since + 1 if since else 0
-            scores = self.model.verify(params, state.cache, block, since=first, entries=entries)
+            scores = checks.verified(
+                self.model, params, state.cache, block, since=first, entries=entries
+            )
             return scores.logits[:, since + 1 - first :], scores.entries
 
         draft, entries, place = expand.expand(
@@ -133,7 +136,9 @@ class DraftModel(ModelPassDrafter):
         path = jnp.pad(path, ((0, 0), (1, 0)))
         verdict = Verdict(path=path, count=count, token=count)
         return DraftModelState(
-            cache=self.model.commit(state.cache, state.fresh, segment.start - 1, verdict),
+            cache=checks.committed(
+                self.model, state.cache, state.fresh, segment.start - 1, verdict
+            ),
             filled=jnp.where(count >= 0, segment.start + count, state.filled),
         )
 
@@ -172,11 +177,11 @@ class DraftModel(ModelPassDrafter):
         """Takes in the first ``num`` int32 ``[B]`` of committed ``tokens`` int32 ``[B, T]``."""
         width = tokens.shape[1]
         block = Draft(start=start, tokens=tokens, topology=trees.chain_parents(width - 1))
-        scores = self.model.verify(params, state.cache, block, logits=False)
+        scores = checks.verified(self.model, params, state.cache, block, logits=False)
         path = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), tokens.shape)
         verdict = Verdict(path=path, count=num - 1, token=num)
         return DraftModelState(
-            cache=self.model.commit(state.cache, scores.entries, start, verdict),
+            cache=checks.committed(self.model, state.cache, scores.entries, start, verdict),
             filled=jnp.where(num > 0, start + num, state.filled),
         )
 

@@ -13,6 +13,9 @@ configuration (a frozen dataclass), a module made from it (``flax.nnx``), and a 
             heads = self.heads(params)          # the module with its weights
             return independent_level(lambda: heads.logits(state.feature))  # [B, K, V]
 
+A head whose ``observe`` is that of ``HeadDrafter`` reads one hidden state a round, that before the
+root; with ``reads_last = True`` prompts are then read faster.
+
 ``registry.py`` makes it known to the rest of the project. Arrays inside of heads are feature-major,
 ``[size, M]`` over M columns (a row of the batch and a node each), as are those of the models.
 """
@@ -140,10 +143,6 @@ class HeadDrafter(ChainDrafter, abc.ABC):
     @property
     def depth(self) -> int:
         return self.topology.depth
-
-    @property
-    def reads_last(self) -> bool:
-        return type(self).observe is HeadDrafter.observe
 
     @property
     def shapes(self) -> nnx.State:

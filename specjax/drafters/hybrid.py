@@ -195,10 +195,10 @@ def check_inner(called: str, inner: Drafter, num_draft: int) -> None:
             f"{called}(inner={name}): it cannot be asked to draft nothing in some rounds; of an "
             "adaptive drafter give the inner one, and wrap the hybrid in Adaptive"
         )
-    if type(inner).readout is not Drafter.readout:
+    if inner.reads_nodes:
         raise ValueError(
-            f"{called}(inner={name}): it reads all nodes of a round (it has a readout), which "
-            "are not its own where a row copies"
+            f"{called}(inner={name}): it reads all nodes of a round (reads_nodes), which are not "
+            "its own where a row copies"
         )
     if num_draft and num_draft < depth:
         raise ValueError(

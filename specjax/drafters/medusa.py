@@ -142,6 +142,7 @@ class Medusa(HeadDrafter):
 
     module = MedusaHeads
     name = "medusa"
+    reads_last = True
 
     def make_level(self, params, target_params, state, context):
         heads, hidden = self.heads(params), state.feature[:, None]

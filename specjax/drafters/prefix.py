@@ -108,7 +108,7 @@ class PrefixDrafter(HeadDrafter):
 
     @property
     def reads_last(self) -> bool:
-        return self.config.prefix is None and type(self).observe is PrefixDrafter.observe
+        return self.config.prefix is None
 
     def init(self, params, target_params, batch, capacity, inputs=None):
         state, c = super().init(params, target_params, batch, capacity, inputs), self.config.prefix

@@ -82,6 +82,7 @@ class Recycling(ChainDrafter):
     reads_prompt: bool = True
     name = "recycling"
     can_rest = True
+    reads_nodes = True
 
     @classmethod
     def for_target(cls, target, **settings):

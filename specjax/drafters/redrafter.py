@@ -146,6 +146,7 @@ class ReDrafter(HeadDrafter):
 
     module = ReDrafterHead
     name = "redrafter"
+    reads_last = True
 
     @property
     def max_depth(self) -> None:

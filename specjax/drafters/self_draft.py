@@ -30,6 +30,7 @@ References: Zhang et al., Draft & Verify, arXiv 2309.08168; Elhoushi et al., Lay
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +38,7 @@ import numpy as np
 
 from .. import trees
 from .._internal.pytree import filled, pytree_dataclass
+from ..decoding import contract_checks as checks
 from ..models.sub_network import skipped_sublayers
 from ..trees import expand
 from ..types import Draft, PartialPass, PyTree, SubNetwork, Target
@@ -110,9 +112,11 @@ class SelfDraft(ModelPassDrafter):
 
     def draft_step(self, params, target_params, state, context):
         part, width = self.part, context.width
+        given = part, self.target, target_params, context.cache
+        checked = functools.partial(checks.verified_by_part, *given)
 
         def level(entries, grown, since):
-            scores = part.verify(target_params, context.cache, grown, since=since, entries=entries)
+            scores = checked(grown, since=since, entries=entries)
             return scores.logits, scores.entries
 
         def grow(level):
@@ -128,14 +132,8 @@ class SelfDraft(ModelPassDrafter):
         if not part.hands_over or context.stop_drafting is not None:  # then others change the draft
             return draft, state
         block, since, place = _lacking(self.topology, draft, width)
-        entries = part.verify(
-            target_params,
-            context.cache,
-            block,
-            since=since,
-            entries=entries if since else None,
-            logits=False,
-        ).entries
+        before = entries if since else None
+        entries = checked(block, since=since, entries=before, logits=False).entries
         return dataclasses.replace(draft, partial=PartialPass(entries=entries, place=place)), state
 
 

@@ -78,6 +78,10 @@ class Synthetic(ChainDrafter):
     def vocab_size(self) -> int | None:
         return None if self.inner is None else self.inner.vocab_size
 
+    @property
+    def reads_nodes(self) -> bool:
+        return self.inner is not None and self.inner.reads_nodes
+
     def init(self, params, target_params, batch, capacity, inputs=None):
         if not isinstance(params, dict) or "truth" not in params:
             raise ValueError(

@@ -47,7 +47,7 @@ class Union(ChainDrafter):
       drafters: at least two drafters.
 
     Raises:
-      ValueError: there are fewer than two, or one of them has a ``readout`` of all nodes.
+      ValueError: there are fewer than two, or one of them reads all nodes (``reads_nodes``).
     """
 
     num_draft: int = 0
@@ -57,10 +57,10 @@ class Union(ChainDrafter):
         if len(self.drafters) < 2:
             raise ValueError(f"Union of {len(self.drafters)} drafters: give at least two")
         for drafter in self.drafters:
-            if type(drafter).readout is not Drafter.readout:
+            if drafter.reads_nodes:
                 raise ValueError(
-                    f"Union: {drafter.name} reads all nodes of a round (it has a readout), which "
-                    "are no longer its own once drafts are merged"
+                    f"Union: {drafter.name} reads all nodes of a round (reads_nodes), which are "
+                    "no longer its own once drafts are merged"
                 )
         object.__setattr__(self, "num_draft", sum(d.num_draft for d in self.drafters))
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from .. import acceptance, sharding
 from ..decoding import loop
+from ..decoding.contract_checks import MissingWeightsError
 from ..decoding.inputs import check_samples
 from ..decoding.prefill import chunk_for
 from ..models.lm import LM
@@ -119,8 +120,8 @@ def _check(work: GenerationTask, options: Options) -> None:
     own = isinstance(options.drafter, Drafter) and options.drafter_params is None
     try:
         work.check()
-    except ValueError as error:
-        if not own or "params['drafter'] is missing" not in str(error):
+    except MissingWeightsError as error:
+        if not own:
             raise
         raise ValueError(
             f"drafter={options.drafter!r:.80} needs weights: give them as drafter_params=..."

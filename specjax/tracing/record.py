@@ -18,6 +18,7 @@ from .. import acceptance, sharding, trees
 from .._internal.pytree import pytree_dataclass, static
 from ..acceptance import walk
 from ..acceptance.node_laws import DraftLaw, TargetLaw
+from ..decoding import contract_checks
 from ..decoding.emission import truncate
 from ..decoding.round import (
     ACCEPT,
@@ -181,6 +182,8 @@ def _arrays(rule, params, verified: VerifiedRound, emitted, keys) -> RoundArrays
     after, q, best, best_p = jax.lax.map(at, jnp.arange(nodes))
     parent = jnp.broadcast_to(trees.parents(draft), (batch, nodes))
     rule = acceptance.choose(rule, draft, context.sampling.greedy)
+    evidence = rule.evidence(params.get("rule"), draft, target_law, draft_law, keys)
+    contract_checks.check_evidence(rule, evidence, draft)
     return RoundArrays(
         draft=dataclasses.replace(draft, laws=None, parent=parent, topology=None, partial=None),
         depth=jnp.broadcast_to(trees.depths(draft), (batch, nodes)),
@@ -191,7 +194,7 @@ def _arrays(rule, params, verified: VerifiedRound, emitted, keys) -> RoundArrays
         verdict=verdict,
         p_last=law(last)[rows[:, 0], jnp.maximum(verdict.token, 0)],
         emitted=emitted,
-        evidence=rule.evidence(params.get("rule"), draft, target_law, draft_law, keys),
+        evidence=evidence,
         rule=rule,
     )
 

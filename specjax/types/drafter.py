@@ -32,6 +32,8 @@ class Drafter(abc.ABC):
       features: the hidden states of the target that ``observe`` reads, see ``Target.verify``.
       vocab_size: the size of the vocabulary, checked against the target's; None: any.
       reads_last: ``observe`` may be shown only the last prompt token before the root.
+      reads_nodes: whether ``observe`` reads what ``readout`` returned of all nodes. Such a drafter
+        cannot share a round with another one, whose nodes ``readout`` would see too.
       plans: whether ``plan`` is asked before each round.
       can_rest: whether there may be rounds without a draft, in which ``sync`` stands for
         ``draft_step`` and ``observe`` is shown a draft of the root alone.
@@ -54,6 +56,7 @@ class Drafter(abc.ABC):
     features: tuple[int, ...] = ()
     vocab_size: int | None = None
     reads_last: bool = False
+    reads_nodes: bool = False
     plans: bool = False
     can_rest: bool = False
     topology: Any = None
@@ -90,7 +93,8 @@ class Drafter(abc.ABC):
         """
 
     def readout(self, draft: Draft, scores: Scores) -> PyTree:
-        """Returns what ``observe`` is to read of ALL nodes, accepted or not. Default: None."""
+        """Returns what ``observe`` is to read of ALL nodes, accepted or not, in leaves that lead
+        with B; a drafter that implements it sets ``reads_nodes``. Default: None."""
         return None
 
     def observe(
@@ -189,6 +193,10 @@ class DrafterWrapper(Drafter):
     @property
     def reads_last(self) -> bool:
         return self.inner.reads_last
+
+    @property
+    def reads_nodes(self) -> bool:
+        return self.inner.reads_nodes
 
     @property
     def plans(self) -> bool:
