@@ -1,5 +1,7 @@
 """What is installed: every package and file, nothing heavy at import, a README that is true."""
 
+import ast
+import graphlib
 import inspect
 import json
 import os
@@ -32,6 +34,30 @@ def test_every_folder_with_code_is_listed_as_a_package():
     folders = [file.parent for top in tops for file in top.rglob("__init__.py")]
     found = {".".join(installed_as(folder).parts) for folder in folders}
     assert found == set(PROJECT["tool"]["setuptools"]["packages"])
+
+
+def imports_of(file: Path, modules: set[str]) -> set[str]:
+    """The modules among ``modules`` that a file imports, in functions and for type checkers too."""
+    package = [*file.relative_to(ROOT).parts[:-1]]
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) + 1 - node.level] if node.level else []
+            source = ".".join([*above, *filter(None, [node.module])])
+            names = {f"{source}.{alias.name}" for alias in node.names}
+            found |= names & modules or {source}
+    return found & modules
+
+
+def test_no_module_imports_what_imports_it():
+    files = [file for top in ("specjax", "train") for file in (ROOT / top).rglob("*.py")]
+    names = {file: ".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files}
+    modules = {name for name in names.values() if not name.endswith("__init__")}
+    graph = {names[file]: imports_of(file, modules) for file in files if names[file] in modules}
+    assert "specjax.decoding.round" in graph["specjax.decoding.loop"]
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the modules
 
 
 def test_the_wheel_holds_code_weights_configs_and_data(tmp_path):

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +25,6 @@ import jax.numpy as jnp
 from .._internal.pytree import pytree_dataclass, static
 from ..types import Draft, Scores, SubNetwork
 from .config import ATTENTION, EVERY_SUBLAYER, MLP_SUBLAYER
-
-if TYPE_CHECKING:
-    from .causal_lm import CausalLM
 
 KINDS = (ATTENTION, MLP_SUBLAYER)
 _ITEM = re.compile(r"(?:(attention|mlp)[.:])?(\d+)(?:-(\d+))?")
@@ -74,6 +71,26 @@ class PartialEntries:
         return self.states.reshape(-1, self.states.shape[-1]).T
 
 
+class RunsInPart(Protocol):
+    """A decoder that can leave sublayers out: ``CausalLM``."""
+
+    @property
+    def num_layers(self) -> int: ...
+
+    def run(
+        self,
+        params,
+        cache,
+        draft: Draft,
+        *,
+        features: tuple[int, ...],
+        since: int,
+        entries,
+        logits: bool,
+        without: tuple[frozenset[str], ...],
+    ) -> Scores: ...
+
+
 @dataclasses.dataclass(frozen=True)
 class DecoderPart(SubNetwork):
     """The layers of ``whole`` but for some sublayers, with its norm and its head.
@@ -83,7 +100,7 @@ class DecoderPart(SubNetwork):
       without: for each layer the sublayers that are left out.
     """
 
-    whole: CausalLM
+    whole: RunsInPart
     without: tuple[frozenset[str], ...]
 
     @property
@@ -118,7 +135,7 @@ class DecoderPart(SubNetwork):
         return Scores(logits=scores.logits, features=None, entries=made)
 
 
-def decoder_part(whole: CausalLM, exit: int | None, skip) -> DecoderPart:
+def decoder_part(whole: RunsInPart, exit: int | None, skip) -> DecoderPart:
     """The part that ``Target.sub_network`` returns of a decoder.
 
     Raises:

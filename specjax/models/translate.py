@@ -10,13 +10,12 @@ import re
 from collections.abc import Container, Mapping
 
 from .config import DecoderConfig, RopeScaling
+from .config_json import check_expressed, ids_of
 from .families import FAMILIES
 from .family import Family, Windows
 from .quantized_layouts import layout_of
-from .seq2seq.config import EncoderDecoderConfig
+from .seq2seq import families as encoder_decoders
 from .tensors import Tensor
-
-Config = DecoderConfig | EncoderDecoderConfig
 
 _ACTIVATIONS = {  # the first name of each is the one that is written
     "silu": "silu",
@@ -58,9 +57,7 @@ _ROPE_TAKES = {
 def family_of(model_type: object) -> Family:
     """The entry of ``model_type``. Raises ValueError naming the known ones."""
     if model_type not in FAMILIES:
-        from .seq2seq import families  # which imports this module
-
-        known = ", ".join((*FAMILIES, *families.FAMILIES))
+        known = ", ".join((*FAMILIES, *encoder_decoders.FAMILIES))
         raise ValueError(
             f"model_type={model_type!r} is not supported; known: {known}. "
             "A model that is Llama in all but name can be loaded with that model_type in its "
@@ -152,21 +149,6 @@ def config_to_hf(config: DecoderConfig) -> dict[str, object]:
     return hf
 
 
-def check_expressed(config: Config, again: Config) -> None:
-    """Raises ``ValueError`` where ``again``, which a config.json gives back, differs from
-    ``config``, of which the config.json was made."""
-    lost = [
-        f"{f.name}={getattr(config, f.name)!r}"
-        for f in dataclasses.fields(config)
-        if getattr(config, f.name) != getattr(again, f.name)
-    ]
-    if lost:
-        raise ValueError(
-            f"a config.json of model_type={config.model_type!r} cannot express "
-            f"{', '.join(lost)}: choose the model_type of a family that has it"
-        )
-
-
 def tensors_of(config: DecoderConfig, parameters, packed: bool = False) -> dict[str, Tensor]:
     """The tensors of a checkpoint of ``config``, by full name.
 
@@ -201,13 +183,6 @@ def is_harmless(config: DecoderConfig, name: str, names: Container[str]) -> bool
     if any(row.name == name and row.parts == ("lm_head.weight",) for row in family.tensors):
         return config.tie_embeddings
     return bool(re.fullmatch(family.harmless, name.removeprefix(family.prefix)))
-
-
-def ids_of(value: object) -> tuple[int, ...]:
-    """Token ids as config files hold them: one, a list, or none."""
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
 def _is_size(value: object) -> bool:

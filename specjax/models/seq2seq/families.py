@@ -11,8 +11,8 @@ import dataclasses
 import re
 from collections.abc import Container, Iterator, Mapping
 
+from ..config_json import check_expressed, ids_of
 from ..tensors import Tensor
-from ..translate import check_expressed, ids_of
 from .config import EncoderDecoderConfig
 
 
