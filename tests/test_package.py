@@ -1,6 +1,7 @@
 """What is installed: every package and file, nothing heavy at import, a README that is true."""
 
 import ast
+import collections
 import graphlib
 import inspect
 import json
@@ -58,6 +59,16 @@ def test_no_module_imports_what_imports_it():
     graph = {names[file]: imports_of(file, modules) for file in files if names[file] in modules}
     assert "specjax.decoding.round" in graph["specjax.decoding.loop"]
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the modules
+
+
+def test_no_two_classes_have_one_name():
+    files = [file for top in ("specjax", "train") for file in (ROOT / top).rglob("*.py")]
+    nodes = [(file, node) for file in files for node in ast.parse(file.read_text("utf-8")).body]
+    where = collections.defaultdict(list)
+    for file, node in nodes:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            where[node.name].append(str(file.relative_to(ROOT)))
+    assert not {name: places for name, places in where.items() if len(places) > 1}
 
 
 def test_the_wheel_holds_code_weights_configs_and_data(tmp_path):

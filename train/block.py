@@ -29,7 +29,7 @@ from .rows import Heads, fresh
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BlockConfig(frozen.FrozenConfig):
+class BlockTrainingConfig(frozen.FrozenConfig):
     """The shape of a block drafter, and the weights of its loss."""
 
     num_heads: int = 7  # the masks of a block, which has one token more
@@ -51,10 +51,10 @@ class BlockConfig(frozen.FrozenConfig):
             raise ConfigError("layers=[]; accepted: at least one layer of the target")
 
 
-Config = BlockConfig
+Config = BlockTrainingConfig
 
 
-def make_block(config: BlockConfig, setting: frozen.Setting) -> Heads:
+def make_block(config: BlockTrainingConfig, setting: frozen.Setting) -> Heads:
     """Makes a block drafter with initial weights for the target of a setting.
 
     Its ``outputs`` take anchors as a further argument, see ``states_of``.
@@ -131,7 +131,7 @@ def laid(outputs, rows, anchors) -> list[chunks.Head]:
     return found
 
 
-def make_loss(made: Heads, target, read, config: BlockConfig):
+def make_loss(made: Heads, target, read, config: BlockTrainingConfig):
     """Returns the loss of a block drafter for ``loop.TrainingTask``."""
     laws, cap = head_losses.Laws(target), target.config.logit_softcap
 
@@ -157,7 +157,7 @@ def make_loss(made: Heads, target, read, config: BlockConfig):
     return loss
 
 
-def make_measure(made: Heads, target, read, config: BlockConfig):
+def make_measure(made: Heads, target, read, config: BlockTrainingConfig):
     """Returns measures as ``head_losses.make_measure``, at anchors evenly spread over each row."""
     laws, cap = head_losses.Laws(target), target.config.logit_softcap
 
@@ -191,7 +191,7 @@ def make_measure(made: Heads, target, read, config: BlockConfig):
     return measure
 
 
-def run(config: BlockConfig, *, dry_run: bool = False) -> None:
+def run(config: BlockTrainingConfig, *, dry_run: bool = False) -> None:
     """Trains, draws the curves, exports to ``run.folder/model``."""
     setting = frozen.make_setting(config, lambda count: config.layers)
     how = dict(make_loss=make_loss, make_measure=make_measure)

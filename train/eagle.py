@@ -33,7 +33,7 @@ from .unroll import unroll
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EagleConfig(frozen.FrozenConfig):
+class EagleTrainingConfig(frozen.FrozenConfig):
     """The shape of an EAGLE-1 or HASS head, and the weights of its loss."""
 
     num_heads: int = 1  # the steps of the unroll; 1 is EAGLE-1
@@ -53,10 +53,10 @@ class EagleConfig(frozen.FrozenConfig):
                 raise ConfigError(f"{name}={getattr(self, name)}; accepted: at least 0")
 
 
-Config = EagleConfig
+Config = EagleTrainingConfig
 
 
-def make_eagle(config: EagleConfig, setting: frozen.Setting) -> Heads:
+def make_eagle(config: EagleTrainingConfig, setting: frozen.Setting) -> Heads:
     """Makes an EAGLE head with initial weights for the target of a setting."""
     target = setting.lm.target
     shape = eagle.EagleConfig(layer=layer_config(target.config, config.intermediate_size))
@@ -89,7 +89,7 @@ def smooth_l1(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.where(distance < 1, distance**2 / 2, distance - 0.5)
 
 
-def make_terms(target, config: EagleConfig):
+def make_terms(target, config: EagleTrainingConfig):
     """Returns the terms of a head, and ``common``, both for ``chunks.totals``."""
     laws, cap = head_losses.Laws(target), target.config.logit_softcap
 
@@ -112,7 +112,7 @@ def make_terms(target, config: EagleConfig):
     return terms, common
 
 
-def make_loss(made: Heads, target, read, config: EagleConfig):
+def make_loss(made: Heads, target, read, config: EagleTrainingConfig):
     """The loss of the module's head, in the form of ``TrainingTask.loss``.
 
     The term ``laws_k`` is the sum of the two terms of step k that compare with the target's law,
@@ -144,7 +144,7 @@ def make_loss(made: Heads, target, read, config: EagleConfig):
     return loss
 
 
-def run(config: EagleConfig, *, dry_run: bool = False) -> None:
+def run(config: EagleTrainingConfig, *, dry_run: bool = False) -> None:
     """Trains, draws the curves, exports to ``run.folder/model``."""
     setting = frozen.make_setting(config)
     frozen.train(config, setting, make_eagle(config, setting), dry_run=dry_run, make_loss=make_loss)

@@ -37,7 +37,7 @@ SIZES += ("max_positions", "norm_eps", "activation", "rope_theta", "rope_scaling
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Eagle3Config(frozen.FrozenConfig):
+class Eagle3TrainingConfig(frozen.FrozenConfig):
     """The shape of an EAGLE-3 or P-EAGLE head.
 
     A head narrower than the target drafts faster. It has embeddings of its own, which are
@@ -76,7 +76,7 @@ class Eagle3Config(frozen.FrozenConfig):
             )
 
 
-Config = Eagle3Config
+Config = Eagle3TrainingConfig
 
 
 def layer_config(
@@ -126,7 +126,7 @@ def projected(table: jax.Array, size: int) -> jax.Array:
     return jnp.pad(found, ((0, 0), (0, size - found.shape[1])))
 
 
-def draft_vocab(config: Eagle3Config, setting: frozen.Setting, size: int) -> np.ndarray:
+def draft_vocab(config: Eagle3TrainingConfig, setting: frozen.Setting, size: int) -> np.ndarray:
     """Returns the tokens of the head's vocabulary, int32 ``[size]``.
 
     Heads of ``init`` keep their vocabulary; new heads have the most frequent tokens.
@@ -138,7 +138,7 @@ def draft_vocab(config: Eagle3Config, setting: frozen.Setting, size: int) -> np.
     return np.asarray(own) if len(own) == size else counted  # which ``starting_params`` refuses
 
 
-def make_eagle3(config: Eagle3Config, setting: frozen.Setting) -> Heads:
+def make_eagle3(config: Eagle3TrainingConfig, setting: frozen.Setting) -> Heads:
     """Makes an EAGLE-3 head for the target of a setting.
 
     Its LM head and last norm are initialized by the target's.
@@ -203,7 +203,7 @@ def make_eagle3(config: Eagle3Config, setting: frozen.Setting) -> Heads:
     )
 
 
-def run(config: Eagle3Config, *, dry_run: bool = False) -> None:
+def run(config: Eagle3TrainingConfig, *, dry_run: bool = False) -> None:
     """Trains an EAGLE-3 or P-EAGLE head and exports it to ``run.folder/model``."""
     setting = frozen.make_setting(config, lambda n: config.layers or eagle3.usual_layers(n))
     frozen.train(config, setting, make_eagle3(config, setting), dry_run=dry_run)

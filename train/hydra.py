@@ -29,7 +29,7 @@ from .rows import Heads, fresh
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HydraConfig(frozen.FrozenConfig):
+class HydraTrainingConfig(frozen.FrozenConfig):
     """The shape of Hydra heads."""
 
     num_layers: int = 1  # layers of a head, the first included
@@ -43,7 +43,7 @@ class HydraConfig(frozen.FrozenConfig):
             raise ConfigError(f"num_layers={self.num_layers}; accepted: at least 1")
 
 
-Config = HydraConfig
+Config = HydraTrainingConfig
 
 
 def scale_of(target, params) -> float:
@@ -72,7 +72,7 @@ def rescaled(params, factor: float, size: int):
     return jax.tree_util.tree_map_with_path(first, params)
 
 
-def make_hydra(config: HydraConfig, setting: frozen.Setting) -> Heads:
+def make_hydra(config: HydraTrainingConfig, setting: frozen.Setting) -> Heads:
     """Makes Hydra heads with initial weights for the target of a setting."""
     lm, target = setting.lm, setting.lm.target
     shape = hydra.HydraConfig(
@@ -115,7 +115,7 @@ def make_hydra(config: HydraConfig, setting: frozen.Setting) -> Heads:
     )
 
 
-def run(config: HydraConfig, *, dry_run: bool = False) -> None:
+def run(config: HydraTrainingConfig, *, dry_run: bool = False) -> None:
     """Trains, draws the curves, exports to ``run.folder/model``."""
     setting = frozen.make_setting(config)
     frozen.train(config, setting, make_hydra(config, setting), dry_run=dry_run)

@@ -41,8 +41,8 @@ ENDLESS = 2**30  # rounds of a burst, which ends when all rows have; steps of le
 
 
 @pytree_dataclass
-class RecorderState:
-    """The state of a ``Recorder``.
+class LawRecorderState:
+    """The state of a ``LawRecorder``.
 
     Attributes:
       inner: the state of the inner drafter.
@@ -56,7 +56,7 @@ class RecorderState:
 
 
 @dataclasses.dataclass(frozen=True)
-class Recorder(ChainDrafter):
+class LawRecorder(ChainDrafter):
     """Drafts what ``inner`` drafts, and records the target's laws.
 
     Attributes:
@@ -91,7 +91,7 @@ class Recorder(ChainDrafter):
         return self.inner.features
 
     def init(self, params, target_params, batch, capacity, inputs=None):
-        return RecorderState(
+        return LawRecorderState(
             inner=self.inner.init(params, target_params, batch, capacity, inputs),
             laws=_no_laws((batch, capacity), self.top_k, jnp),
             seen=jnp.zeros((batch, capacity), bool),
@@ -127,7 +127,7 @@ class Recorder(ChainDrafter):
         capacity = state.seen.shape[1]  # column L does not exist, so a write to it is dropped
         where = jnp.where(kept, segment.start[:, None] + steps, capacity)
         put = lambda old, new: old.at[rows, where].set(new, mode="drop")  # noqa: E731
-        return RecorderState(
+        return LawRecorderState(
             inner=inner,
             laws=jax.tree.map(put, state.laws, law),
             seen=put(state.seen, True),
@@ -238,7 +238,7 @@ class Online:
                 "vocabulary"
             )
         self.lm, self.capacity, self.learning, self._seed = lm, capacity, learning, seed
-        self.drafter = Recorder(
+        self.drafter = LawRecorder(
             inner=DraftModel(num_draft=num_draft, model=model),
             top_k=learning.top_k,
             keep=learning.keep,

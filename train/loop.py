@@ -74,7 +74,7 @@ class Steps:
     tokens: Callable[[PyTree], int]
     best: str = ""
     ideal: Callable | None = None
-    layout: scale.Layout = scale.Layout()
+    layout: scale.MeshLayout = scale.MeshLayout()
 
 
 def fit(task: TrainingTask, flat_config: dict, optimizer_config: OptimizerConfig, run: RunConfig):

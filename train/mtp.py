@@ -22,7 +22,7 @@ from .unroll import unroll
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MTPConfig(frozen.FrozenConfig):
+class MTPTrainingConfig(frozen.FrozenConfig):
     """The shape of an MTP module."""
 
     num_heads: int = 3  # the depth K of the unroll
@@ -32,7 +32,7 @@ class MTPConfig(frozen.FrozenConfig):
     decay: float = 0.6  # the loss of depth k is weighted by decay^k
 
 
-Config = MTPConfig
+Config = MTPTrainingConfig
 
 
 def make_modules(target, config: mtp.MTPConfig, seed: int, norm=None) -> Heads:
@@ -52,7 +52,7 @@ def make_modules(target, config: mtp.MTPConfig, seed: int, norm=None) -> Heads:
     return Heads(drafter, fresh(drafter, seed, norm=norm), outputs)
 
 
-def make_mtp(config: MTPConfig, setting: frozen.Setting) -> Heads:
+def make_mtp(config: MTPTrainingConfig, setting: frozen.Setting) -> Heads:
     """Makes MTP modules with initial weights for the target of a setting."""
     target = setting.lm.target
     shape = mtp.MTPConfig(
@@ -71,7 +71,7 @@ def weighted(losses, decay: float):
     return head_losses.shared(losses, decay, 1 / sum(decay ** (k + 1) for k in range(len(losses))))
 
 
-def make_loss(made: Heads, target, read, config: MTPConfig):
+def make_loss(made: Heads, target, read, config: MTPTrainingConfig):
     """Returns the loss of the modules for ``loop.TrainingTask``."""
 
     def loss(params, given, batch, keys):
@@ -86,7 +86,7 @@ def make_loss(made: Heads, target, read, config: MTPConfig):
     return loss
 
 
-def run(config: MTPConfig, *, dry_run: bool = False) -> None:
+def run(config: MTPTrainingConfig, *, dry_run: bool = False) -> None:
     """Trains, draws the curves, exports to ``run.folder/model``."""
     setting = frozen.make_setting(config)
     frozen.train(config, setting, make_mtp(config, setting), dry_run=dry_run, make_loss=make_loss)

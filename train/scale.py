@@ -31,7 +31,7 @@ from .config import ConfigError, RunConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class MeshLayout:
     """The layout of arrays on ``mesh``.
 
     With ``mesh=None`` all arrays are on the default device, and every method is the identity.
@@ -130,7 +130,7 @@ class Layout:
 _any = jax.jit(jnp.any)
 
 
-def layout_of(run: RunConfig, batch: int | None = None) -> Layout:
+def layout_of(run: RunConfig, batch: int | None = None) -> MeshLayout:
     """Returns the layout of the arrays of a run.
 
     Args:
@@ -163,7 +163,7 @@ def layout_of(run: RunConfig, batch: int | None = None) -> Layout:
             f"data.batch={batch} cannot be shared evenly by data={parts} devices in run.accumulate="
             f"{run.accumulate} parts: give a multiple of {parts * run.accumulate}"
         )
-    return Layout(mesh, run.fully_sharded)
+    return MeshLayout(mesh, run.fully_sharded)
 
 
 def host_share(mesh: Mesh | None) -> tuple[int, int]:

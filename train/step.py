@@ -17,7 +17,7 @@ from specjax.types import PyTree
 
 from .config import RunConfig
 from .evaluate import weighed
-from .scale import Layout
+from .scale import MeshLayout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +175,7 @@ def make_step(
     task: TrainingTask,
     optimizer: optax.GradientTransformation,
     run: RunConfig = RunConfig(),
-    layout: Layout = Layout(),
+    layout: MeshLayout = MeshLayout(),
 ):
     """Returns a compiled ``step(state, frozen, batch) -> (state, metrics)``; donates ``state``."""
     gradients_of = make_gradients(task, run)
@@ -199,7 +199,7 @@ def make_step(
     return jax.jit(step, donate_argnums=0)
 
 
-def make_state(task: TrainingTask, optimizer, seed: int, layout: Layout = Layout()) -> dict:
+def make_state(task: TrainingTask, optimizer, seed: int, layout: MeshLayout = MeshLayout()) -> dict:
     """Makes the state before the first step, with a copy of the parameters, since steps donate."""
     params, init = layout.place(jax.tree.map(jnp.array, task.params)), optimizer.init
     if layout.mesh is not None:  # each device makes its own part of the moments

@@ -36,7 +36,7 @@ class RoundInputs:
 
 
 @dataclasses.dataclass(frozen=True)
-class Recorder(DrafterWrapper):
+class InputRecorder(DrafterWrapper):
     """The drafter ``inner``, which also records the inputs of the round's parts in its state."""
 
     reads_nodes = True
@@ -100,7 +100,7 @@ def record_inputs(
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _recorded(target, drafter, rule, params, state):
     keys = one_round.round_keys(state, one_round.ACCEPT)
-    state = one_round.run_round(target, Recorder(drafter), rule, params, state)
+    state = one_round.run_round(target, InputRecorder(drafter), rule, params, state)
     drafter_state, inputs = state.drafter_state
     return dataclasses.replace(state, drafter_state=drafter_state), dataclasses.replace(
         inputs, keys=keys

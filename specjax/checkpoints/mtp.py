@@ -53,7 +53,7 @@ OURS = ("embedding_norm", "hidden_norm", "fc", "norm")
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class ModuleLayout:
     """The names of the tensors of a family's modules.
 
     Attributes:
@@ -73,26 +73,26 @@ class Layout:
 
 
 LAYOUTS = {
-    "deepseek": Layout(
+    "deepseek": ModuleLayout(
         "model.layers.{n}.",
         "model.layers.{n}.",
         ("enorm", "hnorm", "eh_proj", "shared_head.norm"),
         {"shared_ends": False, "embedding_first": True},
         ("embed_tokens.weight", "shared_head.head.weight"),
     ),
-    "mimo": Layout(
+    "mimo": ModuleLayout(
         "model.mtp_layers.{k}.",
         "model.mtp_layers.{k}.",
         ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm"),
         {"shared_ends": False, "embedding_first": False},
     ),
-    "speculators": Layout(
+    "speculators": ModuleLayout(
         "mtp_layers.{k}.",
         "mtp_layers.{k}.",
         ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm"),
         {"shared_ends": False, "embedding_first": True},
     ),
-    "qwen": Layout(
+    "qwen": ModuleLayout(
         "mtp.layers.{k}.",
         "mtp.",
         ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
@@ -155,7 +155,7 @@ def inside(folder: Path, config: Mapping, tensors: Mapping, file: str) -> dict[s
     return {"config.json": own | said, INDEX: {"metadata": {}, "weight_map": places}}
 
 
-def _layout_of(names) -> Layout | None:
+def _layout_of(names) -> ModuleLayout | None:
     for layout in LAYOUTS.values():
         first = re.escape(layout.ends + layout.names[2]).replace(r"\{n\}", r"\d+")
         pattern = re.compile(first.replace(r"\{k\}", r"\d+") + r"\.weight")
@@ -236,12 +236,12 @@ def save(drafter: MTP, params, target=None) -> tuple[dict, dict]:
     }
 
 
-def _prefixes(layout: Layout, begin: int, num: int) -> set[str]:
+def _prefixes(layout: ModuleLayout, begin: int, num: int) -> set[str]:
     places = [dict(n=begin + k, k=k) for k in range(num)]
     return {part.format(**at) for at in places for part in (layout.layer, layout.ends)}
 
 
-def _tensors(drafter: MTP, layout: Layout) -> dict[str, Tensor]:
+def _tensors(drafter: MTP, layout: ModuleLayout) -> dict[str, Tensor]:
     """Names of tensors in the file to the parameters of ``MTPModules`` that each holds."""
     shape, begin = drafter.config, drafter.target.config.num_layers
     parts = {".".join(map(str, path)) for path, _ in nnx.to_flat_state(drafter.shapes)}
@@ -266,7 +266,7 @@ def _tensors(drafter: MTP, layout: Layout) -> dict[str, Tensor]:
     return found
 
 
-def _own_tables(layout: Layout, tensors, target, begin, num) -> dict[str, bool]:
+def _own_tables(layout: ModuleLayout, tensors, target, begin, num) -> dict[str, bool]:
     """Whether the tables in the file differ from the target's, as fields of ``MTPConfig``."""
     if not layout.tables:
         return {}
@@ -287,7 +287,7 @@ def _own_tables(layout: Layout, tensors, target, begin, num) -> dict[str, bool]:
     return own
 
 
-def _read(drafter: MTP, layout: Layout, tensors, here, target) -> dict:
+def _read(drafter: MTP, layout: ModuleLayout, tensors, here, target) -> dict:
     """The weights as a nested dictionary.
 
     Raises:

@@ -1,11 +1,11 @@
 """Target models: one configurable decoder, one encoder–decoder, and the Hugging Face layout."""
 
-import importlib
 from typing import TYPE_CHECKING
 
-from . import kv_cache
+from .._internal import lazy
 
 if TYPE_CHECKING:
+    from . import kv_cache
     from .causal_lm import CausalLM
     from .config import DecoderConfig
     from .decoder import Decoder
@@ -32,6 +32,7 @@ _LAZY = {
     "TokenizerLike": "tokenizer",
     "as_drafter": "lm",
     "check_same_tokenizer": "lm",
+    "kv_cache": "kv_cache",
     "load": "lm",
     "load_config": "hf",
     "load_weights": "hf",
@@ -60,8 +61,4 @@ __all__ = [
     "start_ids",
 ]
 
-
-def __getattr__(name: str):
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
+__getattr__, __dir__ = lazy.attach(__name__, _LAZY)

@@ -17,13 +17,13 @@ from ..kernels import quantized
 from ..kernels.quantized import Quantized
 from ..sharding import MODEL
 from .placement import place_quantized, spec_of
-from .quantized_layouts import WAY_OUT, Layout, Values, config_of, encode
+from .quantized_layouts import WAY_OUT, QuantizedLayout, Values, config_of, encode
 from .reading import Index, Reader, read_slice
 from .tensors import Tensor, gathered
 
 
 def merged(
-    stored: Mapping, layout: Layout, wanted: Container[str], prefix: str
+    stored: Mapping, layout: QuantizedLayout, wanted: Container[str], prefix: str
 ) -> tuple[dict, dict]:
     """The tensors of a checkpoint with one entry for each quantized weight, as for one of floats.
 
@@ -53,7 +53,7 @@ def merged(
     return left, held
 
 
-def _shape(kinds: Mapping[str, Any], layout: Layout) -> tuple[int, ...]:
+def _shape(kinds: Mapping[str, Any], layout: QuantizedLayout) -> tuple[int, ...]:
     """``(out, in)`` by the headers of the files."""
     main, (bits, *_) = kinds[layout.main].shape, layout.bits
     if layout.method == "awq":
@@ -76,7 +76,7 @@ class QuantizedReader(contextlib.ExitStack):
       layout: how the weights are held.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], shapes, held, layout: Layout):
+    def __init__(self, tensors: Mapping[str, Tensor], shapes, held, layout: QuantizedLayout):
         super().__init__()
         self._shapes, self._held, self._layout = shapes, held, layout
         self._tensors = {name: t for name, t in tensors.items() if name in held}

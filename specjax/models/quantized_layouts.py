@@ -43,7 +43,7 @@ class Values:
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class QuantizedLayout:
     """How a checkpoint holds its quantized weights.
 
     Attributes:
@@ -66,7 +66,7 @@ class Layout:
         return "+".join(f"int{bits}" for bits in sorted(set(self.bits)))
 
 
-def layout_of(hf: Mapping[str, object]) -> Layout | None:
+def layout_of(hf: Mapping[str, object]) -> QuantizedLayout | None:
     """The layout that a ``config.json`` names in ``quantization_config``; None without one.
 
     Raises:
@@ -96,7 +96,7 @@ def _accept(config: Mapping, method: str, path: str, field: str, *accepted) -> N
         )
 
 
-def _compressed(config: dict) -> Layout:
+def _compressed(config: dict) -> QuantizedLayout:
     method, top = "compressed-tensors", "quantization_config."
     groups = config.get("config_groups")
     if not isinstance(groups, dict) or not groups:
@@ -128,13 +128,13 @@ def _compressed(config: dict) -> Layout:
         )
     if formats == {"int-quantized"}:
         kinds = ("weight", "weight_scale", "weight_zero_point")
-        return Layout(method, tuple(bits), kinds, "weight", "weight_scale", _decode_plain)
-    return Layout(
+        return QuantizedLayout(method, tuple(bits), kinds, "weight", "weight_scale", _decode_plain)
+    return QuantizedLayout(
         method, tuple(bits), COMPRESSED, "weight_packed", "weight_scale", _decode_compressed
     )
 
 
-def _gptq(config: dict) -> Layout:
+def _gptq(config: dict) -> QuantizedLayout:
     method, top = "gptq", "quantization_config."
     _accept(config, method, top, "bits", 4, 8)
     _accept(config, method, top, "desc_act", None, False)
@@ -148,10 +148,10 @@ def _gptq(config: dict) -> Layout:
         _check_order(arrays.get("g_idx"), codes.shape[1], zeros.shape[1])
         return _centred(codes, arrays["scales"].T, zeros[: codes.shape[0]], bits)
 
-    return Layout(method, (bits,), PACKED, "qweight", "scales", decode)
+    return QuantizedLayout(method, (bits,), PACKED, "qweight", "scales", decode)
 
 
-def _awq(config: dict) -> Layout:
+def _awq(config: dict) -> QuantizedLayout:
     method, top = "awq", "quantization_config."
     _accept(config, method, top, "bits", 4)
     _accept(
@@ -164,7 +164,7 @@ def _awq(config: dict) -> Layout:
         zeros = unpack_words(arrays["qzeros"], 4, axis=1, order=AWQ_ORDER).T
         return _centred(codes, arrays["scales"].T, zeros, 4)
 
-    return Layout(method, (4,), PACKED, "qweight", "scales", decode)
+    return QuantizedLayout(method, (4,), PACKED, "qweight", "scales", decode)
 
 
 def _decode_plain(arrays: Mapping[str, np.ndarray]) -> Values:

@@ -63,7 +63,7 @@ class Row:
 
 
 @dataclasses.dataclass
-class Standing:
+class LiveRow:
     """A prompt in a row, and its text.
 
     Attributes:
@@ -117,7 +117,7 @@ class Continuous:
         first = waiting[: self._batch]
         self._next = len(first)
         idle = self._batch - len(first)
-        self._standing: list[Standing | None] = [*map(self._stand, first), *[None] * idle]
+        self._standing: list[LiveRow | None] = [*map(self._stand, first), *[None] * idle]
         first = [*first, *first[:1] * idle]
         work = prepare_measured(
             lm,
@@ -235,8 +235,8 @@ class Continuous:
             self._standing[row] = self._stand(self._waiting[index])
         return where, self._request(which)
 
-    def _stand(self, prompt: Prompt) -> Standing:
-        return Standing(prompt, RowText(self._lm.tokenizer, prompt.tokens, prompt.stop_strings))
+    def _stand(self, prompt: Prompt) -> LiveRow:
+        return LiveRow(prompt, RowText(self._lm.tokenizer, prompt.tokens, prompt.stop_strings))
 
     def _request(self, which: list[int]) -> DecodeInputs:
         """Returns the inputs of waiting prompts, in the shapes of the batch; keys are raw data."""

@@ -152,7 +152,7 @@ def mesh_of(processes):
 )
 def test_a_rows_number_is_that_of_the_batch_as_one_process_reads_it(processes, numbers):
     mesh = mesh_of(processes)
-    assert scale.Layout(mesh).index(8).tolist() == numbers
+    assert scale.MeshLayout(mesh).index(8).tolist() == numbers
     # each part's rows, one after the other where they lie, are rows ``i::count`` of that batch
     held = scale._parts(mesh)
     blocks = np.split(np.array(numbers), len(processes))

@@ -17,7 +17,7 @@ from .relative_positions import spread_bias
 QUERIES = 512  # positions of the encoder that attend at once, which bounds its memory
 
 
-class Attention(nnx.Module):
+class AttentionProjections(nnx.Module):
     """The projections of one attention layer; the caller computes the attention itself."""
 
     def __init__(self, config: EncoderDecoderConfig, *, rngs, param_dtype):
@@ -55,7 +55,7 @@ class EncoderBlock(nnx.Module):
     def __init__(self, config: EncoderDecoderConfig, *, rngs, param_dtype):
         common = dict(param_dtype=param_dtype)
         self.attention_norm = Norm(config.hidden_size, config, **common)
-        self.attention = Attention(config, rngs=rngs, **common)
+        self.attention = AttentionProjections(config, rngs=rngs, **common)
         self.mlp_norm = Norm(config.hidden_size, config, **common)
         self.mlp = MLP(config, rngs=rngs, **common)
 

@@ -23,7 +23,7 @@ from .. import quantize
 from ..attention import attend_spread
 from ..layers import Linear, Norm, product
 from .config import EncoderDecoderConfig
-from .encoder import Attention, Encoder, EncoderBlock, table_of
+from .encoder import AttentionProjections, Encoder, EncoderBlock, table_of
 from .relative_positions import spread_bias
 
 
@@ -33,7 +33,7 @@ class DecoderBlock(EncoderBlock):
     def __init__(self, config: EncoderDecoderConfig, *, rngs, param_dtype):
         super().__init__(config, rngs=rngs, param_dtype=param_dtype)
         self.cross_norm = Norm(config.hidden_size, config, param_dtype=param_dtype)
-        self.cross = Attention(config, rngs=rngs, param_dtype=param_dtype)
+        self.cross = AttentionProjections(config, rngs=rngs, param_dtype=param_dtype)
 
 
 class EncoderDecoder(nnx.Module):
