@@ -12,8 +12,9 @@ import numpy as np
 
 import specjax
 from specjax.analysis.comparison import repeated_ngrams
+from specjax.decoding.state import result
 from specjax.text.options import Drafting, Options
-from specjax.text.round_costs import prepare_measured
+from specjax.text.prepare import prepare_measured
 from specjax.text.task import GenerationTask
 
 from .grown import grown_drafter, grown_embedded
@@ -117,7 +118,7 @@ def _run(work: GenerationTask) -> tuple[float, float, specjax.Decoded]:
     state = jax.block_until_ready(work.start())
     middle = time.perf_counter()
     state = jax.block_until_ready(work.burst(work.capacity, state))
-    return middle - begin, time.perf_counter() - middle, specjax.decoding.loop.result(state)
+    return middle - begin, time.perf_counter() - middle, result(state)
 
 
 def _ratio(spent: np.ndarray, emitted: np.ndarray, plain_emitted: np.ndarray) -> dict:

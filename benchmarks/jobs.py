@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import drafters, trees
-from specjax.decoding import loop
+from specjax.decoding.inputs import prepare_inputs
+from specjax.decoding.state import State
 from specjax.drafters.adaptive import AdaptiveState
 from specjax.drafters.draft_model import DraftModelState
 from specjax.models import as_drafter
@@ -53,7 +54,7 @@ def make_job(
     found, params = _drafter(pair, drafter, num_draft, (len(tokens), capacity))
     if tree is not None:
         found = dataclasses.replace(found, topology=trees.parse(tree))
-    request, capacity = loop.prepare_inputs(
+    request, capacity = prepare_inputs(
         pair.target.target,
         found,
         tokens,
@@ -99,7 +100,7 @@ def _drafter(pair: pairs.Pair, name: str, num_draft: int, shape: tuple[int, int]
     )
 
 
-def informed(work: GenerationTask, plain_end: loop.State, begin) -> GenerationTask:
+def informed(work: GenerationTask, plain_end: State, begin) -> GenerationTask:
     """Adds to a request what its drafter needs: costs of rounds, or the text to imitate.
 
     Args:
@@ -117,7 +118,7 @@ def informed(work: GenerationTask, plain_end: loop.State, begin) -> GenerationTa
     return dataclasses.replace(work, params=work.params | {"drafter": given})
 
 
-def made_up(work: GenerationTask, pair: pairs.Pair, context: int, new: int) -> loop.State:
+def made_up(work: GenerationTask, pair: pairs.Pair, context: int, new: int) -> State:
     """Returns the state of a request as if it had read ``context`` random tokens.
 
     To read 32,000 tokens takes minutes on a CPU and is not measured. Entries of the cache are drawn

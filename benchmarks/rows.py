@@ -18,7 +18,7 @@ import numpy as np
 from specjax import trees
 from specjax.analysis import round_timing, timing
 from specjax.analysis.comparison import repeated_ngrams
-from specjax.decoding import loop
+from specjax.decoding.state import State
 from specjax.text.prepare import SMALLEST_BUFFER, round_up
 from specjax.text.task import GenerationTask
 
@@ -174,7 +174,7 @@ def decode(
     return figures
 
 
-def _rounds(work: GenerationTask, state: loop.State):
+def _rounds(work: GenerationTask, state: State):
     return work.burst(work.capacity, state).length
 
 

@@ -4,7 +4,7 @@ import dataclasses
 
 from specjax.sampling.distribution import Sampling
 from specjax.text.options import Drafting, Options
-from specjax.text.round_costs import prepare_measured
+from specjax.text.prepare import prepare_measured
 
 DRAFTING = {"num_draft": "num", "tree": "tree", "rule": "rule"}
 SAMPLING = {field.name: field.name for field in dataclasses.fields(Sampling)}

@@ -7,11 +7,12 @@ import numpy as np
 
 from specjax import Sampling
 from specjax.decoding import loop
+from specjax.decoding.inputs import prepare_inputs
 
 
 def hlo(target, drafter, params, batch, capacity, temperature):
     """The text of the optimized program for ``batch`` prompts of 20 tokens and 30 new tokens."""
-    request, capacity = loop.prepare_inputs(
+    request, capacity = prepare_inputs(
         target,
         drafter,
         np.ones((batch, 20), np.int32),

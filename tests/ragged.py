@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from toys import bag, cache_of
 
-from specjax.decoding import loop, reference
+from specjax.decoding import loop, prefill, reference
 
 VOCAB, NUM = 13, 12
 MODEL, PARAMS = bag(VOCAB, 3, features=8)
@@ -14,7 +14,7 @@ PROMPTS = [
     np.random.default_rng(i).integers(0, VOCAB, size).tolist()
     for i, size in enumerate((1, 2, 9, 4, 7, 3, 1, 6))
 ]
-start = jax.jit(loop.start, static_argnums=(0, 1, 2, 3))
+start = jax.jit(prefill.start, static_argnums=(0, 1, 2, 3))
 step = jax.jit(loop.burst, static_argnums=(0, 1, 2))  # donates nothing: every state is kept
 rebuilt = jax.jit(functools.partial(cache_of, MODEL))  # a cache from scratch
 

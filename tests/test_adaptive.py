@@ -17,7 +17,8 @@ from toys import bag, counting, like, own_params
 
 import specjax
 from specjax import Sampling, drafters, trees
-from specjax.decoding import loop, reference
+from specjax.decoding import loop, prefill, reference
+from specjax.decoding.inputs import prepare_inputs
 from specjax.decoding.round import widths
 from specjax.drafters import Adaptive, DraftModel, NGram, Plain
 from specjax.models.causal_lm import CausalLM
@@ -60,10 +61,10 @@ def steps(drafter, weights, rounds, bursts, prompts=PROMPTS):
     """States after each of several bursts."""
     tokens, lengths = pad(prompts)
     params = {"target": PARAMS, "drafter": weights}
-    request, capacity = loop.prepare_inputs(
+    request, capacity = prepare_inputs(
         MODEL, drafter, tokens, lengths, jax.random.key(0), 60, Sampling(), None, ()
     )
-    state = jax.jit(loop.start, static_argnums=(0, 1, 2, 3))(
+    state = jax.jit(prefill.start, static_argnums=(0, 1, 2, 3))(
         MODEL, drafter, "auto", capacity, params, request
     )
     step = jax.jit(loop.burst, static_argnums=(0, 1, 2))
@@ -165,10 +166,10 @@ def law_of_rows(drafter, weights, rows):
     params = {"target": TOY_PARAMS, "drafter": weights}
 
     def one(key):
-        request, capacity = loop.prepare_inputs(
+        request, capacity = prepare_inputs(
             TOY, drafter, prompt, np.asarray([5]), key, NUM_LAW + 1, WARM, None, ()
         )
-        state = loop.start(TOY, drafter, "rejection", capacity, params, request)
+        state = prefill.start(TOY, drafter, "rejection", capacity, params, request)
         state = loop.burst(TOY, drafter, "rejection", None, params, state)
         new = state.tokens[0, 5 : 5 + NUM_LAW]
         return jnp.sum(new * VOCAB ** jnp.arange(NUM_LAW - 1, -1, -1)), state.stats.drafted_at[0]

@@ -11,7 +11,8 @@ from toys import bag, context
 
 from specjax import Sampling, acceptance, trees
 from specjax.acceptance import RULES
-from specjax.decoding import loop
+from specjax.decoding import prefill
+from specjax.decoding.inputs import prepare_inputs
 from specjax.drafters import Plain
 from specjax.types import DRAWS, Draft
 
@@ -85,10 +86,10 @@ def test_a_result_says_that_a_rule_is_approximate_unless_it_is_greedy(name):
     model, params = bag(5, 0)
     for temperature in (0.0, 1.0, np.zeros(1)):  # an array of zeros is known to nobody
         sample = Sampling(temperature=temperature)
-        request, capacity = loop.prepare_inputs(
+        request, capacity = prepare_inputs(
             model, Plain(), [[1, 2]], [2], jax.random.key(0), 4, sample, None, ()
         )
-        start = functools.partial(loop.start, model, Plain(), name, capacity)
+        start = functools.partial(prefill.start, model, Plain(), name, capacity)
         stats = jax.eval_shape(start, {"target": params, "drafter": None}, request).stats
         cold = sample.greedy and name not in RELAXED
         changed = name in APPROXIMATE and not cold

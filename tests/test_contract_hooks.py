@@ -11,7 +11,8 @@ from toys import Readable
 
 import specjax
 from specjax.acceptance.rejection import Rejection
-from specjax.decoding import contract_checks, loop, prefill
+from specjax.decoding import contract_checks, prefill
+from specjax.decoding.inputs import prepare_inputs
 from specjax.drafters import DraftModel, Medusa, SelfDraft
 from specjax.drafters.medusa import MedusaConfig
 from specjax.tracing import record
@@ -169,7 +170,7 @@ def test_a_state_that_catches_up_keeps_its_structure():
             return state.astype(jnp.float32)
 
     drafter, params = Widens(2), {"target": PARAMS, "drafter": None}
-    request, size = loop.prepare_inputs(
+    request, size = prepare_inputs(
         MODEL, drafter, TOKENS, [3, 2], jax.random.key(0), 4, specjax.Sampling(), 20, ()
     )
 
@@ -188,7 +189,7 @@ def test_the_evidence_of_a_rule_is_checked():
 
     drafter, params = Copies(2), {"target": PARAMS, "drafter": None}
     drawn = specjax.Sampling(temperature=1.0)
-    request, size = loop.prepare_inputs(
+    request, size = prepare_inputs(
         MODEL, drafter, TOKENS, [3, 2], jax.random.key(0), 4, drawn, 20, ()
     )
 

@@ -19,7 +19,8 @@ from toys import bag
 from specjax import Sampling
 from specjax.acceptance import walk
 from specjax.acceptance.node_laws import DraftLaw
-from specjax.decoding import loop, round
+from specjax.decoding import prefill, round
+from specjax.decoding.inputs import prepare_inputs
 from specjax.drafters import Fallback, registry
 from specjax.drafters.heads import HeadDrafter
 from specjax.trees import Tree
@@ -59,7 +60,7 @@ DRAFTERS = drafters()
 def drawn(drafter, weights):
     """``(drafts as numbers [B], who is whose parent as numbers [B], the probability of each draft
     by the laws that it states [B], the same by laws that are a little too flat [B])``."""
-    request, capacity = loop.prepare_inputs(
+    request, capacity = prepare_inputs(
         MODEL,
         drafter,
         np.tile(np.asarray([PROMPT], np.int32), (ROWS, 1)),
@@ -73,7 +74,7 @@ def drawn(drafter, weights):
 
     @jax.jit
     def run(params, request):
-        state = loop.start(MODEL, drafter, "rejection", capacity, params, request)
+        state = prefill.start(MODEL, drafter, "rejection", capacity, params, request)
         plan = None
         if drafter.plans:
             own = params["drafter"], params["target"], state.drafter_state, state.budget

@@ -11,7 +11,8 @@ from toys import TreeDrafter, bag, context
 
 import specjax
 from specjax import Sampling, trees
-from specjax.decoding import loop, round
+from specjax.decoding import loop, prefill, round
+from specjax.decoding.inputs import prepare_inputs
 from specjax.drafters import Plain
 from specjax.sampling import drawing
 from specjax.sampling.distribution import Prefix
@@ -185,7 +186,7 @@ def test_keys_of_a_hardware_generator_keep_rows_independent_of_their_mates():
 
 def test_other_lengths_of_the_same_shape_compile_nothing(monkeypatch):
     chex.clear_trace_counter()
-    counted = chex.assert_max_traces(loop.start, n=1)
+    counted = chex.assert_max_traces(prefill.start, n=1)
     monkeypatch.setattr(loop, "start", counted)  # which every trace of the loop begins with
     for lengths in ([3, 2], [1, 2]):
         decode(lengths=np.asarray(lengths))
@@ -239,7 +240,7 @@ def test_a_merged_round_is_silent_only_if_every_draft_is():
 
 def test_a_round_after_a_silent_one_has_noise_of_its_own():
     drafter = TreeDrafter(model=MODEL, topology=(-1, 0), silent_every=2)
-    request, capacity = loop.prepare_inputs(
+    request, capacity = prepare_inputs(
         MODEL,
         drafter,
         np.asarray([[1, 2]]),
@@ -251,7 +252,7 @@ def test_a_round_after_a_silent_one_has_noise_of_its_own():
         (),
     )
     params = {"target": PARAMS, "drafter": PARAMS}
-    state = loop.start(MODEL, drafter, "auto", capacity, params, request)
+    state = prefill.start(MODEL, drafter, "auto", capacity, params, request)
     later = loop.burst(MODEL, drafter, "auto", 1, params, state)
     assert later.length.tolist() == state.length.tolist() and later.num_empty_rounds.tolist() == [1]
     for role in (round.DRAFT, round.ACCEPT):

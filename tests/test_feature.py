@@ -13,7 +13,8 @@ from toys import heads
 
 from specjax import Sampling, trees
 from specjax.acceptance import walk
-from specjax.decoding import loop, round
+from specjax.decoding import loop, prefill, round
+from specjax.decoding.inputs import prepare_inputs
 from specjax.drafters import Adaptive, NGram, Union
 from specjax.drafters.eagle import Eagle, EagleConfig
 from specjax.drafters.eagle3 import Eagle3, Eagle3Config, check_vocab, usual_layers
@@ -105,12 +106,12 @@ def weights_of(drafter):
 
 judge = jax.jit(round.draft_and_verify, static_argnums=(0, 1, 2))
 conclude = jax.jit(round.commit_round, static_argnums=(0, 1))
-begin = jax.jit(loop.start, static_argnums=(0, 1, 2, 3, 6))
+begin = jax.jit(prefill.start, static_argnums=(0, 1, 2, 3, 6))
 
 
 def started(drafter, params, num=20, chunk=4):
     """The state after prompts read ``chunk`` tokens at a time."""
-    request, capacity = loop.prepare_inputs(
+    request, capacity = prepare_inputs(
         TARGET, drafter, PROMPTS, LENGTHS, jax.random.key(0), num, Sampling(), None, ()
     )
     return begin(TARGET, drafter, Anything(), capacity, params, request, chunk)
@@ -193,7 +194,7 @@ def test_a_text_goes_on_after_a_longer_one():
         TARGET, drafter, params, state, judge(TARGET, drafter, Anything(), params, state)
     )
     more = np.asarray([[3, 1, 4], [1, 5, 9], [2, 6, 5], [3, 5, 8]], np.int32)
-    request, _ = loop.prepare_inputs(
+    request, _ = prepare_inputs(
         TARGET, drafter, more, np.asarray([3, 1, 2, 3]), jax.random.key(0), 9, Sampling(), None, ()
     )
     extend = jax.jit(loop.extend, static_argnums=(0, 1, 2))

@@ -12,6 +12,7 @@ from toys import own_params
 import specjax
 from specjax import Sampling, trees
 from specjax.decoding import loop
+from specjax.decoding.inputs import prepare_inputs
 from specjax.decoding.round import commit_round, draft_and_verify
 from specjax.drafters.feature import FeatureDrafter
 from specjax.types import Context, Draft
@@ -57,7 +58,7 @@ def begun(heads, lm, tokens, lengths, num):
     """Parameters, and the state before the first round of rows of these lengths."""
     params = {"target": lm.params, "drafter": heads.params}
     given = (lm.target, heads.drafter, np.asarray(tokens), np.asarray(lengths), jax.random.key(0))
-    request, capacity = loop.prepare_inputs(*given, num, Sampling(), None, ())
+    request, capacity = prepare_inputs(*given, num, Sampling(), None, ())
     return params, loop.jit_start(lm.target, heads.drafter, "greedy", capacity, params, request)
 
 

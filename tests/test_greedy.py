@@ -25,7 +25,8 @@ from toys import counting, own_params, whole
 
 import specjax
 from specjax import Sampling
-from specjax.decoding import loop
+from specjax.decoding.inputs import prepare_inputs
+from specjax.decoding.state import result
 from specjax.drafters import NGram
 from specjax.drafters.feature import FeatureDrafter
 from specjax.drafters.heads import HeadDrafter
@@ -51,7 +52,7 @@ def states(name):
     drafter, weights, _ = CASES[name]
     tokens, lengths = pad(PROMPTS)
     params = {"target": PARAMS, "drafter": weights}
-    request, capacity = loop.prepare_inputs(
+    request, capacity = prepare_inputs(
         MODEL, drafter, tokens, lengths, jax.random.key(0), NUM, Sampling(), None, ()
     )
     found = [start(MODEL, drafter, "auto", capacity, params, request)]
@@ -62,7 +63,7 @@ def states(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_greedy_is_plain_decoding_token_for_token_in_a_ragged_batch(name):
-    out = loop.result(states(name)[1])
+    out = result(states(name)[1])
     assert new_tokens(out, PROMPTS) == plain_texts()
     stats = out.stats
     assert (np.asarray(stats.emitted) == NUM).all()

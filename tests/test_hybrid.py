@@ -14,6 +14,7 @@ from toys import bag, own_params
 import specjax
 from specjax import Sampling, types
 from specjax.decoding import loop, round
+from specjax.decoding.inputs import prepare_inputs
 from specjax.drafters import Adaptive, DraftModel, Fallback, Hybrid, NGram, Suffix, Union
 from specjax.text import drafter_names, round_costs
 from specjax.trees.topology import Expand, branching, chain
@@ -29,7 +30,7 @@ jit_judge = jax.jit(round.draft_and_verify, static_argnums=(0, 1, 2))
 
 
 def begun(drafter, weights, tokens=PROMPTS, lengths=LENGTHS):
-    request, _ = loop.prepare_inputs(
+    request, _ = prepare_inputs(
         MODEL, drafter, tokens, lengths, jax.random.key(0), 24, Sampling(), SIZE, ()
     )
     params = {"target": PARAMS, "drafter": weights}

@@ -11,7 +11,7 @@ from flax import nnx
 
 from specjax.analysis import replay, round_timing, timing
 from specjax.checkpoints import HeadLM
-from specjax.decoding import loop
+from specjax.decoding.state import result
 from specjax.drafters import medusa
 
 pytest_plugins = ["pairs"]
@@ -174,13 +174,13 @@ def test_the_parts_of_a_round_redo_what_the_loop_did(name, begun):
 
 def test_parts_leave_the_state_alone_and_time_every_part(begun):
     work, state = begun["draft"]
-    before = jax.tree.map(np.array, loop.result(state))
+    before = jax.tree.map(np.array, result(state))
     seconds = timing.alternate(
         round_timing.part_calls(work, state, rounds=2), repetitions=2, warmup=1
     )
     assert list(seconds) == ["draft", "verify", "accept", "commit", "observe", "round"]
     assert all(np.all(s > 0) for s in seconds.values())
-    jax.tree.map(np.testing.assert_array_equal, before, loop.result(state))
+    jax.tree.map(np.testing.assert_array_equal, before, result(state))
     expected = np.median((seconds["draft"] + seconds["verify"]) / seconds["round"])
     assert round_timing.loop_efficiency(seconds)[0] == expected
 

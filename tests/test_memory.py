@@ -25,6 +25,7 @@ import specjax
 from specjax import Sampling, acceptance, kernels, sharding, trees
 from specjax.acceptance.node_laws import TargetLaw
 from specjax.decoding import loop
+from specjax.decoding.inputs import prepare_inputs
 from specjax.decoding.round import widths
 from specjax.drafters import DraftModel, NGram, Plain, SelfDraft
 from specjax.kernels.cpu import library
@@ -68,7 +69,7 @@ def lower(name, temperature, vocab=VOCAB, nodes=NODES, rule="auto", logprobs=Fal
     }
     drafter, weights = drafters[name](), abstract(config)[1]
     params = {"target": weights, "drafter": weights if name == "draft" else None}
-    request, capacity = loop.prepare_inputs(
+    request, capacity = prepare_inputs(
         target,
         drafter,
         np.ones((BATCH, 8), np.int32),

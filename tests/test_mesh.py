@@ -15,6 +15,7 @@ from toys import bag, heads
 import specjax
 from specjax import Sampling, sharding
 from specjax.decoding import loop
+from specjax.decoding.inputs import prepare_inputs
 from specjax.drafters import Adaptive, DraftModel, NGram, Plain
 from specjax.drafters.hydra import Hydra, HydraConfig
 from specjax.drafters.prefix import prefix_config
@@ -155,7 +156,7 @@ def burst(mesh, temperature=0.0, capacity=SLOTS):
     settings = Sampling(**(EVERYTHING if temperature else {}))
     tokens, lengths = prompts(VOCAB)
     given = (jax.random.key(0), 20, settings, capacity, ())
-    request, capacity = loop.prepare_inputs(target, drafter, tokens, lengths, *given)
+    request, capacity = prepare_inputs(target, drafter, tokens, lengths, *given)
     params = {"target": weights(CONFIG), "drafter": own}
     params, request = sharding.place(mesh, target, drafter, params, request)
     with sharding.using(mesh):

@@ -19,7 +19,8 @@ from toys import whole
 
 import specjax
 from specjax import Sampling, trees
-from specjax.decoding import loop
+from specjax.decoding import prefill
+from specjax.decoding.inputs import prepare_inputs
 from specjax.decoding.round import commit_round, draft_and_verify
 from specjax.drafters.mtp import MTP, MTPConfig, module_layer
 from specjax.drafters.mtp_heads import MTPHeadsConfig, ParallelHeads
@@ -43,10 +44,10 @@ def rounds(lm, drafter, weights, num):
     """``(length, drafts int32 [N])`` of each round of a greedy generation, and its tokens."""
     params = {"target": lm.params, "drafter": weights}
     common = lm.target, drafter
-    request, capacity = loop.prepare_inputs(
+    request, capacity = prepare_inputs(
         *common, PROMPT[None], np.asarray([7]), jax.random.key(0), num, Sampling(), None, ()
     )
-    start = jax.jit(loop.start, static_argnums=(0, 1, 2, 3))
+    start = jax.jit(prefill.start, static_argnums=(0, 1, 2, 3))
     state = start(*common, "auto", capacity, params, request)
 
     @jax.jit

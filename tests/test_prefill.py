@@ -10,7 +10,8 @@ import pytest
 from flax import nnx
 from pairs import CONFIG
 
-from specjax.decoding import loop, prefill
+from specjax.decoding import prefill
+from specjax.decoding.inputs import prepare_inputs
 from specjax.drafters import Adaptive
 from specjax.drafters.base import ChainDrafter
 from specjax.drafters.heads import HeadDrafter
@@ -55,7 +56,7 @@ def begun(kind, more=()):
 
     def request(tokens, lengths):
         key, sampling = jax.random.key(0), Sampling()
-        return loop.prepare_inputs(target, drafter, tokens, lengths, key, 5, sampling, 24, ())[0]
+        return prepare_inputs(target, drafter, tokens, lengths, key, 5, sampling, 24, ())[0]
 
     objects = target, drafter, "auto"
     run = jax.jit(functools.partial(prefill.start, *objects, 24, chunk=4))

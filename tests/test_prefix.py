@@ -16,6 +16,7 @@ from toys import bag, heads, own_params
 import specjax
 from specjax import trees
 from specjax.decoding import loop
+from specjax.decoding.inputs import prepare_inputs
 from specjax.drafters import Adaptive, Hybrid, Hydra, NGram, Speculator, prefix
 from specjax.drafters.hydra import HydraConfig
 from specjax.drafters.prefix import read_rows
@@ -300,7 +301,7 @@ def test_the_loop_lets_it_read_what_it_missed(behind_lookup, monkeypatch):
 
     def asked(tokens, new):
         given = np.asarray(tokens, np.int32), np.full(BATCH, 3)
-        return loop.prepare_inputs(
+        return prepare_inputs(
             TOY, drafter, *given, jax.random.key(0), new, specjax.Sampling(), 64, ()
         )
 

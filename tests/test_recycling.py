@@ -10,6 +10,7 @@ from toys import bag
 
 from specjax import Sampling
 from specjax.decoding import loop, round
+from specjax.decoding.inputs import prepare_inputs
 from specjax.drafters import Recycling, recycling
 
 VOCAB = 13
@@ -20,7 +21,7 @@ LENGTHS = np.asarray([5, 3], np.int32)
 
 
 def begun(drafter):
-    request, capacity = loop.prepare_inputs(
+    request, capacity = prepare_inputs(
         MODEL, drafter, PROMPTS, LENGTHS, jax.random.key(0), 24, Sampling(), 64, ()
     )
     params = {"target": PARAMS, "drafter": None}

@@ -13,6 +13,7 @@ from toys import bag, like
 import specjax
 from specjax import Sampling, kernels
 from specjax.decoding import loop, reference, round
+from specjax.decoding.inputs import prepare_inputs
 from specjax.decoding.state import ENDED
 from specjax.drafters import DraftModel, Plain
 from specjax.kernels.cpu import library
@@ -168,7 +169,7 @@ def test_samples_share_one_prefill():
             passes.append(len(start))
             return super().commit(cache, entries, start, verdict)
 
-    request, capacity = loop.prepare_inputs(
+    request, capacity = prepare_inputs(
         Counting(VOCAB), Plain(), PROMPTS, LENGTHS, KEYS[0], 4, Sampling(), None, (), num_samples=5
     )
     state = loop.jit_start(Counting(VOCAB), Plain(), "auto", capacity, WEIGHTS, request)
@@ -268,5 +269,5 @@ def test_bad_requests_are_refused_before_anything_compiles(what):
             decode(**made)
 
     # what brings arrays into shape before is compiled once a process
-    loop.prepare_inputs(MODEL, DRAFTER, PROMPTS, LENGTHS, KEYS, BUDGETS, Sampling(), 24, ())
+    prepare_inputs(MODEL, DRAFTER, PROMPTS, LENGTHS, KEYS, BUDGETS, Sampling(), 24, ())
     assert compilations(call) == 0

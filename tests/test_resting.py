@@ -11,6 +11,7 @@ from toys import bag
 import specjax
 from specjax import Sampling, trees
 from specjax.decoding import loop
+from specjax.decoding.inputs import prepare_inputs
 from specjax.drafters import Plain
 from specjax.drafters.base import ChainDrafter
 
@@ -53,7 +54,7 @@ class EveryThird(ChainDrafter):
 
 
 def begun(drafter, temperature=0.0):
-    request, capacity = loop.prepare_inputs(
+    request, capacity = prepare_inputs(
         MODEL,
         drafter,
         PROMPTS,

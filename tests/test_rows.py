@@ -11,6 +11,7 @@ from toys import bag
 
 from specjax import Sampling
 from specjax.decoding import continuous_batching, loop
+from specjax.decoding.inputs import prepare_inputs
 from specjax.decoding.state import STOPPED
 from specjax.drafters import NGram
 from specjax.models.causal_lm import CausalLM
@@ -33,7 +34,7 @@ def request(pick, temperature=WARM):
     keys = jax.random.split(jax.random.key(0), 5)[pick]
     lengths, budgets = np.asarray(LENGTHS, np.int32)[pick], np.asarray(BUDGETS, np.int32)[pick]
     common = sampling, CAPACITY, ()
-    return loop.prepare_inputs(MODEL, NGram(), prompts[pick], lengths, keys, budgets, *common)[0]
+    return prepare_inputs(MODEL, NGram(), prompts[pick], lengths, keys, budgets, *common)[0]
 
 
 def plain(tree):
@@ -162,9 +163,7 @@ def decoder_insert(batch, num, capacity=256, place=lambda x: x, turn=False):
     def asked(count):
         tokens, lengths = np.ones((count, 8), np.int32), np.full(count, 8, np.int32)
         key, sampling = jax.random.key(0), Sampling()
-        return loop.prepare_inputs(
-            target, NGram(), tokens, lengths, key, 30, sampling, capacity, ()
-        )[0]
+        return prepare_inputs(target, NGram(), tokens, lengths, key, 30, sampling, capacity, ())[0]
 
     objects, params = (target, NGram(), "auto"), {"target": weights, "drafter": None}
     state = loop.jit_start.eval_shape(*objects, capacity, params, asked(batch))

@@ -11,7 +11,7 @@ from toys import TreeDrafter, like, whole
 
 import specjax
 from specjax import Sampling
-from specjax.decoding import loop
+from specjax.decoding.inputs import prepare_inputs
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -75,7 +75,7 @@ def test_segments_bring_every_token_once_with_its_feature_and_the_token_after_it
     drafter = Recorder(model=MODEL)
     tokens, lengths = pad(PROMPTS)
     params = {"target": PARAMS, "drafter": like(PARAMS, 1)}
-    request, capacity = loop.prepare_inputs(
+    request, capacity = prepare_inputs(
         MODEL, drafter, tokens, lengths, jax.random.key(0), NUM, Sampling(), None, ()
     )
     state = start(MODEL, drafter, "auto", capacity, params, request)

@@ -13,7 +13,8 @@ from test_decoder import GPT2, LATENT, LLAMA, MIXED
 
 import specjax
 from specjax import Sampling, trees
-from specjax.decoding import loop, reference, round
+from specjax.decoding import prefill, reference, round
+from specjax.decoding.inputs import prepare_inputs
 from specjax.drafters import Adaptive, Plain, SelfDraft
 from specjax.models.causal_lm import CausalLM
 from specjax.models.decoder import Decoder
@@ -49,10 +50,10 @@ def model(name):
 
 def begun(target, drafter, params, sampling=Sampling(), num=12):
     """The state after the prompt was read."""
-    request, capacity = loop.prepare_inputs(
+    request, capacity = prepare_inputs(
         target, drafter, PROMPT, LENGTHS, jax.random.key(0), num, sampling, None, ()
     )
-    return loop.start(target, drafter, "auto", capacity, params, request)
+    return prefill.start(target, drafter, "auto", capacity, params, request)
 
 
 def decode(target, drafter, params, **settings):

@@ -10,6 +10,7 @@ from toys import TreeDrafter, like
 import specjax
 from specjax import Sampling
 from specjax.decoding import loop
+from specjax.decoding.inputs import prepare_inputs
 from specjax.drafters import Adaptive, DraftModel, NGram, Plain, Synthetic
 
 DRAFT = DraftModel(num_draft=3, model=MODEL)
@@ -58,7 +59,7 @@ def test_a_wrong_truth_costs_acceptance_and_nothing_else():
 def products(drafter, weights):
     """How many matrix products the compiled program of a decoding holds."""
     settings = (MODEL, drafter, *pad(PROMPTS), jax.random.key(0), NUM, Sampling(), None, ())
-    request, capacity = loop.prepare_inputs(*settings)
+    request, capacity = prepare_inputs(*settings)
     params = {"target": PARAMS, "drafter": weights}
     lowered = loop._decode.lower(MODEL, drafter, "auto", capacity, params, request)
     return lowered.compile().as_text().count(" dot(")

@@ -14,7 +14,9 @@ from toys import bag
 
 import specjax
 from specjax import Sampling, acceptance
-from specjax.decoding import loop, reference
+from specjax.decoding import loop, prefill, reference
+from specjax.decoding.inputs import prepare_inputs
+from specjax.decoding.state import result
 from specjax.drafters import Suffix, text_table
 from specjax.drafters.datastore import build
 from specjax.text import Retrieval, Session
@@ -38,9 +40,9 @@ def begin(name, sampling, rule):
     params = {"target": PARAMS, "drafter": weights}
     prompts, lengths = np.tile(np.int32(PROMPT), (ROWS, 1)), np.full(ROWS, len(PROMPT))
     request = (MODEL, drafter, prompts, lengths, jax.random.key(5), NUM, sampling, None, ())
-    request, capacity = loop.prepare_inputs(*request)
+    request, capacity = prepare_inputs(*request)
     objects = MODEL, drafter, rule
-    state = jax.jit(loop.start, static_argnums=(0, 1, 2, 3))(*objects, capacity, params, request)
+    state = jax.jit(prefill.start, static_argnums=(0, 1, 2, 3))(*objects, capacity, params, request)
     return *objects, params, state
 
 
@@ -77,7 +79,7 @@ def test_every_shape_of_draft_is_traced_as_it_is_decoded(name, quick_compilation
     drawn = [node.q for one in found for node in one.nodes if node.q is not None]
     assert bool(drawn) == (sampling is WARM and name not in ("plain", "ngram"))
     if beside:
-        decoded = loop.result(loop.jit_burst(*given[:3], None, *given[3:]))
+        decoded = result(loop.jit_burst(*given[:3], None, *given[3:]))
         assert decoded.tokens[0, : len(before)].tolist() == before
         drafted = sum((one.from_draft for one in found), [])
         assert decoded.from_draft[0, len(PROMPT) : len(before)].tolist() == drafted

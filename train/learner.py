@@ -26,6 +26,7 @@ from specjax import trees
 from specjax._internal.pytree import pytree_dataclass
 from specjax.decoding import loop
 from specjax.decoding.inputs import prepare_inputs
+from specjax.decoding.state import result
 from specjax.drafters import DraftModel
 from specjax.drafters.base import ChainDrafter
 from specjax.models.causal_lm import CausalLM, graph_definition
@@ -311,7 +312,7 @@ class Online:
         for old, new in zip(jax.tree.leaves(self._buffer), jax.tree.leaves(kept), strict=True):
             old[places] = new[rows]
         self._num_rows += len(rows)
-        return loop.result(state)
+        return result(state)
 
     def learn(self) -> dict[str, float]:
         """Updates the drafter from the buffer; the next request uses the new weights.

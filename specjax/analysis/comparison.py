@@ -12,7 +12,7 @@ from .. import acceptance
 from ..models.lm import LM
 from ..text.generation import Generation, TextStream
 from ..text.options import Drafting, Options, Prompts, takes
-from ..text.round_costs import prepare_measured
+from ..text.prepare import prepare_measured
 from ..text.task import GenerationTask
 from .timing import median_interval
 

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from .._internal.pytree import pytree_dataclass
-from ..decoding import loop
 from ..decoding import round as one_round
+from ..decoding.state import State
 from ..text.task import GenerationTask
 from ..types import Context, Draft, DrafterWrapper, PyTree, Scores, Segment, Verdict
 
@@ -66,7 +66,7 @@ class InputRecorder(DrafterWrapper):
         return self.inner.observe(params, target_params, proposed, segment), inputs
 
 
-def without_limits(state: loop.State, rounds: int, depth: int) -> loop.State:
+def without_limits(state: State, rounds: int, depth: int) -> State:
     """``state`` with rows that neither stop nor spend their budget within ``rounds`` rounds.
 
     Raises:
@@ -86,9 +86,7 @@ def without_limits(state: loop.State, rounds: int, depth: int) -> loop.State:
     )
 
 
-def record_inputs(
-    work: GenerationTask, state: loop.State, rounds: int
-) -> tuple[loop.State, RoundInputs]:
+def record_inputs(work: GenerationTask, state: State, rounds: int) -> tuple[State, RoundInputs]:
     """The state after ``rounds`` rounds, and the inputs of these rounds."""
     objects, recorded = (work.lm.target, work.drafter, work.rule), []
     for _ in range(rounds):
@@ -108,7 +106,7 @@ def _recorded(target, drafter, rule, params, state):
 
 
 def replays(
-    work: GenerationTask, state: loop.State, rounds: int
+    work: GenerationTask, state: State, rounds: int
 ) -> dict[str, tuple[Callable, Callable]]:
     """``{part: (run, prepare)}``: ``run(prepare())`` does the part once for each recorded round.
 

@@ -15,13 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..decoding import loop
+from ..decoding import loop, prefill
+from ..decoding.state import State
 from ..text.task import GenerationTask
 from . import replay
 from .timing import Call, ratio, tree_bytes
 
 
-def part_calls(work: GenerationTask, state: loop.State, *, rounds: int = 8) -> dict[str, Call]:
+def part_calls(work: GenerationTask, state: State, *, rounds: int = 8) -> dict[str, Call]:
     """Calls for ``alternate`` that time the parts of a round, and the whole round in the loop.
 
     Args:
@@ -98,7 +99,7 @@ def program_memory(work: GenerationTask) -> ProgramMemory:
     """Compiles the two programs of a request anew, and reads off the memory of the second."""
     objects = work.lm.target, work.drafter, work.rule
     # new functions, since those of the loop may be compiled already
-    start = jax.jit(functools.partial(loop.start, *objects, work.capacity))
+    start = jax.jit(functools.partial(prefill.start, *objects, work.capacity))
     burst = jax.jit(functools.partial(loop.burst, *objects), donate_argnums=(2,))
     begin = time.perf_counter()
     start.lower(work.params, work.request).compile()

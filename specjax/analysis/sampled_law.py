@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..decoding import loop
+from ..decoding import loop, prefill
+from ..decoding.inputs import prepare_inputs
 from ..sampling.distribution import Sampling
 
 LEAST_EXPECTED = 5  # of a cell of chi-squared; rarer ones are one cell
@@ -115,7 +116,7 @@ def joint_counts(
       are in no cell: their law gave no token any probability.
     """
     vocab, size = target.vocab_size, len(prompt)
-    request, capacity = loop.prepare_inputs(
+    request, capacity = prepare_inputs(
         target,
         drafter,
         np.tile(np.asarray([prompt], np.int32), (rows, 1)),
@@ -129,7 +130,7 @@ def joint_counts(
 
     @jax.jit
     def run(params, request):
-        state = loop.start(target, drafter, rule, capacity, params, request)
+        state = prefill.start(target, drafter, rule, capacity, params, request)
         state = loop.burst(target, drafter, rule, rounds, params, state)
         whole = state.length >= size + num if rounds is None else True
         new = jax.lax.dynamic_slice_in_dim(state.tokens, size, num, axis=1)

@@ -21,7 +21,7 @@ import numpy as np
 
 from .. import trees
 from .._internal.host import last_level_cache
-from ..decoding import loop
+from ..decoding.state import State
 from ..models.causal_lm import CausalLM
 from ..models.layers import product
 from ..models.seq2seq.target import Seq2SeqLM
@@ -131,7 +131,7 @@ def ratio(a: np.ndarray, b: np.ndarray) -> tuple[float, tuple[float, float], flo
     return median_interval(np.asarray(a) / np.asarray(b))
 
 
-def timed_run(work: GenerationTask) -> tuple[float, float, loop.State]:
+def timed_run(work: GenerationTask) -> tuple[float, float, State]:
     """Decodes a request: seconds to read the prompts, seconds of all rounds, the last state."""
     begin = time.perf_counter()
     state = jax.block_until_ready(work.start())

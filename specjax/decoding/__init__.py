@@ -7,9 +7,8 @@ from .._internal import lazy
 if TYPE_CHECKING:
     from . import reference
     from .inputs import DecodeInputs
-    from .loop import Decoded
     from .round import VerifiedRound, acceptance_keys, commit_round, round_context
-    from .state import State
+    from .state import Decoded, State
     from .stats import Stats
     from .stepwise import init_state, step
 
@@ -29,7 +28,7 @@ __all__ = [
 
 _LAZY = {
     "DecodeInputs": "inputs",
-    "Decoded": "loop",
+    "Decoded": "state",
     "State": "state",
     "Stats": "stats",
     "VerifiedRound": "round",

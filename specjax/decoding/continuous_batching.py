@@ -13,11 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from .. import sharding
-from . import loop
+from . import loop, prefill
 from .inputs import KEYS, DecodeInputs
-from .loop import State
 from .prefill import PREFILL_CHUNK
-from .state import end
+from .state import State, end
 
 REPORT = ("length", "ended", "rounds", "drafted", "accepted")
 
@@ -35,7 +34,7 @@ def insert(
     """``state`` with prompts of ``request`` in place of the rows ``rows``; the others stay as they
     are, bit by bit: tokens, caches, keys, statistics.
 
-    An inserted row is what ``loop.start`` makes of its prompt, so its text is the one that the
+    An inserted row is what ``prefill.start`` makes of its prompt, so its text is the one that the
     prompt has in any batch, alone included. Of an ``Adaptive`` drafter, what belongs to the whole
     batch (pauses between probes) comes from the rows that run.
 
@@ -49,7 +48,7 @@ def insert(
       ValueError: when it is traced, for settings of another kind.
     """
     capacity = state.tokens.shape[1]
-    fresh = loop.start(target, drafter, rule, capacity, params, request, chunk=chunk)
+    fresh = prefill.start(target, drafter, rule, capacity, params, request, chunk=chunk)
     alike = jax.tree.structure(fresh) == jax.tree.structure(state)
     pairs = zip(jax.tree.leaves(fresh), jax.tree.leaves(state), strict=alike)
     if not alike or any(new.shape[1:] != old.shape[1:] for new, old in pairs):

@@ -17,7 +17,6 @@ from .. import sharding
 from ..types import Drafter, PyTree, Target
 from . import contract_checks as checks
 from .inputs import DecodeInputs, warn_capacity
-from .inputs import prepare_inputs as prepare_inputs
 from .options import DecodeOptions, StreamOptions, takes
 from .prefill import extend, start
 from .round import run_empty_round, run_round

@@ -15,17 +15,15 @@ import jax
 import numpy as np
 
 from .. import kernels, sharding
-from ..decoding import loop
 from ..decoding.continuous_batching import REPORT, jit_report
 from ..decoding.inputs import KEYS, DecodeInputs
-from ..decoding.state import ENDED, STOPPED
+from ..decoding.state import ENDED, STOPPED, State
 from ..models.lm import LM
 from ..models.seq2seq import encoder_inputs
 from ..models.seq2seq.target import BEGIN
 from ..sampling.distribution import Sampling
 from ..text.options import Options
-from ..text.prepare import SMALLEST_BUFFER, round_up
-from ..text.round_costs import prepare_measured
+from ..text.prepare import SMALLEST_BUFFER, prepare_measured, round_up
 from ..text.stop_strings import RowText
 from ..text.task import GenerationTask
 from .jsonl_input import NEUTRAL, Prompt
@@ -178,7 +176,7 @@ class Continuous:
                 # a row may have ended early, so this bounds the time of a round from above
                 rounds = max(1, int(wanted / spent * done / len(standing)))
 
-    def _collect(self, state: loop.State, report: np.ndarray) -> tuple[list[Row], np.ndarray]:
+    def _collect(self, state: State, report: np.ndarray) -> tuple[list[Row], np.ndarray]:
         """Returns the rows that have finished since the last call, which are now free, and bool
         ``[B]``: the rows whose text has met a stop string."""
         tokens, said = np.asarray(state.tokens), report.tolist()

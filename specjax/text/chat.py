@@ -10,15 +10,15 @@ import numpy as np
 
 from .. import sharding
 from ..decoding import loop
+from ..decoding.state import State
 from ..models.lm import LM
 from ..models.seq2seq.encoder_inputs import refuse_encoders
 from ..models.tokenizer import Tokenizer
 from .drafter_names import named
 from .generation import Generation, Piece, TextStream
 from .options import SharedOptions, options_from, takes
-from .prepare import seed_key
+from .prepare import prepare_measured, seed_key
 from .prompts import check_lm, check_tokenizer
-from .round_costs import prepare_measured
 from .task import GenerationTask
 
 LEAST_BUFFER = 2048  # tokens of a conversation before it is moved to a larger buffer
@@ -28,9 +28,9 @@ LEAST_BUFFER = 2048  # tokens of a conversation before it is moved to a larger b
 class Turn(GenerationTask):
     """A task that goes on from the ``state`` of an earlier one, whose buffers it takes."""
 
-    state: loop.State | None = None
+    state: State | None = None
 
-    def start(self) -> loop.State:
+    def start(self) -> State:
         objects = self.lm.target, self.drafter, self.rule
         with sharding.using(self.lm.mesh, self.lm.params):
             return loop.jit_extend(*objects, self.params, self.state, self.request)
@@ -145,7 +145,7 @@ class Chat:
         self.fed += len(ids)
         return prepare_measured(self.lm, [ids], options, least_buffer=LEAST_BUFFER)
 
-    def _goes_on(self, state: loop.State, ids: list[int]) -> bool:
+    def _goes_on(self, state: State, ids: list[int]) -> bool:
         """Whether ``state`` is alive and holds the conversation, with which ``ids`` begin."""
         known = len(self._ids)
         there = not state.length.is_deleted() and int(state.length[0]) == known < len(ids)

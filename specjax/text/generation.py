@@ -15,12 +15,11 @@ import numpy as np
 
 from .. import sharding
 from .._internal.optional import required
-from ..decoding import loop
-from ..decoding.state import ENDED, STOPPED
+from ..decoding.state import ENDED, STOPPED, Decoded, State, result
 from ..decoding.stats import Stats
 from ..models.lm import LM
 from .options import Options, Prompts, takes
-from .round_costs import prepare_measured
+from .prepare import prepare_measured
 from .stop_strings import RowText
 from .task import GenerationTask
 
@@ -163,8 +162,8 @@ class TextStream:
 
     def __init__(self, work: GenerationTask):
         self._task, self._finished = work, False
-        self._seen: loop.Decoded | None = None
-        self.state: loop.State | None = None  # after the last burst
+        self._seen: Decoded | None = None
+        self.state: State | None = None  # after the last burst
         self._over = np.zeros(len(work.prompts), bool)  # rows that met a stop string
 
     def __iter__(self) -> Iterator[Piece]:
@@ -241,7 +240,7 @@ class TextStream:
         """Whether anything of the state was seen."""
         return self._seen is not None
 
-    def look(self) -> loop.Decoded:
+    def look(self) -> Decoded:
         """Takes in what was committed, also by a burst that Ctrl-C cut off from being shown, and
         returns it.
 
@@ -251,7 +250,7 @@ class TextStream:
         # real copies: the next burst is given the state's buffers
         state = required(self.state, "state")
         with sharding.peers():
-            self._seen = seen = sharding.gather(loop.result(state))
+            self._seen = seen = sharding.gather(result(state))
             self._finished = not np.any(sharding.gather(state.budget) > 0)
         return seen
 
@@ -269,7 +268,7 @@ class TextStream:
             for prompt, tokens in zip(new.prompts, new.tokens, strict=True):
                 self._task.session.add(prompt, tokens)
 
-    def _run(self, seconds: float) -> Iterator[loop.Decoded]:
+    def _run(self, seconds: float) -> Iterator[Decoded]:
         """What is committed, on the host, after each burst of about ``seconds``."""
         self.state, rounds = self._task.start(), 1
         if self._task.session is not None and self._task.session.asks:

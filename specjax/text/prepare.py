@@ -15,16 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import acceptance, sharding
-from ..decoding import loop
 from ..decoding.contract_checks import MissingWeightsError
-from ..decoding.inputs import check_samples
+from ..decoding.inputs import check_samples, prepare_inputs
 from ..decoding.prefill import chunk_for
 from ..models.lm import LM
 from ..models.seq2seq import encoder_inputs
 from ..sampling import processors
 from ..sampling.distribution import Sampling
 from ..types import Drafter
-from .drafter_names import named, resolve_drafter
+from .drafter_names import AUTO, named, resolve_drafter
 from .options import Drafting, Options
 from .prompts import check_lm, check_tokenizer, prompt_ids
 from .session import Session
@@ -47,7 +46,7 @@ def prepare(
     """Checks what ``generate`` was asked for, and makes a task of it.
 
     With ``num="auto"`` the costs of the drafter's rounds are still to be measured, see
-    ``round_costs.prepare_measured``.
+    ``prepare_measured``.
 
     Args:
       lm, prompts, options: as ``generate`` takes them.
@@ -81,7 +80,7 @@ def prepare(
         _sibling_sampling(drafting, sampling),
     )
     tokens, lengths, capacity = fit(lm, ids, options.max_new_tokens, least_width, least_buffer)
-    request, capacity = loop.prepare_inputs(
+    request, capacity = prepare_inputs(
         lm.target,
         drafter,
         tokens,
@@ -113,6 +112,20 @@ def prepare(
     _check(work, options)
     shared = encoder_inputs.one_memory(lm, options.drafter)
     return dataclasses.replace(work, one_memory=True) if shared else work
+
+
+def prepare_measured(lm: LM, prompts, options: Options, **sizes) -> GenerationTask:
+    """``prepare``, and with ``num="auto"`` the costs of rounds, measured where they are unknown.
+
+    Args:
+      sizes: what ``prepare`` takes besides.
+    """
+    work = prepare(lm, prompts, options, **sizes)
+    if options.drafting.num != AUTO or not work.drafter.num_draft:
+        return work
+    from .round_costs import with_round_costs  # a stopwatch, which no other request needs
+
+    return with_round_costs(work)
 
 
 def _check(work: GenerationTask, options: Options) -> None:

@@ -18,13 +18,9 @@ import numpy as np
 
 from .. import sharding
 from .._internal.optional import required
-from ..decoding import loop
+from ..decoding.state import State
 from ..drafters import Fallback, Hybrid
 from ..drafters.adaptive import Adaptive
-from ..models.lm import LM
-from .drafter_names import AUTO
-from .options import Options
-from .prepare import prepare
 from .task import GenerationTask
 
 log = logging.getLogger("specjax")
@@ -73,17 +69,6 @@ class Price:
 _KNOWN: dict[tuple, Price] = {}
 
 
-def prepare_measured(lm: LM, prompts, options: Options, **sizes) -> GenerationTask:
-    """``prepare``, and with ``num="auto"`` the costs of rounds, measured where they are unknown.
-
-    Args:
-      sizes: what ``prepare`` takes besides.
-    """
-    work = prepare(lm, prompts, options, **sizes)
-    measured = options.drafting.num == AUTO and work.drafter.num_draft
-    return with_round_costs(work) if measured else work
-
-
 def with_round_costs(work: GenerationTask) -> GenerationTask:
     """``work``, whose drafter is ``Adaptive``, with measured costs of its widths.
 
@@ -130,7 +115,7 @@ def _again(work: GenerationTask, known: Price) -> Price:
     return _price(timed, max(spent, 2 * known.wait))
 
 
-def round_costs(work: GenerationTask, state: loop.State | None = None) -> np.ndarray:
+def round_costs(work: GenerationTask, state: State | None = None) -> np.ndarray:
     """Seconds of a round of an ``Adaptive`` drafter at each of its widths, float32 ``[W]``.
 
     Every round is run after one repeated token: there a drafter that copies always has something
@@ -147,9 +132,7 @@ def round_costs(work: GenerationTask, state: loop.State | None = None) -> np.nda
     return Price(_measured(work, state)[0], 0.0, 0.0).costs
 
 
-def _measured(
-    work: GenerationTask, state: loop.State | None = None
-) -> tuple[tuple[Timed, ...], float]:
+def _measured(work: GenerationTask, state: State | None = None) -> tuple[tuple[Timed, ...], float]:
     """What ``round_costs`` is made of, and the seconds for which calls were timed."""
     hybrid = isinstance(_adaptive(work).inner, Hybrid | Fallback)
     texts = (_repeated, _different) if hybrid else (_repeated,)
@@ -164,7 +147,7 @@ def _adaptive(work: GenerationTask) -> Adaptive:
     return work.drafter
 
 
-def _timed_after(text, work: GenerationTask, given: loop.State | None) -> tuple[Timed, float]:
+def _timed_after(text, work: GenerationTask, given: State | None) -> tuple[Timed, float]:
     """Timed rounds after ``text(tokens, vocabulary)``."""
     drafter, mesh = _adaptive(work), work.lm.mesh
     vocabulary = work.lm.target.vocab_size
@@ -175,7 +158,7 @@ def _timed_after(text, work: GenerationTask, given: loop.State | None) -> tuple[
     if given is None:
         tokens, lengths = sharding.gather((work.request.tokens, work.request.lengths))
         lengths = np.maximum(lengths, min(SHORTEST, tokens.shape[1]))
-        state: loop.State = work.asking(tokens=text(tokens, vocabulary), lengths=lengths).start()
+        state: State = work.asking(tokens=text(tokens, vocabulary), lengths=lengths).start()
     else:
         state = jax.tree.map(jnp.copy, given)
     begun = {
@@ -186,14 +169,14 @@ def _timed_after(text, work: GenerationTask, given: loop.State | None) -> tuple[
     begun["budget"] = np.full_like(begun["budget"], work.capacity)
     begun["stops"] = np.full_like(begun["stops"], -1)
 
-    def spend(rounds: int, pinned: GenerationTask, state: loop.State) -> tuple[float, loop.State]:
+    def spend(rounds: int, pinned: GenerationTask, state: State) -> tuple[float, State]:
         state = dataclasses.replace(state, **{k: placed(v) for k, v in begun.items()})
         jax.block_until_ready(state)
         begin = time.perf_counter()
         state = jax.block_until_ready(pinned.burst(rounds, state))
         return time.perf_counter() - begin, state
 
-    def drafts(rounds: int, state: loop.State) -> tuple[bool, loop.State]:
+    def drafts(rounds: int, state: State) -> tuple[bool, State]:
         """Whether so many rounds draft as much as the widest can."""
         before = sharding.gather(state.stats.drafted)
         _, state = spend(rounds, pinned[-1], state)

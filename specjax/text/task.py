@@ -14,6 +14,7 @@ from ..decoding import continuous_batching, loop
 from ..decoding.inputs import DecodeInputs
 from ..decoding.prefill import PREFILL_CHUNK
 from ..decoding.round import draft_and_verify
+from ..decoding.state import State
 from ..drafters.adaptive import Adaptive
 from ..models.lm import LM
 from ..models.seq2seq.target import encode
@@ -43,14 +44,14 @@ class GenerationTask:
     one_memory: bool = False
     session: Session | None = None
 
-    def start(self) -> loop.State:
+    def start(self) -> State:
         """Reads the prompts."""
         objects = self.lm.target, self.drafter, self.rule
         with sharding.using(self.lm.mesh, self.lm.params):
             request = self.asked(self.request)
             return loop.jit_start(*objects, self.capacity, self.params, request, self.chunk)
 
-    def burst(self, rounds: int, state: loop.State) -> loop.State:
+    def burst(self, rounds: int, state: State) -> State:
         """At most ``rounds`` rounds; takes the buffers of ``state``."""
         objects = self.lm.target, self.drafter, self.rule
         with sharding.using(self.lm.mesh, self.lm.params):
@@ -58,12 +59,12 @@ class GenerationTask:
 
     def turn(
         self,
-        state: loop.State,
+        state: State,
         over: np.ndarray,
         coming: tuple[np.ndarray, DecodeInputs] | None,
         rounds: int,
         live: int,
-    ) -> tuple[loop.State, jax.Array]:
+    ) -> tuple[State, jax.Array]:
         """``continuous_batching.turn``; takes the buffers of ``state``."""
         objects = self.lm.target, self.drafter, self.rule
         with sharding.using(self.lm.mesh, self.lm.params):
@@ -92,7 +93,7 @@ class GenerationTask:
             fields = {name: sharding.put(x, mesh, sharding.DATA) for name, x in fields.items()}
         return dataclasses.replace(self, request=dataclasses.replace(self.request, **fields))
 
-    def end(self, state: loop.State, which: np.ndarray) -> loop.State:
+    def end(self, state: State, which: np.ndarray) -> State:
         """Ends the rows ``which`` (bool ``[B]``); takes the buffers of ``state``."""
         with sharding.using(self.lm.mesh, self.lm.params):
             return loop.jit_end(state, which)

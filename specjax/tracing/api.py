@@ -13,7 +13,7 @@ from ..models.lm import LM
 from ..models.seq2seq.encoder_inputs import encodes
 from ..sampling import processors
 from ..text.options import Options, takes
-from ..text.round_costs import prepare_measured
+from ..text.prepare import prepare_measured
 from ..text.stop_strings import RowText
 from ..text.task import GenerationTask
 from ..text.token_display import speller

@@ -15,6 +15,7 @@ from flax import nnx
 import specjax
 from specjax import drafters, trees
 from specjax.decoding import loop
+from specjax.decoding.inputs import prepare_inputs
 from specjax.decoding.prefill import PREFILL_CHUNK
 from specjax.models import Seq2SeqLM, load_config, load_weights, save_pretrained
 from specjax.models.hf import abstract
@@ -141,7 +142,7 @@ def copies(case, name, inputs, new, shapes):
     batch = len(jax.tree.leaves(inputs)[0])
     start, ones = np.zeros((batch, 1), np.int32), np.ones(batch, np.int32)
     key, law = jax.random.key(0), specjax.Sampling()
-    request, capacity = loop.prepare_inputs(
+    request, capacity = prepare_inputs(
         target, drafter, start, ones, key, new, law, None, (), inputs
     )
     objects, params = (target, drafter, "auto"), {"target": params, "drafter": weights}

@@ -16,6 +16,7 @@ import specjax
 from specjax import Sampling, cli, kernels
 from specjax._internal import compile_cache
 from specjax.decoding import loop
+from specjax.decoding.inputs import prepare_inputs
 from specjax.drafters import Plain
 from specjax.kernels import quantized
 from specjax.kernels.xla_cpu import XlaCpuBackend
@@ -146,7 +147,7 @@ WIDE = dataclasses.replace(
 def compiled_burst(params, config=WIDE):
     """The loop of plain decoding, compiled: one row, 64 slots."""
     target = CausalLM(config)
-    request, capacity = loop.prepare_inputs(
+    request, capacity = prepare_inputs(
         target,
         Plain(),
         np.ones((1, 8), np.int32),

@@ -15,6 +15,7 @@ from test_mesh import MESHES, MOVES, collectives
 import specjax
 from specjax import drafters, sharding
 from specjax.decoding import loop
+from specjax.decoding.inputs import prepare_inputs
 from specjax.models import Seq2SeqLM, load_config, load_weights, reading, save_pretrained
 from specjax.models.hf import abstract
 from specjax.sharding import as_mesh
@@ -121,7 +122,7 @@ def burst(case, mesh):
     start, ones = np.zeros((BATCH, 1), np.int32), np.ones(BATCH, np.int32)
     start += config.start_id
     given = jax.random.key(0), NEW, specjax.Sampling(), SLOTS, (), inputs_of(config)
-    request, capacity = loop.prepare_inputs(*objects[:2], start, ones, *given)
+    request, capacity = prepare_inputs(*objects[:2], start, ones, *given)
     params = {"target": weights(config), "drafter": real("draft", config)[1]}
     params, request = sharding.place(mesh, *objects[:2], params, request)
     with sharding.using(mesh):

@@ -14,9 +14,8 @@ from ...decoding.round import widths
 from ...models.lm import LM
 from ...models.seq2seq import encoder_inputs
 from ...text.options import Options
-from ...text.prepare import fit
+from ...text.prepare import fit, prepare_measured
 from ...text.prompts import check_lm, prompt_ids
-from ...text.round_costs import prepare_measured
 from ...text.task import GenerationTask
 from ..timing import Call, pass_call, timed_run
 from .predict import AcceptanceRecord, Costs, Rounds, beyond_the_pass, rounds

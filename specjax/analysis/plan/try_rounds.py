@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...decoding import loop
+from ...decoding.state import State
 from ...drafters.draft_model import DraftModel
 from ...drafters.heads import HeadDrafter
 from ...models.causal_lm import CausalLM
@@ -57,7 +57,7 @@ def _carries_state(work: GenerationTask) -> bool:
     return state is not None
 
 
-def try_rounds(work: GenerationTask, state: loop.State) -> AcceptanceRecord:
+def try_rounds(work: GenerationTask, state: State) -> AcceptanceRecord:
     """Tries a round of a request from every position of its text.
 
     Positions are tried from the last to the first: a round reads only what is committed before its
@@ -98,7 +98,7 @@ def try_rounds(work: GenerationTask, state: loop.State) -> AcceptanceRecord:
     return _cut(proposed, accepted, ends)
 
 
-def _try_in_order(work: GenerationTask, state: loop.State) -> AcceptanceRecord:
+def _try_in_order(work: GenerationTask, state: State) -> AcceptanceRecord:
     """``try_rounds`` for heads: at each position a whole round is tried on a copy, and a round with
     room for one token continues the text. Where tokens are drawn, these are drawn anew."""
     ends = np.asarray(state.length) - [len(prompt) for prompt in work.prompts]
@@ -107,7 +107,7 @@ def _try_in_order(work: GenerationTask, state: loop.State) -> AcceptanceRecord:
     state = work.start()
     state = dataclasses.replace(state, stops=jnp.full_like(state.stops, -1))
 
-    def round_of(state: loop.State, budget: np.ndarray) -> loop.State:
+    def round_of(state: State, budget: np.ndarray) -> State:
         zero = jnp.zeros(len(ends), jnp.int32)
         stats = dataclasses.replace(state.stats, drafted=zero, accepted=zero.copy())
         budget = jnp.asarray(budget, jnp.int32)
