@@ -9,7 +9,6 @@ import subprocess
 from pathlib import Path
 
 LIBRARIES = ("kernels", "quantized")  # each of one source; the second is for weights in few bits
-HEADER = Path(__file__).with_name("vectors.h")
 FLAGS = (
     *("-O2", "-ffp-contract=fast", "-std=gnu++17", "-fPIC", "-shared"),
     *("-Wall", "-Wextra", "-Wno-psabi"),  # psabi: no vector crosses the library's boundary
@@ -31,6 +30,12 @@ def find() -> str | None:
 def source_of(name: str) -> Path:
     """The source of one of ``LIBRARIES``."""
     return Path(__file__).with_name(f"{name}.cc")
+
+
+def contents(name: str) -> bytes:
+    """What the compiler reads of this folder for one of ``LIBRARIES``: its source, all headers."""
+    headers = sorted(Path(__file__).parent.glob("*.h"))
+    return b"".join(file.read_bytes() for file in (source_of(name), *headers))
 
 
 def prebuilt_name(name: str) -> str:

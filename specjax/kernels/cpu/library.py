@@ -93,8 +93,8 @@ def build(compiler: str, *flags: str, name: str = "kernels") -> Path:
     """
     flags = (*compilers.FLAGS, compilers.NATIVE, *flags)
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True).stdout
-    source = compilers.source_of(name).read_bytes() + compilers.HEADER.read_bytes()
-    parts = (source, version, jaxlib.version.__version__.encode(), " ".join(flags).encode())
+    jaxlib_version = jaxlib.version.__version__.encode()
+    parts = (compilers.contents(name), version, jaxlib_version, " ".join(flags).encode())
     key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     folder = compile_cache.cache_folder("kernels")
     library = folder / f"{key}.so"

@@ -4,6 +4,7 @@
 // its group; its products are those of these floats. Every column is summed in the same order,
 // however many there are and whichever thread computes the row.
 
+#include "tasks.h"
 #include "vectors.h"
 
 namespace {
@@ -193,17 +194,13 @@ ffi::Error Quantized(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remaini
   Parallel(pool, tasks, [=](int64_t task) {
     const auto [part, begin, height] = ShareOf(parts.data(), task, rows);
     To to{transpose_out ? 1 : columns, transpose_out ? part->out : 1, false};
-    const int64_t shares = (columns + kFew - 1) / kFew;
+    float* y = part->result + begin * to.down;
     for (int64_t k = 0; k < in; k += kDeep, to.add = true) {
-      for (int64_t r = begin; r < begin + height; r += kBlock) {
-        for (int64_t share = 0, m = 0; share < shares; ++share) {
-          const int64_t end = columns * (share + 1) / shares;
-          kRows[part->kind][end - m - 1](
-              part->weight.From(r), packed + m * in, part->result + r * to.down + m * to.across, in,
-              k, std::min(in, k + kDeep), std::min(kBlock, begin + height - r), to);
-          m = end;
-        }
-      }
+      EachShare(height, columns, [&](int64_t r, int64_t rows, int64_t m, int64_t few) {
+        kRows[part->kind][few - 1](part->weight.From(begin + r), packed + m * in,
+                                   y + r * to.down + m * to.across, in, k,
+                                   std::min(in, k + kDeep), rows, to);
+      });
     }
   });
   return ffi::Error::Success();

@@ -1,20 +1,14 @@
-// What the kernels share: vectors as wide as the processor's, sums over their lanes, memory of a
-// thread, tasks on the backend's threads, how weights are divided into tasks, and where a result
-// goes.
-//
-// Compiled on the machine that runs it (see library.py), so `-march=native` decides how wide a
-// vector is.
+// Vectors as wide as those of the processor that is compiled for, sums over their lanes, memory of
+// a thread, and where a result goes.
 
 #ifndef SPECJAX_VECTORS_H_
 #define SPECJAX_VECTORS_H_
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -22,10 +16,6 @@
 #if defined(__AVX__)
 #include <immintrin.h>
 #endif
-
-#include "xla/ffi/api/ffi.h"
-
-namespace ffi = xla::ffi;
 
 namespace {
 
@@ -42,7 +32,6 @@ constexpr int kFew = 8;           // columns at a time where sums run along the 
 constexpr int64_t kBlock = 24;    // rows that stay in the caches while all columns meet them
 constexpr int64_t kDeep = 1024;   // inputs at a time, so that the columns stay in the L1 cache
 constexpr int64_t kAhead = 2048;  // inputs between what is fetched and what is used
-constexpr int64_t kChunkBytes = 256 << 10, kLeastBytes = 48 << 10;  // of weights, a task
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 32")  // of loops over what is to stay in registers
@@ -59,73 +48,6 @@ inline float* Scratch(int slot, int64_t floats) {
   auto& m = memory[slot];
   if (static_cast<int64_t>(m.size()) < floats + 16) m.resize(floats + 16);
   return m.data() + (64 - (reinterpret_cast<uintptr_t>(m.data()) & 63)) % 64 / 4;
-}
-
-// Runs body(0 ... tasks-1) on the backend's threads. The caller takes tasks as well and never waits
-// for a thread that has not begun, so a busy pool costs nothing but its help.
-template <typename Body>
-void Parallel(ffi::ThreadPool& pool, int64_t tasks, const Body& body) {
-  const int64_t threads = std::min<int64_t>(pool.num_threads(), tasks);
-  if (threads <= 1) {
-    for (int64_t i = 0; i < tasks; ++i) body(i);
-    return;
-  }
-  struct Shared {
-    std::atomic<int64_t> next{0}, done{0};
-  };
-  auto shared = std::make_shared<Shared>();  // a late thread still finds it, and nothing to do
-  auto run = [shared, tasks, &body] {
-    for (int64_t i; (i = shared->next.fetch_add(1)) < tasks;) {
-      body(i);
-      shared->done.fetch_add(1, std::memory_order_release);
-    }
-  };
-  for (int64_t t = 1; t < threads; ++t) pool.Schedule([run] { run(); });
-  run();
-  while (shared->done.load(std::memory_order_acquire) < tasks) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-  }
-}
-
-// How many rows of weights a task computes, for weights of `bytes` bytes and `rows` rows in all.
-inline int64_t TaskRows(const ffi::ThreadPool& pool, int64_t bytes, int64_t rows) {
-  const int64_t threads = std::max<int64_t>(1, pool.num_threads()), row_bytes = bytes / rows;
-  const int64_t task_bytes = std::clamp(bytes / (4 * threads), kLeastBytes, kChunkBytes);
-  return std::max<int64_t>(1, task_bytes / row_bytes / kBlock) * kBlock;
-}
-
-// Divides `count` parts, each of which has `out` rows, into `tasks` of so many rows; returns how
-// many tasks there are.
-template <typename Part>
-int64_t DivideParts(Part* parts, size_t count, int64_t rows) {
-  int64_t tasks = 0;
-  for (size_t i = 0; i < count; ++i) tasks += parts[i].tasks = (parts[i].out + rows - 1) / rows;
-  return tasks;
-}
-
-// The rows begin ... begin + height - 1 of a part, which are those of one task.
-template <typename Part>
-struct Share {
-  const Part* part;
-  int64_t begin, height;
-};
-template <typename Part>
-Share<Part> ShareOf(const Part* parts, int64_t task, int64_t rows) {
-  for (; task >= parts->tasks; ++parts) task -= parts->tasks;
-  const int64_t begin = task * rows;
-  return {parts, begin, std::min(rows, parts->out - begin)};
-}
-
-// How XLA calls products of x with several weights.
-inline auto BindProducts() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::ThreadPool>()
-      .Arg<ffi::Buffer<ffi::F32>>()
-      .RemainingArgs()
-      .Attr<bool>("transpose_out")
-      .RemainingRets();
 }
 
 // Adds vectors pairwise so that each of the results is spread over half as many lanes.
@@ -210,7 +132,8 @@ constexpr int RowsOf(int columns, int each) {
 }
 using Counts = std::make_integer_sequence<int, kFew>;
 
-// x [in, columns] -> [columns, in]; with `pairs`, of every two vectors of inputs the even ones first.
+// x [in, columns] -> [columns, in]; with `pairs`, of every two vectors of inputs the even ones come
+// first.
 inline float* PackRows(const float* x, int64_t in, int64_t columns, bool pairs) {
   float* rows = Scratch(0, columns * in);
   const int64_t whole = pairs ? in / (2 * kLanes) * 2 * kLanes : 0;

@@ -1,0 +1,35 @@
+// Numbers in bfloat16, and vectors of the floats that they stand for.
+
+#ifndef SPECJAX_BFLOAT16_H_
+#define SPECJAX_BFLOAT16_H_
+
+#include "vectors.h"
+
+namespace {
+
+typedef int32_t HalfPairs __attribute__((vector_size(4 * kLanes), aligned(2), may_alias));
+typedef uint16_t HalfVec __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
+
+// A bfloat16: the upper half of a float. A Pair is one too, in a row that is read two vectors at a
+// time: those at even and those at odd places, by columns that PackRows laid out alike.
+struct Half {
+  uint16_t bits;
+};
+struct Pair : Half {};
+
+inline Vec Load(const Half* p) {
+  const HalfVec half = *reinterpret_cast<const HalfVec*>(p);
+  const IntVec bits = __builtin_convertvector(half, IntVec) << 16;
+  return reinterpret_cast<const Vec&>(bits);
+}
+inline float Number(float x) { return x; }
+inline float Number(Half x) {
+  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
+  float number;
+  std::memcpy(&number, &bits, sizeof number);
+  return number;
+}
+
+}  // namespace
+
+#endif  // SPECJAX_BFLOAT16_H_

@@ -1,0 +1,113 @@
+// Products of the rows of a matrix with up to eight columns: a vector holds inputs of one row or of
+// one column, and sums run along them.
+
+#ifndef SPECJAX_FEW_COLUMNS_H_
+#define SPECJAX_FEW_COLUMNS_H_
+
+#include "bfloat16.h"
+#include "tasks.h"
+#include "vectors.h"
+
+namespace {
+
+// The inputs k ... deep - 1, which fill no vector, of `rows` by `columns` sums; and where they go.
+template <typename W>
+__attribute__((noinline)) void Finish(const W* w, const float* x, float* y, int64_t in, int64_t k,
+                                      int64_t deep, int rows, int columns, const float* total,
+                                      To to) {
+  for (int r = 0; r < rows; ++r) {
+    for (int m = 0; m < columns; ++m) {
+      float s = total[r * columns + m];
+      for (int64_t t = k; t < deep; ++t) s += Number(w[r * in + t]) * x[m * in + t];
+      to(y, r, m, s);
+    }
+  }
+}
+
+// y[r, m] = sum_k w[r, k] x[m, k] over `deep` inputs, for R rows and M columns of length `in`. The
+// rows `ahead` are fetched meanwhile, so that reading from memory and multiplying overlap.
+template <int R, int M, typename W>
+ALWAYS_INLINE void Few(const W* w, const float* x, float* y, int64_t in, int64_t deep,
+                       int64_t ahead, To to) {
+  Vec sum[R * M];
+  UNROLL
+  for (int i = 0; i < R * M; ++i) sum[i] = Vec{};
+  int64_t k = 0;
+  if constexpr (std::is_same_v<W, Pair>) {
+    for (; k + 2 * kLanes <= deep; k += 2 * kLanes) {
+      Vec even[R], odd[R];
+      UNROLL
+      for (int r = 0; r < R; ++r) {
+        const IntVec both = *reinterpret_cast<const HalfPairs*>(w + r * in + k);
+        even[r] = Once(reinterpret_cast<Vec>(both << 16));
+        odd[r] = Once(reinterpret_cast<Vec>(both & int32_t(0xffff0000)));
+        __builtin_prefetch(w + (r + ahead) * in + k);
+      }
+      UNROLL
+      for (int m = 0; m < M; ++m) {
+        const Vec b = Once(Load(x + m * in + k)), c = Once(Load(x + m * in + k + kLanes));
+        UNROLL
+        for (int r = 0; r < R; ++r) sum[r * M + m] = Fma(even[r], b, sum[r * M + m]);
+        UNROLL
+        for (int r = 0; r < R; ++r) sum[r * M + m] = Fma(odd[r], c, sum[r * M + m]);
+      }
+    }
+  }
+  for (; k + kLanes <= deep; k += kLanes) {
+    Vec a[R];
+    UNROLL
+    for (int r = 0; r < R; ++r) {
+      a[r] = Once(Load(w + r * in + k));
+      __builtin_prefetch(w + (r + ahead) * in + k);
+    }
+    UNROLL
+    for (int m = 0; m < M; ++m) {
+      const Vec b = Once(Load(x + m * in + k));
+      UNROLL
+      for (int r = 0; r < R; ++r) sum[r * M + m] = Fma(a[r], b, sum[r * M + m]);
+    }
+  }
+  alignas(64) float total[(R * M + kLanes - 1) / kLanes * kLanes];
+  StoreAll<R * M>(total, [&](int i) { return sum[i]; });
+  if (k < deep || to.add) {
+    Finish(w, x, y, in, k, deep, R, M, total, to);
+  } else if (to.down == M) {  // the results lie side by side
+    std::memcpy(y, total, sizeof(float) * R * M);
+  } else {
+    UNROLL
+    for (int m = 0; m < M; ++m)
+      UNROLL
+      for (int r = 0; r < R; ++r) y[r * to.down + m * to.across] = total[r * M + m];
+  }
+}
+
+template <int M, int R, typename W>
+void FewRows(const W* w, const float* x, float* y, int64_t in, int64_t deep, int64_t rows, To to) {
+  const int64_t ahead = std::max<int64_t>(R, kAhead / deep);
+  int64_t r = 0;
+  for (; r + R <= rows; r += R) Few<R, M>(w + r * in, x, y + r * to.down, in, deep, ahead, to);
+  for (; r < rows; ++r) Few<1, M>(w + r * in, x, y + r * to.down, in, deep, ahead, to);
+}
+
+template <typename W>
+using Rows = void (*)(const W*, const float*, float*, int64_t, int64_t, int64_t, To);
+template <typename W, int... M>
+constexpr std::array<Rows<W>, sizeof...(M)> FewTable(std::integer_sequence<int, M...>) {
+  return {{&FewRows<M + 1, RowsOf(M + 1, std::is_same_v<W, Pair> ? 2 : 1), W>...}};
+}
+template <typename W>
+constexpr auto kFewRows = FewTable<W>(Counts{});  // by the number of columns, less one
+
+// A task's rows of a weight matrix by columns of PackRows, a few of them at a time.
+template <typename W>
+void FewBy(const W* w, const float* x, float* y, int64_t in, int64_t deep, int64_t rows,
+           int64_t columns, To to) {
+  EachShare(rows, columns, [&](int64_t r, int64_t height, int64_t m, int64_t few) {
+    kFewRows<W>[few - 1](w + r * in, x + m * in, y + r * to.down + m * to.across, in, deep, height,
+                         to);
+  });
+}
+
+}  // namespace
+
+#endif  // SPECJAX_FEW_COLUMNS_H_

@@ -1,0 +1,103 @@
+// How the kernels divide their work: tasks on the backend's threads, and shares of a task.
+
+#ifndef SPECJAX_TASKS_H_
+#define SPECJAX_TASKS_H_
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "vectors.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+namespace {
+
+constexpr int64_t kChunkBytes = 256 << 10, kLeastBytes = 48 << 10;  // of weights, a task
+
+// Runs body(0 ... tasks-1) on the backend's threads. The caller takes tasks as well and never waits
+// for a thread that has not begun, so a busy pool costs nothing but its help.
+template <typename Body>
+void Parallel(ffi::ThreadPool& pool, int64_t tasks, const Body& body) {
+  const int64_t threads = std::min<int64_t>(pool.num_threads(), tasks);
+  if (threads <= 1) {
+    for (int64_t i = 0; i < tasks; ++i) body(i);
+    return;
+  }
+  struct Shared {
+    std::atomic<int64_t> next{0}, done{0};
+  };
+  auto shared = std::make_shared<Shared>();  // a late thread still finds it, and nothing to do
+  auto run = [shared, tasks, &body] {
+    for (int64_t i; (i = shared->next.fetch_add(1)) < tasks;) {
+      body(i);
+      shared->done.fetch_add(1, std::memory_order_release);
+    }
+  };
+  for (int64_t t = 1; t < threads; ++t) pool.Schedule([run] { run(); });
+  run();
+  while (shared->done.load(std::memory_order_acquire) < tasks) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+}
+
+// How many rows of weights a task computes, for weights of `bytes` bytes and `rows` rows in all.
+inline int64_t TaskRows(const ffi::ThreadPool& pool, int64_t bytes, int64_t rows) {
+  const int64_t threads = std::max<int64_t>(1, pool.num_threads()), row_bytes = bytes / rows;
+  const int64_t task_bytes = std::clamp(bytes / (4 * threads), kLeastBytes, kChunkBytes);
+  return std::max<int64_t>(1, task_bytes / row_bytes / kBlock) * kBlock;
+}
+
+// Divides `count` parts, each of which has `out` rows, into `tasks` of so many rows; returns how
+// many tasks there are.
+template <typename Part>
+int64_t DivideParts(Part* parts, size_t count, int64_t rows) {
+  int64_t tasks = 0;
+  for (size_t i = 0; i < count; ++i) tasks += parts[i].tasks = (parts[i].out + rows - 1) / rows;
+  return tasks;
+}
+
+// The rows begin ... begin + height - 1 of a part, which are those of one task.
+template <typename Part>
+struct Share {
+  const Part* part;
+  int64_t begin, height;
+};
+template <typename Part>
+Share<Part> ShareOf(const Part* parts, int64_t task, int64_t rows) {
+  for (; task >= parts->tasks; ++parts) task -= parts->tasks;
+  const int64_t begin = task * rows;
+  return {parts, begin, std::min(rows, parts->out - begin)};
+}
+
+// Calls body(row, rows, column, columns) for every block of rows, which stays in the caches while
+// all columns meet it, and for shares of the columns, as equal as can be, of at most kFew columns.
+template <typename Body>
+ALWAYS_INLINE void EachShare(int64_t rows, int64_t columns, const Body& body) {
+  const int64_t shares = (columns + kFew - 1) / kFew;
+  for (int64_t r = 0; r < rows; r += kBlock) {
+    for (int64_t share = 0, m = 0; share < shares; ++share) {
+      const int64_t end = columns * (share + 1) / shares;
+      body(r, std::min(kBlock, rows - r), m, end - m);
+      m = end;
+    }
+  }
+}
+
+// How XLA calls products of x with several weights.
+inline auto BindProducts() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::ThreadPool>()
+      .Arg<ffi::Buffer<ffi::F32>>()
+      .RemainingArgs()
+      .Attr<bool>("transpose_out")
+      .RemainingRets();
+}
+
+}  // namespace
+
+#endif  // SPECJAX_TASKS_H_
