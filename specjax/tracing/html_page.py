@@ -16,6 +16,7 @@ from importlib import resources
 from pathlib import Path
 
 SIGNATURE = '<meta name="generator" content="specjax trace">'  # in every page, near its beginning
+_SCRIPTS = "trace_draw.js", "trace_page.js"  # joined into one
 _HEAD = 1024  # bytes within which the signature stands
 
 
@@ -28,7 +29,7 @@ def page(data: dict) -> str:
     parts = {
         "title": title.encode("ascii", "xmlcharrefreplace").decode(),
         "style": _asset("trace.css"),
-        "script": _asset("trace.js"),
+        "script": "\n".join(map(_asset, _SCRIPTS)),
         "data": text,
     }
     template = _asset("trace.html")
