@@ -16,7 +16,16 @@ from toys import heads
 import specjax
 from specjax import kernels
 from specjax.decoding import reference
-from specjax.drafters import Adaptive, DraftModel, NGram, Plain, Recycling, SelfDraft, Suffix
+from specjax.drafters import (
+    Adaptive,
+    DraftModel,
+    Lookahead,
+    NGram,
+    Plain,
+    Recycling,
+    SelfDraft,
+    Suffix,
+)
 from specjax.drafters.hydra import Hydra, HydraConfig
 from specjax.drafters.prefix import PENDING, prefix_config
 from specjax.drafters.speculator import Speculator, SpeculatorConfig
@@ -62,6 +71,7 @@ def drafters():
         "ngram": NGram(num_draft=7, shortest=1),
         "suffix": Suffix(),
         "recycling": Recycling(vocab_size=LLAMA.vocab_size, topology=branching(3, 2, 1)),
+        "lookahead": Lookahead(vocab_size=LLAMA.vocab_size, window=3, ngram=3, guesses=2),
         "self": SelfDraft(num_draft=3, target=CausalLM(LLAMA), exit=1),
         "hydra": hydra,
         "speculator": Speculator(config=recurrent, target=CausalLM(LLAMA)),
@@ -180,6 +190,7 @@ PROGRAMS = [
     ("ngram", 3, 300, 1.0),
     ("suffix", 1, 300, 1.0),
     ("recycling", 3, 300, 0),
+    ("lookahead", 3, 300, 1.0),
     ("hydra", 1, 300, 0),
     ("speculator", 3, 300, 1.0),
     ("adaptive", 1, 300, 0),
@@ -193,7 +204,7 @@ def test_the_loop_copies_no_cache_and_never_leaves_the_device(name, batch, capac
     text = hlo(target, drafters()[name], params_of(LLAMA, name), batch, capacity, temperature)
     pending = batch, 1, PENDING, LLAMA.hidden_size
     assert not cache_copies(text, cache_shape(batch, capacity), pending)
-    tables = [(batch, LLAMA.vocab_size, 3)]  # of recycling
+    tables = [(batch, LLAMA.vocab_size, 3), (batch, LLAMA.vocab_size, 2, 2)]  # recycling, lookahead
     if name != "adaptive":  # whose two inner loops copy the text, four bytes a slot, every round
         tables.append((batch, capacity))  # the text, and its index
     assert not table_copies(text, *tables)

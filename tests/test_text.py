@@ -42,6 +42,41 @@ def test_everything_that_names_a_drafter_is_understood(pair):
     assert auto.inner.num_draft == 2
 
 
+def test_tables_take_settings_after_their_name_and_numbers_where_they_have_one(pair):
+    vocab = pair[0].target.vocab_size
+    found = resolve_drafter(pair[0], "lookahead:window=5,ngram=3,guesses=4,reads_text=true")[0]
+    settings = dict(window=5, ngram=3, guesses=4, reads_text=True)
+    assert found == specjax.drafters.Lookahead(vocab_size=vocab, **settings)
+    jacobi = specjax.drafters.Jacobi
+    assert resolve_drafter(pair[0], "jacobi:mode=blocks", 5)[0] == jacobi(5, mode="blocks")
+    assert resolve_drafter(pair[0], "jacobi")[0] == jacobi()
+    suffix = resolve_drafter(pair[0], "suffix:longest=9,factor=1.5")[0]
+    assert suffix == specjax.drafters.Suffix(longest=9, factor=1.5)
+    auto, _ = resolve_drafter(pair[0], "lookahead:ngram=3", "auto")
+    assert auto.inner == specjax.drafters.Lookahead(vocab_size=vocab, ngram=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "num", "words"),
+    [
+        (
+            "lookahead:windows=5",
+            None,
+            r"'windows=5' is no setting .*: window \(int\)",
+        ),
+        ("lookahead:window=five", None, "'window=five' is no setting"),
+        ("lookahead:window=5,window=6", None, "each once"),
+        ("lookahead:num_draft=5", None, "'num_draft=5' is no setting"),
+        ("lookahead", 3, "num=3: how much drafter='lookahead' drafts follows .*ngram=4"),
+        ("jacobi:mode=rows", None, "accepted are whole, blocks, hybrid"),
+        ("lookaheads:window=5", None, "drafter='lookaheads:window=5' is unknown"),
+    ],
+)
+def test_settings_that_a_table_does_not_have_are_refused(pair, name, num, words):
+    with pytest.raises(ValueError, match=words):
+        specjax.generate(pair[0], "a", drafter=name, drafting=specjax.Drafting(num=num))
+
+
 @pytest.fixture(params=["ngram", "draft"])
 def drafter(request, pair):
     """Options of ``generate``."""

@@ -14,12 +14,12 @@ EVERYTHING = ""  # matches every test of a file
 COVER = (  # drafters of the registry: every kind of head, topology, wrapper and state once
     "draft|ngram|union of draft models|hybrid draft|adaptive ngram|redrafter|blockwise|medusa"
     "|hydra prefix|mlp speculator|block|eagle|eagle3|p-eagle|mtp|mtp heads|tree per row|silent"
-    "|suffix tree|recycling|self"
+    "|suffix tree|recycling|self|jacobi blocks|lookahead"
 )
 DRAWN = (  # drafter and rule: every rule, way to draw siblings and kind of state once
     "plain-delta|draft-block|draft tree iid-kseq|draft tree distinct-rejection|draft tree hub-hub"
     "|union of draft models-traversal|ngram-rejection|self tree-rejection|adaptive self-block"
-    "|draft tree iid-(coupled|gls)"
+    "|draft tree iid-(coupled|gls)|lookahead-delta"
 )
 
 MESHED = "draft|ngram|medusa|hydra prefix|eagle|mtp|adaptive eagle3|tree per row|hybrid draft"
@@ -126,6 +126,10 @@ TABLE = {
         ("fault|refused|admits", DEFAULT),
         (r"\[(draft-rejection|draft)\]|gives_no_row|json", MERGE),
         (EVERYTHING, FULL),
+    ],
+    "test_lookahead.py": [
+        ("fault.*OneKeyOff|asked_for|refused|one_round", DEFAULT),
+        (EVERYTHING, MERGE),
     ],
     "test_measure.py": [
         ("parts_of_a_round|parts_leave|memory_adds|first_token|do_not_fit", FULL),

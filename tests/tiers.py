@@ -42,6 +42,7 @@ QUICK = {
     "test_heads.py",
     "test_hybrid.py",
     "test_laws.py",
+    "test_lookahead.py",
     "test_mesh.py",
     "test_mtp.py",
     "test_own_layers.py",

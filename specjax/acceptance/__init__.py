@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from .._internal.named_settings import parse_settings
 from ..types import Draft, Rule
 from .block import BlockVerification
 from .coupled import Coupled
@@ -99,17 +100,7 @@ def _with_settings(given: str, rule: Rule, settings: str) -> Rule:
     if not dataclasses.is_dataclass(rule):
         raise ValueError(f"rule={given!r}: {rule.name!r} has no settings")
     kinds = {field.name: type(getattr(rule, field.name)) for field in dataclasses.fields(rule)}
-    found = {}
-    for setting in settings.split(","):
-        name, _, value = setting.partition("=")
-        try:
-            found[name] = kinds[name](value)
-        except (KeyError, ValueError):
-            known = ", ".join(f"{n} ({kind.__name__})" for n, kind in kinds.items()) or "none"
-            raise ValueError(
-                f"rule={given!r}: {setting!r} is no setting of {rule.name!r}; its settings, as "
-                f"name=value and separated by commas: {known}"
-            ) from None
+    found = parse_settings(f"rule={given!r}", settings, rule.name, kinds)
     return dataclasses.replace(rule, **found)
 
 

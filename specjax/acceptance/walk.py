@@ -25,6 +25,14 @@ def eligible(draft: Draft) -> jax.Array:
     return able
 
 
+def passengers(draft: Draft) -> jax.Array | None:
+    """bool ``[B, N]``: nodes that are scored and may not be accepted; None: there are none."""
+    if draft.candidate is None:
+        return None
+    riding = ~draft.candidate & (jnp.arange(draft.num_nodes) > ROOT)
+    return riding if draft.scored is None else riding & draft.scored
+
+
 def next_child(draft: Draft, at: jax.Array, after: jax.Array, able: jax.Array):
     """Returns the first child of a node, among those that may be accepted.
 

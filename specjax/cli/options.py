@@ -47,8 +47,9 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
         "--num-draft",
         "--num-speculative-tokens",
         type=drafts,
-        help="tokens drafted a round, 3 by default (suffix: 16; recycling: a tree of 80); auto: as "
-        "many as pay, from none to 7",
+        help="tokens drafted a round, 3 by default (suffix: 16; recycling: a tree of 80; lookahead: "
+        "by its settings, as lookahead:window=7,ngram=4,guesses=7); auto: as many as pay, from "
+        "none to 7",
     )
     p.add_argument(
         "--tree",
@@ -247,7 +248,7 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
         )
     of_weights = ["--drafter-quantize"] * bool(arguments.drafter_quantize)
     of_weights += ["--replicate-drafter"] * whole
-    if of_weights and drafter in drafter_names.simple_names():
+    if of_weights and drafter_names.is_simple(drafter):
         raise ValueError(
             f"{of_weights[0]}: --drafter {drafter} has no weights; give --drafter draft, or the "
             "folder or hub name of a draft model"

@@ -84,6 +84,7 @@ def describe(result, prompt: str | list[int], lm, rule: str) -> dict:
             "rounds": int(stats.rounds.sum()),
             "drafted": int(stats.drafted.sum()),
             "accepted": int(stats.accepted.sum()),
+            "passengers": int(stats.passengers.sum()),
             "tau": stats.tau,
             "acceptance": None if math.isnan(acceptance) else acceptance,
             "acceptance_by_position": stats.acceptance_by_position.tolist(),

@@ -72,12 +72,16 @@ def update_stats(state: State, draft: Draft, num, from_draft) -> Stats:
     reachable = candidates & (depth <= state.budget[:, None]) & (num > 0)[:, None]
     positions = jnp.arange(1, accepted.shape[1] + 1)
     drafted = jnp.any(reachable[:, None] & (depth[:, None] == positions[:, None]), axis=2)
+    passengers, riding = stats.passengers, walk.passengers(draft)
+    if riding is not None:
+        passengers += jnp.sum(riding, axis=1, dtype=jnp.int32) * live
     return dataclasses.replace(
         stats,
         rounds=stats.rounds + live,
         emitted=stats.emitted + num,
         drafted=stats.drafted + jnp.sum(reachable, axis=1, dtype=jnp.int32),
         accepted=stats.accepted + jnp.sum(accepted, axis=1, dtype=jnp.int32),
+        passengers=passengers,
         drafted_at=stats.drafted_at + drafted,
         accepted_at=stats.accepted_at + accepted,
     )

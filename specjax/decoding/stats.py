@@ -18,6 +18,8 @@ class Stats:
       emitted: ``[B]``, new tokens.
       drafted: ``[B]``, tokens that could have been accepted.
       accepted: ``[B]``, drafted tokens that were kept.
+      passengers: ``[B]``, nodes that went through the passes and could not have been accepted: what
+        a drafter costs the target beside its drafts.
       drafted_at: ``[B, D]``, rounds in which the draft's position ``d`` could have been kept.
       accepted_at: ``[B, D]``, rounds in which it was.
       drafter, rule: what decoded, for the record.
@@ -29,6 +31,7 @@ class Stats:
     emitted: jax.Array
     drafted: jax.Array
     accepted: jax.Array
+    passengers: jax.Array
     drafted_at: jax.Array
     accepted_at: jax.Array
     drafter: str = static(default="")
@@ -58,11 +61,13 @@ class Stats:
         return at_least[:-1] - at_least[1:]
 
     def __str__(self) -> str:
-        rounds = int(np.sum(self.rounds))
+        rounds, passengers = int(np.sum(self.rounds)), int(np.sum(self.passengers))
         parts = [f"τ {self.tau:.1f}"]
         if np.sum(self.drafted):
             parts.append(f"accepted {self.acceptance:.0%}".replace("%", " %"))
         parts.append(f"{rounds} round{'s' * (rounds != 1)}")
+        if passengers:
+            parts.append(f"{passengers / rounds:.1f} passengers a round")
         if "synthetic" in self.drafter:
             parts.append("SYNTHETIC acceptance")
         if self.approximate:
@@ -78,6 +83,7 @@ def start(batch: int, depth: int, **names) -> Stats:
         emitted=zero,
         drafted=zero,
         accepted=zero,
+        passengers=zero,
         drafted_at=jnp.zeros((batch, depth), jnp.int32),
         accepted_at=jnp.zeros((batch, depth), jnp.int32),
         **names,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Self
+from typing import ClassVar, Self
 
 from ..types import Drafter, Target
 
@@ -14,6 +14,10 @@ class ChainDrafter(Drafter):
 
     A subclass implements ``draft_step``.
 
+    Attributes:
+      takes_number: whether the drafter is made with a number of drafts (``Drafting(num=...)``);
+        False where that follows from other settings.
+
     Raises:
       ValueError: ``num_draft`` is negative.
     """
@@ -21,6 +25,7 @@ class ChainDrafter(Drafter):
     num_draft: int = 4
 
     name = "chain"
+    takes_number: ClassVar[bool] = True
 
     @classmethod
     def for_target(cls, target: Target, **settings) -> Self:

@@ -49,6 +49,17 @@ def following(tokens, places, length, steps: int) -> jax.Array:
     return jnp.where(ended, -1, found)
 
 
+def first_with_prefix(after) -> jax.Array:
+    """int32 ``[B, C, S]``: the first of C paths whose tokens up to and including this one are those
+    of the path itself; ``after`` int32 ``[B, C, S]``, -1 from the end of a path on."""
+    same, first = jnp.ones((*after.shape[:2], after.shape[1]), bool), []
+    for step in range(after.shape[2]):
+        token = after[:, :, step]
+        same &= (token[:, :, None] == token[:, None, :]) & (token >= 0)[:, None]
+        first.append(jnp.argmax(same, axis=2))
+    return jnp.stack(first, axis=2)
+
+
 def budgets(longest: int, most: int, factor: float, offset: float) -> jax.Array:
     """int32 ``[longest]``: how many tokens a match of 1, 2, ... tokens may propose."""
     length = jnp.arange(1, longest + 1)

@@ -180,22 +180,17 @@ class NGram(ChainDrafter):
         after = continuations.following(tokens, places, context.length, steps)  # [B, k, n]
         trusted = jnp.minimum(self._trusted(run_length), steps)
         after = jnp.where(jnp.arange(steps) < trusted[:, :, None], after, -1)
-        same = jnp.ones((*places.shape, count), bool)
-        branch, above = jnp.arange(count), jnp.full(places.shape, ROOT)
-        said, parents, kept = [], [above[:, :1] - 1], []
-        for step in range(steps):
-            token = after[:, :, step]
-            parents.append(above)
-            same &= (token[:, :, None] == token[:, None, :]) & (token >= 0)[:, None]
-            first = jnp.argmax(same, axis=2)  # the branch that has this prefix first
-            said.append(jnp.maximum(token, 0))
-            kept.append((token >= 0) & (first == branch))
-            above = ROOT + 1 + step * count + first
-        kept = jnp.concatenate(kept, axis=1)
+        first = continuations.first_with_prefix(after)
+        kept = (after >= 0) & (first == jnp.arange(count)[:, None])
+        # level by level: token n of branch k is node `1 + n count + k`
+        above = ROOT + 1 + jnp.arange(steps - 1) * count + first[:, :, :-1]
+        above = jnp.pad(above, ((0, 0), (0, 0), (1, 0)), constant_values=ROOT)
+        by_level = lambda x: jnp.swapaxes(x, 1, 2).reshape(len(x), -1)  # noqa: E731
+        kept = by_level(kept)
         return trees.tree_draft(
             context,
-            jnp.concatenate(said, axis=1),
-            jnp.concatenate(parents, axis=1).astype(jnp.int32),
+            by_level(jnp.maximum(after, 0)),
+            jnp.pad(by_level(above), ((0, 0), (1, 0)), constant_values=-1).astype(jnp.int32),
             candidate=kept,
             scored=kept,
             deepest=steps,

@@ -83,6 +83,7 @@ class Recycling(ChainDrafter):
     name = "recycling"
     can_rest = True
     reads_nodes = True
+    can_rewind = False
 
     @classmethod
     def for_target(cls, target, **settings):
@@ -155,12 +156,20 @@ class Recycling(ChainDrafter):
 
         def put(step, state):
             token, follower = segment.tokens[:, step], segment.next[:, step]
-            row = state[rows, token]
-            place = jnp.argmax(row == follower[:, None], axis=1)
-            place = jnp.where(jnp.any(row == follower[:, None], axis=1), place, self.width - 1)
-            moved = jnp.roll(row, 1, axis=1).at[:, 0].set(follower)
-            row = jnp.where(jnp.arange(self.width) <= place[:, None], moved, row)
+            row = moved_to_front(state[rows, token], follower)
             where = jnp.where(step < segment.num, token, self.vocab_size)
             return state.at[rows, where].set(row, mode="drop")
 
         return jax.lax.fori_loop(0, jnp.max(segment.num), put, state)
+
+
+def moved_to_front(entries: jax.Array, entry: jax.Array) -> jax.Array:
+    """``entries`` ``[B, K, ...]`` with ``entry`` ``[B, ...]`` first: it moves there from its place,
+    or, where it is not among them, the last one falls out."""
+    count = entries.shape[1]
+    same = (entries == entry[:, None]).reshape(*entries.shape[:2], -1)
+    same = jnp.all(same, axis=2)
+    place = jnp.where(jnp.any(same, axis=1), jnp.argmax(same, axis=1), count - 1)
+    moved = jnp.roll(entries, 1, axis=1).at[:, 0].set(entry)
+    moves = jnp.arange(count) <= place[:, None]
+    return jnp.where(moves.reshape(*moves.shape, *(1,) * (entries.ndim - 2)), moved, entries)

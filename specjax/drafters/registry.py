@@ -194,6 +194,18 @@ for _entry in (
         kind="table",
     ),
     Entry(
+        "jacobi",
+        ".jacobi:Jacobi",
+        "what the target predicted after its own guesses",
+        kind="table",
+    ),
+    Entry(
+        "lookahead",
+        ".lookahead:Lookahead",
+        "n-grams that the target predicted at later positions",
+        kind="table",
+    ),
+    Entry(
         "adaptive", ".adaptive:Adaptive", "as many tokens of another drafter as pay", kind="wrapper"
     ),
     Entry(

@@ -26,7 +26,7 @@ from ..models.model_folder import EMBEDDED, config_folder
 from ..models.seq2seq import families
 from ..models.tokenizer import holds_tokenizer
 from ..types import Drafter, PyTree
-from . import own_layers
+from . import own_layers, tables
 from .own_layers import SELF
 from .session import Session
 
@@ -37,7 +37,6 @@ DEFAULT_DRAFTS = {"embedded": "embedded-draft"}  # target -> its draft model, fo
 NUM_DRAFT = 3  # by default; on CPU a pass costs the same over 2 to 4 tokens
 AUTO, AUTO_DRAFTS = "auto", 7  # num_draft that follows acceptance and cost, and its largest value
 NO_DRAFTS = ("none", "plain")  # names of plain decoding
-LOOKUP_DRAFTS = {"ngram": NUM_DRAFT}  # tables that draft so many tokens; others as they say
 # what drafter="auto" is for a model, and why
 AUTO_DRAFTERS = {
     "embedded": ("ngram", "in whole runs none of its own drafters is faster, see the benchmarks"),
@@ -86,6 +85,8 @@ def resolve_drafter(
         drafter = named(lm, drafter)
     if isinstance(num_draft, str) and num_draft == AUTO:
         most = None if tree is not None or isinstance(drafter, HeadLM) else AUTO_DRAFTS
+        if isinstance(drafter, str) and not tables.takes_number(drafter):
+            most = None
         inner, params = resolve_drafter(lm, drafter, most, params, tree, how)
         if not inner.num_draft:  # plain decoding
             return inner, params
@@ -106,7 +107,7 @@ def resolve_drafter(
         return int(num_draft)
 
     if drafter is None or isinstance(drafter, str):  # NO_DRAFTS or a table
-        return _named_table(lm, drafter, None if num_draft is None else drafts(), shape), None
+        return tables.named_table(lm, drafter, None if num_draft is None else drafts(), shape), None
     if isinstance(drafter, WithLookup):
         if shape is not None:
             raise ValueError(
@@ -167,24 +168,14 @@ def resolve_drafter(
     return drafter, params
 
 
-def _named_table(lm: LM, name: str | None, most: int | None, shape) -> Drafter:
-    """The drafter of a name that stands for neither a draft model nor heads."""
-    kind = registry.drafter_class(name or NO_DRAFTS[0])
-    if shape is not None:
-        if not any(field.name == "topology" for field in dataclasses.fields(kind)):
-            raise ValueError(
-                f"tree={shape}: drafter={name!r} drafts no trees; take a draft model or heads"
-            )
-        return kind.for_target(lm.target, topology=shape)
-    most = LOOKUP_DRAFTS.get(kind.name) if most is None else most
-    if kind is drafters.Plain:  # drafts nothing, however many tokens are asked for
-        return kind()
-    return kind.for_target(lm.target, **({} if most is None else {"num_draft": most}))
-
-
 def simple_names() -> tuple[str, ...]:
     """Names that stand for neither a draft model nor heads."""
     return (*NO_DRAFTS, *registry.table_names(), AUTO)
+
+
+def is_simple(name: str) -> bool:
+    """Whether a name is one of ``simple_names``, or that of a table with settings after it."""
+    return name in simple_names() or name.partition(":")[0] in registry.table_names()
 
 
 def _heads() -> tuple[str, ...]:
@@ -196,7 +187,7 @@ def _heads() -> tuple[str, ...]:
 def _check_name(drafter: str) -> None:
     """Raises ValueError for what can be no drafter's name."""
     name = drafter.removeprefix(lookup_of(drafter))
-    if name in ("draft", *_heads()) or (name == drafter and name in simple_names()):
+    if name in ("draft", *_heads()) or (name == drafter and is_simple(name)):
         return
     if name.partition(":")[0] == SELF:
         return
@@ -280,7 +271,7 @@ def named(
     _check_name(name)
     if name == AUTO:
         return auto_drafter(lm)
-    if name in simple_names():
+    if is_simple(name):
         return name
     if lookup := lookup_of(name):
         return WithLookup(_with_weights(lm, name.removeprefix(lookup), settings), lookup)

@@ -181,7 +181,8 @@ def _timed_after(text, work: GenerationTask, given: State | None) -> tuple[Timed
         before = sharding.gather(state.stats.drafted)
         _, state = spend(rounds, pinned[-1], state)
         drafted = sharding.gather(state.stats.drafted) - before
-        return bool(np.all(drafted == rounds * drafter.num_draft)), state
+        most = drafter.num_draft - drafter.num_passengers
+        return bool(np.all(drafted == rounds * most)), state
 
     pinned = [
         _with_costs(work, drafter.only(width)) for width in required(drafter.widths, "widths")

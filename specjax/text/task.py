@@ -123,7 +123,10 @@ class GenerationTask:
     def words(self) -> str:
         """Who drafts how much, and who judges, for a reader."""
         name, num, depth = self.drafter.name, self.drafter.num_draft, self.drafter.depth
+        riding = self.drafter.num_passengers
+        num -= riding
         how = f"{num} tokens a round" if num == depth else f"trees of {num} tokens, {depth} deep"
+        how += f" and {riding} passengers" if riding else ""
         if isinstance(self.drafter, Adaptive):
             name, how = self.drafter.inner.name, f"as much of {how} as pays"
         return f"drafter {name}, {how}, rule {self.rule_name}"

@@ -94,7 +94,8 @@ def tree_draft(
 ) -> Draft:
     """Builds a tree of drafted tokens below the root.
 
-    Nodes deeper than ``context.width``, where it is not None, are neither scored nor candidates.
+    Nodes deeper than ``context.width``, where it is not None, are no candidates, and unless they
+    are passengers they are not scored either.
 
     Args:
       context: what the drafter was given; its root becomes node 0.
@@ -110,10 +111,11 @@ def tree_draft(
         over the target's vocabulary.
       draws: how siblings with laws were drawn: ``iid``, ``mixed``, ``distinct`` or ``hub``; see
         ``Draft``.
-      deepest: a bound of all depths, where ``parent`` is an array; None: N - 1.
+      deepest: a bound of the depths of all candidates; None: see ``Draft``.
 
     Raises:
-      ValueError: only one of ``law`` and ``laws`` is given, or ``draws`` is unknown.
+      ValueError: only one of ``law`` and ``laws`` is given, ``draws`` is unknown, or a candidate of
+        a static tree is deeper than ``deepest``.
     """
     if draws not in DRAWS:
         raise ValueError(f"tree: draws={draws!r} is unknown; known: {', '.join(DRAWS)}")
@@ -142,14 +144,19 @@ def tree_draft(
         vocab=vocab,
         topology=check_parents(parent) if static_parent else None,
         draws=draws,
-        deepest=None if static_parent else deepest,
+        deepest=deepest,
     )
+    if static_parent and candidate is None and deepest is not None:
+        most = max_depth(dataclasses.replace(draft, deepest=None))
+        if deepest < most:
+            raise ValueError(f"tree: deepest={deepest}, but a candidate has the depth {most}")
     if context.width is None:
         return draft
     wanted = jnp.broadcast_to(depths(draft) <= context.width, draft.tokens.shape)
+    stays = wanted if draft.candidate is None else wanted | ~draft.candidate
     return dataclasses.replace(
         draft,
-        scored=wanted if draft.scored is None else draft.scored & wanted,
+        scored=stays if draft.scored is None else draft.scored & stays,
         candidate=wanted if draft.candidate is None else draft.candidate & wanted,
     )
 
@@ -162,11 +169,11 @@ def parents(draft: Draft) -> jax.Array:
 
 
 def max_depth(draft: Draft) -> int:
-    """Returns a bound of the depth of the draft's nodes, a Python int; exact for static trees."""
-    if draft.topology is None:
-        most = draft.num_nodes - 1
-        return most if draft.deepest is None else min(most, draft.deepest)
-    return int(_static(draft.topology)[1].max())
+    """Returns a bound of the depth of the draft's candidates, a Python int."""
+    most = draft.num_nodes - 1
+    if draft.topology is not None:
+        most = int(_static(draft.topology)[1].max())
+    return most if draft.deepest is None else min(most, draft.deepest)
 
 
 def ancestors(draft: Draft) -> jax.Array:

@@ -3,7 +3,7 @@
 Shape letters, used in every docstring of the project::
 
     B batch rows          T tokens of a segment      L slots of the token buffer
-    S slots of a cache    N nodes of a draft         D depth of the deepest node
+    S slots of a cache    N nodes of a draft         D depth of the deepest candidate
     Q proposal laws       V vocabulary               F features
 
 The invariant. A row has ``length`` committed tokens; the target's cache holds the entries of
@@ -48,14 +48,26 @@ class Draft:
     Node 0 is the root and ``parent[n] < n``, so every prefix of the nodes is a subtree.
     Siblings stand in the order in which they were drawn; equal siblings are kept: each is a draw.
 
+    A *passenger* is a node that is scored but no candidate. It rides along in the target's pass, so
+    that ``Drafter.readout`` can read the scores there, and obeys these laws:
+
+    - It is a node like the others: it stands at the position of its depth and sees the committed
+      text, its ancestors and itself. No other node sees it, so it changes no score of theirs.
+    - It is never accepted, and neither is what hangs below it. Its entries never reach the cache.
+    - It may stand deeper than any candidate: D counts candidates only (``deepest``).
+    - ``Context.width`` asks for fewer candidates; passengers stay.
+    - The pass is as wide as candidates and passengers together, which is what passengers cost.
+      ``Stats.passengers`` counts them, ``Drafter.num_passengers`` bounds them, and τ and
+      ``Stats.drafted`` leave them out.
+
     Attributes:
       start: int32 ``[B]``, position of the root. It may be -1 in a drafter's own pass, where
         the node at a negative position does not exist.
       tokens: int32 ``[B, N]``.
       parent: int32 ``[B, N]``, or None where ``topology`` is static. ``parent[:, 0] = -1``.
       scored: bool ``[B, N]`` or None (all): the node goes through the target.
-      candidate: bool ``[B, N]`` or None (all): the node may be accepted. A node that is scored
-        but no candidate is a *passenger*. False at the root: the row emits nothing this round.
+      candidate: bool ``[B, N]`` or None (all): the node may be accepted. False at the root: the
+        row emits nothing this round.
       law: int32 ``[B, N]`` or None (all are point masses): the row of ``laws`` from which this
         node was drawn, -1 for a point mass. Given the earlier siblings from that row, the law of
         a draw was as ``draws`` says.
@@ -66,7 +78,8 @@ class Draft:
         that of the tokens before them. ``mixed``: independently, each from its own law or a point
         mass. ``distinct``: from their row of ``laws`` without replacement. ``hub``: two from a row,
         as ``drawing.draw_hub``.
-      deepest: static; the depth that no node exceeds, where ``parent`` differs by row; None: N - 1.
+      deepest: static; the depth that no candidate exceeds; None: that of the deepest node of
+        ``topology``, or N - 1 where ``parent`` differs by row.
       partial: what a sub-network of the target computed of these very nodes, or None. Whoever
         changes tokens or parents must set it to None.
     """
@@ -159,8 +172,8 @@ class Context:
         root, and its arrays.
       width: int32 scalar or None (all of ``num_draft``), how many tokens are wanted this round, at
         most ``num_draft``; in a tree, how deep. Shapes stay those of ``num_draft``; deeper nodes
-        are neither scored nor candidates (``trees.tree_draft`` sees to that), and a drafter saves
-        what they would cost.
+        are no candidates and, unless they are passengers, not scored (``trees.tree_draft`` sees
+        to that), and a drafter saves what they would cost.
       stop_drafting: None, or a callable pytree: of the tokens that were drafted so far in chains,
         int32 ``[B, K]`` below the root, it returns bool ``[B]``: rows that want nothing deeper.
         Where that is all of them, a drafter saves what deeper nodes would cost; what stands there

@@ -27,8 +27,10 @@ class Drafter(abc.ABC):
 
     Attributes:
       name: what statistics and results call the drafter. Default: the name of the class.
-      num_draft: the number of tokens proposed in a round (nodes without the root).
-      depth: the depth of the deepest node that is ever proposed. Default: ``num_draft``, a chain.
+      num_draft: the number of tokens drafted in a round (nodes without the root).
+      num_passengers: how many of them are passengers at most, which are scored for ``readout`` and
+        never accepted; see ``Draft``.
+      depth: the depth of the deepest candidate. Default: ``num_draft``, a chain.
       features: the hidden states of the target that ``observe`` reads, see ``Target.verify``.
       vocab_size: the size of the vocabulary, checked against the target's; None: any.
       reads_last: ``observe`` may be shown only the last prompt token before the root.
@@ -37,6 +39,9 @@ class Drafter(abc.ABC):
       plans: whether ``plan`` is asked before each round.
       can_rest: whether there may be rounds without a draft, in which ``sync`` stands for
         ``draft_step`` and ``observe`` is shown a draft of the root alone.
+      can_rewind: whether a round may be tried again at an earlier token of the text, since what
+        later rounds left in the state does not change the draft there: where the state is a cache,
+        or nothing. ``specjax.plan`` predicts other draft lengths by such rounds.
       topology: the tree that is drafted, where the drafter lets one choose it, else None.
       max_depth: the deepest tree that can be drafted; None: any.
       sibling_sampling: how siblings are picked, see ``trees.expand``; None: there is no choice.
@@ -53,12 +58,14 @@ class Drafter(abc.ABC):
     """
 
     num_draft: int
+    num_passengers: int = 0
     features: tuple[int, ...] = ()
     vocab_size: int | None = None
     reads_last: bool = False
     reads_nodes: bool = False
     plans: bool = False
     can_rest: bool = False
+    can_rewind: bool = True
     topology: Any = None
     max_depth: int | None = None
     sibling_sampling: str | None = None
@@ -67,7 +74,7 @@ class Drafter(abc.ABC):
 
     @property
     def depth(self) -> int:
-        """The depth of the deepest node that is ever proposed."""
+        """The depth of the deepest candidate, which is a node that may be accepted."""
         return self.num_draft
 
     def init(
@@ -179,6 +186,10 @@ class DrafterWrapper(Drafter):
         return self.inner.num_draft
 
     @property
+    def num_passengers(self) -> int:
+        return self.inner.num_passengers
+
+    @property
     def depth(self) -> int:
         return self.inner.depth
 
@@ -205,6 +216,10 @@ class DrafterWrapper(Drafter):
     @property
     def can_rest(self) -> bool:
         return self.inner.can_rest
+
+    @property
+    def can_rewind(self) -> bool:
+        return self.inner.can_rewind
 
     @property
     def topology(self):

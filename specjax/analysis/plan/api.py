@@ -5,7 +5,10 @@ draft length really decode the prompts; then the longest one's rounds are tried 
 position of the text, which says what any shorter length would have had accepted. With T(N), the
 target's pass over N nodes, and what drafting costs at both lengths, follows the predicted rate of
 each length between: expected tokens over (T(N) + what the drafter spends), so that the drafter
-pays for rejected tokens too. ``measure.py`` measures, ``predict.py`` does the arithmetic.
+pays for rejected tokens too. A drafter whose state remembers more than the text before the root
+(``Drafter.can_rewind``), as those of ``recycling``, ``jacobi`` and ``lookahead``, runs at every
+length, and its rates are those of the runs. ``measure.py`` measures, ``predict.py`` does the
+arithmetic.
 """
 
 from __future__ import annotations
@@ -78,7 +81,7 @@ class Plan:
         best = self.choice
         if best.drafter == PLAIN:
             return {"drafter": PLAIN}
-        return {"drafter": best.drafter, "drafting": Drafting(num=best.num_draft)}
+        return {"drafter": best.drafter, "drafting": Drafting(num=best.num_draft or None)}
 
     @property
     def verdict(self) -> str:
@@ -94,7 +97,8 @@ class Plan:
             return f"plain decoding wins{at}: none of these drafters is worth its cost{partial}"
         if best.measured_ratio is not None:
             return f"use {best}{at}: {best.measured_ratio:.2f} × plain, measured{partial}"
-        line = f"use {best}{at}: {best.ratio:.2f} × plain, predicted"
+        known = "predicted" if best.predicted else "as it ran"
+        line = f"use {best}{at}: {best.ratio:.2f} × plain, {known}"
         if best.interval is not None:
             low, high = best.interval
             line += f" [{low:.2f}, {high:.2f}]"
@@ -145,7 +149,7 @@ class Plan:
         facts = dataclasses.asdict(self)
         chosen = dataclasses.asdict(self.choice)
         options = {"drafter": self.choice.drafter}
-        if self.choice.drafter != PLAIN:
+        if self.choice.num_draft:
             options["num_draft"] = self.choice.num_draft
         return plain(facts | {"choice": chosen, "options": options, "verdict": self.verdict})
 

@@ -7,15 +7,18 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
+import jax
 import numpy as np
 
 from ...checkpoints import HeadLM
 from ...decoding.round import widths
+from ...decoding.stats import Stats
 from ...models.lm import LM
 from ...models.seq2seq import encoder_inputs
 from ...text.options import Options
 from ...text.prepare import fit, prepare_measured
 from ...text.prompts import check_lm, prompt_ids
+from ...text.tables import takes_number
 from ...text.task import GenerationTask
 from ..timing import Call, pass_call, timed_run
 from .predict import AcceptanceRecord, Costs, Rounds, beyond_the_pass, rounds
@@ -35,7 +38,8 @@ class Candidate:
 
     Attributes:
       drafter: name of the drafter; ``plain`` is plain decoding.
-      num_draft: tokens drafted in a round; 0 for plain decoding.
+      num_draft: tokens drafted in a round; 0 for plain decoding, and where other settings of the
+        drafter say how many.
       batch: number of rows.
       tau: acceptance length: tokens that a row emits per pass of the target.
       acceptance: acceptance rate, the share of drafted tokens that are accepted, in [0, 1]; NaN
@@ -47,6 +51,7 @@ class Candidate:
       ratio: ``rate`` over the rate of plain decoding at the same batch.
       interval: bounds that hold about 95 % of the ratios of other prompts of this kind (bootstrap);
         None with only one group of prompts.
+      predicted: whether the rates follow from a model of costs; False: they are those of the runs.
       measured: the measured rate of whole requests; None where ``verify`` did not measure it.
       measured_rounds: the measured rate of the rounds alone, or None.
       measured_ratio: the measured ratio, or None.
@@ -62,6 +67,7 @@ class Candidate:
     rounds_rate: float
     ratio: float
     interval: tuple[float, float] | None
+    predicted: bool = True
     measured: float | None = None
     measured_rounds: float | None = None
     measured_ratio: float | None = None
@@ -92,7 +98,7 @@ class Survey:
         ids, sources = zip(*encoder_inputs.of_prompts(lm, prompts, prompt_ids), strict=True)
         self.lm, self.batch, self.num_prompts, self.common = lm, batch, len(ids), common
         self.drafters = drafters
-        self.lengths = {name: _possible(drafter, lengths) for name, drafter in drafters.items()}
+        self.lengths = {name: possible(drafter, lengths) for name, drafter in drafters.items()}
         rows = np.arange(-(-len(ids) // batch) * batch).reshape(-1, batch) % len(ids)
         self.groups = [[ids[row] for row in group] for group in rows]
         width = encoder_inputs.width_of(sources)
@@ -102,8 +108,10 @@ class Survey:
         self.width = tokens.shape[1]
         self.jobs = {PLAIN_WAY: self.prepared(*PLAIN_WAY)}
         for name in drafters:
-            for length in sorted({*self.ends(name)}, reverse=True):
+            self.jobs[name, self.lengths[name][-1]] = self.prepared(name, self.lengths[name][-1])
+            for length in self.runs(name)[:-1]:
                 self.jobs[name, length] = self.prepared(name, length)
+        self.stats: dict[tuple[str, int], list[Stats]] = {}
         self.traces: dict[tuple[str, int], list[AcceptanceRecord]] = {}
         self.readings: dict[tuple[str, int], Readings] = {}
         self.passes: dict[int, np.ndarray] = {}  # [turns, groups]
@@ -113,6 +121,14 @@ class Survey:
     def ends(self, name: str) -> tuple[int, int]:
         """The shortest and the longest draft of a drafter: the two that are run."""
         return self.lengths[name][0], self.lengths[name][-1]
+
+    def rewinds(self, name: str) -> bool:
+        """Whether rounds of a drafter can be tried again, so that they tell of other lengths."""
+        return self.jobs[name, self.lengths[name][-1]][0].drafter.can_rewind
+
+    def runs(self, name: str) -> list[int]:
+        """The lengths of a drafter that are run, the longest last."""
+        return sorted({*self.ends(name)}) if self.rewinds(name) else self.lengths[name]
 
     @property
     def ready(self) -> bool:
@@ -151,10 +167,13 @@ class Survey:
         for way, jobs in self.jobs.items():
             tell(f"batch {self.batch}: {_spell(*way)}")
             timed_run(jobs[0])  # compiles
-            traces, spent = [], []
+            traces, spent, self.stats[way] = [], [], []
             for group, work in enumerate(jobs):
                 *seconds, state = timed_run(work)
                 spent.append(seconds)
+                self.stats[way].append(jax.tree.map(np.array, state.stats))
+                if way != PLAIN_WAY and not self.rewinds(way[0]):
+                    continue
                 if sampled or way == PLAIN_WAY or way[1] == self.ends(way[0])[1]:
                     traces.append(try_rounds(work, state))
                 else:  # the same text, and the beginnings of the same drafts
@@ -242,6 +261,8 @@ class Survey:
         passes = {n: float(s.min(axis=0)[pick].mean() / unit) for n, s in self.passes.items()}
         drafts: dict[str, dict[int, float]] = {}
         for name, length in self.readings:
+            if name != PLAIN and not self.rewinds(name):
+                continue  # nothing is predicted by its costs
             taken = sum(self._taken((name, length), length)[pick], start=NO_ROUNDS)
             spent = self._fastest((name, length)).run[pick].sum() / unit
             drafts.setdefault(name, {})[length] = float(beyond_the_pass(spent, taken, passes))
@@ -267,6 +288,9 @@ class Survey:
         costs = [self.relative_costs(pick) for pick in picks]
         found, plain = [], None
         for name, length in self._ways():
+            if name != PLAIN and not self.rewinds(name):
+                found.append(self._as_measured(name, length, picks, plain))
+                continue
             # where tokens are drawn, a length that was run has a text of its own
             known = name, length
             if known not in self.traces:
@@ -301,20 +325,52 @@ class Survey:
             )
         return found
 
+    def _as_measured(self, name: str, length: int, picks, plain) -> Candidate:
+        """A way whose rounds cannot be tried again: nothing is predicted, it is what was measured.
+
+        Args:
+          picks: groups, as ``candidates`` resamples them.
+          plain: the rate of plain decoding for each of ``picks``.
+        """
+        fastest, stats = self._fastest((name, length)), self.stats[name, length]
+        tokens = np.asarray([np.sum(one.emitted) for one in stats])
+        spent = np.stack([fastest.start + fastest.run, fastest.run])
+        rates = np.asarray([tokens[pick].sum() / spent[:, pick].sum(axis=1) for pick in picks])
+        ratios = rates[:, 0] / plain
+        whole = jax.tree.map(lambda *parts: np.concatenate(parts), *stats)
+        drafted, kept = (np.sum(x, axis=0) for x in (whole.drafted_at, whole.accepted_at))
+        tried = np.minimum(drafted, np.concatenate([drafted[:1], kept[:-1]]))
+        return Candidate(
+            drafter=name,
+            num_draft=length,
+            batch=self.batch,
+            tau=whole.tau,
+            acceptance=whole.acceptance,
+            by_position=np.where(tried > 0, kept / np.maximum(tried, 1), np.nan).tolist(),
+            rate=float(rates[0, 0]),
+            rounds_rate=float(rates[0, 1]),
+            ratio=float(ratios[0]),
+            interval=_interval(ratios[1:]),
+            predicted=False,
+        )
+
     def _ways(self) -> list[tuple[str, int]]:
         """Plain decoding, and the draft lengths of each drafter that can be predicted."""
         ways = [PLAIN_WAY]
         for name in self.drafters:
             ends = [length for other, length in self.readings if other == name]
-            if len(ends) == len({*self.ends(name)}):
+            if len(ends) == len(self.runs(name)):
                 ways += [(name, length) for length in self.lengths[name]]
             else:  # interrupted
                 ways += [(name, length) for length in ends]
         return ways
 
 
-def _possible(drafter, lengths: Sequence[int]) -> list[int]:
-    """``lengths`` as far as a drafter goes: heads draft no more than they were trained for."""
+def possible(drafter, lengths: Sequence[int]) -> list[int]:
+    """``lengths`` as far as a drafter goes: heads draft no more than they were trained for, and a
+    table whose other settings say how much it drafts has the length 0."""
+    if isinstance(drafter, str) and not takes_number(drafter):
+        return [0]
     most = drafter.drafter.max_depth if isinstance(drafter, HeadLM) else None
     return [*lengths] if most is None else sorted({min(length, most) for length in lengths})
 
