@@ -244,6 +244,25 @@ def test_every_way_is_considered_at_every_batch_best_first(pair):
     assert any("verifying" in line for line in told)
 
 
+def test_a_drafter_whose_rounds_cannot_be_tried_again_runs_at_every_length(pair):
+    window = "lookahead:window=2,ngram=3,guesses=2"
+    options = dict(drafters=[window, "jacobi"], num_drafts=[1, 2, 3], max_new_tokens=12, turns=1)
+    found = specjax.plan(pair[0], PROMPTS, **options)
+    ways = {(c.drafter, c.num_draft): c for c in found.candidates}
+    assert {*ways} == {("plain", 0), (window, 0), *(("jacobi", n) for n in (1, 2, 3))}
+    assert found.drafting[1] == {}  # nothing was predicted by what drafting costs
+    for (name, num), one in ways.items():
+        drafting = specjax.Drafting(num=num or None)
+        common = dict(drafter=name, drafting=drafting, max_new_tokens=12)
+        outs = [specjax.generate(pair[0], prompt, **common) for prompt in PROMPTS]
+        rounds = sum(out.stats.rounds.sum() for out in outs)
+        assert one.tau == pytest.approx(sum(out.stats.emitted.sum() for out in outs) / rounds)
+        assert one.predicted == (name == "plain") and one.rate < one.rounds_rate
+    best = dataclasses.replace(found, candidates=[ways[window, 0]])
+    assert best.options["drafting"].num is None and "as it ran" in best.verdict
+    assert "lookahead:window" in str(found)
+
+
 def test_predictions_agree_with_what_is_measured():
     """Loosely, since the machine of a test is shared; the exact bound is a benchmark's matter."""
     found = specjax.plan(

@@ -171,6 +171,7 @@ TABLE = {
     "test_own_layers.py": [(r"certainty_always.*0\.0-3", FULL), ("search|stops|command", MERGE)],
     "test_package.py": [("wheel", MERGE)],
     "test_planner.py": [
+        ("runs_at_every_length", MERGE),
         ("one_trace|heads|every_way|agree|where_tokens|ctrl_c|set_back", FULL),
     ],
     "test_prefill.py": MERGE,

@@ -47,9 +47,9 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
         "--num-draft",
         "--num-speculative-tokens",
         type=drafts,
-        help="tokens drafted a round, 3 by default (suffix: 16; recycling: a tree of 80; lookahead: "
-        "by its settings, as lookahead:window=7,ngram=4,guesses=7); auto: as many as pay, from "
-        "none to 7",
+        help="tokens drafted a round, 3 by default (suffix: 16; recycling: a tree of 80; of "
+        "lookahead its settings say it, as lookahead:window=7,ngram=4,guesses=7); auto: as many as "
+        "pay, from none to 7",
     )
     p.add_argument(
         "--tree",

@@ -123,7 +123,10 @@ class Plan:
         names = ["batch", "drafter", "drafts", "τ", "accepted", "rounds", "whole"]
         verified = any(c.measured is not None for c in self.candidates)
         for name in names + ["× plain", "95 %"] + ["measured", "× plain"] * verified:
-            table.add_column(name, justify="left" if name == "drafter" else "right", no_wrap=True)
+            if name == "drafter":  # its settings may make a name long
+                table.add_column(name, justify="left", overflow="fold")
+            else:
+                table.add_column(name, justify="right", no_wrap=True)
         for c in self.candidates:
             accepted = "" if math.isnan(c.acceptance) else f"{100 * c.acceptance:.0f} %"
             low, high = c.interval or (0, 0)
