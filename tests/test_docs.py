@@ -127,6 +127,7 @@ def test_the_site_lists_every_drafter_and_rule():
     methods = PAGES["docs/methods/index.md"]
     for name in [entry.name for entry in registry.entries()] + list(RULES):
         assert f"`{name}`" in methods or f"`{name.replace('-', '_')}`" in methods, name
+    for name in RULES:  # of drafters: test_drafter_registry.py
         assert f"`{name}`" in README or f"`{name.replace('-', '_')}`" in README, name
 
 

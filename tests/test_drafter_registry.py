@@ -1,16 +1,19 @@
 """One entry makes a drafter known everywhere; a head that is one file and one line is reached."""
 
 import dataclasses
+import re
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 from pairs import CONFIG, TOKENIZER
 from registry import cases
+from safetensors.numpy import save_file
 from specjax.train import cli as train_cli
 from stranger import Bag
 from tokenizers import Tokenizer
@@ -21,7 +24,7 @@ import specjax
 from specjax import checkpoints, cli, drafters
 from specjax.drafters import registry
 from specjax.models import Decoder, save_pretrained
-from specjax.text import drafter_names
+from specjax.text import drafter_names, own_drafters
 
 ENTRIES = {entry.name: entry for entry in registry.entries()}
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
@@ -190,10 +193,96 @@ def test_an_entry_says_of_its_drafter_what_is_so(name):
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_every_drafter_is_in_the_readme_and_in_the_conformance_tests(name):
-    assert f"`{name}`" in README
+    entry = ENTRIES[name]
+    words = name if entry.kind != "wrapper" else rf"(specjax\.drafters\.)?{entry.class_name}"
+    assert re.search(f"`{words}`", README)
     tested = {type(drafter) for drafter, _, _ in cases(*bag(5, 0)).values()}
     if name != "synthetic":  # which has no law: test_synthetic.py
         assert ENTRIES[name].load() in tested
+
+
+def test_every_name_that_the_readme_lists_can_be_typed():
+    (table,) = re.findall(r"\| drafter \|.*?\n\n", README, flags=re.DOTALL)
+    cells = [line.split("|")[1] for line in table.strip().splitlines()[2:]]
+    typed = [cell for cell in cells if "specjax." not in cell]
+    names = [name for cell in typed for name in re.findall(r"`(.*?)`", cell)]
+    assert {"ngram", "draft", "eagle3", "ngram+NAME"} <= {*names}
+    for name in names:
+        drafter_names._check_name(name.replace("NAME", "draft"))
+    for entry in registry.entries("wrapper"):
+        with pytest.raises(ValueError, match=f"no name.*specjax.drafters.{entry.class_name}"):
+            drafter_names._check_name(entry.name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Copies(specjax.Drafter):
+    """A table of one's own on the bare contract: the root, again and again."""
+
+    num_draft: int = 2
+    name = "copies"
+
+    def draft_step(self, params, target_params, state, context):
+        tokens = jnp.repeat(context.root[:, None], self.num_draft, axis=1)
+        return specjax.trees.chain_draft(context, tokens), state
+
+
+def test_a_table_on_the_bare_contract_is_made_by_its_name(monkeypatch):
+    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
+    registry.register(
+        registry.Entry("copies", f"{__name__}:Copies", "the last token", kind="table")
+    )
+    lm = specjax.LM.of(*bag(11, 3))
+    assert drafter_names.resolve_drafter(lm, "copies") == (Copies(2), None)
+    assert drafter_names.resolve_drafter(lm, "copies", 3) == (Copies(3), None)
+    for given in ("copies", Copies()):
+        with pytest.raises(ValueError, match="drafts no trees"):
+            drafter_names.resolve_drafter(lm, given, tree="2x1")
+
+
+def test_an_object_takes_a_tree_if_its_class_does():
+    lm, shape = specjax.LM.of(*bag(11, 3)), specjax.trees.as_topology("3x1x1x1")
+    for given in ("ngram", drafters.NGram(longest=5), drafters.Adaptive(drafters.NGram())):
+        made, _ = drafter_names.resolve_drafter(lm, given, tree="3x1x1x1")
+        assert made.topology == shape and made.depth == 4
+        assert not isinstance(made, drafters.Adaptive) or made.widths == (0, 1, 3, 4)
+    with pytest.raises(ValueError, match="'sam' drafts no trees"):
+        drafter_names.resolve_drafter(lm, drafters.SAM(), tree="3x1x1x1")
+
+
+def test_auto_finds_every_head_and_a_small_draft_model_in_the_models_folder(toy, tmp_path):
+    """The order is that of the benchmarks; what is registered later is found, too."""
+    lm = dataclasses.replace(specjax.LM.of(*bag(11, 3)), name=str(tmp_path))
+    for name in (*registry.head_names(), "draft"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(bytes(800))
+    (tmp_path / "draft" / "model.safetensors").write_bytes(bytes(100))
+    found = own_drafters.own_names(lm)
+    assert {*found} == {*registry.head_names(), "draft"} and "toy-heads" in found
+    measured = ["eagle3", "mtp", "p-eagle", "eagle", "speculator", "hydra", "block", "medusa"]
+    assert [name for name in found if name in measured] == measured
+    assert found[0] == "eagle3" and found[-1] == "draft"
+    (tmp_path / "draft" / "model.safetensors").write_bytes(bytes(101))
+    assert "draft" not in own_drafters.own_names(lm)
+    assert own_drafters.auto_drafter(lm) == "ngram"  # all of them are broken
+
+
+def test_a_draft_model_in_the_models_folder_is_its_own(tmp_path):
+    target, draft = tmp_path / "target", tmp_path / "target" / "draft"
+    save_pretrained(
+        Decoder(CONFIG, rngs=nnx.Rngs(0)), target, tokenizer=Tokenizer.from_file(str(TOKENIZER))
+    )
+    lm = specjax.load(target)
+    with pytest.raises(ValueError, match="has no draft model of its own"):
+        drafter_names.named(lm, "draft")
+    save_pretrained(Decoder(CONFIG, rngs=nnx.Rngs(1)), draft)
+    own = drafter_names.named(lm, "draft")
+    assert own.tokenizer is lm.tokenizer and own.name == str(draft)
+    assert drafter_names.named(lm, "auto") == "ngram"  # the draft model is as large as the target
+    size = (target / "model.safetensors").stat().st_size
+    save_file({"unused": np.zeros(2 * size, np.float32)}, target / "more.safetensors")
+    again = dataclasses.replace(lm)  # what was found for a model is remembered
+    assert drafter_names.named(again, "auto").name == str(draft)
 
 
 @pytest.mark.parametrize("name", registry.head_names())

@@ -9,7 +9,6 @@ from pathlib import Path
 import jax.numpy as jnp
 
 from .. import kernels
-from ..drafters.heads import with_topology
 from ..models.files import read_json
 from ..models.lm import LM
 from ..models.model_folder import fingerprint, folder_of
@@ -96,7 +95,7 @@ def load_drafter(
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     if topology is not None:
-        drafter = with_topology(drafter, topology)
+        drafter = drafter.with_topology(as_topology(topology))
     return HeadLM(
         drafter=drafter, params=params, name=name, fingerprint=found, target=target.checkpoint
     )
@@ -145,7 +144,7 @@ def _read(folder: Path, target: LM) -> tuple[Drafter, PyTree, str]:
         shape = as_topology(tree)
         if "gain" in own:
             shape = dataclasses.replace(shape, gain=own["gain"])
-        drafter = with_topology(drafter, shape)
+        drafter = drafter.with_topology(shape)
     if target.dtype == jnp.float32:
         params = kernels.of(target.params).store(params)
     return drafter, params, fingerprint(tensors.files)

@@ -10,7 +10,7 @@ import specjax
 from .. import acceptance
 from ..drafters import registry
 from ..sampling import processors
-from ..text import drafter_names
+from ..text import drafter_names, own_drafters
 from ..text.retrieval import Retrieval
 from ..text.session import Session
 
@@ -27,7 +27,8 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--drafter",
         "--speculative-model",
-        help="auto (the default: the model's own heads where its folder has some, else ngram), "
+        help="auto (the default: the heads or the small draft model in the model's own folder, "
+        "else ngram), "
         f"none, {', '.join(registry.table_names())}, "
         f"draft, self (with --exit or --skip), {', '.join(registry.head_names())} (the embedded "
         "model has eagle3, mtp, speculator, hydra and medusa), or the folder or hub name of a "
@@ -255,7 +256,7 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
         )
     if arguments.drafter_quantize:
         if drafter in ("draft", *(lookup + "draft" for lookup in drafter_names.LOOKUPS)):
-            own = drafter_names.DEFAULT_DRAFTS.get(arguments.model, "draft")
+            own = own_drafters.own_draft_name(lm) or "draft"
             drafter = drafter.removesuffix("draft") + own
     if num not in (None, drafter_names.AUTO) and drafter in drafter_names.NO_DRAFTS:
         raise ValueError(

@@ -14,8 +14,9 @@ import specjax
 from .. import trees
 from ..analysis import rank_counts, tree_timing
 from ..models.lm import LM
-from ..text.drafter_names import AUTO, DEFAULT_DRAFTS, WithLookup, named, resolve_drafter
+from ..text.drafter_names import AUTO, WithLookup, named, resolve_drafter
 from ..text.options import Drafting, Options
+from ..text.own_drafters import own_draft_name
 from ..text.prepare import end_ids, prepare
 from .options import DTYPE, set_up
 from .prompts import read_prompts
@@ -136,7 +137,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _drafter(lm: LM, arguments: argparse.Namespace):
     """The drafter of ``--drafter``; by default the model's own draft model, else its own heads."""
-    usual = "draft" if lm.name in DEFAULT_DRAFTS else AUTO
+    usual = "draft" if own_draft_name(lm) else AUTO
     name = usual if arguments.drafter in (None, AUTO) else arguments.drafter
     drafter = named(lm, name, dtype=arguments.dtype)
     if name == AUTO and isinstance(drafter, str):

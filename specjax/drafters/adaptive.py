@@ -89,6 +89,11 @@ class Adaptive(DrafterWrapper):
     def name(self) -> str:
         return f"adaptive({self.inner.name})"
 
+    def with_topology(self, topology):
+        inner = self.inner.with_topology(topology)
+        usual = Adaptive(self.inner, self.policy).widths == self.widths
+        return dataclasses.replace(self, inner=inner, widths=None if usual else self.widths)
+
     def only(self, width: int) -> np.ndarray:
         """Costs that pin ``Goodput`` to one of ``widths``: float32 ``[W]``, infinite elsewhere."""
         if width not in self.widths:

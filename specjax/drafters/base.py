@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Self
 
-from ..types import Drafter, Target
+from ..types import Drafter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,10 +13,6 @@ class ChainDrafter(Drafter):
 
     A subclass implements ``draft_step``.
 
-    Attributes:
-      takes_number: whether the drafter is made with a number of drafts (``Drafting(num=...)``);
-        False where that follows from other settings.
-
     Raises:
       ValueError: ``num_draft`` is negative.
     """
@@ -25,12 +20,6 @@ class ChainDrafter(Drafter):
     num_draft: int = 4
 
     name = "chain"
-    takes_number: ClassVar[bool] = True
-
-    @classmethod
-    def for_target(cls, target: Target, **settings) -> Self:
-        """The drafter with these settings for a target. Default: the same for every target."""
-        return cls(**settings)
 
     def __post_init__(self):
         if self.num_draft < 0:

@@ -95,6 +95,7 @@ class HeadDrafter(ChainDrafter, abc.ABC):
     sibling_sampling: str = "top"
     module = None
     can_rest = True
+    takes_topology = True
 
     def __post_init__(self):
         if self.topology is None:
@@ -219,8 +220,3 @@ def states_of_parents(states: PyTree, grown: Draft, since: int) -> PyTree:
         return jnp.take_along_axis(x, own[None], axis=2).reshape(len(x), -1)
 
     return jax.tree.map(gathered, states)
-
-
-def with_topology(drafter, topology):
-    """The same drafter with another tree, in any form that ``trees.as_topology`` takes."""
-    return dataclasses.replace(drafter, topology=trees.as_topology(topology))

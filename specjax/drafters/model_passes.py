@@ -17,6 +17,7 @@ class ModelPassDrafter(ChainDrafter):
     topology: trees.Topology
     sibling_sampling: str | None
     can_rest = True
+    takes_topology = True
 
     def _complete(self, model: object, field: str, words: str) -> None:
         """Sets the topology and ``num_draft``, each of which follows from the other.

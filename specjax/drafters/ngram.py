@@ -65,6 +65,7 @@ class NGram(ChainDrafter):
     topology: trees.Topology | None = None
     name = "ngram"
     can_rest = True
+    takes_topology = True
 
     def __post_init__(self):
         super().__post_init__()

@@ -82,6 +82,7 @@ class Recycling(ChainDrafter):
     reads_prompt: bool = True
     name = "recycling"
     can_rest = True
+    takes_topology = True
     reads_nodes = True
     can_rewind = False
 

@@ -28,6 +28,7 @@ from types import ModuleType
 from typing import Literal
 
 Kind = Literal["basic", "table", "head", "wrapper"]
+DRAFT = "draft"  # the name of a draft model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +47,13 @@ class Entry:
         unless told otherwise. A format is named after its module (``medusa-vllm``).
       recipe: module of the recipe that trains it; empty: there is none.
       kind: ``basic``: no drafts, or a model of its own; a ``table`` needs neither weights nor a
-        model, and is made by its name (``ChainDrafter.for_target``); a ``head``
+        model, and is made by its name (``Drafter.for_target``); a ``head``
         reads the target's hidden states and has its weights in ``formats``; a ``wrapper`` is made
         of other drafters and has no name that users type.
       aliases: other names that users may type.
+      priority: which of several drafters in a model's own folder ``drafter="auto"`` takes: that of
+        the highest priority, and of equal ones the first registered. The order is that of the
+        accepted drafts in the benchmarks; heads that no benchmark compares have 0.
     """
 
     name: str
@@ -59,6 +63,7 @@ class Entry:
     recipe: str = ""
     kind: Kind = "head"
     aliases: tuple[str, ...] = ()
+    priority: int = 0
 
     @property
     def class_name(self) -> str:
@@ -119,6 +124,12 @@ def head_names() -> tuple[str, ...]:
     return tuple(entry.name for entry in entries("head"))
 
 
+def in_folders() -> tuple[Entry, ...]:
+    """The drafters that a model's own folder may hold, those of the highest priority first."""
+    held = [entry for entry in entries() if entry.kind == "head" or entry.name == DRAFT]
+    return tuple(sorted(held, key=lambda entry: -entry.priority))
+
+
 def table_names() -> tuple[str, ...]:
     """Names, aliases among them, of the drafters that need neither weights nor a model."""
     return tuple(name for entry in entries("table") for name in (entry.name, *entry.aliases))
@@ -162,7 +173,9 @@ def load_module(name: str, package: str) -> ModuleType:
 
 for _entry in (
     Entry("plain", ".plain:Plain", "nothing", kind="basic", aliases=("none",)),
-    Entry("draft", ".draft_model:DraftModel", "what a smaller model predicts", kind="basic"),
+    Entry(
+        DRAFT, ".draft_model:DraftModel", "what a smaller model predicts", kind="basic", priority=-1
+    ),
     Entry(
         "self",
         ".self_draft:SelfDraft",
@@ -233,6 +246,7 @@ for _entry in (
         "a token by each of several heads on the last hidden state",
         formats=(".medusa", ".medusa_vllm"),
         recipe=".heads",
+        priority=1,
     ),
     Entry(
         "hydra",
@@ -240,6 +254,7 @@ for _entry in (
         "a token by each of several heads on the last hidden state and the drafted tokens",
         formats=(".hydra",),
         recipe=".hydra",
+        priority=3,
     ),
     Entry(
         "blockwise",
@@ -247,6 +262,7 @@ for _entry in (
         "a token for each offset, by one hidden layer",
         formats=(".blockwise",),
         recipe=".heads",
+        priority=1,
     ),
     Entry(
         "speculator",
@@ -254,6 +270,7 @@ for _entry in (
         "what an MLP or LSTM cell on the last hidden state predicts",
         formats=(".speculator",),
         recipe=".speculator",
+        priority=4,
     ),
     Entry(
         "redrafter",
@@ -268,6 +285,7 @@ for _entry in (
         "what a decoder layer on hidden states and drafted tokens predicts",
         formats=(".eagle", ".eagle_sglang"),
         recipe=".eagle",
+        priority=5,
     ),
     Entry(
         "eagle3",
@@ -275,6 +293,7 @@ for _entry in (
         "what a decoder layer on the hidden states of several layers predicts",
         formats=(".eagle3", ".eagle3_speculators"),
         recipe=".eagle3",
+        priority=8,
     ),
     Entry(
         "p-eagle",
@@ -282,6 +301,7 @@ for _entry in (
         "all depths of an EAGLE-3 head in one pass",
         formats=(".eagle3", ".eagle3_speculators"),
         recipe=".eagle3",
+        priority=6,
     ),
     Entry(
         "block",
@@ -290,6 +310,7 @@ for _entry in (
         formats=(".dflash",),
         recipe=".block",
         aliases=("dflash",),
+        priority=2,
     ),
     Entry(
         "mtp",
@@ -297,6 +318,7 @@ for _entry in (
         "what modules for multi-token prediction predict",
         formats=(".mtp",),
         recipe=".mtp",
+        priority=7,
     ),
     Entry(
         "mtp_heads",

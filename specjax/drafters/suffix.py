@@ -54,6 +54,7 @@ class Suffix(IndexedDrafter):
     offset: float = 0.0
     min_probability: float = 0.1
     name = "suffix"
+    takes_topology = True
 
     def __post_init__(self):
         super().__post_init__()

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from .._internal import lazy
 
 if TYPE_CHECKING:
-    from .drafter_names import auto_drafter
     from .generation import Generation, Piece, TextStream
+    from .own_drafters import auto_drafter
     from .retrieval import Retrieval
     from .session import Session
     from .task import GenerationTask
@@ -28,6 +28,6 @@ _LAZY = {
     "Retrieval": "retrieval",
     "Session": "session",
     "TextStream": "generation",
-    "auto_drafter": "drafter_names",
+    "auto_drafter": "own_drafters",
 }
 __getattr__, __dir__ = lazy.attach(__name__, _LAZY)

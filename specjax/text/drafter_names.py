@@ -4,46 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
-import logging
 import os
-import weakref
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 
 from .. import drafters, trees
 from ..checkpoints import HeadLM, holds_heads, load_drafter
-from ..checkpoints.mtp import holds_modules
 from ..drafters import registry
+from ..drafters.registry import DRAFT
 from ..drafters.self_draft import SelfDraft
 from ..models.families import FAMILIES
 from ..models.files import read_json
-from ..models.lm import LM, as_drafter, load
+from ..models.lm import LM, as_drafter
 from ..models.model_folder import EMBEDDED, config_folder
 from ..models.seq2seq import families
-from ..models.tokenizer import holds_tokenizer
 from ..types import Drafter, PyTree
 from . import own_layers, tables
+from .own_drafters import auto_drafter, load_draft, own_draft, own_heads
 from .own_layers import SELF
 from .session import Session
 
-log = logging.getLogger("specjax")
-P = ParamSpec("P")
-T = TypeVar("T")
-DEFAULT_DRAFTS = {"embedded": "embedded-draft"}  # target -> its draft model, for drafter="draft"
 NUM_DRAFT = 3  # by default; on CPU a pass costs the same over 2 to 4 tokens
 AUTO, AUTO_DRAFTS = "auto", 7  # num_draft that follows acceptance and cost, and its largest value
 NO_DRAFTS = ("none", "plain")  # names of plain decoding
-# what drafter="auto" is for a model, and why
-AUTO_DRAFTERS = {
-    "embedded": ("ngram", "in whole runs none of its own drafters is faster, see the benchmarks"),
-    "embedded-draft": ("ngram", "it has no drafter of its own"),
-}
-# heads in the folder of a model, those with the longest accepted drafts first (benchmarks, heads)
-BEST_HEADS = ("eagle3", "mtp", "p-eagle", "eagle", "speculator", "hydra", "block", "medusa")
 # before the name of a drafter: copies first, see drafters/hybrid.py and drafters/fallback.py
 LOOKUPS = ("ngram+", "suffix+", "sam+")
 MOST_DRAFTS = 64  # levels of a draft; each is a part of the program, thousands compile for hours
@@ -125,13 +109,13 @@ def resolve_drafter(
         table = table() if num_draft is None else table(num_draft=most)
         return drafters.Fallback(first=table, inner=inner), params
     if isinstance(drafter, Session):
-        settings = {} if num_draft is None else {"num_draft": drafts(), "topology": None}
-        settings = settings if shape is None else {"topology": shape}
-        known = {field.name for field in dataclasses.fields(drafter.drafter)}
-        if shape is not None and "topology" not in known:
-            raise ValueError(f"tree={tree!r}: {drafter.name!r} drafts no trees; leave it out")
-        own = {name: value for name, value in settings.items() if name in known}
-        return _replaced(drafter.drafter, **own), drafter.table
+        table = drafter.drafter
+        if shape is not None:
+            return table.with_topology(shape), drafter.table
+        if num_draft is not None:
+            chain: dict[str, Any] = {"topology": None} if table.takes_topology else {}
+            table = _replaced(table, num_draft=drafts(), **chain)
+        return table, drafter.table
     if isinstance(drafter, HeadLM):
         if shape is None and num_draft is not None:
             shape = trees.chain(drafts())
@@ -159,13 +143,7 @@ def resolve_drafter(
             "LM from specjax.load, heads from specjax.load_drafter, the folder or hub name of "
             "either, or a specjax.Drafter"
         )
-    if shape is not None:
-        if drafter.topology is None:
-            raise ValueError(
-                f"tree={tree!r}: {drafter.name!r} drafts no trees of one's choice; leave it out"
-            )
-        drafter = _replaced(drafter, topology=shape)
-    return drafter, params
+    return drafter if shape is None else drafter.with_topology(shape), params
 
 
 def simple_names() -> tuple[str, ...]:
@@ -191,6 +169,13 @@ def _check_name(drafter: str) -> None:
         return
     if name.partition(":")[0] == SELF:
         return
+    entry = registry.find(name)
+    if entry is not None and entry.kind == "wrapper":
+        raise ValueError(
+            f"drafter={drafter!r} is made of other drafters, and has no name that says which: give "
+            f"an object, specjax.drafters.{entry.class_name}(...), num='auto' for an adaptive one, "
+            f"or {', '.join(map(repr, LOOKUPS))} before a name"
+        )
     if "/" not in name and name not in EMBEDDED and not os.path.isdir(name):
         raise ValueError(
             f"drafter={drafter!r} is unknown{_near(name)}; accepted: 'auto', 'none' (or 'plain', "
@@ -239,7 +224,7 @@ def _with_tree(heads: HeadLM, shape: trees.Topology | None, lm: LM):
             f"{heads!r} has {own.max_depth} heads, and {shape} is {shape.depth} tokens deep: give "
             f"num={own.max_depth} or less, or a tree that is no deeper"
         )
-    return _replaced(own, topology=shape)
+    return own.with_topology(shape)
 
 
 def _replaced(drafter: Drafter, **fields) -> Drafter:
@@ -280,12 +265,12 @@ def named(
 
 def _with_weights(lm: LM, name: str, settings: dict) -> LM | HeadLM | SelfDraft:
     """The draft model, the heads or the layers of a name."""
-    if name == "draft":
-        return default_draft(lm)
+    if name == DRAFT:
+        return own_draft(lm)
     if name.partition(":")[0] == SELF:
         return own_layers.named_layers(lm, name, NUM_DRAFT)
     entry = registry.find(name) if name in _heads() else None
-    return _from_folder(lm, name, settings) if entry is None else _own_heads(lm, entry.name)
+    return _from_folder(lm, name, settings) if entry is None else own_heads(lm, entry.name)
 
 
 def _from_folder(lm: LM, text: str, settings: dict) -> LM | HeadLM:
@@ -302,89 +287,5 @@ def _from_folder(lm: LM, text: str, settings: dict) -> LM | HeadLM:
     model_type = config.get("model_type")
     known = model_type in FAMILIES or model_type in families.FAMILIES
     if known and not holds_heads(text, config):
-        own: dict[str, Any] = {"dtype": lm.dtype.name}
-        fits = config.get("vocab_size") == lm.target.vocab_size
-        if fits and Path(text).is_dir() and not holds_tokenizer(text):
-            own["tokenizer"] = lm.tokenizer or False
-        return load(text, **own | settings)
+        return load_draft(lm, text, config, settings)
     return load_drafter(text, lm)
-
-
-# What was found for a model, as long as the model lives: a cache that held the model itself would
-# keep its weights in memory after the last reference to it is gone.
-_FOUND: weakref.WeakKeyDictionary[LM, dict] = weakref.WeakKeyDictionary()
-
-
-def _once_a_model(find: Callable[Concatenate[LM, P], T]) -> Callable[Concatenate[LM, P], T]:
-    """``find(lm, *names)``, called once for each living model and names."""
-
-    @functools.wraps(find)
-    def remembered(lm: LM, *names: P.args, **options: P.kwargs) -> T:
-        found = _FOUND.setdefault(lm, {})
-        key = find, *names, *options.items()
-        if key not in found:
-            found[key] = find(lm, *names, **options)
-        return found[key]
-
-    return remembered
-
-
-@_once_a_model
-def _own_heads(lm: LM, name: str) -> HeadLM:
-    """The heads in the folder ``name`` within that of the target; MTP modules may lie in the
-    target's checkpoint instead."""
-    if name == "mtp" and lm.name not in EMBEDDED and holds_modules(lm.name, lm.revision):
-        return load_drafter(lm.name, lm, revision=lm.revision)
-    beside = EMBEDDED[lm.name].parent if lm.name in EMBEDDED else Path(lm.name)
-    if (beside / name / "config.json").is_file():
-        return load_drafter(beside / name, lm)
-    if lm.name in EMBEDDED:
-        raise ValueError(
-            f"drafter={name!r}: no {name} heads for {lm.name} are part of this installation; train "
-            "some (specjax train --help), and give their folder"
-        )
-    raise ValueError(
-        f"drafter={name!r}: {lm.name} has no {name} heads of its own; pass "
-        "drafter=specjax.load_drafter(<a folder or hub name>, lm), or drafter='ngram'"
-    )
-
-
-@_once_a_model
-def auto_drafter(lm: LM) -> str | LM | HeadLM | WithLookup | SelfDraft:
-    """What ``drafter="auto"`` is for a model: its own heads where its folder or checkpoint holds
-    some, else ``"ngram"``, which needs no weights and costs almost nothing where there is nothing
-    to copy. Nothing is measured: ``specjax.compare`` and ``specjax.plan`` tell whether it pays. For
-    the embedded models a table names what pays by the figures of the documentation."""
-    try:
-        name, reason = AUTO_DRAFTERS.get(lm.name) or own_heads_name(lm)
-        log.debug("drafter='auto' is %r for %s: %s", name, lm.name, reason)
-        return named(lm, name)
-    except (ValueError, OSError) as error:
-        log.warning("the heads of %s cannot be used, so ngram drafts: %s", lm.name, error)
-        return "ngram"
-
-
-def own_heads_name(lm: LM) -> tuple[str, str]:
-    """The name of a model's own heads, else ``"ngram"``; and why."""
-    for name in BEST_HEADS:
-        if (Path(lm.name) / name / "config.json").is_file():
-            return name, "its folder holds such heads"
-    # a model without a checkpoint was made of arrays, and its name is no folder
-    if lm.checkpoint and holds_modules(lm.name, lm.revision):
-        return "mtp", "its checkpoint has modules for multi-token prediction"
-    return "ngram", "it has no drafter of its own"
-
-
-def default_draft(lm: LM) -> LM:
-    """The draft model that belongs to a target."""
-    if lm.name not in DEFAULT_DRAFTS:
-        raise ValueError(
-            f"drafter='draft': {lm.name} has no draft model of its own; pass "
-            "drafter=specjax.load(<a small model with the same tokenizer>), or drafter='ngram'"
-        )
-    return _load_once(DEFAULT_DRAFTS[lm.name], lm.dtype.name)
-
-
-@functools.cache
-def _load_once(name: str, dtype: str) -> LM:
-    return load(name, dtype=dtype)

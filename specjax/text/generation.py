@@ -82,7 +82,8 @@ def generate(lm: LM, prompts: Prompts | None = None, *, options: Options) -> Gen
         the ids that the decoder begins with (None: the model's own).
       drafter: who drafts.
 
-        - ``"auto"``: the model's own heads where its folder has some, else ``"ngram"``.
+        - ``"auto"``: the heads or the small draft model in the model's own folder, else
+          ``"ngram"``.
         - ``"none"``, ``"plain"`` or None: nobody, for plain decoding.
         - ``"ngram"``, ``"suffix"`` or ``"sam"``: copies from the text so far. ``"recycling"``: the
           tokens that the target last found most probable after each token.

@@ -25,7 +25,7 @@ def named_table(lm: LM, name: str | None, most: int | None, shape) -> Drafter:
     """
     kind, settings = _table(name or Plain.name)
     if shape is not None:
-        if not any(field.name == "topology" for field in dataclasses.fields(kind)):
+        if not kind.takes_topology:
             raise ValueError(
                 f"tree={shape}: drafter={name!r} drafts no trees; take a draft model or heads"
             )

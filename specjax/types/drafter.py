@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import jax
 
 from .data import Context, Draft, PyTree, Scores, Segment
+from .target import Target
 
 
 class _ClassName:
@@ -42,7 +43,12 @@ class Drafter(abc.ABC):
       can_rewind: whether a round may be tried again at an earlier token of the text, since what
         later rounds left in the state does not change the draft there: where the state is a cache,
         or nothing. ``specjax.plan`` predicts other draft lengths by such rounds.
-      topology: the tree that is drafted, where the drafter lets one choose it, else None.
+      takes_number: whether ``for_target`` takes ``num_draft`` (``Drafting(num=...)``); False where
+        that number follows from other settings.
+      takes_topology: whether the tree that is drafted can be chosen, by ``with_topology`` and by
+        ``for_target(topology=...)``.
+      topology: the tree that is drafted, where it can be chosen; None: a chain, or the drafter
+        decides by itself.
       max_depth: the deepest tree that can be drafted; None: any.
       sibling_sampling: how siblings are picked, see ``trees.expand``; None: there is no choice.
 
@@ -66,6 +72,8 @@ class Drafter(abc.ABC):
     plans: bool = False
     can_rest: bool = False
     can_rewind: bool = True
+    takes_number: bool = True
+    takes_topology: bool = False
     topology: Any = None
     max_depth: int | None = None
     sibling_sampling: str | None = None
@@ -76,6 +84,33 @@ class Drafter(abc.ABC):
     def depth(self) -> int:
         """The depth of the deepest candidate, which is a node that may be accepted."""
         return self.num_draft
+
+    @classmethod
+    def for_target(cls, target: Target, **settings) -> Self:
+        """Returns the drafter that the name of a registered table stands for.
+
+        Args:
+          settings: ``num_draft`` where ``takes_number``, or ``topology`` where ``takes_topology``,
+            and what the user wrote after the name. Default: fields of the drafter, whatever the
+            target is.
+        """
+        return cls(**settings)
+
+    def with_topology(self, topology) -> Self:
+        """Returns the drafter with another tree. Default: the field ``topology`` is replaced.
+
+        Args:
+          topology: a tree of ``specjax.trees``.
+
+        Raises:
+          ValueError: the drafter lets no one choose its tree, or cannot draft this one.
+        """
+        if not self.takes_topology:
+            raise ValueError(
+                f"tree={topology}: {self.name!r} drafts no trees of one's choice; leave it out"
+            )
+        made: Any = self  # a dataclass, unless it implements this hook
+        return dataclasses.replace(made, topology=topology)
 
     def init(
         self,
@@ -222,6 +257,10 @@ class DrafterWrapper(Drafter):
         return self.inner.can_rewind
 
     @property
+    def takes_topology(self) -> bool:
+        return self.inner.takes_topology
+
+    @property
     def topology(self):
         return self.inner.topology
 
@@ -232,6 +271,9 @@ class DrafterWrapper(Drafter):
     @property
     def sibling_sampling(self) -> str | None:
         return self.inner.sibling_sampling
+
+    def with_topology(self, topology):
+        return dataclasses.replace(self, inner=self.inner.with_topology(topology))
 
     def init(self, params, target_params, batch, capacity, inputs=None):
         return self.inner.init(params, target_params, batch, capacity, inputs)

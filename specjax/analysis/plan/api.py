@@ -29,7 +29,7 @@ from ...drafters import registry
 from ...drafters.self_draft import SelfDraft
 from ...models.lm import LM
 from ...sampling.distribution import Sampling
-from ...text import drafter_names
+from ...text import drafter_names, own_drafters
 from ...text.options import Drafting, Options, Prompts
 from .measure import PLAIN, Candidate, Survey
 
@@ -224,7 +224,7 @@ def plan(
     begin = time.perf_counter()
     sharding.check_one_process("plan")
     if drafters is None:
-        drafters = ("ngram", "draft") if lm.name in drafter_names.DEFAULT_DRAFTS else ("ngram",)
+        drafters = ("ngram", "draft") if own_drafters.own_draft_name(lm) else ("ngram",)
     named = _named(lm, drafters)
     lengths = _whole("num_drafts", num_drafts, 1, drafter_names.MOST_DRAFTS)
     batches = _whole("batches", batches, 1, MOST_BATCH)
