@@ -169,3 +169,15 @@ def misplaced(request):
 def unmatched(request):
     """Lines of the table of tiers that match no test of the files that were collected."""
     return request.config.stash[schedule].unused()
+
+
+@pytest.fixture
+def one_trace(monkeypatch):
+    """Fails a test in which ``specjax.decode`` is traced for the second time."""
+    import chex
+
+    from specjax.decoding import loop, prefill
+
+    chex.clear_trace_counter()
+    # every trace begins with the prompts
+    monkeypatch.setattr(loop, "start", chex.assert_max_traces(prefill.start, n=1))

@@ -63,8 +63,15 @@ def test_no_module_imports_what_imports_it():
 
 def test_the_loop_is_asked_for_no_names_of_other_modules():
     files = [file for top in ("specjax", "tests") for file in (ROOT / top).rglob("*.py")]
-    borrowed = re.compile(r"(?<!r.)\bloop\.(prepare_inputs|State|Decoded|start|result)\b")
+    borrowed = re.compile(r"\bloop\.(prepare_inputs|State|Decoded|start|result)\b")
     assert not [file.name for file in files if borrowed.search(file.read_text(encoding="utf-8"))]
+
+
+def test_kernels_alone_ask_jax_for_its_default_backend():
+    files = [file for top in ("specjax", "train", "colab") for file in (ROOT / top).rglob("*")]
+    code = [file for file in files if file.suffix in (".py", ".ipynb")]
+    found = [file for file in code if "default_backend" in file.read_text(encoding="utf-8")]
+    assert [file.relative_to(ROOT).as_posix() for file in found] == ["specjax/kernels/__init__.py"]
 
 
 def test_no_two_classes_have_one_name():

@@ -136,15 +136,21 @@ class LM:
         Raises:
           TypeError: the target is one of your own, which need not have a config.
         """
-        target = self.target
-        while target.parts:
-            target = target.parts[0]  # the one whose config decides
-        if not isinstance(target, CausalLM | Seq2SeqLM):
+        config = self.config_if_any
+        if config is None:
             raise TypeError(
                 f"{self.name} is a target of your own, which has no config: this needs a model "
                 "that specjax.load returns"
             )
-        return target.config
+        return config
+
+    @property
+    def config_if_any(self) -> DecoderConfig | EncoderDecoderConfig | None:
+        """The shape of a model that was loaded; None for a target of your own."""
+        target = self.target
+        while target.parts:
+            target = target.parts[0]  # the one whose config decides
+        return target.config if isinstance(target, CausalLM | Seq2SeqLM) else None
 
     @property
     def dtype(self) -> np.dtype:

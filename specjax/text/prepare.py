@@ -156,10 +156,8 @@ def end_ids(lm: LM) -> tuple[int, ...]:
     """The ids that end a text of the model; none where neither tokenizer nor config knows them."""
     if lm.tokenizer is not None:
         return tuple(lm.tokenizer.eos_ids)
-    try:
-        return tuple(lm.config.eos_ids or ())
-    except TypeError:  # a target of one's own has no config
-        return ()
+    config = lm.config_if_any
+    return () if config is None else tuple(config.eos_ids or ())
 
 
 def fit(
