@@ -86,7 +86,8 @@ def generate(lm: LM, prompts: Prompts | None = None, *, options: Options) -> Gen
           ``"ngram"``.
         - ``"none"``, ``"plain"`` or None: nobody, for plain decoding.
         - ``"ngram"``, ``"suffix"`` or ``"sam"``: copies from the text so far. ``"recycling"``: the
-          tokens that the target last found most probable after each token.
+          tokens that the target last found most probable after each token. ``"jacobi"`` or
+          ``"lookahead"``: the tokens that the target predicted at later positions.
         - ``"draft"``: the target's own draft model. ``"self:exit=E"`` or ``"self:skip=..."``: a
           part of the target's own layers (see ``drafters.SelfDraft``).
         - The name of heads that belong to the target: ``"eagle"``, ``"eagle3"``, ``"p-eagle"``,
