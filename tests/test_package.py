@@ -84,6 +84,32 @@ def test_no_two_classes_have_one_name():
     assert not {name: places for name, places in where.items() if len(places) > 1}
 
 
+def test_an_editable_install_is_found_beside_a_clone_too(tmp_path):
+    """A clone is a folder named specjax, which Python would import as an empty package."""
+    build = "import sys; sys.path.insert(0, 'wheels'); import backend; backend.build_editable({!r})"
+    command = [sys.executable, "-c", build.format(str(tmp_path))]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(tmp_path / "site")
+        assert file.testzip() is None
+    (hook,) = (tmp_path / "site").glob("*_finder.py")
+    (tmp_path / "specjax" / "specjax").mkdir(parents=True)  # the clone
+    use = f"""
+import sys
+sys.meta_path[:] = [x for x in sys.meta_path if "editable" not in str(x).lower()]
+sys.path.append({str(hook.parent)!r})
+import {hook.stem}
+{hook.stem}.install()
+import specjax
+print(specjax.__version__)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", use], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == specjax.__version__, done.stderr
+
+
 def test_the_wheel_holds_code_weights_configs_and_data(tmp_path):
     for name in ("specjax", "train", "configs", "wheels"):
         shutil.copytree(ROOT / name, tmp_path / name)

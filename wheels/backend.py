@@ -8,10 +8,15 @@ editable install compile nothing.
 
 from __future__ import annotations
 
+import base64
+import csv
 import functools
+import hashlib
 import importlib.util
+import io
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 from setuptools import build_meta
@@ -25,6 +30,42 @@ PLACE = Path("specjax/kernels/cpu")
 
 def get_requires_for_build_wheel(config_settings=None):
     return [*build_meta.get_requires_for_build_wheel(config_settings), JAXLIB]
+
+
+def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
+    """Setuptools' editable wheel, whose import hook is asked before the folders of ``sys.path``.
+
+    Setuptools appends the hook. Python started in the folder that holds a clone would then take the
+    clone, a folder named ``specjax`` without an ``__init__.py``, for an empty namespace package.
+    """
+    name = build_meta.build_editable(wheel_directory, config_settings, metadata_directory)
+    wheel = Path(wheel_directory, name)
+    with zipfile.ZipFile(wheel) as file:
+        held = {info: file.read(info) for info in file.infolist()}
+    changed = {}
+    for info, content in held.items():
+        if info.filename.endswith("_finder.py"):
+            appended = b"sys.meta_path.append(_EditableFinder)"
+            held[info] = content.replace(appended, b"sys.meta_path.insert(0, _EditableFinder)")
+            changed[info.filename] = held[info]
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as file:
+        for info, content in held.items():
+            if info.filename.endswith(".dist-info/RECORD"):
+                content = _record(content.decode(), changed)
+            file.writestr(info, content)
+    return name
+
+
+def _record(record: str, changed: dict[str, bytes]) -> str:
+    """The list of a wheel's files with the hashes and sizes of the changed files."""
+    out = io.StringIO()
+    lines = csv.writer(out, lineterminator="\n")
+    for name, *rest in csv.reader(io.StringIO(record)):
+        if name in changed:
+            digest = base64.urlsafe_b64encode(hashlib.sha256(changed[name]).digest())
+            rest = [f"sha256={digest.rstrip(b'=').decode()}", str(len(changed[name]))]
+        lines.writerow([name, *rest])
+    return out.getvalue()
 
 
 @functools.cache
