@@ -104,9 +104,9 @@ import {hook.stem}
 import specjax
 print(specjax.__version__)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", use], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-c", use]
+    done = subprocess.run(command, cwd=tmp_path, env=bare, capture_output=True, text=True)
     assert done.stdout.strip() == specjax.__version__, done.stderr
 
 
