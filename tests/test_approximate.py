@@ -242,7 +242,7 @@ def test_settings_after_the_name_of_a_rule():
         ("approximate-lenience:scale=0", r"scale must be in \(0, 1\]"),
         ("approximate-threshold:loss=-1", "loss must be at least 0"),
         ("approximate-tolerance:gap=nan", "gap at least 0"),
-        ("delta:u=1", "separated by commas: none"),
+        ("delta:u=1", "each once: none"),
         ("nonsense:k=1", "unknown; known: auto"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -24,7 +24,8 @@ RELAXED = (
     "approximate-threshold",
 )
 APPROXIMATE = ("approximate-typical", "approximate-lenience", *RELAXED)
-ZERO = {n: np.zeros(1, int) for n in ("rounds", "emitted", "drafted", "accepted")}
+COUNTS = "rounds", "emitted", "drafted", "accepted", "passengers"
+ZERO = {name: np.zeros(1, int) for name in COUNTS}
 
 
 def any_draft(draws, lawful, topology):

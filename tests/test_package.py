@@ -98,7 +98,8 @@ def test_an_editable_install_is_found_beside_a_clone_too(tmp_path):
     use = f"""
 import sys
 sys.meta_path[:] = [x for x in sys.meta_path if "editable" not in str(x).lower()]
-sys.path.append({str(hook.parent)!r})
+sys.modules.pop({hook.stem!r}, None)  # that of the install that runs this test
+sys.path.insert(1, {str(hook.parent)!r})
 import {hook.stem}
 {hook.stem}.install()
 import specjax
