@@ -1,4 +1,4 @@
-"""``trace``: decodes a text round by round; the record is shown as one HTML page."""
+"""``trace`` decodes a text round by round and shows all rounds on one HTML page."""
 
 from typing import TYPE_CHECKING
 

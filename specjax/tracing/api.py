@@ -22,36 +22,39 @@ from .record import record_rounds
 from .result import Trace
 
 ROUNDS = 128  # recorded at most, by default
-_NOT_SHOWN = ("process_drafts", "greedy")  # of the sampling settings: they do not change the text
+_NOT_SHOWN = ("process_drafts", "greedy")  # sampling settings that do not change the text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TraceOptions(Options):
-    """The options of ``trace``."""
+    """The options of ``trace``; its docstring explains them."""
 
     rounds: int = ROUNDS
 
 
 @takes(TraceOptions)
 def trace(lm: LM, prompt: str | Sequence[int] | None = None, *, options: TraceOptions) -> Trace:
-    """Continues one prompt as ``specjax.generate`` does, and keeps what happened in each round.
+    """Continues one prompt as ``specjax.generate`` does, and records every round.
 
-    The rounds are those of ``generate``: the same functions with the same keys, so the text is the
-    same. They are run one by one, and the laws are computed at every node: do not time a trace.
+    The rounds are those of ``generate``, with the same functions and the same keys, so the text is
+    the same. They are run one by one, and the laws are computed at every node, so the time of a
+    trace says nothing about the speed of decoding.
 
     Args:
       lm: the target, from ``specjax.load``.
       prompt: a text or its token ids, as for ``generate``.
-      rounds: the number of rounds that are run at most.
-      drafter, drafting, sampling, ...: as ``generate`` takes them, for one row. A ``Session`` takes
-        in the text if it ended within the rounds; a ``Retrieval`` is asked before each round.
+      rounds: the most rounds that are run; default 128.
+      drafter, drafting, sampling, ...: the options of ``specjax.generate``, for one row. A
+        ``Session`` takes in the text if it ended within the rounds; a ``Retrieval`` is searched
+        before each round.
 
     Returns:
-      A ``Trace``; ``Trace.save(file)`` writes it as a page for a browser. Ctrl-C ends the tracing
-      and not the program: the rounds recorded until then are returned.
+      a ``Trace``; ``Trace.save(file)`` writes it as a page for a browser. Ctrl-C ends the trace,
+      but raises nothing: the rounds recorded until then are returned.
 
     Raises:
-      ValueError: before anything is compiled, naming the argument and the way out.
+      ValueError: before anything is compiled: an option is wrong, or there is more than one row.
+        The error names the argument and the accepted values.
 
     Example::
 
@@ -65,8 +68,8 @@ def trace(lm: LM, prompt: str | Sequence[int] | None = None, *, options: TraceOp
     work = prepare_measured(lm, prompt, options)
     if len(work.prompts) != 1:
         raise ValueError(
-            f"trace: {len(work.prompts)} rows; a trace shows one row: give one prompt and "
-            "num_samples=1"
+            f"trace: there are {len(work.prompts)} rows, and a trace shows one row: give one "
+            "prompt and num_samples=1"
         )
     spell = speller(lm.tokenizer)
     text = RowText(lm.tokenizer, work.prompts[0], work.stop_strings[0])
@@ -110,7 +113,7 @@ def trace(lm: LM, prompt: str | Sequence[int] | None = None, *, options: TraceOp
 
 
 def _refreshed(work: GenerationTask, state: State) -> PyTree:
-    """``work.params`` with what the session knows, now that row 0 has the tokens of ``state``."""
+    """Returns ``work.params`` with the content of the session after row 0 of ``state``."""
 
     def texts() -> list[np.ndarray]:
         tokens, length = sharding.gather((state.tokens, state.length))
@@ -120,13 +123,13 @@ def _refreshed(work: GenerationTask, state: State) -> PyTree:
 
 
 def _text_of(lm: LM, ids: Sequence[int]) -> str:
-    """A prompt as text; without a tokenizer its ids."""
+    """Returns a prompt as text; without a tokenizer, its token ids."""
     return " ".join(map(str, ids)) if lm.tokenizer is None else lm.tokenizer.decode(ids)
 
 
 def _pieces(lm: LM, text: RowText, emitted: list[int]) -> list[str]:
-    """The text of each emitted token, up to the token that completes a stop string; without a
-    tokenizer a space and the token's id."""
+    """Returns the text of each emitted token, up to the token that completes a stop string; without
+    a tokenizer, a space and the token's id."""
     if lm.tokenizer is None:
         return [f" {token}" for token in emitted]
     pieces = []
@@ -138,7 +141,7 @@ def _pieces(lm: LM, text: RowText, emitted: list[int]) -> list[str]:
 
 
 def _settings(options: Options) -> dict[str, str]:
-    """The options that shape the law of the text, as texts by name."""
+    """Returns the options that determine the law of the text, as texts by name."""
     sampling = options.sampling
     fields = [f.name for f in dataclasses.fields(sampling) if f.name not in _NOT_SHOWN]
     shown = {name: getattr(sampling, name) for name in fields}

@@ -1,8 +1,8 @@
-"""A trace as one HTML page that needs nothing else: no network, no other file.
+"""Writes a trace as one HTML page that needs no network and no other file.
 
-Tokens are untrusted text. They reach the page as JSON within a script element of which no
-character can end or open anything (``<``, ``>``, ``&`` and all that is not ASCII are escaped), and
-from there as text nodes. A content security policy forbids every request.
+Tokens are untrusted text. The page holds them as JSON within a script element, in which ``<``,
+``>``, ``&`` and every character outside of ASCII are escaped, so that no token can close or open an
+element; the script shows them as text nodes. A content security policy forbids every request.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from importlib import resources
 from pathlib import Path
 
 SIGNATURE = '<meta name="generator" content="specjax trace">'  # in every page, near its beginning
-_SCRIPTS = "trace_draw.js", "trace_page.js"  # joined into one
-_HEAD = 1024  # bytes within which the signature stands
+_SCRIPTS = "trace_draw.js", "trace_page.js"  # joined into one script
+_HEAD = 1024  # the signature is within so many bytes from the beginning
 
 
 def page(data: dict) -> str:
-    """The whole page for ``Trace.page_data()``; ASCII but for the words of the template."""
+    """Returns the HTML page for ``Trace.page_data()``; only the template's text is not ASCII."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    for character in "<>&":  # within JSON they stand in strings only
+    for character in "<>&":  # in JSON these characters occur within strings only
         text = text.replace(character, f"\\u{ord(character):04x}")
     title = html.escape(f"specjax trace: {data['model']}, {data['drafter']}")
     parts = {
@@ -33,7 +33,7 @@ def page(data: dict) -> str:
         "data": text,
     }
     template = _asset("trace.html")
-    # a filled-in part may look like a place to fill: the template is cut up once, before
+    # a part may itself contain braces, so the template is split once, before parts are inserted
     pieces = template.replace("}}", "{{").split("{{")
     return "".join(parts[x] if i % 2 else x for i, x in enumerate(pieces))
 
@@ -43,7 +43,8 @@ def _asset(name: str) -> str:
 
 
 def check_output(file: str | os.PathLike) -> None:
-    """Raises ``ValueError`` where ``save`` could not write, or would overwrite something else."""
+    """Raises ``ValueError`` if ``save`` could not write ``file``, or would overwrite another file
+    than a trace page."""
     path = Path(file)
     if path.is_dir():
         raise ValueError(f"output {file} is a folder: name a file in it")
@@ -51,7 +52,7 @@ def check_output(file: str | os.PathLike) -> None:
         raise ValueError(f"output {file}: there is no folder {path.parent}; make it first")
     if not os.access(path.parent, os.W_OK):
         raise ValueError(
-            f"output {file}: the folder {path.parent} is not writable; name a file in another one"
+            f"output {file}: the folder {path.parent} is not writable; name another folder"
         )
     if path.exists():
         with path.open("rb") as stream:
@@ -60,11 +61,18 @@ def check_output(file: str | os.PathLike) -> None:
 
 
 def save(data: dict, file: str | os.PathLike) -> int:
-    """Writes the page for ``data``, whole or not at all; returns its size in bytes.
+    """Writes the page for ``data``, whole or not at all.
+
+    Args:
+      data: ``Trace.page_data()``.
+      file: the name of the page; an earlier trace page is replaced.
+
+    Returns:
+      the size of the page in bytes.
 
     Raises:
-      ValueError: see ``check_output``.
-      OSError: the disk is full, or the like.
+      ValueError: ``file`` cannot be written, or is not a trace page, see ``check_output``.
+      OSError: writing failed, for example because the disk is full.
     """
     check_output(file)
     text = page(data).encode()
@@ -74,7 +82,7 @@ def save(data: dict, file: str | os.PathLike) -> int:
             stream.write(text)
         mask = os.umask(0)
         os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)  # as any new file, where a temporary one is private
+        os.chmod(name, 0o666 & ~mask)  # the permissions of a new file; a temporary one is private
         os.replace(name, file)
     except BaseException:
         with contextlib.suppress(OSError):

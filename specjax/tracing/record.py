@@ -1,7 +1,7 @@
-"""Records rounds one at a time, with p and q at every node: what ``specjax trace`` shows.
+"""Records rounds one at a time, with p and q at every node, for ``specjax trace``.
 
-The rounds are the loop's own, ``draft_and_verify`` and then ``commit_round``. Recording adds the
-laws at every node, where an acceptance rule asks only for those along its path.
+The rounds are those of the loop, ``draft_and_verify`` and then ``commit_round``. The record adds
+the laws at every node, whereas an acceptance rule computes them only at the nodes that it visits.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from . import explain
 
 TOP = 5  # most probable tokens that are recorded at a visited node
 
-# what became of a node
+# values of Node.status
 ROOT_NODE, ACCEPTED, CUT, REJECTED = "root", "accepted", "cut", "rejected"
 BEYOND, PASSENGER, LEFT_OUT, EMPTY = "beyond", "passenger", "left out", "empty"
-# what the token after the accepted path is
+# values of Round.kind
 CORRECTION, BONUS, PLAIN, NONE = "correction", "bonus", "plain", "none"
 
 
@@ -51,15 +51,15 @@ class Node:
       p: probability of the token under the target's law after its parent; None at the root, and
         where the parent was not scored. At temperature 0, where that law is a point mass, p is the
         softmax at temperature 1.
-      q: probability of the token under the law that it was drawn from; None for a token that was
-        chosen instead of drawn.
-      status: ``root``, ``accepted``, ``cut`` (accepted, but after a stop or beyond the budget),
-        ``rejected``, ``beyond`` (the rule did not look at it), ``passenger`` (scored, cannot be
-        accepted), ``left out`` (not scored in this round, or no token was proposed), ``empty``
+      q: probability of the token under the law from which it was drawn; None for a token that was
+        not drawn.
+      status: ``root``, ``accepted``, ``cut`` (accepted, but after the end of the text),
+        ``rejected``, ``beyond`` (the rule did not test it), ``passenger`` (scored, but it cannot
+        be accepted), ``left out`` (not scored in this round, or no token was proposed), ``empty``
         (the round emits nothing).
       why: the reason for the status, in words.
-      top: the most probable tokens after the node with their p, if the node is on the accepted
-        path; else empty.
+      top: token ids and p of the most probable tokens after the node, if the node is on the
+        accepted path; otherwise empty.
     """
 
     token: int
@@ -78,17 +78,17 @@ class Round:
 
     Attributes:
       nodes: the nodes of the draft; the first is the root.
-      path: indices of the accepted nodes, from the root down, before stops and the budget cut
-        anything; empty in a round that emits nothing.
-      kind: what the token after the path is: a ``correction`` (a drafted token was rejected in its
-        place), a ``bonus`` (the whole path to a leaf was accepted), ``plain`` (nothing was
+      path: indices of the accepted nodes, from the root down, including those after the end of the
+        text; empty in a round that emits nothing.
+      kind: the kind of the token after the path: ``correction`` (a drafted token was rejected in
+        its place), ``bonus`` (the whole path to a leaf was accepted), ``plain`` (nothing was
         drafted), ``none`` (the round emits nothing, or the law gives no token any probability).
       token: the token after the path, -1 for none.
       p: the probability of ``token``, as in ``Node.p``.
-      emitted: the new token ids.
-      from_draft: for each new token, whether it was drafted.
-      rule: name of the acceptance rule, the one that ``auto`` stands for.
-      reason: why the row ended with this round; empty if it did not.
+      emitted: the emitted token ids.
+      from_draft: for each emitted token, whether it was drafted.
+      rule: name of the acceptance rule; for ``auto``, of the rule that was chosen.
+      reason: why the row ended with this round; empty if the row did not end.
     """
 
     nodes: list[Node]
@@ -102,7 +102,12 @@ class Round:
     reason: str
 
     def cut(self, num: int, reason: str) -> Round:
-        """The round with only its first ``num`` tokens: the text ended there, for ``reason``."""
+        """Returns the round with only its first ``num`` emitted tokens.
+
+        Args:
+          num: the number of tokens before the end of the text.
+          reason: why the text ended.
+        """
 
         def fate(n: int, node: Node) -> Node:
             if n not in self.path[num + 1 :]:
@@ -121,19 +126,19 @@ class Round:
 
 @pytree_dataclass
 class RoundArrays:
-    """A recorded round of all rows, on the device; the logits are not kept.
+    """A recorded round of all rows, on the device, without the logits.
 
     Attributes:
       draft: the draft, without its laws.
-      depth: int32 ``[B, N]``, depth of each node.
-      acceptable: bool ``[B, N]``, nodes that the rule may accept.
+      depth: int32 ``[B, N]``, the depth of each node.
+      acceptable: bool ``[B, N]``, the nodes that the rule may accept.
       p, q: float32 ``[B, N]``, as in ``Node``.
-      top: token ids and their p, ``[B, N, TOP]`` each.
-      verdict: of the rule, before stops and budget.
+      top: ids int32 and p float32 of the most probable tokens after each node: ``[B, N, TOP]``.
+      verdict: the verdict of the rule, before it is cut at stop tokens and the budget.
       p_last: float32 ``[B]``, p of the verdict's token.
-      emitted: int32 ``[B, D + 1]``, -1 after the last new token.
-      evidence: the rule's numbers by name, float32 ``[B, N]``.
-      rule: the rule that ``auto`` stands for.
+      emitted: int32 ``[B, D + 1]``, the emitted tokens, then -1.
+      evidence: the numbers of ``Rule.evidence`` by name, float32 ``[B, N]``.
+      rule: the acceptance rule; for ``auto``, the rule that was chosen.
     """
 
     draft: Draft
@@ -151,7 +156,15 @@ class RoundArrays:
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def run_recorded_round(target, drafter, rule, params, state: State) -> tuple[State, RoundArrays]:
-    """Runs one round of the loop and records it."""
+    """Runs one round of the loop and records it.
+
+    Args:
+      target, drafter, rule, params: see ``specjax.decode``.
+      state: the state before the round.
+
+    Returns:
+      the state after the round, and its record.
+    """
     verified = draft_and_verify(target, drafter, rule, params, state)
     _, emitted = truncate(verified.draft, verified.verdict, state)
     arrays = _arrays(rule, params, verified, emitted, round_keys(state, ACCEPT))
@@ -159,7 +172,7 @@ def run_recorded_round(target, drafter, rule, params, state: State) -> tuple[Sta
 
 
 def _arrays(rule, params, verified: VerifiedRound, emitted, keys) -> RoundArrays:
-    """Computes the laws node by node, since each is as wide as the vocabulary."""
+    """Returns the record. The laws are computed node by node, because a law has V numbers."""
     draft, context, verdict = verified.draft, verified.context, verified.verdict
     batch, nodes = draft.tokens.shape
     rows, tokens = jnp.arange(batch)[:, None], jnp.maximum(draft.tokens, 0)
@@ -209,17 +222,17 @@ def record_rounds(
     row: int = 0,
     refreshed: Callable[[State], PyTree] | None = None,
 ) -> Iterator[tuple[Round, State]]:
-    """Runs rounds until row ``row`` has ended.
+    """Runs rounds until one row has ended, and records each round of this row.
 
     Args:
-      target, drafter, rule, params: as for ``specjax.decode``.
+      target, drafter, rule, params: see ``specjax.decode``.
       state: the state after the prompts were read; its buffers are not donated.
-      spell: shows a token id as it appears in the sentences.
+      spell: returns the text of a token id for the sentences.
       row: index of the recorded row; the other rows are decoded along with it.
       refreshed: returns ``params`` for the round that begins at a state; None: they stay.
 
     Yields:
-      The record of each round of the row, and the state after that round.
+      the record of each round of the row, and the state after that round.
     """
     while int(sharding.gather(state.budget)[row]) > 0:
         params = params if refreshed is None else refreshed(state)
@@ -253,7 +266,7 @@ def _round(arrays: RoundArrays, row: int, spell, reason: str) -> Round:
 
 
 def _nodes(one: RoundArrays, path: list[int], spell) -> list[Node]:
-    """The nodes of one row, before stops and the budget cut anything."""
+    """Returns the nodes of one row, before they are cut at the end of the text."""
     draft, tokens = one.draft, one.draft.tokens
     scored = np.ones(tokens.shape, bool) if draft.scored is None else draft.scored
     accepted_child = dict(zip(path, path[1:], strict=False))
@@ -265,7 +278,7 @@ def _nodes(one: RoundArrays, path: list[int], spell) -> list[Node]:
         if n == ROOT:
             return ROOT_NODE, "the last committed token; its entry is computed in this pass"
         if not scored[n]:
-            return LEFT_OUT, "not proposed in this round: it did not go through the target"
+            return LEFT_OUT, "not proposed in this round: the target did not score it"
         if tokens[n] < 0:
             return LEFT_OUT, "the drafter's law had no token left to propose here"
         if not path:
@@ -273,16 +286,16 @@ def _nodes(one: RoundArrays, path: list[int], spell) -> list[Node]:
         if n in path:
             return ACCEPTED, words(explain.ACCEPTED, n, above)
         if not one.acceptable[n]:
-            return PASSENGER, "scored for the drafter's sake only: it cannot be accepted"
+            return PASSENGER, "scored only for the drafter: it cannot be accepted"
         if above not in path:
-            if nodes[above].status == BEYOND:  # what stands below it is not looked at either
+            if nodes[above].status == BEYOND:  # nodes below an untested node are not tested either
                 return BEYOND, explain.WHY[explain.BEYOND]
             return judged(explain.BEYOND, n, above)
         chosen = accepted_child.get(above)
         if chosen is not None and tokens[chosen] == tokens[n]:
             return REJECTED, "a sibling with the same token was accepted"
         if one.q[n] == 0:
-            return REJECTED, "the earlier siblings had taken all of the drafter's law"
+            return REJECTED, "its earlier siblings had used up the drafter's law"
         later = chosen is not None and chosen < n
         return judged(explain.LATER if later else explain.REJECTED, n, above)
 
@@ -295,7 +308,7 @@ def _nodes(one: RoundArrays, path: list[int], spell) -> list[Node]:
         first = not earlier.size or earlier[0] == n
         numbers = {name: float(x[n]) for name, x in one.evidence.items()}
         name = spell(next_token[above]) if next_token.get(above, -1) >= 0 else "nothing"
-        share = "p" if first else "what its earlier siblings left of p"
+        share = "p" if first else "the residual of p after its earlier siblings"
         fields = {"p": float(one.p[n]), "q": float(one.q[n]), "said": name, "share": share}
         return explain.sentence(one.rule, case, **fields, **numbers)
 

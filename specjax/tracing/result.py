@@ -1,4 +1,4 @@
-"""``Trace``: what a traced text is, and the page that shows it."""
+"""``Trace``: the rounds of a traced text, and the data of the page that shows them."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ class Trace:
     Attributes:
       model: name of the target.
       drafter: name of the drafter.
-      rule: name of the acceptance rule, the one that ``auto`` stood for; empty if no round was run.
-      lossless: whether that rule leaves the target's law unchanged.
-      approximate: why the law of the text is not the model's own; empty where it is.
+      rule: name of the acceptance rule; for ``auto``, of the rule that was chosen; empty if no
+        round was run.
+      lossless: whether the rule keeps the target's law.
+      approximate: why the law of the text is not the law of the named model; empty if it is.
       settings: the sampling settings, as texts by name.
-      greedy: whether the temperature is 0, so that no law is sampled from.
+      greedy: whether the temperature is 0.
       prompt: the prompt as text.
       source: the text that an encoder read, or None.
       rounds: the rounds in order, see ``Round``.
-      pieces: for each round, the text that became certain with each of its tokens. All pieces
-        joined are the text that ``specjax.generate`` returns. Without a tokenizer token ids, each
-        after a space, stand for text here and in ``prompt``.
-      reason: why the text ended, as in ``Generation.reasons``; empty if it would go on.
+      pieces: for each round, the text that each of its tokens completes. All pieces joined are the
+        text that ``specjax.generate`` returns. Without a tokenizer, ``pieces`` and ``prompt`` hold
+        token ids, each after a space, in place of text.
+      reason: why the text ended, as in ``Generation.reasons``; empty if the text did not end.
       interrupted: whether Ctrl-C ended the trace.
-      spell: shows a token id as text.
+      spell: a function from a token id to its displayed form.
     """
 
     model: str
@@ -68,19 +69,20 @@ class Trace:
         """Writes the trace as one HTML page, which needs no network and no other file.
 
         Args:
-          file: name of the page. An earlier page of this kind is replaced, any other file is not.
+          file: the name of the page. An earlier trace page is replaced, any other file is not.
 
         Returns:
-          The size of the page in bytes.
+          the size of the page in bytes.
 
         Raises:
-          ValueError: ``file`` cannot be written, or is something else than such a page.
-          OSError: the disk is full, or the like.
+          ValueError: ``file`` cannot be written, or exists and is not a trace page.
+          OSError: writing failed, for example because the disk is full.
         """
         return html_page.save(self.page_data(), file)
 
     def page_data(self) -> dict:
-        """The data of the page: nodes as columns, each token spelled once."""
+        """Returns the data of the page, as JSON values: nodes as columns, the text of each token
+        once."""
         used = {token for one in self.rounds for token in _token_ids(one) if token >= 0}
         tokens = {}
         for token in sorted(used):
@@ -127,5 +129,5 @@ def _token_ids(one: Round) -> list[int]:
 
 
 def _short(p: float | None) -> float | None:
-    """Four significant digits."""
+    """Returns a number rounded to four significant digits."""
     return None if p is None else float(f"{p:.4g}")

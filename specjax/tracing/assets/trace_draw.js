@@ -12,7 +12,7 @@ const MARK = {
 };
 const NAME = {
   root: "root", accepted: "accepted", cut: "accepted, cut off", rejected: "rejected",
-  beyond: "not looked at", passenger: "passenger", "left out": "left out", empty: "empty round",
+  beyond: "not tested", passenger: "passenger", "left out": "left out", empty: "empty round",
   last: "the target’s own token",
 };
 const KIND = {
@@ -27,7 +27,7 @@ const TERMS = [
   ["u", "a random number in [0, 1), drawn anew for each tested token: the rule accepts a token where u q < p, that is with probability min(1, p / q)"],
   ["correction token", "the target’s own token in place of a rejected draft"],
   ["bonus token", "the target’s own token after a path that was accepted to its end"],
-  ["passenger", "a node that goes through the target for the drafter’s sake and cannot be accepted"],
+  ["passenger", "a node that goes through the target only for the drafter and cannot be accepted"],
   ["τ", "acceptance length: tokens emitted per pass of the target, the target’s own token included"],
   ["#2", "the drafter’s second choice below the same parent"],
   ["· ⏎ ⇥", "a space, a line end, a tab within a token"],

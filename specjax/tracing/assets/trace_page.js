@@ -105,7 +105,7 @@ function drawHeader() {
   byId("warning").hidden = !warnings.length;
   const ended = rounds.length ? rounds.at(-1).reason : "";
   if (trace.interrupted) byId("note").textContent = "The trace was interrupted.";
-  else if (!ended) byId("note").textContent = "The trace ends here; the text would go on. More rounds: --rounds.";
+  else if (!ended) byId("note").textContent = "The trace ends here; the text would go on. Pass a greater --rounds to trace more rounds.";
 }
 
 function drawBars() {
