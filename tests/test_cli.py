@@ -96,7 +96,7 @@ def test_the_prompt_comes_from_the_argument_the_file_the_pipe_or_the_built_in_on
     with file.open() as stream:
         monkeypatch.setattr("sys.stdin", stream)
         assert prompts.read_prompt(None, None) == prompts.PROMPT
-    assert "nothing came through the pipe" in capsys.readouterr().err
+    assert "the pipe is empty" in capsys.readouterr().err
 
 
 def test_a_terminal_shows_accepted_tokens_apart_and_says_which(run, folders, monkeypatch):
@@ -150,7 +150,7 @@ REFUSED = {
     "an empty prompt": ([""], "prompt is empty"),
     "a file that is absent": (["--file", "absent.txt"], "--file absent.txt: No such file"),
     "a file that is no text": (["--file", sys.executable], "not UTF-8"),
-    "prompt and file": (["a", "--file", "b"], "give one of them"),
+    "prompt and file": (["a", "--file", "b"], "give one of the two"),
     "a drafter that is absent": (["a", "--drafter", "./absent"], "./absent"),
     "no draft model of its own": (["a", "--drafter", "draft"], "no draft model of its own"),
     "a negative temperature": (["a", "--temperature", "-1"], "temperature=-1.0"),

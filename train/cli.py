@@ -202,7 +202,7 @@ def _process(given: Sequence[str] | None):
     from .scale import is_first
 
     if not (given[1].isdigit() and given[2].isdigit()):
-        raise ConfigError(f"--processes {' '.join(given)}: COUNT and INDEX are whole numbers")
+        raise ConfigError(f"--processes {' '.join(given)}: COUNT and INDEX must be whole numbers")
     try:
         sharding.join(given[0], int(given[1]), int(given[2]), patience=PATIENCE)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""``specjax audit``: whether a rule, or another engine's samples, keep a model's law."""
+"""``specjax audit``: tests whether a rule, or another engine's samples, keep a model's law."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ LAW = ("temperature", "top_k", "top_p", "min_p")  # settings of an engine
 
 
 def add(commands) -> None:
-    """The arguments of the command."""
+    """Adds the command and its arguments."""
     p = commands.add_parser(
         "audit",
         help="test whether a rule, or another engine's samples, keep the target's law",
-        description="Holds an acceptance rule against exact laws of toys, by enumeration where "
-        "possible; or samples of another engine against the law of a model that is run here. "
-        "Exit code 1: a bias was found.",
+        description="Compares an acceptance rule with the exact laws of small models, by "
+        "enumeration where possible; or compares samples of another engine with the law of a "
+        "model, which this command runs. The exit code is 1 if a bias was found.",
     )
     p.add_argument(
         "rule",
         nargs="*",
-        help=f"names ({', '.join(acceptance.RULES)}), with settings after a colon, or "
-        "module:object, a rule of your own; default without --samples: all lossless rules",
+        help=f"names of rules ({', '.join(acceptance.RULES)}), with settings after a colon, or "
+        "module:object for a rule of your own; default without --samples: all lossless rules",
     )
     p.add_argument(
         "--samples",
         metavar="FILE",
-        help='a .jsonl file with {"prompt": text or token ids, "tokens": the token ids that the '
-        "engine appended} a line",
+        help='a .jsonl file; each line is {"prompt": text or token ids, "tokens": the token ids '
+        "that the engine appended}",
     )
     settings = p.add_argument_group("with --samples", "the model and the settings of the engine")
     settings.add_argument("--model", help="embedded, the default, a folder, or a hub name")
@@ -46,22 +46,23 @@ def add(commands) -> None:
         "--false-alarm",
         type=float,
         default=1e-3,
-        help="probability that what is sound is called biased, 0.001 by default",
+        help="the probability that samples without a bias are reported as biased, 0.001 by default",
     )
     p.add_argument(
         "--num-samples",
         type=int,
-        help="texts that are drawn with a rule that cannot be enumerated, 200,000 by default",
+        help="the number of texts that are drawn with a rule that cannot be enumerated, 200,000 by "
+        "default",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``specjax audit``: prints a report for each rule, or for the samples."""
+    """Prints a report for each rule, or for the samples; returns the exit code."""
     reports = []
     require(arguments, "samples", *LAW, "model", "dtype")
     if arguments.samples:
         if arguments.rule:
-            raise ValueError("--samples audits an engine's samples: leave the rules out")
+            raise ValueError("--samples audits samples of an engine: leave the names of rules out")
         if arguments.num_samples is not None:
             raise ValueError(
                 f"--num-samples {arguments.num_samples}: with --samples no text is drawn; leave "
@@ -94,7 +95,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def named(name: str):
-    """A rule by its name, or an object of a module."""
+    """Returns ``name`` if it names a rule, else the rule object that ``module:object`` names.
+
+    Raises:
+      ValueError: ``name`` is neither.
+    """
     module, _, attribute = name.partition(":")
     if module in acceptance.RULES or not attribute:
         return name
@@ -102,20 +107,24 @@ def named(name: str):
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(
-            f"{name!r}: {error}; give the name of a rule, or module:object of one that can be "
-            "imported from here"
+            f"{name!r}: {error}; give the name of a rule, or module:object of a rule in a module "
+            "that can be imported"
         ) from None
     return found() if isinstance(found, type) else found
 
 
 def read_samples(path: str) -> list[tuple]:
-    """The prompts and tokens of a ``.jsonl`` file."""
+    """Returns the prompt and the tokens of each line of a ``.jsonl`` file.
+
+    Raises:
+      ValueError: a line has other content.
+    """
 
     def convert(record):
         return record["prompt"], [int(token) for token in record["tokens"]]
 
     expected = (
-        'give {"prompt": text or token ids, "tokens": token ids}; a text in place of tokens has '
-        "lost how it was divided"
+        'give {"prompt": text or token ids, "tokens": token ids}; a text in place of token ids '
+        "does not tell how it was divided into tokens"
     )
     return list(read_json_lines(path, convert, expected))

@@ -11,25 +11,26 @@ from .options import add_decoding, options_of, save_session, set_up
 from .screen import Screen
 
 HELP = (
-    "/new begins another conversation, /help shows this; Ctrl-C ends an answer, Ctrl-D the program"
+    "/new begins another conversation, /help shows this line; Ctrl-C ends an answer, Ctrl-D ends "
+    "the program"
 )
 
 
 def add(commands) -> None:
-    """The arguments of the command."""
+    """Adds the command and its arguments."""
     p = commands.add_parser(
         "chat",
         help="talk with a model",
-        description="A conversation. The model's caches are kept between turns: each turn reads "
-        "its own tokens only. Without a chat template (the embedded model has none) your lines "
-        f"and the model's make one text. {HELP}.",
+        description="Holds a conversation. The caches of the model are kept between turns, so "
+        "that each turn reads only its own tokens. If the model has no chat template (the embedded "
+        f"model has none), your lines and the model's lines make one text. {HELP}.",
     )
-    p.add_argument("--system", help="the system's message, for models with a chat template")
+    p.add_argument("--system", help="the system message, for models with a chat template")
     add_decoding(p)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``specjax chat``: one turn a line, until the input ends."""
+    """Answers one line of input after the other, until the input ends; returns the exit code."""
     lm = set_up(arguments)
     options = options_of(arguments, lm)
     chat = specjax.Chat(lm, system=arguments.system, **options)
@@ -49,7 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def answer(chat: specjax.Chat, text: str) -> None:
-    """One turn. Ctrl-C ends the answer; what cannot be said is told, and the program goes on."""
+    """Prints the answer to one turn.
+
+    Ctrl-C ends the answer. If a turn is refused, for example because the context is full, the error
+    is printed and the program continues.
+    """
     screen, fed = Screen(""), chat.fed
     try:
         for piece in chat.say(text):
@@ -69,13 +74,13 @@ def answer(chat: specjax.Chat, text: str) -> None:
 
 
 def _line(terminal: bool) -> str | None:
-    """The next line, None at the end of the input."""
+    """Returns the next line of input; None at its end."""
     while True:
         try:
             return input("> " if terminal else "")
         except EOFError:
             return None
-        except RuntimeError:  # no stdin at all
+        except RuntimeError:  # the process has no stdin
             return None
         except KeyboardInterrupt:
             if not terminal:

@@ -1,6 +1,7 @@
-"""The commands and their arguments; each command is a file of this package.
+"""The commands and their arguments. Each command is a file of this package.
 
-Such a file has ``add``, which declares its arguments, and ``run``.
+The file of a command has two functions: ``add`` declares the command's arguments, and ``run`` runs
+the command and returns its exit code.
 """
 
 from __future__ import annotations
@@ -45,11 +46,15 @@ COMMANDS = {
 
 
 def run(argv: Sequence[str]) -> int:
-    """Runs the command that ``argv`` names; without one it prints the help."""
+    """Runs the command that ``argv`` names, or prints the help for an empty ``argv``.
+
+    Returns:
+      the exit code.
+    """
     if argv[:1] == ["train"]:
         return train(argv[1:])
     if sys.stdout is None:  # closed before the start, as by >&-
-        raise OSError("stdout is closed: there is nowhere to write to")
+        raise OSError("stdout is closed: the command has no place to write to")
     if not argv:
         parser().print_help()
         return 0
@@ -60,7 +65,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
+    """A parser that prints each error in one line."""
 
     def error(self, message: str):
         print(f"{self.prog}: error: {message} (see {self.prog} --help)", file=sys.stderr)
@@ -68,7 +73,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments of the command."""
+    """Returns the parser of the command line, with all commands."""
     top = Parser(prog="specjax", description="Speculative decoding in JAX: the same text, faster.")
     top.add_argument("--version", action="version", version=f"specjax {specjax.__version__}")
     commands = top.add_subparsers(
@@ -81,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def refuse(unknown: Sequence[str], command: str) -> None:
-    """Ends the program over arguments that a command does not have."""
+    """Ends the program with an error about arguments that ``command`` does not have."""
     commands = Parser(prog=f"specjax {command}")
     COMMANDS[command].add(commands.add_subparsers(dest="command"))
     own = commands._subparsers._group_actions[0].choices[command]  # noqa: SLF001
@@ -93,7 +98,11 @@ def refuse(unknown: Sequence[str], command: str) -> None:
 
 
 def train(argv: Sequence[str]) -> int:
-    """``specjax train``: hands over to the training package; without arguments to its help."""
+    """Runs ``specjax train`` by the package of recipes, or prints its help for an empty ``argv``.
+
+    Raises:
+      ValueError: a package that training needs is not installed.
+    """
     try:
         from specjax.train.cli import main
 

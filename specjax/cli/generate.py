@@ -1,4 +1,4 @@
-"""``specjax generate``: loads, streams or compares, reports."""
+"""``specjax generate``: continues a prompt, or compares speculative with plain decoding."""
 
 from __future__ import annotations
 
@@ -24,17 +24,22 @@ from .screen import Screen, describe
 
 
 def add(commands) -> None:
-    """The arguments of the command."""
+    """Adds the command and its arguments."""
     p = commands.add_parser(
         "generate",
         help="continue a prompt",
         description="Continues a prompt and streams the text to stdout; figures go to stderr. On "
-        "a terminal, accepted draft tokens stand out from the target's own.",
+        "a terminal, accepted draft tokens have another colour than the target's own tokens. The "
+        "exit code is 1 if the law gave no token any probability.",
     )
     add_prompt(p)
     add_decoding(p)
     p.add_argument(
-        "--num-samples", "--n", type=int, default=1, help="texts for the prompt, which is read once"
+        "--num-samples",
+        "--n",
+        type=int,
+        default=1,
+        help="the number of texts for the prompt, which is read once; 1 by default",
     )
     p.add_argument(
         "--logprobs",
@@ -43,7 +48,7 @@ def add(commands) -> None:
         help="with --json: also the log-probability of each token, by the model itself (raw, the "
         "default) or under the law from which the token was drawn (law)",
     )
-    p.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    p.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     p.add_argument(
         "--compare",
         action="store_true",
@@ -55,10 +60,10 @@ def add(commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``specjax generate``: loads, streams or compares, reports."""
+    """Continues the prompt or compares, and prints figures; returns the exit code."""
     begin = time.perf_counter()
     if arguments.logprobs and not arguments.json:
-        raise ValueError("--logprobs: they are numbers beside the tokens; give --json as well")
+        raise ValueError("--logprobs prints a number for each token: give --json as well")
     require(arguments, "compare", "repetitions")
     prompt, heard = asked(arguments)
     lm = set_up(arguments)
@@ -69,15 +74,15 @@ def run(arguments: argparse.Namespace) -> int:
         return compare(lm, prompt, options, arguments)
     stream = specjax.stream_text(lm, prompt, **options)
     seconds = {"ready": time.perf_counter() - begin}
-    prints = jax.process_index() == 0  # of several processes, which all have the text
+    prints = jax.process_index() == 0  # every process has the text, and only the first prints it
     screen = Screen(prompt if heard is None else "") if prints and not arguments.json else None
-    before = 0  # tokens when the first text came
+    before = 0  # the number of tokens in the first piece of text
     try:
         for piece in stream:
             if "first_text" not in seconds:
                 seconds["first_text"] = time.perf_counter() - begin
                 before = stream.num_tokens
-            if screen and arguments.num_samples == 1:  # several would mix
+            if screen and arguments.num_samples == 1:  # pieces of several texts would mix
                 screen.show(piece)
     except KeyboardInterrupt:
         if not stream.num_tokens:
@@ -103,9 +108,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def compare(lm, prompt: str | list[int], options: dict, arguments: argparse.Namespace) -> int:
-    """``specjax generate --compare``."""
+    """Prints the comparison of speculative with plain decoding; returns the exit code."""
     if options["drafter"] in (None, "none", "plain"):
-        raise ValueError("--compare sets a drafter beside plain decoding: give a --drafter")
+        raise ValueError("--compare compares a drafter with plain decoding: give a --drafter")
     if arguments.repetitions is not None:
         options["repetitions"] = arguments.repetitions
     result = specjax.compare(lm, prompt, **options)

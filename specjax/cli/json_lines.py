@@ -8,15 +8,16 @@ from typing import Any
 
 
 def read_json_lines(path: str, convert: Callable[[Any], Any], expected: str) -> Iterator[Any]:
-    """What ``convert`` makes of the value of each line; blank lines are passed over.
+    """Yields the converted value of each line; blank lines are skipped.
 
     Args:
-      path: the file.
-      convert: raises ValueError, KeyError or TypeError for a value that it cannot use.
-      expected: what an error says of a line that is no JSON, or that ``convert`` cannot use.
+      path: the name of the file.
+      convert: a function of the JSON value of a line, which raises ``ValueError``, ``KeyError`` or
+        ``TypeError`` for a value that it cannot convert.
+      expected: the text of the error about a line that is not JSON, or that ``convert`` refuses.
 
     Raises:
-      ValueError: there is such a line; the message names the file and the line.
+      ValueError: a line is not JSON, or ``convert`` refuses it; the error names file and line.
     """
     with open(path, encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):

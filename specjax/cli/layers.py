@@ -1,4 +1,4 @@
-"""``specjax layers``: searches which sublayers of a model to leave out so that the rest drafts."""
+"""``specjax layers``: searches the set of sublayers that a model skips to draft for itself."""
 
 from __future__ import annotations
 
@@ -15,38 +15,47 @@ from .prompts import read_prompts
 
 
 def add(commands) -> None:
-    """The arguments of the command."""
+    """Adds the command and its arguments."""
     p = commands.add_parser(
         "layers",
         help="search which layers of a model draft best for the model itself",
-        description="Takes away one attention or MLP sublayer after the other, each time the one "
-        "without which the rest is predicted to draft fastest for your prompts, and saves the best "
-        "set, which --drafter self then reads. Says so where plain decoding is faster.",
+        description="Searches which attention and MLP sublayers a model should skip to draft for "
+        "itself. Each step removes the sublayer without which the rest has the highest predicted "
+        "speed on your prompts. The best set is saved, and --drafter self reads it. The command "
+        "reports when plain decoding is faster.",
     )
     p.add_argument("--model", default="embedded", help="embedded, a folder, or a hub name")
-    p.add_argument("--prompts", help="a file of prompts, as for plan; default: the shipped ones")
-    p.add_argument("--limit", type=int, default=8, help="prompts used at most")
+    p.add_argument(
+        "--prompts",
+        help="a file of prompts, see specjax plan; default: the prompts that ship with the package",
+    )
+    p.add_argument(
+        "--limit", type=int, default=8, help="the most prompts that are used, 8 by default"
+    )
     p.add_argument(
         "--max-new-tokens",
         type=int,
         default=48,
-        help="new tokens of each text by which sets are judged, 48 by default",
+        help="the length in tokens of each text on which sets are judged, 48 by default",
     )
     p.add_argument("--dtype", help=DTYPE)
     p.add_argument(
-        "--journal", help="a file of the sets that were judged: a search that stopped goes on"
+        "--journal",
+        help="a file to which each judged set is written, so that the same command resumes a "
+        "search that was stopped",
     )
     p.add_argument(
-        "--output", help="where the set is saved; default: self.json in the folder of the model"
+        "--output",
+        help="the file to which the set is saved; default: self.json in the model's folder",
     )
     p.add_argument(
-        "--measure", action="store_true", help="run the choice beside plain decoding, too"
+        "--measure", action="store_true", help="also measure the best set against plain decoding"
     )
-    p.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    p.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``specjax layers``: searches, saves and prints the choice."""
+    """Searches, saves and prints the best set; returns the exit code."""
     from rich.console import Console
 
     prompts = read_prompts(arguments.prompts, arguments.model, arguments.limit)
@@ -54,7 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     where = arguments.output or default_path(lm)
     if where is None:
         raise ValueError(
-            f"--model {arguments.model} has no folder of its own to save in: give --output FILE"
+            f"--model {arguments.model} has no folder of its own to save the set in: give --output "
+            "FILE"
         )
     with Console(stderr=True).status("timing passes") as status:
         search = LayerSearch(

@@ -1,4 +1,4 @@
-"""Options that commands share, and the model that they name."""
+"""The options that several commands have, and the loading of the model that they name."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..text.session import Session
 
 NOTHING_TO_DRAW, USAGE_ERROR, INTERRUPTED = 1, 2, 130  # exit codes
 
-DTYPE = "type of the weights: float32, bfloat16, float16"  # help of --dtype
-SESSIONS = ("suffix", "sam")  # drafters that read a session
-SESSION_TOKENS = 2**16  # that a session holds at most, by default
+DTYPE = "dtype of the weights: float32, bfloat16, float16"  # help of --dtype
+SESSIONS = ("suffix", "sam")  # drafters that can draft from a session
+SESSION_TOKENS = 2**16  # the most tokens that a session holds, by default
 
 
 def add_decoding(p: argparse.ArgumentParser) -> None:
-    """The arguments that say which model decodes, and how; some have the name in vLLM as well."""
+    """Adds the arguments of a command that decodes; some also have their name in vLLM."""
     p.add_argument("--model", default="embedded", help="embedded, a folder, or a hub name")
     p.add_argument(
         "--drafter",
@@ -32,137 +32,156 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
         f"none, {', '.join(registry.table_names())}, "
         f"draft, self (with --exit or --skip), {', '.join(registry.head_names())} (the embedded "
         "model has eagle3, mtp, speculator, hydra and medusa), or the folder or hub name of a "
-        "draft model or of heads; "
-        "after ngram+, suffix+ or sam+ (ngram+mtp), the drafter is asked only where there is "
-        "nothing to copy from the text so far",
+        "draft model or of heads; with ngram+, suffix+ or sam+ before the name (ngram+mtp), the "
+        "drafter runs only where nothing can be copied from the text so far",
     )
     p.add_argument(
-        "--exit", type=int, help="with --drafter self: how many layers run before the head drafts"
+        "--exit",
+        type=int,
+        help="with --drafter self: the number of first layers that run before the LM head drafts",
     )
     p.add_argument(
         "--skip",
-        help="with --drafter self: the sublayers that are left out, such as attention.3-5,mlp.7 (9 "
-        "means both of layer 9); layers count from 0",
+        help="with --drafter self: the sublayers that are skipped, such as attention.3-5,mlp.7 (9 "
+        "names both sublayers of layer 9); layers count from 0",
     )
     p.add_argument(
         "--num-draft",
         "--num-speculative-tokens",
         type=drafts,
-        help="tokens drafted a round, 3 by default (suffix: 16; recycling: a tree of 80; of "
-        "lookahead its settings say it, as lookahead:window=7,ngram=4,guesses=7); auto: as many as "
-        "pay, from none to 7",
+        help="the number of tokens drafted a round, 3 by default (suffix: 16; recycling: a tree of "
+        "80; lookahead has settings of its own, such as lookahead:window=7,ngram=4,guesses=7); auto: "
+        "the number with the highest speed, from 0 to 7, chosen during the run",
     )
     p.add_argument(
         "--tree",
-        help="what a draft model or heads draft instead of a chain: 3x2x1 (children at each "
-        "depth), expand:8x4x24 (grown by probability: width, depth, nodes), chain:4, or a .json "
-        "file of parents or paths",
+        help="the shape of the draft instead of a chain: 3x2x1 (the number of children at each "
+        "depth), expand:8x4x24 (a tree that the drafter grows: width, depth, nodes), chain:4, or a "
+        ".json file of parents or paths",
     )
-    p.add_argument("--prompt-lookup-max", type=int, help="longest match of ngram, by default 6")
-    p.add_argument("--prompt-lookup-min", type=int, help="shortest match of ngram, by default 2")
+    p.add_argument(
+        "--prompt-lookup-max",
+        type=int,
+        help="with --drafter ngram: the longest match in tokens, 6 by default",
+    )
+    p.add_argument(
+        "--prompt-lookup-min",
+        type=int,
+        help="with --drafter ngram: the shortest match in tokens, 2 by default",
+    )
     p.add_argument(
         "--session",
         metavar="FILE",
-        help="also draft from earlier answers, which this file keeps; it is made where there is "
-        "none; with --drafter suffix, the default then, or sam",
+        help="also draft from earlier answers, which are kept in this file; the file is created if "
+        "it does not exist; with --drafter suffix (then the default) or sam",
     )
     p.add_argument(
         "--datastore",
         metavar="FOLDER",
-        help="draft from a datastore too (see specjax datastore build): REST; with --drafter "
-        "suffix, the default then, or sam",
+        help="also draft from a datastore (REST; see specjax datastore build); with --drafter "
+        "suffix (then the default) or sam",
     )
     p.add_argument(
         "--session-tokens",
         type=int,
-        help="with --session: tokens that the session holds at most, 65536 by default; the oldest "
-        "are forgotten first",
+        help="with --session: the most tokens that the session holds, 65536 by default; the oldest "
+        "answers are dropped first",
     )
     p.add_argument(
         "--max-new-tokens",
         "--max-tokens",
         type=int,
         default=128,
-        help="new tokens of a text at most, 128 by default",
+        help="the most tokens that are generated, 128 by default",
     )
-    p.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
+    p.add_argument(
+        "--temperature", type=float, default=0.0, help="0, the default, is greedy decoding"
+    )
     add_filters(p)
     p.add_argument(
         "--repetition-penalty",
         type=float,
-        help="makes tokens that the prompt or the text holds already less probable (above 1) or "
-        "more probable (below 1)",
+        help="makes tokens of the prompt and of the generated text less probable (above 1) or more "
+        "probable (below 1)",
     )
     p.add_argument(
         "--presence-penalty",
         type=float,
-        help="is subtracted from the logits of tokens that were generated before",
+        help="subtracted from the logits of tokens that were generated before",
     )
     p.add_argument(
         "--frequency-penalty",
         type=float,
-        help="is subtracted from the logit of a token as often as the token was generated before",
+        help="subtracted from a token's logit for each time that it was generated before",
     )
-    p.add_argument("--seed", type=int, default=0, help="seed of the random draws, 0 by default")
+    p.add_argument("--seed", type=int, default=0, help="the seed of the random draws, 0 by default")
     p.add_argument(
         "--stop",
         action="append",
         metavar="TEXT",
-        help="a text before which the output ends; may be repeated",
+        help="end the text before this string; may be repeated",
     )
     p.add_argument("--grammar", choices=["json"], help="allow only texts of this grammar")
     rules = ", ".join(acceptance.RULES)
-    p.add_argument("--rule", default="auto", help=f"acceptance rule: auto (lossless), {rules}")
+    p.add_argument(
+        "--rule", default="auto", help=f"the acceptance rule: auto (the default, lossless), {rules}"
+    )
     p.add_argument("--dtype", help=DTYPE)
     add_quantize(p)
     p.add_argument(
         "--drafter-quantize",
         metavar="SCHEME",
-        help="hold the draft model's weights as int8, int4 or fp8; the text stays exact",
+        help="hold the draft model's weights as int8, int4 or fp8; the output stays lossless",
     )
     add_mesh(p)
 
 
 def add_filters(p) -> None:
-    """The arguments that leave improbable tokens out."""
-    p.add_argument("--top-k", type=int, help="draw from the K most probable tokens only")
+    """Adds the arguments that exclude improbable tokens."""
+    p.add_argument("--top-k", type=int, help="draw only from the K most probable tokens")
     p.add_argument(
         "--top-p",
         type=float,
-        help="draw from the fewest most probable tokens whose probabilities add up to P only",
+        help="draw only from the smallest set of most probable tokens whose probabilities sum to "
+        "at least P",
     )
     p.add_argument(
         "--min-p",
         type=float,
-        help="draw only from tokens at least P times as probable as the most probable one",
+        help="draw only from tokens at least P times as probable as the most probable token",
     )
 
 
 def add_quantize(p: argparse.ArgumentParser, required: bool = False) -> None:
-    """The arguments of ``quantization_of``."""
+    """Adds the arguments that ``quantization_of`` reads."""
     schemes = "int8, int4 or fp8"
     p.add_argument(
         "--quantize",
         required=required,
         metavar="SCHEME",
-        help=f"hold the model's weights as {schemes}: a law of its own, approximate to the model's",
+        help=f"hold the model's weights as {schemes}; the output then follows the quantized "
+        "model's law, which only approximates the model's law",
     )
     p.add_argument(
         "--group-size",
         type=int,
-        help="inputs that share a scale, a multiple of 32; default: all of an output with int8, 32 "
-        "with int4",
+        help="the number of inputs that share a scale, a multiple of 32; default: all inputs of an "
+        "output with int8, 32 inputs with int4",
     )
     p.add_argument(
         "--quantize-head",
         metavar="SCHEME",
-        help="how the LM head and the embedding are held: int8 (the default with int4), float, or "
+        help="the scheme of the LM head and the embedding: int8 (the default with int4), float, or "
         "the scheme of the other weights",
     )
 
 
 def quantization_of(arguments: argparse.Namespace):
-    """How the weights are to be held, as ``specjax.load`` takes it."""
+    """Returns the value of ``quantize=`` for ``specjax.load``.
+
+    Raises:
+      ValueError: a detail of the quantization is given without ``--quantize``, or is out of range.
+    """
     require(arguments, "quantize", "group_size", "quantize_head")
     if arguments.quantize is None:
         return None
@@ -171,7 +190,7 @@ def quantization_of(arguments: argparse.Namespace):
 
 
 def require(arguments: argparse.Namespace, needed: str, *names: str) -> None:
-    """Raises ``ValueError`` for an option of ``names`` without ``needed``, which it belongs to."""
+    """Raises ``ValueError`` if an option of ``names`` is given without the option ``needed``."""
     given = [name for name in names if getattr(arguments, name) is not None]
     if given and not getattr(arguments, needed):
         option, needed = (f"--{name.replace('_', '-')}" for name in (given[0], needed))
@@ -182,19 +201,21 @@ def require(arguments: argparse.Namespace, needed: str, *names: str) -> None:
 
 
 def drafts(text: str) -> int | str:
-    """Parses the value of ``--num-draft``."""
+    """Returns the parsed value of ``--num-draft``: a number or ``auto``."""
     if text == drafter_names.AUTO:
         return text
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no number of tokens: give 1 to {drafter_names.MOST_DRAFTS}, or auto"
+            f"{text!r} is not a number of tokens: give 1 to {drafter_names.MOST_DRAFTS}, or auto"
         )
     return int(text)
 
 
 def add_mesh(p: argparse.ArgumentParser) -> None:
-    """The arguments that name devices."""
-    p.add_argument("--mesh", help="devices that share the model and the rows: data=2,model=4")
+    """Adds the arguments that name devices."""
+    p.add_argument(
+        "--mesh", help="the devices that share the model and the rows, such as data=2,model=4"
+    )
     p.add_argument(
         "--replicate-drafter",
         action="store_true",
@@ -204,13 +225,17 @@ def add_mesh(p: argparse.ArgumentParser) -> None:
         "--processes",
         nargs=3,
         metavar=("ADDRESS", "COUNT", "INDEX"),
-        help="this is one of several processes that share the mesh: host:port of the first, how "
-        "many there are, which one this is (the first, 0, prints)",
+        help="run as one of several processes that share the mesh: host:port of the first process, "
+        "the number of processes, and the index of this process; process 0 prints",
     )
 
 
 def set_up(arguments: argparse.Namespace):
-    """Prepares a command that decodes; returns the model."""
+    """Prepares a command that decodes, and returns the model.
+
+    Raises:
+      ValueError: ``--processes`` is wrong, or ``specjax.load`` refuses the model.
+    """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from .._internal import compile_cache
 
@@ -218,7 +243,9 @@ def set_up(arguments: argparse.Namespace):
     names = ("dtype", "mesh")
     if place := getattr(arguments, "processes", None):
         if not (place[1].isdigit() and place[2].isdigit()):
-            raise ValueError(f"--processes {' '.join(place)}: COUNT and INDEX are whole numbers")
+            raise ValueError(
+                f"--processes {' '.join(place)}: COUNT and INDEX must be whole numbers"
+            )
         specjax.sharding.join(place[0], int(place[1]), int(place[2]))
     wish = quantization_of(arguments) if hasattr(arguments, "quantize") else None
     given = {n: getattr(arguments, n, None) for n in names}
@@ -226,7 +253,15 @@ def set_up(arguments: argparse.Namespace):
 
 
 def options_of(arguments: argparse.Namespace, lm) -> dict:
-    """The options of ``specjax.generate`` that the arguments ask for."""
+    """Returns the options of ``specjax.generate`` for the arguments of a command.
+
+    Args:
+      arguments: those of ``add_decoding``.
+      lm: the target.
+
+    Raises:
+      ValueError: options contradict each other, or a drafter cannot be loaded.
+    """
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     names += ("presence_penalty", "frequency_penalty")
     settings = {name: getattr(arguments, name) for name in names}
@@ -274,7 +309,7 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
         inner = drafter.inner if isinstance(drafter, drafter_names.WithLookup) else drafter
         if of_weights and not isinstance(inner, specjax.LM):
             raise ValueError(
-                f"{of_weights[0]}: {drafter!r} is no draft model; heads have the type and the "
+                f"{of_weights[0]}: {drafter!r} is not a draft model; heads have the dtype and the "
                 "devices of their target's weights"
             )
     require(arguments, "session", "session_tokens")
@@ -295,7 +330,7 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
 
 
 def _session(lm, drafter, path: str, capacity: int | None) -> Session:
-    """The session of a file, or a new one."""
+    """Returns the session in a file, or a new session if the file does not exist."""
     capacity = SESSION_TOKENS if capacity is None else capacity
     if drafter not in SESSIONS:
         raise ValueError(f"--session: give --drafter {' or '.join(SESSIONS)} with it")
@@ -305,7 +340,7 @@ def _session(lm, drafter, path: str, capacity: int | None) -> Session:
 
 
 def _retrieval(lm, arguments: argparse.Namespace) -> Retrieval:
-    """What drafts from the datastore of the arguments."""
+    """Returns the drafter that drafts from the datastore of the arguments."""
     if arguments.session:
         raise ValueError("--datastore and --session: give one of the two")
     if arguments.drafter not in (None, *SESSIONS):
@@ -321,7 +356,7 @@ def save_session(arguments: argparse.Namespace, options: dict) -> None:
 
 
 def _self(drafter: str, layers: dict) -> str:
-    """The name of a drafter of the target's own layers, with what says which."""
+    """Returns the name of the drafter ``self`` with its choice of layers."""
     if drafter.removeprefix(drafter_names.lookup_of(drafter)) != drafter_names.SELF:
         raise ValueError(f"--exit and --skip are for --drafter self, not {drafter}")
     if len(layers) > 1:
@@ -331,11 +366,14 @@ def _self(drafter: str, layers: dict) -> str:
 
 
 def _lookup(drafter, num_draft, lengths: dict):
-    """An ngram drafter with lengths of its own."""
+    """Returns an ngram drafter with the given lengths of matches."""
     if drafter != "ngram":
-        raise ValueError("--prompt-lookup-max and -min are for --drafter ngram")
+        raise ValueError("--prompt-lookup-max and --prompt-lookup-min are for --drafter ngram")
     if num_draft == drafter_names.AUTO:
-        raise ValueError("--num-draft auto has its own lookup: leave --prompt-lookup-... out")
+        raise ValueError(
+            "--num-draft auto has its own lengths of matches: leave --prompt-lookup-max and "
+            "--prompt-lookup-min out"
+        )
     if "longest" in lengths:
         lengths = {"shortest": min(2, lengths["longest"])} | lengths
     num_draft = drafter_names.NUM_DRAFT if num_draft is None else num_draft

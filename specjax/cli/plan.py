@@ -1,4 +1,4 @@
-"""``specjax plan``: measures, and prints the candidates and the choice."""
+"""``specjax plan``: finds the fastest drafter, number of drafts and batch size for prompts."""
 
 from __future__ import annotations
 
@@ -14,32 +14,34 @@ from .prompts import read_prompts
 
 
 def add(commands) -> None:
-    """The arguments of the command."""
+    """Adds the command and its arguments."""
     p = commands.add_parser(
         "plan",
         help="find the fastest drafter, number of drafts and batch for your prompts",
-        description="Decodes your prompts in a few ways, predicts the rate of many, and says which "
-        "to take: plain decoding, where no drafter is worth its cost. Ctrl-C ends it with what is "
-        "known by then.",
+        description="Decodes your prompts with a few settings, predicts the rate of many more, and "
+        "reports the fastest, which is plain decoding where no drafter is faster. Ctrl-C ends the "
+        "command with the results known by then.",
     )
     p.add_argument("--model", default="embedded", help="embedded, a folder, or a hub name")
     p.add_argument(
         "--drafter",
         action="append",
-        help=f"auto, draft (the model's own), {', '.join(registry.table_names())}, self:exit=4 "
-        "(its own layers), the name of "
-        "heads that belong to the model (medusa, eagle3, ...), or the folder or hub name of a "
-        "draft model or of heads; may be repeated; default: ngram, and draft where the model has "
-        "one",
+        help=f"auto, draft (the model's own draft model), {', '.join(registry.table_names())}, "
+        "self:exit=4 (the model's own layers), the name of heads that belong to the model (medusa, "
+        "eagle3, ...), or the folder or hub name of a draft model or of heads; may be repeated; "
+        "default: ngram, and draft if the model has a draft model",
     )
     p.add_argument(
         "--prompts",
-        help='a file of prompts: one a line, or in a .jsonl file one string or {"text": ...} a '
-        'line, for a Whisper {"features": a .npy file}; default, for the embedded model: held-out '
-        "prompts that ship with it",
+        help="a file with one prompt in each line; in a .jsonl file each line is a string or "
+        '{"text": ...}, for Whisper {"features": a .npy file}; default, for the embedded model: '
+        "held-out prompts that ship with the package",
     )
     p.add_argument(
-        "--limit", type=int, default=8, help="prompts used at most, evenly spread over the file"
+        "--limit",
+        type=int,
+        default=8,
+        help="the most prompts that are used, evenly spread over the file; 8 by default",
     )
     p.add_argument(
         "--num-draft",
@@ -68,13 +70,14 @@ def add(commands) -> None:
         const=3,
         default=0,
         metavar="N",
-        help="also run the N best (default 3) and plain decoding, and choose by what is measured",
+        help="also run the N best candidates (default 3) and plain decoding, and choose by the "
+        "measured rates",
     )
-    p.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    p.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``specjax plan``: measures, and prints the candidates and the choice."""
+    """Measures, and prints the candidates and the choice; returns the exit code."""
     from rich.console import Console
 
     prompts = read_prompts(arguments.prompts, arguments.model, arguments.limit)

@@ -1,4 +1,4 @@
-"""Reads prompts from an argument, a file, or a pipe."""
+"""Reads prompts from an argument, a file or a pipe."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ..models.model_folder import config_folder
 from ..models.seq2seq import encoder_inputs
 from ..models.seq2seq.config import EncoderDecoderConfig
 
-# Held out from the training of the embedded model. Half of the 4-grams of its greedy continuation
-# (128 tokens) repeat, which is fewer than after most held-out prompts.
+# This text was held out from the training of the embedded model. In the model's greedy continuation
+# of 128 tokens, half of the 4-grams are repeats, which are fewer than after most held-out prompts.
 PROMPT = """\
     if _curses.tigetstr( capability_name ):
         return True
@@ -33,29 +33,37 @@ if __name__ == '__main__':
 
 
 def add_prompt(p: argparse.ArgumentParser) -> None:
-    """The arguments that ``asked`` reads."""
+    """Adds the arguments that ``asked`` reads."""
     p.add_argument(
         "prompt",
         nargs="?",
-        help="default: what is piped in, else a built-in example; with --features token ids that "
-        "the decoder begins with (50258 50259 50359 50363, as one argument), by default what the "
-        "model's generation_config.json says",
+        help="the prompt; default: the text of the pipe, or a built-in example; with --features: "
+        "the token ids with which the decoder begins, as one argument (50258 50259 50359 50363), "
+        "by default those of the model's generation_config.json",
     )
     p.add_argument("--file", help="read the prompt from this file")
     p.add_argument(
         "--features",
         metavar="FILE.npy",
-        help="what a Whisper hears: one array [bins, frames], a window as its feature extractor "
-        "returns it",
+        help="the input of Whisper's encoder: one array [bins, frames], the window that the "
+        "model's feature extractor returns",
     )
 
 
 def asked(arguments: argparse.Namespace) -> tuple[str | list[int] | None, np.ndarray | None]:
-    """The prompt, None for what the model begins with, and what its encoder hears, float32
-    ``[bins, frames]``. Reads the model's config, no weights.
+    """Returns the prompt and the features of the encoder, by the model's config; reads no weights.
+
+    Args:
+      arguments: those of ``add_prompt`` and ``--model``.
+
+    Returns:
+      the prompt (a text, or token ids for a model that reads features; None: the model's default
+      begin), and the features float32 ``[bins, frames]`` or None.
 
     Raises:
-      ValueError, OSError: no prompt, no features, not those that the model reads; no such model.
+      ValueError: the prompt or the features are missing, or are not of the kind that the model
+        reads.
+      OSError: a file or the model cannot be read.
     """
     given, model = arguments.features, arguments.model
     prompt = None
@@ -66,14 +74,14 @@ def asked(arguments: argparse.Namespace) -> tuple[str | list[int] | None, np.nda
     if not hears:
         if given is not None:
             raise ValueError(
-                f"--features {given}: {model} reads a text, which is the prompt; leave --features "
-                "out, or take a Whisper"
+                f"--features {given}: {model} reads a text, the prompt; leave --features out, or "
+                "give a Whisper model"
             )
         return prompt, None
     if given is None:
         raise ValueError(
-            f"--features is missing: {model} reads no text but features; give a .npy file of one "
-            f"array [{config.num_features}, {2 * config.max_source}], a window"
+            f"--features is missing: {model} reads features instead of a text; give a .npy file of "
+            f"one array [{config.num_features}, {2 * config.max_source}], a window"
         )
     window = encoder_inputs.window_of(config, Path(given))
     if prompt is None:
@@ -83,15 +91,21 @@ def asked(arguments: argparse.Namespace) -> tuple[str | list[int] | None, np.nda
         return [int(token) for token in ids.split()], window
     except ValueError:
         raise ValueError(
-            f"prompt {prompt!r:.60}: with --features it is the token ids that the decoder begins "
-            "with, such as '50258 50259 50359 50363'; without it the model's own are taken"
+            f"prompt {prompt!r:.60}: with --features the prompt is the token ids with which the "
+            "decoder begins, such as '50258 50259 50359 50363'; without a prompt, the ids of the "
+            "model's generation_config.json are used"
         ) from None
 
 
 def read_prompt(argument: str | None, file: str | None) -> str:
-    """The prompt from the argument, the file, the pipe, or the built-in one."""
+    """Returns the prompt from the argument, the file or the pipe, or the built-in example.
+
+    Raises:
+      ValueError: both an argument and a file are given, the file cannot be read, or the prompt is
+        empty.
+    """
     if argument is not None and file is not None:
-        raise ValueError("a prompt and --file: give one of them")
+        raise ValueError("a prompt and --file: give one of the two")
     if argument is None and file is None:
         return _piped() or PROMPT
     if file is not None:
@@ -103,34 +117,48 @@ def read_prompt(argument: str | None, file: str | None) -> str:
             raise ValueError(f"--file {file}: {error.strerror}") from None
     if not argument:
         raise ValueError(
-            "the prompt is empty: give at least one character, or none at all for "
+            "the prompt is empty: give at least one character, or leave the prompt out for "
             "the built-in example"
         )
     return argument
 
 
 def _piped() -> str:
-    """Reads a pipe or a redirected file; returns nothing if stdin is a terminal or absent."""
+    """Returns the text of a pipe or a redirected file; "" if stdin is a terminal or absent."""
     try:
         kind = os.fstat(sys.stdin.fileno()).st_mode
-    except (AttributeError, OSError, ValueError):  # closed, or no file behind it
+    except (AttributeError, OSError, ValueError):  # stdin is closed, or has no file
         return ""
     piped = stat.S_ISFIFO(kind) or stat.S_ISREG(kind) or stat.S_ISSOCK(kind)
     if not piped:
         return ""
-    sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # as --file, whatever the locale
+    sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # like --file, in every locale
     try:
         text = sys.stdin.read()
     except UnicodeDecodeError:
         raise ValueError("the prompt that was piped in is not UTF-8 text") from None
-    if not text:  # how many launchers spell "no input", and what a command that failed leaves
-        print("nothing came through the pipe: this is the built-in example", file=sys.stderr)
+    if not text:  # launchers without input, and commands that failed, give an empty pipe
+        print("the pipe is empty: this is the built-in example", file=sys.stderr)
     return text
 
 
 def read_prompts(file: str | None, model: str, limit: int) -> list[str | dict[str, Path]]:
-    """At most ``limit`` prompts of a file, evenly spread; the shipped ones for ``embedded``. Names
-    of files of features are relative to the file."""
+    """Returns at most ``limit`` prompts, evenly spread over a file.
+
+    Args:
+      file: a file with one prompt in each line, or a .jsonl file; None: the prompts that ship with
+        the package for ``embedded``, the built-in example for other models. Names of feature files
+        are relative to the file's folder.
+      model: the model, as for ``specjax.load``.
+      limit: at least 1.
+
+    Returns:
+      a text for each prompt, or ``{"features": path}``.
+
+    Raises:
+      ValueError: the file cannot be read, holds no prompt or a broken line, or there is no file
+        for an encoder-decoder model.
+    """
     if limit < 1:
         raise ValueError(f"--limit {limit}: give at least 1")
     if file is None:
@@ -140,7 +168,10 @@ def read_prompts(file: str | None, model: str, limit: int) -> list[str | dict[st
                 raise ValueError(
                     f"--prompts is missing: name a file of prompts of the kind that {model} reads"
                 )
-            print("no --prompts: this is about the built-in example alone", file=sys.stderr)
+            print(
+                "--prompts is missing: the figures are for the built-in example alone",
+                file=sys.stderr,
+            )
             return [PROMPT]
         file = Path(__file__).parent.parent / "data" / "heldout_prompts.jsonl"
     try:
@@ -163,7 +194,7 @@ def read_prompts(file: str | None, model: str, limit: int) -> list[str | dict[st
 
 
 def _prompt_of(line: str, where: str, folder: Path) -> str | dict[str, Path]:
-    """The prompt in a line of a .jsonl file."""
+    """Returns the prompt in a line of a .jsonl file; ``where`` names the line in errors."""
     try:
         value = json.loads(line)
     except ValueError as error:
@@ -173,7 +204,7 @@ def _prompt_of(line: str, where: str, folder: Path) -> str | dict[str, Path]:
     text = value.get("text") if isinstance(value, dict) else value
     if not isinstance(text, str) or not text:
         raise ValueError(
-            f'{where}: give a string that is not empty, {{"text": "..."}}, or for a Whisper '
+            f'{where}: give a string that is not empty, {{"text": "..."}}, or for Whisper '
             '{"features": "a .npy file"}'
         )
     return text

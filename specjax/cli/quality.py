@@ -1,4 +1,4 @@
-"""``specjax quality``: what an approximate rule costs."""
+"""``specjax quality``: measures how much approximate acceptance rules change the text."""
 
 from __future__ import annotations
 
@@ -14,36 +14,50 @@ from .prompts import read_prompts
 
 
 def add(commands) -> None:
-    """The arguments of the command."""
+    """Adds the command and its arguments."""
     p = commands.add_parser(
         "quality",
-        help="what approximate acceptance rules cost in quality, beside tokens a pass",
+        help="measure the quality and the speed of approximate acceptance rules",
         description="Decodes prompts with each rule and plainly, and scores the texts by the "
-        "target: log-likelihood, rank, and above temperature 0 the distance of the emitted law to "
-        "the target's.",
+        "target: the log-likelihood and the rank of the tokens and, above temperature 0, the "
+        "distance between the emitted law and the target's law.",
     )
     add_decoding(p)
     p.add_argument(
         "--rules",
         nargs="+",
-        help="acceptance rules, with settings after a colon (approximate-top-k:k=3); default: auto "
-        "and all approximate ones",
+        help="the acceptance rules, with settings after a colon (approximate-top-k:k=3); default: "
+        "auto and all approximate rules",
     )
     p.add_argument(
         "--prompts",
-        help='a file of prompts: one a line, or in a .jsonl file one string or {"text": ...} a '
-        "line; default, for the embedded model: held-out prompts that ship with it",
+        help="a file with one prompt in each line; in a .jsonl file each line is a string or "
+        '{"text": ...}; default, for the embedded model: held-out prompts that ship with the '
+        "package",
     )
     p.add_argument(
-        "--limit", type=int, default=8, help="prompts used at most, evenly spread over the file"
+        "--limit",
+        type=int,
+        default=8,
+        help="the most prompts that are used, evenly spread over the file; 8 by default",
     )
-    p.add_argument("--probes", type=int, default=2, help="places a text at which laws are compared")
-    p.add_argument("--probe-samples", type=int, default=256, help="draws at each of these places")
-    p.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    p.add_argument(
+        "--probes",
+        type=int,
+        default=2,
+        help="the number of positions of each text at which laws are compared, 2 by default",
+    )
+    p.add_argument(
+        "--probe-samples",
+        type=int,
+        default=256,
+        help="the number of draws at each of these positions, 256 by default",
+    )
+    p.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``specjax quality``: prints a table, plain decoding first."""
+    """Prints a table, with plain decoding first; returns the exit code."""
     given = [arguments.rule] if arguments.rule != "auto" else None
     if arguments.rules and given:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""``specjax quantize``: holds a model's weights in few bits, states the error, and saves them."""
+"""``specjax quantize``: quantizes a model, measures the error, and saves the quantized model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .prompts import read_prompts
 
 
 def add(commands) -> None:
-    """The arguments of the command."""
+    """Adds the command and its arguments."""
     p = commands.add_parser(
         "quantize",
         help="quantize a model, and measure how far its law is from the float model's",
@@ -23,22 +23,28 @@ def add(commands) -> None:
     )
     p.add_argument("--model", default="embedded", help="embedded, a folder, or a hub name")
     add_quantize(p, required=True)
-    p.add_argument("-o", "--output", help="a folder to save the quantized model to")
+    p.add_argument(
+        "-o", "--output", help="the folder in which the quantized model is saved; default: none"
+    )
     p.add_argument(
         "--prompts",
-        help='held-out texts: one a line, or in a .jsonl file one string or {"text": ...} a line; '
-        "default: those that ship with the package, Python code",
+        help="a file with one held-out text in each line; in a .jsonl file each line is a string "
+        'or {"text": ...}; default: the held-out Python code that ships with the package',
     )
-    p.add_argument("--limit", type=int, default=64, help="texts that are compared at most")
-    p.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    p.add_argument(
+        "--limit", type=int, default=64, help="the most texts that are compared, 64 by default"
+    )
+    p.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``specjax quantize``: quantizes, measures, saves, prints."""
+    """Quantizes, measures, saves and prints; returns the exit code."""
     wish = quantization_of(arguments)
     texts = read_prompts(arguments.prompts, "embedded", arguments.limit)
     if not all(isinstance(text, str) for text in texts):
-        raise ValueError("--prompts: a quantized model is compared on texts, not on features")
+        raise ValueError(
+            "--prompts: a quantized model is compared on texts, so features are refused"
+        )
     lm = specjax.load(arguments.model)
     quantized = specjax.load(arguments.model, quantize=wish)
     error = specjax.quantization_error(lm, quantized, texts)

@@ -1,4 +1,4 @@
-"""Text on a terminal or in a pipe, and a generation as plain data."""
+"""Prints text on a terminal or into a pipe, and turns a generation into plain data."""
 
 from __future__ import annotations
 
@@ -6,24 +6,29 @@ import io
 import math
 import sys
 
-DRAFTED = "bold green"  # how accepted draft tokens look on a terminal
+DRAFTED = "bold green"  # the style of accepted draft tokens on a terminal
 
 
 class Screen:
-    """Text to stdout as it comes, figures to stderr; colours only on a terminal."""
+    """Prints text to stdout as it is generated, and figures to stderr; colours on a terminal only.
+
+    Args:
+      prompt: the prompt, which is printed at once on a terminal.
+    """
 
     def __init__(self, prompt: str):
         from rich.console import Console
 
-        if isinstance(sys.stdout, io.TextIOWrapper):  # some pipes cannot spell every character
+        if isinstance(sys.stdout, io.TextIOWrapper):  # some encodings lack some characters
             sys.stdout.reconfigure(errors="replace")
-        # rich only colours: it must not wrap, mark up or highlight the text
+        # rich only adds colours: it must not wrap, mark up or highlight the text
         self.out = Console(file=sys.stdout, soft_wrap=True, markup=False, highlight=False)
         self.shown, self.ended = 0, True
-        if self.out.is_terminal:  # at once: the first text may have to be compiled for
+        if self.out.is_terminal:  # at once, because the first text may wait for a compilation
             self.out.print(prompt, style="dim", end="")
 
     def show(self, piece) -> None:
+        """Prints one piece of text, a ``text.generation.Piece``."""
         self.shown += len(piece.text)  # first: Ctrl-C may cut the rest off
         self.ended = piece.text.endswith("\n")
         if not self.out.is_terminal:
@@ -33,13 +38,20 @@ class Screen:
         sys.stdout.flush()
 
     def samples(self, result) -> None:
-        """Several texts, one below the other."""
+        """Prints several texts, one below the other."""
         for number, text in enumerate(result.texts, start=1):
             print(f"--- {number}\n{text}")
 
     def end(self, result, rate: float | None, legend: bool = True, note: str = "") -> None:
-        """Shows committed text that is not shown yet, as after Ctrl-C, and a line of figures."""
-        self.out.print(end="")  # what Ctrl-C left in the console's buffer stands before the figures
+        """Prints committed text that was not printed yet, as after Ctrl-C, and a line of figures.
+
+        Args:
+          result: the ``Generation``.
+          rate: tokens per second, or None.
+          legend: whether the colours are explained on a terminal.
+          note: a further figure.
+        """
+        self.out.print(end="")  # flushes text that Ctrl-C left in the console's buffer
         rest = result.text[self.shown :] if len(result.texts) == 1 else ""
         ended = rest.endswith("\n") if rest else self.ended
         print(rest, end="" if ended else "\n", flush=True)
@@ -49,7 +61,7 @@ class Screen:
         line += "" if result.finished else " · interrupted"
         print(f"\n{line}", file=sys.stderr)
         if "no token" in result.reasons:
-            print("ended: no token had any probability left", file=sys.stderr)
+            print("the text ended because no token had any probability", file=sys.stderr)
         if legend and self.out.is_terminal:
             from rich.text import Text
 
@@ -58,7 +70,14 @@ class Screen:
 
 
 def describe(result, prompt: str | list[int], lm, rule: str) -> dict:
-    """A generation as plain data; ``rule``: the name of the one that judged."""
+    """Returns a generation as JSON values.
+
+    Args:
+      result: the ``Generation``.
+      prompt: the prompt as it was given.
+      lm: the target.
+      rule: the name of the acceptance rule.
+    """
     stats = result.stats
     acceptance = stats.acceptance
     samples = [

@@ -1,4 +1,4 @@
-"""``specjax serve-offline``: a file of prompts through a batch, into a file that grows."""
+"""``specjax serve-offline``: continues a file of prompts by continuous batching."""
 
 from __future__ import annotations
 
@@ -12,37 +12,52 @@ from .options import INTERRUPTED, add_decoding, options_of, save_session, set_up
 
 
 def add(commands) -> None:
-    """The arguments of the command."""
+    """Adds the command and its arguments."""
     p = commands.add_parser(
         "serve-offline",
         help="continue every prompt of a file",
-        description="Continues every prompt of a file, several at a time: a row that finishes "
-        "makes room for the next prompt. Each finished text is kept at once; after Ctrl-C or a "
-        "crash the same command goes on.",
+        description="Continues every prompt of a file, several at a time: when a row has finished, "
+        "the next prompt takes its place. Each finished text is written at once; after Ctrl-C or a "
+        "crash the same command resumes.",
     )
     p.add_argument(
         "prompts",
-        help='a file of JSON lines: {"prompt": ...}, if need be with "id", "max_new_tokens", '
-        '"temperature", "top_k", "top_p", "min_p", penalties, "seed", "stop", or only a string; '
-        'for a Whisper {"features": a .npy file beside it}, or only its name',
+        help='a file of JSON lines: each is a string or {"prompt": ...}, which may also have "id", '
+        '"max_new_tokens", "temperature", "top_k", "top_p", "min_p", penalties, "seed" and "stop"; '
+        'for Whisper each is {"features": a .npy file} or the name of a .npy file, relative to '
+        "this file",
     )
-    p.add_argument("-o", "--output", required=True, help="file of JSON lines; need not exist")
-    p.add_argument("--batch", type=int, default=8, help="prompts decoded together, 8 by default")
+    p.add_argument(
+        "-o",
+        "--output",
+        required=True,
+        help="the file of JSON lines to which finished texts are appended; created if absent",
+    )
+    p.add_argument(
+        "--batch",
+        type=int,
+        default=8,
+        help="the number of prompts that are decoded together, 8 by default",
+    )
     p.add_argument(
         "--gather",
         type=int,
-        help="rows that must be free before the next prompts are read; default: an eighth of the "
-        "batch",
+        help="the number of rows that must be free before the next prompts are read; default: an "
+        "eighth of the batch",
     )
     p.add_argument(
-        "--max-broken", type=int, default=0, help="broken prompts that may be left out; default 0"
+        "--max-broken",
+        type=int,
+        default=0,
+        help="the most broken prompts that are left out, 0 by default; with more, nothing is "
+        "decoded",
     )
     add_decoding(p)
-    p.add_argument("--json", action="store_true", help="the summary as one JSON object")
+    p.add_argument("--json", action="store_true", help="print the summary as one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serves, shows how far it is, reports."""
+    """Decodes the prompts, shows the progress and prints a summary; returns the exit code."""
     lm = set_up(arguments)
     options = options_of(arguments, lm)
     bar = Bar()
@@ -65,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(bar.last or f"all {len(served.rows)} prompts are in {arguments.output} already")
     if not served.finished:
-        print("interrupted: the same command goes on from here", file=sys.stderr)
+        print("interrupted: the same command continues from here", file=sys.stderr)
     return 0 if served.finished else INTERRUPTED
 
 
@@ -82,7 +97,11 @@ def _summary(served, last) -> dict:
 
 
 class Bar:
-    """How far it is, on stderr, where that is a terminal; ``last``: what was shown last."""
+    """Shows the progress on stderr if it is a terminal.
+
+    Attributes:
+      last: the last ``Progress`` that was shown, or None.
+    """
 
     def __init__(self):
         from rich.console import Console
@@ -108,7 +127,7 @@ class Bar:
         self._bar.stop()
 
     def show(self, progress) -> None:
-        """Takes what ``serve_offline`` reports."""
+        """Shows a ``Progress``."""
         if self._task is None:
             self._task = self._bar.add_task("", total=progress.total)
         said = f"{progress.rate:,.0f} tokens/s · τ {progress.tau:.2f}"

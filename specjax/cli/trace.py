@@ -1,4 +1,4 @@
-"""``specjax trace``: decodes round by round into a page for a browser."""
+"""``specjax trace``: writes a page that shows each round of a text in a browser."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ OUTPUT = "specjax-trace.html"
 
 
 def add(commands) -> None:
-    """The arguments of the command."""
+    """Adds the command and its arguments."""
     p = commands.add_parser(
         "trace",
-        help="see each round: the tree, p and q, what was accepted and why",
+        help="show each round: the tree, p and q, and which tokens were accepted and why",
         description="Continues a prompt as generate does and writes one HTML page, which needs no "
-        "network: each round's tree with p and q at its nodes, what was accepted and why, and the "
-        "text so far. Step through it with the arrow keys.",
+        "network. The page shows the tree of each round with p and q at its nodes, which tokens "
+        "were accepted and why, and the text so far. The arrow keys step through the rounds.",
     )
     add_prompt(p)
     p.add_argument(
         "-o",
         "--output",
         default=OUTPUT,
-        help=f"the page, {OUTPUT} by default; an earlier page is replaced",
+        help=f"the name of the page, {OUTPUT} by default; an earlier page is replaced",
     )
     p.add_argument(
         "--rounds",
         type=int,
         default=api.ROUNDS,
-        help=f"at most so many rounds, {api.ROUNDS} by default: they bound the page's size",
+        help=f"the most rounds that are run, {api.ROUNDS} by default, which limits the page's size",
     )
     add_decoding(p)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Traces, writes, says where and how large."""
+    """Traces, writes the page and prints its name and size; returns the exit code."""
     html_page.check_output(arguments.output)
     prompt, heard = asked(arguments)
     lm = set_up(arguments)
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         size = found.save(arguments.output)
         rounds = f"{len(found.rounds)} round{'s' * (len(found.rounds) != 1)}"
         approximate = f" · {found.approximate}: approximate" if found.approximate else ""
-        going = "" if found.reason else " · the text would go on (more: --rounds)"
+        going = "" if found.reason else " · the text would go on (pass a greater --rounds)"
         print(
             f"{arguments.output}: {rounds}, {len(found.tokens)} tokens, τ {found.tau:.2f}, "
             f"{size / 1000:,.0f} kB{approximate}{going if not found.interrupted else ''}"

@@ -1,4 +1,4 @@
-"""``specjax tree``: measures which choices of a drafter are right, and grows the tree that pays."""
+"""``specjax tree``: measures how often a drafter's choices are right, and finds the best tree."""
 
 from __future__ import annotations
 
@@ -21,53 +21,73 @@ from ..text.prepare import end_ids, prepare
 from .options import DTYPE, set_up
 from .prompts import read_prompts
 
-SIZES = (1, 2, 4, 8, 16, 32)  # nodes of the passes that are timed
+SIZES = (1, 2, 4, 8, 16, 32)  # numbers of nodes of the timed passes
 
 
 def add(commands) -> None:
-    """The arguments of the command."""
+    """Adds the command and its arguments."""
     p = commands.add_parser(
         "tree",
-        help="grow the static tree that pays most for a drafter on your prompts",
+        help="find the fastest static tree for a drafter on your prompts",
         description="Counts, on the model's own continuations of your prompts, how often the "
-        "drafter's best, second, third ... choice is right at each depth, times passes and "
-        "rounds, and says which tree gives most tokens a second: none, where plain decoding does.",
+        "drafter's best, second, third ... choice is right at each depth, and times passes and "
+        "rounds. Then the command finds the tree with the most tokens a second, or reports that "
+        "plain decoding is faster than every tree.",
     )
     p.add_argument("--model", default="embedded", help="embedded, a folder, or a hub name")
     p.add_argument(
         "--drafter",
-        help="a draft model or heads, as for generate; default: the model's own draft model, else "
-        "its own heads",
+        help="a draft model or heads, see specjax generate; default: the model's own draft model, "
+        "else its own heads",
     )
-    p.add_argument("--prompts", help="a file of prompts, as for plan; default: the shipped ones")
-    p.add_argument("--limit", type=int, default=32, help="prompts used at most")
     p.add_argument(
-        "--max-new-tokens", type=int, default=64, help="new tokens of a text, 64 by default"
+        "--prompts",
+        help="a file of prompts, see specjax plan; default: the prompts that ship with the package",
     )
-    p.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
-    p.add_argument("--depth", type=int, default=4, help="depth of the tree at most, 4 by default")
-    p.add_argument("--ranks", type=int, default=6, help="children of a node at most, 6 by default")
-    p.add_argument("--nodes", type=int, nargs="+", help="sizes to consider; default: 1 to 31")
+    p.add_argument(
+        "--limit", type=int, default=32, help="the most prompts that are used, 32 by default"
+    )
+    p.add_argument(
+        "--max-new-tokens",
+        type=int,
+        default=64,
+        help="the most tokens that are generated for a prompt, 64 by default",
+    )
+    p.add_argument(
+        "--temperature", type=float, default=0.0, help="0, the default, is greedy decoding"
+    )
+    p.add_argument(
+        "--depth", type=int, default=4, help="the greatest depth of the tree, 4 by default"
+    )
+    p.add_argument("--ranks", type=int, default=6, help="the most children of a node, 6 by default")
+    p.add_argument(
+        "--nodes",
+        type=int,
+        nargs="+",
+        help="the numbers of drafted tokens to consider; default: 1 to 31",
+    )
     p.add_argument("--dtype", help=DTYPE)
-    p.add_argument("--output", help="a .json file for the tree's parents, as --tree takes it")
+    p.add_argument(
+        "--output", help="the .json file to which the tree is saved, for --tree of generate"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``specjax tree``: measures, prints the counts, the times and the choice."""
+    """Measures, and prints the counts, the times and the choice; returns the exit code."""
     from rich.console import Console
 
     if arguments.output and not Path(arguments.output).absolute().parent.is_dir():
         raise ValueError(f"--output {arguments.output}: there is no such folder")
     sizes = [n + 1 for n in arguments.nodes] if arguments.nodes else SIZES
     if min(sizes) < 2 and arguments.nodes:
-        raise ValueError(f"--nodes {arguments.nodes}: at least 1")
+        raise ValueError(f"--nodes {arguments.nodes}: each number must be at least 1")
     prompts = read_prompts(arguments.prompts, arguments.model, arguments.limit)
     lm = set_up(arguments)
     drafter = _drafter(lm, arguments)
     if isinstance(drafter, WithLookup):
         raise ValueError(
-            f"--drafter {drafter.name}: a drafter after a lookup drafts chains and no trees; name "
-            f"the drafter alone, {drafter.inner.name}"
+            f"--drafter {drafter.name}: a drafter after a lookup drafts chains only; name the "
+            f"drafter alone, {drafter.inner.name}"
         )
     depth = _depth(lm, drafter, arguments)
     sampling = specjax.Sampling(temperature=arguments.temperature)
@@ -108,17 +128,17 @@ def run(arguments: argparse.Namespace) -> int:
     choice, plain = found.choice, found.passes[1]
     print(f"how often each choice was right, best first (at temperature {arguments.temperature:g})")
     print(counted)
-    print("a pass over N nodes, of one over 1: " + _relative(found.passes))
+    print("time of a pass over N nodes, relative to one node: " + _relative(found.passes))
     print(
-        f"a round beyond its pass: for each depth {found.level / plain:.2f}, for each token "
-        f"drafted {found.node / plain:.2f} of a pass over 1"
+        f"time of a round without its pass, relative to a pass over one node: "
+        f"{found.level / plain:.2f} for each depth, {found.node / plain:.2f} for each drafted token"
     )
     if choice.shape is None:
         print("plain decoding is faster than any tree of these sizes")
         return 0
     print(
         f"{choice.shape}: {choice.tokens:.2f} tokens a round, {choice.ratio:.2f} times plain "
-        f"({found.rounds:.2f} without the reading of the prompt)"
+        f"({found.rounds:.2f} without reading the prompt)"
     )
     print(
         f"(predicted for {arguments.max_new_tokens} tokens from timed rounds; measure it with "
@@ -126,8 +146,9 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if arguments.temperature and isinstance(drafter, LM):
         print(
-            "(counted of its best tokens, which rule delta judges; generate draws the children of "
-            "a draft model's tree: DraftModel(sibling_sampling='top') takes the best)"
+            "(the counts are of the drafter's most likely tokens, which rule delta judges; in a "
+            "draft model's tree, generate draws the children, unless the drafter is "
+            "DraftModel(sibling_sampling='top'))"
         )
     if arguments.output:
         Path(arguments.output).write_text(json.dumps(list(choice.shape.parents)) + "\n")
@@ -149,9 +170,9 @@ def _drafter(lm: LM, arguments: argparse.Namespace):
 
 
 def _depth(lm, drafter, arguments) -> int:
-    """The deepest tree to consider: what was asked for, as far as the drafter goes."""
+    """Returns the greatest depth to consider: that of the arguments, or the drafter's if less."""
     if arguments.depth < 1:
-        raise ValueError(f"--depth {arguments.depth}: at least 1")
+        raise ValueError(f"--depth {arguments.depth}: it must be at least 1")
     drafter, _ = resolve_drafter(lm, drafter)
     most = drafter.max_depth
     return arguments.depth if most is None else min(most, arguments.depth)
