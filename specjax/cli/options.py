@@ -206,7 +206,7 @@ def drafts(text: str) -> int | str:
         return text
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number of tokens: give 1 to {drafter_names.MOST_DRAFTS}, or auto"
+            f"{text!r} is no number of tokens: give 1 to {drafter_names.MOST_DRAFTS}, or auto"
         )
     return int(text)
 
