@@ -50,8 +50,8 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
         "--num-speculative-tokens",
         type=drafts,
         help="the number of tokens drafted a round, 3 by default (suffix: 16; recycling: a tree of "
-        "80; lookahead has settings of its own, such as lookahead:window=7,ngram=4,guesses=7); auto: "
-        "the number with the highest speed, from 0 to 7, chosen during the run",
+        "80; lookahead has settings of its own, such as lookahead:window=7,ngram=4,guesses=7); "
+        "auto: the number with the highest speed, from 0 to 7, chosen during the run",
     )
     p.add_argument(
         "--tree",
