@@ -120,7 +120,7 @@ def test_an_option_that_a_function_lacks_is_named_with_the_nearest_it_has(functi
 
 def test_a_name_in_place_of_a_model_is_sent_to_load():
     with pytest.raises(
-        TypeError, match="lm='embedded' is no language model: give what specjax.load"
+        TypeError, match="lm='embedded' is no language model: give a model from specjax.load"
     ):
         specjax.generate("embedded", "def f(x):")
 

@@ -1,8 +1,9 @@
-"""The options of ``generate`` and of everything that decodes as it does, written once.
+"""The options of ``generate`` and of the other functions that decode, declared once.
 
-``Options`` states each option's name, type and default. A function that is decorated by ``takes``
-has these options as keyword arguments: ``help()`` shows them with their defaults, an unknown one is
-refused with the nearest that exists, and the function itself gets one checked object.
+``Options`` declares the name, the type and the default of each option. A function that is decorated
+by ``takes`` has these options as keyword arguments: ``help()`` shows them with their defaults, the
+error for an unknown option names the nearest known one, and the function receives one checked
+object.
 """
 
 from __future__ import annotations
@@ -28,25 +29,28 @@ R = TypeVar("R")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Drafting:
-    """How much is drafted, in which shape, and which rule accepts.
+    """The number of drafted tokens, the shape of the draft, and the acceptance rule.
 
     Attributes:
-      num: tokens drafted in a round. None: 3, or as many as heads were trained for. ``"auto"``: as
-        many as pay, from none to 7, following what was accepted and what rounds cost on this
-        machine (see ``drafters.Adaptive``); measuring the costs takes about a second. A drafter
-        object has a number of its own: with it, as without a drafter, a number is refused.
-      tree: what a draft model or heads draft instead of a chain (see ``specjax.trees``): a
-        ``Tree`` or ``Expand``, parents ``(-1, 0, 0, 1)``, or a text such as ``"3x2x1"`` or
-        ``"expand:8x4x24"``. Give ``num`` or ``tree``, not both (``num="auto"`` goes with a tree).
-      rule: the acceptance rule, a name in ``specjax.acceptance.RULES`` or an object. ``"auto"`` is
-        lossless and chosen by what the drafter proposes.
+      num: the number of tokens drafted in a round. None: 3, or the number for which heads were
+        trained. ``"auto"``: the number with the highest speed, from 0 to 7, which follows from the
+        measured acceptance and the measured costs of rounds (see ``drafters.Adaptive``); measuring
+        the costs takes about a second. A number is refused with a drafter object, which has its own
+        number, and for plain decoding.
+      tree: the shape of the draft instead of a chain (see ``specjax.trees``): a ``Tree`` or
+        ``Expand``, parents ``(-1, 0, 0, 1)``, or a text such as ``"3x2x1"`` or
+        ``"expand:8x4x24"``. Give ``num`` or ``tree``, not both; only ``num="auto"`` can be combined
+        with a tree.
+      rule: the acceptance rule, a name in ``specjax.acceptance.RULES`` or a ``specjax.Rule``.
+        ``"auto"`` selects a lossless rule that fits the draft.
       sibling_sampling: how the children of a node are chosen above temperature 0: ``"top"``,
-        ``"iid"``, ``"distinct"`` or ``"hub"``. None: as the rule wants it. Only draft models and
-        heads draw siblings; a drafter object decides by itself.
+        ``"iid"``, ``"distinct"`` or ``"hub"`` (see the glossary). None: the way that the rule
+        needs. Only draft models, heads and the target's own layers draw siblings; a drafter object
+        has its own setting.
 
     Raises:
-      ValueError: an unknown rule or way of sampling siblings.
-      TypeError: a rule that is neither a name nor an acceptance rule.
+      ValueError: the rule or the way of sampling siblings is unknown.
+      TypeError: the rule is neither a name nor a ``specjax.Rule``.
 
     Example::
 
@@ -72,7 +76,7 @@ class Drafting:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SharedOptions:
-    """The options that everything takes which decodes; ``generate`` explains them."""
+    """The options of every function that decodes; the docstring of ``generate`` explains them."""
 
     drafter: DrafterLike = "auto"
     drafting: Drafting = Drafting()
@@ -94,7 +98,7 @@ class SharedOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(SharedOptions):
-    """The options of ``generate``, where they are explained."""
+    """The options of ``generate``; its docstring explains them."""
 
     num_samples: int = 1
     logprobs: bool | str = False
@@ -102,7 +106,7 @@ class Options(SharedOptions):
 
 
 def short_repr(one) -> str:
-    """A dataclass as the call that makes it: only the fields that differ from their default."""
+    """Returns the call that makes a dataclass, with the fields that are not the default."""
     given = []
     for field in dataclasses.fields(one):
         value = getattr(one, field.name)
@@ -112,7 +116,7 @@ def short_repr(one) -> str:
 
 
 def options_from(given: SharedOptions, **changes) -> Options:
-    """``Options`` with the fields that ``given`` shares with them, and ``changes``."""
+    """Returns ``Options`` with the fields that ``given`` shares with them, and ``changes``."""
     shared = {field.name for field in dataclasses.fields(given)}
     names = [field.name for field in dataclasses.fields(Options) if field.name in shared]
     return Options(**{name: getattr(given, name) for name in names} | changes)
@@ -121,13 +125,13 @@ def options_from(given: SharedOptions, **changes) -> Options:
 def takes(
     options: Callable[P, SharedOptions],
 ) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, Any, P], R]]:
-    """A decorator for ``f(lm, prompts, *, options)``: the fields of ``options`` become its keyword
-    arguments."""
+    """Returns a decorator for ``f(lm, prompts, *, options)``, which makes the fields of ``options``
+    keyword arguments of ``f``."""
     return takes_fields(options, _instead)
 
 
 def _instead(name: str, known: Sequence[str]) -> str:
-    """What to give in place of an option that does not exist."""
+    """Returns the text that names what to give in place of an unknown option."""
     drafting = {f.name: f.name for f in dataclasses.fields(Drafting)} | {"num_draft": "num"}
     if name in drafting and "drafting" in known:
         return f"give drafting=specjax.Drafting({drafting[name]}=...)"

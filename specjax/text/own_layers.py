@@ -1,4 +1,4 @@
-"""What ``drafter="self:..."`` means: which layers of the target draft for it."""
+"""The drafter ``"self:..."``: a part of the target's own layers, chosen by the text of its name."""
 
 from __future__ import annotations
 
@@ -12,20 +12,25 @@ from ..drafters.self_draft import SelfDraft
 from ..models.lm import LM
 from ..models.sub_network import skipped_sublayers
 
-SELF = "self"  # the target's own layers; what follows a colon says which
+SELF = "self"  # the target's own layers; the text after a colon chooses them
 
 
 def named_layers(lm: LM, name: str, num_draft: int) -> SelfDraft:
-    """The drafter that ``"self"`` means, with what follows it.
+    """Returns the drafter of a name such as ``"self:exit=4"``.
 
-    After colons: ``exit=4``, ``skip=attention.3-5,mlp.7`` or ``from=FILE`` say which layers draft
-    (nothing: the file that ``specjax layers`` saved in the model's folder); ``stop=0.6`` where a
-    chain ends, see ``drafters.confidence_stop``. ``num_draft``: tokens of a chain, unless a file
-    says how many.
+    After ``self:``, ``exit=4``, ``skip=attention.3-5,mlp.7`` or ``from=FILE`` choose the layers
+    that draft; without a choice, the file that ``specjax layers`` saved in the model's folder chooses
+    them. ``:stop=0.6`` sets the probability at which a chain ends (see
+    ``drafters.confidence_stop``).
+
+    Args:
+      lm: the target.
+      name: ``"self"`` or ``"self:..."``.
+      num_draft: the number of tokens of a chain, unless a file states it.
 
     Raises:
-      ValueError: the name says something else, or the model has no such part.
-      FileNotFoundError: there is no such file.
+      ValueError: the name has another form, or the model has no such layers.
+      FileNotFoundError: the file does not exist.
     """
     words = (word.partition("=") for word in name.split(":")[1:])
     given: dict[str, str] = {key: value for key, _, value in words}
@@ -37,10 +42,10 @@ def named_layers(lm: LM, name: str, num_draft: int) -> SelfDraft:
     if given or which > 1 or not (exit or "1").isdigit() or not (saved or exit or skip):
         raise ValueError(
             f"drafter={name!r}: it does not say which layers draft; give 'self:exit=E' (the first "
-            "E layers and the head), 'self:skip=attention.3-5,mlp.7' (all layers but for these "
-            "sublayers) or 'self:from=FILE' (what specjax layers saved), on the command line "
-            "--drafter self with --exit or --skip; 'self' alone reads self.json in the model's "
-            "folder"
+            "E layers and the LM head), 'self:skip=attention.3-5,mlp.7' (all layers except for "
+            "these sublayers) or 'self:from=FILE' (a file from specjax layers), on the command "
+            "line --drafter self with --exit or --skip; 'self' alone reads self.json in the "
+            "model's folder"
         )
     if saved:
         drafter = load_layers(saved, lm)
@@ -52,14 +57,25 @@ def named_layers(lm: LM, name: str, num_draft: int) -> SelfDraft:
     try:
         return dataclasses.replace(drafter, stop=ConfidenceStop(threshold=float(stop)))
     except ValueError as error:
-        raise ValueError(f"drafter={name!r}: stop= is a probability, {error}") from None
+        raise ValueError(f"drafter={name!r}: stop= must be a probability: {error}") from None
 
 
 def shaped(lm: LM, drafter: SelfDraft, shape, num_draft: int | None, how: str | None) -> SelfDraft:
-    """``drafter`` with another tree or number of drafts, drawn as a rule wants it (``how``)."""
+    """Returns ``drafter`` with another shape of draft and another way to sample siblings.
+
+    Args:
+      lm: the target.
+      drafter: the drafter; its target must be that of ``lm``.
+      shape: a topology, or None.
+      num_draft: the number of tokens of a chain, or None.
+      how: the way to sample siblings that the rule needs, or None.
+
+    Raises:
+      ValueError: the drafter was made for another target.
+    """
     if drafter.target != lm.target:
         raise ValueError(
-            f"drafter={drafter!r}: it was made of another target than {lm.name}; give target="
+            f"drafter={drafter!r}: it was made for another target than {lm.name}; give target="
             "lm.target of the model that decodes"
         )
     if shape is None and num_draft is not None:

@@ -1,7 +1,7 @@
-"""From prompts and options to a task that is ready to run.
+"""Turns prompts and options into a task that is ready to run.
 
 Prompt widths and buffers are rounded up to a few sizes, so that the program for the next prompt has
-already been compiled. Everything that can be refused is refused here, before anything compiles.
+already been compiled. Wrong input is refused here, before anything is compiled.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .stop_strings import per_row
 from .task import GenerationTask
 from .unused_options import refuse_unused
 
-SMALLEST_WIDTH, SMALLEST_BUFFER = 32, 256  # tokens; a step's cost follows those in use
+SMALLEST_WIDTH, SMALLEST_BUFFER = 32, 256  # tokens; the time of a step depends on the slots in use
 
 
 def prepare(
@@ -43,19 +43,20 @@ def prepare(
     least_buffer: int = SMALLEST_BUFFER,
     chunk: int | None = None,
 ) -> GenerationTask:
-    """Checks what ``generate`` was asked for, and makes a task of it.
+    """Checks a request of ``generate`` and makes a task of it.
 
-    With ``num="auto"`` the costs of the drafter's rounds are still to be measured, see
+    With ``num="auto"`` the costs of the drafter's rounds are not measured yet, see
     ``prepare_measured``.
 
     Args:
-      lm, prompts, options: as ``generate`` takes them.
-      least_width, least_buffer: of the padded prompts and of the buffer, in tokens; requests of
-        equal sizes share their programs.
-      chunk: prompt tokens that are read at once; None: ``prefill.chunk_for``.
+      lm, prompts, options: see ``generate``.
+      least_width: the least width of the padded prompts, in tokens. Requests with equal widths and
+        buffers share their compiled programs.
+      least_buffer: the least capacity of the token buffer, in tokens.
+      chunk: the number of prompt tokens that one pass reads; None: ``prefill.chunk_for``.
 
     Raises:
-      ValueError, TypeError: naming the argument and the way out.
+      ValueError, TypeError: an option is wrong; the error names it and the accepted values.
     """
     check_lm(lm)
     inputs, num_samples, drafting = options.inputs, options.num_samples, options.drafting
@@ -115,21 +116,26 @@ def prepare(
 
 
 def prepare_measured(lm: LM, prompts, options: Options, **sizes) -> GenerationTask:
-    """``prepare``, and with ``num="auto"`` the costs of rounds, measured where they are unknown.
+    """Prepares a task; with ``num="auto"``, also measures the costs of rounds if they are unknown.
 
     Args:
-      sizes: what ``prepare`` takes besides.
+      lm, prompts, options: see ``generate``.
+      sizes: further arguments of ``prepare``.
+
+    Raises:
+      ValueError, TypeError: as for ``prepare``.
     """
     work = prepare(lm, prompts, options, **sizes)
     if options.drafting.num != AUTO or not work.drafter.num_draft:
         return work
-    from .round_costs import with_round_costs  # a stopwatch, which no other request needs
+    from .round_costs import with_round_costs  # times programs, which no other request needs
 
     return with_round_costs(work)
 
 
 def _check(work: GenerationTask, options: Options) -> None:
-    """``work.check()``; a drafter object that fails without weights is told to bring them."""
+    """Calls ``work.check()``; if a drafter object lacks its weights, the error says how to give
+    them."""
     own = isinstance(options.drafter, Drafter) and options.drafter_params is None
     try:
         work.check()
@@ -142,8 +148,8 @@ def _check(work: GenerationTask, options: Options) -> None:
 
 
 def _sibling_sampling(drafting: Drafting, sampling: Sampling) -> str | None:
-    """How children are chosen: as the drafting says, else as its rule wants it; None where nothing
-    is drawn."""
+    """Returns how siblings are chosen: the drafting's way, else the way that its rule needs; None
+    if nothing is drawn."""
     if sampling.greedy:
         return None
     if drafting.sibling_sampling is not None:
@@ -153,7 +159,8 @@ def _sibling_sampling(drafting: Drafting, sampling: Sampling) -> str | None:
 
 
 def end_ids(lm: LM) -> tuple[int, ...]:
-    """The ids that end a text of the model; none where neither tokenizer nor config knows them."""
+    """Returns the ids that end a text of the model; none if neither the tokenizer nor the config
+    has them."""
     if lm.tokenizer is not None:
         return tuple(lm.tokenizer.eos_ids)
     config = lm.config_if_any
@@ -167,13 +174,20 @@ def fit(
     least_width: int = SMALLEST_WIDTH,
     least_buffer: int = SMALLEST_BUFFER,
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Prompts padded to one of a few widths, and a buffer of one of a few sizes.
+    """Pads prompts to one of a few widths, and chooses one of a few sizes of the buffer.
+
+    Args:
+      lm: the target.
+      ids: the token ids of each prompt.
+      max_new_tokens: the budget of all rows, or of each row.
+      least_width, least_buffer: see ``prepare``.
 
     Returns:
-      tokens int32 ``[B, T]``, lengths int32 ``[B]``, the capacity of the buffer in tokens.
+      tokens int32 ``[B, T]``, lengths int32 ``[B]``, and the capacity of the buffer in tokens.
 
     Raises:
-      ValueError: a prompt and its new tokens exceed the model's context.
+      ValueError: ``max_new_tokens`` is wrong, or a prompt and its new tokens exceed the model's
+        context.
     """
     context = lm.max_positions
     lengths = np.asarray([len(prompt) for prompt in ids], np.int32)
@@ -192,7 +206,7 @@ def fit(
         way_out = f"ask for at most {room} new tokens" if room > 0 else "shorten the prompt"
         raise ValueError(
             f"a prompt of {length} tokens and {int(budget.max())} new ones do not fit into the "
-            f"context of {lm.name}, {context} tokens: {way_out}"
+            f"context of {lm.name}, which has {context} tokens: {way_out}"
         )
     tokens = np.zeros((len(ids), round_up(lengths.max(), least_width, context)), np.int32)
     for row, prompt in enumerate(ids):
@@ -201,7 +215,8 @@ def fit(
 
 
 def round_up(size: int, smallest: int, limit: int | None = None) -> int:
-    """``smallest`` doubled until it holds ``size``, but not beyond ``limit``."""
+    """Returns ``smallest`` times the least power of two that makes it at least ``size``, at most
+    ``limit``."""
     rounded = smallest
     while rounded < size:
         rounded *= 2
@@ -209,16 +224,35 @@ def round_up(size: int, smallest: int, limit: int | None = None) -> int:
 
 
 def seed_key(seed) -> jax.Array:
-    """The random key of a seed. JAX would take more seeds, and make equal keys of some."""
+    """Returns the random key of a seed.
+
+    Args:
+      seed: an integer from 0 to 2**32 - 1. JAX accepts other seeds as well, but some of them have
+        equal keys.
+
+    Raises:
+      ValueError: ``seed`` is out of range.
+    """
     if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
         raise ValueError(f"seed={seed!r}: it must be an integer from 0 to 2**32 - 1")
     return jax.random.key(int(seed))
 
 
 def keys_of(seed, rows: int, num_samples: int) -> jax.Array:
-    """The random key of a seed, or keys ``[rows * num_samples]`` where each row has a seed.
+    """Returns the random key of a seed, or a key for each row if each prompt has a seed.
 
-    A row with a seed of its own has the text that it has alone with that seed.
+    A row whose prompt has its own seed has the text that it has alone with that seed.
+
+    Args:
+      seed: one integer, or one for each prompt.
+      rows: the number of prompts.
+      num_samples: the number of texts for each prompt.
+
+    Returns:
+      one key, or keys ``[rows * num_samples]``.
+
+    Raises:
+      ValueError: a seed is out of range, or there are other numbers of seeds and prompts.
     """
     check_samples(num_samples)
     seeds = [seed] if np.ndim(seed) == 0 else list(seed)
@@ -235,8 +269,14 @@ def keys_of(seed, rows: int, num_samples: int) -> jax.Array:
 
 
 def with_bias(lm: LM, sampling: Sampling) -> Sampling:
-    """``sampling`` with a bias that was given as a mapping as an array ``[V]``, and with what the
-    model must never write."""
+    """Returns sampling settings whose ``logit_bias`` is an array and suppresses forbidden tokens.
+
+    A mapping from token id to bias becomes float32 ``[V]``. The tokens that the model must never
+    emit get the bias -inf.
+
+    Raises:
+      ValueError: a token id is out of range.
+    """
     bias, vocab = sampling.logit_bias, lm.target.vocab_size
     if isinstance(bias, Mapping):
         wrong = [token for token in bias if not 0 <= token < vocab]

@@ -1,4 +1,4 @@
-"""Prompts as token ids: checked, whether they are texts or ids."""
+"""Turns prompts, texts or token ids, into checked token ids."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from ..types import Target
 
 
 def prompt_ids(lm: LM, prompts) -> list[list[int]]:
-    """Token ids of each prompt.
+    """Returns the token ids of each prompt.
 
     Args:
-      prompts: a text or its token ids, or a list of either; a model without a tokenizer takes ids.
+      lm: the target.
+      prompts: a text or its token ids, or a list of either; a model without a tokenizer takes token
+        ids only.
 
     Raises:
-      ValueError: an empty batch, an empty prompt, or a text for a model without a tokenizer.
-      TypeError: a prompt that is neither a text nor token ids, or ``lm`` is no ``LM``.
+      ValueError: the batch or a prompt is empty, or a prompt is a text for a model without a
+        tokenizer.
+      TypeError: a prompt is neither a text nor token ids, or ``lm`` is not an ``LM``.
     """
     check_lm(lm)
     if isinstance(prompts, jax.Array):
@@ -51,10 +54,10 @@ def prompt_ids(lm: LM, prompts) -> list[list[int]]:
 
 
 def check_lm(lm) -> None:
-    """Raises TypeError for what is no ``LM``."""
+    """Raises ``TypeError`` if ``lm`` is not an ``LM``."""
     if isinstance(lm, LM):
         return
-    way_out = "give what specjax.load returns as the first argument, and the prompts as the second"
+    way_out = "give a model from specjax.load as the first argument, and the prompts as the second"
     if isinstance(lm, Target):
         way_out = (
             "a target alone has no weights and no tokenizer: give specjax.LM.of(target, params, "
@@ -65,7 +68,15 @@ def check_lm(lm) -> None:
 
 
 def check_tokenizer(lm: LM, what: str) -> Tokenizer:
-    """The tokenizer of a model. Raises ValueError where it has none; ``what`` needs one."""
+    """Returns the tokenizer of a model.
+
+    Args:
+      lm: the model.
+      what: the option or the function that needs a tokenizer, for the error.
+
+    Raises:
+      ValueError: the model has no tokenizer.
+    """
     if lm.tokenizer is None:
         raise ValueError(
             f"{what}: {lm.name} has no tokenizer; load it with one, or give token ids to "
@@ -77,21 +88,20 @@ def check_tokenizer(lm: LM, what: str) -> Tokenizer:
 def _encoded(lm: LM, text: str, which: str) -> list[int]:
     tokenizer = check_tokenizer(lm, f"{which} is a text")
     if not _is_unicode(text):
-        raise ValueError(f"{which} is no valid text: it was read from bytes that are not UTF-8")
-    # a tokenizer that adds a BOS makes one token of "", which is an empty prompt nonetheless
+        raise ValueError(f"{which} is not a valid text: it was read from bytes that are not UTF-8")
+    # an empty text is an empty prompt, even if the tokenizer would add a token at its beginning
     return tokenizer.encode(text) if text else []
 
 
 def _no_prompt(given) -> TypeError:
     return TypeError(
-        f"prompts: {given!r:.60} is no prompt: give a text or a list of token ids (integers), or "
-        "a list of either"
+        f"prompts: {given!r:.60} is no prompt: give a text or a list of token ids (integers), "
+        "or a list of either"
     )
 
 
 def _is_unicode(text: str) -> bool:
-    """False for bytes that are not UTF-8 and were smuggled into a text, as in the arguments of a
-    command."""
+    """Returns False for a text with bytes that are not UTF-8, as an argument of a command can be."""
     try:
         text.encode()
     except UnicodeEncodeError:

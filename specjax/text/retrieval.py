@@ -1,4 +1,4 @@
-"""A datastore as the memory of a drafter: it is asked on the host, between bursts of rounds."""
+"""A session that drafts from a datastore, which the host searches between bursts of rounds."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from ..drafters.suffix import Suffix
 from ..models.lm import LM
 from .session import Session, fingerprint
 
-MATCHES, AFTER = 16, 48  # of each row: matches that are taken, and tokens after each
+MATCHES, AFTER = 16, 48  # the matches that are taken for a row, and the tokens after each
 
 
 class Retrieval(Session):
-    """What a datastore holds about the texts that are being written, for a drafter that looks it
-    up: REST.
+    """A session whose drafter also drafts from a datastore on disk (REST).
 
-    Give it in place of a drafter. Between bursts of rounds the datastore is asked for the places
-    that are most like the end of each row; what follows them there goes into a small table on the
-    device, which the compiled loop reads. Answers are not added to it.
+    Pass a ``Retrieval`` in place of a drafter. Between bursts of rounds the host searches the
+    datastore for the positions with the longest match of the end of each row. The tokens after
+    these positions are copied into a small table on the device, which the compiled loop reads.
+    Answers are not added to the datastore.
 
     Args:
       lm: the target.
       path: the folder of a datastore, from ``specjax datastore build``.
       drafter: an ``IndexedDrafter``; None: ``Suffix`` with a tree of 16 tokens.
-      rows: how many rows a request has at most.
+      rows: the most rows of a request, which determine the size of the table.
 
     Raises:
-      ValueError: the datastore was made with another tokenizer, or as ``Datastore`` does.
+      ValueError: the folder holds no datastore, or the datastore was made with another tokenizer.
 
     Example::
 
@@ -59,15 +59,19 @@ class Retrieval(Session):
         self.store = Datastore(path)
         if self.store.tokenizer != fingerprint(lm):
             raise ValueError(
-                f"{os.fspath(path)}: it was built with another tokenizer than that of {lm.name}; "
-                "build it again with --model"
+                f"{os.fspath(path)}: the datastore was built with another tokenizer than that of "
+                f"{lm.name}; build it again with --model"
             )
 
     def add(self, prompt, tokens) -> None:
-        """Takes nothing: a datastore is what it was built from."""
+        """Does nothing: answers are not added to a datastore."""
 
     def ask(self, texts: Sequence[np.ndarray]) -> None:
-        """Fills the table with what follows the places that are most like the ends of ``texts``."""
+        """Fills the table with the tokens that follow the longest matches of the ends of ``texts``.
+
+        Args:
+          texts: the token ids of each row that is still decoded, int32 ``[n]`` each.
+        """
         known, found = set(), []
         for text in texts:
             places, _ = self.store.search(text, MATCHES)
@@ -78,7 +82,13 @@ class Retrieval(Session):
 
 
 def table_of(texts: Sequence[np.ndarray], capacity: int, drafter: IndexedDrafter) -> TextTable:
-    """A table of texts, as many of the first as fit. It is sorted on the host."""
+    """Returns a table of texts with its index, which is sorted on the host.
+
+    Args:
+      texts: token ids, int32 ``[n]`` each; only the first texts that fit are taken.
+      capacity: the number of tokens that the table can hold.
+      drafter: the drafter that reads the table.
+    """
     parts = [np.append(text, np.int32(-1)) for text in texts]
     ends = np.cumsum([len(part) for part in parts])
     parts = parts[: int(np.searchsorted(ends, capacity, side="right"))]

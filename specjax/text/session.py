@@ -1,4 +1,4 @@
-"""Tables that requests fill and later requests read."""
+"""Sessions: tables of answers, from which later requests draft."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from ..drafters.indexed import IndexedDrafter, TextTable
 from ..models.lm import LM
 
 VERSION = 1
-SMALLEST, LARGEST = 256, 2**26  # tokens of a table; 8 bytes each on the device
+SMALLEST, LARGEST = 256, 2**26  # the capacity of a table in tokens; 8 bytes each on the device
 
 
 class Session:
-    """What earlier requests were answered, for a drafter that looks it up.
+    """A table of the answers to earlier requests, from which a drafter copies tokens.
 
-    Give it in place of a drafter: each request drafts from its own text and from the table, and
-    adds its answer when it ends. The table is bounded; the oldest answers are forgotten first. What
-    others said changes how fast a text is written, never the text under greedy decoding, nor its
-    distribution when it is drawn.
+    Pass a session in place of a drafter. Each request drafts from its own text and from the table,
+    and its answer is added to the table when it ends. The table holds at most ``capacity`` tokens;
+    the oldest answers are dropped first. The answers in the table change the speed of a request;
+    they change neither its text under greedy decoding nor the distribution of its text otherwise.
 
     Attributes:
       drafter: the drafter, an ``IndexedDrafter`` such as ``drafters.Suffix``.
-      table: what it looks up, ``params["drafter"]``.
+      table: the table, which the drafter reads as ``params["drafter"]``.
 
     Args:
       lm: the target.
-      drafter: ``"suffix"``, ``"sam"`` or a drafter object of that kind.
-      capacity: tokens that the table holds at most; 8 bytes each.
+      drafter: ``"suffix"``, ``"sam"`` or an ``IndexedDrafter``.
+      capacity: the most tokens that the table holds, with 8 bytes each.
 
     Raises:
-      TypeError: the drafter looks nothing up in a table.
+      TypeError: the drafter reads no table of texts.
       ValueError: ``capacity`` is out of range.
 
     Example::
@@ -62,7 +62,7 @@ class Session:
         self.lm, self.drafter = lm, drafter
         self.table: TextTable = text_table.empty(capacity, drafter.block)
 
-    asks = False  # whether ``ask`` wants to be called between bursts
+    asks = False  # whether ``ask`` must be called between bursts
 
     @property
     def name(self) -> str:
@@ -71,26 +71,39 @@ class Session:
 
     @property
     def capacity(self) -> int:
-        """Tokens that the table holds at most."""
+        """The most tokens that the table holds."""
         return self.table.tokens.shape[1]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the table holds, one after each answer included."""
+        """The number of tokens in the table, including one separator after each answer."""
         return int(self.table.length[0])
 
     def add(self, prompt, tokens) -> None:
-        """Puts an answer into the table, after the end of its prompt (token ids, both)."""
+        """Adds an answer to the table, together with the end of its prompt.
+
+        Args:
+          prompt: the token ids of the prompt.
+          tokens: the token ids of the answer.
+        """
         if len(tokens):
             before = np.asarray(prompt, np.int32)[-self.drafter.longest :]
             text = np.concatenate([before, np.asarray(tokens, np.int32)])
             self.table = text_table.add(self.table, text, self.drafter.longest)
 
     def ask(self, texts: Sequence[np.ndarray]) -> None:
-        """Is shown the tokens of all rows that go on, before a burst of rounds."""
+        """Updates the table before a burst of rounds. Default: does nothing.
+
+        Args:
+          texts: the token ids of each row that is still decoded, int32 ``[n]`` each.
+        """
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the answers to a file, which is never left half-written."""
+        """Writes the answers to a file, whole or not at all.
+
+        Raises:
+          OSError: the file cannot be written.
+        """
         path = Path(path)
         answers = text_table.texts(self.table)
         held = {
@@ -113,11 +126,17 @@ class Session:
         drafter: str | IndexedDrafter = "suffix",
         capacity: int = 2**16,
     ) -> Session:
-        """A session with the answers of a file; of more than fit, the latest.
+        """Returns a session with the answers in a file; if not all fit, with the latest ones.
+
+        Args:
+          lm: the target.
+          path: a file from ``save``.
+          drafter, capacity: see ``Session``.
 
         Raises:
           FileNotFoundError: there is no such file.
-          ValueError: it is no session, is truncated, of another version or of another tokenizer.
+          ValueError: the file is not a session, is truncated, or has another version or the answers
+            of another tokenizer.
         """
         session = cls(lm, drafter, capacity)
         try:
@@ -128,17 +147,17 @@ class Session:
             if isinstance(error, FileNotFoundError):
                 raise
             raise ValueError(
-                f"{os.fspath(path)}: it is no session, or is truncated ({error}); delete it"
+                f"{os.fspath(path)}: the file is no session, or is truncated ({error}); delete it"
             ) from error
         if version != VERSION:
             raise ValueError(
-                f"{os.fspath(path)}: its version is {version}, this installation reads {VERSION}; "
-                "delete it"
+                f"{os.fspath(path)}: its version is {version}, and this installation reads version "
+                f"{VERSION}; delete it"
             )
         if tokenizer != fingerprint(lm):
             raise ValueError(
-                f"{os.fspath(path)}: it was filled with another tokenizer than that of {lm.name}; "
-                "take another file"
+                f"{os.fspath(path)}: the session was filled with another tokenizer than that of "
+                f"{lm.name}; take another file"
             )
         for answer in np.split(tokens, np.cumsum(lengths)[:-1]):
             session.table = text_table.add(session.table, answer, session.drafter.longest)
@@ -146,12 +165,19 @@ class Session:
 
 
 def fingerprint(lm: LM) -> str:
-    """Of the tokenizer; of a model without one the size of its vocabulary."""
+    """Returns the fingerprint of a model's tokenizer; without a tokenizer, a text with the size of
+    the vocabulary."""
     return lm.tokenizer.fingerprint if lm.tokenizer else f"vocabulary {lm.target.vocab_size}"
 
 
 def refreshed(params, drafter, session: Session):
-    """``params["drafter"]`` with the session's table as it is now."""
+    """Returns ``params["drafter"]`` with the current table of the session.
+
+    Args:
+      params: the drafter's parameters.
+      drafter: the session's drafter, or an ``Adaptive`` around it.
+      session: the session.
+    """
     if isinstance(drafter, IndexedDrafter):
         return session.table
-    return params | {"inner": session.table}  # of an ``Adaptive`` one
+    return params | {"inner": session.table}

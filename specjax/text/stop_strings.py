@@ -1,7 +1,8 @@
-"""Stop strings: text is cut before them, and nothing that may become one is shown.
+"""Stop strings: a text is cut before them, and the beginning of a stop string is never shown.
 
-They are matched on the host, in the text and not in tokens, so a string may begin and end within
-tokens. Tokens are looked at one by one: the text does not depend on how many a round committed.
+Stop strings are matched on the host, in the text and not in tokens, so that a string may begin and
+end within tokens. The match reads one token after the other, so the text does not depend on how
+many tokens a round commits.
 """
 
 from __future__ import annotations
@@ -18,18 +19,30 @@ Ids = Sequence[int] | np.ndarray
 
 
 class StopStrings:
-    """Cuts a text that comes in pieces before the first of ``strings``.
+    """Cuts a text that arrives in pieces before the first stop string.
 
-    stop = StopStrings(("END",))
-    stop.push("a E")  # 'a ': the E may be the beginning of END
-    stop.push("ND b")  # '', and stop.found is True
+    Example::
+
+        stop = StopStrings(("END",))
+        stop.push("a E")  # 'a ': the E may be the beginning of END
+        stop.push("ND b")  # '', and stop.found is True
+
+    Args:
+      strings: the stop strings.
+
+    Attributes:
+      found: whether a stop string was found.
     """
 
     def __init__(self, strings: Strings):
         self._strings, self._held, self.found = strings, "", False
 
     def push(self, text: str) -> str:
-        """Returns the text that can be shown by now; nothing once a stop string was found."""
+        """Returns the text that can be shown after the next piece, ``text``.
+
+        A possible beginning of a stop string is held back. After a stop string was found, the
+        result is empty.
+        """
         if self.found:
             return ""
         text = self._held + text
@@ -37,14 +50,14 @@ class StopStrings:
         if places:
             self.found, self._held = True, ""
             return text[: min(places)]
-        # the longest end of the text with which a stop string begins
+        # the longest end of the text that is the beginning of a stop string
         longest = min(len(text), max(map(len, self._strings), default=1) - 1)
         held = next((n for n in range(longest, 0, -1) if self._begins(text[-n:])), 0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
 
     def flush(self) -> str:
-        """Returns the text that was held back, at the end of a row."""
+        """Returns the text that was held back, at the end of a text."""
         text, self._held = self._held, ""
         return text
 
@@ -53,10 +66,15 @@ class StopStrings:
 
 
 class RowText:
-    """The text of one row as its tokens come; empty for a model without a tokenizer.
+    """The text of one row while its tokens arrive; empty for a model without a tokenizer.
+
+    Args:
+      tokenizer: the tokenizer, or None.
+      prompt: the token ids of the prompt.
+      strings: the stop strings of the row.
 
     Attributes:
-      num: tokens taken, up to the one that completed a stop string.
+      num: the number of tokens read, up to the token that completed a stop string.
       over: whether a stop string was found.
     """
 
@@ -70,7 +88,7 @@ class RowText:
         return self._stop.found
 
     def push(self, ids: Ids) -> str:
-        """The text that became certain with ``ids``."""
+        """Returns the text that can be shown after the next tokens ``ids``."""
         if not self._strings:
             self.num += len(ids)
             return self._decoder.push(ids)
@@ -91,7 +109,7 @@ class RowText:
 
 
 class _NoText:
-    """In place of a ``StreamDecoder``, for a model without a tokenizer."""
+    """Takes the place of a ``StreamDecoder`` for a model without a tokenizer."""
 
     def push(self, ids: Ids) -> str:
         return ""
@@ -101,14 +119,16 @@ class _NoText:
 
 
 def per_row(given, rows: int) -> list[Strings]:
-    """Stop strings of each of ``rows`` prompts.
+    """Returns the stop strings of each prompt.
 
     Args:
-      given: None, one string, several for all rows, or a sequence of such sequences, one a row.
+      given: None, one string, several strings for all prompts, or several strings for each prompt.
+      rows: the number of prompts.
 
     Raises:
-      ValueError: an empty string, which would stop before the first token; other rows than prompts.
-      TypeError: what is no string.
+      ValueError: a string is empty, which would stop before the first token, or there are other
+        numbers of entries and prompts.
+      TypeError: a stop string is not a string.
     """
     if given is None:
         return [()] * rows
@@ -121,13 +141,13 @@ def per_row(given, rows: int) -> list[Strings]:
         if len(given) != rows:
             raise ValueError(
                 f"stop_strings has {len(given)} rows for {rows} prompts: give one list of strings "
-                "for all, or one list a prompt"
+                "for all prompts, or one list for each prompt"
             )
         return [row for entry in given for row in per_row(_flat(entry), 1)]
     if not all(given):
         raise ValueError(
-            "stop_strings: an empty string, which would stop every text before it begins; leave "
-            "it out"
+            "stop_strings: an empty string would stop every text before its first token; leave it "
+            "out"
         )
     return [tuple(given)] * rows
 

@@ -1,4 +1,4 @@
-"""A request that is ready to run, on top of the compiled programs of the loop."""
+"""A request that is ready to run, and the calls of the loop's compiled programs for it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,21 @@ from .stop_strings import Strings
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GenerationTask:
-    """A request that is ready to run: ``start()``, then ``burst(rounds, state)`` until done.
+    """A request that is ready to run: ``start()``, then ``burst(rounds, state)`` until rows end.
 
-    ``prompts`` and ``stop_strings`` have an entry for each row, also where rows are samples.
-    ``one_memory``: the drafter's encoder is the target's, which reads for both. ``session``: takes
-    what is generated.
+    Attributes:
+      lm: the target.
+      prompts: the token ids of each row's prompt, int32 ``[t]``; samples of one prompt are rows of
+        their own.
+      drafter: the drafter.
+      rule: the acceptance rule, or its name.
+      capacity: L, the size of the token buffer.
+      params: ``params`` of ``specjax.decode``.
+      request: the inputs of the loop.
+      stop_strings: the stop strings of each row.
+      chunk: the number of prompt tokens that one pass reads.
+      one_memory: whether target and drafter have the same encoder, which then runs once for both.
+      session: the session to which the answers are added, or None.
     """
 
     lm: LM
@@ -45,14 +55,17 @@ class GenerationTask:
     session: Session | None = None
 
     def start(self) -> State:
-        """Reads the prompts."""
+        """Reads the prompts and returns the state after them."""
         objects = self.lm.target, self.drafter, self.rule
         with sharding.using(self.lm.mesh, self.lm.params):
             request = self.asked(self.request)
             return loop.jit_start(*objects, self.capacity, self.params, request, self.chunk)
 
     def burst(self, rounds: int, state: State) -> State:
-        """At most ``rounds`` rounds; takes the buffers of ``state``."""
+        """Runs at most ``rounds`` rounds and returns the state after them.
+
+        The buffers of ``state`` are donated: it cannot be used afterwards.
+        """
         objects = self.lm.target, self.drafter, self.rule
         with sharding.using(self.lm.mesh, self.lm.params):
             return loop.jit_burst(*objects, rounds, self.params, state)
@@ -65,7 +78,18 @@ class GenerationTask:
         rounds: int,
         live: int,
     ) -> tuple[State, jax.Array]:
-        """``continuous_batching.turn``; takes the buffers of ``state``."""
+        """Ends rows, inserts prompts and runs rounds, see ``continuous_batching.turn``.
+
+        Args:
+          state: the state, whose buffers are donated.
+          over: bool ``[B]``, the rows that end.
+          coming: the rows and the inputs of the prompts that are inserted, or None.
+          rounds: the most rounds that are run.
+          live: the burst ends when fewer rows than this are still decoded.
+
+        Returns:
+          the state, and the report of ``continuous_batching.turn``.
+        """
         objects = self.lm.target, self.drafter, self.rule
         with sharding.using(self.lm.mesh, self.lm.params):
             if coming is not None:
@@ -74,8 +98,11 @@ class GenerationTask:
             return continuous_batching.jit_turn(*objects, *given)
 
     def refreshed(self, texts: Callable[[], list[np.ndarray]]) -> GenerationTask:
-        """The same with what its session holds now; without one itself. ``texts()``: the tokens of
-        the rows that go on."""
+        """Returns this task with the current table of its session.
+
+        Args:
+          texts: a function that returns the token ids of each row that is still decoded.
+        """
         if self.session is None:
             return self
         if self.session.asks:
@@ -87,19 +114,21 @@ class GenerationTask:
         return dataclasses.replace(self, params=self.params | {"drafter": own})
 
     def asking(self, **fields) -> GenerationTask:
-        """The same with other values, of the same shapes and types, in fields of its request."""
+        """Returns this task with other values in fields of its request, of equal shapes and
+        dtypes."""
         mesh = self.lm.mesh
         if mesh is not None:
             fields = {name: sharding.put(x, mesh, sharding.DATA) for name, x in fields.items()}
         return dataclasses.replace(self, request=dataclasses.replace(self.request, **fields))
 
     def end(self, state: State, which: np.ndarray) -> State:
-        """Ends the rows ``which`` (bool ``[B]``); takes the buffers of ``state``."""
+        """Ends the rows ``which``, bool ``[B]``; the buffers of ``state`` are donated."""
         with sharding.using(self.lm.mesh, self.lm.params):
             return loop.jit_end(state, which)
 
     def asked(self, request: DecodeInputs) -> DecodeInputs:
-        """``request``, with what the encoder read in place of its inputs where it serves both."""
+        """Returns ``request``; if target and drafter share an encoder, with the encoder's output in
+        the place of its inputs."""
         if not self.one_memory:
             return request
         inputs = encode(self.lm.target, self.lm.params, request.inputs)
@@ -107,7 +136,7 @@ class GenerationTask:
 
     @functools.cached_property
     def rule_name(self) -> str:
-        """The name of the acceptance rule; for ``auto`` that of the rule that was chosen."""
+        """The name of the acceptance rule; for ``auto``, of the rule that was chosen."""
         if self.rule != "auto":
             return self.rule if isinstance(self.rule, str) else self.rule.name
         objects = self.lm.target, self.drafter, self.rule
@@ -121,19 +150,23 @@ class GenerationTask:
 
     @property
     def words(self) -> str:
-        """Who drafts how much, and who judges, for a reader."""
+        """The drafter, the size of its draft and the rule, as a text for users."""
         name, num, depth = self.drafter.name, self.drafter.num_draft, self.drafter.depth
         riding = self.drafter.num_passengers
         num -= riding
         how = f"{num} tokens a round" if num == depth else f"trees of {num} tokens, {depth} deep"
         how += f" and {riding} passengers" if riding else ""
         if isinstance(self.drafter, Adaptive):
-            name, how = self.drafter.inner.name, f"as much of {how} as pays"
+            name, how = self.drafter.inner.name, f"at most {how}, as many as pay"
         return f"drafter {name}, {how}, rule {self.rule_name}"
 
     def check(self) -> None:
-        """Traces both programs, which the run needs anyway, so that a drafter, rule and sampling
-        that do not go together are refused before either compiles."""
+        """Traces both programs of the task, so that a drafter, a rule and sampling settings that
+        cannot be combined are refused before anything is compiled.
+
+        Raises:
+          ValueError: they cannot be combined.
+        """
         objects = self.lm.target, self.drafter, self.rule
         given = self.capacity, self.params, self.request, self.chunk
         with sharding.using(self.lm.mesh, self.lm.params):

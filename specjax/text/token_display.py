@@ -1,4 +1,4 @@
-"""Shows single tokens, which may be half a character or not readable at all."""
+"""The display of single tokens, which may be parts of a character or not readable."""
 
 from __future__ import annotations
 
@@ -12,30 +12,34 @@ TEXT, BYTES, SPECIAL = "text", "bytes", "special"
 
 @dataclasses.dataclass(frozen=True)
 class Spelled:
-    """A token as it can be shown.
+    """The displayed form of a token.
 
     Attributes:
-      text: of kind ``text`` what the token stands for; of kind ``bytes``, where that is no whole
-        UTF-8, its bytes in hexadecimal; of kind ``special`` its name.
+      text: the token's text for the kind ``text``; its bytes in hexadecimal for the kind ``bytes``,
+        if they are not complete UTF-8; its name for the kind ``special``.
+      kind: ``text``, ``bytes`` or ``special``.
     """
 
     text: str
     kind: str = TEXT
 
     def __str__(self) -> str:
-        """In quotes, with escapes for what cannot be seen."""
+        """Returns a text in quotes, with escapes for invisible characters; other kinds in ‹›."""
         return repr(self.text) if self.kind == TEXT else f"‹{self.text}›"
 
 
 def speller(tokenizer: Tokenizer | None) -> Callable[[int], Spelled]:
-    """``spell(token) -> Spelled`` for the tokens of a model; without a tokenizer a token's name is
-    its id."""
+    """Returns a function from a token id to its displayed form.
+
+    Args:
+      tokenizer: the tokenizer; None: each token is shown by its id.
+    """
     if tokenizer is None:
         return lambda token: Spelled(str(int(token)), SPECIAL)
     words, added = tokenizer.vocabulary, tokenizer.added
     try:
         stands_for = tokenizer.token_bytes
-    except ValueError:  # a vocabulary that does not say which bytes: its own spelling has to do
+    except ValueError:  # a vocabulary without the tokens' bytes: tokens are shown as it spells them
         stands_for = {}
 
     def spell(token: int) -> Spelled:

@@ -1,4 +1,4 @@
-"""Options that a drafter does not take are refused: none of them is ignored silently."""
+"""Refuses options that the drafter would ignore, so that no option is ignored silently."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from ..types import Drafter, PyTree
 from .drafter_names import AUTO, NO_DRAFTS, DrafterGiven, WithLookup
 from .options import Drafting
 
-# drafter objects of these very classes read no weights
+# drafter objects of these classes, subclasses excluded, read no weights
 _NO_WEIGHTS = (Plain, NGram, Recycling, SelfDraft)
 
 
 def refuse_unused(given, drafter: DrafterGiven, drafting: Drafting, params: PyTree) -> None:
-    """Refuses what ``drafter`` would ignore of ``drafting`` and ``drafter_params``.
+    """Refuses options of ``drafting`` and ``drafter_params`` that ``drafter`` would ignore.
 
     Args:
-      given: what the user gave as ``drafter``, for the error.
-      drafter: the same, or where ``given`` is a name, what ``drafter_names.named`` returns for it.
-      drafting: the user's.
-      params: ``drafter_params`` of the user, None where there are none.
+      given: the value of ``drafter=``, for the error.
+      drafter: ``given``; if ``given`` is a name, the result of ``drafter_names.named``.
+      drafting: the value of ``drafting=``.
+      params: the value of ``drafter_params=``, or None.
 
     Raises:
-      ValueError: naming the argument, what was given and the way out.
+      ValueError: an option would be ignored; the error names it and the way out.
     """
     called = f"drafter={given!r:.60}"
     if isinstance(drafter, str) and drafter != given:
         called += f" (here {drafter!r})"
     plain = drafter is None or isinstance(drafter, str) and drafter in NO_DRAFTS
     own = isinstance(drafter, Drafter)
-    number = drafting.num not in (None, AUTO)  # "auto" may mean none
+    number = drafting.num not in (None, AUTO)  # with "auto", drafting nothing is allowed
     if number and plain:
         raise ValueError(
             f"num={drafting.num!r}: {called} drafts nothing; leave num out, or give another "
@@ -67,7 +67,7 @@ def _refuse_siblings(called: str, drafter: DrafterGiven, wanted: str) -> None:
         if drafter.sibling_sampling is not None or drafter.topology is not None:
             way_out += f", or make the object with sibling_sampling={wanted!r}"
     elif isinstance(drafter, HeadLM) and drafter.drafter.sibling_sampling is None:
-        why = "has no choice of how siblings are drawn"
+        why = "cannot choose how siblings are drawn"
     elif isinstance(drafter, LM | HeadLM | WithLookup):
         return
     else:
