@@ -1,4 +1,4 @@
-"""A conversation whose caches are kept: a turn reads its own tokens, not all that was said."""
+"""A conversation whose caches are kept between turns, so that a turn reads only its own tokens."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .prepare import prepare_measured, seed_key
 from .prompts import check_lm, check_tokenizer
 from .task import GenerationTask
 
-LEAST_BUFFER = 2048  # tokens of a conversation before it is moved to a larger buffer
+LEAST_BUFFER = 2048  # the capacity in tokens of a conversation's first buffer
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Turn(GenerationTask):
-    """A task that goes on from the ``state`` of an earlier one, whose buffers it takes."""
+    """A task that continues from the ``state`` of an earlier task, whose buffers are donated."""
 
     state: State | None = None
 
@@ -38,7 +38,7 @@ class Turn(GenerationTask):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChatOptions(SharedOptions):
-    """The options of ``Chat``."""
+    """The options of ``Chat``; its docstring explains them."""
 
     seed: int = 0
     logprobs: bool | str = False
@@ -48,26 +48,27 @@ class ChatOptions(SharedOptions):
 class Chat:
     """A conversation with a model.
 
-    With a chat template each turn is a user's message and the answer a message of the assistant;
-    without one what is said is text, and the answer is what the model goes on to write. The state
-    of the loop is kept between turns: only the new tokens are read, and the drafter's caches go on
-    as well. All is read anew where the conversation outgrows its buffer, where the template spells
-    what was said otherwise than it was generated, and after a text that a stop string cut.
+    If the model has a chat template, each turn is a message of the user and the answer is a message
+    of the assistant. Without a template, the turns are text, and the answer is the model's
+    continuation of the text. The state of the loop is kept between turns, so that a turn reads only
+    its new tokens, for the target and for the drafter. The whole conversation is read again in
+    three cases: it exceeds its buffer, the template changes the tokens of an earlier answer, or a
+    stop string cut the last answer.
+
+    Args:
+      lm: the target, from ``specjax.load``; a model with a tokenizer and without an encoder.
+      system: the system message; only for models with a chat template.
+      drafter, drafting, sampling, ...: see ``specjax.generate``. Each turn adds 1 to the seed.
 
     Attributes:
       lm: the model.
-      messages: the conversation, ``{"role": ..., "content": ...}`` each.
-      fed: tokens that were read, over all turns, answers not counted.
-      templated: whether there is a chat template.
-
-    Args:
-      system: the system's message; only with a template.
-      drafter, drafting, sampling, ...: as ``specjax.generate`` takes them. The seed goes up by one
-        each turn.
+      messages: the conversation, a list of ``{"role": ..., "content": ...}``.
+      fed: the number of tokens that were read in all turns, without the answers.
+      templated: whether the model has a chat template.
 
     Raises:
-      ValueError: options that ``generate`` refuses (at the first turn), a system's message without
-        a template, several samples.
+      ValueError: ``generate`` refuses an option (in the first turn), or a system message is given
+        for a model without a chat template.
 
     Example::
 
@@ -83,27 +84,33 @@ class Chat:
         self._tokenizer = check_tokenizer(lm, "Chat")
         seed_key(options.seed)
         drafter, system = options.drafter, options.system
-        if isinstance(drafter, str | os.PathLike):  # read once, not in every turn
+        if isinstance(drafter, str | os.PathLike):  # loaded once, not in every turn
             drafter = named(lm, drafter)
         self.lm, self.options, self.fed = lm, options_from(options, drafter=drafter), 0
         self._seed, self.templated = options.seed, self._tokenizer.has_template
         if system is not None and not self.templated:
-            raise ValueError(f"system: {lm.name} has no chat template to put it in")
+            raise ValueError(
+                f"system: {lm.name} has no chat template for a system message: leave it out"
+            )
         self._opening = [] if system is None else [{"role": "system", "content": system}]
         self.clear()
 
     def clear(self) -> None:
-        """Forgets what was said."""
+        """Begins a new conversation; the system message is kept."""
         self.messages: list[Mapping[str, str]] = list(self._opening)
         self._stream, self._ids, self._turns = None, [], 0
 
     def say(self, text: str) -> Iterator[Piece]:
-        """The answer to ``text``, piece by piece. What is left out of the iteration, or cut off by
-        an exception within it (Ctrl-C), is no part of the conversation but for what was committed
-        until then.
+        """Yields the answer to a turn, piece by piece.
+
+        If the iteration ends early, or an exception (Ctrl-C) ends it, the tokens that were
+        committed until then are the answer.
+
+        Args:
+          text: the message of the user, or the text that the model continues.
 
         Raises:
-          ValueError: an empty text; a conversation that does not fit into the model's context.
+          ValueError: the text is empty, or the conversation does not fit into the model's context.
         """
         if not text:
             raise ValueError("say: the text is empty; give at least one character")
@@ -118,14 +125,13 @@ class Chat:
 
     @property
     def generation(self) -> Generation:
-        """The last answer."""
+        """The ``Generation`` of the last answer. Raises ``ValueError`` before the first turn."""
         if self._stream is None:
-            raise ValueError("generation: nothing was said yet")
+            raise ValueError("generation: there was no turn yet; call say first")
         return self._stream.generation
 
     def _turn(self, text: str) -> GenerationTask:
-        """The task of a turn. It goes on from the state of the last turn where it can, else it
-        begins anew."""
+        """Returns the task of a turn, which continues from the state of the last turn if it can."""
         if self.templated:
             ids = self.lm.chat([*self.messages, {"role": "user", "content": text}])
         else:
@@ -146,20 +152,21 @@ class Chat:
         return prepare_measured(self.lm, [ids], options, least_buffer=LEAST_BUFFER)
 
     def _goes_on(self, state: State, ids: list[int]) -> bool:
-        """Whether ``state`` is alive and holds the conversation, with which ``ids`` begin."""
+        """Returns whether ``state`` still exists and holds the conversation with which ``ids``
+        begin."""
         known = len(self._ids)
         there = not state.length.is_deleted() and int(state.length[0]) == known < len(ids)
         return there and ids[:known] == self._ids
 
     def _close(self, stream: TextStream, text: str) -> None:
-        """Takes what was committed into the conversation."""
+        """Adds the committed tokens of an answer to the conversation."""
         if stream.state is not None and not stream.state.length.is_deleted():
             stream.look()
         elif not stream.begun:  # Ctrl-C while the prompt was read
             if self.templated:
                 self.messages.pop()
             return
-        # else a burst that was cut off took the state along: what was shown is what there is
+        # else an interrupted burst has consumed the state: the answer is what was shown
         answer = stream.generation
         prompt = answer.prompts[0].tolist()
         self._ids = prompt + answer.tokens[0].tolist()
@@ -168,6 +175,7 @@ class Chat:
 
 
 def _continued(tokenizer: Tokenizer, text: str, first: bool) -> list[int]:
-    """Ids of a text in the middle of another: without what a tokenizer puts before a text."""
+    """Returns the ids of a text within a conversation, without the tokens that the tokenizer puts
+    at the beginning of a text."""
     ids, opening = tokenizer.encode(text), tokenizer.encode("")
     return ids if first or ids[: len(opening)] != opening else ids[len(opening) :]

@@ -19,8 +19,8 @@ def named_layers(lm: LM, name: str, num_draft: int) -> SelfDraft:
     """Returns the drafter of a name such as ``"self:exit=4"``.
 
     After ``self:``, ``exit=4``, ``skip=attention.3-5,mlp.7`` or ``from=FILE`` choose the layers
-    that draft; without a choice, the file that ``specjax layers`` saved in the model's folder chooses
-    them. ``:stop=0.6`` sets the probability at which a chain ends (see
+    that draft. Without a choice, the layers are those of the file that ``specjax layers`` saved in
+    the model's folder. ``:stop=0.6`` sets the probability at which a chain ends (see
     ``drafters.confidence_stop``).
 
     Args:

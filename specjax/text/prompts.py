@@ -101,7 +101,7 @@ def _no_prompt(given) -> TypeError:
 
 
 def _is_unicode(text: str) -> bool:
-    """Returns False for a text with bytes that are not UTF-8, as an argument of a command can be."""
+    """Returns False for a text with bytes that are not UTF-8, as a command argument can be."""
     try:
         text.encode()
     except UnicodeEncodeError:

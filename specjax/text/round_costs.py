@@ -1,9 +1,9 @@
-"""What a round costs at each width, measured with the programs of the request itself.
+"""The costs of rounds at each width, measured with the programs of the request itself.
 
-``Drafting(num="auto")`` lets the number of drafts follow what was accepted and what rounds cost;
-this is where the costs come from. The costs that the drafter is given pin a width, and are
-an argument of the compiled program: measuring compiles nothing that the request would not. What a
-drafter reads to catch up after plain rounds is in no cost.
+With ``Drafting(num="auto")`` the number of drafts follows from measured acceptance and from these
+costs. The costs are an argument of the compiled program, and the measurement passes costs that
+force one width, so it compiles nothing that the request does not need. The time in which a drafter
+reads tokens that plain rounds emitted is not part of any cost.
 """
 
 from __future__ import annotations
@@ -24,37 +24,47 @@ from ..drafters.adaptive import Adaptive
 from .task import GenerationTask
 
 log = logging.getLogger("specjax")
-TURNS, ENOUGH = 9, 1.0  # calls at each width at most; seconds after which three must do
-LASTING, MOST_ROUNDS = 0.01, 8  # seconds that a call should last, and rounds in it at most
-SHORTEST = 16  # tokens of the text: there must be something to copy
-PATIENCE = 4  # times as long as measuring took pass before it is done for the second time
+TURNS, ENOUGH = 9, 1.0  # the most calls at each width; seconds after which three calls are enough
+LASTING, MOST_ROUNDS = 0.01, 8  # the intended seconds of a call, and the most rounds in a call
+SHORTEST = 16  # the least tokens of the text, so that a drafter can copy from it
+PATIENCE = 4  # the second measurement waits so many times the duration of the first
 
 
 @dataclasses.dataclass(frozen=True)
 class Timed:
-    """``calls`` float ``[1 + W]``: seconds of the fastest call without any round, and of that with
-    ``rounds`` rounds at each width."""
+    """Times of calls.
+
+    Attributes:
+      rounds: the number of rounds in a call.
+      calls: float ``[1 + W]``: seconds of the fastest call without rounds, and of the fastest call
+        with ``rounds`` rounds at each width.
+    """
 
     rounds: int
     calls: np.ndarray
 
     @property
     def costs(self) -> np.ndarray:
-        """Seconds of a round, float32 ``[W]``."""
+        """Seconds of a round at each width, float32 ``[W]``."""
         costs = (self.calls[1:] - self.calls[0]) / self.rounds
-        # a clock that is too coarse, or a call that was held up: no cost is nothing, or below
+        # a coarse clock, or a call that was delayed, may give 0 or less: every cost is above 0
         return np.maximum(costs, 1e-3 * max(costs.max(), 1e-9)).astype(np.float32)
 
     def fastest(self, other: Timed) -> Timed:
-        """Combines both, call by call; returns ``self`` if they cannot be compared."""
+        """Returns the faster of each pair of calls; ``self`` if the numbers of rounds differ."""
         alike = self.rounds == other.rounds
         return Timed(self.rounds, np.minimum(self.calls, other.calls)) if alike else self
 
 
 @dataclasses.dataclass(frozen=True)
 class Price:
-    """``timed``: after each kind of text; ``due``: when it is to be measured again, by
-    ``time.monotonic``, ``wait`` seconds after the last time."""
+    """Measured costs, and when to measure again.
+
+    Attributes:
+      timed: the times after each kind of text.
+      due: the value of ``time.monotonic`` from which on the costs are measured again.
+      wait: seconds between the last measurement and ``due``.
+    """
 
     timed: tuple[Timed, ...]
     due: float
@@ -62,7 +72,7 @@ class Price:
 
     @property
     def costs(self) -> np.ndarray:
-        """Seconds of a round, float32 ``[W]``: after the text where a round takes longer."""
+        """Seconds of a round at each width, float32 ``[W]``, after the text with slower rounds."""
         return np.max([timed.costs for timed in self.timed], axis=0)
 
 
@@ -70,12 +80,15 @@ _KNOWN: dict[tuple, Price] = {}
 
 
 def with_round_costs(work: GenerationTask) -> GenerationTask:
-    """``work``, whose drafter is ``Adaptive``, with measured costs of its widths.
+    """Returns a task whose ``Adaptive`` drafter has measured costs of its widths.
 
-    They are kept in memory for each model, drafter, type of weights, batch, buffer and kind of
-    sampling, and measured again by later requests, after ever longer times: a machine that others
-    use as well has slow moments, in which rounds of different widths slow down differently. The
-    fastest of all measurements count.
+    Costs are kept in memory for each model, drafter, dtype of weights, batch, buffer and kind of
+    sampling. Later requests measure them again, at growing intervals, because a shared machine has
+    slow moments in which rounds of different widths slow down differently. The fastest of all
+    measurements count.
+
+    Args:
+      work: a task with an ``Adaptive`` drafter.
     """
     key = (
         work.lm.fingerprint,
@@ -101,39 +114,50 @@ def _price(timed: tuple[Timed, ...], wait: float) -> Price:
 
 
 def _again(work: GenerationTask, known: Price) -> Price:
-    """``known``, measured once more. Where that fails, for want of memory beside a conversation for
-    instance, it stays what it was, in a single process."""
+    """Returns ``known`` after another measurement.
+
+    If the measurement fails in a single process, for example because a conversation takes most of
+    the memory, the times stay as they were.
+    """
     begin, timed = time.monotonic(), known.timed
     try:
         fresh = _measured(work)[0]
         timed = tuple(a.fastest(b) for a, b in zip(fresh, timed, strict=True))
     except jax.errors.JaxRuntimeError as error:
-        if jax.process_count() > 1:  # the others may have gone on
+        if jax.process_count() > 1:  # the other processes may have succeeded
             raise
-        log.warning("costs of rounds are not measured again: %s", error)
+        log.warning("the costs of rounds could not be measured again: %s", error)
     spent = PATIENCE * (time.monotonic() - begin)
     return _price(timed, max(spent, 2 * known.wait))
 
 
 def round_costs(work: GenerationTask, state: State | None = None) -> np.ndarray:
-    """Seconds of a round of an ``Adaptive`` drafter at each of its widths, float32 ``[W]``.
+    """Measures the seconds of a round of an ``Adaptive`` drafter at each of its widths.
 
-    Every round is run after one repeated token: there a drafter that copies always has something
-    to propose, and a draft is as wide as was asked for. For a ``Hybrid`` or ``Fallback``, rounds
-    after tokens that are all different are timed as well, where its inner drafter is asked; the
-    dearer count. The fastest of several calls counts, less what one without any round takes. A
-    round alone takes longer than one among others, most of all a plain one: where rounds are short,
-    a call has several, if there is room and all of them draft what was asked for.
+    Every round runs after one repeated token, so that a drafter that copies always has a proposal,
+    and drafts are as wide as requested. For a ``Hybrid`` or ``Fallback``, rounds after tokens that
+    all differ are timed as well, in which its inner drafter runs; the slower of the two counts. The
+    cost is the time of the fastest of several calls, minus the time of a call without rounds. A
+    single round takes longer than one of several in a call, above all a plain round; so where
+    rounds are short, a call has several rounds, if the buffer has room and all of them draft the
+    requested width.
 
     Args:
-      state: where the rounds begin, with room for one; it is not given away. Default: after
-        prompts of the request's lengths, of 16 tokens at least.
+      work: a task with an ``Adaptive`` drafter.
+      state: the state before the rounds, with room for one round; its buffers are not donated.
+        Default: the state after prompts of the request's lengths, but of at least 16 tokens.
+
+    Returns:
+      seconds, float32 ``[W]``.
+
+    Raises:
+      TypeError: the drafter is not ``Adaptive``.
     """
     return Price(_measured(work, state)[0], 0.0, 0.0).costs
 
 
 def _measured(work: GenerationTask, state: State | None = None) -> tuple[tuple[Timed, ...], float]:
-    """What ``round_costs`` is made of, and the seconds for which calls were timed."""
+    """Returns the times for ``round_costs``, and the duration of the timing in seconds."""
     hybrid = isinstance(_adaptive(work).inner, Hybrid | Fallback)
     texts = (_repeated, _different) if hybrid else (_repeated,)
     timed, seconds = zip(*(_timed_after(text, work, state) for text in texts), strict=True)
@@ -141,14 +165,14 @@ def _measured(work: GenerationTask, state: State | None = None) -> tuple[tuple[T
 
 
 def _adaptive(work: GenerationTask) -> Adaptive:
-    """The drafter of ``work``, whose costs are measured."""
+    """Returns the drafter of ``work``. Raises ``TypeError`` if it is not ``Adaptive``."""
     if not isinstance(work.drafter, Adaptive):
         raise TypeError(f"drafter={work.drafter.name!r}: only Adaptive drafters have costs")
     return work.drafter
 
 
 def _timed_after(text, work: GenerationTask, given: State | None) -> tuple[Timed, float]:
-    """Timed rounds after ``text(tokens, vocabulary)``."""
+    """Returns the times of rounds after ``text(tokens, vocabulary)``, and the seconds they took."""
     drafter, mesh = _adaptive(work), work.lm.mesh
     vocabulary = work.lm.target.vocab_size
 
@@ -177,7 +201,7 @@ def _timed_after(text, work: GenerationTask, given: State | None) -> tuple[Timed
         return time.perf_counter() - begin, state
 
     def drafts(rounds: int, state: State) -> tuple[bool, State]:
-        """Whether so many rounds draft as much as the widest can."""
+        """Returns whether all ``rounds`` rounds draft the greatest width, and the state."""
         before = sharding.gather(state.stats.drafted)
         _, state = spend(rounds, pinned[-1], state)
         drafted = sharding.gather(state.stats.drafted) - before
@@ -206,12 +230,12 @@ def _timed_after(text, work: GenerationTask, given: State | None) -> tuple[Timed
 
 
 def _repeated(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
-    """The first token of each row, in all its places."""
+    """Returns ``tokens`` with the first token of each row in all positions of the row."""
     return np.broadcast_to(tokens[:, :1], tokens.shape).copy()
 
 
 def _different(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
-    """One token of the vocabulary after the other."""
+    """Returns rows that hold one token of the vocabulary after the other."""
     one = np.arange(tokens.shape[1], dtype=tokens.dtype) % vocabulary
     return np.broadcast_to(one, tokens.shape).copy()
 
