@@ -209,5 +209,5 @@ def test_a_name_after_ngram_is_any_that_stands_alone():
     for wrong in ("suffix+ngram", "ngram+ngram", "ngram+nothing", "ngram+"):
         with pytest.raises(ValueError, match="accepted"):
             drafter_names.resolve_drafter(lm, wrong)
-    with pytest.raises(ValueError, match="give num in its place"):
+    with pytest.raises(ValueError, match="give num instead of tree"):
         drafter_names.resolve_drafter(lm, "ngram+draft", tree="2x1")

@@ -1,4 +1,4 @@
-"""From what a user names to a drafter, its tree and its weights."""
+"""Turns the value of ``drafter=`` into a drafter object with its tree and its weights."""
 
 from __future__ import annotations
 
@@ -25,18 +25,23 @@ from .own_drafters import auto_drafter, load_draft, own_draft, own_heads
 from .own_layers import SELF
 from .session import Session
 
-NUM_DRAFT = 3  # by default; on CPU a pass costs the same over 2 to 4 tokens
-AUTO, AUTO_DRAFTS = "auto", 7  # num_draft that follows acceptance and cost, and its largest value
+NUM_DRAFT = 3  # the default; on CPU a pass takes the same time over 2 to 4 tokens
+AUTO, AUTO_DRAFTS = "auto", 7  # the name of adaptive drafting, and its greatest number of drafts
 NO_DRAFTS = ("none", "plain")  # names of plain decoding
-# before the name of a drafter: copies first, see drafters/hybrid.py and drafters/fallback.py
+# before the name of a drafter: tokens are copied if possible, see drafters/hybrid.py and
+# drafters/fallback.py
 LOOKUPS = ("ngram+", "suffix+", "sam+")
-MOST_DRAFTS = 64  # levels of a draft; each is a part of the program, thousands compile for hours
+MOST_DRAFTS = 64  # levels of a draft; each is a part of the program: thousands compile for hours
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class WithLookup:
-    """What ``"ngram+name"`` means: ``inner``, a draft model or heads, where there is nothing to
-    copy; ``lookup``: one of ``LOOKUPS``."""
+    """The drafter of a name such as ``"ngram+draft"``.
+
+    Attributes:
+      inner: the draft model, heads or layers that draft where nothing can be copied.
+      lookup: one of ``LOOKUPS``.
+    """
 
     inner: LM | HeadLM | SelfDraft
     lookup: str = LOOKUPS[0]
@@ -49,21 +54,31 @@ class WithLookup:
         return self.name
 
 
-# What ``named`` leaves, or what a user gives.
+# values of ``drafter=`` after ``named``
 DrafterGiven = str | LM | HeadLM | WithLookup | Session | Drafter | None
 
 
 def resolve_drafter(
     lm: LM, drafter, num_draft: int | str | None = None, params: PyTree = None, tree=None, how=None
 ):
-    """The drafter object for what ``generate`` was given, and its weights.
+    """Returns the drafter object for the options of ``generate``, and its weights.
 
-    With ``num_draft="auto"`` an ``Adaptive`` one, whose costs are still to be measured. ``tree``:
-    what ``trees.as_topology`` takes, in place of a number of drafts. ``how``: of ``expand.HOW``,
-    how a rule wants siblings drawn (objects draw as they say); None: as the drafter does.
+    With ``num_draft="auto"`` the drafter is an ``Adaptive`` one, whose costs are not measured yet.
+
+    Args:
+      lm: the target.
+      drafter: the value of ``drafter=``.
+      num_draft: the value of ``Drafting.num``.
+      params: the weights of a drafter object.
+      tree: a topology, or a value that ``trees.as_topology`` takes, in place of a number.
+      how: the way to sample siblings that the rule needs, one of ``expand.HOW``; None: the
+        drafter's own way. Drafter objects always use their own setting.
+
+    Returns:
+      the drafter, and its parameters or None.
 
     Raises:
-      ValueError, TypeError: the drafter, the number or the tree is none that is accepted.
+      ValueError, TypeError: the drafter, the number or the tree is not accepted.
     """
     if isinstance(drafter, str | os.PathLike):
         drafter = named(lm, drafter)
@@ -75,7 +90,7 @@ def resolve_drafter(
         if not inner.num_draft:  # plain decoding
             return inner, params
         if isinstance(inner, drafters.Adaptive):
-            raise ValueError("num='auto': the drafter is adaptive already; leave it out")
+            raise ValueError("num='auto': the drafter is adaptive already; leave num out")
         adaptive = drafters.Adaptive(inner)
         return adaptive, {"inner": params, "costs": np.ones(len(adaptive.widths), np.float32)}
     shape = None if tree is None else _checked(tree, num_draft)
@@ -95,7 +110,7 @@ def resolve_drafter(
     if isinstance(drafter, WithLookup):
         if shape is not None:
             raise ValueError(
-                f"tree={tree!r}: {drafter.name!r} drafts chains; give num in its place"
+                f"tree={tree!r}: {drafter.name!r} drafts chains only; give num instead of tree"
             )
         most = drafts()
         own, deepest = min(most, NUM_DRAFT), None
@@ -134,8 +149,8 @@ def resolve_drafter(
         ), drafter.params
     if isinstance(drafter, drafters.heads.HeadDrafter) and params is None:
         raise ValueError(
-            f"drafter: {drafter.name} has weights, give them as drafter_params; or give what "
-            "specjax.load_drafter returns, whole"
+            f"drafter: {drafter.name} needs its weights; give them as drafter_params, or give the "
+            "heads from specjax.load_drafter, which hold both"
         )
     if not isinstance(drafter, Drafter):
         raise TypeError(
@@ -147,23 +162,23 @@ def resolve_drafter(
 
 
 def simple_names() -> tuple[str, ...]:
-    """Names that stand for neither a draft model nor heads."""
+    """Returns the names that are neither those of draft models nor those of heads."""
     return (*NO_DRAFTS, *registry.table_names(), AUTO)
 
 
 def is_simple(name: str) -> bool:
-    """Whether a name is one of ``simple_names``, or that of a table with settings after it."""
+    """Returns whether a name is one of ``simple_names``, or a table's name with settings."""
     return name in simple_names() or name.partition(":")[0] in registry.table_names()
 
 
 def _heads() -> tuple[str, ...]:
-    """All names of heads: those of the registry, and what else users may type for them."""
+    """Returns all names of heads: those of the registry, and their aliases."""
     heads = registry.entries("head")
     return tuple(name for entry in heads for name in (entry.name, *entry.aliases))
 
 
 def _check_name(drafter: str) -> None:
-    """Raises ValueError for what can be no drafter's name."""
+    """Raises ``ValueError`` for a text that is not the name of a drafter."""
     name = drafter.removeprefix(lookup_of(drafter))
     if name in ("draft", *_heads()) or (name == drafter and is_simple(name)):
         return
@@ -172,8 +187,8 @@ def _check_name(drafter: str) -> None:
     entry = registry.find(name)
     if entry is not None and entry.kind == "wrapper":
         raise ValueError(
-            f"drafter={drafter!r} is made of other drafters, and has no name that says which: give "
-            f"an object, specjax.drafters.{entry.class_name}(...), num='auto' for an adaptive one, "
+            f"drafter={drafter!r} is made of other drafters, and no name tells which: give an "
+            f"object, specjax.drafters.{entry.class_name}(...), num='auto' for adaptive drafting, "
             f"or {', '.join(map(repr, LOOKUPS))} before a name"
         )
     if "/" not in name and name not in EMBEDDED and not os.path.isdir(name):
@@ -183,13 +198,13 @@ def _check_name(drafter: str) -> None:
             f"{', '.join(map(repr, _heads()))}, 'self:exit=E' and 'self:skip=...' "
             "(layers of the target itself), the folder or hub name "
             f"(owner/name) of a draft model or of heads, {', '.join(map(repr, LOOKUPS))} before "
-            "'draft' or any name after it, what specjax.load or specjax.load_drafter returns, a "
-            "specjax.Drafter"
+            "'draft' or any name after it in this list, a model from specjax.load, heads from "
+            "specjax.load_drafter, a specjax.Drafter"
         )
 
 
 def lookup_of(name: str) -> str:
-    """With which of ``LOOKUPS`` a name begins; empty: with none."""
+    """Returns the one of ``LOOKUPS`` with which a name begins, or ``""``."""
     return next((lookup for lookup in LOOKUPS if name.startswith(lookup)), "")
 
 
@@ -203,14 +218,14 @@ def _checked(tree, num_draft) -> trees.Topology:
         raise ValueError(f"tree={tree!r} and num={num_draft}: give one of the two, or 'auto'")
     shape = trees.as_topology(tree)
     if shape.depth > MOST_DRAFTS:
-        raise ValueError(f"tree={tree!r} is {shape.depth} deep; at most {MOST_DRAFTS}")
+        raise ValueError(f"tree={tree!r} has depth {shape.depth}; at most {MOST_DRAFTS} is allowed")
     if shape.depth < 1:
-        raise ValueError(f"tree={tree!r} has no node below the root; take drafter='none'")
+        raise ValueError(f"tree={tree!r} has no node below the root; give drafter='none'")
     return shape
 
 
 def _with_tree(heads: HeadLM, shape: trees.Topology | None, lm: LM):
-    """The drafter of ``heads`` with a tree of that shape; None: its own."""
+    """Returns the drafter of ``heads`` with the given topology; None: with its own."""
     own = heads.drafter
     if heads.target != lm.checkpoint:
         raise ValueError(
@@ -222,17 +237,17 @@ def _with_tree(heads: HeadLM, shape: trees.Topology | None, lm: LM):
     if own.max_depth is not None and shape.depth > own.max_depth:
         raise ValueError(
             f"{heads!r} has {own.max_depth} heads, and {shape} is {shape.depth} tokens deep: give "
-            f"num={own.max_depth} or less, or a tree that is no deeper"
+            f"num={own.max_depth} or less, or a tree of at most this depth"
         )
     return own.with_topology(shape)
 
 
 def _replaced(drafter: Drafter, **fields) -> Drafter:
-    """``drafter`` with other values in some fields."""
+    """Returns ``drafter`` with other values in some fields."""
     if not dataclasses.is_dataclass(drafter):
         raise TypeError(
             f"drafter={drafter!r:.60}: {', '.join(fields)} cannot be set on a drafter that is no "
-            "dataclass; make it one, or set it yourself"
+            "dataclass; make its class a dataclass, or make the object with other values"
         )
     return dataclasses.replace(drafter, **fields)
 
@@ -240,16 +255,19 @@ def _replaced(drafter: Drafter, **fields) -> Drafter:
 def named(
     lm: LM, name: str | os.PathLike, **settings
 ) -> str | LM | HeadLM | WithLookup | SelfDraft:
-    """What ``drafter=name`` means for a target; those of no drafts and of tables are
-    returned as they are.
+    """Returns the drafter that a name stands for; names of plain decoding and of tables stay names.
 
-    A folder or a hub name holds a draft model or heads; its config tells which. A folder of a draft
-    model without a tokenizer, as training exports it, has its target's. ``settings``: what ``load``
-    takes for a draft model besides.
+    A folder or a hub name holds a draft model or heads, as its config tells. If the folder of a
+    draft model has no tokenizer, as after training, the target's tokenizer is used.
+
+    Args:
+      lm: the target.
+      name: a name, a folder or a hub name.
+      settings: further arguments of ``load`` for a draft model.
 
     Raises:
-      ValueError, FileNotFoundError, OSError: a name that means nothing, or as ``load`` and
-        ``load_drafter`` do.
+      ValueError: the name is unknown, or ``load`` or ``load_drafter`` refuses the drafter.
+      OSError: the folder or the hub name cannot be read (``FileNotFoundError`` if it is absent).
     """
     if not isinstance(name, str):
         return _from_folder(lm, os.fspath(name), settings)
@@ -264,7 +282,7 @@ def named(
 
 
 def _with_weights(lm: LM, name: str, settings: dict) -> LM | HeadLM | SelfDraft:
-    """The draft model, the heads or the layers of a name."""
+    """Returns the draft model, the heads or the layers of a name."""
     if name == DRAFT:
         return own_draft(lm)
     if name.partition(":")[0] == SELF:
@@ -274,7 +292,7 @@ def _with_weights(lm: LM, name: str, settings: dict) -> LM | HeadLM | SelfDraft:
 
 
 def _from_folder(lm: LM, text: str, settings: dict) -> LM | HeadLM:
-    """The draft model or the heads in a folder, or of a name on the hub."""
+    """Returns the draft model or the heads in a folder, or of a name on the hub."""
     try:
         folder = config_folder(text)
     except OSError as error:
@@ -282,7 +300,7 @@ def _from_folder(lm: LM, text: str, settings: dict) -> LM | HeadLM:
             raise
         known = ", ".join((*simple_names(), "draft", *_heads()))
         kind = FileNotFoundError if isinstance(error, FileNotFoundError) else OSError
-        raise kind(f"{error}. If that was to be a name: known are {known}") from None
+        raise kind(f"{error}. If a name was meant: the known names are {known}") from None
     config = read_json(folder, "config.json")
     model_type = config.get("model_type")
     known = model_type in FAMILIES or model_type in families.FAMILIES

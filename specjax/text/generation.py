@@ -1,7 +1,7 @@
-"""Text in, text out: ``generate`` and ``stream_text``, on top of the loop.
+"""Text in, text out: ``generate`` and ``stream_text``.
 
-Rounds run in bursts whose length follows the clock: short enough to show text early and to stop on
-Ctrl-C, long enough to cost nothing. All bursts are one compiled program.
+Rounds run in bursts of about a fixed duration: short enough to show text early and to stop on
+Ctrl-C, long enough that the return to Python costs nothing. All bursts are one compiled program.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .prepare import prepare_measured
 from .stop_strings import RowText
 from .task import GenerationTask
 
-PROMPTLY, AT_LEISURE = 0.03, 0.3  # seconds that a burst should last when streamed, when not
+PROMPTLY, AT_LEISURE = 0.03, 0.3  # intended seconds of a burst with and without streaming
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,18 +31,19 @@ class Generation:
     """The generated texts, row by row.
 
     Attributes:
-      texts: the new text of each row, without the prompt and without special tokens.
-      tokens: the new token ids of each row, int32 ``[n]``; an end-of-text token is kept.
-      from_draft: bool ``[n]`` of each row: the token was drafted and accepted, else it is the
-        target's own.
-      prompts: the prompt's token ids of each row, int32 ``[t]``.
-      stats: counters, see ``Stats``. Tokens after a stop string, which the round that completed
-        it may have committed, are counted.
+      texts: the generated text of each row, without the prompt and without special tokens.
+      tokens: the generated token ids of each row, int32 ``[n]``, including an end-of-text token.
+      from_draft: bool ``[n]`` for each row: True for an accepted draft token, False for one of the
+        target's own tokens.
+      prompts: the token ids of each row's prompt, int32 ``[t]``.
+      stats: counters, see ``Stats``. They count the tokens after a stop string that the last round
+        committed.
       reasons: why each row ended: ``"stop"`` (an end-of-text id or a stop string), ``"length"``
-        (its budget), ``"no token"`` (the law gave no token any probability, or the logits were
-        NaN); empty where the row still runs.
-      logprobs: natural logarithms, float32 ``[n]`` of each row; None if not asked for.
-      finished: False if Ctrl-C ended it, or if it still runs: then this is what is committed.
+        (its budget is used up), ``"no token"`` (the law gave no token any probability, or the
+        logits were NaN); empty for a row that has not ended.
+      logprobs: log-probabilities of the tokens (natural logarithms), float32 ``[n]`` for each row;
+        None if they were not requested.
+      finished: whether all rows have ended; False after Ctrl-C, and while a stream is running.
     """
 
     texts: list[str]
@@ -56,7 +57,7 @@ class Generation:
 
     @property
     def text(self) -> str:
-        """The text of the only row."""
+        """The text of the only row. Raises ``ValueError`` if there are several rows."""
         if len(self.texts) != 1:
             raise ValueError(f"text: there are {len(self.texts)} rows; use texts")
         return self.texts[0]
@@ -64,7 +65,13 @@ class Generation:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """Freshly committed text of one origin: accepted draft tokens, or the target's own."""
+    """A piece of newly committed text: accepted draft tokens, or the target's own tokens.
+
+    Attributes:
+      text: the text.
+      from_draft: whether its tokens were drafted.
+      row: the index of its row.
+    """
 
     text: str
     from_draft: bool
@@ -78,13 +85,13 @@ def generate(lm: LM, prompts: Prompts | None = None, *, options: Options) -> Gen
     Args:
       lm: the target, from ``specjax.load`` or ``specjax.LM.of``.
       prompts: a text or its token ids, or a list of either; never empty. A model without a
-        tokenizer takes and gives token ids. For T5 this is what its encoder reads; with ``inputs``,
-        the ids that the decoder begins with (None: the model's own).
-      drafter: who drafts.
+        tokenizer takes and returns token ids. T5's encoder reads the prompts. With ``inputs``, the
+        prompts are the token ids with which the decoder begins (None: the model's default).
+      drafter: the drafter.
 
         - ``"auto"``: the heads or the small draft model in the model's own folder, else
           ``"ngram"``.
-        - ``"none"``, ``"plain"`` or None: nobody, for plain decoding.
+        - ``"none"``, ``"plain"`` or None: no drafter, for plain decoding.
         - ``"ngram"``, ``"suffix"`` or ``"sam"``: copies from the text so far. ``"recycling"``: the
           tokens that the target last found most probable after each token. ``"jacobi"`` or
           ``"lookahead"``: the tokens that the target predicted at later positions.
@@ -94,37 +101,40 @@ def generate(lm: LM, prompts: Prompts | None = None, *, options: Options) -> Gen
           ``"mtp"``, ``"mtp_heads"``, ``"medusa"``, ``"hydra"``, ``"blockwise"``,
           ``"speculator"``, ``"redrafter"``, ``"block"`` (or ``"dflash"``).
         - The folder or hub name of a draft model or of heads.
-        - ``"ngram+NAME"``, ``"suffix+NAME"`` or ``"sam+NAME"``: copies where there is something to
-          copy, else the draft model, heads or layers of that name (see ``drafters.Hybrid`` and
+        - ``"ngram+NAME"``, ``"suffix+NAME"`` or ``"sam+NAME"``: copies where the text so far has a
+          match, else the draft model, heads or layers of that name (see ``drafters.Hybrid`` and
           ``drafters.Fallback``).
-        - An object: what ``specjax.load`` or ``specjax.load_drafter`` returns, a
+        - An object: a model from ``specjax.load``, heads from ``specjax.load_drafter``, a
           ``specjax.Drafter``, a ``specjax.text.Session`` or a ``specjax.text.Retrieval``.
 
-      drafting: how much is drafted, in which shape, and which rule accepts: ``specjax.Drafting``.
-      sampling: how tokens are drawn, by default greedily: ``specjax.Sampling``. Each setting is one
-        number, or one for each row; a ``logit_bias`` may be a mapping from token id to bias.
-      max_new_tokens: for all rows, or one number for each row.
-      seed: of the random draws; one number, or one for each prompt: a row with a seed of its own
-        has the text that it has alone with that seed. A row's text depends on the seed, its index,
-        its prompt and its settings, not on the rest of the batch. Only with
-        ``Drafting(num="auto")`` above temperature 0 does the text also depend on the clock; its
+      drafting: the number of drafts, the shape of the draft and the acceptance rule, see
+        ``specjax.Drafting``.
+      sampling: how tokens are drawn, greedily by default, see ``specjax.Sampling``. Each setting is
+        one number, or one for each row; ``logit_bias`` may be a mapping from token id to bias.
+      max_new_tokens: the budget of all rows, or of each row.
+      seed: the seed of the random draws, one number, or one for each prompt. A row whose prompt has
+        its own seed has the text that it has alone with that seed. The text of a row depends on the
+        seed, its index, its prompt and its settings, not on the rest of the batch. With
+        ``Drafting(num="auto")`` above temperature 0, the text also depends on measured times; its
         distribution does not.
-      stop: ids that end a row; None: the model's end-of-text ids; ``()``: none.
-      stop_strings: a text or several that end a row, or several for each prompt. The text is cut
-        before the stop string, the tokens after the one that completed it.
+      stop: token ids that end a row; None: the model's end-of-text ids; ``()``: none.
+      stop_strings: one string or several strings that end a row, or several for each prompt. The
+        text is cut before the stop string, and the tokens after the token that completed it.
       drafter_params: the weights of a drafter object; refused with any other drafter.
-      num_samples: texts for each prompt, which is read once. Rows ``i * num_samples`` to
-        ``(i + 1) * num_samples - 1`` belong to prompt ``i``.
-      logprobs: ``True`` or ``"raw"`` for the log-probabilities that the model itself gives the new
-        tokens, ``"law"`` for those under the distribution that they were drawn from.
-      inputs: what the encoder of an encoder-decoder model reads: for Whisper the features of
-        30 seconds a row, ``[B, bins, frames]`` (see ``specjax.models.whisper``).
+      num_samples: the number of texts for each prompt, which is read once. Rows
+        ``i * num_samples`` to ``(i + 1) * num_samples - 1`` continue prompt ``i``.
+      logprobs: ``True`` or ``"raw"`` for the log-probabilities of the generated tokens in the
+        model's softmax, ``"law"`` for those in the law from which the tokens were drawn.
+      inputs: the input of the encoder of an encoder-decoder model; for Whisper the features of
+        30 seconds for each row, ``[B, bins, frames]`` (see ``specjax.models.whisper``).
 
     Returns:
-      ``Generation``. Ctrl-C ends the generation, not the program: what is there is returned.
+      a ``Generation``. Ctrl-C ends the generation, but raises nothing: the tokens that were
+      committed until then are returned.
 
     Raises:
-      ValueError, TypeError: before anything is compiled, naming the argument and the way out.
+      ValueError, TypeError: before anything is compiled: an option is wrong. The error names the
+        argument and the accepted values.
 
     Example::
 
@@ -137,17 +147,17 @@ def generate(lm: LM, prompts: Prompts | None = None, *, options: Options) -> Gen
 
 @takes(Options)
 def stream_text(lm: LM, prompts: Prompts | None = None, *, options: Options) -> TextStream:
-    """The same as ``generate``, with the same options, piece by piece as it is committed.
+    """Continues prompts as ``generate`` does, and yields the text piece by piece.
 
     Args:
-      lm, prompts, drafter, ...: as ``generate`` takes them.
+      lm, prompts, drafter, ...: see ``generate``.
 
     Returns:
-      ``TextStream``, an iterator over ``Piece``s. Ctrl-C is raised where the pieces are asked for;
-      ``TextStream.generation`` then holds what was committed until then.
+      a ``TextStream``, an iterator over ``Piece``s. Ctrl-C raises ``KeyboardInterrupt`` within the
+      iteration; ``TextStream.generation`` then holds the tokens that were committed until then.
 
     Raises:
-      ValueError, TypeError: before anything is compiled, as ``generate`` does.
+      ValueError, TypeError: before anything is compiled, see ``generate``.
 
     Example::
 
@@ -160,7 +170,15 @@ def stream_text(lm: LM, prompts: Prompts | None = None, *, options: Options) -> 
 
 
 class TextStream:
-    """An iterator over ``Piece``s; ``generation`` is what there is at any moment."""
+    """An iterator over ``Piece``s of text.
+
+    Args:
+      work: the task.
+
+    Attributes:
+      generation: the ``Generation`` of all tokens committed so far.
+      state: the state of the loop after the last burst, or None.
+    """
 
     def __init__(self, work: GenerationTask):
         self._task, self._finished = work, False
@@ -185,24 +203,24 @@ class TextStream:
                 yield Piece(piece, bool(seen.from_draft[row, shown[row] - 1]), row)
 
     def finish(self) -> Generation:
-        """Runs to the end, or to Ctrl-C, without cutting the text into pieces."""
+        """Runs until all rows end, or until Ctrl-C, and returns the ``Generation``."""
         try:
-            # stop strings are found in the text, so it has to be looked at as it comes
+            # stop strings are matched in the text, so it must be decoded piece by piece
             for _ in self if any(self._task.stop_strings) else self._run(AT_LEISURE):
                 pass
         except KeyboardInterrupt:
-            if self._seen is None:  # nothing to give back
+            if self._seen is None:  # no token was committed
                 raise
         return self.generation
 
     @property
     def rule(self) -> str:
-        """The acceptance rule's name; where it is ``auto``, that of the one this stands for."""
+        """The name of the acceptance rule; for ``auto``, of the rule that was chosen."""
         return self._task.rule_name
 
     @property
     def num_tokens(self) -> int:
-        """New tokens until now, over all rows."""
+        """The number of generated tokens so far, summed over all rows."""
         if self._seen is None:
             return 0
         if any(self._task.stop_strings):
@@ -216,7 +234,11 @@ class TextStream:
 
     @property
     def generation(self) -> Generation:
-        """All that was committed until now."""
+        """The ``Generation`` of all tokens committed so far.
+
+        Raises:
+          ValueError: no burst was run yet.
+        """
         if self._seen is None:
             raise ValueError("generation: nothing has run yet; iterate, or call finish()")
         seen, texts, rows, reasons = self._seen, [], [], []
@@ -239,17 +261,18 @@ class TextStream:
 
     @property
     def begun(self) -> bool:
-        """Whether anything of the state was seen."""
+        """Whether a burst was run."""
         return self._seen is not None
 
     def look(self) -> Decoded:
-        """Takes in what was committed, also by a burst that Ctrl-C cut off from being shown, and
-        returns it.
+        """Returns the committed tokens of the current state, and takes them into ``generation``.
+
+        After Ctrl-C these may include a burst whose text was not shown.
 
         Raises:
-          RuntimeError: the state was lost with the burst.
+          RuntimeError: an interrupted burst has consumed the state.
         """
-        # real copies: the next burst is given the state's buffers
+        # copies on the host, because the buffers of the state are donated to the next burst
         state = required(self.state, "state")
         with sharding.peers():
             self._seen = seen = sharding.gather(result(state))
@@ -257,29 +280,29 @@ class TextStream:
         return seen
 
     def _going(self) -> list[np.ndarray]:
-        """The tokens of the rows that go on."""
+        """Returns the token ids of each row that is still decoded."""
         seen = required(self._seen, "the state of a burst")
         tokens, lengths = np.asarray(seen.tokens), np.asarray(seen.lengths)
         rows = np.flatnonzero(np.asarray(seen.ended) == 0)
         return [tokens[row, : lengths[row]] for row in rows]
 
     def _learn(self) -> None:
-        """Gives what was generated to the session."""
+        """Adds the generated texts to the session."""
         if self._task.session is not None:
             new = self.generation
             for prompt, tokens in zip(new.prompts, new.tokens, strict=True):
                 self._task.session.add(prompt, tokens)
 
     def _run(self, seconds: float) -> Iterator[Decoded]:
-        """What is committed, on the host, after each burst of about ``seconds``."""
+        """Yields the committed tokens, on the host, after each burst of about ``seconds``."""
         self.state, rounds = self._task.start(), 1
         if self._task.session is not None and self._task.session.asks:
-            seconds = min(seconds, PROMPTLY)  # what it was asked is soon out of date
+            seconds = min(seconds, PROMPTLY)  # results of a search are soon out of date
         while True:
             seen = self.look()
             over = self._over.copy()
             yield seen
-            if (self._over & ~over).any():  # they must not cost anything more
+            if (self._over & ~over).any():  # rows with a stop string take no part in further rounds
                 self.state = self._task.end(self.state, self._over)
                 self._finished = not np.any(sharding.gather(self.state.budget) > 0)
             if self._finished:

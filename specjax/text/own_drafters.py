@@ -1,7 +1,7 @@
-"""The drafters that a model has of its own: heads and a draft model in the model's folder.
+"""A model's own drafters: heads and a draft model in the model's folder.
 
-``<folder>/<name>`` holds the heads of that name, such as ``eagle3``, and ``<folder>/draft`` a draft
-model. Modules for multi-token prediction may lie in the model's own checkpoint instead.
+``<folder>/<name>`` holds the heads of that name, such as ``eagle3``, and ``<folder>/draft`` holds a
+draft model. Modules for multi-token prediction may lie in the model's checkpoint instead.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ log = logging.getLogger("specjax")
 P = ParamSpec("P")
 T = TypeVar("T")
 DEFAULT_DRAFTS = {"embedded": "embedded-draft"}  # target -> its draft model, for drafter="draft"
-# what drafter="auto" is for a model that was measured, and why
+# the drafter that drafter="auto" selects for a model that was measured, and the reason
 MEASURED = {
     "embedded": ("ngram", "in whole runs none of its own drafters is faster, see the benchmarks"),
     "embedded-draft": ("ngram", "it has no drafter of its own"),
 }
-# ``auto`` takes a draft model whose weights are at least so many times smaller than the target's:
-# the passes of three drafts then read less than half of what a pass of the target reads, and bring
-# 1.2 to 1.6 tokens in the benchmarks
+# ``auto`` takes a draft model if its weights are at least so many times smaller than the target's.
+# The passes for three drafts then read less than half as many bytes as a pass of the target, and
+# give 1.2 to 1.6 tokens in the benchmarks
 TIMES_SMALLER = 8
 
-# What was found for a model, as long as the model lives: a cache that held the model itself would
-# keep its weights in memory after the last reference to it is gone.
+# The results for each living model: a cache that held the model itself would keep its weights in
+# memory after the last reference to the model is gone.
 _FOUND: weakref.WeakKeyDictionary[LM, dict] = weakref.WeakKeyDictionary()
 
 
 def _once_a_model(find: Callable[Concatenate[LM, P], T]) -> Callable[Concatenate[LM, P], T]:
-    """``find(lm, *names)``, called once for each living model and names."""
+    """Returns ``find``, which then runs once for each living model and further arguments."""
 
     @functools.wraps(find)
     def remembered(lm: LM, *names: P.args, **options: P.kwargs) -> T:
@@ -57,11 +57,15 @@ def _once_a_model(find: Callable[Concatenate[LM, P], T]) -> Callable[Concatenate
 
 @_once_a_model
 def auto_drafter(lm: LM) -> str | LM | HeadLM:
-    """What ``drafter="auto"`` is for a model: the first of ``own_names`` that can be loaded, else
-    ``"ngram"``, which needs no weights and costs almost nothing where there is nothing to copy.
+    """Returns the drafter that ``drafter="auto"`` selects for a model.
 
-    Nothing is measured: ``specjax.compare`` and ``specjax.plan`` tell whether it pays. For the
-    embedded models a table names what pays by the figures of the documentation.
+    It is the first of ``own_names`` that can be loaded, else ``"ngram"``, which needs no weights
+    and costs almost nothing where nothing can be copied. For the embedded models, a table names the
+    fastest drafter in the benchmarks. For other models nothing is measured: ``specjax.compare`` and
+    ``specjax.plan`` measure whether the drafter is faster than plain decoding.
+
+    Args:
+      lm: the target.
     """
     if lm.name in MEASURED:
         name, reason = MEASURED[lm.name]
@@ -70,7 +74,7 @@ def auto_drafter(lm: LM) -> str | LM | HeadLM:
     try:
         names = own_names(lm)
     except (ValueError, OSError) as error:
-        log.warning("what %s has of its own cannot be read: %s", lm.name, error)
+        log.warning("the own drafters of %s cannot be read: %s", lm.name, error)
         names = ()
     for name in names:
         try:
@@ -86,8 +90,14 @@ def auto_drafter(lm: LM) -> str | LM | HeadLM:
 
 
 def own_names(lm: LM) -> tuple[str, ...]:
-    """Names of the drafters that a model has of its own and that ``auto`` may take, those of the
-    highest ``priority`` in the registry first. A draft model must be ``TIMES_SMALLER``."""
+    """Returns the names of a model's own drafters that ``auto`` may take.
+
+    Drafters with a higher ``priority`` in the registry come first. A draft model must be
+    ``TIMES_SMALLER`` than the target.
+
+    Args:
+      lm: the target.
+    """
 
     def held(entry: registry.Entry) -> bool:
         folder = _folder_within(lm, entry.name)
@@ -100,10 +110,14 @@ def own_names(lm: LM) -> tuple[str, ...]:
 
 @_once_a_model
 def own_heads(lm: LM, name: str) -> HeadLM:
-    """The heads of a name that a model has of its own.
+    """Returns a model's own heads of a name.
+
+    Args:
+      lm: the target.
+      name: the name of the heads, such as ``eagle3``.
 
     Raises:
-      ValueError: it has none, or they are broken.
+      ValueError: the model has no heads of this name, or they cannot be loaded.
     """
     if name == "mtp" and _holds_modules(lm):
         return load_drafter(lm.name, lm, revision=lm.revision)
@@ -121,7 +135,7 @@ def own_heads(lm: LM, name: str) -> HeadLM:
 
 
 def own_draft_name(lm: LM) -> str | None:
-    """The name or folder of the draft model that belongs to a target; None: there is none."""
+    """Returns the name or folder of a target's own draft model, or None."""
     if lm.name in EMBEDDED:
         return DEFAULT_DRAFTS.get(lm.name)
     folder = _folder_within(lm, DRAFT)
@@ -130,10 +144,10 @@ def own_draft_name(lm: LM) -> str | None:
 
 @_once_a_model
 def own_draft(lm: LM) -> LM:
-    """The draft model that belongs to a target.
+    """Returns a target's own draft model.
 
     Raises:
-      ValueError: there is none, or it is broken.
+      ValueError: the target has no draft model, or it cannot be loaded.
     """
     name = own_draft_name(lm)
     if name is None:
@@ -147,8 +161,16 @@ def own_draft(lm: LM) -> LM:
 
 
 def load_draft(lm: LM, name: str, config: dict, settings: dict[str, Any]) -> LM:
-    """The draft model in a folder, or of a name on the hub, with its config. One without a
-    tokenizer, as training exports it, has its target's. ``settings``: what ``load`` takes."""
+    """Returns the draft model in a folder, or of a name on the hub.
+
+    If a folder has no tokenizer, as after training, the target's tokenizer is used.
+
+    Args:
+      lm: the target.
+      name: a folder or a hub name.
+      config: the draft model's ``config.json``.
+      settings: further arguments of ``load``.
+    """
     own: dict[str, Any] = {"dtype": lm.dtype.name}
     fits = config.get("vocab_size") == lm.target.vocab_size
     if fits and Path(name).is_dir() and not holds_tokenizer(name):
@@ -162,7 +184,8 @@ def _load_once(name: str, dtype: str) -> LM:
 
 
 def _folder_within(lm: LM, name: str) -> Path | None:
-    """The folder of a drafter within that of a model, by its name or an alias."""
+    """Returns the folder of a drafter within a model's folder, by the drafter's name or an alias;
+    None if there is none."""
     entry = registry.find(name)
     names = (name,) if entry is None else (entry.name, *entry.aliases)
     beside = EMBEDDED[lm.name].parent if lm.name in EMBEDDED else Path(lm.name)
@@ -171,14 +194,16 @@ def _folder_within(lm: LM, name: str) -> Path | None:
 
 
 def _holds_modules(lm: LM) -> bool:
-    """Whether the checkpoint of a model has modules for multi-token prediction. A model without a
-    checkpoint was made of arrays, and its name is no folder."""
+    """Returns whether a model's checkpoint has modules for multi-token prediction.
+
+    A model without a checkpoint was made from arrays, and its name is not a folder.
+    """
     own = lm.checkpoint and lm.name not in EMBEDDED
     return bool(own) and holds_modules(lm.name, lm.revision)
 
 
 def _is_small(draft: Path, target: Path) -> bool:
-    """Whether a draft model's weights are ``TIMES_SMALLER`` than the target's, by their files."""
+    """Returns whether a draft model's files of weights are ``TIMES_SMALLER`` than the target's."""
     sizes = [
         sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         for folder in (draft, target)
