@@ -1,7 +1,8 @@
-"""Is a rule, or another engine, lossless? Held against the exact law of a small model.
+"""Tests whether a rule, or another engine, is lossless, by the exact law of a small model.
 
-``audit_rule`` enumerates what a rule says on toys, and where that is impossible draws many texts
-with the whole loop. ``audit_samples`` holds texts that were drawn elsewhere against a model's law.
+``audit_rule`` enumerates the outcomes of a rule on toys; where that is impossible, it draws many
+texts with the whole loop. ``audit_samples`` compares texts that another engine drew with the law of
+a model.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from .audit_report import AuditReport, Finding, sampled_finding
 from .rescoring import scores_of_new
 from .sampled_law import Evidence, joint_counts, judge
 
-EXACT = 1e-5  # total variation that float32 may leave of an enumerated law
+EXACT = 1e-5  # the greatest total variation of an enumerated law that float32 explains
 SHAPES = {
     "a chain of 3": (-1, 0, 1, 2),
     "2 siblings": (-1, 0, 0),
     "a tree of 5": (-1, 0, 0, 1, 1, 2),
 }
 WAYS = ("iid", "distinct", "hub")
-BINS, PAIRED = 20, 5  # of ranks, and of the ranks of two tokens in a row
+BINS, PAIRED = 20, 5  # bins of places, and of the places of two tokens in a row
 LEAST_TOKENS = 200
 
 
 @dataclasses.dataclass(frozen=True)
 class Bigram(Target):
-    """A toy: logits by the last token alone, ``params`` float32 ``[V, V]``."""
+    """A toy whose logits depend on the last token alone; ``params`` are float32 ``[V, V]``."""
 
     vocab_size: int
 
@@ -57,24 +58,25 @@ class Bigram(Target):
 def audit_rule(
     rule: str | Rule, *, samples: int = 200_000, false_alarm: float = 1e-3, laws: int = 3
 ) -> AuditReport:
-    """Holds an acceptance rule against the exact law, for each shape of draft that it admits.
+    """Compares an acceptance rule with the exact law, for each shape of draft that it admits.
 
-    Where the rule tests each node at most once, by a uniform of ``sampling.drawing.uniforms`` and a
-    threshold that the draft determines, all drafts times all outcomes of its tests are enumerated.
-    Otherwise (noise shared with drafters, uniforms of its own) the whole loop draws texts of three
-    tokens, held against the law by chi-squared.
+    If the rule tests each node at most once, by a uniform from ``sampling.drawing.uniforms`` and a
+    threshold that the draft determines, all drafts and all outcomes of the tests are enumerated.
+    With any other rule (with noise shared with drafters, or uniforms of its own), the whole loop
+    draws texts of three tokens, and a chi-squared test compares their frequencies with the law.
 
     Args:
-      rule: a name, or an object; its ``check`` says which drafts it admits.
-      samples: texts drawn for each shape of draft that cannot be enumerated.
-      false_alarm: probability that a sound rule is called biased, over all shapes.
-      laws: pairs of random laws that are enumerated for each shape.
+      rule: the name of a rule, or an object; its ``check`` decides which drafts it admits.
+      samples: the number of texts that are drawn for a shape of draft that cannot be enumerated.
+      false_alarm: the probability that a lossless rule is reported as biased, over all shapes.
+      laws: the number of pairs of random laws that are enumerated for each shape.
 
     Returns:
-      ``AuditReport``: one finding for each comparison, and ``biased``.
+      an ``AuditReport`` with one finding for each comparison.
 
     Raises:
-      ValueError: an unknown rule, a number out of range, or a rule that admits no draft at all.
+      ValueError: the rule is unknown, a number is out of range, or the rule admits none of the
+        drafts.
 
     Example::
 
@@ -82,7 +84,7 @@ def audit_rule(
     """
     found = acceptance.named(rule)
     if found is None:
-        raise ValueError("rule='auto' stands for other rules: name one, or give an object")
+        raise ValueError("rule='auto' stands for other rules: give the name of a rule or an object")
     if samples < 1000 or not 0 < false_alarm < 1 or laws < 1:
         raise ValueError(
             f"samples={samples}, false_alarm={false_alarm}, laws={laws}: samples must be at least "
@@ -94,7 +96,7 @@ def audit_rule(
             if way == "hub" and max(map(topology.count, topology)) > 2:
                 continue
             if way != "iid" and (topology == SHAPES["a chain of 3"] or found.noise is not None):
-                continue  # without siblings, or with shared noise, all ways are one
+                continue  # without siblings, or with shared noise, all ways to draw are equal
             draft, weights = exact_law.drafts(exact_law.Table(100), topology, way)
             try:
                 found.check(draft, False)
@@ -117,7 +119,7 @@ def audit_rule(
 
 
 def _enumerated(rule, what, topology, way, laws) -> Finding | None:
-    """The finding of an enumeration; None for a rule that cannot be enumerated."""
+    """Returns the finding of an enumeration; None for a rule that cannot be enumerated."""
     if rule.noise is not None:
         return None
     worst = 0.0
@@ -141,7 +143,8 @@ def _enumerated(rule, what, topology, way, laws) -> Finding | None:
 
 
 def _sampled(rule, what, topology, way, samples, false_alarm) -> Finding:
-    """The finding of texts of three tokens, which the whole loop draws on a toy of four tokens."""
+    """Returns the finding for texts of three tokens that the whole loop draws with a toy of four
+    tokens."""
     vocab, prompt, sampling = 4, (1,), Sampling(temperature=1.0)
     p, q = (jnp.asarray(_bigrams(seed, vocab)) for seed in (0, 100))
     target = Bigram(vocab)
@@ -168,35 +171,38 @@ def audit_samples(
     seed: int = 0,
     batch: int = 16,
 ) -> AuditReport:
-    """Holds texts that were drawn elsewhere against the law of a model.
+    """Compares texts that another engine drew with the law of a model.
 
-    Under the model's law three things are known of each token, given those before it: its place in
-    the law, counted from the most probable token on, is uniform (``ranks``); it is independent of
-    the place of the token before (``pairs``); and after equal beginnings tokens have the law's
-    shares (``tokens``). Each is tested by chi-squared, at a third of the false-alarm rate.
+    The place of a token is the cumulative probability at which it lies when the vocabulary is
+    sorted by probability, a uniform draw within the token's own share. If the engine is lossless,
+    the places are uniform (finding ``ranks``), the place of a token is independent of the place of
+    the token before it (``pairs``), and after equal prefixes tokens occur with the frequencies of
+    the law (``tokens``). Each property is tested by chi-squared at a third of the false-alarm rate.
 
     Args:
-      lm: a model, small enough to be run here; its weights are those that the engine had.
-      samples: prompts (text or token ids) and the token ids that the engine appended to each. Texts
-        cut at a stop or a budget are welcome; chosen ones (the best of several) are not.
-      sampling: the engine's settings, the same for all samples; none that look at earlier tokens.
-      false_alarm: probability that a sound engine is called biased.
-      seed: of the places within a token's probability, which are drawn.
-      batch: rows scored at once.
+      lm: the model, with the weights that the engine had.
+      samples: for each sample the prompt (text or token ids) and the token ids that the engine
+        appended. Texts that were cut at a stop or a budget can be used; selected texts (the best of
+        several) cannot.
+      sampling: the engine's settings, the same for all samples, without penalties and logits
+        processors.
+      false_alarm: the probability that a lossless engine is reported as biased.
+      seed: the seed of the draws within the tokens' shares.
+      batch: the number of rows in a pass of the model.
 
     Returns:
-      ``AuditReport``: one finding for each comparison, and ``biased``.
+      an ``AuditReport`` with one finding for each comparison.
 
     Raises:
-      ValueError: too few tokens to say anything, token ids that the model does not have, settings
-        that look at earlier tokens, or a false-alarm rate out of range.
+      ValueError: there are too few tokens, a token id is not in the vocabulary, the settings depend
+        on earlier tokens, or the false-alarm rate is out of range.
     """
     if not 0 < false_alarm < 1:
         raise ValueError(f"false_alarm={false_alarm} must be in (0, 1)")
     if sampling.needs_prefix:
         raise ValueError(
-            "sampling: penalties and logits processors look at earlier tokens; audit samples that "
-            "were drawn without them"
+            "sampling: penalties and logits processors depend on earlier tokens; audit samples "
+            "that were drawn without them"
         )
     rows = [(_ids(lm, prompt), [int(t) for t in new]) for prompt, new in samples]
     rows = [(prompt, new) for prompt, new in rows if new]
@@ -204,14 +210,14 @@ def audit_samples(
     least = 1 if sampling.greedy else LEAST_TOKENS
     if total < least:
         raise ValueError(
-            f"samples: {total} tokens say nothing; give at least {least}, and 20,000 or more to "
+            f"samples: {total} tokens are too few; give at least {least}, and 20,000 or more to "
             "find a small bias"
         )
     worst = max(max(new) for _, new in rows)
     if worst >= vocab or min(min(new) for _, new in rows) < 0:
         raise ValueError(
-            f"samples: token ids up to {worst}, and {lm.name} has {vocab} tokens: the samples are "
-            "of another tokenizer"
+            f"samples: the token ids go up to {worst}, and {lm.name} has {vocab} tokens: the "
+            "samples are of another tokenizer"
         )
     subject = f"{len(rows)} samples, {total:,} tokens, against the law of {lm.name}"
     laws = _laws(lm, rows, sampling, batch)
@@ -240,7 +246,7 @@ def _laws(lm: LM, rows, sampling: Sampling, batch: int):
 
 
 def _greedy(rows, laws) -> Finding:
-    """The share of tokens that are not the most probable one."""
+    """Returns the finding on the share of tokens that are not the most probable one."""
     wrong = total = 0
     for (_, new), law in zip(rows, laws, strict=True):
         wrong, total = wrong + int((law.argmax(axis=1) != new).sum()), total + len(new)
@@ -261,7 +267,7 @@ def _tests(rows, laws, random, false_alarm):
         law /= np.maximum(law.sum(axis=1, keepdims=True), 1e-30)
         own = law[np.arange(len(new)), new]
         impossible += int((own == 0).sum())
-        # equal probabilities stand in the order of their tokens
+        # equal probabilities are sorted by the ids of their tokens
         index = np.arange(law.shape[1])
         before = (law > own[:, None]) | ((law == own[:, None]) & (index < np.asarray(new)[:, None]))
         place = (law * before).sum(axis=1) + random.random(len(new)) * own
@@ -285,7 +291,7 @@ def _tests(rows, laws, random, false_alarm):
 
 
 def _joined(many) -> Evidence:
-    """One judgement over several laws, each weighted by its samples."""
+    """Returns one test over several laws, each weighted by the number of its samples."""
     total = sum(counts.total() for _, counts in many)
     shares = np.concatenate([[counts[x] for x in range(len(law))] for law, counts in many])
     laws = np.concatenate([law * counts.total() / total for law, counts in many])

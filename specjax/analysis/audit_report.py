@@ -1,4 +1,4 @@
-"""What an audit found, as data and in words."""
+"""The findings of an audit, as data and as text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 
 from .sampled_law import Evidence
 
-POWER = 0.99  # with which a deviation above the stated resolution is found
+POWER = 0.99  # the probability with which a deviation above the stated resolution is found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,13 +14,13 @@ class Finding:
     """One comparison with an exact law.
 
     Attributes:
-      what: what was held against its law.
-      biased: whether it deviates.
-      variation: total variation to the law: exact where enumerated; from samples a lower bound that
-        fails with the false-alarm rate, or where nothing was found the deviation that would have
-        been found with probability ``POWER``.
-      samples: how many samples; 0: by enumeration.
-      p_value: of chi-squared in favour of the law; None: by enumeration.
+      what: the name of the compared quantity.
+      biased: whether it deviates from its law.
+      variation: total variation to the law. After an enumeration it is exact. From samples it is a
+        lower bound, which is wrong with at most the false-alarm rate; if no deviation was found, it
+        is the deviation that would have been found with probability ``POWER``.
+      samples: the number of samples; 0 after an enumeration.
+      p_value: the p-value of the chi-squared test; None after an enumeration.
     """
 
     what: str
@@ -41,7 +41,13 @@ class Finding:
 
 
 def sampled_finding(what: str, evidence: Evidence, false_alarm: float) -> Finding:
-    """The finding of a chi-squared test at a false-alarm rate."""
+    """Returns the finding of a chi-squared test.
+
+    Args:
+      what: the name of the compared quantity.
+      evidence: the result of the test.
+      false_alarm: the false-alarm rate.
+    """
     biased = not evidence.fits(false_alarm)
     return Finding(
         what=what,
@@ -59,10 +65,10 @@ class AuditReport:
     """The findings of an audit; prints as a list with a verdict.
 
     Attributes:
-      subject: what was audited.
-      findings: one for each comparison.
-      refused: what the rule refused to judge, in its own words.
-      false_alarm: probability that a sound subject is called biased, over all findings.
+      subject: the name of the audited rule or samples.
+      findings: one finding for each comparison.
+      refused: the errors with which the rule refused shapes of drafts.
+      false_alarm: the probability that a lossless subject is reported as biased, over all findings.
     """
 
     subject: str

@@ -1,4 +1,4 @@
-"""Plain against speculative decoding of one request, interleaved in one run."""
+"""Compares plain with speculative decoding of one request, both timed in turn in one process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..text.prepare import prepare_measured
 from ..text.task import GenerationTask
 from .timing import median_interval
 
-LEAST_REPETITIONS = 6  # with fewer no interval for a median reaches 95 %
+LEAST_REPETITIONS = 6  # with fewer runs, no interval for a median reaches 95 %
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,19 +26,20 @@ class Comparison:
     Attributes:
       model: name of the target.
       rule: name of the acceptance rule.
-      drafting: the drafter and how much it drafts, in words.
+      drafting: the drafter, the size of its draft and the rule, as a text.
       plain: the text of plain decoding, from its first run.
       speculative: the text of speculative decoding, from its first run.
-      plain_rate: new tokens per second of plain decoding, the reading of the prompts included, in
-        the pair of runs with the median ratio.
-      speculative_rate: the same of speculative decoding, in the same pair.
-      ratio: median over the pairs of runs of speculative over plain rate; above 1 speculation wins.
-      interval: lower and upper bound for the median ratio, by order statistics: they hold for any
+      plain_rate: emitted tokens per second of plain decoding, including the time to read the
+        prompts, in the pair of runs with the median ratio.
+      speculative_rate: emitted tokens per second of speculative decoding, in the same pair.
+      ratio: speculative rate divided by plain rate, the median over the pairs of runs; above 1,
+        speculation is faster.
+      interval: lower and upper bound of the median ratio, by order statistics, which hold for any
         distribution of the noise.
-      confidence: the probability that the interval holds the median, at least 0.95.
+      confidence: the probability that the interval contains the median, at least 0.95.
       identical: whether all tokens are the same; None where tokens are drawn at random, unless by
         the rule ``coupled``.
-      repetitions: number of pairs of runs.
+      repetitions: the number of pairs of runs.
     """
 
     model: str
@@ -95,28 +96,28 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompareOptions(Options):
-    """The options of ``compare``."""
+    """The options of ``compare``; its docstring explains them."""
 
     repetitions: int = 9
 
 
 @takes(CompareOptions)
 def compare(lm: LM, prompts: Prompts, *, options: CompareOptions) -> Comparison:
-    """Decodes a request plainly and speculatively, in turn, ``repetitions`` times after warm-up.
+    """Decodes a request plainly and speculatively, in turn, ``repetitions`` times after a warm-up.
 
     Args:
-      lm, prompts, drafter, drafting, sampling, ...: as ``generate`` takes them.
-      repetitions: pairs of runs, at least 6; who goes first alternates. Where tokens are drawn at
-        random, each pair has a seed of its own.
+      lm, prompts, drafter, drafting, sampling, ...: see ``generate``.
+      repetitions: the number of pairs of runs, at least 6; which run of a pair is first alternates.
+        Where tokens are drawn at random, each pair has a seed of its own.
 
     Returns:
-      ``Comparison``: both texts, both rates in tokens per second, and the ratio of the rates with
-      its interval.
+      a ``Comparison`` with both texts, both rates in tokens per second, and the ratio of the rates
+      with its interval.
 
     Raises:
-      ValueError: before anything is compiled: fewer repetitions, stop strings, or what ``generate``
-        refuses.
-      KeyboardInterrupt: after Ctrl-C, since parts of texts cannot be compared.
+      ValueError: before anything is compiled: there are too few repetitions or stop strings are
+        given, or ``generate`` refuses an option.
+      KeyboardInterrupt: after Ctrl-C, because incomplete texts cannot be compared.
 
     Example::
 
@@ -125,13 +126,13 @@ def compare(lm: LM, prompts: Prompts, *, options: CompareOptions) -> Comparison:
     repetitions = options.repetitions
     if repetitions < LEAST_REPETITIONS:
         raise ValueError(
-            f"repetitions={repetitions}: give at least {LEAST_REPETITIONS}, else there is no "
-            "honest interval"
+            f"repetitions={repetitions}: give at least {LEAST_REPETITIONS}; with fewer, no "
+            "interval reaches 95 %"
         )
     if options.stop_strings:
         raise ValueError(
-            "stop_strings: they are found on the host, so the rates would count tokens after them; "
-            "compare without stop strings, or with stop=<token ids>"
+            "stop_strings: stop strings are found on the host, so the rates would count tokens "
+            "after them; compare without stop strings, or with stop=<token ids>"
         )
     rule = acceptance.named(options.drafting.rule)
     coupled = rule is not None and rule.noise == "position"  # one text with every drafter
@@ -139,7 +140,7 @@ def compare(lm: LM, prompts: Prompts, *, options: CompareOptions) -> Comparison:
     plain = dataclasses.replace(options, drafter=None, drafter_params=None, drafting=drafting)
     jobs = [prepare_measured(lm, prompts, plain), prepare_measured(lm, prompts, options)]
     texts = [TextStream(work).finish() for work in jobs]
-    if not all(text.finished for text in texts):  # Ctrl-C: parts of texts compare to nothing
+    if not all(text.finished for text in texts):  # Ctrl-C: incomplete texts cannot be compared
         raise KeyboardInterrupt
     sampled = not jobs[0].request.sampling.greedy
     for work in jobs:
@@ -169,7 +170,15 @@ def compare(lm: LM, prompts: Prompts, *, options: CompareOptions) -> Comparison:
 
 
 def repeated_ngrams(rows: list[np.ndarray], length: int = 4) -> float:
-    """Share of n-grams that stood in the same row before, over all rows, in [0, 1]."""
+    """Returns the share of n-grams that occurred in the same row before, over all rows.
+
+    Args:
+      rows: token ids int32 ``[n]`` of each row.
+      length: the number of tokens in an n-gram.
+
+    Returns:
+      a number in [0, 1]; 0 if there are no n-grams.
+    """
     total = distinct = 0
     for row in rows:
         grams = [tuple(row[i : i + length]) for i in range(len(row) - length + 1)]
@@ -178,7 +187,7 @@ def repeated_ngrams(rows: list[np.ndarray], length: int = 4) -> float:
 
 
 def _rate(work: GenerationTask, seed: int = 0) -> float:
-    """New tokens per second of one whole run."""
+    """Returns the emitted tokens per second of one whole run."""
     keys = work.request.key
     if seed:
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, seed)

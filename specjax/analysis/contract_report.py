@@ -1,4 +1,4 @@
-"""The reports of the checks of your own target or drafter."""
+"""The reports of ``check_target`` and ``check_drafter``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One property: its ``name``, whether it ``passed``, and what was found where it did not."""
+    """The check of one property.
+
+    Attributes:
+      name: the property.
+      passed: whether the target or drafter has it.
+      found: what is wrong; empty if the check passed.
+    """
 
     name: str
     passed: bool
@@ -19,7 +25,7 @@ class ContractReport:
     """The result of ``check_target`` or ``check_drafter``. It is true if every check passed.
 
     Attributes:
-      subject: what was checked.
+      subject: the name of the checked target or drafter.
       checks: one ``Check`` for each property.
     """
 
@@ -43,9 +49,15 @@ class ContractReport:
 
 
 def run_check(name: str, run) -> Check:
-    """Runs one check: ``run()`` returns what is wrong or nothing, and an exception is a finding."""
+    """Runs one check.
+
+    Args:
+      name: the property.
+      run: a function that returns a text about what is wrong, or an empty text or None. An
+        exception means that the check failed.
+    """
     try:
         found = run() or ""
-    except Exception as error:  # whatever a user's own code raises is a finding
+    except Exception as error:  # code of a user may raise any exception
         found = f"{type(error).__name__}: {error}"
     return Check(name, not found, found)

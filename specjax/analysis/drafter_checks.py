@@ -1,7 +1,7 @@
-"""``check_drafter``: a drafter of one's own against what the contract promises.
+"""``check_drafter``: tests whether a drafter keeps the contract of ``specjax.Drafter``.
 
-Greedy output is compared with plain decoding, and drawn tokens with the laws that the draft
-states. Whoever writes a drafter runs the checks once, and in a test.
+Greedy output is compared with plain decoding, and drawn tokens with the laws that the draft states.
+The check is meant for authors of drafters and their tests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..sampling.distribution import Sampling
 from ..types import POINT_MASS, Draft, Drafter, PyTree, Target
 from .contract_report import ContractReport, run_check
 
-SIGMAS = 6  # how many standard deviations a count may be from what its law says
+SIGMAS = 6  # the most standard deviations between a count and its expectation
 
 
 def check_drafter(
@@ -36,25 +36,26 @@ def check_drafter(
     inputs: PyTree = None,
     seed: int = 0,
 ) -> ContractReport:
-    """Checks a drafter against what ``specjax.Drafter`` promises.
+    """Checks whether a drafter keeps the contract of ``specjax.Drafter``.
 
-    Greedy output is compared with plain decoding, and drawn tokens with the laws that their draft
-    states, which is what makes sampling lossless under ``rejection``.
+    Greedy output is compared with plain decoding, and drawn tokens with the laws that the draft
+    states: sampling with ``rejection`` is lossless only if these laws are right.
 
     Args:
       target: the target that the drafter drafts for.
-      params: those of ``decode``: ``{"target": ..., "drafter": ...}``.
-      tokens: prompts int32 ``[B, T]``, at least two rows; None: random ones.
-      max_new_tokens: how far the greedy comparison goes.
-      draws: rows that draw from one prompt.
-      inputs: what ``decode`` takes, or None; not for drawn tokens.
-      seed: of random prompts and draws.
+      drafter: the drafter.
+      params: ``params`` of ``decode``: ``{"target": ..., "drafter": ...}``.
+      tokens: prompts int32 ``[B, T]``, at least two rows; None: random prompts.
+      max_new_tokens: the number of tokens in the greedy comparison.
+      draws: the number of rows that draw from one prompt.
+      inputs: ``inputs`` of ``decode``, or None; with inputs, drawn tokens are not checked.
+      seed: the seed of random prompts and draws.
 
     Returns:
       a report; ``print`` it, or call its ``raise_if_wrong``.
 
     Raises:
-      TypeError: ``target`` or ``drafter`` lacks its base class.
+      TypeError: ``target`` is not a ``specjax.Target`` or ``drafter`` not a ``specjax.Drafter``.
 
     Example::
 
@@ -78,7 +79,7 @@ def check_drafter(
 
     @jax.jit
     def drafted(params, state):
-        """The draft; tokens that no rule looks at are -1."""
+        """Returns the draft, with -1 for tokens that may not be accepted."""
         context = round_context(params, state)
         draft = draft_step(drafter, params, state.drafter_state, context)[0]
         tokens = jnp.where(eligible(draft), draft.tokens, -1)
@@ -101,7 +102,7 @@ def check_drafter(
             pair = np.asarray(found.tokens[row, :size]), np.asarray(wanted.tokens[row, :size])
             if not np.array_equal(*pair):
                 at = int(np.flatnonzero(pair[0] != pair[1])[0])
-                return f"row {row}: token {at} is {pair[0][at]}, plain decoding says {pair[1][at]}"
+                return f"row {row}: token {at} is {pair[0][at]}, in plain decoding {pair[1][at]}"
         return ""
 
     def rows():
@@ -119,7 +120,7 @@ def check_drafter(
         filled = jnp.where(beyond, (state.tokens + 1) % target.vocab_size, state.tokens)
         other = drafted(params, dataclasses.replace(state, tokens=filled))
         if not np.array_equal(other.tokens, drafted(params, state).tokens):
-            return "what the buffer holds after the last committed token changes the draft"
+            return "the draft depends on the buffer's content after the last committed token"
         return ""
 
     def laws():
@@ -145,8 +146,10 @@ def check_drafter(
 
 
 def _wrong_law(draft: Draft, vocab: int) -> str:
-    """What is wrong with how often each node's tokens were drawn; nodes that are the first drawn
-    of their siblings, whose law is the stated one."""
+    """Returns what is wrong with the frequencies of drawn tokens, or an empty text.
+
+    Only nodes that are the first of their siblings are tested, because their law is the stated one.
+    """
     tokens, index = np.asarray(draft.tokens), np.asarray(draft.law)
     parent = np.broadcast_to(np.asarray(trees.parents(draft)), tokens.shape)
     rows = np.arange(len(tokens))
@@ -170,7 +173,7 @@ def _wrong_law(draft: Draft, vocab: int) -> str:
         if off.max() > SIGMAS:
             token = int(off.argmax())
             return (
-                f"node {node}: token {token} was drawn {counts[token]} times in {len(q)}, its law "
-                f"says {expected[token]:.0f}"
+                f"node {node}: token {token} was drawn {counts[token]} times in {len(q)} draws; "
+                f"its law gives {expected[token]:.0f}"
             )
     return ""

@@ -5,9 +5,9 @@ depends on the draft only. The thresholds are found by bisection, and the rule i
 pattern of nodes that pass. The law is the sum over all drafts and patterns, with their
 probabilities.
 
-A rule is enumerable if it takes its uniforms from ``sampling.drawing.uniforms`` and its tokens from
-``sampling.drawing.draw``, which are replaced while it is traced. ``specjax.audit_rule`` and the
-project's own tests are made of these functions.
+A rule can be enumerated if it takes its uniforms from ``sampling.drawing.uniforms`` and its tokens
+from ``sampling.drawing.draw``, because these functions are replaced while the rule is traced.
+``specjax.audit_rule`` and the tests of the project use this module.
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ SCALE = 2**30  # the scale of weights that are returned as integers
 
 
 class Table:
-    """A random law for every prefix, or one given law for all: ``table(prefix) -> [V]``."""
+    """A random law for every prefix, or one given law for all: ``table(prefix) -> [V]``.
+
+    Args:
+      seed: the seed of the random laws.
+      vocab: V, the size of the vocabulary.
+      law: float ``[V]``, the law after every prefix; None: random laws.
+    """
 
     def __init__(self, seed=0, vocab=3, law=None):
         self.random, self.laws = np.random.default_rng(seed), {}
@@ -46,7 +52,7 @@ class Table:
 
 
 def joint(p, size):
-    """The law of the first ``size`` tokens, ``[V, ..., V]``."""
+    """Returns the law of the first ``size`` tokens by ``p``, probabilities ``[V, ..., V]``."""
     law = np.zeros((p.vocab,) * size)
     for tokens in itertools.product(range(p.vocab), repeat=size):
         law[tokens] = np.prod([p(tokens[:i])[x] for i, x in enumerate(tokens)])
@@ -54,7 +60,12 @@ def joint(p, size):
 
 
 def prefixes(tokens, parent):
-    """Returns for each node the tokens from the root (not counted) down to it."""
+    """Returns for each node the tokens on the path from the root, which is excluded, to the node.
+
+    Args:
+      tokens: the tokens of the nodes.
+      parent: the parents of the nodes.
+    """
     paths = [()]
     for node in range(1, len(tokens)):
         paths.append((*paths[parent[node]], int(tokens[node])))
@@ -62,7 +73,13 @@ def prefixes(tokens, parent):
 
 
 def given(q, earlier, draws):
-    """The law of a further draw from ``q`` after the draws ``earlier``."""
+    """Returns the law of a further draw from ``q`` after the draws ``earlier``.
+
+    Args:
+      q: probabilities ``[V]``.
+      earlier: the tokens of earlier siblings.
+      draws: how siblings are drawn, see ``Draft.draws``.
+    """
     hub = int(np.argmax(q))
     if not earlier or draws == "iid":
         return q
@@ -73,7 +90,16 @@ def given(q, earlier, draws):
 
 
 def drafts(q, topology, draws):
-    """Returns every draft with its probability by ``q``, which may be 0: ``(Draft, [R])``."""
+    """Returns all drafts and their probabilities.
+
+    Args:
+      q: the drafter's laws, a ``Table``.
+      topology: the parents of the nodes.
+      draws: how siblings are drawn, see ``Draft.draws``.
+
+    Returns:
+      a ``Draft`` with one row for each of R drafts, and the probabilities ``[R]``, which may be 0.
+    """
     rows, weights = [], []
     first = [topology.index(above) for above in topology]  # siblings share the law of the first
     for said in itertools.product(range(q.vocab), repeat=len(topology) - 1):
@@ -100,7 +126,16 @@ def drafts(q, topology, draws):
 
 
 def target_of(p, draft):
-    """Returns for each row and node the tokens down to it, and the target's law after it."""
+    """Returns the prefixes and the target's laws of all nodes.
+
+    Args:
+      p: the target's laws, a ``Table``.
+      draft: a draft with R rows.
+
+    Returns:
+      for each row the tokens down to each node, and the laws after the nodes, float32
+      ``[R, N, V]``.
+    """
     parents = draft.parent if draft.topology is None else [draft.topology]
     parents = np.broadcast_to(parents, draft.tokens.shape)
     paths = [prefixes(*row) for row in zip(np.asarray(draft.tokens), parents, strict=True)]
@@ -133,7 +168,21 @@ def _judge(rule, draft, p, uniform):
 
 
 def outcome(rule, draft, weights, p, depth):
-    """Returns ``(law of depth + 1 tokens, expected accepted tokens)`` of a rule."""
+    """Returns the exact law of the tokens that a rule emits, by its tests.
+
+    Args:
+      rule: the acceptance rule.
+      draft, weights: all drafts and their probabilities, from ``drafts``.
+      p: the target's laws, a ``Table``.
+      depth: the depth of the draft.
+
+    Returns:
+      the law of the next ``depth + 1`` tokens, ``[V, ..., V]``, and the expected number of accepted
+      tokens.
+
+    Raises:
+      ValueError: the rule cannot be enumerated.
+    """
     count, nodes = draft.tokens.shape
     tests = nodes - 1
     paths, laws = target_of(p, draft)
@@ -197,7 +246,7 @@ def outcome(rule, draft, weights, p, depth):
 
 
 def distance(law, p):
-    """Total variation between ``law`` and that of the target."""
+    """Returns the total variation between ``law`` and the law of the target ``p``."""
     return 0.5 * np.abs(law - joint(p, law.ndim)).sum()
 
 
@@ -212,9 +261,10 @@ def _follow(rule, draft, p, said):
 
 
 def saying(rule, draft, weights, p, depth):
-    """``outcome`` for a rule that draws a token at each visited node, by the node's uniform.
+    """Returns the result of ``outcome`` for a rule that draws a token at each visited node.
 
-    It sums over all combinations of these tokens, with their probabilities.
+    The function sums over all combinations of these tokens, with their probabilities. Its arguments
+    are those of ``outcome``.
     """
     count, nodes = draft.tokens.shape
     said = np.asarray(list(itertools.product(range(p.vocab), repeat=nodes)))

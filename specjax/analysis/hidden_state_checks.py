@@ -1,4 +1,4 @@
-"""The part of ``check_target`` on what heads read: hidden states, embeddings and the LM head."""
+"""The checks of ``check_target`` for heads: hidden states, embeddings and the LM head."""
 
 from __future__ import annotations
 
@@ -13,19 +13,24 @@ from ..decoding import contract_checks
 from ..types import Draft, HeadTarget
 from .target_passes import TargetPasses
 
-Named = tuple[str, Callable[[], str]]  # a property, and what tells what is wrong with it
+Named = tuple[str, Callable[[], str]]  # a property, and a function that tells what is wrong
 
 
 def hidden_state_checks(base: TargetPasses, target: HeadTarget) -> tuple[Named, ...]:
-    """The checks of a target that heads read, to be run after those of ``base``."""
+    """Returns the checks of a target for heads.
+
+    Args:
+      base: passes of the target over a small tree.
+      target: the target.
+    """
     checks = _HiddenStateChecks(base, target)
     return (
         ("shapes and dtypes of hidden states, embed, head and head_table", checks.shapes),
         ("a tree's hidden states are those of its paths, token by token", checks.tree),
-        ("several hidden states stand side by side in the order asked for", checks.order),
+        ("several hidden states stand side by side in the requested order", checks.order),
         ("a pass in two parts has the hidden states of the whole pass", checks.two_parts),
         ("head gives the logits of a pass from its last hidden state", checks.head),
-        ("embed reads one column a token, row by row", checks.embed),
+        ("embed returns one column for each token, row by row", checks.embed),
     )
 
 
@@ -34,7 +39,7 @@ class _HiddenStateChecks:
 
     def __init__(self, base: TargetPasses, target: HeadTarget):
         self.base, self.target, self.last = base, target, target.num_layers
-        self.some = tuple(sorted({0, self.last // 2, self.last}))  # that are compared
+        self.some = tuple(sorted({0, self.last // 2, self.last}))  # the compared hidden states
 
     def features(self, which: tuple[int, ...]):
         return self.base.tree_scores(features=which).features
@@ -99,7 +104,11 @@ class _HiddenStateChecks:
 
 
 def part_checks(base: TargetPasses) -> tuple[Named, ...]:
-    """The checks of sub-networks, of each of the usual kinds that the target has."""
+    """Returns the checks of sub-networks: an exit and a skipped sublayer, if the target has them.
+
+    Args:
+      base: passes of the target over a small tree.
+    """
     last = base.target.num_layers - 1 if isinstance(base.target, HeadTarget) else 0
     found = []
     for which in ({"exit": 1}, {"skip": (f"mlp.{last}",)}):
@@ -114,7 +123,7 @@ def part_checks(base: TargetPasses) -> tuple[Named, ...]:
             (f"sub_network({words}): a pass in two parts is the whole pass", checks.two_parts),
         ]
         if part.hands_over:
-            name = f"sub_network({words}): the target's pass goes on from what it hands over"
+            name = f"sub_network({words}): the target's pass continues from its partial pass"
             found.append((name, checks.handed_over))
     return tuple(found)
 

@@ -1,18 +1,18 @@
-"""Which sublayers of a target to leave out so that the rest drafts best for it.
+"""Searches the set of sublayers that a target should skip to draft for itself.
 
-The target writes greedy texts for a few prompts. One compiled pass then says, of any set of
-sublayers, which tokens of these texts the others would have drafted: the sublayers are gated by an
-array, so a new set compiles nothing. With the times of passes, attention and MLPs, measured once,
-follows what a round costs, and
+The target writes greedy texts for a few prompts. For each set of skipped sublayers, one pass finds
+the tokens of these texts that the other sublayers would have drafted. An array gates the sublayers,
+so one compiled program serves all sets. The times of passes, attention and MLPs are measured once;
+they determine the time of a round, and for every number of drafts g
 
-    predicted ratio = expected tokens of a round with g drafts * T(1) / (g * T(part) + T(g + 1))
+    predicted ratio = expected tokens of a round with g drafts * T(1) / (g * T(part) + T(g + 1)).
 
-for every number of drafts g. The search takes away one sublayer at a time, each time the one whose
-loss predicts the best ratio (greedy backward elimination), and returns the best set that it met.
+Each step of the search removes the sublayer without which the predicted ratio is best (greedy
+backward elimination). The result is the best set of all steps.
 
-Differs from Draft & Verify, which searches by Bayesian optimization of measured tokens a second:
-there each candidate is run, which here would compile a program each. As in SWIFT, a candidate is
-judged by agreement in one parallel pass over a window, in which it sees its own entries.
+Draft & Verify searches by Bayesian optimization of measured tokens a second; it runs each
+candidate, for which this package would compile a program each time. As in SWIFT, a candidate is
+judged by its agreement in one parallel pass over a window, in which it sees its own entries.
 
 References: Draft & Verify, arXiv 2309.08168, section 3.2; SWIFT, arXiv 2410.06916, section 4.2.
 """
@@ -40,16 +40,17 @@ from ..types import Draft
 from .timing import pass_seconds
 
 MOST_DRAFTS = 8
-PATIENCE = 4  # sublayers that are taken away without a better prediction before the search ends
+PATIENCE = 4  # the search ends after so many steps without a better prediction
 
 
 @dataclasses.dataclass(frozen=True)
 class PassCosts:
-    """Times of passes over one row, seconds.
+    """Times of passes over one row, in seconds.
 
     Attributes:
-      passes: ``{N: seconds}`` of the whole target over N nodes.
-      attention, mlp: seconds that one such sublayer adds to a pass over one node.
+      passes: ``{N: seconds}`` of a pass of the whole target over N nodes.
+      attention: seconds that one attention sublayer adds to a pass over one node.
+      mlp: seconds that one MLP sublayer adds to a pass over one node.
     """
 
     passes: dict[int, float]
@@ -57,25 +58,32 @@ class PassCosts:
     mlp: float
 
     def part(self, attention: int, mlp: int) -> float:
-        """Seconds of a pass over one node without that many sublayers of each kind."""
+        """Returns the seconds of a pass over one node without some sublayers.
+
+        Args:
+          attention: the number of skipped attention sublayers.
+          mlp: the number of skipped MLP sublayers.
+        """
         saved = attention * self.attention + mlp * self.mlp
         return max(self.passes[1] - saved, 1e-3 * self.passes[1])
 
     def whole(self, nodes: int) -> float:
-        """Seconds of the target's pass over ``nodes``, between measured ones in a line."""
+        """Returns the seconds of the target's pass over ``nodes``, interpolated linearly."""
         known = sorted(self.passes)
         return float(np.interp(nodes, known, [self.passes[n] for n in known]))
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """A set of sublayers to leave out, and what is expected of it.
+    """A set of skipped sublayers and its predicted speed.
 
     Attributes:
-      skip: the sublayers.
+      skip: the skipped sublayers.
       num_draft: the number of drafts with the best prediction.
-      agreement: share of the tokens that it would have drafted, in [0, 1].
-      ratio: predicted tokens a second over those of plain decoding, without prompts.
+      agreement: the share of the texts' tokens that the other sublayers would have drafted, in
+        [0, 1].
+      ratio: the predicted tokens a second divided by those of plain decoding, without the time to
+        read prompts.
     """
 
     skip: tuple[str, ...]
@@ -85,12 +93,13 @@ class Choice:
 
 
 def predict(right: np.ndarray, costs: PassCosts, attention: int, mlp: int, most: int):
-    """The best number of drafts and its predicted ratio.
+    """Returns the number of drafts with the best predicted ratio, and the ratio.
 
     Args:
-      right: bool ``[P, W]``, whether each token of each text was drafted rightly.
-      attention, mlp: how many sublayers of each kind are left out.
-      most: the largest number of drafts.
+      right: bool ``[P, W]``, whether each of W tokens of each of P texts was drafted correctly.
+      costs: times of passes.
+      attention, mlp: the numbers of skipped sublayers of each kind.
+      most: the greatest number of drafts.
     """
     part, best = costs.part(attention, mlp), (1, 0.0)
     for drafts in range(1, min(most, right.shape[1]) + 1):
@@ -108,12 +117,12 @@ def eliminate(
     judge: Callable[[tuple[str, ...]], Choice],
     tell: Callable[[str], None] = lambda _: None,
 ) -> Choice:
-    """Greedy backward elimination: the best choice that was met.
+    """Returns the best set of greedy backward elimination.
 
     Args:
-      names: all sublayers; at least one is never left out.
-      judge: says what is expected of a set.
-      tell: called with a line of text after each step.
+      names: all sublayers; at least one is never skipped.
+      judge: a function that returns the ``Choice`` of a set of skipped sublayers.
+      tell: a function that is called with a line of text after each step.
     """
     best, left_out, since = None, (), 0
     while len(left_out) < len(names) - 1 and since < PATIENCE:
@@ -123,23 +132,28 @@ def eliminate(
         left_out = step.skip
         better = best is None or step.ratio > best.ratio
         best, since = (step, 0) if better else (best, since + 1)
-        tell(f"{len(left_out)} of {len(names)} left out: predicted {step.ratio:.2f} x plain")
+        tell(f"{len(left_out)} of {len(names)} skipped: predicted {step.ratio:.2f} x plain")
     return best
 
 
 class LayerSearch:
-    """The search over one model and its prompts.
+    """The search of skipped sublayers for one model and its prompts.
 
     Args:
       lm: a decoder-only model from ``specjax.load``.
-      prompts: as ``generate`` takes them; several of the kind that is meant.
-      max_new_tokens: length of the texts by which sets are judged.
-      journal: a file of the sets that were judged so far, which is read first and added to, so
-        that a search that was stopped goes on; None: nothing is kept.
-      costs: times of passes; None: measured.
+      prompts: see ``generate``; several prompts of the kind that will be decoded.
+      max_new_tokens: the length in tokens of the texts on which sets are judged.
+      journal: a file with the sets that were judged so far, which is read first and then extended,
+        so that the same call resumes a search that was stopped; None: no file is written.
+      costs: times of passes; None: they are measured.
+
+    Attributes:
+      choice: the best set, after ``run``.
+      known: for each judged set bool ``[P, W]``, see ``right``.
 
     Raises:
-      ValueError: the model has no sub-networks, or the journal is of another model or prompts.
+      ValueError: the model has no sub-networks, ``max_new_tokens`` is less than 2, or the journal
+        belongs to another model or other prompts.
     """
 
     def __init__(
@@ -152,15 +166,15 @@ class LayerSearch:
         costs: PassCosts | None = None,
     ):
         if not isinstance(lm.target, CausalLM):
-            lm.target.sub_network(exit=1)  # says why
-            raise ValueError(f"{lm.name}: sets of sublayers are searched of decoder-only models")
+            lm.target.sub_network(exit=1)  # raises the reason, if there are no sub-networks
+            raise ValueError(f"{lm.name}: the search supports decoder-only models of specjax.load")
         if max_new_tokens < 2:
             raise ValueError(f"max_new_tokens={max_new_tokens}: give at least 2")
         self.lm, layers = lm, range(lm.target.num_layers)
         self.names = tuple(f"{kind}.{layer}" for layer in layers for kind in KINDS)
         self.costs = costs or measure_costs(lm)
         work = prepare(lm, prompts, Options(drafter=None, max_new_tokens=max_new_tokens, stop=()))
-        self.read = work.start().cache  # of the prompts without their last tokens
+        self.read = work.start().cache  # the entries of the prompts without their last tokens
         self.tokens = np.asarray(work.burst(work.capacity, work.start()).tokens)
         self.begin, self.size = np.asarray(work.request.lengths), max_new_tokens
         self.known: dict[tuple[str, ...], np.ndarray] = {}
@@ -169,7 +183,7 @@ class LayerSearch:
             self._resume()
 
     def _resume(self):
-        """Reads the journal, or begins one."""
+        """Reads the journal, or creates it."""
         about = {"fingerprint": self.lm.checkpoint, "tokens": self._texts().tolist()}
         if not self.journal.exists():
             self.journal.write_text(json.dumps(about) + "\n", encoding="utf-8")
@@ -177,20 +191,27 @@ class LayerSearch:
         first, *lines = self.journal.read_text(encoding="utf-8").splitlines()
         if json.loads(first) != about:
             raise ValueError(
-                f"journal={self.journal}: it is of another model or of other prompts; give another "
-                "file, or delete it"
+                f"journal={self.journal}: it belongs to another model or to other prompts; give "
+                "another file, or delete it"
             )
         for line in lines:
             one = json.loads(line)
             self.known[tuple(one["skip"])] = np.asarray(one["right"], bool)
 
     def _texts(self) -> np.ndarray:
-        """int32 ``[P, W]``, the new tokens."""
+        """Returns int32 ``[P, W]``, the generated tokens."""
         where = self.begin[:, None] + np.arange(self.size)
         return np.take_along_axis(self.tokens, where, axis=1)
 
     def right(self, skip: tuple[str, ...]) -> np.ndarray:
-        """bool ``[P, W]``, which tokens of the texts the others would have drafted."""
+        """Returns which tokens of the texts a part of the target would have drafted.
+
+        Args:
+          skip: the skipped sublayers.
+
+        Returns:
+          bool ``[P, W]``.
+        """
         skip = tuple(name for name in self.names if name in skip)
         if skip not in self.known:
             gates = np.asarray([name not in skip for name in self.names], np.float32)
@@ -208,7 +229,12 @@ class LayerSearch:
         return self.known[skip]
 
     def judge(self, skip: tuple[str, ...], most: int = MOST_DRAFTS) -> Choice:
-        """What is expected of a set of skipped sublayers."""
+        """Returns the predicted speed of a set of skipped sublayers.
+
+        Args:
+          skip: the skipped sublayers.
+          most: the greatest number of drafts.
+        """
         skip = tuple(name for name in self.names if name in skip)
         counts = [sum(name.startswith(kind) for name in skip) for kind in KINDS]
         right = self.right(skip)
@@ -216,11 +242,14 @@ class LayerSearch:
         return Choice(skip, drafts, float(right.mean()), ratio)
 
     def run(self, tell: Callable[[str], None] = lambda _: None) -> SelfDraft | None:
-        """Searches.
+        """Searches, and sets ``choice`` to the best set.
+
+        Args:
+          tell: a function that is called with a line of text after each step.
 
         Returns:
-          the drafter with the best prediction, or None where no set is predicted to be faster than
-          plain decoding. Its figures are in ``choice``.
+          the drafter of the best set, or None if no set is predicted to be faster than plain
+          decoding.
         """
         self.choice = eliminate(self.names, self.judge, tell)
         if self.choice.ratio <= 1:
@@ -232,7 +261,8 @@ class LayerSearch:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _said(target, params, cache, tokens, start, gates):
-    """int32 ``[P, W]``: the best next token at each of a window's, by the gated sublayers."""
+    """Returns int32 ``[P, W]``: the most likely next token after each token of a window, by the
+    sublayers whose gate is 1."""
     chain = trees.chain_parents(tokens.shape[1] - 1)
     draft = Draft(start=jnp.asarray(start, jnp.int32), tokens=tokens, topology=chain)
     scores = target.run(params, cache, draft, gates=gates)
@@ -241,7 +271,7 @@ def _said(target, params, cache, tokens, start, gates):
 
 @dataclasses.dataclass(frozen=True)
 class _Alone:
-    """A part as ``timing`` takes a target: with the cache of the whole."""
+    """A part of a target in the form of a target for ``timing``, with the cache of the whole."""
 
     part: DecoderPart
 
@@ -257,9 +287,12 @@ class _Alone:
 
 
 def measure_costs(lm: LM, most: int = MOST_DRAFTS, **options) -> PassCosts:
-    """Times passes of the target and of its two halves, each of which lacks one kind of sublayer.
+    """Times passes of the target, and passes without attention and without MLPs.
 
-    ``options`` are those of ``timing.pass_seconds``.
+    Args:
+      lm: the target.
+      most: the greatest number of drafts that will be predicted.
+      options: options of ``timing.pass_seconds``.
     """
     sizes = [n for n in (1, 2, 4, 8, 16) if n < 2 * (most + 1)]
     seconds = pass_seconds(lm, sizes, **options)

@@ -1,10 +1,10 @@
-"""Memory of a model on a mesh, computed from ``config.json``: nothing is loaded or compiled.
+"""The memory of a model on a mesh, computed from ``config.json`` without loading or compiling.
 
-Weights and caches are exact, since they follow the table that places them
-(``models/placement.py``). The working set is an estimate: the large buffers of a round, of a chunk
-of the prompt, or of the encoder, whichever needs most. Communication: one all-reduce after the
-embedding and two per layer (three in a decoder that also attends to an encoder's memory), each of
-the residual stream ``[H, B N]`` of a pass over N nodes.
+Weights and caches are exact, because the table of ``models/placement.py`` determines their sizes.
+The working set is an estimate: the large buffers of a round, of a chunk of the prompt or of the
+encoder, whichever are largest. A pass over N nodes all-reduces the residual stream ``[H, B N]``
+once after the embedding and twice per layer (three times in a decoder that also attends to an
+encoder's memory).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from ..sharding import DATA, MODEL, axis_sizes
 
 Config = DecoderConfig | EncoderDecoderConfig
 
-LAWS = 4  # float32 [B, V] buffers of a sampled round: p, q, the residual, one in flight
-CHUNK, BLOCK = 256, 2048  # tokens of a prompt read at once; cache slots scored at once
+LAWS = 4  # float32 [B, V] buffers of a sampled round: p, q, the residual, and a temporary one
+CHUNK, BLOCK = 256, 2048  # prompt tokens in a pass; cache slots whose scores are computed at once
 GIB = 2**30
-LIKELY_CONTEXT = 8192  # tokens, by default
-LIKELY_SOURCE = 512  # tokens that an encoder without a limit reads, by default, and its text
+LIKELY_CONTEXT = 8192  # tokens, the default of ``context``
+LIKELY_SOURCE = 512  # tokens, the default of ``source``, and of ``context`` with an encoder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,17 +49,17 @@ class ModelMemory:
       parameters: number of parameters.
       weights: size of the weights, on all devices together.
       weights_each: size of the weights on each device.
-      whole: the part of ``weights_each`` that every device holds (norms, and arrays that do not
-        divide).
-      cache_token: cache of one more token of one row, in all layers without a window.
-      cache_token_each: the same on each device.
+      whole: the part of ``weights_each`` that every device holds (norms, and arrays that are not
+        split).
+      cache_token: cache of one more token in one row, in all layers without a window.
+      cache_token_each: cache of one more token in one row on each device.
       cache_each: cache of all rows of a device, with every slot of the buffer and the encoder's
         memory.
       reduced: size of the all-reduced arrays of a round, on each device.
       reduces: number of all-reduces in a round.
-      encoder: the part of ``weights`` that belongs to an encoder; 0 without one.
-      memory_row: keys and values of the encoder's memory, of one row in all layers of the decoder.
-      memory_row_each: the same on each device.
+      encoder: the part of ``weights`` that belongs to an encoder; 0 without an encoder.
+      memory_row: keys and values of the encoder's memory for one row, in all layers of the decoder.
+      memory_row_each: keys and values of the encoder's memory for one row on each device.
     """
 
     name: str
@@ -85,13 +85,12 @@ class MemoryPlan:
     Attributes:
       mesh: number of devices along each axis.
       batch: number of rows.
-      context: tokens of a row, prompt and text.
-      num_draft: tokens drafted in a round.
-      dtype: of weights and caches.
-      source: positions of a row that an encoder reads, or None.
+      context: number of tokens in a row, prompt and text together.
+      num_draft: number of tokens drafted in a round.
+      dtype: dtype of weights and caches.
+      source: number of positions that an encoder reads for a row, or None.
       models: the target, then the draft model if there is one.
-      working_each: estimate of what a program holds beside weights and caches, in bytes on each
-        device.
+      working_each: estimate of the other buffers of a program, in bytes on each device.
     """
 
     mesh: Mapping[str, int]
@@ -109,14 +108,14 @@ class MemoryPlan:
         return self.working_each + sum(m.weights_each + m.cache_each for m in self.models)
 
     def as_json(self) -> dict:
-        """All of it as plain data."""
+        """Returns the plan as JSON values."""
         return dataclasses.asdict(self) | {"total_each": self.total_each}
 
     def __str__(self) -> str:
         mesh, models = ", ".join(f"{k} {v}" for k, v in self.mesh.items()), self.models
         encodes = self.source is not None
         of_encoder = [
-            ("  thereof the encoder, in all", *(_gib(m.encoder) for m in models)),
+            ("  of the encoder", *(_gib(m.encoder) for m in models)),
             ("memory a row", *(_mib(m.memory_row) for m in models)),
             ("memory a row, each device", *(_mib(m.memory_row_each) for m in models)),
         ]
@@ -127,7 +126,7 @@ class MemoryPlan:
             ("weights", *(_gib(m.weights) for m in models)),
             *(of_encoder[:1] if encodes else ()),
             ("weights, each device", *(_gib(m.weights_each) for m in models)),
-            ("  thereof on every device", *(_mib(m.whole) for m in models)),
+            ("  held by every device", *(_mib(m.whole) for m in models)),
             ("cache a token", *(_kib(m.cache_token) for m in models)),
             ("cache a token, each device", *(_kib(m.cache_token_each) for m in models)),
             *(of_encoder[1:] if encodes else ()),
@@ -170,28 +169,29 @@ def plan_memory(
     """Computes the memory of a target, and of a draft model, on a mesh that need not exist.
 
     Args:
-      target: a config, a ``config.json``, or a folder or hub name that has one.
-      drafter: the same for a draft model, or None.
-      mesh: the devices along each axis, as for ``specjax.load``.
-      batch: number of rows.
-      context: tokens of a row, prompt and text. None: 8,192, or the target's context if that is
-        shorter; 512 for a T5.
-      source: positions of a row that an encoder reads, padding included. None: 512, or a whole
-        window for a model that reads windows.
-      num_draft: tokens drafted in a round.
-      temperature: above 0, a round also holds laws over the vocabulary.
-      dtype: of weights and caches.
-      quantize: as for ``specjax.load``, for the target.
-      drafter_quantize: the same for the draft model.
-      replicate_drafter: whether every device holds all of the draft model, which then needs no
+      target: a config, a ``config.json``, or a folder or hub name with a ``config.json``.
+      drafter: a config, a ``config.json``, or a folder or hub name of a draft model, or None.
+      mesh: the number of devices along each axis, as for ``specjax.load``.
+      batch: the number of rows.
+      context: the number of tokens in a row, prompt and text together. None: 8,192, or the target's
+        context if that is shorter; 512 for T5.
+      source: the number of positions that an encoder reads for a row, including padding. None: 512,
+        or the whole window of a model that reads windows.
+      num_draft: the number of tokens drafted in a round.
+      temperature: above 0, a round also stores laws over the vocabulary.
+      dtype: the dtype of weights and caches.
+      quantize: ``quantize`` of ``specjax.load`` for the target.
+      drafter_quantize: ``quantize`` of ``specjax.load`` for the draft model.
+      replicate_drafter: whether every device holds the whole draft model, which then needs no
         all-reduces.
 
     Returns:
-      ``MemoryPlan``: sizes in bytes, in all and on each device.
+      a ``MemoryPlan`` with sizes in bytes, in total and on each device.
 
     Raises:
-      ValueError: a mesh that cannot share a model or the rows, a size below 1, an unknown name, a
-        drafter that does not read what its target reads, or settings of a drafter without one.
+      ValueError: the mesh cannot split a model or the rows, a size is below 1, a name is unknown,
+        target and draft model read different inputs, or a setting of a draft model is given without
+        a draft model.
       FileNotFoundError: there is no such config.
 
     Example::
@@ -248,7 +248,11 @@ def plan_memory(
 
 
 def _lengths(name, config, context, source) -> tuple[int, int | None]:
-    """Tokens of a row, and positions that an encoder reads. Raises ``ValueError`` beyond limits."""
+    """Returns the tokens of a row, and the positions that an encoder reads.
+
+    Raises:
+      ValueError: a number is beyond the limits of the model.
+    """
     encodes = isinstance(config, EncoderDecoderConfig)
     longest = config.max_positions if encodes else config.context_length
     if context is None:
@@ -256,7 +260,7 @@ def _lengths(name, config, context, source) -> tuple[int, int | None]:
         context = likely if longest is None else longest if encodes else min(likely, longest)
     if longest is not None and context > longest:
         raise ValueError(
-            f"context={context}: {name} reads at most {longest} tokens; ask for no more"
+            f"context={context}: {name} reads at most {longest} tokens; give at most {longest}"
         )
     if not encodes and source is not None:
         raise ValueError(f"source={source}: {name} has no encoder; leave it out")
@@ -284,7 +288,8 @@ def _config_of(source) -> tuple[str, Config]:
     if says_heads(raw):
         raise ValueError(
             f"{name}: these are heads, for which no memory is computed; give a draft model, or "
-            "leave the drafter out: heads add their file's size, and the cache of a layer or none"
+            "leave the drafter out: heads add the size of their file, and at most the cache of one "
+            "layer"
         )
     if not path.is_file():
         return name, load_config(path)
@@ -328,21 +333,21 @@ def _model(name, config, parts, rows, context, source, dtype, scheme, widths) ->
 
 
 def _entries(config: Config, parts: int, context: int):
-    """Numbers in a layer's cache for one token, in all and on each device; and for each layer its
-    window (None: it has none) and the slots of a row."""
+    """Returns the count of numbers in a layer's cache for one token, in total and on each device;
+    and for each layer its window (or None) and the slots of a row."""
     if isinstance(config, EncoderDecoderConfig):
         size = 2 * config.num_heads * config.head_dim
         return size, size // parts, [(None, context)] * config.num_layers
     layers = [(config.window_of(i), config.slots(i, context)) for i in range(config.num_layers)]
-    if config.kv_rank:  # a latent one is everywhere
+    if config.kv_rank:  # every device holds the whole latent cache
         return config.head_dim, config.head_dim, layers
     size = 2 * config.num_kv_heads * config.head_dim
     return size, size // parts, layers
 
 
 def _stored(part: str, shape: tuple[int, ...], dtype, scheme, parts: int) -> tuple[int, int, int]:
-    """Bytes of a parameter after ``quantize.encode``: in all, on each device, and the part of the
-    latter that every device holds."""
+    """Returns the bytes of a parameter after ``quantize.encode``: in total, on each device, and the
+    part of the latter that every device holds."""
     arrays = stored_arrays(part, shape, scheme, dtype_of(part, dtype).itemsize)
     spec, total, each, whole = spec_of(part, shape, parts, MODEL), 0, 0, 0
     for sizes, width in arrays:
@@ -355,7 +360,7 @@ def _stored(part: str, shape: tuple[int, ...], dtype, scheme, parts: int) -> tup
 
 
 def _working(config, parts, rows, context, source, dtype, num_draft, temperature) -> int:
-    """Bytes of the largest buffers of a pass: in a round, in the prompt, or of the encoder."""
+    """Returns the bytes of the largest buffers: of a round, of the prompt or of the encoder."""
     vocab = config.vocab_size // (parts if config.vocab_size % parts == 0 else 1)
     entries = _entries(config, parts, context)[1] * config.num_layers * dtype.itemsize
     wide = (2 * config.intermediate_size // parts + 4 * config.hidden_size) * dtype.itemsize

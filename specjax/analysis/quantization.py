@@ -1,4 +1,4 @@
-"""How far the law of a quantized model is from the law of the float model, on given texts."""
+"""Measures how far the law of a quantized model is from the law of the float model, on texts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .. import kernels
 from ..decoding import reference
 from ..models.lm import LM, check_same_tokenizer
 
-BATCH = 4  # texts of one pass
+BATCH = 4  # the number of texts in a pass
 
 
 @dataclasses.dataclass(frozen=True)
 class QuantizationError:
-    """What ``quantization_error`` found; means over all positions.
+    """The result of ``quantization_error``, with means over all positions.
 
     Attributes:
       kl: Kullback-Leibler divergence of the quantized law from the float law, in nats a token.
@@ -55,12 +55,12 @@ def quantization_error(
     Args:
       model: the float model.
       quantized: the same model, loaded with ``quantize=`` or from quantized weights.
-      texts: texts that neither was trained on.
-      max_tokens: tokens of each text that are read.
+      texts: texts on which neither model was trained.
+      max_tokens: the most tokens that are read of each text.
 
     Returns:
-      ``QuantizationError``: the divergence in nats per token, the total variation, and the share of
-      positions at which both models agree.
+      a ``QuantizationError`` with the divergence in nats per token, the total variation, and the
+      share of positions at which both models agree.
 
     Raises:
       ValueError: the models differ in their tokenizers, ``model`` is quantized, there is no text,
@@ -73,22 +73,22 @@ def quantization_error(
         print(specjax.quantization_error(lm, small, ["def f(x):"]))
     """
     if model.target.quantized:
-        raise ValueError(f"model: {model!r} is quantized; give the float model, then the quantized")
+        raise ValueError(f"model: {model!r} is quantized; give the float model as first argument")
     if model.tokenizer is None or quantized.tokenizer is None:
-        raise ValueError("model, quantized: texts are read with a tokenizer; load both with theirs")
+        raise ValueError("model, quantized: both need a tokenizer to read texts; load it with them")
     check_same_tokenizer(model, quantized)
     if max_tokens < 1:
         raise ValueError(f"max_tokens={max_tokens}: it must be at least 1")
     rows = [model.tokenizer.encode(text)[:max_tokens] for text in texts]
     rows = [row for row in rows if row]
     if not rows:
-        raise ValueError("texts: there is no token in them; give at least one text")
+        raise ValueError("texts: they hold no token; give at least one text")
     width = max(map(len, rows))
     sums, positions = np.zeros(3), 0
     with kernels.following(model.params):
         for begin in range(0, len(rows), BATCH):
             part = rows[begin : begin + BATCH]
-            part += [[]] * (BATCH - len(part))  # rows without tokens count for nothing
+            part += [[]] * (BATCH - len(part))  # rows without tokens do not count
             tokens = np.zeros((BATCH, width), np.int32)
             seen = np.zeros((BATCH, width), bool)
             for i, row in enumerate(part):
@@ -102,7 +102,7 @@ def quantization_error(
 
 @jax.jit
 def _distances(ours: jax.Array, theirs: jax.Array, seen: jax.Array) -> jax.Array:
-    """Sums over positions of the divergence, the variation and the agreement, ``[3]``."""
+    """Returns the sums over positions of divergence, variation and agreement, float32 ``[3]``."""
     p, q = jax.nn.log_softmax(ours), jax.nn.log_softmax(theirs)
     law = jnp.exp(p)
     kl = jnp.sum(jnp.where(law > 0, law * (p - q), 0), axis=-1)

@@ -1,8 +1,8 @@
-"""Counts at which rank of a drafter's choices the target's own next tokens stand.
+"""Counts which rank the target's own next tokens have among a drafter's choices.
 
-The target continues prompts plainly; then, at each token of that text, the drafter is asked for its
-best choices below the true tokens. The shares by depth and rank say which static tree of drafts is
-expected to give most tokens, see ``tree_search``.
+The target continues prompts plainly. Then, at each token of the text, the drafter computes its most
+likely choices after the true tokens. From the shares of right choices by depth and rank,
+``tree_search`` finds the static tree that is expected to give most tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..drafters.plain import Plain
 from ..sampling.distribution import Sampling
 from ..types import Drafter
 
-CONFIDENCE_Z = 1.96  # of the 95 % intervals
+CONFIDENCE_Z = 1.96  # the normal quantile of 95 % intervals
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class RankCounts:
         return self.hits / np.maximum(self.trials, 1)[:, None]
 
     def interval(self, depth: int, rank: int) -> tuple[float, float]:
-        """Wilson's 95 % interval for the share at ``[depth, rank]``."""
+        """Returns Wilson's 95 % interval of the share at ``[depth, rank]``."""
         n, z = max(int(self.trials[depth]), 1), CONFIDENCE_Z
         share = self.hits[depth, rank] / n
         middle = (share + z * z / (2 * n)) / (1 + z * z / n)
@@ -61,9 +61,11 @@ class RankCounts:
 
 @dataclasses.dataclass(frozen=True)
 class _Followed(ChainDrafter):
-    """Drafts nothing, and counts where the true tokens stand among the choices of ``inner``, whose
-    topology is ``trees.Follow``. ``params``: the weights of ``inner``, and the true text with its
-    lengths."""
+    """Drafts nothing, and counts the ranks of the true tokens among the choices of ``inner``.
+
+    The topology of ``inner`` is ``trees.Follow``. ``params`` are the weights of ``inner``, and the
+    true text with its lengths.
+    """
 
     num_draft: int = 0
     inner: Drafter = None
@@ -113,28 +115,29 @@ def count_ranks(
     capacity: int | None = None,
     stops: Sequence[int] = (),
 ) -> RankCounts:
-    """Counts where the target's own next tokens stand among a drafter's choices.
+    """Counts the ranks of the target's own next tokens among a drafter's choices.
 
     Args:
       target: the target.
       drafter: a drafter with a ``topology`` (a draft model, heads); only the depth of the topology
         matters.
-      params: weights, as for ``specjax.decode``.
+      params: the weights, see ``specjax.decode``.
       tokens: prompts, int32 ``[B, T]``.
       lengths: lengths of the prompts, int32 ``[B]``.
-      max_new_tokens: tokens that the target generates after each prompt.
+      max_new_tokens: the number of tokens that the target generates after each prompt.
       key: a random key; needed above temperature 0.
-      sampling: how the target samples its text.
-      depth: depth to count to, at most the drafter's own; None: the depth of its topology.
-      ranks: number of choices that are counted at each depth, R.
-      capacity: slots of the buffers; None: as many as needed.
+      sampling: the sampling settings of the target's text.
+      depth: D, the greatest depth that is counted, at most the drafter's own; None: the depth of
+        its topology.
+      ranks: R, the number of choices that are counted at each depth.
+      capacity: the number of slots of the buffers; None: as many as needed.
       stops: token ids that end a text.
 
     Returns:
-      The counts over all rows.
+      the counts over all rows.
 
     Raises:
-      ValueError: the drafter has no topology, or ``depth`` is beyond its own.
+      ValueError: the drafter has no topology, or ``depth`` is greater than its depth.
     """
     if drafter.topology is None:
         raise ValueError(

@@ -1,8 +1,8 @@
 """Runs the parts of a round alone, on inputs that were recorded in the loop.
 
-The compiler would compute ``verify`` over a constant draft only once, however often it is repeated,
-and likewise a draft from a constant hidden state; and the rounds of a drafter differ in width. So a
-part is timed over the inputs of several consecutive rounds, in a compiled loop over these rounds.
+If a part were repeated on one input, the compiler would compute it only once; and the rounds of a
+drafter differ in width. So a part is timed over the inputs of several consecutive rounds, in a
+compiled loop over these rounds.
 """
 
 from __future__ import annotations
@@ -67,17 +67,22 @@ class InputRecorder(DrafterWrapper):
 
 
 def without_limits(state: State, rounds: int, depth: int) -> State:
-    """``state`` with rows that neither stop nor spend their budget within ``rounds`` rounds.
+    """Returns a state whose rows do not end within some rounds.
+
+    Args:
+      state: the state.
+      rounds: the number of rounds.
+      depth: the depth of the drafter's draft.
 
     Raises:
-      ValueError: the buffers have no room for so many tokens.
+      ValueError: the buffers have no room for the tokens of these rounds.
     """
     most, capacity = rounds * (depth + 1), state.tokens.shape[1]
     room = capacity - int(jnp.max(state.length))
     if room < most:
         raise ValueError(
-            f"{rounds} rounds of up to {depth + 1} tokens need {most} free slots, the fullest row "
-            f"has {room} of {capacity}: give fewer rounds, or a request with more max_new_tokens"
+            f"{rounds} rounds of up to {depth + 1} tokens need {most} free slots, and the fullest "
+            f"row has {room} of {capacity}: give fewer rounds, or a greater max_new_tokens"
         )
     return dataclasses.replace(
         state,
@@ -87,7 +92,16 @@ def without_limits(state: State, rounds: int, depth: int) -> State:
 
 
 def record_inputs(work: GenerationTask, state: State, rounds: int) -> tuple[State, RoundInputs]:
-    """The state after ``rounds`` rounds, and the inputs of these rounds."""
+    """Runs rounds of the loop and records the inputs of their parts.
+
+    Args:
+      work: a prepared request.
+      state: the state before the rounds.
+      rounds: the number of rounds, R.
+
+    Returns:
+      the state after the rounds, and their inputs, with leaves ``[R, B, ...]``.
+    """
     objects, recorded = (work.lm.target, work.drafter, work.rule), []
     for _ in range(rounds):
         state, inputs = _recorded(*objects, work.params, state)
@@ -108,11 +122,19 @@ def _recorded(target, drafter, rule, params, state):
 def replays(
     work: GenerationTask, state: State, rounds: int
 ) -> dict[str, tuple[Callable, Callable]]:
-    """``{part: (run, prepare)}``: ``run(prepare())`` does the part once for each recorded round.
+    """Returns functions that run each part of a round on recorded inputs.
 
-    Caches (of a drafter: whatever its state calls ``cache``) are those after the last round. They
-    hold all that the earlier rounds saw, and the cost of a pass depends on the lengths, which are
-    those of each round.
+    The caches of the target and of the drafter (the leaves named ``cache`` in its state) are those
+    after the last round. They contain the entries that the earlier rounds saw, and the cost of a
+    pass depends on the lengths, which are those of each round.
+
+    Args:
+      work: a prepared request.
+      state: the state before the recorded rounds.
+      rounds: the number of recorded rounds.
+
+    Returns:
+      ``{part: (run, prepare)}``: ``run(prepare())`` runs the part once for each recorded round.
     """
     objects = (work.lm.target, work.drafter, work.rule)
     final, inputs = record_inputs(work, state, rounds)
@@ -192,6 +214,6 @@ def _by_path(values: PyTree) -> dict[str, jax.Array]:
 
 
 def _put(values: PyTree, leaves: dict[str, jax.Array]) -> PyTree:
-    """``values`` with those leaves replaced whose path is among ``leaves``."""
+    """Returns ``values`` with the leaves of ``leaves`` at their paths."""
     flat, structure = jax.tree_util.tree_flatten_with_path(values)
     return structure.unflatten([leaves.get(jax.tree_util.keystr(p), x) for p, x in flat])

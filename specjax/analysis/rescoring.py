@@ -1,4 +1,4 @@
-"""A model's scores of texts that were written before."""
+"""A model's logits for texts that were written before."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ import numpy as np
 from ..decoding import reference
 from ..models.lm import LM
 
-STEP = 32  # widths of passes are multiples of it, so that few programs serve all
+STEP = 32  # the width of a pass is a multiple of this number, so that few programs are compiled
 
 
 def scores_of_new(
     lm: LM, rows: Sequence[tuple[Sequence[int], Sequence[int]]], batch: int = 16
 ) -> Iterator[np.ndarray]:
-    """Yields the logits float32 ``[T, V]`` of each row's T new tokens, one pass over whole rows.
+    """Yields the logits for the new tokens of each row, by one pass over whole rows.
 
     Args:
-      rows: prompt and new token ids of each; the prompt is not empty.
-      batch: rows of a pass; all have one width.
+      lm: the model.
+      rows: the prompt's and the new token ids of each row; the prompt is not empty.
+      batch: the number of rows in a pass.
+
+    Yields:
+      float32 ``[T, V]``: the logits before each of the row's T new tokens.
     """
     width = max((len(prompt) + len(new) for prompt, new in rows), default=0)
     width = min(-(-width // STEP) * STEP, lm.target.max_positions or width + STEP)

@@ -50,7 +50,7 @@ class TreeTimings:
       node: seconds that a round takes beyond its pass for each drafted node.
     """
 
-    choice: tree_search.Choice
+    choice: tree_search.TreeChoice
     rounds: float
     passes: Mapping[int, float]
     level: float
