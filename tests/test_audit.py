@@ -185,7 +185,7 @@ def test_the_command_says_what_it_found_by_its_exit_code(tmp_path, capsys):
         (lambda: specjax.audit_samples(LM, [], false_alarm=2), "false_alarm"),
         (
             lambda: specjax.audit_samples(LM, [], sampling=Sampling(repetition_penalty=1.2)),
-            "look at earlier tokens",
+            "depend on earlier tokens",
         ),
         (lambda: command.named("nowhere:rule"), "module:object"),
     ],

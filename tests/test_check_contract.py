@@ -205,7 +205,7 @@ def test_right_hidden_states_and_sub_networks_pass_every_check():
     report = specjax.check_target(Layered(11), PARAMS)
     assert report, str(report)
     words = str(report)
-    assert "sub_network(exit=1): the target's pass goes on" in words
+    assert "sub_network(exit=1): the target's pass continues" in words
     assert "sub_network(skip=('mlp.0',)): a pass in two parts" in words
 
 
@@ -265,9 +265,9 @@ class HandsOverOther(Layered):
         (Swapped, "side by side"),
         (StatesOfTheRoot, "hidden states are those of its paths"),
         (OtherHead, "head gives the logits"),
-        (MixedColumns, "embed reads"),
+        (MixedColumns, "embed returns"),
         (PartOfSiblings, "exit=1.*logits are those of its paths"),
-        (HandsOverOther, "exit=1.*hands over"),
+        (HandsOverOther, "exit=1.*partial pass"),
     ],
 )
 def test_fault_in_hidden_states_or_a_sub_network_is_named(target, only):

@@ -48,13 +48,13 @@ def test_above_temperature_0_the_emitted_law_is_counted_against_the_targets():
     [
         (dict(rules=[]), "at least one rule"),
         (dict(rules=["nonsense"]), "unknown"),
-        (dict(probes=-1), "no negative number"),
+        (dict(probes=-1), "at least 0 probes"),
         (dict(sampling=Sampling(repetition_penalty=1.5)), "no penalties"),
         (dict(num_samples=2), "num_samples=1"),
         (dict(seed=[1, 2, 3]), "seed: .*one value"),
         (dict(sampling=Sampling(temperature=np.ones(3), top_k=[1, 2, 3])), "temperature, top_k: "),
         (dict(sampling=Sampling(logit_bias=np.zeros((3, 11)))), "logit_bias: "),
-        (dict(drafter=Session(LM, "suffix", 256), drafter_params=None), "a session takes in"),
+        (dict(drafter=Session(LM, "suffix", 256), drafter_params=None), "a session keeps"),
     ],
 )
 def test_what_has_no_price_is_refused(settings, words):

@@ -121,7 +121,7 @@ def test_models_that_cannot_be_compared_are_refused(models):
     lm = specjax.load("embedded")
     with pytest.raises(ValueError, match="model: .* is quantized; give the float model"):
         specjax.quantization_error(models["int8"], lm, TEXTS[:1])
-    with pytest.raises(ValueError, match="texts: there is no token"):
+    with pytest.raises(ValueError, match="texts: they hold no token"):
         specjax.quantization_error(lm, models["int8"], [])
     with pytest.raises(ValueError, match="max_tokens=0"):
         specjax.quantization_error(lm, models["int8"], TEXTS[:1], max_tokens=0)

@@ -1,6 +1,6 @@
-"""Times the parts of a round, and reads off what a decoding program needs.
+"""Times the parts of a round, and measures the memory of a decoding program.
 
-Each part of a round is compiled alone and repeats what the loop's own rounds did, see
+Each part of a round is compiled alone and runs on inputs from the loop's own rounds, see
 ``replay.py``.
 """
 
@@ -28,13 +28,13 @@ def part_calls(work: GenerationTask, state: State, *, rounds: int = 8) -> dict[s
     Args:
       work: a prepared request.
       state: a state in the middle of generation, with room for ``rounds`` rounds; its buffers are
-        not donated. Stops and budgets of its rows are lifted, so that every row lives in every
+        not donated. Its rows ignore stop tokens and budgets, so that every row takes part in every
         round.
-      rounds: number of consecutive rounds in one call. The parts get the inputs that they had in
-        these rounds of the loop, and each part is compiled alone.
+      rounds: the number of consecutive rounds in one call. The parts get the inputs that they had
+        in these rounds of the loop, and each part is compiled alone.
 
     Returns:
-      Calls by name: ``draft``, ``verify``, ``accept``, ``commit``, ``observe`` and ``round``. Each
+      calls by name: ``draft``, ``verify``, ``accept``, ``commit``, ``observe`` and ``round``. Each
       call measures seconds per round. See ``loop_efficiency``.
 
     Raises:
@@ -56,32 +56,33 @@ def part_calls(work: GenerationTask, state: State, *, rounds: int = 8) -> dict[s
 def loop_efficiency(
     seconds: Mapping[str, np.ndarray],
 ) -> tuple[float, tuple[float, float], float]:
-    """The share of a round in the loop that its two models take: (draft + verify) / round.
+    """Returns the share of a round in the loop that its two models take: (draft + verify) / round.
 
     Args:
-      seconds: from ``alternate(part_calls(...))``.
+      seconds: the result of ``alternate(part_calls(...))``.
 
     Returns:
-      The ratio with its interval, see ``timing.ratio``; 1 means that the loop adds nothing to the
-      cost of its two models.
+      the ratio with its interval, see ``timing.ratio``; 1 means that a round takes no longer than
+      its two models.
     """
     return ratio(seconds["draft"] + seconds["verify"], seconds["round"])
 
 
 def first_token_call(work: GenerationTask) -> Call:
-    """A call for ``alternate``: from the prompts to the first new tokens, prefill and one round."""
+    """Returns a call for ``alternate`` that runs prefill and one round of a request."""
     return Call(lambda: work.burst(1, work.start()).length)
 
 
 @dataclasses.dataclass(frozen=True)
 class ProgramMemory:
-    """Memory of a decoding program as the compiler planned it, and seconds to compile.
+    """Memory of a decoding program by the compiler's plan, and seconds to compile it.
 
     Attributes:
-      peak: bytes of arguments, of outputs that are no donated arguments, and of temporaries.
+      peak: bytes of arguments, of temporaries, and of outputs that do not reuse an argument's
+        buffer.
       weights: bytes of the weights of target, drafter and rule.
       cache: bytes of the target's cache and of the drafter's state.
-      working_set: bytes of the rest of the peak.
+      working_set: bytes of ``peak`` without ``weights`` and ``cache``.
       compile_start: seconds to trace and compile the program that reads the prompts. A persistent
         compilation cache, which the command turns on and the library does not, shortens them.
       compile_burst: seconds to trace and compile the program that runs the rounds.
@@ -96,9 +97,13 @@ class ProgramMemory:
 
 
 def program_memory(work: GenerationTask) -> ProgramMemory:
-    """Compiles the two programs of a request anew, and reads off the memory of the second."""
+    """Compiles the two programs of a request anew, and returns the memory of the second program.
+
+    Args:
+      work: a prepared request.
+    """
     objects = work.lm.target, work.drafter, work.rule
-    # new functions, since those of the loop may be compiled already
+    # new functions, because those of the loop may be compiled already
     start = jax.jit(functools.partial(prefill.start, *objects, work.capacity))
     burst = jax.jit(functools.partial(loop.burst, *objects), donate_argnums=(2,))
     begin = time.perf_counter()

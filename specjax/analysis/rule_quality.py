@@ -1,4 +1,4 @@
-"""What an approximate rule costs in quality, beside what it gains in tokens a pass."""
+"""Measures the quality of the texts of approximate rules, and their acceptance length."""
 
 from __future__ import annotations
 
@@ -18,25 +18,27 @@ from ..text.session import Session
 from ..types import Rule
 from .rescoring import scores_of_new
 
-REPEATS = 40  # draws from the target's own law, from which the part of noise is known
+REPEATS = 40  # samples of the target's own law, which measure the part of noise
 
 
 @dataclasses.dataclass(frozen=True)
 class RuleQuality:
-    """What one rule wrote, by the target's own scores.
+    """Figures of the texts that one rule emitted, by the target's own probabilities.
 
     Attributes:
-      rule: its name; ``plain`` for plain decoding, which all are to be compared with.
-      approximate: why the law is not the target's, empty where it is.
-      tau: tokens emitted by a pass of the target.
-      loglik: mean ``log p`` (nats) of the written tokens, by the target at temperature 1.
-      best: share of written tokens that are the target's most probable one.
-      rank: mean number of tokens that are more probable than the written one.
-      same: at temperature 0, share of texts that are those of plain decoding; else None.
-      variation: mean total variation of the emitted law to the target's, over the probes, with what
-        noise alone makes of it; at temperature 0 the share of tokens that are not the best one.
-      divergence: mean KL of the emitted law to the target's (nats), with the part of noise; None at
-        temperature 0, and where a token was emitted to which the target gives no probability.
+      rule: the name of the rule; ``plain`` for plain decoding, the baseline.
+      approximate: why the law is not the target's law; empty if it is.
+      tau: tokens emitted per pass of the target.
+      loglik: mean ``log p`` (nats) of the emitted tokens, by the target at temperature 1.
+      best: share of emitted tokens that are the target's most probable one, in [0, 1].
+      rank: mean number of tokens that are more probable than the emitted one.
+      same: at temperature 0, share of texts that are identical to plain decoding, in [0, 1];
+        otherwise None.
+      variation: mean total variation between the emitted law and the target's law over the probes,
+        and the same of samples of the target's law, which is noise alone. At temperature 0, the
+        share of tokens that are not the most probable one, and 0.
+      divergence: mean KL divergence of the emitted law from the target's law (nats), and that of
+        noise alone; None at temperature 0, and if a token of probability 0 was emitted.
     """
 
     rule: str
@@ -52,7 +54,15 @@ class RuleQuality:
 
 @dataclasses.dataclass(frozen=True)
 class Quality:
-    """Rules beside plain decoding, from ``quality``; prints as a table."""
+    """The comparison of rules with plain decoding, from ``quality``; prints as a table.
+
+    Attributes:
+      model: name of the target.
+      drafting: the drafter, as a text.
+      num_probes: the number of positions at which emitted laws were counted.
+      probe_samples: the number of draws at each of these positions.
+      rules: the figures of plain decoding, then those of each rule.
+    """
 
     model: str
     drafting: str
@@ -77,15 +87,15 @@ class Quality:
             )
         if self.num_probes:
             lines.append(
-                f"TV and KL of the next token's law at {self.num_probes} places, "
-                f"{self.probe_samples} draws each; (noise): of as many draws from the target itself"
+                f"TV and KL of the next token's law at {self.num_probes} positions, "
+                f"{self.probe_samples} draws each; (noise): those of as many draws from the target"
             )
         return "\n".join(lines)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QualityOptions(Options):
-    """The options of ``quality``."""
+    """The options of ``quality``; its docstring explains them."""
 
     rules: Sequence[str | Rule] = ("auto", "approximate-typical", "approximate-lenience")
     probes: int = 2
@@ -96,23 +106,24 @@ class QualityOptions(Options):
 def quality(lm: LM, prompts: Prompts, *, options: QualityOptions) -> Quality:
     """Decodes the same prompts with each rule and plainly, and scores the texts by the target.
 
-    Above temperature 0 the law that a rule emits is compared with the target's where it can be
-    counted: after each prompt, and at further places of its plain text, the next token is drawn
-    ``probe_samples`` times. This is the law of the first token of a round.
+    Above temperature 0, the law that a rule emits is compared with the target's law: after each
+    prompt, and at further positions of its plain text, the next token is drawn ``probe_samples``
+    times and counted. The counted law is that of the first token of a round.
 
     Args:
-      lm, prompts, drafter, drafting, sampling, ...: as ``generate`` takes them; ``drafting.rule``
-        is replaced by each of ``rules``.
+      lm, prompts, drafter, drafting, sampling, ...: see ``generate``; each of ``rules`` takes the
+        place of ``drafting.rule``.
       rules: names, with settings after a colon (``approximate-lenience:scale=0.3``), or objects.
-      probes: places in each text at which the emitted law is counted; 0: none.
-      probe_samples: draws at each place.
+      probes: the number of positions in each text at which the emitted law is counted; 0: none.
+      probe_samples: the number of draws at each position.
 
     Returns:
-      ``Quality``, plain decoding first.
+      a ``Quality``, with plain decoding first.
 
     Raises:
-      ValueError: before anything is compiled: no rules, a number out of range, settings that look
-        at earlier tokens, a seed or setting for each prompt, or a session.
+      ValueError: before anything is compiled: there are no rules, a number is out of range, a
+        setting depends on earlier tokens, a seed or a setting differs by prompt, or the drafter is
+        a session.
 
     Example::
 
@@ -122,8 +133,8 @@ def quality(lm: LM, prompts: Prompts, *, options: QualityOptions) -> Quality:
     if not options.rules or options.probes < 0 or options.probe_samples < 2:
         raise ValueError(
             f"rules={options.rules!r}, probes={options.probes}, probe_samples="
-            f"{options.probe_samples}: give at least one rule, no negative number of probes, and "
-            "at least 2 samples"
+            f"{options.probe_samples}: give at least one rule, at least 0 probes, and at least 2 "
+            "samples"
         )
     if sampling.needs_prefix or options.num_samples != 1 or options.inputs is not None:
         raise ValueError(
@@ -176,7 +187,7 @@ def quality(lm: LM, prompts: Prompts, *, options: QualityOptions) -> Quality:
 
 
 def _refuse_unfair(options: QualityOptions) -> None:
-    """Raises ``ValueError`` for a law of each prompt and for a drafter that learns."""
+    """Raises ``ValueError`` if prompts have different laws, or if the drafter is a session."""
     ranks = {name: 0 for name in ("temperature", "top_k", "top_p", "min_p")} | {"logit_bias": 1}
     wrong = [n for n, rank in ranks.items() if np.ndim(getattr(options.sampling, n)) > rank]
     wrong += ["seed"] if np.ndim(options.seed) else []
@@ -187,19 +198,19 @@ def _refuse_unfair(options: QualityOptions) -> None:
         )
     if isinstance(options.drafter, Session) and not options.drafter.asks:
         raise ValueError(
-            "drafter: a session takes in what one rule writes and drafts it for the next; give "
-            "its drafter alone, such as 'suffix'"
+            "drafter: a session keeps the texts of one rule, from which the next rule would draft; "
+            "give its drafter alone, such as 'suffix'"
         )
 
 
 def _given(options: QualityOptions) -> dict:
-    """``options`` as ``generate`` takes them."""
+    """Returns ``options`` as keyword arguments of ``generate``."""
     shared = options_from(options)
     return {field.name: getattr(shared, field.name) for field in dataclasses.fields(shared)}
 
 
 def _scored(lm: LM, out) -> tuple[np.ndarray, np.ndarray]:
-    """``log p`` of all written tokens at temperature 1, and how many tokens are more probable."""
+    """Returns ``log p`` of all emitted tokens at temperature 1, and their ranks from 0."""
     rows = [(p.tolist(), t.tolist()) for p, t in zip(out.prompts, out.tokens, strict=True)]
     rows, logp, rank = [row for row in rows if row[1]], [], []
     for (_, new), logits in zip(rows, scores_of_new(lm, rows), strict=True):
@@ -211,7 +222,7 @@ def _scored(lm: LM, out) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _places(out, probes: int) -> list[list[int]]:
-    """Token ids of prompts with beginnings of their texts, evenly spread."""
+    """Returns token ids of prompts with beginnings of their texts, evenly spread."""
     places = []
     for prompt, new in zip(out.prompts, out.tokens, strict=True):
         ends = {len(new) * i // max(probes, 1) for i in range(probes)}
@@ -220,7 +231,7 @@ def _places(out, probes: int) -> list[list[int]]:
 
 
 def _target_laws(lm: LM, places, sampling) -> list[np.ndarray]:
-    """float64 ``[V]``, the law of the token after each of ``places``."""
+    """Returns the law of the token after each of ``places``, float64 ``[V]`` each."""
     law = jax.jit(lambda logits: sampling.rows(1).probabilities(logits))
     scores = scores_of_new(lm, [(place, [0]) for place in places])
     laws = [np.asarray(law(logits), np.float64)[0] for logits in scores]
@@ -228,7 +239,8 @@ def _target_laws(lm: LM, places, sampling) -> list[np.ndarray]:
 
 
 def _probed(lm: LM, places, laws, options: QualityOptions):
-    """``(TV, its noise)`` and ``(KL, its noise)`` of the emitted law, means over the places."""
+    """Returns ``(TV, TV of noise)`` and ``(KL, KL of noise)`` of the emitted law, means over the
+    positions ``places``."""
     if not places:
         return (float("nan"), float("nan")), None
     count, random = options.probe_samples, np.random.default_rng(0)
@@ -249,7 +261,8 @@ def _probed(lm: LM, places, laws, options: QualityOptions):
 
 
 def _distances(shares: np.ndarray, p: np.ndarray) -> tuple[float, float]:
-    """Total variation, and KL of ``shares`` to ``p`` (nats)."""
+    """Returns the total variation between ``shares`` and ``p``, and the KL divergence of ``shares``
+    from ``p`` (nats)."""
     some = shares > 0
     with np.errstate(divide="ignore"):
         ratio = np.log(shares[some]) - np.log(p[some])

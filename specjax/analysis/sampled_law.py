@@ -1,4 +1,4 @@
-"""What a sample says about the law that it should have: chi-squared, bounds on the deviation."""
+"""Tests whether samples follow a law: a chi-squared test, and bounds of the deviation."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ..decoding import loop, prefill
 from ..decoding.inputs import prepare_inputs
 from ..sampling.distribution import Sampling
 
-LEAST_EXPECTED = 5  # of a cell of chi-squared; rarer ones are one cell
+LEAST_EXPECTED = 5  # the least expectation of a cell; rarer outcomes share one cell
 
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """Counts held against a law.
+    """The comparison of counts with a law.
 
     Attributes:
-      samples: how many there are.
-      variation: total variation between the shares and the law; noise is a part of it.
-      bound: what noise alone makes of it, with five standard deviations.
-      p_value: of chi-squared, in favour of the law; 0 where something impossible was drawn.
-      cells: of chi-squared.
-      impossible: samples that have probability zero.
-      noise: the expected variation of a sound sample, at most.
+      samples: the number of samples.
+      variation: total variation between the shares of the counts and the law, including noise.
+      bound: the expected variation of noise alone, plus five standard deviations.
+      p_value: the p-value of the chi-squared test; 0 if an outcome of probability 0 was drawn.
+      cells: the number of cells of the chi-squared test.
+      impossible: the number of samples with probability 0 under the law.
+      noise: an upper bound of the expected variation of samples that follow the law.
     """
 
     samples: int
@@ -38,22 +38,30 @@ class Evidence:
     noise: float
 
     def fits(self, false_alarm: float) -> bool:
-        """Whether chi-squared has nothing against the law at this false-alarm rate."""
+        """Returns whether the chi-squared test accepts the law at a false-alarm rate."""
         return self.p_value > false_alarm
 
     def least(self, doubt: float) -> float:
-        """A total variation that the true law has at least, but with probability ``doubt``.
+        """Returns a lower bound of the total variation between the true law and the tested one.
 
-        The sample's own variation less the expected noise and McDiarmid's bound on the rest.
+        The bound is the variation of the sample, minus the expected noise, minus McDiarmid's bound
+        of the deviation of the noise.
+
+        Args:
+          doubt: the probability with which the bound may be wrong.
         """
         spread = np.sqrt(np.log(1 / doubt) / (2 * self.samples))
         least = max(self.variation - self.noise - spread, self.impossible / self.samples * 0.5)
         return max(0.0, float(least))
 
     def resolution(self, false_alarm: float, power: float = 0.99) -> float:
-        """The total variation above which every deviation is found with probability ``power``.
+        """Returns the total variation above which every deviation would be found.
 
-        A law at total variation t has a noncentrality of at least ``4 n t²``.
+        A law at total variation t has a noncentrality of at least ``4 n t²`` for n samples.
+
+        Args:
+          false_alarm: the false-alarm rate of the test.
+          power: the probability with which a deviation is found.
         """
         from scipy.optimize import brentq
         from scipy.stats import chi2, ncx2
@@ -65,7 +73,12 @@ class Evidence:
 
 
 def judge(counts: np.ndarray, law: np.ndarray) -> Evidence:
-    """Holds ``counts [K]`` against ``law [K]``, probabilities of the same cells."""
+    """Compares counts with a law.
+
+    Args:
+      counts: int ``[K]``, how often each of K outcomes occurred.
+      law: float ``[K]``, the probabilities of these outcomes.
+    """
     from scipy.stats import chi2
 
     counts, law = np.asarray(counts, np.float64), np.asarray(law, np.float64)
@@ -104,16 +117,19 @@ def joint_counts(
     seed: int = 0,
     rounds: int | None = None,
 ):
-    """Draws ``rows`` texts of ``num`` tokens with the whole loop, at once; traced afresh.
+    """Draws texts with the whole loop, in one batch, and counts them; traces the loop anew.
 
     Args:
-      target, drafter, rule, params, sampling: as ``specjax.decode`` takes them.
+      target, drafter, rule, params, sampling: see ``specjax.decode``.
       prompt: token ids, the same for all rows.
-      rounds: how many rounds to run; None: to the end.
+      num: the number of tokens of a text.
+      rows: the number of texts.
+      seed: the seed of the draws.
+      rounds: the number of rounds; None: until all rows end.
 
     Returns:
-      counts ``[V ** num]`` of the texts, and the statistics of the loop. Texts that ended before
-      are in no cell: their law gave no token any probability.
+      counts int ``[V ** num]`` of the texts, and the statistics of the loop. Texts with fewer
+      tokens, whose law gave no token any probability, are not counted.
     """
     vocab, size = target.vocab_size, len(prompt)
     request, capacity = prepare_inputs(
@@ -122,7 +138,7 @@ def joint_counts(
         np.tile(np.asarray([prompt], np.int32), (rows, 1)),
         np.full((rows,), size, np.int32),
         jax.random.key(seed),
-        num + 1,  # a margin, so that the budget's cut is not what is tested
+        num + 1,  # one more, so that the budget does not cut the tested tokens
         sampling,
         None,
         (),
@@ -135,7 +151,7 @@ def joint_counts(
         whole = state.length >= size + num if rounds is None else True
         new = jax.lax.dynamic_slice_in_dim(state.tokens, size, num, axis=1)
         cell = jnp.sum(new * vocab ** jnp.arange(num - 1, -1, -1), axis=1)
-        cell = jnp.where(whole, cell, vocab**num)  # beyond the last: dropped
+        cell = jnp.where(whole, cell, vocab**num)  # an index beyond the last is dropped
         return jnp.bincount(cell, length=vocab**num), state.stats
 
     counts, stats = run(params, request)

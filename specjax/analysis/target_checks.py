@@ -1,7 +1,7 @@
-"""``check_target``: a target of one's own against what the contract promises.
+"""``check_target``: tests whether a target keeps the contract of ``specjax.Target``.
 
-The target runs on small random inputs, and its results are compared with those of the slow,
-obvious way. Whoever writes a target runs the checks once, and in a test.
+The target runs on small random inputs, and its results are compared with those of passes over one
+token at a time. The check is meant for authors of targets and their tests.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ from .target_passes import LENGTHS, PATH, TREE, TargetPasses
 def check_target(
     target: Target, params: PyTree, *, inputs: PyTree = None, tolerance: float = 1e-3, seed: int = 0
 ) -> ContractReport:
-    """Checks a target against what ``specjax.Target`` promises.
+    """Checks whether a target keeps the contract of ``specjax.Target``.
 
-    A tree of seven nodes in a batch of three rows of different lengths is compared with passes one
-    token at a time; the cache after a commit with one that was built anew. For a
-    ``specjax.HeadTarget`` the hidden states, ``embed``, ``head`` and ``head_table`` are checked
-    too, and for a target with sub-networks the passes of two of them.
+    A pass over a tree of seven nodes, in a batch of three rows of different lengths, is compared
+    with passes over one token at a time, and the cache after a commit with a cache that was filled
+    from the start. For a ``specjax.HeadTarget`` the hidden states, ``embed``, ``head`` and
+    ``head_table`` are checked too, and for a target with sub-networks the passes of two of them.
 
     Args:
-      params: the target's weights, which are ``params["target"]`` of ``decode``.
-      inputs: what the target's ``init`` takes, for a batch of three rows, or None.
-      tolerance: the largest difference of logits, as a part of their standard deviation. Use 0.05
-        or so in bfloat16.
-      seed: of the random tokens.
+      target: the target.
+      params: the target's weights, ``params["target"]`` of ``decode``.
+      inputs: ``inputs`` of the target's ``init`` for a batch of three rows, or None.
+      tolerance: the greatest accepted difference of logits, in units of their standard deviation.
+        Use about 0.05 in bfloat16.
+      seed: the seed of the random tokens.
 
     Returns:
       a report; ``print`` it, or call its ``raise_if_wrong``.
 
     Raises:
-      TypeError: ``target`` is no ``Target``.
+      TypeError: ``target`` is not a ``specjax.Target``.
 
     Example::
 
@@ -52,7 +53,7 @@ def check_target(
 
 
 class TargetChecks(TargetPasses):
-    """The parts of ``check_target``."""
+    """The checks of ``check_target``."""
 
     def report(self) -> ContractReport:
         more = hidden_state_checks(self, self.target) if isinstance(self.target, HeadTarget) else ()
@@ -72,7 +73,7 @@ class TargetChecks(TargetPasses):
             *part_checks(self),
         ):
             checks.append(run_check(name, run))
-            if not checks[0].passed:  # nothing else could run
+            if not checks[0].passed:  # the other checks could not run
                 break
         return ContractReport(type(self.target).__name__, tuple(checks))
 

@@ -1,4 +1,4 @@
-"""Passes of a target over small random inputs, by the slow, obvious way and by others."""
+"""Passes of a target over small random inputs: whole trees, and one token at a time."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import numpy as np
 from .. import trees
 from ..types import Draft, PartialPass, Scores, Verdict
 
-TREE = (-1, 0, 0, 1, 1, 2, 3)  # nodes of the draft that is scored
-PATH = (0, 1, 4)  # the nodes that are accepted: no prefix of all nodes
-LENGTHS = (1, 4, 9)  # committed tokens of each row
+TREE = (-1, 0, 0, 1, 1, 2, 3)  # the parents of the scored draft's nodes
+PATH = (0, 1, 4)  # the accepted nodes, which are not the first nodes of the draft
+LENGTHS = (1, 4, 9)  # the number of committed tokens in each row
 
 
 class TargetPasses:
-    """A target, small random inputs for it, and the passes over them that checks compare.
+    """A target, small random inputs, and the passes over these inputs that checks compare.
 
     Args:
-      target, params, inputs, tolerance, seed: as ``check_target`` takes them.
+      target, params, inputs, tolerance, seed: see ``check_target``.
 
     Attributes:
       tokens: int32 ``[B, S]``, the texts of the rows.
-      lengths: int32 ``[B]``, their committed tokens.
-      nodes: int32 ``[B, N]``, the tokens of the tree that is scored.
+      lengths: int32 ``[B]``, the numbers of committed tokens.
+      nodes: int32 ``[B, N]``, the tokens of the scored tree.
     """
 
     def __init__(self, target, params, inputs, tolerance, seed):
@@ -49,12 +49,12 @@ class TargetPasses:
 
     @functools.cached_property
     def prefilled(self):
-        """The cache of ``tokens[:length - 1]`` of each row, built in one pass."""
+        """The cache of ``tokens[:length - 1]`` in each row, filled by one pass."""
         return self.rebuilt(self.tokens, self.lengths - 1)
 
     @functools.cached_property
     def draft(self) -> Draft:
-        """The tree that is scored."""
+        """The scored tree."""
         start = jnp.asarray(self.lengths - 1)
         return Draft(start=start, tokens=jnp.asarray(self.nodes), topology=TREE)
 
@@ -64,15 +64,24 @@ class TargetPasses:
         return self.tree_scores()
 
     def tree_scores(self, **settings) -> Scores:
-        """The scores of the tree, with settings of ``verify`` or ``partial``, entries of a part."""
+        """Returns the scores of the tree.
+
+        Args:
+          settings: further arguments of ``verify``, or ``partial``, the entries of a partial pass.
+        """
         return self.verify(self.prefilled, self.nodes, self.lengths - 1, topology=TREE, **settings)
 
     def init(self):
-        """An empty cache."""
+        """Returns an empty cache."""
         return self.target.init(self.params, len(LENGTHS), self.capacity, self.inputs)
 
     def rebuilt(self, tokens, count):
-        """The cache of the first ``count`` int32 ``[B]`` of ``tokens``."""
+        """Returns the cache of the first ``count`` tokens of each row, filled by one pass.
+
+        Args:
+          tokens: int32 ``[B, T]``.
+          count: int32 ``[B]``.
+        """
         chain = trees.chain_parents(tokens.shape[1] - 1)
         zeros = np.zeros(len(tokens), np.int32)
         cache = self.init()
@@ -82,8 +91,18 @@ class TargetPasses:
         return self.commit(cache, entries, zeros, verdict)
 
     def one_by_one(self, cache, tokens, start, features=()):
-        """float32 ``[T, B, V]``: logits after each of ``tokens`` int32 ``[B, T]``; or the hidden
-        states ``features`` there, ``[T, B, F]``."""
+        """Feeds tokens in one pass for each token.
+
+        Args:
+          cache: the cache before the tokens.
+          tokens: int32 ``[B, T]``.
+          start: int32 ``[B]``, the position of the first token.
+          features: hidden states, see ``Target.verify``.
+
+        Returns:
+          the logits after each token, float32 ``[T, B, V]``; with ``features``, the hidden states,
+          ``[T, B, F]``.
+        """
         found, batch = [], len(tokens)
         for step in range(tokens.shape[1]):
             at = start + step
@@ -96,7 +115,7 @@ class TargetPasses:
         return jnp.stack(found)
 
     def leaf_paths(self) -> list[list[int]]:
-        """The nodes from the root to each leaf of the tree."""
+        """Returns the nodes from the root to each leaf of the tree."""
         found = []
         for leaf in range(1, len(TREE)):
             if leaf in TREE:
@@ -108,13 +127,19 @@ class TargetPasses:
         return found
 
     def paths(self, features=()) -> Iterator[tuple[list[int], jax.Array]]:
-        """Yields each of ``leaf_paths``, and what ``one_by_one`` gives of its tokens."""
+        """Yields each of ``leaf_paths``, and the result of ``one_by_one`` for its tokens."""
         for path in self.leaf_paths():
             tokens = self.nodes[:, path]
             yield path, self.one_by_one(self.prefilled, tokens, self.lengths - 1, features)
 
     def near(self, found, expected, what: str, things: str = "logits") -> str:
-        """What is wrong with ``found``, if it is not ``expected``; empty: nothing is."""
+        """Returns how ``found`` differs from ``expected``; an empty text if they agree.
+
+        Args:
+          found, expected: arrays of one shape.
+          what: the name of the compared case, for the text.
+          things: the name of the compared numbers, for the text.
+        """
         found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
         able = np.isfinite(expected)
         if (np.isfinite(found) != able).any():
@@ -126,13 +151,13 @@ class TargetPasses:
         return ""
 
     def committed(self, counts):
-        """The cache after ``counts`` int32 ``[B]`` nodes of ``PATH`` were accepted."""
+        """Returns the cache after ``counts`` int32 ``[B]`` nodes of ``PATH`` were accepted."""
         path = np.broadcast_to(np.asarray(PATH, np.int32), (len(LENGTHS), len(PATH)))
         verdict = Verdict(path=path, count=counts, token=counts)
         return self.commit(self.prefilled, self.scores.entries, self.lengths - 1, verdict)
 
     def second_part(self, **settings) -> Scores:
-        """The scores of the tree's nodes from 3 on, after a pass over the first three."""
+        """Returns the scores of the nodes from 3 on, after a pass over the first three nodes."""
 
         @jax.jit
         def both(cache):

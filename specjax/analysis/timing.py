@@ -1,9 +1,9 @@
-"""Interleaved timing, ratios with intervals, passes of the target, memory bandwidth.
+"""Timing in turn, ratios with intervals, passes of the target, memory bandwidth.
 
-All timings are seconds on the host's clock, of compiled and warmed-up programs. Each timing belongs
-to a set that was measured *in turn*: a machine that slows down for a while then slows all members
-alike, and on a shared machine only ratios within a set are meaningful. Operations of microseconds
-are repeated within one program, since a separate call would measure the overhead of the call.
+All timings are seconds on the host's clock, of compiled and warmed-up programs. Calls that are
+compared are timed *in turn*, so that a machine that slows down for a while slows all of them alike;
+on a shared machine only ratios between such calls are meaningful. Operations of microseconds are
+repeated within one program, because a separate call would measure the overhead of the call.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from ..types import Draft, PyTree
 
 WORTH_TIMING = 0.02  # seconds that a timed call should last at least
 MOST_TIMES = 256  # repetitions within one timed call
-COLUMNS = (1, 4, 8, 16)  # of the products whose best rate counts as the bandwidth
-LEAST_BYTES, MOST_BYTES = 256 << 20, 1 << 30  # of the weights in them; between, 8 times the cache
+COLUMNS = (1, 4, 8, 16)  # columns of the products whose best rate is the bandwidth
+LEAST_BYTES, MOST_BYTES = 256 << 20, 1 << 30  # limits of their weights' size, 8 times the cache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,11 +68,11 @@ def alternate(
 
     Args:
       calls: functions, or ``Call``s, which are timed without their preparation.
-      repetitions: number of timed turns.
-      warmup: number of turns before, which are thrown away.
+      repetitions: the number of timed turns.
+      warmup: the number of turns before them, which are not timed.
 
     Returns:
-      Seconds of each call by name, float64 ``[repetitions]``; index ``i`` is one turn.
+      seconds of each call by name, float64 ``[repetitions]``; index ``i`` is one turn.
 
     Example::
 
@@ -80,7 +80,7 @@ def alternate(
         median, (low, high), confidence = ratio(seconds["plain"], seconds["ngram"])
 
     Raises:
-      ValueError: there is nothing to call, or no repetition.
+      ValueError: there are no calls or no repetitions, or ``warmup`` is negative.
     """
     if not calls or repetitions < 1 or warmup < 0:
         raise ValueError(
@@ -100,11 +100,17 @@ def alternate(
 
 
 def median_interval(values: np.ndarray) -> tuple[float, tuple[float, float], float]:
-    """The median of ``values [n]``, an interval of about 95 %, and the exact confidence of it.
+    """Returns the median of values, an interval of about 95 %, and its exact confidence.
 
     The number of values below the true median is binomial(n, 1/2), whatever the distribution of the
     values, so the ``k``-th smallest and the ``k``-th largest value enclose the median with a known
     probability. With fewer than 6 values no interval reaches 95 %, and the whole range is returned.
+
+    Args:
+      values: float ``[n]``.
+
+    Returns:
+      the median, ``(lower, upper)`` bound of the true median, and the confidence in [0, 1].
     """
     values, n = np.sort(values), len(values)
     below = np.cumsum([math.comb(n, i) for i in range(n)]) / 2.0**n
@@ -117,7 +123,7 @@ def median_interval(values: np.ndarray) -> tuple[float, tuple[float, float], flo
 
 
 def ratio(a: np.ndarray, b: np.ndarray) -> tuple[float, tuple[float, float], float]:
-    """Median of the paired ratios ``a / b`` with its interval, see ``median_interval``.
+    """Returns the median of the paired ratios ``a / b`` with its interval, see ``median_interval``.
 
     Args:
       a: seconds of the baseline, from the same ``alternate`` as ``b``.
@@ -127,12 +133,19 @@ def ratio(a: np.ndarray, b: np.ndarray) -> tuple[float, tuple[float, float], flo
       ValueError: ``a`` and ``b`` differ in length.
     """
     if len(a) != len(b):
-        raise ValueError(f"ratio: {len(a)} and {len(b)} values: they are pairs, from one alternate")
+        raise ValueError(f"ratio: {len(a)} and {len(b)} values: give pairs from one alternate call")
     return median_interval(np.asarray(a) / np.asarray(b))
 
 
 def timed_run(work: GenerationTask) -> tuple[float, float, State]:
-    """Decodes a request: seconds to read the prompts, seconds of all rounds, the last state."""
+    """Decodes a request.
+
+    Args:
+      work: a prepared request.
+
+    Returns:
+      the seconds to read the prompts, the seconds of all rounds, and the last state.
+    """
     begin = time.perf_counter()
     state = jax.block_until_ready(work.start())
     middle = time.perf_counter()
@@ -153,21 +166,22 @@ def pass_call(
     lasting: float = WORTH_TIMING,
     inputs=None,
 ) -> Call:
-    """A call that runs the target's ``verify`` over a chain, and the argmax of its logits.
+    """Returns a call that runs the target's ``verify`` over a chain, and the argmax of its logits.
 
     Args:
       lm: an ``LM``, or ``(target, params)``.
-      nodes: number of nodes N, the root included: 1 is a step of plain decoding.
-      batch: number of rows.
-      length: committed tokens before the root, in a cache of ``capacity`` slots, which the pass
-        only reads.
-      capacity: slots of the cache.
-      lasting: seconds that a call should last: it runs as many passes as that takes, each over
-        the tokens that the pass before chose.
-      inputs: what an encoder reads.
+      nodes: N, the number of nodes, the root included; 1 is a step of plain decoding.
+      batch: the number of rows.
+      length: the number of committed tokens before the root, in a cache of ``capacity`` slots,
+        which the pass only reads.
+      capacity: the number of slots of the cache.
+      lasting: the intended duration of a call in seconds. A call runs as many passes as fit, each
+        over the most likely tokens after the pass before.
+      inputs: the input of the encoder, or None.
 
     Raises:
-      ValueError: no node, no row, a length beyond the capacity, or a capacity beyond the context.
+      ValueError: there is no node or no row, ``length`` exceeds the capacity, or the capacity
+        exceeds the context.
     """
     target, params = lm if isinstance(lm, tuple) else (lm.target, lm.params)
     if nodes < 1 or batch < 1 or not 0 <= length <= capacity:
@@ -199,11 +213,19 @@ def _passes(target, nodes, times, params, cache, start):
 def pass_seconds(
     lm, nodes: int | Sequence[int], *, repetitions: int = 15, **options
 ) -> dict[int, np.ndarray]:
-    """Seconds of a pass over each number of ``nodes``, ``[repetitions]``, measured in turn.
+    """Times passes over several numbers of nodes, in turn.
 
-    ``options`` are those of ``pass_call``. By the roofline model, no pass is faster than
-    ``weight_bytes(lm) / bandwidth().best``; where the clock drifts, time ``product_calls`` in turn
-    with the passes.
+    By the roofline model, no pass is faster than ``weight_bytes(lm) / bandwidth().best``. If the
+    speed of the machine drifts, time ``product_calls`` in turn with the passes.
+
+    Args:
+      lm: an ``LM``, or ``(target, params)``.
+      nodes: the numbers of nodes, or one number.
+      repetitions: the number of timed turns.
+      options: further arguments of ``pass_call``.
+
+    Returns:
+      for each number of nodes the seconds of a pass, float64 ``[repetitions]``.
     """
     nodes = [nodes] if isinstance(nodes, int) else list(nodes)
     calls = {str(n): pass_call(lm, n, **options) for n in nodes}
@@ -212,7 +234,8 @@ def pass_seconds(
 
 
 def weight_bytes(lm) -> int:
-    """Bytes of weights that a pass reads: all but the tables in which it looks up a few rows."""
+    """Returns the bytes of weights that a pass reads: all, except for the tables of embeddings, of
+    which it reads a few rows."""
     total = tree_bytes(lm.params)
     if not isinstance(lm.target, CausalLM | Seq2SeqLM):  # a user's own: its tables are unknown
         return total
@@ -224,7 +247,7 @@ def weight_bytes(lm) -> int:
 
 
 def tree_bytes(values: PyTree) -> int:
-    """Bytes of all arrays in a pytree."""
+    """Returns the bytes of all arrays in a pytree."""
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(values))
 
 
@@ -247,11 +270,15 @@ class Bandwidth:
 
 
 def bandwidth(*, dtype: str = "float32", repetitions: int = 9) -> Bandwidth:
-    """Measures the rate at which the fastest product reads weights, now and on this machine.
+    """Measures the rate at which the fastest matrix product reads weights on this machine.
 
     The products are ``W [out, in] @ x [in, M]`` for M in 1, 4, 8, 16, computed by the function that
     the models use; the weight matrix is much larger than the last-level cache. No pass takes less
-    than its weight bytes divided by ``best``.
+    time than its weight bytes divided by ``best``.
+
+    Args:
+      dtype: the dtype of the weights.
+      repetitions: the number of timed turns.
     """
     calls, size = product_calls(dtype)
     seconds = alternate(calls, repetitions=repetitions)
@@ -260,7 +287,11 @@ def bandwidth(*, dtype: str = "float32", repetitions: int = 9) -> Bandwidth:
 
 
 def product_calls(dtype: str = "float32") -> tuple[dict[str, Call], int]:
-    """Calls of the products of ``bandwidth`` by number of columns, and the bytes each one reads."""
+    """Returns the calls of ``bandwidth`` by number of columns, and the bytes that each one reads.
+
+    Args:
+      dtype: the dtype of the weights.
+    """
     size = min(max(LEAST_BYTES, 8 * last_level_cache()), MOST_BYTES)
     width = int(math.sqrt(size / jnp.dtype(dtype).itemsize)) // 256 * 256
     weight = jax.random.normal(jax.random.key(0), (width, width), jnp.float32) / math.sqrt(width)
@@ -278,7 +309,7 @@ def _products(times, weight, x):
 
 
 def _times_to_last(call: Call, lasting: float) -> int:
-    """Returns how often ``call`` must do its work to last ``lasting`` seconds."""
+    """Returns how often ``call`` must repeat its work to last ``lasting`` seconds."""
     call.seconds()  # compiles
     once = min(call.seconds(), call.seconds())
     return int(np.clip(math.ceil(lasting / once), 1, MOST_TIMES))

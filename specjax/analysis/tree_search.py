@@ -1,8 +1,8 @@
-"""Finds the static tree of drafts that is expected to pay most.
+"""Finds the static tree of drafts with the highest expected speed.
 
-From the shares of right choices by depth and rank (``rank_counts``) three functions grow trees:
-``grow_greedy`` as Medusa does, ``grow_optimal`` by the dynamic programme of Sequoia, with limits on
-depth and siblings, and ``grow_fastest`` also weighs the cost of a pass over N nodes.
+From the shares of right choices by depth and rank (``rank_counts``), ``grow_greedy`` grows a tree
+by Medusa's method, ``grow_optimal`` by Sequoia's dynamic program with limits of depth and siblings,
+and ``grow_fastest`` also takes the time of a pass over N nodes into account.
 """
 
 from __future__ import annotations
@@ -19,8 +19,15 @@ from .rank_counts import RankCounts
 
 
 def expected_tokens(shape: trees.Tree, rates: np.ndarray) -> float:
-    """Expected tokens per round of a static tree, the target's own token included: 1 plus the sum
-    over nodes of the product of ``rates [D, R]`` on the path to the node."""
+    """Returns the expected number of tokens per round of a static tree.
+
+    The number is 1, for the target's own token, plus the sum over all nodes of the product of the
+    rates on the path to the node.
+
+    Args:
+      shape: the tree.
+      rates: float ``[D, R]``, the shares of right choices by depth and rank.
+    """
     return float(sum(_values(shape, np.asarray(rates, float))))
 
 
@@ -38,19 +45,19 @@ def _values(shape: trees.Tree, rates) -> list[float]:
 
 
 def grow_greedy(counts: RankCounts | np.ndarray, nodes: int) -> trees.Tree:
-    """The static tree with ``nodes`` drafted nodes that is expected to give most tokens.
+    """Returns the static tree of a given size with the most expected tokens, by a greedy method.
 
-    The value of a node is the product of the shares on its path. The node of the greatest value is
-    added again and again; as values fall along a path, and should fall with the rank, the result is
-    the best tree of its size.
+    The value of a node is the product of the shares on its path. The method adds the node with the
+    greatest value, again and again. Values fall along a path and usually with the rank; then the
+    result is the best tree of its size.
 
     Args:
       counts: counts, or shares float ``[D, R]``.
-      nodes: number of drafted nodes.
+      nodes: the number of drafted nodes.
 
     Raises:
       ValueError: the counts have too few depths and ranks for ``nodes``, or the tree would have a
-        node at a place where no choice was ever right.
+        node at a depth and rank where no choice was ever right.
 
     References: Medusa, arXiv 2401.10774, section 2.3.3.
     """
@@ -76,23 +83,23 @@ def grow_optimal(
     depth: int | None = None,
     siblings: int | None = None,
 ) -> trees.Tree:
-    """The best static tree within limits, by a dynamic programme over (nodes, level, siblings).
+    """Returns the best static tree within limits, by dynamic programming.
 
-    The best way to spend ``m`` nodes on the children from rank ``r`` on of a node at level ``d`` is
-    to give some of them to the child of rank ``r``, itself included, and the rest to the later
-    siblings.
+    The program is over (nodes, level, siblings). The best way to distribute ``m`` nodes over the
+    children from rank ``r`` on of a node at level ``d`` is to give some of them to the child of
+    rank ``r`` and its descendants, and the rest to the later siblings.
 
     Args:
       counts: counts, or shares float ``[D, R]``.
-      nodes: drafted nodes at most.
-      depth: levels at most; None: as many as were counted.
-      siblings: children of a node at most; None: as many as were counted.
+      nodes: the most drafted nodes.
+      depth: the greatest depth; None: all counted depths.
+      siblings: the most children of a node; None: all counted ranks.
 
     Raises:
-      ValueError: as for ``grow_greedy``.
+      ValueError: see ``grow_greedy``.
 
-    References: Sequoia, arXiv 2402.12374, section 3.1 and algorithm 1; there the share of a sibling
-    does not depend on the depth, here it may.
+    References: Sequoia, arXiv 2402.12374, section 3.1 and algorithm 1. In the paper the share of a
+    sibling does not depend on the depth; here it may.
     """
     rates = _rates(counts)
     levels = min(rates.shape[0], depth or rates.shape[0])
@@ -100,8 +107,8 @@ def grow_optimal(
 
     @functools.cache
     def best(m: int, d: int, r: int) -> tuple[float, int]:
-        """Expected tokens of ``m`` nodes spent on the children ``r ...`` at level ``d``, and how
-        many of them go to child ``r`` (0: nothing more is added)."""
+        """Returns the expected tokens of ``m`` nodes that are distributed over the children from
+        rank ``r`` on at level ``d``, and how many of them child ``r`` gets (0: none is added)."""
         if not m or d == levels or r == ranks:
             return 0.0, 0
         result = (0.0, 0)
@@ -127,11 +134,11 @@ def grow_optimal(
 
 @dataclasses.dataclass(frozen=True)
 class TreeChoice:
-    """A tree and what to expect of it.
+    """A tree and its expected speed.
 
     Attributes:
-      shape: the tree; None if plain decoding is faster than any tree.
-      ratio: expected tokens per second over those of plain decoding.
+      shape: the tree; None if plain decoding is faster than every tree.
+      ratio: expected tokens per second divided by those of plain decoding.
       tokens: expected tokens per round.
     """
 
@@ -149,25 +156,24 @@ def grow_fastest(
     rest: float = 0.0,
     siblings: int | None = None,
 ) -> TreeChoice:
-    """The tree that is expected to give most tokens per second, among all sizes that were timed.
+    """Returns the tree with the most expected tokens per second, among all timed sizes.
 
     Args:
       counts: counts, or shares float ``[D, R]``.
-      passes: ``{N: seconds}`` of the target's pass over N nodes, the root included; 1 must be among
-        them.
-      level: seconds that a round takes beyond its pass for each level of the tree.
-      node: seconds that a round takes beyond its pass for each drafted node.
+      passes: ``{N: seconds}`` of the target's pass over N nodes, the root included, with N = 1.
+      level: seconds that a round takes in addition to its pass for each level of the tree.
+      node: seconds that a round takes in addition to its pass for each drafted node.
       rest: other seconds of a round, which plain decoding takes too.
-      siblings: children of a node at most; None: as many as were counted.
+      siblings: the most children of a node; None: all counted ranks.
 
     Raises:
-      ValueError: no time of a pass over 1 node; as for ``grow_greedy``.
+      ValueError: ``passes`` has no time for one node, or as for ``grow_greedy``.
 
     References: Sequoia, arXiv 2402.12374, section 3.3.
     """
     if 1 not in passes:
         raise ValueError(
-            f"passes has sizes {sorted(passes)}: 1, plain decoding, must be among them"
+            f"passes has sizes {sorted(passes)}: size 1, plain decoding, must be among them"
         )
     plain = passes[1] + rest
     best = TreeChoice(None, 1.0, 1.0)
@@ -192,13 +198,17 @@ def _rates(counts) -> np.ndarray:
 
 
 def _checked(shape: trees.Tree, counts, nodes: int | None) -> trees.Tree:
-    """Raises ``ValueError`` where the tree is larger than the counts allow: there are fewer nodes
-    to choose from, or a node stands where no choice was ever right."""
+    """Returns ``shape``.
+
+    Raises:
+      ValueError: the counts have fewer depths and ranks than the tree needs, or the tree has a node
+        at a depth and rank where no choice was ever right.
+    """
     if nodes is not None and shape.num_nodes - 1 < nodes:
         depths, ranks = _rates(counts).shape
         raise ValueError(
-            f"nodes={nodes}: {depths} depths of {ranks} ranks have only {shape.num_nodes - 1}; "
-            "measure more ranks, or ask for fewer nodes"
+            f"nodes={nodes}: {depths} depths of {ranks} ranks have only {shape.num_nodes - 1} "
+            "nodes; measure more ranks, or ask for fewer nodes"
         )
     if isinstance(counts, RankCounts):
         for depth, rank in sorted({*zip(shape.depths[1:], shape.ranks[1:], strict=True)}):
@@ -206,8 +216,8 @@ def _checked(shape: trees.Tree, counts, nodes: int | None) -> trees.Tree:
                 low, high = counts.interval(depth - 1, rank)
                 raise ValueError(
                     f"the tree of {shape.num_nodes - 1} nodes has choices of rank {rank} at depth "
-                    f"{depth}, of which none was right in {counts.trials[depth - 1]} trials: "
-                    f"their share lies anywhere in [{low:.4f}, {high:.4f}] (95 %). Measure on more "
+                    f"{depth}, and none of these choices was right in {counts.trials[depth - 1]} "
+                    f"trials: their share lies in [{low:.4f}, {high:.4f}] (95 %). Measure on more "
                     "text, or ask for fewer nodes"
                 )
     return shape

@@ -1,9 +1,9 @@
-"""Times rounds with trees of a drafter in the loop, and chooses the tree that pays most.
+"""Times rounds with trees of a drafter in the loop, and chooses the fastest tree.
 
-A pass over N nodes is timed alone, for every size. The time of a round beyond its pass (drafting
-each level, reading accepted tokens, the acceptance rule, committing) is timed in whole runs of the
-loop, for a few trees: a chain, the widest tree, and then each tree that looks best by the times so
-far, until the best tree is one that was run.
+A pass over N nodes is timed alone, for every size. The other time of a round (drafting each level,
+reading accepted tokens, the acceptance rule, the commit) is measured in whole runs of the loop, for
+a few trees: a chain, the widest tree, and then each tree that is best by the times so far, until
+the best tree is one that was run.
 """
 
 from __future__ import annotations
@@ -21,33 +21,38 @@ from ..text.task import GenerationTask
 from . import timing, tree_search
 from .rank_counts import RankCounts
 
-TURNS = 7  # runs of each tree, of which the fastest counts
-MOST_TREES = 6  # that are run
+TURNS = 7  # runs of each tree; the fastest one counts
+MOST_TREES = 6  # the most trees that are run
 
 
 @dataclasses.dataclass(frozen=True)
 class RunSeconds:
-    """Seconds of the fastest runs: ``start`` to read the prompt, ``round`` for each round."""
+    """Seconds of the fastest runs.
+
+    Attributes:
+      start: seconds to read the prompt.
+      round: seconds of a round.
+    """
 
     start: float
     round: float
 
     def seconds(self, tokens: int, each: float) -> float:
-        """Seconds for ``tokens`` new tokens, with ``each`` tokens per round."""
+        """Returns the seconds for ``tokens`` new tokens, with ``each`` tokens per round."""
         return self.start + self.round * tokens / each
 
 
 @dataclasses.dataclass(frozen=True)
 class TreeTimings:
-    """The best tree, and the times that it was chosen by.
+    """The best tree, and the times by which it was chosen.
 
     Attributes:
       choice: the best tree; its ratio is that of whole runs. Its shape is None if plain decoding is
         as fast.
-      rounds: the ratio of the rounds alone.
+      rounds: the ratio in rounds of the best tree.
       passes: ``{N: seconds}`` of the target's pass over N nodes.
-      level: seconds that a round takes beyond its pass for each level of the tree.
-      node: seconds that a round takes beyond its pass for each drafted node.
+      level: seconds that a round takes in addition to its pass for each level of the tree.
+      node: seconds that a round takes in addition to its pass for each drafted node.
     """
 
     choice: tree_search.TreeChoice
@@ -73,14 +78,14 @@ def time_trees(
 
     Args:
       lm: the target.
-      drafter: a draft model or heads, as for ``specjax.generate``.
-      counted: from ``rank_counts.count_ranks``.
+      drafter: a draft model or heads, see ``specjax.generate``.
+      counted: the result of ``rank_counts.count_ranks``.
       prompt: one prompt.
-      sizes: numbers of nodes of the timed passes, the root included.
-      depth: levels of the trees at most.
-      max_new_tokens: tokens of each timed run.
-      temperature: of the timed runs.
-      tell: called with a line of text whenever a measurement begins.
+      sizes: the numbers of nodes of the timed passes, the root included.
+      depth: the greatest depth of the trees.
+      max_new_tokens: the number of tokens of each timed run.
+      temperature: the temperature of the timed runs.
+      tell: a function that is called with a line of text whenever a measurement begins.
     """
     tell("timing passes")
     seconds = timing.pass_seconds(lm, [*{1, *sizes}])
@@ -88,7 +93,7 @@ def time_trees(
     jobs: dict[trees.Tree | None, GenerationTask] = {}
 
     def timed(*shapes) -> dict[trees.Tree | None, RunSeconds]:
-        """Runs all trees so far and ``shapes``, in turn."""
+        """Runs all earlier trees and ``shapes`` in turn, and returns the fastest seconds of each."""
         common = dict(
             max_new_tokens=max_new_tokens, sampling=Sampling(temperature=temperature), stop=()
         )
@@ -105,7 +110,7 @@ def time_trees(
         return {shape: RunSeconds(*np.min(spent[shape], axis=0)) for shape in jobs}
 
     def beyond(runs) -> tuple[float, float]:
-        """Seconds for each level and for each node that explain the rounds best."""
+        """Returns the seconds for each level and for each node that fit the measured rounds best."""
         shapes = [shape for shape in runs if shape is not None]
         parts = np.asarray([(shape.depth, shape.num_nodes - 1) for shape in shapes], float)
         more = [
@@ -128,7 +133,7 @@ def time_trees(
         runs = timed(best.shape)
 
     def ratio(shape, start: bool) -> float:
-        """Tokens per second over those of plain decoding, by the timed runs."""
+        """Returns the tokens per second divided by those of plain decoding, by the timed runs."""
         each = tree_search.expected_tokens(shape, counted.rates)
         plain, run = (
             dataclasses.replace(runs[way], start=runs[way].start if start else 0.0)
@@ -145,13 +150,13 @@ def time_trees(
 
 
 def _pass(passes: Mapping[int, float], nodes: int) -> float:
-    """Seconds of a pass over ``nodes``, interpolated between two sizes that were timed."""
+    """Returns the seconds of a pass over ``nodes``, interpolated between two timed sizes."""
     known = sorted(passes)
     return float(np.interp(nodes, known, [passes[n] for n in known]))
 
 
 def _nonnegative(parts: np.ndarray, more: np.ndarray) -> np.ndarray:
-    """The least squares solution ``x >= 0 [2]`` of ``parts [M, 2] @ x = more [M]``."""
+    """Returns the least-squares solution ``x >= 0``, ``[2]``, of ``parts [M, 2] @ x = more [M]``."""
     solution = np.linalg.lstsq(parts, more, rcond=None)[0]
     if (solution >= 0).all():
         return solution
