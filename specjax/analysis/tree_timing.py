@@ -93,7 +93,7 @@ def time_trees(
     jobs: dict[trees.Tree | None, GenerationTask] = {}
 
     def timed(*shapes) -> dict[trees.Tree | None, RunSeconds]:
-        """Runs all earlier trees and ``shapes`` in turn, and returns the fastest seconds of each."""
+        """Runs all earlier trees and ``shapes`` in turn; returns the fastest seconds of each."""
         common = dict(
             max_new_tokens=max_new_tokens, sampling=Sampling(temperature=temperature), stop=()
         )
@@ -110,7 +110,7 @@ def time_trees(
         return {shape: RunSeconds(*np.min(spent[shape], axis=0)) for shape in jobs}
 
     def beyond(runs) -> tuple[float, float]:
-        """Returns the seconds for each level and for each node that fit the measured rounds best."""
+        """Returns the seconds for each level and for each node that best fit the rounds."""
         shapes = [shape for shape in runs if shape is not None]
         parts = np.asarray([(shape.depth, shape.num_nodes - 1) for shape in shapes], float)
         more = [
@@ -156,7 +156,7 @@ def _pass(passes: Mapping[int, float], nodes: int) -> float:
 
 
 def _nonnegative(parts: np.ndarray, more: np.ndarray) -> np.ndarray:
-    """Returns the least-squares solution ``x >= 0``, ``[2]``, of ``parts [M, 2] @ x = more [M]``."""
+    """Returns the least-squares solution ``x >= 0 [2]`` of ``parts [M, 2] @ x = more [M]``."""
     solution = np.linalg.lstsq(parts, more, rcond=None)[0]
     if (solution >= 0).all():
         return solution

@@ -1,1 +1,1 @@
-"""``plan``: which drafter, how many drafts, which batch size, measured on the user's prompts."""
+"""``plan``: finds the fastest drafter, number of drafts and batch size for the user's prompts."""

@@ -1,14 +1,13 @@
-"""``plan``: which drafter, how many drafts, which batch, measured on the user's own prompts.
+"""``plan``: finds the fastest drafter, number of drafts and batch size for the user's prompts.
 
-Few programs are compiled and many choices compared. For every drafter the shortest and the longest
-draft length really decode the prompts; then the longest one's rounds are tried again from every
-position of the text, which says what any shorter length would have had accepted. With T(N), the
-target's pass over N nodes, and what drafting costs at both lengths, follows the predicted rate of
-each length between: expected tokens over (T(N) + what the drafter spends), so that the drafter
-pays for rejected tokens too. A drafter whose state remembers more than the text before the root
-(``Drafter.can_rewind``), as those of ``recycling``, ``jacobi`` and ``lookahead``, runs at every
-length, and its rates are those of the runs. ``measure.py`` measures, ``predict.py`` does the
-arithmetic.
+Few programs are compiled and many choices are compared. For every drafter, the prompts are decoded
+with the shortest and the longest draft. Then rounds with the longest draft are tried from every
+position of the text, which gives the accepted tokens of every shorter draft. From T(N), the time of
+the target's pass over N nodes, and the time of drafting at both lengths follows the predicted rate
+of each length between: expected tokens / (T(N) + time of drafting), so that the time spent on
+rejected tokens is included. A drafter whose state depends on more than the text before the root
+(``Drafter.can_rewind`` is False), such as ``recycling``, ``jacobi`` and ``lookahead``, runs at
+every length, and its rates are measured. ``measure.py`` measures and ``predict.py`` predicts.
 """
 
 from __future__ import annotations
@@ -31,28 +30,30 @@ from ...models.lm import LM
 from ...sampling.distribution import Sampling
 from ...text import drafter_names, own_drafters
 from ...text.options import Drafting, Options, Prompts
-from .measure import PLAIN, Candidate, Survey
+from .candidate import Candidate
+from .measure import PLAIN, Survey
 
-MOST_BATCH = 1024  # rows; each is part of every buffer
+MOST_BATCH = 1024  # rows; every buffer has a part for each row
 WIDTH = 100  # characters of a printed plan
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The ways to decode that ``plan`` compared, and the choice; prints as a table.
+    """The candidates that ``plan`` compared, and the choice; prints as a table.
 
     Attributes:
       model: name of the target.
-      candidates: all ways that were considered, the best predicted rate first.
+      candidates: all considered candidates, the best predicted rate first.
       passes: ``{batch: {N: seconds}}`` of the target's pass over N nodes.
-      drafting: ``{batch: {drafter: {num_draft: seconds}}}``: seconds of a round beyond its pass and
-        beyond the overhead of a plain round, at the measured draft lengths.
-      prompts: number of prompts that were measured.
-      max_new_tokens: new tokens of each.
-      temperature: of the sampling.
-      seconds: time that planning took.
-      finished: False if Ctrl-C ended planning; the candidates are then those known so far.
-      approximate: why the target is not the checkpoint's own model (quantized); empty if it is.
+      drafting: ``{batch: {drafter: {num_draft: seconds}}}``: seconds of a round without its pass
+        and without the overhead of a plain round, at the measured draft lengths.
+      prompts: number of prompts.
+      max_new_tokens: the budget of each prompt.
+      temperature: the sampling temperature.
+      seconds: duration of the planning in seconds.
+      finished: False if Ctrl-C ended planning; the candidates are then those known until then.
+      approximate: why the target only approximates the named model (it is quantized); empty
+        otherwise.
     """
 
     model: str
@@ -68,16 +69,17 @@ class Plan:
 
     @property
     def choice(self) -> Candidate:
-        """The fastest way: as measured where ``verify`` measured it, else as predicted."""
+        """The fastest candidate: by measured rates if ``verify`` measured some, else by predicted
+        rates."""
         verified = [c for c in self.candidates if c.measured is not None]
-        if not self.finished:  # perhaps only some of the best were measured
+        if not self.finished:  # perhaps not all of the best candidates were measured
             verified = []
         return max(verified, key=lambda c: c.measured) if verified else self.candidates[0]
 
     @property
     def options(self) -> dict:
-        """The choice as options of ``generate``. A draft model from a folder is its name there:
-        give ``drafter=`` the object that was loaded."""
+        """The choice as options of ``generate``. A drafter is given by its name; if ``plan`` got a
+        loaded object, pass this object as ``drafter=`` instead."""
         best = self.choice
         if best.drafter == PLAIN:
             return {"drafter": PLAIN}
@@ -85,16 +87,16 @@ class Plan:
 
     @property
     def verdict(self) -> str:
-        """The choice in one line, and whether speculation is worth its cost."""
+        """The choice in one line, and whether speculation is faster than plain decoding."""
         line = self._advice()
         return f"{line}; {self.approximate}: approximate" if self.approximate else line
 
     def _advice(self) -> str:
         best = self.choice
         at = f" at batch {best.batch}" if len({c.batch for c in self.candidates}) > 1 else ""
-        partial = "" if self.finished else " (interrupted: not everything was considered)"
+        partial = "" if self.finished else " (interrupted: some candidates were not considered)"
         if best.drafter == PLAIN:
-            return f"plain decoding wins{at}: none of these drafters is worth its cost{partial}"
+            return f"plain decoding wins{at}: none of these drafters is faster{partial}"
         if best.measured_ratio is not None:
             return f"use {best}{at}: {best.measured_ratio:.2f} × plain, measured{partial}"
         known = "predicted" if best.predicted else "as it ran"
@@ -106,7 +108,7 @@ class Plan:
         return line + partial
 
     def table(self):
-        """The candidates as a ``rich`` table."""
+        """Returns the candidates as a ``rich`` table."""
         from rich import box
         from rich.table import Table
 
@@ -131,7 +133,7 @@ class Plan:
             accepted = "" if math.isnan(c.acceptance) else f"{100 * c.acceptance:.0f} %"
             low, high = c.interval or (0, 0)
             spread = f"{low:.2f}–{high:.2f}" if high and c.drafter != PLAIN else ""
-            name = Path(c.drafter).name  # of a folder its last part
+            name = Path(c.drafter).name  # a folder is shown by the last part of its path
             cells = [str(c.batch), name, str(c.num_draft or ""), f"{c.tau:.2f}", accepted]
             cells += [f"{c.rounds_rate:,.0f}", f"{c.rate:,.0f}", f"{c.ratio:.2f}", spread]
             if c.measured is not None:
@@ -140,7 +142,7 @@ class Plan:
         return table
 
     def as_json(self) -> dict:
-        """All of it as plain data, with None in place of NaN."""
+        """Returns the plan as JSON values, with None in place of NaN."""
 
         def plain(value):
             if isinstance(value, dict):
@@ -181,39 +183,41 @@ def plan(
     verify: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
-    """Measures on ``prompts`` and predicts the rate of every way to decode them.
+    """Measures on prompts, and predicts the rate of every drafter, number of drafts and batch size.
+
+    At temperature 0 the predicted numbers of tokens are exact and the predicted seconds are
+    approximate; above temperature 0 both are approximate. See ``predict.py``.
 
     Args:
       lm: the target, from ``specjax.load``.
-      prompts: texts or token ids, as for ``generate``; several of the kind that is meant. All are
-        padded to one shape. Of a Whisper, what it hears: arrays ``[bins, frames]``, names of
-        ``.npy`` files, or mappings, as for ``serve_offline``.
-      drafters: names as ``generate`` takes them (``"ngram"``, ``"suffix"``, ``"draft"``,
-        ``"medusa"``, the folder or hub name of a draft model or of heads, but not ``"ngram+..."``),
-        draft models from ``specjax.load``, heads from ``specjax.load_drafter`` or a ``SelfDraft``
-        (layers of the target, also by name: ``"self:exit=4"``); default:
-        ``ngram``, and ``draft`` where the target has one. Plain decoding always competes.
-      num_drafts: lengths to consider; the shortest and the longest are run, those between
-        predicted. Heads draft chains, no longer than they can.
-      batches: batch sizes to consider. The choice is by tokens a second over all rows, so that
-        a larger batch wins where the machine bears it: give one size where latency counts.
-      drafting: its rule alone; the number of drafts is what is planned, and chains have no
-        siblings.
-      sampling, max_new_tokens, seed, stop: as ``generate`` takes them.
-      turns: how often the clock is read at most, everything in turn.
-      seconds: from the third on, no turn begins later than this after the first.
-      verify: this many of the best candidates, and plain decoding, are run in turn afterwards;
-        the choice is then by what was measured.
-      progress: called with a line of text whenever something begins.
+      prompts: texts or token ids, see ``generate``; several prompts of the kind that will be
+        decoded. All are padded to one shape. For Whisper, features: arrays ``[bins, frames]``,
+        names of ``.npy`` files, or mappings, see ``serve_offline``.
+      drafters: names, see ``generate`` (``"ngram"``, ``"suffix"``, ``"draft"``, ``"medusa"``,
+        ``"self:exit=4"``, the folder or hub name of a draft model or of heads, but not
+        ``"ngram+..."``), draft models from ``specjax.load``, heads from ``specjax.load_drafter``,
+        or a ``SelfDraft``. Default: ``ngram``, and ``draft`` if the target has a draft model. Plain
+        decoding is always considered.
+      num_drafts: the numbers of drafts to consider. The least and the greatest are run, the others
+        are predicted. Heads draft chains, at most as long as their depth.
+      batches: the batch sizes to consider. The choice is by tokens a second over all rows, so that
+        larger batches often win; give one size if latency matters.
+      drafting: only its rule is used, because the plan determines the number of drafts, and chains
+        have no siblings.
+      sampling, max_new_tokens, seed, stop: see ``generate``.
+      turns: the most turns in which everything is timed.
+      seconds: after so many seconds no further turn begins, from the third turn on.
+      verify: the number of best candidates that are run afterwards, in turn with plain decoding;
+        the choice is then by the measured rates.
+      progress: a function that is called with a line of text whenever a measurement begins.
 
     Returns:
-      ``Plan``. Ctrl-C ends the measuring; what is known by then is returned, if anything is.
-
-    Predicted tokens are exact at temperature 0, predicted seconds approximate; where tokens are
-    drawn, both are approximate. See ``predict.py``.
+      a ``Plan``. Ctrl-C ends the measurements; the candidates that are known then are returned. If
+      no candidate is known, ``KeyboardInterrupt`` is raised.
 
     Raises:
-      ValueError: before anything is compiled, naming the argument and the way out.
+      ValueError: before anything is compiled: an option is wrong. The error names the argument and
+        the accepted values.
 
     Example::
 
@@ -232,8 +236,8 @@ def plan(
     _whole("verify", [verify], 0, 10**6)
     if any(x is not None for x in (drafting.num, drafting.tree, drafting.sibling_sampling)):
         raise ValueError(
-            f"drafting={drafting}: plan looks for the number of drafts itself and plans chains, "
-            "which have no siblings; give num_drafts, and drafting for a rule alone"
+            f"drafting={drafting}: plan finds the number of drafts itself and plans chains, which "
+            "have no siblings; give num_drafts, and in drafting only the rule"
         )
     common = Options(
         drafting=drafting, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, stop=stop
@@ -281,7 +285,11 @@ def plan(
 
 
 def _whole(name: str, values, least: int, most: int) -> list[int]:
-    """The values sorted, without duplicates. ``ValueError`` unless all are integers in bounds."""
+    """Returns the values sorted and without duplicates.
+
+    Raises:
+      ValueError: a value is not an integer from ``least`` to ``most``, or there is none.
+    """
     values = [values] if isinstance(values, int) else list(values)
     good = [isinstance(v, int | np.integer) and least <= v <= most for v in values]
     if not good or not all(good):
@@ -290,7 +298,11 @@ def _whole(name: str, values, least: int, most: int) -> list[int]:
 
 
 def _named(lm: LM, drafters) -> dict[str, str | LM | HeadLM | SelfDraft]:
-    """What to plan with, by the name that the plan shows: that which the user typed."""
+    """Returns the drafters by the names that the plan shows.
+
+    Raises:
+      ValueError: a drafter is not accepted, there is none, or one is given twice.
+    """
     single = isinstance(drafters, str | os.PathLike | LM | HeadLM | SelfDraft)
     given = [drafters] if single else list(drafters)
     named = {}
@@ -310,10 +322,10 @@ def _named(lm: LM, drafters) -> dict[str, str | LM | HeadLM | SelfDraft]:
                 f"{', '.join(map(repr, registry.table_names()))}, "
                 "'draft' (the target's own draft model), the name of heads that belong to the "
                 "target, the folder or hub name of a draft model or of heads, a draft model from "
-                "specjax.load, heads from specjax.load_drafter, a SelfDraft; plain decoding "
-                "competes in any case"
+                "specjax.load, heads from specjax.load_drafter, a SelfDraft; plain decoding is "
+                "always considered"
             )
         named[found if isinstance(found, str) else os.fspath(drafter)] = found
     if len(named) < len(given) or not named:
-        raise ValueError(f"drafters={list(named)}: give at least one, and each once")
+        raise ValueError(f"drafters={list(named)}: give at least one drafter, and each once")
     return named

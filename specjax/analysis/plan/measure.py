@@ -1,4 +1,4 @@
-"""The planner's measurements at one batch size: texts, rounds, passes, seconds."""
+"""The measurements of the planner at one batch size: texts, rounds, passes and seconds."""
 
 from __future__ import annotations
 
@@ -21,64 +21,26 @@ from ...text.prompts import check_lm, prompt_ids
 from ...text.tables import takes_number
 from ...text.task import GenerationTask
 from ..timing import Call, pass_call, timed_run
+from .candidate import Candidate, spell
 from .predict import AcceptanceRecord, Costs, Rounds, beyond_the_pass, rounds
 from .try_rounds import check_rewinds, try_rounds
 
 PLAIN = "plain"
 PLAIN_WAY = (PLAIN, 0)
 NO_ROUNDS = Rounds({}, 0, 0, 0)
-RESAMPLES = 400  # of the bootstrap
-LEAST_TURNS = 2  # a single turn may have been disturbed
-A_PASS = 0.005  # seconds that a timed call of passes should last
-
-
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-    """One way to decode, and its predicted rates: new tokens per second, over all rows.
-
-    Attributes:
-      drafter: name of the drafter; ``plain`` is plain decoding.
-      num_draft: tokens drafted in a round; 0 for plain decoding, and where other settings of the
-        drafter say how many.
-      batch: number of rows.
-      tau: acceptance length: tokens that a row emits per pass of the target.
-      acceptance: acceptance rate, the share of drafted tokens that are accepted, in [0, 1]; NaN
-        where none are drafted.
-      by_position: acceptance rate for each position of a draft, given that all positions before
-        were accepted.
-      rate: of whole requests, the reading of the prompts included.
-      rounds_rate: of the rounds alone.
-      ratio: ``rate`` over the rate of plain decoding at the same batch.
-      interval: bounds that hold about 95 % of the ratios of other prompts of this kind (bootstrap);
-        None with only one group of prompts.
-      predicted: whether the rates follow from a model of costs; False: they are those of the runs.
-      measured: the measured rate of whole requests; None where ``verify`` did not measure it.
-      measured_rounds: the measured rate of the rounds alone, or None.
-      measured_ratio: the measured ratio, or None.
-    """
-
-    drafter: str
-    num_draft: int
-    batch: int
-    tau: float
-    acceptance: float
-    by_position: list[float]
-    rate: float
-    rounds_rate: float
-    ratio: float
-    interval: tuple[float, float] | None
-    predicted: bool = True
-    measured: float | None = None
-    measured_rounds: float | None = None
-    measured_ratio: float | None = None
-
-    def __str__(self) -> str:
-        return _spell(self.drafter, self.num_draft)
+RESAMPLES = 400  # the number of bootstrap samples
+LEAST_TURNS = 2  # a single turn may be disturbed
+A_PASS = 0.005  # the intended seconds of a timed call of passes
 
 
 @dataclasses.dataclass(frozen=True)
 class Readings:
-    """Seconds of one way to decode, ``[turns, groups]``: to read the prompts, and of the rounds."""
+    """Seconds of one way to decode.
+
+    Attributes:
+      start: float ``[turns, groups]``, the seconds to read the prompts.
+      run: float ``[turns, groups]``, the seconds of the rounds.
+    """
 
     start: np.ndarray
     run: np.ndarray
@@ -89,6 +51,14 @@ class Survey:
 
     A *way* is ``(name of the drafter, num_draft)``. A *group* is one batch of prompts; the last
     group is filled up with the first prompts.
+
+    Args:
+      lm: the target.
+      prompts: see ``plan``.
+      batch: the batch size.
+      drafters: the drafters by name.
+      lengths: the numbers of drafts to consider, in ascending order.
+      common: the options of all ways.
     """
 
     def __init__(
@@ -119,15 +89,15 @@ class Survey:
         self.counted: dict[tuple, np.ndarray] = {}
 
     def ends(self, name: str) -> tuple[int, int]:
-        """The shortest and the longest draft of a drafter: the two that are run."""
+        """Returns the shortest and the longest draft of a drafter."""
         return self.lengths[name][0], self.lengths[name][-1]
 
     def rewinds(self, name: str) -> bool:
-        """Whether rounds of a drafter can be tried again, so that they tell of other lengths."""
+        """Returns whether rounds of a drafter can be tried from earlier positions of a text."""
         return self.jobs[name, self.lengths[name][-1]][0].drafter.can_rewind
 
     def runs(self, name: str) -> list[int]:
-        """The lengths of a drafter that are run, the longest last."""
+        """Returns the lengths of a drafter that are run, the longest last."""
         return sorted({*self.ends(name)}) if self.rewinds(name) else self.lengths[name]
 
     @property
@@ -136,10 +106,12 @@ class Survey:
         return len(self.readings) > 1
 
     def prepared(self, name: str, length: int) -> list[GenerationTask]:
-        """The requests of one way, all of one shape, so that they share their programs.
+        """Returns the requests of one way, one for each group.
+
+        All requests have one shape, so that they share their compiled programs.
 
         Raises:
-          ValueError: a text that ``try_rounds`` cannot go back in.
+          ValueError: ``try_rounds`` cannot go back in a text, see ``check_rewinds``.
         """
         jobs = [
             prepare_measured(
@@ -162,10 +134,14 @@ class Survey:
     # ------------------------------------------------------------ measuring
 
     def prepare(self, tell: Callable[[str], None]) -> None:
-        """Compiles all ways, runs each once, and tries their rounds at every position."""
+        """Compiles all ways, runs each once, and tries their rounds at every position.
+
+        Args:
+          tell: a function that is called with a line of text whenever a measurement begins.
+        """
         sampled = not self.jobs[PLAIN_WAY][0].request.sampling.greedy
         for way, jobs in self.jobs.items():
-            tell(f"batch {self.batch}: {_spell(*way)}")
+            tell(f"batch {self.batch}: {spell(*way)}")
             timed_run(jobs[0])  # compiles
             traces, spent, self.stats[way] = [], [], []
             for group, work in enumerate(jobs):
@@ -176,7 +152,7 @@ class Survey:
                     continue
                 if sampled or way == PLAIN_WAY or way[1] == self.ends(way[0])[1]:
                     traces.append(try_rounds(work, state))
-                else:  # the same text, and the beginnings of the same drafts
+                else:  # the text is the same, and the drafts are beginnings of the longest drafts
                     traces.append(self.traces[way[0], self.ends(way[0])[1]][group])
             if way == PLAIN_WAY:
                 tell(f"batch {self.batch}: passes of the target")
@@ -196,7 +172,13 @@ class Survey:
         return {n: pass_call(self.lm, n, **at) for n in sorted(sizes)}
 
     def read(self, turns: int, seconds: float, tell: Callable[[str], None]) -> None:
-        """Times all ways and passes in turn, group by group."""
+        """Times all ways and passes in turn, group by group.
+
+        Args:
+          turns: the most turns.
+          seconds: after so many seconds no further turn begins, from the third turn on.
+          tell: a function that is called with a line of text whenever a turn begins.
+        """
         begin, ways, found = time.perf_counter(), list(self.jobs), []
         for turn in range(turns):
             if turn >= LEAST_TURNS and time.perf_counter() - begin > seconds:
@@ -218,14 +200,22 @@ class Survey:
             self.passes = {n: np.asarray([p[n] for _, p in found]) for n in self.calls}
 
     def verify(self, candidates, chosen, turns, seconds, tell) -> list[Candidate]:
-        """Runs the ``chosen`` candidates of this batch and plain decoding in turn; returns
-        ``candidates``, with measured rates for those that were run."""
+        """Runs some candidates of this batch size and plain decoding in turn.
+
+        Args:
+          candidates: all candidates.
+          chosen: the candidates that are run.
+          turns, seconds, tell: see ``read``.
+
+        Returns:
+          ``candidates``, with measured rates for those that were run.
+        """
         ways = [PLAIN_WAY, *((c.drafter, c.num_draft) for c in chosen if c.batch == self.batch)]
         jobs = {way: self.jobs.get(way) or self.prepared(*way) for way in ways}
         spent = np.full((turns, len(ways), len(self.groups), 2), np.nan)
         tokens = np.zeros((len(ways), len(self.groups)))
         for way in ways:
-            tell(f"batch {self.batch}: verifying {_spell(*way)}")
+            tell(f"batch {self.batch}: verifying {spell(*way)}")
             timed_run(jobs[way][0])
         begin = time.perf_counter()
         for turn in range(turns):
@@ -255,33 +245,34 @@ class Survey:
     # ------------------------------------------------------------ predicting
 
     def relative_costs(self, pick=slice(None)) -> Costs:
-        """The cost of rounds in units of a plain round, over the groups ``pick``."""
+        """Returns the cost of rounds in units of a plain round, over the groups ``pick``."""
         steps = sum(taken.count for taken in self._taken(PLAIN_WAY, 0)[pick])
         unit = self._fastest(PLAIN_WAY).run[pick].sum() / steps
         passes = {n: float(s.min(axis=0)[pick].mean() / unit) for n, s in self.passes.items()}
         drafts: dict[str, dict[int, float]] = {}
         for name, length in self.readings:
             if name != PLAIN and not self.rewinds(name):
-                continue  # nothing is predicted by its costs
+                continue  # the rates of such a drafter are not predicted
             taken = sum(self._taken((name, length), length)[pick], start=NO_ROUNDS)
             spent = self._fastest((name, length)).run[pick].sum() / unit
             drafts.setdefault(name, {})[length] = float(beyond_the_pass(spent, taken, passes))
         return Costs(unit=float(unit), passes=passes, drafts=drafts)
 
     def _taken(self, way, length: int) -> np.ndarray:
-        """Rounds of each group at a draft length, on the texts of a way: objects ``[groups]``."""
+        """Returns the rounds of each group at a draft length, on the texts of a way: an array of
+        ``Rounds``, ``[groups]``."""
         if (way, length) not in self.counted:
             found = [rounds(trace, length) for trace in self.traces[way]]
             self.counted[way, length] = np.asarray(found, object)
         return self.counted[way, length]
 
     def _fastest(self, way) -> Readings:
-        """The fastest turn of each group, ``[groups]``, which leaves out disturbances."""
+        """Returns the fastest turn of each group, ``[groups]``, which excludes disturbances."""
         reading = self.readings[way]
         return Readings(reading.start.min(axis=0), reading.run.min(axis=0))
 
     def candidates(self) -> list[Candidate]:
-        """All ways with predicted rates, and intervals by resampling the groups."""
+        """Returns all ways with predicted rates, and intervals by resampling the groups."""
         groups, rng = len(self.groups), np.random.default_rng(0)
         picks = [np.arange(groups)]
         picks += [rng.integers(0, groups, groups) for _ in range(RESAMPLES if groups > 1 else 0)]
@@ -291,7 +282,7 @@ class Survey:
             if name != PLAIN and not self.rewinds(name):
                 found.append(self._as_measured(name, length, picks, plain))
                 continue
-            # where tokens are drawn, a length that was run has a text of its own
+            # above temperature 0, a length that was run has its own text
             known = name, length
             if known not in self.traces:
                 known = name, self.ends(name)[1]
@@ -326,10 +317,12 @@ class Survey:
         return found
 
     def _as_measured(self, name: str, length: int, picks, plain) -> Candidate:
-        """A way whose rounds cannot be tried again: nothing is predicted, it is what was measured.
+        """Returns the candidate of a way whose rounds cannot be tried again, with measured rates.
 
         Args:
-          picks: groups, as ``candidates`` resamples them.
+          name: the drafter.
+          length: the number of drafts.
+          picks: the resampled groups of ``candidates``.
           plain: the rate of plain decoding for each of ``picks``.
         """
         fastest, stats = self._fastest((name, length)), self.stats[name, length]
@@ -355,7 +348,7 @@ class Survey:
         )
 
     def _ways(self) -> list[tuple[str, int]]:
-        """Plain decoding, and the draft lengths of each drafter that can be predicted."""
+        """Returns plain decoding, and the draft lengths of each drafter that can be predicted."""
         ways = [PLAIN_WAY]
         for name in self.drafters:
             ends = [length for other, length in self.readings if other == name]
@@ -367,8 +360,15 @@ class Survey:
 
 
 def possible(drafter, lengths: Sequence[int]) -> list[int]:
-    """``lengths`` as far as a drafter goes: heads draft no more than they were trained for, and a
-    table whose other settings say how much it drafts has the length 0."""
+    """Returns the lengths that a drafter can draft.
+
+    Heads draft at most as many tokens as they have depths. A table whose other settings determine
+    the number of drafts has the single length 0.
+
+    Args:
+      drafter: the drafter, or its name.
+      lengths: the requested lengths, in ascending order.
+    """
     if isinstance(drafter, str) and not takes_number(drafter):
         return [0]
     most = drafter.drafter.max_depth if isinstance(drafter, HeadLM) else None
@@ -380,7 +380,3 @@ def _interval(values: np.ndarray) -> tuple[float, float] | None:
         return None
     low, high = np.quantile(values, [0.025, 0.975])
     return float(low), float(high)
-
-
-def _spell(name: str, length: int) -> str:
-    return f"{name}, {length} a round" if length else name

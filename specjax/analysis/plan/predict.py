@@ -1,13 +1,13 @@
-"""The arithmetic of the planner: what a draft length would have cost on a known text.
+"""The predictions of the planner: the cost of a draft length on a known text.
 
-A drafter that is asked for fewer tokens proposes the beginning of what it would propose anyway.
-So if the number of proposed and of accepted tokens is known for every position of a text, the
-rounds of every shorter length follow one by one: which positions become roots, and how wide each
-pass is. A mean acceptance rate would not do: where a round begins depends on the draft length, and
-easy stretches of text come together.
+A drafter that is asked for fewer tokens proposes the first tokens of its longer proposal. So if the
+numbers of proposed and of accepted tokens are known for every position of a text, the rounds of
+every shorter length follow one after the other: the positions that become roots, and the width of
+each pass. A mean acceptance rate would not suffice, because the beginning of a round depends on the
+draft length, and because stretches of text differ in how predictable they are.
 
 The result is exact at temperature 0 for a drafter that is a function of the text before the root.
-Where tokens are drawn, the acceptance at a root is one draw, and the text after the root another.
+Above temperature 0, the acceptance at a root is one draw and the text after the root is another.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class AcceptanceRecord:
     """The numbers of proposed and accepted tokens at every position of a batch's texts.
 
     Attributes:
-      proposed: for each row, int ``[n]``: number of tokens proposed if generated token ``i`` were
-        the next, for the ``n`` generated tokens.
-      accepted: for each row, int ``[n]``: how many of them would be accepted.
+      proposed: for each row, int ``[n]``: the number of tokens that a round just before generated
+        token ``i`` proposes, for each of the ``n`` generated tokens.
+      accepted: for each row, int ``[n]``: the number of these tokens that are accepted.
     """
 
     proposed: list[np.ndarray]
@@ -37,12 +37,19 @@ class AcceptanceRecord:
 
     @property
     def tokens(self) -> int:
-        """Generated tokens of all rows."""
+        """The number of generated tokens in all rows."""
         return sum(map(len, self.proposed))
 
     def acceptance(self, num_draft: int) -> list[float]:
-        """For each position of a draft, over all roots: the share of proposed tokens that are
-        accepted, given that all before were accepted. NaN where nothing was proposed."""
+        """Returns the acceptance rate at each position of a draft, over all roots.
+
+        Args:
+          num_draft: the number of positions.
+
+        Returns:
+          for each position the share of proposed tokens that are accepted, given that all tokens
+          before were accepted; NaN where nothing was proposed.
+        """
         proposed, accepted = np.concatenate(self.proposed), np.concatenate(self.accepted)
         rates = []
         for position in range(1, num_draft + 1):
@@ -56,10 +63,10 @@ class Rounds:
     """The rounds of one batch at one draft length.
 
     Attributes:
-      by_width: number of rounds by the nodes of their pass.
-      per_row: number of rounds in which a row was still decoding, summed over the rows.
-      drafted: number of drafted tokens, as ``Stats`` counts them except at the end of the budget.
-      accepted: number of accepted tokens, likewise.
+      by_width: the number of rounds for each number of nodes of their pass.
+      per_row: the number of rounds in which a row was still decoding, summed over the rows.
+      drafted: the number of drafted tokens, as in ``Stats`` except at the end of the budget.
+      accepted: the number of accepted tokens, as in ``Stats`` except at the end of the budget.
     """
 
     by_width: Mapping[int, int]
@@ -69,7 +76,7 @@ class Rounds:
 
     @property
     def count(self) -> int:
-        """Rounds of the loop: as many as the slowest row needs."""
+        """The number of rounds of the loop, which is that of the slowest row."""
         return sum(self.by_width.values())
 
     def __add__(self, other: Rounds) -> Rounds:
@@ -82,10 +89,14 @@ class Rounds:
 
 
 def rounds(record: AcceptanceRecord, num_draft: int) -> Rounds:
-    """The rounds that a batch takes with drafts of ``num_draft`` tokens; 0 is plain decoding.
+    """Returns the rounds of a batch at one draft length.
 
     All rows take part in each round; the pass of a round is the narrowest compiled pass that holds
     the widest draft of a row that is still decoding.
+
+    Args:
+      record: the proposed and accepted tokens at every position of the batch's texts.
+      num_draft: the number of drafts; 0 is plain decoding.
     """
     sizes = np.asarray(widths(num_draft + 1))
     ends = np.asarray([len(row) for row in record.proposed])
@@ -107,9 +118,9 @@ class Costs:
     Attributes:
       unit: seconds of a round of plain decoding.
       passes: ``{N: cost}`` of the target's pass over N nodes alone.
-      drafts: ``{drafter: {num_draft: cost}}``: cost of a round beyond its pass and beyond the
-        overhead of a plain round (drafting, and accepting among more nodes). It may be negative
-        where a drafter costs nothing and the clock is noisy.
+      drafts: ``{drafter: {num_draft: cost}}``: cost of a round without its pass and without the
+        overhead of a plain round: that of drafting, and of accepting among more nodes. It may be
+        negative where a drafter costs nothing and the clock is noisy.
     """
 
     unit: float
@@ -117,21 +128,38 @@ class Costs:
     drafts: Mapping[str, Mapping[int, float]]
 
     def drafting(self, drafter: str, num_draft: int) -> float:
-        """The cost of drafting ``num_draft`` tokens: measured, or interpolated."""
+        """Returns the cost of drafting ``num_draft`` tokens, measured or interpolated."""
         known = sorted(self.drafts[drafter].items())
         return float(np.interp(num_draft, [n for n, _ in known], [cost for _, cost in known]))
 
     def of(self, taken: Rounds, drafter: str, num_draft: int) -> float:
-        """The cost of all rounds ``taken``: ``sum of T(N) + rounds * (1 - T(1) + drafting)``."""
+        """Returns the cost of rounds: ``sum of T(N) + rounds * (1 - T(1) + drafting)``.
+
+        Args:
+          taken: the rounds.
+          drafter: the name of the drafter.
+          num_draft: the number of drafts.
+        """
         each = 1 - self.passes[1] + self.drafting(drafter, num_draft)
         return in_passes(taken, self.passes) + taken.count * each
 
 
 def in_passes(taken: Rounds, passes: Mapping[int, Any]):
-    """The cost of the target's passes of all rounds together; ``passes``: the cost by width."""
+    """Returns the cost of the target's passes in all rounds.
+
+    Args:
+      taken: the rounds.
+      passes: the cost of a pass by the number of its nodes.
+    """
     return sum(count * passes[width] for width, count in taken.by_width.items())
 
 
 def beyond_the_pass(spent, taken: Rounds, passes: Mapping[int, Any]):
-    """The entry of ``Costs.drafts`` for rounds ``taken`` whose measured cost is ``spent``."""
+    """Returns the entry of ``Costs.drafts`` for rounds with a measured cost.
+
+    Args:
+      spent: the measured cost of the rounds.
+      taken: the rounds.
+      passes: the cost of a pass by the number of its nodes.
+    """
     return (spent - in_passes(taken, passes)) / taken.count - (1 - passes[1])

@@ -1,7 +1,8 @@
-"""Tries a round from every position of a text: how much would be drafted and accepted there.
+"""Tries a round from every position of a text, to count the drafted and the accepted tokens there.
 
-A text that was decoded is gone through again. Its rounds themselves show only the positions that
-became roots, which depend on the length of the drafts; the planner asks for other lengths too.
+The rounds in which a text was decoded show only the positions that became roots, and these depend
+on the length of the drafts. The planner also needs the other positions, for drafts of other
+lengths.
 """
 
 from __future__ import annotations
@@ -23,9 +24,15 @@ from .predict import AcceptanceRecord
 
 
 def check_rewinds(work: GenerationTask) -> None:
-    """Raises ``ValueError`` where a state cannot be set back to an earlier token of its text: the
-    cache of a window has forgotten what it held then, and so has a logits processor with a
-    state."""
+    """Checks whether a state can be set back to an earlier token of its text.
+
+    Args:
+      work: a prepared request.
+
+    Raises:
+      ValueError: a layer's window is shorter than the buffer, so that its cache has overwritten
+        earlier entries, or a logits processor carries a state.
+    """
     target = work.lm.target
     drafter = work.drafter
     small = (drafter.model,) if isinstance(drafter, DraftModel) else ()
@@ -38,17 +45,17 @@ def check_rewinds(work: GenerationTask) -> None:
             raise ValueError(
                 f"plan: the buffer of {work.capacity} tokens is longer than the window of "
                 f"{config.window} that {config.model_type} attends to, and planning goes back in "
-                "the text; give shorter prompts or fewer max_new_tokens"
+                "the text; give shorter prompts or a smaller max_new_tokens"
             )
     if _carries_state(work):
         raise ValueError(
-            "plan: a logits processor that carries a state cannot be planned with, since "
-            "planning goes back in it; leave logits_processor= out"
+            "plan: a logits processor with a state is not supported, because planning goes back "
+            "in the text; leave logits_processor= out"
         )
 
 
 def _carries_state(work: GenerationTask) -> bool:
-    """Whether the request has a logits processor with a state; traces, computes nothing."""
+    """Returns whether the request has a logits processor with a state; traces only."""
     make = functools.partial(
         processors.initial_processor_state, work.request.sampling.logits_processor
     )
@@ -60,17 +67,18 @@ def _carries_state(work: GenerationTask) -> bool:
 def try_rounds(work: GenerationTask, state: State) -> AcceptanceRecord:
     """Tries a round of a request from every position of its text.
 
-    Positions are tried from the last to the first: a round reads only what is committed before its
-    root, in the text and in the caches, and writes after that. This holds for drafters whose state
-    is a cache, or nothing. Heads read the target's hidden state of the token before the root, which
-    is known once that token is committed: they go through the text from the first position on.
+    Positions are tried from the last to the first, because a round reads only the text and the
+    entries of the caches before its root, and writes after them. This holds for drafters whose
+    state is a cache, or that have no state. Heads also read the target's hidden state of the token
+    before the root, which is known only after that token was committed; for heads, positions are
+    tried from the first to the last.
 
     Args:
       work: the request.
       state: the state at the end of the request's text.
 
     Returns:
-      Proposed and accepted tokens by position, for each row.
+      the proposed and accepted tokens at each position, for each row.
     """
     if isinstance(work.drafter, HeadDrafter):
         return _try_in_order(work, state)
@@ -99,8 +107,11 @@ def try_rounds(work: GenerationTask, state: State) -> AcceptanceRecord:
 
 
 def _try_in_order(work: GenerationTask, state: State) -> AcceptanceRecord:
-    """``try_rounds`` for heads: at each position a whole round is tried on a copy, and a round with
-    room for one token continues the text. Where tokens are drawn, these are drawn anew."""
+    """Returns the result of ``try_rounds`` for heads.
+
+    At each position a whole round is tried on a copy of the state, and a round with a budget of one
+    token continues the text. Above temperature 0 the tokens are drawn anew.
+    """
     ends = np.asarray(state.length) - [len(prompt) for prompt in work.prompts]
     proposed = np.zeros((len(ends), ends.max()), np.int64)
     accepted = np.zeros_like(proposed)
@@ -122,7 +133,7 @@ def _try_in_order(work: GenerationTask, state: State) -> AcceptanceRecord:
 
 
 def _cut(proposed: np.ndarray, accepted: np.ndarray, ends: np.ndarray) -> AcceptanceRecord:
-    """The counts of each row, up to the end of its text."""
+    """Returns the counts of each row, up to the end of its text."""
     return AcceptanceRecord(
         proposed=[row[:end] for row, end in zip(proposed, ends, strict=True)],
         accepted=[row[:end] for row, end in zip(accepted, ends, strict=True)],
