@@ -107,6 +107,7 @@ def grown_target(lm: LM, shape: DecoderConfig) -> LM:
         name=f"{lm.name}-{mark}",
         fingerprint=f"{lm.fingerprint}-{mark}",
         checkpoint=f"{lm.checkpoint}-{mark}",
+        loaded=False,
     )
 
 

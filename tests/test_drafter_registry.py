@@ -251,7 +251,7 @@ def test_an_object_takes_a_tree_if_its_class_does():
 
 def test_auto_finds_every_head_and_a_small_draft_model_in_the_models_folder(toy, tmp_path):
     """The order is that of the benchmarks; what is registered later is found, too."""
-    lm = dataclasses.replace(specjax.LM.of(*bag(11, 3)), name=str(tmp_path))
+    lm = dataclasses.replace(specjax.LM.of(*bag(11, 3)), name=str(tmp_path), loaded=True)
     for name in (*registry.head_names(), "draft"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
@@ -265,6 +265,23 @@ def test_auto_finds_every_head_and_a_small_draft_model_in_the_models_folder(toy,
     (tmp_path / "draft" / "model.safetensors").write_bytes(bytes(101))
     assert "draft" not in own_drafters.own_names(lm)
     assert own_drafters.auto_drafter(lm) == "ngram"  # all of them are broken
+
+
+def test_a_model_that_was_not_loaded_asks_neither_the_hub_nor_a_folder(tmp_path, monkeypatch):
+    def asked(*names):
+        raise AssertionError(names)
+
+    monkeypatch.setattr(own_drafters, "holds_modules", asked)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpt2" / "eagle3").mkdir(parents=True)
+    (tmp_path / "gpt2" / "eagle3" / "config.json").write_text("{}")
+    for name in (None, "gpt2", "embedded"):
+        lm = specjax.LM.of(*bag(11, 3), name=name)
+        assert own_drafters.own_names(lm) == () and own_drafters.auto_drafter(lm) == "ngram"
+        assert own_drafters.own_draft_name(lm) is None
+        for given in ("mtp", "eagle3", "draft"):
+            with pytest.raises(ValueError, match="of its own"):
+                drafter_names.named(lm, given)
 
 
 def test_a_draft_model_in_the_models_folder_is_its_own(tmp_path):

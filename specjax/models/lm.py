@@ -42,6 +42,8 @@ class LM:
       mesh: the devices that hold the weights and decode; None: the default device.
       revision: the branch, tag or commit on the hub that ``load`` was asked for.
       bound: the longest sequence in tokens, where ``LM.of`` was told one; see ``max_positions``.
+      loaded: whether ``name`` is the folder or the hub name from which ``load`` read the model, so
+        that drafters may lie beside its weights. False for a model of ``LM.of``.
     """
 
     target: Target
@@ -53,6 +55,7 @@ class LM:
     checkpoint: str = ""
     revision: str | None = None
     bound: int | None = None
+    loaded: bool = False
 
     @classmethod
     def of(
@@ -249,6 +252,7 @@ def load(
         mesh=mesh,
         checkpoint=checkpoint,
         revision=revision,
+        loaded=True,
     )
 
 

@@ -62,11 +62,14 @@ def auto_drafter(lm: LM) -> str | LM | HeadLM:
     It is the first of ``own_names`` that can be loaded, else ``"ngram"``, which needs no weights
     and costs almost nothing where nothing can be copied. For the embedded models, a table names the
     fastest drafter in the benchmarks. For other models nothing is measured: ``specjax.compare`` and
-    ``specjax.plan`` measure whether the drafter is faster than plain decoding.
+    ``specjax.plan`` measure whether the drafter is faster than plain decoding. A model of ``LM.of``
+    has no folder: its drafter is ``"ngram"``, and no file and no network is asked.
 
     Args:
       lm: the target.
     """
+    if not lm.loaded:
+        return "ngram"
     if lm.name in MEASURED:
         name, reason = MEASURED[lm.name]
         log.debug("drafter='auto' is %r for %s: %s", name, lm.name, reason)
@@ -123,7 +126,7 @@ def own_heads(lm: LM, name: str) -> HeadLM:
         return load_drafter(lm.name, lm, revision=lm.revision)
     if folder := _folder_within(lm, name):
         return load_drafter(folder, lm)
-    if lm.name in EMBEDDED:
+    if lm.loaded and lm.name in EMBEDDED:
         raise ValueError(
             f"drafter={name!r}: no {name} heads for {lm.name} are part of this installation; train "
             "some (specjax train --help), and give their folder"
@@ -136,7 +139,7 @@ def own_heads(lm: LM, name: str) -> HeadLM:
 
 def own_draft_name(lm: LM) -> str | None:
     """Returns the name or folder of a target's own draft model, or None."""
-    if lm.name in EMBEDDED:
+    if lm.loaded and lm.name in EMBEDDED:
         return DEFAULT_DRAFTS.get(lm.name)
     folder = _folder_within(lm, DRAFT)
     return None if folder is None else str(folder)
@@ -185,7 +188,9 @@ def _load_once(name: str, dtype: str) -> LM:
 
 def _folder_within(lm: LM, name: str) -> Path | None:
     """Returns the folder of a drafter within a model's folder, by the drafter's name or an alias;
-    None if there is none."""
+    None if there is none, or if the model was not loaded, since its name is no folder then."""
+    if not lm.loaded:
+        return None
     entry = registry.find(name)
     names = (name,) if entry is None else (entry.name, *entry.aliases)
     beside = EMBEDDED[lm.name].parent if lm.name in EMBEDDED else Path(lm.name)
@@ -198,8 +203,7 @@ def _holds_modules(lm: LM) -> bool:
 
     A model without a checkpoint was made from arrays, and its name is not a folder.
     """
-    own = lm.checkpoint and lm.name not in EMBEDDED
-    return bool(own) and holds_modules(lm.name, lm.revision)
+    return lm.loaded and lm.name not in EMBEDDED and holds_modules(lm.name, lm.revision)
 
 
 def _is_small(draft: Path, target: Path) -> bool:
