@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -198,3 +199,10 @@ def test_what_cannot_be_audited_is_refused(call, words):
 def test_a_rule_of_ones_own_is_named_by_its_module():
     assert isinstance(command.named("specjax.acceptance.delta:Delta"), type(RULES["delta"]))
     assert command.named("delta") == "delta"
+
+
+def test_a_rule_of_ones_own_is_named_by_a_module_of_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "rule_of_this_folder.py").write_text("from specjax.acceptance.delta import Delta\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
+    assert isinstance(command.named("rule_of_this_folder:Delta"), type(RULES["delta"]))

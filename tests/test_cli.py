@@ -206,6 +206,10 @@ IGNORED = {
         "replicate_drafter=True: there is no draft model",
     ),
     "a tree of copies": ("tree --model TARGET", "name a draft model or heads"),
+    "a tree of a table": (
+        "tree --model TARGET --drafter recycling --output tree.json",
+        "'recycling' has no best, second and third choice",
+    ),
 }
 
 

@@ -174,6 +174,8 @@ def test_a_name_belongs_to_one_drafter(toy):
         registry.register(registry.Entry("medusa", "toy_heads:ToyDrafter", "toys"))
     with pytest.raises(ValueError, match="must name a class"):
         registry.register(registry.Entry("other", "toy_heads", "toys"))
+    with pytest.raises(ValueError, match=r"formats=\(\) of 'other': a head .*kind='table'"):
+        registry.register(registry.Entry("other", "toy_heads:ToyDrafter", "toys"))
 
 
 @pytest.mark.parametrize("name", ENTRIES)

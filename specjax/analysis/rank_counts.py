@@ -137,12 +137,14 @@ def count_ranks(
       the counts over all rows.
 
     Raises:
-      ValueError: the drafter has no topology, or ``depth`` is greater than its depth.
+      ValueError: the drafter has no topology or does not rank siblings, or ``depth`` is greater than
+        its depth.
     """
-    if drafter.topology is None:
+    fields = getattr(drafter, "__dataclass_fields__", ())
+    if drafter.topology is None or "sibling_sampling" not in fields:
         raise ValueError(
-            f"count_ranks: {drafter.name} has no choices to rank; give a drafter with a topology, "
-            "such as a draft model or heads"
+            f"count_ranks: {drafter.name} has no choices to rank; give a drafter with the fields "
+            "topology and sibling_sampling, such as a draft model or heads"
         )
     follow = trees.Follow(depth or drafter.topology.depth, ranks)
     followed = _Followed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import sys
 
 import specjax
 
@@ -97,12 +98,16 @@ def run(arguments: argparse.Namespace) -> int:
 def named(name: str):
     """Returns ``name`` if it names a rule, else the rule object that ``module:object`` names.
 
+    The module may lie in the current folder.
+
     Raises:
       ValueError: ``name`` is neither.
     """
     module, _, attribute = name.partition(":")
     if module in acceptance.RULES or not attribute:
         return name
+    if "" not in sys.path:  # an installed command lacks it, python -m does not
+        sys.path.insert(0, "")
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:

@@ -157,14 +157,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _drafter(lm: LM, arguments: argparse.Namespace):
-    """The drafter of ``--drafter``; by default the model's own draft model, else its own heads."""
+    """The drafter of ``--drafter``; by default the model's own draft model, else its own heads.
+
+    Raises:
+      ValueError: the drafter ranks no choices.
+    """
     usual = "draft" if own_draft_name(lm) else AUTO
     name = usual if arguments.drafter in (None, AUTO) else arguments.drafter
     drafter = named(lm, name, dtype=arguments.dtype)
-    if name == AUTO and isinstance(drafter, str):
+    if isinstance(drafter, str):  # a table, or plain decoding
+        lacks = f"{lm.name} has no draft model and no heads of its own, and " * (name == AUTO)
         raise ValueError(
-            f"--drafter: {lm.name} has no draft model and no heads of its own, and {drafter!r} "
-            "drafts no trees; name a draft model or heads"
+            f"--drafter: {lacks}{drafter!r} has no best, second and third choice that could be "
+            "counted; name a draft model or heads"
         )
     return drafter
 

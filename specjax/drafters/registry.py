@@ -83,7 +83,8 @@ def register(entry: Entry) -> Entry:
     """Makes a drafter known; see the module's docstring.
 
     Raises:
-      ValueError: another drafter has the name or an alias of this one, or ``path`` is none.
+      ValueError: another drafter has the name or an alias of this one, ``path`` is none, or a head
+        has no formats.
     """
     if not all(entry.path.partition(":")):
         raise ValueError(f"path={entry.path!r}: it must name a class, as 'package.module:Class'")
@@ -91,6 +92,12 @@ def register(entry: Entry) -> Entry:
         other = find(name)
         if other is not None and other != entry:
             raise ValueError(f"name={name!r} belongs to {other.path} already: take another one")
+    if entry.kind == "head" and not entry.formats:
+        raise ValueError(
+            f"formats=() of {entry.name!r}: a head has its weights in a folder, in one of its "
+            "formats; give formats=('package.module',), or kind='table' for a drafter without "
+            "weights, which is made by its name (kind='wrapper': one made of other drafters)"
+        )
     _ENTRIES[entry.name] = entry
     return entry
 
