@@ -47,6 +47,11 @@ class ForgetsLast(Bag):
         return super().commit(cache, entries, start, verdict)
 
 
+class KeepsNothing(Bag):
+    def commit(self, cache, entries, start, verdict):
+        return cache
+
+
 class WritesFinishedRows(Bag):
     def commit(self, cache, entries, start, verdict):
         verdict = dataclasses.replace(verdict, count=jnp.maximum(verdict.count, 0))
@@ -92,6 +97,7 @@ class OneNode(Bag):
     ("target", "words"),
     [
         (SeesSiblings, "WRONG a tree's logits are those of its paths"),
+        (KeepsNothing, "one pass over the text: commit returned the cache as it was; the next"),
         (ForgetsLast, "WRONG the cache after a commit"),
         (WritesFinishedRows, "WRONG commit leaves a row with count -1"),
         (SeesAll, "WRONG entries beyond the committed tokens are not seen"),
@@ -148,6 +154,14 @@ class MixesDrafts(ChainDrafter):
 
 
 @dataclasses.dataclass(frozen=True)
+class DraftsBeyond(ChainDrafter):
+    """Drafts an id that the vocabulary lacks."""
+
+    def draft_step(self, params, target_params, state, context):
+        return trees.chain_draft(context, jnp.full((len(context.length), 2), 11)), state
+
+
+@dataclasses.dataclass(frozen=True)
 class ShortDrafts(ChainDrafter):
     def draft_step(self, params, target_params, state, context):
         return trees.chain_draft(context, jnp.zeros((len(context.length), 1), jnp.int32)), state
@@ -159,6 +173,7 @@ class ShortDrafts(ChainDrafter):
         (WrongLaw(2, model=MODEL), PARAMS, "WRONG drawn tokens follow the laws"),
         (ReadsBeyond(2), None, "WRONG a draft depends on committed tokens alone"),
         (MixesDrafts(2), None, "WRONG a row's draft does not depend on the other rows"),
+        (DraftsBeyond(2), None, "row 0, node 1: the token is 11: expected an id from 0 to 10"),
         (ShortDrafts(2), None, "draft.tokens is int32 of shape [3, 2]"),
     ],
 )

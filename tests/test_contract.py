@@ -78,6 +78,15 @@ TARGETS = {
         dict(verify=scores_with(None, entries=lambda x: jnp.moveaxis(x, 0, 2))),
         "verify: entries.*every leaf must lead with the batch, 2 rows",
     ),
+    "entries of one node": (
+        dict(verify=scores_with(None, entries=lambda x: x[:, :, -1:])),
+        r"Changed.verify: entries is float32 of shape \[2, 1, 1, 6\]: expected float32 of shape "
+        r"\[2, 1, 3, 6\], the dtype of the cache and all 3 nodes",
+    ),
+    "half entries": (
+        dict(verify=scores_with(None, entries=lambda x: x.astype(jnp.bfloat16))),
+        "verify: entries is bfloat16 of shape .*expected float32",
+    ),
     "no Scores": (dict(verify=lambda scores: scores.entries), "expected specjax.Scores"),
     "a cache without rows": (
         dict(init=lambda x: x[0]),
@@ -148,6 +157,10 @@ DRAFTS = {
         "draft.tokens is float32",
     ),
     "a draft alone": (lambda draft, state: draft, r"expected \(draft, state\)"),
+    "no draft": (
+        lambda draft, state: (None, state),
+        r"returned a tuple of 2 \(None, int32 of shape \[2\]\): expected \(draft, state\)",
+    ),
     "candidates as numbers": (
         draft_with(candidate=lambda d: jnp.ones(d.tokens.shape, jnp.int32)),
         "draft.candidate is int32 of shape .*expected bool",
@@ -179,6 +192,38 @@ def test_what_a_drafter_drafts_is_checked_when_it_is_traced(case):
     change, words = DRAFTS[case]
     with pytest.raises(ValueError, match=words):
         traced(drafter=Copies(2, change))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda x: x.astype(jnp.float32), r"float32 of shape \[2, 2\]: expected int32"),
+        (lambda x: x.astype(jnp.int16), "int16 of shape"),
+        (lambda x: x[:, 0], r"int32 of shape \[2\]: expected int32 of shape \[2, N - 1\]"),
+    ],
+)
+def test_drafted_tokens_of_another_shape_or_dtype_are_refused(change, words):
+    class Changes(ChainDrafter):
+        def draft_step(self, params, target_params, state, context):
+            tokens = jnp.repeat(context.root[:, None], self.num_draft, axis=1)
+            return trees.chain_draft(context, change(tokens)), state
+
+    with pytest.raises(ValueError, match=f"chain_draft: tokens is {words}"):
+        traced(drafter=Changes(2))
+
+
+def test_objects_that_no_program_can_be_made_of_are_refused():
+    class Endless(specjax.Drafter):
+        draft_step = Copies.draft_step
+
+    @dataclasses.dataclass
+    class Thawed(Endless):
+        num_draft: int = 2
+
+    with pytest.raises(TypeError, match="drafter: a Thawed cannot be hashed .*frozen=True"):
+        traced(drafter=Thawed())
+    with pytest.raises(TypeError, match="Endless.num_draft is None: state how many"):
+        traced(drafter=Endless())
 
 
 def test_a_draft_deeper_than_its_drafter_says_is_refused():
@@ -243,6 +288,8 @@ def test_an_object_without_its_base_class_is_refused_by_name():
     loaded = specjax.LM.of(MODEL, PARAMS)
     with pytest.raises(TypeError, match=r"target is a LM.*give lm.target.*specjax.generate"):
         traced(loaded)
+    with pytest.raises(TypeError, match=r"'ngram' is a name.*specjax.drafters.NGram\(\)"):
+        traced(drafter="ngram")
     with pytest.raises(TypeError, match="drafter=Plain is a class"):
         traced(drafter=Plain)
     with pytest.raises(TypeError, match="rule=.*specjax.Rule"):
@@ -254,6 +301,8 @@ def test_an_object_without_its_base_class_is_refused_by_name():
 def test_missing_weights_are_named():
     with pytest.raises(ValueError, match="is missing, and the drafter 'draft'"):
         traced(drafter=DraftModel(2, model=MODEL), params={"target": PARAMS})
+    with pytest.raises(ValueError, match=r"params\['target'\] is None, and the target Readable"):
+        traced(params={"target": None})
     with pytest.raises(ValueError, match="give a dict with 'target'"):
         traced(params={"drafter": None})
     traced(drafter=Copies(2), params={"target": PARAMS})  # which has none

@@ -78,12 +78,19 @@ def check_drafter(
         )
 
     @jax.jit
-    def drafted(params, state):
-        """Returns the draft, with -1 for tokens that may not be accepted."""
+    def all_drafted(params, state):
+        """The draft, whose tokens that no rule looks at are -1; its tokens as they were drafted;
+        which of these a rule would look at although they are neither ids nor -1."""
         context = round_context(params, state)
         draft = draft_step(drafter, params, state.drafter_state, context)[0]
+        outside = (draft.tokens < -1) | (draft.tokens >= target.vocab_size)
+        for mask in (draft.candidate, draft.scored):
+            outside = outside if mask is None else outside & mask
         tokens = jnp.where(eligible(draft), draft.tokens, -1)
-        return dataclasses.replace(draft, tokens=tokens, partial=None)
+        return dataclasses.replace(draft, tokens=tokens, partial=None), draft.tokens, outside
+
+    def drafted(params, state):
+        return all_drafted(params, state)[0]
 
     def shapes():
         def one_round(params):
@@ -103,6 +110,15 @@ def check_drafter(
             if not np.array_equal(*pair):
                 at = int(np.flatnonzero(pair[0] != pair[1])[0])
                 return f"row {row}: token {at} is {pair[0][at]}, in plain decoding {pair[1][at]}"
+        return ""
+
+    def ids():
+        _, found, outside = all_drafted(params, state_of(tokens, lengths, 1.0))
+        for row, node in np.argwhere(outside)[:1]:
+            return (
+                f"row {row}, node {node}: the token is {found[row, node]}: expected an id from 0 "
+                f"to {target.vocab_size - 1}, or -1 for no token"
+            )
         return ""
 
     def rows():
@@ -134,6 +150,7 @@ def check_drafter(
     for name, run in (
         ("the drafter is hashable", lambda: hash(drafter) and None),
         ("shapes and dtypes of a round, the state keeps its structure", shapes),
+        ("drafted tokens are ids of the vocabulary", ids),
         ("greedy output is identical to plain decoding", greedy),
         ("a row's draft does not depend on the other rows", rows),
         ("a draft depends on committed tokens alone", buffer),

@@ -137,6 +137,8 @@ def verified(target: Target, params, cache, draft: Draft, **settings) -> Scores:
     """
     scores = target.verify(params, cache, draft, **settings)
     check_scores(target, scores, draft, target.vocab_size, **settings)
+    hook = f"{type(target).__name__}.verify: entries"
+    check_entries(hook, scores.entries, cache, draft.tokens.shape[1])
     return scores
 
 
@@ -194,6 +196,36 @@ def check_scores(
         shape = (batch, nodes, None if size is None else size * len(features))
         check_array(f"{hook}: features", scores.features, shape, jnp.floating, hint)
     check_leads(f"{hook}: entries", scores.entries, batch)
+
+
+def check_entries(what: str, entries: PyTree, cache: PyTree, nodes: int) -> None:
+    """Raises ``ValueError`` for entries of other nodes, or of another dtype than the cache.
+
+    A target decides by itself what its entries are. They are compared with the cache where they
+    have its structure and their leaves differ from those of the cache in one axis at most: this
+    axis counts slots in the cache and nodes in the entries.
+
+    Args:
+      what: the name of the entries in the error.
+      nodes: N, the number of nodes of the draft; those of an earlier pass are among them.
+    """
+    if jax.tree.structure(entries) != jax.tree.structure(cache):
+        return
+    flat = jax.tree_util.tree_flatten_with_path(entries)[0]
+    for (path, leaf), slots in zip(flat, jax.tree.leaves(cache), strict=True):
+        shape, held, dtype = jnp.shape(leaf), jnp.shape(slots), jnp.result_type(slots)
+        if len(shape) != len(held) or len(shape) < 3:
+            continue
+        axes = [axis for axis, size in enumerate(shape) if size != held[axis]]
+        if len(axes) > 1:
+            continue
+        expected = [nodes if axis in axes else size for axis, size in enumerate(shape)]
+        if expected != list(shape) or jnp.result_type(leaf) != dtype:
+            raise ValueError(
+                f"{what}{jax.tree_util.keystr(path)} is {_described(leaf)}: expected {dtype.name} "
+                f"of shape {expected}, the dtype of the cache and all {nodes} nodes of the draft, "
+                "which begin with those of the argument entries"
+            )
 
 
 def check_head_target(target: HeadTarget, params, batch: int) -> None:
@@ -284,6 +316,24 @@ def check_params(params) -> None:
 
 
 @contextlib.contextmanager
+def missing_target_params(params, target: Target):
+    """Names ``params["target"]`` in what a target raises where it is None.
+
+    Raises:
+      ValueError: the target failed as code does that reads a field or an entry of None.
+    """
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError) as error:
+        if params["target"] is not None:
+            raise
+        raise ValueError(
+            f"params['target'] is None, and the target {type(target).__name__} fails without it "
+            f"({type(error).__name__}: {error}): give params={{'target': its weights, ...}}"
+        ) from error
+
+
+@contextlib.contextmanager
 def missing_params(params, drafter: Drafter):
     """Names ``params["drafter"]`` in what a drafter raises where it is None.
 
@@ -312,5 +362,6 @@ def _described(x) -> str:
     if isinstance(x, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic):
         return f"{x.dtype.name} of shape [{', '.join(map(str, x.shape))}]"
     if isinstance(x, tuple | list):
-        return f"a {type(x).__name__} of {len(x)}"
+        parts = ", ".join(map(_described, x[:3])) + ", ..." * (len(x) > 3)
+        return f"a {type(x).__name__} of {len(x)} ({parts})"
     return "None" if x is None else f"a {type(x).__name__}"

@@ -71,6 +71,7 @@ def prepare_inputs(
       ValueError, TypeError: naming the argument and the way out.
     """
     check_objects(target, drafter)
+    check_static(target, drafter)
     check_mesh(np.shape(tokens)[:1])
     capacity = check_request(target, drafter, tokens, lengths, max_new_tokens, capacity, sampling)
     num_samples = check_samples(num_samples)
@@ -120,12 +121,37 @@ def check_objects(target, drafter) -> None:
     for name, value, base in (("target", target, Target), ("drafter", drafter, Drafter)):
         if isinstance(value, type) and issubclass(value, base):
             raise TypeError(f"{name}={value.__name__} is a class: give an instance of it")
+        if name == "drafter" and isinstance(value, str):
+            raise TypeError(
+                f"drafter={value!r} is a name, which specjax.generate takes: give an object here, "
+                "such as specjax.drafters.NGram()"
+            )
         if not isinstance(value, base):
             raise TypeError(
                 f"{name} is a {type(value).__name__}, which is no subclass of specjax."
                 f"{base.__name__}: derive it from that base class, which documents every hook; "
                 f"{_LOADED[name]}"
             )
+
+
+def check_static(target: Target, drafter: Drafter) -> None:
+    """Raises ``TypeError`` for objects that cannot be static arguments of a compiled program, and
+    for a drafter that does not state how many tokens it drafts."""
+    for name, value in (("target", target), ("drafter", drafter)):
+        try:
+            hash(value)
+        except TypeError as error:
+            raise TypeError(
+                f"{name}: a {type(value).__name__} cannot be hashed ({error}): make it a frozen "
+                "dataclass, @dataclasses.dataclass(frozen=True), without arrays and lists among "
+                "its fields"
+            ) from None
+    number = getattr(drafter, "num_draft", None)
+    if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 0:
+        raise TypeError(
+            f"drafter: {type(drafter).__name__}.num_draft is {number!r}: state how many tokens are "
+            "drafted in a round, an integer of at least 0, such as the field num_draft: int = 3"
+        )
 
 
 def warn_capacity(lengths, max_new_tokens, capacity: int | None, target: Target) -> None:

@@ -37,7 +37,8 @@ def start(
     tokens = jnp.pad(prompt[:, :capacity], ((0, 0), (0, max(0, capacity - width))))
     tokens = jnp.where(jnp.arange(capacity) < lengths[:, None], tokens, 0)
     checks.check_params(params)
-    cache = target.init(params["target"], batch, capacity, inputs)
+    with checks.missing_target_params(params, target):
+        cache = target.init(params["target"], batch, capacity, inputs)
     checks.check_leads(f"{type(target).__name__}.init: the cache", cache, batch)
     own = params.get("drafter")
     with checks.missing_params(params, drafter):
@@ -129,7 +130,8 @@ def _piece(target, drafter, params, tokens, cache, drafter_state, at, end, size,
     draft = Draft(start=at, tokens=piece, scored=steps < num[:, None], topology=topology)
     features = () if unseen else drafter.features
     settings = dict(features=features, logits=False)
-    scores = checks.verified(target, params["target"], cache, draft, **settings)
+    with checks.missing_target_params(params, target):
+        scores = checks.verified(target, params["target"], cache, draft, **settings)
     path = jnp.broadcast_to(steps, piece.shape)
     count = num - 1
     if scores.features is not None:  # the last layer's attention is read for them alone

@@ -61,10 +61,14 @@ def chain_draft(
       scored: bool ``[B, N - 1]``, whether a node goes through the target's pass; None: all do.
       vocab: int32 ``[Vq]`` or ``[B, Vq]``, see ``tree_draft``.
 
+    Raises:
+      ValueError: ``tokens`` are of another shape or dtype.
+
     Example::
 
         trees.chain_draft(context, jnp.stack([first, second], axis=1))  # each int32 [B]
     """
+    _check_tokens("chain_draft", context, tokens)
     count = tokens.shape[1]
     law = None if laws is None else jnp.arange(count)[None].repeat(tokens.shape[0], axis=0)
     return tree_draft(
@@ -114,9 +118,10 @@ def tree_draft(
       deepest: a bound of the depths of all candidates; None: see ``Draft``.
 
     Raises:
-      ValueError: only one of ``law`` and ``laws`` is given, ``draws`` is unknown, or a candidate of
-        a static tree is deeper than ``deepest``.
+      ValueError: ``tokens`` are of another shape or dtype, only one of ``law`` and ``laws`` is
+        given, ``draws`` is unknown, or a candidate of a static tree is deeper than ``deepest``.
     """
+    _check_tokens("tree_draft", context, tokens)
     if draws not in DRAWS:
         raise ValueError(f"tree: draws={draws!r} is unknown; known: {', '.join(DRAWS)}")
     if (law is None) != (laws is None):
@@ -364,6 +369,17 @@ def merge_drafts(*drafts: Draft, one_law: bool = False) -> Draft:
         deepest=max(max_depth(d) for d in drafts),
         partial=None,  # a partial pass is over the nodes of one draft
     )
+
+
+def _check_tokens(hook: str, context: Context, tokens) -> None:
+    """Raises ``ValueError`` unless drafted tokens are int32 (or int64) ``[B, N - 1]``."""
+    shape, dtype = np.shape(tokens), getattr(tokens, "dtype", type(tokens).__name__)
+    rows = context.length.shape[0]
+    if len(shape) != 2 or shape[0] != rows or dtype not in (jnp.int32, jnp.int64):
+        raise ValueError(
+            f"{hook}: tokens is {dtype} of shape {[*shape]}: expected int32 of shape [{rows}, N - "
+            "1], a column for each drafted token; jnp.stack(..., axis=1) makes it of columns [B]"
+        )
 
 
 def _column(mask: jax.Array, node: jax.Array) -> jax.Array:
