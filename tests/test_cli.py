@@ -286,6 +286,31 @@ def test_a_closed_stdout_is_one_line_and_no_traceback(command, folders):
     assert "stdout is closed" in done.stderr
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+def test_a_full_stdout_is_named(monkeypatch, capsys):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        assert cli.main([]) == 2
+    assert capsys.readouterr().err == "specjax: error: stdout: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("serve-offline absent -o x --model TARGET", "prompts absent: No such file"),
+        ("serve-offline FILE -o absent/x --model TARGET", "output absent/x: No such file"),
+        ("audit --samples absent", "--samples absent: No such file"),
+        ("datastore build *.absent -o x", "files: *.absent: there is no such file"),
+    ],
+)
+def test_a_file_that_is_absent_is_named_with_its_argument(words, said, run, folders, tmp_path):
+    (tmp_path / "prompts.jsonl").write_text('"a"\n')
+    places = {"TARGET": str(folders["target"]), "FILE": str(tmp_path / "prompts.jsonl")}
+    command, *words = [places.get(word, word) for word in words.split()]
+    code, out, err = run(*words, command=command)
+    assert code == 2 and out == "" and said in err and len(err.splitlines()) == 1
+
+
 def test_plan_prints_a_table_and_a_verdict_or_json(run, folders, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('"def f(x):"\n\n{"text": "import os"}\n{"text": "class A"}\n')

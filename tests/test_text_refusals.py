@@ -26,6 +26,8 @@ REFUSED = {
     "an unknown drafter": (dict(drafter="medusa9"), "medusa9.*specjax.load"),
     "no draft model of its own": (dict(drafter="draft"), "drafter=specjax.load"),
     "a drafter that is none": (dict(drafter=3), "drafter=3"),
+    "a number of drafts in quotes": (dict(drafter="ngram", num_draft="3"), "num='3': "),
+    "a budget in quotes": (dict(max_new_tokens="5"), "max_new_tokens='5': it must be an int"),
     "a negative number of drafts": (dict(drafter="ngram", num_draft=-1), "num=-1"),
     "bytes, which are integers": (dict(prompts=b"def f"), "b'def f' is no prompt"),
     "a number as a prompt": (dict(prompts=3), "3 is no prompt: give a text or a list"),

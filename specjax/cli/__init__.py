@@ -21,13 +21,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         from . import commands
 
-        return commands.run(argv)
-    except BrokenPipeError:  # the reader of the pipe has closed it
+        code = commands.run(argv)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # where there is no room for the last lines, as on a full disk
+        return code
+    except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, TypeError, OSError) as error:
-        print(f"specjax: error: {error}", file=sys.stderr)
+        full = _stdout_fails()
+        print(f"specjax: error: {f'stdout: {full}' if full else error}", file=sys.stderr)
         return 2  # options.USAGE_ERROR, which may not have been imported
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130  # options.INTERRUPTED
+
+
+def _stdout_fails() -> str:
+    """Why stdout takes no text, such as a full disk; empty: it does. What waits there is dropped,
+    since Python would write it at its end and fail again."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return error.strerror or "it cannot be written"
+    return ""

@@ -132,4 +132,4 @@ def read_samples(path: str) -> list[tuple]:
         'give {"prompt": text or token ids, "tokens": token ids}; a text in place of token ids '
         "does not tell how it was divided into tokens"
     )
-    return list(read_json_lines(path, convert, expected))
+    return list(read_json_lines("--samples", path, convert, expected))

@@ -51,7 +51,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.chunk < 1:
         raise ValueError(f"--chunk {arguments.chunk}: it must be at least 1")
     if Path(arguments.output).exists():
-        raise FileExistsError(f"--output {arguments.output} exists already: give another name")
+        raise FileExistsError(f"--output {arguments.output} is there already: take another name")
+    for name in arguments.files:
+        if not Path(name).exists() or Path(name).is_dir():
+            found = "it is a folder" if Path(name).exists() else "there is no such file"
+            raise FileNotFoundError(f"files: {name}: {found}; name files of texts")
     lm = set_up(arguments)
     if lm.tokenizer is None:
         raise ValueError(
@@ -69,8 +73,8 @@ def _texts(files: list[str]) -> Iterator[str]:
         if Path(name).suffix != ".jsonl":
             yield Path(name).read_text(encoding="utf-8")
             continue
-        expected = 'give a string or {"text": ...}'
-        yield from read_json_lines(name, _text_of, expected)
+        expected = 'it is neither a string nor {"text": ...}'
+        yield from read_json_lines("files", name, _text_of, expected)
 
 
 def _text_of(value) -> str:

@@ -7,19 +7,26 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 
-def read_json_lines(path: str, convert: Callable[[Any], Any], expected: str) -> Iterator[Any]:
-    """Yields the converted value of each line; blank lines are skipped.
+def read_json_lines(
+    argument: str, path: str, convert: Callable[[Any], Any], expected: str
+) -> Iterator[Any]:
+    """What ``convert`` makes of the value of each line; blank lines are passed over.
 
     Args:
-      path: the name of the file.
-      convert: a function of the JSON value of a line, which raises ``ValueError``, ``KeyError`` or
-        ``TypeError`` for a value that it cannot convert.
-      expected: the text of the error about a line that is not JSON, or that ``convert`` refuses.
+      argument: the argument that names the file, for the error.
+      path: the file.
+      convert: raises ValueError, KeyError or TypeError for a value that it cannot use.
+      expected: what an error says of a line that is no JSON, or that ``convert`` cannot use.
 
     Raises:
-      ValueError: a line is not JSON, or ``convert`` refuses it; the error names file and line.
+      ValueError: there is such a line; the message names the file and the line.
+      OSError: the file cannot be read.
     """
-    with open(path, encoding="utf-8") as lines:
+    try:
+        lines = open(path, encoding="utf-8")
+    except OSError as error:
+        raise type(error)(f"{argument} {path}: {error.strerror}") from None
+    with lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue

@@ -244,10 +244,10 @@ def check_request(target, drafter, tokens, lengths, max_new_tokens, capacity, sa
         if longest > width:
             raise ValueError(f"lengths: {longest} tokens in a row of {width}")
     budget = _concrete(max_new_tokens)
+    if budget is not None and not np.issubdtype(budget.dtype, np.integer):
+        raise ValueError(f"max_new_tokens={budget.tolist()!r} must be an integer")
     if budget is not None and budget.size and np.max(budget) >= MOST_TOKENS:
         raise ValueError(f"max_new_tokens={budget}: it must be below 2**31")
-    if budget is not None and not np.issubdtype(budget.dtype, np.integer):
-        raise ValueError(f"max_new_tokens={budget} must be an integer")
     if budget is not None and (budget.size == 0 or budget.min() < 1):
         raise ValueError(f"max_new_tokens={budget} must be at least 1")
     if budget is not None and budget.ndim and budget.shape != (batch,):

@@ -167,7 +167,11 @@ def checked(options: Mapping[str, Any]) -> None:
 
 def _lines(file: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
     """Yields the number, counted from 0, and the content of each line that is not blank."""
-    for number, line in enumerate(Path(file).read_bytes().split(b"\n")):
+    try:
+        content = Path(file).read_bytes()
+    except OSError as error:
+        raise type(error)(f"prompts {os.fspath(file)}: {error.strerror}") from None
+    for number, line in enumerate(content.split(b"\n")):
         if line.strip():
             yield number, line
 

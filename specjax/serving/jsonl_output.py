@@ -41,7 +41,10 @@ class OutputFile:
     def __init__(self, file: str | os.PathLike, made_with: Mapping[int, Mapping[str, str]]):
         self.name, self._made_with = os.fspath(file), made_with
         self._synced = time.monotonic()
-        self._file = os.open(Path(file), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            self._file = os.open(Path(file), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        except OSError as error:
+            raise type(error)(f"output {self.name}: {error.strerror}") from None
         try:
             self._lock()
             self.there = self._read()

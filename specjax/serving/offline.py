@@ -151,7 +151,7 @@ def serve_offline(
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}={value!r}: it must be an integer, at least 1")
     if gather is not None and gather > batch:
-        raise ValueError(f"gather={gather}: it must be at most batch={batch}")
+        raise ValueError(f"gather={gather!r}: it must be at most batch={batch}")
     sampling = options.sampling
     if sampling.logit_bias is not None:
         raise ValueError("sampling: serve_offline does not support logit_bias")

@@ -100,7 +100,7 @@ def resolve_drafter(
             return NUM_DRAFT
         if not isinstance(num_draft, int | np.integer) or not 1 <= num_draft <= MOST_DRAFTS:
             raise ValueError(
-                f"num={num_draft}: the number of drafts is an integer from 1 to {MOST_DRAFTS}, or "
+                f"num={num_draft!r}: the number of drafts is an integer from 1 to {MOST_DRAFTS}, or "
                 "'auto'; for plain decoding give drafter='none'"
             )
         return int(num_draft)
@@ -215,7 +215,7 @@ def _near(name: str) -> str:
 
 def _checked(tree, num_draft) -> trees.Topology:
     if num_draft is not None:
-        raise ValueError(f"tree={tree!r} and num={num_draft}: give one of the two, or 'auto'")
+        raise ValueError(f"tree={tree!r} and num={num_draft!r}: give one of the two, or 'auto'")
     shape = trees.as_topology(tree)
     if shape.depth > MOST_DRAFTS:
         raise ValueError(f"tree={tree!r} has depth {shape.depth}; at most {MOST_DRAFTS} is allowed")

@@ -193,7 +193,7 @@ def fit(
     lengths = np.asarray([len(prompt) for prompt in ids], np.int32)
     budget = np.asarray(max_new_tokens)
     if not np.issubdtype(budget.dtype, np.integer) or budget.size == 0 or budget.min() < 1:
-        raise ValueError(f"max_new_tokens={max_new_tokens}: it must be an integer, at least 1")
+        raise ValueError(f"max_new_tokens={max_new_tokens!r}: it must be an integer, at least 1")
     if budget.shape not in ((), lengths.shape):
         raise ValueError(
             f"max_new_tokens has {budget.size} values for {len(ids)} prompts: give one number, or "

@@ -143,11 +143,14 @@ class Session:
             with np.load(path) as held:
                 version, tokenizer = int(held["version"]), str(held["tokenizer"])
                 lengths, tokens = held["lengths"], held["tokens"]
-        except (zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError) as error:
+        except (zipfile.BadZipFile, KeyError, TypeError, ValueError, EOFError, OSError) as error:
             if isinstance(error, FileNotFoundError):
                 raise
+            reason = getattr(error, "strerror", None)  # what NumPy says is about other files
+            why = f" ({reason})" if reason else ""
             raise ValueError(
-                f"{os.fspath(path)}: the file is no session, or is truncated ({error}); delete it"
+                f"{os.fspath(path)}: it is no session, or is truncated{why}; delete it, or take "
+                "another file"
             ) from error
         if version != VERSION:
             raise ValueError(
