@@ -107,15 +107,16 @@ def generate(lm: LM, prompts: Prompts | None = None, *, options: Options) -> Gen
         - An object: a model from ``specjax.load``, heads from ``specjax.load_drafter``, a
           ``specjax.Drafter``, a ``specjax.text.Session`` or a ``specjax.text.Retrieval``.
 
-      drafting: the number of drafts, the shape of the draft and the acceptance rule, see
-        ``specjax.Drafting``.
-      sampling: how tokens are drawn, greedily by default, see ``specjax.Sampling``. Each setting is
-        one number, or one for each row; ``logit_bias`` may be a mapping from token id to bias.
-      max_new_tokens: the budget of all rows, or of each row.
-      seed: the seed of the random draws, one number, or one for each prompt. A row whose prompt has
-        its own seed has the text that it has alone with that seed. The text of a row depends on the
-        seed, its index, its prompt and its settings, not on the rest of the batch. With
-        ``Drafting(num="auto")`` above temperature 0, the text also depends on measured times; its
+        The error for an unknown name lists all names, those of drafters of one's own among them.
+
+      drafting: how much is drafted, in which shape, and which rule accepts: ``specjax.Drafting``.
+      sampling: how tokens are drawn, by default greedily: ``specjax.Sampling``. Each setting is one
+        number, or one for each row; a ``logit_bias`` may be a mapping from token id to bias.
+      max_new_tokens: for all rows, or one number for each row.
+      seed: of the random draws; one number, or one for each prompt: a row with a seed of its own
+        has the text that it has alone with that seed. A row's text depends on the seed, its index,
+        its prompt and its settings, not on the rest of the batch. Only with
+        ``Drafting(num="auto")`` above temperature 0 does the text also depend on the clock; its
         distribution does not.
       stop: token ids that end a row; None: the model's end-of-text ids; ``()``: none.
       stop_strings: one string or several strings that end a row, or several for each prompt. The
