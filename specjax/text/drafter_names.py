@@ -187,9 +187,9 @@ def _check_name(drafter: str) -> None:
     entry = registry.find(name)
     if entry is not None and entry.kind == "wrapper":
         raise ValueError(
-            f"drafter={drafter!r} is made of other drafters, and no name tells which: give an "
-            f"object, specjax.drafters.{entry.class_name}(...), num='auto' for adaptive drafting, "
-            f"or {', '.join(map(repr, LOOKUPS))} before a name"
+            f"drafter={drafter!r} is made of other drafters, and has no name that says which: give "
+            f"an object, specjax.drafters.{entry.class_name}(...), num='auto' (--num-draft auto) "
+            f"for an adaptive one, or {', '.join(map(repr, LOOKUPS))} before a name"
         )
     if "/" not in name and name not in EMBEDDED and not os.path.isdir(name):
         raise ValueError(
