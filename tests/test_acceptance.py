@@ -176,7 +176,7 @@ def test_a_text_may_end_after_a_drafted_token(rule, draws, topology):
 class AfreshForEveryPath(Rule):
     """Draws of the target for each path by itself, and again where none agrees."""
 
-    name, lossless = "afresh", False
+    name, lossless = "approximate-afresh", False
 
     def __call__(self, params, draft, target_law, draft_law, key):
         uniform = drawing.uniforms(key, draft.num_nodes)

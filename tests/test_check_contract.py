@@ -93,9 +93,18 @@ class OneNode(Bag):
         return dataclasses.replace(scores, logits=scores.logits[:, -1:])
 
 
+class GivesNaN(Bag):
+    def verify(self, params, cache, draft, **settings):
+        scores = super().verify(params, cache, draft, **settings)
+        if scores.logits is None:
+            return scores
+        return dataclasses.replace(scores, logits=scores.logits.at[..., 2].set(jnp.nan))
+
+
 @pytest.mark.parametrize(
     ("target", "words"),
     [
+        (GivesNaN, "logits are not finite (NaN or +inf)"),
         (SeesSiblings, "WRONG a tree's logits are those of its paths"),
         (KeepsNothing, "one pass over the text: commit returned the cache as it was; the next"),
         (ForgetsLast, "WRONG the cache after a commit"),

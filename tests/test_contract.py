@@ -11,6 +11,7 @@ from toys import bag
 
 import specjax
 from specjax import Rule, Scores, Verdict, trees
+from specjax.acceptance import walk
 from specjax.drafters import DraftModel, Medusa, Plain
 from specjax.drafters.base import ChainDrafter
 from specjax.drafters.medusa import MedusaConfig
@@ -254,7 +255,7 @@ class Odd(Rule):
     """Accepts nothing, in verdicts of another shape."""
 
     change: object = None
-    name, lossless = "odd", False
+    name, lossless = "approximate-odd", False
 
     def __call__(self, params, draft, target_law, draft_law, key):
         batch = draft.tokens.shape[0]
@@ -275,6 +276,23 @@ class Odd(Rule):
 def test_what_a_rule_returns_is_checked_when_it_is_traced(change, words):
     with pytest.raises(ValueError, match=words):
         traced(rule=Odd(change))
+
+
+class FloatToken(Odd):
+    def __call__(self, params, draft, target_law, draft_law, key):
+        zeros = jnp.zeros((draft.tokens.shape[0],), jnp.int32)
+        return walk.verdict(draft, zeros, zeros + 0.5)
+
+
+class Unnamed(Odd):
+    name = "odd"
+
+
+def test_a_token_of_another_dtype_and_an_approximation_without_the_name_are_refused():
+    with pytest.raises(ValueError, match="walk.verdict: token is float32: expected int32"):
+        traced(rule=FloatToken())
+    with pytest.raises(ValueError, match="rule='odd' has lossless=False.*'approximate' into"):
+        traced(rule=Unnamed(lambda verdict: verdict))
 
 
 def test_an_object_without_its_base_class_is_refused_by_name():

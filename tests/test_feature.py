@@ -89,7 +89,7 @@ DRAFTERS = {
 class Anything(Rule):
     """A rule that accepts any path, in a way that depends on what was drafted: all depths occur."""
 
-    name, lossless = "anything", False
+    name, lossless = "approximate-anything", False
 
     def __call__(self, params, draft, p, q, key):
         mixed = jnp.sum(draft.tokens * (1 + jnp.arange(draft.num_nodes)), axis=1)

@@ -79,10 +79,16 @@ def named(rule: str | Rule) -> Rule | None:
         returned as it is.
 
     Raises:
-      ValueError: a name or a setting is unknown, or a setting is out of range.
+      ValueError: a name or a setting is unknown, or a setting is out of range; a rule object is not
+        lossless, and its name does not say ``approximate``.
       TypeError: ``rule`` is neither a name nor a ``Rule``.
     """
     if isinstance(rule, Rule):
+        if not rule.lossless and "approximate" not in rule.name:
+            raise ValueError(
+                f"rule={rule.name!r} has lossless=False, and its name does not say so: put "
+                "'approximate' into the name"
+            )
         return rule
     if not isinstance(rule, str):
         raise TypeError(

@@ -131,7 +131,14 @@ def verdict(draft: Draft, node: jax.Array, token: jax.Array) -> Verdict:
       draft: the draft.
       node: int32 ``[B]``, the last accepted node; the root if no draft is accepted.
       token: int32 ``[B]``, the correction or bonus token; -1 for none.
+
+    Raises:
+      ValueError: while tracing: ``token`` is not of an integer dtype.
     """
+    if not jnp.issubdtype(token.dtype, jnp.integer):
+        raise ValueError(
+            f"walk.verdict: token is {token.dtype.name}: expected int32, as drawing.draw returns it"
+        )
     path, depth = trees.path_to(draft, node)
     return Verdict(path=path, count=depth, token=token.astype(jnp.int32))
 

@@ -1,8 +1,8 @@
 """Tests whether a rule, or another engine, is lossless, by the exact law of a small model.
 
-``audit_rule`` enumerates the outcomes of a rule on toys; where that is impossible, it draws many
-texts with the whole loop. ``audit_samples`` compares texts that another engine drew with the law of
-a model.
+``audit_rule`` enumerates what a rule says on toys, and runs the rule with its own random numbers;
+where enumeration is impossible, it draws many texts with the whole loop. ``audit_samples`` holds
+texts that were drawn elsewhere against a model's law.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ from ..types import Rule, Scores, Target
 from . import exact_law
 from .audit_report import AuditReport, Finding, sampled_finding
 from .rescoring import scores_of_new
-from .sampled_law import Evidence, joint_counts, judge
+from .sampled_law import Evidence, joint_counts, judge, round_counts
 
 EXACT = 1e-5  # the greatest total variation of an enumerated law that float32 explains
 SHAPES = {
     "a chain of 3": (-1, 0, 1, 2),
     "2 siblings": (-1, 0, 0),
     "a tree of 5": (-1, 0, 0, 1, 1, 2),
+    "a chain of 5": (-1, 0, 1, 2, 3, 4),
 }
-WAYS = ("iid", "distinct", "hub")
-BINS, PAIRED = 20, 5  # bins of places, and of the places of two tokens in a row
+LONG = "a chain of 5"
+WAYS, FIXED = ("iid", "distinct", "hub"), "fixed"
+BINS, PAIRED = 20, 5  # of ranks, and of the ranks of two tokens in a row
 LEAST_TOKENS = 200
 
 
@@ -55,21 +57,84 @@ class Bigram(Target):
         return cache
 
 
+@dataclasses.dataclass(frozen=True)
+class _Case:
+    """Drafts of one shape that a rule is audited on.
+
+    Attributes:
+      shape: a key of ``SHAPES``.
+      kind: how the tokens came about, one of ``WAYS`` and ``FIXED``.
+      masked: whether each node in turn may not be accepted.
+    """
+
+    shape: str
+    kind: str
+    masked: bool = False
+
+    def __str__(self) -> str:
+        made = "point masses" if self.kind == FIXED else f"drawn {self.kind}"
+        return f"{self.shape}, {made}" + (", with passengers" if self.masked else "")
+
+    @property
+    def topology(self) -> tuple[int, ...]:
+        return SHAPES[self.shape]
+
+    @property
+    def looped(self) -> bool:
+        """Whether the whole loop can draw such drafts, in texts of three tokens."""
+        return self.kind != FIXED and not self.masked and self.shape != LONG
+
+    def laws(self, seed: int) -> tuple[exact_law.Table, exact_law.Table]:
+        """The laws p and q of random toys, over two tokens where the draft is long."""
+        vocab = 2 if self.shape == LONG else 3
+        return exact_law.Table(seed, vocab), exact_law.Table(seed + 100, vocab)
+
+    def drafts(self, q: exact_law.Table):
+        """All drafts, with the probability of each: ``(Draft, [R])``."""
+        if self.kind == FIXED:
+            return exact_law.fixed_drafts(q, self.topology)
+        made = exact_law.drafts(q, self.topology, self.kind)
+        return exact_law.with_passengers(*made) if self.masked else made
+
+
+def _cases(rule: Rule) -> list[_Case]:
+    """All drafts on which a rule is audited, if it admits them."""
+    found = []
+    for shape, topology in SHAPES.items():
+        most = max(map(topology.count, topology))
+        ways = WAYS if rule.noise is None and most == 2 else WAYS[:1]
+        found += [_Case(shape, way) for way in ways]
+        if shape != LONG:
+            found.append(_Case(shape, FIXED))
+        if len(topology) < 5:
+            found += [_Case(shape, way, masked=True) for way in ways if way != "distinct"]
+    if rule.noise is None:
+        return found
+    return [case for case in found if case.looped]
+
+
 def audit_rule(
     rule: str | Rule, *, samples: int = 200_000, false_alarm: float = 1e-3, laws: int = 3
 ) -> AuditReport:
     """Compares an acceptance rule with the exact law, for each shape of draft that it admits.
 
-    If the rule tests each node at most once, by a uniform from ``sampling.drawing.uniforms`` and a
-    threshold that the draft determines, all drafts and all outcomes of the tests are enumerated.
-    With any other rule (with noise shared with drafters, or uniforms of its own), the whole loop
-    draws texts of three tokens, and a chi-squared test compares their frequencies with the law.
+    The shapes are chains of 3 and 5, two siblings and a tree of 5 nodes; drafts are drawn in each
+    way, are point masses, or have nodes that may not be accepted (passengers, unscored nodes). A
+    bias that begins deeper, or needs more siblings, is not found.
+
+    Where the rule tests each node at most once, by a uniform of ``sampling.drawing.uniforms`` and a
+    threshold that the draft determines, all tokens of the drafts times all outcomes of its tests
+    are enumerated, as if all random numbers were independent. Rounds with the rule's own random
+    numbers, held against the law by chi-squared, then show whether a uniform is used twice. Other
+    rules are only sampled. With noise shared with drafters the whole loop draws texts of three
+    tokens, on drawn drafts; with uniforms of the rule's own it does so where it can, and single
+    rounds are run on the other drafts.
 
     Args:
-      rule: the name of a rule, or an object; its ``check`` decides which drafts it admits.
-      samples: the number of texts that are drawn for a shape of draft that cannot be enumerated.
-      false_alarm: the probability that a lossless rule is reported as biased, over all shapes.
-      laws: the number of pairs of random laws that are enumerated for each shape.
+      rule: a name, or an object; its ``check`` says which drafts it admits.
+      samples: texts drawn for each shape of draft.
+      false_alarm: probability that a sound rule is called biased, over all shapes.
+      laws: pairs of random laws that are enumerated for each shape.
 
     Returns:
       an ``AuditReport`` with one finding for each comparison.
@@ -91,25 +156,27 @@ def audit_rule(
             "1000, false_alarm in (0, 1), laws at least 1"
         )
     admitted, refused = [], []
-    for shape, topology in SHAPES.items():
-        for way in WAYS:
-            if way == "hub" and max(map(topology.count, topology)) > 2:
-                continue
-            if way != "iid" and (topology == SHAPES["a chain of 3"] or found.noise is not None):
-                continue  # without siblings, or with shared noise, all ways to draw are equal
-            draft, weights = exact_law.drafts(exact_law.Table(100), topology, way)
-            try:
-                found.check(draft, False)
-                admitted.append((f"{shape}, drawn {way}", topology, way))
-            except ValueError as error:
-                refused.append(str(error))
+    for case in _cases(found):
+        try:
+            found.check(case.drafts(case.laws(0)[1])[0], False)
+            admitted.append(case)
+        except ValueError as error:
+            refused.append(str(error))
     if not admitted:
         raise ValueError(f"rule={found.name!r} admits none of the drafts: {refused[0]}")
-    share = false_alarm / len(admitted)
-    findings = [
-        _enumerated(found, *case, laws) or _sampled(found, *case, samples, share)
-        for case in admitted
-    ]
+    share, findings, ran = false_alarm / len(admitted), [], set()
+    for case in admitted:
+        exact = _enumerated(found, case, laws)
+        if exact is not None:
+            findings.append(exact)
+            like = (case.shape, case.kind == FIXED, case.masked)
+            if exact.biased or like in ran:
+                continue  # which uniforms a rule uses does not depend on how siblings were drawn
+            ran.add(like)
+        elif case.looped:
+            findings.append(_sampled(found, case, samples, share))
+            continue
+        findings.append(_run(found, case, samples, share))
     return AuditReport(
         subject=f"rule {found.name}",
         findings=tuple(findings),
@@ -118,14 +185,14 @@ def audit_rule(
     )
 
 
-def _enumerated(rule, what, topology, way, laws) -> Finding | None:
-    """Returns the finding of an enumeration; None for a rule that cannot be enumerated."""
+def _enumerated(rule, case: _Case, laws: int) -> Finding | None:
+    """The finding of an enumeration; None for a rule that cannot be enumerated."""
     if rule.noise is not None:
         return None
     worst = 0.0
     for seed in range(laws):
-        p = exact_law.Table(seed)
-        draft, weights = exact_law.drafts(exact_law.Table(seed + 100), topology, way)
+        p, q = case.laws(seed)
+        draft, weights = case.drafts(q)
         depth = trees.max_depth(draft)
         law = None
         for enumerate_ in (exact_law.outcome, exact_law.saying):
@@ -139,20 +206,30 @@ def _enumerated(rule, what, topology, way, laws) -> Finding | None:
         if law is None:
             return None
         worst = max(worst, exact_law.distance(law, p))
-    return Finding(what=what, biased=worst > EXACT, variation=worst)
+    return Finding(what=str(case), biased=worst > EXACT, variation=worst)
 
 
-def _sampled(rule, what, topology, way, samples, false_alarm) -> Finding:
-    """Returns the finding for texts of three tokens that the whole loop draws with a toy of four
-    tokens."""
+def _run(rule, case: _Case, samples: int, false_alarm: float) -> Finding:
+    """The finding of single rounds with the rule's own random numbers."""
+    p, q = case.laws(0)
+    draft, weights = case.drafts(q)
+    depth = trees.max_depth(draft)
+    counts = round_counts(rule, draft, weights, p, depth, rows=samples)
+    law = np.append(exact_law.joint(p, depth + 1).reshape(-1), 0.0)
+    return sampled_finding(f"{case}, with random keys", judge(counts, law), false_alarm)
+
+
+def _sampled(rule, case: _Case, samples: int, false_alarm: float) -> Finding:
+    """The finding of texts of three tokens, which the whole loop draws on a toy of four tokens."""
     vocab, prompt, sampling = 4, (1,), Sampling(temperature=1.0)
     p, q = (jnp.asarray(_bigrams(seed, vocab)) for seed in (0, 100))
     target = Bigram(vocab)
-    drafter = DraftModel(model=target, topology=trees.as_topology(topology), sibling_sampling=way)
+    topology = trees.as_topology(case.topology)
+    drafter = DraftModel(model=target, topology=topology, sibling_sampling=case.kind)
     params = {"target": p, "drafter": q}
     counts, _ = joint_counts(target, drafter, rule, params, prompt, 3, sampling, rows=samples)
     law = reference.joint_law(target, p, prompt, 3, sampling).reshape(-1)
-    return sampled_finding(what, judge(counts, law), false_alarm)
+    return sampled_finding(str(case), judge(counts, law), false_alarm)
 
 
 def _bigrams(seed, vocab):

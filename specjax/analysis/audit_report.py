@@ -89,9 +89,11 @@ class AuditReport:
         worst = max((f.variation for f in self.findings if f.biased), default=0.0)
         if self.biased:
             lines.append(f"verdict: biased: TV at least {worst:.3g}{odds}")
-        elif not sampled:
-            lines.append("verdict: exact on every draft that was enumerated")
         else:
-            most = max(f.variation for f in self.findings if f.samples)
-            lines.append(f"verdict: no deviation above TV {most:.3g} was found{odds}")
+            exact = dict.fromkeys(f.what.partition(",")[0] for f in self.findings if not f.samples)
+            words = [f"exact on {', '.join(exact)} if all draws are independent"] if exact else []
+            if sampled:
+                most = max(f.variation for f in self.findings if f.samples)
+                words.append(f"no deviation above TV {most:.3g} was found{odds}")
+            lines.append(f"verdict: {'; sampled: '.join(words)}")
         return "\n".join(lines)

@@ -5,13 +5,16 @@ depends on the draft only. The thresholds are found by bisection, and the rule i
 pattern of nodes that pass. The law is the sum over all drafts and patterns, with their
 probabilities.
 
-A rule can be enumerated if it takes its uniforms from ``sampling.drawing.uniforms`` and its tokens
-from ``sampling.drawing.draw``, because these functions are replaced while the rule is traced.
-``specjax.audit_rule`` and the tests of the project use this module.
+A rule is enumerable if it takes its uniforms from ``sampling.drawing.uniforms`` and its tokens from
+``sampling.drawing.draw``, which are replaced while it is traced. The draws are summed over as if
+they were independent of all tests: whether a rule uses a uniform twice is not seen here, so
+``specjax.audit_rule`` also runs the rule with its own random numbers. ``specjax.audit_rule`` and
+the project's own tests are made of these functions.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from unittest import mock
@@ -125,21 +128,58 @@ def drafts(q, topology, draws):
     return draft, np.asarray(weights)
 
 
+def fixed_drafts(q, topology):
+    """Returns drafts without laws, each with the same probability: ``(Draft, [R])``.
+
+    Siblings are the most probable tokens by ``q``, the least probable ones, and tokens 0, 1, ...
+    """
+    above = [topology[:node].count(parent) for node, parent in enumerate(topology)]
+    rows = []
+    for order in (lambda law: np.argsort(-law), np.argsort, lambda law: np.arange(len(law))):
+        tokens = [0]
+        for node in range(1, len(topology)):
+            path = prefixes(tokens, topology)[topology[node]]
+            tokens.append(int(order(q(path))[above[node]]))
+        rows.append(tokens)
+    start = np.zeros(len(rows), np.int32)
+    draft = Draft(start=start, tokens=np.asarray(rows, np.int32), topology=topology)
+    return draft, np.full(len(rows), 1 / len(rows))
+
+
+def with_passengers(draft, weights):
+    """Returns each draft with each node in turn as a passenger, and as one that is not scored.
+
+    What hangs below the node is like the node.
+    """
+    kept = []
+    for node in range(1, draft.num_nodes):
+        gone = [False] * draft.num_nodes
+        for other in range(node, draft.num_nodes):
+            gone[other] = other == node or gone[draft.topology[other]]
+        kept.append(np.logical_not(gone))
+    kept, size = np.asarray(kept), 2 * len(kept)
+    every = np.ones_like(kept)
+    many = jax.tree.map(lambda x: np.repeat(x, size, axis=0), draft)
+    many = dataclasses.replace(
+        many,
+        candidate=np.tile(np.concatenate([kept, every]), (len(weights), 1)),
+        scored=np.tile(np.concatenate([every, kept]), (len(weights), 1)),
+    )
+    return many, np.repeat(weights, size) / size
+
+
 def target_of(p, draft):
-    """Returns the prefixes and the target's laws of all nodes.
+    """Returns for each row and node the tokens down to it, and the target's law after it.
 
-    Args:
-      p: the target's laws, a ``Table``.
-      draft: a draft with R rows.
-
-    Returns:
-      for each row the tokens down to each node, and the laws after the nodes, float32
-      ``[R, N, V]``.
+    A node that may not be accepted has a wrong law, so that a rule that accepts it is biased.
     """
     parents = draft.parent if draft.topology is None else [draft.topology]
     parents = np.broadcast_to(parents, draft.tokens.shape)
     paths = [prefixes(*row) for row in zip(np.asarray(draft.tokens), parents, strict=True)]
-    return paths, np.asarray([[p(path) for path in row] for row in paths], np.float32)
+    laws = np.asarray([[p(path) for path in row] for row in paths], np.float32)
+    able = np.array(walk.eligible(draft))
+    able[:, ROOT] = True
+    return paths, np.where(able[..., None], laws, np.roll(laws, 1, axis=-1))
 
 
 def product(one, other):

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..acceptance import walk
+from ..acceptance.node_laws import DraftLaw
 from ..decoding import loop, prefill
 from ..decoding.inputs import prepare_inputs
 from ..sampling.distribution import Sampling
+from . import exact_law
 
 LEAST_EXPECTED = 5  # the least expectation of a cell; rarer outcomes share one cell
 
@@ -102,6 +107,48 @@ def judge(counts: np.ndarray, law: np.ndarray) -> Evidence:
         impossible=impossible,
         noise=float(0.5 * spread.sum()),
     )
+
+
+def round_counts(rule, draft, weights, p, depth: int, *, rows: int, seed: int = 0) -> np.ndarray:
+    """Counts texts of ``depth + 1`` tokens: one round of a rule each, with its own random numbers.
+
+    Tokens that the round leaves open are drawn from the target's law.
+
+    Args:
+      rule: a rule object that shares no noise with drafters.
+      draft, weights: all drafts, with the probability of each.
+      p: the target's law, an ``exact_law.Table``.
+      depth: of the deepest node.
+      rows: how many rounds are run, at once.
+
+    Returns:
+      ``[V ** (depth + 1) + 1]``; the last count is that of rounds whose token is none of V.
+    """
+    random = np.random.default_rng(seed)
+    paths, laws = exact_law.target_of(p, draft)
+    row = random.choice(len(weights), rows, p=weights / weights.sum())
+    many = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[row]), (draft, laws))
+
+    @jax.jit
+    def run(draft, laws, key):
+        q, keys = DraftLaw(draft, p.vocab), jax.random.split(key, rows)
+        verdict = rule(None, draft, functools.partial(walk.at_node, laws), q, keys)
+        return walk.at_node(verdict.path, verdict.count), verdict.token
+
+    node, token = (np.asarray(x) for x in run(*many, jax.random.key(seed)))
+    cells, times = np.unique(np.stack([row, node, token], axis=1), axis=0, return_counts=True)
+    counts, lost = np.zeros((p.vocab,) * (depth + 1)), 0
+    for (draft_row, last, said), count in zip(cells.tolist(), times.tolist(), strict=True):
+        if not 0 <= said < p.vocab:
+            lost += count
+            continue
+        begin = (*paths[draft_row][last], said)
+        rests = list(itertools.product(range(p.vocab), repeat=depth + 1 - len(begin)))
+        shares = [np.prod([p(begin + rest[:i])[x] for i, x in enumerate(rest)]) for rest in rests]
+        drawn = random.multinomial(count, np.asarray(shares) / np.sum(shares))
+        for rest, number in zip(rests, drawn, strict=True):
+            counts[begin + rest] += number
+    return np.append(counts.reshape(-1), lost)
 
 
 def joint_counts(

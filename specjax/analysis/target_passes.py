@@ -141,6 +141,8 @@ class TargetPasses:
           things: the name of the compared numbers, for the text.
         """
         found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+        if any(np.isnan(x).any() or np.isposinf(x).any() for x in (found, expected)):
+            return f"{what}: {things} are not finite (NaN or +inf)"
         able = np.isfinite(expected)
         if (np.isfinite(found) != able).any():
             return f"{what}: other {things} are infinite or NaN"

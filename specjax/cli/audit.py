@@ -22,9 +22,9 @@ def add(commands) -> None:
     p = commands.add_parser(
         "audit",
         help="test whether a rule, or another engine's samples, keep the target's law",
-        description="Compares an acceptance rule with the exact laws of small models, by "
-        "enumeration where possible; or compares samples of another engine with the law of a "
-        "model, which this command runs. The exit code is 1 if a bias was found.",
+        description="Holds an acceptance rule against exact laws of toys, by enumeration where "
+        "possible and by samples; or samples of another engine against the law of a model that is "
+        "run here. Exit code 1: a bias was found.",
     )
     p.add_argument(
         "rule",
@@ -52,8 +52,7 @@ def add(commands) -> None:
     p.add_argument(
         "--num-samples",
         type=int,
-        help="the number of texts that are drawn with a rule that cannot be enumerated, 200,000 by "
-        "default",
+        help="texts that are drawn with a rule for each shape of draft, 200,000 by default",
     )
 
 
