@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import sys
 
 import jax
 import jax.numpy as jnp

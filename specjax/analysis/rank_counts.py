@@ -137,8 +137,8 @@ def count_ranks(
       the counts over all rows.
 
     Raises:
-      ValueError: the drafter has no topology or does not rank siblings, or ``depth`` is greater than
-        its depth.
+      ValueError: the drafter has no topology or does not rank siblings, or ``depth`` is greater
+        than its depth.
     """
     fields = getattr(drafter, "__dataclass_fields__", ())
     if drafter.topology is None or "sibling_sampling" not in fields:

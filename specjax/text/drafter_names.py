@@ -100,8 +100,8 @@ def resolve_drafter(
             return NUM_DRAFT
         if not isinstance(num_draft, int | np.integer) or not 1 <= num_draft <= MOST_DRAFTS:
             raise ValueError(
-                f"num={num_draft!r}: the number of drafts is an integer from 1 to {MOST_DRAFTS}, or "
-                "'auto'; for plain decoding give drafter='none'"
+                f"num={num_draft!r}: the number of drafts is an integer from 1 to {MOST_DRAFTS}, "
+                "or 'auto'; for plain decoding give drafter='none'"
             )
         return int(num_draft)
 
