@@ -9,6 +9,7 @@ import functools
 
 import jax
 import numpy as np
+import two_vocabularies
 from toys import Merged, TreeDrafter, bag, heads, like
 
 from specjax import trees
@@ -159,7 +160,8 @@ def cases(model, params):
     prefixed = functools.partial(SpeculatorConfig, prefix=layer, **LSTM)
     top = functools.partial(Eagle3, layers=(1,))  # the toy has only one layer
     once = functools.partial(PEagle, layers=(1,))
-    lines = {
+    across = two_vocabularies.lines(model.vocab_size, near)
+    lines = across | {
         "plain": (Plain(), None, ("delta", "coupled")),
         "draft": (DraftModel(num_draft=3, model=model), near, CHAIN),
         "draft one": (DraftModel(num_draft=1, model=model), near, ("rejection",)),
@@ -331,6 +333,8 @@ def cases(model, params):
             3,
             head(MTP, modules, (-1, 0, 1), ("rejection",), picks="iid", share_layers=True),
         ),
+        "adaptive slem": adaptive(across["slem"]),
+        "hybrid tli": hybrid(4, across["tli"]),
         "adaptive hybrid": adaptive(hybrid(3, head(top, eagle3, (-1, 0, 1), rules=("delta",)))),
         "blockwise": head(Blockwise, BlockwiseConfig, (-1, 0, 0), trunk_size=5),
         "medusa": head(Medusa, MedusaConfig, TREE, tied=True),

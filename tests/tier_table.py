@@ -14,11 +14,11 @@ EVERYTHING = ""  # matches every test of a file
 COVER = (  # drafters of the registry: every kind of head, topology, wrapper and state once
     "draft|ngram|union of draft models|hybrid draft|adaptive ngram|redrafter|blockwise|medusa"
     "|hydra prefix|mlp speculator|block|eagle|eagle3|p-eagle|mtp|mtp heads|tree per row|silent"
-    "|suffix tree|recycling|self|jacobi blocks|lookahead"
+    "|suffix tree|recycling|self|jacobi blocks|lookahead|tli|slem"
 )
 DRAWN = (  # drafter and rule: ways to draw siblings and kinds of state once
     "plain-delta|draft-block|draft tree iid-kseq|draft tree hub-hub|adaptive self-block"
-    "|lookahead-delta"
+    "|lookahead-delta|tli-block"
 )
 
 MESHED = "draft|ngram|medusa|hydra prefix|eagle|mtp|adaptive eagle3|tree per row|hybrid draft"
@@ -182,6 +182,10 @@ TABLE = {
         (EVERYTHING, MERGE),
     ],
     "test_notebook.py": FULL,
+    "test_other_vocabulary.py": [
+        ("fault|refused_before|not_know|stand_for|on_the_host|several_spaces", DEFAULT),
+        (EVERYTHING, MERGE),
+    ],
     "test_own_layers.py": [("certainty_always", FULL), ("search|stops|command", MERGE)],
     "test_package.py": [("wheel", MERGE)],
     "test_planner.py": [

@@ -45,6 +45,7 @@ QUICK = {
     "test_lookahead.py",
     "test_mesh.py",
     "test_mtp.py",
+    "test_other_vocabulary.py",
     "test_own_layers.py",
     "test_prefix.py",
     "test_quality.py",

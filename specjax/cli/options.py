@@ -10,7 +10,7 @@ import specjax
 from .. import acceptance
 from ..drafters import registry
 from ..sampling import processors
-from ..text import drafter_names, own_drafters
+from ..text import drafter_names, other_vocabulary, own_drafters
 from ..text.retrieval import Retrieval
 from ..text.session import Session
 
@@ -32,7 +32,8 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
         f"none, {', '.join(registry.table_names())}, "
         f"draft, self (with --exit or --skip), {', '.join(registry.head_names())} (the embedded "
         "model has eagle3, mtp, speculator, hydra and medusa), or the folder or hub name of a "
-        "draft model or of heads; with ngram+, suffix+ or sam+ before the name (ngram+mtp), the "
+        "draft model or of heads; with tli: or slem: before the name, a draft model with another "
+        "tokenizer; with ngram+, suffix+ or sam+ before the name (ngram+mtp), the "
         "drafter runs only where nothing can be copied from the text so far",
     )
     p.add_argument(
@@ -307,7 +308,7 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
             mesh=None if whole else arguments.mesh,
         )
         inner = drafter.inner if isinstance(drafter, drafter_names.WithLookup) else drafter
-        if of_weights and not isinstance(inner, specjax.LM):
+        if of_weights and not other_vocabulary.is_draft_model(inner):
             raise ValueError(
                 f"{of_weights[0]}: {drafter!r} is not a draft model; heads have the dtype and the "
                 "devices of their target's weights"

@@ -106,13 +106,7 @@ class DraftModel(ModelPassDrafter):
         before = jnp.take_along_axis(context.tokens, before, axis=1)
 
         def level(entries, grown, since):
-            """A pass over the nodes of one depth; the first feeds the token before the root too."""
-            block = _below(before, grown)
-            first = since + 1 if since else 0
-            scores = checks.verified(
-                self.model, params, state.cache, block, since=first, entries=entries
-            )
-            return scores.logits[:, since + 1 - first :], scores.entries
+            return self.look(params, state.cache, before, grown, since, entries)
 
         draft, entries, place = expand.expand(
             self.topology, context, level, None, sibling_sampling=self.picks
@@ -120,26 +114,49 @@ class DraftModel(ModelPassDrafter):
         place = jnp.broadcast_to(place, draft.tokens.shape)
         return draft, dataclasses.replace(state, fresh=entries, place=place, ran=ran)
 
+    def look(self, params, cache, before, grown, since, entries):
+        """A pass over the nodes ``since:`` of one depth, for ``trees.expand``; the first pass also
+        reads ``before`` int32 ``[B, K]``, the tokens before the root."""
+        block, skip = _below(before, grown), before.shape[1]
+        first = since + skip if since else 0
+        scores = checks.verified(self.model, params, cache, block, since=first, entries=entries)
+        return scores.logits[:, since + skip - first :], scores.entries
+
     def observe(self, params, target_params, state, segment):
         if segment.round is None:
             return self._read(params, state, segment.tokens, segment.start, segment.num)
         if state.fresh is None:
             return state
-        # nodes of the passes: the last token but one, the root, and those drafted that were gone
-        # on with; count accepted tokens leave the cache with the entries of all but the last two
-        # committed ones
-        count = segment.round[1].count
+        # count accepted tokens leave the cache with the entries of all but the last two committed
+        # ones, the first of which is that of the token before the root
+        num = segment.round[1].count + 1
         if state.ran is not None:
-            count = jnp.where(state.ran, count, -1)
+            num = jnp.where(state.ran, num, 0)
         path = segment.round[1].path[:, :-1]
-        path = 1 + jnp.maximum(jnp.take_along_axis(state.place, path, axis=1), 0)
-        path = jnp.pad(path, ((0, 0), (1, 0)))
-        verdict = Verdict(path=path, count=count, token=count)
+        return self.keep(state, segment.start - 1, 1, path, num)
+
+    def keep(self, state, start, before: int, path, num):
+        """Keeps entries of a round.
+
+        Args:
+          state: that of the round.
+          start: int32 ``[B]``, the position of the first token that the first pass read.
+          before: how many tokens before the root it read.
+          path: int32 ``[B, K]``, nodes of the draft from the root down.
+          num: int32 ``[B]``, the entries that are kept, of the tokens ``before`` and of ``path``; 0
+            in rows in which nothing happens.
+
+        Returns:
+          the state between rounds.
+        """
+        path = jnp.take_along_axis(state.place, path, axis=1)
+        path = jnp.maximum(path, 0) + before
+        leading = jnp.broadcast_to(jnp.arange(before, dtype=jnp.int32), (len(path), before))
+        count = num - 1
+        verdict = Verdict(path=jnp.concatenate([leading, path], axis=1), count=count, token=count)
         return DraftModelState(
-            cache=checks.committed(
-                self.model, state.cache, state.fresh, segment.start - 1, verdict
-            ),
-            filled=jnp.where(count >= 0, segment.start + count, state.filled),
+            cache=checks.committed(self.model, state.cache, state.fresh, start, verdict),
+            filled=jnp.where(num > 0, start + num, state.filled),
         )
 
     def sync(self, params, target_params, state, context, *, before="prompt"):
@@ -157,9 +174,10 @@ class DraftModel(ModelPassDrafter):
         until = jnp.where(wanted, context.length - 2, 0)
         return self._read_until(params, state, context.tokens, until)
 
-    def _read_until(self, params, state, tokens, until):
-        """Reads what is lacking of ``tokens[:until]``, ``until`` int32 ``[B]``."""
-        chunk = min(CATCH_UP, tokens.shape[1])
+    def _read_until(self, params, state, tokens, until, chunk: int = CATCH_UP):
+        """Reads what is lacking of ``tokens[:until]``, ``until`` int32 ``[B]``, ``chunk`` tokens a
+        pass."""
+        chunk = min(chunk, tokens.shape[1])
         steps = jnp.arange(chunk, dtype=jnp.int32)
 
         def lacking(state):
@@ -186,17 +204,18 @@ class DraftModel(ModelPassDrafter):
         )
 
 
-def _below(token: jax.Array, grown: Draft) -> Draft:
-    """``grown`` below the token before its root, int32 ``[B, 1]``."""
-    topology = grown.topology
+def _below(before: jax.Array, grown: Draft) -> Draft:
+    """``grown`` below the tokens before its root, int32 ``[B, K]``."""
+    count, topology, parent = before.shape[1], grown.topology, None
+    above = trees.chain_parents(count - 1)
     if topology is not None:
-        topology = (-1, *(parent + 1 for parent in topology))
-        parent = None
+        topology = (*above, *(parent + count for parent in topology))
     else:
-        parent = jnp.pad(grown.parent + 1, ((0, 0), (1, 0)), constant_values=-1)
+        first = jnp.broadcast_to(jnp.asarray(above, jnp.int32), before.shape)
+        parent = jnp.concatenate([first, grown.parent + count], axis=1)
     return Draft(
-        start=grown.start - 1,
-        tokens=jnp.concatenate([token, grown.tokens], axis=1),
+        start=grown.start - count,
+        tokens=jnp.concatenate([before, grown.tokens], axis=1),
         parent=parent,
         topology=topology,
     )

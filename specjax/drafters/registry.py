@@ -184,6 +184,18 @@ for _entry in (
         DRAFT, ".draft_model:DraftModel", "what a smaller model predicts", kind="basic", priority=-1
     ),
     Entry(
+        "tli",
+        ".tli:TLI",
+        "what a smaller model with other tokens predicts of those that both have",
+        kind="basic",
+    ),
+    Entry(
+        "slem",
+        ".slem:SLEM",
+        "the string that a smaller model with other tokens predicts",
+        kind="basic",
+    ),
+    Entry(
         "self",
         ".self_draft:SelfDraft",
         "what a part of the target's own layers predicts",

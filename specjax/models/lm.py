@@ -22,6 +22,7 @@ from .quantize import Quantization, supported
 from .seq2seq.config import EncoderDecoderConfig
 from .seq2seq.target import Seq2SeqLM
 from .tokenizer import Tokenizer, load_tokenizer, wrap_tokenizer
+from .vocabularies import way_out
 
 _SHARED_TOKENIZER = {"embedded-draft": "embedded"}  # the pair has one; it lies with the target
 
@@ -259,21 +260,10 @@ def load(
 def as_drafter(target: LM, draft: LM) -> Target:
     """The model of a drafter, answering in as many rows as its target has.
 
-    Raises ValueError as ``check_same_tokenizer`` does, if it lies on another mesh, and where one
-    of the two reads what the other does not.
+    Raises ValueError as ``check_reading`` and ``check_same_tokenizer`` do.
     """
-    ours, theirs = _kind(target), _kind(draft)
-    if ours != theirs:
-        raise ValueError(
-            f"the drafter {draft.name} is {theirs}, the target {target.name} is {ours}: take a "
-            "drafter that reads what its target reads, or drafter='ngram'"
-        )
+    check_reading(target, draft)
     check_same_tokenizer(target, draft)
-    if draft.mesh is not None and draft.mesh != target.mesh:
-        raise ValueError(
-            f"the drafter {draft.name} was loaded with another mesh than the target {target.name}: "
-            "load both with the same, or the drafter without one"
-        )
     rows = target.target.vocab_size
     if not isinstance(draft.target, CausalLM | Seq2SeqLM):
         if draft.target.vocab_size != rows:
@@ -284,6 +274,22 @@ def as_drafter(target: LM, draft: LM) -> Target:
         return draft.target
     axis = draft.target.axis if draft.mesh is not None else None
     return dataclasses.replace(draft.target, rows=rows, axis=axis)
+
+
+def check_reading(target: LM, draft: LM) -> None:
+    """Raises ValueError where one of two models reads what the other does not, or the drafter lies
+    on another mesh."""
+    ours, theirs = _kind(target), _kind(draft)
+    if ours != theirs:
+        raise ValueError(
+            f"the drafter {draft.name} is {theirs}, the target {target.name} is {ours}: take a "
+            "drafter that reads what its target reads, or drafter='ngram'"
+        )
+    if draft.mesh is not None and draft.mesh != target.mesh:
+        raise ValueError(
+            f"the drafter {draft.name} was loaded with another mesh than the target {target.name}: "
+            "load both with the same, or the drafter without one"
+        )
 
 
 def _kind(lm: LM) -> str:
@@ -326,13 +332,14 @@ def check_same_tokenizer(target: LM, draft: LM) -> None:
     differing = [i for i in sorted(ours.keys() & theirs.keys()) if ours[i] != theirs[i]]
     differing += [i for i in sorted(ours.keys() ^ theirs.keys()) if i not in added]
     if differing:
+        across = way_out(target.tokenizer, draft.tokenizer, draft.name)
         shown = "; ".join(f"id {i}: {ours.get(i)!r} / {theirs.get(i)!r}" for i in differing[:4])
         raise ValueError(
             f"the drafter {draft.name} has another tokenizer than the target {target.name}: "
             f"{len(differing)} token ids differ (target / drafter: {shown}); the target has "
             f"{len(ours)} tokens in {sizes[0]} rows, the drafter {len(theirs)} in {sizes[1]}. "
-            "Drafts are compared by token id: take a drafter of the target's own family, or "
-            "train one with the target's tokenizer"
+            f"Drafts are compared by token id: {across}take a drafter of the target's own family, "
+            "or train one with the target's tokenizer"
         )
 
 

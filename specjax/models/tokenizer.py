@@ -14,6 +14,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
 from .files import holdings, read_json, write_json
@@ -55,10 +56,13 @@ class Tokenizer(abc.ABC):
     Attributes:
       eos_ids: the ids that end a text.
       has_template: whether ``chat`` can be called.
+      roles: ids of special tokens by what they are for (``bos_token``, ``pad_token``, ...), as far
+        as the tokenizer says.
     """
 
     eos_ids: tuple[int, ...]
     has_template = False
+    roles: Mapping[str, int] = MappingProxyType({})
 
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -114,7 +118,8 @@ class Tokenizer(abc.ABC):
         if not all(letter in letters for word in words.values() for letter in word):
             raise ValueError(
                 "this tokenizer's vocabulary does not say which bytes its tokens stand for; a "
-                "grammar over bytes needs a byte-level or a SentencePiece tokenizer"
+                "grammar over bytes, and a drafter with another vocabulary, need a byte-level or a "
+                "SentencePiece tokenizer"
             )
         return {i: bytes(letters[letter] for letter in word) for i, word in words.items()}
 
@@ -185,11 +190,11 @@ class OwnTokenizer(Tokenizer):
 class FileTokenizer(Tokenizer):
     """A ``tokenizers.Tokenizer``, as ``tokenizer.json`` describes it completely."""
 
-    def __init__(self, backend, eos_ids: Iterable[int] = (), special_ids: Iterable[int] = ()):
-        """``special_ids``: ids that are no text, beside ``eos_ids`` and those that ``backend``
-        itself marks as special."""
-        self.backend, self.eos_ids = backend, tuple(eos_ids)
-        self._hidden = frozenset([*self.eos_ids, *special_ids])
+    def __init__(self, backend, eos_ids: Iterable[int] = (), roles: Mapping[str, int] = {}):
+        """``roles``: ids that are no text, by what they are for; ``eos_ids`` and what ``backend``
+        itself marks as special are none either."""
+        self.backend, self.eos_ids, self.roles = backend, tuple(eos_ids), dict(roles)
+        self._hidden = frozenset([*self.eos_ids, *roles.values()])
 
     def encode(self, text: str) -> list[int]:
         return self.backend.encode(text).ids
@@ -223,6 +228,8 @@ class TransformersTokenizer(Tokenizer):
     def __init__(self, backend, eos_ids: Iterable[int] = ()):
         eos = () if backend.eos_token_id is None else (backend.eos_token_id,)
         self.backend, self.eos_ids = backend, tuple(eos_ids) or eos
+        ids = {role: getattr(backend, f"{role}_id", None) for role in _ROLES}
+        self.roles = {role: i for role, i in ids.items() if i is not None}
 
     def encode(self, text: str) -> list[int]:
         return list(self.backend.encode(text))
@@ -266,6 +273,7 @@ _NO_TEMPLATE = (
     "this tokenizer has no chat template: use an instruction-tuned checkpoint, or write the "
     "prompt as plain text"
 )
+_ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes that add nothing
 _CONFIG, _TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 _FILES = ("tokenizer.json", _CONFIG, "tokenizer.model", "vocab.json")  # one of them is enough
@@ -330,7 +338,7 @@ def _read_light(file: Path, config: Mapping[str, object], eos_ids: Iterable[int]
             named[name] = backend.token_to_id(token)
     named = {name: i for name, i in named.items() if i is not None}
     eos = [named["eos_token"]] if "eos_token" in named else []
-    return FileTokenizer(backend, tuple(eos_ids) or tuple(eos), named.values())
+    return FileTokenizer(backend, tuple(eos_ids) or tuple(eos), named)
 
 
 def wrap_tokenizer(

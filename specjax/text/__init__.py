@@ -6,6 +6,7 @@ from .._internal import lazy
 
 if TYPE_CHECKING:
     from .generation import Generation, Piece, TextStream
+    from .other_vocabulary import translated
     from .own_drafters import auto_drafter
     from .retrieval import Retrieval
     from .session import Session
@@ -19,6 +20,7 @@ __all__ = [
     "Session",
     "TextStream",
     "auto_drafter",
+    "translated",
 ]
 
 _LAZY = {
@@ -29,5 +31,6 @@ _LAZY = {
     "Session": "session",
     "TextStream": "generation",
     "auto_drafter": "own_drafters",
+    "translated": "other_vocabulary",
 }
 __getattr__, __dir__ = lazy.attach(__name__, _LAZY)

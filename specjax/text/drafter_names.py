@@ -20,7 +20,7 @@ from ..models.lm import LM, as_drafter
 from ..models.model_folder import EMBEDDED, config_folder
 from ..models.seq2seq import families
 from ..types import Drafter, PyTree
-from . import own_layers, tables
+from . import other_vocabulary, own_layers, tables
 from .own_drafters import auto_drafter, load_draft, own_draft, own_heads
 from .own_layers import SELF
 from .session import Session
@@ -135,7 +135,7 @@ def resolve_drafter(
         if shape is None and num_draft is not None:
             shape = trees.chain(drafts())
         heads = _with_tree(drafter, shape, lm)
-        if how is not None and heads.sibling_sampling is not None:
+        if how is not None and other_vocabulary.chooses_siblings(heads):
             heads = _replaced(heads, sibling_sampling=how)
         return heads, drafter.params
     if isinstance(drafter, SelfDraft):
@@ -182,7 +182,7 @@ def _check_name(drafter: str) -> None:
     name = drafter.removeprefix(lookup_of(drafter))
     if name in ("draft", *_heads()) or (name == drafter and is_simple(name)):
         return
-    if name.partition(":")[0] == SELF:
+    if name.partition(":")[0] == SELF or other_vocabulary.method_of(name):
         return
     entry = registry.find(name)
     if entry is not None and entry.kind == "wrapper":
@@ -197,7 +197,8 @@ def _check_name(drafter: str) -> None:
             f"or None), {', '.join(map(repr, registry.table_names()))}, 'draft', "
             f"{', '.join(map(repr, _heads()))}, 'self:exit=E' and 'self:skip=...' "
             "(layers of the target itself), the folder or hub name "
-            f"(owner/name) of a draft model or of heads, {', '.join(map(repr, LOOKUPS))} before "
+            f"(owner/name) of a draft model or of heads, 'tli:' or 'slem:' before that "
+            f"of a draft model with another tokenizer, {', '.join(map(repr, LOOKUPS))} before "
             "'draft' or any name after it in this list, a model from specjax.load, heads from "
             "specjax.load_drafter, a specjax.Drafter"
         )
@@ -287,6 +288,8 @@ def _with_weights(lm: LM, name: str, settings: dict) -> LM | HeadLM | SelfDraft:
         return own_draft(lm)
     if name.partition(":")[0] == SELF:
         return own_layers.named_layers(lm, name, NUM_DRAFT)
+    if other_vocabulary.method_of(name):
+        return other_vocabulary.named_translated(lm, name, settings)
     entry = registry.find(name) if name in _heads() else None
     return _from_folder(lm, name, settings) if entry is None else own_heads(lm, entry.name)
 

@@ -100,7 +100,8 @@ def generate(lm: LM, prompts: Prompts | None = None, *, options: Options) -> Gen
         - The name of heads that belong to the target: ``"eagle"``, ``"eagle3"``, ``"p-eagle"``,
           ``"mtp"``, ``"mtp_heads"``, ``"medusa"``, ``"hydra"``, ``"blockwise"``,
           ``"speculator"``, ``"redrafter"``, ``"block"`` (or ``"dflash"``).
-        - The folder or hub name of a draft model or of heads.
+        - The folder or hub name of a draft model or of heads. ``"tli:NAME"`` or ``"slem:NAME"``: a
+          draft model with another tokenizer (see ``text.translated``).
         - ``"ngram+NAME"``, ``"suffix+NAME"`` or ``"sam+NAME"``: copies where the text so far has a
           match, else the draft model, heads or layers of that name (see ``drafters.Hybrid`` and
           ``drafters.Fallback``).

@@ -9,6 +9,7 @@ from ..models.lm import LM
 from ..types import Drafter, PyTree
 from .drafter_names import AUTO, NO_DRAFTS, DrafterGiven, WithLookup
 from .options import Drafting
+from .other_vocabulary import chooses_siblings
 
 # drafter objects of these classes, subclasses excluded, read no weights
 _NO_WEIGHTS = (Plain, NGram, Recycling, SelfDraft)
@@ -66,8 +67,8 @@ def _refuse_siblings(called: str, drafter: DrafterGiven, wanted: str) -> None:
         why = "is an object, which decides by itself how siblings are drawn"
         if drafter.sibling_sampling is not None or drafter.topology is not None:
             way_out += f", or make the object with sibling_sampling={wanted!r}"
-    elif isinstance(drafter, HeadLM) and drafter.drafter.sibling_sampling is None:
-        why = "cannot choose how siblings are drawn"
+    elif isinstance(drafter, HeadLM) and not chooses_siblings(drafter.drafter):
+        why = "has no choice of how siblings are drawn"
     elif isinstance(drafter, LM | HeadLM | WithLookup):
         return
     else:

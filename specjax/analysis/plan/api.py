@@ -18,7 +18,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -28,7 +27,7 @@ from ...drafters import registry
 from ...drafters.self_draft import SelfDraft
 from ...models.lm import LM
 from ...sampling.distribution import Sampling
-from ...text import drafter_names, own_drafters
+from ...text import drafter_names, other_vocabulary, own_drafters
 from ...text.options import Drafting, Options, Prompts
 from .candidate import Candidate
 from .measure import PLAIN, Survey
@@ -133,7 +132,7 @@ class Plan:
             accepted = "" if math.isnan(c.acceptance) else f"{100 * c.acceptance:.0f} %"
             low, high = c.interval or (0, 0)
             spread = f"{low:.2f}–{high:.2f}" if high and c.drafter != PLAIN else ""
-            name = Path(c.drafter).name  # a folder is shown by the last part of its path
+            name = other_vocabulary.short(c.drafter)
             cells = [str(c.batch), name, str(c.num_draft or ""), f"{c.tau:.2f}", accepted]
             cells += [f"{c.rounds_rate:,.0f}", f"{c.rate:,.0f}", f"{c.ratio:.2f}", spread]
             if c.measured is not None:
@@ -194,8 +193,8 @@ def plan(
         decoded. All are padded to one shape. For Whisper, features: arrays ``[bins, frames]``,
         names of ``.npy`` files, or mappings, see ``serve_offline``.
       drafters: names, see ``generate`` (``"ngram"``, ``"suffix"``, ``"draft"``, ``"medusa"``,
-        ``"self:exit=4"``, the folder or hub name of a draft model or of heads, but not
-        ``"ngram+..."``), draft models from ``specjax.load``, heads from ``specjax.load_drafter``,
+        ``"self:exit=4"``, the folder or hub name of a draft model or of heads, ``"tli:NAME"`` and
+        ``"slem:NAME"`` for a draft model with another tokenizer, but not ``"ngram+..."``), draft models from ``specjax.load``, heads from ``specjax.load_drafter``,
         or a ``SelfDraft``. Default: ``ngram``, and ``draft`` if the target has a draft model. Plain
         decoding is always considered.
       num_drafts: the numbers of drafts to consider. The least and the greatest are run, the others
@@ -321,8 +320,8 @@ def _named(lm: LM, drafters) -> dict[str, str | LM | HeadLM | SelfDraft]:
                 f"drafters: {drafter!r:.60} cannot be planned with; accepted: 'auto', "
                 f"{', '.join(map(repr, registry.table_names()))}, "
                 "'draft' (the target's own draft model), the name of heads that belong to the "
-                "target, the folder or hub name of a draft model or of heads, a draft model from "
-                "specjax.load, heads from specjax.load_drafter, a SelfDraft; plain decoding is "
+                "target, the folder or hub name of a draft model or of heads, 'tli:' or 'slem:' "
+                "before that of a draft model with another tokenizer, a draft model from specjax.load, heads from specjax.load_drafter, a SelfDraft; plain decoding is "
                 "always considered"
             )
         named[found if isinstance(found, str) else os.fspath(drafter)] = found

@@ -1,0 +1,267 @@
+"""Draft models whose tokens are not the target's: tables, caches, names, errors, planted faults."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compiled import compilations
+from flax import nnx
+from pairs import CONFIG
+from registry import cases
+from test_sampled import MODEL, PARAMS, ROWS, WARM, exact, lawful, sample
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from toys import bag
+from two_vocabularies import named_as, tables, tokenizer
+
+import specjax
+from specjax import trees
+from specjax.decoding import loop
+from specjax.drafters import SLEM, TLI
+from specjax.drafters.strings import retokenize
+from specjax.models import Decoder, save_pretrained
+from specjax.models.tokenizer import FileTokenizer
+from specjax.models.vocabularies import Spelling, shared_tokens, spelled_by
+from specjax.types import Draft, Verdict
+
+TARGET, DRAFT = ["a", "b", "c", "ab", "bca", "d", "cc"], ["b", "a", "bc", "d", "aa", "c"]
+METHODS = ("tli", "slem")
+
+
+def byte_level(*words):
+    """A BPE over bytes, spelled as GPT-2's, with these words (of two known parts each)."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    known = {word: i for i, word in enumerate(alphabet)}
+    merges = []
+    for word in words:
+        word = word.replace(" ", "Ġ")
+        cut = next(i for i in range(len(word) - 1, 0, -1) if {word[:i], word[i:]} <= known.keys())
+        merges.append((word[:cut], word[cut:]))
+        known[word] = len(known)
+    backend = Tokenizer(models.BPE(known, merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken("<|end|>", special=True)])
+    return backend
+
+
+def sentencepiece(*words):
+    """A vocabulary spelled as SentencePiece's, with single bytes besides."""
+    fallback = [f"<0x{byte:02X}>" for byte in range(256)]
+    pieces = ["<unk>", "<s>", "</s>", *fallback, *(word.replace(" ", "▁") for word in words)]
+    scores = [(piece, -float(i)) for i, piece in enumerate(pieces)]
+    backend = Tokenizer(models.Unigram(scores, unk_id=0, byte_fallback=True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = decoders.Metaspace()
+    backend.add_special_tokens(["<s>", "</s>"])
+    return backend
+
+
+OURS = byte_level(
+    "in", "re", "tu", " re", "tur", "turn", " return", "de", "def", "def ", "el", "se"
+)
+THEIRS = sentencepiece(
+    " re", " return", "def", " def", "e", "n", "r", "t", "u", "d", "f", "tu", "n("
+)
+
+
+def test_tokens_are_shared_by_the_bytes_they_stand_for_and_special_ones_by_what_they_are_for():
+    ours = FileTokenizer(OURS, eos_ids=[OURS.token_to_id("<|end|>")])
+    theirs = FileTokenizer(THEIRS, eos_ids=[2], roles={"bos_token": 1})
+    both = shared_tokens(ours, theirs)
+    partner = dict(zip(both.target.tolist(), both.draft.tolist(), strict=True))
+    assert partner[OURS.token_to_id("Ġreturn")] == THEIRS.token_to_id("▁return")
+    assert partner[OURS.token_to_id("Ċ")] == THEIRS.token_to_id("<0x0A>")
+    assert partner[OURS.token_to_id("e")] == THEIRS.token_to_id("e")  # not <0x65>
+    assert partner[ours.eos_ids[0]] == 2 and both.words == len(partner) - 1
+    assert len({*partner.values()}) == len(partner)
+    ours_spell, theirs_spell = Spelling(ours).bytes_of, Spelling(theirs).bytes_of
+    for token, pieces in spelled_by(ours, theirs).items():
+        if token in ours_spell:
+            assert b"".join(theirs_spell[i] for i in pieces) == ours_spell[token]
+
+
+def test_a_string_is_cut_in_the_loop_as_it_is_on_the_host():
+    both, spelling = tables(TARGET, DRAFT), Spelling(tokenizer(TARGET))
+    drafted = np.random.default_rng(0).integers(0, len(DRAFT), (200, 5))
+    tokens, count = jax.jit(retokenize, static_argnums=2)(both.strings, jnp.asarray(drafted), 3)
+    for row, draft in enumerate(drafted):
+        wanted = spelling.match("".join(DRAFT[i] for i in draft).encode())[:3]
+        assert tokens[row, : count[row]].tolist() == wanted
+
+
+def test_a_word_takes_the_last_of_several_spaces_where_the_target_cuts_so():
+    words, own = ["  ", "    ", " ", "x", " x", "\n"], ["    ", "  ", "x", "\n"]
+    cut = []
+    for lends in (True, False):
+        strings = dataclasses.replace(tables(words, own).strings, lends=jnp.asarray(lends))
+        drafted = jnp.asarray([[0, 2, -1], [1, 3, 2], [0, 1, -1]])
+        tokens, count = retokenize(strings, drafted, 4)
+        cut.append(
+            [["".join(words[t]) for t in row[:n]] for row, n in zip(tokens, count, strict=True)]
+        )
+    assert cut[0] == [["  ", " ", " x"], ["  ", "\n", "x"], ["    ", "  "]]
+    assert cut[1] == [["    ", "x"], ["  ", "\n", "x"], ["    ", "  "]]
+
+
+def decoding(drafter, weights, temperature=0.0, new=12):
+    """What decodes four prompts of the toy target: a function of its key."""
+    model, params = bag(len(TARGET), 3)
+    prompts = [
+        np.random.default_rng(i).integers(0, len(TARGET), n) for i, n in enumerate((1, 2, 9, 4))
+    ]
+    tokens = np.zeros((4, 9), np.int32)
+    for row, prompt in enumerate(prompts):
+        tokens[row, : len(prompt)] = prompt
+    lengths = np.asarray([len(prompt) for prompt in prompts], np.int32)
+    both = {"target": params, "drafter": weights}
+    sampling = specjax.Sampling(temperature=temperature)
+    given = dict(max_new_tokens=new, sampling=sampling)
+    return lambda key: specjax.decode(model, drafter, both, tokens, lengths, key=key, **given)
+
+
+@pytest.mark.parametrize(("kind", "temperature"), [(TLI, 0.0), (SLEM, 0.0), (TLI, 1.0)])
+def test_all_is_accepted_of_the_target_itself_by_other_names_and_nothing_compiles_twice(
+    kind, temperature
+):
+    names = [TARGET[i] for i in np.random.default_rng(1).permutation(len(TARGET))]
+    model, params = bag(len(TARGET), 3)
+    weights = {"model": named_as(names, TARGET, params), "tables": tables(TARGET, names)}
+    run = decoding(kind(num_draft=3, model=model, ratio=1.0), weights, temperature)
+    out = run(jax.random.key(0))
+    assert out.stats.accepted.tolist() == out.stats.drafted.tolist() == [9, 9, 9, 9]
+    assert compilations(lambda: run(jax.random.key(1))) == 0
+
+
+@pytest.mark.parametrize("name", ["tli", "tli tree", "slem", "hybrid tli", "adaptive slem"])
+def test_the_models_own_text_and_cache_are_those_of_a_fresh_pass_after_any_number_of_rounds(name):
+    target, params = bag(13, 3, features=8)
+    drafter, weights, _ = cases(target, params)[name]
+    inner = getattr(drafter, "inner", drafter)
+    own = weights["inner"] if name.startswith("adaptive") else weights
+    tokens = np.random.default_rng(0).integers(0, 13, (3, 7)).astype(np.int32)
+    lengths = np.asarray([7, 4, 1], np.int32)
+    both, sampling = {"target": params, "drafter": weights}, specjax.Sampling(temperature=1.0)
+    request, size = loop.prepare_inputs(
+        target, drafter, tokens, lengths, jax.random.key(0), 12, sampling, None, ()
+    )
+    state = loop.jit_start(target, drafter, "auto", size, both, request)
+    for _ in range(4):
+        state = loop.jit_burst(target, drafter, "auto", 1, both, state)
+        found = getattr(state.drafter_state, "inner", state.drafter_state)
+        pieces = np.asarray(own["tables"].pieces)
+        for row, length in enumerate(state.length.tolist()):
+            wanted = pieces[np.asarray(state.tokens)[row, :length]]
+            wanted = wanted[wanted >= 0].tolist()
+            assert found.ends[row, length] == len(wanted)
+            assert found.tokens[row, : len(wanted)].tolist() == wanted
+        filled = found.model.filled
+        fresh = read(inner.model, own["model"], found.tokens, filled)
+        kept = (jnp.arange(fresh.shape[2]) < filled[:, None])[:, None, :, None]
+        cache = jnp.where(kept, found.model.cache[:, :, : fresh.shape[2]], 0)
+        np.testing.assert_allclose(cache, jnp.where(kept, fresh, 0), atol=1e-5)
+    assert filled.max() > 4
+
+
+def read(model, params, tokens, filled):
+    """The cache of ``tokens[:filled]``, built from scratch."""
+    rows, size = tokens.shape
+    prompt = Draft(
+        start=jnp.zeros((rows,), jnp.int32), tokens=tokens, topology=trees.chain_parents(size - 1)
+    )
+    cache = model.init(params, rows, size)
+    entries = model.verify(params, cache, prompt).entries
+    path = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (rows, size))
+    verdict = Verdict(path=path, count=filled - 1, token=filled)
+    return model.commit(cache, entries, prompt.start, verdict)
+
+
+@dataclasses.dataclass(frozen=True)
+class NotRenormalized(TLI):
+    """States the law of the draft model at the shared tokens, as it was before they were cut out:
+    it sums to less than one."""
+
+    def draft_step(self, params, target_params, state, context):
+        draft, state = super().draft_step(params, target_params, state, context)
+        return dataclasses.replace(draft, laws=0.7 * draft.laws), state
+
+
+def test_fault_a_law_that_was_not_renormalized_over_the_shared_tokens():
+    drafter, weights, _ = cases(MODEL, PARAMS)["tli"]
+    drafter = NotRenormalized(num_draft=3, model=drafter.model, ratio=drafter.ratio)
+    counts, _ = sample(drafter, weights, "rejection", WARM, rows=ROWS // 4)
+    assert not lawful(counts, exact("warm"))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Folders of a target and of a draft model, each with its own of the two tokenizers."""
+    root = tmp_path_factory.mktemp("vocabularies")
+    for seed, (name, backend, end) in enumerate((("target", OURS, 268), ("draft", THEIRS, 2))):
+        size = backend.get_vocab_size()
+        shape = dataclasses.replace(CONFIG, vocab_size=size, eos_ids=(end,))
+        save_pretrained(Decoder(shape, rngs=nnx.Rngs(seed)), root / name, tokenizer=backend)
+    return {name: str(root / name) for name in ("target", "draft")}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_folder_is_named_after_the_method_and_drafts_losslessly(method, folders):
+    lm, name = specjax.load(folders["target"]), f"{method}:{folders['draft']}"
+    given = dict(max_new_tokens=16, stop=())
+    plain = specjax.generate(lm, ["def turn(", "re"], drafter="none", **given)
+    for drafter in (name, f"ngram+{name}"):
+        out = specjax.generate(lm, ["def turn(", "re"], drafter=drafter, **given)
+        assert [row.tolist() for row in out.tokens] == [row.tolist() for row in plain.tokens]
+        assert out.stats.drafted.sum() > 0
+
+
+def test_another_tokenizer_is_refused_with_the_ways_across_and_what_the_two_share(folders):
+    lm = specjax.load(folders["target"])
+    wanted = r"give drafter='tli:.*draft' or 'slem:.*draft'.*share 261 tokens, 97% of the target's"
+    with pytest.raises(ValueError, match=wanted):
+        specjax.generate(lm, "def", drafter=folders["draft"])
+    with pytest.raises(ValueError, match=wanted):
+        specjax.plan(lm, ["def"], drafters=[folders["draft"]])
+
+
+def toy(words, seed, **settings):
+    model, params = bag(len(words), seed)
+    tokens = None if settings.pop("mute", False) else tokenizer(words)
+    return specjax.LM.of(model, params, tokens, name="".join(words[:2]), **settings)
+
+
+REFUSED = {
+    "no common token": (dict(), "xy", "tli", "ab .7 tokens. and xy .2. share no token of text"),
+    "no common string": (dict(), "xy", "slem", "have no string in common"),
+    "no tokenizer": (dict(mute=True), "ab", "tli", "was loaded without a tokenizer"),
+    "no such method": (dict(), "ab", "sleme", "method='sleme' is unknown; accepted: tli, slem"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_draft_is_refused_before_anything_compiles(what):
+    settings, words, method, message = REFUSED[what]
+    lm, small = toy(TARGET, 3), toy(list(words), 4, **settings)
+
+    def call():
+        with pytest.raises(ValueError, match=message):
+            specjax.text.translated(lm, small, method)
+
+    assert compilations(call) == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "drafting", "message"),
+    [
+        ("slem", dict(tree="2x2"), "a string is a chain of tokens"),
+        ("slem", dict(sibling_sampling="distinct"), "has no choice of how siblings are drawn"),
+        ("tli", dict(num=0), "integer from 1"),
+    ],
+)
+def test_drafting_that_a_method_does_not_know_is_refused(method, drafting, message):
+    lm = toy(TARGET, 3)
+    drafter = specjax.text.translated(lm, toy(DRAFT, 4), method)
+    drafting = specjax.Drafting(**drafting)
+    with pytest.raises(ValueError, match=message):
+        specjax.generate(lm, [1, 2], drafter=drafter, drafting=drafting, max_new_tokens=2)
