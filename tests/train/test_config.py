@@ -65,6 +65,8 @@ SHIPPED = {
     "embedded_mtp": mtp,
     "embedded_compare": compare,
     "embedded_speculator": speculator,
+    "other_tokenizer": tokenizer,
+    "other_draft": pretrain,
 }
 
 
