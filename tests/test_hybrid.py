@@ -106,6 +106,16 @@ def test_a_row_copies_after_the_first_of_its_own_tokens_that_makes_a_match():
     assert {(0, True), (3, False)} <= at and any(k in (1, 2) for k, _ in at)
 
 
+def test_nothing_is_proposed_after_the_end_of_a_chain_that_the_inner_drafter_stopped():
+    drafter, weights, _ = CASES["self stop"]
+    shorter = 0
+    for _, judged in rounds_of(Hybrid(6, inner=drafter, lookup=LOOKUP), weights):
+        assert (np.diff(np.asarray(judged.draft.candidate).astype(int), axis=1) <= 0).all()
+        offered = np.asarray(judged.proposed.inner.offered)
+        shorter += ((offered > 0) & (offered < drafter.depth)).sum()
+    assert shorter > 2
+
+
 @pytest.mark.parametrize("name", ["fallback draft", "fallback mtp"])
 def test_a_row_drafts_with_the_table_where_its_score_is_high_and_else_with_the_other(name):
     drafter, weights, _ = CASES[name]

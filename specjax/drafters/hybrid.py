@@ -224,6 +224,7 @@ def joined(context, own: Draft, mine, copied, kept) -> tuple[Draft, Draft]:
     tokens = jnp.where(mine, jnp.pad(said, wide), copied)
     own_kept = jnp.ones(said.shape, bool) if own.candidate is None else own.candidate[:, 1:]
     proposed = jnp.where(mine, jnp.pad(own_kept, wide), kept)
+    proposed = jnp.cumsum(~proposed, axis=1) == 0  # nothing hangs below what is not proposed
     law = None
     if own.laws is not None:
         law = jnp.where(mine, jnp.pad(own.law[:, 1:], wide), POINT_MASS)
