@@ -36,10 +36,7 @@ class Readable(HeadTarget, Bag):
         given = dict(features=features, since=since, entries=entries, logits=logits)
         if draft.partial is None or since:
             scores = super().verify(params, cache, draft, **given)
-            if len(features) < 2:
-                return scores
-            every = jnp.concatenate([scores.features] * len(features), axis=-1)  # all are the same
-            return dataclasses.replace(scores, features=every)
+            return dataclasses.replace(scores, features=_asked(scores.features, features))
         own, state = draft.partial.entries
         place = draft.partial.place
         if place is None:
@@ -48,13 +45,19 @@ class Readable(HeadTarget, Bag):
             own = jnp.take_along_axis(own, place[:, None, :, None], axis=2)
             state = jnp.take_along_axis(state, place[:, :, None], axis=1)
         scores = jnp.tanh(state) @ params["out"] if logits else None
-        return Scores(logits=scores, features=state if features else None, entries=own)
+        state = _asked(state, features)
+        return Scores(logits=scores, features=state, entries=own)
 
     def head(self, params, hidden, batch):
         return (jnp.tanh(hidden.T) @ params["out"]).reshape(batch, -1, self.vocab_size)
 
     def embed(self, params, tokens):
         return params["embed"][tokens.reshape(-1)].T
+
+
+def _asked(state, features):
+    """The only hidden state, ``[B, N, F]``, as often as it was asked for, side by side; or None."""
+    return jnp.tile(state, len(features)) if features else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -180,6 +180,6 @@ def way_out(target: Tokenizer, draft: Tokenizer, name: str) -> str:
     ours, theirs = shared / len(target.vocabulary), shared / len(draft.vocabulary)
     return (
         f"give drafter='tli:{name}' or 'slem:{name}', which draft across vocabularies (the two "
-        f"share {shared} tokens, {ours:.0%} of the target's and {theirs:.0%} of the drafter's; take "
-        "'tli' above temperature 0, at 0 specjax.plan tells which is faster), or "
+        f"share {shared} tokens, {ours:.0%} of the target's and {theirs:.0%} of the drafter's; "
+        "take 'tli' above temperature 0, at 0 specjax.plan tells which is faster), or "
     )

@@ -12,6 +12,7 @@ from ..drafters.tli import TLI
 from ..drafters.translation import TranslatedDraftModel, vocabulary_tables
 from ..models.causal_lm import CausalLM
 from ..models.lm import LM, check_reading, load
+from ..models.tokenizer import Tokenizer
 from ..models.vocabularies import Spelling, shared_tokens
 from ..types import Drafter
 
@@ -90,7 +91,7 @@ def translated(lm: LM, draft: LM, method: str = "tli") -> HeadLM:
                 "only decoder-only models draft; take drafter='ngram'"
             )
     check_reading(lm, draft)
-    both = lm.tokenizer, draft.tokenizer
+    both = _tokenizer(lm), _tokenizer(draft)
     sizes = lm.target.vocab_size, draft.target.vocab_size
     try:
         _check_common(lm, draft, method)
@@ -123,18 +124,25 @@ def chooses_siblings(drafter: Drafter) -> bool:
     return drafter.sibling_sampling is not None or isinstance(drafter, TLI)
 
 
+def _tokenizer(lm: LM) -> Tokenizer:
+    """Returns the tokenizer of a model that ``translated`` has found to have one."""
+    assert lm.tokenizer is not None
+    return lm.tokenizer
+
+
 def _check_common(lm: LM, draft: LM, method: str) -> None:
     """Raises ValueError where a method could never draft anything."""
+    ours, theirs = _tokenizer(lm), _tokenizer(draft)
     if method == "tli":
-        if shared_tokens(lm.tokenizer, draft.tokenizer).words:
+        if shared_tokens(ours, theirs).words:
             return
         lack = "share no token of text: take another drafter"
     else:
-        ours = Spelling(lm.tokenizer)
-        if any(ours.match(word) for word in Spelling(draft.tokenizer).ids):
+        spelling = Spelling(ours)
+        if any(spelling.match(word) for word in Spelling(theirs).ids):
             return
         lack = "have no string in common: take another drafter"
     raise ValueError(
-        f"the vocabularies of {lm.name} ({len(lm.tokenizer.vocabulary)} tokens) and {draft.name} "
-        f"({len(draft.tokenizer.vocabulary)}) {lack}, such as 'ngram'"
+        f"the vocabularies of {lm.name} ({len(ours.vocabulary)} tokens) and {draft.name} "
+        f"({len(theirs.vocabulary)}) {lack}, such as 'ngram'"
     )

@@ -194,9 +194,10 @@ def plan(
         names of ``.npy`` files, or mappings, see ``serve_offline``.
       drafters: names, see ``generate`` (``"ngram"``, ``"suffix"``, ``"draft"``, ``"medusa"``,
         ``"self:exit=4"``, the folder or hub name of a draft model or of heads, ``"tli:NAME"`` and
-        ``"slem:NAME"`` for a draft model with another tokenizer, but not ``"ngram+..."``), draft models from ``specjax.load``, heads from ``specjax.load_drafter``,
-        or a ``SelfDraft``. Default: ``ngram``, and ``draft`` if the target has a draft model. Plain
-        decoding is always considered.
+        ``"slem:NAME"`` for a draft model with another tokenizer, but not ``"ngram+..."``), draft
+        models from ``specjax.load``, heads from ``specjax.load_drafter``, or a ``SelfDraft``.
+        Default: ``ngram``, and ``draft`` if the target has a draft model. Plain decoding is always
+        considered.
       num_drafts: the numbers of drafts to consider. The least and the greatest are run, the others
         are predicted. Heads draft chains, at most as long as their depth.
       batches: the batch sizes to consider. The choice is by tokens a second over all rows, so that
@@ -321,7 +322,8 @@ def _named(lm: LM, drafters) -> dict[str, str | LM | HeadLM | SelfDraft]:
                 f"{', '.join(map(repr, registry.table_names()))}, "
                 "'draft' (the target's own draft model), the name of heads that belong to the "
                 "target, the folder or hub name of a draft model or of heads, 'tli:' or 'slem:' "
-                "before that of a draft model with another tokenizer, a draft model from specjax.load, heads from specjax.load_drafter, a SelfDraft; plain decoding is "
+                "before that of a draft model with another tokenizer, a draft model from "
+                "specjax.load, heads from specjax.load_drafter, a SelfDraft; plain decoding is "
                 "always considered"
             )
         named[found if isinstance(found, str) else os.fspath(drafter)] = found
