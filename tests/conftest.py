@@ -32,8 +32,11 @@ def pytest_addoption(parser):
         help=f"run the tests of these tiers alone ({', '.join(TIERS)}; several with commas). "
         "Default: the default tier; of a file that is named, every test",
     )
-    parser.addoption("--fuzz-seconds", type=float, default=60, help="how long test_fuzz.py tries")
-    parser.addoption("--fuzz-seed", type=int, default=0, help="decides what test_fuzz.py tries")
+    parser.addoption("--fuzz-seconds", type=float, default=300, help="how long fuzz/ tries")
+    parser.addoption("--fuzz-seed", type=int, default=0, help="decides what fuzz/ tries")
+    parser.addoption("--fuzz-case", type=int, help="the only case of that seed to try")
+    parser.addoption("--fuzz-drop", default="", help="choices of that case to leave out")
+    parser.addoption("--fuzz-quick", action="store_true", help="compile with few optimizations")
 
 
 def pytest_configure(config):

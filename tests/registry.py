@@ -89,17 +89,20 @@ class Cases(collections.abc.Mapping):
         return self.lines[name][2]
 
 
-def cases(model, params):
-    """Cases for a toy target ``model`` with weights ``params``."""
-    near, other = like(params, 1), bag(model.vocab_size, 99)[1]
+def cases(model, params, near=None, other=None):
+    """Cases for a target ``model`` with weights ``params``: a toy, or another one whose draft
+    models have its shape, with weights ``near`` its own and with ``other`` ones."""
+    if near is None:
+        near, other = like(params, 1), bag(model.vocab_size, 99)[1]
     two = {"near": near, "other": other}
+    hidden_size = model.hidden_size or params["embed"].shape[1]
 
     def tree(**settings):
         return TreeDrafter(model=model, **settings)
 
     def head(drafter, config, parents, rules=("delta",), picks="top", layer=None, **shape):
         """Heads on the toy's hidden state; ``parents`` are a static tree or another topology."""
-        config = config(hidden_size=params["embed"].shape[1], vocab_size=model.vocab_size, **shape)
+        config = config(hidden_size=hidden_size, vocab_size=model.vocab_size, **shape)
         drafter = drafter(
             config=config,
             target=model,
@@ -128,7 +131,7 @@ def cases(model, params):
 
     layer = DecoderConfig(
         vocab_size=model.vocab_size,
-        hidden_size=params["embed"].shape[1],
+        hidden_size=hidden_size,
         intermediate_size=4,
         num_layers=1,
         num_heads=2,

@@ -108,7 +108,6 @@ TABLE = {
         (r"a_generation.*\[eagle3\]", MERGE),
         (EVERYTHING, FULL),
     ],
-    "test_fuzz.py": FULL,
     "test_greedy.py": [
         (rf"token_for_token.*\[({COVER})\]", DEFAULT),
         (r"any_number.*\[(medusa|mtp)\]", DEFAULT),
@@ -274,6 +273,8 @@ TABLE = {
         ("no_slot|slots_hold|window.*draft|ring_of_any|each_path|copies.*ngram", MERGE),
         (EVERYTHING, FULL),
     ],
+    "fuzz/test_references.py": DEFAULT,
+    "fuzz/": FULL,
     "models/test_families.py": [
         ("DeepSeek-V3|A3B", FULL),
         ("published|every_family", MERGE),

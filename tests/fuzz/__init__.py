@@ -1,0 +1,1 @@
+"""The fuzzer: random compositions against references that share nothing with the loop."""
