@@ -232,7 +232,7 @@ def test_the_command_says_what_it_found_by_its_exit_code(tmp_path, capsys):
         (lambda: specjax.audit_rule("nonsense"), "unknown"),
         (lambda: specjax.audit_rule("delta", samples=1), "samples must be at least"),
         (lambda: specjax.audit_rule("greedy"), "admits none"),
-        (lambda: specjax.audit_samples(LM, [((1,), (2,))]), "1 tokens say nothing"),
+        (lambda: specjax.audit_samples(LM, [((1,), (2,))]), "1 tokens are too few"),
         (lambda: specjax.audit_samples(LM, [((1,), (11,) * 300)]), "of another tokenizer"),
         (lambda: specjax.audit_samples(LM, [("x", (1,) * 300)]), "no tokenizer"),
         (lambda: specjax.audit_samples(LM, [], false_alarm=2), "false_alarm"),
