@@ -184,6 +184,11 @@ def _check_name(drafter: str) -> None:
         return
     if name.partition(":")[0] == SELF or other_vocabulary.method_of(name):
         return
+    if name in other_vocabulary.METHODS:
+        raise ValueError(
+            f"drafter={drafter!r} does not say which draft model: write '{name}:NAME', where NAME "
+            "is the folder or hub name (owner/name) of a draft model with another tokenizer"
+        )
     entry = registry.find(name)
     if entry is not None and entry.kind == "wrapper":
         raise ValueError(
