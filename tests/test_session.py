@@ -100,7 +100,7 @@ def broken(change, path):
     [
         ("truncated", "is truncated"),
         ("other", "no session"),
-        ("version", "reads 1"),
+        ("version", "reads version 1"),
         ("tokenizer", "another tokenizer"),
     ],
 )
