@@ -157,7 +157,7 @@ def test_what_heads_cannot_do_is_named(made):
 def test_heads_without_weights_are_refused_and_heads_are_no_model_to_be_priced(made):
     lm, folder = made
     heads = specjax.load_drafter(folder, lm)
-    with pytest.raises(ValueError, match="medusa has weights, give them as drafter_params"):
+    with pytest.raises(ValueError, match="medusa needs its weights; give them as drafter_params"):
         specjax.generate(lm, PROMPT, drafter=heads.drafter)
     with pytest.raises(ValueError, match="these are heads, for which no memory"):
         specjax.plan_memory(lm.name, folder)
