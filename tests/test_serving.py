@@ -75,7 +75,7 @@ def test_a_row_ends_at_its_own_stop_and_at_the_end_of_the_context(pair):
     served = specjax.serve_offline(pair[0], prompts, drafter="plain", max_new_tokens=10)
     first, second = served.rows
     assert first.finish == "stop" and first.tokens[-1] == end and len(first.tokens) <= 5
-    assert second.finish == "length" and len(second.tokens) == room
+    assert second.finish == "context" and len(second.tokens) == room
 
 
 def test_a_stop_string_ends_its_row_alone_and_is_cut(pair):
@@ -150,11 +150,21 @@ def test_an_interrupted_run_keeps_what_is_finished_and_goes_on(pair, tmp_path):
 
 
 OTHER = {
-    "model": ({}, None, "other model"),
-    "drafter": ({"num_draft": 2}, RAGGED, "other drafter"),
-    "seed": ({"seed": 1}, RAGGED, "other prompt and options"),
-    "temperature": ({"temperature": 0.5}, RAGGED, "other prompt and options"),
-    "prompt": ({}, [{**RAGGED[0], "prompt": "def g(x):"}, *RAGGED[1:]], "other prompt and options"),
+    "model": ({}, None, "other model.*model='.*' then, model='.*, float32' now"),
+    "drafter": ({"num_draft": 2}, RAGGED, r"other drafter \(num=None then, num=2 now\)"),
+    "kind": ({"drafter": "plain"}, RAGGED, r"\(drafter='ngram' then, drafter='plain' now\)"),
+    "seed": ({"seed": 1}, RAGGED, r"other prompt and options \(seed=0 then, seed=1 now\)"),
+    "temperature": ({"temperature": 0.5}, RAGGED, r"\(temperature=0.0 then, temperature=0.5 now\)"),
+    "budget": (
+        {},
+        [{**RAGGED[0], "max_new_tokens": 4}, *RAGGED[1:]],
+        r"\(max_new_tokens=3 then, max_new_tokens=4 now\)",
+    ),
+    "prompt": (
+        {},
+        [{**RAGGED[0], "prompt": "def g(x):"}, *RAGGED[1:]],
+        r"other prompt and options \(prompt='\d+ tokens, \w+' then, prompt='",
+    ),
     "fewer prompts": ({}, RAGGED[:1], "not among the prompts"),
 }
 

@@ -100,7 +100,7 @@ def write_conversations(config, teacher, path: Path, documents) -> None:
         part = f"{path.with_suffix('')}.turn-{turn}"
         rows = writing.write(teacher, [prompt for _, prompt in asking], config, ends, part)
         for (talk, _), row in zip(asking, rows, strict=True):
-            talk.take(row.text, cut=row.finish == "length")
+            talk.take(row.text, cut=row.finish in ("length", "context"))
         turn += 1
     told = [talk for talk in talks if talk.answered]
     temporary = path.with_suffix(".tmp")

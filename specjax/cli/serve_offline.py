@@ -24,6 +24,7 @@ def add(commands) -> None:
         "prompts",
         help='a file of JSON lines: each is a string or {"prompt": ...}, which may also have "id", '
         '"max_new_tokens", "temperature", "top_k", "top_p", "min_p", penalties, "seed" and "stop"; '
+        "a text ends where the context is full, even before its max_new_tokens; "
         'for Whisper each is {"features": a .npy file} or the name of a .npy file, relative to '
         "this file",
     )
@@ -79,6 +80,12 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(_summary(served, bar.last)))
     else:
         print(bar.last or f"all {len(served.rows)} prompts are in {arguments.output} already")
+    if full := sum(row.finish == "context" for row in served.rows):
+        print(
+            f"{full} of {len(served.rows)} texts end before max_new_tokens, where the context of "
+            f"{lm.name} ({lm.max_positions} tokens) is full",
+            file=sys.stderr,
+        )
     if not served.finished:
         print("interrupted: the same command continues from here", file=sys.stderr)
     return 0 if served.finished else INTERRUPTED

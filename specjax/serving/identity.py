@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -27,12 +28,15 @@ from ..text.options import Options
 from ..text.retrieval import Retrieval
 from ..text.session import Session
 from ..trees.topology import as_topology
-from .jsonl_input import Prompt
+from .jsonl_input import NEUTRAL, Prompt
+
+SETTINGS = "settings"  # of a line: what its hashes were made of, in words, for errors
+LONGEST = 60  # characters of a setting in an error
 
 
-def made_with(lm: LM, prompts: list[Prompt], options: Options) -> dict[int, dict[str, str]]:
+def made_with(lm: LM, prompts: list[Prompt], options: Options) -> dict[int, dict[str, Any]]:
     """Returns, for each index, hashes of the model, of the drafter with its rule, and of the prompt
-    with its options."""
+    with its options; and ``SETTINGS``, which name what differs where two hashes differ."""
     drafting, sampling = options.drafting, options.sampling
     drafter = [
         options.drafter,
@@ -44,15 +48,73 @@ def made_with(lm: LM, prompts: list[Prompt], options: Options) -> dict[int, dict
     ]
     same = {"model": _hash(lm.fingerprint, str(lm.dtype)), "drafter": _hash(described(drafter))}
     law = _hash(described([sampling.logits_processor, sampling.process_drafts]))
+    common = _common_settings(lm, options)
     return {
         p.index: same
         | {
             "prompt_and_options": _hash(
                 {**_plain(p), "seed": [options.seed, p.seed], "id": None, "law": law}
-            )
+            ),
+            SETTINGS: common | _own_settings(p),
         }
         for p in prompts
     }
+
+
+def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns ``(name=old value, name=new value)`` for each setting that differs.
+
+    Args:
+      old, new: two ``SETTINGS``, from which settings with their default are left out.
+    """
+    defaults = NEUTRAL | {"seed": 0, "process_drafts": True, "rule": "auto"}
+    pairs = [
+        (name, *(side.get(name, defaults.get(name)) for side in (old, new)))
+        for name in dict.fromkeys((*old, *new))
+    ]
+    return [(f"{name}={a!r}", f"{name}={b!r}") for name, a, b in pairs if a != b]
+
+
+def _common_settings(lm: LM, options: Options) -> dict[str, Any]:
+    """Returns the settings of a run that are not their default, by the names of the arguments."""
+    drafting, sampling = options.drafting, options.sampling
+    rule = acceptance.named(drafting.rule)
+    values = {
+        "model": f"{_shown(lm)}, {lm.dtype.name}",
+        "drafter": options.drafter,
+        "num": drafting.num,
+        "tree": None if drafting.tree is None else str(as_topology(drafting.tree)),
+        "rule": rule if rule is None or rule != acceptance.RULES.get(rule.name) else rule.name,
+        "sibling_sampling": drafting.sibling_sampling,
+        "logits_processor": sampling.logits_processor,
+        "process_drafts": None if sampling.process_drafts else False,
+        "seed": options.seed or None,
+    }
+    return {name: _shown(value) for name, value in values.items() if value is not None}
+
+
+def _own_settings(prompt: Prompt) -> dict[str, Any]:
+    """Returns the settings of a prompt that are not their default."""
+    content = _hash(prompt.tokens, _plain(prompt).get("source"))
+    tokens = f"{len(prompt.tokens)} tokens, {content}"
+    values = {"prompt": tokens, "max_new_tokens": prompt.max_new_tokens, "seed": prompt.seed}
+    values |= {name: value for name, value in prompt.settings.items() if value != NEUTRAL[name]}
+    values |= {"stop": prompt.stop or None, "stop_strings": prompt.stop_strings or None}
+    return {name: _shown(value) for name, value in values.items() if value is not None}
+
+
+def _shown(value: Any) -> Any:
+    """Returns ``value`` as an error shows it, and as JSON holds it."""
+    if isinstance(value, LM | HeadLM):
+        return f"{value.name} ({value.fingerprint[:8]})"
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, tuple | list) and len(value) <= 8:
+        return [_shown(one) for one in value]
+    text = re.sub(r" at 0x\w+", "", repr(value))
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}... {_hash(described(value))}"
 
 
 def described(value: Any, around: tuple[int, ...] = ()) -> Any:
@@ -128,6 +190,7 @@ def _plain(prompt: Prompt) -> dict:
     """Returns the fields of a prompt, with features replaced by their digest, and without
     ``source`` if there is none."""
     fields = dict(vars(prompt))
+    del fields["asked_tokens"]  # which decides the name of the reason, and no token
     source = fields.pop("source")
     if isinstance(source, Features):
         source = source.digest

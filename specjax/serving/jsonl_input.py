@@ -14,7 +14,6 @@ line that is a string is the name of such a file::
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from .._internal.keywords import did_you_mean
 from ..models.lm import LM
 from ..models.seq2seq import encoder_inputs
 from ..models.seq2seq.encoder_inputs import FEATURES, Source
@@ -58,6 +58,7 @@ class Prompt:
       tokens: the token ids of the prompt, at least one; for an encoder-decoder model, the tokens
         with which the decoder begins.
       max_new_tokens: the budget, at least 1 and at most what the context has room for.
+      asked_tokens: the budget that was asked for, which may exceed the room.
       settings: the sampling settings, a value or None for each name in ``NEUTRAL``.
       seed: the seed of the prompt; None: the key follows from the seed of the run and ``index``.
       stop: token ids that end the text.
@@ -74,6 +75,7 @@ class Prompt:
     stop: tuple[int, ...]
     stop_strings: tuple[str, ...]
     source: Source = None
+    asked_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,6 +224,7 @@ def _prompt(lm: LM, index: int, given, defaults: Mapping[str, Any], folder: Path
         id=fields.get("id"),
         tokens=tuple(tokens),
         max_new_tokens=room,
+        asked_tokens=options["max_new_tokens"],
         settings={name: options[name] for name in NEUTRAL},
         seed=fields.get("seed"),
         stop=stop,
@@ -237,8 +240,7 @@ def _named(given: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         own = ALIASES.get(name, name)
         if own not in FIELDS:
-            near = difflib.get_close_matches(str(name), (*FIELDS, *ALIASES), n=1)
-            meant = f"did you mean {near[0]!r}? " if near else ""
+            meant = did_you_mean(str(name), (*FIELDS, *ALIASES), repr)
             raise ValueError(
                 f"field {name!r:.60} is unknown: {meant}Known fields: {', '.join(FIELDS)}"
             )

@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from .identity import SETTINGS, differing
+
 try:
     import fcntl
 except ImportError:  # Windows has no locks: the user must not run two processes on one file
@@ -129,10 +131,14 @@ class OutputFile:
                 "broken): give the same prompts as before, or name another output"
             )
         expected = self._made_with[index]
-        other = [what for what in expected if made_with.get(what) != expected[what]]
+        hashes = [what for what in expected if what != SETTINGS]
+        other = [what for what in hashes if made_with.get(what) != expected[what]]
         if other:
             what = " and ".join(other).replace("_", " ")
+            pairs = differing(made_with.get(SETTINGS, {}), expected[SETTINGS])
+            old, new = (", ".join(side) for side in zip(*pairs, strict=True)) if pairs else ("", "")
+            values = f" ({old} then, {new} now)" if pairs and SETTINGS in made_with else ""
             raise ValueError(
-                f"{where} (prompt {index}) was made with another {what}: give the same {what} as "
+                f"{where} (prompt {index}) was made with another {what}{values}: give the same as "
                 "before, or name another output"
             )

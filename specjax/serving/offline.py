@@ -123,8 +123,12 @@ def serve_offline(
         are left out; if there are more, nothing is decoded.
       progress: a function that is called with a ``Progress`` after every burst of rounds.
       drafter, drafting, drafter_params: see ``specjax.generate``.
-      sampling, max_new_tokens, stop, stop_strings: see ``specjax.generate``; one value each, for
-        prompts that do not set their own. A text also ends where the context is full.
+      sampling, stop, stop_strings: see ``specjax.generate``; one value each, for prompts that do
+        not set their own.
+      max_new_tokens: the most tokens of a text, for prompts that do not set their own. A greater
+        number than the context has room for is accepted, here and in a prompt's own field: the text
+        then ends where the context is full, and its ``Row.finish`` is ``"context"``. (``generate``
+        refuses such a number.) A prompt that leaves no room for one token is broken.
       seed: the seed of the random draws. The text of a prompt is that of row ``index`` in
         ``specjax.generate`` with this seed, whatever the rest of the batch is; a prompt with a seed
         of its own has the text that ``specjax.generate`` gives for it alone with that seed. With

@@ -17,7 +17,7 @@ import numpy as np
 from .. import kernels, sharding
 from ..decoding.continuous_batching import REPORT, jit_report
 from ..decoding.inputs import KEYS, DecodeInputs
-from ..decoding.state import ENDED, STOPPED, State
+from ..decoding.state import ENDED, SPENT, STOPPED, State
 from ..models.lm import LM
 from ..models.seq2seq import encoder_inputs
 from ..models.seq2seq.target import BEGIN
@@ -31,6 +31,7 @@ from .jsonl_input import NEUTRAL, Prompt
 # the intended duration of a burst in seconds, for Ctrl-C and progress; it is shorter where a stop
 # string may occur, because every round after it is wasted
 BURST, WATCHFUL = 0.3, 0.03
+CONTEXT = "context"  # ``Row.finish`` where the context is full before the budget is used up
 FOLDED = 256  # the number of keys that one program makes
 
 
@@ -44,8 +45,8 @@ class Row:
       text: the generated text, without special tokens.
       tokens: the generated token ids, including an end-of-text token.
       finish: why the text ended: ``stop`` (an end-of-text token or a stop string), ``length`` (the
-        budget is used up, or the context is full), or ``no token`` (the law gave no token any
-        probability).
+        budget ``max_new_tokens`` is used up), ``context`` (the context is full before the budget is
+        used up), or ``no token`` (the law gave no token any probability).
       rounds, drafted, accepted: the numbers of rounds, of drafted and of accepted tokens, see
         ``Stats``.
     """
@@ -202,7 +203,7 @@ class Continuous:
                     id=prompt.id,
                     text=standing.said + text.flush(),
                     tokens=tokens[row, begin : begin + text.num].tolist(),
-                    finish=ENDED[STOPPED if text.over else ended],
+                    finish=_finish(prompt, STOPPED if text.over else ended),
                     **dict(zip(REPORT[2:], counts, strict=True)),
                 )
             )
@@ -280,6 +281,12 @@ class Continuous:
         """Returns the token ids that end each of K texts: int32 ``[K, E]``, padded with -1."""
         padded = [[*p.stop, *[-1] * (self._num_stops - len(p.stop))] for p in prompts]
         return np.asarray(padded, np.int32).reshape(len(prompts), self._num_stops)
+
+
+def _finish(prompt: Prompt, ended: int) -> str:
+    """Returns why the text of a prompt ended; ``ended`` is an index into ``state.ENDED``."""
+    full = ended == SPENT and prompt.max_new_tokens < prompt.asked_tokens
+    return CONTEXT if full else ENDED[ended]
 
 
 def _keys(own: np.ndarray) -> np.ndarray:
