@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
+from specjax._internal.keywords import did_you_mean
 from specjax.drafters import registry
 
 # The recipes that train no drafter of the registry, which names all others.
@@ -52,9 +53,7 @@ def parser() -> argparse.ArgumentParser:
         + "\n".join(f"  {name:<12}{what}" for name, what in RECIPES.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "recipe", choices=RECIPES, metavar="RECIPE", help="one of the recipes listed below"
-    )
+    parser.add_argument("recipe", metavar="RECIPE", help="one of the recipes listed below")
     parser.add_argument("--config", help="a shipped configuration or a TOML file")
     parser.add_argument(
         "--dry-run", action="store_true", help="print the estimated memory and time, and stop"
@@ -90,7 +89,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser().print_help()
         return 0
     arguments = parser().parse_intermixed_args(argv)
-    from . import config
+    if arguments.recipe not in RECIPES:
+        meant = did_you_mean(arguments.recipe, RECIPES)
+        parser().error(f"unknown recipe {arguments.recipe}: {meant}Known are {', '.join(RECIPES)}")
+    from . import config, outlook
     from .checkpoint import NotWritten
     from .loop import Diverged
 
@@ -104,6 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_scale(arguments.recipe, settings, arguments.processes)
         check_folders(settings)
         with _process(arguments.processes):
+            if arguments.dry_run:
+                outlook.note("reading the models and the text")
             recipe.run(settings, dry_run=arguments.dry_run)
     except (config.ConfigError, FileNotFoundError, Diverged, NotWritten, ConnectionError) as error:
         print(f"error: {error}", file=sys.stderr)

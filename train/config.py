@@ -19,6 +19,8 @@ import types
 import typing
 from pathlib import Path
 
+from specjax._internal.keywords import did_you_mean
+
 
 class ConfigError(ValueError):
     """A configuration is not valid; the message has the reason and the way out."""
@@ -183,8 +185,9 @@ def build(kind: type, values: dict, where: str = ""):
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
     unknown = sorted(set(values) - set(fields))
     if unknown:
+        meant = did_you_mean(unknown[0], fields, lambda name: where + name)
         raise ConfigError(
-            f"unknown field {where}{unknown[0]}; known fields of {where or 'the file'}: "
+            f"unknown field {where}{unknown[0]}; {meant}known fields of {where or 'the file'}: "
             f"{', '.join(fields)}"
         )
     made = {}

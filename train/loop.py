@@ -235,6 +235,7 @@ def estimate(
     layout = scale.layout_of(run, size_of(batch)[0] * scale.shard_of(run)[1])
     batch, frozen = layout.rows(batch), layout.place(rounded(task.frozen, run))
     state = make_state(task, optimizer, run.seed, layout)
+    outlook.note("compiling a step of training")
     with layout.using():
         step = make_step(task, optimizer, run, layout).lower(state, frozen, batch).compile()
     work = step.memory_analysis()
@@ -249,7 +250,8 @@ def estimate(
         state, metrics = step(state, frozen, batch)
         return metrics
 
-    seconds = outlook.seconds_of(once)
+    seconds = outlook.seconds_of(once, compiled=True)
+    outlook.note("measuring the greatest speed of the device")
     rows, length = size_of(batch)
     tokens, words = rows * length, [f"{rows * length / seconds:,.0f} tokens/s"]
     share = ideal_seconds(task, run, state["params"], frozen, batch) / seconds

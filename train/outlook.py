@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping
 
 import jax
 
 from .progress import clock
+from .scale import is_first
+
+ENOUGH = 5.0  # seconds of timed calls
+BEGUN = time.monotonic()  # the command imports this module when it begins
 
 
 def show(
@@ -60,11 +65,32 @@ def num_parameters(values) -> int:
     return sum(x.size for x in jax.tree.leaves(values))
 
 
-def seconds_of(call: Callable[[], object], times: int = 3) -> float:
-    """The time in seconds of the fastest of several calls, after a first call that compiles."""
+def note(what: str) -> None:
+    """Prints on stderr what a dry run does next, and how long it has run.
+
+    Reading, compiling and timing may take minutes, in which nothing else is printed.
+    """
+    if is_first():
+        spent = clock(time.monotonic() - BEGUN)
+        print(f"dry run, {spent}: {what} ...", file=sys.stderr, flush=True)
+
+
+def seconds_of(call: Callable[[], object], times: int = 3, compiled: bool = False) -> float:
+    """The time in seconds of the fastest of several calls, after a first call that is not timed.
+
+    Calls that take long vary little in proportion: none is begun after ``ENOUGH`` seconds of timed
+    calls.
+
+    Args:
+      call: what is timed.
+      times: the number of timed calls at most.
+      compiled: whether the first call compiles nothing.
+    """
+    note("running once" if compiled else "compiling, and running once")
     jax.block_until_ready(call())
+    note("timing")
     spent = []
-    for _ in range(times):
+    while len(spent) < times and sum(spent) < ENOUGH:
         begin = time.monotonic()
         jax.block_until_ready(call())
         spent.append(time.monotonic() - begin)

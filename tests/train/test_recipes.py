@@ -55,7 +55,13 @@ def test_a_dry_run_says_what_it_would_take_and_writes_nothing(place, capsys):
     root, train, _ = place
     fields = ["model.hidden_size=16", *SHAPE, f"run.folder={root / 'dry'}", "--dry-run"]
     assert train("pretrain", *fields) == 0
-    words = capsys.readouterr().out
+    words, progress = capsys.readouterr()
+    stages = [line.rpartition(": ")[2] for line in progress.splitlines() if "dry run" in line]
+    assert stages[:3] == [
+        "reading the models and the text ...",
+        "compiling a step of training ...",
+        "running once ...",
+    ]
     for word in ("width 16", "parameters", "work space", "steps", "tokens/s"):
         assert word in words
     assert not (root / "dry").exists()
