@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from specjax._internal.keywords import did_you_mean
+
 FOLDER = Path(__file__).parent
 
 
@@ -19,6 +21,8 @@ def find(name: str) -> Path:
         return path
     if name in names():
         return FOLDER / f"{name}.toml"
+    meant = did_you_mean(name, names(), repr)
     raise FileNotFoundError(
-        f"config={name!r} is neither a TOML file nor a known name; known: {', '.join(names())}"
+        f"config={name!r} is neither a TOML file nor a known name: {meant}Known are "
+        f"{', '.join(names())}"
     )

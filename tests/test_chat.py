@@ -146,6 +146,12 @@ def test_the_command_reads_each_line_once_and_begins_anew_when_told(talk, pair):
     assert err.count(f"{chat.fed} tokens read") == 2
 
 
+def test_a_line_of_a_pipe_that_is_refused_ends_the_command_with_its_code(talk):
+    code, out, err = talk(["a", "b"], "--num-draft", "99")
+    assert code == 2 and out == "" and len(err.splitlines()) == 1
+    assert "--num-draft 99: the number of drafts" in err
+
+
 def test_ctrl_c_ends_an_answer_and_not_the_program(talk, monkeypatch):
     shown = interrupt_screen(monkeypatch, 1)
     code, out, err = talk(["def f(x):", "class A:"], "--num-speculative-tokens", "2")

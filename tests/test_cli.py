@@ -16,7 +16,9 @@ import specjax
 from specjax import cli
 from specjax._internal import compile_cache
 from specjax.cli import prompts, screen
-from specjax.cli.commands import parser
+from specjax.cli.commands import COMMANDS, parser
+from specjax.cli.parsing import with_left_out_values
+from specjax.drafters import registry
 from specjax.text.generation import Piece
 
 pytest_plugins = ["pairs"]
@@ -153,10 +155,11 @@ REFUSED = {
     "prompt and file": (["a", "--file", "b"], "give one of the two"),
     "a drafter that is absent": (["a", "--drafter", "./absent"], "./absent"),
     "no draft model of its own": (["a", "--drafter", "draft"], "no draft model of its own"),
-    "a negative temperature": (["a", "--temperature", "-1"], "temperature=-1.0"),
-    "a seed of too many digits": (["a", "--seed", "9" * 30], "seed=9+: .*2\\*\\*32"),
+    "a negative temperature": (["a", "--temperature", "-1"], "--temperature -1.0 is out"),
+    "a seed of too many digits": (["a", "--seed", "9" * 30], "--seed 9+: .*2\\*\\*32"),
+    "a number that is out of range": (["a", "--num-draft", "99"], "--num-draft 99: the number"),
     "an argument that is no text": (["a\udcff"], "not UTF-8"),
-    "a folder without a name": (["a", "--drafter", ""], "drafter='' is unknown"),
+    "a folder without a name": (["a", "--drafter", ""], "--drafter '' is unknown"),
     "an unknown dtype": (["a", "--dtype", "int3"], "int3.*bfloat16"),
     "numbers without a place": (["a", "--logprobs"], "give --json as well"),
     "plain against plain": (["a", "--compare", "--drafter", "none"], "give a --drafter"),
@@ -172,6 +175,10 @@ REFUSED = {
     "an unknown option": (["a", "--no-such-option"], "--no-such-option"),
     "a misspelt option": (["a", "--tempature", "1"], "did you mean --temperature"),
     "a seed that is no number": (["a", "--seed", "abc"], "--seed: invalid int value: 'abc'"),
+    "a rule that does not exist": (
+        ["a", "--rule", "rejecton"],
+        "did you mean 'rejection'",
+    ),
     "a drafter that does not exist": (["a", "--drafter", "eagle4"], "did you mean 'eagle'"),
 }
 
@@ -199,12 +206,18 @@ IGNORED = {
     ),
     "weights of no drafter": (
         f"plan-memory --model {LLAMA} --drafter-quantize int8",
-        "drafter_quantize='int8': there is no draft model",
+        "--drafter-quantize 'int8': there is no draft model; give --drafter, or leave --drafter-q",
     ),
     "a whole drafter that is none": (
         f"plan-memory --model {LLAMA} --replicate-drafter",
-        "replicate_drafter=True: there is no draft model",
+        "error: --replicate-drafter: there is no draft model",
     ),
+    "a mesh of no divisor": (
+        f"plan-memory --model {LLAMA} --mesh model=7",
+        "--mesh: model=7 devices .*accepted for model: 1, 2, 4, 8 ",
+    ),
+    "a command that does not exist": ("genrate a", "unknown command genrate: did you mean gen"),
+    "a recipe that does not exist": ("train medsa", "unknown recipe medsa: did you mean medusa"),
     "a tree of copies": ("tree --model TARGET", "name a draft model or heads"),
     "a tree of a table": (
         "tree --model TARGET --drafter recycling --output tree.json",
@@ -219,6 +232,29 @@ def test_an_option_that_would_be_ignored_is_refused(what, run, folders):
     words = words.replace("TARGET", str(folders["target"])).split()
     code, out, err = run(*words[1:], command=words[0])
     assert code == 2 and out == "" and re.search(message, err.splitlines()[-1])
+
+
+def test_drafters_are_listed_as_they_are_typed(run):
+    code, out, err = run(command="drafters")
+    assert code == 0 and not err
+    names = {name for line in out.splitlines() for name in line.split("  ")[1:2]}
+    listed = {one for name in names for one in name.split(", ")}
+    assert {"auto", *registry.table_names(), *registry.head_names(), "none", "draft"} <= listed
+
+
+@pytest.mark.parametrize(
+    ("words", "prompt", "value"),
+    [
+        ("--json --logprobs a", "a", "raw"),
+        ("--logprobs law a --json", "a", "law"),
+        ("a --json --logprobs", "a", "raw"),
+        ("--logprobs -- law", "law", "raw"),
+    ],
+)
+def test_an_option_whose_value_may_be_left_out_takes_no_prompt(words, prompt, value):
+    words = with_left_out_values(["generate", *words.split()], COMMANDS["generate"].add)
+    arguments = parser().parse_args(words)
+    assert (arguments.prompt, arguments.logprobs) == (prompt, value)
 
 
 def test_every_option_is_explained_in_words_that_stand_alone():

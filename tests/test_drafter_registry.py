@@ -312,8 +312,9 @@ def test_a_draft_model_in_the_models_folder_is_its_own(tmp_path):
 def test_every_head_has_a_name_that_users_type(name, capsys):
     drafter_names._check_name(name)
     drafter_names._check_name(f"ngram+{name}")
-    with pytest.raises(ValueError, match=f"'{name}'"):
-        drafter_names._check_name("nothing-of-this-name")
+    with pytest.raises(ValueError, match=f"did you mean '{name}'.*`specjax drafters` lists"):
+        drafter_names._check_name(f"{name}x")
+    assert cli.main(["drafters"]) == 0 and name in capsys.readouterr().out
     with pytest.raises(SystemExit):
         cli.main(["generate", "--help"])
     assert name in capsys.readouterr().out

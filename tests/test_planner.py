@@ -307,7 +307,7 @@ def test_ctrl_c_ends_the_measuring_with_what_is_known(pair):
         (dict(turns=0), "turns=\\[0\\]"),
         (dict(verify=-1), "verify=\\[-1\\]"),
         (dict(drafters=["medusa"]), "has no medusa heads of its own; pass"),
-        (dict(drafters=["none"]), "'none' cannot be planned with; accepted: 'auto', 'ngram'"),
+        (dict(drafters=["none"]), "'none' cannot be planned with; accepted are the names"),
         (dict(drafters=[3]), "3 cannot be planned with"),
         (dict(drafters=["no-such-name"]), "'no-such-name' is unknown"),
         (dict(drafters=["draft"]), "no draft model of its own"),

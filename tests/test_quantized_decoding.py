@@ -112,7 +112,7 @@ def test_the_command_states_the_error_and_saves_what_it_measured(monkeypatch, ca
     again = specjax.quantization_error(lm, specjax.load(folder), texts)
     assert again.kl == pytest.approx(said["kl"], rel=1e-4)
     assert cli.main(["quantize", "--quantize", "int4", "--group-size", "48"]) == 2
-    assert "group_size=48: it must be a multiple of 32" in capsys.readouterr().err
+    assert "--group-size 48: it must be a multiple of 32" in capsys.readouterr().err
     assert cli.main(["generate", "x", "--group-size", "64"]) == 2
     assert "it is used with --quantize only; give --quantize as well" in capsys.readouterr().err
 

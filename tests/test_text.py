@@ -61,14 +61,14 @@ def test_tables_take_settings_after_their_name_and_numbers_where_they_have_one(p
         (
             "lookahead:windows=5",
             None,
-            r"'windows=5' is no setting .*: window \(int\)",
+            r"'windows=5' is no setting .*did you mean 'window'. .*: window \(int\)",
         ),
         ("lookahead:window=five", None, "'window=five' is no setting"),
         ("lookahead:window=5,window=6", None, "each once"),
         ("lookahead:num_draft=5", None, "'num_draft=5' is no setting"),
         ("lookahead", 3, "num=3: how much drafter='lookahead' drafts follows .*ngram=4"),
         ("jacobi:mode=rows", None, "accepted are whole, blocks, hybrid"),
-        ("lookaheads:window=5", None, "drafter='lookaheads:window=5' is unknown"),
+        ("lookaheads:window=5", None, "'lookaheads:window=5' is unknown: did you mean 'look"),
     ],
 )
 def test_settings_that_a_table_does_not_have_are_refused(pair, name, num, words):

@@ -127,4 +127,4 @@ def test_the_command_writes_a_page_and_says_how_large(
         assert words in capsys.readouterr().err
     assert (tmp_path / "other.html").read_text() == "<p>mine"
     assert cli.main([*arguments, "--rounds", "0"]) == 2
-    assert "rounds=0" in capsys.readouterr().err
+    assert "--rounds 0" in capsys.readouterr().err

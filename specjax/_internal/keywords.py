@@ -1,4 +1,4 @@
-"""A dataclass of options as the keyword arguments of a function: options are written once."""
+"""Names that users type: dataclasses of options as keyword arguments, and what was meant."""
 
 from __future__ import annotations
 
@@ -6,15 +6,33 @@ import dataclasses
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
+
+
+def did_you_mean(name: str, known: Iterable[str], show: Callable[[str], str] = str) -> str:
+    """Returns ``"did you mean NAME? "`` with the known name that is spelt most like ``name``.
+
+    Args:
+      name: what was given.
+      known: the names that are accepted.
+      show: how the known name is written, such as ``repr``.
+
+    Returns:
+      the question and a space, or "" if no known name is similar.
+    """
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {show(near[0])}? " if near else ""
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
     """What to give in place of an option that does not exist."""
-    near = difflib.get_close_matches(name, known, n=1)
-    meant = f"did you mean {near[0]}? " if near else ""
-    return f"{meant}It takes {', '.join(known)}"
+    return f"{did_you_mean(name, known)}It takes {', '.join(known)}"
 
 
 def takes_fields(
@@ -67,3 +85,62 @@ def takes_fields(
         return call
 
     return wrap
+
+
+def checks_arguments(cls: type[T]) -> type[T]:
+    """A class decorator for a dataclass, which stands above ``dataclasses.dataclass``.
+
+    The constructor refuses an argument that is no field, and names the nearest field. It also
+    refuses a value of another type in a field that is annotated as one of ``KINDS``. The signature,
+    the fields and the class stay as they are.
+
+    Raises:
+      TypeError: by the constructor, before any code of the class runs.
+    """
+    if "__init__" not in vars(cls) or not dataclasses.is_dataclass(cls):
+        return cls
+    own: Callable[..., None] = vars(cls)["__init__"]
+    if hasattr(own, "__wrapped__"):
+        return cls
+    fields = [field for field in dataclasses.fields(cls) if field.init]
+    known = [field.name for field in fields]
+    positional = [field.name for field in fields if not field.kw_only]
+    kinds = {f.name: (KINDS[_type_name(f)], f.default) for f in fields if _type_name(f) in KINDS}
+
+    @functools.wraps(own)
+    def init(self, *args, **given):
+        called = type(self).__name__
+        for name in given:
+            if name not in known:
+                raise TypeError(f"{called}() has no {name}: {nearest(name, known)}")
+        for name, value in (*zip(positional, args, strict=False), *given.items()):
+            (fits, accepted), default = kinds.get(name, ANYTHING)
+            if value is not default and not fits(value):
+                raise TypeError(f"{called}({name}={value!r:.60}): give {accepted}")
+        own(self, *args, **given)
+
+    type.__setattr__(cls, "__init__", init)
+    return cls
+
+
+def _type_name(field: dataclasses.Field) -> str:
+    """Returns the annotation of a field as it is written."""
+    return field.type if isinstance(field.type, str) else getattr(field.type, "__name__", "")
+
+
+def _is_whole(value: Any) -> bool:
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True
+
+
+# the types of fields whose values are checked, as annotations are written
+KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "int": (_is_whole, "a whole number"),
+    "float": (lambda value: hasattr(value, "__float__"), "a number"),
+    "bool": (lambda value: isinstance(value, bool | np.bool_), "True or False"),
+    "str": (lambda value: isinstance(value, str), "a text"),
+}
+ANYTHING = ((lambda value: True, ""), dataclasses.MISSING)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .keywords import did_you_mean
+
 WORDS = {"true": True, "false": False}
 
 
@@ -33,8 +35,9 @@ def parse_settings(argument: str, text: str, called: str, kinds: Mapping[str, ty
             found[name] = WORDS[value.lower()] if kind is bool else kind(value)
         except (KeyError, ValueError):
             known = ", ".join(f"{n} ({kind.__name__})" for n, kind in kinds.items()) or "none"
+            meant = "" if name in kinds else did_you_mean(name, kinds, repr)
             raise ValueError(
-                f"{argument}: {setting!r} is no setting of {called!r}; its settings, as "
+                f"{argument}: {setting!r} is no setting of {called!r}; {meant}its settings, as "
                 f"name=value, separated by commas and each once: {known}"
             ) from None
     return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from .._internal.keywords import checks_arguments, did_you_mean
 from .._internal.named_settings import parse_settings
 from ..types import Draft, Rule
 from .block import BlockVerification
@@ -44,6 +45,10 @@ RULES: dict[str, Rule] = {
         Threshold(),
     )
 }
+
+
+for _rule in RULES.values():
+    checks_arguments(type(_rule))
 
 
 def choose(rule: str | Rule, draft: Draft, greedy: bool) -> Rule:
@@ -97,7 +102,11 @@ def named(rule: str | Rule) -> Rule | None:
         )
     name, _, settings = rule.partition(":")
     if name not in RULES and rule != "auto":
-        raise ValueError(f"rule={rule!r} is unknown; known: auto, {', '.join(sorted(RULES))}")
+        known = ["auto", *sorted(RULES)]
+        raise ValueError(
+            f"rule={rule!r} is unknown: {did_you_mean(name, known, repr)}Known are "
+            f"{', '.join(known)}"
+        )
     return _with_settings(rule, RULES[name], settings) if settings else RULES.get(name)
 
 

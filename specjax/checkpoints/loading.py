@@ -9,9 +9,10 @@ from pathlib import Path
 import jax.numpy as jnp
 
 from .. import kernels
+from ..drafters import registry
 from ..models.files import read_json
 from ..models.lm import LM
-from ..models.model_folder import fingerprint, folder_of
+from ..models.model_folder import fingerprint, folder_of, name_of
 from ..trees.topology import as_topology
 from ..types import Drafter, HeadTarget, PyTree
 from . import eagle
@@ -69,11 +70,12 @@ def load_drafter(
 
     Raises:
       FileNotFoundError: there is no such folder, or it lacks its config or weights.
-      ValueError: the layout is not known; tensors are missing, misshapen or left over; the drafter
+      ValueError: the name is that of a method, such as ``"eagle3"``, and no folder; the layout is
+        not known; tensors are missing, misshapen or left over; the drafter
         belongs to another target (by hidden size, vocabulary or fingerprint); the topology is
         deeper than the drafter can draft.
-      TypeError: ``target`` is no ``LM`` of a ``HeadTarget``, or the layout needs one that was
-        loaded.
+      TypeError: the name is neither a text nor a path; ``target`` is no ``LM`` of a
+        ``HeadTarget``, or the layout needs one that was loaded.
       OSError: the hub does not have it, or cannot be reached.
 
     Example::
@@ -88,7 +90,8 @@ def load_drafter(
             "specjax.load returns for a decoder-only model, or specjax.LM.of(target, weights), "
             "where the target is a specjax.HeadTarget"
         )
-    name = os.fspath(path_or_hub_name)
+    name = name_of("path_or_hub_name", path_or_hub_name)
+    _refuse_method(name)
     folder = folder_of(name, revision, _HUB_FILES)
     try:
         drafter, params, found = _read(folder, target)
@@ -98,6 +101,26 @@ def load_drafter(
         drafter = drafter.with_topology(as_topology(topology))
     return HeadLM(
         drafter=drafter, params=params, name=name, fingerprint=found, target=target.checkpoint
+    )
+
+
+def _refuse_method(name: str) -> None:
+    """Raises ``ValueError`` for the registered name of a drafter, unless there is such a folder."""
+    entry = registry.find(name)
+    if entry is None or Path(name).is_dir():
+        return
+    where = f"path_or_hub_name={name!r}: that is the registered name of a method"
+    if entry.kind != "head":
+        raise ValueError(
+            f"{where} that has no heads to load: give drafter={name!r} to specjax.generate (an "
+            f"object has the class specjax.drafters.{entry.class_name})"
+        )
+    recipe = entry.recipe.rpartition(".")[2]
+    train = f"`specjax train {recipe} --help` says how to train some; " if recipe else ""
+    raise ValueError(
+        f"{where}, not of weights: give a folder or a hub name (owner/name) that holds "
+        f"{entry.name} heads for your target. {train}specjax.generate(drafter={name!r}) takes the "
+        "heads in the target's own folder"
     )
 
 

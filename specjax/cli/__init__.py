@@ -30,11 +30,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except (ValueError, TypeError, OSError) as error:
         full = _stdout_fails()
-        print(f"specjax: error: {f'stdout: {full}' if full else error}", file=sys.stderr)
+        said = f"stdout: {full}" if full else _said(error, argv)
+        print(f"specjax: error: {said}", file=sys.stderr)
         return 2  # options.USAGE_ERROR, which may not have been imported
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130  # options.INTERRUPTED
+
+
+def _said(error: Exception, argv: Sequence[str]) -> str:
+    """The text of an error, in the words of the command that was typed."""
+    from .commands import COMMANDS
+    from .typed_names import in_options
+
+    command = COMMANDS.get(argv[0]) if argv else None
+    return str(error) if command is None else in_options(error, command.add)
 
 
 def _stdout_fails() -> str:

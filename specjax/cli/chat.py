@@ -7,8 +7,9 @@ import sys
 
 import specjax
 
-from .options import add_decoding, options_of, save_session, set_up
+from .options import USAGE_ERROR, add_decoding, options_of, save_session, set_up
 from .screen import Screen
+from .typed_names import in_options
 
 HELP = (
     "/new begins another conversation, /help shows this line; Ctrl-C ends an answer, Ctrl-D ends "
@@ -23,7 +24,8 @@ def add(commands) -> None:
         help="talk with a model",
         description="Holds a conversation. The caches of the model are kept between turns, so "
         "that each turn reads only its own tokens. If the model has no chat template (the embedded "
-        f"model has none), your lines and the model's lines make one text. {HELP}.",
+        f"model has none), your lines and the model's lines make one text. {HELP}. If the "
+        "lines come from a pipe, a line that is refused ends the program with exit code 2.",
     )
     p.add_argument("--system", help="the system message, for models with a chat template")
     add_decoding(p)
@@ -44,16 +46,20 @@ def run(arguments: argparse.Namespace) -> int:
         elif line.strip() == "/help":
             print(HELP, file=sys.stderr)
         elif line.strip():
-            answer(chat, line if chat.templated else f"{line}\n")
+            if not answer(chat, line if chat.templated else f"{line}\n") and not terminal:
+                return USAGE_ERROR
             save_session(arguments, options)
     return 0
 
 
-def answer(chat: specjax.Chat, text: str) -> None:
+def answer(chat: specjax.Chat, text: str) -> bool:
     """Prints the answer to one turn.
 
     Ctrl-C ends the answer. If a turn is refused, for example because the context is full, the error
-    is printed and the program continues.
+    is printed.
+
+    Returns:
+      False if the turn was refused.
     """
     screen, fed = Screen(""), chat.fed
     try:
@@ -63,14 +69,15 @@ def answer(chat: specjax.Chat, text: str) -> None:
         pass
     except ValueError as error:
         way_out = "; /new begins another conversation" if chat.messages or fed else ""
-        print(f"specjax: error: {error}{way_out}", file=sys.stderr)
-        return
+        print(f"specjax: error: {in_options(error, add)}{way_out}", file=sys.stderr)
+        return False
     try:
         result = chat.generation
     except ValueError:  # Ctrl-C before anything was read
         print("interrupted", file=sys.stderr)
-        return
+        return True
     screen.end(result, None, legend=False, note=f"{chat.fed - fed} tokens read")
+    return True
 
 
 def _line(terminal: bool) -> str | None:

@@ -7,16 +7,17 @@ the command and returns its exit code.
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
 from collections.abc import Sequence
 
 import specjax
 
+from .._internal.keywords import did_you_mean
 from . import (
     audit,
     chat,
     datastore,
+    drafters,
     generate,
     layers,
     plan,
@@ -27,11 +28,12 @@ from . import (
     trace,
     tree,
 )
-from .options import USAGE_ERROR
+from .parsing import Parser, options_of, parser_of, with_left_out_values
 
 COMMANDS = {
     "generate": generate,
     "chat": chat,
+    "drafters": drafters,
     "layers": layers,
     "plan": plan,
     "plan-memory": plan_memory,
@@ -58,18 +60,17 @@ def run(argv: Sequence[str]) -> int:
     if not argv:
         parser().print_help()
         return 0
+    if not argv[0].startswith("-") and argv[0] not in COMMANDS:
+        names = (*COMMANDS, "train")
+        parser().error(
+            f"unknown command {argv[0]}: {did_you_mean(argv[0], names)}Known are {', '.join(names)}"
+        )
+    if argv[0] in COMMANDS:
+        argv = with_left_out_values(argv, COMMANDS[argv[0]].add)
     arguments, unknown = parser().parse_known_args(argv)
     if unknown:
         refuse(unknown, arguments.command)
     return COMMANDS[arguments.command].run(arguments)
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser that prints each error in one line."""
-
-    def error(self, message: str):
-        print(f"{self.prog}: error: {message} (see {self.prog} --help)", file=sys.stderr)
-        raise SystemExit(USAGE_ERROR)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -87,14 +88,11 @@ def parser() -> argparse.ArgumentParser:
 
 def refuse(unknown: Sequence[str], command: str) -> None:
     """Ends the program with an error about arguments that ``command`` does not have."""
-    commands = Parser(prog=f"specjax {command}")
-    COMMANDS[command].add(commands.add_subparsers(dest="command"))
-    own = commands._subparsers._group_actions[0].choices[command]  # noqa: SLF001
-    known = [name for name in own._option_string_actions if name.startswith("--")]  # noqa: SLF001
+    own = parser_of(COMMANDS[command].add)
+    known = [name for name in options_of(own) if name.startswith("--")]
     option = next((word for word in unknown if word.startswith("-")), unknown[0])
-    near = difflib.get_close_matches(option.partition("=")[0], known, n=1)
-    meant = f": did you mean {near[0]}?" if near else ""
-    commands.error(f"unknown argument {option}{meant}")
+    meant = did_you_mean(option.partition("=")[0], known).rstrip()
+    own.error(f"unknown argument {option}{meant and ': '}{meant}")
 
 
 def train(argv: Sequence[str]) -> int:

@@ -45,6 +45,7 @@ def add(commands) -> None:
         "--logprobs",
         nargs="?",
         const="raw",
+        choices=("raw", "law"),
         help="with --json: also the log-probability of each token, by the model itself (raw, the "
         "default) or under the law from which the token was drawn (law)",
     )

@@ -34,7 +34,8 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
         "model has eagle3, mtp, speculator, hydra and medusa), or the folder or hub name of a "
         "draft model or of heads; with tli: or slem: before the name, a draft model with another "
         "tokenizer; with ngram+, suffix+ or sam+ before the name (ngram+mtp), the "
-        "drafter runs only where nothing can be copied from the text so far",
+        "drafter runs only where nothing can be copied from the text so far; specjax drafters "
+        "describes each",
     )
     p.add_argument(
         "--exit",
@@ -93,7 +94,8 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
         "--max-tokens",
         type=int,
         default=128,
-        help="the most tokens that are generated, 128 by default",
+        help="the most tokens that are generated, 128 by default; a number that the context has no "
+        "room for is refused, but serve-offline ends such a text where the context is full",
     )
     p.add_argument(
         "--temperature", type=float, default=0.0, help="0, the default, is greedy decoding"

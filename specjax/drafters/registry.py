@@ -27,6 +27,8 @@ import importlib
 from types import ModuleType
 from typing import Literal
 
+from .._internal.keywords import checks_arguments
+
 Kind = Literal["basic", "table", "head", "wrapper"]
 DRAFT = "draft"  # the name of a draft model
 
@@ -71,9 +73,9 @@ class Entry:
         return self.path.partition(":")[2]
 
     def load(self) -> type:
-        """Imports the drafter's class."""
+        """Imports the drafter's class, whose constructor then names wrong arguments."""
         module, _, name = self.path.partition(":")
-        return getattr(importlib.import_module(module, __package__), name)
+        return checks_arguments(getattr(importlib.import_module(module, __package__), name))
 
 
 _ENTRIES: dict[str, Entry] = {}

@@ -17,7 +17,7 @@ from .causal_lm import CausalLM
 from .config import DecoderConfig
 from .headers import weight_files
 from .hf import check_dtype, load_config, load_weights, quantized_layout
-from .model_folder import EMBEDDED, fingerprint, folder_of
+from .model_folder import EMBEDDED, fingerprint, folder_of, name_of
 from .quantize import Quantization, supported
 from .seq2seq.config import EncoderDecoderConfig
 from .seq2seq.target import Seq2SeqLM
@@ -209,6 +209,7 @@ def load(
       The model with its weights and its tokenizer.
 
     Raises:
+      TypeError: the name is neither a text nor a path.
       FileNotFoundError: no such folder, or it lacks its config, tokenizer or weights.
       ValueError: unknown model type, dtype or quantization; broken, mismatched or already
         quantized files; a group size that does not divide; fp8 without qwix; a mesh that cannot
@@ -220,11 +221,11 @@ def load(
         lm = specjax.load("embedded")
         lm.tokenizer.encode("def f(x):")
     """
+    name = name_of("name_or_folder", name_or_folder)
     check_dtype(dtype)
     quantize = supported(quantize)
     held = None if quantize is None else str(quantize)
     mesh = sharding.as_mesh(mesh)
-    name = os.fspath(name_or_folder)
     folder = folder_of(name, revision)
     config = load_config(folder)
     found = None

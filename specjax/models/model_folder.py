@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,20 @@ EMBEDDED = {"embedded": _EMBEDDED / "target", "embedded-draft": _EMBEDDED / "dra
 _HUB_NAME = r"[\w.-]+(/[\w.-]+)?"
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 _CHUNK = 1 << 20  # bytes
+
+
+def name_of(argument: str, given: object) -> str:
+    """The text of a folder or hub name that a user gave as ``argument``.
+
+    Raises:
+      TypeError: it is neither a text nor a path.
+    """
+    if not isinstance(given, str | os.PathLike):
+        raise TypeError(
+            f"{argument}={given!r:.60}: give a folder or a name on the hub (owner/name), as a text "
+            "or a path"
+        )
+    return os.fspath(given)
 
 
 def folder_of(name: str, revision: str | None, files: Sequence[str] = _HUB_FILES) -> Path:

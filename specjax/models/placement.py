@@ -8,6 +8,7 @@ vocabulary. If the vocabulary does not divide, both are held whole, as are norms
 
 from __future__ import annotations
 
+import math
 import re
 
 import jax
@@ -60,7 +61,8 @@ def check_divides(config: DecoderConfig | EncoderDecoderConfig, parts: int) -> N
     sizes = {name: getattr(config, name) for name in names}
     wrong = [f"{name}={size}" for name, size in sizes.items() if size % parts]
     if wrong:
-        able = [n for n in range(1, parts) if not any(size % n for size in sizes.values())]
+        common = math.gcd(*sizes.values())
+        able = [n for n in range(1, common + 1) if common % n == 0]
         raise ValueError(
             f"mesh: model={parts} devices cannot share {', '.join(wrong)} of this "
             f"{config.model_type} model; accepted for model: {', '.join(map(str, able))} (put the "

@@ -18,6 +18,7 @@ import numpy as np
 from jax.core import Tracer
 
 from .. import sharding
+from .._internal.keywords import checks_arguments
 from .._internal.optional import required
 from .._internal.pytree import pytree_dataclass, static
 from ..sharding import DATA, MODEL
@@ -58,6 +59,7 @@ class Prefix:
         return jnp.take_along_axis(whole, at[:, None], axis=1)[:, 0]
 
 
+@checks_arguments
 @pytree_dataclass
 class Sampling:
     """Settings of how tokens are drawn, each a scalar or an array with one value for each row.
@@ -94,6 +96,7 @@ class Sampling:
     Raises:
       ValueError: a value is out of its range. Python and NumPy values are checked here, device
         arrays by ``check``, which ``decode`` calls.
+      TypeError: there is no setting of a name; the error names the nearest one.
     """
 
     temperature: jax.typing.ArrayLike = 0.0

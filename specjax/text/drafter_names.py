@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 from typing import Any
 
 import numpy as np
 
 from .. import drafters, trees
+from .._internal.keywords import did_you_mean
 from ..checkpoints import HeadLM, holds_heads, load_drafter
 from ..drafters import registry
 from ..drafters.registry import DRAFT
@@ -166,6 +166,11 @@ def simple_names() -> tuple[str, ...]:
     return (*NO_DRAFTS, *registry.table_names(), AUTO)
 
 
+def typed_names() -> tuple[str, ...]:
+    """Returns all names of drafters that users may type, without what may stand around a name."""
+    return (*simple_names(), DRAFT, SELF, *other_vocabulary.METHODS, *_heads())
+
+
 def is_simple(name: str) -> bool:
     """Returns whether a name is one of ``simple_names``, or a table's name with settings."""
     return name in simple_names() or name.partition(":")[0] in registry.table_names()
@@ -193,30 +198,21 @@ def _check_name(drafter: str) -> None:
     if entry is not None and entry.kind == "wrapper":
         raise ValueError(
             f"drafter={drafter!r} is made of other drafters, and has no name that says which: give "
-            f"an object, specjax.drafters.{entry.class_name}(...), num='auto' (--num-draft auto) "
-            f"for an adaptive one, or {', '.join(map(repr, LOOKUPS))} before a name"
+            f"an object, specjax.drafters.{entry.class_name}(...), num='auto' for an adaptive one, "
+            f"or {', '.join(map(repr, LOOKUPS))} before a name"
         )
     if "/" not in name and name not in EMBEDDED and not os.path.isdir(name):
+        meant = did_you_mean(name.partition(":")[0], typed_names(), repr)
         raise ValueError(
-            f"drafter={drafter!r} is unknown{_near(name)}; accepted: 'auto', 'none' (or 'plain', "
-            f"or None), {', '.join(map(repr, registry.table_names()))}, 'draft', "
-            f"{', '.join(map(repr, _heads()))}, 'self:exit=E' and 'self:skip=...' "
-            "(layers of the target itself), the folder or hub name "
-            f"(owner/name) of a draft model or of heads, 'tli:' or 'slem:' before that "
-            f"of a draft model with another tokenizer, {', '.join(map(repr, LOOKUPS))} before "
-            "'draft' or any name after it in this list, a model from specjax.load, heads from "
-            "specjax.load_drafter, a specjax.Drafter"
+            f"drafter={drafter!r} is unknown: {meant}Accepted are "
+            " the names that `specjax drafters` lists, the folder or hub name (owner/name) of a "
+            "draft model or of heads, and objects such as specjax.load(...)"
         )
 
 
 def lookup_of(name: str) -> str:
     """Returns the one of ``LOOKUPS`` with which a name begins, or ``""``."""
     return next((lookup for lookup in LOOKUPS if name.startswith(lookup)), "")
-
-
-def _near(name: str) -> str:
-    near = difflib.get_close_matches(name, [*simple_names(), "draft", SELF, *_heads()], n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def _checked(tree, num_draft) -> trees.Topology:
@@ -306,9 +302,11 @@ def _from_folder(lm: LM, text: str, settings: dict) -> LM | HeadLM:
     except OSError as error:
         if "/" in text:
             raise
-        known = ", ".join((*simple_names(), "draft", *_heads()))
+        meant = did_you_mean(text, typed_names(), repr)
         kind = FileNotFoundError if isinstance(error, FileNotFoundError) else OSError
-        raise kind(f"{error}. If a name was meant: the known names are {known}") from None
+        raise kind(
+            f"{error}. If the name of a drafter was meant: {meant}`specjax drafters` lists all"
+        ) from None
     config = read_json(folder, "config.json")
     model_type = config.get("model_type")
     known = model_type in FAMILIES or model_type in families.FAMILIES

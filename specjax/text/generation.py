@@ -108,7 +108,8 @@ def generate(lm: LM, prompts: Prompts | None = None, *, options: Options) -> Gen
         - An object: a model from ``specjax.load``, heads from ``specjax.load_drafter``, a
           ``specjax.Drafter``, a ``specjax.text.Session`` or a ``specjax.text.Retrieval``.
 
-        The error for an unknown name lists all names, those of drafters of one's own among them.
+        ``specjax drafters`` on the command line lists all names with what they propose, and
+        ``specjax.drafters.registry.entries()`` also those that you registered.
 
       drafting: how much is drafted, in which shape, and which rule accepts: ``specjax.Drafting``.
       sampling: how tokens are drawn, by default greedily: ``specjax.Sampling``. Each setting is one

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from .. import acceptance, trees
-from .._internal.keywords import nearest, takes_fields
+from .._internal.keywords import checks_arguments, nearest, takes_fields
 from ..checkpoints import HeadLM
 from ..models.lm import LM
 from ..sampling.distribution import Sampling
@@ -27,6 +27,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+@checks_arguments
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Drafting:
     """The number of drafted tokens, the shape of the draft, and the acceptance rule.
@@ -50,7 +51,8 @@ class Drafting:
 
     Raises:
       ValueError: the rule or the way of sampling siblings is unknown.
-      TypeError: the rule is neither a name nor a ``specjax.Rule``.
+      TypeError: the rule is neither a name nor a ``specjax.Rule``; or there is no such setting, and
+        the error names the nearest one.
 
     Example::
 

@@ -133,7 +133,10 @@ def test_words_override_fields_with_toml_values_or_bare_strings(file):
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("run.stepz=7", "unknown field run.stepz; known fields of run.: folder, steps"),
+        (
+            "run.stepz=7",
+            "field run.stepz; did you mean run.steps. known fields of run.: folder, steps",
+        ),
         ("runs.steps=7", "unknown field runs"),
         ("run.steps=many", "run.steps='many' is of type str, expected int"),
         ("run.steps=1.5", "run.steps=1.5 is of type float, expected int"),
@@ -195,7 +198,7 @@ def test_a_missing_field_and_broken_toml_are_refused(tmp_path):
 
 def test_an_unknown_config_name_lists_the_known_ones(capsys):
     assert main(["pretrain", "--config", "nowhere"]) == 2
-    assert "known: embedded_blockwise" in capsys.readouterr().err
+    assert "Known are embedded_blockwise" in capsys.readouterr().err
 
 
 def test_a_file_of_another_recipe_is_refused_with_the_one_that_it_is_of(capsys):

@@ -23,7 +23,6 @@ import numpy as np
 
 from ... import sharding
 from ...checkpoints import HeadLM
-from ...drafters import registry
 from ...drafters.self_draft import SelfDraft
 from ...models.lm import LM
 from ...sampling.distribution import Sampling
@@ -318,13 +317,10 @@ def _named(lm: LM, drafters) -> dict[str, str | LM | HeadLM | SelfDraft]:
             found = drafter_names.named(lm, drafter)
         if not isinstance(found, str | LM | HeadLM | SelfDraft):
             raise ValueError(
-                f"drafters: {drafter!r:.60} cannot be planned with; accepted: 'auto', "
-                f"{', '.join(map(repr, registry.table_names()))}, "
-                "'draft' (the target's own draft model), the name of heads that belong to the "
-                "target, the folder or hub name of a draft model or of heads, 'tli:' or 'slem:' "
-                "before that of a draft model with another tokenizer, a draft model from "
-                "specjax.load, heads from specjax.load_drafter, a SelfDraft; plain decoding is "
-                "always considered"
+                f"drafters: {drafter!r:.60} cannot be planned with; accepted are the names that "
+                "`specjax drafters` lists (except plain decoding, which is always considered), the "
+                "folder or hub name (owner/name) of a draft model or of heads, a draft model from "
+                "specjax.load, heads from specjax.load_drafter, a SelfDraft"
             )
         named[found if isinstance(found, str) else os.fspath(drafter)] = found
     if len(named) < len(given) or not named:
