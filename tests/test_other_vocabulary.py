@@ -18,6 +18,7 @@ from two_vocabularies import named_as, tables, tokenizer
 import specjax
 from specjax import trees
 from specjax.decoding import loop
+from specjax.decoding.inputs import prepare_inputs
 from specjax.drafters import SLEM, TLI
 from specjax.drafters.strings import retokenize
 from specjax.models import Decoder, save_pretrained
@@ -143,7 +144,7 @@ def test_the_models_own_text_and_cache_are_those_of_a_fresh_pass_after_any_numbe
     tokens = np.random.default_rng(0).integers(0, 13, (3, 7)).astype(np.int32)
     lengths = np.asarray([7, 4, 1], np.int32)
     both, sampling = {"target": params, "drafter": weights}, specjax.Sampling(temperature=1.0)
-    request, size = loop.prepare_inputs(
+    request, size = prepare_inputs(
         target, drafter, tokens, lengths, jax.random.key(0), 12, sampling, None, ()
     )
     state = loop.jit_start(target, drafter, "auto", size, both, request)

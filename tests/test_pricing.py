@@ -111,7 +111,7 @@ def test_auto_without_a_drafter_is_plain_decoding(pair):
 
 
 def test_other_words_and_drafters_that_adapt_already_are_refused(pair):
-    with pytest.raises(ValueError, match="num=often: .* or 'auto'"):
+    with pytest.raises(ValueError, match="num='often': .* or 'auto'"):
         prepared(pair[0], PROMPT, drafter="ngram", num_draft="often")
     adaptive = drafters.Adaptive(drafters.NGram(num_draft=3))
     with pytest.raises(ValueError, match="adaptive already"):

@@ -274,7 +274,7 @@ def test_a_tree_larger_than_what_was_counted_is_refused_with_the_interval():
     assert tree_search.grow_greedy(few, 2) == Tree((-1, 0, 0))
     low, high = few.interval(0, 0)
     assert low < 0.6 < high and high - low > 0.4  # ten trials say little
-    with pytest.raises(ValueError, match=r"none was right in 10 trials.*0\.27"):
+    with pytest.raises(ValueError, match=r"none of these choices was right in 10 trials.*0\.27"):
         tree_search.grow_greedy(few, 3)
     with pytest.raises(ValueError, match="have only 3"):
         tree_search.grow_greedy(few, 4)

@@ -16,7 +16,9 @@ import numpy as np
 
 import specjax
 from specjax.decoding import continuous_batching, loop
+from specjax.decoding.inputs import prepare_inputs
 from specjax.decoding.prefill import PREFILL_CHUNK
+from specjax.decoding.state import result
 from specjax.drafters.draft_model import DraftModel, DraftModelState
 from specjax.types import Draft
 
@@ -171,7 +173,7 @@ def in_bursts(case: Case, batch: Batch, index: int) -> list[Said]:
 
 def requested(case: Case, batch: Batch):
     """The batch in the shapes of the loop."""
-    request, _ = loop.prepare_inputs(
+    request, _ = prepare_inputs(
         case.model.target,
         case.composition.drafter,
         batch.tokens,
@@ -262,7 +264,7 @@ def logits_at(target, params, cache, start, roots):
 
 def ended(case: Case, batch: Batch, state, begins, prompts=None) -> list[Said]:
     """What the rows of a state said that began at ``begins``."""
-    out = jax.device_get(loop.result(state))
+    out = jax.device_get(result(state))
     invariants(case, out, np.asarray(begins))
     return [
         said(case, batch, row, row, out, int(begin), None if prompts is None else prompts[row])

@@ -193,7 +193,7 @@ def test_what_cannot_be_heard_or_begun_is_refused(lms):
         (lm, dict(inputs=features[:, :, :30]), r"\[3, 8, 30\], expected \[3, 8, 40\]"),
         (lm, dict(inputs=features, prompts="A"), "token ids that the decoder begins with"),
         (lm, dict(inputs=features, prompts=[[3], [3]]), "2 of them for 3 rows"),
-        (lm, dict(inputs=features, max_new_tokens=48), "context of .*, 48 tokens"),
+        (lm, dict(inputs=features, max_new_tokens=48), "context of .*, which has 48 tokens"),
         (tongues, dict(inputs=features), "knows several languages.*start_ids"),
         (lm, dict(inputs=features, drafter=other), r"\(16 by 40\).*\(8 by 40\)"),
     ]
