@@ -190,12 +190,12 @@ t.test_rows_of_eight_bits_may_have_any_length(129)
 
 
 @needs_kernels
-@pytest.mark.parametrize("march", ["", "-march=x86-64-v4"] if NARROWER else [""])
-def test_the_kernels_compile_without_a_warning(tmp_path, march):
+@pytest.mark.parametrize("level", compiler.LEVELS, ids=lambda level: level.name)
+def test_the_kernels_compile_without_a_warning(tmp_path, level):
     compiler.compile_to(
         tmp_path / "quantized.so",
         compiler.find(),
         jax.ffi.include_dir(),
-        (*compiler.portable_flags(), *filter(None, [march]), "-O0", "-Werror"),
+        (*level.flags, "-O0", "-Werror"),
         "quantized",
     )

@@ -130,21 +130,23 @@ def test_the_wheel_holds_code_weights_configs_and_data(tmp_path):
     if compiler.find() is not None:
         assert wheel.name.startswith("specjax-") and not wheel.name.endswith("-any.whl")
         with zipfile.ZipFile(wheel) as file:
-            for name in compiler.LIBRARIES:
-                place = f"specjax/kernels/cpu/{compiler.prebuilt_name(name)}"
-                prebuilt = Path(file.extract(place, tmp_path))
-        if compiler.runs_portable():
-            check_prebuilt(prebuilt.parent)
+            for level in compiler.LEVELS:
+                folder = tmp_path / level.name
+                names = [compiler.prebuilt_name(name, level) for name in compiler.LIBRARIES]
+                for name in names:
+                    file.extract(f"specjax/kernels/cpu/{name}", folder)
+                if level in compiler.levels_that_run():
+                    check_prebuilt(folder / "specjax" / "kernels" / "cpu")
 
 
 def check_prebuilt(folder):
-    """The wheel's libraries serve where there is no compiler."""
+    """The wheel's libraries of one level serve where there is no compiler."""
     code = f"""
 import pathlib
 import jax.numpy as jnp
 from specjax import kernels
-from specjax.kernels.cpu import compiler, library
-library.prebuilt = lambda name: pathlib.Path({str(folder)!r}) / compiler.prebuilt_name(name)
+from specjax.kernels.cpu import library
+library.FOLDER = pathlib.Path({str(folder)!r})
 assert kernels.current().name == "C++" and library.register("quantized") is None
 print(kernels.current().argmax(jnp.asarray([[1.0, 3.0, 2.0]])))
 """

@@ -179,8 +179,9 @@ TABLE = {
         (r"narrower_vectors.*avx2?\]", FULL),
         ("narrower_vectors", MERGE),
         ("loop_on_kernels", FULL),
-        ("derivatives|long_prompt|without_a_warning|without_a_compiler", MERGE),
+        ("derivatives|long_prompt|without_a_warning", MERGE),
     ],
+    "test_native_library.py": [("without_a_compiler|of_the_wheel", MERGE)],
     "test_native_quantized.py": [
         ("one_group_off|any_length|refused|packed|bits_beside", DEFAULT),
         (r"narrower_vectors.*avx2?\]", FULL),

@@ -1,7 +1,7 @@
 """Builds wheels: setuptools, and one step that compiles the CPU kernels into the package.
 
-The library in a wheel is portable (see ``PORTABLE`` in ``specjax/kernels/cpu/compiler.py``), and
-the wheel is then one for this platform. Without a C++ compiler, or without jaxlib, whose headers it
+A wheel holds the libraries once for each of the ``LEVELS`` of ``specjax/kernels/cpu/compiler.py``,
+and is then one for this platform. Without a C++ compiler, or without jaxlib, whose headers it
 needs, the wheel is a pure one, and kernels are compiled at first use. A source distribution and an
 editable install compile nothing.
 """
@@ -14,9 +14,11 @@ import functools
 import hashlib
 import importlib.util
 import io
+import os
 import subprocess
 import sys
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import build_meta
@@ -81,15 +83,20 @@ def compiled(scratch: Path) -> tuple[Path, ...]:
         return ()
     scratch.mkdir(parents=True, exist_ok=True)
     include = Path(jaxlib.submodule_search_locations[0], "include")
+
+    def compile_one(name, level):
+        target = scratch / compiler.prebuilt_name(name, level)
+        compiler.compile_to(target, found, str(include), level.flags, name)
+        return target
+
+    kinds = [(name, level) for name in compiler.LIBRARIES for level in compiler.LEVELS]
     try:
-        for name in compiler.LIBRARIES:
-            target = scratch / compiler.prebuilt_name(name)
-            compiler.compile_to(target, found, str(include), compiler.portable_flags(), name)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return tuple(pool.map(compile_one, *zip(*kinds, strict=True)))
     except subprocess.CalledProcessError as error:
         reason = error.stderr.decode(errors="replace").strip()[:500]
         print(f"a pure wheel, without CPU kernels: {found} failed: {reason}", file=sys.stderr)
         return ()
-    return tuple(scratch / compiler.prebuilt_name(name) for name in compiler.LIBRARIES)
 
 
 class BuildPackages(build_py):

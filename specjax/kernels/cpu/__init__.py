@@ -9,9 +9,11 @@ is one call.
 Weights of eight or four bits become floats in registers (``quantized.cc``), and are read once for
 up to eight columns.
 
-``library.py`` finds the compiled library: built for this processor by the system's C++ compiler at
-first use (a few seconds, kept in the user's cache directory), else the portable one that a wheel
-carries. Without either, XLA's operations serve: slower, otherwise the same. ``SPECJAX_NATIVE`` may
+``library.py`` finds the compiled library. A wheel for x86-64 carries two, for processors with AVX2
+and with AVX-512, and the fastest that the processor runs is loaded. Where none runs, and in an
+installation from source, the system's C++ compiler makes one at first use (a few seconds; it is
+kept in the user's cache directory), and a line of the log says so. Without a compiler, XLA's
+operations serve: slower, otherwise the same. ``SPECJAX_NATIVE`` may
 be ``auto`` (the default: the kernels are used on a CPU that is JAX's only device, since XLA cannot
 split these calls over a mesh), ``always`` or ``never``.
 

@@ -1,5 +1,5 @@
-"""The call of the C++ compiler. Only the standard library is imported: building a wheel runs this
-file by its path."""
+"""The call of the C++ compiler, and the processors for which a wheel has libraries. Only the
+standard library is imported: building a wheel runs this file by its path."""
 
 from __future__ import annotations
 
@@ -7,19 +7,48 @@ import platform
 import shutil
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 LIBRARIES = ("kernels", "quantized")  # each of one source; the second is for weights in few bits
 FLAGS = (
     *("-O2", "-ffp-contract=fast", "-std=gnu++17", "-fPIC", "-shared"),
     *("-Wall", "-Wextra", "-Wno-psabi"),  # psabi: no vector crosses the library's boundary
 )
-NATIVE = "-march=native"
-# What a wheel's library asks of a processor: vectors of 8 floats on x86 (Haswell of 2013 and later,
-# Zen), what every 64-bit processor has elsewhere.
-PORTABLE = {"x86_64": "-march=x86-64-v3", "AMD64": "-march=x86-64-v3"}
-NEEDED = {
-    "x86_64": {"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
-}  # as /proc/cpuinfo spells them
+X86 = platform.machine() in ("x86_64", "AMD64")
+# GCC and Clang split vectors of 16 floats in two for many processors that have them, since most
+# programs run faster that way. The kernels do not: on the machine of the benchmarks, with GCC 12,
+# products with 8 columns take a third longer that way, attention with up to 4 columns two thirds.
+WIDE = ("-mprefer-vector-width=512",) if X86 else ()
+NATIVE = ("-march=native", *WIDE)
+
+
+class Level(NamedTuple):
+    """Processors that run a library of a wheel.
+
+    Attributes:
+      name: stands in the name of the library's file.
+      flags: the compiler's flags.
+      needed: the features that a processor must have, as /proc/cpuinfo spells them.
+    """
+
+    name: str
+    flags: tuple[str, ...] = ()
+    needed: frozenset[str] = frozenset()
+
+
+_V3 = frozenset({"abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
+_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+# What a wheel has libraries for, the fastest first. Vectors hold 16 floats at x86-64-v4 (servers
+# from Skylake-X of 2017 on, Zen 4) and 8 at x86-64-v3 (Haswell of 2013 and later, Zen). On other
+# architectures every processor runs the same library.
+LEVELS = (
+    (
+        Level("x86-64-v4", ("-march=x86-64-v4", *WIDE), _V4),
+        Level("x86-64-v3", ("-march=x86-64-v3", *WIDE), _V3),
+    )
+    if X86
+    else (Level(platform.machine()),)
+)
 
 
 def find() -> str | None:
@@ -38,9 +67,9 @@ def contents(name: str) -> bytes:
     return b"".join(file.read_bytes() for file in (source_of(name), *headers))
 
 
-def prebuilt_name(name: str) -> str:
-    """What a wheel calls one of ``LIBRARIES``."""
-    return f"libspecjax_{name}.so"
+def prebuilt_name(name: str, level: Level) -> str:
+    """What a wheel calls one of ``LIBRARIES`` for one of ``LEVELS``."""
+    return f"libspecjax_{name}_{level.name}.so"
 
 
 def compile_to(
@@ -50,29 +79,27 @@ def compile_to(
 
     Args:
       include: the folder of the headers of XLA's foreign function interface, part of jaxlib.
-      flags: all of the compiler's flags.
+      flags: the compiler's flags, beside ``FLAGS``.
 
     Raises:
       subprocess.CalledProcessError: with what the compiler wrote, as ``stderr``.
     """
-    command = [compiler, *flags, "-isystem", include, str(source_of(name)), "-o", str(target)]
+    files = (str(source_of(name)), "-o", str(target))
+    command = [compiler, *FLAGS, *flags, "-isystem", include, *files]
     subprocess.run(command, check=True, capture_output=True)
 
 
-def portable_flags() -> tuple[str, ...]:
-    """Flags for a library that other machines of this architecture can run."""
-    march = PORTABLE.get(platform.machine())
-    return (*FLAGS, march) if march else FLAGS
+def levels_that_run() -> tuple[Level, ...]:
+    """Those of ``LEVELS`` that this processor runs, the fastest first."""
+    features = processor_features()
+    return tuple(level for level in LEVELS if level.needed <= features)
 
 
-def runs_portable() -> bool:
-    """Whether this processor runs a library made with ``portable_flags``."""
-    needed = NEEDED.get(platform.machine(), set())
-    if not needed:
-        return True
+def processor_features() -> frozenset[str]:
+    """The features of an x86 processor under Linux; none where they are not known."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:  # not Linux: unknown
-        return False
+    except OSError:  # not Linux
+        return frozenset()
     flags = next((line for line in lines if line.startswith("flags")), "")
-    return needed <= set(flags.partition(":")[2].split())
+    return frozenset(flags.partition(":")[2].split())

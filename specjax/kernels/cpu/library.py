@@ -27,6 +27,7 @@ SYMBOLS = {
     "quantized": {"specjax_quantized": "SpecjaxQuantized"},
 }
 
+FOLDER = Path(__file__).parent  # where a wheel has its libraries
 log = logging.getLogger("specjax")
 _once = threading.Lock()
 
@@ -35,31 +36,41 @@ def register(name: str = "kernels") -> str | None:
     """Loads and registers one of ``compiler.LIBRARIES``, once a process; returns what went wrong,
     or None.
 
-    The library built for this processor comes first, then the wheel's portable one.
+    The libraries that a wheel carries are tried first, the fastest before the others. Where none
+    runs, the library is compiled for this processor, and a line of the log says so.
     """
     with _once:  # two threads would register two copies, which XLA refuses
         return _register(name)
 
 
-def prebuilt(name: str) -> Path:
-    """Where a wheel has the library; see wheels/backend.py."""
-    return Path(__file__).with_name(compilers.prebuilt_name(name))
+def prebuilt(name: str) -> list[Path]:
+    """The libraries of the wheel that this processor runs, the fastest first; see
+    wheels/backend.py."""
+    levels = compilers.levels_that_run()
+    files = [FOLDER / compilers.prebuilt_name(name, level) for level in levels]
+    return [file for file in files if file.exists()]
 
 
 @functools.cache
 def _register(name: str) -> str | None:
     """``register``'s work."""
+    for path in prebuilt(name):
+        problem = _load(path, name)
+        if problem is None:
+            return None
+        log.warning("the prebuilt %s cannot be loaded: %s", path.name, problem)
     path, problem = _native(name)
-    if path is None and prebuilt(name).exists() and compilers.runs_portable():
-        path = prebuilt(name)
-    if path is None:
-        return problem
+    return problem if path is None else _load(path, name)
+
+
+def _load(path: Path, name: str) -> str | None:
+    """Registers the calls of a library with XLA; returns what went wrong, or None."""
     try:
         loaded = ctypes.cdll.LoadLibrary(str(path))
         for call, symbol in SYMBOLS[name].items():
             handler = jax.ffi.pycapsule(getattr(loaded, symbol))
             jax.ffi.register_ffi_target(call, handler, platform="cpu")
-    except (OSError, jax.errors.JaxRuntimeError) as error:
+    except (OSError, AttributeError, jax.errors.JaxRuntimeError) as error:
         return str(error)
     return None
 
@@ -91,10 +102,11 @@ def build(compiler: str, *flags: str, name: str = "kernels") -> Path:
       subprocess.CalledProcessError: the compiler failed.
       OSError: the cache cannot be written; the message names the variable that moves it.
     """
-    flags = (*compilers.FLAGS, compilers.NATIVE, *flags)
+    flags = (*compilers.NATIVE, *flags)
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True).stdout
     jaxlib_version = jaxlib.version.__version__.encode()
-    parts = (compilers.contents(name), version, jaxlib_version, " ".join(flags).encode())
+    options = " ".join((*compilers.FLAGS, *flags)).encode()
+    parts = (compilers.contents(name), version, jaxlib_version, options)
     key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     folder = compile_cache.cache_folder("kernels")
     library = folder / f"{key}.so"
