@@ -44,7 +44,7 @@ _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 LEVELS = (
     (
         Level("x86-64-v4", ("-march=x86-64-v4", *WIDE), _V4),
-        Level("x86-64-v3", ("-march=x86-64-v3", *WIDE), _V3),
+        Level("x86-64-v3", ("-march=x86-64-v3",), _V3),
     )
     if X86
     else (Level(platform.machine()),)

@@ -67,9 +67,10 @@ def _load(path: Path, name: str) -> str | None:
     """Registers the calls of a library with XLA; returns what went wrong, or None."""
     try:
         loaded = ctypes.cdll.LoadLibrary(str(path))
-        for call, symbol in SYMBOLS[name].items():
-            handler = jax.ffi.pycapsule(getattr(loaded, symbol))
-            jax.ffi.register_ffi_target(call, handler, platform="cpu")
+        # all of them before the first is registered: XLA takes none back for the next library
+        symbols = {call: getattr(loaded, symbol) for call, symbol in SYMBOLS[name].items()}
+        for call, symbol in symbols.items():
+            jax.ffi.register_ffi_target(call, jax.ffi.pycapsule(symbol), platform="cpu")
     except (OSError, AttributeError, jax.errors.JaxRuntimeError) as error:
         return str(error)
     return None
