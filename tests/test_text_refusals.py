@@ -8,6 +8,7 @@ from asking import flat
 from compiled import compilations
 
 import specjax
+from specjax import trees
 
 pytest_plugins = ["pairs"]
 REFUSED = {
@@ -70,6 +71,11 @@ def ways():
         "siblings of what auto is": ("auto", siblings, r"'auto' \(here 'ngram'\) draws no sib"),
         "siblings of an object": (model, siblings, "make the object with sibling_sampling='iid'"),
         "siblings of a copier": (NGram(num_draft=3), siblings, "by itself.*leave sibling_sampling"),
+        "siblings of matches": (
+            NGram(topology=trees.chains(2, 3)),
+            siblings,
+            "leave sibling_sampling out$",
+        ),
         "weights of a name": ("ngram", weights, "drafter_params: drafter='ngram' has no weights"),
         "weights of nothing": (None, weights, "drafter=None has no weights"),
         "weights of a copier": (NGram(num_draft=3), weights, "NGram.* has no weights; leave"),

@@ -13,7 +13,8 @@ from toys import bag, like, own_params, read
 import specjax
 from specjax import Sampling, trees
 from specjax.analysis import rank_counts, tree_search, tree_timing
-from specjax.drafters import DraftModel
+from specjax.drafters import DraftModel, NGram
+from specjax.drafters.slem import SLEM
 from specjax.trees.topology import Expand, Follow, Tree
 from specjax.types import Context
 
@@ -278,6 +279,16 @@ def test_a_tree_larger_than_what_was_counted_is_refused_with_the_interval():
         tree_search.grow_greedy(few, 3)
     with pytest.raises(ValueError, match="have only 3"):
         tree_search.grow_greedy(few, 4)
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [NGram(num_draft=2), NGram(topology=trees.chains(2, 3)), SLEM(num_draft=2, model=MODEL)],
+    ids=lambda drafter: f"{drafter.name}-{drafter.num_draft}",
+)
+def test_ranks_of_a_drafter_that_ranks_nothing_are_refused(drafter):
+    with pytest.raises(ValueError, match=f"{drafter.name} has no choices to rank"):
+        rank_counts.count_ranks(MODEL, drafter, {}, context().tokens, context().length)
 
 
 def test_measured_ranks_are_those_of_the_true_tokens():

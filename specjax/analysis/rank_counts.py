@@ -119,8 +119,8 @@ def count_ranks(
 
     Args:
       target: the target.
-      drafter: a drafter with a ``topology`` (a draft model, heads); only the depth of the topology
-        matters.
+      drafter: a drafter that ranks siblings, ``takes_sibling_sampling`` (a draft model, heads);
+        only the depth of its topology matters.
       params: the weights, see ``specjax.decode``.
       tokens: prompts, int32 ``[B, T]``.
       lengths: lengths of the prompts, int32 ``[B]``.
@@ -137,14 +137,12 @@ def count_ranks(
       the counts over all rows.
 
     Raises:
-      ValueError: the drafter has no topology or does not rank siblings, or ``depth`` is greater
-        than its depth.
+      ValueError: the drafter does not rank siblings, or ``depth`` is greater than its depth.
     """
-    fields = getattr(drafter, "__dataclass_fields__", ())
-    if drafter.topology is None or "sibling_sampling" not in fields:
+    if not (drafter.takes_topology and drafter.takes_sibling_sampling):
         raise ValueError(
-            f"count_ranks: {drafter.name} has no choices to rank; give a drafter with the fields "
-            "topology and sibling_sampling, such as a draft model or heads"
+            f"count_ranks: {drafter.name} has no choices to rank; give a drafter whose "
+            "takes_topology and takes_sibling_sampling are True, such as a draft model or heads"
         )
     follow = trees.Follow(depth or drafter.topology.depth, ranks)
     followed = _Followed(

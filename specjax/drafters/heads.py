@@ -96,6 +96,7 @@ class HeadDrafter(ChainDrafter, abc.ABC):
     module = None
     can_rest = True
     takes_topology = True
+    takes_sibling_sampling = True
 
     def __post_init__(self):
         if self.topology is None:

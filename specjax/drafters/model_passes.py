@@ -18,6 +18,7 @@ class ModelPassDrafter(ChainDrafter):
     sibling_sampling: str | None
     can_rest = True
     takes_topology = True
+    takes_sibling_sampling = True
 
     def _complete(self, model: object, field: str, words: str) -> None:
         """Sets the topology and ``num_draft``, each of which follows from the other.

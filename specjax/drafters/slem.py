@@ -65,6 +65,7 @@ class SLEM(TranslatedDraftModel):
 
     passes: int = 0
     name = "slem"
+    takes_sibling_sampling = False
 
     def __post_init__(self):
         if self.topology is not None and self.topology != trees.chain(self.topology.depth):

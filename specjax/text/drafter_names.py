@@ -135,7 +135,7 @@ def resolve_drafter(
         if shape is None and num_draft is not None:
             shape = trees.chain(drafts())
         heads = _with_tree(drafter, shape, lm)
-        if how is not None and other_vocabulary.chooses_siblings(heads):
+        if how is not None and heads.takes_sibling_sampling:
             heads = _replaced(heads, sibling_sampling=how)
         return heads, drafter.params
     if isinstance(drafter, SelfDraft):

@@ -14,7 +14,6 @@ from ..models.causal_lm import CausalLM
 from ..models.lm import LM, check_reading, load
 from ..models.tokenizer import Tokenizer
 from ..models.vocabularies import Spelling, shared_tokens
-from ..types import Drafter
 
 METHODS = {"tli": TLI, "slem": SLEM}
 NUM_DRAFT = 3
@@ -117,11 +116,6 @@ def is_draft_model(drafter: object) -> bool:
     """Whether what was loaded is a draft model, with the target's tokenizer or another one."""
     heads = isinstance(drafter, HeadLM)
     return isinstance(drafter, LM) or heads and isinstance(drafter.drafter, TranslatedDraftModel)
-
-
-def chooses_siblings(drafter: Drafter) -> bool:
-    """Whether a loaded drafter can be told how siblings are drawn."""
-    return drafter.sibling_sampling is not None or isinstance(drafter, TLI)
 
 
 def _tokenizer(lm: LM) -> Tokenizer:

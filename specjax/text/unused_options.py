@@ -9,7 +9,6 @@ from ..models.lm import LM
 from ..types import Drafter, PyTree
 from .drafter_names import AUTO, NO_DRAFTS, DrafterGiven, WithLookup
 from .options import Drafting
-from .other_vocabulary import chooses_siblings
 
 # drafter objects of these classes, subclasses excluded, read no weights
 _NO_WEIGHTS = (Plain, NGram, Recycling, SelfDraft)
@@ -65,9 +64,9 @@ def _refuse_siblings(called: str, drafter: DrafterGiven, wanted: str) -> None:
         return
     if isinstance(drafter, Drafter):
         why = "is an object, which decides by itself how siblings are drawn"
-        if drafter.sibling_sampling is not None or drafter.topology is not None:
+        if drafter.takes_sibling_sampling:
             way_out += f", or make the object with sibling_sampling={wanted!r}"
-    elif isinstance(drafter, HeadLM) and not chooses_siblings(drafter.drafter):
+    elif isinstance(drafter, HeadLM) and not drafter.drafter.takes_sibling_sampling:
         why = "has no choice of how siblings are drawn"
     elif isinstance(drafter, LM | HeadLM | WithLookup):
         return

@@ -50,7 +50,10 @@ class Drafter(abc.ABC):
       topology: the tree that is drafted, where it can be chosen; None: a chain, or the drafter
         decides by itself.
       max_depth: the deepest tree that can be drafted; None: any.
-      sibling_sampling: how siblings are picked, see ``trees.expand``; None: there is no choice.
+      takes_sibling_sampling: whether the drafter ranks siblings, and ``sibling_sampling`` is one of
+        its fields, which ``dataclasses.replace`` changes.
+      sibling_sampling: how siblings are picked, see ``trees.expand``; None: as suits the tree, or
+        there is no choice.
 
     Example::
 
@@ -76,6 +79,7 @@ class Drafter(abc.ABC):
     takes_topology: bool = False
     topology: Any = None
     max_depth: int | None = None
+    takes_sibling_sampling: bool = False
     sibling_sampling: str | None = None
 
     name = _ClassName()
