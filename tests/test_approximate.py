@@ -243,7 +243,7 @@ def test_settings_after_the_name_of_a_rule():
         ("approximate-threshold:loss=-1", "loss must be at least 0"),
         ("approximate-tolerance:gap=nan", "gap at least 0"),
         ("delta:u=1", "each once: none"),
-        ("nonsense:k=1", "unknown; known: auto"),
+        ("nonsense:k=1", "is unknown: known are auto"),
     ):
         with pytest.raises(ValueError, match=words):
             acceptance.named(given)

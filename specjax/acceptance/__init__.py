@@ -103,8 +103,9 @@ def named(rule: str | Rule) -> Rule | None:
     name, _, settings = rule.partition(":")
     if name not in RULES and rule != "auto":
         known = ["auto", *sorted(RULES)]
+        meant = did_you_mean(name, known, repr)
         raise ValueError(
-            f"rule={rule!r} is unknown: {did_you_mean(name, known, repr)}Known are "
+            f"rule={rule!r} is unknown: {meant}{'Known' if meant else 'known'} are "
             f"{', '.join(known)}"
         )
     return _with_settings(rule, RULES[name], settings) if settings else RULES.get(name)
