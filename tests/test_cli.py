@@ -159,6 +159,10 @@ REFUSED = {
     "a seed of too many digits": (["a", "--seed", "9" * 30], "--seed 9+: .*2\\*\\*32"),
     "a number that is out of range": (["a", "--num-draft", "99"], "--num-draft 99: the number"),
     "an argument that is no text": (["a\udcff"], "not UTF-8"),
+    "a drafter made of others": (
+        ["a", "--drafter", "unon"],
+        "did you mean .union.. Accepted",
+    ),
     "a folder without a name": (["a", "--drafter", ""], "--drafter '' is unknown"),
     "an unknown dtype": (["a", "--dtype", "int3"], "int3.*bfloat16"),
     "numbers without a place": (["a", "--logprobs"], "give --json as well"),
@@ -217,7 +221,8 @@ IGNORED = {
         "--mesh: model=7 devices .*accepted for model: 1, 2, 4, 8 ",
     ),
     "a command that does not exist": ("genrate a", "unknown command genrate: did you mean gen"),
-    "a recipe that does not exist": ("train medsa", "unknown recipe medsa: did you mean medusa"),
+    "a recipe that does not exist": ("train egle3", "unknown recipe egle3: did you mean eagle3"),
+    "a drafter for a recipe": ("train medusa", "medusa: the recipe heads trains medusa. Known"),
     "a tree of copies": ("tree --model TARGET", "name a draft model or heads"),
     "a tree of a table": (
         "tree --model TARGET --drafter recycling --output tree.json",

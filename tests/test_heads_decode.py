@@ -140,7 +140,7 @@ def test_what_heads_cannot_do_is_named(made):
         (dict(drafter="medusa"), "has no medusa heads of its own"),
         (
             dict(drafter="hydro"),
-            "'hydro' is unknown: did you mean 'hydra'. Accepted are",
+            "'hydro' is unknown: did you mean 'hydra'. Accepted are the names",
         ),
     ):
         with pytest.raises(ValueError, match=words):

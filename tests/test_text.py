@@ -66,7 +66,7 @@ def test_tables_take_settings_after_their_name_and_numbers_where_they_have_one(p
         ("lookahead:window=five", None, "'window=five' is no setting"),
         ("lookahead:window=5,window=6", None, "each once"),
         ("lookahead:num_draft=5", None, "'num_draft=5' is no setting"),
-        ("lookahead", 3, "num=3: how much drafter='lookahead' drafts follows .*ngram=4"),
+        ("lookahead", 3, "num=3: how much drafter='lookahead' drafts follows .*window=7,ngram=4,"),
         ("jacobi:mode=rows", None, "accepted are whole, blocks, hybrid"),
         ("lookaheads:window=5", None, "'lookaheads:window=5' is unknown: did you mean 'look"),
     ],

@@ -90,8 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     arguments = parser().parse_intermixed_args(argv)
     if arguments.recipe not in RECIPES:
-        meant = did_you_mean(arguments.recipe, RECIPES)
-        parser().error(f"unknown recipe {arguments.recipe}: {meant}Known are {', '.join(RECIPES)}")
+        print(f"error: {_unknown(arguments.recipe)}", file=sys.stderr)
+        return 2
     from . import config, outlook
     from .checkpoint import NotWritten
     from .loop import Diverged
@@ -113,6 +113,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, config.ConfigError | FileNotFoundError) else 1
     return 0
+
+
+def _unknown(name: str) -> str:
+    """What to say of a recipe that does not exist, which may be the name of a drafter."""
+    entry = registry.find(name)
+    meant = did_you_mean(name, RECIPES)
+    if entry is not None and entry.recipe:
+        meant = f"the recipe {entry.recipe.rpartition('.')[2]} trains {entry.name}. "
+    return f"unknown recipe {name}: {meant}Known are {', '.join(RECIPES)}"
 
 
 def load_recipe(name: str) -> ModuleType:

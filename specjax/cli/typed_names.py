@@ -26,10 +26,11 @@ OTHER_NAMES = {
 }
 # a line of a prompt file holds fields, whose names are those of the library
 FIELDS = re.compile(r"\s*line \d+: ")
-# not within a word, a path, a quoted value or a call such as NGram(num_draft=3)
-APART = r"(?<![\w.,:/='\"(-])"
+# not within a word, a path or a quoted value
+APART = r"(?<![\w.,:/='\"-])"
+CALL = r"\w\([^()]*\)"  # such as NGram(num_draft=3), in which the names are those of the library
 # objects that the library takes, of which the command takes the name
-LOADED = re.compile(r"specjax\.load(?:_drafter)?\((<[^>]*>|\.\.\.)[^)]*\)")
+LOADED = re.compile(r"specjax\.load(?:_drafter)?\((<[^>]*>)[^)]*\)")
 
 
 def in_options(error: object, add: Add) -> str:
@@ -60,10 +61,16 @@ def _line(line: str, options: Mapping[str, str]) -> str:
         # but for the sizes of a mesh, as in "model=7 devices"
         (rf"{APART}({any_name})=(?!\d+ devices)", " "),
         (rf"^({any_name})(?=: )", ""),
-        (rf"{APART}({odd})(?![\w=(.])", ""),
+        # but for the settings of a drafter or a rule, as in "top_k (int)"
+        (rf"{APART}({odd})(?![\w=(.]| \((?:int|float|str|bool)\))", ""),
         (rf"(?<=\bleave )({any_name})(?= out\b)", ""),
         (rf"(?<=\bgive )({any_name})(?=,| or\b| instead\b)", ""),
         (rf"(?<=\binstead of )({any_name})\b", ""),
     ):
-        line = re.sub(pattern, lambda match, after=after: options[match[1]] + after, line)
+        line = re.sub(f"{CALL}|{pattern}", lambda m, after=after: _typed(m, options, after), line)
     return line
+
+
+def _typed(match: re.Match, options: Mapping[str, str], after: str) -> str:
+    """Returns the option for the argument that was found, or the call that was found."""
+    return options[match[1]] + after if match[1] else match[0]

@@ -67,7 +67,7 @@ def check_divides(config: DecoderConfig | EncoderDecoderConfig, parts: int) -> N
             f"mesh: model={parts} devices cannot share {', '.join(wrong)} of this "
             f"{config.model_type} model; accepted for model: {', '.join(map(str, able))} (put the "
             "others on the axis data). A drafter may also be held whole by every device: load it "
-            "without mesh="
+            "without mesh= (on the command line: --replicate-drafter)"
         )
 
 

@@ -202,11 +202,12 @@ def _check_name(drafter: str) -> None:
             f"or {', '.join(map(repr, LOOKUPS))} before a name"
         )
     if "/" not in name and name not in EMBEDDED and not os.path.isdir(name):
-        meant = did_you_mean(name.partition(":")[0], typed_names(), repr)
+        wrappers = [entry.name for entry in registry.entries("wrapper")]
+        meant = did_you_mean(name.partition(":")[0], [*typed_names(), *wrappers], repr)
         raise ValueError(
-            f"drafter={drafter!r} is unknown: {meant}Accepted are "
-            " the names that `specjax drafters` lists, the folder or hub name (owner/name) of a "
-            "draft model or of heads, and objects such as specjax.load(...)"
+            f"drafter={drafter!r} is unknown: {meant}Accepted are the names that `specjax "
+            "drafters` lists, the folder or hub name (owner/name) of a draft model or of heads, "
+            "and in Python what specjax.load and specjax.load_drafter return"
         )
 
 

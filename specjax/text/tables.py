@@ -35,7 +35,7 @@ def named_table(lm: LM, name: str | None, most: int | None, shape) -> Drafter:
     if kind is Plain:  # drafts nothing, however many tokens are asked for
         return kind()
     if most is not None and not kind.takes_number:
-        known = ", ".join(f"{n}={getattr(kind, n)}" for n, of in settings_of(kind) if of is int)
+        known = ",".join(f"{n}={getattr(kind, n)}" for n, of in settings_of(kind) if of is int)
         raise ValueError(
             f"num={most}: how much drafter={name!r} drafts follows from its settings; leave num "
             f"out, and give the settings after the name, as in '{kind.name}:{known}'"
