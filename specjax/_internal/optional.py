@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+import dataclasses
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -16,3 +17,11 @@ def required(value: T | None, what: str) -> T:
     if value is None:
         raise ValueError(f"{what} is None, and its value is needed here: give it")
     return value
+
+
+def unset(*, repr: bool = True) -> Any:
+    """Returns a dataclass's field with the default None, whose type leaves None out.
+
+    ``__post_init__`` refuses None, or puts a value in its place: nobody reads it.
+    """
+    return dataclasses.field(default=None, repr=repr)

@@ -135,8 +135,9 @@ def compare(lm: LM, prompts: Prompts, *, options: CompareOptions) -> Comparison:
             "after them; compare without stop strings, or with stop=<token ids>"
         )
     rule = acceptance.named(options.drafting.rule)
-    coupled = rule is not None and rule.noise == "position"  # one text with every drafter
-    drafting = Drafting(rule=rule) if coupled else Drafting()
+    drafting, coupled = Drafting(), False
+    if rule is not None and rule.noise == "position":  # one text with every drafter
+        drafting, coupled = Drafting(rule=rule), True
     plain = dataclasses.replace(options, drafter=None, drafter_params=None, drafting=drafting)
     jobs = [prepare_measured(lm, prompts, plain), prepare_measured(lm, prompts, options)]
     texts = [TextStream(work).finish() for work in jobs]

@@ -7,6 +7,7 @@ The check is meant for authors of drafters and their tests.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -69,7 +70,7 @@ def check_drafter(
     tokens = np.asarray(tokens, np.int32)
     lengths = np.maximum(1, tokens.shape[1] - np.arange(len(tokens)))
     key = jax.random.key(seed)
-    common = dict(max_new_tokens=max_new_tokens, key=key, inputs=inputs)
+    common: dict[str, Any] = dict(max_new_tokens=max_new_tokens, key=key, inputs=inputs)
 
     def state_of(tokens, lengths, temperature):
         sampling = Sampling(temperature=temperature)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from typing import Any
 from unittest import mock
 
 import jax
@@ -69,7 +70,7 @@ def prefixes(tokens, parent):
       tokens: the tokens of the nodes.
       parent: the parents of the nodes.
     """
-    paths = [()]
+    paths: list[tuple[int, ...]] = [()]
     for node in range(1, len(tokens)):
         paths.append((*paths[parent[node]], int(tokens[node])))
     return paths
@@ -116,16 +117,14 @@ def drafts(q, topology, draws):
         weights.append(weight)
     tokens, law, laws = (np.asarray(x) for x in zip(*rows, strict=True))
     law[:, ROOT] = -1
-    draft = Draft(
+    arrays: dict[str, Any] = dict(
         start=np.zeros(len(rows), np.int32),
         tokens=tokens.astype(np.int32),
         candidate=np.ones(tokens.shape, bool),
         law=law.astype(np.int32),
         laws=laws.astype(np.float32),
-        topology=topology,
-        draws=draws,
     )
-    return draft, np.asarray(weights)
+    return Draft(**arrays, topology=topology, draws=draws), np.asarray(weights)
 
 
 def fixed_drafts(q, topology):
@@ -141,9 +140,10 @@ def fixed_drafts(q, topology):
             path = prefixes(tokens, topology)[topology[node]]
             tokens.append(int(order(q(path))[above[node]]))
         rows.append(tokens)
-    start = np.zeros(len(rows), np.int32)
-    draft = Draft(start=start, tokens=np.asarray(rows, np.int32), topology=topology)
-    return draft, np.full(len(rows), 1 / len(rows))
+    arrays: dict[str, Any] = dict(
+        start=np.zeros(len(rows), np.int32), tokens=np.asarray(rows, np.int32)
+    )
+    return Draft(**arrays, topology=topology), np.full(len(rows), 1 / len(rows))
 
 
 def with_passengers(draft, weights):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .. import trees
+from .._internal.optional import required
 from ..decoding import contract_checks
 from ..types import Draft, HeadTarget
 from .target_passes import TargetPasses
@@ -41,8 +43,8 @@ class _HiddenStateChecks:
         self.base, self.target, self.last = base, target, target.num_layers
         self.some = tuple(sorted({0, self.last // 2, self.last}))  # the compared hidden states
 
-    def features(self, which: tuple[int, ...]):
-        return self.base.tree_scores(features=which).features
+    def features(self, which: tuple[int, ...]) -> jax.Array:
+        return required(self.base.tree_scores(features=which).features, "scores.features")
 
     def shapes(self) -> str:
         base, draft = self.base, self.base.draft
@@ -53,9 +55,10 @@ class _HiddenStateChecks:
                 scores = contract_checks.verified(
                     self.target, params, cache, draft, features=which, logits=False
                 )
-                if size is None and scores.features.shape[-1] % len(which):
+                width = required(scores.features, "scores.features").shape[-1]
+                if size is None and width % len(which):
                     raise ValueError(
-                        f"verify: features are {scores.features.shape[-1]} wide: expected "
+                        f"verify: features are {width} wide: expected "
                         f"{len(which)} hidden states of one width side by side"
                     )
 
@@ -83,7 +86,8 @@ class _HiddenStateChecks:
         return ""
 
     def two_parts(self) -> str:
-        found = self.base.second_part(features=(self.last,)).features
+        scores = self.base.second_part(features=(self.last,))
+        found = required(scores.features, "scores.features")
         expected = self.features((self.last,))[:, 3:]
         if found.shape != expected.shape:
             return f"since=3 gives features of shape {found.shape}: expected {expected.shape}"
@@ -111,7 +115,8 @@ def part_checks(base: TargetPasses) -> tuple[Named, ...]:
     """
     last = base.target.num_layers - 1 if isinstance(base.target, HeadTarget) else 0
     found = []
-    for which in ({"exit": 1}, {"skip": (f"mlp.{last}",)}):
+    parts: tuple[dict[str, Any], ...] = {"exit": 1}, {"skip": (f"mlp.{last}",)}
+    for which in parts:
         try:
             part = base.target.sub_network(**which)
         except ValueError:  # the target has no such part

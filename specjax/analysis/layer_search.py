@@ -30,13 +30,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import trees
+from .._internal.optional import required
 from ..drafters.self_draft import SelfDraft
 from ..models.causal_lm import CausalLM
 from ..models.lm import LM
-from ..models.sub_network import KINDS, DecoderPart
+from ..models.sub_network import KINDS
 from ..text.options import Options, Prompts
 from ..text.prepare import prepare
-from ..types import Draft
+from ..types import Draft, SubNetwork
 from .timing import pass_seconds
 
 MOST_DRAFTS = 8
@@ -133,7 +134,7 @@ def eliminate(
         better = best is None or step.ratio > best.ratio
         best, since = (step, 0) if better else (best, since + 1)
         tell(f"{len(left_out)} of {len(names)} skipped: predicted {step.ratio:.2f} x plain")
-    return best
+    return required(best, "the best set")  # there are two sublayers and more
 
 
 class LayerSearch:
@@ -165,12 +166,10 @@ class LayerSearch:
         journal: str | Path | None = None,
         costs: PassCosts | None = None,
     ):
-        if not isinstance(lm.target, CausalLM):
-            lm.target.sub_network(exit=1)  # raises the reason, if there are no sub-networks
-            raise ValueError(f"{lm.name}: the search supports decoder-only models of specjax.load")
+        target = _decoder(lm)
         if max_new_tokens < 2:
             raise ValueError(f"max_new_tokens={max_new_tokens}: give at least 2")
-        self.lm, layers = lm, range(lm.target.num_layers)
+        self.lm, layers = lm, range(target.num_layers)
         self.names = tuple(f"{kind}.{layer}" for layer in layers for kind in KINDS)
         self.costs = costs or measure_costs(lm)
         work = prepare(lm, prompts, Options(drafter=None, max_new_tokens=max_new_tokens, stop=()))
@@ -180,18 +179,18 @@ class LayerSearch:
         self.known: dict[tuple[str, ...], np.ndarray] = {}
         self.journal = None if journal is None else Path(journal)
         if self.journal is not None:
-            self._resume()
+            self._resume(self.journal)
 
-    def _resume(self):
+    def _resume(self, journal: Path):
         """Reads the journal, or creates it."""
         about = {"fingerprint": self.lm.checkpoint, "tokens": self._texts().tolist()}
-        if not self.journal.exists():
-            self.journal.write_text(json.dumps(about) + "\n", encoding="utf-8")
+        if not journal.exists():
+            journal.write_text(json.dumps(about) + "\n", encoding="utf-8")
             return
-        first, *lines = self.journal.read_text(encoding="utf-8").splitlines()
+        first, *lines = journal.read_text(encoding="utf-8").splitlines()
         if json.loads(first) != about:
             raise ValueError(
-                f"journal={self.journal}: it belongs to another model or to other prompts; give "
+                f"journal={journal}: it belongs to another model or to other prompts; give "
                 "another file, or delete it"
             )
         for line in lines:
@@ -236,9 +235,9 @@ class LayerSearch:
           most: the greatest number of drafts.
         """
         skip = tuple(name for name in self.names if name in skip)
-        counts = [sum(name.startswith(kind) for name in skip) for kind in KINDS]
+        attention, mlp = (sum(name.startswith(kind) for name in skip) for kind in KINDS)
         right = self.right(skip)
-        drafts, ratio = predict(right, self.costs, *counts, most)
+        drafts, ratio = predict(right, self.costs, attention, mlp, most)
         return Choice(skip, drafts, float(right.mean()), ratio)
 
     def run(self, tell: Callable[[str], None] = lambda _: None) -> SelfDraft | None:
@@ -269,18 +268,27 @@ def _said(target, params, cache, tokens, start, gates):
     return jnp.argmax(scores.logits, axis=-1).astype(jnp.int32)
 
 
+def _decoder(lm: LM) -> CausalLM:
+    """Returns the target of a model. Raises ValueError where the search does not support it."""
+    if not isinstance(lm.target, CausalLM):
+        lm.target.sub_network(exit=1)  # raises the reason, if there are no sub-networks
+        raise ValueError(f"{lm.name}: the search supports decoder-only models of specjax.load")
+    return lm.target
+
+
 @dataclasses.dataclass(frozen=True)
 class _Alone:
     """A part of a target in the form of a target for ``timing``, with the cache of the whole."""
 
-    part: DecoderPart
+    whole: CausalLM
+    part: SubNetwork
 
     @property
     def max_positions(self):
-        return self.part.whole.max_positions
+        return self.whole.max_positions
 
     def init(self, params, batch, capacity, inputs=None):
-        return self.part.whole.init(params, batch, capacity, inputs)
+        return self.whole.init(params, batch, capacity, inputs)
 
     def verify(self, params, cache, draft):
         return self.part.verify(params, cache, draft)
@@ -297,11 +305,11 @@ def measure_costs(lm: LM, most: int = MOST_DRAFTS, **options) -> PassCosts:
     sizes = [n for n in (1, 2, 4, 8, 16) if n < 2 * (most + 1)]
     seconds = pass_seconds(lm, sizes, **options)
     passes = {n: float(np.min(s)) for n, s in seconds.items()}
-    layers = lm.target.num_layers
-    adds = []
+    target = _decoder(lm)
+    layers, adds = target.num_layers, []
     for kind in KINDS:
         skip = tuple(f"{kind}.{layer}" for layer in range(layers))
-        part = _Alone(lm.target.sub_network(skip=skip))
+        part = _Alone(target, target.sub_network(skip=skip))
         alone = float(np.min(pass_seconds((part, lm.params), 1, **options)[1]))
         adds.append(max(passes[1] - alone, 0.0) / layers)
     return PassCosts(passes, *adds)

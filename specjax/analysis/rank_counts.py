@@ -68,7 +68,7 @@ class _Followed(ChainDrafter):
     """
 
     num_draft: int = 0
-    inner: Drafter = None
+    inner: Drafter = dataclasses.field(kw_only=True)
     name = "followed"
 
     @property

@@ -39,7 +39,9 @@ class RoundInputs:
 class InputRecorder(DrafterWrapper):
     """The drafter ``inner``, which also records the inputs of the round's parts in its state."""
 
-    reads_nodes = True
+    @property
+    def reads_nodes(self) -> bool:
+        return True
 
     def draft_step(self, params, target_params, state, context):
         draft, proposed = self.inner.draft_step(params, target_params, state, context)

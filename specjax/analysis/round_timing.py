@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._internal.optional import required
 from ..decoding import loop, prefill
 from ..decoding.state import State
 from ..text.task import GenerationTask
@@ -113,7 +114,7 @@ def program_memory(work: GenerationTask) -> ProgramMemory:
     rounds = jax.ShapeDtypeStruct((), jnp.int32)
     compiled = burst.lower(rounds, work.params, state).compile()
     end = time.perf_counter()
-    plan = compiled.memory_analysis()
+    plan = required(compiled.memory_analysis(), "memory_analysis()")
     peak = (
         plan.argument_size_in_bytes
         + plan.output_size_in_bytes

@@ -68,12 +68,12 @@ class Evidence:
           false_alarm: the false-alarm rate of the test.
           power: the probability with which a deviation is found.
         """
-        from scipy.optimize import brentq
+        from scipy.optimize import root_scalar
         from scipy.stats import chi2, ncx2
 
         edge = chi2.isf(false_alarm, self.cells)
         misses = lambda x: ncx2.cdf(edge, self.cells, x) - (1 - power)  # noqa: E731
-        noncentrality = brentq(misses, 1e-9, 10 * edge + 1000)
+        noncentrality = root_scalar(misses, bracket=(1e-9, 10 * edge + 1000), method="brentq").root
         return min(1.0, float(np.sqrt(noncentrality / (4 * self.samples))))
 
 

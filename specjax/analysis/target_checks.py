@@ -11,13 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import trees
+from .._internal.optional import required
 from ..decoding import contract_checks
 from ..decoding.inputs import check_objects
 from ..drafters.plain import Plain
 from ..types import HeadTarget, PyTree, Target, Verdict
 from .contract_report import ContractReport, run_check
 from .hidden_state_checks import hidden_state_checks, part_checks
-from .target_passes import LENGTHS, PATH, TREE, TargetPasses
+from .target_passes import LENGTHS, PATH, TREE, TargetPasses, verdict_of
 
 
 def check_target(
@@ -94,7 +95,7 @@ class TargetChecks(TargetPasses):
 
     def tree(self) -> str:
         for path, expected in self.paths():
-            found = jnp.moveaxis(self.scores.logits[:, jnp.asarray(path)], 1, 0)
+            found = jnp.moveaxis(self.logits[:, jnp.asarray(path)], 1, 0)
             if wrong := self.near(found, expected, f"nodes {path}"):
                 return wrong
         return ""
@@ -125,15 +126,16 @@ class TargetChecks(TargetPasses):
     def unseen(self) -> str:
         more = self.committed(np.zeros(len(LENGTHS), np.int32))
         found = self.verify(more, self.nodes, self.lengths - 1, topology=TREE).logits
-        return self.near(found, self.scores.logits, "with one entry more in the cache")
+        return self.near(found, self.logits, "with one entry more in the cache")
 
     def parts(self) -> str:
         scores = self.second_part()
-        expected = self.scores.logits[:, 3:]
-        if jnp.shape(scores.logits) != jnp.shape(expected):
-            return f"since=3 gives logits of shape {scores.logits.shape}: expected {expected.shape}"
+        expected = self.logits[:, 3:]
+        found = required(scores.logits, "scores.logits")
+        if found.shape != expected.shape:
+            return f"since=3 gives logits of shape {found.shape}: expected {expected.shape}"
         contract_checks.check_same("the entries", scores.entries, self.scores.entries)
-        return self.near(scores.logits, expected, "nodes 3 and on")
+        return self.near(found, expected, "nodes 3 and on")
 
     def before_the_text(self) -> str:
         batch = len(LENGTHS)
@@ -157,16 +159,16 @@ class TargetChecks(TargetPasses):
             alone = self.verify(empty, text, zeros, topology=chain).entries
             path = np.arange(self.capacity, dtype=np.int32)[None]
             count = self.lengths[row : row + 1] - 2
-            cache = self.commit(empty, alone, zeros, Verdict(path=path, count=count, token=zeros))
+            cache = self.commit(empty, alone, zeros, verdict_of(path, count, zeros))
             start = self.lengths[row : row + 1] - 1
             found = self.verify(cache, self.nodes[row : row + 1], start, topology=TREE).logits
-            if wrong := self.near(found[0], self.scores.logits[row], f"row {row} alone"):
+            if wrong := self.near(found[0], self.logits[row], f"row {row} alone"):
                 return wrong
         return ""
 
     def pure(self) -> str:
         again = self.verify(self.prefilled, self.nodes, self.lengths - 1, topology=TREE)
-        if not np.array_equal(again.logits, self.scores.logits, equal_nan=True):
+        if not np.array_equal(again.logits, self.logits, equal_nan=True):
             return "a second pass gives other logits"
         bare = self.verify(
             self.prefilled, self.nodes, self.lengths - 1, topology=TREE, logits=False

@@ -10,11 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import trees
+from .._internal.optional import required
 from ..types import Draft, PartialPass, Scores, Verdict
 
 TREE = (-1, 0, 0, 1, 1, 2, 3)  # the parents of the scored draft's nodes
 PATH = (0, 1, 4)  # the accepted nodes, which are not the first nodes of the draft
 LENGTHS = (1, 4, 9)  # the number of committed tokens in each row
+
+
+def verdict_of(path, count, token) -> Verdict:
+    """Returns the verdict with these arrays of NumPy."""
+    return Verdict(path=jnp.asarray(path), count=jnp.asarray(count), token=jnp.asarray(token))
 
 
 class TargetPasses:
@@ -63,6 +69,11 @@ class TargetPasses:
         """The scores of the tree."""
         return self.tree_scores()
 
+    @functools.cached_property
+    def logits(self) -> jax.Array:
+        """The logits of the tree, float32 ``[B, N, V]``."""
+        return required(self.scores.logits, "scores.logits")
+
     def tree_scores(self, **settings) -> Scores:
         """Returns the scores of the tree.
 
@@ -87,7 +98,7 @@ class TargetPasses:
         cache = self.init()
         entries = self.verify(cache, tokens, zeros, topology=chain, logits=False).entries
         path = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
-        verdict = Verdict(path=path, count=count.astype(np.int32) - 1, token=zeros)
+        verdict = verdict_of(path, count.astype(np.int32) - 1, zeros)
         return self.commit(cache, entries, zeros, verdict)
 
     def one_by_one(self, cache, tokens, start, features=()):
@@ -108,9 +119,10 @@ class TargetPasses:
             at = start + step
             own = tokens[:, step : step + 1]
             scores = self.verify(cache, own, at, topology=(-1,), features=features)
-            found.append((scores.features if features else scores.logits)[:, 0])
+            numbers = scores.features if features else scores.logits
+            found.append(required(numbers, "the scores")[:, 0])
             zeros = np.zeros((batch,), np.int32)
-            verdict = Verdict(path=np.zeros((batch, 1), np.int32), count=zeros, token=zeros)
+            verdict = verdict_of(np.zeros((batch, 1), np.int32), zeros, zeros)
             cache = self.commit(cache, scores.entries, at, verdict)
         return jnp.stack(found)
 
@@ -155,7 +167,7 @@ class TargetPasses:
     def committed(self, counts):
         """Returns the cache after ``counts`` int32 ``[B]`` nodes of ``PATH`` were accepted."""
         path = np.broadcast_to(np.asarray(PATH, np.int32), (len(LENGTHS), len(PATH)))
-        verdict = Verdict(path=path, count=counts, token=counts)
+        verdict = verdict_of(path, counts, counts)
         return self.commit(self.prefilled, self.scores.entries, self.lengths - 1, verdict)
 
     def second_part(self, **settings) -> Scores:

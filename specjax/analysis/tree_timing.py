@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -94,7 +95,7 @@ def time_trees(
 
     def timed(*shapes) -> dict[trees.Tree | None, RunSeconds]:
         """Runs all earlier trees and ``shapes`` in turn; returns the fastest seconds of each."""
-        common = dict(
+        common: dict[str, Any] = dict(
             max_new_tokens=max_new_tokens, sampling=Sampling(temperature=temperature), stop=()
         )
         for shape in shapes:

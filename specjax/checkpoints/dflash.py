@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from ..drafters.block import BlockConfig, BlockDrafter
 from .layers import block_names, layer_config, layer_hf
@@ -57,7 +58,7 @@ def load(config: Mapping, tensors: Mapping, target):
             f"num_target_layers={config['num_target_layers']}: made for another target than "
             f"{target.name}, which has {count} layers; load the target that it belongs to"
         )
-    said = {"block_size": config.get("block_size", own.get("block_size"))}
+    said: dict[str, Any] = {"block_size": config.get("block_size", own.get("block_size"))}
     said |= {"mask_token_id": own.get("mask_token_id", config.get("mask_token_id"))}
     lacking = [name for name, value in said.items() if value is None]
     if lacking:
@@ -120,7 +121,7 @@ def save(drafter: BlockDrafter, params, target=None) -> tuple[dict, dict]:
 
 def names(shape: BlockConfig) -> dict[str, tuple]:
     """Names of tensors in the file to paths of parameters."""
-    named = {f"{name}.weight": (name, "weight") for name in ("fc", "hidden_norm")}
+    named: dict[str, tuple] = {f"{x}.weight": (x, "weight") for x in ("fc", "hidden_norm")}
     named["norm.weight"] = ("layers", "norm", "weight")
     for i in range(shape.layers.num_layers):
         named |= block_names(shape.layers, i, f"layers.{i}.", ("layers",))

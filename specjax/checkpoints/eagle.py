@@ -46,7 +46,7 @@ def matches(config: Mapping, names: set[str]) -> bool:
 
 def load(config: Mapping, tensors: Mapping, target):
     fused = "fusion_fc.weight" in tensors
-    inner = config.get("transformer_layer_config") or config
+    inner = dict(config.get("transformer_layer_config") or config)
     if fused:
         inner = rope_of(config) | inner
     layer = layer_config(

@@ -135,7 +135,7 @@ def save(drafter: Eagle3, params, target=None) -> tuple[dict, dict]:
 
 def options(drafter: Eagle3) -> dict:
     """The config keys of EAGLE-3, at the top level of the config."""
-    shape, layers = drafter.config, drafter.layers
+    shape, layers = drafter.config, drafter.features
     config = {
         "draft_vocab_size": shape.draft_vocab_size or shape.vocab_size,
         "norm_before_residual": shape.norm_before_residual,
@@ -180,7 +180,7 @@ def names(shape: Eagle3Config, first: str = "midlayer.", old_norms: bool = False
     ``first``: what names of the first layer begin with; ``old_norms``: whether norms of features
     have the names of older SGLang.
     """
-    named = {f"{name}.weight": (name, "weight") for name in ("fc", "norm")}
+    named: dict[str, tuple] = {f"{name}.weight": (name, "weight") for name in ("fc", "norm")}
     if shape.fc_bias:
         named["fc.bias"] = ("fc", "bias")
     if shape.draft_vocab_size:

@@ -34,6 +34,7 @@ class Layout(Protocol):
 
         Only one layout may match a folder: formats are asked in the order of registration.
         """
+        ...
 
     def load(
         self, config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], target: LM
@@ -43,6 +44,7 @@ class Layout(Protocol):
         Raises:
           ValueError: tensors that are missing, misshapen or left over, or another target's heads.
         """
+        ...
 
     def save(
         self, drafter: Drafter, params: PyTree, target: LM | None
@@ -52,6 +54,7 @@ class Layout(Protocol):
         Raises:
           ValueError: this layout cannot hold the drafter.
         """
+        ...
 
 
 class _Formats(Mapping[str, Layout]):
@@ -59,7 +62,7 @@ class _Formats(Mapping[str, Layout]):
 
     def __getitem__(self, name: str) -> Layout:
         module = registry.formats()[name]
-        return cast(Layout, registry.load_module(module, __package__))
+        return cast(Layout, registry.load_module(module, "specjax.checkpoints"))
 
     def __iter__(self) -> Iterator[str]:
         return iter(registry.formats())

@@ -19,9 +19,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from .._internal.optional import required
 from ..drafters.hydra import Hydra, HydraConfig
 from ..drafters.prefix import prefix_config
-from .layers import block_names, check_layer
+from .layers import block_names, check_layer, config_of
 from .weights import check_copy, check_sizes, embedding_table, params_of, tensors_of
 
 DESCRIPTION = "Hydra's (hydra_mlp.{i}.{j}.linear.weight, hydra_lm_head.{i}.weight)"
@@ -79,7 +80,7 @@ def save(drafter: Hydra, params, target=None) -> tuple[dict, dict]:
         check_layer(
             "format='hydra': the prefix layer",
             shape.prefix,
-            prefix_config(drafter.target.config),
+            prefix_config(config_of(drafter.target)),
             "make it with drafters.prefix.prefix_config(target.config)",
         )
     config = {
@@ -87,7 +88,7 @@ def save(drafter: Hydra, params, target=None) -> tuple[dict, dict]:
         "hydra_num_layers": shape.num_layers,
         "hydra_head_arch": "mlp" if shape.prefix is None else "prefix-mlp",
         "grounded_heads": True,
-        "hidden_state_offset": drafter.target.num_layers - drafter.layer,
+        "hidden_state_offset": drafter.target.num_layers - required(drafter.layer, "layer"),
         "hidden_size": shape.hidden_size,
         "vocab_size": shape.vocab_size,
     }
@@ -96,7 +97,8 @@ def save(drafter: Hydra, params, target=None) -> tuple[dict, dict]:
 
 def names(shape: HydraConfig) -> dict[str, tuple]:
     """Names of tensors in the file to paths of parameters."""
-    named, dropout = {}, int(shape.prefix is not None)
+    named: dict[str, tuple] = {}
+    dropout = int(shape.prefix is not None)
     for i in range(shape.num_heads):
         for leaf in ("weight", "bias"):
             for j in range(shape.num_layers):
@@ -107,7 +109,7 @@ def names(shape: HydraConfig) -> dict[str, tuple]:
             if not shape.tied:
                 at = f"hydra_lm_head.{i}.1" if dropout else f"hydra_lm_head.{i}"
                 named[f"{at}.{leaf}"] = ("lm_heads", i, leaf)
-    if dropout:
+    if shape.prefix is not None:
         named[f"{_PREFIX}norm.weight"] = ("prefix", "norm", "weight")
         named |= block_names(shape.prefix, 0, f"{_PREFIX}layers.0.", ("prefix",))
     return named

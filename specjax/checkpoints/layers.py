@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from typing import Any
 
+from ..models.causal_lm import CausalLM
 from ..models.config import DecoderConfig
 from ..models.translate import config_from_hf, config_to_hf
+from ..types import HeadTarget
 
 _NORMS = {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"}
 _KINDS = ("llama", "qwen2", "qwen3")  # families whose tensors have the names of ``block_names``
@@ -77,7 +80,7 @@ def layer_hf(config: DecoderConfig) -> dict:
     three have them (Qwen2), ``qkv_bias`` is written. Llama's config has no key for a window, which
     is written as ``{"specjax": {"window": n}}``.
     """
-    plain = dict(qkv_bias=False, o_bias=False, mlp_bias=False)
+    plain: dict[str, Any] = dict(qkv_bias=False, o_bias=False, mlp_bias=False)
     kind = "qwen3" if config.qk_norm else "llama"
     if kind == "llama":
         plain["window"] = None
@@ -101,7 +104,7 @@ def block_names(config: DecoderConfig, layer: int, before: str, path: tuple) -> 
       path: the path of the ``Decoder`` in the parameters.
     """
     at = (*path, "blocks", layer)
-    parts = {name: (*at, norm) for name, norm in _NORMS.items()}
+    parts: dict[str, tuple] = {name: (*at, norm) for name, norm in _NORMS.items()}
     for key in "qkvo":
         parts[f"self_attn.{key}_proj"] = (*at, "attention", key)
     for key in ("gate", "up", "down"):
@@ -115,6 +118,20 @@ def block_names(config: DecoderConfig, layer: int, before: str, path: tuple) -> 
     return named | {
         f"{before}{name}.bias": (*parts[name], "bias") for name, is_so in biased.items() if is_so
     }
+
+
+def config_of(target: HeadTarget) -> DecoderConfig:
+    """Returns the shape of a target, for layouts whose files leave it to the target.
+
+    Raises:
+      ValueError: the target is one of your own, which has no config.
+    """
+    if not isinstance(target, CausalLM):
+        raise ValueError(
+            f"the layout takes the shape of its layers from the target, and {type(target).__name__}"
+            " has no config: take heads in another layout, or a target from specjax.load"
+        )
+    return target.config
 
 
 def check_layer(name: str, layer: DecoderConfig, wanted: DecoderConfig, way_out: str) -> None:

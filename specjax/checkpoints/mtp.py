@@ -35,6 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from .._internal.optional import required
 from ..drafters.mtp import MTP, MTPConfig, module_layer
 from ..models import translate
 from ..models.files import read_json
@@ -42,7 +43,7 @@ from ..models.headers import INDEX, SINGLE, weight_files
 from ..models.model_folder import folder_of
 from ..models.reading import Reader
 from ..models.tensors import Tensor, gathered, shape_of
-from .layers import check_layer
+from .layers import check_layer, config_of
 from .weights import Tensors, check_copy, check_integers, embedding_table, head_table, listed
 
 DESCRIPTION = "MTP modules (model.layers.{n}.eh_proj, [model.]mtp_layers.{k}.input_proj or mtp.fc)"
@@ -165,7 +166,7 @@ def _layout_of(names) -> ModuleLayout | None:
 
 
 def load(config: Mapping, tensors, target):
-    layout, count = _layout_of(tensors), target.config.num_layers
+    layout, count = required(_layout_of(tensors), "the layout"), target.config.num_layers
     prefix = re.escape(layout.layer).replace(r"\{n\}", r"(\d+)").replace(r"\{k\}", r"(\d+)")
     found = {int(m[1]) for name in tensors if (m := re.match(prefix, name))}
     begin = count if "{n}" in layout.layer else 0
@@ -206,7 +207,7 @@ def save(drafter: MTP, params, target=None) -> tuple[dict, dict]:
     layout = next((x for x in LAYOUTS.values() if x.config == wanted), None)
     if layout is None:
         raise ValueError(f"format='mtp': no published layout has {wanted}")
-    layer = module_layer(drafter.target.config)
+    layer = module_layer(config_of(drafter.target))
     if not shape.layer.num_experts:
         layer = dataclasses.replace(layer, num_experts=0)  # told by the tensors
     check_layer(
@@ -243,7 +244,7 @@ def _prefixes(layout: ModuleLayout, begin: int, num: int) -> set[str]:
 
 def _tensors(drafter: MTP, layout: ModuleLayout) -> dict[str, Tensor]:
     """Names of tensors in the file to the parameters of ``MTPModules`` that each holds."""
-    shape, begin = drafter.config, drafter.target.config.num_layers
+    shape, begin = drafter.config, drafter.target.num_layers
     parts = {".".join(map(str, path)) for path, _ in nnx.to_flat_state(drafter.shapes)}
     layers = dataclasses.replace(shape.layer, num_layers=shape.num_stages)
     found = {}

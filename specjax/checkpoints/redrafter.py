@@ -63,7 +63,7 @@ def save(drafter: ReDrafter, params, target=None) -> tuple[dict, dict]:
 
 def names(shape: ReDrafterConfig) -> dict[str, tuple]:
     """Names of tensors in the file to paths of parameters."""
-    named = {f"lm_head.{shape.num_layers}.weight": ("lm_head", "weight")}
+    named: dict[str, tuple] = {f"lm_head.{shape.num_layers}.weight": ("lm_head", "weight")}
     if shape.recurrent:
         named["rnn_w.weight"] = ("token", "weight")
     for leaf in ("weight", "bias"):

@@ -94,9 +94,8 @@ def save_drafter(
 
 def _layout_of(drafter: Drafter, format: str | None) -> tuple[str, Layout]:
     """The name of the format in which a drafter is to be written, and its layout."""
-    usual = next(iter(registry.formats_of(drafter)), None)
-    name = usual if format is None else format
-    if name not in FORMATS:
+    name = next(iter(registry.formats_of(drafter)), None) if format is None else format
+    if name is None or name not in FORMATS:
         raise ValueError(
             f"format={name!r} is unknown for {type(drafter).__name__}; known: {', '.join(FORMATS)}"
         )

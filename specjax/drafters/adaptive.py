@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import trees
+from .._internal.optional import required
 from .._internal.pytree import pytree_dataclass
 from ..acceptance.walk import eligible
 from ..types import DrafterWrapper, PyTree
@@ -73,15 +74,15 @@ class Adaptive(DrafterWrapper):
 
     def __post_init__(self):
         depth = self.inner.depth
-        if self.widths is None:
-            usual = (2**k - 1 for k in range(depth.bit_length() + 1))
-            object.__setattr__(self, "widths", (*(w for w in usual if w < depth), depth))
-        object.__setattr__(self, "widths", tuple(int(w) for w in self.widths))
-        if self.widths[:1] != (0,) or list(self.widths) != sorted({*self.widths}):
-            raise ValueError(f"Adaptive(widths={self.widths}): they must increase from 0")
-        if not 1 <= self.widths[-1] <= depth:
+        usual = (2**k - 1 for k in range(depth.bit_length() + 1))
+        given = (*(w for w in usual if w < depth), depth) if self.widths is None else self.widths
+        widths = tuple(int(w) for w in given)
+        object.__setattr__(self, "widths", widths)
+        if widths[:1] != (0,) or list(widths) != sorted({*widths}):
+            raise ValueError(f"Adaptive(widths={widths}): they must increase from 0")
+        if not 1 <= widths[-1] <= depth:
             raise ValueError(
-                f"Adaptive(widths={self.widths}): {self.inner.name} drafts {depth} deep, so give "
+                f"Adaptive(widths={widths}): {self.inner.name} drafts {depth} deep, so give "
                 f"at least one width from 1 to {depth} besides 0"
             )
 
@@ -96,9 +97,10 @@ class Adaptive(DrafterWrapper):
 
     def only(self, width: int) -> np.ndarray:
         """Costs that pin ``Goodput`` to one of ``widths``: float32 ``[W]``, infinite elsewhere."""
-        if width not in self.widths:
-            raise ValueError(f"only({width}): the widths are {self.widths}")
-        return np.where(np.asarray(self.widths) == width, 1, np.inf).astype(np.float32)
+        widths = required(self.widths, "widths")
+        if width not in widths:
+            raise ValueError(f"only({width}): the widths are {widths}")
+        return np.where(np.asarray(widths) == width, 1, np.inf).astype(np.float32)
 
     def shard(self, params, mesh):
         """The weights of ``inner`` on a mesh; see ``sharding.place``."""
@@ -110,7 +112,7 @@ class Adaptive(DrafterWrapper):
                 "params['drafter'] of an Adaptive drafter must be a dict with 'inner' (weights of "
                 f"the inner drafter) and 'costs' (seconds of a round at widths {self.widths})"
             )
-        if jnp.shape(params["costs"]) != (len(self.widths),):
+        if jnp.shape(params["costs"]) != (len(required(self.widths, "widths")),):
             raise ValueError(
                 f"costs has shape {jnp.shape(params['costs'])}: give one cost for each of the "
                 f"widths {self.widths}"
@@ -122,7 +124,7 @@ class Adaptive(DrafterWrapper):
 
     def plan(self, params, target_params, state, budget):
         costs = jnp.asarray(params["costs"], jnp.float32)
-        return self.policy.choose(state.memory, self.widths, costs, budget)
+        return self.policy.choose(state.memory, required(self.widths, "widths"), costs, budget)
 
     @property
     def plans(self) -> bool:

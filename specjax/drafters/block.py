@@ -24,6 +24,7 @@ References: DFlash, arXiv 2602.06036.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -110,7 +111,7 @@ class BlockLayers(nnx.Module):
         """
         layers, batch = self.config.layers, len(features)
         x = self.hidden_norm(self.fc(features.reshape(-1, features.shape[-1]).T))
-        parts = [block.attention for block in self.layers.blocks]
+        parts: list[Any] = [block.attention for block in self.layers.blocks]
         made = fused_linear(x, *[layer for own in parts for layer in (own.k, own.v)])  # in one call
         full = [layers.window_of(i) is None for i in range(layers.num_layers)]
         ropes = {kind: turns(layers, positions, kind, x.dtype) for kind in {*full}}
@@ -191,7 +192,7 @@ class BlockDrafter(HeadDrafter):
         return BlockState(cache=kv_cache.init(slots, batch, c.num_kv_heads, c.head_dim, dtype))
 
     def make_level(self, params, target_params, state, context):
-        heads, masks = self.heads(params), self.topology.depth
+        heads, masks = self.heads(params), self.depth
 
         def say():
             tokens = jnp.pad(

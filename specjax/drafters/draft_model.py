@@ -28,6 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import trees
+from .._internal.optional import required, unset
 from .._internal.pytree import pytree_dataclass
 from ..decoding import contract_checks as checks
 from ..trees import expand
@@ -76,7 +77,7 @@ class DraftModel(ModelPassDrafter):
       ValueError: there is no model, or nothing to draft.
     """
 
-    model: Target = None
+    model: Target = unset()
     topology: trees.Topology | None = None
     sibling_sampling: str | None = None
     name = "draft"
@@ -120,7 +121,7 @@ class DraftModel(ModelPassDrafter):
         block, skip = _below(before, grown), before.shape[1]
         first = since + skip if since else 0
         scores = checks.verified(self.model, params, cache, block, since=first, entries=entries)
-        return scores.logits[:, since + skip - first :], scores.entries
+        return required(scores.logits, "scores.logits")[:, since + skip - first :], scores.entries
 
     def observe(self, params, target_params, state, segment):
         if segment.round is None:
@@ -212,7 +213,7 @@ def _below(before: jax.Array, grown: Draft) -> Draft:
         topology = (*above, *(parent + count for parent in topology))
     else:
         first = jnp.broadcast_to(jnp.asarray(above, jnp.int32), before.shape)
-        parent = jnp.concatenate([first, grown.parent + count], axis=1)
+        parent = jnp.concatenate([first, required(grown.parent, "parent") + count], axis=1)
     return Draft(
         start=grown.start - count,
         tokens=jnp.concatenate([before, grown.tokens], axis=1),

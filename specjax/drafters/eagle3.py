@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from .._internal.optional import required, unset
 from ..models.config import DecoderConfig
 from ..models.decoder import Attention, DecoderLayer
 from ..models.layers import Linear, Norm
@@ -64,9 +65,9 @@ class Eagle3Config(SizesOfLayer):
     """
 
     layer: DecoderConfig
-    feature_size: int | None = None
+    feature_size: int = unset()
     num_features: int = 3
-    draft_vocab_size: int | None = None
+    draft_vocab_size: int = unset()
     norm_before_residual: bool = False
     fc_norm: str | None = None
     normed_output: bool = False
@@ -168,7 +169,7 @@ class Eagle3Head(FeatureModule):
         self.norm = norm(size)
         self.lm_head = Linear(size, tokens, bias=config.head_bias, **common) if tokens else None
         if lm_head is not None:
-            self.lm_head.weight[...] = jnp.asarray(lm_head, param_dtype)
+            required(self.lm_head, "lm_head").weight[...] = jnp.asarray(lm_head, param_dtype)
         ids = jnp.arange(tokens) if vocab is None else jnp.asarray(vocab)
         self.vocab = VocabMap(ids.astype(jnp.int32)) if config.has_vocab else None
         blank = None
@@ -257,12 +258,11 @@ class Eagle3(FeatureDrafter):
     name = "eagle3"
 
     def __post_init__(self):
-        if self.layers is None:
-            layers = usual_layers(self.target.num_layers)
-            object.__setattr__(self, "layers", layers)
-        if len(self.layers) != self.config.num_features:
+        layers = usual_layers(self.target.num_layers) if self.layers is None else self.layers
+        object.__setattr__(self, "layers", layers)
+        if len(layers) != self.config.num_features:
             raise ValueError(
-                f"layers={self.layers}: the head reads {self.config.num_features} hidden states of "
+                f"layers={layers}: the head reads {self.config.num_features} hidden states of "
                 "the target; give as many"
             )
         super().__post_init__()

@@ -23,6 +23,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from .._internal.optional import unset
 from .._internal.pytree import pytree_dataclass
 from ..trees.topology import chain
 from ..types import Draft, Drafter, PyTree
@@ -60,8 +61,8 @@ class Fallback(TableBefore):
     """
 
     num_draft: int = 0
-    first: IndexedDrafter = None
-    inner: Drafter = None
+    first: IndexedDrafter = unset()
+    inner: Drafter = unset()
     least: float | None = None
     can_rest = True
 

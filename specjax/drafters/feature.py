@@ -13,6 +13,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from .. import trees
+from .._internal.optional import required
 from ..trees import expand
 from ..trees.levels import Words, depth_of
 from .feature_cache import FeatureReader
@@ -67,7 +68,7 @@ class FeatureDrafter(FeatureReader):
     def make_level(self, params, target_params, state, context, caught=None):
         """See ``HeadDrafter.make_level``; ``caught``: what ``_catch_up`` returned of this round."""
         head, batch = self.heads(params), len(context.length)
-        logits, hidden = caught
+        logits, hidden = required(caught, "caught")
         step = self._next_depth if self.num_stages == 1 else self._next_stage
 
         def level(carry, grown, since):

@@ -93,7 +93,7 @@ class FeatureReader(HeadDrafter):
 
     @property
     def features(self) -> tuple[int, ...]:
-        return (self.layer,) if self.layers is None else self.layers
+        return super().features if self.layers is None else self.layers
 
     @property
     def num_pending(self) -> int:

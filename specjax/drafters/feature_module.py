@@ -35,6 +35,7 @@ class FeatureModule(nnx.Module):
     """
 
     layer: DecoderConfig
+    blocks: nnx.List
     embedding = None
     vocab = None
 

@@ -135,9 +135,10 @@ class Goodput(DraftLengthPolicy):
         seen = jnp.where(live[:, None], own, 0.0)
         here = jnp.sum(seen, axis=1, keepdims=True)
         elsewhere = jnp.sum(here, axis=2, keepdims=True) - here
-        rate = shrink(*elsewhere, self.prior_acceptance)
-        rate = shrink(*(here - seen), rate)
-        return shrink(*own, rate)
+        others = here - seen
+        rate = shrink(elsewhere[0], elsewhere[1], self.prior_acceptance)
+        rate = shrink(others[0], others[1], rate)
+        return shrink(memory.hits, memory.tries, rate)
 
     def hurdle(self, live: jax.Array) -> jax.Array:
         """float32 scalar: by which factor drafting must beat plain rounds."""

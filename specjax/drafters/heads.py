@@ -26,13 +26,14 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from .. import trees
+from .._internal.optional import required, unset
 from .._internal.pytree import pytree_dataclass
 from ..trees import expand
 from ..trees.levels import depth_of
@@ -89,11 +90,11 @@ class HeadDrafter(ChainDrafter, abc.ABC):
 
     num_draft: int = 0
     config: Any = None
-    target: HeadTarget = dataclasses.field(default=None, repr=False)
+    target: HeadTarget = unset(repr=False)
     topology: trees.Topology | None = None
     layer: int | None = None
     sibling_sampling: str = "top"
-    module = None
+    module: ClassVar[Any] = None
     can_rest = True
     takes_topology = True
     takes_sibling_sampling = True
@@ -103,13 +104,13 @@ class HeadDrafter(ChainDrafter, abc.ABC):
             object.__setattr__(self, "topology", self.default_topology)
         if self.layer is None:
             object.__setattr__(self, "layer", self.target.num_layers)
-        expand.check_sibling_sampling(self.sibling_sampling, self.topology)
-        if self.max_depth is not None and self.topology.depth > self.max_depth:
+        expand.check_sibling_sampling(self.sibling_sampling, self.tree)
+        if self.max_depth is not None and self.depth > self.max_depth:
             raise ValueError(
-                f"{self.name}: the tree is {self.topology.depth} deep, and the drafter has "
+                f"{self.name}: the tree is {self.depth} deep, and the drafter has "
                 f"{self.max_depth} heads: take a tree no deeper than that"
             )
-        object.__setattr__(self, "num_draft", self.topology.num_nodes - 1)
+        object.__setattr__(self, "num_draft", self.tree.num_nodes - 1)
 
     @abc.abstractmethod
     def make_level(
@@ -136,23 +137,28 @@ class HeadDrafter(ChainDrafter, abc.ABC):
 
     @property
     def features(self) -> tuple[int, ...]:
-        return (self.layer,)
+        return (required(self.layer, "layer"),)
 
     @property
     def vocab_size(self) -> int:
         return self.config.vocab_size
 
     @property
+    def tree(self) -> trees.Topology:
+        """The tree that is drafted: ``topology``, where it was given."""
+        return required(self.topology, "topology")
+
+    @property
     def depth(self) -> int:
-        return self.topology.depth
+        return self.tree.depth
 
     @property
     def shapes(self) -> nnx.State:
         """The shapes and dtypes of the weights; nothing is allocated."""
         return _abstract(self.module, self.config)[1]
 
-    def heads(self, params: PyTree) -> nnx.Module:
-        """The module with its weights ``params``, which is ``params["drafter"]`` of ``decode``."""
+    def heads(self, params: PyTree) -> Any:
+        """The ``module`` with its weights ``params``, ``params["drafter"]`` of ``decode``."""
         return nnx.merge(_abstract(self.module, self.config)[0], params)
 
     def init(self, params, target_params, batch, capacity, inputs=None):
@@ -162,12 +168,12 @@ class HeadDrafter(ChainDrafter, abc.ABC):
     def draft_step(self, params, target_params, state, context):
         level, carry = self.make_level(params, target_params, state, context)
         draft, _, _ = expand.expand(
-            self.topology, context, level, carry, sibling_sampling=self.sibling_sampling
+            self.tree, context, level, carry, sibling_sampling=self.sibling_sampling
         )
         return draft, state
 
     def observe(self, params, target_params, state, segment):
-        feature = last_feature(state.feature, segment.features, segment.num)
+        feature = last_feature(state.feature, required(segment.features, "features"), segment.num)
         return dataclasses.replace(state, feature=feature)
 
 

@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import trees
+from .._internal.optional import required, unset
 from .._internal.pytree import pytree_dataclass, static
 from ..trees.topology import chain
 from ..types import POINT_MASS, ROOT, Draft, Drafter, PyTree
@@ -119,7 +120,7 @@ class Hybrid(TableBefore):
     """
 
     num_draft: int = 0
-    inner: Drafter = None
+    inner: Drafter = unset()
     lookup: NGram | None = None
     can_rest = True
 
@@ -131,8 +132,13 @@ class Hybrid(TableBefore):
         object.__setattr__(self, "inner", inner.beside(self.num_draft + 1))
 
     @property
+    def _lookup(self) -> NGram:
+        """``lookup``, or what stands for None."""
+        return required(self.lookup, "lookup")
+
+    @property
     def name(self) -> str:
-        return f"{self.lookup.name}+{self.inner.name}"
+        return f"{self._lookup.name}+{self.inner.name}"
 
     def init(self, params, target_params, batch, capacity, inputs=None):
         return HybridState(inner=self.inner.init(params, target_params, batch, capacity, inputs))
@@ -141,7 +147,7 @@ class Hybrid(TableBefore):
         most = self.inner.depth
         width = most if context.width is None else jnp.minimum(context.width, most)
         none = jnp.zeros((len(context.length), 0), jnp.int32)
-        copying = Copying(tokens=context.tokens, length=context.length, lookup=self.lookup)
+        copying = Copying(tokens=context.tokens, length=context.length, lookup=self._lookup)
         asks = ~copying.copies(none)[-1] & (context.budget > 0)
         asked = dataclasses.replace(
             context,
@@ -157,13 +163,13 @@ class Hybrid(TableBefore):
         most = own.num_nodes - 1
         said = own.tokens[:, 1:]
         found = copying.matches(said)
-        copies = jnp.stack([self.lookup.trusted(m) > 0 for m in found], axis=1)
+        copies = jnp.stack([self._lookup.trusted(m) > 0 for m in found], axis=1)
         # after all tokens of the inner drafter there need not be anything to copy
         first = jnp.where(jnp.any(copies, axis=1), jnp.argmax(copies, axis=1), most)
         first = first.astype(jnp.int32)
         matched = jnp.take_along_axis(jnp.stack(found, axis=1), first[:, None, None], axis=1)[:, 0]
         text = copying.text(said)
-        copied, count = self.lookup.copy(text, context.length + first, matched, self.num_draft)
+        copied, count = self._lookup.copy(text, context.length + first, matched, self.num_draft)
         copied = jnp.take_along_axis(copied, jnp.maximum(steps - first[:, None], 0), axis=1)
         draft, own = joined(
             context, own, steps < first[:, None], copied, steps < (first + count)[:, None]
@@ -227,7 +233,7 @@ def joined(context, own: Draft, mine, copied, kept) -> tuple[Draft, Draft]:
     proposed = jnp.cumsum(~proposed, axis=1) == 0  # nothing hangs below what is not proposed
     law = None
     if own.laws is not None:
-        law = jnp.where(mine, jnp.pad(own.law[:, 1:], wide), POINT_MASS)
+        law = jnp.where(mine, jnp.pad(required(own.law, "law")[:, 1:], wide), POINT_MASS)
     draft = trees.tree_draft(
         context,
         tokens,

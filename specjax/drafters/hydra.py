@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from .._internal.optional import required
 from ..models.config import DecoderConfig
 from ..models.decoder import Decoder
 from ..models.layers import Linear, fused_linear, product
@@ -112,7 +113,7 @@ class HydraHeads(nnx.Module):
         if self.lm_heads is None:
             return target.head(params, x, batch)
         own = self.lm_heads[k]
-        logits = product(own.weight[...], x, transpose_out=True) + own.bias[...]
+        logits = product(own.weight[...], x, transpose_out=True) + required(own.bias, "bias")[...]
         return logits.astype(jnp.float32).reshape(batch, -1, logits.shape[-1])
 
     def logits(self, hidden, tokens, target, params, segments=None) -> jax.Array:

@@ -43,6 +43,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import trees
+from .._internal.optional import required
 from .._internal.pytree import pytree_dataclass
 from ..sampling import drawing
 from ..types import Context
@@ -118,7 +119,7 @@ class Jacobi(ChainDrafter):
         return trees.chain_draft(context, guesses, candidate=inside, scored=inside), state
 
     def readout(self, draft, scores):
-        return drawing.argmax(scores.logits)
+        return drawing.argmax(required(scores.logits, "scores.logits"))
 
     def observe(self, params, target_params, state, segment):
         if segment.round is None:

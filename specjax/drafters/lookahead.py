@@ -52,6 +52,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import trees
+from .._internal.optional import required, unset
 from .._internal.pytree import pytree_dataclass
 from ..sampling import drawing
 from ..types import ROOT
@@ -98,7 +99,7 @@ class Lookahead(ChainDrafter):
     """
 
     num_draft: int = 0
-    vocab_size: int | None = None
+    vocab_size: int = unset()
     window: int = 7
     ngram: int = 4
     guesses: int = 7
@@ -172,7 +173,9 @@ class Lookahead(ChainDrafter):
 
     def readout(self, draft, scores):
         last = (self.depth - 1) * self.window  # the first column's node of the last level
-        return drawing.argmax(scores.logits[:, last : last + self.window])
+        return drawing.argmax(
+            required(scores.logits, "scores.logits")[:, last : last + self.window]
+        )
 
     def observe(self, params, target_params, state, segment):
         if segment.round is None or segment.round[0].num_nodes == 1:  # a round without a draft

@@ -24,6 +24,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from .._internal.optional import required
 from .eagle3 import Eagle3
 from .heads import independent_level
 
@@ -51,7 +52,7 @@ class PEagle(Eagle3):
         super().__post_init__()
 
     def make_level(self, params, target_params, state, context, caught=None):
-        return independent_level(lambda: caught[0])
+        return independent_level(lambda: required(caught, "caught")[0])
 
     def _root(self, head, target_params, cache, features, tokens, start, count):
         """As ``FeatureReader._root``, with logits ``[B, D, V]`` of all depths: one pass over pairs

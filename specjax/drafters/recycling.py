@@ -33,6 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import trees
+from .._internal.optional import required, unset
 from ..sampling import drawing
 from ..types import ROOT
 from .base import ChainDrafter
@@ -77,7 +78,7 @@ class Recycling(ChainDrafter):
     """
 
     num_draft: int = 0
-    vocab_size: int | None = None
+    vocab_size: int = unset()
     topology: trees.Topology | None = None
     reads_prompt: bool = True
     name = "recycling"
@@ -92,34 +93,39 @@ class Recycling(ChainDrafter):
 
     def __post_init__(self):
         shape = self.topology or (trees.chain(self.num_draft) if self.num_draft else None)
-        shape = shape or published_tree()
-        if not isinstance(shape, trees.Tree):
-            raise ValueError(
-                f"Recycling(topology={shape}): the table holds ranks, no probabilities; give a "
-                "static tree, such as trees.branching(3, 2, 1) or trees.chain(4)"
-            )
+        object.__setattr__(self, "topology", shape or published_tree())
+        shape = self.tree
         if not self.vocab_size or self.vocab_size <= max(shape.ranks):
             raise ValueError(
                 f"Recycling(vocab_size={self.vocab_size}): give the size of the target's "
                 f"vocabulary, above {max(shape.ranks)} for this tree"
             )
-        object.__setattr__(self, "topology", shape)
         object.__setattr__(self, "num_draft", shape.num_nodes - 1)
 
     @property
+    def tree(self) -> trees.Tree:
+        """The tree that is drafted. Raises ValueError if it is not static."""
+        if not isinstance(self.topology, trees.Tree):
+            raise ValueError(
+                f"Recycling(topology={self.topology}): the table holds ranks, no probabilities; "
+                "give a static tree, such as trees.branching(3, 2, 1) or trees.chain(4)"
+            )
+        return self.topology
+
+    @property
     def depth(self) -> int:
-        return self.topology.depth
+        return self.tree.depth
 
     @property
     def width(self) -> int:
         """Entries of a row of the table."""
-        return max(self.topology.ranks) + 1
+        return max(self.tree.ranks) + 1
 
     def init(self, params, target_params, batch, capacity, inputs=None):
         return jnp.full((batch, self.vocab_size, self.width), -1, jnp.int32)
 
     def draft_step(self, params, target_params, state, context):
-        tree = self.topology
+        tree = self.tree
         parents, ranks, depths = map(np.asarray, (tree.parents, tree.ranks, tree.depths))
         tokens = context.root[:, None]
         for depth in range(1, tree.depth + 1):
@@ -136,7 +142,7 @@ class Recycling(ChainDrafter):
         return draft, state
 
     def readout(self, draft, scores):
-        return drawing.best(scores.logits, self.width)
+        return drawing.best(required(scores.logits, "scores.logits"), self.width)
 
     def observe(self, params, target_params, state, segment):
         if segment.round is None:

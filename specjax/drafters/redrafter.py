@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -73,7 +74,7 @@ class ReDrafterHead(nnx.Module):
 
     def __init__(self, config: ReDrafterConfig, *, rngs: nnx.Rngs, param_dtype=jnp.float32):
         self.config = c = config
-        common = dict(rngs=rngs, param_dtype=param_dtype)
+        common: dict[str, Any] = dict(rngs=rngs, param_dtype=param_dtype)
         size, both = c.hidden_size, 2 * c.hidden_size
         self.token = Linear(size, size, **common) if c.recurrent else None
         self.state = Linear(size, size, bias=True, **common) if c.recurrent else None
@@ -88,7 +89,7 @@ class ReDrafterHead(nnx.Module):
     def step(self, state: jax.Array, embedded: jax.Array) -> jax.Array:
         """The state after a token whose embedding is ``embedded`` ``[F, M]``."""
         embedded = embedded.astype(state.dtype)
-        if self.token is None:
+        if self.token is None or self.state is None:
             return state + embedded
         return jax.nn.silu(self.token(embedded) + self.state(state))
 

@@ -37,6 +37,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import trees
+from .._internal.optional import unset
 from .._internal.pytree import filled, pytree_dataclass
 from ..decoding import contract_checks as checks
 from ..models.sub_network import skipped_sublayers
@@ -67,7 +68,7 @@ class SelfDraft(ModelPassDrafter):
         be stopped.
     """
 
-    target: Target = dataclasses.field(default=None, repr=False)
+    target: Target = unset(repr=False)
     exit: int | None = None
     skip: tuple[str, ...] = ()
     topology: trees.Topology | None = None

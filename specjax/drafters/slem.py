@@ -28,6 +28,7 @@ import math
 import jax.numpy as jnp
 
 from .. import trees
+from .._internal.optional import required
 from .._internal.pytree import pytree_dataclass
 from ..sampling.distribution import Sampling
 from ..trees import expand
@@ -114,8 +115,8 @@ class SLEM(TranslatedDraftModel):
     def kept(self, state, segment):
         """Those that stand in the text, whatever string they were committed in."""
         steps = jnp.arange(self.own_depth, dtype=jnp.int32)
-        where = state.length[:, None] + steps
+        where = required(state.length, "length")[:, None] + steps
         there = jnp.take_along_axis(state.tokens, where, axis=1, mode="fill", fill_value=-1)
-        same = (there == state.drafted) & (steps < state.passes[:, None] - 1)
+        same = (there == state.drafted) & (steps < required(state.passes, "passes")[:, None] - 1)
         path = jnp.broadcast_to(steps, same.shape)
         return path, jnp.sum(jnp.cumprod(same, axis=1), axis=1, dtype=jnp.int32)

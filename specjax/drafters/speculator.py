@@ -27,11 +27,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from .._internal.optional import required
 from ..models.config import DecoderConfig
 from ..models.decoder import Decoder
 from ..models.layers import Linear, fused_linear, product
@@ -120,7 +122,7 @@ class SpeculatorCell(nnx.Module):
 
     def __init__(self, config: SpeculatorConfig, *, rngs: nnx.Rngs, param_dtype=jnp.float32):
         self.config = c = config
-        common = dict(rngs=rngs, param_dtype=param_dtype)
+        common: dict[str, Any] = dict(rngs=rngs, param_dtype=param_dtype)
         steps = range(1 if c.tied else c.num_heads)
 
         def table():
@@ -152,7 +154,7 @@ class SpeculatorCell(nnx.Module):
           after: int32 ``[M]``, the token that follows each.
         """
         token = self.embeddings[0][0][...][after].T
-        return self.fc(jnp.concatenate([_normed(token), _normed(hidden)], axis=0))
+        return required(self.fc, "fc")(jnp.concatenate([_normed(token), _normed(hidden)], axis=0))
 
     def start(self, hidden: jax.Array) -> tuple[jax.Array, ...]:
         """The state before the first token; ``hidden`` ``[F, M]``, or ``[W, M]`` of the prefix
@@ -172,7 +174,7 @@ class SpeculatorCell(nnx.Module):
             return (_gelu(self.norms[own](mixed[0])),)
         forget, write, show = (jax.nn.sigmoid(x) for x in mixed[:3])
         cell = state[1] * forget + _gelu(self.norms[own](mixed[3])) * write
-        return _gelu(self.cell_norms[own](cell)) * show, cell
+        return _gelu(required(self.cell_norms, "cell_norms")[own](cell)) * show, cell
 
     def table(self, i: int) -> jax.Array:
         """The LM head ``H`` of step ``i``, ``[V, D]``."""

@@ -100,7 +100,7 @@ def _buckets(words: Mapping[bytes, int]) -> tuple[np.ndarray, np.ndarray]:
     letters = np.maximum(vocabularies.padded(spelled, len(order), MOST_BYTES), 0)
     letters = letters.astype(np.uint32)
     powers = [_powers(factor, letters.shape[1]) for factor in _FACTORS]
-    both = [np.sum(letters * power, axis=1, dtype=np.uint32) for power in powers]
+    both = [np.asarray(np.sum(letters * x, axis=1, dtype=np.uint32)) for x in powers]
     num = 1 << max(1, len(order) - 1).bit_length()
     bucket = _bucket(both[0], num)
     by_bucket = np.argsort(bucket, kind="stable")

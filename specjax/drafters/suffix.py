@@ -28,6 +28,7 @@ from __future__ import annotations
 import dataclasses
 
 from .. import trees
+from .._internal.optional import required
 from . import context_index, continuations
 from .indexed import IndexedDrafter
 
@@ -75,7 +76,7 @@ class Suffix(IndexedDrafter):
 
     @property
     def depth(self) -> int:
-        return self.topology.depth
+        return required(self.topology, "topology").depth
 
     def propose(self, index, tokens, length, end, shared=False):
         places, matched = context_index.nearest(index, tokens, end, length, self.occurrences)

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._internal.optional import required
 from .._internal.pytree import pytree_dataclass
 from ..models import vocabularies
 from ..models.tokenizer import Tokenizer
@@ -131,7 +132,10 @@ class TranslatedDraftModel(DraftModel, abc.ABC):
     """
 
     ratio: float = 2.0
-    vocab_size = None
+
+    @property
+    def vocab_size(self) -> None:
+        """None: the target may have any vocabulary."""
 
     def shard(self, params, mesh):
         """The weights on a mesh, as the model wants them; every device has the tables."""
@@ -206,11 +210,11 @@ class TranslatedDraftModel(DraftModel, abc.ABC):
         if state.model.fresh is None:  # a round without a draft
             return state
         path, num = self.kept(state, segment)
-        begin = state.length - LAG
+        before = required(state.length, "length")
         # the last ``LAG`` tokens of the text are read again, whatever the next round is
-        num = jnp.minimum(num + LAG, length - state.length)
+        num = jnp.minimum(num + LAG, length - before)
         num = jnp.where(state.model.ran & live, jnp.maximum(num, 0), 0)
-        model = self.keep(state.model, begin, LAG - 1, path, num)
+        model = self.keep(state.model, before - LAG, LAG - 1, path, num)
         return TranslatedState(model=model, tokens=state.tokens, ends=state.ends)
 
     def _read_segment(self, tables, state: TranslatedState, segment) -> TranslatedState:

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import trees
+from .._internal.optional import required
 from .._internal.pytree import pytree_dataclass
 from ..types import ROOT, Draft, Drafter, PyTree, Segment, Verdict
 from .base import ChainDrafter
@@ -124,7 +125,7 @@ class Union(ChainDrafter):
 def round_of(segment: Segment, draft: Draft) -> Segment:
     """The segment for a drafter whose ``draft`` was only one of several: its verdict reaches as far
     as its own nodes are what was committed."""
-    verdict = segment.round[1]
+    verdict = required(segment.round, "segment.round")[1]
     deepest = trees.max_depth(draft)
     above = jnp.broadcast_to(trees.parents(draft), draft.tokens.shape)
     index = jnp.arange(draft.num_nodes)

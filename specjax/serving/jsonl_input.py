@@ -194,7 +194,7 @@ def parsed(line: bytes):
 
 def _prompt(lm: LM, index: int, given, defaults: Mapping[str, Any], folder: Path) -> Prompt:
     """Returns one checked prompt. Raises ``ValueError`` or ``TypeError`` for a broken one."""
-    hears = encoder_inputs.encodes(lm) and lm.config.reads == FEATURES
+    hears = encoder_inputs.encodes(lm) and lm.target.reads == FEATURES
     given = given if isinstance(given, Mapping) else {FEATURES if hears else "prompt": given}
     fields = _named(given)
     asked = _asked(fields, hears)

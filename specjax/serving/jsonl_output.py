@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from .identity import SETTINGS, differing
 
@@ -40,7 +41,7 @@ class OutputFile:
       OSError: the file cannot be written.
     """
 
-    def __init__(self, file: str | os.PathLike, made_with: Mapping[int, Mapping[str, str]]):
+    def __init__(self, file: str | os.PathLike, made_with: Mapping[int, Mapping[str, Any]]):
         self.name, self._made_with = os.fspath(file), made_with
         self._synced = time.monotonic()
         try:

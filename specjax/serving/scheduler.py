@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from .. import kernels, sharding
@@ -144,7 +145,9 @@ class Continuous:
         own = [(options.seed, p.index) if p.seed is None else (p.seed, 0) for p in waiting]
         self._keys = _keys(np.asarray(own, np.uint32))
         self._work: GenerationTask = work.asking(
-            key=jax.random.wrap_key_data(np.resize(self._keys, (self._batch, 2)), impl=KEYS),
+            key=jax.random.wrap_key_data(
+                jnp.asarray(np.resize(self._keys, (self._batch, 2))), impl=KEYS
+            ),
             budget=np.asarray(
                 [s.prompt.max_new_tokens if s else 0 for s in self._standing], np.int32
             ),
@@ -217,7 +220,7 @@ class Continuous:
     def _texts(self) -> list[np.ndarray]:
         """Returns the committed tokens of the rows that are still decoded."""
         rows = [standing for standing in self._standing if standing]
-        return [r.prompt.tokens if r.tokens is None else r.tokens for r in rows]
+        return [np.asarray(r.prompt.tokens if r.tokens is None else r.tokens) for r in rows]
 
     def _coming(self) -> tuple[np.ndarray, DecodeInputs] | None:
         """Returns the rows and the inputs of the next prompts; None if too few rows are free."""
@@ -267,7 +270,7 @@ class Continuous:
         """Returns the inputs of the encoder, always of the same shapes; None without an encoder."""
         return encoder_inputs.of_rows([prompt.source for prompt in prompts], self._width)
 
-    def _values(self, prompts: list[Prompt]) -> dict[str, np.ndarray]:
+    def _values(self, prompts: list[Prompt]) -> dict[str, Any]:
         """Returns each sampling setting of the programs as an array ``[K]``, one value a prompt."""
 
         def values(name, none):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -122,7 +122,7 @@ def _refreshed(work: GenerationTask, state: State) -> PyTree:
     return work.refreshed(texts).params
 
 
-def _text_of(lm: LM, ids: Sequence[int]) -> str:
+def _text_of(lm: LM, ids: Iterable[int]) -> str:
     """Returns a prompt as text; without a tokenizer, its token ids."""
     return " ".join(map(str, ids)) if lm.tokenizer is None else lm.tokenizer.decode(ids)
 

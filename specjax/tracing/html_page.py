@@ -39,7 +39,7 @@ def page(data: dict) -> str:
 
 
 def _asset(name: str) -> str:
-    return resources.files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
+    return resources.files("specjax.tracing").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def check_output(file: str | os.PathLike) -> None:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import acceptance, sharding, trees
+from .._internal.optional import required
 from .._internal.pytree import pytree_dataclass, static
 from ..acceptance import walk
 from ..acceptance.node_laws import DraftLaw, TargetLaw
@@ -176,9 +177,9 @@ def _arrays(rule, params, verified: VerifiedRound, emitted, keys) -> RoundArrays
     draft, context, verdict = verified.draft, verified.context, verified.verdict
     batch, nodes = draft.tokens.shape
     rows, tokens = jnp.arange(batch)[:, None], jnp.maximum(draft.tokens, 0)
-    target_law = TargetLaw(draft, verified.scores.logits, context)
-    draft_law = DraftLaw(draft, verified.scores.logits.shape[-1])
-    most = min(TOP, verified.scores.logits.shape[-1])
+    logits = required(verified.scores.logits, "scores.logits")
+    target_law, draft_law = TargetLaw(draft, logits, context), DraftLaw(draft, logits.shape[-1])
+    most = min(TOP, logits.shape[-1])
     last = walk.at_node(verdict.path, jnp.maximum(verdict.count, 0))
 
     def law(node):
@@ -268,6 +269,7 @@ def _round(arrays: RoundArrays, row: int, spell, reason: str) -> Round:
 def _nodes(one: RoundArrays, path: list[int], spell) -> list[Node]:
     """Returns the nodes of one row, before they are cut at the end of the text."""
     draft, tokens = one.draft, one.draft.tokens
+    parent = required(draft.parent, "draft.parent")  # as ``_arrays`` records it
     scored = np.ones(tokens.shape, bool) if draft.scored is None else draft.scored
     accepted_child = dict(zip(path, path[1:], strict=False))
     next_token = {node: int(tokens[child]) for node, child in accepted_child.items()}
@@ -304,7 +306,7 @@ def _nodes(one: RoundArrays, path: list[int], spell) -> list[Node]:
         return status, words(case, n, above)
 
     def words(case: str, n: int, above: int) -> str:
-        earlier = np.flatnonzero(one.acceptable & (draft.parent == above))
+        earlier = np.flatnonzero(one.acceptable & (parent == above))
         first = not earlier.size or earlier[0] == n
         numbers = {name: float(x[n]) for name, x in one.evidence.items()}
         name = spell(next_token[above]) if next_token.get(above, -1) >= 0 else "nothing"
@@ -314,7 +316,7 @@ def _nodes(one: RoundArrays, path: list[int], spell) -> list[Node]:
 
     nodes = []
     for n in range(len(tokens)):
-        above = int(draft.parent[n])
+        above = int(parent[n])
         status, because = fate(n, above)
         there = n > ROOT and scored[n] and scored[above] and tokens[n] >= 0
         drawn = draft.law is not None and draft.law[n] != POINT_MASS

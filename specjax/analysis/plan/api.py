@@ -18,6 +18,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -72,7 +73,7 @@ class Plan:
         verified = [c for c in self.candidates if c.measured is not None]
         if not self.finished:  # perhaps not all of the best candidates were measured
             verified = []
-        return max(verified, key=lambda c: c.measured) if verified else self.candidates[0]
+        return max(verified, key=lambda c: c.measured or 0.0) if verified else self.candidates[0]
 
     @property
     def options(self) -> dict:
@@ -142,7 +143,7 @@ class Plan:
     def as_json(self) -> dict:
         """Returns the plan as JSON values, with None in place of NaN."""
 
-        def plain(value):
+        def plain(value: Any) -> Any:
             if isinstance(value, dict):
                 return {str(key): plain(v) for key, v in value.items()}
             if isinstance(value, list | tuple):
@@ -151,7 +152,7 @@ class Plan:
 
         facts = dataclasses.asdict(self)
         chosen = dataclasses.asdict(self.choice)
-        options = {"drafter": self.choice.drafter}
+        options: dict[str, Any] = {"drafter": self.choice.drafter}
         if self.choice.num_draft:
             options["num_draft"] = self.choice.num_draft
         return plain(facts | {"choice": chosen, "options": options, "verdict": self.verdict})

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -74,9 +75,10 @@ class Survey:
         width = encoder_inputs.width_of(sources)
         read = [[sources[row] for row in group] for group in rows]
         self.inputs = [encoder_inputs.of_rows(group, width) for group in read]
-        tokens, _, self.buffer = fit(lm, ids, common.max_new_tokens)
+        tokens, _, self.buffer = fit(lm, list(ids), common.max_new_tokens)
         self.width = tokens.shape[1]
-        self.jobs = {PLAIN_WAY: self.prepared(*PLAIN_WAY)}
+        self.jobs: dict[tuple[str, int], list[GenerationTask]] = {}
+        self.jobs[PLAIN_WAY] = self.prepared(*PLAIN_WAY)
         for name in drafters:
             self.jobs[name, self.lengths[name][-1]] = self.prepared(name, self.lengths[name][-1])
             for length in self.runs(name)[:-1]:
@@ -165,8 +167,13 @@ class Survey:
     def _pass_calls(self) -> dict[int, Call]:
         mean = int(np.mean([len(ids) for group in self.groups for ids in group]))
         length = min(mean + int(np.max(self.common.max_new_tokens)) // 2, self.buffer)
-        at = dict(batch=self.batch, length=length, capacity=self.buffer, lasting=A_PASS)
-        at["inputs"] = self.inputs[0]
+        at: dict[str, Any] = dict(
+            batch=self.batch,
+            length=length,
+            capacity=self.buffer,
+            lasting=A_PASS,
+            inputs=self.inputs[0],
+        )
         lengths = {length for own in self.lengths.values() for length in own}
         sizes = {1, *(w for n in lengths for w in widths(n + 1))}
         return {n: pass_call(self.lm, n, **at) for n in sorted(sizes)}
@@ -244,7 +251,7 @@ class Survey:
 
     # ------------------------------------------------------------ predicting
 
-    def relative_costs(self, pick=slice(None)) -> Costs:
+    def relative_costs(self, pick: slice | np.ndarray = slice(None)) -> Costs:
         """Returns the cost of rounds in units of a plain round, over the groups ``pick``."""
         steps = sum(taken.count for taken in self._taken(PLAIN_WAY, 0)[pick])
         unit = self._fastest(PLAIN_WAY).run[pick].sum() / steps
@@ -349,7 +356,7 @@ class Survey:
 
     def _ways(self) -> list[tuple[str, int]]:
         """Returns plain decoding, and the draft lengths of each drafter that can be predicted."""
-        ways = [PLAIN_WAY]
+        ways: list[tuple[str, int]] = [PLAIN_WAY]
         for name in self.drafters:
             ends = [length for other, length in self.readings if other == name]
             if len(ends) == len(self.runs(name)):

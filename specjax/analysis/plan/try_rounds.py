@@ -121,8 +121,8 @@ def _try_in_order(work: GenerationTask, state: State) -> AcceptanceRecord:
     def round_of(state: State, budget: np.ndarray) -> State:
         zero = jnp.zeros(len(ends), jnp.int32)
         stats = dataclasses.replace(state.stats, drafted=zero, accepted=zero.copy())
-        budget = jnp.asarray(budget, jnp.int32)
-        return work.burst(1, dataclasses.replace(state, stats=stats, budget=budget))
+        asked = jnp.asarray(budget, jnp.int32)
+        return work.burst(1, dataclasses.replace(state, stats=stats, budget=asked))
 
     for at in range(ends.max()):
         live = at < ends
