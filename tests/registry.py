@@ -17,8 +17,10 @@ from specjax.drafters import (
     SAM,
     Adaptive,
     DraftModel,
+    ExLlama,
     Fallback,
     Goodput,
+    HuggingFace,
     Hybrid,
     Jacobi,
     Lookahead,
@@ -27,6 +29,7 @@ from specjax.drafters import (
     Recycling,
     SelfDraft,
     Suffix,
+    SuffixMatch,
     Union,
     text_table,
 )
@@ -319,6 +322,35 @@ def cases(model, params, near=None, other=None):
         "adaptive ngram": (
             Adaptive(NGram(num_draft=5, longest=2, shortest=1, stretch=2), RESTLESS),
             {"inner": None, "costs": COSTS},
+            ("delta",),
+        ),
+        # lengths that follow the drafter's laws or the text, row by row
+        "unsure draft": (
+            Adaptive(DraftModel(num_draft=3, model=model), ExLlama(skip=0, threshold=0.55)),
+            {"inner": near},
+            ("rejection", "block"),
+        ),
+        "unsure self": (
+            Adaptive(
+                SelfDraft(num_draft=3, target=model, exit=1), HuggingFace(start=3, threshold=0.6)
+            ),
+            {"inner": None},
+            ("block",),
+        ),
+        "unsure self tree": (
+            Adaptive(
+                SelfDraft(target=model, topology=trees.Tree(TREE), exit=1),
+                SuffixMatch(offset=1.0, min_probability=0.3),
+            ),
+            {"inner": None},
+            ("rejection", "traversal"),
+        ),
+        "unsure draft expanded": (
+            Adaptive(
+                DraftModel(model=model, topology=trees.Expand(2, 3, 6)),
+                HuggingFace(start=3, threshold=0.55),
+            ),
+            {"inner": near},
             ("delta",),
         ),
         "hybrid draft": hybrid(4, (DraftModel(num_draft=2, model=model), near, ("block",))),

@@ -122,11 +122,13 @@ def test_the_site_builds_strictly(tmp_path):
 
 def test_the_site_lists_every_drafter_and_rule():
     from specjax.acceptance import RULES
-    from specjax.drafters import registry
+    from specjax.drafters import POLICIES, registry
 
     methods = PAGES["docs/methods/index.md"]
     for name in [entry.name for entry in registry.entries()] + list(RULES):
         assert f"`{name}`" in methods or f"`{name.replace('-', '_')}`" in methods, name
+    for name in POLICIES:
+        assert f"| `{name}`" in PAGES["docs/methods/combinators.md"], name
     for name in RULES:  # of drafters: test_drafter_registry.py
         assert f"`{name}`" in README or f"`{name.replace('-', '_')}`" in README, name
 

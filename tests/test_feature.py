@@ -15,7 +15,7 @@ from specjax import Sampling, trees
 from specjax.acceptance import walk
 from specjax.decoding import loop, prefill, round
 from specjax.decoding.inputs import prepare_inputs
-from specjax.drafters import Adaptive, NGram, Union
+from specjax.drafters import Adaptive, DraftLengthPolicy, NGram, Union
 from specjax.drafters.eagle import Eagle, EagleConfig
 from specjax.drafters.eagle3 import Eagle3, Eagle3Config, check_vocab, usual_layers
 from specjax.drafters.feature import FeatureDrafter
@@ -164,7 +164,7 @@ def test_drafts_and_caches_are_those_of_passes_from_scratch(name):
 
 
 @dataclasses.dataclass(frozen=True)
-class InTurn:
+class InTurn(DraftLengthPolicy):
     """A policy: widths 0, several times, until what is pending must be read, then 2, and so on."""
 
     def init(self, batch, depth):

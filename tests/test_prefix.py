@@ -17,7 +17,7 @@ import specjax
 from specjax import trees
 from specjax.decoding import loop
 from specjax.decoding.inputs import prepare_inputs
-from specjax.drafters import Adaptive, Hybrid, Hydra, NGram, Speculator, prefix
+from specjax.drafters import Adaptive, DraftLengthPolicy, Hybrid, Hydra, NGram, Speculator, prefix
 from specjax.drafters.hydra import HydraConfig
 from specjax.drafters.prefix import read_rows
 from specjax.drafters.speculator import SpeculatorConfig
@@ -234,7 +234,7 @@ def test_a_file_whose_prefix_is_no_layer_is_refused(tmp_path):
 
 
 @dataclasses.dataclass(frozen=True)
-class Seldom:
+class Seldom(DraftLengthPolicy):
     """Drafts in every twelfth round."""
 
     name = "seldom"

@@ -14,10 +14,10 @@ EVERYTHING = ""  # matches every test of a file
 COVER = (  # drafters of the registry: every kind of head, topology, wrapper and state once
     "draft|ngram|union of draft models|hybrid draft|adaptive ngram|redrafter|blockwise|medusa"
     "|hydra prefix|mlp speculator|block|eagle|eagle3|p-eagle|mtp|mtp heads|tree per row|silent"
-    "|suffix tree|recycling|self|jacobi blocks|lookahead|tli|slem"
+    "|suffix tree|recycling|self|jacobi blocks|lookahead|tli|slem|unsure draft"
 )
 DRAWN = (  # drafter and rule: ways to draw siblings and kinds of state once
-    "plain-delta|draft-block|draft tree iid-kseq|draft tree hub-hub"
+    "plain-delta|draft-block|draft tree iid-kseq|draft tree hub-hub|unsure draft-block"
 )
 
 MESHED = "draft|ngram|medusa|hydra prefix|eagle|mtp|adaptive eagle3|tree per row|hybrid draft"
@@ -86,13 +86,13 @@ TABLE = {
         ("top_to_bottom|one_law|builds_strictly|70b", MERGE),
     ],
     "test_draft_length.py": [
-        ("every_policy.*hugg|hopeless|budget_of_one|exllamas|hugging_faces", MERGE),
+        ("every_policy.*(hugg|suffix)|hopeless|budget_of_one|exllamas|hugging_faces", MERGE),
         ("goodput|no_evidence|sum_over_the_rows|good_drafter", MERGE),
         (EVERYTHING, FULL),
     ],
     "test_drafts.py": [
         (r"\[(blockwise|hydra prefix|medusa|mtp distinct|speculator prefix) iid\]", FULL),
-        (r"\[(adaptive self.*|draft unrelated|merged chains|fallback draft)\]", FULL),
+        (r"\[((adaptive|unsure) self.*|draft unrelated|merged chains|fallback draft)\]", FULL),
         (r"\[(hybrid (mtp|tli|self)|tli|mtp distinct distinct|mtp heads iid)\]", FULL),
         (r"\[(speculator|hydra) prefix distinct\]", FULL),
         (EVERYTHING, MERGE),
@@ -197,6 +197,11 @@ TABLE = {
     "test_package.py": [("wheel", MERGE)],
     "test_planner.py": [
         ("runs_at_every_length|one_trace|heads|every_way|agree|where_tokens|ctrl_c|set_back", FULL),
+    ],
+    "test_policies.py": [
+        (r"refused|fault.*\[rejection\]|by_its_name|from_outside", DEFAULT),
+        (r"\[(block|None-4|0.4|0.5-1.0)\]|that_grows", FULL),
+        (EVERYTHING, MERGE),
     ],
     "test_prefill.py": MERGE,
     "test_quantized_decoding.py": [

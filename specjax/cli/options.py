@@ -8,7 +8,7 @@ import os
 import specjax
 
 from .. import acceptance
-from ..drafters import registry
+from ..drafters import POLICIES, registry
 from ..sampling import processors
 from ..text import drafter_names, other_vocabulary, own_drafters
 from ..text.retrieval import Retrieval
@@ -53,7 +53,9 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
         type=drafts,
         help="the number of tokens drafted a round, 3 by default (suffix: 16; recycling: a tree of "
         "80; lookahead has settings of its own, such as lookahead:window=7,ngram=4,guesses=7); "
-        "auto: the number with the highest speed, from 0 to 7, chosen during the run",
+        "auto: the number with the highest speed, from 0 to 7, chosen during the run; auto:NAME, "
+        f"auto:NAME:SETTINGS: by another policy, one of {', '.join(POLICIES)}, as in "
+        "auto:exllama:skip=0",
     )
     p.add_argument(
         "--tree",
@@ -204,12 +206,17 @@ def require(arguments: argparse.Namespace, needed: str, *names: str) -> None:
 
 
 def drafts(text: str) -> int | str:
-    """Returns the parsed value of ``--num-draft``: a number or ``auto``."""
-    if text == drafter_names.AUTO:
+    """Returns the parsed value of ``--num-draft``: a number or ``auto...``."""
+    if drafter_names.is_auto(text):
+        try:
+            drafter_names.auto_policy(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
         return text
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no number of tokens: give 1 to {drafter_names.MOST_DRAFTS}, or auto"
+            f"{text!r} is no number of tokens: give 1 to {drafter_names.MOST_DRAFTS}, auto, or "
+            f"auto:NAME with one of {', '.join(POLICIES)}"
         )
     return int(text)
 
@@ -296,7 +303,7 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
         if drafter in ("draft", *(lookup + "draft" for lookup in drafter_names.LOOKUPS)):
             own = own_drafters.own_draft_name(lm) or "draft"
             drafter = drafter.removesuffix("draft") + own
-    if num not in (None, drafter_names.AUTO) and drafter in drafter_names.NO_DRAFTS:
+    if num is not None and not drafter_names.is_auto(num) and drafter in drafter_names.NO_DRAFTS:
         raise ValueError(
             f"--num-draft {num}: --drafter {drafter} drafts nothing; leave --num-draft out, or "
             "give another drafter"
@@ -372,7 +379,7 @@ def _lookup(drafter, num_draft, lengths: dict):
     """Returns an ngram drafter with the given lengths of matches."""
     if drafter != "ngram":
         raise ValueError("--prompt-lookup-max and --prompt-lookup-min are for --drafter ngram")
-    if num_draft == drafter_names.AUTO:
+    if drafter_names.is_auto(num_draft):
         raise ValueError(
             "--num-draft auto has its own lengths of matches: leave --prompt-lookup-max and "
             "--prompt-lookup-min out"

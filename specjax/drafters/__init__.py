@@ -6,15 +6,18 @@ states (``heads.py``). A drafter is imported when it is first asked for: heads n
 ``import specjax`` does not.
 """
 
-from .._internal.keywords import checks_arguments
 from . import registry
-from .draft_length import DraftLengthPolicy
-from .draft_length_baselines import ExLlama, HuggingFace
-from .goodput import Goodput
+from .draft_length import (
+    POLICIES,
+    DraftLengthPolicy,
+    ExLlama,
+    Goodput,
+    HuggingFace,
+    SuffixMatch,
+)
 
-POLICIES = {policy.name: checks_arguments(policy) for policy in (Goodput, HuggingFace, ExLlama)}
-
-__all__ = ["POLICIES", "DraftLengthPolicy", "ExLlama", "Goodput", "HuggingFace", "registry"]
+__all__ = ["POLICIES", "DraftLengthPolicy", "ExLlama", "Goodput", "HuggingFace", "SuffixMatch"]
+__all__ += ["registry"]
 __all__ += sorted(entry.class_name for entry in registry.entries())
 
 

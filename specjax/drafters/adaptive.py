@@ -1,9 +1,12 @@
-"""Adaptive width: any drafter, asked for as many tokens as pay, down to none.
+"""Adaptive width: any drafter, asked for as many tokens as a policy wants, down to none.
 
     w = policy(acceptance so far, costs of rounds at each width),   before each round
 
-Lossless: as the drafter inside is. The decision is made before the round, from committed tokens
-alone, so it does not change the law of the output.
+A policy may also bound the depth of each row by its committed text, and end a row's draft where the
+drafter's own laws are unsure.
+
+Lossless: as the drafter inside is. No decision looks at a drafted token that it may leave out, so
+none changes the law of the output; see ``specjax.types.Confidence``.
 
 Example::
 
@@ -12,7 +15,9 @@ Example::
     params = {"target": weights, "drafter": {"inner": None, "costs": costs}}
     out = specjax.decode(target, drafter, params, tokens, lengths, key=key, max_new_tokens=64)
 
-References: those of the policies, ``goodput.py`` and ``draft_length_baselines.py``.
+    drafter = Adaptive(NGram(num_draft=7), "exllama:skip=0")  # another policy, by its name
+
+References: those of the policies, in ``draft_length``.
 """
 
 from __future__ import annotations
@@ -27,8 +32,7 @@ from .._internal.optional import required
 from .._internal.pytree import pytree_dataclass
 from ..acceptance.walk import eligible
 from ..types import DrafterWrapper, PyTree
-from .draft_length import DraftLengthPolicy, Outcome
-from .goodput import Goodput
+from .draft_length import DraftLengthPolicy, Goodput, Outcome, named_policy
 
 
 @pytree_dataclass
@@ -52,27 +56,30 @@ class Adaptive(DrafterWrapper):
     compiled width that holds every scored node, and drafters leave out what is not wanted.
 
     ``params["drafter"] = {"inner": its weights, "costs": float32 [W]}``, the time of a whole round
-    at each of ``widths``, in any unit. Policies that ignore costs need the key too. ``only(width)``
-    returns costs that leave no choice, for measuring.
+    at each of ``widths``, in any unit. A policy that reads no costs needs none. ``only(width)``
+    returns costs that leave ``Goodput`` no choice, for measuring.
 
     There is one decision for the whole batch: under sampling, the text that a key gives may depend
     on the other rows, but its law does not.
 
     Attributes:
       inner: the drafter. In trees, a width is a depth.
-      policy: what decides, a ``DraftLengthPolicy``.
+      policy: what decides: a ``DraftLengthPolicy``, or its name in ``specjax.drafters.POLICIES``
+        with or without settings, such as ``"huggingface:start=5,threshold=0.4"``.
       widths: the widths that have a cost, increasing from 0; None: 0, 1, 3, 7, 15 ... up to the
         depth of ``inner``, which with the root fill the widths for which passes are compiled.
 
     Raises:
-      ValueError: widths beyond the depth or without 0; ``params["drafter"]`` has another form
-        (before anything is compiled).
+      ValueError: widths beyond the depth or without 0; an unknown policy or setting;
+        ``params["drafter"]`` has another form (before anything is compiled).
+      TypeError: ``policy`` is neither a policy nor a text.
     """
 
-    policy: DraftLengthPolicy = Goodput()
+    policy: DraftLengthPolicy | str = Goodput()
     widths: tuple[int, ...] | None = None
 
     def __post_init__(self):
+        object.__setattr__(self, "policy", named_policy(self.policy))
         depth = self.inner.depth
         usual = (2**k - 1 for k in range(depth.bit_length() + 1))
         given = (*(w for w in usual if w < depth), depth) if self.widths is None else self.widths
@@ -89,6 +96,11 @@ class Adaptive(DrafterWrapper):
     @property
     def name(self) -> str:
         return f"adaptive({self.inner.name})"
+
+    @property
+    def decides(self) -> DraftLengthPolicy:
+        """The policy, which is an object from ``__post_init__`` on."""
+        return named_policy(self.policy)
 
     def with_topology(self, topology):
         inner = self.inner.with_topology(topology)
@@ -107,24 +119,27 @@ class Adaptive(DrafterWrapper):
         return params | {"inner": self.inner.shard(params["inner"], mesh)}
 
     def init(self, params, target_params, batch, capacity, inputs=None):
-        if not isinstance(params, dict) or {*params} != {"inner", "costs"}:
+        keys = {*params} if isinstance(params, dict) else set()
+        if keys != {"inner", "costs"} and (keys != {"inner"} or self.decides.reads_costs):
             raise ValueError(
                 "params['drafter'] of an Adaptive drafter must be a dict with 'inner' (weights of "
                 f"the inner drafter) and 'costs' (seconds of a round at widths {self.widths})"
             )
-        if jnp.shape(params["costs"]) != (len(required(self.widths, "widths")),):
+        widths = required(self.widths, "widths")
+        if "costs" in keys and jnp.shape(params["costs"]) != (len(widths),):
             raise ValueError(
                 f"costs has shape {jnp.shape(params['costs'])}: give one cost for each of the "
                 f"widths {self.widths}"
             )
         return AdaptiveState(
             inner=self.inner.init(params["inner"], target_params, batch, capacity, inputs),
-            memory=self.policy.init(batch, self.depth),
+            memory=self.decides.init(batch, self.depth),
         )
 
     def plan(self, params, target_params, state, budget):
-        costs = jnp.asarray(params["costs"], jnp.float32)
-        return self.policy.choose(state.memory, required(self.widths, "widths"), costs, budget)
+        widths = required(self.widths, "widths")
+        costs = jnp.asarray(params.get("costs", np.ones(len(widths))), jnp.float32)
+        return self.decides.choose(state.memory, widths, costs, budget)
 
     @property
     def plans(self) -> bool:
@@ -154,8 +169,15 @@ class Adaptive(DrafterWrapper):
         if plan is None:
             plan = self.plan(params, target_params, state, context.budget)
         width, memory = plan
-        context = dataclasses.replace(context, width=width, plan=None)
+        limit = self.decides.limit(context.tokens, context.length, self.depth)
+        if limit is not None:
+            width = jnp.minimum(width, jnp.max(jnp.where(context.budget > 0, limit, 0)))
+        context = dataclasses.replace(
+            context, width=width, plan=None, confidence=self.decides.confidence
+        )
         draft, inner = self.inner.draft_step(params["inner"], target_params, state.inner, context)
+        if limit is not None:
+            draft = trees.limit_depth(draft, limit)
         asked = jnp.broadcast_to(width, context.length.shape)
         return draft, AdaptiveState(inner=inner, memory=memory, width=asked)
 
@@ -170,4 +192,4 @@ class Adaptive(DrafterWrapper):
             accepted=jnp.maximum(segment.num - 1, 0),
             live=segment.num > 0,
         )
-        return AdaptiveState(inner=inner, memory=self.policy.update(state.memory, outcome))
+        return AdaptiveState(inner=inner, memory=self.decides.update(state.memory, outcome))

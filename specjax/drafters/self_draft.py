@@ -129,7 +129,10 @@ class SelfDraft(ModelPassDrafter):
             draft, sure, _ = grow(_while_sure(level, state.threshold, context.budget > 0))
             entries, width = sure.entries, sure.offered
             state = dataclasses.replace(state, offered=width)
-            draft = _cut(draft, width)
+            draft = trees.limit_depth(draft, width)
+        if context.confidence is not None and draft.scored is not None:  # rows end early
+            ends = jnp.max(jnp.where(draft.scored, trees.depths(draft), 0), axis=1)
+            width = ends.astype(jnp.int32)
         if not part.hands_over or context.stop_drafting is not None:  # then others change the draft
             return draft, state
         block, since, place = _lacking(self.topology, draft, width)
@@ -180,14 +183,6 @@ def _while_sure(level, threshold, live):
         return logits, Sure(entries=entries, logits=logits[:, 0], on=on, offered=offered)
 
     return step
-
-
-def _cut(draft: Draft, offered) -> Draft:
-    """The chain of which each row proposes the first ``offered`` int32 ``[B]`` tokens."""
-    kept = jnp.arange(draft.num_nodes) <= offered[:, None]
-    both = (kept if x is None else x & kept for x in (draft.scored, draft.candidate))
-    scored, candidate = both
-    return dataclasses.replace(draft, scored=scored, candidate=candidate)
 
 
 def _lacking(topology, draft: Draft, width):

@@ -97,6 +97,7 @@ class SLEM(TranslatedDraftModel):
             key=context.key,
             sampling=Sampling().rows(len(text.length)),
             width=width,
+            confidence=context.confidence,
         )
 
         def level(entries, grown, since):
@@ -104,12 +105,14 @@ class SLEM(TranslatedDraftModel):
             return self.look(model, state.model.cache, before, grown, since, entries)
 
         chain, entries, place = expand.expand(trees.chain(most), own, level, None)
-        passes = jnp.asarray(most if width is None else width, jnp.int32)
-        drafted = jnp.where(jnp.arange(most) < passes, chain.tokens[:, 1:], -1)
+        passes = jnp.full(text.length.shape, most if width is None else width, jnp.int32)
+        if context.confidence is not None:
+            passes = jnp.sum(required(chain.candidate, "candidate"), axis=1, dtype=jnp.int32) - 1
+        drafted = jnp.where(jnp.arange(most) < passes[:, None], chain.tokens[:, 1:], -1)
         tokens, count = retokenize(params["tables"].strings, drafted, self.num_draft)
         kept = (jnp.arange(self.num_draft) < count[:, None]) & text.drafts[:, None]
         draft = trees.chain_draft(context, tokens, candidate=kept, scored=kept)
-        known = dict(drafted=drafted, passes=jnp.broadcast_to(passes, text.length.shape))
+        known = dict(drafted=drafted, passes=passes)
         return draft, end_round(state, entries, place, ran=text.drafts, **known)
 
     def kept(self, state, segment):

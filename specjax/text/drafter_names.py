@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from .. import drafters, trees
 from .._internal.keywords import did_you_mean
 from ..checkpoints import HeadLM, holds_heads, load_drafter
 from ..drafters import registry
+from ..drafters.draft_length import named_policy
 from ..drafters.registry import DRAFT
 from ..drafters.self_draft import SelfDraft
 from ..models.families import FAMILIES
@@ -63,7 +64,8 @@ def resolve_drafter(
 ):
     """Returns the drafter object for the options of ``generate``, and its weights.
 
-    With ``num_draft="auto"`` the drafter is an ``Adaptive`` one, whose costs are not measured yet.
+    With ``num_draft="auto"`` or ``"auto:POLICY"`` the drafter is an ``Adaptive`` one, whose costs
+    are not measured yet.
 
     Args:
       lm: the target.
@@ -82,7 +84,8 @@ def resolve_drafter(
     """
     if isinstance(drafter, str | os.PathLike):
         drafter = named(lm, drafter)
-    if isinstance(num_draft, str) and num_draft == AUTO:
+    if is_auto(num_draft):
+        policy = auto_policy(num_draft)
         most = None if tree is not None or isinstance(drafter, HeadLM) else AUTO_DRAFTS
         if isinstance(drafter, str) and not tables.takes_number(drafter):
             most = None
@@ -91,7 +94,7 @@ def resolve_drafter(
             return inner, params
         if isinstance(inner, drafters.Adaptive):
             raise ValueError("num='auto': the drafter is adaptive already; leave num out")
-        adaptive = drafters.Adaptive(inner)
+        adaptive = drafters.Adaptive(inner, policy)
         return adaptive, {"inner": params, "costs": np.ones(len(adaptive.widths), np.float32)}
     shape = None if tree is None else _checked(tree, num_draft)
 
@@ -101,7 +104,7 @@ def resolve_drafter(
         if not isinstance(num_draft, int | np.integer) or not 1 <= num_draft <= MOST_DRAFTS:
             raise ValueError(
                 f"num={num_draft!r}: the number of drafts is an integer from 1 to {MOST_DRAFTS}, "
-                "or 'auto'; for plain decoding give drafter='none'"
+                "or 'auto' with or without a policy; for plain decoding give drafter='none'"
             )
         return int(num_draft)
 
@@ -159,6 +162,23 @@ def resolve_drafter(
             "either, or a specjax.Drafter"
         )
     return drafter if shape is None else drafter.with_topology(shape), params
+
+
+def is_auto(num) -> TypeGuard[str]:
+    """Returns whether a number of drafts is ``"auto"``, with or without a policy."""
+    return isinstance(num, str) and num.partition(":")[0] == AUTO
+
+
+def auto_policy(num: str) -> drafters.DraftLengthPolicy:
+    """Returns the policy of ``"auto"`` (goodput), ``"auto:NAME"`` or ``"auto:NAME:SETTINGS"``.
+
+    Raises:
+      ValueError: the policy or one of its settings is unknown.
+    """
+    try:
+        return named_policy(num.partition(":")[2] or drafters.Goodput.name)
+    except ValueError as error:
+        raise ValueError(f"num={num!r}: {error}") from None
 
 
 def simple_names() -> tuple[str, ...]:

@@ -36,12 +36,14 @@ class Drafting:
       num: the number of tokens drafted in a round. None: 3, or the number for which heads were
         trained. ``"auto"``: the number with the highest speed, from 0 to 7, which follows from the
         measured acceptance and the measured costs of rounds (see ``drafters.Adaptive``); measuring
-        the costs takes about a second. A number is refused with a drafter object, which has its own
-        number, and for plain decoding.
+        the costs takes about a second. ``"auto:NAME"``: the number that another policy wants, one
+        of ``specjax.drafters.POLICIES``, with or without settings, such as
+        ``"auto:huggingface:start=5"``; no costs are measured then. A number is refused with a
+        drafter object, which has its own number, and for plain decoding.
       tree: the shape of the draft instead of a chain (see ``specjax.trees``): a ``Tree`` or
         ``Expand``, parents ``(-1, 0, 0, 1)``, or a text such as ``"3x2x1"`` or
-        ``"expand:8x4x24"``. Give ``num`` or ``tree``, not both; only ``num="auto"`` can be combined
-        with a tree.
+        ``"expand:8x4x24"``. Give ``num`` or ``tree``, not both; only ``num="auto"``, with or
+        without a policy, can be combined with a tree.
       rule: the acceptance rule, a name in ``specjax.acceptance.RULES`` or a ``specjax.Rule``.
         ``"auto"`` selects a lossless rule that fits the draft.
       sibling_sampling: how the children of a node are chosen above temperature 0: ``"top"``,

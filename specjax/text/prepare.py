@@ -18,12 +18,13 @@ from .. import acceptance, sharding
 from ..decoding.contract_checks import MissingWeightsError
 from ..decoding.inputs import check_samples, prepare_inputs
 from ..decoding.prefill import chunk_for
+from ..drafters.adaptive import Adaptive
 from ..models.lm import LM
 from ..models.seq2seq import encoder_inputs
 from ..sampling import processors
 from ..sampling.distribution import Sampling
 from ..types import Drafter
-from .drafter_names import AUTO, named, resolve_drafter
+from .drafter_names import is_auto, named, resolve_drafter
 from .options import Drafting, Options
 from .prompts import check_lm, check_tokenizer, prompt_ids
 from .session import Session
@@ -116,7 +117,8 @@ def prepare(
 
 
 def prepare_measured(lm: LM, prompts, options: Options, **sizes) -> GenerationTask:
-    """Prepares a task; with ``num="auto"``, also measures the costs of rounds if they are unknown.
+    """Prepares a task; with ``num="auto"``, also measures the costs of rounds if they are unknown
+    and the policy reads them.
 
     Args:
       lm, prompts, options: see ``generate``.
@@ -126,7 +128,10 @@ def prepare_measured(lm: LM, prompts, options: Options, **sizes) -> GenerationTa
       ValueError, TypeError: as for ``prepare``.
     """
     work = prepare(lm, prompts, options, **sizes)
-    if options.drafting.num != AUTO or not work.drafter.num_draft:
+    drafter = work.drafter
+    if not is_auto(options.drafting.num) or not isinstance(drafter, Adaptive):
+        return work
+    if not drafter.decides.reads_costs:
         return work
     from .round_costs import with_round_costs  # times programs, which no other request needs
 

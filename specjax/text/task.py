@@ -157,7 +157,9 @@ class GenerationTask:
         how = f"{num} tokens a round" if num == depth else f"trees of {num} tokens, {depth} deep"
         how += f" and {riding} passengers" if riding else ""
         if isinstance(self.drafter, Adaptive):
-            name, how = self.drafter.inner.name, f"at most {how}, as many as pay"
+            policy = self.drafter.decides
+            wanted = "as pay" if policy.reads_costs else f"as {policy.name} wants"
+            name, how = self.drafter.inner.name, f"at most {how}, as many {wanted}"
         return f"drafter {name}, {how}, rule {self.rule_name}"
 
     def check(self) -> None:

@@ -7,7 +7,7 @@ from ..drafters import NGram, Plain, Recycling
 from ..drafters.self_draft import SelfDraft
 from ..models.lm import LM
 from ..types import Drafter, PyTree
-from .drafter_names import AUTO, NO_DRAFTS, DrafterGiven, WithLookup
+from .drafter_names import NO_DRAFTS, DrafterGiven, WithLookup, is_auto
 from .options import Drafting
 
 # drafter objects of these classes, subclasses excluded, read no weights
@@ -31,7 +31,9 @@ def refuse_unused(given, drafter: DrafterGiven, drafting: Drafting, params: PyTr
         called += f" (here {drafter!r})"
     plain = drafter is None or isinstance(drafter, str) and drafter in NO_DRAFTS
     own = isinstance(drafter, Drafter)
-    number = drafting.num not in (None, AUTO)  # with "auto", drafting nothing is allowed
+    number = not (
+        drafting.num is None or is_auto(drafting.num)
+    )  # with "auto", drafting nothing is allowed
     if number and plain:
         raise ValueError(
             f"num={drafting.num!r}: {called} drafts nothing; leave num out, or give another "

@@ -1,13 +1,14 @@
 """Trees: the shapes of drafts, the functions that build drafts, and their growth by a drafter."""
 
+from .merge import merge_drafts
 from .ops import (
     ancestors,
     chain_draft,
     chain_parents,
     check_parents,
     depths,
+    limit_depth,
     max_depth,
-    merge_drafts,
     narrow,
     parents,
     path_to,
@@ -47,6 +48,7 @@ __all__ = [
     "check_parents",
     "depths",
     "from_paths",
+    "limit_depth",
     "max_depth",
     "merge_drafts",
     "narrow",

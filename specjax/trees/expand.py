@@ -24,6 +24,7 @@ from .._internal.optional import required
 from ..sampling import drawing
 from ..sampling.noise import least
 from ..types import ROOT, Context, Draft
+from .confidence import is_sure
 from .levels import Words, adjusted_logits, if_wanted, probabilities, scores
 from .topology import Beams, Expand, Follow, Tree
 
@@ -76,7 +77,9 @@ def expand(
     token with the least of the child's own paths), and the draft states no laws.
 
     Where ``context.width`` is given, depths beyond it are not looked at; nor, in a static chain,
-    those for which ``context.stop_drafting`` holds.
+    those for which ``context.stop_drafting`` holds. Where ``context.confidence`` is given, nothing
+    is drafted below unsure nodes of a static tree; a tree that follows what is probable grows on in
+    rows in which any node of the last depth is sure.
 
     Returns:
       ``(draft, carry, place)``; ``carry`` has all M nodes that were gone on with, and ``place``
@@ -109,7 +112,9 @@ def _static(topology: Tree, context, level, carry, words, sibling_sampling, by_p
     tokens = context.root[:, None]
     drawn = sibling_sampling != "top"
     uniform = drawing.uniforms(context.key, topology.num_nodes) if drawn else None
-    laws = []
+    laws, sure = [], context.confidence
+    going = context.budget[:, None] > 0  # of the nodes of a depth: whether anything is below them
+    path, kept = jnp.ones(going.shape), []
     for depth in range(topology.depth):
         here = inner[depths[inner] == depth]
         known = inner[depths[inner] <= depth]
@@ -120,10 +125,18 @@ def _static(topology: Tree, context, level, carry, words, sibling_sampling, by_p
         wanted: jax.Array | bool = True
         if context.stop_drafting is not None and depth:
             wanted = jnp.any(~context.stop_drafting(tokens[:, 1:]) & (context.budget > 0))
+        if sure is not None and depth:
+            wanted = wanted & jnp.any(going)
         logits, carry = if_wanted(step, depth, context.width, carry, grown, wanted)
         children = np.flatnonzero(depths == depth + 1)
         parent = below[children] - since  # column of this level
         rank = np.asarray(topology.ranks)[children]
+        if sure is not None:
+            on, path = is_sure(sure, logits, path)
+            on &= going
+            kept.append((going if sure.keeps_last else on)[:, parent])
+            parents_below = below[inner[depths[inner] == depth + 1]] - since
+            going, path = on[:, parents_below], path[:, parents_below]
         if by_path:
             q = probabilities(context, grown, since, logits, words)
             q = jnp.broadcast_to(q, (batch, len(here), q.shape[2]))[:, parent]
@@ -141,10 +154,13 @@ def _static(topology: Tree, context, level, carry, words, sibling_sampling, by_p
             chosen = _draw(q, parent, rank, drawing_by, sibling_sampling)
         chosen = chosen if words is None else words.of(chosen)
         tokens = jnp.concatenate([tokens, chosen], axis=1)
+    proposed = jnp.concatenate(kept, axis=1) if kept else None
     draft = trees.tree_draft(
         context,
         tokens[:, 1:],
         topology.parents,
+        candidate=proposed,
+        scored=proposed,
         law=jnp.broadcast_to(below[1:], (batch, len(below) - 1)) if drawn else None,
         laws=jnp.concatenate(laws, axis=1) if drawn else None,
         vocab=words.ids if drawn and words is not None else None,
@@ -211,7 +227,8 @@ def _expand(topology: Expand | Beams, context, level, carry, words):
     value = jnp.zeros((batch, 1))
     where = jnp.zeros((batch, 1), jnp.int32)  # of the nodes gone on with: in those three
     above = parent  # their parents, counted among themselves
-    alive = context.budget > 0
+    alive, sure = context.budget > 0, context.confidence
+    path = jnp.ones((batch, 1))  # of those of the last depth: see `is_sure`
     for depth in range(topology.depth):
         wide = 1 if depth == 0 else width
         since = where.shape[1] - wide
@@ -223,6 +240,13 @@ def _expand(topology: Expand | Beams, context, level, carry, words):
         wanted = jnp.any(alive)
         step = functools.partial(level, since=since)
         logits, carry = if_wanted(step, depth, context.width, carry, grown, wanted)
+        here = where[:, since:]
+        going = alive
+        if sure is not None:
+            real = jnp.take_along_axis(value, here, axis=1) > -jnp.inf
+            on, path = is_sure(sure, logits, path)
+            alive &= jnp.any(on & real, axis=1)
+            going = going if sure.keeps_last else alive
         logits = scores(context, grown, since, logits, words)
         said = jax.nn.log_softmax(logits, axis=-1)
         best = drawing.best(said, width)
@@ -230,9 +254,8 @@ def _expand(topology: Expand | Beams, context, level, carry, words):
         worth = jnp.where(best < 0, -jnp.inf, worth)
         best = best if words is None else words.of(best)
         best, worth = (jnp.broadcast_to(x, (batch, wide, width)) for x in (best, worth))
-        here = where[:, since:]
         worth = worth + jnp.take_along_axis(value, here, axis=1)[:, :, None]
-        worth = jnp.where(alive[:, None, None], worth, -jnp.inf)
+        worth = jnp.where(going[:, None, None], worth, -jnp.inf)
         if context.width is not None:
             worth = jnp.where(depth < context.width, worth, -jnp.inf)
         first = tokens.shape[1]
@@ -246,6 +269,7 @@ def _expand(topology: Expand | Beams, context, level, carry, words):
             on = jnp.sort(on, axis=1)  # children of one node stay side by side
             where = jnp.concatenate([where, on + first], axis=1)
             above = jnp.concatenate([above, since + on // width], axis=1)
+            path = jnp.take_along_axis(path, on // width, axis=1)
     kept = where if isinstance(topology, Beams) else _most_probable(value, nodes)
     rank = jnp.zeros(tokens.shape, jnp.int32)
     rows = jnp.arange(batch)[:, None]

@@ -5,6 +5,7 @@ the base classes that implementations subclass.
 """
 
 from .._internal.pytree import PyTree, pytree_dataclass, static
+from .confidence import Confidence
 from .data import DRAWS, POINT_MASS, ROOT, Context, Draft, PartialPass, Scores, Segment, Verdict
 from .drafter import Drafter, DrafterWrapper
 from .rule import Rule
@@ -14,6 +15,7 @@ __all__ = [
     "DRAWS",
     "POINT_MASS",
     "ROOT",
+    "Confidence",
     "Context",
     "Draft",
     "Drafter",

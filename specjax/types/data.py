@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from .._internal.pytree import PyTree, pytree_dataclass, static
 from ..sampling.distribution import Prefix, Sampling
 from ..sampling.noise import Noise
+from .confidence import Confidence
 
 ROOT = 0  # index of the root among the nodes of a draft
 DRAWS = ("iid", "mixed", "distinct", "hub")  # values of `Draft.draws`
@@ -178,6 +179,10 @@ class Context:
         int32 ``[B, K]`` below the root, it returns bool ``[B]``: rows that want nothing deeper.
         Where that is all of them, a drafter saves what deeper nodes would cost; what stands there
         is no draft.
+      confidence: static; None, or where a row stops drafting by the laws of its draft. Children of
+        nodes below that threshold are no candidates and not scored (``trees.expand`` sees to that),
+        and where that is so in all rows, a drafter saves what deeper nodes would cost. Drafters
+        without laws of their own leave it alone.
       plan: what the drafter's own ``plan`` said before the round, or None.
       noise: under a rule that shares its noise (see ``Rule.noise``), that noise, else None. Drafts
         made with it are judged without their laws, and none need be stated.
@@ -194,6 +199,7 @@ class Context:
     processor_state: PyTree = None
     processor_params: PyTree = None
     stop_drafting: Callable[[jax.Array], jax.Array] | None = None
+    confidence: Confidence | None = static(default=None)
     plan: PyTree = None
     noise: Noise | None = None
 

@@ -13,18 +13,20 @@ from specjax.drafters import (
     SAM,
     Adaptive,
     DraftModel,
+    ExLlama,
     Fallback,
     Goodput,
+    HuggingFace,
     Hybrid,
     NGram,
     Recycling,
     SelfDraft,
     Suffix,
+    SuffixMatch,
     Synthetic,
     Union,
 )
 from specjax.drafters.confidence_stop import ConfidenceStop
-from specjax.drafters.draft_length_baselines import ExLlama, HuggingFace
 from specjax.drafters.heads import HeadDrafter
 from specjax.drafters.hybrid import TableBefore
 from specjax.text.drafter_names import resolve_drafter
@@ -121,9 +123,17 @@ def random_table(generator) -> Suffix | SAM:
 
 def random_policy(generator):
     restless = Goodput(fade_rounds=2, min_pause=1, max_pause=2, probe_share=1.0)
+    least = pick(generator, (0.0, 0.3, 0.6))
+    factor, offset = pick(generator, (0.5, 1.0)), pick(generator, (0.0, 1.0, 2.5))
     return pick(
         generator,
-        (restless, Goodput(), HuggingFace(start=2), ExLlama(skip=0.5, probe=2)),
+        (
+            restless,
+            Goodput(),
+            HuggingFace(start=2, threshold=least),
+            ExLlama(skip=0.5, probe=2, threshold=least),
+            SuffixMatch(factor=factor, offset=offset, min_probability=least),
+        ),
     )
 
 

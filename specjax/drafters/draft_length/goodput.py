@@ -6,10 +6,14 @@
 ``m`` is how often the drafter proposes anything, and ``r_i`` how often position ``i`` is accepted
 if those before it are. A round in which no row proposes costs as much as a plain one.
 
+Reads: how many tokens were proposed and accepted, row by row; the measured cost of a round at each
+width, in seconds or any other unit.
+
 Lossless: yes; the decision is a function of committed tokens.
 
 Example::
 
+    specjax.generate(lm, "...", drafting=specjax.Drafting(num="auto:goodput:max_pause=64"))
     drafter = Adaptive(NGram(num_draft=7), policy=Goodput(max_pause=64))
 
 References: TurboSpec (SmartSpec), Liu et al., arXiv 2406.14066, which has one acceptance rate for
@@ -23,8 +27,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from .._internal.pytree import pytree_dataclass
-from .draft_length import DraftLengthPolicy, Outcome
+from ..._internal.pytree import pytree_dataclass
+from .policy import DraftLengthPolicy, Outcome
 
 
 @pytree_dataclass
@@ -92,6 +96,7 @@ class Goodput(DraftLengthPolicy):
     min_gain: float = 0.1
     probe_share: float = 0.05
     name = "goodput"
+    reads_costs = True
 
     def __post_init__(self):
         prior = 0 <= self.prior_acceptance <= 1 and self.prior_tries > 0

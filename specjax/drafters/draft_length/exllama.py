@@ -1,6 +1,18 @@
-"""Draft lengths by published heuristics, to compare ``Goodput`` with: Hugging Face's, ExLlamaV3's.
+"""ExLlama: just above the moving average of accepted tokens; none while it is below a threshold.
 
-Lossless: yes, both; the decision is a function of committed tokens.
+Reads: how many tokens were proposed and accepted, row by row. It knows no costs.
+
+Lossless: yes; the width is a function of committed tokens, and ``threshold`` compares the most
+probable token of a law, never the token that was drawn from it.
+
+Example::
+
+    specjax.generate(lm, "...", drafting=specjax.Drafting(num="auto:exllama:probe=32"))
+    drafter = Adaptive(NGram(num_draft=7), policy=ExLlama(probe=32))
+
+References: ExLlamaV3, ``Job.draft_target`` and ``Job.update_draft_ema`` in
+``exllamav3/generator/job.py`` at commit 4f8ad01; ExLlamaV2, ``speculative_prob_threshold`` of
+``ExLlamaV2StreamingGenerator``.
 """
 
 from __future__ import annotations
@@ -10,43 +22,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from .._internal.pytree import pytree_dataclass
-from .draft_length import DraftLengthPolicy, Outcome
-
-
-@dataclasses.dataclass(frozen=True)
-class HuggingFace(DraftLengthPolicy):
-    """Two tokens more after a draft that was accepted whole, else one less, at least one.
-
-    This is the ``heuristic`` schedule of assisted generation. It knows no costs and never stops
-    drafting. A batch takes the widest wish among its rows (Hugging Face has batches of one), and no
-    wish exceeds the drafter's ``depth``. A round in which nothing was proposed changes nothing.
-
-    Attributes:
-      start: tokens of the first round; ``num_assistant_tokens`` of Hugging Face.
-
-    References: Hugging Face transformers 5,
-    ``AssistedCandidateGenerator.update_candidate_strategy``.
-    """
-
-    start: int = 20
-    name = "huggingface"
-
-    def __post_init__(self):
-        if self.start < 1:
-            raise ValueError(f"HuggingFace(start={self.start}): it drafts at least one token")
-
-    def init(self, batch: int, depth: int) -> jax.Array:
-        return jnp.full((batch,), min(self.start, depth), jnp.int32)
-
-    def choose(self, memory, widths, costs, budget):
-        memory = jnp.minimum(memory, widths[-1])
-        return jnp.max(jnp.where(budget > 0, memory, 1)), memory
-
-    def update(self, memory, outcome: Outcome):
-        whole = outcome.accepted >= outcome.offered
-        wish = jnp.where(whole, memory + 2, jnp.maximum(memory - 1, 1))
-        return jnp.where(outcome.live & (outcome.offered > 0), wish, memory)
+from ..._internal.pytree import pytree_dataclass
+from .policy import DraftLengthPolicy, Outcome, confidence_at
 
 
 @pytree_dataclass
@@ -64,27 +41,34 @@ class ExLlamaMemory:
 
 @dataclasses.dataclass(frozen=True)
 class ExLlama(DraftLengthPolicy):
-    """Just above the moving average of accepted tokens; none while it is below a threshold.
+    """The dynamic draft window of ExLlamaV3, and on request the threshold of ExLlamaV2.
 
-    This is the dynamic draft window of ExLlamaV3. It knows no costs. A draft that was accepted
-    whole counts as one token more, since the width cuts acceptance off. Below ``skip`` a row asks
-    for nothing but two tokens every ``probe`` rounds. A batch takes the widest wish of its rows.
+    A draft that was accepted whole counts as one token more, since the width cuts acceptance off.
+    Below ``skip`` a row asks for nothing but two tokens every ``probe`` rounds. A batch takes the
+    widest wish of its rows.
+
+    The threshold drops the token from the law that falls below it, which leaves the law of the
+    output as it is: there drafts are the most probable tokens, and here, where they may be drawn,
+    the law is compared and not the token.
 
     Attributes:
       up: weight of the last round if it raises the average; above 1 the average overshoots, which
         is how the window widens.
       down: weight of the last round if it lowers the average.
-      skip: the threshold, in tokens; 0: always at least one token.
+      skip: the threshold for the average, in tokens; 0: always at least one token.
       probe: rounds between probes.
+      threshold: in [0, 1]; a row stops drafting before a token from a law whose greatest
+        probability is below it. 0, as in ExLlamaV3: no threshold; ExLlamaV2 has 0.25.
 
-    References: ExLlamaV3, ``Job.draft_target`` and ``Job.update_draft_ema`` in
-    ``exllamav3/generator/job.py`` at commit 4f8ad01.
+    Raises:
+      ValueError: a setting is out of range.
     """
 
     up: float = 1.3
     down: float = 0.65
     skip: float = 0.3
     probe: int = 16
+    threshold: float = 0.0
     name = "exllama"
 
     def __post_init__(self):
@@ -93,6 +77,11 @@ class ExLlama(DraftLengthPolicy):
                 f"ExLlama(up={self.up}, down={self.down}, skip={self.skip}, probe={self.probe}): "
                 "need up > 0, 0 < down <= 1, skip >= 0 and probe >= 1"
             )
+        _ = self.confidence  # refuses a threshold that is no probability
+
+    @property
+    def confidence(self):
+        return confidence_at(self.threshold, keeps_last=False)
 
     def init(self, batch: int, depth: int) -> ExLlamaMemory:
         zero = jnp.zeros((batch,))

@@ -1,0 +1,101 @@
+"""The contract of the policies of ``Adaptive``, which choose the number of drafted tokens.
+
+A policy is one file with one class, and one line in ``policies.py``, which names it.
+"""
+
+from __future__ import annotations
+
+import abc
+
+import jax
+
+from ..._internal.pytree import PyTree, pytree_dataclass
+from ...types import Confidence
+
+
+@pytree_dataclass
+class Outcome:
+    """The outcome of a round, row by row.
+
+    Attributes:
+      width: int32 ``[B]``, how many tokens were asked for, the same in every row.
+      offered: int32 ``[B]``, the depth of the draft; 0 where the drafter proposed nothing, which is
+        no evidence about acceptance.
+      accepted: int32 ``[B]``, how many drafted tokens were accepted.
+      live: bool ``[B]``, whether the row took part.
+    """
+
+    width: jax.Array
+    offered: jax.Array
+    accepted: jax.Array
+    live: jax.Array
+
+
+class DraftLengthPolicy(abc.ABC):
+    """Decides how many tokens to draft. Hashable and without arrays: a small frozen dataclass.
+
+    A policy has three ways to decide, all of which run inside of the compiled loop:
+
+    - ``choose``, before the round and once for the whole batch, since the widest row sets the cost
+      of a pass. It learns from what was committed.
+    - ``limit``, before the round and for each row, from the committed text.
+    - ``confidence``, within the round and for each row, from the laws of the draft.
+
+    None of them sees a drafted token before it is verified: a length that looks at a token which it
+    may then drop changes the law of the output (see ``specjax.types.Confidence``).
+
+    Attributes:
+      name: what users type, and what results call the policy.
+      reads_costs: whether ``choose`` reads its ``costs``. Where it does not,
+        ``params["drafter"]["costs"]`` may be left out, and nothing is measured.
+      confidence: where a row stops drafting by the laws of its draft; None: nowhere.
+    """
+
+    name: str
+    reads_costs: bool = False
+
+    @property
+    def confidence(self) -> Confidence | None:
+        return None
+
+    @abc.abstractmethod
+    def init(self, batch: int, depth: int) -> PyTree:
+        """Returns what the policy remembers; every leaf leads with B. ``depth``: of the drafter."""
+
+    @abc.abstractmethod
+    def choose(
+        self, memory: PyTree, widths: tuple[int, ...], costs: jax.Array, budget: jax.Array
+    ) -> tuple[jax.Array, PyTree]:
+        """Decides the width of the next round.
+
+        Args:
+          memory: what the policy remembers.
+          widths: the widths whose cost is known, increasing from 0.
+          costs: float32 ``[W]``, the time of a round at each of them, in any unit.
+          budget: int32 ``[B]``, tokens that a row may still emit; 0 where it is finished.
+
+        Returns:
+          int32 scalar from 0 to ``widths[-1]``, and the memory.
+        """
+
+    def limit(self, tokens: jax.Array, length: jax.Array, depth: int) -> jax.Array | None:
+        """Bounds the depth of each row's draft. Default: None, the width that ``choose`` gave.
+
+        Args:
+          tokens: int32 ``[B, L]``, of which the first ``length`` of a row are committed.
+          length: int32 ``[B]``.
+          depth: of the drafter.
+
+        Returns:
+          int32 ``[B]``, or None.
+        """
+        return None
+
+    @abc.abstractmethod
+    def update(self, memory: PyTree, outcome: Outcome) -> PyTree:
+        """Returns the memory after a round."""
+
+
+def confidence_at(threshold: float, *, keeps_last: bool) -> Confidence | None:
+    """The ``confidence`` of a policy with the setting ``threshold``; None where that is 0."""
+    return Confidence(threshold, keeps_last=keeps_last) if threshold else None
