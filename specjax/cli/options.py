@@ -215,7 +215,7 @@ def drafts(text: str) -> int | str:
         return text
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no number of tokens: give 1 to {drafter_names.MOST_DRAFTS}, auto, or "
+            f"{text!r} is no number of tokens: give 1 to {drafter_names.MOST_DRAFTS}, or auto, or "
             f"auto:NAME with one of {', '.join(POLICIES)}"
         )
     return int(text)
