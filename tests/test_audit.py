@@ -13,8 +13,9 @@ from test_acceptance import AfreshForEveryPath, Misread
 from toys import bag
 
 import specjax
-from specjax import Sampling
+from specjax import Sampling, trees
 from specjax.acceptance import RULES, walk
+from specjax.acceptance.coupled import Coupled
 from specjax.analysis import sampled_law
 from specjax.cli import audit as command
 from specjax.decoding import reference
@@ -87,10 +88,34 @@ def test_fault_an_enumerated_rule_that_is_biased_is_found(rule):
 
 
 def test_fault_a_sampled_rule_that_is_biased_is_found():
-    report = specjax.audit_rule(Reused())
+    report = specjax.audit_rule(Reused(), samples=50_000)
     found = [finding for finding in report.findings if finding.biased]
-    assert found and max(f.variation for f in found) > 0.01 and found[0].samples > 190_000
+    assert found and max(f.variation for f in found) > 0.01 and found[0].samples > 49_000
     assert re.search(r"verdict: biased: TV at least 0\.[1-9]", str(report))
+
+
+@dataclasses.dataclass(frozen=True)
+class WrongBonus(Coupled):
+    """Shares its noise, and says token 0 after a chain that was accepted whole."""
+
+    name = "wrong bonus"
+
+    def check(self, draft, greedy):
+        if draft.topology != trees.chain_parents(draft.num_nodes - 1):
+            raise ValueError("rule='wrong bonus' judges chains")
+
+    def __call__(self, params, draft, target_law, draft_law, key):
+        found = super().__call__(params, draft, target_law, draft_law, key)
+        token = jnp.where(found.count == draft.num_nodes - 1, 0, found.token)
+        return dataclasses.replace(found, token=token)
+
+
+def test_fault_a_wrong_token_after_a_chain_that_was_accepted_whole_is_found():
+    report = specjax.audit_rule(WrongBonus(), samples=20_000)
+    assert [(f.what, f.biased) for f in report.findings] == [
+        ("a chain of 3, drawn iid", True),
+        ("a chain of 5, drawn iid", True),
+    ]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,6 +34,7 @@ SHAPES = {
     "a chain of 5": (-1, 0, 1, 2, 3, 4),
 }
 LONG = "a chain of 5"
+LEAST_NUM = 3  # tokens at least of a text that the loop draws, so that there are further rounds
 WAYS, FIXED = ("iid", "distinct", "hub"), "fixed"
 BINS, PAIRED = 20, 5  # of ranks, and of the ranks of two tokens in a row
 LEAST_TOKENS = 200
@@ -81,8 +82,13 @@ class _Case:
 
     @property
     def looped(self) -> bool:
-        """Whether the whole loop can draw such drafts, in texts of three tokens."""
-        return self.kind != FIXED and not self.masked and self.shape != LONG
+        """Whether the whole loop can draw such drafts."""
+        return self.kind != FIXED and not self.masked
+
+    @property
+    def depth(self) -> int:
+        """The depth of the deepest node."""
+        return trees.as_topology(self.topology).depth
 
     def laws(self, seed: int) -> tuple[exact_law.Table, exact_law.Table]:
         """The laws p and q of random toys, over two tokens where the draft is long."""
@@ -126,8 +132,9 @@ def audit_rule(
     threshold that the draft determines, all tokens of the drafts times all outcomes of its tests
     are enumerated, as if all random numbers were independent. Rounds with the rule's own random
     numbers, held against the law by chi-squared, then show whether a uniform is used twice. Other
-    rules are only sampled. With noise shared with drafters the whole loop draws texts of three
-    tokens, on drawn drafts; with uniforms of the rule's own it does so where it can, and single
+    rules are only sampled. With noise shared with drafters the whole loop draws texts that are one
+    token longer than the deepest path of the draft (the token after a draft that was accepted whole
+    included), on drawn drafts; with uniforms of the rule's own it does so where it can, and single
     rounds are run on the other drafts.
 
     Args:
@@ -193,11 +200,10 @@ def _enumerated(rule, case: _Case, laws: int) -> Finding | None:
     for seed in range(laws):
         p, q = case.laws(seed)
         draft, weights = case.drafts(q)
-        depth = trees.max_depth(draft)
         law = None
         for enumerate_ in (exact_law.outcome, exact_law.saying):
             try:
-                law = enumerate_(rule, draft, weights, p, depth)[0]
+                law = enumerate_(rule, draft, weights, p, case.depth)[0]
             except Exception:  # noqa: BLE001, a rule of another kind fails in any way
                 continue
             if abs(law.sum() - 1) < EXACT:
@@ -213,22 +219,23 @@ def _run(rule, case: _Case, samples: int, false_alarm: float) -> Finding:
     """The finding of single rounds with the rule's own random numbers."""
     p, q = case.laws(0)
     draft, weights = case.drafts(q)
-    depth = trees.max_depth(draft)
-    counts = round_counts(rule, draft, weights, p, depth, rows=samples)
-    law = np.append(exact_law.joint(p, depth + 1).reshape(-1), 0.0)
+    counts = round_counts(rule, draft, weights, p, case.depth, rows=samples)
+    law = np.append(exact_law.joint(p, case.depth + 1).reshape(-1), 0.0)
     return sampled_finding(f"{case}, with random keys", judge(counts, law), false_alarm)
 
 
 def _sampled(rule, case: _Case, samples: int, false_alarm: float) -> Finding:
-    """The finding of texts of three tokens, which the whole loop draws on a toy of four tokens."""
-    vocab, prompt, sampling = 4, (1,), Sampling(temperature=1.0)
+    """The finding of texts that the whole loop draws on a toy of four tokens, or of two where the
+    draft is long; they reach the token after a draft that was accepted whole."""
+    vocab, prompt, sampling = 2 if case.shape == LONG else 4, (1,), Sampling(temperature=1.0)
+    num = max(LEAST_NUM, case.depth + 1)
     p, q = (jnp.asarray(_bigrams(seed, vocab)) for seed in (0, 100))
     target = Bigram(vocab)
     topology = trees.as_topology(case.topology)
     drafter = DraftModel(model=target, topology=topology, sibling_sampling=case.kind)
     params = {"target": p, "drafter": q}
-    counts, _ = joint_counts(target, drafter, rule, params, prompt, 3, sampling, rows=samples)
-    law = reference.joint_law(target, p, prompt, 3, sampling).reshape(-1)
+    counts, _ = joint_counts(target, drafter, rule, params, prompt, num, sampling, rows=samples)
+    law = reference.joint_law(target, p, prompt, num, sampling).reshape(-1)
     return sampled_finding(str(case), judge(counts, law), false_alarm)
 
 
