@@ -12,7 +12,7 @@ from toys import bag
 import specjax
 from specjax import trees
 from specjax.decoding import reference, round
-from specjax.drafters import Adaptive, Jacobi, Lookahead
+from specjax.drafters import Adaptive, Jacobi, Lookahead, jacobi, lookahead
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 VOCAB, NUM, SIZE = 11, 24, 64
@@ -70,6 +70,11 @@ def state_of(state, row):
     return {f.name: getattr(own, f.name)[row].tolist() for f in dataclasses.fields(own)}
 
 
+def fresh_guesses(text, count):
+    """What stands in a window of which nothing is known: the text's end, begun anew if need be."""
+    return (list(text) * count)[-count:]
+
+
 def paths(draft, row):
     """The tokens of all candidates, each with those of its ancestors."""
     parent = np.broadcast_to(trees.parents(draft), draft.tokens.shape)[row]
@@ -123,10 +128,11 @@ def wrong_rounds(drafter, like=None):
     like, replay, wrong, done = like or drafter, None, 0, 0
     for draft, before, after in rounds(drafter):
         done += 1
+        shape = drafter.depth, drafter.window
         if replay is None:
-            columns = draft.tokens[:, : drafter.window * drafter.depth]
-            levels = columns.reshape(len(columns), drafter.depth, drafter.window).tolist()
-            replay = [Window(like, one) for one in levels]
+            texts = [text_of(before, row) for row in range(len(LENGTHS))]
+            levels = [np.reshape(fresh_guesses(text, np.prod(shape)), shape) for text in texts]
+            replay = [Window(like, one.tolist()) for one in levels]
         for row, mine in enumerate(replay):
             old, new = state_of(before, row), state_of(after, row)
             if not before.budget[row]:
@@ -135,6 +141,8 @@ def wrong_rounds(drafter, like=None):
             text, guesses = text_of(before, row), mine.guesses(text_of(before, row))
             every = {gram[: n + 1] for gram in guesses for n in range(like.depth)}
             wrong += paths(draft, row) != sorted(every)
+            window = [[text[-1], *mine.levels[0][1:]], *mine.levels[1:]]
+            wrong += draft.tokens[row, : np.prod(shape)].reshape(shape).tolist() != window
             kept = max([agreed(text, gram) for gram in guesses], default=0)
             num = min(kept + 1, int(before.budget[row]))
             wrong += text_of(after, row) != (*text, *greedy(row)[len(text) - LENGTHS[row] :][:num])
@@ -228,8 +236,9 @@ def replayed(drafter):
             chain = [int(t) for t in draft.tokens[row, 1 : 1 + end - last]]
             widths += [len(chain)] if row == 0 else []
             wrong += int(draft.scored[row].sum()) != 1 + len(chain)
+            first = fresh_guesses(text, drafter.num_draft)
             for n, token in enumerate(chain):
-                wrong += known.get(last + 1 + n, token) != token
+                wrong += known.get(last + 1 + n, first[n]) != token
             for n in range(len(chain) + 1):
                 known[last + 1 + n] = said_after((*text, *chain[:n]))
             num = min(agreed(text, chain) + 1, budget)
@@ -269,6 +278,20 @@ def test_fault_guesses_that_are_moved_one_too_far():
             return jnp.roll(super().readout(draft, scores), -1, axis=1)
 
     assert replayed(Late(num_draft=4))[0] > 0
+
+
+@pytest.mark.parametrize("kind", [jacobi, lookahead], ids=["jacobi", "lookahead"])
+def test_fault_first_guesses_that_are_not_the_end_of_the_text(kind, monkeypatch):
+    def zeros(context, count):
+        return jnp.zeros((len(context.length), count), jnp.int32)
+
+    monkeypatch.setattr(kind, "last_of_text", zeros)
+    if kind is jacobi:
+        wrong, _, _ = replayed(type("Zeros", (Jacobi,), {})(num_draft=4))
+    else:
+        settings = dict(vocab_size=VOCAB, window=5, ngram=2, guesses=2)
+        wrong, _ = wrong_rounds(type("Zeros", (Lookahead,), {})(**settings))
+    assert wrong > 0
 
 
 def test_guesses_that_are_right_from_the_start_are_settled_in_one_round():
