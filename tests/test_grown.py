@@ -10,7 +10,8 @@ from specjax.train import features
 from specjax.train.rows import fresh
 
 import specjax
-from benchmarks import grown, heldout, pairs, report
+from benchmarks import grown, heldout, pairs
+from benchmarks.tables import decoding
 from specjax.checkpoints import HeadLM
 from specjax.drafters.speculator import Speculator, SpeculatorConfig
 from specjax.models import DecoderConfig
@@ -118,7 +119,7 @@ def test_real_text_is_measured_with_grown_models_too(two_sizes, monkeypatch):
     assert drafts[0] is None and drafts[1].inner.drafter.config.hidden_size == 512
 
     row = dict(prompts=2, drafter="ngram", num_draft=2, temperature=0.0)
-    lines = report._heldout([(row, one), (row | {"grown": True}, other)]).splitlines()
+    lines = decoding.heldout([(row, one), (row | {"grown": True}, other)]).splitlines()
     assert [line.split("|")[1].strip() for line in lines[-2:]] == ["embedded", "grown to 100M"]
 
 

@@ -89,7 +89,8 @@ def test_the_cache_of_a_local_layer_does_not_grow_with_the_text():
         cache = jax.eval_shape(lambda c=capacity: target.init(params, 3, c))
         sizes = [{leaf.shape for leaf in layer} for layer in cache]
         assert sizes == [{(3, 2, local, 8)}, {(3, 2, capacity, 8)}]
-    state = jax.eval_shape(lambda: drafters()["draft"][0].init({"drafter": params}, 3, 100))
+    drafter, weights = drafters()["draft"]
+    state = jax.eval_shape(lambda: drafter.init(weights, params, 3, 100))
     assert {leaf.shape[2] for leaf in jax.tree.leaves(state.cache)} == {4}
 
 
