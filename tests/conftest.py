@@ -151,11 +151,17 @@ def quick_compilation():
         yield
 
 
-@pytest.fixture(autouse=True, scope="module")
-def compilation_of_the_tier(request):
-    """Compiles the full tier and named files as a user's programs are compiled."""
+@pytest.fixture(scope="session")
+def hurried(request):
+    """Whether the default or the merge tier runs, and neither the full tier nor named files."""
     names = wanted(request.config)
-    if below(request.path) in tiers.QUICK and names and FULL not in names:
+    return bool(names) and FULL not in names
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compilation_of_the_tier(request, hurried):
+    """Compiles the files of ``tiers.QUICK`` quickly in the default tier and the merge tier."""
+    if below(request.path) in tiers.QUICK and hurried:
         with compiling_quickly():
             yield
     else:

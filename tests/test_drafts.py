@@ -26,7 +26,7 @@ from specjax.drafters.heads import HeadDrafter
 from specjax.trees import Tree
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
-ROWS, VOCAB = 60_000, 4
+ROWS, FEWER, VOCAB = 60_000, 20_000, 4  # the merge tier draws fewer
 FALSE_ALARM = 1e-7
 PROMPT = (1, 0, 2, 1, 3)  # whose last token is new: a lookup finds nothing
 MODEL, PARAMS = bag(VOCAB, 0)
@@ -34,6 +34,7 @@ CASES = cases(MODEL, PARAMS)
 WARM = Sampling(temperature=0.9)
 # an independent draw decides who is whose parent there, and not the tokens
 GROUPED = ("tree per row",)
+WEAK = ("lstm speculator",)  # fewer rows do not tell it from a slightly flatter law
 GUESSES = ("tree worst",)  # drafts without laws, under a rule that could take them
 TABLES = {entry.class_name for entry in registry.entries("table")}  # the same
 
@@ -57,14 +58,14 @@ def drafters():
 DRAFTERS = drafters()
 
 
-def drawn(drafter, weights):
+def drawn(drafter, weights, rows=ROWS):
     """``(drafts as numbers [B], who is whose parent as numbers [B], the probability of each draft
     by the laws that it states [B], the same by laws that are a little too flat [B])``."""
     request, capacity = prepare_inputs(
         MODEL,
         drafter,
-        np.tile(np.asarray([PROMPT], np.int32), (ROWS, 1)),
-        np.full((ROWS,), len(PROMPT), np.int32),
+        np.tile(np.asarray([PROMPT], np.int32), (rows, 1)),
+        np.full((rows,), len(PROMPT), np.int32),
         jax.random.key(3),
         9,
         WARM,
@@ -84,7 +85,7 @@ def drawn(drafter, weights):
         def stated(draft):
             law, total = DraftLaw(draft, VOCAB), 1.0
             for node in range(1, draft.num_nodes):
-                q = law(jnp.full((ROWS,), node))
+                q = law(jnp.full((rows,), node))
                 q = jnp.take_along_axis(q, draft.tokens[:, node, None], axis=1)[:, 0]
                 total *= jnp.where(able[:, node], q, 1.0)
             return total
@@ -96,7 +97,7 @@ def drawn(drafter, weights):
         def number(x, base):
             return jnp.sum(x * base ** jnp.arange(x.shape[1]), axis=1)
 
-        parents = jnp.zeros((ROWS, 1), int)
+        parents = jnp.zeros((rows, 1), int)
         if draft.topology is None:
             parents = draft.parent[:, 1:]
         flat = draft.laws**0.8
@@ -128,11 +129,14 @@ def p_value(drafts, groups, probability):
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_the_law_that_is_stated_is_the_law_that_was_drawn_from_and_another_is_told_apart(name):
+def test_the_law_that_is_stated_is_the_law_that_was_drawn_from_and_another_is_told_apart(
+    name, hurried
+):
     line, settings = DRAFTERS[name]
     drafter, weights, _ = CASES[line]
     drafter = dataclasses.replace(drafter, **settings) if settings else drafter
-    drafts, groups, probability, flat = drawn(drafter, weights)
+    rows = FEWER if hurried and line not in WEAK else ROWS
+    drafts, groups, probability, flat = drawn(drafter, weights, rows)
     groups = groups if line in GROUPED else np.zeros_like(groups)
     assert p_value(drafts, groups, probability) > FALSE_ALARM
     assert p_value(drafts, groups, flat) < FALSE_ALARM

@@ -5,7 +5,20 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from registry import TREE
-from test_sampled import CASES, MODEL, PARAMS, PROMPT, ROWS, VOCAB, WARM, exact, lawful, sample
+from test_sampled import (
+    CASES,
+    MODEL,
+    PARAMS,
+    PROMPT,
+    ROWS,
+    VOCAB,
+    WARM,
+    beginnings,
+    exact,
+    lawful,
+    sample,
+    tokens_of,
+)
 from toys import Merged, TreeDrafter, like
 
 from specjax.acceptance import RULES
@@ -13,9 +26,9 @@ from specjax.decoding import reference, round
 from specjax.drafters import DraftModel
 
 
-def faulty(drafter, weights, rule, rows=ROWS // 4):
+def faulty(drafter, weights, rule, rows=ROWS // 4, **settings):
     """The counts of so many texts: most faults are seen in a quarter of the proof's rows."""
-    return sample(drafter, weights, rule, WARM, rows=rows)[0]
+    return sample(drafter, weights, rule, WARM, rows=rows, **settings)[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,11 +89,9 @@ def test_fault_keys_by_absolute_position_under_a_rule_that_redraws(monkeypatch):
 
 def test_fault_cache_one_short_after_full_acceptance(monkeypatch):
     # the bonus token is still right; what follows it misses an entry of the cache
-    monkeypatch.setattr("test_sampled.NUM", 5)
-    law = reference.joint_law(MODEL, PARAMS, PROMPT, 5, WARM).reshape(-1)
     monkeypatch.setattr("test_sampled.MODEL", ForgetsLast(VOCAB))
-    counts = faulty(CASES["draft"][0], PARAMS, "rejection")
-    assert not lawful(counts, law)
+    counts = faulty(CASES["draft"][0], PARAMS, "rejection", num=5)
+    assert not lawful(counts, reference.joint_law(MODEL, PARAMS, PROMPT, 5, WARM).reshape(-1))
 
 
 def test_fault_dropped_twins():
@@ -118,3 +129,21 @@ class DeltaAtAnotherTemperature(type(RULES["delta"])):
 def test_fault_delta_that_reads_another_law():
     counts = faulty(*CASES["draft"][:2], DeltaAtAnotherTemperature())
     assert not lawful(counts, exact("warm"))
+
+
+@dataclasses.dataclass(frozen=True)
+class WrongBonus(type(RULES["rejection"])):
+    """Says token 0 after a draft that was accepted whole."""
+
+    def __call__(self, params, draft, target_law, draft_law, key):
+        found = super().__call__(params, draft, target_law, draft_law, key)
+        token = jnp.where(found.count == draft.num_nodes - 1, 0, found.token)
+        return dataclasses.replace(found, token=token)
+
+
+def test_fault_wrong_token_after_a_chain_that_was_accepted_whole():
+    drafter, weights, _ = CASES["draft"]
+    num = tokens_of(drafter)
+    counts = faulty(drafter, weights, WrongBonus(), num=num)
+    assert not lawful(counts, exact("warm", num))
+    assert lawful(beginnings(counts), exact("warm"))  # fewer tokens than that do not show it

@@ -17,7 +17,8 @@ COVER = (  # drafters of the registry: every kind of head, topology, wrapper and
     "|suffix tree|recycling|self|jacobi blocks|lookahead|tli|slem|unsure draft"
 )
 DRAWN = (  # drafter and rule: ways to draw siblings and kinds of state once
-    "plain-delta|draft-block|draft tree iid-kseq|draft tree hub-hub|unsure draft-block"
+    "plain-delta|draft-block|draft-rejection|draft tree iid-kseq|draft tree hub-hub"
+    "|tree distinct-traversal|hydra-rejection|tli-rejection|unsure draft-block"
 )
 
 MESHED = "draft|ngram|medusa|hydra prefix|eagle|mtp|adaptive eagle3|tree per row|hybrid draft"
@@ -92,8 +93,8 @@ TABLE = {
     ],
     "test_drafts.py": [
         (r"\[(blockwise|hydra prefix|medusa|mtp distinct|speculator prefix) iid\]", FULL),
-        (r"\[((adaptive|unsure) self.*|draft unrelated|merged chains|fallback draft)\]", FULL),
-        (r"\[(hybrid (mtp|tli|self)|tli|mtp distinct distinct|mtp heads iid)\]", FULL),
+        (r"\[(adaptive self tree|unsure self.*|draft unrelated|merged chains)\]", FULL),
+        (r"\[(hybrid mtp|mtp distinct distinct|mtp heads iid)\]", FULL),
         (r"\[(speculator|hydra) prefix distinct\]", FULL),
         (EVERYTHING, MERGE),
     ],
@@ -236,6 +237,7 @@ TABLE = {
         ("targets_law", FULL),
         ("at_once|at_least", FULL),
     ],
+    "test_sampled_faults.py": [("accepted_whole", MERGE)],
     "test_servers.py": MERGE,
     "test_sanitizers.py": [
         ("fault", DEFAULT),
@@ -289,6 +291,7 @@ TABLE = {
         (EVERYTHING, FULL),
     ],
     "fuzz/test_references.py": DEFAULT,
+    "fuzz/test_compositions.py": [("decoder", MERGE)],
     "fuzz/": FULL,
     "models/test_families.py": [
         ("DeepSeek-V3|A3B", FULL),
