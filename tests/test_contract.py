@@ -81,12 +81,7 @@ TARGETS = {
     ),
     "entries of one node": (
         dict(verify=scores_with(None, entries=lambda x: x[:, :, -1:])),
-        r"Changed.verify: entries is float32 of shape \[2, 1, 1, 6\]: expected float32 of shape "
-        r"\[2, 1, 3, 6\], the dtype of the cache and all 3 nodes",
-    ),
-    "half entries": (
-        dict(verify=scores_with(None, entries=lambda x: x.astype(jnp.bfloat16))),
-        "verify: entries is bfloat16 of shape .*expected float32",
+        "the entries are those of 1 nodes, and a path has up to 3: verify returns the entries of",
     ),
     "no Scores": (dict(verify=lambda scores: scores.entries), "expected specjax.Scores"),
     "a cache without rows": (
@@ -109,6 +104,22 @@ def test_what_a_target_returns_is_checked_when_it_is_traced(case):
     changes, words = TARGETS[case]
     with pytest.raises(ValueError, match=words):
         traced(target_with(**changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(verify=scores_with(None, entries=lambda x: x.astype(jnp.bfloat16))),
+        dict(
+            init=lambda x: x.astype(jnp.bfloat16),
+            verify=scores_with(None, entries=lambda x: x.astype(jnp.float32)),
+        ),
+        dict(verify=scores_with(None, entries=lambda x: jnp.concatenate([x, x], axis=2))),
+    ],
+    ids=["of fewer bits", "of more bits than the cache", "two for each node"],
+)
+def test_entries_are_the_targets_own_affair(changes):
+    assert traced(target_with(**changes)).tokens.shape == (2, 12)
 
 
 def test_features_that_a_drafter_reads_are_checked():
@@ -223,8 +234,31 @@ def test_objects_that_no_program_can_be_made_of_are_refused():
 
     with pytest.raises(TypeError, match="drafter: a Thawed cannot be hashed .*frozen=True"):
         traced(drafter=Thawed())
+
+    @dataclasses.dataclass
+    class Molten(Rule):
+        least: float = 0.5
+        name, lossless, __call__ = "molten", True, lambda *given: None
+
+    with pytest.raises(TypeError, match="rule: a Molten cannot be hashed .*frozen=True"):
+        traced(rule=Molten())
     with pytest.raises(TypeError, match="Endless.num_draft is None: state how many"):
         traced(drafter=Endless())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_chain_may_end_in_passengers_that_are_deeper_than_its_candidates(temperature):
+    class Rides(Copies):
+        depth, num_passengers, reads_nodes = 2, 1, True
+
+        def draft_step(self, params, target_params, state, context):
+            tokens = jnp.repeat(context.root[:, None], 3, axis=1)
+            able = jnp.broadcast_to(jnp.arange(3) < 2, tokens.shape)
+            parents = trees.chain_parents(3)
+            return trees.tree_draft(context, tokens, parents, candidate=able, deepest=2), state
+
+    sampling = specjax.Sampling(temperature=temperature)
+    assert traced(drafter=Rides(3), sampling=sampling).tokens.shape == (2, 12)
 
 
 def test_a_draft_deeper_than_its_drafter_says_is_refused():

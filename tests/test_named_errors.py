@@ -11,6 +11,7 @@ from specjax import acceptance, drafters
 from specjax._internal.keywords import checks_arguments
 from specjax.cli.commands import COMMANDS
 from specjax.cli.typed_names import in_options
+from specjax.drafters import registry
 from specjax.serving.identity import differing
 
 WRONG = {
@@ -60,6 +61,37 @@ def test_a_constructor_that_names_wrong_arguments_is_otherwise_unchanged():
     assert inspect.signature(Plain) == before
     assert Plain(2, share=1) == dataclasses.replace(Plain(2, name="a"), share=1, name=None)
     assert "longest: 'int' = 6" in str(inspect.signature(drafters.NGram))
+
+
+def test_a_constructor_that_names_wrong_arguments_takes_all_that_it_took_before():
+    @dataclasses.dataclass(frozen=True)
+    class WithInitVar:
+        size: int = 3
+        every: dataclasses.InitVar[int] = 1
+
+        def __post_init__(self, every):
+            object.__setattr__(self, "size", self.size * every)
+
+    @dataclasses.dataclass(init=False)
+    class WithItsOwn:
+        size: int
+
+        def __init__(self, text, **others):
+            self.size = int(text)
+
+    assert checks_arguments(WithInitVar)(2, every=3).size == 6
+    with pytest.raises(TypeError, match=r"has no evry: did you mean every\? It takes size, every"):
+        WithInitVar(evry=3)
+    assert checks_arguments(WithItsOwn)(text="4", more=1).size == 4
+
+
+def test_a_class_from_outside_is_not_changed_by_its_registration(monkeypatch, tmp_path):
+    (tmp_path / "drafter_from_outside.py").write_text(
+        "import dataclasses\n@dataclasses.dataclass\nclass Mine:\n    size: int = 1\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    entry = registry.Entry("mine", "drafter_from_outside:Mine", "nothing", kind="table")
+    assert entry.load()(size="a text").size == "a text"
 
 
 class Heads:

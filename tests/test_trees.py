@@ -67,6 +67,17 @@ def test_static_and_dynamic_trees_have_the_same_depths_ancestors_and_paths():
     assert (wide[:, :4] == path).all()
 
 
+def test_a_path_is_as_long_as_the_deepest_candidate_of_a_chain_with_passengers():
+    chain = Draft(
+        start=jnp.zeros(2, jnp.int32),
+        tokens=jnp.zeros((2, 5), jnp.int32),
+        topology=trees.chain_parents(4),
+        deepest=2,
+    )
+    path, depth = trees.path_to(chain, jnp.asarray([2, 1]))
+    assert path.shape == (2, 3) and path[0].tolist() == [0, 1, 2] and depth.tolist() == [2, 1]
+
+
 def test_merge_joins_equal_prefixes_and_keeps_twins():
     context = specjax.Context(
         tokens=jnp.asarray([[9]]),

@@ -90,21 +90,24 @@ def takes_fields(
 def checks_arguments(cls: type[T]) -> type[T]:
     """A class decorator for a dataclass, which stands above ``dataclasses.dataclass``.
 
-    The constructor refuses an argument that is no field, and names the nearest field. It also
-    refuses a value of another type in a field that is annotated as one of ``KINDS``. The signature,
-    the fields and the class stay as they are.
+    The constructor that ``dataclasses`` made refuses an argument that it does not take, and names
+    the nearest one. It also refuses a value of another type in a field that is annotated as one of
+    ``KINDS``. The signature, the fields and the class stay as they are, and so does a class with a
+    constructor of its own.
 
     Raises:
       TypeError: by the constructor, before any code of the class runs.
     """
-    if "__init__" not in vars(cls) or not dataclasses.is_dataclass(cls):
+    made: Any = vars(cls).get("__dataclass_params__")  # not those of a class that it extends
+    if made is None or not made.init:
         return cls
     own: Callable[..., None] = vars(cls)["__init__"]
     if hasattr(own, "__wrapped__"):
         return cls
     fields = [field for field in dataclasses.fields(cls) if field.init]
-    known = [field.name for field in fields]
-    positional = [field.name for field in fields if not field.kw_only]
+    taken = list(inspect.signature(own).parameters.values())[1:]  # with each ``InitVar``
+    known = [one.name for one in taken]
+    positional = [one.name for one in taken if one.kind is not one.KEYWORD_ONLY]
     kinds = {f.name: (KINDS[_type_name(f)], f.default) for f in fields if _type_name(f) in KINDS}
 
     @functools.wraps(own)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from .._internal.hashable import check_hashable
 from .._internal.keywords import checks_arguments, did_you_mean
 from .._internal.named_settings import parse_settings
 from ..types import Draft, Rule
@@ -86,7 +87,7 @@ def named(rule: str | Rule) -> Rule | None:
     Raises:
       ValueError: a name or a setting is unknown, or a setting is out of range; a rule object is not
         lossless, and its name does not say ``approximate``.
-      TypeError: ``rule`` is neither a name nor a ``Rule``.
+      TypeError: ``rule`` is neither a name nor a ``Rule``, or an object that cannot be hashed.
     """
     if isinstance(rule, Rule):
         if not rule.lossless and "approximate" not in rule.name:
@@ -94,6 +95,7 @@ def named(rule: str | Rule) -> Rule | None:
                 f"rule={rule.name!r} has lossless=False, and its name does not say so: put "
                 "'approximate' into the name"
             )
+        check_hashable("rule", rule)
         return rule
     if not isinstance(rule, str):
         raise TypeError(

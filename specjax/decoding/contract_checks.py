@@ -137,8 +137,6 @@ def verified(target: Target, params, cache, draft: Draft, **settings) -> Scores:
     """
     scores = target.verify(params, cache, draft, **settings)
     check_scores(target, scores, draft, target.vocab_size, **settings)
-    hook = f"{type(target).__name__}.verify: entries"
-    check_entries(hook, scores.entries, cache, draft.tokens.shape[1])
     return scores
 
 
@@ -196,36 +194,6 @@ def check_scores(
         shape = (batch, nodes, None if size is None else size * len(features))
         check_array(f"{hook}: features", scores.features, shape, jnp.floating, hint)
     check_leads(f"{hook}: entries", scores.entries, batch)
-
-
-def check_entries(what: str, entries: PyTree, cache: PyTree, nodes: int) -> None:
-    """Raises ``ValueError`` for entries of other nodes, or of another dtype than the cache.
-
-    A target decides by itself what its entries are. They are compared with the cache where they
-    have its structure and their leaves differ from those of the cache in one axis at most: this
-    axis counts slots in the cache and nodes in the entries.
-
-    Args:
-      what: the name of the entries in the error.
-      nodes: N, the number of nodes of the draft; those of an earlier pass are among them.
-    """
-    if jax.tree.structure(entries) != jax.tree.structure(cache):
-        return
-    flat = jax.tree_util.tree_flatten_with_path(entries)[0]
-    for (path, leaf), slots in zip(flat, jax.tree.leaves(cache), strict=True):
-        shape, held, dtype = jnp.shape(leaf), jnp.shape(slots), jnp.result_type(slots)
-        if len(shape) != len(held) or len(shape) < 3:
-            continue
-        axes = [axis for axis, size in enumerate(shape) if size != held[axis]]
-        if len(axes) > 1:
-            continue
-        expected = [nodes if axis in axes else size for axis, size in enumerate(shape)]
-        if expected != list(shape) or jnp.result_type(leaf) != dtype:
-            raise ValueError(
-                f"{what}{jax.tree_util.keystr(path)} is {_described(leaf)}: expected {dtype.name} "
-                f"of shape {expected}, the dtype of the cache and all {nodes} nodes of the draft, "
-                "which begin with those of the argument entries"
-            )
 
 
 def check_head_target(target: HeadTarget, params, batch: int) -> None:

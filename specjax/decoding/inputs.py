@@ -14,6 +14,7 @@ import numpy as np
 from jax.core import Tracer
 
 from .. import sharding
+from .._internal.hashable import check_hashable
 from .._internal.pytree import pytree_dataclass, static
 from ..sampling.distribution import Sampling
 from ..types import Drafter, PyTree, Target
@@ -137,15 +138,8 @@ def check_objects(target, drafter) -> None:
 def check_static(target: Target, drafter: Drafter) -> None:
     """Raises ``TypeError`` for objects that cannot be static arguments of a compiled program, and
     for a drafter that does not state how many tokens it drafts."""
-    for name, value in (("target", target), ("drafter", drafter)):
-        try:
-            hash(value)
-        except TypeError as error:
-            raise TypeError(
-                f"{name}: a {type(value).__name__} cannot be hashed ({error}): make it a frozen "
-                "dataclass, @dataclasses.dataclass(frozen=True), without arrays and lists among "
-                "its fields"
-            ) from None
+    check_hashable("target", target)
+    check_hashable("drafter", drafter)
     number = getattr(drafter, "num_draft", None)
     if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 0:
         raise TypeError(

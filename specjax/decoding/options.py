@@ -8,6 +8,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import jax
 
+from .. import acceptance
 from .._internal.keywords import takes_fields
 from ..sampling.distribution import Sampling
 from ..types import Drafter, PyTree, Rule, Target
@@ -36,6 +37,7 @@ class StateOptions:
         self, target: Target, drafter: Drafter, tokens: Array, lengths: Array
     ) -> tuple[DecodeInputs, int]:
         """Checks the request and brings it into the shapes of the loop, see ``prepare_inputs``."""
+        acceptance.named(self.rule)
         return prepare_inputs(
             target,
             drafter,

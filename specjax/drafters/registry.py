@@ -73,9 +73,11 @@ class Entry:
         return self.path.partition(":")[2]
 
     def load(self) -> type:
-        """Imports the drafter's class, whose constructor then names wrong arguments."""
+        """Imports the drafter's class; the constructor of one of this package then names wrong
+        arguments."""
         module, _, name = self.path.partition(":")
-        return checks_arguments(getattr(importlib.import_module(module, __package__), name))
+        found = getattr(importlib.import_module(module, __package__), name)
+        return checks_arguments(found) if module.startswith(".") else found
 
 
 _ENTRIES: dict[str, Entry] = {}

@@ -78,6 +78,9 @@ def commit(
       rings: whether the slots of ``cache[i]`` are a ring, for each layer; None: no layer has a
         ring. If a ring has fewer slots than there are entries, the last entries are kept.
 
+    Raises:
+      ValueError: while tracing: a path has more nodes than there are entries.
+
     Returns:
       The cache with the entries; leaves ``[B, K, S, E]``.
 
@@ -92,6 +95,12 @@ def commit(
 
     def write(slots, fresh, ring):
         batch, heads, capacity, size = slots.shape
+        if fresh.shape[2] < len(steps):
+            raise ValueError(
+                f"kv_cache.commit: the entries are those of {fresh.shape[2]} nodes, and a path has "
+                f"up to {len(steps)}: verify returns the entries of all nodes of the draft, those "
+                "of its argument entries first"
+            )
         where = slots_of(position, behind, capacity, ring)
         # [B * K, S, E]: with one row and one node, XLA copies a 4-D cache before it scatters
         rows, where = jnp.arange(batch * heads)[:, None], jnp.repeat(where, heads, axis=0)

@@ -72,6 +72,7 @@ def prepare(
     drafter = options.drafter
     if isinstance(drafter, str | os.PathLike):
         drafter = named(lm, drafter)
+    acceptance.named(drafting.rule)
     refuse_unused(options.drafter, drafter, drafting, options.drafter_params)
     drafter, drafter_params = resolve_drafter(
         lm,

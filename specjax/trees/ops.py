@@ -224,8 +224,8 @@ def path_to(draft: Draft, node: jax.Array) -> tuple[jax.Array, jax.Array]:
         # LLVM miscompiled the gather of a chain of one draft for AVX-512 from 32 rows on: of two
         # packed 32-bit indices it did not mask the first, which then addressed 16 GiB too far
         # (jaxlib 0.10.2; tests/chain_of_one.py).
-        steps = jnp.arange(draft.num_nodes, dtype=jnp.int32)
-        return jnp.broadcast_to(steps, (len(node), draft.num_nodes)), node
+        steps = jnp.arange(max_depth(draft) + 1, dtype=jnp.int32)
+        return jnp.broadcast_to(steps, (len(node), len(steps))), node
     above = _column(ancestors(draft), node)  # [B, N]
     depth = jnp.broadcast_to(depths(draft), above.shape)
     steps = jnp.arange(max_depth(draft) + 1)
