@@ -204,9 +204,8 @@ def test_the_loop_copies_no_cache_and_never_leaves_the_device(name, batch, capac
     text = hlo(target, drafters()[name], params_of(LLAMA, name), batch, capacity, temperature)
     pending = batch, 1, PENDING, LLAMA.hidden_size
     assert not cache_copies(text, cache_shape(batch, capacity), pending)
-    tables = [(batch, LLAMA.vocab_size, 3), (batch, LLAMA.vocab_size, 2, 2)]  # recycling, lookahead
-    if name != "adaptive":  # whose two inner loops copy the text, four bytes a slot, every round
-        tables.append((batch, capacity))  # the text, and its index
+    # of recycling and lookahead; the text, and its index
+    tables = (batch, LLAMA.vocab_size, 3), (batch, LLAMA.vocab_size, 2, 2), (batch, capacity)
     assert not table_copies(text, *tables)
     assert not re.search(r"\b(infeed|outfeed|send|recv)\(|callback", text)
     if capacity > 256 or name == "ngram":  # the switches are there, not folded away

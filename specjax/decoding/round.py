@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from .. import acceptance, sharding, trees
 from .._internal.optional import required
+from .._internal.ordering import after_changes
 from .._internal.pytree import filled, pytree_dataclass
 from ..acceptance.node_laws import DraftLaw, TargetLaw
 from ..sampling import processors
@@ -258,8 +259,11 @@ class _Resting(DrafterWrapper):
 
     def draft_step(self, params, target_params, state, context):
         nothing = jnp.zeros((context.length.shape[0], 0), jnp.int32)
-        state = self.inner.sync(params, target_params, state, context, before="rest")
-        return trees.chain_draft(context, nothing), state
+        synced = self.inner.sync(params, target_params, state, context, before="rest")
+        draft = trees.chain_draft(context, nothing)
+        # the text is written after it was read, or it would be copied in every such round
+        start = after_changes(draft.start, synced, state)
+        return dataclasses.replace(draft, start=start), synced
 
 
 def draft_and_verify(target, drafter, rule, params, state: State, plan=None) -> VerifiedRound:
