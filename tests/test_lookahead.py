@@ -216,6 +216,20 @@ def test_fault_a_window_that_is_read_or_filed_wrongly(kind):
     assert wrong_rounds(kind(**settings), like=sound)[0] > 3
 
 
+@pytest.mark.parametrize(
+    "drafter",
+    [Lookahead(vocab_size=VOCAB, window=4, ngram=2, guesses=1), Jacobi(num_draft=4)],
+    ids=lambda one: one.name,
+)
+def test_a_row_that_is_shorter_than_the_window_decodes_as_any_other(drafter):
+    params = {"target": PARAMS, "drafter": None}
+    prompt, length = np.asarray([[7]], np.int32), np.asarray([1])
+    out = specjax.decode(
+        MODEL, drafter, params, prompt, length, key=jax.random.key(0), max_new_tokens=2
+    )
+    assert out.tokens[0].tolist() == [7, *greedy(2)[:2]]
+
+
 # ------------------------------------------------------------------------------- Jacobi
 
 
@@ -303,6 +317,20 @@ def test_guesses_that_are_right_from_the_start_are_settled_in_one_round():
     assert (after.length - state.length).tolist() == [7, 7, 7]
 
 
+def test_a_new_turn_of_a_chat_begins_with_new_guesses_and_a_whole_window():
+    drafter = Jacobi(num_draft=3, mode="hybrid", until=4)
+    state = jacobi.JacobiState(
+        guesses=jnp.ones((2, 3), jnp.int32), left=jnp.asarray([0, 0]), emitted=jnp.asarray([4, 9])
+    )
+    tokens = jnp.ones((2, 5), jnp.int32)
+    prompt = specjax.Segment(
+        tokens=tokens, next=tokens, features=None, start=jnp.ones(2), num=jnp.asarray([5, 0])
+    )
+    after = drafter.observe(None, None, state, prompt)
+    assert after.guesses.tolist() == [[-1] * 3, [1] * 3]
+    assert after.left.tolist() == [3, 0] and after.emitted.tolist() == [0, 9]
+
+
 # --------------------------------------------------------------------------- passengers
 
 
@@ -358,8 +386,6 @@ def test_fewer_candidates_are_asked_for_and_passengers_stay():
         (lambda: Lookahead(vocab_size=9, ngram=1), "at least 1, 2 and 1"),
         (lambda: Jacobi(mode="rows"), "whole, blocks, hybrid"),
         (lambda: Jacobi(num_draft=0), "at least 1"),
-        (lambda: begun(Lookahead(vocab_size=VOCAB, window=63)), "looks 64 tokens beyond"),
-        (lambda: begun(Jacobi(num_draft=64)), "holds 64 tokens"),
         (lambda: begun(Lookahead(vocab_size=VOCAB + 1)), "its vocabulary has 12 tokens"),
     ],
 )

@@ -59,7 +59,7 @@ class JacobiState:
     Attributes:
       guesses: int32 ``[B, K]``, of the tokens after the root; -1 where there is none yet.
       left: int32 ``[B]``, how many positions after the root are in the window.
-      emitted: int32 ``[B]``, tokens of the text since the prompt.
+      emitted: int32 ``[B]``, tokens of the text since the last prompt.
     """
 
     guesses: jax.Array
@@ -77,14 +77,14 @@ class Jacobi(ChainDrafter):
       until: of ``hybrid``, how many new tokens are guessed before plain decoding goes on.
 
     Raises:
-      ValueError: an unknown mode, a number below 1; (from ``init``, before anything is compiled) a
-        window that does not fit the buffer.
+      ValueError: an unknown mode, or a number below 1.
     """
 
     num_draft: int = 3
     mode: Literal["whole", "blocks", "hybrid"] = "whole"
     until: int = 511
     name = "jacobi"
+    has_weights = False
     can_rest = True
     reads_nodes = True
     can_rewind = False
@@ -98,7 +98,6 @@ class Jacobi(ChainDrafter):
             )
 
     def init(self, params, target_params, batch, capacity, inputs=None):
-        check_room("Jacobi", f"num_draft={self.num_draft}", self.num_draft, capacity)
         emitted = jnp.zeros((batch,), jnp.int32)
         return JacobiState(
             guesses=jnp.full((batch, self.num_draft), -1, jnp.int32),
@@ -122,8 +121,14 @@ class Jacobi(ChainDrafter):
         return drawing.argmax(required(scores.logits, "scores.logits"))
 
     def observe(self, params, target_params, state, segment):
-        if segment.round is None:
-            return state
+        if segment.round is None:  # a prompt: the guesses were about another text
+            more = segment.num > 0
+            begun = jnp.zeros_like(state.emitted)
+            return JacobiState(
+                guesses=jnp.where(more[:, None], -1, state.guesses),
+                left=jnp.where(more, self._window(begun), state.left),
+                emitted=jnp.where(more, begun, state.emitted),
+            )
         draft, _, said = segment.round
         num, size = segment.num, self.num_draft
         said = said if draft.scored is None else jnp.where(draft.scored, said, -1)
@@ -150,14 +155,3 @@ def last_of_text(context: Context, count: int) -> jax.Array:
     size = context.length[:, None]
     where = (size - count + jnp.arange(count, dtype=jnp.int32)) % size
     return jnp.take_along_axis(context.tokens, where, axis=1)
-
-
-def check_room(called: str, setting: str, most: int, capacity: int) -> None:
-    """Raises ``ValueError`` where nodes reach ``most`` positions beyond the root, and a row holds
-    ``capacity`` tokens."""
-    if most >= capacity:
-        raise ValueError(
-            f"{called}({setting}): it looks {most} tokens beyond the last one, and the buffer "
-            f"holds {capacity} tokens, prompt included; give a smaller window, or a larger "
-            "capacity"
-        )

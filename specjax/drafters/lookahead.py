@@ -58,7 +58,7 @@ from ..sampling import drawing
 from ..types import ROOT
 from . import continuations
 from .base import ChainDrafter
-from .jacobi import check_room, last_of_text
+from .jacobi import last_of_text
 from .recycling import moved_to_front
 
 
@@ -94,8 +94,7 @@ class Lookahead(ChainDrafter):
       reads_text: whether the n-grams of the text, prompt included, are put into the pool too.
 
     Raises:
-      ValueError: there is no vocabulary, or a number is out of range; (from ``init``, before
-        anything is compiled) a window that does not fit the buffer.
+      ValueError: there is no vocabulary, or a number is out of range.
     """
 
     num_draft: int = 0
@@ -105,6 +104,7 @@ class Lookahead(ChainDrafter):
     guesses: int = 7
     reads_text: bool = False
     name = "lookahead"
+    has_weights = False
     can_rest = True
     reads_nodes = True
     can_rewind = False
@@ -133,8 +133,6 @@ class Lookahead(ChainDrafter):
         return self.window * self.depth - 1  # the root is none
 
     def init(self, params, target_params, batch, capacity, inputs=None):
-        settings = f"window={self.window}, ngram={self.ngram}"
-        check_room("Lookahead", settings, self.window + self.ngram - 3, capacity)
         rounds = jnp.zeros((batch,), jnp.int32)
         return LookaheadState(
             window=jnp.zeros((batch, self.depth, self.window), jnp.int32),
