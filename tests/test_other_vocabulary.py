@@ -1,6 +1,7 @@
 """Draft models whose tokens are not the target's: tables, caches, names, errors, planted faults."""
 
 import dataclasses
+import os
 
 import jax
 import jax.numpy as jnp
@@ -11,19 +12,22 @@ from flax import nnx
 from pairs import CONFIG
 from registry import cases
 from test_sampled import MODEL, PARAMS, ROWS, WARM, exact, lawful, sample
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from toys import bag
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from toys import bag, context
 from two_vocabularies import named_as, tables, tokenizer
 
 import specjax
 from specjax import trees
+from specjax.acceptance import walk
 from specjax.decoding import loop
 from specjax.decoding.inputs import prepare_inputs
 from specjax.drafters import SLEM, TLI
 from specjax.drafters.strings import retokenize
-from specjax.models import Decoder, save_pretrained
+from specjax.drafters.translation import drafted_by, vocabulary_tables
+from specjax.models import Decoder, save_pretrained, vocabularies
 from specjax.models.tokenizer import FileTokenizer
 from specjax.models.vocabularies import Spelling, shared_tokens, spelled_by
+from specjax.text import drafter_names
 from specjax.types import Draft, Verdict
 
 TARGET, DRAFT = ["a", "b", "c", "ab", "bca", "d", "cc"], ["b", "a", "bc", "d", "aa", "c"]
@@ -83,13 +87,45 @@ def test_tokens_are_shared_by_the_bytes_they_stand_for_and_special_ones_by_what_
             assert b"".join(theirs_spell[i] for i in pieces) == ours_spell[token]
 
 
+def test_the_token_that_begins_a_text_is_not_drafted_where_it_is_spelled_by_nothing():
+    both = []
+    for words in (("re", "tu"), ("tu", "re", "n(")):
+        backend = sentencepiece(*words)
+        first = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+        backend.post_processor = first
+        both.append(FileTokenizer(backend, eos_ids=[2], roles={"bos_token": 1}))
+    found = vocabulary_tables(*both, 261, 262)
+    assert 1 not in found.shared and 2 in found.shared and 259 in found.shared
+    counts = np.sum(np.asarray(found.pieces)[np.asarray(found.shared)] >= 0, axis=1)
+    assert set(counts.tolist()) == {1} and not np.any(found.pieces[1] >= 0)
+
+
+def test_rows_without_room_take_nothing_through_the_pass():
+    draft = trees.chain_draft(context(2), jnp.ones((2, 3), jnp.int32))
+    draft = drafted_by(draft, jnp.asarray([True, False]))
+    assert draft.scored.tolist() == [[True] * 4, [True, False, False, False]]
+    assert not walk.passengers(draft).any()
+
+
+cut_in_the_loop = jax.jit(retokenize, static_argnums=2)
+
+
 def test_a_string_is_cut_in_the_loop_as_it_is_on_the_host():
     both, spelling = tables(TARGET, DRAFT), Spelling(tokenizer(TARGET))
     drafted = np.random.default_rng(0).integers(0, len(DRAFT), (200, 5))
-    tokens, count = jax.jit(retokenize, static_argnums=2)(both.strings, jnp.asarray(drafted), 3)
+    tokens, count = cut_in_the_loop(both.strings, jnp.asarray(drafted), 3)
     for row, draft in enumerate(drafted):
         wanted = spelling.match("".join(DRAFT[i] for i in draft).encode())[:3]
         assert tokens[row, : count[row]].tolist() == wanted
+
+
+def test_a_longer_string_may_be_cut_otherwise_on_the_host_so_no_round_is_predicted_from_it():
+    drafted = np.full((200, 5), -1)
+    drafted[1, :1], drafted[2, :2], drafted[3, :3] = [1], [1, 0], [1, 0, 5]  # a, b, c
+    tokens, count = cut_in_the_loop(tables(TARGET, DRAFT).strings, jnp.asarray(drafted), 3)
+    cut = [[TARGET[i] for i in tokens[row, : count[row]]] for row in (1, 2, 3)]
+    assert cut == [["a"], ["ab"], ["ab", "c"]]
+    assert not SLEM.can_rewind and TLI.can_rewind
 
 
 def test_a_word_takes_the_last_of_several_spaces_where_the_target_cuts_so():
@@ -226,6 +262,32 @@ def test_another_tokenizer_is_refused_with_the_ways_across_and_what_the_two_shar
         specjax.plan(lm, ["def"], drafters=[folders["draft"]])
 
 
+def test_a_folder_is_loaded_and_tabled_once_until_it_changes(folders, monkeypatch):
+    made = []
+
+    class Counted(Spelling):
+        def __init__(self, tokenizer):
+            made.append(tokenizer)
+            super().__init__(tokenizer)
+
+    monkeypatch.setattr(vocabularies, "Spelling", Counted)
+    lm, name = specjax.load(folders["target"]), f"slem:{folders['draft']}"
+    first = drafter_names.named(lm, name)
+    assert len(made) == 2 and drafter_names.named(lm, name) is first
+    assert drafter_names.named(lm, f"ngram+{name}").inner is first
+    os.utime(f"{folders['draft']}/config.json")
+    assert drafter_names.named(lm, name) is not first and len(made) == 4
+    plain = drafter_names.named(lm, folders["target"])
+    assert drafter_names.named(lm, folders["target"]) is plain
+
+
+@pytest.mark.parametrize(("method", "widths"), [("tli", (0, 1, 3, 7)), ("slem", (0, 1, 3, 7))])
+def test_as_many_tokens_as_pay_are_up_to_seven_as_of_any_draft_model(method, widths):
+    lm = toy(TARGET, 3)
+    drafter = specjax.text.translated(lm, toy(DRAFT, 4), method)
+    assert drafter_names.resolve_drafter(lm, drafter, "auto")[0].widths == widths
+
+
 def toy(words, seed, **settings):
     model, params = bag(len(words), seed)
     tokens = None if settings.pop("mute", False) else tokenizer(words)
@@ -250,6 +312,38 @@ def test_what_cannot_draft_is_refused_before_anything_compiles(what):
             specjax.text.translated(lm, small, method)
 
     assert compilations(call) == 0
+
+
+class Bytes:
+    """A tokenizer of one's own, whose end of a text decodes to nothing."""
+
+    eos_ids = (256,)
+
+    def encode(self, text):
+        return list(text.encode())
+
+    def decode(self, ids):
+        return bytes(ids).decode(errors="replace")
+
+
+class Mirrored(Bytes):
+    def encode(self, text):
+        return [255 - byte for byte in text.encode()]
+
+    def decode(self, ids):
+        return bytes(255 - i for i in ids).decode(errors="replace")
+
+
+def test_an_end_that_decodes_to_nothing_is_shared_by_what_it_does_not_stand_for():
+    models = [bag(257, seed) for seed in (3, 4)]
+    lm, small = (
+        specjax.LM.of(*model, kind(), name=kind.__name__)
+        for model, kind in zip(models, (Bytes, Mirrored), strict=True)
+    )
+    both = shared_tokens(lm.tokenizer, small.tokenizer)
+    assert dict(zip(both.target.tolist(), both.draft.tolist(), strict=True))[256] == 256
+    with pytest.raises(ValueError, match="give drafter='tli:Mirrored' or 'slem:Mirrored'"):
+        specjax.generate(lm, "ab", drafter=small, max_new_tokens=2)
 
 
 @pytest.mark.parametrize(

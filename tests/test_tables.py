@@ -333,6 +333,8 @@ def test_tables_that_cannot_be_are_refused():
         Suffix(longest=0)
     with pytest.raises(ValueError, match="from 0 to 1"):
         Suffix(min_probability=1.5)
+    with pytest.raises(ValueError, match="factor at least 0"):
+        Suffix(factor=float("nan"))
     with pytest.raises(ValueError, match="shortest"):
         SAM(shortest=0)
     with pytest.raises(ValueError, match="side by side"):

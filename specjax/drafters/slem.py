@@ -67,6 +67,7 @@ class SLEM(TranslatedDraftModel):
     passes: int = 0
     name = "slem"
     takes_sibling_sampling = False
+    can_rewind = False  # a string that is cut is no beginning of the tokens of a longer one
 
     def __post_init__(self):
         if self.topology is not None and self.topology != trees.chain(self.topology.depth):

@@ -54,10 +54,14 @@ class StringTables:
 
 
 def string_tables(
-    target: Tokenizer, draft: Tokenizer, vocab_size: int, draft_vocab_size: int
+    target: Tokenizer,
+    draft: Tokenizer,
+    vocab_size: int,
+    draft_vocab_size: int,
+    spelling: vocabularies.Spellings | None = None,
 ) -> StringTables:
     """Makes the tables; the arguments and errors are those of ``translation.vocabulary_tables``."""
-    ours, theirs = vocabularies.Spelling(target), vocabularies.Spelling(draft)
+    ours, theirs = spelling or vocabularies.spellings(target, draft)
     words = {i: word for i, word in theirs.bytes_of.items() if i < draft_vocab_size}
     letters = vocabularies.padded(
         {i: [byte + 1 for byte in word[:MOST_BYTES]] for i, word in words.items()},

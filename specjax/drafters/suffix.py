@@ -66,7 +66,7 @@ class Suffix(IndexedDrafter):
                 f"Suffix(topology={shape}): the text says how a tree grows; give a chain, or "
                 "trees.Expand(width, depth, nodes)"
             )
-        if not 0 <= self.min_probability <= 1 or self.factor < 0:
+        if not (0 <= self.min_probability <= 1 and self.factor >= 0):
             raise ValueError(
                 f"Suffix(min_probability={self.min_probability}, factor={self.factor}): "
                 "min_probability must be from 0 to 1, factor at least 0"

@@ -58,20 +58,29 @@ class VocabularyTables:
 
 
 def vocabulary_tables(
-    target: Tokenizer, draft: Tokenizer, vocab_size: int, draft_vocab_size: int
+    target: Tokenizer,
+    draft: Tokenizer,
+    vocab_size: int,
+    draft_vocab_size: int,
+    spelling: vocabularies.Spellings | None = None,
 ) -> VocabularyTables:
     """Makes the tables for a target and a draft model with other tokens.
 
     Args:
       target, draft: their tokenizers.
       vocab_size, draft_vocab_size: the width of their logits.
+      spelling: those of ``vocabularies.spellings(target, draft)``; None: they are made here.
 
     Raises:
       ValueError: a vocabulary does not say which bytes its tokens stand for.
     """
-    both = vocabularies.shared_tokens(target, draft)
-    known = (both.target < vocab_size) & (both.draft < draft_vocab_size)
-    spelled = vocabularies.spelled_by(target, draft)
+    spelling = spelling or vocabularies.spellings(target, draft)
+    both = vocabularies.shared_tokens(target, draft, spelling)
+    spelled = vocabularies.spelled_by(target, draft, spelling)
+    # the token that begins a text may be spelled by nothing: then it is no token to draft
+    pairs = zip(both.target.tolist(), both.draft.tolist(), strict=True)
+    known = np.asarray([spelled[token] == [own] for token, own in pairs], bool)
+    known &= (both.target < vocab_size) & (both.draft < draft_vocab_size)
     spelled = {i: [x for x in own if x < draft_vocab_size] for i, own in spelled.items()}
     return VocabularyTables(
         shared=jnp.asarray(both.target[known]),
@@ -236,11 +245,13 @@ def end_round(state: TranslatedState, entries, place, **known) -> TranslatedStat
 
 
 def drafted_by(draft: Draft, rows: jax.Array) -> Draft:
-    """``draft`` with candidates in the ``rows`` bool ``[B]`` alone."""
+    """``draft`` in the ``rows`` bool ``[B]``; in the others nothing but the root is scored."""
     kept = rows[:, None] | (jnp.arange(draft.num_nodes) == ROOT)
-    if draft.candidate is not None:
-        kept &= draft.candidate
-    return dataclasses.replace(draft, candidate=kept)
+    return dataclasses.replace(
+        draft,
+        candidate=kept if draft.candidate is None else kept & draft.candidate,
+        scored=kept if draft.scored is None else kept & draft.scored,
+    )
 
 
 def _at(x: jax.Array, index: jax.Array) -> jax.Array:

@@ -66,6 +66,18 @@ class Spelling:
         return found
 
 
+Spellings = tuple[Spelling, Spelling]
+
+
+def spellings(target: Tokenizer, draft: Tokenizer) -> Spellings:
+    """How the tokens of a target and of a drafter spell bytes, which takes long to find out.
+
+    Raises:
+      ValueError: a vocabulary does not say which bytes its tokens stand for.
+    """
+    return Spelling(target), Spelling(draft)
+
+
 def _bytes_of(tokenizer: Tokenizer) -> dict[int, bytes]:
     if not isinstance(tokenizer, OwnTokenizer):
         return tokenizer.token_bytes
@@ -80,9 +92,11 @@ def special_tokens(target: Tokenizer, draft: Tokenizer) -> dict[int, int]:
     Several ids that end a text may have one partner, the drafter's first.
     """
     found = {}
-    theirs = {draft.vocabulary[i]: i for i in sorted(draft.added, reverse=True)}
+    # an id that decodes to nothing has no name
+    theirs = {draft.vocabulary.get(i): i for i in sorted(draft.added, reverse=True)}
     for i in target.added:
-        if (partner := theirs.get(target.vocabulary[i])) is not None:
+        name = target.vocabulary.get(i)
+        if name is not None and (partner := theirs.get(name)) is not None:
             found[i] = partner
     for role in _ROLES:
         if role in target.roles and role in draft.roles:
@@ -92,13 +106,18 @@ def special_tokens(target: Tokenizer, draft: Tokenizer) -> dict[int, int]:
     return found
 
 
-def shared_tokens(target: Tokenizer, draft: Tokenizer) -> SharedTokens:
+def shared_tokens(
+    target: Tokenizer, draft: Tokenizer, spelling: Spellings | None = None
+) -> SharedTokens:
     """The tokens that a target and a drafter with another vocabulary share.
+
+    Args:
+      spelling: ``spellings(target, draft)``; None: they are made here.
 
     Raises:
       ValueError: a vocabulary does not say which bytes its tokens stand for.
     """
-    ours, theirs = Spelling(target).ids, Spelling(draft).ids
+    ours, theirs = (one.ids for one in spelling or spellings(target, draft))
     pairs = {ours[word]: theirs[word] for word in ours.keys() & theirs.keys()}
     words, taken = len(pairs), {*pairs.values()}
     special = special_tokens(target, draft)
@@ -117,17 +136,22 @@ def beginning(tokenizer: Tokenizer) -> tuple[int, ...]:
     return tuple(ids[:1]) if ids and ids[0] in tokenizer.added else ()
 
 
-def spelled_by(target: Tokenizer, draft: Tokenizer) -> dict[int, list[int]]:
+def spelled_by(
+    target: Tokenizer, draft: Tokenizer, spelling: Spellings | None = None
+) -> dict[int, list[int]]:
     """The target's ids -> the drafter's tokens that spell them, as far as there are any.
 
     A shared token is spelled by its partner. Any other token of text is cut as the drafter's
     tokenizer cuts it where that gives the same bytes, else by the longest match. The token that
     begins a text is spelled by nothing where the drafter's tokenizer begins every text by itself.
 
+    Args:
+      spelling: ``spellings(target, draft)``; None: they are made here.
+
     Raises:
       ValueError: a vocabulary does not say which bytes its tokens stand for.
     """
-    ours, theirs = Spelling(target), Spelling(draft)
+    ours, theirs = spelling or spellings(target, draft)
     found = {i: [partner] for i, partner in special_tokens(target, draft).items()}
     begin = target.roles.get("bos_token")
     if begin is not None and begin not in target.eos_ids and beginning(draft):

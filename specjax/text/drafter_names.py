@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -22,11 +23,18 @@ from ..models.model_folder import EMBEDDED, config_folder
 from ..models.seq2seq import families
 from ..types import Drafter, PyTree
 from . import other_vocabulary, own_layers, tables
-from .own_drafters import auto_drafter, load_draft, own_draft, own_heads
+from .options import NUM_DRAFT
+from .own_drafters import (
+    auto_drafter,
+    folder_stamp,
+    load_draft,
+    once_in_a_row,
+    own_draft,
+    own_heads,
+)
 from .own_layers import SELF
 from .session import Session
 
-NUM_DRAFT = 3  # the default; on CPU a pass takes the same time over 2 to 4 tokens
 AUTO, AUTO_DRAFTS = "auto", 7  # the name of adaptive drafting, and its greatest number of drafts
 NO_DRAFTS = ("none", "plain")  # names of plain decoding
 # before the name of a drafter: tokens are copied if possible, see drafters/hybrid.py and
@@ -86,7 +94,8 @@ def resolve_drafter(
         drafter = named(lm, drafter)
     if is_auto(num_draft):
         policy = auto_policy(num_draft)
-        most = None if tree is not None or isinstance(drafter, HeadLM) else AUTO_DRAFTS
+        heads = isinstance(drafter, HeadLM) and not other_vocabulary.is_draft_model(drafter)
+        most = None if tree is not None or heads else AUTO_DRAFTS
         if isinstance(drafter, str) and not tables.takes_number(drafter):
             most = None
         inner, params = resolve_drafter(lm, drafter, most, params, tree, how)
@@ -328,6 +337,16 @@ def _from_folder(lm: LM, text: str, settings: dict) -> LM | HeadLM:
         raise kind(
             f"{error}. If the name of a drafter was meant: {meant}`specjax drafters` lists all"
         ) from None
+    return _loaded(lm, text, folder, folder_stamp(text), **settings)
+
+
+@once_in_a_row
+def _loaded(lm: LM, text: str, folder: Path, stamp: object, **settings) -> LM | HeadLM:
+    """The draft model or the heads of a name, of which ``folder`` holds the config.
+
+    Args:
+      stamp: the state of the folder, so that a changed one is loaded anew.
+    """
     config = read_json(folder, "config.json")
     model_type = config.get("model_type")
     known = model_type in FAMILIES or model_type in families.FAMILIES

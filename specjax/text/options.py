@@ -21,6 +21,7 @@ from ..trees import expand
 from ..types import Drafter, PyTree, Rule
 from .session import Session
 
+NUM_DRAFT = 3  # the default; on CPU a pass takes the same time over 2 to 4 tokens
 Prompts = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
 DrafterLike = str | LM | HeadLM | Session | Drafter | None
 P = ParamSpec("P")

@@ -13,10 +13,11 @@ from ..drafters.translation import TranslatedDraftModel, vocabulary_tables
 from ..models.causal_lm import CausalLM
 from ..models.lm import LM, check_reading, load
 from ..models.tokenizer import Tokenizer
-from ..models.vocabularies import Spelling, shared_tokens
+from ..models.vocabularies import Spellings, shared_tokens, spellings
+from .options import NUM_DRAFT
+from .own_drafters import folder_stamp, once_in_a_row
 
 METHODS = {"tli": TLI, "slem": SLEM}
-NUM_DRAFT = 3
 
 
 def method_of(name: str) -> str:
@@ -49,7 +50,14 @@ def named_translated(lm: LM, name: str, settings: dict) -> HeadLM:
             f"drafter={name!r}: give the folder or hub name of a draft model after the colon, such "
             f"as '{method}:owner/name'"
         )
-    return translated(lm, load(path, **{"dtype": lm.dtype.name} | settings), method)
+    settings = {"dtype": lm.dtype.name} | settings
+    return _loaded(lm, path, method, folder_stamp(path), **settings)
+
+
+@once_in_a_row
+def _loaded(lm: LM, path: str, method: str, stamp: object, **settings) -> HeadLM:
+    """``translated`` of the model in a folder, which is as ``stamp`` says, or of a hub name."""
+    return translated(lm, load(path, **settings), method)
 
 
 def translated(lm: LM, draft: LM, method: str = "tli") -> HeadLM:
@@ -93,10 +101,11 @@ def translated(lm: LM, draft: LM, method: str = "tli") -> HeadLM:
     both = _tokenizer(lm), _tokenizer(draft)
     sizes = lm.target.vocab_size, draft.target.vocab_size
     try:
-        _check_common(lm, draft, method)
-        tables = vocabulary_tables(*both, *sizes)
+        spelling = spellings(*both)
+        _check_common(lm, draft, method, spelling)
+        tables = vocabulary_tables(*both, *sizes, spelling)
         if method == "slem":
-            strings = string_tables(*both, *sizes)
+            strings = string_tables(*both, *sizes, spelling)
             tables = SLEMTables(**vars(tables), strings=strings)
     except ValueError as error:
         raise ValueError(f"drafter={name!r}: {error}") from None
@@ -124,16 +133,15 @@ def _tokenizer(lm: LM) -> Tokenizer:
     return lm.tokenizer
 
 
-def _check_common(lm: LM, draft: LM, method: str) -> None:
+def _check_common(lm: LM, draft: LM, method: str, spelling: Spellings) -> None:
     """Raises ValueError where a method could never draft anything."""
     ours, theirs = _tokenizer(lm), _tokenizer(draft)
     if method == "tli":
-        if shared_tokens(ours, theirs).words:
+        if shared_tokens(ours, theirs, spelling).words:
             return
         lack = "share no token of text: take another drafter"
     else:
-        spelling = Spelling(ours)
-        if any(spelling.match(word) for word in Spelling(theirs).ids):
+        if any(spelling[0].match(word) for word in spelling[1].ids):
             return
         lack = "have no string in common: take another drafter"
     raise ValueError(

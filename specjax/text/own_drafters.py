@@ -55,6 +55,30 @@ def _once_a_model(find: Callable[Concatenate[LM, P], T]) -> Callable[Concatenate
     return remembered
 
 
+def once_in_a_row(find: Callable[Concatenate[LM, P], T]) -> Callable[Concatenate[LM, P], T]:
+    """Returns ``find``, which then gives its last result for a living model again where the further
+    arguments are equal: of drafters that users name, one is kept in memory."""
+
+    @functools.wraps(find)
+    def remembered(lm: LM, *names: P.args, **options: P.kwargs) -> T:
+        found = _FOUND.setdefault(lm, {})
+        key = names, options
+        if find not in found or found[find][0] != key:
+            found.pop(find, None)  # its memory, before there is another
+            found[find] = key, find(lm, *names, **options)
+        return found[find][1]
+
+    return remembered
+
+
+def folder_stamp(name: str) -> tuple:
+    """What changes where a file of the folder ``name`` does; of a hub name, nothing."""
+    if not Path(name).is_dir():
+        return ()
+    files = [(path.name, path.stat()) for path in sorted(Path(name).iterdir())]
+    return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in files)
+
+
 @_once_a_model
 def auto_drafter(lm: LM) -> str | LM | HeadLM:
     """Returns the drafter that ``drafter="auto"`` selects for a model.

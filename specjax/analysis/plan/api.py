@@ -6,8 +6,9 @@ position of the text, which gives the accepted tokens of every shorter draft. Fr
 the target's pass over N nodes, and the time of drafting at both lengths follows the predicted rate
 of each length between: expected tokens / (T(N) + time of drafting), so that the time spent on
 rejected tokens is included. A drafter whose state depends on more than the text before the root
-(``Drafter.can_rewind`` is False), such as ``recycling``, ``jacobi`` and ``lookahead``, runs at
-every length, and its rates are measured. ``measure.py`` measures and ``predict.py`` predicts.
+(``Drafter.can_rewind`` is False), such as ``recycling``, ``jacobi`` and ``lookahead``, or whose
+shorter drafts are no beginnings of the longer ones (``slem``), runs at every length, and its rates
+are measured. ``measure.py`` measures and ``predict.py`` predicts.
 """
 
 from __future__ import annotations
