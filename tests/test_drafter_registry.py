@@ -245,6 +245,46 @@ def test_a_table_on_the_bare_contract_is_made_by_its_name(monkeypatch):
             drafter_names.resolve_drafter(lm, given, tree="2x1")
 
 
+class Odd(Copies):
+    """A drafter whose flags are not the usual ones."""
+
+    num_passengers = 1
+    features = (0,)
+    vocab_size = 11
+    can_rewind = False
+    can_rest = True
+
+
+WRAPPERS = {
+    "adaptive": drafters.Adaptive,
+    "hybrid": lambda inner: drafters.Hybrid(inner=inner),
+    "fallback": lambda inner: drafters.Fallback(first=drafters.SAM(num_draft=2), inner=inner),
+    "union": lambda inner: drafters.Union(drafters=(drafters.NGram(2), inner)),
+    "synthetic": lambda inner: drafters.Synthetic(2, 0.5, inner),
+}
+# what a wrapper decides by itself: it may have other trees, weights and rounds than what it holds
+THEIR_OWN = {"name", "num_draft", "reads_last", "plans", "can_rest", "has_weights", "takes_number"}
+THEIR_OWN |= {"takes_topology", "topology", "max_depth", "depth"}
+THEIR_OWN |= {"takes_sibling_sampling", "sibling_sampling"}
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in registry.entries("wrapper")])
+def test_a_wrapper_has_the_wishes_of_the_drafter_within(name):
+    flags = {flag for flag in vars(specjax.Drafter) if not callable(getattr(specjax.Drafter, flag))}
+    flags = {flag for flag in flags if not flag.startswith("_")} | {"num_draft"}
+    asked = {flag: getattr(Odd(), flag) for flag in flags - THEIR_OWN - {"reads_nodes"}}
+    assert {*asked} == {"num_passengers", "features", "vocab_size", "can_rewind"}
+    if name in ("hybrid", "fallback"):  # which take candidates over, and nothing else
+        asked["num_passengers"] = 0
+    made = WRAPPERS[name](Odd())
+    assert {flag: getattr(made, flag) for flag in asked} == asked
+    reads = type("Reads", (Odd,), {"reads_nodes": True})()
+    try:
+        assert WRAPPERS[name](reads).reads_nodes
+    except ValueError as error:
+        assert "reads all nodes of a round" in str(error)
+
+
 def test_an_object_takes_a_tree_if_its_class_does():
     lm, shape = specjax.LM.of(*bag(11, 3)), specjax.trees.as_topology("3x1x1x1")
     for given in ("ngram", drafters.NGram(longest=5), drafters.Adaptive(drafters.NGram())):

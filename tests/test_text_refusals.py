@@ -51,7 +51,7 @@ REFUSED = {
 def ways():
     """Options that a drafter would ignore, by the drafter: given by name, as an object, whole."""
     from specjax import Drafting
-    from specjax.drafters import DraftModel, NGram, Recycling
+    from specjax.drafters import DraftModel, Jacobi, Lookahead, NGram, Recycling
 
     def model(pair):
         return DraftModel(num_draft=2, model=pair[1].target)
@@ -80,6 +80,8 @@ def ways():
         "weights of nothing": (None, weights, "drafter=None has no weights"),
         "weights of a copier": (NGram(num_draft=3), weights, "NGram.* has no weights; leave"),
         "weights of a table": (Recycling(vocab_size=99), weights, "Recycling.* has no weights"),
+        "weights of guesses": (Jacobi(), weights, "Jacobi.* has no weights.*states has_weights"),
+        "weights of a window": (Lookahead(vocab_size=99), weights, "Lookahead.* has no weights"),
         "weights of a model": (draft, weights, "drafter=LM.* brings its own weights; leave"),
     }
 

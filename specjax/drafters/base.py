@@ -1,7 +1,8 @@
-"""The base class of drafters that draft chains, want no features and keep nothing."""
+"""The base classes of drafters of chains, and of drafters that are made of several others."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 
 from ..types import Drafter
@@ -24,3 +25,35 @@ class ChainDrafter(Drafter):
     def __post_init__(self):
         if self.num_draft < 0:
             raise ValueError(f"num_draft={self.num_draft} must be at least 0")
+
+
+class CombinedDrafter(ChainDrafter):
+    """A drafter made of others, ``parts``, whose wishes are its own.
+
+    A flag that is not here has the default of ``Drafter``, unless a subclass overrides it.
+    """
+
+    @property
+    @abc.abstractmethod
+    def parts(self) -> tuple[Drafter, ...]:
+        """The drafters that it is made of."""
+
+    @property
+    def features(self) -> tuple[int, ...]:
+        return tuple(i for part in self.parts for i in part.features)
+
+    @property
+    def vocab_size(self) -> int | None:
+        return next((part.vocab_size for part in self.parts if part.vocab_size is not None), None)
+
+    @property
+    def num_passengers(self) -> int:
+        return sum(part.num_passengers for part in self.parts)
+
+    @property
+    def reads_nodes(self) -> bool:
+        return any(part.reads_nodes for part in self.parts)
+
+    @property
+    def can_rewind(self) -> bool:
+        return all(part.can_rewind for part in self.parts)

@@ -78,6 +78,10 @@ class Fallback(TableBefore):
         object.__setattr__(self, "inner", self.inner.beside(most + 1))
 
     @property
+    def parts(self) -> tuple[Drafter, ...]:
+        return self.first, self.inner
+
+    @property
     def name(self) -> str:
         return f"{self.first.name}+{self.inner.name}"
 

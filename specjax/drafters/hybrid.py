@@ -30,7 +30,7 @@ from .._internal.optional import required, unset
 from .._internal.pytree import pytree_dataclass, static
 from ..trees.topology import chain
 from ..types import POINT_MASS, ROOT, Draft, Drafter, PyTree
-from .base import ChainDrafter
+from .base import CombinedDrafter
 from .ngram import NGram
 from .union import round_of
 
@@ -79,22 +79,18 @@ class Copying:
         return jnp.any(jnp.stack(self.copies(drafted)), axis=0)
 
 
-class TableBefore(ChainDrafter):
+class TableBefore(CombinedDrafter):
     """A chain that a table proposes, or else ``inner``, whose weights and wishes are its own."""
 
     inner: Drafter
 
     @property
-    def features(self) -> tuple[int, ...]:
-        return self.inner.features
+    def num_passengers(self) -> int:
+        return 0  # nothing but candidates is taken over into the chain
 
     @property
     def reads_last(self) -> bool:
         return self.inner.reads_last
-
-    @property
-    def vocab_size(self) -> int | None:
-        return self.inner.vocab_size
 
     def shard(self, params, mesh):
         """The weights of ``inner`` on a mesh; see ``sharding.place``."""
@@ -135,6 +131,10 @@ class Hybrid(TableBefore):
     def _lookup(self) -> NGram:
         """``lookup``, or what stands for None."""
         return required(self.lookup, "lookup")
+
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        return self._lookup, self.inner
 
     @property
     def name(self) -> str:

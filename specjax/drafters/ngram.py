@@ -64,6 +64,7 @@ class NGram(ChainDrafter):
     choice: Literal["latest", "earliest"] = "latest"
     topology: trees.Topology | None = None
     name = "ngram"
+    has_weights = False
     can_rest = True
     takes_topology = True
 

@@ -24,6 +24,7 @@ class Plain(ChainDrafter):
 
     num_draft: int = 0
     name = "plain"
+    has_weights = False
 
     def draft_step(self, params, target_params, state, context):
         nothing = jnp.zeros((context.tokens.shape[0], 0), jnp.int32)

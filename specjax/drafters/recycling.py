@@ -82,6 +82,7 @@ class Recycling(ChainDrafter):
     topology: trees.Topology | None = None
     reads_prompt: bool = True
     name = "recycling"
+    has_weights = False
     can_rest = True
     takes_topology = True
     reads_nodes = True

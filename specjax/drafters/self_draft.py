@@ -75,6 +75,7 @@ class SelfDraft(ModelPassDrafter):
     sibling_sampling: str | None = None
     stop: ConfidenceStop | None = None
     name = "self"
+    has_weights = False
 
     def __post_init__(self):
         super().__post_init__()

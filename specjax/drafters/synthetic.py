@@ -21,11 +21,11 @@ import jax.numpy as jnp
 from .. import trees
 from ..sampling import drawing
 from ..types import Drafter
-from .base import ChainDrafter
+from .base import CombinedDrafter
 
 
 @dataclasses.dataclass(frozen=True)
-class Synthetic(ChainDrafter):
+class Synthetic(CombinedDrafter):
     """Drafts a chain of tokens, each of which is right with a stated probability.
 
     ``params["drafter"] = {"truth": int32 [B, L], "inner": weights}``: the prompts followed by the
@@ -71,16 +71,8 @@ class Synthetic(ChainDrafter):
         return "synthetic" if self.inner is None else f"synthetic({self.inner.name})"
 
     @property
-    def features(self) -> tuple[int, ...]:
-        return () if self.inner is None else self.inner.features
-
-    @property
-    def vocab_size(self) -> int | None:
-        return None if self.inner is None else self.inner.vocab_size
-
-    @property
-    def reads_nodes(self) -> bool:
-        return self.inner is not None and self.inner.reads_nodes
+    def parts(self) -> tuple[Drafter, ...]:
+        return () if self.inner is None else (self.inner,)
 
     def init(self, params, target_params, batch, capacity, inputs=None):
         if not isinstance(params, dict) or "truth" not in params:

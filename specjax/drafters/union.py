@@ -26,7 +26,7 @@ from .. import trees
 from .._internal.optional import required
 from .._internal.pytree import pytree_dataclass
 from ..types import ROOT, Draft, Drafter, PyTree, Segment, Verdict
-from .base import ChainDrafter
+from .base import CombinedDrafter
 
 
 @pytree_dataclass
@@ -38,7 +38,7 @@ class UnionState:
 
 
 @dataclasses.dataclass(frozen=True)
-class Union(ChainDrafter):
+class Union(CombinedDrafter):
     """Several drafters that all propose below the same root.
 
     ``params["drafter"]`` is a tuple, the weights of each. A drafter that lags reads what the others
@@ -74,8 +74,8 @@ class Union(ChainDrafter):
         return max(d.depth for d in self.drafters)
 
     @property
-    def features(self) -> tuple[int, ...]:
-        return tuple(i for drafter in self.drafters for i in drafter.features)
+    def parts(self) -> tuple[Drafter, ...]:
+        return self.drafters
 
     def init(self, params, target_params, batch, capacity, inputs=None):
         if not isinstance(params, tuple | list) or len(params) != len(self.drafters):

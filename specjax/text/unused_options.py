@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from ..checkpoints import HeadLM
-from ..drafters import NGram, Plain, Recycling
 from ..drafters.self_draft import SelfDraft
 from ..models.lm import LM
 from ..types import Drafter, PyTree
 from .drafter_names import NO_DRAFTS, DrafterGiven, WithLookup, is_auto
 from .options import Drafting
-
-# drafter objects of these classes, subclasses excluded, read no weights
-_NO_WEIGHTS = (Plain, NGram, Recycling, SelfDraft)
 
 
 def refuse_unused(given, drafter: DrafterGiven, drafting: Drafting, params: PyTree) -> None:
@@ -49,13 +45,13 @@ def refuse_unused(given, drafter: DrafterGiven, drafting: Drafting, params: PyTr
         )
     if drafting.sibling_sampling is not None:
         _refuse_siblings(called, drafter, drafting.sibling_sampling)
-    if params is not None and (not own or type(drafter) in _NO_WEIGHTS):
+    if params is not None and (not own or not drafter.has_weights):
         why = "brings its own weights"
         if plain or own or isinstance(drafter, str):  # a table
             why = "has no weights"
         raise ValueError(
             f"drafter_params: {called} {why}; leave drafter_params out: they are accepted with a "
-            "specjax.Drafter object that reads weights"
+            "specjax.Drafter object that reads weights (whose class states has_weights = True)"
         )
 
 

@@ -42,7 +42,10 @@ class Drafter(abc.ABC):
         ``draft_step`` and ``observe`` is shown a draft of the root alone.
       can_rewind: whether a round may be tried again at an earlier token of the text, since what
         later rounds left in the state does not change the draft there: where the state is a cache,
-        or nothing. ``specjax.plan`` predicts other draft lengths by such rounds.
+        or nothing, and a shorter draft is the beginning of a longer one. ``specjax.plan`` predicts
+        other draft lengths by such rounds.
+      has_weights: whether any hook reads ``params``; False: ``generate`` refuses them instead of
+        ignoring them.
       takes_number: whether ``for_target`` takes ``num_draft`` (``Drafting(num=...)``); False where
         that number follows from other settings.
       takes_topology: whether the tree that is drafted can be chosen, by ``with_topology`` and by
@@ -75,6 +78,7 @@ class Drafter(abc.ABC):
     plans: bool = False
     can_rest: bool = False
     can_rewind: bool = True
+    has_weights: bool = True
     takes_number: bool = True
     takes_topology: bool = False
     topology: Any = None
