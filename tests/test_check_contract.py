@@ -58,6 +58,13 @@ class WritesFinishedRows(Bag):
         return super().commit(cache, entries, start, verdict)
 
 
+class ClampsStarts(Bag):
+    """What begins before the text is written from its beginning on."""
+
+    def commit(self, cache, entries, start, verdict):
+        return super().commit(cache, entries, jnp.maximum(start, 0), verdict)
+
+
 class SeesAll(Bag):
     """The whole cache is seen, not what is committed."""
 
@@ -109,6 +116,7 @@ class GivesNaN(Bag):
         (KeepsNothing, "one pass over the text: commit returned the cache as it was; the next"),
         (ForgetsLast, "WRONG the cache after a commit"),
         (WritesFinishedRows, "WRONG commit leaves a row with count -1"),
+        (ClampsStarts, "WRONG a node at a negative position does not exist: after a commit"),
         (SeesAll, "WRONG entries beyond the committed tokens are not seen"),
         (IgnoresEntries, "WRONG a pass in two parts"),
         (MixesRows, "WRONG a row's logits do not depend"),

@@ -146,7 +146,13 @@ class TargetChecks(TargetPasses):
         again = self.verify(cache, np.hstack([other, own]), start, topology=(-1, 0)).logits
         expected = self.verify(cache, own, start + 1, topology=(-1,)).logits
         wrong = self.near(again[:, 1], found[:, 1], "another token at position -1")
-        return wrong or self.near(found[:, 1], expected[:, 0], "position 0 after position -1")
+        wrong = wrong or self.near(found[:, 1], expected[:, 0], "position 0 after position -1")
+        if wrong:
+            return wrong
+        later = np.roll(self.tokens, 3, axis=1)  # three tokens before the text, as drafters do
+        kept = self.rebuilt(later, self.lengths - 1 + 3, start=-3)
+        found = self.verify(kept, self.nodes, self.lengths - 1, topology=TREE).logits
+        return self.near(found, self.logits, "after a commit that begins at position -3")
 
     def rows(self) -> str:
         if self.inputs is not None:

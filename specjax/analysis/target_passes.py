@@ -86,20 +86,21 @@ class TargetPasses:
         """Returns an empty cache."""
         return self.target.init(self.params, len(LENGTHS), self.capacity, self.inputs)
 
-    def rebuilt(self, tokens, count):
+    def rebuilt(self, tokens, count, start: int = 0):
         """Returns the cache of the first ``count`` tokens of each row, filled by one pass.
 
         Args:
           tokens: int32 ``[B, T]``.
           count: int32 ``[B]``.
+          start: the position of the first token.
         """
         chain = trees.chain_parents(tokens.shape[1] - 1)
-        zeros = np.zeros(len(tokens), np.int32)
+        first = np.full(len(tokens), start, np.int32)
         cache = self.init()
-        entries = self.verify(cache, tokens, zeros, topology=chain, logits=False).entries
+        entries = self.verify(cache, tokens, first, topology=chain, logits=False).entries
         path = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
-        verdict = verdict_of(path, count.astype(np.int32) - 1, zeros)
-        return self.commit(cache, entries, zeros, verdict)
+        verdict = verdict_of(path, count.astype(np.int32) - 1, first)
+        return self.commit(cache, entries, first, verdict)
 
     def one_by_one(self, cache, tokens, start, features=()):
         """Feeds tokens in one pass for each token.

@@ -62,8 +62,8 @@ class Draft:
       ``Stats.drafted`` leave them out.
 
     Attributes:
-      start: int32 ``[B]``, position of the root. It may be -1 in a drafter's own pass, where
-        the node at a negative position does not exist.
+      start: int32 ``[B]``, position of the root. It may be negative in a drafter's own pass, which
+        feeds some of the last committed tokens. A node at a negative position does not exist.
       tokens: int32 ``[B, N]``.
       parent: int32 ``[B, N]``, or None where ``topology`` is static. ``parent[:, 0] = -1``.
       scored: bool ``[B, N]`` or None (all): the node goes through the target.
