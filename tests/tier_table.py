@@ -182,6 +182,7 @@ TABLE = {
         ("loop_on_kernels", FULL),
         ("derivatives|long_prompt|without_a_warning", MERGE),
     ],
+    "test_narrow.py": [("causal.*bfloat16", MERGE)],
     "test_native_library.py": [("without_a_compiler|of_the_wheel", MERGE)],
     "test_native_quantized.py": [
         ("one_group_off|any_length|refused|packed|bits_beside", DEFAULT),

@@ -94,7 +94,7 @@ def hidden_states(graphdef, params, tokens, segments, layers, gates=None):
     else:
         mask, attend = jnp.triu(jnp.ones((nodes, nodes), bool))[None], None  # [key, query]
         mask = mask & (segments[:, :, None] == segments[:, None, :])
-    how = dict(taps=layers, attend=attend, gates=gates)
+    how = dict(taps=layers, attend=attend, gates=gates, causal=True)
     _, tapped, _ = model.hidden(tokens, positions, mask, **how)
     return jnp.split(tapped, len(layers), axis=2)
 

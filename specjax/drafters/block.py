@@ -33,8 +33,8 @@ from flax import nnx
 from .._internal.pytree import pytree_dataclass
 from ..models import kv_cache
 from ..models.config import DecoderConfig
-from ..models.decoder import Decoder, turns
-from ..models.layers import Linear, Norm, fused_linear
+from ..models.decoder import Decoder
+from ..models.layers import Linear, Norm, fused_linear, turns
 from ..types import PyTree, Verdict
 from .heads import HeadDrafter, independent_level
 from .layer_sizes import SizesOfLayers

@@ -33,7 +33,8 @@ from .._internal.pytree import pytree_dataclass
 from ..kernels.attention import choice_of
 from ..models import kv_cache
 from ..models.config import DecoderConfig
-from ..models.decoder import Decoder, turns
+from ..models.decoder import Decoder
+from ..models.layers import turns
 from ..types import PyTree, Verdict
 from .heads import HeadDrafter, HeadState, independent_level
 from .layer_sizes import SizesOfLayers
@@ -85,7 +86,7 @@ class MTPHeads(nnx.Module):
         if segments is not None:
             sees = sees & (segments[:, :, None] == segments[:, None, :])
         positions = jnp.broadcast_to(jnp.arange(steps, dtype=jnp.int32), (batch, steps))
-        past = [{}] * self.config.num_heads
+        past = [dict(causal=True)] * self.config.num_heads
         x = self._states(hidden.reshape(-1, size).T, positions, sees, past)
         return self._head(x, target, params, batch)
 

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from .._internal.pytree import pytree_dataclass
 from ..models import kv_cache
 from ..models.config import DecoderConfig
-from ..models.decoder import turns
+from ..models.layers import turns
 from ..types import PyTree, Verdict
 from .heads import HeadDrafter, HeadState, last_feature
 
@@ -77,7 +77,8 @@ def read_rows(heads, hidden: jax.Array, tokens: jax.Array, segments=None) -> jax
     sees = jnp.triu(jnp.ones((steps, steps), bool))[None]  # [key, query]
     if segments is not None:
         sees = sees & (segments[:, :, None] == segments[:, None, :])
-    return heads.prefix.hidden(own, positions, sees, states=heads.enter(hidden, after))[0]
+    states = heads.enter(hidden, after)
+    return heads.prefix.hidden(own, positions, sees, states=states, causal=True)[0]
 
 
 @pytree_dataclass

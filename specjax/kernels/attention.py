@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 SMALLEST_PREFIX = 256  # cache slots; below it a switch costs more than it saves
 BLOCK = 2048  # slots scored at once in a longer prefix: bounds the memory of a long prompt
+CAUSAL_BLOCK = 128  # nodes of a causal sequence that are scored at once
 
 
 def prefix_sizes(capacity: int) -> tuple[int, ...]:
@@ -36,13 +37,16 @@ def attend(
     length: Any = None,
     choice=None,
     *,
-    fence,
+    backend,
     window=None,
     positions=None,
     softcap=None,
     bias=None,
+    causal=False,
 ):
-    """``Backend.attend`` by XLA's operations; ``fence`` is the backend's."""
+    """``Backend.attend`` by XLA's operations; ``backend`` has the products and the barrier."""
+    if causal and prefix is None and bias is None:
+        return _attend_causal(query, key, value, own_mask, softcap, backend.einsum_float32)
     batch, heads, size, groups, nodes = query.shape
     q = (query * size**-0.5).reshape(batch * heads, size, groups * nodes)
     own_keys, own_values = (x.reshape(batch * heads, -1, size) for x in (key, value))
@@ -58,7 +62,7 @@ def attend(
         the barrier keeps the transposition from being folded into it.
         """
         s = jnp.einsum("bsd,bdm->bsm", keys, q, preferred_element_type=jnp.float32)
-        s = fence(s).swapaxes(1, 2).reshape(batch, heads, groups, nodes, -1)
+        s = backend.fence(s).swapaxes(1, 2).reshape(batch, heads, groups, nodes, -1)
         s = s if softcap is None else softcap * jnp.tanh(s / softcap)
         s = s + shift
         return s.reshape(batch * heads, groups * nodes, -1)
@@ -118,3 +122,31 @@ def attend(
         out = branches[0]() if len(sizes) == 1 else jax.lax.switch(choice, branches)
     out = out.astype(query.dtype).reshape(batch, heads, groups, nodes, size)
     return out.transpose(0, 1, 4, 2, 3)
+
+
+def _attend_causal(query, key, value, own_mask, softcap, einsum):
+    """``attend`` of whole sequences without a cache, as training has them.
+
+    Blocks of nodes are scored against the entries up to their own end, so that half of the scores
+    are never computed. The queries come first in the product: with the keys first, as ``attend``
+    has them for a cache, the derivative of the softmax would be transposed in memory.
+    """
+    batch, heads, size, groups, nodes = query.shape
+    q = (query * size**-0.5).transpose(0, 1, 3, 4, 2)  # [B, K, G, N, E]
+    q = q.reshape(batch * heads, groups, nodes, size)
+    keys, values = (x.reshape(batch * heads, nodes, size) for x in (key, value))
+    shift = jnp.where(own_mask, 0.0, jnp.float32(-1e30)).swapaxes(1, 2)[:, None, None]
+    outs = []
+    for begin in range(0, nodes, CAUSAL_BLOCK):
+        end = min(begin + CAUSAL_BLOCK, nodes)
+        own = q[:, :, begin:end].reshape(batch * heads, -1, size)
+        s = einsum("bmd,bsd->bms", own, keys[:, :end])
+        s = s if softcap is None else softcap * jnp.tanh(s / softcap)
+        s = s.reshape(batch, heads, groups, end - begin, end) + shift[..., begin:end, :end]
+        s = s.reshape(batch * heads, -1, end)
+        weights = jnp.exp(s - jax.lax.stop_gradient(jnp.max(s, axis=-1, keepdims=True)))
+        out = einsum("bms,bsd->bmd", weights.astype(values.dtype), values[:, :end])
+        out = out / jnp.sum(weights, axis=-1, keepdims=True)
+        outs.append(out.reshape(batch, heads, groups, end - begin, size))
+    out = jnp.concatenate(outs, axis=3) if len(outs) > 1 else outs[0]
+    return out.astype(query.dtype).transpose(0, 1, 4, 2, 3)

@@ -66,6 +66,7 @@ class Backend(abc.ABC):
         positions: jax.Array | None = None,
         softcap: float | None = None,
         bias: tuple | None = None,
+        causal: bool = False,
     ) -> jax.Array:
         """Softmax attention of a few nodes over a cache and over each other.
 
@@ -86,6 +87,8 @@ class Backend(abc.ABC):
           softcap: bound on the scores, or None.
           bias: None, or what is added to the scores: float32 ``[B or 1, K, G, N, M]`` for the own
             entries, and ``[B or 1, K, G, N, S]`` (or None, without a prefix) for the slots.
+          causal: whether ``M = N`` and no node sees an entry after its own, which saves half of
+            the work where there is no prefix. ``own_mask`` still holds what a node sees.
 
         Returns:
           ``[B, K, E, G, N]``.

@@ -39,7 +39,7 @@ class XlaBackend(Backend):
         self, query, key, value, own_mask, prefix: Any = None, length=None, choice=None, **special
     ):
         return attention.attend(
-            query, key, value, own_mask, prefix, length, choice, fence=self.fence, **special
+            query, key, value, own_mask, prefix, length, choice, backend=self, **special
         )
 
     def argmax(self, x):

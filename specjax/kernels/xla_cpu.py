@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from .._internal.host import last_level_cache
-from . import interface
+from . import interface, narrow, quantized
 from .xla import XlaBackend
 
 SMALL_PREFILL_CHUNK = 32  # a processor is busy with few: more would be wasted on short prompts
@@ -42,8 +42,16 @@ class XlaCpuBackend(XlaBackend):
         return not _on_mesh()
 
     def einsum_float32(self, subscripts, x, y):
-        """CPUs do not multiply narrow numbers to wide ones."""
+        """The products of other narrow numbers than two of bfloat16 would be narrow on CPUs."""
+        if narrow.is_narrow(x, y):
+            return narrow.einsum(subscripts, x, y)
         return super().einsum_float32(subscripts, x.astype(jnp.float32), y.astype(jnp.float32))
+
+    def _plain_dot(self, weight, x):
+        if not quantized.is_quantized(weight) and narrow.is_narrow(weight, x):
+            if x.shape[1] >= narrow.LEAST_COLUMNS:
+                return narrow.einsum("oi,im->om", weight, x).astype(x.dtype)
+        return super()._plain_dot(weight, x)
 
     def materialize(self, x):
         """Nothing is fused into a product, and a product with the identity is exact."""

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .. import kernels, sharding
+from .. import sharding
 from ..kernels.attention import choice_of
 from ..sharding import DATA, MODEL
 from . import quantize, remat
@@ -20,9 +20,9 @@ from .layers import (
     Norm,
     fused_linear,
     product,
-    rope_frequencies,
     rotate,
     softcap,
+    turns,
 )
 from .mla import LatentAttention
 from .moe import MoE
@@ -170,6 +170,7 @@ def run_blocks(
     attend=None,
     without=None,
     gates=None,
+    causal=False,
 ) -> tuple[list[jax.Array], tuple]:
     """Runs the layers, one after the other, over ``N`` nodes a row.
 
@@ -215,7 +216,7 @@ def run_blocks(
             seen.append(x)
             continue
         full = c.window_of(i) is None
-        settings = dict(softcap=c.score_softcap)
+        settings: dict = dict(softcap=c.score_softcap, causal=causal)
         if prefix is not None:
             past = prefix[i][0], prefix[i][-1]  # latents are keys and values
             settings |= dict(prefix=past, length=length, choice=choices[slots[i]])
@@ -243,25 +244,6 @@ def run_blocks(
         entries.append(entry)
         seen.append(x)
     return seen, tuple(entries)
-
-
-def turns(config: DecoderConfig, positions: jax.Array, full: bool, dtype) -> list[jax.Array]:
-    """Returns the cosines and sines of rotary embedding, each ``[E / 2, B, N]``.
-
-    Args:
-      config: the shape of the decoder.
-      positions: int32 ``[B, N]``.
-      full: whether the layer is a global one; False: a local one, with a window.
-      dtype: of the result.
-    """
-    c, theta, scaling = config, config.rope_theta, config.rope_scaling
-    if not full and c.local_rope_theta is not None:
-        theta, scaling = c.local_rope_theta, None
-    inverse, factor = rope_frequencies(c.rotary_dim, theta, scaling, c.max_positions)
-    angle = inverse[:, None, None] * positions.astype(jnp.float32)
-    # along the nodes: rows may be spread over devices
-    both = jnp.concatenate([jnp.cos(angle), jnp.sin(angle)], axis=2) * factor
-    return jnp.split(kernels.current().materialize(both).astype(dtype), 2, axis=2)
 
 
 class Decoder(nnx.Module):
@@ -310,6 +292,7 @@ class Decoder(nnx.Module):
         attend=None,
         without=None,
         gates=None,
+        causal=False,
     ):
         """Runs the trunk over ``N`` nodes a row.
 
@@ -329,6 +312,8 @@ class Decoder(nnx.Module):
           local_mask: replaces ``own_mask`` in layers with a window, before the window is applied.
           attend: see ``run_blocks``.
           without, gates: see ``run_blocks``.
+          causal: whether no node sees a later one, and there are no ``earlier`` entries; see
+            ``kernels.Backend.attend``.
 
         Returns:
           ``(normed hidden [H, B * N], tapped [B, N, F] or None, entries)``; the entries are, per
@@ -355,6 +340,7 @@ class Decoder(nnx.Module):
             attend=attend,
             without=without,
             gates=gates,
+            causal=causal,
         )
         out = seen[-1] = self.norm(seen[-1])
         tapped = None
@@ -390,7 +376,7 @@ class Decoder(nnx.Module):
             mask = mask & (segments[:, :, None] == segments[:, None, :])
         heads = self.config.num_kv_heads
         axis = MODEL if sharding.divides(MODEL, heads) and not self.config.kv_rank else None
-        hidden, _, _ = self.hidden(tokens, positions, mask, axis=axis)
+        hidden, _, _ = self.hidden(tokens, positions, mask, axis=axis, causal=True)
         return self.head(hidden, batch)
 
 

@@ -148,6 +148,25 @@ def rope_frequencies(dim: int, theta: float, scaling: RopeScaling | None, max_po
     raise ValueError(f"rope_type={kind!r} is unknown; known: {known}")
 
 
+def turns(config: DecoderConfig, positions: jax.Array, full: bool, dtype) -> list[jax.Array]:
+    """Returns the cosines and sines of rotary embedding, each ``[E / 2, B, N]``.
+
+    Args:
+      config: the shape of the decoder.
+      positions: int32 ``[B, N]``.
+      full: whether the layer is a global one; False: a local one, with a window.
+      dtype: of the result.
+    """
+    c, theta, scaling = config, config.rope_theta, config.rope_scaling
+    if not full and c.local_rope_theta is not None:
+        theta, scaling = c.local_rope_theta, None
+    inverse, factor = rope_frequencies(c.rotary_dim, theta, scaling, c.max_positions)
+    angle = inverse[:, None, None] * positions.astype(jnp.float32)
+    # along the nodes: rows may be spread over devices
+    both = jnp.concatenate([jnp.cos(angle), jnp.sin(angle)], axis=2) * factor
+    return jnp.split(kernels.current().materialize(both).astype(dtype), 2, axis=2)
+
+
 def score_factor(scaling: RopeScaling | None) -> float:
     """DeepSeek's additional factor on scores: the square of yarn's magnitude.
 
