@@ -265,21 +265,9 @@ def test_the_command_says_what_it_found_by_its_exit_code(tmp_path, capsys):
             lambda: specjax.audit_samples(LM, [], sampling=Sampling(repetition_penalty=1.2)),
             "depend on earlier tokens",
         ),
-        (lambda: command.named("nowhere:rule"), "module:object"),
+        (lambda: specjax.audit_rule("nowhere:rule"), "module:Object"),
     ],
 )
 def test_what_cannot_be_audited_is_refused(call, words):
     with pytest.raises(ValueError, match=words):
         call()
-
-
-def test_a_rule_of_ones_own_is_named_by_its_module():
-    assert isinstance(command.named("specjax.acceptance.delta:Delta"), type(RULES["delta"]))
-    assert command.named("delta") == "delta"
-
-
-def test_a_rule_of_ones_own_is_named_by_a_module_of_the_current_folder(tmp_path, monkeypatch):
-    (tmp_path / "rule_of_this_folder.py").write_text("from specjax.acceptance.delta import Delta\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
-    assert isinstance(command.named("rule_of_this_folder:Delta"), type(RULES["delta"]))

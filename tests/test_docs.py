@@ -4,8 +4,10 @@ import argparse
 import dataclasses
 import importlib.util
 import itertools
+import json
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +27,13 @@ def fences(text, language):
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
+def write_files(page, folder):
+    """Writes the titled blocks of a page as files."""
+    for file in re.findall(r'^```python title="(.*?)"', ALL[page], re.MULTILINE):
+        (block,) = fences(ALL[page], f'python title="{re.escape(file)}"')
+        (folder / file).write_text(block, encoding="utf-8")
+
+
 @pytest.mark.parametrize("page", RUN)
 def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     from specjax.drafters import registry
@@ -32,9 +41,7 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatc
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))  # pages register drafters
-    for file in re.findall(r'^```python title="(.*?)"', ALL[page], re.MULTILINE):
-        (block,) = fences(ALL[page], f'python title="{re.escape(file)}"')
-        (tmp_path / file).write_text(block, encoding="utf-8")
+    write_files(page, tmp_path)
     names = {"__name__": "page"}
     for number, block in enumerate(fences(ALL[page], "python")):
         exec(compile(block, f"{page}, block {number}", "exec"), names)
@@ -73,6 +80,23 @@ def test_the_commands_of_a_page_are_ones_that_the_parser_takes(page):
         else:
             parser().parse_args(words)
         assert words[0] in known
+
+
+@pytest.mark.parametrize("page", ["docs/extend/drafter.md", "docs/extend/rule.md"])
+def test_a_drafter_or_rule_of_ones_own_is_used_by_the_command_of_its_page(
+    page, tmp_path, monkeypatch, capsys
+):
+    from specjax.cli import main
+
+    write_files(page, tmp_path)
+    monkeypatch.chdir(tmp_path)  # in which the module is found
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    (words,) = [words for words in commands(ALL[page]) if words[0] == "generate"]
+    assert main([*words, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    name = {"--drafter": "periodic", "--rule": "first-only"}
+    (option,) = [option for option in name if ":" in words[words.index(option) + 1 :][:1][0]]
+    assert said[option.removeprefix("--")] == name[option]
 
 
 def slug(heading):

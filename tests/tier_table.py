@@ -84,7 +84,7 @@ TABLE = {
             r"|howto/(requests|trace|audit|serving))",
             FULL,
         ),
-        ("top_to_bottom|one_law|builds_strictly|70b", MERGE),
+        ("top_to_bottom|one_law|builds_strictly|70b|by_the_command", MERGE),
     ],
     "test_draft_length.py": [
         ("every_policy.*(hugg|suffix)|hopeless|budget_of_one|exllamas|hugging_faces", MERGE),

@@ -26,7 +26,10 @@ def did_you_mean(name: str, known: Iterable[str], show: Callable[[str], str] = s
     Returns:
       the question and a space, or "" if no known name is similar.
     """
-    near = difflib.get_close_matches(name, list(known), n=1)
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    # a part of a name, such as ``typical`` for ``approximate-typical``
+    near = near or [one for one in names if name and f"-{name}-" in f"-{one}-"]
     return f"did you mean {show(near[0])}? " if near else ""
 
 

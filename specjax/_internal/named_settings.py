@@ -8,6 +8,8 @@ from typing import Any
 from .keywords import did_you_mean
 
 WORDS = {"true": True, "false": False}
+# the types that a setting may have
+ACCEPTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 def parse_settings(argument: str, text: str, called: str, kinds: Mapping[str, type]) -> dict:
@@ -28,16 +30,18 @@ def parse_settings(argument: str, text: str, called: str, kinds: Mapping[str, ty
     found: dict[str, Any] = {}
     for setting in text.split(","):
         name, _, value = setting.partition("=")
-        try:
-            if name in found:
-                raise ValueError
-            kind = kinds[name]
-            found[name] = WORDS[value.lower()] if kind is bool else kind(value)
-        except (KeyError, ValueError):
+        if name not in kinds or not value:
             known = ", ".join(f"{n} ({kind.__name__})" for n, kind in kinds.items()) or "none"
             meant = "" if name in kinds else did_you_mean(name, kinds, repr)
             raise ValueError(
                 f"{argument}: {setting!r} is no setting of {called!r}; {meant}its settings, as "
                 f"name=value, separated by commas and each once: {known}"
-            ) from None
+            )
+        if name in found:
+            raise ValueError(f"{argument}: {name!r} is given twice")
+        kind = kinds[name]
+        try:
+            found[name] = WORDS[value.lower()] if kind is bool else kind(value)
+        except (KeyError, ValueError):
+            raise ValueError(f"{argument}: {name}={value!r} is not {ACCEPTED[kind]}") from None
     return found

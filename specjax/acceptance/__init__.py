@@ -10,7 +10,8 @@ import dataclasses
 
 from .._internal.hashable import check_hashable
 from .._internal.keywords import checks_arguments, did_you_mean
-from .._internal.named_settings import parse_settings
+from .._internal.named_settings import ACCEPTED, parse_settings
+from .._internal.own_objects import find_own, instance, is_own, lacking_defaults
 from ..types import Draft, Rule
 from .block import BlockVerification
 from .coupled import Coupled
@@ -78,39 +79,61 @@ def choose(rule: str | Rule, draft: Draft, greedy: bool) -> Rule:
 def named(rule: str | Rule) -> Rule | None:
     """Returns the rule object of a name; None for ``"auto"``, whose rule depends on the draft.
 
-    A name may be followed by settings: ``approximate-tolerance:top_k=3,gap=1.5``.
+    A name may be followed by settings: ``approximate-tolerance:top_k=3,gap=1.5``. A rule of one's
+    own is named by its module, ``my_module:MyRule`` or ``my_module:MyRule:scale=2``.
 
     Args:
       rule: ``"auto"``, the name of a rule, with or without settings, or a ``Rule``, which is
         returned as it is.
 
     Raises:
-      ValueError: a name or a setting is unknown, or a setting is out of range; a rule object is not
-        lossless, and its name does not say ``approximate``.
+      ValueError: a name or a setting is unknown, or a setting is out of range; a module cannot be
+        imported, or has no such rule; a rule of one's own is not lossless, and its name does not
+        say ``approximate``.
       TypeError: ``rule`` is neither a name nor a ``Rule``, or an object that cannot be hashed.
     """
     if isinstance(rule, Rule):
-        if not rule.lossless and "approximate" not in rule.name:
-            raise ValueError(
-                f"rule={rule.name!r} has lossless=False, and its name does not say so: put "
-                "'approximate' into the name"
-            )
-        check_hashable("rule", rule)
-        return rule
+        return _checked(rule)
     if not isinstance(rule, str):
         raise TypeError(
             f"rule={rule!r}: give a name ({', '.join(sorted(RULES))} or auto) or an instance of "
             "specjax.Rule"
         )
     name, _, settings = rule.partition(":")
+    known = ("auto", *sorted(RULES))
+    if name not in known and is_own(rule):
+        return _own(rule, known)
     if name not in RULES and rule != "auto":
-        known = ["auto", *sorted(RULES)]
         meant = did_you_mean(name, known, repr)
         raise ValueError(
             f"rule={rule!r} is unknown: {meant}{'Known' if meant else 'known'} are "
-            f"{', '.join(known)}"
+            f"{', '.join(known)}, and module:Object for a rule of your own"
         )
     return _with_settings(rule, RULES[name], settings) if settings else RULES.get(name)
+
+
+def _own(given: str, known: tuple[str, ...]) -> Rule:
+    """Returns the rule of a name such as ``my_module:MyRule:scale=2``."""
+    found, settings = find_own(f"rule={given!r}", given, Rule, known)
+    if isinstance(found, type) and (lacking := lacking_defaults(found)):
+        raise ValueError(
+            f"rule={given!r}: the field {lacking[0]!r} of {found.__name__} has no default; a rule "
+            "that is named by its class is made without arguments, so give each field a default"
+        )
+    rule = instance(found) if isinstance(found, type) else found
+    return _checked(_with_settings(given, rule, settings) if settings else rule)
+
+
+def _checked(rule: Rule) -> Rule:
+    """Returns ``rule``; raises ``ValueError`` if its name does not say that it is approximate, and
+    ``TypeError`` if it cannot be hashed."""
+    if not rule.lossless and "approximate" not in rule.name:
+        raise ValueError(
+            f"rule={rule.name!r} has lossless=False, and its name does not say so: put "
+            "'approximate' into the name"
+        )
+    check_hashable("rule", rule)
+    return rule
 
 
 def _with_settings(given: str, rule: Rule, settings: str) -> Rule:
@@ -118,6 +141,7 @@ def _with_settings(given: str, rule: Rule, settings: str) -> Rule:
     if not dataclasses.is_dataclass(rule):
         raise ValueError(f"rule={given!r}: {rule.name!r} has no settings")
     kinds = {field.name: type(getattr(rule, field.name)) for field in dataclasses.fields(rule)}
+    kinds = {name: kind for name, kind in kinds.items() if kind in ACCEPTED}
     found = parse_settings(f"rule={given!r}", settings, rule.name, kinds)
     return dataclasses.replace(rule, **found)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import sys
 
 import specjax
 
@@ -85,36 +83,13 @@ def run(arguments: argparse.Namespace) -> int:
     for name in arguments.rule or ([] if arguments.samples else sound):
         reports.append(
             specjax.audit_rule(
-                named(name),
+                name,
                 samples=NUM_SAMPLES if arguments.num_samples is None else arguments.num_samples,
                 false_alarm=arguments.false_alarm,
             )
         )
         print(reports[-1], flush=True)
     return BIASED if any(report.biased for report in reports) else 0
-
-
-def named(name: str):
-    """Returns ``name`` if it names a rule, else the rule object that ``module:object`` names.
-
-    The module may lie in the current folder.
-
-    Raises:
-      ValueError: ``name`` is neither.
-    """
-    module, _, attribute = name.partition(":")
-    if module in acceptance.RULES or not attribute:
-        return name
-    if "" not in sys.path:  # an installed command lacks it, python -m does not
-        sys.path.insert(0, "")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(
-            f"{name!r}: {error}; give the name of a rule, or module:object of a rule in a module "
-            "that can be imported"
-        ) from None
-    return found() if isinstance(found, type) else found
 
 
 def read_samples(path: str) -> list[tuple]:

@@ -14,6 +14,8 @@ OTHER_WAYS = {
     f"{SELF}:exit=E": "the first E layers of the target draft, then the LM head",
     f"{SELF}:skip=LAYERS": "the target drafts without these sublayers, such as attention.3-5,mlp.7",
     "NAME": "a draft model or heads in the folder NAME, or on the hub (owner/name)",
+    "MODULE:CLASS": "a drafter of your own in MODULE.py of the current folder, or installed; with "
+    "settings as MODULE:CLASS:period=3",
     "tli:NAME, slem:NAME": "a draft model with another tokenizer",
     ", ".join(f"{lookup}NAME" for lookup in LOOKUPS): "copied tokens where the text repeats "
     "itself, else what draft, self, NAME or the heads of a name below propose",

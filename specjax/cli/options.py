@@ -33,7 +33,8 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
         f"draft, self (with --exit or --skip), {', '.join(registry.head_names())} (the embedded "
         "model has eagle3, mtp, speculator, hydra and medusa), or the folder or hub name of a "
         "draft model or of heads; with tli: or slem: before the name, a draft model with another "
-        "tokenizer; with ngram+, suffix+ or sam+ before the name (ngram+mtp), the "
+        "tokenizer; MODULE:CLASS, with settings as MODULE:CLASS:period=3, is a drafter of your own "
+        "in MODULE.py; with ngram+, suffix+ or sam+ before the name (ngram+mtp), the "
         "drafter runs only where nothing can be copied from the text so far; specjax drafters "
         "describes each",
     )
@@ -129,7 +130,10 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
     p.add_argument("--grammar", choices=["json"], help="allow only texts of this grammar")
     rules = ", ".join(acceptance.RULES)
     p.add_argument(
-        "--rule", default="auto", help=f"the acceptance rule: auto (the default, lossless), {rules}"
+        "--rule",
+        default="auto",
+        help=f"the acceptance rule: auto (the default, lossless), {rules}, or MODULE:CLASS for a "
+        "rule of your own in MODULE.py; settings follow as NAME:k=3",
     )
     p.add_argument("--dtype", help=DTYPE)
     add_quantize(p)

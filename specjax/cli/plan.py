@@ -29,7 +29,8 @@ def add(commands) -> None:
         help=f"auto, draft (the model's own draft model), {', '.join(registry.table_names())}, "
         "self:exit=4 (the model's own layers), the name of heads that belong to the model (medusa, "
         "eagle3, ...), or the folder or hub name of a draft model or of heads, with tli: or "
-        "slem: before it for a draft model with another tokenizer; may be repeated; "
+        "slem: before it for a draft model with another tokenizer, or MODULE:CLASS for a drafter "
+        "of your own in MODULE.py; may be repeated; "
         "default: ngram, and draft if the model has a draft model",
     )
     p.add_argument(

@@ -28,6 +28,7 @@ from types import ModuleType
 from typing import Literal
 
 from .._internal.keywords import checks_arguments
+from .._internal.own_objects import imported
 
 Kind = Literal["basic", "table", "head", "wrapper"]
 DRAFT = "draft"  # the name of a draft model
@@ -74,10 +75,16 @@ class Entry:
 
     def load(self) -> type:
         """Imports the drafter's class; the constructor of one of this package then names wrong
-        arguments."""
+        arguments.
+
+        Raises:
+          ValueError: ``path`` leads outside of this package, to no module or no class.
+        """
         module, _, name = self.path.partition(":")
-        found = getattr(importlib.import_module(module, __package__), name)
-        return checks_arguments(found) if module.startswith(".") else found
+        if not module.startswith("."):
+            said = f"the drafter {self.name!r} is registered as {self.path!r}"
+            return imported(said, module, name)
+        return checks_arguments(getattr(importlib.import_module(module, __package__), name))
 
 
 _ENTRIES: dict[str, Entry] = {}

@@ -201,8 +201,9 @@ def typed_names() -> tuple[str, ...]:
 
 
 def is_simple(name: str) -> bool:
-    """Returns whether a name is one of ``simple_names``, or a table's name with settings."""
-    return name in simple_names() or name.partition(":")[0] in registry.table_names()
+    """Returns whether a name is one of ``simple_names``, a table's name with settings, or that of a
+    drafter of one's own, ``module:Class``."""
+    return name in simple_names() or tables.is_table(name)
 
 
 def _heads() -> tuple[str, ...]:

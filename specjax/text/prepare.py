@@ -142,14 +142,20 @@ def prepare_measured(lm: LM, prompts, options: Options, **sizes) -> GenerationTa
 def _check(work: GenerationTask, options: Options) -> None:
     """Calls ``work.check()``; if a drafter object lacks its weights, the error says how to give
     them."""
-    own = isinstance(options.drafter, Drafter) and options.drafter_params is None
+    given = options.drafter
+    own = isinstance(given, Drafter) and options.drafter_params is None
     try:
         work.check()
     except MissingWeightsError as error:
+        if isinstance(given, str) and is_own(given):
+            raise ValueError(
+                f"drafter={given!r} needs weights, which its name does not bring: in Python, give "
+                "the object as drafter=..., and its weights as drafter_params=..."
+            ) from error
         if not own:
             raise
         raise ValueError(
-            f"drafter={options.drafter!r:.80} needs weights: give them as drafter_params=..."
+            f"drafter={given!r:.80} needs weights: give them as drafter_params=..."
         ) from error
 
 
