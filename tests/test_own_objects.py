@@ -11,7 +11,7 @@ from specjax.cli import main
 from specjax.drafters import registry
 from specjax.text.drafter_names import named, resolve_drafter
 
-MODULE = '''
+MODULE = """
 import dataclasses
 import specjax
 from specjax.acceptance import RULES
@@ -42,7 +42,7 @@ class Half(type(RULES["rejection"])):
 
 class Unlabelled(type(RULES["rejection"])):
     lossless = False
-'''
+"""
 LM = specjax.LM.of(*bag(11, 3))
 
 
@@ -63,7 +63,10 @@ def drafter(name, *given):
 
 def test_a_drafter_of_ones_own_is_named_by_its_module():
     made = drafter("own_objects_here:Echo")
-    assert type(made).__name__ == "Echo" and (made.num_draft, made.back) == (type(made)().num_draft, 1)
+    assert type(made).__name__ == "Echo" and (made.num_draft, made.back) == (
+        type(made)().num_draft,
+        1,
+    )
     made = drafter("own_objects_here:Echo:back=3", 4)
     assert (made.num_draft, made.back) == (4, 3)
     assert drafter("own_objects_here:echo").back == 5

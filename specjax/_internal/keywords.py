@@ -110,6 +110,7 @@ def checks_arguments(cls: type[T]) -> type[T]:
     fields = [field for field in dataclasses.fields(cls) if field.init]
     taken = list(inspect.signature(own).parameters.values())[1:]  # with each ``InitVar``
     known = [one.name for one in taken]
+    needed = [one.name for one in taken if one.default is one.empty]
     positional = [one.name for one in taken if one.kind is not one.KEYWORD_ONLY]
     kinds = {f.name: (KINDS[_type_name(f)], f.default) for f in fields if _type_name(f) in KINDS}
 
@@ -123,6 +124,9 @@ def checks_arguments(cls: type[T]) -> type[T]:
             (fits, accepted), default = kinds.get(name, ANYTHING)
             if value is not default and not fits(value):
                 raise TypeError(f"{called}({name}={value!r:.60}): give {accepted}")
+        lacking = [name for name in needed if name not in (*given, *positional[: len(args)])]
+        if lacking:
+            raise TypeError(f"{called}() needs {', '.join(lacking)}: it takes {', '.join(known)}")
         own(self, *args, **given)
 
     type.__setattr__(cls, "__init__", init)

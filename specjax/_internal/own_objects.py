@@ -11,7 +11,9 @@ from typing import Any
 
 from .keywords import did_you_mean
 
-FORM = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<object>[^\W\d]\w*)(:(?P<settings>.*))?")
+FORM = re.compile(
+    r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<object>[^\W\d]\w*)(:(?P<settings>.*))?"
+)
 
 
 def is_own(name: str) -> bool:

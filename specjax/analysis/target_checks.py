@@ -20,6 +20,12 @@ from .contract_report import ContractReport, run_check
 from .hidden_state_checks import hidden_state_checks, part_checks
 from .target_passes import LENGTHS, PATH, TREE, TargetPasses, verdict_of
 
+ONE_STATE = (
+    "verify reads the entries of positions below draft.start alone, which may be fewer than were "
+    "committed. A recurrent model keeps one state for each position: with a single state it may "
+    "decode rightly, but is a poor draft model (see 'Recurrent models' in docs/extend/target.md)"
+)
+
 
 def check_target(
     target: Target, params: PyTree, *, inputs: PyTree = None, tolerance: float = 1e-3, seed: int = 0
@@ -126,7 +132,8 @@ class TargetChecks(TargetPasses):
     def unseen(self) -> str:
         more = self.committed(np.zeros(len(LENGTHS), np.int32))
         found = self.verify(more, self.nodes, self.lengths - 1, topology=TREE).logits
-        return self.near(found, self.logits, "with one entry more in the cache")
+        wrong = self.near(found, self.logits, "with one entry more in the cache")
+        return f"{wrong}; {ONE_STATE}" if wrong else ""
 
     def parts(self) -> str:
         scores = self.second_part()

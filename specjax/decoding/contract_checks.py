@@ -7,6 +7,8 @@ hook, what it returned and what was expected.
 from __future__ import annotations
 
 import contextlib
+import operator
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -157,13 +159,28 @@ def verified_by_part(
 
 
 def committed(target: Target, cache, entries, start, verdict: Verdict):
-    """The cache that ``target.commit`` returns, checked.
+    """The cache that ``target.commit`` returns, checked. Warns if it is the one that was given.
 
     Raises:
       ValueError: it has another structure, shape or dtype than before.
     """
     kept = target.commit(cache, entries, start, verdict)
-    check_same(f"{type(target).__name__}.commit: the cache", kept, cache)
+    hook = f"{type(target).__name__}.commit"
+    check_same(f"{hook}: the cache", kept, cache)
+    old, new, made = (jax.tree.leaves(x) for x in (cache, kept, entries))
+    # a target that remembers nothing returns the cache itself as its entries
+    if (
+        old
+        and made
+        and all(map(operator.is_, new, old))
+        and not any(x is y for x in made for y in old)
+    ):
+        warnings.warn(
+            f"{hook} returned the cache that it was given, so nothing of the text is remembered: "
+            "write the entries into it, as specjax.kv_cache.commit does; specjax.check_target "
+            "tests a target. A target that needs no memory returns entries=cache from verify",
+            stacklevel=2,
+        )
     return kept
 
 

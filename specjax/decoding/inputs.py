@@ -1,6 +1,6 @@
 """The inputs of a batch, checked before anything is compiled, in the shapes of the loop.
 
-Traced values cannot be checked; they are the caller's word.
+Of what is traced, only shapes and dtypes can be checked; the values are the caller's word.
 """
 
 from __future__ import annotations
@@ -208,9 +208,15 @@ def check_stops(stops, batch: tuple[int, ...]) -> None:
             f"stops has shape {shape}: give a list of ids, or one of equal length for each of "
             f"{batch} rows, padded with -1"
         )
-    values = _concrete(stops)
-    if values is not None and values.size and not np.issubdtype(values.dtype, np.integer):
-        raise ValueError(f"stops has dtype {values.dtype}: token ids are integers")
+    if np.size(stops):
+        check_integers("stops", stops, "token ids")
+
+
+def check_integers(name: str, values, what: str) -> None:
+    """Raises ``ValueError`` unless ``values``, which may be traced, have an integer dtype."""
+    dtype = values.dtype if hasattr(values, "dtype") else np.asarray(values).dtype
+    if not jnp.issubdtype(dtype, jnp.integer):
+        raise ValueError(f"{name} has dtype {dtype}: {what} are integers")
 
 
 def check_request(target, drafter, tokens, lengths, max_new_tokens, capacity, sampling) -> int:
@@ -231,14 +237,16 @@ def check_request(target, drafter, tokens, lengths, max_new_tokens, capacity, sa
     sizes = _concrete(lengths)
     if width == 0 or (sizes is not None and sizes.min() < 1):
         raise ValueError("lengths: an empty prompt; every row needs at least one token (e.g. BOS)")
+    check_integers("tokens", tokens, "token ids")
+    check_integers("lengths", lengths, "lengths")
     if sizes is not None:
-        if not np.issubdtype(sizes.dtype, np.integer):
-            raise ValueError(f"lengths has dtype {sizes.dtype}: lengths are integers")
         longest = int(sizes.max())
         if longest > width:
             raise ValueError(f"lengths: {longest} tokens in a row of {width}")
     budget = _concrete(max_new_tokens)
-    if budget is not None and not np.issubdtype(budget.dtype, np.integer):
+    if budget is None:
+        check_integers("max_new_tokens", max_new_tokens, "numbers of tokens")
+    elif not np.issubdtype(budget.dtype, np.integer):
         raise ValueError(f"max_new_tokens={budget.tolist()!r} must be an integer")
     if budget is not None and budget.size and np.max(budget) >= MOST_TOKENS:
         raise ValueError(f"max_new_tokens={budget}: it must be below 2**31")
@@ -279,8 +287,6 @@ def check_request(target, drafter, tokens, lengths, max_new_tokens, capacity, sa
         raise ValueError(f"capacity={capacity} exceeds the target's context of {context}")
     values = _concrete(tokens)
     if values is not None:
-        if not np.issubdtype(values.dtype, np.integer):
-            raise ValueError(f"tokens has dtype {values.dtype}: token ids are integers")
         if sizes is not None:
             values = values[np.arange(width) < sizes[:, None]]
         if values.min() < 0 or values.max() >= target.vocab_size:

@@ -91,7 +91,9 @@ def decode(
       target, drafter: hashable objects that implement the protocols of ``specjax.types``.
       params: ``{"target": ..., "drafter": ...}`` (and ``"rule"`` for rules that learn).
       tokens: int32 ``[B, T]``, prompts padded on the right with anything.
-      lengths: int32 ``[B]``, tokens of each prompt, at least 1.
+      lengths: int32 ``[B]``, tokens of each prompt, from 1 to T. Within your own ``jit``, neither
+        lengths nor ids can be checked: a length beyond T, or an id outside of the vocabulary, is
+        not refused there and gives a wrong text. Check them outside, or clip them.
       key: one random key (rows get keys of their own from it, by their index), or keys ``[B]``.
         A row's text depends on its key, prompt and settings alone, not on its batch mates (sampled
         text of an ``Adaptive`` drafter: on its costs and the batch's width as well).
@@ -118,7 +120,8 @@ def decode(
       ``Decoded``. It can be called within your own ``jit``, ``vmap``-free ``scan`` or mesh.
 
     Raises:
-      ValueError: before anything is compiled, naming the argument and the way out.
+      ValueError: before anything is compiled, naming the argument and the way out. Where an
+        argument is traced, only its shape and dtype are checked.
 
     Example::
 

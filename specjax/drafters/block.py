@@ -173,6 +173,7 @@ class BlockDrafter(HeadDrafter):
     name = "block"
 
     def __post_init__(self):
+        self.check_parts()
         most = self.target.num_layers
         if max(self.config.target_layers) > most:
             raise ValueError(

@@ -258,6 +258,7 @@ class Eagle3(FeatureDrafter):
     name = "eagle3"
 
     def __post_init__(self):
+        self.check_parts()
         layers = usual_layers(self.target.num_layers) if self.layers is None else self.layers
         object.__setattr__(self, "layers", layers)
         if len(layers) != self.config.num_features:

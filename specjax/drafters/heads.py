@@ -100,6 +100,7 @@ class HeadDrafter(ChainDrafter, abc.ABC):
     takes_sibling_sampling = True
 
     def __post_init__(self):
+        self.check_parts()
         if self.topology is None:
             object.__setattr__(self, "topology", self.default_topology)
         if self.layer is None:
@@ -111,6 +112,16 @@ class HeadDrafter(ChainDrafter, abc.ABC):
                 f"{self.max_depth} heads: take a tree no deeper than that"
             )
         object.__setattr__(self, "num_draft", self.tree.num_nodes - 1)
+
+    def check_parts(self) -> None:
+        """Raises ``ValueError`` without a configuration or a target; a subclass whose own
+        ``__post_init__`` reads them calls this first."""
+        if self.config is None or self.target is None:
+            called = type(self).__name__
+            raise ValueError(
+                f"{called}() needs config= and target=, and its weights as params['drafter']: "
+                f"specjax.load_drafter(folder, lm) returns a {called} with its weights"
+            )
 
     @abc.abstractmethod
     def make_level(

@@ -156,6 +156,7 @@ class ParallelHeads(HeadDrafter):
     name = "mtp_heads"
 
     def __post_init__(self):
+        self.check_parts()
         if self.layer is None:
             object.__setattr__(self, "layer", self.target.num_layers - 1)
         super().__post_init__()

@@ -86,6 +86,8 @@ class Target(abc.ABC):
         Node ``n`` sees the committed prefix (the cache's entries of positions below
         ``draft.start``), its ancestors in the draft, and itself. Its position is
         ``draft.start + depth``; a node at a negative position does not exist and is seen by none.
+        The cache may hold later positions than these, as that of a draft model does: a recurrent
+        model keeps one state for each position, and reads the one at ``draft.start - 1``.
 
         Args:
           features: which hidden states are returned, counted as in ``hidden_states`` of Hugging
