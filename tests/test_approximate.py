@@ -238,7 +238,7 @@ def test_settings_after_the_name_of_a_rule():
     assert acceptance.named("approximate-lenience:scale=1") == Lenient(scale=1.0)
     for given, words in (
         ("approximate-top-k:n=3", "its settings, .*: k .int., distance .int., block .int."),
-        ("approximate-top-k:k=x", "'k=x' is no setting"),
+        ("approximate-top-k:k=x", "k='x' is not a whole number"),
         ("approximate-lenience:scale=0", r"scale must be in \(0, 1\]"),
         ("approximate-threshold:loss=-1", "loss must be at least 0"),
         ("approximate-tolerance:gap=nan", "gap at least 0"),

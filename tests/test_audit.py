@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-import sys
 
 import jax
 import jax.numpy as jnp

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from specjax import trees
 from specjax.analysis.contract_report import run_check
 from specjax.analysis.hidden_state_checks import hidden_state_checks, part_checks
 from specjax.analysis.target_passes import TargetPasses
-from specjax.drafters import DraftModel
+from specjax.drafters import DraftModel, Plain
 from specjax.drafters.base import ChainDrafter
 
 MODEL, PARAMS = bag(11, 3)
@@ -128,6 +129,37 @@ def test_a_wrong_target_is_named(target, words):
     assert not report and words in str(report), str(report)
     with pytest.raises(AssertionError, match="WRONG"):
         report.raise_if_wrong()
+
+
+def traced(target):
+    """Traces ``decode`` with a target, and computes nothing."""
+    tokens = jnp.asarray([[1, 2, 3]])
+    how = dict(key=jax.random.key(0), max_new_tokens=4)
+    jax.eval_shape(
+        lambda params: specjax.decode(
+            target, Plain(), {"target": params}, tokens, jnp.asarray([3]), **how
+        ),
+        PARAMS,
+    )
+
+
+class RemembersNothing(Bag):
+    """As the bigram model of the documentation: its entries are the cache itself."""
+
+    def verify(self, params, cache, draft, **settings):
+        return dataclasses.replace(super().verify(params, cache, draft, **settings), entries=cache)
+
+    def commit(self, cache, entries, start, verdict):
+        return cache
+
+
+def test_decode_warns_of_a_commit_that_keeps_nothing():
+    with pytest.warns(UserWarning, match=r"KeepsNothing.commit returned the .*check_target"):
+        traced(KeepsNothing(11))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        traced(Bag(11))
+        traced(RemembersNothing(11))
 
 
 @pytest.mark.parametrize("name", ["draft", "ngram", "tree distinct", "eagle3"])

@@ -150,6 +150,7 @@ def test_compare_prints_rates_ratio_tau_and_sameness_and_what_was_compared(run, 
 
 REFUSED = {
     "an empty prompt": ([""], "prompt is empty"),
+    "an empty prompt by name": (["--prompt", ""], "prompt is empty"),
     "a file that is absent": (["--file", "absent.txt"], "--file absent.txt: No such file"),
     "a file that is no text": (["--file", sys.executable], "not UTF-8"),
     "prompt and file": (["a", "--file", "b"], "give one of the two"),
@@ -176,6 +177,12 @@ REFUSED = {
     "tokens of no session": (["a", "--session-tokens", "512"], "used with --session only"),
     "a whole copier": (["a", "--replicate-drafter", "--mesh", "data=1"], "auto has no weights"),
     "a whole drafter without a mesh": (["a", "--replicate-drafter"], "or give --mesh"),
+    "a prompt that was given twice": (["a", "--prompt", "b"], "--prompt and .*: give one of the"),
+    "a prompt without quotes": (["def", "f"], "more than one prompt, 'f' among .* in quotes"),
+    "a run in place of its export": (
+        ["a", "--drafter", "RUN"],
+        r"did you mean \S*run/model\? it h",
+    ),
     "an unknown option": (["a", "--no-such-option"], "--no-such-option"),
     "a misspelt option": (["a", "--tempature", "1"], "did you mean --temperature"),
     "a seed that is no number": (["a", "--seed", "abc"], "--seed: invalid int value: 'abc'"),
@@ -188,8 +195,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_bad_input_is_one_line_and_exit_code_2(what, run):
+def test_bad_input_is_one_line_and_exit_code_2(what, run, tmp_path):
     arguments, message = REFUSED[what]
+    (tmp_path / "run" / "model").mkdir(parents=True)  # as a recipe of specjax.train leaves it
+    for folder in (tmp_path / "run", tmp_path / "run" / "model"):
+        (folder / "config.json").write_text("{}")
+    arguments = [str(tmp_path / "run") if word == "RUN" else word for word in arguments]
     code, out, err = run(*arguments)
     assert code == 2 and out == ""
     assert [line for line in err.splitlines() if "error" in line] == err.splitlines()[-1:]
@@ -221,7 +232,9 @@ IGNORED = {
         "--mesh: model=7 devices .*accepted for model: 1, 2, 4, 8 ",
     ),
     "a command that does not exist": ("genrate a", "unknown command genrate: did you mean gen"),
+    "a part of a command": ("serve a", "unknown command serve: did you mean serve-offline"),
     "a recipe that does not exist": ("train egle3", "unknown recipe egle3: did you mean eagle3"),
+    "the drafter draft for a recipe": ("train draft", "the recipe distill trains a draft model"),
     "a drafter for a recipe": ("train medusa", "medusa: the recipe heads trains medusa. Known"),
     "a tree of copies": ("tree --model TARGET", "name a draft model or heads"),
     "a tree of a table": (

@@ -232,7 +232,7 @@ def test_objects_that_no_program_can_be_made_of_are_refused():
     class Thawed(Endless):
         num_draft: int = 2
 
-    with pytest.raises(TypeError, match="drafter: a Thawed cannot be hashed .*frozen=True"):
+    with pytest.raises(TypeError, match="drafter: its type Thawed cannot be hashed .*frozen=True"):
         traced(drafter=Thawed())
 
     @dataclasses.dataclass
@@ -338,7 +338,9 @@ def test_an_object_without_its_base_class_is_refused_by_name():
     with pytest.raises(TypeError, match="drafter is a Lookalike.*specjax.Drafter"):
         traced(drafter=Lookalike())
     loaded = specjax.LM.of(MODEL, PARAMS)
-    with pytest.raises(TypeError, match=r"target is a LM.*give lm.target.*specjax.generate"):
+    with pytest.raises(
+        TypeError, match=r"target has the type LM, .*give lm.target.*specjax.generate"
+    ):
         traced(loaded)
     with pytest.raises(TypeError, match=r"'ngram' is a name.*specjax.drafters.NGram\(\)"):
         traced(drafter="ngram")

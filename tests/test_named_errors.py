@@ -94,6 +94,21 @@ def test_a_class_from_outside_is_not_changed_by_its_registration(monkeypatch, tm
     assert entry.load()(size="a text").size == "a text"
 
 
+@pytest.mark.parametrize("name", registry.head_names())
+def test_a_head_that_is_made_by_hand_says_what_it_needs(name):
+    kind = registry.find(name).load()
+    words = rf"{kind.__name__}\(\) needs config= and target=.*load_drafter"
+    with pytest.raises(ValueError, match=words):
+        kind()
+
+
+def test_a_wrapper_without_what_it_wraps_names_the_field():
+    with pytest.raises(
+        TypeError, match=r"^Adaptive\(\) needs inner: it takes inner, policy, widths"
+    ):
+        drafters.Adaptive()
+
+
 class Heads:
     """In the place of a target that heads can read."""
 

@@ -99,7 +99,7 @@ DRAFTERS = {
 }
 RULES = {
     "nofile:Half": "rule='nofile:Half': there is no module 'nofile'",
-    "own_objects_here:halve": "has no 'halve'; did you mean 'Half'",
+    "own_objects_here:Halff": "has no 'Halff'; did you mean 'Half'",
     "own_objects_here:Echo": "'Echo' is a class, and neither .* specjax.Rule",
     "own_objects_here:Half:shore=1": "did you mean 'share'",
     "own_objects_here:Unlabelled": "has lossless=False",

@@ -52,6 +52,34 @@ def test_bad_requests_are_refused_before_anything_compiles(change, words):
 
 
 @pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (dict(tokens=np.asarray([[1.7, 2.2, 3.0]])), "tokens has dtype float32: token ids are"),
+        (dict(tokens=np.asarray([[True, False, True]])), "tokens has dtype bool"),
+        (dict(lengths=np.asarray([3.0])), "lengths has dtype float32: lengths are integers"),
+        (dict(max_new_tokens=np.asarray([2.5])), "max_new_tokens has dtype float32"),
+        (dict(stops=np.asarray([1.5])), "stops has dtype float32"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else None,
+)
+def test_the_dtypes_of_a_traced_request_are_checked(change, words):
+    """Within a jit of one's own, values are unknown, but truncating 1.7 to an id helps no one."""
+    settings = dict(
+        tokens=np.asarray([[1, 2, 3]]),
+        lengths=np.asarray([3]),
+        max_new_tokens=np.asarray([4]),
+        stops=np.asarray([0]),
+    )
+
+    def decode(tokens, lengths, **more):
+        how = dict(key=jax.random.key(0), capacity=8, **more)
+        return specjax.decode(MODEL, Plain(), {"target": PARAMS}, tokens, lengths, **how)
+
+    with pytest.raises(ValueError, match=words):
+        jax.eval_shape(decode, **settings | change)
+
+
+@pytest.mark.parametrize(
     ("settings", "words"),
     [
         (dict(temperature=-1), "temperature=-1 is out of range"),

@@ -312,6 +312,27 @@ def test_broken_lines_are_named_by_their_numbers_with_the_reason(pair, tmp_path)
         jsonl_input.read(pair[0], file, defaults, len(BROKEN) - 1)
 
 
+def test_a_text_file_holds_one_prompt_a_line_and_plain_lines_elsewhere_are_named(pair, tmp_path):
+    defaults = {**jsonl_input.NEUTRAL, "max_new_tokens": 8, "seed": None, "stop": None}
+    defaults |= {"stop_strings": None}
+    for name in ("prompts.txt", "prompts.jsonl"):
+        (tmp_path / name).write_bytes(b'def f(x):\r\n\n"quoted"\n')
+    found, broken = jsonl_input.read(pair[0], tmp_path / "prompts.txt", defaults, 0)
+    assert not broken and [prompt.index for prompt in found] == [0, 2]
+    texts = [pair[0].tokenizer.decode(prompt.tokens) for prompt in found]
+    assert texts == ["def f(x):", '"quoted"']
+    (tmp_path / "prompts.jsonl").write_text("def f(x):\nclass A:\n")
+    with pytest.raises(ValueError, match="seem to be plain text: .* ends with .txt") as caught:
+        jsonl_input.read(pair[0], tmp_path / "prompts.jsonl", defaults, 0)
+    assert "max_broken" not in str(caught.value)
+
+
+def test_the_progress_of_a_resumed_run_tells_its_own_tokens_apart():
+    said = str(Progress(done=600, total=600, tokens=1000, rounds=500, seconds=2, earlier=56))
+    assert said.startswith("600 of 600 prompts (56 from before) · 1,000 tokens in this run · 500 ")
+    assert "before" not in str(Progress(done=6, total=6, tokens=10, rounds=5, seconds=2))
+
+
 def test_wrong_arguments_are_refused_before_anything_compiles(pair, tmp_path):
     def refused(match, prompts=RAGGED, error=ValueError, **options):
         with pytest.raises(error, match=match):

@@ -25,6 +25,7 @@ import jax
 from .config import ConfigError, differences
 from .scale import is_first
 
+CONFIG = "config.json"  # the file of a run's configuration
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
@@ -32,9 +33,9 @@ class NotWritten(OSError):
     """The disk is full; earlier checkpoints are whole."""
 
 
-def record_config(folder: Path, flat: dict) -> None:
-    """Writes ``config.json``, or refuses to mix two recipes or configurations in one folder."""
-    path = folder / "config.json"
+def check_config(folder: Path, flat: dict) -> None:
+    """Raises ConfigError if a folder holds a run of another recipe or another configuration."""
+    path = folder / CONFIG
     if path.is_file():
         old = json.loads(path.read_text())
         ways = "give another run.folder, or remove that one to start afresh"
@@ -51,6 +52,23 @@ def record_config(folder: Path, flat: dict) -> None:
                 + "\n  ".join(changed)
                 + f"\n{ways}"
             )
+
+
+def is_done(folder: Path, flat: dict) -> bool:
+    """Whether a run of exactly this configuration has ended: its last step is saved, and its report
+    was drawn after that."""
+    path, report = folder / CONFIG, folder / "report.html"
+    if not path.is_file() or not report.is_file():
+        return False
+    last = folder / "checkpoints" / str(flat.get("run.steps"))
+    same = json.loads(path.read_text()) == json.loads(json.dumps(flat))
+    return same and last.is_dir() and last.stat().st_mtime <= report.stat().st_mtime
+
+
+def record_config(folder: Path, flat: dict) -> None:
+    """Writes ``config.json``, or refuses to mix two recipes or configurations in one folder."""
+    check_config(folder, flat)
+    path = folder / CONFIG
     if is_first():
         folder.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".tmp")

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import errno
 import importlib
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -108,6 +109,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _process(arguments.processes):
             if arguments.dry_run:
                 outlook.note("reading the models and the text")
+            elif _is_done(settings):
+                return 0
             recipe.run(settings, dry_run=arguments.dry_run)
     except (config.ConfigError, FileNotFoundError, Diverged, NotWritten, ConnectionError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -121,6 +124,8 @@ def _unknown(name: str) -> str:
     meant = did_you_mean(name, RECIPES)
     if entry is not None and entry.recipe:
         meant = f"the recipe {entry.recipe.rpartition('.')[2]} trains {entry.name}. "
+    elif entry is not None and entry.name == registry.DRAFT:
+        meant = "the recipe distill trains a draft model. "
     return f"unknown recipe {name}: {meant}Known are {', '.join(RECIPES)}"
 
 
@@ -166,6 +171,35 @@ def check_scale(name: str, settings, processes) -> None:
             f"--processes: the recipe {name} runs in one process; the recipes that run in several "
             f"are {', '.join(sorted(SHARED))}"
         )
+
+
+def _is_done(settings) -> bool:
+    """Whether a run has ended before, which is printed.
+
+    It is read from the folder alone, before a text is read or a model is loaded.
+
+    Raises:
+      ConfigError: the folder holds a run of another configuration.
+    """
+    from . import checkpoint
+    from .config import resolved
+
+    if not hasattr(settings, "run"):
+        return False
+    folder, flat = Path(settings.run.folder), resolved(settings)
+    if hasattr(settings, "init"):  # a recipe of two phases stores another one
+        found = folder / checkpoint.CONFIG
+        old = json.loads(found.read_text()) if found.is_file() else {}
+        flat |= {"init": old.get("init", settings.init)}
+    checkpoint.check_config(folder, flat)
+    if not checkpoint.is_done(folder, flat):
+        return False
+    print(
+        f"{folder} is at step {settings.run.steps} already, its last, and has its export and its "
+        f"report: a greater run.steps goes on; `specjax train report folder={folder}` draws the "
+        "report again"
+    )
+    return True
 
 
 def check_folders(settings) -> None:

@@ -264,6 +264,7 @@ def estimate(
         memory=memory,
         steps=f"{run.steps:,}, {run.steps * tokens:,} tokens; {', '.join(words)}",
         seconds=run.steps * seconds,
-        beside=f"and {measures} times the held-out measures",
+        beside=f"and {measures} times the held-out measures, which are not timed here; after the "
+        "last step the export is measured for the report",
         devices=layout.mesh.size if layout.mesh else 1,
     )

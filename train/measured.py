@@ -65,6 +65,8 @@ def measure(
     how |= {"drafting": specjax.Drafting(num=num_draft), "max_new_tokens": decoding.new_tokens}
     sizes = dict(batch=decoding.batch, new_tokens=decoding.new_tokens)
     domains = {}
+    count = sum(len(tokens) for tokens, _ in sets.values())
+    print(f"measuring     τ of the export on {count} prompts", flush=True)
     for prefix, prompts in sets.items():
         found = decode_all(lm, drafter, both, *prompts, **sizes)
         tau, low, high = tau_of(found)
@@ -77,6 +79,8 @@ def measure(
             "kept": [float(n / rounds) for n in found["accepted_at"].sum(axis=0)],
         }
     rows = _spread(sets)
+    if config.plan_prompts:
+        print("planning      the best number of drafts, for the report", flush=True)
     facts = {
         "target": {"name": lm.name, "fingerprint": lm.checkpoint},
         "drafter": {"name": drafter.name, "num_draft": drafter.num_draft},

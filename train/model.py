@@ -36,7 +36,8 @@ def words(config: DecoderConfig) -> str:
     """A decoder's shape in one line."""
     return (
         f"{config.model_type}, {config.num_layers} layers of width {config.hidden_size}, "
-        f"{config.num_heads} heads ({config.num_kv_heads} of keys), {config.vocab_size:,} tokens"
+        f"{config.num_heads} heads ({config.num_kv_heads} of keys), "
+        f"a vocabulary of {config.vocab_size:,} tokens"
     )
 
 

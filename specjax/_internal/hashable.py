@@ -14,7 +14,7 @@ def check_hashable(name: str, value: object) -> None:
         hash(value)
     except TypeError as error:
         raise TypeError(
-            f"{name}: a {type(value).__name__} cannot be hashed ({error}): make it a frozen "
+            f"{name}: its type {type(value).__name__} cannot be hashed ({error}): make it a frozen "
             "dataclass, @dataclasses.dataclass(frozen=True), without arrays and lists among its "
             "fields"
         ) from None

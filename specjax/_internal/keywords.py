@@ -33,6 +33,11 @@ def did_you_mean(name: str, known: Iterable[str], show: Callable[[str], str] = s
     return f"did you mean {show(near[0])}? " if near else ""
 
 
+def counted(number: int, thing: str) -> str:
+    """Returns a number and a noun, ``1 head`` or ``3 heads``."""
+    return f"{number} {thing}{'s' * (number != 1)}"
+
+
 def nearest(name: str, known: Sequence[str]) -> str:
     """What to give in place of an option that does not exist."""
     return f"{did_you_mean(name, known)}It takes {', '.join(known)}"

@@ -1,4 +1,4 @@
-"""Objects of one's own by a name: ``module:Object``, or ``module:Object:window=7`` with settings."""
+"""Objects of one's own by a name: ``module:Object``, with settings ``module:Object:window=7``."""
 
 from __future__ import annotations
 

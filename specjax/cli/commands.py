@@ -91,6 +91,8 @@ def refuse(unknown: Sequence[str], command: str) -> None:
     own = parser_of(COMMANDS[command].add)
     known = [name for name in options_of(own) if name.startswith("--")]
     option = next((word for word in unknown if word.startswith("-")), unknown[0])
+    if not option.startswith("-") and any(a.dest == "prompt" for a in own._actions):  # noqa: SLF001
+        own.error(f"more than one prompt, {option!r} among them: put the prompt in quotes")
     meant = did_you_mean(option.partition("=")[0], known).rstrip()
     own.error(f"unknown argument {option}{meant and ': '}{meant}")
 

@@ -41,6 +41,7 @@ def add_prompt(p: argparse.ArgumentParser) -> None:
         "the token ids with which the decoder begins, as one argument (50258 50259 50359 50363), "
         "by default those of the model's generation_config.json",
     )
+    p.add_argument("--prompt", dest="prompt_option", metavar="TEXT", help="the same prompt")
     p.add_argument("--file", help="read the prompt from this file")
     p.add_argument(
         "--features",
@@ -66,9 +67,13 @@ def asked(arguments: argparse.Namespace) -> tuple[str | list[int] | None, np.nda
       OSError: a file or the model cannot be read.
     """
     given, model = arguments.features, arguments.model
-    prompt = None
-    if given is None or not (arguments.prompt is None and arguments.file is None):
-        prompt = read_prompt(arguments.prompt, arguments.file)
+    text, prompt = arguments.prompt, None
+    if arguments.prompt_option is not None:
+        if text is not None:
+            raise ValueError(f"--prompt and the prompt {text!r:.40}: give one of the two")
+        text = arguments.prompt_option
+    if given is None or not (text is None and arguments.file is None):
+        prompt = read_prompt(text, arguments.file)
     config = load_config(config_folder(model))
     hears = isinstance(config, EncoderDecoderConfig) and config.reads == encoder_inputs.FEATURES
     if not hears:

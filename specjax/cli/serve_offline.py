@@ -26,7 +26,7 @@ def add(commands) -> None:
         '"max_new_tokens", "temperature", "top_k", "top_p", "min_p", penalties, "seed" and "stop"; '
         "a text ends where the context is full, even before its max_new_tokens; "
         'for Whisper each is {"features": a .npy file} or the name of a .npy file, relative to '
-        "this file",
+        "this file; in a .txt file each line is a prompt as it stands",
     )
     p.add_argument(
         "-o",

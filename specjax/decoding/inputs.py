@@ -129,7 +129,7 @@ def check_objects(target, drafter) -> None:
             )
         if not isinstance(value, base):
             raise TypeError(
-                f"{name} is a {type(value).__name__}, which is no subclass of specjax."
+                f"{name} has the type {type(value).__name__}, which is no subclass of specjax."
                 f"{base.__name__}: derive it from that base class, which documents every hook; "
                 f"{_LOADED[name]}"
             )

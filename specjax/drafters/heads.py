@@ -33,6 +33,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from .. import trees
+from .._internal.keywords import counted
 from .._internal.optional import required, unset
 from .._internal.pytree import pytree_dataclass
 from ..trees import expand
@@ -109,7 +110,7 @@ class HeadDrafter(ChainDrafter, abc.ABC):
         if self.max_depth is not None and self.depth > self.max_depth:
             raise ValueError(
                 f"{self.name}: the tree is {self.depth} deep, and the drafter has "
-                f"{self.max_depth} heads: take a tree no deeper than that"
+                f"{counted(self.max_depth, 'head')}: take a tree no deeper than that"
             )
         object.__setattr__(self, "num_draft", self.tree.num_nodes - 1)
 

@@ -36,4 +36,7 @@ def holdings(folder: Path) -> str:
     """Lists what is in a folder, for an error about a file that is missing."""
     names = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    return f"it holds: {', '.join(names[:12]) or 'nothing'}{more}"
+    # the folder of a training run, which has its model or heads in a folder of their own
+    inside = folder / "model"
+    meant = f"did you mean {inside}? " if (inside / "config.json").is_file() else ""
+    return f"{meant}it holds: {', '.join(names[:12]) or 'nothing'}{more}"

@@ -9,6 +9,8 @@ For a model whose encoder reads features, a line names a file of features in pla
 line that is a string is the name of such a file::
 
     {"features": "one.npy", "max_new_tokens": 40}
+
+In a file whose name ends with ``.txt``, each line that is not blank is a prompt as it stands.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ NEUTRAL = {
 OPTIONS = ("max_new_tokens", "seed", "stop", "stop_strings", *NEUTRAL)
 ALIASES = {"max_tokens": "max_new_tokens"}  # other names of fields
 FIELDS = (*PROMPT, FEATURES, "id", *OPTIONS)
+NO_JSON = "it is not JSON"  # how the reason of such a line begins
 SHOWN = 5  # broken prompts that an error names
 
 
@@ -122,9 +125,10 @@ def read(
     file = isinstance(prompts, str | os.PathLike)
     found, broken = [], []
     folder = Path(prompts).parent if file else Path()
+    read_line = plain if file and Path(prompts).suffix == ".txt" else parsed
     for index, given in _lines(prompts) if file else enumerate(prompts):
         try:
-            one = parsed(given) if file else given
+            one = read_line(given) if file else given
             found.append(_prompt(lm, index, one, defaults, folder))
         except (ValueError, TypeError) as error:
             broken.append(Broken(index + 1, str(error)))
@@ -134,10 +138,15 @@ def read(
     if len(broken) > max_broken:
         shown = "".join(f"\n  {one}" for one in broken[:SHOWN])
         rest = f"\n  and {len(broken) - SHOWN} more" if len(broken) > SHOWN else ""
+        way_out = f"correct them, or leave them out with max_broken={len(broken)}"
+        if file and all(one.reason.startswith(NO_JSON) for one in broken) and not found:
+            way_out = (
+                "the lines seem to be plain text: write each as a JSON string, or give the file "
+                "a name that ends with .txt, in which each line is a prompt"
+            )
         raise ValueError(
             f"{whence}: {len(broken)} of {len(found) + len(broken)} prompts are broken:"
-            f"{shown}{rest}"
-            f"\ncorrect them, or leave them out with max_broken={len(broken)}"
+            f"{shown}{rest}\n{way_out}"
         )
     if not found:
         raise ValueError(f"{whence}: it holds no prompt")
@@ -189,7 +198,19 @@ def parsed(line: bytes):
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8 text") from None
     except ValueError as error:
-        raise ValueError(f"it is not JSON: {error}") from None
+        raise ValueError(f"{NO_JSON}: {error}") from None
+
+
+def plain(line: bytes) -> str:
+    """Returns the text of a line, without the end of the line.
+
+    Raises:
+      ValueError: the line is not UTF-8.
+    """
+    try:
+        return line.decode().removesuffix("\r")
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8 text") from None
 
 
 def _prompt(lm: LM, index: int, given, defaults: Mapping[str, Any], folder: Path) -> Prompt:

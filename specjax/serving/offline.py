@@ -58,6 +58,7 @@ class Progress:
       tokens: the number of tokens that this run has emitted.
       rounds: the number of rounds of this run, summed over rows.
       seconds: seconds since the run began.
+      earlier: the number of finished prompts that are from earlier runs.
     """
 
     done: int
@@ -65,6 +66,7 @@ class Progress:
     tokens: int
     rounds: int
     seconds: float
+    earlier: int = 0
 
     @property
     def tau(self) -> float:
@@ -77,8 +79,10 @@ class Progress:
         return self.tokens / self.seconds if self.seconds else 0.0
 
     def __str__(self) -> str:
+        before = f" ({self.earlier:,} from before)" if self.earlier else ""
+        where = " in this run" if self.earlier else ""
         return (
-            f"{self.done} of {self.total} prompts · {self.tokens:,} tokens · "
+            f"{self.done} of {self.total} prompts{before} · {self.tokens:,} tokens{where} · "
             f"{self.rate:,.0f} tokens/s · τ {self.tau:.2f}"
         )
 
@@ -105,9 +109,9 @@ def serve_offline(
 
     Args:
       lm: the target, from ``specjax.load``.
-      prompts: the name of a file of JSON lines, or a list. A prompt is a text, token ids, or an
-        object with the field ``"prompt"`` (or ``"text"``). An object may also have the fields
-        ``max_new_tokens``, ``temperature``, ``top_k``, ``top_p``, ``min_p``,
+      prompts: the name of a file of JSON lines (a ``.txt`` file: of texts), or a list. A prompt is
+        a text, token ids, or an object with the field ``"prompt"`` (or ``"text"``). An object may
+        also have the fields ``max_new_tokens``, ``temperature``, ``top_k``, ``top_p``, ``min_p``,
         ``repetition_penalty``, ``presence_penalty``, ``frequency_penalty``, ``seed`` and ``stop``
         (token ids or texts), which replace the arguments of this call, and ``"id"``, which is
         copied to the output. An unknown field is refused. T5's encoder reads the prompt. Whisper's
@@ -198,7 +202,7 @@ def _serve(lm, found, broken, file, batch, gather, progress, options: Options) -
                 if progress is not None:
                     spent = time.perf_counter() - begin
                     counts = work.tokens, work.rounds
-                    progress(Progress(len(done), len(found), *counts, spent))
+                    progress(Progress(len(done), len(found), *counts, spent, len(there)))
     except KeyboardInterrupt:
         finished = False
     return Served(

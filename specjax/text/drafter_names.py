@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from .. import drafters, trees
-from .._internal.keywords import did_you_mean
+from .._internal.keywords import counted, did_you_mean
 from ..checkpoints import HeadLM, holds_heads, load_drafter
 from ..drafters import registry
 from ..drafters.draft_length import named_policy
@@ -269,7 +269,8 @@ def _with_tree(heads: HeadLM, shape: trees.Topology | None, lm: LM):
         return own
     if own.max_depth is not None and shape.depth > own.max_depth:
         raise ValueError(
-            f"{heads!r} has {own.max_depth} heads, and {shape} is {shape.depth} tokens deep: give "
+            f"drafter={heads.name!r} has {counted(own.max_depth, 'head')}, and {shape} is "
+            f"{counted(shape.depth, 'token')} deep: give "
             f"num={own.max_depth} or less, or a tree of at most this depth"
         )
     return own.with_topology(shape)

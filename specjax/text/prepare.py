@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import acceptance, sharding
+from .._internal.own_objects import is_own
 from ..decoding.contract_checks import MissingWeightsError
 from ..decoding.inputs import check_samples, prepare_inputs
 from ..decoding.prefill import chunk_for
