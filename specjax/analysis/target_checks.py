@@ -94,7 +94,9 @@ class TargetChecks(TargetPasses):
             scores = contract_checks.verified(self.target, self.params, cache, draft)
             path = jnp.broadcast_to(jnp.asarray(PATH, jnp.int32), (batch, len(PATH)))
             verdict = Verdict(path=path, count=start * 0 + 2, token=start)
-            contract_checks.committed(self.target, cache, scores.entries, start, verdict)
+            kept = self.target.commit(cache, scores.entries, start, verdict)
+            hook = f"{type(self.target).__name__}.commit: the cache"
+            contract_checks.check_same(hook, kept, cache)
 
         jax.eval_shape(run)
         return ""
