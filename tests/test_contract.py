@@ -240,7 +240,7 @@ def test_objects_that_no_program_can_be_made_of_are_refused():
         least: float = 0.5
         name, lossless, __call__ = "molten", True, lambda *given: None
 
-    with pytest.raises(TypeError, match="rule: a Molten cannot be hashed .*frozen=True"):
+    with pytest.raises(TypeError, match="rule: its type Molten cannot be hashed .*frozen=True"):
         traced(rule=Molten())
     with pytest.raises(TypeError, match="Endless.num_draft is None: state how many"):
         traced(drafter=Endless())
