@@ -31,6 +31,7 @@ def test_a_sound_rule_is_exact_on_every_draft_that_it_admits(name):
     shapes = {f.what.partition(",")[0] for f in report.findings if not f.samples}
     sampled = {f.what.partition(",")[0] for f in report.findings if f.samples}
     assert not report.biased and shapes == sampled and "; sampled: no deviation" in str(report)
+    assert str(report).endswith("; larger drafts were not looked at")
     assert len(shapes) == {"block": 2, "hub": 2}.get(name, 4)
     assert bool(report.refused) == (name in ("block", "kseq", "hub"))
 
@@ -107,6 +108,31 @@ class WrongBonus(Coupled):
         found = super().__call__(params, draft, target_law, draft_law, key)
         token = jnp.where(found.count == draft.num_nodes - 1, 0, found.token)
         return dataclasses.replace(found, token=token)
+
+
+class DeepFault(type(RULES["rejection"])):
+    """Says token 0 after six accepted tokens, beyond the shapes that every audit has."""
+
+    name = "deep fault"
+
+    def check(self, draft, greedy):
+        if draft.topology != trees.chain_parents(8):
+            raise ValueError("rule='deep fault' judges chains of 8")
+
+    def __call__(self, params, draft, target_law, draft_law, key):
+        found = super().__call__(params, draft, target_law, draft_law, key)
+        return dataclasses.replace(found, token=jnp.where(found.count >= 6, 0, found.token))
+
+
+def test_fault_a_bias_of_a_deep_chain_is_found_on_a_shape_that_is_added():
+    with pytest.raises(ValueError, match="admits none"):
+        specjax.audit_rule(DeepFault())
+    report = specjax.audit_rule(DeepFault(), shapes=["chain:8"], samples=20_000)
+    assert report.biased and [f.what for f in report.findings] == [
+        "chain:8, drawn iid, with random keys"
+    ]
+    with pytest.raises(ValueError, match="shapes='chain:11': give a tree .* 1 to 10 drafted"):
+        specjax.audit_rule(DeepFault(), shapes=["chain:11"])
 
 
 def test_fault_a_wrong_token_after_a_chain_that_was_accepted_whole_is_found():

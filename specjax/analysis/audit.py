@@ -22,20 +22,13 @@ from ..models.lm import LM
 from ..sampling.distribution import Sampling
 from ..types import Rule, Scores, Target
 from . import exact_law
+from .audit_cases import FIXED, Case, cases
 from .audit_report import AuditReport, Finding, sampled_finding
 from .rescoring import scores_of_new
 from .sampled_law import Evidence, joint_counts, judge, round_counts
 
 EXACT = 1e-5  # the greatest total variation of an enumerated law that float32 explains
-SHAPES = {
-    "a chain of 3": (-1, 0, 1, 2),
-    "2 siblings": (-1, 0, 0),
-    "a tree of 5": (-1, 0, 0, 1, 1, 2),
-    "a chain of 5": (-1, 0, 1, 2, 3, 4),
-}
-LONG = "a chain of 5"
 LEAST_NUM = 3  # tokens at least of a text that the loop draws, so that there are further rounds
-WAYS, FIXED = ("iid", "distinct", "hub"), "fixed"
 BINS, PAIRED = 20, 5  # of ranks, and of the ranks of two tokens in a row
 LEAST_TOKENS = 200
 
@@ -58,75 +51,19 @@ class Bigram(Target):
         return cache
 
 
-@dataclasses.dataclass(frozen=True)
-class _Case:
-    """Drafts of one shape that a rule is audited on.
-
-    Attributes:
-      shape: a key of ``SHAPES``.
-      kind: how the tokens came about, one of ``WAYS`` and ``FIXED``.
-      masked: whether each node in turn may not be accepted.
-    """
-
-    shape: str
-    kind: str
-    masked: bool = False
-
-    def __str__(self) -> str:
-        made = "point masses" if self.kind == FIXED else f"drawn {self.kind}"
-        return f"{self.shape}, {made}" + (", with passengers" if self.masked else "")
-
-    @property
-    def topology(self) -> tuple[int, ...]:
-        return SHAPES[self.shape]
-
-    @property
-    def looped(self) -> bool:
-        """Whether the whole loop can draw such drafts."""
-        return self.kind != FIXED and not self.masked
-
-    @property
-    def depth(self) -> int:
-        """The depth of the deepest node."""
-        return trees.as_topology(self.topology).depth
-
-    def laws(self, seed: int) -> tuple[exact_law.Table, exact_law.Table]:
-        """The laws p and q of random toys, over two tokens where the draft is long."""
-        vocab = 2 if self.shape == LONG else 3
-        return exact_law.Table(seed, vocab), exact_law.Table(seed + 100, vocab)
-
-    def drafts(self, q: exact_law.Table):
-        """All drafts, with the probability of each: ``(Draft, [R])``."""
-        if self.kind == FIXED:
-            return exact_law.fixed_drafts(q, self.topology)
-        made = exact_law.drafts(q, self.topology, self.kind)
-        return exact_law.with_passengers(*made) if self.masked else made
-
-
-def _cases(rule: Rule) -> list[_Case]:
-    """All drafts on which a rule is audited, if it admits them."""
-    found = []
-    for shape, topology in SHAPES.items():
-        most = max(map(topology.count, topology))
-        ways = WAYS if rule.noise is None and most == 2 else WAYS[:1]
-        found += [_Case(shape, way) for way in ways]
-        if shape != LONG:
-            found.append(_Case(shape, FIXED))
-        if len(topology) < 5:
-            found += [_Case(shape, way, masked=True) for way in ways if way != "distinct"]
-    if rule.noise is None:
-        return found
-    return [case for case in found if case.looped]
-
-
 def audit_rule(
-    rule: str | Rule, *, samples: int = 200_000, false_alarm: float = 1e-3, laws: int = 3
+    rule: str | Rule,
+    *,
+    samples: int = 200_000,
+    false_alarm: float = 1e-3,
+    laws: int = 3,
+    shapes: Sequence[str] = (),
 ) -> AuditReport:
     """Compares an acceptance rule with the exact law, for each shape of draft that it admits.
 
     The shapes are chains of 3 and 5, two siblings and a tree of 5 nodes; drafts are drawn in each
     way, are point masses, or have nodes that may not be accepted (passengers, unscored nodes). A
-    bias that begins deeper, or needs more siblings, is not found.
+    bias that begins deeper, or needs more siblings, is found only if ``shapes`` adds such a draft.
 
     Where the rule tests each node at most once, by a uniform of ``sampling.drawing.uniforms`` and a
     threshold that the draft determines, all tokens of the drafts times all outcomes of its tests
@@ -142,6 +79,8 @@ def audit_rule(
       samples: texts drawn for each shape of draft.
       false_alarm: probability that a sound rule is called biased, over all shapes.
       laws: pairs of random laws that are enumerated for each shape.
+      shapes: further trees of at most ten drafted tokens, such as ``"chain:8"`` and ``"3x1"``, on
+        which the rule is sampled, with drafts that were drawn independently.
 
     Returns:
       an ``AuditReport`` with one finding for each comparison.
@@ -163,7 +102,7 @@ def audit_rule(
             "1000, false_alarm in (0, 1), laws at least 1"
         )
     admitted, refused = [], []
-    for case in _cases(found):
+    for case in cases(found, shapes):
         try:
             found.check(case.drafts(case.laws(0)[1])[0], False)
             admitted.append(case)
@@ -173,14 +112,14 @@ def audit_rule(
         raise ValueError(f"rule={found.name!r} admits none of the drafts: {refused[0]}")
     share, findings, ran = false_alarm / len(admitted), [], set()
     for case in admitted:
-        exact = _enumerated(found, case, laws)
+        exact = None if case.further else _enumerated(found, case, laws)
         if exact is not None:
             findings.append(exact)
             like = (case.shape, case.kind == FIXED, case.masked)
             if exact.biased or like in ran:
                 continue  # which uniforms a rule uses does not depend on how siblings were drawn
             ran.add(like)
-        elif case.looped:
+        elif case.looped and (found.noise is not None or not case.further):
             findings.append(_sampled(found, case, samples, share))
             continue
         findings.append(_run(found, case, samples, share))
@@ -189,10 +128,11 @@ def audit_rule(
         findings=tuple(findings),
         false_alarm=false_alarm,
         refused=tuple(dict.fromkeys(refused)),
+        beyond="larger drafts were not looked at",
     )
 
 
-def _enumerated(rule, case: _Case, laws: int) -> Finding | None:
+def _enumerated(rule, case: Case, laws: int) -> Finding | None:
     """The finding of an enumeration; None for a rule that cannot be enumerated."""
     if rule.noise is not None:
         return None
@@ -215,7 +155,7 @@ def _enumerated(rule, case: _Case, laws: int) -> Finding | None:
     return Finding(what=str(case), biased=worst > EXACT, variation=worst)
 
 
-def _run(rule, case: _Case, samples: int, false_alarm: float) -> Finding:
+def _run(rule, case: Case, samples: int, false_alarm: float) -> Finding:
     """The finding of single rounds with the rule's own random numbers."""
     p, q = case.laws(0)
     draft, weights = case.drafts(q)
@@ -224,10 +164,10 @@ def _run(rule, case: _Case, samples: int, false_alarm: float) -> Finding:
     return sampled_finding(f"{case}, with random keys", judge(counts, law), false_alarm)
 
 
-def _sampled(rule, case: _Case, samples: int, false_alarm: float) -> Finding:
+def _sampled(rule, case: Case, samples: int, false_alarm: float) -> Finding:
     """The finding of texts that the whole loop draws on a toy of four tokens, or of two where the
     draft is long; they reach the token after a draft that was accepted whole."""
-    vocab, prompt, sampling = 2 if case.shape == LONG else 4, (1,), Sampling(temperature=1.0)
+    vocab, prompt, sampling = 2 if case.vocab == 2 else 4, (1,), Sampling(temperature=1.0)
     num = max(LEAST_NUM, case.depth + 1)
     p, q = (jnp.asarray(_bigrams(seed, vocab)) for seed in (0, 100))
     target = Bigram(vocab)

@@ -69,12 +69,14 @@ class AuditReport:
       findings: one finding for each comparison.
       refused: the errors with which the rule refused shapes of drafts.
       false_alarm: the probability that a lossless subject is reported as biased, over all findings.
+      beyond: what the audit did not look at, in words; empty: nothing.
     """
 
     subject: str
     findings: tuple[Finding, ...]
     false_alarm: float
     refused: tuple[str, ...] = ()
+    beyond: str = ""
 
     @property
     def biased(self) -> bool:
@@ -95,5 +97,6 @@ class AuditReport:
             if sampled:
                 most = max(f.variation for f in self.findings if f.samples)
                 words.append(f"no deviation above TV {most:.3g} was found{odds}")
-            lines.append(f"verdict: {'; sampled: '.join(words)}")
+            beyond = f"; {self.beyond}" if self.beyond else ""
+            lines.append(f"verdict: {'; sampled: '.join(words)}{beyond}")
         return "\n".join(lines)

@@ -48,6 +48,13 @@ def add(commands) -> None:
         help="the probability that samples without a bias are reported as biased, 0.001 by default",
     )
     p.add_argument(
+        "--shape",
+        action="append",
+        metavar="TREE",
+        help="a further shape of drafts on which the rule is sampled, of at most 10 tokens: "
+        "chain:8 or 3x2x1 (the number of children at each depth); may be repeated",
+    )
+    p.add_argument(
         "--num-samples",
         type=int,
         help="texts that are drawn with a rule for each shape of draft, 200,000 by default",
@@ -65,6 +72,10 @@ def run(arguments: argparse.Namespace) -> int:
             raise ValueError(
                 f"--num-samples {arguments.num_samples}: with --samples no text is drawn; leave "
                 "--num-samples out"
+            )
+        if arguments.shape:
+            raise ValueError(
+                f"--shape {arguments.shape[0]}: with --samples no rule runs; leave --shape out"
             )
         settings = {name: getattr(arguments, name) for name in LAW}
         settings["temperature"] = 1.0 if arguments.temperature is None else arguments.temperature
@@ -86,6 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
                 name,
                 samples=NUM_SAMPLES if arguments.num_samples is None else arguments.num_samples,
                 false_alarm=arguments.false_alarm,
+                shapes=arguments.shape or (),
             )
         )
         print(reports[-1], flush=True)
