@@ -294,3 +294,25 @@ def test_a_log_line_cut_short_by_a_kill_is_dropped(tmp_path):
     log.write(2, loss=1.5)
     log.close()
     assert report.read(path) == [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5}]
+
+
+def test_a_run_that_has_ended_or_is_another_one_loads_nothing(tmp_path, monkeypatch, capsys):
+    from specjax.train import cli, heads
+
+    folder, ran = tmp_path / "run", []
+    monkeypatch.setattr(heads, "run", lambda settings, dry_run=False: ran.append(settings))
+
+    def command(*words):
+        return cli.main(["heads", f"run.folder={folder}", *words])
+
+    assert command("run.steps=2") == 0 and len(ran) == 1
+    checkpoint.record_config(folder, config.resolved(ran[0]))
+    (folder / "checkpoints" / "2").mkdir(parents=True)
+    assert command("run.steps=2") == 0 and len(ran) == 2  # it has no report yet
+    (folder / "report.html").touch()
+    assert command("run.steps=2") == 0 and len(ran) == 2
+    assert "is at step 2 already, its last, and has its export" in capsys.readouterr().out
+    assert command("run.steps=2", "data.batch=8") == 2 and len(ran) == 2
+    assert "data.batch: 16 -> 8" in capsys.readouterr().err
+    assert command("run.steps=2", "data.batch=8", "--dry-run") == 0 and len(ran) == 3
+    assert command("run.steps=4") == 0 and len(ran) == 4
