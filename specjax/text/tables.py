@@ -112,9 +112,10 @@ def takes_number(name: str) -> bool:
     return _takes_number(_table(name)[0])
 
 
-def _takes_number(kind) -> bool:
+def _takes_number(kind: Any) -> bool:
     """Returns whether a class or an object takes a number of drafts. One that has the default
     ``for_target`` needs a field for it."""
-    usual = Drafter.for_target.__func__ is kind.for_target.__func__
+    if not kind.takes_number or Drafter.for_target.__func__ is not kind.for_target.__func__:
+        return kind.takes_number
     fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
-    return kind.takes_number and (not usual or any(f.name == "num_draft" for f in fields))
+    return any(field.name == "num_draft" for field in fields)
