@@ -57,10 +57,10 @@ LSTM = dict(cell="lstm", inner_size=5, tied=True, scaled=True)
 WIDE = dict(exit_size=5, num_layers=1, kept=3)
 
 
-def shared(vocab):
+def shared(vocab, texts=4):
     """Texts that a table holds, of all rows."""
     table = text_table.empty(64, block=4)
-    for seed in range(4):
+    for seed in range(texts):
         random = np.random.default_rng(seed)
         table = text_table.add(table, random.integers(0, vocab, 12), 3)
     return table
@@ -266,7 +266,7 @@ def cases(model, params, near=None, other=None):
         ),
         "sam": (
             SAM(num_draft=4, longest=4, shortest=1, occurrences=4, block=2),
-            functools.partial(shared, model.vocab_size),
+            tuple(functools.partial(shared, model.vocab_size, n) for n in (1, 4)),
             ("delta", "block"),
         ),
         "ngram tree": (
@@ -371,6 +371,77 @@ def cases(model, params, near=None, other=None):
         "adaptive slem": adaptive(across["slem"]),
         "hybrid tli": hybrid(4, across["tli"]),
         "adaptive hybrid": adaptive(hybrid(3, head(top, eagle3, (-1, 0, 1), rules=("delta",)))),
+        # tables before tables and models, chains and trees; what reads all nodes sees its own
+        "hybrid recycling": (
+            Hybrid(
+                4,
+                inner=Recycling(num_draft=3, **words),
+                lookup=NGram(longest=4, shortest=3, stretch=1),
+            ),
+            None,
+            ("delta",),
+        ),
+        "fallback recycling": (
+            Fallback(
+                first=SAM(num_draft=3, longest=4, shortest=3, occurrences=4, block=2),
+                inner=Recycling(topology=trees.branching(2, 2, 1), **words),
+            ),
+            None,
+            ("delta", "traversal"),
+        ),
+        "fallback lookahead": (
+            Fallback(
+                first=NGram(topology=trees.chains(2, 3), longest=2, shortest=2, stretch=3),
+                inner=Lookahead(window=3, ngram=3, guesses=2, **words),
+            ),
+            None,
+            ("delta",),
+        ),
+        "fallback trees": (
+            Fallback(
+                first=Suffix(topology=trees.Expand(2, 3, 6), **rash),
+                inner=DraftModel(
+                    model=model, topology=trees.Tree(TREE), sibling_sampling="distinct"
+                ),
+                least=1.0,
+            ),
+            near,
+            ("rejection",),
+        ),
+        "table model table": fallback(hybrid(3, (DraftModel(2, model=model), near, ("block",)))),
+        "union of tables": (
+            Union(
+                drafters=(
+                    NGram(num_draft=3, longest=2, shortest=1, stretch=2),
+                    Recycling(topology=trees.branching(2, 1), **words),
+                    Lookahead(window=2, ngram=3, guesses=2, **words),
+                )
+            ),
+            (None, None, None),
+            ("delta", "traversal"),
+        ),
+        "union with recycling": (
+            Union(
+                drafters=(
+                    DraftModel(model=model, topology=trees.Tree((-1, 0, 0, 1))),
+                    Recycling(topology=trees.branching(2, 2), **words),
+                )
+            ),
+            (near, None),
+            ("rejection",),
+        ),
+        "adaptive union": adaptive(
+            (
+                Union(
+                    drafters=(
+                        head(top, eagle3, (-1, 0, 1))[0],
+                        Jacobi(num_draft=3),
+                    )
+                ),
+                (head(top, eagle3, (-1, 0, 1))[1], None),
+                ("delta",),
+            )
+        ),
         "blockwise": head(Blockwise, BlockwiseConfig, (-1, 0, 0), trunk_size=5),
         "medusa": head(Medusa, MedusaConfig, TREE, tied=True),
         "hydra": head(Hydra, HydraConfig, TREE, ("rejection",), picks="iid"),

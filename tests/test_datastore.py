@@ -10,7 +10,7 @@ import specjax
 from specjax.cli import main as command
 from specjax.drafters import context_index, datastore
 from specjax.drafters.datastore import Datastore, build
-from specjax.text import Retrieval, retrieval
+from specjax.text import Retrieval, Session, retrieval
 from specjax.text.session import fingerprint
 
 LM = specjax.load("embedded")
@@ -110,6 +110,18 @@ def test_drafts_from_a_datastore_leave_the_text_as_it_is(tmp_path):
     assert rounds["own"] < 0.5 * NUM and rounds["own"] < rounds["other"]
     served = specjax.serve_offline(LM, [PROMPT] * 3, drafter=asked, batch=2, max_new_tokens=NUM)
     assert served.texts == [plain.text] * 3
+    # a session beside it holds what the datastore does not
+    both = Retrieval(LM, tmp_path / "other", session=Session(LM, retrieval.USUAL, 512))
+    again = []
+    for _ in range(2):
+        out = specjax.generate(LM, PROMPT, drafter=both, max_new_tokens=NUM)
+        again.append(int(out.stats.rounds.sum()))
+        assert out.text == plain.text
+    assert again[0] == rounds["other"] and again[1] < 0.6 * again[0]
+    both.save(tmp_path / "answers")
+    assert Session.load(LM, tmp_path / "answers").num_tokens == both.session.num_tokens > NUM
+    with pytest.raises(ValueError, match="no session"):
+        asked.save(tmp_path / "nothing")
 
 
 def test_the_command_builds_a_datastore_and_drafts_from_it(tmp_path, capsys):
@@ -121,10 +133,12 @@ def test_the_command_builds_a_datastore_and_drafts_from_it(tmp_path, capsys):
     assert "tokens" in capsys.readouterr().out
     call = ["generate", PROMPT, "--max-new-tokens", "8", "--json"]
     said = []
-    for more in (["--datastore", folder], ["--drafter", "none"]):
+    kept = tmp_path / "answers"
+    both = ["--datastore", folder, "--session", str(kept), "--session-tokens", "512"]
+    for more in (both, ["--drafter", "none"]):
         assert command([*call, *more]) == 0
         said.append(json.loads(capsys.readouterr().out)["text"])
-    assert said[0] == said[1]
+    assert said[0] == said[1] and kept.exists()
     assert command(["datastore", "build", *files, "-o", folder]) == 2
     assert "is there already" in capsys.readouterr().err
     (tmp_path / "c.jsonl").write_text("3\n")

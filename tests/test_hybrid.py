@@ -15,9 +15,9 @@ import specjax
 from specjax import Sampling, types
 from specjax.decoding import loop, round
 from specjax.decoding.inputs import prepare_inputs
-from specjax.drafters import Adaptive, DraftModel, Fallback, Hybrid, NGram, Suffix, Union
+from specjax.drafters import Adaptive, DraftModel, Fallback, Hybrid, NGram, Union
 from specjax.text import drafter_names, round_costs
-from specjax.trees.topology import Expand, branching, chain
+from specjax.trees.topology import branching, chain
 
 MODEL, PARAMS = bag(17, 5)
 CASES = cases(MODEL, PARAMS)
@@ -185,16 +185,19 @@ def test_rounds_in_which_the_inner_drafter_is_asked_are_priced_too(name, monkeyp
 def test_drafters_that_a_lookup_cannot_go_before_are_named():
     tree = DraftModel(model=MODEL, topology=branching(2, 1))
     chain = DraftModel(num_draft=3, model=MODEL)
-    with pytest.raises(ValueError, match="Union"):
-        Hybrid(inner=tree)
+    for inner in (tree, Union(drafters=(chain, chain))):
+        with pytest.raises(ValueError, match="Fallback"):
+            Hybrid(inner=inner)
     with pytest.raises(ValueError, match="wrap the hybrid in Adaptive"):
         Hybrid(inner=Adaptive(chain))
     with pytest.raises(ValueError, match="asked to draft nothing"):
-        Hybrid(inner=Union(drafters=(chain, chain)))
-    with pytest.raises(ValueError, match="drafts chains"):
-        Fallback(first=Suffix(topology=Expand(2, 2, 4)), inner=chain)
-    with pytest.raises(TypeError, match="Suffix or SAM"):
-        Fallback(first=NGram(), inner=chain)
+        Fallback(first=NGram(), inner=Union(drafters=(chain, CASES["silent"][0])))
+    with pytest.raises(ValueError, match="drafts nothing"):
+        Fallback(first=NGram(), inner=NGram(0))
+    with pytest.raises(ValueError, match="hub"):
+        Fallback(first=NGram(), inner=CASES["draft tree hub"][0])
+    with pytest.raises(TypeError, match="SAM or NGram"):
+        Fallback(first=chain, inner=chain)
     with pytest.raises(ValueError, match="at least as many"):
         Hybrid(2, inner=chain)
 
@@ -216,8 +219,14 @@ def test_a_name_after_ngram_is_any_that_stands_alone():
     assert drafter.name == "suffix+draft" and (drafter.num_draft, drafter.inner.depth) == (16, 3)
     drafter, _ = drafter_names.resolve_drafter(lm, "sam+mtp", 7)
     assert drafter.name == "sam+mtp" and drafter.num_draft == drafter.first.num_draft == 7
-    for wrong in ("suffix+ngram", "ngram+ngram", "ngram+nothing", "ngram+"):
+    drafter, _ = drafter_names.resolve_drafter(lm, "suffix+ngram+draft")
+    assert drafter.name == "suffix+ngram+draft" and drafter.inner.inner.depth == 3
+    drafter, _ = drafter_names.resolve_drafter(lm, "ngram+recycling", tree="2x1")
+    assert (drafter.name, drafter.num_draft, drafter.depth) == ("ngram+recycling", 4, 3)
+    drafter, _ = drafter_names.resolve_drafter(lm, "sam+lookahead:window=2,ngram=3", 5)
+    assert (drafter.inner.window, drafter.first.num_draft) == (2, 5)
+    drafter, _ = drafter_names.resolve_drafter(lm, "suffix+draft", tree="2x1")
+    assert drafter.inner.topology == branching(2, 1)
+    for wrong in ("suffix+none", "ngram+auto", "ngram+nothing", "ngram+"):
         with pytest.raises(ValueError, match="Accepted are|accepted"):
             drafter_names.resolve_drafter(lm, wrong)
-    with pytest.raises(ValueError, match="give num instead of tree"):
-        drafter_names.resolve_drafter(lm, "ngram+draft", tree="2x1")

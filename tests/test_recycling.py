@@ -1,17 +1,18 @@
-"""Token recycling against a replay of its table in NumPy, round by round."""
+"""Token recycling against a replay of its table in NumPy, round by round, alone and with others."""
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from registry import cases
 from toys import bag
 
 from specjax import Sampling
 from specjax.decoding import loop, round
 from specjax.decoding.inputs import prepare_inputs
-from specjax.drafters import Recycling, recycling
+from specjax.drafters import Recycling, recycling, shared_round, union
 
 VOCAB = 13
 MODEL, PARAMS = bag(VOCAB, 3)
@@ -20,11 +21,11 @@ PROMPTS = np.asarray([[1, 2, 3, 1, 2], [4, 5, 6, 0, 0]], np.int32)
 LENGTHS = np.asarray([5, 3], np.int32)
 
 
-def begun(drafter):
+def begun(drafter, weights=None):
     request, capacity = prepare_inputs(
         MODEL, drafter, PROMPTS, LENGTHS, jax.random.key(0), 24, Sampling(), 64, ()
     )
-    params = {"target": PARAMS, "drafter": None}
+    params = {"target": PARAMS, "drafter": weights}
     return params, loop.jit_start(MODEL, drafter, "auto", capacity, params, request)
 
 
@@ -66,6 +67,60 @@ def replayed(drafter, most=8):
 def test_recycling_keeps_the_best_successors_of_every_verified_node():
     assert replayed(CASES["recycling"][0]) == 0
     assert replayed(CASES["recycling chain"][0]) == 0
+
+
+def among_others(name, most=8):
+    """Rounds in which the table of ``recycling`` in a combinator is not that of a replay of its own
+    nodes in NumPy; how many of its nodes went through the target, and how many were left out."""
+    drafter, weights, _ = CASES[name]
+    params, state = begun(drafter, weights)
+    if isinstance(drafter, union.Union):
+        place = [type(d) for d in drafter.drafters].index(Recycling)
+        part, pick = drafter.drafters[place], lambda held: held[place]
+        first = 1 + sum(d.num_draft for d in drafter.drafters[:place])
+        own = lambda proposed: proposed.drafts[place]  # noqa: E731
+    else:
+        part, pick, first, own = (
+            drafter.inner,
+            lambda held: held,
+            1,
+            lambda proposed: proposed.draft,
+        )
+    nodes = [0, *range(first, first + part.num_draft)]
+    table = np.array(pick(state.drafter_state.inner))
+    wrong = seen = left_out = 0
+    for _ in range(most):
+        live = np.asarray(state.budget) > 0
+        judged = jit_judge(MODEL, drafter, "auto", params, state)
+        tokens = np.asarray(own(judged.proposed).tokens)
+        scored = np.asarray(judged.draft.scored)[:, nodes] & (tokens >= 0)
+        inside = np.asarray(judged.draft.tokens)[:, nodes] == tokens
+        logits = np.asarray(judged.scores.logits)[:, nodes]
+        for row in np.flatnonzero(live):
+            wrong += (scored[row] & ~inside[row]).any()
+            seen, left_out = seen + scored[row, 1:].sum(), left_out + (~scored[row, 1:]).sum()
+            for node in np.flatnonzero(scored[row]):
+                best = np.argsort(-logits[row, node], kind="stable")[: part.width]
+                table[row, tokens[row, node]] = best
+        state = loop.jit_burst(MODEL, drafter, "auto", 1, params, state)
+        wrong += (np.asarray(pick(state.drafter_state.inner)) != table).any()
+    return wrong, seen, left_out
+
+
+@pytest.mark.parametrize("name", ["fallback recycling", "union of tables", "hybrid recycling"])
+def test_with_other_drafters_recycling_keeps_what_the_target_said_of_its_own_nodes(name):
+    wrong, seen, left_out = among_others(name)
+    assert wrong == 0 and seen > 9 and left_out > 0
+
+
+def test_fault_the_scores_of_other_drafters_nodes(monkeypatch):
+    def first(scores, nodes, features=None):
+        return shared_round.scores_of(scores, np.arange(len(nodes)), features)
+
+    monkeypatch.setattr(union, "scores_of", first)
+    loop.jit_burst.clear_cache()
+    assert among_others("union of tables")[0] > 0
+    loop.jit_burst.clear_cache()
 
 
 def test_fault_a_table_of_accepted_tokens_alone():

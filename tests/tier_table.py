@@ -95,6 +95,7 @@ TABLE = {
         (r"\[(blockwise|hydra prefix|medusa|mtp distinct|speculator prefix) iid\]", FULL),
         (r"\[(adaptive self tree|unsure self.*|draft unrelated|merged chains)\]", FULL),
         (r"\[(hybrid mtp|mtp distinct distinct|mtp heads iid)\]", FULL),
+        (r"\[(fallback trees|table model table|union with recycling)\]", FULL),
         (r"\[(speculator|hydra) prefix distinct\]", FULL),
         (EVERYTHING, MERGE),
     ],
@@ -120,7 +121,8 @@ TABLE = {
         (r"any_number.*\[(union of draft models|silent)\]", MERGE),
         ("any_number|alone_is", FULL),
         (
-            r"token_for_token.*\[(adaptive (?!ngram)|(hybrid|fallback) (mtp|spec))",
+            r"token_for_token.*\[(adaptive (?!ngram)|(hybrid|fallback) (mtp|spec|rec|look)"
+            "|table model|union with)",
             FULL,
         ),
         ("token_for_token", MERGE),
@@ -227,6 +229,10 @@ TABLE = {
         ("refused|asked_for|beams_are_those", DEFAULT),
         ("official", MERGE),
         (EVERYTHING, FULL),
+    ],
+    "test_recycling.py": [
+        ("nodes.*union of tables", MERGE),
+        ("other_drafters", FULL),
     ],
     "test_requests.py": [
         (r"refused|penalties|alone|without_a_law.*\[nan-ngram", MERGE),

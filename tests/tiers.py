@@ -51,6 +51,7 @@ QUICK = {
     "test_prefix.py",
     "test_quality.py",
     "test_recurrent.py",
+    "test_recycling.py",
     "test_requests.py",
     "test_sampled_faults.py",
     "test_serving.py",

@@ -10,7 +10,7 @@ import specjax
 from .. import acceptance
 from ..drafters import POLICIES, registry
 from ..sampling import processors
-from ..text import drafter_names, other_vocabulary, own_drafters
+from ..text import drafter_names, other_vocabulary, own_drafters, retrieval
 from ..text.retrieval import Retrieval
 from ..text.session import Session
 
@@ -84,7 +84,7 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
         "--datastore",
         metavar="FOLDER",
         help="also draft from a datastore (REST; see specjax datastore build); with --drafter "
-        "suffix (then the default) or sam",
+        "suffix (then the default) or sam, and with --session as well",
     )
     p.add_argument(
         "--session-tokens",
@@ -346,7 +346,7 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
 def _session(lm, drafter, path: str, capacity: int | None) -> Session:
     """Returns the session in a file, or a new session if the file does not exist."""
     capacity = SESSION_TOKENS if capacity is None else capacity
-    if drafter not in SESSIONS:
+    if isinstance(drafter, str) and drafter not in SESSIONS:
         raise ValueError(f"--session: give --drafter {' or '.join(SESSIONS)} with it")
     if os.path.exists(path):
         return Session.load(lm, path, drafter, capacity)
@@ -354,13 +354,14 @@ def _session(lm, drafter, path: str, capacity: int | None) -> Session:
 
 
 def _retrieval(lm, arguments: argparse.Namespace) -> Retrieval:
-    """Returns the drafter that drafts from the datastore of the arguments."""
-    if arguments.session:
-        raise ValueError("--datastore and --session: give one of the two")
+    """Returns the drafter that drafts from the datastore of the arguments, and from the session."""
     if arguments.drafter not in (None, *SESSIONS):
         raise ValueError(f"--datastore: leave --drafter out, or give {' or '.join(SESSIONS)}")
-    drafter = registry.drafter_class(arguments.drafter)() if arguments.drafter else None
-    return Retrieval(lm, arguments.datastore, drafter, getattr(arguments, "batch", 8))
+    own = registry.drafter_class(arguments.drafter)() if arguments.drafter else None
+    session = None
+    if arguments.session:
+        session = _session(lm, own or retrieval.USUAL, arguments.session, arguments.session_tokens)
+    return Retrieval(lm, arguments.datastore, own, getattr(arguments, "batch", 8), session)
 
 
 def save_session(arguments: argparse.Namespace, options: dict) -> None:

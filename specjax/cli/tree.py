@@ -86,8 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
     drafter = _drafter(lm, arguments)
     if isinstance(drafter, WithLookup):
         raise ValueError(
-            f"--drafter {drafter.name}: a drafter after a lookup drafts chains only; name the "
-            f"drafter alone, {drafter.inner.name}"
+            f"--drafter {drafter.name}: the best tree is that of the drafter alone; name it, "
+            f"{drafter.name.removeprefix(drafter.lookup)}, and give the tree with the lookup then"
         )
     depth = _depth(lm, drafter, arguments)
     sampling = specjax.Sampling(temperature=arguments.temperature)

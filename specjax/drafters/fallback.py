@@ -1,8 +1,9 @@
 """A table where it is sure of itself, another drafter where it is not: row by row, by a score.
 
 ``suffix`` expects so many of its tokens to be accepted; where that is at least as many as the other
-drafter proposes, its tokens are drafted. ``sam`` copies after every match that it follows. A round
-in which all rows copy does not run the other drafter.
+drafter proposes, its tokens are drafted. ``sam`` and ``ngram`` copy after every match that they
+follow. Each of the two may draft a chain or a tree, and the other drafter may be a table or a
+``Fallback`` too. A round in which all rows copy does not run it.
 
 Lossless: yes, as the inner drafter is; the score is a function of the context, never of a token
 that was drawn.
@@ -21,16 +22,17 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 
-from .._internal.optional import unset
+from .. import trees
+from .._internal.optional import required, unset
 from .._internal.pytree import pytree_dataclass
-from ..trees.topology import chain
-from ..types import Draft, Drafter, PyTree
-from .context_index import ContextIndex
-from .hybrid import TableBefore, check_inner, joined
+from ..types import POINT_MASS, ROOT, Draft, Drafter, PyTree
+from .hybrid import TableBefore, check_inner, drafts_chains, joined, left
 from .indexed import IndexedDrafter
-from .union import round_of
+from .ngram import NGram
+from .shared_round import round_of
 
 
 @pytree_dataclass
@@ -38,7 +40,7 @@ class FallbackState:
     """``index``: of the table; ``inner``: the other drafter's; ``draft``: what that proposed, None
     between rounds."""
 
-    index: ContextIndex
+    index: PyTree
     inner: PyTree
     draft: Draft | None = None
 
@@ -51,31 +53,40 @@ class Fallback(TableBefore):
 
     Attributes:
       num_draft: follows from the two drafters.
-      first: ``Suffix`` or ``SAM``, with chains.
-      inner: a drafter of chains.
+      first: ``Suffix``, ``SAM`` or ``NGram``, with chains or trees.
+      inner: the other drafter.
       least: the least score at which ``first`` drafts; None: ``first.score_beside``.
 
     Raises:
       TypeError: ``first`` is no table of that kind, or ``inner`` no drafter.
-      ValueError: one of them drafts trees, or ``inner`` cannot be asked for less than it drafts.
+      ValueError: ``inner`` cannot be asked for less than it drafts, or draws siblings as a hub.
     """
 
     num_draft: int = 0
-    first: IndexedDrafter = unset()
+    first: IndexedDrafter | NGram = unset()
     inner: Drafter = unset()
     least: float | None = None
     can_rest = True
 
     def __post_init__(self):
         first = self.first
-        if not isinstance(first, IndexedDrafter):
-            raise TypeError(f"Fallback(first={first!r}): give a Suffix or SAM of specjax.drafters")
-        if first.topology not in (None, chain(first.depth)):
-            raise ValueError(f"Fallback(first={first.name}): give one that drafts chains")
-        check_inner("Fallback", self.inner, 0)
-        most = max(first.depth, self.inner.depth)
+        if not isinstance(first, IndexedDrafter | NGram):
+            raise TypeError(
+                f"Fallback(first={first!r}): give a Suffix, SAM or NGram of specjax.drafters"
+            )
+        check_inner("Fallback", self.inner)
+        if self.inner.sibling_sampling == "hub" and not drafts_chains(self.inner):
+            raise ValueError(
+                f"Fallback(inner={self.inner.name}): siblings that are drawn as a hub need a draft "
+                "of their own; give another sibling_sampling"
+            )
+        most = max(first.num_draft, self.inner.num_draft)
         object.__setattr__(self, "num_draft", most)
-        object.__setattr__(self, "inner", self.inner.beside(most + 1))
+        object.__setattr__(self, "inner", self.inner.beside(self.depth + 1))
+
+    @property
+    def depth(self) -> int:
+        return max(self.first.depth, self.inner.depth)
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
@@ -92,18 +103,21 @@ class Fallback(TableBefore):
         )
 
     def draft_step(self, params, target_params, state, context):
-        made, index = self.first.look_up(None, state.index, context)
-        least = self.first.score_beside(self.inner.depth) if self.least is None else self.least
-        sure = (made.score >= least) & (made.count > 0)
-        most = self.inner.depth
-        width = most if context.width is None else jnp.minimum(context.width, most)
+        made, score, index = self.first.scored_draft(None, state.index, context)
+        kept = required(made.candidate, "candidate")[:, 1:]
+        depth = self.inner.depth
+        least = self.first.score_beside(depth) if self.least is None else self.least
+        sure = (score >= least) & jnp.any(kept, axis=1)
+        width = depth if context.width is None else jnp.minimum(context.width, depth)
         wanted = jnp.any(~sure & (context.budget > 0))
         asked = dataclasses.replace(context, width=jnp.where(wanted, width, 0))
         own, inner = self.inner.draft_step(params, target_params, state.inner, asked)
-        spare = ((0, 0), (0, self.num_draft - made.tokens.shape[1]))
-        kept = jnp.arange(self.num_draft) < made.count[:, None]
-        copied = jnp.where(kept, jnp.pad(made.tokens, spare), 0)
-        draft, own = joined(context, own, ~sure[:, None], copied, kept)
+        if drafts_chains(self.first) and drafts_chains(self.inner):
+            spare = ((0, 0), (0, self.num_draft - kept.shape[1]))
+            copied, kept = jnp.pad(made.tokens[:, 1:], spare), jnp.pad(kept, spare)
+            draft, own = joined(context, own, ~sure[:, None], copied, kept)
+        else:
+            draft, own = either(sure, made, own)
         return draft, FallbackState(index=index, inner=inner, draft=own)
 
     def sync(self, params, target_params, state, context, *, before="prompt"):
@@ -111,7 +125,49 @@ class Fallback(TableBefore):
         return FallbackState(index=state.index, inner=inner)
 
     def observe(self, params, target_params, state, segment):
-        if state.draft is not None:
-            segment = round_of(segment, state.draft)
+        if segment.round is not None:
+            segment = round_of(self.inner, segment, state.draft, segment.round[2])
         inner = self.inner.observe(params, target_params, state.inner, segment)
         return FallbackState(index=state.index, inner=inner)
+
+
+def either(sure: jax.Array, made: Draft, own: Draft) -> tuple[Draft, Draft]:
+    """Row by row one of two trees with the same root.
+
+    Args:
+      sure: bool ``[B]``, rows that take ``made``, a draft without laws; the others take ``own``.
+
+    Returns:
+      the tree; and ``own`` without the tokens that are not in it.
+    """
+    nodes, batch = max(made.num_nodes, own.num_nodes), len(sure)
+
+    def of(draft: Draft, x, fill):
+        x = jnp.broadcast_to(x, draft.tokens.shape)
+        return jnp.pad(x, ((0, 0), (0, nodes - draft.num_nodes)), constant_values=fill)
+
+    def pick(there, here, fill):
+        return jnp.where(sure[:, None], of(made, there, fill), of(own, here, fill))
+
+    def marked(draft: Draft, name: str):
+        value = getattr(draft, name)
+        return jnp.ones(draft.tokens.shape, bool) if value is None else value
+
+    law, draws = None, own.draws
+    if own.laws is not None:
+        draws = "mixed" if draws == "iid" else draws  # some siblings are point masses
+        law = pick(jnp.int32(POINT_MASS), required(own.law, "law"), POINT_MASS)
+    draft = dataclasses.replace(
+        own,
+        tokens=pick(made.tokens, own.tokens, 0),
+        parent=pick(trees.parents(made), trees.parents(own), ROOT),
+        scored=pick(marked(made, "scored"), marked(own, "scored"), False),
+        candidate=pick(marked(made, "candidate"), marked(own, "candidate"), False),
+        law=law,
+        topology=None,
+        draws=draws,
+        deepest=max(trees.max_depth(made), trees.max_depth(own)),
+        partial=None,
+    )
+    mine = jnp.broadcast_to(~sure[:, None], (batch, own.num_nodes - 1))
+    return draft, left(own, mine, draft)

@@ -24,6 +24,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .. import trees
 from .._internal.optional import required, unset
@@ -32,7 +33,7 @@ from ..trees.topology import chain
 from ..types import POINT_MASS, ROOT, Draft, Drafter, PyTree
 from .base import CombinedDrafter
 from .ngram import NGram
-from .union import round_of
+from .shared_round import round_of, scores_of
 
 
 @pytree_dataclass
@@ -80,13 +81,12 @@ class Copying:
 
 
 class TableBefore(CombinedDrafter):
-    """A chain that a table proposes, or else ``inner``, whose weights and wishes are its own."""
+    """What a table proposes, or else ``inner``, whose weights and wishes are its own.
+
+    The nodes of ``inner`` are the first of a draft, as far as they are in it.
+    """
 
     inner: Drafter
-
-    @property
-    def num_passengers(self) -> int:
-        return 0  # nothing but candidates is taken over into the chain
 
     @property
     def reads_last(self) -> bool:
@@ -95,6 +95,11 @@ class TableBefore(CombinedDrafter):
     def shard(self, params, mesh):
         """The weights of ``inner`` on a mesh; see ``sharding.place``."""
         return self.inner.shard(params, mesh)
+
+    def readout(self, draft, scores):
+        """The scores at the nodes of ``inner``, if it reads them."""
+        own = np.arange(self.inner.num_draft + 1)
+        return scores_of(scores, own) if self.reads_nodes else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,8 +126,19 @@ class Hybrid(TableBefore):
     can_rest = True
 
     def __post_init__(self):
-        check_inner("Hybrid", self.inner, self.num_draft)
-        inner, depth = self.inner, self.inner.depth
+        inner = self.inner
+        check_inner("Hybrid", inner)
+        name, depth = inner.name, inner.depth
+        if not drafts_chains(inner):
+            raise ValueError(
+                f"Hybrid(inner={name}): copies go on from the end of a chain, so give a drafter of "
+                "chains; Fallback(first=NGram(...), inner=...) copies or drafts trees"
+            )
+        if self.num_draft and self.num_draft < depth:
+            raise ValueError(
+                f"Hybrid(num_draft={self.num_draft}): {name} alone drafts {depth}; give at least "
+                "as many"
+            )
         object.__setattr__(self, "num_draft", self.num_draft or 2 * depth + 1)
         object.__setattr__(self, "lookup", self.lookup or NGram())
         object.__setattr__(self, "inner", inner.beside(self.num_draft + 1))
@@ -181,35 +197,30 @@ class Hybrid(TableBefore):
         return HybridState(inner=inner)
 
     def observe(self, params, target_params, state, segment):
-        if state.draft is not None:
-            segment = round_of(segment, state.draft)
+        if segment.round is not None:
+            segment = round_of(self.inner, segment, state.draft, segment.round[2])
         return HybridState(inner=self.inner.observe(params, target_params, state.inner, segment))
 
 
-def check_inner(called: str, inner: Drafter, num_draft: int) -> None:
+def check_inner(called: str, inner: Drafter) -> None:
     """Raises TypeError or ValueError for what cannot be asked in some rows only."""
     if not isinstance(inner, Drafter):
         raise TypeError(f"{called}(inner={inner!r}): give an instance of specjax.Drafter")
-    name, depth = inner.name, inner.depth
-    if not depth or inner.topology not in (None, chain(depth)):
-        raise ValueError(
-            f"{called}(inner={name}): copies are chains, so give a drafter of chains of at least "
-            "one token; a Union combines trees"
-        )
     if inner.plans or not inner.can_rest:
         raise ValueError(
-            f"{called}(inner={name}): it cannot be asked to draft nothing in some rounds; of an "
-            "adaptive drafter give the inner one, and wrap the hybrid in Adaptive"
+            f"{called}(inner={inner.name}): it cannot be asked to draft nothing in some rounds; of "
+            "an adaptive drafter give the inner one, and wrap the hybrid in Adaptive"
         )
-    if inner.reads_nodes:
+    if not inner.depth:
         raise ValueError(
-            f"{called}(inner={name}): it reads all nodes of a round (reads_nodes), which are not "
-            "its own where a row copies"
+            f"{called}(inner={inner.name}): it drafts nothing; give a drafter of at least one token"
         )
-    if num_draft and num_draft < depth:
-        raise ValueError(
-            f"{called}(num_draft={num_draft}): {name} alone drafts {depth}; give at least as many"
-        )
+
+
+def drafts_chains(drafter: Drafter) -> bool:
+    """Whether all that a drafter proposes is a chain of candidates."""
+    depth = drafter.depth
+    return drafter.num_draft == depth and drafter.topology in (None, chain(depth))
 
 
 def joined(context, own: Draft, mine, copied, kept) -> tuple[Draft, Draft]:
@@ -244,8 +255,13 @@ def joined(context, own: Draft, mine, copied, kept) -> tuple[Draft, Draft]:
         scored=proposed,
         draws="iid" if law is None else "mixed",
     )
-    # later tokens may not have been computed at all: the inner drafter did not propose them
-    own = dataclasses.replace(
-        own, tokens=own.tokens.at[:, ROOT + 1 :].set(jnp.where(mine[:, :most], said, -1))
-    )
-    return dataclasses.replace(draft, vocab=own.vocab), own
+    return dataclasses.replace(draft, vocab=own.vocab), left(own, mine[:, :most], draft)
+
+
+def left(own: Draft, mine, draft: Draft) -> Draft:
+    """``own`` as far as it is in ``draft``, whose first nodes are those of ``own``: without tokens
+    that are not ``mine``, bool ``[B, N - 1]``, which may not have been computed at all."""
+    tokens = own.tokens.at[:, ROOT + 1 :].set(jnp.where(mine, own.tokens[:, 1:], -1))
+    kept = jnp.pad(mine, ((0, 0), (1, 0)), constant_values=True)
+    scored = kept & required(draft.scored, "draft.scored")[:, : own.num_nodes]
+    return dataclasses.replace(own, tokens=tokens, scored=scored)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from .. import trees
 from .._internal.pytree import pytree_dataclass
+from ..types import Draft
 from . import context_index, continuations
 from .base import ChainDrafter
 from .context_index import ContextIndex
@@ -31,13 +32,20 @@ class TextTable:
     index: ContextIndex
 
 
+def tables_of(params) -> tuple:
+    """The tables of ``params["drafter"]``, which is None, a table, or a tuple of them."""
+    if params is None:
+        return ()
+    return params if isinstance(params, tuple) else (params,)
+
+
 @dataclasses.dataclass(frozen=True)
 class IndexedDrafter(ChainDrafter):
     """Proposes what followed earlier occurrences of the text's end, in its row or in a table.
 
-    ``params["drafter"]`` is None or a ``TextTable``: of what the row itself and the table propose
-    the one with the higher score is drafted, the row's own where they are equal. A subclass
-    implements ``propose``.
+    ``params["drafter"]`` is None, a ``TextTable``, or a tuple of them: of what the row itself and
+    the tables propose the one with the highest score is drafted, the first of them where they are
+    equal. A subclass implements ``propose``.
 
     Attributes:
       longest: how many of the last tokens are compared at most.
@@ -67,10 +75,11 @@ class IndexedDrafter(ChainDrafter):
         """
 
     def init(self, params, target_params, batch, capacity, inputs=None):
-        if params is not None and not isinstance(params, TextTable):
+        wrong = [table for table in tables_of(params) if not isinstance(table, TextTable)]
+        if wrong:
             raise ValueError(
-                f"params['drafter'] of {type(self).__name__} is {type(params).__name__}: give None "
-                "or a TextTable, as specjax.text.Session makes one"
+                f"params['drafter'] of {type(self).__name__} is {type(wrong[0]).__name__}: give "
+                "None, or a TextTable or several, as specjax.text.Session makes one"
             )
         return context_index.empty(batch, capacity, self.block)
 
@@ -86,23 +95,28 @@ class IndexedDrafter(ChainDrafter):
         last = context.length[:, None] - 1
         end = context_index.contexts(context.tokens, last, self.longest)[:, 0]
         made = self.propose(state, context.tokens, context.length, end)
-        if params is not None:
-            shared = self.propose(params.index, params.tokens, params.length, end, shared=True)
+        for table in tables_of(params):
+            shared = self.propose(table.index, table.tokens, table.length, end, shared=True)
             made = continuations.better(made, shared)
         return made, state
 
     def draft_step(self, params, target_params, state, context):
+        draft, _, state = self.scored_draft(params, state, context)
+        return draft, state
+
+    def scored_draft(self, params, state, context) -> tuple[Draft, jax.Array, ContextIndex]:
+        """What it proposes as a draft, its score float32 ``[B]``, and the state."""
         made, state = self.look_up(params, state, context)
         proposed = jnp.arange(self.num_draft) < made.count[:, None]
         tokens = jnp.where(proposed, made.tokens, 0)
-        if made.parent is None:
-            return trees.chain_draft(context, tokens, candidate=proposed, scored=proposed), state
+        parent: tuple | jax.Array = trees.chain_parents(self.num_draft)
+        parent = parent if made.parent is None else made.parent
         draft = trees.tree_draft(
             context,
             tokens,
-            made.parent,
+            parent,
             candidate=proposed,
             scored=proposed,
-            deepest=self.depth,
+            deepest=None if made.parent is None else self.depth,
         )
-        return draft, state
+        return draft, made.score, state

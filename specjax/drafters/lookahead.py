@@ -179,7 +179,8 @@ class Lookahead(ChainDrafter):
         if segment.round is None or segment.round[0].num_nodes == 1:  # a round without a draft
             return state
         draft, _, said = segment.round
-        batch, live = len(said), segment.num > 0
+        batch, last = len(said), self.window * self.depth - 1
+        live = (segment.num > 0) & required(draft.scored, "draft.scored")[:, last]  # it was there
         columns = draft.tokens[:, : self.window * self.depth]
         levels = columns.reshape(batch, self.depth, self.window)
         moved = jnp.concatenate([levels[:, 1:], jnp.maximum(said, 0)[:, None]], axis=1)

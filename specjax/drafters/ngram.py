@@ -34,7 +34,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import trees
-from ..types import ROOT
+from ..types import ROOT, Draft, PyTree
 from . import continuations
 from .base import ChainDrafter
 
@@ -98,12 +98,24 @@ class NGram(ChainDrafter):
         return self.num_draft // self.branches
 
     def draft_step(self, params, target_params, state, context):
+        draft, _, state = self.scored_draft(params, state, context)
+        return draft, state
+
+    def scored_draft(self, params, state, context) -> tuple[Draft, jax.Array, PyTree]:
+        """The draft; the number of tokens that are trusted after the match that it follows, float32
+        ``[B]``; and the state."""
         matched = self.matches(context.tokens, context.length)
         if self.branches > 1:
-            return self._several(context, matched), state
+            draft = self._several(context, matched)
+            return draft, self.trusted(matched).astype(jnp.float32), state
         copied, count = self.copy(context.tokens, context.length, matched, self.num_draft)
         proposed = jnp.arange(self.num_draft) < count[:, None]
-        return trees.chain_draft(context, copied, candidate=proposed, scored=proposed), state
+        draft = trees.chain_draft(context, copied, candidate=proposed, scored=proposed)
+        return draft, count.astype(jnp.float32), state
+
+    def score_beside(self, depth: int) -> float:
+        """See ``IndexedDrafter``: any match that is followed goes before another drafter."""
+        return 1.0
 
     def matches(self, tokens, length):
         """Counts how many tokens up to each index equal the last tokens of the text.

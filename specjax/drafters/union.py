@@ -20,13 +20,13 @@ from __future__ import annotations
 import dataclasses
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from .. import trees
-from .._internal.optional import required
 from .._internal.pytree import pytree_dataclass
-from ..types import ROOT, Draft, Drafter, PyTree, Segment, Verdict
+from ..types import Draft, Drafter, PyTree
 from .base import CombinedDrafter
+from .shared_round import round_of, scores_of
 
 
 @pytree_dataclass
@@ -42,13 +42,13 @@ class Union(CombinedDrafter):
     """Several drafters that all propose below the same root.
 
     ``params["drafter"]`` is a tuple, the weights of each. A drafter that lags reads what the others
-    had accepted.
+    had accepted, and one that reads all nodes (``reads_nodes``) is shown its own.
 
     Attributes:
       drafters: at least two drafters.
 
     Raises:
-      ValueError: there are fewer than two, or one of them reads all nodes (``reads_nodes``).
+      ValueError: there are fewer than two.
     """
 
     num_draft: int = 0
@@ -57,12 +57,6 @@ class Union(CombinedDrafter):
     def __post_init__(self):
         if len(self.drafters) < 2:
             raise ValueError(f"Union of {len(self.drafters)} drafters: give at least two")
-        for drafter in self.drafters:
-            if drafter.reads_nodes:
-                raise ValueError(
-                    f"Union: {drafter.name} reads all nodes of a round (reads_nodes), which are "
-                    "no longer its own once drafts are merged"
-                )
         object.__setattr__(self, "num_draft", sum(d.num_draft for d in self.drafters))
 
     @property
@@ -76,6 +70,14 @@ class Union(CombinedDrafter):
     @property
     def parts(self) -> tuple[Drafter, ...]:
         return self.drafters
+
+    @property
+    def can_rest(self) -> bool:
+        return all(drafter.can_rest for drafter in self.drafters)
+
+    def beside(self, num_tokens):
+        drafters = tuple(drafter.beside(num_tokens) for drafter in self.drafters)
+        return dataclasses.replace(self, drafters=drafters)
 
     def init(self, params, target_params, batch, capacity, inputs=None):
         if not isinstance(params, tuple | list) or len(params) != len(self.drafters):
@@ -100,19 +102,35 @@ class Union(CombinedDrafter):
             states.append(inner)
         return trees.merge_drafts(*drafts), UnionState(inner=tuple(states), drafts=tuple(drafts))
 
+    def readout(self, draft, scores):
+        """The scores at the nodes of each drafter that reads them; None for the others."""
+        found, before, begin = [], 0, 0
+        for drafter, taps in zip(self.drafters, self._taps(scores.features), strict=True):
+            own = np.append(0, 1 + before + np.arange(drafter.num_draft))
+            before += drafter.num_draft
+            mine = slice(begin, begin + taps)
+            begin += taps
+            found.append(scores_of(scores, own, mine) if drafter.reads_nodes else None)
+        return tuple(found)
+
     def observe(self, params, target_params, state, segment):
-        taps, first, states = len(self.features), 0, []
+        first, states = 0, []
         for i, (drafter, own) in enumerate(zip(self.drafters, params, strict=True)):
             mine = segment
             if segment.features is not None:
-                size = segment.features.shape[-1] // taps
-                last = first + size * len(drafter.features)
+                last = first + self._taps(segment.features)[i]
                 features = segment.features[..., first:last] if last > first else None
                 mine, first = dataclasses.replace(mine, features=features), last
             if segment.round is not None:
-                mine = round_of(mine, state.drafts[i])
+                draft = None if state.drafts is None else state.drafts[i]
+                mine = round_of(drafter, mine, draft, segment.round[2][i])
             states.append(drafter.observe(own, target_params, state.inner[i], mine))
         return UnionState(inner=tuple(states))
+
+    def _taps(self, features) -> list[int]:
+        """How many of the hidden states ``[..., F]`` each drafter asked for."""
+        size = 0 if features is None else features.shape[-1] // max(len(self.features), 1)
+        return [size * len(drafter.features) for drafter in self.drafters]
 
     def sync(self, params, target_params, state, context, *, before="prompt"):
         states = (
@@ -120,24 +138,3 @@ class Union(CombinedDrafter):
             for drafter, own, inner in zip(self.drafters, params, state.inner, strict=True)
         )
         return UnionState(inner=tuple(states))
-
-
-def round_of(segment: Segment, draft: Draft) -> Segment:
-    """The segment for a drafter whose ``draft`` was only one of several: its verdict reaches as far
-    as its own nodes are what was committed."""
-    verdict = required(segment.round, "segment.round")[1]
-    deepest = trees.max_depth(draft)
-    above = jnp.broadcast_to(trees.parents(draft), draft.tokens.shape)
-    index = jnp.arange(draft.num_nodes)
-    node = jnp.zeros_like(verdict.count)
-    going = verdict.count > 0
-    path, count = [node], jnp.minimum(verdict.count, 0)
-    for depth in range(1, deepest + 1):
-        said = segment.tokens[:, min(depth, segment.tokens.shape[1] - 1)]
-        mine = (above == node[:, None]) & (draft.tokens == said[:, None]) & (index > ROOT)
-        going &= jnp.any(mine, axis=1) & (depth <= verdict.count)
-        node = jnp.where(going, jnp.argmax(mine, axis=1).astype(jnp.int32), node)
-        count = count + going
-        path.append(node)
-    own = Verdict(path=jnp.stack(path, axis=1), count=count, token=verdict.token)
-    return dataclasses.replace(segment, round=(draft, own, None))

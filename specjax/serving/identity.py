@@ -158,7 +158,7 @@ def _parts(value: Any) -> list:
     if isinstance(value, Tokenizer):
         return [value.fingerprint]
     if isinstance(value, Retrieval):
-        return [value.drafter, value.store.path]
+        return [value.drafter, value.store.path, value.session is not None]
     if isinstance(value, Session):  # its answers depend on what was served before
         return [value.drafter]
     if isinstance(value, functools.partial):

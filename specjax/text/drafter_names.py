@@ -11,9 +11,11 @@ import numpy as np
 
 from .. import drafters, trees
 from .._internal.keywords import counted, did_you_mean
+from .._internal.optional import required
 from ..checkpoints import HeadLM, holds_heads, load_drafter
 from ..drafters import registry
 from ..drafters.draft_length import named_policy
+from ..drafters.hybrid import drafts_chains
 from ..drafters.registry import DRAFT
 from ..drafters.self_draft import SelfDraft
 from ..models.families import FAMILIES
@@ -48,16 +50,17 @@ class WithLookup:
     """The drafter of a name such as ``"ngram+draft"``.
 
     Attributes:
-      inner: the draft model, heads or layers that draft where nothing can be copied.
+      inner: the draft model, heads, layers, table or further lookup that draft where nothing can be
+        copied.
       lookup: one of ``LOOKUPS``.
     """
 
-    inner: LM | HeadLM | SelfDraft
+    inner: LM | HeadLM | SelfDraft | WithLookup | str
     lookup: str = LOOKUPS[0]
 
     @property
     def name(self) -> str:
-        return self.lookup + self.inner.name
+        return self.lookup + (self.inner if isinstance(self.inner, str) else self.inner.name)
 
     def __repr__(self) -> str:
         return self.name
@@ -96,7 +99,7 @@ def resolve_drafter(
         policy = auto_policy(num_draft)
         heads = isinstance(drafter, HeadLM) and not other_vocabulary.is_draft_model(drafter)
         most = None if tree is not None or heads else AUTO_DRAFTS
-        if isinstance(drafter, str) and not tables.takes_number(drafter):
+        if not _takes_number(drafter):
             most = None
         inner, params = resolve_drafter(lm, drafter, most, params, tree, how)
         if not inner.num_draft:  # plain decoding
@@ -120,29 +123,15 @@ def resolve_drafter(
     if drafter is None or isinstance(drafter, str):  # NO_DRAFTS or a table
         return tables.named_table(lm, drafter, None if num_draft is None else drafts(), shape), None
     if isinstance(drafter, WithLookup):
-        if shape is not None:
-            raise ValueError(
-                f"tree={tree!r}: {drafter.name!r} drafts chains only; give num instead of tree"
-            )
-        most = drafts()
-        own, deepest = min(most, NUM_DRAFT), None
-        if isinstance(drafter.inner, HeadLM):
-            deepest = drafter.inner.drafter.max_depth
-        own = own if deepest is None else min(own, deepest)
-        inner, params = resolve_drafter(lm, drafter.inner, own, None, None, how)
-        if drafter.lookup == LOOKUPS[0]:
-            return drafters.Hybrid(num_draft=most, inner=inner), params
-        table = registry.drafter_class(drafter.lookup.removesuffix("+"))
-        table = table() if num_draft is None else table(num_draft=most)
-        return drafters.Fallback(first=table, inner=inner), params
+        return _with_lookup(lm, drafter, None if num_draft is None else drafts(), shape, how)
     if isinstance(drafter, Session):
         table = drafter.drafter
         if shape is not None:
-            return table.with_topology(shape), drafter.table
+            return table.with_topology(shape), drafter.params
         if num_draft is not None:
             chain: dict[str, Any] = {"topology": None} if table.takes_topology else {}
             table = _replaced(table, num_draft=drafts(), **chain)
-        return table, drafter.table
+        return table, drafter.params
     if isinstance(drafter, HeadLM):
         if shape is None and num_draft is not None:
             shape = trees.chain(drafts())
@@ -171,6 +160,40 @@ def resolve_drafter(
             "either, or a specjax.Drafter"
         )
     return drafter if shape is None else drafter.with_topology(shape), params
+
+
+def _with_lookup(lm: LM, drafter: WithLookup, most: int | None, shape, how):
+    """Returns the drafter of a lookup and what stands after it, and the weights of that.
+
+    Args:
+      most: the most tokens that are drafted a round, or None.
+      shape: the tree of the inner drafter, or None.
+      how: see ``resolve_drafter``.
+    """
+    own: int | None = NUM_DRAFT if most is None else min(most, NUM_DRAFT)
+    if isinstance(drafter.inner, HeadLM) and drafter.inner.drafter.max_depth is not None:
+        own = min(required(own, "own"), drafter.inner.drafter.max_depth)
+    if isinstance(drafter.inner, str | WithLookup):  # a table has its own usual number
+        own = most if _takes_number(drafter.inner) else None
+    inner, params = resolve_drafter(
+        lm, drafter.inner, None if shape is not None else own, None, shape, how
+    )
+    if drafter.lookup == LOOKUPS[0]:
+        if drafts_chains(inner):
+            least = max(NUM_DRAFT, inner.depth)
+            return drafters.Hybrid(num_draft=least if most is None else most, inner=inner), params
+        table = drafters.NGram(tables.USUAL["ngram"] if most is None else most)
+    else:
+        table = registry.drafter_class(drafter.lookup.removesuffix("+"))
+        table = table() if most is None else table(num_draft=most)
+    return drafters.Fallback(first=table, inner=inner), params
+
+
+def _takes_number(drafter: DrafterGiven) -> bool:
+    """Returns whether a drafter takes a number of drafts; False only of some tables."""
+    while isinstance(drafter, WithLookup):
+        drafter = drafter.inner
+    return not isinstance(drafter, str) or tables.takes_number(drafter)
 
 
 def is_auto(num) -> TypeGuard[str]:
@@ -214,8 +237,11 @@ def _heads() -> tuple[str, ...]:
 
 def _check_name(drafter: str) -> None:
     """Raises ``ValueError`` for a text that is not the name of a drafter."""
-    name = drafter.removeprefix(lookup_of(drafter))
-    if name in ("draft", *_heads()) or (name == drafter and is_simple(name)):
+    name, before = drafter, ""
+    while lookup := lookup_of(name):
+        name, before = name.removeprefix(lookup), lookup
+    plain = name in (*NO_DRAFTS, AUTO)  # nothing can be copied before these
+    if name in ("draft", *_heads()) or is_simple(name) and not (before and plain):
         return
     if name.partition(":")[0] == SELF or other_vocabulary.method_of(name):
         return
@@ -311,7 +337,7 @@ def named(
     if is_simple(name):
         return name
     if lookup := lookup_of(name):
-        return WithLookup(_with_weights(lm, name.removeprefix(lookup), settings), lookup)
+        return WithLookup(named(lm, name.removeprefix(lookup), **settings), lookup)
     return _with_weights(lm, name, settings)
 
 

@@ -16,6 +16,7 @@ from ..drafters.suffix import Suffix
 from ..models.lm import LM
 from .session import Session, fingerprint
 
+USUAL = Suffix(topology=trees.Expand(8, 8, 16))  # the drafter, unless another one is given
 MATCHES, AFTER = 16, 48  # the matches that are taken for a row, and the tokens after each
 
 
@@ -25,16 +26,20 @@ class Retrieval(Session):
     Pass a ``Retrieval`` in place of a drafter. Between bursts of rounds the host searches the
     datastore for the positions with the longest match of the end of each row. The tokens after
     these positions are copied into a small table on the device, which the compiled loop reads.
-    Answers are not added to the datastore.
+    Answers are not added to the datastore; with a ``session`` they are added to that, and its table
+    is read as well.
 
     Args:
       lm: the target.
       path: the folder of a datastore, from ``specjax datastore build``.
-      drafter: an ``IndexedDrafter``; None: ``Suffix`` with a tree of 16 tokens.
+      drafter: an ``IndexedDrafter``; None: that of ``session``, or without one ``Suffix`` with a
+        tree of 16 tokens.
       rows: the most rows of a request, which determine the size of the table.
+      session: a ``Session`` of the same target, or None.
 
     Raises:
-      ValueError: the folder holds no datastore, or the datastore was made with another tokenizer.
+      ValueError: the folder holds no datastore, the datastore was made with another tokenizer, or
+        the session belongs to another target.
 
     Example::
 
@@ -52,8 +57,10 @@ class Retrieval(Session):
         path: str | os.PathLike,
         drafter: IndexedDrafter | None = None,
         rows: int = 8,
+        session: Session | None = None,
     ):
-        own = Suffix(topology=trees.Expand(8, 8, 16)) if drafter is None else drafter
+        usual = USUAL if session is None else session.drafter
+        own = usual if drafter is None else drafter
         size = rows * MATCHES * (own.longest + AFTER + 1)
         super().__init__(lm, own, 1 << (size - 1).bit_length())
         self.store = Datastore(path)
@@ -62,9 +69,33 @@ class Retrieval(Session):
                 f"{os.fspath(path)}: the datastore was built with another tokenizer than that of "
                 f"{lm.name}; build it again with --model"
             )
+        if session is not None and fingerprint(session.lm) != fingerprint(lm):
+            raise ValueError(
+                f"session: it belongs to {session.lm.name}, and its tokens are not those of "
+                f"{lm.name}; make a Session of {lm.name}"
+            )
+        self.session = session
+
+    @property
+    def params(self) -> TextTable | tuple[TextTable, ...]:
+        """What the drafter reads as ``params["drafter"]``: the table of what the search found, and
+        before it the table of the session, if there is one."""
+        return self.table if self.session is None else (self.session.table, self.table)
 
     def add(self, prompt, tokens) -> None:
-        """Does nothing: answers are not added to a datastore."""
+        """Adds an answer to the session; without a session, does nothing."""
+        if self.session is not None:
+            self.session.add(prompt, tokens)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the answers of the session to a file, see ``Session.save``.
+
+        Raises:
+          ValueError: there is no session.
+        """
+        if self.session is None:
+            raise ValueError("this Retrieval has no session, and keeps no answers to save")
+        self.session.save(path)
 
     def ask(self, texts: Sequence[np.ndarray]) -> None:
         """Fills the table with the tokens that follow the longest matches of the ends of ``texts``.

@@ -28,7 +28,7 @@ class Session:
 
     Attributes:
       drafter: the drafter, an ``IndexedDrafter`` such as ``drafters.Suffix``.
-      table: the table, which the drafter reads as ``params["drafter"]``.
+      table: the table of answers.
 
     Args:
       lm: the target.
@@ -68,6 +68,11 @@ class Session:
     def name(self) -> str:
         """The drafter's name."""
         return self.drafter.name
+
+    @property
+    def params(self) -> TextTable | tuple[TextTable, ...]:
+        """What the drafter reads as ``params["drafter"]``: the table."""
+        return self.table
 
     @property
     def capacity(self) -> int:
@@ -182,5 +187,5 @@ def refreshed(params, drafter, session: Session):
       session: the session.
     """
     if isinstance(drafter, IndexedDrafter):
-        return session.table
-    return params | {"inner": session.table}
+        return session.params
+    return params | {"inner": session.params}
