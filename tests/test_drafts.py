@@ -35,7 +35,11 @@ WARM = Sampling(temperature=0.9)
 # an independent draw decides who is whose parent there, and not the tokens
 GROUPED = ("tree per row",)
 WEAK = ("lstm speculator",)  # fewer rows do not tell it from a slightly flatter law
-GUESSES = ("tree worst",)  # drafts without laws, under a rule that could take them
+GUESSES = (
+    "tree worst",
+    "fallback recycling",
+    "union of tables",
+)  # drafts without laws, under a rule that could take them
 TABLES = {entry.class_name for entry in registry.entries("table")}  # the same
 
 

@@ -110,7 +110,7 @@ def among_others(name, most=8):
 @pytest.mark.parametrize("name", ["fallback recycling", "union of tables", "hybrid recycling"])
 def test_with_other_drafters_recycling_keeps_what_the_target_said_of_its_own_nodes(name):
     wrong, seen, left_out = among_others(name)
-    assert wrong == 0 and seen > 9 and left_out > 0
+    assert wrong == 0 and seen > 5 and left_out > 0
 
 
 def test_fault_the_scores_of_other_drafters_nodes(monkeypatch):
