@@ -104,6 +104,8 @@ RULES = {
     "own_objects_here:Half:shore=1": "did you mean 'share'",
     "own_objects_here:Unlabelled": "has lossless=False",
     "typical": "did you mean 'approximate-typical'",
+    "typicl": "did you mean 'approximate-typical'",
+    "top-k": "did you mean 'approximate-top-k'",
 }
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 T = TypeVar("T")
+LEAST_PART = 3  # letters of a part of a name, beyond which it may be what was meant
 
 
 def did_you_mean(name: str, known: Iterable[str], show: Callable[[str], str] = str) -> str:
@@ -30,6 +31,8 @@ def did_you_mean(name: str, known: Iterable[str], show: Callable[[str], str] = s
     near = difflib.get_close_matches(name, names, n=1)
     # a part of a name, such as ``typical`` for ``approximate-typical``
     near = near or [one for one in names if name and f"-{name}-" in f"-{one}-"]
+    parts = {part: one for one in names for part in one.split("-") if len(part) > LEAST_PART}
+    near = near or [parts[part] for part in difflib.get_close_matches(name, parts, n=1)]
     return f"did you mean {show(near[0])}? " if near else ""
 
 

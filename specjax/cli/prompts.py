@@ -41,7 +41,12 @@ def add_prompt(p: argparse.ArgumentParser) -> None:
         "the token ids with which the decoder begins, as one argument (50258 50259 50359 50363), "
         "by default those of the model's generation_config.json",
     )
-    p.add_argument("--prompt", dest="prompt_option", metavar="TEXT", help="the same prompt")
+    p.add_argument(
+        "--prompt",
+        dest="prompt_option",
+        metavar="TEXT",
+        help="the prompt as an option, in place of the argument without a name",
+    )
     p.add_argument("--file", help="read the prompt from this file")
     p.add_argument(
         "--features",
