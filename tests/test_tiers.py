@@ -1,8 +1,16 @@
 """The table of tiers: every line of it matches a test, and what it says is what is run."""
 
+import ast
+import collections
+import re
+from pathlib import Path
+
 import tiers
-from tier_table import DEFAULT, EVERYTHING, FULL, MERGE
+from tier_table import DEFAULT, EVERYTHING, FULL, MERGE, TABLE
 from tiers import Schedule
+
+TESTS = Path(__file__).parent
+README = (TESTS / "README.md").read_text()
 
 
 def test_the_first_line_that_matches_decides_and_a_file_without_lines_is_in_the_default_tier():
@@ -40,3 +48,77 @@ def test_no_file_whose_every_test_needs_several_devices_has_a_default_line():
 
 def test_every_line_matches_a_test_of_a_file_that_was_collected_whole(unmatched):
     assert not unmatched, f"tests/tier_table.py: no test matches {unmatched}"
+
+
+# ------------------------------------------------------------------------------ the README
+
+
+def proofs(text):
+    """The rows of the table of proofs: ``(files that a row names, {tier: its cell})``."""
+    for line in text.partition("| proof |")[2].splitlines()[2:]:
+        if not line.startswith("|"):
+            return
+        proof, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        named = re.findall(r"`([a-z_]+/|(?:[a-z_]+/)*test_[a-z_]+\.py)`", proof)
+        yield named, dict(zip((DEFAULT, MERGE, FULL), cells, strict=True))
+
+
+def wrong_cells(text):
+    """Cells that say what a tier runs where none of the row's tests is in that tier, and empty
+    cells of the merge tier where some are."""
+    table, found = Schedule(), []
+    for named, cells in proofs(text):
+        paths = [TESTS / name for name in named]
+        files = [[*path.rglob("test_*.py")] if path.is_dir() else [path] for path in paths]
+        run = {t for x in sum(files, []) for t in table.tiers(x.relative_to(TESTS).as_posix())}
+        for tier, cell in cells.items():
+            if run and (tier not in run if cell else tier == MERGE and tier in run):
+                found.append((named, tier, cell))
+    return found
+
+
+def test_the_readme_says_in_which_tiers_a_proof_has_tests():
+    assert sum(bool(named) for named, _ in proofs(README)) > 12
+    assert not wrong_cells(README)
+
+
+def test_fault_a_cell_of_a_tier_that_has_no_such_test_is_seen():
+    row = "| proof | default | merge | full |\n|---|---|---|---|\n| x (`{}`) | {} | {} | {} |\n"
+    assert not wrong_cells(row.format("test_grown.py", "", "", "all"))
+    assert wrong_cells(row.format("test_grown.py", "", "all", ""))
+    assert wrong_cells(row.format("test_coupled.py", "one", "", "all"))
+
+
+def test_the_readme_names_files_that_exist():
+    names = re.findall(r"`(?:tests/)?((?:[a-z_]+/)*[a-z_]+\.py)`", README)
+    assert len(names) > 20 and not [name for name in names if not (TESTS / name).exists()]
+    named = {*tiers.QUICK, *tiers.SPREAD, *tiers.DEVICES, *(x for x in TABLE if x[-1] != "/")}
+    assert not [name for name in named if not (TESTS / name).exists()]
+
+
+def test_continuous_integration_requires_the_tiers_that_the_readme_says_it_does():
+    lines = (TESTS.parent / ".ci" / "run").read_text().splitlines()
+    row = next(line for line in README.splitlines() if line.startswith("| `.ci/run` |"))
+    assert "the default tier and the merge tier, all of which must pass" in row
+    assert "set -eu" in lines  # a line that fails ends it
+    assert {".ci/lint", "python -m pytest tests -n 2", "python tests/tiers.py merge"} <= {*lines}
+
+
+def planted():
+    """``(file, name)`` of each test of a planted fault."""
+    for path in TESTS.rglob("test_*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_fault_"):
+                yield path.relative_to(TESTS).as_posix(), node.name
+
+
+def test_the_default_tier_has_a_planted_fault_of_every_file_that_plants_some():
+    table, faults = Schedule(), collections.defaultdict(list)
+    for file, name in planted():
+        if not table.many(file, name):  # test_mesh_fault.py runs those of test_mesh.py
+            faults[file].append(table.tier(file, name))
+    assert len(faults) > 20
+    for file, tiers_of in faults.items():
+        lines = [pattern for pattern, tier in table.table.get(file, ()) if tier == DEFAULT]
+        assert DEFAULT in tiers_of or any("fault" in pattern for pattern in lines), file
+        assert FULL not in tiers_of, file
