@@ -3,7 +3,7 @@
 import functools
 
 import jax.numpy as jnp
-from toys import Readable
+from toys import Readable, bag
 
 from specjax import trees
 from specjax.drafters import SLEM, TLI
@@ -60,7 +60,13 @@ def named_as(names, target, params):
 
 
 def lines(size, params):
-    """Lines of the registry: a drafter, its weights and the rules that are tried with it."""
+    """Lines of the registry: a drafter, its weights and the rules that are tried with it.
+
+    ``params`` are weights near those of the target. If the target is no toy, the drafter is one
+    that has nothing to do with it.
+    """
+    if not isinstance(params, dict) or set(params) != {"embed", "out"}:
+        params = bag(size, 1)[1]
     target, draft = vocabularies(size)
     model, both = Readable(len(draft)), tables(target, draft)
     weights = {"model": functools.partial(named_as, draft, target, params), "tables": both}

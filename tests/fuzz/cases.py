@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from specjax import Sampling, acceptance
+from specjax.types import Drafter
 
 from . import targets
 from .drafters import Composition, composed, parts_of
@@ -22,8 +23,10 @@ from .targets import Model
 KINDS = ("greedy", "greedy", "coupled", "sampled", "law", "law")
 LOSSLESS = tuple(name for name, rule in acceptance.RULES.items() if rule.lossless)
 MORE = 6  # tokens at most that are appended to a text in its second turn
+LAW_PROMPTS = 2  # of such a case, but for the shipped model
 LAW_ROWS = {"toy": 20_000, "decoder": 6000, "shipped": 512}  # texts drawn at first
-LAW_TOKENS = 3  # tokens of a text whose law is enumerated
+LAW_TOKENS = 3  # tokens at least of a text whose law is enumerated; two of the shipped model
+EXPECTED = 8  # texts of each kind that are drawn at first, at least on average
 SHIPPED_EVERY = 8  # one case in so many is about the shipped model
 
 
@@ -191,16 +194,29 @@ def drawn_case(draws: Draws, kinds=KINDS, rules=LOSSLESS) -> Case:
         kind=kind,
         rule=rule,
         settings=settings,
-        **(law_shape(draws, model) if kind == "law" else text_shape(draws, shipped, composition)),
+        **(
+            law_shape(draws, model, composition)
+            if kind == "law"
+            else text_shape(draws, shipped, composition)
+        ),
     )
     return limited(case) if kind == "law" and shipped else case
 
 
-def law_shape(draws: Draws, model: Model) -> dict:
+def law_tokens(model: Model, drafter: Drafter) -> int:
+    """How many tokens a text has whose law is enumerated: one more than the deepest draft, so that
+    the token after a draft that was accepted whole is among them, as far as there are enough texts
+    for so many kinds."""
+    if model.kind == "shipped":
+        return LAW_TOKENS - 1
+    most = np.log(LAW_ROWS[model.kind] / LAW_PROMPTS / EXPECTED) / np.log(model.vocab)
+    return max(LAW_TOKENS, min(drafter.depth + 1, int(most)))
+
+
+def law_shape(draws: Draws, model: Model, composition: Composition) -> dict:
     """The sizes of a case whose law is enumerated: few prompts, each of which is read once."""
-    shipped = model.kind == "shipped"
-    batch = 1 if shipped else 2
-    most = LAW_TOKENS - shipped
+    batch = 1 if model.kind == "shipped" else LAW_PROMPTS
+    most = law_tokens(model, composition.drafter)
     return dict(
         entry="decode",
         batch=batch,

@@ -11,6 +11,7 @@ from toys import TreeDrafter
 from specjax import trees
 from specjax.drafters import (
     SAM,
+    SLEM,
     Adaptive,
     DraftModel,
     ExLlama,
@@ -18,6 +19,8 @@ from specjax.drafters import (
     Goodput,
     HuggingFace,
     Hybrid,
+    Jacobi,
+    Lookahead,
     NGram,
     Recycling,
     SelfDraft,
@@ -25,10 +28,12 @@ from specjax.drafters import (
     SuffixMatch,
     Synthetic,
     Union,
+    jacobi,
 )
 from specjax.drafters.confidence_stop import ConfidenceStop
 from specjax.drafters.heads import HeadDrafter
 from specjax.drafters.hybrid import TableBefore
+from specjax.drafters.redrafter import ReDrafter
 from specjax.text.drafter_names import resolve_drafter
 from specjax.types import Drafter
 
@@ -38,9 +43,13 @@ from .targets import Model
 SHIPPED = (
     "none draft eagle3 hydra medusa mtp speculator ngram suffix sam recycling self:exit=2 "
     "self:skip=attention.3,mlp.4 self:exit=3:stop=0.4 ngram+draft suffix+mtp sam+eagle3 "
-    "ngram+speculator suffix+hydra ngram+self:exit=1"
+    "ngram+speculator suffix+hydra ngram+self:exit=1 jacobi jacobi:mode=blocks "
+    "jacobi:mode=hybrid,until=5 lookahead lookahead:window=3,ngram=3,guesses=2,reads_text=true "
+    "tli:embedded-draft slem:embedded-draft ngram+tli:embedded-draft"
 ).split(" ")
+CHAINS = ("ngram", "sam", "jacobi", "slem")  # names of drafters that take a number and no tree
 WISHES = 4  # combinators that are tried until one takes the drafter
+TRIES = 10  # settings that are tried until a drafter takes them
 TRUTH = 128  # slots of the text that a synthetic drafter is told; any text will do
 
 
@@ -137,13 +146,30 @@ def random_policy(generator):
     )
 
 
-def with_settings(generator, drafter: Drafter, weights, model: Model):
-    """The same drafter with another tree, number of drafts or other settings, and its weights."""
+def changed(generator, drafter: Drafter, weights, model: Model):
+    """``with_settings``, tried again where the drafter refuses what was drawn.
+
+    Raises:
+      AssertionError: the drafter refuses whatever is drawn, so that no case would have another one.
+    """
+    for _ in range(TRIES):
+        try:
+            return with_settings(generator, drafter, weights, model)
+        except (ValueError, TypeError) as error:
+            refusal = f"{type(error).__name__}: {error}"
+    raise AssertionError(f"none of {TRIES} settings is taken by {drafter!r:.200}: {refusal}")
+
+
+def with_settings(generator, drafter: Drafter, weights, model: Model, chains: bool = False):
+    """The same drafter with another tree, number of drafts or other settings, and its weights.
+
+    ``chains``: trees are left out.
+    """
     if isinstance(drafter, Adaptive):
         inner, own = with_settings(generator, drafter.inner, weights["inner"], model)
         return adaptive(generator, inner, own)
     if isinstance(drafter, TableBefore):
-        inner, own = with_settings(generator, drafter.inner, weights, model)
+        inner, own = with_settings(generator, drafter.inner, weights, model, chains=True)
         if isinstance(drafter, Hybrid):
             return hybrid(generator, inner), own
         return Fallback(first=random_table(generator), inner=inner), own
@@ -179,8 +205,24 @@ def with_settings(generator, drafter: Drafter, weights, model: Model):
         stop = ConfidenceStop(threshold=pick(generator, (0.2, 0.5)), step=0.3, target_rate=0.5)
         depth = between(generator, 1, 5)
         return dataclasses.replace(drafter, topology=trees.chain(depth), stop=stop), weights
+    if isinstance(drafter, Jacobi):
+        mode, until = pick(generator, jacobi.MODES), between(generator, 1, 9)
+        return Jacobi(between(generator, 1, 5), mode=mode, until=until), weights
+    if isinstance(drafter, Lookahead):
+        settings = dict(window=between(generator, 1, 4), ngram=between(generator, 2, 4))
+        settings |= dict(guesses=between(generator, 1, 3), reads_text=generator.random() < 0.5)
+        return Lookahead(vocab_size=model.vocab, **settings), weights
+    if isinstance(drafter, SLEM):
+        depth, passes = between(generator, 1, 4), pick(generator, (0, 0, 1, 2, 5))
+        return dataclasses.replace(drafter, topology=trees.chain(depth), passes=passes), weights
+    if isinstance(drafter, ReDrafter):
+        shape = trees.Beams(between(generator, 1, 3), between(generator, 1, 4))
+        return dataclasses.replace(drafter, topology=shape), weights
     if isinstance(drafter, DraftModel | SelfDraft | HeadDrafter):
-        shape = random_topology(generator, drafter.max_depth or 4)
+        deepest = drafter.max_depth or 4
+        shape = random_topology(generator, deepest)
+        if chains:
+            shape = trees.chain(between(generator, 1, deepest))
         picks = siblings_for(generator, shape)
         changed = dataclasses.replace(drafter, topology=shape, sibling_sampling=picks)
         return changed, weights
@@ -246,8 +288,8 @@ def wrapped(generator, kind: str, drafter, weights, another: Callable):
 def shipped_drafter(generator, model: Model, name: str):
     """A drafter that users of the shipped model name, with a tree or number of drafts."""
     num, tree = None, None
-    fixed = "+" in name or "stop" in name or name in ("ngram", "sam")
-    if name != "none" and generator.random() < 0.7:
+    fixed = "+" in name or "stop" in name or name.partition(":")[0] in CHAINS
+    if name != "none" and "lookahead" not in name and generator.random() < 0.7:
         if fixed or generator.random() < 0.4:
             num = between(generator, 1, 3)
         elif name == "suffix":
@@ -261,7 +303,7 @@ def composed(draws: Draws, model: Model, turn: int) -> tuple[str, Composition]:
     """The composition of a case, in words and as objects; ``turn`` goes round all lines.
 
     Raises:
-      Refused: by a constructor.
+      AssertionError: a drafter refuses every setting, see ``changed``.
     """
     names = SHIPPED if model.lines is None else [*model.lines]
     order = np.random.default_rng([draws.seed, len(names)]).permutation(len(names))
@@ -278,10 +320,7 @@ def composed(draws: Draws, model: Model, turn: int) -> tuple[str, Composition]:
     words, generator, kind = name, draws.generator("shape"), None
     drafter, weights = line(generator, name)
     if model.lines is not None and draws.option("settings", False, 0.5, lambda g: True):
-        try:
-            drafter, weights = with_settings(generator, drafter, weights, model)
-        except (ValueError, TypeError) as error:
-            raise Refused(f"{type(error).__name__}: {error}") from None
+        drafter, weights = changed(generator, drafter, weights, model)
     for kind in draws.option("wrapper", (), 0.5, lambda g: g.permutation(WRAPPERS)[:WISHES]):
         try:
             made = wrapped(draws.generator("wrap"), kind, drafter, weights, another)

@@ -16,7 +16,7 @@ import jax
 import specjax
 from specjax.decoding import loop
 
-from .cases import KINDS, LAW_TOKENS, LOSSLESS, Case, drawn_case
+from .cases import KINDS, LOSSLESS, Case, drawn_case, law_tokens
 from .drafters import Refused
 from .draws import Draws, pick
 from .law_check import texts_have_the_targets_law
@@ -141,7 +141,8 @@ def checked(case: Case, rules=LOSSLESS) -> tuple[str, int]:
       The outcome in words, and how many tokens were compared.
 
     Raises:
-      Wrong: what was said is wrong, or a program was traced twice.
+      Wrong: what was said is wrong, a program was traced twice, or the package refuses a drafter
+        that has the settings of its line and is in no combinator.
       Refused: the package refuses the composition under every rule.
     """
     refusal = None
@@ -150,7 +151,7 @@ def checked(case: Case, rules=LOSSLESS) -> tuple[str, int]:
         programs = {name: own._cache_size() for name, own in PROGRAMS.items()}
         try:
             if case.kind == "law":
-                tokens = LAW_TOKENS - (case.model.kind == "shipped")
+                tokens = law_tokens(case.model, case.composition.drafter)
                 found = texts_have_the_targets_law(case, tokens), 0
             else:
                 found = "", sum(compared(case, index) for index in range(RUNS[case.model.kind]))
@@ -162,7 +163,11 @@ def checked(case: Case, rules=LOSSLESS) -> tuple[str, int]:
         for name, own in PROGRAMS.items():
             check(own._cache_size() - programs[name] <= 1, f"{name} was traced more than once")
         return found
-    raise refusal or Wrong("no rule to try")
+    if refusal is None:
+        raise Wrong("no rule to try")
+    own = case.rule == "auto" and {"settings", "wrapper"}.isdisjoint(case.draws.taken)
+    check(not own, "a drafter is refused as it is, under every rule:", refusal)
+    raise refusal
 
 
 PROGRAMS = {"decode": loop._decode, "start": loop.jit_start, "burst": loop.jit_burst}

@@ -20,6 +20,7 @@ from specjax.decoding.inputs import prepare_inputs
 from specjax.decoding.prefill import PREFILL_CHUNK
 from specjax.decoding.state import result
 from specjax.drafters.draft_model import DraftModel, DraftModelState
+from specjax.drafters.translation import TranslatedDraftModel, TranslatedState
 from specjax.types import Draft
 
 from .cases import MORE, Batch, Case
@@ -246,13 +247,19 @@ def cache_is_that_of_the_tokens(case: Case, state) -> None:
             off < CLOSE * scale or not sure[-1],
             f"row {row}: logits from the cache of {size - 1} tokens are off by {off:.3g}",
         )
-    states = jax.tree.leaves(state.drafter_state, is_leaf=lambda x: isinstance(x, DraftModelState))
-    for own in states:
-        if isinstance(own, DraftModelState):
-            read = np.asarray(own.filled)
-            check(((read >= 0) & (read <= length)).all(), "a draft model has read", read, length)
-            if isinstance(case.composition.drafter, DraftModel):
-                check((read >= length - 2).all(), "a draft model lags by more than two tokens")
+    models = DraftModelState, TranslatedState
+    for own in jax.tree.leaves(state.drafter_state, is_leaf=lambda x: isinstance(x, models)):
+        if not isinstance(own, models):
+            continue
+        size, filled = length, own
+        if isinstance(own, TranslatedState):  # its text is another, in tokens of its own
+            size = np.take_along_axis(np.asarray(own.ends), length[:, None], axis=1)[:, 0]
+            filled = own.model
+        read = np.asarray(filled.filled)
+        check(((read >= 0) & (read <= size)).all(), "a draft model has read", read, size)
+        drafter = case.composition.drafter
+        if isinstance(drafter, DraftModel) and not isinstance(drafter, TranslatedDraftModel):
+            check((read >= length - 2).all(), "a draft model lags by more than two tokens")
 
 
 @functools.partial(jax.jit, static_argnums=0)
