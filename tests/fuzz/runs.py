@@ -20,7 +20,7 @@ from specjax.decoding.inputs import prepare_inputs
 from specjax.decoding.prefill import PREFILL_CHUNK
 from specjax.decoding.state import result
 from specjax.drafters.draft_model import DraftModel, DraftModelState
-from specjax.drafters.translation import TranslatedDraftModel, TranslatedState
+from specjax.drafters.translation import LAG, TranslatedDraftModel, TranslatedState
 from specjax.types import Draft
 
 from .cases import MORE, Batch, Case
@@ -251,12 +251,13 @@ def cache_is_that_of_the_tokens(case: Case, state) -> None:
     for own in jax.tree.leaves(state.drafter_state, is_leaf=lambda x: isinstance(x, models)):
         if not isinstance(own, models):
             continue
-        size, filled = length, own
+        size, filled, least = length, own, 0
         if isinstance(own, TranslatedState):  # its text is another, in tokens of its own
             size = np.take_along_axis(np.asarray(own.ends), length[:, None], axis=1)[:, 0]
             filled = own.model
+            least = np.minimum(size - LAG, 0)  # what it reads again may begin before the text
         read = np.asarray(filled.filled)
-        check(((read >= 0) & (read <= size)).all(), "a draft model has read", read, size)
+        check(((read >= least) & (read <= size)).all(), "a draft model has read", read, size)
         drafter = case.composition.drafter
         if isinstance(drafter, DraftModel) and not isinstance(drafter, TranslatedDraftModel):
             check((read >= length - 2).all(), "a draft model lags by more than two tokens")
