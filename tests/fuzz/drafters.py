@@ -169,7 +169,8 @@ def with_settings(generator, drafter: Drafter, weights, model: Model, chains: bo
         inner, own = with_settings(generator, drafter.inner, weights["inner"], model)
         return adaptive(generator, inner, own)
     if isinstance(drafter, TableBefore):
-        inner, own = with_settings(generator, drafter.inner, weights, model, chains=True)
+        chains = bool(generator.random() < 0.5)
+        inner, own = with_settings(generator, drafter.inner, weights, model, chains)
         if isinstance(drafter, Hybrid):
             return hybrid(generator, inner), own
         return Fallback(first=random_table(generator), inner=inner), own
