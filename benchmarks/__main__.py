@@ -48,7 +48,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "suite", help="smoke, cpu, gpu, heads, light, scaling, peers, serving, regeneration, eagle"
+        "suite",
+        help="smoke, cpu, gpu, heads, light, workloads, scaling, peers, serving, regeneration, "
+        "eagle",
     )
     parser.add_argument("--out", type=Path, help="folder of the results")
     parser.add_argument("--cache", type=Path, help="folder of the model pairs that the suites make")

@@ -28,7 +28,7 @@ import specjax
 from specjax.checkpoints import HeadLM
 from specjax.drafters import Hydra, Medusa, Speculator
 from specjax.models import LM, CausalLM, Decoder, DecoderConfig
-from specjax.text.drafter_names import WithLookup, lookup_of, named
+from specjax.text.drafter_names import WithLookup, is_simple, lookup_of, named
 
 from .pairs import SHAPES
 
@@ -44,20 +44,22 @@ def grown_embedded() -> LM:
 
 
 def grown_drafter(name: str) -> str | HeadLM | WithLookup:
-    """Returns the drafter ``name`` for the grown target: ``ngram``, or a light head.
+    """Returns the drafter ``name`` for the grown target: a table, or a light head.
 
     A name such as ``ngram+medusa`` stands for a lookup, and a head where it finds nothing.
 
     Raises:
       ValueError: the drafter cannot be grown.
     """
-    if name == "ngram":
+    if is_simple(name) or name == "rest":
         return name
     if lookup := lookup_of(name):
         return WithLookup(grown_drafter(name.removeprefix(lookup)), lookup)
     heads = named(specjax.load("embedded"), name)
     if not isinstance(heads, HeadLM) or not isinstance(heads.drafter, Medusa | Hydra | Speculator):
-        raise ValueError(f"drafter={name!r} cannot be grown: give ngram, medusa, hydra, speculator")
+        raise ValueError(
+            f"drafter={name!r} cannot be grown: give a table, medusa, hydra, speculator"
+        )
     return grown_heads(heads, grown_embedded())
 
 

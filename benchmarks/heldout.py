@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import pathlib
 import time
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -20,12 +20,13 @@ from specjax.text.task import GenerationTask
 from .grown import grown_drafter, grown_embedded
 
 COUNTS = ("rounds", "emitted", "drafted", "accepted")
+SEARCHED = 2  # rounds for which what a datastore said is used
 RESAMPLES = 2000  # bootstrap samples of the prompts for an interval
 
 
 def prompts(count: int) -> list[str]:
     """Returns the last ``count`` of the shipped held-out prompts; settings were tuned on others."""
-    file = pathlib.Path(specjax.__file__).parent / "data" / "heldout_prompts.jsonl"
+    file = Path(specjax.__file__).parent / "data" / "heldout_prompts.jsonl"
     lines = file.read_text(encoding="utf-8").splitlines()
     if count > len(lines):
         raise ValueError(f"prompts={count}: {len(lines)} held-out prompts ship with the package")
@@ -43,6 +44,7 @@ def measure_prompts(
     batch: int = 1,
     new: int = 64,
     grown: bool = False,
+    workload: str = "completion",
     repetitions: int = 3,
 ) -> dict:
     """Measures ratios over many prompts, ``batch`` at a time, with an interval over the batches.
@@ -52,21 +54,26 @@ def measure_prompts(
 
     Args:
       bench: see ``rows.Bench``.
-      drafter: a name, as ``specjax.generate`` takes it.
+      drafter: a name, as ``specjax.generate`` takes it; or ``rest``: ``suffix`` with a datastore of
+        the files on which the target was trained.
       temperature: 0 is greedy.
       prompts: the number of prompts.
       num_draft, tree: see ``specjax.Drafting``.
       batch: the prompts that are decoded together.
       new: the tokens that are emitted for each prompt.
       grown: whether to measure the models of ``grown.py`` instead of the embedded ones.
+      workload: see ``workloads.prompts``.
       repetitions: how often each batch is decoded.
 
     Returns:
       Figures, among them the ratio of whole runs (which read the prompts) and that of rounds.
     """
-    lm, texts, named = specjax.load("embedded"), globals()["prompts"](prompts), drafter
-    if grown:
-        lm, named = grown_embedded(), grown_drafter(drafter)
+    from . import workloads
+
+    lm, texts = specjax.load("embedded"), workloads.prompts(workload, prompts)
+    lm, named = (grown_embedded(), grown_drafter(drafter)) if grown else (lm, drafter)
+    if drafter == "rest":
+        named = workloads.rest(lm, batch)
     seconds, stats, same, rows, accepted_at = [], [], [], [], []
     for index in range(len(texts) // batch):
         text = texts[index * batch : (index + 1) * batch]
@@ -77,12 +84,12 @@ def measure_prompts(
         works = [prepare_measured(lm, text, options) for options in (plain, fast)]
         if index == 0:
             for work in works:
-                _run(work)
+                run(work)
         best = np.full((2, 2), np.inf)
         for repetition in range(repetitions):
             outs = [None, None]
             for which in (0, 1) if (index + repetition) % 2 else (1, 0):
-                *spent, outs[which] = _run(works[which])
+                *spent, outs[which] = run(works[which])
                 best[which] = np.minimum(best[which], spent)
         seconds.append(best)
         plain, fast = outs
@@ -112,12 +119,22 @@ def measure_prompts(
     }
 
 
-def _run(work: GenerationTask) -> tuple[float, float, specjax.Decoded]:
-    """Returns the seconds of reading the prompt, the seconds of the rounds, and the result."""
+def run(work: GenerationTask) -> tuple[float, float, specjax.Decoded]:
+    """Returns the seconds of reading the prompt, the seconds of the rounds, and the result.
+
+    A datastore is searched before every ``SEARCHED`` rounds, which is a part of their time.
+    """
     begin = time.perf_counter()
     state = jax.block_until_ready(work.start())
     middle = time.perf_counter()
-    state = jax.block_until_ready(work.burst(work.capacity, state))
+    if work.session is None or not work.session.asks:
+        state = jax.block_until_ready(work.burst(work.capacity, state))
+    else:
+        while (budget := np.asarray(state.budget)).any():
+            tokens, lengths = np.asarray(state.tokens), np.asarray(state.length)
+            texts = [tokens[row, : lengths[row]] for row in np.flatnonzero(budget)]
+            work = work.refreshed(lambda texts=texts: texts)
+            state = jax.block_until_ready(work.burst(SEARCHED, state))
     return middle - begin, time.perf_counter() - middle, result(state)
 
 

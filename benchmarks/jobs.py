@@ -11,6 +11,7 @@ import numpy as np
 from specjax import drafters, trees
 from specjax.decoding.inputs import prepare_inputs
 from specjax.decoding.state import State
+from specjax.drafters import registry
 from specjax.drafters.adaptive import AdaptiveState
 from specjax.drafters.draft_model import DraftModelState
 from specjax.models import as_drafter
@@ -39,8 +40,9 @@ def make_job(
 
     Args:
       pair: the target and its draft model.
-      drafter: ``plain``, ``draft``, ``ngram``, ``adaptive draft``, ``adaptive ngram``, ``synthetic
-        0.8`` (each token is right with that probability). See ``informed`` for the last three.
+      drafter: ``plain``, ``draft``, a table (``ngram``), ``adaptive draft``, ``adaptive ngram``,
+        ``synthetic 0.8`` (each token is right with that probability). See ``informed`` for the last
+        three.
       num_draft: the number of tokens that are drafted in a round.
       tokens: int32 ``[B, T]``, the prompts.
       new: the number of tokens that are emitted for each prompt.
@@ -81,8 +83,9 @@ def _drafter(pair: pairs.Pair, name: str, num_draft: int, shape: tuple[int, int]
     """Returns the drafter and its weights; ``shape`` is that of the token buffer."""
     if name == "plain":
         return drafters.Plain(), None
-    if name == "ngram":
-        return drafters.NGram(num_draft=num_draft), None
+    if name in registry.table_names():
+        settings = {"num_draft": num_draft} if num_draft else {}
+        return registry.drafter_class(name).for_target(pair.target.target, **settings), None
     if name == "draft":
         model = as_drafter(pair.target, pair.draft)
         return drafters.DraftModel(num_draft=num_draft, model=model), pair.draft.params
@@ -95,7 +98,8 @@ def _drafter(pair: pairs.Pair, name: str, num_draft: int, shape: tuple[int, int]
         truth = jnp.zeros(shape, jnp.int32)
         return drafters.Synthetic(num_draft, float(of)), {"truth": truth, "inner": None}
     raise ValueError(
-        f"drafter={name!r} is unknown; known: plain, ngram, draft, adaptive ngram, adaptive draft, "
+        f"drafter={name!r} is unknown; known: plain, draft, "
+        f"{', '.join(registry.table_names())}, adaptive ngram, adaptive draft, "
         "synthetic ACCURACY"
     )
 

@@ -29,6 +29,7 @@ def draw(folder: Path, outcomes: list[dict]) -> list[str]:
         ("acceptance", _acceptance, decoded),
         ("round", _round, [(r, f) for r, f in decoded if "parts" in f]),
         ("peers", _peers, peers),
+        ("workloads", _workloads, [(r, f) for r, f in measured if "workload" in r and "tau" in f]),
     ):
         figure = plot(rows) if rows else None
         if figure is not None:
@@ -135,4 +136,21 @@ def _peers(rows):
         panel.set_title(f"{row['pair']}, {row['num_draft']} a round{synthetic}", fontsize=9)
         panel.set_xlabel("tokens/s, whole requests")
         panel.invert_yaxis()
+    return figure
+
+
+def _workloads(rows):
+    """τ of each drafter, a panel for each kind of text; where targets differ, grown ones alone."""
+    grown = [(r, f) for r, f in rows if r.get("grown")] or rows
+    kinds = list(dict.fromkeys(row["workload"] for row, _ in grown))
+    figure, panels = plt.subplots(1, len(kinds), figsize=(3.6 * len(kinds), 3.6), squeeze=False)
+    for panel, kind in zip(panels[0], kinds, strict=True):
+        for at, mark in ((0.0, "o"), (1.0, "x")):
+            here = [(r, f) for r, f in grown if r["workload"] == kind and r["temperature"] == at]
+            here = [(r, f) for r, f in here if r.get("batch", 1) == 1]
+            names = [r["drafter"].partition(":")[0] for r, _ in here]
+            panel.plot([f["tau"] for _, f in here], names, mark, label=f"T={at:g}")
+        panel.set_title(kind, fontsize=9)
+        panel.set_xlabel("τ, tokens a pass")
+        panel.legend(fontsize=7)
     return figure

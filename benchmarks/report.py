@@ -36,6 +36,14 @@ def summary(row: dict, figures: dict) -> str:
         ),
         "decode": lambda f: f"τ {f['tau']:.2f}, ratio {cells.ratio(f['ratio_rounds'])}",
         "heldout": lambda f: f"τ {f['tau']:.2f}, ratio {cells.ratio(f['ratio_rounds'])}",
+        "drafting": lambda f: f"{cells.share(f['share'])} of a plain step",
+        "datastore": lambda f: (
+            f"opens in {1e3 * f['opened']:.1f} ms, {f['resident'] / 1e6:.0f} MB resident, "
+            f"{cells.share(f['share_asked'])} of a plain step"
+        ),
+        "requests": lambda f: ", ".join(
+            f"{name}: τ {f[name]['tau']:.2f}" for name in ("alone", "first", "second")
+        ),
         "serving": lambda f: f"τ {f['tau']:.2f}, ratio {cells.ratio(f['ratio'])}",
         "regeneration": lambda f: f"τ {f['tau']:.2f}, ratio {cells.ratio(f['ratio'])}",
         "peer": lambda f: ", ".join(

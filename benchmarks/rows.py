@@ -19,10 +19,11 @@ from specjax import trees
 from specjax.analysis import round_timing, timing
 from specjax.analysis.comparison import repeated_ngrams
 from specjax.decoding.state import State
+from specjax.drafters import registry
 from specjax.text.prepare import SMALLEST_BUFFER, round_up
 from specjax.text.task import GenerationTask
 
-from . import heldout, micro, pairs, peers, regeneration, serving, training
+from . import drafting, heldout, micro, pairs, peers, regeneration, serving, training
 from .figures import interval, spread
 from .jobs import SHORT, informed, made_up, make_job
 
@@ -91,7 +92,7 @@ def decode(
       bench: the state of the run.
       pair: the name of the pair.
       drafter: as ``jobs.make_job`` takes it.
-      num_draft: the number of tokens that are drafted in a round.
+      num_draft: the number of tokens that are drafted in a round; 0: the usual number of a table.
       tree: a tree as ``topology.parse`` takes it, instead of a chain.
       agreement: the agreement of a made pair.
       batch: the number of rows.
@@ -108,8 +109,11 @@ def decode(
     # slots for the rounds whose parts are timed
     if tree is not None:
         num_draft = trees.parse(tree).depth
+    deepest = num_draft
+    if not num_draft and drafter in registry.table_names():
+        deepest = registry.drafter_class(drafter).for_target(made.target.target).depth
     limit = made.target.config.context_length
-    end = context + max(new, PART_ROUNDS * (num_draft + 1) + new if parts else 0)
+    end = context + max(new, PART_ROUNDS * (deepest + 1) + new if parts else 0)
     capacity = round_up(min(end, limit), SMALLEST_BUFFER, limit)
     common = dict(temperature=temperature, capacity=capacity)
     works, begins, ends = {}, {}, {}
@@ -149,7 +153,7 @@ def decode(
         "pair_found": made.describe(),
         "drafter_name": stats.drafter,
         "tau": stats.tau,
-        "acceptance": stats.acceptance if num_draft else None,
+        "acceptance": stats.acceptance if deepest else None,
         "acceptance_by_position": stats.acceptance_by_position.tolist(),
         "rounds": int(np.max(stats.rounds)),
         "emitted": int(np.sum(stats.emitted)),
@@ -170,7 +174,7 @@ def decode(
         figures["ratio_whole"] = interval(timing.ratio(whole["plain"], whole["speculative"]))
         figures["first_token"] = {n: spread(seconds[f"{n} first"]) for n in works}
     if parts:
-        figures |= _anatomy(works["speculative"], begins["speculative"], num_draft)
+        figures |= _anatomy(works["speculative"], begins["speculative"], deepest)
     return figures
 
 
@@ -267,6 +271,9 @@ KINDS = {
     "buffers": buffers,
     "decode": decode,
     "heldout": heldout.measure_prompts,
+    "drafting": drafting.table_cost,
+    "datastore": drafting.made_datastore,
+    "requests": drafting.repeated_requests,
     "product": micro.product_orders,
     "attention": micro.attention_layouts,
     "peer": peers.side_by_side,

@@ -41,6 +41,11 @@ def smoke(pair: str = "tiny", agreement: float = 0.8, repetitions: int = 6) -> l
         | {"batch": 2, "repetitions": repetitions},
         {"kind": "regeneration", "drafter": "ngram", "num_draft": 3, "rows": 4, "new": 12}
         | {"batch": 2, "split": "heldout", "repetitions": repetitions},
+        {"kind": "heldout", "drafter": "suffix", "temperature": 0.0, "workload": "edits"}
+        | {"prompts": 2, "new": 16, "repetitions": 2},
+        {"kind": "drafting", **of, "drafter": "suffix", "repetitions": repetitions},
+        {"kind": "datastore", **of, "tokens": 1 << 14, "searches": 8, "repetitions": repetitions},
+        {"kind": "requests", "workload": "open", "prompts": 2, "new": 16},
         {"kind": "peer", **of, "num_draft": 3, "new": 16, "repetitions": repetitions},
         {"kind": "training", "target": "small", "lengths": [1024, 4096], "steps": 2}
         | {"timed": 1024, "optimizer": "adamw", "repetitions": repetitions},
@@ -205,6 +210,53 @@ def eagle(
     ]
 
 
+def workloads(
+    pair: str = "100m",
+    agreement: float = 0.8,
+    prompts: int = 8,
+    batches: Sequence[int] = (1, 8),
+    contexts: Sequence[int] = (256, 32_256),
+    repetitions: int = 7,
+) -> list[Row]:
+    """Drafters without training on four kinds of text, and what drafting with them costs.
+
+    The first rows are the costs: tables of answers that requests fill, a datastore of 1 GB of
+    tokens, and each table beside a plain step of the pair of 100M weights. The others are the
+    embedded target on the texts of ``workloads.py``, as it is and grown to 100M weights.
+    """
+    tables = ("ngram", "suffix", "sam", "recycling", "lookahead", "jacobi")
+    of = dict(pair=pair, agreement=agreement, repetitions=repetitions)
+    kinds = ("edits", "retrieval", "completion", "open")
+    rows = [
+        {"kind": "requests", "workload": kind, "prompts": prompts, "temperature": t}
+        for t in (0.0, 1.0)
+        for kind in kinds
+    ]
+    rows.append({"kind": "datastore", **of, "tokens": 1 << 28})
+    rows += [
+        {"kind": "drafting", **of, "drafter": d, "context": c} for d in tables for c in contexts
+    ]
+    ways = [
+        *({"drafter": d} for d in ("suffix", "sam")),
+        {"drafter": "ngram", "num_draft": 7},
+        {"drafter": "recycling", "tree": "3x2x1"},
+        {"drafter": "suffix+recycling", "tree": "3x2x1"},
+        {"drafter": "lookahead:window=3,ngram=3,guesses=2"},
+        {"drafter": "jacobi", "num_draft": 3},
+        {"drafter": "rest"},
+    ]
+    sizes = {"grown": True, "repetitions": 2}, {}
+    return rows + [
+        {"kind": "heldout", "workload": kind, **way, **size, "temperature": t, "batch": b}
+        | {"prompts": max(prompts, 2 * b)}
+        for b in batches
+        for t in (0.0, 1.0)
+        for size in sizes
+        for kind in kinds
+        for way in ways
+    ]
+
+
 def gpu(
     pair: str = "8b",
     agreement: float = 0.8,
@@ -227,7 +279,19 @@ def gpu(
 
 SUITES: dict[str, Callable[..., list[Row]]] = {
     suite.__name__: suite
-    for suite in (smoke, cpu, gpu, heads, light, scaling, peers, serving, regeneration, eagle)
+    for suite in (
+        smoke,
+        cpu,
+        gpu,
+        heads,
+        light,
+        workloads,
+        scaling,
+        peers,
+        serving,
+        regeneration,
+        eagle,
+    )
 }
 
 

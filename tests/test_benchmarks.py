@@ -24,6 +24,7 @@ from benchmarks import (
     runner,
     suites,
     training,
+    workloads,
 )
 from benchmarks.__main__ import main
 from benchmarks.tables import cells
@@ -378,3 +379,16 @@ def test_curves_join_rows_that_differ_in_one_setting():
     ]
     assert [[x for x, _ in points] for points in plots.curves(found, "batch").values()] == [[1, 2]]
     assert not plots.curves(found, "context")
+
+
+def test_workloads_are_the_same_in_every_run_and_of_files_that_the_target_did_not_see():
+    for name in workloads.WORKLOADS:
+        texts = workloads.prompts(name, 5)
+        assert texts == workloads.prompts(name, 5) and len({*texts}) == 5
+    for text in workloads.prompts("edits", 5):
+        piece, _, given = text.partition("\n# The same with ")
+        old, _, rest = given.partition(" renamed to new_")
+        assert piece.count(old) >= 3 and not rest.partition(":\n")[2].startswith(piece[:200])
+    with pytest.raises(ValueError, match="known are"):
+        workloads.prompts("nothing", 1)
+    assert not {*workloads.files("heldout")} & {*workloads.files("train")} - {""}

@@ -1,11 +1,14 @@
 """The tables of a suite's page: ``TABLES[kind] = (title, table of the rows of that kind)``."""
 
-from . import decoding, parts, serving, training
+from . import decoding, drafting, parts, serving, training
 
 TABLES = {
     "decode": ("Plain and speculative decoding", decoding.decode),
     "peer": ("Beside other libraries", decoding.peers),
     "heldout": ("Real text", decoding.heldout),
+    "requests": ("Requests that are made twice", drafting.requests),
+    "drafting": ("The time of drafting", drafting.drafting),
+    "datastore": ("A large datastore", drafting.datastore),
     "serving": ("Continuous batching", serving.serving),
     "regeneration": ("Text for training", serving.regeneration),
     "passes": ("A pass over N nodes", parts.passes),

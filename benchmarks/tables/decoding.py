@@ -96,8 +96,19 @@ def heldout(rows) -> str:
             "time is that of a target whose weights come from memory (`benchmarks/grown.py`). "
             "Grown models are run twice, the others three times."
         )
+    kinds = {}
+    if any("workload" in row for row, _ in rows):
+        kinds = {"text": lambda r, f: r.get("workload", "completion")}
+        note += (
+            " The texts: *edits*, a piece of a file and the beginning of the same piece with one "
+            "name changed; *retrieval*, a piece of a file and a question whose answer is one of "
+            "its lines; *completion*, the held-out prompts; *open*, the beginning of a docstring "
+            "(`benchmarks/workloads.py`). `rest` is `suffix` with a datastore of the files on "
+            "which the target was trained."
+        )
     return f"{note}\n\n" + cells.table(
         {
+            **kinds,
             **target,
             "T": lambda r, f: r["temperature"],
             "batch": lambda r, f: r.get("batch", 1),

@@ -1,0 +1,202 @@
+"""What drafting itself costs: tables at short and long contexts, datastores, tables of answers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+import specjax
+from specjax.analysis import timing
+from specjax.drafters import datastore
+from specjax.text import Retrieval, Session
+from specjax.text.options import Options
+from specjax.text.prepare import prepare_measured
+from specjax.text.session import fingerprint
+
+from . import heldout, workloads
+from .figures import spread
+
+# run in a process of its own, so that what it holds is what the datastore takes
+MEASURED = """
+import json, sys, time
+import numpy as np
+from specjax.drafters.datastore import Datastore
+
+def resident(name):
+    lines = open("/proc/self/status").read().splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith(name)))
+
+before = resident("VmRSS")
+begin = time.perf_counter()
+store = Datastore(sys.argv[1])
+opened = time.perf_counter() - begin
+random, searches = np.random.default_rng(1), []
+texts = []
+for place in random.integers(100, store.num_tokens, int(sys.argv[2])):
+    texts.append(store.texts_around(np.asarray([place - 60]), 40, 0)[0])
+for text in texts:
+    begin = time.perf_counter()
+    places, matched = store.search(text, 16)
+    store.texts_around(places, 24, 48)
+    searches.append(time.perf_counter() - begin)
+print(json.dumps(dict(opened=opened, searches=searches, matched=int(matched[0]),
+    resident=resident("VmRSS") - before, anonymous=resident("RssAnon"))))
+"""
+
+
+def table_cost(bench, *, repetitions: int = 7, context: int = 256, **settings) -> dict:
+    """Measures drafting and observing as shares of a plain step.
+
+    Args:
+      bench: see ``rows.Bench``.
+      repetitions: see ``rows.decode``.
+      context: the tokens of the text, which are random.
+      settings: of ``rows.decode``: pair, agreement, drafter.
+    """
+    from .rows import decode
+
+    figures = decode(
+        bench, **settings, context=context, new=32, read=False, repetitions=repetitions
+    )
+    step, parts = figures["seconds_per_plain_step"], figures["parts"]
+    return {
+        "pair_found": figures["pair_found"],
+        "plain_step": step,
+        "draft": parts["draft"],
+        "observe": parts["observe"],
+        "share": parts["draft"] / step,
+        "share_observed": (parts["draft"] + parts["observe"]) / step,
+    }
+
+
+def made_datastore(
+    bench,
+    *,
+    tokens: int,
+    pair: str = "100m",
+    agreement: float | None = None,
+    searches: int = 200,
+    repetitions: int = 7,
+) -> dict:
+    """Measures a datastore of random texts: opening, resident memory, and a draft's time.
+
+    Args:
+      bench: see ``rows.Bench``.
+      tokens: how many tokens it has, 4 bytes each and as many of the index; whole chunks.
+      pair: of whose target a plain step is timed.
+      agreement: of the pair.
+      searches: how many texts are searched.
+      repetitions: of the pass that is timed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "store"
+        chunk = min(datastore.CHUNK, tokens)
+        lm = specjax.load("embedded")
+        _write_made(path, tokens // chunk, chunk, fingerprint(lm))
+        said = subprocess.run(
+            [sys.executable, "-c", MEASURED, str(path), str(searches)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found = json.loads(said.stdout.splitlines()[-1])
+        asked, random = Retrieval(lm, path, rows=1), np.random.default_rng(2)
+        texts = [random.integers(0, lm.target.vocab_size, 200) for _ in range(searches)]
+        asks = []
+        for text in texts:
+            begin = time.perf_counter()
+            asked.ask([text])
+            asked.table.tokens.block_until_ready()
+            asks.append(time.perf_counter() - begin)
+        del asked
+    call = timing.pass_call(bench.pair(pair, agreement).target, 1, length=255, capacity=512)
+    step = float(np.median(timing.alternate({"one": call}, repetitions=repetitions)["one"]))
+    return {
+        "tokens": tokens,
+        "opened": found["opened"],
+        "resident": found["resident"],
+        "anonymous": found["anonymous"],
+        "search": spread(np.asarray(found["searches"])),
+        "ask": spread(np.asarray(asks)),
+        "plain_step": step,
+        "share": float(np.median(found["searches"])) / step,
+        "share_asked": float(np.median(asks)) / step,
+    }
+
+
+def _write_made(path: Path, chunks: int, chunk: int, tokenizer: str) -> None:
+    """A datastore whose chunks are all alike, so that one of them is sorted."""
+    random = np.random.default_rng(0)
+    tokens = random.zipf(1.3, chunk).clip(1, 2047).astype(np.int32)
+    tokens[999::1000] = datastore.END
+    tokens[-1] = datastore.END
+    order = datastore.sorted_places(tokens, datastore.DEPTH)
+    path.mkdir()
+    for name, part in (("tokens.bin", tokens), ("order.bin", order)):
+        with open(path / name, "wb") as file:
+            for _ in range(chunks):
+                file.write(part.tobytes())
+    meta = dict(version=datastore.VERSION, num_tokens=chunks * chunk, chunk=chunk)
+    meta |= dict(depth=datastore.DEPTH, tokenizer=tokenizer)
+    (path / "meta.json").write_text(json.dumps(meta))
+
+
+def repeated_requests(
+    bench,
+    *,
+    workload: str,
+    prompts: int,
+    drafter: str = "suffix",
+    temperature: float = 0.0,
+    new: int = 64,
+    grown: bool = False,
+) -> dict:
+    """Measures requests twice, with a table that the first pass fills.
+
+    Args:
+      bench: see ``rows.Bench``.
+      workload: see ``workloads.prompts``.
+      prompts: the number of requests, which are decoded one after the other.
+      drafter: ``suffix`` or ``sam``.
+      temperature: 0 is greedy; above it the second pass has other seeds.
+      new: the tokens that are emitted for each prompt.
+      grown: see ``heldout.measure_prompts``.
+    """
+    del bench
+    lm = heldout.grown_embedded() if grown else specjax.load("embedded")
+    session, texts = Session(lm, drafter), workloads.prompts(workload, prompts)
+    alone = Session(lm, drafter)
+    sampling = specjax.Sampling(temperature=temperature)
+    figures, plain, said = {}, [], {}
+    warm = True
+    for name in ("plain", "alone", "first", "second"):
+        spent = rounds = emitted = 0
+        for index, text in enumerate(texts):
+            given = {"plain": None, "alone": alone}.get(name, session)
+            seed = index + (len(texts) if name == "second" else 0)
+            options = Options(drafter=given, sampling=sampling, max_new_tokens=new, seed=seed)
+            work = prepare_measured(lm, [text], options)
+            if warm or index == 0:
+                heldout.run(work)
+                warm = False
+            _, seconds, out = heldout.run(work)
+            begin, end = len(work.prompts[0]), int(out.lengths[0])
+            tokens = np.asarray(out.tokens)[0, begin:end]
+            said.setdefault(name, []).append(tokens.tolist())
+            if given is session:
+                session.add(work.prompts[0], tokens)
+            spent, rounds = spent + seconds, rounds + int(np.sum(out.stats.rounds))
+            emitted += int(np.sum(out.stats.emitted))
+        rate = emitted / spent
+        figures[name] = {"tau": emitted / rounds, "tokens_per_second": rate}
+        plain.append(rate)
+    for name in ("alone", "first", "second"):
+        figures[name]["ratio"] = figures[name]["tokens_per_second"] / plain[0]
+    same = temperature == 0 and all(said[name] == said["plain"] for name in said)
+    return figures | {"identical": same if temperature == 0 else None, "held": session.num_tokens}
