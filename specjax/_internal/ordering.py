@@ -26,11 +26,17 @@ def after(count: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def after_changes(count: jax.Array, new: PyTree, old: PyTree) -> jax.Array:
-    """``after`` of the leaves of ``new`` that are none of ``old``, as far as they are numbers
-    ``[B, ...]``."""
+    """``after`` of the smallest leaf ``[B, ...]`` of numbers in ``new`` that is none of ``old``.
+
+    Leaves that come from one loop come from it together; a small one costs nothing on a mesh.
+    """
     known = {id(leaf) for leaf in jax.tree.leaves(old)}
-    for leaf in jax.tree.leaves(new):
-        number = leaf.size and jnp.issubdtype(leaf.dtype, jnp.number)
-        if number and leaf.shape[:1] == count.shape and id(leaf) not in known:
-            count = after(count, leaf)
-    return count
+    changed = [
+        leaf
+        for leaf in jax.tree.leaves(new)
+        if id(leaf) not in known
+        and leaf.size
+        and leaf.shape[:1] == count.shape
+        and jnp.issubdtype(leaf.dtype, jnp.number)
+    ]
+    return after(count, min(changed, key=lambda leaf: leaf.size)) if changed else count
