@@ -50,20 +50,28 @@ print(json.dumps(dict(opened=opened, searches=searches, matched=int(matched[0]),
 """
 
 
-def table_cost(bench, *, repetitions: int = 7, context: int = 256, **settings) -> dict:
+def table_cost(
+    bench,
+    *,
+    pair: str,
+    drafter: str,
+    agreement: float | None = None,
+    context: int = 256,
+    repetitions: int = 7,
+) -> dict:
     """Measures drafting and observing as shares of a plain step.
 
     Args:
       bench: see ``rows.Bench``.
-      repetitions: see ``rows.decode``.
+      pair, agreement: of whose target a plain step is timed.
+      drafter: the name of a table.
       context: the tokens of the text, which are random.
-      settings: of ``rows.decode``: pair, agreement, drafter.
+      repetitions: see ``rows.decode``.
     """
     from .rows import decode
 
-    figures = decode(
-        bench, **settings, context=context, new=32, read=False, repetitions=repetitions
-    )
+    of = dict(pair=pair, agreement=agreement, drafter=drafter, context=context)
+    figures = decode(bench, **of, new=32, read=False, repetitions=repetitions)
     step, parts = figures["seconds_per_plain_step"], figures["parts"]
     return {
         "pair_found": figures["pair_found"],
