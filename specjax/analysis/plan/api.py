@@ -298,7 +298,7 @@ def _whole(name: str, values, least: int, most: int) -> list[int]:
     return sorted({int(v) for v in values})
 
 
-def _named(lm: LM, drafters) -> dict[str, str | LM | HeadLM | SelfDraft]:
+def _named(lm: LM, drafters) -> dict[str, str | LM | HeadLM | SelfDraft | drafter_names.WithLookup]:
     """Returns the drafters by the names that the plan shows.
 
     Raises:
@@ -317,7 +317,7 @@ def _named(lm: LM, drafters) -> dict[str, str | LM | HeadLM | SelfDraft]:
         found = None
         if isinstance(drafter, str | os.PathLike) and drafter not in drafter_names.NO_DRAFTS:
             found = drafter_names.named(lm, drafter)
-        if not isinstance(found, str | LM | HeadLM | SelfDraft):
+        if not isinstance(found, str | LM | HeadLM | SelfDraft | drafter_names.WithLookup):
             raise ValueError(
                 f"drafters: {drafter!r:.60} cannot be planned with; accepted are the names that "
                 "`specjax drafters` lists (except plain decoding, which is always considered), the "

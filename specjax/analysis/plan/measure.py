@@ -16,6 +16,7 @@ from ...decoding.round import widths
 from ...decoding.stats import Stats
 from ...models.lm import LM
 from ...models.seq2seq import encoder_inputs
+from ...text import drafter_names
 from ...text.options import Options
 from ...text.prepare import fit, prepare_measured
 from ...text.prompts import check_lm, prompt_ids
@@ -95,7 +96,10 @@ class Survey:
         return self.lengths[name][0], self.lengths[name][-1]
 
     def rewinds(self, name: str) -> bool:
-        """Returns whether rounds of a drafter can be tried from earlier positions of a text."""
+        """Returns whether rounds of a drafter can be tried from earlier positions of a text; those
+        of a combination cannot, since its drafts are no beginnings of its longest drafts."""
+        if isinstance(self.drafters[name], drafter_names.WithLookup):
+            return False
         return self.jobs[name, self.lengths[name][-1]][0].drafter.can_rewind
 
     def runs(self, name: str) -> list[int]:
