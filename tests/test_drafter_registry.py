@@ -274,8 +274,6 @@ def test_a_wrapper_has_the_wishes_of_the_drafter_within(name):
     flags = {flag for flag in flags if not flag.startswith("_")} | {"num_draft"}
     asked = {flag: getattr(Odd(), flag) for flag in flags - THEIR_OWN - {"reads_nodes"}}
     assert {*asked} == {"num_passengers", "features", "vocab_size", "can_rewind"}
-    if name in ("hybrid", "fallback"):  # which take candidates over, and nothing else
-        asked["num_passengers"] = 0
     made = WRAPPERS[name](Odd())
     assert {flag: getattr(made, flag) for flag in asked} == asked
     reads = type("Reads", (Odd,), {"reads_nodes": True})()
