@@ -20,13 +20,19 @@ def numbers(shape, seed, dtype=jnp.bfloat16):
 def test_a_product_and_its_derivatives_are_sums_in_float32(subscripts):
     """Each is rounded at most once to bfloat16, where XLA's own derivatives are in float32."""
     x, y = (numbers(shape, seed) for seed, shape in enumerate(TERMS[subscripts]))
-    wide = x.astype(jnp.float32), y.astype(jnp.float32)
-    got, pull = jax.vjp(lambda x, y: narrow.einsum(subscripts, x, y), x, y)
-    wanted, wide_pull = jax.vjp(lambda x, y: jnp.einsum(subscripts, x, y), *wide)
+
+    @jax.jit
+    def both(x, y):
+        wide = x.astype(jnp.float32), y.astype(jnp.float32)
+        got, pull = jax.vjp(lambda x, y: narrow.einsum(subscripts, x, y), x, y)
+        wanted, wide_pull = jax.vjp(lambda x, y: jnp.einsum(subscripts, x, y), *wide)
+        slope = numbers(got.shape, 3).astype(jnp.float32)
+        return (got, *pull(slope)), (wanted, *wide_pull(slope))
+
+    (got, *slopes), (wanted, *wide_slopes) = both(x, y)
     assert got.dtype == jnp.float32
     np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-6)
-    slope = numbers(got.shape, 3).astype(jnp.float32)
-    for one, other in zip(pull(slope), wide_pull(slope), strict=True):
+    for one, other in zip(slopes, wide_slopes, strict=True):
         assert one.dtype == jnp.bfloat16
         np.testing.assert_allclose(one.astype(jnp.float32), other, rtol=2**-8, atol=1e-5)
 

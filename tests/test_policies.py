@@ -52,7 +52,7 @@ class Coin(specjax.Target):
         )
 
     def commit(self, cache, entries, start, verdict):
-        return cache
+        return specjax.kv_cache.commit(cache, entries, start, verdict)
 
 
 @dataclasses.dataclass(frozen=True)

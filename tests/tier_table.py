@@ -232,7 +232,7 @@ TABLE = {
     ],
     "test_recycling.py": [
         ("nodes.*union of tables", MERGE),
-        ("other_drafters", FULL),
+        ("other_drafters", MERGE),
     ],
     "test_requests.py": [
         (r"refused|penalties|alone|without_a_law.*\[nan-ngram", MERGE),
