@@ -1,7 +1,6 @@
 """The table of tiers: every line of it matches a test, and what it says is what is run."""
 
 import ast
-import collections
 import re
 from pathlib import Path
 
@@ -112,13 +111,9 @@ def planted():
                 yield path.relative_to(TESTS).as_posix(), node.name
 
 
-def test_the_default_tier_has_a_planted_fault_of_every_file_that_plants_some():
-    table, faults = Schedule(), collections.defaultdict(list)
-    for file, name in planted():
-        if not table.many(file, name):  # test_mesh_fault.py runs those of test_mesh.py
-            faults[file].append(table.tier(file, name))
-    assert len(faults) > 20
-    for file, tiers_of in faults.items():
-        lines = [pattern for pattern, tier in table.table.get(file, ()) if tier == DEFAULT]
-        assert DEFAULT in tiers_of or any("fault" in pattern for pattern in lines), file
-        assert FULL not in tiers_of, file
+def test_every_planted_fault_is_in_the_default_tier():
+    table = Schedule()
+    # test_mesh_fault.py runs those of test_mesh.py in a process with eight devices
+    faults = [fault for fault in planted() if not table.many(*fault)]
+    assert len(faults) > 50
+    assert not [fault for fault in faults if table.tier(*fault) != DEFAULT]

@@ -150,7 +150,7 @@ TABLE = {
         (EVERYTHING, FULL),
     ],
     "test_lookahead.py": [
-        ("fault.*OneKeyOff|asked_for|refused|one_round|new_turn", DEFAULT),
+        ("fault|asked_for|refused|one_round|new_turn", DEFAULT),
         (EVERYTHING, MERGE),
     ],
     "test_measure.py": [
@@ -205,7 +205,7 @@ TABLE = {
         ("runs_at_every_length|one_trace|heads|every_way|agree|where_tokens|ctrl_c|set_back", FULL),
     ],
     "test_policies.py": [
-        (r"refused|fault.*\[rejection\]|by_its_name|from_outside", DEFAULT),
+        ("refused|fault|by_its_name|from_outside", DEFAULT),
         (r"\[(block|None-4|0.4|0.5-1.0)\]|\)-4\]|threshold\[chain|that_grows", FULL),
         (EVERYTHING, MERGE),
     ],
@@ -233,7 +233,6 @@ TABLE = {
     ],
     "test_recycling.py": [
         ("nodes.*union of tables", MERGE),
-        ("other_drafters", MERGE),
     ],
     "test_requests.py": [
         (r"refused|penalties|alone|without_a_law.*\[nan-ngram", MERGE),
@@ -246,7 +245,6 @@ TABLE = {
         ("targets_law", FULL),
         ("at_once|at_least", FULL),
     ],
-    "test_sampled_faults.py": [("accepted_whole", MERGE)],
     "test_servers.py": MERGE,
     "test_sanitizers.py": [
         ("fault", DEFAULT),
