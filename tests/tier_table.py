@@ -56,7 +56,7 @@ TABLE = {
     "test_chat.py": [("refuses|command|stop_string", MERGE), (EVERYTHING, FULL)],
     "test_check_contract.py": [
         (r"every_check\[(eagle3|tree)", FULL),
-        (r"every_check\[draft", MERGE),
+        (r"every_check\[(draft|ngram)", MERGE),
     ],
     "test_cli.py": [
         ("plan_prints|vllm|num_draft_is|compare|without_noise|ctrl_c", MERGE),
@@ -128,7 +128,7 @@ TABLE = {
         ),
         ("token_for_token", MERGE),
         (
-            r"stream_commits|cut_within|last_slot|array_of_temp|penalty_and_bias|scan_and",
+            r"stream_commits|cut_within|last_slot|array_of_temp|penalty_and_bias|scan_and|longest",
             MERGE,
         ),
     ],
@@ -199,7 +199,7 @@ TABLE = {
         (r"a_folder|any_number.*\[(hybrid tli|tli tree)\]", FULL),
         (EVERYTHING, MERGE),
     ],
-    "test_own_layers.py": [("certainty_always|command|search", FULL), ("stops", MERGE)],
+    "test_own_layers.py": [("certainty_always|command|search", FULL)],
     "test_package.py": [("wheel", MERGE)],
     "test_planner.py": [
         ("runs_at_every_length|one_trace|heads|every_way|agree|where_tokens|ctrl_c|set_back", FULL),
