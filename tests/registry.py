@@ -408,6 +408,19 @@ def cases(model, params, near=None, other=None):
             near,
             ("rejection",),
         ),
+        # as many tokens in the table's chain as nodes in the tree
+        "tables before a tree": fallback(
+            (
+                Fallback(
+                    first=NGram(4, longest=2, shortest=2, stretch=1),
+                    inner=DraftModel(
+                        model=model, topology=trees.branching(2, 1), sibling_sampling="distinct"
+                    ),
+                ),
+                near,
+                ("rejection",),
+            )
+        ),
         "table model table": fallback(hybrid(3, (DraftModel(2, model=model), near, ("block",)))),
         "union of tables": (
             Union(

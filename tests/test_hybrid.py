@@ -221,6 +221,8 @@ def test_a_name_after_ngram_is_any_that_stands_alone():
     assert drafter.name == "sam+mtp" and drafter.num_draft == drafter.first.num_draft == 7
     drafter, _ = drafter_names.resolve_drafter(lm, "suffix+ngram+draft")
     assert drafter.name == "suffix+ngram+draft" and drafter.inner.inner.depth == 3
+    drafter, _ = drafter_names.resolve_drafter(lm, "suffix+ngram+eagle3")
+    assert drafter.inner.inner.others == drafter.depth + 1  # what it may have missed in a round
     drafter, _ = drafter_names.resolve_drafter(lm, "ngram+recycling", tree="2x1")
     assert (drafter.name, drafter.num_draft, drafter.depth) == ("ngram+recycling", 4, 3)
     drafter, _ = drafter_names.resolve_drafter(lm, "sam+lookahead:window=2,ngram=3", 5)

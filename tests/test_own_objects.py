@@ -36,6 +36,10 @@ class Fixed(specjax.Drafter):
 
 echo = Echo(back=5)
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class ComparesByIdentity(Echo):
+    pass
+
 @dataclasses.dataclass(frozen=True)
 class Half(type(RULES["rejection"])):
     share: float = 0.5
@@ -73,6 +77,11 @@ def test_a_drafter_of_ones_own_is_named_by_its_module():
     assert drafter("own_objects_here:echo:back=2", 6) == type(made)(num_draft=6, back=2)
     assert drafter("own_objects_here:Fixed:back=2").num_draft == 2
     assert drafter("specjax.drafters.ngram:NGram", 5) == specjax.drafters.NGram(num_draft=5)
+
+
+def test_a_name_stands_for_one_object_so_that_nothing_is_compiled_twice():
+    name = "own_objects_here:ComparesByIdentity:back=2"
+    assert drafter(name) is drafter(name)
 
 
 def test_a_rule_of_ones_own_is_named_by_its_module():

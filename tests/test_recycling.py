@@ -12,7 +12,7 @@ from toys import bag
 from specjax import Sampling
 from specjax.decoding import loop, round
 from specjax.decoding.inputs import prepare_inputs
-from specjax.drafters import Recycling, recycling, shared_round, union
+from specjax.drafters import Adaptive, Recycling, SuffixMatch, recycling, shared_round, union
 
 VOCAB = 13
 MODEL, PARAMS = bag(VOCAB, 3)
@@ -69,30 +69,30 @@ def test_recycling_keeps_the_best_successors_of_every_verified_node():
     assert replayed(CASES["recycling chain"][0]) == 0
 
 
-def among_others(name, most=8):
+def among_others(name, cut=None, most=8):
     """Rounds in which the table of ``recycling`` in a combinator is not that of a replay of its own
-    nodes in NumPy; how many of its nodes went through the target, and how many were left out."""
-    drafter, weights, _ = CASES[name]
-    params, state = begun(drafter, weights)
+    nodes in NumPy; how many of its nodes went through the target, and how many were left out.
+    ``cut``: the policy of an ``Adaptive`` around the combinator."""
+    whole, weights, _ = CASES[name]
+    drafter, of = whole, lambda held: held
+    if cut:
+        whole, weights, of = Adaptive(drafter, cut), {"inner": weights}, lambda held: held.inner
+    params, state = begun(whole, weights)
     if isinstance(drafter, union.Union):
         place = [type(d) for d in drafter.drafters].index(Recycling)
         part, pick = drafter.drafters[place], lambda held: held[place]
         first = 1 + sum(d.num_draft for d in drafter.drafters[:place])
         own = lambda proposed: proposed.drafts[place]  # noqa: E731
     else:
-        part, pick, first, own = (
-            drafter.inner,
-            lambda held: held,
-            1,
-            lambda proposed: proposed.draft,
-        )
+        part, pick, first = drafter.inner, lambda held: held, 1
+        own = lambda proposed: proposed.draft  # noqa: E731
     nodes = [0, *range(first, first + part.num_draft)]
-    table = np.array(pick(state.drafter_state.inner))
+    table = np.array(pick(of(state.drafter_state).inner))
     wrong = seen = left_out = 0
     for _ in range(most):
         live = np.asarray(state.budget) > 0
-        judged = jit_judge(MODEL, drafter, "auto", params, state)
-        tokens = np.asarray(own(judged.proposed).tokens)
+        judged = jit_judge(MODEL, whole, "auto", params, state)
+        tokens = np.asarray(own(of(judged.proposed)).tokens)
         scored = np.asarray(judged.draft.scored)[:, nodes] & (tokens >= 0)
         inside = np.asarray(judged.draft.tokens)[:, nodes] == tokens
         logits = np.asarray(judged.scores.logits)[:, nodes]
@@ -102,8 +102,8 @@ def among_others(name, most=8):
             for node in np.flatnonzero(scored[row]):
                 best = np.argsort(-logits[row, node], kind="stable")[: part.width]
                 table[row, tokens[row, node]] = best
-        state = loop.jit_burst(MODEL, drafter, "auto", 1, params, state)
-        wrong += (np.asarray(pick(state.drafter_state.inner)) != table).any()
+        state = loop.jit_burst(MODEL, whole, "auto", 1, params, state)
+        wrong += (np.asarray(pick(of(state.drafter_state).inner)) != table).any()
     return wrong, seen, left_out
 
 
@@ -111,6 +111,12 @@ def among_others(name, most=8):
 def test_with_other_drafters_recycling_keeps_what_the_target_said_of_its_own_nodes(name):
     wrong, seen, left_out = among_others(name)
     assert wrong == 0 and seen > 5 and left_out > 0
+
+
+@pytest.mark.parametrize("name", ["fallback recycling", "union of tables"])
+def test_what_a_policy_cuts_off_the_whole_is_not_taken_for_seen(name):
+    wrong, seen, left_out = among_others(name, SuffixMatch(offset=1.0))
+    assert wrong == 0 and seen > 2 and left_out > 5
 
 
 def test_fault_the_scores_of_other_drafters_nodes(monkeypatch):

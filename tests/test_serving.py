@@ -325,6 +325,9 @@ def test_a_text_file_holds_one_prompt_a_line_and_plain_lines_elsewhere_are_named
     with pytest.raises(ValueError, match="seem to be plain text: .* ends with .txt") as caught:
         jsonl_input.read(pair[0], tmp_path / "prompts.jsonl", defaults, 0)
     assert "max_broken" not in str(caught.value)
+    (tmp_path / "prompts.txt").write_text('{"prompt": "def f(x):"}\n{"prompt": "class A:"}\n')
+    with pytest.raises(ValueError, match="each line is a JSON object .* ends with .jsonl"):
+        jsonl_input.read(pair[0], tmp_path / "prompts.txt", defaults, 0)
 
 
 def test_the_progress_of_a_resumed_run_tells_its_own_tokens_apart():

@@ -123,7 +123,7 @@ TABLE = {
         ("any_number|alone_is", FULL),
         (
             r"token_for_token.*\[(adaptive (?!ngram)|(hybrid|fallback) (mtp|spec|rec|look)"
-            "|table model|union with)",
+            "|tables? (model|before)|union with)",
             FULL,
         ),
         ("token_for_token", MERGE),

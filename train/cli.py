@@ -195,9 +195,9 @@ def _is_done(settings) -> bool:
     if not checkpoint.is_done(folder, flat):
         return False
     print(
-        f"{folder} is at step {settings.run.steps} already, its last, and has its export and its "
-        f"report: a greater run.steps goes on; `specjax train report folder={folder}` draws the "
-        "report again"
+        f"{folder} is at step {settings.run.steps} already, its last, and was exported and "
+        f"reported then: a greater run.steps goes on; `specjax train report folder={folder}` draws "
+        "the report again; without its report.html the next call exports it again"
     )
     return True
 

@@ -112,7 +112,7 @@ class Fallback(TableBefore):
         wanted = jnp.any(~sure & (context.budget > 0))
         asked = dataclasses.replace(context, width=jnp.where(wanted, width, 0))
         own, inner = self.inner.draft_step(params, target_params, state.inner, asked)
-        if drafts_chains(self.first) and drafts_chains(self.inner):
+        if trees.is_chain(made) and trees.is_chain(own):
             spare = ((0, 0), (0, self.num_draft - kept.shape[1]))
             copied, kept = jnp.pad(made.tokens[:, 1:], spare), jnp.pad(kept, spare)
             draft, own = joined(context, own, ~sure[:, None], copied, kept)
@@ -126,7 +126,7 @@ class Fallback(TableBefore):
 
     def observe(self, params, target_params, state, segment):
         if segment.round is not None:
-            segment = round_of(self.inner, segment, state.draft, segment.round[2])
+            segment = round_of(self.inner, segment, state.draft, segment.round[2], self._own)
         inner = self.inner.observe(params, target_params, state.inner, segment)
         return FallbackState(index=state.index, inner=inner)
 

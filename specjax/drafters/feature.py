@@ -63,7 +63,7 @@ class FeatureDrafter(FeatureReader):
         return dataclasses.replace(state, ran=None)
 
     def beside(self, num_tokens):
-        return dataclasses.replace(self, others=num_tokens)
+        return dataclasses.replace(self, others=max(self.others, num_tokens))
 
     def make_level(self, params, target_params, state, context, caught=None):
         """See ``HeadDrafter.make_level``; ``caught``: what ``_catch_up`` returned of this round."""

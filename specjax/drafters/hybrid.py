@@ -30,7 +30,7 @@ from .. import trees
 from .._internal.optional import required, unset
 from .._internal.pytree import pytree_dataclass, static
 from ..trees.topology import chain
-from ..types import POINT_MASS, ROOT, Draft, Drafter, PyTree
+from ..types import POINT_MASS, ROOT, Draft, Drafter, DrafterWrapper, PyTree
 from .base import CombinedDrafter
 from .ngram import NGram
 from .shared_round import round_of, scores_of
@@ -92,14 +92,21 @@ class TableBefore(CombinedDrafter):
     def reads_last(self) -> bool:
         return self.inner.reads_last
 
+    def beside(self, num_tokens):
+        return dataclasses.replace(self, inner=self.inner.beside(num_tokens))
+
     def shard(self, params, mesh):
         """The weights of ``inner`` on a mesh; see ``sharding.place``."""
         return self.inner.shard(params, mesh)
 
     def readout(self, draft, scores):
         """The scores at the nodes of ``inner``, if it reads them."""
-        own = np.arange(self.inner.num_draft + 1)
-        return scores_of(scores, own) if self.reads_nodes else None
+        return scores_of(scores, self._own) if self.reads_nodes else None
+
+    @property
+    def _own(self) -> np.ndarray:
+        """Where the nodes of ``inner`` stand in a round: they are the first."""
+        return np.arange(self.inner.num_draft + 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,7 +205,7 @@ class Hybrid(TableBefore):
 
     def observe(self, params, target_params, state, segment):
         if segment.round is not None:
-            segment = round_of(self.inner, segment, state.draft, segment.round[2])
+            segment = round_of(self.inner, segment, state.draft, segment.round[2], self._own)
         return HybridState(inner=self.inner.observe(params, target_params, state.inner, segment))
 
 
@@ -218,9 +225,14 @@ def check_inner(called: str, inner: Drafter) -> None:
 
 
 def drafts_chains(drafter: Drafter) -> bool:
-    """Whether all that a drafter proposes is a chain of candidates."""
-    depth = drafter.depth
-    return drafter.num_draft == depth and drafter.topology in (None, chain(depth))
+    """Whether all that a drafter, and what it is made of, proposes is a chain of candidates."""
+    depth, parts = drafter.depth, ()
+    if isinstance(drafter, CombinedDrafter):
+        parts = drafter.parts
+    elif isinstance(drafter, DrafterWrapper):
+        parts = (drafter.inner,)
+    own = drafter.num_draft == depth and drafter.topology in (None, chain(depth))
+    return own and all(map(drafts_chains, parts))
 
 
 def joined(context, own: Draft, mine, copied, kept) -> tuple[Draft, Draft]:
@@ -233,7 +245,15 @@ def joined(context, own: Draft, mine, copied, kept) -> tuple[Draft, Draft]:
 
     Returns:
       the chain; and ``own`` without the tokens that are not in it.
+
+    Raises:
+      ValueError: ``own`` is no chain.
     """
+    if not trees.is_chain(own):
+        raise ValueError(
+            "a drafter that a lookup goes before, and whose depth is its num_draft, returned a "
+            "tree; return trees.chain_draft(...), or state the depth of the tree"
+        )
     said, total = own.tokens[:, 1:], copied.shape[1]
     most = said.shape[1]
     wide = ((0, 0), (0, total - most))

@@ -43,7 +43,11 @@ def scores_of(scores: Scores, nodes: np.ndarray, features: slice | None = None) 
 
 
 def round_of(
-    inner: Drafter, segment: Segment, draft: Draft | None, scores: Scores | None
+    inner: Drafter,
+    segment: Segment,
+    draft: Draft | None,
+    scores: Scores | None,
+    nodes: np.ndarray,
 ) -> Segment:
     """The segment for a drafter whose draft was a part of what a round proposed.
 
@@ -53,13 +57,19 @@ def round_of(
       draft: what ``inner`` proposed, with token -1 and not scored where that is not in the round;
         None: a round without a draft.
       scores: at the nodes of ``draft``, of a drafter that reads all nodes; else None.
+      nodes: int ``[M]``, where the M nodes of ``draft`` stand in the whole round, the root first.
     """
     whole, verdict, _ = required(segment.round, "segment.round")
     if draft is None:
         said = None if scores is None else inner.readout(whole, scores)
         return dataclasses.replace(segment, round=(whole, verdict, said))
-    own = _reached(segment, verdict, draft)
-    said = None if scores is None else inner.readout(draft, scores)
+    own, said = _reached(segment, verdict, draft), None
+    if scores is not None:
+        if whole.scored is not None:  # a wrapper may have cut what was put together
+            scored = whole.scored[:, nodes]
+            scored = scored if draft.scored is None else scored & draft.scored
+            draft = dataclasses.replace(draft, scored=scored)
+        said = inner.readout(draft, scores)
     return dataclasses.replace(segment, round=(draft, own, said))
 
 

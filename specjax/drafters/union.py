@@ -104,13 +104,13 @@ class Union(CombinedDrafter):
 
     def readout(self, draft, scores):
         """The scores at the nodes of each drafter that reads them; None for the others."""
-        found, before, begin = [], 0, 0
-        for drafter, taps in zip(self.drafters, self._taps(scores.features), strict=True):
-            own = np.append(0, 1 + before + np.arange(drafter.num_draft))
-            before += drafter.num_draft
+        found, begin = [], 0
+        for i, (drafter, taps) in enumerate(
+            zip(self.drafters, self._taps(scores.features), strict=True)
+        ):
             mine = slice(begin, begin + taps)
             begin += taps
-            found.append(scores_of(scores, own, mine) if drafter.reads_nodes else None)
+            found.append(scores_of(scores, self._nodes(i), mine) if drafter.reads_nodes else None)
         return tuple(found)
 
     def observe(self, params, target_params, state, segment):
@@ -123,9 +123,14 @@ class Union(CombinedDrafter):
                 mine, first = dataclasses.replace(mine, features=features), last
             if segment.round is not None:
                 draft = None if state.drafts is None else state.drafts[i]
-                mine = round_of(drafter, mine, draft, segment.round[2][i])
+                mine = round_of(drafter, mine, draft, segment.round[2][i], self._nodes(i))
             states.append(drafter.observe(own, target_params, state.inner[i], mine))
         return UnionState(inner=tuple(states))
+
+    def _nodes(self, i: int) -> np.ndarray:
+        """Where the nodes of drafter ``i`` stand in a round, the root first."""
+        before = sum(drafter.num_draft for drafter in self.drafters[:i])
+        return np.append(0, 1 + before + np.arange(self.drafters[i].num_draft))
 
     def _taps(self, features) -> list[int]:
         """How many of the hidden states ``[..., F]`` each drafter asked for."""

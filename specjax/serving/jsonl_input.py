@@ -123,12 +123,13 @@ def read(
     checked(defaults)
     _stop(lm, defaults["stop"], defaults["stop_strings"])
     file = isinstance(prompts, str | os.PathLike)
-    found, broken = [], []
+    found, broken, written = [], [], 0
     folder = Path(prompts).parent if file else Path()
     read_line = plain if file and Path(prompts).suffix == ".txt" else parsed
     for index, given in _lines(prompts) if file else enumerate(prompts):
         try:
             one = read_line(given) if file else given
+            written += read_line is plain and is_mapping(given)
             found.append(_prompt(lm, index, one, defaults, folder))
         except (ValueError, TypeError) as error:
             broken.append(Broken(index + 1, str(error)))
@@ -147,6 +148,11 @@ def read(
         raise ValueError(
             f"{whence}: {len(broken)} of {len(found) + len(broken)} prompts are broken:"
             f"{shown}{rest}\n{way_out}"
+        )
+    if read_line is plain and written == len(found) > 0:
+        raise ValueError(
+            f"{whence}: each line is a JSON object with a prompt, and in a file whose name ends "
+            "with .txt a line is the text of a prompt; give the file a name that ends with .jsonl"
         )
     if not found:
         raise ValueError(f"{whence}: it holds no prompt")
@@ -211,6 +217,14 @@ def plain(line: bytes) -> str:
         return line.decode().removesuffix("\r")
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8 text") from None
+
+
+def is_mapping(line: bytes) -> bool:
+    """Whether a line is a JSON object with a prompt, as in a ``.jsonl`` file."""
+    try:
+        return line.lstrip().startswith(b"{") and "prompt" in json.loads(line)
+    except ValueError:
+        return False
 
 
 def _prompt(lm: LM, index: int, given, defaults: Mapping[str, Any], folder: Path) -> Prompt:

@@ -7,6 +7,7 @@ settings, and is made in the same way.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from typing import Any
 
@@ -89,7 +90,14 @@ def _made(name: str | None, kind, lm: LM, fields: dict) -> Drafter:
             "drafter that is made by its name needs a default for each field, or a method "
             "for_target that sets the field"
         )
-    return kind.for_target(lm.target, **fields)
+    return _of_class(kind, lm.target, tuple(sorted(fields.items())))
+
+
+@functools.lru_cache(maxsize=64)
+def _of_class(kind, target, fields: tuple) -> Drafter:
+    """The same object for the same arguments: a class of one's own may compare by identity, and a
+    drafter that differs is compiled again."""
+    return kind.for_target(target, **dict(fields))
 
 
 def settings_of(kind) -> list[tuple[str, type]]:

@@ -42,6 +42,11 @@ def chain_parents(num_draft: int) -> tuple[int, ...]:
     return tuple(range(-1, num_draft))
 
 
+def is_chain(draft: Draft) -> bool:
+    """Returns whether a draft is a chain in every row, as its static ``topology`` states."""
+    return draft.topology == chain_parents(draft.num_nodes - 1)
+
+
 def chain_draft(
     context: Context,
     tokens: jax.Array,
@@ -219,7 +224,7 @@ def path_to(draft: Draft, node: jax.Array) -> tuple[jax.Array, jax.Array]:
       the nodes of the path int32 ``[B, D + 1]`` and the depth of ``node`` int32 ``[B]``. After the
       last node of the path stand zeros, or in a chain the rest of the chain.
     """
-    if draft.topology == chain_parents(draft.num_nodes - 1):
+    if is_chain(draft):
         # Constants: XLA removes the gathers along them. With ``where(steps <= node, steps, 0)``
         # LLVM miscompiled the gather of a chain of one draft for AVX-512 from 32 rows on: of two
         # packed 32-bit indices it did not mask the first, which then addressed 16 GiB too far

@@ -35,8 +35,8 @@ class Drafter(abc.ABC):
       features: the hidden states of the target that ``observe`` reads, see ``Target.verify``.
       vocab_size: the size of the vocabulary, checked against the target's; None: any.
       reads_last: ``observe`` may be shown only the last prompt token before the root.
-      reads_nodes: whether ``observe`` reads what ``readout`` returned of all nodes. Such a drafter
-        cannot share a round with another one, whose nodes ``readout`` would see too.
+      reads_nodes: whether ``observe`` reads what ``readout`` returned of all nodes. In a round that
+        it shares with another drafter, it is shown the scores at its own nodes.
       plans: whether ``plan`` is asked before each round.
       can_rest: whether there may be rounds without a draft, in which ``sync`` stands for
         ``draft_step`` and ``observe`` is shown a draft of the root alone.

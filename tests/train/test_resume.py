@@ -311,7 +311,7 @@ def test_a_run_that_has_ended_or_is_another_one_loads_nothing(tmp_path, monkeypa
     assert command("run.steps=2") == 0 and len(ran) == 2  # it has no report yet
     (folder / "report.html").touch()
     assert command("run.steps=2") == 0 and len(ran) == 2
-    assert "is at step 2 already, its last, and has its export" in capsys.readouterr().out
+    assert "is at step 2 already, its last, and was exported" in capsys.readouterr().out
     assert command("run.steps=2", "data.batch=8") == 2 and len(ran) == 2
     assert "data.batch: 16 -> 8" in capsys.readouterr().err
     assert command("run.steps=2", "data.batch=8", "--dry-run") == 0 and len(ran) == 3

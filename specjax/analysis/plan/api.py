@@ -195,7 +195,7 @@ def plan(
         names of ``.npy`` files, or mappings, see ``serve_offline``.
       drafters: names, see ``generate`` (``"ngram"``, ``"suffix"``, ``"draft"``, ``"medusa"``,
         ``"self:exit=4"``, the folder or hub name of a draft model or of heads, ``"tli:NAME"`` and
-        ``"slem:NAME"`` for a draft model with another tokenizer, but not ``"ngram+..."``), draft
+        ``"slem:NAME"`` for a draft model with another tokenizer, ``"ngram+draft"``), draft
         models from ``specjax.load``, heads from ``specjax.load_drafter``, or a ``SelfDraft``.
         Default: ``ngram``, and ``draft`` if the target has a draft model. Plain decoding is always
         considered.
