@@ -6,8 +6,9 @@ of prompts; ``compare``, ``plan`` and ``trace`` to see what speculation does. ``
 
 Arrays: ``decode`` and ``stream`` take any ``Target``, ``Drafter`` and ``Rule``; ``draft_step``,
 ``verify`` and ``accept`` are parts of one round, see ``decoding.stepwise``; ``check_target`` and
-``check_drafter`` test a target or drafter of your own; ``audit_rule`` and ``audit_samples`` hold a
-rule, or another engine's samples, against an exact law.
+``check_drafter`` test a target or drafter of your own; ``audit_rule``, ``audit_samples``,
+``audit_callable`` and ``audit_transformers`` hold a rule, or what another engine draws, against an
+exact law.
 
 All else lies in namespaces: ``acceptance`` (rules), ``analysis``, ``checkpoints`` (drafters on
 disk), ``decoding``, ``drafters``, ``models``, ``sampling`` (logits processors), ``serving``,
@@ -38,9 +39,11 @@ if TYPE_CHECKING:
     from .analysis.audit import audit_rule, audit_samples
     from .analysis.comparison import compare
     from .analysis.drafter_checks import check_drafter
+    from .analysis.engine_audit import audit_callable
     from .analysis.plan.api import plan
     from .analysis.rule_quality import quality
     from .analysis.target_checks import check_target
+    from .analysis.transformers_audit import audit_transformers
     from .checkpoints import load_drafter, save_drafter
     from .decoding.loop import decode, stream
     from .decoding.round import accept, draft_step, verify
@@ -83,8 +86,10 @@ __all__ = [
     "Sampling",
     "Target",
     "accept",
+    "audit_callable",
     "audit_rule",
     "audit_samples",
+    "audit_transformers",
     "check_drafter",
     "check_target",
     "compare",
@@ -116,8 +121,10 @@ _LAZY = {
     "Sampling": "sampling",
     "Target": "types",
     "accept": "decoding.round",
+    "audit_callable": "analysis",
     "audit_rule": "analysis",
     "audit_samples": "analysis",
+    "audit_transformers": "analysis",
     "check_drafter": "analysis",
     "check_target": "analysis",
     "compare": "analysis.comparison",

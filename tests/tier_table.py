@@ -110,6 +110,11 @@ TABLE = {
     ],
     "test_drafter_registry.py": [("saved_loaded_and_named|ones_own_are_lossless", MERGE)],
     "test_edges.py": [("transformers|hardware|other_lengths|smaller_vocabulary", MERGE)],
+    "test_engine_audit.py": [
+        ("that_sees_it|refused", DEFAULT),
+        ("sound_engine|all_of_p", MERGE),
+        (EVERYTHING, FULL),
+    ],
     "test_feature.py": [
         ("faults_are_seen|usual_layers|no_head_can_be|must_write", DEFAULT),
         (r"from_scratch\[eagle chain", MERGE),

@@ -10,11 +10,13 @@ if TYPE_CHECKING:
     from .comparison import Comparison, repeated_ngrams
     from .contract_report import ContractReport
     from .drafter_checks import check_drafter
+    from .engine_audit import audit_callable
     from .memory import MemoryPlan, plan_memory
     from .plan.api import Plan
     from .quantization import QuantizationError, quantization_error
     from .rule_quality import Quality, quality
     from .target_checks import check_target
+    from .transformers_audit import audit_transformers
 
 __all__ = [
     "AuditReport",
@@ -24,8 +26,10 @@ __all__ = [
     "Plan",
     "Quality",
     "QuantizationError",
+    "audit_callable",
     "audit_rule",
     "audit_samples",
+    "audit_transformers",
     "check_drafter",
     "check_target",
     "plan_memory",
@@ -36,8 +40,10 @@ __all__ = [
 
 _LAZY = {
     "AuditReport": "audit_report",
+    "audit_callable": "engine_audit",
     "audit_rule": "audit",
     "audit_samples": "audit",
+    "audit_transformers": "transformers_audit",
     "Comparison": "comparison",
     "ContractReport": "contract_report",
     "MemoryPlan": "memory",

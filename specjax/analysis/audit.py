@@ -8,7 +8,6 @@ texts that were drawn elsewhere against a model's law.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Sequence
 
 import jax
@@ -25,12 +24,11 @@ from . import exact_law
 from .audit_cases import FIXED, Case, cases
 from .audit_report import AuditReport, Finding, sampled_finding
 from .rescoring import scores_of_new
-from .sampled_law import Evidence, joint_counts, judge, round_counts
+from .sampled_law import joint_counts, judge, round_counts
+from .token_tests import LEAST_TOKENS, token_findings
 
 EXACT = 1e-5  # the greatest total variation of an enumerated law that float32 explains
 LEAST_NUM = 3  # tokens at least of a text that the loop draws, so that there are further rounds
-BINS, PAIRED = 20, 5  # of ranks, and of the ranks of two tokens in a row
-LEAST_TOKENS = 200
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,7 +245,7 @@ def audit_samples(
     laws = _laws(lm, rows, sampling, batch)
     if sampling.greedy:
         return AuditReport(subject, (_greedy(rows, laws),), false_alarm)
-    findings = _tests(rows, laws, np.random.default_rng(seed), false_alarm / 3)
+    findings = token_findings(rows, laws, np.random.default_rng(seed), false_alarm / 3)
     return AuditReport(subject=subject, findings=tuple(findings), false_alarm=false_alarm)
 
 
@@ -282,41 +280,3 @@ def _greedy(rows, laws) -> Finding:
         samples=total,
         p_value=float(wrong == 0),
     )
-
-
-def _tests(rows, laws, random, false_alarm):
-    places, pairs, after = [], Counter(), {}
-    impossible = 0
-    for (prompt, new), law in zip(rows, laws, strict=True):
-        law /= np.maximum(law.sum(axis=1, keepdims=True), 1e-30)
-        own = law[np.arange(len(new)), new]
-        impossible += int((own == 0).sum())
-        # equal probabilities are sorted by the ids of their tokens
-        index = np.arange(law.shape[1])
-        before = (law > own[:, None]) | ((law == own[:, None]) & (index < np.asarray(new)[:, None]))
-        place = (law * before).sum(axis=1) + random.random(len(new)) * own
-        places.append(np.clip(place, 0, 1 - 1e-12))
-        cells = (places[-1] * PAIRED).astype(int)
-        pairs.update(zip(cells[:-1], cells[1:], strict=True))
-        for i, token in enumerate(new[:3]):
-            seen = after.setdefault((*prompt, *new[:i]), (law[i], Counter()))
-            seen[1][token] += 1
-    ranks = np.bincount((np.concatenate(places) * BINS).astype(int), minlength=BINS)
-    evidence = judge(ranks, np.full(BINS, 1 / BINS))
-    if impossible:
-        evidence = dataclasses.replace(evidence, p_value=0.0, impossible=impossible)
-    yield sampled_finding("ranks", evidence, false_alarm)
-    if sum(pairs.values()) >= LEAST_TOKENS:
-        table = np.asarray([pairs[i, j] for i in range(PAIRED) for j in range(PAIRED)])
-        evidence = judge(table, np.full(PAIRED**2, PAIRED**-2))
-        yield sampled_finding("pairs", evidence, false_alarm)
-    if many := [seen for seen in after.values() if seen[1].total() >= LEAST_TOKENS]:
-        yield sampled_finding(f"tokens after {len(many)} beginnings", _joined(many), false_alarm)
-
-
-def _joined(many) -> Evidence:
-    """Returns one test over several laws, each weighted by the number of its samples."""
-    total = sum(counts.total() for _, counts in many)
-    shares = np.concatenate([[counts[x] for x in range(len(law))] for law, counts in many])
-    laws = np.concatenate([law * counts.total() / total for law, counts in many])
-    return judge(shares, laws)
