@@ -26,7 +26,7 @@ SIBLINGS = TreeDrafter(model=MODEL, sibling_sampling="iid")
         (dict(max_new_tokens=0), "at least 1"),
         (dict(max_new_tokens=-3), "at least 1"),
         (dict(capacity=2), "does not fit"),
-        (dict(rule="nonsense"), "known are auto, approximate-lenience, .*, block, coupled, delta"),
+        (dict(rule="nonsense"), "known are auto, approximate-fly, .*, block, coupled, delta"),
         (dict(rule="greedy", sampling=Sampling(temperature=1.0)), "temperature above 0"),
         (dict(drafter=SIBLINGS, rule="block"), "judges chains"),
         (dict(sampling=Sampling(temperature=np.ones(3, np.float32))), "3 rows, the batch has 1"),

@@ -57,6 +57,11 @@ TABLE = {
         (EVERYTHING, MERGE),
     ],
     "test_chain_of_one.py": MERGE,
+    "test_chain_tests.py": [
+        ("out_of_range|share_of", DEFAULT),
+        (r"fault|may_not|strictest.*verified|obvious.*(1, window|Sprinter)", MERGE),
+        (EVERYTHING, FULL),
+    ],
     "test_chat.py": [("refuses|command|stop_string", MERGE), (EVERYTHING, FULL)],
     "test_check_contract.py": [
         (r"every_check\[(eagle3|tree)", FULL),

@@ -16,12 +16,14 @@ from ..types import Draft, Rule
 from .block import BlockVerification
 from .coupled import Coupled
 from .delta import Delta
+from .fly import Fly
 from .gls import ListCoupled
 from .greedy import Greedy
 from .hub import Hub
 from .kseq import KSeq
 from .lenience import Lenient
 from .rejection import Rejection
+from .sprinter import Sprinter
 from .threshold import Threshold
 from .tolerance import Tolerance
 from .top_k import TopK
@@ -45,6 +47,8 @@ RULES: dict[str, Rule] = {
         TopK(),
         Tolerance(),
         Threshold(),
+        Fly(),
+        Sprinter(),
     )
 }
 

@@ -15,6 +15,8 @@ gls           any                         any                 static
 typical       any; approximate            any                 any
 lenience      any; approximate            any                 any
 ``relaxed``   any; approximate            any                 any
+fly           any; approximate            any                 chain
+sprinter      any; approximate            any                 chain
 ============  ==========================  ==================  ==========
 
 The line ``relaxed`` stands for the rules of ``relaxed.py``. A node without a law (``law = -1``)

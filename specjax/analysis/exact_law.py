@@ -168,6 +168,24 @@ def with_passengers(draft, weights):
     return many, np.repeat(weights, size) / size
 
 
+class NodeLaw:
+    """The target's law after a node, as a rule is given it: ``law(node int32 [B]) -> [B, V]``.
+
+    Args:
+      laws: probabilities float32 ``[B, N, V]``, after each node.
+    """
+
+    def __init__(self, laws):
+        self.laws = laws
+
+    def __call__(self, node):
+        return walk.at_node(self.laws, node)
+
+    def adjusted(self):
+        """Returns logits float32 ``[B, N, V]``."""
+        return jnp.log(self.laws)
+
+
 def target_of(p, draft):
     """Returns for each row and node the tokens down to it, and the target's law after it.
 
@@ -202,7 +220,7 @@ def _judge(rule, draft, p, uniform):
         mock.patch.object(drawing, "draw", whole),
     ):
         q = DraftLaw(draft, p.shape[-1])
-        verdict = rule({}, draft, lambda node: walk.at_node(p, node), q, uniform)
+        verdict = rule({}, draft, NodeLaw(p), q, uniform)
     node = jnp.take_along_axis(verdict.path, verdict.count[:, None], axis=1)[:, 0]
     return node, verdict.token
 
@@ -297,7 +315,7 @@ def _follow(rule, draft, p, said):
         mock.patch.object(drawing, "draw", lambda weights, uniform: uniform.astype(jnp.int32)),
     ):
         q = DraftLaw(draft, p.shape[-1])
-        return rule({}, draft, functools.partial(walk.at_node, p), q, said)
+        return rule({}, draft, NodeLaw(p), q, said)
 
 
 def saying(rule, draft, weights, p, depth):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 
 import jax
@@ -132,7 +131,7 @@ def round_counts(rule, draft, weights, p, depth: int, *, rows: int, seed: int = 
     @jax.jit
     def run(draft, laws, key):
         q, keys = DraftLaw(draft, p.vocab), jax.random.split(key, rows)
-        verdict = rule(None, draft, functools.partial(walk.at_node, laws), q, keys)
+        verdict = rule(None, draft, exact_law.NodeLaw(laws), q, keys)
         return walk.at_node(verdict.path, verdict.count), verdict.token
 
     node, token = (np.asarray(x) for x in run(*many, jax.random.key(seed)))

@@ -9,6 +9,7 @@ import json
 import specjax
 
 from .. import acceptance
+from ..acceptance.chain_tests import ChainRule
 from .options import add_decoding, options_of, set_up
 from .prompts import read_prompts
 
@@ -68,7 +69,11 @@ def run(arguments: argparse.Namespace) -> int:
             f"--session {arguments.session}: a rule would draft from what the rule before it "
             "wrote; leave --session out"
         )
-    approximate = [name for name, rule in acceptance.RULES.items() if not rule.lossless]
+    approximate = [
+        name
+        for name, rule in acceptance.RULES.items()
+        if not rule.lossless and not (arguments.tree and isinstance(rule, ChainRule))
+    ]
     prompts = read_prompts(arguments.prompts, arguments.model, arguments.limit)
     lm = set_up(arguments)
     found = specjax.quality(
