@@ -1,9 +1,12 @@
 """The audit of engines: any callable that draws texts, and Hugging Face transformers."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 import specjax
+from specjax.analysis import transformers_audit
 from specjax.cli import audit as command
 from specjax.cli.commands import parser
 
@@ -63,7 +66,11 @@ def test_fault_of_an_engine_is_found_by_the_test_that_sees_it(mistake, seen):
         (lambda: audit(lambda n: [(0, 1)] * n), "at least 6 tokens"),
         (lambda: audit(lambda n: [(0, 1, 2, 3, 0, 0)] * n), "from 0 to 2"),
         (lambda: audit(lambda n: [(0,) * 6]), r"draw\(1500\) returned 1 texts"),
+        (lambda: audit(lambda n: itertools.repeat((0,) * 6)), "returned more texts"),
         (lambda: audit(engine(), law=lambda x: np.full((*x.shape, 3), np.nan)), "finite"),
+        (lambda: audit(engine(), law=lambda x: np.log(law(x))), "not negative"),
+        (lambda: audit(engine(), law=lambda x: law(x) / 2), "sum to 1"),
+        (lambda: audit(engine(), law=lambda x: law(x)[:, :, :2]), r"\[27, 3, 2\]"),
         (lambda: audit(engine(), samples=3), "at least 200 tokens"),
         (lambda: audit(engine(), enumerated=7), "enumerated from 1 to num_tokens"),
         (lambda: specjax.audit_transformers("beam"), "way='beam': give one of assistant"),
@@ -90,7 +97,24 @@ def audit(draw, **changed):
 # ------------------------------------------------------------------------- transformers
 
 
-def test_fault_assisted_generation_that_draws_from_all_of_p_is_found(monkeypatch):
+def test_what_transformers_is_not_asked_for_is_refused_and_an_assistant_stays_as_it_is():
+    torch = pytest.importorskip("torch")
+    model, assistant = (transformers_audit._toy(torch, seed, 8, 1) for seed in (0, 1))
+    pair = dict(model=model, assistant=assistant, num_tokens=4, samples=50)
+    with pytest.raises(ValueError, match="temperature=0.5: it is set by sampling"):
+        specjax.audit_transformers(**pair, temperature=0.5)
+    for prompt in ((), (1, 4)):
+        with pytest.raises(ValueError, match="give token ids from 0 to 3, at least one"):
+            specjax.audit_transformers(**pair, prompt=prompt)
+    kept = assistant.generation_config.num_assistant_tokens
+    specjax.audit_transformers(**pair, num_draft=7)
+    assert assistant.generation_config.num_assistant_tokens == kept
+    assistant.config.vocab_size = 5
+    with pytest.raises(ValueError, match="it has 5 tokens and the model 4"):
+        specjax.audit_transformers(**pair)
+
+
+def test_assisted_generation_that_draws_from_all_of_p_is_found(monkeypatch):
     torch = pytest.importorskip("torch")
     from transformers.generation import utils
 

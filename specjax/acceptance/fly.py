@@ -8,7 +8,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from .chain_tests import ChainRule
+from .chain_rule import ChainRule
 
 RANKS = 3  # the most probable tokens that the entropy is summed over
 
@@ -20,8 +20,9 @@ class Fly(ChainRule):
     The chain is judged as by ``rejection``. A token that fails is kept nevertheless if the next
     ``window`` tokens of the draft pass their own tests, and the target's law before the token is
     undecided: ``-Σ p log p`` over its three most probable tokens is at least ``entropy``. p is
-    taken at temperature 1 there. So a draft must be longer than ``window``, and a token that the
-    target's settings forbid is never kept.
+    taken at temperature 1 there. So a draft must be longer than ``window``. A token that bias,
+    penalties or the logits processor forbid is never kept; one that top-k, top-p or min-p leave out
+    may be.
 
     Lossless: only with an ``entropy`` above log 3, which no law reaches: this is ``rejection``.
     Other results carry the label ``approximate``, also at temperature 0.
@@ -58,6 +59,8 @@ class Fly(ChainRule):
         return self.lossless
 
     def passes(self, draft, own, possible, logits):
+        if self.lossless:
+            return own  # not by a comparison, which rounding could decide otherwise
         nodes = draft.num_nodes
         log_p = jax.nn.log_softmax(logits, axis=-1)
         best = jax.lax.top_k(log_p, min(RANKS, log_p.shape[-1]))[0]

@@ -6,7 +6,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from .chain_tests import ChainRule
+from .chain_rule import ChainRule
 from .walk import eligible
 
 
@@ -16,16 +16,17 @@ class Sprinter(ChainRule):
 
     The rule belongs to a drafter that ends its chains where it expects a rejection: the last token
     is the one that a probe flagged (see ``drafters.probe``). With other drafters, too, the tokens
-    before the last one follow the drafter's law. A token that the target's settings forbid is
-    tested, and fails.
+    before the last one follow the drafter's law. A token that bias, penalties or the logits
+    processor forbid is tested, and fails; one that only the target's top-k, top-p or min-p leave
+    out is trusted.
 
     The target still reads the whole chain in its pass, because its cache needs every token. So the
     rule saves no work in a round; it saves rounds, because fewer tokens are rejected.
 
     Lossless: no; every result carries the label ``approximate``. Where ``verified`` is at least the
     length of every chain, the rule decides as ``rejection`` does; so it does if the probe flags
-    every token. On a chain that always goes on after the first token, the law of that token is q:
-    its total variation to p is that of q times the share of such tokens.
+    every token. The law of a chain's first token has the total variation ``Σ (q(x) - p(x))+`` to
+    p, summed over the tokens x after which the chain goes on.
 
     Attributes:
       verified: how many tokens at the end of a chain are tested, at least 1 (1 in the paper).

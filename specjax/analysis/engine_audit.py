@@ -15,6 +15,7 @@ from .sampled_law import judge
 from .token_tests import LEAST_TOKENS, token_findings
 
 MOST_TEXTS = 4096  # the most texts whose probabilities are enumerated
+SUM = 1e-3  # how far the sum of probabilities may be from 1
 
 
 def audit_callable(
@@ -41,7 +42,7 @@ def audit_callable(
         the prompt; independent draws of an engine without stops. Later tokens are ignored, so an
         engine that drafts less at the end of its budget may be asked for more.
       law: int ``[R, T]``, texts that follow the prompt -> float ``[R, T, V]``, the probabilities
-        of each token given the prompt and the tokens before it.
+        of each token given the prompt and the tokens before it, which sum to 1.
       vocab_size: V, small enough that all texts of ``enumerated`` tokens can be listed.
       num_tokens: the tokens of a text that are tested.
       enumerated: the tokens of a text whose joint law is enumerated.
@@ -54,7 +55,8 @@ def audit_callable(
       an ``AuditReport`` with one finding for each test.
 
     Raises:
-      ValueError: a number is out of range, or a text is too short or of another vocabulary.
+      ValueError: a number is out of range, a text is too short or of another vocabulary, or what
+        ``law`` returns are no probabilities.
     """
     if not 0 < false_alarm < 1 or not 1 <= enumerated <= num_tokens or samples < 1:
         raise ValueError(
@@ -68,17 +70,23 @@ def audit_callable(
             f"enumerated={enumerated}: give at least {LEAST_TOKENS} tokens in all, and at most "
             f"{MOST_TEXTS} texts to enumerate"
         )
-    texts = np.asarray([_checked(text, num_tokens, vocab_size) for text in draw(samples)])
+    drawn = itertools.islice(draw(samples), samples + 1)
+    texts = np.asarray([_checked(text, num_tokens, vocab_size) for text in drawn])
     if len(texts) != samples:
-        raise ValueError(f"draw({samples}) returned {len(texts)} texts: return as many as asked")
+        many = f"{len(texts)} texts" if len(texts) < samples else "more texts"
+        raise ValueError(f"draw({samples}) returned {many}: return as many as asked")
     every = np.asarray(list(itertools.product(range(vocab_size), repeat=enumerated)))
-    joint = np.take_along_axis(_law(law, every), every[:, :, None], axis=2)[:, :, 0].prod(axis=1)
+    joint = np.take_along_axis(_law(law, every, vocab_size), every[:, :, None], axis=2)[
+        :, :, 0
+    ].prod(axis=1)
     powers = vocab_size ** np.arange(enumerated - 1, -1, -1)
     counts = np.bincount(texts[:, :enumerated] @ powers, minlength=len(every))
     share = false_alarm / 4
     findings = [sampled_finding(f"texts of {enumerated} tokens", judge(counts, joint), share)]
     rows = [((), text.tolist()) for text in texts]
-    findings += token_findings(rows, _law(law, texts), np.random.default_rng(seed), share)
+    findings += token_findings(
+        rows, _law(law, texts, vocab_size), np.random.default_rng(seed), share
+    )
     return AuditReport(subject=subject, findings=tuple(findings), false_alarm=false_alarm)
 
 
@@ -94,11 +102,18 @@ def _checked(text: Sequence[int], num_tokens: int, vocab_size: int) -> list[int]
     return found[:num_tokens]
 
 
-def _law(law, texts: np.ndarray) -> np.ndarray:
+def _law(law, texts: np.ndarray, vocab_size: int) -> np.ndarray:
+    """Returns the law of each token of ``texts``, float64 ``[R, T, V]``."""
     found = np.asarray(law(texts), np.float64)
-    if found.ndim != 3 or found.shape[:2] != texts.shape or not np.isfinite(found).all():
+    if found.shape != (*texts.shape, vocab_size):
         raise ValueError(
-            f"law returned {found.dtype}{list(found.shape)} for texts {list(texts.shape)}: return "
-            "finite probabilities [R, T, V]"
+            f"law returned {list(found.shape)} for texts {list(texts.shape)}: return probabilities "
+            f"{[*texts.shape, vocab_size]}"
         )
-    return found / found.sum(axis=2, keepdims=True)
+    total = found.sum(axis=2, keepdims=True)
+    if not (np.all(found >= 0) and np.all(np.abs(total - 1) < SUM)):  # NaN fails, too
+        raise ValueError(
+            "law returned numbers that are no probabilities: they must be finite, not negative, "
+            "and sum to 1 over the vocabulary"
+        )
+    return found / total

@@ -51,14 +51,17 @@ def audit_transformers(
       sampling: temperature, top-k, top-p and min-p of the engine; the temperature must be above 0.
       false_alarm: the probability that a lossless engine is reported as biased.
       seed: the seed of the weights and of the draws.
-      **settings: more arguments of ``generate``, such as ``assistant_ensemble_weight=0.5``.
+      **settings: more arguments of ``generate``, such as ``assistant_ensemble_weight=0.5``. The
+        law takes account of ``sampling`` alone: an argument, or a setting of the model's own
+        ``generation_config``, that changes what the engine draws shows as a bias.
 
     Returns:
       an ``AuditReport`` with one finding for each test.
 
     Raises:
       ImportError: PyTorch is not installed.
-      ValueError: ``way`` is unknown, the temperature is 0, or a number is out of range.
+      ValueError: ``way`` is unknown, the temperature is 0, a number or a token of the prompt is out
+        of range, the vocabularies differ, or one of ``settings`` has a parameter of its own here.
     """
     if way not in get_args(Way):
         raise ValueError(f"way={way!r}: give one of {', '.join(get_args(Way))}")
@@ -77,6 +80,14 @@ def audit_transformers(
         model = _toy(torch, seed, width=16, layers=2)
     if assistant is None:
         assistant = _toy(torch, seed + 1, width=8, layers=1)
+    vocab = model.config.vocab_size
+    if way == "assistant" and assistant.config.vocab_size != vocab:
+        raise ValueError(
+            f"assistant: it has {assistant.config.vocab_size} tokens and the model {vocab}; give "
+            "an assistant with the model's vocabulary"
+        )
+    if len(prompt) == 0 or not 0 <= min(prompt) <= max(prompt) < vocab:
+        raise ValueError(f"prompt={[*prompt]}: give token ids from 0 to {vocab - 1}, at least one")
     start = torch.tensor([list(prompt)])
     options = {
         "attention_mask": torch.ones_like(start),
@@ -88,14 +99,20 @@ def audit_transformers(
         "min_p": None if sampling.min_p is None else float(np.asarray(sampling.min_p)),
         **({"prompt_lookup_num_tokens": num_draft} if way == "lookup" else {}),
         **({"assistant_model": assistant} if way == "assistant" else {}),
-        **settings,
     }
-    assistant.generation_config.num_assistant_tokens = num_draft
-    assistant.generation_config.num_assistant_tokens_schedule = "constant"
+    if taken := sorted(options.keys() & settings.keys()):
+        raise ValueError(
+            f"{taken[0]}={settings[taken[0]]!r}: it is set by sampling, way, num_draft or "
+            "num_tokens"
+        )
+    options |= settings
+    schedule = {"num_assistant_tokens": num_draft, "num_assistant_tokens_schedule": "constant"}
 
     def draw(num: int) -> Iterator[list[int]]:
         threads = torch.get_num_threads()
+        own = {name: getattr(assistant.generation_config, name) for name in schedule}
         torch.set_num_threads(1)  # a small model is faster so
+        assistant.generation_config.update(**schedule)
         try:
             with torch.random.fork_rng(devices=[]), torch.inference_mode():
                 torch.manual_seed(seed)
@@ -103,6 +120,7 @@ def audit_transformers(
                     yield model.generate(start, **options)[0, len(prompt) :].tolist()
         finally:
             torch.set_num_threads(threads)
+            assistant.generation_config.update(**own)
 
     def law(texts: np.ndarray) -> np.ndarray:
         with torch.inference_mode():
@@ -118,7 +136,7 @@ def audit_transformers(
     return audit_callable(
         draw,
         law,
-        vocab_size=model.config.vocab_size,
+        vocab_size=vocab,
         num_tokens=num_tokens,
         samples=samples,
         false_alarm=false_alarm,

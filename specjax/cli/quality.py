@@ -9,7 +9,7 @@ import json
 import specjax
 
 from .. import acceptance
-from ..acceptance.chain_tests import ChainRule
+from ..acceptance.chain_rule import ChainRule
 from .options import add_decoding, options_of, set_up
 from .prompts import read_prompts
 

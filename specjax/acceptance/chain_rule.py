@@ -1,4 +1,4 @@
-"""Tests of a chain's tokens one after the other: the common part of two approximate rules."""
+"""A chain whose tokens are tested one after the other: the common part of two approximate rules."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class ChainRule(Rule):
         Args:
           draft: the draft, a chain.
           own: bool ``[B, N]``, whether the token passes speculative sampling's own test.
-          possible: bool ``[B, N]``, whether the target's settings allow the token: its adjusted
-            logit is finite.
+          possible: bool ``[B, N]``, whether bias, penalties and the logits processor allow the
+            token: its adjusted logit is finite.
           logits: float32 ``[B, N, V]``, the target's adjusted logits after each node.
         """
 
@@ -54,7 +54,8 @@ class ChainRule(Rule):
         uniform = drawing.uniforms(key, nodes)
         logits = target_law.adjusted()
         p, q = self._of_tokens(draft, target_law, draft_law)
-        own = able & (uniform * q < p)
+        # as in rejection, a token with q = 0 was not drawn
+        own = able & (uniform * q < p) & (q > 0)
         before = jnp.roll(logits, 1, axis=1)
         scored = jnp.take_along_axis(before, jnp.maximum(draft.tokens, 0)[:, :, None], axis=2)
         passes = self.passes(draft, own, jnp.isfinite(scored[:, :, 0]), logits)

@@ -41,6 +41,38 @@ def test_the_strictest_setting_is_rejection_and_a_wider_one_keeps_more(rules):
     assert 0.01 < distance(found[0][0], p) < distance(found[1][0], p)
 
 
+def test_an_entropy_that_only_rounding_reaches_is_rejection_too():
+    """Just above log 3, on laws of three tokens that are uniform."""
+    rule, uniform = Fly(entropy=1.0986123, window=1), np.full((1, 4, 3), 1 / 3, np.float32)
+    assert rule.lossless and not Fly(entropy=1.0986122).lossless
+    draft = exact_law.Draft(
+        start=jnp.zeros(1, jnp.int32),
+        tokens=jnp.asarray([[0, 0, 1, 1]], jnp.int32),
+        law=jnp.asarray([[-1, -1, 0, 0]], jnp.int32),
+        laws=jnp.asarray(uniform),
+        topology=CHAIN,
+    )
+    tests = jnp.asarray([[0.5, 0.9, 0.5, 0.5]])  # the point mass fails, the others pass
+    nodes = [
+        exact_law._judge(r, draft, jnp.asarray(uniform), tests)[0] for r in (rule, Fly(1.0, 1))
+    ]
+    assert [int(node[0]) for node in nodes] == [0, 3]
+
+
+def test_a_token_that_was_not_drawn_is_not_kept_as_by_rejection():
+    q = np.tile(np.float32([0, 0.5, 0.5]), (1, 4, 1))
+    draft = exact_law.Draft(
+        start=jnp.zeros(1, jnp.int32),
+        tokens=jnp.zeros((1, 4), jnp.int32),
+        law=jnp.asarray([[-1, 0, 1, 2]], jnp.int32),
+        laws=jnp.asarray(q),
+        topology=CHAIN,
+    )
+    p, tests = jnp.full((1, 4, 3), 1 / 3), jnp.full((1, 4), 0.5)
+    for rule in (RULES["rejection"], Fly(entropy=2.0), Sprinter(verified=9)):
+        assert int(exact_law._judge(rule, draft, p, tests)[0][0]) == 0
+
+
 @pytest.mark.parametrize("rule", [WIDER["entropy"][0], WIDER["verified"][0]], ids=["fly", "all"])
 def test_what_may_not_be_accepted_is_not_kept(rule):
     law, _, p = judged(rule, masked=True)
@@ -129,7 +161,7 @@ class FromAllOfP(Sprinter):
 
     def __call__(self, params, draft, target_law, draft_law, key):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("specjax.acceptance.chain_tests.residual", lambda p, q: p)
+            patch.setattr("specjax.acceptance.chain_rule.residual", lambda p, q: p)
             return super().__call__(params, draft, target_law, draft_law, key)
 
 
