@@ -11,6 +11,9 @@ from test_greedy import run
 from toys import like
 
 import specjax
+from specjax import Sampling
+from specjax.decoding import loop
+from specjax.decoding.inputs import prepare_inputs
 from specjax.drafters import (
     POLICIES,
     Adaptive,
@@ -21,6 +24,7 @@ from specjax.drafters import (
     NGram,
     Plain,
     Synthetic,
+    Union,
 )
 from specjax.drafters.draft_length import Outcome
 
@@ -218,6 +222,21 @@ def test_rounds_without_a_proposal_are_no_evidence():
         after = policy.update(after, nothing)
     assert (policy.rates(after, one > 0) == policy.rates(memory, one > 0)).all()
     assert not after.lost.any()
+
+
+def test_what_others_had_accepted_is_no_evidence_either():
+    truth, (tokens, lengths) = truth_of(NUM), pad(PROMPTS[2:3])
+    wrong = Adaptive(Synthetic(3, 0.0), HuggingFace(start=3))
+    drafter = Union(drafters=(Synthetic(3, 1.0), wrong))
+    truth = {"truth": truth, "inner": None}
+    params = {"target": PARAMS, "drafter": (truth, {"inner": truth})}
+    request, capacity = prepare_inputs(
+        MODEL, drafter, tokens, lengths, jax.random.key(0), 12, Sampling(), None, ()
+    )
+    state = loop.jit_start(MODEL, drafter, "auto", capacity, params, request)
+    state = loop.jit_burst(MODEL, drafter, "auto", 3, params, state)
+    assert int(state.stats.accepted.sum()) == 9
+    assert (jax.tree.leaves(state.drafter_state.inner[1].memory)[0] == 1).all()
 
 
 def test_a_budget_of_one_is_never_drafted_for():

@@ -185,11 +185,11 @@ class Adaptive(DrafterWrapper):
         inner = self.inner.observe(params["inner"], target_params, state.inner, segment)
         if segment.round is None:
             return dataclasses.replace(state, inner=inner)
-        draft = segment.round[0]
+        draft, verdict, _ = segment.round  # of its own nodes, where others proposed too
         outcome = Outcome(
             width=state.width,
             offered=jnp.max(jnp.where(eligible(draft), trees.depths(draft), 0), axis=1),
-            accepted=jnp.maximum(segment.num - 1, 0),
+            accepted=jnp.maximum(jnp.minimum(segment.num - 1, verdict.count), 0),
             live=segment.num > 0,
         )
         return AdaptiveState(inner=inner, memory=self.decides.update(state.memory, outcome))
