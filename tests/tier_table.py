@@ -67,9 +67,9 @@ TABLE = {
         (r"every_check\[(draft|ngram)", MERGE),
     ],
     "test_cli.py": [
-        ("plan_prints|vllm|num_draft_is|compare|without_noise|ctrl_c", MERGE),
-        ("tree_counts|built_in_prompt", FULL),
+        ("vllm|num_draft_is|compare|without_noise|ctrl_c", MERGE),
     ],
+    "test_cli_prompts.py": [("plan_prints", MERGE), ("tree_counts|built_in_prompt", FULL)],
     "test_coupled.py": [
         (r"adaptive eagle3|alone|every_drafter.*\[(hybrid draft|mtp)", FULL),
         (r"every_drafter.*\[ngram\]", DEFAULT),
@@ -93,7 +93,7 @@ TABLE = {
             r"|howto/(requests|trace|audit|serving)|extend/(target|rule))|70b",
             FULL,
         ),
-        ("top_to_bottom|one_law|builds_strictly|by_the_command", MERGE),
+        ("top_to_bottom|builds_strictly|by_the_command", MERGE),
     ],
     "test_draft_length.py": [
         ("every_policy.*(hugg|suffix)|hopeless|budget_of_one|exllamas|hugging_faces", MERGE),
@@ -151,6 +151,7 @@ TABLE = {
             MERGE,
         ),
     ],
+    "test_forty_lines.py": [("one_law", MERGE)],
     "test_grown.py": FULL,
     "test_heads.py": [
         (r"authors_code|is_named|what_is_wrong", MERGE),
