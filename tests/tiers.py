@@ -104,7 +104,10 @@ REPEATED = (
     "test_refused_inputs.py",
     "test_segments.py",
     "test_trees.py",
-    "models/",
+    "models/test_mla.py",
+    "models/test_moe.py",
+    "models/test_parity.py",
+    "models/test_quantize.py",
 )
 
 
