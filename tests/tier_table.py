@@ -259,6 +259,7 @@ TABLE = {
         (r"refused|penalties|alone|without_a_law.*\[nan-ngram", MERGE),
         (EVERYTHING, FULL),
     ],
+    "test_reward_guided.py": [("is_refused|drawn_apart", DEFAULT), (EVERYTHING, MERGE)],
     "test_resting.py": [(r"\[2\]", DEFAULT), (EVERYTHING, MERGE)],
     "test_rows.py": [(r"refused|\[draft\]|left_alone|mesh|in_place", MERGE), (EVERYTHING, FULL)],
     "test_sampled.py": [

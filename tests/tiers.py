@@ -56,6 +56,7 @@ QUICK = {
     "test_recurrent.py",
     "test_recycling.py",
     "test_requests.py",
+    "test_reward_guided.py",
     "test_sampled_faults.py",
     "test_serving.py",
     "test_session.py",

@@ -1,0 +1,265 @@
+"""Reward-guided speculative decoding: a draft model writes each step that a reward admits.
+
+For each step of a text::
+
+    the draft model writes the step, up to a separator
+    the step is kept if reward(prompt, steps) >= threshold, else the target writes it instead
+
+A step of the target is kept without a reward. So the law of a step is ``w p_draft + v p_target``,
+where ``w`` is 1 for steps that reach the threshold and ``v`` is the probability that the draft
+model's step does not reach it. With ``threshold=-inf`` the text is the draft model's, with ``inf``
+it is the target's.
+
+Lossless: no; a result is labelled ``approximate``. The target runs only for steps that it writes:
+it reads neither the steps that were kept as they are written nor, without rejections, anything.
+There each step begins with a pass over the whole text so far, which is cheap beside the step only
+where steps are long.
+
+References: Reward-Guided Speculative Decoding, arXiv 2501.19324 (its separator is a blank line, its
+threshold 0.7). This is not the recursive rejection of Jeon et al., also called RSD.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import trees
+from .._internal.optional import required
+from ..decoding import reference
+from ..models.lm import LM
+from ..sampling.distribution import Sampling
+from ..types import Draft, HeadTarget
+from .generation import Generation, generate
+from .options import Drafting
+from .prepare import end_ids
+
+Tokens = Sequence[int] | np.ndarray
+Reward = Callable[[Tokens, list[np.ndarray]], float]
+WIDTH = 32  # the width of a reward's pass is a multiple of this, so that few programs are compiled
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One step of a text.
+
+    Attributes:
+      tokens: int32 ``[n]``, with the separator.
+      reward: of the draft model's step, also where the target wrote another one.
+      from_draft: whether the draft model's step was kept.
+    """
+
+    tokens: np.ndarray
+    reward: float
+    from_draft: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardGuided:
+    """A text that was written step by step.
+
+    Attributes:
+      steps: the steps, in order.
+      text: the text; empty without a tokenizer.
+      draft_tokens: tokens that the draft model wrote, those of rejected steps included.
+      target_rounds: passes of the target over drafted tokens, without those over the text so far.
+    """
+
+    steps: list[Step]
+    text: str
+    draft_tokens: int
+    target_rounds: int
+
+    approximate = "reward-guided"
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """int32 ``[n]``, the tokens of all steps."""
+        empty = np.zeros((0,), np.int32)
+        return np.concatenate([empty, *(step.tokens for step in self.steps)])
+
+    @property
+    def kept(self) -> float:
+        """The share of steps that the draft model wrote."""
+        return sum(step.from_draft for step in self.steps) / max(1, len(self.steps))
+
+
+def reward_guided(
+    lm: LM,
+    draft: LM,
+    prompt: str | Tokens,
+    reward: Reward,
+    *,
+    threshold: float = 0.7,
+    separator: str | Sequence[int] = "\n\n",
+    sampling: Sampling = Sampling(),
+    drafter="none",
+    drafting: Drafting = Drafting(),
+    max_new_tokens: int = 256,
+    max_steps: int = 100,
+    seed: int = 0,
+) -> RewardGuided:
+    """Continues a prompt step by step, each by the draft model or by the target.
+
+    Args:
+      lm: the target.
+      draft: the draft model, of the same vocabulary.
+      prompt: a text or its token ids.
+      reward: ``reward(prompt, steps)``, of the last of ``steps``: the token ids of the prompt, and
+        those of each step so far. ``ScalarReward`` and ``LikelihoodReward`` are such functions.
+      threshold: the least reward of a step that is kept; it may be infinite.
+      separator: a string that ends a step, or token ids each of which ends a step.
+      sampling: how tokens are drawn, by both models.
+      drafter, drafting: with which the target decodes its own steps (see ``generate``), losslessly
+        unless the rule is approximate; by default it decodes plainly.
+      max_new_tokens: the budget of the text.
+      max_steps: the most steps.
+      seed: of the draft model's draws; the target draws by the seed after it, because the step that
+        it writes must not depend on the step that was rejected.
+
+    Returns:
+      a ``RewardGuided``.
+
+    Raises:
+      ValueError: a number is out of range, the vocabularies differ, or a reward is NaN.
+    """
+    if math.isnan(threshold) or max_new_tokens < 1 or max_steps < 1 or not separator:
+        raise ValueError(
+            f"threshold={threshold}, max_new_tokens={max_new_tokens}, max_steps={max_steps}, "
+            f"separator={separator!r}: threshold must be a number, the others at least 1, and the "
+            "separator not empty"
+        )
+    if lm.target.vocab_size != draft.target.vocab_size:
+        raise ValueError(
+            f"draft: {draft.name} has {draft.target.vocab_size} tokens and {lm.name} has "
+            f"{lm.target.vocab_size}: give a draft model with the target's vocabulary"
+        )
+    given = _ids(lm, prompt)
+    ends = end_ids(lm)
+    stops = (
+        {"stop_strings": separator}
+        if isinstance(separator, str)
+        else {"stop": (*ends, *(int(token) for token in separator))}
+    )
+    steps: list[Step] = []
+    drafted = rounds = 0
+
+    def write(model: LM, left: int, **options) -> Generation:
+        before = [*given, *(int(token) for step in steps for token in step.tokens)]
+        return generate(model, [before], max_new_tokens=left, sampling=sampling, **stops, **options)
+
+    while len(steps) < max_steps:
+        left = max_new_tokens - sum(len(step.tokens) for step in steps)
+        if left < 1:
+            break
+        made = write(draft, left, drafter="none", seed=seed)
+        found = float(reward(given, [*(step.tokens for step in steps), made.tokens[0]]))
+        if math.isnan(found):
+            raise ValueError(
+                f"reward: step {len(steps) + 1} has the reward NaN; return a number, or -inf for a "
+                "step that must not be kept"
+            )
+        drafted, kept = drafted + len(made.tokens[0]), found >= threshold
+        if not kept:
+            made = write(lm, left, drafter=drafter, drafting=drafting, seed=seed + 1)
+            rounds += int(np.sum(made.stats.rounds))
+        steps.append(Step(made.tokens[0], found, kept))
+        if made.reasons[0] != "stop" or int(made.tokens[0][-1]) in ends or not made.finished:
+            break
+    result = RewardGuided(steps, "", drafted, rounds)
+    text = "" if lm.tokenizer is None else lm.tokenizer.decode(result.tokens)
+    return dataclasses.replace(result, text=text)
+
+
+def _ids(lm: LM, prompt: str | Tokens) -> list[int]:
+    if not isinstance(prompt, str):
+        return [int(token) for token in prompt]
+    if lm.tokenizer is None:
+        raise ValueError(f"prompt: {lm.name} has no tokenizer; give token ids")
+    return [int(token) for token in lm.tokenizer.encode(prompt)]
+
+
+# ------------------------------------------------------------------------------- rewards
+
+
+@dataclasses.dataclass(frozen=True)
+class ScalarReward:
+    """A reward model with a scalar head: ``sigmoid(w · h + b)`` at the last token of the step.
+
+    ``h`` is the model's last hidden state, normed.
+
+    Attributes:
+      lm: a model with hidden states (a ``HeadTarget``), of the same vocabulary as the text.
+      weight: float ``[H]``.
+      bias: a number.
+
+    Raises:
+      ValueError: the model has no hidden states, or ``weight`` has another size.
+    """
+
+    lm: LM
+    weight: np.ndarray
+    bias: float = 0.0
+
+    def __post_init__(self):
+        target, shape = self.lm.target, np.shape(self.weight)
+        if not isinstance(target, HeadTarget):
+            raise ValueError(f"ScalarReward(lm={self.lm.name}): the model has no hidden states")
+        if len(shape) != 1 or target.hidden_size not in (None, *shape):
+            raise ValueError(
+                f"ScalarReward(weight of shape {list(shape)}): the hidden states of {self.lm.name} "
+                f"have {target.hidden_size} numbers: the head is that of another model"
+            )
+
+    def __call__(self, prompt: Tokens, steps: list[np.ndarray]) -> float:
+        tokens, size = _padded(self.lm, prompt, steps)
+        hidden = np.asarray(_last_hidden(self.lm.target, self.lm.params, tokens))[0, size - 1]
+        score = float(np.asarray(hidden, np.float64) @ np.asarray(self.weight) + self.bias)
+        return float(jax.nn.sigmoid(score))
+
+
+@dataclasses.dataclass(frozen=True)
+class LikelihoodReward:
+    """The geometric mean of the probabilities of the step's tokens by a model, at temperature 1.
+
+    Attributes:
+      lm: a model of the same vocabulary as the text.
+    """
+
+    lm: LM
+
+    def __call__(self, prompt: Tokens, steps: list[np.ndarray]) -> float:
+        tokens, size = _padded(self.lm, prompt, steps)
+        logits = reference.logits(self.lm.target, self.lm.params, tokens)
+        said = jax.nn.log_softmax(logits, axis=-1)[0, :-1]
+        own = np.asarray(jnp.take_along_axis(said, tokens[0, 1:, None], axis=1))[:, 0]
+        return float(np.exp(own[size - 1 - len(steps[-1]) : size - 1].mean()))
+
+
+def _padded(lm: LM, prompt: Tokens, steps: list[np.ndarray]) -> tuple[jax.Array, int]:
+    """Returns all tokens, padded, int32 ``[1, T]``, and their number."""
+    ids = [*prompt, *(token for step in steps for token in step)]
+    wide = min(-(-len(ids) // WIDTH) * WIDTH, lm.target.max_positions or len(ids) + WIDTH)
+    if len(ids) > wide:
+        raise ValueError(f"reward: the text has {len(ids)} tokens, and {lm.name} reads {wide}")
+    return jnp.asarray([ids + [0] * (wide - len(ids))], jnp.int32), len(ids)
+
+
+def _last_hidden_states(target: HeadTarget, params, tokens: jax.Array) -> jax.Array:
+    batch, size = tokens.shape
+    draft = Draft(
+        start=jnp.zeros((batch,), jnp.int32),
+        tokens=tokens,
+        topology=trees.chain_parents(size - 1),
+    )
+    cache = target.init(params, batch, size)
+    scores = target.verify(params, cache, draft, features=(target.num_layers,), logits=False)
+    return required(scores.features, "scores.features")
+
+
+_last_hidden = jax.jit(_last_hidden_states, static_argnums=0)
