@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from toys import bag
+from toys import bag, like
 
 import specjax
 from specjax import Sampling
@@ -13,8 +13,9 @@ from specjax.decoding import reference
 from specjax.text import LikelihoodReward, ScalarReward, reward_guided
 
 pytest_plugins = ["pairs"]
-LM, DRAFT = (specjax.LM.of(*bag(11, seed)) for seed in (3, 4))
-PROMPT, ENDS = (1, 2, 3), (0, 5)
+MODEL, PARAMS = bag(11, 3)
+LM, DRAFT = (specjax.LM.of(MODEL, weights) for weights in (PARAMS, like(PARAMS, 1)))
+PROMPT, ENDS = (1, 2, 3), (1, 4, 6)
 WARM = Sampling(temperature=1.0)
 
 
@@ -31,13 +32,11 @@ def plain(lm, seed, sampling=WARM):
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=["greedy", "drawn"])
-def test_at_the_edges_the_draft_writes_the_text_or_the_target_does(
-    sampling,
-):
+def test_at_the_edges_the_draft_writes_the_text_or_the_target_does(sampling):
     own = guided(threshold=-math.inf, sampling=sampling)
     assert own.tokens.tolist() == plain(DRAFT, 2, sampling) and own.kept == 1
-    assert own.target_rounds == 0 and own.draft_tokens == 24
-    other = guided(threshold=math.inf, sampling=sampling)
+    assert own.target_rounds == 0 and own.draft_tokens == 24 and len(own.steps) > 2
+    other = guided(lambda *_: math.inf, threshold=math.inf, sampling=sampling)
     assert other.tokens.tolist() == plain(LM, 3, sampling) and other.kept == 0
     assert other.target_rounds == 24 and own.approximate == "reward-guided"
 
@@ -46,6 +45,7 @@ def test_the_target_writes_its_steps_with_a_drafter_too():
     drafts = dict(drafter=DRAFT, drafting=specjax.Drafting(num=2), sampling=Sampling())
     found = guided(threshold=math.inf, **drafts)
     assert found.tokens.tolist() == plain(LM, 3, Sampling()) and found.target_rounds < 24
+    assert len(found.steps) > 2
 
 
 def test_a_step_is_kept_where_its_reward_reaches_the_threshold():
@@ -103,8 +103,10 @@ def test_rewards_are_those_of_the_obvious_way():
         (lambda: guided(max_steps=0), "max_steps=0"),
         (
             lambda: reward_guided(LM, specjax.LM.of(*bag(7, 0)), PROMPT, lambda *_: 1),
-            "has 7 tokens and .* has 11",
+            "draft: .* vocabulary of 7, the target .* 11",
         ),
+        (lambda: guided(LikelihoodReward(specjax.LM.of(*bag(7, 0)))), "reward: .* of 7, the tar"),
+        (lambda: guided(separator=(4, 11)), r"separator=\(4, 11\): .* from 0 to 10"),
         (lambda: reward_guided(LM, DRAFT, "text", lambda *_: 1), "no tokenizer"),
     ],
 )
@@ -123,3 +125,5 @@ def test_a_scalar_head_reads_the_last_hidden_state_of_the_step(pair):
     assert flat(PROMPT, steps) == pytest.approx(1 / (1 + math.exp(-0.25)))
     with pytest.raises(ValueError, match="the head is that of another model"):
         ScalarReward(lm, np.zeros(lm.target.hidden_size + 1))
+    with pytest.raises(ValueError, match="hold numbers that are not finite"):
+        ScalarReward(lm, np.full(lm.target.hidden_size, np.nan))

@@ -10,10 +10,10 @@ where ``w`` is 1 for steps that reach the threshold and ``v`` is the probability
 model's step does not reach it. With ``threshold=-inf`` the text is the draft model's, with ``inf``
 it is the target's.
 
-Lossless: no; a result is labelled ``approximate``. The target runs only for steps that it writes:
-it reads neither the steps that were kept as they are written nor, without rejections, anything.
-There each step begins with a pass over the whole text so far, which is cheap beside the step only
-where steps are long.
+Lossless: no; a result is labelled ``approximate``. The target runs for the steps that it writes
+alone. No cache is kept between steps: each step of either model begins with a pass over the whole
+text so far, which is cheap beside the step where steps are long. A reward that runs a model costs a
+pass of that model over the whole text for each step.
 
 References: Reward-Guided Speculative Decoding, arXiv 2501.19324 (its separator is a blank line, its
 threshold 0.7). This is not the recursive rejection of Jeon et al., also called RSD.
@@ -32,7 +32,7 @@ import numpy as np
 from .. import trees
 from .._internal.optional import required
 from ..decoding import reference
-from ..models.lm import LM
+from ..models.lm import LM, check_same_tokenizer
 from ..sampling.distribution import Sampling
 from ..types import Draft, HeadTarget
 from .generation import Generation, generate
@@ -112,7 +112,7 @@ def reward_guided(
       prompt: a text or its token ids.
       reward: ``reward(prompt, steps)``, of the last of ``steps``: the token ids of the prompt, and
         those of each step so far. ``ScalarReward`` and ``LikelihoodReward`` are such functions.
-      threshold: the least reward of a step that is kept; it may be infinite.
+      threshold: the least reward of a step that is kept; with ``inf`` none is, whatever its reward.
       separator: a string that ends a step, or token ids each of which ends a step.
       sampling: how tokens are drawn, by both models.
       drafter, drafting: with which the target decodes its own steps (see ``generate``), losslessly
@@ -120,13 +120,15 @@ def reward_guided(
       max_new_tokens: the budget of the text.
       max_steps: the most steps.
       seed: of the draft model's draws; the target draws by the seed after it, because the step that
-        it writes must not depend on the step that was rejected.
+        it writes must not depend on the step that was rejected. So independent texts take seeds
+        that differ by two.
 
     Returns:
       a ``RewardGuided``.
 
     Raises:
-      ValueError: a number is out of range, the vocabularies differ, or a reward is NaN.
+      ValueError: a number is out of range, the draft model or the model of the reward has another
+        vocabulary, which is found before anything runs, or a reward is NaN.
     """
     if math.isnan(threshold) or max_new_tokens < 1 or max_steps < 1 or not separator:
         raise ValueError(
@@ -134,15 +136,17 @@ def reward_guided(
             f"separator={separator!r}: threshold must be a number, the others at least 1, and the "
             "separator not empty"
         )
-    if lm.target.vocab_size != draft.target.vocab_size:
-        raise ValueError(
-            f"draft: {draft.name} has {draft.target.vocab_size} tokens and {lm.name} has "
-            f"{lm.target.vocab_size}: give a draft model with the target's vocabulary"
-        )
+    _check_tokens("draft", lm, draft)
+    if isinstance(reward, (ScalarReward, LikelihoodReward)):
+        _check_tokens("reward", lm, reward.lm)
+    if not isinstance(separator, str):
+        vocab = lm.target.vocab_size
+        if not all(0 <= int(token) < vocab for token in separator):
+            raise ValueError(f"separator={separator!r}: give a text or ids from 0 to {vocab - 1}")
     given = _ids(lm, prompt)
     ends = end_ids(lm)
     stops = (
-        {"stop_strings": separator}
+        {"stop": ends, "stop_strings": separator}
         if isinstance(separator, str)
         else {"stop": (*ends, *(int(token) for token in separator))}
     )
@@ -164,7 +168,8 @@ def reward_guided(
                 f"reward: step {len(steps) + 1} has the reward NaN; return a number, or -inf for a "
                 "step that must not be kept"
             )
-        drafted, kept = drafted + len(made.tokens[0]), found >= threshold
+        drafted += len(made.tokens[0])
+        kept = threshold < math.inf and found >= threshold
         if not kept:
             made = write(lm, left, drafter=drafter, drafting=drafting, seed=seed + 1)
             rounds += int(np.sum(made.stats.rounds))
@@ -174,6 +179,13 @@ def reward_guided(
     result = RewardGuided(steps, "", drafted, rounds)
     text = "" if lm.tokenizer is None else lm.tokenizer.decode(result.tokens)
     return dataclasses.replace(result, text=text)
+
+
+def _check_tokens(what: str, lm: LM, other: LM) -> None:
+    try:
+        check_same_tokenizer(lm, other)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from error
 
 
 def _ids(lm: LM, prompt: str | Tokens) -> list[int]:
@@ -199,7 +211,8 @@ class ScalarReward:
       bias: a number.
 
     Raises:
-      ValueError: the model has no hidden states, or ``weight`` has another size.
+      ValueError: the model has no hidden states, or ``weight`` has another size or numbers that are
+        not finite.
     """
 
     lm: LM
@@ -215,6 +228,8 @@ class ScalarReward:
                 f"ScalarReward(weight of shape {list(shape)}): the hidden states of {self.lm.name} "
                 f"have {target.hidden_size} numbers: the head is that of another model"
             )
+        if not (np.isfinite(self.weight).all() and math.isfinite(self.bias)):
+            raise ValueError("ScalarReward: weight or bias hold numbers that are not finite")
 
     def __call__(self, prompt: Tokens, steps: list[np.ndarray]) -> float:
         tokens, size = _padded(self.lm, prompt, steps)
