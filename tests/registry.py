@@ -16,6 +16,7 @@ from specjax import trees
 from specjax.drafters import (
     SAM,
     Adaptive,
+    Cascade,
     DraftModel,
     ExLlama,
     Fallback,
@@ -35,7 +36,7 @@ from specjax.drafters import (
 )
 from specjax.drafters.block import BlockConfig, BlockDrafter
 from specjax.drafters.blockwise import Blockwise, BlockwiseConfig
-from specjax.drafters.confidence_stop import ConfidenceStop
+from specjax.drafters.confidence_stop import ConfidenceStop, CumulativeStop
 from specjax.drafters.eagle import Eagle, EagleConfig
 from specjax.drafters.eagle3 import Eagle3, Eagle3Config
 from specjax.drafters.hydra import Hydra, HydraConfig
@@ -131,6 +132,13 @@ def cases(model, params, near=None, other=None):
         drafter, weights, rules = case
         table = SAM(num_draft=3, longest=4, shortest=1, occurrences=4, block=2)
         return Fallback(first=table, inner=drafter), weights, rules
+
+    def cascade(num_draft, inner, weights, **settings):
+        """A draft model that ``inner`` drafts for."""
+        made = Cascade(DraftModel(num_draft, model=model), inner, **settings)
+        return made, {"outer": near, "inner": weights}, ("rejection", "block")
+
+    copies = NGram(num_draft=3, longest=2, shortest=1, stretch=2)
 
     layer = DecoderConfig(
         vocab_size=model.vocab_size,
@@ -354,6 +362,17 @@ def cases(model, params, near=None, other=None):
             ("delta",),
         ),
         "hybrid draft": hybrid(4, (DraftModel(num_draft=2, model=model), near, ("block",))),
+        "cascade": cascade(3, copies, None),
+        "cascade draft": cascade(3, DraftModel(2, model=model), other),
+        "cascade suffix": cascade(3, Suffix(num_draft=3, **rash), None),
+        "cascade stop": cascade(4, copies, None, stop=CumulativeStop(threshold=0.3)),
+        "cascade of cascades": cascade(
+            4,
+            Cascade(DraftModel(2, model=model), copies),
+            {"outer": other, "inner": None},
+        ),
+        "hybrid cascade": hybrid(4, cascade(3, copies, None)),
+        "adaptive cascade": adaptive(cascade(3, copies, None)),
         "fallback draft": (
             Fallback(
                 first=Suffix(num_draft=4, **rash), inner=DraftModel(2, model=model), least=1.5

@@ -18,6 +18,7 @@ from specjax import kernels
 from specjax.decoding import reference
 from specjax.drafters import (
     Adaptive,
+    Cascade,
     DraftModel,
     Lookahead,
     NGram,
@@ -68,6 +69,10 @@ def drafters():
     return {
         "plain": Plain(),
         "draft": DraftModel(num_draft=3, model=CausalLM(SMALL)),
+        "cascade": Cascade(
+            DraftModel(num_draft=3, model=CausalLM(SMALL)),
+            DraftModel(num_draft=2, model=CausalLM(SMALL)),
+        ),
         "ngram": NGram(num_draft=7, shortest=1),
         "suffix": Suffix(),
         "recycling": Recycling(vocab_size=LLAMA.vocab_size, topology=branching(3, 2, 1)),
@@ -82,6 +87,8 @@ def drafters():
 def params_of(config, name="draft"):
     reads = name in ("hydra", "speculator")
     own = heads(drafters()[name]) if reads else model(SMALL, 1)[1]
+    if name == "cascade":
+        own = {"outer": own, "inner": own}
     if name == "adaptive":
         own = {"inner": heads(drafters()["speculator"]), "costs": jnp.asarray([1.0, 1.2])}
     return {"target": model(config)[1], "drafter": None if name == "suffix" else own}
@@ -184,6 +191,8 @@ PROGRAMS = [
     ("ngram", 3, BLOCK + 256, 0),
     ("draft", 1, 300, 1.0),
     ("draft", 3, 100, 0),
+    ("cascade", 1, 300, 0),
+    ("cascade", 3, 300, 1.0),
     ("self", 1, 300, 0),
     ("self", 3, 300, 1.0),
     ("ngram", 1, 300, 0),
@@ -203,7 +212,9 @@ def test_the_loop_copies_no_cache_and_never_leaves_the_device(name, batch, capac
     target = model(LLAMA)[0]
     text = hlo(target, drafters()[name], params_of(LLAMA, name), batch, capacity, temperature)
     pending = batch, 1, PENDING, LLAMA.hidden_size
-    assert not cache_copies(text, cache_shape(batch, capacity), pending)
+    longer = cache_shape(batch, capacity + 3)  # of the levels of a cascade
+    assert not cache_copies(text, cache_shape(batch, capacity), longer, pending)
+    assert (f"f32[{','.join(map(str, longer))}]" in text) == (name == "cascade")
     # of recycling and lookahead; the text, and its index
     tables = (batch, LLAMA.vocab_size, 3), (batch, LLAMA.vocab_size, 2, 2), (batch, capacity)
     assert not table_copies(text, *tables)

@@ -259,6 +259,7 @@ WRAPPERS = {
     "adaptive": drafters.Adaptive,
     "hybrid": lambda inner: drafters.Hybrid(inner=inner),
     "fallback": lambda inner: drafters.Fallback(first=drafters.SAM(num_draft=2), inner=inner),
+    "cascade": lambda inner: drafters.Cascade(drafters.DraftModel(2, model=bag(11, 3)[0]), inner),
     "union": lambda inner: drafters.Union(drafters=(drafters.NGram(2), inner)),
     "synthetic": lambda inner: drafters.Synthetic(2, 0.5, inner),
 }
@@ -274,6 +275,10 @@ def test_a_wrapper_has_the_wishes_of_the_drafter_within(name):
     flags = {flag for flag in flags if not flag.startswith("_")} | {"num_draft"}
     asked = {flag: getattr(Odd(), flag) for flag in flags - THEIR_OWN - {"reads_nodes"}}
     assert {*asked} == {"num_passengers", "features", "vocab_size", "can_rewind"}
+    if name == "cascade":  # whose target is another model: such a drafter has nothing to read there
+        with pytest.raises(ValueError, match="is taken back where the target rejects it"):
+            WRAPPERS[name](Odd())
+        return
     made = WRAPPERS[name](Odd())
     assert {flag: getattr(made, flag) for flag in asked} == asked
     reads = type("Reads", (Odd,), {"reads_nodes": True})()

@@ -21,7 +21,7 @@ from specjax.acceptance import walk
 from specjax.acceptance.node_laws import DraftLaw
 from specjax.decoding import prefill, round
 from specjax.decoding.inputs import prepare_inputs
-from specjax.drafters import Adaptive, Fallback, registry
+from specjax.drafters import Adaptive, Cascade, Fallback, registry
 from specjax.drafters.heads import HeadDrafter
 from specjax.trees import Tree
 
@@ -95,7 +95,7 @@ def drawn(drafter, weights, rows=ROWS):
             return total
 
         able = jnp.ones(draft.tokens.shape, bool)
-        if isinstance(drafter, Adaptive | Fallback):  # which leave nodes out, or empty
+        if isinstance(drafter, Adaptive | Cascade | Fallback):  # which leave nodes out, or empty
             able = walk.eligible(draft)
 
         def number(x, base):

@@ -56,6 +56,12 @@ TABLE = {
         ("whole_rows", FULL),
         (EVERYTHING, MERGE),
     ],
+    "test_cascade.py": [
+        (r"is_seen\[released", FULL),
+        (r"is_seen\[None|refused", MERGE),
+        ("equation|fault", DEFAULT),
+        (EVERYTHING, FULL),
+    ],
     "test_chain_of_one.py": MERGE,
     "test_chain_rules.py": [
         ("fault|out_of_range|share_of", DEFAULT),
@@ -81,7 +87,7 @@ TABLE = {
     "test_decoder.py": [
         ("tree_are_those_of_each_path.*0|written_inside", DEFAULT),
         (
-            r"within_a_mesh|copies.*\[(plain-3|plain-1-5|draft|self-1|ngram-1|ngram-3-3|recycling|spec|adaptive-1|suffix|lookahead|hydra|adaptive)|each_path.*(experts|llama|latents)",
+            r"within_a_mesh|copies.*\[(plain-3|plain-1-5|draft|cascade|self-1|ngram-1|ngram-3-3|recycling|spec|adaptive-1|suffix|lookahead|hydra|adaptive)|each_path.*(experts|llama|latents)",
             FULL,
         ),
         ("mesh|copies|each_path|follows|explicit", MERGE),
@@ -109,6 +115,7 @@ TABLE = {
             FULL,
         ),
         (r"\[(fallback trees|table model table|union with recycling)\]", FULL),
+        (r"\[((hybrid|adaptive) )?cascade", FULL),
         (r"\[(speculator|hydra) prefix distinct\]", FULL),
         (EVERYTHING, MERGE),
     ],
@@ -145,6 +152,7 @@ TABLE = {
             "|mtp distinct|unsure self|unsure draft exp|speculator prefix)",
             FULL,
         ),
+        (r"token_for_token.*\[(hybrid cascade|cascade )", FULL),
         ("token_for_token", MERGE),
         (
             r"stream_commits|cut_within|last_slot|array_of_temp|penalty_and_bias|scan_and|longest",

@@ -30,7 +30,11 @@ class TargetLaw:
     context: Context
 
     def __call__(self, node: jax.Array) -> jax.Array:
-        return self.sampling.probabilities(at_node(self.logits, node), self._prefix(node))
+        return self.sampling.probabilities(self.raw(node), self._prefix(node))
+
+    def raw(self, node: jax.Array) -> jax.Array:
+        """Returns the logits float32 ``[B, V]`` at one node of each row, before all settings."""
+        return at_node(self.logits, node)
 
     @property
     def sampling(self) -> Sampling:
@@ -54,7 +58,7 @@ class TargetLaw:
         Args:
           node: int32 ``[B]``.
         """
-        return self.sampling.adjust(at_node(self.logits, node), self._prefix(node))
+        return self.sampling.adjust(self.raw(node), self._prefix(node))
 
     def _prefix(self, node):
         if not self.sampling.needs_prefix:

@@ -266,9 +266,15 @@ class _Resting(DrafterWrapper):
         return dataclasses.replace(draft, start=start), synced
 
 
-def draft_and_verify(target, drafter, rule, params, state: State, plan=None) -> VerifiedRound:
-    """The first half of a round, which only reads: draft, verify, accept. Pure."""
+def draft_and_verify(
+    target, drafter, rule, params, state: State, plan=None, noise: Noise | None = None
+) -> VerifiedRound:
+    """The first half of a round, which only reads: draft, verify, accept. Pure.
+
+    ``noise``: that of a loop around this one, which is shared in place of the state's own."""
     context = round_context(params, state, plan)
+    if noise is not None:
+        context = dataclasses.replace(context, noise=noise)
     draft, proposed = draft_step(drafter, params, state.drafter_state, context)
     live = state.budget > 0
 

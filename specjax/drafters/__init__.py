@@ -1,9 +1,9 @@
 """Drafters: what proposes tokens. One method, one file; ``registry.py`` lists them all.
 
-``Plain``, ``DraftModel`` and ``NGram`` stand by themselves; ``Adaptive``, ``Hybrid``, ``Union`` and
-``Synthetic`` are made of other drafters; all others are heads, which read the target's hidden
-states (``heads.py``). A drafter is imported when it is first asked for: heads need Flax, and
-``import specjax`` does not.
+``Plain``, ``DraftModel`` and ``NGram`` stand by themselves; ``Adaptive``, ``Hybrid``, ``Cascade``,
+``Union`` and ``Synthetic`` are made of other drafters; all others are heads, which read the
+target's hidden states (``heads.py``). A drafter is imported when it is first asked for: heads need
+Flax, and ``import specjax`` does not.
 """
 
 from . import registry

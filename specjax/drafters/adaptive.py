@@ -152,6 +152,9 @@ class Adaptive(DrafterWrapper):
     def rests(self, plan):
         return plan[0] == 0
 
+    def rewind(self, state, length):
+        return dataclasses.replace(state, inner=self.inner.rewind(state.inner, length))
+
     def sync(self, params, target_params, state, context, *, before="prompt"):
         if before != "rest":
             inner = self.inner.sync(

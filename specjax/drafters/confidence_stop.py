@@ -98,3 +98,56 @@ class ConfidenceStop:
             rate=jnp.where(live, rate, state.rate),
             offered=jnp.zeros_like(state.offered),
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class CumulativeStop:
+    """When a chain ends by the cumulative confidence of its laws: LLMCad.
+
+    The product of the greatest probabilities of the drafter's softmax, from the root down, is the
+    probability that it gives to its own best text. A row drafts until this product is below the
+    threshold; the token below it is still proposed. After a round in which ``accepted`` of
+    ``offered`` tokens were accepted::
+
+        threshold <- threshold / 2                      if all of them were
+                     (offered - accepted) / offered     otherwise
+
+    Lossless: what is compared is known before a token is drawn.
+
+    Differs from the paper, whose confidence is that of the token taken, which is the same for
+    greedy drafts, and whose prose has another schedule than its equation 3, which this is.
+
+    Attributes:
+      threshold: in (0, 1); where it begins.
+      lowest: in (0, 1); the threshold is never less.
+
+    Raises:
+      ValueError: a setting is out of range.
+
+    References: LLMCad, arXiv 2309.04255, section 3.
+    """
+
+    threshold: float = 0.01
+    lowest: float = 1e-6
+
+    def __post_init__(self):
+        for name in ("threshold", "lowest"):
+            if not 0 < getattr(self, name) < 1:
+                raise ValueError(f"CumulativeStop({name}={getattr(self, name)}): it is in (0, 1)")
+
+    def init(self, batch: int) -> jax.Array:
+        """The thresholds before the first round: float32 ``[B]``."""
+        return jnp.full((batch,), self.threshold, jnp.float32)
+
+    def update(self, threshold: jax.Array, offered: jax.Array, accepted: jax.Array) -> jax.Array:
+        """The thresholds after a round.
+
+        Args:
+          threshold: float32 ``[B]``, those before it.
+          offered: int32 ``[B]``, tokens that the row proposed; 0: its threshold stays.
+          accepted: int32 ``[B]``, how many of them were accepted.
+        """
+        wrong = jnp.maximum(offered - accepted, 0) / jnp.maximum(offered, 1)
+        changed = jnp.where(wrong > 0, wrong, threshold / 2)
+        changed = jnp.clip(changed, self.lowest, 1 - self.lowest)
+        return jnp.where(offered > 0, changed, threshold)

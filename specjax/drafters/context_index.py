@@ -80,6 +80,29 @@ def extend(index: ContextIndex, tokens, length, live, depth: int) -> ContextInde
     return jax.lax.while_loop(lambda index: jnp.any(lacking(index)), merge, index)
 
 
+def forget(index: ContextIndex, length) -> ContextIndex:
+    """Leaves places out that are not before the last of ``length`` int32 ``[B]`` tokens, because
+    what followed them was taken back. Where there are none, nothing is moved."""
+
+    def beyond(index):
+        return index.count > jnp.maximum(length - 1, 0)
+
+    def drop(index):
+        order, size = index.order, index.order.shape[1]
+        stays = (order < length[:, None] - 1) & (jnp.arange(size) < index.count[:, None])
+        slot = jnp.where(stays, jnp.cumsum(stays, axis=1) - 1, size)
+        rows = jnp.arange(order.shape[0])[:, None]
+        kept = jnp.zeros_like(order).at[rows, slot].set(order, mode="drop")
+        wanted, count = beyond(index), jnp.sum(stays, axis=1, dtype=jnp.int32)
+        return dataclasses.replace(
+            index,
+            order=jnp.where(wanted[:, None], kept, order),
+            count=jnp.where(wanted, count, index.count),
+        )
+
+    return jax.lax.while_loop(lambda index: jnp.any(beyond(index)), drop, index)
+
+
 def nearest(index: ContextIndex, tokens, end, length, most: int):
     """The places whose contexts share most tokens with ``end``.
 

@@ -165,7 +165,10 @@ class DraftModel(ModelPassDrafter):
             return state  # the cache lags
         if before == "draft":  # what another drafter proposed it has not read
             return self._catch_up(params, state, context)
-        return self._read_until(params, state, context.tokens, context.length - 1)
+        return self.read_until(params, state, context.tokens, context.length - 1)
+
+    def rewind(self, state, length):
+        return dataclasses.replace(state, filled=jnp.minimum(state.filled, length - 1))
 
     def _catch_up(self, params, state, context):
         """Reads what it missed, up to where ``draft_step`` begins; nothing where no row drafts."""
@@ -173,9 +176,9 @@ class DraftModel(ModelPassDrafter):
         if context.width is not None:
             wanted &= context.width > 0
         until = jnp.where(wanted, context.length - 2, 0)
-        return self._read_until(params, state, context.tokens, until)
+        return self.read_until(params, state, context.tokens, until)
 
-    def _read_until(self, params, state, tokens, until, chunk: int = CATCH_UP):
+    def read_until(self, params, state, tokens, until, chunk: int = CATCH_UP):
         """Reads what is lacking of ``tokens[:until]``, ``until`` int32 ``[B]``, ``chunk`` tokens a
         pass."""
         chunk = min(chunk, tokens.shape[1])

@@ -124,6 +124,10 @@ class Fallback(TableBefore):
         inner = self.inner.sync(params, target_params, state.inner, context, before=before)
         return FallbackState(index=state.index, inner=inner)
 
+    def rewind(self, state, length):
+        index = self.first.rewind(state.index, length)
+        return FallbackState(index=index, inner=self.inner.rewind(state.inner, length))
+
     def observe(self, params, target_params, state, segment):
         if segment.round is not None:
             segment = round_of(self.inner, segment, state.draft, segment.round[2], self._own)

@@ -203,6 +203,9 @@ class Hybrid(TableBefore):
         inner = self.inner.sync(params, target_params, state.inner, context, before=before)
         return HybridState(inner=inner)
 
+    def rewind(self, state, length):
+        return HybridState(inner=self.inner.rewind(state.inner, length))
+
     def observe(self, params, target_params, state, segment):
         if segment.round is not None:
             segment = round_of(self.inner, segment, state.draft, segment.round[2], self._own)

@@ -83,6 +83,9 @@ class IndexedDrafter(ChainDrafter):
             )
         return context_index.empty(batch, capacity, self.block)
 
+    def rewind(self, state, length):
+        return context_index.forget(state, length)
+
     def score_beside(self, depth: int) -> float:
         """The least score at which it drafts instead of a drafter of ``depth`` tokens. Default:
         as many, where the score is the number of tokens that are expected to be accepted."""

@@ -263,6 +263,12 @@ for _entry in (
         "what a table holds, else what another drafter proposes",
         kind="wrapper",
     ),
+    Entry(
+        "cascade",
+        ".cascade:Cascade",
+        "what a draft model predicts, which another drafter drafts for",
+        kind="wrapper",
+    ),
     Entry("union", ".union:Union", "what several drafters propose, as one tree", kind="wrapper"),
     Entry(
         "synthetic",

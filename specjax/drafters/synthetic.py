@@ -119,6 +119,9 @@ class Synthetic(CombinedDrafter):
     def readout(self, draft, scores):
         return None if self.inner is None else self.inner.readout(draft, scores)
 
+    def rewind(self, state, length):
+        return state if self.inner is None else self.inner.rewind(state, length)
+
     def observe(self, params, target_params, state, segment):
         if self.inner is None:
             return state

@@ -182,7 +182,7 @@ class TranslatedDraftModel(DraftModel, abc.ABC):
         if context.width is not None:
             drafts &= context.width > 0
         until = jnp.where(drafts, length - LAG, 0)
-        model = self._read_until(params["model"], state.model, state.tokens, until)
+        model = self.read_until(params["model"], state.model, state.tokens, until)
         length = jnp.where(drafts, length, 1)
         where = length[:, None] - LAG + jnp.arange(LAG, dtype=jnp.int32)
         end = jnp.take_along_axis(state.tokens, jnp.maximum(where, 0), axis=1)
@@ -214,7 +214,7 @@ class TranslatedDraftModel(DraftModel, abc.ABC):
         if segment.round is None:
             until = jnp.where(live, jnp.minimum(length, state.tokens.shape[1]) - LAG, 0)
             chunk = segment.tokens.shape[1]
-            model = self._read_until(params["model"], state.model, state.tokens, until, chunk)
+            model = self.read_until(params["model"], state.model, state.tokens, until, chunk)
             return dataclasses.replace(state, model=model)
         if state.model.fresh is None:  # a round without a draft
             return state

@@ -143,3 +143,7 @@ class Union(CombinedDrafter):
             for drafter, own, inner in zip(self.drafters, params, state.inner, strict=True)
         )
         return UnionState(inner=tuple(states))
+
+    def rewind(self, state, length):
+        pairs = zip(self.drafters, state.inner, strict=True)
+        return UnionState(inner=tuple(drafter.rewind(own, length) for drafter, own in pairs))

@@ -24,7 +24,7 @@ from ..models.lm import LM, as_drafter
 from ..models.model_folder import EMBEDDED, config_folder
 from ..models.seq2seq import families
 from ..types import Drafter, PyTree
-from . import other_vocabulary, own_layers, tables
+from . import cascades, other_vocabulary, own_layers, tables
 from .options import NUM_DRAFT
 from .own_drafters import (
     auto_drafter,
@@ -245,6 +245,9 @@ def _check_name(drafter: str) -> None:
         return
     if name.partition(":")[0] == SELF or other_vocabulary.method_of(name):
         return
+    if cascades.is_cascade(name):
+        cascades.check_levels(name)
+        return
     if name in other_vocabulary.METHODS:
         raise ValueError(
             f"drafter={drafter!r} does not say which draft model: write '{name}:NAME', where NAME "
@@ -255,7 +258,7 @@ def _check_name(drafter: str) -> None:
         raise ValueError(
             f"drafter={drafter!r} is made of other drafters, and has no name that says which: give "
             f"an object, specjax.drafters.{entry.class_name}(...), num='auto' for an adaptive one, "
-            f"or {', '.join(map(repr, LOOKUPS))} before a name"
+            f"'cascade:OUTER:INNER', or {', '.join(map(repr, LOOKUPS))} before a name"
         )
     if "/" not in name and name not in EMBEDDED and not os.path.isdir(name):
         wrappers = [entry.name for entry in registry.entries("wrapper")]
@@ -349,6 +352,12 @@ def _with_weights(lm: LM, name: str, settings: dict) -> LM | HeadLM | SelfDraft:
         return own_layers.named_layers(lm, name, NUM_DRAFT)
     if other_vocabulary.method_of(name):
         return other_vocabulary.named_translated(lm, name, settings)
+    if cascades.is_cascade(name):
+
+        def resolve(text: str, num: int | None):
+            return resolve_drafter(lm, named(lm, text, **settings), num)
+
+        return cascades.named_cascade(lm, name, lambda text: named(lm, text, **settings), resolve)
     entry = registry.find(name) if name in _heads() else None
     return _from_folder(lm, name, settings) if entry is None else own_heads(lm, entry.name)
 

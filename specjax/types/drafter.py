@@ -182,6 +182,20 @@ class Drafter(abc.ABC):
         """
         return state
 
+    def rewind(self, state: PyTree, length: jax.Array) -> PyTree:
+        """Takes back what was committed after the first ``length`` tokens; only a ``Cascade`` asks
+        for it, of the drafter that drafts for its draft model.
+
+        Args:
+          state: between rounds.
+          length: int32 ``[B]``, at least 1 and at most the length that the drafter was shown. What
+            follows are other tokens; the last that stays is the next root.
+
+        Returns:
+          the state. Default: ``state``, for a drafter that keeps nothing of the text.
+        """
+        return state
+
     def plan(
         self, params: PyTree, target_params: PyTree, state: PyTree, budget: jax.Array
     ) -> PyTree:
@@ -297,6 +311,9 @@ class DrafterWrapper(Drafter):
 
     def sync(self, params, target_params, state, context, *, before="prompt"):
         return self.inner.sync(params, target_params, state, context, before=before)
+
+    def rewind(self, state, length):
+        return self.inner.rewind(state, length)
 
     def plan(self, params, target_params, state, budget):
         return self.inner.plan(params, target_params, state, budget)

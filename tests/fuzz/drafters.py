@@ -13,6 +13,7 @@ from specjax.drafters import (
     SAM,
     SLEM,
     Adaptive,
+    Cascade,
     DraftModel,
     ExLlama,
     Fallback,
@@ -30,7 +31,7 @@ from specjax.drafters import (
     Union,
     jacobi,
 )
-from specjax.drafters.confidence_stop import ConfidenceStop
+from specjax.drafters.confidence_stop import ConfidenceStop, CumulativeStop
 from specjax.drafters.heads import HeadDrafter
 from specjax.drafters.hybrid import TableBefore
 from specjax.drafters.redrafter import ReDrafter
@@ -178,6 +179,12 @@ def with_settings(generator, drafter: Drafter, weights, model: Model, chains: bo
         pairs = zip(drafter.drafters, weights, strict=True)
         made = [with_settings(generator, one, own, model) for one, own in pairs]
         return Union(drafters=tuple(d for d, _ in made)), tuple(w for _, w in made)
+    if isinstance(drafter, Cascade):
+        inner, below = with_settings(generator, drafter.inner, weights["inner"], model)
+        outer = drafter.outer.with_topology(trees.chain(between(generator, 1, 5)))
+        stop = pick(generator, (None, None, CumulativeStop(threshold=0.3)))
+        made = dataclasses.replace(drafter, outer=outer, inner=inner, stop=stop)
+        return made, weights | {"inner": below}
     if isinstance(drafter, NGram):
         table = random_lookup(generator)
         if generator.random() < 0.4:

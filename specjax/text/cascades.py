@@ -1,0 +1,75 @@
+"""What ``drafter="cascade:OUTER:INNER"`` means: a draft model that another drafter drafts for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..checkpoints import HeadLM
+from ..drafters import Cascade, DraftModel
+from ..models.lm import LM, as_drafter
+from ..types import Drafter, PyTree
+
+NAME = "cascade"
+NUM_DRAFT = 6  # tokens of the outer model; more than a draft model alone, since they cost less
+INNER_DRAFT = 3  # tokens of a cascade within a cascade
+
+
+def is_cascade(name: str) -> bool:
+    """Returns whether a drafter's name is that of a cascade, whether or not it says its levels."""
+    own, colon, _ = name.partition(":")
+    return bool(colon) and own == NAME
+
+
+def check_levels(name: str) -> None:
+    """Raises ``ValueError`` for the name of a cascade that does not say both levels."""
+    _, outer, inner = _levels(name)
+    if not outer or not inner:
+        raise ValueError(
+            f"drafter={name!r} does not say which drafters: write 'cascade:OUTER:INNER', where "
+            "OUTER is 'draft', or the folder or hub name of a draft model, and INNER drafts for "
+            "it: a table such as 'ngram', a smaller draft model, or a cascade"
+        )
+
+
+def named_cascade(
+    lm: LM,
+    name: str,
+    find: Callable[[str], object],
+    resolve: Callable[[str, int | None], tuple[Drafter, PyTree]],
+) -> HeadLM:
+    """Returns the drafter of ``"cascade:OUTER:INNER"``.
+
+    Args:
+      lm: the target.
+      name: the name; ``INNER`` is any name that ``resolve`` takes, a cascade's among them.
+      find: loads what the name of the outer level stands for.
+      resolve: makes the inner drafter, of a name and a number of drafts or None, and its weights.
+
+    Raises:
+      ValueError: a level is missing, the outer one is no draft model, or the inner one cannot draft
+        for it.
+    """
+    check_levels(name)
+    _, first, rest = _levels(name)
+    model = find(first)
+    if not isinstance(model, LM):
+        raise ValueError(
+            f"drafter={name!r}: {first!r} is no draft model, which the outer level of a cascade "
+            "is; give 'draft', or the folder or hub name of a draft model"
+        )
+    outer = DraftModel(num_draft=NUM_DRAFT, model=as_drafter(lm, model))
+    inner, below = resolve(rest, INNER_DRAFT if is_cascade(rest) else None)
+    return HeadLM(
+        drafter=Cascade(outer, inner),
+        params={"outer": model.params, "inner": below},
+        name=name,
+        fingerprint=f"{model.fingerprint}:{rest}",
+        target=lm.checkpoint,
+    )
+
+
+def _levels(name: str) -> tuple[str, str, str]:
+    """Returns ``cascade``, the outer and the inner name."""
+    own, _, rest = name.partition(":")
+    outer, _, inner = rest.partition(":")
+    return own, outer, inner
