@@ -41,7 +41,6 @@ NAMES = ["cascade", "cascade draft", "cascade suffix", "cascade of cascades"]
 WARM = Sampling(temperature=1.1)
 COPIES = NGram(num_draft=3, longest=2, shortest=1, stretch=2)
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 judge = jax.jit(round.draft_and_verify, static_argnums=(0, 1, 2))
 
 
