@@ -10,19 +10,13 @@ import functools
 import jax
 import numpy as np
 import two_vocabularies
-from toys import Merged, TreeDrafter, bag, heads, like
+from combinations import RASH, TREE, adaptive, combinations, fallback, hybrid
+from toys import TreeDrafter, bag, heads, like
 
 from specjax import trees
 from specjax.drafters import (
     SAM,
-    Adaptive,
-    Cascade,
     DraftModel,
-    ExLlama,
-    Fallback,
-    Goodput,
-    HuggingFace,
-    Hybrid,
     Jacobi,
     Lookahead,
     NGram,
@@ -30,13 +24,12 @@ from specjax.drafters import (
     Recycling,
     SelfDraft,
     Suffix,
-    SuffixMatch,
     Union,
     text_table,
 )
 from specjax.drafters.block import BlockConfig, BlockDrafter
 from specjax.drafters.blockwise import Blockwise, BlockwiseConfig
-from specjax.drafters.confidence_stop import ConfidenceStop, CumulativeStop
+from specjax.drafters.confidence_stop import ConfidenceStop
 from specjax.drafters.eagle import Eagle, EagleConfig
 from specjax.drafters.eagle3 import Eagle3, Eagle3Config
 from specjax.drafters.hydra import Hydra, HydraConfig
@@ -50,10 +43,6 @@ from specjax.models import DecoderConfig
 
 ALL = ("rejection", "delta")
 CHAIN = ("rejection", "block", "delta")
-TREE = (-1, 0, 0, 1, 2)
-# costs near the value of rounds, and a short memory, so that the width changes all the time
-RESTLESS = Goodput(fade_rounds=2, min_pause=1, max_pause=2, probe_share=1.0)
-COSTS = np.asarray([1.0, 1.3, 1.6, 1.7], np.float32)
 LSTM = dict(cell="lstm", inner_size=5, tied=True, scaled=True)
 WIDE = dict(exit_size=5, num_layers=1, kept=3)
 
@@ -98,7 +87,6 @@ def cases(model, params, near=None, other=None):
     models have its shape, with weights ``near`` its own and with ``other`` ones."""
     if near is None:
         near, other = like(params, 1), bag(model.vocab_size, 99)[1]
-    two = {"near": near, "other": other}
     hidden_size = model.hidden_size or params["embed"].shape[1]
 
     def tree(**settings):
@@ -115,30 +103,6 @@ def cases(model, params, near=None, other=None):
             sibling_sampling=picks,
         )
         return drafter, functools.partial(heads, drafter), rules
-
-    def adaptive(case):
-        """The same drafter with a width that changes all the time."""
-        drafter, weights, rules = case
-        return Adaptive(drafter, RESTLESS), {"inner": weights, "costs": COSTS[:3]}, rules
-
-    def hybrid(num_draft, case):
-        """The same drafter in a hybrid whose lookup often finds a match, and the wrong one."""
-        drafter, weights, rules = case
-        lookup = NGram(longest=2, shortest=1, stretch=1)
-        return Hybrid(num_draft, inner=drafter, lookup=lookup), weights, rules
-
-    def fallback(case):
-        """The same behind a table that copies after every match."""
-        drafter, weights, rules = case
-        table = SAM(num_draft=3, longest=4, shortest=1, occurrences=4, block=2)
-        return Fallback(first=table, inner=drafter), weights, rules
-
-    def cascade(num_draft, inner, weights, **settings):
-        """A draft model that ``inner`` drafts for."""
-        made = Cascade(DraftModel(num_draft, model=model), inner, **settings)
-        return made, {"outer": near, "inner": weights}, ("rejection", "block")
-
-    copies = NGram(num_draft=3, longest=2, shortest=1, stretch=2)
 
     layer = DecoderConfig(
         vocab_size=model.vocab_size,
@@ -168,14 +132,13 @@ def cases(model, params, near=None, other=None):
     def parallel(hidden_size, vocab_size):
         return MTPHeadsConfig(layers=layers)
 
-    # merged into the index all the time, and never sure of what comes next
-    rash = dict(longest=3, occurrences=4, factor=2.0, min_probability=0.0, block=2)
     words = dict(vocab_size=model.vocab_size)
     prefixed = functools.partial(SpeculatorConfig, prefix=layer, **LSTM)
     top = functools.partial(Eagle3, layers=(1,))  # the toy has only one layer
     once = functools.partial(PEagle, layers=(1,))
     across = two_vocabularies.lines(model.vocab_size, near)
-    lines = across | {
+    lines = across | combinations(model, near, other)
+    lines |= {
         "plain": (Plain(), None, ("delta", "coupled")),
         "draft": (DraftModel(num_draft=3, model=model), near, CHAIN),
         "draft one": (DraftModel(num_draft=1, model=model), near, ("rejection",)),
@@ -217,19 +180,6 @@ def cases(model, params, near=None, other=None):
             None,
             ("delta",),
         ),
-        "adaptive self": (
-            Adaptive(SelfDraft(num_draft=3, target=model, exit=1), RESTLESS),
-            {"inner": None, "costs": COSTS[:3]},
-            ("block",),
-        ),
-        "adaptive self tree": (
-            Adaptive(SelfDraft(target=model, topology=trees.Tree(TREE), exit=1), RESTLESS),
-            {"inner": None, "costs": COSTS[:3]},
-            ("rejection",),
-        ),
-        "hybrid self": hybrid(
-            4, (SelfDraft(num_draft=2, target=model, exit=1), None, ("rejection",))
-        ),
         "draft expanded": (
             DraftModel(model=model, topology=trees.Expand(2, 3, 6)),
             near,
@@ -240,35 +190,20 @@ def cases(model, params, near=None, other=None):
             near,
             ("delta",),
         ),
-        "union of draft models": (
-            Union(
-                drafters=(
-                    DraftModel(model=model, topology=trees.Tree((-1, 0, 0, 1))),
-                    DraftModel(num_draft=2, model=model),
-                )
-            ),
-            (near, other),
-            ("rejection", "traversal"),
-        ),
         "draft unrelated": (DraftModel(num_draft=2, model=model), other, ("rejection",)),
         "ngram": (
             NGram(num_draft=5, longest=2, shortest=1, stretch=2),
             None,
             ("delta", "rejection", "block", "coupled"),
         ),
-        "suffix": (Suffix(num_draft=4, **rash), None, ("delta", "rejection", "block")),
+        "suffix": (Suffix(num_draft=4, **RASH), None, ("delta", "rejection", "block")),
         "suffix tree": (
-            Suffix(topology=trees.Expand(2, 3, 6), **rash),
+            Suffix(topology=trees.Expand(2, 3, 6), **RASH),
             None,
             ("delta", "traversal"),
         ),
-        "adaptive suffix": (
-            Adaptive(Suffix(num_draft=5, **rash), RESTLESS),
-            {"inner": None, "costs": COSTS},
-            ("delta",),
-        ),
         "suffix and table": (
-            Suffix(num_draft=4, **rash),
+            Suffix(num_draft=4, **RASH),
             functools.partial(shared, model.vocab_size),
             ("delta",),
         ),
@@ -296,11 +231,6 @@ def cases(model, params, near=None, other=None):
         "jacobi": (Jacobi(num_draft=3), None, ("delta", "block", "coupled")),
         "jacobi blocks": (Jacobi(num_draft=4, mode="blocks"), None, ("rejection",)),
         "jacobi hybrid": (Jacobi(num_draft=3, mode="hybrid", until=5), None, ("delta",)),
-        "adaptive jacobi": (
-            Adaptive(Jacobi(num_draft=5), RESTLESS),
-            {"inner": None, "costs": COSTS},
-            ("delta",),
-        ),
         "lookahead": (
             Lookahead(window=3, ngram=3, guesses=2, **words),
             None,
@@ -312,74 +242,6 @@ def cases(model, params, near=None, other=None):
             ("rejection",),
         ),
         "lookahead pairs": (Lookahead(window=4, ngram=2, guesses=3, **words), None, ("delta",)),
-        "adaptive lookahead": (
-            Adaptive(Lookahead(window=3, ngram=4, guesses=2, **words), RESTLESS),
-            {"inner": None, "costs": COSTS[:3]},
-            ("delta",),
-        ),
-        "adaptive recycling": (
-            Adaptive(Recycling(topology=trees.branching(2, 2, 1), **words), RESTLESS),
-            {"inner": None, "costs": COSTS[:3]},
-            ("delta",),
-        ),
-        "adaptive draft": (
-            Adaptive(DraftModel(num_draft=3, model=model), RESTLESS),
-            {"inner": near, "costs": COSTS[:3]},
-            ("block",),
-        ),
-        "adaptive ngram": (
-            Adaptive(NGram(num_draft=5, longest=2, shortest=1, stretch=2), RESTLESS),
-            {"inner": None, "costs": COSTS},
-            ("delta",),
-        ),
-        # lengths that follow the drafter's laws or the text, row by row
-        "unsure draft": (
-            Adaptive(DraftModel(num_draft=3, model=model), ExLlama(skip=0, threshold=0.55)),
-            {"inner": near},
-            ("rejection", "block"),
-        ),
-        "unsure self": (
-            Adaptive(
-                SelfDraft(num_draft=3, target=model, exit=1), HuggingFace(start=3, threshold=0.6)
-            ),
-            {"inner": None},
-            ("block",),
-        ),
-        "unsure self tree": (
-            Adaptive(
-                SelfDraft(target=model, topology=trees.Tree(TREE), exit=1),
-                SuffixMatch(offset=1.0, min_probability=0.3),
-            ),
-            {"inner": None},
-            ("rejection", "traversal"),
-        ),
-        "unsure draft expanded": (
-            Adaptive(
-                DraftModel(model=model, topology=trees.Expand(2, 3, 6)),
-                HuggingFace(start=3, threshold=0.55),
-            ),
-            {"inner": near},
-            ("delta",),
-        ),
-        "hybrid draft": hybrid(4, (DraftModel(num_draft=2, model=model), near, ("block",))),
-        "cascade": cascade(3, copies, None),
-        "cascade draft": cascade(3, DraftModel(2, model=model), other),
-        "cascade suffix": cascade(3, Suffix(num_draft=3, **rash), None),
-        "cascade stop": cascade(4, copies, None, stop=CumulativeStop(threshold=0.3)),
-        "cascade of cascades": cascade(
-            4,
-            Cascade(DraftModel(2, model=model), copies),
-            {"outer": other, "inner": None},
-        ),
-        "hybrid cascade": hybrid(4, cascade(3, copies, None)),
-        "adaptive cascade": adaptive(cascade(3, copies, None)),
-        "fallback draft": (
-            Fallback(
-                first=Suffix(num_draft=4, **rash), inner=DraftModel(2, model=model), least=1.5
-            ),
-            near,
-            ("rejection", "block"),
-        ),
         "fallback mtp": fallback(
             head(MTP, modules, (-1, 0, 1), ("rejection",), picks="iid", share_layers=True)
         ),
@@ -390,78 +252,6 @@ def cases(model, params, near=None, other=None):
         "adaptive slem": adaptive(across["slem"]),
         "hybrid tli": hybrid(4, across["tli"]),
         "adaptive hybrid": adaptive(hybrid(3, head(top, eagle3, (-1, 0, 1), rules=("delta",)))),
-        # tables before tables and models, chains and trees; what reads all nodes sees its own
-        "hybrid recycling": (
-            Hybrid(
-                4,
-                inner=Recycling(num_draft=3, **words),
-                lookup=NGram(longest=4, shortest=3, stretch=1),
-            ),
-            None,
-            ("delta",),
-        ),
-        "fallback recycling": (
-            Fallback(
-                first=SAM(num_draft=3, longest=4, shortest=3, occurrences=4, block=2),
-                inner=Recycling(topology=trees.branching(2, 2, 1), **words),
-            ),
-            None,
-            ("delta", "traversal"),
-        ),
-        "fallback lookahead": (
-            Fallback(
-                first=NGram(topology=trees.chains(2, 3), longest=2, shortest=2, stretch=3),
-                inner=Lookahead(window=3, ngram=3, guesses=2, **words),
-            ),
-            None,
-            ("delta",),
-        ),
-        "fallback trees": (
-            Fallback(
-                first=Suffix(topology=trees.Expand(2, 3, 6), **rash),
-                inner=DraftModel(
-                    model=model, topology=trees.Tree(TREE), sibling_sampling="distinct"
-                ),
-                least=1.0,
-            ),
-            near,
-            ("rejection",),
-        ),
-        # as many tokens in the table's chain as nodes in the tree
-        "tables before a tree": fallback(
-            (
-                Fallback(
-                    first=NGram(4, longest=2, shortest=2, stretch=1),
-                    inner=DraftModel(
-                        model=model, topology=trees.branching(2, 1), sibling_sampling="distinct"
-                    ),
-                ),
-                near,
-                ("rejection",),
-            )
-        ),
-        "table model table": fallback(hybrid(3, (DraftModel(2, model=model), near, ("block",)))),
-        "union of tables": (
-            Union(
-                drafters=(
-                    NGram(num_draft=3, longest=2, shortest=1, stretch=2),
-                    Recycling(topology=trees.branching(2, 1), **words),
-                    Lookahead(window=2, ngram=3, guesses=2, **words),
-                )
-            ),
-            (None, None, None),
-            ("delta", "traversal"),
-        ),
-        "union with recycling": (
-            Union(
-                drafters=(
-                    DraftModel(model=model, topology=trees.Tree((-1, 0, 0, 1))),
-                    Recycling(topology=trees.branching(2, 2), **words),
-                )
-            ),
-            (near, None),
-            ("rejection",),
-        ),
         "adaptive union": adaptive(
             (
                 Union(
@@ -515,20 +305,5 @@ def cases(model, params, near=None, other=None):
         ),
         "passengers": (tree(sibling_sampling="iid", passengers=(2,)), near, ("rejection",)),
         "silent": (tree(sibling_sampling="iid", silent_every=3), near, ("rejection",)),
-        "merged": (
-            Merged(
-                drafters=(
-                    tree(sibling_sampling="iid", topology=(-1, 0, 1), weights="near"),
-                    tree(sibling_sampling="iid", topology=(-1, 0, 0), weights="other"),
-                )
-            ),
-            two,
-            ("rejection",),
-        ),
-        "merged chains": (
-            Merged(drafters=(tree(sibling_sampling="iid", topology=(-1, 0, 1)),) * 2, one_law=True),
-            near,
-            ("kseq",),
-        ),
     }
     return Cases(lines)

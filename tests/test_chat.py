@@ -6,7 +6,7 @@ import jax
 import pytest
 from asking import flat
 from interruptions import interrupt_screen
-from registry import COSTS, RESTLESS
+from combinations import COSTS, RESTLESS
 from transformers import PreTrainedTokenizerFast
 
 import specjax

@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from registry import TREE
+from combinations import TREE
 from test_sampled import (
     CASES,
     MODEL,

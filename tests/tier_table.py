@@ -108,13 +108,12 @@ TABLE = {
     ],
     "test_drafts.py": [
         (r"\[(blockwise|hydra prefix|medusa|mtp distinct|speculator prefix) iid\]", FULL),
-        (r"\[(adaptive (self tree|draft)|unsure self.*|draft unrelated)\]", FULL),
-        (r"\[(merged chains|self stop)\]", FULL),
+        (r"\[(adaptive (self tree|draft)|unsure self.*|draft unrelated|self stop)\]", FULL),
         (
             r"\[((hybrid|fallback) mtp|mtp distinct distinct|mtp heads iid|hybrid tli|tli tree)\]",
             FULL,
         ),
-        (r"\[(fallback trees|table model table|union with recycling)\]", FULL),
+        (r"\[(fallback trees|table model table|union with recycling|merged chains)\]", FULL),
         (r"\[((hybrid|adaptive) )?cascade", FULL),
         (r"\[(speculator|hydra) prefix distinct\]", FULL),
         (EVERYTHING, MERGE),
@@ -260,9 +259,7 @@ TABLE = {
         ("official", MERGE),
         (EVERYTHING, FULL),
     ],
-    "test_recycling.py": [
-        ("nodes.*union of tables", MERGE),
-    ],
+    "test_recycling.py": [("nodes.*union of tables", MERGE)],
     "test_requests.py": [
         (r"refused|penalties|alone|without_a_law.*\[nan-ngram", MERGE),
         (EVERYTHING, FULL),
@@ -276,10 +273,7 @@ TABLE = {
         ("at_once|at_least", FULL),
     ],
     "test_servers.py": MERGE,
-    "test_sanitizers.py": [
-        ("fault", DEFAULT),
-        (EVERYTHING, MERGE),
-    ],
+    "test_sanitizers.py": [("fault", DEFAULT), (EVERYTHING, MERGE)],
     "test_segments.py": [("segments_bring", MERGE)],
     "test_self_draft.py": [
         ("fault|refused|sublayers_are|say_why|leading|missing_layers", DEFAULT),
