@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from combinations import COSTS, RESTLESS
 from compiled import cache_copies, hlo
 from ragged import MODEL, PARAMS, PROMPTS, pad, rebuilt
-from combinations import COSTS, RESTLESS
 from scipy.stats import chi2
 from test_decoder import LLAMA, SMALL, cache_shape, model, params_of
 from test_draft_length import decode

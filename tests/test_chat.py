@@ -5,8 +5,8 @@ import dataclasses
 import jax
 import pytest
 from asking import flat
-from interruptions import interrupt_screen
 from combinations import COSTS, RESTLESS
+from interruptions import interrupt_screen
 from transformers import PreTrainedTokenizerFast
 
 import specjax
