@@ -249,6 +249,11 @@ TABLE = {
         (EVERYTHING, FULL),
     ],
     "test_pricing.py": [("refused", DEFAULT), ("lost_in", MERGE), (EVERYTHING, FULL)],
+    "test_probe.py": [
+        ("fit_is_refused|nothing_is", DEFAULT),
+        ("flags|fewer_flags", MERGE),
+        (EVERYTHING, FULL),
+    ],
     "test_quality.py": [
         ("refused", DEFAULT),
         ("above_temperature_0", FULL),
@@ -386,6 +391,7 @@ TABLE = {
     "train/test_data.py": MERGE,
     "train/test_conversations.py": MERGE,
     "train/test_optimizer.py": MERGE,
+    "train/test_probe_recipe.py": [("one_draft_model", DEFAULT), (EVERYTHING, MERGE)],
     "train/test_report.py": MERGE,
     "train/test_early_exit.py": [("dropout_and_exits|dropped", FULL), (EVERYTHING, MERGE)],
     "train/test_embedded.py": [("the_heads_are", MERGE)],

@@ -53,6 +53,7 @@ QUICK = {
     "test_own_layers.py",
     "test_policies.py",
     "test_prefix.py",
+    "test_probe.py",
     "test_quality.py",
     "test_recurrent.py",
     "test_recycling.py",

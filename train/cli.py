@@ -27,6 +27,7 @@ OTHERS = {
     "distill": "train a draft model from a frozen target",
     "boost": "train several draft models, each where the earlier ones fail",
     "online": "let a draft model learn from the requests that it serves",
+    "probe": "train a probe that says which drafted tokens need no verification",
     "objectives": "compare the objectives of distillation over several seeds",
     "features": "store the hidden states of a target for heads to learn from",
     "medusa2": "train Medusa heads together with their target",

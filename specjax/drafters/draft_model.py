@@ -118,7 +118,7 @@ class DraftModel(ModelPassDrafter):
     def look(self, params, cache, before, grown, since, entries):
         """A pass over the nodes ``since:`` of one depth, for ``trees.expand``; the first pass also
         reads ``before`` int32 ``[B, K]``, the tokens before the root."""
-        block, skip = _below(before, grown), before.shape[1]
+        block, skip = below(before, grown), before.shape[1]
         first = since + skip if since else 0
         scores = checks.verified(self.model, params, cache, block, since=first, entries=entries)
         return required(scores.logits, "scores.logits")[:, since + skip - first :], scores.entries
@@ -208,7 +208,7 @@ class DraftModel(ModelPassDrafter):
         )
 
 
-def _below(before: jax.Array, grown: Draft) -> Draft:
+def below(before: jax.Array, grown: Draft) -> Draft:
     """``grown`` below the tokens before its root, int32 ``[B, K]``."""
     count, topology, parent = before.shape[1], grown.topology, None
     above = trees.chain_parents(count - 1)

@@ -1,0 +1,136 @@
+"""SPRINTER and reward-guided decoding on the embedded pair: quality and speed by their settings.
+
+python -m benchmarks.learned sprinter PROBE [PROMPTS]     PROBE: the file of the recipe `probe`
+python -m benchmarks.learned guided [PROMPTS]
+
+Prints a table each. `sprinter` decodes all prompts in one batch for the figures of quality, and a
+few of them alone, in turn, for the time. `guided` writes one prompt at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+
+import numpy as np
+
+import specjax
+from specjax.analysis.rescoring import scores_of_new
+from specjax.drafters import DraftModel
+from specjax.drafters.probe import ProbedDraftModel, load_probe
+from specjax.text import LikelihoodReward, reward_guided
+
+from .heldout import prompts
+
+NEW, DEPTH, TIMED, REPEATS = 64, 8, 6, 3
+FLAGS = (1.0, 0.9, 0.75, 0.6, 0.5, 0.4, 0.25, 0.0)
+THRESHOLDS = (math.inf, 0.7, 0.55, 0.4, 0.3, -math.inf)
+
+
+def sprinter(path: str, count: int = 32) -> None:
+    """Prints quality and speed for each threshold of the probe, at temperatures 0 and 1."""
+    lm, draft = specjax.load("embedded"), specjax.load("embedded-draft")
+    probe, texts = load_probe(path, draft), prompts(count)
+    weights = {"model": draft.params, "probe": probe}
+    made = [("draft, 3: auto", DraftModel(num_draft=3, model=draft.target), draft.params, "auto")]
+    for flag in FLAGS:
+        drafter = ProbedDraftModel(num_draft=DEPTH, model=draft.target, flag=flag)
+        rules = ("auto", "approximate-sprinter") if flag == 0.5 else ("approximate-sprinter",)
+        made += [(f"flag {flag:g}: {rule}", drafter, weights, rule) for rule in rules]
+    for temperature in (0.0, 1.0):
+        sampling = specjax.Sampling(temperature=temperature)
+        shared = dict(sampling=sampling, max_new_tokens=NEW)
+        seconds = _seconds(lm, texts[:TIMED], made, shared)
+        print(f"\n| T = {temperature:g} | τ | drafted a round | log p | best | same | TV | time |")
+        print("|---|---|---|---|---|---|---|---|")
+        plain = seconds["plain"]
+        for index, (name, drafter, params, rule) in enumerate(made):
+            given = dict(drafter=drafter, drafter_params=params, **shared)
+            found = specjax.quality(lm, texts, rules=[rule], probes=1, probe_samples=256, **given)
+            out = specjax.generate(lm, texts, drafting=specjax.Drafting(rule=rule), **given)
+            drafted = np.sum(out.stats.drafted) / np.sum(out.stats.rounds)
+            for one in found.rules[index > 0 :]:
+                ratio = seconds[name] / plain if one.rule != "plain" else 1.0
+                own, many = (name, f"{drafted:.2f}") if one.rule != "plain" else ("plain", "0")
+                same = "-" if one.same is None else f"{one.same:.0%}"
+                variation = f"{one.variation[0]:.3f} ({one.variation[1]:.3f})"
+                print(
+                    f"| {own} | {one.tau:.2f} | {many} | {one.loglik:.3f} | {one.best:.0%} | "
+                    f"{same} | {variation} | {ratio:.2f} |",
+                    flush=True,
+                )
+
+
+def _seconds(lm, texts, made, shared) -> dict[str, float]:
+    """Returns the seconds of all texts, one after the other, the least of some runs in turn."""
+    runs = [("plain", dict(drafter="none"))]
+    for name, drafter, params, rule in made:
+        how = specjax.Drafting(rule=rule)
+        runs.append((name, dict(drafter=drafter, drafter_params=params, drafting=how)))
+    found: dict[str, float] = {}
+    for repeat in range(REPEATS + 1):  # the first run compiles
+        for name, options in runs:
+            begin = time.perf_counter()
+            for text in texts:
+                specjax.generate(lm, text, **options, **shared)
+            spent = time.perf_counter() - begin
+            if repeat:
+                found[name] = min(spent, found.get(name, math.inf))
+    return found
+
+
+def guided(count: int = 16) -> None:
+    """Prints the target's share, and its likelihood of the texts, for each threshold."""
+    lm, draft = specjax.load("embedded"), specjax.load("embedded-draft")
+    reward, texts = LikelihoodReward(lm), prompts(count)
+    print("| threshold | steps kept | tokens by the target | draft tokens a token | log p |")
+    print("|---|---|---|---|---|")
+    for threshold in THRESHOLDS:
+        made = [
+            reward_guided(
+                lm,
+                draft,
+                text,
+                reward,
+                threshold=threshold,
+                separator="\n",
+                sampling=specjax.Sampling(temperature=0.7),
+                max_new_tokens=NEW,
+                seed=2 * index,
+            )
+            for index, text in enumerate(texts)
+        ]
+        steps = [step for one in made for step in one.steps]
+        total = sum(len(step.tokens) for step in steps)
+        written = sum(len(step.tokens) for step in steps if not step.from_draft)
+        drafted = sum(one.draft_tokens for one in made)
+        logp = _loglik(lm, texts, made)
+        kept = np.mean([step.from_draft for step in steps])
+        print(
+            f"| {threshold:g} | {kept:.0%} | {written / total:.0%} | {drafted / total:.2f} | "
+            f"{logp:.3f} |",
+            flush=True,
+        )
+
+
+def _loglik(lm, texts, made) -> float:
+    """Returns the mean ``log p`` of the emitted tokens by the target at temperature 1."""
+    rows = [
+        (lm.tokenizer.encode(text), one.tokens.tolist())
+        for text, one in zip(texts, made, strict=True)
+    ]
+    found = []
+    for (_, new), logits in zip(rows, scores_of_new(lm, rows), strict=True):
+        top = logits.max(axis=1)
+        whole = top + np.log(np.exp(logits - top[:, None]).sum(axis=1))
+        found.append(logits[np.arange(len(new)), new] - whole)
+    return float(np.concatenate(found).mean())
+
+
+if __name__ == "__main__":
+    what, *rest = sys.argv[1:]
+    if what == "sprinter":
+        sprinter(rest[0], *map(int, rest[1:]))
+    else:
+        guided(*map(int, rest))
