@@ -1,9 +1,9 @@
 """SPRINTER and reward-guided decoding on the embedded pair: quality and speed by their settings.
 
-python -m benchmarks.learned sprinter PROBE [PROMPTS]     PROBE: the file of the recipe `probe`
+python -m benchmarks.learned sprinter PROBE TEMPERATURE [PROMPTS]     PROBE: the recipe's file
 python -m benchmarks.learned guided [PROMPTS]
 
-Prints a table each. `sprinter` decodes all prompts in one batch for the figures of quality, and a
+Each prints a table. `sprinter` decodes all prompts in one batch for the figures of quality, and a
 few of them alone, in turn, for the time. `guided` writes one prompt at a time.
 """
 
@@ -24,12 +24,12 @@ from specjax.text import LikelihoodReward, reward_guided
 from .heldout import prompts
 
 NEW, DEPTH, TIMED, REPEATS = 64, 8, 6, 3
-FLAGS = (1.0, 0.9, 0.75, 0.6, 0.5, 0.4, 0.25, 0.0)
+FLAGS = (1.0, 0.75, 0.6, 0.5, 0.4, 0.0)
 THRESHOLDS = (math.inf, 0.7, 0.55, 0.4, 0.3, -math.inf)
 
 
-def sprinter(path: str, count: int = 32) -> None:
-    """Prints quality and speed for each threshold of the probe, at temperatures 0 and 1."""
+def sprinter(path: str, temperature: float, count: int = 16) -> None:
+    """Prints quality and speed for each threshold of the probe."""
     lm, draft = specjax.load("embedded"), specjax.load("embedded-draft")
     probe, texts = load_probe(path, draft), prompts(count)
     weights = {"model": draft.params, "probe": probe}
@@ -38,28 +38,27 @@ def sprinter(path: str, count: int = 32) -> None:
         drafter = ProbedDraftModel(num_draft=DEPTH, model=draft.target, flag=flag)
         rules = ("auto", "approximate-sprinter") if flag == 0.5 else ("approximate-sprinter",)
         made += [(f"flag {flag:g}: {rule}", drafter, weights, rule) for rule in rules]
-    for temperature in (0.0, 1.0):
-        sampling = specjax.Sampling(temperature=temperature)
-        shared = dict(sampling=sampling, max_new_tokens=NEW)
-        seconds = _seconds(lm, texts[:TIMED], made, shared)
-        print(f"\n| T = {temperature:g} | τ | drafted a round | log p | best | same | TV | time |")
-        print("|---|---|---|---|---|---|---|---|")
-        plain = seconds["plain"]
-        for index, (name, drafter, params, rule) in enumerate(made):
-            given = dict(drafter=drafter, drafter_params=params, **shared)
-            found = specjax.quality(lm, texts, rules=[rule], probes=1, probe_samples=256, **given)
-            out = specjax.generate(lm, texts, drafting=specjax.Drafting(rule=rule), **given)
-            drafted = np.sum(out.stats.drafted) / np.sum(out.stats.rounds)
-            for one in found.rules[index > 0 :]:
-                ratio = seconds[name] / plain if one.rule != "plain" else 1.0
-                own, many = (name, f"{drafted:.2f}") if one.rule != "plain" else ("plain", "0")
-                same = "-" if one.same is None else f"{one.same:.0%}"
-                variation = f"{one.variation[0]:.3f} ({one.variation[1]:.3f})"
-                print(
-                    f"| {own} | {one.tau:.2f} | {many} | {one.loglik:.3f} | {one.best:.0%} | "
-                    f"{same} | {variation} | {ratio:.2f} |",
-                    flush=True,
-                )
+    sampling = specjax.Sampling(temperature=temperature)
+    shared = dict(sampling=sampling, max_new_tokens=NEW)
+    seconds = _seconds(lm, texts[:TIMED], made, shared)
+    print(f"| T = {temperature:g} | τ | drafted a round | log p | best | same | TV | time |")
+    print("|---|---|---|---|---|---|---|---|")
+    plain = seconds["plain"]
+    for index, (name, drafter, params, rule) in enumerate(made):
+        given = dict(drafter=drafter, drafter_params=params, **shared)
+        found = specjax.quality(lm, texts, rules=[rule], probes=1, probe_samples=256, **given)
+        out = specjax.generate(lm, texts, drafting=specjax.Drafting(rule=rule), **given)
+        drafted = np.sum(out.stats.drafted) / np.sum(out.stats.rounds)
+        for one in found.rules[index > 0 :]:
+            ratio = seconds[name] / plain if one.rule != "plain" else 1.0
+            own, many = (name, f"{drafted:.2f}") if one.rule != "plain" else ("plain", "0")
+            same = "-" if one.same is None else f"{one.same:.0%}"
+            variation = f"{one.variation[0]:.3f} ({one.variation[1]:.3f})"
+            print(
+                f"| {own} | {one.tau:.2f} | {many} | {one.loglik:.3f} | {one.best:.0%} | "
+                f"{same} | {variation} | {ratio:.2f} |",
+                flush=True,
+            )
 
 
 def _seconds(lm, texts, made, shared) -> dict[str, float]:
@@ -131,6 +130,6 @@ def _loglik(lm, texts, made) -> float:
 if __name__ == "__main__":
     what, *rest = sys.argv[1:]
     if what == "sprinter":
-        sprinter(rest[0], *map(int, rest[1:]))
+        sprinter(rest[0], float(rest[1]), *map(int, rest[2:]))
     else:
         guided(*map(int, rest))

@@ -21,6 +21,7 @@ from specjax.drafters import (
     Lookahead,
     NGram,
     Plain,
+    ProbedDraftModel,
     Recycling,
     SelfDraft,
     Suffix,
@@ -54,6 +55,12 @@ def shared(vocab, texts=4):
         random = np.random.default_rng(seed)
         table = text_table.add(table, random.integers(0, vocab, 12), 3)
     return table
+
+
+def probe(hidden_size):
+    """A probe of a draft model that flags about half of all tokens."""
+    weight = np.random.default_rng(0).normal(size=hidden_size).astype(np.float32)
+    return {"weight": weight, "bias": np.float32(0)}
 
 
 class Cases(collections.abc.Mapping):
@@ -157,6 +164,11 @@ def cases(model, params, near=None, other=None):
             DraftModel(model=model, topology=trees.Tree(TREE), sibling_sampling="hub"),
             near,
             ("rejection", "hub"),
+        ),
+        "probed draft": (
+            ProbedDraftModel(num_draft=3, model=model),
+            {"model": near, "probe": functools.partial(probe, hidden_size)},
+            CHAIN,
         ),
         "self": (SelfDraft(num_draft=3, target=model, exit=1), None, CHAIN),
         "self stop": (

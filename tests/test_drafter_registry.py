@@ -196,7 +196,11 @@ def test_an_entry_says_of_its_drafter_what_is_so(name):
 @pytest.mark.parametrize("name", ENTRIES)
 def test_every_drafter_is_in_the_readme_and_in_the_conformance_tests(name):
     entry = ENTRIES[name]
-    words = name if entry.kind != "wrapper" else rf"(specjax\.drafters\.)?{entry.class_name}"
+    words = (
+        name
+        if entry.kind not in ("wrapper", "object")
+        else rf"(specjax\.drafters\.)?{entry.class_name}"
+    )
     assert re.search(f"`{words}`", README)
     tested = {type(drafter) for drafter, _, _ in cases(*bag(5, 0)).values()}
     if name != "synthetic":  # which has no law: test_synthetic.py
@@ -217,6 +221,9 @@ def test_every_name_that_the_readme_lists_can_be_typed():
             drafter_names._check_name(name.replace("NAME", "draft"))
     for entry in registry.entries("wrapper"):
         with pytest.raises(ValueError, match=f"no name.*specjax.drafters.{entry.class_name}"):
+            drafter_names._check_name(entry.name)
+    for entry in registry.entries("object"):
+        with pytest.raises(ValueError, match=f"weights that no name.*{entry.class_name}"):
             drafter_names._check_name(entry.name)
 
 

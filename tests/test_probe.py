@@ -99,10 +99,13 @@ def test_where_every_token_is_flagged_the_text_is_the_targets_and_fewer_flags_ke
     assert taus[0] < taus[1] < taus[2] and same[0] == 1 > same[2]
 
 
+HALF = PROBE | {"bias": jnp.asarray(-1.4)}  # flags two of the four tokens of the toy of `law_of`
+
+
 def law_of(drafter, rule, model=bag(4, 2)):
     target, params = model
     drafter = dataclasses.replace(drafter, model=target)
-    weights = {"target": params, "drafter": {"model": like(params, 1), "probe": PROBE}}
+    weights = {"target": params, "drafter": {"model": like(params, 1), "probe": HALF}}
     warm = Sampling(temperature=1.0)
     counts, _ = joint_counts(target, drafter, rule, weights, (1,), 3, warm, rows=40_000)
     return judge(counts, reference.joint_law(target, params, (1,), 3, warm).reshape(-1))
@@ -131,7 +134,7 @@ class LeavesTheFlaggedOut(ProbedDraftModel):
         return trees.limit_depth(draft, jnp.where(full, size, size - 1)), state
 
 
-def test_fault_a_flagged_token_that_is_left_out_biases_even_rejection():
+def test_a_flagged_token_that_is_left_out_biases_even_rejection():
     drafter = LeavesTheFlaggedOut(num_draft=2, model=MODEL, flag=0.5)
     assert not law_of(drafter, "rejection").fits(1e-4)
 

@@ -140,6 +140,7 @@ TABLE = {
         (EVERYTHING, FULL),
     ],
     "test_greedy.py": [
+        (r"\[probed draft\]", FULL),
         (rf"token_for_token.*\[({COVER})\]", DEFAULT),
         (r"any_number.*\[(medusa|mtp)\]", DEFAULT),
         (r"any_number.*\[(union of draft models|silent)\]", MERGE),
@@ -250,8 +251,8 @@ TABLE = {
     ],
     "test_pricing.py": [("refused", DEFAULT), ("lost_in", MERGE), (EVERYTHING, FULL)],
     "test_probe.py": [
-        ("fit_is_refused|nothing_is", DEFAULT),
-        ("flags|fewer_flags", MERGE),
+        ("fit_is_refused", DEFAULT),
+        ("nothing_is", MERGE),
         (EVERYTHING, FULL),
     ],
     "test_quality.py": [
@@ -391,7 +392,7 @@ TABLE = {
     "train/test_data.py": MERGE,
     "train/test_conversations.py": MERGE,
     "train/test_optimizer.py": MERGE,
-    "train/test_probe_recipe.py": [("one_draft_model", DEFAULT), (EVERYTHING, MERGE)],
+    "train/test_probe_recipe.py": [("one_draft_model", MERGE), (EVERYTHING, FULL)],
     "train/test_report.py": MERGE,
     "train/test_early_exit.py": [("dropout_and_exits|dropped", FULL), (EVERYTHING, MERGE)],
     "train/test_embedded.py": [("the_heads_are", MERGE)],

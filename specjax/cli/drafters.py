@@ -40,10 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
         "Names and forms": OTHER_WAYS,
         "Drafters without weights, and the target's own draft model": _lines(plain),
         "Heads, in the target's own folder or loaded as NAME": _lines(registry.entries("head")),
-        "Made of other drafters, as objects in Python": {
-            f"specjax.drafters.{entry.class_name}": entry.summary
-            for entry in registry.entries("wrapper")
-        },
+        "Made of other drafters, as objects in Python": _objects("wrapper"),
+        "With weights of their own, as objects in Python": _objects("object"),
     }
     width = max(len(name) for lines in sections.values() for name in lines if len(name) < 40)
     for title, lines in sections.items():
@@ -51,6 +49,11 @@ def run(arguments: argparse.Namespace) -> int:
         for name, what in lines.items():
             print(f"  {name:<{width}}  {what}")
     return 0
+
+
+def _objects(kind: registry.Kind) -> dict[str, str]:
+    entries = registry.entries(kind)
+    return {f"specjax.drafters.{entry.class_name}": entry.summary for entry in entries}
 
 
 def _lines(entries) -> dict[str, str]:

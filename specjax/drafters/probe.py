@@ -186,13 +186,18 @@ def load_probe(path: str | Path, draft: Any) -> dict[str, jax.Array]:
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: the probe was trained for another draft model, or holds numbers that are not
-        finite.
+      ValueError: the file holds no probe, the probe was trained for another draft model, or it
+        holds numbers that are not finite.
     """
     with safe_open(str(path), framework="numpy") as file:
-        whose = file.metadata() or {}
+        whose, names = file.metadata() or {}, {*file.keys()}
+        if names != {"weight", "bias"} or "draft" not in whose:
+            raise ValueError(
+                f"{path}: the file holds {', '.join(sorted(names)[:4])}, and no probe with the "
+                "fingerprint of its draft model: give the file that the recipe probe wrote"
+            )
         probe = {name: file.get_tensor(name) for name in ("weight", "bias")}
-    if whose.get("draft") != draft.checkpoint:
+    if whose["draft"] != draft.checkpoint:
         raise ValueError(
             f"{path}: the probe was trained for the draft model {whose.get('name', 'unknown')!r} "
             f"with other weights than {draft.name!r} has: train one for it (recipe probe)"

@@ -30,7 +30,7 @@ from typing import Literal
 from .._internal.keywords import checks_arguments
 from .._internal.own_objects import imported
 
-Kind = Literal["basic", "table", "head", "wrapper"]
+Kind = Literal["basic", "table", "head", "wrapper", "object"]
 DRAFT = "draft"  # the name of a draft model
 
 
@@ -52,7 +52,8 @@ class Entry:
       kind: ``basic``: no drafts, or a model of its own; a ``table`` needs neither weights nor a
         model, and is made by its name (``Drafter.for_target``); a ``head``
         reads the target's hidden states and has its weights in ``formats``; a ``wrapper`` is made
-        of other drafters and has no name that users type.
+        of other drafters and has no name that users type; an ``object`` has none either, because
+        no folder and no flag gives it its weights.
       aliases: other names that users may type.
       priority: which of several drafters in a model's own folder ``drafter="auto"`` takes: that of
         the highest priority, and of equal ones the first registered. The order is that of the
@@ -275,6 +276,12 @@ for _entry in (
         ".synthetic:Synthetic",
         "known texts with a stated share of errors, for benchmarks",
         kind="wrapper",
+    ),
+    Entry(
+        "probed-draft",
+        ".probe:ProbedDraftModel",
+        "what a smaller model predicts, up to the first token that its probe flags",
+        kind="object",
     ),
     Entry(
         "medusa",

@@ -260,6 +260,11 @@ def _check_name(drafter: str) -> None:
             f"an object, specjax.drafters.{entry.class_name}(...), num='auto' for an adaptive one, "
             f"'cascade:OUTER:INNER', or {', '.join(map(repr, LOOKUPS))} before a name"
         )
+    if entry is not None and entry.kind == "object":
+        raise ValueError(
+            f"drafter={drafter!r} has weights that no name gives: give an object, "
+            f"specjax.drafters.{entry.class_name}(...), with its weights as drafter_params"
+        )
     if "/" not in name and name not in EMBEDDED and not os.path.isdir(name):
         wrappers = [entry.name for entry in registry.entries("wrapper")]
         meant = did_you_mean(name.partition(":")[0], [*typed_names(), *wrappers], repr)

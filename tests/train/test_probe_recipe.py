@@ -103,9 +103,13 @@ def test_a_probe_is_that_of_one_draft_model(tmp_path):
     with pytest.raises(ValueError, match="with other weights than"):
         load_probe(tmp_path / "probe", other)
     tensors = load_file(tmp_path / "probe")
-    wrong = tensors | {"bias": np.float32(np.nan) + tensors["bias"]}
+    wrong = tensors | {"bias": np.asarray(np.nan, np.float32)}
     save_file(wrong, tmp_path / "nan", metadata={"draft": draft.checkpoint})
     with pytest.raises(ValueError, match="not finite"):
         load_probe(tmp_path / "nan", draft)
+    for content, metadata in ((tensors, {}), ({"w": made["weight"]}, {"draft": draft.checkpoint})):
+        save_file({k: np.asarray(v) for k, v in content.items()}, tmp_path / "else", metadata)
+        with pytest.raises(ValueError, match="and no probe with the fingerprint"):
+            load_probe(tmp_path / "else", draft)
     with pytest.raises(config.ConfigError, match="prompt_tokens=15; accepted: 1 to"):
         dataclasses.replace(CONFIG, prompt_tokens=15)
