@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -134,7 +134,7 @@ class ProbedDraftModel(DraftModel):
             block,
             since=first,
             entries=entries,
-            features=(self.model.num_layers,),
+            features=(cast(HeadTarget, self.model).num_layers,),
         )
         logits = required(scores.logits, "scores.logits")[:, since + skip - first :]
         hidden = required(scores.features, "scores.features")[:, since + skip - first :]
