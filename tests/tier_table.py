@@ -131,10 +131,7 @@ TABLE = {
         ("pending|after_a_longer|is_read|copies", MERGE),
         (EVERYTHING, FULL),
     ],
-    "test_feature_formats.py": [
-        ("named|not_written|refused", MERGE),
-        (EVERYTHING, FULL),
-    ],
+    "test_feature_formats.py": [("named|not_written|refused", MERGE), (EVERYTHING, FULL)],
     "test_feature_generations.py": [
         (r"a_generation.*\[eagle3\]", MERGE),
         (EVERYTHING, FULL),
@@ -161,10 +158,7 @@ TABLE = {
     ],
     "test_forty_lines.py": [("one_law", MERGE)],
     "test_grown.py": FULL,
-    "test_heads.py": [
-        (r"authors_code|is_named|what_is_wrong", MERGE),
-        (EVERYTHING, FULL),
-    ],
+    "test_heads.py": [("authors_code|is_named|what_is_wrong", MERGE), (EVERYTHING, FULL)],
     "test_heads_decode.py": MERGE,
     "test_heldout.py": [("worth_its_name", MERGE), (EVERYTHING, FULL)],
     "test_hybrid.py": [
