@@ -54,7 +54,6 @@ TABLE = {
     "test_block_drafters.py": [
         ("broken_twins|bad_shapes", DEFAULT),
         ("whole_rows", FULL),
-        (EVERYTHING, MERGE),
     ],
     "test_cascade.py": [
         (r"is_seen\[released", FULL),
