@@ -126,8 +126,10 @@ def test_links_lead_somewhere(page):
 
 def test_every_page_is_in_the_navigation():
     config = (ROOT / "mkdocs.yml").read_text("utf-8")
-    for page in PAGES:
-        assert page.removeprefix("docs/") in config, page
+    results = [page.parent.name for page in ROOT.glob("benchmarks/results/*/README.md")]
+    pages = [page.removeprefix("docs/") for page in PAGES]
+    for page in pages + [f"mounted/results/{name}/README.md" for name in results]:
+        assert page in config, page
 
 
 def test_the_site_builds_strictly(tmp_path):
