@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 
 import specjax
 
 from .. import acceptance
 from ..drafters import POLICIES, registry
+from ..drafters.indexed import IndexedDrafter
 from ..sampling import processors
 from ..text import drafter_names, other_vocabulary, own_drafters, retrieval
 from ..text.retrieval import Retrieval
@@ -303,10 +305,9 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
             f"{of_weights[0]}: --drafter {drafter} has no weights; give --drafter draft, or the "
             "folder or hub name of a draft model"
         )
-    if arguments.drafter_quantize:
-        if drafter in ("draft", *(lookup + "draft" for lookup in drafter_names.LOOKUPS)):
-            own = own_drafters.own_draft_name(lm) or "draft"
-            drafter = drafter.removesuffix("draft") + own
+    lookups = "|".join(map(re.escape, drafter_names.LOOKUPS))
+    if arguments.drafter_quantize and re.fullmatch(f"({lookups})*draft", drafter):
+        drafter = drafter.removesuffix("draft") + (own_drafters.own_draft_name(lm) or "draft")
     if num is not None and not drafter_names.is_auto(num) and drafter in drafter_names.NO_DRAFTS:
         raise ValueError(
             f"--num-draft {num}: --drafter {drafter} drafts nothing; leave --num-draft out, or "
@@ -320,7 +321,9 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
             quantize=arguments.drafter_quantize,
             mesh=None if whole else arguments.mesh,
         )
-        inner = drafter.inner if isinstance(drafter, drafter_names.WithLookup) else drafter
+        inner = drafter
+        while isinstance(inner, drafter_names.WithLookup):
+            inner = inner.inner
         if of_weights and not other_vocabulary.is_draft_model(inner):
             raise ValueError(
                 f"{of_weights[0]}: {drafter!r} is not a draft model; heads have the dtype and the "
@@ -346,7 +349,7 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
 def _session(lm, drafter, path: str, capacity: int | None) -> Session:
     """Returns the session in a file, or a new session if the file does not exist."""
     capacity = SESSION_TOKENS if capacity is None else capacity
-    if isinstance(drafter, str) and drafter not in SESSIONS:
+    if drafter not in SESSIONS and not isinstance(drafter, IndexedDrafter):
         raise ValueError(f"--session: give --drafter {' or '.join(SESSIONS)} with it")
     if os.path.exists(path):
         return Session.load(lm, path, drafter, capacity)
