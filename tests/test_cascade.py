@@ -26,6 +26,7 @@ from specjax.drafters import (
     Jacobi,
     NGram,
     Plain,
+    ProbedDraftModel,
     Suffix,
     Synthetic,
     context_index,
@@ -295,6 +296,8 @@ def test_what_cannot_be_a_level_is_refused_before_anything_is_compiled():
     other = TLI(num_draft=2, model=MODEL)
     with pytest.raises(ValueError, match="must share one vocabulary"):
         Cascade(other, COPIES)
+    with pytest.raises(ValueError, match="drafts in a way of its own"):
+        Cascade(ProbedDraftModel(2, model=MODEL), COPIES)
     for inner in (other, Hybrid(inner=other), Synthetic(2, 0.5, other)):
         with pytest.raises(ValueError, match="that tli spells.*cannot be taken back"):
             Cascade(outer, inner)

@@ -35,6 +35,11 @@ def check_outer(outer) -> None:
             f"Cascade(outer={outer.name}): its model has other tokens than the target, and all "
             "levels must share one vocabulary; give a DraftModel"
         )
+    if type(outer).draft_step is not DraftModel.draft_step:
+        raise ValueError(
+            f"Cascade(outer={outer.name}): a {type(outer).__name__} drafts in a way of its own, "
+            "and a cascade would run its model without that; give a DraftModel"
+        )
     if outer.topology != trees.chain(outer.depth):
         raise ValueError(
             f"Cascade(outer=DraftModel(topology={outer.topology})): the outer model generates a "
