@@ -97,7 +97,7 @@ def audit(draw, **changed):
 # ------------------------------------------------------------------------- transformers
 
 
-def test_what_transformers_is_not_asked_for_is_refused_and_an_assistant_stays_as_it_is():
+def test_what_is_not_asked_for_is_refused_and_an_assistant_stays_as_it_is(monkeypatch):
     torch = pytest.importorskip("torch")
     model, assistant = (transformers_audit._toy(torch, seed, 8, 1) for seed in (0, 1))
     pair = dict(model=model, assistant=assistant, num_tokens=4, samples=50)
@@ -106,8 +106,25 @@ def test_what_transformers_is_not_asked_for_is_refused_and_an_assistant_stays_as
     for prompt in ((), (1, 4)):
         with pytest.raises(ValueError, match="give token ids from 0 to 3, at least one"):
             specjax.audit_transformers(**pair, prompt=prompt)
-    kept = assistant.generation_config.num_assistant_tokens
-    specjax.audit_transformers(**pair, num_draft=7)
+    with pytest.raises(ValueError, match="assistant_confidence_threshold=0.4: it is set by"):
+        specjax.audit_transformers(**pair, assistant_confidence_threshold=0.4)
+    from transformers.generation import utils
+
+    lengths, sound = [], utils._speculative_sampling
+
+    def counted(ids, logits, length, scores, **settings):
+        lengths.append(length)
+        return sound(ids, logits, length, scores, **settings)
+
+    monkeypatch.setattr(utils, "_speculative_sampling", counted)
+    kept, threads = assistant.generation_config.num_assistant_tokens, torch.get_num_threads()
+    specjax.audit_transformers(**pair, num_draft=2)
+    assert np.mean(np.asarray(lengths) == 2) > 0.7  # not at the end of a text
+    model.generation_config.eos_token_id = 0
+    with pytest.raises(ValueError) as refused:  # its traceback keeps all frames alive
+        specjax.audit_transformers(**pair)
+    assert "text" in str(refused.value) and not torch.is_inference_mode_enabled()
+    assert torch.get_num_threads() == threads
     assert assistant.generation_config.num_assistant_tokens == kept
     assistant.config.vocab_size = 5
     with pytest.raises(ValueError, match="it has 5 tokens and the model 4"):

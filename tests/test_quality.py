@@ -7,6 +7,7 @@ from toys import bag, like
 
 import specjax
 from specjax import Sampling
+from specjax.cli import quality as cli_quality
 from specjax.drafters import DraftModel
 from specjax.text import Session
 
@@ -41,6 +42,13 @@ def test_above_temperature_0_the_emitted_law_is_counted_against_the_targets():
     assert lenient.divergence[0] > lenient.divergence[1] + 0.005
     assert lenient.tau > rejection.tau > plain.tau == 1
     assert np.isfinite([one.loglik for one in found.rules]).all()
+
+
+def test_rules_of_chains_are_left_out_where_trees_are_drafted():
+    lm = specjax.load("embedded")
+    for name, chains in (("recycling", False), ("suffix", True), ("suffix+recycling", False)):
+        options = {"drafter": name, "drafting": specjax.Drafting()}
+        assert cli_quality._drafts_chains(lm, options) == chains
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ import optax
 
 import specjax
 from specjax.drafters import probe as probes
+from specjax.models.lm import as_drafter
 from specjax.text import drafter_names
 
 from . import chunks, data, scale, tokenizer
@@ -136,6 +137,15 @@ def run(config: ProbeConfig, *, dry_run: bool = False) -> None:
     draft = drafter_names.named(teacher, config.drafter)
     if not isinstance(draft, specjax.models.LM):
         raise ConfigError(f"drafter={config.drafter!r}; accepted: a draft model, which this is not")
+    try:
+        draft_model = as_drafter(teacher, draft)
+    except ValueError as error:
+        raise ConfigError(f"drafter={config.drafter!r}: {error}") from error
+    if (most := draft_model.max_positions) is not None and most < config.data.length:
+        raise ConfigError(
+            f"data.length={config.data.length}; accepted: at most {most}, the context of the draft "
+            "model"
+        )
     heldout, end_of_text = data.load_stream(config.data, "heldout")
     stream, _ = data.load_stream(config.data, "train")
     print(f"text          {len(stream):,} tokens of prompts, {len(heldout):,} held out")

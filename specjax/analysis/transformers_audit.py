@@ -100,24 +100,37 @@ def audit_transformers(
         **({"prompt_lookup_num_tokens": num_draft} if way == "lookup" else {}),
         **({"assistant_model": assistant} if way == "assistant" else {}),
     }
-    if taken := sorted(options.keys() & settings.keys()):
+    # read from the assistant's own config alone; without a threshold of 0 a draft would end at the
+    # first token that the assistant gives less than 0.4
+    schedule = {
+        "num_assistant_tokens": num_draft,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0.0,
+    }
+    if taken := sorted((options.keys() | schedule.keys()) & settings.keys()):
         raise ValueError(
             f"{taken[0]}={settings[taken[0]]!r}: it is set by sampling, way, num_draft or "
             "num_tokens"
         )
     options |= settings
-    schedule = {"num_assistant_tokens": num_draft, "num_assistant_tokens_schedule": "constant"}
 
     def draw(num: int) -> Iterator[list[int]]:
+        noise = None
+        for _ in range(num):
+            text, noise = one(noise)
+            yield text
+
+    def one(noise):
+        """A text, and the state of the generator after it; all else is left as it was."""
         threads = torch.get_num_threads()
         own = {name: getattr(assistant.generation_config, name) for name in schedule}
         torch.set_num_threads(1)  # a small model is faster so
         assistant.generation_config.update(**schedule)
         try:
             with torch.random.fork_rng(devices=[]), torch.inference_mode():
-                torch.manual_seed(seed)
-                for _ in range(num):
-                    yield model.generate(start, **options)[0, len(prompt) :].tolist()
+                torch.manual_seed(seed) if noise is None else torch.set_rng_state(noise)
+                text = model.generate(start, **options)[0, len(prompt) :].tolist()
+                return text, torch.get_rng_state()
         finally:
             torch.set_num_threads(threads)
             assistant.generation_config.update(**own)

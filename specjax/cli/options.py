@@ -326,8 +326,8 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
             inner = inner.inner
         if of_weights and not other_vocabulary.is_draft_model(inner):
             raise ValueError(
-                f"{of_weights[0]}: {drafter!r} is not a draft model; heads have the dtype and the "
-                "devices of their target's weights"
+                f"{of_weights[0]}: {drafter!r} is not one draft model; heads and cascades have the "
+                "dtype and the devices of their target's weights"
             )
     require(arguments, "session", "session_tokens")
     if arguments.datastore:

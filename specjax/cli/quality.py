@@ -10,6 +10,8 @@ import specjax
 
 from .. import acceptance
 from ..acceptance.chain_rule import ChainRule
+from ..drafters.hybrid import drafts_chains
+from ..text import drafter_names
 from .options import add_decoding, options_of, set_up
 from .prompts import read_prompts
 
@@ -69,20 +71,31 @@ def run(arguments: argparse.Namespace) -> int:
             f"--session {arguments.session}: a rule would draft from what the rule before it "
             "wrote; leave --session out"
         )
+    prompts = read_prompts(arguments.prompts, arguments.model, arguments.limit)
+    lm = set_up(arguments)
+    options = options_of(arguments, lm)
+    chains = _drafts_chains(lm, options)
     approximate = [
         name
         for name, rule in acceptance.RULES.items()
-        if not rule.lossless and not (arguments.tree and isinstance(rule, ChainRule))
+        if not rule.lossless and (chains or not isinstance(rule, ChainRule))
     ]
-    prompts = read_prompts(arguments.prompts, arguments.model, arguments.limit)
-    lm = set_up(arguments)
     found = specjax.quality(
         lm,
         prompts,
         rules=arguments.rules or given or ["auto", *approximate],
         probes=arguments.probes,
         probe_samples=arguments.probe_samples,
-        **options_of(arguments, lm),
+        **options,
     )
     print(json.dumps(dataclasses.asdict(found)) if arguments.json else found)
     return 0
+
+
+def _drafts_chains(lm, options: dict) -> bool:
+    """Whether the drafter of the options proposes chains, which some rules need."""
+    drafting = options["drafting"]
+    found, _ = drafter_names.resolve_drafter(
+        lm, options["drafter"], drafting.num, tree=drafting.tree
+    )
+    return drafts_chains(found)

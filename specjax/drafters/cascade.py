@@ -267,6 +267,11 @@ class Cascade(Drafter):
     def _rule(self, context: Context) -> str | Rule:
         """How the outer model judges in this round."""
         if context.noise is not None:  # its tokens are those that have the least ``E / q``
+            if self.rule != "auto":
+                raise ValueError(
+                    f"Cascade(rule={self.rule!r}): where the target's rule shares its noise with "
+                    "the draft, so does the outer model's; leave rule out"
+                )
             return "gls" if context.noise.by_path else "coupled"
         rule = acceptance.named(self.rule)
         if rule is not None and not rule.lossless and not context.sampling.greedy:

@@ -34,7 +34,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from .. import trees
@@ -189,7 +189,11 @@ def load_probe(path: str | Path, draft: Any) -> dict[str, jax.Array]:
       ValueError: the file holds no probe, the probe was trained for another draft model, or it
         holds numbers that are not finite.
     """
-    with safe_open(str(path), framework="numpy") as file:
+    try:
+        opened = safe_open(str(path), framework="numpy")
+    except SafetensorError as error:
+        raise ValueError(f"{path}: it is no safetensors file ({error})") from None
+    with opened as file:
         whose, names = file.metadata() or {}, {*file.keys()}
         if names != {"weight", "bias"} or "draft" not in whose:
             raise ValueError(
@@ -204,4 +208,9 @@ def load_probe(path: str | Path, draft: Any) -> dict[str, jax.Array]:
         )
     if not all(np.isfinite(value).all() for value in probe.values()):
         raise ValueError(f"{path}: the probe holds numbers that are not finite")
+    if probe["weight"].ndim != 1 or probe["bias"].ndim:
+        raise ValueError(
+            f"{path}: the weight has shape {list(probe['weight'].shape)} and the bias "
+            f"{list(probe['bias'].shape)}; a probe has a vector and a number"
+        )
     return {name: jnp.asarray(value) for name, value in probe.items()}

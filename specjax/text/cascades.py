@@ -35,15 +35,16 @@ def named_cascade(
     lm: LM,
     name: str,
     find: Callable[[str], object],
-    resolve: Callable[[str, int | None], tuple[Drafter, PyTree]],
+    resolve: Callable[[LM, object, int | None], tuple[Drafter, PyTree]],
 ) -> HeadLM:
     """Returns the drafter of ``"cascade:OUTER:INNER"``.
 
     Args:
       lm: the target.
-      name: the name; ``INNER`` is any name that ``resolve`` takes, a cascade's among them.
-      find: loads what the name of the outer level stands for.
-      resolve: makes the inner drafter, of a name and a number of drafts or None, and its weights.
+      name: the name; ``INNER`` is any name that ``find`` takes, a cascade's among them.
+      find: loads what the name of a level stands for.
+      resolve: makes the inner drafter and its weights, for the target, of what was found and a
+        number of drafts or None.
 
     Raises:
       ValueError: a level is missing, the outer one is no draft model, or the inner one cannot draft
@@ -58,7 +59,7 @@ def named_cascade(
             "is; give 'draft', or the folder or hub name of a draft model"
         )
     outer = DraftModel(num_draft=NUM_DRAFT, model=as_drafter(lm, model))
-    inner, below = resolve(rest, INNER_DRAFT if is_cascade(rest) else None)
+    inner, below = resolve(lm, find(rest), INNER_DRAFT if is_cascade(rest) else None)
     return HeadLM(
         drafter=Cascade(outer, inner),
         params={"outer": model.params, "inner": below},

@@ -358,13 +358,16 @@ def _with_weights(lm: LM, name: str, settings: dict) -> LM | HeadLM | SelfDraft:
     if other_vocabulary.method_of(name):
         return other_vocabulary.named_translated(lm, name, settings)
     if cascades.is_cascade(name):
-
-        def resolve(text: str, num: int | None):
-            return resolve_drafter(lm, named(lm, text, **settings), num)
-
-        return cascades.named_cascade(lm, name, lambda text: named(lm, text, **settings), resolve)
+        return _cascade(lm, name, tuple(map(folder_stamp, name.split(":"))), **settings)
     entry = registry.find(name) if name in _heads() else None
     return _from_folder(lm, name, settings) if entry is None else own_heads(lm, entry.name)
+
+
+@once_in_a_row
+def _cascade(lm: LM, name: str, stamps: object, **settings) -> HeadLM:
+    """The cascade of a name whose folders are as ``stamps`` say."""
+    find = lambda text: named(lm, text, **settings)  # noqa: E731
+    return cascades.named_cascade(lm, name, find, resolve_drafter)
 
 
 def _from_folder(lm: LM, text: str, settings: dict) -> LM | HeadLM:

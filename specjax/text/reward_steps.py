@@ -33,6 +33,7 @@ from .. import trees
 from .._internal.optional import required
 from ..decoding import reference
 from ..models.lm import LM, check_same_tokenizer
+from ..models.seq2seq import encoder_inputs
 from ..sampling.distribution import Sampling
 from ..types import Draft, HeadTarget
 from .generation import Generation, generate
@@ -114,21 +115,22 @@ def reward_guided(
         those of each step so far. ``ScalarReward`` and ``LikelihoodReward`` are such functions.
       threshold: the least reward of a step that is kept; with ``inf`` none is, whatever its reward.
       separator: a string that ends a step, or token ids each of which ends a step.
-      sampling: how tokens are drawn, by both models.
+      sampling: how tokens are drawn, by both models; without penalties and logits processors,
+        which would begin anew in each step.
       drafter, drafting: with which the target decodes its own steps (see ``generate``), losslessly
         unless the rule is approximate; by default it decodes plainly.
       max_new_tokens: the budget of the text.
       max_steps: the most steps.
-      seed: of the draft model's draws; the target draws by the seed after it, because the step that
-        it writes must not depend on the step that was rejected. So independent texts take seeds
-        that differ by two.
+      seed: of all draws, from 0 to 2^32 - 1. Each step of each model has a seed of its own, since
+        what is written after a rejected step must not depend on the noise of that step.
 
     Returns:
       a ``RewardGuided``.
 
     Raises:
-      ValueError: a number is out of range, the draft model or the model of the reward has another
-        vocabulary, which is found before anything runs, or a reward is NaN.
+      ValueError: before anything runs, a number is out of range, the draft model or the model of
+        the reward has another vocabulary, ``lm`` has an encoder, or ``sampling`` has penalties or a
+        logits processor; later, a reward is NaN.
     """
     if math.isnan(threshold) or max_new_tokens < 1 or max_steps < 1 or not separator:
         raise ValueError(
@@ -136,6 +138,17 @@ def reward_guided(
             f"separator={separator!r}: threshold must be a number, the others at least 1, and the "
             "separator not empty"
         )
+    if sampling.needs_prefix:
+        raise ValueError(
+            f"sampling={sampling}: penalties and logits processors would begin anew in each step; "
+            "leave them out"
+        )
+    for name, model in (("lm", lm), ("draft", draft)):
+        if encoder_inputs.encodes(model):
+            raise ValueError(
+                f"{name}={model.name}: a step goes on from all text so far, which the "
+                "prompt of a model with an encoder is not; give decoders"
+            )
     _check_tokens("draft", lm, draft)
     if isinstance(reward, (ScalarReward, LikelihoodReward)):
         _check_tokens("reward", lm, reward.lm)
@@ -161,7 +174,8 @@ def reward_guided(
         left = max_new_tokens - sum(len(step.tokens) for step in steps)
         if left < 1:
             break
-        made = write(draft, left, drafter="none", seed=seed)
+        seeds = np.random.SeedSequence([seed, len(steps)]).generate_state(2).tolist()
+        made = write(draft, left, drafter="none", seed=seeds[0])
         found = float(reward(given, [*(step.tokens for step in steps), made.tokens[0]]))
         if math.isnan(found):
             raise ValueError(
@@ -171,7 +185,7 @@ def reward_guided(
         drafted += len(made.tokens[0])
         kept = threshold < math.inf and found >= threshold
         if not kept:
-            made = write(lm, left, drafter=drafter, drafting=drafting, seed=seed + 1)
+            made = write(lm, left, drafter=drafter, drafting=drafting, seed=seeds[1])
             rounds += int(np.sum(made.stats.rounds))
         steps.append(Step(made.tokens[0], found, kept))
         if made.reasons[0] != "stop" or int(made.tokens[0][-1]) in ends or not made.finished:

@@ -11,6 +11,7 @@ import functools
 import os
 from typing import Any
 
+from .._internal.hashable import check_hashable
 from .._internal.named_settings import ACCEPTED, parse_settings
 from .._internal.own_objects import find_own, is_own, lacking_defaults
 from ..drafters import Plain, registry
@@ -90,6 +91,7 @@ def _made(name: str | None, kind, lm: LM, fields: dict) -> Drafter:
             "drafter that is made by its name needs a default for each field, or a method "
             "for_target that sets the field"
         )
+    check_hashable("target", lm.target)
     return _of_class(kind, lm.target, tuple(sorted(fields.items())))
 
 

@@ -37,7 +37,7 @@ def refuse_unused(given, drafter: DrafterGiven, drafting: Drafting, params: PyTr
         )
     if number and own and not isinstance(drafter, SelfDraft):
         how = f"leave num out, or make the object with num_draft={drafting.num!r}"
-        if drafter.topology is not None:
+        if drafter.topology is not None and drafter.takes_topology:
             how = f"leave num out, or give tree='chain:{drafting.num}' in its place"
         raise ValueError(
             f"num={drafting.num!r}: {called} is an object, which drafts {drafter.num_draft} tokens "
