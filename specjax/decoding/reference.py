@@ -15,20 +15,29 @@ from .. import trees
 from .._internal.optional import required
 from ..sampling import processors
 from ..sampling.distribution import Prefix, Sampling
-from ..types import Draft, Target
+from ..types import Draft, HeadTarget, Target
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def logits(target: Target, params, tokens: jax.Array) -> jax.Array:
     """float32 ``[B, T, V]``, raw logits after each of ``tokens`` int32 ``[B, T]``."""
-    batch, size = tokens.shape
-    draft = Draft(
-        start=jnp.zeros((batch,), jnp.int32),
-        tokens=tokens,
-        topology=trees.chain_parents(size - 1),
-    )
-    scores = target.verify(params, target.init(params, batch, size), draft)
+    scores = target.verify(params, target.init(params, *tokens.shape), _whole(tokens))
     return required(scores.logits, "scores.logits")
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def last_hidden(target: HeadTarget, params, tokens: jax.Array) -> jax.Array:
+    """Floats ``[B, T, H]``, the last hidden states, normed, at ``tokens`` int32 ``[B, T]``."""
+    cache, last = target.init(params, *tokens.shape), (target.num_layers,)
+    scores = target.verify(params, cache, _whole(tokens), features=last, logits=False)
+    return required(scores.features, "scores.features")
+
+
+def _whole(tokens: jax.Array) -> Draft:
+    """A text from its first token on, as the chain of one pass."""
+    batch, size = tokens.shape
+    parents = trees.chain_parents(size - 1)
+    return Draft(start=jnp.zeros((batch,), jnp.int32), tokens=tokens, topology=parents)
 
 
 def greedy(target: Target, params, prompt, num: int) -> list[int]:

@@ -99,12 +99,7 @@ class DraftModel(ModelPassDrafter):
         return DraftModelState(cache=cache, filled=jnp.zeros((batch,), jnp.int32))
 
     def draft_step(self, params, target_params, state, context):
-        ran = None
-        if context.width is not None:
-            state = self._catch_up(params, state, context)
-            ran = jnp.broadcast_to(context.width > 0, context.length.shape)
-        before = jnp.maximum(context.length - 2, 0)[:, None]
-        before = jnp.take_along_axis(context.tokens, before, axis=1)
+        state, before, ran = self._begin(params, state, context)
 
         def level(entries, grown, since):
             return self.look(params, state.cache, before, grown, since, entries)
@@ -114,6 +109,16 @@ class DraftModel(ModelPassDrafter):
         )
         place = jnp.broadcast_to(place, draft.tokens.shape)
         return draft, dataclasses.replace(state, fresh=entries, place=place, ran=ran)
+
+    def _begin(self, params, state, context):
+        """Reads what is lacking; the state, the token before the root int32 ``[B, 1]``, and in
+        which rows the model runs, bool ``[B]`` or None for all."""
+        ran = None
+        if context.width is not None:
+            state = self._catch_up(params, state, context)
+            ran = jnp.broadcast_to(context.width > 0, context.length.shape)
+        before = jnp.maximum(context.length - 2, 0)[:, None]
+        return state, jnp.take_along_axis(context.tokens, before, axis=1), ran
 
     def look(self, params, cache, before, grown, since, entries):
         """A pass over the nodes ``since:`` of one depth, for ``trees.expand``; the first pass also

@@ -95,12 +95,8 @@ class ProbedDraftModel(DraftModel):
         return super().init(params["model"], target_params, batch, capacity, inputs)
 
     def draft_step(self, params, target_params, state, context):
-        weights, probe, ran = params["model"], params["probe"], None
-        if context.width is not None:
-            state = self._catch_up(weights, state, context)
-            ran = jnp.broadcast_to(context.width > 0, context.length.shape)
-        before = jnp.maximum(context.length - 2, 0)[:, None]
-        before = jnp.take_along_axis(context.tokens, before, axis=1)
+        weights, probe = params["model"], params["probe"]
+        state, before, ran = self._begin(weights, state, context)
 
         def level(carry, grown, since):
             node = grown.num_nodes - 1

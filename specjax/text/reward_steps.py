@@ -29,13 +29,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import trees
-from .._internal.optional import required
 from ..decoding import reference
 from ..models.lm import LM, check_same_tokenizer
 from ..models.seq2seq import encoder_inputs
 from ..sampling.distribution import Sampling
-from ..types import Draft, HeadTarget
+from ..types import HeadTarget
 from .generation import Generation, generate
 from .options import Drafting
 from .prepare import end_ids
@@ -247,7 +245,7 @@ class ScalarReward:
 
     def __call__(self, prompt: Tokens, steps: list[np.ndarray]) -> float:
         tokens, size = _padded(self.lm, prompt, steps)
-        hidden = np.asarray(_last_hidden(self.lm.target, self.lm.params, tokens))[0, size - 1]
+        hidden = reference.last_hidden(self.lm.target, self.lm.params, tokens)[0, size - 1]
         score = float(np.asarray(hidden, np.float64) @ np.asarray(self.weight) + self.bias)
         return float(jax.nn.sigmoid(score))
 
@@ -277,18 +275,3 @@ def _padded(lm: LM, prompt: Tokens, steps: list[np.ndarray]) -> tuple[jax.Array,
     if len(ids) > wide:
         raise ValueError(f"reward: the text has {len(ids)} tokens, and {lm.name} reads {wide}")
     return jnp.asarray([ids + [0] * (wide - len(ids))], jnp.int32), len(ids)
-
-
-def _last_hidden_states(target: HeadTarget, params, tokens: jax.Array) -> jax.Array:
-    batch, size = tokens.shape
-    draft = Draft(
-        start=jnp.zeros((batch,), jnp.int32),
-        tokens=tokens,
-        topology=trees.chain_parents(size - 1),
-    )
-    cache = target.init(params, batch, size)
-    scores = target.verify(params, cache, draft, features=(target.num_layers,), logits=False)
-    return required(scores.features, "scores.features")
-
-
-_last_hidden = jax.jit(_last_hidden_states, static_argnums=0)
