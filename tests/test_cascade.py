@@ -34,6 +34,7 @@ from specjax.drafters import (
 from specjax.drafters.cascade_levels import check_window
 from specjax.drafters.confidence_stop import CumulativeStop
 from specjax.models import CausalLM, DecoderConfig
+from specjax.models.contrastive import Contrastive
 from specjax.text import drafter_names
 from specjax.types import Context
 
@@ -332,6 +333,8 @@ def test_what_cannot_be_a_level_is_refused_before_anything_is_compiled():
     check_window(windowed, 8)
     with pytest.raises(ValueError, match="sliding window of 8 tokens"):
         check_window(windowed, 9)
+    with pytest.raises(ValueError, match="sliding window of 8 tokens"):
+        check_window(DraftModel(3, model=Contrastive(windowed.model, windowed.model)), 9)
     with pytest.raises(ValueError, match="sliding window of 8 tokens"):
         begun(Cascade(outer, Hybrid(inner=windowed)), weights)
     with pytest.raises(ValueError, match="layers of another model than the outer one"):

@@ -13,7 +13,7 @@ import specjax
 from specjax.acceptance.rejection import Rejection
 from specjax.decoding import contract_checks, prefill
 from specjax.decoding.inputs import prepare_inputs
-from specjax.drafters import DraftModel, Medusa, SelfDraft
+from specjax.drafters import Adaptive, DraftModel, Hybrid, Medusa, SelfDraft, Synthetic, Union
 from specjax.drafters.medusa import MedusaConfig
 from specjax.tracing import record
 from specjax.types import SubNetwork
@@ -201,6 +201,31 @@ def test_the_evidence_of_a_rule_is_checked():
     words = r"Odd.evidence: u is float32 of shape \[2\]: expected float32 of shape \[2, 3\]"
     with pytest.raises(ValueError, match=words):
         jax.eval_shape(lambda params: run(Odd(), params), params)
+
+
+class Placed(Copies):
+    """Says of its weights on which mesh they were placed."""
+
+    def shard(self, params, mesh):
+        return (params, mesh)
+
+
+@pytest.mark.parametrize(
+    "drafter, given, expected",
+    [
+        (Union(drafters=(Placed(2), Placed(2))), (1, 2), ((1, "mesh"), (2, "mesh"))),
+        (
+            Synthetic(2, inner=Placed(2)),
+            {"truth": 0, "inner": 1},
+            {"truth": 0, "inner": (1, "mesh")},
+        ),
+        (Synthetic(2), {"truth": 0}, {"truth": 0}),
+        (Hybrid(inner=Placed(2)), 1, (1, "mesh")),
+        (Adaptive(Placed(2)), 1, (1, "mesh")),
+    ],
+)
+def test_the_parts_of_a_drafter_place_their_own_weights(drafter, given, expected):
+    assert drafter.shard(given, "mesh") == expected
 
 
 def test_lacking_weights_are_told_from_other_errors_by_their_class():

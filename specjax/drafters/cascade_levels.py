@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from .. import trees
 from ..models.causal_lm import CausalLM
-from ..types import Drafter, DrafterWrapper
+from ..types import Drafter, DrafterWrapper, Target
 from .base import CombinedDrafter
 from .draft_model import DraftModel
 from .self_draft import SelfDraft
@@ -92,8 +92,9 @@ def check_inner(inner, outer: DraftModel) -> None:
 
 def check_window(drafter: Drafter, capacity: int) -> None:
     """Raises ValueError for a draft model whose cache forgets what it may need again."""
-    model = drafter.model if isinstance(drafter, DraftModel) else None
-    if isinstance(model, CausalLM):
+    for model in _models(drafter.model) if isinstance(drafter, DraftModel) else ():
+        if not isinstance(model, CausalLM):
+            continue
         config = model.config
         windows = [config.window_of(i) or capacity for i in range(config.num_layers)]
         if min(windows) < capacity:
@@ -103,3 +104,10 @@ def check_window(drafter: Drafter, capacity: int) -> None:
                 f"taken back in a text of up to {capacity} tokens; give the DraftModel without a "
                 "cascade, or a model without windows"
             )
+
+
+def _models(model: Target) -> Iterator[Target]:
+    """A model and all that it is made of, as contrastive decoding is made of two."""
+    yield model
+    for part in model.parts:
+        yield from _models(part)

@@ -74,6 +74,12 @@ class Synthetic(CombinedDrafter):
     def parts(self) -> tuple[Drafter, ...]:
         return () if self.inner is None else (self.inner,)
 
+    def shard(self, params, mesh):
+        """The weights of ``inner`` on a mesh; see ``sharding.place``."""
+        if self.inner is None:
+            return params
+        return {**params, "inner": self.inner.shard(params.get("inner"), mesh)}
+
     def init(self, params, target_params, batch, capacity, inputs=None):
         if not isinstance(params, dict) or "truth" not in params:
             raise ValueError(

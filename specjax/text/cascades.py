@@ -59,12 +59,14 @@ def named_cascade(
             "is; give 'draft', or the folder or hub name of a draft model"
         )
     outer = DraftModel(num_draft=NUM_DRAFT, model=as_drafter(lm, model))
-    inner, below = resolve(lm, find(rest), INNER_DRAFT if is_cascade(rest) else None)
+    found = find(rest)
+    inner, below = resolve(lm, found, INNER_DRAFT if is_cascade(rest) else None)
+    told = found.fingerprint if isinstance(found, LM | HeadLM) else rest
     return HeadLM(
         drafter=Cascade(outer, inner),
         params={"outer": model.params, "inner": below},
         name=name,
-        fingerprint=f"{model.fingerprint}:{rest}",
+        fingerprint=f"{model.fingerprint}:{told}",
         target=lm.checkpoint,
     )
 
