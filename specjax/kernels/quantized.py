@@ -15,15 +15,15 @@ TILE = 32  # inputs whose values of four bits share 16 bytes; groups are multipl
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Quantized:
-    """A weight ``[..., out, in]`` of small integers, with a scale for each group of inputs.
+    """A weight ``[..., out, in]`` of small numbers, with a scale for each group of inputs.
 
     ``weight[o, i] = scale[o, g] * (value[o, i] - zero[o, g])`` with ``g = i // (in / G)``: the law
     of a quantized model is that of the float32 weights which this formula gives.
 
     Attributes:
-      qvalue: int8 ``[..., out, in]``; or uint8 ``[..., out, in / 2]``, two values of 0 to 15 a
-        byte: of every 32 inputs, byte ``j`` holds input ``j`` in its low and ``j + 16`` in its
-        high bits.
+      qvalue: int8 or float8 (e4m3) ``[..., out, in]``; or uint8 ``[..., out, in / 2]``, two
+        values of 0 to 15 a byte: of every 32 inputs, byte ``j`` holds input ``j`` in its low and
+        ``j + 16`` in its high bits.
       scale: float32 ``[..., out, G]``.
       zero: int8 ``[..., out, G]``; None: 0 of eight bits, and 8 of four.
     """

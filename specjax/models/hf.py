@@ -41,7 +41,16 @@ from .headers import (
     read_headers,
 )
 from .placement import check_divides
-from .quantize import Quantization, as_quantization, encode, floats, is_multiplied, is_quantized
+from .quantize import (
+    SCHEMES,
+    Quantization,
+    as_quantization,
+    computes,
+    encode,
+    floats,
+    is_multiplied,
+    is_quantized,
+)
 from .quantized_files import (
     QuantizedReader,
     bytes_of,
@@ -50,7 +59,7 @@ from .quantized_files import (
     quantization_config,
     quantized_tensors,
 )
-from .quantized_layouts import layout_of
+from .quantized_layouts import WAY_OUT, layout_of
 from .reading import Reader, placed
 from .seq2seq import families
 from .seq2seq.config import EncoderDecoderConfig
@@ -159,6 +168,11 @@ def load_weights(
             raise ValueError(
                 f"quantize={str(quantize)!r}: the weights in {folder} are quantized already "
                 f"({layout.method}, {layout}); leave quantize out, or quantize the original weights"
+            )
+        if layout.number == "fp" and not computes(SCHEMES["fp8"]):
+            raise ValueError(
+                f"the weights in {folder} are in fp8 ({layout.method}), which "
+                f"{kernels.platform()} devices cannot convert; {WAY_OUT}"
             )
         stored, held = merged(stored, layout, {*wanted, *packed}, family.prefix)
     wanted = as_stored(wanted, packed, stored)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import json
 from collections.abc import Container, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from safetensors import safe_open
@@ -20,6 +22,8 @@ from .placement import place_quantized, spec_of
 from .quantized_layouts import WAY_OUT, QuantizedLayout, Values, config_of, encode
 from .reading import Index, Reader, read_slice
 from .tensors import Tensor, gathered
+
+FLOAT8 = "F8_E4M3"  # the name of the type in the headers of safetensors files
 
 
 def merged(
@@ -49,7 +53,9 @@ def merged(
     left = {name: entry for name, entry in stored.items() if id(entry) not in parts}
     for name, kinds in held.items():
         main, scale = kinds[layout.main], kinds[layout.scale]
-        left[name] = dataclasses.replace(main, shape=_shape(kinds, layout), dtype=scale.dtype)
+        # float32 scales of float8 are no sign that the model computes in float32
+        dtype = "BF16" if layout.number == "fp" else scale.dtype
+        left[name] = dataclasses.replace(main, shape=_shape(kinds, layout), dtype=dtype)
     return left, held
 
 
@@ -99,6 +105,9 @@ class QuantizedReader(contextlib.ExitStack):
     def _decode(self, name: str) -> Values:
         arrays = {}
         for kind, entry in self._held[name].items():
+            if entry.dtype == FLOAT8:
+                arrays[kind] = _mapped(entry.path, entry.name)
+                continue
             index = tuple(slice(None) for _ in entry.shape)
             arrays[kind] = read_slice(self._open(entry.path), entry.name, index)
         try:
@@ -136,7 +145,18 @@ class QuantizedReader(contextlib.ExitStack):
 
         reader = _KindReader(self._tensors, self._shapes | {part: shape}, decoded)
         index = tuple(slice(0, n) for n in shape)
-        return reader.read(part, index, np.float32 if kind == "scale" else np.int8)
+        first = next(name for name, tensor in self._tensors.items() if part in tensor.parts)
+        return reader.read(part, index, decoded(first).dtype)
+
+
+def _mapped(path, name: str) -> np.ndarray:
+    """A float8 tensor of a safetensors file, which is mapped into memory: safetensors gives numpy
+    none of this type."""
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        entry = json.loads(file.read(size))[name]
+    begin = 8 + size + entry["data_offsets"][0]
+    return np.memmap(path, jnp.float8_e4m3fn, "r", begin, tuple(entry["shape"]))
 
 
 class _KindReader(Reader):
@@ -186,7 +206,7 @@ def quantized_tensors(tensors: Mapping[str, Tensor], params: Mapping) -> set[str
         parts = [params[part] for part in tensor.parts]
         if not any(map(quantized.is_quantized, parts)):
             continue
-        if not all(isinstance(part, Quantized) for part in parts) or tensor.transposed:
+        if not all(map(_is_of_integers, parts)) or tensor.transposed:
             why = "fp8" if not tensor.transposed else "quantized weights of this family"
             raise ValueError(
                 f"model: {name} cannot be written, since there is no layout for {why}; save the "
@@ -194,6 +214,10 @@ def quantized_tensors(tensors: Mapping[str, Tensor], params: Mapping) -> set[str
             )
         found.add(name)
     return found
+
+
+def _is_of_integers(weight) -> bool:
+    return isinstance(weight, Quantized) and jnp.issubdtype(weight.qvalue.dtype, jnp.integer)
 
 
 def packed_tensors(name: str, tensor: Tensor, params: Mapping) -> dict[str, np.ndarray]:

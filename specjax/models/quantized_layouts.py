@@ -6,6 +6,8 @@ compressed-tensors  ``pack-quantized`` (four and eight bits, groups or channels)
                     ``int-quantized`` (eight bits); what ``save_pretrained`` writes
 GPTQ                four and eight bits, ``desc_act`` false, of either version of the zeros
 AWQ                 four bits, version ``gemm``
+fp8                 float8 (e4m3) with a scale for each block of outputs and inputs, as DeepSeek-V3
+                    and Qwen3 publish it; activations are not quantized here, whatever it asks for
 ==================  ==========================================================================
 
 Every other layout is refused by the name of the field that says so.
@@ -14,6 +16,7 @@ Every other layout is refused by the name of the field that says so.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -30,7 +33,7 @@ class Values:
     """One weight ``scale * (value - zero)``, decoded.
 
     Attributes:
-      values: int8 ``[out, in]``, of four bits -8 to 7.
+      values: int8 ``[out, in]``, of four bits -8 to 7; or float8 (e4m3).
       scale: float32 ``[out, G]``.
       zero: int8 ``[out, G]``, or None: 0.
       bits: 8 or 4.
@@ -53,6 +56,7 @@ class QuantizedLayout:
       main: the kind that holds the values.
       scale: the kind that holds the scales.
       decode: of the arrays of one weight by kind, the values.
+      number: what the values are, ``"int"`` or ``"fp"``.
     """
 
     method: str
@@ -61,9 +65,10 @@ class QuantizedLayout:
     main: str
     scale: str
     decode: Callable[[Mapping[str, np.ndarray]], Values]
+    number: str = "int"
 
     def __str__(self) -> str:
-        return "+".join(f"int{bits}" for bits in sorted(set(self.bits)))
+        return "+".join(f"{self.number}{bits}" for bits in sorted(set(self.bits)))
 
 
 def layout_of(hf: Mapping[str, object]) -> QuantizedLayout | None:
@@ -77,7 +82,7 @@ def layout_of(hf: Mapping[str, object]) -> QuantizedLayout | None:
         return None
     config = dict(config)
     method = config.get("quant_method", "unknown")
-    readers = {"compressed-tensors": _compressed, "gptq": _gptq, "awq": _awq}
+    readers = {"compressed-tensors": _compressed, "gptq": _gptq, "awq": _awq, "fp8": _float8}
     if method not in readers:
         raise ValueError(
             f"config.json: quantized checkpoints (quant_method={method!r}) are not supported; "
@@ -165,6 +170,37 @@ def _awq(config: dict) -> QuantizedLayout:
         return _centred(codes, arrays["scales"].T, zeros, 4)
 
     return QuantizedLayout(method, (4,), PACKED, "qweight", "scales", decode)
+
+
+def _float8(config: dict) -> QuantizedLayout:
+    method, top = "fp8", "quantization_config."
+    _accept(config, method, top, "fmt", None, "e4m3")
+    _accept(config, method, top, "activation_scheme", None, "dynamic")
+    size = config.get("weight_block_size")
+    if (
+        not isinstance(size, list | tuple)
+        or len(size) != 2
+        or not all(isinstance(n, int) and n > 0 for n in size)
+    ):
+        _accept(config, method, top, "weight_block_size", [128, 128])
+    outputs, inputs = config["weight_block_size"]
+
+    def decode(arrays):
+        values, scale = arrays["weight"], arrays["weight_scale_inv"].astype(np.float32)
+        out, columns = values.shape
+        blocks = -(-out // outputs), -(-columns // inputs)
+        if scale.shape != blocks:
+            raise ValueError(
+                f"weight_scale_inv is {list(scale.shape)}, and weight, {list(values.shape)}, has "
+                f"{blocks[0]} by {blocks[1]} blocks of {outputs} by {inputs}; {WAY_OUT}"
+            )
+        group = math.gcd(columns, inputs)  # all groups have the same number of inputs
+        of_group = np.arange(0, columns, group) // inputs
+        scale = np.repeat(scale[:, of_group], outputs, axis=0)[:out]
+        return Values(values, np.ascontiguousarray(scale), None, 8)
+
+    kinds = ("weight", "weight_scale_inv")
+    return QuantizedLayout(method, (8,), kinds, "weight", "weight_scale_inv", decode, "fp")
 
 
 def _decode_plain(arrays: Mapping[str, np.ndarray]) -> Values:

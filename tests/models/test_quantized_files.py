@@ -5,6 +5,7 @@ import dataclasses
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoints import SMALL, byte_tokenizer, random_model
@@ -178,6 +179,66 @@ def test_fault_scales_that_are_read_a_group_off_are_seen(even, layout, monkeypat
         check_published(even, layout)
 
 
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
+FP8 |= {"weight_block_size": [48, 32]}
+
+
+def in_blocks(folder):
+    """Turns a folder's projections into float8 in blocks, some of which are cut off at the edge;
+    the float64 numbers by name."""
+    rng, tensors, wanted = np.random.default_rng(0), load_file(folder / "model.safetensors"), {}
+    outputs, inputs = FP8["weight_block_size"]
+    for name in [name for name in tensors if "_proj." in name]:
+        values = tensors[name].astype(jnp.float8_e4m3fn)
+        out, columns = values.shape
+        scale = rng.uniform(0.5, 2, (-(-out // outputs), -(-columns // inputs)))
+        tensors |= {name: values, f"{name}_scale_inv": scale.astype(np.float32)}
+        wide = np.repeat(np.repeat(scale.astype(np.float32), outputs, 0), inputs, 1)
+        wanted[name] = values.astype(np.float64) * wide[:out, :columns]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    hf = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(hf | {"quantization_config": FP8}))
+    return wanted
+
+
+def test_blocks_of_float8_are_the_numbers_of_their_definition(even, tmp_path):
+    wanted = in_blocks(even)
+    lm = specjax.load(even)
+    assert lm.target.quantized == "fp8" and not lm.target.approximate
+    held, widened = arrays_of(lm), load_file(even / "model.safetensors")
+    assert {str(x.dtype) for x in held.values() if not q.is_quantized(x)} == {"float32"}
+    for name, numbers in wanted.items():
+        widened[name] = numbers.astype(np.float32)
+        del widened[f"{name}_scale_inv"]
+    for kind, own in OWN_NAMES.items():
+        block = "self_attn" if "attention" in own else "mlp"
+        weight = held[f"blocks.1.{own}.weight"]
+        assert weight.qvalue.dtype == jnp.float8_e4m3fn
+        numbers = wanted[f"model.layers.1.{block}.{kind}.weight"]
+        np.testing.assert_allclose(q.floats(weight, "float32"), numbers, rtol=1e-6)
+    out = specjax.generate(lm, "ab", drafter="ngram", max_new_tokens=4)
+    assert out.stats.approximate == ""
+    with pytest.raises(ValueError, match="there is no layout for fp8"):
+        save_pretrained(lm, tmp_path / "saved")
+
+    hf = json.loads((even / "config.json").read_text())
+    del hf["quantization_config"]
+    (even / "config.json").write_text(json.dumps(hf))
+    save_file(widened, even / "model.safetensors", {"format": "pt"})
+    floats, tokens = specjax.load(even), np.asarray([[5, 9, 2, 7]], np.int32)
+    ours, theirs = (reference.logits(x.target, x.params, tokens) for x in (lm, floats))
+    np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
+
+
+def test_fault_blocks_of_another_size_are_refused(even):
+    in_blocks(even)
+    hf = json.loads((even / "config.json").read_text())
+    hf["quantization_config"]["weight_block_size"] = [32, 32]
+    (even / "config.json").write_text(json.dumps(hf))
+    with pytest.raises(ValueError, match="weight_scale_inv is .* blocks of 32 by 32"):
+        specjax.load(even)
+
+
 def test_experts_and_stacked_tensors_come_back_too(tmp_path):
     config = dataclasses.replace(
         EVEN,
@@ -216,6 +277,8 @@ def test_experts_and_stacked_tensors_come_back_too(tmp_path):
         (compressed_config(strategy="tensor"), r"group_0.weights.strategy='tensor'"),
         (compressed_config() | {"format": "float-quantized"}, r"format='float-quantized'"),
         (compressed_config() | {"kv_cache_scheme": {"num_bits": 8}}, r"config.kv_cache_scheme="),
+        (FP8 | {"activation_scheme": "static"}, r"quantization_config.activation_scheme='static'"),
+        (FP8 | {"weight_block_size": None}, r"quantization_config.weight_block_size=None"),
         (compressed_config() | {"config_groups": {}}, r"quantization_config.config_groups="),
     ],
 )
