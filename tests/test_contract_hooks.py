@@ -206,6 +206,8 @@ def test_the_evidence_of_a_rule_is_checked():
 class Placed(Copies):
     """Says of its weights on which mesh they were placed."""
 
+    can_rest = True
+
     def shard(self, params, mesh):
         return (params, mesh)
 
@@ -221,7 +223,7 @@ class Placed(Copies):
         ),
         (Synthetic(2), {"truth": 0}, {"truth": 0}),
         (Hybrid(inner=Placed(2)), 1, (1, "mesh")),
-        (Adaptive(Placed(2)), 1, (1, "mesh")),
+        (Adaptive(Placed(2)), {"inner": 1}, {"inner": (1, "mesh")}),
     ],
 )
 def test_the_parts_of_a_drafter_place_their_own_weights(drafter, given, expected):
