@@ -13,11 +13,12 @@ from .draft_length import (
     ExLlama,
     Goodput,
     HuggingFace,
+    Schedule,
     SuffixMatch,
 )
 
-__all__ = ["POLICIES", "DraftLengthPolicy", "ExLlama", "Goodput", "HuggingFace", "SuffixMatch"]
-__all__ += ["registry"]
+__all__ = ["POLICIES", "DraftLengthPolicy", "ExLlama", "Goodput", "HuggingFace", "Schedule"]
+__all__ += ["SuffixMatch", "registry"]
 __all__ += sorted(entry.class_name for entry in registry.entries())
 
 

@@ -2,8 +2,8 @@
 
     w = policy(acceptance so far, costs of rounds at each width),   before each round
 
-A policy may also bound the depth of each row by its committed text, and end a row's draft where the
-drafter's own laws are unsure.
+A policy may also bound the depth of each row by its committed text, and end a draft within the
+round, where the drafter's own laws are unsure or its chances do not pay.
 
 Lossless: as the drafter inside is. No decision looks at a drafted token that it may leave out, so
 none changes the law of the output; see ``specjax.types.Confidence``.
@@ -136,10 +136,13 @@ class Adaptive(DrafterWrapper):
             memory=self.decides.init(batch, self.depth),
         )
 
-    def plan(self, params, target_params, state, budget):
+    def _costs(self, params):
+        """``(widths, costs float32 [W])``, which are 1 where none are given."""
         widths = required(self.widths, "widths")
-        costs = jnp.asarray(params.get("costs", np.ones(len(widths))), jnp.float32)
-        return self.decides.choose(state.memory, widths, costs, budget)
+        return widths, jnp.asarray(params.get("costs", np.ones(len(widths))), jnp.float32)
+
+    def plan(self, params, target_params, state, budget):
+        return self.decides.choose(state.memory, *self._costs(params), budget)
 
     @property
     def plans(self) -> bool:
@@ -176,7 +179,11 @@ class Adaptive(DrafterWrapper):
         if limit is not None:
             width = jnp.minimum(width, jnp.max(jnp.where(context.budget > 0, limit, 0)))
         context = dataclasses.replace(
-            context, width=width, plan=None, confidence=self.decides.confidence
+            context,
+            width=width,
+            plan=None,
+            confidence=self.decides.confidence,
+            costs=self.decides.costs_within(*self._costs(params), self.inner.depth),
         )
         draft, inner = self.inner.draft_step(params["inner"], target_params, state.inner, context)
         if limit is not None:

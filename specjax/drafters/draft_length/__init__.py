@@ -8,6 +8,7 @@ from .goodput import Goodput
 from .huggingface import HuggingFace
 from .policies import POLICIES, named_policy
 from .policy import DraftLengthPolicy, Outcome
+from .schedule import Schedule
 from .suffix import SuffixMatch
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Goodput",
     "HuggingFace",
     "Outcome",
+    "Schedule",
     "SuffixMatch",
     "named_policy",
 ]

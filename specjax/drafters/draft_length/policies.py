@@ -19,6 +19,7 @@ from .exllama import ExLlama
 from .goodput import Goodput
 from .huggingface import HuggingFace
 from .policy import DraftLengthPolicy
+from .schedule import Schedule
 from .suffix import SuffixMatch
 
 POLICIES: dict[str, type[DraftLengthPolicy]] = {
@@ -26,6 +27,7 @@ POLICIES: dict[str, type[DraftLengthPolicy]] = {
     HuggingFace.name: checks_arguments(HuggingFace),
     ExLlama.name: checks_arguments(ExLlama),
     SuffixMatch.name: checks_arguments(SuffixMatch),
+    Schedule.name: checks_arguments(Schedule),
 }
 
 

@@ -34,12 +34,14 @@ class Outcome:
 class DraftLengthPolicy(abc.ABC):
     """Decides how many tokens to draft. Hashable and without arrays: a small frozen dataclass.
 
-    A policy has three ways to decide, all of which run inside of the compiled loop:
+    A policy has four ways to decide, all of which run inside of the compiled loop:
 
     - ``choose``, before the round and once for the whole batch, since the widest row sets the cost
       of a pass. It learns from what was committed.
     - ``limit``, before the round and for each row, from the committed text.
     - ``confidence``, within the round and for each row, from the laws of the draft.
+    - ``costs_within``, within the round and once for the whole batch, from what a drafter knows of
+      its chances.
 
     None of them sees a drafted token before it is verified: a length that looks at a token which it
     may then drop changes the law of the output (see ``specjax.types.Confidence``).
@@ -88,6 +90,20 @@ class DraftLengthPolicy(abc.ABC):
 
         Returns:
           int32 ``[B]``, or None.
+        """
+        return None
+
+    def costs_within(
+        self, widths: tuple[int, ...], costs: jax.Array, depth: int
+    ) -> jax.Array | None:
+        """Returns ``Context.costs`` of a round. Default: None, costs end no draft within a round.
+
+        Args:
+          widths, costs: as of ``choose``.
+          depth: of the drafter.
+
+        Returns:
+          float32 ``[depth + 1]``, the cost of a round at each depth, or None.
         """
         return None
 
