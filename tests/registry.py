@@ -31,6 +31,7 @@ from specjax.drafters import (
 from specjax.drafters.block import BlockConfig, BlockDrafter
 from specjax.drafters.blockwise import Blockwise, BlockwiseConfig
 from specjax.drafters.confidence_stop import ConfidenceStop
+from specjax.drafters.dspark import DSpark, DSparkConfig
 from specjax.drafters.eagle import Eagle, EagleConfig
 from specjax.drafters.eagle3 import Eagle3, Eagle3Config
 from specjax.drafters.hydra import Hydra, HydraConfig
@@ -125,6 +126,10 @@ def cases(model, params, near=None, other=None):
 
     def block(hidden_size, vocab_size):
         return BlockConfig(layers=layers, block_size=4, mask_token=0, target_layers=(1,))
+
+    def dspark(hidden_size, vocab_size, **shape):
+        common = dict(layers=layers, block_size=3, mask_token=0, target_layers=(1,))
+        return DSparkConfig(markov_rank=3, **common, **shape)
 
     def eagle(hidden_size, vocab_size):
         return EagleConfig(layer=layer, fc_bias=True)
@@ -295,6 +300,7 @@ def cases(model, params, near=None, other=None):
         "adaptive speculator prefix": adaptive(head(Speculator, prefixed, (-1, 0, 1), rules=())),
         "hybrid speculator prefix": hybrid(3, head(Speculator, prefixed, (-1, 0, 1))),
         "block": head(BlockDrafter, block, (-1, 0, 0, 1), ("rejection",), picks="iid"),
+        "dspark": head(DSpark, dspark, (-1, 0, 1, 2), ("rejection",), picks="iid", markov="rnn"),
         "eagle": head(Eagle, eagle, TREE, ("rejection",), picks="distinct"),
         "eagle3": head(top, eagle3, (-1, 0, 1, 2), ("block", "coupled"), picks="iid"),
         "adaptive eagle3": adaptive(head(top, eagle3, trees.Expand(2, 3, 5), rules=())),

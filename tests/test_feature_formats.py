@@ -1,4 +1,4 @@
-"""Published EAGLE, EAGLE-3 and DFlash drafters: their layouts and settings, and bad input."""
+"""Published EAGLE, EAGLE-3, DFlash and DSpark drafters: layouts and settings, and bad input."""
 
 import dataclasses
 import json
@@ -51,6 +51,7 @@ WRITTEN = [
     ("speculators_norms", "eagle3-speculators", ["embed_tokens.weight"]),
     ("peagle", "eagle3-speculators", ["embed_tokens.weight"]),
     ("dflash", "dflash", []),
+    *((name, "dspark", []) for name in ("dspark", "dspark_gated", "dspark_rnn", "dspark_bare")),
 ]
 
 
@@ -104,6 +105,16 @@ READ = {
         "num_target_layers": 7,
         "dflash_config": {"mask_token_id": 23, "target_layer_ids": [1, 3, 5]},
         "layer_types": ["full_attention"] * 2,
+    },
+    "dspark_gated": {
+        "architectures": ["Qwen3DSparkModel"],
+        "block_size": 4,
+        "mask_token_id": 23,
+        "target_layer_ids": [1, 3, 5],
+        "markov_rank": 5,
+        "markov_head_type": "gated",
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
     },
 }
 
@@ -360,6 +371,13 @@ OTHER = np.ones((24, 16), np.float32)
             "target_layer_ids=.1, 3, 7.: .* numbered 0 to 6",
         ),
         ("dflash", {"dflash_config": {"mask_token_id": 99}}, {}, "mask_token=99"),
+        ("dspark", {"markov_rank": "5"}, {}, "markov_rank='5'"),
+        ("dspark", {"markov_head_type": None}, {}, "lacks markov_head_type"),
+        ("dspark", {"markov_head_type": "lstm"}, {}, "markov='lstm'"),
+        ("dspark", {"enable_confidence_head": 1}, {}, "enable_confidence_head=1"),
+        ("dspark", {"confidence_head_with_markov": None}, {}, "lacks confidence_head_with_markov"),
+        ("dspark", {"target_layer_ids": [-2]}, {}, "target_layer_ids=.-2."),
+        ("dspark", {}, {"lm_head.weight": OTHER}, "lm_head.weight .*a copy of a table"),
     ],
 )
 def test_what_is_wrong_with_a_drafter_is_named(source, config, tensors, words, target, tmp_path):

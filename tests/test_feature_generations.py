@@ -1,5 +1,6 @@
-"""Published EAGLE, EAGLE-3 and DFlash drafters draft and accept what the authors' code does."""
+"""Published EAGLE, EAGLE-3, DFlash and DSpark drafters do what the authors' code does."""
 
+import dataclasses
 import functools
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from toys import own_params
 
 import specjax
 from specjax import Sampling, trees
+from specjax.acceptance import walk
 from specjax.decoding import loop
 from specjax.decoding.inputs import prepare_inputs
 from specjax.decoding.round import commit_round, draft_and_verify
@@ -19,6 +21,7 @@ from specjax.types import Context, Draft
 
 GOLDEN = Path(__file__).parent / "golden" / "features"
 GENERATED = ("eagle", "eagle3", "eagle3_wide", "dflash")
+SPARKS = ("dspark", "dspark_gated", "dspark_rnn", "dspark_bare")
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +30,8 @@ def target():
 
 
 def said_along(drafter, params, state, context, paths):
-    """float32 ``[B, D, V]``: what the drafter says below each node of paths int32 ``[B, D]``,
-    given as tokens from the root down."""
+    """float32 ``[B, D, V]``, what the drafter says below each node of paths int32 ``[B, D]`` that
+    are given as tokens from the root down; and the carry of the last level."""
     learned = (state.drafter_state,)
     if isinstance(drafter, FeatureDrafter):
         learned = drafter._catch_up(*own_params(params), state.drafter_state, context)
@@ -39,19 +42,22 @@ def said_along(drafter, params, state, context, paths):
         grown = Draft(start=context.length - 1, tokens=paths[:, : depth + 1], topology=chain)
         row, carry = level(carry, grown, depth)
         logits.append(row[:, 0])
-    return jnp.stack(logits, axis=1)
+    return jnp.stack(logits, axis=1), carry
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def one_round(target, drafter, depth, params, state):
-    """The state after a round, its draft and verdict, and the drafter's logits ``[B, depth, V]``
-    below the root and, of a block, below what is not looked at."""
+    """The state after a round, its draft and verdict, the drafter's logits ``[B, depth, V]`` below
+    the root and, of a chain, below what it drafted; and of DSpark the chances of its tokens."""
     judged = draft_and_verify(target, drafter, "greedy", params, state)
-    path = jnp.broadcast_to(judged.context.root[:, None], (len(state.length), depth))
-    logits = said_along(drafter, params, state, judged.context, path)
+    draft = judged.draft
+    path = draft.tokens[:, :depth]
+    logits, carry = said_along(drafter, params, state, judged.context, path)
     after = commit_round(target, drafter, params, state, judged)
-    parents = jnp.broadcast_to(trees.parents(judged.draft), judged.draft.tokens.shape)
-    return after, (judged.draft.tokens, parents, judged.verdict.count, logits)
+    parents = jnp.broadcast_to(trees.parents(draft), draft.tokens.shape)
+    proposed = jnp.sum(walk.eligible(draft), axis=1)
+    chances = jax.nn.sigmoid(getattr(carry, "chances", jnp.zeros((1, depth))))
+    return after, (draft.tokens, parents, judged.verdict.count, logits, proposed, chances)
 
 
 def begun(heads, lm, tokens, lengths, num):
@@ -63,19 +69,18 @@ def begun(heads, lm, tokens, lengths, num):
 
 
 def generated(heads, lm, expected):
-    """Returns drafted paths, accepted tokens and logits of each greedy round; and the text."""
+    """Returns drafted paths and, of each greedy round, what ``one_round`` saw; and the text."""
     prompt, text = expected["prompt"], expected["text"]
     begin = text[: len(prompt) + 1]  # the authors say the first token without a draft
     params, state = begun(heads, lm, begin[None], [len(begin)], len(text) + 8)
     depth = expected["logits"][0].size // expected["logits"].shape[-1]
-    paths, accepted, logits = [], [], []
+    paths, rounds = [], []
     for _ in expected["accepted"]:
         state, seen = one_round(lm.target, heads.drafter, depth, params, state)
-        tokens, parents, count, said = (np.asarray(x[0]) for x in seen)
+        tokens, parents, *rest = (np.asarray(x[0]) for x in seen)
         paths.append(paths_of(tokens, parents))
-        accepted.append(int(count))
-        logits.append(said)
-    return paths, accepted, np.stack(logits), state.tokens[0, : int(state.length[0])]
+        rounds.append(rest)
+    return paths, [*map(np.stack, zip(*rounds, strict=True))], state.tokens[0, : state.length[0]]
 
 
 def paths_of(tokens, parents) -> set:
@@ -93,19 +98,27 @@ def drafted(expected):
     return list(map(paths_of, drafts, expected["parents"] if "parents" in expected else chain))
 
 
-@pytest.mark.parametrize("name", GENERATED)
+@pytest.mark.parametrize("name", GENERATED + SPARKS)
 def test_a_generation_drafts_and_accepts_what_the_authors_code_does(name, target):
     expected = np.load(GOLDEN / name / "expected.npz")
     shape = trees.Expand(*expected["shape"].tolist()) if "shape" in expected else None
     heads = specjax.load_drafter(GOLDEN / name, target, topology=shape)
-    paths, accepted, logits, text = generated(heads, target, expected)
+    if "chances" in expected:
+        drafter = dataclasses.replace(heads.drafter, least=float(expected["least"][0]))
+        heads = dataclasses.replace(heads, drafter=drafter)
+    paths, (accepted, logits, proposed, chances), text = generated(heads, target, expected)
     assert text.tolist()[: len(expected["text"])] == expected["text"].tolist()
     assert paths == drafted(expected)
-    assert accepted == expected["accepted"].tolist()
+    assert accepted.tolist() == expected["accepted"].tolist()
     assert max(accepted) > 0  # there was something to catch up with
+    close = dict(atol=2e-5 if name in GENERATED else 5e-5)
     np.testing.assert_allclose(
-        logits.reshape(expected["logits"].shape), expected["logits"], atol=2e-5
+        logits.reshape(expected["logits"].shape), expected["logits"], **close
     )
+    if "proposed" in expected:
+        assert proposed.tolist() == expected["proposed"].tolist()
+    if "chances" in expected:
+        np.testing.assert_allclose(chances, expected["chances"], atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["speculators", "speculators_norms", "peagle"])
@@ -119,5 +132,6 @@ def test_every_step_of_speculators_training_is_a_depth_of_a_draft(name, target):
     paths = tokens[lengths[:, None] - 1 + np.arange(steps)]
     shown = ("tokens", "length", "budget", "key", "sampling")
     context = Context(**{name: getattr(state, name) for name in shown})
-    found = jax.jit(functools.partial(said_along, heads.drafter))(params, state, context, paths)
+    said = jax.jit(functools.partial(said_along, heads.drafter))
+    found, _ = said(params, state, context, paths)
     np.testing.assert_allclose(found, logits[:, lengths - 2].swapaxes(0, 1), atol=2e-5)

@@ -38,6 +38,7 @@ QUICK = {
     "test_datastore.py",
     "test_docs.py",
     "test_draft_length.py",
+    "test_dspark.py",
     "test_edges.py",
     "test_feature.py",
     "test_feature_formats.py",

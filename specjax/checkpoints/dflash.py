@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from ..drafters.block import BlockConfig, BlockDrafter
@@ -35,7 +36,7 @@ from .weights import (
 
 DESCRIPTION = "DFlash's (fc.weight, hidden_norm.weight, layers.{i}...; dflash_config)"
 DRAFTER, WEIGHTS_FILE = BlockDrafter, "model"
-_TABLES = ("embed_tokens.weight", "lm_head.weight")
+TABLES = {"embed_tokens.weight": embedding_table, "lm_head.weight": head_table}
 _MASK = "mask_embedding.pt"  # vLLM's name
 _UNUSED = ("rotary_emb.inv_freq", "d2t", "t2d")  # the last two of a whole vocabulary
 
@@ -51,8 +52,43 @@ def load(config: Mapping, tensors: Mapping, target):
     if "speculators_model_type" in config:
         config = _plain(config, count)
     own = config.get("dflash_config") or {}
-    layers = layer_config(config, tensors, model_type="qwen3", vocab_size=target.target.vocab_size)
+    ids = own.get("target_layer_ids")
+    files = tensors.files if isinstance(tensors, Tensors) else ()
+    beside = [path.with_name(_MASK) for path in files]
+    if any(path.exists() for path in beside):
+        raise ValueError(
+            f"{_MASK}: masks with an embedding of their own are not supported, only the target's "
+            f"of token {own.get('mask_token_id', config.get('mask_token_id'))}"
+        )
+    for key in ("attention_sink_bias", "add_swa_attention_sink_bias"):
+        if own.get(key, config.get(key)):
+            raise ValueError(f"{key}: attention sinks are not supported")
+    layers, said = layers_of(config, own, tensors, target)
+    if ids is None:
+        ids = usual_ids(count, layers.num_layers)
+    check_ids(ids, target, least=0)
+    layers, causal = _attention(config, own, layers)
+    shape = BlockConfig(**said, layers=layers, target_layers=states_of(ids), causal=causal)
+    return drafter_of(BlockDrafter(config=shape, target=target.target), tensors, target)
+
+
+def layers_of(config: Mapping, own: Mapping, tensors: Mapping, target) -> tuple:
+    """The layers of a block drafter, and ``{"block_size": ..., "mask_token": ...}``.
+
+    Args:
+      config: the file's.
+      own: the part of it that is about blocks; ``config`` itself where it is flat.
+      tensors: of the file.
+      target: the target.
+
+    Raises:
+      ValueError: a key is missing, or of another kind; or the file is one of another target.
+    """
+    own_names = [name for name in tensors if name.startswith("layers.")]
+    usual = dict(model_type="qwen3", vocab_size=target.target.vocab_size)
+    layers = layer_config(config, own_names, **usual)
     check_sizes(target, hidden_size=layers.hidden_size, vocab_size=layers.vocab_size)
+    count = target.target.num_layers
     if config.get("num_target_layers", count) != count:
         raise ValueError(
             f"num_target_layers={config['num_target_layers']}: made for another target than "
@@ -62,42 +98,36 @@ def load(config: Mapping, tensors: Mapping, target):
     said |= {"mask_token_id": own.get("mask_token_id", config.get("mask_token_id"))}
     lacking = [name for name, value in said.items() if value is None]
     if lacking:
-        raise ValueError(f"the config.json of a DFlash drafter lacks {', '.join(lacking)}")
+        raise ValueError(f"the config.json of a block drafter lacks {', '.join(lacking)}")
     check_integers(**said)
-    ids = own.get("target_layer_ids")
-    if ids is None:
-        ids = usual_ids(count, layers.num_layers)
-    _check_ids(ids, target)
-    files = tensors.files if isinstance(tensors, Tensors) else ()
-    beside = [path.with_name(_MASK) for path in files]
-    if any(path.exists() for path in beside):
-        raise ValueError(
-            f"{_MASK}: masks with an embedding of their own are not supported, only the target's "
-            f"of token {said['mask_token_id']}"
-        )
-    for key in ("attention_sink_bias", "add_swa_attention_sink_bias"):
-        if own.get(key, config.get(key)):
-            raise ValueError(f"{key}: attention sinks are not supported")
-    layers, causal = _attention(config, own, layers)
-    shape = BlockConfig(
-        layers=layers,
-        block_size=said["block_size"],
-        mask_token=said["mask_token_id"],
-        target_layers=tuple(i + 1 for i in ids),
-        causal=causal,
-    )
-    for name, table in zip(_TABLES, (embedding_table, head_table), strict=True):
+    return layers, {"block_size": said["block_size"], "mask_token": said["mask_token_id"]}
+
+
+def drafter_of(drafter, tensors: Mapping, target, more: Mapping = MappingProxyType({})) -> tuple:
+    """``(drafter, its weights)``, after a look at the copies of the target's tables in the file.
+
+    Args:
+      drafter: a ``BlockDrafter``.
+      tensors: of the file.
+      target: the target.
+      more: names of tensors besides those of ``names``, to paths of parameters.
+    """
+    for name, table in TABLES.items():
         if name in tensors:
             check_copy(name, tensors[name], table(target), target)
-    drafter = BlockDrafter(config=shape, target=target.target)
-    others = (*_TABLES, *_UNUSED)
-    return drafter, params_of(tensors, names(shape), drafter.shapes, target.dtype, others)
+    named, others = {**names(drafter.config), **more}, (*TABLES, *_UNUSED)
+    return drafter, params_of(tensors, named, drafter.shapes, target.dtype, others)
 
 
 def save(drafter: BlockDrafter, params, target=None) -> tuple[dict, dict]:
     shape = drafter.config
     if not shape.layers.qk_norm:
         raise ValueError("format='dflash': its layers norm queries and keys, these do not")
+    if shape.from_root:
+        raise ValueError(
+            "format='dflash': from_root=True: the root's place drafts nothing in this layout; take "
+            "'dspark'"
+        )
     own = {
         "mask_token_id": shape.mask_token,
         "target_layer_ids": [i - 1 for i in shape.target_layers],
@@ -136,14 +166,20 @@ def usual_ids(num_target: int, num_layers: int) -> list[int]:
     return [round(first + i * (last - first) / (num_layers - 1)) for i in range(num_layers)]
 
 
-def _check_ids(ids, target) -> None:
+def check_ids(ids, target, least: int) -> None:
+    """Raises ``ValueError`` for ids that are no layers of the target, counted from ``least``."""
     count = target.target.num_layers
     wrong = not isinstance(ids, list) or not ids
-    if wrong or any(not isinstance(i, int) or not 0 <= i < count for i in ids):
+    if wrong or any(not isinstance(i, int) or not least <= i < count for i in ids):
         raise ValueError(
             f"target_layer_ids={ids}: {target.name} has {count} layers, numbered 0 to {count - 1}; "
             "load the target that the drafter belongs to"
         )
+
+
+def states_of(ids) -> tuple[int, ...]:
+    """``BlockConfig.target_layers`` of ids that count from 0 after the embeddings."""
+    return tuple(i + 1 for i in ids)
 
 
 def _attention(config: Mapping, own: Mapping, layers):

@@ -5,6 +5,8 @@
     keys, values of layer l:  K_l c_i, V_l c_i  for i < root,   then those of the block's states
     logits of the j-th drafted token = head(norm(state of the j-th mask))
 
+or, with ``from_root``, those of the place before it, so that the root's drafts as well.
+
 ``f`` are hidden states of several layers of the target, ``e`` its embeddings and ``head`` its LM
 head. The tokens of a block attend to each other in both directions and, in every layer, to all
 tokens before the root. Of those, only keys and values are ever computed; they are in a cache, to
@@ -47,12 +49,15 @@ class BlockConfig(SizesOfLayers):
     Attributes:
       layers: the shape of its decoder layers, as wide as the target (the authors use five of
         Qwen3's).
-      block_size: the number of tokens of a block, the root included.
+      block_size: the number of places of a block, that of the root included.
       mask_token: the id whose embedding stands for a token to be drafted.
       target_layers: the hidden states of the target that are read, counted as ``hidden_states[i]``
         of Hugging Face. (``target_layer_ids`` in files count from 0 after the embeddings: i - 1.)
       causal: whether a token of the block attends only to tokens before it; None: only in layers
         with a sliding window, as in the authors' code.
+      from_root: whether each place says the token after it, so that the root's drafts too; else
+        each says the token in it, and the root's, which is known, says nothing. (DeepSpec's files
+        are of the first kind, those of DFlash's authors of the second.)
     """
 
     layers: DecoderConfig
@@ -60,6 +65,7 @@ class BlockConfig(SizesOfLayers):
     mask_token: int
     target_layers: tuple[int, ...]
     causal: bool | None = None
+    from_root: bool = False
 
     def __post_init__(self):
         if self.block_size < 2:
@@ -85,7 +91,7 @@ class BlockConfig(SizesOfLayers):
     @property
     def num_heads(self) -> int:
         """The number of tokens that a block drafts."""
-        return self.block_size - 1
+        return self.block_size - 1 + self.from_root
 
 
 class BlockLayers(nnx.Module):
@@ -160,7 +166,8 @@ class BlockState:
 class BlockDrafter(HeadDrafter):
     """Drafts with a block drafter; ``params["drafter"]`` holds the weights of ``BlockLayers``.
 
-    Each round takes one pass, over the root and as many masks as the tree is deep. The laws of the
+    Each round takes one pass, over the root and as many masks as the tree is deep (with
+    ``from_root`` one fewer). The laws of the
     positions are independent, so that a tree has the same tokens below every node of a depth.
     Blocks shorter than ``block_size`` can be drafted, as in the authors' code and in servers,
     though training shows none.
@@ -192,26 +199,29 @@ class BlockDrafter(HeadDrafter):
         dtype = jnp.result_type(*jax.tree.leaves(params))
         return BlockState(cache=kv_cache.init(slots, batch, c.num_kv_heads, c.head_dim, dtype))
 
-    def make_level(self, params, target_params, state, context):
-        heads, masks = self.heads(params), self.depth
+    def states(self, heads, target_params, state, context) -> jax.Array:
+        """The normed states ``[H, B, D]`` of the places that draft, of which D are wanted."""
+        first = 0 if self.config.from_root else 1
+        masks = self.depth + first - 1
+        tokens = jnp.pad(
+            context.root[:, None], ((0, 0), (0, masks)), constant_values=self.config.mask_token
+        )
+        root = context.length - 1
+        hidden = heads(
+            tokens,
+            root[:, None] + jnp.arange(masks + 1, dtype=jnp.int32),
+            jnp.ones((1, masks + 1, masks + 1), bool),
+            self.target,
+            target_params,
+            prefix=state.cache,
+            length=root,
+        )
+        return hidden.reshape(-1, len(root), masks + 1)[:, :, first:]
 
+    def make_level(self, params, target_params, state, context):
         def say():
-            tokens = jnp.pad(
-                context.root[:, None], ((0, 0), (0, masks)), constant_values=self.config.mask_token
-            )
-            root = context.length - 1
-            hidden = heads(
-                tokens,
-                root[:, None] + jnp.arange(masks + 1, dtype=jnp.int32),
-                jnp.ones((1, masks + 1, masks + 1), bool),
-                self.target,
-                target_params,
-                prefix=state.cache,
-                length=root,
-            )
-            batch = len(root)
-            hidden = hidden.reshape(-1, batch, masks + 1)[:, :, 1:].reshape(-1, batch * masks)
-            return self.target.head(target_params, hidden, batch)
+            hidden = self.states(self.heads(params), target_params, state, context)
+            return self.target.head(target_params, hidden.reshape(len(hidden), -1), hidden.shape[1])
 
         return independent_level(say)
 

@@ -350,10 +350,16 @@ for _entry in (
         "block",
         ".block:BlockDrafter",
         "a block of masked tokens filled in by one pass (DFlash)",
-        formats=(".dflash",),
+        formats=(".dflash", ".dspark"),
         recipe=".block",
         aliases=("dflash",),
         priority=2,
+    ),
+    Entry(
+        "dspark",
+        ".dspark:DSpark",
+        "a block filled in at once, each token then given the one before (DSpark)",
+        formats=(".dspark",),
     ),
     Entry(
         "mtp",

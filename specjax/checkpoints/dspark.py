@@ -1,0 +1,120 @@
+"""DSpark drafters in their authors' layout (github.com/deepseek-ai/DeepSpec), and DFlash's there.
+
+To the tensors of DFlash's layout (``dflash.py``) with a Markov head of rank R are added::
+
+    markov_head.markov_w1.weight [V, R]      markov_head.markov_w2.weight [V, R]
+    markov_head.gate_proj.weight [R, H + R], .bias        kind "gated", over (state, token before)
+    markov_head.joint_proj.weight [3 R, 2 R + H], .bias   kind "rnn", over (memory, token, state)
+    confidence_head.proj.weight [1, H + R], .bias         [1, H] unless confidence_head_with_markov
+    embed_tokens.weight, lm_head.weight [V, H]            copies of the target's tables
+
+The config is flat: ``block_size``, ``mask_token_id``, ``target_layer_ids`` (-1: the embeddings),
+``markov_rank``, ``markov_head_type``, ``enable_confidence_head``, ``confidence_head_with_markov``.
+Every place of a block drafts, the root's too. With ``markov_rank: 0`` and no confidence head the
+file holds a block drafter, as DeepSpec's own DFlash. The authors' code takes both tables from the
+file; servers take them from the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..drafters.block import BlockConfig, BlockDrafter
+from ..drafters.dspark import DSpark, DSparkConfig
+from ..models.quantize import is_quantized
+from . import dflash
+from .layers import layer_hf
+from .weights import check_integers, tensors_of
+
+DESCRIPTION = "DSpark's (Qwen3DSparkModel; fc.weight, markov_head.markov_w1.weight...)"
+DRAFTER, WEIGHTS_FILE = BlockDrafter, "model"
+ARCHITECTURE = "Qwen3DSparkModel"
+NUM_ANCHORS = 512  # of training; the authors' code refuses a config without the key
+
+
+def matches(config: Mapping, names: set[str]) -> bool:
+    flat = not {"dflash_config", "speculators_model_type"} & {*config}
+    named = ARCHITECTURE in (config.get("architectures") or ()) or "markov_rank" in config
+    return flat and named and "hidden_norm.weight" in names
+
+
+def load(config: Mapping, tensors: Mapping, target):
+    layers, said = dflash.layers_of(config, config, tensors, target)
+    ids = config.get("target_layer_ids")
+    dflash.check_ids(ids, target, least=-1)
+    said |= dict(layers=layers, target_layers=dflash.states_of(ids), from_root=True)
+    rank, confidence = config.get("markov_rank"), config.get("enable_confidence_head")
+    check_integers(markov_rank=rank)
+    if not isinstance(confidence, bool):
+        raise ValueError(f"enable_confidence_head={confidence!r}: it must be true or false")
+    if not rank and not confidence:
+        return dflash.drafter_of(
+            BlockDrafter(config=BlockConfig(**said), target=target.target), tensors, target
+        )
+    if rank and "markov_head_type" not in config:
+        raise ValueError(f"markov_rank={rank}: the config.json lacks markov_head_type")
+    if confidence and "confidence_head_with_markov" not in config:
+        raise ValueError("the config.json lacks confidence_head_with_markov")
+    shape = DSparkConfig(
+        **said,
+        markov_rank=rank,
+        markov=config.get("markov_head_type", "vanilla"),
+        confidence=confidence,
+        confidence_reads_token=bool(config.get("confidence_head_with_markov")),
+    )
+    drafter = DSpark(config=shape, target=target.target)
+    return dflash.drafter_of(drafter, tensors, target, _names(shape))
+
+
+def save(drafter: BlockDrafter, params, target=None) -> tuple[dict, dict]:
+    shape = drafter.config
+    wrong = {"layers.qk_norm": not shape.layers.qk_norm, "from_root": not shape.from_root}
+    wrong["causal"] = shape.causal is not None
+    if wrong := [name for name, is_so in wrong.items() if is_so]:
+        raise ValueError(
+            f"format='dspark': its readers norm queries and keys, draft from the root's place and "
+            f"see whole blocks; this drafter has another {', '.join(wrong)}"
+        )
+    config = layer_hf(shape.layers) | {
+        "architectures": [ARCHITECTURE],
+        "block_size": shape.block_size,
+        "mask_token_id": shape.mask_token,
+        "target_layer_ids": [i - 1 for i in shape.target_layers],
+        "num_target_layers": drafter.target.num_layers,
+        "num_anchors": NUM_ANCHORS,
+        "tie_word_embeddings": False,
+        "markov_rank": 0,
+        "enable_confidence_head": False,
+    }
+    config.setdefault("layer_types", ["full_attention"] * shape.layers.num_layers)
+    named = dflash.names(shape)
+    if isinstance(shape, DSparkConfig):
+        named |= _names(shape)
+        config |= {
+            "markov_rank": shape.markov_rank,
+            "markov_head_type": shape.markov,
+            "enable_confidence_head": shape.confidence,
+            "confidence_head_with_markov": shape.confidence_reads_token,
+        }
+    tensors = tensors_of(params, named)
+    for name, table in dflash.TABLES.items() if target is not None else ():
+        if not is_quantized(own := table(target)):
+            tensors[name] = np.ascontiguousarray(own)
+    return config, tensors
+
+
+def _names(shape: DSparkConfig) -> dict[str, tuple]:
+    """Names of the tensors of both heads to paths of parameters."""
+    named: dict[str, tuple] = {}
+    if shape.markov_rank:
+        named["markov_head.markov_w1.weight"] = ("markov", "before")
+        named["markov_head.markov_w2.weight"] = ("markov", "after", "weight")
+    linear = {"confidence_head.proj": ("confidence",)} if shape.confidence else {}
+    if shape.markov_rank and shape.markov != "vanilla":
+        mix = "gate_proj" if shape.markov == "gated" else "joint_proj"
+        linear[f"markov_head.{mix}"] = ("markov", "mix")
+    for name, path in linear.items():
+        named |= {f"{name}.{leaf}": (*path, leaf) for leaf in ("weight", "bias")}
+    return named

@@ -1,0 +1,219 @@
+"""DSpark: a block drafter whose tokens read the one drafted before, and which knows its chances.
+
+    logits of the k-th drafted token = head(h_k) + (what ``markov.py`` makes of x_{k-1} and h_k)
+    c_k = sigmoid(w [h_k; W1[x_{k-1}]] + b)        the chance that the k-th token is accepted
+
+``h_k`` are the states of a block (``block.py``), in which the root's place drafts as well, and
+``x_0`` is the root. The layers run once a round; then tokens are drawn from left to right, each
+from a law that is given the one before, and which is the law that the draft states.
+
+``c_k`` ends a chain where more of it does not pay: at ``least``, by the thresholds of a policy
+(``Context.confidence``), or by the costs of rounds (``Context.costs``, the policy ``schedule``).
+
+Lossless: yes, under ``greedy`` and ``delta``; with ``sibling_sampling="iid"`` or ``"distinct"``
+also under ``rejection``. ``c_k`` reads the tokens before the k-th and never the k-th itself, and
+whoever ends a chain looks at the c of no token behind the first that it leaves out.
+
+Example::
+
+    heads = specjax.load_drafter("deepseek-ai/dspark_qwen3_4b_block7", lm)
+    specjax.generate(lm, "...", drafter=heads, drafting=specjax.Drafting(num="auto:schedule"))
+
+Differs from the authors' code: ``q`` and the draw are of one dtype, float32 (there the draw is in
+the model's, DeepSpec#31); in trees, which they do not draft, no confidence of the head is used.
+
+References: DSpark, arXiv 2607.05147; github.com/deepseek-ai/DeepSpec.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from .. import trees
+from .._internal.pytree import pytree_dataclass
+from ..models.layers import Linear
+from ..trees import expand
+from ..trees.levels import depth_of
+from ..types import Confidence
+from .block import BlockConfig, BlockDrafter, BlockLayers
+from .draft_length.schedule import worth_drafting
+from .markov import KINDS, Kind, MarkovHead
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DSparkConfig(BlockConfig):
+    """The shape of a DSpark drafter.
+
+    Attributes:
+      markov_rank: R, of the Markov head; 0: there is none.
+      markov: its kind: ``"vanilla"``, ``"gated"`` or ``"rnn"``.
+      confidence: whether there is a confidence head.
+      confidence_reads_token: whether it reads the token before too; else only the state.
+    """
+
+    from_root: bool = True
+    markov_rank: int = 256
+    markov: Kind = "vanilla"
+    confidence: bool = True
+    confidence_reads_token: bool = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.markov not in KINDS:
+            raise ValueError(f"markov={self.markov!r}: accepted are {', '.join(KINDS)}")
+        if self.markov_rank < 0:
+            raise ValueError(f"markov_rank={self.markov_rank}: it must be at least 0")
+        if not self.markov_rank and self.confidence and self.confidence_reads_token:
+            raise ValueError(
+                "markov_rank=0: a confidence head reads tokens by the Markov head's table; give "
+                "confidence_reads_token=False"
+            )
+
+
+class DSparkLayers(BlockLayers):
+    """The weights of a DSpark drafter: those of a block drafter, and of its two heads."""
+
+    def __init__(self, config: DSparkConfig, *, rngs, param_dtype=jnp.float32):
+        super().__init__(config, rngs=rngs, param_dtype=param_dtype)
+        rank, size = config.markov_rank, config.hidden_size
+        common = dict(rngs=rngs, param_dtype=param_dtype)
+        sizes = dict(rank=rank, hidden_size=size, vocab_size=config.vocab_size)
+        self.markov = MarkovHead(config.markov, **sizes, **common) if rank else None
+        read = size + rank * config.confidence_reads_token
+        self.confidence = Linear(read, 1, bias=True, **common) if config.confidence else None
+
+    def step(self, memory, tokens, hidden):
+        """What a place adds to its logits, and its chance.
+
+        Args:
+          memory: ``[S, M]``, S the ``memory_size`` of the Markov head; ``[0, M]`` without one.
+          tokens: int32 ``[M]``, the tokens before.
+          hidden: ``[H, M]``, the states of the place.
+
+        Returns:
+          float32 ``[M, V]``, or zeros ``[M, 1]`` without a Markov head; the memory after this
+          place; and float32 ``[M]``, the logit of the chance, 0 without a confidence head.
+        """
+        added, read = jnp.zeros((len(tokens), 1)), [hidden]
+        if self.markov is not None:
+            embedded = self.markov.embed(tokens)
+            added, memory = self.markov.step(memory, embedded, hidden)
+            read += [embedded] if self.config.confidence_reads_token else []
+        if self.confidence is None:
+            return added, memory, jnp.zeros(tokens.shape, jnp.float32)
+        chance = self.confidence(jnp.concatenate(read, axis=0))
+        return added, memory, chance[0].astype(jnp.float32)
+
+
+@pytree_dataclass
+class _Drawing:
+    """What is known while a block is drawn from left to right.
+
+    Attributes:
+      hidden: ``[H, B, D]``, the states of the places.
+      base: float32 ``[B, D, V]``, their logits without the Markov head.
+      memory: ``[B, M, S]``, after each of the M nodes.
+      chances: float32 ``[B, M]``, logits of the chances of what is below each of them.
+    """
+
+    hidden: jax.Array
+    base: jax.Array
+    memory: jax.Array
+    chances: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class DSpark(BlockDrafter):
+    """Drafts with DSpark; ``params["drafter"]`` holds the weights of ``DSparkLayers``.
+
+    Attributes:
+      least: in [0, 1]; a row drafts nothing from the first token on whose chance is below it, as
+        the authors' ``confidence_threshold``. 0: everything is drafted.
+
+    Raises:
+      ValueError: ``least`` is out of range, or is given without a confidence head or for a tree.
+    """
+
+    least: float = 0.0
+    module = DSparkLayers
+    name = "dspark"
+
+    def __post_init__(self):
+        super().__post_init__()
+        Confidence(self.least)
+        if self.least and not self.knows_chances:
+            raise ValueError(
+                f"DSpark(least={self.least}): the head has no confidence head, or drafts a tree "
+                f"({self.tree}); leave least out, or draft a chain with a confidence head"
+            )
+
+    @property
+    def knows_chances(self) -> bool:
+        """Whether chains are ended by the confidence head: there is one, and the draft a chain."""
+        return self.config.confidence and self.tree == trees.chain(self.depth)
+
+    def make_level(self, params, target_params, state, context):
+        heads = self.heads(params)
+
+        def begin():
+            hidden = self.states(heads, target_params, state, context)
+            batch, nothing = hidden.shape[1], jnp.zeros((hidden.shape[1], 0), jnp.float32)
+            base = self.target.head(target_params, hidden.reshape(len(hidden), -1), batch)
+            size = 0 if heads.markov is None else heads.markov.memory_size
+            memory = jnp.zeros((batch, 0, size), hidden.dtype)
+            return _Drawing(hidden=hidden, base=base, memory=memory, chances=nothing)
+
+        def level(carry, grown, since):
+            known = carry if since else begin()
+            depth, tokens = depth_of(grown, since), grown.tokens[:, since:]
+            batch, wide = tokens.shape
+            before = jnp.zeros((batch, wide, known.memory.shape[2]), known.memory.dtype)
+            if since:
+                above = jnp.broadcast_to(trees.parents(grown)[:, since:], tokens.shape)
+                before = jnp.take_along_axis(known.memory, above[:, :, None], axis=1)
+            added, memory, chance = heads.step(
+                before.reshape(batch * wide, -1).T,
+                tokens.reshape(-1),
+                jnp.repeat(known.hidden[:, :, depth], wide, axis=1),
+            )
+            logits = known.base[:, depth, None] + added.reshape(batch, wide, -1)
+            memory = memory.T.reshape(batch, wide, -1).astype(known.memory.dtype)
+            return logits, dataclasses.replace(
+                known,
+                memory=jnp.concatenate([known.memory, memory], axis=1),
+                chances=jnp.concatenate([known.chances, chance.reshape(batch, wide)], axis=1),
+            )
+
+        return level, ()
+
+    def draft_step(self, params, target_params, state, context):
+        if not self.knows_chances:
+            return super().draft_step(params, target_params, state, context)
+        level, carry = self.make_level(params, target_params, state, context)
+        asked = dataclasses.replace(context, confidence=None)  # the head's is the better one
+        draft, known, _ = expand.expand(
+            self.tree, asked, level, carry, sibling_sampling=self.sibling_sampling
+        )
+        chances = jax.nn.sigmoid(known.chances)
+        return trees.limit_depth(draft, self.worthwhile(chances, context)), state
+
+    def worthwhile(self, chances: jax.Array, context) -> jax.Array:
+        """How many tokens of its chain each row proposes, int32 ``[B]``.
+
+        Args:
+          chances: float32 ``[B, K]``, of each token, which reads the tokens before that one.
+        """
+        survival = jnp.cumprod(chances, axis=1)
+        most = jnp.full(len(chances), self.depth, jnp.int32)
+        own = Confidence(self.least, keeps_last=False)
+        for end in (own, context.confidence):
+            if end is not None:
+                sure = (survival if end.along == "path" else chances) >= end.least
+                reached = jnp.sum(jnp.cumprod(sure, axis=1), axis=1) + end.keeps_last
+                most = jnp.minimum(most, reached)
+        if context.costs is not None:
+            most = jnp.minimum(most, worth_drafting(survival, context.costs, context.budget))
+        return most

@@ -1,0 +1,184 @@
+"""Where a chain of DSpark ends: by chances that read no token which is then left out."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys import bag, context, heads
+
+from specjax import Sampling, trees
+from specjax.analysis import sampled_law
+from specjax.decoding import reference
+from specjax.drafters import DSpark, Schedule
+from specjax.drafters.draft_length.schedule import worth_drafting
+from specjax.drafters.dspark import DSparkConfig
+from specjax.models import DecoderConfig
+from specjax.types import Confidence
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+TOY, PARAMS = bag(3, 0)
+LAYERS = DecoderConfig(
+    vocab_size=3,
+    hidden_size=6,
+    intermediate_size=4,
+    num_layers=1,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=2,
+    max_positions=64,
+    qk_norm=True,
+)
+SHAPE = dict(layers=LAYERS, block_size=3, mask_token=0, target_layers=(1,), markov_rank=3)
+SPARK = DSpark(config=DSparkConfig(**SHAPE), target=TOY, sibling_sampling="iid")
+WARM, FALSE_ALARM, ROWS = Sampling(temperature=0.9), 1e-7, 40_000
+
+# ------------------------------------------------------------------------------- the schedule
+
+
+def tables(count=300, rows=2, depth=5):
+    """Random chances float32 ``[N, B, K]``, and the costs of a round at each depth."""
+    random = np.random.default_rng(0)
+    costs = np.cumsum(random.uniform(0.05, 0.5, depth + 1)).astype(np.float32) + 1
+    return random.uniform(0, 1, (count, rows, depth)).astype(np.float32), costs
+
+
+def best_of_all(survival, costs, budget):
+    """A fault: the depth of the greatest rate, wherever it is."""
+    tokens = jnp.concatenate([jnp.ones((1,)) * len(survival), jnp.sum(survival, axis=0)])
+    return jnp.argmax(jnp.cumsum(tokens) / costs)
+
+
+def depths(search, chances, costs):
+    """The depth for each table."""
+    live = jnp.full(chances.shape[1], 99)
+    survival = jnp.cumprod(jnp.asarray(chances), axis=2)
+    return np.asarray(jax.vmap(lambda own: search(own, costs, live))(survival))
+
+
+def anticipates(search):
+    """Whether chances that read tokens beyond the depth, which are left out, change the depth."""
+    chances, costs = tables()
+    depth = depths(search, chances, costs)
+    beyond = np.arange(chances.shape[2]) > depth[:, None, None]  # they read what is left out
+    other = np.where(beyond, np.random.default_rng(1).uniform(0, 1, chances.shape), chances)
+    return (depths(search, other, costs) != depth).any()
+
+
+def test_the_schedule_looks_at_no_token_that_it_leaves_out():
+    assert not anticipates(worth_drafting)
+
+
+def test_fault_a_search_of_all_depths_anticipates():
+    assert anticipates(best_of_all)
+
+
+def test_the_depth_is_the_last_before_the_rate_fails_to_rise():
+    chances, costs = tables()
+    for own, found in zip(chances, depths(worth_drafting, chances, costs), strict=True):
+        rate, depth = len(own) / costs[0], 0
+        for k in range(1, own.shape[1] + 1):
+            tokens = len(own) + sum(np.prod(row[:j]) for row in own for j in range(1, k + 1))
+            if tokens / costs[k] <= rate:
+                break
+            rate, depth = tokens / costs[k], k
+        assert found == depth
+    assert len({*depths(worth_drafting, chances, costs).tolist()}) > 3
+
+
+def test_rows_count_as_far_as_their_budget_and_costs_are_those_of_the_widths():
+    survival, costs = jnp.ones((2, 4)), jnp.asarray([1.0, 1.1, 1.2, 1.3, 1.4])
+    for budget, depth in (([9, 9], 4), ([3, 0], 2), ([1, 1], 0), ([0, 0], 0)):
+        assert worth_drafting(survival, costs, jnp.asarray(budget)) == depth
+    policy, widths = Schedule(), (0, 1, 3)
+    within = policy.costs_within(widths, jnp.asarray([1.0, 2.0, 4.0]), 3)
+    assert within.tolist() == [2.0, 2.0, 3.0, 4.0]
+    pinned = jnp.asarray([jnp.inf, jnp.inf, 1.0])
+    assert policy.choose((), widths, pinned, jnp.ones(2))[0] == 3
+    low = jnp.full((2, 3), 1e-6)
+    assert worth_drafting(low, policy.costs_within(widths, pinned, 3), jnp.asarray([9, 9])) == 3
+
+
+# ------------------------------------------------------------------------------- the thresholds
+
+
+@pytest.mark.parametrize(
+    ("least", "sure"),
+    [
+        (0.0, None),
+        (0.4, None),
+        (0.0, Confidence(0.4, keeps_last=True)),
+        (0.0, Confidence(0.2, along="path", keeps_last=False)),
+        (0.3, Confidence(0.2, along="path", keeps_last=True)),
+    ],
+)
+def test_a_chain_ends_at_the_first_chance_below_a_threshold(least, sure):
+    chances = np.random.default_rng(2).uniform(0, 1, (60, 3)).astype(np.float32)
+    drafter = dataclasses.replace(SPARK, least=least)
+    asked = dataclasses.replace(context(60), confidence=sure)
+    found = np.asarray(drafter.worthwhile(jnp.asarray(chances), asked))
+    for row, kept in zip(chances, found, strict=True):
+        wanted = next((k for k in range(3) if row[k] < least), 3)
+        if sure is not None:
+            seen = row if sure.along == "token" else np.cumprod(row)
+            ends = next((k + sure.keeps_last for k in range(3) if seen[k] < sure.least), 3)
+            wanted = min(wanted, ends)
+        assert kept == wanted
+    assert len({*found.tolist()}) > 1 or not (least or sure)
+
+
+# ------------------------------------------------------------------------------------ the law
+
+
+class Anticipating(DSpark):
+    """A fault: a token is left out where the chance after it, which reads it, is too small."""
+
+    def worthwhile(self, chances, context):
+        return super().worthwhile(jnp.roll(chances, -1, axis=1), context)
+
+
+def evidence(kind, least):
+    """The texts of many rows against the target's law."""
+    drafter = kind(config=SPARK.config, target=TOY, sibling_sampling="iid", least=least)
+    weights = heads(drafter)
+    weights["confidence"]["weight"] *= 8  # chances that differ from token to token
+    params = {"target": PARAMS, "drafter": weights}
+    counts, stats = sampled_law.joint_counts(
+        TOY, drafter, "rejection", params, (1, 0), 3, WARM, rows=ROWS
+    )
+    assert 0 < int(stats.drafted.sum()) < 3 * int(stats.rounds.sum())  # some chains are cut
+    law = reference.joint_law(TOY, PARAMS, (1, 0), 3, WARM).reshape(-1)
+    return sampled_law.judge(counts, law)
+
+
+def test_a_chain_that_is_cut_by_its_chances_leaves_the_law_as_it_is():
+    found = evidence(DSpark, 0.5)
+    assert found.fits(FALSE_ALARM), found
+
+
+def test_fault_a_chance_that_reads_the_token_it_drops_is_seen():
+    found = evidence(Anticipating, 0.5)
+    assert not found.fits(FALSE_ALARM) and found.least(FALSE_ALARM) > 0.01
+
+
+# ------------------------------------------------------------------------------------- shapes
+
+
+def test_shapes_that_do_not_fit_are_named():
+    for wrong, words in (
+        (dict(markov="lstm"), "markov='lstm': accepted are vanilla, gated, rnn"),
+        (dict(markov_rank=-1), "markov_rank=-1"),
+        (dict(markov_rank=0), "give confidence_reads_token=False"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            DSparkConfig(**SHAPE | wrong)
+    blind = DSparkConfig(**SHAPE, confidence=False)
+    for settings, words in (
+        (dict(config=blind, least=0.5), "no confidence head"),
+        (dict(config=SPARK.config, least=0.5, topology=trees.branching(2, 1)), "drafts a tree"),
+        (dict(config=SPARK.config, least=1.5), "least=1.5"),
+        (dict(config=SPARK.config, topology=trees.chain(4)), "4 deep, and the drafter has 3 heads"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            DSpark(target=TOY, **settings)
