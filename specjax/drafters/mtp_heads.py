@@ -12,8 +12,8 @@ also under ``rejection``.
 
 Example::
 
-    layers = dataclasses.replace(lm.config, num_layers=4)  # four heads
-    drafter = ParallelHeads(config=MTPHeadsConfig(layers=layers), target=lm.target)
+    # specjax train mtp_heads teacher=my-model num_heads=3 run.folder=runs/heads
+    specjax.generate(lm, "...", drafter="runs/heads/model")
 
 References: Gloeckle et al., Better & Faster Large Language Models via Multi-token Prediction,
 arXiv 2404.19737. (There heads are trained with their target; on a frozen target they can only find
@@ -81,14 +81,8 @@ class MTPHeads(nnx.Module):
         Returns:
           float32 ``[B, T, K, V]``: at position t, head k (counted from 0) predicts token t + 2 + k.
         """
-        batch, steps, size = hidden.shape
-        sees = jnp.triu(jnp.ones((steps, steps), bool))[None]  # [key, query]
-        if segments is not None:
-            sees = sees & (segments[:, :, None] == segments[:, None, :])
-        positions = jnp.broadcast_to(jnp.arange(steps, dtype=jnp.int32), (batch, steps))
-        past = [dict(causal=True)] * self.config.num_heads
-        x = self._states(hidden.reshape(-1, size).T, positions, sees, past)
-        return self._head(x, target, params, batch)
+        states = [over_rows(self.config, own, hidden, segments) for own in self.layers.blocks]
+        return self._head(states, target, params, len(hidden))
 
     def after(self, feature, cache, position, target, params) -> jax.Array:
         """The logits float32 ``[B, K, V]`` of all heads at one position a row.
@@ -98,12 +92,14 @@ class MTPHeads(nnx.Module):
           cache: the entries of the tokens before.
           position: int32 ``[B]``.
         """
-        batch, one = len(feature), jnp.ones((1, 1, 1), bool)
+        one, states = jnp.ones((1, 1, 1), bool), []
         length = jnp.maximum(position, 0)
         choice = choice_of(cache[0][0].shape[2], length)
-        past = [dict(prefix=pair, length=length, choice=choice) for pair in cache]
-        x = self._states(feature.T, position[:, None], one, past)
-        return self._head(x, target, params, batch)[:, 0]
+        rope = turns(self.config.layers, position[:, None], True, feature.dtype)
+        for block, pair in zip(self.layers.blocks, cache, strict=True):
+            past = dict(prefix=pair, length=length, choice=choice)
+            states.append(_run(block, feature[:, None], rope, one, **past))
+        return self._head(states, target, params, len(feature))[:, 0]
 
     def entries(self, hidden: jax.Array, positions: jax.Array) -> PyTree:
         """The entries of each head, ``(keys, values)`` of ``[B, K, T, E]`` each, for tokens with
@@ -113,21 +109,38 @@ class MTPHeads(nnx.Module):
         rope = turns(self.config.layers, positions, True, x.dtype)
         return tuple(block.entries(x, rope, batch) for block in self.layers.blocks)
 
-    def _states(self, x, positions, sees, past) -> jax.Array:
-        """Normed states ``[H, B * N * K]`` of all heads, for hidden states ``x`` ``[H, B * N]``."""
-        batch, states = len(positions), []
-        rope = turns(self.config.layers, positions, True, x.dtype)
-        for block, own in zip(self.layers.blocks, past, strict=True):
-
-            def attention(query, key, value, own=own):
-                return kernels.current().attend(query, key, value, sees, **own), None
-
-            states.append(block(x, rope, batch, attention)[0])
-        return self.layers.norm(jnp.stack(states, axis=-1).reshape(x.shape[0], -1))
-
-    def _head(self, x, target, params, batch):
+    def _head(self, states, target, params, batch):
+        """Logits ``[B, N, K, V]`` of each head's states ``[H, B * N]``."""
+        x = self.layers.norm(jnp.stack(states, axis=-1).reshape(len(states[0]), -1))
         logits = target.head(params, x, batch)  # [B, N * K, V]
         return logits.reshape(batch, -1, self.config.num_heads, logits.shape[-1])
+
+
+def over_rows(config: MTPHeadsConfig, block, hidden, segments=None) -> jax.Array:
+    """The states ``[H, B * T]`` of one head over whole rows, not normed, for training.
+
+    Args:
+      config: the shape of the heads.
+      block: the layer of the head.
+      hidden, segments: as of ``MTPHeads.logits``.
+    """
+    batch, steps, _ = hidden.shape
+    sees = jnp.triu(jnp.ones((steps, steps), bool))[None]  # [key, query]
+    if segments is not None:
+        sees = sees & (segments[:, :, None] == segments[:, None, :])
+    positions = jnp.broadcast_to(jnp.arange(steps, dtype=jnp.int32), (batch, steps))
+    rope = turns(config.layers, positions, True, hidden.dtype)
+    return _run(block, hidden, rope, sees, causal=True)
+
+
+def _run(block, hidden, rope, sees, **past) -> jax.Array:
+    """The output ``[H, B * N]`` of a layer for hidden states ``[B, N, H]``."""
+
+    def attention(query, key, value):
+        return kernels.current().attend(query, key, value, sees, **past), None
+
+    x = hidden.reshape(-1, hidden.shape[2]).T
+    return block(x, rope, len(hidden), attention)[0]
 
 
 @pytree_dataclass

@@ -374,6 +374,7 @@ for _entry in (
         ".mtp_heads:ParallelHeads",
         "what parallel heads of multi-token prediction predict",
         formats=(".mtp_heads",),
+        recipe=".mtp_heads",
     ),
 ):
     register(_entry)

@@ -16,9 +16,11 @@ from specjax.train import (
     head_losses,
     heads,
     hydra,
+    joint,
     medusa2,
     model,
     mtp,
+    mtp_heads,
     pretrain,
     speculator,
 )
@@ -190,6 +192,7 @@ RECIPES = {
     "hass": (eagle.make_eagle, eagle.Config(data=DATA, num_heads=2, top_k=4)),
     "eagle3": (eagle3.make_eagle3, eagle3.Config(data=DATA, layers=(0, 1), draft_vocab_size=3000)),
     "mtp": (mtp.make_mtp, mtp.Config(data=DATA, teacher_share=0.5)),
+    "mtp_heads": (mtp_heads.make_heads, mtp_heads.Config(data=DATA, teacher_share=0.5)),
     "block": (block.make_block, block.Config(data=DATA, num_anchors=16, teacher_share=0.5)),
 }
 
@@ -209,11 +212,12 @@ def task(name):
     own, given = made.params, {"target": params}
     if name == "medusa2":
         own, given = {"target": params, "drafter": own}, None
-        return medusa2.make_loss(*how), own, given, medusa2.make_measure(*how)
+        return joint.make_loss(*how, medusa2.head_terms), own, given, joint.make_measure(*how)
     losses = {
         "blockwise": heads.make_sampled_loss,
         "hass": eagle.make_loss,
         "mtp": mtp.make_loss,
+        "mtp_heads": mtp_heads.make_loss,
         "block": block.make_loss,
     }
     measure = block.make_measure if name == "block" else head_losses.make_measure

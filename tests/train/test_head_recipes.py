@@ -21,6 +21,7 @@ from specjax.train import (
     head_losses,
     heads,
     hydra,
+    joint,
     measured,
     medusa2,
     report,
@@ -339,7 +340,7 @@ def test_medusa_2_moves_the_target_after_the_heads_warm_up_and_exports_both(plac
 def test_while_heads_warm_up_the_target_stands_still():
     import optax
 
-    optimizer = medusa2.slowed(optax.sgd(1.0), 0.5, 2)
+    optimizer = joint.slowed(optax.sgd(1.0), 0.5, 2)
     params = {"target": {"w": jnp.ones(2)}, "drafter": {"w": jnp.ones(2)}}
     state, moved = optimizer.init(params), []
     for _ in range(3):
@@ -358,7 +359,8 @@ def test_while_heads_warm_up_the_target_stands_still():
         (hydra.HydraTrainingConfig, ["teacher_share=2"], "teacher_share=2.0; accepted: 0 to 1"),
         (hydra.HydraTrainingConfig, ["decoding.num_prompts=3"], "a multiple of decoding.batch=8"),
         (medusa2.Medusa2Config, ["features=some"], "other hidden states at each step"),
-        (medusa2.Medusa2Config, ["teacher_share=0.5"], "this recipe is Medusa-2's"),
+        (medusa2.Medusa2Config, ["teacher_share=0.5"], "a target that learns is no teacher"),
+        (medusa2.Medusa2Config, ["kind=blockwise"], "this recipe is Medusa-2's"),
         (medusa2.Medusa2Config, ["target_share=0"], "target_share=0.0; accepted: above 0"),
         (features.FeaturesConfig, ["num_rows=10"], "a multiple of data.batch=16"),
     ],
