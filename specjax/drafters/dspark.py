@@ -190,7 +190,8 @@ class DSpark(BlockDrafter):
         return level, ()
 
     def draft_step(self, params, target_params, state, context):
-        if not self.knows_chances:
+        ends = self.least, context.confidence is not None, context.costs is not None
+        if not (self.knows_chances and any(ends)):
             return super().draft_step(params, target_params, state, context)
         level, carry = self.make_level(params, target_params, state, context)
         asked = dataclasses.replace(context, confidence=None)  # the head's is the better one
