@@ -38,6 +38,7 @@ from specjax.drafters.hydra import Hydra, HydraConfig
 from specjax.drafters.medusa import Medusa, MedusaConfig
 from specjax.drafters.mtp import MTP, MTPConfig
 from specjax.drafters.mtp_heads import MTPHeadsConfig, ParallelHeads
+from specjax.drafters.pass_embeddings import PaSS, PaSSConfig
 from specjax.drafters.peagle import PEagle
 from specjax.drafters.redrafter import ReDrafter, ReDrafterConfig
 from specjax.drafters.speculator import Speculator, SpeculatorConfig
@@ -308,6 +309,7 @@ def cases(model, params, near=None, other=None):
         "mtp": head(MTP, modules, TREE, ("rejection",), picks="distinct", share_layers=True),
         "mtp distinct": head(MTP, modules, (-1, 0, 0, 1), normed_output=True),
         "mtp heads": head(ParallelHeads, parallel, (-1, 0, 0, 1), layer=1),
+        "pass": head(PaSS, PaSSConfig, (-1, 0, 0, 1), ("rejection",), picks="iid", num_heads=2),
         "redrafter": head(ReDrafter, ReDrafterConfig, trees.Beams(2, 2), **WIDE),
         "adaptive redrafter": adaptive(
             head(ReDrafter, ReDrafterConfig, trees.Beams(2, 3), recurrent=False, **WIDE)

@@ -40,6 +40,7 @@ GUESSES = (
     "fallback recycling",
     "union of tables",
 )  # drafts without laws, under a rule that could take them
+LATER = ("pass",)  # whose first round of a text proposes nothing: test_sampled.py draws with it
 TABLES = {entry.class_name for entry in registry.entries("table")}  # the same
 
 
@@ -49,7 +50,7 @@ def drafters():
     found = {}
     for name in CASES:
         drafter, _, rules = CASES.lines[name]
-        if type(drafter).__name__ in TABLES or name in GUESSES:
+        if type(drafter).__name__ in TABLES or name in GUESSES + LATER:
             continue
         if {*rules} - {"delta", "coupled"}:
             found[name] = name, {}
@@ -149,4 +150,5 @@ def test_the_law_that_is_stated_is_the_law_that_was_drawn_from_and_another_is_to
 def test_every_kind_of_head_that_draws_is_among_them():
     seen = {type(CASES.lines[line][0]).__name__ for line, _ in DRAFTERS.values()}
     heads = {registry.find(name).class_name for name in registry.head_names()}
-    assert heads - seen <= {"ReDrafter"}, heads - seen  # which searches and draws nothing
+    # ReDrafter searches and draws nothing
+    assert heads - seen <= {"ReDrafter", "PaSS"}, heads - seen

@@ -149,7 +149,7 @@ TABLE = {
             "|mtp distinct|unsure self|unsure draft exp|speculator prefix)",
             FULL,
         ),
-        (r"token_for_token.*\[(hybrid cascade|cascade )", FULL),
+        (r"token_for_token.*\[(hybrid cascade|cascade |pass\])", FULL),
         ("token_for_token", MERGE),
         (
             r"stream_commits|cut_within|last_slot|array_of_temp|penalty_and_bias|scan_and|longest",
@@ -224,6 +224,7 @@ TABLE = {
     ],
     "test_own_layers.py": [("certainty_always|command|search", FULL)],
     "test_package.py": [("wheel", FULL)],
+    "test_pass.py": FULL,
     "test_planner.py": [
         ("runs_at_every_length|one_trace|heads|every_way|agree|where_tokens|ctrl_c|set_back", FULL),
     ],
@@ -380,7 +381,7 @@ TABLE = {
         (EVERYTHING, MERGE),
     ],
     "train/test_head_losses.py": [
-        ("mean_cross_entropy_within|agree_and_the_right", FULL),
+        (r"mean_cross_entropy_within|agree_and_the_right|\[(pass|mtp_heads)\]", FULL),
         (EVERYTHING, MERGE),
     ],
     "train/test_data.py": MERGE,

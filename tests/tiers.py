@@ -52,6 +52,7 @@ QUICK = {
     "test_mtp.py",
     "test_other_vocabulary.py",
     "test_own_layers.py",
+    "test_pass.py",
     "test_policies.py",
     "test_prefix.py",
     "test_probe.py",

@@ -28,12 +28,18 @@ class Readable(HeadTarget, Bag):
     """A ``Bag`` with the methods for drafters that share the target's LM head and embeddings."""
 
     num_layers = 1
+    reads_vectors = True
 
     def sub_network(self, *, exit=None, skip=()):
         return BagPart(self, hands_over=exit is not None)
 
     def verify(self, params, cache, draft, *, features=(), since=0, entries=None, logits=True):
         given = dict(features=features, since=since, entries=entries, logits=logits)
+        if draft.vectors is not None:  # as tokens that the vocabulary lacks
+            own, table = draft.vectors, params["embed"]
+            params = params | {"embed": jnp.concatenate([table, own.table])}
+            tokens = jnp.where(own.index < 0, draft.tokens, len(table) + own.index)
+            draft = dataclasses.replace(draft, tokens=tokens, vectors=None)
         if draft.partial is None or since:
             scores = super().verify(params, cache, draft, **given)
             return dataclasses.replace(scores, features=_asked(scores.features, features))

@@ -29,24 +29,35 @@ from .rows import Heads, fresh
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BlockTrainingConfig(frozen.FrozenConfig):
-    """The shape of a block drafter, and the weights of its loss."""
+class AnchorConfig(frozen.FrozenConfig):
+    """The weights of a loss of blocks behind random anchors."""
+
+    num_anchors: int = 32  # blocks per row and step
+    decay_length: float = 7.0  # place k of a block is weighted by exp(-(k - 1) / decay_length)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.num_anchors < 1:
+            raise ConfigError(f"num_anchors={self.num_anchors}; accepted: at least 1")
+        if not 0 < self.decay_length < math.inf:
+            raise ConfigError(f"decay_length={self.decay_length}; accepted: above 0, and finite")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockTrainingConfig(AnchorConfig):
+    """The shape of a block drafter."""
 
     num_heads: int = 7  # the masks of a block, which has one token more
     num_layers: int = 2  # layers of the drafter
     layers: tuple[int, ...] = (1,)  # layers of the target whose hidden states are read
-    num_anchors: int = 32  # blocks per row and step
     mask_token: int = -1  # the token whose embedding stands for a mask; -1: end of text
-    decay_length: float = 7.0  # mask k is weighted by exp(-(k - 1) / decay_length)
     intermediate_size: int = 0  # of its layers; 0: the target's
 
     def __post_init__(self):
         super().__post_init__()
-        for name, least in (("num_layers", 1), ("num_anchors", 1), ("intermediate_size", 0)):
+        for name, least in (("num_layers", 1), ("intermediate_size", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}={getattr(self, name)}; accepted: at least {least}")
-        if not 0 < self.decay_length < math.inf:
-            raise ConfigError(f"decay_length={self.decay_length}; accepted: above 0, and finite")
         if not self.layers:
             raise ConfigError("layers=[]; accepted: at least one layer of the target")
 
@@ -86,28 +97,43 @@ def states_of(drafter, params, target_params, rows, anchors) -> list[jax.Array]:
     The scores of A blocks over a row, ``[B, T + A * size, A * size]``, are in memory at once.
     """
     shape, (batch, count) = drafter.config, anchors.shape
-    size, length = shape.block_size, rows.hidden.shape[1]
-    place = jnp.arange(size, dtype=jnp.int32)
+    size, place = shape.block_size, jnp.arange(shape.block_size)
     root = jnp.take_along_axis(rows.tokens, anchors, axis=1)[:, :, None]
     tokens = jnp.where(place == 0, root, shape.mask_token).reshape(batch, -1)
-    index = jnp.arange(length, dtype=jnp.int32)
+    positions, sees = places_of(rows, anchors, size)
+    module = drafter.heads(params)
+    read = jnp.concatenate([rows.layers[i] for i in shape.target_layers], axis=2)
+    entries = module.entries(read, positions[:, : rows.hidden.shape[1]])
+    states = module(tokens, positions, sees, drafter.target, target_params, earlier=entries)
+    states = states.reshape(-1, batch, count, size)
+    return [states[..., k].reshape(len(states), -1) for k in range(1, size)]
+
+
+def places_of(rows, anchors, size: int) -> tuple[jax.Array, jax.Array]:
+    """Returns where A blocks of ``size`` places are, and what they see.
+
+    Args:
+      rows: of T positions.
+      anchors: int32 ``[B, A]``, the position of the first place of each block.
+      size: the number of places.
+
+    Returns:
+      positions int32 ``[B, T + A * size]``, of the rows and then of the blocks; and bool ``[B, T +
+      A * size, A * size]``: a place sees what is before its anchor in the document of the anchor,
+      and all places of its block.
+    """
+    (batch, count), length = anchors.shape, rows.hidden.shape[1]
+    index, place = (jnp.arange(n, dtype=jnp.int32) for n in (length, size))
     here = (anchors[:, :, None] + place).reshape(batch, -1)
     positions = jnp.concatenate([jnp.broadcast_to(index, (batch, length)), here], axis=1)
-    # [B, key, query]: the features before the anchor, in its document; the tokens of its block
-    document = jnp.take_along_axis(rows.segments, anchors, axis=1)
+    document = jnp.take_along_axis(rows.segments, anchors, axis=1)  # below [B, key, query]
     before = (index[:, None] < anchors[:, None]) & (
         rows.segments[:, :length, None] == document[:, None]
     )
     before = jnp.repeat(before, size, axis=2)
     own = jnp.repeat(jnp.arange(count), size)
     own = jnp.broadcast_to(own[:, None] == own, (batch, count * size, count * size))
-    sees = jnp.concatenate([before, own], axis=1)
-    module = drafter.heads(params)
-    read = jnp.concatenate([rows.layers[i] for i in shape.target_layers], axis=2)
-    entries = module.entries(read, positions[:, :length])
-    states = module(tokens, positions, sees, drafter.target, target_params, earlier=entries)
-    states = states.reshape(-1, batch, count, size)
-    return [states[..., k].reshape(len(states), -1) for k in range(1, size)]
+    return positions, jnp.concatenate([before, own], axis=1)
 
 
 def at(x: jax.Array, places: jax.Array) -> jax.Array:
@@ -131,8 +157,8 @@ def laid(outputs, rows, anchors) -> list[chunks.Head]:
     return found
 
 
-def make_loss(made: Heads, target, read, config: BlockTrainingConfig):
-    """Returns the loss of a block drafter for ``loop.TrainingTask``."""
+def make_loss(made: Heads, target, read, config: AnchorConfig):
+    """Returns the loss of blocks behind random anchors for ``loop.TrainingTask``."""
     laws, cap = head_losses.Laws(target), target.config.logit_softcap
 
     def terms_of(output, states, law, pieces):
@@ -157,7 +183,7 @@ def make_loss(made: Heads, target, read, config: BlockTrainingConfig):
     return loss
 
 
-def make_measure(made: Heads, target, read, config: BlockTrainingConfig):
+def make_measure(made: Heads, target, read, config: AnchorConfig):
     """Returns measures as ``head_losses.make_measure``, at anchors evenly spread over each row."""
     laws, cap = head_losses.Laws(target), target.config.logit_softcap
 

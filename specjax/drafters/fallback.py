@@ -144,6 +144,7 @@ def either(sure: jax.Array, made: Draft, own: Draft) -> tuple[Draft, Draft]:
     Returns:
       the tree; and ``own`` without the tokens that are not in it.
     """
+    trees.check_alone("fallback", own)
     nodes, batch = max(made.num_nodes, own.num_nodes), len(sure)
 
     def of(draft: Draft, x, fill):

@@ -362,6 +362,13 @@ for _entry in (
         formats=(".dspark",),
     ),
     Entry(
+        "pass",
+        ".pass_embeddings:PaSS",
+        "what the target says at learned vectors behind the text (PaSS)",
+        formats=(".pass_embeddings",),
+        recipe=".pass_embeddings",
+    ),
+    Entry(
         "mtp",
         ".mtp:MTP",
         "what modules for multi-token prediction predict",

@@ -73,6 +73,7 @@ class CausalLM(CheckpointTarget, HeadTarget):
     """
 
     config: DecoderConfig
+    reads_vectors = True
 
     @property
     def num_layers(self) -> int:
@@ -157,6 +158,7 @@ class CausalLM(CheckpointTarget, HeadTarget):
         if self.config.num_experts:
             live = positions >= 0 if draft.scored is None else (positions >= 0) & draft.scored
             live = jnp.broadcast_to(live, draft.tokens.shape)[:, since:]
+        own = draft.vectors
         hidden, tapped, fresh = model.hidden(
             draft.tokens[:, since:],
             positions,
@@ -170,6 +172,7 @@ class CausalLM(CheckpointTarget, HeadTarget):
             states=states,
             without=without,
             gates=gates,
+            vectors=None if own is None else (own.table, own.index[:, since:]),
         )
         out = self._logits(model, hidden, batch) if logits else None
         return Scores(logits=out, features=tapped, entries=fresh)

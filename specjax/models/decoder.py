@@ -293,6 +293,7 @@ class Decoder(nnx.Module):
         without=None,
         gates=None,
         causal=False,
+        vectors=None,
     ):
         """Runs the trunk over ``N`` nodes a row.
 
@@ -314,6 +315,8 @@ class Decoder(nnx.Module):
           without, gates: see ``run_blocks``.
           causal: whether no node sees a later one, and there are no ``earlier`` entries; see
             ``kernels.Backend.attend``.
+          vectors: ``(table [P, H], index int32 [1 or B, N])``: rows of ``table`` are read at nodes
+            with an index of at least 0, in place of their tokens' embeddings; or None.
 
         Returns:
           ``(normed hidden [H, B * N], tapped [B, N, F] or None, entries)``; the entries are, per
@@ -323,7 +326,7 @@ class Decoder(nnx.Module):
         batch, nodes = tokens.shape
         if states is None:
             here = jnp.broadcast_to(positions[:, -nodes:], tokens.shape)
-            states = self._embed(tokens, here)
+            states = self._embed(tokens, here, vectors)
         seen, entries = run_blocks(
             self.config,
             self.blocks,
@@ -349,12 +352,16 @@ class Decoder(nnx.Module):
             tapped = tapped.T.reshape(batch, nodes, -1)
         return out, tapped, entries
 
-    def _embed(self, tokens, positions):
+    def _embed(self, tokens, positions, vectors=None):
         """``[H, B * N]``, the residual stream before the first layer."""
         c = self.config
         x = quantize.take(self.embedding[...], tokens.reshape(-1), self.norm.weight[...].dtype)
         if c.scale_embeddings:
             x = x * jnp.asarray(c.hidden_size**0.5, x.dtype)  # rounded, as Gemma's is
+        if vectors is not None:
+            own, index = vectors[0].astype(x.dtype), jnp.broadcast_to(vectors[1], tokens.shape)
+            index = index.reshape(-1)
+            x = jnp.where((index >= 0)[:, None], own[jnp.maximum(index, 0)], x)
         if self.position_embedding is not None:
             rows = self.position_embedding[...]
             where = positions + c.position_offset

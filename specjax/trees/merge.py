@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from .._internal.optional import required
 from ..types import POINT_MASS, ROOT, Draft
-from .ops import max_depth, parents
+from .ops import check_alone, max_depth, parents
 
 
 def merge_drafts(*drafts: Draft, one_law: bool = False) -> Draft:
@@ -53,6 +53,8 @@ def merge_drafts(*drafts: Draft, one_law: bool = False) -> Draft:
             "merge: several drafts have laws, some over a vocabulary of their own; scatter those "
             "laws to the target's vocabulary first"
         )
+    for draft in drafts:
+        check_alone("merge", draft)
     batch = first.tokens.shape[0]
     tokens, laws, offset, num_laws = [first.tokens[:, :1]], [], 0, 0
     # the round is empty only if every draft asks for an empty round

@@ -270,9 +270,11 @@ def narrow(draft: Draft, nodes: int) -> Draft:
     def cut(x):
         return None if x is None else x[:, :nodes]
 
-    partial = draft.partial
+    partial, vectors = draft.partial, draft.vectors
     if partial is not None:
         partial = dataclasses.replace(partial, place=cut(partial.place))
+    if vectors is not None:
+        vectors = dataclasses.replace(vectors, index=cut(vectors.index))
     return dataclasses.replace(
         draft,
         tokens=cut(draft.tokens),
@@ -282,7 +284,17 @@ def narrow(draft: Draft, nodes: int) -> Draft:
         law=cut(draft.law),
         topology=None if draft.topology is None else draft.topology[:nodes],
         partial=partial,
+        vectors=vectors,
     )
+
+
+def check_alone(called: str, draft: Draft) -> None:
+    """Raises ``ValueError`` for a draft with vectors, which is put together with no other one."""
+    if draft.vectors is not None:
+        raise ValueError(
+            f"{called}: a draft with vectors of its own (as that of 'pass') stands alone; take "
+            "this drafter by itself, or another one"
+        )
 
 
 def _check_tokens(hook: str, context: Context, tokens) -> None:

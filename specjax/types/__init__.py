@@ -6,7 +6,18 @@ the base classes that implementations subclass.
 
 from .._internal.pytree import PyTree, pytree_dataclass, static
 from .confidence import Confidence
-from .data import DRAWS, POINT_MASS, ROOT, Context, Draft, PartialPass, Scores, Segment, Verdict
+from .data import (
+    DRAWS,
+    POINT_MASS,
+    ROOT,
+    Context,
+    Draft,
+    NodeVectors,
+    PartialPass,
+    Scores,
+    Segment,
+    Verdict,
+)
 from .drafter import Drafter, DrafterWrapper
 from .rule import Rule
 from .target import HeadTarget, SubNetwork, Target
@@ -21,6 +32,7 @@ __all__ = [
     "Drafter",
     "DrafterWrapper",
     "HeadTarget",
+    "NodeVectors",
     "PartialPass",
     "PyTree",
     "Rule",

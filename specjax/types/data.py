@@ -43,6 +43,19 @@ class PartialPass:
 
 
 @pytree_dataclass
+class NodeVectors:
+    """Learned vectors that the target reads at nodes of a draft, in place of token embeddings.
+
+    Attributes:
+      table: of a floating dtype ``[P, H]``, as large as what the target's first layer reads.
+      index: int32 ``[1 or B, N]``, the row of ``table`` at each node; -1: the node's token.
+    """
+
+    table: jax.Array
+    index: jax.Array
+
+
+@pytree_dataclass
 class Draft:
     """A tree of proposed tokens for every row. Build one with the functions of ``specjax.trees``.
 
@@ -83,6 +96,8 @@ class Draft:
         ``topology``, or N - 1 where ``parent`` differs by row.
       partial: what a sub-network of the target computed of these very nodes, or None. Whoever
         changes tokens or parents must set it to None.
+      vectors: what the target reads at some nodes in place of their tokens, or None. Such nodes are
+        passengers, and the target is one that reads it (``Target.reads_vectors``).
     """
 
     start: jax.Array
@@ -97,6 +112,7 @@ class Draft:
     draws: str = static(default="iid")
     deepest: int | None = static(default=None)
     partial: PartialPass | None = None
+    vectors: NodeVectors | None = None
 
     @property
     def num_nodes(self) -> int:

@@ -28,6 +28,7 @@ class Target(abc.ABC):
       reads: what an encoder-decoder model's encoder reads, ``"tokens"`` or ``"features"``; None
         for a model that reads nothing but its prompt.
       parts: the targets that this one is made of, if any.
+      reads_vectors: whether ``verify`` reads ``Draft.vectors``.
 
     Example::
 
@@ -53,6 +54,7 @@ class Target(abc.ABC):
     quantized: str | None = None
     reads: str | None = None
     parts: tuple[Target, ...] = ()
+    reads_vectors: bool = False
 
     @abc.abstractmethod
     def init(self, params: PyTree, batch: int, capacity: int, inputs: PyTree = None) -> PyTree:

@@ -21,6 +21,7 @@ from specjax.train import (
     model,
     mtp,
     mtp_heads,
+    pass_embeddings,
     pretrain,
     speculator,
 )
@@ -193,6 +194,7 @@ RECIPES = {
     "eagle3": (eagle3.make_eagle3, eagle3.Config(data=DATA, layers=(0, 1), draft_vocab_size=3000)),
     "mtp": (mtp.make_mtp, mtp.Config(data=DATA, teacher_share=0.5)),
     "mtp_heads": (mtp_heads.make_heads, mtp_heads.Config(data=DATA, teacher_share=0.5)),
+    "pass": (pass_embeddings.make_pass, pass_embeddings.Config(data=DATA, num_anchors=16)),
     "block": (block.make_block, block.Config(data=DATA, num_anchors=16, teacher_share=0.5)),
 }
 
@@ -219,8 +221,10 @@ def task(name):
         "mtp": mtp.make_loss,
         "mtp_heads": mtp_heads.make_loss,
         "block": block.make_loss,
+        "pass": block.make_loss,
     }
-    measure = block.make_measure if name == "block" else head_losses.make_measure
+    blocks = name in ("block", "pass")
+    measure = block.make_measure if blocks else head_losses.make_measure
     return losses.get(name, head_losses.make_loss)(*how), own, given, measure(*how)
 
 
