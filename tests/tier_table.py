@@ -381,7 +381,7 @@ TABLE = {
         (EVERYTHING, MERGE),
     ],
     "train/test_head_losses.py": [
-        (r"mean_cross_entropy_within|agree_and_the_right|\[(pass|mtp_heads)\]", FULL),
+        (r"mean_cross_entropy_within|agree_and_the_right|\[(pass|dspark|mtp_heads)\]", FULL),
         (EVERYTHING, MERGE),
     ],
     "train/test_data.py": MERGE,

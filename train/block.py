@@ -70,17 +70,8 @@ def make_block(config: BlockTrainingConfig, setting: frozen.Setting) -> Heads:
 
     Its ``outputs`` take anchors as a further argument, see ``states_of``.
     """
-    target, mask = setting.lm.target, config.mask_token
-    layers = layer_config(target.config, config.intermediate_size)
-    shape = block.BlockConfig(
-        # layers of the published layout have norms of queries and keys
-        layers=dataclasses.replace(
-            layers, num_layers=config.num_layers, qk_norm=True, model_type="qwen3"
-        ),
-        block_size=config.num_heads + 1,
-        mask_token=setting.end_of_text if mask < 0 else mask,
-        target_layers=config.layers,
-    )
+    target = setting.lm.target
+    shape = block.BlockConfig(**shape_of(config, setting), block_size=config.num_heads + 1)
     drafter = block.BlockDrafter(config=shape, target=target)
 
     def outputs(params, target_params, rows, anchors):
@@ -91,8 +82,22 @@ def make_block(config: BlockTrainingConfig, setting: frozen.Setting) -> Heads:
     return Heads(drafter, params, outputs, layers=config.layers)
 
 
+def shape_of(config: BlockTrainingConfig, setting: frozen.Setting) -> dict:
+    """Returns the shape of a block drafter for ``BlockConfig``, without the size of a block."""
+    layers = layer_config(setting.lm.target.config, config.intermediate_size)
+    # layers of the published layout have norms of queries and keys
+    own = dict(num_layers=config.num_layers, qk_norm=True, model_type="qwen3")
+    return dict(
+        layers=dataclasses.replace(layers, **own),
+        mask_token=setting.end_of_text if config.mask_token < 0 else config.mask_token,
+        target_layers=config.layers,
+    )
+
+
 def states_of(drafter, params, target_params, rows, anchors) -> list[jax.Array]:
-    """Returns the normed states ``[H, B * A]`` of each mask, for ``anchors`` int32 ``[B, A]``.
+    """Returns the normed states ``[H, B * A]`` of each place that drafts.
+
+    ``anchors``: int32 ``[B, A]``.
 
     The scores of A blocks over a row, ``[B, T + A * size, A * size]``, are in memory at once.
     """
@@ -106,7 +111,7 @@ def states_of(drafter, params, target_params, rows, anchors) -> list[jax.Array]:
     entries = module.entries(read, positions[:, : rows.hidden.shape[1]])
     states = module(tokens, positions, sees, drafter.target, target_params, earlier=entries)
     states = states.reshape(-1, batch, count, size)
-    return [states[..., k].reshape(len(states), -1) for k in range(1, size)]
+    return [states[..., k].reshape(len(states), -1) for k in range(not shape.from_root, size)]
 
 
 def places_of(rows, anchors, size: int) -> tuple[jax.Array, jax.Array]:
@@ -157,14 +162,24 @@ def laid(outputs, rows, anchors) -> list[chunks.Head]:
     return found
 
 
-def make_loss(made: Heads, target, read, config: AnchorConfig):
-    """Returns the loss of blocks behind random anchors for ``loop.TrainingTask``."""
+def make_terms(target, config: AnchorConfig):
+    """Returns the function ``terms`` of ``chunks.totals`` for a place of a block."""
     laws, cap = head_losses.Laws(target), target.config.logit_softcap
 
     def terms_of(output, states, law, pieces):
         table, bias = output
         q = chunks.logits_of(table, states, cap, bias)
         return {"loss": head_losses.nats(q, laws.said(law, pieces), config.teacher_share)}
+
+    return terms_of
+
+
+def make_loss(made: Heads, target, read, config: AnchorConfig, terms=make_terms):
+    """Returns the loss of blocks behind random anchors for ``loop.TrainingTask``.
+
+    ``terms``: as ``make_terms``; other terms than ``loss`` are logged.
+    """
+    terms_of = terms(target, config)
 
     def loss(params, given, batch, keys):
         rows = read(given["target"], batch)
@@ -174,9 +189,10 @@ def make_loss(made: Heads, target, read, config: AnchorConfig):
         masks = laid(made.outputs(params, given["target"], rows, anchors), rows, anchors)
         law = target.head_table(given["target"]) if config.teacher_share else None
         total, counted, terms = 0.0, 0.0, {}
-        for k, (nats, _) in enumerate(chunks.totals(terms_of, masks, law)):
+        for k, (nats, others) in enumerate(chunks.totals(terms_of, masks, law)):
             weight, count = math.exp(-k / config.decay_length), jnp.sum(masks[k].weight)
-            terms[f"mask_{k + 1}"] = Mean(nats, count, 0.0)
+            seen = {"mask": nats, **others}
+            terms |= {f"{name}_{k + 1}": Mean(x, count, 0.0) for name, x in seen.items()}
             total, counted = total + weight * nats, counted + weight * count
         return {"loss": Mean(total, counted), **terms}
 

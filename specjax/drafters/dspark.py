@@ -86,26 +86,31 @@ class DSparkLayers(BlockLayers):
         self.confidence = Linear(read, 1, bias=True, **common) if config.confidence else None
 
     def step(self, memory, tokens, hidden):
-        """What a place adds to its logits, and its chance.
+        """What a place reads of the token before, and its chance.
 
         Args:
-          memory: ``[S, M]``, S the ``memory_size`` of the Markov head; ``[0, M]`` without one.
+          memory: ``[S, M]``, S the ``memory_size``.
           tokens: int32 ``[M]``, the tokens before.
           hidden: ``[H, M]``, the states of the place.
 
         Returns:
-          float32 ``[M, V]``, or zeros ``[M, 1]`` without a Markov head; the memory after this
-          place; and float32 ``[M]``, the logit of the chance, 0 without a confidence head.
+          the latent of the Markov head ``[R, M]``, None without one; the memory after this place;
+          and float32 ``[M]``, the logit of the chance, 0 without a confidence head.
         """
-        added, read = jnp.zeros((len(tokens), 1)), [hidden]
+        latent, read = None, [hidden]
         if self.markov is not None:
             embedded = self.markov.embed(tokens)
-            added, memory = self.markov.step(memory, embedded, hidden)
+            latent, memory = self.markov.step(memory, embedded, hidden)
             read += [embedded] if self.config.confidence_reads_token else []
         if self.confidence is None:
-            return added, memory, jnp.zeros(tokens.shape, jnp.float32)
+            return latent, memory, jnp.zeros(tokens.shape, jnp.float32)
         chance = self.confidence(jnp.concatenate(read, axis=0))
-        return added, memory, chance[0].astype(jnp.float32)
+        return latent, memory, chance[0].astype(jnp.float32)
+
+    @property
+    def memory_size(self) -> int:
+        """S, the numbers that are remembered of a token; before the first they are zeros."""
+        return 0 if self.markov is None else self.markov.memory_size
 
 
 @pytree_dataclass
@@ -162,8 +167,7 @@ class DSpark(BlockDrafter):
             hidden = self.states(heads, target_params, state, context)
             batch, nothing = hidden.shape[1], jnp.zeros((hidden.shape[1], 0), jnp.float32)
             base = self.target.head(target_params, hidden.reshape(len(hidden), -1), batch)
-            size = 0 if heads.markov is None else heads.markov.memory_size
-            memory = jnp.zeros((batch, 0, size), hidden.dtype)
+            memory = jnp.zeros((batch, 0, heads.memory_size), hidden.dtype)
             return _Drawing(hidden=hidden, base=base, memory=memory, chances=nothing)
 
         def level(carry, grown, since):
@@ -174,12 +178,14 @@ class DSpark(BlockDrafter):
             if since:
                 above = jnp.broadcast_to(trees.parents(grown)[:, since:], tokens.shape)
                 before = jnp.take_along_axis(known.memory, above[:, :, None], axis=1)
-            added, memory, chance = heads.step(
+            latent, memory, chance = heads.step(
                 before.reshape(batch * wide, -1).T,
                 tokens.reshape(-1),
                 jnp.repeat(known.hidden[:, :, depth], wide, axis=1),
             )
-            logits = known.base[:, depth, None] + added.reshape(batch, wide, -1)
+            logits = jnp.broadcast_to(known.base[:, depth, None], (batch, wide, self.vocab_size))
+            if heads.markov is not None:
+                logits += heads.markov.say(latent).reshape(batch, wide, -1)
             memory = memory.T.reshape(batch, wide, -1).astype(known.memory.dtype)
             return logits, dataclasses.replace(
                 known,

@@ -67,7 +67,7 @@ class MarkovHead(nnx.Module):
         return self.before[...][tokens].T
 
     def step(self, memory, embedded, hidden) -> tuple[jax.Array, jax.Array]:
-        """What a place adds to its logits.
+        """The latent ``z`` of a place.
 
         Args:
           memory: ``[memory_size, M]``, s.
@@ -75,7 +75,7 @@ class MarkovHead(nnx.Module):
           hidden: ``[H, M]``, the states of the place.
 
         Returns:
-          float32 ``[M, V]``, and the memory after this place.
+          ``[R, M]``, and the memory after this place.
         """
         latent = embedded
         if self.kind == "gated":
@@ -87,5 +87,8 @@ class MarkovHead(nnx.Module):
             keep = jax.nn.sigmoid(keep)
             memory = keep * memory + (1 - keep) * jnp.tanh(fresh)
             latent = jnp.tanh(said)
-        added = product(self.after.weight[...], latent, transpose_out=True)
-        return added.astype(jnp.float32), memory
+        return latent, memory
+
+    def say(self, latent: jax.Array) -> jax.Array:
+        """``W2 z``, float32 ``[M, V]``, which is added to the logits of a place."""
+        return product(self.after.weight[...], latent, transpose_out=True).astype(jnp.float32)

@@ -360,6 +360,7 @@ for _entry in (
         ".dspark:DSpark",
         "a block filled in at once, each token then given the one before (DSpark)",
         formats=(".dspark",),
+        recipe=".dspark",
     ),
     Entry(
         "pass",

@@ -6,7 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from specjax.train import block, config, eagle, eagle3, frozen, head_export, mtp, report, unroll
+from specjax.train import (
+    block,
+    config,
+    dspark,
+    eagle,
+    eagle3,
+    frozen,
+    head_export,
+    mtp,
+    report,
+    unroll,
+)
 from specjax.train.rows import make_reader
 from toys import own_params
 from training_toys import logits_of
@@ -27,9 +38,10 @@ RECIPES = {
     "eagle": ["top_k=4", "noise=0.1"],  # HASS's loss, and the noise
     "mtp": ["share_layers=false"],
     "block": ["layers=[1]", "num_layers=1", "num_anchors=6"],
+    "dspark": ["layers=[1]", "num_layers=1", "num_anchors=6", "markov=rnn", "markov_rank=3"],
 }
 MODULES = {"eagle3": eagle3, "narrow": eagle3, "p-eagle": eagle3, "eagle": eagle, "mtp": mtp}
-MODULES |= {"block": block}
+MODULES |= {"block": block, "dspark": dspark}
 
 
 def setting_of(place, kind, *fields):
@@ -40,7 +52,7 @@ def setting_of(place, kind, *fields):
     return made, frozen.make_setting(made, lambda count: getattr(made, "layers", ()))
 
 
-@pytest.mark.parametrize("name", ["narrow", "p-eagle", "eagle", "mtp", "block"])
+@pytest.mark.parametrize("name", ["narrow", "p-eagle", "eagle", "mtp", "block", "dspark"])
 def test_a_recipe_lowers_its_loss_and_what_it_exports_loads_back(place, name):
     root, train, teacher = place
     fields = [teacher, *SMALL, *RECIPES[name], f"run.folder={root / name}"]
@@ -113,13 +125,13 @@ def recipe_of(name):
 def test_a_head_is_taught_on_the_logits_that_it_drafts_with(place, name, monkeypatch):
     """Below token 6 of every row, after a prompt, with the row's own tokens for drafts."""
     _, setting, built = make(place, name)
-    lm, root, said = setting.lm, 6, []
+    lm, root, said, chances = setting.lm, 6, [], []
     noise = iter(jax.random.split(jax.random.key(1), 99))
     own = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(next(noise), x.shape), built.params)
     read = make_reader(lm.config, setting.end_of_text, built.layers)
     rows = read(lm.params, next(setting.batches))
     rows = dataclasses.replace(rows, segments=jnp.zeros_like(rows.segments))  # one document
-    if name == "block":
+    if name in ("block", "dspark"):
         outputs = built.outputs(own, lm.params, rows, jnp.full((4, 1), root))
         where = slice(None)
     else:
@@ -133,6 +145,7 @@ def test_a_head_is_taught_on_the_logits_that_it_drafts_with(place, name, monkeyp
             grown = Draft(start=context.length - 1, tokens=tokens, topology=chain)
             logits, carry = level(carry, grown, depth)
             said.append(logits[:, -1])
+        chances.append(getattr(carry, "chances", None))
         return None, carry, None
 
     monkeypatch.setattr(expand, "expand", follow)
@@ -158,6 +171,9 @@ def test_a_head_is_taught_on_the_logits_that_it_drafts_with(place, name, monkeyp
         taught = logits_of(output)[:, where].T
         assert jnp.std(taught) > 0.1
         np.testing.assert_allclose(logits, taught, rtol=1e-3, atol=1e-4)
+    if name == "dspark":
+        taught = jnp.stack([state[-1] for _, _, state in outputs], axis=1)
+        np.testing.assert_allclose(chances[0], taught, rtol=1e-3, atol=1e-4)
     back = built.unpublish(params["drafter"])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), own, back)
 
@@ -180,6 +196,9 @@ def test_long_rows_attend_in_blocks_to_the_same_features(place, monkeypatch):
         (block, "num_layers=0", "num_layers=0; accepted: at least 1"),
         (block, "decay_length=0", "decay_length=0.0; accepted: above 0, and finite"),
         (block, "layers=[]", "accepted: at least one layer"),
+        (dspark, "markov=lstm", "markov='lstm'; known: vanilla, gated, rnn"),
+        (dspark, "teacher_share=0", "DSpark learns the target's law"),
+        (dspark, "ce_share=2", "ce_share=2.0"),
         (eagle3, "window=99", "window=99; accepted: 0, or at least data.length=256"),
         (eagle3, "num_layers=0", "num_layers=0; accepted: at least 1"),
     ],

@@ -9,6 +9,7 @@ from jax.test_util import check_grads
 from specjax.train import (
     block,
     chunks,
+    dspark,
     eagle,
     eagle3,
     evaluate,
@@ -195,6 +196,7 @@ RECIPES = {
     "mtp": (mtp.make_mtp, mtp.Config(data=DATA, teacher_share=0.5)),
     "mtp_heads": (mtp_heads.make_heads, mtp_heads.Config(data=DATA, teacher_share=0.5)),
     "pass": (pass_embeddings.make_pass, pass_embeddings.Config(data=DATA, num_anchors=16)),
+    "dspark": (dspark.make_dspark, dspark.Config(data=DATA, num_anchors=16, markov_rank=8)),
     "block": (block.make_block, block.Config(data=DATA, num_anchors=16, teacher_share=0.5)),
 }
 
@@ -221,9 +223,10 @@ def task(name):
         "mtp": mtp.make_loss,
         "mtp_heads": mtp_heads.make_loss,
         "block": block.make_loss,
+        "dspark": dspark.make_loss,
         "pass": block.make_loss,
     }
-    blocks = name in ("block", "pass")
+    blocks = name in ("block", "dspark", "pass")
     measure = block.make_measure if blocks else head_losses.make_measure
     return losses.get(name, head_losses.make_loss)(*how), own, given, measure(*how)
 

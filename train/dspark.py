@@ -1,0 +1,135 @@
+"""Recipe ``dspark``: a DSpark drafter on a frozen target, from random anchors.
+
+    loss = weighted mean over places of  ce_share * -log q(token) + (1 - ce_share) * |q - p|_1
+           + confidence_weight * BCE(c, 1 - TV(q, p)),     TV = |q - p|_1 / 2
+
+``p`` is the target's law after the true tokens and ``q`` the drafter's, given the true token before
+each place; ``c`` is the chance that the confidence head states, which learns from q as it is. The
+k-th place is weighted by exp(-(k - 1) / decay_length). Blocks and anchors are those of the recipe
+``block``, but that the place of the anchor predicts too.
+
+References: DSpark, 2607.05147; github.com/deepseek-ai/DeepSpec (whose weights these are).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from specjax._internal.optional import required
+from specjax.drafters.dspark import DSpark, DSparkConfig
+from specjax.drafters.markov import KINDS
+
+from . import block, chunks, frozen, head_losses, losses
+from .config import ConfigError
+from .rows import Heads, fresh
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DSparkTrainingConfig(block.BlockTrainingConfig):
+    """The two heads of DSpark, and the weights of its loss."""
+
+    num_heads: int = 7  # the places of a block, all of which draft
+    markov: str = "vanilla"  # the kind of Markov head: vanilla, gated or rnn
+    markov_rank: int = 256  # the rank of its tables
+    decay_length: float = 4.0  # place k of a block is weighted by exp(-(k - 1) / decay_length)
+    ce_share: float = 0.1  # share of the cross-entropy of the text, beside the distance of laws
+    confidence_weight: float = 1.0  # weight of the confidence head's loss; 0: there is no such head
+    teacher_share: float = 1.0  # always 1: the drafter learns the target's law
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.markov not in KINDS:
+            raise ConfigError(f"markov={self.markov!r}; known: {', '.join(KINDS)}")
+        if self.num_heads < 2 or self.markov_rank < 1:
+            raise ConfigError(
+                f"num_heads={self.num_heads}, markov_rank={self.markov_rank}; accepted: at least 2 "
+                "and 1"
+            )
+        if not 0 <= self.ce_share <= 1 or not 0 <= self.confidence_weight:
+            raise ConfigError(
+                f"ce_share={self.ce_share}, confidence_weight={self.confidence_weight}; accepted: "
+                "0 to 1, and at least 0"
+            )
+        if self.teacher_share != 1:
+            raise ConfigError(
+                f"teacher_share={self.teacher_share}: DSpark learns the target's law; leave it out"
+            )
+
+
+Config = DSparkTrainingConfig
+
+
+def make_dspark(config: DSparkTrainingConfig, setting: frozen.Setting) -> Heads:
+    """Makes a DSpark drafter with initial weights for the target of a setting.
+
+    Its ``outputs`` take anchors as a further argument. The logits of a place are one product with
+    the LM head and W2 side by side; the logit of the chance is the last number of a state.
+
+    Raises:
+      ConfigError: the target caps its logits, to which the Markov head would add before the cap.
+    """
+    target = setting.lm.target
+    if target.config.logit_softcap is not None:
+        raise ConfigError(
+            f"teacher={config.teacher!r} caps its logits, which this recipe cannot train on; take "
+            "the recipe block"
+        )
+    shape = DSparkConfig(
+        **block.shape_of(config, setting),
+        block_size=config.num_heads,
+        markov=next(kind for kind in KINDS if kind == config.markov),
+        markov_rank=config.markov_rank,
+        confidence=config.confidence_weight > 0,
+    )
+    drafter = DSpark(config=shape, target=target)
+
+    def outputs(params, target_params, rows, anchors):
+        heads = drafter.heads(params)
+        states = block.states_of(drafter, params, target_params, rows, anchors)
+        memory = jnp.zeros((heads.memory_size, states[0].shape[1]), states[0].dtype)
+        found = []
+        table, markov = target.head_table(target_params), required(heads.markov, "markov")
+        beside = jnp.zeros((len(table), 1), table.dtype)  # of the chance
+        table = jnp.concatenate([table, markov.after.weight[...].astype(table.dtype), beside], 1)
+        for k, state in enumerate(states):
+            before = block.at(rows.tokens, anchors + k).reshape(-1)
+            latent, memory, chance = heads.step(memory, before, state)
+            parts = [state, required(latent, "latent"), chance[None].astype(state.dtype)]
+            found.append((table, None, jnp.concatenate(parts)))
+        return found
+
+    return Heads(drafter, fresh(drafter, config.run.seed), outputs, layers=config.layers)
+
+
+def make_terms(target, config: DSparkTrainingConfig):
+    """Returns the terms of a place, see ``block.make_terms``: also ``accepted``, the probability
+    1 - TV that a token is accepted, and ``chance_error``, how far the stated chance is from it."""
+    laws = head_losses.Laws(target)
+
+    def terms_of(output, states, law, pieces):
+        q, said = chunks.logits_of(output[0], states), laws.said(law, pieces)
+        distance = jnp.sum(jnp.abs(jax.nn.softmax(q) - required(said.law, "law")), axis=-1)
+        accepted, chance = jax.lax.stop_gradient(1 - distance / 2), states[..., -1]
+        value = config.ce_share * losses.cross_entropy(q, said.next)
+        value += (1 - config.ce_share) * distance
+        value += config.confidence_weight * optax.sigmoid_binary_cross_entropy(chance, accepted)
+        error = jnp.abs(jax.nn.sigmoid(chance) - accepted)
+        return {"loss": value, "accepted": accepted, "chance_error": error}
+
+    return terms_of
+
+
+def make_loss(made: Heads, target, read, config: DSparkTrainingConfig):
+    """Returns the loss of DSpark for ``loop.TrainingTask``."""
+    return block.make_loss(made, target, read, config, make_terms)
+
+
+def run(config: DSparkTrainingConfig, *, dry_run: bool = False) -> None:
+    """Trains, draws the curves, exports to ``run.folder/model``."""
+    setting = frozen.make_setting(config, lambda count: config.layers)
+    how = dict(make_loss=make_loss, make_measure=block.make_measure)
+    frozen.train(config, setting, make_dspark(config, setting), dry_run=dry_run, **how)
