@@ -46,7 +46,7 @@ class Rootward(PaSS):
 def after_rounds(lm, kind, vectors, count=6):
     """The drafter's state after each of some greedy rounds, with the texts that it is about."""
     drafter = kind(config=CONFIG, target=lm.target, topology=TREE)
-    params = {"target": lm.params, "drafter": {"vectors": jnp.asarray(vectors)}}
+    params = {"target": lm.params, "drafter": {"embeddings": jnp.asarray(vectors)}}
     given = lm.target, drafter, PROMPTS.astype(np.int32), LENGTHS, jax.random.key(0)
     request, capacity = prepare_inputs(*given, 20, Sampling(), None, ())
     state = loop.jit_start(lm.target, drafter, "greedy", capacity, params, request)
@@ -138,7 +138,7 @@ def test_vectors_are_written_and_loaded_again(lm, tmp_path):
     specjax.save_drafter(drafter, vectors, tmp_path, target=lm)
     found = specjax.load_drafter(tmp_path, lm)
     assert found.drafter == drafter and drafter.depth == 2
-    assert np.array_equal(found.params["vectors"], vectors["vectors"])
+    assert np.array_equal(found.params["embeddings"], vectors["embeddings"])
 
 
 def test_what_cannot_draft_with_vectors_is_refused(lm):

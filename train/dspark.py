@@ -94,7 +94,7 @@ def make_dspark(config: DSparkTrainingConfig, setting: frozen.Setting) -> Heads:
         found = []
         table, markov = target.head_table(target_params), required(heads.markov, "markov")
         beside = jnp.zeros((len(table), 1), table.dtype)  # of the chance
-        table = jnp.concatenate([table, markov.after.weight[...].astype(table.dtype), beside], 1)
+        table = jnp.concatenate([table, markov.lm_head.weight[...].astype(table.dtype), beside], 1)
         for k, state in enumerate(states):
             before = block.at(rows.tokens, anchors + k).reshape(-1)
             latent, memory, chance = heads.step(memory, before, state)

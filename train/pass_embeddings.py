@@ -77,7 +77,7 @@ def states_of(drafter: PaSS, params, target_params, rows, anchors) -> list[jax.A
         positions,
         sees & (positions[:, :, None] <= here[:, None, :]),
         earlier=jax.lax.stop_gradient(entries),
-        vectors=(drafter.heads(params).vectors[...], jnp.tile(jnp.arange(size), count)[None]),
+        vectors=(drafter.heads(params).embeddings[...], jnp.tile(jnp.arange(size), count)[None]),
     )
     states = hidden.reshape(-1, batch, count, size)
     return [states[..., k].reshape(len(states), -1) for k in range(size)]

@@ -109,8 +109,8 @@ def _names(shape: DSparkConfig) -> dict[str, tuple]:
     """Names of the tensors of both heads to paths of parameters."""
     named: dict[str, tuple] = {}
     if shape.markov_rank:
-        named["markov_head.markov_w1.weight"] = ("markov", "before")
-        named["markov_head.markov_w2.weight"] = ("markov", "after", "weight")
+        named["markov_head.markov_w1.weight"] = ("markov", "embedding")
+        named["markov_head.markov_w2.weight"] = ("markov", "lm_head", "weight")
     linear = {"confidence_head.proj": ("confidence",)} if shape.confidence else {}
     if shape.markov_rank and shape.markov != "vanilla":
         mix = "gate_proj" if shape.markov == "gated" else "joint_proj"

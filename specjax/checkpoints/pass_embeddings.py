@@ -1,6 +1,6 @@
 """Look-ahead vectors (PaSS). No published layout exists; this one is specific to this project::
 
-    vectors [K, H]
+    embeddings [K, H]
 
 The config has ``model_type: pass_embeddings``, ``num_heads`` K, ``hidden_size`` H and
 ``vocab_size``.
@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from ..drafters.pass_embeddings import PaSS, PaSSConfig
 from .weights import check_integers, check_sizes, params_of, tensors_of
 
-DESCRIPTION = "look-ahead vectors (model_type pass_embeddings; vectors)"
+DESCRIPTION = "look-ahead vectors (model_type pass_embeddings; embeddings)"
 DRAFTER, WEIGHTS_FILE = PaSS, "model"
 _SIZES = ("num_heads", "hidden_size", "vocab_size")
-NAMES = {"vectors": ("vectors",)}
+NAMES = {"embeddings": ("embeddings",)}
 
 
 def matches(config: Mapping, names: set[str]) -> bool:

@@ -52,8 +52,8 @@ class MarkovHead(nnx.Module):
         self.kind, self.rank = kind, rank
         common = dict(rngs=rngs, param_dtype=param_dtype)
         values = jax.random.normal(rngs.params(), (vocab_size, rank)) * 0.02
-        self.before = nnx.Param(values.astype(param_dtype))
-        self.after = Linear(rank, vocab_size, scale=0.02, **common)
+        self.embedding = nnx.Param(values.astype(param_dtype))
+        self.lm_head = Linear(rank, vocab_size, scale=0.02, **common)
         sizes = {"gated": (hidden_size + rank, rank), "rnn": (2 * rank + hidden_size, 3 * rank)}
         self.mix = Linear(*sizes[kind], bias=True, **common) if kind in sizes else None
 
@@ -64,7 +64,7 @@ class MarkovHead(nnx.Module):
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """``W1[x]``, ``[R, M]``, of ``tokens`` int32 ``[M]``."""
-        return self.before[...][tokens].T
+        return self.embedding[...][tokens].T
 
     def step(self, memory, embedded, hidden) -> tuple[jax.Array, jax.Array]:
         """The latent ``z`` of a place.
@@ -91,4 +91,4 @@ class MarkovHead(nnx.Module):
 
     def say(self, latent: jax.Array) -> jax.Array:
         """``W2 z``, float32 ``[M, V]``, which is added to the logits of a place."""
-        return product(self.after.weight[...], latent, transpose_out=True).astype(jnp.float32)
+        return product(self.lm_head.weight[...], latent, transpose_out=True).astype(jnp.float32)

@@ -65,12 +65,12 @@ class PaSSConfig:
 
 
 class PaSSVectors(nnx.Module):
-    """The weights: ``vectors`` ``[K, H]``."""
+    """The weights: ``embeddings`` ``[K, H]``."""
 
     def __init__(self, config: PaSSConfig, *, rngs, param_dtype=jnp.float32):
         shape = config.num_heads, config.hidden_size
         values = jax.random.normal(rngs.params(), shape) * 0.02
-        self.vectors = nnx.Param(values.astype(param_dtype))
+        self.embeddings = nnx.Param(values.astype(param_dtype))
 
 
 @pytree_dataclass
@@ -161,7 +161,7 @@ class PaSS(HeadDrafter):
             candidate=behind(kept, False),
             law=None if draft.law is None else behind(draft.law, POINT_MASS),
             deepest=self.depth,
-            vectors=NodeVectors(table=heads.vectors[...], index=index[None]),
+            vectors=NodeVectors(table=heads.embeddings[...], index=index[None]),
         ), state
 
     def readout(self, draft, scores):

@@ -33,7 +33,7 @@ def test_states_are_those_of_a_text_that_ends_in_the_vectors(place):
     anchors = jnp.asarray([[1, 5, 9]] * 4)
     states = built.outputs(built.params, lm.params, rows, anchors)
     model = nnx.merge(graph_definition(lm.config), lm.params)
-    vectors, seen = built.params["vectors"], 0
+    vectors, seen = built.params["embeddings"], 0
     for row in range(4):
         for i, anchor in enumerate(anchors[row].tolist()):
             document = rows.segments[row, anchor]
@@ -66,7 +66,7 @@ def test_the_loss_has_a_gradient_for_every_vector(place):
         return weighed(loss(params, {"target": lm.params}, batch, keys))
 
     slope = jax.jit(jax.grad(value))(built.params)
-    assert (np.abs(np.asarray(slope["vectors"])).max(axis=1) > 1e-6).all()
+    assert (np.abs(np.asarray(slope["embeddings"])).max(axis=1) > 1e-6).all()
 
 
 def test_vectors_are_trained_exported_and_drafted_with(place):
