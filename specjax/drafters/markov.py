@@ -26,7 +26,7 @@ from .._internal.optional import required
 from ..models.layers import Linear, product
 
 Kind = Literal["vanilla", "gated", "rnn"]
-KINDS = ("vanilla", "gated", "rnn")
+KINDS: tuple[Kind, ...] = ("vanilla", "gated", "rnn")
 
 
 class MarkovHead(nnx.Module):
