@@ -128,6 +128,15 @@ def test_a_chain_ends_at_the_first_chance_below_a_threshold(least, sure):
     assert len({*found.tolist()}) > 1 or not (least or sure)
 
 
+def test_a_row_that_ends_before_counts_for_nothing_where_depths_are_weighed():
+    chances = jnp.asarray([[0.9, 0.9, 0.9], [0.9, 0.1, 0.9]])
+    drafter = dataclasses.replace(SPARK, least=0.5)
+    for step, depths in ((0.1, [3, 1]), (0.3, [1, 1])):
+        costs = 1 + step * jnp.arange(4)
+        asked = dataclasses.replace(context(2), costs=costs)
+        assert drafter.worthwhile(chances, asked).tolist() == depths
+
+
 # ------------------------------------------------------------------------------------ the law
 
 

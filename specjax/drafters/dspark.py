@@ -222,5 +222,6 @@ class DSpark(BlockDrafter):
                 reached = jnp.sum(jnp.cumprod(sure, axis=1), axis=1) + end.keeps_last
                 most = jnp.minimum(most, reached)
         if context.costs is not None:
+            survival = jnp.where(jnp.arange(self.depth) < most[:, None], survival, 0.0)
             most = jnp.minimum(most, worth_drafting(survival, context.costs, context.budget))
         return most
