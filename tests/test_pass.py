@@ -1,6 +1,7 @@
 """PaSS: what the target says at vectors behind the text, against passes without cache and tree."""
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import jax
@@ -43,6 +44,22 @@ class Rootward(PaSS):
         return super().observe(params, target_params, state, segment)
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def one_round(target, drafter, params, state):
+    """The state after a greedy round, and how many tokens were kept in each row."""
+    judged = draft_and_verify(target, drafter, "greedy", params, state)
+    return commit_round(target, drafter, params, state, judged), judged.verdict.count
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def over(graph, params, tokens, vectors, index):
+    """Logits ``[T, V]`` of one row of tokens, some of which are vectors."""
+    model, size = nnx.merge(graph, params), tokens.shape[1]
+    sees = jnp.triu(jnp.ones((size, size), bool))[None]
+    hidden, _, _ = model.hidden(tokens, jnp.arange(size)[None], sees, vectors=(vectors, index))
+    return model.head(hidden, 1)[0]
+
+
 def after_rounds(lm, kind, vectors, count=6):
     """The drafter's state after each of some greedy rounds, with the texts that it is about."""
     drafter = kind(config=CONFIG, target=lm.target, topology=TREE)
@@ -50,15 +67,9 @@ def after_rounds(lm, kind, vectors, count=6):
     given = lm.target, drafter, PROMPTS.astype(np.int32), LENGTHS, jax.random.key(0)
     request, capacity = prepare_inputs(*given, 20, Sampling(), None, ())
     state = loop.jit_start(lm.target, drafter, "greedy", capacity, params, request)
-
-    @jax.jit
-    def one(state):
-        judged = draft_and_verify(lm.target, drafter, "greedy", params, state)
-        return commit_round(lm.target, drafter, params, state, judged), judged.verdict.count
-
     found = []
     for _ in range(count):
-        state, kept = one(state)
+        state, kept = one_round(lm.target, drafter, params, state)
         said, length, tokens = state.drafter_state, state.length, state.tokens
         found.append([np.asarray(x) for x in (said.logits, said.known, length, tokens, kept)])
     return found
@@ -66,13 +77,12 @@ def after_rounds(lm, kind, vectors, count=6):
 
 def said_behind(lm, vectors, text):
     """The target's logits ``[K, V]`` at the vectors behind a text, from one pass over both."""
-    model, size = nnx.merge(graph_definition(lm.config), lm.params), len(text) + len(vectors)
-    tokens = jnp.asarray([[*text, *[0] * len(vectors)]], jnp.int32)
-    index = jnp.asarray([[*[-1] * len(text), *range(len(vectors))]])
-    sees = jnp.triu(jnp.ones((size, size), bool))[None]
-    own = jnp.asarray(vectors), index
-    hidden, _, _ = model.hidden(tokens, jnp.arange(size)[None], sees, vectors=own)
-    return np.asarray(model.head(hidden, 1))[0, len(text) :]
+    count, spare = len(vectors), 30 - len(text) - len(vectors)  # one shape for all texts
+    tokens = jnp.asarray([[*text, *[0] * (count + spare)]], jnp.int32)
+    index = jnp.asarray([[*[-1] * len(text), *range(count), *[-1] * spare]])
+    graph = graph_definition(lm.config)
+    logits = over(graph, lm.params, tokens, jnp.asarray(vectors), index)
+    return np.asarray(logits)[len(text) : len(text) + count]
 
 
 def error(lm, kind, vectors, read=None):
