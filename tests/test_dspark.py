@@ -151,7 +151,10 @@ def evidence(kind, least):
     """The texts of many rows against the target's law."""
     drafter = kind(config=SPARK.config, target=TOY, sibling_sampling="iid", least=least)
     weights = heads(drafter)
-    weights["confidence"]["weight"] *= 8  # chances that differ from token to token
+    # token 0 is followed by a chance of 0.98, the others by one of 0.02
+    weights["markov"]["embedding"] = 0.5 * jnp.eye(3)
+    weights["confidence"]["weight"] = jnp.asarray([[0.0] * 6 + [8.0, -8.0, -8.0]])
+    weights["confidence"]["bias"] = jnp.zeros(1)
     params = {"target": PARAMS, "drafter": weights}
     counts, stats = sampled_law.joint_counts(
         TOY, drafter, "rejection", params, (1, 0), 3, WARM, rows=ROWS
