@@ -151,9 +151,9 @@ def evidence(kind, least):
     """The texts of many rows against the target's law."""
     drafter = kind(config=SPARK.config, target=TOY, sibling_sampling="iid", least=least)
     weights = heads(drafter)
-    # token 0 is followed by a chance of 0.98, the others by one of 0.02
+    # token 1 is followed by a chance of 0.02, the others by one of 0.98
     weights["markov"]["embedding"] = 0.5 * jnp.eye(3)
-    weights["confidence"]["weight"] = jnp.asarray([[0.0] * 6 + [8.0, -8.0, -8.0]])
+    weights["confidence"]["weight"] = jnp.asarray([[0.0] * 6 + [8.0, -8.0, 8.0]])
     weights["confidence"]["bias"] = jnp.zeros(1)
     params = {"target": PARAMS, "drafter": weights}
     counts, stats = sampled_law.joint_counts(
