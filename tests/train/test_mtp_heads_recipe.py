@@ -70,7 +70,7 @@ def test_heads_in_turn_have_the_gradients_of_their_sum():
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_fault_a_gradient_of_one_head_alone_is_seen():
+def test_a_gradient_of_one_head_alone_is_told_apart():
     worst = [np.abs(a - b).max() for a, b in zip(slopes(last_alone), slopes(at_once), strict=True)]
     assert max(worst) > 0.1
 
