@@ -18,6 +18,7 @@ file; servers take them from the target.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -45,7 +46,8 @@ def load(config: Mapping, tensors: Mapping, target):
     ids = config.get("target_layer_ids")
     dflash.check_ids(ids, target, least=-1)
     said |= dict(layers=layers, target_layers=dflash.states_of(ids), from_root=True)
-    rank, confidence = config.get("markov_rank"), config.get("enable_confidence_head")
+    rank: Any = config.get("markov_rank")
+    confidence = config.get("enable_confidence_head")
     check_integers(markov_rank=rank)
     if not isinstance(confidence, bool):
         raise ValueError(f"enable_confidence_head={confidence!r}: it must be true or false")

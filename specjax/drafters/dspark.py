@@ -28,6 +28,7 @@ References: DSpark, arXiv 2607.05147; github.com/deepseek-ai/DeepSpec.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -79,10 +80,11 @@ class DSparkLayers(BlockLayers):
     def __init__(self, config: DSparkConfig, *, rngs, param_dtype=jnp.float32):
         super().__init__(config, rngs=rngs, param_dtype=param_dtype)
         rank, size = config.markov_rank, config.hidden_size
-        common = dict(rngs=rngs, param_dtype=param_dtype)
+        common: dict[str, Any] = dict(rngs=rngs, param_dtype=param_dtype)
         sizes = dict(rank=rank, hidden_size=size, vocab_size=config.vocab_size)
         self.markov = MarkovHead(config.markov, **sizes, **common) if rank else None
-        read = size + rank * config.confidence_reads_token
+        self.reads_token = config.confidence_reads_token
+        read = size + rank * self.reads_token
         self.confidence = Linear(read, 1, bias=True, **common) if config.confidence else None
 
     def step(self, memory, tokens, hidden):
@@ -101,7 +103,7 @@ class DSparkLayers(BlockLayers):
         if self.markov is not None:
             embedded = self.markov.embed(tokens)
             latent, memory = self.markov.step(memory, embedded, hidden)
-            read += [embedded] if self.config.confidence_reads_token else []
+            read += [embedded] if self.reads_token else []
         if self.confidence is None:
             return latent, memory, jnp.zeros(tokens.shape, jnp.float32)
         chance = self.confidence(jnp.concatenate(read, axis=0))

@@ -16,7 +16,7 @@ References: DSpark, arXiv 2607.05147; github.com/deepseek-ai/DeepSpec.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +50,7 @@ class MarkovHead(nnx.Module):
         param_dtype=jnp.float32,
     ):
         self.kind, self.rank = kind, rank
-        common = dict(rngs=rngs, param_dtype=param_dtype)
+        common: dict[str, Any] = dict(rngs=rngs, param_dtype=param_dtype)
         values = jax.random.normal(rngs.params(), (vocab_size, rank)) * 0.02
         self.embedding = nnx.Param(values.astype(param_dtype))
         self.lm_head = Linear(rank, vocab_size, scale=0.02, **common)

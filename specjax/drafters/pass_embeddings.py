@@ -109,9 +109,16 @@ class PaSS(HeadDrafter):
                 f"pass: a {type(self.target).__name__} reads tokens and no vectors; accepted are "
                 "the decoder-only models of specjax.load and targets with reads_vectors = True"
             )
-        if not isinstance(self.tree, Tree):
-            raise ValueError(f"pass: {self.tree} follows the drafted tokens: give a static tree")
         object.__setattr__(self, "num_draft", self.tree.num_nodes - 1 + self.num_passengers)
+
+    @property
+    def tree(self) -> Tree:
+        """The tree of candidates. Raises ValueError if it is not static."""
+        if not isinstance(self.topology, Tree):
+            raise ValueError(
+                f"pass: {self.topology} follows the drafted tokens: give a static tree"
+            )
+        return self.topology
 
     @property
     def features(self) -> tuple[int, ...]:
