@@ -101,9 +101,9 @@ def save(drafter: BlockDrafter, params, target=None) -> tuple[dict, dict]:
             "confidence_head_with_markov": shape.confidence_reads_token,
         }
     tensors = tensors_of(params, named)
-    for name, table in dflash.TABLES.items() if target is not None else ():
-        if not is_quantized(own := table(target)):
-            tensors[name] = np.ascontiguousarray(own)
+    if target is not None:
+        tables = {name: table(target) for name, table in dflash.TABLES.items()}
+        tensors |= {n: np.ascontiguousarray(x) for n, x in tables.items() if not is_quantized(x)}
     return config, tensors
 
 
@@ -113,7 +113,7 @@ def _names(shape: DSparkConfig) -> dict[str, tuple]:
     if shape.markov_rank:
         named["markov_head.markov_w1.weight"] = ("markov", "embedding")
         named["markov_head.markov_w2.weight"] = ("markov", "lm_head", "weight")
-    linear = {"confidence_head.proj": ("confidence",)} if shape.confidence else {}
+    linear: dict[str, tuple] = {"confidence_head.proj": ("confidence",)} if shape.confidence else {}
     if shape.markov_rank and shape.markov != "vanilla":
         mix = "gate_proj" if shape.markov == "gated" else "joint_proj"
         linear[f"markov_head.{mix}"] = ("markov", "mix")

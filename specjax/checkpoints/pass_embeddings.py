@@ -9,6 +9,7 @@ The config has ``model_type: pass_embeddings``, ``num_heads`` K, ``hidden_size``
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from ..drafters.pass_embeddings import PaSS, PaSSConfig
 from .weights import check_integers, check_sizes, params_of, tensors_of
@@ -24,7 +25,7 @@ def matches(config: Mapping, names: set[str]) -> bool:
 
 
 def load(config: Mapping, tensors: Mapping, target):
-    sizes = {name: config.get(name) for name in _SIZES}
+    sizes: dict[str, Any] = {name: config.get(name) for name in _SIZES}
     check_integers(**sizes)
     check_sizes(target, hidden_size=sizes["hidden_size"], vocab_size=sizes["vocab_size"])
     drafter = PaSS(config=PaSSConfig(**sizes), target=target.target)
