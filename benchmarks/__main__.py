@@ -18,7 +18,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Returns 0 if every row was measured, 1 if some failed, 2 for bad input, 130 for Ctrl-C."""
     args = _parser().parse_args(arguments)
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves memory to the peers
-    if args.suite == "cpu":
+    if args.suite in ("cpu", "cpu-peers"):
         os.environ["JAX_PLATFORMS"] = "cpu"
     from . import runner, suites  # imports JAX, which reads the environment at its import
 
@@ -49,8 +49,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
         "suite",
-        help="smoke, cpu, gpu, heads, light, workloads, scaling, peers, serving, regeneration, "
-        "eagle",
+        help="smoke, cpu, gpu, heads, light, workloads, scaling, peers, cpu-peers, serving, "
+        "regeneration, eagle",
     )
     parser.add_argument("--out", type=Path, help="folder of the results")
     parser.add_argument("--cache", type=Path, help="folder of the model pairs that the suites make")
@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         "--fresh", action="store_true", help="measure all rows anew; the earlier rows are set aside"
     )
     parser.add_argument(
-        "--rehearse", action="store_true", help="the gpu suite in miniature, on any machine"
+        "--rehearse", action="store_true", help="the suite gpu or cpu-peers in miniature"
     )
     parser.add_argument(
         "--redraw",
@@ -74,6 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batches", type=int, nargs="+", help="rows of a batch")
     parser.add_argument("--contexts", type=int, nargs="+", help="tokens before the first new one")
     parser.add_argument("--prompts", type=int, help="held-out prompts of the embedded pair")
+    parser.add_argument("--engines", nargs="+", help="engines of the suite cpu-peers")
+    parser.add_argument("--precisions", nargs="+", help="precisions of the suite cpu-peers")
     parser.add_argument(
         "--repetitions", type=int, help="repetitions of each measurement, at least 6"
     )

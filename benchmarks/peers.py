@@ -219,7 +219,7 @@ def side_by_side(
             "over_own_plain": interval(
                 timing.ratio(seconds["plain" if m in OURS else "hf plain"], seconds[m])
             ),
-            "same_text": _same(texts["plain"], texts[m]),
+            "same_text": same_text(texts["plain"], texts[m]),
         }
         if m in PAIRED:
             peer = PAIRED[m]
@@ -247,7 +247,7 @@ def _lengths(whole, method):
     return [o.length if hasattr(o, "length") else o for o in out]
 
 
-def _same(ours: list[np.ndarray], others: list[np.ndarray]) -> float:
+def same_text(ours: list[np.ndarray], others: list[np.ndarray]) -> float:
     """Returns the share of tokens before the first that differs; 1 means the same text."""
     equal = total = 0
     for a, b in zip(ours, others, strict=True):

@@ -49,6 +49,10 @@ def summary(row: dict, figures: dict) -> str:
         "peer": lambda f: ", ".join(
             f"{m} {x['tokens_per_second']['median']:.1f}/s" for m, x in f["methods"].items()
         ),
+        "cpu peers": lambda f: ", ".join(
+            f"{n} {x['methods']['plain']['tokens_per_second']['median']:.1f}/s"
+            for n, x in f["engines"].items()
+        ),
         "training": lambda f: (
             f"{f['bytes_per_token'] / 1e3:.1f} kB a token"
             if "bytes_per_token" in f
@@ -93,8 +97,7 @@ def _page(header: dict, outcomes: list[dict], drawn: list[str] | None) -> str:
     parts = [f"# Suite {name}\n\n`{command}`\n\n{facts}."]
     if header["rehearsal"]:
         parts.append(
-            "**A rehearsal in miniature: it shows that the suite runs. Its figures mean nothing "
-            "for a GPU.**"
+            "**A rehearsal in miniature: it shows that the suite runs. Its figures mean nothing.**"
         )
     parts.append(READING)
     done = [o for o in outcomes if "figures" in o]

@@ -24,6 +24,7 @@ from specjax.text.prepare import SMALLEST_BUFFER, round_up
 from specjax.text.task import GenerationTask
 
 from . import drafting, heldout, micro, pairs, peers, regeneration, serving, training
+from .cpu_peers.measure import cpu_peers
 from .figures import interval, spread
 from .jobs import SHORT, informed, made_up, make_job
 
@@ -277,6 +278,7 @@ KINDS = {
     "product": micro.product_orders,
     "attention": micro.attention_layouts,
     "peer": peers.side_by_side,
+    "cpu peers": cpu_peers,
     "serving": serving.measure_serving,
     "regeneration": regeneration.measure_regeneration,
     "training": training.training,

@@ -24,6 +24,10 @@ from . import report, rows, suites
 from .peers import MissingPeerError
 
 HERE = Path(__file__).parent
+REHEARSED = {  # suites that run in miniature too, and how
+    "gpu": {"pair": "tiny"},
+    "cpu-peers": {"pair": "tiny", "prompts": 1, "contexts": [64, 512], "quiet": False},
+}
 KEPT, ASIDE = "rows.jsonl", "rows.before-{}.jsonl"
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "torch", "transformers")
 
@@ -44,7 +48,8 @@ def run_suite(
       options: options of the suite, see ``suites.py``.
       folder: folder of the results.
       cache: folder for the checkpoints of the model pairs that are made.
-      rehearse: runs the gpu suite in miniature and in float32, since CPUs are slow in bfloat16.
+      rehearse: runs a suite of ``REHEARSED`` in miniature; the gpu suite in float32, since CPUs are
+        slow in bfloat16.
       fresh: measures all rows anew; the earlier rows are set aside.
 
     Returns:
@@ -54,10 +59,13 @@ def run_suite(
       ValueError: see ``suites.rows_of``; the gpu suite without a GPU; a rehearsal of another
         suite.
     """
-    if rehearse and name != "gpu":
-        raise ValueError(f"--rehearse is for the suite gpu, in miniature; {name} runs as it is")
+    if rehearse and name not in REHEARSED:
+        raise ValueError(
+            f"--rehearse is for the suites {' and '.join(REHEARSED)}, in miniature; {name} runs as "
+            "it is"
+        )
     if rehearse:
-        options = {"pair": "tiny"} | options
+        options = REHEARSED[name] | options
     wanted = suites.rows_of(name, **options)
     if name == "gpu" and not rehearse and kernels.platform() != "gpu":
         raise ValueError(

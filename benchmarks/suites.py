@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 
+from .cpu_peers.engine import ADAPTERS, OURS, PRECISIONS
 from .pairs import SHAPES
 
 Row = dict
@@ -180,6 +181,41 @@ def peers(
     ]
 
 
+def cpu_peers(
+    pair: str = "100m",
+    agreement: float = 0.8,
+    drafts: Sequence[int] = (4,),
+    nodes: Sequence[int] = (1, 5, 8, 16),
+    contexts: Sequence[int] = (64, 512, 4096),
+    prompts: int = 4,
+    engines: Sequence[str] = tuple(ADAPTERS),
+    precisions: Sequence[str] = PRECISIONS,
+    repetitions: int = 7,
+    quiet: bool = True,
+) -> list[Row]:
+    """The engines that people use on CPUs: a 100M pair and the embedded pair, by precision.
+
+    Installed engines are measured in turn in one row; a row of an engine that is not installed
+    says how to install it.
+    """
+    peers = [name for name in engines if name != OURS]
+    installed = [name for name in peers if not ADAPTERS[name].missing]
+    missing = [[name] for name in peers if name not in installed]
+    common = dict(kind="cpu peers", repetitions=repetitions, nodes=list(nodes))
+    common |= dict(reads=list(contexts), quiet=quiet)
+    of = {"pair": pair, "agreement": agreement}, {"pair": "embedded", "prompts": prompts}
+    return [
+        *(
+            {**common, **size, "precision": p, "num_draft": n, "engines": installed}
+            for size in of
+            for p in precisions
+            for n in drafts
+            if installed
+        ),
+        *({**common, **of[0], "precision": precisions[0], "engines": e} for e in missing),
+    ]
+
+
 def serving(prompts: int = 256, batches: Sequence[int] = (8,), repetitions: int = 7) -> list[Row]:
     """Continuous batching against whole batches: texts of 1 to 128 tokens, the embedded pair."""
     ways = {"drafter": "plain"}, *({"drafter": d, "num_draft": 3} for d in ("ngram", "draft"))
@@ -278,7 +314,7 @@ def gpu(
 
 
 SUITES: dict[str, Callable[..., list[Row]]] = {
-    suite.__name__: suite
+    suite.__name__.replace("_", "-"): suite
     for suite in (
         smoke,
         cpu,
@@ -288,6 +324,7 @@ SUITES: dict[str, Callable[..., list[Row]]] = {
         workloads,
         scaling,
         peers,
+        cpu_peers,
         serving,
         regeneration,
         eagle,
@@ -323,6 +360,9 @@ def rows_of(name: str, **options) -> list[Row]:
             f"--{foreign[0]}: the suite {name} has no such option; it has "
             f"{', '.join('--' + option for option in known)}"
         )
+    for option, accepted in (("engines", tuple(ADAPTERS)), ("precisions", PRECISIONS)):
+        if unknown := [name for name in options.get(option, ()) if name not in accepted]:
+            raise ValueError(f"--{option} {unknown[0]}: known: {', '.join(accepted)}")
     for option, accepted in BOUNDS.items():
         values = options.get(option, ())
         for value in values if isinstance(values, list | tuple) else [values]:

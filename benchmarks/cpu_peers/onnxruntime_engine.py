@@ -12,6 +12,7 @@ import functools
 import importlib
 import importlib.util
 import json
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ import numpy as np
 from .engine import METHODS, Setting, UnsupportedError, written_once
 
 NGRAM = 3  # a lookup compares one token fewer; OpenVINO's and llama.cpp's compare two at most
+CONFIG = "genai_config.json"
 NAMES = {"float32": "fp32", "int8": "int8", "int4": "int4"}
 
 
@@ -32,8 +34,7 @@ def prepare(pair, precision: str, folder: Path) -> None:
     """
     if precision not in NAMES:
         raise UnsupportedError(
-            f"onnxruntime-genai builds no model in {precision} for CPUs; it has "
-            f"{', '.join(NAMES)}"
+            f"onnxruntime-genai builds no model in {precision} for CPUs; it has {', '.join(NAMES)}"
         )
     written_once(folder, functools.partial(_build, pair, precision))
 
@@ -50,6 +51,7 @@ def _build(pair, precision: str, beside: Path) -> None:
         with contextlib.redirect_stdout(sys.stderr):
             options = builder.parse_extra_options(*given, [])
             builder.create_model(*given, **options)
+        shutil.rmtree(source)
     _write_pair(beside)
 
 
@@ -74,21 +76,20 @@ def _write_tokenizer(folder: Path) -> None:
 
 
 def _write_pair(beside: Path) -> None:
-    """A folder with the configuration of target and draft model together."""
+    """The configuration of target and draft model together, above the folders of both."""
     configs = {
-        name: json.loads((beside / name / "genai_config.json").read_text())
+        name: json.loads((beside / name / CONFIG).read_text())
         for name in ("target", "draft")
     }
     both = configs["target"]
-    decoder, draft = (configs[name]["model"]["decoder"] for name in ("target", "draft"))
-    decoder["filename"] = f"../target/{decoder['filename']}"
-    draft["filename"] = f"../draft/{draft['filename']}"
-    both["model"]["draft"] = draft
+    for name in ("target", "draft"):
+        decoder = configs[name]["model"]["decoder"]
+        decoder["filename"] = f"{name}/{decoder['filename']}"  # a path must lie below the folder
+    both["model"]["draft"] = configs["draft"]["model"]["decoder"]
     both["speculative"] = {"max_draft_tokens": 4}
-    (beside / "pair").mkdir()
     for file in (beside / "target").glob("*.json"):
-        (beside / "pair" / file.name).write_bytes(file.read_bytes())
-    (beside / "pair" / "genai_config.json").write_text(json.dumps(both, indent=1))
+        (beside / file.name).write_bytes(file.read_bytes())
+    (beside / CONFIG).write_text(json.dumps(both, indent=1))
 
 
 def start(setting: Setting) -> OnnxRuntime:
@@ -104,6 +105,10 @@ class OnnxRuntime:
         import onnxruntime_genai
 
         self.library, self.setting = onnxruntime_genai, setting
+        self.folder = Path(setting.prepared)
+        # some id must end texts: the last one, or one before it if a text holds it
+        config = json.loads((self.folder / "target" / CONFIG).read_text())
+        self.end = config["model"]["vocab_size"] - 1
         self._model("target")
         kind = {"float32": "float32", "int8": "8 bits", "int4": "4 bits"}[setting.precision]
         self.scheme = f"weights in {kind} by its own builder, cache in float32"
@@ -111,9 +116,10 @@ class OnnxRuntime:
     @functools.cache  # noqa: B019 - the engine lives as long as its process
     def _model(self, name: str):
         library = self.library
-        config = library.Config(str(Path(self.setting.prepared) / name))
+        config = library.Config(str(self.folder if name == "pair" else self.folder / name))
         threads = {"intra_op_num_threads": self.setting.threads}
-        model = {"decoder": {"session_options": threads}, "eos_token_id": [1 << 30]}
+        model = {"decoder": {"session_options": threads}}
+        model |= {"eos_token_id": self.end, "pad_token_id": self.end}
         if name == "pair":
             model["draft"] = {"session_options": threads}
         config.overlay(json.dumps({"model": model}))
@@ -131,10 +137,20 @@ class OnnxRuntime:
         return library.Generator(model, options)
 
     def generate(self, method, prompt, new, num_draft):
+        tokens, rounds = self._generate(method, prompt, new, num_draft)
+        while self.end in tokens:  # in the first run of a text, which is not timed
+            self.end -= 1
+            self._model.cache_clear()
+            tokens, rounds = self._generate(method, prompt, new, num_draft)
+        return tokens, rounds
+
+    def _generate(self, method, prompt, new, num_draft):
         # room behind the text, so that the last round drafts like the others
         generator = self._generator(method, len(prompt) + new + num_draft + 1, num_draft)
         generator.append_tokens(np.asarray(prompt, np.int32))
         for _ in range(new):
+            if generator.is_done():
+                break
             generator.generate_next_token()
         tokens = np.asarray(generator.get_sequence(0), np.int32)[len(prompt) :][:new]
         if method == "plain":

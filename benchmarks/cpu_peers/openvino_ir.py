@@ -110,9 +110,7 @@ class _Graph:
         packed = pairs[:, 0] | pairs[:, 1] << 4
         shape = [*scale.shape, values.shape[1] // scale.shape[1]]
         held = self.ov.Tensor(packed, self.ov.Shape(shape), self.ov.Type.i4)
-        wide = ops.multiply(
-            ops.convert(ops.constant(held), "f32"), ops.constant(scale[..., None])
-        )
+        wide = ops.multiply(ops.convert(ops.constant(held), "f32"), ops.constant(scale[..., None]))
         return ops.reshape(wide, _ints(ops, values.shape), False)
 
     def norm(self, name: str, x):
@@ -167,9 +165,7 @@ class _Graph:
         info.data_type, info.variable_id = self.ov.Type.f32, name
         variable = util.Variable(info)
         sizes = [_ints(ops, [n]) for n in (count, 0, size)]
-        empty = ops.broadcast(
-            ops.constant(np.float32(0)), ops.concat([self.batch, *sizes], 0)
-        )
+        empty = ops.broadcast(ops.constant(np.float32(0)), ops.concat([self.batch, *sizes], 0))
         before = ops.read_value(empty, variable)
         before = ops.gather(before, self.inputs["beam_idx"], _ints(ops, 0))
         whole = ops.concat([before, x], 2)

@@ -41,7 +41,7 @@ class Specjax:
             models.append(load(folder, **options))
         self.pair, self.timing = pairs.Pair("pair", *models), timing
         limit = models[0].config.context_length
-        self.capacity = functools.partial(round_up, multiple=SMALLEST_BUFFER, limit=limit)
+        self.capacity = functools.partial(round_up, smallest=SMALLEST_BUFFER, limit=limit)
         self.scheme = f"target {schemes[0]}, draft model {schemes[1]}, cache in {dtype}"
 
     def generate(self, method, prompt, new, num_draft):

@@ -1,10 +1,11 @@
 """The tables of a suite's page: ``TABLES[kind] = (title, table of the rows of that kind)``."""
 
-from . import decoding, drafting, parts, serving, training
+from . import cpu_peers, decoding, drafting, parts, serving, training
 
 TABLES = {
     "decode": ("Plain and speculative decoding", decoding.decode),
     "peer": ("Beside other libraries", decoding.peers),
+    "cpu peers": ("Beside the engines that people use on CPUs", cpu_peers.cpu_peers),
     "heldout": ("Real text", decoding.heldout),
     "requests": ("Requests that are made twice", drafting.requests),
     "drafting": ("The time of drafting", drafting.drafting),
