@@ -18,7 +18,8 @@ Row = dict
 def smoke(pair: str = "tiny", agreement: float = 0.8, repetitions: int = 6) -> list[Row]:
     """Every kind of row once, in miniature: a test of the suites, not of the machine.
 
-    The kind "long context" is left out, since it needs a minute of training first.
+    The kind "long context" is left out, since it needs a minute of training first, and the kind
+    "cpu peers", which has a rehearsal of its own.
     """
     of = dict(pair=pair, agreement=agreement)
     common = dict(**of, new=24, repetitions=repetitions)

@@ -59,7 +59,7 @@ def found(smoke):
 
 
 def test_the_smoke_suite_measures_every_kind_of_row(smoke, found):
-    kinds = set(rows.KINDS) - {"long context"} - (set() if TORCH else {"peer"})
+    kinds = set(rows.KINDS) - {"long context", "cpu peers"} - (set() if TORCH else {"peer"})
     assert {row["kind"] for row, _ in found} == kinds
     for name in ("README.md", "results.json", "rows.jsonl", "acceptance.png", "round.png"):
         assert (smoke / name).stat().st_size > 0, name
@@ -247,11 +247,11 @@ def test_no_figure_is_nan_in_json():
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["speed"], "heads, light, workloads, scaling, peers, serving, regeneration"),
+        (["speed"], "heads, light, workloads, scaling, peers, cpu-peers, serving, regeneration"),
         (["smoke", "--batches", "2"], "no such option; it has --pair"),
         (["cpu", "--pair", "70b"], "known: tiny, 100m, 8b"),
         (["scaling", "--contexts", "65536"], "the pair 100m has 32768 positions"),
-        (["cpu", "--rehearse"], "--rehearse is for the suite gpu"),
+        (["cpu", "--rehearse"], "--rehearse is for the suites gpu and cpu-peers"),
         (["cpu", "--redraw"], "run the suite first"),
     ],
 )

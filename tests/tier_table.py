@@ -83,6 +83,7 @@ TABLE = {
         ("list_coupling|more_siblings", FULL),
         ("every_drafter", FULL),
     ],
+    "test_cpu_peers.py": [("run_by_its_engine", FULL)],
     "test_decoder.py": [
         ("tree_are_those_of_each_path.*0|written_inside", DEFAULT),
         (

@@ -78,8 +78,7 @@ def _write_tokenizer(folder: Path) -> None:
 def _write_pair(beside: Path) -> None:
     """The configuration of target and draft model together, above the folders of both."""
     configs = {
-        name: json.loads((beside / name / CONFIG).read_text())
-        for name in ("target", "draft")
+        name: json.loads((beside / name / CONFIG).read_text()) for name in ("target", "draft")
     }
     both = configs["target"]
     for name in ("target", "draft"):
