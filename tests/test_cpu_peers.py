@@ -44,8 +44,9 @@ def kept(others, repetitions, **options):
     return load.in_turn(calls, repetitions=repetitions, **options)
 
 
-def test_turns_in_which_others_ran_are_measured_again():
-    seconds, disturbed = kept([0, 0.9, 0, 0.2, 0.01], 3)
+def test_turns_in_which_others_ran_are_measured_again_once_the_machine_is_quiet():
+    turn, probe = [0], [0]
+    seconds, disturbed = kept([*turn, 0.9, 0.5, *probe, *turn, 0.2, *probe, 0.01], 3)
     assert seconds["a"].tolist() == [0, 2, 4] and disturbed == 2
     assert seconds["b"].tolist() == [-1, -1, -1]
 
@@ -53,6 +54,8 @@ def test_turns_in_which_others_ran_are_measured_again():
 def test_a_machine_that_is_never_quiet_is_given_up_with_the_load_that_was_seen():
     with pytest.raises(load.DisturbedError, match=r"others used 0\.50 cores.*end other programs"):
         kept([0.5] * 100, 2, patience=3)
+    with pytest.raises(load.DisturbedError, match=r"21 of 21 turns, the last with 0\.40 cores"):
+        kept([0.4, 0.0] * 100, 2)
 
 
 def test_without_a_reading_every_turn_is_kept():

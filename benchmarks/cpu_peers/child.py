@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -21,6 +22,7 @@ from .engine import ADAPTERS, Engine, Setting
 
 def main() -> None:
     """Serves commands until the input ends; the first line is the setting."""
+    _end_with_parent()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     first = json.loads(sys.stdin.readline())
@@ -44,6 +46,14 @@ def main() -> None:
         except Exception as error:
             answer = _failure(error)
         answers.write(json.dumps(answer) + "\n")
+
+
+def _end_with_parent() -> None:
+    """A process that is stopped would outlive a parent that was killed."""
+    import ctypes
+
+    set_death_signal = 1  # PR_SET_PDEATHSIG of Linux
+    ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
 
 
 def _failure(error: Exception) -> dict:

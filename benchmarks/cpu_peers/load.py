@@ -18,6 +18,8 @@ import numpy as np
 PROC = Path("/proc")
 ALLOWED = 0.05  # cores that others may use: the system's own upkeep
 TICKS = 2  # by which a reading may be wrong, whatever the time
+PATIENCE, PAUSE = 300, 2.0  # how often, and how long, a quiet moment is waited for
+DISTURBED = 10  # turns in which others ran, for each kept one, before a row is given up
 IDLE = ("idle", "iowait", "guest", "guest_nice")  # guests are counted in user and nice
 FIELDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 
@@ -65,13 +67,35 @@ def is_quiet(before: Reading, after: Reading) -> bool:
     return others(before, after) * seconds <= ALLOWED * seconds + error
 
 
+def wait_until_quiet(
+    reading: Callable[[], Reading], patience: int = PATIENCE, pause: float = PAUSE
+) -> None:
+    """Waits until nothing else runs for ``pause`` seconds.
+
+    Raises:
+      DisturbedError: that did not happen ``patience`` times.
+    """
+    seen = []
+    for _ in range(patience):
+        before = reading()
+        time.sleep(pause)
+        after = reading()
+        if is_quiet(before, after):
+            return
+        seen.append(others(before, after))
+    raise DisturbedError(
+        f"others used {np.median(seen):.2f} cores in the median of {patience} times {pause:g} "
+        "seconds: end other programs, and run the same command again"
+    )
+
+
 def in_turn(
-    calls: Mapping[str, Callable[[], float | None]],
+    calls: Mapping[str, Callable[[], float]],
     *,
     repetitions: int,
     reading: Callable[[], Reading] | None,
-    patience: int = 10,
-    pause: float = 1.0,
+    patience: int = PATIENCE,
+    pause: float = PAUSE,
 ) -> tuple[dict[str, np.ndarray], int]:
     """Runs calls in turn and keeps the turns in which nothing else ran.
 
@@ -81,29 +105,29 @@ def in_turn(
       calls: functions that return seconds.
       repetitions: the number of turns to keep.
       reading: makes a ``Reading`` of the measured processes; None: every turn is kept.
-      patience: disturbed turns for each kept one, after which the measurement is given up.
-      pause: seconds to wait after a disturbed turn.
+      patience, pause: see ``wait_until_quiet``, which follows every disturbed turn.
 
     Returns:
       the seconds by name, float64 ``[repetitions]``, and the number of disturbed turns.
 
     Raises:
-      DisturbedError: too many turns were disturbed.
+      DisturbedError: others ran all the time, or in more than ``DISTURBED`` turns for each kept
+        one.
     """
     names, kept, disturbed = list(calls), [], 0
     while len(kept) < repetitions:
         first = len(kept) % len(names)
         before = reading() if reading else None
         turn = {name: calls[name]() for name in names[first:] + names[:first]}
-        after = reading() if reading else None
-        if before is None or is_quiet(before, after):
+        if reading is None or before is None or is_quiet(before, after := reading()):
             kept.append(turn)
             continue
         disturbed += 1
-        if disturbed > patience * repetitions:
+        if disturbed > DISTURBED * repetitions:
             raise DisturbedError(
-                f"others used {others(before, after):.2f} cores, and disturbed {disturbed} turns "
-                f"of {disturbed + len(kept)}: end other programs, and run the same command again"
+                f"others disturbed {disturbed} of {disturbed + len(kept)} turns, the last with "
+                f"{others(before, after):.2f} cores: end other programs, and run the same command "
+                "again"
             )
-        time.sleep(pause)
+        wait_until_quiet(reading, patience, pause)
     return {name: np.asarray([turn[name] for turn in kept]) for name in names}, disturbed

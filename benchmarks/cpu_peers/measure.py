@@ -142,6 +142,8 @@ class _Run:
         pids = [os.getpid(), *(child.pid for child in children.values())]
         self.read = functools.partial(load.read, pids) if quiet else None
         self.disturbed, self.against = 0, {}
+        if self.read is not None:
+            load.wait_until_quiet(self.read)
 
     def _seconds(self, calls):
         for call in calls.values():
