@@ -56,8 +56,9 @@ class LlamaCpp:
         )
         stored = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
         self.scheme = f"{stored[setting.precision]}, cache in {'float32' if full else 'float16'}"
-        info = llama_cpp.llama_print_system_info().decode()
-        self.scheme += f"; {' '.join(info.split())}"
+        parts = llama_cpp.llama_print_system_info().decode().replace(":", "|").split("|")
+        used = [part.split("=")[0].strip() for part in parts if part.strip().endswith("= 1")]
+        self.scheme += f"; built with {', '.join(used)}"
 
     def generate(self, method, prompt, new, num_draft):
         drafts = self._drafts(method, num_draft)
@@ -66,8 +67,7 @@ class LlamaCpp:
         text.append(int(target.read(text)[-1]))
         if method == "draft":
             self.draft.cut(0)
-            if new > 1:
-                self.draft.read(text[:-1])
+            self.draft.read(text[:-1])
         rounds, end = 1, len(prompt) + new
         while len(text) < end:
             guess = drafts(text)[: end - len(text) - 1]
@@ -134,16 +134,21 @@ class _Context:
         vocab = library.llama_model_get_vocab(self.model)
         self.vocab_size = library.llama_vocab_n_tokens(vocab)
         self.batch = library.llama_batch_init(options.n_ctx, 0, 1)
+        for i in range(options.n_ctx):
+            self.batch.n_seq_id[i], self.batch.seq_id[i][0] = 1, 0
+        arrays = self.batch.token, self.batch.pos, self.batch.logits
+        self.tokens, self.places, self.asked = (
+            np.ctypeslib.as_array(array, (options.n_ctx,)) for array in arrays
+        )
 
     def read(self, tokens, every: bool = False) -> np.ndarray:
         """Appends tokens; returns the most likely token after the last, or after every one."""
-        batch, count = self.batch, len(tokens)
-        batch.n_tokens = count
-        for i, token in enumerate(tokens):
-            batch.token[i], batch.pos[i] = token, self.length + i
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
-            batch.logits[i] = every or i == count - 1
-        failed = self.library.llama_decode(self.context, batch)
+        self.batch.n_tokens = count = len(tokens)
+        self.tokens[:count] = tokens
+        self.places[:count] = np.arange(self.length, self.length + count)
+        self.asked[:count] = every
+        self.asked[count - 1] = 1
+        failed = self.library.llama_decode(self.context, self.batch)
         if failed:
             raise RuntimeError(f"llama_decode returned {failed} for {count} tokens")
         self.length += count
