@@ -5,19 +5,22 @@ import itertools
 import os
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from benchmarks import pairs, peers, runner, suites
 from benchmarks.cpu_peers import engine, load, measure
 from benchmarks.cpu_peers.children import Child
 from benchmarks.cpu_peers.gguf_file import four_bits
-from benchmarks.cpu_peers.weights import integers
+from benchmarks.cpu_peers.weights import integers, quantization
 from benchmarks.rows import Bench
 from benchmarks.tables import cpu_peers as table
-from specjax.kernels.quantized import Quantized, pack
+from specjax.kernels.quantized import Quantized, is_quantized, pack, widen
 from specjax.models import save_pretrained
+from specjax.models.quantize import encode
 
 NAMED = SimpleNamespace(
     target=SimpleNamespace(fingerprint="a"), draft=SimpleNamespace(fingerprint="b")
@@ -206,3 +209,56 @@ def test_a_precision_gives_text_or_a_reason_run_by_its_engine(name, precision, t
         assert precision in str(error) or f"{precision[3:]} bits" in str(error)
         return
     assert {len(x["tokens"]) for x in texts.values()} == {24}
+
+
+def widened(lm, precision):
+    """The float model whose weights are the numbers for which the quantized ones stand."""
+    flat = []
+    for path, param in nnx.to_flat_state(lm.params):
+        name, value = ".".join(map(str, path)), param.get_value()
+        held = encode(name, value, quantization(precision, lm.config), jnp.float32)
+        flat.append((path, param.replace(widen(held) if is_quantized(held) else held)))
+    return nnx.from_flat_state(flat)
+
+
+@pytest.mark.parametrize("precision", engine.PRECISIONS)
+def test_openvinos_file_holds_our_numbers_run_by_its_engine(precision, tmp_path):
+    openvino = pytest.importorskip("openvino")
+    from benchmarks.cpu_peers import openvino_ir
+
+    lm, ids = tiny().target, np.arange(5, 29)[None]
+    openvino_ir.write(lm, precision, tmp_path / "model.xml")
+    exact = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+    exact["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = "0"
+    model = openvino.Core().compile_model(str(tmp_path / "model.xml"), "CPU", exact)
+    places, mask = np.arange(24)[None], np.ones((1, 24), np.int64)
+    found = model([ids, mask, places, np.zeros(1, np.int32)])["logits"]
+    if precision in ("int8", "int4"):
+        params = widened(lm, precision)
+    else:
+        params = jax.tree.map(lambda x: x.astype(precision).astype(jnp.float32), lm.params)
+    ours = nnx.merge(pairs.graph_definition(lm.config), params)(jnp.asarray(ids))
+    np.testing.assert_allclose(found, ours, atol=2e-3)
+
+
+@pytest.mark.parametrize("precision", engine.PRECISIONS)
+def test_the_gguf_file_holds_our_numbers_run_by_its_engine(precision, tmp_path):
+    gguf = pytest.importorskip("gguf")
+    from benchmarks.cpu_peers import gguf_file
+
+    lm = tiny().target
+    gguf_file.write(lm, precision, tmp_path / "model.gguf")
+    stored = {t.name: t for t in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
+    assert len(stored) == 2 + 9 * lm.config.num_layers
+    float_model = lm.params if precision != "int4" else widened(lm, "int4")
+    tolerance = {"float32": 0, "bfloat16": 1e-2, "int8": 1e-2, "int4": 1e-2}[precision]
+    for name, path in (
+        ("token_embd.weight", ("embedding",)),
+        ("blk.2.ffn_down.weight", ("blocks", 2, "mlp", "down", "weight")),
+        ("blk.3.attn_v.weight", ("blocks", 3, "attention", "v", "weight")),
+        ("blk.1.attn_norm.weight", ("blocks", 1, "attention_norm", "weight")),
+    ):
+        found = gguf.quants.dequantize(stored[name].data, stored[name].tensor_type)
+        ours = np.asarray(dict(nnx.to_flat_state(float_model))[path].get_value())
+        largest = np.max(np.abs(ours))
+        np.testing.assert_allclose(found, ours, atol=tolerance * largest, rtol=0)

@@ -36,7 +36,8 @@ def write(lm: LM, precision: str, file: Path) -> None:
     import openvino as ov
 
     check_llama(lm.config)
-    ov.save_model(_Graph(lm, precision).model(), str(file), compress_to_fp16=False)
+    graph = _Graph(lm, precision)
+    ov.save_model(graph.model(), str(file), compress_to_fp16=False)
 
 
 def write_tokenizer(file: Path) -> None:
@@ -75,7 +76,7 @@ class _Graph:
             node.output(0).set_names({name})
         shape = ops.shape_of(self.inputs["input_ids"], "i64")
         self.batch = ops.gather(shape, _ints(ops, [0]), _ints(ops, 0))
-        self.sinks = []
+        self.sinks, self.kept = [], []
 
     def model(self):
         """The whole model."""
@@ -109,6 +110,7 @@ class _Graph:
         pairs = values.astype(np.uint8).reshape(-1, 2) & 15  # the first of two in the low bits
         packed = pairs[:, 0] | pairs[:, 1] << 4
         shape = [*scale.shape, values.shape[1] // scale.shape[1]]
+        self.kept.append(packed)  # a constant of a tensor is a view, until the model is written
         held = self.ov.Tensor(packed, self.ov.Shape(shape), self.ov.Type.i4)
         wide = ops.multiply(ops.convert(ops.constant(held), "f32"), ops.constant(scale[..., None]))
         return ops.reshape(wide, _ints(ops, values.shape), False)
