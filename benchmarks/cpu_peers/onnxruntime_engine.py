@@ -105,7 +105,8 @@ class OnnxRuntime:
 
         self.library, self.setting = onnxruntime_genai, setting
         self.folder = Path(setting.prepared)
-        # some id must end texts: the last one, or one before it if a text holds it
+        # some id must end texts, before it is emitted: the last one, or one before it if the
+        # model says it
         config = json.loads((self.folder / "target" / CONFIG).read_text())
         self.end = config["model"]["vocab_size"] - 1
         self._model("target")
@@ -137,7 +138,7 @@ class OnnxRuntime:
 
     def generate(self, method, prompt, new, num_draft):
         tokens, rounds = self._generate(method, prompt, new, num_draft)
-        while self.end in tokens:  # in the first run of a text, which is not timed
+        while len(tokens) < new:  # in the first run of a text, which is not timed
             self.end -= 1
             self._model.cache_clear()
             tokens, rounds = self._generate(method, prompt, new, num_draft)
@@ -155,7 +156,8 @@ class OnnxRuntime:
         if method == "plain":
             return tokens, new
         stats = generator.get_speculative_stats()
-        return tokens, new - int(stats["draft_tokens_accepted"])
+        emitted = new + int(stats["tokens_buffered"])
+        return tokens, emitted - int(stats["draft_tokens_accepted"])
 
     def pass_seconds(self, nodes, length):
         generator = self._generator("plain", length + nodes + 1, 0)
