@@ -33,6 +33,7 @@ class Setting:
       precision: one of ``PRECISIONS``.
       threads: the number of threads.
       longest: the tokens of the longest request, prompt and new tokens together.
+      method: the method that is loaded at once; others may load more when they are first used.
     """
 
     folders: tuple[str, str]
@@ -40,6 +41,7 @@ class Setting:
     precision: str
     threads: int
     longest: int
+    method: str = "plain"
 
 
 class Engine(Protocol):

@@ -75,24 +75,25 @@ def cpu_peers(
         raise MissingPeerError("; ".join(f"{name}: {why}" for name, why in lacking.items()))
     threads = int(os.environ.get("NPROC", os.cpu_count() or 1))
     common = dict(precision=precision, threads=threads, longest=min(max(ends) + num_draft, limit))
+
+    def start(name, method):
+        folders = tuple(map(str, made.folders))
+        setting = Setting(folders, str(ready[name]), method=method, **common)
+        return Child(name, setting, bench.cache / f"cpu-peers-{ADAPTERS[name].module}.log")
+
+    alone = {name: _alone(start(name, "draft"), requests[0], new, num_draft) for name in ready}
     with contextlib.ExitStack() as stack:
-        children = {}
-        for name, folder in ready.items():
-            setting = Setting(tuple(map(str, made.folders)), str(folder), **common)
-            log = bench.cache / f"cpu-peers-{ADAPTERS[name].module}.log"
-            children[name] = stack.enter_context(Child(name, setting, log))
+        children = {name: stack.enter_context(start(name, "plain")) for name in ready}
         run = _Run(children, repetitions, quiet)
         found = {
             name: {k: child.started[k] for k in ("scheme", "version")}
-            | {"load_seconds": child.started["seconds"], "methods": {}}
+            | {**alone[name], "methods": {}}
             for name, child in children.items()
         }
         texts = run.texts(found, requests, new, num_draft)
-        memory = {name: child.ask(do="memory") for name, child in children.items()}
         run.reading(found, [pairs.prompts(made.target.config, 1, n)[0] for n in lengths])
         run.passes(found, nodes, min(BEFORE, limit - max(nodes)))
     for name, figures in found.items():
-        figures["memory"] = memory[name]
         for method, own in figures["methods"].items():
             own["same_as_ours"] = same_text(texts[OURS, "plain"], texts[name, method])
             own["same_as_plain"] = same_text(texts[name, "plain"], texts[name, method])
@@ -106,6 +107,13 @@ def cpu_peers(
         "disturbed": run.disturbed,
         "quiet": quiet,
     }
+
+
+def _alone(child: Child, prompt: np.ndarray, new: int, num_draft: int) -> dict:
+    """Seconds to load target and draft model, and memory after a request with both."""
+    with child:
+        child.ask(do="text", method="draft", prompt=prompt.tolist(), new=new, num_draft=num_draft)
+        return {"load_seconds": child.started["seconds"], "memory": child.ask(do="memory")}
 
 
 def _requests(made: pairs.Pair, count: int, context: int) -> list[np.ndarray]:

@@ -109,9 +109,13 @@ class OnnxRuntime:
         # model says it
         config = json.loads((self.folder / "target" / CONFIG).read_text())
         self.end = config["model"]["vocab_size"] - 1
-        self._model("target")
+        self._model(self._needed(setting.method))
         kind = {"float32": "float32", "int8": "8 bits", "int4": "4 bits"}[setting.precision]
         self.scheme = f"weights in {kind} by its own builder, cache in float32"
+
+    @staticmethod
+    def _needed(method: str) -> str:
+        return "pair" if method == "draft" else "target"
 
     @functools.cache  # noqa: B019 - the engine lives as long as its process
     def _model(self, name: str):
@@ -127,7 +131,7 @@ class OnnxRuntime:
 
     def _generator(self, method, length, num_draft):
         library = self.library
-        model = self._model("pair" if method == "draft" else "target")
+        model = self._model(self._needed(method))
         options = library.GeneratorParams(model)
         options.set_search_options(max_length=length, do_sample=False)
         if method == "draft":

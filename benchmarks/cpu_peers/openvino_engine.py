@@ -65,7 +65,7 @@ class OpenVino:
         }
         folder = Path(setting.prepared)
         self.target, self.draft = (str(folder / name) for name in ("target", "draft"))
-        self._pipeline("plain")
+        self._pipeline(setting.method)
         shown = COMPUTED[setting.precision] or {"computed": "by default", "cache": "by default"}
         self.scheme = ", ".join(f"{k} {v}" for k, v in shown.items())
 
