@@ -65,6 +65,9 @@ def cpu_peers(
       DisturbedError: other programs ran all the time.
       EngineError: an engine failed.
     """
+    absent = {name: _absence(name) for name in engines if ADAPTERS[name].missing}
+    if len(absent) == len(engines):
+        raise MissingPeerError("; ".join(f"{name}: {why}" for name, why in absent.items()))
     made = bench.pair(pair, agreement)
     requests = _requests(made, prompts, context)
     limit = made.target.config.context_length
@@ -129,8 +132,8 @@ def _prepared(bench, made: pairs.Pair, precision: str, engines: Sequence[str]):
     ready, lacking = {}, {}
     for name in dict.fromkeys(engines):
         adapter = ADAPTERS[name]
-        if missing := adapter.missing:
-            lacking[name] = f"{', '.join(missing)} not installed: {adapter.install}"
+        if adapter.missing:
+            lacking[name] = _absence(name)
             continue
         folder = bench.cache / "cpu-peers" / mark / adapter.module / precision
         try:
@@ -140,6 +143,11 @@ def _prepared(bench, made: pairs.Pair, precision: str, engines: Sequence[str]):
             continue
         ready[name] = folder
     return ready, lacking
+
+
+def _absence(name: str) -> str:
+    adapter = ADAPTERS[name]
+    return f"{', '.join(adapter.missing)} not installed: {adapter.install}"
 
 
 class _Run:
