@@ -55,7 +55,8 @@ class LlamaCpp:
             for name in ("target", "draft")
         )
         stored = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
-        self.scheme = f"{stored[setting.precision]}, cache in {'float32' if full else 'float16'}"
+        cache = "float32, without flash attention" if full else "float16"
+        self.scheme = f"{stored[setting.precision]}, cache in {cache}"
         parts = llama_cpp.llama_print_system_info().decode().replace(":", "|").split("|")
         used = [part.split("=")[0].strip() for part in parts if part.strip().endswith("= 1")]
         self.scheme += f"; built with {', '.join(used)}"
@@ -127,6 +128,8 @@ class _Context:
         options.n_threads = options.n_threads_batch = setting.threads
         options.type_k = options.type_v = kind
         options.no_perf = True
+        if setting.precision == "float32":  # flash attention rounds to float16
+            options.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self.context = library.llama_init_from_model(self.model, options)
         if self.context is None:
             raise RuntimeError(f"llama.cpp makes no context for {file}")
