@@ -196,7 +196,8 @@ def test_a_peer_emits_our_tokens_and_others_of_changed_weights_run_by_its_engine
 
     texts = said(name, tmp_path / "same")
     assert {m: same(texts, m) for m in texts} == dict.fromkeys(texts, 1.0)
-    assert texts["draft"]["rounds"] in (ours["draft"]["rounds"], None)
+    # peers read the prompt by a pass that emits one token, and ours begins with a round
+    assert texts["draft"]["rounds"] - ours["draft"]["rounds"] in (0, 1)
     assert same(said(name, tmp_path / "changed", change=3.0), "plain") < 1
 
 

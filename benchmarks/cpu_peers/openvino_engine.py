@@ -96,16 +96,8 @@ class OpenVino:
         tensor = self.openvino.Tensor
         inputs = self.genai.TokenizedInputs(tensor(ids), tensor(np.ones_like(ids)))
         out = self._pipeline(method).generate(inputs, config)
-        tokens = np.asarray(out.tokens[0], np.int32)[:new]
-        return tokens, self._rounds(method, out, new)
-
-    def _rounds(self, method, out, new):
-        if method == "plain":
-            return new
-        metrics = getattr(out, "extended_perf_metrics", None)
-        if metrics is None or not hasattr(metrics, "get_num_accepted_tokens"):
-            return None
-        return new - metrics.get_num_accepted_tokens()
+        passes = out.perf_metrics.raw_metrics.m_batch_sizes  # the tokens that each one emitted
+        return np.asarray(out.tokens[0], np.int32)[:new], len(passes)
 
     @functools.cached_property
     def _model(self):
