@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 
 from specjax.kernels.quantized import Quantized
@@ -100,7 +101,8 @@ class _Graph:
         if isinstance(weight, Quantized):
             return self.quantized(weight)
         if self.precision == "bfloat16":
-            return ops.convert(ops.constant(weight, dtype=self.ov.Type.bf16), "f32")
+            rounded = np.asarray(weight, jnp.bfloat16).view(np.uint16)  # OpenVINO would cut it
+            return ops.convert(self.constant(rounded, rounded.shape, self.ov.Type.bf16), "f32")
         return ops.constant(weight)
 
     def quantized(self, weight: Quantized):
@@ -110,10 +112,14 @@ class _Graph:
         pairs = values.astype(np.uint8).reshape(-1, 2) & 15  # the first of two in the low bits
         packed = pairs[:, 0] | pairs[:, 1] << 4
         shape = [*scale.shape, values.shape[1] // scale.shape[1]]
-        self.kept.append(packed)  # a constant of a tensor is a view, until the model is written
-        held = self.ov.Tensor(packed, self.ov.Shape(shape), self.ov.Type.i4)
-        wide = ops.multiply(ops.convert(ops.constant(held), "f32"), ops.constant(scale[..., None]))
+        held = self.constant(packed, shape, self.ov.Type.i4)
+        wide = ops.multiply(ops.convert(held, "f32"), ops.constant(scale[..., None]))
         return ops.reshape(wide, _ints(ops, values.shape), False)
+
+    def constant(self, bits: np.ndarray, shape, kind):
+        """A constant of a type that NumPy lacks."""
+        self.kept.append(bits)  # the constant is a view, until the model is written
+        return self.ops.constant(self.ov.Tensor(bits, self.ov.Shape(list(shape)), kind))
 
     def norm(self, name: str, x):
         ops = self.ops
