@@ -35,6 +35,7 @@ from specjax.drafters.dspark import DSpark, DSparkConfig
 from specjax.drafters.eagle import Eagle, EagleConfig
 from specjax.drafters.eagle3 import Eagle3, Eagle3Config
 from specjax.drafters.hydra import Hydra, HydraConfig
+from specjax.drafters.kangaroo import Kangaroo, KangarooConfig
 from specjax.drafters.medusa import Medusa, MedusaConfig
 from specjax.drafters.mtp import MTP, MTPConfig
 from specjax.drafters.mtp_heads import MTPHeadsConfig, ParallelHeads
@@ -145,7 +146,11 @@ def cases(model, params, near=None, other=None):
     def parallel(hidden_size, vocab_size):
         return MTPHeadsConfig(layers=layers)
 
+    def kangaroo(hidden_size, vocab_size):
+        return KangarooConfig(layer=layer)
+
     words = dict(vocab_size=model.vocab_size)
+    unsure = functools.partial(Kangaroo, threshold=0.45)
     prefixed = functools.partial(SpeculatorConfig, prefix=layer, **LSTM)
     top = functools.partial(Eagle3, layers=(1,))  # the toy has only one layer
     once = functools.partial(PEagle, layers=(1,))
@@ -310,6 +315,13 @@ def cases(model, params, near=None, other=None):
         "mtp distinct": head(MTP, modules, (-1, 0, 0, 1), normed_output=True),
         "mtp heads": head(ParallelHeads, parallel, (-1, 0, 0, 1), layer=1),
         "pass": head(PaSS, PaSSConfig, (-1, 0, 0, 1), ("rejection",), picks="iid", num_heads=2),
+        "kangaroo": head(
+            unsure, kangaroo, (-1, 0, 1, 2), ("rejection", "block"), picks="iid", layer=1
+        ),
+        "kangaroo tree": head(unsure, kangaroo, TREE, ("rejection",), picks="distinct", layer=1),
+        "adaptive kangaroo": adaptive(
+            head(unsure, kangaroo, trees.Expand(2, 3, 5), rules=(), layer=1)
+        ),
         "redrafter": head(ReDrafter, ReDrafterConfig, trees.Beams(2, 2), **WIDE),
         "adaptive redrafter": adaptive(
             head(ReDrafter, ReDrafterConfig, trees.Beams(2, 3), recurrent=False, **WIDE)

@@ -28,7 +28,7 @@ from specjax import Sampling
 from specjax.decoding.inputs import prepare_inputs
 from specjax.decoding.state import result
 from specjax.drafters import NGram
-from specjax.drafters.feature import FeatureDrafter
+from specjax.drafters.feature_cache import FeatureReader
 from specjax.drafters.heads import HeadDrafter
 from specjax.types import Context, Segment
 
@@ -177,7 +177,7 @@ def test_after_any_number_of_rounds_the_cache_is_that_of_a_fresh_pass(name):
             if hasattr(expected, "feature"):
                 np.testing.assert_allclose(state.drafter_state.feature, expected.feature, atol=1e-5)
             learned = state.drafter_state
-            if isinstance(drafter, FeatureDrafter):  # what is pending is read; later stages lag
+            if isinstance(drafter, FeatureReader):  # what is pending is read; later stages lag
                 learned = settled(drafter, params, learned, state)
                 expected = settled(drafter, params, expected, state)
                 behind = state.length[:, None] - drafter.num_stages

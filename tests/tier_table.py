@@ -71,9 +71,7 @@ TABLE = {
         (r"every_check\[(eagle3|tree)", FULL),
         (r"every_check\[(draft|ngram)", MERGE),
     ],
-    "test_cli.py": [
-        ("vllm|num_draft_is|compare|without_noise|ctrl_c", MERGE),
-    ],
+    "test_cli.py": [("vllm|num_draft_is|compare|without_noise|ctrl_c", MERGE)],
     "test_cli_prompts.py": [("plan_prints", MERGE), ("tree_counts|built_in_prompt", FULL)],
     "test_coupled.py": [
         (r"adaptive eagle3|alone|every_drafter.*\[(hybrid draft|mtp)", FULL),
@@ -114,8 +112,7 @@ TABLE = {
             FULL,
         ),
         (r"\[(fallback trees|table model table|union with recycling|merged chains)\]", FULL),
-        (r"\[((hybrid|adaptive) )?cascade", FULL),
-        (r"\[(speculator|hydra) prefix distinct\]", FULL),
+        (r"\[((hybrid|adaptive) )?cascade|\[(speculator|hydra) prefix distinct|kangaroo", FULL),
         (EVERYTHING, MERGE),
     ],
     "test_drafter_registry.py": [("saved_loaded_and_named|ones_own_are_lossless", MERGE)],
@@ -133,10 +130,7 @@ TABLE = {
         (EVERYTHING, FULL),
     ],
     "test_feature_formats.py": [("named|not_written|refused", MERGE), (EVERYTHING, FULL)],
-    "test_feature_generations.py": [
-        (r"a_generation.*\[eagle3\]", MERGE),
-        (EVERYTHING, FULL),
-    ],
+    "test_feature_generations.py": [(r"a_generation.*\[eagle3\]", MERGE), (EVERYTHING, FULL)],
     "test_greedy.py": [
         (r"\[probed draft\]", FULL),
         (rf"token_for_token.*\[({COVER})\]", DEFAULT),
@@ -147,7 +141,7 @@ TABLE = {
             r"token_for_token.*\[(adaptive (?!ngram)|(hybrid|fallback) (mtp|spec|rec|look)"
             "|tables? (model|before)|union with|merged chains|self (expanded|stop)"
             "|hybrid (self|tli)|tli tree|draft expanded by|lookahead (text|pairs)|suffix and"
-            "|mtp distinct|unsure self|unsure draft exp|speculator prefix)",
+            "|mtp distinct|unsure self|unsure draft exp|speculator prefix|kangaroo tree)",
             FULL,
         ),
         (r"token_for_token.*\[(hybrid cascade|cascade |pass\])", FULL),
@@ -166,6 +160,7 @@ TABLE = {
         (r"any_copies.*(mtp|adaptive|hybrid draft)|score_is_high|row_copies", FULL),
         (EVERYTHING, MERGE),
     ],
+    "test_kangaroo.py": [("refused|is_saved", DEFAULT), ("greedy_text", FULL), (EVERYTHING, MERGE)],
     "test_laws.py": [
         ("fault|refused|admits", DEFAULT),
         (r"contrastive|is_a_law|\[draft-rejection\]", FULL),
@@ -391,6 +386,7 @@ TABLE = {
     "train/test_probe_recipe.py": [("one_draft_model", MERGE), (EVERYTHING, FULL)],
     "train/test_report.py": MERGE,
     "train/test_early_exit.py": [("dropout_and_exits|dropped", FULL), (EVERYTHING, MERGE)],
+    "train/test_kangaroo_recipe.py": [("refused", MERGE), (EVERYTHING, FULL)],
     "train/test_embedded.py": [("the_heads_are", MERGE)],
     "train/test_unroll.py": [
         ("fault", DEFAULT),

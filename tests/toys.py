@@ -73,7 +73,7 @@ class BagPart(SubNetwork):
     whole: Readable
     hands_over: bool
 
-    def verify(self, params, cache, draft, *, since=0, entries=None, logits=True):
+    def verify(self, params, cache, draft, *, features=(), since=0, entries=None, logits=True):
         own, state = (None, None) if entries is None else entries
         scores = Bag.verify(
             self.whole, params, cache, draft, features=(1,), since=since, entries=own
@@ -81,7 +81,8 @@ class BagPart(SubNetwork):
         fresh = scores.features
         said = (fresh / (1 + jnp.abs(fresh))) @ params["out"] if logits else None
         state = fresh if state is None else jnp.concatenate([state, fresh], axis=1)
-        return Scores(logits=said, features=None, entries=(scores.entries, state))
+        asked = _asked(fresh, features)
+        return Scores(logits=said, features=asked, entries=(scores.entries, state))
 
 
 def own_params(params):

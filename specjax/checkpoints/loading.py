@@ -15,7 +15,7 @@ from ..models.lm import LM
 from ..models.model_folder import fingerprint, folder_of, name_of
 from ..trees.topology import as_topology
 from ..types import Drafter, HeadTarget, PyTree
-from . import eagle
+from . import eagle, kangaroo
 from .formats import FORMATS
 from .weights import PICKLES, Tensors, listed
 
@@ -132,13 +132,14 @@ def says_heads(config: dict) -> bool:
 
 def holds_heads(name: str | os.PathLike, config: dict) -> bool:
     """Whether a folder or hub name holds heads rather than a model, both of which may have the same
-    ``model_type``. The config tells, except for EAGLE's, which reads like a model of one layer:
-    there the names of the tensors tell."""
+    ``model_type``. The config tells, except for EAGLE's and Kangaroo's, which read like a model of
+    one layer: there the names of the tensors tell."""
     if says_heads(config):
         return True
     if config.get("num_hidden_layers") != 1:
         return False
-    return eagle.matches(config, {*Tensors(folder_of(os.fspath(name), None, _HUB_FILES))})
+    names = {*Tensors(folder_of(os.fspath(name), None, _HUB_FILES))}
+    return eagle.matches(config, names) or kangaroo.matches(config, names)
 
 
 def _read(folder: Path, target: LM) -> tuple[Drafter, PyTree, str]:

@@ -53,18 +53,6 @@ class FeatureDrafter(FeatureReader):
         )
         return draft, state
 
-    def sync(self, params, target_params, state, context, *, before="prompt"):
-        if before == "draft":  # `draft_step` begins with this
-            return state
-        if before == "rest":
-            nothing = dataclasses.replace(context, width=jnp.int32(0))
-            return self._catch_up(params, target_params, state, nothing)[0]
-        state, _ = self._catch_up(params, target_params, state, context, every=True)
-        return dataclasses.replace(state, ran=None)
-
-    def beside(self, num_tokens):
-        return dataclasses.replace(self, others=max(self.others, num_tokens))
-
     def make_level(self, params, target_params, state, context, caught=None):
         """See ``HeadDrafter.make_level``; ``caught``: what ``_catch_up`` returned of this round."""
         head, batch = self.heads(params), len(context.length)

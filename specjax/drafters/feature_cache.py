@@ -5,6 +5,10 @@ A feature drafter reads *pairs*: pair ``i`` is the target's feature of token ``i
 cache, is ``i``, however long the text is: nothing is stretched beyond the context for which a head
 was trained. A window helps there (``layer.window``): distances stay those of training, and the
 cache of the layer stays as short as the window.
+
+Kangaroo reads the features without the tokens that follow: its entry ``i`` predicts token
+``i + 1``, so that the pending entries end before the root, which it reads as the first node of a
+draft.
 """
 
 from __future__ import annotations
@@ -127,6 +131,18 @@ class FeatureReader(HeadDrafter):
             tokens=jnp.zeros((batch, columns), jnp.int32),
             count=jnp.zeros((batch,), jnp.int32),
         )
+
+    def sync(self, params, target_params, state, context, *, before="prompt"):
+        if before == "draft":  # `draft_step` begins with `_catch_up`
+            return state
+        if before == "rest":
+            nothing = dataclasses.replace(context, width=jnp.int32(0))
+            return self._catch_up(params, target_params, state, nothing)[0]
+        state, _ = self._catch_up(params, target_params, state, context, every=True)
+        return dataclasses.replace(state, ran=None)
+
+    def beside(self, num_tokens):
+        return dataclasses.replace(self, others=max(self.others, num_tokens))
 
     def _catch_up(self, params, target_params, state, context, every: bool = False):
         """Reads what is pending, and commits it in rows that are not finished (``every``: in all).

@@ -384,5 +384,12 @@ for _entry in (
         formats=(".mtp_heads",),
         recipe=".mtp_heads",
     ),
+    Entry(
+        "kangaroo",
+        ".kangaroo:Kangaroo",
+        "what the target's own first layers and a small adapter predict",
+        formats=(".kangaroo",),
+        recipe=".kangaroo",
+    ),
 ):
     register(_entry)

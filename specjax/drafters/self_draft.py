@@ -34,16 +34,16 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from .. import trees
-from .._internal.optional import unset
+from .._internal.optional import required, unset
 from .._internal.pytree import filled, pytree_dataclass
 from ..decoding import contract_checks as checks
 from ..models.sub_network import skipped_sublayers
 from ..trees import expand
-from ..types import Draft, PartialPass, PyTree, SubNetwork, Target
+from ..types import PyTree, SubNetwork, Target
 from .confidence_stop import ConfidenceStop
+from .hand_over import hand_over, wanted_depth
 from .model_passes import ModelPassDrafter
 
 
@@ -131,15 +131,11 @@ class SelfDraft(ModelPassDrafter):
             entries, width = sure.entries, sure.offered
             state = dataclasses.replace(state, offered=width)
             draft = trees.limit_depth(draft, width)
-        if context.confidence is not None and draft.scored is not None:  # rows end early
-            ends = jnp.max(jnp.where(draft.scored, trees.depths(draft), 0), axis=1)
-            width = ends.astype(jnp.int32)
         if not part.hands_over or context.stop_drafting is not None:  # then others change the draft
             return draft, state
-        block, since, place = _lacking(self.topology, draft, width)
-        before = entries if since else None
-        entries = checked(block, since=since, entries=before, logits=False).entries
-        return dataclasses.replace(draft, partial=PartialPass(entries=entries, place=place)), state
+        width = wanted_depth(draft, context, width)
+        topology = required(self.topology, "topology")
+        return hand_over(checked, topology, draft, entries, width), state
 
 
 @pytree_dataclass
@@ -184,36 +180,3 @@ def _while_sure(level, threshold, live):
         return logits, Sure(entries=entries, logits=logits[:, 0], on=on, offered=offered)
 
     return step
-
-
-def _lacking(topology, draft: Draft, width):
-    """What the last pass reads: the nodes below which nothing was drafted.
-
-    Args:
-      topology: that was drafted.
-      width: the depth of the draft, int32 or int32 ``[B]``; None: that of the topology.
-
-    Returns:
-      the nodes that were gone on with and then those that are lacking, a draft; the number of the
-      former; and int32 ``[1 or B, N]``, where among them the nodes of ``draft`` are, or None.
-    """
-    count = draft.num_nodes
-    if not isinstance(topology, trees.Tree) or (width is not None and topology.depth < count - 1):
-        return dataclasses.replace(draft, law=None, laws=None), 0, None  # they differ by row
-    if width is not None:  # the last wanted node of a chain
-        index = jnp.arange(count, dtype=jnp.int32)[None]
-        last = jnp.minimum(width, count - 1).astype(jnp.int32)
-        last = jnp.broadcast_to(last, draft.start.shape)[:, None]
-        own = jnp.take_along_axis(draft.tokens, last, axis=1)
-        tokens = jnp.concatenate([draft.tokens[:, :-1], own], axis=1)
-        parent = jnp.where(index < count - 1, index, last) - 1
-        block = Draft(start=draft.start, tokens=tokens, parent=parent)
-        return block, count - 1, jnp.where(index < last, index, count - 1)
-    parents = np.asarray(topology.parents)
-    inner = np.unique(parents[1:])
-    order = np.concatenate([inner, np.setdiff1d(np.arange(count), inner)])
-    place = np.argsort(order)
-    above = (-1, *(int(n) for n in place[parents[order[1:]]]))
-    block = Draft(start=draft.start, tokens=draft.tokens[:, order], topology=above)
-    in_order = bool((place == np.arange(count)).all())
-    return block, len(inner), None if in_order else jnp.asarray(place, jnp.int32)[None]

@@ -113,8 +113,15 @@ class DecoderPart(SubNetwork):
     def hands_over(self) -> bool:
         return self.shared > 0
 
-    def verify(self, params, cache, draft: Draft, *, since=0, entries=None, logits=True) -> Scores:
+    def verify(
+        self, params, cache, draft: Draft, *, features=(), since=0, entries=None, logits=True
+    ) -> Scores:
         shared, without = self.shared, self.without
+        if max(features, default=0) > shared:
+            raise ValueError(
+                f"features={features}: this part computes the hidden states 0 to {shared} as the "
+                f"target does, and no later ones; ask for these, or take a later exit"
+            )
         if not logits:
             later = len(without) - shared
             without = without[:shared] + (EVERY_SUBLAYER,) * later
@@ -122,17 +129,19 @@ class DecoderPart(SubNetwork):
             params,
             cache,
             draft,
-            features=(shared,),
+            features=(*features, shared),
             since=since,
             entries=None if entries is None else entries.layers,
             logits=logits,
             without=without,
         )
-        states = scores.features
+        found = scores.features
+        split = found.shape[-1] // (len(features) + 1) * len(features)
+        asked, states = found[..., :split], found[..., split:]
         if entries is not None:
             states = jnp.concatenate([entries.states, states], axis=1)
         made = PartialEntries(layers=scores.entries, states=states, shared=shared)
-        return Scores(logits=scores.logits, features=None, entries=made)
+        return Scores(logits=scores.logits, features=asked if features else None, entries=made)
 
 
 def decoder_part(whole: RunsInPart, exit: int | None, skip) -> DecoderPart:

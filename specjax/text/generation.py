@@ -99,7 +99,7 @@ def generate(lm: LM, prompts: Prompts | None = None, *, options: Options) -> Gen
           part of the target's own layers (see ``drafters.SelfDraft``).
         - The name of heads that belong to the target: ``"eagle"``, ``"eagle3"``, ``"p-eagle"``,
           ``"mtp"``, ``"mtp_heads"``, ``"medusa"``, ``"hydra"``, ``"blockwise"``,
-          ``"speculator"``, ``"redrafter"``, ``"block"`` (or ``"dflash"``).
+          ``"speculator"``, ``"redrafter"``, ``"block"`` (or ``"dflash"``), ``"kangaroo"``.
         - The folder or hub name of a draft model or of heads. ``"tli:NAME"`` or ``"slem:NAME"``: a
           draft model with another tokenizer (see ``text.translated``).
         - ``"ngram+NAME"``, ``"suffix+NAME"`` or ``"sam+NAME"``: copies where the text so far has a

@@ -167,6 +167,7 @@ class SubNetwork(abc.ABC):
         cache: PyTree,
         draft: Draft,
         *,
+        features: tuple[int, ...] = (),
         since: int = 0,
         entries: PyTree = None,
         logits: bool = True,
@@ -176,11 +177,18 @@ class SubNetwork(abc.ABC):
         Args:
           params: the weights of the target.
           cache: of the target; it is only read.
+          features: which hidden states are returned, counted as the target counts them; only those
+            that this part computes as the target does. Empty: none.
           logits: whether logits are needed; where False, only what the target's pass can take over
             is computed, and ``Scores.logits`` is None.
 
         Returns:
-          ``Scores`` without features, with the entries of ALL nodes, those of ``entries`` first.
+          ``Scores`` with the hidden states that were asked for, and with the entries of ALL nodes,
+          those of ``entries`` first.
+
+        Raises:
+          ValueError: while tracing: a hidden state that this part does not compute as the target
+            does.
         """
 
 

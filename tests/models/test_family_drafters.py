@@ -4,6 +4,7 @@ The models are the golden ones, whose windows the texts outgrow. The draft model
 family, with weights near the target's, so that its own cache has the family's windows too.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -17,6 +18,7 @@ import specjax
 from specjax import trees
 from specjax.drafters import Adaptive, DraftModel, NGram, Plain, SelfDraft
 from specjax.drafters.eagle3 import Eagle3, Eagle3Config, usual_layers
+from specjax.drafters.kangaroo import Kangaroo, KangarooConfig
 from specjax.drafters.medusa import Medusa, MedusaConfig
 from specjax.drafters.mtp import MTP, MTPConfig, module_layer
 from specjax.models import DecoderConfig, load_config, load_weights
@@ -63,6 +65,14 @@ def drafters(kind):
     adaptive = Adaptive(NGram(num_draft=2, shortest=1), widths=(0, 2))
     costs = np.asarray([1.0, 1.1], np.float32)
     skip = ("mlp.0", "attention.1")[: target.num_layers]  # one golden model has one layer
+    layer = dataclasses.replace(LAYER, hidden_size=target.hidden_size)
+    adapter = Kangaroo(
+        config=KangarooConfig(layer=layer),
+        target=target,
+        topology=trees.Tree(TREE),
+        layer=1,
+        threshold=0.1,
+    )
     return {
         "plain": (Plain(), None),
         "draft": (DraftModel(num_draft=2, model=target), near(params)),
@@ -71,6 +81,7 @@ def drafters(kind):
         "adaptive": (adaptive, {"inner": None, "costs": costs}),
         "exit": (SelfDraft(target=target, topology=trees.Tree(TREE), exit=1), None),
         "skip": (SelfDraft(num_draft=2, target=target, skip=skip), None),
+        "kangaroo": (adapter, heads(adapter)),
     }
 
 
@@ -169,6 +180,7 @@ def outputs(kind, drafter, weights):
 
 CASES_OF = [(k, name) for k in FAMILIES for name in ("plain", "tree", "ngram", "adaptive")]
 CASES_OF += [(k, name) for k in FAMILIES for name in ("exit", "skip")]
+CASES_OF += [(k, "kangaroo") for k, case in FAMILIES.items() if case != "deepseek_v2_lite"]
 # tokens that a round says at least, but for the first, where a row of one token has no hidden state
 # to read, and the last, which the budget may cut off
 READERS = {"medusa": 3, "eagle3": 2, "mtp": 2}
