@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import two_vocabularies
 from combinations import RASH, TREE, adaptive, combinations, fallback, hybrid
-from toys import TreeDrafter, bag, heads, like
+from toys import TreeDrafter, bag, decoder_weights, heads, like
 
 from specjax import trees
 from specjax.drafters import (
@@ -43,7 +43,7 @@ from specjax.drafters.pass_embeddings import PaSS, PaSSConfig
 from specjax.drafters.peagle import PEagle
 from specjax.drafters.redrafter import ReDrafter, ReDrafterConfig
 from specjax.drafters.speculator import Speculator, SpeculatorConfig
-from specjax.models import DecoderConfig
+from specjax.models import CausalLM, DecoderConfig
 
 ALL = ("rejection", "delta")
 CHAIN = ("rejection", "block", "delta")
@@ -125,6 +125,7 @@ def cases(model, params, near=None, other=None):
         max_positions=64,
     )
     layers = dataclasses.replace(layer, num_layers=2, qk_norm=True)
+    windowed = dataclasses.replace(layer, cache_window=3, sinks=1)
 
     def block(hidden_size, vocab_size):
         return BlockConfig(layers=layers, block_size=4, mask_token=0, target_layers=(1,))
@@ -175,6 +176,11 @@ def cases(model, params, near=None, other=None):
             DraftModel(model=model, topology=trees.Tree(TREE), sibling_sampling="hub"),
             near,
             ("rejection", "hub"),
+        ),
+        "windowed draft": (
+            DraftModel(num_draft=2, model=CausalLM(windowed, axis=None)),
+            functools.partial(decoder_weights, windowed),
+            CHAIN,
         ),
         "probed draft": (
             ProbedDraftModel(num_draft=3, model=model),

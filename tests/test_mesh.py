@@ -16,11 +16,11 @@ import specjax
 from specjax import Sampling, sharding
 from specjax.decoding import loop
 from specjax.decoding.inputs import prepare_inputs
-from specjax.drafters import Adaptive, DraftModel, NGram, Plain
+from specjax.drafters import Adaptive, DraftModel, NGram, Plain, SelfDraft
 from specjax.drafters.hydra import Hydra, HydraConfig
 from specjax.drafters.prefix import prefix_config
 from specjax.drafters.speculator import Speculator, SpeculatorConfig
-from specjax.models import placement, reading
+from specjax.models import placement, reading, windowed
 from specjax.models.causal_lm import CausalLM
 from specjax.models.config import DecoderConfig
 from specjax.models.decoder import Decoder
@@ -110,6 +110,11 @@ def real(name):
             DraftModel(num_draft=3, model=CausalLM(ODD, axis=None)),
             weights(ODD, 1),
         ),
+        "windowed draft": (
+            DraftModel(num_draft=3, model=windowed(CausalLM(DRAFT), 4, 1)),
+            weights(DRAFT, 1),
+        ),
+        "windowed self": (SelfDraft(3, target=CausalLM(CONFIG), window=4, sinks=1), None),
         "ngram": (NGram(num_draft=5, shortest=1), None),
         "adaptive": (Adaptive(draft), {"inner": weights(DRAFT, 1), "costs": costs}),
         "hydra": (hydra, heads(hydra)),
@@ -117,7 +122,8 @@ def real(name):
     }[name]
 
 
-ONCE = ("plain", "whole draft", "ngram", "adaptive", "hydra", "speculator")
+ONCE = ("plain", "whole draft", "windowed draft", "windowed self", "ngram", "adaptive", "hydra")
+ONCE += ("speculator",)
 REAL = [(m, "draft") for m in MESHES] + [(MESHES[0], name) for name in ONCE]
 
 

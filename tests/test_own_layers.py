@@ -94,7 +94,9 @@ def test_layers_of_another_target_are_refused(lm):
 # ------------------------------------------------------------------- the file
 
 
-@pytest.mark.parametrize("which", [dict(exit=2), dict(skip="attention.1,mlp.2")])
+@pytest.mark.parametrize(
+    "which", [dict(exit=2), dict(skip="attention.1,mlp.2"), dict(window=16, sinks=1)]
+)
 def test_a_choice_is_read_as_it_was_saved(lm, tmp_path, which):
     drafter = SelfDraft(num_draft=5, target=lm.target, **which)
     path = save_layers(drafter, lm, tmp_path, {"ratio": 1.5})

@@ -111,7 +111,7 @@ TABLE = {
             r"\[((hybrid|fallback) mtp|mtp distinct distinct|mtp heads iid|hybrid tli|tli tree)\]",
             FULL,
         ),
-        (r"\[(fallback trees|table model table|union with recycling|merged chains)\]", FULL),
+        (r"\[(fallback trees|table model table|union with recycling|merged chains|windowed)", FULL),
         (r"\[((hybrid|adaptive) )?cascade|\[(speculator|hydra) prefix distinct|kangaroo", FULL),
         (EVERYTHING, MERGE),
     ],
@@ -132,7 +132,7 @@ TABLE = {
     "test_feature_formats.py": [("named|not_written|refused", MERGE), (EVERYTHING, FULL)],
     "test_feature_generations.py": [(r"a_generation.*\[eagle3\]", MERGE), (EVERYTHING, FULL)],
     "test_greedy.py": [
-        (r"\[probed draft\]", FULL),
+        (r"\[(probed|windowed) draft\]|token_for_token.*\[(hybrid cascade|cascade |pass\])", FULL),
         (rf"token_for_token.*\[({COVER})\]", DEFAULT),
         (r"any_number.*\[(medusa|mtp)\]", DEFAULT),
         (r"any_number.*\[(union of draft models|silent)\]", MERGE),
@@ -144,7 +144,6 @@ TABLE = {
             "|mtp distinct|unsure self|unsure draft exp|speculator prefix|kangaroo tree)",
             FULL,
         ),
-        (r"token_for_token.*\[(hybrid cascade|cascade |pass\])", FULL),
         ("token_for_token", MERGE),
         (
             r"stream_commits|cut_within|last_slot|array_of_temp|penalty_and_bias|scan_and|longest",
@@ -287,6 +286,8 @@ TABLE = {
         ("generate_gives|own_stop|command", MERGE),
         (EVERYTHING, FULL),
     ],
+    "test_small_cache.py": [("cache_of_a", DEFAULT), (r"h\[d|_sinks_", MERGE), (EVERYTHING, FULL)],
+    "test_small_cache_names.py": [("named_so", MERGE)],
     "test_stepwise.py": [(r"1.0-(tree|draft|adaptive)", FULL), (r"1.0|adaptive|0.0-tree", MERGE)],
     "test_stopping.py": [
         ("refused|pieces|might_have", DEFAULT),

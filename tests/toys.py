@@ -10,6 +10,7 @@ from stranger import Bag
 
 from specjax import Context, Sampling, trees
 from specjax.drafters.base import ChainDrafter
+from specjax.models.decoder import abstract
 from specjax.sampling import drawing
 from specjax.types import Draft, HeadTarget, Scores, SubNetwork, Target, Verdict
 
@@ -146,6 +147,17 @@ def heads(drafter, seed=2):
         if jnp.issubdtype(x.dtype, jnp.integer):  # a draft vocabulary
             return 1 + np.arange(x.size, dtype=x.dtype)[::-1]
         return (0.5 * random.standard_normal(x.shape)).astype(x.dtype)
+
+    return jax.tree.unflatten(structure, [jnp.asarray(draw(x)) for x in leaves])
+
+
+def decoder_weights(config, seed=2):
+    """Random weights for a decoder of this shape, norms near 1; nothing is compiled."""
+    leaves, structure = jax.tree.flatten(abstract(config)[1])
+    random = np.random.default_rng(seed)
+
+    def draw(x):
+        return random.normal(float(x.ndim < 2), 0.5, x.shape).astype(x.dtype)
 
     return jax.tree.unflatten(structure, [jnp.asarray(draw(x)) for x in leaves])
 

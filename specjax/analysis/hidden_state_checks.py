@@ -142,8 +142,9 @@ class _PartChecks:
 
     def _verify(self, params, cache, tokens, start, topology, logits=True):
         draft = Draft(start=start, tokens=tokens, topology=topology)
+        own = self.part.select(cache, start)
         return contract_checks.verified_by_part(
-            self.part, self.base.target, params, cache, draft, logits=logits
+            self.part, self.base.target, params, own, draft, logits=logits
         )
 
     def run(self, tokens, topology, **settings):
@@ -166,7 +167,7 @@ class _PartChecks:
         @jax.jit
         def both(params, cache):
             verified = contract_checks.verified_by_part
-            first = trees.narrow(whole, 3)
+            first, cache = trees.narrow(whole, 3), self.part.select(cache, whole.start)
             entries = verified(self.part, target, params, cache, first).entries
             later = dict(since=3, entries=entries)
             return verified(self.part, target, params, cache, whole, **later).logits

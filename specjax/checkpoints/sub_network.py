@@ -51,6 +51,8 @@ def save_layers(
     content = {"specjax": KIND, "model": lm.name, "fingerprint": lm.checkpoint}
     content |= {"num_draft": drafter.num_draft}
     content |= {"skip": list(drafter.skip)} if drafter.skip else {"exit": drafter.exit}
+    if drafter.window is not None:
+        content |= {"window": drafter.window, "sinks": drafter.sinks}
     write_json(path, content | {"found": found or {}})
     return path
 
@@ -78,4 +80,6 @@ def load_layers(path: str | os.PathLike, lm: LM) -> SelfDraft:
     exit, skip, num = (content.get(name) for name in ("exit", "skip", "num_draft"))
     if not isinstance(num, int) or num < 1 or not isinstance(skip or [], list):
         raise ValueError(f"{path}: num_draft={num!r}, skip={skip!r}: it was changed by hand")
-    return SelfDraft(num_draft=num, target=lm.target, exit=exit, skip=tuple(skip or ()))
+    small = {name: content[name] for name in ("window", "sinks") if name in content}
+    skipped = tuple(skip or ())
+    return SelfDraft(num_draft=num, target=lm.target, exit=exit, skip=skipped, **small)

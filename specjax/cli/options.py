@@ -31,8 +31,8 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
         "--speculative-model",
         help="auto (the default: the heads or the small draft model in the model's own folder, "
         "else ngram), "
-        f"none, {', '.join(registry.table_names())}, "
-        f"draft, self (with --exit or --skip), {', '.join(registry.head_names())} (the embedded "
+        f"none, {', '.join(registry.table_names())}, draft, draft:window=512, self (with --exit or "
+        f"--skip), self:window=512, {', '.join(registry.head_names())} (the embedded "
         "model has eagle3, mtp, speculator, hydra and medusa), or the folder or hub name of a "
         "draft model or of heads; with tli: or slem: before the name, a draft model with another "
         "tokenizer; MODULE:CLASS, with settings as MODULE:CLASS:period=3, is a drafter of your own "

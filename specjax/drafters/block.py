@@ -119,7 +119,7 @@ class BlockLayers(nnx.Module):
         x = self.hidden_norm(self.fc(features.reshape(-1, features.shape[-1]).T))
         parts: list[Any] = [block.attention for block in self.layers.blocks]
         made = fused_linear(x, *[layer for own in parts for layer in (own.k, own.v)])  # in one call
-        full = [layers.window_of(i) is None for i in range(layers.num_layers)]
+        full = [not layers.is_local(i) for i in range(layers.num_layers)]
         ropes = {kind: turns(layers, positions, kind, x.dtype) for kind in {*full}}
         return tuple(
             own.entries(made[2 * i], made[2 * i + 1], ropes[full[i]], batch)

@@ -15,6 +15,7 @@ Example::
     small = specjax.load("Qwen/Qwen3-0.6B")
     specjax.generate(lm, "...", drafter=small, drafting=specjax.Drafting(num=4))
     drafter = DraftModel(num_draft=4, model=small.target)  # the same for `specjax.decode`
+    windowed(small, window=512)  # drafts with a cache that does not grow: models/small_cache.py
 
 References: Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318,
 algorithm 2; trees: SpecInfer, arXiv 2305.09781, Sequoia, arXiv 2402.12374.
@@ -74,7 +75,8 @@ class DraftModel(ModelPassDrafter):
         ``top`` in a tree that the drafter grows.
 
     Raises:
-      ValueError: there is no model, or nothing to draft.
+      ValueError: there is no model, or nothing to draft; the window of the model's small cache is
+        smaller than the draft.
     """
 
     model: Target = unset()
@@ -85,6 +87,7 @@ class DraftModel(ModelPassDrafter):
     def __post_init__(self):
         super().__post_init__()
         self._complete(self.model, "model", "a model")
+        self._check_window(self.model.cache_window)
 
     @property
     def vocab_size(self) -> int:

@@ -36,6 +36,7 @@ from .. import trees
 from .._internal.keywords import counted
 from .._internal.optional import required, unset
 from .._internal.pytree import pytree_dataclass
+from ..models.config import DecoderConfig
 from ..trees import expand
 from ..trees.levels import depth_of
 from ..types import Draft, HeadTarget, PyTree
@@ -102,6 +103,12 @@ class HeadDrafter(ChainDrafter, abc.ABC):
 
     def __post_init__(self):
         self.check_parts()
+        shapes = [vars(self.config)[field.name] for field in dataclasses.fields(self.config)]
+        if any(isinstance(x, DecoderConfig) and x.cache_window is not None for x in shapes):
+            raise ValueError(
+                f"{self.name}: a layer of heads has no small cache, and its config has "
+                "cache_window and sinks; give it window= instead, or neither"
+            )
         if self.topology is None:
             object.__setattr__(self, "topology", self.default_topology)
         if self.layer is None:

@@ -121,7 +121,7 @@ class Adapter(FeatureModule):
           positions: int32 ``[B, T]``.
         """
         c = self.layer
-        rope = turns(c, positions, c.window_of(0) is None, hidden.dtype)
+        rope = turns(c, positions, not c.is_local(0), hidden.dtype)
         return tuple(block.entries(hidden, rope, len(positions)) for block in self.blocks)
 
     def logits(self, out, batch, target, params, stage=0):
@@ -210,7 +210,9 @@ class Kangaroo(FeatureReader):
 
     def _first_layers(self, target_params, context):
         """``SubNetwork.verify`` of the target's first layers, checked."""
-        given = self.part, self.target, target_params, context.cache
+        part = self.part
+        own = part.select(context.cache, context.length - 1)
+        given = part, self.target, target_params, own
         return functools.partial(checks.verified_by_part, *given)
 
     def _root(self, head, target_params, cache, features, tokens, start, count):

@@ -43,6 +43,15 @@ class ModelPassDrafter(ChainDrafter):
         object.__setattr__(self, "num_draft", topology.num_nodes - 1)
         expand.check_sibling_sampling(self.picks, topology)
 
+    def _check_window(self, window: int | None) -> None:
+        """Raises ValueError for the window of a small cache that cannot hold the draft."""
+        if window is not None and window < self.topology.num_nodes:
+            raise ValueError(
+                f"{type(self).__name__}: a window of {window} tokens is smaller than the draft, "
+                f"which has {self.topology.num_nodes} nodes with its root; give window="
+                f"{self.topology.num_nodes} or more, or draft fewer tokens"
+            )
+
     @property
     def picks(self) -> str:
         """``sibling_sampling``, or the default of the topology where it is None."""

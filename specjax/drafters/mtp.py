@@ -168,6 +168,7 @@ def module_layer(target: DecoderConfig) -> DecoderConfig:
     """The shape of a module's layer for a target: that of the target's last layer."""
     last = target.num_layers - 1
     plain = {} if target.has_experts(last) else dict(num_experts=0)
-    window = dict(window=target.window_of(last), local_layers=None)
+    window = dict(window=target.window if target.is_local(last) else None, local_layers=None)
+    window |= dict(cache_window=None, sinks=0)
     alone = dict(num_layers=1, plain_first=0, plain_layers=(), sparse_step=1)
     return dataclasses.replace(target, **alone, **window, **plain)

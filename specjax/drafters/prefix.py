@@ -189,7 +189,7 @@ class PrefixDrafter(HeadDrafter):
         x = heads.enter(x, after.reshape(-1))
         index = jnp.arange(steps, dtype=jnp.int32)
         c, (block,) = self.config.prefix, heads.prefix.blocks
-        rope = turns(c, start[:, None] + index, c.window_of(0) is None, x.dtype)
+        rope = turns(c, start[:, None] + index, not c.is_local(0), x.dtype)
         entries = block.entries(x, rope, batch)
         verdict = Verdict(path=jnp.broadcast_to(index, after.shape), count=num - 1, token=num)
         rings = [c.is_ring(0, state.cache[0][0].shape[2])]

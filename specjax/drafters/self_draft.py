@@ -7,9 +7,15 @@ sublayers (``skip``). It has the weights of the target, and it reads the target'
 tokens: nothing is copied, and there is nothing to learn from what is committed. Only the drafted
 nodes have entries of their own, for the length of a round.
 
+With ``window`` a drafted token sees only the first ``sinks`` and the last ``window`` tokens, so the
+cost of drafting does not grow with the text (MagicDec). A round takes these entries from the
+target's cache once, and positions stay those of the text: ``models/small_cache.py`` says why. The
+part may then be the whole target.
+
 What its first whole layers computed of the drafted nodes is what the target computes, so it is
 handed to the target's pass (``Draft.partial``), which runs the other layers alone. A last pass of
-these first layers reads the nodes below which nothing was drafted.
+these first layers reads the nodes below which nothing was drafted. With a window nothing is handed
+over.
 
 Lossless: yes (the draft states its laws), under ``rejection``, ``block``, ``traversal`` and the
 other rules that judge drawn drafts; under ``greedy`` and ``delta`` too.
@@ -22,15 +28,17 @@ Example::
     specjax.generate(lm, "...", drafter="self:exit=8")
     drafter = SelfDraft(num_draft=4, target=lm.target, exit=8)  # for `specjax.decode`
     drafter = SelfDraft(target=lm.target, skip="attention.3-9,mlp.5,7")
+    drafter = SelfDraft(target=lm.target, window=512)
 
 References: Zhang et al., Draft & Verify, arXiv 2309.08168; Elhoushi et al., LayerSkip, arXiv
-2404.16710, sections 4.2 and 4.3.
+2404.16710, sections 4.2 and 4.3; Chen et al., MagicDec, arXiv 2408.11049, section 4 (the window).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +47,7 @@ from .. import trees
 from .._internal.optional import required, unset
 from .._internal.pytree import filled, pytree_dataclass
 from ..decoding import contract_checks as checks
+from ..models.config import SINKS
 from ..models.sub_network import skipped_sublayers
 from ..trees import expand
 from ..types import PyTree, SubNetwork, Target
@@ -58,6 +67,9 @@ class SelfDraft(ModelPassDrafter):
       target: the target, whose layers draft.
       exit: E, the number of layers that run before the head; None: see ``skip``.
       skip: the sublayers that are left out, in any form that ``skipped_sublayers`` takes.
+      window: how many of the last tokens a drafted token sees, itself included; None: all. It is at
+        least the number of nodes of the draft, the root included.
+      sinks: with a window, how many of the first tokens it sees besides.
       topology: the tree to draft (see ``trees.topology``); None: a chain of ``num_draft`` tokens.
       sibling_sampling: how children are picked (see ``trees.expand``); None: drawn (``iid``), or
         ``top`` in a tree that the drafter grows.
@@ -65,12 +77,15 @@ class SelfDraft(ModelPassDrafter):
 
     Raises:
       ValueError: there is no target or nothing to draft; the target has no such part; a tree is to
-        be stopped.
+        be stopped; the window is smaller than the draft, or with the sinks as long as the context;
+        there are sinks and no window.
     """
 
     target: Target = unset(repr=False)
     exit: int | None = None
     skip: tuple[str, ...] = ()
+    window: int | None = None
+    sinks: int = SINKS
     topology: trees.Topology | None = None
     sibling_sampling: str | None = None
     stop: ConfidenceStop | None = None
@@ -86,18 +101,28 @@ class SelfDraft(ModelPassDrafter):
                 f"SelfDraft(stop=..., topology={self.topology}): confidence stops chains; leave "
                 "one of the two out"
             )
+        if self.window is None and self.sinks != SINKS:
+            raise ValueError(
+                f"SelfDraft(sinks={self.sinks}): sinks are seen beside a window; give window= too"
+            )
         _ = self.part  # refuses what the target does not have
+        self._check_window(self.window)
 
     @property
     def part(self) -> SubNetwork:
         """The sub-network that drafts."""
-        return self.target.sub_network(exit=self.exit, skip=self.skip)
+        small: dict[str, Any] = {}
+        if self.window is not None:  # targets of one's own need not know these arguments
+            small = dict(window=self.window, sinks=self.sinks)
+        return self.target.sub_network(exit=self.exit, skip=self.skip, **small)
 
     @property
     def words(self) -> str:
         """What names these layers in ``generate(drafter=...)``."""
-        which = f"skip={','.join(self.skip)}" if self.skip else f"exit={self.exit}"
-        return f"{self.name}:{which}"
+        which = [f"skip={','.join(self.skip)}"] if self.skip else []
+        which += [] if self.exit is None else [f"exit={self.exit}"]
+        which += [] if self.window is None else [f"window={self.window},sinks={self.sinks}"]
+        return ":".join([self.name, *which])
 
     @property
     def vocab_size(self) -> int:
@@ -114,7 +139,8 @@ class SelfDraft(ModelPassDrafter):
 
     def draft_step(self, params, target_params, state, context):
         part, width = self.part, context.width
-        given = part, self.target, target_params, context.cache
+        cache = part.select(context.cache, context.length - 1)
+        given = part, self.target, target_params, cache
         checked = functools.partial(checks.verified_by_part, *given)
 
         def level(entries, grown, since):

@@ -39,6 +39,7 @@ def attend(
     *,
     backend,
     window=None,
+    sinks=0,
     positions=None,
     softcap=None,
     bias=None,
@@ -92,8 +93,9 @@ def attend(
             seen = seen[:, None]  # [B, N or 1, slots]
         else:
             newest = length[:, None] - 1
-            held = newest - (newest - slot) % slots  # the position in each slot
-            seen = seen[:, None] & (held[:, None] > positions[:, :, None] - window)
+            held = newest - (newest - slot) % (slots - sinks)  # the position in each slot
+            near = held[:, None] > positions[:, :, None] - window
+            seen = seen[:, None] & (near | (slot < sinks) if sinks else near)
         shift = jnp.where(seen, 0.0, hidden)[:, None, None]
         if bias is not None:
             shift = shift + jax.lax.dynamic_slice_in_dim(bias[1], start, size, axis=-1)

@@ -63,6 +63,7 @@ class Backend(abc.ABC):
         choice: jax.Array | None = None,
         *,
         window: int | None = None,
+        sinks: int = 0,
         positions: jax.Array | None = None,
         softcap: float | None = None,
         bias: tuple | None = None,
@@ -83,6 +84,9 @@ class Backend(abc.ABC):
             row.
           window: the prefix is a ring, position ``p`` in slot ``p mod S``, ``S >= window``; a node
             sees the ``window`` positions up to its own. The caller applies it to ``own_mask``.
+          sinks: with a window, A: the first A slots hold the first A positions, which every node
+            sees, and position ``p >= A`` is in slot ``A + (p - A) mod (S - A)``, ``S - A >=
+            window``.
           positions: int32 ``[B, N]`` of the nodes; needed with a window.
           softcap: bound on the scores, or None.
           bias: None, or what is added to the scores: float32 ``[B or 1, K, G, N, M]`` for the own

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .seq2seq.encoder_decoder import EncoderDecoder
     from .seq2seq.target import Seq2SeqLM
     from .seq2seq.whisper import start_ids
+    from .small_cache import windowed
     from .stream_decoder import StreamDecoder
     from .tokenizer import Tokenizer, TokenizerLike
 
@@ -38,6 +39,7 @@ _LAZY = {
     "load_weights": "hf",
     "save_pretrained": "hf",
     "start_ids": "seq2seq.whisper",
+    "windowed": "small_cache",
 }
 
 __all__ = [
@@ -59,6 +61,7 @@ __all__ = [
     "load_weights",
     "save_pretrained",
     "start_ids",
+    "windowed",
 ]
 
 __getattr__, __dir__ = lazy.attach(__name__, _LAZY)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from .. import sharding, trees
+from .._internal.optional import required
 from ..sampling.distribution import IMPOSSIBLE
 from ..sharding import DATA
 from ..types import Draft, HeadTarget, PyTree, Scores, Verdict
@@ -56,9 +57,11 @@ def spread_logits(logits: jax.Array, rows: int, axis: str | None) -> jax.Array:
     return sharding.spread(fit(logits, rows), DATA, None, axis)
 
 
-def write(cache, entries, start, verdict: Verdict, axis: str | None, rings=None) -> PyTree:
+def write(
+    cache, entries, start, verdict: Verdict, axis: str | None, rings=None, sinks=None
+) -> PyTree:
     """``kv_cache.commit``, sharded: each device writes its rows and, over ``axis``, its heads."""
-    parts, commit = (DATA, axis), functools.partial(kv_cache.commit, rings=rings)
+    parts, commit = (DATA, axis), functools.partial(kv_cache.commit, rings=rings, sinks=sinks)
     commit = sharding.locally(commit, [parts, parts, (DATA,), (DATA,)], parts)
     return commit(cache, entries, start, verdict)
 
@@ -86,6 +89,19 @@ class CausalLM(CheckpointTarget, HeadTarget):
     @property
     def max_positions(self) -> int:
         return self.config.context_length
+
+    @property
+    def cache_window(self) -> int | None:
+        return self.config.cache_window
+
+    @property
+    def approximate(self) -> str:
+        """The reason why the law is not that of the checkpoint; empty if it is."""
+        said, c = super().approximate, self.config
+        if c.cache_window is None:
+            return said
+        small = f"attention to {c.sinks} sinks and a window of {c.cache_window}"
+        return f"{said}, {small}" if said else small
 
     def check_inputs(self, batch: int, inputs) -> None:
         """Raises ValueError: there is no encoder that could read ``inputs``."""
@@ -124,8 +140,33 @@ class CausalLM(CheckpointTarget, HeadTarget):
         entries = done.layers[: done.shared] + scores.entries[done.shared :]
         return dataclasses.replace(scores, entries=entries)
 
-    def sub_network(self, *, exit=None, skip=()) -> DecoderPart:
-        return decoder_part(self, exit, skip)
+    def sub_network(self, *, exit=None, skip=(), window=None, sinks=0) -> DecoderPart:
+        if window is not None and self.cache_window is not None:
+            raise ValueError(
+                f"window={window}: this target has a small cache itself, of {self.cache_window} "
+                "tokens, and keeps no others; leave the window out, or draft with the model whose "
+                "cache is whole"
+            )
+        small = None if window is None else self.windowed(window, sinks)
+        return decoder_part(self, exit, skip, small)
+
+    def windowed(self, window: int | None, sinks: int) -> CausalLM:
+        """This model with a small cache; see ``small_cache.windowed``."""
+        config = dataclasses.replace(self.config, cache_window=window, sinks=sinks)
+        return dataclasses.replace(self, config=config)
+
+    def recent(self, cache, length: jax.Array) -> PyTree:
+        """What the small cache of this model would hold, taken from a cache that holds all tokens.
+
+        Args:
+          cache: of the same model without a small cache.
+          length: int32 ``[B]``, the number of committed tokens.
+        """
+        c, parts = self.config, (DATA, self._heads)
+        budget = required(c.cache_window, "cache_window"), c.sinks
+        budgets = [None if c.is_local(i) else budget for i in range(c.num_layers)]
+        take = functools.partial(kv_cache.recent, budgets=budgets)
+        return sharding.locally(take, [parts, (DATA,)], parts)(cache, length)
 
     def run(
         self,
@@ -211,4 +252,5 @@ class CausalLM(CheckpointTarget, HeadTarget):
     def commit(self, cache, entries, start, verdict: Verdict) -> PyTree:
         sizes = [jax.tree.leaves(layer)[0].shape[2] for layer in cache]
         rings = [self.config.is_ring(i, slots) for i, slots in enumerate(sizes)]
-        return write(cache, entries, start, verdict, self._heads, rings)
+        sinks = [self.config.sinks_of(i) for i in range(len(sizes))]
+        return write(cache, entries, start, verdict, self._heads, rings, sinks)

@@ -20,6 +20,7 @@ ROUTINGS = ("greedy", "group_limited_greedy", "noaux_tc")
 # the names of a layer's sublayers, each of which a sub-network may leave out with its norms
 ATTENTION, MLP_SUBLAYER = "attention", "mlp"
 EVERY_SUBLAYER = frozenset((ATTENTION, MLP_SUBLAYER))
+SINKS = 4  # of a small cache, unless told otherwise: StreamingLLM's number
 RopeScaling = tuple[tuple[str, object], ...]
 
 
@@ -55,6 +56,9 @@ class DecoderConfig:
     window: int | None = None  # tokens that a token sees in a local layer, itself included
     local_layers: tuple[bool, ...] | None = None  # which layers are local; None: all, with a window
     local_rope_theta: float | None = None  # of local layers, unscaled; None: as the others
+    # a small cache for drafting, of layers without a window of their own (``small_cache.py``)
+    cache_window: int | None = None  # tokens that a token sees, itself included; None: all
+    sinks: int = 0  # and the first tokens of the text, which it sees wherever it stands
     query_scalar: float | None = None  # scores are divided by its square root; default: head_dim
     score_softcap: float | None = None  # attention scores become cap * tanh(x / cap) (Gemma 2)
     logit_softcap: float | None = None  # logits become cap * tanh(x / cap)
@@ -103,6 +107,7 @@ class DecoderConfig:
                 f"embedding turns pairs, and {self.rotary_dim} features are odd or none"
             )
         self._check_windows()
+        self._check_small_cache()
         self._check_experts()
         self._check_latents()
         for name in ("query_scalar", "score_softcap", "logit_softcap"):
@@ -123,6 +128,31 @@ class DecoderConfig:
             raise ValueError(f"window={self.window}: no layer is local; give window=None")
         if all(self.local_layers):
             object.__setattr__(self, "local_layers", None)
+
+    def _check_small_cache(self):
+        given = f"window={self.cache_window}, sinks={self.sinks}"
+        if self.cache_window is None:
+            if self.sinks:
+                raise ValueError(f"{given}: sinks are seen beside a window; give both")
+            return
+        for size, least in ((self.cache_window, 1), (self.sinks, 0)):
+            if isinstance(size, bool) or not isinstance(size, numbers.Integral) or size < least:
+                raise ValueError(
+                    f"{given}: the window is a whole number of tokens from 1, and the number of "
+                    "sinks one from 0"
+                )
+        if all(map(self.is_local, range(self.num_layers))):
+            raise ValueError(
+                f"{given}: every layer of {self.model_type!r} has a window of its own, of "
+                f"{self.window} tokens, so its cache does not grow with the text; leave the small "
+                "cache out"
+            )
+        if self.cache_window + self.sinks >= self.context_length:
+            raise ValueError(
+                f"{given}: the context of {self.model_type!r} is {self.context_length} tokens, so "
+                f"a cache of {self.cache_window + self.sinks} would hold all of it; give a smaller "
+                "window, or leave the small cache out"
+            )
 
     def _check_experts(self):
         if not self.num_experts:
@@ -178,26 +208,35 @@ class DecoderConfig:
         """Features of a head that rotary embedding turns."""
         return self.rope_dim or int(self.head_dim * self.rotary_fraction)
 
+    def is_local(self, layer: int) -> bool:
+        """Whether ``layer`` has a window of its own, with which the model was trained."""
+        return self.window is not None and (self.local_layers is None or self.local_layers[layer])
+
     def window_of(self, layer: int) -> int | None:
-        """The number of tokens that a node sees in ``layer``, itself included; None: all."""
-        local = self.local_layers is None or self.local_layers[layer]
-        return self.window if local else None
+        """The number of tokens that a node sees in ``layer``, itself included and sinks not
+        counted; None: all."""
+        return self.window if self.is_local(layer) else self.cache_window
+
+    def sinks_of(self, layer: int) -> int:
+        """The number of first tokens of the text that a node sees in ``layer`` beside a window."""
+        return 0 if self.is_local(layer) else self.sinks
 
     def slots(self, layer: int, capacity: int) -> int:
-        """Slots of a cache for ``capacity`` tokens: those of a local layer are bounded.
+        """Slots of a cache for ``capacity`` tokens: those of a layer with a window are bounded.
 
         A root sees ``window - 1`` committed tokens. One slot more lets a cache be one token ahead
         of the root, as the cache of a draft model is after the prompt. A ring cannot be rewound
         further.
         """
         window = self.window_of(layer)
-        return capacity if window is None else min(capacity, window)
+        return capacity if window is None else min(capacity, window + self.sinks_of(layer))
 
     def is_ring(self, layer: int, slots: int) -> bool:
-        """Whether position ``p`` lies in slot ``p mod slots``. A cache that is shorter than the
-        window holds every position that there is, each in the slot of its number."""
+        """Whether a cache of so many slots is a ring (see ``kv_cache.py``). A cache that is shorter
+        than sinks and window holds every position that there is, each in the slot of its
+        number."""
         window = self.window_of(layer)
-        return window is not None and slots >= window
+        return window is not None and slots >= window + self.sinks_of(layer)
 
     @property
     def context_length(self) -> int:

@@ -153,6 +153,15 @@ class DecoderLayer(nnx.Module):
         return behind + (out if gates is None else out * gates[1]), entries
 
 
+def within(mask, positions, here, window, sinks=0):
+    """``mask`` bool ``[B or 1, M, N]`` without the entries, at ``positions`` int32 ``[1 or B, M]``,
+    that nodes at ``here`` int32 ``[B, N]`` do not see for a window beside sinks."""
+    if window is None or positions.shape[1] <= window:
+        return mask
+    seen = positions[:, :, None] > here[:, None, :] - window
+    return mask & (seen | (positions < sinks)[:, :, None] if sinks else seen)
+
+
 def run_blocks(
     config: DecoderConfig,
     blocks,
@@ -199,15 +208,15 @@ def run_blocks(
     if gates is not None:
         gates = jnp.asarray(gates, x.dtype)
         gates = gates if gates.ndim == 2 else jnp.repeat(gates, nodes, axis=2)
-    ropes = {c.window_of(i) is None: None for i in range(c.num_layers)}
+    ropes = {not c.is_local(i): None for i in range(c.num_layers)}
     if c.positions == "rope":
         ropes = {full: turns(c, here, full, x.dtype) for full in ropes}
     slots = [] if prefix is None else [jax.tree.leaves(past)[0].shape[2] for past in prefix]
     choices = {size: choice_of(size, length) for size in {*slots}}
     local_mask = own_mask if local_mask is None else local_mask
-    if c.window is not None and attend is None and positions.shape[1] > c.window:
-        first = here[:, None, :] - c.window
-        local_mask = local_mask & (positions[:, :, None] > first)
+    if attend is None:
+        local_mask = within(local_mask, positions, here, c.window)
+        own_mask = within(own_mask, positions, here, c.cache_window, c.sinks)
     seen = [x]  # feature-major, kept only as far as they are used
     for i, block in enumerate(blocks):
         left_out = frozenset() if without is None else without[i]
@@ -215,13 +224,13 @@ def run_blocks(
             entries.append(None)
             seen.append(x)
             continue
-        full = c.window_of(i) is None
+        full = not c.is_local(i)
         settings: dict = dict(softcap=c.score_softcap, causal=causal)
         if prefix is not None:
             past = prefix[i][0], prefix[i][-1]  # latents are keys and values
             settings |= dict(prefix=past, length=length, choice=choices[slots[i]])
             if c.is_ring(i, slots[i]):
-                settings |= dict(window=c.window, positions=here)
+                settings |= dict(window=c.window_of(i), sinks=c.sinks_of(i), positions=here)
         before = None if earlier is None else earlier[i]
         mask = own_mask if full else local_mask
 

@@ -7,7 +7,8 @@ many slots are valid, and later writes overwrite the other slots.
 
 A layer with a sliding window may have a *ring* instead: the entry of token ``i`` lies in slot
 ``i mod S``, so that the entries of the last S tokens are kept. The length of a row says which token
-each slot holds.
+each slot holds. A ring may come after *sinks*: the first A slots keep the entries of the first A
+tokens for good, and that of a later token ``i`` lies in slot ``A + (i - A) mod (S - A)``.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def init(slots: Sequence[int], batch: int, heads: int, size: int, dtype, leaves:
     return tuple(tuple(jnp.zeros(shape, dtype) for _ in range(leaves)) for shape in shapes)
 
 
-def slots_of(position: jax.Array, behind: jax.Array, slots: int, ring: bool) -> jax.Array:
+def slots_of(
+    position: jax.Array, behind: jax.Array, slots: int, ring: bool, sinks: int = 0
+) -> jax.Array:
     """Returns the slots int32 ``[B, T]`` to which entries are written.
 
     No slot is returned twice, because a scatter with two entries for one slot may keep either.
@@ -51,12 +54,49 @@ def slots_of(position: jax.Array, behind: jax.Array, slots: int, ring: bool) -> 
       behind: int32, the number of entries that follow each of them.
       slots: S, the number of slots; it is also the result for entries that are not kept.
       ring: whether the slots are a ring.
+      sinks: A, the slots before the ring.
     """
     kept = (behind >= 0) & (position >= 0)
     if ring:
-        kept &= behind < slots
-        position = position % slots
+        size, first = slots - sinks, position < sinks
+        kept &= first | (behind < size)
+        position = jnp.where(first, position, sinks + (position - sinks) % size)
     return jnp.where(kept, position, slots)
+
+
+def held(slots: int, length: jax.Array, sinks: int) -> jax.Array:
+    """Returns the position that each slot of a ring after sinks holds, int32 ``[B, slots]``.
+
+    Args:
+      length: int32 ``[B]``, the number of committed tokens. A slot that holds none yet has its own
+        number, which is at least the length.
+      sinks: A, the slots before the ring.
+    """
+    slot, newest = jnp.arange(slots, dtype=jnp.int32), length[:, None] - 1
+    last = newest - (newest - slot) % (slots - sinks)
+    return jnp.where((slot < sinks) | (last < slot), slot, last)
+
+
+def recent(cache: PyTree, length: jax.Array, budgets: Sequence[tuple[int, int] | None]) -> PyTree:
+    """Returns the entries of the first and of the last tokens, in the slots of a ring after sinks.
+
+    Args:
+      cache: leaves ``[B, K, S, E]``, in whose slot ``i`` is the entry of token ``i``.
+      length: int32 ``[B]``, the number of committed tokens.
+      budgets: for each layer its window and A, the number of sinks; None: the layer stays as it is.
+
+    Returns:
+      leaves ``[B, K, A + window, E]`` of layers that have more slots; the others as they are.
+    """
+
+    def take(slots, budget):
+        if budget is None or slots.shape[2] <= sum(budget):
+            return slots
+        where = held(sum(budget), length, budget[1])
+        return jnp.take_along_axis(slots, where[:, None, :, None], axis=2, mode="clip")
+
+    layers = zip(cache, budgets, strict=True)
+    return tuple(tuple(take(slots, budget) for slots in layer) for layer, budget in layers)
 
 
 def commit(
@@ -65,6 +105,7 @@ def commit(
     start: jax.Array,
     verdict: Verdict,
     rings: Sequence[bool] | None = None,
+    sinks: Sequence[int] | None = None,
 ) -> PyTree:
     """Writes the entries of the accepted path into the cache.
 
@@ -77,6 +118,7 @@ def commit(
         written.
       rings: whether the slots of ``cache[i]`` are a ring, for each layer; None: no layer has a
         ring. If a ring has fewer slots than there are entries, the last entries are kept.
+      sinks: the number of slots before the ring of each layer; None: no layer has any.
 
     Raises:
       ValueError: while tracing: a path has more nodes than there are entries.
@@ -93,7 +135,7 @@ def commit(
     behind = after(verdict.count, jax.tree.leaves(entries)[-1][:, 0, -1])[:, None] - steps
     path = verdict.path[:, None, :, None]
 
-    def write(slots, fresh, ring):
+    def write(slots, fresh, ring, before):
         batch, heads, capacity, size = slots.shape
         if fresh.shape[2] < len(steps):
             raise ValueError(
@@ -101,7 +143,7 @@ def commit(
                 f"up to {len(steps)}: verify returns the entries of all nodes of the draft, those "
                 "of its argument entries first"
             )
-        where = slots_of(position, behind, capacity, ring)
+        where = slots_of(position, behind, capacity, ring, before)
         # [B * K, S, E]: with one row and one node, XLA copies a 4-D cache before it scatters
         rows, where = jnp.arange(batch * heads)[:, None], jnp.repeat(where, heads, axis=0)
         if fresh.shape[2] > 1:
@@ -111,6 +153,9 @@ def commit(
         return flat.at[rows, where].set(fresh, mode="drop").reshape(slots.shape)
 
     if rings is None:
-        return jax.tree.map(lambda slots, fresh: write(slots, fresh, False), cache, entries)
-    layers = zip(cache, entries, rings, strict=True)
-    return tuple(jax.tree.map(partial(write, ring=r), slots, new) for slots, new, r in layers)
+        return jax.tree.map(partial(write, ring=False, before=0), cache, entries)
+    layers = zip(cache, entries, rings, sinks or [0] * len(rings), strict=True)
+    return tuple(
+        jax.tree.map(partial(write, ring=ring, before=before), slots, new)
+        for slots, new, ring, before in layers
+    )

@@ -4,9 +4,12 @@ Leaving out a sublayer leaves out its norms: the residual stream passes it uncha
 tokens have entries in every layer, which the target wrote; the drafted nodes have entries of their
 own in the layers that ran.
 
+With a small cache (``small_cache.py``) the part reads only the sinks and the window of the target's
+cache, whose entries are taken from it once a round. It may then be the whole of the target.
+
 The first layers, up to the first that lacks a sublayer, compute for a drafted node what the target
 computes. Their entries and the states after them are handed to the target's pass
-(``Draft.partial``), which runs the other layers alone.
+(``Draft.partial``), which runs the other layers alone. With a small cache nothing is handed over.
 
 References: Draft & Verify, arXiv 2309.08168 (``skip``); LayerSkip, arXiv 2404.16710, section 4.3
 (``exit``, and the reuse of entries and states).
@@ -77,6 +80,8 @@ class RunsInPart(Protocol):
     @property
     def num_layers(self) -> int: ...
 
+    def recent(self, cache, length): ...
+
     def run(
         self,
         params,
@@ -98,20 +103,28 @@ class DecoderPart(SubNetwork):
     Attributes:
       whole: the target.
       without: for each layer the sublayers that are left out.
+      small: ``whole`` with a small cache, which then drafts; None: the part reads all tokens.
     """
 
     whole: RunsInPart
     without: tuple[frozenset[str], ...]
+    small: RunsInPart | None = None
 
     @property
     def shared(self) -> int:
-        """The number of leading layers that are whole, the last layer of all not counted."""
+        """The number of leading layers that compute what the target computes: the whole ones, the
+        last layer of all not counted; 0 with a small cache."""
+        if self.small is not None:
+            return 0
         whole = [not left_out for left_out in self.without[:-1]] + [False]
         return whole.index(False)
 
     @property
     def hands_over(self) -> bool:
         return self.shared > 0
+
+    def select(self, cache, length):
+        return cache if self.small is None else self.small.recent(cache, length)
 
     def verify(
         self, params, cache, draft: Draft, *, features=(), since=0, entries=None, logits=True
@@ -125,7 +138,7 @@ class DecoderPart(SubNetwork):
         if not logits:
             later = len(without) - shared
             without = without[:shared] + (EVERY_SUBLAYER,) * later
-        scores = self.whole.run(
+        scores = (self.small or self.whole).run(
             params,
             cache,
             draft,
@@ -144,18 +157,26 @@ class DecoderPart(SubNetwork):
         return Scores(logits=scores.logits, features=asked if features else None, entries=made)
 
 
-def decoder_part(whole: RunsInPart, exit: int | None, skip) -> DecoderPart:
+def decoder_part(
+    whole: RunsInPart, exit: int | None, skip, small: RunsInPart | None = None
+) -> DecoderPart:
     """The part that ``Target.sub_network`` returns of a decoder.
+
+    Args:
+      small: ``whole`` with a small cache, or None; with it neither ``exit`` nor ``skip`` is needed.
 
     Raises:
       ValueError: both or neither of ``exit`` and ``skip`` are given, a layer does not exist, or
         nothing would be left.
     """
     layers = whole.num_layers
+    if small is not None and exit is None and not skip:
+        return DecoderPart(whole, (frozenset(),) * layers, small)
     if (exit is None) == (not skip):
         raise ValueError(
             f"exit={exit}, skip={skip!r}: give one of the two, exit=E (the first E layers and the "
-            "head) or skip= (the sublayers that are left out, such as 'attention.3,mlp.5-7')"
+            "head) or skip= (the sublayers that are left out, such as 'attention.3,mlp.5-7'); with "
+            "window= neither is needed"
         )
     if exit is not None:
         if isinstance(exit, bool) or not isinstance(exit, int) or not 1 <= exit <= layers:
@@ -163,8 +184,9 @@ def decoder_part(whole: RunsInPart, exit: int | None, skip) -> DecoderPart:
                 f"exit={exit!r}: the model has {layers} layers, so exit is a whole number from 1 "
                 f"to {layers}; a drafter that pays runs few of them"
             )
-        return DecoderPart(whole, (frozenset(),) * exit + (EVERY_SUBLAYER,) * (layers - exit))
-    without: list[set[str]] = [set() for _ in range(layers)]
+        without = (frozenset(),) * exit + (EVERY_SUBLAYER,) * (layers - exit)
+        return DecoderPart(whole, without, small)
+    skipped: list[set[str]] = [set() for _ in range(layers)]
     for name in skipped_sublayers(skip):
         kind, _, layer = name.partition(".")
         if int(layer) >= layers:
@@ -172,13 +194,13 @@ def decoder_part(whole: RunsInPart, exit: int | None, skip) -> DecoderPart:
                 f"skip={skip!r}: there is no layer {layer}; the model has {layers}, counted from "
                 f"0 to {layers - 1}"
             )
-        without[int(layer)].add(kind)
-    if all(left_out == EVERY_SUBLAYER for left_out in without):
+        skipped[int(layer)].add(kind)
+    if all(left_out == EVERY_SUBLAYER for left_out in skipped):
         raise ValueError(
             f"skip={skip!r}: it leaves out all {2 * layers} sublayers of {layers} layers, and "
             "nothing would draft; leave at least one in, or take another drafter"
         )
-    return DecoderPart(whole, tuple(map(frozenset, without)))
+    return DecoderPart(whole, tuple(map(frozenset, skipped)), small)
 
 
 def skipped_sublayers(skip: str | Iterable[str] | Mapping[str, Iterable[int]]) -> tuple[str, ...]:

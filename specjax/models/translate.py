@@ -256,8 +256,8 @@ def _windows_to_hf(config: DecoderConfig, windows: Windows) -> dict[str, object]
     if windows.switch:
         hf[windows.switch] = config.window is not None
     if windows.typed:
-        spans = map(config.window_of, range(config.num_layers))
-        hf["layer_types"] = ["sliding_attention" if w else "full_attention" for w in spans]
+        local = map(config.is_local, range(config.num_layers))
+        hf["layer_types"] = ["sliding_attention" if x else "full_attention" for x in local]
     return hf
 
 

@@ -24,7 +24,7 @@ from ..models.lm import LM, as_drafter
 from ..models.model_folder import EMBEDDED, config_folder
 from ..models.seq2seq import families
 from ..types import Drafter, PyTree
-from . import cascades, other_vocabulary, own_layers, tables
+from . import cascades, other_vocabulary, own_layers, small_caches, tables
 from .options import NUM_DRAFT
 from .own_drafters import (
     auto_drafter,
@@ -39,8 +39,7 @@ from .session import Session
 
 AUTO, AUTO_DRAFTS = "auto", 7  # the name of adaptive drafting, and its greatest number of drafts
 NO_DRAFTS = ("none", "plain")  # names of plain decoding
-# before the name of a drafter: tokens are copied if possible, see drafters/hybrid.py and
-# drafters/fallback.py
+# before a drafter's name: tokens are copied if possible (drafters/hybrid.py, fallback.py)
 LOOKUPS = ("ngram+", "suffix+", "sam+")
 MOST_DRAFTS = 64  # levels of a draft; each is a part of the program: thousands compile for hours
 
@@ -50,8 +49,7 @@ class WithLookup:
     """The drafter of a name such as ``"ngram+draft"``.
 
     Attributes:
-      inner: the draft model, heads, layers, table or further lookup that draft where nothing can be
-        copied.
+      inner: the drafter that drafts where nothing can be copied.
       lookup: one of ``LOOKUPS``.
     """
 
@@ -231,8 +229,7 @@ def is_simple(name: str) -> bool:
 
 def _heads() -> tuple[str, ...]:
     """Returns all names of heads: those of the registry, and their aliases."""
-    heads = registry.entries("head")
-    return tuple(name for entry in heads for name in (entry.name, *entry.aliases))
+    return tuple(name for e in registry.entries("head") for name in (e.name, *e.aliases))
 
 
 def _check_name(drafter: str) -> None:
@@ -246,8 +243,9 @@ def _check_name(drafter: str) -> None:
     if name.partition(":")[0] == SELF or other_vocabulary.method_of(name):
         return
     if cascades.is_cascade(name):
-        cascades.check_levels(name)
-        return
+        return cascades.check_levels(name)
+    if model := small_caches.model_of(name):
+        return _check_name(model)
     if name in other_vocabulary.METHODS:
         raise ValueError(
             f"drafter={drafter!r} does not say which draft model: write '{name}:NAME', where NAME "
@@ -359,6 +357,8 @@ def _with_weights(lm: LM, name: str, settings: dict) -> LM | HeadLM | SelfDraft:
         return other_vocabulary.named_translated(lm, name, settings)
     if cascades.is_cascade(name):
         return _cascade(lm, name, tuple(map(folder_stamp, name.split(":"))), **settings)
+    if model := small_caches.model_of(name):
+        return small_caches.with_small_cache(name, named(lm, model, **settings))
     entry = registry.find(name) if name in _heads() else None
     return _from_folder(lm, name, settings) if entry is None else own_heads(lm, entry.name)
 

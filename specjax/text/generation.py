@@ -96,7 +96,9 @@ def generate(lm: LM, prompts: Prompts | None = None, *, options: Options) -> Gen
           tokens that the target last found most probable after each token. ``"jacobi"`` or
           ``"lookahead"``: the tokens that the target predicted at later positions.
         - ``"draft"``: the target's own draft model. ``"self:exit=E"`` or ``"self:skip=..."``: a
-          part of the target's own layers (see ``drafters.SelfDraft``).
+          part of the target's own layers (see ``drafters.SelfDraft``). ``"draft:window=512"`` and
+          ``"self:window=512"``: these over the first and the last tokens of the text alone (see
+          ``models.windowed``).
         - The name of heads that belong to the target: ``"eagle"``, ``"eagle3"``, ``"p-eagle"``,
           ``"mtp"``, ``"mtp_heads"``, ``"medusa"``, ``"hydra"``, ``"blockwise"``,
           ``"speculator"``, ``"redrafter"``, ``"block"`` (or ``"dflash"``), ``"kangaroo"``.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from .. import trees
 from ..checkpoints.sub_network import default_path, load_layers
@@ -11,6 +12,7 @@ from ..drafters.confidence_stop import ConfidenceStop
 from ..drafters.self_draft import SelfDraft
 from ..models.lm import LM
 from ..models.sub_network import skipped_sublayers
+from . import small_caches
 
 SELF = "self"  # the target's own layers; the text after a colon chooses them
 
@@ -20,8 +22,9 @@ def named_layers(lm: LM, name: str, num_draft: int) -> SelfDraft:
 
     After ``self:``, ``exit=4``, ``skip=attention.3-5,mlp.7`` or ``from=FILE`` choose the layers
     that draft. Without a choice, the layers are those of the file that ``specjax layers`` saved in
-    the model's folder. ``:stop=0.6`` sets the probability at which a chain ends (see
-    ``drafters.confidence_stop``).
+    the model's folder. ``:window=512,sinks=4`` lets a drafted token see only these tokens of the
+    text; without a choice all layers then draft. ``:stop=0.6`` sets the probability at which a
+    chain ends (see ``drafters.confidence_stop``).
 
     Args:
       lm: the target.
@@ -34,24 +37,28 @@ def named_layers(lm: LM, name: str, num_draft: int) -> SelfDraft:
     """
     words = (word.partition("=") for word in name.split(":")[1:])
     given: dict[str, str] = {key: value for key, _, value in words}
-    stop, which = given.pop("stop", None), len(given)
+    stop, small = given.pop("stop", None), dict[str, Any]()
+    for setting in [s for s in small_caches.SETTINGS if s in given]:
+        small |= small_caches.parse(name, f"{setting}={given.pop(setting)}", SELF)
+    which = len(given)
     saved: str | Path | None = given.pop("from", None)
-    if not which and (own := default_path(lm)) is not None and own.is_file():
+    if not which and not small and (own := default_path(lm)) is not None and own.is_file():
         saved = own
     exit, skip = given.pop("exit", None), given.pop("skip", "")
-    if given or which > 1 or not (exit or "1").isdigit() or not (saved or exit or skip):
+    if given or which > 1 or not (exit or "1").isdigit() or not (saved or exit or skip or small):
         raise ValueError(
             f"drafter={name!r}: it does not say which layers draft; give 'self:exit=E' (the first "
             "E layers and the LM head), 'self:skip=attention.3-5,mlp.7' (all layers except for "
-            "these sublayers) or 'self:from=FILE' (a file from specjax layers), on the command "
+            "these sublayers), 'self:from=FILE' (a file from specjax layers) or 'self:window=512' "
+            "(all layers over the last 512 tokens), on the command "
             "line --drafter self with --exit or --skip; 'self' alone reads self.json in the "
             "model's folder"
         )
     if saved:
-        drafter = load_layers(saved, lm)
+        drafter = dataclasses.replace(load_layers(saved, lm), **small)
     else:
         exit, skipped = None if exit is None else int(exit), skipped_sublayers(skip)
-        drafter = SelfDraft(num_draft=num_draft, target=lm.target, exit=exit, skip=skipped)
+        drafter = SelfDraft(num_draft=num_draft, target=lm.target, exit=exit, skip=skipped, **small)
     if stop is None:
         return drafter
     try:

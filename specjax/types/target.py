@@ -29,6 +29,8 @@ class Target(abc.ABC):
         for a model that reads nothing but its prompt.
       parts: the targets that this one is made of, if any.
       reads_vectors: whether ``verify`` reads ``Draft.vectors``.
+      cache_window: how many of the last tokens a cache for drafting keeps, beside sinks, where it
+        does not grow with the text (see ``models.small_cache``); None: it grows.
 
     Example::
 
@@ -55,6 +57,7 @@ class Target(abc.ABC):
     reads: str | None = None
     parts: tuple[Target, ...] = ()
     reads_vectors: bool = False
+    cache_window: int | None = None
 
     @abc.abstractmethod
     def init(self, params: PyTree, batch: int, capacity: int, inputs: PyTree = None) -> PyTree:
@@ -118,12 +121,22 @@ class Target(abc.ABC):
           the cache, of the same structure, shapes and dtypes.
         """
 
-    def sub_network(self, *, exit: int | None = None, skip: tuple[str, ...] = ()) -> SubNetwork:
+    def sub_network(
+        self,
+        *,
+        exit: int | None = None,
+        skip: tuple[str, ...] = (),
+        window: int | None = None,
+        sinks: int = 0,
+    ) -> SubNetwork:
         """Returns a part of this target that drafts over the target's own weights and cache.
 
         Args:
           exit: the number of layers that run before the head; None: all.
           skip: the sublayers that are left out, such as ``"attention.3"`` and ``"mlp.5"``.
+          window: how many of the last tokens a token sees while it is drafted, itself included;
+            None: all, and then ``window`` and ``sinks`` are not passed.
+          sinks: how many of the first tokens it sees besides these.
 
         Raises:
           ValueError: the target has no such part. Default: it has none at all.
@@ -160,6 +173,15 @@ class SubNetwork(abc.ABC):
 
     hands_over: bool = False
 
+    def select(self, cache: PyTree, length: jax.Array) -> PyTree:
+        """Returns what the passes of a round read of the target's cache. Default: all of it.
+
+        Args:
+          cache: of the target; it is only read.
+          length: int32 ``[B]``, how many entries it holds: the position of the root.
+        """
+        return cache
+
     @abc.abstractmethod
     def verify(
         self,
@@ -176,7 +198,7 @@ class SubNetwork(abc.ABC):
 
         Args:
           params: the weights of the target.
-          cache: of the target; it is only read.
+          cache: what ``select`` returned in this round; it is only read.
           features: which hidden states are returned, counted as the target counts them; only those
             that this part computes as the target does. Empty: none.
           logits: whether logits are needed; where False, only what the target's pass can take over

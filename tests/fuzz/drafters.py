@@ -46,7 +46,8 @@ SHIPPED = (
     "self:skip=attention.3,mlp.4 self:exit=3:stop=0.4 ngram+draft suffix+mtp sam+eagle3 "
     "ngram+speculator suffix+hydra ngram+self:exit=1 jacobi jacobi:mode=blocks "
     "jacobi:mode=hybrid,until=5 lookahead lookahead:window=3,ngram=3,guesses=2,reads_text=true "
-    "tli:embedded-draft slem:embedded-draft ngram+tli:embedded-draft"
+    "tli:embedded-draft slem:embedded-draft ngram+tli:embedded-draft draft:window=24,sinks=2 "
+    "self:window=24"
 ).split(" ")
 CHAINS = ("ngram", "sam", "jacobi", "slem")  # names of drafters that take a number and no tree
 WISHES = 4  # combinators that are tried until one takes the drafter

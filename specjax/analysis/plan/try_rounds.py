@@ -42,9 +42,10 @@ def check_rewinds(work: GenerationTask) -> None:
         config = model.config
         layers = range(config.num_layers)
         if any(config.is_ring(i, config.slots(i, work.capacity)) for i in layers):
+            window = min(w for w in map(config.window_of, layers) if w is not None)
             raise ValueError(
                 f"plan: the buffer of {work.capacity} tokens is longer than the window of "
-                f"{config.window} that {config.model_type} attends to, and planning goes back in "
+                f"{window} that {config.model_type} attends to, and planning goes back in "
                 "the text; give shorter prompts or a smaller max_new_tokens"
             )
     if _carries_state(work):

@@ -1,0 +1,67 @@
+"""The small cache of a draft model, as ``:window=512,sinks=4`` after its name asks for it.
+
+``draft:window=512`` is the target's own draft model, ``FOLDER:window=512`` any other; ``self:...``
+(``own_layers.py``) is the target itself, which reads its own cache so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._internal.named_settings import parse_settings
+from ..models.config import SINKS
+from ..models.lm import LM
+from ..models.small_cache import windowed
+
+SETTINGS = {"window": int, "sinks": int}
+
+
+def model_of(name: str) -> str | None:
+    """Returns the name of the draft model in ``MODEL:window=512``; None: it has no such settings.
+
+    Raises:
+      ValueError: as ``parse`` does.
+    """
+    model, colon, text = name.rpartition(":")
+    setting, equals, _ = text.partition("=")
+    if not colon or not equals or setting not in SETTINGS:
+        return None
+    parse(name, text, model)
+    return model
+
+
+def parse(name: str, text: str, model: str) -> dict[str, Any]:
+    """Returns ``window`` and ``sinks`` of a text such as ``window=512,sinks=4``.
+
+    Args:
+      name: the value of ``drafter=``, for errors.
+      text: the settings.
+      model: what stands before them, for errors.
+
+    Raises:
+      ValueError: a setting is unknown or no number, or there is no window.
+    """
+    found = parse_settings(f"drafter={name!r}", text, model, SETTINGS)
+    if "window" not in found:
+        raise ValueError(
+            f"drafter={name!r}: sinks are seen beside a window; write '{model}:window=512,{text}'"
+        )
+    return {"sinks": SINKS} | found
+
+
+def with_small_cache(name: str, found: object) -> LM:
+    """Returns the draft model ``found`` with the small cache that ``name`` asks for.
+
+    Raises:
+      ValueError: it is no decoder-only draft model, or the cache does not fit it.
+    """
+    model, _, text = name.rpartition(":")
+    if not isinstance(found, LM):
+        raise ValueError(
+            f"drafter={name!r}: window= is for draft models, and {model!r} names none; give "
+            "'draft:window=512', 'FOLDER:window=512', or 'self:window=512' for the target itself"
+        )
+    try:
+        return windowed(found, **parse(name, text, model))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"drafter={name!r}: {error}") from None
