@@ -116,7 +116,7 @@ TABLE = {
         (EVERYTHING, MERGE),
     ],
     "test_drafter_registry.py": [("saved_loaded_and_named|ones_own_are_lossless", MERGE)],
-    "test_dspark.py": [("fault|that_it", DEFAULT), ("law_as|drops", FULL), (EVERYTHING, MERGE)],
+    "test_dspark.py": [("fault", DEFAULT), ("law_as|drops", FULL), (EVERYTHING, MERGE)],
     "test_edges.py": [("transformers|hardware|other_lengths|smaller_vocabulary", MERGE)],
     "test_engine_audit.py": [
         ("that_sees_it|cannot_be_audited", DEFAULT),
