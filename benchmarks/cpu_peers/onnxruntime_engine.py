@@ -23,18 +23,26 @@ from .engine import METHODS, Setting, UnsupportedError, written_once
 
 NGRAM = 3  # a lookup compares one token fewer; OpenVINO's and llama.cpp's compare two at most
 CONFIG = "genai_config.json"
+HEADS = 16  # onnxruntime's attention wants heads of a multiple of so many features
 NAMES = {"float32": "fp32", "int8": "int8", "int4": "int4"}
 
 
 def prepare(pair, precision: str, folder: Path) -> None:
     """Builds the models, and the configurations of both methods.
 
+    A draft model whose heads onnxruntime cannot compute is left out, and with it its method.
+
     Raises:
-      UnsupportedError: bfloat16, which the builder has on GPUs only.
+      UnsupportedError: bfloat16, which the builder has on GPUs only, or the target's heads.
     """
     if precision not in NAMES:
         raise UnsupportedError(
             f"onnxruntime-genai builds no model in {precision} for CPUs; it has {', '.join(NAMES)}"
+        )
+    size = pair.target.config.head_dim
+    if size % HEADS:
+        raise UnsupportedError(
+            f"onnxruntime computes no heads of {size} features, only multiples of {HEADS}"
         )
     written_once(folder, functools.partial(_build, pair, precision))
 
@@ -43,7 +51,10 @@ def _build(pair, precision: str, beside: Path) -> None:
     from specjax.models import save_pretrained
 
     builder = _builder()
-    for name, lm in (("target", pair.target), ("draft", pair.draft)):
+    models = {"target": pair.target, "draft": pair.draft}
+    if pair.draft.config.head_dim % HEADS:
+        del models["draft"]
+    for name, lm in models.items():
         source = beside / f"{name}-source"
         save_pretrained(lm, source)
         _write_tokenizer(source)
@@ -52,7 +63,8 @@ def _build(pair, precision: str, beside: Path) -> None:
             options = builder.parse_extra_options(*given, [])
             builder.create_model(*given, **options)
         shutil.rmtree(source)
-    _write_pair(beside)
+    if "draft" in models:
+        _write_pair(beside)
 
 
 def _builder():
@@ -98,13 +110,12 @@ def start(setting: Setting) -> OnnxRuntime:
 class OnnxRuntime:
     """See ``engine.Engine``."""
 
-    methods = METHODS
-
     def __init__(self, setting: Setting):
         import onnxruntime_genai
 
         self.library, self.setting = onnxruntime_genai, setting
         self.folder = Path(setting.prepared)
+        self.methods = METHODS if (self.folder / CONFIG).exists() else ("plain", "lookup")
         # some id must end texts, before it is emitted: the last one, or one before it if the
         # model says it
         config = json.loads((self.folder / "target" / CONFIG).read_text())
@@ -112,10 +123,11 @@ class OnnxRuntime:
         self._model(self._needed(setting.method))
         kind = {"float32": "float32", "int8": "8 bits", "int4": "4 bits"}[setting.precision]
         self.scheme = f"weights in {kind} by its own builder, cache in float32"
+        if "draft" not in self.methods:
+            self.scheme += f"; no draft model: its heads are no multiple of {HEADS} features"
 
-    @staticmethod
-    def _needed(method: str) -> str:
-        return "pair" if method == "draft" else "target"
+    def _needed(self, method: str) -> str:
+        return "pair" if method == "draft" and method in self.methods else "target"
 
     @functools.cache  # noqa: B019 - the engine lives as long as its process
     def _model(self, name: str):
