@@ -15,8 +15,12 @@ def masked(size, window, sinks, begin=0):
     return (j <= i) & ((j < sinks) | (j > i - window) | (i < begin))
 
 
-def from_scratch(config, weights, tokens, sees):
-    """Logits ``[T, V]``, and keys and values ``[T, K, E]`` of each layer, of ``tokens [T]``."""
+def from_scratch(config, weights, tokens, sees, queries=None):
+    """Logits ``[T, V]``, and keys and values ``[T, K, E]`` of each layer, of ``tokens [T]``.
+
+    ``sees``: bool ``[T, T]``, or for each layer bool ``[K, 1, T, T]``; ``queries``: a list to which
+    those of each layer are added, ``[T, K, G, E]``.
+    """
     weights = jax.tree.map(lambda x: np.asarray(x, np.float64), weights)
     c, size, count = config, config.head_dim, len(tokens)
     turn = np.arange(count)[:, None] * c.rope_theta ** (-np.arange(0, size, 2) / size)
@@ -37,8 +41,10 @@ def from_scratch(config, weights, tokens, sees):
         q, k, v = ((read @ own[name].T).reshape(count, -1, size) for name in "qkv")
         q, k = rotated(q).reshape(count, c.num_kv_heads, c.num_groups, size), rotated(k)
         entries.append((k, v))
+        queries = [] if queries is None else queries
+        queries.append(q)
         scores = np.einsum("nkge,mke->kgnm", q, k) / math.sqrt(size)
-        scores = np.where(sees, scores, -np.inf)
+        scores = np.where(sees[i] if isinstance(sees, list) else sees, scores, -np.inf)
         shares = np.exp(scores - scores.max(axis=3, keepdims=True))
         shares /= shares.sum(axis=3, keepdims=True)
         x = x + np.einsum("kgnm,mke->nkge", shares, v).reshape(count, -1) @ own["o"].T

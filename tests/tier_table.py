@@ -308,6 +308,7 @@ TABLE = {
     "test_datastore.py": [("the_command|leave_the_text", FULL), ("of_the_device", MERGE)],
     "test_tables.py": [("several_texts|sam_finds|many_matches|proposes_what", MERGE)],
     "test_text.py": [("compare_measures", FULL), (r"names_a_drafter|in_a_batch\[draft", MERGE)],
+    "test_top_chunks.py": [("refused", DEFAULT), ("names_ask", MERGE), (EVERYTHING, FULL)],
     "test_topology.py": [(r"measured_ranks|probable_paths\[opt", MERGE)],
     "test_trace.py": [
         ("without_a_tokenizer|datastore", MERGE),

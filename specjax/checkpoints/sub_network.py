@@ -5,18 +5,22 @@ One small JSON file, ``self.json`` in the folder of the model or anywhere else::
     {"specjax": "self", "model": "owner/name", "fingerprint": "...", "num_draft": 4,
      "skip": ["attention.3", "mlp.7"], "found": {...}}
 
-``exit`` stands in place of ``skip`` for the first layers. The fingerprint is that of the weights
-for which the layers were chosen. ``found`` holds whatever the search measured.
+``exit`` stands in place of ``skip`` for the first layers; ``window`` and ``sinks``, and ``chunks``
+with its settings, say what a drafted token sees where that is not the whole text. The fingerprint
+is that of the weights for which the layers were chosen. ``found`` holds whatever the search
+measured.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
 from ..drafters.self_draft import SelfDraft
 from ..models.files import read_json, write_json
 from ..models.lm import LM
+from ..models.top_chunks import TopChunks
 
 FILE, KIND = "self.json", "self"
 
@@ -53,6 +57,8 @@ def save_layers(
     content |= {"skip": list(drafter.skip)} if drafter.skip else {"exit": drafter.exit}
     if drafter.window is not None:
         content |= {"window": drafter.window, "sinks": drafter.sinks}
+    if drafter.chunks is not None:
+        content |= {"chunks": dataclasses.asdict(drafter.chunks)}
     write_json(path, content | {"found": found or {}})
     return path
 
@@ -81,5 +87,10 @@ def load_layers(path: str | os.PathLike, lm: LM) -> SelfDraft:
     if not isinstance(num, int) or num < 1 or not isinstance(skip or [], list):
         raise ValueError(f"{path}: num_draft={num!r}, skip={skip!r}: it was changed by hand")
     small = {name: content[name] for name in ("window", "sinks") if name in content}
+    if "chunks" in content:
+        try:
+            small |= {"chunks": TopChunks(**content["chunks"])}
+        except TypeError as error:
+            raise ValueError(f"{path}: chunks={content['chunks']!r}: {error}") from None
     skipped = tuple(skip or ())
     return SelfDraft(num_draft=num, target=lm.target, exit=exit, skip=skipped, **small)

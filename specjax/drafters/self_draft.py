@@ -48,11 +48,13 @@ from .._internal.optional import required, unset
 from .._internal.pytree import filled, pytree_dataclass
 from ..decoding import contract_checks as checks
 from ..models.config import SINKS
-from ..models.sub_network import skipped_sublayers
+from ..models.sub_network import DecoderPart, skipped_sublayers
+from ..models.top_chunks import TopChunks
 from ..trees import expand
 from ..types import PyTree, SubNetwork, Target
 from .confidence_stop import ConfidenceStop
 from .hand_over import hand_over, wanted_depth
+from .heads import last_feature
 from .model_passes import ModelPassDrafter
 
 
@@ -70,6 +72,7 @@ class SelfDraft(ModelPassDrafter):
       window: how many of the last tokens a drafted token sees, itself included; None: all. It is at
         least the number of nodes of the draft, the root included.
       sinks: with a window, how many of the first tokens it sees besides.
+      chunks: with a window, which further tokens it sees (see ``models.top_chunks``); None: none.
       topology: the tree to draft (see ``trees.topology``); None: a chain of ``num_draft`` tokens.
       sibling_sampling: how children are picked (see ``trees.expand``); None: drawn (``iid``), or
         ``top`` in a tree that the drafter grows.
@@ -78,7 +81,8 @@ class SelfDraft(ModelPassDrafter):
     Raises:
       ValueError: there is no target or nothing to draft; the target has no such part; a tree is to
         be stopped; the window is smaller than the draft, or with the sinks as long as the context;
-        there are sinks and no window.
+        there are sinks or chunks and no window; chunks are to be chosen in a target that is none of
+        ``specjax.load``, or has latent attention, or beside ``stop``.
     """
 
     target: Target = unset(repr=False)
@@ -86,6 +90,7 @@ class SelfDraft(ModelPassDrafter):
     skip: tuple[str, ...] = ()
     window: int | None = None
     sinks: int = SINKS
+    chunks: TopChunks | None = None
     topology: trees.Topology | None = None
     sibling_sampling: str | None = None
     stop: ConfidenceStop | None = None
@@ -105,23 +110,55 @@ class SelfDraft(ModelPassDrafter):
             raise ValueError(
                 f"SelfDraft(sinks={self.sinks}): sinks are seen beside a window; give window= too"
             )
-        _ = self.part  # refuses what the target does not have
+        part = self.part  # refuses what the target does not have
         self._check_window(self.window)
+        if self.chunks is None:
+            return
+        plain = isinstance(part, DecoderPart) and not part.whole.config.kv_rank
+        if self.window is None or self.stop is not None or not plain:
+            raise ValueError(
+                f"SelfDraft(chunks={self.chunks}, window={self.window}, stop={self.stop}): chunks "
+                "are chosen beside a window and without stop=, in a decoder-only model of "
+                "specjax.load with keys and values of its own (no latent attention)"
+            )
+
+    @property
+    def features(self) -> tuple[int, ...]:
+        """The hidden states from which the queries that choose chunks follow."""
+        return () if self.chunks is None else self._decoder_part.choosing_layers
+
+    @property
+    def reads_last(self) -> bool:
+        return self.chunks is not None
+
+    @property
+    def can_rewind(self) -> bool:
+        return self.chunks is None
 
     @property
     def part(self) -> SubNetwork:
         """The sub-network that drafts."""
         small: dict[str, Any] = {}
         if self.window is not None:  # targets of one's own need not know these arguments
-            small = dict(window=self.window, sinks=self.sinks)
+            budget = 0 if self.chunks is None else self.chunks.budget
+            small = dict(window=self.window, sinks=self.sinks + budget)
         return self.target.sub_network(exit=self.exit, skip=self.skip, **small)
+
+    @property
+    def _decoder_part(self) -> DecoderPart:
+        part = self.part
+        assert isinstance(part, DecoderPart)  # `__post_init__` refuses others beside chunks
+        return part
 
     @property
     def words(self) -> str:
         """What names these layers in ``generate(drafter=...)``."""
         which = [f"skip={','.join(self.skip)}"] if self.skip else []
         which += [] if self.exit is None else [f"exit={self.exit}"]
-        which += [] if self.window is None else [f"window={self.window},sinks={self.sinks}"]
+        small = [] if self.window is None else [f"window={self.window},sinks={self.sinks}"]
+        if self.chunks is not None:
+            small += [f"{name}={size}" for name, size in dataclasses.asdict(self.chunks).items()]
+        which += [",".join(small)] if small else []
         return ":".join([self.name, *which])
 
     @property
@@ -129,9 +166,22 @@ class SelfDraft(ModelPassDrafter):
         return self.target.vocab_size
 
     def init(self, params, target_params, batch, capacity, inputs=None):
+        if self.chunks is not None:
+            config, layers = self._decoder_part.whole.config, len(self.features)
+            return ChosenChunks(
+                states=jnp.zeros((batch, layers * config.hidden_size)),
+                places=jnp.zeros(
+                    (batch, layers, config.num_kv_heads, self.chunks.budget), jnp.int32
+                ),
+                age=jnp.full((batch,), self.chunks.every, jnp.int32),
+            )
         return () if self.stop is None else self.stop.init(batch)
 
     def observe(self, params, target_params, state, segment):
+        if self.chunks is not None:
+            features = required(segment.features, "segment.features")
+            states = last_feature(state.states, features, segment.num)
+            return dataclasses.replace(state, states=states)
         if self.stop is None or segment.round is None:
             return state
         accepted = jnp.minimum(jnp.maximum(segment.num - 1, 0), state.offered)
@@ -139,7 +189,11 @@ class SelfDraft(ModelPassDrafter):
 
     def draft_step(self, params, target_params, state, context):
         part, width = self.part, context.width
-        cache = part.select(context.cache, context.length - 1)
+        if self.chunks is None:
+            cache = part.select(context.cache, context.length - 1)
+        else:
+            state = self._chosen(target_params, state, context, self.chunks)
+            cache = self._decoder_part.select(context.cache, context.length - 1, state.places)
         given = part, self.target, target_params, cache
         checked = functools.partial(checks.verified_by_part, *given)
 
@@ -162,6 +216,35 @@ class SelfDraft(ModelPassDrafter):
         width = wanted_depth(draft, context, width)
         topology = required(self.topology, "topology")
         return hand_over(checked, topology, draft, entries, width), state
+
+    def _chosen(self, target_params, state, context, chunks):
+        """The state with chunks that are chosen anew in rows whose last choice is old."""
+        part, length = self._decoder_part, context.length - 1
+        whole = required(self.window, "window") + self.sinks + chunks.budget
+        old = (state.age >= chunks.every) & (length > whole) & (context.budget > 0)
+
+        def anew():
+            return part.choose(target_params, context.cache, state.states, length, chunks)
+
+        places = jax.lax.cond(jnp.any(old), anew, lambda: state.places)
+        places = jnp.where(old[:, None, None, None], places, state.places)
+        return dataclasses.replace(state, places=places, age=jnp.where(old, 1, state.age + 1))
+
+
+@pytree_dataclass
+class ChosenChunks:
+    """What is remembered of a choice of chunks.
+
+    Attributes:
+      states: float32 ``[B, F]``, the inputs of the layers that choose, at the last token in the
+        target's cache.
+      places: int32 ``[B, layers, K, budget]``, the positions of the tokens chosen last.
+      age: int32 ``[B]``, rounds since then.
+    """
+
+    states: jax.Array
+    places: jax.Array
+    age: jax.Array
 
 
 @pytree_dataclass

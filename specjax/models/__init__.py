@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .small_cache import windowed
     from .stream_decoder import StreamDecoder
     from .tokenizer import Tokenizer, TokenizerLike
+    from .top_chunks import TopChunks
 
 # The models need Flax and the loop does not, so each module is imported when it is first asked for.
 _LAZY = {
@@ -31,6 +32,7 @@ _LAZY = {
     "StreamDecoder": "stream_decoder",
     "Tokenizer": "tokenizer",
     "TokenizerLike": "tokenizer",
+    "TopChunks": "top_chunks",
     "as_drafter": "lm",
     "check_same_tokenizer": "lm",
     "kv_cache": "kv_cache",
@@ -53,6 +55,7 @@ __all__ = [
     "StreamDecoder",
     "Tokenizer",
     "TokenizerLike",
+    "TopChunks",
     "as_drafter",
     "check_same_tokenizer",
     "kv_cache",

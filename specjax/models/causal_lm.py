@@ -155,18 +155,22 @@ class CausalLM(CheckpointTarget, HeadTarget):
         config = dataclasses.replace(self.config, cache_window=window, sinks=sinks)
         return dataclasses.replace(self, config=config)
 
-    def recent(self, cache, length: jax.Array) -> PyTree:
+    def recent(self, cache, length: jax.Array, chosen=None) -> PyTree:
         """What the small cache of this model would hold, taken from a cache that holds all tokens.
 
         Args:
           cache: of the same model without a small cache.
           length: int32 ``[B]``, the number of committed tokens.
+          chosen: for each layer the positions of chosen tokens, see ``kv_cache.recent``.
         """
         c, parts = self.config, (DATA, self._heads)
         budget = required(c.cache_window, "cache_window"), c.sinks
         budgets = [None if c.is_local(i) else budget for i in range(c.num_layers)]
-        take = functools.partial(kv_cache.recent, budgets=budgets)
-        return sharding.locally(take, [parts, (DATA,)], parts)(cache, length)
+
+        def take(cache, length, chosen):
+            return kv_cache.recent(cache, length, budgets, chosen)
+
+        return sharding.locally(take, [parts, (DATA,), parts], parts)(cache, length, chosen)
 
     def run(
         self,

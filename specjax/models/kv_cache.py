@@ -77,26 +77,39 @@ def held(slots: int, length: jax.Array, sinks: int) -> jax.Array:
     return jnp.where((slot < sinks) | (last < slot), slot, last)
 
 
-def recent(cache: PyTree, length: jax.Array, budgets: Sequence[tuple[int, int] | None]) -> PyTree:
+def recent(
+    cache: PyTree,
+    length: jax.Array,
+    budgets: Sequence[tuple[int, int] | None],
+    chosen: Sequence[jax.Array | None] | None = None,
+) -> PyTree:
     """Returns the entries of the first and of the last tokens, in the slots of a ring after sinks.
 
     Args:
       cache: leaves ``[B, K, S, E]``, in whose slot ``i`` is the entry of token ``i``.
       length: int32 ``[B]``, the number of committed tokens.
       budgets: for each layer its window and A, the number of sinks; None: the layer stays as it is.
+      chosen: for each layer int32 ``[B, K, R]`` or None, positions of tokens that stand in place of
+        the last R of A sinks, in rows with more tokens than ``A + window``; None: there are none.
 
     Returns:
       leaves ``[B, K, A + window, E]`` of layers that have more slots; the others as they are.
     """
 
-    def take(slots, budget):
+    def take(slots, budget, places):
         if budget is None or slots.shape[2] <= sum(budget):
             return slots
-        where = held(sum(budget), length, budget[1])
-        return jnp.take_along_axis(slots, where[:, None, :, None], axis=2, mode="clip")
+        where = held(sum(budget), length, budget[1])[:, None]
+        if places is not None:
+            batch, heads, count = places.shape
+            where = jnp.broadcast_to(where, (batch, heads, where.shape[2]))
+            first, instead, ring = jnp.split(where, (budget[1] - count, budget[1]), axis=2)
+            instead = jnp.where((length > sum(budget))[:, None, None], places, instead)
+            where = jnp.concatenate([first, instead, ring], axis=2)
+        return jnp.take_along_axis(slots, where[..., None], axis=2, mode="clip")
 
-    layers = zip(cache, budgets, strict=True)
-    return tuple(tuple(take(slots, budget) for slots in layer) for layer, budget in layers)
+    layers = zip(cache, budgets, chosen or [None] * len(cache), strict=True)
+    return tuple(tuple(take(slots, *given) for slots in layer) for layer, *given in layers)
 
 
 def commit(

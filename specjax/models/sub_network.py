@@ -25,9 +25,11 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from .._internal.optional import required
 from .._internal.pytree import pytree_dataclass, static
 from ..types import Draft, Scores, SubNetwork
-from .config import ATTENTION, EVERY_SUBLAYER, MLP_SUBLAYER
+from .config import ATTENTION, EVERY_SUBLAYER, MLP_SUBLAYER, DecoderConfig
+from .top_chunks import TopChunks, choose, choosing_layers
 
 KINDS = (ATTENTION, MLP_SUBLAYER)
 _ITEM = re.compile(r"(?:(attention|mlp)[.:])?(\d+)(?:-(\d+))?")
@@ -80,7 +82,10 @@ class RunsInPart(Protocol):
     @property
     def num_layers(self) -> int: ...
 
-    def recent(self, cache, length): ...
+    @property
+    def config(self) -> DecoderConfig: ...
+
+    def recent(self, cache, length, chosen=None): ...
 
     def run(
         self,
@@ -123,8 +128,25 @@ class DecoderPart(SubNetwork):
     def hands_over(self) -> bool:
         return self.shared > 0
 
-    def select(self, cache, length):
-        return cache if self.small is None else self.small.recent(cache, length)
+    def select(self, cache, length, chosen: jax.Array | None = None):
+        """See ``SubNetwork.select``; ``chosen``: what ``choose`` returned last."""
+        if self.small is None:
+            return cache
+        places = None
+        if chosen is not None:
+            of = {layer: chosen[:, i] for i, layer in enumerate(self.choosing_layers)}
+            places = [of.get(i) for i in range(len(self.without))]
+        return self.small.recent(cache, length, places)
+
+    @property
+    def choosing_layers(self) -> tuple[int, ...]:
+        """The layers that choose chunks; the inputs of these are the hidden states so numbered."""
+        return choosing_layers(self.whole.config, self.without)
+
+    def choose(self, params, cache, states, length, chunks: TopChunks) -> jax.Array:
+        """The positions of the chunks that the layers choose; see ``top_chunks.choose``."""
+        small = required(self.small, "small").config
+        return choose(small, params, cache, states, length, chunks, self.choosing_layers)
 
     def verify(
         self, params, cache, draft: Draft, *, features=(), since=0, entries=None, logits=True

@@ -23,8 +23,9 @@ def named_layers(lm: LM, name: str, num_draft: int) -> SelfDraft:
     After ``self:``, ``exit=4``, ``skip=attention.3-5,mlp.7`` or ``from=FILE`` choose the layers
     that draft. Without a choice, the layers are those of the file that ``specjax layers`` saved in
     the model's folder. ``:window=512,sinks=4`` lets a drafted token see only these tokens of the
-    text; without a choice all layers then draft. ``:stop=0.6`` sets the probability at which a
-    chain ends (see ``drafters.confidence_stop``).
+    text, and ``:window=64,budget=512,chunk=8,every=8`` also those chunks that it wants most (see
+    ``models.top_chunks``); without a choice all layers then draft. ``:stop=0.6`` sets the
+    probability at which a chain ends (see ``drafters.confidence_stop``).
 
     Args:
       lm: the target.
@@ -38,8 +39,8 @@ def named_layers(lm: LM, name: str, num_draft: int) -> SelfDraft:
     words = (word.partition("=") for word in name.split(":")[1:])
     given: dict[str, str] = {key: value for key, _, value in words}
     stop, small = given.pop("stop", None), dict[str, Any]()
-    for setting in [s for s in small_caches.SETTINGS if s in given]:
-        small |= small_caches.parse(name, f"{setting}={given.pop(setting)}", SELF)
+    for setting in [s for s in small_caches.OWN_SETTINGS if s in given]:
+        small |= small_caches.parse_own(name, f"{setting}={given.pop(setting)}", SELF)
     which = len(given)
     saved: str | Path | None = given.pop("from", None)
     if not which and not small and (own := default_path(lm)) is not None and own.is_file():

@@ -12,8 +12,11 @@ from .._internal.named_settings import parse_settings
 from ..models.config import SINKS
 from ..models.lm import LM
 from ..models.small_cache import windowed
+from ..models.top_chunks import TopChunks
 
 SETTINGS = {"window": int, "sinks": int}
+CHUNKS = {"budget": int, "chunk": int, "every": int}  # of the target's own cache alone
+OWN_SETTINGS = SETTINGS | CHUNKS
 
 
 def model_of(name: str) -> str | None:
@@ -30,23 +33,47 @@ def model_of(name: str) -> str | None:
     return model
 
 
-def parse(name: str, text: str, model: str) -> dict[str, Any]:
+def parse(name: str, text: str, model: str, known=SETTINGS) -> dict[str, Any]:
     """Returns ``window`` and ``sinks`` of a text such as ``window=512,sinks=4``.
 
     Args:
       name: the value of ``drafter=``, for errors.
       text: the settings.
       model: what stands before them, for errors.
+      known: the settings that there are, and their types.
 
     Raises:
       ValueError: a setting is unknown or no number, or there is no window.
     """
-    found = parse_settings(f"drafter={name!r}", text, model, SETTINGS)
+    found = parse_settings(f"drafter={name!r}", text, model, known)
     if "window" not in found:
+        seen = "chunks" if {*found} & {*CHUNKS} else "sinks"
         raise ValueError(
-            f"drafter={name!r}: sinks are seen beside a window; write '{model}:window=512,{text}'"
+            f"drafter={name!r}: {seen} are seen beside a window; write '{model}:window=512,{text}'"
         )
     return {"sinks": SINKS} | found
+
+
+def parse_own(name: str, text: str, model: str) -> dict[str, Any]:
+    """Returns what ``parse`` does for the target's own cache, and ``chunks`` where a text such as
+    ``window=64,budget=512,chunk=8,every=8`` has a budget.
+
+    Raises:
+      ValueError: as ``parse``; there are settings of chunks without a budget, or chunks cannot be.
+    """
+    found = parse(name, text, model, OWN_SETTINGS)
+    chunks = {setting: found.pop(setting) for setting in CHUNKS if setting in found}
+    if not chunks:
+        return found
+    if "budget" not in chunks:
+        raise ValueError(
+            f"drafter={name!r}: chunks are chosen for a budget of tokens; write "
+            f"'{model}:{text},budget=512'"
+        )
+    try:
+        return found | {"chunks": TopChunks(**chunks)}
+    except ValueError as error:
+        raise ValueError(f"drafter={name!r}: {error}") from None
 
 
 def with_small_cache(name: str, found: object) -> LM:

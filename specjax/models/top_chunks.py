@@ -1,0 +1,150 @@
+"""Top chunks for drafting: between the sinks and the window, the entries that a query wants most.
+
+    score of chunk c = q . (mean of the keys of c),   q: the sum over a head's group of queries
+
+The text between the first ``sinks`` tokens and the last ``window`` tokens is cut into chunks. Every
+few rounds each layer and key/value head chooses the chunks with the greatest scores, by the
+target's own queries of the last committed token, as many as fit into ``budget`` tokens. Until the
+next choice a drafted token sees sinks, chosen chunks and window. A text that is no longer than the
+three together is seen whole.
+
+The queries need no pass: they follow from the hidden states that the target's last pass gave. A
+choice reads the keys of the whole text once, so its cost grows with the text; what is drafted
+between two choices does not.
+
+The chosen entries lie where those of further sinks would (``kv_cache.recent``), since every drafted
+token sees them: a part with this cache is one with ``sinks + budget`` sinks.
+
+Differs from TriForce, which chooses once by the last token of the prompt, for heads that share no
+keys, and later overwrites the chunks of least score by what was generated; here the window holds
+what was generated, and the choice is made anew. The first chunk, which it always keeps, is the
+sinks.
+
+References: Sun et al., TriForce, arXiv 2404.11912, section 4.1 (retrieval of chunks by mean keys);
+Chen et al., MagicDec, arXiv 2408.11049 (the target drafts over a small cache of its own).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ..types import PyTree
+from .config import ATTENTION, DecoderConfig
+from .decoder import abstract
+from .layers import turns
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TopChunks:
+    """How many tokens are chosen, and how often.
+
+    Attributes:
+      budget: tokens of the chosen chunks, a multiple of ``chunk``.
+      chunk: tokens of a chunk.
+      every: the number of rounds from one choice to the next.
+
+    Raises:
+      ValueError: a number is none of tokens or rounds, or chunks do not fill the budget.
+    """
+
+    budget: int
+    chunk: int = 8
+    every: int = 8
+
+    def __post_init__(self):
+        for name in ("budget", "chunk", "every"):
+            size = getattr(self, name)
+            if isinstance(size, bool) or not isinstance(size, numbers.Integral) or size < 1:
+                raise ValueError(f"{name}={size!r}: it must be a whole number from 1")
+        if self.budget % self.chunk:
+            raise ValueError(
+                f"budget={self.budget}, chunk={self.chunk}: whole chunks are chosen; give a budget "
+                f"that is a multiple of {self.chunk}"
+            )
+
+    @property
+    def count(self) -> int:
+        """The number of chosen chunks."""
+        return self.budget // self.chunk
+
+
+def choosing_layers(config: DecoderConfig, without: tuple[frozenset[str], ...]) -> tuple[int, ...]:
+    """The layers that choose: those whose attention runs and sees all tokens."""
+    return tuple(
+        i
+        for i, left_out in enumerate(without)
+        if ATTENTION not in left_out and not config.is_local(i)
+    )
+
+
+def queries(config: DecoderConfig, params, states: jax.Array, position: jax.Array, layers):
+    """The queries of one token a row, of these layers: float32 ``[B, K, E]`` each, summed over the
+    query heads that share a key.
+
+    Args:
+      params: the weights of the decoder.
+      states: ``[B, F]``, what these layers read, side by side.
+      position: int32 ``[B]``, where the token stands.
+    """
+    model, batch = nnx.merge(abstract(config)[0], params), len(states)
+    inputs = jnp.split(states.astype(model.norm.weight[...].dtype), len(layers), axis=1)
+    found = []
+
+    def keep(query, *fresh):
+        found.append(jnp.sum(query[..., 0].astype(jnp.float32), axis=3))
+        return jnp.zeros_like(query), None
+
+    for i, x in zip(layers, inputs, strict=True):
+        rope = None
+        if config.positions == "rope":
+            rope = turns(config, position[:, None], not config.is_local(i), x.dtype)
+        block = model.blocks[i]
+        block.attention(block.enter(x.T)[0], rope, batch, keep)
+    return found
+
+
+def choose(
+    config: DecoderConfig,
+    params: PyTree,
+    cache: PyTree,
+    states: jax.Array,
+    length: jax.Array,
+    chunks: TopChunks,
+    layers: tuple[int, ...],
+) -> jax.Array:
+    """Chooses chunks.
+
+    Args:
+      config: of the decoder with a small cache, among whose sinks those of the budget are counted.
+      params: its weights.
+      cache: of the target, with the entries of all tokens.
+      states: ``[B, F]``, the inputs of ``layers`` at the last token in the cache, side by side.
+      length: int32 ``[B]``, the number of entries in the cache. Where sinks, budget and window hold
+        them all, the choice is arbitrary.
+      chunks: how many.
+      layers: those that choose.
+
+    Returns:
+      int32 ``[B, layers, K, budget]``, the positions of the tokens chosen.
+    """
+    sinks, window = config.sinks - chunks.budget, config.cache_window or 0
+    within, chosen = jnp.arange(chunks.chunk, dtype=jnp.int32), []
+    asked = queries(config, params, states, length - 1, layers)
+    for i, query in zip(layers, asked, strict=True):
+        keys = cache[i][0]
+        count = max((keys.shape[2] - sinks) // chunks.chunk, chunks.count)
+        some = keys[:, :, sinks : sinks + count * chunks.chunk]
+        score = jnp.einsum("bke,bkse->bks", query, some.astype(jnp.float32))
+        score = jnp.pad(score, ((0, 0), (0, 0), (0, count * chunks.chunk - score.shape[2])))
+        score = jnp.mean(score.reshape(*score.shape[:2], count, chunks.chunk), axis=3)
+        end = sinks + chunks.chunk * (1 + jnp.arange(count))
+        score = jnp.where((end <= length[:, None] - window)[:, None], score, -jnp.inf)
+        _, best = jax.lax.top_k(score, chunks.count)
+        positions = sinks + best[..., None] * chunks.chunk + within
+        chosen.append(positions.reshape(*positions.shape[:2], chunks.budget).astype(jnp.int32))
+    return jnp.stack(chosen, axis=1)
