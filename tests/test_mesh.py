@@ -20,7 +20,7 @@ from specjax.drafters import Adaptive, DraftModel, NGram, Plain, SelfDraft
 from specjax.drafters.hydra import Hydra, HydraConfig
 from specjax.drafters.prefix import prefix_config
 from specjax.drafters.speculator import Speculator, SpeculatorConfig
-from specjax.models import placement, reading, windowed
+from specjax.models import TopChunks, placement, reading, windowed
 from specjax.models.causal_lm import CausalLM
 from specjax.models.config import DecoderConfig
 from specjax.models.decoder import Decoder
@@ -115,6 +115,7 @@ def real(name):
             weights(DRAFT, 1),
         ),
         "windowed self": (SelfDraft(3, target=CausalLM(CONFIG), window=4, sinks=1), None),
+        "chunks of self": (SelfDraft(3, target=CausalLM(CONFIG), window=4, chunks=CHUNKS), None),
         "ngram": (NGram(num_draft=5, shortest=1), None),
         "adaptive": (Adaptive(draft), {"inner": weights(DRAFT, 1), "costs": costs}),
         "hydra": (hydra, heads(hydra)),
@@ -122,8 +123,9 @@ def real(name):
     }[name]
 
 
+CHUNKS = TopChunks(budget=4, chunk=2, every=2)
 ONCE = ("plain", "whole draft", "windowed draft", "windowed self", "ngram", "adaptive", "hydra")
-ONCE += ("speculator",)
+ONCE += ("speculator", "chunks of self")
 REAL = [(m, "draft") for m in MESHES] + [(MESHES[0], name) for name in ONCE]
 
 

@@ -64,7 +64,7 @@ def laws(text, length, places):
     for of_layer in places or [[{*range(SINKS, SINKS + BUDGET)}] * HEADS] * LAYERS:
         mask = np.stack([masked(size, WINDOW, SINKS, length - 1)] * HEADS)
         for head, own in enumerate(of_layer):
-            mask[head, length - 1 :, sorted(own)] = True
+            mask[head, length - 1 :, [j for j in own if j < size]] = True
         sees.append((mask & (np.arange(size) <= np.arange(size)[:, None]))[:, None])
     logits, _ = from_scratch(CONFIG, params()["target"], text, sees)
     return softmax(logits[length - 1 : length - 1 + DRAFTED])
