@@ -9,9 +9,10 @@ import pytest
 from toys import bag, context, heads
 
 from specjax import Sampling, trees
+from specjax._internal.optional import required
 from specjax.analysis import sampled_law
 from specjax.decoding import reference
-from specjax.drafters import DSpark, Schedule
+from specjax.drafters import Adaptive, DSpark, Fallback, Hybrid, NGram, Schedule, Union
 from specjax.drafters.draft_length.schedule import worth_drafting
 from specjax.drafters.dspark import DSparkConfig
 from specjax.models import DecoderConfig
@@ -135,6 +136,25 @@ def test_a_row_that_ends_before_counts_for_nothing_where_depths_are_weighed():
         costs = 1 + step * jnp.arange(4)
         asked = dataclasses.replace(context(2), costs=costs)
         assert drafter.worthwhile(chances, asked).tolist() == depths
+
+
+def test_costs_of_a_combination_are_read_up_to_the_own_depth():
+    chances = jnp.asarray([[0.9, 0.6, 0.3], [0.9, 0.8, 0.9]])
+    costs = jnp.asarray([1.0, 1.1, 1.3, 1.9])
+    alone = SPARK.worthwhile(chances, dataclasses.replace(context(2), costs=costs))
+    deeper = dataclasses.replace(context(2), costs=jnp.append(costs, jnp.asarray([0.1, 0.1])))
+    assert SPARK.worthwhile(chances, deeper).tolist() == alone.tolist() == [2, 2]
+    inner = Hybrid(inner=SPARK), Fallback(first=NGram(5), inner=SPARK)
+    for drafter in (*inner, Union(drafters=(NGram(5), SPARK))):
+        whole = Adaptive(drafter, "schedule")
+        own = (None, heads(SPARK)) if isinstance(drafter, Union) else heads(SPARK)
+        params = {"inner": own, "costs": jnp.ones(len(required(whole.widths, "widths")))}
+
+        def step(params, whole=whole):
+            state = whole.init(params, PARAMS, 2, 16)
+            return whole.draft_step(params, PARAMS, state, context(2))[0].tokens
+
+        assert jax.eval_shape(step, params).shape == (2, whole.num_draft + 1)
 
 
 # ------------------------------------------------------------------------------------ the law

@@ -376,6 +376,8 @@ OTHER = np.ones((24, 16), np.float32)
         ("dspark", {"markov_head_type": "lstm"}, {}, "markov='lstm'"),
         ("dspark", {"enable_confidence_head": 1}, {}, "enable_confidence_head=1"),
         ("dspark", {"confidence_head_with_markov": None}, {}, "lacks confidence_head_with_markov"),
+        ("dspark", {"is_causal": True}, {}, "is_causal=True: in this layout blocks are seen whole"),
+        ("dspark", {"attention_sink_bias": True}, {}, "attention sinks are not supported"),
         ("dspark", {"target_layer_ids": [-2]}, {}, "target_layer_ids=.-2."),
         ("dspark", {}, {"lm_head.weight": OTHER}, "lm_head.weight .*a copy of a table"),
     ],
@@ -386,8 +388,17 @@ def test_what_is_wrong_with_a_drafter_is_named(source, config, tensors, words, t
         specjax.load_drafter(tmp_path, target)
 
 
-def test_a_mask_with_an_embedding_of_its_own_is_refused(target, tmp_path):
-    edited(tmp_path, "dflash")
+def test_the_heads_of_dspark_are_not_left_out_where_dflash_is_written(target, tmp_path):
+    drafter = specjax.load_drafter(GOLDEN / "dspark", target).drafter
+    shape = dataclasses.replace(drafter.config, from_root=False)
+    drafter = dataclasses.replace(drafter, config=shape, topology=None)
+    with pytest.raises(ValueError, match="no place for the heads of a DSpark; take 'dspark'"):
+        specjax.save_drafter(drafter, weights_for(drafter), tmp_path, format="dflash")
+
+
+@pytest.mark.parametrize("source", ["dflash", "dspark"])
+def test_a_mask_with_an_embedding_of_its_own_is_refused(source, target, tmp_path):
+    edited(tmp_path, source)
     (tmp_path / "mask_embedding.pt").write_bytes(b"")
     with pytest.raises(ValueError, match="mask_embedding.pt: masks .* target's of token 23"):
         specjax.load_drafter(tmp_path, target)

@@ -20,6 +20,7 @@ from specjax.decoding.round import commit_round, draft_and_verify
 from specjax.drafters import DraftModel, Fallback, Hybrid, NGram, PaSS, Union
 from specjax.drafters.pass_embeddings import PaSSConfig, PaSSState
 from specjax.models.causal_lm import graph_definition
+from specjax.tracing import record
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 TARGET = Path(__file__).parent / "golden" / "heads" / "target"  # a Llama of two layers
@@ -140,6 +141,16 @@ def test_nothing_sees_a_vector():
     nodes = TREE.num_nodes
     assert np.array_equal(found[0][:, :nodes], found[1][:, :nodes])
     assert (found[0][:, nodes:] != found[1][:, nodes:]).any(axis=2).all()
+
+
+def test_any_row_is_recorded(lm):
+    drafter = PaSS(config=CONFIG, target=lm.target, topology=TREE)
+    params = {"target": lm.params, "drafter": heads(drafter)}
+    given = lm.target, drafter, PROMPTS.astype(np.int32), LENGTHS, jax.random.key(0)
+    request, capacity = prepare_inputs(*given, 3, Sampling(), None, ())
+    state = loop.jit_start(lm.target, drafter, "greedy", capacity, params, request)
+    rounds = record.record_rounds(lm.target, drafter, "greedy", params, state, row=1)
+    assert sum(len(one.emitted) for one, _ in rounds) == 3
 
 
 def test_vectors_are_written_and_loaded_again(lm, tmp_path):

@@ -53,16 +53,6 @@ def load(config: Mapping, tensors: Mapping, target):
         config = _plain(config, count)
     own = config.get("dflash_config") or {}
     ids = own.get("target_layer_ids")
-    files = tensors.files if isinstance(tensors, Tensors) else ()
-    beside = [path.with_name(_MASK) for path in files]
-    if any(path.exists() for path in beside):
-        raise ValueError(
-            f"{_MASK}: masks with an embedding of their own are not supported, only the target's "
-            f"of token {own.get('mask_token_id', config.get('mask_token_id'))}"
-        )
-    for key in ("attention_sink_bias", "add_swa_attention_sink_bias"):
-        if own.get(key, config.get(key)):
-            raise ValueError(f"{key}: attention sinks are not supported")
     layers, said = layers_of(config, own, tensors, target)
     if ids is None:
         ids = usual_ids(count, layers.num_layers)
@@ -84,6 +74,16 @@ def layers_of(config: Mapping, own: Mapping, tensors: Mapping, target) -> tuple:
     Raises:
       ValueError: a key is missing, or of another kind; or the file is one of another target.
     """
+    files = tensors.files if isinstance(tensors, Tensors) else ()
+    beside = [path.with_name(_MASK) for path in files]
+    if any(path.exists() for path in beside):
+        raise ValueError(
+            f"{_MASK}: masks with an embedding of their own are not supported, only the target's "
+            f"of token {own.get('mask_token_id', config.get('mask_token_id'))}"
+        )
+    for key in ("attention_sink_bias", "add_swa_attention_sink_bias"):
+        if own.get(key, config.get(key)):
+            raise ValueError(f"{key}: attention sinks are not supported")
     own_names = [name for name in tensors if name.startswith("layers.")]
     usual = dict(model_type="qwen3", vocab_size=target.target.vocab_size)
     layers = layer_config(config, own_names, **usual)
@@ -123,6 +123,11 @@ def save(drafter: BlockDrafter, params, target=None) -> tuple[dict, dict]:
     shape = drafter.config
     if not shape.layers.qk_norm:
         raise ValueError("format='dflash': its layers norm queries and keys, these do not")
+    if type(shape) is not BlockConfig:
+        raise ValueError(
+            f"format='dflash': it has no place for the heads of a {type(drafter).__name__}; take "
+            f"{drafter.name!r}"
+        )
     if shape.from_root:
         raise ValueError(
             "format='dflash': from_root=True: the root's place drafts nothing in this layout; take "

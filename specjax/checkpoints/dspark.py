@@ -42,6 +42,9 @@ def matches(config: Mapping, names: set[str]) -> bool:
 
 
 def load(config: Mapping, tensors: Mapping, target):
+    for key in ("is_causal", "causal", "use_swa"):
+        if config.get(key):
+            raise ValueError(f"{key}={config[key]!r}: in this layout blocks are seen whole")
     layers, said = dflash.layers_of(config, config, tensors, target)
     ids = config.get("target_layer_ids")
     dflash.check_ids(ids, target, least=-1)

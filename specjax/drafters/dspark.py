@@ -224,6 +224,7 @@ class DSpark(BlockDrafter):
                 reached = jnp.sum(jnp.cumprod(sure, axis=1), axis=1) + end.keeps_last
                 most = jnp.minimum(most, reached)
         if context.costs is not None:
+            costs = context.costs[: self.depth + 1]  # a combination may draft deeper than its parts
             survival = jnp.where(jnp.arange(self.depth) < most[:, None], survival, 0.0)
-            most = jnp.minimum(most, worth_drafting(survival, context.costs, context.budget))
+            most = jnp.minimum(most, worth_drafting(survival, costs, context.budget))
         return most

@@ -198,8 +198,9 @@ def _arrays(rule, params, verified: VerifiedRound, emitted, keys) -> RoundArrays
     rule = acceptance.choose(rule, draft, context.sampling.greedy)
     evidence = rule.evidence(params.get("rule"), draft, target_law, draft_law, keys)
     contract_checks.check_evidence(rule, evidence, draft)
+    others = dict.fromkeys(("laws", "topology", "partial", "vectors"))  # not recorded
     return RoundArrays(
-        draft=dataclasses.replace(draft, laws=None, parent=parent, topology=None, partial=None),
+        draft=dataclasses.replace(draft, parent=parent, **others),
         depth=jnp.broadcast_to(trees.depths(draft), (batch, nodes)),
         acceptable=walk.eligible(draft),
         p=after[jnp.maximum(parent, ROOT), rows, jnp.arange(nodes)],

@@ -199,9 +199,9 @@ class Context:
         nodes below that threshold are no candidates and not scored (``trees.expand`` sees to that),
         and where that is so in all rows, a drafter saves what deeper nodes would cost. Drafters
         without laws of their own leave it alone.
-      costs: float32 ``[D + 1]`` or None, what a round costs at each depth: a drafter that knows its
-        chances ends the draft where more of it does not pay (``drafters.draft_length.schedule``).
-        Other drafters leave it alone.
+      costs: float32 ``[D + 1]`` or None, what a round costs at each depth, which may be more than
+        the drafter's own, in a combination: a drafter that knows its chances ends the draft where
+        more of it does not pay (``drafters.draft_length.schedule``). Others leave it alone.
       plan: what the drafter's own ``plan`` said before the round, or None.
       noise: under a rule that shares its noise (see ``Rule.noise``), that noise, else None. Drafts
         made with it are judged without their laws, and none need be stated.
