@@ -11,7 +11,9 @@ from toys import bag, context, heads
 from specjax import Sampling, trees
 from specjax._internal.optional import required
 from specjax.analysis import sampled_law
-from specjax.decoding import reference
+from specjax.decoding import prefill, reference
+from specjax.decoding.inputs import prepare_inputs
+from specjax.decoding.round import run_round
 from specjax.drafters import Adaptive, DSpark, Fallback, Hybrid, NGram, Schedule, Union
 from specjax.drafters.draft_length.schedule import worth_drafting
 from specjax.drafters.dspark import DSparkConfig
@@ -177,15 +179,18 @@ def test_fault_a_length_that_follows_a_token_that_it_drops_is_seen(kind, wrong):
     assert (np.asarray(kept) != np.asarray(again)).any() == wrong
 
 
-def evidence(kind, least):
-    """The texts of many rows against the target's law."""
-    drafter = kind(config=SPARK.config, target=TOY, sibling_sampling="iid", least=least)
-    weights = heads(drafter)
-    # token 1 is followed by a chance of 0.02, the others by one of 0.98
+def leading(weights):
+    """Weights with which token 1 is followed by a chance of 0.02, the others by one of 0.98."""
     weights["markov"]["embedding"] = 0.5 * jnp.eye(3)
     weights["confidence"]["weight"] = jnp.asarray([[0.0] * 6 + [8.0, -8.0, 8.0]])
     weights["confidence"]["bias"] = jnp.zeros(1)
-    params = {"target": PARAMS, "drafter": weights}
+    return weights
+
+
+def evidence(kind, least):
+    """The texts of many rows against the target's law."""
+    drafter = kind(config=SPARK.config, target=TOY, sibling_sampling="iid", least=least)
+    params = {"target": PARAMS, "drafter": leading(heads(drafter))}
     counts, stats = sampled_law.joint_counts(
         TOY, drafter, "rejection", params, (1, 0), 3, WARM, rows=ROWS
     )
@@ -202,6 +207,36 @@ def test_a_chain_that_is_cut_by_its_chances_leaves_the_law_as_it_is():
 def test_a_chance_that_reads_the_token_it_drops_changes_the_law():
     found = evidence(Anticipating, 0.5)
     assert not found.fits(FALSE_ALARM) and found.least(FALSE_ALARM) > 0.01
+
+
+@pytest.mark.parametrize(("kind", "wrong"), [(DSpark, False), (Anticipating, True)])
+def test_one_depth_for_two_rows_leaves_their_law_as_it_is_unless_it_reads_what_it_drops(
+    kind, wrong
+):
+    """The joint law of two rows over many batches, each of which has one depth by its costs."""
+    inner = kind(config=SPARK.config, target=TOY, sibling_sampling="iid")
+    drafter, batches = Adaptive(inner, "schedule"), 20_000
+    costs = jnp.asarray([1.0, 1.1, 1.55])
+    own = {"inner": leading(heads(inner)), "costs": costs}
+    params, prompts = {"target": PARAMS, "drafter": own}, np.asarray([[1, 0], [2, 0]], np.int32)
+    given = TOY, drafter, prompts, np.asarray([2, 2]), jax.random.key(0), 4, WARM, None, ()
+    request, capacity = prepare_inputs(*given)
+    state = prefill.start(TOY, drafter, "rejection", capacity, params, request)
+
+    def batch(key):
+        now = dataclasses.replace(state, key=jax.random.split(key, 2))
+        for _ in range(2):
+            now = run_round(TOY, drafter, "rejection", params, now)
+        return now.tokens[:, 2:4], now.stats.drafted[0]
+
+    keys = jax.random.split(jax.random.key(7), batches)
+    tokens, drafted = jax.tree.map(np.asarray, jax.jit(jax.vmap(batch))(keys))
+    assert len({*drafted.tolist()}) > 2  # depths differ
+    which = tokens[..., 0] * 3 + tokens[..., 1]
+    counts = np.bincount(which[:, 0] * 9 + which[:, 1], minlength=81)
+    laws = [reference.joint_law(TOY, PARAMS, tuple(row), 2, WARM).reshape(-1) for row in prompts]
+    found = sampled_law.judge(counts, np.outer(*laws).reshape(-1))
+    assert found.fits(FALSE_ALARM) != wrong, found
 
 
 # ------------------------------------------------------------------------------------- shapes

@@ -43,7 +43,7 @@ class MTPHeadsTrainingConfig(joint.JointConfig):
     decay: float = 1.0  # the loss of head k is weighted by decay^k
     copied: bool = True  # heads begin as copies of the target's last layer
     intermediate_size: int = 0  # of their layers; 0: the target's, the only size of a copy
-    with_target: bool = False  # the target learns too; the next three fields are about that
+    with_target: bool = False  # the target learns too, see joint.py; three fields are about that
     head_weight: float = 1.0  # the weight of the heads' loss beside the target's own
 
     def __post_init__(self):
@@ -51,7 +51,14 @@ class MTPHeadsTrainingConfig(joint.JointConfig):
         if self.intermediate_size < 0:
             raise ConfigError(f"intermediate_size={self.intermediate_size}; accepted: at least 0")
         if self.with_target:
-            self.check_joint()
+            return self.check_joint()
+        fields = {field.name: field.default for field in dataclasses.fields(self)}
+        for name in ("head_weight", "head_warmup", "target_share"):
+            if getattr(self, name) != fields[name]:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)}: the target stays as it is; leave {name} out, "
+                    "or give with_target=true"
+                )
 
 
 Config = MTPHeadsTrainingConfig

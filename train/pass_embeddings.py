@@ -37,7 +37,7 @@ Config = PaSSTrainingConfig
 
 
 def make_pass(config: PaSSTrainingConfig, setting: frozen.Setting) -> Heads:
-    """Makes vectors near the mean of the embeddings of a setting's target.
+    """Makes vectors near the mean of the embeddings, as a setting's target reads them.
 
     Their ``outputs`` take anchors as a further argument, see ``states_of``.
     """
@@ -45,6 +45,8 @@ def make_pass(config: PaSSTrainingConfig, setting: frozen.Setting) -> Heads:
     drafter = PaSS(config=PaSSConfig(**setting.sizes, num_heads=config.num_heads), target=target)
     every = jnp.arange(target.vocab_size, dtype=jnp.int32)[None]
     mean = jnp.mean(target.embed(params, every).astype(jnp.float32), axis=1)
+    if target.config.scale_embeddings:  # a vector is read as it is, an embedding times this
+        mean = mean * target.hidden_size**0.5
     start = jax.tree.map(lambda x: x + mean, fresh(drafter, config.run.seed))
 
     def outputs(params, target_params, rows, anchors):

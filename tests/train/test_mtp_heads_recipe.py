@@ -175,6 +175,7 @@ def test_what_cannot_be_trained_is_refused(place):
         (["with_target=true", "teacher_share=1"], "is no teacher"),
         (["with_target=true", "features=some"], "other hidden states"),
         (["with_target=true", "target_share=0"], "target_share=0.0; accepted: above 0"),
+        (["head_warmup=5"], "head_warmup=5: the target stays as it is; leave head_warmup out"),
         (["intermediate_size=-1"], "intermediate_size=-1; accepted: at least 0"),
     ):
         with pytest.raises(config.ConfigError, match=words):

@@ -1,5 +1,7 @@
 """PaSS's vectors are trained on what they draft with, and the target stays as it is."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,6 +56,21 @@ def test_states_are_those_of_a_text_that_ends_in_the_vectors(place):
                 np.testing.assert_allclose(own, hidden[:, anchor + k], rtol=1e-3, atol=1e-4)
                 seen += 1
     assert seen > 8
+
+
+def test_vectors_begin_near_the_mean_of_what_the_target_reads(place):
+    made, setting, built = made_for(place)
+    before = np.mean(built.params["embeddings"], axis=0)
+    shape = dataclasses.replace(setting.lm.config, scale_embeddings=True)
+    lm = dataclasses.replace(
+        setting.lm, target=dataclasses.replace(setting.lm.target, config=shape)
+    )
+    scaled = pass_embeddings.make_pass(made, dataclasses.replace(setting, lm=lm))
+    table = np.mean(
+        np.asarray(lm.target.embed(lm.params, jnp.arange(lm.target.vocab_size)[None])), 1
+    )
+    more = np.mean(scaled.params["embeddings"], axis=0) - before
+    np.testing.assert_allclose(more, (shape.hidden_size**0.5 - 1) * table, atol=1e-5)
 
 
 def test_the_loss_has_a_gradient_for_every_vector(place):
