@@ -193,7 +193,7 @@ TABLE = {
     "test_mesh_processes.py": FULL,
     "test_mtp.py": [
         ("broken_twins", DEFAULT),
-        ("named|refused|not_put", MERGE),
+        ("named|refused|not_put|float8", MERGE),
         (r"accepted_tokens.*deepseek", MERGE),
         (EVERYTHING, FULL),
     ],

@@ -41,7 +41,8 @@ from ..models import translate
 from ..models.files import read_json
 from ..models.headers import INDEX, SINGLE, weight_files
 from ..models.model_folder import folder_of
-from ..models.reading import Reader
+from ..models.quantized_files import WidenedReader, merged
+from ..models.quantized_layouts import layout_of
 from ..models.tensors import Tensor, gathered, shape_of
 from .layers import check_layer, config_of
 from .weights import Tensors, check_copy, check_integers, embedding_table, head_table, listed
@@ -198,7 +199,8 @@ def load(config: Mapping, tensors, target):
         **_own_tables(layout, tensors, target, begin, num),
     )
     drafter = MTP(config=shape, target=target.target)
-    return drafter, _read(drafter, layout, tensors, here, target)
+    stored = {name: tensors.entry(name) for name in here}
+    return drafter, _read(drafter, layout, stored, layout_of(config), target)
 
 
 def save(drafter: MTP, params, target=None) -> tuple[dict, dict]:
@@ -288,8 +290,12 @@ def _own_tables(layout: ModuleLayout, tensors, target, begin, num) -> dict[str, 
     return own
 
 
-def _read(drafter: MTP, layout: ModuleLayout, tensors, here, target) -> dict:
-    """The weights as a nested dictionary.
+def _read(drafter: MTP, layout: ModuleLayout, stored, quantized, target) -> dict:
+    """The weights as a nested dictionary, in the target's dtype.
+
+    Args:
+      stored: what the headers of the files say of the modules' tensors, by name.
+      quantized: how the checkpoint holds quantized weights, which are widened; None: it has none.
 
     Raises:
       ValueError: lists the tensors that are missing, misshapen or left over.
@@ -299,23 +305,26 @@ def _read(drafter: MTP, layout: ModuleLayout, tensors, here, target) -> dict:
         ".".join(map(str, path)): tuple(x.get_value().shape)
         for path, x in nnx.to_flat_state(drafter.shapes)
     }
-    others = tuple(f".{name}" for name in layout.tables)
+    others, held = tuple(f".{name}" for name in layout.tables), {}
+    if quantized is not None:
+        stored, held = merged(stored, quantized, wanted, "")
     misshapen = [
-        f"{name} is {list(tensors.shape(name))}, expected {list(shape_of(row, shapes))}"
+        f"{name} is {list(stored[name].shape)}, expected {list(shape_of(row, shapes))}"
         for name, row in wanted.items()
-        if name in tensors and tensors.shape(name) != shape_of(row, shapes)
+        if name in stored and stored[name].shape != shape_of(row, shapes)
     ]
+    left = [n for n in stored if n not in wanted and not n.endswith((*others, "inv_freq"))]
     problems = {
-        "missing": [name for name in wanted if name not in tensors],
+        "missing": [name for name in wanted if name not in stored],
         "wrong shape": misshapen,
-        "left over": [n for n in here if n not in wanted and not n.endswith((*others, "inv_freq"))],
+        "left over": left,
     }
     lines = [f"  {kind} ({len(n)}): {listed(n)}" for kind, n in problems.items() if n]
     if lines:
         raise ValueError("the MTP modules are not those of this target:\n" + "\n".join(lines))
-    places = {name: tensors.place(name) for name in wanted}
+    places = {name: (stored[name].path, name) for name in wanted if name not in held}
     params: dict = {}
-    with Reader(wanted, places, shapes) as reader:
+    with WidenedReader(wanted, places, shapes, held, quantized) as reader:
         for path, _ in nnx.to_flat_state(drafter.shapes):
             part, inner = ".".join(map(str, path)), params
             kind = jnp.float32 if part.endswith(".router.bias") else target.dtype

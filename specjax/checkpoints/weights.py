@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from ..models.causal_lm import CausalLM
 from ..models.files import holdings
+from ..models.headers import StoredTensor
 from ..models.lm import LM
 from ..models.quantize import is_quantized
 from ..types import HeadTarget
@@ -63,8 +64,17 @@ class Tensors(Mapping):
         found = self._at[name]
         if isinstance(found, Path):
             with safe_open(found, "np") as file:
+                kind = file.get_slice(name).get_dtype()
+                if kind.startswith("F8"):
+                    raise ValueError(
+                        f"{name} is {kind}, a number that stands for a weight only with its scale, "
+                        "and this layout has no quantized weights: take the unquantized checkpoint"
+                    )
                 return file.get_tensor(name)
         return found
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._at  # that of ``Mapping`` would read the tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, without reading it."""
@@ -84,6 +94,17 @@ class Tensors(Mapping):
         if not isinstance(found, Path):
             raise ValueError(f"{name} is in a PyTorch file: save the weights as safetensors")
         return found, name
+
+    def entry(self, name: str) -> StoredTensor:
+        """What the header of a file says of a tensor.
+
+        Raises:
+          ValueError: the tensor is in a PyTorch file.
+        """
+        path, _ = self.place(name)
+        with safe_open(path, "np") as file:
+            piece = file.get_slice(name)
+            return StoredTensor(path, name, tuple(piece.get_shape()), piece.get_dtype())
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._at)

@@ -115,6 +115,14 @@ class QuantizedReader(contextlib.ExitStack):
         except ValueError as error:
             raise ValueError(f"{name} ({self._layout.method}): {error}") from None
 
+    def numbers(self, name: str) -> np.ndarray:
+        """The float32 weight ``[out, in]`` for which a quantized tensor stands."""
+        found = self._decoded(name)
+        groups = found.values.astype(np.float32).reshape(*found.scale.shape, -1)
+        if found.zero is not None:
+            groups -= found.zero[..., None]
+        return (groups * found.scale[..., None]).reshape(found.values.shape)
+
     def read(self, part: str, mesh: Mesh | None) -> Quantized:
         """The parameter ``part`` on the default device, or on each device of a mesh its part."""
         shape = self._shapes[part]
@@ -168,6 +176,30 @@ class _KindReader(Reader):
 
     def _piece(self, name: str, tensor: Tensor, index: Index) -> np.ndarray:
         return self._array(name)[index]
+
+
+class WidenedReader(Reader):
+    """Reads parameters as floats, also those whose tensors are quantized.
+
+    Args:
+      tensors: the tensors to read, by name.
+      places: of each that is not quantized the file and the name in the file.
+      shapes: the shapes of the parameters.
+      held: what ``merged`` returned; empty: nothing is quantized.
+      layout: how the quantized weights are held; None: there are none.
+    """
+
+    def __init__(self, tensors, places, shapes, held, layout: QuantizedLayout | None):
+        super().__init__(tensors, places, shapes)
+        self._quantized = None
+        if layout is not None:
+            reader = QuantizedReader(tensors, shapes, held, layout)
+            self._held, self._quantized = held, self.enter_context(reader)
+
+    def _piece(self, name: str, tensor: Tensor, index: Index) -> np.ndarray:
+        if self._quantized is None or name not in self._held:
+            return super()._piece(name, tensor, index)
+        return self._quantized.numbers(name)[index]
 
 
 def as_quantized(values: np.ndarray, scale: np.ndarray, zero, bits: int) -> Quantized:
