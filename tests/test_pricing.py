@@ -6,9 +6,11 @@ import jax
 import numpy as np
 import pytest
 from asking import flat, prepared
+from toys import heads
 
 import specjax
 from specjax import drafters
+from specjax.drafters.pass_embeddings import PaSSConfig
 from specjax.text import round_costs, task
 
 pytest_plugins = ["pairs"]
@@ -21,8 +23,8 @@ def nothing_known(monkeypatch):
     monkeypatch.setattr(round_costs, "_KNOWN", {})
 
 
-@pytest.mark.parametrize("name", ["ngram", "draft"])
-def test_every_width_is_priced_over_rounds_that_draft_so_many(name, pair, monkeypatch):
+def spied_rounds(monkeypatch):
+    """A list to which each call adds its number of rounds, and what each row drafted in them."""
     drafted, burst = [], task.GenerationTask.burst
 
     def spied(self, rounds, state):
@@ -34,6 +36,12 @@ def test_every_width_is_priced_over_rounds_that_draft_so_many(name, pair, monkey
     monkeypatch.setattr(task.GenerationTask, "burst", spied)
     monkeypatch.setattr(round_costs, "TURNS", 3)
     monkeypatch.setattr(round_costs, "LASTING", 99.0)  # more than one round a call, on any machine
+    return drafted
+
+
+@pytest.mark.parametrize("name", ["ngram", "draft"])
+def test_every_width_is_priced_over_rounds_that_draft_so_many(name, pair, monkeypatch):
+    drafted = spied_rounds(monkeypatch)
     given = pair[1] if name == "draft" else name
     work = prepared(pair[0], [PROMPT, "a"], drafter=given, **OPTIONS)
     assert work.drafter.widths == (0, 1, 3, 7)
@@ -44,6 +52,20 @@ def test_every_width_is_priced_over_rounds_that_draft_so_many(name, pair, monkey
     assert rounds == (round_costs.MOST_ROUNDS if name == "draft" else 1)
     costs = np.asarray(work.params["drafter"]["costs"])
     assert costs.shape == (4,) and np.all(costs > 0) and np.all(np.isfinite(costs))
+
+
+def test_what_drafts_nothing_after_a_plain_round_is_priced_over_rounds_that_draft(
+    pair, monkeypatch, tmp_path
+):
+    target, drafted = pair[0].target, spied_rounds(monkeypatch)
+    shape = PaSSConfig(hidden_size=target.hidden_size, vocab_size=target.vocab_size)
+    drafter = drafters.PaSS(config=shape, target=target)
+    specjax.save_drafter(drafter, heads(drafter), tmp_path, target=pair[0])
+    work = prepared(pair[0], [PROMPT, "a"], drafter=str(tmp_path), **OPTIONS)
+    assert work.drafter.widths == (0, 1, 3)
+    rounds = drafted[-1][0]
+    every = [(rounds, rounds * width, rounds * width) for width in (1, 3)]
+    assert drafted[-15:] == 3 * [(0, 0, 0), (rounds, 0, 0), (1, 0, 0), *every]
 
 
 def test_pricing_compiles_nothing_beyond_the_request_and_happens_once(pair, monkeypatch, caplog):
