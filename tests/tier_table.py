@@ -159,7 +159,7 @@ TABLE = {
         (r"any_copies.*(mtp|adaptive|hybrid draft)|score_is_high|row_copies", FULL),
         (EVERYTHING, MERGE),
     ],
-    "test_kangaroo.py": [("refused|is_saved", DEFAULT), ("greedy_text", FULL), (EVERYTHING, MERGE)],
+    "test_kangaroo.py": [("fault|refused|is_s", DEFAULT), ("greedy", FULL), (EVERYTHING, MERGE)],
     "test_laws.py": [
         ("fault|refused|admits", DEFAULT),
         (r"contrastive|is_a_law|\[draft-rejection\]", FULL),
@@ -286,7 +286,11 @@ TABLE = {
         ("generate_gives|own_stop|command", MERGE),
         (EVERYTHING, FULL),
     ],
-    "test_small_cache.py": [("cache_of_a", DEFAULT), (r"h\[d|_sinks_", MERGE), (EVERYTHING, FULL)],
+    "test_small_cache.py": [
+        ("fault|of_a_d", DEFAULT),
+        (r"h\[d|_sinks_", MERGE),
+        (EVERYTHING, FULL),
+    ],
     "test_small_cache_names.py": [("named_so", MERGE)],
     "test_stepwise.py": [(r"1.0-(tree|draft|adaptive)", FULL), (r"1.0|adaptive|0.0-tree", MERGE)],
     "test_stopping.py": [
@@ -308,7 +312,7 @@ TABLE = {
     "test_datastore.py": [("the_command|leave_the_text", FULL), ("of_the_device", MERGE)],
     "test_tables.py": [("several_texts|sam_finds|many_matches|proposes_what", MERGE)],
     "test_text.py": [("compare_measures", FULL), (r"names_a_drafter|in_a_batch\[draft", MERGE)],
-    "test_top_chunks.py": [("refused", DEFAULT), ("names_ask", MERGE), (EVERYTHING, FULL)],
+    "test_top_chunks.py": [("fault|refused", DEFAULT), ("names_ask", MERGE), (EVERYTHING, FULL)],
     "test_topology.py": [(r"measured_ranks|probable_paths\[opt", MERGE)],
     "test_trace.py": [
         ("without_a_tokenizer|datastore", MERGE),
@@ -388,7 +392,7 @@ TABLE = {
     "train/test_probe_recipe.py": [("one_draft_model", MERGE), (EVERYTHING, FULL)],
     "train/test_report.py": MERGE,
     "train/test_early_exit.py": [("dropout_and_exits|dropped", FULL), (EVERYTHING, MERGE)],
-    "train/test_kangaroo_recipe.py": [("refused", MERGE), (EVERYTHING, FULL)],
+    "train/test_kangaroo_recipe.py": [("fault", DEFAULT), ("refused", MERGE), (EVERYTHING, FULL)],
     "train/test_embedded.py": [("the_heads_are", MERGE)],
     "train/test_unroll.py": [
         ("fault", DEFAULT),

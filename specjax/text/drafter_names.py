@@ -232,9 +232,9 @@ def _heads() -> tuple[str, ...]:
     return tuple(name for e in registry.entries("head") for name in (e.name, *e.aliases))
 
 
-def _check_name(drafter: str) -> None:
-    """Raises ``ValueError`` for a text that is not the name of a drafter."""
-    name, before = drafter, ""
+def _check_name(name: str, drafter: str) -> None:
+    """Raises ``ValueError`` where ``name``, a part of the text ``drafter``, names no drafter."""
+    before = ""
     while lookup := lookup_of(name):
         name, before = name.removeprefix(lookup), lookup
     plain = name in (*NO_DRAFTS, AUTO)  # nothing can be copied before these
@@ -245,7 +245,7 @@ def _check_name(drafter: str) -> None:
     if cascades.is_cascade(name):
         return cascades.check_levels(name)
     if model := small_caches.model_of(name):
-        return _check_name(model)
+        return _check_name(model, drafter)
     if name in other_vocabulary.METHODS:
         raise ValueError(
             f"drafter={drafter!r} does not say which draft model: write '{name}:NAME', where NAME "
@@ -337,7 +337,7 @@ def named(
     """
     if not isinstance(name, str):
         return _from_folder(lm, os.fspath(name), settings)
-    _check_name(name)
+    _check_name(name, name)
     if name == AUTO:
         return auto_drafter(lm)
     if is_simple(name):
