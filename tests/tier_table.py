@@ -286,11 +286,7 @@ TABLE = {
         ("generate_gives|own_stop|command", MERGE),
         (EVERYTHING, FULL),
     ],
-    "test_small_cache.py": [
-        ("fault|of_a_d", DEFAULT),
-        (r"h\[d|_sinks_", MERGE),
-        (EVERYTHING, FULL),
-    ],
+    "test_small_cache.py": [("fault|of_a_d", DEFAULT), (r"h\[d|sinks_", MERGE), (EVERYTHING, FULL)],
     "test_small_cache_names.py": [("named_so", MERGE)],
     "test_stepwise.py": [(r"1.0-(tree|draft|adaptive)", FULL), (r"1.0|adaptive|0.0-tree", MERGE)],
     "test_stopping.py": [
