@@ -102,7 +102,7 @@ def check_window(drafter: Drafter, capacity: int) -> None:
                 f"Cascade: the draft model {config.model_type!r} has a sliding window of "
                 f"{min(windows)} tokens, and its cache keeps no more, so drafted tokens cannot be "
                 f"taken back in a text of up to {capacity} tokens; give the DraftModel without a "
-                "cascade, or a model without windows"
+                "cascade, or a model without windows and without a small cache"
             )
 
 

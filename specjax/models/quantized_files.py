@@ -96,6 +96,12 @@ class QuantizedReader(contextlib.ExitStack):
                     + ("lies transposed" if tensor.transposed else "parts of it are not")
                     + f", which is not supported; {WAY_OUT}"
                 )
+            for entry in held[name].values():
+                if entry.dtype.startswith("F8") and entry.dtype != FLOAT8:
+                    raise ValueError(
+                        f"{entry.name} is {entry.dtype}, which is not supported; accepted of float8: "
+                        f"{FLOAT8}; {WAY_OUT}"
+                    )
         self._open = functools.cache(lambda path: self.enter_context(safe_open(path, "np")))
         self._decoded = functools.lru_cache(maxsize=4)(self._decode)  # each is asked for thrice
 

@@ -183,13 +183,13 @@ FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
 FP8 |= {"weight_block_size": [48, 32]}
 
 
-def in_blocks(folder):
+def in_blocks(folder, kind=jnp.float8_e4m3fn):
     """Turns a folder's projections into float8 in blocks, some of which are cut off at the edge;
     the float64 numbers by name."""
     rng, tensors, wanted = np.random.default_rng(0), load_file(folder / "model.safetensors"), {}
     outputs, inputs = FP8["weight_block_size"]
     for name in [name for name in tensors if "_proj." in name]:
-        values = tensors[name].astype(jnp.float8_e4m3fn)
+        values = tensors[name].astype(kind)
         out, columns = values.shape
         scale = rng.uniform(0.5, 2, (-(-out // outputs), -(-columns // inputs)))
         tensors |= {name: values, f"{name}_scale_inv": scale.astype(np.float32)}
@@ -226,6 +226,14 @@ def test_blocks_of_float8_are_the_numbers_of_their_definition(even, tmp_path):
     floats, tokens = specjax.load(even), np.asarray([[5, 9, 2, 7]], np.int32)
     ours, theirs = (reference.logits(x.target, x.params, tokens) for x in (lm, floats))
     np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
+
+
+def test_float8_of_another_kind_is_refused_by_the_name_of_the_tensor(even):
+    in_blocks(even, jnp.float8_e5m2)
+    with pytest.raises(
+        ValueError, match="_proj.weight is F8_E5M2, .* F8_E4M3; use the unquantized"
+    ):
+        specjax.load(even)
 
 
 def test_fault_blocks_of_another_size_are_refused(even):
