@@ -31,6 +31,7 @@ def test_names_ask_for_a_small_cache_and_are_named_so(lm):
     both = named(lm, "self:exit=1:window=16")
     assert (both.exit, both.window, both.sinks) == (1, 16, 4)
     assert named(lm, both.words) == both
+    assert named(lm, "self:window=16:sinks=2") == own
     embedded = specjax.load("embedded")
     draft = named(embedded, "draft:window=64,sinks=1")
     assert draft.target.config.cache_window == 64 and draft.target.config.sinks == 1
@@ -45,6 +46,7 @@ def test_names_ask_for_a_small_cache_and_are_named_so(lm):
         ("draf:window=9", "did you mean 'draft'"),
         ("self:window=0", "whole number of tokens from 1"),
         ("self:window=509,sinks=3", "context of 'llama' is 512 tokens"),
+        ("draft:window=9:sinks=1", "with commas; write 'draft:window=9,sinks=1'"),
         ("self:sinks=3", "write 'self:window=512,sinks=3'"),
         ("self:exit=1:sinks=3", "write 'self:window=512,sinks=3'"),
         ("ngram+eagle3:window=9", "no eagle3 heads"),

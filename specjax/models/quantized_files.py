@@ -99,8 +99,8 @@ class QuantizedReader(contextlib.ExitStack):
             for entry in held[name].values():
                 if entry.dtype.startswith("F8") and entry.dtype != FLOAT8:
                     raise ValueError(
-                        f"{entry.name} is {entry.dtype}, which is not supported; accepted of float8: "
-                        f"{FLOAT8}; {WAY_OUT}"
+                        f"{entry.name} is {entry.dtype}, which is not supported; of the float8 "
+                        f"types {FLOAT8} is; {WAY_OUT}"
                     )
         self._open = functools.cache(lambda path: self.enter_context(safe_open(path, "np")))
         self._decoded = functools.lru_cache(maxsize=4)(self._decode)  # each is asked for thrice

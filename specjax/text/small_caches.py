@@ -45,6 +45,11 @@ def parse(name: str, text: str, model: str, known=SETTINGS) -> dict[str, Any]:
     Raises:
       ValueError: a setting is unknown or no number, or there is no window.
     """
+    if model.rpartition(":")[2].partition("=")[0] in known:
+        raise ValueError(
+            f"drafter={name!r}: settings of one cache stand beside each other, with commas; write "
+            f"'{model},{text}'"
+        )
     found = parse_settings(f"drafter={name!r}", text, model, known)
     if "window" not in found:
         seen = "chunks" if {*found} & {*CHUNKS} else "sinks"

@@ -231,7 +231,7 @@ def test_blocks_of_float8_are_the_numbers_of_their_definition(even, tmp_path):
 def test_float8_of_another_kind_is_refused_by_the_name_of_the_tensor(even):
     in_blocks(even, jnp.float8_e5m2)
     with pytest.raises(
-        ValueError, match="_proj.weight is F8_E5M2, .* F8_E4M3; use the unquantized"
+        ValueError, match="_proj.weight is F8_E5M2, .* F8_E4M3 is; use the unquantized"
     ):
         specjax.load(even)
 
