@@ -216,6 +216,7 @@ def edited(folder, source, config=None, **tensors):
             "differs from hydra_mlp.0.3.linear.bias",
         ),
         ("medusa", {"specjax": {"target_fingerprint": "abc"}}, {}, "fingerprint abc"),
+        ("medusa", {"specjax": [1]}, {}, "it must be an object"),
     ],
 )
 def test_what_is_wrong_with_heads_is_named(source, config, tensors, words, target, tmp_path):

@@ -155,6 +155,11 @@ def _read(folder: Path, target: LM) -> tuple[Drafter, PyTree, str]:
             f"are: {known}. A draft model is loaded with specjax.load"
         )
     own = config.get("specjax") or {}
+    if not isinstance(own, dict):
+        raise ValueError(
+            f'config.json: "specjax" is {own!r}; it must be an object, such as {{"tree": "3x2x1"}}, '
+            "or be left out"
+        )
     made_for = own.get("target_fingerprint")
     if made_for and target.checkpoint and made_for != target.checkpoint:
         raise ValueError(
