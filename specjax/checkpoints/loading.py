@@ -157,8 +157,8 @@ def _read(folder: Path, target: LM) -> tuple[Drafter, PyTree, str]:
     own = config.get("specjax") or {}
     if not isinstance(own, dict):
         raise ValueError(
-            f'config.json: "specjax" is {own!r}; it must be an object, such as {{"tree": "3x2x1"}}, '
-            "or be left out"
+            f'config.json: "specjax" is {own!r}; it must be an object, such as '
+            '{"tree": "3x2x1"}, or be left out'
         )
     made_for = own.get("target_fingerprint")
     if made_for and target.checkpoint and made_for != target.checkpoint:

@@ -232,9 +232,9 @@ def _heads() -> tuple[str, ...]:
     return tuple(name for e in registry.entries("head") for name in (e.name, *e.aliases))
 
 
-def _check_name(name: str, drafter: str) -> None:
-    """Raises ``ValueError`` where ``name``, a part of the text ``drafter``, names no drafter."""
-    before = ""
+def _check_name(name: str, whole: str = "") -> None:
+    """Raises ``ValueError`` for a text that names no drafter; errors show ``whole``, if given."""
+    drafter, before = whole or name, ""
     while lookup := lookup_of(name):
         name, before = name.removeprefix(lookup), lookup
     plain = name in (*NO_DRAFTS, AUTO)  # nothing can be copied before these
@@ -337,7 +337,7 @@ def named(
     """
     if not isinstance(name, str):
         return _from_folder(lm, os.fspath(name), settings)
-    _check_name(name, name)
+    _check_name(name)
     if name == AUTO:
         return auto_drafter(lm)
     if is_simple(name):
