@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import two_vocabularies
 from combinations import RASH, TREE, adaptive, combinations, fallback, hybrid
-from toys import TreeDrafter, bag, decoder_weights, heads, like
+from toys import TreeDrafter, bag, decoder_weights, heads, like, small_layer
 
 from specjax import trees
 from specjax.drafters import (
@@ -43,7 +43,7 @@ from specjax.drafters.pass_embeddings import PaSS, PaSSConfig
 from specjax.drafters.peagle import PEagle
 from specjax.drafters.redrafter import ReDrafter, ReDrafterConfig
 from specjax.drafters.speculator import Speculator, SpeculatorConfig
-from specjax.models import CausalLM, DecoderConfig
+from specjax.models import CausalLM
 
 ALL = ("rejection", "delta")
 CHAIN = ("rejection", "block", "delta")
@@ -114,16 +114,7 @@ def cases(model, params, near=None, other=None):
         )
         return drafter, functools.partial(heads, drafter), rules
 
-    layer = DecoderConfig(
-        vocab_size=model.vocab_size,
-        hidden_size=hidden_size,
-        intermediate_size=4,
-        num_layers=1,
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=2,
-        max_positions=64,
-    )
+    layer = small_layer(model.vocab_size, hidden_size)
     layers = dataclasses.replace(layer, num_layers=2, qk_norm=True)
     windowed = dataclasses.replace(layer, cache_window=3, sinks=1)
 

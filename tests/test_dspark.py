@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import bag, context, heads
+from toys import bag, context, heads, small_layer
 
-from specjax import Sampling, trees
+from specjax import Sampling, save_drafter, trees
 from specjax._internal.optional import required
 from specjax.analysis import sampled_law
 from specjax.decoding import prefill, reference
@@ -17,22 +17,11 @@ from specjax.decoding.round import run_round
 from specjax.drafters import Adaptive, DSpark, Fallback, Hybrid, NGram, Schedule, Union
 from specjax.drafters.draft_length.schedule import worth_drafting
 from specjax.drafters.dspark import DSparkConfig
-from specjax.models import DecoderConfig
 from specjax.types import Confidence
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 TOY, PARAMS = bag(3, 0)
-LAYERS = DecoderConfig(
-    vocab_size=3,
-    hidden_size=6,
-    intermediate_size=4,
-    num_layers=1,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=2,
-    max_positions=64,
-    qk_norm=True,
-)
+LAYERS = small_layer(3, 6, qk_norm=True)
 SHAPE = dict(layers=LAYERS, block_size=3, mask_token=0, target_layers=(1,), markov_rank=3)
 SPARK = DSpark(config=DSparkConfig(**SHAPE), target=TOY, sibling_sampling="iid")
 WARM, FALSE_ALARM, ROWS = Sampling(temperature=0.9), 1e-7, 40_000
@@ -259,3 +248,10 @@ def test_shapes_that_do_not_fit_are_named():
     ):
         with pytest.raises(ValueError, match=words):
             DSpark(target=TOY, **settings)
+
+
+def test_its_heads_are_not_left_out_where_dflash_is_written(tmp_path):
+    shape = DSparkConfig(**SHAPE, from_root=False)
+    drafter = DSpark(config=shape, target=TOY)
+    with pytest.raises(ValueError, match="no place for the heads of a DSpark; take 'dspark'"):
+        save_drafter(drafter, heads(drafter), tmp_path, format="dflash")

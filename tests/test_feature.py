@@ -9,10 +9,9 @@ import pytest
 from compiled import cache_copies, hlo
 from feature_oracle import SHAPE, TARGET, VOCAB, drafted_paths, expected_paths, from_scratch
 from flax import nnx
-from toys import heads
+from toys import Anything, heads
 
 from specjax import Sampling, trees
-from specjax.acceptance import walk
 from specjax.decoding import loop, prefill, round
 from specjax.decoding.inputs import prepare_inputs
 from specjax.drafters import Adaptive, DraftLengthPolicy, NGram, Union
@@ -23,7 +22,6 @@ from specjax.drafters.feature_module import FeatureModule
 from specjax.drafters.peagle import PEagle
 from specjax.models import Decoder, DecoderConfig
 from specjax.models.layers import Linear
-from specjax.types import Rule
 
 LAYER = dataclasses.replace(SHAPE, num_layers=1)
 NARROW = dataclasses.replace(LAYER, hidden_size=8, qkv_bias=True, num_layers=2)
@@ -85,19 +83,7 @@ DRAFTERS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Anything(Rule):
-    """A rule that accepts any path, in a way that depends on what was drafted: all depths occur."""
-
-    name, lossless = "approximate-anything", False
-
-    def __call__(self, params, draft, p, q, key):
-        mixed = jnp.sum(draft.tokens * (1 + jnp.arange(draft.num_nodes)), axis=1)
-        able = walk.eligible(draft).at[:, 0].set(True)
-        able &= trees.depths(draft) <= mixed[:, None] % 4
-        able = jnp.all(able[:, :, None] | ~trees.ancestors(draft), axis=1)
-        depth = jnp.where(able, trees.depths(draft), -1)
-        return walk.verdict(draft, jnp.argmax(depth, axis=1), mixed % VOCAB)
+ANYTHING = Anything(deepest=3, size=VOCAB)
 
 
 def weights_of(drafter):
@@ -114,14 +100,14 @@ def started(drafter, params, num=20, chunk=4):
     request, capacity = prepare_inputs(
         TARGET, drafter, PROMPTS, LENGTHS, jax.random.key(0), num, Sampling(), None, ()
     )
-    return begin(TARGET, drafter, Anything(), capacity, params, request, chunk)
+    return begin(TARGET, drafter, ANYTHING, capacity, params, request, chunk)
 
 
 def differing(drafter, params, state, rounds=2, oracle=None):
     """Rows and rounds whose drafts or caches are not those from scratch of ``oracle``."""
     wrong, oracle = [], oracle or drafter
     for turn in range(rounds):
-        judged = judge(TARGET, drafter, Anything(), params, state)
+        judged = judge(TARGET, drafter, ANYTHING, params, state)
         inner, plain = judged.proposed, params
         if isinstance(drafter, Adaptive):
             inner, plain = inner.inner, params | {"drafter": params["drafter"]["inner"]}
@@ -191,14 +177,14 @@ def test_a_text_goes_on_after_a_longer_one():
     params = weights_of(drafter)
     state = started(drafter, params)
     state = conclude(
-        TARGET, drafter, params, state, judge(TARGET, drafter, Anything(), params, state)
+        TARGET, drafter, params, state, judge(TARGET, drafter, ANYTHING, params, state)
     )
     more = np.asarray([[3, 1, 4], [1, 5, 9], [2, 6, 5], [3, 5, 8]], np.int32)
     request, _ = prepare_inputs(
         TARGET, drafter, more, np.asarray([3, 1, 2, 3]), jax.random.key(0), 9, Sampling(), None, ()
     )
     extend = jax.jit(loop.extend, static_argnums=(0, 1, 2))
-    state = extend(TARGET, drafter, Anything(), params, state, request)
+    state = extend(TARGET, drafter, ANYTHING, params, state, request)
     assert not differing(drafter, params, state)
 
 
@@ -209,7 +195,7 @@ def test_a_path_that_another_drafter_proposed_is_read():
     params = {"target": PARAMS, "drafter": (heads(inner), None)}
     state, plain = started(drafter, params), params | {"drafter": heads(inner)}
     for _ in range(3):
-        judged = judge(TARGET, drafter, Anything(), params, state)
+        judged = judge(TARGET, drafter, ANYTHING, params, state)
         for row in range(len(LENGTHS)):
             text = np.asarray(state.tokens[row, : state.length[row]])
             assert cached(inner, plain, judged.proposed.inner[0], text, row)

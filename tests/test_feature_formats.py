@@ -388,14 +388,6 @@ def test_what_is_wrong_with_a_drafter_is_named(source, config, tensors, words, t
         specjax.load_drafter(tmp_path, target)
 
 
-def test_the_heads_of_dspark_are_not_left_out_where_dflash_is_written(target, tmp_path):
-    drafter = specjax.load_drafter(GOLDEN / "dspark", target).drafter
-    shape = dataclasses.replace(drafter.config, from_root=False)
-    drafter = dataclasses.replace(drafter, config=shape, topology=None)
-    with pytest.raises(ValueError, match="no place for the heads of a DSpark; take 'dspark'"):
-        specjax.save_drafter(drafter, weights_for(drafter), tmp_path, format="dflash")
-
-
 @pytest.mark.parametrize("source", ["dflash", "dspark"])
 def test_a_mask_with_an_embedding_of_its_own_is_refused(source, target, tmp_path):
     edited(tmp_path, source)

@@ -10,18 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from toys import heads, whole
+from toys import Anything, heads, whole
 
 import specjax
 from specjax import Sampling, trees
-from specjax.acceptance import walk
 from specjax.checkpoints import FORMATS, holds_heads
 from specjax.decoding import prefill, round
 from specjax.decoding.inputs import prepare_inputs
 from specjax.drafters.kangaroo import Kangaroo, KangarooConfig
 from specjax.models import DecoderConfig
 from specjax.models.causal_lm import CausalLM
-from specjax.types import Rule
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 GOLDEN = Path(__file__).parent / "golden" / "features" / "target"  # a Llama of seven layers
@@ -55,20 +53,6 @@ def adapter(**settings):
     weights = heads(drafter)
     weights["norm"]["weight"] *= 6  # so that the laws are sure of some tokens
     return drafter, weights
-
-
-@dataclasses.dataclass(frozen=True)
-class Anything(Rule):
-    """A rule that accepts any path, in a way that depends on what was drafted: all depths occur."""
-
-    name, lossless = "approximate-anything", False
-
-    def __call__(self, params, draft, p, q, key):
-        mixed = jnp.sum(draft.tokens * (1 + jnp.arange(draft.num_nodes)), axis=1)
-        able = walk.eligible(draft).at[:, 0].set(True)
-        able &= trees.depths(draft) <= mixed[:, None] % (DRAFTS + 1)
-        depth = jnp.where(able, trees.depths(draft), -1)
-        return walk.verdict(draft, jnp.argmax(depth, axis=1), 3 + mixed % 20)
 
 
 # ------------------------------------------------------------------- the slow adapter
@@ -154,7 +138,10 @@ def rounds():
     """Of each round and row ``(text, tokens [D], laws [D, V], scored [D])``; and how far the
     target's pass that goes on from the first layers is from one that begins anew."""
     lm, (drafter, weights) = target(), adapter(sibling_sampling="iid")
-    params, rule = {"target": lm.params, "drafter": weights}, Anything()
+    params, rule = (
+        {"target": lm.params, "drafter": weights},
+        Anything(deepest=DRAFTS, first=3, size=20),
+    )
     request, capacity = prepare_inputs(
         lm.target,
         drafter,

@@ -1,4 +1,4 @@
-"""PaSS: what the target says at vectors behind the text, against passes without cache and tree."""
+"""PaSS: what the target says at vectors after the text, against passes without cache and tree."""
 
 import dataclasses
 import functools
@@ -35,7 +35,7 @@ def lm():
 
 
 class Rootward(PaSS):
-    """A fault: what is said behind the root is drafted next, whatever was kept."""
+    """A fault: what is said after the root is drafted next, whatever was kept."""
 
     def observe(self, params, target_params, state, segment):
         if segment.round is not None:
@@ -76,8 +76,8 @@ def after_rounds(lm, kind, vectors, count=6):
     return found
 
 
-def said_behind(lm, vectors, text):
-    """The target's logits ``[K, V]`` at the vectors behind a text, from one pass over both."""
+def said_after(lm, vectors, text):
+    """The target's logits ``[K, V]`` at the vectors after a text, from one pass over both."""
     count, spare = len(vectors), 30 - len(text) - len(vectors)  # one shape for all texts
     tokens = jnp.asarray([[*text, *[0] * (count + spare)]], jnp.int32)
     index = jnp.asarray([[*[-1] * len(text), *range(count), *[-1] * spare]])
@@ -93,7 +93,7 @@ def error(lm, kind, vectors, read=None):
         assert known.all()
         for row in range(2):
             text = tokens[row, : length[row] - 1]  # the root is not read yet
-            wanted = said_behind(lm, vectors if read is None else read, text.tolist())
+            wanted = said_after(lm, vectors if read is None else read, text.tolist())
             worst = max(worst, np.abs(logits[row] - wanted).max())
         most = max(most, kept.max())
     return worst, most
@@ -112,7 +112,7 @@ def leading(lm):
     raise AssertionError("nothing is accepted")
 
 
-def test_what_is_drafted_is_what_the_target_says_at_vectors_behind_the_text(lm):
+def test_what_is_drafted_is_what_the_target_says_at_vectors_after_the_text(lm):
     vectors = leading(lm)
     found, most = error(lm, PaSS, vectors)
     assert found < 1e-4 and most > 0
@@ -121,7 +121,7 @@ def test_what_is_drafted_is_what_the_target_says_at_vectors_behind_the_text(lm):
 
 
 def test_nothing_sees_a_vector():
-    """The logits at candidates are the same, bit for bit, whatever stands behind them."""
+    """The logits at candidates are the same, bit for bit, whatever stands after them."""
     model, params = bag(5, 0)
     drafter = PaSS(
         config=PaSSConfig(hidden_size=6, vocab_size=5, num_heads=2), target=model, topology=TREE

@@ -9,10 +9,12 @@ from flax import nnx
 from stranger import Bag
 
 from specjax import Context, Sampling, trees
+from specjax.acceptance import walk
 from specjax.drafters.base import ChainDrafter
+from specjax.models import DecoderConfig
 from specjax.models.decoder import abstract
 from specjax.sampling import drawing
-from specjax.types import Draft, HeadTarget, Scores, SubNetwork, Target, Verdict
+from specjax.types import Draft, HeadTarget, Rule, Scores, SubNetwork, Target, Verdict
 
 
 def bag(vocab, seed, features=6, sharpness=1.5):
@@ -283,3 +285,42 @@ class Merged(ChainDrafter):
             )
             draft = dataclasses.replace(draft, candidate=draft.candidate & ~earlier)
         return draft, state
+
+
+@dataclasses.dataclass(frozen=True)
+class Anything(Rule):
+    """A rule that accepts any path, in a way that depends on what was drafted: all depths occur.
+
+    Attributes:
+      deepest: the greatest depth that is accepted.
+      size: how many tokens may follow the path.
+      first: the least of them.
+    """
+
+    deepest: int
+    size: int
+    first: int = 0
+    name, lossless = "approximate-anything", False
+
+    def __call__(self, params, draft, p, q, key):
+        mixed = jnp.sum(draft.tokens * (1 + jnp.arange(draft.num_nodes)), axis=1)
+        able = walk.eligible(draft).at[:, 0].set(True)
+        able &= trees.depths(draft) <= mixed[:, None] % (self.deepest + 1)
+        able = jnp.all(able[:, :, None] | ~trees.ancestors(draft), axis=1)
+        depth = jnp.where(able, trees.depths(draft), -1)
+        return walk.verdict(draft, jnp.argmax(depth, axis=1), self.first + mixed % self.size)
+
+
+def small_layer(vocab_size, hidden_size, **settings):
+    """A decoder layer whose every size is as small as can be."""
+    return DecoderConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=4,
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=2,
+        max_positions=64,
+        **settings,
+    )

@@ -30,7 +30,7 @@ from .rows import Heads, fresh
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AnchorConfig(frozen.FrozenConfig):
-    """The weights of a loss of blocks behind random anchors."""
+    """The weights of a loss of blocks after random anchors."""
 
     num_anchors: int = 32  # blocks per row and step
     decay_length: float = 7.0  # place k of a block is weighted by exp(-(k - 1) / decay_length)
@@ -175,7 +175,7 @@ def make_terms(target, config: AnchorConfig):
 
 
 def make_loss(made: Heads, target, read, config: AnchorConfig, terms=make_terms):
-    """Returns the loss of blocks behind random anchors for ``loop.TrainingTask``.
+    """Returns the loss of blocks after random anchors for ``loop.TrainingTask``.
 
     ``terms``: as ``make_terms``; other terms than ``loss`` are logged.
     """

@@ -3,7 +3,7 @@
 The heads of multi-token prediction read the same states. If their losses were differentiated as one
 sum, the activations of all heads would be in memory at once. Here the gradient of a head's loss is
 computed right after the loss, that for the common input is added to those of the heads before, and
-the trunk behind the input is differentiated once, from the sum.
+the trunk below the input is differentiated once, from the sum.
 
 References: Gloeckle et al., arXiv 2404.19737, section 2 (memory-efficient implementation).
 """

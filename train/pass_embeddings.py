@@ -3,7 +3,7 @@
     loss = mean over anchors a, weighted, of  -log p(token a + k | text before a, v_1 ... v_k),
     k = 1 ... K,  the weight of k being exp(-(k - 1) / decay_length)
 
-An anchor is a token in the place of a round's root; ``v_1`` stands in that place, behind the last
+An anchor is a token in the place of a round's root; ``v_1`` stands in that place, after the last
 token that the target has read. The text itself is read once and without a gradient, since no token
 sees a vector: activations are kept only at the vectors, of all layers. ``teacher_share`` works as
 for other heads: the loss is against the target's own law after the true tokens.

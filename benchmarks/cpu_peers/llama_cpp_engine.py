@@ -1,7 +1,7 @@
 """llama.cpp by its bindings llama-cpp-python, whose functions are those of the C library.
 
 Drafting is llama.cpp's own way: the draft model's most likely tokens one by one, one pass of the
-target over all of them, and both caches cut behind the accepted tokens. Lookup takes its drafts
+target over all of them, and both caches cut after the accepted tokens. Lookup takes its drafts
 from the bindings' ``LlamaPromptLookupDecoding``. The choice of the most likely token is NumPy's,
 which takes about 10 microseconds for 32,000 tokens.
 """
@@ -44,7 +44,7 @@ class LlamaCpp:
 
         if not setting.prepared:
             raise ValueError("LlamaCpp: the setting names no prepared folder")
-        self.library = llama_cpp
+        self.module = llama_cpp
         self._quiet = llama_cpp.llama_log_callback(lambda *_: None)  # kept alive with the engine
         llama_cpp.llama_log_set(self._quiet, None)
         llama_cpp.llama_backend_init()
@@ -115,13 +115,13 @@ class LlamaCpp:
 class _Context:
     """A model with its cache of one text."""
 
-    def __init__(self, library, file: Path, setting: Setting, kind: int):
-        self.library, self.length = library, 0
-        model_options = library.llama_model_default_params()
-        self.model = library.llama_model_load_from_file(str(file).encode(), model_options)
+    def __init__(self, module, file: Path, setting: Setting, kind: int):
+        self.module, self.length = module, 0
+        model_options = module.llama_model_default_params()
+        self.model = module.llama_model_load_from_file(str(file).encode(), model_options)
         if self.model is None:
             raise RuntimeError(f"llama.cpp does not read {file}")
-        options = library.llama_context_default_params()
+        options = module.llama_context_default_params()
         options.n_ctx = max(256, -(-(setting.longest + 32) // 256) * 256)
         options.n_batch = options.n_ctx
         options.n_ubatch = MOST_TOKENS
@@ -129,14 +129,14 @@ class _Context:
         options.type_k = options.type_v = kind
         options.no_perf = True
         if setting.precision == "float32":  # flash attention rounds to float16
-            options.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        self.context = library.llama_init_from_model(self.model, options)
+            options.flash_attn_type = module.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        self.context = module.llama_init_from_model(self.model, options)
         if self.context is None:
             raise RuntimeError(f"llama.cpp makes no context for {file}")
-        self.memory = library.llama_get_memory(self.context)
-        vocab = library.llama_model_get_vocab(self.model)
-        self.vocab_size = library.llama_vocab_n_tokens(vocab)
-        self.batch = library.llama_batch_init(options.n_ctx, 0, 1)
+        self.memory = module.llama_get_memory(self.context)
+        vocab = module.llama_model_get_vocab(self.model)
+        self.vocab_size = module.llama_vocab_n_tokens(vocab)
+        self.batch = module.llama_batch_init(options.n_ctx, 0, 1)
         for i in range(options.n_ctx):
             self.batch.n_seq_id[i], self.batch.seq_id[i][0] = 1, 0
         arrays = self.batch.token, self.batch.pos, self.batch.logits
@@ -151,11 +151,11 @@ class _Context:
         self.places[:count] = np.arange(self.length, self.length + count)
         self.asked[:count] = every
         self.asked[count - 1] = 1
-        failed = self.library.llama_decode(self.context, self.batch)
+        failed = self.module.llama_decode(self.context, self.batch)
         if failed:
             raise RuntimeError(f"llama_decode returned {failed} for {count} tokens")
         self.length += count
-        first = self.library.llama_get_logits(self.context)
+        first = self.module.llama_get_logits(self.context)
         shape = (count if every else 1, self.vocab_size)
         array = np.ctypeslib.as_array(ctypes.cast(first, ctypes.POINTER(ctypes.c_float)), shape)
         return np.argmax(array, axis=-1)
@@ -163,5 +163,5 @@ class _Context:
     def cut(self, length: int) -> None:
         """Forgets what was read after the first ``length`` tokens."""
         if length < self.length:
-            self.library.llama_memory_seq_rm(self.memory, 0, length, -1)
+            self.module.llama_memory_seq_rm(self.memory, 0, length, -1)
             self.length = length

@@ -48,7 +48,7 @@ def read(pids: Iterable[int], proc: Path = PROC) -> Reading:
     busy = sum(int(n) for name, n in zip(FIELDS, line, strict=False) if name not in IDLE)
     own = 0
     for pid in pids:
-        # behind the name, which may hold spaces: state is field 3, utime and stime 14 and 15
+        # after the name, which may hold spaces: state is field 3, utime and stime 14 and 15
         fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
         own += int(fields[11]) + int(fields[12])
     return Reading(time.perf_counter(), busy / tick, own / tick)

@@ -113,7 +113,7 @@ class OnnxRuntime:
     def __init__(self, setting: Setting):
         import onnxruntime_genai
 
-        self.library, self.setting = onnxruntime_genai, setting
+        self.module, self.setting = onnxruntime_genai, setting
         self.folder = Path(setting.prepared)
         self.methods = METHODS if (self.folder / CONFIG).exists() else ("plain", "lookup")
         # some id must end texts, before it is emitted: the last one, or one before it if the
@@ -131,26 +131,26 @@ class OnnxRuntime:
 
     @functools.cache  # noqa: B019 - the engine lives as long as its process
     def _model(self, name: str):
-        library = self.library
-        config = library.Config(str(self.folder if name == "pair" else self.folder / name))
+        module = self.module
+        config = module.Config(str(self.folder if name == "pair" else self.folder / name))
         threads = {"intra_op_num_threads": self.setting.threads}
         model = {"decoder": {"session_options": threads}}
         model |= {"eos_token_id": self.end, "pad_token_id": self.end}
         if name == "pair":
             model["draft"] = {"session_options": threads}
         config.overlay(json.dumps({"model": model}))
-        return library.Model(config)
+        return module.Model(config)
 
     def _generator(self, method, length, num_draft):
-        library = self.library
+        module = self.module
         model = self._model(self._needed(method))
-        options = library.GeneratorParams(model)
+        options = module.GeneratorParams(model)
         options.set_search_options(max_length=length, do_sample=False)
         if method == "draft":
             options.set_speculative_options(max_draft_tokens=num_draft)
         elif method == "lookup":
             options.set_speculative_options(max_draft_tokens=num_draft, ngram_size=NGRAM)
-        return library.Generator(model, options)
+        return module.Generator(model, options)
 
     def generate(self, method, prompt, new, num_draft):
         tokens, rounds = self._generate(method, prompt, new, num_draft)
@@ -161,7 +161,7 @@ class OnnxRuntime:
         return tokens, rounds
 
     def _generate(self, method, prompt, new, num_draft):
-        # room behind the text, so that the last round drafts like the others
+        # room after the text, so that the last round drafts like the others
         generator = self._generator(method, len(prompt) + new + num_draft + 1, num_draft)
         generator.append_tokens(np.asarray(prompt, np.int32))
         for _ in range(new):

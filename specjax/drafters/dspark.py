@@ -12,7 +12,7 @@ from a law that is given the one before, and which is the law that the draft sta
 
 Lossless: yes, under ``greedy`` and ``delta``; with ``sibling_sampling="iid"`` or ``"distinct"``
 also under ``rejection``. ``c_k`` reads the tokens before the k-th and never the k-th itself, and
-whoever ends a chain looks at the c of no token behind the first that it leaves out.
+whoever ends a chain looks at the c of no token after the first that it leaves out.
 
 Example::
 

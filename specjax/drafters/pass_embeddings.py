@@ -1,7 +1,7 @@
-"""PaSS: the target drafts for itself, by learned vectors that ride behind each candidate.
+"""PaSS: the target drafts for itself, by learned vectors that ride after each candidate.
 
-    a pass reads the candidates and, behind each of them, at the positions after it, v_1 ... v_K
-    logits of the k-th token drafted next = the target's logits at v_k behind the last token kept
+    a pass reads the candidates and, at the positions after each of them, v_1 ... v_K
+    logits of the k-th token drafted next = the target's logits at v_k after the last token kept
 
 ``v_k`` are K learned vectors in place of token embeddings, and all that is trained. They are
 passengers of the pass that verifies (``Draft``): ``v_k`` sees the text, the candidates up to its
@@ -20,7 +20,7 @@ Example::
     # specjax train pass_embeddings teacher=my-model num_heads=3 run.folder=runs/pass
     specjax.generate(lm, "...", drafter="runs/pass/model")
 
-Differs from the paper, in which passes take turns: one of the vectors behind the last token, which
+Differs from the paper, in which passes take turns: one of the vectors after the last token, which
 also says the next token, and one that verifies. Two such passes emit ``2 + a`` tokens for ``a``
 accepted ones, and two passes here ``2 + 2 a``, for more nodes.
 
@@ -75,7 +75,7 @@ class PaSSVectors(nnx.Module):
 
 @pytree_dataclass
 class PaSSState:
-    """What the target said at the vectors behind the last token that was kept.
+    """What the target said at the vectors after the last token that was kept.
 
     Attributes:
       logits: float32 ``[B, K, V]``.
@@ -91,7 +91,7 @@ class PaSS(HeadDrafter):
     """Drafts with look-ahead vectors; ``params["drafter"]`` holds those of ``PaSSVectors``.
 
     ``topology``: a static tree of candidates, no deeper than there are vectors; ``num_draft``
-    counts the vectors behind them too, which are passengers.
+    counts the vectors after them too, which are passengers.
 
     Raises:
       ValueError: the target reads no vectors, or the tree is not static.
@@ -130,11 +130,11 @@ class PaSS(HeadDrafter):
 
     @property
     def _shape(self) -> tuple[tuple[int, ...], np.ndarray]:
-        """The parents of candidates and then of passengers, behind the candidates in their order;
+        """The parents of candidates and then of passengers, after the candidates in their order;
         and the vector at each node, -1 at candidates."""
         nodes, depth = self.tree.num_nodes, self.depth
-        behind = nodes + np.arange(nodes * depth).reshape(nodes, depth)
-        above = np.concatenate([np.arange(nodes)[:, None], behind[:, :-1]], axis=1)
+        after = nodes + np.arange(nodes * depth).reshape(nodes, depth)
+        above = np.concatenate([np.arange(nodes)[:, None], after[:, :-1]], axis=1)
         index = np.concatenate([np.full(nodes, -1), np.tile(np.arange(depth), nodes)])
         return (*self.tree.parents, *(int(n) for n in above.reshape(-1))), index
 
@@ -150,7 +150,7 @@ class PaSS(HeadDrafter):
         nodes, (parents, index) = self.tree.num_nodes, self._shape
         index = jnp.asarray(index, jnp.int32)
 
-        def behind(x, value):
+        def after(x, value):
             """``[B, N]`` with ``value`` at each passenger."""
             spare = ((0, 0), (0, len(index) - nodes))
             return jnp.pad(x, spare, constant_values=value)
@@ -158,15 +158,15 @@ class PaSS(HeadDrafter):
         real = jnp.arange(nodes) < 1  # the root
         kept = jnp.ones(draft.tokens.shape, bool) if draft.candidate is None else draft.candidate
         kept &= real | state.known[:, None]
-        riding = jnp.repeat(kept, self.depth, axis=1)  # behind what is proposed
+        riding = jnp.repeat(kept, self.depth, axis=1)  # after what is proposed
         heads = self.heads(params)
         return dataclasses.replace(
             draft,
-            tokens=behind(draft.tokens, 0),
+            tokens=after(draft.tokens, 0),
             topology=parents,
             scored=jnp.concatenate([kept, riding], axis=1),
-            candidate=behind(kept, False),
-            law=None if draft.law is None else behind(draft.law, POINT_MASS),
+            candidate=after(kept, False),
+            law=None if draft.law is None else after(draft.law, POINT_MASS),
             deepest=self.depth,
             vectors=NodeVectors(table=heads.embeddings[...], index=index[None]),
         ), state

@@ -365,7 +365,7 @@ for _entry in (
     Entry(
         "pass",
         ".pass_embeddings:PaSS",
-        "what the target says at learned vectors behind the text (PaSS)",
+        "what the target says at learned vectors after the text (PaSS)",
         formats=(".pass_embeddings",),
         recipe=".pass_embeddings",
     ),

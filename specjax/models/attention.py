@@ -49,3 +49,12 @@ def attend_spread(
     specs = [queries, heads, heads, mask_rows, heads, row, (), row, bias_heads]
     run = sharding.locally(own, specs, queries)
     return run(query, key, value, own_mask, prefix, length, choice, positions, bias)
+
+
+def within(mask, positions, here, window, sinks=0):
+    """``mask`` bool ``[B or 1, M, N]`` without the entries, at ``positions`` int32 ``[1 or B, M]``,
+    that nodes at ``here`` int32 ``[B, N]`` do not see for a window beside sinks."""
+    if window is None or positions.shape[1] <= window:
+        return mask
+    seen = positions[:, :, None] > here[:, None, :] - window
+    return mask & (seen | (positions < sinks)[:, :, None] if sinks else seen)

@@ -12,7 +12,7 @@ from .. import sharding
 from ..kernels.attention import choice_of
 from ..sharding import DATA, MODEL
 from . import quantize, remat
-from .attention import attend_spread
+from .attention import attend_spread, within
 from .config import ATTENTION, EVERY_SUBLAYER, MLP_SUBLAYER, DecoderConfig
 from .layers import (
     ACTIVATIONS,
@@ -151,15 +151,6 @@ class DecoderLayer(nnx.Module):
         if self.mlp_post_norm is not None:
             out = self.mlp_post_norm(out)
         return behind + (out if gates is None else out * gates[1]), entries
-
-
-def within(mask, positions, here, window, sinks=0):
-    """``mask`` bool ``[B or 1, M, N]`` without the entries, at ``positions`` int32 ``[1 or B, M]``,
-    that nodes at ``here`` int32 ``[B, N]`` do not see for a window beside sinks."""
-    if window is None or positions.shape[1] <= window:
-        return mask
-    seen = positions[:, :, None] > here[:, None, :] - window
-    return mask & (seen | (positions < sinks)[:, :, None] if sinks else seen)
 
 
 def run_blocks(
