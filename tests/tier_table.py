@@ -55,6 +55,7 @@ TABLE = {
         ("broken_twins|bad_shapes", DEFAULT),
         ("whole_rows", FULL),
     ],
+    "test_calculator.py": [("command_prints|form_of_the_page", MERGE)],
     "test_cascade.py": [
         (r"is_seen\[released", FULL),
         (r"is_seen\[None|refused", MERGE),

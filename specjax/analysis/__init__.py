@@ -7,6 +7,7 @@ from .._internal import lazy
 if TYPE_CHECKING:
     from .audit import audit_rule, audit_samples
     from .audit_report import AuditReport
+    from .calculator import Calculation, calculate
     from .comparison import Comparison, repeated_ngrams
     from .contract_report import ContractReport
     from .drafter_checks import check_drafter
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AuditReport",
+    "Calculation",
     "Comparison",
     "ContractReport",
     "MemoryPlan",
@@ -30,6 +32,7 @@ __all__ = [
     "audit_rule",
     "audit_samples",
     "audit_transformers",
+    "calculate",
     "check_drafter",
     "check_target",
     "plan_memory",
@@ -44,6 +47,8 @@ _LAZY = {
     "audit_rule": "audit",
     "audit_samples": "audit",
     "audit_transformers": "transformers_audit",
+    "Calculation": "calculator",
+    "calculate": "calculator",
     "Comparison": "comparison",
     "ContractReport": "contract_report",
     "MemoryPlan": "memory",

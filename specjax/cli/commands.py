@@ -15,6 +15,7 @@ import specjax
 from .._internal.keywords import did_you_mean
 from . import (
     audit,
+    calculator,
     chat,
     datastore,
     drafters,
@@ -36,6 +37,7 @@ COMMANDS = {
     "drafters": drafters,
     "layers": layers,
     "plan": plan,
+    "calculator": calculator,
     "plan-memory": plan_memory,
     "quantize": quantize,
     "serve-offline": serve_offline,

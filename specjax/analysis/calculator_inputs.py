@@ -1,0 +1,114 @@
+"""The inputs of the calculator: rates, shapes and costs, checked and in one form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from .. import trees
+from .tree_search import expected_tokens
+
+Rates = float | Sequence[float] | Sequence[Sequence[float]]
+ONE = (int, float, np.number)  # the types of one rate
+CLOSE = 1e-12  # the precision to which a rate is found from tau
+
+
+def check_ranges(draft_cost, overhead, knee, batch, prompt, new_tokens, pass_seconds, most):
+    """Raises ``ValueError`` for the first number that is out of its range, by its name."""
+    for name, value, least in (
+        ("draft_cost", draft_cost, 0),
+        ("overhead", overhead, 0),
+        ("batch", batch, 1),
+        ("prompt", prompt, 0),
+        ("new_tokens", new_tokens, 1),
+        ("most", most, 1),
+    ):
+        if not (least <= value < math.inf):
+            raise ValueError(f"{name}={value}: give a number from {least} on")
+    if not knee >= 1:
+        raise ValueError(f"knee={knee}: give a number of tokens from 1 on")
+    if pass_seconds is not None and not 0 < pass_seconds < math.inf:
+        raise ValueError(f"pass_seconds={pass_seconds}: give seconds above 0, or None")
+
+
+def shape_of(acceptance, num_draft: int | None, tree) -> trees.Tree:
+    """Returns the draft that is asked for."""
+    if tree is None:
+        if num_draft is None:
+            num_draft = len(acceptance) if isinstance(acceptance, Sequence | np.ndarray) else 4
+        return trees.chain(num_draft)
+    if num_draft is not None:
+        raise ValueError(f"num_draft={num_draft}, tree={tree!r}: give one of the two")
+    shape = trees.parse(tree) if isinstance(tree, str) else tree
+    if not isinstance(shape, trees.Tree):
+        raise ValueError(
+            f"tree={tree!r}: it grows during decoding, so its nodes have no fixed rates; give a "
+            "static tree, such as '3x2x1'"
+        )
+    if shape.depth < 1:
+        raise ValueError(f"tree={tree!r}: it has a root alone; give a tree with drafted tokens")
+    return shape
+
+
+def rates_of(acceptance, tau: float | None, shape: trees.Tree, most: int) -> np.ndarray:
+    """Returns the rates by depth and rank, float ``[D, R]``."""
+    if (acceptance is None) == (tau is None):
+        raise ValueError(f"acceptance={acceptance}, tau={tau}: give one of the two")
+    wide = max(shape.ranks) + 1
+    if tau is not None:
+        if wide > 1:
+            raise ValueError(f"tau={tau}: only a chain has one rate that follows from it")
+        acceptance = rate_of(tau, shape.depth)
+    if isinstance(acceptance, ONE):
+        given = [[acceptance]] * max(shape.depth, most)
+    else:
+        given = [[r] if isinstance(r, ONE) else list(r) for r in acceptance or ()]
+    ranks = max(map(len, given), default=0)
+    rates = np.asarray([[*row, *[0.0] * (ranks - len(row))] for row in given], float)
+    if rates.size == 0 or not ((rates >= 0) & (rates <= 1)).all():
+        raise ValueError(f"acceptance={acceptance}: give rates from 0 to 1")
+    if (rates.sum(axis=1) > 1 + 1e-9).any():
+        raise ValueError(
+            f"acceptance={acceptance}: the rates of one depth sum to more than 1, and at most one "
+            "sibling is right"
+        )
+    if shape.depth > rates.shape[0] or wide > rates.shape[1]:
+        raise ValueError(
+            f"acceptance={acceptance}: it has {rates.shape[0]} depths and {rates.shape[1]} ranks, "
+            f"and the draft has {shape.depth} and {wide}; give a rate for each"
+        )
+    return rates
+
+
+def rate_of(tau: float, num_draft: int) -> float:
+    """Returns the acceptance rate at every position with which a chain emits τ tokens per round.
+
+    Args:
+      tau: tokens per round, the target's own token included, in [1, num_draft + 1].
+      num_draft: the length of the chain.
+
+    Raises:
+      ValueError: no rate gives this τ.
+    """
+    if not 1 <= tau <= num_draft + 1:
+        raise ValueError(
+            f"tau={tau}: a chain of {num_draft} emits from 1 to {num_draft + 1} tokens per round"
+        )
+    shape, low, high = trees.chain(num_draft), 0.0, 1.0
+    while high - low > CLOSE:
+        middle = (low + high) / 2
+        tokens = expected_tokens(shape, np.full((num_draft, 1), middle))
+        low, high = (middle, high) if tokens < tau else (low, middle)
+    return high
+
+
+def passes_of(given: Mapping[int, float] | None) -> tuple[tuple[int, float], ...]:
+    """Returns measured costs of passes in ascending order of N."""
+    known = tuple(sorted((given or {}).items()))
+    if known and (known[0] != (1, 1.0) or not all(cost > 0 for _, cost in known)):
+        raise ValueError(
+            f"passes={given}: give costs above 0 relative to a pass over one node, {{1: 1.0, ...}}"
+        )
+    return known

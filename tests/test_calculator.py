@@ -1,0 +1,177 @@
+"""The closed-form calculator: its formulas, errors and command, and its page in the browser."""
+
+import importlib
+import itertools
+import json
+import re
+import shutil
+import subprocess
+import xml.etree.ElementTree
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specjax import cli, trees
+from specjax.analysis import calculate, calculator_inputs
+from specjax.analysis.plan.predict import AcceptanceRecord, Costs, rounds
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "howto" / "calculator.md"
+NODE = shutil.which("node")
+
+
+@pytest.fixture
+def golden(monkeypatch):
+    """The module that makes the golden values."""
+    monkeypatch.syspath_prepend(str(HERE / "golden"))
+    return importlib.import_module("make_calculator")
+
+
+def stored(golden):
+    return json.loads(golden.GOLDEN.read_text("utf-8"))
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.8, 1.0])
+def test_a_chain_has_the_formula_of_the_field(alpha):
+    for gamma, c in itertools.product((1, 3, 9), (0.0, 0.07, 0.5)):
+        found = calculate(alpha, draft_cost=c, num_draft=gamma).asked
+        tau = gamma + 1 if alpha == 1 else (1 - alpha ** (gamma + 1)) / (1 - alpha)
+        assert found.tokens == pytest.approx(tau)
+        assert found.speedup == pytest.approx(tau / (1 + gamma * c))
+        assert calculator_inputs.rate_of(tau, gamma) == pytest.approx(alpha, abs=1e-9)
+
+
+def test_the_planner_predicts_the_same_of_such_a_text():
+    rng, alpha, gamma = np.random.default_rng(0), 0.8, 4
+    run = np.minimum(rng.geometric(1 - alpha, size=40_000) - 1, gamma)
+    taken = rounds(AcceptanceRecord([np.full(len(run), gamma)], [run]), gamma)
+    costs = Costs(unit=1.0, passes={1: 0.9, 5: 1.3}, drafts={"draft": {4: 0.4}})
+    planned = len(run) / costs.of(taken, "draft", gamma)
+    # in passes over one token: a plain round is 1 / 0.9, and so is every other part of a round
+    passes, overhead = {1: 1.0, 5: 1.3 / 0.9}, 0.1 / 0.9
+    found = calculate(
+        alpha, num_draft=gamma, draft_cost=0.1 / 0.9, passes=passes, overhead=overhead
+    )
+    assert found.asked.speedup == pytest.approx(planned, rel=0.02)
+    assert len(found.chains) == 5  # no pass is wider than the widest with a known cost
+
+
+def test_a_tree_is_paid_by_level_and_by_node():
+    rates = [[0.6, 0.2], [0.5, 0.1]]
+    found = calculate(rates, tree="2x1", draft_cost=0.1, knee=2, batch=3).asked
+    assert found.tokens == pytest.approx(1 + 0.8 + 0.8 * 0.5)
+    # passes over 3 rows cost 1.5; five nodes a row cost 7.5; the second level feeds two nodes
+    assert found.cost == pytest.approx((7.5 + 0.1 * (1.5 + 3.0)) / 1.5)
+    own = calculate(rates, tree=trees.Tree((-1, 0, 0, 1)), parallel=True, draft_cost=0.1).asked
+    assert own.cost == pytest.approx(1.1) and own.tokens == pytest.approx(1 + 0.8 + 0.6 * 0.5)
+
+
+def test_requests_are_the_prompt_and_the_rounds():
+    found = calculate(
+        0.5, num_draft=1, draft_cost=0.2, knee=10, batch=2, prompt=25, new_tokens=30, pass_seconds=2
+    )
+    one, plain = found.asked, found.plain
+    assert (one.cost, one.tokens, one.tpot) == pytest.approx((1.2, 1.5, 1.6))
+    assert (one.ttft, plain.ttft) == pytest.approx((2 * (5 * 1.2 + 1.2), 2 * (5 + 1)))
+    assert (one.seconds, plain.seconds) == pytest.approx((12 + 20 * 2.4, 10 + 30 * 2))
+    assert one.throughput == pytest.approx(60 / one.seconds)
+    assert one.whole_speedup == pytest.approx(plain.seconds / one.seconds)
+
+
+def test_the_best_length_is_that_of_the_greatest_speed_up_and_may_be_none():
+    found = calculate(0.8, draft_cost=0.05)
+    assert found.best.num_draft == 8
+    assert found.best.speedup == max(one.speedup for one in found.chains)
+    none = calculate(0.3, draft_cost=0.4)
+    assert none.best is none.plain and "no chain is faster" in str(none)
+    assert calculate(0.8, knee=32, batch=16).best.num_draft == 1  # wide passes cost arithmetic
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "give one of the two"),
+        ({"acceptance": 0.5, "tau": 2}, "give one of the two"),
+        ({"acceptance": 1.2}, "from 0 to 1"),
+        ({"acceptance": []}, "chain"),
+        ({"acceptance": [0.5], "num_draft": 2}, "a rate for each"),
+        ({"acceptance": 0.5, "tree": "2x1"}, "a rate for each"),
+        ({"acceptance": [[0.7, 0.4]], "tree": "2"}, "sum to more than 1"),
+        ({"acceptance": 0.5, "tree": "expand:2x2x4"}, "static tree"),
+        ({"acceptance": 0.5, "tree": "2x1", "num_draft": 2}, "give one of the two"),
+        ({"tau": 5, "num_draft": 3}, "from 1 to 4"),
+        ({"acceptance": 0.5, "draft_cost": -1}, "draft_cost=-1"),
+        ({"acceptance": 0.5, "knee": 0}, "knee=0"),
+        ({"acceptance": 0.5, "batch": float("nan")}, "batch=nan"),
+        ({"acceptance": 0.5, "pass_seconds": 0}, "pass_seconds=0"),
+        ({"acceptance": 0.5, "passes": {2: 1.0}}, "relative to"),
+        ({"acceptance": 0.5, "passes": {1: 1.0, 4: 1.2}, "num_draft": 4}, "sizes up to 4"),
+    ],
+)
+def test_bad_numbers_are_refused_by_their_name(given, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        calculate(**given)
+
+
+def test_the_command_prints_tables_and_draws(tmp_path, capsys):
+    words = "calculator --acceptance 0.8 --num-draft 4 --batch 1 8 --knee 64 --pass-ms 20".split()
+    assert cli.main([*words, "--picture", str(tmp_path / "speed.svg")]) == 0
+    said = capsys.readouterr().out
+    assert "chain(4): 3.36 tokens a round, 2.80 × plain; the best chain has 8: 3.09 × plain" in said
+    drawn = xml.etree.ElementTree.parse(tmp_path / "speed.svg")
+    lines = list(drawn.iter("{http://www.w3.org/2000/svg}polyline"))
+    assert len(lines) == 4 and all(len(line.get("points").split()) == 17 for line in lines)
+    tree = "calculator --tree 2x1 --acceptance 0.6,0.2 0.5 --passes 1:1 8:1.5 --json".split()
+    assert cli.main(tree) == 0
+    (found,) = json.loads(capsys.readouterr().out)["calculations"]
+    assert found["asked"]["tokens"] == pytest.approx(1.0 + 0.8 + 0.4)
+    assert cli.main(["calculator", "--acceptance", "0.5", "x"]) == 2
+    assert cli.main(["calculator", "--acceptance", "0.5", "--knee", "0"]) == 2
+    assert "--knee" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------ the page in the browser
+
+
+def test_python_gives_the_stored_values(golden):
+    assert not golden.differences(stored(golden)["expected"], golden.python_values())
+
+
+def test_the_browsers_code_gives_the_stored_values(golden):
+    """Without Node.js: the code is the one that gave them when they were stored."""
+    assert stored(golden)["script"] == golden.digest()
+    if NODE:
+        assert not golden.differences(stored(golden)["expected"], golden.browser_values(NODE))
+
+
+@pytest.mark.skipif(not NODE, reason="needs Node.js")
+def test_fault_in_the_browsers_code_is_seen(golden, tmp_path):
+    """Also where drafting is paid once a round, the batch is forgotten, or a rank is left out."""
+    code = golden.SCRIPT.read_text("utf-8")
+    for right, wrong in (
+        ("drafting += pass(batch * level)", "drafting = pass(batch * level)"),
+        ("pass(batch * nodes)", "pass(nodes)"),
+        ("slice(0, count)", "slice(0, 1)"),
+    ):
+        assert right in code
+        (tmp_path / "planted.js").write_text(code.replace(right, wrong), encoding="utf-8")
+        found = golden.browser_values(NODE, tmp_path / "planted.js")
+        assert golden.differences(stored(golden)["expected"], found), wrong
+
+
+@pytest.mark.skipif(not NODE, reason="needs Node.js")
+def test_the_form_of_the_page_is_computed(golden):
+    page = PAGE.read_text("utf-8")
+    fields = re.findall(r'<input name="(\w+)"(?: type="checkbox")?(?: value="([^"]*)")?', page)
+    elements = {name: {"value": value, "checked": False} for name, value in fields}
+    code = (
+        f"const {{ show }} = require({json.dumps(str(golden.SCRIPT))}); const place = {{}};"
+        f"show({{elements: {json.dumps(elements)}}}, place); console.log(JSON.stringify(place));"
+    )
+    done = subprocess.run([NODE, "-e", code], capture_output=True, text=True, check=True)
+    shown = json.loads(done.stdout)["innerHTML"]
+    assert "3.36 tokens a round, 2.80 × plain" in shown and shown.count("<tr>") == 18
+    xml.etree.ElementTree.fromstring(re.search("<svg.*</svg>", shown)[0])
+    assert 'id="calculator"' in page and 'id="calculated"' in page
+    assert '<script src="../assets/calculator.js"></script>' in page
