@@ -36,8 +36,7 @@ TABLE = {
         (EVERYTHING, FULL),
     ],
     "test_approximate.py": [
-        (r"strictest.*(rank|distance|block|threshold)", MERGE),
-        ("keeps_more|within_the_bounds", MERGE),
+        (r"strictest.*(rank|distance|block|threshold)|keeps_more|within_the_bounds", MERGE),
     ],
     "test_audit.py": [
         ("fault|refused|stated|engine_is_held|named_by", DEFAULT),
@@ -325,10 +324,7 @@ TABLE = {
     "fuzz/test_references.py": DEFAULT,
     "fuzz/test_compositions.py": [("decoder", MERGE)],
     "fuzz/": FULL,
-    "models/test_families.py": [
-        ("DeepSeek-V3|A3B", FULL),
-        ("published|every_family", MERGE),
-    ],
+    "models/test_families.py": [("DeepSeek-V3|A3B", FULL), ("published|every_family", MERGE)],
     "models/test_family_drafters.py": [
         (r"\[gpt2-tree\]|\[llama-eagle3\]", MERGE),
         (r"\[llama-exit\]|\[qwen3-skip\]", MERGE),
@@ -391,6 +387,7 @@ TABLE = {
     "train/test_early_exit.py": [("dropout_and_exits|dropped", FULL), (EVERYTHING, MERGE)],
     "train/test_kangaroo_recipe.py": [("fault", DEFAULT), ("refused", MERGE), (EVERYTHING, FULL)],
     "train/test_embedded.py": [("the_heads_are", MERGE)],
+    "train/test_prune_recipe.py": [("fault|one_by_one", DEFAULT), (EVERYTHING, FULL)],
     "train/test_unroll.py": [
         ("fault", DEFAULT),
         ("blocks_of_queries|eagle-512", FULL),

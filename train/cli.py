@@ -25,6 +25,7 @@ OTHERS = {
     "pretrain": "train a small target by next-token cross-entropy",
     "regenerate": "let a target write the text that its drafter learns from",
     "distill": "train a draft model from a frozen target",
+    "prune": "leave out layers of a target, and train the rest as its draft model",
     "boost": "train several draft models, each where the earlier ones fail",
     "online": "let a draft model learn from the requests that it serves",
     "probe": "train a probe that says which drafted tokens need no verification",
@@ -40,7 +41,7 @@ RECIPES = OTHERS | {
 }
 # The recipes that can run on a mesh of devices and in several processes. `boost` and `objectives`
 # have the section distill.run, and run in one process.
-SHARED = {"pretrain", "distill", "medusa2", *HEADS}
+SHARED = {"pretrain", "distill", "prune", "medusa2", *HEADS}
 HELP = {"-h", "--help"}
 PATIENCE = 100  # seconds without a sign of life after which a process counts as dead
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ import specjax
 from specjax.models import DecoderConfig
 from specjax.models.causal_lm import CausalLM, graph_definition
 from specjax.models.hf import load_weights, quantized_layout
+from specjax.models.lm import LM
 
 from . import (
     card,
@@ -47,17 +49,15 @@ from .teacher import load_teacher
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DistillConfig:
-    """The settings of distillation.
+class LearningFromTarget:
+    """How a draft model learns from its target.
 
     With ``top_k`` the target's laws are reduced to their most likely tokens and the sum of the
     others. The largest error in acceptance that follows is logged as ``top_k_error``.
     """
 
-    model: model.ModelConfig
     teacher: str = "embedded"  # the frozen target: a name or folder that specjax.load takes
     features: str = ""  # a folder of the recipe `features`; "": the target runs in each step
-    init: str = ""  # the folder of a drafter of this shape to start from; "": random weights
     divergence: str = "fkl"  # or rkl, jsd, tvd, nla, kl_tv, lk: see train/losses.py
     beta: float = 0.5  # of jsd
     mix: float = 0.5  # of kl_tv
@@ -106,6 +106,14 @@ class DistillConfig:
     def own_rows(self, rows: int) -> int:
         """The number of rows of a batch, or of a part of it, that the drafter writes itself."""
         return round(self.on_policy * rows)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DistillConfig(LearningFromTarget):
+    """The draft model that is trained."""
+
+    model: model.ModelConfig
+    init: str = ""  # the folder of a drafter of this shape to start from; "": random weights
 
 
 Config = DistillConfig
@@ -187,7 +195,7 @@ def make_writer(pair: Pair, length: int, prompt_tokens: int, temperature: float)
     return write
 
 
-def make_loss(pair: Pair, config: DistillConfig):
+def make_loss(pair: Pair, config: LearningFromTarget):
     """Returns the loss for ``loop.TrainingTask``.
 
     A batch is one of ``data``, or a dictionary that also holds the target's stored ``hidden``
@@ -279,7 +287,7 @@ def make_measure(pair: Pair, num_draft: int = NUM_DRAFT, chunk: int = chunks.CHU
     return measure
 
 
-def training_batches(config: DistillConfig, teacher, vocabulary):
+def training_batches(config: LearningFromTarget, teacher, vocabulary):
     """Returns the batches of ``loop.TrainingTask``: stored rows and hidden states, or text."""
     if config.features:
         of, last = features.record_of(teacher, vocabulary), [teacher.config.num_layers]
@@ -302,13 +310,40 @@ def training_batches(config: DistillConfig, teacher, vocabulary):
     return data.training_batches(stream, config.data, rows, shard=shard)
 
 
-def run(config: DistillConfig, *, dry_run: bool = False) -> None:
-    """Trains a draft model and exports it to ``run.folder/model``, without a tokenizer."""
+@dataclasses.dataclass(frozen=True)
+class Lesson:
+    """What a draft model learns from and is measured on.
+
+    Attributes:
+      teacher: the frozen target.
+      vocabulary: the tokenizer of both.
+      heldout: held-out text.
+      end_of_text: the token between documents.
+    """
+
+    teacher: LM
+    vocabulary: Any
+    heldout: data.Stream
+    end_of_text: int
+
+
+def load_lesson(config: LearningFromTarget) -> Lesson:
+    """Loads the target, the tokenizer and the held-out text.
+
+    Raises:
+      ConfigError: the target does not fit the data, see ``load_teacher``.
+    """
     vocabulary = tokenizer.load(config.data.tokenizer)
     teacher = load_teacher(config.teacher, vocabulary, config.data.length)
     heldout, end_of_text = data.load_stream(config.data, "heldout")
     print(f"held out      {len(heldout):,} tokens")
-    shape = config.model.decoder(teacher.config.vocab_size, end_of_text)
+    return Lesson(teacher, vocabulary, heldout, end_of_text)
+
+
+def run(config: DistillConfig, *, dry_run: bool = False) -> None:
+    """Trains a draft model and exports it to ``run.folder/model``, without a tokenizer."""
+    lesson = load_lesson(config)
+    shape = config.model.decoder(lesson.teacher.config.vocab_size, lesson.end_of_text)
     _, params = model.create(shape, config.run.seed)
     if config.init:
         if quantized_layout(config.init) is not None:
@@ -317,13 +352,29 @@ def run(config: DistillConfig, *, dry_run: bool = False) -> None:
                 "model of floats"
             )
         params = nnx.to_pure_dict(load_weights(config.init, shape, jnp.float32))
-    pair = Pair(shape, teacher.config, end_of_text)
-    sets = {"": data.heldout_batches(heldout, config.data)}
+    teach(config, lesson, shape, params, dry_run=dry_run)
+
+
+def teach(
+    config: LearningFromTarget, lesson: Lesson, shape: DecoderConfig, params, *, dry_run: bool
+) -> None:
+    """Trains a draft model from given weights, exports, measures and reports it.
+
+    Args:
+      config: how it learns.
+      lesson: what it learns from.
+      shape: the shape of the draft model.
+      params: its first weights.
+      dry_run: whether only the estimated memory and time are printed.
+    """
+    teacher, vocabulary = lesson.teacher, lesson.vocabulary
+    pair = Pair(shape, teacher.config, lesson.end_of_text)
+    sets = {"": data.heldout_batches(lesson.heldout, config.data)}
     for path in config.eval_samples:
         own = samples.read(path, samples.fingerprints(teacher, vocabulary), shape.vocab_size)
         sets[f"{Path(path).stem}/"] = own.batches(config.data.batch)
     cheap = make_evaluate(make_measure(pair, chunk=config.chunk), sets)
-    prompts = decoding.prompt_sets(teacher, heldout, config.decoding, end_of_text)
+    prompts = decoding.prompt_sets(teacher, lesson.heldout, config.decoding, lesson.end_of_text)
     own = CausalLM(shape, axis=None)  # each device of a mesh holds the whole draft model
     drafter = specjax.drafters.DraftModel(model=own, num_draft=NUM_DRAFT)
     mesh = scale.layout_of(config.run).mesh
