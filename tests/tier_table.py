@@ -388,6 +388,7 @@ TABLE = {
     "train/test_kangaroo_recipe.py": [("fault", DEFAULT), ("refused", MERGE), (EVERYTHING, FULL)],
     "train/test_embedded.py": [("the_heads_are", MERGE)],
     "train/test_prune_recipe.py": [("fault|one_by_one", DEFAULT), (EVERYTHING, FULL)],
+    "train/test_unlikelihood.py": [("learns_not", FULL), (EVERYTHING, MERGE)],
     "train/test_unroll.py": [
         ("fault", DEFAULT),
         ("blocks_of_queries|eagle-512", FULL),

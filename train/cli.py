@@ -23,6 +23,7 @@ OTHERS = {
     "tokenizer": "train a byte-level BPE tokenizer",
     "prompts": "choose held-out prompts to measure on",
     "pretrain": "train a small target by next-token cross-entropy",
+    "unlikelihood": "teach a target not to repeat what it wrote",
     "regenerate": "let a target write the text that its drafter learns from",
     "distill": "train a draft model from a frozen target",
     "prune": "leave out layers of a target, and train the rest as its draft model",

@@ -37,6 +37,7 @@ from . import (
     losses,
     measured,
     model,
+    own_text,
     report,
     samples,
     scale,
@@ -166,35 +167,6 @@ def unpacked(pair: Pair, batch):
     return tokens, weight, hidden[pair.teacher.num_layers].astype(jnp.float32) if hidden else None
 
 
-def make_writer(pair: Pair, length: int, prompt_tokens: int, temperature: float):
-    """Returns ``write(params, tokens [B, length + 1], keys [B]) -> (tokens, weight [B, length])``.
-
-    The drafter continues the first ``prompt_tokens`` of each row; only its own tokens have a
-    weight.
-    """
-    model = CausalLM(pair.student)
-
-    def write(params, tokens, keys):
-        out = specjax.decode(
-            model,
-            specjax.drafters.Plain(),
-            {"target": jax.lax.stop_gradient(params)},
-            tokens[:, :prompt_tokens],
-            jnp.full((tokens.shape[0],), prompt_tokens, jnp.int32),
-            key=keys,
-            max_new_tokens=length + 1 - prompt_tokens,
-            sampling=specjax.Sampling(temperature=temperature),
-            capacity=length + 1,
-            stops=[pair.end_of_text],
-        )
-        place = jnp.arange(length + 1)
-        written = (place >= prompt_tokens) & (place < out.lengths[:, None])
-        kept = jnp.where(place < out.lengths[:, None], out.tokens, pair.end_of_text)
-        return kept, written[:, 1:].astype(jnp.float32)
-
-    return write
-
-
 def make_loss(pair: Pair, config: LearningFromTarget):
     """Returns the loss for ``loop.TrainingTask``.
 
@@ -202,7 +174,13 @@ def make_loss(pair: Pair, config: LearningFromTarget):
     states by layer.
     """
     distance, share = config.distance(), config.data_share
-    write = make_writer(pair, config.data.length, config.prompt_tokens, config.temperature)
+    write = own_text.make_writer(
+        pair.student,
+        pair.end_of_text,
+        config.data.length,
+        config.prompt_tokens,
+        config.temperature,
+    )
 
     def terms(table, states, target_table, pieces):
         q, value, found = pair.drafter_logits(table, states), 0.0, {}

@@ -39,6 +39,18 @@ def cross_entropy(q_logits: jax.Array, tokens: jax.Array) -> jax.Array:
     return jnp.minimum(jax.nn.logsumexp(wide, axis=-1) - said, -FLOOR)
 
 
+def unlikelihood(q_logits: jax.Array, tokens: jax.Array) -> jax.Array:
+    """``-log(1 - q(token))`` in nats, float32 ``[...]``; ``tokens`` are integers ``[...]``.
+
+    It is computed from the log-odds of the token, so that its gradient is finite where q is 1.
+    """
+    wide = q_logits.astype(jnp.float32)
+    chosen = tokens[..., None] == jnp.arange(wide.shape[-1])
+    said = jnp.sum(jnp.where(chosen, wide, 0.0), axis=-1)
+    others = jax.nn.logsumexp(jnp.where(chosen, FLOOR, wide), axis=-1)
+    return jax.nn.softplus(said - others)
+
+
 def soft_cross_entropy(p: jax.Array, q_logits: jax.Array) -> jax.Array:
     """``-sum_x p(x) log q(x)`` in nats; ``p`` are probabilities, float32 ``[..., V]``."""
     wide = q_logits.astype(jnp.float32)

@@ -25,9 +25,9 @@ from specjax.drafters import probe as probes
 from specjax.models.lm import as_drafter
 from specjax.text import drafter_names
 
-from . import chunks, data, scale, tokenizer
+from . import chunks, data, own_text, scale, tokenizer
 from .config import ConfigError, DataConfig, OptimizerConfig, RunConfig, resolved
-from .distill import Pair, make_writer
+from .distill import Pair
 from .evaluate import make_evaluate, mean
 from .loop import TrainingTask, estimate, fit
 from .teacher import load_teacher
@@ -67,7 +67,8 @@ def make_judged(pair: Pair, config: ProbeConfig):
     They are of the tokens that the drafter wrote: ``hidden`` ``[B, T - 1, H]``, ``gap``, which is
     ``log p(x) - log q(x)``, and ``weight``, which is 0 where there is no such token.
     """
-    write = make_writer(pair, config.data.length, config.prompt_tokens, 1.0)
+    length, start = config.data.length, config.prompt_tokens
+    write = own_text.make_writer(pair.student, pair.end_of_text, length, start, 1.0)
 
     def own_log_p(logits, token):
         return jnp.take_along_axis(jax.nn.log_softmax(logits), token[..., None], axis=2)[..., 0]

@@ -16,6 +16,7 @@ from specjax.train import (
     metrics,
     model,
     objectives,
+    own_text,
     step,
 )
 from training_toys import forward
@@ -73,7 +74,7 @@ def test_cross_entropy_alone_asks_nothing_of_the_target():
 
 
 def test_the_drafter_writes_its_share_of_the_rows_after_their_prompts():
-    write = jax.jit(distill.make_writer(PAIR, 12, 5, 1.0))
+    write = jax.jit(own_text.make_writer(STUDENT, 0, 12, 5, 1.0))
     rows, weight = write(PARAMS, TOKENS[:2], KEYS.rows[:2])
     np.testing.assert_array_equal(rows[:, :5], TOKENS[:2, :5])
     assert (np.asarray(rows[:, 5:]) != TOKENS[:2, 5:]).any()

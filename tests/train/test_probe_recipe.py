@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import pytest
 from safetensors.numpy import load_file, save_file
-from specjax.train import config, distill, model, probe
 from toys import whole
 
 from specjax.decoding import reference
@@ -16,6 +15,7 @@ from specjax.drafters.probe import load_probe, save_probe, score_of
 from specjax.models import DecoderConfig
 from specjax.models.causal_lm import CausalLM
 from specjax.models.lm import LM
+from specjax.train import config, distill, model, own_text, probe
 
 SHAPE = dict(vocab_size=16, num_layers=1, head_dim=4, num_heads=2, num_kv_heads=2)
 SMALL = DecoderConfig(hidden_size=8, intermediate_size=16, tie_embeddings=False, **SHAPE)
@@ -38,7 +38,7 @@ def judged(params=None, seed=0):
 def test_a_token_is_judged_by_the_laws_before_it_and_read_at_its_own_position():
     params = frozen()
     found, keys = judged(params)
-    write = distill.make_writer(PAIR, 16, 4, 1.0)
+    write = own_text.make_writer(PAIR.student, PAIR.end_of_text, 16, 4, 1.0)
     tokens, weight = write(params["drafter"], jnp.asarray(TOKENS), keys)
     log_p, log_q = (
         jax.nn.log_softmax(reference.logits(CausalLM(shape), params[name], tokens[:, :-1]))

@@ -1,0 +1,188 @@
+"""Recipe ``unlikelihood``: teaches a target not to repeat itself.
+
+A small model that is trained on next tokens alone repeats what it wrote when it writes greedily.
+Here it goes on learning from the corpus, and beside it from its own greedy text: a share of each
+batch is continued by the model with the weights of the current step, and the tokens of n-grams that
+it wrote before in the same text are made less likely::
+
+    loss = mean of -log p(next token), over the corpus
+         + scale * mean of [the token is part of a repeated n-gram] * -log(1 - p(token)),
+           over the text that the model wrote
+
+What it learns is another law, whose bits per byte are measured beside the share of repetitions.
+
+References: Neural Text Generation with Unlikelihood Training, arXiv 1908.04319, equation 7
+(sequence-level). Differs from the paper: both terms are in each step, and both are means over
+positions, so that the second term vanishes together with the repetitions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from specjax.models.config import DecoderConfig
+
+from . import (
+    card,
+    chunks,
+    data,
+    export,
+    losses,
+    model,
+    own_text,
+    pretrain,
+    report,
+    scale,
+    tokenizer,
+)
+from .config import ConfigError, DataConfig, OptimizerConfig, RunConfig, resolved
+from .evaluate import Mean, make_evaluate
+from .loop import TrainingTask, estimate, fit
+from .teacher import load_teacher
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnlikelihoodConfig:
+    """The settings of unlikelihood training."""
+
+    target: str = "embedded"  # the model to go on from: a name or folder that specjax.load takes
+    scale: float = 1.0  # the weight of the unlikelihood of repeated tokens
+    ngram: int = 4  # the length of what counts as repeated
+    own_share: float = 0.5  # the share of a batch's rows that the model writes itself
+    prompt_tokens: int = 64  # the length of the prompts that the model continues
+    data: DataConfig = DataConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    run: RunConfig = RunConfig()
+    card: card.CardConfig = card.CardConfig()
+
+    def __post_init__(self):
+        part = self.data.batch // self.run.accumulate
+        if not 0 <= self.scale < math.inf:
+            raise ConfigError(f"scale={self.scale}; accepted: at least 0, and finite")
+        if self.ngram < 1:
+            raise ConfigError(f"ngram={self.ngram}; accepted: at least 1")
+        if not 0 < self.own_rows(part) < part:
+            raise ConfigError(
+                f"own_share={self.own_share} of {part} rows (data.batch over run.accumulate); "
+                "accepted: a share that leaves at least one row to the model and one to the corpus"
+            )
+        most = self.data.length + 1 - self.ngram
+        if not 1 <= self.prompt_tokens <= most:
+            raise ConfigError(
+                f"prompt_tokens={self.prompt_tokens}; accepted: 1 to {most} (data.length + 1 - "
+                "ngram)"
+            )
+        if self.data.samples:
+            raise ConfigError(
+                f"data.samples={list(self.data.samples)}: a target learns from a corpus and from "
+                "what it writes in the run; leave it out (and data.samples_share)"
+            )
+
+    def own_rows(self, rows: int) -> int:
+        """The number of rows of a batch, or of a part of it, that the model writes itself."""
+        return round(self.own_share * rows)
+
+
+Config = UnlikelihoodConfig
+
+
+def repetitions(tokens: jax.Array, written: jax.Array, ngram: int) -> tuple[jax.Array, jax.Array]:
+    """Finds n-grams that occurred in the written part of the same row before.
+
+    Args:
+      tokens: int32 ``[B, T]``.
+      written: bool ``[B, T]``, the tokens that count; others are in no n-gram.
+      ngram: the length of an n-gram.
+
+    Returns:
+      ``(ends, member)``, bool ``[B, T]``: the n-gram that ends at a token occurred before, and the
+      token is part of such an n-gram.
+    """
+    length = tokens.shape[1]
+    both = written[:, :, None] & written[:, None, :]
+    same = both & (tokens[:, :, None] == tokens[:, None, :])
+    equal = same  # [t, s]: the n-grams that end at t and at s are equal
+    for i in range(1, ngram):
+        equal &= jnp.pad(same, ((0, 0), (i, 0), (i, 0)))[:, :length, :length]
+    ends = jnp.any(jnp.tril(equal, -1), axis=2)
+    padded = jnp.pad(ends, ((0, 0), (0, ngram - 1)))
+    member = jnp.stack([padded[:, i : i + length] for i in range(ngram)]).any(0)
+    return ends, member
+
+
+def make_loss(shape: DecoderConfig, end_of_text: int, config: UnlikelihoodConfig):
+    """Returns the loss for ``loop.TrainingTask``; ``repeated`` is the share of repeated n-grams."""
+    nats = pretrain.make_nats(shape, end_of_text)
+    length, start = config.data.length, config.prompt_tokens
+    write = own_text.make_writer(shape, end_of_text, length, start, 0.0)
+
+    def unlikely(table, states, _, tokens):
+        logits = chunks.logits_of(table, states, shape.logit_softcap)
+        return {"loss": losses.unlikelihood(logits, tokens)}
+
+    def loss(params, frozen, batch, keys):
+        del frozen
+        tokens, weight = data.unpacked(batch)
+        own = config.own_rows(len(tokens))
+        likely, table, states, _, following = nats(params, tokens[own:])
+        summed, _ = chunks.total(likely, table, states, None, following, weight[own:])
+        written, written_weight = write(params, tokens[:own], keys.rows[:own])
+        _, table, states, _, following = nats(params, written)
+        ends, member = repetitions(following, written_weight > 0, config.ngram)
+        repeated, _ = chunks.total(unlikely, table, states, None, following, member * 1.0)
+        count = jnp.sum(written_weight)
+        grams = jnp.sum(jnp.maximum(jnp.sum(written_weight, axis=1) - (config.ngram - 1), 0.0))
+        return {
+            "loss": Mean(summed, jnp.sum(weight[own:])),
+            "unlikelihood": Mean(repeated, count, config.scale),
+            "repeated": Mean(jnp.sum(ends * 1.0), grams, 0.0),
+        }
+
+    return loss
+
+
+def make_measure(shape: DecoderConfig, end_of_text: int, sizes, config: UnlikelihoodConfig):
+    """Returns the held-out measures: those of ``pretrain``, and the share of repeated n-grams in
+    what the model writes greedily after the first ``prompt_tokens`` of the held-out rows."""
+    known = pretrain.make_measure(shape, end_of_text, sizes)
+    length, start = config.data.length, config.prompt_tokens
+    write = own_text.make_writer(shape, end_of_text, length, start, 0.0)
+
+    def measure(params, frozen, tokens, weight):
+        written, own = write(params, tokens, jax.random.split(jax.random.key(0), len(tokens)))
+        ends, _ = repetitions(written[:, 1:], own > 0, config.ngram)
+        grams = jnp.sum(jnp.maximum(jnp.sum(own, axis=1) - (config.ngram - 1), 0.0))
+        found = known(params, frozen, tokens, weight)
+        return found | {"heldout_repeated": Mean(jnp.sum(ends * 1.0), grams)}
+
+    return measure
+
+
+def run(config: UnlikelihoodConfig, *, dry_run: bool = False) -> None:
+    """Trains, and exports to ``run.folder/model`` in Hugging Face layout."""
+    vocabulary = tokenizer.load(config.data.tokenizer)
+    target = load_teacher(config.target, vocabulary, config.data.length)
+    stream, end_of_text = data.load_stream(config.data, "train")
+    shape, sizes = target.config, tokenizer.byte_sizes(vocabulary)
+    params = jax.tree.map(lambda x: x.astype(jnp.float32), target.params)
+    measure = make_measure(shape, end_of_text, sizes, config)
+    evaluate = make_evaluate(measure, pretrain.heldout_sets(config.data))
+    task = TrainingTask(
+        loss=make_loss(shape, end_of_text, config),
+        params=params,
+        batches=data.training_batches(stream, config.data, shard=scale.shard_of(config.run)),
+        evaluate=evaluate,
+        measures=lambda: evaluate.names(params, None),
+    )
+    if dry_run:
+        return estimate(task, config.optimizer, config.run, model.words(shape))
+    params = fit(task, resolved(config), config.optimizer, config.run)
+    where = Path(config.run.folder) / "model"
+    export.export(shape, params, where, vocabulary)
+    made = card.Export(where, card.TARGET, "target", resolved(config))
+    report.finish(config, made)
