@@ -15,21 +15,17 @@ if TYPE_CHECKING:
 def load_teacher(name: str, vocabulary: tokenizers.Tokenizer, length: int) -> lm.LM:
     """Loads the frozen target of a run and checks that it fits the data.
 
+    Weights that the target's files hold in few bits are read as the floats for which they stand.
+
     Args:
       name: a name or folder that ``specjax.load`` takes.
       vocabulary: the tokenizer ``data.tokenizer``.
       length: ``data.length``, the tokens of context in a row.
 
     Raises:
-      ConfigError: the target has another tokenizer, a context shorter than a row, or quantized
-        weights.
+      ConfigError: the target has another tokenizer, or a context shorter than a row.
     """
-    teacher = lm.load(name)
-    if teacher.target.quantized:
-        raise ConfigError(
-            f"teacher={name!r} has quantized weights, which recipes cannot read; give the model "
-            "of floats"
-        )
+    teacher = lm.load(name, quantize="float")
     if teacher.tokenizer.vocabulary != {i: t for t, i in vocabulary.get_vocab().items()}:
         raise ConfigError(
             f"teacher={name!r} has another tokenizer than data.tokenizer: give "

@@ -22,7 +22,7 @@ from ..models.config import DecoderConfig
 from ..models.files import read_json
 from ..models.hf import abstract, check_dtype, dtype_of, load_config
 from ..models.placement import check_divides, spec_of
-from ..models.quantize import Quantization, as_quantization, stored_arrays
+from ..models.quantize import FLOAT, Quantization, as_quantization, stored_arrays
 from ..models.seq2seq.config import EncoderDecoderConfig
 from ..models.seq2seq.encoder import QUERIES
 from ..models.seq2seq.families import FAMILIES as ENCODER_FAMILIES
@@ -230,7 +230,7 @@ def plan_memory(
         planned.append((other, small, drafter_quantize, parts, [2] + [1] * (num_draft - 1)))
     models, working = [], []
     for name, config, scheme, parts, widths in planned:
-        scheme = as_quantization(scheme)
+        scheme = None if scheme == FLOAT else as_quantization(scheme)
         check_divides(config, parts)
         shape = parts, rows, context, source, kind
         models.append(_model(name, config, *shape, scheme, widths))

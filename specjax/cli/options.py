@@ -165,13 +165,13 @@ def add_filters(p) -> None:
 
 def add_quantize(p: argparse.ArgumentParser, required: bool = False) -> None:
     """Adds the arguments that ``quantization_of`` reads."""
-    schemes = "int8, int4 or fp8"
     p.add_argument(
         "--quantize",
         required=required,
         metavar="SCHEME",
-        help=f"hold the model's weights as {schemes}; the output then follows the quantized "
-        "model's law, which only approximates the model's law",
+        help="hold the model's weights as int8, int4 or fp8; the output then follows the quantized "
+        "model's law, which only approximates the model's law; float: compute with floats where "
+        "the files hold few bits, which is the same law",
     )
     p.add_argument(
         "--group-size",
@@ -194,9 +194,9 @@ def quantization_of(arguments: argparse.Namespace):
       ValueError: a detail of the quantization is given without ``--quantize``, or is out of range.
     """
     require(arguments, "quantize", "group_size", "quantize_head")
-    if arguments.quantize is None:
-        return None
     size, head = arguments.group_size, arguments.quantize_head
+    if arguments.quantize in (None, "float") and size is None and head is None:
+        return arguments.quantize
     return specjax.Quantization(arguments.quantize, group_size=size, lm_head=head)
 
 

@@ -42,6 +42,7 @@ from .headers import (
 )
 from .placement import check_divides
 from .quantize import (
+    FLOAT,
     SCHEMES,
     Quantization,
     as_quantization,
@@ -137,7 +138,8 @@ def load_weights(
       dtype: of the parameters. Default: float32 on CPUs, where bfloat16 is slower, else the
         type in which most of the checkpoint is stored.
       quantize: a scheme, a ``Quantization`` or None; tensor by tensor, so that the device never
-        holds the model unquantized. See ``quantize.py``.
+        holds the model unquantized. See ``quantize.py``. ``"float"``: weights that the checkpoint
+        holds in few bits become the floats for which they stand.
       mesh: each process reads only what its devices hold, tensor by tensor; which parts these are,
         ``placement.py`` says.
 
@@ -153,7 +155,8 @@ def load_weights(
         check_divides(config, mesh.shape.get(MODEL, 1))
     folder, dtype, state = Path(folder), check_dtype(dtype), abstract(config)[1]
     shapes = {name: param.get_value().shape for name, param in _named(state)}
-    quantize = as_quantization(quantize)
+    widened = quantize == FLOAT
+    quantize = None if widened else as_quantization(quantize)
     if quantize is not None:
         for name, shape in shapes.items():
             quantize.of(name, shape)
@@ -167,7 +170,8 @@ def load_weights(
         if quantize is not None:
             raise ValueError(
                 f"quantize={str(quantize)!r}: the weights in {folder} are quantized already "
-                f"({layout.method}, {layout}); leave quantize out, or quantize the original weights"
+                f"({layout.method}, {layout}); leave quantize out, quantize the original "
+                "weights, or give quantize='float' for the floats for which they stand"
             )
         if layout.number == "fp" and not computes(SCHEMES["fp8"]):
             raise ValueError(
@@ -190,7 +194,7 @@ def load_weights(
         for part, shape in shapes.items():
             if in_bits is not None and part in in_bits:
                 piece = in_bits.read(part, mesh)
-                if not is_multiplied(part, shape):
+                if widened or not is_multiplied(part, shape):
                     piece = floats(piece, dtype_of(part, dtype))
                 arrays[part] = jax.block_until_ready(piece)
                 continue

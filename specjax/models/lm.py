@@ -18,7 +18,7 @@ from .config import DecoderConfig
 from .headers import weight_files
 from .hf import check_dtype, load_config, load_weights, quantized_layout
 from .model_folder import EMBEDDED, fingerprint, folder_of, name_of
-from .quantize import Quantization, supported
+from .quantize import FLOAT, Quantization, supported
 from .seq2seq.config import EncoderDecoderConfig
 from .seq2seq.target import Seq2SeqLM
 from .tokenizer import Tokenizer, load_tokenizer, wrap_tokenizer
@@ -200,7 +200,8 @@ def load(
       quantize: ``"int8"`` or ``"int4"`` hold the weights in eight or four bits,
         ``specjax.Quantization`` has further settings; ``"fp8"`` needs ``pip install
         'specjax[quantize]'``. As a target such a model is approximate, and every result says so;
-        as a drafter it leaves the output law untouched.
+        as a drafter it leaves the output law untouched. ``"float"``: weights that the files hold
+        in few bits become the floats for which they stand, which is the same law.
       mesh: devices to share the model, ``"data=2,model=4"`` or a ``jax.sharding.Mesh`` with these
         axes: weights, caches and vocabulary are split over ``model``, the rows of a batch over
         ``data``. A drafter loaded without it is held whole by every device of its target's mesh.
@@ -223,8 +224,9 @@ def load(
     """
     name = name_of("name_or_folder", name_or_folder)
     check_dtype(dtype)
-    quantize = supported(quantize)
-    held = None if quantize is None else str(quantize)
+    widened = quantize == FLOAT
+    quantize = quantize if widened else supported(quantize)
+    held = None if widened or quantize is None else str(quantize)
     mesh = sharding.as_mesh(mesh)
     folder = folder_of(name, revision)
     config = load_config(folder)
@@ -241,7 +243,7 @@ def load(
     if isinstance(config, EncoderDecoderConfig):
         target = Seq2SeqLM(config, quantized=held)
     else:
-        layout = quantized_layout(folder)
+        layout = None if widened else quantized_layout(folder)
         held = held if layout is None else str(layout)
         target = CausalLM(config, quantized=held, published=layout is not None)
     checkpoint = fingerprint(weight_files(folder))

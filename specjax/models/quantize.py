@@ -31,7 +31,7 @@ from ..kernels import quantized
 from ..kernels.quantized import Quantized, is_quantized, sliceable
 
 SCHEMES = {"int8": jnp.int8, "int4": jnp.uint8, "fp8": jnp.float8_e4m3fn}
-FLOAT = "float"  # of an LM head that is not quantized
+FLOAT = "float"  # of an LM head that is not quantized, and of a model whose weights are widened
 GROUP_SIZE = 32  # of int4, by default
 SHRUNK = (1.0, 0.95, 0.9, 0.85, 0.8)  # of the widest scale of a group of four bits: what is tried
 # small tables that are looked up, not multiplied; routers, whose few rows decide much; small
@@ -70,8 +70,8 @@ class Quantization:
     def __post_init__(self):
         if self.scheme not in SCHEMES:
             raise ValueError(
-                f"quantize={self.scheme!r} is unknown; accepted: {', '.join(SCHEMES)}, None (as "
-                "stored)"
+                f"quantize={self.scheme!r} is unknown; accepted: {', '.join(SCHEMES)}, {FLOAT} "
+                "(stored weights of few bits become floats), None (as stored)"
             )
         size = self.group_size
         if size is not None and self.scheme == "fp8":
@@ -137,7 +137,8 @@ def as_quantization(quantize: str | Quantization | None) -> Quantization | None:
     if isinstance(quantize, str):
         return Quantization(quantize)
     raise ValueError(
-        f"quantize={quantize!r}: expected {', '.join(SCHEMES)}, a specjax.Quantization, or None"
+        f"quantize={quantize!r}: expected {', '.join(SCHEMES)}, {FLOAT}, a "
+        "specjax.Quantization, or None"
     )
 
 

@@ -231,7 +231,7 @@ def test_what_is_not_quantized_is_not_called_approximate(folders, pair, command)
 
 def test_an_unknown_scheme_is_refused_before_anything_is_looked_up():
     with pytest.raises(
-        ValueError, match="quantize='int5' is unknown; accepted: int8, int4, fp8, None"
+        ValueError, match="quantize='int5' is unknown; accepted: int8, int4, fp8, float"
     ):
         specjax.load("no/where", quantize="int5")
 
@@ -244,7 +244,7 @@ def test_an_unknown_scheme_is_refused_before_anything_is_looked_up():
         (dict(scheme="fp8", group_size=32), "group_size=32: fp8 has a scale for each output"),
         (dict(scheme="int8", lm_head="int4"), "lm_head='int4'.*accepted are int8, float, None"),
         (dict(scheme="int4", lm_head="no"), "lm_head='no'.*accepted are int4, int8, float, None"),
-        (dict(scheme="four"), "quantize='four' is unknown; accepted: int8, int4, fp8, None"),
+        (dict(scheme="four"), "quantize='four' is unknown; accepted: int8, int4, fp8, float"),
     ],
 )
 def test_settings_that_no_scheme_has_are_refused_by_the_name_of_the_field(settings, message):

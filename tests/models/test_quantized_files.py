@@ -63,6 +63,10 @@ def test_a_quantized_model_comes_back_bit_for_bit_as_a_law_of_its_own(even, tmp_
     np.testing.assert_array_equal(ours, theirs)
     with pytest.raises(ValueError, match="quantize='int8': the weights in .* quantized already"):
         specjax.load(tmp_path / "saved", quantize="int8")
+    widened = specjax.load(tmp_path / "saved", quantize="float")
+    assert widened.target.quantized is None and not q.is_quantized(widened.params["embedding"][...])
+    theirs = reference.logits(widened.target, widened.params, tokens)
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
 def words(codes, bits, order=None):
