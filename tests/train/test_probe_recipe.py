@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from safetensors.numpy import load_file, save_file
+from specjax.train import config, distill, model, own_text, probe
 from toys import whole
 
 from specjax.decoding import reference
@@ -15,7 +16,6 @@ from specjax.drafters.probe import load_probe, save_probe, score_of
 from specjax.models import DecoderConfig
 from specjax.models.causal_lm import CausalLM
 from specjax.models.lm import LM
-from specjax.train import config, distill, model, own_text, probe
 
 SHAPE = dict(vocab_size=16, num_layers=1, head_dim=4, num_heads=2, num_kv_heads=2)
 SMALL = DecoderConfig(hidden_size=8, intermediate_size=16, tie_embeddings=False, **SHAPE)
