@@ -387,6 +387,7 @@ TABLE = {
     "train/test_early_exit.py": [("dropout_and_exits|dropped", FULL), (EVERYTHING, MERGE)],
     "train/test_kangaroo_recipe.py": [("fault", DEFAULT), ("refused", MERGE), (EVERYTHING, FULL)],
     "train/test_embedded.py": [("the_heads_are", MERGE)],
+    "train/test_depth_width.py": [("fault", DEFAULT), (EVERYTHING, FULL)],
     "train/test_prune_recipe.py": [("fault|one_by_one", DEFAULT), (EVERYTHING, FULL)],
     "train/test_unlikelihood.py": [("learns_not", FULL), (EVERYTHING, MERGE)],
     "train/test_unroll.py": [

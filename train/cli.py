@@ -27,6 +27,7 @@ OTHERS = {
     "regenerate": "let a target write the text that its drafter learns from",
     "distill": "train a draft model from a frozen target",
     "prune": "leave out layers of a target, and train the rest as its draft model",
+    "depth_width": "train draft models of one size, from shallow and wide to deep and narrow",
     "boost": "train several draft models, each where the earlier ones fail",
     "online": "let a draft model learn from the requests that it serves",
     "probe": "train a probe that says which drafted tokens need no verification",

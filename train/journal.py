@@ -47,8 +47,9 @@ class Journal:
         wait(path.name)
 
     def add(self, row: dict) -> None:
-        """Stores a measurement."""
-        self.rows.append(row)
+        """Stores a measurement; ``rows`` has it as it is read again."""
+        line = json.dumps(row)
+        self.rows.append(json.loads(line))
         if is_first():
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+                file.write(f"{line}\n")
