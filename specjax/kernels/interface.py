@@ -105,6 +105,31 @@ class Backend(abc.ABC):
         NaN among the numbers is passed over, or makes the result -1.
         """
 
+    @abc.abstractmethod
+    def norm(
+        self,
+        x: jax.Array,
+        weight: jax.Array,
+        bias: jax.Array | None = None,
+        *,
+        eps: float,
+        centered: bool = False,
+        plus_one: bool = False,
+    ) -> jax.Array:
+        """``x`` over the root of its mean square along axis 0, computed in float32.
+
+        Args:
+          x: ``[F, ...]``.
+          weight, bias: ``[F]``; factors of the features, and what is added to them.
+          eps: added to the mean square.
+          centered: whether the mean is subtracted before (a layer norm; otherwise an RMS norm).
+          plus_one: whether one is added to the weights; the result is then rounded once, as
+            Gemma's, and otherwise before the product with the weights as well.
+
+        Returns:
+          ``[F, ...]``, in the type of ``x``.
+        """
+
     def materialize(self, x: jax.Array) -> jax.Array:
         """``x``, computed once however often it is used, where XLA would compute it each time."""
         return x

@@ -54,7 +54,8 @@ def _forward(subscripts, x, y):
     return _summed(subscripts, x, y), (x, y)
 
 
-def _backward(subscripts, kept, slope):
+def backward(subscripts: str, kept: tuple, slope: jax.Array) -> tuple:
+    """The derivatives of ``einsum`` of the arrays ``kept``, for the ``slope`` of its result."""
     (x, y), slope = kept, slope.astype(jnp.bfloat16)
     terms, out = subscripts.split("->")
     first, second = terms.split(",")
@@ -63,4 +64,4 @@ def _backward(subscripts, kept, slope):
     return of_x.astype(x.dtype), of_y.astype(y.dtype)
 
 
-einsum.defvjp(_forward, _backward)
+einsum.defvjp(_forward, backward)

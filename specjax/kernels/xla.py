@@ -42,6 +42,19 @@ class XlaBackend(Backend):
             query, key, value, own_mask, prefix, length, choice, backend=self, **special
         )
 
+    def norm(self, x, weight, bias=None, *, eps, centered=False, plus_one=False):
+        shape = (-1,) + (1,) * (x.ndim - 1)
+        y = x.astype(jnp.float32)
+        if centered:
+            y = y - jnp.mean(y, axis=0, keepdims=True)
+        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=0, keepdims=True) + eps)
+        weight = weight.reshape(shape)
+        if plus_one:
+            y = (y * (1 + weight.astype(jnp.float32))).astype(x.dtype)
+        else:
+            y = y.astype(x.dtype) * weight
+        return y if bias is None else y + bias.reshape(shape)
+
     def argmax(self, x):
         """The maximum of every block, the first block that reaches the greatest, the first such
         number in that block: one pass over ``x`` and nothing of its size beside it. (On a CPU

@@ -72,17 +72,9 @@ class Norm(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((size,), param_dtype)) if self.kind == "layer" else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        shape = (-1,) + (1,) * (x.ndim - 1)
-        y = x.astype(jnp.float32)
-        if self.kind == "layer":
-            y = y - jnp.mean(y, axis=0, keepdims=True)
-        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=0, keepdims=True) + self.eps)
-        weight = self.weight[...].reshape(shape)
-        if self.plus_one:  # rounded once, after the scale, as in Gemma
-            y = (y * (1 + weight.astype(jnp.float32))).astype(x.dtype)
-        else:
-            y = y.astype(x.dtype) * weight
-        return y if self.bias is None else y + self.bias[...].reshape(shape)
+        weight, bias = self.weight[...], None if self.bias is None else self.bias[...]
+        kind = dict(eps=self.eps, centered=self.kind == "layer", plus_one=self.plus_one)
+        return kernels.current().norm(x, weight, bias, **kind)
 
 
 def rope_frequencies(dim: int, theta: float, scaling: RopeScaling | None, max_positions: int):

@@ -15,11 +15,15 @@ from . import calls, library
 
 log = logging.getLogger("specjax")
 
+MOST_COLUMNS_NORMED = 512  # beyond, XLA uses several threads
+_KINDS = {jnp.dtype(jnp.float32)}, {jnp.dtype(jnp.bfloat16)}  # of activations
+
 
 class CpuBackend(XlaCpuBackend):
-    """Products, attention and argmax in float32 by the library in C++, where shapes suit it.
+    """Products, attention, norms and argmax by the library in C++, where shapes suit it.
 
-    Weights may be float32, bfloat16, or of eight or four bits; activations are float32.
+    With activations in float32, weights may be float32, bfloat16, or of eight or four bits; with
+    activations in bfloat16, weights are bfloat16.
     """
 
     name = "C++"
@@ -45,7 +49,8 @@ class CpuBackend(XlaCpuBackend):
         plain = prefix is not None and not any(
             special.get(name) is not None for name in ("window", "softcap", "bias")
         )
-        if not plain or any(x.dtype != jnp.float32 for x in (query, key, value, *prefix)):
+        kinds = {x.dtype for x in (query, key, value, *(prefix or ()))}
+        if not plain or kinds not in _KINDS:
             return super().attend(query, key, value, own_mask, prefix, length, choice, **special)
 
         def by_xla(query, keys, values, key, value, own_mask, length):
@@ -55,6 +60,12 @@ class CpuBackend(XlaCpuBackend):
             )
 
         return calls.attend(query, *prefix, key, value, own_mask, length, by_xla)
+
+    def norm(self, x, weight, bias=None, *, eps, centered=False, plus_one=False):
+        arrays = (x, weight) if bias is None else (x, weight, bias)
+        if {array.dtype for array in arrays} not in _KINDS or x.size > MOST_COLUMNS_NORMED * len(x):
+            return super().norm(x, weight, bias, eps=eps, centered=centered, plus_one=plus_one)
+        return calls.norm(x, weight, bias, eps, centered, plus_one, super().norm)
 
     def argmax(self, x):
         return calls.argmax(x) if x.dtype == jnp.float32 else super().argmax(x)
@@ -66,6 +77,10 @@ class CpuBackend(XlaCpuBackend):
 
 def _call_for(weights, x):
     """The call of the library that is made for such products, or None."""
+    if x.dtype == jnp.bfloat16:
+        most = calls.MOST_TILE_COLUMNS if library.has_tiles() else calls.MOST_COLUMNS
+        fit = x.shape[1] <= most and all(_floats(w) and w.dtype == x.dtype for w in weights)
+        return calls.half_dots if fit else None
     if x.shape[1] > calls.MOST_COLUMNS or x.dtype != jnp.float32:
         return None
     if all(map(calls.fits, weights)):

@@ -22,12 +22,32 @@ inline Vec Load(const Half* p) {
   const IntVec bits = __builtin_convertvector(half, IntVec) << 16;
   return reinterpret_cast<const Vec&>(bits);
 }
-inline float Number(float x) { return x; }
 inline float Number(Half x) {
   const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
   float number;
   std::memcpy(&number, &bits, sizeof number);
   return number;
+}
+
+
+// The bits of the nearest bfloat16, the even one of two; of NaN those of a NaN.
+inline IntVec Nearest(Vec x) {
+  const IntVec bits = reinterpret_cast<const IntVec&>(x), upper = bits >> 16;
+  return x == x ? (bits + 0x7fff + (upper & 1)) >> 16 : upper | 64;
+}
+inline void Put(float x, float* to) { *to = x; }
+inline void Put(float x, Half* to) { to->bits = Nearest(All(x))[0]; }
+inline void Put(Vec x, float* to) { Store(to, x); }
+inline void Put(Vec x, Half* to) {
+  *reinterpret_cast<HalfVec*>(to) = __builtin_convertvector(Nearest(x), HalfVec);
+}
+
+// What a number of type T holds of x.
+template <typename T>
+inline Vec Rounded(Vec x) {
+  if constexpr (std::is_same_v<T, float>) return x;
+  const IntVec bits = Nearest(x) << 16;
+  return reinterpret_cast<const Vec&>(bits);
 }
 
 }  // namespace

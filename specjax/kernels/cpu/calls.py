@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import quantized
+from .. import narrow, quantized
 
 MOST_COLUMNS = 32  # beyond, XLA's own product is as fast
+MOST_TILE_COLUMNS = 512  # the same of bfloat16 by tiles (AMX), which XLA's product never overtakes
 MOST_WEIGHTS = 8  # kMost of the source
 
 
@@ -35,6 +36,7 @@ def dots(weights: tuple, x: jax.Array, transpose_out: bool = False) -> tuple:
       ValueError: other shapes or types; the kernel itself checks nothing.
     """
     _check_shapes("dots", weights, x)
+    _check_types(x=x)
     for weight in weights:
         if weight.dtype != jnp.bfloat16:
             _check_types(weight=weight)
@@ -42,19 +44,18 @@ def dots(weights: tuple, x: jax.Array, transpose_out: bool = False) -> tuple:
 
 
 def _check_shapes(name: str, weights: tuple, x: jax.Array) -> None:
-    """Raises ValueError unless ``name`` can multiply ``x`` float32 ``[in, M]`` by the weights."""
+    """Raises ValueError unless ``name`` can multiply ``x`` ``[in, M]`` by as many weights."""
     if not 1 <= len(weights) <= MOST_WEIGHTS:
         raise ValueError(f"{name}: {len(weights)} weights, it takes 1 to {MOST_WEIGHTS}")
     for weight in weights:
         if weight.ndim != 2 or x.ndim != 2 or weight.shape[1] != x.shape[0] or x.shape[1] < 1:
             raise ValueError(f"{name}: weight {weight.shape} and x {x.shape} do not fit")
-    _check_types(x=x)
 
 
 def _products(call: str, weights: tuple, arrays: Iterable, x, transpose_out: bool) -> tuple:
     """Calls a kernel with the ``arrays`` of all weights."""
     sizes = [(weight.shape[0], x.shape[1]) for weight in weights]
-    shapes = [jax.ShapeDtypeStruct(s[::-1] if transpose_out else s, jnp.float32) for s in sizes]
+    shapes = [jax.ShapeDtypeStruct(s[::-1] if transpose_out else s, x.dtype) for s in sizes]
     kernel = jax.ffi.ffi_call(call, shapes, vmap_method="sequential")
     return tuple(kernel(x, *arrays, transpose_out=np.bool_(transpose_out)))
 
@@ -65,6 +66,41 @@ def _dots_jvp(transpose_out, primals, tangents):
     pairs = zip(weights, d_weights, strict=True)
     changes = [jnp.dot(d_weight, x) + jnp.dot(weight, d_x) for weight, d_weight in pairs]
     return dots(weights, x, transpose_out), tuple(y.T if transpose_out else y for y in changes)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def half_dots(weights: tuple, x: jax.Array, transpose_out: bool = False) -> tuple:
+    """``dots`` of bfloat16 weights and bfloat16 ``x [in, M]``: summed in float32, and rounded once.
+
+    The processor's own dot products are used where it has them: tiles (AMX), else pairs (AVX-512
+    BF16); else numbers are widened to float32. A column of a result has the same bits, however
+    many others are computed beside it; which of the three ways it is changes last bits of sums.
+
+    Raises:
+      ValueError: other shapes or types; the kernel itself checks nothing.
+    """
+    _check_shapes("half_dots", weights, x)
+    for array in (x, *weights):
+        if array.dtype != jnp.bfloat16:
+            raise ValueError(f"half_dots: an array is {array.dtype}, all must be bfloat16")
+    return _products("specjax_products_bfloat16", weights, weights, x, transpose_out)
+
+
+def _half_dots_forward(weights, x, transpose_out):
+    return half_dots(weights, x, transpose_out), (weights, x)
+
+
+def _half_dots_backward(transpose_out, kept, slopes):
+    weights, x = kept
+    turned = [slope.T if transpose_out else slope for slope in slopes]
+    pairs = zip(weights, turned, strict=True)
+    of_weights, of_x = zip(
+        *[narrow.backward("oi,im->om", (w, x), s) for w, s in pairs], strict=True
+    )
+    return of_weights, sum(of_x[1:], start=of_x[0])
+
+
+half_dots.defvjp(_half_dots_forward, _half_dots_backward)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
@@ -84,6 +120,7 @@ def quantized_dots(weights: tuple, x: jax.Array, transpose_out: bool = False) ->
       ValueError: other shapes or types; the kernel itself checks nothing.
     """
     _check_shapes("quantized_dots", weights, x)
+    _check_types(x=x)
     arrays = []
     for weight in weights:
         if not fits(weight):
@@ -129,7 +166,11 @@ def _quantized_dots_jvp(transpose_out, primals, tangents):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(7,))
 def attend(query, keys, values, own_keys, own_values, own_mask, length, by_xla) -> jax.Array:
-    """Softmax attention over ``length`` slots of a cache and a draft's own entries, float32.
+    """Softmax attention over ``length`` slots of a cache and a draft's own entries.
+
+    All are float32 or all are bfloat16, whose result is computed in float32 and rounded once. The
+    result of a node has the same bits, however many others there are and whether the entries that
+    it sees are in the cache or the draft's own.
 
     Args:
       query: ``[B, K, E, G, N]``, not scaled.
@@ -158,17 +199,50 @@ def attend(query, keys, values, own_keys, own_values, own_mask, length, by_xla) 
     for name, (array, shape) in shapes.items():
         if array.shape != shape or name == "own_mask" and shape[0] not in (1, batch):
             raise ValueError(f"attend: {name} is {array.shape}, query {query.shape}: no fit")
-    _check_types(query=query, keys=keys, values=values, own_keys=own_keys, own_values=own_values)
+    half = query.dtype == jnp.bfloat16
+    floats = dict(keys=keys, values=values, own_keys=own_keys, own_values=own_values)
+    _check_types(jnp.bfloat16 if half else jnp.float32, query=query, **floats)
     if own_mask.dtype != jnp.bool or length.dtype != jnp.int32:
         raise ValueError(f"attend: own_mask is {own_mask.dtype}, length {length.dtype}")
-    shape = jax.ShapeDtypeStruct(query.shape, jnp.float32)
-    call = jax.ffi.ffi_call("specjax_attention", shape, vmap_method="sequential")
+    shape = jax.ShapeDtypeStruct(query.shape, query.dtype)
+    name = "specjax_attention_bfloat16" if half else "specjax_attention"
+    call = jax.ffi.ffi_call(name, shape, vmap_method="sequential")
     return call(query, keys, values, own_keys, own_values, own_mask, length)
 
 
 @attend.defjvp
 def _attend_jvp(by_xla, primals, tangents):
     return jax.jvp(by_xla, primals, tangents)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3, 4, 5, 6))
+def norm(x, weight, bias, eps: float, centered: bool, plus_one: bool, by_xla) -> jax.Array:
+    """``Backend.norm`` over axis 0, in one call.
+
+    A column has the same bits, however many others there are.
+
+    Args:
+      x: ``[F, ...]``, float32 or bfloat16.
+      weight, bias: ``[F]``, in the type of ``x``; bias may be None.
+      by_xla: ``Backend.norm`` by XLA, for derivatives.
+    """
+    del by_xla
+    half = x.dtype == jnp.bfloat16
+    bias = jnp.zeros((0,), x.dtype) if bias is None else bias
+    _check_types(jnp.bfloat16 if half else jnp.float32, x=x, weight=weight, bias=bias)
+    if weight.shape != x.shape[:1] or bias.shape not in ((0,), weight.shape):
+        raise ValueError(f"norm: weight {weight.shape}, bias {bias.shape}, x {x.shape}: no fit")
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    name = "specjax_norm_bfloat16" if half else "specjax_norm"
+    call = jax.ffi.ffi_call(name, shape, vmap_method="sequential")
+    kind = dict(centered=np.bool_(centered), plus_one=np.bool_(plus_one))
+    return call(x, weight, bias, eps=np.float32(eps), **kind)
+
+
+@norm.defjvp
+def _norm_jvp(eps, centered, plus_one, by_xla, primals, tangents):
+    plain = functools.partial(by_xla, eps=eps, centered=centered, plus_one=plus_one)
+    return jax.jvp(plain, primals, tangents)
 
 
 def argmax(x: jax.Array) -> jax.Array:
@@ -184,7 +258,7 @@ def argmax(x: jax.Array) -> jax.Array:
     return call(jax.lax.stop_gradient(x))
 
 
-def _check_types(**arrays) -> None:
+def _check_types(kind=jnp.float32, **arrays) -> None:
     for name, array in arrays.items():
-        if array.dtype != jnp.float32:
-            raise ValueError(f"{name} is {array.dtype}: the kernels compute in float32")
+        if array.dtype != kind:
+            raise ValueError(f"{name} is {array.dtype}: the kernels compute in {kind.__name__}")

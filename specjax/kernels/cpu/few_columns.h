@@ -18,7 +18,7 @@ __attribute__((noinline)) void Finish(const W* w, const float* x, float* y, int6
   for (int r = 0; r < rows; ++r) {
     for (int m = 0; m < columns; ++m) {
       float s = total[r * columns + m];
-      for (int64_t t = k; t < deep; ++t) s += Number(w[r * in + t]) * x[m * in + t];
+      for (int64_t t = k; t < deep; ++t) s = Fma(Number(w[r * in + t]), x[m * in + t], s);
       to(y, r, m, s);
     }
   }

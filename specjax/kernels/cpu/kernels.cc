@@ -1,4 +1,4 @@
-// Products of a weight matrix with a few columns, attention over a cache, and argmax, for CPUs.
+// Products of a weight matrix with a few columns, attention over a cache, norms and argmax, for CPUs.
 //
 // Every function is deterministic: which thread computes a row does not change it.
 //
@@ -6,6 +6,8 @@
 
 #include "argmax.h"
 #include "attention.h"
+#include "dots.h"
+#include "norm.h"
 #include "products.h"
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxArgmax, Argmax,
@@ -16,14 +18,17 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxArgmax, Argmax,
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxProducts, Products, BindProducts());
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxAttention, Attention,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::PRED>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxProductsBfloat16, HalfProducts, BindProducts<ffi::BF16>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxAttention, (Attention<float, ffi::F32>),
+                              BindAttention<ffi::F32>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxAttentionBfloat16, (Attention<Half, ffi::BF16>),
+                              BindAttention<ffi::BF16>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxNorm, (Norm<float, ffi::F32>), BindNorm<ffi::F32>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxNormBfloat16, (Norm<Half, ffi::BF16>), BindNorm<ffi::BF16>());
+
+// Whether products of bfloat16 are made by tiles.
+extern "C" int SpecjaxHasTiles() { return ChosenWay() == kTiles; }

@@ -22,7 +22,11 @@ SYMBOLS = {
     "kernels": {
         "specjax_argmax": "SpecjaxArgmax",
         "specjax_attention": "SpecjaxAttention",
+        "specjax_attention_bfloat16": "SpecjaxAttentionBfloat16",
+        "specjax_norm": "SpecjaxNorm",
+        "specjax_norm_bfloat16": "SpecjaxNormBfloat16",
         "specjax_products": "SpecjaxProducts",
+        "specjax_products_bfloat16": "SpecjaxProductsBfloat16",
     },
     "quantized": {"specjax_quantized": "SpecjaxQuantized"},
 }
@@ -30,6 +34,7 @@ SYMBOLS = {
 FOLDER = Path(__file__).parent  # where a wheel has its libraries
 log = logging.getLogger("specjax")
 _once = threading.Lock()
+_tiles: list[bool] = []  # what the library that was loaded last said
 
 
 def register(name: str = "kernels") -> str | None:
@@ -41,6 +46,11 @@ def register(name: str = "kernels") -> str | None:
     """
     with _once:  # two threads would register two copies, which XLA refuses
         return _register(name)
+
+
+def has_tiles() -> bool:
+    """Whether the library that is loaded multiplies bfloat16 by tiles (AMX)."""
+    return bool(_tiles and _tiles[-1])
 
 
 def prebuilt(name: str) -> list[Path]:
@@ -69,6 +79,8 @@ def _load(path: Path, name: str) -> str | None:
         loaded = ctypes.cdll.LoadLibrary(str(path))
         # all of them before the first is registered: XLA takes none back for the next library
         symbols = {call: getattr(loaded, symbol) for call, symbol in SYMBOLS[name].items()}
+        if name == "kernels":
+            _tiles.append(bool(loaded.SpecjaxHasTiles()))
         for call, symbol in symbols.items():
             jax.ffi.register_ffi_target(call, jax.ffi.pycapsule(symbol), platform="cpu")
     except (OSError, AttributeError, jax.errors.JaxRuntimeError) as error:

@@ -7,21 +7,8 @@
 #include "few_columns.h"
 #include "tasks.h"
 #include "vectors.h"
-#include "wide_columns.h"
 
 namespace {
-
-// A task's rows of a weight matrix by the columns `x`, which PackWide packed where `wide` is true,
-// and PackRows otherwise.
-template <typename W>
-void RowsBy(const W* w, const float* x, float* y, int64_t in, int64_t deep, int64_t rows,
-            int64_t columns, bool wide, To to) {
-  if (wide) {
-    WideRows(w, in, x, y, in, deep, rows, columns, to);
-  } else {
-    FewBy(w, x, y, in, deep, rows, columns, to);
-  }
-}
 
 // x [in, columns], weights [out, in] -> results [out, columns] each, or, with `transpose_out`,
 // [columns, out].
@@ -54,29 +41,25 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remainin
     total_bytes += out * in * (half ? 2 : 4);
   }
   const float* from = x.typed_data();
-  // a vector of columns wastes the lanes that they do not fill
-  const bool wide = columns > kFew && 4 * columns > 3 * ((columns + kLanes - 1) / kLanes * kLanes);
-  const float* packed;
-  const bool pairs = !wide && halves == count;
-  packed = wide ? PackWide(0, from, in, columns, 1.0f) : PackRows(from, in, columns, pairs);
+  const bool pairs = halves == count;
+  const float* packed = PackRows(from, in, columns, pairs);
   const int64_t rows = TaskRows(pool, total_bytes, total);
-  const int64_t deep = wide ? kDeep / 2 : kDeep;
   const int64_t tasks = DivideParts(parts.data(), count, rows);
   Parallel(pool, tasks, [=](int64_t task) {
     const auto [part, begin, height] = ShareOf(parts.data(), task, rows);
     To to{transpose_out ? 1 : columns, transpose_out ? part->out : 1, false};
     float* y = part->result + begin * to.down;
-    for (int64_t k = 0; k < in; k += deep, to.add = true) {
-      const int64_t d = std::min(deep, in - k), at = begin * in + k;
-      const float* x = packed + k * (wide ? kLanes : 1);
+    for (int64_t k = 0; k < in; k += kDeep, to.add = true) {
+      const int64_t d = std::min(kDeep, in - k), at = begin * in + k;
+      const float* x = packed + k;
       if (pairs) {
         FewBy(static_cast<const Pair*>(part->weight) + at, x, y, in, d, height, columns, to);
       } else if (part->half) {
         const Half* weight = static_cast<const Half*>(part->weight);
-        RowsBy(weight + at, x, y, in, d, height, columns, wide, to);
+        FewBy(weight + at, x, y, in, d, height, columns, to);
       } else {
         const float* weight = static_cast<const float*>(part->weight);
-        RowsBy(weight + at, x, y, in, d, height, columns, wide, to);
+        FewBy(weight + at, x, y, in, d, height, columns, to);
       }
     }
   });

@@ -45,11 +45,13 @@ void Parallel(ffi::ThreadPool& pool, int64_t tasks, const Body& body) {
   }
 }
 
-// How many rows of weights a task computes, for weights of `bytes` bytes and `rows` rows in all.
-inline int64_t TaskRows(const ffi::ThreadPool& pool, int64_t bytes, int64_t rows) {
+// How many rows of weights a task computes, for weights of `bytes` bytes and `rows` rows in all: a
+// multiple of `block`.
+inline int64_t TaskRows(const ffi::ThreadPool& pool, int64_t bytes, int64_t rows,
+                        int64_t block = kBlock) {
   const int64_t threads = std::max<int64_t>(1, pool.num_threads()), row_bytes = bytes / rows;
   const int64_t task_bytes = std::clamp(bytes / (4 * threads), kLeastBytes, kChunkBytes);
-  return std::max<int64_t>(1, task_bytes / row_bytes / kBlock) * kBlock;
+  return std::max<int64_t>(1, task_bytes / row_bytes / block) * block;
 }
 
 // Divides `count` parts, each of which has `out` rows, into `tasks` of so many rows; returns how
@@ -89,12 +91,13 @@ ALWAYS_INLINE void EachShare(int64_t rows, int64_t columns, const Body& body) {
 }
 
 // How XLA calls products of x with several weights.
-inline auto BindProducts() {
+template <ffi::DataType kType = ffi::F32>
+auto BindProducts() {
   return ffi::Ffi::Bind()
       .Ctx<ffi::ThreadPool>()
-      .Arg<ffi::Buffer<ffi::F32>>()
+      .Arg<ffi::Buffer<kType>>()
       .RemainingArgs()
-      .Attr<bool>("transpose_out")
+      .template Attr<bool>("transpose_out")
       .RemainingRets();
 }
 

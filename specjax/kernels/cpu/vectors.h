@@ -40,7 +40,9 @@ typedef float Vec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias)
 typedef int32_t IntVec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
 
 inline Vec Load(const float* p) { return *reinterpret_cast<const Vec*>(p); }
+inline float Number(float x) { return x; }
 inline void Store(float* p, Vec v) { *reinterpret_cast<Vec*>(p) = v; }
+inline Vec All(float x) { return x - Vec{}; }  // a sum with zero would change -0
 
 // Memory of the calling thread, aligned to a cache line: unaligned vectors cost two loads.
 inline float* Scratch(int slot, int64_t floats) {
@@ -104,6 +106,14 @@ ALWAYS_INLINE Vec Fma(Vec a, Vec b, Vec c) {
 #endif
 }
 
+ALWAYS_INLINE float Fma(float a, float b, float c) {
+#if defined(__FMA__)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
 // Loads that the compiler would repeat in every product that takes them.
 ALWAYS_INLINE Vec Once(Vec v) {
 #if defined(__AVX512F__)
@@ -132,14 +142,15 @@ constexpr int RowsOf(int columns, int each) {
 }
 using Counts = std::make_integer_sequence<int, kFew>;
 
-// x [in, columns] -> [columns, in]; with `pairs`, of every two vectors of inputs the even ones come
-// first.
-inline float* PackRows(const float* x, int64_t in, int64_t columns, bool pairs) {
+// x [in, columns] -> floats [columns, in]; with `pairs`, of every two vectors of inputs the even ones
+// come first.
+template <typename X>
+float* PackRows(const X* x, int64_t in, int64_t columns, bool pairs) {
   float* rows = Scratch(0, columns * in);
   const int64_t whole = pairs ? in / (2 * kLanes) * 2 * kLanes : 0;
   for (int64_t k = 0; k < in; ++k) {
     const int64_t i = k % (2 * kLanes), to = k < whole ? k - i + i / 2 + i % 2 * kLanes : k;
-    for (int64_t m = 0; m < columns; ++m) rows[m * in + to] = x[k * columns + m];
+    for (int64_t m = 0; m < columns; ++m) rows[m * in + to] = Number(x[k * columns + m]);
   }
   return rows;
 }

@@ -1,0 +1,343 @@
+// Products of bfloat16 weights with bfloat16 columns by the processor's own dot products.
+//
+// Three ways, of which the best that the processor has is taken for all products: tiles (AMX), dot
+// products of pairs (AVX-512 BF16), and widening to floats. Each sums a column in an order that does
+// not depend on the other columns; the ways differ from each other in the last bits of a sum.
+
+#ifndef SPECJAX_DOTS_H_
+#define SPECJAX_DOTS_H_
+
+#include "bfloat16.h"
+#include "few_columns.h"
+#include "tasks.h"
+#include "vectors.h"
+
+#if defined(__AVX512BW__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#if !defined(SPECJAX_WITHOUT_TILES)
+#define SPECJAX_TILES
+#endif
+#if !defined(SPECJAX_WITHOUT_DOTS) && (defined(__AVX512BF16__) || !defined(__clang__))
+#define SPECJAX_DOTS  // Clang's assembler knows only what it compiles for
+#endif
+#endif
+
+namespace {
+
+enum Way { kWiden, kDots, kTiles };
+
+// The best way that this processor, and its operating system, have.
+inline Way BestWay() {
+#if defined(SPECJAX_TILES) || defined(SPECJAX_DOTS)
+  uint32_t a, b, c, d;
+#endif
+#if defined(SPECJAX_TILES)
+  constexpr uint32_t kTileBits = 1u << 24 | 1u << 22;        // AMX-TILE, AMX-BF16
+  constexpr int64_t kAskFor = 0x1023, kTileData = 18;        // ARCH_REQ_XCOMP_PERM
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kTileBits) == kTileBits) {
+    uint32_t low, high;
+    asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    if ((low >> 17 & 3) == 3 && syscall(SYS_arch_prctl, kAskFor, kTileData) == 0) return kTiles;
+  }
+#endif
+#if defined(SPECJAX_DOTS)
+  if (__get_cpuid_count(7, 1, &a, &b, &c, &d) && a >> 5 & 1) return kDots;
+#endif
+  return kWiden;
+}
+
+inline Way ChosenWay() {
+  static const Way way = BestWay();
+  return way;
+}
+
+// Sums [rows, pitch] -> bfloat16.
+inline void PutRows(const float* sums, int64_t pitch, int64_t rows, int64_t columns, Half* y, To to) {
+#if defined(__AVX512BW__)
+  for (int64_t m = 0; m < columns; m += kLanes) {
+    const int64_t n = std::min<int64_t>(kLanes, columns - m);
+    for (int64_t r = 0; r < rows; ++r) {
+      alignas(64) Half row[kLanes];
+      Put(Load(sums + r * pitch + m), row);
+      Half* at = y + r * to.down + m * to.across;
+      if (to.across == 1) {
+        _mm256_mask_storeu_epi16(at, (1u << n) - 1, _mm256_load_si256(reinterpret_cast<__m256i*>(row)));
+      } else {
+        for (int64_t i = 0; i < n; ++i) at[i * to.across] = row[i];
+      }
+    }
+  }
+#else
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t m = 0; m < columns; ++m) Put(sums[r * pitch + m], y + r * to.down + m * to.across);
+#endif
+}
+
+#if defined(SPECJAX_DOTS)
+
+constexpr int kPairs = 2 * kLanes;  // numbers of a vector
+
+// x [in, columns] -> [columns, in rounded up to whole vectors], filled up with zeros.
+inline const Half* PackHalves(const Half* x, int64_t in, int64_t columns) {
+  const int64_t length = (in + kPairs - 1) / kPairs * kPairs;
+  Half* rows = reinterpret_cast<Half*>(Scratch(0, columns * length / 2));
+  for (int64_t k = 0; k < in; ++k)
+    for (int64_t m = 0; m < columns; ++m) rows[m * length + k] = x[k * columns + m];
+  for (int64_t m = 0; m < columns; ++m) std::fill(rows + m * length + in, rows + (m + 1) * length, Half{0});
+  return rows;
+}
+
+// y[r, m] = sum_k w[r, k] x[m, k] of R rows of length `in` and M columns of length `length`.
+template <int R, int M>
+ALWAYS_INLINE void FewDots(const Half* w, const Half* x, float* y, int64_t in, int64_t length,
+                           int64_t pitch) {
+  Vec sum[R * M];
+  UNROLL
+  for (int i = 0; i < R * M; ++i) sum[i] = Vec{};
+  for (int64_t k = 0; k < length; k += kPairs) {
+    const uint32_t held = in - k >= kPairs ? ~0u : (1u << (in - k)) - 1;
+    __m512i a[R];
+    UNROLL
+    for (int r = 0; r < R; ++r) {
+      a[r] = _mm512_maskz_loadu_epi16(held, w + r * in + k);
+      __builtin_prefetch(w + (r + R) * in + k);
+    }
+    UNROLL
+    for (int m = 0; m < M; ++m) {
+      const __m512i b = _mm512_loadu_si512(x + m * length + k);
+      UNROLL
+      for (int r = 0; r < R; ++r) asm("vdpbf16ps %2, %1, %0" : "+v"(sum[r * M + m]) : "v"(b), "v"(a[r]));
+    }
+  }
+  alignas(64) float total[(R * M + kLanes - 1) / kLanes * kLanes];
+  StoreAll<R * M>(total, [&](int i) { return sum[i]; });
+  for (int r = 0; r < R; ++r)
+    for (int m = 0; m < M; ++m) y[r * pitch + m] = total[r * M + m];
+}
+
+template <int M, int R>
+void DotRows(const Half* w, const Half* x, float* y, int64_t in, int64_t length, int64_t rows,
+             int64_t pitch) {
+  int64_t r = 0;
+  for (; r + R <= rows; r += R) FewDots<R, M>(w + r * in, x, y + r * pitch, in, length, pitch);
+  for (; r < rows; ++r) FewDots<1, M>(w + r * in, x, y + r * pitch, in, length, pitch);
+}
+
+using Dots = void (*)(const Half*, const Half*, float*, int64_t, int64_t, int64_t, int64_t);
+template <int... M>
+constexpr std::array<Dots, sizeof...(M)> DotTable(std::integer_sequence<int, M...>) {
+  return {{&DotRows<M + 1, RowsOf(M + 1, 1)>...}};
+}
+constexpr auto kDotRows = DotTable(Counts{});
+
+#endif  // SPECJAX_DOTS
+
+#if defined(SPECJAX_TILES)
+
+// A tile holds 16 rows of 64 bytes: weights of 16 outputs and kDepth inputs, or of kDepth / 2 pairs
+// of inputs and 16 columns, or their 16 x 16 sums.
+constexpr int64_t kTile = 16, kDepth = 32;
+#define WITH_TILES __attribute__((target("amx-tile,amx-bf16")))
+
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start = 0, reserved[14] = {};
+  uint16_t bytes[16] = {};  // of a row
+  uint8_t rows[16] = {};
+};
+
+// x [in, columns] -> for every 16 columns [pairs of inputs, columns, 2]; zeros fill up the inputs.
+inline const Half* PackTiles(const Half* x, int64_t in, int64_t columns) {
+  const int64_t pairs = (in + kDepth - 1) / kDepth * kDepth / 2;
+  uint32_t* packed = reinterpret_cast<uint32_t*>(Scratch(0, pairs * columns));
+  for (int64_t m = 0; m < columns; m += kTile) {
+    const int64_t n = std::min(kTile, columns - m);
+    const __mmask16 used = (1u << n) - 1;
+    uint32_t* to = packed + m * pairs;
+    for (int64_t p = 0; p < pairs; ++p, to += n) {
+      const Half* row = x + 2 * p * columns + m;
+      const __m256i none = _mm256_setzero_si256();
+      const __m256i even = 2 * p < in ? _mm256_maskz_loadu_epi16(used, row) : none;
+      const __m256i odd = 2 * p + 1 < in ? _mm256_maskz_loadu_epi16(used, row + columns) : none;
+      const auto wide = [](__m256i halves) {
+        return __builtin_convertvector(reinterpret_cast<const HalfVec&>(halves), IntVec);
+      };
+      const IntVec both = wide(odd) << 16 | wide(even);
+      _mm512_mask_storeu_epi32(to, used, reinterpret_cast<const __m512i&>(both));
+    }
+  }
+  return reinterpret_cast<const Half*>(packed);
+}
+
+#define TILE_ZERO(t) asm volatile("tilezero %%tmm" #t ::)
+#define TILE_LOAD(t, p, stride) \
+  asm volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(p), "r"(int64_t(stride)) : "memory")
+#define TILE_STORE(t, p, stride) \
+  asm volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(p), "r"(int64_t(stride)) : "memory")
+#define TILE_DOT(sum, w, x) asm volatile("tdpbf16ps %%tmm" #x ", %%tmm" #w ", %%tmm" #sum ::)
+
+constexpr int64_t kPitch = 2 * kTile;  // floats of a row of sums: of two tiles
+
+// Weights of `rows` rows, of which those of tile t begin at row first[t]; x of one or two tiles of
+// columns. Tiles 0 and 1 are sums of the first columns, 2 and 3 of the second, 4 and 5 weights, 6 and
+// 7 columns.
+template <bool kTwo>
+WITH_TILES void TileRows(const Half* upper, const Half* lower, int64_t in, const Half* x,
+                         const Half* second, int64_t n, int64_t more, float* sums) {
+  alignas(64) Half rest[2 * kTile * kDepth];
+  int64_t stride = 2 * in;
+  TILE_ZERO(0);
+  TILE_ZERO(1);
+  if constexpr (kTwo) {
+    TILE_ZERO(2);
+    TILE_ZERO(3);
+  }
+  for (int64_t k = 0; k < in; k += kDepth) {
+    const Half *a = upper + k, *b = lower + k;
+    if (in - k < kDepth) {  // what comes after the row's end may be anything, or no memory at all
+      std::fill_n(rest, 2 * kTile * kDepth, Half{0});
+      for (int64_t r = 0; r < kTile; ++r) {
+        std::copy_n(a + r * in, in - k, rest + r * kDepth);
+        std::copy_n(b + r * in, in - k, rest + (kTile + r) * kDepth);
+      }
+      a = rest, b = rest + kTile * kDepth, stride = 2 * kDepth;
+    } else {
+      UNROLL
+      for (int64_t r = 0; r < kTile; ++r) {
+        __builtin_prefetch(a + (r + 2 * kTile) * in);
+        __builtin_prefetch(b + (r + 2 * kTile) * in);
+      }
+    }
+    TILE_LOAD(6, x + k * n, 4 * n);
+    TILE_LOAD(4, a, stride);
+    TILE_DOT(0, 4, 6);
+    TILE_LOAD(5, b, stride);
+    TILE_DOT(1, 5, 6);
+    if constexpr (kTwo) {
+      TILE_LOAD(7, second + k * more, 4 * more);
+      TILE_DOT(2, 4, 7);
+      TILE_DOT(3, 5, 7);
+    }
+  }
+  constexpr int64_t kBytes = 4 * kPitch;
+  TILE_STORE(0, sums, kBytes);
+  TILE_STORE(1, sums + kTile * kPitch, kBytes);
+  if constexpr (kTwo) {
+    TILE_STORE(2, sums + kTile, kBytes);
+    TILE_STORE(3, sums + kTile * kPitch + kTile, kBytes);
+  }
+}
+
+// A task's rows, `begin` ... `begin` + `height` - 1 of `out`, by all columns.
+WITH_TILES inline void TileTask(const Half* w, int64_t out, int64_t in, const Half* packed,
+                                int64_t begin, int64_t height, int64_t columns, Half* y, To to) {
+  alignas(64) float sums[2 * kTile * kPitch];
+  const int64_t length = (in + kDepth - 1) / kDepth * kDepth;
+  if (out < kTile) {  // rows that are not there have weights of zero
+    Half* room = reinterpret_cast<Half*>(Scratch(1, kTile * in));
+    std::fill(std::copy_n(w, out * in, room), room + kTile * in, Half{0});
+    w = room;
+  }
+  for (int64_t m = 0; m < columns; m += kPitch) {
+    const int64_t n = std::min(kTile, columns - m);
+    const int64_t more = std::min(kTile, columns - m - n);
+    TileConfig config;
+    for (int t = 0; t < 8; ++t) config.rows[t] = kTile;
+    for (int t : {0, 1, 6}) config.bytes[t] = 4 * n;
+    for (int t : {2, 3, 7}) config.bytes[t] = 4 * std::max<int64_t>(more, 1);
+    for (int t : {4, 5}) config.bytes[t] = 2 * kDepth;
+    asm volatile("ldtilecfg %0" ::"m"(config));
+    const Half *x = packed + m * length, *second = x + n * length;
+    for (int64_t r = begin; r < begin + height; r += 2 * kTile) {
+      // the last tiles overlap those before them: what they share is written once
+      const int64_t last = std::max<int64_t>(out - kTile, 0), next = r + kTile;
+      const int64_t upper = std::min(r, last), lower = std::min(next, last);
+      const auto run = more > 0 ? &TileRows<true> : &TileRows<false>;
+      run(w + upper * in, w + lower * in, in, x, second, n, more, sums);
+      const auto put = [&](const float* from, int64_t first, int64_t row) {
+        const int64_t rows = std::min(kTile, begin + height - row);
+        if (rows > 0)
+          PutRows(from + (row - first) * kPitch, kPitch, rows, n + more, y + (row - begin) * to.down + m * to.across, to);
+      };
+      put(sums, upper, r);
+      put(sums + kTile * kPitch, lower, next);
+    }
+  }
+  asm volatile("tilerelease" ::);
+}
+
+#endif  // SPECJAX_TILES
+
+// x [in, columns], weights [out, in] -> results [out, columns] each, or, with `transpose_out`,
+// [columns, out]; all in bfloat16, summed in float32.
+ffi::Error HalfProducts(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x, ffi::RemainingArgs weights,
+                        bool transpose_out, ffi::RemainingRets results) {
+  struct Part {
+    const Half* weight;
+    Half* result;
+    int64_t out, tasks;
+  };
+  constexpr size_t kMost = 8;
+  std::array<Part, kMost> parts;
+  const size_t count = weights.size();
+  if (count > kMost) return ffi::Error::InvalidArgument("products: at most 8 weights");
+  const int64_t in = x.dimensions()[0], columns = x.dimensions()[1];
+  int64_t total = 0;
+  for (size_t i = 0; i < count; ++i) {
+    auto weight = weights.get<ffi::Buffer<ffi::BF16>>(i);
+    auto result = results.get<ffi::Buffer<ffi::BF16>>(i);
+    if (!weight || !result) return ffi::Error::InvalidArgument("products: buffers");
+    parts[i] = Part{static_cast<const Half*>(weight->untyped_data()),
+                    static_cast<Half*>((*result)->untyped_data()), weight->dimensions()[0], 0};
+    total += parts[i].out;
+  }
+  const Way way = ChosenWay();
+  const Half* from = static_cast<const Half*>(x.untyped_data());
+  const void* packed = nullptr;
+#if defined(SPECJAX_TILES)
+  if (way == kTiles) packed = PackTiles(from, in, columns);
+#endif
+#if defined(SPECJAX_DOTS)
+  if (way == kDots) packed = PackHalves(from, in, columns);
+#endif
+  if (way == kWiden) packed = PackRows(from, in, columns, true);
+  const int64_t rows = TaskRows(pool, total * in * 2, total, way == kTiles ? 32 : kBlock);
+  const int64_t tasks = DivideParts(parts.data(), count, rows);
+  Parallel(pool, tasks, [=](int64_t task) {
+    const auto [part, begin, height] = ShareOf(parts.data(), task, rows);
+    const To to{transpose_out ? 1 : columns, transpose_out ? part->out : 1, false};
+    Half* y = part->result + begin * to.down;
+#if defined(SPECJAX_TILES)
+    if (way == kTiles) {
+      TileTask(part->weight, part->out, in, static_cast<const Half*>(packed), begin, height,
+               columns, y, to);
+      return;
+    }
+#endif
+    const Half* w = part->weight + begin * in;
+    float* sums = Scratch(1, height * columns + kLanes);
+#if defined(SPECJAX_DOTS)
+    if (way == kDots) {
+      const int64_t length = (in + kPairs - 1) / kPairs * kPairs;
+      const Half* x = static_cast<const Half*>(packed);
+      EachShare(height, columns, [&](int64_t r, int64_t rows, int64_t m, int64_t few) {
+        kDotRows[few - 1](w + r * in, x + m * length, sums + r * columns + m, in, length, rows,
+                          columns);
+      });
+      PutRows(sums, columns, height, columns, y, to);
+      return;
+    }
+#endif
+    To across{columns, 1, false};
+    for (int64_t k = 0; k < in; k += kDeep, across.add = true)
+      FewBy(static_cast<const Pair*>(w) + k, static_cast<const float*>(packed) + k, sums, in,
+            std::min(kDeep, in - k), height, columns, across);
+    PutRows(sums, columns, height, columns, y, to);
+  });
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+#endif  // SPECJAX_DOTS_H_

@@ -1,0 +1,50 @@
+// Weights of a softmax whose bits do not depend on when its maximum was found.
+
+#ifndef SPECJAX_SOFTMAX_H_
+#define SPECJAX_SOFTMAX_H_
+
+#include "vectors.h"
+
+namespace {
+
+// Scores are in units of log 2, and the running maximum is a whole number n: weights are 2^(t - n).
+// What was summed before a greater maximum came is multiplied by a power of two, which is exact, so
+// that a sum over slots has the same bits however the slots are divided into blocks.
+constexpr float kHidden = -__builtin_inff();  // the score of what a node may not see: weight zero
+constexpr float kFloor = -1e30f;              // n where nothing was seen
+constexpr float kLeast = -100;                // weights below 2^-100 are zero
+
+// a where either is no number: the running maximum stays one, and Weights passes NaN on.
+inline Vec Max(Vec a, Vec b) { return a < b ? b : a; }
+
+// The nearest whole number; of what is beyond 2^22 a whole number near it.
+inline Vec Round(Vec t) {
+  const Vec middle = All(12582912.0f);
+  return (t + middle) - middle;
+}
+
+// 2^x of whole numbers x <= 0.
+inline Vec Power(Vec x) {
+  const IntVec dead = x < All(kLeast);
+  const IntVec bits = (__builtin_convertvector(dead ? Vec{} : x, IntVec) + 127) << 23;
+  return dead ? Vec{} : reinterpret_cast<const Vec&>(bits);
+}
+
+// 2^(t - n), relative error below 2e-7 (Cephes).
+inline Vec Weights(Vec t, Vec n) {
+  const Vec whole = Round(t), one = All(1.0f);
+  Vec f = t - whole;  // within a half, unless t is beyond 2^22
+  f = f < -one ? -one : f > one ? one : f;
+  Vec p = Fma(All(1.535336188e-4f), f, All(1.339887440e-3f));
+  p = Fma(p, f, All(9.618437357e-3f));
+  p = Fma(p, f, All(5.550332471e-2f));
+  p = Fma(p, f, All(2.402264791e-1f));
+  p = Fma(p, f, All(6.931472029e-1f));
+  p = Fma(p, f, one);
+  const Vec x = whole - n;
+  return x < All(kLeast) ? Vec{} : p * Power(x);
+}
+
+}  // namespace
+
+#endif  // SPECJAX_SOFTMAX_H_
