@@ -316,15 +316,16 @@ def test_shapes_that_do_not_fit_are_refused_before_anything_is_read():
 NARROWER = ("-mno-avx512f", "-mno-avx") if platform.machine() == "x86_64" else ()
 
 
-def passes_with_narrower_vectors(flag, name, code):
+def passes_with_narrower_vectors(flags, name, code):
     """Asserts that ``code`` ends without an error in a process whose library ``name`` of kernels is
-    compiled with ``flag``."""
+    compiled with ``flags``, a text or several."""
+    flags = [flags] if isinstance(flags, str) else flags
     begin = f"""
 import sys
 sys.path.insert(0, {str(TESTS)!r})
 from specjax.kernels.cpu import library
 library.prebuilt, build = lambda name: [], library.build
-library.build = lambda compiler, name: build(compiler, {flag!r}, name=name)
+library.build = lambda compiler, name: build(compiler, *{flags!r}, name=name)
 assert library.register({name!r}) is None
 """
     done = python(begin + code)

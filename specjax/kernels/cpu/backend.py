@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from typing import Any
 
 import jax
@@ -63,7 +64,8 @@ class CpuBackend(XlaCpuBackend):
 
     def norm(self, x, weight, bias=None, *, eps, centered=False, plus_one=False):
         arrays = (x, weight) if bias is None else (x, weight, bias)
-        if {array.dtype for array in arrays} not in _KINDS or x.size > MOST_COLUMNS_NORMED * len(x):
+        wide = x.size > MOST_COLUMNS_NORMED * len(x) and not fixed_bits()
+        if wide or {array.dtype for array in arrays} not in _KINDS:
             return super().norm(x, weight, bias, eps=eps, centered=centered, plus_one=plus_one)
         return calls.norm(x, weight, bias, eps, centered, plus_one, super().norm)
 
@@ -75,14 +77,27 @@ class CpuBackend(XlaCpuBackend):
         return cast_exact_bf16(params)
 
 
+def fixed_bits() -> bool:
+    """Whether ``SPECJAX_BITS=fixed`` asks for results that do not depend on the width of a pass,
+    where that costs time: the kernels then take products and norms of any number of columns.
+
+    Raises:
+      ValueError: the variable has another value.
+    """
+    wish = os.environ.get("SPECJAX_BITS", "")
+    if wish not in ("", "fixed"):
+        raise ValueError(f"SPECJAX_BITS={wish!r}: it must be fixed, or not be set")
+    return wish == "fixed"
+
+
 def _call_for(weights, x):
     """The call of the library that is made for such products, or None."""
-    if x.dtype == jnp.bfloat16:
-        most = calls.MOST_TILE_COLUMNS if library.has_tiles() else calls.MOST_COLUMNS
-        fit = x.shape[1] <= most and all(_floats(w) and w.dtype == x.dtype for w in weights)
-        return calls.half_dots if fit else None
-    if x.shape[1] > calls.MOST_COLUMNS or x.dtype != jnp.float32:
+    half = x.dtype == jnp.bfloat16
+    most = calls.MOST_TILE_COLUMNS if half and library.has_tiles() else calls.MOST_COLUMNS
+    if {x.dtype} not in _KINDS or x.shape[1] > most and not fixed_bits():
         return None
+    if half:
+        return calls.half_dots if all(_floats(w) and w.dtype == x.dtype for w in weights) else None
     if all(map(calls.fits, weights)):
         return calls.quantized_dots if _has_quantized() else None
     return calls.dots if all(map(_floats, weights)) else None
