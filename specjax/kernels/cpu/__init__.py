@@ -1,10 +1,17 @@
-"""CPU kernels in C++: products with a few columns, attention over a cache, and argmax.
+"""CPU kernels in C++: products with a few columns, attention over a cache, norms, and argmax.
 
 XLA multiplies a matrix by 4 to 16 columns at half the speed at which it reads the matrix, because
 reading and multiplying take turns; these kernels overlap the two, so that scoring 8 tokens costs
 little more than scoring one. XLA's attention copies the part of the cache that it reads; this one
 reads the cache in place, exactly as far as it is used. XLA's argmax is a dozen operations; this one
 is one call.
+
+Products of bfloat16 with bfloat16 are made by tiles (AMX), where 32 columns cost little more than
+one; without them by dot products of pairs (AVX-512 BF16), or from numbers widened to float32.
+
+A column of a product or a norm, and a node of attention, has the same bits however many others
+there are: greedy text does not depend on the width of a pass. ``SPECJAX_BITS=fixed`` keeps to the
+kernels where XLA's products are faster, which is in passes of many columns.
 
 Weights of eight or four bits become floats in registers (``quantized.cc``), and are read once for
 up to eight columns.
