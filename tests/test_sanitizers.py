@@ -38,6 +38,18 @@ for size in (1, 5, 16, 33, 50_000):
 for case in t.CASES:
     query, key, value, mask, prefix, length = t.attention_case(*case)
     t.kernel_attention(query, *prefix, key, value, mask, length)
+    floats = [jnp.asarray(x, jnp.bfloat16) for x in (query, *prefix, key, value)]
+    t.kernel_attention(*floats, mask, length)
+for out, size in ((1, 1), (7, 5), (61, 129), (130, 1100)):
+    weight = jnp.asarray(t.normal(out, size), jnp.bfloat16)
+    for columns in (1, 3, 13, 17, 32):
+        x = jnp.asarray(t.normal(size, columns), jnp.bfloat16)
+        calls.half_dots((weight,), x, bool(columns % 2))
+for size, columns in ((1, 1), (5, 3), (100, 1), (100, 17)):
+    for dtype in (jnp.float32, jnp.bfloat16):
+        x, weight = jnp.asarray(t.normal(size, columns), dtype), jnp.ones(size, dtype)
+        for bias in (None, weight):
+            calls.norm(x, weight, bias, 1e-5, bias is not None, False, None)
 print("sound")
 """
 USE_QUANTIZED = """
