@@ -150,7 +150,7 @@ TABLE = {
             MERGE,
         ),
     ],
-    "test_fixed_bits.py": [("fault", DEFAULT), (r"tree|1100|\[100-|toy", MERGE), (EVERYTHING, FULL)],
+    "test_fixed_bits.py": [("fault", DEFAULT), (r"tree|1100|\[100|toy", MERGE), (EVERYTHING, FULL)],
     "test_forty_lines.py": [("one_law", MERGE)],
     "test_grown.py": FULL,
     "test_heads.py": [("authors_code|is_named|what_is_wrong", MERGE), (EVERYTHING, FULL)],

@@ -51,7 +51,7 @@ class CpuBackend(XlaCpuBackend):
             special.get(name) is not None for name in ("window", "softcap", "bias")
         )
         kinds = {x.dtype for x in (query, key, value, *(prefix or ()))}
-        if not plain or kinds not in _KINDS:
+        if prefix is None or not plain or kinds not in _KINDS:
             return super().attend(query, key, value, own_mask, prefix, length, choice, **special)
 
         def by_xla(query, keys, values, key, value, own_mask, length):

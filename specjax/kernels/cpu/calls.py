@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +69,6 @@ def _dots_jvp(transpose_out, primals, tangents):
     return dots(weights, x, transpose_out), tuple(y.T if transpose_out else y for y in changes)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def half_dots(weights: tuple, x: jax.Array, transpose_out: bool = False) -> tuple:
     """``dots`` of bfloat16 weights and bfloat16 ``x [in, M]``: summed in float32, and rounded once.
 
@@ -83,11 +83,17 @@ def half_dots(weights: tuple, x: jax.Array, transpose_out: bool = False) -> tupl
     for array in (x, *weights):
         if array.dtype != jnp.bfloat16:
             raise ValueError(f"half_dots: an array is {array.dtype}, all must be bfloat16")
+    made: Any = _half_dots(weights, x, transpose_out)
+    return made
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _half_dots(weights, x, transpose_out):
     return _products("specjax_products_bfloat16", weights, weights, x, transpose_out)
 
 
 def _half_dots_forward(weights, x, transpose_out):
-    return half_dots(weights, x, transpose_out), (weights, x)
+    return _half_dots(weights, x, transpose_out), (weights, x)
 
 
 def _half_dots_backward(transpose_out, kept, slopes):
@@ -100,7 +106,7 @@ def _half_dots_backward(transpose_out, kept, slopes):
     return of_weights, sum(of_x[1:], start=of_x[0])
 
 
-half_dots.defvjp(_half_dots_forward, _half_dots_backward)
+_half_dots.defvjp(_half_dots_forward, _half_dots_backward)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
