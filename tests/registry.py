@@ -31,6 +31,7 @@ from specjax.drafters import (
 from specjax.drafters.block import BlockConfig, BlockDrafter
 from specjax.drafters.blockwise import Blockwise, BlockwiseConfig
 from specjax.drafters.confidence_stop import ConfidenceStop
+from specjax.drafters.dflash2 import DFlash2, DFlash2Config
 from specjax.drafters.dspark import DSpark, DSparkConfig
 from specjax.drafters.eagle import Eagle, EagleConfig
 from specjax.drafters.eagle3 import Eagle3, Eagle3Config
@@ -124,6 +125,11 @@ def cases(model, params, near=None, other=None):
     def dspark(hidden_size, vocab_size, **shape):
         common = dict(layers=layers, block_size=3, mask_token=0, target_layers=(1,))
         return DSparkConfig(markov_rank=3, **common, **shape)
+
+    def dflash2(hidden_size, vocab_size):
+        common = dict(layers=layers, block_size=4, mask_token=0, target_layers=(1,))
+        sizes = dict(conv_group=hidden_size // 2, selector_rank=3, num_candidates=2)
+        return DFlash2Config(**common, **sizes)
 
     def eagle(hidden_size, vocab_size):
         return EagleConfig(layer=layer, fc_bias=True)
@@ -303,6 +309,7 @@ def cases(model, params, near=None, other=None):
         "adaptive speculator prefix": adaptive(head(Speculator, prefixed, (-1, 0, 1), rules=())),
         "hybrid speculator prefix": hybrid(3, head(Speculator, prefixed, (-1, 0, 1))),
         "block": head(BlockDrafter, block, (-1, 0, 0, 1), ("rejection",), picks="iid"),
+        "dflash2": head(DFlash2, dflash2, (-1, 0, 0, 1), ("rejection",), picks="iid"),
         "dspark": head(DSpark, dspark, (-1, 0, 1, 2), ("rejection",), picks="iid", markov="rnn"),
         "eagle": head(Eagle, eagle, TREE, ("rejection",), picks="distinct"),
         "eagle3": head(top, eagle3, (-1, 0, 1, 2), ("block", "coupled"), picks="iid"),

@@ -91,6 +91,7 @@ TABLE = {
         ("mesh|copies|each_path|follows|explicit", MERGE),
         (EVERYTHING, FULL),
     ],
+    "test_dflash2.py": [("do_not_fit", DEFAULT), (EVERYTHING, MERGE)],
     "test_docs.py": [
         (
             r"to_a_faster_one|top_to_bottom\[docs/(methods/|index|concepts/round|extend/logits"
@@ -141,7 +142,7 @@ TABLE = {
             r"token_for_token.*\[(adaptive (?!ngram)|(hybrid|fallback) (mtp|spec|rec|look)"
             "|tables? (model|before)|union with|merged chains|self (expanded|stop)"
             "|hybrid (self|tli)|tli tree|draft expanded by|lookahead (text|pairs)|suffix and"
-            "|mtp distinct|unsure self|unsure draft exp|speculator prefix|kangaroo tree)",
+            "|mtp distinct|unsure self|unsure draft exp|speculator prefix|kangaroo tree|dflash2)",
             FULL,
         ),
         ("token_for_token", MERGE),

@@ -36,6 +36,7 @@ QUICK = {
     "test_cli_prompts.py",
     "test_coupled.py",
     "test_datastore.py",
+    "test_dflash2.py",
     "test_docs.py",
     "test_draft_length.py",
     "test_dspark.py",

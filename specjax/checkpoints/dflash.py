@@ -44,10 +44,26 @@ _UNUSED = ("rotary_emb.inv_freq", "d2t", "t2d")  # the last two of a whole vocab
 def matches(config: Mapping, names: set[str]) -> bool:
     if config.get("speculators_model_type") == "dflash":
         return True
-    return "dflash_config" in config and {"fc.weight", "hidden_norm.weight"} <= names
+    heads = any(name.startswith("candidate_selector.") for name in names)  # ``dflash2.py``
+    return "dflash_config" in config and {"fc.weight", "hidden_norm.weight"} <= names and not heads
 
 
 def load(config: Mapping, tensors: Mapping, target):
+    shape = BlockConfig(**shape_of(config, tensors, target))
+    return drafter_of(BlockDrafter(config=shape, target=target.target), tensors, target)
+
+
+def shape_of(config: Mapping, tensors: Mapping, target) -> dict[str, Any]:
+    """The arguments of ``BlockConfig``.
+
+    Args:
+      config: the file's.
+      tensors: of the file.
+      target: the target.
+
+    Raises:
+      ValueError: a key is missing, or of another kind; or the file is one of another target.
+    """
     count = target.target.num_layers
     if "speculators_model_type" in config:
         config = _plain(config, count)
@@ -58,8 +74,7 @@ def load(config: Mapping, tensors: Mapping, target):
         ids = usual_ids(count, layers.num_layers)
     check_ids(ids, target, least=0)
     layers, causal = _attention(config, own, layers)
-    shape = BlockConfig(**said, layers=layers, target_layers=states_of(ids), causal=causal)
-    return drafter_of(BlockDrafter(config=shape, target=target.target), tensors, target)
+    return said | dict(layers=layers, target_layers=states_of(ids), causal=causal)
 
 
 def layers_of(config: Mapping, own: Mapping, tensors: Mapping, target) -> tuple:
@@ -120,18 +135,27 @@ def drafter_of(drafter, tensors: Mapping, target, more: Mapping = MappingProxyTy
 
 
 def save(drafter: BlockDrafter, params, target=None) -> tuple[dict, dict]:
-    shape = drafter.config
-    if not shape.layers.qk_norm:
-        raise ValueError("format='dflash': its layers norm queries and keys, these do not")
-    if type(shape) is not BlockConfig:
+    if type(drafter.config) is not BlockConfig:
         raise ValueError(
             f"format='dflash': it has no place for the heads of a {type(drafter).__name__}; take "
             f"{drafter.name!r}"
         )
+    return config_of(drafter, "dflash"), tensors_of(params, names(drafter.config))
+
+
+def config_of(drafter: BlockDrafter, layout: str) -> dict:
+    """The config of a block drafter in the authors' form.
+
+    Raises:
+      ValueError: the form cannot express the drafter.
+    """
+    shape = drafter.config
+    if not shape.layers.qk_norm:
+        raise ValueError(f"format={layout!r}: its layers norm queries and keys, these do not")
     if shape.from_root:
         raise ValueError(
-            "format='dflash': from_root=True: the root's place drafts nothing in this layout; take "
-            "'dspark'"
+            f"format={layout!r}: from_root=True: the root's place drafts nothing in this layout; "
+            "take 'dspark'"
         )
     own = {
         "mask_token_id": shape.mask_token,
@@ -139,8 +163,8 @@ def save(drafter: BlockDrafter, params, target=None) -> tuple[dict, dict]:
     }
     if min(own["target_layer_ids"]) < 0:
         raise ValueError(
-            f"format='dflash': target_layers={shape.target_layers} reads the target's embeddings, "
-            "for which the layout has no number"
+            f"format={layout!r}: target_layers={shape.target_layers} reads the target's "
+            "embeddings, for which the layout has no number"
         )
     if shape.causal is not None:
         own["causal"] = shape.causal
@@ -151,7 +175,7 @@ def save(drafter: BlockDrafter, params, target=None) -> tuple[dict, dict]:
         "dflash_config": own,
     }
     config.setdefault("layer_types", ["full_attention"] * shape.layers.num_layers)
-    return config, tensors_of(params, names(shape))
+    return config
 
 
 def names(shape: BlockConfig) -> dict[str, tuple]:

@@ -363,6 +363,12 @@ for _entry in (
         recipe=".dspark",
     ),
     Entry(
+        "dflash2",
+        ".dflash2:DFlash2",
+        "a block filled in at once, each token then chosen among candidates (DFlash2)",
+        formats=(".dflash2",),
+    ),
+    Entry(
         "pass",
         ".pass_embeddings:PaSS",
         "what the target says at learned vectors after the text (PaSS)",
