@@ -15,7 +15,9 @@ from toys import TreeDrafter, bag, decoder_weights, heads, like, small_layer
 
 from specjax import trees
 from specjax.drafters import (
+    PEARL,
     SAM,
+    SSD,
     DraftModel,
     Jacobi,
     Lookahead,
@@ -179,6 +181,10 @@ def cases(model, params, near=None, other=None):
             functools.partial(decoder_weights, windowed),
             CHAIN,
         ),
+        "pearl": (PEARL(2, model=model), near, (*CHAIN, "coupled")),
+        "ssd": (SSD(2, model=model, fan_out=(2, 1, 1)), near, (*CHAIN, "coupled")),
+        "adaptive pearl": adaptive((PEARL(3, model=model), near, ("rejection",))),
+        "hybrid ssd": hybrid(4, (SSD(2, model=model, fan_out=2), near, ("rejection",))),
         "probed draft": (
             ProbedDraftModel(num_draft=3, model=model),
             {"model": near, "probe": functools.partial(probe, hidden_size)},

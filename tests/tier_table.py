@@ -100,6 +100,7 @@ TABLE = {
         ),
         ("top_to_bottom|builds_strictly|by_the_command", MERGE),
     ],
+    "test_draft_ahead.py": [(r"missed\[(pearl|ssd)\]", MERGE), ("missed|guess|ssd_runs", FULL)],
     "test_draft_length.py": [
         ("every_policy.*(hugg|suffix)|hopeless|budget_of_one|exllamas|hugging_faces", MERGE),
         ("goodput", MERGE),
@@ -107,7 +108,7 @@ TABLE = {
     ],
     "test_drafts.py": [
         (r"\[(blockwise|hydra prefix|medusa|mtp distinct|speculator prefix) iid\]", FULL),
-        (r"\[(adaptive (self tree|draft)|unsure self.*|draft unrelated|self stop)\]", FULL),
+        (r"\[(adaptive (self tree|draft)|unsure self.*|draft unrel.*|self stop|.*ssd)\]", FULL),
         (
             r"\[((hybrid|fallback) mtp|mtp distinct distinct|mtp heads iid|hybrid tli|tli tree)\]",
             FULL,
@@ -133,7 +134,7 @@ TABLE = {
     "test_feature_formats.py": [("named|not_written|refused", MERGE), (EVERYTHING, FULL)],
     "test_feature_generations.py": [(r"a_generation.*\[eagle3\]", MERGE), (EVERYTHING, FULL)],
     "test_greedy.py": [
-        (r"\[(probed|windowed) draft\]|token_for_token.*\[(hybrid cascade|cascade |pass\])", FULL),
+        (r"\[(probed|windowed) draft\]|for_token.*\[(hybrid (ssd|casc)|cascade |pass\]|ssd)", FULL),
         (rf"token_for_token.*\[({COVER})\]", DEFAULT),
         (r"any_number.*\[(medusa|mtp)\]", DEFAULT),
         (r"any_number.*\[(union of draft models|silent)\]", MERGE),

@@ -38,6 +38,7 @@ QUICK = {
     "test_datastore.py",
     "test_dflash2.py",
     "test_docs.py",
+    "test_draft_ahead.py",
     "test_draft_length.py",
     "test_dspark.py",
     "test_edges.py",

@@ -75,6 +75,9 @@ def update_stats(state: State, draft: Draft, num, from_draft) -> Stats:
     passengers, riding = stats.passengers, walk.passengers(draft)
     if riding is not None:
         passengers += jnp.sum(riding, axis=1, dtype=jnp.int32) * live
+    hidden = stats.hidden
+    if draft.hidden is not None:
+        hidden += draft.hidden.astype(jnp.int32) * live
     return dataclasses.replace(
         stats,
         rounds=stats.rounds + live,
@@ -84,4 +87,5 @@ def update_stats(state: State, draft: Draft, num, from_draft) -> Stats:
         passengers=passengers,
         drafted_at=stats.drafted_at + drafted,
         accepted_at=stats.accepted_at + accepted,
+        hidden=hidden,
     )

@@ -16,6 +16,7 @@ from .. import acceptance, sharding, trees
 from .._internal.optional import required
 from .._internal.ordering import after_changes
 from .._internal.pytree import filled, pytree_dataclass
+from ..acceptance.guess import unscored, with_guess, without_guess
 from ..acceptance.node_laws import DraftLaw, TargetLaw
 from ..sampling import processors
 from ..sampling.noise import Noise
@@ -126,7 +127,8 @@ def accept(rule, params, draft: Draft, scores: Scores, context: Context, key) ->
       ValueError: while tracing: what the rule does not judge, or a state that was made for another
         rule.
     """
-    rule = acceptance.choose(rule, draft, context.sampling.greedy)
+    judged, place = with_guess(draft)
+    rule = acceptance.choose(rule, judged, context.sampling.greedy)
     if rule.noise is not None:
         key = context.noise
         if key is None or key.by_path != (rule.noise == "path"):
@@ -138,10 +140,11 @@ def accept(rule, params, draft: Draft, scores: Scores, context: Context, key) ->
     if draft.laws is not None and draft.vocab is None:
         shape = (draft.tokens.shape[0], None, logits.shape[-1])
         checks.check_array("draft.laws", draft.laws, shape, jnp.float32)
-    p = TargetLaw(draft, logits, context)
-    q = DraftLaw(draft, logits.shape[-1])
-    verdict = rule(params.get("rule"), draft, p, q, key)
-    checks.check_verdict(rule, verdict, draft)
+    p = TargetLaw(judged, logits if place is None else unscored(logits), context)
+    q = DraftLaw(judged, logits.shape[-1])
+    verdict = rule(params.get("rule"), judged, p, q, key)
+    checks.check_verdict(rule, verdict, judged)
+    verdict = without_guess(verdict, judged, place)
     if draft.candidate is None:
         return verdict
     silent = ~draft.candidate[:, ROOT]
@@ -282,17 +285,25 @@ def draft_and_verify(
         # nothing of a finished row is scored: experts cost what the others choose
         every = jnp.ones(draft.tokens.shape, bool) if draft.scored is None else draft.scored
         seen = dataclasses.replace(draft, scored=every & live[:, None])
-        scores = verify(target, params, state.cache, seen, features=drafter.features)
+        return verify(target, params, state.cache, seen, features=drafter.features)
+
+    def judge(draft, scores):
         verdict = accept(rule, params, draft, scores, context, acceptance_keys(state))
         said = None
         if state.logprobs is not None:
             p = TargetLaw(draft, required(scores.logits, "scores.logits"), context)
             _, emitted = truncate(draft, verdict, state)
             said = path_logprobs(p, state.logprobs_of, verdict.path, emitted)
-        return scores, verdict, said
+        return verdict, said
 
-    # in the branches, since logits of which no one asks later are then as wide as the pass
-    scores, verdict, said = in_narrowest(draft, live, score)
+    if draft.guess is None:
+        # in the branches, since logits of which no one asks later are then as wide as the pass
+        scores, (verdict, said) = in_narrowest(
+            draft, live, lambda draft: (found := score(draft), judge(draft, found))
+        )
+    else:  # a branch would wait for the guess, which is drawn while the pass runs
+        scores = in_narrowest(dataclasses.replace(draft, guess=None), live, score)
+        verdict, said = judge(draft, scores)
     return VerifiedRound(
         context=context,
         draft=draft,

@@ -22,6 +22,8 @@ class Stats:
         a drafter costs the target beside its drafts.
       drafted_at: ``[B, D]``, rounds in which the draft's position ``d`` could have been kept.
       accepted_at: ``[B, D]``, rounds in which it was.
+      hidden: ``[B]``, rounds whose draft was complete before they began: drafting went on while the
+        target verified the draft of the round before. Only drafters that draft ahead have any.
       drafter, rule: what decoded, for the record.
       approximate: why the output law is not the model's own (a quantized target, a rule that
         changes it); empty where it is.
@@ -34,6 +36,7 @@ class Stats:
     passengers: jax.Array
     drafted_at: jax.Array
     accepted_at: jax.Array
+    hidden: jax.Array
     drafter: str = static(default="")
     rule: str = static(default="")
     approximate: str = static(default="")
@@ -68,6 +71,8 @@ class Stats:
         parts.append(f"{rounds} round{'s' * (rounds != 1)}")
         if passengers:
             parts.append(f"{passengers / rounds:.1f} passengers a round")
+        if hidden := int(np.sum(self.hidden)):
+            parts.append(f"drafting hidden in {hidden}")
         if "synthetic" in self.drafter:
             parts.append("SYNTHETIC acceptance")
         if self.approximate:
@@ -86,5 +91,6 @@ def start(batch: int, depth: int, **names) -> Stats:
         passengers=zero,
         drafted_at=jnp.zeros((batch, depth), jnp.int32),
         accepted_at=jnp.zeros((batch, depth), jnp.int32),
+        hidden=zero,
         **names,
     )

@@ -284,6 +284,18 @@ for _entry in (
         kind="object",
     ),
     Entry(
+        "pearl",
+        ".pearl:PEARL",
+        "what a smaller model writes on with while the target verifies",
+        kind="object",
+    ),
+    Entry(
+        "ssd",
+        ".ssd:SSD",
+        "what a smaller model drafted for the outcome that came true",
+        kind="object",
+    ),
+    Entry(
         "medusa",
         ".medusa:Medusa",
         "a token by each of several heads on the last hidden state",

@@ -56,6 +56,25 @@ class NodeVectors:
 
 
 @pytree_dataclass
+class Guess:
+    """A drafter's guess of the token that follows a chain, drawn while the target verifies it.
+
+    The target does not score a guess. The rule judges it by the target's law after the last
+    candidate of the chain, as it judges a candidate: if it accepts the guess, the guess is the
+    correction or bonus token of the round. So the token has the target's law, and it is the guess
+    more often than an independent draw would be.
+
+    Attributes:
+      token: int32 ``[B]``, -1 where there is none.
+      law: float32 ``[B, V]``, the law from which ``token`` was drawn; None: it is a function of the
+        context.
+    """
+
+    token: jax.Array
+    law: jax.Array | None = None
+
+
+@pytree_dataclass
 class Draft:
     """A tree of proposed tokens for every row. Build one with the functions of ``specjax.trees``.
 
@@ -98,6 +117,9 @@ class Draft:
         changes tokens or parents must set it to None.
       vectors: what the target reads at some nodes in place of their tokens, or None. Such nodes are
         passengers, and the target is one that reads it (``Target.reads_vectors``).
+      guess: what the drafter expects after a chain, or None; of other trees it is not read.
+      hidden: bool ``[B]`` or None (nowhere): the draft was complete before the round began, so that
+        the target's pass need not wait for a drafter. ``Stats.hidden`` counts such rounds.
     """
 
     start: jax.Array
@@ -113,6 +135,8 @@ class Draft:
     deepest: int | None = static(default=None)
     partial: PartialPass | None = None
     vectors: NodeVectors | None = None
+    guess: Guess | None = None
+    hidden: jax.Array | None = None
 
     @property
     def num_nodes(self) -> int:
