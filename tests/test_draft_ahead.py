@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from ragged import MODEL, NUM, PARAMS, PROMPTS, new_tokens, pad, plain_texts, rebuilt, start, step
-from test_sampled import WARM, beginnings, exact, lawful, sample, tokens_of
 from test_sampled import MODEL as SMALL
 from test_sampled import PARAMS as WEIGHTS
+from test_sampled import WARM, beginnings, exact, lawful, sample, tokens_of
 from toys import bag, like
 
 import specjax

@@ -40,7 +40,8 @@ GUESSES = (
     "fallback recycling",
     "union of tables",
 )  # drafts without laws, under a rule that could take them
-LATER = ("pass", "pearl", "adaptive pearl")  # whose first round of a text proposes nothing: test_sampled.py draws with it
+# whose first round of a text proposes nothing: test_sampled.py draws with them
+LATER = ("pass", "pearl", "adaptive pearl")
 TABLES = {entry.class_name for entry in registry.entries("table")}  # the same
 
 

@@ -67,9 +67,7 @@ def modelled_overlap(
     ):
         if not value > 0:
             raise ValueError(f"{name}={value}: seconds of a pass are above 0; measure it first")
-    rounds, hidden, emitted = (
-        int(np.sum(x)) for x in (stats.rounds, stats.hidden, stats.emitted)
-    )
+    rounds, hidden, emitted = (int(np.sum(x)) for x in (stats.rounds, stats.hidden, stats.emitted))
     if not emitted:
         raise ValueError("stats: nothing was emitted; give the statistics of a run")
     ahead = (drafter.num_draft + 1) * ahead_pass

@@ -29,7 +29,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import trees
 from ..sampling import drawing
 from .draft_ahead import Begun, DraftAhead, Ready, scores
 
