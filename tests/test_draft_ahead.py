@@ -21,6 +21,7 @@ from specjax.analysis import exact_law
 from specjax.analysis.overlap import modelled_overlap
 from specjax.decoding import round
 from specjax.decoding import stats as stats_of
+from specjax.decoding.device_groups import decode_on_groups
 from specjax.decoding.inputs import prepare_inputs
 from specjax.drafters import PEARL, SSD, DraftModel
 from specjax.drafters.ssd import geometric_fan_out
@@ -259,3 +260,38 @@ def test_the_modelled_time_of_a_round_is_its_longer_half_and_what_a_miss_adds():
     assert "modelled" in str(fast)
     with pytest.raises(ValueError, match="verify=0"):
         modelled_overlap(PEARL(2, model=MODEL), stats, verify=0, draft_pass=1.0, ahead_pass=1.0)
+
+
+# ------------------------------------------------------------------- two groups of devices
+
+
+def on_groups(drafter, given, new, **settings):
+    tokens, lengths = pad(PROMPTS)
+    params = {"target": PARAMS, "drafter": NEAR}
+    options = dict(key=jax.random.key(0), max_new_tokens=new) | settings
+    out = decode_on_groups(MODEL, drafter, params, tokens, lengths, **options, **given)
+    return new_tokens(out, PROMPTS), jax.tree.map(np.asarray, out.stats), out.tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("drafter", [PEARL(2, model=MODEL), SSD(2, model=MODEL, fan_out=2)])
+def test_two_groups_of_devices_say_what_one_device_says(drafter, temperature):
+    one, other = jax.devices()[:2]
+    sampling = Sampling(temperature=np.full(len(PROMPTS), temperature)) if temperature else None
+    settings = {"sampling": sampling} if temperature else {}
+    texts, stats = decoded(drafter, NEAR, **settings)
+    groups = dict(target_devices=[one], draft_devices=[other])
+    apart, counted, tokens = on_groups(drafter, groups, NUM, **settings)
+    assert apart == texts
+    assert temperature or texts == plain_texts()
+    assert (counted.rounds == stats.rounds).all() and (counted.hidden == stats.hidden).all()
+    assert tokens.devices() == {one}
+
+
+def test_groups_that_overlap_are_refused_before_anything_is_compiled():
+    device = jax.devices()[0]
+    groups = dict(target_devices=[device], draft_devices=[device])
+    with pytest.raises(ValueError, match="share .*separate devices only"):
+        on_groups(PEARL(2, model=MODEL), groups, 1)
+    with pytest.raises(ValueError, match="draft_devices=.*at least one"):
+        on_groups(PEARL(2, model=MODEL), groups | {"draft_devices": []}, 1)

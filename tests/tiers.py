@@ -96,6 +96,7 @@ SPREAD = {
 DEVICES = {
     "test_mesh.py": EVERYTHING,
     "test_decoder.py": "mesh",
+    "test_draft_ahead.py": "two_groups",
     "test_memory.py": "plan_of_a_quantized",
     "test_rows.py": "over_a_mesh",
     "test_serving.py": "over_a_mesh",

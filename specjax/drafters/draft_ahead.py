@@ -25,7 +25,7 @@ from .._internal.optional import required
 from .._internal.pytree import pytree_dataclass
 from ..sampling import drawing
 from ..trees import expand
-from ..types import Context, Draft, Guess, PyTree
+from ..types import AheadDrafter, Context, Draft, Guess, PyTree
 from .draft_model import DraftModel, DraftModelState
 
 AHEAD = 2**31  # folded into a row's key for what is drafted ahead: no number of empty rounds
@@ -94,7 +94,7 @@ class Begun(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class DraftAhead(DraftModel):
+class DraftAhead(DraftModel, AheadDrafter):
     """The base of ``PEARL`` and ``SSD``; ``params["drafter"]`` are the draft model's weights.
 
     Only chains are drafted, and all rows draft as many tokens as ``context.width`` allows: a stop
@@ -165,15 +165,9 @@ class DraftAhead(DraftModel):
         )
 
     def draft_step(self, params, target_params, state, context):
-        draft, state = self.draft_ready(params, state, context)
-        return self.draft_on(params, state, context, draft)
+        return AheadDrafter.draft_step(self, params, target_params, state, context)
 
-    def draft_ready(self, params, state: AheadState, context: Context):
-        """The first half of ``draft_step``: the draft, which the target may begin to verify.
-
-        Returns:
-          the draft without a guess, and the state for ``draft_on``.
-        """
+    def draft_ready(self, params, target_params, state: AheadState, context: Context):
         model, _, ran = self._begin(params, state.model, context)
         state = dataclasses.replace(state, model=dataclasses.replace(model, ran=ran))
         ready, hidden = self.redraft(params, state, context)
@@ -191,12 +185,7 @@ class DraftAhead(DraftModel):
         )
         return dataclasses.replace(draft, hidden=hidden), state
 
-    def draft_on(self, params, state: AheadState, context: Context, draft: Draft):
-        """The second half of ``draft_step``, which may run while the target verifies ``draft``.
-
-        Returns:
-          the draft with its guess, if there is one, and the state until ``observe``.
-        """
+    def draft_on(self, params, target_params, state: AheadState, context: Context, draft: Draft):
         place = jnp.maximum(context.length - 2, 0)[:, None]
         before = jnp.take_along_axis(context.tokens, place, axis=1)
         chain = Draft(

@@ -19,7 +19,7 @@ from .data import (
     Segment,
     Verdict,
 )
-from .drafter import Drafter, DrafterWrapper
+from .drafter import AheadDrafter, Drafter, DrafterWrapper
 from .rule import Rule
 from .target import HeadTarget, SubNetwork, Target
 
@@ -27,6 +27,7 @@ __all__ = [
     "DRAWS",
     "POINT_MASS",
     "ROOT",
+    "AheadDrafter",
     "Confidence",
     "Context",
     "Draft",

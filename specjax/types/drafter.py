@@ -225,6 +225,38 @@ class Drafter(abc.ABC):
         return params
 
 
+class AheadDrafter(Drafter):
+    """A drafter whose ``draft_step`` has two halves, the second of which may run while the target
+    verifies what the first returned; see ``decoding.device_groups``."""
+
+    @abc.abstractmethod
+    def draft_ready(
+        self, params: PyTree, target_params: PyTree, state: PyTree, context: Context
+    ) -> tuple[Draft, PyTree]:
+        """The first half: the draft without a guess, and the state for ``draft_on``.
+
+        Args:
+          target_params: None where the target is on other devices.
+        """
+
+    @abc.abstractmethod
+    def draft_on(
+        self, params: PyTree, target_params: PyTree, state: PyTree, context: Context, draft: Draft
+    ) -> tuple[Draft, PyTree]:
+        """The second half: drafts for the rounds to come.
+
+        Args:
+          draft: from ``draft_ready``.
+
+        Returns:
+          the draft with its guess, if there is one, and the state until ``observe``.
+        """
+
+    def draft_step(self, params, target_params, state, context):
+        draft, state = self.draft_ready(params, target_params, state, context)
+        return self.draft_on(params, target_params, state, context, draft)
+
+
 @dataclasses.dataclass(frozen=True)
 class DrafterWrapper(Drafter):
     """A drafter around another one, ``inner``, that does in everything what ``inner`` does.
