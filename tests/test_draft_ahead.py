@@ -54,14 +54,18 @@ class LastIsAGuess(Rule):
         vocab = target_law.laws.shape[2]
         p = exact_law.NodeLaw(target_law.laws.at[:, last].set(1 / vocab))
         verdict = self.rule(params, judged, p, DraftLaw(judged, vocab), key)
-        # the enumeration is given weights in place of the last token
-        taken = (verdict.count == place)[:, None]
-        certain = jnp.arange(vocab) == guess.token[:, None]
-        weights = jnp.where(taken, certain * exact_law.SCALE, verdict.token)
+        # the enumeration is given weights in place of the last token, and tells verdicts apart by
+        # their nodes; so the guess stays a node, and the next round's law stands after it
+        taken = verdict.count == place
+        after = target_law(jnp.full_like(verdict.count, last))
+        weights = jnp.round(after * exact_law.SCALE).astype(jnp.int32)
         bare = dataclasses.replace(verdict, token=jnp.zeros_like(verdict.count))
         bare = without_guess(bare, judged, place)
-        path = jnp.pad(bare.path, ((0, 0), (0, 1)))
-        return dataclasses.replace(bare, path=path, token=weights)
+        return dataclasses.replace(
+            verdict,
+            count=bare.count + (taken & (bare.token == guess.token)),
+            token=jnp.where(taken[:, None], weights, verdict.token),
+        )
 
 
 @pytest.mark.parametrize("accepted", [0, 1], ids=["pre-verify", "post-verify"])
