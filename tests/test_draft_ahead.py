@@ -69,7 +69,7 @@ class LastIsAGuess(Rule):
 
 
 @pytest.mark.parametrize("accepted", [0, 1], ids=["pre-verify", "post-verify"])
-@pytest.mark.parametrize("rule", ["rejection", "block", "delta"])
+@pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_a_guess_leaves_the_law_as_it_is_and_is_taken_as_often_as_can_be(rule, accepted):
     p, q = exact_law.Table(0), exact_law.Table(1)
     topology = trees.chain_parents(accepted + 1)
@@ -96,7 +96,9 @@ class Misses(SSD):
 class PreVerifies(PEARL):
     """Which is never in post-verify."""
 
-    found = Misses.found
+    def found(self, outcomes, segment, old):
+        ready = super().found(outcomes, segment, old)
+        return dataclasses.replace(ready, count=jnp.zeros_like(ready.count))
 
 
 ALL = SMALL.vocab_size
@@ -141,7 +143,7 @@ def test_fault_one_random_number_for_a_rejection_and_the_round_after_it_is_seen(
         return jax.vmap(jax.random.fold_in)(state.key, place)
 
     monkeypatch.setattr(round, "acceptance_keys", released)
-    counts, _ = sample(PEARL(1, model=SMALL), HALF, "rejection", WARM, rows=100_000, num=2)
+    counts, _ = sample(PEARL(1, model=SMALL), HALF, "rejection", WARM, rows=50_000, num=2)
     assert not lawful(counts, exact("warm", 2))
 
 
@@ -281,7 +283,11 @@ def on_groups(drafter, given, new, **settings):
 @pytest.mark.parametrize("drafter", [PEARL(2, model=MODEL), SSD(2, model=MODEL, fan_out=2)])
 def test_two_groups_of_devices_say_what_one_device_says(drafter, temperature):
     one, other = jax.devices()[:2]
-    sampling = Sampling(temperature=np.full(len(PROMPTS), temperature)) if temperature else None
+    sampling = (
+        Sampling(temperature=np.full(len(PROMPTS), temperature, np.float32))
+        if temperature
+        else None
+    )
     settings = {"sampling": sampling} if temperature else {}
     texts, stats = decoded(drafter, NEAR, **settings)
     groups = dict(target_devices=[one], draft_devices=[other])

@@ -34,7 +34,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from ..types import Guess
-from .draft_ahead import Begun, DraftAhead, say, states_laws
+from .draft_ahead import Begun, DraftAhead, say
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,5 +66,4 @@ class PEARL(DraftAhead):
         logits = jnp.take_along_axis(begun.logits, begun.count[:, None, None], axis=1)
         count, uniform = begun.count[:, None], begun.uniform[:, :1]
         token, q = say(context, begun.chain, count, logits, count + 1, uniform)
-        law = q[:, 0] if states_laws(context) else None
-        return count, token, Guess(token=token[:, 0], law=law)
+        return count, token, Guess(token=token[:, 0], law=None if q is None else q[:, 0])
