@@ -100,7 +100,7 @@ TABLE = {
         ),
         ("top_to_bottom|builds_strictly|by_the_command", MERGE),
     ],
-    "test_draft_ahead.py": [("fault|refused|_fan|_mod", DEFAULT), (r"d\[pearl", MERGE), ("", FULL)],
+    "test_draft_ahead.py": [("fault|refused|_fan|_mod", DEFAULT), (r"pearl\]", MERGE), ("", FULL)],
     "test_draft_length.py": [
         ("every_policy.*(hugg|suffix)|hopeless|budget_of_one|exllamas|hugging_faces", MERGE),
         ("goodput", MERGE),
