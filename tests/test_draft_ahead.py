@@ -82,6 +82,53 @@ def test_a_guess_leaves_the_law_as_it_is_and_is_taken_as_often_as_can_be(rule, a
         assert kept == pytest.approx(np.minimum(p(()), q(())).sum(), abs=1e-6)
 
 
+@dataclasses.dataclass(frozen=True)
+class After:
+    """The laws of a table after some tokens."""
+
+    table: exact_law.Table
+    begin: tuple
+
+    vocab = property(lambda self: self.table.vocab)
+
+    def __call__(self, prefix):
+        return self.table(self.begin + prefix)
+
+
+def tests(rule, p, q):
+    """Of each drafted token: how probably it passes its test, and what is drawn if it does not."""
+    drafts, weights = exact_law.drafts(q, trees.chain_parents(1), "iid")
+    passes, rests = [], []
+    for row in range(len(weights)):
+        only = jax.tree.map(lambda x, row=row: x[row : row + 1], drafts)
+        law, accepted = exact_law.outcome(rule, only, np.ones(1), p, 1)
+        rest = law.sum(axis=1)
+        rest[row] -= accepted
+        passes.append(accepted)
+        rests.append(rest / max(1 - accepted, 1e-9))
+    return np.asarray(passes), np.asarray(rests)
+
+
+def test_fault_one_random_number_in_pre_verify_and_the_round_after_it_changes_the_exact_law():
+    """The released PEARL reseeds before each test: pre-verify and the post-verify after it test
+    with one number. Two rounds, enumerated: both numbers independent, or one for both."""
+    p, q = exact_law.Table(0), exact_law.Table(1)
+    first, other = tests(LastIsAGuess(RULES["rejection"]), p, q)
+    laws = {"independent": np.zeros((p.vocab, p.vocab)), "released": np.zeros((p.vocab, p.vocab))}
+    for guess, passed in enumerate(first):
+        second, rest = tests(RULES["rejection"], After(p, (guess,)), After(q, (guess,)))
+        rejected = (1 - passed) * other[guess][:, None] * [p((x,)) for x in range(p.vocab)]
+        for name, law in laws.items():
+            both = passed * second if name == "independent" else np.minimum(passed, second)
+            drafted = q((guess,)) * both
+            drafted += (q((guess,)) * (passed - both)) @ rest
+            law += q(())[guess] * rejected
+            law[guess] += q(())[guess] * drafted
+    assert exact_law.distance(laws["independent"], p) < 1e-6
+    assert exact_law.distance(laws["released"], p) > 0.01
+    assert laws["released"].sum() == pytest.approx(1)
+
+
 # ---------------------------------------------------------------------------- the whole loop
 
 
@@ -133,9 +180,7 @@ def test_the_law_is_the_targets_whether_outcomes_are_hit_or_missed(name, hurried
         assert hit == (rounds - rows) * hits
 
 
-def test_fault_one_random_number_for_a_rejection_and_the_round_after_it_is_seen(monkeypatch):
-    """The released PEARL reseeds before each test, and post-verify after pre-verify tests with the
-    number that pre-verify accepted with."""
+def test_the_whole_loop_with_the_random_numbers_of_the_released_pearl_has_another_law(monkeypatch):
 
     def released(state):
         after = (state.drafter_state.ready.count > 0).astype(jnp.int32)
