@@ -96,7 +96,7 @@ class After:
 
 
 def tests(rule, p, q):
-    """Of each drafted token: how probably it passes its test, and what is drawn if it does not."""
+    """How probably each drafted token passes its test, and what is drawn if it does not."""
     drafts, weights = exact_law.drafts(q, trees.chain_parents(1), "iid")
     passes, rests = [], []
     for row in range(len(weights)):

@@ -55,7 +55,7 @@ def modelled_overlap(
       verify: seconds of a pass of the target over K + 1 nodes, its draws included.
       draft_pass: seconds of a pass of the draft model over one token.
       ahead_pass: seconds of a pass of the draft model over one token of each expected outcome;
-        of ``PEARL``, which expects one, the same as ``draft_pass``.
+        ``PEARL`` expects one, so that it is ``draft_pass``.
 
     Raises:
       ValueError: a time is not above 0, or nothing was emitted.

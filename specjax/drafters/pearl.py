@@ -10,9 +10,9 @@ are accepted, ``e_1 ... e_K`` is the draft of the next round ("post-verify"), wh
 once. Otherwise the next round verifies nothing but the root and the guess that is drawn meanwhile,
 so that no pass of the target ever waits for the drafter.
 
-A round emits 1 to K + 1 tokens. Where the drafter takes as long as the target, a round takes half
-as long as one of a plain draft model; the price is the round after a rejection, which emits one
-token.
+A round emits 1 to K + 1 tokens. Where a draft takes as long as a pass of the target, and each has
+devices of its own, a round takes half as long as that of a draft model; the price is the round
+after a rejection, which emits one token.
 
 Lossless: yes (drafts and the guess state their laws), under every rule for chains.
 
