@@ -117,7 +117,7 @@ class Draft:
         changes tokens or parents must set it to None.
       vectors: what the target reads at some nodes in place of their tokens, or None. Such nodes are
         passengers, and the target is one that reads it (``Target.reads_vectors``).
-      guess: what the drafter expects after a chain, or None; it is ignored in drafts that are trees.
+      guess: what the drafter expects after a chain, or None; ignored in drafts that are trees.
       hidden: bool ``[B]`` or None (nowhere): the draft was complete before the round began, so that
         the target's pass need not wait for a drafter. ``Stats.hidden`` counts such rounds.
     """
