@@ -50,10 +50,7 @@ TABLE = {
         ("settings_that_its_kind|nan_in_json|put_into_words|curves|bisection", DEFAULT),
         (EVERYTHING, FULL),
     ],
-    "test_block_drafters.py": [
-        ("broken_twins|bad_shapes", DEFAULT),
-        ("whole_rows", FULL),
-    ],
+    "test_block_drafters.py": [("broken_twins|bad_shapes", DEFAULT), ("whole_rows", FULL)],
     "test_calculator.py": [("command_prints|form_of_the_page", MERGE)],
     "test_cascade.py": [
         (r"is_seen\[released", FULL),
@@ -62,10 +59,7 @@ TABLE = {
         (EVERYTHING, FULL),
     ],
     "test_chain_of_one.py": MERGE,
-    "test_chain_rules.py": [
-        ("fault|out_of_range|share_of", DEFAULT),
-        (EVERYTHING, MERGE),
-    ],
+    "test_chain_rules.py": [("fault|out_of_range|share_of", DEFAULT), (EVERYTHING, MERGE)],
     "test_chat.py": [("refuses|command|stop_string", MERGE), (EVERYTHING, FULL)],
     "test_check_contract.py": [
         (r"every_check\[(eagle3|tree)", FULL),
@@ -243,11 +237,7 @@ TABLE = {
         (EVERYTHING, FULL),
     ],
     "test_pricing.py": [("refused", DEFAULT), ("lost_in", MERGE), (EVERYTHING, FULL)],
-    "test_probe.py": [
-        ("fit_is_refused", DEFAULT),
-        ("nothing_is", MERGE),
-        (EVERYTHING, FULL),
-    ],
+    "test_probe.py": [("fit_is_refused", DEFAULT), ("nothing_is", MERGE), (EVERYTHING, FULL)],
     "test_quality.py": [
         ("refused", DEFAULT),
         ("above_temperature_0", FULL),

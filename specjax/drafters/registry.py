@@ -238,10 +238,7 @@ for _entry in (
         kind="table",
     ),
     Entry(
-        "jacobi",
-        ".jacobi:Jacobi",
-        "what the target predicted after its own guesses",
-        kind="table",
+        "jacobi", ".jacobi:Jacobi", "what the target predicted after its own guesses", kind="table"
     ),
     Entry(
         "lookahead",
@@ -284,17 +281,9 @@ for _entry in (
         kind="object",
     ),
     Entry(
-        "pearl",
-        ".pearl:PEARL",
-        "what a smaller model writes on with while the target verifies",
-        kind="object",
+        "pearl", ".pearl:PEARL", "what a smaller model drafts ahead of the target", kind="object"
     ),
-    Entry(
-        "ssd",
-        ".ssd:SSD",
-        "what a smaller model drafted for the outcome that came true",
-        kind="object",
-    ),
+    Entry("ssd", ".ssd:SSD", "what a smaller model drafted for each outcome", kind="object"),
     Entry(
         "medusa",
         ".medusa:Medusa",
