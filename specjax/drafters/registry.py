@@ -280,9 +280,7 @@ for _entry in (
         "what a smaller model predicts, up to the first token that its probe flags",
         kind="object",
     ),
-    Entry(
-        "pearl", ".pearl:PEARL", "what a smaller model drafts ahead of the target", kind="object"
-    ),
+    Entry("pearl", ".pearl:PEARL", "what a draft model drafts a round ahead", kind="object"),
     Entry("ssd", ".ssd:SSD", "what a smaller model drafted for each outcome", kind="object"),
     Entry(
         "medusa",
