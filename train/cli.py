@@ -43,7 +43,7 @@ RECIPES = OTHERS | {
 }
 # The recipes that can run on a mesh of devices and in several processes. `boost` and `objectives`
 # have the section distill.run, and run in one process.
-SHARED = {"pretrain", "distill", "prune", "medusa2", *HEADS}
+SHARED = {"pretrain", "unlikelihood", "distill", "prune", "medusa2", *HEADS}
 HELP = {"-h", "--help"}
 PATIENCE = 100  # seconds without a sign of life after which a process counts as dead
 

@@ -127,11 +127,13 @@ def make_loss(shape: DecoderConfig, end_of_text: int, config: UnlikelihoodConfig
 
     def loss(params, frozen, batch, keys):
         del frozen
-        tokens, weight = data.unpacked(batch)
+        order = jnp.argsort(keys.index)  # the order of rows differs between processes
+        read = (*data.unpacked(batch), keys.rows)
+        tokens, weight, rows = jax.tree.map(lambda x: jnp.asarray(x)[order], read)
         own = config.own_rows(len(tokens))
         likely, table, states, _, following = nats(params, tokens[own:])
         summed, _ = chunks.total(likely, table, states, None, following, weight[own:])
-        written, written_weight = write(params, tokens[:own], keys.rows[:own])
+        written, written_weight = write(params, tokens[:own], rows[:own])
         _, table, states, _, following = nats(params, written)
         ends, member = repetitions(following, written_weight > 0, config.ngram)
         repeated, _ = chunks.total(unlikely, table, states, None, following, member * 1.0)

@@ -35,6 +35,7 @@ def parts_of(tree, name):
 
 MESHES = {
     "pretrain": ["data=8", "data=2,model=4", "model=8", "data=8 fully"],
+    "unlikelihood": ["data=4,model=2"],  # which writes some of its rows
     "distill": ["data=2,model=4 fully"],
     "block": ["data=4,model=2"],  # which draws anchors, row by row
 }

@@ -10,7 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from specjax.train import block, distill, eagle3, frozen, head_losses, model, pretrain, scale, step
+from specjax.train import (
+    block,
+    distill,
+    eagle3,
+    frozen,
+    head_losses,
+    model,
+    pretrain,
+    scale,
+    step,
+    unlikelihood,
+)
 from specjax.train.config import DataConfig, OptimizerConfig, RunConfig
 from specjax.train.optimizer import make_optimizer
 from specjax.train.rows import make_reader
@@ -53,6 +64,11 @@ def pretraining() -> step.TrainingTask:
     return _task(pretrain.make_loss(CONFIG, END), model.create(CONFIG, 0)[1])
 
 
+def unlearning() -> step.TrainingTask:
+    config = unlikelihood.Config(ngram=2, prompt_tokens=4, data=DATA)
+    return _task(unlikelihood.make_loss(CONFIG, END, config), model.create(CONFIG, 0)[1])
+
+
 def distilling() -> step.TrainingTask:
     _, params = model.create(CONFIG, 0)
     _, teacher = model.create(CONFIG, 1)
@@ -85,6 +101,7 @@ def block_drafter() -> step.TrainingTask:
 
 JOBS = {
     "pretrain": pretraining,
+    "unlikelihood": unlearning,
     "distill": distilling,
     "eagle3": eagle3_head,
     "block": block_drafter,
