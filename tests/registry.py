@@ -27,6 +27,7 @@ from specjax.drafters import (
     Recycling,
     SelfDraft,
     Suffix,
+    SwitchedSelfDraft,
     Union,
     text_table,
 )
@@ -202,6 +203,11 @@ def cases(model, params, near=None, other=None):
             ("rejection", "block"),
         ),
         "self skip": (SelfDraft(num_draft=2, target=model, skip="mlp.0"), None, ("rejection",)),
+        "switched-self": (
+            SwitchedSelfDraft(num_draft=2, target=model),
+            {"switches": np.asarray([[True, False]])},
+            ("rejection",),
+        ),
         "self tree": (
             SelfDraft(target=model, topology=trees.Tree(TREE), exit=1, sibling_sampling="distinct"),
             None,

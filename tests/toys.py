@@ -33,8 +33,8 @@ class Readable(HeadTarget, Bag):
     num_layers = 1
     reads_vectors = True
 
-    def sub_network(self, *, exit=None, skip=()):
-        return BagPart(self, hands_over=exit is not None)
+    def sub_network(self, *, exit=None, skip=(), switched=False):
+        return SwitchedBagPart(self) if switched else BagPart(self, hands_over=exit is not None)
 
     def verify(self, params, cache, draft, *, features=(), since=0, entries=None, logits=True):
         given = dict(features=features, since=since, entries=entries, logits=logits)
@@ -86,6 +86,21 @@ class BagPart(SubNetwork):
         state = fresh if state is None else jnp.concatenate([state, fresh], axis=1)
         asked = _asked(fresh, features)
         return Scores(logits=said, features=asked, entries=(scores.entries, state))
+
+
+@dataclasses.dataclass(frozen=True)
+class SwitchedBagPart(SubNetwork):
+    """The toy, whose vectors and whose head two switches make cheaper."""
+
+    whole: Readable
+
+    def verify(self, params, cache, draft, *, features=(), since=0, entries=None, logits=True):
+        weights, ((attention, mlp),) = params
+        given = dict(features=(1,), since=since, entries=entries)
+        scores = Bag.verify(self.whole, weights, cache, draft, **given)
+        state = jnp.where(attention, 1.0, 0.5) * scores.features
+        said = jnp.where(mlp, jnp.tanh(state), state / (1 + jnp.abs(state))) @ weights["out"]
+        return Scores(logits=said, features=None, entries=scores.entries)
 
 
 def own_params(params):

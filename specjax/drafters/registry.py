@@ -1,9 +1,8 @@
 """The one place where a drafter is registered.
 
 An ``Entry`` of the table below makes a drafter known to everything that lists drafters: the library
-(``specjax.drafters.Medusa``, imported when it is first asked for), the names that users type and
-the errors and help texts that list them, the checkpoint layouts (``specjax.checkpoints.FORMATS``),
-the recipes of ``specjax train``, and the tests of the project.
+(``specjax.drafters.Medusa``), the names that users type, the errors and help texts that list them,
+the layouts (``specjax.checkpoints.FORMATS``), the recipes of ``specjax train``, and the tests.
 
 To add a method with weights, write one file for its drafter (a ``HeadDrafter``, see ``heads.py``),
 one for its layout on disk (see ``checkpoints/README.md``), one for its recipe, and add one entry. A
@@ -212,6 +211,9 @@ for _entry in (
         ".self_draft:SelfDraft",
         "what a part of the target's own layers predicts",
         kind="basic",
+    ),
+    Entry(
+        "switched-self", ".switched_self:SwitchedSelfDraft", "as self, by an array", kind="object"
     ),
     Entry(
         "ngram",

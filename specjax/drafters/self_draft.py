@@ -45,17 +45,17 @@ import jax.numpy as jnp
 
 from .. import trees
 from .._internal.optional import required, unset
-from .._internal.pytree import filled, pytree_dataclass
+from .._internal.pytree import pytree_dataclass
 from ..decoding import contract_checks as checks
 from ..models.config import SINKS
 from ..models.sub_network import DecoderPart, skipped_sublayers
 from ..models.top_chunks import TopChunks
-from ..trees import expand
-from ..types import PyTree, SubNetwork, Target
+from ..types import SubNetwork, Target
 from .confidence_stop import ConfidenceStop
 from .hand_over import hand_over, wanted_depth
 from .heads import last_feature
 from .model_passes import ModelPassDrafter
+from .part_passes import check_stop, draft_by_part, observe_stop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,11 +101,7 @@ class SelfDraft(ModelPassDrafter):
         super().__post_init__()
         self._complete(self.target, "target", "the target")
         object.__setattr__(self, "skip", skipped_sublayers(self.skip))
-        if self.stop is not None and self.topology != trees.chain(self.depth):
-            raise ValueError(
-                f"SelfDraft(stop=..., topology={self.topology}): confidence stops chains; leave "
-                "one of the two out"
-            )
+        check_stop(self)
         if self.window is None and self.sinks != SINKS:
             raise ValueError(
                 f"SelfDraft(sinks={self.sinks}): sinks are seen beside a window; give window= too"
@@ -182,13 +178,10 @@ class SelfDraft(ModelPassDrafter):
             features = required(segment.features, "segment.features")
             states = last_feature(state.states, features, segment.num)
             return dataclasses.replace(state, states=states)
-        if self.stop is None or segment.round is None:
-            return state
-        accepted = jnp.minimum(jnp.maximum(segment.num - 1, 0), state.offered)
-        return self.stop.update(state, accepted, segment.num > 0, self.depth)
+        return observe_stop(self, state, segment, self.depth)
 
     def draft_step(self, params, target_params, state, context):
-        part, width = self.part, context.width
+        part = self.part
         if self.chunks is None:
             cache = part.select(context.cache, context.length - 1)
         else:
@@ -196,21 +189,7 @@ class SelfDraft(ModelPassDrafter):
             cache = self._decoder_part.select(context.cache, context.length - 1, state.places)
         given = part, self.target, target_params, cache
         checked = functools.partial(checks.verified_by_part, *given)
-
-        def level(entries, grown, since):
-            scores = checked(grown, since=since, entries=entries)
-            return scores.logits, scores.entries
-
-        def grow(level):
-            return expand.expand(self.topology, context, level, None, sibling_sampling=self.picks)
-
-        if self.stop is None:
-            draft, entries, _ = grow(level)
-        else:
-            draft, sure, _ = grow(_while_sure(level, state.threshold, context.budget > 0))
-            entries, width = sure.entries, sure.offered
-            state = dataclasses.replace(state, offered=width)
-            draft = trees.limit_depth(draft, width)
+        draft, entries, width, state = draft_by_part(checked, self, state, context)
         if not part.hands_over or context.stop_drafting is not None:  # then others change the draft
             return draft, state
         width = wanted_depth(draft, context, width)
@@ -245,47 +224,3 @@ class ChosenChunks:
     states: jax.Array
     places: jax.Array
     age: jax.Array
-
-
-@pytree_dataclass
-class Sure:
-    """What is known of a chain that is drafted while the drafter is sure.
-
-    Attributes:
-      entries: of the sub-network.
-      logits: float32 ``[B, V]`` below the last node that was looked at.
-      on: bool ``[B]``, whether the row goes on.
-      offered: int32 ``[B]``, the tokens that it proposes so far.
-    """
-
-    entries: PyTree
-    logits: jax.Array
-    on: jax.Array
-    offered: jax.Array
-
-
-def _while_sure(level, threshold, live):
-    """``level`` for ``expand``, which leaves out passes that no row wants."""
-
-    def step(carry, grown, since):
-        if since == 0:
-            logits, entries = level(None, grown, since)
-            offered = live.astype(jnp.int32)
-            return logits, Sure(entries=entries, logits=logits[:, 0], on=live, offered=offered)
-        said = jax.nn.softmax(carry.logits, axis=-1)
-        last = jnp.take_along_axis(said, grown.tokens[:, since:], axis=1, mode="clip")[:, 0]
-        on = carry.on & (last >= threshold)
-        after = jax.eval_shape(lambda: level(carry.entries, grown, since))
-
-        def rest():
-            logits, entries = after
-            zeros = jnp.zeros(logits.shape, logits.dtype)
-            return zeros, jax.tree.map(filled, carry.entries, entries)
-
-        logits, entries = jax.lax.cond(
-            jnp.any(on), lambda: level(carry.entries, grown, since), rest
-        )
-        offered = carry.offered + on
-        return logits, Sure(entries=entries, logits=logits[:, 0], on=on, offered=offered)
-
-    return step

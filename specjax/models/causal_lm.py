@@ -18,7 +18,7 @@ from . import kv_cache, quantize
 from .checkpoint_target import CheckpointTarget
 from .config import EVERY_SUBLAYER, DecoderConfig
 from .decoder import abstract
-from .sub_network import DecoderPart, decoder_part
+from .sub_network import DecoderPart, SwitchedPart, decoder_part
 
 
 def graph_definition(config: DecoderConfig) -> nnx.GraphDef:
@@ -140,7 +140,11 @@ class CausalLM(CheckpointTarget, HeadTarget):
         entries = done.layers[: done.shared] + scores.entries[done.shared :]
         return dataclasses.replace(scores, entries=entries)
 
-    def sub_network(self, *, exit=None, skip=(), window=None, sinks=0) -> DecoderPart:
+    def sub_network(
+        self, *, exit=None, skip=(), window=None, sinks=0, switched=False
+    ) -> DecoderPart | SwitchedPart:
+        if switched:
+            return SwitchedPart(self)
         if window is not None and self.cache_window is not None:
             raise ValueError(
                 f"window={window}: this target has a small cache itself, of {self.cache_window} "
@@ -191,7 +195,8 @@ class CausalLM(CheckpointTarget, HeadTarget):
         Args:
           states: ``[H, B * (N - since)]``, read by the first layer in place of embeddings; or None.
           without: for each layer the sublayers that are left out, see ``decoder.run_blocks``.
-          gates: factors on the sublayers' outputs, see ``decoder.run_blocks``.
+          gates: factors on the sublayers' outputs, or whether they run, see
+            ``decoder.run_blocks``.
 
         Returns:
           ``Scores``; the entries of layers without attention are None.

@@ -14,6 +14,7 @@ from ..sharding import DATA, MODEL
 from . import quantize, remat
 from .attention import attend_spread, within
 from .config import ATTENTION, EVERY_SUBLAYER, MLP_SUBLAYER, DecoderConfig
+from .gates import as_gates, gated
 from .layers import (
     ACTIVATIONS,
     Linear,
@@ -139,18 +140,26 @@ class DecoderLayer(nnx.Module):
     def __call__(self, x, rope, batch, attention, live=None, without=frozenset(), gates=None):
         read, x = self.enter(x)
         behind, entries = x, None
-        if ATTENTION not in without:
+
+        def attend():
             out, entries = self.attention(read, rope, batch, attention)
-            if self.attention_post_norm is not None:
-                out = self.attention_post_norm(out)
-            behind = x + (out if gates is None else out * gates[0])
+            return _normed(self.attention_post_norm, out), entries
+
+        def feed_forward():
+            out = self.mlp_norm(x if self.parallel else behind)
+            out = self.mlp(out, live) if isinstance(self.mlp, MoE) else self.mlp(out)
+            return _normed(self.mlp_post_norm, out), None
+
+        own = (None, None) if gates is None else gates
+        if ATTENTION not in without:
+            behind, entries = gated(own[0], x, attend)
         if MLP_SUBLAYER in without:
             return behind, entries
-        out = self.mlp_norm(x if self.parallel else behind)
-        out = self.mlp(out, live) if isinstance(self.mlp, MoE) else self.mlp(out)
-        if self.mlp_post_norm is not None:
-            out = self.mlp_post_norm(out)
-        return behind + (out if gates is None else out * gates[1]), entries
+        return gated(own[1], behind, feed_forward)[0], entries
+
+
+def _normed(norm, x):
+    return x if norm is None else norm(x)
 
 
 def run_blocks(
@@ -184,8 +193,8 @@ def run_blocks(
         are then not used.
       without: for each layer the sublayers that are left out, of ``EVERY_SUBLAYER``; None: none
         is. A layer without attention has the entries None.
-      gates: ``[L, 2]`` or, row by row, ``[L, 2, B]``: factors on the outputs of attention and MLP
-        of each layer, or None.
+      gates: for attention and MLP of each layer bool ``[L, 2]``, whether it runs, or factors on its
+        output ``[L, 2]`` or, row by row, ``[L, 2, B]``; None: all run. See ``gates.gated``.
 
     The other arguments are those of ``Decoder.hidden``.
 
@@ -196,9 +205,7 @@ def run_blocks(
     here = jnp.broadcast_to(positions[:, -nodes:], (batch, nodes))
     x, entries = sharding.spread(x, None, DATA), []
     live = None if live is None else live.reshape(-1)
-    if gates is not None:
-        gates = jnp.asarray(gates, x.dtype)
-        gates = gates if gates.ndim == 2 else jnp.repeat(gates, nodes, axis=2)
+    gates = None if gates is None else as_gates(gates, x.dtype, nodes)
     ropes = {not c.is_local(i): None for i in range(c.num_layers)}
     if c.positions == "rope":
         ropes = {full: turns(c, here, full, x.dtype) for full in ropes}

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._internal.optional import required
 from .._internal.pytree import pytree_dataclass, static
@@ -76,6 +77,13 @@ class PartialEntries:
         return self.states.reshape(-1, self.states.shape[-1]).T
 
 
+class HasLayers(Protocol):
+    """A target that says how many layers it has."""
+
+    @property
+    def num_layers(self) -> int: ...
+
+
 class RunsInPart(Protocol):
     """A decoder that can leave sublayers out: ``CausalLM``."""
 
@@ -97,7 +105,8 @@ class RunsInPart(Protocol):
         since: int,
         entries,
         logits: bool,
-        without: tuple[frozenset[str], ...],
+        without: tuple[frozenset[str], ...] | None = None,
+        gates=None,
     ) -> Scores: ...
 
 
@@ -179,6 +188,62 @@ class DecoderPart(SubNetwork):
         return Scores(logits=scores.logits, features=asked if features else None, entries=made)
 
 
+@dataclasses.dataclass(frozen=True)
+class SwitchedPart(SubNetwork):
+    """The sublayers of ``whole`` that an array says, so that one program serves all parts.
+
+    ``params`` are here the weights of the target and the switches, bool ``[L, 2]``: whether the
+    attention and the MLP of each layer run. What a sublayer that does not run would cost is not
+    spent. Nothing is handed over, since no program knows which layers are whole.
+
+    Attributes:
+      whole: the target.
+    """
+
+    whole: RunsInPart
+
+    def verify(
+        self, params, cache, draft: Draft, *, features=(), since=0, entries=None, logits=True
+    ) -> Scores:
+        if features:
+            raise ValueError(f"features={features}: a part with switches has no hidden states")
+        weights, switches = params
+        return self.whole.run(
+            weights,
+            cache,
+            draft,
+            features=(),
+            since=since,
+            entries=entries,
+            logits=logits,
+            gates=switches,
+        )
+
+
+def switches_of(target: HasLayers, skip: str | Iterable[str] | Mapping) -> np.ndarray:
+    """Returns bool ``[L, 2]``: False for the attention and the MLP of each layer that is skipped.
+
+    Args:
+      target: the target.
+      skip: the skipped sublayers, see ``skipped_sublayers``; none: everything runs.
+
+    Raises:
+      ValueError: a layer does not exist, or nothing would be left.
+    """
+    layers = target.num_layers
+    switches, names = np.ones((layers, len(KINDS)), bool), skipped_sublayers(skip)
+    left_out = _left_out(names, layers) if names else []
+    for layer, kinds in enumerate(left_out):
+        switches[layer] = [kind not in kinds for kind in KINDS]
+    return switches
+
+
+def skipped_by(switches) -> tuple[str, ...]:
+    """Returns the names of the sublayers that switches bool ``[L, 2]`` leave out."""
+    off = np.argwhere(~np.asarray(switches))
+    return tuple(f"{KINDS[kind]}.{layer}" for layer, kind in off)
+
+
 def decoder_part(
     whole: RunsInPart, exit: int | None, skip, small: RunsInPart | None = None
 ) -> DecoderPart:
@@ -208,21 +273,30 @@ def decoder_part(
             )
         without = (frozenset(),) * exit + (EVERY_SUBLAYER,) * (layers - exit)
         return DecoderPart(whole, without, small)
-    skipped: list[set[str]] = [set() for _ in range(layers)]
-    for name in skipped_sublayers(skip):
+    return DecoderPart(whole, _left_out(skipped_sublayers(skip), layers), small)
+
+
+def _left_out(names: tuple[str, ...], layers: int) -> tuple[frozenset[str], ...]:
+    """Returns for each layer the sublayers of ``names``.
+
+    Raises:
+      ValueError: a layer does not exist, or nothing would be left.
+    """
+    said, skipped = ",".join(names), [set[str]() for _ in range(layers)]
+    for name in names:
         kind, _, layer = name.partition(".")
         if int(layer) >= layers:
             raise ValueError(
-                f"skip={skip!r}: there is no layer {layer}; the model has {layers}, counted from "
+                f"skip={said!r}: there is no layer {layer}; the model has {layers}, counted from "
                 f"0 to {layers - 1}"
             )
         skipped[int(layer)].add(kind)
     if all(left_out == EVERY_SUBLAYER for left_out in skipped):
         raise ValueError(
-            f"skip={skip!r}: it leaves out all {2 * layers} sublayers of {layers} layers, and "
+            f"skip={said!r}: it leaves out all {2 * layers} sublayers of {layers} layers, and "
             "nothing would draft; leave at least one in, or take another drafter"
         )
-    return DecoderPart(whole, tuple(map(frozenset, skipped)), small)
+    return tuple(map(frozenset, skipped))
 
 
 def skipped_sublayers(skip: str | Iterable[str] | Mapping[str, Iterable[int]]) -> tuple[str, ...]:
@@ -257,3 +331,20 @@ def skipped_sublayers(skip: str | Iterable[str] | Mapping[str, Iterable[int]]) -
         for layer in range(int(first), int(last or first) + 1):
             found |= {(layer, one) for one in ([kind] if kind else KINDS)}
     return tuple(f"{kind}.{layer}" for layer, kind in sorted(found))
+
+
+def usual_sets(layers: int) -> list[tuple[str, ...]]:
+    """Returns the sets of the first trials, without duplicates: every second layer without the
+    first and the last (SWIFT's start), the attention of the middle half of the layers, and both
+    sublayers of the layers of the middle third."""
+    inner = range(1, max(layers - 1, 2))
+    half = range(layers // 4, max(layers - layers // 4, layers // 4 + 1))
+    third = range(layers // 3, max(layers - layers // 3, layers // 3 + 1))
+    sets = [
+        tuple(f"{kind}.{layer}" for layer in inner[::2] for kind in KINDS),
+        tuple(f"attention.{layer}" for layer in half),
+        tuple(f"{kind}.{layer}" for layer in third for kind in KINDS),
+    ]
+    real = [one for one in sets if one and len(one) < 2 * layers]
+    real = [one for one in real if all(int(name.rpartition(".")[2]) < layers for name in one)]
+    return list(dict.fromkeys(real)) or [(f"{KINDS[1]}.0",)]

@@ -128,6 +128,7 @@ class Target(abc.ABC):
         skip: tuple[str, ...] = (),
         window: int | None = None,
         sinks: int = 0,
+        switched: bool = False,
     ) -> SubNetwork:
         """Returns a part of this target that drafts over the target's own weights and cache.
 
@@ -137,6 +138,9 @@ class Target(abc.ABC):
           window: how many of the last tokens a token sees while it is drafted, itself included;
             None: all, and then ``window`` and ``sinks`` are not passed.
           sinks: how many of the first tokens it sees besides these.
+          switched: whether an array says which sublayers run; ``params`` of the part are then the
+            target's weights and bool ``[L, 2]``, whether attention and MLP of each layer run. No
+            other argument is given beside it, and where it is False it is not passed.
 
         Raises:
           ValueError: the target has no such part. Default: it has none at all.

@@ -83,7 +83,7 @@ class Seq2SeqLM(CheckpointTarget):
         """The input of the encoder: ``"tokens"`` or ``"features"``."""
         return self.config.reads
 
-    def sub_network(self, *, exit=None, skip=(), window=None, sinks=0):
+    def sub_network(self, *, exit=None, skip=(), window=None, sinks=0, switched=False):
         """Raises ValueError: an encoder-decoder model drafts with no part of its layers."""
         raise ValueError(
             f"sub_network: {self.config.model_type!r} is an encoder-decoder model, each of whose "
