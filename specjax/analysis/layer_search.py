@@ -10,9 +10,9 @@ they determine the time of a round, and for every number of drafts g
 Each step of the search removes the sublayer without which the predicted ratio is best (greedy
 backward elimination). The result is the best set of all steps.
 
-Draft & Verify searches by Bayesian optimization of measured tokens a second; it runs each
-candidate, for which this package would compile a program each time. As in SWIFT, a candidate is
-judged by its agreement in one parallel pass over a window, in which it sees its own entries.
+Draft & Verify searches by Bayesian optimization of measured tokens a second, as
+``bayesian_layers`` does. Here, as in SWIFT, a candidate is judged by its agreement in one parallel
+pass over a window, in which it sees its own entries.
 
 References: Draft & Verify, arXiv 2309.08168, section 3.2; SWIFT, arXiv 2410.06916, section 4.2.
 """
@@ -166,7 +166,7 @@ class LayerSearch:
         journal: str | Path | None = None,
         costs: PassCosts | None = None,
     ):
-        target = _decoder(lm)
+        target = decoder_of(lm)
         if max_new_tokens < 2:
             raise ValueError(f"max_new_tokens={max_new_tokens}: give at least 2")
         self.lm, layers = lm, range(target.num_layers)
@@ -268,7 +268,7 @@ def _said(target, params, cache, tokens, start, gates):
     return jnp.argmax(scores.logits, axis=-1).astype(jnp.int32)
 
 
-def _decoder(lm: LM) -> CausalLM:
+def decoder_of(lm: LM) -> CausalLM:
     """Returns the target of a model. Raises ValueError where the search does not support it."""
     if not isinstance(lm.target, CausalLM):
         lm.target.sub_network(exit=1)  # raises the reason, if there are no sub-networks
@@ -305,7 +305,7 @@ def measure_costs(lm: LM, most: int = MOST_DRAFTS, **options) -> PassCosts:
     sizes = [n for n in (1, 2, 4, 8, 16) if n < 2 * (most + 1)]
     seconds = pass_seconds(lm, sizes, **options)
     passes = {n: float(np.min(s)) for n, s in seconds.items()}
-    target = _decoder(lm)
+    target = decoder_of(lm)
     layers, adds = target.num_layers, []
     for kind in KINDS:
         skip = tuple(f"{kind}.{layer}" for layer in range(layers))

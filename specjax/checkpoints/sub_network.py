@@ -6,7 +6,8 @@ One small JSON file, ``self.json`` in the folder of the model or anywhere else::
      "skip": ["attention.3", "mlp.7"], "found": {...}}
 
 ``exit`` stands in place of ``skip`` for the first layers; ``window`` and ``sinks``, and ``chunks``
-with its settings, say what a drafted token sees where that is not the whole text. The fingerprint
+with its settings, say what a drafted token sees where that is not the whole text; ``stop`` holds
+the settings of ``drafters.confidence_stop``, where a chain ends by them. The fingerprint
 is that of the weights for which the layers were chosen. ``found`` holds whatever the search
 measured.
 """
@@ -15,8 +16,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import tempfile
 from pathlib import Path
 
+from ..drafters.confidence_stop import ConfidenceStop
 from ..drafters.self_draft import SelfDraft
 from ..models.files import read_json, write_json
 from ..models.lm import LM
@@ -35,7 +38,7 @@ def default_path(lm: LM) -> Path | None:
 def save_layers(
     drafter: SelfDraft, lm: LM, path: str | os.PathLike, found: dict | None = None
 ) -> Path:
-    """Writes which layers of ``lm`` draft.
+    """Writes which layers of ``lm`` draft, whole or not at all.
 
     Args:
       drafter: the choice, and how many tokens it drafts.
@@ -59,7 +62,11 @@ def save_layers(
         content |= {"window": drafter.window, "sinks": drafter.sinks}
     if drafter.chunks is not None:
         content |= {"chunks": dataclasses.asdict(drafter.chunks)}
-    write_json(path, content | {"found": found or {}})
+    if drafter.stop is not None:
+        content |= {"stop": dataclasses.asdict(drafter.stop)}
+    with tempfile.TemporaryDirectory(prefix=".saving-", dir=path.absolute().parent) as staging:
+        write_json(Path(staging) / FILE, content | {"found": found or {}})
+        os.replace(Path(staging) / FILE, path)
     return path
 
 
@@ -87,10 +94,11 @@ def load_layers(path: str | os.PathLike, lm: LM) -> SelfDraft:
     if not isinstance(num, int) or num < 1 or not isinstance(skip or [], list):
         raise ValueError(f"{path}: num_draft={num!r}, skip={skip!r}: it was changed by hand")
     small = {name: content[name] for name in ("window", "sinks") if name in content}
-    if "chunks" in content:
-        try:
-            small |= {"chunks": TopChunks(**content["chunks"])}
-        except TypeError as error:
-            raise ValueError(f"{path}: chunks={content['chunks']!r}: {error}") from None
+    for name, kind in (("chunks", TopChunks), ("stop", ConfidenceStop)):
+        if name in content:
+            try:
+                small |= {name: kind(**content[name])}
+            except TypeError as error:
+                raise ValueError(f"{path}: {name}={content[name]!r}: {error}") from None
     skipped = tuple(skip or ())
     return SelfDraft(num_draft=num, target=lm.target, exit=exit, skip=skipped, **small)

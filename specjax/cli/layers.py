@@ -8,8 +8,11 @@ import sys
 
 import specjax
 
+from .._internal.bayesian import optuna
+from ..analysis.bayesian_layers import BayesianSearch
 from ..analysis.layer_search import LayerSearch
 from ..checkpoints.sub_network import default_path, save_layers
+from ..drafters.self_draft import SelfDraft
 from .options import DTYPE, set_up
 from .prompts import read_prompts
 
@@ -21,8 +24,9 @@ def add(commands) -> None:
         help="search which layers of a model draft best for the model itself",
         description="Searches which attention and MLP sublayers a model should skip to draft for "
         "itself. Each step removes the sublayer without which the rest has the highest predicted "
-        "speed on your prompts. The best set is saved, and --drafter self reads it. The command "
-        "reports when plain decoding is faster.",
+        "speed on your prompts; with --trials, the speed of each set is measured, and Bayesian "
+        "optimization proposes the sets. The best set is saved, and --drafter self reads it. The "
+        "command reports when plain decoding is faster.",
     )
     p.add_argument("--model", default="embedded", help="embedded, a folder, or a hub name")
     p.add_argument(
@@ -37,6 +41,14 @@ def add(commands) -> None:
         type=int,
         default=48,
         help="the length in tokens of each text on which sets are judged, 48 by default",
+    )
+    p.add_argument(
+        "--trials",
+        type=int,
+        metavar="N",
+        help="run N sets, those in the journal included, which Bayesian optimization proposes "
+        "(Draft & Verify), and keep the one with the most tokens a second; this needs optuna: pip "
+        "install 'specjax[search]'",
     )
     p.add_argument("--dtype", help=DTYPE)
     p.add_argument(
@@ -58,6 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Searches, saves and prints the best set; returns the exit code."""
     from rich.console import Console
 
+    measured = arguments.trials is not None
+    if measured:
+        optuna()  # refused before the model is read
     prompts = read_prompts(arguments.prompts, arguments.model, arguments.limit)
     lm = set_up(arguments)
     where = arguments.output or default_path(lm)
@@ -66,27 +81,12 @@ def run(arguments: argparse.Namespace) -> int:
             f"--model {arguments.model} has no folder of its own to save the set in: give --output "
             "FILE"
         )
-    with Console(stderr=True).status("timing passes") as status:
-        search = LayerSearch(
-            lm, prompts, max_new_tokens=arguments.max_new_tokens, journal=arguments.journal
-        )
-        drafter = search.run(status.update)
-    choice = search.choice
-    found = {
-        "agreement": choice.agreement,
-        "predicted_ratio": choice.ratio,
-        "judged": len(search.known),
-        "prompts": len(search.begin),
-        "max_new_tokens": search.size,
-    }
-    facts = {"skip": list(choice.skip), "num_draft": choice.num_draft} | found
-    words = f"without {', '.join(choice.skip)}, {choice.num_draft} drafts a round: "
-    words += f"{choice.agreement:.0%} of tokens agree, predicted {choice.ratio:.2f} x plain"
-    if drafter is None:
-        words = f"plain decoding is faster; the best set was {words}"
-        print(json.dumps(facts) if arguments.json else words)
-        return 0
-    if arguments.measure:
+    search = _measured if measured else _predicted
+    with Console(stderr=True).status("preparing") as status:
+        drafter, found, words = search(arguments, lm, prompts, status.update)
+    facts = {"skip": list(drafter.skip), "num_draft": drafter.num_draft} | found
+    faster = measured or found["predicted_ratio"] > 1
+    if faster and (arguments.measure or measured):
         pairs = specjax.compare(
             lm,
             prompts,
@@ -97,7 +97,50 @@ def run(arguments: argparse.Namespace) -> int:
         found["measured_ratio"] = facts["measured_ratio"] = pairs.ratio
         low, high = pairs.interval
         words += f", measured {pairs.ratio:.2f} [{low:.2f}, {high:.2f}] in whole runs"
+        faster = pairs.ratio > 1 or not measured
+    if not faster:
+        words = f"plain decoding is faster; the best set was {words}"
+        print(json.dumps(facts) if arguments.json else words)
+        return 0
     path = save_layers(drafter, lm, where, found)
     print(json.dumps(facts) if arguments.json else words)
     print(f"wrote {path}; --drafter self reads it", file=sys.stderr)
     return 0
+
+
+def _predicted(arguments, lm, prompts, tell) -> tuple[SelfDraft, dict, str]:
+    """Returns the drafter of the set with the best prediction, its figures, and words."""
+    tell("timing passes")
+    search = LayerSearch(
+        lm, prompts, max_new_tokens=arguments.max_new_tokens, journal=arguments.journal
+    )
+    search.run(tell)
+    choice = search.choice
+    found = {
+        "agreement": choice.agreement,
+        "predicted_ratio": choice.ratio,
+        "judged": len(search.known),
+        "prompts": len(search.begin),
+        "max_new_tokens": search.size,
+    }
+    words = f"without {', '.join(choice.skip)}, {choice.num_draft} drafts a round: "
+    words += f"{choice.agreement:.0%} of tokens agree, predicted {choice.ratio:.2f} x plain"
+    drafter = SelfDraft(num_draft=choice.num_draft, target=lm.target, skip=choice.skip)
+    return drafter, found, words
+
+
+def _measured(arguments, lm, prompts, tell) -> tuple[SelfDraft, dict, str]:
+    """Returns the drafter of the set that was measured fastest, its figures, and words."""
+    search = BayesianSearch(
+        lm, prompts, max_new_tokens=arguments.max_new_tokens, journal=arguments.journal
+    )
+    drafter = search.run(arguments.trials, tell)
+    rate, count = search.best.rate, len(search.trials)
+    found = {
+        "tokens_per_second": rate,
+        "trials": count,
+        "prompts": len(prompts),
+        "max_new_tokens": arguments.max_new_tokens,
+    }
+    words = f"without {', '.join(drafter.skip)}, at most {drafter.num_draft} drafts a round: "
+    return drafter, found, words + f"{rate:.1f} tokens/s in {count} trials"
