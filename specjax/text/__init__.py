@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .retrieval import Retrieval
     from .reward_steps import LikelihoodReward, RewardGuided, ScalarReward, reward_guided
     from .session import Session
+    from .swift import Swift
     from .task import GenerationTask
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "RewardGuided",
     "ScalarReward",
     "Session",
+    "Swift",
     "TextStream",
     "auto_drafter",
     "reward_guided",
@@ -37,6 +39,7 @@ _LAZY = {
     "RewardGuided": "reward_steps",
     "ScalarReward": "reward_steps",
     "Session": "session",
+    "Swift": "swift",
     "TextStream": "generation",
     "auto_drafter": "own_drafters",
     "reward_guided": "reward_steps",

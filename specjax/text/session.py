@@ -186,6 +186,6 @@ def refreshed(params, drafter, session: Session):
       drafter: the session's drafter, or an ``Adaptive`` around it.
       session: the session.
     """
-    if isinstance(drafter, IndexedDrafter):
+    if isinstance(drafter, type(session.drafter)):
         return session.params
     return params | {"inner": session.params}
