@@ -50,6 +50,7 @@ TABLE = {
         ("settings_that_its_kind|nan_in_json|put_into_words|curves|bisection", DEFAULT),
         (EVERYTHING, FULL),
     ],
+    "test_bayesian_layers.py": [("command|one_program", FULL)],
     "test_block_drafters.py": [("broken_twins|bad_shapes", DEFAULT), ("whole_rows", FULL)],
     "test_calculator.py": [("command_prints|form_of_the_page", MERGE)],
     "test_cascade.py": [
@@ -102,7 +103,10 @@ TABLE = {
     ],
     "test_drafts.py": [
         (r"\[(blockwise|hydra prefix|medusa|mtp distinct|speculator prefix) iid\]", FULL),
-        (r"\[(adaptive (self tree|draft)|unsure self.*|draft unrel.*|self stop|.*ssd)\]", FULL),
+        (
+            r"\[(adaptive (self tree|draft)|unsure self.*|draft unr.*|self stop|.*ssd|switch.*)\]",
+            FULL,
+        ),
         (
             r"\[((hybrid|fallback) mtp|mtp distinct distinct|mtp heads iid|hybrid tli|tli tree)\]",
             FULL,
@@ -137,7 +141,7 @@ TABLE = {
             r"token_for_token.*\[(adaptive (?!ngram)|(hybrid|fallback) (mtp|spec|rec|look)"
             "|tables? (model|before)|union with|merged chains|self (expanded|stop)"
             "|hybrid (self|tli)|tli tree|draft expanded by|lookahead (text|pairs)|suffix and"
-            "|mtp distinct|unsure self|unsure draft exp|speculator prefix|kangaroo tree|dflash2)",
+            "|mtp distinct|unsure self|unsure draft exp|speculator p|kangaroo tree|dflash2|switch)",
             FULL,
         ),
         ("token_for_token", MERGE),
@@ -217,6 +221,11 @@ TABLE = {
     "test_own_layers.py": [("certainty_always|command|search", FULL)],
     "test_package.py": [("wheel", FULL)],
     "test_pass.py": FULL,
+    "test_pipelined.py": [
+        ("fault|refused", DEFAULT),
+        (r"formula\[l", MERGE),
+        (EVERYTHING, FULL),
+    ],
     "test_planner.py": [
         ("runs_at_every_length|one_trace|heads|every_way|agree|where_tokens|ctrl_c|set_back", FULL),
     ],
@@ -238,11 +247,7 @@ TABLE = {
     ],
     "test_pricing.py": [("refused", DEFAULT), ("lost_in", MERGE), (EVERYTHING, FULL)],
     "test_probe.py": [("fit_is_refused", DEFAULT), ("nothing_is", MERGE), (EVERYTHING, FULL)],
-    "test_quality.py": [
-        ("refused", DEFAULT),
-        ("above_temperature_0", FULL),
-        (EVERYTHING, MERGE),
-    ],
+    "test_quality.py": [("refused", DEFAULT), ("above_temperature_0", FULL), (EVERYTHING, MERGE)],
     "test_recurrent.py": [
         ("refused|asked_for|beams_are_those", DEFAULT),
         ("official", MERGE),
@@ -287,6 +292,8 @@ TABLE = {
         (r"\[0.0-ngram|stream", MERGE),
         (EVERYTHING, FULL),
     ],
+    "test_switched.py": [("fault|imposs", DEFAULT), (r"\[llama|one_p", MERGE), (EVERYTHING, FULL)],
+    "test_swift.py": [("fault|ends|is_saved", DEFAULT), ("proposals", MERGE), (EVERYTHING, FULL)],
     "test_synthetic.py": [
         ("cannot_be", DEFAULT),
         ("stated_rate|always", MERGE),

@@ -212,9 +212,7 @@ for _entry in (
         "what a part of the target's own layers predicts",
         kind="basic",
     ),
-    Entry(
-        "switched-self", ".switched_self:SwitchedSelfDraft", "as self, by an array", kind="object"
-    ),
+    Entry("switched-self", ".switched_self:SwitchedSelfDraft", "as self, by array", kind="object"),
     Entry(
         "ngram",
         ".ngram:NGram",
