@@ -61,7 +61,7 @@ class XlaCpuBackend(XlaBackend):
         return jax.lax.optimization_barrier(x)
 
     def param_dtype(self, stored):
-        """float32: CPUs compute more slowly in bfloat16."""
+        """float32: only processors with instructions for bfloat16 compute faster in it."""
         del stored
         return jnp.dtype("float32")
 

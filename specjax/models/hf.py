@@ -135,8 +135,8 @@ def load_weights(
     Args:
       folder: holds ``model.safetensors``, or its shards and ``model.safetensors.index.json``.
       config: what the checkpoint should be.
-      dtype: of the parameters. Default: float32 on CPUs, where bfloat16 is slower, else the
-        type in which most of the checkpoint is stored.
+      dtype: of the parameters. Default: float32 on CPUs, few of which compute faster in bfloat16,
+        else the type in which most of the checkpoint is stored.
       quantize: a scheme, a ``Quantization`` or None; tensor by tensor, so that the device never
         holds the model unquantized. See ``quantize.py``. ``"float"``: weights that the checkpoint
         holds in few bits become the floats for which they stand.
