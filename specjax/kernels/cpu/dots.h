@@ -164,7 +164,7 @@ inline const Half* PackTiles(const Half* x, int64_t in, int64_t columns) {
         return __builtin_convertvector(reinterpret_cast<const HalfVec&>(halves), IntVec);
       };
       const IntVec both = wide(odd) << 16 | wide(even);
-      _mm512_mask_storeu_epi32(to, used, reinterpret_cast<const __m512i&>(both));
+      _mm512_mask_storeu_epi32(to, used, reinterpret_cast<__m512i>(both));
     }
   }
   return reinterpret_cast<const Half*>(packed);
