@@ -26,7 +26,7 @@ from specjax.decoding.inputs import prepare_inputs
 from specjax.drafters import PEARL, SSD, DraftModel
 from specjax.drafters.ssd import geometric_fan_out
 from specjax.models import CausalLM, DecoderConfig
-from specjax.types import Guess, Rule
+from specjax.types import Draft, Guess, Rule
 
 NEAR, SAME = like(PARAMS, 1), PARAMS
 HALF = like(WEIGHTS, 1)
@@ -80,6 +80,16 @@ def test_a_guess_leaves_the_law_as_it_is_and_is_taken_as_often_as_can_be(rule, a
         own, kept = exact_law.outcome(RULES[rule], draft, weights, p, 1)
         np.testing.assert_allclose(law, own, atol=1e-6)
         assert kept == pytest.approx(np.minimum(p(()), q(())).sum(), abs=1e-6)
+
+
+def test_nothing_after_an_absent_token_is_a_candidate_beside_the_guess():
+    tokens = jnp.asarray([[5, 1, -1, 2], [5, 1, 3, 2]])
+    chain = Draft(start=jnp.zeros(2, jnp.int32), tokens=tokens, topology=trees.chain_parents(3))
+    guess = Guess(token=jnp.asarray([4, 4]), law=None)
+    judged, place = with_guess(dataclasses.replace(chain, guess=guess))
+    np.testing.assert_array_equal(place, [2, 4])
+    np.testing.assert_array_equal(judged.tokens[:, 1:], [[1, 4, 2, 0], [1, 3, 2, 4]])
+    np.testing.assert_array_equal(judged.candidate[:, 1:], [[1, 1, 0, 0], [1, 1, 1, 1]])
 
 
 @dataclasses.dataclass(frozen=True)

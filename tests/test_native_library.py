@@ -1,6 +1,8 @@
 """Which library of kernels is loaded: a wheel's before one that is compiled here, and the fastest
 that this processor runs."""
 
+import subprocess
+
 import pytest
 from test_native import needs_kernels, python
 
@@ -94,3 +96,15 @@ def test_a_cache_that_cannot_be_made_is_named_with_its_variable(tmp_path):
 def test_an_unknown_wish_is_refused():
     done = python("from specjax import kernels; kernels.current()", SPECJAX_NATIVE="yes")
     assert "SPECJAX_NATIVE='yes': it must be auto, always or never" in done.stderr
+
+
+def test_a_compiler_that_knows_no_tiles_builds_the_kernels_without_them(monkeypatch, tmp_path):
+    def build(compiler, *flags, name):
+        if not flags:
+            raise subprocess.CalledProcessError(1, compiler, stderr=b"no such target: amx-tile")
+        return tmp_path / f"{name}{''.join(flags)}"
+
+    monkeypatch.setattr(library, "build", build)
+    monkeypatch.setattr(library.compilers, "find", lambda: "c++")
+    path, problem = library._native("kernels")
+    assert problem is None and path.name.endswith("TILES-DSPECJAX_WITHOUT_DOTS")

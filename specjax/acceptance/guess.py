@@ -46,10 +46,11 @@ def with_guess(draft: Draft) -> tuple[Draft, jax.Array | None]:
     elif law is not None:
         law = jnp.where(here, POINT_MASS, wider(law, POINT_MASS))
     first = jnp.ones(able.shape, bool) if draft.candidate is None else draft.candidate
+    before = wider(able, False) & (index < place[:, None])  # a node after an absent one has no law
     judged = dataclasses.replace(
         draft,
         tokens=jnp.where(here, guess.token[:, None], wider(draft.tokens, 0)),
-        candidate=jnp.where(index == ROOT, wider(first, False), wider(able, False) | here),
+        candidate=jnp.where(index == ROOT, wider(first, False), before | here),
         scored=None,
         law=law,
         laws=laws,

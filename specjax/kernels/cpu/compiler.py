@@ -20,6 +20,7 @@ X86 = platform.machine() in ("x86_64", "AMD64")
 # products with 8 columns take a third longer that way, attention with up to 4 columns two thirds.
 WIDE = ("-mprefer-vector-width=512",) if X86 else ()
 NATIVE = ("-march=native", *WIDE)
+PLAIN = ("-DSPECJAX_WITHOUT_TILES", "-DSPECJAX_WITHOUT_DOTS")  # for GCC before 11
 
 
 class Level(NamedTuple):

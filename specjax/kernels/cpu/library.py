@@ -93,13 +93,15 @@ def _native(name: str) -> tuple[Path | None, str | None]:
     compiler = compilers.find()
     if compiler is None:
         return None, "there is no C++ compiler (c++, g++ or clang++) on the path"
-    try:
-        return build(compiler, name=name), None
-    except subprocess.CalledProcessError as error:
-        reason = error.stderr.decode(errors="replace").strip()[:500]
-        return None, f"{compiler} failed: {reason}"
-    except OSError as error:
-        return None, str(error)
+    reason = ""
+    for flags in ((), compilers.PLAIN):  # an old compiler knows neither tiles nor dot products
+        try:
+            return build(compiler, *flags, name=name), None
+        except subprocess.CalledProcessError as error:
+            reason = reason or error.stderr.decode(errors="replace").strip()[:500]
+        except OSError as error:
+            return None, str(error)
+    return None, f"{compiler} failed: {reason}"
 
 
 def build(compiler: str, *flags: str, name: str = "kernels") -> Path:
