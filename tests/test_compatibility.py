@@ -28,7 +28,7 @@ RELAXED = (
 CHAINS = ("block", "approximate-fly", "approximate-sprinter")
 APPROXIMATE = ("approximate-typical", "approximate-lenience", *RELAXED)
 COUNTS = "rounds", "emitted", "drafted", "accepted", "passengers"
-ZERO = {name: np.zeros(1, int) for name in COUNTS}
+ZERO = {name: np.zeros(1, int) for name in (*COUNTS, "hidden")}
 
 
 def any_draft(draws, lawful, topology):

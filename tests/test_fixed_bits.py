@@ -34,7 +34,7 @@ TOY = DecoderConfig(
     qkv_bias=True,
 )
 FEW_PASSES = [(1, 2), (1, 5), (1, 16), (3, 4)]  # rows and tokens of each
-PASSES = [*((1, w) for w in (2, 3, 4, 5, 8, 13, 16)), (2, 5), (3, 4), (8, 1), (8, 16)]
+PASSES = [*((1, w) for w in (2, 3, 4, 5, 8, 13, 16)), (2, 5), (3, 4), (8, 1), (2, 16), (8, 4)]
 
 
 def toy(dtype):

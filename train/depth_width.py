@@ -26,7 +26,9 @@ import numpy as np
 import specjax
 from specjax._internal import compile_cache
 from specjax.analysis import timing
+from specjax.models.headers import weight_files
 from specjax.models.lm import LM
+from specjax.models.model_folder import fingerprint
 from specjax.text.options import Drafting, Options
 from specjax.text.prepare import prepare
 from specjax.text.task import GenerationTask
@@ -266,6 +268,8 @@ def run(config: DepthWidthConfig, *, dry_run: bool = False) -> None:
     prompts = decoding.heldout_prompts(lesson.heldout, config.distill.decoding, lesson.end_of_text)
     about = {"target": lm.checkpoint, "prompts": config.timed_prompts}
     about |= {"new_tokens": config.distill.decoding.new_tokens}
+    files = {cell.name: weight_files(cell.folder / MODEL) for cell in study}
+    about |= {"models": {name: fingerprint(of) for name, of in files.items()}}
     journal = Journal(folder / TIMES, about)
     if config.turns:
         models = {

@@ -156,7 +156,11 @@ class BayesianSearch:
         texts = json.dumps([list(map(int, prompt)) for prompt in prompt_ids(lm, prompts)])
         self._about = {
             "search": "bayesian",
-            "fingerprint": lm.checkpoint,
+            "fingerprint": lm.fingerprint,  # with the quantization, which decides the speed
+            "dtype": str(lm.dtype),
+            "mesh": None if lm.mesh is None else dict(lm.mesh.shape),
+            "device": jax.devices()[0].device_kind,
+            "seed": seed,
             "prompts": hashlib.sha256(texts.encode()).hexdigest(),
             "max_new_tokens": max_new_tokens,
             "num_draft": num_draft,

@@ -171,7 +171,7 @@ def add_quantize(p: argparse.ArgumentParser, required: bool = False) -> None:
         metavar="SCHEME",
         help="hold the model's weights as int8, int4 or fp8; the output then follows the quantized "
         "model's law, which only approximates the model's law; float: compute with floats where "
-        "the files hold few bits, which is the same law",
+        "the files hold few bits: in float32 the same law",
     )
     p.add_argument(
         "--group-size",

@@ -8,6 +8,7 @@ import json
 import specjax
 
 from ..models import save_pretrained
+from ..models.quantize import FLOAT
 from .options import add_quantize, quantization_of
 from .prompts import read_prompts
 
@@ -40,6 +41,8 @@ def add(commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Quantizes, measures, saves and prints; returns the exit code."""
     wish = quantization_of(arguments)
+    if wish == FLOAT:
+        raise ValueError("--quantize float quantizes nothing: give int8, int4 or fp8")
     texts = read_prompts(arguments.prompts, "embedded", arguments.limit)
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(

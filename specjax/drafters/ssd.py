@@ -24,6 +24,8 @@ References: arXiv 2603.03251.
 from __future__ import annotations
 
 import dataclasses
+import numbers
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +56,10 @@ class SSD(DraftAhead):
     def __post_init__(self):
         size = self.num_draft if self.topology is None else self.topology.depth
         given = self.fan_out
-        each = (int(given),) * (size + 1) if isinstance(given, int) else tuple(map(int, given))
+        alike = isinstance(given, numbers.Integral)
+        if not alike and not isinstance(given, Sequence):
+            raise ValueError(f"SSD(fan_out={given!r}): give an integer, or one for each place")
+        each = (int(given),) * (size + 1) if alike else tuple(map(int, given))
         object.__setattr__(self, "fan_out", each)
         super().__post_init__()
         if len(each) != self.num_draft + 1 or min(each) < 0 or not sum(each):

@@ -201,7 +201,7 @@ def load(
         ``specjax.Quantization`` has further settings; ``"fp8"`` needs ``pip install
         'specjax[quantize]'``. As a target such a model is approximate, and every result says so;
         as a drafter it leaves the output law untouched. ``"float"``: weights that the files hold
-        in few bits become the floats for which they stand, which is the same law.
+        in few bits become the floats for which they stand: in float32, the same law.
       mesh: devices to share the model, ``"data=2,model=4"`` or a ``jax.sharding.Mesh`` with these
         axes: weights, caches and vocabulary are split over ``model``, the rows of a batch over
         ``data``. A drafter loaded without it is held whole by every device of its target's mesh.

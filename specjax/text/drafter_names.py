@@ -123,7 +123,7 @@ def resolve_drafter(
     if isinstance(drafter, WithLookup):
         return _with_lookup(lm, drafter, None if num_draft is None else drafts(), shape, how)
     if isinstance(drafter, Session):
-        table = drafter.drafter
+        table = drafter.drafter_for(lm)
         if shape is not None:
             return table.with_topology(shape), drafter.params
         if num_draft is not None:

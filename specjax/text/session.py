@@ -13,6 +13,7 @@ import numpy as np
 from ..drafters import registry, text_table
 from ..drafters.indexed import IndexedDrafter, TextTable
 from ..models.lm import LM
+from ..types import Drafter
 
 VERSION = 1
 SMALLEST, LARGEST = 256, 2**26  # the capacity of a table in tokens; 8 bytes each on the device
@@ -102,6 +103,12 @@ class Session:
         Args:
           texts: the token ids of each row that is still decoded, int32 ``[n]`` each.
         """
+
+    def drafter_for(self, lm: LM) -> Drafter:
+        """The drafter for requests to ``lm``; a subclass whose drafter is made for one model raises
+        ValueError for another."""
+        del lm
+        return self.drafter
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the answers to a file, whole or not at all.

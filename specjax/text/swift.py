@@ -19,7 +19,7 @@ from ..drafters.switched_self import SwitchedSelfDraft
 from ..models.causal_lm import CausalLM
 from ..models.lm import LM
 from ..models.sub_network import KINDS, SwitchedPart, skipped_sublayers, usual_sets
-from ..types import Draft, Verdict
+from ..types import Draft, Drafter, Verdict
 from .session import Session
 
 
@@ -206,6 +206,20 @@ class Swift(Session):
             worth = np.asarray([asked[name] for name in self.names])
         chosen = np.sort(np.argsort(-worth, kind="stable")[: self.size])
         return tuple(self.names[i] for i in chosen)
+
+    def drafter_for(self, lm: LM) -> Drafter:
+        """The drafter for requests to ``lm``, which must be the model whose parts were judged."""
+        if lm.target != self.lm.target or lm.checkpoint != self.lm.checkpoint:
+            raise ValueError(
+                f"drafter=Swift of {self.lm.name}, and the model is {lm.name}: the searched "
+                "sublayers are those of one model; make a Swift for the model that decodes"
+            )
+        return self.drafter
+
+    @classmethod
+    def load(cls, lm: LM, path: str | os.PathLike, drafter="", capacity: int = 0) -> Session:
+        """Raises ValueError: the file of a Swift is read by ``drafter="self:from=FILE"``."""
+        raise ValueError(f"Swift.load({path}): give the file as drafter='self:from={path}'")
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the set to a file, which ``"self:from=FILE"`` reads; see ``save_layers``."""

@@ -10,8 +10,10 @@ from toys import TreeDrafter
 
 from specjax import trees
 from specjax.drafters import (
+    PEARL,
     SAM,
     SLEM,
+    SSD,
     Adaptive,
     Cascade,
     DraftModel,
@@ -27,6 +29,7 @@ from specjax.drafters import (
     SelfDraft,
     Suffix,
     SuffixMatch,
+    SwitchedSelfDraft,
     Synthetic,
     Union,
     jacobi,
@@ -224,10 +227,15 @@ def with_settings(generator, drafter: Drafter, weights, model: Model, chains: bo
     if isinstance(drafter, SLEM):
         depth, passes = between(generator, 1, 4), pick(generator, (0, 0, 1, 2, 5))
         return dataclasses.replace(drafter, topology=trees.chain(depth), passes=passes), weights
+    if isinstance(drafter, PEARL):
+        return PEARL(between(generator, 1, 4), model=drafter.model), weights
+    if isinstance(drafter, SSD):
+        each = between(generator, 1, 3)
+        return SSD(between(generator, 1, 4), model=drafter.model, fan_out=each), weights
     if isinstance(drafter, ReDrafter):
         shape = trees.Beams(between(generator, 1, 3), between(generator, 1, 4))
         return dataclasses.replace(drafter, topology=shape), weights
-    if isinstance(drafter, DraftModel | SelfDraft | HeadDrafter):
+    if isinstance(drafter, DraftModel | SelfDraft | SwitchedSelfDraft | HeadDrafter):
         deepest = drafter.max_depth or 4
         shape = random_topology(generator, deepest)
         if chains:

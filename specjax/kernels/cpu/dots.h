@@ -12,7 +12,8 @@
 #include "tasks.h"
 #include "vectors.h"
 
-#if defined(__AVX512BW__) && defined(__linux__)
+// GCC before 11 knows neither.
+#if defined(__AVX512BW__) && defined(__linux__) && (defined(__clang__) || __GNUC__ >= 11)
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
