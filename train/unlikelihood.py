@@ -55,6 +55,7 @@ class UnlikelihoodConfig:
     ngram: int = 4  # the length of what counts as repeated
     own_share: float = 0.5  # the share of a batch's rows that the model writes itself
     prompt_tokens: int = 64  # the length of the prompts that the model continues
+    new_tokens: int = 0  # how many tokens it writes after a prompt; 0: to the end of the row
     data: DataConfig = DataConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     run: RunConfig = RunConfig()
@@ -71,17 +72,27 @@ class UnlikelihoodConfig:
                 f"own_share={self.own_share} of {part} rows (data.batch over run.accumulate); "
                 "accepted: a share that leaves at least one row to the model and one to the corpus"
             )
-        most = self.data.length + 1 - self.ngram
+        most = self.data.length + 1 - max(self.ngram, self.new_tokens)
+        if self.new_tokens and not self.ngram <= self.new_tokens <= self.data.length:
+            raise ConfigError(
+                f"new_tokens={self.new_tokens}; accepted: ngram={self.ngram} to "
+                f"data.length={self.data.length}, or 0"
+            )
         if not 1 <= self.prompt_tokens <= most:
             raise ConfigError(
                 f"prompt_tokens={self.prompt_tokens}; accepted: 1 to {most} (data.length + 1 - "
-                "ngram)"
+                "ngram, or - new_tokens)"
             )
         if self.data.samples:
             raise ConfigError(
                 f"data.samples={list(self.data.samples)}: a target learns from a corpus and from "
                 "what it writes in the run; leave it out (and data.samples_share)"
             )
+
+    @property
+    def own_length(self) -> int:
+        """The tokens of context of a row that the model writes."""
+        return self.prompt_tokens + self.new_tokens - 1 if self.new_tokens else self.data.length
 
     def own_rows(self, rows: int) -> int:
         """The number of rows of a batch, or of a part of it, that the model writes itself."""
@@ -118,7 +129,7 @@ def repetitions(tokens: jax.Array, written: jax.Array, ngram: int) -> tuple[jax.
 def make_loss(shape: DecoderConfig, end_of_text: int, config: UnlikelihoodConfig):
     """Returns the loss for ``loop.TrainingTask``; ``repeated`` is the share of repeated n-grams."""
     nats = pretrain.make_nats(shape, end_of_text)
-    length, start = config.data.length, config.prompt_tokens
+    length, start = config.own_length, config.prompt_tokens
     write = own_text.make_writer(shape, end_of_text, length, start, 0.0)
 
     def unlikely(table, states, _, tokens):
@@ -133,7 +144,7 @@ def make_loss(shape: DecoderConfig, end_of_text: int, config: UnlikelihoodConfig
         own = config.own_rows(len(tokens))
         likely, table, states, _, following = nats(params, tokens[own:])
         summed, _ = chunks.total(likely, table, states, None, following, weight[own:])
-        written, written_weight = write(params, tokens[:own], rows[:own])
+        written, written_weight = write(params, tokens[:own, : length + 1], rows[:own])
         _, table, states, _, following = nats(params, written)
         ends, member = repetitions(following, written_weight > 0, config.ngram)
         repeated, _ = chunks.total(unlikely, table, states, None, following, member * 1.0)
@@ -152,11 +163,12 @@ def make_measure(shape: DecoderConfig, end_of_text: int, sizes, config: Unlikeli
     """Returns the held-out measures: those of ``pretrain``, and the share of repeated n-grams in
     what the model writes greedily after the first ``prompt_tokens`` of the held-out rows."""
     known = pretrain.make_measure(shape, end_of_text, sizes)
-    length, start = config.data.length, config.prompt_tokens
+    length, start = config.own_length, config.prompt_tokens
     write = own_text.make_writer(shape, end_of_text, length, start, 0.0)
 
     def measure(params, frozen, tokens, weight):
-        written, own = write(params, tokens, jax.random.split(jax.random.key(0), len(tokens)))
+        keys = jax.random.split(jax.random.key(0), len(tokens))
+        written, own = write(params, tokens[:, : length + 1], keys)
         ends, _ = repetitions(written[:, 1:], own > 0, config.ngram)
         grams = jnp.sum(jnp.maximum(jnp.sum(own, axis=1) - (config.ngram - 1), 0.0))
         found = known(params, frozen, tokens, weight)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from specjax.train import config, losses, model, report, step, unlikelihood
+from specjax.train import config, data, losses, model, own_text, report, step, unlikelihood
 from training_toys import forward
 
 from specjax.analysis.comparison import repeated_ngrams
@@ -68,31 +68,39 @@ def test_the_unlikelihood_of_a_certain_token_has_a_finite_gradient():
     np.testing.assert_allclose(slope[:, [1, 0]].diagonal(), [0.7053845, 1.0], rtol=1e-5)
 
 
-def test_the_loss_is_its_formula_on_the_corpus_and_on_what_the_model_writes():
-    own = settings(scale=0.7)
+@pytest.mark.parametrize("new_tokens", [0, 15])
+def test_the_loss_is_its_formula_on_the_corpus_and_on_what_the_model_writes(new_tokens):
+    own = settings(scale=0.7, new_tokens=new_tokens)
     made = unlikelihood.make_loss(SHAPE, 0, own)
+
+    length = own.own_length
+
+    def logits_of(params, tokens):
+        segments = data.segments_of(tokens[:, :-1], 0)
+        return forward(GRAPH, params, tokens[:, :-1], segments)
 
     @jax.jit
     def run(params):
         found = made(params, None, TOKENS, KEYS)
-        write = unlikelihood.own_text.make_writer(SHAPE, 0, 32, 9, 0.0)
-        written, weight = write(params, TOKENS[:2], KEYS.rows[:2])
-        both = jnp.concatenate([written, jnp.asarray(TOKENS[2:])])
-        segments = unlikelihood.data.segments_of(both[:, :-1], 0)
-        return found, written, weight, forward(GRAPH, params, both[:, :-1], segments)
+        write = own_text.make_writer(SHAPE, 0, length, 9, 0.0)
+        written, weight = write(params, TOKENS[:2, : length + 1], KEYS.rows[:2])
+        return found, written, weight, logits_of(params, written), logits_of(params, TOKENS[2:])
 
-    found, written, weight, logits = jax.tree.map(np.asarray, run(PARAMS))
-    law = np.exp(logits) / np.exp(logits).sum(axis=2, keepdims=True)
-    following = np.concatenate([written, TOKENS[2:]])[:, 1:]
-    said = np.take_along_axis(law, following[..., None], 2)[..., 0]
-    assert found["loss"].value == pytest.approx(-np.log(said[2:]).mean(), rel=1e-5)
-    flags = [repeated_slowly(*row, 2) for row in zip(following[:2], weight > 0, strict=True)]
+    found, written, weight, of_own, of_text = jax.tree.map(np.asarray, run(PARAMS))
+    assert written.shape == (2, length + 1) and length == (23 if new_tokens else 32)
+
+    def said(logits, tokens):
+        law = np.exp(logits) / np.exp(logits).sum(axis=2, keepdims=True)
+        return np.take_along_axis(law, tokens[:, 1:, None], 2)[..., 0]
+
+    assert found["loss"].value == pytest.approx(-np.log(said(of_text, TOKENS[2:])).mean(), rel=1e-5)
+    flags = [repeated_slowly(*row, 2) for row in zip(written[:, 1:], weight > 0, strict=True)]
     member = np.stack([own for _, own in flags])
-    expected = -(np.log1p(-said[:2]) * member).sum() / weight.sum()
+    expected = -(np.log1p(-said(of_own, written)) * member).sum() / weight.sum()
     assert member.any() and not member.all()
     assert found["unlikelihood"].value == pytest.approx(expected, rel=1e-5)
     assert found["unlikelihood"].share == 0.7 and found["repeated"].share == 0
-    rows = [row[own > 0] for row, own in zip(following[:2], weight, strict=True)]
+    rows = [row[own > 0] for row, own in zip(written[:, 1:], weight, strict=True)]
     assert found["repeated"].value == pytest.approx(repeated_ngrams(rows, 2))
 
 
@@ -116,6 +124,8 @@ def test_a_target_learns_not_to_repeat_itself(place):
         (dict(own_share=0.05), "own_share=0.05 of 4 rows"),
         (dict(ngram=0), "ngram=0; accepted: at least 1"),
         (dict(prompt_tokens=32), "prompt_tokens=32; accepted: 1 to 31"),
+        (dict(new_tokens=1), "new_tokens=1; accepted: ngram=2 to data.length=32"),
+        (dict(new_tokens=30), "prompt_tokens=9; accepted: 1 to 3"),
         (dict(scale=-1.0), "scale=-1.0; accepted: at least 0"),
         (
             dict(data=config.DataConfig(length=32, batch=4, samples=("a.npz",))),
