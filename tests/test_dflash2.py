@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from block_oracle import BATCH, LAYERS, MASK, MASKS, SLOTS, TARGET, begun, slow_block, weights_of
 from safetensors.numpy import load_file
-from toys import own_params
+from toys import own_params, said_below
 
 import specjax
 from specjax import trees
 from specjax.drafters import DFlash2
 from specjax.drafters.dflash2 import DFlash2Config
-from specjax.types import Draft
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 SHAPE = dict(layers=LAYERS, block_size=MASKS + 1, mask_token=MASK, target_layers=(0, 1, 2))
@@ -29,15 +28,7 @@ def lm():
 
 
 def said(drafter, params, state, context, paths):
-    """Logits ``[B, D, V]`` below each token of paths int32 ``[B, D]``, the root first."""
-    level, carry = drafter.make_level(*own_params(params), state, context)
-    logits = []
-    for depth in range(paths.shape[1]):
-        chain = trees.chain_parents(depth)
-        grown = Draft(start=context.length - 1, tokens=paths[:, : depth + 1], topology=chain)
-        row, carry = level(carry, grown, depth)
-        logits.append(row[:, 0])
-    return jnp.stack(logits, axis=1)
+    return said_below(drafter, *own_params(params), state, context, paths)[0]
 
 
 def slow(config, w, base, hidden, path, fault=None):

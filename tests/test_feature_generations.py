@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import own_params
+from toys import own_params, said_below
 
 import specjax
 from specjax import Sampling, trees
@@ -17,7 +17,7 @@ from specjax.decoding import loop
 from specjax.decoding.inputs import prepare_inputs
 from specjax.decoding.round import commit_round, draft_and_verify
 from specjax.drafters.feature import FeatureDrafter
-from specjax.types import Context, Draft
+from specjax.types import Context
 
 GOLDEN = Path(__file__).parent / "golden" / "features"
 GENERATED = ("eagle", "eagle3", "eagle3_wide", "dflash")
@@ -35,14 +35,8 @@ def said_along(drafter, params, state, context, paths):
     learned = (state.drafter_state,)
     if isinstance(drafter, FeatureDrafter):
         learned = drafter._catch_up(*own_params(params), state.drafter_state, context)
-    level, carry = drafter.make_level(*own_params(params), learned[0], context, *learned[1:])
-    logits = []
-    for depth in range(paths.shape[1]):
-        chain = trees.chain_parents(depth)
-        grown = Draft(start=context.length - 1, tokens=paths[:, : depth + 1], topology=chain)
-        row, carry = level(carry, grown, depth)
-        logits.append(row[:, 0])
-    return jnp.stack(logits, axis=1), carry
+    first, *more = learned
+    return said_below(drafter, *own_params(params), first, context, paths, *more)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

@@ -339,3 +339,16 @@ def small_layer(vocab_size, hidden_size, **settings):
         max_positions=64,
         **settings,
     )
+
+
+def said_below(drafter, params, target_params, state, context, paths, *more):
+    """Logits ``[B, D, V]`` that a drafter of levels says below each token of paths int32
+    ``[B, D]``, given from the root down, and the carry of the last level."""
+    level, carry = drafter.make_level(params, target_params, state, context, *more)
+    logits = []
+    for depth in range(paths.shape[1]):
+        chain = trees.chain_parents(depth)
+        grown = Draft(start=context.length - 1, tokens=paths[:, : depth + 1], topology=chain)
+        row, carry = level(carry, grown, depth)
+        logits.append(row[:, 0])
+    return jnp.stack(logits, axis=1), carry

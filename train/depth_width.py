@@ -8,7 +8,7 @@ against the latency of a drafted token, and against acceptance), with intervals 
 ``findings.md``: how much faster each depth is than the deepest, and with what the speed goes along.
 
 Every model has a folder of its own in ``output``, and every timed run is stored at once, so that
-the same command goes on with a study that was stopped. Timing needs an idle machine: train first
+the same command resumes a study that was stopped. Timing needs an idle machine: train first
 with ``turns=0``, and give the turns when the machine is free.
 
 References: Decoding Speculative Decoding, 2402.01528: throughput goes along with the latency of the

@@ -159,6 +159,20 @@ def heldout_sets(config: DataConfig) -> dict:
     return {prefix: data.heldout_batches(stream, config) for prefix, stream in streams.items()}
 
 
+def train_target(
+    config, task: TrainingTask, shape: DecoderConfig, vocabulary, dry_run: bool = False
+) -> None:
+    """Trains a target, draws the curves, and exports to ``run.folder/model`` in Hugging Face
+    layout; ``dry_run``: prints what the run would take."""
+    if dry_run:
+        return estimate(task, config.optimizer, config.run, model.words(shape))
+    params = fit(task, resolved(config), config.optimizer, config.run)
+    where = Path(config.run.folder) / "model"
+    export.export(shape, params, where, vocabulary)
+    made = card.Export(where, card.TARGET, "target", resolved(config))
+    report.finish(config, made)
+
+
 def run(config: PretrainConfig, *, dry_run: bool = False) -> None:
     """Trains, draws the loss curve, exports to ``run.folder/model`` in Hugging Face layout."""
     stream, end_of_text = data.load_stream(config.data, "train")
@@ -178,10 +192,4 @@ def run(config: PretrainConfig, *, dry_run: bool = False) -> None:
         measures=lambda: evaluate.names(params, None),
     )
     print(" + ".join(f"{len(own):,}" for own in (stream, *stream.mixed)), "tokens to train on")
-    if dry_run:
-        return estimate(task, config.optimizer, config.run, model.words(shape))
-    params = fit(task, resolved(config), config.optimizer, config.run)
-    where = Path(config.run.folder) / "model"
-    export.export(shape, params, where, vocabulary)
-    made = card.Export(where, card.TARGET, "target", resolved(config))
-    report.finish(config, made)
+    train_target(config, task, shape, vocabulary, dry_run)

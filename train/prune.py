@@ -175,7 +175,7 @@ def make_judge(config: PruneConfig, lesson: distill.Lesson):
 
 
 def choose_layers(config: PruneConfig, lesson: distill.Lesson) -> tuple[tuple[int, ...], Measures]:
-    """Searches the layers that remain, or goes on with the search in the folder of the run.
+    """Searches for the layers that remain, and resumes a search that the run's folder holds.
 
     Returns:
       the layers, and the measures of the model of these layers before it is trained.

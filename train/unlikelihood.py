@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -31,18 +30,15 @@ from . import (
     card,
     chunks,
     data,
-    export,
     losses,
-    model,
     own_text,
     pretrain,
-    report,
     scale,
     tokenizer,
 )
-from .config import ConfigError, DataConfig, OptimizerConfig, RunConfig, resolved
+from .config import ConfigError, DataConfig, OptimizerConfig, RunConfig
 from .evaluate import Mean, make_evaluate
-from .loop import TrainingTask, estimate, fit
+from .loop import TrainingTask
 from .teacher import load_teacher
 
 
@@ -126,6 +122,14 @@ def repetitions(tokens: jax.Array, written: jax.Array, ngram: int) -> tuple[jax.
     return ends, member
 
 
+def repeated_share(tokens, weight, ngram: int) -> tuple[Mean, jax.Array]:
+    """Returns the share of repeated n-grams among those of tokens with a weight, and the tokens
+    that are part of one, bool ``[B, T]``; the arguments are of this shape too."""
+    ends, member = repetitions(tokens, weight > 0, ngram)
+    grams = jnp.maximum(jnp.sum(weight, axis=1) - (ngram - 1), 0.0)
+    return Mean(jnp.sum(ends * 1.0), jnp.sum(grams)), member
+
+
 def make_loss(shape: DecoderConfig, end_of_text: int, config: UnlikelihoodConfig):
     """Returns the loss for ``loop.TrainingTask``; ``repeated`` is the share of repeated n-grams."""
     nats = pretrain.make_nats(shape, end_of_text)
@@ -146,14 +150,13 @@ def make_loss(shape: DecoderConfig, end_of_text: int, config: UnlikelihoodConfig
         summed, _ = chunks.total(likely, table, states, None, following, weight[own:])
         written, written_weight = write(params, tokens[:own, : length + 1], rows[:own])
         _, table, states, _, following = nats(params, written)
-        ends, member = repetitions(following, written_weight > 0, config.ngram)
+        share, member = repeated_share(following, written_weight, config.ngram)
         repeated, _ = chunks.total(unlikely, table, states, None, following, member * 1.0)
         count = jnp.sum(written_weight)
-        grams = jnp.sum(jnp.maximum(jnp.sum(written_weight, axis=1) - (config.ngram - 1), 0.0))
         return {
             "loss": Mean(summed, jnp.sum(weight[own:])),
             "unlikelihood": Mean(repeated, count, config.scale),
-            "repeated": Mean(jnp.sum(ends * 1.0), grams, 0.0),
+            "repeated": share._replace(share=0.0),
         }
 
     return loss
@@ -169,10 +172,9 @@ def make_measure(shape: DecoderConfig, end_of_text: int, sizes, config: Unlikeli
     def measure(params, frozen, tokens, weight):
         keys = jax.random.split(jax.random.key(0), len(tokens))
         written, own = write(params, tokens[:, : length + 1], keys)
-        ends, _ = repetitions(written[:, 1:], own > 0, config.ngram)
-        grams = jnp.sum(jnp.maximum(jnp.sum(own, axis=1) - (config.ngram - 1), 0.0))
+        share, _ = repeated_share(written[:, 1:], own, config.ngram)
         found = known(params, frozen, tokens, weight)
-        return found | {"heldout_repeated": Mean(jnp.sum(ends * 1.0), grams)}
+        return found | {"heldout_repeated": share}
 
     return measure
 
@@ -193,10 +195,4 @@ def run(config: UnlikelihoodConfig, *, dry_run: bool = False) -> None:
         evaluate=evaluate,
         measures=lambda: evaluate.names(params, None),
     )
-    if dry_run:
-        return estimate(task, config.optimizer, config.run, model.words(shape))
-    params = fit(task, resolved(config), config.optimizer, config.run)
-    where = Path(config.run.folder) / "model"
-    export.export(shape, params, where, vocabulary)
-    made = card.Export(where, card.TARGET, "target", resolved(config))
-    report.finish(config, made)
+    pretrain.train_target(config, task, shape, vocabulary, dry_run)

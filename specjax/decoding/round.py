@@ -297,7 +297,8 @@ def draft_and_verify(
         return verdict, said
 
     if draft.guess is None:
-        # in the branches, since logits of which no one asks later are then as wide as the pass
+        # The verdict is computed within the branches: logits that nothing reads afterwards
+        # then have the width of the narrow pass.
         scores, (verdict, said) = in_narrowest(
             draft, live, lambda draft: (found := score(draft), judge(draft, found))
         )

@@ -1,4 +1,4 @@
-"""PEARL: a draft model that goes on with its text while the target verifies what it has written.
+"""PEARL: a draft model that drafts further tokens while the target verifies those drafted before.
 
     the target verifies   root  d_1 ... d_K            (K = 0 after a rejection: "pre-verify")
     meanwhile are drawn              g, e_1 ... e_K    the text after d_K
