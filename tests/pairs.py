@@ -11,8 +11,9 @@ import specjax
 from specjax.models import Decoder, DecoderConfig, save_pretrained
 
 TOKENIZER = Path(specjax.__file__).parent / "models" / "embedded" / "target" / "tokenizer.json"
+VOCABULARY = Tokenizer.from_file(str(TOKENIZER)).get_vocab_size()
 CONFIG = DecoderConfig(
-    vocab_size=2048,
+    vocab_size=VOCABULARY,
     hidden_size=32,
     intermediate_size=48,
     num_layers=1,  # tests with this pair do not test the model

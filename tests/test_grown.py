@@ -55,9 +55,8 @@ def test_a_grown_target_says_what_it_said(two_sizes):
 
 def wide_mlp(lm):
     """A speculator whose state is wider than the target's, of three sets of weights."""
-    config = SpeculatorConfig(
-        hidden_size=256, vocab_size=2048, inner_size=512, scaled=True, one_table=False
-    )
+    shape = dict(hidden_size=lm.config.hidden_size, vocab_size=lm.config.vocab_size)
+    config = SpeculatorConfig(**shape, inner_size=512, scaled=True, one_table=False)
     found = Speculator(config=config, target=lm.target)
     return HeadLM(found, fresh(found, 0), "mlp", "", lm.checkpoint)
 
@@ -65,7 +64,7 @@ def wide_mlp(lm):
 def with_prefix(lm):
     """One with a layer of its own before the cell."""
     layer = DecoderConfig(
-        vocab_size=2048,
+        vocab_size=lm.config.vocab_size,
         hidden_size=64,
         intermediate_size=96,
         num_layers=1,
@@ -74,7 +73,8 @@ def with_prefix(lm):
         head_dim=16,
         max_positions=1024,
     )
-    config = SpeculatorConfig(hidden_size=256, vocab_size=2048, inner_size=48, prefix=layer)
+    shape = dict(hidden_size=lm.config.hidden_size, vocab_size=lm.config.vocab_size)
+    config = SpeculatorConfig(**shape, inner_size=48, prefix=layer)
     found = Speculator(config=config, target=lm.target)
     return HeadLM(found, fresh(found, 0), "prefix", "", lm.checkpoint)
 

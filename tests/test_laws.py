@@ -293,7 +293,8 @@ def embedded():
     from specjax.models.model_folder import EMBEDDED
 
     tokenizer = load_tokenizer(EMBEDDED["embedded"], (0,))
-    return types.SimpleNamespace(tokenizer=tokenizer, target=types.SimpleNamespace(vocab_size=2048))
+    target = types.SimpleNamespace(vocab_size=tokenizer.vocab_size)
+    return types.SimpleNamespace(tokenizer=tokenizer, target=target)
 
 
 def admitted(law, ids, eos=0):

@@ -146,9 +146,10 @@ def test_one_trace_tells_the_rounds_of_every_length(drafter, pair, near):
 def heads(pair):
     """Three of Medusa's for the target, untrained: each says again what the target says."""
     lm = pair[0]
-    shape = medusa.MedusaConfig(hidden_size=32, vocab_size=2048, num_heads=3, tied=True)
-    drafter = medusa.Medusa(config=shape, target=lm.target)
-    params = nnx.to_pure_dict(nnx.state(drafter.module(shape, rngs=nnx.Rngs(0))))
+    shape = dict(hidden_size=32, vocab_size=lm.target.vocab_size, num_heads=3, tied=True)
+    config = medusa.MedusaConfig(**shape)
+    drafter = medusa.Medusa(config=config, target=lm.target)
+    params = nnx.to_pure_dict(nnx.state(drafter.module(config, rngs=nnx.Rngs(0))))
     return HeadLM(drafter, params, name="heads", fingerprint="", target=lm.checkpoint)
 
 

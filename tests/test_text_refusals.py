@@ -6,6 +6,7 @@ import jax
 import pytest
 from asking import flat
 from compiled import compilations
+from pairs import VOCABULARY
 
 import specjax
 from specjax import trees
@@ -17,7 +18,7 @@ REFUSED = {
     "no ids": (dict(prompts=[[]]), "the prompt is empty"),
     "an empty batch": (dict(prompts=[]), "batch is empty"),
     "a prompt beyond the context": (dict(prompts=[9] * 700), "context of .*600.*shorten"),
-    "an id beyond the vocabulary": (dict(prompts=[4000]), "4000.*vocabulary has 2048"),
+    "an id beyond the vocabulary": (dict(prompts=[9999]), f"9999.*vocabulary has {VOCABULARY}"),
     "nothing to generate": (dict(max_new_tokens=0), "max_new_tokens=0"),
     "half a token": (dict(max_new_tokens=1.5), "max_new_tokens=1.5"),
     "budgets of another batch": (dict(max_new_tokens=[3, 4]), "2 values for 1 prompts"),

@@ -35,6 +35,7 @@ from specjax.train import (
     regenerate,
     speculator,
     tokenizer,
+    unlikelihood,
 )
 from specjax.train.cli import main, parser
 
@@ -49,6 +50,7 @@ SHIPPED = {
     "embedded_target": pretrain,
     "larger_target": pretrain,
     "larger_tokenizer": tokenizer,
+    "larger_unlikelihood": unlikelihood,
     "embedded_samples": regenerate,
     "embedded_eval_greedy": regenerate,
     "embedded_eval_sampled": regenerate,

@@ -25,6 +25,7 @@ from specjax.train import (
     measured,
     medusa2,
     report,
+    tokenizer,
 )
 from specjax.train.evaluate import make_evaluate, weighed
 from specjax.train.rows import make_reader
@@ -238,14 +239,16 @@ def test_heads_of_another_kind_or_shape_are_no_beginning_and_what_differs_is_nam
 
 def test_a_dry_run_names_target_layers_vocabulary_and_shape_and_writes_nothing(place, capsys):
     root, train, teacher = place
-    fields = [teacher, *SMALL, "layers=[0, 1]", "draft_vocab_size=2048", "decoding.num_prompts=0"]
+    vocabulary = tokenizer.load("embedded").get_vocab_size()
+    fields = [teacher, *SMALL, "layers=[0, 1]", "decoding.num_prompts=0"]
+    fields.append(f"draft_vocab_size={vocabulary}")
     assert train("eagle3", "--dry-run", *fields, f"run.folder={root / 'dry'}") == 0
     printed = capsys.readouterr().out
     size = sum(x.size for x in jax.tree.leaves(specjax.load(teacher.partition("=")[2]).params))
     for line in (
         f"{size:,} parameters, llama, 1 layers of width 16",
         "reads         its hidden states 0, 1",
-        "vocabulary    2,048 tokens, 100.0% of the text",
+        f"vocabulary    {vocabulary:,} tokens, 100.0% of the text",
         "layer.hidden_size=16",
         "none by the target",
     ):
