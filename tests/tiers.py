@@ -100,6 +100,7 @@ DEVICES = {
     "test_draft_ahead.py": "two_groups",
     "test_memory.py": "plan_of_a_quantized",
     "test_pipeline.py": "on_a_mesh",
+    "test_pipelined.py": "on_a_mesh",
     "test_rows.py": "over_a_mesh",
     "test_serving.py": "over_a_mesh",
     "models/test_encoder_serving.py": EVERYTHING,

@@ -36,7 +36,7 @@ from ..types import Draft, HeadTarget, PyTree, Scores, Verdict
 from . import kv_cache, stage_weights
 from .causal_lm import CausalLM, layout, spread_logits, write
 from .config import EVERY_SUBLAYER, DecoderConfig
-from .decoder import Decoder, run_blocks
+from .decoder import Decoder, DecoderLayer, run_blocks
 from .stage_weights import BLOCKS, ENDS, LAYERS
 
 
@@ -162,9 +162,9 @@ class PipelinedLM(HeadTarget):
         return self.whole.embed(params[ENDS], tokens)
 
     def head(self, params, hidden: jax.Array, batch: int) -> jax.Array:
-        return self._logits(self._ends(params), hidden, batch)
+        return self._logits(self.ends(params), hidden, batch)
 
-    def _ends(self, params) -> Decoder:
+    def ends(self, params) -> Decoder:
         """The model without its layers."""
         return nnx.merge(structure(self.config)[0], params[ENDS])
 
@@ -201,16 +201,12 @@ class PipelinedLM(HeadTarget):
         return jax.tree.map(lambda x: sharding.spread(x, DATA, STAGE, None, None), cache)
 
     def commit(self, cache, entries, start, verdict: Verdict) -> PyTree:
-        sizes = [jax.tree.leaves(layer)[0].shape[2] for layer in cache]
-        rings = [  # else the layers at this place have slots for the whole text
-            all(self.config.is_ring(i, size) for i in self._at(j)) for j, size in enumerate(sizes)
-        ]
-        return write(cache, entries, start, verdict, STAGE, rings)
+        return write(cache, entries, start, verdict, STAGE, self.rings(cache))
 
     def verify(
         self, params, cache, draft: Draft, *, features=(), since=0, entries=None, logits=True
     ) -> Scores:
-        model = self._ends(params)
+        model = self.ends(params)
         positions, sees, length = layout(draft)
         tokens = draft.tokens[:, since:]
         batch, nodes = tokens.shape
@@ -259,10 +255,7 @@ class PipelinedLM(HeadTarget):
         here, rows = jax.lax.axis_index(STAGE), x.shape[1]
         schedule, last = self.schedule(rows), self.stages - 1
         size = rows // schedule.microbatches
-        blocks = [
-            nnx.merge(definition, jax.tree.map(lambda x: x[0], own))
-            for definition, own in zip(structure(self.config)[1], layers, strict=False)
-        ]
+        blocks = self.blocks(layers)
 
         def of(tree, part, axis=0):
             """The rows of microbatch ``part``."""
@@ -280,28 +273,27 @@ class PipelinedLM(HeadTarget):
 
         def run(stage, part, now):
             """What device ``stage`` computes of a microbatch: states, entries and ``taps``."""
-            seen, made = run_blocks(
-                self.config,
-                blocks * self.stages,  # each device runs its own alone, see ``without``
+            seen, made = self.run_stage(
+                stage,
+                blocks,
                 now.reshape(len(now), -1),
                 of(positions, part),
                 of(sees, part) if len(sees) == rows else sees,
+                of(cache, part),
+                earlier=None if earlier is None else of(earlier, part),
                 batch=size,
-                prefix=of(cache, part) * self.stages,
                 length=of(length, part),
-                earlier=None if earlier is None else of(earlier, part) * self.stages,
                 live=of(live, part),
-                without=self._others(stage),
             )
             first = stage * self.each
             states = [x.reshape(now.shape) for x in seen]
             nothing = jnp.zeros_like(now)
             found = [states[i] if first < i <= first + self.each else nothing for i in taps]
-            return states[-1], made[first : first + self.each], found
+            return states[-1], made, found
 
         made = jax.eval_shape(lambda: run(0, 0, of(x, 0, axis=1)))
-        runs = [functools.partial(run, stage) for stage in range(self.stages)]
-        runs.append(lambda part, now: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), made))
+        idle = lambda part, now: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), made)  # noqa: E731
+        runs = [*(functools.partial(run, stage) for stage in range(self.stages)), idle]
 
         def tick(i, carry):
             received, out, entries, tapped = carry
@@ -327,6 +319,48 @@ class PipelinedLM(HeadTarget):
         _, out, entries, tapped = jax.lax.fori_loop(0, schedule.ticks, tick, carry)
         out, tapped = jax.lax.psum((out, tapped), STAGE)
         return out, entries, tapped
+
+    def blocks(self, layers) -> list[DecoderLayer]:
+        """The layers of the device that calls this, of its weights, leaves ``[1, ...]``."""
+        return [
+            nnx.merge(definition, jax.tree.map(lambda x: x[0], own))
+            for definition, own in zip(structure(self.config)[1], layers, strict=False)
+        ]
+
+    def run_stage(self, stage: int, blocks, x, positions, sees, cache, earlier=None, **given):
+        """Runs the layers of device ``stage``, on that device.
+
+        Args:
+          stage: the device.
+          blocks: its layers, from ``blocks``.
+          cache, earlier: of its layers; there may be no ``earlier``.
+          x, positions, sees, given: as of ``decoder.run_blocks``.
+
+        Returns:
+          the hidden states, counted as those of the model: those before ``stage``'s first layer
+          are ``x``, those after its last one its result; and the entries of its layers.
+        """
+        first = stage * self.each
+        seen, made = run_blocks(
+            self.config,
+            blocks * self.stages,  # the device runs its own alone, see ``without``
+            x,
+            positions,
+            sees,
+            prefix=cache * self.stages,
+            earlier=None if earlier is None else earlier * self.stages,
+            without=self._others(stage),
+            **given,
+        )
+        return seen, made[first : first + self.each]
+
+    def rings(self, cache) -> list[bool]:
+        """For each layer of a device whether its cache is a ring; where it is none, the layers at
+        this place have slots for the whole text."""
+        sizes = [jax.tree.leaves(layer)[0].shape[2] for layer in cache]
+        return [
+            all(self.config.is_ring(i, size) for i in self._at(j)) for j, size in enumerate(sizes)
+        ]
 
     def _others(self, stage: int) -> tuple[frozenset[str], ...]:
         """For each layer of the model the sublayers that device ``stage`` does not run."""
