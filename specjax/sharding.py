@@ -1,4 +1,5 @@
-"""Many devices: one mesh with the axes ``data`` (rows) and ``model`` (heads, features, vocabulary).
+"""Many devices: one mesh with the axes ``data`` (rows), ``model`` (heads, features, vocabulary) and
+``stage`` (layers; see ``models/pipeline.py``).
 
 The loop runs under ``jax.set_mesh`` and says in few places how an array lies: a mesh is *in use*
 or it is not, and without one everything here is the identity. What falls apart into independent
@@ -12,6 +13,7 @@ and ``gather`` brings results to all of them.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import warnings
@@ -25,20 +27,22 @@ from . import kernels
 from ._internal.pytree import PyTree
 from .kernels.xla_cpu import THREADS_PER_DEVICE
 
-DATA, MODEL = "data", "model"
-AXES = (DATA, MODEL)
+DATA, MODEL, STAGE = "data", "model", "stage"
+AXES = (DATA, MODEL, STAGE)
 
 # ---------------------------------------------------------------- meshes
 
 
 def as_mesh(mesh: Mesh | str | Mapping[str, int] | None) -> Mesh | None:
-    """A mesh over the first devices, from ``"data=2,model=4"`` or ``{"data": 2, "model": 4}``.
+    """A mesh over the first devices, from ``"data=2,model=4"``, ``{"data": 2, "model": 4}`` or
+    ``"data=2,stage=4"``.
 
     A ``Mesh`` is checked and returned; None stays None. Warns of virtual CPU devices that have too
     few threads (see ``THREADS_PER_DEVICE``).
 
     Raises:
-      ValueError: other axes, axes that are not ``Auto``, more devices than there are.
+      ValueError: other axes, axes that are not ``Auto``, both ``model`` and ``stage``, more devices
+        than there are.
     """
     if mesh is None:
         return None
@@ -47,7 +51,7 @@ def as_mesh(mesh: Mesh | str | Mapping[str, int] | None) -> Mesh | None:
         _check_threads(mesh)
         return mesh
     sizes = axis_sizes(mesh)
-    wanted, devices = sizes[DATA] * sizes[MODEL], jax.devices()
+    wanted, devices = math.prod(sizes.values()), jax.devices()
     if wanted > len(devices):
         raise ValueError(
             f"mesh={mesh!r} needs {wanted} devices, there are {len(devices)}; to try a mesh on a "
@@ -61,18 +65,20 @@ def as_mesh(mesh: Mesh | str | Mapping[str, int] | None) -> Mesh | None:
         )
     shape = tuple(sizes.values())
     kinds = (AxisType.Auto,) * len(shape)
-    mesh = jax.make_mesh(shape, AXES, axis_types=kinds, devices=devices[:wanted])
+    mesh = jax.make_mesh(shape, tuple(sizes), axis_types=kinds, devices=devices[:wanted])
     _check_threads(mesh)
     return mesh
 
 
 def axis_sizes(mesh: Mesh | str | Mapping[str, int]) -> dict[str, int]:
-    """``{"data": D, "model": M}`` of a mesh or its description; an axis left out has size 1.
+    """``{"data": D, "model": M}`` of a mesh or its description, and ``"stage": S`` where S is above
+    1; an axis left out has size 1.
 
     Raises:
-      ValueError: unknown axes, or sizes that are no positive whole numbers.
+      ValueError: unknown axes, sizes that are no positive whole numbers, or both ``model`` and
+        ``stage`` above 1.
     """
-    accepted = "give sizes of the axes data and model, such as 'data=2,model=4'"
+    accepted = "give sizes of the axes data and model, or data and stage, such as 'data=2,model=4'"
     if isinstance(mesh, Mesh):
         mesh = dict(mesh.shape)
     if isinstance(mesh, str):
@@ -89,12 +95,16 @@ def axis_sizes(mesh: Mesh | str | Mapping[str, int]) -> dict[str, int]:
     for name, size in mesh.items():
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"mesh: {name}={size!r} is no positive whole number: {accepted}")
-    return {name: mesh.get(name, 1) for name in AXES}
+    _check_stages(mesh)
+    whole = {name: mesh.get(name, 1) for name in AXES}
+    return {name: n for name, n in whole.items() if name != STAGE or n > 1}
 
 
 def check_axes(mesh) -> None:
-    """Raises ``ValueError`` for a mesh (abstract or not) with other axes, or not ``Auto`` ones."""
+    """Raises ``ValueError`` for a mesh (abstract or not) with other axes, with axes that are not
+    ``Auto``, or with both ``model`` and ``stage``."""
     _check_names(mesh.axis_names)
+    _check_stages(dict(mesh.shape))
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     wrong = [name for name, kind in kinds if kind != AxisType.Auto]
     if wrong:
@@ -102,6 +112,26 @@ def check_axes(mesh) -> None:
             f"the mesh has axes {wrong} that are not Auto; the loop leaves the sharding of what "
             "lies between to the compiler: make the mesh with axis_types="
             f"(jax.sharding.AxisType.Auto,) * {len(mesh.axis_names)}"
+        )
+
+
+def _check_stages(sizes: Mapping[str, int]) -> None:
+    stages, parts = sizes.get(STAGE, 1), sizes.get(MODEL, 1)
+    if stages > 1 and parts > 1:
+        raise ValueError(
+            f"mesh: model={parts} and stage={stages} at once: devices share either the heads of "
+            "each layer (model) or the layers (stage); give one of the two, with the axis data "
+            f"beside it, such as 'data={parts},stage={stages}'"
+        )
+
+
+def check_divided(stages: int, devices: int) -> None:
+    """Raises ``ValueError`` unless each of ``devices`` along ``stage`` has a part of the layers."""
+    if stages != devices:
+        raise ValueError(
+            f"mesh: stage={devices}, and the layers of the target are divided into {stages} parts: "
+            "load the target on the mesh on which it decodes, with specjax.load(..., mesh=), or "
+            "divide it with specjax.models.PipelinedLM"
         )
 
 
@@ -119,7 +149,7 @@ def _check_names(names) -> None:
     if wrong:
         raise ValueError(
             f"the mesh has axes {wrong}: accepted are 'data' (rows of the batch) and 'model' "
-            "(heads, features, vocabulary), either or both; make it with "
+            "(heads, features, vocabulary), or 'data' and 'stage' (layers); make it with "
             "jax.make_mesh((2, 4), ('data', 'model'), axis_types=(jax.sharding.AxisType.Auto,) * 2)"
         )
 
@@ -239,7 +269,8 @@ def locally(function, in_specs, out_specs):
     """``function`` on each device's blocks of its arguments; specs as of ``jax.shard_map``.
 
     ``in_specs`` has one spec an argument: a tuple of axis names and None, for all of its leaves;
-    axes that the mesh in use lacks are left out. Without a mesh in use: ``function`` itself.
+    axes that the mesh in use lacks are left out. ``out_specs`` is the spec of the result, or a list
+    with one spec a result. Without a mesh in use: ``function`` itself.
     """
     if not in_use():
         return function
@@ -253,7 +284,9 @@ def locally(function, in_specs, out_specs):
             kept = (a if a and size(a) > 1 and (split or a != DATA) else None for a in axes)
             return PartitionSpec(*kept)
 
-        specs = dict(in_specs=tuple(map(as_spec, in_specs)), out_specs=as_spec(out_specs))
+        several = isinstance(out_specs, list)
+        out = tuple(map(as_spec, out_specs)) if several else as_spec(out_specs)
+        specs = dict(in_specs=tuple(map(as_spec, in_specs)), out_specs=out)
         return jax.shard_map(function, **specs, check_vma=False)(*args)
 
     return run
@@ -293,6 +326,7 @@ def place(mesh: Mesh | None, target, drafter, params, request):
         return params, request
 
     check_rows(request.tokens.shape[0], mesh.shape.get(DATA, 1))
+    check_divided(target.stages, mesh.shape.get(STAGE, 1))
 
     def whole(tree):
         return jax.tree.map(lambda x: put(x, mesh), tree)

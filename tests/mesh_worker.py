@@ -25,6 +25,7 @@ SETTINGS = {
     "adaptive": dict(drafter="draft", num_draft="auto"),
     "sampled": dict(drafter="draft", temperature=0.7, top_p=0.9),
 }
+STAGED = ("plain", "draft", "sampled")
 
 
 def tokens(lm, draft, names=tuple(SETTINGS)):
@@ -82,6 +83,8 @@ def main():
     spread = specjax.load(folder, mesh="data=2,model=2")
     found["tokens"] = tokens(spread, specjax.load(folder, mesh=spread.mesh))
     found["tokens, whole drafter"] = tokens(lm, specjax.load(folder), ["draft"])
+    stages = specjax.load(folder.with_name("layers"), mesh="data=2,stage=2")
+    found["tokens, stages"] = tokens(stages, specjax.load(folder), STAGED)
     for name, out in encoded(Path(root), spread.mesh).items():
         found[name] = [row.tolist() for row in out.tokens]
     print(json.dumps(found), flush=True)

@@ -32,6 +32,8 @@ def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("shared")
     tokenizer = Tokenizer.from_file(str(TOKENIZER))
     save_pretrained(Decoder(SHARED, rngs=nnx.Rngs(0)), root / "decoder", tokenizer=tokenizer)
+    layers = dataclasses.replace(SHARED, num_layers=4)
+    save_pretrained(Decoder(layers, rngs=nnx.Rngs(1)), root / "layers", tokenizer=tokenizer)
     numbers = Tokenizer(WordLevel({str(i): i for i in range(64)}, unk_token="0"))
     for name in ("t5", "whisper"):
         shutil.copytree(HERE / "golden" / "encoder_decoder" / name, root / name)
@@ -78,11 +80,14 @@ def test_two_processes_say_what_one_says_and_each_reads_its_own_parts(root):
     first, second = map(json.loads, lines)
     lm, draft = specjax.load(folder), specjax.load(folder)
     wanted = mesh_worker.tokens(lm, draft)
+    layers = specjax.load(root / "layers")
+    in_stages = mesh_worker.tokens(layers, draft, mesh_worker.STAGED)
     with_encoders = mesh_worker.encoded(root)
     assert all(out.stats.accepted.sum() > 0 for out in with_encoders.values())
     for found in (first, second):
         assert found["tokens"] == wanted
         assert found["tokens, whole drafter"] == {"draft": wanted["draft"]}
+        assert found["tokens, stages"] == in_stages
         for name, out in with_encoders.items():
             assert found[name] == [row.tolist() for row in out.tokens]
     weight = np.asarray(lm.params["blocks"][0]["mlp"]["down"]["weight"].get_value())

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import jax
 import numpy as np
@@ -12,12 +13,14 @@ from test_decoder import LLAMA
 import specjax
 from specjax import cli
 from specjax.analysis.layer_search import (
+    MOST_DRAFTS,
     Choice,
     LayerSearch,
     PassCosts,
     eliminate,
     predict,
 )
+from specjax.analysis.plan.propose import judge_exit
 from specjax.checkpoints.sub_network import load_layers, save_layers
 from specjax.drafters import Hybrid, SelfDraft
 from specjax.drafters.confidence_stop import ConfidenceStop
@@ -117,6 +120,16 @@ def test_a_choice_for_other_weights_is_refused(lm, tmp_path):
         save_layers(SelfDraft(target=lm.target, exit=1), lm, tmp_path / "none" / "self.json")
 
 
+def test_auto_takes_the_saved_layers_of_a_model_and_none_of_other_weights(lm, tmp_path, caplog):
+    drafter = SelfDraft(num_draft=3, target=lm.target, exit=2)
+    save_layers(drafter, lm, tmp_path)
+    here = dataclasses.replace(lm, name=str(tmp_path), loaded=True)
+    assert named(here, "auto") == drafter
+    other = dataclasses.replace(here, checkpoint="another")
+    assert named(other, "auto") == "ngram" and "other weights" in caplog.text
+    assert named(dataclasses.replace(here, loaded=False), "auto") == "ngram"
+
+
 # ------------------------------------------------------------------- the search
 
 
@@ -126,6 +139,37 @@ def test_a_prediction_is_tokens_over_seconds():
     tokens = {1: 1 + 3 / 4, 2: 1 + (2 + 1 + 0) / 3}
     ratios = {g: tokens[g] / (g * 0.3 + COSTS.whole(g + 1)) for g in (1, 2)}
     assert drafts == max(ratios, key=ratios.get) and ratio == pytest.approx(max(ratios.values()))
+
+
+def test_an_exit_pays_for_its_layers_and_for_the_rest_of_the_pass():
+    names = [f"{kind}.{layer}" for layer in range(3) for kind in ("attention", "mlp")]
+    asked = []
+
+    def right(skip):
+        asked.append(skip)
+        return np.ones((1, 9), bool)
+
+    search = types.SimpleNamespace(names=names, costs=COSTS, right=right)
+    choice = judge_exit(search, 2)
+    assert asked == [("attention.2", "mlp.2")] == [choice.skip]
+    ratios = [(g + 1) / (g * 0.7 + 0.4 * COSTS.whole(g + 1)) for g in range(1, MOST_DRAFTS + 1)]
+    assert choice.ratio == pytest.approx(max(ratios))
+    assert choice.num_draft == 1 + int(np.argmax(ratios))
+
+
+def test_a_plan_proposes_layers_of_a_model_of_the_users_own(lm):
+    told = []
+    found = specjax.plan(
+        lm, PROMPTS, drafters="self", num_drafts=[1, 2], max_new_tokens=8, turns=1,
+        progress=told.append,
+    )  # fmt: skip
+    words = {c.drafter for c in found.candidates} - {"plain"}
+    assert {word.partition("=")[0] for word in words} == {"self:skip", "self:exit"}
+    assert any("skipped: predicted" in line for line in told)
+    plain = specjax.generate(lm, PROMPTS, drafter=None, max_new_tokens=8, stop=()).tokens
+    for word in words:  # a name of the plan is a name of ``generate``
+        text = specjax.generate(lm, PROMPTS, drafter=word, max_new_tokens=8, stop=()).tokens
+        assert all((a == b).all() for a, b in zip(text, plain, strict=True))
 
 
 def test_elimination_finds_the_best_nested_set():

@@ -10,12 +10,14 @@ from flax import nnx
 from test_self_draft import CONFIGS, LAYERS, model
 
 import specjax
+from specjax import sharding
 from specjax.analysis import ppd as ppd_module
 from specjax.analysis import speed as speed_module
 from specjax.analysis.ppd import ppd
 from specjax.analysis.speed import speed, unrolled
+from specjax.analysis.staged import on_stages, repeats_on
 from specjax.decoding import reference
-from specjax.models import Decoder
+from specjax.models import Decoder, PipelinedLM
 from specjax.models.causal_lm import CausalLM
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -133,3 +135,50 @@ def test_impossible_schedules_are_refused():
         speed(lm, [PROMPT, PROMPT], repeats=2)
     with pytest.raises(ValueError, match="repeats=1"):
         speed(lm, PROMPT, repeats=1)
+
+
+# ------------------------------------------------------------------- on several devices
+
+
+def in_stages(name, stages):
+    lm = lm_of(name)
+    target = PipelinedLM(lm.target, stages)
+    mesh = sharding.as_mesh({"stage": stages})
+    return lm, specjax.LM.of(target, target.shard(lm.params, mesh), mesh=mesh)
+
+
+@pytest.mark.parametrize(
+    ("name", "stages"),
+    [("llama", 2), ("llama", 4), ("gpt2", 2), ("latents", 4), ("windows", 2)],
+)
+def test_on_a_mesh_each_device_has_a_token_in_flight(name, stages):
+    lm, divided = in_stages(name, stages)
+    found = on_stages(divided, PROMPT, max_new_tokens=NUM)
+    check(found, lm)
+    assert found.layer == LAYERS // stages
+    if stages == 2:  # PPD with one guess
+        assert found.hits == ppd(lm, PROMPT, layer=2, guesses=1, max_new_tokens=NUM).hits
+
+
+@pytest.mark.parametrize("repeats", [2, 4])
+def test_on_a_mesh_each_device_has_a_repeat(repeats):
+    lm = shared()
+    found = on_stages(repeats_on(lm, repeats), PROMPT, max_new_tokens=NUM)
+    check(found, unrolled(lm, repeats))
+    one = speed(lm, PROMPT, repeats=repeats, max_new_tokens=NUM)
+    assert (found.tokens == one.tokens).all()
+    assert (found.ticks, found.hits) == (one.ticks, one.hits) and found.hits > 0
+
+
+def test_tokens_in_flight_are_refused_where_there_are_no_stages():
+    with pytest.raises(ValueError, match="load the model with mesh='stage=2'"):
+        on_stages(lm_of("llama"), PROMPT)
+
+
+def test_on_a_mesh_windows_and_rows_are_refused():
+    _, divided = in_stages("windows", 4)
+    with pytest.raises(ValueError, match="windows are shorter than the text"):
+        on_stages(divided, PROMPT, max_new_tokens=NUM)
+    rows = dataclasses.replace(divided, mesh=sharding.as_mesh("data=2,stage=4"))
+    with pytest.raises(ValueError, match="no rows for the axis data"):
+        on_stages(rows, PROMPT, max_new_tokens=NUM)

@@ -222,10 +222,20 @@ TABLE = {
         (r"a_folder|any_number.*\[(hybrid tli|tli tree)\]", FULL),
         (EVERYTHING, MERGE),
     ],
-    "test_own_layers.py": [("certainty_always|command|search", FULL)],
+    "test_own_layers.py": [("certainty_always|command|search|plan_proposes", FULL)],
     "test_package.py": [("wheel", FULL)],
     "test_pass.py": FULL,
-    "test_pipelined.py": [("fault|refused", DEFAULT), (r"formula\[l", MERGE), (EVERYTHING, FULL)],
+    "test_pipeline.py": [
+        ("sends_nothing", MERGE),
+        (r"holds_its.*\[data=2,stage=4|says_what.*\[data=2,stage=4-draft|not_divided", MERGE),
+        ("on_a_mesh", FULL),
+    ],
+    "test_pipelined.py": [
+        ("on_a_mesh", FULL),
+        ("fault|refused", DEFAULT),
+        (r"formula\[l", MERGE),
+        (EVERYTHING, FULL),
+    ],
     "test_planner.py": [
         ("runs_at_every_length|one_trace|heads|every_way|agree|where_tokens|ctrl_c|set_back", FULL),
     ],

@@ -93,7 +93,14 @@ class Choice:
     ratio: float
 
 
-def predict(right: np.ndarray, costs: PassCosts, attention: int, mlp: int, most: int):
+def predict(
+    right: np.ndarray,
+    costs: PassCosts,
+    attention: int,
+    mlp: int,
+    most: int,
+    verified: float = 1.0,
+):
     """Returns the number of drafts with the best predicted ratio, and the ratio.
 
     Args:
@@ -101,12 +108,14 @@ def predict(right: np.ndarray, costs: PassCosts, attention: int, mlp: int, most:
       costs: times of passes.
       attention, mlp: the numbers of skipped sublayers of each kind.
       most: the greatest number of drafts.
+      verified: the share of the target's pass that a round runs, where the part hands over the
+        layers that it has run.
     """
     part, best = costs.part(attention, mlp), (1, 0.0)
     for drafts in range(1, min(most, right.shape[1]) + 1):
         runs = np.lib.stride_tricks.sliding_window_view(right, drafts, axis=1)
         tokens = 1 + np.cumprod(runs, axis=2).sum(axis=2).mean()
-        seconds = drafts * part + costs.whole(drafts + 1)
+        seconds = drafts * part + verified * costs.whole(drafts + 1)
         ratio = tokens * costs.passes[1] / seconds
         if ratio > best[1]:
             best = drafts, float(ratio)

@@ -28,7 +28,7 @@ from ..models.seq2seq.encoder import QUERIES
 from ..models.seq2seq.families import FAMILIES as ENCODER_FAMILIES
 from ..models.seq2seq.families import config_from_hf as encoder_config_from_hf
 from ..models.translate import config_from_hf
-from ..sharding import DATA, MODEL, axis_sizes
+from ..sharding import DATA, MODEL, STAGE, axis_sizes
 
 Config = DecoderConfig | EncoderDecoderConfig
 
@@ -199,6 +199,11 @@ def plan_memory(
         print(specjax.plan_memory("benchmarks/shapes/llama-3.1-70b.json", mesh="model=8"))
     """
     sizes = axis_sizes(mesh)
+    if STAGE in sizes:
+        raise ValueError(
+            f"mesh: stage={sizes[STAGE]}: the memory of layers divided over the axis stage is not "
+            "computed; give sizes of data and model"
+        )
     for name, value in (("batch", batch), ("context", context), ("source", source)):
         if value is not None and value < 1:
             raise ValueError(f"{name}={value}: it must be at least 1")

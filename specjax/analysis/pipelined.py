@@ -25,7 +25,7 @@ from ..models.config import EVERY_SUBLAYER
 from ..models.lm import LM
 from ..text.prepare import round_up
 from ..text.prompts import prompt_ids
-from ..types import Draft, PyTree, Scores, Verdict
+from ..types import Draft, PyTree, Scores, Target, Verdict
 
 
 @pytree_dataclass
@@ -133,7 +133,7 @@ def one_prompt(lm: LM, prompt, num: int, extra: int) -> tuple[np.ndarray, int]:
     return np.asarray(ids[0], np.int32), round_up(longest + extra, 64)
 
 
-def read_prompt(target: CausalLM, params, tokens: jax.Array) -> PyTree:
+def read_prompt(target: Target, params, tokens: jax.Array) -> PyTree:
     """Returns the target's entries of all but the last token of int32 ``[T]``."""
     draft = Draft(
         start=jnp.zeros((1,), jnp.int32),
@@ -158,7 +158,7 @@ def embedded(target: CausalLM, params, draft: Draft, since: int = 0) -> jax.Arra
     return columns(scores)
 
 
-def written(target: CausalLM, cache, entries, num: int) -> PyTree:
+def written(target: Target, cache, entries, num: int) -> PyTree:
     """Returns a cache whose first ``num`` slots hold ``entries``, in every row."""
     rows = jax.tree.leaves(cache)[0].shape[0]
     if not num:

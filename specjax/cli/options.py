@@ -230,7 +230,7 @@ def drafts(text: str) -> int | str:
 def add_mesh(p: argparse.ArgumentParser) -> None:
     """Adds the arguments that name devices."""
     p.add_argument(
-        "--mesh", help="the devices that share the model and the rows, such as data=2,model=4"
+        "--mesh", help="the devices that share model and rows: data=2,model=4 or data=2,stage=4"
     )
     p.add_argument(
         "--replicate-drafter",

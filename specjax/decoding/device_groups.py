@@ -230,7 +230,7 @@ def _as_mesh(name: str, devices: Devices) -> Mesh:
             f"{name}={devices!r}: give devices, such as jax.devices()[:1], at least one"
         )
     grid = np.asarray(group).reshape(1, -1)
-    return Mesh(grid, sharding.AXES, axis_types=(AxisType.Auto,) * 2)
+    return Mesh(grid, (sharding.DATA, sharding.MODEL), axis_types=(AxisType.Auto,) * 2)
 
 
 def _check(drafter: Drafter, there: Mesh, here: Mesh, options: GroupOptions) -> None:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .decoder import Decoder
     from .hf import load_config, load_weights, save_pretrained
     from .lm import LM, as_drafter, check_same_tokenizer, load
+    from .pipeline import PipelinedLM
     from .seq2seq.config import EncoderDecoderConfig
     from .seq2seq.encoder_decoder import EncoderDecoder
     from .seq2seq.target import Seq2SeqLM
@@ -28,6 +29,7 @@ _LAZY = {
     "DecoderConfig": "config",
     "EncoderDecoder": "seq2seq.encoder_decoder",
     "EncoderDecoderConfig": "seq2seq.config",
+    "PipelinedLM": "pipeline",
     "Seq2SeqLM": "seq2seq.target",
     "StreamDecoder": "stream_decoder",
     "Tokenizer": "tokenizer",
@@ -51,6 +53,7 @@ __all__ = [
     "DecoderConfig",
     "EncoderDecoder",
     "EncoderDecoderConfig",
+    "PipelinedLM",
     "Seq2SeqLM",
     "StreamDecoder",
     "Tokenizer",

@@ -333,7 +333,7 @@ class Decoder(nnx.Module):
         batch, nodes = tokens.shape
         if states is None:
             here = jnp.broadcast_to(positions[:, -nodes:], tokens.shape)
-            states = self._embed(tokens, here, vectors)
+            states = self.embed(tokens, here, vectors)
         seen, entries = run_blocks(
             self.config,
             self.blocks,
@@ -359,8 +359,8 @@ class Decoder(nnx.Module):
             tapped = tapped.T.reshape(batch, nodes, -1)
         return out, tapped, entries
 
-    def _embed(self, tokens, positions, vectors=None):
-        """``[H, B * N]``, the residual stream before the first layer."""
+    def embed(self, tokens, positions, vectors=None):
+        """``[H, B * N]``, the residual stream before the first layer; see ``hidden``."""
         c = self.config
         x = quantize.take(self.embedding[...], tokens.reshape(-1), self.norm.weight[...].dtype)
         if c.scale_embeddings:

@@ -26,8 +26,9 @@ from jax.sharding import Mesh
 from safetensors.numpy import save_file
 
 from .. import kernels
-from ..sharding import MODEL
-from . import translate
+from ..sharding import MODEL, STAGE
+from ..types import PyTree
+from . import stage_weights, translate
 from .config import DecoderConfig
 from .decoder import abstract as abstract_decoder
 from .files import read_json, write_json
@@ -129,7 +130,7 @@ def load_weights(
     dtype: object = None,
     quantize: str | Quantization | None = None,
     mesh: Mesh | None = None,
-) -> nnx.State:
+) -> PyTree:
     """Reads a checkpoint onto the default device, or each part of it onto the devices of a mesh.
 
     Args:
@@ -144,15 +145,18 @@ def load_weights(
         ``placement.py`` says.
 
     Returns:
-      The state of ``Decoder(config)``, as ``nnx.split`` returns it.
+      The state of ``Decoder(config)``, as ``nnx.split`` returns it; on a mesh whose axis ``stage``
+      has several devices, what ``stage_weights.divided`` makes of it.
 
     Raises:
       FileNotFoundError: no weights, or a shard is absent.
       ValueError: corrupt or truncated files; missing, misshapen or left-over tensors; a group size
         that does not divide the inputs of a weight; a mesh whose devices cannot share the model.
     """
+    stages = 1 if mesh is None else mesh.shape.get(STAGE, 1)
     if mesh is not None:
         check_divides(config, mesh.shape.get(MODEL, 1))
+        stage_weights.check_stages(config, stages)
     folder, dtype, state = Path(folder), check_dtype(dtype), abstract(config)[1]
     shapes = {name: param.get_value().shape for name, param in _named(state)}
     widened = quantize == FLOAT
@@ -183,11 +187,23 @@ def load_weights(
     check_stored(folder, config, wanted, stored, shapes, tables.is_harmless)
     if dtype is None:
         dtype = kernels.current(mesh).param_dtype(jnp.dtype(main_dtype(stored)))
+    if stages > 1 and (quantize is not None or layout is not None):
+        raise ValueError(
+            f"mesh: weights in few bits are not divided over stage={stages} devices; load the "
+            "original weights without quantize, or share the model over the axes data and model"
+        )
 
     arrays: dict[str, jax.Array] = {}
     places = {name: (stored[name].path, stored[name].name) for name in wanted}
     with contextlib.ExitStack() as files:
         reader = files.enter_context(Reader(wanted, places, shapes))
+        if mesh is not None and stages > 1:
+
+            def part_of(name):
+                every = (slice(None),) * len(shapes[name])
+                return reader.read(name, every, dtype_of(name, dtype))
+
+            return stage_weights.read(config, mesh, part_of)
         in_bits = None
         if layout is not None:
             in_bits = files.enter_context(QuantizedReader(wanted, shapes, held, layout))

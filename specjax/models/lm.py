@@ -12,12 +12,14 @@ import numpy as np
 from jax.sharding import Mesh
 
 from .. import sharding
+from ..sharding import STAGE
 from ..types import PyTree, Target
 from .causal_lm import CausalLM
 from .config import DecoderConfig
 from .headers import weight_files
 from .hf import check_dtype, load_config, load_weights, quantized_layout
 from .model_folder import EMBEDDED, fingerprint, folder_of, name_of
+from .pipeline import PipelinedLM
 from .quantize import FLOAT, Quantization, supported
 from .seq2seq.config import EncoderDecoderConfig
 from .seq2seq.target import Seq2SeqLM
@@ -204,7 +206,8 @@ def load(
         in few bits become the floats for which they stand: in float32, the same law.
       mesh: devices to share the model, ``"data=2,model=4"`` or a ``jax.sharding.Mesh`` with these
         axes: weights, caches and vocabulary are split over ``model``, the rows of a batch over
-        ``data``. A drafter loaded without it is held whole by every device of its target's mesh.
+        ``data``; on ``"data=2,stage=2"`` the layers are divided over ``stage``. A drafter
+        loaded without it is held whole by every device of its target's mesh.
 
     Returns:
       The model with its weights and its tokenizer.
@@ -246,6 +249,9 @@ def load(
         layout = None if widened else quantized_layout(folder)
         held = held if layout is None else str(layout)
         target = CausalLM(config, quantized=held, published=layout is not None)
+        stages = 1 if mesh is None else mesh.shape.get(STAGE, 1)
+        if stages > 1:
+            target = PipelinedLM(target, stages)
     checkpoint = fingerprint(weight_files(folder))
     return LM(
         target=target,

@@ -15,8 +15,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ..checkpoints import HeadLM, load_drafter
 from ..checkpoints.mtp import holds_modules
+from ..checkpoints.sub_network import default_path, load_layers
 from ..drafters import registry
 from ..drafters.registry import DRAFT
+from ..drafters.self_draft import SelfDraft
 from ..models.files import read_json
 from ..models.lm import LM, as_drafter, load
 from ..models.model_folder import EMBEDDED
@@ -80,11 +82,12 @@ def folder_stamp(name: str) -> tuple:
 
 
 @_once_a_model
-def auto_drafter(lm: LM) -> str | LM | HeadLM:
+def auto_drafter(lm: LM) -> str | LM | HeadLM | SelfDraft:
     """Returns the drafter that ``drafter="auto"`` selects for a model.
 
-    It is the first of ``own_names`` that can be loaded, else ``"ngram"``, which needs no weights
-    and costs almost nothing where nothing can be copied. For the embedded models, a table names the
+    It is the first of ``own_names`` that can be loaded, else the layers that ``specjax layers``
+    saved in the model's folder, else ``"ngram"``, which needs no weights and costs almost nothing
+    where nothing can be copied. For the embedded models, a table names the
     fastest drafter in the benchmarks. For other models nothing is measured: ``specjax.compare`` and
     ``specjax.plan`` measure whether the drafter is faster than plain decoding. A model of ``LM.of``
     has no folder: its drafter is ``"ngram"``, and no file and no network is asked.
@@ -113,7 +116,24 @@ def auto_drafter(lm: LM) -> str | LM | HeadLM:
             continue
         log.debug("drafter='auto' is %r for %s, whose folder holds it", name, lm.name)
         return found
-    return "ngram"
+    return saved_layers(lm) or "ngram"
+
+
+def saved_layers(lm: LM) -> SelfDraft | None:
+    """Returns the layers that ``specjax layers`` saved in the folder of a model; None if there are
+    none, or if they cannot be used, of which a warning tells.
+
+    Args:
+      lm: the target.
+    """
+    path = default_path(lm) if lm.loaded else None
+    if path is None or not path.is_file():
+        return None
+    try:
+        return load_layers(path, lm)
+    except (ValueError, OSError) as error:
+        log.warning("the layers that were saved for %s cannot be used: %s", lm.name, error)
+        return None
 
 
 def own_names(lm: LM) -> tuple[str, ...]:

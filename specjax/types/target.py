@@ -29,6 +29,8 @@ class Target(abc.ABC):
         for a model that reads nothing but its prompt.
       parts: the targets that this one is made of, if any.
       reads_vectors: whether ``verify`` reads ``Draft.vectors``.
+      stages: the number of devices of the mesh axis ``stage`` over which the layers are divided; 1:
+        each device has all layers.
       cache_window: how many of the last tokens a cache for drafting keeps, beside sinks, where it
         does not grow with the text (see ``models.small_cache``); None: it grows.
 
@@ -58,6 +60,7 @@ class Target(abc.ABC):
     parts: tuple[Target, ...] = ()
     reads_vectors: bool = False
     cache_window: int | None = None
+    stages: int = 1
 
     @abc.abstractmethod
     def init(self, params: PyTree, batch: int, capacity: int, inputs: PyTree = None) -> PyTree:

@@ -32,6 +32,7 @@ from ...text import drafter_names, other_vocabulary, own_drafters
 from ...text.options import Drafting, Options, Prompts
 from .candidate import Candidate
 from .measure import PLAIN, Survey
+from .propose import asks_for_layers, propose
 
 MOST_BATCH = 1024  # rows; every buffer has a part for each row
 WIDTH = 100  # characters of a printed plan
@@ -197,8 +198,9 @@ def plan(
         ``"self:exit=4"``, the folder or hub name of a draft model or of heads, ``"tli:NAME"`` and
         ``"slem:NAME"`` for a draft model with another tokenizer, ``"ngram+draft"``), draft
         models from ``specjax.load``, heads from ``specjax.load_drafter``, or a ``SelfDraft``.
-        Default: ``ngram``, and ``draft`` if the target has a draft model. Plain decoding is always
-        considered.
+        ``"self"`` without a choice of layers in the model's folder searches some (see
+        ``propose.py``). Default: ``ngram``, ``draft`` if the target has a draft model, and ``self``
+        if ``specjax layers`` saved a choice in its folder. Plain decoding is always considered.
       num_drafts: the numbers of drafts to consider. The least and the greatest are run, the others
         are predicted. Heads draft chains, at most as long as their depth.
       batches: the batch sizes to consider. The choice is by tokens a second over all rows, so that
@@ -229,8 +231,12 @@ def plan(
     begin = time.perf_counter()
     sharding.check_one_process("plan")
     if drafters is None:
-        drafters = ("ngram", "draft") if own_drafters.own_draft_name(lm) else ("ngram",)
-    named = _named(lm, drafters)
+        drafters = ["ngram", *(["draft"] if own_drafters.own_draft_name(lm) else [])]
+        drafters += [SelfDraft.name] if own_drafters.saved_layers(lm) else []
+    given = _several(drafters)
+    searched = [drafter for drafter in given if asks_for_layers(lm, drafter)]
+    others = [drafter for drafter in given if drafter not in searched]
+    named = _named(lm, others) if others or not searched else {}
     lengths = _whole("num_drafts", num_drafts, 1, drafter_names.MOST_DRAFTS)
     batches = _whole("batches", batches, 1, MOST_BATCH)
     _whole("turns", [turns], 1, 10**6)
@@ -245,6 +251,9 @@ def plan(
     )
     tell = progress or (lambda line: None)
     surveys = [Survey(lm, prompts, batch, named, lengths, common) for batch in batches]
+    if searched:
+        named |= propose(lm, prompts, max_new_tokens, tell)
+        surveys = [Survey(lm, prompts, batch, named, lengths, common) for batch in batches]
     finished = True
     try:
         for survey in surveys:
@@ -298,15 +307,18 @@ def _whole(name: str, values, least: int, most: int) -> list[int]:
     return sorted({int(v) for v in values})
 
 
+def _several(drafters) -> list:
+    single = isinstance(drafters, str | os.PathLike | LM | HeadLM | SelfDraft)
+    return [drafters] if single else list(drafters)
+
+
 def _named(lm: LM, drafters) -> dict[str, str | LM | HeadLM | SelfDraft | drafter_names.WithLookup]:
     """Returns the drafters by the names that the plan shows.
 
     Raises:
       ValueError: a drafter is not accepted, there is none, or one is given twice.
     """
-    single = isinstance(drafters, str | os.PathLike | LM | HeadLM | SelfDraft)
-    given = [drafters] if single else list(drafters)
-    named = {}
+    given, named = _several(drafters), {}
     for drafter in given:
         if isinstance(drafter, LM | HeadLM):
             named[drafter.name] = drafter
