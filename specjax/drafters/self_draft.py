@@ -54,12 +54,12 @@ from ..types import SubNetwork, Target
 from .confidence_stop import ConfidenceStop
 from .hand_over import hand_over, wanted_depth
 from .heads import last_feature
-from .model_passes import ModelPassDrafter
+from .outer_level import OuterLevel
 from .part_passes import check_stop, draft_by_part, observe_stop
 
 
 @dataclasses.dataclass(frozen=True)
-class SelfDraft(ModelPassDrafter):
+class SelfDraft(OuterLevel):
     """Drafts a chain or a tree with a part of the target; it has no weights and no state.
 
     Where ``context.width`` is given, passes beyond it are left out.
@@ -96,6 +96,7 @@ class SelfDraft(ModelPassDrafter):
     stop: ConfidenceStop | None = None
     name = "self"
     has_weights = False
+    keeps_text = False
 
     def __post_init__(self):
         super().__post_init__()
@@ -160,6 +161,26 @@ class SelfDraft(ModelPassDrafter):
     @property
     def vocab_size(self) -> int:
         return self.target.vocab_size
+
+    def rewindable(self, num_tokens):
+        return dataclasses.replace(self, target=self.target.rewindable(num_tokens))
+
+    @property
+    def text_model(self) -> Target:
+        return self.part.as_target()
+
+    def text_params(self, params, target_params):
+        return target_params
+
+    def begin_text(self, params, target_params, state, context):
+        length = context.length - 1
+        if self.chunks is None:
+            return self.part.own_cache(context.cache, length), state
+        state = self._chosen(target_params, state, context, self.chunks)
+        return self._decoder_part.own_cache(context.cache, length, state.places), state
+
+    def end_text(self, state, cache, length, ran):
+        return state
 
     def init(self, params, target_params, batch, capacity, inputs=None):
         if self.chunks is not None:
