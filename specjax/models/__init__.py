@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .seq2seq.target import Seq2SeqLM
     from .seq2seq.whisper import start_ids
     from .small_cache import windowed
+    from .snap_kv import SnapKV
     from .stream_decoder import StreamDecoder
     from .tokenizer import Tokenizer, TokenizerLike
     from .top_chunks import TopChunks
@@ -29,6 +30,7 @@ _LAZY = {
     "EncoderDecoder": "seq2seq.encoder_decoder",
     "EncoderDecoderConfig": "seq2seq.config",
     "Seq2SeqLM": "seq2seq.target",
+    "SnapKV": "snap_kv",
     "StreamDecoder": "stream_decoder",
     "Tokenizer": "tokenizer",
     "TokenizerLike": "tokenizer",
@@ -52,6 +54,7 @@ __all__ = [
     "EncoderDecoder",
     "EncoderDecoderConfig",
     "Seq2SeqLM",
+    "SnapKV",
     "StreamDecoder",
     "Tokenizer",
     "TokenizerLike",

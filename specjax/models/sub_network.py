@@ -29,9 +29,9 @@ import numpy as np
 from .._internal.optional import required
 from .._internal.pytree import pytree_dataclass, static
 from ..types import Draft, Scores, SubNetwork, Target
+from .chosen_entries import ChosenEntries, choosing_layers
 from .config import ATTENTION, EVERY_SUBLAYER, MLP_SUBLAYER
 from .part_model import PartModel, RunsInPart
-from .top_chunks import TopChunks, choose, choosing_layers
 
 KINDS = (ATTENTION, MLP_SUBLAYER)
 _ITEM = re.compile(r"(?:(attention|mlp)[.:])?(\d+)(?:-(\d+))?")
@@ -137,13 +137,13 @@ class DecoderPart(SubNetwork):
 
     @property
     def choosing_layers(self) -> tuple[int, ...]:
-        """The layers that choose chunks; the inputs of these are the hidden states so numbered."""
+        """The layers that choose entries; the inputs of these are the hidden states so numbered."""
         return choosing_layers(self.whole.config, self.without)
 
-    def choose(self, params, cache, states, length, chunks: TopChunks) -> jax.Array:
-        """The positions of the chunks that the layers choose; see ``top_chunks.choose``."""
-        small = required(self.small, "small").config
-        return choose(small, params, cache, states, length, chunks, self.choosing_layers)
+    def choose(self, params, cache, states, last, length, chosen: ChosenEntries) -> jax.Array:
+        """The positions that the layers choose; see ``ChosenEntries.choose``."""
+        small, layers = required(self.small, "small").config, self.choosing_layers
+        return chosen.choose(small, params, cache, states, last, length, layers)
 
     def verify(
         self, params, cache, draft: Draft, *, features=(), since=0, entries=None, logits=True
