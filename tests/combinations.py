@@ -27,6 +27,7 @@ from specjax.drafters import (
     Union,
 )
 from specjax.drafters.confidence_stop import CumulativeStop
+from specjax.models import CausalLM
 
 TREE = (-1, 0, 0, 1, 2)
 # costs near the value of rounds, and a short memory, so that the width changes all the time
@@ -57,8 +58,9 @@ def fallback(case):
     return Fallback(first=table, inner=drafter), weights, rules
 
 
-def combinations(model, near, other):
-    """The lines of combinations without heads; the arguments are those of ``registry.cases``."""
+def combinations(model, near, other, small, of_small):
+    """The lines of combinations without heads; the first arguments are those of ``registry.cases``,
+    and ``small`` is a decoder with a small cache, whose weights ``of_small`` makes."""
     words = dict(vocab_size=model.vocab_size)
     two = {"near": near, "other": other}
 
@@ -70,7 +72,13 @@ def combinations(model, near, other):
         made = Cascade(DraftModel(num_draft, model=model), inner, **settings)
         return made, {"outer": near, "inner": weights}, ("rejection", "block")
 
-    return {
+    lines = {}
+    if not isinstance(model, CausalLM) or not all(map(model.config.is_local, range(2))):
+        over_window = SelfDraft(3, target=model, window=4, sinks=1)
+        weights = {"outer": None, "inner": of_small}
+        three = Cascade(over_window, DraftModel(2, model=small)), weights, ("rejection", "block")
+        lines = {"cascade self": three}
+    return lines | {
         "adaptive self": (
             Adaptive(SelfDraft(num_draft=3, target=model, exit=1), RESTLESS),
             {"inner": None, "costs": COSTS[:3]},

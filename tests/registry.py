@@ -156,7 +156,8 @@ def cases(model, params, near=None, other=None):
     top = functools.partial(Eagle3, layers=(1,))  # the toy has only one layer
     once = functools.partial(PEagle, layers=(1,))
     across = two_vocabularies.lines(model.vocab_size, near)
-    lines = across | combinations(model, near, other)
+    small = CausalLM(windowed, axis=None), functools.partial(decoder_weights, windowed)
+    lines = across | combinations(model, near, other, *small)
     lines |= {
         "plain": (Plain(), None, ("delta", "coupled")),
         "draft": (DraftModel(num_draft=3, model=model), near, CHAIN),
@@ -178,8 +179,8 @@ def cases(model, params, near=None, other=None):
             ("rejection", "hub"),
         ),
         "windowed draft": (
-            DraftModel(num_draft=2, model=CausalLM(windowed, axis=None)),
-            functools.partial(decoder_weights, windowed),
+            DraftModel(num_draft=2, model=small[0]),
+            small[1],
             CHAIN,
         ),
         "pearl": (PEARL(2, model=model), near, (*CHAIN, "coupled")),

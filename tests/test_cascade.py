@@ -27,14 +27,12 @@ from specjax.drafters import (
     NGram,
     Plain,
     ProbedDraftModel,
+    SelfDraft,
     Suffix,
     Synthetic,
     context_index,
 )
-from specjax.drafters.cascade_levels import check_window
-from specjax.drafters.confidence_stop import CumulativeStop
-from specjax.models import CausalLM, DecoderConfig
-from specjax.models.contrastive import Contrastive
+from specjax.drafters.confidence_stop import ConfidenceStop, CumulativeStop
 from specjax.text import drafter_names
 from specjax.types import Context
 
@@ -177,14 +175,25 @@ class TakesFromP(type(RULES["rejection"])):
         return dataclasses.replace(verdict, token=jnp.minimum(drawn, p.shape[1] - 1))
 
 
-@pytest.mark.parametrize("fault", ["innermost law", "released TriForce", None])
-def test_fault_a_law_that_is_stated_and_not_drawn_from_is_seen(fault):
+def two_levels(fault, outermost):
+    """A cascade whose outer level is a draft model, or the target over a window."""
     model, params = bag(test_drafts.VOCAB, 0)
     outer, inner = DraftModel(2, model=model), DraftModel(1, model=model)
-    drafter = Cascade(outer, inner, rule=TakesFromP() if fault == "released TriForce" else "auto")
-    if fault == "innermost law":
-        drafter = InnermostLaw(outer, inner)
     weights = {"outer": like(params, 1), "inner": bag(test_drafts.VOCAB, 99)[1]}
+    if outermost == "self":
+        outer, weights["outer"] = SelfDraft(2, target=model, window=3, sinks=1), None
+    if fault == "innermost law":
+        return InnermostLaw(outer, inner), weights, params
+    rule = TakesFromP() if fault == "released TriForce" else "auto"
+    return Cascade(outer, inner, rule=rule), weights, params
+
+
+FAULTS = [("innermost law", "draft"), ("released TriForce", "draft"), ("released TriForce", "self")]
+
+
+@pytest.mark.parametrize(("fault", "outermost"), [*FAULTS, (None, "draft"), (None, "self")])
+def test_fault_a_law_that_is_stated_and_not_drawn_from_is_seen(fault, outermost):
+    drafter, weights, params = two_levels(fault, outermost)
     rows = test_drafts.FEWER
     one = jnp.ones((rows,), jnp.int32)
 
@@ -197,6 +206,7 @@ def test_fault_a_law_that_is_stated_and_not_drawn_from_is_seen(fault):
             budget=3 * one,
             key=jax.random.split(key, rows),
             sampling=test_drafts.WARM.rows(rows),
+            cache=jnp.zeros((rows, 1, 4, params["embed"].shape[1])),
         )
         state = drafter.init(weights, params, rows, 4)
         draft, _ = drafter.draft_step(weights, params, state, context)
@@ -318,27 +328,21 @@ def test_what_cannot_be_a_level_is_refused_before_anything_is_compiled():
         specjax.decode(MODEL, strict, params, tokens, jnp.asarray([2]), **settings)
     with pytest.raises(ValueError, match="a dict with 'outer'"):
         begun(Cascade(outer, COPIES), PARAMS)
-    config = DecoderConfig(
-        vocab_size=VOCAB,
-        hidden_size=4,
-        intermediate_size=4,
-        num_layers=1,
-        num_heads=1,
-        num_kv_heads=1,
-        head_dim=4,
-        max_positions=64,
-        window=8,
-    )
-    windowed = DraftModel(3, model=CausalLM(config))
-    check_window(windowed, 8)
-    with pytest.raises(ValueError, match="sliding window of 8 tokens"):
-        check_window(windowed, 9)
-    with pytest.raises(ValueError, match="sliding window of 8 tokens"):
-        check_window(DraftModel(3, model=Contrastive(windowed.model, windowed.model)), 9)
-    with pytest.raises(ValueError, match="sliding window of 8 tokens"):
-        begun(Cascade(outer, Hybrid(inner=windowed)), weights)
+    own = functools.partial(SelfDraft, 3, target=MODEL)
+    with pytest.raises(ValueError, match="reads the whole cache of its target.*window=512"):
+        Cascade(own(exit=1), COPIES)
+    with pytest.raises(ValueError, match="stop=CumulativeStop"):
+        Cascade(own(window=5, stop=ConfidenceStop(threshold=0.4)), COPIES)
+    with pytest.raises(ValueError, match="give num_draft instead of a tree, or the SelfDraft"):
+        Cascade(own(window=5), COPIES).with_topology(trees.branching(2, 1))
+    over_itself = Cascade(own(window=5), COPIES)
+    assert Cascade(outer, over_itself).inner == over_itself
+    stranger = Cascade(SelfDraft(3, target=type(MODEL)(VOCAB + 1), window=5), COPIES)
+    for inner in (Hybrid(inner=CASES["self"][0]), over_itself):
+        with pytest.raises(ValueError, match="layers of another model than the outer one"):
+            Cascade(own(window=5), inner)
     with pytest.raises(ValueError, match="layers of another model than the outer one"):
-        Cascade(windowed, Hybrid(inner=CASES["self"][0]))
+        Cascade(outer, stranger)
 
 
 def test_its_name_makes_it_and_says_what_is_missing():

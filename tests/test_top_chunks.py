@@ -71,12 +71,17 @@ def laws(text, length, places):
 
 
 @functools.cache
-def rounds(num=8):
+def rounds():
     """``(length, tokens, laws)`` of each row, round by round, at temperature 1."""
+    return [found for found, _ in rounds_of(drafter(), params(), 8)]
+
+
+def rounds_of(drafter, params, num):
+    """What ``rounds`` returns of any drafter, and its state before each round."""
     state = specjax.init_state(
         TARGET,
-        drafter(),
-        params(),
+        drafter,
+        params,
         PROMPTS,
         LENGTHS,
         key=jax.random.key(0),
@@ -88,34 +93,35 @@ def rounds(num=8):
     @jax.jit
     def one(params, state):
         context = specjax.round_context(params, state)
-        draft, _ = specjax.draft_step(drafter(), params, state.drafter_state, context)
-        return draft, specjax.step(TARGET, drafter(), params, state, "rejection")
+        draft, _ = specjax.draft_step(drafter, params, state.drafter_state, context)
+        return draft, specjax.step(TARGET, drafter, params, state, "rejection")
 
     found = []
     for _ in range(num):
-        draft, after = one(params(), state)
+        draft, after = one(params, state)
         state, draft, after = *jax.device_get((state, draft)), after
         texts = [
             [*tokens[:length], *own[1:]]
             for tokens, length, own in zip(state.tokens, state.length, draft.tokens, strict=True)
         ]
-        found.append(list(zip(state.length.tolist(), texts, draft.laws, strict=True)))
+        seen = list(zip(state.length.tolist(), texts, draft.laws, strict=True))
+        found.append((seen, state))
         state = after
     return found
 
 
-def furthest(fault=None, every=EVERY):
+def furthest(fault=None, every=EVERY, found=None):
     """The greatest difference of the laws of all rounds from the reference; and how many choices
     were made."""
     most, choices = 0.0, 0
-    for row in zip(*rounds(), strict=True):
+    for row in zip(*(rounds() if found is None else found), strict=True):
         places, age = None, every
-        for length, text, found in row:
+        for length, text, stated in row:
             if age >= every and length - 1 > WHOLE:
                 places, age = chosen(text[: length - 1], fault), 0
                 choices += 1
             age += 1
-            most = max(most, np.abs(found - laws(text, length, places)).max())
+            most = max(most, np.abs(stated - laws(text, length, places)).max())
     return most, choices
 
 

@@ -58,7 +58,7 @@ TABLE = {
     ],
     "test_calculator.py": [("command_prints|form_of_the_page", MERGE)],
     "test_cascade.py": [
-        (r"is_seen\[released", FULL),
+        (r"is_seen\[(released|None-self)", FULL),
         (r"is_seen\[None|refused", MERGE),
         ("equation|fault", DEFAULT),
         (EVERYTHING, FULL),
@@ -303,6 +303,7 @@ TABLE = {
         (EVERYTHING, FULL),
     ],
     "test_switched.py": [("fault|imposs", DEFAULT), (r"\[llama|one_p", MERGE), (EVERYTHING, FULL)],
+    "test_snap_kv.py": [("fault|refused", DEFAULT), ("names_ask", MERGE), (EVERYTHING, FULL)],
     "test_swift.py": [("fault|ends|is_saved", DEFAULT), ("proposals", MERGE), (EVERYTHING, FULL)],
     "test_synthetic.py": [
         ("cannot_be", DEFAULT),
@@ -318,6 +319,11 @@ TABLE = {
     "test_datastore.py": [("the_command|leave_the_text", FULL), ("of_the_device", MERGE)],
     "test_tables.py": [("several_texts|sam_finds|many_matches|proposes_what", MERGE)],
     "test_text.py": [("compare_measures", FULL), (r"names_a_drafter|in_a_batch\[draft", MERGE)],
+    "test_three_levels.py": [
+        ("fault|refused|names|spare", DEFAULT),
+        ("in_every_round|after_any_round", MERGE),
+        (EVERYTHING, FULL),
+    ],
     "test_top_chunks.py": [("fault|refused", DEFAULT), ("names_ask", MERGE), (EVERYTHING, FULL)],
     "test_topology.py": [(r"measured_ranks|probable_paths\[opt", MERGE)],
     "test_trace.py": [

@@ -18,11 +18,13 @@ import dataclasses
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from ..drafters.confidence_stop import ConfidenceStop
 from ..drafters.self_draft import SelfDraft
 from ..models.files import read_json, write_json
 from ..models.lm import LM
+from ..models.snap_kv import SnapKV
 from ..models.top_chunks import TopChunks
 
 FILE, KIND = "self.json", "self"
@@ -61,7 +63,8 @@ def save_layers(
     if drafter.window is not None:
         content |= {"window": drafter.window, "sinks": drafter.sinks}
     if drafter.chunks is not None:
-        content |= {"chunks": dataclasses.asdict(drafter.chunks)}
+        fields: Any = drafter.chunks  # a dataclass of numbers
+        content |= {"chunks": dataclasses.asdict(fields)}
     if drafter.stop is not None:
         content |= {"stop": dataclasses.asdict(drafter.stop)}
     with tempfile.TemporaryDirectory(prefix=".saving-", dir=path.absolute().parent) as staging:
@@ -94,7 +97,8 @@ def load_layers(path: str | os.PathLike, lm: LM) -> SelfDraft:
     if not isinstance(num, int) or num < 1 or not isinstance(skip or [], list):
         raise ValueError(f"{path}: num_draft={num!r}, skip={skip!r}: it was changed by hand")
     small = {name: content[name] for name in ("window", "sinks") if name in content}
-    for name, kind in (("chunks", TopChunks), ("stop", ConfidenceStop)):
+    chosen = SnapKV if "observe" in content.get("chunks", {}) else TopChunks
+    for name, kind in (("chunks", chosen), ("stop", ConfidenceStop)):
         if name in content:
             try:
                 small |= {name: kind(**content[name])}

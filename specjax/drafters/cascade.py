@@ -2,6 +2,11 @@
 
     target  <-  num_draft tokens of the outer model  <-  proposals of the inner drafter
 
+The outer model may be the target itself over a window, sinks and chosen chunks of its own cache
+(``SelfDraft``), for which a draft model drafts that has a small cache too: the three levels of
+TriForce. A round then takes what the window shows from the target's cache once, writes its text
+there, and throws it away.
+
 The draft of a round is a text of ``num_draft`` tokens, and the outer model generates it as the loop
 generates the text of the target: the inner drafter proposes, one pass of the outer model scores all
 proposals, and an acceptance rule keeps some of them and draws one token more. These inner rounds
@@ -23,14 +28,15 @@ the residual where it rejects.
 Example::
 
     specjax.generate(lm, "...", drafter="cascade:owner/small:ngram")
+    specjax.generate(lm, "...", drafter="cascade:self:window=64,budget=512:draft:window=256")
     drafter = Cascade(DraftModel(6, model=small), NGram(5))  # for `specjax.decode`
     params = {"target": weights, "drafter": {"outer": weights_of_small, "inner": None}}
     Cascade(DraftModel(8, model=a), Cascade(DraftModel(4, model=b), NGram(3)))  # four levels
     Hybrid(9, inner=Cascade(DraftModel(4, model=a), NGram(3)))  # and horizontally
 
 References: StagedSpec, arXiv 2308.04623 (an n-gram model drafts for the draft model); CS Drafting,
-arXiv 2312.11462, section 3.1 (the vertical cascade); TriForce, arXiv 2404.11912; LLMCad, arXiv
-2309.04255 (``stop``).
+arXiv 2312.11462, section 3.1 (the vertical cascade); TriForce, arXiv 2404.11912, section 4
+(three levels); LLMCad, arXiv 2309.04255 (``stop``).
 """
 
 from __future__ import annotations
@@ -51,9 +57,11 @@ from ..decoding.state import State, initial_state
 from ..decoding.stats import Stats
 from ..trees.confidence import most_probable
 from ..types import Context, Drafter, PyTree, Rule
-from .cascade_levels import check_inner, check_outer, check_window, levels
+from .cascade_levels import TwoLevels, check_inner, check_outer
+from .cascade_notes import noted, thresholds
 from .confidence_stop import CumulativeStop
-from .draft_model import CATCH_UP, DraftModel, DraftModelState
+from .draft_model import CATCH_UP
+from .outer_level import OuterLevel
 
 
 @pytree_dataclass
@@ -61,14 +69,14 @@ class CascadeState:
     """The state of a cascade.
 
     Attributes:
-      outer: the cache of the outer model; see ``DraftModel``.
+      outer: the state of the outer drafter.
       inner: the state of the inner drafter.
       stats: the counters of all inner rounds: ``rounds`` int32 ``[B]`` are the passes in which the
         outer model drafted, ``accepted`` what it kept of the inner drafts.
       threshold: float32 ``[B]``, that of ``stop``; None: there is none.
     """
 
-    outer: DraftModelState
+    outer: PyTree
     inner: PyTree
     stats: Stats
     threshold: jax.Array | None = None
@@ -90,15 +98,19 @@ class _Writing:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cascade(Drafter):
-    """Drafts a chain with a draft model that another drafter drafts for.
+class Cascade(TwoLevels):
+    """Drafts a chain with a model that another drafter drafts for.
 
-    ``params["drafter"] = {"outer": weights of the draft model, "inner": those of the other one}``.
-    To the inner drafter the outer model is the target. Where ``context.width`` is given, the text
-    is that much shorter; where every row wants to stop, no further pass is run.
+    ``params["drafter"] = {"outer": weights of the outer drafter (None: it has none), "inner": those
+    of the other one}``. To the inner drafter the outer model is the target. Where ``context.width``
+    is given, the text is that much shorter; where every row wants to stop, no further pass is run.
+
+    Models with windows or small caches get slots for what is taken back, as many as all levels
+    above them draft (``Target.rewindable``).
 
     Attributes:
-      outer: a draft model, whose ``num_draft`` tokens are the draft.
+      outer: a draft model or the target over a window (``SelfDraft``), whose ``num_draft`` tokens
+        are the draft.
       inner: a drafter of the outer model: a table, a draft model, a ``Cascade``, or a ``Hybrid`` or
         ``Fallback`` of these.
       rule: how the outer model judges the inner drafts; a rule that is not lossless is refused
@@ -106,12 +118,13 @@ class Cascade(Drafter):
       stop: where a draft ends before ``num_draft`` tokens, row by row; None: nowhere.
 
     Raises:
-      TypeError: ``outer`` is no ``DraftModel``, or ``inner`` no drafter.
-      ValueError: ``outer`` drafts a tree or tokens of another vocabulary, ``inner`` cannot draft
-        for a model whose text is taken back, or the rule is unknown.
+      TypeError: ``outer`` is no ``DraftModel`` and no ``SelfDraft``, or ``inner`` no drafter.
+      ValueError: ``outer`` drafts a tree or tokens of another vocabulary or, as ``SelfDraft``, has
+        no window or stops by itself; ``inner`` cannot draft for a model whose text is taken back,
+        or the rule is unknown.
     """
 
-    outer: DraftModel = unset()
+    outer: OuterLevel = unset()
     inner: Drafter = unset()
     rule: str | Rule = "auto"
     stop: CumulativeStop | None = None
@@ -122,6 +135,18 @@ class Cascade(Drafter):
         check_outer(self.outer)
         check_inner(self.inner, self.outer)
         acceptance.named(self.rule)
+        made = self._rewindable(0)
+        object.__setattr__(self, "outer", made["outer"])
+        object.__setattr__(self, "inner", made["inner"])
+
+    def _rewindable(self, num_tokens: int) -> dict[str, Any]:
+        """Both levels, for a text that is itself taken back by ``num_tokens`` tokens."""
+        most = num_tokens + self.num_draft + 2  # each level is up to two tokens behind
+        own = most if self.outer.keeps_text else num_tokens
+        return {"outer": self.outer.rewindable(own), "inner": self.inner.rewindable(most)}
+
+    def rewindable(self, num_tokens):
+        return dataclasses.replace(self, **self._rewindable(num_tokens))
 
     @property
     def name(self) -> str:
@@ -134,6 +159,14 @@ class Cascade(Drafter):
     @property
     def vocab_size(self) -> int:
         return self.outer.vocab_size
+
+    @property
+    def features(self) -> tuple[int, ...]:
+        return self.outer.features
+
+    @property
+    def can_rewind(self) -> bool:
+        return self.outer.can_rewind
 
     @property
     def topology(self):
@@ -153,24 +186,25 @@ class Cascade(Drafter):
         if not isinstance(params, dict) or set(params) != {"outer", "inner"}:
             raise ValueError(
                 "params['drafter'] of a Cascade must be a dict with 'outer', the weights of the "
-                "draft model, and 'inner', those of the drafter that drafts for it (None where it "
-                "has none)"
+                "outer drafter, and 'inner', those of the one that drafts for it (None where a "
+                "drafter has none)"
             )
         room = capacity + self.num_draft  # a draft may go on beyond the end of the buffer
-        for drafter in (self.outer, *levels(self.inner)):
-            check_window(drafter, room)
+        weights = self.outer.text_params(params["outer"], target_params)
         return CascadeState(
             outer=self.outer.init(params["outer"], target_params, batch, room, inputs),
-            inner=self.inner.init(params["inner"], params["outer"], batch, room, inputs),
+            inner=self.inner.init(params["inner"], weights, batch, room, inputs),
             stats=stats.start(batch, self.inner.depth, drafter=self.inner.name),
             threshold=None if self.stop is None else self.stop.init(batch),
         )
 
     def observe(self, params, target_params, state, segment):
+        outer = self.outer.observe(params["outer"], target_params, state.outer, segment)
+        state = dataclasses.replace(state, outer=outer)
         if segment.round is None:
-            outer = self.outer.observe(params["outer"], target_params, state.outer, segment)
-            inner = self.inner.observe(params["inner"], params["outer"], state.inner, segment)
-            return dataclasses.replace(state, outer=outer, inner=inner)
+            weights = self.outer.text_params(params["outer"], target_params)
+            inner = self.inner.observe(params["inner"], weights, state.inner, segment)
+            return dataclasses.replace(state, inner=inner)
         draft, verdict, _ = segment.round
         # the accepted tokens stay, and the root stands before them; what was committed beyond is
         # another drafter's, and no level has read it
@@ -201,8 +235,9 @@ class Cascade(Drafter):
         # without rounds that draft nothing, only the last token of a whole draft can be lacking
         chunk = 2 if before == "draft" and context.width is None else CATCH_UP
         outer = self.outer.read_until(params["outer"], state.outer, context.tokens, until, chunk)
-        here = dataclasses.replace(context, cache=outer.cache)
-        inner = self.inner.sync(params["inner"], params["outer"], state.inner, here, before=before)
+        weights = self.outer.text_params(params["outer"], target_params)
+        here = dataclasses.replace(context, cache=None)  # it is there when the text begins
+        inner = self.inner.sync(params["inner"], weights, state.inner, here, before=before)
         return dataclasses.replace(state, outer=outer, inner=inner)
 
     def _wanted(self, context) -> jax.Array:
@@ -217,13 +252,15 @@ class Cascade(Drafter):
 
     def draft_step(self, params, target_params, state, context):
         state = self.sync(params, target_params, state, context, before="draft")
+        given = params["outer"], target_params
+        cache, outer = self.outer.begin_text(*given, state.outer, context)
         own = {
-            "target": params["outer"],
+            "target": self.outer.text_params(*given),
             "drafter": params["inner"],
             "logits_processor": context.processor_params,
         }
         rule = self._rule(context)
-        model, steps = self.outer.model, jnp.arange(self.num_draft, dtype=jnp.int32)
+        model, steps = self.outer.text_model, jnp.arange(self.num_draft, dtype=jnp.int32)
 
         def going(writing):
             return jnp.any(writing.text.budget > 0)
@@ -235,14 +272,14 @@ class Cascade(Drafter):
             p = TargetLaw(judged.draft, required(judged.scores.logits, "logits"), judged.context)
             laws, sure = writing.laws, writing.sure
             if laws is not None:
-                laws = _noted(laws, context, text, after, judged, p)
+                laws = noted(laws, context, text, after, judged, p)
             if sure is not None:
-                sure = _noted(sure, context, text, after, judged, lambda n: most_probable(p.raw(n)))
+                sure = noted(sure, context, text, after, judged, lambda n: most_probable(p.raw(n)))
             _, ends = self._count(state, context, after, sure)
             after = dataclasses.replace(after, budget=jnp.where(ends, 0, after.budget))
             return _Writing(text=after, laws=laws, sure=sure)
 
-        begun = self._begun(own, rule, state, context)
+        begun = self._begun(own, rule, state, cache, context)
         made = jax.lax.while_loop(going, step, begun)
         text = made.text
         count, _ = self._count(state, context, text, made.sure)
@@ -256,9 +293,8 @@ class Cascade(Drafter):
             context, tokens, laws=made.laws, candidate=proposed, scored=proposed
         )
         ran = text.length > context.length
-        filled = jnp.where(ran, text.length - 1, state.outer.filled)
         return draft, CascadeState(
-            outer=DraftModelState(cache=text.cache, filled=filled),
+            outer=self.outer.end_text(outer, text.cache, text.length, ran),
             inner=text.drafter_state,
             stats=text.stats,
             threshold=state.threshold,
@@ -281,7 +317,7 @@ class Cascade(Drafter):
             )
         return self.rule
 
-    def _begun(self, own, rule, state: CascadeState, context: Context) -> _Writing:
+    def _begun(self, own, rule, state: CascadeState, cache, context: Context) -> _Writing:
         """What the inner loop begins with: the committed text, and a budget of ``num_draft``."""
         batch, settings = len(context.length), context.sampling
         tokens = jnp.pad(context.tokens, ((0, 0), (0, self.num_draft)))
@@ -294,13 +330,13 @@ class Cascade(Drafter):
             stops=jnp.full((batch, 1), -1, jnp.int32),  # the outer model goes on
         )
         text = initial_state(
-            self.outer.model,
+            self.outer.text_model,
             self.inner,
             rule,
             own,
             tokens,
             context.length,
-            state.outer.cache,
+            cache,
             state.inner,
             request,
         )
@@ -326,7 +362,7 @@ class Cascade(Drafter):
         count, ends = drafted, jnp.zeros(drafted.shape, bool)
         steps = jnp.arange(self.num_draft, dtype=jnp.int32)
         known = steps < drafted[:, None]
-        for least, along, keeps_last in _thresholds(state.threshold, context):
+        for least, along, keeps_last in thresholds(state.threshold, context):
             value = jnp.cumprod(sure, axis=1) if along == "path" else sure
             unsure = known & (value < least)
             stopped = jnp.any(unsure, axis=1)
@@ -339,29 +375,3 @@ class Cascade(Drafter):
             # what is not drafted yet equals no token of the text
             ends |= context.stop_drafting(jnp.where(known, tokens, -2 - steps))
         return count, ends
-
-
-def _thresholds(own: jax.Array | None, context: Context) -> list[tuple[Any, str, bool]]:
-    """For each threshold its value, what is compared with it, and whether the token that falls
-    below it is still proposed."""
-    found: list[tuple[Any, str, bool]] = []
-    if own is not None:
-        found.append((own[:, None], "path", True))
-    if context.confidence is not None:
-        sure = context.confidence
-        found.append((sure.least, sure.along, sure.keeps_last))
-    return found
-
-
-def _noted(notes, context: Context, before: State, after: State, judged, value):
-    """Writes ``value(node)`` of the nodes below which an inner round drew tokens to the places of
-    these tokens among ``notes`` ``[B, K, ...]``."""
-    num, most = after.length - before.length, notes.shape[1]
-    rows = jnp.arange(len(num))
-
-    def visit(step, notes):
-        said = value(judged.verdict.path[:, step])
-        place = before.length - context.length + step
-        return notes.at[rows, jnp.where(step < num, place, most)].set(said, mode="drop")
-
-    return jax.lax.fori_loop(0, jnp.max(num), visit, notes)

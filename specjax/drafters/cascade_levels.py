@@ -5,61 +5,92 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .. import trees
-from ..models.causal_lm import CausalLM
 from ..types import Drafter, DrafterWrapper, Target
 from .base import CombinedDrafter
 from .draft_model import DraftModel
+from .outer_level import OuterLevel
 from .self_draft import SelfDraft
 from .translation import TranslatedDraftModel
 
 
+class TwoLevels(Drafter):
+    """A drafter, ``inner``, that drafts for the model of another one, ``outer``: a ``Cascade``."""
+
+    outer: OuterLevel
+    inner: Drafter
+
+
 def levels(drafter: Drafter) -> Iterator[Drafter]:
-    """A drafter and all that it is made of, but not the levels of a ``Cascade`` in it, which are
-    checked where that is made."""
+    """A drafter and all that it is made of for the same model: of a ``Cascade``, the outer level
+    alone."""
     yield drafter
     parts: tuple[Drafter, ...] = ()
     if isinstance(drafter, CombinedDrafter):
         parts = drafter.parts
     elif isinstance(drafter, DrafterWrapper):
         parts = (drafter.inner,)
+    elif isinstance(drafter, TwoLevels):
+        parts = (drafter.outer,)
     for part in parts:
         yield from levels(part)
 
 
+def draft_models(drafter: Drafter) -> Iterator[Target]:
+    """The models of the draft models of which a drafter is made, at all levels of cascades."""
+    for part in levels(drafter):
+        if isinstance(part, DraftModel):
+            yield part.model
+        elif isinstance(part, TwoLevels):
+            yield from draft_models(part.inner)
+
+
 def check_outer(outer) -> None:
     """Raises TypeError or ValueError for what cannot be the outer drafter."""
-    if not isinstance(outer, DraftModel):
-        raise TypeError(f"Cascade(outer={outer!r}): give a specjax.drafters.DraftModel")
+    if not isinstance(outer, OuterLevel):
+        raise TypeError(
+            f"Cascade(outer={outer!r}): give a specjax.drafters.DraftModel, or a SelfDraft with a "
+            "window"
+        )
+    kind = "SelfDraft" if isinstance(outer, SelfDraft) else "DraftModel"
     if isinstance(outer, TranslatedDraftModel):
         raise ValueError(
             f"Cascade(outer={outer.name}): its model has other tokens than the target, and all "
             "levels must share one vocabulary; give a DraftModel"
         )
-    if type(outer).draft_step is not DraftModel.draft_step:
+    if type(outer).draft_step not in (DraftModel.draft_step, SelfDraft.draft_step):
         raise ValueError(
             f"Cascade(outer={outer.name}): a {type(outer).__name__} drafts in a way of its own, "
-            "and a cascade would run its model without that; give a DraftModel"
+            f"and a cascade would run its model without that; give a {kind}"
         )
     if outer.topology != trees.chain(outer.depth):
         raise ValueError(
-            f"Cascade(outer=DraftModel(topology={outer.topology})): the outer model generates a "
-            "text, which is a chain; give num_draft instead of a tree, or the DraftModel alone"
+            f"Cascade(outer={kind}(topology={outer.topology})): the outer model generates a "
+            f"text, which is a chain; give num_draft instead of a tree, or the {kind} alone"
         )
     if outer.sibling_sampling not in (None, "iid"):
         raise ValueError(
-            f"Cascade(outer=DraftModel(sibling_sampling={outer.sibling_sampling!r})): a text has "
+            f"Cascade(outer={kind}(sibling_sampling={outer.sibling_sampling!r})): a text has "
             "no siblings; leave sibling_sampling out"
         )
+    if isinstance(outer, SelfDraft) and outer.stop is not None:
+        raise ValueError(
+            f"Cascade(outer=SelfDraft(stop={outer.stop})): a cascade ends its drafts itself; give "
+            "Cascade(stop=CumulativeStop()) instead"
+        )
+    try:
+        _ = outer.text_model
+    except ValueError as error:
+        raise ValueError(f"Cascade(outer={outer.name}): {error}") from None
 
 
-def check_inner(inner, outer: DraftModel) -> None:
+def check_inner(inner, outer: OuterLevel) -> None:
     """Raises TypeError or ValueError for what cannot draft for ``outer``."""
     if not isinstance(inner, Drafter):
         raise TypeError(f"Cascade(inner={inner!r}): give an instance of specjax.Drafter")
     name = inner.name
     if not inner.depth:
         raise ValueError(
-            f"Cascade(inner={name}): it drafts nothing; give the DraftModel without a cascade"
+            f"Cascade(inner={name}): it drafts nothing; give the outer drafter without a cascade"
         )
     if inner.plans:
         raise ValueError(
@@ -78,7 +109,7 @@ def check_inner(inner, outer: DraftModel) -> None:
                 f"Cascade(inner={name}): the text that {part.name} spells in its own tokens cannot "
                 "be taken back; give a draft model with the target's vocabulary"
             )
-        if isinstance(part, SelfDraft) and part.target != outer.model:
+        if isinstance(part, SelfDraft) and part.target != outer.text_model:
             raise ValueError(
                 f"Cascade(inner={name}): it drafts with layers of another model than the outer "
                 "one; give SelfDraft(target=...) the model of outer"
@@ -88,26 +119,3 @@ def check_inner(inner, outer: DraftModel) -> None:
             f"Cascade: the vocabulary of inner={name} has {inner.vocab_size} tokens and that of "
             f"the outer model {outer.vocab_size}; all levels must share one"
         )
-
-
-def check_window(drafter: Drafter, capacity: int) -> None:
-    """Raises ValueError for a draft model whose cache forgets what it may need again."""
-    for model in _models(drafter.model) if isinstance(drafter, DraftModel) else ():
-        if not isinstance(model, CausalLM):
-            continue
-        config = model.config
-        windows = [config.window_of(i) or capacity for i in range(config.num_layers)]
-        if min(windows) < capacity:
-            raise ValueError(
-                f"Cascade: the draft model {config.model_type!r} has a sliding window of "
-                f"{min(windows)} tokens, and its cache keeps no more, so drafted tokens cannot be "
-                f"taken back in a text of up to {capacity} tokens; give the DraftModel without a "
-                "cascade, or a model without windows and without a small cache"
-            )
-
-
-def _models(model: Target) -> Iterator[Target]:
-    """A model and all that it is made of, as contrastive decoding is made of two."""
-    yield model
-    for part in model.parts:
-        yield from _models(part)

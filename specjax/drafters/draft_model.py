@@ -34,7 +34,7 @@ from .._internal.pytree import pytree_dataclass
 from ..decoding import contract_checks as checks
 from ..trees import expand
 from ..types import Draft, PyTree, Target, Verdict
-from .model_passes import ModelPassDrafter
+from .outer_level import OuterLevel
 
 CATCH_UP = 8  # tokens read at once after rounds without a draft
 
@@ -61,7 +61,7 @@ class DraftModelState:
 
 
 @dataclasses.dataclass(frozen=True)
-class DraftModel(ModelPassDrafter):
+class DraftModel(OuterLevel):
     """Drafts a chain or a tree with a language model; ``params["drafter"]`` holds its weights.
 
     Where ``context.width`` is given, passes beyond it are left out. After rounds of width 0 the
@@ -83,6 +83,7 @@ class DraftModel(ModelPassDrafter):
     topology: trees.Topology | None = None
     sibling_sampling: str | None = None
     name = "draft"
+    keeps_text = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -177,6 +178,22 @@ class DraftModel(ModelPassDrafter):
 
     def rewind(self, state, length):
         return dataclasses.replace(state, filled=jnp.minimum(state.filled, length - 1))
+
+    def rewindable(self, num_tokens):
+        return dataclasses.replace(self, model=self.model.rewindable(num_tokens))
+
+    @property
+    def text_model(self) -> Target:
+        return self.model
+
+    def text_params(self, params, target_params):
+        return params
+
+    def begin_text(self, params, target_params, state, context):
+        return state.cache, state
+
+    def end_text(self, state, cache, length, ran):
+        return DraftModelState(cache=cache, filled=jnp.where(ran, length - 1, state.filled))
 
     def _catch_up(self, params, state, context):
         """Reads what it missed, up to where ``draft_step`` begins; nothing where no row drafts."""

@@ -95,6 +95,9 @@ class TableBefore(CombinedDrafter):
     def beside(self, num_tokens):
         return dataclasses.replace(self, inner=self.inner.beside(num_tokens))
 
+    def rewindable(self, num_tokens):
+        return dataclasses.replace(self, inner=self.inner.rewindable(num_tokens))
+
     def shard(self, params, mesh):
         """The weights of ``inner`` on a mesh; see ``sharding.place``."""
         return self.inner.shard(params, mesh)

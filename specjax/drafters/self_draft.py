@@ -47,19 +47,18 @@ from .. import trees
 from .._internal.optional import required, unset
 from .._internal.pytree import pytree_dataclass
 from ..decoding import contract_checks as checks
+from ..models.chosen_entries import NEVER, ChosenEntries, last_states
 from ..models.config import SINKS
 from ..models.sub_network import DecoderPart, skipped_sublayers
-from ..models.top_chunks import TopChunks
 from ..types import SubNetwork, Target
 from .confidence_stop import ConfidenceStop
 from .hand_over import hand_over, wanted_depth
-from .heads import last_feature
-from .model_passes import ModelPassDrafter
+from .outer_level import OuterLevel
 from .part_passes import check_stop, draft_by_part, observe_stop
 
 
 @dataclasses.dataclass(frozen=True)
-class SelfDraft(ModelPassDrafter):
+class SelfDraft(OuterLevel):
     """Drafts a chain or a tree with a part of the target; it has no weights and no state.
 
     Where ``context.width`` is given, passes beyond it are left out.
@@ -72,7 +71,8 @@ class SelfDraft(ModelPassDrafter):
       window: how many of the last tokens a drafted token sees, itself included; None: all. It is at
         least the number of nodes of the draft, the root included.
       sinks: with a window, how many of the first tokens it sees besides.
-      chunks: with a window, which further tokens it sees (see ``models.top_chunks``); None: none.
+      chunks: with a window, which further tokens it sees: ``TopChunks`` or ``SnapKV`` (see
+        ``models.top_chunks``, ``models.snap_kv``); None: none.
       topology: the tree to draft (see ``trees.topology``); None: a chain of ``num_draft`` tokens.
       sibling_sampling: how children are picked (see ``trees.expand``); None: drawn (``iid``), or
         ``top`` in a tree that the drafter grows.
@@ -90,12 +90,13 @@ class SelfDraft(ModelPassDrafter):
     skip: tuple[str, ...] = ()
     window: int | None = None
     sinks: int = SINKS
-    chunks: TopChunks | None = None
+    chunks: ChosenEntries | None = None
     topology: trees.Topology | None = None
     sibling_sampling: str | None = None
     stop: ConfidenceStop | None = None
     name = "self"
     has_weights = False
+    keeps_text = False
 
     def __post_init__(self):
         super().__post_init__()
@@ -113,19 +114,19 @@ class SelfDraft(ModelPassDrafter):
         plain = isinstance(part, DecoderPart) and not part.whole.config.kv_rank
         if self.window is None or self.stop is not None or not plain:
             raise ValueError(
-                f"SelfDraft(chunks={self.chunks}, window={self.window}, stop={self.stop}): chunks "
+                f"SelfDraft(chunks={self.chunks}, window={self.window}, stop={self.stop}): entries "
                 "are chosen beside a window and without stop=, in a decoder-only model of "
                 "specjax.load with keys and values of its own (no latent attention)"
             )
 
     @property
     def features(self) -> tuple[int, ...]:
-        """The hidden states from which the queries that choose chunks follow."""
+        """The hidden states from which the queries that choose entries follow."""
         return () if self.chunks is None else self._decoder_part.choosing_layers
 
     @property
     def reads_last(self) -> bool:
-        return self.chunks is not None
+        return self.chunks is not None and self.chunks.num_queries == 1
 
     @property
     def can_rewind(self) -> bool:
@@ -153,7 +154,8 @@ class SelfDraft(ModelPassDrafter):
         which += [] if self.exit is None else [f"exit={self.exit}"]
         small = [] if self.window is None else [f"window={self.window},sinks={self.sinks}"]
         if self.chunks is not None:
-            small += [f"{name}={size}" for name, size in dataclasses.asdict(self.chunks).items()]
+            fields: Any = self.chunks  # a dataclass of numbers
+            small += [f"{name}={size}" for name, size in dataclasses.asdict(fields).items()]
         which += [",".join(small)] if small else []
         return ":".join([self.name, *which])
 
@@ -161,11 +163,32 @@ class SelfDraft(ModelPassDrafter):
     def vocab_size(self) -> int:
         return self.target.vocab_size
 
+    def rewindable(self, num_tokens):
+        return dataclasses.replace(self, target=self.target.rewindable(num_tokens))
+
+    @property
+    def text_model(self) -> Target:
+        return self.part.as_target()
+
+    def text_params(self, params, target_params):
+        return target_params
+
+    def begin_text(self, params, target_params, state, context):
+        length = context.length - 1
+        if self.chunks is None:
+            return self.part.own_cache(context.cache, length), state
+        state = self._chosen(target_params, state, context, self.chunks)
+        return self._decoder_part.own_cache(context.cache, length, state.places), state
+
+    def end_text(self, state, cache, length, ran):
+        return state
+
     def init(self, params, target_params, batch, capacity, inputs=None):
         if self.chunks is not None:
             config, layers = self._decoder_part.whole.config, len(self.features)
             return ChosenChunks(
-                states=jnp.zeros((batch, layers * config.hidden_size)),
+                states=jnp.zeros((batch, self.chunks.num_queries, layers * config.hidden_size)),
+                last=jnp.full((batch,), -1, jnp.int32),
                 places=jnp.zeros(
                     (batch, layers, config.num_kv_heads, self.chunks.budget), jnp.int32
                 ),
@@ -175,9 +198,16 @@ class SelfDraft(ModelPassDrafter):
 
     def observe(self, params, target_params, state, segment):
         if self.chunks is not None:
+            once, some = self.chunks.every == NEVER, segment.num > 0
+            if once and segment.round is not None:
+                return state
             features = required(segment.features, "segment.features")
-            states = last_feature(state.states, features, segment.num)
-            return dataclasses.replace(state, states=states)
+            return dataclasses.replace(
+                state,
+                states=last_states(state.states, features, segment.num),
+                last=jnp.where(some, segment.start + segment.num - 1, state.last),
+                age=jnp.where(some, NEVER, state.age) if once else state.age,
+            )
         return observe_stop(self, state, segment, self.depth)
 
     def draft_step(self, params, target_params, state, context):
@@ -197,13 +227,14 @@ class SelfDraft(ModelPassDrafter):
         return hand_over(checked, topology, draft, entries, width), state
 
     def _chosen(self, target_params, state, context, chunks):
-        """The state with chunks that are chosen anew in rows whose last choice is old."""
+        """The state with entries that are chosen anew in rows whose last choice is old."""
         part, length = self._decoder_part, context.length - 1
         whole = required(self.window, "window") + self.sinks + chunks.budget
         old = (state.age >= chunks.every) & (length > whole) & (context.budget > 0)
 
         def anew():
-            return part.choose(target_params, context.cache, state.states, length, chunks)
+            given = target_params, context.cache, state.states, state.last
+            return part.choose(*given, length, chunks)
 
         places = jax.lax.cond(jnp.any(old), anew, lambda: state.places)
         places = jnp.where(old[:, None, None, None], places, state.places)
@@ -212,15 +243,17 @@ class SelfDraft(ModelPassDrafter):
 
 @pytree_dataclass
 class ChosenChunks:
-    """What is remembered of a choice of chunks.
+    """What is remembered of a choice of entries.
 
     Attributes:
-      states: float32 ``[B, F]``, the inputs of the layers that choose, at the last token in the
-        target's cache.
+      states: float32 ``[B, O, F]``, the inputs of the layers that choose, at the tokens whose
+        queries choose.
+      last: int32 ``[B]``, the position of the last of these tokens.
       places: int32 ``[B, layers, K, budget]``, the positions of the tokens chosen last.
       age: int32 ``[B]``, rounds since then.
     """
 
     states: jax.Array
+    last: jax.Array
     places: jax.Array
     age: jax.Array

@@ -74,6 +74,11 @@ class Synthetic(CombinedDrafter):
     def parts(self) -> tuple[Drafter, ...]:
         return () if self.inner is None else (self.inner,)
 
+    def rewindable(self, num_tokens):
+        if self.inner is None:
+            return self
+        return dataclasses.replace(self, inner=self.inner.rewindable(num_tokens))
+
     def shard(self, params, mesh):
         """The weights of ``inner`` on a mesh; see ``sharding.place``."""
         if self.inner is None:

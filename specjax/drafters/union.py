@@ -79,6 +79,10 @@ class Union(CombinedDrafter):
         drafters = tuple(drafter.beside(num_tokens) for drafter in self.drafters)
         return dataclasses.replace(self, drafters=drafters)
 
+    def rewindable(self, num_tokens):
+        drafters = tuple(drafter.rewindable(num_tokens) for drafter in self.drafters)
+        return dataclasses.replace(self, drafters=drafters)
+
     def shard(self, params, mesh):
         """The weights of all drafters on a mesh; see ``sharding.place``."""
         return tuple(d.shard(own, mesh) for d, own in zip(self.drafters, params, strict=True))

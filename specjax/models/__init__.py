@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .seq2seq.target import Seq2SeqLM
     from .seq2seq.whisper import start_ids
     from .small_cache import windowed
+    from .snap_kv import SnapKV
     from .stream_decoder import StreamDecoder
     from .tokenizer import Tokenizer, TokenizerLike
     from .top_chunks import TopChunks
@@ -31,6 +32,7 @@ _LAZY = {
     "EncoderDecoderConfig": "seq2seq.config",
     "PipelinedLM": "pipeline",
     "Seq2SeqLM": "seq2seq.target",
+    "SnapKV": "snap_kv",
     "StreamDecoder": "stream_decoder",
     "Tokenizer": "tokenizer",
     "TokenizerLike": "tokenizer",
@@ -55,6 +57,7 @@ __all__ = [
     "EncoderDecoderConfig",
     "PipelinedLM",
     "Seq2SeqLM",
+    "SnapKV",
     "StreamDecoder",
     "Tokenizer",
     "TokenizerLike",

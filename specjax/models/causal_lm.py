@@ -159,6 +159,12 @@ class CausalLM(CheckpointTarget, HeadTarget):
         config = dataclasses.replace(self.config, cache_window=window, sinks=sinks)
         return dataclasses.replace(self, config=config)
 
+    def rewindable(self, num_tokens: int) -> CausalLM:
+        c = self.config
+        if num_tokens <= c.spare or not any(map(c.window_of, range(c.num_layers))):
+            return self
+        return dataclasses.replace(self, config=dataclasses.replace(c, spare=num_tokens))
+
     def recent(self, cache, length: jax.Array, chosen=None) -> PyTree:
         """What the small cache of this model would hold, taken from a cache that holds all tokens.
 

@@ -59,6 +59,7 @@ class DecoderConfig:
     # a small cache for drafting, of layers without a window of their own (``small_cache.py``)
     cache_window: int | None = None  # tokens that a token sees, itself included; None: all
     sinks: int = 0  # and the first tokens of the text, which it sees wherever it stands
+    spare: int = 0  # further slots of caches with windows: so many tokens can be taken back
     query_scalar: float | None = None  # scores are divided by its square root; default: head_dim
     score_softcap: float | None = None  # attention scores become cap * tanh(x / cap) (Gemma 2)
     logit_softcap: float | None = None  # logits become cap * tanh(x / cap)
@@ -225,11 +226,13 @@ class DecoderConfig:
         """Slots of a cache for ``capacity`` tokens: those of a layer with a window are bounded.
 
         A root sees ``window - 1`` committed tokens. One slot more lets a cache be one token ahead
-        of the root, as the cache of a draft model is after the prompt. A ring cannot be rewound
-        further.
+        of the root, as the cache of a draft model is after the prompt. A ring can be rewound by
+        ``spare`` tokens further.
         """
         window = self.window_of(layer)
-        return capacity if window is None else min(capacity, window + self.sinks_of(layer))
+        if window is None:
+            return capacity
+        return min(capacity, window + self.sinks_of(layer) + self.spare)
 
     def is_ring(self, layer: int, slots: int) -> bool:
         """Whether a cache of so many slots is a ring (see ``kv_cache.py``). A cache that is shorter

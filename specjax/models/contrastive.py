@@ -81,6 +81,10 @@ class Contrastive(Target):
         given = [model.approximate for model in (self.expert, self.amateur)]
         return ", ".join(filter(None, given))
 
+    def rewindable(self, num_tokens: int) -> Contrastive:
+        models = (model.rewindable(num_tokens) for model in self.parts)
+        return dataclasses.replace(self, **dict(zip(("expert", "amateur"), models, strict=True)))
+
     def activation_dtype(self, params) -> np.dtype:
         return self.expert.activation_dtype(params["expert"])
 

@@ -124,7 +124,8 @@ def commit(
 
     Args:
       cache: leaves ``[B, K, S, E]``.
-      entries: leaves ``[B, K, N, E]``, one entry for each node.
+      entries: leaves ``[B, K, N, E]``, one entry for each node; with ``rings``, None for a layer
+        that stays as it is.
       start: int32 ``[B]``, the position of the root.
       verdict: the entries of nodes ``path[:, :count + 1]`` are written to positions ``start,
         start + 1, ...``. Rows with ``count = -1`` and positions outside of the capacity are not
@@ -169,6 +170,6 @@ def commit(
         return jax.tree.map(partial(write, ring=False, before=0), cache, entries)
     layers = zip(cache, entries, rings, sinks or [0] * len(rings), strict=True)
     return tuple(
-        jax.tree.map(partial(write, ring=ring, before=before), slots, new)
+        slots if new is None else jax.tree.map(partial(write, ring=ring, before=before), slots, new)
         for slots, new, ring, before in layers
     )

@@ -28,9 +28,10 @@ import numpy as np
 
 from .._internal.optional import required
 from .._internal.pytree import pytree_dataclass, static
-from ..types import Draft, Scores, SubNetwork
-from .config import ATTENTION, EVERY_SUBLAYER, MLP_SUBLAYER, DecoderConfig
-from .top_chunks import TopChunks, choose, choosing_layers
+from ..types import Draft, Scores, SubNetwork, Target
+from .chosen_entries import ChosenEntries, choosing_layers
+from .config import ATTENTION, EVERY_SUBLAYER, MLP_SUBLAYER
+from .part_model import PartModel, RunsInPart
 
 KINDS = (ATTENTION, MLP_SUBLAYER)
 _ITEM = re.compile(r"(?:(attention|mlp)[.:])?(\d+)(?:-(\d+))?")
@@ -84,32 +85,6 @@ class HasLayers(Protocol):
     def num_layers(self) -> int: ...
 
 
-class RunsInPart(Protocol):
-    """A decoder that can leave sublayers out: ``CausalLM``."""
-
-    @property
-    def num_layers(self) -> int: ...
-
-    @property
-    def config(self) -> DecoderConfig: ...
-
-    def recent(self, cache, length, chosen=None): ...
-
-    def run(
-        self,
-        params,
-        cache,
-        draft: Draft,
-        *,
-        features: tuple[int, ...],
-        since: int,
-        entries,
-        logits: bool,
-        without: tuple[frozenset[str], ...] | None = None,
-        gates=None,
-    ) -> Scores: ...
-
-
 @dataclasses.dataclass(frozen=True)
 class DecoderPart(SubNetwork):
     """The layers of ``whole`` but for some sublayers, with its norm and its head.
@@ -147,15 +122,28 @@ class DecoderPart(SubNetwork):
             places = [of.get(i) for i in range(len(self.without))]
         return self.small.recent(cache, length, places)
 
+    def as_target(self) -> Target:
+        return super().as_target() if self.small is None else PartModel(self.small, self.without)
+
+    def own_cache(self, cache, length, chosen: jax.Array | None = None):
+        """See ``SubNetwork.own_cache``; ``chosen``: what ``choose`` returned last."""
+        taken, config = self.select(cache, length, chosen), required(self.small, "small").config
+
+        def whole(slots, layer):
+            lacking = (config.window_of(layer) or 0) + config.sinks_of(layer) - slots.shape[2]
+            return jnp.pad(slots, ((0, 0), (0, 0), (0, max(lacking, 0)), (0, 0)))
+
+        return tuple(tuple(whole(x, i) for x in layer) for i, layer in enumerate(taken))
+
     @property
     def choosing_layers(self) -> tuple[int, ...]:
-        """The layers that choose chunks; the inputs of these are the hidden states so numbered."""
+        """The layers that choose entries; the inputs of these are the hidden states so numbered."""
         return choosing_layers(self.whole.config, self.without)
 
-    def choose(self, params, cache, states, length, chunks: TopChunks) -> jax.Array:
-        """The positions of the chunks that the layers choose; see ``top_chunks.choose``."""
-        small = required(self.small, "small").config
-        return choose(small, params, cache, states, length, chunks, self.choosing_layers)
+    def choose(self, params, cache, states, last, length, chosen: ChosenEntries) -> jax.Array:
+        """The positions that the layers choose; see ``ChosenEntries.choose``."""
+        small, layers = required(self.small, "small").config, self.choosing_layers
+        return chosen.choose(small, params, cache, states, last, length, layers)
 
     def verify(
         self, params, cache, draft: Draft, *, features=(), since=0, entries=None, logits=True

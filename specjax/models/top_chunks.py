@@ -12,9 +12,6 @@ The queries need no pass: they follow from the hidden states that the target's l
 choice reads the keys of the whole text once, so its cost grows with the text; what is drafted
 between two choices does not.
 
-The chosen entries lie where those of further sinks would (``kv_cache.recent``), since every drafted
-token sees them: a part with this cache is one with ``sinks + budget`` sinks.
-
 Differs from TriForce, which chooses once by the last token of the prompt, for heads that share no
 keys, and later overwrites the chunks of least score by what was generated; here the window holds
 what was generated, and the choice is made anew. The first chunk, which it always keeps, is the
@@ -27,20 +24,17 @@ Chen et al., MagicDec, arXiv 2408.11049 (the target drafts over a small cache of
 from __future__ import annotations
 
 import dataclasses
-import numbers
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from ..types import PyTree
-from .config import ATTENTION, DecoderConfig
-from .decoder import abstract
-from .layers import turns
+from .chosen_entries import ChosenEntries, check_sizes, queries
+from .config import DecoderConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TopChunks:
+class TopChunks(ChosenEntries):
     """How many tokens are chosen, and how often.
 
     Attributes:
@@ -57,10 +51,7 @@ class TopChunks:
     every: int = 8
 
     def __post_init__(self):
-        for name in ("budget", "chunk", "every"):
-            size = getattr(self, name)
-            if isinstance(size, bool) or not isinstance(size, numbers.Integral) or size < 1:
-                raise ValueError(f"{name}={size!r}: it must be a whole number from 1")
+        check_sizes(self, ("budget", "chunk", "every"))
         if self.budget % self.chunk:
             raise ValueError(
                 f"budget={self.budget}, chunk={self.chunk}: whole chunks are chosen; give a budget "
@@ -72,40 +63,12 @@ class TopChunks:
         """The number of chosen chunks."""
         return self.budget // self.chunk
 
+    @property
+    def num_queries(self) -> int:
+        return 1
 
-def choosing_layers(config: DecoderConfig, without: tuple[frozenset[str], ...]) -> tuple[int, ...]:
-    """The layers that choose: those whose attention runs and sees all tokens."""
-    return tuple(
-        i
-        for i, left_out in enumerate(without)
-        if ATTENTION not in left_out and not config.is_local(i)
-    )
-
-
-def queries(config: DecoderConfig, params, states: jax.Array, position: jax.Array, layers):
-    """The queries of one token a row, of these layers: float32 ``[B, K, E]`` each, summed over the
-    query heads that share a key.
-
-    Args:
-      params: the weights of the decoder.
-      states: ``[B, F]``, what these layers read, side by side.
-      position: int32 ``[B]``, where the token stands.
-    """
-    model, batch = nnx.merge(abstract(config)[0], params), len(states)
-    inputs = jnp.split(states.astype(model.norm.weight[...].dtype), len(layers), axis=1)
-    found = []
-
-    def keep(query, *fresh):
-        found.append(jnp.sum(query[..., 0].astype(jnp.float32), axis=3))
-        return jnp.zeros_like(query), None
-
-    for i, x in zip(layers, inputs, strict=True):
-        rope = None
-        if config.positions == "rope":
-            rope = turns(config, position[:, None], not config.is_local(i), x.dtype)
-        block = model.blocks[i]
-        block.attention(block.enter(x.T)[0], rope, batch, keep)
-    return found
+    def choose(self, config, params, cache, states, last, length, layers):
+        return choose(config, params, cache, states[:, -1], length, self, layers)
 
 
 def choose(
@@ -134,9 +97,9 @@ def choose(
     """
     sinks, window = config.sinks - chunks.budget, config.cache_window or 0
     within, chosen = jnp.arange(chunks.chunk, dtype=jnp.int32), []
-    asked = queries(config, params, states, length - 1, layers)
+    asked = queries(config, params, states[:, None], length[:, None] - 1, layers)
     for i, query in zip(layers, asked, strict=True):
-        keys = cache[i][0]
+        query, keys = jnp.sum(query[..., 0].astype(jnp.float32), axis=3), cache[i][0]
         count = max((keys.shape[2] - sinks) // chunks.chunk, chunks.count)
         some = keys[:, :, sinks : sinks + count * chunks.chunk]
         score = jnp.einsum("bke,bkse->bks", query, some.astype(jnp.float32))

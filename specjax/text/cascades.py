@@ -1,4 +1,9 @@
-"""What ``drafter="cascade:OUTER:INNER"`` means: a draft model that another drafter drafts for."""
+"""What ``drafter="cascade:OUTER:INNER"`` means: a model that another drafter drafts for.
+
+A setting, such as ``window=64,budget=512``, belongs to the name that stands before it, so in
+``cascade:self:window=64,budget=512:draft:window=256`` the outer level is
+``self:window=64,budget=512``, and the inner one ``draft:window=256``.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +11,10 @@ from collections.abc import Callable
 
 from ..checkpoints import HeadLM
 from ..drafters import Cascade, DraftModel
+from ..drafters.self_draft import SelfDraft
 from ..models.lm import LM, as_drafter
 from ..types import Drafter, PyTree
+from . import own_layers
 
 NAME = "cascade"
 NUM_DRAFT = 6  # tokens of the outer model; more than a draft model alone, since they cost less
@@ -26,8 +33,8 @@ def check_levels(name: str) -> None:
     if not outer or not inner:
         raise ValueError(
             f"drafter={name!r} does not say which drafters: write 'cascade:OUTER:INNER', where "
-            "OUTER is 'draft', or the folder or hub name of a draft model, and INNER drafts for "
-            "it: a table such as 'ngram', a smaller draft model, or a cascade"
+            "OUTER is 'draft', the folder or hub name of a draft model, or 'self:window=512', and "
+            "INNER drafts for it: a table such as 'ngram', a smaller draft model, or a cascade"
         )
 
 
@@ -47,32 +54,40 @@ def named_cascade(
         number of drafts or None.
 
     Raises:
-      ValueError: a level is missing, the outer one is no draft model, or the inner one cannot draft
-        for it.
+      ValueError: a level is missing, the outer one is neither a draft model nor the target over a
+        window, or the inner one cannot draft for it.
     """
     check_levels(name)
     _, first, rest = _levels(name)
     model = find(first)
-    if not isinstance(model, LM):
+    if isinstance(model, SelfDraft):
+        outer = own_layers.shaped(lm, model, None, NUM_DRAFT, None)
+        weights, who = None, model.words
+    elif isinstance(model, LM):
+        outer = DraftModel(num_draft=NUM_DRAFT, model=as_drafter(lm, model))
+        weights, who = model.params, model.fingerprint
+    else:
         raise ValueError(
             f"drafter={name!r}: {first!r} is no draft model, which the outer level of a cascade "
-            "is; give 'draft', or the folder or hub name of a draft model"
+            "is; give 'draft', the folder or hub name of a draft model, or 'self:window=512', the "
+            "target over its last tokens"
         )
-    outer = DraftModel(num_draft=NUM_DRAFT, model=as_drafter(lm, model))
     found = find(rest)
     inner, below = resolve(lm, found, INNER_DRAFT if is_cascade(rest) else None)
     told = found.fingerprint if isinstance(found, LM | HeadLM) else rest
     return HeadLM(
         drafter=Cascade(outer, inner),
-        params={"outer": model.params, "inner": below},
+        params={"outer": weights, "inner": below},
         name=name,
-        fingerprint=f"{model.fingerprint}:{told}",
+        fingerprint=f"{who}:{told}",
         target=lm.checkpoint,
     )
 
 
 def _levels(name: str) -> tuple[str, str, str]:
-    """Returns ``cascade``, the outer and the inner name."""
-    own, _, rest = name.partition(":")
-    outer, _, inner = rest.partition(":")
-    return own, outer, inner
+    """Returns ``cascade``, the outer name with its settings, and the inner name."""
+    own, *words = name.split(":")
+    num = 1
+    while num < len(words) and words[num].partition("=")[0].isidentifier() and "=" in words[num]:
+        num += 1
+    return own, ":".join(words[:num]), ":".join(words[num:])

@@ -107,8 +107,9 @@ def generate(lm: LM, prompts: Prompts | None = None, *, options: Options) -> Gen
         - ``"ngram+NAME"``, ``"suffix+NAME"`` or ``"sam+NAME"``: copies where the text so far has a
           match, else the draft model, heads or layers of that name (see ``drafters.Hybrid`` and
           ``drafters.Fallback``).
-        - ``"cascade:OUTER:INNER"``: the draft model OUTER (``draft``, a folder or a hub name), for
-          which the drafter INNER drafts (see ``drafters.Cascade``).
+        - ``"cascade:OUTER:INNER"``: the draft model OUTER (``draft``, a folder or a hub name), or
+          the target over a window (``self:window=64,budget=512``), for which the drafter INNER
+          drafts (see ``drafters.Cascade``). Settings belong to the name before them.
         - ``"module:Class"`` or ``"module:Class:period=3"``: a drafter of your own without weights,
           made with these settings; the module may lie in the current folder.
         - An object: a model from ``specjax.load``, heads from ``specjax.load_drafter``, a

@@ -24,8 +24,9 @@ def named_layers(lm: LM, name: str, num_draft: int) -> SelfDraft:
     that draft. Without a choice, the layers are those of the file that ``specjax layers`` saved in
     the model's folder. ``:window=512,sinks=4`` lets a drafted token see only these tokens of the
     text, and ``:window=64,budget=512,chunk=8,every=8`` also those chunks that it wants most (see
-    ``models.top_chunks``); without a choice all layers then draft. ``:stop=0.6`` sets the
-    probability at which a chain ends (see ``drafters.confidence_stop``).
+    ``models.top_chunks``), or ``:window=64,budget=512,observe=32`` the tokens of the prompt that
+    its end wanted most (see ``models.snap_kv``); without a choice all layers then draft.
+    ``:stop=0.6`` sets the probability at which a chain ends (see ``drafters.confidence_stop``).
 
     Args:
       lm: the target.

@@ -12,11 +12,14 @@ from .._internal.named_settings import parse_settings
 from ..models.config import SINKS
 from ..models.lm import LM
 from ..models.small_cache import windowed
+from ..models.snap_kv import SnapKV
 from ..models.top_chunks import TopChunks
 
 SETTINGS = {"window": int, "sinks": int}
-CHUNKS = {"budget": int, "chunk": int, "every": int}  # of the target's own cache alone
-OWN_SETTINGS = SETTINGS | CHUNKS
+CHUNKS = {"chunk": int, "every": int}  # of the target's own cache alone, as the others
+PROMPT = {"observe": int, "pool": int}
+CHOICE = {"budget": int} | CHUNKS | PROMPT
+OWN_SETTINGS = SETTINGS | CHOICE
 
 
 def model_of(name: str) -> str | None:
@@ -52,7 +55,7 @@ def parse(name: str, text: str, model: str, known=SETTINGS) -> dict[str, Any]:
         )
     found = parse_settings(f"drafter={name!r}", text, model, known)
     if "window" not in found:
-        seen = "chunks" if {*found} & {*CHUNKS} else "sinks"
+        seen = "chosen tokens" if {*found} & {*CHOICE} else "sinks"
         raise ValueError(
             f"drafter={name!r}: {seen} are seen beside a window; write '{model}:window=512,{text}'"
         )
@@ -60,23 +63,30 @@ def parse(name: str, text: str, model: str, known=SETTINGS) -> dict[str, Any]:
 
 
 def parse_own(name: str, text: str, model: str) -> dict[str, Any]:
-    """Returns what ``parse`` does for the target's own cache, and ``chunks`` where a text such as
-    ``window=64,budget=512,chunk=8,every=8`` has a budget.
+    """Returns what ``parse`` does for the target's own cache, and ``chunks`` where a text has a
+    budget: ``window=64,budget=512,chunk=8,every=8`` or, with a setting of ``SnapKV``,
+    ``window=64,budget=512,observe=32,pool=5``.
 
     Raises:
-      ValueError: as ``parse``; there are settings of chunks without a budget, or chunks cannot be.
+      ValueError: as ``parse``; there are settings of a choice without a budget, those of both ways
+        to choose, or some that cannot be.
     """
     found = parse(name, text, model, OWN_SETTINGS)
-    chunks = {setting: found.pop(setting) for setting in CHUNKS if setting in found}
-    if not chunks:
+    choice = {setting: found.pop(setting) for setting in CHOICE if setting in found}
+    if not choice:
         return found
-    if "budget" not in chunks:
+    if "budget" not in choice:
         raise ValueError(
-            f"drafter={name!r}: chunks are chosen for a budget of tokens; write "
-            f"'{model}:{text},budget=512'"
+            f"drafter={name!r}: tokens are chosen for a budget; write '{model}:{text},budget=512'"
+        )
+    prompt, chunks = ({*choice} & {*settings} for settings in (PROMPT, CHUNKS))
+    if prompt and chunks:
+        raise ValueError(
+            f"drafter={name!r}: {', '.join(sorted(prompt))} choose tokens once, by the prompt, and "
+            f"{', '.join(sorted(chunks))} chunks every few rounds; leave one of the two out"
         )
     try:
-        return found | {"chunks": TopChunks(**chunks)}
+        return found | {"chunks": (SnapKV if prompt else TopChunks)(**choice)}
     except ValueError as error:
         raise ValueError(f"drafter={name!r}: {error}") from None
 

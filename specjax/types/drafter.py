@@ -220,6 +220,11 @@ class Drafter(abc.ABC):
         commit up to ``num_tokens`` tokens. Default: ``self``."""
         return self
 
+    def rewindable(self, num_tokens: int) -> Drafter:
+        """Returns a drafter like this one whose state can be taken back by ``num_tokens`` tokens
+        (see ``rewind``); a ``Cascade`` asks for it. Default: ``self``, which forgets nothing."""
+        return self
+
     def shard(self, params: PyTree, mesh: jax.sharding.Mesh) -> PyTree:
         """Returns ``params`` on the devices of a mesh. Default: as they are (then replicated)."""
         return params
@@ -355,6 +360,9 @@ class DrafterWrapper(Drafter):
 
     def beside(self, num_tokens):
         return dataclasses.replace(self, inner=self.inner.beside(num_tokens))
+
+    def rewindable(self, num_tokens):
+        return dataclasses.replace(self, inner=self.inner.rewindable(num_tokens))
 
     def shard(self, params, mesh):
         return self.inner.shard(params, mesh)

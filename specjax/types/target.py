@@ -154,6 +154,12 @@ class Target(abc.ABC):
             "implement sub_network; take another drafter, such as 'ngram'"
         )
 
+    def rewindable(self, num_tokens: int) -> Target:
+        """Returns this model with caches from which the last ``num_tokens`` tokens can be taken
+        back: others are then committed in their place. Default: ``self``, whose caches keep
+        everything."""
+        return self
+
     def activation_dtype(self, params: PyTree) -> np.dtype:
         """Returns the dtype of the activations. Default: that of the first floating weight."""
         floats = (x for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating))
@@ -188,6 +194,24 @@ class SubNetwork(abc.ABC):
           length: int32 ``[B]``, how many entries it holds: the position of the root.
         """
         return cache
+
+    def as_target(self) -> Target:
+        """Returns this part as a target of its own, over caches of ``own_cache``: a ``Cascade`` has
+        another drafter draft for it.
+
+        Raises:
+          ValueError: a round would have to copy the target's whole cache, which nothing but the
+            target may write. Default.
+        """
+        raise ValueError(
+            f"{type(self).__name__}: this part reads the whole cache of its target, and cannot "
+            "write a text of its own without a copy of it; give it a window (window=512)"
+        )
+
+    def own_cache(self, cache: PyTree, length: jax.Array) -> PyTree:
+        """Returns what ``select`` returns as a cache that ``as_target()`` may write; its size does
+        not depend on that of the target's cache. Default: there is none, see ``as_target``."""
+        raise NotImplementedError(f"{type(self).__name__} has as_target: implement own_cache")
 
     @abc.abstractmethod
     def verify(

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...decoding.state import State
-from ...drafters.draft_model import DraftModel
+from ...drafters.cascade_levels import draft_models
 from ...drafters.heads import HeadDrafter
 from ...models.causal_lm import CausalLM
 from ...sampling import processors
@@ -35,8 +35,7 @@ def check_rewinds(work: GenerationTask) -> None:
     """
     target = work.lm.target
     drafter = work.drafter
-    small = (drafter.model,) if isinstance(drafter, DraftModel) else ()
-    for model in (target, *target.parts, *small):
+    for model in (target, *target.parts, *draft_models(drafter)):
         if not isinstance(model, CausalLM):
             continue
         config = model.config
