@@ -321,6 +321,7 @@ def cases(model, params, near=None, other=None):
         "adaptive speculator prefix": adaptive(head(Speculator, prefixed, (-1, 0, 1), rules=())),
         "hybrid speculator prefix": hybrid(3, head(Speculator, prefixed, (-1, 0, 1))),
         "block": head(BlockDrafter, block, (-1, 0, 0, 1), ("rejection",), picks="iid"),
+        "block expanded": head(BlockDrafter, block, trees.Expand(3, 3, 7)),
         "dflash2": head(DFlash2, dflash2, (-1, 0, 0, 1), ("rejection",), picks="iid"),
         "dspark": head(DSpark, dspark, (-1, 0, 1, 2), ("rejection",), picks="iid", markov="rnn"),
         "eagle": head(Eagle, eagle, TREE, ("rejection",), picks="distinct"),

@@ -56,6 +56,7 @@ TABLE = {
         ("broken_twins|bad_shapes", DEFAULT),
         ("whole_rows", FULL),
     ],
+    "test_block_trees.py": [("fault", DEFAULT), (EVERYTHING, MERGE)],
     "test_calculator.py": [("command_prints|form_of_the_page", MERGE)],
     "test_cascade.py": [
         (r"is_seen\[released", FULL),
@@ -145,7 +146,7 @@ TABLE = {
             r"token_for_token.*\[(adaptive (?!ngram)|(hybrid|fallback) (mtp|spec|rec|look)"
             "|tables? (model|before)|union with|merged chains|self (expanded|stop)"
             "|hybrid (self|tli)|tli tree|draft expanded by|lookahead (text|pairs)|suffix and"
-            "|mtp distinct|unsure self|unsure draft exp|speculator p|kangaroo tree|dflash2|switch)",
+            "|mtp distinct|unsure self|unsure draft exp|speculator p|kangaroo tree|dflash2|block exp|switch)",
             FULL,
         ),
         ("token_for_token", MERGE),

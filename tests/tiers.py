@@ -28,6 +28,7 @@ QUICK = {
     "test_approximate.py",
     "test_audit.py",
     "test_block_drafters.py",
+    "test_block_trees.py",
     "test_cascade.py",
     "test_chain_rules.py",
     "test_chat.py",

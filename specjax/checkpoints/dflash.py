@@ -7,7 +7,9 @@ With L layers i, and k hidden states of the target::
 The authors' config has ``block_size`` (at the top level, or in ``dflash_config``), ``dflash_config:
 {mask_token_id, target_layer_ids}`` and ``num_target_layers``. Ids count the target's layers from 0,
 so that id i is ``hidden_states[i + 1]`` of Hugging Face. Without ids they are spread evenly from
-the second layer to the third last. Embeddings and LM head are those of the target.
+the second layer to the third last. Embeddings and LM head are those of the target. ``causal`` there
+says that a token of the block attends only to tokens before it; JetSpec's files call it
+``causal_head``.
 
 The layout of speculators has ``speculators_model_type: dflash`` and the config of the layers in
 ``transformer_layer_config``. Its ``aux_hidden_state_layer_ids`` are ``hidden_states[i]``, and it
@@ -167,7 +169,7 @@ def config_of(drafter: BlockDrafter, layout: str) -> dict:
             "embeddings, for which the layout has no number"
         )
     if shape.causal is not None:
-        own["causal"] = shape.causal
+        own["causal"] = own["causal_head"] = shape.causal
     config = layer_hf(shape.layers) | {
         "architectures": ["DFlashDraftModel"],
         "block_size": shape.block_size,
@@ -215,6 +217,12 @@ def _attention(config: Mapping, own: Mapping, layers):
     """``(layers, causal)``, with the windows that the keys of DFlash ask for."""
     causal = config.get("is_causal")
     causal = own.get("causal") if causal is None else causal
+    tree = own.get("causal_head")  # JetSpec's key
+    if tree is not None and causal is not None and bool(tree) != bool(causal):
+        raise ValueError(
+            f"dflash_config: causal_head={tree} contradicts causal={causal}; leave one of them out"
+        )
+    causal = tree if causal is None else causal
     sliding = layers.window is not None
     if sliding or own.get("use_swa"):
         window = own.get("swa_window_size") or layers.window or config.get("sliding_window")

@@ -12,15 +12,26 @@ head. The tokens of a block attend to each other in both directions and, in ever
 tokens before the root. Of those, only keys and values are ever computed; they are in a cache, to
 which each round adds the keys and values of its accepted path.
 
-Lossless: yes, under ``greedy`` and ``delta``; with ``sibling_sampling="iid"`` or ``"distinct"``
-also under ``rejection`` (each token is drawn from the law of its position).
+With ``topology=trees.Expand(width, depth, nodes)`` the draft is the tree of the ``nodes`` paths of
+the greatest products of these laws (DDTree; JetSpec with ``causal=True``), found anew in each row
+and round. It is DDTree's tree wherever that has, at each depth, at most ``width`` nodes with
+children, and at most ``width`` children below each of them. All depths come from the same one pass.
+
+Lossless: yes, under ``greedy`` and ``delta`` (trees that are grown also under ``traversal``, their
+tokens as point masses); with ``sibling_sampling="iid"`` or ``"distinct"`` also under ``rejection``
+(each token is drawn from the law of its position).
 
 Example::
 
     heads = specjax.load_drafter("z-lab/Qwen3-4B-DFlash-b16", lm)
     specjax.generate(lm, "...", drafter=heads)
+    specjax.generate(lm, "...", drafter=heads, drafting=specjax.Drafting(tree="expand:32x15x64"))
 
-References: DFlash, arXiv 2602.06036.
+Differs from the authors' code: JetSpec's own tree takes all ``tree_width`` children of each node
+that it looks below, DDTree's the most probable paths alone; this is DDTree's.
+
+References: DFlash, arXiv 2602.06036; DDTree, arXiv 2604.12989, algorithm 1; JetSpec, arXiv
+2606.18394.
 """
 
 from __future__ import annotations
