@@ -246,7 +246,6 @@ def test_a_residual_is_not_normed_unless_the_config_says_so(name, target, tmp_pa
         ({"use_swa": True, "causal": True}, {"is_causal": None, "sliding_window": 9}, 9, True),
         ({"swa_window_size": 6}, {"use_sliding_window": True, "sliding_window": 9}, 6, None),
         ({"causal": True}, {"is_causal": False}, None, False),
-        ({"causal_head": True}, {}, None, True),
     ],
 )
 def test_windows_are_those_of_dflashs_own_keys(own, config, window, causal, target, tmp_path):
@@ -372,12 +371,6 @@ OTHER = np.ones((24, 16), np.float32)
             "target_layer_ids=.1, 3, 7.: .* numbered 0 to 6",
         ),
         ("dflash", {"dflash_config": {"mask_token_id": 99}}, {}, "mask_token=99"),
-        (
-            "dflash",
-            {"dflash_config": {"mask_token_id": 3, "causal": False, "causal_head": True}},
-            {},
-            "causal_head=True contradicts causal=False",
-        ),
         ("dspark", {"markov_rank": "5"}, {}, "markov_rank='5'"),
         ("dspark", {"markov_head_type": None}, {}, "lacks markov_head_type"),
         ("dspark", {"markov_head_type": "lstm"}, {}, "markov='lstm'"),

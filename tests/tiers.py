@@ -28,6 +28,8 @@ QUICK = {
     "test_approximate.py",
     "test_audit.py",
     "test_block_drafters.py",
+    "test_block_heads.py",
+    "test_block_layouts.py",
     "test_block_trees.py",
     "test_cascade.py",
     "test_chain_rules.py",

@@ -40,13 +40,14 @@ DESCRIPTION = "DFlash's (fc.weight, hidden_norm.weight, layers.{i}...; dflash_co
 DRAFTER, WEIGHTS_FILE = BlockDrafter, "model"
 TABLES = {"embed_tokens.weight": embedding_table, "lm_head.weight": head_table}
 _MASK = "mask_embedding.pt"  # vLLM's name
+HEADS = ("candidate_selector.", "prefix_gru.", "logit_head.", "xpress_head.", "lilicorr.")
 _UNUSED = ("rotary_emb.inv_freq", "d2t", "t2d")  # the last two of a whole vocabulary
 
 
 def matches(config: Mapping, names: set[str]) -> bool:
     if config.get("speculators_model_type") == "dflash":
         return True
-    heads = any(name.startswith("candidate_selector.") for name in names)  # ``dflash2.py``
+    heads = any(name.startswith(HEADS) for name in names)  # of other drafters' layouts
     return "dflash_config" in config and {"fc.weight", "hidden_norm.weight"} <= names and not heads
 
 
@@ -145,8 +146,13 @@ def save(drafter: BlockDrafter, params, target=None) -> tuple[dict, dict]:
     return config_of(drafter, "dflash"), tensors_of(params, names(drafter.config))
 
 
-def config_of(drafter: BlockDrafter, layout: str) -> dict:
+def config_of(drafter: BlockDrafter, layout: str, *, can_draft_from_root: bool = False) -> dict:
     """The config of a block drafter in the authors' form.
+
+    Args:
+      drafter: the drafter.
+      layout: its name, for errors.
+      can_draft_from_root: whether the layout has a key that says ``from_root``.
 
     Raises:
       ValueError: the form cannot express the drafter.
@@ -154,7 +160,7 @@ def config_of(drafter: BlockDrafter, layout: str) -> dict:
     shape = drafter.config
     if not shape.layers.qk_norm:
         raise ValueError(f"format={layout!r}: its layers norm queries and keys, these do not")
-    if shape.from_root:
+    if shape.from_root and not can_draft_from_root:
         raise ValueError(
             f"format={layout!r}: from_root=True: the root's place drafts nothing in this layout; "
             "take 'dspark'"

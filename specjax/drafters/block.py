@@ -37,7 +37,7 @@ References: DFlash, arXiv 2602.06036; DDTree, arXiv 2604.12989, algorithm 1; Jet
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -183,12 +183,16 @@ class BlockDrafter(HeadDrafter):
     Blocks shorter than ``block_size`` can be drafted, as in the authors' code and in servers,
     though training shows none.
 
+    Attributes:
+      whole_block: whether all places of a block are computed, however deep the tree is.
+
     Raises:
       ValueError: the target lacks such hidden states, or the tree is deeper than a block has masks.
     """
 
     module = BlockLayers
     name = "block"
+    whole_block: ClassVar[bool] = False
 
     def __post_init__(self):
         self.check_parts()
@@ -210,10 +214,11 @@ class BlockDrafter(HeadDrafter):
         dtype = jnp.result_type(*jax.tree.leaves(params))
         return BlockState(cache=kv_cache.init(slots, batch, c.num_kv_heads, c.head_dim, dtype))
 
-    def states(self, heads, target_params, state, context) -> jax.Array:
-        """The normed states ``[H, B, D]`` of the places that draft, of which D are wanted."""
-        first = 0 if self.config.from_root else 1
-        masks = self.depth + first - 1
+    def places(self, heads, target_params, state, context) -> jax.Array:
+        """The normed states ``[H, B, N]`` of all places of a block, that of the root first."""
+        masks = self.config.block_size - 1
+        if not self.whole_block:
+            masks = self.depth - self.config.from_root
         tokens = jnp.pad(
             context.root[:, None], ((0, 0), (0, masks)), constant_values=self.config.mask_token
         )
@@ -227,7 +232,13 @@ class BlockDrafter(HeadDrafter):
             prefix=state.cache,
             length=root,
         )
-        return hidden.reshape(-1, len(root), masks + 1)[:, :, first:]
+        return hidden.reshape(-1, len(root), masks + 1)
+
+    def states(self, heads, target_params, state, context) -> jax.Array:
+        """The normed states ``[H, B, D]`` of the places that draft, of which D are wanted."""
+        first = 0 if self.config.from_root else 1
+        hidden = self.places(heads, target_params, state, context)
+        return hidden[:, :, first : first + self.depth]
 
     def make_level(self, params, target_params, state, context):
         def say():
