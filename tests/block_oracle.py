@@ -135,8 +135,8 @@ def layer_of(block, queries, keys, at, of, sees, fault=None):
 
 
 def slow_block(config, w, features, root, table, fault=None):
-    """Logits' states ``[masks, H]`` for one row, whose ``features [S, F]`` are all that there are
-    before the root."""
+    """States ``[masks + 1, H]`` of all places of a block, the root's first, for one row, whose
+    ``features [S, F]`` are all that there are before the root."""
     if fault == "features shifted":
         features = np.roll(features, 1, axis=0)
     behind = len(features)
@@ -155,4 +155,4 @@ def slow_block(config, w, features, root, table, fault=None):
         own = rms(x, block["attention_norm"]["weight"])
         own, _ = convolved(block, "attention_conv", own, fault)
         x = layer_of(block, x, np.concatenate([context, own]), at, of, sees, fault)
-    return rms(x, w["layers"]["norm"]["weight"])[1:]
+    return rms(x, w["layers"]["norm"]["weight"])

@@ -35,11 +35,13 @@ from specjax.drafters.block import BlockConfig, BlockDrafter
 from specjax.drafters.blockwise import Blockwise, BlockwiseConfig
 from specjax.drafters.confidence_stop import ConfidenceStop
 from specjax.drafters.dflash2 import DFlash2, DFlash2Config
+from specjax.drafters.domino import Domino, DominoConfig
 from specjax.drafters.dspark import DSpark, DSparkConfig
 from specjax.drafters.eagle import Eagle, EagleConfig
 from specjax.drafters.eagle3 import Eagle3, Eagle3Config
 from specjax.drafters.hydra import Hydra, HydraConfig
 from specjax.drafters.kangaroo import Kangaroo, KangarooConfig
+from specjax.drafters.lilicorr import LiLiCorr, LiLiCorrConfig
 from specjax.drafters.medusa import Medusa, MedusaConfig
 from specjax.drafters.mtp import MTP, MTPConfig
 from specjax.drafters.mtp_heads import MTPHeadsConfig, ParallelHeads
@@ -47,6 +49,7 @@ from specjax.drafters.pass_embeddings import PaSS, PaSSConfig
 from specjax.drafters.peagle import PEagle
 from specjax.drafters.redrafter import ReDrafter, ReDrafterConfig
 from specjax.drafters.speculator import Speculator, SpeculatorConfig
+from specjax.drafters.xpress import XPress, XPressConfig
 from specjax.models import CausalLM
 
 ALL = ("rejection", "delta")
@@ -129,6 +132,19 @@ def cases(model, params, near=None, other=None):
         common = dict(layers=layers, block_size=3, mask_token=0, target_layers=(1,))
         return DSparkConfig(markov_rank=3, **common, **shape)
 
+    def domino(hidden_size, vocab_size):
+        common = dict(layers=layers, block_size=3, mask_token=0, target_layers=(1,))
+        return DominoConfig(gru_size=3, rank=3, **common)
+
+    def xpress(hidden_size, vocab_size):
+        common = dict(layers=layers, block_size=4, mask_token=0, target_layers=(1,))
+        return XPressConfig(rank=3, inner_size=4, num_passes=2, **common)
+
+    def lilicorr(hidden_size, vocab_size):
+        common = dict(layers=layers, block_size=4, mask_token=0, target_layers=(1,))
+        sizes = dict(lattice_size=4, lattice_layers=1, lattice_heads=2, factor_size=3)
+        return LiLiCorrConfig(num_candidates=2, logit_scale=2.0, **common, **sizes)
+
     def dflash2(hidden_size, vocab_size):
         common = dict(layers=layers, block_size=4, mask_token=0, target_layers=(1,))
         sizes = dict(conv_group=hidden_size // 2, selector_rank=3, num_candidates=2)
@@ -154,6 +170,7 @@ def cases(model, params, near=None, other=None):
     unsure = functools.partial(Kangaroo, threshold=0.45)
     prefixed = functools.partial(SpeculatorConfig, prefix=layer, **LSTM)
     top = functools.partial(Eagle3, layers=(1,))  # the toy has only one layer
+    in_turn = functools.partial(XPress, in_turn=True)
     once = functools.partial(PEagle, layers=(1,))
     across = two_vocabularies.lines(model.vocab_size, near)
     small = CausalLM(windowed, axis=None), functools.partial(decoder_weights, windowed)
@@ -322,7 +339,12 @@ def cases(model, params, near=None, other=None):
         "adaptive speculator prefix": adaptive(head(Speculator, prefixed, (-1, 0, 1), rules=())),
         "hybrid speculator prefix": hybrid(3, head(Speculator, prefixed, (-1, 0, 1))),
         "block": head(BlockDrafter, block, (-1, 0, 0, 1), ("rejection",), picks="iid"),
+        "block expanded": head(BlockDrafter, block, trees.Expand(3, 3, 7)),
         "dflash2": head(DFlash2, dflash2, (-1, 0, 0, 1), ("rejection",), picks="iid"),
+        "domino": head(Domino, domino, (-1, 0, 0, 1), ("rejection",), picks="iid"),
+        "xpress": head(XPress, xpress, (-1, 0, 0, 1), ("rejection",), picks="iid"),
+        "xpress in turn": head(in_turn, xpress, (-1, 0, 0, 1), ("rejection",), picks="iid"),
+        "lilicorr": head(LiLiCorr, lilicorr, (-1, 0, 0, 1), ("rejection",), picks="iid"),
         "dspark": head(DSpark, dspark, (-1, 0, 1, 2), ("rejection",), picks="iid", markov="rnn"),
         "eagle": head(Eagle, eagle, TREE, ("rejection",), picks="distinct"),
         "eagle3": head(top, eagle3, (-1, 0, 1, 2), ("block", "coupled"), picks="iid"),

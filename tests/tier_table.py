@@ -56,6 +56,9 @@ TABLE = {
         ("broken_twins|bad_shapes", DEFAULT),
         ("whole_rows", FULL),
     ],
+    "test_block_heads.py": [("fault|cannot_be", DEFAULT), (EVERYTHING, MERGE)],
+    "test_block_layouts.py": [("refused", MERGE), (EVERYTHING, FULL)],
+    "test_block_trees.py": [("fault", DEFAULT), (EVERYTHING, MERGE)],
     "test_calculator.py": [("command_prints|form_of_the_page", MERGE)],
     "test_cascade.py": [
         (r"is_seen\[(released|None-self)", FULL),
@@ -145,7 +148,8 @@ TABLE = {
             r"token_for_token.*\[(adaptive (?!ngram)|(hybrid|fallback) (mtp|spec|rec|look)"
             "|tables? (model|before)|union with|merged chains|self (expanded|stop)"
             "|hybrid (self|tli)|tli tree|draft expanded by|lookahead (text|pairs)|suffix and"
-            "|mtp distinct|unsure self|unsure draft exp|speculator p|kangaroo tree|dflash2|switch)",
+            "|mtp distinct|unsure self|unsure draft exp|speculator p|kangaroo tree|dflash2|switch"
+            "|block exp|domino|xpress|lilicorr)",
             FULL,
         ),
         ("token_for_token", MERGE),
@@ -376,10 +380,7 @@ TABLE = {
         (EVERYTHING, FULL),
     ],
     "models/test_quantized_laws.py": FULL,
-    "models/test_t5.py": [
-        (r"golden_ones|greedy_text.*ngram|refused|buckets", MERGE),
-        (EVERYTHING, FULL),
-    ],
+    "models/test_t5.py": [(r"golden_ones|greedy_text.*ngram|refused|buckets", MERGE), ("", FULL)],
     "models/test_whisper.py": [
         (r"suppressed_tokens\[(distilled|stranger)\]", FULL),
         ("golden_ones|generates|refused", MERGE),
@@ -406,10 +407,6 @@ TABLE = {
     "train/test_depth_width.py": [("fault", DEFAULT), (EVERYTHING, FULL)],
     "train/test_prune_recipe.py": [("fault|one_by_one", DEFAULT), (EVERYTHING, FULL)],
     "train/test_unlikelihood.py": [("learns_not", FULL), (EVERYTHING, MERGE)],
-    "train/test_unroll.py": [
-        ("fault", DEFAULT),
-        ("blocks_of_queries|eagle-512", FULL),
-        (EVERYTHING, MERGE),
-    ],
+    "train/test_unroll.py": [("fault", DEFAULT), ("of_queries|eagle-512", FULL), ("", MERGE)],
     "train/": FULL,
 }

@@ -7,7 +7,9 @@ With L layers i, and k hidden states of the target::
 The authors' config has ``block_size`` (at the top level, or in ``dflash_config``), ``dflash_config:
 {mask_token_id, target_layer_ids}`` and ``num_target_layers``. Ids count the target's layers from 0,
 so that id i is ``hidden_states[i + 1]`` of Hugging Face. Without ids they are spread evenly from
-the second layer to the third last. Embeddings and LM head are those of the target.
+the second layer to the third last. Embeddings and LM head are those of the target. ``causal`` there
+says that a token of the block attends only to tokens before it; JetSpec's files call it
+``causal_head``.
 
 The layout of speculators has ``speculators_model_type: dflash`` and the config of the layers in
 ``transformer_layer_config``. Its ``aux_hidden_state_layer_ids`` are ``hidden_states[i]``, and it
@@ -38,13 +40,14 @@ DESCRIPTION = "DFlash's (fc.weight, hidden_norm.weight, layers.{i}...; dflash_co
 DRAFTER, WEIGHTS_FILE = BlockDrafter, "model"
 TABLES = {"embed_tokens.weight": embedding_table, "lm_head.weight": head_table}
 _MASK = "mask_embedding.pt"  # vLLM's name
+HEADS = ("candidate_selector.", "prefix_gru.", "logit_head.", "xpress_head.", "lilicorr.")
 _UNUSED = ("rotary_emb.inv_freq", "d2t", "t2d")  # the last two of a whole vocabulary
 
 
 def matches(config: Mapping, names: set[str]) -> bool:
     if config.get("speculators_model_type") == "dflash":
         return True
-    heads = any(name.startswith("candidate_selector.") for name in names)  # ``dflash2.py``
+    heads = any(name.startswith(HEADS) for name in names)  # of other drafters' layouts
     return "dflash_config" in config and {"fc.weight", "hidden_norm.weight"} <= names and not heads
 
 
@@ -143,8 +146,13 @@ def save(drafter: BlockDrafter, params, target=None) -> tuple[dict, dict]:
     return config_of(drafter, "dflash"), tensors_of(params, names(drafter.config))
 
 
-def config_of(drafter: BlockDrafter, layout: str) -> dict:
+def config_of(drafter: BlockDrafter, layout: str, *, can_draft_from_root: bool = False) -> dict:
     """The config of a block drafter in the authors' form.
+
+    Args:
+      drafter: the drafter.
+      layout: its name, for errors.
+      can_draft_from_root: whether the layout has a key that says ``from_root``.
 
     Raises:
       ValueError: the form cannot express the drafter.
@@ -152,7 +160,7 @@ def config_of(drafter: BlockDrafter, layout: str) -> dict:
     shape = drafter.config
     if not shape.layers.qk_norm:
         raise ValueError(f"format={layout!r}: its layers norm queries and keys, these do not")
-    if shape.from_root:
+    if shape.from_root and not can_draft_from_root:
         raise ValueError(
             f"format={layout!r}: from_root=True: the root's place drafts nothing in this layout; "
             "take 'dspark'"
@@ -167,7 +175,7 @@ def config_of(drafter: BlockDrafter, layout: str) -> dict:
             "embeddings, for which the layout has no number"
         )
     if shape.causal is not None:
-        own["causal"] = shape.causal
+        own["causal"] = own["causal_head"] = shape.causal
     config = layer_hf(shape.layers) | {
         "architectures": ["DFlashDraftModel"],
         "block_size": shape.block_size,
@@ -215,6 +223,12 @@ def _attention(config: Mapping, own: Mapping, layers):
     """``(layers, causal)``, with the windows that the keys of DFlash ask for."""
     causal = config.get("is_causal")
     causal = own.get("causal") if causal is None else causal
+    tree = own.get("causal_head")  # JetSpec's key
+    if tree is not None and causal is not None and bool(tree) != bool(causal):
+        raise ValueError(
+            f"dflash_config: causal_head={tree} contradicts causal={causal}; leave one of them out"
+        )
+    causal = tree if causal is None else causal
     sliding = layers.window is not None
     if sliding or own.get("use_swa"):
         window = own.get("swa_window_size") or layers.window or config.get("sliding_window")

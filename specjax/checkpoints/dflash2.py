@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..drafters.block import BlockConfig
 from ..drafters.dflash2 import DFlash2, DFlash2Config
 from . import dflash
 from .weights import check_integers, tensors_of
@@ -65,6 +66,12 @@ def _names(shape: DFlash2Config) -> dict[str, tuple]:
         f"{SELECTOR}.successor_codebook": ("selector", "successors"),
         f"{SELECTOR}.hidden_projection.weight": ("selector", "projection", "weight"),
     }
+    return named | convolution_names(shape)
+
+
+def convolution_names(shape: BlockConfig) -> dict[str, tuple]:
+    """Names of the tensors of convolutions to paths of parameters."""
+    named: dict[str, tuple] = {}
     for i in range(shape.layers.num_layers):
         for conv in ("attention_conv", "mlp_conv"):
             before, path = f"layers.{i}.{conv}", ("layers", "blocks", i, conv)

@@ -12,21 +12,32 @@ head. The tokens of a block attend to each other in both directions and, in ever
 tokens before the root. Of those, only keys and values are ever computed; they are in a cache, to
 which each round adds the keys and values of its accepted path.
 
-Lossless: yes, under ``greedy`` and ``delta``; with ``sibling_sampling="iid"`` or ``"distinct"``
-also under ``rejection`` (each token is drawn from the law of its position).
+With ``topology=trees.Expand(width, depth, nodes)`` the draft is the tree of the ``nodes`` paths of
+the greatest products of these laws (DDTree; JetSpec with ``causal=True``), found anew in each row
+and round. It is DDTree's tree wherever that has, at each depth, at most ``width`` nodes with
+children, and at most ``width`` children below each of them. All depths come from the same one pass.
+
+Lossless: yes, under ``greedy`` and ``delta`` (trees that are grown also under ``traversal``, their
+tokens as point masses); with ``sibling_sampling="iid"`` or ``"distinct"`` also under ``rejection``
+(each token is drawn from the law of its position).
 
 Example::
 
     heads = specjax.load_drafter("z-lab/Qwen3-4B-DFlash-b16", lm)
     specjax.generate(lm, "...", drafter=heads)
+    specjax.generate(lm, "...", drafter=heads, drafting=specjax.Drafting(tree="expand:32x15x64"))
 
-References: DFlash, arXiv 2602.06036.
+Differs from the authors' code: JetSpec's own tree takes all ``tree_width`` children of each node
+that it looks below, DDTree's the most probable paths alone; this is DDTree's.
+
+References: DFlash, arXiv 2602.06036; DDTree, arXiv 2604.12989, algorithm 1; JetSpec, arXiv
+2606.18394.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -172,12 +183,16 @@ class BlockDrafter(HeadDrafter):
     Blocks shorter than ``block_size`` can be drafted, as in the authors' code and in servers,
     though training shows none.
 
+    Attributes:
+      whole_block: whether all places of a block are computed, however deep the tree is.
+
     Raises:
       ValueError: the target lacks such hidden states, or the tree is deeper than a block has masks.
     """
 
     module = BlockLayers
     name = "block"
+    whole_block: ClassVar[bool] = False
 
     def __post_init__(self):
         self.check_parts()
@@ -199,10 +214,11 @@ class BlockDrafter(HeadDrafter):
         dtype = jnp.result_type(*jax.tree.leaves(params))
         return BlockState(cache=kv_cache.init(slots, batch, c.num_kv_heads, c.head_dim, dtype))
 
-    def states(self, heads, target_params, state, context) -> jax.Array:
-        """The normed states ``[H, B, D]`` of the places that draft, of which D are wanted."""
-        first = 0 if self.config.from_root else 1
-        masks = self.depth + first - 1
+    def places(self, heads, target_params, state, context) -> jax.Array:
+        """The normed states ``[H, B, N]`` of all places of a block, that of the root first."""
+        masks = self.config.block_size - 1
+        if not self.whole_block:
+            masks = self.depth - self.config.from_root
         tokens = jnp.pad(
             context.root[:, None], ((0, 0), (0, masks)), constant_values=self.config.mask_token
         )
@@ -216,7 +232,13 @@ class BlockDrafter(HeadDrafter):
             prefix=state.cache,
             length=root,
         )
-        return hidden.reshape(-1, len(root), masks + 1)[:, :, first:]
+        return hidden.reshape(-1, len(root), masks + 1)
+
+    def states(self, heads, target_params, state, context) -> jax.Array:
+        """The normed states ``[H, B, D]`` of the places that draft, of which D are wanted."""
+        first = 0 if self.config.from_root else 1
+        hidden = self.places(heads, target_params, state, context)
+        return hidden[:, :, first : first + self.depth]
 
     def make_level(self, params, target_params, state, context):
         def say():

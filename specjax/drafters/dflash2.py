@@ -32,14 +32,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .. import trees
 from .._internal.pytree import pytree_dataclass
 from ..models.decoder import DecoderLayer
 from ..models.layers import Linear
-from ..trees.levels import depth_of
-from .block import BlockConfig, BlockDrafter, BlockLayers
-
-NONE = -jnp.inf  # the logit of what is no candidate
+from .block import BlockConfig, BlockLayers
+from .candidates import CandidateBlock, check_candidates
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,23 +57,20 @@ class DFlash2Config(BlockConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("conv_taps", "conv_group", "selector_rank", "num_candidates"):
+        for name in ("conv_taps", "conv_group", "selector_rank"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: it must be at least 1")
         if self.hidden_size % self.conv_group:
             raise ValueError(
                 f"conv_group={self.conv_group}: it does not divide hidden_size={self.hidden_size}"
             )
-        if self.num_candidates > self.vocab_size:
-            raise ValueError(
-                f"num_candidates={self.num_candidates}: the vocabulary has {self.vocab_size} tokens"
-            )
+        check_candidates(self)
 
 
 class BlockConvolution(nnx.Module):
     """The two convolutions around a sublayer, over ``[H, B * N]`` of blocks of ``size`` places."""
 
-    def __init__(self, config: DFlash2Config, *, rngs, param_dtype):
+    def __init__(self, config: Any, *, rngs, param_dtype):
         self.taps, self.group, self.size = config.conv_taps, config.conv_group, config.block_size
         hidden = config.hidden_size
         identity = jnp.zeros((2, self.taps, hidden), param_dtype).at[:, 0].set(1)
@@ -112,7 +106,7 @@ class BlockConvolution(nnx.Module):
 class ConvolvedLayer(DecoderLayer):
     """A decoder layer with convolutions around attention and MLP."""
 
-    def __init__(self, config: DFlash2Config, layer: int, *, rngs, param_dtype):
+    def __init__(self, config: Any, layer: int, *, rngs, param_dtype):
         super().__init__(config.layers, layer, rngs=rngs, param_dtype=param_dtype)
         common = dict(rngs=rngs, param_dtype=param_dtype)
         self.attention_conv = BlockConvolution(config, **common)
@@ -124,6 +118,14 @@ class ConvolvedLayer(DecoderLayer):
         x = x + self.attention_conv.leave(out, dynamic, batch)
         read, dynamic = self.mlp_conv.enter(self.mlp_norm(x), batch)
         return x + self.mlp_conv.leave(self.mlp(read), dynamic, batch), entries
+
+
+def convolved_layers(config: Any, **common) -> nnx.List:
+    """The layers of a drafter whose ``config`` has ``conv_taps`` and ``conv_group``."""
+    layers: list[DecoderLayer] = [
+        ConvolvedLayer(config, i, **common) for i in range(config.layers.num_layers)
+    ]
+    return nnx.List(layers)
 
 
 class CandidateSelector(nnx.Module):
@@ -163,10 +165,7 @@ class DFlash2Layers(BlockLayers):
     def __init__(self, config: DFlash2Config, *, rngs, param_dtype=jnp.float32):
         super().__init__(config, rngs=rngs, param_dtype=param_dtype)
         common: dict[str, Any] = dict(rngs=rngs, param_dtype=param_dtype)
-        blocks: list[DecoderLayer] = [
-            ConvolvedLayer(config, i, **common) for i in range(config.layers.num_layers)
-        ]
-        self.layers.blocks = nnx.List(blocks)
+        self.layers.blocks = convolved_layers(config, **common)
         self.selector = CandidateSelector(config, **common)
 
 
@@ -186,49 +185,22 @@ class _Candidates:
 
 
 @dataclasses.dataclass(frozen=True)
-class DFlash2(BlockDrafter):
-    """Drafts with DFlash2; ``params["drafter"]`` holds the weights of ``DFlash2Layers``.
-
-    Raises:
-      ValueError: as for ``BlockDrafter``; or a node of the tree has more children than there are
-        candidates.
-    """
+class DFlash2(CandidateBlock):
+    """Drafts with DFlash2; ``params["drafter"]`` holds the weights of ``DFlash2Layers``."""
 
     module = DFlash2Layers
     name = "dflash2"
 
-    def __post_init__(self):
-        super().__post_init__()
-        tree, most = self.tree, self.config.num_candidates
-        wide = max(tree.ranks) + 1 if isinstance(tree, trees.Tree) else getattr(tree, "width", 1)
-        if wide > most:
-            raise ValueError(
-                f"{self.name}: a node of the tree has {wide} children, and each place has "
-                f"{most} candidates: take a tree with no more"
-            )
+    def begin(self, heads, target_params, state, context) -> _Candidates:
+        hidden = self.states(heads, target_params, state, context)
+        size, batch, places = hidden.shape
+        flat = hidden.reshape(size, -1)
+        unary, tokens = jax.lax.top_k(
+            self.target.head(target_params, flat, batch), self.config.num_candidates
+        )
+        projected = heads.selector.projection(flat).reshape(-1, batch, places)
+        return _Candidates(tokens=tokens, unary=unary, projected=projected)
 
-    def make_level(self, params, target_params, state, context):
-        heads = self.heads(params)
-
-        def begin() -> _Candidates:
-            hidden = self.states(heads, target_params, state, context)
-            size, batch, places = hidden.shape
-            flat = hidden.reshape(size, -1)
-            unary, tokens = jax.lax.top_k(
-                self.target.head(target_params, flat, batch), self.config.num_candidates
-            )
-            projected = heads.selector.projection(flat).reshape(-1, batch, places)
-            return _Candidates(tokens=tokens, unary=unary, projected=projected)
-
-        def level(carry, grown, since):
-            known = carry if since else begin()
-            depth, before = depth_of(grown, since), grown.tokens[:, since:]
-            candidates = known.tokens[:, depth]
-            edges = heads.selector(before, known.projected[:, :, depth], candidates)
-            scores = known.unary[:, depth, None] + edges
-            batch, wide = before.shape
-            logits = jnp.full((batch, wide, self.vocab_size), NONE)
-            row, node = jnp.arange(batch)[:, None, None], jnp.arange(wide)[None, :, None]
-            return logits.at[row, node, candidates[:, None]].set(scores), known
-
-        return level, ()
+    def scores(self, heads, known: _Candidates, before, depth):
+        edges = heads.selector(before, known.projected[:, :, depth], known.tokens[:, depth])
+        return known.unary[:, depth, None] + edges

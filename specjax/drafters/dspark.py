@@ -34,12 +34,12 @@ import jax
 import jax.numpy as jnp
 
 from .. import trees
-from .._internal.pytree import pytree_dataclass
+from .._internal.optional import required
 from ..models.layers import Linear
 from ..trees import expand
-from ..trees.levels import depth_of
 from ..types import Confidence
-from .block import BlockConfig, BlockDrafter, BlockLayers
+from .block import BlockConfig, BlockLayers
+from .corrected import CorrectedBlock
 from .draft_length.schedule import worth_drafting
 from .markov import KINDS, Kind, MarkovHead
 
@@ -87,6 +87,10 @@ class DSparkLayers(BlockLayers):
         read = size + rank * self.reads_token
         self.confidence = Linear(read, 1, bias=True, **common) if config.confidence else None
 
+    def say(self, latent):
+        """What the Markov head adds to logits, float32 ``[M, V]``."""
+        return required(self.markov, "markov").say(latent)
+
     def step(self, memory, tokens, hidden):
         """What a place reads of the token before, and its chance.
 
@@ -115,25 +119,8 @@ class DSparkLayers(BlockLayers):
         return 0 if self.markov is None else self.markov.memory_size
 
 
-@pytree_dataclass
-class _Drawing:
-    """What is known while a block is drawn from left to right.
-
-    Attributes:
-      hidden: ``[H, B, D]``, the states of the places.
-      base: float32 ``[B, D, V]``, their logits without the Markov head.
-      memory: ``[B, M, S]``, after each of the M nodes.
-      chances: float32 ``[B, M]``, logits of the chances of what is below each of them.
-    """
-
-    hidden: jax.Array
-    base: jax.Array
-    memory: jax.Array
-    chances: jax.Array
-
-
 @dataclasses.dataclass(frozen=True)
-class DSpark(BlockDrafter):
+class DSpark(CorrectedBlock):
     """Drafts with DSpark; ``params["drafter"]`` holds the weights of ``DSparkLayers``.
 
     Attributes:
@@ -162,40 +149,8 @@ class DSpark(BlockDrafter):
         """Whether chains are ended by the confidence head: there is one, and the draft a chain."""
         return self.config.confidence and self.tree == trees.chain(self.depth)
 
-    def make_level(self, params, target_params, state, context):
-        heads = self.heads(params)
-
-        def begin():
-            hidden = self.states(heads, target_params, state, context)
-            batch, nothing = hidden.shape[1], jnp.zeros((hidden.shape[1], 0), jnp.float32)
-            base = self.target.head(target_params, hidden.reshape(len(hidden), -1), batch)
-            memory = jnp.zeros((batch, 0, heads.memory_size), hidden.dtype)
-            return _Drawing(hidden=hidden, base=base, memory=memory, chances=nothing)
-
-        def level(carry, grown, since):
-            known = carry if since else begin()
-            depth, tokens = depth_of(grown, since), grown.tokens[:, since:]
-            batch, wide = tokens.shape
-            before = jnp.zeros((batch, wide, known.memory.shape[2]), known.memory.dtype)
-            if since:
-                above = jnp.broadcast_to(trees.parents(grown)[:, since:], tokens.shape)
-                before = jnp.take_along_axis(known.memory, above[:, :, None], axis=1)
-            latent, memory, chance = heads.step(
-                before.reshape(batch * wide, -1).T,
-                tokens.reshape(-1),
-                jnp.repeat(known.hidden[:, :, depth], wide, axis=1),
-            )
-            logits = jnp.broadcast_to(known.base[:, depth, None], (batch, wide, self.vocab_size))
-            if heads.markov is not None:
-                logits += heads.markov.say(latent).reshape(batch, wide, -1)
-            memory = memory.T.reshape(batch, wide, -1).astype(known.memory.dtype)
-            return logits, dataclasses.replace(
-                known,
-                memory=jnp.concatenate([known.memory, memory], axis=1),
-                chances=jnp.concatenate([known.chances, chance.reshape(batch, wide)], axis=1),
-            )
-
-        return level, ()
+    def step(self, heads, target_params, memory, tokens, hidden, depth):
+        return heads.step(memory, tokens.reshape(-1), hidden)
 
     def draft_step(self, params, target_params, state, context):
         ends = self.least, context.confidence is not None, context.costs is not None

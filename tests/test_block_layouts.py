@@ -1,0 +1,140 @@
+"""Files of block drafters with heads: names, configs, what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import specjax
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+GOLDEN = Path(__file__).parent / "golden" / "features"
+NAMED = {
+    "domino": {
+        "architectures": ["DominoDraftModel"],
+        "block_size": 5,
+        "dflash_config": {
+            "mask_token_id": 23,
+            "target_layer_ids": [1, 3, 5],
+            "projector_type": "domino",
+            "emb_dim": 5,
+            "gru_hidden_dim": 6,
+            "pure_draft_prefix_len": 1,
+            "shift_label": True,
+        },
+    },
+    "lilicorr": {
+        "architectures": ["LiLiCorrDraftModel"],
+        "block_size": 5,
+        "dflash_config": {
+            "mask_token_id": 23,
+            "target_layer_ids": [1, 3, 5],
+            "lilicorr_candidate_topk": 4,
+            "lilicorr_hidden_size": 8,
+            "lilicorr_num_layers": 2,
+            "lilicorr_num_heads": 2,
+            "lilicorr_mlp_ratio": 1.5,
+            "lilicorr_factor_dim": 3,
+            "lilicorr_vector_eps": 1e-4,
+            "lilicorr_logit_scale": 8.0,
+        },
+    },
+    "xpress": {
+        "architectures": ["Qwen3XPressModel"],
+        "xpress_rank": 5,
+        "xpress_mlp_hidden": 10,
+        "xpress_block_size": 5,
+        "xpress_num_passes": 2,
+        "sample_from_anchor": False,
+        "dflash_config": {"mask_token_id": 23, "target_layer_ids": [1, 3, 5]},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def golden_target():
+    return specjax.load(GOLDEN / "target", tokenizer=False, dtype="float32")
+
+
+@pytest.mark.parametrize("name", [*NAMED, "domino_masks"])
+def test_what_is_written_has_the_authors_names_and_is_loaded_again(name, golden_target, tmp_path):
+    heads = specjax.load_drafter(GOLDEN / name, golden_target)
+    given = dict(target=golden_target, dtype="bfloat16")
+    specjax.save_drafter(heads.drafter, heads.params, tmp_path, **given)
+    theirs, ours = (load_file(at / "model.safetensors") for at in (GOLDEN / name, tmp_path))
+    assert ours.keys() == theirs.keys()
+    assert all(np.array_equal(x, theirs[n]) for n, x in ours.items())
+    written = json.loads((tmp_path / "config.json").read_text())
+    own = NAMED.get(name, {})
+    assert {key: written.get(key) for key in own} == own
+    assert specjax.load_drafter(tmp_path, golden_target).drafter == heads.drafter
+
+
+def edited(folder, source, own=(), tensors=(), rename=str):
+    """A copy of a golden folder with other keys in its config or, where that lacks them, in its
+    ``dflash_config``; None: removed."""
+    shutil.copytree(GOLDEN / source, folder, dirs_exist_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    flat = {key: value for key, value in dict(own).items() if key in config}
+    kept = config["dflash_config"] | {k: x for k, x in dict(own).items() if k not in flat}
+    config["dflash_config"] = {key: value for key, value in kept.items() if value is not None}
+    config |= flat
+    (folder / "config.json").write_text(json.dumps(config))
+    found = load_file(folder / "model.safetensors") | dict(tensors)
+    save_file({rename(name): x for name, x in found.items()}, folder / "model.safetensors")
+    return folder
+
+
+def test_older_names_are_written_otherwise_and_mean_the_same(golden_target, tmp_path):
+    def older(name):
+        return f"logit_head.{name}" if name.startswith(("prefix_gru", "embed_proj")) else name
+
+    source = edited(tmp_path, "domino", {"projector_type": "causal_v5"}, rename=older)
+    found, wanted = (specjax.load_drafter(x, golden_target) for x in (source, GOLDEN / "domino"))
+    assert found.drafter == wanted.drafter
+    for ours, theirs in zip(*map(jax.tree.leaves, (found.params, wanted.params)), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("source", "own", "words"),
+    [
+        ("domino", {"gru_hidden_dim": None}, "a Domino drafter lacks gru_hidden_dim"),
+        ("domino", {"emb_dim": "5"}, "emb_dim='5': it must be a whole number"),
+        ("domino", {"projector_type": "dspark"}, "projector_type='dspark'"),
+        ("domino", {"pure_draft_prefix_len": 5}, "prefix=5: .* has 0 to 4"),
+        ("lilicorr", {"lilicorr_num_heads": None}, "a LiLiCorr drafter lacks lilicorr_num_heads"),
+        ("lilicorr", {"lilicorr_num_heads": 3}, "lattice_heads=3: it does not divide"),
+        ("lilicorr", {"lilicorr_factor_dim": "3"}, "lilicorr_factor_dim='3': it must be a whole"),
+        ("lilicorr", {"lilicorr_mlp_ratio": "2"}, "lilicorr_mlp_ratio='2': it must be a number"),
+        ("lilicorr", {"lilicorr_candidate_topk": 99}, "num_candidates=99"),
+        ("xpress", {"xpress_rank": None}, "an XPress drafter lacks xpress_rank"),
+        ("xpress", {"xpress_num_passes": "6"}, "xpress_num_passes='6': it must be a whole"),
+        ("xpress", {"xpress_block_size": 7}, "xpress_block_size=7: the block has 5 places"),
+        ("xpress", {"sample_from_anchor": True}, "sample_from_anchor=true is not supported"),
+        (
+            "dflash",
+            {"causal": False, "causal_head": True},
+            "causal_head=True contradicts causal=False",
+        ),
+    ],
+)
+def test_configs_that_are_not_understood_are_refused(source, own, words, golden_target, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        specjax.load_drafter(edited(tmp_path, source, own), golden_target)
+
+
+def test_blocks_of_jetspec_are_causal_and_written_so_that_both_kinds_of_reader_know(
+    golden_target, tmp_path
+):
+    found = specjax.load_drafter(
+        edited(tmp_path / "a", "dflash", {"causal_head": True}), golden_target
+    )
+    assert found.drafter.config.causal is True
+    specjax.save_drafter(found.drafter, found.params, tmp_path / "b")
+    written = json.loads((tmp_path / "b" / "config.json").read_text())["dflash_config"]
+    assert written["causal"] is written["causal_head"] is True
