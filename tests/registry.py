@@ -46,6 +46,7 @@ from specjax.drafters.mtp_heads import MTPHeadsConfig, ParallelHeads
 from specjax.drafters.pass_embeddings import PaSS, PaSSConfig
 from specjax.drafters.peagle import PEagle
 from specjax.drafters.redrafter import ReDrafter, ReDrafterConfig
+from specjax.drafters.specdiff import SpecDiff
 from specjax.drafters.speculator import Speculator, SpeculatorConfig
 from specjax.models import CausalLM
 
@@ -155,6 +156,9 @@ def cases(model, params, near=None, other=None):
     prefixed = functools.partial(SpeculatorConfig, prefix=layer, **LSTM)
     top = functools.partial(Eagle3, layers=(1,))  # the toy has only one layer
     once = functools.partial(PEagle, layers=(1,))
+    twice = functools.partial(SpecDiff, steps=2)
+    rising = functools.partial(SpecDiff, steps=2, schedule="cosine")
+    surest = functools.partial(SpecDiff, steps=2, order="confidence")
     across = two_vocabularies.lines(model.vocab_size, near)
     lines = across | combinations(model, near, other)
     lines |= {
@@ -321,6 +325,9 @@ def cases(model, params, near=None, other=None):
         "adaptive speculator prefix": adaptive(head(Speculator, prefixed, (-1, 0, 1), rules=())),
         "hybrid speculator prefix": hybrid(3, head(Speculator, prefixed, (-1, 0, 1))),
         "block": head(BlockDrafter, block, (-1, 0, 0, 1), ("rejection",), picks="iid"),
+        "specdiff": head(twice, block, (-1, 0, 1, 2), ("rejection", "block"), picks="iid"),
+        "specdiff tree": head(rising, block, (-1, 0, 0, 1, 2, 4), ("rejection",), picks="distinct"),
+        "specdiff confidence": head(surest, block, (-1, 0, 1, 2)),
         "dflash2": head(DFlash2, dflash2, (-1, 0, 0, 1), ("rejection",), picks="iid"),
         "dspark": head(DSpark, dspark, (-1, 0, 1, 2), ("rejection",), picks="iid", markov="rnn"),
         "eagle": head(Eagle, eagle, TREE, ("rejection",), picks="distinct"),

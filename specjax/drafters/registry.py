@@ -207,10 +207,7 @@ for _entry in (
         kind="basic",
     ),
     Entry(
-        "self",
-        ".self_draft:SelfDraft",
-        "what a part of the target's own layers predicts",
-        kind="basic",
+        "self", ".self_draft:SelfDraft", "what a part of the target's layers predicts", kind="basic"
     ),
     Entry("switched-self", ".switched_self:SwitchedSelfDraft", "as self, by array", kind="object"),
     Entry(
@@ -220,16 +217,10 @@ for _entry in (
         kind="table",
     ),
     Entry(
-        "suffix",
-        ".suffix:Suffix",
-        "what followed the last tokens of the text most often",
-        kind="table",
+        "suffix", ".suffix:Suffix", "what most often followed the text's last tokens", kind="table"
     ),
     Entry(
-        "sam",
-        ".sam:SAM",
-        "what followed the longest end of the text that stood before",
-        kind="table",
+        "sam", ".sam:SAM", "what followed the text's longest end that stood before", kind="table"
     ),
     Entry(
         "recycling",
@@ -366,6 +357,13 @@ for _entry in (
         ".dflash2:DFlash2",
         "a block filled in at once, each token then chosen among candidates (DFlash2)",
         formats=(".dflash2",),
+    ),
+    Entry(
+        "specdiff",
+        ".specdiff:SpecDiff",
+        "a block of masks filled in by several passes (SpecDiff)",
+        formats=(".specdiff",),
+        recipe=".specdiff",
     ),
     Entry(
         "pass",

@@ -33,6 +33,7 @@ from specjax.train import (
     probe,
     prompts,
     regenerate,
+    specdiff,
     speculator,
     tokenizer,
 )
@@ -75,6 +76,7 @@ SHIPPED = {
     "embedded_mtp": mtp,
     "embedded_block": block,
     "embedded_dspark": dspark,
+    "embedded_specdiff": specdiff,
     "embedded_mtp_heads": mtp_heads,
     "embedded_pass": pass_embeddings,
     "embedded_compare": compare,
