@@ -134,14 +134,15 @@ def layer_of(block, queries, keys, at, of, sees, fault=None):
     return x + leave(linear(mlp["down"], gate / (1 + np.exp(-gate)) * linear(mlp["up"], y)))
 
 
-def slow_block(config, w, features, root, table, fault=None):
+def slow_block(config, w, features, root, table, fault=None, shown=(MASK,) * MASKS):
     """States ``[masks + 1, H]`` of all places of a block, the root's first, for one row, whose
-    ``features [S, F]`` are all that there are before the root."""
+    ``features [S, F]`` are all that there are before the root; ``shown`` are the tokens that the
+    block holds after the root."""
     if fault == "features shifted":
         features = np.roll(features, 1, axis=0)
     behind = len(features)
     context = rms(linear(w["fc"], features), w["hidden_norm"]["weight"])
-    x = table[np.asarray([root] + [MASK] * MASKS)]
+    x = table[np.asarray([root, *shown])]
     of = np.arange(behind + MASKS + 1)
     at = of[behind:] + (fault == "positions off by one")
     of = np.concatenate([of[:behind], at])

@@ -48,6 +48,7 @@ from specjax.drafters.mtp_heads import MTPHeadsConfig, ParallelHeads
 from specjax.drafters.pass_embeddings import PaSS, PaSSConfig
 from specjax.drafters.peagle import PEagle
 from specjax.drafters.redrafter import ReDrafter, ReDrafterConfig
+from specjax.drafters.specdiff import SpecDiff
 from specjax.drafters.speculator import Speculator, SpeculatorConfig
 from specjax.drafters.xpress import XPress, XPressConfig
 from specjax.models import CausalLM
@@ -172,6 +173,9 @@ def cases(model, params, near=None, other=None):
     top = functools.partial(Eagle3, layers=(1,))  # the toy has only one layer
     in_turn = functools.partial(XPress, in_turn=True)
     once = functools.partial(PEagle, layers=(1,))
+    twice = functools.partial(SpecDiff, steps=2)
+    rising = functools.partial(SpecDiff, steps=2, schedule="cosine")
+    surest = functools.partial(SpecDiff, steps=2, order="confidence")
     across = two_vocabularies.lines(model.vocab_size, near)
     small = CausalLM(windowed, axis=None), functools.partial(decoder_weights, windowed)
     lines = across | combinations(model, near, other, *small)
@@ -340,6 +344,9 @@ def cases(model, params, near=None, other=None):
         "hybrid speculator prefix": hybrid(3, head(Speculator, prefixed, (-1, 0, 1))),
         "block": head(BlockDrafter, block, (-1, 0, 0, 1), ("rejection",), picks="iid"),
         "block expanded": head(BlockDrafter, block, trees.Expand(3, 3, 7)),
+        "specdiff": head(twice, block, (-1, 0, 1, 2), ("rejection", "block"), picks="iid"),
+        "specdiff tree": head(rising, block, (-1, 0, 0, 1, 2, 4), ("rejection",), picks="distinct"),
+        "specdiff confidence": head(surest, block, (-1, 0, 1, 2)),
         "dflash2": head(DFlash2, dflash2, (-1, 0, 0, 1), ("rejection",), picks="iid"),
         "domino": head(Domino, domino, (-1, 0, 0, 1), ("rejection",), picks="iid"),
         "xpress": head(XPress, xpress, (-1, 0, 0, 1), ("rejection",), picks="iid"),

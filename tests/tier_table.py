@@ -114,11 +114,8 @@ TABLE = {
             r"\[(adaptive (self tree|draft)|unsure self.*|draft unr.*|self stop|.*ssd|switch.*)\]",
             FULL,
         ),
-        (
-            r"\[((hybrid|fallback) mtp|mtp distinct distinct|mtp heads iid|hybrid tli|tli tree)\]",
-            FULL,
-        ),
-        (r"\[(fallback trees|table model table|union with recycling|merged chains|windowed)", FULL),
+        (r"\[((hybrid|fallback) mtp|mtp distinct d.*|mtp heads iid|hybrid tli|tli tree)\]", FULL),
+        (r"\[(fallback trees|table model table|union with|merged cha|windowed|specdiff t)", FULL),
         (r"\[((hybrid|adaptive) )?cascade|\[(speculator|hydra) prefix distinct|kangaroo", FULL),
         (EVERYTHING, MERGE),
     ],
@@ -147,7 +144,7 @@ TABLE = {
         (
             r"token_for_token.*\[(adaptive (?!ngram)|(hybrid|fallback) (mtp|spec|rec|look)"
             "|tables? (model|before)|union with|merged chains|self (expanded|stop)"
-            "|hybrid (self|tli)|tli tree|draft expanded by|lookahead (text|pairs)|suffix and"
+            "|hybrid (self|tli)|tli tree|draft expanded by|lookahead (t|pairs)|suffix a|specdiff t"
             "|mtp distinct|unsure self|unsure draft exp|speculator p|kangaroo tree|dflash2|switch"
             "|block exp|domino|xpress|lilicorr)",
             FULL,
@@ -281,6 +278,7 @@ TABLE = {
         ("at_once|at_least", FULL),
     ],
     "test_servers.py": MERGE,
+    "test_specdiff.py": [(r"the_loop|others\[True", FULL), ("reads|replay|saved", MERGE)],
     "test_sanitizers.py": MERGE,
     "test_segments.py": [("segments_bring", MERGE)],
     "test_self_draft.py": [
@@ -393,7 +391,7 @@ TABLE = {
         (EVERYTHING, MERGE),
     ],
     "train/test_head_losses.py": [
-        (r"mean_cross_entropy_within|agree_and_the_right|\[(pass|dspark|mtp_heads)\]", FULL),
+        (r"cross_entropy_within|agree_and_the_right|\[(pass|dspark|mtp_heads|specdiff)\]", FULL),
         (EVERYTHING, MERGE),
     ],
     "train/test_data.py": MERGE,
@@ -406,6 +404,7 @@ TABLE = {
     "train/test_embedded.py": [("the_heads_are", MERGE)],
     "train/test_depth_width.py": [("fault", DEFAULT), (EVERYTHING, FULL)],
     "train/test_prune_recipe.py": [("fault|one_by_one", DEFAULT), (EVERYTHING, FULL)],
+    "train/test_streaks.py": [("fault", DEFAULT), (EVERYTHING, MERGE)],
     "train/test_unlikelihood.py": [("learns_not", FULL), (EVERYTHING, MERGE)],
     "train/test_unroll.py": [("fault", DEFAULT), ("of_queries|eagle-512", FULL), ("", MERGE)],
     "train/": FULL,

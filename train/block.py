@@ -1,7 +1,7 @@
 """Recipe ``block``: a DFlash block drafter on a frozen target, from random anchors.
 
     loss = mean over anchors a, weighted, of  -log q_k(token a + k),   k = 1 ... block_size - 1,
-    the weight of k being exp(-(k - 1) / decay_length)
+    the weight of k being exp(-(k - 1) / decay_length), or by another ``weighting`` (``streaks.py``)
 
 An anchor is a token in the place of a round's root. Its block is the anchor and masks, which see
 each other and the target's features before the anchor, and nothing after it. Each row of text has
@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from specjax.drafters import block
 
-from . import chunks, frozen, head_losses
+from . import chunks, frozen, head_losses, streaks
 from .config import ConfigError
 from .eagle3 import layer_config
 from .evaluate import Mean, mean
@@ -34,9 +35,14 @@ class AnchorConfig(frozen.FrozenConfig):
 
     num_anchors: int = 32  # blocks per row and step
     decay_length: float = 7.0  # place k of a block is weighted by exp(-(k - 1) / decay_length)
+    weighting: str = "decay"  # of places: by decay_length; by accepted streaks: d-pace, streak, ...
+    pace_floor: float = 0.5  # alpha of d-pace: 0 weighs as streak does, 1 by K, K - 1, ... 1
+    TEXT: ClassVar[tuple[str, float]] = "teacher_share", 0.0  # where the loss is the text's alone
 
     def __post_init__(self):
         super().__post_init__()
+        streaks.check(self.weighting, self.pace_floor)
+        streaks.check_text(self.weighting, self.TEXT[0], vars(self)[self.TEXT[0]], self.TEXT[1])
         if self.num_anchors < 1:
             raise ConfigError(f"num_anchors={self.num_anchors}; accepted: at least 1")
         if not 0 < self.decay_length < math.inf:
@@ -94,17 +100,22 @@ def shape_of(config: BlockTrainingConfig, setting: frozen.Setting) -> dict:
     )
 
 
-def states_of(drafter, params, target_params, rows, anchors) -> list[jax.Array]:
+def states_of(drafter, params, target_params, rows, anchors, shown=None) -> list[jax.Array]:
     """Returns the normed states ``[H, B * A]`` of each place that drafts.
 
-    ``anchors``: int32 ``[B, A]``.
+    ``anchors``: int32 ``[B, A]``. ``shown``: bool ``[B, A, size]``, the places which hold the
+    text's token and no mask; None: the first, that of the root.
 
     The scores of A blocks over a row, ``[B, T + A * size, A * size]``, are in memory at once.
     """
     shape, (batch, count) = drafter.config, anchors.shape
     size, place = shape.block_size, jnp.arange(shape.block_size)
-    root = jnp.take_along_axis(rows.tokens, anchors, axis=1)[:, :, None]
-    tokens = jnp.where(place == 0, root, shape.mask_token).reshape(batch, -1)
+    if shown is None:
+        tokens, shown = at(rows.tokens, anchors)[:, :, None], place == 0
+    else:
+        tokens = at(rows.tokens, (anchors[:, :, None] + place).reshape(batch, -1))
+        tokens = tokens.reshape(batch, count, size)
+    tokens = jnp.where(shown, tokens, shape.mask_token).reshape(batch, -1)
     positions, sees = places_of(rows, anchors, size)
     module = drafter.heads(params)
     read = jnp.concatenate([rows.layers[i] for i in shape.target_layers], axis=2)
@@ -174,6 +185,13 @@ def make_terms(target, config: AnchorConfig):
     return terms_of
 
 
+def drawn_anchors(keys, rows, config: AnchorConfig) -> jax.Array:
+    """Returns int32 ``[B, A]``: random anchors after which a row has room for a block."""
+    size, room = config.num_anchors, rows.hidden.shape[1] - config.num_heads
+    draw = jax.vmap(lambda key: jax.random.randint(key, (size,), 0, room, jnp.int32))
+    return draw(keys.rows)
+
+
 def make_loss(made: Heads, target, read, config: AnchorConfig, terms=make_terms):
     """Returns the loss of blocks after random anchors for ``loop.TrainingTask``.
 
@@ -183,11 +201,11 @@ def make_loss(made: Heads, target, read, config: AnchorConfig, terms=make_terms)
 
     def loss(params, given, batch, keys):
         rows = read(given["target"], batch)
-        size, room = config.num_anchors, rows.hidden.shape[1] - config.num_heads
-        draw = jax.vmap(lambda key: jax.random.randint(key, (size,), 0, room, jnp.int32))
-        anchors = draw(keys.rows)
+        anchors = drawn_anchors(keys, rows, config)
         masks = laid(made.outputs(params, given["target"], rows, anchors), rows, anchors)
         law = target.head_table(given["target"]) if config.teacher_share else None
+        if config.weighting != "decay":
+            return streaks.loss_of(masks, terms_of, law, config, target.config.logit_softcap)
         total, counted, terms = 0.0, 0.0, {}
         for k, (nats, others) in enumerate(chunks.totals(terms_of, masks, law)):
             weight, count = math.exp(-k / config.decay_length), jnp.sum(masks[k].weight)

@@ -5,8 +5,9 @@
 
 ``p`` is the target's law after the true tokens and ``q`` the drafter's, given the true token before
 each place; ``c`` is the chance that the confidence head states, which learns from q as it is. The
-k-th place is weighted by exp(-(k - 1) / decay_length). Blocks and anchors are those of the recipe
-``block``, but that the place of the anchor predicts too.
+k-th place is weighted by exp(-(k - 1) / decay_length), or with ``ce_share=1`` by another
+``weighting`` (``streaks.py``), which then weighs the confidence head's loss too. Blocks and anchors
+are those of the recipe ``block``, but that the place of the anchor predicts too.
 
 References: DSpark, 2607.05147; github.com/deepseek-ai/DeepSpec (whose weights these are).
 """
@@ -39,6 +40,7 @@ class DSparkTrainingConfig(block.BlockTrainingConfig):
     ce_share: float = 0.1  # share of the cross-entropy of the text, beside the distance of laws
     confidence_weight: float = 1.0  # weight of the confidence head's loss; 0: there is no such head
     teacher_share: float = 1.0  # always 1: the drafter learns the target's law
+    TEXT = "ce_share", 1.0
 
     def __post_init__(self):
         super().__post_init__()

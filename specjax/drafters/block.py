@@ -222,17 +222,25 @@ class BlockDrafter(HeadDrafter):
         tokens = jnp.pad(
             context.root[:, None], ((0, 0), (0, masks)), constant_values=self.config.mask_token
         )
-        root = context.length - 1
+        hidden = self.read_blocks(heads, target_params, state, context, tokens[:, None])
+        return hidden[:, :, 0]
+
+    def read_blocks(self, heads, target_params, state, context, tokens) -> jax.Array:
+        """The normed states ``[H, B, W, N]`` of W blocks for each row, int32 ``[B, W, N]``, all of
+        which begin at the row's root; blocks do not see each other."""
+        batch, blocks, size = tokens.shape
+        root, place = context.length - 1, jnp.tile(jnp.arange(size, dtype=jnp.int32), blocks)
+        own = jnp.repeat(jnp.arange(blocks), size)
         hidden = heads(
-            tokens,
-            root[:, None] + jnp.arange(masks + 1, dtype=jnp.int32),
-            jnp.ones((1, masks + 1, masks + 1), bool),
+            tokens.reshape(batch, -1),
+            root[:, None] + place,
+            (own[:, None] == own)[None],
             self.target,
             target_params,
             prefix=state.cache,
             length=root,
         )
-        return hidden.reshape(-1, len(root), masks + 1)
+        return hidden.reshape(-1, batch, blocks, size)
 
     def states(self, heads, target_params, state, context) -> jax.Array:
         """The normed states ``[H, B, D]`` of the places that draft, of which D are wanted."""

@@ -150,10 +150,7 @@ for _entry in (
         kind="basic",
     ),
     Entry(
-        "self",
-        ".self_draft:SelfDraft",
-        "what a part of the target's own layers predicts",
-        kind="basic",
+        "self", ".self_draft:SelfDraft", "what a part of the target's layers predicts", kind="basic"
     ),
     Entry("switched-self", ".switched_self:SwitchedSelfDraft", "as self, by array", kind="object"),
     Entry(
@@ -163,16 +160,10 @@ for _entry in (
         kind="table",
     ),
     Entry(
-        "suffix",
-        ".suffix:Suffix",
-        "what followed the last tokens of the text most often",
-        kind="table",
+        "suffix", ".suffix:Suffix", "what most often followed the text's last tokens", kind="table"
     ),
     Entry(
-        "sam",
-        ".sam:SAM",
-        "what followed the longest end of the text that stood before",
-        kind="table",
+        "sam", ".sam:SAM", "what followed the text's longest end that stood before", kind="table"
     ),
     Entry(
         "recycling",
@@ -329,6 +320,13 @@ for _entry in (
         ".lilicorr:LiLiCorr",
         "a block filled in at once, its candidates then matched by a small network (LiLiCorr)",
         formats=(".lilicorr",),
+    ),
+    Entry(
+        "specdiff",
+        ".specdiff:SpecDiff",
+        "a block of masks filled in by several passes (SpecDiff)",
+        formats=(".specdiff",),
+        recipe=".specdiff",
     ),
     Entry(
         "pass",

@@ -16,6 +16,7 @@ from specjax.train import (
     head_export,
     mtp,
     report,
+    specdiff,
     unroll,
 )
 from specjax.train.rows import make_reader
@@ -39,9 +40,10 @@ RECIPES = {
     "mtp": ["share_layers=false"],
     "block": ["layers=[1]", "num_layers=1", "num_anchors=6"],
     "dspark": ["layers=[1]", "num_layers=1", "num_anchors=6", "markov=rnn", "markov_rank=3"],
+    "specdiff": ["layers=[1]", "num_layers=1", "num_anchors=6", "masking=suffix"],
 }
 MODULES = {"eagle3": eagle3, "narrow": eagle3, "p-eagle": eagle3, "eagle": eagle, "mtp": mtp}
-MODULES |= {"block": block, "dspark": dspark}
+MODULES |= {"block": block, "dspark": dspark, "specdiff": specdiff}
 
 
 def setting_of(place, kind, *fields):
@@ -52,7 +54,7 @@ def setting_of(place, kind, *fields):
     return made, frozen.make_setting(made, lambda count: getattr(made, "layers", ()))
 
 
-@pytest.mark.parametrize("name", ["narrow", "p-eagle", "eagle", "mtp", "block", "dspark"])
+@pytest.mark.parametrize("name", [*RECIPES][1:])
 def test_a_recipe_lowers_its_loss_and_what_it_exports_loads_back(place, name):
     root, train, teacher = place
     fields = [teacher, *SMALL, *RECIPES[name], f"run.folder={root / name}"]
@@ -131,9 +133,14 @@ def test_a_head_is_taught_on_the_logits_that_it_drafts_with(place, name, monkeyp
     read = make_reader(lm.config, setting.end_of_text, built.layers)
     rows = read(lm.params, next(setting.batches))
     rows = dataclasses.replace(rows, segments=jnp.zeros_like(rows.segments))  # one document
-    if name in ("block", "dspark"):
+    if name in ("block", "dspark", "specdiff"):
         outputs = built.outputs(own, lm.params, rows, jnp.full((4, 1), root))
         where = slice(None)
+        if name == "specdiff":  # whose second pass is shown the first token
+            shown = jnp.broadcast_to(jnp.arange(3) < 2, (4, 1, 3))
+            again = built.outputs(own, lm.params, rows, jnp.full((4, 1), root), shown)
+            assert jnp.abs(again[1][2] - outputs[1][2]).max() > 0.01
+            outputs = [outputs[0], again[1]]
     else:
         outputs = built.outputs(own, lm.params, rows)
         where = slice(root - 1, None, rows.steps(2))  # the pair before the root

@@ -24,6 +24,7 @@ from specjax.train import (
     mtp_heads,
     pass_embeddings,
     pretrain,
+    specdiff,
     speculator,
 )
 from specjax.train.config import DataConfig
@@ -198,6 +199,8 @@ RECIPES = {
     "pass": (pass_embeddings.make_pass, pass_embeddings.Config(data=DATA, num_anchors=16)),
     "dspark": (dspark.make_dspark, dspark.Config(data=DATA, num_anchors=16, markov_rank=8)),
     "block": (block.make_block, block.Config(data=DATA, num_anchors=16, teacher_share=0.5)),
+    "streak": (block.make_block, block.Config(data=DATA, num_anchors=16, weighting="streak")),
+    "specdiff": (specdiff.make_specdiff, specdiff.Config(data=DATA, num_anchors=16)),
 }
 
 
@@ -225,8 +228,10 @@ def task(name):
         "block": block.make_loss,
         "dspark": dspark.make_loss,
         "pass": block.make_loss,
+        "streak": block.make_loss,
+        "specdiff": specdiff.make_loss,
     }
-    blocks = name in ("block", "dspark", "pass")
+    blocks = name in ("block", "dspark", "pass", "streak", "specdiff")
     measure = block.make_measure if blocks else head_losses.make_measure
     return losses.get(name, head_losses.make_loss)(*how), own, given, measure(*how)
 

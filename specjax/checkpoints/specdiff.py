@@ -1,0 +1,45 @@
+"""SpecDiff drafters in a layout of this project; no other is published.
+
+The tensors are those of DFlash's layout (``dflash.py``). ``specdiff_config`` holds the keys of
+``dflash_config`` (``mask_token_id``, ``target_layer_ids``) and those of the passes: ``steps``,
+``order`` and ``schedule``. ``format="dflash"`` writes the same weights for programs that fill in
+all masks in one pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..drafters.block import BlockConfig
+from ..drafters.specdiff import SpecDiff
+from . import dflash
+from .weights import check_integers, tensors_of
+
+DESCRIPTION = "SpecDiff's of this project (fc.weight, layers.{i}...; specdiff_config)"
+DRAFTER, WEIGHTS_FILE = SpecDiff, "model"
+KEYS = ("steps", "order", "schedule")
+
+
+def matches(config: Mapping, names: set[str]) -> bool:
+    return "specdiff_config" in config and "fc.weight" in names
+
+
+def load(config: Mapping, tensors: Mapping, target):
+    own = dict(config["specdiff_config"])
+    lacking = [key for key in KEYS if key not in own]
+    if lacking:
+        raise ValueError(f"specdiff_config: it lacks {', '.join(lacking)}")
+    said: dict[str, Any] = {key: own.pop(key) for key in KEYS}
+    check_integers(steps=said["steps"])
+    shape = dflash.shape_of({**config, "dflash_config": own}, tensors, target)
+    drafter = SpecDiff(config=BlockConfig(**shape), target=target.target, **said)
+    return dflash.drafter_of(drafter, tensors, target)
+
+
+def save(drafter: SpecDiff, params, target=None) -> tuple[dict, dict]:
+    config = dflash.config_of(drafter, "specdiff")
+    said = {"steps": drafter.steps, "order": drafter.order, "schedule": drafter.schedule}
+    config["architectures"] = ["SpecDiffDraftModel"]
+    config["specdiff_config"] = config.pop("dflash_config") | said
+    return config, tensors_of(params, dflash.names(drafter.config))
