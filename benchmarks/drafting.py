@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -12,15 +13,18 @@ from pathlib import Path
 import numpy as np
 
 import specjax
-from specjax.analysis import timing
-from specjax.drafters import datastore
+from specjax.analysis import replay, timing
+from specjax.drafters import datastore, registry
 from specjax.text import Retrieval, Session
 from specjax.text.options import Options
-from specjax.text.prepare import prepare_measured
+from specjax.text.prepare import SMALLEST_BUFFER, prepare_measured, round_up
 from specjax.text.session import fingerprint
 
-from . import heldout, workloads
+from . import heldout, pairs, workloads
 from .figures import spread
+from .jobs import SHORT, made_up, make_job
+
+ROUNDS, WARM = 8, 2  # rounds whose drafts are timed, and rounds before them
 
 # run in a process of its own, so that what it holds is what the datastore takes
 MEASURED = """
@@ -61,25 +65,41 @@ def table_cost(
 ) -> dict:
     """Measures drafting and observing as shares of a plain step.
 
+    The rounds whose parts are timed are those of a target with few layers, the draft model of the
+    pair: a table takes the same time for any target with the same vocabulary.
+
     Args:
       bench: see ``rows.Bench``.
       pair, agreement: of whose target a plain step is timed.
       drafter: the name of a table.
       context: the tokens of the text, which are random.
-      repetitions: see ``rows.decode``.
+      repetitions: how often each part is timed.
     """
-    from .rows import decode
-
-    of = dict(pair=pair, agreement=agreement, drafter=drafter, context=context)
-    figures = decode(bench, **of, new=32, read=False, repetitions=repetitions)
-    step, parts = figures["seconds_per_plain_step"], figures["parts"]
+    made = bench.pair(pair, agreement)
+    small = dataclasses.replace(made, target=made.draft)
+    limit = made.target.config.context_length
+    deepest = registry.drafter_class(drafter).for_target(made.target.target).depth
+    new = (ROUNDS + WARM) * (deepest + 1)
+    capacity = round_up(min(context + new, limit), SMALLEST_BUFFER, limit)
+    tokens = pairs.prompts(made.target.config, 1, SHORT)
+    work = make_job(small, drafter, 0, tokens, new, capacity=capacity)
+    # the first rounds read the text that was made up
+    state, _ = replay.record_inputs(work, made_up(work, small, context, new), WARM)
+    state = replay.without_limits(state, ROUNDS, work.drafter.depth)
+    parts = replay.replays(work, state, ROUNDS)
+    calls = {name: timing.Call(*parts[name], times=ROUNDS) for name in ("draft", "observe")}
+    calls["step"] = timing.pass_call(made.target, 1, length=context, capacity=capacity)
+    seconds = timing.alternate(calls, repetitions=repetitions)
+    draft, observe, step = (
+        float(np.median(seconds[name])) for name in ("draft", "observe", "step")
+    )
     return {
-        "pair_found": figures["pair_found"],
+        "pair_found": made.describe(),
         "plain_step": step,
-        "draft": parts["draft"],
-        "observe": parts["observe"],
-        "share": parts["draft"] / step,
-        "share_observed": (parts["draft"] + parts["observe"]) / step,
+        "draft": draft,
+        "observe": observe,
+        "share": draft / step,
+        "share_observed": (draft + observe) / step,
     }
 
 
