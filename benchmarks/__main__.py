@@ -20,7 +20,12 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves memory to the peers
     if args.suite in ("cpu", "cpu-peers"):
         os.environ["JAX_PLATFORMS"] = "cpu"
-    from . import runner, suites  # imports JAX, which reads the environment at its import
+    from specjax._internal import compile_cache  # imports JAX, which reads the environment then
+
+    from . import runner, suites
+
+    if args.suite in suites.KEEPS_PROGRAMS:
+        compile_cache.enable()
 
     options = {k: v for k, v in vars(args).items() if k in suites.OPTIONS and v is not None}
     name = f"{args.suite}-rehearsal" if args.rehearse else args.suite

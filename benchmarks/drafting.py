@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import dataclasses
 import json
 import subprocess
 import sys
@@ -91,7 +90,9 @@ def table_cost(
     calls = {name: timing.Call(*parts[name], times=ROUNDS) for name in ("draft", "observe")}
     calls["step"] = timing.pass_call(made.target, 1, length=context, capacity=capacity)
     seconds = timing.alternate(calls, repetitions=repetitions)
-    draft, observe, step = (float(np.median(seconds[name])) for name in ("draft", "observe", "step"))
+    draft, observe, step = (
+        float(np.median(seconds[name])) for name in ("draft", "observe", "step")
+    )
     return {
         "pair_found": made.describe(),
         "plain_step": step,

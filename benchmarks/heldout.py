@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import specjax
@@ -21,6 +22,7 @@ from .grown import grown_drafter, grown_embedded
 
 COUNTS = ("rounds", "emitted", "drafted", "accepted")
 SEARCHED = 2  # rounds for which what a datastore said is used
+SLOTS = 512  # of the buffers, where all programs of a drafter are to be the same
 RESAMPLES = 2000  # bootstrap samples of the prompts for an interval
 
 
@@ -47,76 +49,148 @@ def measure_prompts(
     workload: str = "completion",
     repetitions: int = 3,
 ) -> dict:
-    """Measures ratios over many prompts, ``batch`` at a time, with an interval over the batches.
-
-    Each batch is decoded plainly and speculatively in turn, and the fastest of its ``repetitions``
-    counts.
+    """Measures one drafter, see ``measure_ways``.
 
     Args:
       bench: see ``rows.Bench``.
-      drafter: a name, as ``specjax.generate`` takes it; or ``rest``: ``suffix`` with a datastore of
-        the files on which the target was trained.
+      drafter, num_draft, tree: as in one of ``ways`` of ``measure_ways``.
+      temperature, prompts, batch, new, grown, workload, repetitions: see ``measure_ways``.
+    """
+    from . import workloads
+
+    way = dict(drafter=drafter, num_draft=num_draft, tree=tree)
+    lm, texts = _target(grown), workloads.prompts(workload, prompts)
+    sampling = [specjax.Sampling(temperature=temperature)] * (prompts // batch)
+    return _measure(lm, [way], texts, sampling, batch, new, grown, repetitions)[0]
+
+
+def measure_ways(
+    bench,
+    *,
+    ways: list[dict],
+    temperature: float,
+    prompts: int,
+    batch: int = 1,
+    new: int = 64,
+    grown: bool = False,
+    workload: str = "completion",
+    given: bool = False,
+    repetitions: int = 3,
+) -> dict:
+    """Measures ratios over many prompts, ``batch`` at a time, with an interval over the batches.
+
+    Each batch is decoded plainly and by each drafter in turn, and the fastest of its
+    ``repetitions`` counts. All buffers have ``SLOTS`` slots, so that the programs of a drafter are
+    compiled once for all workloads.
+
+    Args:
+      bench: see ``rows.Bench``.
+      ways: for each drafter ``{"drafter": name}``, as ``specjax.generate`` takes it, and
+        ``num_draft`` or ``tree``, see ``specjax.Drafting``; the name ``rest`` is ``suffix`` with a
+        datastore of the files on which the target was trained.
       temperature: 0 is greedy.
       prompts: the number of prompts.
-      num_draft, tree: see ``specjax.Drafting``.
       batch: the prompts that are decoded together.
       new: the tokens that are emitted for each prompt.
       grown: whether to measure the models of ``grown.py`` instead of the embedded ones.
       workload: see ``workloads.prompts``.
+      given: whether the true answers are emitted (``workloads.answered``), at temperature 0.
       repetitions: how often each batch is decoded.
 
     Returns:
-      Figures, among them the ratio of whole runs (which read the prompts) and that of rounds.
+      ``{"ways": [figures]}``: for each drafter the ratio of whole runs (which read the prompts),
+      that of rounds, and others.
     """
     from . import workloads
 
-    lm, texts = specjax.load("embedded"), workloads.prompts(workload, prompts)
-    lm, named = (grown_embedded(), grown_drafter(drafter)) if grown else (lm, drafter)
-    if drafter == "rest":
-        named = workloads.rest(lm, batch)
-    seconds, stats, same, rows, accepted_at = [], [], [], [], []
-    for index in range(len(texts) // batch):
+    del bench
+    lm, count = _target(grown), prompts // batch
+    sampling = [specjax.Sampling(temperature=temperature)] * count
+    if given:
+        texts, said = workloads.answered(lm, workload, prompts, new)
+        sampling = [
+            dataclasses.replace(one, logits_processor=workloads.GivenText(jnp.asarray(rows)))
+            for one, rows in zip(sampling, said.reshape(count, batch, new), strict=True)
+        ]
+    else:
+        texts = workloads.prompts(workload, prompts)
+    sizes = dict(least_width=SLOTS, least_buffer=SLOTS)
+    return {"ways": _measure(lm, ways, texts, sampling, batch, new, grown, repetitions, **sizes)}
+
+
+def _target(grown: bool) -> specjax.LM:
+    return grown_embedded() if grown else specjax.load("embedded")
+
+
+def _measure(lm, ways, texts, samplings, batch, new, grown, repetitions, **sizes) -> list[dict]:
+    """The figures of each of ``ways``; the tokens of batch i are drawn by ``samplings[i]``."""
+    from . import workloads
+
+    named = [grown_drafter(way["drafter"]) if grown else way["drafter"] for way in ways]
+    named = [workloads.rest(lm, batch) if name == "rest" else name for name in named]
+    given = [Drafting(num=way.get("num_draft"), tree=way.get("tree")) for way in ways]
+    seconds, found = [], [_Counts([], [], [], []) for _ in ways]
+    for index, sampling in enumerate(samplings):
         text = texts[index * batch : (index + 1) * batch]
-        sampling = specjax.Sampling(temperature=temperature)
         plain = Options(drafter=None, sampling=sampling, max_new_tokens=new, seed=index)
-        drafting = Drafting(num=num_draft, tree=tree)
-        fast = dataclasses.replace(plain, drafter=named, drafting=drafting)
-        works = [prepare_measured(lm, text, options) for options in (plain, fast)]
+        fast = [
+            dataclasses.replace(plain, drafter=drafter, drafting=drafting)
+            for drafter, drafting in zip(named, given, strict=True)
+        ]
+        works = [prepare_measured(lm, text, options, **sizes) for options in (plain, *fast)]
         if index == 0:
             for work in works:
                 run(work)
-        best = np.full((2, 2), np.inf)
+        best, outs = np.full((len(works), 2), np.inf), [None] * len(works)
         for repetition in range(repetitions):
-            outs = [None, None]
-            for which in (0, 1) if (index + repetition) % 2 else (1, 0):
+            for which in np.roll(range(len(works)), -(index + repetition + 1)):
                 *spent, outs[which] = run(works[which])
                 best[which] = np.minimum(best[which], spent)
         seconds.append(best)
-        plain, fast = outs
-        stats.append([int(np.sum(getattr(fast.stats, k))) for k in COUNTS])
-        stats[-1].append(int(np.sum(plain.stats.emitted)))
-        accepted_at.append(np.sum(np.asarray(fast.stats.accepted_at), axis=0))
-        for row, prompt in enumerate(works[1].prompts):
-            said = [np.asarray(o.tokens)[row, : int(o.lengths[row])] for o in outs]
-            same.append(np.array_equal(*said))
-            rows.append(said[1][len(prompt) :])
-    seconds, stats = np.asarray(seconds), np.asarray(stats, float)
-    rounds, emitted, drafted, accepted, plain_emitted = stats.T
+        for one, work, out in zip(found, works[1:], outs[1:], strict=True):
+            one.add(work.prompts, outs[0], out)
+    spent = np.asarray(seconds)  # [batches, 1 + ways, 2]
+    greedy = samplings[0].greedy
+    return [one.figures(spent[:, [0, way]], greedy) for way, one in enumerate(found, start=1)]
 
-    result = {}
-    for name, spent in (("whole", seconds.sum(axis=2)), ("rounds", seconds[:, :, 1])):
-        result[f"ratio_{name}"] = _ratio(spent, emitted, plain_emitted)
-        result[f"plain_tokens_per_second_{name}"] = plain_emitted.sum() / spent[:, 0].sum()
-        result[f"tokens_per_second_{name}"] = emitted.sum() / spent[:, 1].sum()
-    return result | {
-        "tau": emitted.sum() / rounds.sum(),
-        "acceptance": accepted.sum() / max(1.0, drafted.sum()),
-        "acceptance_by_position": (np.sum(accepted_at, axis=0) / rounds.sum()).tolist(),
-        "repeated_4grams": repeated_ngrams(rows),
-        "identical": f"{sum(same)} of {len(same)}" if temperature == 0 else None,
-        "seconds_per_round": seconds[:, 1, 1].sum() / rounds.sum(),
-        "seconds_per_plain_step": seconds[:, 0, 1].sum() / plain_emitted.sum(),
-    }
+
+@dataclasses.dataclass(frozen=True)
+class _Counts:
+    """The counts of one drafter: of each batch, and of each of its rows."""
+
+    stats: list
+    accepted_at: list
+    same: list
+    rows: list
+
+    def add(self, prompts: list[np.ndarray], plain, fast) -> None:
+        """Adds the results of a batch."""
+        self.stats.append([int(np.sum(getattr(fast.stats, k))) for k in COUNTS])
+        self.stats[-1].append(int(np.sum(plain.stats.emitted)))
+        self.accepted_at.append(np.sum(np.asarray(fast.stats.accepted_at), axis=0))
+        for row, prompt in enumerate(prompts):
+            said = [np.asarray(o.tokens)[row, : int(o.lengths[row])] for o in (plain, fast)]
+            self.same.append(np.array_equal(*said))
+            self.rows.append(said[1][len(prompt) :])
+
+    def figures(self, seconds: np.ndarray, greedy: bool) -> dict:
+        """The figures, for seconds ``[batches, 2, 2]``: plain, speculative; reading, rounds."""
+        stats = np.asarray(self.stats, float)
+        rounds, emitted, drafted, accepted, plain_emitted = stats.T
+        result = {}
+        for name, spent in (("whole", seconds.sum(axis=2)), ("rounds", seconds[:, :, 1])):
+            result[f"ratio_{name}"] = _ratio(spent, emitted, plain_emitted)
+            result[f"plain_tokens_per_second_{name}"] = plain_emitted.sum() / spent[:, 0].sum()
+            result[f"tokens_per_second_{name}"] = emitted.sum() / spent[:, 1].sum()
+        return result | {
+            "tau": emitted.sum() / rounds.sum(),
+            "acceptance": accepted.sum() / max(1.0, drafted.sum()),
+            "acceptance_by_position": (np.sum(self.accepted_at, axis=0) / rounds.sum()).tolist(),
+            "repeated_4grams": repeated_ngrams(self.rows),
+            "identical": f"{sum(self.same)} of {len(self.same)}" if greedy else None,
+            "seconds_per_round": seconds[:, 1, 1].sum() / rounds.sum(),
+            "seconds_per_plain_step": seconds[:, 0, 1].sum() / plain_emitted.sum(),
+        }
 
 
 def run(work: GenerationTask) -> tuple[float, float, specjax.Decoded]:

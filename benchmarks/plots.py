@@ -11,6 +11,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
+from .tables.decoding import each_way
+
 AXES = {"num_draft": "tokens drafted a round", "batch": "batch", "context": "context, tokens"}
 DEFAULTS = {"batch": 1, "context": 64, "temperature": 0.0, "num_draft": 0}
 PARTS = ("draft", "verify", "accept", "commit", "observe")
@@ -23,13 +25,14 @@ def draw(folder: Path, outcomes: list[dict]) -> list[str]:
         (DEFAULTS | r, f) for r, f in measured if r["kind"] == "decode" and r["drafter"] != "plain"
     ]
     peers = [(r, f) for r, f in measured if r["kind"] == "peer"]
+    tables = [(r, f) for r, f in measured if r["kind"] == "tables"]
     made = []
     for name, plot, rows in (
         ("speedup", _speedup, decoded),
         ("acceptance", _acceptance, decoded),
         ("round", _round, [(r, f) for r, f in decoded if "parts" in f]),
         ("peers", _peers, peers),
-        ("workloads", _workloads, [(r, f) for r, f in measured if "workload" in r and "tau" in f]),
+        ("workloads", _workloads, [x for x in each_way(tables) if not x[0].get("given")]),
     ):
         figure = plot(rows) if rows else None
         if figure is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .tables import TABLES, cells
 
-UNLISTED = {"agreement", "repetitions", "kind", "parts", "new"}
+UNLISTED = {"agreement", "repetitions", "kind", "parts", "new", "ways"}
 READING = """\
 Each ratio compares speculative with plain decoding of the same target in the same run; above 1
 speculation is faster. Both are compiled by this package and run in turn, pair by pair. The interval
@@ -36,6 +36,10 @@ def summary(row: dict, figures: dict) -> str:
         ),
         "decode": lambda f: f"τ {f['tau']:.2f}, ratio {cells.ratio(f['ratio_rounds'])}",
         "heldout": lambda f: f"τ {f['tau']:.2f}, ratio {cells.ratio(f['ratio_rounds'])}",
+        "tables": lambda f: ", ".join(
+            f"{way['drafter'].partition(':')[0]} τ {x['tau']:.2f}"
+            for way, x in zip(row["ways"], f["ways"], strict=True)
+        ),
         "drafting": lambda f: f"{cells.share(f['share'])} of a plain step",
         "datastore": lambda f: (
             f"opens in {1e3 * f['opened']:.1f} ms, {f['resident'] / 1e6:.0f} MB resident, "

@@ -272,6 +272,7 @@ KINDS = {
     "buffers": buffers,
     "decode": decode,
     "heldout": heldout.measure_prompts,
+    "tables": heldout.measure_ways,
     "drafting": drafting.table_cost,
     "datastore": drafting.made_datastore,
     "requests": drafting.repeated_requests,

@@ -13,6 +13,7 @@ from .cpu_peers.engine import ADAPTERS, OURS, PRECISIONS
 from .pairs import SHAPES
 
 Row = dict
+KEEPS_PROGRAMS = ("workloads",)  # compiled programs are kept on disk, as the command keeps them
 
 
 def smoke(pair: str = "tiny", agreement: float = 0.8, repetitions: int = 6) -> list[Row]:
@@ -45,6 +46,8 @@ def smoke(pair: str = "tiny", agreement: float = 0.8, repetitions: int = 6) -> l
         | {"batch": 2, "split": "heldout", "repetitions": repetitions},
         {"kind": "heldout", "drafter": "suffix", "temperature": 0.0, "workload": "edits"}
         | {"prompts": 2, "new": 16, "repetitions": 2},
+        {"kind": "tables", "ways": [{"drafter": "suffix"}], "temperature": 0.0, "given": True}
+        | {"workload": "edits", "prompts": 2, "batch": 2, "new": 16, "repetitions": 2},
         {"kind": "drafting", **of, "drafter": "suffix", "repetitions": repetitions},
         {"kind": "datastore", **of, "tokens": 1 << 14, "searches": 8, "repetitions": repetitions},
         {"kind": "requests", "workload": "open", "prompts": 2, "new": 16},
@@ -250,47 +253,50 @@ def eagle(
 def workloads(
     pair: str = "100m",
     agreement: float = 0.8,
-    prompts: int = 8,
+    prompts: int = 4,
     batches: Sequence[int] = (1, 8),
     contexts: Sequence[int] = (256, 32_256),
     repetitions: int = 7,
 ) -> list[Row]:
     """Drafters without training on four kinds of text, and what drafting with them costs.
 
-    The first rows are the costs: tables of answers that requests fill, a datastore of 1 GB of
-    tokens, and each table beside a plain step of the pair of 100M weights. The others are the
-    embedded target on the texts of ``workloads.py``, as it is and grown to 100M weights.
+    The first rows are the embedded target, grown to 100M weights and as it is, on the texts of
+    ``workloads.py``: its own text, and true answers that it is made to say. Drafters of a row run
+    in turn with plain decoding, and rows of one size, temperature and batch share their programs.
+    The others are the costs: tables of answers that requests fill, a datastore of 1 GB of tokens,
+    and each table beside a plain step of the pair of 100M weights.
     """
-    tables = ("ngram", "suffix", "sam", "recycling", "lookahead", "jacobi")
-    of = dict(pair=pair, agreement=agreement, repetitions=repetitions)
     kinds = ("edits", "retrieval", "completion", "open")
-    rows = [
-        {"kind": "requests", "workload": kind, "prompts": prompts, "temperature": t}
-        for t in (0.0, 1.0)
-        for kind in kinds
-    ]
-    rows.append({"kind": "datastore", **of, "tokens": 1 << 28})
-    rows += [
-        {"kind": "drafting", **of, "drafter": d, "context": c} for d in tables for c in contexts
-    ]
-    ways = [
-        *({"drafter": d} for d in ("suffix", "sam")),
-        {"drafter": "ngram", "num_draft": 7},
-        {"drafter": "recycling", "tree": "3x2x1"},
+    copies = [{"drafter": "ngram", "num_draft": 7}, *({"drafter": d} for d in ("suffix", "sam"))]
+    copies.append({"drafter": "rest"})
+    ways = [*copies, {"drafter": "recycling", "tree": "3x2x1"}]
+    more = [
         {"drafter": "suffix+recycling", "tree": "3x2x1"},
         {"drafter": "lookahead:window=3,ngram=3,guesses=2"},
         {"drafter": "jacobi", "num_draft": 3},
-        {"drafter": "rest"},
     ]
-    sizes = {"grown": True, "repetitions": 2}, {}
-    return rows + [
-        {"kind": "heldout", "workload": kind, **way, **size, "temperature": t, "batch": b}
-        | {"prompts": max(prompts, 2 * b)}
-        for b in batches
+    sizes = {"grown": True, "repetitions": 2, "prompts": prompts}, {"prompts": 2 * prompts}
+    rows = []
+    for size in sizes:
+        common = {"kind": "tables", **size}
+        given = {**common, "temperature": 0.0, "batch": 1, "given": True, "ways": copies}
+        rows += [{**given, "workload": kind} for kind in kinds[:2]]
+        for b in batches:
+            common["prompts"] = max(size["prompts"], 2 * b)
+            for t in (0.0, 1.0):
+                found = ways if t or b > 1 else [*ways, *more]
+                shared = {**common, "temperature": t, "batch": b, "ways": found}
+                rows += [{**shared, "workload": kind} for kind in kinds]
+    rows += [
+        {"kind": "requests", "workload": kind, "prompts": 2 * prompts, "temperature": t}
         for t in (0.0, 1.0)
-        for size in sizes
         for kind in kinds
-        for way in ways
+    ]
+    of = dict(pair=pair, agreement=agreement, repetitions=repetitions)
+    tables = ("ngram", "suffix", "sam", "recycling", "lookahead", "jacobi")
+    rows.append({"kind": "datastore", **of, "tokens": 1 << 28})
+    return rows + [
+        {"kind": "drafting", **of, "drafter": d, "context": c} for d in tables for c in contexts
     ]
 
 

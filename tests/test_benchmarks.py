@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import specjax
 from benchmarks import (
     heldout,
     jobs,
@@ -392,3 +393,16 @@ def test_workloads_are_the_same_in_every_run_and_of_files_that_the_target_did_no
     with pytest.raises(ValueError, match="known are"):
         workloads.prompts("nothing", 1)
     assert not {*workloads.files("heldout")} & {*workloads.files("train")} - {""}
+
+
+def test_a_target_that_is_made_to_say_true_answers_says_them_with_every_drafter(found):
+    lm = specjax.load("embedded")
+    texts, said = workloads.answered(lm, "edits", 2, 16)
+    sampling = specjax.Sampling(logits_processor=workloads.GivenText(jnp.asarray(said)))
+    for drafter in ("none", "suffix"):
+        out = specjax.generate(lm, texts, drafter=drafter, sampling=sampling, max_new_tokens=16)
+        assert [row.tolist() for row in out.tokens] == said.tolist()
+    (figures,) = [f["ways"][0] for row, f in found if row["kind"] == "tables"]
+    assert figures["tau"] > 1.2 and figures["identical"] == "2 of 2"
+    with pytest.raises(ValueError, match="answers are known of edits, retrieval"):
+        workloads.answered(lm, "open", 1, 4)

@@ -7,6 +7,7 @@ TABLES = {
     "peer": ("Beside other libraries", decoding.peers),
     "cpu peers": ("Beside the engines that people use on CPUs", cpu_peers.cpu_peers),
     "heldout": ("Real text", decoding.heldout),
+    "tables": ("Drafters without training on real text", decoding.tables),
     "requests": ("Requests that are made twice", drafting.requests),
     "drafting": ("The time of drafting", drafting.drafting),
     "datastore": ("A large datastore", drafting.datastore),

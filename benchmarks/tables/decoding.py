@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from . import cells
 
+KINDS = ("edits", "retrieval", "completion", "open")
+DEFAULTS = {"grown": False, "batch": 1}
+
 
 def decode(rows) -> str:
     first = cells.table(
@@ -82,31 +85,83 @@ def _read(row: dict) -> bool:
 
 
 def heldout(rows) -> str:
-    count = f"{rows[0][0]['prompts']} held-out prompts"
-    note = (
-        f"The embedded, trained models on {count}. Each batch is run several times and its fastest "
-        "run counts; intervals are over the batches."
+    return _real_text(rows, f"{rows[0][0]['prompts']} held-out prompts")
+
+
+def each_way(rows) -> list:
+    """A row for each drafter of rows of the kind ``tables``."""
+    return [
+        (row | way, figures)
+        for row, found in rows
+        for way, figures in zip(row["ways"], found["ways"], strict=True)
+    ]
+
+
+def tables(rows) -> str:
+    counts = sorted({row["prompts"] for row, _ in rows})
+    count = f"{' or '.join(map(str, counts))} prompts"
+    every = each_way(rows)
+    given = [(r, f) for r, f in every if r.get("given")]
+    own = [(r, f) for r, f in every if not r.get("given")]
+    parts = [_real_text(own, count)] if own else []
+    if given:
+        parts.append(
+            "The same with *true answers*: the embedded target is too small to copy what it has "
+            "read. Here it is made to say the true answer (the edited piece; the piece from the "
+            "line on), so that the rounds are those of a target that copies: its passes are "
+            "computed, and what it would have said is not used.\n\n" + _real_text(given, count, "")
+        )
+    return "\n\n".join([*parts, "What was to be reached:", _goals(own, given)])
+
+
+def _goals(own, given) -> str:
+    """The aims of the tables, and what was measured."""
+
+    def tau(rows, **wanted):
+        found = [f for r, f in rows if wanted.items() <= (DEFAULTS | r).items()]
+        return found[0]["tau"] if found else None
+
+    lines = []
+    for name, rows, kinds in (("own text", own, KINDS), ("true answers", given, KINDS[:2])):
+        for t in (0.0, 1.0) if name == "own text" else (0.0,):
+            for kind in kinds:
+                of = dict(workload=kind, temperature=t, grown=False, batch=1)
+                pair = [tau(rows, **of, drafter=d) for d in ("suffix", "ngram")]
+                if None not in pair:
+                    aim = "at least 1.2" if kind in KINDS[:2] else "at least level"
+                    what = f"τ of `suffix` over `ngram`, {kind}, {name}, T = {t:g}"
+                    lines.append((what, aim, f"{pair[0] / pair[1]:.2f}"))
+    found = tau(own, workload="open", temperature=0.0, batch=1, drafter="recycling", grown=False)
+    if found is not None:
+        lines.append(("τ of `recycling`, open, T = 0", "at least 1.5", f"{found:.2f}"))
+    for name, rows in (("own text", own), ("true answers", given)):
+        of = dict(workload="edits", temperature=0.0, grown=True, batch=1)
+        best = [(r, f) for r, f in rows if of.items() <= (DEFAULTS | r).items()]
+        if best:
+            row, f = max(best, key=lambda x: x[1]["ratio_rounds"]["median"])
+            drafter = row["drafter"]
+            what = f"ratio in rounds of the best table (`{drafter}`), edits, grown, {name}, T = 0"
+            lines.append((what, "at least 2.5", cells.ratio(f["ratio_rounds"])))
+    return cells.table(
+        {
+            "what": lambda what, aim, found: what,
+            "aim": lambda what, aim, found: aim,
+            "measured": lambda what, aim, found: found,
+        },
+        lines,
     )
+
+
+def _real_text(rows, count: str, note: str | None = None) -> str:
+    if note is None:
+        note = _note(rows, count)
     target = {}
     if any(row.get("grown") for row, _ in rows):
         target = {"target": lambda r, f: "grown to 100M" if r.get("grown") else "embedded"}
-        note += (
-            " *Grown* models have 100M float32 weights and write the same text as the embedded "
-            "ones, and so do their heads: texts, drafts and τ are those of the small models, the "
-            "time is that of a target whose weights come from memory (`benchmarks/grown.py`). "
-            "Grown models are run twice, the others three times."
-        )
     kinds = {}
     if any("workload" in row for row, _ in rows):
         kinds = {"text": lambda r, f: r.get("workload", "completion")}
-        note += (
-            " The texts: *edits*, a piece of a file and the beginning of the same piece with one "
-            "name changed; *retrieval*, a piece of a file and a question whose answer is one of "
-            "its lines; *completion*, the held-out prompts; *open*, the beginning of a docstring "
-            "(`benchmarks/workloads.py`). `rest` is `suffix` with a datastore of the files on "
-            "which the target was trained."
-        )
-    return f"{note}\n\n" + cells.table(
+    found = cells.table(
         {
             **kinds,
             **target,
@@ -125,6 +180,30 @@ def heldout(rows) -> str:
         },
         rows,
     )
+    return f"{note}\n\n{found}" if note else found
+
+
+def _note(rows, count: str) -> str:
+    note = (
+        f"The embedded, trained models on {count}. Each batch is run several times and its fastest "
+        "run counts; intervals are over the batches."
+    )
+    if any(row.get("grown") for row, _ in rows):
+        note += (
+            " *Grown* models have 100M float32 weights and write the same text as the embedded "
+            "ones, and so do their heads: texts, drafts and τ are those of the small models, the "
+            "time is that of a target whose weights come from memory (`benchmarks/grown.py`). "
+            "Grown models are run twice, the others three times."
+        )
+    if any("workload" in row for row, _ in rows):
+        note += (
+            " The texts: *edits*, a piece of a file and the beginning of the same piece with one "
+            "name changed; *retrieval*, a piece of a file and a question whose answer quotes it; "
+            "*completion*, the held-out prompts; *open*, the beginning of a docstring "
+            "(`benchmarks/workloads.py`). `rest` is `suffix` with a datastore of the files on "
+            "which the target was trained."
+        )
+    return note
 
 
 def peers(rows) -> str:
