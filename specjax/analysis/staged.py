@@ -114,7 +114,7 @@ def repeats_on(lm: LM, repeats: int, mesh=None) -> LM:
       ValueError: see ``unrolled``, or there are fewer devices.
     """
     whole = unrolled(lm, repeats)
-    mesh = sharding.as_mesh({STAGE: repeats} if mesh is None else mesh)
+    mesh = required(sharding.as_mesh({STAGE: repeats} if mesh is None else mesh), "mesh")
     target = PipelinedLM(decoder_of(whole), repeats)
     params = target.shard(whole.params, mesh)
     return LM.of(target, params, tokenizer=lm.tokenizer, name=whole.name, mesh=mesh)
