@@ -11,6 +11,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
+from . import quality
 from .tables.decoding import each_way
 
 AXES = {"num_draft": "tokens drafted a round", "batch": "batch", "context": "context, tokens"}
@@ -32,6 +33,7 @@ def draw(folder: Path, outcomes: list[dict]) -> list[str]:
         ("acceptance", _acceptance, decoded),
         ("round", _round, [(r, f) for r, f in decoded if "parts" in f]),
         ("peers", _peers, peers),
+        ("quality", quality.draw, [(r, f) for r, f in measured if r["kind"] == "quality"]),
         ("workloads", _workloads, [x for x in each_way(tables) if not x[0].get("given")]),
     ):
         figure = plot(rows) if rows else None

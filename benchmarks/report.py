@@ -40,6 +40,9 @@ def summary(row: dict, figures: dict) -> str:
             f"{way['drafter'].partition(':')[0]} τ {x['tau']:.2f}"
             for way, x in zip(row["ways"], f["ways"], strict=True)
         ),
+        "quality": lambda f: ", ".join(
+            f"{one['setting']} τ {one['tau']:.2f} log p {one['loglik']:.2f}" for one in f["points"]
+        ),
         "drafting": lambda f: f"{cells.share(f['share'])} of a plain step",
         "datastore": lambda f: (
             f"opens in {1e3 * f['opened']:.1f} ms, {f['resident'] / 1e6:.0f} MB resident, "

@@ -24,6 +24,7 @@ from specjax.text.prepare import SMALLEST_BUFFER, round_up
 from specjax.text.task import GenerationTask
 
 from . import drafting, heldout, micro, pairs, peers, regeneration, serving, training
+from . import quality as rule_quality
 from .cpu_peers.measure import cpu_peers
 from .figures import interval, spread
 from .jobs import SHORT, informed, made_up, make_job
@@ -276,6 +277,7 @@ KINDS = {
     "drafting": drafting.table_cost,
     "datastore": drafting.made_datastore,
     "requests": drafting.repeated_requests,
+    "quality": rule_quality.measure_rule,
     "product": micro.product_orders,
     "attention": micro.attention_layouts,
     "peer": peers.side_by_side,

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 
 from .cpu_peers.engine import ADAPTERS, OURS, PRECISIONS
 from .pairs import SHAPES
-
-Row = dict
-KEEPS_PROGRAMS = ("workloads",)  # compiled programs are kept on disk, as the command keeps them
+from .text_suites import KEEPS_PROGRAMS as KEEPS_PROGRAMS
+from .text_suites import Row, quality, workloads
 
 
 def smoke(pair: str = "tiny", agreement: float = 0.8, repetitions: int = 6) -> list[Row]:
@@ -51,6 +50,8 @@ def smoke(pair: str = "tiny", agreement: float = 0.8, repetitions: int = 6) -> l
         {"kind": "drafting", **of, "drafter": "suffix", "repetitions": repetitions},
         {"kind": "datastore", **of, "tokens": 1 << 14, "searches": 8, "repetitions": repetitions},
         {"kind": "requests", "workload": "open", "prompts": 2, "new": 16},
+        {"kind": "quality", "rule": "approximate-top-k", "temperature": 0.0, "prompts": 2}
+        | {"new": 8},
         {"kind": "peer", **of, "num_draft": 3, "new": 16, "repetitions": repetitions},
         {"kind": "training", "target": "small", "lengths": [1024, 4096], "steps": 2}
         | {"timed": 1024, "optimizer": "adamw", "repetitions": repetitions},
@@ -250,56 +251,6 @@ def eagle(
     ]
 
 
-def workloads(
-    pair: str = "100m",
-    agreement: float = 0.8,
-    prompts: int = 4,
-    batches: Sequence[int] = (1, 8),
-    contexts: Sequence[int] = (256, 32_256),
-    repetitions: int = 7,
-) -> list[Row]:
-    """Drafters without training on four kinds of text, and what drafting with them costs.
-
-    The first rows are the embedded target, grown to 100M weights and as it is, on the texts of
-    ``workloads.py``: its own text, and true answers that it is made to say. Drafters of a row run
-    in turn with plain decoding, and rows of one size, temperature and batch share their programs.
-    The others are the costs: tables of answers that requests fill, a datastore of 1 GB of tokens,
-    and each table beside a plain step of the pair of 100M weights.
-    """
-    kinds = ("edits", "retrieval", "completion", "open")
-    copies = [{"drafter": "ngram", "num_draft": 7}, *({"drafter": d} for d in ("suffix", "sam"))]
-    copies.append({"drafter": "rest"})
-    ways = [*copies, {"drafter": "recycling", "tree": "3x2x1"}]
-    more = [
-        {"drafter": "suffix+recycling", "tree": "3x2x1"},
-        {"drafter": "lookahead:window=3,ngram=3,guesses=2"},
-        {"drafter": "jacobi", "num_draft": 3},
-    ]
-    sizes = {"grown": True, "repetitions": 2, "prompts": prompts}, {"prompts": 2 * prompts}
-    rows = []
-    for size in sizes:
-        common = {"kind": "tables", **size}
-        given = {**common, "temperature": 0.0, "batch": 1, "given": True, "ways": copies}
-        rows += [{**given, "workload": kind} for kind in kinds[:2]]
-        for b in batches:
-            common["prompts"] = max(size["prompts"], 2 * b)
-            for t in (0.0, 1.0):
-                found = ways if t or b > 1 else [*ways, *more]
-                shared = {**common, "temperature": t, "batch": b, "ways": found}
-                rows += [{**shared, "workload": kind} for kind in kinds]
-    rows += [
-        {"kind": "requests", "workload": kind, "prompts": 2 * prompts, "temperature": t}
-        for t in (0.0, 1.0)
-        for kind in kinds
-    ]
-    of = dict(pair=pair, agreement=agreement, repetitions=repetitions)
-    tables = ("ngram", "suffix", "sam", "recycling", "lookahead", "jacobi")
-    rows.append({"kind": "datastore", **of, "tokens": 1 << 28})
-    return rows + [
-        {"kind": "drafting", **of, "drafter": d, "context": c} for d in tables for c in contexts
-    ]
-
-
 def gpu(
     pair: str = "8b",
     agreement: float = 0.8,
@@ -329,6 +280,7 @@ SUITES: dict[str, Callable[..., list[Row]]] = {
         heads,
         light,
         workloads,
+        quality,
         scaling,
         peers,
         cpu_peers,

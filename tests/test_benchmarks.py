@@ -248,7 +248,10 @@ def test_no_figure_is_nan_in_json():
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["speed"], "heads, light, workloads, scaling, peers, cpu-peers, serving, regeneration"),
+        (
+            ["speed"],
+            "heads, light, workloads, quality, scaling, peers, cpu-peers, serving, regeneration",
+        ),
         (["smoke", "--batches", "2"], "no such option; it has --pair"),
         (["cpu", "--pair", "70b"], "known: tiny, 100m, 8b"),
         (["scaling", "--contexts", "65536"], "the pair 100m has 32768 positions"),

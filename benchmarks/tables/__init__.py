@@ -1,6 +1,6 @@
 """The tables of a suite's page: ``TABLES[kind] = (title, table of the rows of that kind)``."""
 
-from . import cpu_peers, decoding, drafting, parts, serving, training
+from . import cpu_peers, decoding, drafting, parts, quality, serving, training
 
 TABLES = {
     "decode": ("Plain and speculative decoding", decoding.decode),
@@ -8,6 +8,7 @@ TABLES = {
     "cpu peers": ("Beside the engines that people use on CPUs", cpu_peers.cpu_peers),
     "heldout": ("Real text", decoding.heldout),
     "tables": ("Drafters without training on real text", decoding.tables),
+    "quality": ("Approximate rules: quality and speed", quality.quality),
     "requests": ("Requests that are made twice", drafting.requests),
     "drafting": ("The time of drafting", drafting.drafting),
     "datastore": ("A large datastore", drafting.datastore),

@@ -1,0 +1,70 @@
+"""The suites on real text without heads: tables (``workloads``), and rules (``quality``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .quality import EXACT_WHEN_GREEDY, SETTINGS
+
+Row = dict
+KEEPS_PROGRAMS = ("workloads", "quality")  # compiled programs stay on disk, as for the command
+
+
+def workloads(
+    pair: str = "100m",
+    agreement: float = 0.8,
+    prompts: int = 4,
+    batches: Sequence[int] = (1, 8),
+    contexts: Sequence[int] = (256, 32_256),
+    repetitions: int = 7,
+) -> list[Row]:
+    """Drafters without training on four kinds of text, and what drafting with them costs.
+
+    The first rows are the embedded target, grown to 100M weights and as it is, on the texts of
+    ``workloads.py``: its own text, and true answers that it is made to say. Drafters of a row run
+    in turn with plain decoding, and rows of one size, temperature and batch share their programs.
+    The others are the costs: tables of answers that requests fill, a datastore of 1 GB of tokens,
+    and each table beside a plain step of the pair of 100M weights.
+    """
+    kinds = ("edits", "retrieval", "completion", "open")
+    copies = [{"drafter": "ngram", "num_draft": 7}, *({"drafter": d} for d in ("suffix", "sam"))]
+    copies.append({"drafter": "rest"})
+    ways = [*copies, {"drafter": "recycling", "tree": "3x2x1"}]
+    more = [
+        {"drafter": "suffix+recycling", "tree": "3x2x1"},
+        {"drafter": "lookahead:window=3,ngram=3,guesses=2"},
+        {"drafter": "jacobi", "num_draft": 3},
+    ]
+    sizes = {"grown": True, "repetitions": 2, "prompts": prompts}, {"prompts": 2 * prompts}
+    rows = []
+    for size in sizes:
+        common = {"kind": "tables", **size}
+        given = {**common, "temperature": 0.0, "batch": 1, "given": True, "ways": copies}
+        rows += [{**given, "workload": kind} for kind in kinds[:2]]
+        for b in batches:
+            common["prompts"] = max(size["prompts"], 2 * b)
+            for t in (0.0, 1.0):
+                found = ways if t or b > 1 else [*ways, *more]
+                shared = {**common, "temperature": t, "batch": b, "ways": found}
+                rows += [{**shared, "workload": kind} for kind in kinds]
+    rows += [
+        {"kind": "requests", "workload": kind, "prompts": 2 * prompts, "temperature": t}
+        for t in (0.0, 1.0)
+        for kind in kinds
+    ]
+    of = dict(pair=pair, agreement=agreement, repetitions=repetitions)
+    tables = ("ngram", "suffix", "sam", "recycling", "lookahead", "jacobi")
+    rows.append({"kind": "datastore", **of, "tokens": 1 << 28})
+    return rows + [
+        {"kind": "drafting", **of, "drafter": d, "context": c} for d in tables for c in contexts
+    ]
+
+
+def quality(prompts: int = 16) -> list[Row]:
+    """Each approximate rule from its strictest setting on: quality of the text, and speed."""
+    return [
+        {"kind": "quality", "rule": rule, "temperature": t, "prompts": prompts}
+        for t in (0.0, 1.0)
+        for rule in SETTINGS
+        if t or rule not in EXACT_WHEN_GREEDY
+    ]
