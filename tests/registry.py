@@ -327,7 +327,10 @@ def cases(model, params, near=None, other=None):
         "block": head(BlockDrafter, block, (-1, 0, 0, 1), ("rejection",), picks="iid"),
         "specdiff": head(twice, block, (-1, 0, 1, 2), ("rejection", "block"), picks="iid"),
         "specdiff tree": head(rising, block, (-1, 0, 0, 1, 2, 4), ("rejection",), picks="distinct"),
-        "specdiff confidence": head(surest, block, (-1, 0, 1, 2)),
+        "specdiff confidence": head(surest, block, (-1, 0, 1, 2), ("delta", "coupled")),
+        "adaptive specdiff": adaptive(
+            head(rising, block, (-1, 0, 1, 2), ("rejection",), picks="iid")
+        ),
         "dflash2": head(DFlash2, dflash2, (-1, 0, 0, 1), ("rejection",), picks="iid"),
         "dspark": head(DSpark, dspark, (-1, 0, 1, 2), ("rejection",), picks="iid", markov="rnn"),
         "eagle": head(Eagle, eagle, TREE, ("rejection",), picks="distinct"),
