@@ -346,7 +346,10 @@ def cases(model, params, near=None, other=None):
         "block expanded": head(BlockDrafter, block, trees.Expand(3, 3, 7)),
         "specdiff": head(twice, block, (-1, 0, 1, 2), ("rejection", "block"), picks="iid"),
         "specdiff tree": head(rising, block, (-1, 0, 0, 1, 2, 4), ("rejection",), picks="distinct"),
-        "specdiff confidence": head(surest, block, (-1, 0, 1, 2)),
+        "specdiff confidence": head(surest, block, (-1, 0, 1, 2), ("delta", "coupled")),
+        "adaptive specdiff": adaptive(
+            head(rising, block, (-1, 0, 1, 2), ("rejection",), picks="iid")
+        ),
         "dflash2": head(DFlash2, dflash2, (-1, 0, 0, 1), ("rejection",), picks="iid"),
         "domino": head(Domino, domino, (-1, 0, 0, 1), ("rejection",), picks="iid"),
         "xpress": head(XPress, xpress, (-1, 0, 0, 1), ("rejection",), picks="iid"),

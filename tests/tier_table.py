@@ -111,7 +111,7 @@ TABLE = {
     "test_drafts.py": [
         (r"\[(blockwise|hydra prefix|medusa|mtp distinct|speculator prefix) iid\]", FULL),
         (
-            r"\[(adaptive (self tree|draft)|unsure self.*|draft unr.*|self stop|.*ssd|switch.*)\]",
+            r"\[(adaptive (s[ep]|d).*|unsure self.*|draft un.*|self st.*|.*ssd|switch.*)\]",
             FULL,
         ),
         (r"\[((hybrid|fallback) mtp|mtp distinct d.*|mtp heads iid|hybrid tli|tli tree)\]", FULL),
