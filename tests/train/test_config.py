@@ -33,6 +33,7 @@ from specjax.train import (
     probe,
     prompts,
     regenerate,
+    reward,
     speculator,
     tokenizer,
 )
@@ -60,6 +61,7 @@ SHIPPED = {
     "embedded_depth_width": depth_width,
     "embedded_online": online,
     "embedded_probe": probe,
+    "embedded_reward": reward,
     "embedded_boost": boost,
     "embedded_features": features,
     "embedded_blockwise": heads,
