@@ -307,10 +307,7 @@ TABLE = {
     ],
     "test_datastore.py": [("the_command|leave_the_text", FULL), ("of_the_device", MERGE)],
     "test_tables.py": [("several_texts|sam_finds|many_matches|proposes_what", MERGE)],
-    "test_text.py": [
-        ("compare_(measures|counts)", FULL),
-        (r"names_a_drafter|in_a_batch\[draft", MERGE),
-    ],
+    "test_text.py": [("compare_[mc]", FULL), (r"names_a_drafter|in_a_batch\[draft", MERGE)],
     "test_top_chunks.py": [("fault|refused", DEFAULT), ("names_ask", MERGE), (EVERYTHING, FULL)],
     "test_topology.py": [(r"measured_ranks|probable_paths\[opt", MERGE)],
     "test_trace.py": [
