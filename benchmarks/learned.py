@@ -1,14 +1,18 @@
 """SPRINTER and reward-guided decoding on the embedded pair: quality and speed by their settings.
 
 python -m benchmarks.learned sprinter PROBE TEMPERATURE [PROMPTS]     PROBE: the recipe's file
-python -m benchmarks.learned guided [PROMPTS]
+python -m benchmarks.learned guided [PROMPTS] [REWARD]                REWARD: the recipe's file
 
 Each prints a table. `sprinter` decodes all prompts in one batch for the figures of quality, and a
-few of them alone, in turn, for the time. `guided` writes one prompt at a time.
+few of them alone, in turn, for the time. `guided` writes one prompt at a time; the reward is the
+target's likelihood of the step, or a trained head of the draft model. Its last column is the time
+that the draft model, the target and the reward take, divided by that of plain decoding, on
+prompts that were decoded once before.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import time
@@ -19,7 +23,7 @@ import specjax
 from specjax.analysis.rescoring import scores_of_new
 from specjax.drafters import DraftModel
 from specjax.drafters.probe import ProbedDraftModel, load_probe
-from specjax.text import LikelihoodReward, reward_guided
+from specjax.text import LikelihoodReward, ScalarReward, reward_guided
 
 from .heldout import prompts
 
@@ -79,27 +83,27 @@ def _seconds(lm, texts, made, shared) -> dict[str, float]:
     return found
 
 
-def guided(count: int = 16) -> None:
-    """Prints the target's share, and its likelihood of the texts, for each threshold."""
+def guided(count: int = 16, path: str | None = None) -> None:
+    """Prints the target's share, its likelihood of the texts and the time, for each threshold."""
     lm, draft = specjax.load("embedded"), specjax.load("embedded-draft")
-    reward, texts = LikelihoodReward(lm), prompts(count)
-    print("| threshold | steps kept | tokens by the target | draft tokens a token | log p |")
-    print("|---|---|---|---|---|")
+    reward = LikelihoodReward(lm) if path is None else ScalarReward.load(path, draft)
+    texts, sampling = prompts(count), specjax.Sampling(temperature=0.7)
+    shared = dict(sampling=sampling, max_new_tokens=NEW)
+
+    def spent(write) -> tuple[float, list]:
+        write(0, texts[0])  # compiles
+        begin = time.perf_counter()
+        made = [write(index, text) for index, text in enumerate(texts)]
+        return time.perf_counter() - begin, made
+
+    plain, _ = spent(lambda i, text: specjax.generate(lm, text, drafter="none", seed=i, **shared))
+    print("| threshold | steps kept | tokens by the target | draft tokens a token | log p | time |")
+    print("|---|---|---|---|---|---|")
     for threshold in THRESHOLDS:
-        made = [
-            reward_guided(
-                lm,
-                draft,
-                text,
-                reward,
-                threshold=threshold,
-                separator="\n",
-                sampling=specjax.Sampling(temperature=0.7),
-                max_new_tokens=NEW,
-                seed=2 * index,
-            )
-            for index, text in enumerate(texts)
-        ]
+        guide = functools.partial(reward_guided, lm, draft, reward=reward, threshold=threshold)
+        seconds, made = spent(
+            lambda i, text, guide=guide: guide(text, separator="\n", seed=2 * i, **shared)
+        )
         steps = [step for one in made for step in one.steps]
         total = sum(len(step.tokens) for step in steps)
         written = sum(len(step.tokens) for step in steps if not step.from_draft)
@@ -108,7 +112,7 @@ def guided(count: int = 16) -> None:
         kept = np.mean([step.from_draft for step in steps])
         print(
             f"| {threshold:g} | {kept:.0%} | {written / total:.0%} | {drafted / total:.2f} | "
-            f"{logp:.3f} |",
+            f"{logp:.3f} | {seconds / plain:.2f} |",
             flush=True,
         )
 
@@ -132,4 +136,4 @@ if __name__ == "__main__":
     if what == "sprinter":
         sprinter(rest[0], float(rest[1]), *map(int, rest[2:]))
     else:
-        guided(*map(int, rest))
+        guided(*map(int, rest[:1]), *rest[1:])

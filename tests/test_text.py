@@ -1,5 +1,6 @@
 """Text in, text out: the same words with every drafter, few programs, one clear error."""
 
+import dataclasses
 import json
 
 import jax
@@ -12,12 +13,13 @@ from tokenizers import Tokenizer, models
 
 import specjax
 from specjax.analysis import comparison
-from specjax.decoding import prefill
+from specjax.decoding import prefill, reference
 from specjax.kernels import xla_cpu
 from specjax.models.stream_decoder import StreamDecoder
 from specjax.models.tokenizer import load_tokenizer, wrap_tokenizer
 from specjax.text import prepare, task
 from specjax.text.drafter_names import resolve_drafter
+from specjax.text.options import Options
 
 pytest_plugins = ["pairs"]
 PROMPTS = ["def f(x):", "import os\n\n\nclass A:\n    def"]
@@ -271,3 +273,18 @@ def test_a_small_model_reads_its_prompts_a_few_tokens_at_a_time(monkeypatch):
     for cache, chunk in ((408, xla_cpu.SMALL_PREFILL_CHUNK), (407, prefill.PREFILL_CHUNK)):
         monkeypatch.setattr(xla_cpu, "last_level_cache", lambda size=cache: size)
         assert prefill.chunk_for(params) == chunk
+
+
+def test_compare_counts_the_tokens_that_flip_and_states_their_margins():
+    lm = specjax.load("embedded")
+    made = specjax.generate(lm, ["def f(x):", "import os"], drafter="none", max_new_tokens=8)
+    flipped = [row.copy() for row in made.tokens]
+    flipped[1][5] += 1
+    other = dataclasses.replace(made, tokens=flipped)
+    rate, margins = comparison._flips(lm, Options(), made, other)
+    assert rate == 1 / (len(made.tokens[0]) + 6) and len(margins) == 1
+    prefix = [*made.prompts[1].tolist(), *made.tokens[1][:5].tolist()]
+    logits = reference.logits(lm.target, lm.params, np.asarray([prefix]))
+    second, first = np.sort(np.asarray(logits)[0, -1])[-2:]
+    assert margins[0] == pytest.approx(float(first - second), abs=1e-3)
+    assert comparison._flips(lm, Options(), made, made) == (0, ())

@@ -320,7 +320,7 @@ TABLE = {
     ],
     "test_datastore.py": [("the_command|leave_the_text", FULL), ("of_the_device", MERGE)],
     "test_tables.py": [("several_texts|sam_finds|many_matches|proposes_what", MERGE)],
-    "test_text.py": [("compare_measures", FULL), (r"names_a_drafter|in_a_batch\[draft", MERGE)],
+    "test_text.py": [("compare_[mc]", FULL), (r"names_a_drafter|in_a_batch\[draft", MERGE)],
     "test_three_levels.py": [
         ("fault|refused|names|spare", DEFAULT),
         ("in_every_round|after_any_round", MERGE),
@@ -398,6 +398,7 @@ TABLE = {
     "train/test_conversations.py": MERGE,
     "train/test_optimizer.py": MERGE,
     "train/test_probe_recipe.py": [("one_draft_model", MERGE), (EVERYTHING, FULL)],
+    "train/test_reward_recipe.py": [("fault", DEFAULT), ("labels", FULL), (EVERYTHING, MERGE)],
     "train/test_report.py": MERGE,
     "train/test_early_exit.py": [("dropout_and_exits|dropped", FULL), (EVERYTHING, MERGE)],
     "train/test_kangaroo_recipe.py": [("fault", DEFAULT), ("refused", MERGE), (EVERYTHING, FULL)],

@@ -31,6 +31,7 @@ OTHERS = {
     "boost": "train several draft models, each where the earlier ones fail",
     "online": "let a draft model learn from the requests that it serves",
     "probe": "train a probe that says which drafted tokens need no verification",
+    "reward": "train a reward model that says which steps of a draft model to keep",
     "objectives": "compare the objectives of distillation over several seeds",
     "features": "store the hidden states of a target for heads to learn from",
     "medusa2": "train Medusa heads together with their target",

@@ -14,15 +14,15 @@ References: SPRINTER, arXiv 2502.04557 (Adam, 5e-4, 20 epochs, flags below 0.5).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import optax
 
-import specjax
 from specjax.drafters import probe as probes
-from specjax.models.lm import as_drafter
+from specjax.models.lm import LM, as_drafter
 from specjax.text import drafter_names
 
 from . import chunks, data, own_text, scale, tokenizer
@@ -65,7 +65,8 @@ def make_judged(pair: Pair, config: ProbeConfig):
     """Returns ``judged(frozen, tokens [B, T + 1], keys [B]) -> dict``, with arrays ``[B, T - 1]``.
 
     They are of the tokens that the drafter wrote: ``hidden`` ``[B, T - 1, H]``, ``gap``, which is
-    ``log p(x) - log q(x)``, and ``weight``, which is 0 where there is no such token.
+    ``log p(x) - log q(x)``, ``log_p``, ``token``, and ``weight``, which is 0 where there is no such
+    token.
     """
     length, start = config.data.length, config.prompt_tokens
     write = own_text.make_writer(pair.student, pair.end_of_text, length, start, 1.0)
@@ -76,7 +77,8 @@ def make_judged(pair: Pair, config: ProbeConfig):
     def terms(table, states, target_table, pieces):
         hidden, token = pieces
         q = own_log_p(pair.drafter_logits(table, states), token)
-        return {"gap": own_log_p(pair.target_logits(target_table, hidden), token) - q}
+        log_p = own_log_p(pair.target_logits(target_table, hidden), token)
+        return {"gap": log_p - q, "log_p": log_p}
 
     def judged(frozen, tokens, keys):
         tokens, weight = write(frozen["drafter"], tokens, keys)
@@ -84,9 +86,10 @@ def make_judged(pair: Pair, config: ProbeConfig):
         own = pair.student_states(frozen["drafter"], inputs)
         pieces = pair.teacher_states(frozen["target"], inputs), tokens[:, 1:]
         tables = pair.drafter_table(frozen["drafter"]), pair.target_table(frozen["target"])
-        gap = chunks.each(terms, tables[0], own, tables[1], pieces, chunk=config.chunk)["gap"]
+        said = chunks.each(terms, tables[0], own, tables[1], pieces, chunk=config.chunk)
         # a token is predicted at one position and read at the next one
-        found = {"hidden": own[:, 1:], "gap": gap[:, :-1], "weight": weight[:, :-1]}
+        found = {name: value[:, :-1] for name, value in said.items()}
+        found |= {"hidden": own[:, 1:], "token": inputs[:, 1:], "weight": weight[:, :-1]}
         return jax.lax.stop_gradient(found)
 
     return judged
@@ -133,10 +136,37 @@ def make_measure(pair: Pair, config: ProbeConfig):
 
 def run(config: ProbeConfig, *, dry_run: bool = False) -> None:
     """Trains a probe and writes it to ``run.folder/probe.safetensors``."""
+
+    def make(pair: Pair, draft: LM):
+        del draft
+        return make_loss(pair, config), make_measure(pair, config)
+
+    what = "a probe of one linear layer"
+    fit_on_draft(config, make, probes.FILE, probes.save_probe, what, dry_run)
+
+
+def fit_on_draft(
+    config: ProbeConfig,
+    make: Callable[[Pair, LM], tuple[Callable, Callable]],
+    name: str,
+    save: Callable,
+    what: str,
+    dry_run: bool,
+) -> None:
+    """Trains a linear layer on a draft model's last hidden state, beside its frozen target.
+
+    Args:
+      config: the settings.
+      make: makes of both models, and the draft model, the loss and the held-out measures.
+      name: the file in ``run.folder``.
+      save: writes ``(path, params, draft)``.
+      what: what is trained, in words.
+      dry_run: whether to print the estimates alone.
+    """
     vocabulary = tokenizer.load(config.data.tokenizer)
     teacher = load_teacher(config.teacher, vocabulary, config.data.length)
     draft = drafter_names.named(teacher, config.drafter)
-    if not isinstance(draft, specjax.models.LM):
+    if not isinstance(draft, LM):
         raise ConfigError(f"drafter={config.drafter!r}; accepted: a draft model, which this is not")
     try:
         draft_model = as_drafter(teacher, draft)
@@ -151,14 +181,13 @@ def run(config: ProbeConfig, *, dry_run: bool = False) -> None:
     stream, _ = data.load_stream(config.data, "train")
     print(f"text          {len(stream):,} tokens of prompts, {len(heldout):,} held out")
     pair = Pair(draft.config, teacher.config, end_of_text)
-    cheap = make_evaluate(
-        make_measure(pair, config), {"": data.heldout_batches(heldout, config.data)}
-    )
+    loss, measure = make(pair, draft)
+    cheap = make_evaluate(measure, {"": data.heldout_batches(heldout, config.data)})
     frozen = {"target": teacher.params, "drafter": draft.params}
     params = {"weight": jnp.zeros(draft.config.hidden_size), "bias": jnp.zeros(())}
     shard = scale.shard_of(config.run)
     task = TrainingTask(
-        loss=make_loss(pair, config),
+        loss=loss,
         params=params,
         batches=data.training_batches(stream, config.data, [], shard=shard),
         evaluate=cheap,
@@ -166,8 +195,8 @@ def run(config: ProbeConfig, *, dry_run: bool = False) -> None:
         measures=lambda: cheap.names(params, frozen),
     )
     if dry_run:
-        return estimate(task, config.optimizer, config.run, "a probe of one linear layer")
+        return estimate(task, config.optimizer, config.run, what)
     params = fit(task, resolved(config), config.optimizer, config.run)
-    where = Path(config.run.folder) / probes.FILE
-    probes.save_probe(where, params, draft)
+    where = Path(config.run.folder) / name
+    save(where, params, draft)
     print(f"exported to {where}")

@@ -10,10 +10,12 @@ import numpy as np
 
 from .. import acceptance
 from ..models.lm import LM
+from ..models.seq2seq import encoder_inputs
 from ..text.generation import Generation, TextStream
 from ..text.options import Drafting, Options, Prompts, takes
 from ..text.prepare import prepare_measured
 from ..text.task import GenerationTask
+from .rescoring import scores_of_new
 from .timing import median_interval
 
 LEAST_REPETITIONS = 6  # with fewer runs, no interval for a median reaches 95 %
@@ -40,6 +42,12 @@ class Comparison:
       identical: whether all tokens are the same; None where tokens are drawn at random, unless by
         the rule ``coupled``.
       repetitions: the number of pairs of runs.
+      differing: the number of rows whose texts differ, divided by the number of tokens up to and
+        including the first differing one of each row: the rate of tokens that flip, in [0, 1]. 0
+        where ``identical`` is True or None.
+      margins: for each of these rows the difference between the target's two greatest logits at
+        the first differing token (raw logits, by one pass over the whole text); empty where the
+        target has an encoder, or the settings depend on earlier tokens.
     """
 
     model: str
@@ -54,6 +62,8 @@ class Comparison:
     confidence: float
     identical: bool | None
     repetitions: int
+    differing: float = 0.0
+    margins: tuple[float, ...] = ()
 
     @property
     def repeated(self) -> float:
@@ -87,10 +97,13 @@ class Comparison:
         count = sum(map(len, self.plain.tokens))
         if self.identical:
             return f"yes, all {count} tokens"
+        nearly = "nearly tied"
+        if self.margins:
+            nearly += f" (logits {min(self.margins):.2g} to {max(self.margins):.2g} apart)"
         return (
-            "NO: two next tokens were nearly tied, and a pass over several tokens is rounded "
-            "differently from a pass over one token; in float32 this should not happen "
-            "(--dtype float32)"
+            f"NO, {self.differing:.2%} of the tokens flip: two next tokens were {nearly}, and a "
+            "pass over several tokens is rounded differently from a pass over one token; in "
+            "float32 this should not happen (--dtype float32)"
         )
 
 
@@ -154,6 +167,8 @@ def compare(lm: LM, prompts: Prompts, *, options: CompareOptions) -> Comparison:
     ratio, interval, confidence = median_interval(ratios)
     middle = np.argsort(ratios)[(repetitions - 1) // 2]  # the pair with the median ratio
     same = [np.array_equal(a, b) for a, b in zip(*(t.tokens for t in texts), strict=True)]
+    identical = None if sampled and not coupled else all(same)
+    rate, margins = _flips(lm, options, *texts) if identical is False else (0.0, ())
     return Comparison(
         model=lm.name,
         rule=jobs[1].rule_name,
@@ -165,9 +180,31 @@ def compare(lm: LM, prompts: Prompts, *, options: CompareOptions) -> Comparison:
         ratio=ratio,
         interval=interval,
         confidence=confidence,
-        identical=None if sampled and not coupled else all(same),
+        identical=identical,
         repetitions=repetitions,
+        differing=rate,
+        margins=margins,
     )
+
+
+def _flips(
+    lm: LM, options: Options, plain: Generation, speculative: Generation
+) -> tuple[float, tuple[float, ...]]:
+    """Returns ``Comparison.differing`` and ``Comparison.margins``."""
+    compared, parted = 0, []
+    rows = zip(plain.prompts, plain.tokens, speculative.tokens, strict=True)
+    for prompt, one, other in rows:
+        size = min(len(one), len(other))
+        where = np.flatnonzero(one[:size] != other[:size])
+        if len(where) or len(one) != len(other):
+            first = int(where[0]) if len(where) else size
+            parted.append(([*prompt.tolist(), *one[:first].tolist()], [0]))
+            size = first + 1
+        compared += size
+    if encoder_inputs.encodes(lm) or options.sampling.needs_prefix:
+        return len(parted) / compared, ()
+    best = [np.sort(logits[0])[-2:] for logits in scores_of_new(lm, parted)]
+    return len(parted) / compared, tuple(float(two[1] - two[0]) for two in best)
 
 
 def repeated_ngrams(rows: list[np.ndarray], length: int = 4) -> float:

@@ -161,29 +161,33 @@ def score_of(probe, hidden: jax.Array) -> jax.Array:
     return jax.nn.sigmoid(logit)
 
 
-def save_probe(path: str | Path, probe, draft: Any) -> None:
+def save_probe(path: str | Path, probe, draft: Any, kind: str = "probe") -> None:
     """Writes a probe with the fingerprint of its draft model.
 
     Args:
       path: of the file.
       probe: ``{"weight": [H], "bias": []}``.
       draft: the draft model, a ``specjax.LM``.
+      kind: ``probe``, or ``reward`` for the head of a reward model.
     """
     tensors = {name: np.asarray(value, np.float32) for name, value in probe.items()}
-    save_file(tensors, str(path), metadata={"draft": draft.checkpoint, "name": draft.name})
+    save_file(
+        tensors, str(path), metadata={"draft": draft.checkpoint, "name": draft.name, "kind": kind}
+    )
 
 
-def load_probe(path: str | Path, draft: Any) -> dict[str, jax.Array]:
+def load_probe(path: str | Path, draft: Any, kind: str = "probe") -> dict[str, jax.Array]:
     """Returns the probe that ``save_probe`` wrote.
 
     Args:
       path: of the file.
       draft: the draft model, a ``specjax.LM``.
+      kind: ``probe`` or ``reward``, as it was saved.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: the file holds no probe, the probe was trained for another draft model, or it
-        holds numbers that are not finite.
+      ValueError: the file holds no probe or one of another kind, the probe was trained for another
+        draft model, or it holds numbers that are not finite.
     """
     try:
         opened = safe_open(str(path), framework="numpy")
@@ -197,10 +201,15 @@ def load_probe(path: str | Path, draft: Any) -> dict[str, jax.Array]:
                 "fingerprint of its draft model: give the file that the recipe probe wrote"
             )
         probe = {name: file.get_tensor(name) for name in ("weight", "bias")}
+    if (found := whose.get("kind", "probe")) != kind:
+        raise ValueError(
+            f"{path}: the file holds the head of a {found}, not of a {kind}: give the file that "
+            f"the recipe {kind} wrote"
+        )
     if whose["draft"] != draft.checkpoint:
         raise ValueError(
-            f"{path}: the probe was trained for the draft model {whose.get('name', 'unknown')!r} "
-            f"with other weights than {draft.name!r} has: train one for it (recipe probe)"
+            f"{path}: the {kind} was trained for the draft model {whose.get('name', 'unknown')!r} "
+            f"with other weights than {draft.name!r} has: train one for it (recipe {kind})"
         )
     if not all(np.isfinite(value).all() for value in probe.values()):
         raise ValueError(f"{path}: the probe holds numbers that are not finite")

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Sequence
 
 import jax
@@ -30,6 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..decoding import reference
+from ..drafters.probe import load_probe
 from ..models.lm import LM, check_same_tokenizer
 from ..models.seq2seq import encoder_inputs
 from ..sampling.distribution import Sampling
@@ -242,6 +244,17 @@ class ScalarReward:
             )
         if not (np.isfinite(self.weight).all() and math.isfinite(self.bias)):
             raise ValueError("ScalarReward: weight or bias hold numbers that are not finite")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike, lm: LM) -> ScalarReward:
+        """Returns the reward model that the recipe ``reward`` trained on the draft model ``lm``.
+
+        Raises:
+          FileNotFoundError: there is no such file.
+          ValueError: the file holds no reward model, or that of another draft model.
+        """
+        head = load_probe(os.fspath(path), lm, "reward")
+        return cls(lm, np.asarray(head["weight"]), float(head["bias"]))
 
     def __call__(self, prompt: Tokens, steps: list[np.ndarray]) -> float:
         tokens, size = _padded(self.lm, prompt, steps)
