@@ -245,10 +245,10 @@ def test_a_glance_shows_half_as_many_random_places_as_are_wrong():
     fits = np.moveaxis(fits_of(heads), 0, 2) > 0
     hit = [np.argmax(h.states @ h.table[0].T, axis=2) == h.pieces["next"] for h in heads]
     wrong = np.sum(fits & ~np.moveaxis(np.asarray(hit), 0, 2), axis=2)
-    places = []
+    places, glance = [], jax.jit(lambda keys, heads: specdiff.glanced(keys, heads, 0.5, None))
     for seed in range(40):
         keys = jax.random.split(jax.random.key(seed), ROWS)
-        masks, weight = map(np.asarray, specdiff.glanced(keys, heads, 0.5, None))
+        masks, weight = map(np.asarray, glance(keys, heads))
         assert (weight == masks).all() and masks[~fits].all()  # what is not learned is not shown
         np.testing.assert_array_equal(np.sum(~masks, axis=2), wrong // 2)
         places.append(~masks)
