@@ -378,9 +378,11 @@ TABLE = {
     ],
     "train/test_head_losses.py": [
         (r"mean_cross_entropy_within|agree_and_the_right|\[(pass|dspark|mtp_heads)\]", FULL),
+        (r"\[(domino|xpress|lilicorr)\]", FULL),
         (EVERYTHING, MERGE),
     ],
     "train/test_data.py": MERGE,
+    "train/test_feature_recipes.py": [(r"reaches.*xpress", MERGE), (EVERYTHING, FULL)],
     "train/test_conversations.py": MERGE,
     "train/test_optimizer.py": MERGE,
     "train/test_probe_recipe.py": [("one_draft_model", MERGE), (EVERYTHING, FULL)],
