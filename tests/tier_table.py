@@ -391,10 +391,11 @@ TABLE = {
         (EVERYTHING, MERGE),
     ],
     "train/test_head_losses.py": [
-        (r"cross_entropy_within|agree_and_the_right|\[(pass|dspark|mtp_heads|specdiff)\]", FULL),
+        (r"cross_entropy_within|agree_and_the_right|\[(pass|dspark|mtp_heads|specdiff|domino|xpress|lilicorr)\]", FULL),
         (EVERYTHING, MERGE),
     ],
     "train/test_data.py": MERGE,
+    "train/test_feature_recipes.py": [(r"reaches.*xpress", MERGE), (EVERYTHING, FULL)],
     "train/test_conversations.py": MERGE,
     "train/test_optimizer.py": MERGE,
     "train/test_probe_recipe.py": [("one_draft_model", MERGE), (EVERYTHING, FULL)],

@@ -58,6 +58,7 @@ class BlockTrainingConfig(AnchorConfig):
     layers: tuple[int, ...] = (1,)  # layers of the target whose hidden states are read
     mask_token: int = -1  # the token whose embedding stands for a mask; -1: end of text
     intermediate_size: int = 0  # of its layers; 0: the target's
+    causal: bool = False  # whether a place sees only the places before it, as in JetSpec
 
     def __post_init__(self):
         super().__post_init__()
@@ -97,11 +98,33 @@ def shape_of(config: BlockTrainingConfig, setting: frozen.Setting) -> dict:
         layers=dataclasses.replace(layers, **own),
         mask_token=setting.end_of_text if config.mask_token < 0 else config.mask_token,
         target_layers=config.layers,
+        causal=config.causal or None,
     )
 
 
+def check_uncapped(config: frozen.FrozenConfig, target) -> None:
+    """Raises ``ConfigError`` for a target that caps its logits, to which corrections would be added
+    before the cap."""
+    if target.config.logit_softcap is not None:
+        raise ConfigError(
+            f"teacher={config.teacher!r} caps its logits, which this recipe cannot train on; take "
+            "the recipe block"
+        )
+
+
 def states_of(drafter, params, target_params, rows, anchors, shown=None) -> list[jax.Array]:
-    """Returns the normed states ``[H, B * A]`` of each place that drafts.
+    """Returns the normed states ``[H, B * A]`` of each place that drafts; see ``blocks_of``."""
+    return drafting(drafter, blocks_of(drafter, params, target_params, rows, anchors, shown))
+
+
+def drafting(drafter, blocks: jax.Array) -> list[jax.Array]:
+    """Returns the states ``[H, B * A]`` of each place that drafts, of ``[H, B, A, size]``."""
+    first, size = int(not drafter.config.from_root), drafter.config.block_size
+    return [blocks[..., k].reshape(len(blocks), -1) for k in range(first, size)]
+
+
+def blocks_of(drafter, params, target_params, rows, anchors, shown=None) -> jax.Array:
+    """Returns the normed states ``[H, B, A, size]`` of all places of blocks.
 
     ``anchors``: int32 ``[B, A]``. ``shown``: bool ``[B, A, size]``, the places which hold the
     text's token and no mask; None: the first, that of the root.
@@ -121,8 +144,7 @@ def states_of(drafter, params, target_params, rows, anchors, shown=None) -> list
     read = jnp.concatenate([rows.layers[i] for i in shape.target_layers], axis=2)
     entries = module.entries(read, positions[:, : rows.hidden.shape[1]])
     states = module(tokens, positions, sees, drafter.target, target_params, earlier=entries)
-    states = states.reshape(-1, batch, count, size)
-    return [states[..., k].reshape(len(states), -1) for k in range(not shape.from_root, size)]
+    return states.reshape(-1, batch, count, size)
 
 
 def places_of(rows, anchors, size: int) -> tuple[jax.Array, jax.Array]:

@@ -75,11 +75,7 @@ def make_dspark(config: DSparkTrainingConfig, setting: frozen.Setting) -> Heads:
       ConfigError: the target caps its logits, to which the Markov head would add before the cap.
     """
     target = setting.lm.target
-    if target.config.logit_softcap is not None:
-        raise ConfigError(
-            f"teacher={config.teacher!r} caps its logits, which this recipe cannot train on; take "
-            "the recipe block"
-        )
+    block.check_uncapped(config, target)
     shape = DSparkConfig(
         **block.shape_of(config, setting),
         block_size=config.num_heads,

@@ -320,6 +320,7 @@ for _entry in (
         ".lilicorr:LiLiCorr",
         "a block filled in at once, its candidates then matched by a small network (LiLiCorr)",
         formats=(".lilicorr",),
+        recipe=".block_heads",
     ),
     Entry(
         "specdiff",

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from specjax.train import (
     block,
+    block_heads,
     config,
     dspark,
     eagle,
     eagle3,
+    evaluate,
     frozen,
     head_export,
     mtp,
@@ -20,6 +22,7 @@ from specjax.train import (
     unroll,
 )
 from specjax.train.rows import make_reader
+from specjax.train.step import make_keys
 from toys import own_params
 from training_toys import logits_of
 
@@ -41,9 +44,16 @@ RECIPES = {
     "block": ["layers=[1]", "num_layers=1", "num_anchors=6"],
     "dspark": ["layers=[1]", "num_layers=1", "num_anchors=6", "markov=rnn", "markov_rank=3"],
     "specdiff": ["layers=[1]", "num_layers=1", "num_anchors=6", "masking=suffix"],
+    "domino": ["layers=[1]", "num_layers=1", "num_anchors=6", "rank=3", "gru_size=5"],
+    "xpress": ["layers=[1]", "num_layers=1", "num_anchors=6", "rank=3", "inner_size=4"],
 }
+RECIPES["xpress"] += ["kind=xpress", "rounds=2"]
+LATTICE = ["num_candidates=30", "lattice_size=4", "lattice_heads=2", "factor_size=3"]
+RECIPES["lilicorr"] = ["kind=lilicorr", "layers=[1]", "num_layers=1", "num_anchors=6", *LATTICE]
 MODULES = {"eagle3": eagle3, "narrow": eagle3, "p-eagle": eagle3, "eagle": eagle, "mtp": mtp}
-MODULES |= {"block": block, "dspark": dspark, "specdiff": specdiff}
+BLOCKS = {"block": block, "dspark": dspark, "domino": block_heads, "xpress": block_heads}
+BLOCKS |= {"lilicorr": block_heads, "specdiff": specdiff}
+MODULES |= BLOCKS
 
 
 def setting_of(place, kind, *fields):
@@ -123,7 +133,25 @@ def recipe_of(name):
     return MODULES[name].__name__.rpartition(".")[2]
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", ["domino", "xpress", "lilicorr"])
+def test_a_gradient_reaches_every_weight_of_a_block_and_its_head(place, name):
+    made, setting, built = make(place, name)
+    read = make_reader(setting.lm.config, setting.end_of_text, built.layers)
+    loss = block_heads.make_loss(built, setting.lm.target, read, made)
+    given, batch = {"target": setting.lm.params}, jnp.asarray(next(setting.batches))
+    noise = iter(jax.random.split(jax.random.key(1), 99))
+    own = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(next(noise), x.shape), built.params)
+
+    def value(own):
+        keys = make_keys(jax.random.key(0), jnp.arange(len(batch)))
+        return evaluate.weighed(loss(own, given, batch, keys))
+
+    slopes = jax.jit(jax.grad(value))(own)
+    for path, slope in jax.tree_util.tree_leaves_with_path(slopes):
+        assert jnp.abs(slope).max() > 1e-7, jax.tree_util.keystr(path)
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "lilicorr"])
 def test_a_head_is_taught_on_the_logits_that_it_drafts_with(place, name, monkeypatch):
     """Below token 6 of every row, after a prompt, with the row's own tokens for drafts."""
     _, setting, built = make(place, name)
@@ -133,7 +161,7 @@ def test_a_head_is_taught_on_the_logits_that_it_drafts_with(place, name, monkeyp
     read = make_reader(lm.config, setting.end_of_text, built.layers)
     rows = read(lm.params, next(setting.batches))
     rows = dataclasses.replace(rows, segments=jnp.zeros_like(rows.segments))  # one document
-    if name in ("block", "dspark", "specdiff"):
+    if name in BLOCKS:
         outputs = built.outputs(own, lm.params, rows, jnp.full((4, 1), root))
         where = slice(None)
         if name == "specdiff":  # whose second pass is shown the first token
@@ -158,6 +186,8 @@ def test_a_head_is_taught_on_the_logits_that_it_drafts_with(place, name, monkeyp
     monkeypatch.setattr(expand, "expand", follow)
     params = {"target": lm.params, "drafter": built.publish(own)}
     drafter = dataclasses.replace(built.drafter, topology=specjax.trees.chain(2))
+    if name == "xpress":  # whose other laws are given guesses, not the text
+        drafter = dataclasses.replace(drafter, in_turn=True)
     prompt = Segment(
         tokens=rows.tokens[:, :root],
         next=rows.tokens[:, 1 : root + 1],
@@ -205,6 +235,9 @@ def test_long_rows_attend_in_blocks_to_the_same_features(place, monkeypatch):
         (block, "layers=[]", "accepted: at least one layer"),
         (dspark, "markov=lstm", "markov='lstm'; known: vanilla, gated, rnn"),
         (dspark, "teacher_share=0", "DSpark learns the target's law"),
+        (block_heads, "kind=dflash", "kind='dflash'; known: domino, xpress, lilicorr"),
+        (block_heads, "prefix=7", "prefix=7; accepted: 0 to 6"),
+        (block_heads, "rounds=-1", "rounds=-1; accepted: at least 0"),
         (dspark, "ce_share=2", "ce_share=2.0"),
         (eagle3, "window=99", "window=99; accepted: 0, or at least data.length=256"),
         (eagle3, "num_layers=0", "num_layers=0; accepted: at least 1"),

@@ -8,6 +8,7 @@ from jax.extend.core import jaxprs_in_params
 from jax.test_util import check_grads
 from specjax.train import (
     block,
+    block_heads,
     chunks,
     dspark,
     eagle,
@@ -185,6 +186,7 @@ def test_the_teacher_loss_has_no_gradient_where_head_and_target_agree_and_the_ri
 SHAPE = dict(hidden_size=8, intermediate_size=8, num_layers=1, head_dim=8, num_heads=1)
 WIDE = DecoderConfig(**SHAPE, num_kv_heads=1, vocab_size=4000, tie_embeddings=False)
 DATA = DataConfig(length=128, batch=16)
+LATTICE = dict(lattice_heads=2, factor_size=4, num_candidates=4)
 RECIPES = {
     "medusa": (heads.make_medusa, heads.Config(data=DATA)),
     "blockwise": (heads.make_blockwise, heads.Config(data=DATA, sample_head=True)),
@@ -198,6 +200,18 @@ RECIPES = {
     "mtp_heads": (mtp_heads.make_heads, mtp_heads.Config(data=DATA, teacher_share=0.5)),
     "pass": (pass_embeddings.make_pass, pass_embeddings.Config(data=DATA, num_anchors=16)),
     "dspark": (dspark.make_dspark, dspark.Config(data=DATA, num_anchors=16, markov_rank=8)),
+    "domino": (
+        block_heads.make_block_heads,
+        block_heads.Config(data=DATA, num_anchors=16, rank=8, gru_size=8),
+    ),
+    "xpress": (
+        block_heads.make_block_heads,
+        block_heads.Config(data=DATA, num_anchors=16, rank=8, kind="xpress", inner_size=8),
+    ),
+    "lilicorr": (
+        block_heads.make_block_heads,
+        block_heads.Config(data=DATA, num_anchors=16, kind="lilicorr", **LATTICE),
+    ),
     "block": (block.make_block, block.Config(data=DATA, num_anchors=16, teacher_share=0.5)),
     "streak": (block.make_block, block.Config(data=DATA, num_anchors=16, weighting="streak")),
     "specdiff": (specdiff.make_specdiff, specdiff.Config(data=DATA, num_anchors=16)),
@@ -227,11 +241,15 @@ def task(name):
         "mtp_heads": mtp_heads.make_loss,
         "block": block.make_loss,
         "dspark": dspark.make_loss,
+        "domino": block_heads.make_loss,
+        "xpress": block_heads.make_loss,
+        "lilicorr": block_heads.make_loss,
         "pass": block.make_loss,
         "streak": block.make_loss,
         "specdiff": specdiff.make_loss,
     }
-    blocks = name in ("block", "dspark", "pass", "streak", "specdiff")
+    blocks = {"block", "dspark", "domino", "xpress", "lilicorr", "pass", "streak", "specdiff"}
+    blocks = name in blocks
     measure = block.make_measure if blocks else head_losses.make_measure
     return losses.get(name, head_losses.make_loss)(*how), own, given, measure(*how)
 
