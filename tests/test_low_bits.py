@@ -172,7 +172,7 @@ def test_a_draft_model_with_such_a_cache_is_named_so():
     [
         ("draft:cache=int4", "accepted are 'int8' and 'fp8'"),
         ("draft:sinks=4,cache=int8", "write 'draft:window=512,sinks=4,cache=int8'"),
-        ("eagle3:cache=int8", "no eagle3 heads"),
+        ("eagle3:cache=int8", "this cache is for draft models"),
         ("self:cache=int8", "does not say which layers draft"),
     ],
 )
