@@ -27,8 +27,8 @@ def hlo(target, drafter, params, batch, capacity, temperature):
     return lowered.compile().as_text()
 
 
-def cache_copies(text, *shapes):
-    """Finds copies, within loops, of float32 buffers of ``shapes`` ``[B, K, S, E]``.
+def cache_copies(text, *shapes, kind="f32"):
+    """Finds copies, within loops, of buffers of ``shapes`` ``[B, K, S, E]``, of ``kind`` float32.
 
     Buffers whose first two axes are joined count, too. Before the loops each cache is zeroed once.
     """
@@ -36,7 +36,7 @@ def cache_copies(text, *shapes):
     wanted = set()
     for batch, heads, *rest in shapes:
         for shape in ((batch, heads, *rest), (batch * heads, *rest)):
-            wanted.add(f"f32[{','.join(map(str, shape))}]")
+            wanted.add(f"{kind}[{','.join(map(str, shape))}]")
     return [shape for shape in _copied(loops) if shape in wanted]
 
 

@@ -15,11 +15,11 @@ def masked(size, window, sinks, begin=0):
     return (j <= i) & ((j < sinks) | (j > i - window) | (i < begin))
 
 
-def from_scratch(config, weights, tokens, sees, queries=None):
+def from_scratch(config, weights, tokens, sees, queries=None, stored=None):
     """Logits ``[T, V]``, and keys and values ``[T, K, E]`` of each layer, of ``tokens [T]``.
 
     ``sees``: bool ``[T, T]``, or for each layer bool ``[K, 1, T, T]``; ``queries``: a list to which
-    those of each layer are added, ``[T, K, G, E]``.
+    those of each layer are added, ``[T, K, G, E]``; ``stored``: what becomes of keys and values.
     """
     weights = jax.tree.map(lambda x: np.asarray(x, np.float64), weights)
     c, size, count = config, config.head_dim, len(tokens)
@@ -40,6 +40,8 @@ def from_scratch(config, weights, tokens, sees, queries=None):
         read = normed(x, block["attention_norm"])
         q, k, v = ((read @ own[name].T).reshape(count, -1, size) for name in "qkv")
         q, k = rotated(q).reshape(count, c.num_kv_heads, c.num_groups, size), rotated(k)
+        if stored is not None:
+            k, v = stored(k), stored(v)
         entries.append((k, v))
         queries = [] if queries is None else queries
         queries.append(q)

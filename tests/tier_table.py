@@ -172,6 +172,11 @@ TABLE = {
         (r"\[draft\]|gives_no_row|json", MERGE),
         (EVERYTHING, FULL),
     ],
+    "test_low_bits.py": [
+        ("fault|refused|named", DEFAULT),
+        (r"from_scratch\[fp8", MERGE),
+        (EVERYTHING, FULL),
+    ],
     "test_lookahead.py": [
         ("fault|asked_for|refused|one_round|new_turn", DEFAULT),
         ("left_out_where", FULL),

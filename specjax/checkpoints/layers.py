@@ -131,7 +131,7 @@ def config_of(target: HeadTarget) -> DecoderConfig:
             f"the layout takes the shape of its layers from the target, and {type(target).__name__}"
             " has no config: take heads in another layout, or a target from specjax.load"
         )
-    return target.config
+    return dataclasses.replace(target.config, cache_bits=None)
 
 
 def check_layer(name: str, layer: DecoderConfig, wanted: DecoderConfig, way_out: str) -> None:

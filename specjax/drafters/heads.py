@@ -104,10 +104,11 @@ class HeadDrafter(ChainDrafter, abc.ABC):
     def __post_init__(self):
         self.check_parts()
         shapes = [vars(self.config)[field.name] for field in dataclasses.fields(self.config)]
-        if any(isinstance(x, DecoderConfig) and x.cache_window is not None for x in shapes):
+        layers = [x for x in shapes if isinstance(x, DecoderConfig)]
+        if any(x.cache_window is not None or x.cache_bits is not None for x in layers):
             raise ValueError(
-                f"{self.name}: a layer of heads has no small cache, and its config has "
-                "cache_window and sinks; give it window= instead, or neither"
+                f"{self.name}: a layer of heads has no small cache and none in eight bits, and its "
+                "config has cache_window and sinks, or cache_bits; give it window= or nothing"
             )
         if self.topology is None:
             object.__setattr__(self, "topology", self.default_topology)

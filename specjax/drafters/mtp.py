@@ -169,6 +169,6 @@ def module_layer(target: DecoderConfig) -> DecoderConfig:
     last = target.num_layers - 1
     plain = {} if target.has_experts(last) else dict(num_experts=0)
     window = dict(window=target.window if target.is_local(last) else None, local_layers=None)
-    window |= dict(cache_window=None, sinks=0)
+    window |= dict(cache_window=None, sinks=0, spare=0, cache_bits=None)
     alone = dict(num_layers=1, plain_first=0, plain_layers=(), sparse_step=1)
     return dataclasses.replace(target, **alone, **window, **plain)

@@ -12,6 +12,18 @@ BLOCK = 2048  # slots scored at once in a longer prefix: bounds the memory of a 
 CAUSAL_BLOCK = 128  # nodes of a causal sequence that are scored at once
 
 
+def numbers(arrays, dtype) -> tuple[jax.Array, ...]:
+    """Codes in eight bits as numbers of ``dtype``: int8, or the bytes of float8 e4m3 as uint8.
+    Other arrays stay as they are."""
+
+    def read(x):
+        if x.dtype == jnp.uint8:
+            return jax.lax.bitcast_convert_type(x, jnp.float8_e4m3fn).astype(dtype)
+        return x.astype(dtype) if x.dtype == jnp.int8 else x
+
+    return tuple(map(read, arrays))
+
+
 def prefix_sizes(capacity: int) -> tuple[int, ...]:
     """The lengths of cache that a compiled pass can choose from: powers of two up to ``BLOCK``,
     then the whole, which is read block by block as far as it is used."""
@@ -56,14 +68,15 @@ def attend(
     if bias is not None:
         own_bias = own_bias + bias[0]
 
-    def scores(keys, shift):
-        """``[B * K, G * N, slots]``, the axis of the softmax last.
+    def scores(keys, shift, scale=None):
+        """``[B * K, G * N, slots]``, the axis of the softmax last; ``scale``: of each slot.
 
         The product has the keys first, the order in which the CPU backend streams a cache once;
         the barrier keeps the transposition from being folded into it.
         """
         s = jnp.einsum("bsd,bdm->bsm", keys, q, preferred_element_type=jnp.float32)
         s = backend.fence(s).swapaxes(1, 2).reshape(batch, heads, groups, nodes, -1)
+        s = s if scale is None else s * scale.swapaxes(2, 3)[:, :, None]
         s = s if softcap is None else softcap * jnp.tanh(s / softcap)
         s = s + shift
         return s.reshape(batch * heads, groups * nodes, -1)
@@ -73,20 +86,24 @@ def attend(
             "bms,bsd->bmd", weights.astype(values.dtype), values, preferred_element_type=jnp.float32
         )
 
-    def add(state, scored, values):
+    def add(state, scored, values, scale):
         """A running softmax (2205.14135): unnormalised output, maximum, sum; and a further part."""
         out, top, total = state
         higher = jnp.maximum(top, jnp.max(scored, axis=-1, keepdims=True))
         fade, weights = jnp.exp(top - higher), jnp.exp(scored - higher)
         total = total * fade + jnp.sum(weights, axis=-1, keepdims=True)
+        if scale is not None:
+            weights = weights.reshape(batch, heads, groups * nodes, -1) * scale.swapaxes(2, 3)
+            weights = weights.reshape(batch * heads, groups * nodes, -1)
         return out * fade + weigh(weights, values), higher, total
 
     def past(state, size, begin=0):
         """Adds the slots ``begin ...`` of the prefix, at most ``size``."""
         slots = prefix[0].shape[2]
         start = jnp.minimum(begin, slots - size)
-        parts = (jax.lax.dynamic_slice_in_dim(x, start, size, axis=2) for x in prefix)
-        keys, values = (x.reshape(batch * heads, size, -1) for x in parts)
+        parts = [jax.lax.dynamic_slice_in_dim(x, start, size, axis=2) for x in prefix]
+        of_keys, of_values = parts[2:] or (None, None)  # scales
+        keys, values = (x.reshape(batch * heads, size, -1) for x in numbers(parts[:2], q.dtype))
         slot = start + jnp.arange(size)
         seen = (slot >= begin) & (slot < length[:, None])
         if window is None:
@@ -99,7 +116,7 @@ def attend(
         shift = jnp.where(seen, 0.0, hidden)[:, None, None]
         if bias is not None:
             shift = shift + jax.lax.dynamic_slice_in_dim(bias[1], start, size, axis=-1)
-        return add(state, scores(keys, shift), values)
+        return add(state, scores(keys, shift, of_keys), values, of_values)
 
     def through(size):
         """The own entries and ``size`` slots, at once or in blocks."""

@@ -58,7 +58,7 @@ class Backend(abc.ABC):
         key: jax.Array,
         value: jax.Array,
         own_mask: jax.Array,
-        prefix: tuple[jax.Array, jax.Array] | None = None,
+        prefix: tuple[jax.Array, ...] | None = None,
         length: jax.Array | None = None,
         choice: jax.Array | None = None,
         *,
@@ -78,6 +78,8 @@ class Backend(abc.ABC):
           key, value: ``[B, K, M, E]``, entries of this draft: earlier nodes, if any, then these N.
           own_mask: bool ``[B or 1, M, N]``; ``own_mask[b, m, n]``: node ``n`` sees entry ``m``.
           prefix: ``(keys, values)``, each ``[B, K, S, E]``, or None where nothing is committed.
+            They may be codes in eight bits: int8 with the scales of keys and of values after them,
+            float32 ``[B, K, S, 1]``; or uint8, the bytes of float8 e4m3, without scales.
           length: int32 ``[B]``, how many tokens of a row are committed: the slots of the prefix
             that a node sees, unless there is a window.
           choice: int32 scalar, index into ``attention.prefix_sizes(S)`` of a size that holds every

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .seq2seq.encoder_decoder import EncoderDecoder
     from .seq2seq.target import Seq2SeqLM
     from .seq2seq.whisper import start_ids
-    from .small_cache import windowed
+    from .small_cache import low_bit_cache, windowed
     from .snap_kv import SnapKV
     from .stream_decoder import StreamDecoder
     from .tokenizer import Tokenizer, TokenizerLike
@@ -43,6 +43,7 @@ _LAZY = {
     "load": "lm",
     "load_config": "hf",
     "load_weights": "hf",
+    "low_bit_cache": "small_cache",
     "save_pretrained": "hf",
     "start_ids": "seq2seq.whisper",
     "windowed": "small_cache",
@@ -68,6 +69,7 @@ __all__ = [
     "load",
     "load_config",
     "load_weights",
+    "low_bit_cache",
     "save_pretrained",
     "start_ids",
     "windowed",

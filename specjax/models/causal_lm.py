@@ -14,7 +14,7 @@ from .._internal.optional import required
 from ..sampling.distribution import IMPOSSIBLE
 from ..sharding import DATA
 from ..types import Draft, HeadTarget, PyTree, Scores, Verdict
-from . import kv_cache, quantize
+from . import kv_cache, low_bits, quantize
 from .checkpoint_target import CheckpointTarget
 from .config import EVERY_SUBLAYER, DecoderConfig
 from .decoder import abstract
@@ -98,10 +98,10 @@ class CausalLM(CheckpointTarget, HeadTarget):
     def approximate(self) -> str:
         """The reason why the law is not that of the checkpoint; empty if it is."""
         said, c = super().approximate, self.config
-        if c.cache_window is None:
-            return said
         small = f"attention to {c.sinks} sinks and a window of {c.cache_window}"
-        return f"{said}, {small}" if said else small
+        reasons = [said, "" if c.cache_window is None else small]
+        reasons += [] if c.cache_bits is None else [f"a cache in {c.cache_bits}"]
+        return ", ".join(filter(None, reasons))
 
     def check_inputs(self, batch: int, inputs) -> None:
         """Raises ValueError: there is no encoder that could read ``inputs``."""
@@ -122,8 +122,11 @@ class CausalLM(CheckpointTarget, HeadTarget):
         self._check_mesh()
         dtype = self.activation_dtype(params)
         slots = [c.slots(i, capacity) for i in range(c.num_layers)]
-        leaves = 1 if c.kv_rank else 2
-        cache = kv_cache.init(slots, batch, c.num_kv_heads, c.head_dim, dtype, leaves)
+        sizes = slots, batch, c.num_kv_heads, c.head_dim
+        if c.cache_bits is None:
+            cache = kv_cache.init(*sizes, dtype, 1 if c.kv_rank else 2)
+        else:
+            cache = low_bits.init(c.cache_bits, *sizes)
         return jax.tree.map(lambda x: sharding.spread(x, DATA, self._heads, None, None), cache)
 
     def verify(
@@ -157,6 +160,11 @@ class CausalLM(CheckpointTarget, HeadTarget):
     def windowed(self, window: int | None, sinks: int) -> CausalLM:
         """This model with a small cache; see ``small_cache.windowed``."""
         config = dataclasses.replace(self.config, cache_window=window, sinks=sinks)
+        return dataclasses.replace(self, config=config)
+
+    def low_bit_cache(self, kind: str) -> CausalLM:
+        """This model with a cache in eight bits; see ``small_cache.low_bit_cache``."""
+        config = dataclasses.replace(self.config, cache_bits=kind)
         return dataclasses.replace(self, config=config)
 
     def rewindable(self, num_tokens: int) -> CausalLM:

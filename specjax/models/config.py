@@ -20,6 +20,7 @@ ROUTINGS = ("greedy", "group_limited_greedy", "noaux_tc")
 # the names of a layer's sublayers, each of which a sub-network may leave out with its norms
 ATTENTION, MLP_SUBLAYER = "attention", "mlp"
 EVERY_SUBLAYER = frozenset((ATTENTION, MLP_SUBLAYER))
+INT8, FP8 = CACHE_BITS = ("int8", "fp8")  # of a cache in eight bits (``low_bits.py``)
 SINKS = 4  # of a small cache, unless told otherwise: StreamingLLM's number
 RopeScaling = tuple[tuple[str, object], ...]
 
@@ -60,6 +61,7 @@ class DecoderConfig:
     cache_window: int | None = None  # tokens that a token sees, itself included; None: all
     sinks: int = 0  # and the first tokens of the text, which it sees wherever it stands
     spare: int = 0  # further slots of caches with windows: so many tokens can be taken back
+    cache_bits: str | None = None  # entries in eight bits, one of CACHE_BITS; None: as computed
     query_scalar: float | None = None  # scores are divided by its square root; default: head_dim
     score_softcap: float | None = None  # attention scores become cap * tanh(x / cap) (Gemma 2)
     logit_softcap: float | None = None  # logits become cap * tanh(x / cap)
@@ -111,6 +113,12 @@ class DecoderConfig:
         self._check_small_cache()
         self._check_experts()
         self._check_latents()
+        if self.cache_bits is not None and (self.cache_bits not in CACHE_BITS or self.kv_rank):
+            raise ValueError(
+                f"cache={self.cache_bits!r}, model_type={self.model_type!r}: accepted are "
+                f"{' and '.join(map(repr, CACHE_BITS))}, for models with keys and values of their "
+                "own (no latent attention); leave it out"
+            )
         for name in ("query_scalar", "score_softcap", "logit_softcap"):
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise ValueError(f"{name}={value} must be positive, or None")

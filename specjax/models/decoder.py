@@ -11,7 +11,7 @@ from flax import nnx
 from .. import sharding
 from ..kernels.attention import choice_of
 from ..sharding import DATA, MODEL
-from . import quantize, remat
+from . import low_bits, quantize, remat
 from .attention import attend_spread, within
 from .config import ATTENTION, EVERY_SUBLAYER, MLP_SUBLAYER, DecoderConfig
 from .gates import as_gates, gated
@@ -225,7 +225,7 @@ def run_blocks(
         full = not c.is_local(i)
         settings: dict = dict(softcap=c.score_softcap, causal=causal)
         if prefix is not None:
-            past = prefix[i][0], prefix[i][-1]  # latents are keys and values
+            past = prefix[i] if len(prefix[i]) > 1 else prefix[i] * 2  # latents are both
             settings |= dict(prefix=past, length=length, choice=choices[slots[i]])
             if c.is_ring(i, slots[i]):
                 settings |= dict(window=c.window_of(i), sinks=c.sinks_of(i), positions=here)
@@ -233,14 +233,14 @@ def run_blocks(
         mask = own_mask if full else local_mask
 
         def attention(q, *fresh, before=before, mask=mask, settings=settings):
+            fresh = low_bits.encoded(c.cache_bits, fresh)
             if before is not None:
-                pairs = zip(before, fresh, strict=True)
-                fresh = tuple(jnp.concatenate(pair, axis=2) for pair in pairs)
-            out = attend_spread(q, fresh[0], fresh[-1], mask, axis=axis, **settings)
+                fresh = tuple(jnp.concatenate(x, axis=2) for x in zip(before, fresh, strict=True))
+            own = low_bits.decoded(c.cache_bits, fresh, q.dtype)
+            out = attend_spread(q, own[0], own[-1], mask, axis=axis, **settings)
             return out, fresh
 
         own = attention if attend is None else functools.partial(attend, i)
-
         gate = None if gates is None else gates[i]
 
         def run(x, block=block, rope=ropes[full], own=own, left_out=left_out, gate=gate):

@@ -57,17 +57,42 @@ def windowed(model: M, window: int, sinks: int = SINKS) -> M:
       ValueError: the numbers are none of tokens, sinks and window would hold the whole context, or
         every layer of the model has a window of its own.
     """
-    target = model.target if isinstance(model, LM) else model
-    if not isinstance(target, CausalLM):
-        raise TypeError(
-            f"windowed({type(target).__name__}): only decoder-only models of specjax.load can have "
-            "a small cache; give one of them, or its target"
-        )
+    target = _decoder(model, "windowed")
     if window is None:
         raise ValueError("window=None: say how many of the last tokens a token sees, such as 512")
     small = target.windowed(window, sinks)
+    return _over(model, small, f":window={window},sinks={sinks}")
+
+
+def low_bit_cache(model: M, kind: str) -> M:
+    """Returns a model with a cache in eight bits, over the same weights; see ``low_bits``.
+
+    Lossless: as a drafter, yes. As a target the model is approximate, and every result says so.
+
+    Args:
+      model: an ``LM`` of a decoder-only model from ``specjax.load``, or its target.
+      kind: ``"int8"``, with one scale for each token and head, or ``"fp8"`` (e4m3).
+
+    Raises:
+      TypeError: the model is none of these.
+      ValueError: ``kind`` is none of these, or the model has latent attention.
+    """
+    return _over(model, _decoder(model, "low_bit_cache").low_bit_cache(kind), f":cache={kind}")
+
+
+def _decoder(model: LM | CausalLM, function: str) -> CausalLM:
+    target = model.target if isinstance(model, LM) else model
+    if not isinstance(target, CausalLM):
+        raise TypeError(
+            f"{function}({type(target).__name__}): only decoder-only models of specjax.load can "
+            "have another cache; give one of them, or its target"
+        )
+    return target
+
+
+def _over(model: M, target: CausalLM, said: str) -> M:
+    """``model`` with another cache, as ``said`` names it."""
     if not isinstance(model, LM):
-        return small
-    said = f":window={window},sinks={sinks}"
+        return target
     names = {"name": model.name + said, "fingerprint": model.fingerprint + said}
-    return dataclasses.replace(model, target=small, loaded=False, **names)
+    return dataclasses.replace(model, target=target, loaded=False, **names)

@@ -30,6 +30,7 @@ import jax.numpy as jnp
 
 from .chosen_entries import NEVER, ChosenEntries, check_sizes, queries
 from .layers import softcap
+from .low_bits import decoded
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,7 @@ class SnapKV(ChosenEntries):
         where = last[:, None] + jnp.arange(1 - self.observe, 1, dtype=jnp.int32)
         chosen = []
         for i, query in zip(layers, queries(config, params, states, where, layers), strict=True):
-            keys = cache[i][0]
+            keys = decoded(config.cache_bits, cache[i], jnp.float32)[0]
             slot = jnp.arange(keys.shape[2], dtype=jnp.int32)
             said = jnp.einsum(
                 "bkego,bkse->bkgos", query.astype(jnp.float32), keys.astype(jnp.float32)

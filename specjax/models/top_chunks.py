@@ -31,6 +31,7 @@ import jax.numpy as jnp
 from ..types import PyTree
 from .chosen_entries import ChosenEntries, check_sizes, queries
 from .config import DecoderConfig
+from .low_bits import decoded
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,7 +100,8 @@ def choose(
     within, chosen = jnp.arange(chunks.chunk, dtype=jnp.int32), []
     asked = queries(config, params, states[:, None], length[:, None] - 1, layers)
     for i, query in zip(layers, asked, strict=True):
-        query, keys = jnp.sum(query[..., 0].astype(jnp.float32), axis=3), cache[i][0]
+        query = jnp.sum(query[..., 0].astype(jnp.float32), axis=3)
+        keys = decoded(config.cache_bits, cache[i], jnp.float32)[0]
         count = max((keys.shape[2] - sinks) // chunks.chunk, chunks.count)
         some = keys[:, :, sinks : sinks + count * chunks.chunk]
         score = jnp.einsum("bke,bkse->bks", query, some.astype(jnp.float32))

@@ -1,4 +1,5 @@
-"""The small cache of a draft model, as ``:window=512,sinks=4`` after its name asks for it.
+"""The small cache of a draft model, as ``:window=512,sinks=4`` after its name asks for it, and a
+cache in eight bits: ``:cache=int8`` or ``:window=512,cache=fp8``.
 
 ``draft:window=512`` is the target's own draft model, ``FOLDER:window=512`` any other; ``self:...``
 (``own_layers.py``) is the target itself, which reads its own cache so.
@@ -11,15 +12,16 @@ from typing import Any
 from .._internal.named_settings import parse_settings
 from ..models.config import SINKS
 from ..models.lm import LM
-from ..models.small_cache import windowed
+from ..models.small_cache import low_bit_cache, windowed
 from ..models.snap_kv import SnapKV
 from ..models.top_chunks import TopChunks
 
-SETTINGS = {"window": int, "sinks": int}
+OWN_WINDOW = {"window": int, "sinks": int}
+SETTINGS = OWN_WINDOW | {"cache": str}
 CHUNKS = {"chunk": int, "every": int}  # of the target's own cache alone, as the others
 PROMPT = {"observe": int, "pool": int}
 CHOICE = {"budget": int} | CHUNKS | PROMPT
-OWN_SETTINGS = SETTINGS | CHOICE
+OWN_SETTINGS = OWN_WINDOW | CHOICE
 
 
 def model_of(name: str) -> str | None:
@@ -37,7 +39,7 @@ def model_of(name: str) -> str | None:
 
 
 def parse(name: str, text: str, model: str, known=SETTINGS) -> dict[str, Any]:
-    """Returns ``window`` and ``sinks`` of a text such as ``window=512,sinks=4``.
+    """Returns ``window`` and ``sinks`` of a text such as ``window=512,sinks=4``, and ``cache``.
 
     Args:
       name: the value of ``drafter=``, for errors.
@@ -46,7 +48,7 @@ def parse(name: str, text: str, model: str, known=SETTINGS) -> dict[str, Any]:
       known: the settings that there are, and their types.
 
     Raises:
-      ValueError: a setting is unknown or no number, or there is no window.
+      ValueError: a setting is unknown or no number, or there is neither a window nor ``cache``.
     """
     if model.rpartition(":")[2].partition("=")[0] in known:
         raise ValueError(
@@ -54,6 +56,8 @@ def parse(name: str, text: str, model: str, known=SETTINGS) -> dict[str, Any]:
             f"'{model},{text}'"
         )
     found = parse_settings(f"drafter={name!r}", text, model, known)
+    if {*found} == {"cache"}:
+        return found
     if "window" not in found:
         seen = "chosen tokens" if {*found} & {*CHOICE} else "sinks"
         raise ValueError(
@@ -100,10 +104,13 @@ def with_small_cache(name: str, found: object) -> LM:
     model, _, text = name.rpartition(":")
     if not isinstance(found, LM):
         raise ValueError(
-            f"drafter={name!r}: window= is for draft models, and {model!r} names none; give "
+            f"drafter={name!r}: this cache is for draft models, and {model!r} names none; give "
             "'draft:window=512', 'FOLDER:window=512', or 'self:window=512' for the target itself"
         )
+    settings = parse(name, text, model)
+    kind = settings.pop("cache", None)
     try:
-        return windowed(found, **parse(name, text, model))
+        found = windowed(found, **settings) if settings else found
+        return found if kind is None else low_bit_cache(found, kind)
     except (TypeError, ValueError) as error:
         raise ValueError(f"drafter={name!r}: {error}") from None
