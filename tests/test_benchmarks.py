@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-import specjax
 from benchmarks import (
     heldout,
     jobs,
@@ -25,7 +24,6 @@ from benchmarks import (
     runner,
     suites,
     training,
-    workloads,
 )
 from benchmarks.__main__ import main
 from benchmarks.tables import cells
@@ -248,10 +246,7 @@ def test_no_figure_is_nan_in_json():
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (
-            ["speed"],
-            "heads, light, workloads, quality, scaling, peers, cpu-peers, serving, regeneration",
-        ),
+        (["speed"], "heads, light, workloads, quality, scaling, peers, cpu-peers, serving"),
         (["smoke", "--batches", "2"], "no such option; it has --pair"),
         (["cpu", "--pair", "70b"], "known: tiny, 100m, 8b"),
         (["scaling", "--contexts", "65536"], "the pair 100m has 32768 positions"),
@@ -385,27 +380,6 @@ def test_curves_join_rows_that_differ_in_one_setting():
     assert not plots.curves(found, "context")
 
 
-def test_workloads_are_the_same_in_every_run_and_of_files_that_the_target_did_not_see():
-    for name in workloads.WORKLOADS:
-        texts = workloads.prompts(name, 5)
-        assert texts == workloads.prompts(name, 5) and len({*texts}) == 5
-    for text in workloads.prompts("edits", 5):
-        piece, _, given = text.partition("\n# The same with ")
-        old, _, rest = given.partition(" renamed to new_")
-        assert piece.count(old) >= 3 and not rest.partition(":\n")[2].startswith(piece[:200])
-    with pytest.raises(ValueError, match="known are"):
-        workloads.prompts("nothing", 1)
-    assert not {*workloads.files("heldout")} & {*workloads.files("train")} - {""}
-
-
-def test_a_target_that_is_made_to_say_true_answers_says_them_with_every_drafter(found):
-    lm = specjax.load("embedded")
-    texts, said = workloads.answered(lm, "edits", 2, 16)
-    sampling = specjax.Sampling(logits_processor=workloads.GivenText(jnp.asarray(said)))
-    for drafter in ("none", "suffix"):
-        out = specjax.generate(lm, texts, drafter=drafter, sampling=sampling, max_new_tokens=16)
-        assert [row.tolist() for row in out.tokens] == said.tolist()
+def test_a_suite_of_workloads_says_how_much_of_true_answers_is_copied(found):
     (figures,) = [f["ways"][0] for row, f in found if row["kind"] == "tables"]
     assert figures["tau"] > 1.2 and figures["identical"] == "2 of 2"
-    with pytest.raises(ValueError, match="answers are known of edits, retrieval"):
-        workloads.answered(lm, "open", 1, 4)

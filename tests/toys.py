@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from stranger import Bag
+from windowed_bag import WindowedBag, WindowedBagPart
 
 from specjax import Context, Sampling, trees
 from specjax.acceptance import walk
 from specjax.drafters.base import ChainDrafter
-from specjax.models import DecoderConfig, kv_cache
+from specjax.models import DecoderConfig
 from specjax.models.decoder import abstract
 from specjax.sampling import drawing
 from specjax.types import Draft, HeadTarget, Rule, Scores, SubNetwork, Target, Verdict
@@ -88,60 +89,6 @@ class BagPart(SubNetwork):
         state = fresh if state is None else jnp.concatenate([state, fresh], axis=1)
         asked = _asked(fresh, features)
         return Scores(logits=said, features=asked, entries=(scores.entries, state))
-
-
-@dataclasses.dataclass(frozen=True)
-class WindowedBag(Bag):
-    """The sum of the vectors of the first and of the last tokens alone, in a ring after sinks."""
-
-    window: int
-    sinks: int
-
-    def init(self, params, batch, capacity, inputs=None):
-        return super().init(params, batch, self.window + self.sinks)
-
-    def verify(self, params, cache, draft, *, features=(), since=0, entries=None, logits=True):
-        fresh = Bag.verify(
-            self, params, cache, draft, since=since, entries=entries, logits=False
-        ).entries
-        here = draft.start[:, None] + trees.depths(draft)
-        held = kv_cache.held(self.window + self.sinks, draft.start, self.sinks)
-
-        def seen(at):  # bool [B, M, N]
-            at = at[:, :, None]
-            return (at >= 0) & ((at < self.sinks) | (at > here[:, None] - self.window))
-
-        past = seen(jnp.where(held < draft.start[:, None], held, -1))
-        state = jnp.einsum("bsn,bsf->bnf", past.astype(jnp.float32), cache[:, 0])
-        sees = (trees.ancestors(draft) & seen(here)).astype(jnp.float32)
-        state = (state + jnp.einsum("bmn,bmf->bnf", sees, fresh[:, 0]))[:, since:]
-        scores = jnp.tanh(state) @ params["out"] if logits else None
-        return Scores(logits=scores, features=None, entries=fresh)
-
-    def commit(self, cache, entries, start, verdict):
-        given = ((cache,),), ((entries,),), start, verdict
-        return kv_cache.commit(*given, rings=(True,), sinks=(self.sinks,))[0][0]
-
-
-@dataclasses.dataclass(frozen=True)
-class WindowedBagPart(SubNetwork):
-    """The toy over a window of its own cache."""
-
-    small: WindowedBag
-
-    def select(self, cache, length):
-        size = self.small.window + self.small.sinks
-        cache = jnp.pad(cache, ((0, 0), (0, 0), (0, max(size - cache.shape[2], 0)), (0, 0)))
-        budgets = [(self.small.window, self.small.sinks)]
-        return kv_cache.recent(((cache,),), length, budgets)[0][0]
-
-    def as_target(self):
-        return self.small
-
-    own_cache = select
-
-    def verify(self, params, cache, draft, **settings):
-        return self.small.verify(params, cache, draft, **settings)
 
 
 @dataclasses.dataclass(frozen=True)
