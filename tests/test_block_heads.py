@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from block_heads import (
@@ -181,6 +182,17 @@ def test_fault_a_score_that_is_given_another_candidate_than_the_token_before_is_
     assert np.abs(found - turned[:, 1, [2, 0]]).max() > 0.1
     first = drafter.scores(None, known, before, 0)
     np.testing.assert_allclose(first, np.stack([start, start], axis=1), rtol=1e-6)
+
+
+def test_fault_a_vector_of_zeros_has_no_derivative_by_its_length():
+    """The context of a root without a token before it is such a vector while biases are zero."""
+    zeros = np.zeros((3, 1), np.float32)
+
+    def by_length(x):
+        return (x / jnp.maximum(jnp.linalg.norm(x, axis=0), 1e-4))[0, 0]
+
+    assert np.isfinite(jax.grad(lambda x: lilicorr.unit(x, 1e-4)[0, 0])(zeros)).all()
+    assert not np.isfinite(jax.grad(by_length)(zeros)).all()
 
 
 def test_matched_vectors_are_normed_and_who_has_no_token_before_the_root_reads_none(monkeypatch):

@@ -106,7 +106,8 @@ class LiLiCorrConfig(BlockConfig):
 
 def unit(x: jax.Array, eps: float) -> jax.Array:
     """Vectors along axis 0, divided by their length or by ``eps`` if that is greater."""
-    return x / jnp.maximum(jnp.linalg.norm(x, axis=0, keepdims=True), eps)
+    square = jnp.sum(x * x, axis=0, keepdims=True)
+    return x / jnp.sqrt(jnp.maximum(square, eps**2))  # whose derivative at 0 is finite
 
 
 class LatticeLayer(nnx.Module):
