@@ -374,7 +374,7 @@ TABLE = {
         (EVERYTHING, MERGE),
     ],
     "train/test_head_losses.py": [
-        (r"cross_entropy_within|agree_and_the_right|\[(pass|dspark|mtp_heads|specdiff)\]", FULL),
+        (r"entropy_within|agree_and_the|\[(pass|dspark|mtp_heads|specd.*|gl.*|paced)\]", FULL),
         (EVERYTHING, MERGE),
     ],
     "train/test_data.py": MERGE,
