@@ -58,10 +58,8 @@ FOLDERS = {
         (EVERYTHING, MERGE),
     ],
     "train/test_head_losses.py": [
-        (
-            r"cross_entropy_within|agree_and_the_right|\[(pass|dspark|mtp_heads|specdiff|domino|xpress|lilicorr)\]",
-            FULL,
-        ),
+        (r"entropy_within|agree_and_the|\[(pass|dspark|mtp_heads|specd.*|gl.*|paced)\]", FULL),
+        (r"\[(domino|xpress|lilicorr)\]", FULL),
         (EVERYTHING, MERGE),
     ],
     "train/test_data.py": MERGE,

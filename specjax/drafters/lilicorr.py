@@ -230,6 +230,8 @@ class Lattice(nnx.Module):
 class LiLiCorrLayers(BlockLayers):
     """The weights of a LiLiCorr drafter: those of a block drafter, and of its network."""
 
+    config: LiLiCorrConfig
+
     def __init__(self, config: LiLiCorrConfig, *, rngs, param_dtype=jnp.float32):
         super().__init__(config, rngs=rngs, param_dtype=param_dtype)
         common: dict[str, Any] = dict(rngs=rngs, param_dtype=param_dtype)

@@ -215,6 +215,14 @@ RECIPES = {
     "block": (block.make_block, block.Config(data=DATA, num_anchors=16, teacher_share=0.5)),
     "streak": (block.make_block, block.Config(data=DATA, num_anchors=16, weighting="streak")),
     "specdiff": (specdiff.make_specdiff, specdiff.Config(data=DATA, num_anchors=16)),
+    "glancing": (
+        specdiff.make_specdiff,
+        specdiff.Config(data=DATA, num_anchors=16, masking="glancing"),
+    ),
+    "paced": (
+        dspark.make_dspark,
+        dspark.Config(data=DATA, num_anchors=16, markov_rank=8, weighting="d-pace", ce_share=1.0),
+    ),
 }
 
 
@@ -247,9 +255,11 @@ def task(name):
         "pass": block.make_loss,
         "streak": block.make_loss,
         "specdiff": specdiff.make_loss,
+        "glancing": specdiff.make_loss,
+        "paced": dspark.make_loss,
     }
     blocks = {"block", "dspark", "domino", "xpress", "lilicorr", "pass", "streak", "specdiff"}
-    blocks = name in blocks
+    blocks = name in blocks | {"glancing", "paced"}
     measure = block.make_measure if blocks else head_losses.make_measure
     return losses.get(name, head_losses.make_loss)(*how), own, given, measure(*how)
 
