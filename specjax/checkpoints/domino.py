@@ -15,6 +15,7 @@ the root drafts, false if absent).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from ..drafters.domino import Domino, DominoConfig
 from . import dflash
@@ -40,7 +41,7 @@ def load(config: Mapping, tensors: Mapping, target):
             f"projector_type={kind!r}: a drafter with prefix_gru is one of "
             f"{', '.join(map(repr, PROJECTORS))}"
         )
-    said = {key: own.get(key) for key in KEYS} | {
+    said: dict[str, Any] = {key: own.get(key) for key in KEYS} | {
         "pure_draft_prefix_len": own.get("pure_draft_prefix_len", 0)
     }
     lacking = [key for key, value in said.items() if value is None]
