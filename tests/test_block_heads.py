@@ -184,7 +184,7 @@ def test_fault_a_score_that_is_given_another_candidate_than_the_token_before_is_
     np.testing.assert_allclose(first, np.stack([start, start], axis=1), rtol=1e-6)
 
 
-def test_fault_a_vector_of_zeros_has_no_derivative_by_its_length():
+def test_a_vector_of_zeros_has_a_finite_derivative_which_its_length_has_not():
     """The context of a root without a token before it is such a vector while biases are zero."""
     zeros = np.zeros((3, 1), np.float32)
 

@@ -22,7 +22,7 @@ from specjax.models import PipelinedLM, reading, stage_weights, windowed
 from specjax.models.causal_lm import CausalLM
 from specjax.models.decoder import Decoder, abstract
 from specjax.models.hf import save_pretrained
-from specjax.models.pipeline import Schedule
+from specjax.models.pipeline import StageSchedule
 from specjax.sharding import DATA, STAGE
 from specjax.types import Draft, Verdict
 
@@ -303,7 +303,7 @@ def test_on_a_mesh_a_round_copies_no_cache(microbatches):
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (2, 1), (4, 1), (4, 4), (3, 8)])
 def test_a_schedule_counts_the_ticks_of_its_table(stages, microbatches):
-    schedule = Schedule(stages, microbatches)
+    schedule = StageSchedule(stages, microbatches)
     pairs = [(part + stage, stage) for part in range(microbatches) for stage in range(stages)]
     assert schedule.ticks == 1 + max(tick for tick, _ in pairs)
     assert len(set(pairs)) == len(pairs) == stages * microbatches  # a device does one at a time

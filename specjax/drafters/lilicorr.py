@@ -253,7 +253,7 @@ class LiLiCorrLayers(BlockLayers):
         Returns:
           int32 ``[B, D, K]``, and as ``Lattice``.
         """
-        logs, tokens = jax.lax.top_k(base, self.config.num_candidates)
+        logs, tokens = jax.lax.top_k(base, self.lattice.config.num_candidates)
         logs = logs - jax.nn.logsumexp(base, axis=-1, keepdims=True)
         embedded = target.embed(target_params, tokens.reshape(len(tokens), -1))
         read = self.hidden_norm(self.fc(context))

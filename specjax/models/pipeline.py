@@ -10,7 +10,7 @@ through the devices::
     device 1    -     m0    m1    m2    -
     device 2    -     -     m0    m1    m2
 
-``Schedule`` counts ticks and idle devices. Embedding and LM head are held and computed by every
+``StageSchedule`` counts ticks and idle devices. Embedding and LM head are held and computed by every
 device, as is everything else in the loop: drafters, rules and sampling.
 
 Lossless: the layers compute for each row what they compute on one device.
@@ -41,7 +41,7 @@ from .stage_weights import BLOCKS, ENDS, LAYERS
 
 
 @dataclasses.dataclass(frozen=True)
-class Schedule:
+class StageSchedule:
     """What one pass costs on S devices with M microbatches.
 
     A *tick* is the time in which a device runs its layers for one microbatch.
@@ -148,9 +148,9 @@ class PipelinedLM(HeadTarget):
         """The number of layers of a device."""
         return self.num_layers // self.stages
 
-    def schedule(self, rows: int) -> Schedule:
+    def schedule(self, rows: int) -> StageSchedule:
         """Returns what a pass over ``rows`` rows of a device costs."""
-        return Schedule(self.stages, math.gcd(self.microbatches, rows))
+        return StageSchedule(self.stages, math.gcd(self.microbatches, rows))
 
     def check_inputs(self, batch: int, inputs) -> None:
         self.whole.check_inputs(batch, inputs)

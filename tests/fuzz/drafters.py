@@ -54,7 +54,7 @@ SHIPPED = (
 ).split(" ")
 CHAINS = ("ngram", "sam", "jacobi", "slem")  # names of drafters that take a number and no tree
 WISHES = 4  # combinators that are tried until one takes the drafter
-TRIES = 10  # settings that are tried until a drafter takes them
+TRIES = 60  # settings that are tried until a drafter takes them
 TRUTH = 128  # slots of the text that a synthetic drafter is told; any text will do
 
 
