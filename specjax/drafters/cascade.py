@@ -158,7 +158,7 @@ class Cascade(TwoLevels):
 
     @property
     def vocab_size(self) -> int:
-        return self.outer.vocab_size
+        return self.outer.text_model.vocab_size
 
     @property
     def features(self) -> tuple[int, ...]:
