@@ -7,7 +7,7 @@ is a text of its own, which the whole never sees.
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..types import Draft, Scores, Target, Verdict
 from .config import DecoderConfig
@@ -75,7 +75,7 @@ class PartModel(Target):
     def verify(
         self, params, cache, draft: Draft, *, features=(), since=0, entries=None, logits=True
     ) -> Scores:
-        given = dict(features=features, since=since, entries=entries, logits=logits)
+        given: dict[str, Any] = dict(features=features, since=since, entries=entries, logits=logits)
         return self.small.run(params, cache, draft, **given, without=self.without)
 
     def commit(self, cache, entries, start, verdict: Verdict):
