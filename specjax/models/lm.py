@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from .. import sharding
+from .. import kernels, sharding
 from ..types import PyTree, Target
 from .causal_lm import CausalLM
 from .config import DecoderConfig
@@ -247,9 +247,11 @@ def load(
         held = held if layout is None else str(layout)
         target = CausalLM(config, quantized=held, published=layout is not None)
     checkpoint = fingerprint(weight_files(folder))
+    params = load_weights(folder, config, dtype, quantize, mesh)
+    kernels.of(params).settle(params)
     return LM(
         target=target,
-        params=load_weights(folder, config, dtype, quantize, mesh),
+        params=params,
         tokenizer=found,
         name=name,
         fingerprint=hashlib.sha256(f"{config!r}{held}{checkpoint}".encode()).hexdigest()[:16],
