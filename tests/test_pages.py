@@ -27,7 +27,7 @@ def in_large_pages(address):
 def test_arrays_that_lie_side_by_side_are_one_stretch_and_small_ones_none():
     near = [(5 * LARGE + 64, LARGE), (4 * LARGE - 32, LARGE)]
     assert pages.stretches(near) == [(4 * LARGE - SMALL, 6 * LARGE + SMALL)]
-    far = [(LARGE + 64, LARGE), (3 * LARGE, LARGE)]
+    far = [(LARGE + 2 * SMALL, LARGE), (3 * LARGE, LARGE)]
     assert pages.stretches(far) == [(3 * LARGE, 4 * LARGE)]
     assert pages.stretches([]) == []
 
