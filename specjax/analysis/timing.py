@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import trees
+from .. import kernels, trees
 from .._internal.host import last_level_cache
 from ..decoding.state import State
 from ..models.causal_lm import CausalLM
@@ -204,7 +204,7 @@ def _passes(target, nodes, times, params, cache, start):
     def step(_, tokens):
         draft = Draft(start=start, tokens=tokens, topology=trees.chain_parents(nodes - 1))
         scores = target.verify(params, cache, draft)
-        return jnp.argmax(scores.logits, axis=-1).astype(jnp.int32)
+        return kernels.current().argmax(scores.logits)
 
     first = jnp.zeros((start.shape[0], nodes), jnp.int32)
     return jax.lax.fori_loop(0, times, step, first)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from .._internal.host import last_level_cache
-from . import interface, narrow, quantized
+from . import interface, narrow, pages, quantized
 from .xla import XlaBackend
 
 SMALL_PREFILL_CHUNK = 32  # a processor is busy with few: more would be wasted on short prompts
@@ -59,6 +59,9 @@ class XlaCpuBackend(XlaBackend):
 
     def fence(self, x):
         return jax.lax.optimization_barrier(x)
+
+    def settle(self, params):
+        pages.enlarge(params)
 
     def param_dtype(self, stored):
         """float32: only processors with instructions for bfloat16 compute faster in it."""

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from .. import sharding
+from .. import kernels, sharding
 from ..sharding import STAGE
 from ..types import PyTree, Target
 from .causal_lm import CausalLM
@@ -253,9 +253,11 @@ def load(
         if stages > 1:
             target = PipelinedLM(target, stages)
     checkpoint = fingerprint(weight_files(folder))
+    params = load_weights(folder, config, dtype, quantize, mesh)
+    kernels.of(params).settle(params)
     return LM(
         target=target,
-        params=load_weights(folder, config, dtype, quantize, mesh),
+        params=params,
         tokenizer=found,
         name=name,
         fingerprint=hashlib.sha256(f"{config!r}{held}{checkpoint}".encode()).hexdigest()[:16],

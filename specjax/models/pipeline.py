@@ -10,8 +10,8 @@ through the devices::
     device 1    -     m0    m1    m2    -
     device 2    -     -     m0    m1    m2
 
-``StageSchedule`` counts ticks and idle devices. Embedding and LM head are held and computed by every
-device, as is everything else in the loop: drafters, rules and sampling.
+``StageSchedule`` counts ticks and idle devices. Embedding and LM head are held and computed by
+every device, as is everything else in the loop: drafters, rules and sampling.
 
 Lossless: the layers compute for each row what they compute on one device.
 

@@ -259,13 +259,27 @@ def _in_four(weight, groups):
 def take(table, index: jax.Array, dtype) -> jax.Array:
     """Rows ``index [n]`` of an embedding ``[V, H]``, quantized or not: ``[n, H]`` in ``dtype``."""
     if not is_quantized(table):
-        return table[index]
+        return _rows_of_bits(table, index) if table.dtype == jnp.bfloat16 else table[index]
 
     def picked(array):
         bits, numbers = sliceable(array)
         return numbers(bits[index])
 
     return quantized.widen(jax.tree.map(picked, table), dtype)
+
+
+@jax.custom_jvp
+def _rows_of_bits(table: jax.Array, index: jax.Array) -> jax.Array:
+    """``table[index]`` of bfloat16. XLA's CPU backend would take these rows from a float32 copy of
+    the whole table; it takes bits as they are."""
+    bits = jax.lax.bitcast_convert_type(table, jnp.uint16)
+    return jax.lax.bitcast_convert_type(bits[index], table.dtype)
+
+
+@_rows_of_bits.defjvp
+def _rows_of_bits_jvp(primals, tangents):
+    (table, index), (d_table, _) = primals, tangents
+    return _rows_of_bits(table, index), d_table[index]
 
 
 def shape(weight) -> tuple[int, ...]:

@@ -90,20 +90,22 @@ inline const Half* PackHalves(const Half* x, int64_t in, int64_t columns) {
   return rows;
 }
 
-// y[r, m] = sum_k w[r, k] x[m, k] of R rows of length `in` and M columns of length `length`.
+// y[r, m] = sum_k w[r, k] x[m, k] of R rows of length `in` and M columns of length `length`; rows
+// `ahead` are fetched.
 template <int R, int M>
 ALWAYS_INLINE void FewDots(const Half* w, const Half* x, float* y, int64_t in, int64_t length,
-                           int64_t pitch) {
+                           int64_t ahead, int64_t pitch) {
   Vec sum[R * M];
   UNROLL
   for (int i = 0; i < R * M; ++i) sum[i] = Vec{};
+  Fetch next(w + ahead * in, 2 * in, 2 * in);
   for (int64_t k = 0; k < length; k += kPairs) {
     const uint32_t held = in - k >= kPairs ? ~0u : (1u << (in - k)) - 1;
     __m512i a[R];
     UNROLL
     for (int r = 0; r < R; ++r) {
       a[r] = _mm512_maskz_loadu_epi16(held, w + r * in + k);
-      __builtin_prefetch(w + (r + R) * in + k);
+      next.Next();
     }
     UNROLL
     for (int m = 0; m < M; ++m) {
@@ -121,9 +123,11 @@ ALWAYS_INLINE void FewDots(const Half* w, const Half* x, float* y, int64_t in, i
 template <int M, int R>
 void DotRows(const Half* w, const Half* x, float* y, int64_t in, int64_t length, int64_t rows,
              int64_t pitch) {
+  const int64_t ahead = Fetch::Ahead(R, 2 * in);
   int64_t r = 0;
-  for (; r + R <= rows; r += R) FewDots<R, M>(w + r * in, x, y + r * pitch, in, length, pitch);
-  for (; r < rows; ++r) FewDots<1, M>(w + r * in, x, y + r * pitch, in, length, pitch);
+  for (; r + R <= rows; r += R)
+    FewDots<R, M>(w + r * in, x, y + r * pitch, in, length, ahead, pitch);
+  for (; r < rows; ++r) FewDots<1, M>(w + r * in, x, y + r * pitch, in, length, ahead, pitch);
 }
 
 using Dots = void (*)(const Half*, const Half*, float*, int64_t, int64_t, int64_t, int64_t);

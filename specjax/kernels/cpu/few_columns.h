@@ -29,6 +29,8 @@ __attribute__((noinline)) void Finish(const W* w, const float* x, float* y, int6
 template <int R, int M, typename W>
 ALWAYS_INLINE void Few(const W* w, const float* x, float* y, int64_t in, int64_t deep,
                        int64_t ahead, To to) {
+  constexpr int64_t kSize = sizeof(W);
+  Fetch next(w + ahead * in, deep * kSize, in * kSize);
   Vec sum[R * M];
   UNROLL
   for (int i = 0; i < R * M; ++i) sum[i] = Vec{};
@@ -41,7 +43,7 @@ ALWAYS_INLINE void Few(const W* w, const float* x, float* y, int64_t in, int64_t
         const IntVec both = *reinterpret_cast<const HalfPairs*>(w + r * in + k);
         even[r] = Once(reinterpret_cast<Vec>(both << 16));
         odd[r] = Once(reinterpret_cast<Vec>(both & int32_t(0xffff0000)));
-        __builtin_prefetch(w + (r + ahead) * in + k);
+        for (int64_t line = 0; line < 2 * kLanes * kSize; line += kLine) next.Next();
       }
       UNROLL
       for (int m = 0; m < M; ++m) {
@@ -58,7 +60,7 @@ ALWAYS_INLINE void Few(const W* w, const float* x, float* y, int64_t in, int64_t
     UNROLL
     for (int r = 0; r < R; ++r) {
       a[r] = Once(Load(w + r * in + k));
-      __builtin_prefetch(w + (r + ahead) * in + k);
+      if (kSize * kLanes >= kLine || k * kSize % kLine == 0) next.Next();
     }
     UNROLL
     for (int m = 0; m < M; ++m) {
@@ -83,7 +85,7 @@ ALWAYS_INLINE void Few(const W* w, const float* x, float* y, int64_t in, int64_t
 
 template <int M, int R, typename W>
 void FewRows(const W* w, const float* x, float* y, int64_t in, int64_t deep, int64_t rows, To to) {
-  const int64_t ahead = std::max<int64_t>(R, kAhead / deep);
+  const int64_t ahead = Fetch::Ahead(R, deep * sizeof(W));
   int64_t r = 0;
   for (; r + R <= rows; r += R) Few<R, M>(w + r * in, x, y + r * to.down, in, deep, ahead, to);
   for (; r < rows; ++r) Few<1, M>(w + r * in, x, y + r * to.down, in, deep, ahead, to);

@@ -37,7 +37,35 @@ ALWAYS_INLINE IntVec Spread(const uint8_t* p) {
 #endif
 }
 
-ALWAYS_INLINE Vec Floats(IntVec v) { return __builtin_convertvector(v, Vec); }
+// The numbers for which the values of a group of inputs stand: scale (value - zero), rounded once
+// where there is a table of them, or where the product of scale and zero is exact, as by 0 and by 8.
+struct Group {
+  Vec scale, shift;
+#if defined(__AVX512F__)
+  Vec table;
+
+  // The number for which the lowest four bits of each lane stand.
+  ALWAYS_INLINE Vec Code(IntVec v) const {
+    return _mm512_maskz_permutexvar_ps(-1, reinterpret_cast<__m512i>(v), table);
+  }
+#else
+  ALWAYS_INLINE Vec Code(IntVec v) const {
+    return Fma(__builtin_convertvector(v & 15, Vec), scale, shift);
+  }
+#endif
+
+  Group() = default;
+  ALWAYS_INLINE Group(float by, float zero, bool codes) {
+    scale = Vec{} + by;
+    shift = Vec{} - by * zero;
+#if defined(__AVX512F__)
+    const Vec all = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    if (codes) table = (all - zero) * scale;
+#else
+    (void)codes;
+#endif
+  }
+};
 
 // Rows of a weight in few bits: weight[r, k] = scale[r, k / group] (value[r, k] - zero[r, k / group]).
 struct Weight {
@@ -66,13 +94,19 @@ __attribute__((noinline)) void FinishRow(const int8_t* row, float scale, const f
 }
 
 // y[r, m] = sum_k weight[r, k] x[m, k] over the inputs k ... end - 1, for R rows and M columns of
-// length `in`; in groups, k and end are multiples of kTile.
+// length `in`; in groups, k and end are multiples of kTile. Rows `ahead` are fetched.
 template <int R, int M, Kind kKind>
 ALWAYS_INLINE void Narrow(const Weight& w, const float* x, float* y, int64_t in, int64_t k,
-                          int64_t end, To to) {
+                          int64_t end, int64_t ahead, To to) {
   Vec sum[R * M];
   UNROLL
   for (int i = 0; i < R * M; ++i) sum[i] = Vec{};
+  constexpr int64_t shorter = kKind == kFour ? 2 : 1;
+  Fetch next(w.values + ahead * w.bytes + k / shorter, (end - k) / shorter, w.bytes);
+  const auto fetch = [&]() __attribute__((always_inline)) {
+    UNROLL
+    for (int r = 0; r < R; ++r) next.Next();
+  };
   const auto add = [&](const Vec* a, int64_t at) __attribute__((always_inline)) {
     UNROLL
     for (int m = 0; m < M; ++m) {
@@ -82,6 +116,17 @@ ALWAYS_INLINE void Narrow(const Weight& w, const float* x, float* y, int64_t in,
     }
   };
   if constexpr (kKind == kChannel) {
+    constexpr int kStep = 64;  // a cache line of each row at a time
+    for (; k + kStep <= end; k += kStep) {
+      UNROLL
+      for (int j = 0; j < kStep; j += kLanes) {
+        Vec a[R];
+        UNROLL
+        for (int r = 0; r < R; ++r) a[r] = Once(Widen(w.values + r * w.bytes + k + j));
+        add(a, k + j);
+      }
+      fetch();
+    }
     for (; k + kLanes <= end; k += kLanes) {
       Vec a[R];
       UNROLL
@@ -91,13 +136,12 @@ ALWAYS_INLINE void Narrow(const Weight& w, const float* x, float* y, int64_t in,
   } else {
     for (int64_t g = k / w.group; k < end; ++g) {
       const int64_t stop = std::min(end, (g + 1) * w.group);
-      Vec scale[R], shift[R];  // rounded once where the zero times the scale is exact, as 0 and 8 are
+      Group group[R];
       UNROLL
       for (int r = 0; r < R; ++r) {
         const int64_t at = r * w.groups + g;
         const float zero = w.zeros != nullptr ? w.zeros[at] : kKind == kFour ? 8 : 0;
-        scale[r] = Vec{} + w.scales[at];
-        shift[r] = Vec{} - w.scales[at] * zero;
+        group[r] = Group(w.scales[at], zero, kKind == kFour);
       }
       for (; k < stop; k += kTile) {
         if constexpr (kKind == kEight) {
@@ -106,7 +150,7 @@ ALWAYS_INLINE void Narrow(const Weight& w, const float* x, float* y, int64_t in,
             Vec a[R];
             UNROLL
             for (int r = 0; r < R; ++r)
-              a[r] = Once(Fma(Widen(w.values + r * w.bytes + k + j), scale[r], shift[r]));
+              a[r] = Once(Fma(Widen(w.values + r * w.bytes + k + j), group[r].scale, group[r].shift));
             add(a, k + j);
           }
         } else {
@@ -116,13 +160,14 @@ ALWAYS_INLINE void Narrow(const Weight& w, const float* x, float* y, int64_t in,
             UNROLL
             for (int r = 0; r < R; ++r) {
               const IntVec both = Spread(w.values + r * w.bytes + k / 2 + j);
-              low[r] = Once(Fma(Floats(both & 15), scale[r], shift[r]));
-              high[r] = Once(Fma(Floats(both >> 4), scale[r], shift[r]));
+              low[r] = Once(group[r].Code(both));
+              high[r] = Once(group[r].Code(both >> 4));
             }
             add(low, k + j);
             add(high, k + j + kTile / 2);
           }
         }
+        if (k % (kLine * shorter) == 0) fetch();
       }
     }
   }
@@ -140,9 +185,12 @@ ALWAYS_INLINE void Narrow(const Weight& w, const float* x, float* y, int64_t in,
 template <int M, int R, Kind kKind>
 void NarrowRows(const Weight& w, const float* x, float* y, int64_t in, int64_t k, int64_t end,
                 int64_t rows, To to) {
+  const int64_t ahead = Fetch::Ahead(R, (end - k) / (kKind == kFour ? 2 : 1));
   int64_t r = 0;
-  for (; r + R <= rows; r += R) Narrow<R, M, kKind>(w.From(r), x, y + r * to.down, in, k, end, to);
-  for (; r < rows; ++r) Narrow<1, M, kKind>(w.From(r), x, y + r * to.down, in, k, end, to);
+  for (; r + R <= rows; r += R)
+    Narrow<R, M, kKind>(w.From(r), x, y + r * to.down, in, k, end, ahead, to);
+  for (; r < rows; ++r)
+    Narrow<1, M, kKind>(w.From(r), x, y + r * to.down, in, k, end, ahead, to);
 }
 
 using Rows = void (*)(const Weight&, const float*, float*, int64_t, int64_t, int64_t, int64_t, To);

@@ -31,7 +31,8 @@ constexpr int kLanes = 4, kRegisters = 32;
 constexpr int kFew = 8;           // columns at a time where sums run along the rows of the matrix
 constexpr int64_t kBlock = 24;    // rows that stay in the caches while all columns meet them
 constexpr int64_t kDeep = 1024;   // inputs at a time, so that the columns stay in the L1 cache
-constexpr int64_t kAhead = 2048;  // inputs between what is fetched and what is used
+constexpr int64_t kLine = 64;     // bytes of a cache line
+constexpr int64_t kAhead = 8192;  // bytes, at least, between what is fetched and what is used
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 32")  // of loops over what is to stay in registers
@@ -123,6 +124,28 @@ ALWAYS_INLINE Vec Once(Vec v) {
 #endif
   return v;
 }
+
+// Fetches a matrix ahead of its use, line by line in the order in which it lies in memory: where
+// several rows are read side by side, the processor itself foresees little of that.
+class Fetch {
+ public:
+  // How many rows are fetched ahead of `rows` that are used at a time, each of `bytes`.
+  static int64_t Ahead(int64_t rows, int64_t bytes) { return std::max(rows, kAhead / bytes); }
+
+  // From `p` on, `bytes` of each row; rows are `stride` bytes apart.
+  ALWAYS_INLINE Fetch(const void* p, int64_t bytes, int64_t stride)
+      : at_(static_cast<const char*>(p)), lines_((bytes + kLine - 1) / kLine),
+        gap_(stride - lines_ * kLine) {}
+  ALWAYS_INLINE void Next() {
+    __builtin_prefetch(at_);
+    at_ += kLine;
+    if (++line_ == lines_) line_ = 0, at_ += gap_;
+  }
+
+ private:
+  const char* at_;
+  int64_t line_ = 0, lines_, gap_;
+};
 
 // Where a result goes: its strides, and whether it is added to what stands there.
 struct To {

@@ -1,0 +1,42 @@
+"""Weights are moved to large pages of memory where the system has them; numbers stay."""
+
+import pathlib
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.kernels import pages
+
+LARGE, SMALL = pages.LARGE, 4096
+
+
+def in_large_pages(address):
+    """The bytes in large pages of the stretch of memory around an address, as Linux reports."""
+    inside = False
+    for line in pathlib.Path("/proc/self/smaps").read_text().splitlines():
+        first, *rest = line.split()
+        if not first.endswith(":"):
+            begin, end = (int(x, 16) for x in first.split("-"))
+            inside = begin <= address < end
+        elif inside and first == "AnonHugePages:":
+            return int(rest[0]) << 10
+    return 0
+
+
+def test_arrays_that_lie_side_by_side_are_one_stretch_and_small_ones_none():
+    near = [(5 * LARGE + 64, LARGE), (4 * LARGE - 32, LARGE)]
+    assert pages.stretches(near) == [(4 * LARGE - SMALL, 6 * LARGE + SMALL)]
+    far = [(LARGE + 2 * SMALL, LARGE), (3 * LARGE, LARGE)]
+    assert pages.stretches(far) == [(3 * LARGE, 4 * LARGE)]
+    assert pages.stretches([]) == []
+
+
+def test_a_large_array_is_moved_and_keeps_its_numbers_and_its_address():
+    x = jnp.arange(4 << 20, dtype=jnp.float32)
+    address = x.unsafe_buffer_pointer()
+    moved = pages.enlarge({"weight": x, "none": None, "host": np.ones(3)})
+    if not moved:
+        pytest.skip("this system moves nothing to large pages")
+    assert in_large_pages(address) >= 7 * LARGE and x.unsafe_buffer_pointer() == address
+    np.testing.assert_array_equal(x, np.arange(4 << 20, dtype=np.float32))
