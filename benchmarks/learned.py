@@ -91,7 +91,8 @@ def guided(count: int = 16, path: str | None = None) -> None:
     shared = dict(sampling=sampling, max_new_tokens=NEW)
 
     def spent(write) -> tuple[float, list]:
-        write(0, texts[0])  # compiles
+        for index, text in enumerate(texts):  # compiles
+            write(index, text)
         begin = time.perf_counter()
         made = [write(index, text) for index, text in enumerate(texts)]
         return time.perf_counter() - begin, made

@@ -1,10 +1,11 @@
 """What approximate rules cost and what they gain: the embedded pair, and its target grown to 100M.
 
-A row is one rule at several settings: figures of the text (``specjax.quality``) and τ. A round
-takes the same time under every rule, so the ratio to plain decoding in rounds is τ times the time
-of a plain step over that of a round with the lossless rule; both are measured once for each size
-and temperature. The texts of the grown target are those of the embedded one, so figures of the
-text and τ serve for both.
+A row is one rule at several settings: figures of the text (``specjax.quality``) and τ. The ratio to
+plain decoding in rounds is τ times the time of a plain step over that of a round with the lossless
+rule; both are measured once for each size and temperature. A rule that ranks tokens or needs their
+probabilities takes longer than the lossless rule at temperature 0, so its ratio is an upper bound.
+The texts of the grown target are those of the embedded one, so figures of the text and τ serve for
+both.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """Weights are moved to large pages of memory where the system has them; numbers stay."""
 
+import mmap
 import pathlib
 
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import pytest
 
 from specjax.kernels import pages
 
-LARGE, SMALL = pages.LARGE, 4096
+LARGE, SMALL = 1 << 25, mmap.PAGESIZE
 
 
 def in_large_pages(address):
@@ -26,17 +27,28 @@ def in_large_pages(address):
 
 def test_arrays_that_lie_side_by_side_are_one_stretch_and_small_ones_none():
     near = [(5 * LARGE + 64, LARGE), (4 * LARGE - 32, LARGE)]
-    assert pages.stretches(near) == [(4 * LARGE - SMALL, 6 * LARGE + SMALL)]
+    assert pages.stretches(near, LARGE) == [(4 * LARGE - SMALL, 6 * LARGE + SMALL)]
     far = [(LARGE + 2 * SMALL, LARGE), (3 * LARGE, LARGE)]
-    assert pages.stretches(far) == [(3 * LARGE, 4 * LARGE)]
-    assert pages.stretches([]) == []
+    assert pages.stretches(far, LARGE) == [(3 * LARGE, 4 * LARGE)]
+    assert pages.stretches([], LARGE) == []
 
 
 def test_a_large_array_is_moved_and_keeps_its_numbers_and_its_address():
-    x = jnp.arange(4 << 20, dtype=jnp.float32)
+    size = pages.large_page()
+    if not size:
+        pytest.skip("this system has no large pages")
+    x = jnp.arange(2 * size, dtype=jnp.float32)  # eight large pages
     address = x.unsafe_buffer_pointer()
     moved = pages.enlarge({"weight": x, "none": None, "host": np.ones(3)})
     if not moved:
         pytest.skip("this system moves nothing to large pages")
-    assert in_large_pages(address) >= 7 * LARGE and x.unsafe_buffer_pointer() == address
-    np.testing.assert_array_equal(x, np.arange(4 << 20, dtype=np.float32))
+    assert in_large_pages(address) >= 7 * size and x.unsafe_buffer_pointer() == address
+    np.testing.assert_array_equal(x, np.arange(2 * size, dtype=np.float32))
+
+
+def test_an_unknown_wish_for_pages_is_refused(monkeypatch):
+    monkeypatch.setenv("SPECJAX_PAGES", "huge")
+    with pytest.raises(ValueError, match="SPECJAX_PAGES='huge': it must be small"):
+        pages.large_page()
+    monkeypatch.setenv("SPECJAX_PAGES", "small")
+    assert pages.large_page() == 0 == pages.enlarge({"weight": jnp.ones(1 << 20)})

@@ -12,10 +12,10 @@ def quality(rows) -> str:
         "target's most likely ones, *rank* the mean number of more likely tokens, *same* the share "
         "of texts that equal plain decoding, *TV* and *KL* the distance of the law of the next "
         "token beside the distance that as many draws from the target's law have. The ratios are "
-        "τ times a plain step over a round: a round takes the same time under every rule "
-        "(`benchmarks/quality.py`), and the target grown to 100M writes the same texts. The first "
-        "setting of each rule is the strictest; settings of a rule follow each other as they get "
-        "wider."
+        "τ times a plain step over a round with the lossless rule, an upper bound for rules "
+        "that rank tokens (`benchmarks/quality.py`); the target of 100M writes the same texts. The "
+        "first setting of each rule is the strictest; settings of a rule follow each other as they "
+        "get wider."
     )
     points = []
     for row, figures in rows:

@@ -97,13 +97,18 @@ class Comparison:
         count = sum(map(len, self.plain.tokens))
         if self.identical:
             return f"yes, all {count} tokens"
-        nearly = "nearly tied"
+        flips = f"NO, {self.differing:.2%} of the tokens flip"
         if self.margins:
-            nearly += f" (logits {min(self.margins):.2g} to {max(self.margins):.2g} apart)"
+            flips += (
+                ", where the target's two greatest logits are "
+                f"{min(self.margins):.2g} to {max(self.margins):.2g} apart"
+            )
+        if self.rule.startswith("approximate"):
+            return f"{flips}: the rule {self.rule} keeps other tokens than the target's"
         return (
-            f"NO, {self.differing:.2%} of the tokens flip: two next tokens were {nearly}, and a "
-            "pass over several tokens is rounded differently from a pass over one token; in "
-            "float32 this should not happen (--dtype float32)"
+            f"{flips}: a pass over several tokens is rounded differently from a pass over one "
+            "token, which decides between two tokens that are nearly tied; in float32 this should "
+            "not happen (--dtype float32)"
         )
 
 
@@ -203,7 +208,7 @@ def _flips(
         compared += size
     if encoder_inputs.encodes(lm) or options.sampling.needs_prefix:
         return len(parted) / compared, ()
-    best = [np.sort(logits[0])[-2:] for logits in scores_of_new(lm, parted)]
+    best = [np.sort(logits[0])[-2:] for logits in scores_of_new(lm, parted, batch=1)]
     return len(parted) / compared, tuple(float(two[1] - two[0]) for two in best)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import jax.numpy as jnp
 import numpy as np
 
+from .. import sharding
 from ..decoding import reference
 from ..models.lm import LM
 
@@ -33,7 +34,8 @@ def scores_of_new(
         tokens = np.zeros((batch, width), np.int32)
         for i, (prompt, new) in enumerate(part):
             tokens[i, : len(prompt) + len(new)] = [*prompt, *new]
-        logits = reference.logits(lm.target, lm.params, jnp.asarray(tokens))
+        with sharding.using(lm.mesh, lm.params):
+            logits = reference.logits(lm.target, lm.params, jnp.asarray(tokens))
         for i, (prompt, new) in enumerate(part):
             begin = len(prompt) - 1
             yield np.asarray(logits[i, begin : begin + len(new)])

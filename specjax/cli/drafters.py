@@ -10,7 +10,7 @@ from ..text.own_layers import SELF
 
 # what is typed and what it means, beside the names of the registry
 OTHER_WAYS = {
-    AUTO: "the heads or the small draft model in the model's own folder, else ngram",
+    AUTO: "heads, a small draft model or saved layers in the model's own folder, else ngram",
     f"{SELF}:exit=E": "the first E layers of the target draft, then the LM head",
     f"{SELF}:skip=LAYERS": "the target drafts without these sublayers, such as attention.3-5,mlp.7",
     "NAME": "a draft model or heads in the folder NAME, or on the hub (owner/name)",

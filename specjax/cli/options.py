@@ -29,12 +29,11 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--drafter",
         "--speculative-model",
-        help="auto (the default: the heads or the small draft model in the model's own folder, "
-        "else ngram), "
-        f"none, {', '.join(registry.table_names())}, draft, draft:window=512, self (with --exit or "
-        f"--skip), self:window=512, {', '.join(registry.head_names())} (the embedded "
-        "model has eagle3, mtp, speculator, hydra and medusa), or the folder or hub name of a "
-        "draft model or of heads; with tli: or slem: before the name, a draft model with another "
+        help="auto (the default: heads, a small draft model or saved layers in the model's folder, "
+        f"else ngram), none, {', '.join(registry.table_names())}, draft, draft:window=512, self "
+        f"(with --exit or --skip), self:window=512, {', '.join(registry.head_names())} (the "
+        "embedded model has eagle3, mtp, speculator, hydra, medusa), or the folder or hub name of "
+        "a draft model or of heads; with tli: or slem: before the name, a draft model with another "
         "tokenizer; MODULE:CLASS, with settings as MODULE:CLASS:period=3, is a drafter of your own "
         "in MODULE.py; with ngram+, suffix+ or sam+ before the name (ngram+mtp), the "
         "drafter runs only where nothing can be copied from the text so far; specjax drafters "

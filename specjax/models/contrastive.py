@@ -51,6 +51,11 @@ class Contrastive(Target):
                 f"Contrastive(strength={self.strength}, plausible={self.plausible}): give a "
                 "strength of at least 0, and plausible in [0, 1]"
             )
+        if max(self.expert.stages, self.amateur.stages) > 1:
+            raise ValueError(
+                "Contrastive: a model whose layers are divided over the mesh axis stage is neither "
+                "expert nor amateur; load both on the axes data and model"
+            )
         sizes = self.expert.vocab_size, self.amateur.vocab_size
         if sizes[0] != sizes[1]:
             raise ValueError(

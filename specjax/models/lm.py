@@ -276,6 +276,9 @@ def as_drafter(target: LM, draft: LM) -> Target:
     check_reading(target, draft)
     check_same_tokenizer(target, draft)
     rows = target.target.vocab_size
+    if isinstance(draft.target, PipelinedLM):
+        whole = dataclasses.replace(draft.target.whole, rows=rows)
+        return dataclasses.replace(draft.target, whole=whole)
     if not isinstance(draft.target, CausalLM | Seq2SeqLM):
         if draft.target.vocab_size != rows:
             raise ValueError(

@@ -71,8 +71,9 @@ class StageSchedule:
 
     @property
     def sends(self) -> int:
-        """How often a part of the residual stream crosses from a device to the next."""
-        return (self.stages - 1) * self.microbatches
+        """How often a part of the residual stream crosses from a device to the next: once a tick
+        between each two neighbours. (A device that is idle sends zeros.)"""
+        return (self.stages - 1) * self.ticks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,8 +109,10 @@ class PipelinedLM(HeadTarget):
     microbatches: int = 1
 
     def __post_init__(self):
+        if self.stages == 1:
+            raise ValueError("stages=1: one device has all layers; take the whole model itself")
         stage_weights.check_stages(self.config, self.stages)
-        check_plain(self.whole, self.stages)
+        stage_weights.check_plain(self.whole, self.stages)
         count = self.microbatches
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ValueError(f"microbatches={count!r}: give a whole number of at least 1")
@@ -117,6 +120,9 @@ class PipelinedLM(HeadTarget):
     @property
     def parts(self) -> tuple[CausalLM]:
         return (self.whole,)
+
+    def rewindable(self, num_tokens: int) -> PipelinedLM:
+        return dataclasses.replace(self, whole=self.whole.rewindable(num_tokens))
 
     @property
     def config(self) -> DecoderConfig:
@@ -333,8 +339,8 @@ class PipelinedLM(HeadTarget):
         Args:
           stage: the device.
           blocks: its layers, from ``blocks``.
-          cache, earlier: of its layers; there may be no ``earlier``.
-          x, positions, sees, given: as of ``decoder.run_blocks``.
+          cache, earlier: those of its layers; there may be no ``earlier``.
+          x, positions, sees, given: see ``decoder.run_blocks``.
 
         Returns:
           the hidden states, counted as those of the model: those before ``stage``'s first layer
@@ -375,17 +381,3 @@ def structure(config: DecoderConfig) -> tuple[nnx.GraphDef, tuple[nnx.GraphDef, 
     layers = tuple(nnx.split(block)[0] for block in model.blocks)
     model.blocks = nnx.List([])
     return nnx.split(model)[0], layers
-
-
-def check_plain(whole: CausalLM, stages: int) -> None:
-    """Raises ``ValueError`` for what is not divided over ``stages`` devices."""
-    if whole.quantized:
-        raise ValueError(
-            f"quantize={whole.quantized}: the weights are in few bits, which are not divided over "
-            f"stage={stages} devices; load the model in floats, or on the axes data and model"
-        )
-    if whole.cache_window is not None:
-        raise ValueError(
-            f"window={whole.cache_window}: a small cache is not divided over stage={stages} "
-            "devices; leave the window out, or hold the model whole"
-        )

@@ -84,8 +84,9 @@ def _decoder(model: LM | CausalLM, function: str) -> CausalLM:
     target = model.target if isinstance(model, LM) else model
     if not isinstance(target, CausalLM):
         raise TypeError(
-            f"{function}({type(target).__name__}): only decoder-only models of specjax.load can "
-            "have another cache; give one of them, or its target"
+            f"{function}({type(target).__name__}): only decoder-only models of specjax.load, whose "
+            "layers are not divided over the mesh axis stage, can have another cache; give one of "
+            "them, or its target"
         )
     return target
 

@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from .. import sharding
 from ..sharding import STAGE
 from ..types import PyTree
+from .causal_lm import CausalLM
 from .config import DecoderConfig
 from .decoder import abstract
 from .seq2seq.config import EncoderDecoderConfig
@@ -135,3 +136,22 @@ def read(config: DecoderConfig, mesh: Mesh, part: Callable[[str], np.ndarray]) -
 
 def _name(path) -> str:
     return ".".join(map(str, path))
+
+
+def check_plain(whole: CausalLM, stages: int) -> None:
+    """Raises ``ValueError`` for what is not divided over ``stages`` devices."""
+    if whole.quantized:
+        raise ValueError(
+            f"quantize={whole.quantized}: the weights are in few bits, which are not divided over "
+            f"stage={stages} devices; load the model in floats, or on the axes data and model"
+        )
+    if whole.config.cache_bits is not None:
+        raise ValueError(
+            f"cache={whole.config.cache_bits}: a cache in eight bits is not divided over "
+            f"stage={stages} devices; leave cache= out, or hold the model whole"
+        )
+    if whole.cache_window is not None:
+        raise ValueError(
+            f"window={whole.cache_window}: a small cache is not divided over stage={stages} "
+            "devices; leave the window out, or hold the model whole"
+        )

@@ -252,7 +252,7 @@ def plan(
     tell = progress or (lambda line: None)
     surveys = [Survey(lm, prompts, batch, named, lengths, common) for batch in batches]
     if searched:
-        named |= propose(lm, prompts, max_new_tokens, tell)
+        named = propose(lm, prompts, max_new_tokens, tell) | named
         surveys = [Survey(lm, prompts, batch, named, lengths, common) for batch in batches]
     finished = True
     try:

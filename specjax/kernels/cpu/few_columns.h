@@ -43,7 +43,7 @@ ALWAYS_INLINE void Few(const W* w, const float* x, float* y, int64_t in, int64_t
         const IntVec both = *reinterpret_cast<const HalfPairs*>(w + r * in + k);
         even[r] = Once(reinterpret_cast<Vec>(both << 16));
         odd[r] = Once(reinterpret_cast<Vec>(both & int32_t(0xffff0000)));
-        for (int64_t line = 0; line < 2 * kLanes * kSize; line += kLine) next.Next();
+        if (k * kSize % kLine == 0) next.Next();
       }
       UNROLL
       for (int m = 0; m < M; ++m) {

@@ -42,7 +42,7 @@ ALWAYS_INLINE IntVec Spread(const uint8_t* p) {
 struct Group {
   Vec scale, shift;
 #if defined(__AVX512F__)
-  Vec table;
+  Vec table = {};
 
   // The number for which the lowest four bits of each lane stand.
   ALWAYS_INLINE Vec Code(IntVec v) const {

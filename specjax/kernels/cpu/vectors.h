@@ -33,6 +33,7 @@ constexpr int64_t kBlock = 24;    // rows that stay in the caches while all colu
 constexpr int64_t kDeep = 1024;   // inputs at a time, so that the columns stay in the L1 cache
 constexpr int64_t kLine = 64;     // bytes of a cache line
 constexpr int64_t kAhead = 8192;  // bytes, at least, between what is fetched and what is used
+constexpr int64_t kMostAhead = 64;  // rows, at most, between them, where rows are short
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 32")  // of loops over what is to stay in registers
@@ -130,7 +131,9 @@ ALWAYS_INLINE Vec Once(Vec v) {
 class Fetch {
  public:
   // How many rows are fetched ahead of `rows` that are used at a time, each of `bytes`.
-  static int64_t Ahead(int64_t rows, int64_t bytes) { return std::max(rows, kAhead / bytes); }
+  static int64_t Ahead(int64_t rows, int64_t bytes) {
+    return std::max(rows, std::min<int64_t>(kAhead / bytes, kMostAhead));
+  }
 
   // From `p` on, `bytes` of each row; rows are `stride` bytes apart.
   ALWAYS_INLINE Fetch(const void* p, int64_t bytes, int64_t stride)
