@@ -144,7 +144,7 @@ def cases(model, params, near=None, other=None):
     def lilicorr(hidden_size, vocab_size):
         common = dict(layers=layers, block_size=4, mask_token=0, target_layers=(1,))
         sizes = dict(lattice_size=4, lattice_layers=1, lattice_heads=2, factor_size=3)
-        return LiLiCorrConfig(num_candidates=2, logit_scale=2.0, **common, **sizes)
+        return LiLiCorrConfig(num_candidates=2, logit_scale=60.0, **common, **sizes)
 
     def dflash2(hidden_size, vocab_size):
         common = dict(layers=layers, block_size=4, mask_token=0, target_layers=(1,))

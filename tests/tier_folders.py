@@ -74,6 +74,7 @@ FOLDERS = {
     "train/test_embedded.py": [("the_heads_are", MERGE)],
     "train/test_depth_width.py": [("fault", DEFAULT), (EVERYTHING, FULL)],
     "train/test_prune_recipe.py": [("fault|one_by_one", DEFAULT), (EVERYTHING, FULL)],
+    "train/test_start.py": [("another_shape", DEFAULT), (EVERYTHING, MERGE)],
     "train/test_streaks.py": [("fault", DEFAULT), (EVERYTHING, MERGE)],
     "train/test_unlikelihood.py": [("learns_not", FULL), (EVERYTHING, MERGE)],
     "train/test_unroll.py": [("fault", DEFAULT), ("of_queries|eagle-512", FULL), ("", MERGE)],

@@ -19,12 +19,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 import specjax
 from specjax.models import DecoderConfig
 from specjax.models.causal_lm import CausalLM, graph_definition
-from specjax.models.hf import load_weights, quantized_layout
 from specjax.models.lm import LM
 
 from . import (
@@ -322,14 +320,7 @@ def run(config: DistillConfig, *, dry_run: bool = False) -> None:
     """Trains a draft model and exports it to ``run.folder/model``, without a tokenizer."""
     lesson = load_lesson(config)
     shape = config.model.decoder(lesson.teacher.config.vocab_size, lesson.end_of_text)
-    _, params = model.create(shape, config.run.seed)
-    if config.init:
-        if quantized_layout(config.init) is not None:
-            raise ValueError(
-                f"init={config.init!r}: its weights are quantized, which cannot be trained; name a "
-                "model of floats"
-            )
-        params = nnx.to_pure_dict(load_weights(config.init, shape, jnp.float32))
+    params = model.starting_params(shape, config.run.seed, config.init)
     teach(config, lesson, shape, params, dry_run=dry_run)
 
 

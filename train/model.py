@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax.numpy as jnp
 from flax import nnx
 
 from specjax.models.config import DecoderConfig
 from specjax.models.decoder import Decoder
+from specjax.models.hf import load_weights
+from specjax.models.quantize import FLOAT
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,6 +42,23 @@ def words(config: DecoderConfig) -> str:
         f"{config.num_heads} heads ({config.num_kv_heads} of keys), "
         f"a vocabulary of {config.vocab_size:,} tokens"
     )
+
+
+def starting_params(config: DecoderConfig, seed: int, init: str):
+    """Returns the weights from which a run starts, float32.
+
+    Args:
+      config: the shape of the decoder.
+      seed: of random weights.
+      init: the folder of a model of this shape, whose weights may be held in few bits: the run
+        starts from the floats for which they stand. "": random weights.
+
+    Raises:
+      FileNotFoundError, ValueError: the folder holds no such model.
+    """
+    if not init:
+        return create(config, seed)[1]
+    return nnx.to_pure_dict(load_weights(init, config, jnp.float32, FLOAT))
 
 
 def create(config: DecoderConfig, seed: int):

@@ -1,4 +1,4 @@
-"""Recipe ``pretrain``: next-token cross-entropy on a corpus, from random weights."""
+"""Recipe ``pretrain``: next-token cross-entropy on a corpus."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ class PretrainConfig:
     """One section each for the model, the data, the optimiser and the run."""
 
     model: model.ModelConfig
+    init: str = ""  # the folder of a model of this shape to go on from; "": random weights
     data: DataConfig = DataConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     run: RunConfig = RunConfig()
@@ -178,7 +179,7 @@ def run(config: PretrainConfig, *, dry_run: bool = False) -> None:
     stream, end_of_text = data.load_stream(config.data, "train")
     vocabulary = tokenizer.load(config.data.tokenizer)
     shape = config.model.decoder(vocabulary.get_vocab_size(), end_of_text)
-    _, params = model.create(shape, config.run.seed)
+    params = model.starting_params(shape, config.run.seed, config.init)
     measure = make_measure(shape, end_of_text, tokenizer.byte_sizes(vocabulary))
     evaluate = make_evaluate(measure, heldout_sets(config.data))
     loss = make_loss(shape, end_of_text)
