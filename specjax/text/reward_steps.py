@@ -265,7 +265,7 @@ class ScalarReward:
           ValueError: the file holds no reward model, or that of another draft model.
         """
         head = load_probe(os.fspath(path), lm, "reward")
-        separator = separator_of(path)
+        separator = separator_of(os.fspath(path))
         return cls(lm, np.asarray(head["weight"]), float(head["bias"]), separator)
 
     def __call__(self, prompt: Tokens, steps: list[np.ndarray]) -> float:
