@@ -120,6 +120,34 @@ def test_a_choice_for_other_weights_is_refused(lm, tmp_path):
         save_layers(SelfDraft(target=lm.target, exit=1), lm, tmp_path / "none" / "self.json")
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_draft", True),
+        ("exit", "2"),
+        ("skip", {"attention": [1]}),
+        ("window", [16]),
+        ("window", "16"),
+        ("sinks", None),
+        ("chunks", None),
+        ("chunks", 7),
+        ("chunks", {"budget": "8"}),
+        ("chunks", {"budget": 7}),
+        ("stop", [0.5]),
+        ("stop", {"threshold": 2}),
+    ],
+)
+def test_a_file_that_was_damaged_is_refused_by_its_name_and_auto_goes_on(
+    lm, tmp_path, caplog, field, value
+):
+    path = save_layers(SelfDraft(num_draft=3, target=lm.target, window=16), lm, tmp_path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+    with pytest.raises(ValueError, match=f"self.json: {field}="):
+        load_layers(path, lm)
+    here = dataclasses.replace(lm, name=str(tmp_path), loaded=True)
+    assert named(here, "auto") == "ngram" and field in caplog.text
+
+
 def test_auto_takes_the_saved_layers_of_a_model_and_none_of_other_weights(lm, tmp_path, caplog):
     drafter = SelfDraft(num_draft=3, target=lm.target, exit=2)
     save_layers(drafter, lm, tmp_path)

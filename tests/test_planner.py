@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +23,9 @@ from specjax.analysis.plan.predict import (
     rounds,
 )
 from specjax.checkpoints import HeadLM
-from specjax.drafters import medusa
+from specjax.drafters import DraftModel, medusa
 from specjax.models import CausalLM
+from specjax.models.contrastive import Contrastive
 from specjax.sampling import processors
 from specjax.text import task
 
@@ -342,6 +344,10 @@ def test_what_cannot_be_set_back_is_refused_before_anything_runs(pair):
     sliding = dataclasses.replace(target, target=CausalLM(config))
     with pytest.raises(ValueError, match="longer than the window of 8"):
         specjax.plan(sliding, ["def f(x):"], drafters=["ngram"], max_new_tokens=16)
+    parts = Contrastive(target.target, sliding.target)  # a draft model whose amateur has a window
+    work = SimpleNamespace(lm=target, drafter=DraftModel(2, model=parts), capacity=64)
+    with pytest.raises(ValueError, match="longer than the window of 8"):
+        try_rounds.check_rewinds(work)
     law = processors.json_text(target)
     with pytest.raises(ValueError, match="leave logits_processor= out"):
         specjax.plan(

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +18,9 @@ import specjax
 from specjax.checkpoints.sub_network import load_layers, save_layers
 from specjax.drafters import SelfDraft
 from specjax.models import SnapKV, TopChunks, windowed
-from specjax.models.chosen_entries import queries
+from specjax.models.chosen_entries import NEVER, queries
 from specjax.text.drafter_names import named
+from specjax.types import Segment
 
 OBSERVE, POOL, LAST = 4, 3, 33
 SNAP = SnapKV(budget=BUDGET, observe=OBSERVE, pool=POOL)
@@ -31,15 +33,18 @@ def drafter():
 # ------------------------------------------------------------------- the choice, written out
 
 
-def chosen(query, keys, last, length, fault=None):
+def chosen(query, keys, last, length, fault=None, begin=0):
     """The tokens that a head chooses.
 
-    ``query [O, G, E]`` of the tokens up to ``last``, ``keys [S, E]``, ``length`` of them in use.
+    ``query [O, G, E]`` of the tokens up to ``last``, of which those from ``begin`` on ask;
+    ``keys [S, E]``, ``length`` of them in use.
     """
     score = np.zeros(length)
     for i, heads in enumerate(query):
         stands = last - len(query) + 1 + i
-        if stands < 0 or (fault == "the last token alone asks" and stands < last):
+        if stands < (0 if fault == "an earlier prompt asks" else begin):
+            continue
+        if fault == "the last token alone asks" and stands < last:
             continue
         for q in heads:
             said = keys[: min(stands + 1, length)] @ q / math.sqrt(len(q))
@@ -48,6 +53,8 @@ def chosen(query, keys, last, length, fault=None):
             else:
                 score[: len(said)] += softmax(said)
     score = score[: length - WINDOW]
+    if fault != "sinks lift their neighbours":
+        score[:SINKS] = 0
     pool = 1 if fault == "neighbours have no part" else POOL
     score = np.convolve(score, np.ones(pool), mode="same")
     best = SINKS + np.argsort(-score[SINKS:], kind="stable")[:BUDGET]
@@ -65,17 +72,19 @@ FAULTS = (
 
 
 @functools.cache
-def made():
+def made(begin=0, sunk=False):
     """What a layer chooses of random keys, and the queries ``[O, K, G, E]`` and the keys."""
     random, length = np.random.default_rng(0), 37
     keys = random.normal(size=(1, HEADS, 41, CONFIG.head_dim)).astype(np.float32)
+    if sunk:  # all tokens look at the last sink
+        keys[:, :, SINKS - 1] *= 8
     states = random.normal(size=(1, OBSERVE, CONFIG.hidden_size)).astype(np.float32)
     small = windowed(TARGET, WINDOW, SINKS + BUDGET).config
 
     @jax.jit
     def run(own, keys, states):
         last = jnp.asarray([LAST])
-        given = [(keys, keys)], states, last, jnp.asarray([length]), (0,)
+        given = [(keys, keys)], states, last, jnp.asarray([begin]), jnp.asarray([length]), (0,)
         where = last[:, None] + jnp.arange(1 - OBSERVE, 1)
         return SNAP.choose(small, own, *given)[0, 0], queries(small, own, states, where, (0,))[0][0]
 
@@ -83,11 +92,11 @@ def made():
     return found, asked.transpose(3, 0, 2, 1), keys[0], length
 
 
-def agreeing(fault=None):
+def agreeing(fault=None, begin=0, sunk=False):
     """In how many heads the choice is that of NumPy."""
-    found, asked, keys, length = made()
+    found, asked, keys, length = made(begin, sunk)
     pairs = [
-        (found[head], chosen(asked[:, head], keys[head], LAST, length, fault))
+        (found[head], chosen(asked[:, head], keys[head], LAST, length, fault, begin))
         for head in range(HEADS)
     ]
     return sum({*own.tolist()} == wanted for own, wanted in pairs)
@@ -98,6 +107,38 @@ def test_fault_the_choice_is_that_of_numpy_and_another_one_is_seen():
     assert agreeing() == HEADS
     for fault in FAULTS:
         assert agreeing(fault) < HEADS, fault
+    for fault, given in (
+        ("an earlier prompt asks", dict(begin=LAST - 1)),
+        ("sinks lift their neighbours", dict(sunk=True)),
+    ):
+        assert agreeing(**given) == HEADS and agreeing(fault, **given) < HEADS, fault
+
+
+def segment(start, num):
+    features = jnp.full((1, num, len(drafter().features) * CONFIG.hidden_size), start + 1.0)
+    tokens, where = jnp.zeros((1, num), jnp.int32), (jnp.asarray([start]), jnp.asarray([num]))
+    return Segment(tokens=tokens, next=tokens, features=features, start=where[0], num=where[1])
+
+
+def test_a_second_prompt_that_is_short_has_no_states_of_the_first():
+    own = drafter()
+    state = own.init(None, None, 1, 64)
+    for start, num, begin in ((0, 3, 0), (3, 2, 0), (9, 2, 9), (11, 1, 9)):
+        state = own.observe(None, None, state, segment(start, num))
+        assert (state.begin, state.last) == (begin, start + num - 1)
+    seen = np.arange(OBSERVE) > OBSERVE - 1 - (state.last - state.begin + 1)[0]
+    assert ((np.asarray(state.states[0, :, 0]) >= 9) == seen).all() and not seen.all()
+
+
+def test_a_round_that_wants_no_token_chooses_nothing():
+    own, length = drafter(), WHOLE + 2
+    cache = [[jnp.ones((1, HEADS, length, CONFIG.head_dim))] * 2] * len(own.features)
+    state = own.observe(None, None, own.init(None, None, 1, length), segment(0, length - 1))
+    shared = dict(cache=cache, length=jnp.asarray([length]), budget=jnp.asarray([5]))
+    for width, rounds in ((1, 1), (0, NEVER + 1)):
+        context = SimpleNamespace(width=jnp.asarray(width), **shared)
+        _, after = own.begin_text(None, params()["target"], state, context)
+        assert after.age == rounds, width
 
 
 # ------------------------------------------------------------------- rounds

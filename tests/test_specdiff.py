@@ -232,6 +232,7 @@ def test_what_is_saved_is_loaded_again_with_its_passes(lm, tmp_path):
     for wrong, words in (
         ({"steps": 9}, "steps=9: a block drafts 3 tokens"),
         ({"steps": "two"}, "steps='two': it must be a whole number"),
+        ({"steps": True}, "steps=True: it must be a whole number"),
         ({"order": "any"}, "order='any': accepted are left-to-right, confidence"),
     ):
         own = written["specdiff_config"] | wrong

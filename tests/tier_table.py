@@ -314,7 +314,11 @@ TABLE = {
         (EVERYTHING, FULL),
     ],
     "test_switched.py": [("fault|imposs", DEFAULT), (r"\[llama|one_p", MERGE), (EVERYTHING, FULL)],
-    "test_snap_kv.py": [("fault|refused", DEFAULT), ("names_ask", MERGE), (EVERYTHING, FULL)],
+    "test_snap_kv.py": [
+        ("fault|refused", DEFAULT),
+        ("names_ask|second_prompt|wants_no_token", MERGE),
+        (EVERYTHING, FULL),
+    ],
     "test_swift.py": [("fault|ends|is_saved", DEFAULT), ("proposals", MERGE), (EVERYTHING, FULL)],
     "test_synthetic.py": [
         ("cannot_be", DEFAULT),

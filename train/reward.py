@@ -130,5 +130,5 @@ def run(config: RewardConfig, *, dry_run: bool = False) -> None:
         ends = ends_of(draft, config.separator)
         return make_loss(pair, config, ends), make_measure(pair, config, ends)
 
-    save = functools.partial(probes.save_probe, kind="reward")
+    save = functools.partial(probes.save_probe, kind="reward", separator=config.separator)
     fit_on_draft(config, make, FILE, save, "a reward model of one linear layer", dry_run)

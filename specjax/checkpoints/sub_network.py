@@ -93,16 +93,46 @@ def load_layers(path: str | os.PathLike, lm: LM) -> SelfDraft:
             f"{path}: its layers were chosen for other weights than those of {lm.name} (it names "
             f"{content.get('model')!r}); search again with: specjax layers --model {lm.name}"
         )
-    exit, skip, num = (content.get(name) for name in ("exit", "skip", "num_draft"))
-    if not isinstance(num, int) or num < 1 or not isinstance(skip or [], list):
-        raise ValueError(f"{path}: num_draft={num!r}, skip={skip!r}: it was changed by hand")
-    small = {name: content[name] for name in ("window", "sinks") if name in content}
-    chosen = SnapKV if "observe" in content.get("chunks", {}) else TopChunks
+    given = {name: _read(path, content, name) for name in _KINDS if name in content}
+    given = {name: value for name, value in given.items() if value is not None}
+    if "num_draft" not in given:
+        raise ValueError(f"{path}: num_draft is missing: the file was changed by hand")
+    chosen = SnapKV if "observe" in given.get("chunks", {}) else TopChunks
     for name, kind in (("chunks", chosen), ("stop", ConfidenceStop)):
-        if name in content:
+        if name in given:
             try:
-                small |= {name: kind(**content[name])}
-            except TypeError as error:
+                given[name] = kind(**given[name])
+            except (TypeError, ValueError) as error:
                 raise ValueError(f"{path}: {name}={content[name]!r}: {error}") from None
-    skipped = tuple(skip or ())
-    return SelfDraft(num_draft=num, target=lm.target, exit=exit, skip=skipped, **small)
+    try:
+        return SelfDraft(target=lm.target, **given)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+_NUMBER, _NUMBERS = "a whole number from 1", "an object of numbers"
+_KINDS = {  # what a field of the file must hold; the constructors check the rest
+    "num_draft": _NUMBER,
+    "exit": _NUMBER,
+    "skip": "a list of texts",
+    "window": _NUMBER,
+    "sinks": "a whole number from 0",
+    "chunks": _NUMBERS,
+    "stop": _NUMBERS,
+}
+
+
+def _read(path: Path, content: dict, name: str) -> Any:
+    """A field of the file; raises ValueError that names both where the field is of another kind."""
+    value, kind = content[name], _KINDS[name]
+    if kind == _NUMBERS:
+        right = isinstance(value, dict) and all(type(x) in (int, float) for x in value.values())
+    elif name == "skip":
+        right = isinstance(value, list) and all(isinstance(item, str) for item in value)
+    elif name == "exit" and value is None:  # all layers draft
+        right = True
+    else:
+        right = type(value) is int and value >= (kind == _NUMBER)  # True is no number here
+    if not right:
+        raise ValueError(f"{path}: {name}={value!r}: it must be {kind}; was it changed by hand?")
+    return value

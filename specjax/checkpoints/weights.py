@@ -202,8 +202,9 @@ def select(
 
 
 def check_integers(**values) -> None:
-    """Raises ValueError for entries of a config, given by name, that are not integers."""
-    wrong = [f"{name}={value!r}" for name, value in values.items() if not isinstance(value, int)]
+    """Raises ValueError for entries of a config, given by name, that are not integers; true and
+    false are none."""
+    wrong = [f"{name}={value!r}" for name, value in values.items() if type(value) is not int]
     if wrong:
         raise ValueError(f"config.json: {', '.join(wrong)}: it must be a whole number")
 

@@ -253,7 +253,9 @@ class Cascade(TwoLevels):
     def draft_step(self, params, target_params, state, context):
         state = self.sync(params, target_params, state, context, before="draft")
         given = params["outer"], target_params
-        cache, outer = self.outer.begin_text(*given, state.outer, context)
+        wanted = jnp.where(self._wanted(context) > 0, context.budget, 0)  # others choose nothing
+        here = dataclasses.replace(context, budget=wanted)
+        cache, outer = self.outer.begin_text(*given, state.outer, here)
         own = {
             "target": self.outer.text_params(*given),
             "drafter": params["inner"],

@@ -161,7 +161,9 @@ def score_of(probe, hidden: jax.Array) -> jax.Array:
     return jax.nn.sigmoid(logit)
 
 
-def save_probe(path: str | Path, probe, draft: Any, kind: str = "probe") -> None:
+def save_probe(
+    path: str | Path, probe, draft: Any, kind: str = "probe", *, separator: str | None = None
+) -> None:
     """Writes a probe with the fingerprint of its draft model.
 
     Args:
@@ -169,11 +171,12 @@ def save_probe(path: str | Path, probe, draft: Any, kind: str = "probe") -> None
       probe: ``{"weight": [H], "bias": []}``.
       draft: the draft model, a ``specjax.LM``.
       kind: ``probe``, or ``reward`` for the head of a reward model.
+      separator: of a reward model, the text that ended a step in its training; None: not known.
     """
     tensors = {name: np.asarray(value, np.float32) for name, value in probe.items()}
-    save_file(
-        tensors, str(path), metadata={"draft": draft.checkpoint, "name": draft.name, "kind": kind}
-    )
+    metadata = {"draft": draft.checkpoint, "name": draft.name, "kind": kind}
+    metadata |= {} if separator is None else {"separator": separator}
+    save_file(tensors, str(path), metadata=metadata)
 
 
 def load_probe(path: str | Path, draft: Any, kind: str = "probe") -> dict[str, jax.Array]:
@@ -219,3 +222,10 @@ def load_probe(path: str | Path, draft: Any, kind: str = "probe") -> dict[str, j
             f"{list(probe['bias'].shape)}; a probe has a vector and a number"
         )
     return {name: jnp.asarray(value) for name, value in probe.items()}
+
+
+def separator_of(path: str | Path) -> str | None:
+    """Returns the text that ended a step when a reward model was trained; None: the file, which
+    ``load_probe`` reads, does not say."""
+    with safe_open(str(path), framework="numpy") as file:
+        return (file.metadata() or {}).get("separator")

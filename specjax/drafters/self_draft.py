@@ -189,6 +189,7 @@ class SelfDraft(OuterLevel):
             return ChosenChunks(
                 states=jnp.zeros((batch, self.chunks.num_queries, layers * config.hidden_size)),
                 last=jnp.full((batch,), -1, jnp.int32),
+                begin=jnp.zeros((batch,), jnp.int32),
                 places=jnp.zeros(
                     (batch, layers, config.num_kv_heads, self.chunks.budget), jnp.int32
                 ),
@@ -202,10 +203,12 @@ class SelfDraft(OuterLevel):
             if once and segment.round is not None:
                 return state
             features = required(segment.features, "segment.features")
+            follows = segment.start == state.last + 1  # else what lies between has no states here
             return dataclasses.replace(
                 state,
                 states=last_states(state.states, features, segment.num),
                 last=jnp.where(some, segment.start + segment.num - 1, state.last),
+                begin=jnp.where(some & ~follows, segment.start, state.begin),
                 age=jnp.where(some, NEVER, state.age) if once else state.age,
             )
         return observe_stop(self, state, segment, self.depth)
@@ -231,9 +234,11 @@ class SelfDraft(OuterLevel):
         part, length = self._decoder_part, context.length - 1
         whole = required(self.window, "window") + self.sinks + chunks.budget
         old = (state.age >= chunks.every) & (length > whole) & (context.budget > 0)
+        if context.width is not None:
+            old &= context.width > 0
 
         def anew():
-            given = target_params, context.cache, state.states, state.last
+            given = target_params, context.cache, state.states, state.last, state.begin
             return part.choose(*given, length, chunks)
 
         places = jax.lax.cond(jnp.any(old), anew, lambda: state.places)
@@ -249,11 +254,14 @@ class ChosenChunks:
       states: float32 ``[B, O, F]``, the inputs of the layers that choose, at the tokens whose
         queries choose.
       last: int32 ``[B]``, the position of the last of these tokens.
+      begin: int32 ``[B]``, the position from which on the states follow one another up to ``last``;
+        a chat's next prompt begins anew where generated tokens without states stand before it.
       places: int32 ``[B, layers, K, budget]``, the positions of the tokens chosen last.
       age: int32 ``[B]``, rounds since then.
     """
 
     states: jax.Array
     last: jax.Array
+    begin: jax.Array
     places: jax.Array
     age: jax.Array

@@ -47,6 +47,7 @@ class ChosenEntries(abc.ABC):
         cache: PyTree,
         states: jax.Array,
         last: jax.Array,
+        begin: jax.Array,
         length: jax.Array,
         layers: tuple[int, ...],
     ) -> jax.Array:
@@ -60,6 +61,7 @@ class ChosenEntries(abc.ABC):
           states: ``[B, O, F]``, the inputs of ``layers``, side by side, at the tokens whose queries
             choose.
           last: int32 ``[B]``, the position of the last of these tokens; the others stand before it.
+          begin: int32 ``[B]``, the first position whose state is there; earlier ones ask nothing.
           length: int32 ``[B]``, the number of entries in the cache. Where sinks, budget and window
             hold them all, the choice is arbitrary.
           layers: those that choose.

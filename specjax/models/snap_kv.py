@@ -7,7 +7,8 @@ Each layer and key/value head averages the scores over ``pool`` neighbours, so t
 its neighbourhood with it, and chooses the ``budget`` tokens with the greatest averages among those
 between sinks and window. It chooses once: in the first round whose text is longer than sinks,
 budget and window, by the queries of the prompt's end, which follow from hidden states that the
-target's pass over the prompt gave. A further prompt in the same text, as in a chat, chooses anew.
+target's pass over the prompt gave. A further prompt in the same text, as in a chat, chooses anew,
+by its own queries alone where it is shorter than ``observe``.
 
 A choice reads the keys of the whole text once; nothing that is drafted afterwards depends on its
 length.
@@ -15,7 +16,8 @@ length.
 Differs from MagicDec, whose draft cache also keeps everything that was generated (here the window
 moves on with the text), scores without the root of the head's size (here as SnapKV does, with it)
 and has no sinks; in both ``observe`` is the window, here they are two numbers. The average ends
-where the window begins, as theirs does.
+where the window begins, as theirs does, and begins where the sinks end, since sinks, which draw
+much attention, would lift their neighbours.
 
 References: Li et al., SnapKV, arXiv 2404.14469, section 4; Chen et al., MagicDec, arXiv 2408.11049,
 section 4 (as the cache of a draft).
@@ -64,7 +66,7 @@ class SnapKV(ChosenEntries):
     def num_queries(self) -> int:
         return self.observe
 
-    def choose(self, config, params, cache, states, last, length, layers):
+    def choose(self, config, params, cache, states, last, begin, length, layers):
         first, window = config.sinks - self.budget, config.cache_window or 0
         where = last[:, None] + jnp.arange(1 - self.observe, 1, dtype=jnp.int32)
         chosen = []
@@ -76,12 +78,12 @@ class SnapKV(ChosenEntries):
             )
             said = softcap(said * config.head_dim**-0.5, config.score_softcap)
             sees = (slot <= where[..., None]) & (slot < length[:, None, None])
-            sees = sees[:, None, None]
+            sees = (sees & (where >= begin[:, None])[..., None])[:, None, None]
             shares = jax.nn.softmax(jnp.where(sees, said, -jnp.inf), axis=-1)
             score = jnp.sum(jnp.where(sees, shares, 0.0), axis=(2, 3))  # [B, K, S]
-            old = (slot < length[:, None] - window)[:, None]
-            score = _pooled(jnp.where(old, score, 0.0), self.pool)
-            score = jnp.where(old & (slot >= first), score, -jnp.inf)
+            between = ((slot >= first) & (slot < length[:, None] - window))[:, None]
+            score = _pooled(jnp.where(between, score, 0.0), self.pool)
+            score = jnp.where(between, score, -jnp.inf)
             lacking = max(self.budget - score.shape[2], 0)
             score = jnp.pad(score, ((0, 0), (0, 0), (0, lacking)), constant_values=-jnp.inf)
             chosen.append(jax.lax.top_k(score, self.budget)[1].astype(jnp.int32))

@@ -140,10 +140,12 @@ class DecoderPart(SubNetwork):
         """The layers that choose entries; the inputs of these are the hidden states so numbered."""
         return choosing_layers(self.whole.config, self.without)
 
-    def choose(self, params, cache, states, last, length, chosen: ChosenEntries) -> jax.Array:
+    def choose(
+        self, params, cache, states, last, begin, length, chosen: ChosenEntries
+    ) -> jax.Array:
         """The positions that the layers choose; see ``ChosenEntries.choose``."""
         small, layers = required(self.small, "small").config, self.choosing_layers
-        return chosen.choose(small, params, cache, states, last, length, layers)
+        return chosen.choose(small, params, cache, states, last, begin, length, layers)
 
     def verify(
         self, params, cache, draft: Draft, *, features=(), since=0, entries=None, logits=True

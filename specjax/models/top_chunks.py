@@ -68,7 +68,7 @@ class TopChunks(ChosenEntries):
     def num_queries(self) -> int:
         return 1
 
-    def choose(self, config, params, cache, states, last, length, layers):
+    def choose(self, config, params, cache, states, last, begin, length, layers):
         return choose(config, params, cache, states[:, -1], length, self, layers)
 
 

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..decoding import reference
-from ..drafters.probe import load_probe
+from ..drafters.probe import load_probe, separator_of
 from ..models.lm import LM, check_same_tokenizer
 from ..models.seq2seq import encoder_inputs
 from ..sampling.distribution import Sampling
@@ -114,7 +114,8 @@ def reward_guided(
       reward: ``reward(prompt, steps)``, of the last of ``steps``: the token ids of the prompt, and
         those of each step so far. ``ScalarReward`` and ``LikelihoodReward`` are such functions.
       threshold: the least reward of a step that is kept; with ``inf`` none is, whatever its reward.
-      separator: a string that ends a step, or token ids each of which ends a step.
+      separator: a string that ends a step, or token ids each of which ends a step; with a
+        ``ScalarReward`` that names its separator, that one.
       sampling: how tokens are drawn, by both models; without penalties and logits processors,
         which would begin anew in each step.
       drafter, drafting: with which the target decodes its own steps (see ``generate``), losslessly
@@ -129,7 +130,8 @@ def reward_guided(
 
     Raises:
       ValueError: before anything runs, a number is out of range, the draft model or the model of
-        the reward has another vocabulary, ``lm`` has an encoder, or ``sampling`` has penalties or a
+        the reward has another vocabulary, the reward was trained with another separator, ``lm`` has
+        an encoder, or ``sampling`` has penalties or a
         logits processor; later, a reward is NaN.
     """
     if math.isnan(threshold) or max_new_tokens < 1 or max_steps < 1 or not separator:
@@ -152,6 +154,12 @@ def reward_guided(
     _check_tokens("draft", lm, draft)
     if isinstance(reward, (ScalarReward, LikelihoodReward)):
         _check_tokens("reward", lm, reward.lm)
+    if isinstance(reward, ScalarReward) and reward.separator not in (None, separator):
+        raise ValueError(
+            f"separator={separator!r}: the reward model was trained on steps that end with "
+            f"{reward.separator!r}, and says nothing of other steps; give separator="
+            f"{reward.separator!r}, or dataclasses.replace(reward, separator=None) to try it anyway"
+        )
     if not isinstance(separator, str):
         vocab = lm.target.vocab_size
         if not all(0 <= int(token) < vocab for token in separator):
@@ -223,6 +231,8 @@ class ScalarReward:
       lm: a model with hidden states (a ``HeadTarget``), of the same vocabulary as the text.
       weight: float ``[H]``.
       bias: a number.
+      separator: the text that ended a step in training, which ``reward_guided`` then wants too;
+        None: not known, so any separator is taken.
 
     Raises:
       ValueError: the model has no hidden states, or ``weight`` has another size or numbers that are
@@ -232,6 +242,7 @@ class ScalarReward:
     lm: LM
     weight: np.ndarray
     bias: float = 0.0
+    separator: str | None = None
 
     def __post_init__(self):
         target, shape = self.lm.target, np.shape(self.weight)
@@ -254,7 +265,8 @@ class ScalarReward:
           ValueError: the file holds no reward model, or that of another draft model.
         """
         head = load_probe(os.fspath(path), lm, "reward")
-        return cls(lm, np.asarray(head["weight"]), float(head["bias"]))
+        separator = separator_of(os.fspath(path))
+        return cls(lm, np.asarray(head["weight"]), float(head["bias"]), separator)
 
     def __call__(self, prompt: Tokens, steps: list[np.ndarray]) -> float:
         tokens, size = _padded(self.lm, prompt, steps)

@@ -209,8 +209,12 @@ class SubNetwork(abc.ABC):
         )
 
     def own_cache(self, cache: PyTree, length: jax.Array) -> PyTree:
-        """Returns what ``select`` returns as a cache that ``as_target()`` may write; its size does
-        not depend on that of the target's cache. Default: there is none, see ``as_target``."""
+        """Returns what ``select`` returns as a cache that ``as_target()`` may write.
+
+        Its size does not depend on the length of the text. Entries of layers with sliding windows
+        of their own, whose rings ``select`` leaves as they are, are copied once a round; the window
+        bounds them. Default: there is none, see ``as_target``.
+        """
         raise NotImplementedError(f"{type(self).__name__} has as_target: implement own_cache")
 
     @abc.abstractmethod

@@ -10,7 +10,7 @@ import specjax
 from specjax.drafters.probe import load_probe, save_probe
 from specjax.models.causal_lm import CausalLM
 from specjax.models.lm import LM
-from specjax.text import LikelihoodReward, ScalarReward
+from specjax.text import LikelihoodReward, ScalarReward, reward_guided
 
 ENDS = (3, 4)
 
@@ -81,7 +81,12 @@ def test_a_reward_model_is_that_of_one_draft_model_and_no_probe(tmp_path):
     path = tmp_path / "head"
     head = {"weight": jnp.arange(8.0), "bias": jnp.asarray(0.5)}
     save_probe(path, head, draft, "reward")
+    assert ScalarReward.load(path, draft).separator is None
+    save_probe(path, head, draft, "reward", separator="\n")
     loaded = ScalarReward.load(path, draft)
+    assert loaded.separator == "\n"
+    with pytest.raises(ValueError, match=r"separator='\\n\\n': .* end with '\\n'.* give separator"):
+        reward_guided(draft, draft, [1], loaded)
     assert loaded.bias == 0.5 and loaded.weight.tolist() == list(range(8))
     with pytest.raises(ValueError, match="the head of a reward, not of a probe"):
         load_probe(path, draft)

@@ -35,7 +35,8 @@ def check_rewinds(work: GenerationTask) -> None:
     """
     target = work.lm.target
     drafter = work.drafter
-    for model in (target, *target.parts, *draft_models(drafter)):
+    models = (target, *draft_models(drafter))
+    for model in (part for whole in models for part in (whole, *whole.parts)):
         if not isinstance(model, CausalLM):
             continue
         config = model.config
