@@ -59,7 +59,7 @@ FOLDERS = {
     ],
     "train/test_head_losses.py": [
         (r"entropy_within|agree_and_the|\[(pass|dspark|mtp_heads|specd.*|gl.*|paced)\]", FULL),
-        (r"\[(domino|xpress|lilicorr)\]", FULL),
+        (r"\[(domino|xpress|lilicorr|streak)\]", FULL),
         (EVERYTHING, MERGE),
     ],
     "train/test_data.py": MERGE,
@@ -75,7 +75,7 @@ FOLDERS = {
     "train/test_depth_width.py": [("fault", DEFAULT), (EVERYTHING, FULL)],
     "train/test_prune_recipe.py": [("fault|one_by_one", DEFAULT), (EVERYTHING, FULL)],
     "train/test_start.py": [("another_shape", DEFAULT), (EVERYTHING, MERGE)],
-    "train/test_streaks.py": [("fault", DEFAULT), (EVERYTHING, MERGE)],
+    "train/test_streaks.py": [("fault", DEFAULT), (EVERYTHING, FULL)],
     "train/test_unlikelihood.py": [("learns_not", FULL), (EVERYTHING, MERGE)],
     "train/test_unroll.py": [("fault", DEFAULT), ("of_queries|eagle-512", FULL), ("", MERGE)],
     "train/": FULL,

@@ -117,6 +117,7 @@ TABLE = {
         ),
         (r"\[((hybrid|fallback) mtp|mtp distinct d.*|mtp heads iid|hybrid tli|tli tree)\]", FULL),
         (r"\[(fallback trees|table model table|union with|merged cha|windowed|specdiff t)", FULL),
+        (r"\[(xpress|lilicorr)\]", FULL),
         (
             r"\[((hybrid|adaptive) )?cascade|\[(speculator|hydra) prefix distinct|kangaroo|in turn",
             FULL,
