@@ -120,9 +120,9 @@ class _Pass:
 class SpecDiff(BlockDrafter):
     """Drafts with a block drafter in several passes; its weights are those of ``BlockLayers``.
 
-    A tree from left to right has a block for each path that a pass goes on with. In the order of
-    confidence the places have one law each, so that a tree has the same tokens below every node of
-    a depth.
+    In a tree that is drafted from left to right, each pass reads one block for every path of the
+    tree so far. In the order of confidence the places have one law each, so that a tree has the
+    same tokens below every node of a depth.
 
     Attributes:
       steps: S, how many passes a round takes; a draft of fewer tokens takes one pass a token.
