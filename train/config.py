@@ -286,6 +286,18 @@ def flatten(config, where: str = "", whole: bool = True) -> dict:
     return flat
 
 
+def defaults(kind: type, where: str = "") -> dict:
+    """Flattens the defaults of a configuration's class; a field without a default is left out."""
+    flat = {}
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(field.default):
+            flat |= flatten(field.default, f"{where}{field.name}.")
+        elif field.default is not dataclasses.MISSING:
+            value = field.default
+            flat[where + field.name] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
 def resolved(config) -> dict:
     """The configuration that is stored with a run: ``recipe`` and all fields, flattened."""
     return {"recipe": type(config).__module__.rpartition(".")[2], **flatten(config)}

@@ -202,8 +202,8 @@ def load(
       quantize: ``"int8"`` or ``"int4"`` hold the weights in eight or four bits,
         ``specjax.Quantization`` has further settings; ``"fp8"`` needs ``pip install
         'specjax[quantize]'``. As a target such a model is approximate, and every result says so;
-        as a drafter it leaves the output law untouched. ``"float"``: weights that the files hold
-        in few bits become the floats for which they stand: in float32, the same law.
+        as a drafter it leaves the output law untouched. Weights that the files hold in few bits
+        stand for floats, which are quantized; ``"float"`` leaves them so: in float32, the same law.
       mesh: devices to share the model, ``"data=2,model=4"`` or a ``jax.sharding.Mesh`` with these
         axes: weights, caches and vocabulary are split over ``model``, the rows of a batch over
         ``data``; on ``"data=2,stage=2"`` the layers are divided over ``stage``. A drafter
@@ -215,8 +215,7 @@ def load(
     Raises:
       TypeError: the name is neither a text nor a path.
       FileNotFoundError: no such folder, or it lacks its config, tokenizer or weights.
-      ValueError: unknown model type, dtype or quantization; broken, mismatched or already
-        quantized files; a group size that does not divide; fp8 without qwix; a mesh that cannot
+      ValueError: unknown model type, dtype or quantization; broken or mismatched files; a group size that does not divide; fp8 without qwix; a mesh that cannot
         share the model.
       OSError: the hub does not have the model, or cannot be reached.
 
@@ -246,7 +245,7 @@ def load(
     if isinstance(config, EncoderDecoderConfig):
         target = Seq2SeqLM(config, quantized=held)
     else:
-        layout = None if widened else quantized_layout(folder)
+        layout = quantized_layout(folder) if quantize is None else None
         held = held if layout is None else str(layout)
         target = CausalLM(config, quantized=held, published=layout is not None)
         stages = 1 if mesh is None else mesh.shape.get(STAGE, 1)

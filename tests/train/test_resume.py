@@ -287,6 +287,14 @@ def test_a_folder_of_another_recipe_is_refused_by_its_name(tmp_path):
     checkpoint.record_config(tmp_path, {"recipe": "eagle3", "run.steps": 8})
 
 
+def test_a_run_of_a_version_without_a_field_meant_its_default(tmp_path):
+    checkpoint.record_config(tmp_path, {"recipe": "pretrain", "data.batch": 4})
+    checkpoint.record_config(tmp_path, {"recipe": "pretrain", "data.batch": 4, "init": ""})
+    (tmp_path / checkpoint.CONFIG).write_text('{"recipe": "pretrain", "data.batch": 4}')
+    with pytest.raises(config.ConfigError, match="init: '' -> 'other'"):
+        checkpoint.record_config(tmp_path, {"recipe": "pretrain", "data.batch": 4, "init": "other"})
+
+
 def test_a_log_line_cut_short_by_a_kill_is_dropped(tmp_path):
     path = tmp_path / metrics.LOG
     path.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "lo')
