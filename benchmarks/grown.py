@@ -63,8 +63,8 @@ def grown_drafter(name: str) -> str | HeadLM | WithLookup:
 
 
 def grown_target(lm: LM, shape: DecoderConfig) -> LM:
-    """Returns a model with the sizes ``_SIZES`` of ``shape`` and the logits of ``lm``, a Llama whose
-    weights are floats.
+    """Returns a model with the sizes ``_SIZES`` of ``shape`` and the logits of ``lm``, a Llama
+    whose weights are floats.
 
     The added features are zero, so the root mean square over all features is smaller; the weights
     of the norms contain the factor that makes up for it.

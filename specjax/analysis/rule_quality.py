@@ -14,9 +14,11 @@ from ..models.lm import LM
 from ..text.generation import generate
 from ..text.options import Drafting, Options, Prompts, options_from, takes
 from ..text.prepare import with_bias
+from ..text.prompts import prompt_ids
 from ..text.session import Session
 from ..types import Rule
-from .rescoring import scores_of_new
+from .rescoring import rated, scores_of_new
+from .tasks import Task
 
 REPEATS = 40  # samples of the target's own law, which measure the part of noise
 
@@ -39,6 +41,7 @@ class RuleQuality:
         share of tokens that are not the most probable one, and 0.
       divergence: mean KL divergence of the emitted law from the target's law (nats), and that of
         noise alone; None at temperature 0, and if a token of probability 0 was emitted.
+      solved: the share of tasks that the texts solve, in [0, 1]; None without tasks.
     """
 
     rule: str
@@ -50,6 +53,7 @@ class RuleQuality:
     same: float | None
     variation: tuple[float, float]
     divergence: tuple[float, float] | None
+    solved: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +66,7 @@ class Quality:
       num_probes: the number of positions at which emitted laws were counted.
       probe_samples: the number of draws at each of these positions.
       rules: the figures of plain decoding, then those of each rule.
+      num_tasks: the number of prompts with a task.
     """
 
     model: str
@@ -69,12 +74,13 @@ class Quality:
     num_probes: int
     probe_samples: int
     rules: tuple[RuleQuality, ...]
+    num_tasks: int = 0
 
     def __str__(self) -> str:
         lines = [f"{self.model}, {self.drafting}"]
         lines.append(
             f"{'rule':42} {'τ':>5} {'log p':>7} {'best':>5} {'rank':>6} {'same':>5} "
-            f"{'TV':>6} {'(noise)':>7} {'KL':>7} {'(noise)':>7}"
+            f"{'TV':>6} {'(noise)':>7} {'KL':>7} {'(noise)':>7}" + " solved" * (self.num_tasks > 0)
         )
         for one in self.rules:
             same = "-" if one.same is None else f"{one.same:.0%}"
@@ -84,12 +90,15 @@ class Quality:
             lines.append(
                 f"{one.rule:42} {one.tau:5.2f} {one.loglik:7.3f} {one.best:5.0%} {one.rank:6.2f} "
                 f"{same:>5} {one.variation[0]:6.3f} {one.variation[1]:7.3f} {kl:>7} {floor:>7}"
+                + ("" if one.solved is None else f" {one.solved:6.0%}")
             )
         if self.num_probes:
             lines.append(
                 f"TV and KL of the next token's law at {self.num_probes} positions, "
                 f"{self.probe_samples} draws each; (noise): those of as many draws from the target"
             )
+        if self.num_tasks:
+            lines.append(f"solved: the share of {self.num_tasks} tasks whose text is right")
         return "\n".join(lines)
 
 
@@ -100,6 +109,7 @@ class QualityOptions(Options):
     rules: Sequence[str | Rule] = ("auto", "approximate-typical", "approximate-lenience")
     probes: int = 2
     probe_samples: int = 256
+    tasks: Sequence[Task | None] = ()
 
 
 @takes(QualityOptions)
@@ -116,14 +126,16 @@ def quality(lm: LM, prompts: Prompts, *, options: QualityOptions) -> Quality:
       rules: names, with settings after a colon (``approximate-lenience:scale=0.3``), or objects.
       probes: the number of positions in each text at which the emitted law is counted; 0: none.
       probe_samples: the number of draws at each position.
+      tasks: for each prompt what says whether its text is right (``specjax.analysis.tasks``), or
+        None.
 
     Returns:
       a ``Quality``, with plain decoding first.
 
     Raises:
       ValueError: before anything is compiled: there are no rules, a number is out of range, a
-        setting depends on earlier tokens, a seed or a setting differs by prompt, or the drafter is
-        a session.
+        setting depends on earlier tokens, a seed or a setting differs by prompt, the drafter is a
+        session, or there are not as many tasks as prompts.
 
     Example::
 
@@ -142,6 +154,7 @@ def quality(lm: LM, prompts: Prompts, *, options: QualityOptions) -> Quality:
             "no inputs, and num_samples=1"
         )
     _refuse_unfair(options)
+    tasks = _tasks_of(lm, prompts, options.tasks)
     plain = dataclasses.replace(options, drafter="none", drafter_params=None, drafting=Drafting())
     runs = [("plain", plain)]
     for rule in options.rules:
@@ -156,7 +169,7 @@ def quality(lm: LM, prompts: Prompts, *, options: QualityOptions) -> Quality:
     found = []
     for name, one in runs:
         out = written[name]
-        logp, rank = _scored(lm, out)
+        logp, rank = rated(lm, out.prompts, out.tokens)
         same = None
         if sampling.greedy:
             pairs = zip(out.tokens, first.tokens, strict=True)
@@ -175,6 +188,7 @@ def quality(lm: LM, prompts: Prompts, *, options: QualityOptions) -> Quality:
                 same=same,
                 variation=variation,
                 divergence=divergence,
+                solved=_solved(lm, tasks, out),
             )
         )
     return Quality(
@@ -183,6 +197,7 @@ def quality(lm: LM, prompts: Prompts, *, options: QualityOptions) -> Quality:
         num_probes=len(places),
         probe_samples=options.probe_samples,
         rules=tuple(found),
+        num_tasks=sum(task is not None for task in tasks),
     )
 
 
@@ -203,22 +218,32 @@ def _refuse_unfair(options: QualityOptions) -> None:
         )
 
 
+def _tasks_of(lm: LM, prompts: Prompts, tasks: Sequence[Task | None]) -> list[Task | None]:
+    """Returns ``tasks`` as a list; raises ``ValueError`` unless there is one for each prompt."""
+    if not len(tasks):
+        return []
+    count = len(prompt_ids(lm, prompts))
+    if len(tasks) != count:
+        raise ValueError(f"tasks: there are {len(tasks)} for {count} prompts; give one for each")
+    if lm.tokenizer is None:
+        raise ValueError("tasks: they judge texts, and this model has no tokenizer")
+    return list(tasks)
+
+
+def _solved(lm: LM, tasks: Sequence[Task | None], out) -> float | None:
+    """Returns the share of tasks that the texts of a ``Generation`` solve; None without tasks."""
+    right = [
+        task.solved(lm.tokenizer.decode(prompt), text)
+        for task, prompt, text in zip(tasks, out.prompts, out.texts, strict=False)
+        if task is not None
+    ]
+    return float(np.mean(right)) if right else None
+
+
 def _given(options: QualityOptions) -> dict:
     """Returns ``options`` as keyword arguments of ``generate``."""
     shared = options_from(options)
     return {field.name: getattr(shared, field.name) for field in dataclasses.fields(shared)}
-
-
-def _scored(lm: LM, out) -> tuple[np.ndarray, np.ndarray]:
-    """Returns ``log p`` of all emitted tokens at temperature 1, and their ranks from 0."""
-    rows = [(p.tolist(), t.tolist()) for p, t in zip(out.prompts, out.tokens, strict=True)]
-    rows, logp, rank = [row for row in rows if row[1]], [], []
-    for (_, new), logits in zip(rows, scores_of_new(lm, rows), strict=True):
-        own = np.take_along_axis(logits, np.asarray(new)[:, None], axis=1)
-        top = logits.max(axis=1, keepdims=True)
-        logp.append((own - top)[:, 0] - np.log(np.exp(logits - top).sum(axis=1)))
-        rank.append((logits > own).sum(axis=1))
-    return np.concatenate(logp), np.concatenate(rank)
 
 
 def _places(out, probes: int) -> list[list[int]]:

@@ -215,8 +215,8 @@ def load(
     Raises:
       TypeError: the name is neither a text nor a path.
       FileNotFoundError: no such folder, or it lacks its config, tokenizer or weights.
-      ValueError: unknown model type, dtype or quantization; broken or mismatched files; a group size that does not divide; fp8 without qwix; a mesh that cannot
-        share the model.
+      ValueError: unknown model type, dtype or quantization; broken or mismatched files; a group
+        size that does not divide; fp8 without qwix; a mesh that cannot share the model.
       OSError: the hub does not have the model, or cannot be reached.
 
     Example::

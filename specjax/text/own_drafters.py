@@ -30,7 +30,7 @@ T = TypeVar("T")
 DEFAULT_DRAFTS = {"embedded": "embedded-draft"}  # target -> its draft model, for drafter="draft"
 # the drafter that drafter="auto" selects for a model that was measured, and the reason
 MEASURED = {
-    "embedded": ("ngram", "in whole runs none of its own drafters is faster, see the benchmarks"),
+    "embedded": ("eagle3", "in whole runs it is the fastest, see the benchmarks"),
     "embedded-draft": ("ngram", "it has no drafter of its own"),
 }
 # ``auto`` takes a draft model if its weights are at least so many times smaller than the target's.
@@ -100,7 +100,7 @@ def auto_drafter(lm: LM) -> str | LM | HeadLM | SelfDraft:
     if lm.name in MEASURED:
         name, reason = MEASURED[lm.name]
         log.debug("drafter='auto' is %r for %s: %s", name, lm.name, reason)
-        return name
+        return own_heads(lm, name) if name in own_names(lm) else name
     try:
         names = own_names(lm)
     except (ValueError, OSError) as error:
