@@ -73,6 +73,9 @@ def test_the_share_of_solved_tasks_is_that_of_the_texts(pair):
     wanted = sum(Even().solved("", plain[i]) for i in (0, 2)) / 2
     assert [one.solved for one in found.rules] == [wanted, wanted] and found.num_tasks == 2
     assert str(found).splitlines()[1].endswith("solved")
+    assert found.rules[0].speed == 1 and found.rules[1].speed > 0
+    stopped = specjax.quality(lm, texts[0], rules=["auto"], stop_strings=["@"], **options)
+    assert stopped.rules[1].speed is None and stopped.rules[1].solved is None
     with pytest.raises(ValueError, match="tasks: there are 2 for 3 prompts"):
         specjax.quality(lm, texts, tasks=tasks[:2], **options)
 

@@ -189,11 +189,11 @@ def compare(lm: LM, prompts: Prompts, *, options: CompareOptions) -> Comparison:
         raise KeyboardInterrupt
     sampled = not jobs[0].request.sampling.greedy
     for work in jobs:
-        _rate(work)
+        whole_rate(work)
     rates = np.empty((repetitions, 2))
     for pair in range(repetitions):
         for which in (0, 1) if pair % 2 == 0 else (1, 0):
-            rates[pair, which] = _rate(jobs[which], pair if sampled else 0)
+            rates[pair, which] = whole_rate(jobs[which], pair if sampled else 0)
     ratios = rates[:, 1] / rates[:, 0]
     ratio, interval, confidence = median_interval(ratios)
     middle = np.argsort(ratios)[(repetitions - 1) // 2]  # the pair with the median ratio
@@ -270,7 +270,7 @@ def repeated_ngrams(rows: list[np.ndarray], length: int = 4) -> float:
     return 1 - distinct / total if total else 0.0
 
 
-def _rate(work: GenerationTask, seed: int = 0) -> float:
+def whole_rate(work: GenerationTask, seed: int = 0) -> float:
     """Returns the emitted tokens per second of one whole run."""
     keys = work.request.key
     if seed:

@@ -11,15 +11,18 @@ import numpy as np
 
 from .. import acceptance
 from ..models.lm import LM
-from ..text.generation import generate
+from ..text.generation import TextStream, generate
 from ..text.options import Drafting, Options, Prompts, options_from, takes
-from ..text.prepare import with_bias
+from ..text.prepare import prepare_measured, with_bias
 from ..text.prompts import prompt_ids
 from ..text.session import Session
+from ..text.task import GenerationTask
 from ..types import Rule
+from .comparison import whole_rate
 from .rescoring import rated, scores_of_new
 from .tasks import Task
 
+TURNS = 3  # runs of plain decoding and of each rule in turn, whose median rate counts
 REPEATS = 40  # samples of the target's own law, which measure the part of noise
 
 
@@ -41,6 +44,8 @@ class RuleQuality:
         share of tokens that are not the most probable one, and 0.
       divergence: mean KL divergence of the emitted law from the target's law (nats), and that of
         noise alone; None at temperature 0, and if a token of probability 0 was emitted.
+      speed: emitted tokens a second of whole runs, in relation to plain decoding in the same turn,
+        the median of ``TURNS`` turns; None where a datastore or stop strings ask the host.
       solved: the share of tasks that the texts solve, in [0, 1]; None without tasks.
     """
 
@@ -53,6 +58,7 @@ class RuleQuality:
     same: float | None
     variation: tuple[float, float]
     divergence: tuple[float, float] | None
+    speed: float | None = None
     solved: float | None = None
 
 
@@ -79,17 +85,18 @@ class Quality:
     def __str__(self) -> str:
         lines = [f"{self.model}, {self.drafting}"]
         lines.append(
-            f"{'rule':42} {'τ':>5} {'log p':>7} {'best':>5} {'rank':>6} {'same':>5} "
+            f"{'rule':42} {'τ':>5} {'speed':>5} {'log p':>7} {'best':>5} {'rank':>6} {'same':>5} "
             f"{'TV':>6} {'(noise)':>7} {'KL':>7} {'(noise)':>7}" + " solved" * (self.num_tasks > 0)
         )
         for one in self.rules:
             same = "-" if one.same is None else f"{one.same:.0%}"
+            speed = "-" if one.speed is None else f"{one.speed:.2f}"
             kl, floor = ("-", "-")
             if one.divergence is not None:
                 kl, floor = (f"{x:.4f}" for x in one.divergence)
             lines.append(
-                f"{one.rule:42} {one.tau:5.2f} {one.loglik:7.3f} {one.best:5.0%} {one.rank:6.2f} "
-                f"{same:>5} {one.variation[0]:6.3f} {one.variation[1]:7.3f} {kl:>7} {floor:>7}"
+                f"{one.rule:42} {one.tau:5.2f} {speed:>5} {one.loglik:7.3f} {one.best:5.0%} "
+                f"{one.rank:6.2f} {same:>5} {one.variation[0]:6.3f} {one.variation[1]:7.3f} {kl:>7} {floor:>7}"
                 + ("" if one.solved is None else f" {one.solved:6.0%}")
             )
         if self.num_probes:
@@ -162,7 +169,11 @@ def quality(lm: LM, prompts: Prompts, *, options: QualityOptions) -> Quality:
         drafting = dataclasses.replace(options.drafting, rule=rule)
         name = rule if isinstance(rule, str) else repr(rule)
         runs.append((name, dataclasses.replace(options, drafting=drafting)))
-    written = {name: generate(lm, prompts, **_given(one)) for name, one in runs}
+    works = {name: prepare_measured(lm, prompts, options_from(one)) for name, one in runs}
+    written = {name: TextStream(work).finish() for name, work in works.items()}
+    if not all(text.finished for text in written.values()):  # Ctrl-C
+        raise KeyboardInterrupt
+    speeds = _speeds(works, options)
     first = written["plain"]
     places = [] if sampling.greedy else _places(first, options.probes)
     laws = _target_laws(lm, places, with_bias(lm, sampling))
@@ -188,6 +199,7 @@ def quality(lm: LM, prompts: Prompts, *, options: QualityOptions) -> Quality:
                 same=same,
                 variation=variation,
                 divergence=divergence,
+                speed=speeds.get(name),
                 solved=_solved(lm, tasks, out),
             )
         )
@@ -216,6 +228,14 @@ def _refuse_unfair(options: QualityOptions) -> None:
             "drafter: a session keeps the texts of one rule, from which the next rule would draft; "
             "give its drafter alone, such as 'suffix'"
         )
+
+
+def _speeds(works: dict[str, GenerationTask], options: QualityOptions) -> dict[str, float]:
+    """Returns the rate of each rule in relation to plain decoding, run in turn."""
+    if options.stop_strings or any(work.session is not None for work in works.values()):
+        return {}
+    rates = np.asarray([[whole_rate(work) for work in works.values()] for _ in range(TURNS)])
+    return dict(zip(works, np.median(rates / rates[:, :1], axis=0).tolist(), strict=True))
 
 
 def _tasks_of(lm: LM, prompts: Prompts, tasks: Sequence[Task | None]) -> list[Task | None]:
