@@ -151,7 +151,8 @@ def speed() -> plt.Figure:
         0.5,
         -0.05,
         f"{head['processor']}, {head['cores']} cores (CPU only), jax {head['jax']}. Suite "
-        f"embedded: commit {head['commit']}, {head['date']}. Bars: 95 % intervals over held-out prompts.\n"
+        f"embedded: commit {head['commit']}, {head['date']}. Bars: 95 % intervals over "
+        "held-out prompts.\n"
         "Number: tokens drafted in a round. 100M: the embedded model grown with weights that leave"
         " its text unchanged.",
         ha="center",

@@ -96,8 +96,8 @@ class Quality:
                 kl, floor = (f"{x:.4f}" for x in one.divergence)
             lines.append(
                 f"{one.rule:42} {one.tau:5.2f} {speed:>5} {one.loglik:7.3f} {one.best:5.0%} "
-                f"{one.rank:6.2f} {same:>5} {one.variation[0]:6.3f} {one.variation[1]:7.3f} {kl:>7} {floor:>7}"
-                + ("" if one.solved is None else f" {one.solved:6.0%}")
+                f"{one.rank:6.2f} {same:>5} {one.variation[0]:6.3f} {one.variation[1]:7.3f} "
+                f"{kl:>7} {floor:>7}" + ("" if one.solved is None else f" {one.solved:6.0%}")
             )
         if self.num_probes:
             lines.append(
