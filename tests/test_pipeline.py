@@ -284,7 +284,7 @@ def test_on_a_mesh_a_device_holds_its_layers_and_their_cache(mesh, tmp_path, mon
     jax.tree.map(np.testing.assert_array_equal, lm.params, one)
 
 
-def test_weights_in_few_bits_are_divided_as_the_floats_for_which_they_stand(tmp_path):
+def test_on_a_mesh_weights_in_few_bits_are_divided_as_floats(tmp_path):
     save_pretrained(Decoder(LLAMA, rngs=nnx.Rngs(5)), tmp_path / "floats")
     small = specjax.load(tmp_path / "floats", tokenizer=False, quantize="int8")
     save_pretrained(small, tmp_path / "bits")
