@@ -21,6 +21,24 @@ NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
 # where the continuation of a function ends, as in HumanEval (Codex, arXiv 2107.03374, section 3.1)
 ENDS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(")
 
+# sets the limits of its own process (seconds, bytes), then runs the program that it reads
+LIMITED = """
+import sys
+try:
+    import resource
+    most = {"RLIMIT_CPU": int(sys.argv[1]), "RLIMIT_FSIZE": int(sys.argv[2]), "RLIMIT_CORE": 0}
+    if sys.platform == "linux":
+        most["RLIMIT_AS"] = int(sys.argv[2])
+    for name, limit in most.items():
+        kind = getattr(resource, name)
+        ceiling = resource.getrlimit(kind)[1]
+        limit = limit if ceiling == resource.RLIM_INFINITY else min(limit, ceiling)
+        resource.setrlimit(kind, (limit, limit))
+except ImportError:  # no such limits on Windows
+    pass
+exec(compile(sys.stdin.buffer.read(), "task", "exec"), {"__name__": "__main__"})
+"""
+
 
 class Task(abc.ABC):
     """Says whether a text solves its prompt."""
@@ -93,37 +111,24 @@ class PythonTests(Task):
     def solved(self, prompt: str, text: str) -> bool:
         end = min((text.find(word) for word in self.ends if word in text), default=len(text))
         program = f"{prompt}{text[:end]}\n{self.tests}\n"
+        limits = [str(int(self.seconds) + 1), str(self.megabytes << 20)]
         with tempfile.TemporaryDirectory() as folder:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-c", program],
+                [sys.executable, "-I", "-c", LIMITED, *limits],
                 cwd=folder,
                 env={},
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
-                preexec_fn=self._limit if os.name == "posix" else None,
             )
             try:
-                return process.wait(timeout=self.seconds) == 0
+                process.communicate(program.encode(), timeout=self.seconds)
+                return process.returncode == 0
             except subprocess.TimeoutExpired:
                 return False
             finally:
                 _end(process)
-
-    def _limit(self) -> None:
-        """Sets the limits of the process; runs in the process, before its program."""
-        import resource
-
-        size = self.megabytes << 20
-        limits = {"RLIMIT_CPU": int(self.seconds) + 1, "RLIMIT_FSIZE": size, "RLIMIT_CORE": 0}
-        if sys.platform == "linux":
-            limits["RLIMIT_AS"] = size
-        for name, most in limits.items():
-            kind = getattr(resource, name)
-            ceiling = resource.getrlimit(kind)[1]
-            most = most if ceiling == resource.RLIM_INFINITY else min(most, ceiling)
-            resource.setrlimit(kind, (most, most))
 
 
 def _end(process: subprocess.Popen) -> None:
