@@ -165,6 +165,7 @@ class RunConfig:
 FREE_FIELDS = ("run.folder", "run.steps", "run.save_every", "run.eval_every", "run.keep")
 FREE_FIELDS += (
     "run.save_minutes",
+    "start_share",
     "run.metrics",
     "run.best",
     "run.mesh",
