@@ -22,7 +22,7 @@ LEAST_REPETITIONS = 6  # with fewer runs, no interval for a median reaches 95 %
 
 
 @dataclasses.dataclass(frozen=True)
-class Price:
+class RulePrice:
     """What an approximate rule changed, by the target's own probabilities at temperature 1.
 
     Attributes:
@@ -89,7 +89,7 @@ class Comparison:
     repetitions: int
     differing: float = 0.0
     margins: tuple[float, ...] = ()
-    price: Price | None = None
+    price: RulePrice | None = None
 
     @property
     def repeated(self) -> float:
@@ -221,14 +221,14 @@ def compare(lm: LM, prompts: Prompts, *, options: CompareOptions) -> Comparison:
 
 def _price(
     lm: LM, options: Options, rule: str, plain: Generation, speculative: Generation
-) -> Price | None:
+) -> RulePrice | None:
     """Returns ``Comparison.price``."""
     if not rule.startswith("approximate"):
         return None
     if encoder_inputs.encodes(lm) or options.sampling.needs_prefix:
         return None
     (logp, rank), (own, _) = (rated(lm, text.prompts, text.tokens) for text in (speculative, plain))
-    return Price(
+    return RulePrice(
         float(logp.mean()), float(own.mean()), float((rank == 0).mean()), float(rank.mean())
     )
 
