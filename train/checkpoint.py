@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib
 import json
 import logging
 import math
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -61,7 +61,8 @@ def _defaults(recipe: str | None) -> dict:
     field did not exist yet, meant by its absence."""
     if recipe is None:
         return {}
-    kind = getattr(importlib.import_module(f".{recipe}", __package__), "Config", None)
+    module = sys.modules.get(f"{__package__}.{recipe}")  # a recipe from outside is not one of these
+    kind = getattr(module, "Config", None)
     return defaults(kind) if kind else {}
 
 

@@ -11,7 +11,7 @@ it wrote before in the same text are made less likely::
 
 What it learns is another law, whose bits per byte are measured beside the share of repetitions.
 ``start_share`` sets a point between both: the exported weights are a mean of those at the start and
-those at the end of the run.
+those at the end of the run, and ``exported.json`` in the run's folder has their held-out figures.
 
 References: Neural Text Generation with Unlikelihood Training, arXiv 1908.04319, equation 7
 (sequence-level); weights between two models, arXiv 2109.01903, equation 1. Differs from the first:
@@ -22,7 +22,9 @@ together with the repetitions.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +45,8 @@ from .config import ConfigError, DataConfig, OptimizerConfig, RunConfig
 from .evaluate import Mean, make_evaluate
 from .loop import TrainingTask
 from .teacher import load_teacher
+
+EXPORTED = "exported.json"  # the held-out figures of weights that are a mean, in the run's folder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -212,8 +216,12 @@ def run(config: UnlikelihoodConfig, *, dry_run: bool = False) -> None:
         if start is None:
             return trained
         mixed = mix(start, trained, config.start_share)
-        found = {name: round(value, 4) for name, value in evaluate(mixed, None).items()}
-        print(f"with a share of {config.start_share} of the starting weights: {found}")
+        found = evaluate(mixed, None)
+        if scale.is_first():
+            said = {"start_share": config.start_share} | found
+            place = Path(config.run.folder) / EXPORTED
+            place.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+            print(f"exported weights: {said}")
         return mixed
 
     pretrain.train_target(config, task, shape, vocabulary, dry_run, exported)

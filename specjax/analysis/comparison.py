@@ -129,7 +129,7 @@ class Comparison:
                 ", where the target's two greatest logits are "
                 f"{min(self.margins):.2g} to {max(self.margins):.2g} apart"
             )
-        if self.rule.startswith("approximate"):
+        if "approximate" in self.rule:
             return f"{flips}: the rule {self.rule} keeps other tokens than the target's"
         return (
             f"{flips}: a pass over several tokens is rounded differently from a pass over one "
@@ -215,15 +215,16 @@ def compare(lm: LM, prompts: Prompts, *, options: CompareOptions) -> Comparison:
         repetitions=repetitions,
         differing=rate,
         margins=margins,
-        price=_price(lm, options, jobs[1].rule_name, *texts),
+        price=_price(lm, options, *texts),
     )
 
 
 def _price(
-    lm: LM, options: Options, rule: str, plain: Generation, speculative: Generation
+    lm: LM, options: Options, plain: Generation, speculative: Generation
 ) -> RulePrice | None:
     """Returns ``Comparison.price``."""
-    if not rule.startswith("approximate"):
+    found = acceptance.named(options.drafting.rule)
+    if found is None or found.lossless:
         return None
     if encoder_inputs.encodes(lm) or options.sampling.needs_prefix:
         return None

@@ -200,7 +200,7 @@ def quality(lm: LM, prompts: Prompts, *, options: QualityOptions) -> Quality:
                 variation=variation,
                 divergence=divergence,
                 speed=speeds.get(name),
-                solved=_solved(lm, tasks, out),
+                solved=_solved(lm, tasks, prompts, out),
             )
         )
     return Quality(
@@ -250,11 +250,16 @@ def _tasks_of(lm: LM, prompts: Prompts, tasks: Sequence[Task | None]) -> list[Ta
     return list(tasks)
 
 
-def _solved(lm: LM, tasks: Sequence[Task | None], out) -> float | None:
+def _solved(lm: LM, tasks: Sequence[Task | None], prompts: Prompts, out) -> float | None:
     """Returns the share of tasks that the texts of a ``Generation`` solve; None without tasks."""
+    given = [prompts] if isinstance(prompts, str) else prompts
+    texts = [  # as they were given: a tokenizer may not spell them the same
+        own if isinstance(own, str) else lm.tokenizer.decode(ids)
+        for own, ids in zip(given, out.prompts, strict=False)
+    ]
     right = [
-        task.solved(lm.tokenizer.decode(prompt), text)
-        for task, prompt, text in zip(tasks, out.prompts, out.texts, strict=False)
+        task.solved(prompt, text)
+        for task, prompt, text in zip(tasks, texts, out.texts, strict=False)
         if task is not None
     ]
     return float(np.mean(right)) if right else None

@@ -17,8 +17,7 @@ from ..models.model_folder import config_folder
 from ..models.seq2seq import encoder_inputs
 from ..models.seq2seq.config import EncoderDecoderConfig
 
-# This text was held out from the training of the embedded model. In the model's greedy continuation
-# of 128 tokens, half of the 4-grams are repeats, which are fewer than after most held-out prompts.
+# This text was held out from the training of the embedded model.
 PROMPT = """\
     if _curses.tigetstr( capability_name ):
         return True

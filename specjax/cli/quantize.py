@@ -21,8 +21,8 @@ def add(commands) -> None:
         "quantize",
         help="quantize a model, and measure how far its law is from the float model's",
         description="Quantizes the weights of a model, compares its next-token laws with those of "
-        "the float model on held-out texts, and, with --output, saves the quantized model as a "
-        "folder that every command takes as --model.",
+        "the model as its files hold it on held-out texts, and, with --output, saves the "
+        "quantized model as a folder that every command takes as --model.",
     )
     p.add_argument("--model", default="embedded", help="embedded, a folder, or a hub name")
     add_quantize(p, required=True)
@@ -71,10 +71,12 @@ def _record_hashes(model: str, folder: Path) -> None:
     the tokenizer's fingerprint stays, and the hashes of the files are new."""
     name = "fingerprint.json"
     source = Path(model_folder.EMBEDDED.get(model, model)) / name
-    if not source.is_file():
-        return
-    record = json.loads(source.read_text(encoding="utf-8"))
-    files = [folder / file for file in record["files"] if (folder / file).is_file()]
+    record = json.loads(source.read_text(encoding="utf-8")) if source.is_file() else None
+    (folder / name).unlink(missing_ok=True)  # of what lay there before
+    if not isinstance(record, dict) or "tokenizer" not in record:
+        return  # none, or another program's file
+    files = [folder / own for own in ("config.json", "generation_config.json", "tokenizer.json")]
+    files = [file for file in (*files, *sorted(folder.glob("*.safetensors"))) if file.is_file()]
     hashes = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
     text = json.dumps(record | {"files": hashes}, indent=2) + "\n"
     (folder / name).write_text(text, encoding="utf-8")

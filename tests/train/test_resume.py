@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from recipe_tables import model_table
-from specjax.train import checkpoint, config, evaluate, loop, metrics, report
+from specjax.train import checkpoint, config, evaluate, loop, metrics, pretrain, report
 
 TINY = f"""
 {model_table()}
@@ -287,7 +287,13 @@ def test_a_folder_of_another_recipe_is_refused_by_its_name(tmp_path):
     checkpoint.record_config(tmp_path, {"recipe": "eagle3", "run.steps": 8})
 
 
+def test_a_recipe_from_outside_is_resumed_too(tmp_path):
+    for _ in range(2):
+        checkpoint.record_config(tmp_path, {"recipe": "__main__", "run.steps": 4})
+
+
 def test_a_run_of_a_version_without_a_field_meant_its_default(tmp_path):
+    assert pretrain.Config  # a recipe whose module is loaded
     checkpoint.record_config(tmp_path, {"recipe": "pretrain", "data.batch": 4})
     checkpoint.record_config(tmp_path, {"recipe": "pretrain", "data.batch": 4, "init": ""})
     (tmp_path / checkpoint.CONFIG).write_text('{"recipe": "pretrain", "data.batch": 4}')
