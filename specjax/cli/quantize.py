@@ -19,7 +19,7 @@ def add(commands) -> None:
     """Adds the command and its arguments."""
     p = commands.add_parser(
         "quantize",
-        help="quantize a model, and measure how far its law is from the float model's",
+        help="quantize a model, and measure how far its law is from the original's",
         description="Quantizes the weights of a model, compares its next-token laws with those of "
         "the model as its files hold it on held-out texts, and, with --output, saves the "
         "quantized model as a folder that every command takes as --model.",
