@@ -26,6 +26,7 @@ from .seq2seq.target import Seq2SeqLM
 from .tokenizer import Tokenizer, load_tokenizer, wrap_tokenizer
 from .vocabularies import way_out
 
+_COMPUTED_AS = {"embedded": FLOAT}  # its file has eight bits, which are floats where it is computed
 _SHARED_TOKENIZER = {"embedded-draft": "embedded"}  # the pair has one; it lies with the target
 
 
@@ -204,6 +205,7 @@ def load(
         'specjax[quantize]'``. As a target such a model is approximate, and every result says so;
         as a drafter it leaves the output law untouched. Weights that the files hold in few bits
         stand for floats, which are quantized; ``"float"`` leaves them so: in float32, the same law.
+        That is the default of ``embedded``, whose file has eight bits.
       mesh: devices to share the model, ``"data=2,model=4"`` or a ``jax.sharding.Mesh`` with these
         axes: weights, caches and vocabulary are split over ``model``, the rows of a batch over
         ``data``; on ``"data=2,stage=2"`` the layers are divided over ``stage``. A drafter
@@ -226,6 +228,7 @@ def load(
     """
     name = name_of("name_or_folder", name_or_folder)
     check_dtype(dtype)
+    quantize = _COMPUTED_AS.get(name) if quantize is None else quantize
     widened = quantize == FLOAT
     quantize = quantize if widened else supported(quantize)
     held = None if widened or quantize is None else str(quantize)

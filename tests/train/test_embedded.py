@@ -38,7 +38,8 @@ def test_shipped_weights_are_small_the_targets_in_eight_bits_the_others_in_bfloa
     if name == "draft":
         assert {part.get_dtype() for part in parts.values()} == {"BF16"}
     else:
-        assert specjax.load("embedded").target.quantized == "int8"
+        assert specjax.load(FOLDER / name).target.quantized == "int8"
+        assert specjax.load("embedded").target.quantized is None  # its floats are computed with
         floats = {tensor for tensor, part in parts.items() if part.get_dtype() == "F32"}
         assert all(tensor.endswith(("norm.weight", "_scale")) for tensor in floats)
 
