@@ -252,6 +252,8 @@ def _tasks_of(lm: LM, prompts: Prompts, tasks: Sequence[Task | None]) -> list[Ta
 
 def _solved(lm: LM, tasks: Sequence[Task | None], prompts: Prompts, out) -> float | None:
     """Returns the share of tasks that the texts of a ``Generation`` solve; None without tasks."""
+    if not tasks:
+        return None
     given = [prompts] if isinstance(prompts, str) else prompts
     texts = [  # as they were given: a tokenizer may not spell them the same
         own if isinstance(own, str) else lm.tokenizer.decode(ids)
