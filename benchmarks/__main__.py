@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
         "suite",
-        help="smoke, cpu, gpu, heads, light, workloads, quality, scaling, peers, cpu-peers, "
+        help="smoke, cpu, gpu, embedded, workloads, quality, scaling, peers, cpu-peers, "
         "serving, regeneration, eagle",
     )
     parser.add_argument("--out", type=Path, help="folder of the results")

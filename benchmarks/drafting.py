@@ -194,7 +194,7 @@ def repeated_requests(
       drafter: ``suffix`` or ``sam``.
       temperature: 0 is greedy; above it the second pass has other seeds.
       new: the tokens that are emitted for each prompt.
-      grown: see ``heldout.measure_prompts``.
+      grown: see ``heldout.measure_ways``.
     """
     del bench
     lm = heldout.grown_embedded() if grown else specjax.load("embedded")

@@ -35,35 +35,6 @@ def prompts(count: int) -> list[str]:
     return [json.loads(line)["text"] for line in lines[-count:]]
 
 
-def measure_prompts(
-    bench,
-    *,
-    drafter: str,
-    temperature: float,
-    prompts: int,
-    num_draft: int | str | None = None,
-    tree: str | None = None,
-    batch: int = 1,
-    new: int = 64,
-    grown: bool = False,
-    workload: str = "completion",
-    repetitions: int = 3,
-) -> dict:
-    """Measures one drafter, see ``measure_ways``.
-
-    Args:
-      bench: see ``rows.Bench``.
-      drafter, num_draft, tree: as in one of ``ways`` of ``measure_ways``.
-      temperature, prompts, batch, new, grown, workload, repetitions: see ``measure_ways``.
-    """
-    from . import workloads
-
-    way = dict(drafter=drafter, num_draft=num_draft, tree=tree)
-    lm, texts = _target(grown), workloads.prompts(workload, prompts)
-    sampling = [specjax.Sampling(temperature=temperature)] * (prompts // batch)
-    return _measure(lm, [way], texts, sampling, batch, new, grown, repetitions)[0]
-
-
 def measure_ways(
     bench,
     *,
@@ -104,7 +75,8 @@ def measure_ways(
     from . import workloads
 
     del bench
-    lm, count = _target(grown), prompts // batch
+    lm = grown_embedded() if grown else specjax.load("embedded")
+    count = prompts // batch
     sampling = [specjax.Sampling(temperature=temperature)] * count
     if given:
         texts, said = workloads.answered(lm, workload, prompts, new)
@@ -114,30 +86,29 @@ def measure_ways(
         ]
     else:
         texts = workloads.prompts(workload, prompts)
-    sizes = dict(least_width=SLOTS, least_buffer=SLOTS)
-    return {"ways": _measure(lm, ways, texts, sampling, batch, new, grown, repetitions, **sizes)}
-
-
-def _target(grown: bool) -> specjax.LM:
-    return grown_embedded() if grown else specjax.load("embedded")
-
-
-def _measure(lm, ways, texts, samplings, batch, new, grown, repetitions, **sizes) -> list[dict]:
-    """The figures of each of ``ways``; the tokens of batch i are drawn by ``samplings[i]``."""
-    from . import workloads
-
     named = [grown_drafter(way["drafter"]) if grown else way["drafter"] for way in ways]
     named = [workloads.rest(lm, batch) if name == "rest" else name for name in named]
-    given = [Drafting(num=way.get("num_draft"), tree=way.get("tree")) for way in ways]
+    drafting = [Drafting(num=way.get("num_draft"), tree=way.get("tree")) for way in ways]
+    found = _measure(lm, list(zip(named, drafting, strict=True)), texts, sampling, new, repetitions)
+    return {"ways": found}
+
+
+def _measure(lm, ways, texts, samplings, new, repetitions) -> list[dict]:
+    """The figures of each of ``ways``, a drafter and a ``Drafting``; the tokens of batch i are
+    drawn by ``samplings[i]``."""
+    batch = len(texts) // len(samplings)
     seconds, found = [], [_Counts([], [], [], []) for _ in ways]
     for index, sampling in enumerate(samplings):
         text = texts[index * batch : (index + 1) * batch]
         plain = Options(drafter=None, sampling=sampling, max_new_tokens=new, seed=index)
         fast = [
             dataclasses.replace(plain, drafter=drafter, drafting=drafting)
-            for drafter, drafting in zip(named, given, strict=True)
+            for drafter, drafting in ways
         ]
-        works = [prepare_measured(lm, text, options, **sizes) for options in (plain, *fast)]
+        works = [
+            prepare_measured(lm, text, options, least_width=SLOTS, least_buffer=SLOTS)
+            for options in (plain, *fast)
+        ]
         if index == 0:
             for work in works:
                 run(work)

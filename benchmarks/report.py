@@ -35,7 +35,10 @@ def summary(row: dict, figures: dict) -> str:
             f"{c} slots {x['median']:.2f}x" for c, x in f["over_first"].items()
         ),
         "decode": lambda f: f"τ {f['tau']:.2f}, ratio {cells.ratio(f['ratio_rounds'])}",
-        "heldout": lambda f: f"τ {f['tau']:.2f}, ratio {cells.ratio(f['ratio_rounds'])}",
+        "drafters": lambda f: ", ".join(
+            f"{way['drafter']} {x['ratio_whole']['median']:.2f}"
+            for way, x in zip(row["ways"], f["ways"], strict=True)
+        ),
         "tables": lambda f: ", ".join(
             f"{way['drafter'].partition(':')[0]} τ {x['tau']:.2f}"
             for way, x in zip(row["ways"], f["ways"], strict=True)

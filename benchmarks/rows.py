@@ -272,7 +272,7 @@ KINDS = {
     "passes": passes,
     "buffers": buffers,
     "decode": decode,
-    "heldout": heldout.measure_prompts,
+    "drafters": heldout.measure_ways,
     "tables": heldout.measure_ways,
     "drafting": drafting.table_cost,
     "datastore": drafting.made_datastore,

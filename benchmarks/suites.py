@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from .cpu_peers.engine import ADAPTERS, OURS, PRECISIONS
 from .pairs import SHAPES
 from .text_suites import KEEPS_PROGRAMS as KEEPS_PROGRAMS
-from .text_suites import Row, quality, workloads
+from .text_suites import Row, embedded, quality, workloads
 
 
 def smoke(pair: str = "tiny", agreement: float = 0.8, repetitions: int = 6) -> list[Row]:
@@ -37,14 +37,12 @@ def smoke(pair: str = "tiny", agreement: float = 0.8, repetitions: int = 6) -> l
         {"kind": "product", "columns": [1, 4], "outputs": 512, "inputs": 256}
         | {"repetitions": repetitions},
         {"kind": "attention", "lengths": [256], "nodes": [1, 4], "repetitions": repetitions},
-        {"kind": "heldout", "drafter": "ngram", "num_draft": 3, "temperature": 0.0}
+        {"kind": "drafters", "ways": [{"drafter": "ngram", "num_draft": 3}], "temperature": 0.0}
         | {"prompts": 3, "new": 16, "repetitions": 2},
         {"kind": "serving", "drafter": "ngram", "num_draft": 3, "prompts": 6, "longest": 12}
         | {"batch": 2, "repetitions": repetitions},
         {"kind": "regeneration", "drafter": "ngram", "num_draft": 3, "rows": 4, "new": 12}
         | {"batch": 2, "split": "heldout", "repetitions": repetitions},
-        {"kind": "heldout", "drafter": "suffix", "temperature": 0.0, "workload": "edits"}
-        | {"prompts": 2, "new": 16, "repetitions": 2},
         {"kind": "tables", "ways": [{"drafter": "suffix"}], "temperature": 0.0, "given": True}
         | {"workload": "edits", "prompts": 2, "batch": 2, "new": 16, "repetitions": 2},
         {"kind": "drafting", **of, "drafter": "suffix", "repetitions": repetitions},
@@ -62,13 +60,13 @@ def cpu(
     pair: str = "100m",
     agreement: float = 0.8,
     drafts: Sequence[int] = (3, 7),
-    prompts: int = 40,
+    tree: str = "7x4x1",
     repetitions: int = 7,
 ) -> list[Row]:
-    """A CPU: the kernels, a pair of 100M weights, and the embedded pair on real text."""
+    """A CPU: the kernels, and a pair of 100M weights; a tree of 64 nodes too."""
     of = dict(pair=pair, agreement=agreement)
     common = dict(kind="decode", **of, repetitions=repetitions)
-    rows = [
+    return [
         {"kind": "bandwidth"},
         {"kind": "passes", **of, "nodes": [1, 2, 4, 8, 16, 32]},
         {"kind": "buffers", **of, "capacities": [512, 4096, 32_768]},
@@ -76,66 +74,10 @@ def cpu(
         *({**common, "drafter": "draft", "num_draft": n} for n in drafts),
         {**common, "drafter": "ngram", "num_draft": drafts[0]},
         {**common, "drafter": "adaptive draft", "num_draft": drafts[-1], "parts": False},
-    ]
-    rows += [
+        {**common, "drafter": "draft", "tree": tree, "num_draft": 3},
         {"kind": "product", "columns": [1, 4, 8, 16, 32]},
         {"kind": "attention", "lengths": [256, 1024, 4096], "nodes": [1, 8]},
     ]
-    text = dict(kind="heldout", prompts=prompts)
-    for temperature in (0.0, 1.0):
-        ways = [("ngram", 3), ("ngram", 7), ("draft", 1), ("draft", 3)]
-        ways += [("ngram+draft", 3), ("ngram+draft", 7)]
-        for drafter, n in ways:
-            rows.append({**text, "drafter": drafter, "num_draft": n, "temperature": temperature})
-    return rows
-
-
-def heads(
-    pair: str = "100m",
-    agreement: float = 0.8,
-    drafts: Sequence[int] = (3,),
-    tree: str = "3x2x1",
-    prompts: int = 64,
-    repetitions: int = 7,
-) -> list[Row]:
-    """The embedded EAGLE-3 head and MTP module, and other drafters, on real text.
-
-    They draft chains and trees. A further row is a tree of 64 nodes with the pair of 100M weights.
-    """
-    text = dict(kind="heldout", prompts=prompts)
-    rows = []
-    for temperature in (0.0, 1.0):
-        common = {**text, "temperature": temperature}
-        for drafter in ("ngram", "ngram+eagle3", "ngram+mtp", "eagle3", "mtp", "draft"):
-            rows += [{**common, "drafter": drafter, "num_draft": n} for n in drafts]
-            if drafter in ("eagle3", "mtp") and not temperature:
-                rows.append({**common, "drafter": drafter, "tree": tree})
-    wide = dict(kind="decode", pair=pair, agreement=agreement, repetitions=repetitions)
-    return [*rows, {**wide, "drafter": "draft", "tree": "7x4x1", "num_draft": 3}]
-
-
-def light(prompts: int = 64, batches: Sequence[int] = (8,)) -> list[Row]:
-    """Light heads of the embedded target on real text, alone and together with ``ngram``.
-
-    Light heads (Medusa, Hydra, a speculator) have no attention in a drafting step. Target and heads
-    are measured twice: grown to 100M weights, and as they are, where the target stays in the
-    processor's cache.
-    """
-    rows = []
-    for size in ({"grown": True, "repetitions": 2}, {}):
-        for temperature in (0.0, 1.0):
-            common = dict(kind="heldout", prompts=prompts, **size, temperature=temperature)
-            for drafter in ("speculator", "hydra", "medusa"):
-                way = {**common, "drafter": drafter}
-                rows += [{**way, "num_draft": n} for n in (1, 3)]
-                if not temperature and drafter != "medusa":
-                    rows.append({**way, "tree": "2x1x1"})
-            for drafter in ("ngram+speculator", "ngram") if not temperature else ():
-                rows.append({**common, "drafter": drafter, "num_draft": 3})
-        way = dict(kind="heldout", prompts=prompts, **size, num_draft="auto", temperature=0.0)
-        adaptive = [{**way, "drafter": name} for name in ("hydra", "speculator")]
-        rows += [{**one, "batch": b} for b in batches for one in adaptive]
-    return rows
 
 
 def scaling(
@@ -277,8 +219,7 @@ SUITES: dict[str, Callable[..., list[Row]]] = {
         smoke,
         cpu,
         gpu,
-        heads,
-        light,
+        embedded,
         workloads,
         quality,
         scaling,

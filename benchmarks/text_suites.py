@@ -1,4 +1,5 @@
-"""The suites on real text without heads: tables (``workloads``), and rules (``quality``)."""
+"""The suites on real text: all drafters of the embedded target (``embedded``), tables on several
+kinds of text (``workloads``), and approximate rules (``quality``)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,48 @@ from collections.abc import Sequence
 from .quality import EXACT_WHEN_GREEDY, SETTINGS
 
 Row = dict
-KEEPS_PROGRAMS = ("workloads", "quality")  # compiled programs stay on disk, as for the command
+# suites whose compiled programs stay on disk, as for the command
+KEEPS_PROGRAMS = ("embedded", "workloads", "quality")
+
+
+def embedded(prompts: int = 60, batches: Sequence[int] = (8,)) -> list[Row]:
+    """Every drafter of the embedded target on held-out prompts: chains, trees and combinations.
+
+    All drafters of a row run in turn with plain decoding. The last rows are the light heads and
+    ``ngram`` with the target grown to 100M float32 weights, which a pass reads from memory.
+    """
+    chains = {
+        0.0: {
+            **dict.fromkeys(("eagle3", "draft"), (2, 3, 4)),
+            **dict.fromkeys(("mtp", "speculator", "hydra"), (1, 3)),
+            **{"medusa": (1,), "ngram": (3, 7), "ngram+eagle3": (3,), "ngram+draft": (3,)},
+        },
+        1.0: {
+            **dict.fromkeys(("draft", "eagle3", "mtp"), (1, 2)),
+            **dict.fromkeys(("speculator", "hydra", "medusa"), (1,)),
+            "ngram": (3,),
+        },
+    }
+    rows = []
+    for t, drafters in chains.items():
+        common = {"kind": "drafters", "temperature": t, "new": 128}
+        ways = [{"drafter": d, "num_draft": n} for d, numbers in drafters.items() for n in numbers]
+        if not t:
+            ways += [{"drafter": d, "tree": "2x1x1"} for d in ("eagle3", "mtp", "speculator")]
+            ways += [{"drafter": d, "tree": "3x2x1"} for d in ("eagle3", "mtp")]
+        rows.append({**common, "prompts": prompts, "ways": ways})
+        rows += [
+            {**common, "prompts": prompts // b * b, "batch": b}
+            | {"ways": [{"drafter": d, "num_draft": "auto"} for d in ("eagle3", "draft")]}
+            for b in batches
+        ]
+    for t in (0.0, 1.0):
+        light = ("speculator", "hydra", "medusa")
+        ways = [{"drafter": d, "num_draft": n} for d in light for n in (1, 3)]
+        ways += [{"drafter": d, "num_draft": 3} for d in ("ngram", "ngram+speculator") if not t]
+        size = {"grown": True, "prompts": min(prompts, 16), "new": 64, "repetitions": 2}
+        rows.append({"kind": "drafters", "temperature": t, **size, "ways": ways})
+    return rows
 
 
 def workloads(

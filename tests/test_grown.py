@@ -23,9 +23,9 @@ from specjax.text import drafter_names
 @pytest.fixture(scope="module")
 def two_sizes():
     """The embedded target, and the same grown a little."""
-    sizes = dict(hidden_size=512, intermediate_size=640, num_heads=12, num_kv_heads=4)
+    sizes = dict(hidden_size=768, intermediate_size=896, num_heads=12, num_kv_heads=4)
     shape = dataclasses.replace(pairs.SHAPES["tiny"], num_layers=7, **sizes)
-    lm = specjax.load("embedded")
+    lm = specjax.load("embedded", quantize="float")
     return lm, grown.grown_target(lm, shape)
 
 
@@ -103,23 +103,22 @@ def test_real_text_is_measured_with_grown_models_too(two_sizes, monkeypatch):
     monkeypatch.setattr(heldout, "grown_embedded", lambda: two_sizes[1])
     given, prepare = [], heldout.prepare_measured
 
-    def seen(lm, text, options):
+    def seen(lm, text, options, **sizes):
         given.append((lm, options.drafter))
-        return prepare(lm, text, options)
+        return prepare(lm, text, options, **sizes)
 
     monkeypatch.setattr(heldout, "prepare_measured", seen)
-    settings = dict(num_draft=2, temperature=0.0, prompts=2, new=12, repetitions=1)
-    one, other = (
-        heldout.measure_prompts(None, drafter="ngram+speculator", grown=way, **settings)
-        for way in (False, True)
-    )
+    ways = [{"drafter": "ngram+speculator", "num_draft": 2}]
+    settings = dict(ways=ways, temperature=0.0, prompts=2, new=12, repetitions=1)
+    figures = [heldout.measure_ways(None, grown=way, **settings) for way in (False, True)]
+    (one,), (other,) = (found["ways"] for found in figures)
     assert other["identical"] == "2 of 2" and other["tau"] == one["tau"] > 1
     lms, drafts = zip(*given[len(given) // 2 :], strict=True)
     assert {lm.name for lm in lms} == {two_sizes[1].name}
-    assert drafts[0] is None and drafts[1].inner.drafter.config.hidden_size == 512
+    assert drafts[0] is None and drafts[1].inner.drafter.config.hidden_size == 768
 
-    row = dict(prompts=2, drafter="ngram", num_draft=2, temperature=0.0)
-    lines = decoding.heldout([(row, one), (row | {"grown": True}, other)]).splitlines()
+    rows = [dict(settings, grown=way) for way in (False, True)]
+    lines = decoding.drafters(list(zip(rows, figures, strict=True))).splitlines()
     assert [line.split("|")[1].strip() for line in lines[-2:]] == ["embedded", "grown to 100M"]
 
 

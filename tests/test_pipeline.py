@@ -284,6 +284,18 @@ def test_on_a_mesh_a_device_holds_its_layers_and_their_cache(mesh, tmp_path, mon
     jax.tree.map(np.testing.assert_array_equal, lm.params, one)
 
 
+def test_on_a_mesh_weights_in_few_bits_are_divided_as_floats(tmp_path):
+    save_pretrained(Decoder(LLAMA, rngs=nnx.Rngs(5)), tmp_path / "floats")
+    small = specjax.load(tmp_path / "floats", tokenizer=False, quantize="int8")
+    save_pretrained(small, tmp_path / "bits")
+    of = dict(tokenizer=False, quantize="float")
+    lm = specjax.load(tmp_path / "bits", mesh="stage=2", **of)
+    one = stage_weights.divided(specjax.load(tmp_path / "bits", **of).params, LLAMA, 2)
+    jax.tree.map(np.testing.assert_array_equal, lm.params, one)
+    with pytest.raises(ValueError, match="few bits"):
+        specjax.load(tmp_path / "bits", mesh="stage=2", tokenizer=False)
+
+
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_on_a_mesh_a_round_copies_no_cache(microbatches):
     target, mesh = (

@@ -96,8 +96,9 @@ def test_the_error_is_the_divergence_of_the_quantized_law_from_the_float_one(mod
 def test_fewer_bits_are_further_off_and_eight_keep_the_head_below_a_hundredth(models):
     lm = specjax.load("embedded")
     kl = {name: specjax.quantization_error(lm, m, TEXTS[::8]).kl for name, m in models.items()}
-    assert kl["int8 groups"] < kl["int8"] < 0.01
-    assert kl["int8"] < kl["int4"] < kl["int4 all"]
+    # what ships is in int8 already, a scale a row, so that this scheme changes next to nothing
+    assert kl["int8"] < 1e-6 < kl["int8 groups"] < 0.01
+    assert kl["int8 groups"] < kl["int4"] < kl["int4 all"]
 
 
 def test_the_command_states_the_error_and_saves_what_it_measured(monkeypatch, capsys, tmp_path):

@@ -17,12 +17,13 @@ import math
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import jax
 
-from .config import ConfigError, differences
+from .config import ConfigError, defaults, differences
 from .scale import is_first
 
 CONFIG = "config.json"  # the file of a run's configuration
@@ -45,13 +46,24 @@ def check_config(folder: Path, flat: dict) -> None:
                 f"run.folder={folder} holds a run of the recipe {theirs!r}, this one is of "
                 f"{ours!r}: {ways}"
             )
-        changed = differences(old | {"recipe": ours}, flat | {"recipe": ours})
+        meant = {name: value for name, value in _defaults(ours).items() if name in flat}
+        changed = differences(meant | old | {"recipe": ours}, flat | {"recipe": ours})
         if changed:
             raise ConfigError(
                 f"run.folder={folder} holds a run with another configuration:\n  "
                 + "\n  ".join(changed)
                 + f"\n{ways}"
             )
+
+
+def _defaults(recipe: str | None) -> dict:
+    """The defaults of a recipe's fields, flattened: what a run of an earlier version, in which a
+    field did not exist yet, meant by its absence."""
+    if recipe is None:
+        return {}
+    module = sys.modules.get(f"{__package__}.{recipe}")  # a recipe from outside is not one of these
+    kind = getattr(module, "Config", None)
+    return defaults(kind) if kind else {}
 
 
 def is_done(folder: Path, flat: dict) -> bool:

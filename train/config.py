@@ -165,6 +165,7 @@ class RunConfig:
 FREE_FIELDS = ("run.folder", "run.steps", "run.save_every", "run.eval_every", "run.keep")
 FREE_FIELDS += (
     "run.save_minutes",
+    "start_share",
     "run.metrics",
     "run.best",
     "run.mesh",
@@ -282,6 +283,18 @@ def flatten(config, where: str = "", whole: bool = True) -> dict:
         if dataclasses.is_dataclass(value):
             flat |= flatten(value, f"{where}{field.name}.", whole)
         elif whole or value != field.default:
+            flat[where + field.name] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
+def defaults(kind: type, where: str = "") -> dict:
+    """Flattens the defaults of a configuration's class; a field without a default is left out."""
+    flat = {}
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(field.default):
+            flat |= flatten(field.default, f"{where}{field.name}.")
+        elif field.default is not dataclasses.MISSING:
+            value = field.default
             flat[where + field.name] = list(value) if isinstance(value, tuple) else value
     return flat
 

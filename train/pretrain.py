@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -161,15 +162,21 @@ def heldout_sets(config: DataConfig) -> dict:
 
 
 def train_target(
-    config, task: TrainingTask, shape: DecoderConfig, vocabulary, dry_run: bool = False
+    config,
+    task: TrainingTask,
+    shape: DecoderConfig,
+    vocabulary,
+    dry_run: bool = False,
+    exported: Callable = lambda params: params,
 ) -> None:
     """Trains a target, draws the curves, and exports to ``run.folder/model`` in Hugging Face
-    layout; ``dry_run``: prints what the run would take."""
+    layout; ``dry_run``: prints what the run would take. ``exported(params)`` are the parameters
+    that are exported after a run that ended with ``params``."""
     if dry_run:
         return estimate(task, config.optimizer, config.run, model.words(shape))
     params = fit(task, resolved(config), config.optimizer, config.run)
     where = Path(config.run.folder) / "model"
-    export.export(shape, params, where, vocabulary)
+    export.export(shape, exported(params), where, vocabulary)
     made = card.Export(where, card.TARGET, "target", resolved(config))
     report.finish(config, made)
 

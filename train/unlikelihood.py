@@ -10,16 +10,21 @@ it wrote before in the same text are made less likely::
            over the text that the model wrote
 
 What it learns is another law, whose bits per byte are measured beside the share of repetitions.
+``start_share`` sets a point between both: the exported weights are a mean of those at the start and
+those at the end of the run, and ``exported.json`` in the run's folder has their held-out figures.
 
 References: Neural Text Generation with Unlikelihood Training, arXiv 1908.04319, equation 7
-(sequence-level). Differs from the paper: both terms are in each step, and both are means over
-positions, so that the second term vanishes together with the repetitions.
+(sequence-level); weights between two models, arXiv 2109.01903, equation 1. Differs from the first:
+both terms are in each step, and both are means over positions, so that the second term vanishes
+together with the repetitions.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +46,8 @@ from .evaluate import Mean, make_evaluate
 from .loop import TrainingTask
 from .teacher import load_teacher
 
+EXPORTED = "exported.json"  # the held-out figures of weights that are a mean, in the run's folder
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UnlikelihoodConfig:
@@ -49,6 +56,7 @@ class UnlikelihoodConfig:
     target: str = "embedded"  # the model to go on from: a name or folder that specjax.load takes
     scale: float = 1.0  # the weight of the unlikelihood of repeated tokens
     ngram: int = 4  # the length of what counts as repeated
+    start_share: float = 0.0  # the share of the starting weights in those that are exported
     own_share: float = 0.5  # the share of a batch's rows that the model writes itself
     prompt_tokens: int = 64  # the length of the prompts that the model continues
     new_tokens: int = 0  # how many tokens it writes after a prompt; 0: to the end of the row
@@ -61,6 +69,8 @@ class UnlikelihoodConfig:
         part = self.data.batch // self.run.accumulate
         if not 0 <= self.scale < math.inf:
             raise ConfigError(f"scale={self.scale}; accepted: at least 0, and finite")
+        if not 0 <= self.start_share < 1:
+            raise ConfigError(f"start_share={self.start_share}; accepted: at least 0, below 1")
         if self.ngram < 1:
             raise ConfigError(f"ngram={self.ngram}; accepted: at least 1")
         if not 0 < self.own_rows(part) < part:
@@ -179,6 +189,11 @@ def make_measure(shape: DecoderConfig, end_of_text: int, sizes, config: Unlikeli
     return measure
 
 
+def mix(start, end, share: float):
+    """Returns the mean of two sets of parameters, with the weight ``share`` for ``start``."""
+    return jax.tree.map(lambda a, b: share * a + (1 - share) * b, start, end)
+
+
 def run(config: UnlikelihoodConfig, *, dry_run: bool = False) -> None:
     """Trains, and exports to ``run.folder/model`` in Hugging Face layout."""
     vocabulary = tokenizer.load(config.data.tokenizer)
@@ -186,6 +201,7 @@ def run(config: UnlikelihoodConfig, *, dry_run: bool = False) -> None:
     stream, end_of_text = data.load_stream(config.data, "train")
     shape, sizes = target.config, tokenizer.byte_sizes(vocabulary)
     params = jax.tree.map(lambda x: x.astype(jnp.float32), target.params)
+    start = jax.device_get(params) if config.start_share else None  # a run takes its parameters
     measure = make_measure(shape, end_of_text, sizes, config)
     evaluate = make_evaluate(measure, pretrain.heldout_sets(config.data))
     task = TrainingTask(
@@ -195,4 +211,17 @@ def run(config: UnlikelihoodConfig, *, dry_run: bool = False) -> None:
         evaluate=evaluate,
         measures=lambda: evaluate.names(params, None),
     )
-    pretrain.train_target(config, task, shape, vocabulary, dry_run)
+
+    def exported(trained):
+        if start is None:
+            return trained
+        mixed = mix(start, trained, config.start_share)
+        found = evaluate(mixed, None)
+        if scale.is_first():
+            said = {"start_share": config.start_share} | found
+            place = Path(config.run.folder) / EXPORTED
+            place.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+            print(f"exported weights: {said}")
+        return mixed
+
+    pretrain.train_target(config, task, shape, vocabulary, dry_run, exported)

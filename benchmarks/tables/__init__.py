@@ -6,7 +6,7 @@ TABLES = {
     "decode": ("Plain and speculative decoding", decoding.decode),
     "peer": ("Beside other libraries", decoding.peers),
     "cpu peers": ("Beside the engines that people use on CPUs", cpu_peers.cpu_peers),
-    "heldout": ("Real text", decoding.heldout),
+    "drafters": ("The embedded target on real text", decoding.drafters),
     "tables": ("Drafters without training on real text", decoding.tables),
     "quality": ("Approximate rules: quality and speed", quality.quality),
     "requests": ("Requests that are made twice", drafting.requests),

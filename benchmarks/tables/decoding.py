@@ -84,12 +84,8 @@ def _read(row: dict) -> bool:
     return row.get("read", True)
 
 
-def heldout(rows) -> str:
-    return _real_text(rows, f"{rows[0][0]['prompts']} held-out prompts")
-
-
 def each_way(rows) -> list:
-    """A row for each drafter of rows of the kind ``tables``."""
+    """A row for each drafter of rows of the kinds ``drafters`` and ``tables``."""
     return [
         (row | way, figures)
         for row, found in rows
@@ -97,10 +93,16 @@ def each_way(rows) -> list:
     ]
 
 
+def drafters(rows) -> str:
+    return _real_text(each_way(rows), f"{_counts(rows)} held-out prompts")
+
+
+def _counts(rows) -> str:
+    return " or ".join(map(str, sorted({row["prompts"] for row, _ in rows})))
+
+
 def tables(rows) -> str:
-    counts = sorted({row["prompts"] for row, _ in rows})
-    count = f"{' or '.join(map(str, counts))} prompts"
-    every = each_way(rows)
+    count, every = f"{_counts(rows)} prompts", each_way(rows)
     given = [(r, f) for r, f in every if r.get("given")]
     own = [(r, f) for r, f in every if not r.get("given")]
     parts = [_real_text(own, count)] if own else []

@@ -15,10 +15,33 @@ from ..text.generation import Generation, TextStream
 from ..text.options import Drafting, Options, Prompts, takes
 from ..text.prepare import prepare_measured
 from ..text.task import GenerationTask
-from .rescoring import scores_of_new
+from .rescoring import rated, scores_of_new
 from .timing import median_interval
 
 LEAST_REPETITIONS = 6  # with fewer runs, no interval for a median reaches 95 %
+
+
+@dataclasses.dataclass(frozen=True)
+class RulePrice:
+    """What an approximate rule changed, by the target's own probabilities at temperature 1.
+
+    Attributes:
+      loglik: mean ``log p`` (nats) of the tokens of the speculative text.
+      plain_loglik: the same of the text of plain decoding.
+      best: share of the tokens of the speculative text that are the target's most probable one.
+      rank: mean number of tokens that are more probable than the emitted one.
+    """
+
+    loglik: float
+    plain_loglik: float
+    best: float
+    rank: float
+
+    def __str__(self) -> str:
+        return (
+            f"log p {self.loglik:.3f} a token, plain {self.plain_loglik:.3f}; {self.best:.0%} of "
+            f"the tokens are the target's most probable one, mean rank {self.rank:.2f}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +71,8 @@ class Comparison:
       margins: for each of these rows the difference between the target's two greatest logits at
         the first differing token (raw logits, by one pass over the whole text); empty where the
         target has an encoder, or the settings depend on earlier tokens.
+      price: what the rule changed, if it is approximate; None where it is lossless, where the
+        target has an encoder, and where settings depend on earlier tokens.
     """
 
     model: str
@@ -64,6 +89,7 @@ class Comparison:
     repetitions: int
     differing: float = 0.0
     margins: tuple[float, ...] = ()
+    price: RulePrice | None = None
 
     @property
     def repeated(self) -> float:
@@ -76,20 +102,20 @@ class Comparison:
         verdict = "speculation wins" if low > 1 else "speculation loses: use plain decoding"
         if low <= 1 <= high:
             verdict = "these runs show no difference"
-        return "\n".join(
-            [
-                f"{self.model}: plain decoding beside {self.drafting}",
-                f"plain            {self.plain_rate:8,.1f} tokens/s",
-                f"speculative      {self.speculative_rate:8,.1f} tokens/s",
-                f"ratio            {self.ratio:8.2f}  [{low:.2f}, {high:.2f}] "
-                f"(median of {self.repetitions} pairs of runs, {self.confidence:.0%} interval): "
-                f"{verdict}",
-                "                 (the rates above are those of the pair with the median ratio)",
-                f"speculation      {self.speculative.stats}",
-                f"repeated 4-grams {self.repeated:8.0%}",
-                f"same text        {self._sameness()}",
-            ]
-        )
+        lines = [
+            f"{self.model}: plain decoding beside {self.drafting}",
+            f"plain            {self.plain_rate:8,.1f} tokens/s",
+            f"speculative      {self.speculative_rate:8,.1f} tokens/s",
+            f"ratio            {self.ratio:8.2f}  [{low:.2f}, {high:.2f}] "
+            f"(median of {self.repetitions} pairs of runs, {self.confidence:.0%} interval): "
+            f"{verdict}",
+            "                 (the rates above are those of the pair with the median ratio)",
+            f"speculation      {self.speculative.stats}",
+            f"repeated 4-grams {self.repeated:8.0%}",
+            f"same text        {self._sameness()}",
+        ]
+        lines += [f"price            {self.price}"] * (self.price is not None)
+        return "\n".join(lines)
 
     def _sameness(self) -> str:
         if self.identical is None:
@@ -103,7 +129,7 @@ class Comparison:
                 ", where the target's two greatest logits are "
                 f"{min(self.margins):.2g} to {max(self.margins):.2g} apart"
             )
-        if self.rule.startswith("approximate"):
+        if "approximate" in self.rule:
             return f"{flips}: the rule {self.rule} keeps other tokens than the target's"
         return (
             f"{flips}: a pass over several tokens is rounded differently from a pass over one "
@@ -163,11 +189,11 @@ def compare(lm: LM, prompts: Prompts, *, options: CompareOptions) -> Comparison:
         raise KeyboardInterrupt
     sampled = not jobs[0].request.sampling.greedy
     for work in jobs:
-        _rate(work)
+        whole_rate(work)
     rates = np.empty((repetitions, 2))
     for pair in range(repetitions):
         for which in (0, 1) if pair % 2 == 0 else (1, 0):
-            rates[pair, which] = _rate(jobs[which], pair if sampled else 0)
+            rates[pair, which] = whole_rate(jobs[which], pair if sampled else 0)
     ratios = rates[:, 1] / rates[:, 0]
     ratio, interval, confidence = median_interval(ratios)
     middle = np.argsort(ratios)[(repetitions - 1) // 2]  # the pair with the median ratio
@@ -189,6 +215,22 @@ def compare(lm: LM, prompts: Prompts, *, options: CompareOptions) -> Comparison:
         repetitions=repetitions,
         differing=rate,
         margins=margins,
+        price=_price(lm, options, *texts),
+    )
+
+
+def _price(
+    lm: LM, options: Options, plain: Generation, speculative: Generation
+) -> RulePrice | None:
+    """Returns ``Comparison.price``."""
+    found = acceptance.named(options.drafting.rule)
+    if found is None or found.lossless:
+        return None
+    if encoder_inputs.encodes(lm) or options.sampling.needs_prefix:
+        return None
+    (logp, rank), (own, _) = (rated(lm, text.prompts, text.tokens) for text in (speculative, plain))
+    return RulePrice(
+        float(logp.mean()), float(own.mean()), float((rank == 0).mean()), float(rank.mean())
     )
 
 
@@ -229,7 +271,7 @@ def repeated_ngrams(rows: list[np.ndarray], length: int = 4) -> float:
     return 1 - distinct / total if total else 0.0
 
 
-def _rate(work: GenerationTask, seed: int = 0) -> float:
+def whole_rate(work: GenerationTask, seed: int = 0) -> float:
     """Returns the emitted tokens per second of one whole run."""
     keys = work.request.key
     if seed:

@@ -34,7 +34,7 @@ class QuantizationError:
 
     def __str__(self) -> str:
         return (
-            f"KL to the float model {self.kl:.2g} nats a token, total variation "
+            f"KL to the original model {self.kl:.2g} nats a token, total variation "
             f"{self.variation:.2g}, same most probable token {self.agreement:.2%} "
             f"({self.positions:,} positions)"
         )
@@ -53,7 +53,7 @@ def quantization_error(
     ``KL = sum_v p(v) (log p(v) - log q(v))`` with the float law ``p`` and the quantized law ``q``.
 
     Args:
-      model: the float model.
+      model: the float model, or one whose files hold few bits: then that law is the original.
       quantized: the same model, loaded with ``quantize=`` or from quantized weights.
       texts: texts on which neither model was trained.
       max_tokens: the most tokens that are read of each text.
@@ -72,7 +72,7 @@ def quantization_error(
         small = specjax.load("embedded", quantize="int4")
         print(specjax.quantization_error(lm, small, ["def f(x):"]))
     """
-    if model.target.quantized:
+    if model.target.quantized and model.target.approximate:  # files in few bits are their own law
         raise ValueError(f"model: {model!r} is quantized; give the float model as first argument")
     if model.tokenizer is None or quantized.tokenizer is None:
         raise ValueError("model, quantized: both need a tokenizer to read texts; load it with them")

@@ -39,3 +39,25 @@ def scores_of_new(
         for i, (prompt, new) in enumerate(part):
             begin = len(prompt) - 1
             yield np.asarray(logits[i, begin : begin + len(new)])
+
+
+def rated(lm: LM, prompts, texts) -> tuple[np.ndarray, np.ndarray]:
+    """Rates new tokens by the target's own law at temperature 1, without settings.
+
+    Args:
+      lm: the target.
+      prompts: the token ids of each prompt.
+      texts: the new token ids of each row.
+
+    Returns:
+      ``log p`` (nats) of all new tokens, row by row, and the number of tokens that are more
+      probable than each.
+    """
+    rows = [(list(map(int, p)), list(map(int, t))) for p, t in zip(prompts, texts, strict=True)]
+    rows, logp, rank = [row for row in rows if row[1]], [], []
+    for (_, new), logits in zip(rows, scores_of_new(lm, rows), strict=True):
+        own = np.take_along_axis(logits, np.asarray(new)[:, None], axis=1)
+        top = logits.max(axis=1, keepdims=True)
+        logp.append((own - top)[:, 0] - np.log(np.exp(logits - top).sum(axis=1)))
+        rank.append((logits > own).sum(axis=1))
+    return np.concatenate(logp), np.concatenate(rank)

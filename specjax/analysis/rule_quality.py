@@ -11,13 +11,18 @@ import numpy as np
 
 from .. import acceptance
 from ..models.lm import LM
-from ..text.generation import generate
+from ..text.generation import TextStream, generate
 from ..text.options import Drafting, Options, Prompts, options_from, takes
-from ..text.prepare import with_bias
+from ..text.prepare import prepare_measured, with_bias
+from ..text.prompts import prompt_ids
 from ..text.session import Session
+from ..text.task import GenerationTask
 from ..types import Rule
-from .rescoring import scores_of_new
+from .comparison import whole_rate
+from .rescoring import rated, scores_of_new
+from .tasks import Task
 
+TURNS = 3  # runs of plain decoding and of each rule in turn, whose median rate counts
 REPEATS = 40  # samples of the target's own law, which measure the part of noise
 
 
@@ -39,6 +44,9 @@ class RuleQuality:
         share of tokens that are not the most probable one, and 0.
       divergence: mean KL divergence of the emitted law from the target's law (nats), and that of
         noise alone; None at temperature 0, and if a token of probability 0 was emitted.
+      speed: emitted tokens a second of whole runs, in relation to plain decoding in the same turn,
+        the median of ``TURNS`` turns; None where a datastore or stop strings ask the host.
+      solved: the share of tasks that the texts solve, in [0, 1]; None without tasks.
     """
 
     rule: str
@@ -50,6 +58,8 @@ class RuleQuality:
     same: float | None
     variation: tuple[float, float]
     divergence: tuple[float, float] | None
+    speed: float | None = None
+    solved: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +72,7 @@ class Quality:
       num_probes: the number of positions at which emitted laws were counted.
       probe_samples: the number of draws at each of these positions.
       rules: the figures of plain decoding, then those of each rule.
+      num_tasks: the number of prompts with a task.
     """
 
     model: str
@@ -69,27 +80,32 @@ class Quality:
     num_probes: int
     probe_samples: int
     rules: tuple[RuleQuality, ...]
+    num_tasks: int = 0
 
     def __str__(self) -> str:
         lines = [f"{self.model}, {self.drafting}"]
         lines.append(
-            f"{'rule':42} {'τ':>5} {'log p':>7} {'best':>5} {'rank':>6} {'same':>5} "
-            f"{'TV':>6} {'(noise)':>7} {'KL':>7} {'(noise)':>7}"
+            f"{'rule':42} {'τ':>5} {'speed':>5} {'log p':>7} {'best':>5} {'rank':>6} {'same':>5} "
+            f"{'TV':>6} {'(noise)':>7} {'KL':>7} {'(noise)':>7}" + " solved" * (self.num_tasks > 0)
         )
         for one in self.rules:
             same = "-" if one.same is None else f"{one.same:.0%}"
+            speed = "-" if one.speed is None else f"{one.speed:.2f}"
             kl, floor = ("-", "-")
             if one.divergence is not None:
                 kl, floor = (f"{x:.4f}" for x in one.divergence)
             lines.append(
-                f"{one.rule:42} {one.tau:5.2f} {one.loglik:7.3f} {one.best:5.0%} {one.rank:6.2f} "
-                f"{same:>5} {one.variation[0]:6.3f} {one.variation[1]:7.3f} {kl:>7} {floor:>7}"
+                f"{one.rule:42} {one.tau:5.2f} {speed:>5} {one.loglik:7.3f} {one.best:5.0%} "
+                f"{one.rank:6.2f} {same:>5} {one.variation[0]:6.3f} {one.variation[1]:7.3f} "
+                f"{kl:>7} {floor:>7}" + ("" if one.solved is None else f" {one.solved:6.0%}")
             )
         if self.num_probes:
             lines.append(
                 f"TV and KL of the next token's law at {self.num_probes} positions, "
                 f"{self.probe_samples} draws each; (noise): those of as many draws from the target"
             )
+        if self.num_tasks:
+            lines.append(f"solved: the share of {self.num_tasks} tasks whose text is right")
         return "\n".join(lines)
 
 
@@ -100,6 +116,7 @@ class QualityOptions(Options):
     rules: Sequence[str | Rule] = ("auto", "approximate-typical", "approximate-lenience")
     probes: int = 2
     probe_samples: int = 256
+    tasks: Sequence[Task | None] = ()
 
 
 @takes(QualityOptions)
@@ -116,14 +133,16 @@ def quality(lm: LM, prompts: Prompts, *, options: QualityOptions) -> Quality:
       rules: names, with settings after a colon (``approximate-lenience:scale=0.3``), or objects.
       probes: the number of positions in each text at which the emitted law is counted; 0: none.
       probe_samples: the number of draws at each position.
+      tasks: for each prompt what says whether its text is right (``specjax.analysis.tasks``), or
+        None.
 
     Returns:
       a ``Quality``, with plain decoding first.
 
     Raises:
       ValueError: before anything is compiled: there are no rules, a number is out of range, a
-        setting depends on earlier tokens, a seed or a setting differs by prompt, or the drafter is
-        a session.
+        setting depends on earlier tokens, a seed or a setting differs by prompt, the drafter is a
+        session, or there are not as many tasks as prompts.
 
     Example::
 
@@ -142,6 +161,7 @@ def quality(lm: LM, prompts: Prompts, *, options: QualityOptions) -> Quality:
             "no inputs, and num_samples=1"
         )
     _refuse_unfair(options)
+    tasks = _tasks_of(lm, prompts, options.tasks)
     plain = dataclasses.replace(options, drafter="none", drafter_params=None, drafting=Drafting())
     runs = [("plain", plain)]
     for rule in options.rules:
@@ -149,14 +169,18 @@ def quality(lm: LM, prompts: Prompts, *, options: QualityOptions) -> Quality:
         drafting = dataclasses.replace(options.drafting, rule=rule)
         name = rule if isinstance(rule, str) else repr(rule)
         runs.append((name, dataclasses.replace(options, drafting=drafting)))
-    written = {name: generate(lm, prompts, **_given(one)) for name, one in runs}
+    works = {name: prepare_measured(lm, prompts, options_from(one)) for name, one in runs}
+    written = {name: TextStream(work).finish() for name, work in works.items()}
+    if not all(text.finished for text in written.values()):  # Ctrl-C
+        raise KeyboardInterrupt
+    speeds = _speeds(works, options)
     first = written["plain"]
     places = [] if sampling.greedy else _places(first, options.probes)
     laws = _target_laws(lm, places, with_bias(lm, sampling))
     found = []
     for name, one in runs:
         out = written[name]
-        logp, rank = _scored(lm, out)
+        logp, rank = rated(lm, out.prompts, out.tokens)
         same = None
         if sampling.greedy:
             pairs = zip(out.tokens, first.tokens, strict=True)
@@ -175,6 +199,8 @@ def quality(lm: LM, prompts: Prompts, *, options: QualityOptions) -> Quality:
                 same=same,
                 variation=variation,
                 divergence=divergence,
+                speed=speeds.get(name),
+                solved=_solved(lm, tasks, prompts, out),
             )
         )
     return Quality(
@@ -183,6 +209,7 @@ def quality(lm: LM, prompts: Prompts, *, options: QualityOptions) -> Quality:
         num_probes=len(places),
         probe_samples=options.probe_samples,
         rules=tuple(found),
+        num_tasks=sum(task is not None for task in tasks),
     )
 
 
@@ -203,22 +230,47 @@ def _refuse_unfair(options: QualityOptions) -> None:
         )
 
 
+def _speeds(works: dict[str, GenerationTask], options: QualityOptions) -> dict[str, float]:
+    """Returns the rate of each rule in relation to plain decoding, run in turn."""
+    if options.stop_strings or any(work.session is not None for work in works.values()):
+        return {}
+    rates = np.asarray([[whole_rate(work) for work in works.values()] for _ in range(TURNS)])
+    return dict(zip(works, np.median(rates / rates[:, :1], axis=0).tolist(), strict=True))
+
+
+def _tasks_of(lm: LM, prompts: Prompts, tasks: Sequence[Task | None]) -> list[Task | None]:
+    """Returns ``tasks`` as a list; raises ``ValueError`` unless there is one for each prompt."""
+    if not len(tasks):
+        return []
+    count = len(prompt_ids(lm, prompts))
+    if len(tasks) != count:
+        raise ValueError(f"tasks: there are {len(tasks)} for {count} prompts; give one for each")
+    if lm.tokenizer is None:
+        raise ValueError("tasks: they judge texts, and this model has no tokenizer")
+    return list(tasks)
+
+
+def _solved(lm: LM, tasks: Sequence[Task | None], prompts: Prompts, out) -> float | None:
+    """Returns the share of tasks that the texts of a ``Generation`` solve; None without tasks."""
+    if not tasks:
+        return None
+    given = [prompts] if isinstance(prompts, str) else prompts
+    texts = [  # as they were given: a tokenizer may not spell them the same
+        own if isinstance(own, str) else lm.tokenizer.decode(ids)
+        for own, ids in zip(given, out.prompts, strict=False)
+    ]
+    right = [
+        task.solved(prompt, text)
+        for task, prompt, text in zip(tasks, texts, out.texts, strict=False)
+        if task is not None
+    ]
+    return float(np.mean(right)) if right else None
+
+
 def _given(options: QualityOptions) -> dict:
     """Returns ``options`` as keyword arguments of ``generate``."""
     shared = options_from(options)
     return {field.name: getattr(shared, field.name) for field in dataclasses.fields(shared)}
-
-
-def _scored(lm: LM, out) -> tuple[np.ndarray, np.ndarray]:
-    """Returns ``log p`` of all emitted tokens at temperature 1, and their ranks from 0."""
-    rows = [(p.tolist(), t.tolist()) for p, t in zip(out.prompts, out.tokens, strict=True)]
-    rows, logp, rank = [row for row in rows if row[1]], [], []
-    for (_, new), logits in zip(rows, scores_of_new(lm, rows), strict=True):
-        own = np.take_along_axis(logits, np.asarray(new)[:, None], axis=1)
-        top = logits.max(axis=1, keepdims=True)
-        logp.append((own - top)[:, 0] - np.log(np.exp(logits - top).sum(axis=1)))
-        rank.append((logits > own).sum(axis=1))
-    return np.concatenate(logp), np.concatenate(rank)
 
 
 def _places(out, probes: int) -> list[list[int]]:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
+from ..analysis.tasks import PythonTests, Task, task_of
 from ..models import load_config
 from ..models.model_folder import config_folder
 from ..models.seq2seq import encoder_inputs
 from ..models.seq2seq.config import EncoderDecoderConfig
 
-# This text was held out from the training of the embedded model. In the model's greedy continuation
-# of 128 tokens, half of the 4-grams are repeats, which are fewer than after most held-out prompts.
+# This text was held out from the training of the embedded model.
 PROMPT = """\
     if _curses.tigetstr( capability_name ):
         return True
@@ -184,23 +184,63 @@ def read_prompts(file: str | None, model: str, limit: int) -> list[str | dict[st
             )
             return [PROMPT]
         file = Path(__file__).parent.parent / "data" / "heldout_prompts.jsonl"
+    lines = _lines(file)
+    if Path(file).suffix != ".jsonl":
+        return _spread([line for _, line in lines], limit)
+    folder = Path(file).parent
+    return _spread([_prompt_of(line, where, folder) for where, line in lines], limit)
+
+
+def read_tasks(file: str | None, limit: int, run_code: bool) -> list[Task | None]:
+    """Returns the tasks of the prompts that ``read_prompts`` returns, None for those without one.
+
+    Args:
+      file, limit: see ``read_prompts``.
+      run_code: whether code that a model wrote may be run.
+
+    Raises:
+      ValueError: a line has a broken task, or tests although code may not be run.
+    """
+    if file is None or Path(file).suffix != ".jsonl":
+        return []
+    tasks = []
+    for where, line in _lines(file):
+        fields = json.loads(line)
+        try:
+            tasks.append(task_of(fields) if isinstance(fields, dict) else None)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        if isinstance(tasks[-1], PythonTests) and not run_code:
+            raise ValueError(
+                f"{where}: its tests run code that the model wrote, with limits but in no sandbox; "
+                'allow it by --run-code, or leave "tests" out'
+            )
+    return _spread(tasks, limit) if any(tasks) else []
+
+
+def _lines(file: str | Path) -> list[tuple[str, str]]:
+    """Returns where each line of a file stands, and the line; empty lines are left out.
+
+    Raises:
+      ValueError: the file cannot be read, or holds no prompt.
+    """
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError:
         raise ValueError(f"--prompts {file} is not UTF-8 text") from None
     except OSError as error:
         raise ValueError(f"--prompts {file}: {error.strerror}") from None
-    prompts = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        if Path(file).suffix == ".jsonl":
-            line = _prompt_of(line, f"--prompts {file}, line {number}", Path(file).parent)
-        prompts.append(line)
-    if not prompts:
+    numbered = enumerate(lines, start=1)
+    found = [(f"--prompts {file}, line {n}", line) for n, line in numbered if line.strip()]
+    if not found:
         raise ValueError(f"--prompts {file}: it holds no prompt")
-    count = min(limit, len(prompts))
-    return [prompts[i * len(prompts) // count] for i in range(count)]
+    return found
+
+
+def _spread(values: list, limit: int) -> list:
+    """Returns at most ``limit`` of the values, evenly spread."""
+    count = min(limit, len(values))
+    return [values[i * len(values) // count] for i in range(count)]
 
 
 def _prompt_of(line: str, where: str, folder: Path) -> str | dict[str, Path]:

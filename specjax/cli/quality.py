@@ -13,7 +13,7 @@ from ..acceptance.chain_rule import ChainRule
 from ..drafters.hybrid import drafts_chains
 from ..text import drafter_names
 from .options import add_decoding, options_of, set_up
-from .prompts import read_prompts
+from .prompts import read_prompts, read_tasks
 
 
 def add(commands) -> None:
@@ -35,8 +35,8 @@ def add(commands) -> None:
     p.add_argument(
         "--prompts",
         help="a file with one prompt in each line; in a .jsonl file each line is a string or "
-        '{"text": ...}; default, for the embedded model: held-out prompts that ship with the '
-        "package",
+        '{"text": ...}, with "answer" or "tests" where a text can be right or wrong; default, for '
+        "the embedded model: held-out prompts that ship with the package",
     )
     p.add_argument(
         "--limit",
@@ -56,6 +56,12 @@ def add(commands) -> None:
         default=256,
         help="the number of draws at each of these positions, 256 by default",
     )
+    p.add_argument(
+        "--run-code",
+        action="store_true",
+        help='run what the model wrote with the "tests" of a prompt, in a process with limits on '
+        "time and memory that is no sandbox",
+    )
     p.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
@@ -72,6 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
             "wrote; leave --session out"
         )
     prompts = read_prompts(arguments.prompts, arguments.model, arguments.limit)
+    tasks = read_tasks(arguments.prompts, arguments.limit, arguments.run_code)
     lm = set_up(arguments)
     options = options_of(arguments, lm)
     chains = _drafts_chains(lm, options)
@@ -86,6 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         rules=arguments.rules or given or ["auto", *approximate],
         probes=arguments.probes,
         probe_samples=arguments.probe_samples,
+        tasks=tasks,
         **options,
     )
     print(json.dumps(dataclasses.asdict(found)) if arguments.json else found)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+from pathlib import Path
 
 import specjax
 
-from ..models import save_pretrained
+from ..models import model_folder, save_pretrained
 from ..models.quantize import FLOAT
 from .options import add_quantize, quantization_of
 from .prompts import read_prompts
@@ -17,10 +19,10 @@ def add(commands) -> None:
     """Adds the command and its arguments."""
     p = commands.add_parser(
         "quantize",
-        help="quantize a model, and measure how far its law is from the float model's",
+        help="quantize a model, and measure how far its law is from the original's",
         description="Quantizes the weights of a model, compares its next-token laws with those of "
-        "the float model on held-out texts, and, with --output, saves the quantized model as a "
-        "folder that every command takes as --model.",
+        "the model as its files hold it on held-out texts, and, with --output, saves the "
+        "quantized model as a folder that every command takes as --model.",
     )
     p.add_argument("--model", default="embedded", help="embedded, a folder, or a hub name")
     add_quantize(p, required=True)
@@ -53,6 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     error = specjax.quantization_error(lm, quantized, texts)
     if arguments.output:
         save_pretrained(quantized, arguments.output)
+        _record_hashes(arguments.model, Path(arguments.output))
     if arguments.json:
         saved = {"model": arguments.model, "scheme": str(wish), "saved": arguments.output}
         print(json.dumps(saved | error.as_json()))
@@ -61,3 +64,19 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output:
         print(f"saved to {arguments.output}; decode with --model {arguments.output}")
     return 0
+
+
+def _record_hashes(model: str, folder: Path) -> None:
+    """Writes ``fingerprint.json``, where the model has one, for the files of the quantized model:
+    the tokenizer's fingerprint stays, and the hashes of the files are new."""
+    name = "fingerprint.json"
+    source = Path(model_folder.EMBEDDED.get(model, model)) / name
+    record = json.loads(source.read_text(encoding="utf-8")) if source.is_file() else None
+    (folder / name).unlink(missing_ok=True)  # of what lay there before
+    if not isinstance(record, dict) or "tokenizer" not in record:
+        return  # none, or another program's file
+    files = [folder / own for own in ("config.json", "generation_config.json", "tokenizer.json")]
+    files = [file for file in (*files, *sorted(folder.glob("*.safetensors"))) if file.is_file()]
+    hashes = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    text = json.dumps(record | {"files": hashes}, indent=2) + "\n"
+    (folder / name).write_text(text, encoding="utf-8")

@@ -139,8 +139,9 @@ def load_weights(
       dtype: of the parameters. Default: float32 on CPUs, few of which compute faster in bfloat16,
         else the type in which most of the checkpoint is stored.
       quantize: a scheme, a ``Quantization`` or None; tensor by tensor, so that the device never
-        holds the model unquantized. See ``quantize.py``. ``"float"``: weights that the checkpoint
-        holds in few bits become the floats for which they stand.
+        holds the model unquantized. See ``quantize.py``. Weights that the checkpoint holds in few
+        bits are read as the floats for which they stand, and these are quantized; ``"float"``
+        leaves them floats.
       mesh: each process reads only what its devices hold, tensor by tensor; which parts these are,
         ``placement.py`` says.
 
@@ -171,12 +172,6 @@ def load_weights(
     stored, held = read_headers(folder, family, {*wanted, *packed}), {}
     layout = quantized_layout(folder)
     if layout is not None:
-        if quantize is not None:
-            raise ValueError(
-                f"quantize={str(quantize)!r}: the weights in {folder} are quantized already "
-                f"({layout.method}, {layout}); leave quantize out, quantize the original "
-                "weights, or give quantize='float' for the floats for which they stand"
-            )
         if layout.number == "fp" and not computes(SCHEMES["fp8"]):
             raise ValueError(
                 f"the weights in {folder} are in fp8 ({layout.method}), which "
@@ -187,31 +182,36 @@ def load_weights(
     check_stored(folder, config, wanted, stored, shapes, tables.is_harmless)
     if dtype is None:
         dtype = kernels.current(mesh).param_dtype(jnp.dtype(main_dtype(stored)))
-    if stages > 1 and (quantize is not None or layout is not None):
+    if stages > 1 and not widened and (quantize is not None or layout is not None):
         raise ValueError(
             f"mesh: weights in few bits are not divided over stage={stages} devices; load the "
-            "original weights without quantize, or share the model over the axes data and model"
+            "original weights without quantize, or these with quantize='float', or share the model "
+            "over the axes data and model"
         )
 
     arrays: dict[str, jax.Array] = {}
     places = {name: (stored[name].path, stored[name].name) for name in wanted}
     with contextlib.ExitStack() as files:
         reader = files.enter_context(Reader(wanted, places, shapes))
+        in_bits = None
+        if layout is not None:
+            in_bits = files.enter_context(QuantizedReader(wanted, shapes, held, layout))
         if mesh is not None and stages > 1:
 
             def part_of(name):
+                if in_bits is not None and name in in_bits:
+                    return np.asarray(floats(in_bits.read(name, None), dtype_of(name, dtype)))
                 every = (slice(None),) * len(shapes[name])
                 return reader.read(name, every, dtype_of(name, dtype))
 
             return stage_weights.read(config, mesh, part_of)
-        in_bits = None
-        if layout is not None:
-            in_bits = files.enter_context(QuantizedReader(wanted, shapes, held, layout))
         for part, shape in shapes.items():
             if in_bits is not None and part in in_bits:
-                piece = in_bits.read(part, mesh)
-                if widened or not is_multiplied(part, shape):
-                    piece = floats(piece, dtype_of(part, dtype))
+                piece, kind = in_bits.read(part, mesh), dtype_of(part, dtype)
+                if quantize:
+                    piece = encode(part, floats(piece, jnp.dtype("float32")), quantize, kind)
+                elif widened or not is_multiplied(part, shape):
+                    piece = floats(piece, kind)
                 arrays[part] = jax.block_until_ready(piece)
                 continue
             kind = dtype_of(part, dtype)

@@ -26,6 +26,7 @@ from .seq2seq.target import Seq2SeqLM
 from .tokenizer import Tokenizer, load_tokenizer, wrap_tokenizer
 from .vocabularies import way_out
 
+_COMPUTED_AS = {"embedded": FLOAT}  # its file has eight bits, which are floats where it is computed
 _SHARED_TOKENIZER = {"embedded-draft": "embedded"}  # the pair has one; it lies with the target
 
 
@@ -202,8 +203,9 @@ def load(
       quantize: ``"int8"`` or ``"int4"`` hold the weights in eight or four bits,
         ``specjax.Quantization`` has further settings; ``"fp8"`` needs ``pip install
         'specjax[quantize]'``. As a target such a model is approximate, and every result says so;
-        as a drafter it leaves the output law untouched. ``"float"``: weights that the files hold
-        in few bits become the floats for which they stand: in float32, the same law.
+        as a drafter it leaves the output law untouched. Weights that the files hold in few bits
+        stand for floats, which are quantized; ``"float"`` leaves them so: in float32, the same law.
+        That is the default of ``embedded``, whose file has eight bits.
       mesh: devices to share the model, ``"data=2,model=4"`` or a ``jax.sharding.Mesh`` with these
         axes: weights, caches and vocabulary are split over ``model``, the rows of a batch over
         ``data``; on ``"data=2,stage=2"`` the layers are divided over ``stage``. A drafter
@@ -215,9 +217,8 @@ def load(
     Raises:
       TypeError: the name is neither a text nor a path.
       FileNotFoundError: no such folder, or it lacks its config, tokenizer or weights.
-      ValueError: unknown model type, dtype or quantization; broken, mismatched or already
-        quantized files; a group size that does not divide; fp8 without qwix; a mesh that cannot
-        share the model.
+      ValueError: unknown model type, dtype or quantization; broken or mismatched files; a group
+        size that does not divide; fp8 without qwix; a mesh that cannot share the model.
       OSError: the hub does not have the model, or cannot be reached.
 
     Example::
@@ -227,6 +228,7 @@ def load(
     """
     name = name_of("name_or_folder", name_or_folder)
     check_dtype(dtype)
+    quantize = _COMPUTED_AS.get(name) if quantize is None else quantize
     widened = quantize == FLOAT
     quantize = quantize if widened else supported(quantize)
     held = None if widened or quantize is None else str(quantize)
@@ -246,7 +248,7 @@ def load(
     if isinstance(config, EncoderDecoderConfig):
         target = Seq2SeqLM(config, quantized=held)
     else:
-        layout = None if widened else quantized_layout(folder)
+        layout = quantized_layout(folder) if quantize is None else None
         held = held if layout is None else str(layout)
         target = CausalLM(config, quantized=held, published=layout is not None)
         stages = 1 if mesh is None else mesh.shape.get(STAGE, 1)

@@ -61,9 +61,11 @@ def test_a_quantized_model_comes_back_bit_for_bit_as_a_law_of_its_own(even, tmp_
     tokens = np.asarray([[5, 9, 2, 7]], np.int32)
     ours, theirs = (reference.logits(x.target, x.params, tokens) for x in (lm, again))
     np.testing.assert_array_equal(ours, theirs)
-    with pytest.raises(ValueError, match="quantize='int8': the weights in .* quantized already"):
-        specjax.load(tmp_path / "saved", quantize="int8")
     widened = specjax.load(tmp_path / "saved", quantize="float")
+    save_pretrained(widened, tmp_path / "floats")
+    once, twice = (specjax.load(tmp_path / name, quantize="int4") for name in ("floats", "saved"))
+    assert_same(twice, once)  # the floats for which the stored weights stand are quantized
+    assert twice.target.approximate == once.target.approximate == "target quantized to int4"
     assert widened.target.quantized is None and not q.is_quantized(widened.params["embedding"][...])
     theirs = reference.logits(widened.target, widened.params, tokens)
     np.testing.assert_allclose(ours, theirs, atol=1e-4)

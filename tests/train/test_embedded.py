@@ -10,7 +10,7 @@ from specjax.train import export, tokenizer
 import specjax
 
 FOLDER = Path(specjax.__path__[0]) / "models" / "embedded"
-LARGEST = {"target": 9_000_000, "draft": 1_000_000}  # bytes of weights
+LARGEST = {"target": 10_000_000, "draft": 1_800_000}  # bytes of weights
 
 
 @pytest.mark.parametrize("name", LARGEST)
@@ -28,13 +28,24 @@ def test_both_models_were_trained_with_the_shipped_tokenizer(name):
 
 
 @pytest.mark.parametrize(("name", "limit"), LARGEST.items())
-def test_shipped_weights_are_bfloat16_and_small_enough(name, limit):
+def test_shipped_weights_are_small_the_targets_in_eight_bits_the_others_in_bfloat16(name, limit):
     from safetensors import safe_open
 
     path = FOLDER / name / "model.safetensors"
     assert path.stat().st_size <= limit
     with safe_open(path, "np") as file:
-        assert {file.get_slice(tensor).get_dtype() for tensor in file.keys()} == {"BF16"}
+        parts = {tensor: file.get_slice(tensor) for tensor in file.keys()}
+    if name == "draft":
+        assert {part.get_dtype() for part in parts.values()} == {"BF16"}
+    else:
+        assert specjax.load(FOLDER / name).target.quantized == "int8"
+        assert specjax.load("embedded").target.quantized is None  # its floats are computed with
+        floats = {tensor for tensor, part in parts.items() if part.get_dtype() == "F32"}
+        assert all(tensor.endswith(("norm.weight", "_scale")) for tensor in floats)
+
+
+def test_all_that_ships_is_less_than_28_megabytes():
+    assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) < 28_000_000
 
 
 def test_the_heads_are_small_bfloat16_and_the_shipped_targets_own():
@@ -46,5 +57,4 @@ def test_the_heads_are_small_bfloat16_and_the_shipped_targets_own():
         assert record["specjax"]["target_fingerprint"] == target.checkpoint
         size[name] = sum(path.stat().st_size for path in folder.iterdir())
         assert specjax.load_drafter(folder, target).drafter.name == name
-    assert size["medusa"] + size["hydra"] <= 4_000_000 and size["speculator"] <= 2_000_000
-    assert sum(size.values()) <= 9_500_000
+    assert size["eagle3"] <= 2_500_000 and sum(size.values()) <= 15_000_000

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from recipe_tables import model_table
-from specjax.train import checkpoint, config, evaluate, loop, metrics, report
+from specjax.train import checkpoint, config, evaluate, loop, metrics, pretrain, report
 
 TINY = f"""
 {model_table()}
@@ -285,6 +285,20 @@ def test_a_folder_of_another_recipe_is_refused_by_its_name(tmp_path):
     with pytest.raises(config.ConfigError, match="a run of the recipe 'eagle3', this one .*mtp"):
         checkpoint.record_config(tmp_path, {"recipe": "mtp", "run.steps": 4})
     checkpoint.record_config(tmp_path, {"recipe": "eagle3", "run.steps": 8})
+
+
+def test_a_recipe_from_outside_is_resumed_too(tmp_path):
+    for _ in range(2):
+        checkpoint.record_config(tmp_path, {"recipe": "__main__", "run.steps": 4})
+
+
+def test_a_run_of_a_version_without_a_field_meant_its_default(tmp_path):
+    assert pretrain.Config  # a recipe whose module is loaded
+    checkpoint.record_config(tmp_path, {"recipe": "pretrain", "data.batch": 4})
+    checkpoint.record_config(tmp_path, {"recipe": "pretrain", "data.batch": 4, "init": ""})
+    (tmp_path / checkpoint.CONFIG).write_text('{"recipe": "pretrain", "data.batch": 4}')
+    with pytest.raises(config.ConfigError, match="init: '' -> 'other'"):
+        checkpoint.record_config(tmp_path, {"recipe": "pretrain", "data.batch": 4, "init": "other"})
 
 
 def test_a_log_line_cut_short_by_a_kill_is_dropped(tmp_path):

@@ -1,15 +1,19 @@
 """Unlikelihood training: what counts as repeated, the loss against its formula, and the recipe."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 from specjax.train import config, data, losses, model, own_text, report, step, unlikelihood
 from training_toys import forward
 
 from specjax.analysis.comparison import repeated_ngrams
 from specjax.models import DecoderConfig
 
+FILE = "model.safetensors"
 SHAPE = DecoderConfig(
     vocab_size=5,
     hidden_size=8,
@@ -114,7 +118,17 @@ def test_a_target_learns_not_to_repeat_itself(place):
     shares = [row["repeated"] for row in rows if "repeated" in row]
     assert np.mean(shares[-5:]) < 0.8 * np.mean(shares[:5])
     assert {"heldout_repeated", "heldout_bits_per_byte"} <= set(rows[-1])
-    assert (root / "unlikely" / "model" / "model.safetensors").is_file()
+    ours, theirs = weights_of(root / "unlikely" / "model"), weights_of(teacher.partition("=")[2])
+    assert train("unlikelihood", *fields, "start_share=0.5") == 0  # the same run, exported anew
+    mixed = weights_of(root / "unlikely" / "model")
+    for name, end in ours.items():
+        np.testing.assert_allclose(mixed[name], (theirs[name] + end) / 2, rtol=0.01, atol=1e-3)
+    assert any(np.abs(mixed[name] - end).max() > 0.01 for name, end in ours.items())
+
+
+def weights_of(folder):
+    """The weights of a folder by name, float32."""
+    return {k: np.asarray(v, np.float32) for k, v in load_file(Path(folder) / FILE).items()}
 
 
 @pytest.mark.parametrize(
@@ -126,6 +140,7 @@ def test_a_target_learns_not_to_repeat_itself(place):
         (dict(prompt_tokens=32), "prompt_tokens=32; accepted: 1 to 31"),
         (dict(new_tokens=1), "new_tokens=1; accepted: ngram=2 to data.length=32"),
         (dict(new_tokens=30), "prompt_tokens=9; accepted: 1 to 3"),
+        (dict(start_share=1.0), "start_share=1.0; accepted: at least 0, below 1"),
         (dict(scale=-1.0), "scale=-1.0; accepted: at least 0"),
         (
             dict(data=config.DataConfig(length=32, batch=4, samples=("a.npz",))),
