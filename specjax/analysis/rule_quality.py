@@ -252,11 +252,12 @@ def _tasks_of(lm: LM, prompts: Prompts, tasks: Sequence[Task | None]) -> list[Ta
 
 def _solved(lm: LM, tasks: Sequence[Task | None], prompts: Prompts, out) -> float | None:
     """Returns the share of tasks that the texts of a ``Generation`` solve; None without tasks."""
-    if not tasks:
+    tokenizer = lm.tokenizer
+    if not tasks or tokenizer is None:
         return None
     given = [prompts] if isinstance(prompts, str) else prompts
     texts = [  # as they were given: a tokenizer may not spell them the same
-        own if isinstance(own, str) else lm.tokenizer.decode(ids)
+        own if isinstance(own, str) else tokenizer.decode(ids)
         for own, ids in zip(given, out.prompts, strict=False)
     ]
     right = [

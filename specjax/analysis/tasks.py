@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from typing import Any
 
 # a sign belongs to a number unless a word or a number stands before it; commas part thousands alone
 NUMBER = re.compile(
@@ -186,7 +187,7 @@ def task_of(fields: Mapping) -> Task | None:
         raise ValueError("a prompt has an answer or tests, not both")
     if "answer" in fields:
         where = {name: fields[name] for name in ("where",) if name in fields}
-        answer = fields["answer"]
+        answer: Any = fields["answer"]
         number = isinstance(answer, int | float) and not isinstance(answer, bool)
         return Answer(str(answer) if number else answer, **where)
     if "where" in fields:
