@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from typing import Any
 
 # a sign belongs to a number unless a word or a number stands before it; commas part thousands alone
 NUMBER = re.compile(
@@ -187,9 +186,8 @@ def task_of(fields: Mapping) -> Task | None:
         raise ValueError("a prompt has an answer or tests, not both")
     if "answer" in fields:
         where = {name: fields[name] for name in ("where",) if name in fields}
-        answer: Any = fields["answer"]
-        number = isinstance(answer, int | float) and not isinstance(answer, bool)
-        return Answer(str(answer) if number else answer, **where)
+        answer = fields["answer"]
+        return Answer(str(answer) if type(answer) in (int, float) else answer, **where)
     if "where" in fields:
         raise ValueError('"where" says which number is the answer: give "answer" too')
     return PythonTests(fields["tests"]) if "tests" in fields else None
