@@ -150,7 +150,7 @@ def test_what_heads_cannot_do_is_named(made):
         specjax.generate(other, PROMPT, drafter=heads)
     with pytest.raises(ValueError, match="fingerprint .*, and .* has "):
         specjax.load_drafter(folder, other)
-    with pytest.raises(ValueError, match="hidden_size=32 .the target: 256.; load"):
+    with pytest.raises(ValueError, match="hidden_size=32 .the target: 384.; load"):
         specjax.load_drafter(folder, dataclasses.replace(specjax.load("embedded"), checkpoint=""))
 
 
