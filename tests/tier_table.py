@@ -53,7 +53,7 @@ TABLE = {
     ],
     "test_bayesian_layers.py": [("command|one_program", FULL)],
     "test_block_drafters.py": [
-        (r"broken_twins.*parallel heads", MERGE),
+        (r"broken_twins.*(parallel heads|bidirectional)", MERGE),
         ("broken_twins|bad_shapes", DEFAULT),
         ("whole_rows", FULL),
     ],
@@ -257,7 +257,6 @@ TABLE = {
     ],
     "test_prefill.py": MERGE,
     "test_quantized_decoding.py": [
-        ("fault", DEFAULT),
         (r"plain_text|a_hundredth|divergence", FULL),
         (EVERYTHING, MERGE),
     ],
@@ -274,7 +273,7 @@ TABLE = {
         ("official", MERGE),
         (EVERYTHING, FULL),
     ],
-    "test_recycling.py": [("nodes.*union of tables|cuts_off.*union", MERGE)],
+    "test_recycling.py": [("nodes.*(union of tables|fallback)|cuts_off.*(union|fallback)", MERGE)],
     "test_requests.py": [
         (r"refused|penalties|alone|without_a_law.*\[nan-ngram", MERGE),
         (EVERYTHING, FULL),
