@@ -50,10 +50,11 @@ def test_greedy_text_of_every_drafter_is_the_plain_text_of_the_scheme(models, sc
         assert out.stats.approximate == f"target quantized to {SCHEMES[scheme]}"
 
 
-def test_fault_a_product_a_group_off_in_wide_passes_changes_the_text(models, monkeypatch):
+def test_fault_a_product_a_group_off_in_wide_passes_changes_the_text(monkeypatch):
     """As a kernel would that took the scale of another group for several columns only."""
-    lm = models["int4"]
+    lm = specjax.load("embedded-draft", quantize="int4")  # of two layers, so that it compiles soon
     plain = generate(lm, None)
+    assert generate(lm, "ngram").texts == plain.texts
     backend = type(specjax.kernels.current())
     dots = backend.dots
 

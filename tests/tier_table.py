@@ -12,10 +12,12 @@ from tier_folders import DEFAULT, EVERYTHING, FOLDERS, FULL, MERGE, TIERS
 
 __all__ = ["DEFAULT", "EVERYTHING", "FULL", "MERGE", "TABLE", "TIERS"]
 
-COVER = (  # drafters of the registry: every kind of head, topology, wrapper and state once
-    "draft|ngram|union of draft models|hybrid draft|adaptive ngram|redrafter|blockwise|medusa"
+# drafters of the registry: every kind of head, topology, wrapper and state once; unions and other
+# vocabularies are in the merge tier
+COVER = (
+    "draft|ngram|hybrid draft|adaptive ngram|redrafter|blockwise|medusa"
     "|hydra prefix|mlp speculator|block|eagle|eagle3|p-eagle|mtp|mtp heads|tree per row|silent"
-    "|suffix tree|recycling|self|jacobi blocks|lookahead|tli|slem|unsure draft"
+    "|suffix tree|recycling|self|jacobi blocks|lookahead|unsure draft"
 )
 DRAWN = (  # drafter and rule: ways to draw siblings and kinds of state once
     "plain-delta|draft-block|draft-rejection|draft tree iid-kseq|draft tree hub-hub"
@@ -257,6 +259,7 @@ TABLE = {
     ],
     "test_prefill.py": MERGE,
     "test_quantized_decoding.py": [
+        ("fault", DEFAULT),
         (r"plain_text|a_hundredth|divergence", FULL),
         (EVERYTHING, MERGE),
     ],
@@ -273,7 +276,9 @@ TABLE = {
         ("official", MERGE),
         (EVERYTHING, FULL),
     ],
-    "test_recycling.py": [("nodes.*(union of tables|fallback)|cuts_off.*(union|fallback)", MERGE)],
+    "test_recycling.py": [
+        ("nodes.*(union of tables|fallback)|cuts_off.*(union|fallback)|said_of.*hybrid", MERGE)
+    ],
     "test_requests.py": [
         (r"refused|penalties|alone|without_a_law.*\[nan-ngram", MERGE),
         (EVERYTHING, FULL),
