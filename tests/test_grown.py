@@ -95,7 +95,7 @@ def test_grown_heads_say_what_they_said(two_sizes, name):
         own = () if name in ("speculator", *OWN) else (lm.target, lm.params)
         said.append(module.logits(hidden, *read, *own))
         assert heads.drafter.features == (lm.config.num_layers,)
-    np.testing.assert_allclose(said[1], said[0], atol=2e-4)
+    np.testing.assert_allclose(said[1], said[0], rtol=1e-4, atol=5e-4)
 
 
 def test_real_text_is_measured_with_grown_models_too(two_sizes, monkeypatch):
