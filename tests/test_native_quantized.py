@@ -47,9 +47,12 @@ def held(out, size, kind, seed=0):
     return Quantized(stored, jnp.asarray(scale), jnp.asarray(zero) if zeros else None), numbers
 
 
-def bound(numbers, x):
-    """The rounding that float32 products of these numbers may have."""
-    return 1e-6 * (np.abs(numbers) @ np.abs(x)).max() + 1e-6
+def bound(numbers, x, kind=None):
+    """The rounding that products of these numbers may have: that of float32, and for ``int8``, whose
+    columns may be rounded to 16 bits, half a step of every input."""
+    rounding = 1e-6 * (np.abs(numbers) @ np.abs(x)).max() + 1e-6
+    step = np.abs(x).max() / 32639 if kind == "int8" else 0
+    return rounding + step / 2 * np.abs(numbers).sum(axis=1).max()
 
 
 product = jax.jit(lambda weight, x: calls.quantized_dots((weight,), x)[0])
@@ -64,7 +67,7 @@ def test_a_product_is_exact_to_rounding_for_every_number_of_columns(out, size, k
     for columns in COLUMNS:
         x = normal(size, columns, seed=columns)
         got = product(weight, x)
-        np.testing.assert_allclose(got, numbers @ x, rtol=0, atol=bound(numbers, x))
+        np.testing.assert_allclose(got, numbers @ x, rtol=0, atol=bound(numbers, x, kind))
 
 
 @needs_kernels
@@ -74,7 +77,26 @@ def test_rows_of_eight_bits_may_have_any_length(size):
     for columns in (1, 4, 9):
         x = normal(size, columns)
         got = product(weight, x)
-        np.testing.assert_allclose(got, numbers @ x, rtol=0, atol=bound(numbers, x))
+        np.testing.assert_allclose(got, numbers @ x, rtol=0, atol=bound(numbers, x, "int8"))
+
+
+@needs_kernels
+def test_a_column_in_sixteen_bits_has_a_scale_for_every_1024_inputs_and_says_what_is_not_finite():
+    weight, numbers = held(30, 2304, "int8")
+    x = normal(2304, 7)
+    x[5, 1], x[1030, 2], x[7, 3], x[:, 4], x[:1024, 5] = 1e30, np.inf, np.nan, 0, 1e-38
+    got = np.asarray(product(weight, x))
+    assert np.isfinite(got).all(axis=0).tolist() == [True, True, False, False, True, True, True]
+    assert not np.isfinite(got[:, 2:4]).any() and not got[:, 4].any()
+    for column in (0, 5, 6):
+        one = x[:, [column]]
+        np.testing.assert_allclose(
+            got[:, [column]], numbers @ one, rtol=0, atol=bound(numbers, one, "int8")
+        )
+    # the large number is in the first block: where its weights are zero, the others keep their bits
+    quiet = dataclasses.replace(weight, qvalue=weight.qvalue.at[:, :1024].set(0))
+    others = np.where(np.arange(2304)[:, None] < 1024, 0, x[:, [1]])
+    np.testing.assert_array_equal(product(quiet, x[:, [1]]), product(quiet, others))
 
 
 @needs_kernels
@@ -108,7 +130,7 @@ def test_every_backend_computes_the_same_law(on, kind, columns, monkeypatch):
     weight, numbers = held(61, 192, kind)
     x = normal(192, columns)
     got = jax.jit(on.dot)(weight, jnp.asarray(x))
-    np.testing.assert_allclose(got, numbers @ x, rtol=0, atol=bound(numbers, x))
+    np.testing.assert_allclose(got, numbers @ x, rtol=0, atol=bound(numbers, x, kind))
     half = jax.jit(on.dot)(weight, jnp.asarray(x, jnp.bfloat16))
     assert half.dtype == jnp.bfloat16
     np.testing.assert_allclose(half, numbers @ x, rtol=0, atol=3e4 * bound(numbers, x))

@@ -2,8 +2,10 @@
 //
 // A weight is read once for up to eight columns and becomes floats in registers, times the scale of
 // its group; its products are those of these floats. Every column is summed in the same order,
-// however many there are and whichever thread computes the row.
+// however many there are and whichever thread computes the row. Weights of eight bits with one scale
+// a row are multiplied as bytes where the processor can do that, see byte_dots.h.
 
+#include "byte_dots.h"
 #include "tasks.h"
 #include "vectors.h"
 
@@ -236,7 +238,18 @@ ffi::Error Quantized(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remaini
     total += out;
     total_bytes += out * in * 2;  // as much work as weights of this size
   }
-  const float* packed = PackRows(x.typed_data(), in, columns, false);
+  bool floats = true;  // whether a weight meets columns of floats
+#if defined(SPECJAX_BYTE_DOTS)
+  ByteColumns bytes{};
+  const bool dots = HasByteDots();
+  const auto channel = [](const Part& part) { return part.kind == kChannel; };
+  if (dots) {
+    floats = !std::all_of(parts.begin(), parts.begin() + count, channel);
+    if (std::any_of(parts.begin(), parts.begin() + count, channel))
+      bytes = PackBytes(x.typed_data(), in, columns);
+  }
+#endif
+  const float* packed = floats ? PackRows(x.typed_data(), in, columns, false) : nullptr;
   const int64_t rows = TaskRows(pool, total_bytes, total);
   const int64_t tasks = DivideParts(parts.data(), count, rows);
   Parallel(pool, tasks, [=](int64_t task) {
@@ -245,6 +258,14 @@ ffi::Error Quantized(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remaini
     float* y = part->result + begin * to.down;
     for (int64_t k = 0; k < in; k += kDeep, to.add = true) {
       EachShare(height, columns, [&](int64_t r, int64_t rows, int64_t m, int64_t few) {
+#if defined(SPECJAX_BYTE_DOTS)
+        if (dots && part->kind == kChannel) {
+          const Weight w = part->weight.From(begin + r);
+          kByteRows[few - 1](reinterpret_cast<const int8_t*>(w.values), w.scales, w.bytes, bytes, m,
+                             y + r * to.down + m * to.across, k, std::min(in, k + kDeep), rows, to);
+          return;
+        }
+#endif
         kRows[part->kind][few - 1](part->weight.From(begin + r), packed + m * in,
                                    y + r * to.down + m * to.across, in, k,
                                    std::min(in, k + kDeep), rows, to);
