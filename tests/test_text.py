@@ -270,7 +270,7 @@ def test_repeated_ngrams_counts_what_stood_there_before():
 
 def test_a_small_model_reads_its_prompts_a_few_tokens_at_a_time(monkeypatch):
     params = {"a": np.zeros(100, np.float32), "b": np.zeros(4, np.float16)}
-    for cache, chunk in ((408, xla_cpu.SMALL_PREFILL_CHUNK), (407, prefill.PREFILL_CHUNK)):
+    for cache, chunk in ((204, xla_cpu.SMALL_PREFILL_CHUNK), (203, xla_cpu.PREFILL_CHUNK)):
         monkeypatch.setattr(xla_cpu, "last_level_cache", lambda size=cache: size)
         assert prefill.chunk_for(params) == chunk
 
