@@ -44,6 +44,7 @@ def measure_ways(
     batch: int = 1,
     new: int = 64,
     grown: bool = False,
+    quantize: str | None = None,
     workload: str = "completion",
     given: bool = False,
     repetitions: int = 3,
@@ -64,6 +65,8 @@ def measure_ways(
       batch: the prompts that are decoded together.
       new: the tokens that are emitted for each prompt.
       grown: whether to measure the models of ``grown.py`` instead of the embedded ones.
+      quantize: in what the embedded models are computed, as ``specjax.load`` takes it; None: the
+        default.
       workload: see ``workloads.prompts``.
       given: whether the true answers are emitted (``workloads.answered``), at temperature 0.
       repetitions: how often each batch is decoded.
@@ -75,7 +78,7 @@ def measure_ways(
     from . import workloads
 
     del bench
-    lm = grown_embedded() if grown else specjax.load("embedded")
+    lm = grown_embedded() if grown else specjax.load("embedded", quantize=quantize)
     count = prompts // batch
     sampling = [specjax.Sampling(temperature=temperature)] * count
     if given:

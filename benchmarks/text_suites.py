@@ -15,12 +15,13 @@ KEEPS_PROGRAMS = ("embedded", "workloads", "quality")
 def embedded(prompts: int = 60, batches: Sequence[int] = (8,)) -> list[Row]:
     """Every drafter of the embedded target on held-out prompts: chains, trees and combinations.
 
-    All drafters of a row run in turn with plain decoding. The last rows are the light heads and
-    ``ngram`` with the target grown to 100M float32 weights, which a pass reads from memory.
+    All drafters of a row run in turn with plain decoding. One row computes target and drafters in
+    eight bits. The last rows are the light heads and ``ngram`` with the target grown to 100M float32
+    weights, which a pass reads from memory.
     """
     chains = {
         0.0: {
-            **dict.fromkeys(("eagle3", "draft"), (2, 3, 4)),
+            **{"eagle3": (3, 4, 5), "draft": (2, 3, 4)},
             **dict.fromkeys(("mtp", "speculator", "hydra"), (1, 3)),
             **{"medusa": (1,), "ngram": (3, 7), "ngram+eagle3": (3,), "ngram+draft": (3,)},
         },
@@ -43,6 +44,10 @@ def embedded(prompts: int = 60, batches: Sequence[int] = (8,)) -> list[Row]:
             | {"ways": [{"drafter": d, "num_draft": "auto"} for d in ("eagle3", "draft")]}
             for b in batches
         ]
+    ways = [{"drafter": "eagle3", "num_draft": n} for n in (3, 4)]
+    ways.append({"drafter": "ngram", "num_draft": 3})
+    eight = {"kind": "drafters", "temperature": 0.0, "new": 128, "quantize": "int8"}
+    rows.append({**eight, "prompts": min(prompts, 24), "ways": ways})
     for t in (0.0, 1.0):
         light = ("speculator", "hydra", "medusa")
         ways = [{"drafter": d, "num_draft": n} for d in light for n in (1, 3)]

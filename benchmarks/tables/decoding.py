@@ -158,8 +158,8 @@ def _real_text(rows, count: str, note: str | None = None) -> str:
     if note is None:
         note = _note(rows, count)
     target = {}
-    if any(row.get("grown") for row, _ in rows):
-        target = {"target": lambda r, f: "grown to 100M" if r.get("grown") else "embedded"}
+    if any(row.get("grown") or row.get("quantize") for row, _ in rows):
+        target = {"target": _target}
     kinds = {}
     if any("workload" in row for row, _ in rows):
         kinds = {"text": lambda r, f: r.get("workload", "completion")}
@@ -183,6 +183,12 @@ def _real_text(rows, count: str, note: str | None = None) -> str:
         rows,
     )
     return f"{note}\n\n{found}" if note else found
+
+
+def _target(row, figures) -> str:
+    del figures
+    own = "embedded" + f", {row['quantize']}" * bool(row.get("quantize"))
+    return "grown to 100M" if row.get("grown") else own
 
 
 def _note(rows, count: str) -> str:
