@@ -16,8 +16,8 @@ def embedded(prompts: int = 60, batches: Sequence[int] = (8,)) -> list[Row]:
     """Every drafter of the embedded target on held-out prompts: chains, trees and combinations.
 
     All drafters of a row run in turn with plain decoding. One row computes target and drafters in
-    eight bits. The last rows are the light heads and ``ngram`` with the target grown to 100M float32
-    weights, which a pass reads from memory.
+    eight bits. The last rows are the light heads and ``ngram`` with the target grown to 100M
+    float32 weights, which a pass reads from memory.
     """
     chains = {
         0.0: {

@@ -48,8 +48,8 @@ def held(out, size, kind, seed=0):
 
 
 def bound(numbers, x, kind=None):
-    """The rounding that products of these numbers may have: that of float32, and for ``int8``, whose
-    columns may be rounded to 16 bits, half a step of every input."""
+    """The rounding that products of these numbers may have: that of float32, and for ``int8``,
+    whose columns may be rounded to 16 bits, half a step of every input."""
     rounding = 1e-6 * (np.abs(numbers) @ np.abs(x)).max() + 1e-6
     step = np.abs(x).max() / 32639 if kind == "int8" else 0
     return rounding + step / 2 * np.abs(numbers).sum(axis=1).max()

@@ -9,9 +9,9 @@ from .._internal.host import last_level_cache
 from . import narrow, pages, quantized
 from .xla import XlaBackend
 
-# A processor is busy with few columns, and what fills up a prompt's last chunk is wasted: a token of
-# 32 takes at most a tenth longer than one of 256 where the weights stay in the cache, and a token of
-# 128 is as fast where they do not.
+# A processor is busy with few columns, and what fills up a prompt's last chunk is wasted: a token
+# of 32 takes at most a tenth longer than one of 256 where the weights stay in the cache, and a
+# token of 128 is as fast where they do not.
 SMALL_PREFILL_CHUNK, PREFILL_CHUNK = 32, 128
 LONG_PROMPT = 128  # prompt tokens from which the last one's features are worth a pass of its own
 # Threads that a virtual CPU device should have. XLA's threads run independent operations side by
