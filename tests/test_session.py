@@ -124,6 +124,13 @@ def test_sessions_that_cannot_be_are_refused():
         specjax.generate(LM, "a", drafter=Suffix(), drafter_params={})
 
 
+@pytest.mark.parametrize("path", ["nowhere/a.session", "."])
+def test_a_session_that_cannot_be_written_is_refused_before_anything_is_decoded(path, capsys):
+    assert command(["generate", PROMPTS[0], "--session", path]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and f"--session {path}: no file can be written there" in said.err
+
+
 def test_the_command_keeps_a_session(tmp_path, capsys):
     path = str(tmp_path / "a.session")
     call = ["generate", PROMPTS[0], "--drafter", "suffix", "--session", path, "--json"]
