@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import specjax
+from specjax._internal import host
 from specjax.cli import main as command
 from specjax.drafters import SAM, NGram, Suffix, text_table
 from specjax.text import Session
@@ -141,3 +142,9 @@ def test_the_command_keeps_a_session(tmp_path, capsys):
         said.append(json.loads(capsys.readouterr().out))
     assert said[0]["text"] == said[1]["text"]
     assert said[1]["stats"]["rounds"] < said[0]["stats"]["rounds"]
+
+
+def test_a_table_that_is_larger_than_the_memory_is_refused(monkeypatch):
+    monkeypatch.setattr(host, "device_memory", lambda: 1000)
+    with pytest.raises(ValueError, match="capacity=512: its table takes 4,096 bytes, and the"):
+        Session(LM, "suffix", 512)

@@ -52,6 +52,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import trees
+from .._internal.host import check_table_fits
 from .._internal.optional import required, unset
 from .._internal.pytree import pytree_dataclass
 from ..sampling import drawing
@@ -140,6 +141,11 @@ class Lookahead(ChainDrafter):
                 f"ngram - 1 = {self.window + self.depth} positions beyond the text, and the buffer "
                 f"of the text has {capacity} slots; give a smaller window or ngram"
             )
+        check_table_fits(
+            4 * batch * self.vocab_size * self.guesses * self.depth,
+            f"Lookahead(guesses={self.guesses}, ngram={self.ngram}) for {batch} rows",
+            "give fewer guesses, a smaller ngram, or fewer rows",
+        )
         rounds = jnp.zeros((batch,), jnp.int32)
         return LookaheadState(
             window=jnp.zeros((batch, self.depth, self.window), jnp.int32),
