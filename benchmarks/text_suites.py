@@ -70,34 +70,40 @@ def workloads(
     The first rows are the embedded target, grown to 100M weights and as it is, on the texts of
     ``workloads.py``: its own text, and true answers that it is made to say. Drafters of a row run
     in turn with plain decoding, and rows of one size, temperature and batch share their programs.
-    The others are the costs: tables of answers that requests fill, a datastore of 1 GB of tokens,
-    and each table beside a plain step of the pair of 100M weights.
+    Batches draft fewer tokens for each row, because their passes are bound by arithmetic; batches
+    and repeated requests are measured on two kinds of text only. The other rows are the costs:
+    tables of answers that requests fill, a datastore of 1 GB of tokens, and each table beside a
+    plain step of the pair of 100M weights.
     """
-    kinds = ("edits", "retrieval", "completion", "open")
+    kinds, few = ("edits", "retrieval", "completion", "open"), ("edits", "open")
     copies = [{"drafter": "ngram", "num_draft": 7}, *({"drafter": d} for d in ("suffix", "sam"))]
     copies.append({"drafter": "rest"})
     ways = [*copies, {"drafter": "recycling", "tree": "3x2x1"}]
+    narrow = [{"drafter": d, "num_draft": 4} for d in ("ngram", "suffix", "sam", "rest")]
+    narrow.append({"drafter": "recycling", "tree": "2x1"})
     more = [
+        {"drafter": "ngram", "num_draft": 15},
         {"drafter": "suffix+recycling", "tree": "3x2x1"},
         {"drafter": "lookahead:window=3,ngram=3,guesses=2"},
         {"drafter": "jacobi", "num_draft": 3},
     ]
-    sizes = {"grown": True, "repetitions": 2, "prompts": prompts}, {"prompts": 2 * prompts}
+    sizes = {"grown": True, "repetitions": 1, "prompts": prompts}, {"prompts": 2 * prompts}
     rows = []
     for size in sizes:
         common = {"kind": "tables", **size}
         given = {**common, "temperature": 0.0, "batch": 1, "given": True, "ways": copies}
-        rows += [{**given, "workload": kind} for kind in kinds[:2]]
+        rows += [{**given, "workload": kind} for kind in kinds[:2] if "grown" in size]
         for b in batches:
             common["prompts"] = max(size["prompts"], 2 * b)
             for t in (0.0, 1.0):
-                found = ways if t or b > 1 else [*ways, *more]
+                all_ways = ways if t or "grown" in size else [*ways, *more]
+                found = narrow if b > 1 else all_ways
                 shared = {**common, "temperature": t, "batch": b, "ways": found}
-                rows += [{**shared, "workload": kind} for kind in kinds]
+                rows += [{**shared, "workload": kind} for kind in (few if b > 1 else kinds)]
     rows += [
         {"kind": "requests", "workload": kind, "prompts": 2 * prompts, "temperature": t}
         for t in (0.0, 1.0)
-        for kind in kinds
+        for kind in few
     ]
     of = dict(pair=pair, agreement=agreement, repetitions=repetitions)
     tables = ("ngram", "suffix", "sam", "recycling", "lookahead", "jacobi")

@@ -54,7 +54,7 @@ def hybrid(num_draft, case):
 def fallback(case):
     """The same behind a table that copies after every match."""
     drafter, weights, rules = case
-    table = SAM(num_draft=3, longest=4, shortest=1, occurrences=4, block=2)
+    table = SAM(num_draft=3, longest=4, shortest_beside=1, occurrences=4, block=2)
     return Fallback(first=table, inner=drafter), weights, rules
 
 
@@ -192,7 +192,7 @@ def combinations(model, near, other, small, of_small):
         ),
         "fallback recycling": (
             Fallback(
-                first=SAM(num_draft=3, longest=4, shortest=3, occurrences=4, block=2),
+                first=SAM(num_draft=3, longest=4, shortest_beside=3, occurrences=4, block=2),
                 inner=Recycling(topology=trees.branching(2, 2, 1), **words),
             ),
             None,

@@ -144,6 +144,18 @@ def test_the_command_builds_a_datastore_and_drafts_from_it(tmp_path, capsys):
     (tmp_path / "c.jsonl").write_text("3\n")
     assert command(["datastore", "build", str(tmp_path / "c.jsonl"), "-o", folder + "2"]) == 2
     assert "line 1" in capsys.readouterr().err
+    (tmp_path / "d.jsonl").write_text('{"text": 3}\n')
+    (tmp_path / "e.py").write_bytes(b"x = '\xff'")
+    (tmp_path / "f.py").write_text("")
+    for name, words in (
+        ("d.jsonl", "d.jsonl, line 1"),
+        ("e.py", "byte 5 is not UTF-8; name files of texts"),
+        ("f.py", "no texts"),
+    ):
+        assert command(["datastore", "build", str(tmp_path / name), "-o", folder + "2"]) == 2
+        assert words in capsys.readouterr().err
+    assert command(["datastore", "build", *files, "-o", f"{files[0]}/store2"]) == 2
+    assert "take another place" in capsys.readouterr().err
     assert not [path for path in tmp_path.iterdir() if path.name.startswith((".", "store2"))]
 
 
@@ -154,7 +166,9 @@ def test_what_is_no_datastore_of_the_model_is_refused(store, tmp_path):
         Datastore(tmp_path / "nothing")
     with pytest.raises(FileExistsError):
         build(store.path, corpus(), "words")
-    for texts, words in (([], "no texts"), ([[-3]], "ids are")):
+    with pytest.raises(FileNotFoundError, match="datastore build"):
+        Datastore(store.path / "meta.json")  # a file, not a folder
+    for texts, words in (([], "no texts"), ([[]], "no texts"), ([[-3]], "ids are")):
         with pytest.raises(ValueError, match=words):
             build(tmp_path / "empty", texts, "words")
     meta = store.path / "meta.json"

@@ -15,7 +15,16 @@ import specjax
 from specjax import Sampling, types
 from specjax.decoding import loop, round
 from specjax.decoding.inputs import prepare_inputs
-from specjax.drafters import Adaptive, DraftModel, Fallback, Hybrid, NGram, Union
+from specjax.drafters import (
+    SAM,
+    Adaptive,
+    DraftModel,
+    Fallback,
+    Hybrid,
+    NGram,
+    Union,
+    context_index,
+)
 from specjax.text import drafter_names, round_costs
 from specjax.trees.topology import branching, chain
 
@@ -144,6 +153,16 @@ def test_a_row_drafts_with_the_table_where_its_score_is_high_and_else_with_the_o
 @functools.partial(jax.jit, static_argnums=0)
 def jit_look_up(table, index, context):
     return table.look_up(None, index, context)
+
+
+def test_sam_follows_every_match_alone_and_long_ones_before_another_drafter():
+    table = SAM(num_draft=2, longest=8)
+    text = jnp.asarray([[1, 2, 3, 4, 5, 1, 2, 3, 0, 0]])
+    end = context_index.contexts(text, jnp.asarray([[7]]), table.longest)[:, 0]
+    index = context_index.empty(1, text.shape[1], table.block)
+    made = table.propose(index, text, jnp.asarray([8]), end)
+    assert made.tokens.tolist() == [[4, 5]] and made.count.tolist() == [2]
+    assert made.score.tolist() == [3.0] and table.score_beside(depth=2) == 5.0
 
 
 def test_what_a_finished_row_has_not_read_asks_for_no_pass():

@@ -387,6 +387,14 @@ def test_fewer_candidates_are_asked_for_and_passengers_stay():
         (lambda: Jacobi(mode="rows"), "whole, blocks, hybrid"),
         (lambda: Jacobi(num_draft=0), "at least 1"),
         (lambda: begun(Lookahead(vocab_size=VOCAB + 1)), "its vocabulary has 12 tokens"),
+        (
+            lambda: begun(Lookahead(vocab_size=VOCAB, guesses=10**12)),
+            r"guesses=10+, ngram=4\) .* bytes, and the devices have .*; give fewer",
+        ),
+        (
+            lambda: begun(Lookahead(vocab_size=VOCAB, window=2000)),
+            r"window=2000, ngram=4\): the window reaches .* 2003 positions .* slots; give a",
+        ),
     ],
 )
 def test_windows_that_cannot_be_are_refused(make, words):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import specjax
+from specjax._internal import host
 from specjax.cli import main as command
 from specjax.drafters import SAM, NGram, Suffix, text_table
 from specjax.text import Session
@@ -124,6 +125,13 @@ def test_sessions_that_cannot_be_are_refused():
         specjax.generate(LM, "a", drafter=Suffix(), drafter_params={})
 
 
+@pytest.mark.parametrize("path", ["nowhere/a.session", "."])
+def test_a_session_that_cannot_be_written_is_refused_before_anything_is_decoded(path, capsys):
+    assert command(["generate", PROMPTS[0], "--session", path]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and f"--session {path}: no file can be written there" in said.err
+
+
 def test_the_command_keeps_a_session(tmp_path, capsys):
     path = str(tmp_path / "a.session")
     call = ["generate", PROMPTS[0], "--drafter", "suffix", "--session", path, "--json"]
@@ -134,3 +142,9 @@ def test_the_command_keeps_a_session(tmp_path, capsys):
         said.append(json.loads(capsys.readouterr().out))
     assert said[0]["text"] == said[1]["text"]
     assert said[1]["stats"]["rounds"] < said[0]["stats"]["rounds"]
+
+
+def test_a_table_that_is_larger_than_the_memory_is_refused(monkeypatch):
+    monkeypatch.setattr(host, "device_memory", lambda: 1000)
+    with pytest.raises(ValueError, match="capacity=512: its table takes 4,096 bytes, and the"):
+        Session(LM, "suffix", 512)

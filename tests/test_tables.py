@@ -337,6 +337,8 @@ def test_tables_that_cannot_be_are_refused():
         Suffix(factor=float("nan"))
     with pytest.raises(ValueError, match="shortest"):
         SAM(shortest=0)
+    with pytest.raises(ValueError, match="shortest_beside=0"):
+        SAM(shortest_beside=0)
     with pytest.raises(ValueError, match="side by side"):
         NGram(topology=trees.branching(2, 2))
     with pytest.raises(ValueError, match="earliest"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,8 +51,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Builds the datastore, prints its number of tokens, and returns the exit code."""
     if arguments.chunk < 1:
         raise ValueError(f"--chunk {arguments.chunk}: it must be at least 1")
-    if Path(arguments.output).exists():
-        raise FileExistsError(f"--output {arguments.output} is there already: take another name")
+    output = Path(arguments.output)
+    if output.exists():
+        raise FileExistsError(f"--output {output} is there already: take another name")
+    if not _can_be_made(output):
+        raise ValueError(f"--output {output}: no folder can be made there; take another place")
     for name in arguments.files:
         if not Path(name).exists() or Path(name).is_dir():
             found = "it is a folder" if Path(name).exists() else "there is no such file"
@@ -67,11 +71,24 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _can_be_made(path: Path) -> bool:
+    """Whether folders can be made at ``path``, below the nearest folder that exists."""
+    above = path.absolute().parent
+    while not above.exists():
+        above = above.parent
+    return above.is_dir() and os.access(above, os.W_OK)
+
+
 def _texts(files: list[str]) -> Iterator[str]:
     """Yields the texts of files, one after the other."""
     for name in files:
         if Path(name).suffix != ".jsonl":
-            yield Path(name).read_text(encoding="utf-8")
+            try:
+                yield Path(name).read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"files: {name}: byte {error.start} is not UTF-8; name files of texts in UTF-8"
+                ) from None
             continue
         expected = 'it is neither a string nor {"text": ...}'
         yield from read_json_lines("files", name, _text_of, expected)
@@ -79,4 +96,7 @@ def _texts(files: list[str]) -> Iterator[str]:
 
 def _text_of(value) -> str:
     """Returns the text of a line: the line's string, or its field ``text``."""
-    return value if isinstance(value, str) else value["text"]
+    text = value if isinstance(value, str) else value["text"]
+    if not isinstance(text, str):
+        raise TypeError("the text is no string")
+    return text

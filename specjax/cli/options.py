@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from pathlib import Path
 
 import specjax
 
@@ -346,7 +347,16 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
 
 
 def _session(lm, drafter, path: str, capacity: int | None) -> Session:
-    """Returns the session in a file, or a new session if the file does not exist."""
+    """Returns the session in a file, or a new session if the file does not exist.
+
+    Raises:
+      ValueError: the file cannot be written later; the drafter reads no session.
+    """
+    folder = Path(path).absolute().parent
+    if Path(path).is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ValueError(
+            f"--session {path}: no file can be written there; name a file in a folder that exists"
+        )
     capacity = SESSION_TOKENS if capacity is None else capacity
     if drafter not in SESSIONS and not isinstance(drafter, IndexedDrafter):
         raise ValueError(f"--session: give --drafter {' or '.join(SESSIONS)} with it")

@@ -69,9 +69,9 @@ class Datastore:
             version, self.num_tokens = int(meta["version"]), int(meta["num_tokens"])
             self.chunk, self.depth = int(meta["chunk"]), int(meta["depth"])
             self.tokenizer = str(meta["tokenizer"])
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise FileNotFoundError(
-                f"{self.path} is no datastore (it has no meta.json); make one with "
+                f"{self.path} is no datastore (a folder with meta.json); make one with "
                 "specjax datastore build"
             ) from None
         except (ValueError, KeyError, TypeError) as error:
@@ -202,6 +202,8 @@ def _write(folder: Path, texts, chunk: int, depth: int) -> int:
             ids = np.asarray(text, np.int64)
             if ids.size and not 0 <= ids.min() <= ids.max() < 2**21 - 1:
                 raise ValueError(f"a text has the token {ids.max()}; ids are 0 to {2**21 - 2}")
+            if not ids.size:
+                continue
             held.append(np.append(ids, END).astype(np.int32))
             count += len(held[-1])
             if count >= chunk:

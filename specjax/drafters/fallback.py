@@ -1,9 +1,10 @@
 """A table where it is sure of itself, another drafter where it is not: row by row, by a score.
 
 ``suffix`` expects so many of its tokens to be accepted; where that is at least as many as the other
-drafter proposes, its tokens are drafted. ``sam`` and ``ngram`` copy after every match that they
-follow. Each of the two may draft a chain or a tree, and the other drafter may be a table or a
-``Fallback`` too. A round in which all rows copy does not run it.
+drafter proposes, its tokens are drafted. ``sam`` copies after a match of ``shortest_beside`` tokens
+or more, ``ngram`` after every match that it follows. Each of the two may draft a chain or a tree,
+and the other drafter may be a table or a ``Fallback`` too. A round in which all rows copy does not
+run it.
 
 Lossless: yes, as the inner drafter is; the score is a function of the context, never of a token
 that was drawn.

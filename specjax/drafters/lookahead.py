@@ -52,6 +52,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import trees
+from .._internal.host import check_table_fits
 from .._internal.optional import required, unset
 from .._internal.pytree import pytree_dataclass
 from ..sampling import drawing
@@ -94,7 +95,8 @@ class Lookahead(ChainDrafter):
       reads_text: whether the n-grams of the text, prompt included, are put into the pool too.
 
     Raises:
-      ValueError: there is no vocabulary, or a number is out of range.
+      ValueError: there is no vocabulary, or a number is out of range; when decoding begins, the
+        window is larger than the buffer of the text.
     """
 
     num_draft: int = 0
@@ -133,6 +135,17 @@ class Lookahead(ChainDrafter):
         return self.window * self.depth - 1  # the root is none
 
     def init(self, params, target_params, batch, capacity, inputs=None):
+        if self.window + self.depth > capacity:
+            raise ValueError(
+                f"Lookahead(window={self.window}, ngram={self.ngram}): the window reaches window + "
+                f"ngram - 1 = {self.window + self.depth} positions beyond the text, and the buffer "
+                f"of the text has {capacity} slots; give a smaller window or ngram"
+            )
+        check_table_fits(
+            4 * batch * self.vocab_size * self.guesses * self.depth,
+            f"Lookahead(guesses={self.guesses}, ngram={self.ngram}) for {batch} rows",
+            "give fewer guesses, a smaller ngram, or fewer rows",
+        )
         rounds = jnp.zeros((batch,), jnp.int32)
         return LookaheadState(
             window=jnp.zeros((batch, self.depth, self.window), jnp.int32),

@@ -33,6 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import trees
+from .._internal.host import check_table_fits
 from .._internal.optional import required, unset
 from ..sampling import drawing
 from ..types import ROOT
@@ -123,6 +124,11 @@ class Recycling(ChainDrafter):
         return max(self.tree.ranks) + 1
 
     def init(self, params, target_params, batch, capacity, inputs=None):
+        check_table_fits(
+            4 * batch * self.vocab_size * self.width,
+            f"Recycling(vocab_size={self.vocab_size}) with {self.width} ranks, for {batch} rows",
+            "give a tree with fewer ranks, or fewer rows",
+        )
         return jnp.full((batch, self.vocab_size, self.width), -1, jnp.int32)
 
     def draft_step(self, params, target_params, state, context):

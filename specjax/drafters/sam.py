@@ -2,7 +2,8 @@
 
 The suffix automaton of the paper answers one question: the longest end of the text that occurred
 before, and where first. The sorted index of ``context_index.py`` answers it in a compiled loop, for
-matches of up to ``longest`` tokens. A match of fewer than ``shortest`` tokens is not followed.
+matches of up to ``longest`` tokens. Alone, the drafter follows every match; before another drafter
+(``fallback.py``) it leaves matches of fewer than ``shortest_beside`` tokens to that drafter.
 
 Cost of a round and row, whatever the length n of the text: a search of ``longest * log2(n)``
 comparisons, and ``num_draft * occurrences`` tokens read. The state is 4 bytes for each slot of the
@@ -13,7 +14,7 @@ Lossless: yes, under ``greedy``, ``delta`` and all rules that take a function of
 Example::
 
     specjax.generate(lm, "...", drafter="sam")
-    drafter = SAM(num_draft=40, shortest=5)
+    drafter = SAM(num_draft=40, shortest=2)
 
 Differs from the reference implementation: of more than ``occurrences`` longest matches the latest
 are looked at, and the first of those is taken (there: the first of all).
@@ -42,31 +43,36 @@ class SAM(IndexedDrafter):
       num_draft: the most tokens proposed in a round.
       longest: how many of the last tokens are compared at most.
       shortest: the shortest match that is followed.
+      shortest_beside: the same before another drafter, which drafts after shorter matches.
       stretch: how many tokens are proposed at most for each matched token.
       table_bias: by how many tokens a match in a table must exceed one in the text itself.
 
     Raises:
-      ValueError: not ``1 <= shortest <= longest``, or ``stretch`` below 1.
+      ValueError: not ``1 <= shortest <= longest``, or ``num_draft``, ``shortest_beside`` or
+        ``stretch`` below 1.
     """
 
     num_draft: int = 15
     longest: int = 32
-    shortest: int = 5
+    shortest: int = 1
+    shortest_beside: int = 5
     stretch: int = 4
     table_bias: int = 5
     name = "sam"
 
     def __post_init__(self):
         super().__post_init__()
-        if not 1 <= self.shortest <= self.longest or self.stretch < 1 or self.num_draft < 1:
+        least = min(self.num_draft, self.shortest_beside, self.stretch)
+        if not 1 <= self.shortest <= self.longest or least < 1:
             raise ValueError(
                 f"SAM(num_draft={self.num_draft}, shortest={self.shortest}, longest="
-                f"{self.longest}, stretch={self.stretch}): need 1 <= shortest <= longest, and "
-                "num_draft and stretch of at least 1"
+                f"{self.longest}, shortest_beside={self.shortest_beside}, stretch={self.stretch}): "
+                "need 1 <= shortest <= longest, and num_draft, shortest_beside and stretch of at "
+                "least 1"
             )
 
     def score_beside(self, depth):
-        return 1.0  # any match that is followed
+        return float(self.shortest_beside)
 
     def propose(self, index, tokens, length, end, shared=False):
         places, matched = context_index.nearest(index, tokens, end, length, self.occurrences)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .._internal.host import check_table_fits
 from ..drafters import registry, text_table
 from ..drafters.indexed import IndexedDrafter, TextTable
 from ..models.lm import LM
@@ -60,6 +61,7 @@ class Session:
             raise ValueError(f"capacity={capacity!r}: give a number of tokens")
         if not SMALLEST <= capacity <= LARGEST:
             raise ValueError(f"capacity={capacity}: give {SMALLEST} to {LARGEST} tokens")
+        check_table_fits(8 * capacity, f"capacity={capacity}", "give a smaller capacity")
         self.lm, self.drafter = lm, drafter
         self.table: TextTable = text_table.empty(capacity, drafter.block)
 

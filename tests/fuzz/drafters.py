@@ -130,7 +130,7 @@ def random_table(generator) -> Suffix | SAM:
         block=between(generator, 1, 4),
     )
     if generator.random() < 0.5:
-        return SAM(shortest=1, stretch=between(generator, 1, 3), **common)
+        return SAM(shortest_beside=1, stretch=between(generator, 1, 3), **common)
     factor, least = pick(generator, (0.5, 1.0, 2.0)), pick(generator, (0.0, 0.1, 0.5))
     return Suffix(factor=factor, min_probability=least, **common)
 
