@@ -293,7 +293,7 @@ TABLE = {
     ],
     "test_servers.py": MERGE,
     "test_specdiff.py": [(r"the_loop|others\[True", FULL), ("reads|replay|saved", MERGE)],
-    "test_sanitizers.py": MERGE,
+    "test_sanitizers.py": [("float16", FULL), (EVERYTHING, MERGE)],
     "test_segments.py": [("segments_bring", MERGE)],
     "test_self_draft.py": [
         ("fault|refused|sublayers_are|say_why|leading|missing_layers", DEFAULT),
