@@ -1,8 +1,8 @@
 """Greedy text in few bits at every width and batch: ``python -m benchmarks.fixed_bits``.
 
-The embedded target in bfloat16, or float16 by ``--dtype``, writes texts plainly, each prompt alone. Then `jacobi` writes them
-with passes of 2 to 16 nodes, and plain decoding with passes of one, in batches of 1 to 8 rows; each
-token is compared. With ``SPECJAX_BITS=fixed``, which this command sets, all must be the same. Three
+The embedded target in bfloat16, or float16 by ``--dtype``, writes texts plainly, each prompt alone.
+Then `jacobi` writes them with passes of 2 to 16 nodes, and plain decoding with passes of one, in
+batches of 1 to 8 rows; each token is compared. With ``SPECJAX_BITS=fixed``, which this command sets, all must be the same. Three
 further rows are without it. What it costs: the time of reading prompts and of a pass over many
 columns, with and without. A finished row is not measured again; exit code 1: a token differs.
 """
@@ -10,6 +10,7 @@ columns, with and without. A finished row is not measured again; exit code 1: a 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 import time
@@ -49,7 +50,7 @@ def differing(said: list[list[int]], wanted: list[list[int]]) -> tuple[int, int]
     """The texts that differ, and the tokens up to the first differing one of each, which counts."""
     texts = tokens = 0
     for one, other in zip(said, wanted, strict=True):
-        same = [a == b for a, b in zip(one, other, strict=True)]
+        same = [a == b for a, b in itertools.zip_longest(one, other)]  # one may have ended
         texts, tokens = (
             texts + (not all(same)),
             tokens + (same.index(False) + 1 if not all(same) else len(same)),

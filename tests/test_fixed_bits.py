@@ -1,5 +1,5 @@
 """Logits on CPUs have the same bits in a pass over one token and over several, and alone and in a
-batch, so that greedy texts are the same with and without speculation, in bfloat16 and float16 too."""
+batch, so that greedy texts are the same with and without speculation, in narrow types, too."""
 
 import functools
 
