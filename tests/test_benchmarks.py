@@ -246,7 +246,7 @@ def test_no_figure_is_nan_in_json():
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["speed"], "heads, light, workloads, quality, scaling, peers, cpu-peers, serving"),
+        (["speed"], "embedded, workloads, quality, scaling, peers, cpu-peers, serving"),
         (["smoke", "--batches", "2"], "no such option; it has --pair"),
         (["cpu", "--pair", "70b"], "known: tiny, 100m, 8b"),
         (["scaling", "--contexts", "65536"], "the pair 100m has 32768 positions"),

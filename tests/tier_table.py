@@ -39,7 +39,7 @@ TABLE = {
         (EVERYTHING, FULL),
     ],
     "test_approximate.py": [
-        (r"strictest.*(rank|distance|block|threshold)|keeps_more|within_the_bounds", MERGE),
+        (r"strictest.*(rank|distance|block|threshold)|keeps_more|within_the_bounds|typical", MERGE),
     ],
     "test_audit.py": [
         ("fault|refused|stated|engine_is_held|named_by", DEFAULT),
