@@ -2,9 +2,10 @@
 
 The embedded target in bfloat16, or float16 by ``--dtype``, writes texts plainly, each prompt alone.
 Then `jacobi` writes them with passes of 2 to 16 nodes, and plain decoding with passes of one, in
-batches of 1 to 8 rows; each token is compared. With ``SPECJAX_BITS=fixed``, which this command sets, all must be the same. Three
-further rows are without it. What it costs: the time of reading prompts and of a pass over many
-columns, with and without. A finished row is not measured again; exit code 1: a token differs.
+batches of 1 to 8 rows; each token is compared. With ``SPECJAX_BITS=fixed``, which this command
+sets, all must be the same. Three further rows are without it. What it costs: the time of reading
+prompts and of a pass over many columns, with and without. A finished row is not measured again;
+exit code 1: a token differs.
 """
 
 from __future__ import annotations

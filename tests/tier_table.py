@@ -44,7 +44,7 @@ TABLE = {
     "test_audit.py": [
         ("fault|refused|stated|engine_is_held|named_by", DEFAULT),
         (
-            r"every_draft.*\[(delta|rejection|traversal|kseq|block)\]|shares_its|biased.*(typical|lenience)|exit_code",
+            r"every_draft.*\[(delta|rejection|traversal|kseq|block)\]|shares_its|biased.*(typical|lenience)|exit_code|each_wrong",
             FULL,
         ),
         (EVERYTHING, MERGE),
