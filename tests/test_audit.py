@@ -335,12 +335,20 @@ def test_the_command_says_what_it_found_by_its_exit_code(tmp_path, capsys):
         command.read_samples(path)
 
 
+def audited(*words):
+    from specjax.cli.commands import parser
+
+    return command.run(parser().parse_args(["audit", *words]))
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
         (lambda: specjax.audit_rule("auto"), "stands for other rules"),
         (lambda: specjax.audit_rule("nonsense"), "unknown"),
-        (lambda: specjax.audit_rule("delta", samples=1), "samples must be at least"),
+        (lambda: specjax.audit_rule("delta", samples=1), "samples=1: give at least 1000"),
+        (lambda: specjax.audit_rule("delta", shapes=["40x40"]), "shapes='40x40': give a tree"),
+        (lambda: specjax.audit_rule("delta", false_alarm=2), "false_alarm=2: it must be between"),
         (lambda: specjax.audit_rule("greedy"), "admits none"),
         (lambda: specjax.audit_samples(LM, [((1,), (2,))]), "1 tokens are too few"),
         (lambda: specjax.audit_samples(LM, [((1,), (11,) * 300)]), "of another tokenizer"),
@@ -351,6 +359,8 @@ def test_the_command_says_what_it_found_by_its_exit_code(tmp_path, capsys):
             "depend on earlier tokens",
         ),
         (lambda: specjax.audit_rule("nowhere:rule"), "module:Object"),
+        (lambda: audited("delta", "--num-samples", "9"), "num_samples=9: give at least 1000"),
+        (lambda: audited("delta", "--shape", "40x40"), "shape='40x40': give a tree"),
     ],
 )
 def test_what_cannot_be_audited_is_refused(call, words):
