@@ -50,7 +50,7 @@ class CpuBackend(XlaCpuBackend):
         plain = prefix is not None and not any(
             special.get(name) is not None for name in ("window", "softcap", "bias")
         )
-        if not plain or not _takes(query, key, value, *prefix):
+        if prefix is None or not plain or not _takes(query, key, value, *prefix):
             return super().attend(query, key, value, own_mask, prefix, length, choice, **special)
 
         def by_xla(query, keys, values, key, value, own_mask, length):
