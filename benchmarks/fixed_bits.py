@@ -1,15 +1,17 @@
-"""Greedy text in bfloat16 at every width and batch: ``python -m benchmarks.fixed_bits``.
+"""Greedy text in few bits at every width and batch: ``python -m benchmarks.fixed_bits``.
 
-The embedded target in bfloat16 writes texts plainly, each prompt alone. Then `jacobi` writes them
-with passes of 2 to 16 nodes, and plain decoding with passes of one, in batches of 1 to 8 rows; each
-token is compared. With ``SPECJAX_BITS=fixed``, which this command sets, all must be the same. Three
-further rows are without it. What it costs: the time of reading prompts and of a pass over many
-columns, with and without. A finished row is not measured again; exit code 1: a token differs.
+The embedded target in bfloat16, or float16 by ``--dtype``, writes texts plainly, each prompt alone.
+Then `jacobi` writes them with passes of 2 to 16 nodes, and plain decoding with passes of one, in
+batches of 1 to 8 rows; each token is compared. With ``SPECJAX_BITS=fixed``, which this command
+sets, all must be the same. Three further rows are without it. What it costs: the time of reading
+prompts and of a pass over many columns, with and without. A finished row is not measured again;
+exit code 1: a token differs.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 import time
@@ -49,7 +51,7 @@ def differing(said: list[list[int]], wanted: list[list[int]]) -> tuple[int, int]
     """The texts that differ, and the tokens up to the first differing one of each, which counts."""
     texts = tokens = 0
     for one, other in zip(said, wanted, strict=True):
-        same = [a == b for a, b in zip(one, other, strict=True)]
+        same = [a == b for a, b in itertools.zip_longest(one, other)]  # one may have ended
         texts, tokens = (
             texts + (not all(same)),
             tokens + (same.index(False) + 1 if not all(same) else len(same)),
@@ -79,11 +81,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--new", type=int, default=176, help="new tokens of each prompt")
     parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS)
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
+    parser.add_argument("--out", type=Path, help=f"default: {RESULTS.name}/DTYPE of the results")
     args = parser.parse_args(arguments)
-    lm, prompts = specjax.load("embedded", dtype="bfloat16"), heldout.prompts(args.prompts)
-    header = {"suite": "bits", "prompts": args.prompts, "new": args.new, **runner.where()}
-    kept = runner.Kept(args.out, header, fresh=False)
+    out = args.out or RESULTS / args.dtype
+    lm, prompts = specjax.load("embedded", dtype=args.dtype), heldout.prompts(args.prompts)
+    asked = {"dtype": args.dtype, "prompts": args.prompts, "new": args.new}
+    header = {"suite": "bits", **asked, **runner.where()}
+    kept = runner.Kept(out, header, fresh=False)
     wanted = None
     rows = [
         *({"fixed": True, "width": w, "batch": b} for w in args.widths for b in args.batches),
@@ -107,7 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
         spent = time.perf_counter() - begin
         print(f"{index + 1}/{len(todo)} {row} {figures} {spent:.0f} s", flush=True)
     found = [(line["row"], line["figures"]) for line in kept.outcomes(rows)]
-    (args.out / "README.md").write_text(page(header, found))
+    (out / "README.md").write_text(page(header, found))
     return 1 if any(f["texts"] for r, f in found if r["fixed"] and "width" in r) else 0
 
 
@@ -120,10 +125,11 @@ def page(header: dict, found: list) -> str:
     widths, batches = (sorted({r[name] for r, _ in fixed}) for name in ("width", "batch"))
     facts = ", ".join(f"{k} {v}" for k, v in header.items() if v)
     parts = [
-        "# Bits that do not move\n\n`python -m benchmarks.fixed_bits`\n\n" + facts + ".",
-        "The embedded target in bfloat16, greedy, on held-out prompts. The texts of plain decoding "
-        "of each prompt alone are compared with those of passes over W nodes (`jacobi`; W = 1: "
-        "plain decoding) in batches of B rows.",
+        f"# Bits that do not move, {header['dtype']}\n\n`python -m benchmarks.fixed_bits --dtype "
+        f"{header['dtype']}`\n\n{facts}.",
+        f"The embedded target in {header['dtype']}, greedy, on held-out prompts. The texts of "
+        "plain decoding of each prompt alone are compared with those of passes over W nodes "
+        "(`jacobi`; W = 1: plain decoding) in batches of B rows.",
         f"**With `SPECJAX_BITS=fixed`: {texts} texts differ, in {tokens:,} compared tokens, for W "
         f"in {', '.join(map(str, widths))} and B in {', '.join(map(str, batches))}.**",
     ]

@@ -29,7 +29,7 @@ from .heldout import prompts
 
 NEW, DEPTH, TIMED, REPEATS = 64, 8, 6, 3
 FLAGS = (1.0, 0.75, 0.6, 0.5, 0.4, 0.0)
-THRESHOLDS = (math.inf, 0.7, 0.55, 0.4, 0.3, -math.inf)
+THRESHOLDS = (math.inf, 0.7, 0.55, 0.4, 0.3, 0.2, 0.1, -math.inf)
 
 
 def sprinter(path: str, temperature: float, count: int = 16) -> None:

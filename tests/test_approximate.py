@@ -17,6 +17,7 @@ from specjax.acceptance.lenience import Lenient
 from specjax.acceptance.threshold import Threshold
 from specjax.acceptance.tolerance import Tolerance
 from specjax.acceptance.top_k import TopK
+from specjax.acceptance.typical import Typical
 from specjax.analysis.exact_law import Table, distance, drafts, outcome, prefixes
 from specjax.decoding import reference
 
@@ -144,6 +145,32 @@ def test_fault_a_token_judged_by_another_nodes_scores():
     assert list(zip(*judged(rule), strict=True)) != list(obvious(rule))
 
 
+# ---------------------------------------------------------------------------------- typical
+
+
+class Laws(Logits):
+    """The law after a node, too."""
+
+    def __call__(self, node):
+        rows = jnp.take_along_axis(self.logits, node[:, None, None], axis=1)[:, 0]
+        return jax.nn.softmax(rows)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def typical_count(rule, draft, logits):
+    return rule({}, draft, Laws(logits), None, None).count
+
+
+@pytest.mark.parametrize("name", ["epsilon", "delta"])
+def test_typical_acceptance_keeps_no_less_at_a_lower_threshold(name):
+    strictest = Typical(epsilon=1.0, delta=1e9)  # no probability is above 1
+    found = [strictest] + [dataclasses.replace(strictest, **{name: x}) for x in (0.5, 0.2, 0.02)]
+    draft, _, _, logits = instances()
+    kept = np.asarray([typical_count(rule, draft, logits) for rule in found])
+    assert (kept[0] == 0).all()
+    assert (np.diff(kept, axis=0) >= 0).all() and (np.diff(kept.mean(axis=1)) > 0.02).all()
+
+
 # --------------------------------------------------------------------------------- lenience
 
 
@@ -231,6 +258,12 @@ def test_every_token_of_a_relaxed_text_is_within_the_bounds_by_its_own_row(rule)
     assert stats.approximate == f"rule {rule.name}" and "approximate" in rule.name
     strict, plain = text("approximate-top-k:k=1")[1], text("greedy")[0]
     assert strict.approximate == "" and (tokens != plain).any()
+
+
+def test_typical_acceptance_at_the_strictest_setting_writes_greedy_text_at_every_temperature():
+    """Of a probability above a half there is one, the most likely token's."""
+    tokens, _ = text("approximate-typical:epsilon=0.5,delta=1e9", temperature=1.0)
+    assert (tokens == text("greedy")[0]).all()
 
 
 def test_settings_after_the_name_of_a_rule():

@@ -8,12 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_acceptance import AfreshForEveryPath, Misread
+from test_acceptance import LAWFUL, AfreshForEveryPath, Misread
+from test_sampled_faults import DeltaAtAnotherTemperature
+from test_sampled_faults import WrongBonus as BonusZero
 from toys import bag
 
 import specjax
 from specjax import Sampling, trees
-from specjax.acceptance import RULES, walk
+from specjax.acceptance import RULES, node_laws, walk
 from specjax.acceptance.coupled import Coupled
 from specjax.analysis import sampled_law
 from specjax.cli import audit as command
@@ -193,6 +195,67 @@ def test_an_approximate_rule_is_called_biased(name):
     assert specjax.audit_rule(name, laws=1, samples=20_000).biased
 
 
+@dataclasses.dataclass(frozen=True)
+class Told(Rule):
+    """A rule that is told something false of its drafts."""
+
+    rule: object
+    lie: str
+    name, lossless = "told", True
+
+    def check(self, draft, greedy):
+        drawn = "distinct" if self.lie == "independent" else "iid"
+        if draft.topology != (-1, 0, 0) or draft.laws is None or draft.draws != drawn:
+            raise ValueError("rule='told' judges pairs that were drawn in its way")
+
+    def __call__(self, params, draft, target_law, draft_law, key):
+        if self.lie == "independent":
+            draft = dataclasses.replace(draft, draws="iid")
+        else:  # a token that was drawn twice is there once
+            twin = draft.tokens[:, 2] == draft.tokens[:, 1]
+            there = jnp.stack([jnp.ones_like(twin), jnp.ones_like(twin), ~twin], axis=1)
+            draft = dataclasses.replace(draft, candidate=there)
+        draft_law = node_laws.DraftLaw(draft, draft.laws.shape[-1])
+        return self.rule(params, draft, target_law, draft_law, key)
+
+
+class MisreadAsNamed(Misread, Rule):
+    """A rule that reads a law a little too flat, on the drafts that the rule itself admits."""
+
+    lossless = True
+
+    @property
+    def name(self):
+        return f"misread {self.rule.name}"
+
+    def check(self, draft, greedy):
+        if draft.laws is None:
+            raise ValueError("it judges drafts that were drawn")
+        self.rule.check(draft, greedy)
+
+
+WRONG = {
+    **{
+        f"{name} of a flat law of the {whose}": MisreadAsNamed(RULES[name], whose)
+        for name, _ in LAWFUL
+        for whose in ("target", "draft")
+    },
+    **{
+        f"{name} told {lie}": Told(RULES[name], lie)
+        for name in ("rejection", "traversal")
+        for lie in ("independent", "once")
+    },
+    "delta of a flat law": DeltaAtAnotherTemperature(),
+    "a wrong bonus": BonusZero(),
+}
+
+
+@pytest.mark.parametrize("rule", WRONG.values(), ids=WRONG)
+def test_each_wrong_rule_of_the_other_tests_is_called_biased(rule):
+    """With the samples that the audit takes by itself."""
+    assert specjax.audit_rule(rule).biased
+
+
 # ------------------------------------------------------------------ samples of another engine
 
 MODEL, PARAMS = bag(11, 3)
@@ -272,12 +335,20 @@ def test_the_command_says_what_it_found_by_its_exit_code(tmp_path, capsys):
         command.read_samples(path)
 
 
+def audited(*words):
+    from specjax.cli.commands import parser
+
+    return command.run(parser().parse_args(["audit", *words]))
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
         (lambda: specjax.audit_rule("auto"), "stands for other rules"),
         (lambda: specjax.audit_rule("nonsense"), "unknown"),
-        (lambda: specjax.audit_rule("delta", samples=1), "samples must be at least"),
+        (lambda: specjax.audit_rule("delta", samples=1), "samples=1: give at least 1000"),
+        (lambda: specjax.audit_rule("delta", shapes=["40x40"]), "shapes='40x40': give a tree"),
+        (lambda: specjax.audit_rule("delta", false_alarm=2), "false_alarm=2: it must be between"),
         (lambda: specjax.audit_rule("greedy"), "admits none"),
         (lambda: specjax.audit_samples(LM, [((1,), (2,))]), "1 tokens are too few"),
         (lambda: specjax.audit_samples(LM, [((1,), (11,) * 300)]), "of another tokenizer"),
@@ -288,6 +359,8 @@ def test_the_command_says_what_it_found_by_its_exit_code(tmp_path, capsys):
             "depend on earlier tokens",
         ),
         (lambda: specjax.audit_rule("nowhere:rule"), "module:Object"),
+        (lambda: audited("delta", "--num-samples", "9"), "num_samples=9: give at least 1000"),
+        (lambda: audited("delta", "--shape", "40x40"), "shape='40x40': give a tree"),
     ],
 )
 def test_what_cannot_be_audited_is_refused(call, words):

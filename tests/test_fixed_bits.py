@@ -1,5 +1,5 @@
 """Logits on CPUs have the same bits in a pass over one token and over several, and alone and in a
-batch, so that greedy texts are the same with and without speculation, in bfloat16 too."""
+batch, so that greedy texts are the same with and without speculation, in narrow types, too."""
 
 import functools
 
@@ -21,7 +21,8 @@ from specjax.types import Draft, Verdict
 
 problem = library.register()
 pytestmark = pytest.mark.skipif(problem is not None, reason=f"no kernels: {problem}")
-KINDS = [jnp.float32, jnp.bfloat16]
+KINDS = [jnp.float32, jnp.bfloat16, jnp.float16]
+NARROW = KINDS[1:]
 LENGTH = 24  # tokens of a row
 TOY = DecoderConfig(
     vocab_size=131,
@@ -35,6 +36,13 @@ TOY = DecoderConfig(
 )
 FEW_PASSES = [(1, 2), (1, 5), (1, 16), (3, 4)]  # rows and tokens of each
 PASSES = [*((1, w) for w in (2, 3, 4, 5, 8, 13, 16)), (2, 5), (3, 4), (8, 1), (2, 16), (8, 4)]
+
+
+@pytest.fixture(autouse=True)
+def library_of_float16(request):
+    """Loads the kernels for float16 where a test calls them."""
+    if "float16" in request.node.name.replace("bfloat16", ""):
+        assert library.register("float16") is None
 
 
 def toy(dtype):
@@ -86,7 +94,7 @@ def test_logits_of_a_toy_have_the_same_bits_at_every_width_and_batch(dtype):
     assert moved(*toy(dtype), FEW_PASSES, random_tokens(TOY.vocab_size)) == []
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_logits_of_the_embedded_target_have_the_same_bits(dtype):
     lm = specjax.load("embedded", dtype=dtype)
     tokens = random_tokens(lm.config.vocab_size, length=48)
@@ -159,12 +167,16 @@ def test_attention_of_a_node_of_a_tree_is_that_of_its_path(dtype):
     np.testing.assert_array_equal(got[..., 7], wanted[..., 0])
 
 
+@pytest.mark.parametrize("dtype, bits", [(jnp.bfloat16, 8), (jnp.float16, 11)])
 @pytest.mark.parametrize("out, size", [(1, 1), (7, 5), (61, 129), (48, 64), (530, 1100)])
-def test_products_of_bfloat16_are_rounded_once_and_every_column_has_the_same_bits(out, size):
-    weight, whole = (jnp.asarray(x, jnp.bfloat16) for x in (normal(out, size), normal(size, 70)))
+def test_narrow_products_are_rounded_once_and_every_column_has_the_same_bits(
+    out, size, dtype, bits
+):
+    weight, whole = (jnp.asarray(x, dtype) for x in (normal(out, size), normal(size, 70)))
     exact = np.asarray(weight, np.float64) @ np.asarray(whole, np.float64)
     bound = (
-        np.abs(exact) * 2.0**-8 + 1e-6 * (np.abs(np.asarray(weight, np.float64)).sum(1) + 1).max()
+        np.abs(exact) * 2.0**-bits
+        + 1e-6 * (np.abs(np.asarray(weight, np.float64)).sum(1) + 1).max()
     )
     product = jax.jit(calls.half_dots, static_argnums=2)
     wanted = np.asarray(product((weight,), whole)[0], np.float32)
@@ -178,8 +190,27 @@ def test_products_of_bfloat16_are_rounded_once_and_every_column_has_the_same_bit
         np.testing.assert_array_equal(first, got[:1].T)
 
 
-def test_products_of_bfloat16_have_derivatives_and_refuse_other_types():
-    weight, x = jnp.asarray(normal(5, 7), jnp.bfloat16), jnp.asarray(normal(7, 3), jnp.bfloat16)
+def test_every_float16_is_read_and_written_as_ieee_says():
+    """Subnormal numbers, infinities and NaN included; and sums are rounded to the nearest."""
+    times = jax.jit(lambda weight, x: calls.half_dots((weight,), x)[0])
+
+    def product(weight, x):
+        made = times(jnp.asarray(weight[None], jnp.float16), jnp.asarray(x, jnp.float16))
+        return np.asarray(made)[0]
+
+    numbers = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    np.testing.assert_array_equal(product(np.ones(1), numbers[None]), numbers)
+    random = np.random.default_rng(0)
+    pairs = random.permutation(numbers[np.isfinite(numbers)])[:60_000].reshape(2, -1)
+    with np.errstate(over="ignore"):
+        wanted = pairs.astype(np.float32).sum(0).astype(np.float16)
+        assert np.isinf(wanted).any()
+    np.testing.assert_array_equal(product(np.ones(2), pairs), wanted)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_narrow_products_have_derivatives_and_refuse_other_types(dtype):
+    weight, x = jnp.asarray(normal(5, 7), dtype), jnp.asarray(normal(7, 3), dtype)
 
     def gradient(product):
         loss = lambda w, x: jnp.sum(jnp.sin(product(w, x).astype(jnp.float32)))  # noqa: E731
@@ -191,7 +222,7 @@ def test_products_of_bfloat16_have_derivatives_and_refuse_other_types():
             np.testing.assert_allclose(
                 np.asarray(one, np.float32), np.asarray(other, np.float32), rtol=0.05, atol=0.05
             )
-    with pytest.raises(ValueError, match="half_dots: an array is float32, all must be bfloat16"):
+    with pytest.raises(ValueError, match="float32; all must be bfloat16, or all float16"):
         calls.half_dots((weight,), x.astype(jnp.float32))
 
 
@@ -209,7 +240,7 @@ def test_norms_are_those_of_xla_and_every_column_has_the_same_bits(size, dtype):
         given = functools.partial(CpuBackend().norm, weight=weight, bias=bias, eps=1e-5, **kind)
         ours, wanted = jax.jit(given), XlaBackend().norm(whole, weight, bias, eps=1e-5, **kind)
         got = np.asarray(ours(whole), np.float32)
-        bound = 2.0**-7 if dtype == jnp.bfloat16 else 1e-6
+        bound = {jnp.bfloat16: 2.0**-7, jnp.float16: 2.0**-10}.get(dtype, 1e-6)
         np.testing.assert_allclose(got, np.asarray(wanted, np.float32), rtol=bound, atol=4 * bound)
         for columns in (1, 2, 5, 8, 17):
             x = whole[:, :columns]
@@ -248,8 +279,13 @@ def test_other_ways_and_narrower_vectors_compute_the_same(flags):
     code = """
 import jax.numpy as jnp
 import test_fixed_bits as t
+assert t.library.register("float16") is None
+t.test_every_float16_is_read_and_written_as_ieee_says()
 for out, size in ((61, 129), (530, 1100)):
-    t.test_products_of_bfloat16_are_rounded_once_and_every_column_has_the_same_bits(out, size)
+    for dtype, bits in ((jnp.bfloat16, 8), (jnp.float16, 11)):
+        t.test_narrow_products_are_rounded_once_and_every_column_has_the_same_bits(
+            out, size, dtype, bits
+        )
 for dtype in t.KINDS:
     t.test_attention_of_a_node_does_not_depend_on_the_others_or_on_what_is_cached(
         (1, 2, 20, 3, 300), dtype

@@ -64,6 +64,25 @@ for size in (1, 5, 129, 1100):
     q.product(q.held(61, size, "int8")[0], jnp.asarray(t.normal(size, 5)))
 print("sound", flush=True)
 """
+USE_FLOAT16 = """
+assert library.register("float16") is None
+import test_native as t
+from specjax.kernels.cpu import calls
+for out, size in ((1, 1), (7, 5), (61, 129), (130, 1100)):
+    weight = jnp.asarray(t.normal(out, size), jnp.float16)
+    for columns in (1, 3, 13, 17, 32):
+        x = jnp.asarray(t.normal(size, columns), jnp.float16)
+        calls.half_dots((weight,), x, bool(columns % 2))
+for case in t.CASES:
+    query, key, value, mask, prefix, length = t.attention_case(*case)
+    floats = [jnp.asarray(x, jnp.float16) for x in (query, *prefix, key, value)]
+    t.kernel_attention(*floats, mask, length)
+for size, columns in ((1, 1), (5, 3), (100, 1), (100, 17)):
+    x, weight = jnp.asarray(t.normal(size, columns), jnp.float16), jnp.ones(size, jnp.float16)
+    for bias in (None, weight):
+        calls.norm(x, weight, bias, 1e-5, bias is not None, False, None)
+print("sound", flush=True)
+"""
 FAULT = """
 five = jax.ShapeDtypeStruct((5,), jnp.int32)  # of two rows
 jax.block_until_ready(jax.ffi.ffi_call("specjax_argmax", five)(jnp.ones((2, 300))))
@@ -101,7 +120,9 @@ def run(code):
 
 
 @pytest.mark.parametrize(
-    ("use", "fault"), [(USE, FAULT), (USE_QUANTIZED, SHORT)], ids=["kernels", "quantized"]
+    ("use", "fault"),
+    [(USE, FAULT), (USE_QUANTIZED, SHORT), (USE_FLOAT16, FAULT)],
+    ids=["kernels", "quantized", "float16"],
 )
 def test_the_sanitizers_see_no_fault_but_the_one_that_is_planted_last(use, fault):
     done = run(use + fault)

@@ -39,12 +39,12 @@ TABLE = {
         (EVERYTHING, FULL),
     ],
     "test_approximate.py": [
-        (r"strictest.*(rank|distance|block|threshold)|keeps_more|within_the_bounds", MERGE),
+        (r"strictest.*(rank|distance|block|threshold)|keeps_more|within_the_bounds|typical", MERGE),
     ],
     "test_audit.py": [
         ("fault|refused|stated|engine_is_held|named_by", DEFAULT),
         (
-            r"every_draft.*\[(delta|rejection|traversal|kseq|block)\]|shares_its|biased.*(typical|lenience)|exit_code",
+            r"every_draft.*\[(delta|rejection|traversal|kseq|block)\]|shares_its|biased.*(typical|lenience)|exit_code|each_wrong",
             FULL,
         ),
         (EVERYTHING, MERGE),
@@ -293,7 +293,7 @@ TABLE = {
     ],
     "test_servers.py": MERGE,
     "test_specdiff.py": [(r"the_loop|others\[True", FULL), ("reads|replay|saved", MERGE)],
-    "test_sanitizers.py": MERGE,
+    "test_sanitizers.py": [("float16", FULL), (EVERYTHING, MERGE)],
     "test_segments.py": [("segments_bring", MERGE)],
     "test_self_draft.py": [
         ("fault|refused|sublayers_are|say_why|leading|missing_layers", DEFAULT),

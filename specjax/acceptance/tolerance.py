@@ -37,8 +37,8 @@ class Tolerance(Relaxed):
     def __post_init__(self):
         if not self.top_k >= 1 or not self.gap >= 0:
             raise ValueError(
-                f"Tolerance(top_k={self.top_k}, gap={self.gap}): top_k must be at least 1, gap at "
-                "least 0"
+                f"Tolerance(top_k={self.top_k}, gap={self.gap}): top_k (int) must be at least 1, "
+                "gap at least 0"
             )
 
     def passes(self, draft, found):

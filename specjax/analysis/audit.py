@@ -28,6 +28,7 @@ from .sampled_law import joint_counts, judge, round_counts
 from .token_tests import LEAST_TOKENS, token_findings
 
 EXACT = 1e-5  # the greatest total variation of an enumerated law that float32 explains
+LEAST_SAMPLES = 1000
 LEAST_NUM = 3  # tokens at least of a text that the loop draws, so that there are further rounds
 
 
@@ -94,11 +95,15 @@ def audit_rule(
     found = acceptance.named(rule)
     if found is None:
         raise ValueError("rule='auto' stands for other rules: give the name of a rule or an object")
-    if samples < 1000 or not 0 < false_alarm < 1 or laws < 1:
+    if samples < LEAST_SAMPLES:
         raise ValueError(
-            f"samples={samples}, false_alarm={false_alarm}, laws={laws}: samples must be at least "
-            "1000, false_alarm in (0, 1), laws at least 1"
+            f"samples={samples}: give at least {LEAST_SAMPLES} for each shape of draft; fewer "
+            "texts say nothing of a law"
         )
+    if not 0 < false_alarm < 1:
+        raise ValueError(f"false_alarm={false_alarm}: it must be between 0 and 1, such as 0.001")
+    if laws < 1:
+        raise ValueError(f"laws={laws}: give at least 1")
     admitted, refused = [], []
     for case in cases(found, shapes):
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 import specjax
 
@@ -104,20 +105,24 @@ def run(arguments: argparse.Namespace) -> int:
         print(reports[-1])
     sound = [name for name, rule in acceptance.RULES.items() if rule.lossless and name != "greedy"]
     for name in arguments.rule or ([] if arguments.samples else sound):
-        if name.partition(":")[0] == ENGINE:
-            reports.append(of_transformers(name, arguments))
-            print(reports[-1], flush=True)
-            continue
-        reports.append(
-            specjax.audit_rule(
-                name,
-                samples=NUM_SAMPLES if arguments.num_samples is None else arguments.num_samples,
-                false_alarm=arguments.false_alarm,
-                shapes=arguments.shape or (),
-            )
-        )
+        audited = of_transformers if name.partition(":")[0] == ENGINE else of_rule
+        try:
+            reports.append(audited(name, arguments))
+        except ValueError as error:  # the command's --samples is another thing
+            said = re.sub(r"\bsamples(?==)", "num_samples", str(error))
+            raise ValueError(re.sub(r"\bshapes(?==)", "shape", said)) from error
         print(reports[-1], flush=True)
     return BIASED if any(report.biased for report in reports) else 0
+
+
+def of_rule(name: str, arguments: argparse.Namespace):
+    """Returns the report of a rule."""
+    return specjax.audit_rule(
+        name,
+        samples=NUM_SAMPLES if arguments.num_samples is None else arguments.num_samples,
+        false_alarm=arguments.false_alarm,
+        shapes=arguments.shape or (),
+    )
 
 
 def of_transformers(name: str, arguments: argparse.Namespace):

@@ -56,7 +56,8 @@ def _forward(subscripts, x, y):
 
 def backward(subscripts: str, kept: tuple, slope: jax.Array) -> tuple:
     """The derivatives of ``einsum`` of the arrays ``kept``, for the ``slope`` of its result."""
-    (x, y), slope = kept, slope.astype(jnp.bfloat16)
+    x, y = kept
+    slope = slope.astype(x.dtype)
     terms, out = subscripts.split("->")
     first, second = terms.split(",")
     of_x = _summed(f"{out},{second}->{first}", slope, y)

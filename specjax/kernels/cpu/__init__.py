@@ -7,7 +7,8 @@ reads the cache in place, exactly as far as it is used. XLA's argmax is a dozen 
 is one call.
 
 Products of bfloat16 with bfloat16 are made by tiles (AMX), where 32 columns cost little more than
-one; without them by dot products of pairs (AVX-512 BF16), or from numbers widened to float32.
+one; without them by dot products of pairs (AVX-512 BF16), or from numbers widened to float32, as
+all of float16 is (``float16.cc``).
 
 A column of a product or a norm, and a node of attention, has the same bits however many others
 there are: greedy text does not depend on the width of a pass. ``SPECJAX_BITS=fixed`` keeps to the

@@ -17,14 +17,14 @@ from . import calls, library
 log = logging.getLogger("specjax")
 
 MOST_COLUMNS_NORMED = 512  # beyond, XLA uses several threads
-_KINDS = {jnp.dtype(jnp.float32)}, {jnp.dtype(jnp.bfloat16)}  # of activations
+_FLOAT32, _BFLOAT16, _FLOAT16 = map(jnp.dtype, ("float32", "bfloat16", "float16"))
 
 
 class CpuBackend(XlaCpuBackend):
     """Products, attention, norms and argmax by the library in C++, where shapes suit it.
 
     With activations in float32, weights may be float32, bfloat16, or of eight or four bits; with
-    activations in bfloat16, weights are bfloat16.
+    activations in bfloat16 or float16, weights are of the same type.
     """
 
     name = "C++"
@@ -50,8 +50,7 @@ class CpuBackend(XlaCpuBackend):
         plain = prefix is not None and not any(
             special.get(name) is not None for name in ("window", "softcap", "bias")
         )
-        kinds = {x.dtype for x in (query, key, value, *(prefix or ()))}
-        if prefix is None or not plain or kinds not in _KINDS:
+        if prefix is None or not plain or not _takes(query, key, value, *prefix):
             return super().attend(query, key, value, own_mask, prefix, length, choice, **special)
 
         def by_xla(query, keys, values, key, value, own_mask, length):
@@ -65,7 +64,7 @@ class CpuBackend(XlaCpuBackend):
     def norm(self, x, weight, bias=None, *, eps, centered=False, plus_one=False):
         arrays = (x, weight) if bias is None else (x, weight, bias)
         wide = x.size > MOST_COLUMNS_NORMED * len(x) and not fixed_bits()
-        if wide or {array.dtype for array in arrays} not in _KINDS:
+        if wide or not _takes(*arrays):
             return super().norm(x, weight, bias, eps=eps, centered=centered, plus_one=plus_one)
         return calls.norm(x, weight, bias, eps, centered, plus_one, super().norm)
 
@@ -92,30 +91,37 @@ def fixed_bits() -> bool:
 
 def _call_for(weights, x):
     """The call of the library that is made for such products, or None."""
-    half = x.dtype == jnp.bfloat16
-    most = calls.MOST_TILE_COLUMNS if half and library.has_tiles() else calls.MOST_COLUMNS
-    if {x.dtype} not in _KINDS or x.shape[1] > most and not fixed_bits():
+    tiles = x.dtype == _BFLOAT16 and library.has_tiles()
+    most = calls.MOST_TILE_COLUMNS if tiles else calls.MOST_COLUMNS
+    if not _takes(x) or x.shape[1] > most and not fixed_bits():
         return None
-    if half:
-        return calls.half_dots if all(_floats(w) and w.dtype == x.dtype for w in weights) else None
+    if x.dtype != _FLOAT32:
+        return calls.half_dots if all(_floats(w, x.dtype) for w in weights) else None
     if all(map(calls.fits, weights)):
-        return calls.quantized_dots if _has_quantized() else None
-    return calls.dots if all(map(_floats, weights)) else None
+        return calls.quantized_dots if _has("quantized", "quantized weights") else None
+    return calls.dots if all(_floats(w, _FLOAT32, _BFLOAT16) for w in weights) else None
+
+
+def _takes(*arrays) -> bool:
+    """Whether activations of these types, which must be one, are computed by the library."""
+    kinds = {array.dtype for array in arrays}
+    if kinds == {_FLOAT16}:
+        return _has("float16", "activations in float16")
+    return kinds in ({_FLOAT32}, {_BFLOAT16})
 
 
 @functools.cache
-def _has_quantized() -> bool:
-    """Loads, or compiles, the kernels for weights in few bits when the first such weight comes."""
-    problem = library.register("quantized")
+def _has(name: str, what: str) -> bool:
+    """Loads, or compiles, the library ``name`` of kernels when the first such array comes."""
+    problem = library.register(name)
     if problem:
-        log.warning("quantized weights have no CPU kernels (decoding will be slower): %s", problem)
+        log.warning("%s have no CPU kernels (decoding will be slower): %s", what, problem)
     return problem is None
 
 
-def _floats(weight) -> bool:
-    if quantized.is_quantized(weight) or weight.ndim != 2:
-        return False
-    return weight.dtype in (jnp.float32, jnp.bfloat16)
+def _floats(weight, *kinds) -> bool:
+    """Whether a weight is a matrix of floats of one of these types."""
+    return not quantized.is_quantized(weight) and weight.ndim == 2 and weight.dtype in kinds
 
 
 def cast_exact_bf16(params: dict) -> dict:

@@ -16,6 +16,9 @@ from .. import narrow, quantized
 MOST_COLUMNS = 32  # beyond, XLA's own product is as fast
 MOST_TILE_COLUMNS = 512  # the same of bfloat16 by tiles (AMX), which XLA's product never overtakes
 MOST_WEIGHTS = 8  # kMost of the source
+_SUFFIXES = {jnp.dtype(name): f"_{name}" for name in ("bfloat16", "float16")} | {
+    jnp.dtype("float32"): ""
+}  # of the calls for each type of activations
 
 
 def dot(weight: jax.Array, x: jax.Array, transpose_out: bool = False) -> jax.Array:
@@ -70,26 +73,30 @@ def _dots_jvp(transpose_out, primals, tangents):
 
 
 def half_dots(weights: tuple, x: jax.Array, transpose_out: bool = False) -> tuple:
-    """``dots`` of bfloat16 weights and bfloat16 ``x [in, M]``: summed in float32, and rounded once.
+    """``dots`` of weights and ``x [in, M]`` that are all bfloat16, or all float16: summed in
+    float32, and rounded once.
 
-    The processor's own dot products are used where it has them: tiles (AMX), else pairs (AVX-512
-    BF16); else numbers are widened to float32. A column of a result has the same bits, however
-    many others are computed beside it; which of the three ways it is changes last bits of sums.
+    For bfloat16 the processor's own dot products are used where it has them: tiles (AMX), else
+    pairs (AVX-512 BF16); else numbers are widened to float32, as float16 always is. A column of a
+    result has the same bits, however many others are computed beside it; which of the three ways
+    it is changes last bits of sums.
 
     Raises:
       ValueError: other shapes or types; the kernel itself checks nothing.
     """
     _check_shapes("half_dots", weights, x)
-    for array in (x, *weights):
-        if array.dtype != jnp.bfloat16:
-            raise ValueError(f"half_dots: an array is {array.dtype}, all must be bfloat16")
+    kinds = {array.dtype for array in (x, *weights)}
+    if kinds not in ({jnp.dtype(jnp.bfloat16)}, {jnp.dtype(jnp.float16)}):
+        named = ", ".join(sorted(map(str, kinds)))
+        raise ValueError(f"half_dots: arrays of {named}; all must be bfloat16, or all float16")
     made: Any = _half_dots(weights, x, transpose_out)
     return made
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _half_dots(weights, x, transpose_out):
-    return _products("specjax_products_bfloat16", weights, weights, x, transpose_out)
+    name = f"specjax_products{_SUFFIXES[x.dtype]}"
+    return _products(name, weights, weights, x, transpose_out)
 
 
 def _half_dots_forward(weights, x, transpose_out):
@@ -176,9 +183,9 @@ def _quantized_dots_jvp(transpose_out, primals, tangents):
 def attend(query, keys, values, own_keys, own_values, own_mask, length, by_xla) -> jax.Array:
     """Softmax attention over ``length`` slots of a cache and a draft's own entries.
 
-    All are float32 or all are bfloat16, whose result is computed in float32 and rounded once. The
-    result of a node has the same bits, however many others there are and whether the entries that
-    it sees are in the cache or the draft's own.
+    All are float32, or all are bfloat16 or float16, whose result is computed in float32 and rounded
+    once. The result of a node has the same bits, however many others there are and whether the
+    entries that it sees are in the cache or the draft's own.
 
     Args:
       query: ``[B, K, E, G, N]``, not scaled.
@@ -207,13 +214,12 @@ def attend(query, keys, values, own_keys, own_values, own_mask, length, by_xla) 
     for name, (array, shape) in shapes.items():
         if array.shape != shape or name == "own_mask" and shape[0] not in (1, batch):
             raise ValueError(f"attend: {name} is {array.shape}, query {query.shape}: no fit")
-    half = query.dtype == jnp.bfloat16
     floats = dict(keys=keys, values=values, own_keys=own_keys, own_values=own_values)
-    _check_types(jnp.bfloat16 if half else jnp.float32, query=query, **floats)
+    _check_types(_kind_of(query), query=query, **floats)
     if own_mask.dtype != jnp.bool or length.dtype != jnp.int32:
         raise ValueError(f"attend: own_mask is {own_mask.dtype}, length {length.dtype}")
     shape = jax.ShapeDtypeStruct(query.shape, query.dtype)
-    name = "specjax_attention_bfloat16" if half else "specjax_attention"
+    name = f"specjax_attention{_SUFFIXES[query.dtype]}"
     call = jax.ffi.ffi_call(name, shape, vmap_method="sequential")
     return call(query, keys, values, own_keys, own_values, own_mask, length)
 
@@ -230,18 +236,17 @@ def norm(x, weight, bias, eps: float, centered: bool, plus_one: bool, by_xla) ->
     A column has the same bits, however many others there are.
 
     Args:
-      x: ``[F, ...]``, float32 or bfloat16.
+      x: ``[F, ...]``, float32, bfloat16 or float16.
       weight, bias: ``[F]``, in the type of ``x``; bias may be None.
       by_xla: ``Backend.norm`` by XLA, for derivatives.
     """
     del by_xla
-    half = x.dtype == jnp.bfloat16
     bias = jnp.zeros((0,), x.dtype) if bias is None else bias
-    _check_types(jnp.bfloat16 if half else jnp.float32, x=x, weight=weight, bias=bias)
+    _check_types(_kind_of(x), x=x, weight=weight, bias=bias)
     if weight.shape != x.shape[:1] or bias.shape not in ((0,), weight.shape):
         raise ValueError(f"norm: weight {weight.shape}, bias {bias.shape}, x {x.shape}: no fit")
     shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    name = "specjax_norm_bfloat16" if half else "specjax_norm"
+    name = f"specjax_norm{_SUFFIXES[x.dtype]}"
     call = jax.ffi.ffi_call(name, shape, vmap_method="sequential")
     kind = dict(centered=np.bool_(centered), plus_one=np.bool_(plus_one))
     return call(x, weight, bias, eps=np.float32(eps), **kind)
@@ -266,7 +271,14 @@ def argmax(x: jax.Array) -> jax.Array:
     return call(jax.lax.stop_gradient(x))
 
 
+def _kind_of(x: jax.Array):
+    """The type in which all arrays of a call must be, the first of which is ``x``."""
+    return x.dtype if x.dtype in _SUFFIXES else jnp.dtype(jnp.float32)
+
+
 def _check_types(kind=jnp.float32, **arrays) -> None:
     for name, array in arrays.items():
         if array.dtype != kind:
-            raise ValueError(f"{name} is {array.dtype}: the kernels compute in {kind.__name__}")
+            raise ValueError(
+                f"{name} is {array.dtype}: the kernels compute in {jnp.dtype(kind).name}"
+            )

@@ -9,7 +9,8 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-LIBRARIES = ("kernels", "quantized")  # each of one source; the second is for weights in few bits
+# Each of one source; the second is for weights in few bits, the third for activations in float16.
+LIBRARIES = ("kernels", "quantized", "float16")
 FLAGS = (
     *("-O2", "-ffp-contract=fast", "-std=gnu++17", "-fPIC", "-shared"),
     *("-Wall", "-Wextra", "-Wno-psabi"),  # psabi: no vector crosses the library's boundary

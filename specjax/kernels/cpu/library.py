@@ -29,6 +29,11 @@ SYMBOLS = {
         "specjax_products_bfloat16": "SpecjaxProductsBfloat16",
     },
     "quantized": {"specjax_quantized": "SpecjaxQuantized"},
+    "float16": {
+        "specjax_attention_float16": "SpecjaxAttentionFloat16",
+        "specjax_norm_float16": "SpecjaxNormFloat16",
+        "specjax_products_float16": "SpecjaxProductsFloat16",
+    },
 }
 
 FOLDER = Path(__file__).parent  # where a wheel has its libraries

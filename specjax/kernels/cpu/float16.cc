@@ -1,0 +1,59 @@
+// Products, attention and norms of numbers in float16, for CPUs: summed as floats and rounded once.
+//
+// As in kernels.cc, a column and a node have the same bits, however many others there are.
+
+#include "attention.h"
+#include "float16.h"
+#include "norm.h"
+
+namespace {
+
+// x [in, columns], weights [out, in] -> results [out, columns] each, or, with `transpose_out`,
+// [columns, out].
+ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F16> x, ffi::RemainingArgs weights,
+                    bool transpose_out, ffi::RemainingRets results) {
+  struct Part {
+    const Float16* weight;
+    Float16* result;
+    int64_t out, tasks;
+  };
+  constexpr size_t kMost = 8;
+  std::array<Part, kMost> parts;
+  const size_t count = weights.size();
+  if (count > kMost) return ffi::Error::InvalidArgument("products: at most 8 weights");
+  const int64_t in = x.dimensions()[0], columns = x.dimensions()[1];
+  int64_t total = 0;
+  for (size_t i = 0; i < count; ++i) {
+    auto weight = weights.get<ffi::Buffer<ffi::F16>>(i);
+    auto result = results.get<ffi::Buffer<ffi::F16>>(i);
+    if (!weight || !result) return ffi::Error::InvalidArgument("products: buffers");
+    parts[i] = Part{static_cast<const Float16*>(weight->untyped_data()),
+                    static_cast<Float16*>((*result)->untyped_data()), weight->dimensions()[0], 0};
+    total += parts[i].out;
+  }
+  const float* packed = PackRows(static_cast<const Float16*>(x.untyped_data()), in, columns, false);
+  const int64_t rows = TaskRows(pool, total * in * 2, total);
+  const int64_t tasks = DivideParts(parts.data(), count, rows);
+  Parallel(pool, tasks, [=](int64_t task) {
+    const auto [part, begin, height] = ShareOf(parts.data(), task, rows);
+    const Float16* weight = part->weight + begin * in;
+    float* sums = Scratch(1, height * columns);
+    To across{columns, 1, false};
+    for (int64_t k = 0; k < in; k += kDeep, across.add = true)
+      FewBy(weight + k, packed + k, sums, in, std::min(kDeep, in - k), height, columns, across);
+    const int64_t down = transpose_out ? 1 : columns, side = transpose_out ? part->out : 1;
+    Float16* y = part->result + begin * down;
+    for (int64_t r = 0; r < height; ++r)
+      for (int64_t m = 0; m < columns; ++m) Put(sums[r * columns + m], y + r * down + m * side);
+  });
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxProductsFloat16, Products, BindProducts<ffi::F16>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxAttentionFloat16, (Attention<Float16, ffi::F16>),
+                              BindAttention<ffi::F16>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxNormFloat16, (Norm<Float16, ffi::F16>), BindNorm<ffi::F16>());
