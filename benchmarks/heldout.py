@@ -23,6 +23,7 @@ from .grown import grown_drafter, grown_embedded
 COUNTS = ("rounds", "emitted", "drafted", "accepted")
 SEARCHED = 2  # rounds for which what a datastore said is used
 SLOTS = 512  # of the buffers, where all programs of a drafter are to be the same
+REPETITIONS = 3  # of each batch, the fastest of which counts
 RESAMPLES = 2000  # bootstrap samples of the prompts for an interval
 
 
@@ -47,7 +48,7 @@ def measure_ways(
     quantize: str | None = None,
     workload: str = "completion",
     given: bool = False,
-    repetitions: int = 3,
+    repetitions: int = REPETITIONS,
 ) -> dict:
     """Measures ratios over many prompts, ``batch`` at a time, with an interval over the batches.
 

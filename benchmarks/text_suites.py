@@ -68,8 +68,9 @@ def workloads(
     """Drafters without training on four kinds of text, and what drafting with them costs.
 
     The first rows are the embedded target, grown to 100M weights and as it is, on the texts of
-    ``workloads.py``: its own text, and true answers that it is made to say. Drafters of a row run
-    in turn with plain decoding, and rows of one size, temperature and batch share their programs.
+    ``workloads.py``: its own text, and for the grown target true answers that it is made to say.
+    Drafters of a row run in turn with plain decoding, and rows of one size, temperature and batch
+    share their programs.
     Batches draft fewer tokens for each row, because their passes are bound by arithmetic; batches
     and repeated requests are measured on two kinds of text only. The other rows are the costs:
     tables of answers that requests fill, a datastore of 1 GB of tokens, and each table beside a

@@ -393,7 +393,7 @@ def test_fewer_candidates_are_asked_for_and_passengers_stay():
         ),
         (
             lambda: begun(Lookahead(vocab_size=VOCAB, window=2000)),
-            r"window=2000, ngram=4\): the window reaches .* 2003 positions .* slots; give a",
+            r"window=2000\): the buffer of the text has .* slots; give a window of at most",
         ),
     ],
 )

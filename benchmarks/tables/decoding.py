@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..heldout import REPETITIONS
 from . import cells
 
 KINDS = ("edits", "retrieval", "completion", "open")
@@ -127,7 +128,7 @@ def _goals(own, given) -> str:
     for name, rows, kinds in (("own text", own, KINDS), ("true answers", given, KINDS[:2])):
         for t in (0.0, 1.0) if name == "own text" else (0.0,):
             for kind in kinds:
-                of = dict(workload=kind, temperature=t, grown=False, batch=1)
+                of = dict(workload=kind, temperature=t, grown=name == "true answers", batch=1)
                 pair = [tau(rows, **of, drafter=d) for d in ("suffix", "ngram")]
                 if None not in pair:
                     aim = "at least 1.2" if kind in KINDS[:2] else "at least level"
@@ -187,21 +188,23 @@ def _real_text(rows, count: str, note: str | None = None) -> str:
 
 def _target(row, figures) -> str:
     del figures
-    own = "embedded" + f", {row['quantize']}" * bool(row.get("quantize"))
-    return "grown to 100M" if row.get("grown") else own
+    if row.get("grown"):
+        return "grown to 100M"
+    return ", ".join(filter(None, ("embedded", row.get("quantize"))))
 
 
 def _note(rows, count: str) -> str:
+    often = sorted({row.get("repetitions", REPETITIONS) for row, _ in rows})
+    times = " or ".join({1: "once", 2: "twice"}.get(n, f"{n} times") for n in often)
     note = (
-        f"The embedded, trained models on {count}. Each batch is run several times and its fastest "
+        f"The embedded, trained models on {count}. Each batch is run {times} and its fastest "
         "run counts; intervals are over the batches."
     )
     if any(row.get("grown") for row, _ in rows):
         note += (
             " *Grown* models have 100M float32 weights and write the same text as the embedded "
             "ones, and so do their heads: texts, drafts and τ are those of the small models, the "
-            "time is that of a target whose weights come from memory (`benchmarks/grown.py`). "
-            "Grown models are run twice, the others three times."
+            "time is that of a target whose weights come from memory (`benchmarks/grown.py`)."
         )
     if any("workload" in row for row, _ in rows):
         note += (

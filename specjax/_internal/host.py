@@ -28,9 +28,10 @@ def device_memory() -> int | None:
         limit = (device.memory_stats() or {}).get("bytes_limit")
         return None if limit is None else limit * len(jax.devices())
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):  # not on this system
         return None
+    return size if size > 0 else None
 
 
 def check_table_fits(size: int, what: str, way_out: str) -> None:

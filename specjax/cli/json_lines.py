@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TextIO
 
 
 def read_json_lines(
@@ -27,7 +27,9 @@ def read_json_lines(
     except OSError as error:
         raise type(error)(f"{argument} {path}: {error.strerror}") from None
     with lines:
-        for number, line in enumerate(lines, start=1):
+        number = 0
+        while line := _line(lines, path):
+            number += 1
             if not line.strip():
                 continue
             try:
@@ -35,3 +37,15 @@ def read_json_lines(
             except (ValueError, KeyError, TypeError):
                 raise ValueError(f"{path}, line {number}: {expected}") from None
             yield value
+
+
+def _line(lines: TextIO, path) -> str:
+    """The next line of a file, ``""`` at its end.
+
+    Raises:
+      ValueError: the file is not in UTF-8.
+    """
+    try:
+        return lines.readline()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: it must be in UTF-8 ({error.reason})") from None

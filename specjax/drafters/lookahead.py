@@ -135,11 +135,10 @@ class Lookahead(ChainDrafter):
         return self.window * self.depth - 1  # the root is none
 
     def init(self, params, target_params, batch, capacity, inputs=None):
-        if self.window + self.depth > capacity:
+        if self.window > capacity:
             raise ValueError(
-                f"Lookahead(window={self.window}, ngram={self.ngram}): the window reaches window + "
-                f"ngram - 1 = {self.window + self.depth} positions beyond the text, and the buffer "
-                f"of the text has {capacity} slots; give a smaller window or ngram"
+                f"Lookahead(window={self.window}): the buffer of the text has {capacity} slots; "
+                "give a window of at most as many tokens"
             )
         check_table_fits(
             4 * batch * self.vocab_size * self.guesses * self.depth,

@@ -2,8 +2,9 @@
 
 The suffix automaton of the paper answers one question: the longest end of the text that occurred
 before, and where first. The sorted index of ``context_index.py`` answers it in a compiled loop, for
-matches of up to ``longest`` tokens. Alone, the drafter follows every match; before another drafter
-(``fallback.py``) it leaves matches of fewer than ``shortest_beside`` tokens to that drafter.
+matches of up to ``longest`` tokens. Alone, the drafter follows every match in the text; before
+another drafter (``fallback.py``) it leaves matches of fewer than ``shortest_beside`` tokens to that
+drafter.
 
 Cost of a round and row, whatever the length n of the text: a search of ``longest * log2(n)``
 comparisons, and ``num_draft * occurrences`` tokens read. The state is 4 bytes for each slot of the
@@ -43,7 +44,8 @@ class SAM(IndexedDrafter):
       num_draft: the most tokens proposed in a round.
       longest: how many of the last tokens are compared at most.
       shortest: the shortest match that is followed.
-      shortest_beside: the same before another drafter, which drafts after shorter matches.
+      shortest_beside: the same before another drafter, which drafts after shorter matches; at most
+        ``longest`` counts.
       stretch: how many tokens are proposed at most for each matched token.
       table_bias: by how many tokens a match in a table must exceed one in the text itself.
 
@@ -72,7 +74,7 @@ class SAM(IndexedDrafter):
             )
 
     def score_beside(self, depth):
-        return float(self.shortest_beside)
+        return float(min(self.shortest_beside, self.longest))
 
     def propose(self, index, tokens, length, end, shared=False):
         places, matched = context_index.nearest(index, tokens, end, length, self.occurrences)

@@ -20,7 +20,7 @@ Differs from the reference implementation: counts are exact up to ``occurrences`
 length; of more, those with the longest match are counted. Of equally frequent tokens the one of the
 longest, then latest match comes first (there: an order of insertion). ``factor`` is 4 unless it is
 given (there: 1): a round has the same width whatever a match may propose, so that tokens beyond the
-length of the match cost nothing, and τ is higher on each kind of text of the suite ``workloads``.
+length of the match cost nothing.
 
 References: SuffixDecoding, arXiv 2411.04975, algorithm 1; snowflakedb/ArcticInference.
 """

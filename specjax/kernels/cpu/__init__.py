@@ -15,12 +15,13 @@ there are: greedy text does not depend on the width of a pass. ``SPECJAX_BITS=fi
 kernels where XLA's products are faster, which is in passes of many columns.
 
 Weights of eight or four bits become floats in registers (``quantized.cc``), and are read once for
-up to eight columns.
+up to eight columns. With AVX-512 VNNI, weights of eight bits with one scale for each output are
+multiplied as bytes (``byte_dots.h``).
 
-``library.py`` finds the compiled library. A wheel for x86-64 carries two, for processors with AVX2
-and with AVX-512, and the fastest that the processor runs is loaded. Where none runs, and in an
-installation from source, the system's C++ compiler makes one at first use (a few seconds; it is
-kept in the user's cache directory), and a line of the log says so. Without a compiler, XLA's
+``library.py`` finds the compiled library. A wheel for x86-64 carries two of each, for processors
+with AVX2 and with AVX-512, and the fastest that the processor runs is loaded. Where none runs, and
+in an installation from source, the system's C++ compiler makes one at first use (a few seconds; it
+is kept in the user's cache directory), and a line of the log says so. Without a compiler, XLA's
 operations serve: slower, otherwise the same. ``SPECJAX_NATIVE`` may be ``auto`` (the default: the
 kernels are used on a CPU that is JAX's only device, since XLA cannot split these calls over a
 mesh), ``always`` or ``never``.

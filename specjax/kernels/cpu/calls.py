@@ -119,7 +119,7 @@ _half_dots.defvjp(_half_dots_forward, _half_dots_backward)
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def quantized_dots(weights: tuple, x: jax.Array, transpose_out: bool = False) -> tuple:
     """``dots`` of up to 8 weights ``quantized.Quantized``: products with the float32 numbers that
-    these stand for.
+    these stand for, to rounding.
 
     A column of a result has the same bits, however many others are computed beside it. Where all
     inputs of an output have one scale and the processor has AVX-512 VNNI, ``x`` is rounded to 16
