@@ -218,7 +218,7 @@ def test_fault_a_window_that_is_read_or_filed_wrongly(kind):
 
 @pytest.mark.parametrize(
     "drafter",
-    [Lookahead(vocab_size=VOCAB, window=4, ngram=2, guesses=1), Jacobi(num_draft=4)],
+    [Lookahead(vocab_size=VOCAB, window=3, ngram=2, guesses=1), Jacobi(num_draft=4)],
     ids=lambda one: one.name,
 )
 def test_a_row_that_is_shorter_than_the_window_decodes_as_any_other(drafter):

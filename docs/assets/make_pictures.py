@@ -136,12 +136,12 @@ def _text(panel, x: float, y: float, word: str, colour: str, *, size: float, box
 def speed() -> plt.Figure:
     """Speed-up over plain decoding, prompts included, with intervals; losses are shown too."""
     run = json.loads((RESULTS / "embedded" / "results.json").read_text())
-    figure, panels = plt.subplots(1, 2, figsize=(11, 5.6), sharex=True)
+    figure, panels = plt.subplots(1, 2, figsize=(11, 6.2), sharex=True)
     _speedups(panels[0], _held_out(run, grown=True))
     panels[0].set_title("100M float32 weights: each pass waits for memory", size=11, loc="left")
     _speedups(panels[1], _held_out(run, grown=False))
-    panels[1].set_title("the embedded model: 10M weights in eight bits", size=11, loc="left")
-    panels[0].legend(loc="lower right", fontsize=9, frameon=False)
+    panels[1].set_title("the embedded model: 10M weights in float32", size=11, loc="left")
+    panels[1].legend(loc="lower right", fontsize=9, frameon=False)
     figure.supxlabel(
         "speed-up over plain decoding of the same target in the same run (whole requests, batch 1)",
         size=10,
@@ -164,13 +164,14 @@ def speed() -> plt.Figure:
 
 
 def _held_out(run: dict, grown: bool) -> dict[tuple[str, float], dict]:
-    """``{(drafter and number, temperature): ratio of whole requests}`` of the rows of batch 1."""
+    """``{(drafter and number, temperature): ratio of whole requests}`` of the rows of batch 1 in
+    float32."""
     rows = {}
     for outcome in run["rows"]:
         row, figures = outcome["row"], outcome.get("figures")
         if row["kind"] != "drafters" or figures is None or row.get("batch", 1) != 1:
             continue
-        if bool(row.get("grown")) != grown:
+        if bool(row.get("grown")) != grown or row.get("quantize"):
             continue
         for way, found in zip(row["ways"], figures["ways"], strict=True):
             if way.get("num_draft"):
