@@ -136,12 +136,17 @@ def _text(panel, x: float, y: float, word: str, colour: str, *, size: float, box
 def speed() -> plt.Figure:
     """Speed-up over plain decoding, prompts included, with intervals; losses are shown too."""
     run = json.loads((RESULTS / "embedded" / "results.json").read_text())
-    figure, panels = plt.subplots(1, 2, figsize=(11, 6.2), sharex=True)
-    _speedups(panels[0], _held_out(run, grown=True))
-    panels[0].set_title("100M float32 weights: each pass waits for memory", size=11, loc="left")
-    _speedups(panels[1], _held_out(run, grown=False))
-    panels[1].set_title("the embedded model: 10M weights in float32", size=11, loc="left")
-    panels[1].legend(loc="lower right", fontsize=9, frameon=False)
+    sides = [
+        ("100M float32 weights: each pass waits for memory", _held_out(run, grown=True)),
+        ("the embedded model: 10M weights in float32", _held_out(run, grown=False)),
+    ]
+    sides = [side for side in sides if side[1]]  # grown models may not be measured yet
+    size = (5.5 * len(sides) + 2, 6.2)
+    figure, panels = plt.subplots(1, len(sides), figsize=size, sharex=True, squeeze=False)
+    for panel, (title, rows) in zip(panels[0], sides, strict=True):
+        _speedups(panel, rows)
+        panel.set_title(title, size=11, loc="left")
+    panels[0][-1].legend(loc="lower right", fontsize=9, frameon=False)
     figure.supxlabel(
         "speed-up over plain decoding of the same target in the same run (whole requests, batch 1)",
         size=10,
@@ -153,8 +158,9 @@ def speed() -> plt.Figure:
         f"{head['processor']}, {head['cores']} cores (CPU only), jax {head['jax']}. Suite "
         f"embedded: commit {head['commit']}, {head['date']}. Bars: 95 % intervals over "
         "held-out prompts.\n"
-        "Number: tokens drafted in a round. 100M: the embedded model grown with weights that leave"
-        " its text unchanged.",
+        "Number: tokens drafted in a round."
+        + " 100M: the embedded model grown with weights that leave its text unchanged."
+        * (len(sides) > 1),
         ha="center",
         size=8,
         color=MUTED,
