@@ -278,25 +278,12 @@ WITH_TILES inline void TileTask(const Half* w, int64_t out, int64_t in, const Ha
 // [columns, out]; all in bfloat16, summed in float32.
 ffi::Error HalfProducts(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x, ffi::RemainingArgs weights,
                         bool transpose_out, ffi::RemainingRets results) {
-  struct Part {
-    const Half* weight;
-    Half* result;
-    int64_t out, tasks;
-  };
-  constexpr size_t kMost = 8;
-  std::array<Part, kMost> parts;
+  SameParts<Half> read;
+  const ffi::Error problem = read.Read<ffi::BF16>(weights, results);
+  if (problem.failure()) return problem;
+  auto& parts = read.parts;
   const size_t count = weights.size();
-  if (count > kMost) return ffi::Error::InvalidArgument("products: at most 8 weights");
-  const int64_t in = x.dimensions()[0], columns = x.dimensions()[1];
-  int64_t total = 0;
-  for (size_t i = 0; i < count; ++i) {
-    auto weight = weights.get<ffi::Buffer<ffi::BF16>>(i);
-    auto result = results.get<ffi::Buffer<ffi::BF16>>(i);
-    if (!weight || !result) return ffi::Error::InvalidArgument("products: buffers");
-    parts[i] = Part{static_cast<const Half*>(weight->untyped_data()),
-                    static_cast<Half*>((*result)->untyped_data()), weight->dimensions()[0], 0};
-    total += parts[i].out;
-  }
+  const int64_t in = x.dimensions()[0], columns = x.dimensions()[1], total = read.total;
   const Way way = ChosenWay();
   const Half* from = static_cast<const Half*>(x.untyped_data());
   const void* packed = nullptr;

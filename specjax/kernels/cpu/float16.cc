@@ -12,25 +12,12 @@ namespace {
 // [columns, out].
 ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F16> x, ffi::RemainingArgs weights,
                     bool transpose_out, ffi::RemainingRets results) {
-  struct Part {
-    const Float16* weight;
-    Float16* result;
-    int64_t out, tasks;
-  };
-  constexpr size_t kMost = 8;
-  std::array<Part, kMost> parts;
+  SameParts<Float16> read;
+  const ffi::Error problem = read.Read<ffi::F16>(weights, results);
+  if (problem.failure()) return problem;
+  auto& parts = read.parts;
   const size_t count = weights.size();
-  if (count > kMost) return ffi::Error::InvalidArgument("products: at most 8 weights");
-  const int64_t in = x.dimensions()[0], columns = x.dimensions()[1];
-  int64_t total = 0;
-  for (size_t i = 0; i < count; ++i) {
-    auto weight = weights.get<ffi::Buffer<ffi::F16>>(i);
-    auto result = results.get<ffi::Buffer<ffi::F16>>(i);
-    if (!weight || !result) return ffi::Error::InvalidArgument("products: buffers");
-    parts[i] = Part{static_cast<const Float16*>(weight->untyped_data()),
-                    static_cast<Float16*>((*result)->untyped_data()), weight->dimensions()[0], 0};
-    total += parts[i].out;
-  }
+  const int64_t in = x.dimensions()[0], columns = x.dimensions()[1], total = read.total;
   const float* packed = PackRows(static_cast<const Float16*>(x.untyped_data()), in, columns, false);
   const int64_t rows = TaskRows(pool, total * in * 2, total);
   const int64_t tasks = DivideParts(parts.data(), count, rows);

@@ -76,6 +76,33 @@ Share<Part> ShareOf(const Part* parts, int64_t task, int64_t rows) {
   return {parts, begin, std::min(rows, parts->out - begin)};
 }
 
+// Up to eight weights of one type that meet the same columns, and where their products go.
+template <typename Number>
+struct SameParts {
+  struct Part {
+    const Number* weight;
+    Number* result;
+    int64_t out, tasks;
+  };
+  std::array<Part, 8> parts;
+  int64_t total = 0;  // rows of all
+
+  template <ffi::DataType kType>
+  ffi::Error Read(const ffi::RemainingArgs& weights, const ffi::RemainingRets& results) {
+    if (weights.size() > parts.size())
+      return ffi::Error::InvalidArgument("products: at most 8 weights");
+    for (size_t i = 0; i < weights.size(); ++i) {
+      auto weight = weights.get<ffi::Buffer<kType>>(i);
+      auto result = results.get<ffi::Buffer<kType>>(i);
+      if (!weight || !result) return ffi::Error::InvalidArgument("products: buffers");
+      parts[i] = Part{static_cast<const Number*>(weight->untyped_data()),
+                      static_cast<Number*>((*result)->untyped_data()), weight->dimensions()[0], 0};
+      total += parts[i].out;
+    }
+    return ffi::Error::Success();
+  }
+};
+
 // Calls body(row, rows, column, columns) for every block of rows, which stays in the caches while
 // all columns meet it, and for shares of the columns, as equal as can be, of at most kFew columns.
 template <typename Body>
