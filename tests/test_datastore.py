@@ -141,6 +141,8 @@ def test_the_command_builds_a_datastore_and_drafts_from_it(tmp_path, capsys):
     assert said[0] == said[1] and kept.exists()
     assert command(["datastore", "build", *files, "-o", folder]) == 2
     assert "is there already" in capsys.readouterr().err
+    assert command(["datastore", "build", *files, "-o", f"{files[0]}/store"]) == 2
+    assert "cannot be written" in capsys.readouterr().err
     (tmp_path / "c.jsonl").write_text("3\n")
     assert command(["datastore", "build", str(tmp_path / "c.jsonl"), "-o", folder + "2"]) == 2
     assert "line 1" in capsys.readouterr().err

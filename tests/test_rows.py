@@ -103,6 +103,38 @@ def test_the_other_rows_are_left_alone_bit_by_bit():
     assert all(jax.tree.leaves(ran_on))
 
 
+TABLES = [
+    "ngram",
+    "suffix tree",
+    "suffix and table",
+    "sam",
+    "recycling",
+    "jacobi",
+    "lookahead text",
+]
+
+
+@pytest.mark.parametrize("name", [*TABLES, "fallback draft"])
+def test_a_row_that_is_done_is_frozen_bit_by_bit(name):
+    """Its text, its cache, and what its drafter has learnt; the others run on."""
+    drafter, weights, _ = CASES[name]
+    objects, params = (MODEL, drafter, "auto"), {"target": PARAMS, "drafter": weights}
+    state = loop.jit_start(*objects, CAPACITY, params, request([1, 0, 3]))
+    state = loop.jit_burst(*objects, CAPACITY, params, state, 3)  # until one is done
+    done = np.asarray(state.budget) == 0
+    assert done.sum() == 1
+    before = plain(state)
+    after = plain(loop.jit_burst(*objects, CAPACITY, params, state))
+
+    def frozen(one, other):
+        rows = one.ndim > 0 and len(one) == len(done)
+        return not rows or np.array_equal(one[done], other[done], equal_nan=one.dtype.kind == "f")
+
+    same = jax.tree.map(frozen, before, after)
+    assert all(jax.tree.leaves(same)), same
+    assert not np.array_equal(before.tokens[~done], after.tokens[~done])
+
+
 def test_a_turn_ends_rows_lets_prompts_in_and_runs_on_as_the_three_do_apart():
     drafter, weights, _ = CASES["draft"]
     objects, params = (MODEL, drafter, "auto"), {"target": PARAMS, "drafter": weights}

@@ -285,7 +285,10 @@ TABLE = {
     ],
     "test_reward_guided.py": [("is_refused|drawn_apart", DEFAULT), (EVERYTHING, MERGE)],
     "test_resting.py": [(r"\[2\]", DEFAULT), (EVERYTHING, MERGE)],
-    "test_rows.py": [(r"refused|\[draft\]|left_alone|mesh|in_place", MERGE), (EVERYTHING, FULL)],
+    "test_rows.py": [
+        (r"refused|\[draft\]|left_alone|mesh|in_place|frozen", MERGE),
+        (EVERYTHING, FULL),
+    ],
     "test_sampled.py": [
         (rf"targets_law\[({DRAWN})\]", MERGE),
         ("targets_law", FULL),

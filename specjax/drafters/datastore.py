@@ -163,13 +163,19 @@ def build(
 
     Raises:
       FileExistsError: there is something at ``path``.
+      OSError: nothing can be written there.
       ValueError: there are no tokens, or one is out of range.
     """
     path = Path(path)
     if path.exists():
         raise FileExistsError(f"{path} is there already: take another name, or delete it")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=".building-", dir=path.parent))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=".building-", dir=path.parent))
+    except OSError as error:
+        raise type(error)(
+            f"the datastore {path} cannot be written ({error.strerror}): take another folder"
+        ) from None
     try:
         total = _write(staging, texts, chunk, depth)
         meta = {"version": VERSION, "num_tokens": total, "chunk": chunk, "depth": depth}
