@@ -25,6 +25,22 @@ pytest_plugins = ["pairs"]
 PROMPTS = ["def f(x):", "import os\n\n\nclass A:\n    def"]
 
 
+def test_heads_draw_their_tokens_above_temperature_zero_unless_a_rule_wants_others():
+    lm = specjax.load("embedded")
+
+    def how(drafter="eagle3", **options):
+        return prepared(lm, PROMPTS, drafter=drafter, **options).drafter
+
+    for temperature, wanted in ((0.0, "top"), (0.3, "iid"), (np.float32([0, 1]), "iid")):
+        assert how(temperature=temperature).sibling_sampling == wanted
+    assert how(temperature=1.0, tree="2x2").sibling_sampling == "distinct"
+    assert how(temperature=1.0, tree="expand:2x2x3").sibling_sampling == "top"
+    assert how(temperature=1.0, rule="delta").sibling_sampling == "top"
+    own = specjax.Drafting(sibling_sampling="top")
+    assert how(temperature=1.0, drafting=own).sibling_sampling == "top"
+    assert how("ngram+medusa", temperature=1.0).inner.sibling_sampling == "iid"
+
+
 def test_everything_that_names_a_drafter_is_understood(pair):
     target, draft = pair
     ngram = specjax.drafters.NGram(num_draft=2)

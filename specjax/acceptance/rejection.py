@@ -132,7 +132,7 @@ def chain_probabilities(draft: Draft, target_law, draft_law) -> tuple[jax.Array,
     def at(node):
         here = jnp.full((batch,), node, jnp.int32)
         x = jnp.maximum(at_node(draft.tokens, here), 0)
-        return target_law(here - 1)[rows, x], draft_law(here)[rows, x]
+        return target_law(here - 1)[rows, x], draft_law.of_token(here)
 
     found = jax.vmap(at, out_axes=1)(jnp.arange(1, nodes, dtype=jnp.int32))
     p, q = (jnp.pad(x, ((0, 0), (1, 0))) for x in found)

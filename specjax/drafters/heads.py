@@ -122,6 +122,14 @@ class HeadDrafter(ChainDrafter, abc.ABC):
             )
         object.__setattr__(self, "num_draft", self.tree.num_nodes - 1)
 
+    @property
+    def drawing(self) -> str | None:
+        """The ``sibling_sampling`` with which these heads draw their tree above temperature 0:
+        ``iid`` in a chain, ``distinct`` in another static tree; None: they draw nothing."""
+        if not isinstance(self.topology, trees.Tree):
+            return None
+        return "iid" if self.topology.is_chain else "distinct"
+
     def check_parts(self) -> None:
         """Raises ``ValueError`` without a configuration or a target; a subclass whose own
         ``__post_init__`` reads them calls this first."""

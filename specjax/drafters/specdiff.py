@@ -151,6 +151,10 @@ class SpecDiff(BlockDrafter):
             )
 
     @property
+    def drawing(self) -> str | None:
+        return None if self.order == "confidence" else super().drawing
+
+    @property
     def counts(self) -> tuple[int, ...]:
         """How many places each pass fills in."""
         return filled_in(self.schedule, self.depth, self.steps)

@@ -24,7 +24,7 @@ from ..models.lm import LM, as_drafter
 from ..models.model_folder import EMBEDDED, config_folder
 from ..models.seq2seq import families
 from ..types import Drafter, PyTree
-from . import cascades, other_vocabulary, own_layers, small_caches, tables
+from . import cascades, other_vocabulary, own_layers, sibling_sampling, small_caches, tables
 from .options import NUM_DRAFT
 from .own_drafters import (
     auto_drafter,
@@ -82,8 +82,7 @@ def resolve_drafter(
       num_draft: the value of ``Drafting.num``.
       params: the weights of a drafter object.
       tree: a topology, or a value that ``trees.as_topology`` takes, in place of a number.
-      how: the way to sample siblings that the rule needs, one of ``expand.HOW``; None: the
-        drafter's own way. Drafter objects always use their own setting.
+      how: see ``sibling_sampling.wanted``. Drafter objects always use their own setting.
 
     Returns:
       the drafter, and its parameters or None.
@@ -134,18 +133,19 @@ def resolve_drafter(
         if shape is None and num_draft is not None:
             shape = trees.chain(drafts())
         heads = _with_tree(drafter, shape, lm)
+        how = sibling_sampling.of_heads(how, heads)
         if how is not None and heads.takes_sibling_sampling:
             heads = _replaced(heads, sibling_sampling=how)
         return heads, drafter.params
+    how = sibling_sampling.of_model(how)
     if isinstance(drafter, SelfDraft):
-        most = None if num_draft is None else drafts()
-        return own_layers.shaped(lm, drafter, shape, most, how), params
+        number = None if num_draft is None else drafts()
+        return own_layers.shaped(lm, drafter, shape, number, how), params
     if isinstance(drafter, LM):
         model = as_drafter(lm, drafter)
         shape = shape or trees.chain(drafts())
-        return drafters.DraftModel(
-            topology=shape, model=model, sibling_sampling=how
-        ), drafter.params
+        made = drafters.DraftModel(topology=shape, model=model, sibling_sampling=how)
+        return made, drafter.params
     if isinstance(drafter, drafters.heads.HeadDrafter) and params is None:
         raise ValueError(
             f"drafter: {drafter.name} needs its weights; give them as drafter_params, or give the "

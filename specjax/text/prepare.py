@@ -25,8 +25,9 @@ from ..models.seq2seq import encoder_inputs
 from ..sampling import processors
 from ..sampling.distribution import Sampling
 from ..types import Drafter
+from . import sibling_sampling
 from .drafter_names import is_auto, named, resolve_drafter
-from .options import Drafting, Options
+from .options import Options
 from .prompts import check_lm, check_tokenizer, prompt_ids
 from .session import Session
 from .stop_strings import per_row
@@ -81,7 +82,7 @@ def prepare(
         drafting.num,
         options.drafter_params,
         drafting.tree,
-        _sibling_sampling(drafting, sampling),
+        sibling_sampling.wanted(drafting, sampling),
     )
     tokens, lengths, capacity = fit(lm, ids, options.max_new_tokens, least_width, least_buffer)
     request, capacity = prepare_inputs(
@@ -158,17 +159,6 @@ def _check(work: GenerationTask, options: Options) -> None:
         raise ValueError(
             f"drafter={given!r:.80} needs weights: give them as drafter_params=..."
         ) from error
-
-
-def _sibling_sampling(drafting: Drafting, sampling: Sampling) -> str | None:
-    """Returns how siblings are chosen: the drafting's way, else the way that its rule needs; None
-    if nothing is drawn."""
-    if sampling.greedy:
-        return None
-    if drafting.sibling_sampling is not None:
-        return drafting.sibling_sampling
-    rule = acceptance.named(drafting.rule)
-    return None if rule is None else rule.sibling_sampling
 
 
 def end_ids(lm: LM) -> tuple[int, ...]:
