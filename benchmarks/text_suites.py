@@ -26,7 +26,7 @@ def embedded(prompts: int = 60, batches: Sequence[int] = (8,)) -> list[Row]:
             **{"medusa": (1,), "ngram": (3, 7), "ngram+eagle3": (3,), "ngram+draft": (3,)},
         },
         1.0: {
-            **dict.fromkeys(("draft", "eagle3", "mtp"), (1, 2)),
+            **{"draft": (1, 2), "eagle3": (1, 2, 3), "mtp": (1, 2)},
             **dict.fromkeys(("speculator", "hydra", "medusa"), (1,)),
             "ngram": (3,),
         },
