@@ -32,6 +32,7 @@ from specjax.text.drafter_names import WithLookup, is_simple, lookup_of, named
 from .pairs import SHAPES
 
 SHAPE = dataclasses.replace(SHAPES["100m"], num_layers=16)
+WIDE = dict(hidden_size=1152, intermediate_size=3840, num_heads=18, num_kv_heads=6)
 _SIZES = ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads")
 _WRITES = re.compile(r"embedding|attention\.o\.|mlp\.down\.")  # they write the residual stream
 
@@ -40,6 +41,16 @@ _WRITES = re.compile(r"embedding|attention\.o\.|mlp\.down\.")  # they write the 
 def grown_embedded() -> LM:
     """The embedded target, grown to ``SHAPE``."""
     return grown_target(specjax.load("embedded", quantize="float"), SHAPE)
+
+
+@functools.cache
+def wide(name: str = "embedded") -> LM:
+    """The embedded target, or another model of its shape, grown to 100M weights with no further
+    layers, for drafters that are a part of its layers: an added layer changes nothing and could be
+    skipped for nothing."""
+    lm = specjax.load(name, quantize="float")
+    shape = dataclasses.replace(SHAPE, **WIDE, num_layers=lm.config.num_layers)
+    return grown_target(lm, shape)
 
 
 def grown_drafter(name: str) -> str | HeadLM | WithLookup:

@@ -51,6 +51,8 @@ SHIPPED = {
     "embedded_prompts": prompts,
     "embedded_target_base": pretrain,
     "embedded_target": unlikelihood,
+    "embedded_early_exit": pretrain,
+    "embedded_early_exit_twin": pretrain,
     "embedded_samples": regenerate,
     "embedded_eval_greedy": regenerate,
     "embedded_eval_sampled": regenerate,
