@@ -7,18 +7,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from test_pipeline import one_for_all  # noqa: F401
 from test_self_draft import CONFIGS, LAYERS, model
 
 import specjax
 from specjax import sharding
 from specjax.analysis import ppd as ppd_module
 from specjax.analysis import speed as speed_module
+from specjax.analysis import staged_ppd
 from specjax.analysis.ppd import ppd
 from specjax.analysis.speed import speed, unrolled
 from specjax.analysis.staged import on_stages, repeats_on
 from specjax.analysis.staged_ppd import ppd_on_stages
 from specjax.decoding import reference
-from specjax.models import Decoder, PipelinedLM
+from specjax.models import Decoder, PipelinedLM, stage_weights
 from specjax.models.causal_lm import CausalLM
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -118,6 +120,23 @@ def test_fault_a_wrong_guess_that_goes_on_and_an_entry_that_is_not_kept_are_seen
     )
     found = speed_module._decode(own, 1, True, 8, 64, whole.params, tokens)
     assert not is_greedy(np.asarray(found.tokens), whole)
+
+
+@pytest.mark.usefixtures("one_for_all")
+def test_fault_a_wrong_guess_that_ran_beside_its_token_is_seen(monkeypatch):
+    """Two devices of an axis ``stage``, which one device computes in turn."""
+    lm = unrolled(shared(layers=1), 2)
+    target, right = PipelinedLM(lm.target, 2), staged_ppd._of_guess
+    params = stage_weights.divided(lm.params, lm.target.config, 2)
+
+    def text(num):
+        found = staged_ppd._decode(target, 1, 2, num, 64, params, np.asarray(PROMPT, np.int32))
+        assert found.hits > 0
+        return np.asarray(found.tokens)
+
+    assert is_greedy(text(8), lm)
+    monkeypatch.setattr(staged_ppd, "_of_guess", lambda held, x, one: right(held, x, 1 - one))
+    assert not is_greedy(text(9), lm)
 
 
 def test_impossible_schedules_are_refused():

@@ -209,9 +209,7 @@ def _on_each(
             one = jnp.argmax(guess == said)
             mine = guess[one] == said
             right = of_all(mine.astype(jnp.int32), mine) > 0
-            entries = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, one, 1, 2), held)
-            state = jax.lax.dynamic_slice_in_dim(states, one, 1, axis=1)
-            entries, state = of_all((entries, state), mine)
+            entries, state = of_all(_of_guess(held, states, one), mine)
             kept = step_verdict((right & (here < ahead))[None], said[None])
             cache = kv_cache.commit(cache, entries, (place + 1)[None], kept, rings)
             states = states.at[:, :1].set(state)
@@ -229,3 +227,9 @@ def _on_each(
     counts = Counts(tokens=jnp.zeros((num,), jnp.int32), ticks=zero, reads=zero, hits=zero)
     carry = zero, cache, token, zero, nothing, counts
     return jax.lax.while_loop(lambda carry: carry[0] < num, step, carry)[-1]
+
+
+def _of_guess(held, states: jax.Array, one: jax.Array):
+    """The entries ``[1, K, 1, E]`` and the state ``[H, 1]`` of guess ``one`` of a device."""
+    take = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=one, slice_size=1)
+    return jax.tree.map(lambda x: take(x, axis=2), held), take(states, axis=1)
