@@ -181,8 +181,11 @@ def _on_each(
         if ahead_of is not None:
             early = device - before
             found = passed(early, cache, ahead_of, place + 1, received)
-            old = states, held
-            states, held = jax.tree.map(lambda x, y: jnp.where(here == early, x, y), found, old)
+            states, held = jax.tree.map(
+                lambda new, old: jnp.where(here == early, new.astype(old.dtype), old),
+                found,
+                (states, held),
+            )
         return cache, states, held
 
     def of_all(tree, mine):
