@@ -133,8 +133,9 @@ def self_drafting(
     and the ticks of PPD and SPEED.
 
     The embedded target is grown to 100M weights, with its six layers. ``target`` is the folder of a
-    model of its shape that was trained for early exits, and ``twin`` that of a model that was
-    trained plainly on the same tokens; both are what ``specjax train pretrain`` exports.
+    model of 6 or 12 layers that was trained for early exits, and ``twin`` that of a model that was
+    trained plainly on the same tokens; both are what ``specjax train pretrain`` exports, with the
+    configurations ``embedded_early_exit`` and ``deep_early_exit`` and their twins.
 
     Raises:
       ValueError: a folder does not exist, or there is a twin and no target.
@@ -151,7 +152,7 @@ def self_drafting(
     exits = {"kind": "early exits", "prompts": prompts}
     if target is not None:
         own = {"target": target} | ({} if twin is None else {"twin": twin})
-        rows.append({**exits, **own, "exits": [1, 2], "drafts": [2, 3]})
+        rows.append({**exits, **own, "exits": [1, 2], "drafts": [2, 3, 4]})
     ways = [{"layer": 3, "guesses": k} for k in (1, 3, 8)] + [{"layer": 4, "guesses": 3}]
     return rows + [
         {"kind": "skip search", "prompts": prompts},

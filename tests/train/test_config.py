@@ -53,6 +53,8 @@ SHIPPED = {
     "embedded_target": unlikelihood,
     "embedded_early_exit": pretrain,
     "embedded_early_exit_twin": pretrain,
+    "deep_early_exit": pretrain,
+    "deep_early_exit_twin": pretrain,
     "embedded_samples": regenerate,
     "embedded_eval_greedy": regenerate,
     "embedded_eval_sampled": regenerate,
