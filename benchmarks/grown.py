@@ -32,6 +32,10 @@ from specjax.text.drafter_names import WithLookup, is_simple, lookup_of, named
 from .pairs import SHAPES
 
 SHAPE = dataclasses.replace(SHAPES["100m"], num_layers=16)
+WIDE = {  # by the number of layers, none of which is added
+    6: dict(hidden_size=1152, intermediate_size=3840, num_heads=18, num_kv_heads=6),
+    12: dict(hidden_size=768, intermediate_size=2816, num_heads=12, num_kv_heads=4),
+}
 _SIZES = ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads")
 _WRITES = re.compile(r"embedding|attention\.o\.|mlp\.down\.")  # they write the residual stream
 
@@ -40,6 +44,24 @@ _WRITES = re.compile(r"embedding|attention\.o\.|mlp\.down\.")  # they write the 
 def grown_embedded() -> LM:
     """The embedded target, grown to ``SHAPE``."""
     return grown_target(specjax.load("embedded", quantize="float"), SHAPE)
+
+
+@functools.cache
+def wide(name: str = "embedded") -> LM:
+    """The embedded target, or another small Llama of 6 or 12 layers, grown to 100M weights with no
+    further layers, for drafters that are a part of its layers: an added layer changes nothing and
+    could be skipped for nothing.
+
+    Raises:
+      ValueError: the model has another number of layers, or is larger.
+    """
+    lm = specjax.load(name, quantize="float")
+    layers = lm.config.num_layers
+    if layers not in WIDE:
+        raise ValueError(
+            f"{name}: {layers} layers; grown are models of {' or '.join(map(str, WIDE))}"
+        )
+    return grown_target(lm, dataclasses.replace(SHAPE, **WIDE[layers], num_layers=layers))
 
 
 def grown_drafter(name: str) -> str | HeadLM | WithLookup:

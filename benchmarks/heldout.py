@@ -93,13 +93,13 @@ def measure_ways(
     named = [grown_drafter(way["drafter"]) if grown else way["drafter"] for way in ways]
     named = [workloads.rest(lm, batch) if name == "rest" else name for name in named]
     drafting = [Drafting(num=way.get("num_draft"), tree=way.get("tree")) for way in ways]
-    found = _measure(lm, list(zip(named, drafting, strict=True)), texts, sampling, new, repetitions)
-    return {"ways": found}
+    pairs = list(zip(named, drafting, strict=True))
+    return {"ways": measure_model(lm, pairs, texts, sampling, new, repetitions)}
 
 
-def _measure(lm, ways, texts, samplings, new, repetitions) -> list[dict]:
-    """The figures of each of ``ways``, a drafter and a ``Drafting``; the tokens of batch i are
-    drawn by ``samplings[i]``."""
+def measure_model(lm, ways, texts, samplings, new, repetitions) -> list[dict]:
+    """The figures of each of ``ways``, a drafter and a ``Drafting``, for one model; the tokens of
+    batch i are drawn by ``samplings[i]``. See ``measure_ways``."""
     batch = len(texts) // len(samplings)
     seconds, found = [], [_Counts([], [], [], []) for _ in ways]
     for index, sampling in enumerate(samplings):

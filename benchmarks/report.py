@@ -46,6 +46,21 @@ def summary(row: dict, figures: dict) -> str:
         "quality": lambda f: ", ".join(
             f"{one['setting']} τ {one['tau']:.2f} log p {one['loglik']:.2f}" for one in f["points"]
         ),
+        "part memory": lambda f: ", ".join(f"{n} {x:.3f}" for n, x in f["over"].items()),
+        "resumed pass": lambda f: ", ".join(
+            f"E {p['exit']}, N {p['nodes']}: {p['over_share']['median']:.2f}" for p in f["points"]
+        ),
+        "skip search": lambda f: (
+            f"predicted {f['predicted']:.2f}, measured {cells.ratio(f['measured']['ratio_rounds'])}"
+        ),
+        "early exits": lambda f: ", ".join(
+            f"E {w['exit']}, {w['num_draft']}: τ {w['tau']:.2f}, "
+            f"ratio {w['ratio_rounds']['median']:.2f}"
+            for w in f["ways"]
+        ),
+        "schedules": lambda f: ", ".join(
+            f"{p['method']} {p['ticks']} of {p['plain_ticks']} ticks" for p in f["points"]
+        ),
         "drafting": lambda f: f"{cells.share(f['share'])} of a plain step",
         "datastore": lambda f: (
             f"opens in {1e3 * f['opened']:.1f} ms, {f['resident'] / 1e6:.0f} MB resident, "

@@ -23,7 +23,17 @@ from specjax.drafters import registry
 from specjax.text.prepare import SMALLEST_BUFFER, round_up
 from specjax.text.task import GenerationTask
 
-from . import drafting, heldout, micro, pairs, peers, regeneration, serving, training
+from . import (
+    drafting,
+    heldout,
+    micro,
+    pairs,
+    peers,
+    regeneration,
+    self_drafting,
+    serving,
+    training,
+)
 from . import quality as rule_quality
 from .cpu_peers.measure import cpu_peers
 from .figures import interval, spread
@@ -284,6 +294,11 @@ KINDS = {
     "cpu peers": cpu_peers,
     "serving": serving.measure_serving,
     "regeneration": regeneration.measure_regeneration,
+    "part memory": self_drafting.part_memory,
+    "resumed pass": self_drafting.resumed_pass,
+    "skip search": self_drafting.skip_search,
+    "early exits": self_drafting.early_exits,
+    "schedules": self_drafting.schedules,
     "training": training.training,
     "long context": training.long_context,
 }

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from .cpu_peers.engine import ADAPTERS, OURS, PRECISIONS
 from .pairs import SHAPES
 from .text_suites import KEEPS_PROGRAMS as KEEPS_PROGRAMS
-from .text_suites import Row, embedded, quality, workloads
+from .text_suites import Row, embedded, quality, self_drafting, workloads
 
 
 def smoke(pair: str = "tiny", agreement: float = 0.8, repetitions: int = 6) -> list[Row]:
@@ -50,6 +50,14 @@ def smoke(pair: str = "tiny", agreement: float = 0.8, repetitions: int = 6) -> l
         {"kind": "requests", "workload": "open", "prompts": 2, "new": 16},
         {"kind": "quality", "rule": "approximate-top-k", "temperature": 0.0, "prompts": 2}
         | {"new": 8},
+        {"kind": "part memory", "drafters": ["self:exit=2"], "size": "embedded"},
+        {"kind": "resumed pass", "exits": [2], "nodes": [2], "size": "embedded"}
+        | {"repetitions": repetitions},
+        {"kind": "skip search", "prompts": 1, "judged": 1, "new": 16, "size": "embedded"},
+        {"kind": "early exits", "exits": [2], "drafts": [1], "prompts": 1, "new": 16, "rows": 2}
+        | {"twin": "embedded", "size": "embedded"},
+        {"kind": "schedules", "ways": [{"layer": 4, "guesses": 2}], "prompts": 1, "new": 8}
+        | {"repeats": 2},
         {"kind": "peer", **of, "num_draft": 3, "new": 16, "repetitions": repetitions},
         {"kind": "training", "target": "small", "lengths": [1024, 4096], "steps": 2}
         | {"timed": 1024, "optimizer": "adamw", "repetitions": repetitions},
@@ -222,6 +230,7 @@ SUITES: dict[str, Callable[..., list[Row]]] = {
         embedded,
         workloads,
         quality,
+        self_drafting,
         scaling,
         peers,
         cpu_peers,

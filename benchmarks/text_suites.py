@@ -1,15 +1,17 @@
 """The suites on real text: all drafters of the embedded target (``embedded``), tables on several
-kinds of text (``workloads``), and approximate rules (``quality``)."""
+kinds of text (``workloads``), approximate rules (``quality``), and targets that draft for
+themselves (``self_drafting``)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from .quality import EXACT_WHEN_GREEDY, SETTINGS
 
 Row = dict
 # suites whose compiled programs stay on disk, as for the command
-KEEPS_PROGRAMS = ("embedded", "workloads", "quality")
+KEEPS_PROGRAMS = ("embedded", "workloads", "quality", "self-drafting")
 
 
 def embedded(prompts: int = 60, batches: Sequence[int] = (8,)) -> list[Row]:
@@ -121,4 +123,39 @@ def quality(prompts: int = 16) -> list[Row]:
         for t in (0.0, 1.0)
         for rule in SETTINGS
         if t or rule not in EXACT_WHEN_GREEDY
+    ]
+
+
+def self_drafting(
+    prompts: int = 8, target: str | None = None, twin: str | None = None, repetitions: int = 15
+) -> list[Row]:
+    """Parts of the target that draft: memory, the resumed pass, a searched skip set, early exits,
+    and the ticks of PPD and SPEED.
+
+    The embedded target is grown to 100M weights, with its six layers. ``target`` is the folder of a
+    model of 6 or 12 layers that was trained for early exits, and ``twin`` that of a model that was
+    trained plainly on the same tokens; both are what ``specjax train pretrain`` exports, with the
+    configurations ``embedded_early_exit`` and ``deep_early_exit`` and their twins.
+
+    Raises:
+      ValueError: a folder does not exist, or there is a twin and no target.
+    """
+    for option, folder in (("target", target), ("twin", twin)):
+        if folder is not None and not Path(folder).is_dir():
+            raise ValueError(f"--{option} {folder}: no such folder; give that of an exported model")
+    if twin is not None and target is None:
+        raise ValueError(f"--twin {twin}: it is compared with a target; give --target too")
+    rows = [
+        {"kind": "part memory", "drafters": ["self:exit=2", "self:skip=mlp.2-3"]},
+        {"kind": "resumed pass", "exits": [1, 2, 3], "nodes": [2, 4], "repetitions": repetitions},
+    ]
+    exits = {"kind": "early exits", "prompts": prompts}
+    if target is not None:
+        own = {"target": target} | ({} if twin is None else {"twin": twin})
+        rows.append({**exits, **own, "exits": [1, 2], "drafts": [2, 3, 4]})
+    ways = [{"layer": 3, "guesses": k} for k in (1, 3, 8)] + [{"layer": 4, "guesses": 3}]
+    return rows + [
+        {"kind": "skip search", "prompts": prompts},
+        {**exits, "exits": [2], "drafts": [1, 2]},
+        {"kind": "schedules", "ways": ways, "repeats": 2, "prompts": 4},
     ]

@@ -14,6 +14,7 @@ import numpy as np
 from asking import flat
 
 import specjax
+from specjax.analysis.staged_ppd import ppd_on_stages
 from specjax.models import reading
 from specjax.sharding import gather, join
 
@@ -26,6 +27,7 @@ SETTINGS = {
     "sampled": dict(drafter="draft", temperature=0.7, top_p=0.9),
 }
 STAGED = ("plain", "draft", "sampled")
+STAGES = ("data=2,stage=2", "stage=4")  # rows, or layers, that the processes share
 
 
 def tokens(lm, draft, names=tuple(SETTINGS)):
@@ -83,8 +85,11 @@ def main():
     spread = specjax.load(folder, mesh="data=2,model=2")
     found["tokens"] = tokens(spread, specjax.load(folder, mesh=spread.mesh))
     found["tokens, whole drafter"] = tokens(lm, specjax.load(folder), ["draft"])
-    stages = specjax.load(folder.with_name("layers"), mesh="data=2,stage=2")
-    found["tokens, stages"] = tokens(stages, specjax.load(folder), STAGED)
+    for mesh in STAGES:
+        stages = specjax.load(folder.with_name("layers"), mesh=mesh)
+        found[f"tokens, {mesh}"] = tokens(stages, specjax.load(folder), STAGED)
+    out = ppd_on_stages(stages, PROMPTS[0], guesses=2, max_new_tokens=12)
+    found["guessed"] = [out.tokens.tolist(), out.ticks, out.hits]
     for name, out in encoded(Path(root), spread.mesh).items():
         found[name] = [row.tolist() for row in out.tokens]
     print(json.dumps(found), flush=True)

@@ -246,12 +246,14 @@ def test_no_figure_is_nan_in_json():
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["speed"], "embedded, workloads, quality, scaling, peers, cpu-peers, serving"),
+        (["speed"], "embedded, workloads, quality, self-drafting, scaling, peers, cpu-peers"),
         (["smoke", "--batches", "2"], "no such option; it has --pair"),
         (["cpu", "--pair", "70b"], "known: tiny, 100m, 8b"),
         (["scaling", "--contexts", "65536"], "the pair 100m has 32768 positions"),
         (["cpu", "--rehearse"], "--rehearse is for the suites gpu and cpu-peers"),
         (["cpu", "--redraw"], "run the suite first"),
+        (["self-drafting", "--target", "no/model"], "no such folder"),
+        (["self-drafting", "--twin", "tests"], "give --target too"),
     ],
 )
 def test_bad_input_is_refused_in_clear_words(arguments, said, tmp_path, capsys, monkeypatch):

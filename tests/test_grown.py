@@ -38,10 +38,13 @@ def last_states(lm, tokens):
 TEXT = jnp.asarray([[5, 77, 900, 31, 44, 2000, 66, 5]])
 
 
-def test_grown_models_have_100m_weights():
-    whole = dataclasses.replace(
-        specjax.load("embedded").config, **{n: getattr(grown.SHAPE, n) for n in grown._SIZES}
-    )
+OWN = [{n: getattr(grown.SHAPE, n) for n in grown._SIZES}]
+OWN += [{"num_layers": layers, **own} for layers, own in grown.WIDE.items()]
+
+
+@pytest.mark.parametrize("own", OWN)
+def test_grown_models_have_100m_weights(own):
+    whole = dataclasses.replace(specjax.load("embedded").config, **own)
     assert 95e6 < sum(x.size for x in jax.tree.leaves(abstract(whole)[1])) < 110e6
 
 

@@ -20,6 +20,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 import specjax
+from specjax.analysis.ppd import ppd
+from specjax.kernels.xla_cpu import THREADS_PER_DEVICE
 from specjax.models import Decoder, save_pretrained
 
 SHARED = dataclasses.replace(CONFIG, num_heads=4, num_kv_heads=4, head_dim=8)
@@ -49,6 +51,7 @@ def start(root, what):
     paths = os.pathsep.join([str(HERE.parent), str(HERE)])
     environment = os.environ | {"PYTHONPATH": paths, "XLA_FLAGS": ""}
     environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # as quick_compilation
+    environment["NPROC"] = str(2 * THREADS_PER_DEVICE)  # fewer may wait for each other without end
     return [
         subprocess.Popen(
             [sys.executable, str(HERE / "mesh_worker.py"), address, str(i), str(root), what],
@@ -82,12 +85,15 @@ def test_two_processes_say_what_one_says_and_each_reads_its_own_parts(root):
     wanted = mesh_worker.tokens(lm, draft)
     layers = specjax.load(root / "layers")
     in_stages = mesh_worker.tokens(layers, draft, mesh_worker.STAGED)
+    guessed = ppd(layers, mesh_worker.PROMPTS[0], layer=2, guesses=2, max_new_tokens=12)
     with_encoders = mesh_worker.encoded(root)
     assert all(out.stats.accepted.sum() > 0 for out in with_encoders.values())
     for found in (first, second):
         assert found["tokens"] == wanted
         assert found["tokens, whole drafter"] == {"draft": wanted["draft"]}
-        assert found["tokens, stages"] == in_stages
+        for mesh in mesh_worker.STAGES:
+            assert found[f"tokens, {mesh}"] == in_stages
+        assert found["guessed"] == [guessed.tokens.tolist(), guessed.ticks, guessed.hits]
         for name, out in with_encoders.items():
             assert found[name] == [row.tolist() for row in out.tokens]
     weight = np.asarray(lm.params["blocks"][0]["mlp"]["down"]["weight"].get_value())

@@ -7,17 +7,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from test_pipeline import one_for_all  # noqa: F401
 from test_self_draft import CONFIGS, LAYERS, model
 
 import specjax
 from specjax import sharding
 from specjax.analysis import ppd as ppd_module
 from specjax.analysis import speed as speed_module
+from specjax.analysis import staged_ppd
 from specjax.analysis.ppd import ppd
 from specjax.analysis.speed import speed, unrolled
 from specjax.analysis.staged import on_stages, repeats_on
+from specjax.analysis.staged_ppd import ppd_on_stages
 from specjax.decoding import reference
-from specjax.models import Decoder, PipelinedLM
+from specjax.models import Decoder, PipelinedLM, stage_weights
 from specjax.models.causal_lm import CausalLM
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -119,6 +122,23 @@ def test_fault_a_wrong_guess_that_goes_on_and_an_entry_that_is_not_kept_are_seen
     assert not is_greedy(np.asarray(found.tokens), whole)
 
 
+@pytest.mark.usefixtures("one_for_all")
+def test_fault_a_wrong_guess_that_ran_beside_its_token_is_seen(monkeypatch):
+    """Two devices of an axis ``stage``, which one device computes in turn."""
+    lm = unrolled(shared(layers=1), 2)
+    target, right = PipelinedLM(lm.target, 2), staged_ppd._of_guess
+    params = stage_weights.divided(lm.params, lm.target.config, 2)
+
+    def text(num):
+        found = staged_ppd._decode(target, 1, 2, num, 64, params, np.asarray(PROMPT, np.int32))
+        assert found.hits > 0
+        return np.asarray(found.tokens)
+
+    assert is_greedy(text(8), lm)
+    monkeypatch.setattr(staged_ppd, "_of_guess", lambda held, x, one: right(held, x, 1 - one))
+    assert not is_greedy(text(9), lm)
+
+
 def test_impossible_schedules_are_refused():
     lm = lm_of("llama")
     for settings, words in (
@@ -140,10 +160,10 @@ def test_impossible_schedules_are_refused():
 # ------------------------------------------------------------------- on several devices
 
 
-def in_stages(name, stages):
+def in_stages(name, stages, lines=1):
     lm = lm_of(name)
     target = PipelinedLM(lm.target, stages)
-    mesh = sharding.as_mesh({"stage": stages})
+    mesh = sharding.as_mesh({"data": lines, "stage": stages})
     return lm, specjax.LM.of(target, target.shard(lm.params, mesh), mesh=mesh)
 
 
@@ -160,6 +180,37 @@ def test_on_a_mesh_each_device_has_a_token_in_flight(name, stages):
         assert found.hits == ppd(lm, PROMPT, layer=2, guesses=1, max_new_tokens=NUM).hits
 
 
+SEVERAL = [
+    ("llama", 2, 1, 5, None),
+    ("llama", 2, 2, 4, None),
+    ("llama", 4, 1, 5, 2),
+    ("llama", 4, 2, 4, 3),
+    ("gpt2", 2, 1, 3, None),
+    ("latents", 4, 1, 8, 3),
+    ("windows", 4, 1, 8, 2),
+    ("experts", 2, 4, 4, None),
+]
+
+
+@pytest.mark.parametrize(("name", "stages", "lines", "guesses", "layer"), SEVERAL)
+def test_on_a_mesh_several_guesses_run_beside_their_token(name, stages, lines, guesses, layer):
+    lm, divided = in_stages(name, stages, lines)
+    found = ppd_on_stages(divided, PROMPT, guesses=guesses, layer=layer, max_new_tokens=NUM)
+    check(found, lm)
+    assert found.layer == (layer or LAYERS // 2)
+    one = ppd(lm, PROMPT, layer=found.layer, guesses=guesses, max_new_tokens=NUM)
+    assert found.hits == one.hits and 0 < found.hits < NUM - 1
+    assert found.reads == lines * (found.ticks + NUM * (LAYERS - found.layer))
+
+
+def test_on_a_mesh_every_token_is_right_where_all_are_guessed():
+    lm, divided = in_stages("llama", 4)
+    every = lm.target.vocab_size
+    found = ppd_on_stages(divided, PROMPT, guesses=every, layer=3, max_new_tokens=NUM)
+    check(found, lm)
+    assert found.hits == NUM - 1 and found.ticks == LAYERS + (NUM - 1) * 3
+
+
 @pytest.mark.parametrize("repeats", [2, 4])
 def test_on_a_mesh_each_device_has_a_repeat(repeats):
     lm = shared()
@@ -171,8 +222,9 @@ def test_on_a_mesh_each_device_has_a_repeat(repeats):
 
 
 def test_tokens_in_flight_are_refused_where_there_are_no_stages():
-    with pytest.raises(ValueError, match="load the model with mesh='stage=2'"):
-        on_stages(lm_of("llama"), PROMPT)
+    for run in (on_stages, ppd_on_stages):
+        with pytest.raises(ValueError, match="load the model with mesh='stage=2'"):
+            run(lm_of("llama"), PROMPT)
 
 
 def test_on_a_mesh_windows_and_rows_are_refused():
@@ -182,3 +234,17 @@ def test_on_a_mesh_windows_and_rows_are_refused():
     rows = dataclasses.replace(divided, mesh=sharding.as_mesh("data=2,stage=4"))
     with pytest.raises(ValueError, match="no rows for the axis data"):
         on_stages(rows, PROMPT, max_new_tokens=NUM)
+
+
+def test_on_a_mesh_guesses_that_cannot_run_are_refused():
+    _, divided = in_stages("llama", 4, 2)
+    for settings, words in (
+        (dict(guesses=3), "guesses=3: give 1 to 67, and a multiple of data=2"),
+        (dict(guesses=0), "guesses=0"),
+        (dict(guesses=68), "guesses=68"),
+        (dict(guesses=2, layer=1), "layer=1: each of 4 devices runs 1 of 4 layers; give 2, 3"),
+        (dict(guesses=2, layer=4), "give 2, 3"),
+        (dict(guesses=2, max_new_tokens=10**6), "context"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            ppd_on_stages(divided, PROMPT, **settings)

@@ -10,6 +10,7 @@ from flax import nnx
 from specjax.models.config import DecoderConfig
 from specjax.models.decoder import Decoder
 from specjax.models.hf import load_weights
+from specjax.models.model_folder import EMBEDDED
 from specjax.models.quantize import FLOAT
 
 
@@ -50,15 +51,17 @@ def starting_params(config: DecoderConfig, seed: int, init: str):
     Args:
       config: the shape of the decoder.
       seed: of random weights.
-      init: the folder of a model of this shape, whose weights may be held in few bits: the run
-        starts from the floats for which they stand. "": random weights.
+      init: the folder of a model of this shape, or the name of one that ships with the package,
+        whose weights may be held in few bits: the run starts from the floats for which they stand.
+        "": random weights.
 
     Raises:
       FileNotFoundError, ValueError: the folder holds no such model.
     """
     if not init:
         return create(config, seed)[1]
-    return nnx.to_pure_dict(load_weights(init, config, jnp.float32, FLOAT))
+    folder = EMBEDDED.get(init, init)
+    return nnx.to_pure_dict(load_weights(folder, config, jnp.float32, FLOAT))
 
 
 def create(config: DecoderConfig, seed: int):

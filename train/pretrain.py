@@ -37,7 +37,7 @@ class PretrainConfig:
     """One section each for the model, the data, the optimiser and the run."""
 
     model: model.ModelConfig
-    init: str = ""  # the folder of a model of this shape to go on from; "": random weights
+    init: str = ""  # a model of this shape to go on from, a folder or "embedded"; "": random
     data: DataConfig = DataConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     run: RunConfig = RunConfig()

@@ -1,6 +1,6 @@
 """The tables of a suite's page: ``TABLES[kind] = (title, table of the rows of that kind)``."""
 
-from . import cpu_peers, decoding, drafting, parts, quality, serving, training
+from . import cpu_peers, decoding, drafting, parts, quality, self_drafting, serving, training
 
 TABLES = {
     "decode": ("Plain and speculative decoding", decoding.decode),
@@ -9,6 +9,11 @@ TABLES = {
     "drafters": ("The embedded target on real text", decoding.drafters),
     "tables": ("Drafters without training on real text", decoding.tables),
     "quality": ("Approximate rules: quality and speed", quality.quality),
+    "early exits": ("Early exits", self_drafting.early_exits),
+    "skip search": ("A searched set of skipped sublayers", self_drafting.skip_search),
+    "resumed pass": ("The pass that goes on at a layer", self_drafting.resumed_pass),
+    "part memory": ("Memory of a part that drafts", self_drafting.part_memory),
+    "schedules": ("PPD and SPEED", self_drafting.schedules),
     "requests": ("Requests that are made twice", drafting.requests),
     "drafting": ("The time of drafting", drafting.drafting),
     "datastore": ("A large datastore", drafting.datastore),

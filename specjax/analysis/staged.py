@@ -18,8 +18,8 @@ of ``Pipelined.modelled_seconds``, in which LM head and communication cost nothi
 
 Lossless: yes; greedy decoding of one prompt.
 
-Differs from the papers: PPD runs k guesses of the next token, each on a device of its own (here one
-guess), and SPEED trains heads for its guesses.
+Differs from the papers: PPD runs k guesses of the next token (here one; ``staged_ppd.py`` runs
+several), and SPEED trains heads for its guesses.
 
 References: PPD, arXiv 2307.05908; SPEED, arXiv 2310.12072.
 """
@@ -30,6 +30,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from .. import sharding
 from .._internal.optional import required
@@ -73,14 +74,7 @@ def on_stages(lm: LM, prompt, *, max_new_tokens: int = 64) -> Pipelined:
 
         print(on_stages(specjax.load(folder, mesh="stage=2"), "def f(x):"))
     """
-    target = lm.target
-    if not isinstance(target, PipelinedLM) or target.stages == 1:
-        raise ValueError(
-            f"{lm.name}: tokens in flight need layers that are divided over several devices; load "
-            "the model with mesh='stage=2', or take specjax.analysis.ppd and speed, which count on "
-            "one device"
-        )
-    mesh = required(lm.mesh, "lm.mesh")
+    target, mesh = in_stages(lm)
     if mesh.size > target.stages:
         raise ValueError(
             f"mesh={dict(mesh.shape)}: one prompt has no rows for the axis data; give stage alone"
@@ -100,6 +94,22 @@ def on_stages(lm: LM, prompt, *, max_new_tokens: int = 64) -> Pipelined:
 
     with sharding.using(mesh):
         return report(*run(True), *run(False), target.num_layers, target.each)
+
+
+def in_stages(lm: LM) -> tuple[PipelinedLM, Mesh]:
+    """Returns the target whose layers are divided over several devices, and their mesh.
+
+    Raises:
+      ValueError: they are not divided.
+    """
+    target = lm.target
+    if not isinstance(target, PipelinedLM):
+        raise ValueError(
+            f"{lm.name}: tokens in flight need layers that are divided over several devices; load "
+            "the model with mesh='stage=2', or take specjax.analysis.ppd and speed, which count on "
+            "one device"
+        )
+    return target, required(lm.mesh, "lm.mesh")
 
 
 def repeats_on(lm: LM, repeats: int, mesh=None) -> LM:

@@ -58,6 +58,20 @@ def test_the_weights_of_exits_are_the_papers():
     np.testing.assert_allclose(shares, early_exit.scales(5, 0.2) / 7.2, rtol=1e-6)
 
 
+def test_other_weights_and_chosen_exits():
+    np.testing.assert_allclose(early_exit.scales(4, 0.5, "linear"), [0.5, 1, 1.5, 4])
+    np.testing.assert_allclose(early_exit.scales(4, 0.5, "equal"), [0.5, 0.5, 0.5, 1])
+    config = EarlyExitConfig(scale=0.5, weights="equal", exits=(3, 1))
+    seen = [early_exit.exits(config, LAYERS, step, STEPS) for step in range(3)]
+    assert [chosen.tolist() for chosen, _ in seen] == [[0], [2], [0]]  # layers count from 0
+    for _, shares in seen:
+        np.testing.assert_allclose(shares, [1 / 3, 2 / 3], rtol=1e-6)
+    every = dataclasses.replace(config, curriculum="all", weights="linear")
+    chosen, shares = early_exit.exits(every, LAYERS, 0, STEPS)
+    assert chosen.tolist() == [0, 2]
+    np.testing.assert_allclose(shares, np.asarray([0.5, 1.5, 5]) / 7, rtol=1e-6)
+
+
 @pytest.mark.parametrize("rotation", [0, 1, 2, 3])
 def test_a_rotation_lets_each_exit_take_part_once(rotation):
     config = EarlyExitConfig(scale=0.5, rotation=rotation)
@@ -131,10 +145,33 @@ def test_the_recipe_trains_and_dropout_changes_what_it_sees():
 
 
 @pytest.mark.parametrize(
-    "field", [dict(scale=-1.0), dict(dropout=1.0), dict(curriculum="random"), dict(rotation=-2)]
+    "field",
+    [
+        dict(scale=-1.0),
+        dict(dropout=1.0),
+        dict(curriculum="random"),
+        dict(rotation=-2),
+        dict(weights="cubic"),
+        dict(exits=(2,)),
+    ],
 )
 def test_a_field_that_cannot_be_is_refused(field):
     with pytest.raises(ConfigError, match=f"early_exit.{next(iter(field))}"):
         EarlyExitConfig(**field)
     with pytest.raises(ConfigError, match="at least 2 layers"):
         EarlyExitConfig(scale=1.0).check(1)
+
+
+@pytest.mark.parametrize(
+    ("exits", "weights", "words"),
+    [
+        ((5,), "equal", "from 1 to 4, each once"),
+        ((0, 2), "equal", "from 1 to 4"),
+        ((2, 2), "equal", "each once"),
+        ((1, 2), "sum", "no weight under"),
+    ],
+)
+def test_exits_that_cannot_be_trained_are_refused(exits, weights, words):
+    config = EarlyExitConfig(scale=1.0, exits=exits, weights=weights)
+    with pytest.raises(ConfigError, match=words):
+        config.check(LAYERS)
