@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "suite",
         help="smoke, cpu, gpu, embedded, workloads, quality, scaling, peers, cpu-peers, "
-        "serving, regeneration, eagle",
+        "serving, regeneration, eagle, small-caches, cascades",
     )
     parser.add_argument("--out", type=Path, help="folder of the results")
     parser.add_argument("--cache", type=Path, help="folder of the model pairs that the suites make")
@@ -78,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--nodes", type=int, nargs="+", help="numbers of nodes of the timed passes")
     parser.add_argument("--batches", type=int, nargs="+", help="rows of a batch")
     parser.add_argument("--contexts", type=int, nargs="+", help="tokens before the first new one")
+    parser.add_argument("--entries", type=int, nargs="+", help="tokens that small caches show")
     parser.add_argument("--prompts", type=int, help="held-out prompts of the embedded pair")
     parser.add_argument("--engines", nargs="+", help="engines of the suite cpu-peers")
     parser.add_argument("--precisions", nargs="+", help="precisions of the suite cpu-peers")

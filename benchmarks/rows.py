@@ -23,7 +23,7 @@ from specjax.drafters import registry
 from specjax.text.prepare import SMALLEST_BUFFER, round_up
 from specjax.text.task import GenerationTask
 
-from . import drafting, heldout, micro, pairs, peers, regeneration, serving, training
+from . import drafting, heldout, micro, pairs, peers, regeneration, serving, small_caches, training
 from . import quality as rule_quality
 from .cpu_peers.measure import cpu_peers
 from .figures import interval, spread
@@ -286,6 +286,9 @@ KINDS = {
     "regeneration": regeneration.measure_regeneration,
     "training": training.training,
     "long context": training.long_context,
+    "budgets": small_caches.acceptance_by_budget,
+    "drafting cost": small_caches.drafting_cost,
+    "long rounds": small_caches.long_rounds,
 }
 
 
