@@ -50,6 +50,7 @@ from specjax.drafters.peagle import PEagle
 from specjax.drafters.redrafter import ReDrafter, ReDrafterConfig
 from specjax.drafters.specdiff import SpecDiff
 from specjax.drafters.speculator import Speculator, SpeculatorConfig
+from specjax.drafters.spire import SPIRe, SPIReConfig
 from specjax.drafters.xpress import XPress, XPressConfig
 from specjax.models import CausalLM
 
@@ -166,6 +167,9 @@ def cases(model, params, near=None, other=None):
 
     def kangaroo(hidden_size, vocab_size):
         return KangarooConfig(layer=layer)
+
+    def spire(hidden_size, vocab_size):
+        return SPIReConfig(layers=layer, window=5, sinks=1)
 
     words = dict(vocab_size=model.vocab_size)
     unsure = functools.partial(Kangaroo, threshold=0.45)
@@ -371,6 +375,7 @@ def cases(model, params, near=None, other=None):
         "adaptive kangaroo": adaptive(
             head(unsure, kangaroo, trees.Expand(2, 3, 5), rules=(), layer=1)
         ),
+        "spire": head(SPIRe, spire, TREE, ("rejection",), picks="distinct"),
         "redrafter": head(ReDrafter, ReDrafterConfig, trees.Beams(2, 2), **WIDE),
         "adaptive redrafter": adaptive(
             head(ReDrafter, ReDrafterConfig, trees.Beams(2, 3), recurrent=False, **WIDE)
