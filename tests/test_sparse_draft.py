@@ -50,7 +50,8 @@ class Row:
     def __init__(self, prompt, kind, writes_apart, fault):
         self.kind, self.apart, self.fault = kind, writes_apart, fault
         self.sees = [np.zeros((HEADS, 0, 0), bool)] * LAYERS
-        self.places, self.age, self.asked, self.last = None, EVERY, None, prompt - 2
+        self.places, self.age, self.last = None, EVERY, prompt - 2
+        self.asked = None  # the queries of the prompt, once it was read
 
     def read(self, until, text, rows=None):
         """Lets the tokens that are new see every earlier one, or ``rows [i, j]`` of each layer."""
@@ -93,7 +94,8 @@ class Row:
         start = length - 1 if self.apart else max(length - 2, 0)
         if self.asked is None:
             self.read(prompt - 1, text)
-            self.asked = self.passed()[2] if prompt > 1 else None
+            nothing = [np.zeros((0, HEADS, 1, CONFIG.head_dim))] * LAYERS
+            self.asked = self.passed()[2] if prompt > 1 else nothing
         if self.apart:
             self.read(length - 1, text)
             self.last = length - 2

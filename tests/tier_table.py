@@ -118,7 +118,10 @@ TABLE = {
             FULL,
         ),
         (r"\[((hybrid|fallback) mtp|mtp distinct d.*|mtp heads iid|hybrid tli|tli tree)\]", FULL),
-        (r"\[(fallback trees|table model table|union with|merged cha|windowed|specdiff t)", FULL),
+        (
+            r"\[(fallback trees|table model t|union with|merged cha|windowed|specdiff t|sparse)",
+            FULL,
+        ),
         (r"\[(xpress|lilicorr)\]", FULL),
         (
             r"\[((hybrid|adaptive) )?cascade|\[(speculator|hydra) prefix distinct|kangaroo|in turn",
@@ -143,7 +146,11 @@ TABLE = {
     "test_feature_formats.py": [("named|not_written|refused", MERGE), (EVERYTHING, FULL)],
     "test_feature_generations.py": [(r"a_generation.*\[eagle3\]", MERGE), (EVERYTHING, FULL)],
     "test_greedy.py": [
-        (r"\[(probed|windowed) draft\]|for_token.*\[(hybrid (ssd|casc)|cascade |pass\]|ssd)", FULL),
+        (
+            r"\[(probed|windowed|sparse) draft\]"
+            r"|for_token.*\[(hybrid (ssd|casc)|cascade |pass\]|ssd)",
+            FULL,
+        ),
         (rf"token_for_token.*\[({COVER})\]", DEFAULT),
         (r"any_number.*\[(medusa|mtp)\]", DEFAULT),
         (r"any_number.*\[(union of draft models|silent)\]", MERGE),
