@@ -230,7 +230,7 @@ def test_the_words_of_a_choice_are_those_of_self():
         ("draft:window=16,chunk=4", "write 'draft:window=16,chunk=4,budget=512'"),
         ("draft:window=16,budget=32,observe=4,every=2", "observe choose tokens once"),
         ("draft:window=16,budget=100000", "would hold all of it"),
-        ("draft:window=4,budget=16", "window of 4 tokens is smaller than the draft"),
+        ("draft:window=3,budget=16", "window of 3 tokens is smaller than the draft"),
         ("draft:window=16,bugdet=16", "did you mean 'budget'"),
         ("ngram:window=16,budget=16", "no setting of 'ngram'"),
         (
