@@ -151,7 +151,7 @@ def furthest(fault=None):
 
 
 @pytest.mark.usefixtures("quick_compilation")
-def test_fault_laws_of_rounds_are_those_of_numpy_and_others_are_seen():
+def test_after_any_number_of_rounds_laws_are_those_of_numpy():
     """Drafted tokens see memories, committed ones what the target read, over sinks and window."""
     assert furthest() < 2e-4
     lengths = np.asarray([[length for length, *_ in found] for found in rounds()])
