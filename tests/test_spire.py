@@ -164,7 +164,7 @@ def test_after_any_number_of_rounds_laws_are_those_of_numpy():
 
 
 @pytest.mark.usefixtures("quick_compilation")
-@pytest.mark.parametrize("tree", [None, "2x1x1"])
+@pytest.mark.parametrize("tree", [None, "2x1"])
 def test_greedy_texts_are_those_of_plain_decoding(tree):
     prompts = np.random.default_rng(1).integers(0, 67, (3, 300)).astype(np.int32)
     shape = {} if tree is None else {"topology": specjax.trees.parse(tree)}
