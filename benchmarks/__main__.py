@@ -54,8 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
         "suite",
-        help="smoke, cpu, gpu, embedded, workloads, quality, self-drafting, scaling, peers, "
-        "cpu-peers, serving, regeneration, eagle",
+        help="smoke, cpu, gpu, embedded, workloads, quality, self-drafting, small-caches, cascades, "
+        "scaling, peers, cpu-peers, serving, regeneration, eagle",
     )
     parser.add_argument("--out", type=Path, help="folder of the results")
     parser.add_argument("--cache", type=Path, help="folder of the model pairs that the suites make")
@@ -78,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--nodes", type=int, nargs="+", help="numbers of nodes of the timed passes")
     parser.add_argument("--batches", type=int, nargs="+", help="rows of a batch")
     parser.add_argument("--contexts", type=int, nargs="+", help="tokens before the first new one")
+    parser.add_argument("--entries", type=int, nargs="+", help="tokens that small caches show")
     parser.add_argument("--prompts", type=int, help="held-out prompts of the embedded pair")
     parser.add_argument("--target", help="folder of a target that was trained for early exits")
     parser.add_argument("--twin", help="folder of the target's twin that was trained plainly")

@@ -27,7 +27,8 @@ import specjax
 from specjax.checkpoints import HeadLM
 from specjax.drafters import Hydra, Medusa, Speculator
 from specjax.models import LM, CausalLM, Decoder, DecoderConfig
-from specjax.text.drafter_names import WithLookup, is_simple, lookup_of, named
+from specjax.text import cascades
+from specjax.text.drafter_names import WithLookup, is_simple, lookup_of, named, resolve_drafter
 
 from .pairs import SHAPES
 
@@ -64,8 +65,9 @@ def wide(name: str = "embedded") -> LM:
     return grown_target(lm, dataclasses.replace(SHAPE, **WIDE[layers], num_layers=layers))
 
 
-def grown_drafter(name: str) -> str | HeadLM | WithLookup:
-    """Returns the drafter ``name`` for the grown target: a table, or a light head.
+def grown_drafter(name: str) -> str | LM | HeadLM | WithLookup:
+    """Returns the drafter ``name`` for the grown target: a table, a light head, the embedded draft
+    model as it is, or a cascade of it.
 
     A name such as ``ngram+medusa`` stands for a lookup, and a head where it finds nothing.
 
@@ -74,12 +76,17 @@ def grown_drafter(name: str) -> str | HeadLM | WithLookup:
     """
     if is_simple(name) or name == "rest":
         return name
+    if name == "draft":
+        return specjax.load("embedded-draft")
+    if cascades.is_cascade(name):
+        return cascades.named_cascade(grown_embedded(), name, grown_drafter, resolve_drafter)
     if lookup := lookup_of(name):
         return WithLookup(grown_drafter(name.removeprefix(lookup)), lookup)
     heads = named(specjax.load("embedded"), name)
     if not isinstance(heads, HeadLM) or not isinstance(heads.drafter, Medusa | Hydra | Speculator):
         raise ValueError(
-            f"drafter={name!r} cannot be grown: give a table, medusa, hydra, speculator"
+            f"drafter={name!r} cannot be grown: give a table, draft, cascade:draft:TABLE, medusa, "
+            "hydra, speculator"
         )
     return grown_heads(heads, grown_embedded())
 

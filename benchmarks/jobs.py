@@ -9,16 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import drafters, trees
+from specjax.checkpoints import HeadLM
 from specjax.decoding.inputs import prepare_inputs
 from specjax.decoding.state import State
 from specjax.drafters import registry
 from specjax.drafters.adaptive import AdaptiveState
 from specjax.drafters.draft_model import DraftModelState
-from specjax.models import as_drafter
+from specjax.models import CausalLM, as_drafter
 from specjax.sampling.distribution import Sampling
-from specjax.text import round_costs
+from specjax.text import own_layers, round_costs, small_caches
 from specjax.text.prepare import SMALLEST_BUFFER, round_up
 from specjax.text.task import GenerationTask
+from specjax.types import PyTree
 
 from . import pairs
 
@@ -40,7 +42,8 @@ def make_job(
 
     Args:
       pair: the target and its draft model.
-      drafter: ``plain``, ``draft``, a table (``ngram``), ``adaptive draft``, ``adaptive ngram``,
+      drafter: ``plain``, ``draft``, ``draft:window=512``, ``self:window=512`` (both with any
+        settings of a cache), a table (``ngram``), ``adaptive draft``, ``adaptive ngram``,
         ``synthetic 0.8`` (each token is right with that probability). See ``informed`` for the last
         three.
       num_draft: the number of tokens that are drafted in a round.
@@ -89,6 +92,14 @@ def _drafter(pair: pairs.Pair, name: str, num_draft: int, shape: tuple[int, int]
     if name == "draft":
         model = as_drafter(pair.target, pair.draft)
         return drafters.DraftModel(num_draft=num_draft, model=model), pair.draft.params
+    if name.startswith("draft:"):
+        found = small_caches.with_small_cache(pair.target, name, pair.draft, num_draft)
+        if isinstance(found, HeadLM):
+            return found.drafter, found.params
+        model = as_drafter(pair.target, found)
+        return drafters.DraftModel(num_draft=num_draft, model=model), found.params
+    if name.startswith("self:"):
+        return own_layers.named_layers(pair.target, name, num_draft), None
     kind, _, of = name.partition(" ")
     if kind == "adaptive" and of in ("draft", "ngram"):
         inner, weights = _drafter(pair, of, num_draft, shape)
@@ -98,7 +109,7 @@ def _drafter(pair: pairs.Pair, name: str, num_draft: int, shape: tuple[int, int]
         truth = jnp.zeros(shape, jnp.int32)
         return drafters.Synthetic(num_draft, float(of)), {"truth": truth, "inner": None}
     raise ValueError(
-        f"drafter={name!r} is unknown; known: plain, draft, "
+        f"drafter={name!r} is unknown; known: plain, draft, draft:window=N, self:window=N, "
         f"{', '.join(registry.table_names())}, adaptive ngram, adaptive draft, "
         "synthetic ACCURACY"
     )
@@ -122,27 +133,36 @@ def informed(work: GenerationTask, plain_end: State, begin) -> GenerationTask:
     return dataclasses.replace(work, params=work.params | {"drafter": given})
 
 
-def made_up(work: GenerationTask, pair: pairs.Pair, context: int, new: int) -> State:
+def made_up(
+    work: GenerationTask, pair: pairs.Pair, context: int, new: int, cache: PyTree = None
+) -> State:
     """Returns the state of a request as if it had read ``context`` random tokens.
 
     To read 32,000 tokens takes minutes on a CPU and is not measured. Entries of the cache are drawn
     from a normal distribution with the deviation of a few entries that were really read. The
-    drafter is a copy of the target's first layers, and has the entries of these.
+    drafter is a copy of the target's first layers, and has the entries of these. With ``cache``,
+    that of such a state of the same size, nothing is drawn.
     """
     small = dataclasses.replace(work, capacity=SMALLEST_BUFFER).start()
-    state = jax.tree.map(_grown, small, jax.eval_shape(work.start))
+    shapes = jax.eval_shape(work.start)
+    bare = [dataclasses.replace(one, cache=()) for one in (small, shapes)]
+    state = jax.tree.map(_grown, *bare)
     tokens = np.random.default_rng(0).integers(
         0, pair.target.config.vocab_size, state.tokens.shape, dtype=np.int32
     )
-    leaves, structure = jax.tree.flatten(small.cache)
-    keys = jax.random.split(jax.random.key(0), len(leaves))
-    wide = [jnp.std(leaf[:, :, : SHORT - 1].astype(jnp.float32)) for leaf in leaves]
-    drawn = [
-        (jax.random.normal(key, leaf.shape) * by).astype(leaf.dtype)
-        for key, leaf, by in zip(keys, jax.tree.leaves(state.cache), wide, strict=True)
-    ]
-    cache = structure.unflatten(drawn)
+    if cache is None:
+        leaves, structure = jax.tree.flatten(small.cache)
+        keys = jax.random.split(jax.random.key(0), len(leaves))
+        wide = [jnp.std(leaf[:, :, : SHORT - 1].astype(jnp.float32)) for leaf in leaves]
+        drawn = [
+            (jax.random.normal(key, leaf.shape) * by).astype(leaf.dtype)
+            for key, leaf, by in zip(keys, jax.tree.leaves(shapes.cache), wide, strict=True)
+        ]
+        cache = structure.unflatten(drawn)
     early = jax.tree.map(jnp.copy, cache[: pair.draft.config.num_layers])
+    model = getattr(work.drafter, "model", None)
+    if isinstance(model, CausalLM) and model.cache_window is not None:
+        early = model.recent(early, jnp.full_like(state.length, context - 2))
     learned = _with_cache(state.drafter_state, early, context)
     return dataclasses.replace(
         state,

@@ -34,6 +34,7 @@ def draw(folder: Path, outcomes: list[dict]) -> list[str]:
         ("round", _round, [(r, f) for r, f in decoded if "parts" in f]),
         ("peers", _peers, peers),
         ("quality", quality.draw, [(r, f) for r, f in measured if r["kind"] == "quality"]),
+        ("budgets", _budgets, [(r, f) for r, f in measured if r["kind"] == "budgets"]),
         ("workloads", _workloads, [x for x in each_way(tables) if not x[0].get("given")]),
     ):
         figure = plot(rows) if rows else None
@@ -158,4 +159,24 @@ def _workloads(rows):
         panel.set_title(kind, fontsize=9)
         panel.set_xlabel("τ, tokens a pass")
         panel.legend(fontsize=7)
+    return figure
+
+
+def _budgets(rows):
+    """Acceptance by what is seen, a panel for each drafter; a line for what sees everything."""
+    figure, panels = plt.subplots(1, len(rows), figsize=(4.6 * len(rows), 3.6), squeeze=False)
+    for panel, (row, found) in zip(panels[0], rows, strict=True):
+        whole, *points = found["points"]
+        for at, style in (("0.0", "-"), ("1.0", "--")):
+            for number, cache in enumerate(row["caches"]):
+                own = [p for p in points if p["cache"] == cache]
+                x, y = [p["entries"] for p in own], [p[at]["first"] for p in own]
+                words = dict(color=f"C{number}", label=f"{cache}, T={float(at):g}")
+                panel.plot(x, y, style, marker="o", **words)
+            panel.axhline(whole[at]["first"], color="grey", linewidth=1, linestyle=style)
+        panel.set_xscale("log", base=2)
+        panel.set_title(f"{row['drafter']} (grey: the whole cache)", fontsize=9)
+        panel.set_xlabel("entries that are seen")
+    panels[0][0].set_ylabel("share of first tokens accepted")
+    panels[0][0].legend(fontsize=6)
     return figure

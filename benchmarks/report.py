@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .tables import TABLES, cells
 
-UNLISTED = {"agreement", "repetitions", "kind", "parts", "new", "ways"}
+UNLISTED = {"agreement", "repetitions", "kind", "parts", "new", "ways", "drafters", "caches"}
 READING = """\
 Each ratio compares speculative with plain decoding of the same target in the same run; above 1
 speculation is faster. Both are compiled by this package and run in turn, pair by pair. The interval
@@ -68,6 +68,15 @@ def summary(row: dict, figures: dict) -> str:
         ),
         "requests": lambda f: ", ".join(
             f"{name}: τ {f[name]['tau']:.2f}" for name in ("alone", "first", "second")
+        ),
+        "long rounds": lambda f: ", ".join(
+            f"{way['drafter']} {cells.ratio(way['ratio_rounds'])}" for way in f["ways"]
+        ),
+        "drafting cost": lambda f: ", ".join(
+            f"{name} {cells.ratio(x)}" for name, x in f["over_first"].items()
+        ),
+        "budgets": lambda f: ", ".join(
+            f"{x['cache']} {x['entries'] or 'all'}: τ {x['0.0']['tau']:.2f}" for x in f["points"]
         ),
         "serving": lambda f: f"τ {f['tau']:.2f}, ratio {cells.ratio(f['ratio'])}",
         "regeneration": lambda f: f"τ {f['tau']:.2f}, ratio {cells.ratio(f['ratio'])}",

@@ -32,6 +32,7 @@ from . import (
     regeneration,
     self_drafting,
     serving,
+    small_caches,
     training,
 )
 from . import quality as rule_quality
@@ -301,6 +302,9 @@ KINDS = {
     "schedules": self_drafting.schedules,
     "training": training.training,
     "long context": training.long_context,
+    "budgets": small_caches.acceptance_by_budget,
+    "drafting cost": small_caches.drafting_cost,
+    "long rounds": small_caches.long_rounds,
 }
 
 

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 
 from .cpu_peers.engine import ADAPTERS, OURS, PRECISIONS
 from .pairs import SHAPES
+from .small_caches import CACHES
 from .text_suites import KEEPS_PROGRAMS as KEEPS_PROGRAMS
-from .text_suites import Row, embedded, quality, self_drafting, workloads
+from .text_suites import Row, cascades, embedded, quality, self_drafting, workloads
 
 
 def smoke(pair: str = "tiny", agreement: float = 0.8, repetitions: int = 6) -> list[Row]:
@@ -59,6 +60,12 @@ def smoke(pair: str = "tiny", agreement: float = 0.8, repetitions: int = 6) -> l
         {"kind": "schedules", "ways": [{"layer": 4, "guesses": 2}], "prompts": 1, "new": 8}
         | {"repeats": 2},
         {"kind": "peer", **of, "num_draft": 3, "new": 16, "repetitions": repetitions},
+        {"kind": "budgets", "drafter": "draft", "entries": [32], "caches": ["window", "chunks"]}
+        | {"prompts": 2, "tokens": 96, "new": 8},
+        {"kind": "drafting cost", **of, "drafters": ["draft", "draft:window=60"]}
+        | {"contexts": [256, 2048], "repetitions": repetitions},
+        {"kind": "long rounds", **of, "drafters": ["draft:window=60"], "context": 2048}
+        | {"batch": 2, "new": 8, "repetitions": repetitions},
         {"kind": "training", "target": "small", "lengths": [1024, 4096], "steps": 2}
         | {"timed": 1024, "optimizer": "adamw", "repetitions": repetitions},
     ]
@@ -201,6 +208,38 @@ def eagle(
     ]
 
 
+def small_caches(
+    pair: str = "100m",
+    agreement: float = 0.8,
+    entries: Sequence[int] = (32, 64, 128, 256),
+    contexts: Sequence[int] = (256, 32_704),
+    batches: Sequence[int] = (1, 8),
+    prompts: int = 16,
+    repetitions: int = 6,
+) -> list[Row]:
+    """Small caches for drafting: acceptance by budget on real text, cost and speed at 32k.
+
+    Windows, retrieved chunks and SnapKV of the embedded draft model and of the target itself; a
+    pair of 100M weights after long contexts, which are made up, see ``jobs.made_up``.
+    """
+    of = dict(pair=pair, agreement=agreement, num_draft=3, repetitions=repetitions)
+    window, chunks = "window=508,sinks=4", "window=60,sinks=4,budget=448"
+    cost = ["draft", f"draft:{window}", f"draft:{chunks}", f"self:{window}"]
+    return [
+        *(
+            {"kind": "long rounds", **of, "drafters": cost[:2] if b > 1 else cost[:3]}
+            | {"context": contexts[-1], "batch": b, "new": 8 if b > 1 else 32}
+            for b in batches
+        ),
+        {"kind": "drafting cost", **of, "drafters": cost, "contexts": list(contexts)},
+        *(
+            {"kind": "budgets", "drafter": d, "entries": list(entries), "caches": list(CACHES)}
+            | {"prompts": prompts}
+            for d in ("draft", "self")
+        ),
+    ]
+
+
 def gpu(
     pair: str = "8b",
     agreement: float = 0.8,
@@ -237,6 +276,8 @@ SUITES: dict[str, Callable[..., list[Row]]] = {
         serving,
         regeneration,
         eagle,
+        small_caches,
+        cascades,
     )
 }
 
@@ -249,6 +290,7 @@ BOUNDS = {
     "batches": (1, 4096),
     "nodes": (1, 128),
     "contexts": (1, 1 << 20),
+    "entries": (24, 504),
 }
 OPTIONS = {name for suite in SUITES.values() for name in inspect.signature(suite).parameters}
 

@@ -11,7 +11,10 @@ from .quality import EXACT_WHEN_GREEDY, SETTINGS
 
 Row = dict
 # suites whose compiled programs stay on disk, as for the command
-KEEPS_PROGRAMS = ("embedded", "workloads", "quality", "self-drafting")
+KEEPS_PROGRAMS = (
+    *("embedded", "workloads", "cascades", "quality"),
+    *("self-drafting", "small-caches"),
+)
 
 
 def embedded(prompts: int = 60, batches: Sequence[int] = (8,)) -> list[Row]:
@@ -114,6 +117,19 @@ def workloads(
     return rows + [
         {"kind": "drafting", **of, "drafter": d, "context": c} for d in tables for c in contexts
     ]
+
+
+def cascades(prompts: int = 6) -> list[Row]:
+    """Three levels against two on edits: a table, the embedded draft model, and the embedded target
+    grown to 100M weights, which says the true answers or its own text."""
+    tables = ("ngram", "suffix")
+    ways = [{"drafter": "ngram", "num_draft": 7}, {"drafter": "suffix"}]
+    ways += [{"drafter": "draft", "num_draft": n} for n in (3, 6)]
+    ways += [{"drafter": f"{table}+draft", "num_draft": 3} for table in tables]
+    ways += [{"drafter": f"cascade:draft:{table}", "num_draft": 6} for table in tables]
+    common = {"kind": "tables", "grown": True, "workload": "edits", "temperature": 0.0}
+    common |= {"prompts": prompts, "repetitions": 2, "ways": ways}
+    return [{**common, "given": given} for given in (True, False)]
 
 
 def quality(prompts: int = 16) -> list[Row]:

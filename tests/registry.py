@@ -26,6 +26,7 @@ from specjax.drafters import (
     ProbedDraftModel,
     Recycling,
     SelfDraft,
+    SparseDraftModel,
     Suffix,
     SwitchedSelfDraft,
     Union,
@@ -50,8 +51,9 @@ from specjax.drafters.peagle import PEagle
 from specjax.drafters.redrafter import ReDrafter, ReDrafterConfig
 from specjax.drafters.specdiff import SpecDiff
 from specjax.drafters.speculator import Speculator, SpeculatorConfig
+from specjax.drafters.spire import SPIRe, SPIReConfig
 from specjax.drafters.xpress import XPress, XPressConfig
-from specjax.models import CausalLM
+from specjax.models import CausalLM, TopChunks
 
 ALL = ("rejection", "delta")
 CHAIN = ("rejection", "block", "delta")
@@ -167,6 +169,9 @@ def cases(model, params, near=None, other=None):
     def kangaroo(hidden_size, vocab_size):
         return KangarooConfig(layer=layer)
 
+    def spire(hidden_size, vocab_size):
+        return SPIReConfig(layers=layer, window=5, sinks=1)
+
     words = dict(vocab_size=model.vocab_size)
     unsure = functools.partial(Kangaroo, threshold=0.45)
     prefixed = functools.partial(SpeculatorConfig, prefix=layer, **LSTM)
@@ -178,6 +183,7 @@ def cases(model, params, near=None, other=None):
     surest = functools.partial(SpecDiff, steps=2, order="confidence")
     across = two_vocabularies.lines(model.vocab_size, near)
     small = CausalLM(windowed, axis=None), functools.partial(decoder_weights, windowed)
+    plain = CausalLM(layer, axis=None)
     lines = across | combinations(model, near, other, *small)
     lines |= {
         "plain": (Plain(), None, ("delta", "coupled")),
@@ -202,6 +208,13 @@ def cases(model, params, near=None, other=None):
         "windowed draft": (
             DraftModel(num_draft=2, model=small[0]),
             small[1],
+            CHAIN,
+        ),
+        "sparse draft": (
+            SparseDraftModel(
+                num_draft=2, model=plain, window=3, sinks=1, chunks=TopChunks(budget=2, chunk=1)
+            ),
+            functools.partial(decoder_weights, layer),
             CHAIN,
         ),
         "pearl": (PEARL(2, model=model), near, (*CHAIN, "coupled")),
@@ -371,6 +384,7 @@ def cases(model, params, near=None, other=None):
         "adaptive kangaroo": adaptive(
             head(unsure, kangaroo, trees.Expand(2, 3, 5), rules=(), layer=1)
         ),
+        "spire": head(SPIRe, spire, TREE, ("rejection",), picks="distinct"),
         "redrafter": head(ReDrafter, ReDrafterConfig, trees.Beams(2, 2), **WIDE),
         "adaptive redrafter": adaptive(
             head(ReDrafter, ReDrafterConfig, trees.Beams(2, 3), recurrent=False, **WIDE)

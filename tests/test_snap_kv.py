@@ -216,7 +216,6 @@ def test_names_ask_for_it_and_are_named_so(tmp_path):
         ("self:window=16,budget=32,observe=4,every=2", "observe choose tokens once.*every chunks"),
         ("self:window=16,budget=32,pool=4", "odd number such as 5"),
         ("self:window=16,budget=32,observe=0", "observe=0: it must be a whole number from 1"),
-        ("draft:window=16,budget=32,observe=4", "no setting of 'draft'"),
     ],
 )
 def test_names_that_ask_for_no_choice_are_refused(name, words):

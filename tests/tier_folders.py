@@ -73,6 +73,7 @@ FOLDERS = {
     "train/test_kangaroo_recipe.py": [("fault", DEFAULT), ("refused", MERGE), (EVERYTHING, FULL)],
     "train/test_embedded.py": [("the_heads_are", MERGE)],
     "train/test_depth_width.py": [("fault", DEFAULT), (EVERYTHING, FULL)],
+    "train/test_spire_recipe.py": [("fault", DEFAULT), ("refused", MERGE), (EVERYTHING, FULL)],
     "train/test_prune_recipe.py": [("fault|one_by_one", DEFAULT), (EVERYTHING, FULL)],
     "train/test_start.py": [("another_shape", DEFAULT), (EVERYTHING, MERGE)],
     "train/test_streaks.py": [("fault", DEFAULT), (EVERYTHING, FULL)],

@@ -118,7 +118,10 @@ TABLE = {
             FULL,
         ),
         (r"\[((hybrid|fallback) mtp|mtp distinct d.*|mtp heads iid|hybrid tli|tli tree)\]", FULL),
-        (r"\[(fallback trees|table model table|union with|merged cha|windowed|specdiff t)", FULL),
+        (
+            r"\[(fallback trees|table model t|union with|merged cha|windowed|specdiff t|sparse)",
+            FULL,
+        ),
         (r"\[(xpress|lilicorr)\]", FULL),
         (
             r"\[((hybrid|adaptive) )?cascade|\[(speculator|hydra) prefix distinct|kangaroo|in turn",
@@ -143,7 +146,11 @@ TABLE = {
     "test_feature_formats.py": [("named|not_written|refused", MERGE), (EVERYTHING, FULL)],
     "test_feature_generations.py": [(r"a_generation.*\[eagle3\]", MERGE), (EVERYTHING, FULL)],
     "test_greedy.py": [
-        (r"\[(probed|windowed) draft\]|for_token.*\[(hybrid (ssd|casc)|cascade |pass\]|ssd)", FULL),
+        (
+            r"\[(probed|windowed|sparse) draft\]"
+            r"|for_token.*\[(hybrid (ssd|casc)|cascade |pass\]|ssd)",
+            FULL,
+        ),
         (rf"token_for_token.*\[({COVER})\]", DEFAULT),
         (r"any_number.*\[(medusa|mtp)\]", DEFAULT),
         (r"any_number.*\[(union of draft models|silent)\]", MERGE),
@@ -315,6 +322,12 @@ TABLE = {
     ],
     "test_small_cache.py": [("fault|of_a_d", DEFAULT), (r"h\[d|sinks_", MERGE), (EVERYTHING, FULL)],
     "test_small_cache_names.py": [("named_so", MERGE)],
+    "test_sparse_draft.py": [
+        ("refused", DEFAULT),
+        (r"words_of|those_of_passes.*\[chunks", MERGE),
+        (EVERYTHING, FULL),
+    ],
+    "test_spire.py": [("refused", DEFAULT), ("numpy|text.*None", MERGE), (EVERYTHING, FULL)],
     "test_stepwise.py": [(r"1.0-(tree|draft|adaptive)", FULL), (r"1.0|adaptive|0.0-tree", MERGE)],
     "test_stopping.py": [
         ("refused|pieces|might_have", DEFAULT),

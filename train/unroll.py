@@ -25,7 +25,7 @@ from specjax.models import remat
 BLOCK = 512  # queries scored at once, so that memory grows linearly with the length of a row
 
 
-def attend(query, entries, segments):
+def attend(query, entries, segments, window=None):
     """Attention of the queries of step ``s`` to the entries of the steps ``0 ... s``.
 
     Args:
@@ -33,6 +33,8 @@ def attend(query, entries, segments):
       entries: a list of ``s + 1`` pairs ``(keys, values)``, each ``[B, K, T, E]``. A query sees
         the entries of step 0 up to its position, and those of other steps at its position.
       segments: int32 ``[B, T]``; entries of step 0 are seen within one segment.
+      window: ``(W, sinks)``: of step 0 a query at position t sees the entries after ``t - W``, and
+        those where ``sinks`` bool ``[B, T]`` is true; None: all of them.
 
     Returns:
       ``[B, K, E, G, T]``.
@@ -46,6 +48,8 @@ def attend(query, entries, segments):
     def behind(query, own, here, segment):
         """Attention of a block of queries ``[B, K, G, W, E]`` at the positions ``here [W]``."""
         sees = (index <= here[:, None]) & (segments[:, None] == segment[:, :, None])
+        if window is not None:
+            sees &= (index > here[:, None] - window[0]) | window[1][:, None]
         scores = jnp.einsum("bkgwe,bkte->bkgwt", query, keys, preferred_element_type=jnp.float32)
         scores = jnp.where(sees[:, None, None], scores, -jnp.inf)
         top = jnp.max(scores, axis=-1)  # finite: a position sees its own entry

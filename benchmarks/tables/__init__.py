@@ -1,6 +1,16 @@
 """The tables of a suite's page: ``TABLES[kind] = (title, table of the rows of that kind)``."""
 
-from . import cpu_peers, decoding, drafting, parts, quality, self_drafting, serving, training
+from . import (
+    cpu_peers,
+    decoding,
+    drafting,
+    parts,
+    quality,
+    self_drafting,
+    serving,
+    small_caches,
+    training,
+)
 
 TABLES = {
     "decode": ("Plain and speculative decoding", decoding.decode),
@@ -17,6 +27,9 @@ TABLES = {
     "requests": ("Requests that are made twice", drafting.requests),
     "drafting": ("The time of drafting", drafting.drafting),
     "datastore": ("A large datastore", drafting.datastore),
+    "long rounds": ("Rounds after a long context", small_caches.long_rounds),
+    "drafting cost": ("The time of drafting by context", small_caches.drafting_cost),
+    "budgets": ("Acceptance by what is seen", small_caches.budgets),
     "serving": ("Continuous batching", serving.serving),
     "regeneration": ("Text for training", serving.regeneration),
     "passes": ("A pass over N nodes", parts.passes),

@@ -16,6 +16,7 @@ Example::
     specjax.generate(lm, "...", drafter=small, drafting=specjax.Drafting(num=4))
     drafter = DraftModel(num_draft=4, model=small.target)  # the same for `specjax.decode`
     windowed(small, window=512)  # drafts with a cache that does not grow: models/small_cache.py
+    # over chosen entries of a cache that is whole: drafters/sparse_draft.py
 
 References: Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318,
 algorithm 2; trees: SpecInfer, arXiv 2305.09781, Sequoia, arXiv 2402.12374.
@@ -24,6 +25,7 @@ algorithm 2; trees: SpecInfer, arXiv 2305.09781, Sequoia, arXiv 2402.12374.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +39,7 @@ from ..types import Draft, PyTree, Target, Verdict
 from .outer_level import OuterLevel
 
 CATCH_UP = 8  # tokens read at once after rounds without a draft
+BETWEEN_ROUNDS: dict[str, Any] = dict(fresh=None, place=None, ran=None)  # of a state
 
 
 @pytree_dataclass
@@ -104,9 +107,10 @@ class DraftModel(OuterLevel):
 
     def draft_step(self, params, target_params, state, context):
         state, before, ran = self._begin(params, state, context)
+        cache, state = self.select(params, state, context)
 
         def level(entries, grown, since):
-            return self.look(params, state.cache, before, grown, since, entries)
+            return self.look(params, cache, before, grown, since, entries)
 
         draft, entries, place = expand.expand(
             self.topology, context, level, None, sibling_sampling=self.picks
@@ -123,6 +127,10 @@ class DraftModel(OuterLevel):
             ran = jnp.broadcast_to(context.width > 0, context.length.shape)
         before = jnp.maximum(context.length - 2, 0)[:, None]
         return state, jnp.take_along_axis(context.tokens, before, axis=1), ran
+
+    def select(self, params, state, context):
+        """What the passes of a round read of the cache, and the state. Default: all of it."""
+        return state.cache, state
 
     def look(self, params, cache, before, grown, since, entries):
         """A pass over the nodes ``since:`` of one depth, for ``trees.expand``; the first pass also
@@ -159,15 +167,21 @@ class DraftModel(OuterLevel):
         Returns:
           the state between rounds.
         """
+        path, count = self.read_path(state, before, path), num - 1
+        verdict = Verdict(path=path, count=count, token=count)
+        return dataclasses.replace(
+            state,
+            cache=checks.committed(self.model, state.cache, state.fresh, start, verdict),
+            filled=jnp.where(num > 0, start + num, state.filled),
+            **BETWEEN_ROUNDS,
+        )
+
+    def read_path(self, state, before: int, path):
+        """Where among the entries of a round are those of ``before`` and ``path``, see ``keep``."""
         path = jnp.take_along_axis(state.place, path, axis=1)
         path = jnp.maximum(path, 0) + before
         leading = jnp.broadcast_to(jnp.arange(before, dtype=jnp.int32), (len(path), before))
-        count = num - 1
-        verdict = Verdict(path=jnp.concatenate([leading, path], axis=1), count=count, token=count)
-        return DraftModelState(
-            cache=checks.committed(self.model, state.cache, state.fresh, start, verdict),
-            filled=jnp.where(num > 0, start + num, state.filled),
-        )
+        return jnp.concatenate([leading, path], axis=1)
 
     def sync(self, params, target_params, state, context, *, before="prompt"):
         if before == "rest":
@@ -193,7 +207,8 @@ class DraftModel(OuterLevel):
         return state.cache, state
 
     def end_text(self, state, cache, length, ran):
-        return DraftModelState(cache=cache, filled=jnp.where(ran, length - 1, state.filled))
+        filled = jnp.where(ran, length - 1, state.filled)
+        return dataclasses.replace(state, cache=cache, filled=filled, **BETWEEN_ROUNDS)
 
     def _catch_up(self, params, state, context):
         """Reads what it missed, up to where ``draft_step`` begins; nothing where no row drafts."""
@@ -227,9 +242,11 @@ class DraftModel(OuterLevel):
         scores = checks.verified(self.model, params, state.cache, block, logits=False)
         path = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), tokens.shape)
         verdict = Verdict(path=path, count=num - 1, token=num)
-        return DraftModelState(
+        return dataclasses.replace(
+            state,
             cache=checks.committed(self.model, state.cache, scores.entries, start, verdict),
             filled=jnp.where(num > 0, start + num, state.filled),
+            **BETWEEN_ROUNDS,
         )
 
 

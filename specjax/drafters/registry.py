@@ -209,6 +209,12 @@ for _entry in (
         kind="wrapper",
     ),
     Entry(
+        "sparse-draft",
+        ".sparse_draft:SparseDraftModel",
+        "what a smaller model predicts over chosen entries of its own cache",
+        kind="object",
+    ),
+    Entry(
         "probed-draft",
         ".probe:ProbedDraftModel",
         "what a smaller model predicts, up to the first token that its probe flags",
@@ -357,6 +363,13 @@ for _entry in (
         "what the target's own first layers and a small adapter predict",
         formats=(".kangaroo",),
         recipe=".kangaroo",
+    ),
+    Entry(
+        "spire",
+        ".spire:SPIRe",
+        "what the target's last layers predict over a window, with memories of each token (SPIRe)",
+        formats=(".spire",),
+        recipe=".spire",
     ),
 ):
     register(_entry)

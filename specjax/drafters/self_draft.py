@@ -40,18 +40,15 @@ import dataclasses
 import functools
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from .. import trees
 from .._internal.optional import required, unset
-from .._internal.pytree import pytree_dataclass
 from ..decoding import contract_checks as checks
-from ..models.chosen_entries import NEVER, ChosenEntries, last_states
+from ..models.chosen_entries import NEVER, ChosenEntries
 from ..models.config import SINKS
 from ..models.sub_network import DecoderPart, skipped_sublayers
 from ..types import SubNetwork, Target
 from .confidence_stop import ConfidenceStop
+from .entry_choice import chosen, no_choice, remember
 from .hand_over import hand_over, wanted_depth
 from .outer_level import OuterLevel
 from .part_passes import check_stop, draft_by_part, observe_stop
@@ -185,32 +182,16 @@ class SelfDraft(OuterLevel):
 
     def init(self, params, target_params, batch, capacity, inputs=None):
         if self.chunks is not None:
-            config, layers = self._decoder_part.whole.config, len(self.features)
-            return ChosenChunks(
-                states=jnp.zeros((batch, self.chunks.num_queries, layers * config.hidden_size)),
-                last=jnp.full((batch,), -1, jnp.int32),
-                begin=jnp.zeros((batch,), jnp.int32),
-                places=jnp.zeros(
-                    (batch, layers, config.num_kv_heads, self.chunks.budget), jnp.int32
-                ),
-                age=jnp.full((batch,), self.chunks.every, jnp.int32),
-            )
+            return no_choice(self.chunks, self._decoder_part, batch)
         return () if self.stop is None else self.stop.init(batch)
 
     def observe(self, params, target_params, state, segment):
         if self.chunks is not None:
-            once, some = self.chunks.every == NEVER, segment.num > 0
-            if once and segment.round is not None:
+            if segment.round is not None and self.chunks.every == NEVER:
                 return state
             features = required(segment.features, "segment.features")
-            follows = segment.start == state.last + 1  # else what lies between has no states here
-            return dataclasses.replace(
-                state,
-                states=last_states(state.states, features, segment.num),
-                last=jnp.where(some, segment.start + segment.num - 1, state.last),
-                begin=jnp.where(some & ~follows, segment.start, state.begin),
-                age=jnp.where(some, NEVER, state.age) if once else state.age,
-            )
+            given = features, segment.start, segment.num
+            return remember(self.chunks, state, *given, prompt=segment.round is None)
         return observe_stop(self, state, segment, self.depth)
 
     def draft_step(self, params, target_params, state, context):
@@ -232,36 +213,4 @@ class SelfDraft(OuterLevel):
     def _chosen(self, target_params, state, context, chunks):
         """The state with entries that are chosen anew in rows whose last choice is old."""
         part, length = self._decoder_part, context.length - 1
-        whole = required(self.window, "window") + self.sinks + chunks.budget
-        old = (state.age >= chunks.every) & (length > whole) & (context.budget > 0)
-        if context.width is not None:
-            old &= context.width > 0
-
-        def anew():
-            given = target_params, context.cache, state.states, state.last, state.begin
-            return part.choose(*given, length, chunks)
-
-        places = jax.lax.cond(jnp.any(old), anew, lambda: state.places)
-        places = jnp.where(old[:, None, None, None], places, state.places)
-        return dataclasses.replace(state, places=places, age=jnp.where(old, 1, state.age + 1))
-
-
-@pytree_dataclass
-class ChosenChunks:
-    """What is remembered of a choice of entries.
-
-    Attributes:
-      states: float32 ``[B, O, F]``, the inputs of the layers that choose, at the tokens whose
-        queries choose.
-      last: int32 ``[B]``, the position of the last of these tokens.
-      begin: int32 ``[B]``, the position from which on the states follow one another up to ``last``;
-        a chat's next prompt begins anew where generated tokens without states stand before it.
-      places: int32 ``[B, layers, K, budget]``, the positions of the tokens chosen last.
-      age: int32 ``[B]``, rounds since then.
-    """
-
-    states: jax.Array
-    last: jax.Array
-    begin: jax.Array
-    places: jax.Array
-    age: jax.Array
+        return chosen(chunks, part, target_params, context.cache, state, length, context)

@@ -1,4 +1,4 @@
-"""Which entries of the target's cache a drafted token sees between the sinks and the window.
+"""Which entries of a cache a drafted token sees between the sinks and the window.
 
 The chosen entries lie where those of further sinks would (``kv_cache.recent``), since every drafted
 token sees them: a part with this cache is one with ``sinks + budget`` sinks.
@@ -57,7 +57,7 @@ class ChosenEntries(abc.ABC):
           config: of the decoder with a small cache, among whose sinks those of the budget are
             counted.
           params: its weights.
-          cache: of the target, with the entries of all tokens.
+          cache: of the whole decoder, with the entries of all tokens.
           states: ``[B, O, F]``, the inputs of ``layers``, side by side, at the tokens whose queries
             choose.
           last: int32 ``[B]``, the position of the last of these tokens; the others stand before it.

@@ -7,7 +7,7 @@ Each layer and key/value head averages the scores over ``pool`` neighbours, so t
 its neighbourhood with it, and chooses the ``budget`` tokens with the greatest averages among those
 between sinks and window. It chooses once: in the first round whose text is longer than sinks,
 budget and window, by the queries of the prompt's end, which follow from hidden states that the
-target's pass over the prompt gave. A further prompt in the same text, as in a chat, chooses anew,
+model's pass over the prompt gave. A further prompt in the same text, as in a chat, chooses anew,
 by its own queries alone where it is shorter than ``observe``.
 
 A choice reads the keys of the whole text once; nothing that is drafted afterwards depends on its

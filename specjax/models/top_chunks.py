@@ -4,11 +4,12 @@
 
 The text between the first ``sinks`` tokens and the last ``window`` tokens is cut into chunks. Every
 few rounds each layer and key/value head chooses the chunks with the greatest scores, by the
-target's own queries of the last committed token, as many as fit into ``budget`` tokens. Until the
+model's own queries of the last committed token, as many as fit into ``budget`` tokens. Until the
 next choice a drafted token sees sinks, chosen chunks and window. A text that is no longer than the
-three together is seen whole.
+three together is seen whole. The model is the target (``SelfDraft``) or a draft model
+(``SparseDraftModel``).
 
-The queries need no pass: they follow from the hidden states that the target's last pass gave. A
+The queries need no pass: they follow from the hidden states that the model's last pass gave. A
 choice reads the keys of the whole text once, so its cost grows with the text; what is drafted
 between two choices does not.
 
@@ -69,7 +70,7 @@ class TopChunks(ChosenEntries):
         return 1
 
     def choose(self, config, params, cache, states, last, begin, length, layers):
-        return choose(config, params, cache, states[:, -1], length, self, layers)
+        return choose(config, params, cache, states[:, -1], length, self, layers, last)
 
 
 def choose(
@@ -80,6 +81,7 @@ def choose(
     length: jax.Array,
     chunks: TopChunks,
     layers: tuple[int, ...],
+    last: jax.Array | None = None,
 ) -> jax.Array:
     """Chooses chunks.
 
@@ -87,18 +89,21 @@ def choose(
       config: of the decoder with a small cache, among whose sinks those of the budget are counted.
       params: its weights.
       cache: of the target, with the entries of all tokens.
-      states: ``[B, F]``, the inputs of ``layers`` at the last token in the cache, side by side.
+      states: ``[B, F]``, the inputs of ``layers`` at the token whose queries choose, side by side.
       length: int32 ``[B]``, the number of entries in the cache. Where sinks, budget and window hold
         them all, the choice is arbitrary.
       chunks: how many.
       layers: those that choose.
+      last: int32 ``[B]``, the position of the token whose queries choose; None: it is the last one
+        in the cache.
 
     Returns:
       int32 ``[B, layers, K, budget]``, the positions of the tokens chosen.
     """
     sinks, window = config.sinks - chunks.budget, config.cache_window or 0
     within, chosen = jnp.arange(chunks.chunk, dtype=jnp.int32), []
-    asked = queries(config, params, states[:, None], length[:, None] - 1, layers)
+    where = (length - 1 if last is None else last)[:, None]
+    asked = queries(config, params, states[:, None], where, layers)
     for i, query in zip(layers, asked, strict=True):
         query = jnp.sum(query[..., 0].astype(jnp.float32), axis=3)
         keys = decoded(config.cache_bits, cache[i], jnp.float32)[0]

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from .. import trees
 from ..checkpoints import HeadLM
 from ..drafters import Cascade, DraftModel
 from ..drafters.self_draft import SelfDraft
+from ..drafters.sparse_draft import SparseDraftModel
 from ..models.lm import LM, as_drafter
 from ..types import Drafter, PyTree
 from . import own_layers
@@ -65,6 +67,9 @@ def named_cascade(
         weights, who = None, model.words
     elif isinstance(model, LM):
         outer = DraftModel(num_draft=NUM_DRAFT, model=as_drafter(lm, model))
+        weights, who = model.params, model.fingerprint
+    elif isinstance(model, HeadLM) and isinstance(model.drafter, SparseDraftModel):
+        outer = model.drafter.with_topology(trees.chain(NUM_DRAFT))
         weights, who = model.params, model.fingerprint
     else:
         raise ValueError(

@@ -358,7 +358,8 @@ def _with_weights(lm: LM, name: str, settings: dict) -> LM | HeadLM | SelfDraft:
     if cascades.is_cascade(name):
         return _cascade(lm, name, tuple(map(folder_stamp, name.split(":"))), **settings)
     if model := small_caches.model_of(name):
-        return small_caches.with_small_cache(name, named(lm, model, **settings))
+        found = named(lm, model, **settings)
+        return small_caches.with_small_cache(lm, name, found, NUM_DRAFT)
     entry = registry.find(name) if name in _heads() else None
     return _from_folder(lm, name, settings) if entry is None else own_heads(lm, entry.name)
 

@@ -98,11 +98,12 @@ def generate(lm: LM, prompts: Prompts | None = None, *, options: Options) -> Gen
         - ``"draft"``: the target's own draft model. ``"self:exit=E"`` or ``"self:skip=..."``: a
           part of the target's own layers (see ``drafters.SelfDraft``). ``"draft:window=512"`` and
           ``"self:window=512"``: these over the first and the last tokens of the text alone (see
-          ``models.windowed``). ``"draft:cache=int8"``: with a cache in eight bits (see
-          ``models.low_bit_cache``).
+          ``models.windowed``), with ``budget=512`` besides also over tokens that they choose.
+          ``"draft:cache=int8"``: with a cache in eight bits (see ``models.low_bit_cache``).
         - The name of heads that belong to the target: ``"eagle"``, ``"eagle3"``, ``"p-eagle"``,
           ``"mtp"``, ``"mtp_heads"``, ``"medusa"``, ``"hydra"``, ``"blockwise"``,
-          ``"speculator"``, ``"redrafter"``, ``"block"`` (or ``"dflash"``), ``"kangaroo"``.
+          ``"speculator"``, ``"redrafter"``, ``"block"`` (or ``"dflash"``), ``"kangaroo"``,
+          ``"spire"``.
         - The folder or hub name of a draft model or of heads. ``"tli:NAME"`` or ``"slem:NAME"``: a
           draft model with another tokenizer (see ``text.translated``).
         - ``"ngram+NAME"``, ``"suffix+NAME"`` or ``"sam+NAME"``: copies where the text so far has a

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..checkpoints import HeadLM
 from ..drafters.slem import SLEM, SLEMTables
+from ..drafters.sparse_draft import SparseDraftModel
 from ..drafters.strings import string_tables
 from ..drafters.tli import TLI
 from ..drafters.translation import TranslatedDraftModel, vocabulary_tables
@@ -123,8 +124,10 @@ def translated(lm: LM, draft: LM, method: str = "tli") -> HeadLM:
 
 def is_draft_model(drafter: object) -> bool:
     """Whether what was loaded is a draft model, with the target's tokenizer or another one."""
-    heads = isinstance(drafter, HeadLM)
-    return isinstance(drafter, LM) or heads and isinstance(drafter.drafter, TranslatedDraftModel)
+    if isinstance(drafter, LM):
+        return True
+    made = isinstance(drafter, HeadLM) and drafter.drafter
+    return isinstance(made, TranslatedDraftModel | SparseDraftModel)
 
 
 def _tokenizer(lm: LM) -> Tokenizer:

@@ -41,7 +41,7 @@ def named_layers(lm: LM, name: str, num_draft: int) -> SelfDraft:
     given: dict[str, str] = {key: value for key, _, value in words}
     stop, small = given.pop("stop", None), dict[str, Any]()
     if own := [f"{s}={given.pop(s)}" for s in small_caches.OWN_SETTINGS if s in given]:
-        small = small_caches.parse_own(name, ",".join(own), SELF)
+        small = small_caches.parse(name, ",".join(own), SELF, small_caches.OWN_SETTINGS)
     which = len(given)
     saved: str | Path | None = given.pop("from", None)
     if not which and not small and (own := default_path(lm)) is not None and own.is_file():

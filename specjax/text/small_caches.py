@@ -1,8 +1,10 @@
-"""The small cache of a draft model, as ``:window=512,sinks=4`` after its name asks for it, and a
-cache in eight bits: ``:cache=int8`` or ``:window=512,cache=fp8``.
+"""The small cache of a draft model, as ``:window=512,sinks=4`` after its name asks for it, chosen
+entries besides (``:window=64,budget=512``), and a cache in eight bits: ``:cache=int8`` or
+``:window=512,cache=fp8``.
 
 ``draft:window=512`` is the target's own draft model, ``FOLDER:window=512`` any other; ``self:...``
-(``own_layers.py``) is the target itself, which reads its own cache so.
+(``own_layers.py``) is the target itself, which reads its own cache so. The words of windows and
+choices are the same for all of them.
 """
 
 from __future__ import annotations
@@ -10,18 +12,20 @@ from __future__ import annotations
 from typing import Any
 
 from .._internal.named_settings import parse_settings
+from ..checkpoints import HeadLM
+from ..drafters.sparse_draft import SparseDraftModel
 from ..models.config import SINKS
-from ..models.lm import LM
+from ..models.lm import LM, as_drafter
 from ..models.small_cache import low_bit_cache, windowed
 from ..models.snap_kv import SnapKV
 from ..models.top_chunks import TopChunks
 
-OWN_WINDOW = {"window": int, "sinks": int}
-SETTINGS = OWN_WINDOW | {"cache": str}
-CHUNKS = {"chunk": int, "every": int}  # of the target's own cache alone, as the others
+WINDOW = {"window": int, "sinks": int}
+CHUNKS = {"chunk": int, "every": int}
 PROMPT = {"observe": int, "pool": int}
 CHOICE = {"budget": int} | CHUNKS | PROMPT
-OWN_SETTINGS = OWN_WINDOW | CHOICE
+OWN_SETTINGS = WINDOW | CHOICE
+SETTINGS = OWN_SETTINGS | {"cache": str}
 
 
 def model_of(name: str) -> str | None:
@@ -39,7 +43,9 @@ def model_of(name: str) -> str | None:
 
 
 def parse(name: str, text: str, model: str, known=SETTINGS) -> dict[str, Any]:
-    """Returns ``window`` and ``sinks`` of a text such as ``window=512,sinks=4``, and ``cache``.
+    """Returns the settings of a text: ``window`` and ``sinks`` of ``window=512,sinks=4``,
+    ``cache``, and ``chunks`` where it has a budget: ``window=64,budget=512,chunk=8,every=8`` or,
+    with a setting of ``SnapKV``, ``window=64,budget=512,observe=32,pool=5``.
 
     Args:
       name: the value of ``drafter=``, for errors.
@@ -48,7 +54,9 @@ def parse(name: str, text: str, model: str, known=SETTINGS) -> dict[str, Any]:
       known: the settings that there are, and their types.
 
     Raises:
-      ValueError: a setting is unknown or no number, or there is neither a window nor ``cache``.
+      ValueError: a setting is unknown or no number, there is neither a window nor ``cache``, or
+        there are settings of a choice without a budget, those of both ways to choose, or some that
+        cannot be.
     """
     if model.rpartition(":")[2].partition("=")[0] in known:
         raise ValueError(
@@ -63,20 +71,8 @@ def parse(name: str, text: str, model: str, known=SETTINGS) -> dict[str, Any]:
         raise ValueError(
             f"drafter={name!r}: {seen} are seen beside a window; write '{model}:window=512,{text}'"
         )
-    return {"sinks": SINKS} | found
-
-
-def parse_own(name: str, text: str, model: str) -> dict[str, Any]:
-    """Returns what ``parse`` does for the target's own cache, and ``chunks`` where a text has a
-    budget: ``window=64,budget=512,chunk=8,every=8`` or, with a setting of ``SnapKV``,
-    ``window=64,budget=512,observe=32,pool=5``.
-
-    Raises:
-      ValueError: as ``parse``; there are settings of a choice without a budget, those of both ways
-        to choose, or some that cannot be.
-    """
-    found = parse(name, text, model, OWN_SETTINGS)
     choice = {setting: found.pop(setting) for setting in CHOICE if setting in found}
+    found = {"sinks": SINKS} | found
     if not choice:
         return found
     if "budget" not in choice:
@@ -95,8 +91,14 @@ def parse_own(name: str, text: str, model: str) -> dict[str, Any]:
         raise ValueError(f"drafter={name!r}: {error}") from None
 
 
-def with_small_cache(name: str, found: object) -> LM:
+def with_small_cache(lm: LM, name: str, found: object, num_draft: int) -> LM | HeadLM:
     """Returns the draft model ``found`` with the small cache that ``name`` asks for.
+
+    Args:
+      lm: the target.
+      name: the value of ``drafter=``.
+      found: what stands before the settings.
+      num_draft: the usual number of tokens of a draft over chosen entries.
 
     Raises:
       ValueError: it is no decoder-only draft model, or the cache does not fit it.
@@ -110,7 +112,14 @@ def with_small_cache(name: str, found: object) -> LM:
     settings = parse(name, text, model)
     kind = settings.pop("cache", None)
     try:
-        found = windowed(found, **settings) if settings else found
-        return found if kind is None else low_bit_cache(found, kind)
+        if "chunks" not in settings and settings:
+            found = windowed(found, **settings)
+        if kind is not None:
+            found = low_bit_cache(found, kind)
+        if "chunks" not in settings:
+            return found
+        drafter = SparseDraftModel(num_draft, model=as_drafter(lm, found), **settings)
     except (TypeError, ValueError) as error:
         raise ValueError(f"drafter={name!r}: {error}") from None
+    told = f"{found.fingerprint}:{text}"
+    return HeadLM(drafter, found.params, name=name, fingerprint=told, target=lm.checkpoint)

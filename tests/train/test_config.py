@@ -36,6 +36,7 @@ from specjax.train import (
     reward,
     specdiff,
     speculator,
+    spire,
     tokenizer,
     unlikelihood,
 )
@@ -82,6 +83,7 @@ SHIPPED = {
     "embedded_pass": pass_embeddings,
     "embedded_compare": compare,
     "embedded_speculator": speculator,
+    "embedded_spire": spire,
     "other_tokenizer": tokenizer,
     "other_draft": pretrain,
 }

@@ -1,0 +1,70 @@
+"""Tables of drafting over small caches: acceptance by budget, cost, speed in long contexts."""
+
+from __future__ import annotations
+
+from . import cells
+
+
+def budgets(rows) -> str:
+    note = (
+        "Pieces of 448 tokens of held-out files, unless stated, and what the embedded target "
+        "writes after them; half of the rows at each temperature. *First*: the share of rounds "
+        "whose first drafted token was accepted. The whole cache of `self` is the target itself."
+    )
+    points = [(row, point) for row, figures in rows for point in figures["points"]]
+
+    def at(temperature, figure, say):
+        return lambda r, f: say(f[temperature][figure])
+
+    return f"{note}\n\n" + cells.table(
+        {
+            "drafter": lambda r, f: r["drafter"],
+            "cache": lambda r, f: f["cache"],
+            "entries": lambda r, f: f["entries"] or "all",
+            "first, T = 0": at("0.0", "first", cells.share),
+            "τ, T = 0": at("0.0", "tau", "{:.2f}".format),
+            "first, T = 1": at("1.0", "first", cells.share),
+            "τ, T = 1": at("1.0", "tau", "{:.2f}".format),
+            "same greedy text": lambda r, f: "yes" if f["identical"] else "NO",
+        },
+        points,
+    )
+
+
+def drafting_cost(rows) -> str:
+    note = (
+        "The drafts of consecutive rounds, compiled alone, batch 1, after contexts that are made "
+        "up; `step` is a plain pass of the target."
+    )
+    parts = []
+    for row, figures in rows:
+        contexts = [str(c) for c in row["contexts"]]
+        lines = [({"drafter": name}, found) for name, found in figures["seconds"].items()]
+        columns = {"drafter": lambda r, f: r["drafter"]}
+        for c in contexts:
+            columns[f"{int(c):,}, ms"] = lambda r, f, c=c: cells.milliseconds(f[c])
+        over = figures["over_first"]
+        columns["last over first"] = lambda r, f, over=over: cells.ratio(over[r["drafter"]])
+        parts.append(cells.table(columns, lines))
+    return f"{note}\n\n" + "\n\n".join(parts)
+
+
+def long_rounds(rows) -> str:
+    note = "All drafters of a row run in turn with plain decoding after a context that is made up."
+    ways = [(row, way | figures) for row, figures in rows for way in figures["ways"]]
+    return f"{note}\n\n" + cells.table(
+        {
+            "drafter, tokens a round": lambda r, f: (
+                f"{f['drafter']}, {r['num_draft']}" if "num_draft" in r else f["drafter"]
+            ),
+            "batch": lambda r, f: r.get("batch", 1),
+            "context": lambda r, f: f"{r['context']:,}",
+            "τ": lambda r, f: f"{f['tau']:.2f}",
+            "plain step, ms": lambda r, f: cells.milliseconds(f["plain_step"]),
+            "round, ms": lambda r, f: cells.milliseconds(f["round"]),
+            "ratio, rounds": lambda r, f: cells.ratio(f["ratio_rounds"]),
+            "speculation": lambda r, f: cells.verdict(f["ratio_rounds"]),
+            "same text": lambda r, f: "yes" if f["identical"] else "NO",
+        },
+        ways,
+    )
