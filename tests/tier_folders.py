@@ -59,7 +59,7 @@ FOLDERS = {
     ],
     "train/test_head_losses.py": [
         (r"entropy_within|agree_and_the|\[(pass|dspark|mtp_heads|specd.*|gl.*|paced)\]", FULL),
-        (r"\[(domino|xpress|lilicorr|streak)\]", FULL),
+        (r"\[(domino|xpress|dflash2|lilicorr|streak)\]", FULL),
         (EVERYTHING, MERGE),
     ],
     "train/test_data.py": MERGE,

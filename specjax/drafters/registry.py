@@ -300,6 +300,7 @@ for _entry in (
         ".dflash2:DFlash2",
         "a block filled in at once, each token then chosen among candidates (DFlash2)",
         formats=(".dflash2",),
+        recipe=".block_heads",
     ),
     Entry(
         "domino",
