@@ -96,7 +96,7 @@ def shape_of(config: BlockTrainingConfig, setting: frozen.Setting) -> dict:
     own = dict(num_layers=config.num_layers, qk_norm=True, model_type="qwen3")
     return dict(
         layers=dataclasses.replace(layers, **own),
-        mask_token=setting.end_of_text if config.mask_token < 0 else config.mask_token,
+        mask_token=frozen.mask_of(config.mask_token, setting),
         target_layers=config.layers,
         causal=config.causal or None,
     )

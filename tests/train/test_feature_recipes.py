@@ -227,6 +227,27 @@ def test_a_head_is_taught_on_the_logits_that_it_drafts_with(place, name, monkeyp
 
 
 @pytest.mark.parametrize(
+    ("kind", "make", "words"),
+    [
+        (block, block.make_block, ["layers=[1]"]),
+        (eagle3, eagle3.make_eagle3, ["layers=[0, 1]", "parallel=true"]),
+    ],
+)
+def test_a_mask_token_that_the_text_uses_is_refused(place, kind, make, words):
+    made, setting = setting_of(place, kind.Config, *words)
+    used = int(np.argmax(setting.frequencies))
+    never = int(np.flatnonzero(setting.frequencies == 0)[0])
+    for token, message in (
+        (used, rf"mask_token={used}: .*% of the text are this token; give one that no text"),
+        (99_999, "mask_token=99999; accepted: -1, or 0 to"),
+    ):
+        with pytest.raises(config.ConfigError, match=message):
+            make(dataclasses.replace(made, mask_token=token), setting)
+    assert frozen.mask_of(never, setting) == never
+    assert frozen.mask_of(-1, setting) == setting.end_of_text
+
+
+@pytest.mark.parametrize(
     ("word", "message"),
     [
         ("conv_group=7", "conv_group=7; accepted: a divisor of 16"),
