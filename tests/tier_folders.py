@@ -51,6 +51,11 @@ FOLDERS = {
         ("golden_ones|generates|refused", MERGE),
         (EVERYTHING, FULL),
     ],
+    "models/test_specdec.py": [
+        ("fault", DEFAULT),
+        (r"\[t5\]|slow_pass|any_rounds|do_not_fit|not_understood", MERGE),
+        (EVERYTHING, FULL),
+    ],
     "models/": FULL,
     "train/test_config.py": MERGE,
     "train/test_losses.py": [
@@ -74,6 +79,7 @@ FOLDERS = {
     "train/test_embedded.py": [("the_heads_are", MERGE)],
     "train/test_depth_width.py": [("fault", DEFAULT), (EVERYTHING, FULL)],
     "train/test_prune_recipe.py": [("fault|one_by_one", DEFAULT), (EVERYTHING, FULL)],
+    "train/test_specdec_recipe.py": [("taught_on|refused|needs_texts", MERGE), ("", FULL)],
     "train/test_start.py": [("another_shape", DEFAULT), (EVERYTHING, MERGE)],
     "train/test_streaks.py": [("fault", DEFAULT), (EVERYTHING, FULL)],
     "train/test_unlikelihood.py": [("learns_not", FULL), (EVERYTHING, MERGE)],

@@ -331,6 +331,13 @@ for _entry in (
         recipe=".specdiff",
     ),
     Entry(
+        "specdec",
+        ".specdec:SpecDec",
+        "masks filled in at once by a small encoder-decoder that reads the source (SpecDec)",
+        formats=(".specdec",),
+        recipe=".specdec",
+    ),
+    Entry(
         "pass",
         ".pass_embeddings:PaSS",
         "what the target says at learned vectors after the text (PaSS)",
