@@ -54,8 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
         "suite",
-        help="smoke, cpu, gpu, embedded, workloads, quality, self-drafting, small-caches, cascades, "
-        "scaling, peers, cpu-peers, serving, regeneration, eagle",
+        help="smoke, cpu, gpu, embedded, workloads, quality, self-drafting, small-caches, "
+        "cascades, scaling, peers, cpu-peers, serving, regeneration, eagle",
     )
     parser.add_argument("--out", type=Path, help="folder of the results")
     parser.add_argument("--cache", type=Path, help="folder of the model pairs that the suites make")

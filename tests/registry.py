@@ -49,11 +49,13 @@ from specjax.drafters.mtp_heads import MTPHeadsConfig, ParallelHeads
 from specjax.drafters.pass_embeddings import PaSS, PaSSConfig
 from specjax.drafters.peagle import PEagle
 from specjax.drafters.redrafter import ReDrafter, ReDrafterConfig
+from specjax.drafters.specdec import SpecDec, SpecDecConfig
 from specjax.drafters.specdiff import SpecDiff
 from specjax.drafters.speculator import Speculator, SpeculatorConfig
 from specjax.drafters.spire import SPIRe, SPIReConfig
 from specjax.drafters.xpress import XPress, XPressConfig
 from specjax.models import CausalLM, TopChunks
+from specjax.models.seq2seq.config import EncoderDecoderConfig
 
 ALL = ("rejection", "delta")
 CHAIN = ("rejection", "block", "delta")
@@ -127,6 +129,13 @@ def cases(model, params, near=None, other=None):
     layer = small_layer(model.vocab_size, hidden_size)
     layers = dataclasses.replace(layer, num_layers=2, qk_norm=True)
     windowed = dataclasses.replace(layer, cache_window=3, sinks=1)
+
+    def specdec(hidden_size, vocab_size):
+        sizes = dict(hidden_size=8, intermediate_size=8, num_encoder_layers=2, num_layers=1)
+        network = EncoderDecoderConfig(
+            vocab_size=vocab_size, **sizes, num_heads=2, head_dim=4, num_buckets=8, max_distance=20
+        )
+        return SpecDecConfig(network=network, num_heads=3, mask_token=0, source=5)
 
     def block(hidden_size, vocab_size):
         return BlockConfig(layers=layers, block_size=4, mask_token=0, target_layers=(1,))
@@ -363,6 +372,7 @@ def cases(model, params, near=None, other=None):
         "adaptive specdiff": adaptive(
             head(rising, block, (-1, 0, 1, 2), ("rejection",), picks="iid")
         ),
+        "specdec": head(SpecDec, specdec, (-1, 0, 1, 1, 2), ("rejection",), picks="iid", layer=0),
         "dflash2": head(DFlash2, dflash2, (-1, 0, 0, 1), ("rejection",), picks="iid"),
         "domino": head(Domino, domino, (-1, 0, 0, 1), ("rejection",), picks="iid"),
         "xpress": head(XPress, xpress, (-1, 0, 0, 1), ("rejection",), picks="iid"),

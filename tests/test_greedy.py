@@ -30,6 +30,7 @@ from specjax.decoding.state import result
 from specjax.drafters import NGram
 from specjax.drafters.feature_cache import FeatureReader
 from specjax.drafters.heads import HeadDrafter
+from specjax.drafters.specdec import SpecDec
 from specjax.types import Context, Segment
 
 CASES = cases(MODEL, PARAMS)
@@ -161,6 +162,22 @@ def settled(drafter, params, learned, state):
     return drafter.sync(*own_params(params), learned, context, before="prompt")
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def read(drafter, params, learned, state):
+    """The state of a drafter that reads the text when it drafts, after it was read."""
+    context = Context(
+        tokens=state.tokens,
+        length=state.length,
+        budget=jnp.ones_like(state.budget),
+        key=state.key,
+        sampling=state.sampling,
+        begin=state.begin,
+    )
+    network = drafter.heads(params["drafter"])
+    learned = drafter._encode_prompt(network, learned, context)
+    return drafter._read_text(network, learned, context)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_after_any_number_of_rounds_the_cache_is_that_of_a_fresh_pass(name):
     drafter, weights, _ = CASES[name]
@@ -182,6 +199,10 @@ def test_after_any_number_of_rounds_the_cache_is_that_of_a_fresh_pass(name):
                 expected = settled(drafter, params, expected, state)
                 behind = state.length[:, None] - drafter.num_stages
                 used = (jnp.arange(capacity) < behind)[:, None, :, None]
+            if isinstance(drafter, SpecDec):  # whose text begins where its prompt ends
+                learned, expected = (read(drafter, params, x, state) for x in (learned, expected))
+                assert (learned.filled == state.length - state.begin).all()
+                used = (jnp.arange(capacity) < learned.filled[:, None])[:, None, :, None]
             caches = (jax.tree.leaves(getattr(x, "cache", ())) for x in (learned, expected))
             for kept, own in zip(*caches, strict=True):
                 assert jnp.allclose(jnp.where(used, kept, 0), jnp.where(used, own, 0), atol=1e-5)

@@ -51,6 +51,11 @@ FOLDERS = {
         ("golden_ones|generates|refused", MERGE),
         (EVERYTHING, FULL),
     ],
+    "models/test_specdec.py": [
+        ("fault", DEFAULT),
+        (r"\[t5\]|slow_pass|any_rounds|do_not_fit|not_understood", MERGE),
+        (EVERYTHING, FULL),
+    ],
     "models/": FULL,
     "train/test_config.py": MERGE,
     "train/test_losses.py": [
@@ -59,7 +64,7 @@ FOLDERS = {
     ],
     "train/test_head_losses.py": [
         (r"entropy_within|agree_and_the|\[(pass|dspark|mtp_heads|specd.*|gl.*|paced)\]", FULL),
-        (r"\[(domino|xpress|lilicorr|streak)\]", FULL),
+        (r"\[(domino|xpress|dflash2|lilicorr|streak)\]", FULL),
         (EVERYTHING, MERGE),
     ],
     "train/test_data.py": MERGE,
@@ -75,6 +80,7 @@ FOLDERS = {
     "train/test_depth_width.py": [("fault", DEFAULT), (EVERYTHING, FULL)],
     "train/test_spire_recipe.py": [("fault", DEFAULT), ("refused", MERGE), (EVERYTHING, FULL)],
     "train/test_prune_recipe.py": [("fault|one_by_one", DEFAULT), (EVERYTHING, FULL)],
+    "train/test_specdec_recipe.py": [("taught_on|refused|needs_texts", MERGE), ("", FULL)],
     "train/test_start.py": [("another_shape", DEFAULT), (EVERYTHING, MERGE)],
     "train/test_streaks.py": [("fault", DEFAULT), (EVERYTHING, FULL)],
     "train/test_unlikelihood.py": [("learns_not", FULL), (EVERYTHING, MERGE)],

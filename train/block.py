@@ -96,7 +96,7 @@ def shape_of(config: BlockTrainingConfig, setting: frozen.Setting) -> dict:
     own = dict(num_layers=config.num_layers, qk_norm=True, model_type="qwen3")
     return dict(
         layers=dataclasses.replace(layers, **own),
-        mask_token=setting.end_of_text if config.mask_token < 0 else config.mask_token,
+        mask_token=frozen.mask_of(config.mask_token, setting),
         target_layers=config.layers,
         causal=config.causal or None,
     )
@@ -110,6 +110,21 @@ def check_uncapped(config: frozen.FrozenConfig, target) -> None:
             f"teacher={config.teacher!r} caps its logits, which this recipe cannot train on; take "
             "the recipe block"
         )
+
+
+def wide_table(target, target_params, more: jax.Array | None, spare: int) -> jax.Array:
+    """Returns the LM head and further columns side by side, ``[V, H + R + spare]``.
+
+    The logits of a corrected place are then one product, with its state and what corrects it.
+
+    Args:
+      target, target_params: whose LM head it is.
+      more: ``[V, R]``, the table of the correction; None: there is none.
+      spare: the number of columns of zeros, for numbers of a state that are no part of its logits.
+    """
+    head = target.head_table(target_params)
+    parts = [head, *([] if more is None else [more.astype(head.dtype)])]
+    return jnp.concatenate([*parts, jnp.zeros((len(head), spare), head.dtype)], axis=1)
 
 
 def states_of(drafter, params, target_params, rows, anchors, shown=None) -> list[jax.Array]:
@@ -273,8 +288,14 @@ def make_measure(made: Heads, target, read, config: AnchorConfig):
     return measure
 
 
+def run_blocks(config: AnchorConfig, make, make_loss=make_loss, *, dry_run: bool) -> None:
+    """Trains what ``make(config, setting)`` makes on blocks after anchors, draws the curves,
+    exports to ``run.folder/model``."""
+    setting = frozen.make_setting(config, lambda count: getattr(config, "layers", ()))
+    how = dict(make_loss=make_loss, make_measure=make_measure)
+    frozen.train(config, setting, make(config, setting), dry_run=dry_run, **how)
+
+
 def run(config: BlockTrainingConfig, *, dry_run: bool = False) -> None:
     """Trains, draws the curves, exports to ``run.folder/model``."""
-    setting = frozen.make_setting(config, lambda count: config.layers)
-    how = dict(make_loss=make_loss, make_measure=make_measure)
-    frozen.train(config, setting, make_block(config, setting), dry_run=dry_run, **how)
+    run_blocks(config, make_block, dry_run=dry_run)

@@ -1,4 +1,4 @@
-"""Recipe ``block_heads``: a Domino, XPress or LiLiCorr drafter on a frozen target, from anchors.
+"""Recipe ``block_heads``: a Domino, XPress, DFlash2 or LiLiCorr drafter, from random anchors.
 
     loss = weighted mean over places of  value(corrected) + base_share * value(block)
            + free_share * mean over rounds of value(corrected, given the guesses of the round)
@@ -11,6 +11,10 @@ the most probable tokens of the round before, the first those of the block, and 
 through guesses. The k-th place is weighted by exp(-(k - 1) / decay_length). Blocks and anchors are
 those of the recipe ``block``; the place of a Domino drafter's anchor predicts too.
 
+The corrected law of DFlash2 is that of its candidates, the tokens with the greatest logits of the
+block at their place, as in drafting; only where -log q(token) is learned is the true token a
+candidate too. The convolutions begin as the identity.
+
 The scores of LiLiCorr's candidates are given the true token before; a place counts there as long
 as it and the places before it have the true token among their candidates.
 
@@ -18,20 +22,24 @@ as it and the places before it have the true token among their candidates.
 the block by 0.6). Domino's authors train with ``teacher_share=0``, and move the weight from the
 block to the corrected logits in the course of the run; here both weights are constant. LiLiCorr's
 add a penalty on candidates that the target dislikes, and let a gradient flow through the
-probabilities of candidates into the block; here neither is so. Held-out accuracies of LiLiCorr are
-those of the block alone.
+probabilities of candidates into the block; here neither is so. Those who train
+DFlash2 take ``teacher_share=0`` and ``base_share=1``. Held-out accuracies of LiLiCorr are those of
+the block alone, those of DFlash2 those of corrected logits of all tokens.
 
-References: Domino, 2605.29707; XPress, 2608.02438; LiLiCorr, 2608.20530.
+References: Domino, 2605.29707; XPress, 2608.02438; LiLiCorr, 2608.20530; DFlash2, in
+speculators#1006 and SpecForge#772 (training).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 
 from specjax._internal.optional import required
+from specjax.drafters.dflash2 import DFlash2, DFlash2Config
 from specjax.drafters.domino import Domino, DominoConfig
 from specjax.drafters.lilicorr import LiLiCorr, LiLiCorrConfig
 from specjax.drafters.xpress import XPress, XPressConfig
@@ -40,14 +48,14 @@ from . import block, chunks, frozen, head_losses, losses
 from .config import ConfigError
 from .rows import Heads, fresh
 
-KINDS = ("domino", "xpress", "lilicorr")
+KINDS = ("domino", "xpress", "dflash2", "lilicorr")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockHeadsTrainingConfig(block.BlockTrainingConfig):
     """The head of a block drafter, and the weights of its loss."""
 
-    kind: str = "domino"  # domino, xpress or lilicorr
+    kind: str = "domino"  # domino, xpress, dflash2 or lilicorr
     num_heads: int = 7  # the tokens that a block drafts
     rank: int = 256  # of the tables that correct logits
     gru_size: int = 1024  # the numbers of Domino's recurrent state
@@ -55,7 +63,9 @@ class BlockHeadsTrainingConfig(block.BlockTrainingConfig):
     inner_size: int = 512  # the inner features of XPress's refiner
     num_passes: int = 6  # passes of XPress's refiner while drafting
     rounds: int = 3  # of guesses in the loss of XPress
-    num_candidates: int = 16  # of each place, in LiLiCorr
+    num_candidates: int = 16  # of each place, in DFlash2 and LiLiCorr
+    conv_taps: int = 2  # places that a convolution of DFlash2 reads
+    conv_group: int = 16  # neighbouring features with one dynamic kernel
     lattice_size: int = 0  # features of a candidate in LiLiCorr's network; 0: the target's
     lattice_layers: int = 2  # its layers
     lattice_heads: int = 8  # heads of each of them
@@ -72,7 +82,7 @@ class BlockHeadsTrainingConfig(block.BlockTrainingConfig):
             raise ConfigError(f"kind={self.kind!r}; known: {', '.join(KINDS)}")
         least = dict(num_heads=2, rank=1, gru_size=1, inner_size=1, num_passes=0, rounds=0)
         least |= dict(lattice_size=0, lattice_layers=1, lattice_heads=1, factor_size=1)
-        least |= dict(num_candidates=1, prefix=0)
+        least |= dict(num_candidates=1, prefix=0, conv_taps=1, conv_group=1)
         shares = dict(free_share=0, base_share=0, lattice_share=0)
         for name, value in (least | shares).items():
             if vars(self)[name] < value:
@@ -111,6 +121,12 @@ def make_block_heads(config: BlockHeadsTrainingConfig, setting: frozen.Setting) 
         sizes = dict(gru_size=config.gru_size, rank=config.rank, prefix=config.prefix)
         own = DominoConfig(**shape, block_size=config.num_heads, **sizes)
         drafter, latents_of = Domino(config=own, target=target), domino_latents
+    elif config.kind == "dflash2":
+        check_candidates(config, target)
+        sizes = dict(selector_rank=config.rank, num_candidates=config.num_candidates)
+        sizes |= dict(conv_taps=config.conv_taps, conv_group=config.conv_group)
+        own = DFlash2Config(**shape, block_size=config.num_heads + 1, **sizes)
+        drafter, latents_of = DFlash2(config=own, target=target), dflash2_latents
     else:
         sizes = dict(rank=config.rank, inner_size=config.inner_size, num_passes=config.num_passes)
         own = XPressConfig(**shape, block_size=config.num_heads + 1, **sizes)
@@ -119,13 +135,9 @@ def make_block_heads(config: BlockHeadsTrainingConfig, setting: frozen.Setting) 
     def outputs(params, target_params, rows, anchors):
         heads = drafter.heads(params)
         blocks = block.blocks_of(drafter, params, target_params, rows, anchors)
-        head = target.head_table(target_params)
-        second = heads.refiner.lm_head if config.kind == "xpress" else heads.lm_head
-        w2 = second.weight[...].astype(head.dtype)
-        given = heads, target, target_params, rows, anchors, blocks
-        latents = latents_of(config, *given, head, w2)
-        none = jnp.zeros((len(w2), (config.corrections - 1) * config.rank), head.dtype)
-        table = jnp.concatenate([head, w2, none], axis=1)
+        spare = (config.corrections - 1) * config.rank
+        table = block.wide_table(target, target_params, second_table(heads, config.kind), spare)
+        latents = latents_of(config, heads, target, target_params, rows, anchors, blocks, table)
         states = block.drafting(drafter, blocks)
         return [
             (table, None, jnp.concatenate([state, *(z.astype(state.dtype) for z in own)]))
@@ -152,7 +164,7 @@ def make_lattice(config: BlockHeadsTrainingConfig, target, shape: dict) -> Heads
         heads, (batch, count) = drafter.heads(params), anchors.shape
         blocks = block.blocks_of(drafter, params, target_params, rows, anchors)
         head, hidden = target.head_table(target_params), blocks[..., 1:]
-        table = jnp.concatenate([head, jnp.zeros((len(head), 2 * own.num_candidates))], axis=1)
+        table = block.wide_table(target, target_params, None, 2 * own.num_candidates)
 
         def likely(table, states, fixed, pieces):
             """The candidates, and the logs of their probabilities."""
@@ -195,7 +207,37 @@ def make_lattice(config: BlockHeadsTrainingConfig, target, shape: dict) -> Heads
     return Heads(drafter, fresh(drafter, config.run.seed), outputs, layers=config.layers)
 
 
-def domino_latents(config, heads, target, target_params, rows, anchors, blocks, head, w2):
+def check_candidates(config: BlockHeadsTrainingConfig, target) -> None:
+    """Raises ``ConfigError`` for candidates or convolutions that the target does not admit."""
+    if target.hidden_size % config.conv_group:
+        raise ConfigError(
+            f"conv_group={config.conv_group}; accepted: a divisor of {target.hidden_size}, the "
+            "hidden size of the target"
+        )
+    if config.num_candidates > target.vocab_size:
+        raise ConfigError(
+            f"num_candidates={config.num_candidates}; accepted: at most {target.vocab_size}, the "
+            "tokens of the target"
+        )
+
+
+def second_table(heads, kind: str) -> jax.Array:
+    """W2 ``[V, R]``, which turns what corrects a place into logits."""
+    if kind == "dflash2":
+        return heads.selector.successors[...]
+    return (heads.refiner.lm_head if kind == "xpress" else heads.lm_head).weight[...]
+
+
+def dflash2_latents(config, heads, target, target_params, rows, anchors, blocks, table):
+    """What W2 reads of each place that drafts, ``[R, B * A]``, given the token before it."""
+    found = []
+    for k in range(config.num_heads):
+        before = block.at(rows.tokens, anchors + k).reshape(-1)
+        found.append([heads.selector.latent(before, blocks[..., k + 1].reshape(len(blocks), -1))])
+    return found
+
+
+def domino_latents(config, heads, target, target_params, rows, anchors, blocks, table):
     """What W2 reads of each place that drafts, ``[R, B * A]``, given the text before it."""
     states = blocks.transpose(3, 0, 1, 2).reshape(blocks.shape[3], len(blocks), -1)
     memory = jnp.zeros((heads.memory_size, states.shape[2]), states.dtype)
@@ -208,7 +250,7 @@ def domino_latents(config, heads, target, target_params, rows, anchors, blocks, 
     return found
 
 
-def xpress_latents(config, heads, target, target_params, rows, anchors, blocks, head, w2):
+def xpress_latents(config, heads, target, target_params, rows, anchors, blocks, table):
     """The same, and after it what W2 reads in each round of guesses."""
     refiner, (size, batch, count, places) = heads.refiner, blocks.shape
     given = refiner.given(blocks.reshape(size, -1, places))
@@ -226,15 +268,13 @@ def xpress_latents(config, heads, target, target_params, rows, anchors, blocks, 
 
     def guesses(corrections):
         """The most probable tokens of each place that drafts, int32 ``[B, A]``."""
-        table, best = head, []
-        if corrections is not None:
-            table = jnp.concatenate([head, w2], axis=1)
+        wide, best = table[:, : size + (0 if corrections is None else config.rank)], []
         for k in range(places - 1):
             state = blocks[..., k + 1]
             if corrections is not None:
                 latent = corrections[k].reshape(-1, batch, count).astype(state.dtype)
                 state = jnp.concatenate([state, latent])
-            best.append(chunks.each(most_probable, table, state.transpose(1, 2, 0), None, ()))
+            best.append(chunks.each(most_probable, wide, state.transpose(1, 2, 0), None, ()))
         return best
 
     text = [block.at(rows.tokens, anchors + k) for k in range(1, places - 1)]
@@ -264,11 +304,13 @@ def make_terms(target, config: BlockHeadsTrainingConfig):
         said, table = laws.said(law, pieces), output[0]
         base = chunks.logits_of(table[:, :size], states[..., :size])
 
-        def value(q):
-            """Its value, and TV."""
+        def value(q, learned=None):
+            """Its value, and TV; ``learned``: the logits whose cross-entropy is learned."""
             total, distance = 0.0, None
             if share < 1:
-                total += (1 - share) * losses.cross_entropy(q, said.next)
+                total += (1 - share) * losses.cross_entropy(
+                    q if learned is None else learned, said.next
+                )
             if share:
                 distance = jnp.abs(jax.nn.softmax(q) - required(said.law, "law"))
                 distance = jnp.sum(distance, axis=-1) / 2
@@ -286,7 +328,10 @@ def make_terms(target, config: BlockHeadsTrainingConfig):
             alone, _ = value(base)
             loss = alone + config.lattice_share * lattice
             return {"loss": loss, "base": alone, "lattice": lattice}
-        (first, distance), (alone, _) = value(corrected(0)), value(base)
+        drafted = [corrected(0)]
+        if config.kind == "dflash2":
+            drafted = among_candidates(base, drafted[0], said.next, config.num_candidates)
+        (first, distance), (alone, _) = value(*drafted), value(base)
         free = [value(corrected(k))[0] for k in range(1, config.corrections)]
         terms = {"loss": first + config.base_share * alone, "base": alone}
         if free:
@@ -299,13 +344,26 @@ def make_terms(target, config: BlockHeadsTrainingConfig):
     return terms_of
 
 
-def make_loss(made: Heads, target, read, config: BlockHeadsTrainingConfig):
-    """Returns the loss for ``loop.TrainingTask``."""
-    return block.make_loss(made, target, read, config, make_terms)
+def among_candidates(base, logits, true, count: int) -> tuple[jax.Array, jax.Array]:
+    """Logits ``[B, C, V]`` without those of tokens that are no candidates.
+
+    Args:
+      base: ``[B, C, V]``, whose ``count`` greatest make a token a candidate.
+      logits: ``[B, C, V]``.
+      true: int32 ``[B, C]``.
+
+    Returns:
+      those of the candidates, and those of the candidates and the true token.
+    """
+    base = jax.lax.stop_gradient(base)
+    candidate = base >= jax.lax.top_k(base, count)[0][..., -1:]
+    also = candidate | (jnp.arange(base.shape[-1]) == true[..., None])
+    return jnp.where(candidate, logits, -jnp.inf), jnp.where(also, logits, -jnp.inf)
+
+
+make_loss = functools.partial(block.make_loss, terms=make_terms)
 
 
 def run(config: BlockHeadsTrainingConfig, *, dry_run: bool = False) -> None:
     """Trains, draws the curves, exports to ``run.folder/model``."""
-    setting = frozen.make_setting(config, lambda count: config.layers)
-    how = dict(make_loss=make_loss, make_measure=block.make_measure)
-    frozen.train(config, setting, make_block_heads(config, setting), dry_run=dry_run, **how)
+    block.run_blocks(config, make_block_heads, make_loss, dry_run=dry_run)

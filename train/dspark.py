@@ -15,6 +15,7 @@ References: DSpark, 2607.05147; github.com/deepseek-ai/DeepSpec (whose weights t
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -89,10 +90,8 @@ def make_dspark(config: DSparkTrainingConfig, setting: frozen.Setting) -> Heads:
         heads = drafter.heads(params)
         states = block.states_of(drafter, params, target_params, rows, anchors)
         memory = jnp.zeros((heads.memory_size, states[0].shape[1]), states[0].dtype)
-        found = []
-        table, markov = target.head_table(target_params), required(heads.markov, "markov")
-        beside = jnp.zeros((len(table), 1), table.dtype)  # of the chance
-        table = jnp.concatenate([table, markov.lm_head.weight[...].astype(table.dtype), beside], 1)
+        found, w2 = [], required(heads.markov, "markov").lm_head.weight[...]
+        table = block.wide_table(target, target_params, w2, 1)  # of the chance
         for k, state in enumerate(states):
             before = block.at(rows.tokens, anchors + k).reshape(-1)
             latent, memory, chance = heads.step(memory, before, state)
@@ -121,13 +120,9 @@ def make_terms(target, config: DSparkTrainingConfig):
     return terms_of
 
 
-def make_loss(made: Heads, target, read, config: DSparkTrainingConfig):
-    """Returns the loss of DSpark for ``loop.TrainingTask``."""
-    return block.make_loss(made, target, read, config, make_terms)
+make_loss = functools.partial(block.make_loss, terms=make_terms)
 
 
 def run(config: DSparkTrainingConfig, *, dry_run: bool = False) -> None:
     """Trains, draws the curves, exports to ``run.folder/model``."""
-    setting = frozen.make_setting(config, lambda count: config.layers)
-    how = dict(make_loss=make_loss, make_measure=block.make_measure)
-    frozen.train(config, setting, make_dspark(config, setting), dry_run=dry_run, **how)
+    block.run_blocks(config, make_dspark, make_loss, dry_run=dry_run)

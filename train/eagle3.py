@@ -153,8 +153,7 @@ def make_eagle3(config: Eagle3TrainingConfig, setting: frozen.Setting) -> Heads:
     wide, narrow = target.config.hidden_size, layer.hidden_size
     mask, kind = None, eagle3.Eagle3
     if config.parallel:
-        kind, mask = peagle.PEagle, config.mask_token
-        mask = setting.end_of_text if mask < 0 else mask
+        kind, mask = peagle.PEagle, frozen.mask_of(config.mask_token, setting)
     shape = eagle3.Eagle3Config(
         layer=dataclasses.replace(
             layer, num_layers=config.num_layers, window=config.window or None

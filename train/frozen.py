@@ -148,6 +148,26 @@ def make_setting(config: FrozenConfig, layers_of=lambda count: ()) -> Setting:
     return Setting(lm, end_of_text, batches, sets, frequencies, prompts)
 
 
+def mask_of(mask_token: int, setting: Setting) -> int:
+    """Returns the token whose embedding stands for a token to be drafted; -1: that between texts.
+
+    Raises:
+      ConfigError: the text has this token, so that one embedding would stand for two things, or the
+        target does not have it.
+    """
+    if mask_token < 0:
+        return setting.end_of_text
+    shares, known = setting.frequencies, setting.lm.target.vocab_size
+    if mask_token >= known:
+        raise ConfigError(f"mask_token={mask_token}; accepted: -1, or 0 to {known - 1}")
+    if shares is not None and shares[mask_token] and mask_token != setting.end_of_text:
+        raise ConfigError(
+            f"mask_token={mask_token}: {shares[mask_token]:.1%} of the text are this token; give "
+            f"one that no text has, or -1, the token between texts ({setting.end_of_text})"
+        )
+    return mask_token
+
+
 def starting_params(config: FrozenConfig, lm, heads: Heads):
     """The initial parameters: new ones, or those in ``config.init``, of the same shape."""
     if not config.init:

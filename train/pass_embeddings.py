@@ -87,6 +87,4 @@ def states_of(drafter: PaSS, params, target_params, rows, anchors) -> list[jax.A
 
 def run(config: PaSSTrainingConfig, *, dry_run: bool = False) -> None:
     """Trains, draws the curves, exports to ``run.folder/model``."""
-    setting = frozen.make_setting(config)
-    how = dict(make_loss=block.make_loss, make_measure=block.make_measure)
-    frozen.train(config, setting, make_pass(config, setting), dry_run=dry_run, **how)
+    block.run_blocks(config, make_pass, dry_run=dry_run)

@@ -195,6 +195,4 @@ def shown_to(rows, anchors, masks) -> jax.Array:
 
 def run(config: SpecDiffTrainingConfig, *, dry_run: bool = False) -> None:
     """Trains, draws the curves, exports to ``run.folder/model``."""
-    setting = frozen.make_setting(config, lambda count: config.layers)
-    how = dict(make_loss=make_loss, make_measure=block.make_measure)
-    frozen.train(config, setting, make_specdiff(config, setting), dry_run=dry_run, **how)
+    block.run_blocks(config, make_specdiff, make_loss, dry_run=dry_run)

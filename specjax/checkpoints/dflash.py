@@ -24,6 +24,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..drafters.block import BlockConfig, BlockDrafter
+from ..models.config import DecoderConfig
 from .layers import block_names, layer_config, layer_hf
 from .weights import (
     Tensors,
@@ -102,6 +103,7 @@ def layers_of(config: Mapping, own: Mapping, tensors: Mapping, target) -> tuple:
     for key in ("attention_sink_bias", "add_swa_attention_sink_bias"):
         if own.get(key, config.get(key)):
             raise ValueError(f"{key}: attention sinks are not supported")
+    check_scales(config, own, target)
     own_names = [name for name in tensors if name.startswith("layers.")]
     usual = dict(model_type="qwen3", vocab_size=target.target.vocab_size)
     layers = layer_config(config, own_names, **usual)
@@ -119,6 +121,23 @@ def layers_of(config: Mapping, own: Mapping, tensors: Mapping, target) -> tuple:
         raise ValueError(f"the config.json of a block drafter lacks {', '.join(lacking)}")
     check_integers(**said)
     return layers, {"block_size": said["block_size"], "mask_token": said["mask_token_id"]}
+
+
+def check_scales(config: Mapping, own: Mapping, target) -> None:
+    """Raises ValueError for embeddings or logits that are not those of the target's own tables.
+
+    The authors' code multiplies both by numbers of the file, and caps logits by another.
+    """
+    for key in ("input_embedding_scale", "output_multiplier"):
+        value = own.get(key, config.get(key))
+        if value not in (None, 1):
+            raise ValueError(f"{key}={value!r}: only 1 is supported, the target's own tables")
+    key = "final_logit_softcapping"
+    cap = own.get(key, config.get(key)) or None
+    shape = target.config_if_any
+    theirs = shape.logit_softcap if isinstance(shape, DecoderConfig) else None
+    if cap is not None and cap != theirs:
+        raise ValueError(f"{key}={cap!r}: logits are capped as the target's, whose cap is {theirs}")
 
 
 def drafter_of(drafter, tensors: Mapping, target, more: Mapping = MappingProxyType({})) -> tuple:

@@ -10,9 +10,11 @@ import jax.numpy as jnp
 
 from .. import kernels
 from ..drafters import registry
+from ..drafters.heads import HeadDrafter
 from ..models.files import read_json
 from ..models.lm import LM
 from ..models.model_folder import fingerprint, folder_of, name_of
+from ..models.seq2seq.encoder_inputs import encodes
 from ..trees.topology import as_topology
 from ..types import Drafter, HeadTarget, PyTree
 from . import eagle, kangaroo
@@ -21,8 +23,8 @@ from .weights import PICKLES, Tensors, listed
 
 _HUB_FILES = ["config.json", "*.safetensors", *PICKLES]
 # keys that only the configs of heads have; EAGLE's and some others have none
-_CONFIG_KEYS = ("medusa_", "hydra_", "dflash_", "specdiff_", "eagle_")
-_CONFIG_KEYS += ("draft_vocab_size", "speculators_")
+_CONFIG_KEYS = ("medusa_", "hydra_", "dflash_", "specdec_", "eagle_")
+_CONFIG_KEYS += ("specdiff_", "draft_vocab_size", "speculators_")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,7 +60,8 @@ def load_drafter(
 
     Args:
       path_or_hub_name: a folder, or a name on the Hugging Face hub.
-      target: what ``specjax.load`` returned, or ``LM.of`` of a ``HeadTarget`` of your own (the
+      target: what ``specjax.load`` returned (for an encoder-decoder model there are SpecDec
+        drafters alone), or ``LM.of`` of a ``HeadTarget`` of your own (the
         layouts whose layers are copies of the target's, MTP modules and Hydra's prefix, need a
         model that was loaded). The drafter's weights are converted to its dtype; on a CPU, float32
         weights that bfloat16 represents exactly are kept in bfloat16.
@@ -85,7 +88,7 @@ def load_drafter(
         heads = specjax.load_drafter("FasterDecoding/medusa-vicuna-7b-v1.3", lm)
         specjax.generate(lm, "...", drafter=heads)
     """
-    if not isinstance(target, LM) or not isinstance(target.target, HeadTarget):
+    if not isinstance(target, LM) or not (encodes(target) or is_read(target)):
         raise TypeError(
             f"target={target!r:.60}: heads read the hidden states of a decoder; give what "
             "specjax.load returns for a decoder-only model, or specjax.LM.of(target, weights), "
@@ -103,6 +106,11 @@ def load_drafter(
     return HeadLM(
         drafter=drafter, params=params, name=name, fingerprint=found, target=target.checkpoint
     )
+
+
+def is_read(target: LM) -> bool:
+    """Whether heads can read the hidden states of a target."""
+    return isinstance(target.target, HeadTarget)
 
 
 def _refuse_method(name: str) -> None:
@@ -154,6 +162,14 @@ def _read(folder: Path, target: LM) -> tuple[Drafter, PyTree, str]:
         raise ValueError(
             f"its layout is not known (model_type={kind!r}, tensors {listed([*tensors])}). Known "
             f"are: {known}. A draft model is loaded with specjax.load"
+        )
+    if not is_read(target) and not (
+        issubclass(layout.DRAFTER, HeadDrafter) and layout.DRAFTER.serves_encoders
+    ):
+        raise ValueError(
+            f"a {layout.DRAFTER.__name__} reads the hidden states of a decoder-only model, and "
+            f"{target.name} is an encoder-decoder model; accepted are SpecDec drafters, and draft "
+            "models that read the same inputs"
         )
     own = config.get("specjax") or {}
     if not isinstance(own, dict):

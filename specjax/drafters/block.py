@@ -248,10 +248,15 @@ class BlockDrafter(HeadDrafter):
         hidden = self.places(heads, target_params, state, context)
         return hidden[:, :, first : first + self.depth]
 
+    def read_places(self, heads, target_params, state, context) -> tuple[jax.Array, jax.Array]:
+        """The ``states``, and the logits float32 ``[B, D, V]`` that the LM head makes of them."""
+        hidden = self.states(heads, target_params, state, context)
+        size, batch, _ = hidden.shape
+        return hidden, self.target.head(target_params, hidden.reshape(size, -1), batch)
+
     def make_level(self, params, target_params, state, context):
         def say():
-            hidden = self.states(self.heads(params), target_params, state, context)
-            return self.target.head(target_params, hidden.reshape(len(hidden), -1), hidden.shape[1])
+            return self.read_places(self.heads(params), target_params, state, context)[1]
 
         return independent_level(say)
 

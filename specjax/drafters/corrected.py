@@ -69,13 +69,12 @@ class CorrectedBlock(BlockDrafter, abc.ABC):
 
     def begin(self, heads: Any, target_params, state, context) -> Drawing:
         """One pass of the layers; nothing is remembered yet."""
-        hidden = self.states(heads, target_params, state, context)
-        size, batch, _ = hidden.shape
+        hidden, base = self.read_places(heads, target_params, state, context)
         return Drawing(
             hidden=hidden,
-            base=self.target.head(target_params, hidden.reshape(size, -1), batch),
-            memory=jnp.zeros((batch, 1, heads.memory_size), hidden.dtype),
-            chances=jnp.zeros((batch, 0), jnp.float32),
+            base=base,
+            memory=jnp.zeros((len(base), 1, heads.memory_size), hidden.dtype),
+            chances=jnp.zeros((len(base), 0), jnp.float32),
         )
 
     def make_level(self, params, target_params, state, context):

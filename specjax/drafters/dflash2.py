@@ -158,6 +158,11 @@ class CandidateSelector(nnx.Module):
         edges = jnp.einsum("bwr,bkr->bwk", read, self.successors[...][candidates])
         return edges.astype(jnp.float32)
 
+    def latent(self, before, hidden) -> jax.Array:
+        """``A[before] * P hidden``, ``[R, M]``, whose products with the rows of ``successors`` are
+        added to the logits of any token; int32 ``[M]`` and ``[H, M]``, for training."""
+        return self.predecessors[...][before].T * self.projection(hidden)
+
 
 class DFlash2Layers(BlockLayers):
     """The weights of a DFlash2 drafter."""
@@ -192,13 +197,10 @@ class DFlash2(CandidateBlock):
     name = "dflash2"
 
     def begin(self, heads, target_params, state, context) -> _Candidates:
-        hidden = self.states(heads, target_params, state, context)
-        size, batch, places = hidden.shape
-        flat = hidden.reshape(size, -1)
-        unary, tokens = jax.lax.top_k(
-            self.target.head(target_params, flat, batch), self.config.num_candidates
-        )
-        projected = heads.selector.projection(flat).reshape(-1, batch, places)
+        hidden, base = self.read_places(heads, target_params, state, context)
+        unary, tokens = jax.lax.top_k(base, self.config.num_candidates)
+        projected = heads.selector.projection(hidden.reshape(len(hidden), -1))
+        projected = projected.reshape(-1, *hidden.shape[1:])
         return _Candidates(tokens=tokens, unary=unary, projected=projected)
 
     def scores(self, heads, known: _Candidates, before, depth):

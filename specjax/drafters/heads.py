@@ -84,6 +84,8 @@ class HeadDrafter(ChainDrafter, abc.ABC):
       sibling_sampling: how children of a node are picked: ``top``, ``iid``, ``distinct`` or
         ``hub``, see ``trees.expand``.
       module: the class of the weights, an ``nnx.Module`` made by ``module(config, rngs=...)``.
+      serves_encoders: whether the target may be an encoder-decoder model, of which nothing but
+        tokens and inputs is read.
 
     Raises:
       ValueError: the tree is deeper than the heads can draft, or ``sibling_sampling`` is unknown or
@@ -97,6 +99,7 @@ class HeadDrafter(ChainDrafter, abc.ABC):
     layer: int | None = None
     sibling_sampling: str = "top"
     module: ClassVar[Any] = None
+    serves_encoders: ClassVar[bool] = False
     can_rest = True
     takes_topology = True
     takes_sibling_sampling = True

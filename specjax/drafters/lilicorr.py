@@ -302,9 +302,7 @@ class LiLiCorr(CandidateBlock):
         return LiLiCorrState(cache=inner.cache, feature=feature)
 
     def begin(self, heads, target_params, state, context) -> _Matched:
-        hidden = self.states(heads, target_params, state, context)
-        size, batch, _ = hidden.shape
-        base = self.target.head(target_params, hidden.reshape(size, -1), batch)
+        hidden, base = self.read_places(heads, target_params, state, context)
         known = context.length > 1
         given = state.feature.T, known, self.target, target_params
         tokens, start, pairs = heads.match(base, hidden, *given)

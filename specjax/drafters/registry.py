@@ -306,6 +306,7 @@ for _entry in (
         ".dflash2:DFlash2",
         "a block filled in at once, each token then chosen among candidates (DFlash2)",
         formats=(".dflash2",),
+        recipe=".block_heads",
     ),
     Entry(
         "domino",
@@ -334,6 +335,13 @@ for _entry in (
         "a block of masks filled in by several passes (SpecDiff)",
         formats=(".specdiff",),
         recipe=".specdiff",
+    ),
+    Entry(
+        "specdec",
+        ".specdec:SpecDec",
+        "masks filled in at once by a small encoder-decoder that reads the source (SpecDec)",
+        formats=(".specdec",),
+        recipe=".specdec",
     ),
     Entry(
         "pass",

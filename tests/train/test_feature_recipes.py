@@ -49,10 +49,12 @@ RECIPES = {
 }
 RECIPES["xpress"] += ["kind=xpress", "rounds=2"]
 LATTICE = ["num_candidates=30", "lattice_size=4", "lattice_heads=2", "factor_size=3"]
+RECIPES["dflash2"] = ["kind=dflash2", "layers=[1]", "num_layers=1", "num_anchors=6", "rank=3"]
+RECIPES["dflash2"] += ["num_candidates=9", "base_share=1"]
 RECIPES["lilicorr"] = ["kind=lilicorr", "layers=[1]", "num_layers=1", "num_anchors=6", *LATTICE]
 MODULES = {"eagle3": eagle3, "narrow": eagle3, "p-eagle": eagle3, "eagle": eagle, "mtp": mtp}
 BLOCKS = {"block": block, "dspark": dspark, "domino": block_heads, "xpress": block_heads}
-BLOCKS |= {"lilicorr": block_heads, "specdiff": specdiff}
+BLOCKS |= {"lilicorr": block_heads, "dflash2": block_heads, "specdiff": specdiff}
 MODULES |= BLOCKS
 
 
@@ -133,7 +135,7 @@ def recipe_of(name):
     return MODULES[name].__name__.rpartition(".")[2]
 
 
-@pytest.mark.parametrize("name", ["domino", "xpress", "lilicorr"])
+@pytest.mark.parametrize("name", ["domino", "xpress", "dflash2", "lilicorr"])
 def test_a_gradient_reaches_every_weight_of_a_block_and_its_head(place, name):
     made, setting, built = make(place, name)
     read = make_reader(setting.lm.config, setting.end_of_text, built.layers)
@@ -207,12 +209,57 @@ def test_a_head_is_taught_on_the_logits_that_it_drafts_with(place, name, monkeyp
     for output, logits in zip(outputs, said, strict=True):
         taught = logits_of(output)[:, where].T
         assert jnp.std(taught) > 0.1
+        if name == "dflash2":  # which drafts only candidates
+            logits, size = np.asarray(logits), setting.lm.target.hidden_size
+            assert (np.isfinite(logits).sum(axis=1) == 9).all()
+            base = output[0][:, :size] @ output[2][:size]
+            chosen = block_heads.among_candidates(base.T, taught, jnp.full(4, 5), 9)
+            np.testing.assert_array_equal(np.isfinite(logits), np.isfinite(chosen[0]))
+            also = np.isfinite(logits) | (np.arange(logits.shape[1]) == 5)
+            np.testing.assert_array_equal(also, np.isfinite(chosen[1]))
+            taught = np.where(np.isfinite(logits), taught, logits)
         np.testing.assert_allclose(logits, taught, rtol=1e-3, atol=1e-4)
     if name == "dspark":
         taught = jnp.stack([state[-1] for _, _, state in outputs], axis=1)
         np.testing.assert_allclose(chances[0], taught, rtol=1e-3, atol=1e-4)
     back = built.unpublish(params["drafter"])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), own, back)
+
+
+@pytest.mark.parametrize(
+    ("kind", "make", "words"),
+    [
+        (block, block.make_block, ["layers=[1]"]),
+        (eagle3, eagle3.make_eagle3, ["layers=[0, 1]", "parallel=true"]),
+    ],
+)
+def test_a_mask_token_that_the_text_uses_is_refused(place, kind, make, words):
+    made, setting = setting_of(place, kind.Config, *words)
+    used = int(np.argmax(setting.frequencies))
+    never = int(np.flatnonzero(setting.frequencies == 0)[0])
+    for token, message in (
+        (used, rf"mask_token={used}: .*% of the text are this token; give one that no text"),
+        (99_999, "mask_token=99999; accepted: -1, or 0 to"),
+    ):
+        with pytest.raises(config.ConfigError, match=message):
+            make(dataclasses.replace(made, mask_token=token), setting)
+    assert frozen.mask_of(never, setting) == never
+    assert frozen.mask_of(-1, setting) == setting.end_of_text
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("conv_group=7", "conv_group=7; accepted: a divisor of 16"),
+        ("num_candidates=9999", "num_candidates=9999; accepted: at most"),
+    ],
+)
+def test_candidates_and_convolutions_that_the_target_does_not_admit_are_refused(
+    place, word, message
+):
+    made, setting = setting_of(place, block_heads.Config, "kind=dflash2", "layers=[1]", word)
+    with pytest.raises(config.ConfigError, match=message):
+        block_heads.make_block_heads(made, setting)
 
 
 def test_long_rows_attend_in_blocks_to_the_same_features(place, monkeypatch):
@@ -235,9 +282,10 @@ def test_long_rows_attend_in_blocks_to_the_same_features(place, monkeypatch):
         (block, "layers=[]", "accepted: at least one layer"),
         (dspark, "markov=lstm", "markov='lstm'; known: vanilla, gated, rnn"),
         (dspark, "teacher_share=0", "DSpark learns the target's law"),
-        (block_heads, "kind=dflash", "kind='dflash'; known: domino, xpress, lilicorr"),
+        (block_heads, "kind=dflash", "kind='dflash'; known: domino, xpress, dflash2, lilicorr"),
         (block_heads, "prefix=7", "prefix=7; accepted: 0 to 6"),
         (block_heads, "rounds=-1", "rounds=-1; accepted: at least 0"),
+        (block_heads, "conv_taps=0", "conv_taps=0; accepted: at least 1"),
         (dspark, "ce_share=2", "ce_share=2.0"),
         (eagle3, "window=99", "window=99; accepted: 0, or at least data.length=256"),
         (eagle3, "num_layers=0", "num_layers=0; accepted: at least 1"),

@@ -208,6 +208,10 @@ RECIPES = {
         block_heads.make_block_heads,
         block_heads.Config(data=DATA, num_anchors=16, rank=8, kind="xpress", inner_size=8),
     ),
+    "dflash2": (
+        block_heads.make_block_heads,
+        block_heads.Config(data=DATA, num_anchors=16, kind="dflash2", rank=8, conv_group=4),
+    ),
     "lilicorr": (
         block_heads.make_block_heads,
         block_heads.Config(data=DATA, num_anchors=16, kind="lilicorr", **LATTICE),
@@ -251,6 +255,7 @@ def task(name):
         "dspark": dspark.make_loss,
         "domino": block_heads.make_loss,
         "xpress": block_heads.make_loss,
+        "dflash2": block_heads.make_loss,
         "lilicorr": block_heads.make_loss,
         "pass": block.make_loss,
         "streak": block.make_loss,
@@ -259,7 +264,7 @@ def task(name):
         "paced": dspark.make_loss,
     }
     blocks = {"block", "dspark", "domino", "xpress", "lilicorr", "pass", "streak", "specdiff"}
-    blocks = name in blocks | {"glancing", "paced"}
+    blocks = name in blocks | {"dflash2", "glancing", "paced"}
     measure = block.make_measure if blocks else head_losses.make_measure
     return losses.get(name, head_losses.make_loss)(*how), own, given, measure(*how)
 

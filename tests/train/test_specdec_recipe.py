@@ -1,0 +1,196 @@
+"""SpecDec learns from what its target writes, loads back, and drafts as it was taught."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from specjax.train import chunks, config, evaluate, pairs, report, specdec
+from specjax.train.cli import main
+from specjax.train.step import make_keys
+
+import specjax
+from specjax.types import Context, Draft
+
+sys.path.append(str(Path(__file__).parents[1] / "models"))
+from encoder_decoders import FOLDER, with_tokenizer
+
+SMALL = ["num_heads=3", "num_anchors=4", "optimizer.warmup=2", "run.steps=20", "run.save_every=20"]
+SMALL += [
+    "run.eval_every=20",
+    "decode_rows=4",
+    "data.length=12",
+    "data.batch=4",
+    "data.eval_rows=4",
+]
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """A tiny T5 with a tokenizer, and a file of sources."""
+    root = tmp_path_factory.mktemp("specdec")
+    with_tokenizer(shutil.copytree(FOLDER / "t5", root / "t5"))
+    random = np.random.default_rng(0)
+    lines = ["".join(random.choice(list(LETTERS), 5)) for _ in range(12)]
+    (root / "sources.txt").write_text("\n".join(lines) + "\n")
+    return root
+
+
+def made_of(texts, *words):
+    given = [f"teacher={texts / 't5'}", f"sources={texts / 'sources.txt'}", *SMALL, *words]
+    made = config.load(specdec.Config, None, [*given, f"run.folder={texts / 'made'}"])
+    return made, specjax.load(texts / "t5")
+
+
+def test_a_drafter_of_an_encoder_decoder_target_learns_its_texts_and_loads_back(texts):
+    words = [f"teacher={texts / 't5'}", f"sources={texts / 'sources.txt'}", *SMALL]
+    assert main(["specdec", *words, f"run.folder={texts / 'run'}"]) == 0
+    rows = report.read(texts / "run" / "log.jsonl")
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert len(losses) == 20 and np.mean(losses[-4:]) < 0.9 * np.mean(losses[:4])
+    assert 1 <= rows[-1]["decoded_tau"] <= 4 and 0 <= rows[-1]["accuracy_1"] <= 1
+    lm = specjax.load(texts / "t5")
+    found = specjax.load_drafter(texts / "run" / "model", lm)
+    greedy = dict(sampling=specjax.Sampling(temperature=0.0), max_new_tokens=8, stop=())
+    plain = specjax.generate(lm, "ABCDE", drafter=None, **greedy)
+    assert specjax.generate(lm, "ABCDE", drafter=found, **greedy).text == plain.text
+    with np.load(texts / "run" / pairs.PAIRS) as kept:
+        assert kept["text"].shape == (12, 13) and (kept["text"][:, 0] == 0).all()
+
+
+def test_a_drafter_of_a_decoder_only_target_encodes_the_prompt(place):
+    root, train, teacher = place
+    words = [teacher, *SMALL, "source=6", f'data.samples=["{root / "samples.npz"}"]']
+    words += ["num_encoder_layers=2", f"run.folder={root / 'specdec'}"]
+    assert train("specdec", *words) == 0
+    losses = [r["loss"] for r in report.read(root / "specdec" / "log.jsonl") if "loss" in r]
+    assert len(losses) == 20 and np.mean(losses[-4:]) < 0.9 * np.mean(losses[:4])
+    lm = specjax.load(teacher.partition("=")[2])
+    found = specjax.load_drafter(root / "specdec" / "model", lm)
+    greedy = dict(sampling=specjax.Sampling(temperature=0.0), max_new_tokens=8, stop=())
+    plain = specjax.generate(lm, "x1 = f(x2)", drafter=None, **greedy)
+    assert specjax.generate(lm, "x1 = f(x2)", drafter=found, **greedy).text == plain.text
+
+
+def batch_of(made, lm):
+    found = pairs.written_pairs(made, lm)
+    rows = [found.row(n) for n in range(4)]
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def noised(params):
+    noise = iter(jax.random.split(jax.random.key(1), 99))
+    return jax.tree.map(lambda x: x + 0.2 * jax.random.normal(next(noise), x.shape), params)
+
+
+@pytest.fixture(scope="module")
+def taught(texts):
+    """What is learned at token 3 of each text, with masks alone, and what is drafted below it."""
+    made, lm = made_of(texts)
+    drafter, params = specdec.make_specdec(made, lm)
+    own, batch, root = noised(params), batch_of(made, lm), 3
+    rows = specdec.read(batch, made.num_heads)
+    shown = jnp.zeros((4, 1, 4), bool).at[:, :, 0].set(True)
+    heads = specdec.heads_of(drafter, own, batch, rows, jnp.full((4, 1), root), shown)
+    learned = [chunks.logits_of(head.table[0], head.states)[:, 0] for head in heads]
+    context = Context(
+        tokens=rows.tokens,
+        length=jnp.full(4, root + 1, jnp.int32),
+        budget=jnp.full(4, 8, jnp.int32),
+        key=None,
+        sampling=specjax.Sampling(temperature=0.0),
+    )
+    inputs = {"tokens": batch["source"], "lengths": batch["source_length"]}
+    given = own, lm.params
+    state = drafter.init(*given, 4, 24, inputs)
+    state = drafter._read_text(drafter.heads(own), state, context)
+    level, carry = drafter.make_level(*given, state, context)
+    grown = Draft(start=context.length - 1, tokens=context.root[:, None], topology=(-1,))
+    return learned, level(carry, grown, 0)[1], heads, batch
+
+
+def test_a_drafter_is_taught_on_the_logits_that_it_drafts_with(taught):
+    learned, drafted, _, _ = taught
+    for k, logits in enumerate(learned):
+        assert jnp.std(logits) > 0.1
+        np.testing.assert_allclose(logits, drafted[:, k], rtol=1e-3, atol=1e-3)
+
+
+def test_places_after_the_end_of_a_text_are_not_learned(taught):
+    _, _, heads, batch = taught
+    for k, head in enumerate(heads):
+        np.testing.assert_array_equal(head.weight[:, 0] > 0, 4 + k < batch["length"])
+
+
+def test_without_glancing_and_smoothing_the_loss_is_the_mean_of_what_each_place_says(texts):
+    words = ["glance_start=0", "glance_end=0", "label_smoothing=0", "num_anchors=1"]
+    made, lm = made_of(texts, *words)
+    drafter, params = specdec.make_specdec(made, lm)
+    batch, keys = batch_of(made, lm), make_keys(jax.random.key(0), jnp.arange(4))
+    terms = specdec.make_loss(drafter, made)(params, None, batch, keys)
+    drawn = jax.vmap(lambda key: jax.random.uniform(key, (1,)))(keys.rows)
+    room = jnp.asarray(batch["length"] - 1)[:, None]
+    anchors = (drawn * room).astype(jnp.int32)
+    rows = specdec.read(batch, 3)
+    shown = jnp.zeros((4, 1, 4), bool).at[:, :, 0].set(True)
+    total = count = 0.0
+    for head in specdec.heads_of(drafter, params, batch, rows, anchors, shown):
+        logs = jax.nn.log_softmax(chunks.logits_of(head.table[0], head.states))
+        said = jnp.take_along_axis(logs, head.pieces["next"][..., None], axis=2)[..., 0]
+        total, count = total - jnp.sum(head.weight * said), count + jnp.sum(head.weight)
+    np.testing.assert_allclose(evaluate.weighed(terms), total / count, rtol=1e-5)
+
+
+def test_glancing_learns_fewer_places_and_a_gradient_reaches_every_weight(texts):
+    counts = []
+    for start in (0.0, 1.0):
+        made, lm = made_of(texts, f"glance_start={start}", f"glance_end={start}")
+        drafter, params = specdec.make_specdec(made, lm)
+        batch, keys = batch_of(made, lm), make_keys(jax.random.key(0), jnp.arange(4))
+        loss, own = specdec.make_loss(drafter, made), noised(params)
+        counts.append(float(loss(own, None, batch, keys)["loss"].count))
+    assert 0 < counts[1] < counts[0]
+    made, _ = made_of(texts)
+    loss = specdec.make_loss(drafter, made)
+    slopes = jax.grad(lambda own: evaluate.weighed(loss(own, None, batch, keys)))(own)
+    for path, slope in jax.tree_util.tree_leaves_with_path(slopes):
+        assert jnp.abs(slope).max() > 1e-9, jax.tree_util.keystr(path)
+
+
+def test_the_encoder_and_the_embeddings_begin_as_the_targets(texts):
+    made, lm = made_of(texts)
+    _, params = specdec.make_specdec(made, lm)
+    np.testing.assert_array_equal(params["embedding"], lm.params["embedding"][...])
+    ours = params["encoder"]["blocks"][0]["attention"]["q"]["weight"]
+    np.testing.assert_array_equal(
+        ours, lm.params["encoder"]["blocks"][0]["attention"]["q"]["weight"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("num_heads=0", "num_heads=0; accepted: at least 1"),
+        ("glance_start=2", "glance_start=2.0; accepted: 0 to 1"),
+        ("mask_token=999", "mask_token=999: the drafter's embedding table has 64 rows"),
+        ("mask_token=0", "mask_token=0: .*% of the texts are this token"),
+        ("source=4", "targets that read a prompt alone"),
+        ("sources=nowhere.txt", "sources='nowhere.txt': give a file of the texts"),
+        ("data.eval_rows=12", "there are 12 texts, and 12 are held out"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(texts, word, message):
+    with pytest.raises(config.ConfigError, match=message):
+        made, _ = made_of(texts, word)
+        specdec.run(made)
+
+
+def test_a_decoder_only_target_needs_texts_of_its_own(place):
+    _, _, teacher = place
+    made = config.load(specdec.Config, None, [teacher, *SMALL])
+    with pytest.raises(config.ConfigError, match=r"source=0, data.samples=\[\].*give source=64"):
+        specdec.run(made)
