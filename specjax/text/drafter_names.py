@@ -358,8 +358,7 @@ def _with_weights(lm: LM, name: str, settings: dict) -> LM | HeadLM | SelfDraft:
     if cascades.is_cascade(name):
         return _cascade(lm, name, tuple(map(folder_stamp, name.split(":"))), **settings)
     if model := small_caches.model_of(name):
-        found = named(lm, model, **settings)
-        return small_caches.with_small_cache(lm, name, found, NUM_DRAFT)
+        return small_caches.with_small_cache(lm, name, named(lm, model, **settings), NUM_DRAFT)
     entry = registry.find(name) if name in _heads() else None
     return _from_folder(lm, name, settings) if entry is None else own_heads(lm, entry.name)
 
