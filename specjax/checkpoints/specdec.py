@@ -74,7 +74,7 @@ def _network_of(said: object) -> EncoderDecoderConfig:
             f"network: it has {', '.join(unknown) or 'nothing'} that is not known, and lacks "
             f"{', '.join(lacking) or 'nothing'}"
         )
-    lists = {key: tuple(x) if isinstance(x, list) else x for key, x in said.items()}
+    lists: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in said.items()}
     check_integers(
         **{key: lists[key] for key in fields if fields[key].type == "int" and key in lists}
     )

@@ -100,7 +100,8 @@ class SpecDecLayers(EncoderDecoder):
     def _bias(self, positions, keys, axis):
         if keys is None:
             return None
-        return spread_bias(self.relative_bias[...], self.config, positions, keys, axis, True)
+        table = required(self.relative_bias, "relative_bias")[...]
+        return spread_bias(table, self.config, positions, keys, axis, True)
 
 
 @pytree_dataclass
