@@ -355,7 +355,10 @@ TABLE = {
     "test_datastore.py": [("the_command|leave_the_text", FULL), ("of_the_device", MERGE)],
     "test_tasks.py": [("ended_and_wrong|price|share_of_solved", MERGE)],
     "test_tables.py": [("several_texts|sam_finds|many_matches|proposes_what", MERGE)],
-    "test_text.py": [("compare_[mc]", FULL), (r"names_a_drafter|in_a_batch\[draft", MERGE)],
+    "test_text.py": [
+        ("compare_[mc]", FULL),
+        (r"names_a_drafter|heads_draw|in_a_batch\[draft", MERGE),
+    ],
     "test_three_levels.py": [
         ("fault|refused|names|spare", DEFAULT),
         ("in_every_round|after_any_round", MERGE),
