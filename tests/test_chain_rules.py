@@ -161,7 +161,7 @@ class FromAllOfP(Sprinter):
 
     def __call__(self, params, draft, target_law, draft_law, key):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("specjax.acceptance.rejection.residual", lambda p, q: p)
+            patch.setattr("specjax.acceptance.chain_rule.residual", lambda p, q: p)
             return super().__call__(params, draft, target_law, draft_law, key)
 
 

@@ -68,7 +68,7 @@ def written_pairs(config, teacher: models.LM) -> Pairs:
             "line"
         )
     kept, of = Path(config.run.folder) / PAIRS, {"fingerprint": teacher.checkpoint or ""}
-    of |= {"sources": config.sources, "length": str(config.data.length)}
+    of |= {"sources": config.sources, "longest": str(config.data.length)}
     if kept.is_file():
         with np.load(kept) as arrays:
             if all(str(arrays[name]) == value for name, value in of.items()):
@@ -91,8 +91,10 @@ def written_pairs(config, teacher: models.LM) -> Pairs:
         np.asarray([len(row) for row in texts], np.int32),
     )
     kept.parent.mkdir(parents=True, exist_ok=True)
-    with kept.open("wb") as file:
+    temporary = kept.with_suffix(".tmp")
+    with temporary.open("wb") as file:
         np.savez(file, **vars(pairs), **of)
+    temporary.replace(kept)
     return pairs
 
 

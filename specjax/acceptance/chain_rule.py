@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from ..sampling import drawing
-from ..types import Draft, Rule, Verdict
+from ..types import ROOT, Draft, Rule, Verdict
 from .compatibility import need_chain
-from .rejection import chain_probabilities, chain_verdict
-from .walk import eligible
+from .rejection import residual
+from .walk import at_node, eligible, longest, verdict
 
 
 class ChainRule(Rule):
@@ -49,19 +49,39 @@ class ChainRule(Rule):
         """
 
     def __call__(self, params, draft: Draft, target_law, draft_law, key) -> Verdict:
+        batch, nodes = draft.tokens.shape
         able = eligible(draft)
-        uniform = drawing.uniforms(key, draft.num_nodes)
+        uniform = drawing.uniforms(key, nodes)
         logits = target_law.adjusted()
-        p, q = chain_probabilities(draft, target_law, draft_law)
+        p, q = self._of_tokens(draft, target_law, draft_law)
         # as in rejection, a token with q = 0 was not drawn
         own = able & (uniform * q < p) & (q > 0)
         before = jnp.roll(logits, 1, axis=1)
         scored = jnp.take_along_axis(before, jnp.maximum(draft.tokens, 0)[:, :, None], axis=2)
         passes = self.passes(draft, own, jnp.isfinite(scored[:, :, 0]), logits)
-        return chain_verdict(draft, passes, target_law, draft_law, uniform)
+        node = longest(draft, passes & able)
+        below = jnp.minimum(node + 1, nodes - 1)
+        failed = (node + 1 < nodes) & at_node(able, below)
+        law = target_law(node)
+        left = jnp.where(failed[:, None], residual(law, draft_law(below)), law)
+        return verdict(draft, node, drawing.draw(left, uniform[:, ROOT]))
 
     def evidence(self, params, draft: Draft, target_law, draft_law, key) -> dict[str, jax.Array]:
         """Returns ``u``, and ``left``, the target's probability of each node's token; float32
         ``[B, N]`` each."""
-        p, _ = chain_probabilities(draft, target_law, draft_law)
+        p, _ = self._of_tokens(draft, target_law, draft_law)
         return {"u": drawing.uniforms(key, draft.num_nodes), "left": p}
+
+    def _of_tokens(self, draft: Draft, target_law, draft_law) -> tuple[jax.Array, jax.Array]:
+        """Returns p and q of each node's token, float32 ``[B, N]`` each; zeros at the root."""
+        batch = draft.tokens.shape[0]
+        rows = jnp.arange(batch)
+
+        def at(node):
+            here = jnp.full((batch,), node, jnp.int32)
+            x = jnp.maximum(at_node(draft.tokens, here), 0)
+            p, q = target_law(jnp.maximum(here - 1, ROOT))[rows, x], draft_law(here)[rows, x]
+            return jnp.where(node == ROOT, 0.0, jnp.stack([p, q]))
+
+        found = jax.lax.map(at, jnp.arange(draft.num_nodes, dtype=jnp.int32))  # [N, 2, B]
+        return found[:, 0].T, found[:, 1].T

@@ -100,23 +100,6 @@ class DraftLaw:
             q = self._given(q, jnp.where(earlier, draft.tokens, vocab), node)
         return jnp.where((index == POINT_MASS)[:, None], point, q)
 
-    def of_token(self, node: jax.Array) -> jax.Array:
-        """Returns float32 ``[B]``, the law's probability of the node's own token; 0 for none.
-
-        The same number as in the law, which is not spread over V where the draft has a vocabulary
-        of its own.
-
-        Args:
-          node: int32 ``[B]``.
-        """
-        draft, token = self.draft, at_node(self.draft.tokens, node)[:, None]
-        if draft.laws is None or draft.vocab is None or draft.draws in ("distinct", "hub"):
-            q = jnp.take_along_axis(self(node), jnp.maximum(token, 0), axis=1)[:, 0]
-            return jnp.where(token[:, 0] < 0, 0.0, q)
-        q = jnp.sum(jnp.where(draft.vocab == token, self._row(node), 0.0), axis=1)
-        drawn = at_node(required(draft.law, "draft.law"), node) != POINT_MASS
-        return jnp.where(drawn, q, 1.0)
-
     def hub(self, node: jax.Array) -> jax.Array:
         """Returns int32 ``[B]``, the most probable token of the node's law before any draw.
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from .. import trees
 from ..sampling import drawing
 from ..types import ROOT, Draft, Rule, Verdict
-from .walk import at_node, eligible, longest, next_child, verdict
+from .walk import at_node, eligible, next_child, verdict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,11 +44,6 @@ class Rejection(Rule):
     def __call__(self, params, draft: Draft, target_law, draft_law, key) -> Verdict:
         able = eligible(draft)
         uniform = drawing.uniforms(key, draft.num_nodes)
-        if trees.is_chain(draft):
-            p, q = chain_probabilities(draft, target_law, draft_law)
-            drawn = self.compared(q)
-            passes = able & (uniform * drawn < p) & (drawn > 0)
-            return chain_verdict(draft, passes, target_law, draft_law, uniform)
         batch = draft.tokens.shape[0]
         rows = jnp.arange(batch)
 
@@ -69,14 +64,16 @@ class Rejection(Rule):
         start = jnp.full((batch,), ROOT, jnp.int32)
         child, found = next_child(draft, start, start, able)
         state = (start, child, target_law(start), found)
-        node, _, p, _ = jax.lax.while_loop(lambda s: jnp.any(s[3]), test, state)
+        if draft.num_nodes > 1:
+            state = jax.lax.while_loop(lambda s: jnp.any(s[3]), test, state)
+        node, _, p, _ = state
         return verdict(draft, node, drawing.draw(p, uniform[:, ROOT]))
 
     def compared(self, q: jax.Array) -> jax.Array:
         """Returns the number with which p of a child's token is compared; here q itself.
 
         Args:
-          q: float32 ``[B]`` or ``[B, N]``, the draft's probability of the child's token.
+          q: float32 ``[B]``, the draft's probability of the child's token.
         """
         return q
 
@@ -114,50 +111,3 @@ def residual(p: jax.Array, q: jax.Array) -> jax.Array:
     left = jnp.maximum(p - q, 0.0)
     mass = jnp.sum(left, axis=-1, keepdims=True)
     return jnp.where(mass > 0, left / jnp.where(mass > 0, mass, 1.0), p)
-
-
-def chain_probabilities(draft: Draft, target_law, draft_law) -> tuple[jax.Array, jax.Array]:
-    """Returns p and q of each node's token, float32 ``[B, N]`` each; zeros at the root.
-
-    Args:
-      draft: the draft, a chain.
-      target_law: the law p after a node, see ``node_laws.TargetLaw``.
-      draft_law: the law q of a node, see ``node_laws.DraftLaw``.
-    """
-    batch, nodes = draft.tokens.shape
-    if nodes == 1:
-        return jnp.zeros((batch, 1)), jnp.zeros((batch, 1))
-    rows = jnp.arange(batch)
-
-    def at(node):
-        here = jnp.full((batch,), node, jnp.int32)
-        x = jnp.maximum(at_node(draft.tokens, here), 0)
-        return target_law(here - 1)[rows, x], draft_law.of_token(here)
-
-    found = jax.vmap(at, out_axes=1)(jnp.arange(1, nodes, dtype=jnp.int32))
-    p, q = (jnp.pad(x, ((0, 0), (1, 0))) for x in found)
-    return p, q
-
-
-def chain_verdict(
-    draft: Draft, passes: jax.Array, target_law, draft_law, uniform: jax.Array
-) -> Verdict:
-    """Keeps a chain up to the first token that may not be accepted or does not pass.
-
-    The token after the kept part is drawn from the residual distribution after a token that did
-    not pass, otherwise from the target's law.
-
-    Args:
-      draft: the draft, a chain.
-      passes: bool ``[B, N]``; the entry of the root is ignored.
-      target_law, draft_law: see ``chain_probabilities``.
-      uniform: float32 ``[B, N]`` in [0, 1); the root's column draws the token.
-    """
-    able, nodes = eligible(draft), draft.num_nodes
-    node = longest(draft, passes & able)
-    law = target_law(node)
-    if nodes > 1:
-        below = jnp.minimum(node + 1, nodes - 1)
-        failed = (node + 1 < nodes) & at_node(able, below)
-        law = jnp.where(failed[:, None], residual(law, draft_law(below)), law)
-    return verdict(draft, node, drawing.draw(law, uniform[:, ROOT]))

@@ -219,7 +219,7 @@ def test_a_missing_field_and_broken_toml_are_refused(tmp_path):
 
 def test_an_unknown_config_name_lists_the_known_ones(capsys):
     assert main(["pretrain", "--config", "nowhere"]) == 2
-    assert "Known are embedded_block" in capsys.readouterr().err
+    assert "Known are deep_early_exit" in capsys.readouterr().err
 
 
 def test_a_file_of_another_recipe_is_refused_with_the_one_that_it_is_of(capsys):
