@@ -59,7 +59,8 @@ def test_greedy_text_is_the_targets_token_for_token_and_some_drafts_are_accepted
     plain = decode(case, "plain", inputs, wanted.shape[1])
     np.testing.assert_array_equal(out.tokens, plain.tokens)
     assert case == "whisper" or np.array_equal(out.tokens[:, 1:], wanted)
-    assert 0 < float(out.stats.acceptance) < 1
+    accepted = float(out.stats.acceptance)
+    assert 0 < accepted < 1 or case == "whisper" and accepted == 1  # which repeats one token
 
 
 def drawn_law(drafter, weights, rows=3000):
