@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import two_vocabularies
 from combinations import RASH, TREE, adaptive, combinations, fallback, hybrid
-from toys import TreeDrafter, bag, decoder_weights, heads, like, small_layer
+from toys import TreeDrafter, bag, decoder_weights, heads, like, probe, shared, small_layer
 
 from specjax import trees
 from specjax.drafters import (
@@ -30,7 +30,6 @@ from specjax.drafters import (
     Suffix,
     SwitchedSelfDraft,
     Union,
-    text_table,
 )
 from specjax.drafters.block import BlockConfig, BlockDrafter
 from specjax.drafters.blockwise import Blockwise, BlockwiseConfig
@@ -61,21 +60,6 @@ ALL = ("rejection", "delta")
 CHAIN = ("rejection", "block", "delta")
 LSTM = dict(cell="lstm", inner_size=5, tied=True, scaled=True)
 WIDE = dict(exit_size=5, num_layers=1, kept=3)
-
-
-def shared(vocab, texts=4):
-    """Texts that a table holds, of all rows."""
-    table = text_table.empty(64, block=4)
-    for seed in range(texts):
-        random = np.random.default_rng(seed)
-        table = text_table.add(table, random.integers(0, vocab, 12), 3)
-    return table
-
-
-def probe(hidden_size):
-    """A probe of a draft model that flags about half of all tokens."""
-    weight = np.random.default_rng(0).normal(size=hidden_size).astype(np.float32)
-    return {"weight": weight, "bias": np.float32(0)}
 
 
 class Cases(collections.abc.Mapping):

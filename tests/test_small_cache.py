@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import cache_copies, hlo
+from drawn_rounds import drawn_rounds
 from masked_decoder import from_scratch, masked, softmax
 from shapes import TINY
 from toys import decoder_weights
@@ -48,28 +49,7 @@ def drafter(name, window=WINDOW, **shape):
 
 def rounds(drafter, num):
     """``(state before the round, draft)`` of ``num`` rounds, at temperature 1."""
-    state = specjax.init_state(
-        TARGET,
-        drafter,
-        params(),
-        PROMPTS,
-        LENGTHS,
-        key=jax.random.key(0),
-        max_new_tokens=40,
-        sampling=WARM,
-        rule="rejection",
-    )
-
-    @jax.jit
-    def one(params, state):
-        context = specjax.round_context(params, state)
-        draft, _ = specjax.draft_step(drafter, params, state.drafter_state, context)
-        return draft, specjax.step(TARGET, drafter, params, state, "rejection")
-
-    for _ in range(num):
-        draft, after = one(params(), state)
-        yield jax.device_get((state, draft))
-        state = after
+    return drawn_rounds(TARGET, drafter, params(), PROMPTS, LENGTHS, num)
 
 
 def furthest(name, found, window=WINDOW):

@@ -4,19 +4,19 @@ reads, texts, names and refusals."""
 import dataclasses
 import functools
 
-import jax
 import numpy as np
 import pytest
 import test_snap_kv as snap_kv
 import test_top_chunks as top_chunks
 from compiled import cache_copies, hlo
+from drawn_rounds import assert_greedy_texts
 from masked_decoder import from_scratch, masked, softmax
 from test_small_cache import CONFIG, LAYERS, SMALL, TARGET, params
 from test_top_chunks import BUDGET, CHUNK, DRAFTED, EVERY, HEADS, LENGTHS, SINKS, WHOLE, WINDOW
 
 import specjax
 from specjax.checkpoints import HeadLM
-from specjax.drafters import Cascade, NGram, Plain, SparseDraftModel
+from specjax.drafters import Cascade, NGram, SparseDraftModel
 from specjax.models import CausalLM, SnapKV, TopChunks
 from specjax.text.drafter_names import named, resolve_drafter
 
@@ -174,20 +174,8 @@ def test_the_loop_copies_no_cache():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("levels", [1, 2])
 def test_greedy_texts_are_those_of_plain_decoding(kind, levels):
-    prompts = np.random.default_rng(1).integers(0, 67, (3, 300)).astype(np.int32)
     own, weights = (drafter(kind), params()) if levels == 1 else cascade(kind)
-    run = functools.partial(
-        specjax.decode,
-        TARGET,
-        params=weights,
-        tokens=prompts,
-        lengths=np.asarray([300, 1, 40], np.int32),
-        key=jax.random.key(0),
-        max_new_tokens=30,
-    )
-    out, plain = run(own), run(Plain())
-    np.testing.assert_array_equal(out.tokens, plain.tokens)
-    assert not out.stats.approximate and np.asarray(out.stats.accepted).sum() > 1
+    assert_greedy_texts(TARGET, own, weights, 67)
 
 
 # ------------------------------------------------------------------- names, refusals

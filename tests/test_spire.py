@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import cache_copies, hlo
+from drawn_rounds import drawn_rounds
 from masked_decoder import softmax
 from shapes import TINY
 from toys import decoder_weights, whole
 
 import specjax
-from specjax import Sampling
 from specjax.drafters import Plain, SPIRe
 from specjax.drafters.spire import SPIReConfig
 from specjax.models import CausalLM
@@ -110,33 +110,12 @@ def read(target, tokens):
 @functools.cache
 def rounds(num=6):
     """``(length, text, laws, what the target read)`` of each row, round by round."""
-    made = drafter()
-    state = specjax.init_state(
-        TARGET,
-        made,
-        params(),
-        PROMPTS,
-        LENGTHS,
-        key=jax.random.key(0),
-        max_new_tokens=40,
-        sampling=Sampling(temperature=1.0),
-        rule="rejection",
-    )
-
-    @jax.jit
-    def one(params, state):
-        context = specjax.round_context(params, state)
-        draft, _ = specjax.draft_step(made, params, state.drafter_state, context)
-        return draft, specjax.step(TARGET, made, params, state, "rejection")
-
     found = []
-    for _ in range(num):
-        draft, after = one(params(), state)
+    for state, draft in drawn_rounds(TARGET, drafter(), params(), PROMPTS, LENGTHS, num):
         known = jax.device_get(read(params()["target"], state.tokens))
-        tokens, length, draft = jax.device_get((state.tokens, state.length, draft))
-        rows = zip(tokens, length.tolist(), draft.tokens, draft.laws, known, strict=True)
+        lengths = state.length.tolist()
+        rows = zip(state.tokens, lengths, draft.tokens, draft.laws, known, strict=True)
         found.append([(n, [*text[:n], *new[1:]], law, y) for text, n, new, law, y in rows])
-        state = after
     return found
 
 

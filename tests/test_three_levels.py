@@ -2,17 +2,17 @@
 
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_top_chunks as top_chunks
 from compiled import cache_copies, hlo
+from drawn_rounds import assert_greedy_texts
 from masked_decoder import from_scratch, masked
 from test_small_cache import CONFIG, LAYERS, SINKS, TARGET, WINDOW, held_after, params
 
 import specjax
-from specjax.drafters import Cascade, DraftModel, NGram, Plain, SelfDraft
+from specjax.drafters import Cascade, DraftModel, NGram, SelfDraft
 from specjax.models import windowed
 from specjax.models.contrastive import Contrastive
 from specjax.models.part_model import PartModel
@@ -108,21 +108,9 @@ def test_levels_have_spare_slots_for_all_that_is_drafted_above_them():
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("part", [{}, {"exit": 1}, {"skip": "attention.0,mlp.1"}], ids=str)
 def test_greedy_texts_are_those_of_plain_decoding(part):
-    prompts = np.random.default_rng(1).integers(0, 67, (3, 300)).astype(np.int32)
     outer = SelfDraft(3, target=TARGET, window=WINDOW, sinks=SINKS, **part)
     drafter, weights = three(None if not part else outer)
-    run = functools.partial(
-        specjax.decode,
-        TARGET,
-        params=weights,
-        tokens=prompts,
-        lengths=np.asarray([300, 1, 40], np.int32),
-        key=jax.random.key(0),
-        max_new_tokens=30,
-    )
-    out, plain = run(drafter), run(Plain())
-    np.testing.assert_array_equal(out.tokens, plain.tokens)
-    assert not out.stats.approximate and np.asarray(out.stats.accepted).sum() > 1
+    assert_greedy_texts(TARGET, drafter, weights, 67)
 
 
 def test_the_loop_copies_no_cache():

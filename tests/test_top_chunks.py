@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import cache_copies, hlo
+from drawn_rounds import drawn_rounds
 from masked_decoder import from_scratch, masked, softmax
 from test_small_cache import CONFIG, LAYERS, TARGET, equations, params
 
 import specjax
-from specjax import Sampling
 from specjax.drafters import Plain, SelfDraft
 from specjax.models import CausalLM, TopChunks, windowed
 from specjax.models.top_chunks import choose
@@ -78,35 +78,13 @@ def rounds():
 
 def rounds_of(drafter, params, num):
     """What ``rounds`` returns of any drafter, and its state before each round."""
-    state = specjax.init_state(
-        TARGET,
-        drafter,
-        params,
-        PROMPTS,
-        LENGTHS,
-        key=jax.random.key(0),
-        max_new_tokens=40,
-        sampling=Sampling(temperature=1.0),
-        rule="rejection",
-    )
-
-    @jax.jit
-    def one(params, state):
-        context = specjax.round_context(params, state)
-        draft, _ = specjax.draft_step(drafter, params, state.drafter_state, context)
-        return draft, specjax.step(TARGET, drafter, params, state, "rejection")
-
     found = []
-    for _ in range(num):
-        draft, after = one(params, state)
-        state, draft, after = *jax.device_get((state, draft)), after
+    for state, draft in drawn_rounds(TARGET, drafter, params, PROMPTS, LENGTHS, num):
         texts = [
             [*tokens[:length], *own[1:]]
             for tokens, length, own in zip(state.tokens, state.length, draft.tokens, strict=True)
         ]
-        seen = list(zip(state.length.tolist(), texts, draft.laws, strict=True))
-        found.append((seen, state))
-        state = after
+        found.append((list(zip(state.length.tolist(), texts, draft.laws, strict=True)), state))
     return found
 
 

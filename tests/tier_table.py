@@ -293,7 +293,7 @@ TABLE = {
     "test_reward_guided.py": [("is_refused|drawn_apart", DEFAULT), (EVERYTHING, MERGE)],
     "test_resting.py": [(r"\[2\]", DEFAULT), (EVERYTHING, MERGE)],
     "test_rows.py": [
-        (r"refused|\[draft\]|left_alone|mesh|in_place|frozen", MERGE),
+        (r"refused|\[draft\]|left_alone|mesh|in_place|frozen.*(suffix tree|recycling)", MERGE),
         (EVERYTHING, FULL),
     ],
     "test_sampled.py": [

@@ -11,6 +11,7 @@ from windowed_bag import WindowedBag, WindowedBagPart
 
 from specjax import Context, Sampling, trees
 from specjax.acceptance import walk
+from specjax.drafters import text_table
 from specjax.drafters.base import ChainDrafter
 from specjax.models import DecoderConfig
 from specjax.models.decoder import abstract
@@ -355,3 +356,18 @@ def said_below(drafter, params, target_params, state, context, paths, *more):
         row, carry = level(carry, grown, depth)
         logits.append(row[:, 0])
     return jnp.stack(logits, axis=1), carry
+
+
+def shared(vocab, texts=4):
+    """Texts that a table holds, of all rows."""
+    table = text_table.empty(64, block=4)
+    for seed in range(texts):
+        random = np.random.default_rng(seed)
+        table = text_table.add(table, random.integers(0, vocab, 12), 3)
+    return table
+
+
+def probe(hidden_size):
+    """A probe of a draft model that flags about half of all tokens."""
+    weight = np.random.default_rng(0).normal(size=hidden_size).astype(np.float32)
+    return {"weight": weight, "bias": np.float32(0)}

@@ -7,8 +7,9 @@ import sys
 
 import specjax
 
-from .options import USAGE_ERROR, add_decoding, options_of, save_session, set_up
+from .options import USAGE_ERROR, add_decoding, options_of, set_up
 from .screen import Screen
+from .sessions import save_session
 from .typed_names import in_options
 
 HELP = (

@@ -16,11 +16,11 @@ from .options import (
     add_decoding,
     options_of,
     require,
-    save_session,
     set_up,
 )
 from .prompts import add_prompt, asked
 from .screen import Screen, describe
+from .sessions import save_session
 
 
 def add(commands) -> None:

@@ -5,23 +5,18 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from pathlib import Path
 
 import specjax
 
 from .. import acceptance
 from ..drafters import POLICIES, registry
-from ..drafters.indexed import IndexedDrafter
 from ..sampling import processors
-from ..text import drafter_names, other_vocabulary, own_drafters, retrieval
-from ..text.retrieval import Retrieval
-from ..text.session import Session
+from ..text import drafter_names, other_vocabulary, own_drafters
+from . import sessions
 
 NOTHING_TO_DRAW, USAGE_ERROR, INTERRUPTED = 1, 2, 130  # exit codes
 
 DTYPE = "dtype of the weights: float32, bfloat16, float16"  # help of --dtype
-SESSIONS = ("suffix", "sam")  # drafters that can draft from a session
-SESSION_TOKENS = 2**16  # the most tokens that a session holds, by default
 
 
 def add_decoding(p: argparse.ArgumentParser) -> None:
@@ -331,9 +326,9 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
             )
     require(arguments, "session", "session_tokens")
     if arguments.datastore:
-        drafter = _retrieval(lm, arguments)
+        drafter = sessions.retrieval_of(lm, arguments)
     elif arguments.session:
-        drafter = _session(lm, drafter, arguments.session, arguments.session_tokens)
+        drafter = sessions.session_of(lm, drafter, arguments.session, arguments.session_tokens)
     if lookup:
         drafter, num = _lookup(drafter, num, lookup), None
     return {
@@ -344,42 +339,6 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
         "seed": arguments.seed,
         "stop_strings": arguments.stop,
     }
-
-
-def _session(lm, drafter, path: str, capacity: int | None) -> Session:
-    """Returns the session in a file, or a new session if the file does not exist.
-
-    Raises:
-      ValueError: the file cannot be written later; the drafter reads no session.
-    """
-    folder = Path(path).absolute().parent
-    if Path(path).is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ValueError(
-            f"--session {path}: no file can be written there; name a file in a folder that exists"
-        )
-    capacity = SESSION_TOKENS if capacity is None else capacity
-    if drafter not in SESSIONS and not isinstance(drafter, IndexedDrafter):
-        raise ValueError(f"--session: give --drafter {' or '.join(SESSIONS)} with it")
-    if os.path.exists(path):
-        return Session.load(lm, path, drafter, capacity)
-    return Session(lm, drafter, capacity)
-
-
-def _retrieval(lm, arguments: argparse.Namespace) -> Retrieval:
-    """Returns the drafter that drafts from the datastore of the arguments, and from the session."""
-    if arguments.drafter not in (None, *SESSIONS):
-        raise ValueError(f"--datastore: leave --drafter out, or give {' or '.join(SESSIONS)}")
-    own = registry.drafter_class(arguments.drafter)() if arguments.drafter else None
-    session = None
-    if arguments.session:
-        session = _session(lm, own or retrieval.USUAL, arguments.session, arguments.session_tokens)
-    return Retrieval(lm, arguments.datastore, own, getattr(arguments, "batch", 8), session)
-
-
-def save_session(arguments: argparse.Namespace, options: dict) -> None:
-    """Writes the session of ``options_of`` back to its file."""
-    if arguments.session:
-        options["drafter"].save(arguments.session)
 
 
 def _self(drafter: str, layers: dict) -> str:

@@ -8,7 +8,8 @@ import sys
 
 import specjax
 
-from .options import INTERRUPTED, add_decoding, options_of, save_session, set_up
+from .options import INTERRUPTED, add_decoding, options_of, set_up
+from .sessions import save_session
 
 
 def add(commands) -> None:

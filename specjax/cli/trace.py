@@ -9,8 +9,9 @@ import jax
 import specjax
 
 from ..tracing import api, html_page
-from .options import INTERRUPTED, NOTHING_TO_DRAW, add_decoding, options_of, save_session, set_up
+from .options import INTERRUPTED, NOTHING_TO_DRAW, add_decoding, options_of, set_up
 from .prompts import add_prompt, asked
+from .sessions import save_session
 
 OUTPUT = "specjax-trace.html"
 

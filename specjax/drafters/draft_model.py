@@ -237,17 +237,24 @@ class DraftModel(OuterLevel):
 
     def _read(self, params, state, tokens, start, num):
         """Takes in the first ``num`` int32 ``[B]`` of committed ``tokens`` int32 ``[B, T]``."""
+        return self._read_and_see(params, state, tokens, start, num)[0]
+
+    def _read_and_see(self, params, state, tokens, start, num, features=()):
+        """``_read``, and the hidden states of the ``tokens`` ``[B, T, F]``; None: none are asked
+        for."""
         width = tokens.shape[1]
         block = Draft(start=start, tokens=tokens, topology=trees.chain_parents(width - 1))
-        scores = checks.verified(self.model, params, state.cache, block, logits=False)
+        asked: dict[str, Any] = dict(logits=False, features=features)
+        scores = checks.verified(self.model, params, state.cache, block, **asked)
         path = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), tokens.shape)
         verdict = Verdict(path=path, count=num - 1, token=num)
-        return dataclasses.replace(
+        state = dataclasses.replace(
             state,
             cache=checks.committed(self.model, state.cache, scores.entries, start, verdict),
             filled=jnp.where(num > 0, start + num, state.filled),
             **BETWEEN_ROUNDS,
         )
+        return state, scores.features
 
 
 def below(before: jax.Array, grown: Draft) -> Draft:

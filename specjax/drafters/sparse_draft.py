@@ -38,7 +38,6 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from .. import trees
 from .._internal.optional import required, unset
 from .._internal.pytree import pytree_dataclass
 from ..decoding import contract_checks as checks
@@ -46,8 +45,8 @@ from ..models.causal_lm import CausalLM
 from ..models.chosen_entries import ChosenEntries
 from ..models.config import SINKS
 from ..models.sub_network import DecoderPart
-from ..types import Draft, Target, Verdict
-from .draft_model import BETWEEN_ROUNDS, CATCH_UP, DraftModel, DraftModelState, below
+from ..types import Target
+from .draft_model import CATCH_UP, DraftModel, DraftModelState, below
 from .entry_choice import ChosenChunks, chosen, no_choice, remember
 
 
@@ -167,20 +166,11 @@ class SparseDraftModel(DraftModel):
         return super().observe(params, target_params, state, segment)
 
     def _read(self, params, state, tokens, start, num, prompt=False):
-        width = tokens.shape[1]
-        block = Draft(start=start, tokens=tokens, topology=trees.chain_parents(width - 1))
-        asked: dict[str, Any] = dict(logits=False, features=self._read_by_choice)
-        scores = checks.verified(self.model, params, state.cache, block, **asked)
-        features = required(scores.features, "scores.features")
-        path = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), tokens.shape)
-        verdict = Verdict(path=path, count=num - 1, token=num)
-        return dataclasses.replace(
-            state,
-            cache=checks.committed(self.model, state.cache, scores.entries, start, verdict),
-            filled=jnp.where(num > 0, start + num, state.filled),
-            choice=remember(self.chunks, state.choice, features, start, num, prompt=prompt),
-            **BETWEEN_ROUNDS,
-        )
+        given = params, state, tokens, start, num
+        state, features = self._read_and_see(*given, features=self._read_by_choice)
+        features = required(features, "features")
+        choice = remember(self.chunks, state.choice, features, start, num, prompt=prompt)
+        return dataclasses.replace(state, choice=choice)
 
     @property
     def text_model(self) -> Target:

@@ -5,10 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from brief_runs import SHAPE
 from specjax.train.cli import main
-
-SHAPE = ["model.intermediate_size=16", "model.num_layers=1", "model.num_heads=2"]
-SHAPE += ["model.num_kv_heads=1", "model.head_dim=8"]
 
 
 @dataclasses.dataclass(frozen=True)

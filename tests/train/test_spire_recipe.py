@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import SHAPE
+from brief_runs import brief, three_layers
 from specjax.train import config, report, spire
 from specjax.train.rows import make_reader
 from training_toys import logits_of
@@ -106,21 +106,15 @@ def test_fault_a_drafter_that_is_taught_over_another_window_is_seen(lm, monkeypa
 
 def test_the_recipe_lowers_its_loss_and_what_it_exports_loads_back(place):
     root, train, _ = place
-    shape = [word for word in SHAPE if "num_layers" not in word]
-    fields = [f"run.folder={root / 'three'}", "run.steps=60", "optimizer.warmup=4"]
-    fields += ["optimizer.adam_rate=0.05", "model.hidden_size=16", "model.num_layers=3", *shape]
-    assert train("pretrain", *fields) == 0
-    fields = [f"teacher={root / 'three' / 'model'}", "window=8", "num_heads=3"]
-    fields += ["optimizer.warmup=2", "optimizer.decay_share=0.0", "run.save_every=20"]
-    fields += ["decoding.num_prompts=4", "decoding.batch=4", "decoding.new_tokens=8"]
-    fields += ["decoding.prompt_tokens=8", "run.eval_every=20", "run.steps=20"]
-    fields += ["report.texts=0", "report.plan_prompts=0", f"run.folder={root / 'spire'}"]
+    target = three_layers(root, train)
+    fields = [f"teacher={target}", "window=8", "num_heads=3"]
+    fields += brief(root / "spire")
     assert train("spire", *fields) == 0
     rows = report.read(root / "spire" / "log.jsonl")
     losses = [row["loss"] for row in rows if "loss" in row]
     assert len(losses) == 20 and np.mean(losses[-4:]) < np.mean(losses[:4])
     assert 1 <= rows[-1]["decoded_tau"] <= 5 and 0 < rows[-1]["accuracy_1"] <= 1
-    lm = specjax.load(root / "three" / "model")
+    lm = specjax.load(target)
     found = specjax.load_drafter(root / "spire" / "model", lm).drafter
     assert (found.name, found.features, found.config.window) == ("spire", (1, 2), 8)
 
