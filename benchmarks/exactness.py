@@ -1,4 +1,4 @@
-"""Greedy text in every precision, plain and speculative: ``python -m benchmarks.exactness``.
+"""Greedy text in several precisions, plain and speculative: ``python -m benchmarks.exactness``.
 
 The embedded target writes the continuations of held-out prompts, one at a time, by plain decoding
 and with several drafters, in the same precision; each token is compared. A precision is a law of
@@ -77,7 +77,8 @@ def main(arguments: list[str] | None = None) -> int:
             figures = dict(zip(("texts", "tokens"), differing(said, wanted), strict=True))
             kept.add({"row": row, "figures": figures | {"tau": tau}})
             print(f"{row} {figures} {time.perf_counter() - begin:.0f} s", flush=True)
-    found = [(line["row"], line["figures"]) for line in kept.outcomes(rows)]
+    every = [{"precision": p, "drafter": way} for p in PRECISIONS for way in WAYS]
+    found = [(line["row"], line["figures"]) for line in kept.outcomes(every)]
     (args.out / "README.md").write_text(page(header, found), encoding="utf-8")
     return 1 if any(figures["texts"] for _, figures in found) else 0
 
@@ -93,7 +94,7 @@ def page(header: dict, found: list) -> str:
         for row, figures in found
     )
     return (
-        f"# Greedy text in every precision\n\n`python -m benchmarks.exactness`\n\n{facts}.\n\n"
+        f"# Greedy text in several precisions\n\n`python -m benchmarks.exactness`\n\n{facts}.\n\n"
         "The embedded target, greedy, on held-out prompts, each alone. The texts of each drafter "
         "are compared, token for token, with those of plain decoding in the same precision. τ is "
         "the number of tokens that a pass emits.\n\n"

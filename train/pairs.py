@@ -6,6 +6,7 @@ In all functions ``config`` is a ``SpecDecTrainingConfig``.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +69,8 @@ def written_pairs(config, teacher: models.LM) -> Pairs:
             "line"
         )
     kept, of = Path(config.run.folder) / PAIRS, {"fingerprint": teacher.checkpoint or ""}
-    of |= {"sources": config.sources, "longest": str(config.data.length)}
+    told = hashlib.sha256(Path(config.sources).read_bytes()).hexdigest()
+    of |= {"sources": told, "longest": str(config.data.length)}
     if kept.is_file():
         with np.load(kept) as arrays:
             if all(str(arrays[name]) == value for name, value in of.items()):
@@ -76,6 +78,7 @@ def written_pairs(config, teacher: models.LM) -> Pairs:
     lines = [line for line in Path(config.sources).read_text("utf-8").splitlines() if line.strip()]
     if not lines:
         raise ConfigError(f"sources={config.sources!r} has no text; give one a line")
+    check_count(config, len(lines))
     ids = [teacher.tokenizer.encode(line) for line in lines]
     how = dict(batch=config.data.batch, drafter="ngram")
     asked = [{"prompt": row, "max_new_tokens": config.data.length} for row in ids]
@@ -96,6 +99,21 @@ def written_pairs(config, teacher: models.LM) -> Pairs:
         np.savez(file, **vars(pairs), **of)
     temporary.replace(kept)
     return pairs
+
+
+def held_out(config) -> int:
+    """How many texts are held out."""
+    return max(1, config.data.eval_rows // config.data.batch) * config.data.batch
+
+
+def check_count(config, size: int) -> None:
+    """Raises ConfigError if ``size`` texts are not enough to learn from and to measure on."""
+    kept, batch = held_out(config), config.data.batch
+    if size < kept + batch:
+        raise ConfigError(
+            f"data.batch={batch}, data.eval_rows={config.data.eval_rows}: there are {size} texts, "
+            f"and {kept} are held out; give at least {kept + batch} texts"
+        )
 
 
 def check_mask(config, pairs: Pairs) -> None:

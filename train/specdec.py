@@ -46,7 +46,15 @@ from . import block, chunks, data, head_export, losses, scale, specdiff
 from .config import ConfigError, DataConfig, OptimizerConfig, RunConfig, resolved
 from .evaluate import Mean, make_evaluate, mean
 from .loop import TrainingTask, estimate, fit
-from .pairs import Pairs, check_mask, check_sampled, sampled_pairs, written_pairs
+from .pairs import (
+    Pairs,
+    check_count,
+    check_mask,
+    check_sampled,
+    held_out,
+    sampled_pairs,
+    written_pairs,
+)
 from .rows import Rows, fresh
 
 DECODED = "decoded_tau"  # the measure of ``make_decoded``
@@ -61,7 +69,7 @@ class SpecDecTrainingConfig:
     sources: str = ""  # for a target with an encoder: a file of texts that it reads, one a line
     source: int = 0  # tokens of the prompt that are encoded, for a decoder-only target; else 0
     num_heads: int = 8  # the masks of a block
-    mask_token: int = -1  # whose embedding stands for a mask; -1: the first, or the last, of a text
+    mask_token: int = -1  # whose embedding stands for a mask; -1: that which begins or ends a text
     num_encoder_layers: int = 0  # of the drafter; 0: as many as the target's, or its decoder's
     num_layers: int = 1  # of the drafter's decoder
     num_anchors: int = 8  # blocks per text and step
@@ -114,7 +122,13 @@ def make_specdec(config: SpecDecTrainingConfig, teacher: models.LM) -> tuple[Spe
         table = target.embed(teacher.params, every).T
     mask = config.mask_token
     if mask < 0:
-        mask = of.start_id if encodes(teacher) else next(iter(of.eos_ids), 0)
+        ends = (of.start_id,) if encodes(teacher) else tuple(of.eos_ids)
+        if not ends:
+            raise ConfigError(
+                f"mask_token=-1: {config.teacher!r} has no token that ends a text, whose embedding "
+                "could stand for a mask; give mask_token=ID, a token that no text has"
+            )
+        mask = ends[0]
     shape = dict(num_heads=config.num_heads, mask_token=mask, source=config.source)
     try:
         drafter = SpecDec(config=SpecDecConfig(network=network, **shape), target=target)
@@ -286,12 +300,8 @@ def run(config: SpecDecTrainingConfig, *, dry_run: bool = False) -> None:
     pairs = (written_pairs if encodes(teacher) else sampled_pairs)(config, teacher)
     check_mask(config, pairs)
     size, batch = len(pairs.text), config.data.batch
-    kept = max(1, config.data.eval_rows // batch) * batch
-    if size < kept + batch:
-        raise ConfigError(
-            f"data.batch={batch}, data.eval_rows={config.data.eval_rows}: there are {size} texts, "
-            f"and {kept} are held out; give at least {kept + batch} texts"
-        )
+    kept = held_out(config)
+    check_count(config, size)
     order = np.random.default_rng(config.data.seed).permutation(size)
     learned, held = order[kept:], order[:kept]
     numbers = grain.MapDataset.source(learned).seed(config.data.seed).shuffle().repeat(data.EPOCHS)

@@ -24,7 +24,7 @@ from .weights import PICKLES, Tensors, listed
 _HUB_FILES = ["config.json", "*.safetensors", *PICKLES]
 # keys that only the configs of heads have; EAGLE's and some others have none
 _CONFIG_KEYS = ("medusa_", "hydra_", "dflash_", "specdec_", "eagle_")
-_CONFIG_KEYS += ("specdiff_", "draft_vocab_size", "speculators_")
+_CONFIG_KEYS += ("specdiff_", "spire_", "draft_vocab_size", "speculators_")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -91,8 +91,9 @@ def load_drafter(
     if not isinstance(target, LM) or not (encodes(target) or is_read(target)):
         raise TypeError(
             f"target={target!r:.60}: heads read the hidden states of a decoder; give what "
-            "specjax.load returns for a decoder-only model, or specjax.LM.of(target, weights), "
-            "where the target is a specjax.HeadTarget"
+            "specjax.load returns for a decoder-only model (for SpecDec also for an "
+            "encoder-decoder model), or specjax.LM.of(target, weights), where the target is a "
+            "specjax.HeadTarget"
         )
     name = name_of("path_or_hub_name", path_or_hub_name)
     _refuse_method(name)

@@ -129,7 +129,7 @@ class SpecDecState:
 class SpecDec(HeadDrafter):
     """Drafts with SpecDec; ``params["drafter"]`` holds the weights of ``SpecDecLayers``.
 
-    Blocks of fewer masks than ``config.num_heads`` can be drafted, though training shows none.
+    A block has ``config.num_heads`` masks; a draft of fewer tokens is its beginning.
 
     Raises:
       ValueError: the target has no encoder, or one that reads something else than the drafter's;
@@ -190,7 +190,7 @@ class SpecDec(HeadDrafter):
     def make_level(self, params, target_params, state, context):
         def say():
             network, root = self.heads(params), context.root[:, None]
-            masks = ((0, 0), (0, self.depth))
+            masks = ((0, 0), (0, self.config.num_heads))
             tokens = jnp.pad(root, masks, constant_values=self.config.mask_token)
             start = context.length - 1 - self._origin(state)
             hidden, _, _ = network.hidden(
@@ -202,7 +202,7 @@ class SpecDec(HeadDrafter):
                 prefix=state.cache,
                 length=start,
             )
-            places = hidden.reshape(len(hidden), *tokens.shape)[:, :, 1:]
+            places = hidden.reshape(len(hidden), *tokens.shape)[:, :, 1 : self.depth + 1]
             return network.head(places.reshape(len(hidden), -1), len(tokens))
 
         return independent_level(say)

@@ -49,9 +49,9 @@ class Drafting:
         ``"auto"`` selects a lossless rule that fits the draft.
       sibling_sampling: how the children of a node are chosen above temperature 0: ``"top"``,
         ``"iid"``, ``"distinct"`` or ``"hub"`` (see the glossary). None: the way that the rule
-        needs; under the rule ``"auto"`` heads draw, ``"iid"`` in a chain and ``"distinct"`` in a
-        static tree. Only draft models, heads and the target's own layers draw siblings; a drafter
-        object has its own setting.
+        needs; under the rule ``"auto"`` heads draw, ``"iid"`` in a chain and, unless a row is
+        greedy, ``"distinct"`` in a static tree. Only draft models, heads and the target's own
+        layers draw siblings; a drafter object has its own setting.
 
     Raises:
       ValueError: the rule or the way of sampling siblings is unknown.

@@ -117,6 +117,9 @@ def test_the_recipe_lowers_its_loss_and_what_it_exports_loads_back(place):
     lm = specjax.load(target)
     found = specjax.load_drafter(root / "spire" / "model", lm).drafter
     assert (found.name, found.features, found.config.window) == ("spire", (1, 2), 8)
+    asked = dict(max_new_tokens=8, stop=())
+    named = specjax.generate(lm, "x1 = f(x2)", drafter=str(root / "spire" / "model"), **asked)
+    assert named.text == specjax.generate(lm, "x1 = f(x2)", drafter=None, **asked).text
 
 
 @pytest.mark.parametrize(
