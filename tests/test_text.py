@@ -38,7 +38,9 @@ def test_heads_draw_their_tokens_above_temperature_zero_unless_a_rule_wants_othe
     mixed = np.float32([0, 1])  # a greedy row would have a chain in place of the tree
     assert how(temperature=mixed, tree="2x2").sibling_sampling == "top"
     heads = specjax.load_drafter(Path(specjax.__file__).parent / "models/embedded/eagle3", lm)
-    tree = dataclasses.replace(heads.drafter, sibling_sampling="iid").with_topology("2x2")
+    tree = dataclasses.replace(heads.drafter, sibling_sampling="iid").with_topology(
+        specjax.trees.branching(2, 2)
+    )
     chosen = dataclasses.replace(heads, drafter=tree)
     assert how(chosen, temperature=1.0).sibling_sampling == "iid"
     assert how(temperature=1.0, tree="expand:2x2x3").sibling_sampling == "top"
