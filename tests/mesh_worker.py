@@ -5,6 +5,7 @@ the process prints one JSON object; with ``linger`` it prints ``running`` after 
 never ends.
 """
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from asking import flat
 
 import specjax
 from specjax.analysis.staged_ppd import ppd_on_stages
+from specjax.drafters import PEARL, SSD
 from specjax.models import reading
 from specjax.sharding import gather, join
 
@@ -25,17 +27,24 @@ SETTINGS = {
     "ngram": dict(drafter="ngram"),
     "adaptive": dict(drafter="draft", num_draft="auto"),
     "sampled": dict(drafter="draft", temperature=0.7, top_p=0.9),
+    "pearl": dict(drafter="PEARL", temperature=0.7),
+    "ssd": dict(drafter="SSD", temperature=0.7),
 }
+AHEAD = {"PEARL": functools.partial(PEARL, 3), "SSD": functools.partial(SSD, 2, fan_out=2)}
 STAGED = ("plain", "draft", "sampled")
 STAGES = ("data=2,stage=2", "stage=4")  # rows, or layers, that the processes share
 
 
 def tokens(lm, draft, names=tuple(SETTINGS)):
-    """Returns the new tokens of each setting; ``draft`` replaces ``drafter="draft"``."""
+    """Returns the new tokens of each setting; ``draft`` drafts for those with a draft model."""
     found = {}
     for name in names:
-        options = SETTINGS[name]
-        options = options | ({"drafter": draft} if options["drafter"] == "draft" else {})
+        options = dict(SETTINGS[name])
+        if options["drafter"] == "draft":
+            options["drafter"] = draft
+        elif options["drafter"] in AHEAD:
+            options["drafter"] = AHEAD[options["drafter"]](model=draft.target)
+            options["drafter_params"] = draft.params
         out = specjax.generate(lm, PROMPTS, **flat(max_new_tokens=12, **options))
         found[name] = [row.tolist() for row in out.tokens]
     return found

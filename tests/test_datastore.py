@@ -22,51 +22,48 @@ def corpus(rows=9, letters=3, seed=0):
     return [random.integers(0, letters, int(random.integers(1, 60))) for _ in range(rows)]
 
 
-@pytest.fixture
-def store(tmp_path):
-    """A datastore of several chunks, the last one shorter."""
-    return build(tmp_path / "store", corpus(), "words", chunk=50, depth=6)
+@pytest.fixture(params=[4, 50, 1000])
+def store(tmp_path, request):
+    """A datastore whose places are sorted in several parts, or in one."""
+    return build(tmp_path / "store", corpus(), "words", chunk=request.param, depth=6)
 
 
-def scanned(chunks, text, most, depth=6):
-    """``(matched, place)`` of every place of every chunk, the longest match first."""
-    found, begin = [], 0
-    for chunk in chunks:
-        for place in range(len(chunk)):
-            size = 0
-            while (
-                size < min(depth, place + 1, len(text)) and chunk[place - size] == text[-1 - size]
-            ):
-                size += 1
-            found += [(size, begin + place)] if size else []
-        begin += len(chunk)
+def scanned(corpus, text, most, depth=6):
+    """``(matched, place)`` of every place, the longest match first."""
+    found = []
+    for place in range(len(corpus)):
+        size, limit = 0, min(depth, place + 1, len(text))
+        while size < limit and corpus[place - size] == text[-1 - size]:
+            size += 1
+        found += [(size, place)] if size else []
     return sorted(found, reverse=True)[:most]
 
 
-def wrong_answers(store, texts=corpus(30, seed=1), most=1000):
+def wrong_answers(store, texts=corpus(30, seed=1)):
+    """The number of texts of which all places, or the lengths of the longest matches, are wrong."""
     whole = np.concatenate([np.append(text, -1) for text in corpus()]).tolist()
-    chunks = [whole[i : i + 50] for i in range(0, len(whole), 50)]
     wrong = 0
     for text in texts:
-        places, matched = store.search(text, most)
-        wanted = [(m, -p) for m, p in scanned(chunks, text.tolist(), most)]
-        wrong += sorted(zip(matched.tolist(), (-places).tolist(), strict=True)) != sorted(wanted)
+        places, matched = store.search(text, 1000)
+        wanted = scanned(whole, text.tolist(), 1000)
+        right = sorted(zip(matched.tolist(), places.tolist(), strict=True)) == sorted(wanted)
+        for most in (1, 5):  # here the order of the places decides
+            found = store.search(text, most)[1].tolist()
+            right &= found == [size for size, _ in wanted[:most]]
+        wrong += not right
     return wrong
 
 
 def test_a_search_finds_what_a_scan_of_the_whole_corpus_finds(store):
     assert wrong_answers(store) == 0
-    text = corpus()[3]
-    for most in (1, 5):  # the longest, whatever else there is
-        _, matched = store.search(text, most)
-        assert matched.tolist() == store.search(text, 1000)[1][:most].tolist()
     assert store.search(np.asarray([9]), 4)[0].size == 0
 
 
-def test_fault_a_search_of_the_first_chunk_alone(store):
-    whole, store.num_tokens = store.num_tokens, 50
-    assert wrong_answers(store) > 5
-    store.num_tokens = whole
+def test_fault_parts_in_another_order(tmp_path, monkeypatch):
+    parts = datastore._parts
+    monkeypatch.setattr(datastore, "_parts", lambda *given: reversed(list(parts(*given))))
+    wrong = build(tmp_path / "other", corpus(), "words", chunk=50, depth=6)
+    assert wrong_answers(wrong) > 5
 
 
 def test_what_follows_a_place_ends_with_its_text(store):
@@ -79,6 +76,12 @@ def test_what_follows_a_place_ends_with_its_text(store):
         assert around.tolist() == whole[begin:end].tolist()
 
 
+def test_tokens_whose_bytes_look_like_an_end_are_none(tmp_path):
+    texts = [[7, 65535], [255, 65535, 3], [65535, 255]]
+    found = build(tmp_path / "bytes", texts, "words").texts_around(np.asarray([4, 3, 0, 8]), 4, 4)
+    assert [around.tolist() for around in found] == [texts[1], texts[1], texts[0], texts[2]]
+
+
 def test_the_order_of_the_disk_is_that_of_the_device():
     tokens = np.concatenate([np.append(text, -1) for text in corpus(4)]).astype(np.int32)
     table = retrieval.table_of(corpus(4), 256, CHAIN)
@@ -89,7 +92,7 @@ def test_the_order_of_the_disk_is_that_of_the_device():
     end = np.asarray([corpus(4)[1][: -CHAIN.longest - 1 : -1]], np.int32)
     every = len(tokens)
     _, matched = context_index.nearest(table.index, table.tokens, end, table.length, every)
-    wanted = scanned([tokens.tolist()], end[0, ::-1].tolist(), every, CHAIN.longest)
+    wanted = scanned(tokens.tolist(), end[0, ::-1].tolist(), every, CHAIN.longest)
     assert matched[0].tolist()[: len(wanted)] == [size for size, _ in wanted]
     assert int(jit_shared(CHAIN, table, end).count[0]) > 0
     few = retrieval.table_of(corpus(4), 64, CHAIN)
@@ -141,8 +144,6 @@ def test_the_command_builds_a_datastore_and_drafts_from_it(tmp_path, capsys):
     assert said[0] == said[1] and kept.exists()
     assert command(["datastore", "build", *files, "-o", folder]) == 2
     assert "is there already" in capsys.readouterr().err
-    assert command(["datastore", "build", *files, "-o", f"{files[0]}/store"]) == 2
-    assert "cannot be written" in capsys.readouterr().err
     (tmp_path / "c.jsonl").write_text("3\n")
     assert command(["datastore", "build", str(tmp_path / "c.jsonl"), "-o", folder + "2"]) == 2
     assert "line 1" in capsys.readouterr().err
@@ -164,6 +165,12 @@ def test_the_command_builds_a_datastore_and_drafts_from_it(tmp_path, capsys):
 def test_what_is_no_datastore_of_the_model_is_refused(store, tmp_path):
     with pytest.raises(ValueError, match="another tokenizer"):
         Retrieval(LM, store.path)
+    tokens = store.path / "tokens.bin"
+    whole = tokens.read_bytes()
+    tokens.write_bytes(whole[:-40])
+    with pytest.raises(ValueError, match="cut short"):
+        store.texts_around(np.asarray([store.num_tokens - 2]), 4, 8)
+    tokens.write_bytes(whole)
     with pytest.raises(FileNotFoundError, match="datastore build"):
         Datastore(tmp_path / "nothing")
     with pytest.raises(FileExistsError):
@@ -176,7 +183,7 @@ def test_what_is_no_datastore_of_the_model_is_refused(store, tmp_path):
     meta = store.path / "meta.json"
     held = json.loads(meta.read_text())
     meta.write_text(json.dumps(held | {"version": 9}))
-    with pytest.raises(ValueError, match="reads 1"):
+    with pytest.raises(ValueError, match="reads 2"):
         Datastore(store.path)
     meta.write_text(json.dumps(held))
     order = store.path / "order.bin"

@@ -1,15 +1,15 @@
 """A corpus on disk that is searched where it lies: places sorted by what leads up to them.
 
-A datastore is a folder of two files that are mapped into memory, never read whole, and
-``meta.json``::
+A datastore is a folder of two files, of which a search reads a few kilobytes, and ``meta.json``::
 
     tokens.bin    int32, the texts one after the other, -1 after each
-    order.bin     int32, for each chunk of tokens its places in the order of their contexts
+    order.bin     uint32, all places in the order of their contexts
 
 A context is the tokens up to a place, the nearest first (``context_index.py`` keeps the same order
 on the device). The places that share most tokens with the end of a text are neighbours, and one
-binary search in all chunks at once finds them: ``log2(chunk)`` steps, each of which reads ``depth``
-tokens of every chunk.
+binary search finds them: ``log2(n)`` steps, each of which reads one place and ``depth`` tokens.
+They are read by offset and not mapped into memory, so that what was read takes no memory of the
+process, and a file that is cut short later is an error and not the end of the process.
 
 References: REST, arXiv 2311.08252, section 3 (there a suffix array, of which the first matches in
 lexicographic order are taken; here those with the longest match).
@@ -20,32 +20,33 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import struct
 import tempfile
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-VERSION = 1
-CHUNK = 2**22  # tokens that are sorted together: 64 MB while a datastore is built
+VERSION = 2
+CHUNK = 2**22  # places that are sorted together, with up to 90 bytes for each
 DEPTH = 18  # tokens of a context by which places are sorted
 PACKED = 3  # tokens in a key of 64 bits, 21 bits each
+SAMPLED = 2**18  # places whose contexts tell where the order is divided
+REMEMBERED = 12  # steps of a search whose contexts are kept, no more than 2 ** 12
+MOST_TOKENS = 2**32 - 1
 END = -1
+END_BYTES = struct.pack("<i", END)
 
 
 def sorted_places(tokens: np.ndarray, depth: int) -> np.ndarray:
     """int32 ``[n]``: the places of ``tokens`` int32 ``[n]`` in the order of their contexts."""
-    size = len(tokens)
-    padded = np.concatenate([np.zeros(depth + PACKED, np.uint64), (tokens + 1).astype(np.uint64)])
-    keys = []
-    for first in range(0, depth, PACKED):
-        key = np.zeros(size, np.uint64)
-        for back in range(first, first + PACKED):
-            begin = depth + PACKED - back
-            own = padded[begin : begin + size] if back < depth else np.uint64(0)
-            key = (key << np.uint64(21)) | own
-        keys.append(key)
-    return np.lexsort(keys[::-1]).astype(np.int32)  # the last key counts most
+    backwards = np.zeros(len(tokens) + depth, ">u4")  # strings of bytes are compared fast
+    backwards[: len(tokens)] = tokens[::-1] + 1
+    windows = np.lib.stride_tricks.sliding_window_view(backwards, depth)
+    contexts = windows[: len(tokens)][::-1]
+    strings = np.ascontiguousarray(contexts).view(f"S{4 * depth}")[:, 0]
+    return np.argsort(strings, kind="stable").astype(np.int32)
 
 
 class Datastore:
@@ -53,7 +54,6 @@ class Datastore:
 
     Attributes:
       num_tokens: tokens that it holds, one after each text included.
-      chunk: tokens that were sorted together.
       depth: tokens of a context by which places are sorted.
       tokenizer: the fingerprint of the tokenizer that made the tokens.
 
@@ -67,7 +67,7 @@ class Datastore:
         try:
             meta = json.loads((self.path / "meta.json").read_text(encoding="utf-8"))
             version, self.num_tokens = int(meta["version"]), int(meta["num_tokens"])
-            self.chunk, self.depth = int(meta["chunk"]), int(meta["depth"])
+            self.depth = int(meta["depth"])
             self.tokenizer = str(meta["tokenizer"])
         except (FileNotFoundError, NotADirectoryError):
             raise FileNotFoundError(
@@ -91,8 +91,11 @@ class Datastore:
                     "truncated; build the datastore again"
                 )
         self._tokens, self._order = (
-            np.memmap(self.path / name, np.int32, mode="r") for name in ("tokens.bin", "order.bin")
+            open(self.path / name, "rb", buffering=0) for name in ("tokens.bin", "order.bin")
         )
+        self._first_steps: dict[int, tuple[int, ...]] = {}
+        for file in (self._tokens, self._order):
+            weakref.finalize(self, file.close)
 
     def search(self, text: Sequence[int] | np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
         """The places whose contexts share most tokens with the end of a text.
@@ -100,25 +103,26 @@ class Datastore:
         Returns:
           ``(places, matched)`` int64 ``[n]``, n at most ``most``, the longest match first.
         """
-        end = np.asarray(text[: -self.depth - 1 : -1], np.int32)
-        wanted = np.full(self.depth, END, np.int32)
-        wanted[: len(end)] = end
-        begins = np.arange(0, self.num_tokens, self.chunk)
-        sizes = np.minimum(self.num_tokens - begins, self.chunk)
-        low, high = np.zeros(len(begins), np.int64), sizes.astype(np.int64)
-        while (open_ := low < high).any():
+        end = [int(token) for token in text[: -self.depth - 1 : -1]]
+        wanted = (*end, *[END] * (self.depth - len(end)))
+        low, high = 0, self.num_tokens
+        while low < high:
             middle = (low + high) // 2
-            places = self._order[begins + np.minimum(middle, sizes - 1)]
-            after = _before(wanted, self._contexts(begins, places[:, None])[:, 0])
-            low = np.where(open_ & ~after, middle + 1, low)
-            high = np.where(open_ & after, middle, high)
-        near = low[:, None] + np.arange(-most, most)
-        inside = (near >= 0) & (near < sizes[:, None])
-        places = self._order[begins[:, None] + np.clip(near, 0, sizes[:, None] - 1)]
-        same = self._contexts(begins, places) == wanted
-        same &= wanted != END
-        matched = np.where(inside, np.cumprod(same, axis=2).sum(axis=2), 0).ravel()
-        places = (begins[:, None] + places).ravel()
+            found = self._first_steps.get(middle)
+            if found is None:
+                (place,) = self._places(middle, middle + 1)
+                found = struct.unpack(f"<{self.depth}i", self._context(place))[::-1]
+                if high - low > self.num_tokens >> REMEMBERED:
+                    self._first_steps[middle] = found
+            if found < wanted:
+                low = middle + 1
+            else:
+                high = middle
+        near = self._places(max(low - most, 0), min(low + most, self.num_tokens))
+        contexts = b"".join(map(self._context, near))
+        same = np.frombuffer(contexts, "<i4").reshape(len(near), -1)[:, ::-1] == wanted
+        same[:, len(end) :] = False
+        matched, places = np.cumprod(same, axis=1).sum(axis=1), np.asarray(near, np.int64)
         best = np.lexsort([-places, -matched])[:most]
         best = best[matched[best] > 0]
         return places[best], matched[best]
@@ -128,20 +132,32 @@ class Datastore:
         follow."""
         found = []
         for place in places.tolist():
-            left = self._tokens[max(place + 1 - before, 0) : place + 1]
-            right = self._tokens[place + 1 : place + 1 + after]
-            ends = np.flatnonzero(left == END)
-            left = left[ends[-1] + 1 :] if len(ends) else left
-            ends = np.flatnonzero(right == END)
-            right = right[: ends[0]] if len(ends) else right
-            found.append(np.concatenate([left, right]))
+            begin = max(place + 1 - before, 0)
+            around = self._read(self._tokens, begin, place + 1 + after)
+            middle = 4 * (place + 1 - begin)  # the last byte of a token is 0, its first may be 255
+            left, right = around.rfind(END_BYTES, 0, middle), around.find(END_BYTES, middle)
+            own = around[left - left % 4 + 4 : right if right >= 0 else None]  # -1 becomes 0
+            found.append(np.frombuffer(own, "<i4"))
         return found
 
-    def _contexts(self, begins, places):
-        """int32 ``[C, P, depth]`` of ``places`` int ``[C, P]`` within chunks, -1 before them."""
-        where = places[:, :, None] - np.arange(self.depth)
-        found = self._tokens[begins[:, None, None] + np.maximum(where, 0)]
-        return np.where(where >= 0, found, END)
+    def _read(self, file, begin: int, end: int) -> bytes:
+        """The numbers ``begin`` to ``end`` of a file."""
+        end = min(end, self.num_tokens)
+        found = os.pread(file.fileno(), 4 * (end - begin), 4 * begin)
+        if len(found) < 4 * (end - begin):
+            raise ValueError(
+                f"{file.name} was cut short since the datastore was opened; build it again"
+            )
+        return found
+
+    def _places(self, begin: int, end: int) -> tuple[int, ...]:
+        return struct.unpack(f"<{end - begin}I", self._read(self._order, begin, end))
+
+    def _context(self, place: int) -> bytes:
+        """The ``depth`` tokens that end at a place, as int32, -1 before the first one."""
+        begin = place + 1 - self.depth
+        missing = END_BYTES * max(-begin, 0)
+        return missing + self._read(self._tokens, max(begin, 0), place + 1)
 
 
 def build(
@@ -158,7 +174,7 @@ def build(
       path: the folder; it must not exist.
       texts: token ids of each text; they are read one after the other, and never held together.
       tokenizer: the fingerprint of the tokenizer that made them.
-      chunk: tokens that are sorted together; more need more memory, fewer make a search longer.
+      chunk: places that are sorted together; more need more memory, fewer more time.
       depth: tokens of a context by which places are sorted.
 
     Raises:
@@ -178,7 +194,7 @@ def build(
         ) from None
     try:
         total = _write(staging, texts, chunk, depth)
-        meta = {"version": VERSION, "num_tokens": total, "chunk": chunk, "depth": depth}
+        meta = {"version": VERSION, "num_tokens": total, "depth": depth}
         (staging / "meta.json").write_text(json.dumps(meta | {"tokenizer": tokenizer}))
         staging.chmod(0o755)
         os.replace(staging, path)
@@ -190,37 +206,83 @@ def build(
 
 def _write(folder: Path, texts, chunk: int, depth: int) -> int:
     """Writes both files; returns the number of tokens."""
-    held, count, total = [], 0, 0
-    with open(folder / "tokens.bin", "wb") as tokens, open(folder / "order.bin", "wb") as order:
-
-        def flush(whole: bool):
-            nonlocal held, count, total
-            joined = np.concatenate(held) if held else np.zeros(0, np.int32)
-            stop = len(joined) if whole else len(joined) // chunk * chunk
-            for begin in range(0, stop, chunk):
-                part = joined[begin : min(begin + chunk, stop)]
-                tokens.write(part.tobytes())
-                order.write(sorted_places(part, depth).tobytes())
-                total += len(part)
-            held, count = [joined[stop:]], len(joined) - stop
-
+    total = 0
+    with open(folder / "tokens.bin", "wb") as file:
         for text in texts:
             ids = np.asarray(text, np.int64)
             if ids.size and not 0 <= ids.min() <= ids.max() < 2**21 - 1:
                 raise ValueError(f"a text has the token {ids.max()}; ids are 0 to {2**21 - 2}")
-            if not ids.size:
-                continue
-            held.append(np.append(ids, END).astype(np.int32))
-            count += len(held[-1])
-            if count >= chunk:
-                flush(whole=False)
-        flush(whole=True)
+            if ids.size:
+                file.write(np.append(ids, END).astype("<i4").tobytes())
+                total += len(ids) + 1
+            if total > MOST_TOKENS:
+                raise ValueError(
+                    f"the texts have more than {MOST_TOKENS:,} tokens; build a datastore of fewer"
+                )
     if not total:
         raise ValueError("there are no texts to build a datastore of")
+    tokens = np.memmap(folder / "tokens.bin", "<i4", mode="r")
+    with open(folder / "order.bin", "wb") as file:
+        for part in _parts(folder, tokens, chunk):
+            for places in _sorted(tokens, part, chunk, 0, depth):
+                file.write(places.astype("<u4").tobytes())
     return total
 
 
-def _before(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Whether ``a`` ``[depth]`` comes before each row of ``b`` ``[C, depth]``."""
-    first = np.argmax(a != b, axis=1)
-    return a[first] < b[np.arange(len(b)), first]
+def _parts(folder: Path, tokens: np.ndarray, chunk: int) -> Iterator[np.ndarray]:
+    """Yields all places in parts of about half a chunk: contexts of one part come before those of
+    the next one, whose places meanwhile are in files."""
+    total = len(tokens)
+    sample = np.arange(0, total, -(-total // SAMPLED))
+    keys = np.sort(_key(tokens, sample, 0, PACKED))
+    count = 1 if total <= chunk else -(-2 * total // chunk)
+    divided = np.unique(keys[np.arange(1, count) * len(keys) // count])
+    names = [folder / f"part-{i}" for i in range(len(divided) + 1)]
+    for begin in range(0, total, chunk):
+        places = np.arange(begin, min(begin + chunk, total), dtype=np.uint32)
+        which = np.searchsorted(divided, _key(tokens, places, 0, PACKED), side="right")
+        places = places[np.argsort(which, kind="stable")]
+        sizes = np.bincount(which, minlength=len(names))
+        for name, part in zip(names, np.split(places, np.cumsum(sizes)[:-1]), strict=True):
+            with open(name, "ab") as file:
+                file.write(part.tobytes())
+    for name in names:
+        yield np.fromfile(name, np.uint32)
+        name.unlink()
+
+
+def _sorted(
+    tokens: np.ndarray, places: np.ndarray, chunk: int, level: int, depth: int
+) -> Iterator[np.ndarray]:
+    """Yields ``places``, whose contexts have their first ``level`` tokens in common, or come in any
+    number of pieces, in the order of their contexts; no more than ``chunk`` are sorted by all."""
+    if len(places) <= chunk:
+        keys = [_key(tokens, places, first, depth) for first in range(level, depth, PACKED)]
+        yield places[np.lexsort(keys[::-1])] if keys else places  # the last key counts most
+        return
+    if level >= depth:
+        yield places
+        return
+    key = _key(tokens, places, level, depth)
+    order = np.argsort(key, kind="stable")
+    places, key = places[order], key[order]
+    runs = np.append(np.flatnonzero(key[1:] != key[:-1]) + 1, len(key))  # where runs end
+    begin = 0
+    while begin < len(places):
+        whole = runs[(runs > begin) & (runs <= begin + chunk)]
+        end = int(whole[-1] if len(whole) else runs[np.searchsorted(runs, begin, side="right")])
+        yield from _sorted(
+            tokens, places[begin:end], chunk, level if len(whole) else level + PACKED, depth
+        )
+        begin = end
+
+
+def _key(tokens: np.ndarray, places: np.ndarray, first: int, depth: int) -> np.ndarray:
+    """uint64 ``[n]``: the tokens ``first`` to ``first + PACKED`` of the contexts of ``places``."""
+    key, places = np.zeros(len(places), np.uint64), places.astype(np.int64)
+    for back in range(first, first + PACKED):
+        key <<= np.uint64(21)
+        if back < depth:
+            here = tokens[np.maximum(places - back, 0)].astype(np.int64) + 1
+            key |= np.where(places >= back, here, 0).astype(np.uint64)
+    return key

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
 from .. import trees
@@ -127,6 +127,6 @@ def table_of(texts: Sequence[np.ndarray], capacity: int, drafter: IndexedDrafter
     tokens, order = np.full((1, capacity), -1, np.int32), np.zeros((1, capacity), np.int32)
     tokens[0, : len(joined)] = joined
     order[0, : len(joined)] = sorted_places(joined, drafter.longest)
-    count = jnp.asarray([len(joined)], jnp.int32)
-    index = context_index.ContextIndex(order=jnp.asarray(order), count=count, block=drafter.block)
-    return TextTable(tokens=jnp.asarray(tokens), length=count, index=index)
+    tokens, order, count = jax.device_put((tokens, order, np.asarray([len(joined)], np.int32)))
+    index = context_index.ContextIndex(order=order, count=count, block=drafter.block)
+    return TextTable(tokens=tokens, length=count, index=index)
