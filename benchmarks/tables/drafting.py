@@ -28,8 +28,8 @@ def datastore(rows) -> str:
     note = (
         "Random texts in a temporary folder, of which all chunks are alike (one is sorted). A "
         "process of its own opens the datastore and searches it; resident memory is what it has "
-        "more then. A draft is a search with the table that is made of what it found; the files are "
-        "in the page cache."
+        "more then. A draft is a search with the table that is made of what it found; the files "
+        "are in the page cache."
     )
     return f"{note}\n\n" + cells.table(
         {

@@ -120,10 +120,10 @@ def table_of(texts: Sequence[np.ndarray], capacity: int, drafter: IndexedDrafter
       capacity: the number of tokens that the table can hold.
       drafter: the drafter that reads the table.
     """
-    parts = [np.append(text, np.int32(-1)) for text in texts]
-    ends = np.cumsum([len(part) for part in parts])
-    parts = parts[: int(np.searchsorted(ends, capacity, side="right"))]
-    joined = np.concatenate([np.zeros(0, np.int32), *parts])
+    ends = np.cumsum([len(text) + 1 for text in texts])
+    taken = texts[: int(np.searchsorted(ends, capacity, side="right"))]
+    end = np.full(1, -1, np.int32)
+    joined = np.concatenate([end[:0], *(part for text in taken for part in (text, end))])
     tokens, order = np.full((1, capacity), -1, np.int32), np.zeros((1, capacity), np.int32)
     tokens[0, : len(joined)] = joined
     order[0, : len(joined)] = sorted_places(joined, drafter.longest)
