@@ -168,7 +168,7 @@ def self_drafting(
     exits = {"kind": "early exits", "prompts": prompts}
     if target is not None:
         own = {"target": target} | ({} if twin is None else {"twin": twin})
-        rows.append({**exits, **own, "exits": [1, 2], "drafts": [2, 3, 4]})
+        rows.append({**exits, **own, "exits": [1, 2, 3], "drafts": [2, 3, 4]})
     ways = [{"layer": 3, "guesses": k} for k in (1, 3, 8)] + [{"layer": 4, "guesses": 3}]
     return rows + [
         {"kind": "skip search", "prompts": prompts},

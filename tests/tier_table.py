@@ -100,7 +100,7 @@ TABLE = {
     "test_docs.py": [
         (
             r"to_a_faster_one|top_to_bottom\[docs/(methods/|index|concepts/round|extend/logits"
-            r"|howto/(requests|trace|audit|serving)|extend/(target|rule))|70b",
+            r"|howto/(requests|trace|audit|serving)|extend/)|70b",
             FULL,
         ),
         ("top_to_bottom|builds_strictly|by_the_command", MERGE),
@@ -293,7 +293,7 @@ TABLE = {
     "test_reward_guided.py": [("is_refused|drawn_apart", DEFAULT), (EVERYTHING, MERGE)],
     "test_resting.py": [(r"\[2\]", DEFAULT), (EVERYTHING, MERGE)],
     "test_rows.py": [
-        (r"refused|\[draft\]|left_alone|mesh|in_place|frozen.*(suffix tree|recycling)", MERGE),
+        (r"refused|left_alone|mesh|in_place|frozen.*(suffix tree|recycling|\[draft\])", MERGE),
         (EVERYTHING, FULL),
     ],
     "test_sampled.py": [
@@ -303,7 +303,7 @@ TABLE = {
     ],
     "test_servers.py": MERGE,
     "test_specdiff.py": [(r"the_loop|others\[True", FULL), ("reads|replay|saved", MERGE)],
-    "test_sanitizers.py": [("float16", FULL), (EVERYTHING, MERGE)],
+    "test_sanitizers.py": [(r"float16|quantized", FULL), (EVERYTHING, MERGE)],
     "test_segments.py": [("segments_bring", MERGE)],
     "test_self_draft.py": [
         ("fault|refused|sublayers_are|say_why|leading|missing_layers", DEFAULT),
