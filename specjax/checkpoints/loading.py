@@ -164,9 +164,8 @@ def _read(folder: Path, target: LM) -> tuple[Drafter, PyTree, str]:
             f"its layout is not known (model_type={kind!r}, tensors {listed([*tensors])}). Known "
             f"are: {known}. A draft model is loaded with specjax.load"
         )
-    if not is_read(target) and not (
-        issubclass(layout.DRAFTER, HeadDrafter) and layout.DRAFTER.serves_encoders
-    ):
+    reads_states = issubclass(layout.DRAFTER, HeadDrafter)
+    if not is_read(target) and reads_states and not layout.DRAFTER.serves_encoders:
         raise ValueError(
             f"a {layout.DRAFTER.__name__} reads the hidden states of a decoder-only model, and "
             f"{target.name} is an encoder-decoder model; accepted are SpecDec drafters, and draft "

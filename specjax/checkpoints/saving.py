@@ -68,7 +68,9 @@ def save_drafter(
     config, tensors = layout.save(drafter, params, target)
     kinds = {n: dtype or x.dtype if is_float(x) else x.dtype for n, x in tensors.items()}
     tensors = {n: np.asarray(x, kinds[n]) for n, x in tensors.items()}
-    config["torch_dtype"] = next(x.dtype.name for x in tensors.values() if is_float(x))
+    floats = [x.dtype.name for x in tensors.values() if is_float(x)]
+    if floats:  # a table of tokens has none
+        config["torch_dtype"] = floats[0]
     own = config.pop("specjax", {})
     if drafter.max_depth is None or drafter.topology != chain(drafter.max_depth):
         own |= _tree_entry(drafter.topology)
