@@ -188,8 +188,8 @@ def _read(folder: Path, target: LM) -> tuple[Drafter, PyTree, str]:
     drafter, params = layout.load(config, tensors, target)
     if tree := own.get("tree"):
         shape = as_topology(tree)
-        if "gain" in own:
-            shape = dataclasses.replace(shape, gain=own["gain"])
+        if more := {name: own[name] for name in ("gain", "branch") if name in own}:
+            shape = dataclasses.replace(shape, **more)
         drafter = drafter.with_topology(shape)
     if target.dtype == jnp.float32:
         params = kernels.of(target.params).store(params)

@@ -31,10 +31,11 @@ def add(commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the table, prints how many contexts it has, and returns the exit code."""
-    try:
-        bigram.check_order("order", arguments.order)
-    except ValueError as error:
-        raise ValueError(f"--order {arguments.order}: {error}") from None
+    if not 2 <= arguments.order <= bigram.MOST_ORDER:
+        raise ValueError(
+            f"--order {arguments.order}: an n-gram has 2 to {bigram.MOST_ORDER} tokens; 2 is a "
+            "bigram"
+        )
     lm, ids = token_ids(arguments)
     size, order = lm.target.vocab_size, arguments.order
     tables = bigram.count(ids, size, order)

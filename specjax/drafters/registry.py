@@ -229,6 +229,12 @@ for _entry in (
         "what a smaller model predicts, up to the first token that its probe flags",
         kind="object",
     ),
+    Entry(
+        "llmcad",
+        ".llmcad:LLMCad",
+        "a tree that a smaller model grows until it is unsure of all of its branches",
+        kind="object",
+    ),
     Entry("pearl", ".pearl:PEARL", "what a draft model drafts a round ahead", kind="object"),
     Entry("ssd", ".ssd:SSD", "what a smaller model drafted for each outcome", kind="object"),
     Entry(
