@@ -1,4 +1,4 @@
-"""Tables of n-grams: what is counted is what plain Python counts, what drafts is what is counted."""
+"""Tables of n-grams: what plain Python counts is counted, and what is counted drafts."""
 
 import collections
 import dataclasses

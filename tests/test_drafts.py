@@ -35,6 +35,7 @@ MODEL, PARAMS = bag(VOCAB, 0)
 CASES = cases(MODEL, PARAMS)
 WARM = Sampling(temperature=0.9)
 # an independent draw decides who is whose parent there, and not the tokens
+SHORTER = (Adaptive, Cascade, Fallback, LLMCad)  # which leave nodes out, or empty
 GROUPED = ("tree per row",)
 WEAK = ("lstm speculator",)  # fewer rows do not tell it from a slightly flatter law
 GUESSES = (
@@ -102,9 +103,7 @@ def drawn(drafter, weights, rows=ROWS):
             return jnp.stack(found, axis=1)
 
         able = jnp.ones(draft.tokens.shape, bool)
-        if isinstance(
-            drafter, Adaptive | Cascade | Fallback | LLMCad
-        ):  # which leave nodes out, or empty
+        if isinstance(drafter, SHORTER):
             able = walk.eligible(draft)
 
         def number(x, base):
