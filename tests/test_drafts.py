@@ -35,8 +35,8 @@ MODEL, PARAMS = bag(VOCAB, 0)
 CASES = cases(MODEL, PARAMS)
 WARM = Sampling(temperature=0.9)
 # an independent draw decides who is whose parent there, and not the tokens
-SHORTER = (Adaptive, Cascade, Fallback, LLMCad)  # which leave nodes out, or empty
 GROUPED = ("tree per row",)
+SHORTER = (Adaptive, Cascade, Fallback, LLMCad)  # which leave nodes out, or empty
 WEAK = ("lstm speculator",)  # fewer rows do not tell it from a slightly flatter law
 GUESSES = (
     "tree worst",
