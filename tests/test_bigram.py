@@ -46,7 +46,7 @@ def wrong_successors(tables, order, least):
     """For how many contexts the tables say another successor than ``said``."""
     texts = corpus()
     contexts = [*itertools.product(range(LETTERS + 1), repeat=order - 1)]
-    found = jax.jit(bigram.successor)(jax.tree.map(jnp.asarray, tables), jnp.asarray(contexts))
+    found = jax.jit(bigram.successor)(tables, jnp.asarray(contexts))
     wanted = [said(texts, list(last), least) for last in contexts]
     return sum(int(a) != b for a, b in zip(found, wanted, strict=True))
 
@@ -88,7 +88,7 @@ def test_a_draft_follows_the_table_up_to_a_token_without_successor(order):
         text = [-1] * order + prompt
         for node in range(1, 6):
             last = jnp.asarray([text[1 - order :]])
-            token = int(bigram.successor(jax.tree.map(jnp.asarray, tables), last)[0])
+            token = int(bigram.successor(tables, last)[0])
             text.append(token)
             assert bool(draft.candidate[row, node]) == (token >= 0)
             assert token < 0 or int(draft.tokens[row, node]) == token

@@ -119,6 +119,7 @@ def successor(tables, last: jax.Array) -> jax.Array:
     Returns:
       int32 ``[B]``: that of the longest context that ``tables`` know, ``END`` where they know none.
     """
+    tables = {name: jnp.asarray(x) for name, x in tables.items()}
     token = last[:, -1]
     found = jnp.where(token >= 0, tables["after.1"][jnp.maximum(token, 0)], END)
     for size in range(2, last.shape[1] + 1):

@@ -117,7 +117,6 @@ def tree_draft(
       best: int32 ``[B, K, C]`` from ``best_at``, where ``laws`` is None.
     """
     depth, rank = (np.asarray(x)[1:] for x in (tree.depths, tree.ranks))
-    on = spine(tree)[1:]
     width = most_siblings(tree)
     sides = _drawn(context, tokens, laws, width) if best is None else _others(tokens, best)
     sides = jnp.concatenate([tokens[:, :, None], sides], axis=2)  # [B, K, width]
@@ -125,7 +124,7 @@ def tree_draft(
     law = jnp.broadcast_to(jnp.asarray(depth - 1, jnp.int32), kept.shape)
     return trees.tree_draft(
         context,
-        sides[:, depth - 1, np.where(on, 0, rank)],
+        sides[:, depth - 1, rank],
         tree.parents,
         candidate=kept,
         scored=kept,
