@@ -97,7 +97,7 @@ TABLE = {
     "test_decoder.py": [
         ("tree_are_those_of_each_path.*0|written_inside", DEFAULT),
         (
-            r"within_a_mesh|copies.*\[(plain-3|plain-1-5|draft|cascade|self-1|ngram-1|ngram-3-3|recycling|spec|adaptive-1|suffix|lookahead|hydra|adaptive)|each_path.*(experts|llama|latents)",
+            r"within_a_mesh|copies.*\[(plain-3|plain-1-5|draft|cascade|comb|self-1|ngram-1|ngram-3-3|recycling|spec|adaptive-1|suffix|lookahead|hydra|adaptive)|each_path.*(experts|llama|latents)",
             FULL,
         ),
         ("mesh|copies|each_path|follows|explicit", MERGE),
