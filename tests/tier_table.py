@@ -72,8 +72,8 @@ TABLE = {
     ],
     "test_cascade_tree.py": [
         (r"stated\[_best", FULL),
-        ("fault_branches|refused|has_a_name", DEFAULT),
-        (r"before_it\[cascade draft comb|alone\[auto|fault", MERGE),
+        ("fault|refused|has_a_name", DEFAULT),
+        (r"before_it\[cascade draft comb|alone\[auto", MERGE),
         (EVERYTHING, FULL),
     ],
     "test_chain_of_one.py": MERGE,
