@@ -10,6 +10,7 @@ The config has ``model_type: bigram``, ``vocab_size`` and ``order``.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -27,7 +28,7 @@ def matches(config: Mapping, names: set[str]) -> bool:
 
 
 def load(config: Mapping, tensors: Mapping, target):
-    sizes = {name: config.get(name) for name in _SIZES}
+    sizes: dict[str, Any] = {name: config.get(name) for name in _SIZES}
     check_integers(**sizes)
     vocab = target.target.vocab_size
     if sizes["vocab_size"] != vocab:

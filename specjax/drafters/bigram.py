@@ -33,6 +33,7 @@ References: CS Drafting, arXiv 2312.11462, section 4 (max-gram, then bigrams); S
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 
 import jax
@@ -196,7 +197,7 @@ def count(
         raise ValueError("count: texts have no two tokens in a row: give texts to count")
     first = np.full((vocab_size,), END, np.int32)
     first[contexts[:, 0]] = after
-    tables = {"after.1": first}
+    tables: dict[str, np.ndarray] = {"after.1": first}
     for size in range(2, order):
         contexts, after, often = _most_frequent(tokens, size, least)
         known = np.asarray(successor(tables, jnp.asarray(contexts[:, 1:])))
@@ -241,12 +242,12 @@ def check_order(called: str, order: int) -> None:
 
 def check_tables(tables, vocab_size: int, order: int) -> None:
     """Raises ValueError for what is no table of a vocabulary and an order."""
-    wanted = {"after.1": (vocab_size,)}
+    shapes = {n: jnp.shape(x) for n, x in tables.items()} if isinstance(tables, dict) else {}
+    wanted: dict[str, tuple[int, ...]] = {"after.1": (vocab_size,)}
     for size in range(2, order):
-        some = np.shape(tables.get(f"after.{size}")) if isinstance(tables, dict) else ()
-        wanted |= {f"contexts.{size}": (*some, size), f"after.{size}": some or (0,)}
-    shapes = {n: np.shape(x) for n, x in tables.items()} if isinstance(tables, dict) else None
-    if shapes != wanted or not all(map(np.prod, shapes.values())):
+        num = math.prod(shapes.get(f"after.{size}", (0,)))
+        wanted |= {f"contexts.{size}": (num, size), f"after.{size}": (num,)}
+    if shapes != wanted or not all(map(math.prod, shapes.values())):
         raise ValueError(
             f"params['drafter'] of Bigram(vocab_size={vocab_size}, order={order}) has "
             f"{shapes or type(tables).__name__}: give what bigram.count(texts, {vocab_size}, "
