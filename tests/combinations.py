@@ -3,13 +3,16 @@
 ``adaptive``, ``hybrid`` and ``fallback`` wrap any line of the registry.
 """
 
+import functools
+
 import numpy as np
-from toys import Merged, TreeDrafter
+from toys import Merged, TreeDrafter, counted
 
 from specjax import trees
 from specjax.drafters import (
     SAM,
     Adaptive,
+    Bigram,
     Cascade,
     DraftModel,
     ExLlama,
@@ -71,6 +74,11 @@ def combinations(model, near, other, small, of_small):
         """A draft model that ``inner`` drafts for."""
         made = Cascade(DraftModel(num_draft, model=model), inner, **settings)
         return made, {"outer": near, "inner": weights}, ("rejection", "block")
+
+    def comb(tree, inner, weights, **settings):
+        """A draft model that ``inner`` drafts for, with branches beside its text."""
+        made = Cascade(DraftModel(tree.depth, model=model), inner, tree=tree, **settings)
+        return made, {"outer": near, "inner": weights}, ("rejection", "traversal", "coupled")
 
     lines = {}
     if not isinstance(model, CausalLM) or not all(map(model.config.is_local, range(2))):
@@ -166,6 +174,30 @@ def combinations(model, near, other, small, of_small):
         "cascade draft": cascade(3, DraftModel(2, model=model), other),
         "cascade suffix": cascade(3, Suffix(num_draft=3, **RASH), None),
         "cascade stop": cascade(4, COPIES, None, stop=CumulativeStop(threshold=0.3)),
+        "cascade bigram": cascade(
+            3,
+            Hybrid(
+                3,
+                inner=Bigram(2, **words),
+                lookup=NGram(longest=2, shortest=2, stretch=1, choice="earliest"),
+            ),
+            functools.partial(counted, model.vocab_size),
+        ),
+        "cascade comb": comb(trees.comb(2, 3), COPIES, None),
+        "cascade draft comb": comb(trees.comb(3, 2), DraftModel(2, model=model), other),
+        "cascade comb stop": comb(
+            trees.Tree((-1, 0, 0, 0, 1, 4, 4)),
+            COPIES,
+            None,
+            stop=CumulativeStop(threshold=0.3),
+        ),
+        "cascade over a comb": cascade(
+            3,
+            Cascade(DraftModel(2, model=model), COPIES, tree=trees.comb(2, 2)),
+            {"outer": other, "inner": None},
+        ),
+        "adaptive comb": adaptive(comb(trees.comb(2, 3), COPIES, None)),
+        "fallback comb": fallback(comb(trees.comb(2, 3), DraftModel(2, model=model), other)),
         "cascade of cascades": cascade(
             4,
             Cascade(DraftModel(2, model=model), COPIES),

@@ -11,15 +11,17 @@ import jax
 import numpy as np
 import two_vocabularies
 from combinations import RASH, TREE, adaptive, combinations, fallback, hybrid
-from toys import TreeDrafter, bag, decoder_weights, heads, like, probe, shared, small_layer
+from toys import TreeDrafter, bag, counted, decoder_weights, heads, like, probe, shared, small_layer
 
 from specjax import trees
 from specjax.drafters import (
     PEARL,
     SAM,
     SSD,
+    Bigram,
     DraftModel,
     Jacobi,
+    LLMCad,
     Lookahead,
     NGram,
     Plain,
@@ -33,7 +35,7 @@ from specjax.drafters import (
 )
 from specjax.drafters.block import BlockConfig, BlockDrafter
 from specjax.drafters.blockwise import Blockwise, BlockwiseConfig
-from specjax.drafters.confidence_stop import ConfidenceStop
+from specjax.drafters.confidence_stop import ConfidenceStop, CumulativeStop
 from specjax.drafters.dflash2 import DFlash2, DFlash2Config
 from specjax.drafters.domino import Domino, DominoConfig
 from specjax.drafters.dspark import DSpark, DSparkConfig
@@ -256,6 +258,30 @@ def cases(model, params, near=None, other=None):
             near,
             ("delta",),
         ),
+        "llmcad": (
+            LLMCad(
+                model=model,
+                topology=trees.Expand(3, 3, 6, branch=0.25),
+                stop=CumulativeStop(threshold=0.3),
+            ),
+            near,
+            ("delta", "coupled"),
+        ),
+        "llmcad chain": (
+            LLMCad(model=model, topology=trees.chain(4), stop=CumulativeStop(threshold=0.3)),
+            near,
+            ("rejection", "block"),
+        ),
+        "llmcad tree": (
+            LLMCad(
+                model=model,
+                topology=trees.Tree(TREE),
+                sibling_sampling="distinct",
+                stop=CumulativeStop(threshold=0.5),
+            ),
+            near,
+            ("rejection", "traversal"),
+        ),
         "draft unrelated": (DraftModel(num_draft=2, model=model), other, ("rejection",)),
         "ngram": (
             NGram(num_draft=5, longest=2, shortest=1, stretch=2),
@@ -286,6 +312,16 @@ def cases(model, params, near=None, other=None):
         "ngram earliest": (
             NGram(num_draft=3, longest=2, shortest=1, stretch=3, choice="earliest"),
             None,
+            ("delta",),
+        ),
+        "bigram": (
+            Bigram(num_draft=3, **words),
+            functools.partial(counted, model.vocab_size),
+            ("delta", "rejection", "block", "coupled"),
+        ),
+        "bigram order 3": (
+            Bigram(num_draft=4, order=3, **words),
+            functools.partial(counted, model.vocab_size, 3),
             ("delta",),
         ),
         "recycling": (

@@ -33,7 +33,7 @@ from specjax.drafters.speculator import Speculator, SpeculatorConfig
 from specjax.kernels.attention import BLOCK, prefix_sizes
 from specjax.models.causal_lm import CausalLM
 from specjax.models.decoder import Decoder
-from specjax.trees import branching
+from specjax.trees import branching, comb
 from specjax.types import Draft
 
 LLAMA = dataclasses.replace(shapes.TINY, max_positions=4096, qk_norm=True)
@@ -60,6 +60,9 @@ def model(config, seed=0):
     return CausalLM(config), jax.tree.map(lambda x: 3 * x if x.ndim > 1 else x, params)
 
 
+CASCADES = ("cascade", "comb")
+
+
 def drafters():
     sizes = dict(hidden_size=LLAMA.hidden_size, vocab_size=LLAMA.vocab_size, num_heads=1)
     shape = HydraConfig(tied=True, prefix=prefix_config(LLAMA), **sizes)
@@ -72,6 +75,11 @@ def drafters():
         "cascade": Cascade(
             DraftModel(num_draft=3, model=CausalLM(SMALL)),
             DraftModel(num_draft=2, model=CausalLM(SMALL)),
+        ),
+        "comb": Cascade(
+            DraftModel(num_draft=3, model=CausalLM(SMALL)),
+            DraftModel(num_draft=2, model=CausalLM(SMALL)),
+            tree=comb(2, 3),
         ),
         "ngram": NGram(num_draft=7, shortest=1),
         "suffix": Suffix(),
@@ -87,7 +95,7 @@ def drafters():
 def params_of(config, name="draft"):
     reads = name in ("hydra", "speculator")
     own = heads(drafters()[name]) if reads else model(SMALL, 1)[1]
-    if name == "cascade":
+    if name in CASCADES:
         own = {"outer": own, "inner": own}
     if name == "adaptive":
         own = {"inner": heads(drafters()["speculator"]), "costs": jnp.asarray([1.0, 1.2])}
@@ -193,6 +201,7 @@ PROGRAMS = [
     ("draft", 3, 100, 0),
     ("cascade", 1, 300, 0),
     ("cascade", 3, 300, 1.0),
+    ("comb", 3, 300, 1.0),
     ("self", 1, 300, 0),
     ("self", 3, 300, 1.0),
     ("ngram", 1, 300, 0),
@@ -214,7 +223,7 @@ def test_the_loop_copies_no_cache_and_never_leaves_the_device(name, batch, capac
     pending = batch, 1, PENDING, LLAMA.hidden_size
     longer = cache_shape(batch, capacity + 3)  # of the levels of a cascade
     assert not cache_copies(text, cache_shape(batch, capacity), longer, pending)
-    assert (f"f32[{','.join(map(str, longer))}]" in text) == (name == "cascade")
+    assert (f"f32[{','.join(map(str, longer))}]" in text) == (name in CASCADES)
     # of recycling and lookahead; the text, and its index
     tables = (batch, LLAMA.vocab_size, 3), (batch, LLAMA.vocab_size, 2, 2), (batch, capacity)
     assert not table_copies(text, *tables)

@@ -308,13 +308,14 @@ def test_an_object_takes_a_tree_if_its_class_does():
 def test_auto_finds_every_head_and_a_small_draft_model_in_the_models_folder(toy, tmp_path):
     """The order is that of the benchmarks; what is registered later is found, too."""
     lm = dataclasses.replace(specjax.LM.of(*bag(11, 3)), name=str(tmp_path), loaded=True)
-    for name in (*registry.head_names(), "draft"):
+    names = (*registry.head_names(), "draft")
+    for name in names:
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(bytes(800))
     (tmp_path / "draft" / "model.safetensors").write_bytes(bytes(100))
     found = own_drafters.own_names(lm)
-    assert {*found} == {*registry.head_names(), "draft"} and "toy-heads" in found
+    assert {*found} == {*names} - {"bigram"} and "toy-heads" in found
     measured = ["eagle3", "mtp", "p-eagle", "eagle", "speculator", "hydra", "block", "medusa"]
     assert [name for name in found if name in measured] == measured
     assert found[0] == "eagle3" and found[-1] == "draft"

@@ -54,6 +54,7 @@ TABLE = {
         (EVERYTHING, FULL),
     ],
     "test_bayesian_layers.py": [("command|one_program", FULL)],
+    "test_bigram.py": [(r"fault|refused|many|decides\[2", DEFAULT), (EVERYTHING, MERGE)],
     "test_block_drafters.py": [
         (r"broken_twins.*(parallel heads|bidirectional)", MERGE),
         ("broken_twins|bad_shapes", DEFAULT),
@@ -67,6 +68,12 @@ TABLE = {
         (r"is_seen\[(released|None-self)", FULL),
         (r"is_seen\[None|refused", MERGE),
         ("equation|fault", DEFAULT),
+        (EVERYTHING, FULL),
+    ],
+    "test_cascade_tree.py": [
+        (r"stated\[_best", FULL),
+        ("fault|refused|has_a_name", DEFAULT),
+        (r"before_it\[cascade draft comb|alone\[auto", MERGE),
         (EVERYTHING, FULL),
     ],
     "test_chain_of_one.py": MERGE,
@@ -90,7 +97,7 @@ TABLE = {
     "test_decoder.py": [
         ("tree_are_those_of_each_path.*0|written_inside", DEFAULT),
         (
-            r"within_a_mesh|copies.*\[(plain-3|plain-1-5|draft|cascade|self-1|ngram-1|ngram-3-3|recycling|spec|adaptive-1|suffix|lookahead|hydra|adaptive)|each_path.*(experts|llama|latents)",
+            r"within_a_mesh|copies.*\[(plain-3|plain-1-5|draft|cascade|comb|self-1|ngram-1|ngram-3-3|recycling|spec|adaptive-1|suffix|lookahead|hydra|adaptive)|each_path.*(experts|llama|latents)",
             FULL,
         ),
         ("mesh|copies|each_path|follows|explicit", MERGE),
@@ -122,7 +129,8 @@ TABLE = {
             r"\[(fallback trees|table model t|union with|merged cha|windowed|specdiff t|sparse)",
             FULL,
         ),
-        (r"\[(xpress|lilicorr)\]", FULL),
+        (r"\[(xpress|lilicorr|llmcad chain|(adaptive|fallback) comb)\]", FULL),
+        (r"\[cascade comb\]", MERGE),
         (
             r"\[((hybrid|adaptive) )?cascade|\[(speculator|hydra) prefix distinct|kangaroo|in turn",
             FULL,
@@ -146,6 +154,7 @@ TABLE = {
     "test_feature_formats.py": [("named|not_written|refused", MERGE), (EVERYTHING, FULL)],
     "test_feature_generations.py": [(r"a_generation.*\[eagle3\]", MERGE), (EVERYTHING, FULL)],
     "test_greedy.py": [
+        (r"token_for_token.*\[cascade draft comb\]", MERGE),
         (
             r"\[(probed|windowed|sparse) draft\]"
             r"|for_token.*\[(hybrid (ssd|casc)|cascade |pass\]|ssd)",
@@ -156,11 +165,11 @@ TABLE = {
         (r"any_number.*\[(union of draft models|silent)\]", MERGE),
         ("any_number|alone_is", FULL),
         (
-            r"token_for_token.*\[(adaptive (?!ngram)|(hybrid|fallback) (mtp|spec|rec|look)"
+            r"token_for_token.*\[(adaptive (?!ngram)|(hybrid|fallback) (mtp|spec|rec|look|comb)"
             "|tables? (model|before)|union with|merged chains|self (expanded|stop)"
             "|hybrid (self|tli)|tli tree|draft expanded by|lookahead (t|pairs)|suffix a|specdiff t"
             "|mtp distinct|unsure self|unsure draft exp|speculator p|kangaroo tree|dflash2|switch"
-            "|block exp|domino|xpress|lilicorr)",
+            "|block exp|domino|xpress|lilicorr|llmcad [ct]|bigram o)",
             FULL,
         ),
         ("token_for_token", MERGE),
@@ -191,6 +200,7 @@ TABLE = {
         (r"from_scratch\[fp8", MERGE),
         (EVERYTHING, FULL),
     ],
+    "test_llmcad.py": [("fault|refused", DEFAULT), ("no_branch_is", MERGE), (EVERYTHING, FULL)],
     "test_lookahead.py": [
         ("fault|asked_for|refused|one_round|new_turn", DEFAULT),
         ("left_out_where", FULL),

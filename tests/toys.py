@@ -11,7 +11,7 @@ from windowed_bag import WindowedBag, WindowedBagPart
 
 from specjax import Context, Sampling, trees
 from specjax.acceptance import walk
-from specjax.drafters import text_table
+from specjax.drafters import bigram, text_table
 from specjax.drafters.base import ChainDrafter
 from specjax.models import DecoderConfig
 from specjax.models.decoder import abstract
@@ -110,6 +110,12 @@ class SwitchedBagPart(SubNetwork):
 def own_params(params):
     """The first two arguments of a drafter's hooks, from the ``params`` of ``decode``."""
     return params.get("drafter"), params.get("target")
+
+
+def counted(vocab, order=2):
+    """A table of the n-grams of random texts."""
+    random = np.random.default_rng(order)
+    return bigram.count(random.integers(0, vocab, (4, 6 * vocab)), vocab, order, least=1)
 
 
 def like(params, seed, noise=0.7):

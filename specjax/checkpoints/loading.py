@@ -164,9 +164,8 @@ def _read(folder: Path, target: LM) -> tuple[Drafter, PyTree, str]:
             f"its layout is not known (model_type={kind!r}, tensors {listed([*tensors])}). Known "
             f"are: {known}. A draft model is loaded with specjax.load"
         )
-    if not is_read(target) and not (
-        issubclass(layout.DRAFTER, HeadDrafter) and layout.DRAFTER.serves_encoders
-    ):
+    reads_states = issubclass(layout.DRAFTER, HeadDrafter)
+    if not is_read(target) and reads_states and not layout.DRAFTER.serves_encoders:
         raise ValueError(
             f"a {layout.DRAFTER.__name__} reads the hidden states of a decoder-only model, and "
             f"{target.name} is an encoder-decoder model; accepted are SpecDec drafters, and draft "
@@ -189,8 +188,8 @@ def _read(folder: Path, target: LM) -> tuple[Drafter, PyTree, str]:
     drafter, params = layout.load(config, tensors, target)
     if tree := own.get("tree"):
         shape = as_topology(tree)
-        if "gain" in own:
-            shape = dataclasses.replace(shape, gain=own["gain"])
+        if more := {name: own[name] for name in ("gain", "branch") if name in own}:
+            shape = dataclasses.replace(shape, **more)
         drafter = drafter.with_topology(shape)
     if target.dtype == jnp.float32:
         params = kernels.of(target.params).store(params)

@@ -3,7 +3,7 @@
 Beside what a layout prescribes, ``config.json`` gets a key ``"specjax"`` that other readers ignore.
 It holds ``target_fingerprint`` (of the target for which the drafter was trained), ``tree`` (what to
 draft, unless that is a plain chain of all heads: a list of parents, ``"beams:4x5"``, or
-``"expand:3x2x5"`` with ``gain``), and what the layout has no key for.
+``"expand:3x2x5"`` with ``gain`` and ``branch``), and what the layout has no key for.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ def save_drafter(
     config, tensors = layout.save(drafter, params, target)
     kinds = {n: dtype or x.dtype if is_float(x) else x.dtype for n, x in tensors.items()}
     tensors = {n: np.asarray(x, kinds[n]) for n, x in tensors.items()}
-    config["torch_dtype"] = next(x.dtype.name for x in tensors.values() if is_float(x))
+    floats = [x.dtype.name for x in tensors.values() if is_float(x)]
+    if floats:  # a table of tokens has none
+        config["torch_dtype"] = floats[0]
     own = config.pop("specjax", {})
     if drafter.max_depth is None or drafter.topology != chain(drafter.max_depth):
         own |= _tree_entry(drafter.topology)
@@ -132,7 +134,8 @@ def _tree_entry(shape: Topology) -> dict:
         return {"tree": f"beams:{shape.width}x{shape.depth}"}
     if isinstance(shape, Expand):
         words = {"tree": f"expand:{shape.width}x{shape.depth}x{shape.nodes}"}
-        return words | ({"gain": shape.gain} if shape.gain else {})
+        more = {"gain": shape.gain, "branch": shape.branch}
+        return words | {name: value for name, value in more.items() if value}
     raise ValueError(
         f"topology={shape}: it is for measuring only; give the drafter the tree that it is to "
         "draft, then save it"

@@ -15,6 +15,7 @@ import specjax
 from .._internal.keywords import did_you_mean
 from . import (
     audit,
+    bigram,
     calculator,
     chat,
     datastore,
@@ -46,6 +47,7 @@ COMMANDS = {
     "audit": audit,
     "quality": quality,
     "datastore": datastore,
+    "bigram": bigram,
 }
 
 

@@ -16,6 +16,9 @@ outer model runs fewer passes than tokens; its draft is the same.
 The law q that the draft states is that of the outer model. The inner rule is lossless, so the
 drafted tokens have exactly this law, whatever the inner drafter proposes.
 
+With ``tree``, such as ``trees.comb(3, 6)``, further tokens from the laws of the outer model stand
+beside each token of its text (StagedSpec), at no pass more: see ``cascade_tree.py``.
+
 Each level reads ahead of the committed text, and ``rewind`` takes back what is then rejected:
 entries beyond the text are never read, and are overwritten.
 
@@ -33,8 +36,10 @@ Example::
     params = {"target": weights, "drafter": {"outer": weights_of_small, "inner": None}}
     Cascade(DraftModel(8, model=a), Cascade(DraftModel(4, model=b), NGram(3)))  # four levels
     Hybrid(9, inner=Cascade(DraftModel(4, model=a), NGram(3)))  # and horizontally
+    Cascade(DraftModel(6, model=a), NGram(5), tree=trees.comb(3, 6))  # two branches at each depth
 
-References: StagedSpec, arXiv 2308.04623 (an n-gram model drafts for the draft model); CS Drafting,
+References: StagedSpec, arXiv 2308.04623, section 3 (a tree of a draft model that an n-gram model
+drafts for, which has branches of more tokens there, in which the draft model runs); CS Drafting,
 arXiv 2312.11462, section 3.1 (the vertical cascade); TriForce, arXiv 2404.11912, section 4
 (three levels); LLMCad, arXiv 2309.04255 (``stop``).
 """
@@ -50,15 +55,15 @@ import jax.numpy as jnp
 from .. import acceptance, trees
 from .._internal.optional import required, unset
 from .._internal.pytree import pytree_dataclass
-from ..acceptance.node_laws import TargetLaw
 from ..decoding import round, stats
 from ..decoding.inputs import DecodeInputs
 from ..decoding.state import State, initial_state
 from ..decoding.stats import Stats
-from ..trees.confidence import most_probable
+from ..trees.confidence import thresholds
 from ..types import Context, Drafter, PyTree, Rule
 from .cascade_levels import TwoLevels, check_inner, check_outer
-from .cascade_notes import noted, thresholds
+from .cascade_notes import Notes, no_notes
+from .cascade_tree import accepted_spine, check_noise, check_tree, most_siblings, spine, tree_draft
 from .confidence_stop import CumulativeStop
 from .draft_model import CATCH_UP
 from .outer_level import OuterLevel
@@ -88,18 +93,16 @@ class _Writing:
 
     Attributes:
       text: the state of the inner loop.
-      laws: float32 ``[B, K, V]``, the law of each drafted token; None: none is stated.
-      sure: float32 ``[B, K]``, its greatest probability before all settings; None: no one asks.
+      notes: what is known of its tokens.
     """
 
     text: State
-    laws: jax.Array | None
-    sure: jax.Array | None
+    notes: Notes
 
 
 @dataclasses.dataclass(frozen=True)
 class Cascade(TwoLevels):
-    """Drafts a chain with a model that another drafter drafts for.
+    """Drafts a chain, or a comb, with a model that another drafter drafts for.
 
     ``params["drafter"] = {"outer": weights of the outer drafter (None: it has none), "inner": those
     of the other one}``. To the inner drafter the outer model is the target. Where ``context.width``
@@ -115,19 +118,22 @@ class Cascade(TwoLevels):
         ``Fallback`` of these.
       rule: how the outer model judges the inner drafts; a rule that is not lossless is refused
         above temperature 0.
-      stop: where a draft ends before ``num_draft`` tokens, row by row; None: nowhere.
+      stop: where a draft ends before its full depth, row by row; None: nowhere.
+      tree: a static tree as deep as the text, in which only the first child of a node has children
+        (``trees.comb``): the text with further tokens beside it; None: the text alone.
 
     Raises:
       TypeError: ``outer`` is no ``DraftModel`` and no ``SelfDraft``, or ``inner`` no drafter.
       ValueError: ``outer`` drafts a tree or tokens of another vocabulary or, as ``SelfDraft``, has
         no window or stops by itself; ``inner`` cannot draft for a model whose text is taken back,
-        or the rule is unknown.
+        ``tree`` is no such tree, or the rule is unknown.
     """
 
     outer: OuterLevel = unset()
     inner: Drafter = unset()
     rule: str | Rule = "auto"
     stop: CumulativeStop | None = None
+    tree: trees.Tree | None = None
     can_rest = True
     takes_topology = True
 
@@ -135,13 +141,16 @@ class Cascade(TwoLevels):
         check_outer(self.outer)
         check_inner(self.inner, self.outer)
         acceptance.named(self.rule)
+        if self.tree is not None:
+            check_tree(self.tree, self.depth)
+            object.__setattr__(self, "tree", None if self.tree.is_chain else self.tree)
         made = self._rewindable(0)
         object.__setattr__(self, "outer", made["outer"])
         object.__setattr__(self, "inner", made["inner"])
 
     def _rewindable(self, num_tokens: int) -> dict[str, Any]:
         """Both levels, for a text that is itself taken back by ``num_tokens`` tokens."""
-        most = num_tokens + self.num_draft + 2  # each level is up to two tokens behind
+        most = num_tokens + self.depth + 2  # each level is up to two tokens behind
         own = most if self.outer.keeps_text else num_tokens
         return {"outer": self.outer.rewindable(own), "inner": self.inner.rewindable(most)}
 
@@ -154,7 +163,11 @@ class Cascade(TwoLevels):
 
     @property
     def num_draft(self) -> int:
-        return self.outer.num_draft
+        return self.depth if self.tree is None else self.tree.num_nodes - 1
+
+    @property
+    def depth(self) -> int:
+        return self.outer.depth
 
     @property
     def vocab_size(self) -> int:
@@ -170,10 +183,12 @@ class Cascade(TwoLevels):
 
     @property
     def topology(self):
-        return self.outer.topology
+        return self.outer.topology if self.tree is None else self.tree
 
     def with_topology(self, topology):
-        return dataclasses.replace(self, outer=self.outer.with_topology(topology))
+        check_tree(topology, topology.depth)
+        text = self.outer.with_topology(trees.chain(topology.depth))
+        return dataclasses.replace(self, outer=text, tree=topology)
 
     def shard(self, params, mesh):
         """The weights of all levels on a mesh; see ``sharding.place``."""
@@ -189,7 +204,7 @@ class Cascade(TwoLevels):
                 "outer drafter, and 'inner', those of the one that drafts for it (None where a "
                 "drafter has none)"
             )
-        room = capacity + self.num_draft  # a draft may go on beyond the end of the buffer
+        room = capacity + self.depth  # a draft may go on beyond the end of the buffer
         weights = self.outer.text_params(params["outer"], target_params)
         return CascadeState(
             outer=self.outer.init(params["outer"], target_params, batch, room, inputs),
@@ -207,13 +222,18 @@ class Cascade(TwoLevels):
             return dataclasses.replace(state, inner=inner)
         draft, verdict, _ = segment.round
         # the accepted tokens stay, and the root stands before them; what was committed beyond is
-        # another drafter's, and no level has read it
-        state = self.rewind(state, segment.start + 2 + verdict.count)
+        # another drafter's, or stood beside the text, and no level has read it
+        kept = verdict.count
+        if self.tree is not None:
+            kept = accepted_spine(self.tree, verdict.path, kept)
+        state = self.rewind(state, segment.start + 2 + kept)
         if self.stop is None:
             return state
         shown = draft.tokens[:, 1:] >= 0  # where another drafter's token took the place, it is -1
         if draft.candidate is not None:
             shown &= draft.candidate[:, 1:]
+        if self.tree is not None:  # a round without a draft has fewer nodes
+            shown &= spine(self.tree)[1 : shown.shape[1] + 1]
         offered = jnp.where(segment.num > 0, jnp.sum(shown, axis=1, dtype=jnp.int32), 0)
         threshold = required(state.threshold, "threshold")
         threshold = self.stop.update(threshold, offered, jnp.maximum(verdict.count, 0))
@@ -242,7 +262,7 @@ class Cascade(TwoLevels):
 
     def _wanted(self, context) -> jax.Array:
         """int32 ``[B]``, how many tokens each row is to draft."""
-        width = self.num_draft
+        width = self.depth
         if context.width is not None:
             width = jnp.minimum(context.width, width)
         wants = context.budget > 0
@@ -262,7 +282,7 @@ class Cascade(TwoLevels):
             "logits_processor": context.processor_params,
         }
         rule = self._rule(context)
-        model, steps = self.outer.text_model, jnp.arange(self.num_draft, dtype=jnp.int32)
+        model, steps = self.outer.text_model, jnp.arange(self.depth, dtype=jnp.int32)
 
         def going(writing):
             return jnp.any(writing.text.budget > 0)
@@ -271,29 +291,27 @@ class Cascade(TwoLevels):
             text = writing.text
             judged = round.draft_and_verify(model, self.inner, rule, own, text, noise=context.noise)
             after = round.commit_round(model, self.inner, own, text, judged)
-            p = TargetLaw(judged.draft, required(judged.scores.logits, "logits"), judged.context)
-            laws, sure = writing.laws, writing.sure
-            if laws is not None:
-                laws = noted(laws, context, text, after, judged, p)
-            if sure is not None:
-                sure = noted(sure, context, text, after, judged, lambda n: most_probable(p.raw(n)))
-            _, ends = self._count(state, context, after, sure)
+            notes = writing.notes.after_round(context, text, after, judged)
+            _, ends = self._count(state, context, after, notes.sure)
             after = dataclasses.replace(after, budget=jnp.where(ends, 0, after.budget))
-            return _Writing(text=after, laws=laws, sure=sure)
+            return _Writing(text=after, notes=notes)
 
-        begun = self._begun(own, rule, state, cache, context)
-        made = jax.lax.while_loop(going, step, begun)
-        text = made.text
-        count, _ = self._count(state, context, text, made.sure)
+        made = jax.lax.while_loop(going, step, self._begun(own, rule, state, cache, context))
+        text, notes = made.text, made.notes
+        count, _ = self._count(state, context, text, notes.sure)
         where = context.length[:, None] + steps
         tokens = jnp.take_along_axis(text.tokens, where, axis=1)
-        shorter = context.stop_drafting is not None or made.sure is not None
+        shorter = context.stop_drafting is not None or notes.sure is not None
         proposed = None
-        if shorter or context.sampling.logits_processor is not None:
+        if shorter or self.tree is not None or context.sampling.logits_processor is not None:
             proposed = steps < count[:, None]
-        draft = trees.chain_draft(
-            context, tokens, laws=made.laws, candidate=proposed, scored=proposed
-        )
+        if self.tree is not None:
+            kept = required(proposed, "proposed")
+            draft = tree_draft(context, self.tree, tokens, kept, notes.laws, notes.best)
+        else:
+            draft = trees.chain_draft(
+                context, tokens, laws=notes.laws, candidate=proposed, scored=proposed
+            )
         ran = text.length > context.length
         return draft, CascadeState(
             outer=self.outer.end_text(outer, text.cache, text.length, ran),
@@ -305,6 +323,7 @@ class Cascade(TwoLevels):
     def _rule(self, context: Context) -> str | Rule:
         """How the outer model judges in this round."""
         if context.noise is not None:  # its tokens are those that have the least ``E / q``
+            check_noise(context.noise, self.tree)
             if self.rule != "auto":
                 raise ValueError(
                     f"Cascade(rule={self.rule!r}): where the target's rule shares its noise with "
@@ -320,9 +339,9 @@ class Cascade(TwoLevels):
         return self.rule
 
     def _begun(self, own, rule, state: CascadeState, cache, context: Context) -> _Writing:
-        """What the inner loop begins with: the committed text, and a budget of ``num_draft``."""
+        """What the inner loop begins with: the committed text, and a budget of its depth."""
         batch, settings = len(context.length), context.sampling
-        tokens = jnp.pad(context.tokens, ((0, 0), (0, self.num_draft)))
+        tokens = jnp.pad(context.tokens, ((0, 0), (0, self.depth)))
         request = DecodeInputs(
             tokens=tokens,
             lengths=context.length,
@@ -350,21 +369,19 @@ class Cascade(TwoLevels):
             processor_state=None if settings.logits_processor is None else context.processor_state,
             stats=state.stats,
         )
-        laws = sure = None
-        if not settings.greedy and context.noise is None:
-            laws = jnp.zeros((batch, self.num_draft, self.vocab_size), jnp.float32)
-        if self.stop is not None or context.confidence is not None:
-            sure = jnp.zeros((batch, self.num_draft), jnp.float32)
-        return _Writing(text=text, laws=laws, sure=sure)
+        unsure = self.stop is not None or context.confidence is not None
+        siblings = 1 if self.tree is None else most_siblings(self.tree)
+        notes = no_notes(context, self.depth, self.vocab_size, unsure, siblings)
+        return _Writing(text=text, notes=notes)
 
     def _count(self, state: CascadeState, context: Context, text: State, sure):
         """int32 ``[B]``, the tokens that are proposed of those drafted so far; and bool ``[B]``,
         rows that want no more of them."""
         drafted = text.length - context.length
         count, ends = drafted, jnp.zeros(drafted.shape, bool)
-        steps = jnp.arange(self.num_draft, dtype=jnp.int32)
+        steps = jnp.arange(self.depth, dtype=jnp.int32)
         known = steps < drafted[:, None]
-        for least, along, keeps_last in thresholds(state.threshold, context):
+        for least, along, keeps_last in thresholds(context, state.threshold):
             value = jnp.cumprod(sure, axis=1) if along == "path" else sure
             unsure = known & (value < least)
             stopped = jnp.any(unsure, axis=1)

@@ -65,7 +65,8 @@ def check_outer(outer) -> None:
     if outer.topology != trees.chain(outer.depth):
         raise ValueError(
             f"Cascade(outer={kind}(topology={outer.topology})): the outer model generates a "
-            f"text, which is a chain; give num_draft instead of a tree, or the {kind} alone"
+            f"text, which is a chain; give num_draft instead of a tree, or the {kind} alone; "
+            "Cascade(tree=specjax.trees.comb(3, 6)) puts tokens beside the text"
         )
     if outer.sibling_sampling not in (None, "iid"):
         raise ValueError(

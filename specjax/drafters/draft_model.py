@@ -106,6 +106,10 @@ class DraftModel(OuterLevel):
         return DraftModelState(cache=cache, filled=jnp.zeros((batch,), jnp.int32))
 
     def draft_step(self, params, target_params, state, context):
+        return self._drafted(params, state, context)
+
+    def _drafted(self, params, state, context, least: jax.Array | None = None):
+        """``draft_step``; ``least``: see ``trees.expand``."""
         state, before, ran = self._begin(params, state, context)
         cache, state = self.select(params, state, context)
 
@@ -113,7 +117,7 @@ class DraftModel(OuterLevel):
             return self.look(params, cache, before, grown, since, entries)
 
         draft, entries, place = expand.expand(
-            self.topology, context, level, None, sibling_sampling=self.picks
+            self.topology, context, level, None, sibling_sampling=self.picks, least=least
         )
         place = jnp.broadcast_to(place, draft.tokens.shape)
         return draft, dataclasses.replace(state, fresh=entries, place=place, ran=ran)

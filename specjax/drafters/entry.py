@@ -29,13 +29,15 @@ class Entry:
       recipe: module of the recipe that trains it; empty: there is none.
       kind: ``basic``: no drafts, or a model of its own; a ``table`` needs neither weights nor a
         model, and is made by its name (``Drafter.for_target``); a ``head``
-        reads the target's hidden states and has its weights in ``formats``; a ``wrapper`` is made
+        has its weights in ``formats``, and reads the target's hidden states or, as ``bigram``, the
+        text alone; a ``wrapper`` is made
         of other drafters and has no name that users type; an ``object`` has none either, because
         no folder and no flag gives it its weights.
       aliases: other names that users may type.
       priority: which of several drafters in a model's own folder ``drafter="auto"`` takes: that of
         the highest priority, and of equal ones the first registered. The order is that of the
-        accepted drafts in the benchmarks; heads that no benchmark compares have 0.
+        accepted drafts in the benchmarks; heads that no benchmark compares have 0. None: never,
+        as of a base for other drafters.
     """
 
     name: str
@@ -45,7 +47,7 @@ class Entry:
     recipe: str = ""
     kind: Kind = "head"
     aliases: tuple[str, ...] = ()
-    priority: int = 0
+    priority: int | None = 0
 
     @property
     def class_name(self) -> str:

@@ -86,9 +86,11 @@ def head_names() -> tuple[str, ...]:
 
 
 def in_folders() -> tuple[Entry, ...]:
-    """The drafters that a model's own folder may hold, those of the highest priority first."""
+    """The drafters of a model's own folder that ``auto`` may take, those of the highest priority
+    first."""
     held = [entry for entry in entries() if entry.kind == "head" or entry.name == DRAFT]
-    return tuple(sorted(held, key=lambda entry: -entry.priority))
+    ranked = [(entry.priority, entry) for entry in held if entry.priority is not None]
+    return tuple(entry for _, entry in sorted(ranked, key=lambda pair: -pair[0]))
 
 
 def table_names() -> tuple[str, ...]:
@@ -166,6 +168,13 @@ for _entry in (
         "sam", ".sam:SAM", "what followed the text's longest end that stood before", kind="table"
     ),
     Entry(
+        "bigram",
+        ".bigram:Bigram",
+        "the token that most often followed the last one in texts that were counted",
+        formats=(".bigram",),
+        priority=None,
+    ),
+    Entry(
         "recycling",
         ".recycling:Recycling",
         "the successors that the target last found most probable for each token",
@@ -218,6 +227,12 @@ for _entry in (
         "probed-draft",
         ".probe:ProbedDraftModel",
         "what a smaller model predicts, up to the first token that its probe flags",
+        kind="object",
+    ),
+    Entry(
+        "llmcad",
+        ".llmcad:LLMCad",
+        "a tree that a smaller model grows until it is unsure of all of its branches",
         kind="object",
     ),
     Entry("pearl", ".pearl:PEARL", "what a draft model drafts a round ahead", kind="object"),

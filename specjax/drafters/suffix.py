@@ -63,10 +63,10 @@ class Suffix(IndexedDrafter):
         super().__post_init__()
         shape = self.topology or trees.chain(max(self.num_draft, 1))
         chain = isinstance(shape, trees.Tree) and shape.is_chain
-        if not chain and not isinstance(shape, trees.Expand):
+        if not chain and (not isinstance(shape, trees.Expand) or shape.branch):
             raise ValueError(
                 f"Suffix(topology={shape}): the text says how a tree grows; give a chain, or "
-                "trees.Expand(width, depth, nodes)"
+                "trees.Expand(width, depth, nodes) without branch"
             )
         if not (0 <= self.min_probability <= 1 and self.factor >= 0):
             raise ValueError(

@@ -104,7 +104,8 @@ def generate(lm: LM, prompts: Prompts | None = None, *, options: Options) -> Gen
           ``"mtp"``, ``"mtp_heads"``, ``"medusa"``, ``"hydra"``, ``"blockwise"``,
           ``"speculator"``, ``"redrafter"``, ``"block"`` (or ``"dflash"``), ``"kangaroo"``,
           ``"spire"``.
-        - The folder or hub name of a draft model or of heads. ``"tli:NAME"`` or ``"slem:NAME"``: a
+        - The folder or hub name of a draft model, of heads, or of a table of ``specjax bigram``
+          (``"bigram"``: that in the model's own folder). ``"tli:NAME"`` or ``"slem:NAME"``: a
           draft model with another tokenizer (see ``text.translated``).
         - ``"ngram+NAME"``, ``"suffix+NAME"`` or ``"sam+NAME"``: copies where the text so far has a
           match, else the draft model, heads or layers of that name (see ``drafters.Hybrid`` and

@@ -29,6 +29,7 @@ from .topology import (
     branching,
     chain,
     chains,
+    comb,
     from_paths,
     parse,
 )
@@ -49,6 +50,7 @@ __all__ = [
     "chains",
     "check_alone",
     "check_parents",
+    "comb",
     "depths",
     "from_paths",
     "is_chain",

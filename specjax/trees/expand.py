@@ -24,7 +24,7 @@ from .._internal.optional import required
 from ..sampling import drawing
 from ..sampling.noise import least
 from ..types import ROOT, Context, Draft
-from .confidence import is_sure
+from .confidence import is_sure, thresholds
 from .levels import Words, adjusted_logits, if_wanted, probabilities, scores
 from .topology import Beams, Expand, Follow, Tree
 
@@ -58,6 +58,7 @@ def expand(
     *,
     sibling_sampling: str = "top",
     words: Words | None = None,
+    least: jax.Array | None = None,
 ):
     """Drafts a tree below each row's root.
 
@@ -71,6 +72,9 @@ def expand(
         function of the context. ``iid``, ``distinct``: children are drawn, with or without
         replacement, from the law of the request's settings, and the draft states these laws.
         ``hub``: they are drawn in pairs, see ``drawing.draw_hub``. At temperature 0 ``top``.
+      least: float32 ``[B]`` or None; a threshold by row for cumulative confidence: in a static tree
+        as a ``Confidence`` along the path, which keeps the last children; a tree that the drafter
+        grows stops in rows whose most probable path of the last depth has a lower value.
 
     Where a rule shares its noise (``context.noise``), the r-th child is the token with the r-th
     least ``E / q``, whatever ``sibling_sampling`` says (where each path has noise of its own: the
@@ -95,16 +99,16 @@ def expand(
     if isinstance(topology, Follow):
         return _follow(topology, context, level, carry, words)
     if not isinstance(topology, Tree):
-        return _expand(topology, context, level, carry, words)
+        return _expand(topology, context, level, carry, words, least)
     if context.sampling.greedy or context.noise is not None:
         sibling_sampling = "top"
-    return _static(topology, context, level, carry, words, sibling_sampling, own)
+    return _static(topology, context, level, carry, words, sibling_sampling, own, least)
 
 
 # ------------------------------------------------------------------------------- static trees
 
 
-def _static(topology: Tree, context, level, carry, words, sibling_sampling, by_path):
+def _static(topology: Tree, context, level, carry, words, sibling_sampling, by_path, least_sure):
     parents, depths = np.asarray(topology.parents), np.asarray(topology.depths)
     inner = np.unique(parents[1:])  # nodes with children, level by level
     below = np.searchsorted(inner, parents)  # of a node: its parent, counted among those
@@ -112,7 +116,7 @@ def _static(topology: Tree, context, level, carry, words, sibling_sampling, by_p
     tokens = context.root[:, None]
     drawn = sibling_sampling != "top"
     uniform = drawing.uniforms(context.key, topology.num_nodes) if drawn else None
-    laws, sure = [], context.confidence
+    laws, ends = [], thresholds(context, least_sure)
     going = context.budget[:, None] > 0  # of the nodes of a depth: whether anything is below them
     path, kept = jnp.ones(going.shape), []
     for depth in range(topology.depth):
@@ -125,16 +129,16 @@ def _static(topology: Tree, context, level, carry, words, sibling_sampling, by_p
         wanted: jax.Array | bool = True
         if context.stop_drafting is not None and depth:
             wanted = jnp.any(~context.stop_drafting(tokens[:, 1:]) & (context.budget > 0))
-        if sure is not None and depth:
+        if ends and depth:
             wanted = wanted & jnp.any(going)
         logits, carry = if_wanted(step, depth, context.width, carry, grown, wanted)
         children = np.flatnonzero(depths == depth + 1)
         parent = below[children] - since  # column of this level
         rank = np.asarray(topology.ranks)[children]
-        if sure is not None:
-            on, path = is_sure(sure, logits, path)
+        if ends:
+            on, stays, path = is_sure(ends, logits, path)
             on &= going
-            kept.append((going if sure.keeps_last else on)[:, parent])
+            kept.append((going & stays)[:, parent])
             parents_below = below[inner[depths[inner] == depth + 1]] - since
             going, path = on[:, parents_below], path[:, parents_below]
         if by_path:
@@ -218,8 +222,10 @@ def _draw(q, parent, rank, uniform, sibling_sampling):
 # ------------------------------------------------------------------ trees grown by probability
 
 
-def _expand(topology: Expand | Beams, context, level, carry, words):
-    nodes, gain = (0, 0.0) if isinstance(topology, Beams) else (topology.nodes, topology.gain)
+def _expand(topology: Expand | Beams, context, level, carry, words, least_value):
+    nodes, gain, branch = 0, 0.0, 0.0
+    if isinstance(topology, Expand):
+        nodes, gain, branch = topology.nodes, topology.gain, topology.branch
     batch, width = context.tokens.shape[0], topology.width
     # all paths looked at, node 0 is the root: the last token, its parent, the path's value (nats)
     tokens = context.root[:, None]
@@ -227,7 +233,7 @@ def _expand(topology: Expand | Beams, context, level, carry, words):
     value = jnp.zeros((batch, 1))
     where = jnp.zeros((batch, 1), jnp.int32)  # of the nodes gone on with: in those three
     above = parent  # their parents, counted among themselves
-    alive, sure = context.budget > 0, context.confidence
+    alive, ends = context.budget > 0, thresholds(context)
     path = jnp.ones((batch, 1))  # of those of the last depth: see `is_sure`
     for depth in range(topology.depth):
         wide = 1 if depth == 0 else width
@@ -242,16 +248,19 @@ def _expand(topology: Expand | Beams, context, level, carry, words):
         logits, carry = if_wanted(step, depth, context.width, carry, grown, wanted)
         here = where[:, since:]
         going = alive
-        if sure is not None:
+        if ends:
             real = jnp.take_along_axis(value, here, axis=1) > -jnp.inf
-            on, path = is_sure(sure, logits, path)
+            on, stays, path = is_sure(ends, logits, path)
             alive &= jnp.any(on & real, axis=1)
-            going = going if sure.keeps_last else alive
+            going &= jnp.any(stays & real, axis=1)
         logits = scores(context, grown, since, logits, words)
         said = jax.nn.log_softmax(logits, axis=-1)
         best = drawing.best(said, width)
         worth = jnp.take_along_axis(said, jnp.maximum(best, 0), axis=2)
         worth = jnp.where(best < 0, -jnp.inf, worth)
+        if branch:
+            opens = (jnp.arange(width) == 0) | (worth >= np.log(branch))
+            worth = jnp.where(opens, worth, -jnp.inf)
         best = best if words is None else words.of(best)
         best, worth = (jnp.broadcast_to(x, (batch, wide, width)) for x in (best, worth))
         worth = worth + jnp.take_along_axis(value, here, axis=1)[:, :, None]
@@ -262,6 +271,8 @@ def _expand(topology: Expand | Beams, context, level, carry, words):
         tokens = jnp.concatenate([tokens, best.reshape(batch, -1)], axis=1)
         known, value = value, jnp.concatenate([value, worth.reshape(batch, -1)], axis=1)
         parent = jnp.concatenate([parent, jnp.repeat(here, width, axis=1)], axis=1)
+        if least_value is not None:
+            alive &= jnp.max(worth, axis=(1, 2)) >= jnp.log(least_value)
         if gain:
             alive &= _kept(value, nodes) - _kept(known, nodes) >= gain
         if depth + 1 < topology.depth or isinstance(topology, Beams):

@@ -115,8 +115,11 @@ class Expand:
       gain: tokens. With ``gain`` above 0, a row stops growing when one more level would raise the
         sum of the kept values (the drafter's estimate of the number of accepted tokens) by less
         than ``gain``.
+      branch: in [0, 1]; a token beside the most probable one extends a path only if the drafter
+        gives it at least this probability; 0: whatever it gives it.
 
-    References: EAGLE-2, arXiv 2406.16858 (``gain=0``); OPT-Tree, arXiv 2406.17276 (``gain > 0``).
+    References: EAGLE-2, arXiv 2406.16858 (``gain=0``); OPT-Tree, arXiv 2406.17276 (``gain > 0``);
+    LLMCad, arXiv 2309.04255, section 3 (``branch=0.3``).
 
     Raises:
       ValueError: a number is out of range, or ``nodes`` is more than all paths that can be found.
@@ -126,10 +129,13 @@ class Expand:
     depth: int
     nodes: int
     gain: float = 0.0
+    branch: float = 0.0
 
     def __post_init__(self):
         if min(self.width, self.depth, self.nodes) < 1 or self.gain < 0:
             raise ValueError(f"{self}: width, depth and nodes must be at least 1, gain at least 0")
+        if not 0 <= self.branch <= 1:
+            raise ValueError(f"{self}: branch is a probability, from 0 to 1")
         _bounded(1 + self.width * self.depth, f"the tree of extended paths of {self}")
         most = self.width + (self.depth - 1) * self.width**2
         if not self.depth <= self.nodes <= most:
@@ -254,6 +260,24 @@ def chains(count: int, num_draft: int) -> Tree:
     return branching(count, *(1,) * (num_draft - 1))
 
 
+def comb(width: int, depth: int) -> Tree:
+    """Returns the chain of ``depth`` tokens with further tokens beside each of them: each node of
+    the chain has ``width`` children, the first of which is the next one of the chain.
+
+    Example::
+
+        comb(3, 6)  # 18 tokens; written "comb:3x6"
+
+    Raises:
+      ValueError: ``width`` or ``depth`` is less than 1, or there are more than ``MOST_NODES``
+        nodes.
+    """
+    if min(width, depth) < 1:
+        raise ValueError(f"comb({width}, {depth}): both must be at least 1")
+    _bounded(1 + width * depth, f"comb({width}, {depth})")
+    return Tree((-1, *(max(1 + (d - 1) * width, 0) for d in range(depth) for _ in range(width))))
+
+
 def from_paths(paths: Sequence[Sequence[int]]) -> Tree:
     """Returns a static tree from paths of ranks in Medusa's notation: ``[[0], [1], [0, 0]]``.
 
@@ -282,8 +306,8 @@ def parse(text: str) -> Topology:
 
     Args:
       text: ``chain:4``, ``3x2x1`` (see ``branching``), ``expand:WIDTHxDEPTHxNODES``,
-        ``beams:WIDTHxDEPTH``, or the name of a JSON file that holds parents ``[-1, 0, 0, 1]`` or
-        paths ``[[0], [1], [0, 0]]`` (see ``from_paths``).
+        ``beams:WIDTHxDEPTH``, ``comb:WIDTHxDEPTH``, or the name of a JSON file that
+        holds parents ``[-1, 0, 0, 1]`` or paths ``[[0], [1], [0, 0]]`` (see ``from_paths``).
 
     Raises:
       ValueError: the text or the file describes no tree.
@@ -308,6 +332,9 @@ def parse(text: str) -> Topology:
         if kind == "beams":
             width, depth = sizes
             return Beams(width, depth)
+        if kind == "comb":
+            width, depth = sizes
+            return comb(width, depth)
         if kind == "":
             return branching(*sizes)
     except (ValueError, TypeError, OSError) as error:
@@ -318,8 +345,8 @@ def parse(text: str) -> Topology:
 _ACCEPTED = (
     "Accepted: 'chain:4', a chain of 4 tokens; '3x2x1', the number of children at each depth; "
     "'expand:8x4x24', width, depth and nodes of a tree that the drafter grows; 'beams:4x5', width "
-    "and depth of a beam search; a .json file of parents [-1, 0, 0, 1] or of paths of ranks "
-    "[[0], [1], [0, 0]]"
+    "and depth of a beam search; 'comb:3x6', a chain of 6 tokens with 2 more beside each; "
+    "a .json file of parents [-1, 0, 0, 1] or of paths of ranks [[0], [1], [0, 0]]"
 )
 
 

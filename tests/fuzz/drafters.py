@@ -185,9 +185,13 @@ def with_settings(generator, drafter: Drafter, weights, model: Model, chains: bo
         return Union(drafters=tuple(d for d, _ in made)), tuple(w for _, w in made)
     if isinstance(drafter, Cascade):
         inner, below = with_settings(generator, drafter.inner, weights["inner"], model)
-        outer = drafter.outer.with_topology(trees.chain(between(generator, 1, 5)))
-        stop = pick(generator, (None, None, CumulativeStop(threshold=0.3)))
-        made = dataclasses.replace(drafter, outer=outer, inner=inner, stop=stop)
+        depth = between(generator, 1, 5)
+        outer = drafter.outer.with_topology(trees.chain(depth))
+        settings = dict(
+            stop=pick(generator, (None, None, CumulativeStop(threshold=0.3))),
+            tree=pick(generator, (None, None, trees.comb(2, depth))),
+        )
+        made = dataclasses.replace(drafter, outer=outer, inner=inner, **settings)
         return made, weights | {"inner": below}
     if isinstance(drafter, NGram):
         table = random_lookup(generator)
