@@ -160,7 +160,7 @@ TABLE = {
             "|tables? (model|before)|union with|merged chains|self (expanded|stop)"
             "|hybrid (self|tli)|tli tree|draft expanded by|lookahead (t|pairs)|suffix a|specdiff t"
             "|mtp distinct|unsure self|unsure draft exp|speculator p|kangaroo tree|dflash2|switch"
-            "|block exp|domino|xpress|lilicorr)",
+            "|block exp|domino|xpress|lilicorr|dspark few)",
             FULL,
         ),
         ("token_for_token", MERGE),
