@@ -210,7 +210,7 @@ def _drafter(kind: str, said: dict, config: Mapping, target) -> BlockDrafter:
                 "would begin at the place of the root, which drafts nothing"
             )
         if rank or confidence:
-            heads = dict(markov_rank=rank, markov=markov, confidence=confidence)
+            heads: dict[str, Any] = dict(markov_rank=rank, markov=markov, confidence=confidence)
             shape = DSparkConfig(**said, **heads, confidence_reads_token=confidence and reads)
             return DSpark(config=shape, target=target)
     return BlockDrafter(config=BlockConfig(**said), target=target)

@@ -57,8 +57,8 @@ def load(config: Mapping, tensors: Mapping, target):
     _check_counts(config, target)
     vocab = target.target.vocab_size
     layer = layer_config(config, tensors, model_type="qwen3", vocab_size=vocab)
-    authors = dict(window=None, local_layers=None, qk_norm=True)  # whatever the target has
-    layer = dataclasses.replace(layer, **authors)
+    authors: dict[str, Any] = dict(window=None, local_layers=None, qk_norm=True)
+    layer = dataclasses.replace(layer, **authors)  # whatever the target has
     check_sizes(target, hidden_size=layer.hidden_size, vocab_size=layer.vocab_size)
     layers = _target_layers(said["target_layer_ids"], target)
     shape = Eagle3Config(layer=layer, num_features=len(layers), draft_vocab_size=0)
