@@ -14,6 +14,7 @@ from toys import heads as weights_for
 import specjax
 from specjax.drafters.peagle import PEagle
 from specjax.text import drafter_names
+from specjax.trees import chain
 
 GOLDEN = Path(__file__).parent / "golden" / "features"
 DEEPSPEC, SPARK = "eagle3_deepspec", "dspark_speculators"
@@ -135,7 +136,7 @@ READ = {
         "confidence_head_with_markov": True,
     },
     "dspark_speculators": {
-        "architectures": ["DSparkSpeculator"],
+        "architectures": ["DSparkDraftModel"],
         "speculators_model_type": "dspark",
         "draft_vocab_size": 16,
         "block_size": 5,
@@ -174,6 +175,15 @@ def test_configs_say_what_servers_read(name, target, tmp_path):
     written = json.loads((tmp_path / "config.json").read_text())
     assert {key: written.get(key) for key in READ[name]} == READ[name]
     assert written["specjax"]["target_fingerprint"] == target.checkpoint
+
+
+def test_heads_of_deepspec_are_drafted_as_deep_as_they_say_and_written_for_others(target, tmp_path):
+    heads = specjax.load_drafter(GOLDEN / DEEPSPEC, target)
+    assert heads.drafter.topology == chain(4)  # ttt_length
+    given = dict(format="eagle3-speculators", target=target)
+    specjax.save_drafter(heads.drafter, heads.params, tmp_path, **given)
+    again = specjax.load_drafter(tmp_path, target)
+    assert again.drafter == heads.drafter and same(again.params, heads.params)
 
 
 def test_heads_for_sglang_always_have_the_bias_that_it_expects(target, tmp_path):

@@ -38,11 +38,11 @@ from .weights import check_integers, tensors_of
 
 DESCRIPTION = "speculators' of block drafters (speculators_model_type: dflash, dspark, ...)"
 DRAFTER, WEIGHTS_FILE = BlockDrafter, "model"
-KINDS = {  # the kind of a file, its class, its architecture
-    "dflash": (BlockDrafter, "DFlashSpeculator"),
-    "dspark": (DSpark, "DSparkSpeculator"),
+KINDS = {  # the kind of a file, its class, its architecture as the package writes it
+    "dflash": (BlockDrafter, "DFlashDraftModel"),
+    "dspark": (DSpark, "DSparkDraftModel"),
     "dflash2": (DFlash2, "DFlash2DraftModel"),
-    "xpress": (XPress, "XPressSpeculator"),
+    "xpress": (XPress, "XPressDraftModel"),
 }
 FROM_ROOT = ("dspark",)  # the kinds whose default is ``sample_from_anchor: true``
 BOTH_WAYS = ("dflash2",)  # likewise of ``sliding_window_non_causal``
