@@ -168,6 +168,7 @@ def cases(model, params, near=None, other=None):
         return SPIReConfig(layers=layer, window=5, sinks=1)
 
     words = dict(vocab_size=model.vocab_size)
+    fewer = dict(draft_vocab_size=model.vocab_size - 1)
     unsure = functools.partial(Kangaroo, threshold=0.45)
     prefixed = functools.partial(SpeculatorConfig, prefix=layer, **LSTM)
     top = functools.partial(Eagle3, layers=(1,))  # the toy has only one layer
@@ -399,6 +400,9 @@ def cases(model, params, near=None, other=None):
         "xpress in turn": head(in_turn, xpress, (-1, 0, 0, 1), ("rejection",), picks="iid"),
         "lilicorr": head(LiLiCorr, lilicorr, (-1, 0, 0, 1), ("rejection",), picks="iid"),
         "dspark": head(DSpark, dspark, (-1, 0, 1, 2), ("rejection",), picks="iid", markov="rnn"),
+        "dspark few words": head(
+            DSpark, dspark, (-1, 0, 0, 1), ("rejection",), picks="iid", **fewer
+        ),
         "eagle": head(Eagle, eagle, TREE, ("rejection",), picks="distinct"),
         "eagle3": head(top, eagle3, (-1, 0, 1, 2), ("block", "coupled"), picks="iid"),
         "adaptive eagle3": adaptive(head(top, eagle3, trees.Expand(2, 3, 5), rules=())),

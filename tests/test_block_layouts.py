@@ -52,6 +52,19 @@ NAMED = {
         "sample_from_anchor": False,
         "dflash_config": {"mask_token_id": 23, "target_layer_ids": [1, 3, 5]},
     },
+    "dflash2": {
+        "architectures": ["DFlash2DraftModel"],
+        "block_size": 5,
+        "dflash_config": {
+            "mask_token_id": 23,
+            "target_layer_ids": [1, 3, 5],
+            "conv_kernel_size": 2,
+            "conv_group_size": 4,
+            "selector_rank": 5,
+            "selector_top_k": 4,
+        },
+    },
+    "dflash2_window": {"sliding_window": 6, "is_causal": False},
 }
 
 

@@ -14,8 +14,10 @@ from toys import heads as weights_for
 import specjax
 from specjax.drafters.peagle import PEagle
 from specjax.text import drafter_names
+from specjax.trees import chain
 
 GOLDEN = Path(__file__).parent / "golden" / "features"
+DEEPSPEC, SPARK = "eagle3_deepspec", "dspark_speculators"
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +53,14 @@ WRITTEN = [
     ("speculators_norms", "eagle3-speculators", ["embed_tokens.weight"]),
     ("peagle", "eagle3-speculators", ["embed_tokens.weight"]),
     ("dflash", "dflash", []),
+    ("eagle3_deepspec", "eagle3-deepspec", []),
     *((name, "dspark", []) for name in ("dspark", "dspark_gated", "dspark_rnn", "dspark_bare")),
+    ("dflash_speculators", "block-speculators", []),
+    ("dspark_speculators", "block-speculators", []),
+    ("dspark_speculators_gated", "block-speculators", []),
+    ("dspark_speculators_rnn", "block-speculators", []),
+    ("dflash2_speculators", "block-speculators", []),
+    ("xpress_speculators", "block-speculators", []),
 ]
 
 
@@ -98,6 +107,16 @@ READ = {
         "draft_vocab_size": 16,
         "torch_dtype": "bfloat16",
     },
+    "eagle3_deepspec": {
+        "architectures": ["Qwen3Eagle3Model"],
+        "model_type": "qwen3",
+        "num_hidden_layers": 1,
+        "draft_num_hidden_layers": 1,
+        "num_target_layers": 7,
+        "target_layer_ids": [0, 1, 3, 4, 5],
+        "step_loss_decay": 0.8,
+        "layer_types": ["full_attention"],
+    },
     "dflash": {
         "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",
@@ -116,6 +135,34 @@ READ = {
         "enable_confidence_head": True,
         "confidence_head_with_markov": True,
     },
+    "dspark_speculators": {
+        "architectures": ["DSparkDraftModel"],
+        "speculators_model_type": "dspark",
+        "draft_vocab_size": 16,
+        "block_size": 5,
+        "mask_token_id": 23,
+        "aux_hidden_state_layer_ids": [1, 3, 6],
+        "sample_from_anchor": True,
+        "sliding_window_non_causal": False,
+        "markov_rank": 5,
+        "markov_head_type": "vanilla",
+    },
+    "dflash2_speculators": {
+        "speculators_model_type": "dflash2",
+        "draft_vocab_size": 24,
+        "sample_from_anchor": False,
+        "sliding_window_non_causal": True,
+        "conv_kernel_size": 2,
+        "conv_group_size": 4,
+        "selector_rank": 5,
+        "selector_top_k": 4,
+    },
+    "xpress_speculators": {
+        "speculators_model_type": "xpress",
+        "xpress_rank": 5,
+        "xpress_mlp_ratio": 2,
+        "num_jacobi_passes": 2,
+    },
 }
 
 
@@ -128,6 +175,15 @@ def test_configs_say_what_servers_read(name, target, tmp_path):
     written = json.loads((tmp_path / "config.json").read_text())
     assert {key: written.get(key) for key in READ[name]} == READ[name]
     assert written["specjax"]["target_fingerprint"] == target.checkpoint
+
+
+def test_heads_of_deepspec_are_drafted_as_deep_as_they_say_and_written_for_others(target, tmp_path):
+    heads = specjax.load_drafter(GOLDEN / DEEPSPEC, target)
+    assert heads.drafter.topology == chain(4)  # ttt_length
+    given = dict(format="eagle3-speculators", target=target)
+    specjax.save_drafter(heads.drafter, heads.params, tmp_path, **given)
+    again = specjax.load_drafter(tmp_path, target)
+    assert again.drafter == heads.drafter and same(again.params, heads.params)
 
 
 def test_heads_for_sglang_always_have_the_bias_that_it_expects(target, tmp_path):
@@ -153,6 +209,7 @@ def test_heads_that_not_all_servers_know_are_written_for_those_that_do(target, t
         ("eagle3", "eagle3", {}, {"num_layers": 2}, "know layer.num_layers=2; take"),
         ("eagle3", "eagle3-speculators", {}, {"qkv_bias": True}, "qkv_bias=True, o_bias=False"),
         ("eagle", "eagle", {}, {"qk_norm": True}, "no norms of queries and keys"),
+        ("eagle3_deepspec", "eagle3-deepspec", {"fc_norm": "each"}, {}, "another fc_norm: take"),
     ],
 )
 def test_heads_of_which_readers_would_drop_a_part_are_not_written(
@@ -298,7 +355,10 @@ def test_heads_that_draft_all_at_once_are_written_and_loaded_again(
     assert again.drafter == heads.drafter and same(again.params, heads.params)
 
 
-@pytest.mark.parametrize("name", ["eagle_bare", "eagle3", "dflash", "speculators"])
+HEADS = ["eagle_bare", "eagle3", "dflash", "speculators", "dspark", DEEPSPEC, SPARK]
+
+
+@pytest.mark.parametrize("name", HEADS)
 def test_a_path_is_taken_for_heads_though_its_config_may_be_a_models(name, target):
     heads = drafter_names.named(target, GOLDEN / name)
     assert heads.drafter == specjax.load_drafter(GOLDEN / name, target).drafter
@@ -383,12 +443,59 @@ OTHER = np.ones((24, 16), np.float32)
         ("dspark", {"attention_sink_bias": True}, {}, "attention sinks are not supported"),
         ("dspark", {"target_layer_ids": [-2]}, {}, "target_layer_ids=.-2."),
         ("dspark", {}, {"lm_head.weight": OTHER}, "lm_head.weight .*a copy of a table"),
+        (DEEPSPEC, {"target_layer_ids": None}, {}, "EAGLE-3 heads lacks target_layer_ids"),
+        (DEEPSPEC, {"target_layer_ids": [1, 0, 3, 4, 5]}, {}, "ids=.1, 0, 3.*an ascending list"),
+        (DEEPSPEC, {"target_layer_ids": [0, 1, 3, 4, 9]}, {}, "numbered 0 to 6"),
+        (DEEPSPEC, {"target_layer_ids": [0, 1, 3, 4, 6]}, {}, "ids=.*: 6 is the last layer"),
+        (DEEPSPEC, {"target_layer_ids": [1, 3, 5]}, {}, "fc.weight is .16, 80., expected .16, 48."),
+        (DEEPSPEC, {"ttt_length": "7"}, {}, "ttt_length='7': it must be a whole number"),
+        (DEEPSPEC, {"ttt_length": 0}, {}, "ttt_length=0: it must be at least 1"),
+        (DEEPSPEC, {"draft_num_hidden_layers": 2}, {}, "draft_num_hidden_layers=2: each layer"),
+        (DEEPSPEC, {"num_target_layers": 9}, {}, "num_target_layers=9: .* which has 7 layers"),
+        (DEEPSPEC, {"norm_output": True}, {}, "norm_output=True: heads of DeepSpec have no such"),
+        (DEEPSPEC, {"model_type": "gemma4_text"}, {}, "model_type='gemma4_text' are not supported"),
+        (DEEPSPEC, {}, {"lm_head.weight": OTHER}, "lm_head.weight .*a copy of a table"),
+        (DEEPSPEC, {}, {"layers.0.self_attn.q_norm.weight": None}, "missing .1.: .*q_norm"),
+        (SPARK, {"transformer_layer_config": None}, {}, "lacks transformer_layer_config"),
+        (SPARK, {"mask_token_id": None}, {}, "lacks mask_token_id"),
+        (SPARK, {"block_size": "5"}, {}, "block_size='5': it must be a whole number"),
+        (SPARK, {"sample_from_anchor": 1}, {}, "sample_from_anchor=1: it must be true or false"),
+        (SPARK, {"draft_vocab_size": 25}, {}, "draft_vocab_size=25: it must be at least 1"),
+        (SPARK, {}, {"d2t": None}, "draft_vocab_size=16 of 24, but the file has no d2t"),
+        (SPARK, {}, {"lm_head.weight": OTHER[:16]}, "lm_head.weight .*a copy of a table"),
+        (SPARK, {"aux_hidden_state_layer_ids": [1, 3, 9]}, {}, "layer_ids=.1, 3, 9.: .* 7 layers"),
+        (SPARK, {"target_hidden_size": 32}, {}, "target_hidden_size=32: such drafters are as wide"),
+        (SPARK, {"markov_head_type": "lstm"}, {}, "markov='lstm'"),
+        (SPARK, {"enable_confidence_head": "no"}, {}, "enable_confidence_head='no'"),
+        (f"{SPARK}_rnn", {"sample_from_anchor": False}, {}, "type='rnn' with sample_from_anchor"),
+        ("dflash2_speculators", {"draft_vocab_size": 16}, {}, "a DFlash2 scores all 24 tokens"),
+        ("dflash2_speculators", {"selector_rank": "5"}, {}, "selector_rank='5': it must be a"),
+        ("xpress_speculators", {"sample_from_anchor": True}, {}, "sample_from_anchor=true is not"),
     ],
 )
 def test_what_is_wrong_with_a_drafter_is_named(source, config, tensors, words, target, tmp_path):
     edited(tmp_path, source, config, **tensors)
     with pytest.raises(ValueError, match=words):
         specjax.load_drafter(tmp_path, target)
+
+
+def test_what_a_config_of_speculators_leaves_out_has_the_packages_default(target, tmp_path):
+    usual = {
+        "dspark_speculators": dict(sample_from_anchor=None, markov_head_type=None),
+        "dflash2_speculators": dict(sliding_window_non_causal=None, conv_kernel_size=None),
+        "xpress_speculators": dict(sample_from_anchor=None, xpress_mlp_ratio=None),
+    }
+    for name, left_out in usual.items():
+        found = specjax.load_drafter(edited(tmp_path / name, name, left_out), target)
+        assert found.drafter == specjax.load_drafter(GOLDEN / name, target).drafter
+
+
+@pytest.mark.parametrize("layout", ["dspark", "dflash"])
+def test_a_draft_vocabulary_is_not_written_where_readers_have_none(layout, target, tmp_path):
+    name = "dspark_speculators" if layout == "dspark" else "dflash_speculators"
+    heads = specjax.load_drafter(GOLDEN / name, target)
+    with pytest.raises(ValueError, match="draft_vocab_size=16: .* take 'block-speculators'"):
+        specjax.save_drafter(heads.drafter, heads.params, tmp_path, format=layout)
 
 
 @pytest.mark.parametrize("source", ["dflash", "dspark"])

@@ -169,7 +169,7 @@ TABLE = {
             "|tables? (model|before)|union with|merged chains|self (expanded|stop)"
             "|hybrid (self|tli)|tli tree|draft expanded by|lookahead (t|pairs)|suffix a|specdiff t"
             "|mtp distinct|unsure self|unsure draft exp|speculator p|kangaroo tree|dflash2|switch"
-            "|block exp|domino|xpress|lilicorr|llmcad [ct]|bigram o)",
+            "|block exp|domino|xpress|lilicorr|dspark few|llmcad [ct]|bigram o)",
             FULL,
         ),
         ("token_for_token", MERGE),

@@ -1,4 +1,4 @@
-"""DFlash drafters in their authors' layout (github.com/z-lab/dflash) and in that of speculators.
+"""DFlash drafters in their authors' layout (github.com/z-lab/dflash).
 
 With L layers i, and k hidden states of the target::
 
@@ -10,10 +10,6 @@ so that id i is ``hidden_states[i + 1]`` of Hugging Face. Without ids they are s
 the second layer to the third last. Embeddings and LM head are those of the target. ``causal`` there
 says that a token of the block attends only to tokens before it; JetSpec's files call it
 ``causal_head``.
-
-The layout of speculators has ``speculators_model_type: dflash`` and the config of the layers in
-``transformer_layer_config``. Its ``aux_hidden_state_layer_ids`` are ``hidden_states[i]``, and it
-holds copies of the target's embeddings and LM head.
 """
 
 from __future__ import annotations
@@ -23,8 +19,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from ..drafters.block import BlockConfig, BlockDrafter
 from ..models.config import DecoderConfig
+from ..models.quantize import is_quantized
 from .layers import block_names, layer_config, layer_hf
 from .weights import (
     Tensors,
@@ -39,15 +38,14 @@ from .weights import (
 
 DESCRIPTION = "DFlash's (fc.weight, hidden_norm.weight, layers.{i}...; dflash_config)"
 DRAFTER, WEIGHTS_FILE = BlockDrafter, "model"
-TABLES = {"embed_tokens.weight": embedding_table, "lm_head.weight": head_table}
+LM_HEAD = "lm_head.weight"
+TABLES = {"embed_tokens.weight": embedding_table, LM_HEAD: head_table}
 _MASK = "mask_embedding.pt"  # vLLM's name
 HEADS = ("candidate_selector.", "prefix_gru.", "logit_head.", "xpress_head.", "lilicorr.")
-_UNUSED = ("rotary_emb.inv_freq", "d2t", "t2d")  # the last two of a whole vocabulary
+_UNUSED = "rotary_emb.inv_freq"
 
 
 def matches(config: Mapping, names: set[str]) -> bool:
-    if config.get("speculators_model_type") == "dflash":
-        return True
     heads = any(name.startswith(HEADS) for name in names)  # of other drafters' layouts
     return "dflash_config" in config and {"fc.weight", "hidden_norm.weight"} <= names and not heads
 
@@ -69,8 +67,6 @@ def shape_of(config: Mapping, tensors: Mapping, target) -> dict[str, Any]:
       ValueError: a key is missing, or of another kind; or the file is one of another target.
     """
     count = target.target.num_layers
-    if "speculators_model_type" in config:
-        config = _plain(config, count)
     own = config.get("dflash_config") or {}
     ids = own.get("target_layer_ids")
     layers, said = layers_of(config, own, tensors, target)
@@ -140,7 +136,14 @@ def check_scales(config: Mapping, own: Mapping, target) -> None:
         raise ValueError(f"{key}={cap!r}: logits are capped as the target's, whose cap is {theirs}")
 
 
-def drafter_of(drafter, tensors: Mapping, target, more: Mapping = MappingProxyType({})) -> tuple:
+def drafter_of(
+    drafter,
+    tensors: Mapping,
+    target,
+    more: Mapping = MappingProxyType({}),
+    others=(),
+    rows: np.ndarray | None = None,
+) -> tuple:
     """``(drafter, its weights)``, after a look at the copies of the target's tables in the file.
 
     Args:
@@ -148,11 +151,16 @@ def drafter_of(drafter, tensors: Mapping, target, more: Mapping = MappingProxyTy
       tensors: of the file.
       target: the target.
       more: names of tensors besides those of ``names``, to paths of parameters.
+      others: further names that the file may have.
+      rows: int64 ``[Vd]``, the rows of the LM head that the file has; None: all.
     """
     for name, table in TABLES.items():
         if name in tensors:
-            check_copy(name, tensors[name], table(target), target)
-    named, others = {**names(drafter.config), **more}, (*TABLES, *_UNUSED)
+            own = table(target)
+            if rows is not None and name == LM_HEAD and not is_quantized(own):
+                own = own[rows]
+            check_copy(name, tensors[name], own, target)
+    named, others = {**names(drafter.config), **more}, (*TABLES, _UNUSED, *others)
     return drafter, params_of(tensors, named, drafter.shapes, target.dtype, others)
 
 
@@ -179,6 +187,7 @@ def config_of(drafter: BlockDrafter, layout: str, *, can_draft_from_root: bool =
     shape = drafter.config
     if not shape.layers.qk_norm:
         raise ValueError(f"format={layout!r}: its layers norm queries and keys, these do not")
+    check_vocab(drafter, layout)
     if shape.from_root and not can_draft_from_root:
         raise ValueError(
             f"format={layout!r}: from_root=True: the root's place drafts nothing in this layout; "
@@ -193,16 +202,26 @@ def config_of(drafter: BlockDrafter, layout: str, *, can_draft_from_root: bool =
             f"format={layout!r}: target_layers={shape.target_layers} reads the target's "
             "embeddings, for which the layout has no number"
         )
-    if shape.causal is not None:
-        own["causal"] = own["causal_head"] = shape.causal
     config = layer_hf(shape.layers) | {
         "architectures": ["DFlashDraftModel"],
         "block_size": shape.block_size,
         "num_target_layers": drafter.target.num_layers,
         "dflash_config": own,
     }
+    if shape.causal is not None:  # the keys of the authors, of vLLM and of JetSpec
+        config["is_causal"] = own["causal"] = own["causal_head"] = shape.causal
     config.setdefault("layer_types", ["full_attention"] * shape.layers.num_layers)
     return config
+
+
+def check_vocab(drafter: BlockDrafter, layout: str) -> None:
+    """Raises ``ValueError`` for a drafter over a part of the vocabulary."""
+    few = drafter.config.draft_vocab_size
+    if few is not None:
+        raise ValueError(
+            f"format={layout!r}: draft_vocab_size={few}: the layout has no draft vocabulary; take "
+            "'block-speculators'"
+        )
 
 
 def names(shape: BlockConfig) -> dict[str, tuple]:
@@ -256,23 +275,3 @@ def _attention(config: Mapping, own: Mapping, layers):
         layers = dataclasses.replace(layers, window=window)
         causal = causal if sliding else bool(causal)
     return layers, causal
-
-
-def _plain(config: Mapping, num_target: int) -> dict:
-    """A config of speculators in the authors' form, for a target of ``num_target`` layers."""
-    layers = dict(config.get("transformer_layer_config") or {})
-    if not layers:
-        raise ValueError("the config.json of a speculator lacks transformer_layer_config")
-    if config.get("sample_from_anchor"):
-        raise ValueError("sample_from_anchor=true is not supported: the anchor is the root")
-    vocab = layers.get("vocab_size")
-    if config.get("draft_vocab_size", vocab) != vocab:
-        raise ValueError(
-            f"draft_vocab_size={config['draft_vocab_size']}: DFlash drafters over a part of the "
-            f"{vocab} tokens are not supported"
-        )
-    ids = config.get("aux_hidden_state_layer_ids") or [2, num_target // 2, num_target - 3]
-    own = {"mask_token_id": config.get("mask_token_id"), "target_layer_ids": [i - 1 for i in ids]}
-    if config.get("sliding_window_non_causal"):
-        own["causal"] = False
-    return layers | {"block_size": config.get("block_size", 8), "dflash_config": own}

@@ -32,6 +32,7 @@ KEYS = {
     "selector_rank": "selector_rank",
     "selector_top_k": "num_candidates",
 }
+USUAL = dict(conv_kernel_size=2, conv_group_size=16, selector_rank=256, selector_top_k=16)
 SELECTOR = "candidate_selector"
 
 
@@ -49,17 +50,17 @@ def load(config: Mapping, tensors: Mapping, target):
     sizes = {KEYS[key]: value for key, value in said.items()}
     shape = DFlash2Config(**dflash.shape_of(config, tensors, target), **sizes)
     drafter = DFlash2(config=shape, target=target.target)
-    return dflash.drafter_of(drafter, tensors, target, _names(shape))
+    return dflash.drafter_of(drafter, tensors, target, head_names(shape))
 
 
 def save(drafter: DFlash2, params, target=None) -> tuple[dict, dict]:
     config, shape = dflash.config_of(drafter, "dflash2"), drafter.config
     config["architectures"] = [ARCHITECTURE]
     config["dflash_config"] |= {key: getattr(shape, name) for key, name in KEYS.items()}
-    return config, tensors_of(params, dflash.names(shape) | _names(shape))
+    return config, tensors_of(params, dflash.names(shape) | head_names(shape))
 
 
-def _names(shape: DFlash2Config) -> dict[str, tuple]:
+def head_names(shape: DFlash2Config) -> dict[str, tuple]:
     """Names of the tensors of convolutions and selector to paths of parameters."""
     named: dict[str, tuple] = {
         f"{SELECTOR}.predecessor_codebook": ("selector", "predecessors"),

@@ -70,11 +70,12 @@ def load(config: Mapping, tensors: Mapping, target):
         confidence_reads_token=bool(config.get("confidence_head_with_markov")),
     )
     drafter = DSpark(config=shape, target=target.target)
-    return dflash.drafter_of(drafter, tensors, target, _names(shape))
+    return dflash.drafter_of(drafter, tensors, target, head_names(shape))
 
 
 def save(drafter: BlockDrafter, params, target=None) -> tuple[dict, dict]:
     shape = drafter.config
+    dflash.check_vocab(drafter, "dspark")
     wrong = {"layers.qk_norm": not shape.layers.qk_norm, "from_root": not shape.from_root}
     wrong["causal"] = shape.causal is not None
     if wrong := [name for name, is_so in wrong.items() if is_so]:
@@ -96,7 +97,7 @@ def save(drafter: BlockDrafter, params, target=None) -> tuple[dict, dict]:
     config.setdefault("layer_types", ["full_attention"] * shape.layers.num_layers)
     named = dflash.names(shape)
     if isinstance(shape, DSparkConfig):
-        named |= _names(shape)
+        named |= head_names(shape)
         config |= {
             "markov_rank": shape.markov_rank,
             "markov_head_type": shape.markov,
@@ -110,7 +111,7 @@ def save(drafter: BlockDrafter, params, target=None) -> tuple[dict, dict]:
     return config, tensors
 
 
-def _names(shape: DSparkConfig) -> dict[str, tuple]:
+def head_names(shape: DSparkConfig) -> dict[str, tuple]:
     """Names of the tensors of both heads to paths of parameters."""
     named: dict[str, tuple] = {}
     if shape.markov_rank:

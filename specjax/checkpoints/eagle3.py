@@ -45,14 +45,21 @@ _BLANK = "mask_hidden"
 _MASKS = ("mask_token_id", "pard_token", "ptd_token_id")
 _MAPS = ("d2t", "t2d")
 _IDS = "eagle_aux_hidden_state_layer_ids"
+_DEEPSPECS = ("target_layer_ids", "ttt_length")
 _OLD_NORMS = ("aux_norm_low", "aux_norm_mid", "aux_norm_high")  # of fc_norm, in older SGLang
 
 
 def matches(config: Mapping, names: set[str]) -> bool:
     first = ("midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight")
-    if "speculators_model_type" in config:
+    if "speculators_model_type" in config or is_deepspecs(config):
         return False
     return "fc.weight" in names and any(name in names for name in first)
+
+
+def is_deepspecs(config: Mapping) -> bool:
+    """Whether a config is of DeepSpec's layout (``eagle3_deepspec.py``), which has the same names
+    of tensors."""
+    return "speculators_model_type" not in config and bool({*_DEEPSPECS} & {*config})
 
 
 def load(config: Mapping, tensors: Mapping, target):
@@ -166,9 +173,7 @@ def written(drafter: Eagle3, params, first: str) -> dict[str, np.ndarray]:
     if shape.own_embedding:
         tensors[_EMBEDDING] = np.asarray(params["embedding"])
     if shape.has_vocab:
-        ids = np.asarray(params["vocab"], np.int64)
-        tensors["d2t"] = ids - np.arange(len(ids))
-        tensors["t2d"] = np.isin(np.arange(shape.vocab_size), ids)
+        tensors |= vocabulary_tensors(params["vocab"], shape.vocab_size)
     if shape.mask_token is not None:
         tensors[_BLANK] = np.asarray(params[_BLANK])[None]
     return tensors
@@ -270,6 +275,12 @@ def vocabulary(tensors: Mapping, size: int, vocab: int) -> np.ndarray | None:
             raise ValueError("d2t of a head over the whole vocabulary must be zeros; leave it out")
         return None
     return ids
+
+
+def vocabulary_tensors(vocab, vocab_size: int) -> dict[str, np.ndarray]:
+    """``d2t`` and ``t2d`` of a draft vocabulary, int ``[Vd]``, the target's id of each token."""
+    ids = np.asarray(vocab, np.int64)
+    return {"d2t": ids - np.arange(len(ids)), "t2d": np.isin(np.arange(vocab_size), ids)}
 
 
 def _mask(config: Mapping, tensors: Mapping, size: int) -> int | None:

@@ -53,26 +53,10 @@ def save(drafter: Eagle3, params, target=None) -> tuple[dict, dict]:
     inner = layer_hf(layer)
     if parallel and options["fc_norm"]:
         inner["fc_norm"] = True  # of P-EAGLE's, vLLM reads this key nowhere else
-    drafted = {"proposal_type": "greedy", "speculative_tokens": drafter.depth}
-    drafted |= {"verifier_accept_k": 1, "accept_tolerance": 0.0}
-    reads = drafter.target
-    if not isinstance(reads, CausalLM):
-        raise ValueError(
-            "format='eagle3-speculators' names the architecture of the target, and a target of "
-            "your own has none; take format='eagle3'"
-        )
     config = options | {
         "architectures": [architecture],
         "speculators_model_type": kind,
-        "speculators_config": {
-            "algorithm": kind,
-            "proposal_methods": [drafted],
-            "default_proposal_method": "greedy",
-            "verifier": {
-                "name_or_path": None if target is None else target.name,
-                "architectures": [family_of(reads.config.model_type).architecture],
-            },
-        },
+        "speculators_config": proposals(drafter, kind, target, "eagle3-speculators", "eagle3"),
         "embed_requires_grad": drafter.config.own_embedding,
         "tie_word_embeddings": False,
         "transformer_layer_config": inner,
@@ -81,3 +65,34 @@ def save(drafter: Eagle3, params, target=None) -> tuple[dict, dict]:
     if parallel:
         tensors["mask_hidden"] = tensors["mask_hidden"][None]  # [1, 1, k F] there
     return config, tensors
+
+
+def proposals(drafter, kind: str, target, layout: str, other: str) -> dict:
+    """``speculators_config`` of a file, without which vLLM refuses it.
+
+    Args:
+      drafter: what is written.
+      kind: ``speculators_model_type``.
+      target: the ``LM`` for which the drafter was trained, or None.
+      layout: the name of the layout, for errors.
+      other: the layout that an error proposes in its place.
+
+    Raises:
+      ValueError: the target is one of your own.
+    """
+    reads = drafter.target
+    if not isinstance(reads, CausalLM):
+        raise ValueError(
+            f"format={layout!r} names the architecture of the target, and a target of your own "
+            f"has none; take format={other!r}"
+        )
+    drafted = {"proposal_type": "greedy", "speculative_tokens": drafter.depth}
+    return {
+        "algorithm": kind,
+        "proposal_methods": [drafted | {"verifier_accept_k": 1, "accept_tolerance": 0.0}],
+        "default_proposal_method": "greedy",
+        "verifier": {
+            "name_or_path": None if target is None else target.name,
+            "architectures": [family_of(reads.config.model_type).architecture],
+        },
+    }

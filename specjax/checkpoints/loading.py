@@ -24,7 +24,7 @@ from .weights import PICKLES, Tensors, listed
 _HUB_FILES = ["config.json", "*.safetensors", *PICKLES]
 # keys that only the configs of heads have; EAGLE's and some others have none
 _CONFIG_KEYS = ("medusa_", "hydra_", "dflash_", "specdec_", "eagle_")
-_CONFIG_KEYS += ("specdiff_", "spire_", "draft_vocab_size", "speculators_")
+_CONFIG_KEYS += ("specdiff_", "spire_", "draft_vocab_size", "speculators_", "markov_")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -48,8 +48,10 @@ from ..models import kv_cache
 from ..models.config import DecoderConfig
 from ..models.decoder import Decoder
 from ..models.layers import Linear, Norm, fused_linear, turns
+from ..trees.levels import Words
 from ..types import PyTree, Verdict
-from .heads import HeadDrafter, independent_level
+from .feature_module import logits_of
+from .heads import HeadDrafter, VocabMap, independent_level
 from .layer_sizes import SizesOfLayers
 
 
@@ -69,6 +71,9 @@ class BlockConfig(SizesOfLayers):
       from_root: whether each place says the token after it, so that the root's drafts too; else
         each says the token in it, and the root's, which is known, says nothing. (DeepSpec's files
         are of the first kind, those of DFlash's authors of the second.)
+      draft_vocab_size: Vd, how many tokens of the target can be drafted, where they are not all:
+        the drafter then has an LM head of its own over these, and ``vocab`` says which they are.
+        None: all, by the target's LM head.
     """
 
     layers: DecoderConfig
@@ -77,8 +82,15 @@ class BlockConfig(SizesOfLayers):
     target_layers: tuple[int, ...]
     causal: bool | None = None
     from_root: bool = False
+    draft_vocab_size: int | None = None
 
     def __post_init__(self):
+        few = self.draft_vocab_size
+        if few is not None and not 1 <= few < self.vocab_size:
+            raise ValueError(
+                f"draft_vocab_size={few}: it must be at least 1 and less than the target's "
+                f"vocabulary, {self.vocab_size}; leave it out where all tokens can be drafted"
+            )
         if self.block_size < 2:
             raise ValueError(
                 f"block_size={self.block_size}: a block is the root and at least one mask"
@@ -106,7 +118,10 @@ class BlockConfig(SizesOfLayers):
 
 
 class BlockLayers(nnx.Module):
-    """The weights of a block drafter, which uses the embeddings and the LM head of the target."""
+    """The weights of a block drafter, which uses the embeddings and the LM head of the target.
+
+    ``draft_lm_head [Vd, H]`` and ``vocab`` are among them where there is a draft vocabulary.
+    """
 
     def __init__(self, config: BlockConfig, *, rngs, param_dtype=jnp.float32):
         self.config, layers = config, config.layers
@@ -115,6 +130,9 @@ class BlockLayers(nnx.Module):
         self.fc = Linear(len(config.target_layers) * size, size, **common)
         self.hidden_norm = Norm(size, layers, param_dtype=param_dtype)
         self.layers = Decoder(layers, bare=True, **common)
+        few = config.draft_vocab_size
+        self.draft_lm_head = None if few is None else Linear(size, few, **common)
+        self.vocab = None if few is None else VocabMap(jnp.arange(few, dtype=jnp.int32))
 
     def entries(self, features: jax.Array, positions: jax.Array) -> PyTree:
         """The keys and values of committed tokens.
@@ -185,17 +203,26 @@ class BlockDrafter(HeadDrafter):
 
     Attributes:
       whole_block: whether all places of a block are computed, however deep the tree is.
+      can_draw_from_part: whether there may be a draft vocabulary.
 
     Raises:
-      ValueError: the target lacks such hidden states, or the tree is deeper than a block has masks.
+      ValueError: the target lacks such hidden states, the tree is deeper than a block has masks, or
+        there is a draft vocabulary where the method knows none.
     """
 
     module = BlockLayers
     name = "block"
     whole_block: ClassVar[bool] = False
+    can_draw_from_part: ClassVar[bool] = True
 
     def __post_init__(self):
         self.check_parts()
+        few = self.config.draft_vocab_size
+        if few is not None and not self.can_draw_from_part:
+            raise ValueError(
+                f"draft_vocab_size={few}: a {type(self).__name__} scores all {self.vocab_size} "
+                "tokens of the target; leave it out"
+            )
         most = self.target.num_layers
         if max(self.config.target_layers) > most:
             raise ValueError(
@@ -207,6 +234,10 @@ class BlockDrafter(HeadDrafter):
     @property
     def features(self):
         return self.config.target_layers
+
+    def words(self, params):
+        vocab = self.heads(params).vocab
+        return None if vocab is None else Words(vocab[...], self.vocab_size)
 
     def init(self, params, target_params, batch, capacity, inputs=None):
         c = self.config.layers
@@ -249,10 +280,14 @@ class BlockDrafter(HeadDrafter):
         return hidden[:, :, first : first + self.depth]
 
     def read_places(self, heads, target_params, state, context) -> tuple[jax.Array, jax.Array]:
-        """The ``states``, and the logits float32 ``[B, D, V]`` that the LM head makes of them."""
+        """The ``states``, and the logits float32 ``[B, D, V]`` that the LM head makes of them;
+        ``[B, D, Vd]`` where there is a draft vocabulary."""
         hidden = self.states(heads, target_params, state, context)
         size, batch, _ = hidden.shape
-        return hidden, self.target.head(target_params, hidden.reshape(size, -1), batch)
+        flat = hidden.reshape(size, -1)
+        if heads.draft_lm_head is not None:
+            return hidden, logits_of(heads.draft_lm_head, flat, batch)
+        return hidden, self.target.head(target_params, flat, batch)
 
     def make_level(self, params, target_params, state, context):
         def say():

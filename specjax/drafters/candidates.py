@@ -39,6 +39,8 @@ class CandidateBlock(BlockDrafter, abc.ABC):
         candidates.
     """
 
+    can_draw_from_part = False
+
     def __post_init__(self):
         super().__post_init__()
         tree, most = self.tree, self.config.num_candidates

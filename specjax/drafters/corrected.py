@@ -31,7 +31,8 @@ class Drawing:
 
     Attributes:
       hidden: ``[H, B, D]``, what ``step`` reads of the places.
-      base: float32 ``[B, D, V]``, logits of the places without a correction.
+      base: float32 ``[B, D, V]``, logits of the places without a correction (``[B, D, Vd]`` over a
+        draft vocabulary).
       memory: ``[B, M, S]``, after each of the M nodes; before the root was looked at ``[B, 1, S]``,
         what is remembered before it.
       chances: float32 ``[B, M]``, logits of the chances of what is below each of them; 0 where the
@@ -96,7 +97,8 @@ class CorrectedBlock(BlockDrafter, abc.ABC):
                 jnp.repeat(known.hidden[:, :, depth], wide, axis=1),
                 depth,
             )
-            logits = jnp.broadcast_to(known.base[:, depth, None], (batch, wide, self.vocab_size))
+            logits = known.base[:, depth, None]
+            logits = jnp.broadcast_to(logits, (batch, wide, logits.shape[2]))
             if latent is not None:
                 logits += heads.say(latent).reshape(batch, wide, -1)
             memory = memory.T.reshape(batch, wide, -1).astype(known.memory.dtype)

@@ -98,6 +98,7 @@ class Domino(CorrectedBlock):
 
     module = DominoLayers
     name = "domino"
+    can_draw_from_part = False
     whole_block = True  # as in the authors' code
 
     def step(self, heads, target_params, memory, tokens, hidden, depth):

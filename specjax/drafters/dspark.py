@@ -82,6 +82,7 @@ class DSparkLayers(BlockLayers):
         rank, size = config.markov_rank, config.hidden_size
         common: dict[str, Any] = dict(rngs=rngs, param_dtype=param_dtype)
         sizes = dict(rank=rank, hidden_size=size, vocab_size=config.vocab_size)
+        sizes |= dict(num_words=config.draft_vocab_size)
         self.markov = MarkovHead(config.markov, **sizes, **common) if rank else None
         self.reads_token = config.confidence_reads_token
         read = size + rank * self.reads_token
@@ -159,7 +160,12 @@ class DSpark(CorrectedBlock):
         level, carry = self.make_level(params, target_params, state, context)
         asked = dataclasses.replace(context, confidence=None)  # the head's is the better one
         draft, known, _ = expand.expand(
-            self.tree, asked, level, carry, sibling_sampling=self.sibling_sampling
+            self.tree,
+            asked,
+            level,
+            carry,
+            sibling_sampling=self.sibling_sampling,
+            words=self.words(params),
         )
         chances = jax.nn.sigmoid(known.chances)
         return trees.limit_depth(draft, self.worthwhile(chances, context)), state

@@ -36,6 +36,7 @@ from ..models.layers import Linear, Norm
 from .eagle import check_layer, own_table
 from .feature import FeatureDrafter
 from .feature_module import FeatureModule, logits_of
+from .heads import VocabMap
 from .layer_sizes import SizesOfLayer
 
 FC_NORMS = (None, "whole", "each")
@@ -113,10 +114,6 @@ class Eagle3Config(SizesOfLayer):
     def embedding_size(self) -> int:
         """E, the width of the embeddings that are read."""
         return self.hidden_size if self.own_embedding else self.feature_size
-
-
-class VocabMap(nnx.Variable):
-    """int32 ``[Vd]``, the target's id of each token of a draft vocabulary; it is not trained."""
 
 
 class Eagle3Block(DecoderLayer):

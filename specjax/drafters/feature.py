@@ -39,19 +39,19 @@ class FeatureDrafter(FeatureReader):
     def draft_step(self, params, target_params, state, context):
         state, caught = self._catch_up(params, target_params, state, context)
         level, carry = self.make_level(params, target_params, state, context, caught)
-        head = self.heads(params)
-        words = None
-        if head.vocab is not None:
-            words = Words(head.vocab[...], self.vocab_size)
         draft, _, _ = expand.expand(
             self.topology,
             context,
             level,
             carry,
             sibling_sampling=self.sibling_sampling,
-            words=words,
+            words=self.words(params),
         )
         return draft, state
+
+    def words(self, params):
+        vocab = self.heads(params).vocab
+        return None if vocab is None else Words(vocab[...], self.vocab_size)
 
     def make_level(self, params, target_params, state, context, caught=None):
         """See ``HeadDrafter.make_level``; ``caught``: what ``_catch_up`` returned of this round."""

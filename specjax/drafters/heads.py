@@ -38,7 +38,7 @@ from .._internal.optional import required, unset
 from .._internal.pytree import pytree_dataclass
 from ..models.config import DecoderConfig
 from ..trees import expand
-from ..trees.levels import depth_of
+from ..trees.levels import Words, depth_of
 from ..types import Draft, HeadTarget, PyTree
 from .base import ChainDrafter
 
@@ -57,6 +57,10 @@ class HeadState:
     feature: jax.Array
 
 
+class VocabMap(nnx.Variable):
+    """int32 ``[Vd]``, the target's id of each token of a draft vocabulary; it is not trained."""
+
+
 @functools.cache
 def _abstract(module, config) -> tuple[nnx.GraphDef, nnx.State]:
     return nnx.split(nnx.eval_shape(lambda: module(config, rngs=nnx.Rngs(0))))
@@ -70,6 +74,7 @@ class HeadDrafter(ChainDrafter, abc.ABC):
 
     - ``max_depth`` and ``default_topology``, if they do not follow from ``config.num_heads``;
     - ``features``, ``init`` and ``observe``, if it keeps more than one hidden state;
+    - ``words``, if it predicts a part of the target's vocabulary alone;
     - ``sync``, if it lags behind what was committed (see ``Drafter``).
 
     ``num_draft`` and ``depth`` follow from the topology.
@@ -192,6 +197,11 @@ class HeadDrafter(ChainDrafter, abc.ABC):
         """The ``module`` with its weights ``params``, ``params["drafter"]`` of ``decode``."""
         return nnx.merge(_abstract(self.module, self.config)[0], params)
 
+    def words(self, params: PyTree) -> Words | None:
+        """The tokens that the logits of ``make_level`` are about, where they are a part of the
+        target's vocabulary; None: all of it."""
+        return None
+
     def init(self, params, target_params, batch, capacity, inputs=None):
         dtype = jnp.result_type(*jax.tree.leaves(params))
         return HeadState(feature=jnp.zeros((batch, self.config.hidden_size), dtype))
@@ -199,7 +209,12 @@ class HeadDrafter(ChainDrafter, abc.ABC):
     def draft_step(self, params, target_params, state, context):
         level, carry = self.make_level(params, target_params, state, context)
         draft, _, _ = expand.expand(
-            self.tree, context, level, carry, sibling_sampling=self.sibling_sampling
+            self.tree,
+            context,
+            level,
+            carry,
+            sibling_sampling=self.sibling_sampling,
+            words=self.words(params),
         )
         return draft, state
 

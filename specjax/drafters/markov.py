@@ -37,6 +37,7 @@ class MarkovHead(nnx.Module):
       rank: R.
       hidden_size: H, that of the states of a block.
       vocab_size: V.
+      num_words: rows of W2, where only a part of the vocabulary can be drafted; None: V.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class MarkovHead(nnx.Module):
         rank: int,
         hidden_size: int,
         vocab_size: int,
+        num_words: int | None = None,
         rngs: nnx.Rngs,
         param_dtype=jnp.float32,
     ):
@@ -53,7 +55,7 @@ class MarkovHead(nnx.Module):
         common: dict[str, Any] = dict(rngs=rngs, param_dtype=param_dtype)
         values = jax.random.normal(rngs.params(), (vocab_size, rank)) * 0.02
         self.embedding = nnx.Param(values.astype(param_dtype))
-        self.lm_head = Linear(rank, vocab_size, scale=0.02, **common)
+        self.lm_head = Linear(rank, num_words or vocab_size, scale=0.02, **common)
         sizes = {"gated": (hidden_size + rank, rank), "rnn": (2 * rank + hidden_size, 3 * rank)}
         self.mix = Linear(*sizes[kind], bias=True, **common) if kind in sizes else None
 

@@ -138,6 +138,7 @@ class SpecDiff(BlockDrafter):
     order: Order = "left-to-right"
     schedule: Schedule = "even"
     name = "specdiff"
+    can_draw_from_part = False
 
     def __post_init__(self):
         super().__post_init__()

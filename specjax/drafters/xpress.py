@@ -165,6 +165,7 @@ class XPress(CorrectedBlock):
     in_turn: bool = False
     module = XPressLayers
     name = "xpress"
+    can_draw_from_part = False
     whole_block = True  # the mean and the mixer are over the places of a whole block
 
     def begin(self, heads, target_params, state, context) -> Drawing:
