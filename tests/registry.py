@@ -10,6 +10,7 @@ import functools
 import jax
 import numpy as np
 import two_vocabularies
+from block_lines import block_lines
 from combinations import RASH, TREE, adaptive, combinations, fallback, hybrid
 from toys import TreeDrafter, bag, counted, decoder_weights, heads, like, probe, shared, small_layer
 
@@ -33,30 +34,21 @@ from specjax.drafters import (
     SwitchedSelfDraft,
     Union,
 )
-from specjax.drafters.block import BlockConfig, BlockDrafter
 from specjax.drafters.blockwise import Blockwise, BlockwiseConfig
 from specjax.drafters.confidence_stop import ConfidenceStop, CumulativeStop
-from specjax.drafters.dflash2 import DFlash2, DFlash2Config
-from specjax.drafters.domino import Domino, DominoConfig
-from specjax.drafters.dspark import DSpark, DSparkConfig
 from specjax.drafters.eagle import Eagle, EagleConfig
 from specjax.drafters.eagle3 import Eagle3, Eagle3Config
 from specjax.drafters.hydra import Hydra, HydraConfig
 from specjax.drafters.kangaroo import Kangaroo, KangarooConfig
-from specjax.drafters.lilicorr import LiLiCorr, LiLiCorrConfig
 from specjax.drafters.medusa import Medusa, MedusaConfig
 from specjax.drafters.mtp import MTP, MTPConfig
 from specjax.drafters.mtp_heads import MTPHeadsConfig, ParallelHeads
 from specjax.drafters.pass_embeddings import PaSS, PaSSConfig
 from specjax.drafters.peagle import PEagle
 from specjax.drafters.redrafter import ReDrafter, ReDrafterConfig
-from specjax.drafters.specdec import SpecDec, SpecDecConfig
-from specjax.drafters.specdiff import SpecDiff
 from specjax.drafters.speculator import Speculator, SpeculatorConfig
 from specjax.drafters.spire import SPIRe, SPIReConfig
-from specjax.drafters.xpress import XPress, XPressConfig
 from specjax.models import CausalLM, TopChunks
-from specjax.models.seq2seq.config import EncoderDecoderConfig
 
 ALL = ("rejection", "delta")
 CHAIN = ("rejection", "block", "delta")
@@ -116,38 +108,6 @@ def cases(model, params, near=None, other=None):
     layers = dataclasses.replace(layer, num_layers=2, qk_norm=True)
     windowed = dataclasses.replace(layer, cache_window=3, sinks=1)
 
-    def specdec(hidden_size, vocab_size):
-        sizes = dict(hidden_size=8, intermediate_size=8, num_encoder_layers=2, num_layers=1)
-        network = EncoderDecoderConfig(
-            vocab_size=vocab_size, **sizes, num_heads=2, head_dim=4, num_buckets=8, max_distance=20
-        )
-        return SpecDecConfig(network=network, num_heads=3, mask_token=0, source=5)
-
-    def block(hidden_size, vocab_size):
-        return BlockConfig(layers=layers, block_size=4, mask_token=0, target_layers=(1,))
-
-    def dspark(hidden_size, vocab_size, **shape):
-        common = dict(layers=layers, block_size=3, mask_token=0, target_layers=(1,))
-        return DSparkConfig(markov_rank=3, **common, **shape)
-
-    def domino(hidden_size, vocab_size):
-        common = dict(layers=layers, block_size=3, mask_token=0, target_layers=(1,))
-        return DominoConfig(gru_size=3, rank=3, **common)
-
-    def xpress(hidden_size, vocab_size):
-        common = dict(layers=layers, block_size=4, mask_token=0, target_layers=(1,))
-        return XPressConfig(rank=3, inner_size=4, num_passes=2, **common)
-
-    def lilicorr(hidden_size, vocab_size):
-        common = dict(layers=layers, block_size=4, mask_token=0, target_layers=(1,))
-        sizes = dict(lattice_size=4, lattice_layers=1, lattice_heads=2, factor_size=3)
-        return LiLiCorrConfig(num_candidates=2, logit_scale=60.0, **common, **sizes)
-
-    def dflash2(hidden_size, vocab_size):
-        common = dict(layers=layers, block_size=4, mask_token=0, target_layers=(1,))
-        sizes = dict(conv_group=hidden_size // 2, selector_rank=3, num_candidates=2)
-        return DFlash2Config(**common, **sizes)
-
     def eagle(hidden_size, vocab_size):
         return EagleConfig(layer=layer, fc_bias=True)
 
@@ -168,15 +128,10 @@ def cases(model, params, near=None, other=None):
         return SPIReConfig(layers=layer, window=5, sinks=1)
 
     words = dict(vocab_size=model.vocab_size)
-    fewer = dict(draft_vocab_size=model.vocab_size - 1)
     unsure = functools.partial(Kangaroo, threshold=0.45)
     prefixed = functools.partial(SpeculatorConfig, prefix=layer, **LSTM)
     top = functools.partial(Eagle3, layers=(1,))  # the toy has only one layer
-    in_turn = functools.partial(XPress, in_turn=True)
     once = functools.partial(PEagle, layers=(1,))
-    twice = functools.partial(SpecDiff, steps=2)
-    rising = functools.partial(SpecDiff, steps=2, schedule="cosine")
-    surest = functools.partial(SpecDiff, steps=2, order="confidence")
     across = two_vocabularies.lines(model.vocab_size, near)
     small = CausalLM(windowed, axis=None), functools.partial(decoder_weights, windowed)
     plain = CausalLM(layer, axis=None)
@@ -385,24 +340,7 @@ def cases(model, params, near=None, other=None):
         "speculator prefix": head(Speculator, prefixed, (-1, 0, 1), picks="iid"),
         "adaptive speculator prefix": adaptive(head(Speculator, prefixed, (-1, 0, 1), rules=())),
         "hybrid speculator prefix": hybrid(3, head(Speculator, prefixed, (-1, 0, 1))),
-        "block": head(BlockDrafter, block, (-1, 0, 0, 1), ("rejection",), picks="iid"),
-        "block expanded": head(BlockDrafter, block, trees.Expand(3, 3, 7)),
-        "specdiff": head(twice, block, (-1, 0, 1, 2), ("rejection", "block"), picks="iid"),
-        "specdiff tree": head(rising, block, (-1, 0, 0, 1, 2, 4), ("rejection",), picks="distinct"),
-        "specdiff confidence": head(surest, block, (-1, 0, 1, 2), ("delta", "coupled")),
-        "adaptive specdiff": adaptive(
-            head(rising, block, (-1, 0, 1, 2), ("rejection",), picks="iid")
-        ),
-        "specdec": head(SpecDec, specdec, (-1, 0, 1, 1, 2), ("rejection",), picks="iid", layer=0),
-        "dflash2": head(DFlash2, dflash2, (-1, 0, 0, 1), ("rejection",), picks="iid"),
-        "domino": head(Domino, domino, (-1, 0, 0, 1), ("rejection",), picks="iid"),
-        "xpress": head(XPress, xpress, (-1, 0, 0, 1), ("rejection",), picks="iid"),
-        "xpress in turn": head(in_turn, xpress, (-1, 0, 0, 1), ("rejection",), picks="iid"),
-        "lilicorr": head(LiLiCorr, lilicorr, (-1, 0, 0, 1), ("rejection",), picks="iid"),
-        "dspark": head(DSpark, dspark, (-1, 0, 1, 2), ("rejection",), picks="iid", markov="rnn"),
-        "dspark few words": head(
-            DSpark, dspark, (-1, 0, 0, 1), ("rejection",), picks="iid", **fewer
-        ),
+        **block_lines(head, layers, model.vocab_size),
         "eagle": head(Eagle, eagle, TREE, ("rejection",), picks="distinct"),
         "eagle3": head(top, eagle3, (-1, 0, 1, 2), ("block", "coupled"), picks="iid"),
         "adaptive eagle3": adaptive(head(top, eagle3, trees.Expand(2, 3, 5), rules=())),

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from lookahead_replay import Window
 from toys import bag
 
 import specjax
@@ -84,45 +85,6 @@ def paths(draft, row):
     return sorted(list(found.values())[1:])
 
 
-class Window:
-    """Lookahead decoding of one row after its authors' code: a dict of lists, lists of levels."""
-
-    def __init__(self, drafter, levels):
-        self.drafter, self.levels, self.pool, self.moved, self.read = drafter, levels, {}, 0, 0
-
-    def put(self, key, gram):
-        known = self.pool.setdefault(key, [])
-        if gram in known:
-            known.remove(gram)
-        elif len(known) == self.drafter.guesses:
-            known.pop(0)
-        known.append(gram)
-
-    def read_text(self, text):
-        size = self.drafter.ngram
-        while self.drafter.reads_text and self.read + size <= len(text):
-            key, *gram = text[self.read : self.read + size]
-            self.put(key, tuple(gram))
-            self.read += 1
-
-    def guesses(self, text):
-        self.read_text(text)
-        return self.pool.get(text[-1], [])
-
-    def step(self, text):
-        """Moves the window over the text before a round."""
-        top, others = [text[-1], *self.levels[0][1:]], self.levels[1:]
-        new = []
-        for column in range(self.drafter.window):
-            above = [level[column] for level in others]
-            new.append(said_after((*text[:-1], *top[: column + 1], *above)))
-        moved = [*others, new]
-        if self.moved >= self.drafter.ngram - 2:
-            for column, key in enumerate(top):
-                self.put(key, tuple(level[column] for level in moved))
-        self.levels, self.moved = moved, self.moved + 1
-
-
 def wrong_rounds(drafter, like=None):
     """How often draft, window, pool or text differ from the replay of ``like``; and rounds."""
     like, replay, wrong, done = like or drafter, None, 0, 0
@@ -132,7 +94,7 @@ def wrong_rounds(drafter, like=None):
         if replay is None:
             texts = [text_of(before, row) for row in range(len(LENGTHS))]
             levels = [np.reshape(fresh_guesses(text, np.prod(shape)), shape) for text in texts]
-            replay = [Window(like, one.tolist()) for one in levels]
+            replay = [Window(like, one.tolist(), said_after) for one in levels]
         for row, mine in enumerate(replay):
             old, new = state_of(before, row), state_of(after, row)
             if not before.budget[row]:

@@ -151,8 +151,9 @@ TABLE = {
         ("pending|after_a_longer|is_read|copies", MERGE),
         (EVERYTHING, FULL),
     ],
-    "test_feature_formats.py": [("named|not_written|refused", MERGE), (EVERYTHING, FULL)],
+    "test_feature_formats.py": FULL,
     "test_feature_generations.py": [(r"a_generation.*\[eagle3\]", MERGE), (EVERYTHING, FULL)],
+    "test_feature_refusals.py": MERGE,
     "test_greedy.py": [
         (r"token_for_token.*\[cascade draft comb\]", MERGE),
         (

@@ -50,6 +50,7 @@ QUICK = {
     "test_feature.py",
     "test_feature_formats.py",
     "test_feature_generations.py",
+    "test_feature_refusals.py",
     "test_forty_lines.py",
     "test_heads.py",
     "test_hybrid.py",

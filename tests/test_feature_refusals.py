@@ -1,0 +1,164 @@
+"""Published EAGLE, EAGLE-3, DFlash and DSpark drafters: which are refused or not written."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from published_heads import DEEPSPEC, GOLDEN, SPARK, edited
+from toys import heads as weights_for
+
+import specjax
+
+IDS = "eagle_aux_hidden_state_layer_ids"
+OTHER = np.ones((24, 16), np.float32)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return specjax.load(GOLDEN / "target", tokenizer=False, dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("source", "config", "tensors", "words"),
+    [
+        ("eagle3", {}, {"d2t": None}, "draft_vocab_size=16 of 24, but the file has no d2t"),
+        ("eagle3", {}, {"d2t": np.arange(16) + 9}, "d2t: draft token 8 would be token 25"),
+        ("eagle3", {}, {"d2t": -np.arange(16) // 2}, "d2t: .* more than once"),
+        ("eagle3", {}, {"d2t": np.ones(16, np.int64)}, "t2d .24. marks other tokens"),
+        ("eagle3", {}, {"d2t": np.ones(15, np.int64)}, "d2t is int64 .15.: .* 16 tokens"),
+        ("eagle3", {}, {"lm_head.weight": None}, "lm_head.weight is missing: only a head over all"),
+        ("eagle3", {"pard_token": 3}, {}, "mask_hidden among its weights .no here"),
+        ("eagle3", {}, {"mask_hidden": np.ones(48, np.float32)}, "here none.: give both"),
+        ("eagle3", {"pard_token": 3}, {"mask_hidden": np.ones((2, 24))}, "expected .1, 48."),
+        ("eagle3", {"pard_token": 99}, {"mask_hidden": np.ones(48)}, "mask_token=99"),
+        ("eagle3", {IDS: [2, 3, 9]}, {}, "ids=.2, 3, 9.: .* has 7 layers"),
+        ("eagle3", {"eagle_config": {IDS: [1, 2, 7]}}, {}, "ids=.1, 2, 7.: .* has 7 layers"),
+        ("eagle3", {IDS: [2, 3, 4], "eagle_config": {IDS: [2, 3, 4]}}, {}, "contradict each other"),
+        ("eagle3", {IDS: "234"}, {}, "ids='234': it must be a list of whole numbers"),
+        ("eagle3", {"draft_vocab_size": "16"}, {}, "draft_vocab_size='16': it must be a whole"),
+        (
+            "eagle3",
+            {"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}},
+            {},
+            "rope_parameters has rope_theta=500000.0, and outside of it is 10000.0",
+        ),
+        ("eagle3", {}, {"t2d": np.ones(23, bool)}, "t2d .23. marks other tokens"),
+        ("dflash", {"block_size": "5"}, {}, "block_size='5': it must be a whole number"),
+        ("eagle3", {"num_key_value_heads": "1"}, {}, "num_kv_heads='1': it must be at least 1"),
+        ("eagle3", {IDS: [2, 4]}, {}, "fc.weight is .16, 48., expected .16, 32."),
+        ("eagle3", {"vocab_size": 32}, {}, "another target .* vocab_size=32 .the target: 24"),
+        ("eagle3", {"target_hidden_size": 32}, {}, "another target .* hidden_size=32"),
+        ("eagle3", {}, {"midlayer.mlp.up_proj.weight": None}, "missing .1.: midlayer.mlp.up_proj"),
+        ("eagle3", {}, {"mask_shown": OTHER}, "left over .1.: mask_shown"),
+        ("eagle3", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, {}, "rope_type='dynamic'"),
+        ("eagle3", {"model_type": "gpt2"}, {}, "model_type='gpt2' are not supported"),
+        ("eagle3", {"fc_norm": True, "norm_before_fc": True}, {}, "exclude each other"),
+        ("eagle3", {"specjax": {"target_fingerprint": "abc"}}, {}, "fingerprint abc"),
+        (
+            "eagle",
+            {},
+            {"embed_tokens.weight": OTHER},
+            "embed_tokens.weight .*a copy of a table of the target",
+        ),
+        (
+            "eagle",
+            {},
+            {"layers.0.self_attn.o_proj.weight": None},
+            "missing .1.: layers.0.self_attn",
+        ),
+        ("speculators", {"transformer_layer_config": None}, {}, "lacks transformer_layer_config"),
+        ("dflash", {"num_target_layers": 9}, {}, "num_target_layers=9: .* which has 7 layers"),
+        ("dflash", {"dflash_config": {}}, {}, "lacks mask_token_id"),
+        ("dflash", {"block_size": None}, {}, "lacks block_size"),
+        (
+            "dflash",
+            {"dflash_config": {"mask_token_id": 3, "target_layer_ids": [1, 3, 7]}},
+            {},
+            "target_layer_ids=.1, 3, 7.: .* numbered 0 to 6",
+        ),
+        ("dflash", {"dflash_config": {"mask_token_id": 99}}, {}, "mask_token=99"),
+        ("dflash", {"output_multiplier": 0.5}, {}, "output_multiplier=0.5: only 1 is supported"),
+        ("dflash", {"input_embedding_scale": 8}, {}, "input_embedding_scale=8: only 1 is supp"),
+        ("dflash", {"final_logit_softcapping": 2.0}, {}, "softcapping=2.0: .* whose cap is None"),
+        ("dspark", {"markov_rank": "5"}, {}, "markov_rank='5'"),
+        ("dspark", {"markov_head_type": None}, {}, "lacks markov_head_type"),
+        ("dspark", {"markov_head_type": "lstm"}, {}, "markov='lstm'"),
+        ("dspark", {"enable_confidence_head": 1}, {}, "enable_confidence_head=1"),
+        ("dspark", {"confidence_head_with_markov": None}, {}, "lacks confidence_head_with_markov"),
+        ("dspark", {"is_causal": True}, {}, "is_causal=True: in this layout blocks are seen whole"),
+        ("dspark", {"attention_sink_bias": True}, {}, "attention sinks are not supported"),
+        ("dspark", {"target_layer_ids": [-2]}, {}, "target_layer_ids=.-2."),
+        ("dspark", {}, {"lm_head.weight": OTHER}, "lm_head.weight .*a copy of a table"),
+        (DEEPSPEC, {"target_layer_ids": None}, {}, "EAGLE-3 heads lacks target_layer_ids"),
+        (DEEPSPEC, {"target_layer_ids": [1, 0, 3, 4, 5]}, {}, "ids=.1, 0, 3.*an ascending list"),
+        (DEEPSPEC, {"target_layer_ids": [0, 1, 3, 4, 9]}, {}, "numbered 0 to 6"),
+        (DEEPSPEC, {"target_layer_ids": [0, 1, 3, 4, 6]}, {}, "ids=.*: 6 is the last layer"),
+        (DEEPSPEC, {"target_layer_ids": [1, 3, 5]}, {}, "fc.weight is .16, 80., expected .16, 48."),
+        (DEEPSPEC, {"ttt_length": "7"}, {}, "ttt_length='7': it must be a whole number"),
+        (DEEPSPEC, {"ttt_length": 0}, {}, "ttt_length=0: it must be at least 1"),
+        (DEEPSPEC, {"draft_num_hidden_layers": 2}, {}, "draft_num_hidden_layers=2: each layer"),
+        (DEEPSPEC, {"num_target_layers": 9}, {}, "num_target_layers=9: .* which has 7 layers"),
+        (DEEPSPEC, {"norm_output": True}, {}, "norm_output=True: heads of DeepSpec have no such"),
+        (DEEPSPEC, {"model_type": "gemma4_text"}, {}, "model_type='gemma4_text' are not supported"),
+        (DEEPSPEC, {}, {"lm_head.weight": OTHER}, "lm_head.weight .*a copy of a table"),
+        (DEEPSPEC, {}, {"layers.0.self_attn.q_norm.weight": None}, "missing .1.: .*q_norm"),
+        (SPARK, {"transformer_layer_config": None}, {}, "lacks transformer_layer_config"),
+        (SPARK, {"mask_token_id": None}, {}, "lacks mask_token_id"),
+        (SPARK, {"block_size": "5"}, {}, "block_size='5': it must be a whole number"),
+        (SPARK, {"sample_from_anchor": 1}, {}, "sample_from_anchor=1: it must be true or false"),
+        (SPARK, {"draft_vocab_size": 25}, {}, "draft_vocab_size=25: it must be at least 1"),
+        (SPARK, {}, {"d2t": None}, "draft_vocab_size=16 of 24, but the file has no d2t"),
+        (SPARK, {}, {"lm_head.weight": OTHER[:16]}, "lm_head.weight .*a copy of a table"),
+        (SPARK, {"aux_hidden_state_layer_ids": [1, 3, 9]}, {}, "layer_ids=.1, 3, 9.: .* 7 layers"),
+        (SPARK, {"target_hidden_size": 32}, {}, "target_hidden_size=32: such drafters are as wide"),
+        (SPARK, {"markov_head_type": "lstm"}, {}, "markov='lstm'"),
+        (SPARK, {"enable_confidence_head": "no"}, {}, "enable_confidence_head='no'"),
+        (f"{SPARK}_rnn", {"sample_from_anchor": False}, {}, "type='rnn' with sample_from_anchor"),
+        ("dflash2_speculators", {"draft_vocab_size": 16}, {}, "a DFlash2 scores all 24 tokens"),
+        ("dflash2_speculators", {"selector_rank": "5"}, {}, "selector_rank='5': it must be a"),
+        ("xpress_speculators", {"sample_from_anchor": True}, {}, "sample_from_anchor=true is not"),
+    ],
+)
+def test_what_is_wrong_with_a_drafter_is_named(source, config, tensors, words, target, tmp_path):
+    edited(tmp_path, source, config, **tensors)
+    with pytest.raises(ValueError, match=words):
+        specjax.load_drafter(tmp_path, target)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "shape", "layer", "words"),
+    [
+        ("eagle3", "eagle3", {}, {"o_bias": True}, "know layer.o_bias; take"),
+        ("eagle3", "eagle3", {}, {"mlp_bias": True}, "know layer.mlp_bias; take"),
+        ("eagle3", "eagle3", {"own_embedding": True}, {}, "know own_embedding; take"),
+        ("eagle3", "eagle3", {}, {"num_layers": 2}, "know layer.num_layers=2; take"),
+        ("eagle3", "eagle3-speculators", {}, {"qkv_bias": True}, "qkv_bias=True, o_bias=False"),
+        ("eagle", "eagle", {}, {"qk_norm": True}, "no norms of queries and keys"),
+        ("eagle3_deepspec", "eagle3-deepspec", {"fc_norm": "each"}, {}, "another fc_norm: take"),
+    ],
+)
+def test_heads_of_which_readers_would_drop_a_part_are_not_written(
+    name, layout, shape, layer, words, target, tmp_path
+):
+    drafter = specjax.load_drafter(GOLDEN / name, target).drafter
+    shape["layer"] = dataclasses.replace(drafter.config.layer, **layer)
+    drafter = dataclasses.replace(drafter, config=dataclasses.replace(drafter.config, **shape))
+    with pytest.raises(ValueError, match=words):
+        specjax.save_drafter(drafter, weights_for(drafter), tmp_path, format=layout)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("layout", ["dspark", "dflash"])
+def test_a_draft_vocabulary_is_not_written_where_readers_have_none(layout, target, tmp_path):
+    name = "dspark_speculators" if layout == "dspark" else "dflash_speculators"
+    heads = specjax.load_drafter(GOLDEN / name, target)
+    with pytest.raises(ValueError, match="draft_vocab_size=16: .* take 'block-speculators'"):
+        specjax.save_drafter(heads.drafter, heads.params, tmp_path, format=layout)
+
+
+@pytest.mark.parametrize("source", ["dflash", "dspark"])
+def test_a_mask_with_an_embedding_of_its_own_is_refused(source, target, tmp_path):
+    edited(tmp_path, source)
+    (tmp_path / "mask_embedding.pt").write_bytes(b"")
+    with pytest.raises(ValueError, match="mask_embedding.pt: masks .* target's of token 23"):
+        specjax.load_drafter(tmp_path, target)
