@@ -333,7 +333,7 @@ def test_what_cannot_be_a_level_is_refused_before_anything_is_compiled():
         Cascade(own(exit=1), COPIES)
     with pytest.raises(ValueError, match="stop=CumulativeStop"):
         Cascade(own(window=5, stop=ConfidenceStop(threshold=0.4)), COPIES)
-    with pytest.raises(ValueError, match="give num_draft instead of a tree, or the SelfDraft"):
+    with pytest.raises(ValueError, match="let only the first child of a node have children"):
         Cascade(own(window=5), COPIES).with_topology(trees.branching(2, 1))
     over_itself = Cascade(own(window=5), COPIES)
     assert Cascade(outer, over_itself).inner == over_itself

@@ -60,10 +60,23 @@ def test_a_search_finds_what_a_scan_of_the_whole_corpus_finds(store):
 
 
 def test_fault_parts_in_another_order(tmp_path, monkeypatch):
-    parts = datastore._parts
-    monkeypatch.setattr(datastore, "_parts", lambda *given: reversed(list(parts(*given))))
-    wrong = build(tmp_path / "other", corpus(), "words", chunk=50, depth=6)
-    assert wrong_answers(wrong) > 5
+    divided = datastore._divided
+
+    def wrong(*given):
+        keys, files = divided(*given)
+        return keys, files[::-1]
+
+    monkeypatch.setattr(datastore, "_divided", wrong)
+    assert wrong_answers(build(tmp_path / "other", corpus(), "words", chunk=50, depth=6)) > 5
+
+
+def test_places_of_one_context_are_sorted_in_parts_too(tmp_path):
+    whole = np.asarray([*[1] * 300, 2, *[1] * 300, 3, -1], np.int32)
+    pieces = list(datastore._sorted(whole, None, tmp_path / "part", 0, 20, 8))
+    assert max(map(len, pieces)) <= 20 and not [*tmp_path.iterdir()]
+    padded = [-1] * 8 + whole.tolist()
+    keys = [tuple(padded[p + 8 : p : -1]) for p in np.concatenate(pieces).tolist()]
+    assert keys == sorted(keys) and len(keys) == len(whole)
 
 
 def test_what_follows_a_place_ends_with_its_text(store):

@@ -33,7 +33,7 @@ LEAST_NUM = 3  # tokens at least of a text that the loop draws, so that there ar
 
 
 @dataclasses.dataclass(frozen=True)
-class Bigram(Target):
+class BigramTarget(Target):
     """A toy whose logits depend on the last token alone; ``params`` are float32 ``[V, V]``."""
 
     vocab_size: int
@@ -173,7 +173,7 @@ def _sampled(rule, case: Case, samples: int, false_alarm: float) -> Finding:
     vocab, prompt, sampling = 2 if case.vocab == 2 else 4, (1,), Sampling(temperature=1.0)
     num = max(LEAST_NUM, case.depth + 1)
     p, q = (jnp.asarray(_bigrams(seed, vocab)) for seed in (0, 100))
-    target = Bigram(vocab)
+    target = BigramTarget(vocab)
     topology = trees.as_topology(case.topology)
     drafter = DraftModel(model=target, topology=topology, sibling_sampling=case.kind)
     params = {"target": p, "drafter": q}

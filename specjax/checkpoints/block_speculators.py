@@ -69,9 +69,9 @@ def load(config: Mapping, tensors: Mapping, target):
     drafter = _drafter(kind, said, config, target.target)
     few = drafter.config.draft_vocab_size
     named, others = _names(drafter.config), _UNUSED
-    ids = None
-    if few is not None:
-        ids = eagle3.vocabulary(tensors, few, target.target.vocab_size)
+    vocab = target.target.vocab_size
+    ids = eagle3.vocabulary(tensors, vocab if few is None else few, vocab)
+    if ids is not None:
         named = named | _HEAD
     _, params = dflash.drafter_of(drafter, tensors, target, named, others, rows=ids)
     if ids is not None:
@@ -149,7 +149,8 @@ def _block(config: Mapping, tensors: Mapping, target) -> dict[str, Any]:
         if not isinstance(flags[key], bool):
             raise ValueError(f"{key}={flags[key]!r}: it must be true or false")
     few: Any = config.get("draft_vocab_size")
-    few = layers.vocab_size if few is None else few
+    if few is None:  # the file knows better than the package's default, 32,000
+        few = len(tensors["d2t"]) if "d2t" in tensors else layers.vocab_size
     check_integers(draft_vocab_size=few)
     return said | dict(
         layers=layers,
@@ -211,6 +212,11 @@ def _drafter(kind: str, said: dict, config: Mapping, target) -> BlockDrafter:
             )
         if rank or confidence:
             heads: dict[str, Any] = dict(markov_rank=rank, markov=markov, confidence=confidence)
+            if confidence and reads and not rank:
+                raise ValueError(
+                    "markov_rank=0 with confidence_head_with_markov=true: the confidence head "
+                    "reads the Markov head's table of tokens, which there is none of; change one"
+                )
             shape = DSparkConfig(**said, **heads, confidence_reads_token=confidence and reads)
             return DSpark(config=shape, target=target)
     return BlockDrafter(config=BlockConfig(**said), target=target)

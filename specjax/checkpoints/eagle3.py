@@ -51,15 +51,16 @@ _OLD_NORMS = ("aux_norm_low", "aux_norm_mid", "aux_norm_high")  # of fc_norm, in
 
 def matches(config: Mapping, names: set[str]) -> bool:
     first = ("midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight")
-    if "speculators_model_type" in config or is_deepspecs(config):
+    if "speculators_model_type" in config or is_deepspecs(config, names):
         return False
     return "fc.weight" in names and any(name in names for name in first)
 
 
-def is_deepspecs(config: Mapping) -> bool:
-    """Whether a config is of DeepSpec's layout (``eagle3_deepspec.py``), which has the same names
-    of tensors."""
-    return "speculators_model_type" not in config and bool({*_DEEPSPECS} & {*config})
+def is_deepspecs(config: Mapping, names: set[str]) -> bool:
+    """Whether heads are of DeepSpec's layout (``eagle3_deepspec.py``), some of whose names of
+    tensors are those of this one."""
+    said = "speculators_model_type" not in config and bool({*_DEEPSPECS} & {*config})
+    return said and {"fc.weight", "layers.0.hidden_norm.weight"} <= names
 
 
 def load(config: Mapping, tensors: Mapping, target):

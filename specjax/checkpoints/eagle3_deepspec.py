@@ -41,10 +41,16 @@ _ABSENT = ("fc_norm", "norm_before_fc", "norm_before_residual", "norm_output")  
 
 
 def matches(config: Mapping, names: set[str]) -> bool:
-    return eagle3.is_deepspecs(config) and {"fc.weight", f"{_FIRST}hidden_norm.weight"} <= names
+    return eagle3.is_deepspecs(config, names)
 
 
 def load(config: Mapping, tensors: Mapping, target):
+    for name in config.get("architectures") or [ARCHITECTURE]:
+        if name != ARCHITECTURE:
+            raise ValueError(
+                f"architectures={config['architectures']}: of DeepSpec's EAGLE-3 heads only "
+                f"{ARCHITECTURE} is supported"
+            )
     said: dict[str, Any] = {key: config.get(key) for key in ("target_layer_ids", "ttt_length")}
     if lacking := [key for key, value in said.items() if value is None]:
         raise ValueError(f"the config.json of DeepSpec's EAGLE-3 heads lacks {', '.join(lacking)}")

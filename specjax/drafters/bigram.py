@@ -163,7 +163,8 @@ def count(
     end of a text.
 
     Args:
-      texts: token ids of each text; they are held in memory, with 8 bytes a token and order.
+      texts: token ids of each text; they are held in memory, with about ``24 + 4 order`` bytes for
+        each token.
       vocab_size: V, of the target.
       order: how many tokens an n-gram has at most.
       least: how often a context of more than one token and its successor must have occurred.

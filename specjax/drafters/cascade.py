@@ -236,7 +236,7 @@ class Cascade(TwoLevels):
             shown &= spine(self.tree)[1 : shown.shape[1] + 1]
         offered = jnp.where(segment.num > 0, jnp.sum(shown, axis=1, dtype=jnp.int32), 0)
         threshold = required(state.threshold, "threshold")
-        threshold = self.stop.update(threshold, offered, jnp.maximum(verdict.count, 0))
+        threshold = self.stop.update(threshold, offered, jnp.maximum(kept, 0))
         return dataclasses.replace(state, threshold=threshold)
 
     def rewind(self, state, length):

@@ -12,8 +12,9 @@ side branches beside x_i are drawn from the same law without replacement, after 
 with random numbers of their own. So the siblings are ``distinct`` draws (see ``Draft.draws``)
 whose first is x_i, whatever drafted for the outer model.
 
-At temperature 0 they are its next most probable tokens; where a rule shares its noise, those with
-the next least ``E / q``.
+At temperature 0 they are its next most probable tokens, unless other rows of the batch have a
+temperature: then the law of a greedy row has no second token to draw. Where a rule shares its
+noise, they are those with the next least ``E / q``.
 """
 
 from __future__ import annotations

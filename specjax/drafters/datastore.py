@@ -32,7 +32,8 @@ VERSION = 2
 CHUNK = 2**22  # places that are sorted together, with up to 90 bytes for each
 DEPTH = 18  # tokens of a context by which places are sorted
 PACKED = 3  # tokens in a key of 64 bits, 21 bits each
-SAMPLED = 2**18  # places whose contexts tell where the order is divided
+SAMPLED = 2**18  # about so many places tell where the order is divided
+MOST_PARTS = 1000  # files into which places are divided at once
 REMEMBERED = 12  # steps of a search whose contexts are kept, no more than 2 ** 12
 MOST_TOKENS = 2**32 - 1
 END = -1
@@ -174,7 +175,7 @@ def build(
       path: the folder; it must not exist.
       texts: token ids of each text; they are read one after the other, and never held together.
       tokenizer: the fingerprint of the tokenizer that made them.
-      chunk: places that are sorted together; more need more memory, fewer more time.
+      chunk: places that are sorted together; more need more memory, fewer more time and files.
       depth: tokens of a context by which places are sorted.
 
     Raises:
@@ -223,58 +224,70 @@ def _write(folder: Path, texts, chunk: int, depth: int) -> int:
         raise ValueError("there are no texts to build a datastore of")
     tokens = np.memmap(folder / "tokens.bin", "<i4", mode="r")
     with open(folder / "order.bin", "wb") as file:
-        for part in _parts(folder, tokens, chunk):
-            for places in _sorted(tokens, part, chunk, 0, depth):
-                file.write(places.astype("<u4").tobytes())
+        for places in _sorted(tokens, None, folder / "part", 0, chunk, depth):
+            file.write(places.astype("<u4").tobytes())
     return total
 
 
-def _parts(folder: Path, tokens: np.ndarray, chunk: int) -> Iterator[np.ndarray]:
-    """Yields all places in parts of about half a chunk: contexts of one part come before those of
-    the next one, whose places meanwhile are in files."""
-    total = len(tokens)
-    sample = np.arange(0, total, -(-total // SAMPLED))
-    keys = np.sort(_key(tokens, sample, 0, PACKED))
-    count = 1 if total <= chunk else -(-2 * total // chunk)
-    divided = np.unique(keys[np.arange(1, count) * len(keys) // count])
-    names = [folder / f"part-{i}" for i in range(len(divided) + 1)]
-    for begin in range(0, total, chunk):
-        places = np.arange(begin, min(begin + chunk, total), dtype=np.uint32)
-        which = np.searchsorted(divided, _key(tokens, places, 0, PACKED), side="right")
-        places = places[np.argsort(which, kind="stable")]
-        sizes = np.bincount(which, minlength=len(names))
-        for name, part in zip(names, np.split(places, np.cumsum(sizes)[:-1]), strict=True):
-            with open(name, "ab") as file:
-                file.write(part.tobytes())
-    for name in names:
-        yield np.fromfile(name, np.uint32)
-        name.unlink()
-
-
 def _sorted(
-    tokens: np.ndarray, places: np.ndarray, chunk: int, level: int, depth: int
+    tokens: np.ndarray, held: Path | None, name: Path, level: int, chunk: int, depth: int
 ) -> Iterator[np.ndarray]:
-    """Yields ``places``, whose contexts have their first ``level`` tokens in common, or come in any
-    number of pieces, in the order of their contexts; no more than ``chunk`` are sorted by all."""
-    if len(places) <= chunk:
-        keys = [_key(tokens, places, first, depth) for first in range(level, depth, PACKED)]
-        yield places[np.lexsort(keys[::-1])] if keys else places  # the last key counts most
-        return
-    if level >= depth:
-        yield places
-        return
-    key = _key(tokens, places, level, depth)
-    order = np.argsort(key, kind="stable")
-    places, key = places[order], key[order]
-    runs = np.append(np.flatnonzero(key[1:] != key[:-1]) + 1, len(key))  # where runs end
-    begin = 0
-    while begin < len(places):
-        whole = runs[(runs > begin) & (runs <= begin + chunk)]
-        end = int(whole[-1] if len(whole) else runs[np.searchsorted(runs, begin, side="right")])
-        yield from _sorted(
-            tokens, places[begin:end], chunk, level if len(whole) else level + PACKED, depth
-        )
-        begin = end
+    """Yields places in the order of their contexts, in pieces of at most ``chunk``.
+
+    More places than that are divided by their keys among files, each of which is sorted by itself.
+
+    Args:
+      tokens: int32 ``[n]``, all tokens.
+      held: a file of places uint32 whose contexts have their first ``level`` tokens in common; it
+        is deleted. None: all places.
+      name: where names of further files begin.
+      level: see ``held``.
+      chunk: how many places are sorted together.
+      depth: tokens of a context.
+    """
+    total = len(tokens) if held is None else held.stat().st_size // 4
+
+    def read(begin: int, end: int) -> np.ndarray:
+        if held is None:
+            return np.arange(begin, min(end, total), dtype=np.uint32)
+        return np.fromfile(held, np.uint32, count=min(end, total) - begin, offset=4 * begin)
+
+    if total <= chunk or level >= depth:
+        for begin in range(0, total, chunk):
+            places = read(begin, begin + chunk)
+            keys = [_key(tokens, places, first, depth) for first in range(level, depth, PACKED)]
+            yield places[np.lexsort(keys[::-1])] if keys else places  # the last key counts most
+    else:
+        divided, files = _divided(tokens, read, total, name, level, chunk, depth)
+        for part, file in files:
+            # a part that lies between a key and the next number has this key alone
+            same = 0 < part < len(divided) and divided[part] == divided[part - 1] + np.uint64(1)
+            deeper = level + PACKED if same else level
+            yield from _sorted(tokens, file, file, deeper, chunk, depth)
+    if held is not None:
+        held.unlink()
+
+
+def _divided(tokens, read, total: int, name: Path, level: int, chunk: int, depth: int):
+    """Writes places to files by their keys at ``level``; returns uint64 ``[d]``, the keys that
+    divide them, and the files in order, each with the number of divisors that are not greater."""
+    step = -(-total // SAMPLED)
+    sample = np.concatenate([read(b, b + chunk)[::step] for b in range(0, total, chunk)])
+    keys = np.sort(_key(tokens, sample, level, depth))
+    count = min(-(-2 * total // chunk), MOST_PARTS)
+    cuts = keys[np.arange(1, count) * len(keys) // count]
+    divided = np.unique(np.concatenate([cuts, cuts + np.uint64(1)]))
+    files: dict[int, Path] = {}
+    for begin in range(0, total, chunk):
+        places = read(begin, begin + chunk)
+        which = np.searchsorted(divided, _key(tokens, places, level, depth), side="right")
+        places = places[np.argsort(which, kind="stable")]
+        ends = np.cumsum(np.bincount(which))
+        for part in np.unique(which).tolist():
+            files[part] = name.with_name(f"{name.name}-{part}")
+            with open(files[part], "ab") as file:
+                file.write(places[ends[part - 1] if part else 0 : ends[part]].tobytes())
+    return divided, sorted(files.items())
 
 
 def _key(tokens: np.ndarray, places: np.ndarray, first: int, depth: int) -> np.ndarray:

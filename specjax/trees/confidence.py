@@ -16,7 +16,7 @@ def most_probable(logits: jax.Array) -> jax.Array:
     return jnp.exp(top - jax.nn.logsumexp(logits, axis=-1)).astype(jnp.float32)
 
 
-class Threshold(NamedTuple):
+class ConfidenceThreshold(NamedTuple):
     """A threshold for the greatest probabilities; see ``specjax.types.Confidence``.
 
     Attributes:
@@ -30,7 +30,7 @@ class Threshold(NamedTuple):
     keeps_last: bool
 
 
-def thresholds(context: Context, least: jax.Array | None = None) -> tuple[Threshold, ...]:
+def thresholds(context: Context, least: jax.Array | None = None) -> tuple[ConfidenceThreshold, ...]:
     """The thresholds of a round.
 
     Args:
@@ -38,15 +38,15 @@ def thresholds(context: Context, least: jax.Array | None = None) -> tuple[Thresh
       least: float32 ``[B]``, another one, for the product along the path, which keeps the last
         children; None: there is none.
     """
-    found = [] if least is None else [Threshold(least[:, None], "path", True)]
+    found = [] if least is None else [ConfidenceThreshold(least[:, None], "path", True)]
     if context.confidence is not None:
         sure = context.confidence
-        found.append(Threshold(sure.least, sure.along, sure.keeps_last))
+        found.append(ConfidenceThreshold(sure.least, sure.along, sure.keeps_last))
     return tuple(found)
 
 
 def is_sure(
-    ends: tuple[Threshold, ...], logits: jax.Array, path: jax.Array
+    ends: tuple[ConfidenceThreshold, ...], logits: jax.Array, path: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Compares the laws of some nodes with thresholds.
 

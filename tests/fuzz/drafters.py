@@ -15,6 +15,7 @@ from specjax.drafters import (
     SLEM,
     SSD,
     Adaptive,
+    Bigram,
     Cascade,
     DraftModel,
     ExLlama,
@@ -204,6 +205,8 @@ def with_settings(generator, drafter: Drafter, weights, model: Model, chains: bo
         if isinstance(table, Suffix) and generator.random() < 0.4:
             table = dataclasses.replace(table, topology=trees.Expand(2, 3, 5))
         return table, weights
+    if isinstance(drafter, Bigram):
+        return dataclasses.replace(drafter, topology=trees.chain(between(generator, 1, 6))), weights
     if isinstance(drafter, Recycling):
         shape = random_topology(generator, grown=False)
         reads = bool(generator.random() < 0.5)
