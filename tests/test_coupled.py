@@ -19,7 +19,7 @@ from toys import bag
 import specjax
 from specjax import Sampling, trees
 from specjax.acceptance import RULES, walk
-from specjax.analysis.audit import Bigram
+from specjax.analysis.audit import BigramTarget
 from specjax.analysis.exact_law import Table, drafts, target_of
 from specjax.analysis.sampled_law import joint_counts
 from specjax.drafters import DraftModel
@@ -255,7 +255,7 @@ class OtherNoise(DraftModel):
 
 def kept(rule, siblings, drafter=DraftModel, sibling_sampling="distinct"):
     """Share of rounds in which one of so many siblings is kept, where all laws are P and Q."""
-    target = Bigram(len(P))
+    target = BigramTarget(len(P))
     made = drafter(
         model=target,
         topology=trees.Tree((-1, *(0,) * siblings)),
