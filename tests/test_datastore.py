@@ -200,6 +200,11 @@ def test_what_is_no_datastore_of_the_model_is_refused(store, tmp_path):
         Datastore(store.path)
     meta.write_text(json.dumps(held))
     order = store.path / "order.bin"
+    right = order.read_bytes()
+    order.write_bytes(b"\xff" * len(right))
+    with pytest.raises(ValueError, match="order.bin names the place"):
+        Datastore(store.path).search([1, 2], 4)
+    order.write_bytes(right)
     order.write_bytes(order.read_bytes()[:-4])
     with pytest.raises(ValueError, match="truncated"):
         Datastore(store.path)

@@ -346,6 +346,7 @@ def test_fewer_candidates_are_asked_for_and_passengers_stay():
         (lambda: Lookahead(), "vocabulary"),
         (lambda: Lookahead(vocab_size=9, window=0), "at least 1, 2 and 1"),
         (lambda: Lookahead(vocab_size=9, ngram=1), "at least 1, 2 and 1"),
+        (lambda: Lookahead(vocab_size=9, ngram=9999), "at most 64 tokens"),
         (lambda: Jacobi(mode="rows"), "whole, blocks, hybrid"),
         (lambda: Jacobi(num_draft=0), "at least 1"),
         (lambda: begun(Lookahead(vocab_size=VOCAB + 1)), "its vocabulary has 12 tokens"),

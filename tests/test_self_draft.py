@@ -286,6 +286,8 @@ def test_a_second_call_traces_nothing_whatever_the_values():
         (dict(skip="mlp.4"), "there is no layer 4"),
         (dict(skip="0-3"), "all 8 sublayers"),
         (dict(skip="heads.1"), "'heads.1' is no sublayer"),
+        (dict(skip="mlp.3-2"), "'mlp.3-2' is no range of layers"),
+        (dict(skip="0-99999999"), "no model has a layer 10000"),
         (dict(skip={"heads": [1]}), "attention and mlp"),
         (dict(exit=2, num_draft=0), "at least one token"),
         (dict(exit=2, sibling_sampling="best"), "unknown"),

@@ -156,6 +156,11 @@ class Datastore:
 
     def _context(self, place: int) -> bytes:
         """The ``depth`` tokens that end at a place, as int32, -1 before the first one."""
+        if place >= self.num_tokens:
+            raise ValueError(
+                f"{self.path}/order.bin names the place {place}, and there are {self.num_tokens} "
+                "tokens: the file is damaged; build the datastore again"
+            )
         begin = place + 1 - self.depth
         missing = END_BYTES * max(-begin, 0)
         return missing + self._read(self._tokens, max(begin, 0), place + 1)

@@ -62,6 +62,8 @@ from .base import ChainDrafter
 from .jacobi import last_of_text
 from .recycling import moved_to_front
 
+MOST_NGRAM = 64
+
 
 @pytree_dataclass
 class LookaheadState:
@@ -123,6 +125,11 @@ class Lookahead(ChainDrafter):
             raise ValueError(
                 f"Lookahead(window={self.window}, ngram={self.ngram}, guesses={self.guesses}): "
                 "need at least 1, 2 and 1"
+            )
+        if self.ngram > MOST_NGRAM:
+            raise ValueError(
+                f"Lookahead(ngram={self.ngram}): an n-gram has at most {MOST_NGRAM} tokens, of "
+                "which all but the first are drafted; the authors take 3 to 7"
             )
         object.__setattr__(self, "num_draft", self.num_passengers + self.guesses * self.depth)
 

@@ -34,6 +34,7 @@ from .config import ATTENTION, EVERY_SUBLAYER, MLP_SUBLAYER
 from .part_model import PartModel, RunsInPart
 
 KINDS = (ATTENTION, MLP_SUBLAYER)
+MOST_LAYERS = 10_000  # of any model; a range that ends above it is a mistake
 _ITEM = re.compile(r"(?:(attention|mlp)[.:])?(\d+)(?:-(\d+))?")
 
 
@@ -317,8 +318,13 @@ def skipped_sublayers(skip: str | Iterable[str] | Mapping[str, Iterable[int]]) -
                 f"skip: {item!r} is no sublayer; accepted: attention.N, mlp.N, N for both, with "
                 "N a layer counted from 0 or a range such as 3-5"
             )
-        kind, first, last = read.groups()
-        for layer in range(int(first), int(last or first) + 1):
+        kind, first, last = read[1], int(read[2]), int(read[3] or read[2])
+        if not first <= last < MOST_LAYERS:
+            raise ValueError(
+                f"skip: {item!r} is no range of layers: the first one comes first, and no model "
+                f"has a layer {MOST_LAYERS} or above"
+            )
+        for layer in range(first, last + 1):
             found |= {(layer, one) for one in ([kind] if kind else KINDS)}
     return tuple(f"{kind}.{layer}" for layer, kind in sorted(found))
 
