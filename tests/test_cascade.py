@@ -266,8 +266,9 @@ def test_an_index_forgets_what_was_taken_back():
 
 
 @pytest.mark.usefixtures("one_trace")
-def test_a_second_call_traces_nothing_whatever_the_values():
-    drafter, weights, _ = CASES["cascade draft"]
+@pytest.mark.parametrize("name", ["cascade draft", "cascade comb"])
+def test_a_second_call_traces_nothing_whatever_the_values(name):
+    drafter, weights, _ = CASES[name]
     model, (tokens, lengths) = unseen(MODEL), pad(PROMPTS)
     for seed in range(2):
         specjax.decode(

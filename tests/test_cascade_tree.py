@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_drafts
-from ragged import MODEL, NUM, PARAMS, PROMPTS, pad
+from ragged import MODEL, PARAMS
 from test_cascade import CASES, COPIES, WARM, caches, law_of, rounds_of
-from toys import unseen
 
 import specjax
 from specjax import Sampling, trees
@@ -131,24 +130,6 @@ def test_branches_cost_no_pass_of_the_outer_model():
         states = [state for state, _ in rounds_of(one, weights, sampling=Sampling(), most=2)]
         passes.append(np.asarray(states[1].drafter_state.stats.rounds).tolist())
     assert passes[0] == passes[1] and sum(passes[0]) > 0
-
-
-@pytest.mark.usefixtures("one_trace")
-def test_a_second_call_traces_nothing_whatever_the_values():
-    drafter, weights, _ = CASES["cascade comb"]
-    model, (tokens, lengths) = unseen(MODEL), pad(PROMPTS)
-    for seed in range(2):
-        specjax.decode(
-            model,
-            drafter,
-            {"target": PARAMS, "drafter": weights},
-            tokens,
-            lengths,
-            key=jax.random.key(seed),
-            max_new_tokens=NUM - seed,
-            capacity=30,
-            sampling=Sampling(temperature=np.full(8, 0.5 + seed, np.float32)),
-        )
 
 
 def test_trees_that_need_laws_beside_the_text_are_refused():

@@ -1,9 +1,10 @@
 """A draft model that grows a tree until it is unsure of every branch: LLMCad.
 
 A branch is a path from the root, and its confidence C the product of the draft model's
-probabilities along it. At each depth every path goes on with its most probable token, and any other
-token of at least 30 % opens a branch (``trees.Expand.branch``). The row stops, and its tree is
-verified, where no path of the last depth reaches the threshold::
+probabilities of its tokens. At each depth, a path is extended by the token that is most probable
+after it. Every other token whose probability there is at least 0.3 begins a branch of its own
+(``trees.Expand.branch``). The tree of a row grows until none of the paths of its last depth reaches
+the threshold; then the target verifies it::
 
     max_i C_i < threshold
 
