@@ -47,15 +47,18 @@ struct Head {
   // `mask` [count, nodes], or null: all are seen. Column c is about node c % nodes.
   void Add(const T* keys, const T* values, int64_t count, const bool* mask) {
     if constexpr (std::is_same_v<T, float>) {
-      AddFloats(keys, values, count, mask);
+      AddFloats<true>(keys, values, count, mask);
     } else {  // numbers are spread over lanes one by one, so they are made floats first
       float* other = whole + kSlots * size;
       for (int64_t i = 0; i < count * size; ++i) whole[i] = Number(keys[i]);
       for (int64_t i = 0; i < count * size; ++i) other[i] = Number(values[i]);
-      AddFloats(whole, other, count, mask);
+      AddFloats<false>(whole, other, count, mask);
     }
   }
 
+  // With `fetch`, values are fetched from memory while keys are scored, and the keys of the next slots
+  // while values are weighed: either loop alone would wait for memory, which would rest in the other.
+  template <bool fetch>
   void AddFloats(const float* keys, const float* values, int64_t count, const bool* mask) {
     constexpr int kRows = kRegisters / 8;  // slots in flight
     alignas(64) float scores[kSlots * kLanes];
@@ -63,7 +66,12 @@ struct Head {
       const float* q = query + b * size * kLanes;
       int64_t s = 0;
       Vec* to = reinterpret_cast<Vec*>(scores);
-      for (; s + kRows <= count; s += kRows) Wide<kRows>(keys + s * size, q, size, to + s);
+      for (; s + kRows <= count; s += kRows) {
+        if (fetch && b == 0)
+          for (int64_t i = 0; i < kRows * size; i += kLine / 4)
+            __builtin_prefetch(values + s * size + i, 0, 2);
+        Wide<kRows>(keys + s * size, q, size, to + s);
+      }
       for (; s < count; ++s) Wide<1>(keys + s * size, q, size, to + s);
       if (mask != nullptr)
         for (s = 0; s < count; ++s)
@@ -79,18 +87,25 @@ struct Head {
       Store(stats + (2 * b + 1) * kLanes, sum);
       float* o = out + b * size * kLanes;
       int64_t e = 0;
-      for (; e + 16 <= size; e += 16) Weigh<16>(to, values + e, count, fade, o + e * kLanes);
-      for (; e < size; ++e) Weigh<1>(to, values + e, count, fade, o + e * kLanes);
+      for (; e + kWeighed <= size; e += kWeighed) {
+        const float* next = fetch && b == 0 ? keys + kSlots * size + e : nullptr;
+        Weigh<kWeighed>(to, values + e, count, fade, o + e * kLanes, next);
+      }
+      for (; e < size; ++e) Weigh<1>(to, values + e, count, fade, o + e * kLanes, nullptr);
     }
   }
 
-  // N features of a block of columns.
+  static constexpr int kWeighed = kLine / 4;  // features at a time: a line of a slot's values
+
+  // N features of a block of columns; the line of each slot from `next` on, if any, is fetched.
   template <int N>
-  void Weigh(const Vec* weights, const float* values, int64_t count, Vec fade, float* o) const {
+  void Weigh(const Vec* weights, const float* values, int64_t count, Vec fade, float* o,
+             const float* next) const {
     Vec sum[N];
     UNROLL
     for (int i = 0; i < N; ++i) sum[i] = Load(o + i * kLanes) * fade;
     for (int64_t s = 0; s < count; ++s) {
+      if (next != nullptr) __builtin_prefetch(next + s * size, 0, 2);
       UNROLL
       for (int i = 0; i < N; ++i) sum[i] = Fma(weights[s], All(values[s * size + i]), sum[i]);
     }
