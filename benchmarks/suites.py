@@ -228,7 +228,7 @@ def small_caches(
     return [
         *(
             {"kind": "long rounds", **of, "drafters": cost[:2] if b > 1 else cost[:3]}
-            | {"context": contexts[-1], "batch": b, "new": 8 if b > 1 else 32}
+            | {"context": contexts[-1], "batch": b, "new": 32}
             for b in batches
         ),
         {"kind": "drafting cost", **of, "drafters": cost, "contexts": list(contexts)},

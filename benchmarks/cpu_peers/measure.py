@@ -15,7 +15,7 @@ from .. import heldout, pairs
 from ..figures import interval, spread
 from ..peers import MissingPeerError, same_text
 from . import load
-from .children import Child
+from .children import Child, EngineError
 from .engine import ADAPTERS, METHODS, OURS, Setting, UnsupportedError
 
 VERSION = 1  # of the files that adapters write; another version makes others
@@ -58,12 +58,12 @@ def cpu_peers(
 
     Returns:
       figures of each engine; ``against``: ours against the fastest peer's; ``lacking``: the
-      engines that cannot do this row, and why.
+      engines that cannot do this row, or fail at their first request, and why.
 
     Raises:
       MissingPeerError: none of the engines is installed and has the precision.
       DisturbedError: other programs ran all the time.
-      EngineError: an engine failed.
+      EngineError: ours failed, or a peer after its first request.
     """
     absent = {name: _absence(name) for name in engines if ADAPTERS[name].missing}
     if len(absent) == len(engines):
@@ -84,9 +84,18 @@ def cpu_peers(
         setting = Setting(folders, str(ready[name]), method=method, **common)
         return Child(name, setting, bench.cache / f"cpu-peers-{ADAPTERS[name].module}.log")
 
-    alone = {name: _alone(start(name, "draft"), requests[0], new, num_draft) for name in ready}
+    alone = {}
+    for name in ready:
+        try:
+            alone[name] = _alone(start(name, "draft"), requests[0], new, num_draft)
+        except EngineError as error:  # a processor or a library that the peer does not work with
+            if name == OURS:
+                raise
+            lacking[name] = " ".join(str(error).split())
+    if list(alone) == [OURS]:
+        raise MissingPeerError("; ".join(f"{name}: {why}" for name, why in lacking.items()))
     with contextlib.ExitStack() as stack:
-        children = {name: stack.enter_context(start(name, "plain")) for name in ready}
+        children = {name: stack.enter_context(start(name, "plain")) for name in alone}
         run = _Run(children, repetitions, quiet)
         found = {
             name: {k: child.started[k] for k in ("scheme", "version")}
