@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import specjax
+from specjax._internal import compile_cache
 from specjax.text.options import Drafting
 
 from . import heldout, runner
@@ -33,10 +34,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--new", type=int, default=128, help="new tokens of each prompt")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args(arguments)
+    compile_cache.enable()  # a run that was interrupted finds its programs again
     named = dict(one.rpartition("=")[::2] if "=" in one else (one, one) for one in args.heads)
     facts = {"suite": "heads", "heads": list(named), "prompts": args.prompts, "new": args.new}
     header = {**facts, **runner.where()}
     kept = runner.Kept(args.out, header, fresh=False)
+    print(
+        f"{len(named)} heads, {len(WAYS)} rows; each begins with a program for each head",
+        flush=True,
+    )
     lm, prompts = specjax.load("embedded"), heldout.prompts(args.prompts)
     for way in (way for way in WAYS if way not in kept.finished):
         shape = {name: way[name] for name in ("num", "tree") if name in way}
