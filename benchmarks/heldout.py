@@ -48,6 +48,7 @@ def measure_ways(
     quantize: str | None = None,
     workload: str = "completion",
     given: bool = False,
+    planned: int = 0,
     repetitions: int = REPETITIONS,
 ) -> dict:
     """Measures ratios over many prompts, ``batch`` at a time, with an interval over the batches.
@@ -70,13 +71,15 @@ def measure_ways(
         default.
       workload: see ``workloads.prompts``.
       given: whether the true answers are emitted (``workloads.answered``), at temperature 0.
+      planned: the number of prompts, the first ones, on which ``specjax.plan`` predicts the
+        speed of each drafter; 0: it does not. The grown target alone has it.
       repetitions: how often each batch is decoded.
 
     Returns:
       ``{"ways": [figures]}``: for each drafter the ratio of whole runs (which read the prompts),
-      that of rounds, and others.
+      that of rounds, and others; with ``planned`` what the planner says.
     """
-    from . import workloads
+    from . import planner, workloads
 
     del bench
     lm = grown_embedded() if grown else specjax.load("embedded", quantize=quantize)
@@ -94,7 +97,11 @@ def measure_ways(
     named = [workloads.rest(lm, batch) if name == "rest" else name for name in named]
     drafting = [Drafting(num=way.get("num_draft"), tree=way.get("tree")) for way in ways]
     pairs = list(zip(named, drafting, strict=True))
-    return {"ways": measure_model(lm, pairs, texts, sampling, new, repetitions)}
+    found = measure_model(lm, pairs, texts, sampling, new, repetitions)
+    if planned:
+        said = planner.predicted(lm, ways, texts[:planned], new)
+        found = [one | {"planned": plan} for one, plan in zip(found, said, strict=True)]
+    return {"ways": found}
 
 
 def measure_model(lm, ways, texts, samplings, new, repetitions) -> list[dict]:

@@ -121,8 +121,11 @@ def workloads(
 
 def cascades(prompts: int = 6) -> list[Row]:
     """Three levels against two on edits: a table, the embedded draft model, and the embedded target
-    grown to 100M weights, which says its own text. What makes a target say true answers
-    (``workloads.GivenText``) would make the draft model say them too."""
+    grown to 100M weights, which says its own text; beside each what the planner predicts.
+
+    What makes a target say true answers (``workloads.GivenText``) would make the draft model say
+    them too.
+    """
     tables = ("ngram", "suffix")
     ways = [{"drafter": "ngram", "num_draft": 7}, {"drafter": "suffix"}]
     ways += [{"drafter": "draft", "num_draft": n} for n in (3, 6)]
@@ -130,7 +133,7 @@ def cascades(prompts: int = 6) -> list[Row]:
     ways += [{"drafter": f"cascade:draft:{table}", "num_draft": 6} for table in tables]
     common = {"kind": "tables", "grown": True, "workload": "edits", "temperature": 0.0}
     common |= {"prompts": prompts, "repetitions": 2, "ways": ways}
-    return [{**common, "given": False}]
+    return [{**common, "given": False, "planned": 3}]
 
 
 def quality(prompts: int = 16) -> list[Row]:

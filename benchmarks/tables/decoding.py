@@ -164,6 +164,9 @@ def _real_text(rows, count: str, note: str | None = None) -> str:
     kinds = {}
     if any("workload" in row for row, _ in rows):
         kinds = {"text": lambda r, f: r.get("workload", "completion")}
+    planned = {}
+    if any("planned" in figures for _, figures in rows):
+        planned = {"rounds by `plan`": lambda r, f: _planned(f.get("planned"))}
     found = cells.table(
         {
             **kinds,
@@ -177,6 +180,7 @@ def _real_text(rows, count: str, note: str | None = None) -> str:
             "speculative, tokens/s": lambda r, f: cells.number(f["tokens_per_second_rounds"]),
             "ratio, rounds": lambda r, f: cells.ratio(f["ratio_rounds"]),
             "ratio, whole run": lambda r, f: cells.ratio(f["ratio_whole"]),
+            **planned,
             "speculation": lambda r, f: cells.verdict(f["ratio_rounds"]),
             "repeated 4-grams": lambda r, f: cells.share(f["repeated_4grams"]),
             "same text": lambda r, f: f["identical"] or "T > 0",
@@ -184,6 +188,13 @@ def _real_text(rows, count: str, note: str | None = None) -> str:
         rows,
     )
     return f"{note}\n\n{found}" if note else found
+
+
+def _planned(said: dict | None) -> str:
+    """What the planner says of the rounds, from few prompts."""
+    if said is None:
+        return ""
+    return f"{said['ratio_rounds']:.2f}" + ("" if said["predicted"] else ", as it ran")
 
 
 def _target(row, figures) -> str:
