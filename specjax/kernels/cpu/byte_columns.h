@@ -71,8 +71,8 @@ struct HighLow {
 // 128 inputs those come first that meet the low bits of weights.
 struct FewColumns {
   const int8_t* bytes;
-  const IntVec* sums;   // what is subtracted for weights of which all bits are set to a sign of none:
-                        // eight bits [blocks, columns], by lanes; four bits [in / 128, columns]
+  const IntVec* sums;   // of inputs, by lanes: 128 times, of eight bits [blocks, columns], and 8
+                        // times, of four bits [in / 128, columns]; weights meet x as 0 and more
   const float* scales;  // [blocks, columns]
   int64_t in, columns, unit;
 

@@ -18,6 +18,10 @@ namespace {
 
 constexpr int kTall = 3, kAcross = kFew;  // vectors of rows, and columns, of which sums are in registers
 constexpr int64_t kTallRows = kTall * kLanes;
+#ifndef KMANY
+#define KMANY 6
+#endif
+constexpr int64_t kManyColumns = KMANY;
 
 // Turns 16 rows of 16 numbers into columns.
 ALWAYS_INLINE void Turn(__m512i* r) {
@@ -160,7 +164,7 @@ void FourTile(const uint8_t* w, const float* scales, const int32_t* x, int64_t s
     for (int i = 0; i < kV * kM; ++i) sum[i] = _mm512_setzero_si512();
     AddSteps<kV, kM>(from, x + s * kLanes, kSteps, sum);
     UNROLL
-    for (int i = 0; i < kV * kM; ++i) sum[i] = _mm512_slli_epi32(sum[i], 8);
+    for (int i = 0; i < kV * kM; ++i) reinterpret_cast<IntVec&>(sum[i]) <<= 8;
     AddSteps<kV, kM>(from, x + (steps + s) * kLanes, kSteps, sum);
     Vec* to = total[t % 4];
     UNROLL

@@ -241,7 +241,7 @@ ffi::Error Quantized(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remaini
   }
   const int64_t rows = TaskRows(pool, total_bytes, total);
 #if defined(SPECJAX_BYTE_DOTS)
-  const bool dots = HasByteDots(), many = columns > kFew;
+  const bool dots = HasByteDots(), many = columns >= kManyColumns;
   const auto eight = [=](const Part& part) { return dots && part.kind == kChannel; };
   const auto four = [=](const Part& part) {
     return dots && part.kind == kFour && part.weight.zeros == nullptr;
