@@ -16,7 +16,7 @@ kernels where XLA's products are faster, which is in passes of many columns.
 
 Weights of eight or four bits become floats in registers (``quantized.cc``), and are read once for
 up to eight columns. With AVX-512 VNNI, weights of eight bits with one scale for each output, and
-those of four bits without zeros, are multiplied as bytes: with up to eight columns by
+those of four bits without zeros, are multiplied as bytes: with up to five columns by
 ``byte_dots.h`` and ``nibble_dots.h``, with any number above by ``byte_tiles.h``. A column of
 activations is rounded to 16 bits, which are two bytes, and whole numbers are summed exactly, so
 that both ways give the same bits.
