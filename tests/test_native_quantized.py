@@ -28,8 +28,9 @@ KINDS = {  # bits, inputs of a group (None: all), whether there are zeros
     "int4 zeros": (4, 64, True),
     "int4 channels": (4, None, False),
 }
+IN_BYTES = ("int8", "int4", "int4 wide groups", "int4 channels")  # by processors with VNNI
 SHAPES = [(1, 192), (7, 192), (61, 576), (530, 192), (25, 2304)]  # 2304: deeper than a block
-COLUMNS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 31, 32)
+COLUMNS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 31, 32, 70)
 
 
 def held(out, size, kind, seed=0):
@@ -48,10 +49,10 @@ def held(out, size, kind, seed=0):
 
 
 def bound(numbers, x, kind=None):
-    """The rounding that products of these numbers may have: that of float32, and for ``int8``,
-    whose columns may be rounded to 16 bits, half a step of every input."""
+    """The rounding that products of these numbers may have: that of float32, and for kinds whose
+    columns may be rounded to 16 bits, half a step of every input."""
     rounding = 1e-6 * (np.abs(numbers) @ np.abs(x)).max() + 1e-6
-    step = np.abs(x).max() / 32639 if kind == "int8" else 0
+    step = np.abs(x).max() / 32639 if kind in IN_BYTES else 0
     return rounding + step / 2 * np.abs(numbers).sum(axis=1).max()
 
 
@@ -99,19 +100,52 @@ def test_a_column_in_sixteen_bits_has_a_scale_for_every_1024_inputs_and_says_wha
     np.testing.assert_array_equal(product(quiet, x[:, [1]]), product(quiet, others))
 
 
+def summed(values, x, tile):
+    """Products of whole numbers ``values [out, 1024]`` and ``x [1024, M]`` in float32, of which
+    only the sums of ``tile`` inputs are exact; of every four tiles each has a sum of its own."""
+    parts = values.reshape(len(values), -1, tile).astype(np.int64)
+    exact = np.einsum("otk,tkm->tom", parts, x.reshape(-1, tile, x.shape[1]).astype(np.int64))
+    sums = np.zeros((4, *exact.shape[1:]), np.float32)
+    for i, part in enumerate(exact):
+        sums[i % 4] += part.astype(np.float32)
+    return (sums[0] + sums[1]) + (sums[2] + sums[3])
+
+
+@needs_kernels
+@pytest.mark.parametrize("columns", [1, 7, 8, 9, 40])
+def test_whole_numbers_of_sixteen_bits_are_summed_exactly_and_rounded_once(columns):
+    if not library.has_byte_dots():
+        pytest.skip("this processor does not multiply bytes")
+    rng = np.random.default_rng(columns)
+    x = rng.integers(-32639, 32640, (1024, columns))
+    x[3], x[:, -1] = 32639, 32639  # each column's scale is 1, and the last one's sums are greatest
+    eight, four = rng.integers(-127, 128, (50, 1024)), rng.integers(-8, 8, (50, 1024))
+    eight[0], eight[1], four[0] = 127, -128, -8
+    ones = jnp.ones((50, 1), jnp.float32)
+    held_eight = Quantized(jnp.asarray(eight, jnp.int8), ones)
+    held_four = Quantized(quantized.pack(jnp.asarray(four + 8)), jnp.ones((50, 32), jnp.float32))
+    got = [np.asarray(product(held, x.astype(np.float32))) for held in (held_eight, held_four)]
+    np.testing.assert_array_equal(got[0], summed(eight, x, 1024))
+    np.testing.assert_array_equal(got[1], summed(four, x, 32))
+    # the planted faults: a sum of rounded halves, and one input that is a step of 16 bits off
+    assert (got[0] != summed(eight, x, 512)).any()
+    x[700, columns // 2] -= 1
+    assert (got[0] != summed(eight, x, 1024)).any() and (got[1] != summed(four, x, 32)).any()
+
+
 @needs_kernels
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_column_has_the_same_bits_beside_any_others_and_at_any_hour(kind):
     for out in (64, 2047):
-        weight, x = held(out, 1152, kind)[0], normal(1152, 32)
+        weight, x = held(out, 1152, kind)[0], normal(1152, 50)
         whole = np.asarray(product(weight, x))
-        for columns in (1, 2, 5, 7, 8, 9, 16, 32, 32):
+        for columns in (1, 2, 5, 7, 8, 9, 16, 32, 32, 47):
             got = np.asarray(product(weight, x[:, :columns]))
             np.testing.assert_array_equal(got, whole[:, :columns])
 
 
 @needs_kernels
-@pytest.mark.parametrize("columns", [1, 3, 9])
+@pytest.mark.parametrize("columns", [1, 3, 9, 40])
 def test_products_of_one_call_are_those_of_a_call_each_and_turned_if_asked_for(columns):
     x = normal(192, columns)
     weights = tuple(held(37 + i, 192, kind)[0] for i, kind in enumerate(KINDS))
@@ -129,7 +163,7 @@ def test_every_backend_computes_the_same_law(on, kind, columns, monkeypatch):
     monkeypatch.setattr(quantized, "BLOCK", 20 * 192)  # blocks that overlap
     weight, numbers = held(61, 192, kind)
     x = normal(192, columns)
-    in_bytes = kind if type(on) is CpuBackend and columns <= calls.MOST_COLUMNS else None
+    in_bytes = kind if type(on) is CpuBackend else None
     got = jax.jit(on.dot)(weight, jnp.asarray(x))
     np.testing.assert_allclose(got, numbers @ x, rtol=0, atol=bound(numbers, x, in_bytes))
     half = jax.jit(on.dot)(weight, jnp.asarray(x, jnp.bfloat16))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from .. import kernels, sharding, trees
 from .._internal.ordering import after
 from ..kernels.interface import PREFILL_CHUNK
+from ..kernels.quantized import is_quantized
 from ..types import Context, Draft, HeadTarget, PyTree, Segment, Verdict
 from . import contract_checks as checks
 from . import state as states
@@ -21,7 +22,8 @@ from .state import State
 def chunk_for(params: PyTree) -> int:
     """Prompt tokens to feed at once to a target with these weights."""
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
-    return kernels.of(params).prefill_chunk(size)
+    held = jax.tree.leaves(params, is_leaf=is_quantized)
+    return kernels.of(params).prefill_chunk(size, any(map(is_quantized, held)))
 
 
 def start(

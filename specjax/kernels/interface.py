@@ -158,9 +158,10 @@ class Backend(abc.ABC):
         """Whether a loop that reads the chosen experts one by one is cheapest for few tokens."""
         return False
 
-    def prefill_chunk(self, num_bytes: int) -> int:
-        """Prompt tokens to feed at once to a model with weights of ``num_bytes``."""
-        del num_bytes
+    def prefill_chunk(self, num_bytes: int, quantized: bool = False) -> int:
+        """Prompt tokens to feed at once to a model with weights of ``num_bytes``, some of which may
+        be ``quantized``, in eight or four bits."""
+        del num_bytes, quantized
         return PREFILL_CHUNK
 
     def serving_chunk(self) -> int:

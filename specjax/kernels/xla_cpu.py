@@ -74,9 +74,10 @@ class XlaCpuBackend(XlaBackend):
     def loops_over_experts(self):
         return jax.sharding.get_abstract_mesh().size <= 1
 
-    def prefill_chunk(self, num_bytes):
+    def prefill_chunk(self, num_bytes, quantized=False):
         """Few tokens where a model loses little by reading its weights again, since most of them
         stay in the processor's cache."""
+        del quantized
         small = num_bytes <= 2 * last_level_cache()
         return SMALL_PREFILL_CHUNK if small else PREFILL_CHUNK
 

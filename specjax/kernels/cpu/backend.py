@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import attention, quantized
-from ..xla_cpu import XlaCpuBackend
+from ..xla_cpu import PREFILL_CHUNK, XlaCpuBackend
 from . import calls, library
 
 log = logging.getLogger("specjax")
@@ -68,6 +68,12 @@ class CpuBackend(XlaCpuBackend):
             return super().norm(x, weight, bias, eps=eps, centered=centered, plus_one=plus_one)
         return calls.norm(x, weight, bias, eps, centered, plus_one, super().norm)
 
+    def prefill_chunk(self, num_bytes, quantized=False):
+        """More tokens where bytes are multiplied as such: a part of their cost is one of a pass."""
+        if quantized and _has("quantized", "quantized weights") and library.has_byte_dots():
+            return PREFILL_CHUNK
+        return super().prefill_chunk(num_bytes, quantized)
+
     def argmax(self, x):
         return calls.argmax(x) if x.dtype == jnp.float32 else super().argmax(x)
 
@@ -91,15 +97,19 @@ def fixed_bits() -> bool:
 
 def _call_for(weights, x):
     """The call of the library that is made for such products, or None."""
+    if not _takes(x):
+        return None
     tiles = x.dtype == _BFLOAT16 and library.has_tiles()
     most = calls.MOST_TILE_COLUMNS if tiles else calls.MOST_COLUMNS
-    if not _takes(x) or x.shape[1] > most and not fixed_bits():
-        return None
+    few = x.shape[1] <= most or fixed_bits()
     if x.dtype != _FLOAT32:
-        return calls.half_dots if all(_floats(w, x.dtype) for w in weights) else None
+        return calls.half_dots if few and all(_floats(w, x.dtype) for w in weights) else None
     if all(map(calls.fits, weights)):
-        return calls.quantized_dots if _has("quantized", "quantized weights") else None
-    return calls.dots if all(_floats(w, _FLOAT32, _BFLOAT16) for w in weights) else None
+        if not few and not all(map(calls.fits_bytes, weights)):
+            return None
+        loaded = _has("quantized", "quantized weights")
+        return calls.quantized_dots if loaded and (few or library.has_byte_dots()) else None
+    return calls.dots if few and all(_floats(w, _FLOAT32, _BFLOAT16) for w in weights) else None
 
 
 def _takes(*arrays) -> bool:

@@ -121,9 +121,9 @@ def quantized_dots(weights: tuple, x: jax.Array, transpose_out: bool = False) ->
     """``dots`` of up to 8 weights ``quantized.Quantized``: products with the float32 numbers that
     these stand for, to rounding.
 
-    A column of a result has the same bits, however many others are computed beside it. Where all
-    inputs of an output have one scale and the processor has AVX-512 VNNI, ``x`` is rounded to 16
-    bits, with one scale for every 1,024 inputs of a column.
+    A column of a result has the same bits, however many others are computed beside it. Where the
+    processor has AVX-512 VNNI, ``x`` is rounded to 16 bits, with one scale for every 1,024 inputs
+    of a column, before it meets weights of which ``fits_bytes`` is true.
 
     Args:
       weights: each ``[out, in]``, of eight bits with one scale an output or groups of a multiple
@@ -162,6 +162,13 @@ def fits(weight) -> bool:
     elif weight.qvalue.dtype == jnp.int8 and groups == 1:
         return True
     return weight.qvalue.dtype in (jnp.int8, jnp.uint8) and inputs // groups % quantized.TILE == 0
+
+
+def fits_bytes(weight) -> bool:
+    """Whether ``quantized_dots`` multiplies the bytes of such a weight, of which ``fits`` is true,
+    on processors with AVX-512 VNNI, and takes any number of columns there."""
+    few_bits = weight.qvalue.dtype == jnp.uint8
+    return weight.zero is None and (few_bits or weight.scale.shape[1] == 1)
 
 
 @quantized_dots.defjvp

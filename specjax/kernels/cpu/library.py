@@ -39,7 +39,9 @@ SYMBOLS = {
 FOLDER = Path(__file__).parent  # where a wheel has its libraries
 log = logging.getLogger("specjax")
 _once = threading.Lock()
-_tiles: list[bool] = []  # what the library that was loaded last said
+# what the library of each that was loaded last said
+_tiles: list[bool] = []
+_byte_dots: list[bool] = []
 
 
 def register(name: str = "kernels") -> str | None:
@@ -56,6 +58,11 @@ def register(name: str = "kernels") -> str | None:
 def has_tiles() -> bool:
     """Whether the library that is loaded multiplies bfloat16 by tiles (AMX)."""
     return bool(_tiles and _tiles[-1])
+
+
+def has_byte_dots() -> bool:
+    """Whether the library that is loaded multiplies bytes as such (AVX-512 VNNI)."""
+    return bool(_byte_dots and _byte_dots[-1])
 
 
 def prebuilt(name: str) -> list[Path]:
@@ -86,6 +93,8 @@ def _load(path: Path, name: str) -> str | None:
         symbols = {call: getattr(loaded, symbol) for call, symbol in SYMBOLS[name].items()}
         if name == "kernels":
             _tiles.append(bool(loaded.SpecjaxHasTiles()))
+        if name == "quantized":
+            _byte_dots.append(bool(loaded.SpecjaxHasByteDots()))
         for call, symbol in symbols.items():
             jax.ffi.register_ffi_target(call, jax.ffi.pycapsule(symbol), platform="cpu")
     except (OSError, AttributeError, jax.errors.JaxRuntimeError) as error:

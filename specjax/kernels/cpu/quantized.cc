@@ -1,17 +1,18 @@
-// Products of weights in eight or four bits with a few columns, for CPUs.
+// Products of weights in eight or four bits with columns of floats, for CPUs.
 //
 // A weight is read once for up to eight columns and becomes floats in registers, times the scale of
 // its group; its products are those of these floats. Every column is summed in the same order,
-// however many there are and whichever thread computes the row. Weights of eight bits with one scale
-// a row are multiplied as bytes where the processor can do that, see byte_dots.h.
+// however many there are and whichever thread computes the row. Where the processor multiplies
+// bytes, so are weights of eight bits with one scale a row (byte_dots.h) and weights of four bits
+// without zeros (nibble_dots.h), and both with any number of columns (byte_tiles.h).
 
 #include "byte_dots.h"
+#include "byte_tiles.h"
+#include "nibble_dots.h"
 #include "tasks.h"
 #include "vectors.h"
 
 namespace {
-
-constexpr int kTile = 32;  // inputs of which four-bit values share 16 bytes: i and i + 16, low bits first
 
 typedef int8_t ByteVec __attribute__((vector_size(kLanes), aligned(1), may_alias));
 typedef uint8_t CodeVec __attribute__((vector_size(kLanes), aligned(1), may_alias));
@@ -216,7 +217,7 @@ ffi::Error Quantized(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remaini
   };
   constexpr size_t kMost = 8;
   std::array<Part, kMost> parts;
-  const size_t count = results.size();
+  size_t count = results.size();
   if (count > kMost || arrays.size() != 3 * count)
     return ffi::Error::InvalidArgument("quantized: at most 8 weights of three arrays");
   const int64_t in = x.dimensions()[0], columns = x.dimensions()[1];
@@ -238,37 +239,66 @@ ffi::Error Quantized(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remaini
     total += out;
     total_bytes += out * in * 2;  // as much work as weights of this size
   }
-  bool floats = true;  // whether a weight meets columns of floats
+  const int64_t rows = TaskRows(pool, total_bytes, total);
 #if defined(SPECJAX_BYTE_DOTS)
-  ByteColumns bytes{};
-  const bool dots = HasByteDots();
-  const auto channel = [](const Part& part) { return part.kind == kChannel; };
-  if (dots) {
-    floats = !std::all_of(parts.begin(), parts.begin() + count, channel);
-    if (std::any_of(parts.begin(), parts.begin() + count, channel))
-      bytes = PackBytes(x.typed_data(), in, columns);
+  const bool dots = HasByteDots(), many = columns >= kManyColumns;
+  const auto eight = [=](const Part& part) { return dots && part.kind == kChannel; };
+  const auto four = [=](const Part& part) {
+    return dots && part.kind == kFour && part.weight.zeros == nullptr;
+  };
+  const auto end = parts.begin() + count;
+  const bool eights = std::any_of(parts.begin(), end, eight), fours = std::any_of(parts.begin(), end, four);
+  if (many && (eights || fours)) {
+    const ManyColumns packed = PackMany(pool, x.typed_data(), in, columns);
+    std::array<Part, kMost> tall;
+    const auto last = std::copy_if(parts.begin(), end, tall.begin(),
+                                   [=](const Part& part) { return eight(part) || four(part); });
+    const int64_t tasks = DivideParts(tall.data(), last - tall.begin(), kTallRows);
+    Parallel(pool, tasks, [=](int64_t task) {
+      const auto [part, begin, height] = ShareOf(tall.data(), task, kTallRows);
+      const To to{transpose_out ? 1 : columns, transpose_out ? part->out : 1, false};
+      const Weight w = part->weight.From(begin);
+      const TallRows some{w.values, w.scales, w.bytes, w.groups, w.group, height};
+      (part->kind == kFour ? TallProducts<true> : TallProducts<false>)(
+          some, packed, part->result + begin * to.down, to);
+    });
+    count = std::remove_if(parts.begin(), end, [=](const Part& part) { return eight(part) || four(part); }) -
+            parts.begin();
+    if (count == 0) return ffi::Error::Success();
   }
+  FewColumns bytes{}, nibbles{};
+  if (!many && eights) bytes = PackFew(x.typed_data(), in, columns, false);
+  if (!many && fours) nibbles = PackFew(x.typed_data(), in, columns, true);
+  const bool floats = !std::all_of(parts.begin(), parts.begin() + count, [=](const Part& part) {
+    return eight(part) || four(part);
+  });
+#else
+  constexpr bool floats = true;
 #endif
   const float* packed = floats ? PackRows(x.typed_data(), in, columns, false) : nullptr;
-  const int64_t rows = TaskRows(pool, total_bytes, total);
   const int64_t tasks = DivideParts(parts.data(), count, rows);
   Parallel(pool, tasks, [=](int64_t task) {
     const auto [part, begin, height] = ShareOf(parts.data(), task, rows);
     To to{transpose_out ? 1 : columns, transpose_out ? part->out : 1, false};
     float* y = part->result + begin * to.down;
     for (int64_t k = 0; k < in; k += kDeep, to.add = true) {
+      const int64_t stop = std::min(in, k + kDeep);
       EachShare(height, columns, [&](int64_t r, int64_t rows, int64_t m, int64_t few) {
+        const Weight w = part->weight.From(begin + r);
+        float* at = y + r * to.down + m * to.across;
 #if defined(SPECJAX_BYTE_DOTS)
-        if (dots && part->kind == kChannel) {
-          const Weight w = part->weight.From(begin + r);
+        if (eight(*part)) {
           kByteRows[few - 1](reinterpret_cast<const int8_t*>(w.values), w.scales, w.bytes, bytes, m,
-                             y + r * to.down + m * to.across, k, std::min(in, k + kDeep), rows, to);
+                             at, k, stop, rows, to);
+          return;
+        }
+        if (four(*part)) {
+          const NibbleRows some{w.values, w.scales, w.bytes, w.groups, w.group};
+          kNibblesBy[few - 1](some, nibbles, m, at, k, stop, rows, to);
           return;
         }
 #endif
-        kRows[part->kind][few - 1](part->weight.From(begin + r), packed + m * in,
-                                   y + r * to.down + m * to.across, in, k,
-                                   std::min(in, k + kDeep), rows, to);
+        kRows[part->kind][few - 1](w, packed + m * in, at, in, k, stop, rows, to);
       });
     }
   });
@@ -278,3 +308,12 @@ ffi::Error Quantized(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remaini
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxQuantized, Quantized, BindProducts());
+
+// Whether bytes are multiplied as such, and the number of columns is not limited.
+extern "C" int SpecjaxHasByteDots() {
+#if defined(SPECJAX_BYTE_DOTS)
+  return HasByteDots();
+#else
+  return 0;
+#endif
+}

@@ -48,15 +48,16 @@ inline Vec All(float x) { return x - Vec{}; }  // a sum with zero would change -
 
 // Memory of the calling thread, aligned to a cache line: unaligned vectors cost two loads.
 inline float* Scratch(int slot, int64_t floats) {
-  thread_local std::array<std::vector<float>, 4> memory;
+  thread_local std::array<std::vector<float>, 6> memory;
   auto& m = memory[slot];
   if (static_cast<int64_t>(m.size()) < floats + 16) m.resize(floats + 16);
   return m.data() + (64 - (reinterpret_cast<uintptr_t>(m.data()) & 63)) % 64 / 4;
 }
 
-// Adds vectors pairwise so that each of the results is spread over half as many lanes.
-template <int H>
-inline Vec Fold(Vec a, Vec b) {
+// Two vectors whose sum is that of neighbours H lanes apart: of each of a and b, over half as many
+// lanes.
+template <int H, typename V>
+ALWAYS_INLINE void Halves(V a, V b, V* first, V* second) {
   IntVec low, high;
   for (int i = 0; i < kLanes; ++i) {
     const int group = i / H;
@@ -64,23 +65,30 @@ inline Vec Fold(Vec a, Vec b) {
     high[i] = low[i] + H;
   }
 #if defined(__clang__)
-  Vec x, y;
   for (int i = 0; i < kLanes; ++i) {
-    x[i] = low[i] < kLanes ? a[low[i]] : b[low[i] - kLanes];
-    y[i] = high[i] < kLanes ? a[high[i]] : b[high[i] - kLanes];
+    (*first)[i] = low[i] < kLanes ? a[low[i]] : b[low[i] - kLanes];
+    (*second)[i] = high[i] < kLanes ? a[high[i]] : b[high[i] - kLanes];
   }
-  return x + y;
 #else
-  return __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high);
+  *first = __builtin_shuffle(a, b, low);
+  *second = __builtin_shuffle(a, b, high);
 #endif
+}
+
+// Adds vectors pairwise so that each of the results is spread over half as many lanes.
+template <int H, typename V>
+ALWAYS_INLINE V Fold(V a, V b) {
+  V x, y;
+  Halves<H>(a, b, &x, &y);
+  return x + y;
 }
 
 // Lane i of the result is the sum of v(i), by a tree; v(i) is zero from N on. Depth first, so that
 // few of the vectors are alive at once.
 template <int N, int H = 1, int I = 0, typename V>
-ALWAYS_INLINE Vec Sums(const V& v) {
+ALWAYS_INLINE auto Sums(const V& v) {
   if constexpr (I >= N) {
-    return Vec{};
+    return decltype(v(0)){};
   } else if constexpr (H == kLanes) {
     return v(I);
   } else {
