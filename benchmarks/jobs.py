@@ -11,6 +11,7 @@ import numpy as np
 from specjax import drafters, trees
 from specjax.checkpoints import HeadLM
 from specjax.decoding.inputs import prepare_inputs
+from specjax.decoding.prefill import chunk_for
 from specjax.decoding.state import State
 from specjax.drafters import registry
 from specjax.drafters.adaptive import AdaptiveState
@@ -78,6 +79,7 @@ def make_job(
         capacity=capacity,
         params={"target": pair.target.params, "drafter": params},
         request=request,
+        chunk=chunk_for(pair.target.params),
         stop_strings=[()] * len(tokens),
     )
 
